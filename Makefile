@@ -1,0 +1,79 @@
+# Every target does all of its own set-up, from a bare clone on.
+
+PYTHON ?= python3
+TORCH = 2.13.0
+TORCH_CUDA = 2.11.0
+RESULTS ?= bench/results
+
+CXX_FILES = $(shell find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
+PY_FILES = setup.py build_backend.py amp_ext bench tests triton_kernels
+INSTALL = bin/python -m pip install -c constraints.txt
+
+.DEFAULT_GOAL = help
+.DELETE_ON_ERROR:
+.PHONY: help demo test bench lint format cuda-check gpu clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s%s\n", $$1, $$2}' Makefile
+
+demo: .venv/built ## train a small network in FP16 on this machine; writes demo.png
+	.venv/bin/python bench/demo.py
+
+test: .venv/built ## the test suite
+	.venv/bin/pytest -q tests
+
+bench: .venv/built ## amp_ext against torch, on this machine's best device
+	@device=$$(.venv/bin/python -c "import torch; print('cuda' if torch.cuda.is_available() else 'cpu')"); \
+	set -ex; for op in unscale scaler; do .venv/bin/python bench/run.py $$op --device $$device; done
+
+lint: .venv-lint/made ## formatting and the usual mistakes
+	.venv-lint/bin/ruff check $(PY_FILES)
+	.venv-lint/bin/ruff format --check $(PY_FILES)
+	.venv-lint/bin/clang-format --dry-run --Werror $(CXX_FILES)
+
+format: .venv-lint/made ## format everything
+	.venv-lint/bin/ruff check --fix $(PY_FILES)
+	.venv-lint/bin/ruff format $(PY_FILES)
+	.venv-lint/bin/clang-format -i $(CXX_FILES)
+
+cuda-check: .venv-cuda/made ## build the CUDA kernels, inspect them and run the tests; needs nvcc, no GPU
+	@command -v nvcc || { echo "cuda-check needs nvcc on PATH: install the CUDA toolkit" >&2; exit 1; }
+	FORCE_CUDA=1 TORCH_CUDA_ARCH_LIST="8.0+PTX;9.0a" .venv-cuda/$(INSTALL) '.[test]'
+	.venv-cuda/bin/python tests/cuda_check.py
+	.venv-cuda/bin/pytest -q tests
+
+gpu: ## tests, memory check and benchmarks on a GPU, with PYTHON's own torch; RESULTS=DIR
+	$(PYTHON) bench/gpu.py $(RESULTS)
+
+clean: ## remove everything that was built or installed here
+	rm -rf .venv .venv-cuda .venv-lint build dist *.egg-info amp_ext/*.so amp_ext/_build_info.py demo.png
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The torch that PYTHON already has, reached through a .pth file because PYTHON may itself be a
+# virtual environment; where there is none or an old one, the pinned torch.
+.venv/made:
+	rm -rf .venv
+	if $(PYTHON) -c "import sys, torch; sys.exit(torch.__version__ < '2.11')" 2>/dev/null; then \
+	    $(PYTHON) -m venv --system-site-packages .venv && \
+	    $(PYTHON) -c "import sys; print(*sys.path[1:], sep='\n')" \
+	        > $$(.venv/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/python.pth; \
+	else \
+	    $(PYTHON) -m venv .venv && .venv/$(INSTALL) torch==$(TORCH); \
+	fi
+	touch $@
+
+.venv/built: .venv/made setup.py pyproject.toml constraints.txt $(shell find csrc -type f)
+	.venv/$(INSTALL) setuptools wheel ninja
+	.venv/$(INSTALL) --no-build-isolation -e '.[test,demo]'
+	touch $@
+
+.venv-lint/made: constraints.txt
+	$(PYTHON) -m venv .venv-lint
+	.venv-lint/$(INSTALL) ruff clang-format
+	touch $@
+
+.venv-cuda/made:
+	rm -rf .venv-cuda
+	$(PYTHON) -m venv .venv-cuda
+	.venv-cuda/$(INSTALL) torch==$(TORCH_CUDA)
+	touch $@

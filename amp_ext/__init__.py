@@ -1,0 +1,23 @@
+"""A faster backend for torch.amp: the names of ``torch.amp``, served by hand-written kernels.
+
+Replace ``from torch.amp import GradScaler, autocast`` by ``from amp_ext import GradScaler, autocast``.
+Importing the package changes nothing in torch.
+"""
+
+from torch.amp import custom_bwd, custom_fwd, is_autocast_available
+
+from amp_ext import ops
+from amp_ext.autocast import autocast
+from amp_ext.grad_scaler import GradScaler
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "GradScaler",
+    "__version__",
+    "autocast",
+    "custom_bwd",
+    "custom_fwd",
+    "is_autocast_available",
+    "ops",
+]

@@ -1,0 +1,116 @@
+"""The ops: multi-tensor kernels of gradient scaling.
+
+Gradients are lists of strided tensors on one device, of any mix of float16, bfloat16, float32 and
+float64, of any shape, alignment and number; empty lists and empty tensors are fine. ``found_inf``
+and the other one-element tensors may have shape () or (1,) and lie on the same device.
+
+Every op checks all of its arguments first: when it raises, nothing has been written. It raises
+NotImplementedError for an element type or layout that it does not serve, RuntimeError for a wrong
+shape, dtype or device, with the op, the argument, what was expected and what came.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from amp_ext import _library  # noqa: F401  (registers the ops)
+
+_ops = torch.ops.amp_ext
+
+
+def unscale_(grads: Sequence[Tensor], found_inf: Tensor, inv_scale: Tensor) -> None:
+    """Multiplies gradients by ``inv_scale`` in place and looks for infinities and NaNs.
+
+    Args:
+        grads: the gradients. Views with holes are fine; memory that overlaps, within a tensor or
+            because two tensors start at the same address, is an error.
+        found_inf: float32, 1 element. Set to 1.0 if a product, rounded to its gradient's dtype, is
+            not finite; never cleared.
+        inv_scale: float32, 1 element. Exactly 1 leaves every bit as it is.
+
+    float16 and bfloat16 are multiplied in float32 and rounded once, float64 in float64.
+    """
+    _ops.unscale_(grads, found_inf, inv_scale)
+
+
+def check_finite(
+    grads: Sequence[Tensor], found_inf: Tensor, bad_tensor: Tensor | None = None
+) -> None:
+    """Looks for infinities and NaNs without writing to the gradients.
+
+    Args:
+        grads: the gradients.
+        found_inf: float32, 1 element. Set to 1.0 if an element is not finite; never cleared.
+        bad_tensor: int64, 1 element. Receives the index of a tensor that holds such an element, the
+            lowest one on the CPU; left alone when all are finite.
+    """
+    _ops.check_finite(grads, found_inf, bad_tensor)
+
+
+def grad_norm(
+    grads: Sequence[Tensor], found_inf: Tensor, inv_scale: Tensor | None = None
+) -> Tensor:
+    """The L2 norm of ``grads * inv_scale`` over the whole list, and the check, in one read.
+
+    Args:
+        grads: the gradients; they are not written.
+        found_inf: float32, 1 element. Set to 1.0 if a product is not finite; never cleared.
+        inv_scale: float32, 1 element; 1 when it is None. The product is float32, or float64 for
+            float64 gradients.
+
+    Returns:
+        The norm, a 0-dim float32 tensor on the gradients' device: sqrt(sum of squares), squared
+        and summed in float64 in a fixed order, so that it is bitwise the same in every run and for
+        any number of threads. Not finite when a gradient is not.
+    """
+    return _ops.grad_norm(grads, found_inf, inv_scale)
+
+
+def update_scale_(
+    scale: Tensor,
+    growth_tracker: Tensor,
+    found_infs: Sequence[Tensor],
+    growth_factor: float,
+    backoff_factor: float,
+    growth_interval: int,
+    *,
+    min_scale: float | None = None,
+    max_scale: float | None = None,
+    hysteresis: int = 1,
+    hysteresis_tracker: Tensor | None = None,
+    skipped_steps: Tensor | None = None,
+) -> None:
+    """Moves the loss scale: backoff after an overflow, growth after enough steps without one.
+
+    A step overflowed when any of ``found_infs`` is not 0. Factors are applied in float64 and
+    rounded to float32 once, as ``torch._amp_update_scale_`` does, so that scales are bitwise equal.
+
+    Args:
+        scale: float32, 1 element, in place.
+        growth_tracker: int32, 1 element, in place: steps without overflow since the last change.
+        found_infs: float32 tensors of 1 element, at least one.
+        growth_factor: multiplies the scale once the tracker has reached ``growth_interval``, unless
+            the result is infinite.
+        backoff_factor: multiplies the scale after an overflow.
+        growth_interval: number of steps.
+        min_scale: a backoff stops here; the smallest normal float32 (2**-126) when None.
+        max_scale: a growth stops here; no limit when None.
+        hysteresis: how many consecutive overflows it takes before the scale backs off.
+        hysteresis_tracker: int32, 1 element, in place, needed when ``hysteresis`` is above 1:
+            starts at ``hysteresis``, counts overflows down, is reset by a step without one.
+        skipped_steps: int64, 1 element, in place: counts overflows.
+    """
+    _ops.update_scale_(
+        scale,
+        growth_tracker,
+        found_infs,
+        growth_factor,
+        backoff_factor,
+        growth_interval,
+        min_scale=min_scale,
+        max_scale=max_scale,
+        hysteresis=hysteresis,
+        hysteresis_tracker=hysteresis_tracker,
+        skipped_steps=skipped_steps,
+    )

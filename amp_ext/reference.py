@@ -1,0 +1,163 @@
+"""The oracle: what each op of amp_ext promises, in plain torch.
+
+The functions have the names and arguments of the ops (see amp_ext.ops), write to the same
+arguments, and work on tensors of any device. They are made to be read, not to be fast, and they
+assume valid arguments: the errors for invalid ones belong to the ops.
+
+Rounding. Arithmetic is done in fp64 and rounded into the type in which the op does it. The product
+of two fp32 numbers is exact in fp64 (24 + 24 significant bits in 53, exponents well within range),
+so rounding it once to fp32 is the correctly rounded fp32 product, subnormal results included. For
+fp16 and bf16 gradients the op forms that fp32 product and rounds it a second time, to the type of
+the gradient; rounding the exact product straight to fp16 would differ in rare cases, so it is not
+done here either. `unscale_`, `check_finite` and `update_scale_` are therefore exact: an op agrees
+with them bit for bit (NaN payloads apart). `grad_norm` carries the rounding error of a sum in fp64.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+FLT_MIN = torch.finfo(torch.float32).tiny
+"""The smallest normal fp32 number, 2**-126: the floor of the scale when no min_scale is given."""
+
+
+def unscale_(grads: list[Tensor], found_inf: Tensor, inv_scale: Tensor) -> None:
+    """Multiply gradients by inv_scale in place and look for overflow.
+
+    grads[i] := round(grads[i] * inv_scale), found_inf := 1 if a gradient or a rounded product is
+    inf or NaN. fp64 gradients are multiplied and judged in fp64. An inv_scale of exactly 1 leaves
+    every bit as it is.
+
+    Args:
+        grads: tensors of float16, bfloat16, float32 or float64 and any shape, in any mix.
+        found_inf: float32, 1 element; only ever set to 1, never cleared.
+        inv_scale: float32, 1 element.
+    """
+    check_finite(grads, found_inf)
+    factor = inv_scale.item()
+    if factor == 1.0:
+        return
+    for grad in grads:
+        grad.copy_(_product(grad, factor))
+    check_finite(grads, found_inf)
+
+
+def check_finite(grads: list[Tensor], found_inf: Tensor, bad_tensor: Tensor | None = None) -> None:
+    """Set found_inf to 1 if a gradient has an inf or a NaN.
+
+    Args:
+        grads: as for `unscale_`; only read.
+        found_inf: float32, 1 element; only ever set to 1, never cleared.
+        bad_tensor: int64, 1 element; receives the lowest index of a gradient with an inf or a NaN,
+            and is left alone when there is none.
+    """
+    bad = [index for index, grad in enumerate(grads) if not bool(torch.isfinite(grad).all())]
+    if bad:
+        found_inf.fill_(1.0)
+        if bad_tensor is not None:
+            bad_tensor.fill_(bad[0])
+
+
+def grad_norm(grads: list[Tensor], found_inf: Tensor, inv_scale: Tensor | None = None) -> Tensor:
+    """Return the L2 norm of all gradients taken together, and look for overflow.
+
+    norm = sqrt(sum_i sum_j round(grads[i][j] * inv_scale)**2), with the products rounded to fp32
+    (those of fp64 gradients to fp64), the squares summed in fp64 and the root rounded once to fp32.
+    When all products are finite, the norm is inf only beyond the range of fp32, without a flag.
+
+    Args:
+        grads: as for `unscale_`; only read.
+        found_inf: float32, 1 element; set to 1 if a product is inf or NaN, never cleared.
+        inv_scale: float32, 1 element; None stands for 1.
+
+    Returns:
+        A float32 tensor of shape () on the device of found_inf.
+    """
+    factor = 1.0 if inv_scale is None else inv_scale.item()
+    products = [_product(grad, factor) for grad in grads]
+    check_finite(products, found_inf)
+    square = torch.zeros((), dtype=torch.float64, device=found_inf.device)
+    for product in products:
+        square += product.double().square().sum()
+    return square.sqrt().float()
+
+
+def update_scale_(
+    scale: Tensor,
+    growth_tracker: Tensor,
+    found_infs: list[Tensor],
+    growth_factor: float,
+    backoff_factor: float,
+    growth_interval: int,
+    *,
+    min_scale: float | None = None,
+    max_scale: float | None = None,
+    hysteresis: int = 1,
+    hysteresis_tracker: Tensor | None = None,
+    skipped_steps: Tensor | None = None,
+) -> None:
+    """Move the loss scale after a step: down when a found_inf is set, up after enough without.
+
+    overflow (some found_inf != 0):
+        skipped_steps += 1, growth_tracker := 0, and with hysteresis > 1 hysteresis_tracker -= 1;
+        unless a hysteresis_tracker > 0 is left,
+        scale := max(scale * backoff_factor, min(scale, floor)), floor = min_scale, or 2**-126.
+    no overflow:
+        hysteresis_tracker := hysteresis, growth_tracker += 1; when that reaches growth_interval,
+        growth_tracker := 0 and
+        scale := min(scale * growth_factor, max(scale, ceiling)), ceiling = max_scale, or none;
+        a product that is not finite leaves the scale as it is.
+
+    Products are formed in fp64 and rounded once to fp32. min and max keep an update from pushing
+    the scale past a bound, and leave it where it is when it already lies beyond.
+
+    Args:
+        scale: float32, 1 element.
+        growth_tracker: int32, 1 element: steps without overflow since the scale last moved.
+        found_infs: float32 tensors of 1 element; only read.
+        growth_factor: factor of an increase.
+        backoff_factor: factor of a decrease.
+        growth_interval: number of steps without overflow before an increase.
+        min_scale: floor of the scale.
+        max_scale: ceiling of the scale.
+        hysteresis: number of overflows in a row that it takes to decrease the scale.
+        hysteresis_tracker: int32, 1 element: the overflows still to be tolerated; needed when
+            hysteresis > 1.
+        skipped_steps: int64, 1 element: counts overflows.
+    """
+    if any(bool(found_inf != 0) for found_inf in found_infs):
+        _count_overflow(growth_tracker, skipped_steps)
+        if hysteresis > 1:
+            hysteresis_tracker -= 1
+            if hysteresis_tracker.item() > 0:
+                return
+        floor = FLT_MIN if min_scale is None else min_scale
+        smaller = _product(scale, backoff_factor)
+        scale.copy_(torch.maximum(smaller, scale.clamp(max=floor)))
+        return
+
+    if hysteresis_tracker is not None:
+        hysteresis_tracker.fill_(hysteresis)
+    growth_tracker += 1
+    if growth_tracker.item() < growth_interval:
+        return
+    growth_tracker.zero_()
+    larger = _product(scale, growth_factor)
+    if not torch.isfinite(larger):
+        return
+    if max_scale is not None:
+        larger = torch.minimum(larger, scale.clamp(min=max_scale))
+    scale.copy_(larger)
+
+
+def _count_overflow(growth_tracker: Tensor, skipped_steps: Tensor | None) -> None:
+    growth_tracker.zero_()
+    if skipped_steps is not None:
+        skipped_steps += 1
+
+
+def _product(tensor: Tensor, factor: float) -> Tensor:
+    """Return tensor * factor rounded to fp32; that of an fp64 tensor stays in fp64."""
+    product = tensor.double() * factor
+    return product if tensor.dtype == torch.float64 else product.float()

@@ -1,0 +1,91 @@
+"""What a benchmark consists of. One op is one module bench_<op>.py that defines `OP`."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+OPS = ("unscale", "scaler")
+OURS, BASELINE = "amp_ext", "torch"
+
+
+class CheckError(Exception):
+    """A provider's result disagrees with torch's."""
+
+
+def check(condition: bool, message: str) -> None:
+    """Raise CheckError(message) unless `condition` holds."""
+    if not condition:
+        raise CheckError(message)
+
+
+@dataclass(frozen=True)
+class Provider:
+    """One implementation of an op.
+
+    Args:
+        name: "amp_ext", "torch" (the baseline), or another.
+        launch: runs the op once; what it does is timed.
+        prepare: runs untimed before each sample; a sample is then a single launch.
+        excluded_ns: nanoseconds of the last launch that are not the op's own, to be subtracted.
+    """
+
+    name: str
+    launch: Callable[[], object]
+    prepare: Callable[[], object] | None = None
+    excluded_ns: Callable[[], int] | None = None
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A case with its inputs in memory.
+
+    Args:
+        providers: in the order of the table's lines.
+        verify: called after the timing; raises CheckError when a result is wrong.
+        bytes: read plus written by one launch.
+        parameters: number of parameters that one launch serves.
+    """
+
+    providers: tuple[Provider, ...]
+    verify: Callable[[], None] = lambda: None
+    bytes: int = 0
+    parameters: int = 0
+
+
+@dataclass(frozen=True)
+class Case:
+    """A named case; `build` makes its inputs. Only counted cases enter the geometric mean."""
+
+    name: str
+    build: Callable[[], Trial]
+    counted: bool = True
+
+
+@dataclass(frozen=True)
+class Op:
+    """A table of the benchmark program.
+
+    Args:
+        name: as on the command line.
+        notes: lines on layout, sizes and what is subtracted, printed above the table.
+        rate: "GB/s" or "us/param", the column beside the times.
+        limit: the first row, for a device: what no implementation is expected to beat.
+        cases: all cases for (device, quick); `quick` asks for inputs of a few MiB at most.
+    """
+
+    name: str
+    notes: tuple[str, ...]
+    rate: str
+    limit: Callable[[torch.device, bool], Case]
+    cases: Callable[[torch.device, bool], list[Case]]
+
+
+def load(name: str) -> Op:
+    """Import the op's module; KeyError for an unknown name."""
+    if name not in OPS:
+        raise KeyError(name)
+    return importlib.import_module(f"bench_{name}").OP

@@ -1,0 +1,129 @@
+// The CUDA backend: device, stream, device tables and workspace.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGraphsC10Utils.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#include <c10/util/Exception.h>
+
+#include <map>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "backend.h"
+#include "ops.h"
+
+namespace amp_ext {
+namespace {
+
+bool capturing() {
+  return c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;
+}
+
+// Tensors that a captured graph reads at every replay: kept for the life of the process, since a
+// graph does not say when it goes.
+void keep_for_graph(at::Tensor tensor) {
+  static std::mutex mutex;
+  static auto* kept =
+      new std::vector<at::Tensor>;  // never destroyed: the CUDA context may go first
+  const std::lock_guard<std::mutex> lock(mutex);
+  kept->push_back(std::move(tensor));
+}
+
+at::Tensor bytes_on(c10::Device device, int64_t n) {
+  return at::empty({n}, at::TensorOptions(at::kByte).device(device));
+}
+
+// The chunk table of a list too long for the kernel's parameters, on its way to the device. The
+// caching allocators keep both copies until the stream has passed them.
+at::Tensor device_table(const TensorList& list, c10::Device device) {
+  if (list.size <= kInlineTensors) return {};
+  const auto bytes = static_cast<int64_t>(list.size * sizeof(ChunkEntry));
+  const at::Tensor staged = at::empty({bytes}, at::TensorOptions(at::kByte).pinned_memory(true));
+  uint32_t chunks = 0;
+  const Status status = build_chunk_table(
+      list.tensors, list.size, static_cast<ChunkEntry*>(staged.mutable_data_ptr()), &chunks);
+  TORCH_CHECK(status == Status::ok, "amp_ext: ", text(status));
+  at::Tensor table = bytes_on(device, bytes);
+  table.copy_(staged, /*non_blocking=*/true);
+  if (capturing()) keep_for_graph(staged), keep_for_graph(table);
+  return table;
+}
+
+// Partial sums and the ticket, zeroed once: the kernel leaves the ticket at zero. One per stream,
+// because launches on different streams overlap; one per call while a graph is captured, whose
+// memset must not be an eager call's.
+at::Tensor norm_workspace(c10::cuda::CUDAStream stream) {
+  const auto fresh = [&] {
+    return at::zeros({kGradNormWorkspaceBytes},
+                     at::TensorOptions(at::kByte).device(stream.device()));
+  };
+  if (capturing()) {
+    at::Tensor workspace = fresh();
+    keep_for_graph(workspace);
+    return workspace;
+  }
+  static std::mutex mutex;
+  static auto* cached = new std::map<std::pair<c10::DeviceIndex, c10::StreamId>, at::Tensor>;
+  const std::lock_guard<std::mutex> lock(mutex);
+  at::Tensor& workspace = (*cached)[{stream.device_index(), stream.id()}];
+  if (!workspace.defined()) workspace = fresh();
+  return workspace;
+}
+
+void check(const char* op, Status status) {
+  if (status == Status::ok) return;
+  if (status == Status::launch_failed) {
+    TORCH_CHECK(false, op, ": ", text(status), ": ", cudaGetErrorString(cudaGetLastError()));
+  }
+  TORCH_CHECK(false, op, ": ", text(status));
+}
+
+class CudaBackend final : public Backend {
+ public:
+  void unscale(UnscaleArgs args, c10::Device device) const override {
+    with_list("amp_ext::unscale_", args, device, cuda::launch_unscale);
+  }
+  void check_finite(CheckFiniteArgs args, c10::Device device) const override {
+    with_list("amp_ext::check_finite", args, device, cuda::launch_check_finite);
+  }
+  void grad_norm(GradNormArgs args, c10::Device device) const override {
+    const c10::cuda::CUDAGuard guard(device);
+    const at::Tensor workspace = norm_workspace(c10::cuda::getCurrentCUDAStream(device.index()));
+    args.workspace = workspace.mutable_data_ptr();
+    with_list("amp_ext::grad_norm", args, device, cuda::launch_grad_norm);
+  }
+  void update_scale(UpdateScaleArgs args, c10::Device device) const override {
+    const c10::cuda::CUDAGuard guard(device);
+    check(
+        "amp_ext::update_scale_",
+        cuda::launch_update_scale(args, c10::cuda::getCurrentCUDAStream(device.index()).stream()));
+  }
+
+ private:
+  template <class Args>
+  static void with_list(const char* op, Args args, c10::Device device,
+                        Status (*launch)(const Args&, cuda::Stream)) {
+    const c10::cuda::CUDAGuard guard(device);
+    const at::Tensor table = device_table(args.grads, device);
+    if (table.defined())
+      args.grads.device_table = static_cast<const ChunkEntry*>(table.const_data_ptr());
+    check(op, launch(args, c10::cuda::getCurrentCUDAStream(device.index()).stream()));
+  }
+};
+
+}  // namespace
+
+const Backend& cuda_backend() {
+  static const CudaBackend backend;
+  return backend;
+}
+
+bool cuda_built() { return true; }
+
+TORCH_LIBRARY_IMPL(amp_ext, CUDA, m) { register_ops(m); }
+
+}  // namespace amp_ext

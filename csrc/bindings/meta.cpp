@@ -1,0 +1,60 @@
+// The ops on tensors without data: shapes, dtypes and devices for torch.compile and fake tensors.
+#include <ATen/ops/empty.h>
+#include <c10/util/Exception.h>
+#include <torch/library.h>
+
+namespace amp_ext {
+namespace {
+
+void on_same_device(const char* op, at::Device device, const at::Tensor& tensor) {
+  TORCH_CHECK(tensor.device() == device, op,
+              ": Expected all tensors to be on the same device, but found ", device, " and ",
+              tensor.device());
+}
+
+void on_same_device(const char* op, at::Device device, const std::optional<at::Tensor>& tensor) {
+  if (tensor) on_same_device(op, device, *tensor);
+}
+
+void on_same_device(const char* op, at::Device device, at::TensorList tensors) {
+  for (const at::Tensor& tensor : tensors) on_same_device(op, device, tensor);
+}
+
+template <class... Tensors>
+void all_on_same_device(const char* op, at::Device device, const Tensors&... tensors) {
+  (on_same_device(op, device, tensors), ...);
+}
+
+void unscale_(at::TensorList grads, at::Tensor& found_inf, const at::Tensor& inv_scale) {
+  all_on_same_device("amp_ext::unscale_", found_inf.device(), grads, inv_scale);
+}
+
+void check_finite(at::TensorList grads, at::Tensor& found_inf,
+                  const std::optional<at::Tensor>& bad_tensor) {
+  all_on_same_device("amp_ext::check_finite", found_inf.device(), grads, bad_tensor);
+}
+
+at::Tensor grad_norm(at::TensorList grads, at::Tensor& found_inf,
+                     const std::optional<at::Tensor>& inv_scale) {
+  all_on_same_device("amp_ext::grad_norm", found_inf.device(), grads, inv_scale);
+  return at::empty({}, found_inf.options());
+}
+
+void update_scale_(at::Tensor& scale, at::Tensor& growth_tracker, at::TensorList found_infs, double,
+                   double, int64_t, std::optional<double>, std::optional<double>, int64_t,
+                   const std::optional<at::Tensor>& hysteresis_tracker,
+                   const std::optional<at::Tensor>& skipped_steps) {
+  all_on_same_device("amp_ext::update_scale_", scale.device(), growth_tracker, found_infs,
+                     hysteresis_tracker, skipped_steps);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(amp_ext, Meta, m) {
+  m.impl("unscale_", TORCH_FN(unscale_));
+  m.impl("check_finite", TORCH_FN(check_finite));
+  m.impl("grad_norm", TORCH_FN(grad_norm));
+  m.impl("update_scale_", TORCH_FN(update_scale_));
+}
+
+}  // namespace amp_ext

@@ -1,0 +1,181 @@
+// amp_ext._C: the scaler's host path. Everything else is an op of library.cpp.
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/_values.h>
+#include <c10/util/Exception.h>
+#include <pybind11/pybind11.h>
+#include <torch/csrc/Device.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <utility>
+#include <vector>
+
+#include "backend.h"
+#include "ops.h"
+
+namespace py = pybind11;
+
+namespace amp_ext {
+namespace {
+
+// The gradients of one optimizer, by device in order of first appearance.
+class OptimizerGrads {
+ public:
+  OptimizerGrads(Access access, bool allow_fp16) : access_(access), allow_fp16_(allow_fp16) {}
+
+  // Reads `.grad` of every parameter. False when a gradient is a Python tensor subclass, which only
+  // Python can serve.
+  bool collect(py::handle param_groups);
+
+  // To be called before anything is written: raises what remains to be raised, then installs the
+  // coalesced gradients.
+  void close();
+
+  std::vector<GradList>& lists() { return lists_; }
+
+ private:
+  void find_params(py::handle params);
+  void find_grads();
+  bool add(const at::Tensor& param, const at::Tensor& grad);
+  GradList& list_for(at::Device device);
+
+  Access access_;
+  bool allow_fp16_;
+  std::vector<const at::Tensor*> params_;  // those that have a gradient
+  std::vector<const at::Tensor*> grads_;
+  std::vector<GradList> lists_;
+  std::vector<at::Tensor> sparse_values_;                     // kept alive for lists_
+  std::vector<std::pair<at::Tensor, at::Tensor>> coalesced_;  // parameter, its new gradient
+};
+
+// The way from a parameter to its gradient's memory is a chain of cache misses. They overlap
+// between parameters, and the walk takes half the time, when each loop follows a link or two and
+// asks for them some parameters ahead of their use.
+bool OptimizerGrads::collect(py::handle param_groups) {
+  for (const py::handle group : param_groups) find_params(group[py::str("params")]);
+  find_grads();
+  const size_t n = grads_.size();
+  for (size_t i = 0; i < n; ++i) {
+    if (i + 2 * kAhead < n) prefetch_tensor(*grads_[i + 2 * kAhead]);
+    if (i + kAhead < n) prefetch_storage(*grads_[i + kAhead]);
+    if (!add(*params_[i], *grads_[i])) return false;
+  }
+  return true;
+}
+
+void OptimizerGrads::find_params(py::handle params) {
+  const auto items =
+      py::reinterpret_steal<py::object>(PySequence_Fast(params.ptr(), "params must be iterable"));
+  if (!items) throw py::error_already_set();
+  PyObject** const objects = PySequence_Fast_ITEMS(items.ptr());
+  const auto n = static_cast<size_t>(PySequence_Fast_GET_SIZE(items.ptr()));
+  params_.reserve(params_.size() + n);
+  for (size_t i = 0; i < n; ++i) {
+    if (i + kAhead < n) __builtin_prefetch(objects[i + kAhead]);
+    if (!THPVariable_Check(objects[i])) {
+      const py::str name = py::type::handle_of(objects[i]).attr("__name__");
+      PyErr_Format(PyExc_AssertionError, "expected param to be torch.Tensor, got %U", name.ptr());
+      throw py::error_already_set();
+    }
+    params_.push_back(&THPVariable_Unpack(objects[i]));
+  }
+}
+
+void OptimizerGrads::find_grads() {
+  const size_t n = params_.size();
+  size_t found = 0;
+  grads_.reserve(n);
+  for (size_t i = 0; i < n; ++i) {
+    if (i + 2 * kAhead < n) __builtin_prefetch(params_[i + 2 * kAhead]->unsafeGetTensorImpl());
+    if (i + kAhead < n)
+      __builtin_prefetch(params_[i + kAhead]->unsafeGetTensorImpl()->autograd_meta());
+    // Not at::Tensor::grad, which first looks for a warning to give.
+    const at::Tensor& grad = params_[i]->unsafeGetTensorImpl()->grad();
+    if (!grad.defined()) continue;
+    grads_.push_back(&grad);
+    params_[found++] = params_[i];
+  }
+  params_.resize(found);
+}
+
+bool OptimizerGrads::add(const at::Tensor& param, const at::Tensor& grad) {
+  if (grad.unsafeGetTensorImpl()->is_python_dispatch()) return false;
+  const bool half = grad.scalar_type() == at::kHalf;
+  TORCH_CHECK_VALUE(allow_fp16_ || !half, "Attempting to unscale FP16 gradients.");
+  if (grad.layout() != at::kSparse) {
+    list_for(grad.device()).add(grad);
+    return true;
+  }
+  // An uncoalesced fp16 gradient may overflow only once its duplicates are added up.
+  const at::Tensor sparse = half ? grad.coalesce() : grad;
+  if (half) coalesced_.emplace_back(param, sparse);
+  list_for(sparse.device()).add(sparse_values_.emplace_back(sparse._values()));
+  return true;
+}
+
+GradList& OptimizerGrads::list_for(at::Device device) {
+  for (GradList& list : lists_) {
+    if (list.device() == device) return list;
+  }
+  lists_.emplace_back(access_ == Access::write ? "amp_ext::unscale_" : "amp_ext::check_finite",
+                      access_, device);
+  lists_.back().reserve(grads_.size());
+  return lists_.back();
+}
+
+void OptimizerGrads::close() {
+  for (GradList& list : lists_) {
+    list.close();
+    backend_for(list.op(), list.device());
+  }
+  for (auto& [param, grad] : coalesced_) param.mutable_grad() = grad;
+}
+
+at::Tensor copy_to(const at::Tensor& tensor, at::Device device, bool copy) {
+  return tensor.to(tensor.options().device(device), /*non_blocking=*/true, copy);
+}
+
+py::object device_object(at::Device device) {
+  auto object = py::reinterpret_steal<py::object>(THPDevice_New(device));
+  if (!object) throw py::error_already_set();
+  return object;
+}
+
+// {device: found_inf on it} for the gradients of `param_groups`, which are multiplied by inv_scale,
+// or only checked where inv_scale is None. None when a gradient is a Python tensor subclass; then
+// nothing has been touched.
+py::object unscale_grads(py::handle param_groups, py::handle inv_scale, py::handle found_inf,
+                         bool allow_fp16) {
+  HANDLE_TH_ERRORS
+  const at::NoGradGuard no_grad;
+  const bool write = !inv_scale.is_none();
+  OptimizerGrads grads(write ? Access::write : Access::read, allow_fp16);
+  if (!grads.collect(param_groups)) return py::none();
+  grads.close();
+
+  py::dict found_inf_per_device;
+  for (GradList& list : grads.lists()) {
+    const at::Tensor found =
+        copy_to(THPVariable_Unpack(found_inf.ptr()), list.device(), /*copy=*/true);
+    if (write) {
+      unscale_(list, found,
+               copy_to(THPVariable_Unpack(inv_scale.ptr()), list.device(), /*copy=*/false));
+    } else {
+      check_finite(list, found, std::nullopt);
+    }
+    found_inf_per_device[device_object(list.device())] =
+        py::reinterpret_steal<py::object>(THPVariable_Wrap(found));
+  }
+  return found_inf_per_device;
+  END_HANDLE_TH_ERRORS_PYBIND
+}
+
+}  // namespace
+}  // namespace amp_ext
+
+PYBIND11_MODULE(_C, m) {
+  m.def("cuda_built", &amp_ext::cuda_built, "Whether CUDA kernels were built.");
+  m.def("unscale_grads", &amp_ext::unscale_grads,
+        "The gradient scaler's pass over an optimizer's param_groups.", py::arg("param_groups"),
+        py::arg("inv_scale"), py::arg("found_inf"), py::arg("allow_fp16"));
+}

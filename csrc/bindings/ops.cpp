@@ -1,0 +1,130 @@
+#include "ops.h"
+
+#include <ATen/ops/empty.h>
+#include <c10/util/Exception.h>
+
+#include <cfloat>
+#include <limits>
+
+#include "backend.h"
+
+namespace amp_ext {
+namespace {
+
+GradList checked(const char* op, Access access, at::TensorList grads, at::Device device) {
+  GradList list(op, access, device);
+  list.reserve(grads.size());
+  for (size_t i = 0; i < grads.size(); ++i) {
+    if (i + 2 * kAhead < grads.size()) prefetch_tensor(grads[i + 2 * kAhead]);
+    if (i + kAhead < grads.size()) prefetch_storage(grads[i + kAhead]);
+    list.add(grads[i]);
+  }
+  list.close();
+  return list;
+}
+
+}  // namespace
+
+void unscale_(GradList& grads, const at::Tensor& found_inf, const at::Tensor& inv_scale) {
+  const at::Device device = grads.device();
+  UnscaleArgs args{};
+  args.inv_scale = one_element<float>(grads.op(), "inv_scale", inv_scale, device);
+  args.found_inf = one_element<float>(grads.op(), "found_inf", found_inf, device);
+  args.grads = grads.args();
+  backend_for(grads.op(), device).unscale(args, device);
+  grads.finish_writes();
+}
+
+void unscale_(at::TensorList grads, at::Tensor& found_inf, const at::Tensor& inv_scale) {
+  GradList list = checked("amp_ext::unscale_", Access::write, grads, found_inf.device());
+  unscale_(list, found_inf, inv_scale);
+}
+
+void check_finite(GradList& grads, const at::Tensor& found_inf,
+                  const std::optional<at::Tensor>& bad_tensor) {
+  const at::Device device = grads.device();
+  CheckFiniteArgs args{};
+  args.found_inf = one_element<float>(grads.op(), "found_inf", found_inf, device);
+  args.bad_tensor =
+      bad_tensor ? one_element<int64_t>(grads.op(), "bad_tensor", *bad_tensor, device) : nullptr;
+  args.grads = grads.args();
+  backend_for(grads.op(), device).check_finite(args, device);
+}
+
+void check_finite(at::TensorList grads, at::Tensor& found_inf,
+                  const std::optional<at::Tensor>& bad_tensor) {
+  GradList list = checked("amp_ext::check_finite", Access::read, grads, found_inf.device());
+  check_finite(list, found_inf, bad_tensor);
+}
+
+at::Tensor grad_norm(at::TensorList grads, at::Tensor& found_inf,
+                     const std::optional<at::Tensor>& inv_scale) {
+  constexpr auto op = "amp_ext::grad_norm";
+  const at::Device device = found_inf.device();
+  const GradList list = checked(op, Access::read, grads, device);
+  GradNormArgs args{};
+  args.found_inf = one_element<float>(op, "found_inf", found_inf, device);
+  args.inv_scale = inv_scale ? one_element<float>(op, "inv_scale", *inv_scale, device) : nullptr;
+  args.grads = list.args();
+  const at::Tensor norm = at::empty({}, found_inf.options());
+  args.norm = norm.mutable_data_ptr<float>();
+  backend_for(op, device).grad_norm(args, device);
+  return norm;
+}
+
+void update_scale_(at::Tensor& scale, at::Tensor& growth_tracker, at::TensorList found_infs,
+                   double growth_factor, double backoff_factor, int64_t growth_interval,
+                   std::optional<double> min_scale, std::optional<double> max_scale,
+                   int64_t hysteresis, const std::optional<at::Tensor>& hysteresis_tracker,
+                   const std::optional<at::Tensor>& skipped_steps) {
+  constexpr auto op = "amp_ext::update_scale_";
+  const at::Device device = scale.device();
+  TORCH_CHECK(!found_infs.empty(), op, ": found_infs must hold at least one tensor, got none");
+  TORCH_CHECK(hysteresis >= 1 && hysteresis <= INT32_MAX, op,
+              ": hysteresis must be at least 1, got ", hysteresis);
+  TORCH_CHECK(hysteresis == 1 || hysteresis_tracker, op,
+              ": hysteresis_tracker must be given with hysteresis ", hysteresis, ", got None");
+  std::vector<const float*> pointers;
+  pointers.reserve(found_infs.size());
+  for (const at::Tensor& found_inf : found_infs) {
+    pointers.push_back(one_element<float>(op, "found_inf", found_inf, device));
+  }
+  UpdateScaleArgs args{};
+  args.scale = one_element<float>(op, "current_scale", scale, device);
+  args.growth_tracker = one_element<int32_t>(op, "growth_tracker", growth_tracker, device);
+  if (hysteresis_tracker) {
+    args.hysteresis_tracker =
+        one_element<int32_t>(op, "hysteresis_tracker", *hysteresis_tracker, device);
+  }
+  if (skipped_steps)
+    args.skipped_steps = one_element<int64_t>(op, "skipped_steps", *skipped_steps, device);
+  args.found_infs = pointers.data();
+  args.found_inf_count = static_cast<int64_t>(pointers.size());
+  args.growth_factor = growth_factor;
+  args.backoff_factor = backoff_factor;
+  args.growth_interval = growth_interval;
+  args.hysteresis = static_cast<int32_t>(hysteresis);
+  args.min_scale = static_cast<float>(min_scale.value_or(FLT_MIN));
+  args.max_scale = static_cast<float>(max_scale.value_or(std::numeric_limits<double>::infinity()));
+  backend_for(op, device).update_scale(args, device);
+}
+
+const Backend& backend_for(const char* op, c10::Device device) {
+  if (device.is_cpu()) return cpu_backend();
+  if (device.is_cuda()) return cuda_backend();
+  TORCH_CHECK_NOT_IMPLEMENTED(false, op, ": tensors must be on the CPU or a CUDA device, got ",
+                              device);
+}
+
+void register_ops(torch::Library& m) {
+  m.impl("unscale_",
+         TORCH_FN(static_cast<void (*)(at::TensorList, at::Tensor&, const at::Tensor&)>(unscale_)));
+  m.impl(
+      "check_finite",
+      TORCH_FN(static_cast<void (*)(at::TensorList, at::Tensor&, const std::optional<at::Tensor>&)>(
+          check_finite)));
+  m.impl("grad_norm", TORCH_FN(grad_norm));
+  m.impl("update_scale_", TORCH_FN(update_scale_));
+}
+
+}  // namespace amp_ext

@@ -1,0 +1,78 @@
+// From tensors to plain arguments: every check of an op's arguments is here.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <vector>
+
+#include "amp_ext/launch.h"
+
+namespace amp_ext {
+
+// A pointer to the one element of `tensor`. Throws unless it has one element of `dtype` and lies on
+// `device`; `words` names the dtype in the error ("a float tensor").
+void* one_element(const char* op, const char* name, const at::Tensor& tensor, at::ScalarType dtype,
+                  const char* words, at::Device device);
+
+template <class T>
+T* one_element(const char* op, const char* name, const at::Tensor& tensor, at::Device device);
+
+// Hints for loops over many tensors: what GradList::add will read of a tensor, and then of its
+// storage. Each is asked for kAhead tensors before the next link of the chain is followed.
+constexpr size_t kAhead = 8;
+
+inline void prefetch_tensor(const at::Tensor& tensor) {
+  const auto* impl = reinterpret_cast<const char*>(tensor.unsafeGetTensorImpl());
+  for (size_t line = 0; line < sizeof(at::TensorImpl); line += 64) __builtin_prefetch(impl + line);
+}
+inline void prefetch_storage(const at::Tensor& tensor) {
+  if (tensor.has_storage())
+    __builtin_prefetch(tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
+}
+
+enum class Access { read, write };
+
+// The gradients of one call, all on one device. Tensors must outlive the list.
+class GradList {
+ public:
+  GradList(const char* op, Access access, at::Device device)
+      : op_(op), access_(access), device_(device) {}
+
+  void reserve(size_t n);
+
+  // Checks `grad` and appends it. Throws for an element type other than fp16, bf16, fp32 and fp64,
+  // a layout other than strided, another device, and, when writing, for memory that overlaps within
+  // the tensor.
+  void add(const at::Tensor& grad);
+
+  // To be called once after the last add: throws when two tensors to be written start at the same
+  // address. Nothing has been written before.
+  void close() const;
+
+  // To be called after the launch of a list to be written: copies results back into the views that
+  // are not dense, and bumps the tensors' versions so that autograd knows.
+  void finish_writes();
+
+  TensorList args() const { return {refs_.data(), static_cast<int64_t>(refs_.size())}; }
+  at::Device device() const { return device_; }
+  const char* op() const { return op_; }
+
+ private:
+  // A view with holes, and the dense copy that kernels work on.
+  struct Gathered {
+    at::Tensor view;
+    at::Tensor dense;
+  };
+
+  DType dtype_of(const at::Tensor& grad) const;
+  size_t index_of(const void* start) const;
+
+  const char* op_;
+  Access access_;
+  at::Device device_;
+  std::vector<TensorRef> refs_;
+  std::vector<c10::TensorImpl*> written_;
+  std::vector<Gathered> gathered_;
+};
+
+}  // namespace amp_ext

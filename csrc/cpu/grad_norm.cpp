@@ -1,0 +1,35 @@
+#include <atomic>
+#include <cmath>
+
+#include "amp_ext/launch.h"
+#include "foreach.h"
+#include "span.h"
+
+namespace amp_ext::cpu {
+
+// One fp64 sum per chunk, then the chunks in order: bitwise the same for any number of threads.
+Status launch_grad_norm(const GradNormArgs& args, const CpuContext& context) {
+  const SpanKernels& span = span_kernels();
+  const float inv_scale = args.inv_scale ? *args.inv_scale : 1.0f;
+  auto* sums = static_cast<double*>(args.workspace);
+  std::atomic<bool> found{false};
+  for_each_chunk(args.grads, context, [&](const Chunk& chunk) {
+    double sum = 0;
+    const int type = static_cast<int>(chunk.dtype);
+    if (span.sum_squares[type](chunk.data, chunk.numel, inv_scale, &sum))
+      found.store(true, std::memory_order_relaxed);
+    sums[chunk.index] = sum;
+  });
+
+  double total = 0;
+  int64_t chunk = 0;
+  for (int64_t i = 0; i < args.grads.size; ++i) {
+    for (const int64_t end = chunk + chunk_count(args.grads.tensors[i].numel); chunk < end; ++chunk)
+      total += sums[chunk];
+  }
+  *args.norm = static_cast<float>(std::sqrt(total));
+  if (found) *args.found_inf = 1.0f;
+  return Status::ok;
+}
+
+}  // namespace amp_ext::cpu

@@ -1,0 +1,23 @@
+#include <atomic>
+
+#include "amp_ext/launch.h"
+#include "foreach.h"
+#include "span.h"
+
+namespace amp_ext::cpu {
+
+Status launch_unscale(const UnscaleArgs& args, const CpuContext& context) {
+  const SpanKernels& span = span_kernels();
+  const float inv_scale = *args.inv_scale;
+  std::atomic<bool> found{false};
+  for_each_chunk(args.grads, context, [&](const Chunk& chunk) {
+    const int type = static_cast<int>(chunk.dtype);
+    const bool bad = inv_scale == 1.0f ? span.check_finite[type](chunk.data, chunk.numel)
+                                       : span.unscale[type](chunk.data, chunk.numel, inv_scale);
+    if (bad) found.store(true, std::memory_order_relaxed);
+  });
+  if (found) *args.found_inf = 1.0f;
+  return Status::ok;
+}
+
+}  // namespace amp_ext::cpu

@@ -1,0 +1,13 @@
+#include "amp_ext/launch.h"
+#include "amp_ext/scale_policy.h"
+
+namespace amp_ext::cpu {
+
+Status launch_update_scale(const UpdateScaleArgs& args, const CpuContext&) {
+  bool overflow = false;
+  for (int64_t i = 0; i < args.found_inf_count; ++i) overflow |= *args.found_infs[i] != 0.0f;
+  update_scale(args, overflow);
+  return Status::ok;
+}
+
+}  // namespace amp_ext::cpu

@@ -1,0 +1,22 @@
+// Element types of the tensors that kernels accept.
+#pragma once
+
+#include <cstdint>
+
+namespace amp_ext {
+
+enum class DType : uint8_t { f32, f16, bf16, f64 };
+
+constexpr int kDTypes = 4;
+
+constexpr int size_of(DType dtype) {
+  switch (dtype) {
+    case DType::f32: return 4;
+    case DType::f16: return 2;
+    case DType::bf16: return 2;
+    case DType::f64: return 8;
+  }
+  return 0;
+}
+
+}  // namespace amp_ext

@@ -1,0 +1,23 @@
+// What a launcher returns. Bindings turn everything but `ok` into an exception.
+#pragma once
+
+namespace amp_ext {
+
+enum class Status {
+  ok,
+  list_too_long,    // more tensors than fit the kernel's parameters, and no device table given
+  too_many_chunks,  // the list needs more than 2^32 - 1 chunks
+  launch_failed,    // the CUDA runtime refused; cudaGetLastError() says why
+};
+
+constexpr const char* text(Status status) {
+  switch (status) {
+    case Status::ok: return "ok";
+    case Status::list_too_long: return "the list is too long for the kernel's parameters";
+    case Status::too_many_chunks: return "the list holds more elements than one launch can address";
+    case Status::launch_failed: return "the CUDA runtime refused the launch";
+  }
+  return "unknown status";
+}
+
+}  // namespace amp_ext

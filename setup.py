@@ -1,0 +1,249 @@
+"""Builds amp_ext and its one extension module, amp_ext._C. The metadata are in pyproject.toml.
+
+Environment variables:
+    FORCE_CPU=1            leave the CUDA kernels out
+    FORCE_CUDA=1           fail where the CUDA kernels cannot be built
+    TORCH_CUDA_ARCH_LIST   architectures of the kernels, "8.0+PTX;9.0a" by default
+    CUDA_HOME              the CUDA toolkit, by default the one whose nvcc is on PATH
+    CXX                    the host compiler, c++ by default
+    MAX_JOBS               how many compilers run at once
+    DEBUG=1                -O0 -g
+    AMP_EXT_LINEINFO=1     nvcc -lineinfo, for profilers
+"""
+
+import fnmatch
+import os
+import platform
+import re
+import shlex
+import shutil
+import subprocess
+import sysconfig
+from pathlib import Path
+from typing import NamedTuple
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+from setuptools.errors import CompileError, PlatformError
+
+DEFAULT_ARCHES = ["8.0+PTX", "9.0a"]
+
+# Kernel files for some architectures only; every other file is compiled for the whole list.
+ARCH_SPECIFIC = {
+    "*sm80*": lambda arch: not arch.endswith("a"),
+    "*sm90*": lambda arch: arch == "9.0a",
+}
+
+# csrc/cpu/span.cpp is compiled once per instruction set; which one runs is decided at run time.
+SIMD_FLAGS = {
+    "baseline": "",
+    "avx2": "-mavx2 -mfma -mf16c",
+    "avx512": "-mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma -mf16c -mprefer-vector-width=512",
+}
+
+
+class Toolkit(NamedTuple):
+    """A CUDA toolkit: its compiler, its version ("13.0") and its folder."""
+
+    nvcc: str
+    version: str
+    root: Path
+
+
+Unit = tuple[Path, str, list[str]]  # source, object file, flags
+
+
+def parse_arch_list(text: str) -> list[str]:
+    """Split a list in torch's syntax, such as "8.0+PTX;9.0a" or "8.0 8.6"; the default if empty."""
+    arches = text.replace(";", " ").split() or DEFAULT_ARCHES
+    for arch in arches:
+        if not re.fullmatch(r"\d+\.\d[af]?(\+PTX)?", arch):
+            raise PlatformError(f"TORCH_CUDA_ARCH_LIST takes 8.0+PTX or 9.0a, but not {arch!r}")
+    return arches
+
+
+def arches_of(source: Path, arches: list[str]) -> list[str]:
+    """The architectures to compile a kernel file for; a file without any is left out."""
+    for pattern, selects in ARCH_SPECIFIC.items():
+        if fnmatch.fnmatch(source.name, pattern):
+            return [arch for arch in arches if selects(arch)]
+    return arches
+
+
+def gencode_flags(arches: list[str]) -> list[str]:
+    flags = []
+    for arch in arches:
+        number = arch.removesuffix("+PTX").replace(".", "")
+        codes = ["sm", "compute"] if arch.endswith("+PTX") else ["sm"]
+        flags += [f"-gencode=arch=compute_{number},code={code}_{number}" for code in codes]
+    return flags
+
+
+def toolkit_root(dryrun: str) -> Path:
+    """The toolkit's folder as `nvcc --dryrun` prints it; nvcc itself may be a wrapper elsewhere."""
+    top = re.search(r"^#\$ TOP=(.+)$", dryrun, re.MULTILINE)
+    if top is None:
+        raise PlatformError("nvcc --dryrun does not say where the CUDA toolkit is (no TOP= line)")
+    return Path(top[1]).resolve()
+
+
+def find_toolkit() -> Toolkit | None:
+    home = os.environ.get("CUDA_HOME")
+    nvcc = shutil.which("nvcc", path=os.path.join(home, "bin") if home else None)
+    if nvcc is None:
+        return None
+    version = subprocess.run([nvcc, "--version"], capture_output=True, text=True).stdout
+    dryrun = subprocess.run([nvcc, "--dryrun", "x.cu"], capture_output=True, text=True).stderr
+    return Toolkit(nvcc, re.search(r"release (\d+\.\d+)", version)[1], toolkit_root(dryrun))
+
+
+def find_ninja() -> str:
+    """The ninja of the wheel, which need not be on PATH, or else the one on PATH."""
+    try:
+        from ninja import BIN_DIR
+    except ImportError:
+        BIN_DIR = ""
+    ninja = shutil.which("ninja", path=BIN_DIR) or shutil.which("ninja")
+    if ninja is None:
+        raise PlatformError("the build needs ninja: pip install ninja")
+    return ninja
+
+
+def env_flag(name: str) -> bool:
+    return os.environ.get(name, "0") not in ("", "0")
+
+
+def builds_kernels(force_cpu: bool, force_cuda: bool, nvcc: str | None, torch: str | None) -> bool:
+    """Whether to build the CUDA kernels, given the CUDA versions of nvcc and torch, if any."""
+    if force_cpu:
+        obstacle = "FORCE_CPU is set"
+    elif torch is None:
+        obstacle = "the installed torch is not a CUDA build"
+    elif nvcc is None:
+        obstacle = "there is no nvcc on PATH or in CUDA_HOME"
+    elif nvcc.split(".")[0] != torch.split(".")[0]:
+        obstacle = f"nvcc is of CUDA {nvcc} and torch of CUDA {torch}"
+    else:
+        return True
+    if force_cuda:
+        raise PlatformError(f"FORCE_CUDA is set, but {obstacle}")
+    print(f"amp_ext: the CUDA kernels are left out: {obstacle}")
+    return False
+
+
+def compile_units(torch_dir: Path, toolkit: Toolkit | None, arches: list[str]) -> list[Unit]:
+    """Every object file, with flags of its own."""
+    common = ["-std=c++20", "-Icsrc/include", *(["-O0", "-g"] if env_flag("DEBUG") else ["-O3"])]
+    host = [*common, "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra"]
+
+    # Without -fopenmp at::parallel_for is serial.
+    bindings = [*host, "-fopenmp", "-DTORCH_EXTENSION_NAME=_C"]
+    system = [torch_dir / "include", sysconfig.get_path("include")]
+    if toolkit:
+        bindings.append("-DAMP_EXT_CUDA")
+        # Headers that the toolkit lacks come with torch's CUDA wheels.
+        system += [toolkit.root / "include", *sorted(torch_dir.parent.glob("nvidia/*/include"))]
+    bindings += [f"-isystem{path}" for path in system]
+    sources = set(Path("csrc/bindings").glob("*.cpp"))
+    sources.discard(Path("csrc/bindings/no_cuda.cpp" if toolkit else "csrc/bindings/cuda.cpp"))
+    units = [(source, f"{source}.o", bindings) for source in sorted(sources)]
+
+    # Fused multiply-adds would make results depend on the instruction set.
+    x86 = platform.machine() in ("x86_64", "AMD64")
+    cpu = [*host, "-ffp-contract=off", "-fopenmp-simd", *(["-DAMP_EXT_X86"] if x86 else [])]
+    for source in sorted(Path("csrc/cpu").glob("*.cpp")):
+        for isa in SIMD_FLAGS if x86 and source.name == "span.cpp" else ["baseline"]:
+            flags = [*cpu, f"-DAMP_EXT_ISA={isa}", *SIMD_FLAGS[isa].split()]
+            units.append((source, f"{source}.{isa}.o", flags))
+
+    kernels = [*common, "-Icsrc/kernels", "-Xcompiler=-fPIC,-fvisibility=hidden", "-Xptxas=-v"]
+    kernels += ["-lineinfo"] if env_flag("AMP_EXT_LINEINFO") else []
+    for source in sorted(Path("csrc/kernels").rglob("*.cu")) if toolkit else []:
+        if gencode := gencode_flags(arches_of(source, arches)):
+            units.append((source, f"{source}.o", [*kernels, *gencode]))
+    return units
+
+
+def ninja_file(module: Path, units: list[Unit], torch_dir: Path, toolkit: Toolkit | None) -> str:
+    """A build.ninja that links the units to `module` and keeps their objects beside it."""
+
+    def path(value: Path) -> str:
+        return re.sub(r"([$ :])", r"$\1", str(value))
+
+    def words(values: list[str]) -> str:
+        return shlex.join(values).replace("$", "$$")
+
+    # No -fopenmp: the module uses the OpenMP runtime that torch has loaded.
+    link = [f"-L{torch_dir}/lib", "-lc10", "-ltorch", "-ltorch_cpu", "-ltorch_python"]
+    if toolkit:
+        link += ["-lc10_cuda", "-ltorch_cuda", "-lcudart"]
+        link += [f"-L{toolkit.root}/lib64", f"-L{toolkit.root}/lib"]
+    cxx = os.environ.get("CXX", "c++")
+    nvcc = words([toolkit.nvcc]) if toolkit else ""
+    args = "$flags -MMD -MF $out.d -c $in -o $out"
+    depfile = "\n  depfile = $out.d\n  deps = gcc"
+    lines = [
+        f"builddir = {path(module.parent)}",
+        f"rule link\n  command = {cxx} -shared $in -o $out {words(link)}",
+        f"rule .cpp\n  command = {cxx} {args}{depfile}",
+        # The log keeps what ptxas says about each kernel.
+        f"rule .cu\n  command = {nvcc} {args} >$out.log 2>&1 || (cat $out.log; false){depfile}",
+    ]
+    for source, target, flags in units:
+        target = path(module.parent / target)
+        lines.append(f"build {target}: {source.suffix} {path(source)}\n  flags = {words(flags)}")
+    objects = [path(module.parent / target) for _, target, _ in units]
+    lines.append(f"build {path(module)}: link {' '.join(objects)}")
+    return "\n".join(lines) + "\n"
+
+
+def build_folder(torch_version: str, kernels: bool) -> Path:
+    """Where objects are kept, so that each Python and each torch finds its own again."""
+    python = sysconfig.get_config_var("SOABI")
+    return Path("build", f"{python}-torch{torch_version}-{'cuda' if kernels else 'cpu'}")
+
+
+class BuildExtension(build_ext):
+    """Compiles amp_ext._C with ninja and writes amp_ext/_build_info.py beside it."""
+
+    def build_extension(self, ext):
+        import torch
+
+        if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 11):
+            raise PlatformError(f"torch {torch.__version__} is too old: pip install 'torch>=2.11'")
+        force_cpu, force_cuda = env_flag("FORCE_CPU"), env_flag("FORCE_CUDA")
+        toolkit = find_toolkit() if torch.version.cuda and not force_cpu else None
+        nvcc = toolkit and toolkit.version
+        if not builds_kernels(force_cpu, force_cuda, nvcc, torch.version.cuda):
+            toolkit = None
+        arches = parse_arch_list(os.environ.get("TORCH_CUDA_ARCH_LIST", "")) if toolkit else []
+
+        target = Path(self.get_ext_fullpath(ext.name))
+        module = build_folder(torch.__version__, toolkit is not None) / target.name
+        torch_dir = Path(torch.__file__).parent
+        units = compile_units(torch_dir, toolkit, arches)
+        self.mkpath(str(module.parent))
+        script = module.with_name("build.ninja")
+        script.write_text(ninja_file(module, units, torch_dir, toolkit))
+        jobs = os.environ.get("MAX_JOBS")
+        if subprocess.run([find_ninja(), "-f", script, *(["-j", jobs] if jobs else [])]).returncode:
+            raise CompileError("amp_ext._C did not compile; the compiler's words are above")
+
+        self.mkpath(str(target.parent))
+        target.unlink(missing_ok=True)  # a running program may have it mapped
+        shutil.copy(module, target)  # with a new time, or an older build stays in the source tree
+        target.with_name("_build_info.py").write_text(
+            '"""What amp_ext._C was built for; written by setup.py."""\n\n'
+            f"TORCH_VERSION = {str(torch.__version__)!r}\n"
+            f"CUDA_VERSION = {toolkit and torch.version.cuda!r}\n"
+            f"CUDA_ARCHES = {arches!r}\n"
+        )
+
+    def copy_extensions_to_source(self):
+        super().copy_extensions_to_source()
+        shutil.copy2(Path(self.build_lib, "amp_ext", "_build_info.py"), "amp_ext")
+
+
+if __name__ == "__main__":
+    extension = Extension("amp_ext._C", [])
+    setup(license="BSD-3-Clause", ext_modules=[extension], cmdclass={"build_ext": BuildExtension})

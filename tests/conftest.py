@@ -1,0 +1,47 @@
+"""Set-up of every test: reproducible random numbers, and memory that nobody has written shows."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+pytest.register_assert_rewrite("cases", "twins")  # so that their assertions show the values
+torch.sparse.check_sparse_tensor_invariants.enable()  # torch warns while it is left undecided
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--slow", action="store_true", help="also run the tests marked slow")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "slow: takes gigabytes or minutes; run with --slow")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--slow"):
+        return
+    for item in items:
+        if item.get_closest_marker("slow"):
+            item.add_marker(pytest.mark.skip(reason="takes gigabytes or minutes: --slow runs it"))
+
+
+@pytest.fixture(autouse=True)
+def seed(request: pytest.FixtureRequest) -> None:
+    """Seed torch from the test's node id: the same numbers alone and within the whole suite."""
+    torch.manual_seed(zlib.crc32(request.node.nodeid.encode()))
+
+
+@pytest.fixture(autouse=True)
+def nan_in_fresh_memory(seed: None) -> Iterator[None]:
+    """Make torch.empty return NaN, so that a result that was not written cannot look right.
+
+    torch.utils.deterministic.fill_uninitialized_memory, which is on by default, takes effect only
+    while deterministic algorithms are asked for.
+    """
+    asked = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(asked)

@@ -1,0 +1,83 @@
+"""What can run the ops: each conformance test of an op is run once per executor.
+
+An executor is a device and the four ops under the names and arguments of amp_ext.ops. The oracle
+is one of them, so that a test whose expectation does not come from it (but from torch's own op, or
+from a literal value) checks the oracle as well. To add an executor, add an entry to EXECUTORS.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+import amp_ext
+from amp_ext import reference
+
+
+@dataclass(frozen=True)
+class Executor:
+    """One way to run the ops.
+
+    Attributes:
+        name: shown in the test's id.
+        device: where its tensors live.
+        ops: has unscale_, check_finite, grad_norm and update_scale_.
+        sum_roundoff: unit roundoff of the type in which grad_norm adds.
+        missing: why it cannot run here; empty when it can.
+    """
+
+    name: str
+    device: torch.device
+    ops: Any
+    sum_roundoff: float = 2.0**-53
+    missing: str = ""
+
+    def scalar(self, value: float, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """Return a 0-dim tensor on the device."""
+        return torch.tensor(value, dtype=dtype, device=self.device)
+
+
+def _missing_cuda() -> str:
+    if not torch.cuda.is_available():
+        return "torch sees no CUDA device"
+    if not amp_ext._C.cuda_built():
+        return "amp_ext was built without its CUDA kernels"
+    return ""
+
+
+REFERENCE = Executor("reference", torch.device("cpu"), reference)
+EXECUTORS = (
+    REFERENCE,
+    Executor("cpu", torch.device("cpu"), amp_ext.ops),
+    Executor(
+        "cuda",
+        torch.device("cuda"),
+        amp_ext.ops,
+        sum_roundoff=2.0**-24,
+        missing=_missing_cuda(),
+    ),
+)
+
+
+def _parameters(executors: Sequence[Executor]) -> list[Any]:
+    return [
+        pytest.param(
+            executor,
+            id=executor.name,
+            marks=pytest.mark.skipif(bool(executor.missing), reason=executor.missing),
+        )
+        for executor in executors
+    ]
+
+
+every_executor = pytest.mark.parametrize("executor", _parameters(EXECUTORS))
+"""For expectations that do not come from the oracle."""
+
+against_oracle = pytest.mark.parametrize(
+    "executor", _parameters([e for e in EXECUTORS if e is not REFERENCE])
+)
+"""For comparisons with the oracle, and for what it does not promise: errors, determinism."""

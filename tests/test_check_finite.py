@@ -1,0 +1,167 @@
+"""amp_ext::check_finite: finds every inf and NaN, names the tensor, and writes no gradient."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from amp_ext import reference
+from cases import (
+    FLOATS,
+    LAYOUTS,
+    NON_FINITE,
+    OVERLAPPING,
+    SIZES,
+    all_bit_patterns,
+    edges,
+    random,
+    random_bit_patterns,
+    threads,
+    unwritten,
+    whole_and_view,
+)
+from executors import Executor, against_oracle, every_executor
+
+UNTOUCHED = -7
+
+
+def check(executor: Executor, grads: list[torch.Tensor]) -> tuple[float, int]:
+    """Run the op, assert that it has written no gradient, and return found_inf and bad_tensor."""
+    found_inf, bad_tensor = executor.scalar(0.0), executor.scalar(UNTOUCHED, torch.int64)
+    with unwritten(grads):
+        executor.ops.check_finite(grads, found_inf, bad_tensor)
+    return found_inf.item(), int(bad_tensor.item())
+
+
+@every_executor
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_judges_every_bit_pattern(executor: Executor, dtype: torch.dtype) -> None:
+    """All finite values together pass; each inf and each NaN is found on its own."""
+    sixteen_bits = dtype.itemsize == 2
+    values = all_bit_patterns(dtype) if sixteen_bits else random_bit_patterns(200_000, dtype)
+    values = values.to(executor.device)
+    finite = values.isfinite()
+    assert check(executor, [values[finite]]) == (0.0, UNTOUCHED)
+    for index, bad in enumerate(values[~finite]):
+        found_inf = executor.scalar(0.0)
+        executor.ops.check_finite([bad], found_inf)
+        assert found_inf.item() == 1.0, (index, bad)
+
+
+@against_oracle
+@pytest.mark.parametrize("offset", [0, 1, 2, 3])
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_finds_a_bad_value_at_every_edge(
+    executor: Executor, dtype: torch.dtype, offset: int
+) -> None:
+    """Bad values right before and right behind the view do not count."""
+    for size in SIZES:
+        whole = torch.full((offset + size + 5,), math.nan, dtype=dtype, device=executor.device)
+        grad = whole[offset : offset + size]
+        grad.fill_(1.0)
+        assert check(executor, [grad]) == (0.0, UNTOUCHED), size
+        for position in edges(size):
+            value = NON_FINITE[position % 3]
+            grad[position] = value
+            found_inf = executor.scalar(0.0)
+            executor.ops.check_finite([grad], found_inf)
+            assert found_inf.item() == 1.0, (size, position, value)
+            grad[position] = 1.0
+
+
+@every_executor
+@pytest.mark.parametrize("layout", LAYOUTS | OVERLAPPING)
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_layouts(executor: Executor, dtype: torch.dtype, layout: str) -> None:
+    """Every layout is legal, overlapping memory too; only the elements of the view count."""
+    whole, grad = whole_and_view(layout, dtype, executor.device)
+    values = grad.clone()
+    whole.fill_(math.inf)
+    if layout not in OVERLAPPING:
+        grad.copy_(values)
+    else:
+        whole.fill_(1.0)
+    assert check(executor, [grad]) == (0.0, UNTOUCHED)
+    if grad.numel():
+        grad[(-1,) * grad.dim()] = math.nan
+        assert check(executor, [grad]) == (1.0, 0)
+
+
+@every_executor
+@pytest.mark.parametrize("bad", [[0], [1999], [1000, 3], [1999, 0], [7, 8, 9]], ids=str)
+def test_names_a_bad_tensor(executor: Executor, bad: list[int]) -> None:
+    grads = [random((1 + i % 50,), FLOATS[i % 4], executor.device) for i in range(2000)]
+    for index in bad:
+        grads[index][-1] = math.inf
+    found_inf, bad_tensor = check(executor, grads)
+    assert found_inf == 1.0
+    if executor.device.type == "cpu":
+        assert bad_tensor == min(bad)
+    else:
+        assert bad_tensor in bad
+
+
+@every_executor
+def test_the_same_tensor_twice(executor: Executor) -> None:
+    grad = torch.ones(4, device=executor.device)
+    assert check(executor, [grad, grad]) == (0.0, UNTOUCHED)
+
+
+@every_executor
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_nothing_to_check(executor: Executor, count: int) -> None:
+    grads = [torch.empty(0, 3, device=executor.device) for _ in range(count)]
+    assert check(executor, grads) == (0.0, UNTOUCHED)
+
+
+@every_executor
+@pytest.mark.parametrize("shape", [(), (1,)], ids=str)
+def test_found_inf_is_set_to_one_and_never_cleared(
+    executor: Executor, shape: tuple[int, ...]
+) -> None:
+    found_inf = torch.zeros(shape, device=executor.device)
+    bad_tensor = torch.full(shape, UNTOUCHED, dtype=torch.int64, device=executor.device)
+    good = [torch.ones(5, device=executor.device)]
+    bad = [*good, torch.full((5,), math.inf, device=executor.device)]
+    for grads, flag, index in ((good, 0.0, UNTOUCHED), (bad, 1.0, 1), (good, 1.0, 1)):
+        executor.ops.check_finite(grads, found_inf, bad_tensor)
+        assert (found_inf.item(), bad_tensor.item()) == (flag, index)
+
+
+@every_executor
+def test_fp64_is_judged_in_fp64(executor: Executor) -> None:
+    grad = torch.full((100,), 1e300, dtype=torch.float64, device=executor.device)
+    assert check(executor, [grad]) == (0.0, UNTOUCHED)
+
+
+@against_oracle
+@settings(max_examples=60, deadline=None)
+@given(
+    kinds=st.lists(
+        st.tuples(st.sampled_from(sorted(LAYOUTS | OVERLAPPING)), st.sampled_from(FLOATS)),
+        max_size=8,
+    ),
+    planted=st.lists(st.tuples(st.integers(0, 7), st.sampled_from(NON_FINITE)), max_size=3),
+    thread_count=st.sampled_from([1, 2]),
+)
+def test_any_list(
+    executor: Executor,
+    kinds: list[tuple[str, torch.dtype]],
+    planted: list[tuple[int, float]],
+    thread_count: int,
+) -> None:
+    grads = [whole_and_view(layout, dtype, executor.device)[1] for layout, dtype in kinds]
+    for index, value in planted:
+        if index < len(grads) and grads[index].numel():
+            grads[index][(-1,) * grads[index].dim()] = value
+    expected = executor.scalar(0.0), executor.scalar(UNTOUCHED, torch.int64)
+    reference.check_finite(grads, *expected)
+    with threads(thread_count):
+        found_inf, bad_tensor = check(executor, grads)
+    assert found_inf == expected[0].item()
+    if executor.device.type == "cpu":
+        assert bad_tensor == expected[1].item()

@@ -1,0 +1,176 @@
+"""amp_ext::grad_norm: the norm within rounding, bitwise repeatable, and the overflow flag."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from amp_ext import reference
+from cases import (
+    FLOATS,
+    LAYOUTS,
+    NON_FINITE,
+    OVERLAPPING,
+    SIZES,
+    assert_same,
+    edges,
+    random,
+    threads,
+    unwritten,
+    whole_and_view,
+)
+from executors import Executor, against_oracle, every_executor
+
+
+def tolerance(executor: Executor, elements: int) -> float:
+    """Return the relative error that the norm of `elements` numbers may have.
+
+    With u the unit roundoff of the sum, each term (g * inv_scale)**2 is off by 3 u at most (two
+    products, one of them squared). A sum of n terms of one sign adds at most (n - 1) u in any
+    order; rounding errors of random sign add about sqrt(n) u, of which 4 times is allowed (Higham
+    and Mary, "A New Approach to Probabilistic Rounding Error Analysis", 2019). The root halves all
+    this. Expected and actual value are then each rounded to fp32: 2**-24 each. In fp64 the first
+    part vanishes beside the second.
+    """
+    return (3 + min(elements, 4 * math.sqrt(elements))) * executor.sum_roundoff / 2 + 2 * 2.0**-24
+
+
+def norm(
+    executor: Executor, grads: list[torch.Tensor], factor: float | None = None
+) -> tuple[float, float]:
+    """Run the op, assert that it has written no gradient, and return the norm and found_inf."""
+    found_inf = executor.scalar(0.0)
+    inv_scale = None if factor is None else executor.scalar(factor)
+    with unwritten(grads):
+        result = executor.ops.grad_norm(grads, found_inf, inv_scale)
+    assert (result.dtype, result.shape) == (torch.float32, ())
+    assert result.device.type == executor.device.type
+    return result.item(), found_inf.item()
+
+
+def assert_near_oracle(executor: Executor, grads: list[torch.Tensor], factor: float | None) -> None:
+    """Compare the norm with the oracle's, and the flag."""
+    found_inf = executor.scalar(0.0)
+    inv_scale = None if factor is None else executor.scalar(factor)
+    expected = reference.grad_norm(grads, found_inf, inv_scale).item()
+    allowed = tolerance(executor, sum(grad.numel() for grad in grads))
+    assert norm(executor, grads, factor) == (
+        pytest.approx(expected, rel=allowed, abs=0.0),
+        found_inf.item(),
+    )
+
+
+@every_executor
+@pytest.mark.parametrize(
+    ("factor", "expected"), [(None, 13.0), (1.0, 13.0), (0.5, 6.5), (-2.0, 26.0), (0.0, 0.0)]
+)
+def test_small_exact_values(executor: Executor, factor: float | None, expected: float) -> None:
+    grads = [torch.tensor([3.0]), torch.tensor([[4.0], [0.0]]).half(), torch.empty(0)]
+    grads += [torch.tensor(12.0, dtype=torch.float64), torch.zeros(5).bfloat16()]
+    grads = [grad.to(executor.device) for grad in grads]
+    assert norm(executor, grads, factor) == (expected, 0.0)
+
+
+@every_executor
+@pytest.mark.parametrize("factor", [None, 2.0**-16, 1 / 3])
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_equals_the_norm_of_python_floats(
+    executor: Executor, dtype: torch.dtype, factor: float | None
+) -> None:
+    grad = random((70_001,), dtype, executor.device)
+    rounded = 1.0 if factor is None else torch.tensor(factor).item()
+    expected = math.hypot(*(value * rounded for value in grad.tolist()))
+    allowed = tolerance(executor, grad.numel())
+    assert norm(executor, [grad], factor)[0] == pytest.approx(expected, rel=allowed, abs=0.0)
+
+
+@against_oracle
+@pytest.mark.parametrize("offset", [0, 1, 2, 3])
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_counts_every_edge_once(executor: Executor, dtype: torch.dtype, offset: int) -> None:
+    """One number among zeros is its own norm; the neighbours of the view do not count."""
+    for size in SIZES:
+        whole = torch.full((offset + size + 5,), math.nan, dtype=dtype, device=executor.device)
+        grad = whole[offset : offset + size]
+        for position in edges(size):
+            grad.zero_()
+            grad[position] = -3.0
+            found_inf = executor.scalar(0.0)
+            result = executor.ops.grad_norm([grad], found_inf)
+            assert (result.item(), found_inf.item()) == (3.0, 0.0), (size, position)
+            value = NON_FINITE[position % 3]
+            grad[position] = value
+            result = executor.ops.grad_norm([grad], found_inf)
+            assert found_inf.item() == 1.0, (size, position, value)
+            assert not math.isfinite(result.item()), (size, position, value)
+
+
+@against_oracle
+@pytest.mark.parametrize("layout", LAYOUTS | OVERLAPPING)
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_layouts(executor: Executor, dtype: torch.dtype, layout: str) -> None:
+    grad = whole_and_view(layout, dtype, executor.device)[1]
+    assert_near_oracle(executor, [grad], 1 / 3)
+
+
+@against_oracle
+@pytest.mark.parametrize("count", [1, 3, 2000])
+def test_lists_of_mixed_dtypes(executor: Executor, count: int) -> None:
+    grads = [random((1 + 7 * i % 97,), FLOATS[i % 4], executor.device) for i in range(count)]
+    assert_near_oracle(executor, grads, 2.0**-16)
+
+
+@every_executor
+@pytest.mark.parametrize("value", [3e37, 1e25, 1e-25, 1e-37])
+def test_squares_beyond_fp32(executor: Executor, value: float) -> None:
+    """The squares are not representable in fp32, the norm is."""
+    grad = torch.full((64,), value, device=executor.device)
+    expected = 8.0 * grad[0].item()
+    assert norm(executor, [grad]) == (
+        pytest.approx(expected, rel=tolerance(executor, 64), abs=0.0),
+        0.0,
+    )
+
+
+@every_executor
+def test_norm_beyond_fp32_is_inf_without_a_flag(executor: Executor) -> None:
+    grad = torch.full((10,), 1e300, dtype=torch.float64, device=executor.device)
+    assert norm(executor, [grad]) == (math.inf, 0.0)
+
+
+@every_executor
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_norm_of_nothing(executor: Executor, count: int) -> None:
+    grads = [torch.empty(0, 3, device=executor.device) for _ in range(count)]
+    assert norm(executor, grads) == (0.0, 0.0)
+
+
+@every_executor
+@pytest.mark.parametrize("shape", [(), (1,)], ids=str)
+def test_found_inf_is_set_to_one_and_never_cleared(
+    executor: Executor, shape: tuple[int, ...]
+) -> None:
+    found_inf = torch.zeros(shape, device=executor.device)
+    inv_scale = torch.ones(shape, device=executor.device)
+    good = [torch.ones(4, device=executor.device)]
+    bad = [torch.full((5,), math.inf, device=executor.device)]
+    for grads, flag in ((good, 0.0), (bad, 1.0), (good, 1.0)):
+        result = executor.ops.grad_norm(grads, found_inf, inv_scale)
+        assert result.shape == ()
+        assert found_inf.item() == flag
+    assert result.item() == 2.0
+
+
+@against_oracle
+def test_bitwise_repeatable(executor: Executor) -> None:
+    """200 runs, with one thread and with two, give the same bits."""
+    grads = [random((size,), FLOATS[i % 4], executor.device) for i, size in enumerate(SIZES * 4)]
+    grads += [random((300, 7), torch.float32, executor.device).t() for _ in range(50)]
+    inv_scale = executor.scalar(1 / 3)
+    first = executor.ops.grad_norm(grads, executor.scalar(0.0), inv_scale)
+    for run in range(200):
+        with threads(1 + run % 2):
+            again = executor.ops.grad_norm(grads, executor.scalar(0.0), inv_scale)
+        assert_same(again, first)

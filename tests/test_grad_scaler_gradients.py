@@ -1,0 +1,142 @@
+"""Unusual gradients and scalers: subclasses of either, views, and autograd's bookkeeping."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from twins import OURS, ScalerClass, grads, leaf, plain, same_outcome, sgd, started, state_of
+
+
+@pytest.mark.parametrize("way", ["subclass", "instance"])
+@pytest.mark.parametrize("call", ["unscale_", "step", "fused step", "_check_inf_per_device"])
+def test_overridden_unscale_grads_is_honoured(call: str, way: str) -> None:
+    """A trainer that reduces the flags over its ranks does it by overriding this method."""
+
+    def script(scaler_class: ScalerClass) -> Any:
+        calls = []
+
+        def overflow(scaler: Any, optimizer: Any, *args: Any) -> Any:
+            found = scaler_class._unscale_grads_(scaler, optimizer, *args)
+            calls.append([*args])
+            return {device: torch.ones_like(flag) for device, flag in found.items()}
+
+        name = "GradScaler"
+        cls = type(
+            name, (scaler_class,), {"_unscale_grads_": overflow} if way == "subclass" else {}
+        )
+        scaler = started(cls)
+        if way == "instance":
+            scaler._unscale_grads_ = lambda *args: overflow(scaler, *args)
+        fused = call == "fused step"
+        optimizer = torch.optim.Adam([leaf([4.0, 2.0])], fused=fused)
+        result = getattr(scaler, "step" if fused else call)(optimizer)
+        before = state_of(scaler, [optimizer])
+        scaler.update()
+        return result, before, calls, scaler.get_scale()
+
+    _, (_, _, calls, scale) = same_outcome(script)
+    assert (len(calls), scale) == (1, 2.0)
+
+
+class Recording(Tensor):
+    """A tensor subclass that sees every op; its data are a plain tensor."""
+
+    ops: list[str] = []  # noqa: RUF012  (cleared by the test)
+
+    @staticmethod
+    def __new__(cls, inner: Tensor) -> Recording:
+        return torch.Tensor._make_wrapper_subclass(
+            cls, inner.shape, dtype=inner.dtype, strides=inner.stride()
+        )
+
+    def __init__(self, inner: Tensor) -> None:
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        cls.ops.append(func.name())
+        unwrapped = torch.utils._pytree.tree_map_only(Recording, lambda t: t.inner, args)
+        result = func(*unwrapped, **(kwargs or {}))
+        return torch.utils._pytree.tree_map_only(Tensor, Recording, result)
+
+
+class Subclass(Tensor):
+    """A tensor subclass for torch functions only."""
+
+
+def test_tensor_subclass_gradients_take_torchs_way() -> None:
+    """Such a gradient decides itself what an op means for it; here it sits among plain ones."""
+    Recording.ops.clear()
+    inner = torch.tensor([4.0, 8.0])
+    param = Recording(torch.ones(2))
+    param.grad = Recording(inner)
+    scaler, optimizer = started(OURS), sgd(leaf([12.0]))
+    optimizer.param_groups[0]["params"].append(param)
+    scaler.unscale_(optimizer)
+    assert "aten::_amp_foreach_non_finite_check_and_unscale_" in Recording.ops
+    assert inner.tolist() == [1.0, 2.0]
+    assert grads(optimizer)[0].tolist() == [3.0]
+    assert plain(scaler._found_inf_per_device(optimizer)) == plain(
+        {torch.device("cpu"): torch.tensor(0.0)}
+    )
+
+
+@pytest.mark.parametrize("value", [8.0, math.inf])
+def test_subclass_gradients_are_unscaled(value: float) -> None:
+    def script(scaler_class: ScalerClass) -> Any:
+        param = torch.ones(2)
+        param.grad = torch.tensor([4.0, value]).as_subclass(Subclass)
+        scaler, optimizer = started(scaler_class), sgd(param)
+        scaler.step(optimizer)
+        scaler.update()
+        return param, param.grad.as_subclass(Tensor), scaler.get_scale()
+
+    assert same_outcome(script)[0] == "returned"
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda t: t.t(),
+        lambda t: t[:, :2],
+        lambda t: t[1:, 1:],
+        lambda t: t.flatten()[3:3],
+    ],
+    ids=["transposed", "columns", "block", "empty"],
+)
+def test_views_as_gradients(view: Any) -> None:
+    def script(scaler_class: ScalerClass) -> Any:
+        whole = torch.arange(12.0).view(3, 4)
+        grad = view(whole)
+        param = torch.ones(grad.shape)
+        param.grad = grad
+        scaler, optimizer = started(scaler_class), sgd(param)
+        scaler.unscale_(optimizer)
+        seen = [whole.clone(), param.grad.clone()]
+        scaler.step(optimizer)
+        return seen, param
+
+    assert same_outcome(script)[0] == "returned"
+
+
+def test_lazily_negated_gradient() -> None:
+    param = torch.ones(3)
+    param.grad = torch._neg_view(torch.tensor([4.0, -8.0, math.inf]))
+    scaler = started(OURS)
+    scaler.unscale_(sgd(param))
+    assert param.grad.tolist() == [-1.0, 2.0, -math.inf]
+
+
+def test_unscaling_is_seen_by_autograd() -> None:
+    """A graph that has saved a gradient must not be run over its rewritten values."""
+    optimizer, scaler = sgd(leaf([4.0, 8.0])), started(OURS)
+    weight = torch.ones(2, requires_grad=True)
+    loss = (weight * grads(optimizer)[0]).sum()
+    scaler.unscale_(optimizer)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()

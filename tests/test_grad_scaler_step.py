@@ -1,0 +1,268 @@
+"""GradScaler.step and the optimizer: both amp protocols, closures, arguments, several devices."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.amp.grad_scaler import OptState
+
+from cases import unwritten
+from twins import (
+    OURS,
+    THEIRS,
+    ScalerClass,
+    grads,
+    leaf,
+    plain,
+    raises_as_torch,
+    same_outcome,
+    sgd,
+    started,
+    state_of,
+)
+
+
+class TakesAttributes(torch.optim.SGD):
+    """Unscales and skips by itself: it is handed grad_scale and found_inf as attributes."""
+
+    _step_supports_amp_scaling = True
+
+    def step(self, closure: Any = None, *more: Any, **options: Any) -> Any:
+        handed = plain([self.grad_scale, self.found_inf])
+        return handed, plain(grads(self)), closure, more, options
+
+
+class TakesKeyword(torch.optim.SGD):
+    """The deprecated way: it is handed the scaler itself."""
+
+    _step_supports_amp_scaling = True
+
+    def step(self, closure: Any = None, *, grad_scaler: Any = None, **options: Any) -> Any:
+        assert not hasattr(self, "grad_scale")
+        assert not hasattr(self, "found_inf")
+        self.given = grad_scaler
+        return closure, options
+
+
+def optimizer_of(cls: type[torch.optim.SGD], grad: Any = (4.0, 8.0)) -> Any:
+    return cls([leaf(grad)], lr=0.5)
+
+
+@pytest.mark.parametrize("grad", [(4.0, 8.0), (4.0, math.inf), None], ids=str)
+@pytest.mark.parametrize("unscale_first", [False, True], ids=["step", "unscale_+step"])
+@pytest.mark.parametrize("preset", [None, 0.25, torch.tensor(0.25), torch.tensor([0.25])], ids=str)
+def test_grad_scale_and_found_inf(preset: Any, unscale_first: bool, grad: Any) -> None:
+    """A grad_scale that is already set is multiplied in, or left alone after unscale_."""
+
+    def script(scaler_class: ScalerClass) -> Any:
+        optimizer = optimizer_of(TakesAttributes, (4.0, 8.0) if grad is None else grad)
+        other, scaler = sgd(leaf(4.0)), started(scaler_class)
+        if preset is not None:
+            optimizer.grad_scale = preset
+        if unscale_first:
+            scaler.unscale_(optimizer)
+        handed = scaler.step(optimizer)
+        scaler.step(other)
+        before = state_of(scaler, [optimizer, other])
+        scaler.update()
+        left = hasattr(optimizer, "grad_scale"), hasattr(optimizer, "found_inf")
+        return handed, left, before, scaler.get_scale()
+
+    assert same_outcome(script)[0] == "returned"
+
+
+def test_handing_over_only_reads_the_gradients() -> None:
+    optimizer, scaler = optimizer_of(TakesAttributes), started(OURS)
+    version = grads(optimizer)[0]._version
+    with unwritten(grads(optimizer)):
+        scaler.step(optimizer)
+    assert grads(optimizer)[0]._version == version
+
+
+def test_handing_over_without_gradients() -> None:
+    def script(scaler_class: ScalerClass) -> Any:
+        optimizer, scaler = torch.optim.Adam([torch.ones(2)], fused=True), started(scaler_class)
+        seen = [scaler.step(optimizer), state_of(scaler, [optimizer])]
+        return seen, scaler.update()
+
+    raises_as_torch(script, AssertionError, "No inf checks were recorded prior to update.")
+
+
+@pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
+def test_gradients_that_come_too_late(fused: bool) -> None:
+    """They are still scaled and nobody has checked them: the step must fail, as in torch."""
+    for scaler_class in (THEIRS, OURS):
+        param = torch.ones(2)
+        optimizer, scaler = torch.optim.Adam([param], fused=fused), started(scaler_class)
+        scaler.unscale_(optimizer)
+        param.grad = torch.tensor([4.0, 8.0])
+        with pytest.raises((AssertionError, AttributeError)):
+            scaler.step(optimizer)
+        assert param.tolist() == [1.0, 1.0]
+
+
+def test_failing_step_can_be_repeated() -> None:
+    """An exception in the optimizer's step leaves neither stage nor attributes behind."""
+
+    class FailsOnce(TakesAttributes):
+        def step(self, closure: Any = None) -> Any:
+            self.calls = getattr(self, "calls", 0) + 1
+            if self.calls == 1:
+                raise ValueError("once")
+            return super().step(closure)
+
+    optimizer, scaler = optimizer_of(FailsOnce), started(OURS)
+    with pytest.raises(ValueError, match="once"):
+        scaler.step(optimizer)
+    assert not hasattr(optimizer, "found_inf")
+    assert scaler._per_optimizer_states[id(optimizer)]["stage"] is OptState.READY
+    assert scaler.step(optimizer)[0] == plain([torch.tensor(4.0), torch.tensor(0.0)])
+
+
+def test_grad_scaler_keyword() -> None:
+    """The scaler is passed on, with torch's FutureWarning, which points at the caller of step."""
+    seen = []
+    for scaler_class in (THEIRS, OURS):
+        optimizer, scaler = optimizer_of(TakesKeyword), started(scaler_class)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            result = scaler.step(optimizer, 3, extra=4)
+        assert optimizer.given is scaler
+        stage = scaler._per_optimizer_states[id(optimizer)]["stage"]
+        told = [(w.category, str(w.message), w.filename) for w in caught]
+        seen.append((result, stage, plain(grads(optimizer)), told))
+    assert seen[1] == seen[0]
+    assert seen[0][3][0][0] is FutureWarning
+
+
+def test_grad_scaler_keyword_drives_the_scaler_itself() -> None:
+    class Drives(TakesKeyword):
+        def step(self, closure: Any = None, *, grad_scaler: Any = None) -> Any:
+            grad_scaler.unscale_(self)
+            found_inf = grad_scaler._found_inf_per_device(self)
+            return plain([found_inf, grads(self), grad_scaler._get_scale_async()])
+
+    def script(scaler_class: ScalerClass) -> Any:
+        optimizer, scaler = optimizer_of(Drives, (4.0, math.nan)), started(scaler_class)
+        with pytest.warns(FutureWarning):
+            seen = [scaler.step(optimizer), state_of(scaler, [optimizer])]
+        scaler.update()
+        return seen, scaler.get_scale()
+
+    assert same_outcome(script)[0] == "returned"
+
+
+@pytest.mark.parametrize("cls", [TakesAttributes, TakesKeyword])
+def test_step_wrapped_by_a_scheduler(cls: type[torch.optim.SGD]) -> None:
+    """A learning-rate scheduler replaces optimizer.step by a wrapper of other parameters."""
+
+    def script(scaler_class: ScalerClass) -> Any:
+        optimizer, scaler = optimizer_of(cls), started(scaler_class)
+        torch.optim.lr_scheduler.StepLR(optimizer, 1)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            result = scaler.step(optimizer)
+        return result, [str(w.message) for w in caught]
+
+    assert same_outcome(script)[0] == "returned"
+
+
+@pytest.mark.parametrize("positional", [(), (None,)], ids=["no argument", "None"])
+@pytest.mark.parametrize("kind", ["sgd", "adam-fused", "attributes", "keyword"])
+@pytest.mark.filterwarnings("ignore:GradScaler is going to stop passing itself")
+def test_positional_none(kind: str, positional: tuple[None, ...]) -> None:
+    """Accelerate calls step(optimizer, None)."""
+
+    def script(scaler_class: ScalerClass) -> Any:
+        optimizer: Any = {
+            "sgd": lambda: sgd(leaf([4.0, 8.0])),
+            "adam-fused": lambda: torch.optim.Adam([leaf([4.0, 8.0])], fused=True),
+            "attributes": lambda: optimizer_of(TakesAttributes),
+            "keyword": lambda: optimizer_of(TakesKeyword),
+        }[kind]()
+        scaler = started(scaler_class)
+        result = scaler.step(optimizer, *positional)
+        return result, state_of(scaler, [optimizer])
+
+    assert same_outcome(script)[0] == "returned"
+
+
+@pytest.mark.parametrize(
+    "make", [torch.optim.SGD, torch.optim.LBFGS], ids=lambda make: make.__name__
+)
+def test_positional_closure(make: Callable[..., torch.optim.Optimizer]) -> None:
+    def script(scaler_class: ScalerClass) -> Any:
+        param = torch.tensor([3.0, -2.0], requires_grad=True)
+        optimizer, scaler = make([param], lr=0.5), started(scaler_class)
+
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            loss = param.square().sum()
+            loss.backward()
+            return loss
+
+        scaler.scale(closure())
+        return scaler.step(optimizer, closure), state_of(scaler, [optimizer])
+
+    assert same_outcome(script)[0] == "returned"
+
+
+def test_disabled_scaler_passes_everything_on() -> None:
+    def script(scaler_class: ScalerClass) -> Any:
+        optimizer = optimizer_of(TakesKeyword)
+        scaler = scaler_class("cpu", enabled=False)
+        return scaler.step(optimizer, closure=5, extra=1), optimizer.given
+
+    assert same_outcome(script)[0] == "returned"
+
+
+def two_devices(first: float, second: float) -> dict[torch.device, Tensor]:
+    """Return the flags of an optimizer whose gradients lie on two devices."""
+    devices = (torch.device("cpu"), torch.device("cpu", 0))
+    return dict(zip(devices, map(torch.tensor, (first, second)), strict=True))
+
+
+@pytest.mark.parametrize("flags", [(0.0, 0.0), (0.0, 1.0), (1.0, 1.0)], ids=str)
+def test_found_inf_of_several_devices_is_never_more_than_one(flags: tuple[float, float]) -> None:
+    """A sum would be 2, and torch's fused optimizers skip a step only when found_inf equals 1."""
+    optimizer, scaler = optimizer_of(TakesAttributes), started(OURS)
+    scaler.unscale_(optimizer)
+    scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"] = two_devices(*flags)
+    (_, found_inf), *_ = scaler.step(optimizer)
+    assert found_inf == plain(torch.tensor(max(flags)))
+    scaler.update()
+    assert scaler.get_scale() == (2.0 if any(flags) else 4.0)
+
+
+def test_update_leaves_found_inf_alone() -> None:
+    """torch adds them up in the first one, which the optimizer may still hold."""
+    scaler, optimizers = started(OURS), [sgd(leaf(math.inf)), sgd(leaf(math.inf))]
+    for optimizer in optimizers:
+        scaler.unscale_(optimizer)
+    held = [scaler._found_inf_per_device(optimizer) for optimizer in optimizers]
+    scaler.update()
+    assert [list(found.values()) for found in held] == [[1.0], [1.0]]
+
+
+def test_first_fused_step_with_momentum_may_be_skipped() -> None:
+    """torch leaves the momentum uninitialised then, and the next step reads it."""
+
+    def trained(values: list[float]) -> Tensor:
+        param = torch.ones(4)
+        optimizer = torch.optim.SGD([param], lr=0.5, momentum=0.9, fused=True)
+        scaler = started(OURS, growth_factor=2.0, backoff_factor=0.5)
+        for value in values:
+            param.grad = torch.full((4,), value * scaler.get_scale())
+            scaler.step(optimizer)
+            scaler.update()
+        return param
+
+    after_skip, without = trained([math.inf, 1.0, 2.0]), trained([1.0, 2.0])
+    # Momentum starts as a copy of the gradient, or as zero times 0.9 plus the gradient.
+    assert torch.equal(after_skip, without)

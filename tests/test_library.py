@@ -1,0 +1,84 @@
+"""Loading the extension module: one that does not fit says so in one sentence with a command."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch._C import DispatchKey, DispatchKeySet
+
+import amp_ext
+from amp_ext import _C, _build_info
+from cases import OPS, arguments, unwritten
+
+# One sentence, without a stop inside, that ends with a command.
+SENTENCE = r"^amp_ext [^\n]*(rebuild|build) it [^\n]*: (\w+=\S+ )?pip install \S.*$"
+
+
+def import_error(package: Path) -> str:
+    """Import the package in `package`'s parent in a process of its own; return the last line."""
+    process = subprocess.run(
+        [sys.executable, "-c", "import amp_ext"],
+        cwd=package.parent,
+        env={"PYTHONPATH": str(package.parent), "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert process.returncode == 1, process.stderr
+    last = process.stderr.strip().splitlines()[-1]
+    assert last.startswith("ImportError: "), process.stderr
+    return last.removeprefix("ImportError: ")
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    """A copy of the installed package."""
+    source = Path(amp_ext.__file__).parent
+    return shutil.copytree(
+        source, tmp_path / "amp_ext", ignore=shutil.ignore_patterns("__pycache__")
+    )
+
+
+def test_module_built_against_another_torch(package: Path) -> None:
+    info = (package / "_build_info.py").read_text()
+    other = info.replace(torch.__version__, "1.13.1+other")
+    assert other != info
+    (package / "_build_info.py").write_text(other)
+    message = import_error(package)
+    assert re.match(SENTENCE, message), message
+    assert "built against torch 1.13.1+other" in message
+    assert f"torch {torch.__version__} is installed" in message
+
+
+@pytest.mark.parametrize("missing", ["_build_info.py", "_C.*"])
+def test_module_that_is_not_built(package: Path, missing: str) -> None:
+    for file in package.glob(missing):
+        file.unlink()
+    message = import_error(package)
+    assert re.match(SENTENCE, message), message
+
+
+def test_build_info_describes_this_module() -> None:
+    assert torch.__version__ == _build_info.TORCH_VERSION
+    assert (_build_info.CUDA_VERSION is not None) == _C.cuda_built()
+    assert bool(_build_info.CUDA_ARCHES) == _C.cuda_built()
+    assert _build_info.CUDA_VERSION in (None, torch.version.cuda)
+
+
+@pytest.mark.skipif(_C.cuda_built(), reason="this module has CUDA kernels")
+@pytest.mark.parametrize("name", OPS)
+def test_cuda_tensor_given_to_a_cpu_only_module(name: str) -> None:
+    """The dispatcher is told that the tensors are CUDA's: no CUDA tensor can be had here."""
+    op = getattr(torch.ops.amp_ext, name).default
+    values = arguments(name, torch.device("cpu"))
+    tensors = [t for t in values.values() if isinstance(t, torch.Tensor)]
+    with unwritten(tensors), pytest.raises(RuntimeError) as raised:
+        op.redispatch(DispatchKeySet(DispatchKey.CUDA), **values)
+    assert re.match(SENTENCE, str(raised.value)), raised.value
+    assert "built without CUDA kernels" in str(raised.value)

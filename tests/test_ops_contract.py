@@ -1,0 +1,90 @@
+"""What every op owes torch: a schema, a meta kernel, tracing, and word to autograd."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from amp_ext import ops, reference
+from cases import OPS, arguments, assert_all_same, whole_and_view
+from executors import Executor, against_oracle
+
+
+@against_oracle
+@pytest.mark.parametrize("name", OPS)
+def test_opcheck(executor: Executor, name: str) -> None:
+    values = arguments(name, executor.device)
+    torch.library.opcheck(getattr(torch.ops.amp_ext, name).default, (), values)
+
+
+@pytest.mark.parametrize("functions", [ops, reference], ids=["ops", "reference"])
+@pytest.mark.parametrize("name", OPS)
+def test_signature_is_the_schema(name: str, functions: Any) -> None:
+    schema = getattr(torch.ops.amp_ext, name).default._schema
+    parameters = inspect.signature(getattr(functions, name)).parameters.values()
+    assert [p.name for p in parameters] == [a.name for a in schema.arguments]
+    for parameter, argument in zip(parameters, schema.arguments, strict=True):
+        assert (parameter.kind is parameter.KEYWORD_ONLY) == argument.kwarg_only
+        assert (parameter.default is parameter.empty) == (not argument.has_default_value())
+        if argument.has_default_value():
+            assert parameter.default == argument.default_value
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_meta(name: str) -> None:
+    values = arguments(name, torch.device("meta"))
+    result = getattr(ops, name)(**values)
+    if name == "grad_norm":
+        assert (result.device.type, result.dtype, result.shape) == ("meta", torch.float32, ())
+    else:
+        assert result is None
+
+
+def one_step(
+    grads: list[Tensor], scale: Tensor, tracker: Tensor, skipped: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Use every op once, as a training step does."""
+    found_inf, bad_tensor = torch.zeros_like(scale), torch.zeros_like(skipped)
+    inv_scale = scale.double().reciprocal().float()
+    ops.check_finite(grads, found_inf, bad_tensor)
+    norm = ops.grad_norm(grads, found_inf, inv_scale)
+    ops.unscale_(grads, found_inf, inv_scale)
+    ops.update_scale_(scale, tracker, [found_inf], 2.0, 0.5, 1, skipped_steps=skipped)
+    return norm, found_inf, bad_tensor
+
+
+@against_oracle
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiles_without_a_graph_break(executor: Executor, backend: str) -> None:
+    def inputs() -> tuple[list[Tensor], Tensor, Tensor, Tensor]:
+        grads = [torch.full((5, 3), 4.0), torch.full((7,), 8.0).bfloat16(), torch.full((), 16.0)]
+        grads = [grad.to(executor.device) for grad in grads]
+        scale, tracker = executor.scalar(4.0), executor.scalar(0, torch.int32)
+        return grads, scale, tracker, executor.scalar(0, torch.int64)
+
+    torch._dynamo.reset()
+    eager, compiled = inputs(), inputs()
+    expected = one_step(*eager)
+    actual = torch.compile(one_step, backend=backend, fullgraph=True)(*compiled)
+    assert_all_same(actual, expected)
+    assert_all_same([*compiled[0], *compiled[1:]], [*eager[0], *eager[1:]])
+    assert compiled[1].item() == 8.0
+
+
+@against_oracle
+@pytest.mark.parametrize("layout", ["contiguous", "columns"])
+def test_autograd_notices_the_write(executor: Executor, layout: str) -> None:
+    """A gradient that autograd has saved must not be rewritten behind its back."""
+    grad = whole_and_view(layout, torch.float32, executor.device)[1]
+    leaf = torch.ones_like(grad, requires_grad=True)
+    product = (leaf * grad).sum()
+    ops.check_finite([grad], executor.scalar(0.0))
+    ops.grad_norm([grad], executor.scalar(0.0))
+    product.backward(retain_graph=True)
+    ops.unscale_([grad], executor.scalar(0.0), executor.scalar(0.5))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.backward()

@@ -1,0 +1,162 @@
+"""Bad arguments of the ops: the error names op and argument, and nothing has been written."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from amp_ext import ops
+from cases import OPS, arguments, unwritten, whole_and_view
+
+CPU = torch.device("cpu")
+ELSEWHERE = "Expected all tensors to be on the same device"
+
+
+class Fault(NamedTuple):
+    """One bad argument: how it is made from the good one, and the error that it raises.
+
+    `like_torch` says that torch's op raises the same error for it.
+    """
+
+    op: str
+    argument: str
+    what: str
+    spoil: Callable[[Any], Any]
+    error: type[Exception]
+    text: str
+    like_torch: bool = False
+
+    def arguments(self) -> dict[str, Any]:
+        good = arguments(self.op, CPU)
+        return good | {self.argument: self.spoil(good[self.argument])}
+
+
+def second(spoil: Callable[[Tensor], Tensor]) -> Callable[[list[Tensor]], list[Tensor]]:
+    """Spoil the second tensor of a list."""
+    return lambda values: [values[0], spoil(values[1]), *values[2:]]
+
+
+def meta(tensor: Tensor) -> Tensor:
+    return tensor.to("meta")
+
+
+def scalar_faults(op: str, argument: str, kind: str, in_torch: bool) -> Iterator[Fault]:
+    """Yield the faults of an argument that has to be a tensor of one element."""
+    said = {"scale": "current_scale", "found_infs": "found_inf"}.get(argument, argument)
+    listed = second if argument == "found_infs" else (lambda spoil: spoil)
+    shape, dtype = f"{said} must be a 1-element tensor, got shape ", f"{said} must be {kind} tensor"
+    other_dtype = Tensor.double if kind == "a float" else Tensor.float
+    for what, spoil, text, like_torch in (
+        ("two-elements", lambda t: t.new_zeros(2), shape + r"\[2\]", in_torch),
+        ("empty", lambda t: t.new_zeros(0), shape + r"\[0\]", in_torch),
+        ("dtype", other_dtype, f"{dtype}, got (Double|Float)", in_torch),
+        ("device", meta, ELSEWHERE, False),
+    ):
+        yield Fault(op, argument, what, listed(spoil), RuntimeError, text, like_torch)
+
+
+def gradient_faults(op: str) -> Iterator[Fault]:
+    """Yield the faults of one gradient in a list of good ones."""
+    in_torch = op == "unscale_"
+    dtype = rf"\"amp_ext::{op}\" not implemented for '{{}}': grads\[1\] must be float16, bfloat16"
+    layout = r"grads\[1\] must be (a )?strided"
+    for what, spoil, error, text, like_torch in (
+        ("int", Tensor.int, NotImplementedError, dtype.format("Int"), in_torch),
+        ("bool", Tensor.bool, NotImplementedError, dtype.format("Bool"), in_torch),
+        ("complex", Tensor.cfloat, NotImplementedError, dtype.format("ComplexFloat"), in_torch),
+        ("sparse", Tensor.to_sparse, NotImplementedError, layout, False),
+        ("csr", lambda t: t.float().to_sparse_csr(), NotImplementedError, layout, False),
+        ("device", meta, RuntimeError, ELSEWHERE, False),
+    ):
+        yield Fault(op, "grads", what, second(spoil), error, text, like_torch)
+
+
+def overlap_faults() -> Iterator[Fault]:
+    """Yield the faults of memory that would be written more than once."""
+    within = "more than one element of the written-to tensor refers to a single memory location"
+    for layout, like_torch in (("expanded", True), ("sliding-window", False)):
+        view = whole_and_view(layout, torch.float32, CPU)[1]
+        spoil = second(lambda _, view=view: view)
+        yield Fault("unscale_", "grads", layout, spoil, RuntimeError, within, like_torch)
+    for what, index, repeat in (
+        ("same-tensor", 3, lambda grads: [*grads, grads[0]]),
+        ("same-start", 1, lambda grads: [grads[0], grads[0][:2], *grads[1:]]),
+    ):
+        text = rf"grads\[0\] and grads\[{index}\] start at the same address"
+        yield Fault("unscale_", "grads", what, repeat, RuntimeError, text)
+
+
+def all_faults() -> Iterator[Fault]:
+    for op in OPS[:3]:
+        yield from gradient_faults(op)
+        yield from scalar_faults(op, "found_inf", "a float", op == "unscale_")
+    yield from scalar_faults("unscale_", "inv_scale", "a float", True)
+    yield from scalar_faults("grad_norm", "inv_scale", "a float", False)
+    yield from scalar_faults("check_finite", "bad_tensor", "a long", False)
+    yield from overlap_faults()
+
+    op = "update_scale_"
+    yield from scalar_faults(op, "scale", "a float", True)
+    yield from scalar_faults(op, "growth_tracker", "an int", True)
+    yield from scalar_faults(op, "found_infs", "a float", True)
+    yield from scalar_faults(op, "hysteresis_tracker", "an int", False)
+    yield from scalar_faults(op, "skipped_steps", "a long", False)
+    yield Fault(op, "found_infs", "none", lambda _: [], RuntimeError, "at least one tensor")
+    yield Fault(op, "hysteresis", "zero", lambda _: 0, RuntimeError, "at least 1, got 0")
+    yield Fault(op, "hysteresis_tracker", "missing", lambda _: None, RuntimeError, "got None")
+
+
+FAULTS = list(all_faults())
+
+
+def parametrized(faults: Iterable[Fault]) -> pytest.MarkDecorator:
+    named = [pytest.param(f, id=f"{f.op}-{f.argument}-{f.what}") for f in faults]
+    return pytest.mark.parametrize("fault", named)
+
+
+def tensors(values: dict[str, Any]) -> Iterator[Tensor]:
+    for value in values.values():
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, list):
+            yield from value
+
+
+def raised(error: type[Exception], function: Callable[..., Any], **values: Any) -> Exception:
+    with pytest.raises(error) as caught:
+        function(**values)
+    return caught.value
+
+
+@parametrized(FAULTS)
+def test_bad_argument(fault: Fault) -> None:
+    values = fault.arguments()
+    with unwritten(tensors(values)):
+        error = raised(fault.error, getattr(ops, fault.op), **values)
+    assert re.search(fault.text, str(error)), error
+    if not str(error).startswith("unsupported operation"):
+        assert f"amp_ext::{fault.op}" in str(error)
+
+
+def torch_op(op: str, values: dict[str, Any]) -> None:
+    if op == "unscale_":
+        torch._amp_foreach_non_finite_check_and_unscale_(*values.values())
+        return
+    found_inf = values["found_infs"][1]
+    factors = [values[name] for name in ("growth_factor", "backoff_factor", "growth_interval")]
+    torch._amp_update_scale_(values["scale"], values["growth_tracker"], found_inf, *factors)
+
+
+@parametrized(fault for fault in FAULTS if fault.like_torch)
+def test_bad_argument_as_in_torch(fault: Fault) -> None:
+    """Same type, and torch's sentence is part of ours: code that looks for it still finds it."""
+    theirs = raised(fault.error, torch_op, op=fault.op, values=fault.arguments())
+    ours = raised(fault.error, getattr(ops, fault.op), **fault.arguments())
+    assert type(ours) is type(theirs)
+    sentence = re.sub(r'^"\w+" ', "", str(theirs).split("\n")[0]).rstrip(".")
+    assert sentence in str(ours)

@@ -1,0 +1,281 @@
+"""The build: what setup.py decides, what an sdist holds, and what the check of the kernels sees."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from setuptools.errors import PlatformError
+
+import cuda_check
+
+ROOT = Path(__file__).resolve().parents[1]
+TOOLKIT_ROOT = "/opt/cuda"
+
+
+def load(name: str) -> ModuleType:
+    """Import a file of the repository that is not on sys.path."""
+    spec = importlib.util.spec_from_file_location(f"amp_ext_{name}", ROOT / f"{name}.py")
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+setup = load("setup")
+build_backend = load("build_backend")
+gpu = load("bench/gpu")
+
+
+@pytest.fixture
+def in_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+
+
+# ---- architectures ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["8.0+PTX;9.0a", "8.0+PTX 9.0a", " 8.0+PTX; 9.0a;"])
+def test_arch_list_takes_torchs_separators(text: str) -> None:
+    assert setup.parse_arch_list(text) == ["8.0+PTX", "9.0a"]
+
+
+def test_empty_arch_list_is_the_default() -> None:
+    assert setup.parse_arch_list("") == ["8.0+PTX", "9.0a"]
+
+
+@pytest.mark.parametrize("text", ["80", "8.0+ptx", "sm_80", "9.0b", "Hopper"])
+def test_arch_list_names_a_bad_entry(text: str) -> None:
+    with pytest.raises(PlatformError, match=f"TORCH_CUDA_ARCH_LIST.*{re.escape(repr(text))}"):
+        setup.parse_arch_list(f"8.0;{text}")
+
+
+def test_gencode_flags() -> None:
+    assert setup.gencode_flags(["8.0+PTX", "9.0a", "12.0"]) == [
+        "-gencode=arch=compute_80,code=sm_80",
+        "-gencode=arch=compute_80,code=compute_80",
+        "-gencode=arch=compute_90a,code=sm_90a",
+        "-gencode=arch=compute_120,code=sm_120",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("unscale.cu", ["8.0+PTX", "9.0a", "12.0"]),
+        ("gemm/gemm_sm80.cu", ["8.0+PTX", "12.0"]),
+        ("gemm/gemm_sm90.cu", ["9.0a"]),
+    ],
+)
+def test_arch_specific_files(source: str, expected: list[str]) -> None:
+    path = Path("csrc/kernels", source)
+    assert setup.arches_of(path, ["8.0+PTX", "9.0a", "12.0"]) == expected
+
+
+# ---- toolkit and the decision ------------------------------------------------------------------
+
+
+def test_toolkit_root_is_what_nvcc_says() -> None:
+    dryrun = "#$ _HERE_=/opt/cuda/bin\n#$ TOP=/opt/cuda/bin/..\n#$ PATH=/opt/cuda/bin:/usr/bin\n"
+    assert setup.toolkit_root(dryrun) == Path(TOOLKIT_ROOT)
+
+
+def test_toolkit_root_that_nvcc_does_not_say() -> None:
+    with pytest.raises(PlatformError, match="TOP="):
+        setup.toolkit_root("nvcc fatal: unknown option\n")
+
+
+@pytest.mark.parametrize(
+    ("nvcc", "torch_cuda", "force_cpu", "obstacle"),
+    [
+        ("13.0", "13.0", False, None),
+        ("13.1", "13.0", False, None),
+        ("13.0", "13.0", True, "FORCE_CPU is set"),
+        ("13.0", None, False, "torch is not a CUDA build"),
+        (None, "13.0", False, "no nvcc"),
+        (None, None, False, "torch is not a CUDA build"),
+        ("12.6", "13.0", False, "nvcc is of CUDA 12.6 and torch of CUDA 13.0"),
+    ],
+)
+def test_when_kernels_are_built(
+    nvcc: str | None,
+    torch_cuda: str | None,
+    force_cpu: bool,
+    obstacle: str | None,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert setup.builds_kernels(force_cpu, False, nvcc, torch_cuda) == (obstacle is None)
+    assert (obstacle or "") in capsys.readouterr().out
+    if obstacle is None:
+        assert setup.builds_kernels(force_cpu, True, nvcc, torch_cuda)
+    else:
+        with pytest.raises(PlatformError, match=f"FORCE_CUDA is set, but .*{obstacle}"):
+            setup.builds_kernels(force_cpu, True, nvcc, torch_cuda)
+
+
+# ---- flags of each file ------------------------------------------------------------------------
+
+
+def units(kernels: bool) -> dict[str, list[str]]:
+    """The flags of every object file, for a machine with or without a CUDA toolkit."""
+    toolkit = setup.Toolkit("nvcc", "13.0", Path(TOOLKIT_ROOT)) if kernels else None
+    torch_dir = Path(torch.__file__).parent
+    found = setup.compile_units(torch_dir, toolkit, ["8.0+PTX", "9.0a"] if kernels else [])
+    return {name: flags for _, name, flags in found}
+
+
+@pytest.mark.parametrize("kernels", [False, True])
+def test_every_source_is_compiled_where_it_belongs(in_root: None, kernels: bool) -> None:
+    sources = {re.sub(r"(\.baseline|\.avx2|\.avx512)?\.o$", "", name) for name in units(kernels)}
+    expected = {path.as_posix() for path in Path("csrc").rglob("*.c*") if path.suffix != ".cuh"}
+    absent = {"csrc/bindings/no_cuda.cpp"} if kernels else {"csrc/bindings/cuda.cpp"}
+    if not kernels:
+        absent |= {name for name in expected if name.endswith(".cu")}
+    assert sources == expected - absent
+
+
+def test_no_file_gets_fast_math(in_root: None) -> None:
+    assert not [flag for flags in units(True).values() for flag in flags if "fast" in flag]
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_vector_code_per_instruction_set(
+    in_root: None, monkeypatch: pytest.MonkeyPatch, machine: str
+) -> None:
+    monkeypatch.setattr(setup.platform, "machine", lambda: machine)
+    spans = {name: flags for name, flags in units(False).items() if "/span.cpp" in name}
+    isas = ["baseline", "avx2", "avx512"] if machine == "x86_64" else ["baseline"]
+    assert list(spans) == [f"csrc/cpu/span.cpp.{isa}.o" for isa in isas]
+    for isa, flags in zip(isas, spans.values(), strict=True):
+        assert f"-DAMP_EXT_ISA={isa}" in flags
+        assert "-ffp-contract=off" in flags
+        assert ("-DAMP_EXT_X86" in flags) == (machine == "x86_64")
+        assert ("-mavx512f" in flags) == (isa == "avx512")
+        assert ("-mavx2" in flags) == (isa == "avx2")
+
+
+def test_ninja_file_quotes_for_ninja_and_for_the_shell() -> None:
+    unit = (Path("a b.cpp"), "a b.cpp.o", ["-isystem/c d", "-DX=$Y"])
+    text = setup.ninja_file(Path("out dir/_C.so"), [unit], Path("/torch"), None)
+    assert "build out$ dir/a$ b.cpp.o: .cpp a$ b.cpp\n" in text
+    assert "flags = '-isystem/c d' '-DX=$$Y'\n" in text
+    assert "build out$ dir/_C.so: link out$ dir/a$ b.cpp.o\n" in text
+
+
+# ---- packaging ---------------------------------------------------------------------------------
+
+
+def test_build_uses_the_installed_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert str(Path(torch.__file__).parents[1]) in build_backend._installed_path()
+    assert "torch" not in " ".join(build_backend.get_requires_for_build_wheel())
+
+    monkeypatch.setattr(build_backend, "_installed_path", list)
+    monkeypatch.setattr(sys, "path", [])
+    assert build_backend._requirements([]) == ["ninja", "torch>=2.11"]
+    assert 'dependencies = ["torch>=2.11"]' in (ROOT / "pyproject.toml").read_text()
+
+
+def test_sdist_holds_what_a_build_needs(tmp_path: Path) -> None:
+    command = [sys.executable, "setup.py", "-q", "egg_info", "--egg-base", str(tmp_path)]
+    subprocess.run(command, cwd=ROOT, check=True)
+    listed = set((tmp_path / "amp_ext.egg-info/SOURCES.txt").read_text().split())
+    needed = {
+        path.relative_to(ROOT).as_posix()
+        for folder in ("csrc", "amp_ext", "triton_kernels")
+        for path in (ROOT / folder).rglob("*")
+        if path.suffix in {".py", ".h", ".cpp", ".cu", ".cuh"}
+    }
+    generated = "amp_ext/_build_info.py"
+    assert needed - {generated} <= listed
+    assert {"setup.py", "build_backend.py", "pyproject.toml", "README.md", "LICENSE"} <= listed
+    assert generated not in listed
+    assert not [name for name in listed if name.endswith(".so")]
+
+
+# ---- the check of the kernels ------------------------------------------------------------------
+
+PTXAS = """\
+ptxas info    : 0 bytes gmem
+ptxas info    : Compiling entry function 'unscale_kernel' for 'sm_80'
+ptxas info    : Function properties for unscale_kernel
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 64 registers, used 1 barriers, 2048 bytes smem, 384 bytes cmem[0]
+"""
+SASS = """\
+Fatbin elf code:
+================
+arch = sm_80
+\tcode for sm_80
+\t\tFunction : unscale_kernel
+        /*0000*/                   LDG.E.128 R4, [R2.64] ;    /* 0x00000a00ff017624 */
+                                                              /* 0x000fe400078e00ff */
+        /*0010*/              @!P0 STG.E.128 [R2.64], R4 ;    /* 0x0000000000007919 */
+"""
+
+
+def checked(ptxas: str = PTXAS, sass: str = SASS) -> list[str]:
+    kernels: cuda_check.Kernels = {}
+    cuda_check.read_ptxas(ptxas, kernels)
+    cuda_check.read_sass(sass, kernels)
+    assert list(kernels) == [("unscale_kernel", "sm_80")]
+    return cuda_check.faults(kernels["unscale_kernel", "sm_80"])
+
+
+def test_cuda_check_reads_a_good_kernel() -> None:
+    assert checked() == []
+
+
+@pytest.mark.parametrize(
+    ("ptxas", "sass", "fault"),
+    [
+        (PTXAS.replace("0 bytes spill loads", "8 bytes spill loads"), SASS, "8 bytes of registers"),
+        (PTXAS.replace("0 bytes spill st", "12 bytes spill st"), SASS, "12 bytes of registers"),
+        (PTXAS, SASS.replace("LDG.E.128", "LDG.E.64"), "no LDG.128"),
+        (PTXAS, SASS.replace("STG.E.128", "STG.E"), "no STG.128"),
+        (PTXAS, SASS + "        /*0020*/   @P1 LDL.64 R4, [R1] ;", "1 loads and stores of local"),
+        (PTXAS, "", "not in the binary"),
+        ("", SASS, "ptxas said nothing"),
+    ],
+)
+def test_cuda_check_sees_a_bad_kernel(ptxas: str, sass: str, fault: str) -> None:
+    assert fault in " ".join(checked(ptxas, sass))
+
+
+def test_cuda_check_sees_remarks_about_matrix_instructions() -> None:
+    remark = "ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async is serialized"
+    assert cuda_check.remarks(f"{PTXAS}{remark}\n") == [remark]
+    assert cuda_check.remarks(PTXAS) == []
+
+
+def test_cuda_check_sees_a_missing_architecture() -> None:
+    kernels: cuda_check.Kernels = {}
+    cuda_check.read_sass(SASS, kernels)
+    assert cuda_check.missing(kernels, ["8.0+PTX", "9.0a"])[0] == "no kernel for sm_90a"
+
+
+# ---- make gpu ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("capability", "arches"), [((8, 0), "8.0"), ((8, 9), "8.0;8.9"), ((9, 0), "8.0;9.0a")]
+)
+def test_gpu_run_builds_for_the_present_gpu(capability: tuple[int, int], arches: str) -> None:
+    assert gpu.arch_list(capability) == arches
+
+
+@pytest.mark.parametrize(
+    ("code", "limit", "result"),
+    [
+        ("pass", 60, "ok ("),
+        ("raise SystemExit(3)", 60, "FAILED, exit status 3 ("),
+        ("import time; time.sleep(60)", 1, "FAILED, out of time ("),
+    ],
+)
+def test_gpu_run_goes_on_after_a_failed_stage(code: str, limit: int, result: str) -> None:
+    stage = gpu.Stage("a stage", [sys.executable, "-c", code], limit)
+    assert stage.run({}).startswith(result)

@@ -1,0 +1,259 @@
+"""amp_ext::unscale_: values bit for bit, and the overflow flag, on every executor."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from amp_ext import reference
+from cases import (
+    FLOATS,
+    LAYOUTS,
+    NON_FINITE,
+    SIZES,
+    all_bit_patterns,
+    assert_all_same,
+    assert_same,
+    bits,
+    copies,
+    edges,
+    random,
+    random_bit_patterns,
+    threads,
+    whole_and_view,
+)
+from executors import Executor, against_oracle, every_executor
+
+# 1.5 gives products half-way between two 16-bit values, 2**-140 is subnormal.
+FACTORS = (1.0, 1.5, 2.0**-16, 1 / 3, -0.7, 0.0, 2.0**-140, 1e30, math.inf, math.nan)
+TAME_FACTORS = (1.0, 2.0**-16, 1 / 3, 1e-4)
+
+
+def check_against_oracle(executor: Executor, grads: list[torch.Tensor], factor: float) -> float:
+    """Run the op and the oracle on `grads`, compare what they write, and return found_inf."""
+    expected = copies(grads)
+    found_inf, expected_found_inf = executor.scalar(0.0), executor.scalar(0.0)
+    reference.unscale_(expected, expected_found_inf, executor.scalar(factor))
+    executor.ops.unscale_(grads, found_inf, executor.scalar(factor))
+    assert_all_same(grads, expected)
+    assert_same(found_inf, expected_found_inf)
+    return found_inf.item()
+
+
+@every_executor
+@pytest.mark.parametrize("factor", TAME_FACTORS)
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_equals_torch(executor: Executor, dtype: torch.dtype, factor: float) -> None:
+    expected = [random(shape, dtype, torch.device("cpu")) for shape in [(999,), (), (7, 5)]]
+    grads = [grad.to(executor.device, copy=True) for grad in expected]
+    found_inf, torch_found_inf = executor.scalar(0.0), torch.tensor(0.0)
+    torch._amp_foreach_non_finite_check_and_unscale_(
+        expected, torch_found_inf, torch.tensor(factor)
+    )
+    executor.ops.unscale_(grads, found_inf, executor.scalar(factor))
+    assert_all_same(grads, expected)
+    assert_same(found_inf, torch_found_inf)
+
+
+@against_oracle
+@pytest.mark.parametrize("factor", FACTORS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_all_16_bit_patterns(executor: Executor, dtype: torch.dtype, factor: float) -> None:
+    grad = all_bit_patterns(dtype).to(executor.device)
+    assert check_against_oracle(executor, [grad], factor) == 1.0
+
+
+@against_oracle
+@pytest.mark.parametrize("factor", [1.5, 2.0**-16, 1 / 3, 1e30])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_all_16_bit_patterns_in_short_tensors(
+    executor: Executor, dtype: torch.dtype, factor: float
+) -> None:
+    """Too short for vector instructions, so that the conversions of single values are seen too."""
+    grad = all_bit_patterns(dtype).to(executor.device)
+    expected = grad.clone()
+    reference.unscale_([expected], executor.scalar(0.0), executor.scalar(factor))
+    executor.ops.unscale_(list(grad.split(3)), executor.scalar(0.0), executor.scalar(factor))
+    assert_same(grad, expected)
+
+
+@against_oracle
+@pytest.mark.parametrize("factor", FACTORS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_random_bit_patterns(executor: Executor, dtype: torch.dtype, factor: float) -> None:
+    grad = random_bit_patterns(300_000, dtype).to(executor.device)
+    assert check_against_oracle(executor, [grad], factor) == 1.0
+
+
+@every_executor
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_factor_of_one_keeps_every_bit(executor: Executor, dtype: torch.dtype) -> None:
+    sixteen_bits = dtype.itemsize == 2
+    grad = all_bit_patterns(dtype) if sixteen_bits else random_bit_patterns(100_000, dtype)
+    grad = grad.to(executor.device)
+    before = bits(grad).clone()
+    executor.ops.unscale_([grad], executor.scalar(0.0), executor.scalar(1.0))
+    assert torch.equal(bits(grad), before), "NaN payloads count here"
+
+
+@every_executor
+@pytest.mark.parametrize(
+    ("dtype", "value", "factor", "overflows"),
+    [
+        (torch.float16, 65504.0, 1.00048828125, True),  # 65536, beyond the largest fp16
+        (torch.float16, 65504.0, 1.0001, False),  # rounds back to 65504
+        (torch.float32, torch.finfo(torch.float32).max, 1.0000001, True),
+        (torch.bfloat16, torch.finfo(torch.bfloat16).max, 1.0000001, False),
+        (torch.float64, 1e300, 1e30, True),
+        (torch.float64, 1e300, 0.5, False),  # finite in fp64, though not in fp32
+        (torch.float32, 0.0, math.inf, True),
+    ],
+    ids=str,
+)
+def test_product_is_judged_after_rounding(
+    executor: Executor, dtype: torch.dtype, value: float, factor: float, overflows: bool
+) -> None:
+    grad = torch.full((37,), value, dtype=dtype, device=executor.device)
+    found_inf = executor.scalar(0.0)
+    executor.ops.unscale_([grad], found_inf, executor.scalar(factor))
+    assert found_inf.item() == float(overflows)
+    assert bool(grad.isfinite().all()) is not overflows
+
+
+@against_oracle
+@pytest.mark.parametrize("offset", [0, 1, 2, 3])
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_finds_a_bad_value_at_every_edge(
+    executor: Executor, dtype: torch.dtype, offset: int
+) -> None:
+    """The values around the bad one are unscaled, and nothing beside the view is written."""
+    inv_scale = executor.scalar(0.5)
+    for size in SIZES:
+        whole = torch.full((offset + size + 5,), 4.0, dtype=dtype, device=executor.device)
+        grad = whole[offset : offset + size]
+        expected = torch.full_like(whole, 4.0)
+        expected[offset : offset + size] = 2.0
+        for position in edges(size):
+            value = NON_FINITE[position % 3]
+            whole.fill_(4.0)
+            grad[position] = value
+            found_inf = executor.scalar(0.0)
+            executor.ops.unscale_([grad], found_inf, inv_scale)
+            assert found_inf.item() == 1.0, (size, position, value)
+            assert not grad[position].isfinite(), (size, position, value)
+            grad[position] = 2.0
+            assert_same(whole, expected)
+
+
+@against_oracle
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_layouts(executor: Executor, dtype: torch.dtype, layout: str) -> None:
+    whole, grad = whole_and_view(layout, dtype, executor.device)
+    expected_whole, expected = copies([whole])[0], copies([grad])[0]
+    expected_whole.set_(expected.untyped_storage(), 0, whole.shape, whole.stride())
+    reference.unscale_([expected], executor.scalar(0.0), executor.scalar(1 / 3))
+    executor.ops.unscale_([grad], executor.scalar(0.0), executor.scalar(1 / 3))
+    assert_same(grad, expected)
+    assert_same(whole, expected_whole)
+
+
+@against_oracle
+@pytest.mark.parametrize("count", [1, 3, 2000])
+@pytest.mark.parametrize("bad", [None, 0, -1], ids=["finite", "first-bad", "last-bad"])
+def test_lists_of_mixed_dtypes(executor: Executor, count: int, bad: int | None) -> None:
+    grads = [random((1 + 7 * i % 97,), FLOATS[i % 4], executor.device) for i in range(count)]
+    if bad is not None:
+        grads[bad][-1] = math.inf
+    found_inf = check_against_oracle(executor, grads, 1 / 3)
+    assert found_inf == float(bad is not None)
+
+
+@against_oracle
+def test_every_layout_in_one_list(executor: Executor) -> None:
+    grads = [whole_and_view(name, dt, executor.device)[1] for name in LAYOUTS for dt in FLOATS]
+    assert check_against_oracle(executor, grads, 2.0**-10) == 0.0
+
+
+@every_executor
+def test_empty_tensors_anywhere(executor: Executor) -> None:
+    empty = torch.empty(0, device=executor.device)
+    full = torch.full((3,), 8.0, device=executor.device)
+    grads = [empty, empty.half(), full, torch.empty(0, 4, device=executor.device), empty]
+    found_inf = executor.scalar(0.0)
+    executor.ops.unscale_(grads, found_inf, executor.scalar(0.25))
+    assert full.tolist() == [2.0, 2.0, 2.0]
+    assert found_inf.item() == 0.0
+
+
+@every_executor
+@pytest.mark.parametrize("already", [0.0, 1.0])
+def test_empty_list_writes_nothing(executor: Executor, already: float) -> None:
+    found_inf = executor.scalar(already)
+    executor.ops.unscale_([], found_inf, executor.scalar(0.25))
+    assert found_inf.item() == already
+
+
+@every_executor
+@pytest.mark.parametrize("shape", [(), (1,)], ids=str)
+def test_found_inf_is_set_to_one_and_never_cleared(
+    executor: Executor, shape: tuple[int, ...]
+) -> None:
+    found_inf = torch.zeros(shape, device=executor.device)
+    inv_scale = torch.full(shape, 0.5, device=executor.device)
+    good = [torch.ones(5, device=executor.device)]
+    bad = [torch.full((5,), math.inf, device=executor.device)]
+    for grads, expected in ((good, 0.0), (bad, 1.0), (good, 1.0), (bad, 1.0)):
+        executor.ops.unscale_(grads, found_inf, inv_scale)
+        assert found_inf.item() == expected
+
+
+@against_oracle
+def test_number_of_threads_changes_nothing(executor: Executor) -> None:
+    grads = [random((size,), dtype, executor.device) for size in SIZES for dtype in FLOATS]
+    again = copies(grads)
+    for count, tensors in ((1, grads), (2, again)):
+        with threads(count):
+            executor.ops.unscale_(tensors, executor.scalar(0.0), executor.scalar(1 / 3))
+    assert_all_same(grads, again)
+
+
+lists_of_gradients = st.lists(
+    st.tuples(st.sampled_from(sorted(LAYOUTS)), st.sampled_from(FLOATS)), max_size=8
+)
+
+
+@against_oracle
+@settings(max_examples=60, deadline=None)
+@given(
+    kinds=lists_of_gradients,
+    factor=st.floats(width=32),
+    planted=st.none() | st.tuples(st.integers(0, 7), st.floats()),
+)
+def test_any_list(
+    executor: Executor,
+    kinds: list[tuple[str, torch.dtype]],
+    factor: float,
+    planted: tuple[int, float] | None,
+) -> None:
+    grads = [whole_and_view(layout, dtype, executor.device)[1] for layout, dtype in kinds]
+    if planted and grads:
+        index, value = planted
+        grads[index % len(grads)].copy_(torch.tensor(value, dtype=torch.float64))
+    check_against_oracle(executor, grads, factor)
+
+
+@pytest.mark.slow
+@against_oracle
+def test_more_than_2_to_the_31_elements(executor: Executor) -> None:
+    grad = torch.ones(2**31 + 5, dtype=torch.bfloat16, device=executor.device)
+    grad[-1] = math.inf
+    found_inf = executor.scalar(0.0)
+    executor.ops.unscale_([grad], found_inf, executor.scalar(0.5))
+    assert found_inf.item() == 1.0
+    assert grad[-2].item() == grad[0].item() == 0.5
+    assert grad[:-1].max().item() == grad[:-1].min().item() == 0.5

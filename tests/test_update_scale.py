@@ -1,0 +1,256 @@
+"""amp_ext::update_scale_: bit for bit torch's op at the defaults, and the options beyond it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from amp_ext import reference
+from cases import assert_same
+from executors import Executor, against_oracle, every_executor
+
+FLT_MIN = 2.0**-126
+SUBNORMAL = 2.0**-149
+FLT_MAX = torch.finfo(torch.float32).max
+SCALES = (
+    *(0.0, -0.0, SUBNORMAL, 2.0**-130, FLT_MIN, 1.7 * FLT_MIN, 1e-10, 1.0, 3.3, 65536.0, 1e30),
+    *(2.0**127, FLT_MAX, math.inf, math.nan, -4.0, -FLT_MIN, -SUBNORMAL),
+)
+
+
+@dataclass
+class State:
+    """The tensors that the op writes, on one executor."""
+
+    executor: Executor
+    scale: Tensor
+    tracker: Tensor
+    hysteresis_tracker: Tensor
+    skipped: Tensor
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def update(self, *found: float, growth=2.0, backoff=0.5, interval=2, ops=None) -> State:
+        """Run the op (or the one of `ops`) with one found_inf per value."""
+        (ops or self.executor.ops).update_scale_(
+            self.scale,
+            self.tracker,
+            [self.executor.scalar(value) for value in found],
+            growth,
+            backoff,
+            interval,
+            hysteresis_tracker=self.hysteresis_tracker,
+            skipped_steps=self.skipped,
+            **self.options,
+        )
+        return self
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.scale, self.tracker, self.hysteresis_tracker, self.skipped
+
+
+def state(executor: Executor, scale: float, tracker: int = 0, **options: Any) -> State:
+    return State(
+        executor,
+        executor.scalar(scale),
+        executor.scalar(tracker, torch.int32),
+        executor.scalar(options.get("hysteresis", 1), torch.int32),
+        executor.scalar(0, torch.int64),
+        options,
+    )
+
+
+def is_deviation(scale: float, tracker: int, found: float, interval: int, theirs: float) -> bool:
+    """Tell whether amp_ext differs from torch on purpose.
+
+    The scale has a floor where torch lets it decay to 0, and it grows with a growth_tracker at or
+    beyond the interval where torch waits for the tracker to equal the interval.
+    """
+    decays = found != 0 and scale > 0 and theirs < FLT_MIN
+    stuck = found == 0 and tracker >= interval
+    return decays or stuck
+
+
+@every_executor
+@pytest.mark.parametrize("scale", SCALES)
+def test_equals_torch(executor: Executor, scale: float) -> None:
+    compared = 0
+    for tracker, found, growth, backoff, interval in itertools.product(
+        (0, 1, 4, 5, 100),
+        (0.0, 1.0, 2.0, -0.0, math.nan),
+        (2.0, 1.0000001, 1e10),
+        (0.5, 0.99999999, 0.3, 1e-20),
+        (1, 2, 6, 101, 2000, 2**40),
+    ):
+        theirs, their_tracker = torch.tensor(scale), torch.tensor(tracker, dtype=torch.int32)
+        torch._amp_update_scale_(
+            theirs, their_tracker, torch.tensor(found), growth, backoff, interval
+        )
+        if is_deviation(scale, tracker, found, interval, theirs.item()):
+            continue
+        ours = state(executor, scale, tracker)
+        ours.update(found, growth=growth, backoff=backoff, interval=interval)
+        assert_same(ours.scale, theirs)
+        assert_same(ours.tracker, their_tracker)
+        compared += 1
+    assert compared > 500
+
+
+@every_executor
+@pytest.mark.parametrize(
+    ("scale", "expected"),
+    [
+        (4 * FLT_MIN, 2 * FLT_MIN),
+        (2 * FLT_MIN, FLT_MIN),
+        (1.5 * FLT_MIN, FLT_MIN),
+        (FLT_MIN, FLT_MIN),
+        (FLT_MIN / 2, FLT_MIN / 2),  # below the floor already: left alone
+        (SUBNORMAL, SUBNORMAL),
+        (0.0, 0.0),
+    ],
+)
+def test_scale_never_decays_below_the_smallest_normal(
+    executor: Executor, scale: float, expected: float
+) -> None:
+    assert state(executor, scale).update(1.0).scale.item() == expected
+
+
+@every_executor
+def test_grows_when_the_interval_has_been_lowered(executor: Executor) -> None:
+    """Where torch, comparing for equality, would never grow again."""
+    ours = state(executor, 8.0, tracker=50).update(0.0, interval=10)
+    assert (ours.scale.item(), ours.tracker.item()) == (16.0, 0)
+
+
+@every_executor
+def test_growth_and_backoff(executor: Executor) -> None:
+    ours = state(executor, 4.0)
+    seen = []
+    for found in (0.0, 0.0, 0.0, 1.0, 0.0, 0.0):
+        ours.update(found)
+        seen.append((ours.scale.item(), ours.tracker.item(), ours.skipped.item()))
+    assert seen == [(4, 1, 0), (8, 0, 0), (8, 1, 0), (4, 0, 1), (4, 1, 1), (8, 0, 1)]
+
+
+@every_executor
+@pytest.mark.parametrize(
+    ("found", "overflow"),
+    [
+        ((0.0,), False),
+        ((0.0, -0.0, 0.0), False),
+        ((0.0, 0.0, 1.0), True),
+        ((1.0, 1.0), True),
+        ((2.0,), True),
+        ((math.nan, 0.0), True),
+        ((0.0,) * 300, False),
+        ((0.0,) * 299 + (1.0,), True),
+    ],
+    ids=lambda value: str(value)[:24],
+)
+def test_any_found_inf_is_an_overflow(
+    executor: Executor, found: tuple[float, ...], overflow: bool
+) -> None:
+    ours = state(executor, 4.0).update(*found)
+    assert ours.scale.item() == (2.0 if overflow else 4.0)
+    assert ours.skipped.item() == int(overflow)
+
+
+@every_executor
+def test_found_infs_are_only_read(executor: Executor) -> None:
+    found_infs = [executor.scalar(value) for value in (0.0, 1.0, 1.0)]
+    scale, tracker = executor.scalar(4.0), executor.scalar(0, torch.int32)
+    executor.ops.update_scale_(scale, tracker, found_infs, 2.0, 0.5, 1)
+    assert [found_inf.item() for found_inf in found_infs] == [0.0, 1.0, 1.0]
+    assert scale.item() == 2.0
+
+
+@every_executor
+@pytest.mark.parametrize("shape", [(), (1,)], ids=str)
+def test_shapes_of_one_element(executor: Executor, shape: tuple[int, ...]) -> None:
+    scale = torch.full(shape, 4.0, device=executor.device)
+    tracker = torch.zeros(shape, dtype=torch.int32, device=executor.device)
+    found_infs = [torch.zeros(shape, device=executor.device)]
+    executor.ops.update_scale_(scale, tracker, found_infs, 2.0, 0.5, 1)
+    assert (scale.item(), tracker.item(), scale.shape) == (8.0, 0, torch.Size(shape))
+
+
+@every_executor
+@pytest.mark.parametrize(
+    ("options", "scale", "found", "expected"),
+    [
+        ({"min_scale": 3.0}, 4.0, 1.0, 3.0),
+        ({"min_scale": 3.0}, 8.0, 1.0, 4.0),
+        ({"min_scale": 3.0}, 2.0, 1.0, 2.0),  # below already: neither lowered nor lifted
+        ({"min_scale": SUBNORMAL}, FLT_MIN, 1.0, FLT_MIN / 2),
+        ({"max_scale": 6.0}, 4.0, 0.0, 6.0),
+        ({"max_scale": 6.0}, 2.0, 0.0, 4.0),
+        ({"max_scale": 6.0}, 7.0, 0.0, 7.0),  # above already: neither lifted nor lowered
+        ({"max_scale": 6.0}, 8.0, 1.0, 4.0),
+        ({"max_scale": 1e30}, FLT_MAX, 0.0, FLT_MAX),
+        ({"min_scale": 2.0, "max_scale": 2.0}, 2.0, 0.0, 2.0),
+    ],
+    ids=str,
+)
+def test_floor_and_ceiling(
+    executor: Executor, options: dict[str, float], scale: float, found: float, expected: float
+) -> None:
+    assert state(executor, scale, **options).update(found, interval=1).scale.item() == expected
+
+
+@every_executor
+def test_hysteresis(executor: Executor) -> None:
+    """With hysteresis 3 the scale moves at the third overflow in a row and at each after it."""
+    ours = state(executor, 64.0, hysteresis=3)
+    seen = []
+    for found in (1, 1, 0, 1, 1, 1, 1, 0, 1):
+        ours.update(float(found), interval=1000)
+        seen.append((ours.scale.item(), ours.tracker.item(), ours.skipped.item()))
+    assert seen == [
+        *((64, 0, 1), (64, 0, 2), (64, 1, 2)),
+        *((64, 0, 3), (64, 0, 4), (32, 0, 5), (16, 0, 6)),
+        *((16, 1, 6), (16, 0, 7)),
+    ]
+
+
+@against_oracle
+@settings(max_examples=400, deadline=None)
+@given(
+    scale=st.floats(width=32, allow_nan=False),
+    tracker=st.integers(0, 10),
+    found=st.lists(st.floats(width=32) | st.just(0.0), min_size=1, max_size=4),
+    growth=st.floats(1.0, 1e12, exclude_min=True),
+    backoff=st.floats(0.0, 1.0, exclude_min=True, exclude_max=True),
+    interval=st.integers(1, 12),
+    options=st.fixed_dictionaries(
+        {},
+        optional={
+            "min_scale": st.floats(0.0, width=32, exclude_min=True, allow_infinity=False),
+            "max_scale": st.floats(0.0, width=32, exclude_min=True, allow_infinity=False),
+            "hysteresis": st.integers(1, 4),
+        },
+    ),
+)
+def test_any_numbers(
+    executor: Executor,
+    scale: float,
+    tracker: int,
+    found: list[float],
+    growth: float,
+    backoff: float,
+    interval: int,
+    options: dict[str, Any],
+) -> None:
+    """Three updates in a row, so that growth and hysteresis trackers come into play."""
+    ours, oracle = (state(executor, scale, tracker, **options) for _ in range(2))
+    for values in (found, found, [0.0]):
+        ours.update(*values, growth=growth, backoff=backoff, interval=interval)
+        oracle.update(*values, growth=growth, backoff=backoff, interval=interval, ops=reference)
+        for actual, expected in zip(ours.tensors(), oracle.tensors(), strict=True):
+            assert_same(actual, expected)

@@ -1,0 +1,123 @@
+"""One script through amp_ext.GradScaler and torch.amp.GradScaler, and the two outcomes compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+import amp_ext
+from cases import bits
+
+ScalerClass = type[torch.amp.GradScaler]
+OURS: ScalerClass = amp_ext.GradScaler
+THEIRS: ScalerClass = torch.amp.GradScaler
+
+DEVICES = [
+    "cpu",
+    pytest.param(
+        "cuda",
+        marks=pytest.mark.skipif(
+            not (torch.cuda.is_available() and amp_ext._C.cuda_built()),
+            reason="needs a CUDA device and amp_ext's CUDA kernels",
+        ),
+    ),
+]
+
+
+def plain(value: Any) -> Any:
+    """Return `value` with tensors as (dtype, shape, bit patterns), so that == compares everything.
+
+    NaNs of any payload count as equal.
+    """
+    if isinstance(value, Tensor):
+        if value.is_sparse:
+            return "sparse", value.is_coalesced(), plain(value._indices()), plain(value._values())
+        value = torch.where(value.isnan(), torch.nan, value) if value.is_floating_point() else value
+        return str(value.dtype), tuple(value.shape), bits(value).tolist()
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    return value
+
+
+def outcome(script: Callable[[], Any]) -> tuple[Any, ...]:
+    """Return what the script returned, or the type and the text of what it raised."""
+    try:
+        return "returned", plain(script())
+    except Exception as error:  # a test compares it
+        return "raised", type(error), str(error)
+
+
+def same_outcome(script: Callable[[ScalerClass], Any]) -> tuple[Any, ...]:
+    """Run `script` with both classes from the same random state; assert and return one outcome."""
+    state = torch.get_rng_state()
+    theirs = outcome(lambda: script(THEIRS))
+    torch.set_rng_state(state)
+    ours = outcome(lambda: script(OURS))
+    assert ours == theirs
+    return ours
+
+
+def raises_as_torch(
+    script: Callable[[ScalerClass], Any], error: type[Exception], text: str
+) -> None:
+    """Assert that both classes raise `error`, word for word the same, with `text` in it."""
+    kind, raised, said = same_outcome(script)
+    assert (kind, raised) == ("raised", error)
+    assert text in said
+
+
+def leaf(grad: Any, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Tensor:
+    """Return a parameter of ones that has this gradient."""
+    grad = torch.as_tensor(grad, dtype=dtype, device=device)
+    param = torch.ones_like(grad)
+    param.grad = grad
+    return param
+
+
+def sparse_leaf(dtype: torch.dtype, values: Any = (1.0, 2.0, 4.0)) -> Tensor:
+    """Return a parameter with a sparse gradient that is not coalesced."""
+    param = torch.ones(5, dtype=dtype)
+    indices = [[0, 2, 2]]
+    param.grad = torch.sparse_coo_tensor(indices, values, (5,), dtype=dtype)
+    return param
+
+
+def sgd(*params: Tensor) -> Optimizer:
+    return torch.optim.SGD(params, lr=0.5)
+
+
+def started(scaler_class: ScalerClass, scale: float = 4.0, **options: Any) -> Any:
+    """Return a scaler whose scale is on the device, as after the first loss of training."""
+    device = options.pop("device", "cpu")
+    scaler = scaler_class(device, init_scale=scale, **options)
+    scaler.scale(torch.ones((), device=device))
+    return scaler
+
+
+def grads(optimizer: Optimizer) -> list[Tensor | None]:
+    return [param.grad for group in optimizer.param_groups for param in group["params"]]
+
+
+def params(optimizer: Optimizer) -> list[Tensor]:
+    return [param for group in optimizer.param_groups for param in group["params"]]
+
+
+def state_of(scaler: Any, optimizers: Iterable[Optimizer]) -> dict[str, Any]:
+    """Return what a script can see of a scaler and its optimizers now, as plain values."""
+    optimizers = list(optimizers)
+    seen = {
+        "scale": scaler.get_scale(),
+        "tracker": scaler._get_growth_tracker(),
+        "states": [scaler._per_optimizer_states.get(id(optimizer)) for optimizer in optimizers],
+        "params": [params(optimizer) for optimizer in optimizers],
+        "grads": [grads(optimizer) for optimizer in optimizers],
+        "optimizers": [list(optimizer.state.values()) for optimizer in optimizers],
+    }
+    return plain(seen)

@@ -1,0 +1,1 @@
+"""Triton kernels, one for each CUDA kernel; installed as amp_ext.triton_kernels."""
