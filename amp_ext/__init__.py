@@ -1,7 +1,7 @@
 """A faster backend for torch.amp: the names of ``torch.amp``, served by hand-written kernels.
 
-Replace ``from torch.amp import GradScaler, autocast`` by ``from amp_ext import GradScaler, autocast``.
-Importing the package changes nothing in torch.
+A script that says ``from torch.amp import GradScaler, autocast`` says ``from amp_ext import ...``
+instead. Importing the package changes nothing in torch.
 """
 
 from torch.amp import custom_bwd, custom_fwd, is_autocast_available

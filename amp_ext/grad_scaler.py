@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.amp.grad_scaler import OptState, _refresh_per_optimizer_state
 from torch.optim import Optimizer
 
-from amp_ext import ops
 from amp_ext._library import _C
 
 _TORCH_STATE = ("scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker")
@@ -81,6 +80,21 @@ class GradScaler(torch.amp.GradScaler):
             self._hysteresis_tracker = torch.full(
                 (), self._init_hysteresis_tracker, dtype=torch.int32, device=dev
             )
+
+    def unscale_(self, optimizer: Optimizer) -> None:
+        """As ``torch.amp.GradScaler.unscale_``."""
+        if not self._enabled or self._scale is None:
+            return super().unscale_(optimizer)
+        state = self._per_optimizer_states[id(optimizer)]
+        if state["stage"] is not OptState.READY:
+            return super().unscale_(optimizer)
+        # Correctly rounded, and so bitwise torch's, which divides in float64 and rounds.
+        inv_scale = self._scale.reciprocal()
+        found_inf = torch.zeros((), dtype=torch.float32, device=self._scale.device)
+        state["found_inf_per_device"] = self._unscale_grads_(
+            optimizer, inv_scale, found_inf, False
+        )
+        state["stage"] = OptState.UNSCALED
 
     def _unscale_grads_(
         self, optimizer: Optimizer, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool
@@ -176,18 +190,18 @@ class GradScaler(torch.amp.GradScaler):
             if self._skipped_steps is not None:
                 self._skipped_steps += self._combined_found_inf(found_infs).long()
         else:
-            ops.update_scale_(
+            _C.update_scale(
                 self._scale,
                 self._growth_tracker,
-                [found.to(self._scale.device, non_blocking=True) for found in found_infs],
+                found_infs,
                 self._growth_factor,
                 self._backoff_factor,
                 self._growth_interval,
-                min_scale=self._min_scale,
-                max_scale=self._max_scale,
-                hysteresis=self._hysteresis,
-                hysteresis_tracker=self._hysteresis_tracker,
-                skipped_steps=self._skipped_steps,
+                self._min_scale,
+                self._max_scale,
+                self._hysteresis,
+                self._hysteresis_tracker,
+                self._skipped_steps,
             )
             self._per_optimizer_states = defaultdict(_refresh_per_optimizer_state)
         self._last_found_infs = found_infs
@@ -232,7 +246,7 @@ class GradScaler(torch.amp.GradScaler):
         saved = state_dict.get(_OWN_STATE, {})
         if not isinstance(saved, Mapping):
             raise TypeError(
-                f"GradScaler.load_state_dict: the entry {_OWN_STATE!r} must be a dict, got {saved!r}"
+                f"GradScaler.load_state_dict: {_OWN_STATE!r} must hold a dict, got {saved!r}"
             )
         own |= {key: int(value) for key, value in saved.items()}
         super().load_state_dict(state_dict)
@@ -271,8 +285,10 @@ _takes_grad_scaler_of: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
 
 
 def _takes_grad_scaler(step: Any) -> bool:
-    """Whether an optimizer's step has the deprecated parameter ``grad_scaler``, by function: reading
-    a signature takes longer than the rest of the hand-over."""
+    """Whether an optimizer's step has the deprecated parameter ``grad_scaler``.
+
+    Cached by function: reading a signature takes longer than the rest of the hand-over.
+    """
     function = getattr(step, "__func__", step)
     known = _takes_grad_scaler_of.get(function)
     if known is None:

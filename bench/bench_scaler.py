@@ -15,15 +15,25 @@ ELEMENTS = 4
 INIT_SCALE = 65536.0
 
 
-class Loop:
-    """A scaler, an SGD optimizer and its parameters of 4 elements with scaled gradients."""
+class Model:
+    """Parameters of 4 elements and the scaled gradients that a backward pass gives them."""
 
-    def __init__(self, scaler_class: type, count: int, fused: bool, device: torch.device) -> None:
+    def __init__(self, count: int, device: torch.device) -> None:
         torch.manual_seed(0)
         grads = testing.gradients(count * [ELEMENTS], device=device)
         self.parameters = testing.parameters(grads)
         self.scaled = torch._foreach_mul(grads, INIT_SCALE)
-        self.optimizer = torch.optim.SGD(self.parameters, lr=1e-4, fused=fused)
+
+    def write_gradients(self) -> None:
+        torch._foreach_copy_([leaf.grad for leaf in self.parameters], self.scaled)
+
+
+class Loop:
+    """A scaler and an SGD optimizer that serve a model."""
+
+    def __init__(self, scaler_class: type, model: Model, fused: bool, device: torch.device) -> None:
+        self.model = model
+        self.optimizer = torch.optim.SGD(model.parameters, lr=1e-4, fused=fused)
         self.optimizer.step = self._timed(self.optimizer.step)
         self.optimizer_ns = 0
         self.scaler = scaler_class(device.type, init_scale=INIT_SCALE)
@@ -39,41 +49,41 @@ class Loop:
 
         return timed
 
-    def write_gradients(self) -> None:
-        """What a backward pass leaves: the same scaled gradients before every step."""
-        torch._foreach_copy_([leaf.grad for leaf in self.parameters], self.scaled)
-
     def run(self) -> None:
         self.scaler.unscale_(self.optimizer)
         self.scaler.step(self.optimizer)
         self.scaler.update()
 
-    def provider(self, name: str) -> Provider:
-        return Provider(name, self.run, self.write_gradients, lambda: self.optimizer_ns)
-
 
 def build(count: int, fused: bool, device: torch.device) -> Trial:
-    mine = Loop(amp_ext.GradScaler, count, fused, device)
-    theirs = Loop(torch.amp.GradScaler, count, fused, device)
-    providers = (mine.provider(OURS), theirs.provider(BASELINE))
-    return Trial(providers, lambda: verify(mine, theirs), parameters=count)
+    """Both scalers serve one model, as big in the caches as a user's."""
+    model = Model(count, device)
+
+    def provider(name: str, scaler_class: type) -> Provider:
+        loop = Loop(scaler_class, model, fused, device)
+        return Provider(name, loop.run, model.write_gradients, lambda: loop.optimizer_ns)
+
+    providers = (provider(OURS, amp_ext.GradScaler), provider(BASELINE, torch.amp.GradScaler))
+    return Trial(providers, lambda: verify(count, fused, device), parameters=count)
 
 
-def verify(mine: Loop, theirs: Loop) -> None:
-    """Parameters and scale are torch's bit for bit, after the timed steps and after an overflow."""
-    compare(mine, theirs, "the timed steps")
-    for loop in (mine, theirs):
-        loop.write_gradients()
-        loop.parameters[-1].grad[-1] = torch.inf
-        loop.run()
-    compare(mine, theirs, "an overflow")
+def verify(count: int, fused: bool, device: torch.device) -> None:
+    """Parameters and scale are torch's bit for bit, on two new models, with an overflow between."""
+    classes = (amp_ext.GradScaler, torch.amp.GradScaler)
+    mine, theirs = (Loop(cls, Model(count, device), fused, device) for cls in classes)
+    for name, poison in (("a step", None), ("an overflow", torch.inf), ("another step", None)):
+        for loop in (mine, theirs):
+            loop.model.write_gradients()
+            if poison is not None:
+                loop.model.parameters[-1].grad[-1] = poison
+            loop.run()
+        compare(mine, theirs, name)
 
 
 def compare(mine: Loop, theirs: Loop, when: str) -> None:
-    pairs = zip(mine.parameters, theirs.parameters, strict=True)
+    pairs = zip(mine.model.parameters, theirs.model.parameters, strict=True)
     wrong = sum(not a.equal(b) for a, b in pairs)
-    count = len(theirs.parameters)
-    check(wrong == 0, f"after {when} {wrong} of {count} parameters differ from torch's")
+    check(wrong == 0, f"after {when} {wrong} parameters differ from torch's")
     scales = mine.scaler.get_scale(), theirs.scaler.get_scale()
     check(scales[0] == scales[1], f"after {when} the scale is {scales[0]}, torch's {scales[1]}")
 
@@ -83,13 +93,13 @@ def limit(device: torch.device, quick: bool) -> Case:
     count = 400 if quick else 4000
 
     def build_walk() -> Trial:
-        leaves = testing.parameters(testing.gradients(count * [ELEMENTS], device=device))
-        groups = torch.optim.SGD(leaves, lr=1e-4).param_groups
+        model = Model(count, device)
+        groups = torch.optim.SGD(model.parameters, lr=1e-4).param_groups
 
         def walk() -> list[torch.Tensor]:
             return [leaf.grad for group in groups for leaf in group["params"]]
 
-        return Trial((Provider("python", walk),), parameters=count)
+        return Trial((Provider("python", walk, model.write_gradients),), parameters=count)
 
     return Case(f"limit: list comprehension, {count}", build_walk)
 
@@ -109,11 +119,12 @@ def cases(device: torch.device, quick: bool) -> list[Case]:
 OP = Op(
     name="scaler",
     notes=(
-        f"Host time of unscale_ + step + update; parameters of {ELEMENTS} fp32 elements. Their .grad "
-        "is written anew before every step, untimed; the time inside optimizer.step is measured in "
-        "the same step and subtracted.",
+        f"Host time of unscale_ + step + update; parameters of {ELEMENTS} fp32 elements. Gradients "
+        "are written anew before every step, untimed; the time inside optimizer.step is measured "
+        "in the same step and subtracted.",
     ),
     rate="us/param",
+    host=True,
     limit=limit,
     cases=cases,
 )

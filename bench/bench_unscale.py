@@ -135,10 +135,11 @@ def cases(device: torch.device, quick: bool) -> list[Case]:
 OP = Op(
     name="unscale",
     notes=(
-        "Contiguous .grad tensors of parameters, sizes in elements; inv_scale is 2.0 and 0.5 in turn; "
-        "nothing is subtracted. GB/s counts one read and one write of every gradient.",
+        "Contiguous .grad tensors of parameters, sizes in elements; inv_scale is 2.0 and 0.5 in "
+        "turn; nothing is subtracted. GB/s counts one read and one write of every gradient.",
     ),
     rate="GB/s",
+    host=False,
     limit=limit,
     cases=cases,
 )

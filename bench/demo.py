@@ -33,6 +33,7 @@ SCALER = {"init_scale": 65536.0, "growth_interval": 25}
 GREY_LOSS = 0.25
 LEARNED_LOSS = 0.1
 COLOURS = {"amp_ext": "#1b5fb4", "torch.amp": "#e07b00"}
+DRAWING = 256
 SKIP_COLOUR = "#c2185b"
 ROW = "{:<12}{:>7}{:>14}{:>16}{:>13}{:>15}{:>14}"
 
@@ -84,15 +85,15 @@ def train(legs: Sequence[Leg], seconds: float) -> None:
 def table(legs: Sequence[Leg]) -> str:
     """A line a leg, then what has to be known to read it."""
     shared = min(len(leg.records) for leg in legs)
+    times = step_times(legs, shared)
     names = ("", "steps", "step time ms", f"loss at {shared}", "final loss", "skipped steps")
     lines = [ROW.format(*names, "final scale")]
     for leg in legs:
-        times = [record.milliseconds for record in leg.records[:shared]]
         lines.append(
             ROW.format(
                 leg.name,
                 len(leg.records),
-                f"{statistics.median(times):.2f}",
+                f"{times[leg.name]:.2f}",
                 f"{leg.records[shared - 1].loss:.4f}",
                 f"{leg.records[-1].loss:.4f}",
                 len(leg.skipped),
@@ -103,14 +104,22 @@ def table(legs: Sequence[Leg]) -> str:
     return "\n".join(lines + [remark for leg in legs if (remark := cut_short(leg, legs[0].steps))])
 
 
+def step_times(legs: Sequence[Leg], count: int) -> dict[str, float]:
+    """Median milliseconds of each leg's first `count` steps."""
+    return {
+        leg.name: statistics.median(record.milliseconds for record in leg.records[:count])
+        for leg in legs
+    }
+
+
 def cut_short(leg: Leg, steps: int) -> str:
     if len(leg.records) < leg.steps:
         return f"{leg.name} reached the time limit after {len(leg.records)} of {leg.steps} steps."
     if leg.steps < steps:
-        return (
-            f"{leg.name} was cut short at {leg.steps} of {steps} steps, because FP16 is slow on a "
-            f"{leg.training.device.type.upper()}."
+        reason = (
+            ": FP16 convolutions are slow on a CPU" if leg.training.device.type == "cpu" else ""
         )
+        return f"{leg.name} was stopped after {leg.steps} of {steps} steps{reason}."
     return ""
 
 
@@ -125,17 +134,21 @@ def draw(legs: Sequence[Leg], where: str, out: Path) -> None:
     first = legs[0].training
     panels = [("target", first.target[0, 0].cpu())]
     panels += [
-        (f"{leg.name}, output after {len(leg.records)} steps", leg.training.output())
+        (f"{leg.name}: output after {len(leg.records)} steps", leg.training.output())
         for leg in legs
     ]
-    if first.size < 128:
-        title = f"{legs[0].name}, the same network\ndrawn on a grid of 256 x 256"
-        panels.insert(2, (title, first.drawing(256)))
+    if first.size < DRAWING // 2:
+        title = f"{legs[0].name}: network drawn at {DRAWING} x {DRAWING}"
+        panels.insert(2, (title, first.drawing(DRAWING)))
+    shared = min(len(leg.records) for leg in legs)
+    times = ", ".join(f"{name} {ms:.3g} ms" for name, ms in step_times(legs, shared).items())
 
     figure = plt.figure(figsize=(13, 8.2), layout="constrained")
+    figure.get_layout_engine().set(w_pad=0.1, h_pad=0.1)
     figure.suptitle(
-        f"A checkerboard of {first.size} x {first.size} pixels, learned in FP16 on {where}",
-        fontsize=13,
+        f"A checkerboard of {first.size} x {first.size} pixels, learned in FP16 on {where}\n"
+        f"time of a step (median of the first {shared}, in turn): {times}",
+        fontsize=12,
     )
     above, below = figure.subfigures(2, 1, height_ratios=(1, 1.05))
     for axes, (title, image) in zip(above.subplots(1, len(panels)), panels, strict=True):
@@ -148,7 +161,7 @@ def draw(legs: Sequence[Leg], where: str, out: Path) -> None:
 
 
 def show(axes: Axes, title: str, image: torch.Tensor) -> None:
-    axes.imshow(image, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+    axes.imshow(image.numpy(), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
     axes.set_title(title, fontsize=10)
     axes.set_xticks([])
     axes.set_yticks([])
@@ -170,6 +183,7 @@ def plot_losses(axes: Axes, legs: Sequence[Leg]) -> None:
         fontsize=9,
     )
     axes.set_yscale("log")
+    axes.yaxis.set_major_formatter("{x:g}")
     axes.set(title="Loss", xlabel="step", ylabel="mean squared error")
     finish(axes)
 
@@ -188,7 +202,7 @@ def plot_scales(axes: Axes, legs: Sequence[Leg]) -> None:
         label=f"overflow, step skipped ({legs[0].name}: {len(skipped)})",
     )
     axes.set_yscale("log", base=2)
-    axes.margins(y=0.15)
+    axes.margins(y=0.3)
     interval = SCALER["growth_interval"]
     axes.set(
         title=f"Loss scale: doubled after {interval} good steps, halved by an overflow",

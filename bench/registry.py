@@ -30,7 +30,8 @@ class Provider:
         name: "amp_ext", "torch" (the baseline), or another.
         launch: runs the op once; what it does is timed.
         prepare: runs untimed before each sample; a sample is then a single launch.
-        excluded_ns: nanoseconds of the last launch that are not the op's own, to be subtracted.
+        excluded_ns: nanoseconds of the last launch that are not the op's own, to be subtracted
+            from the host's time.
     """
 
     name: str
@@ -73,6 +74,7 @@ class Op:
         name: as on the command line.
         notes: lines on layout, sizes and what is subtracted, printed above the table.
         rate: "GB/s" or "us/param", the column beside the times.
+        host: time the host, also where the op runs on a GPU.
         limit: the first row, for a device: what no implementation is expected to beat.
         cases: all cases for (device, quick); `quick` asks for inputs of a few MiB at most.
     """
@@ -80,6 +82,7 @@ class Op:
     name: str
     notes: tuple[str, ...]
     rate: str
+    host: bool
     limit: Callable[[torch.device, bool], Case]
     cases: Callable[[torch.device, bool], list[Case]]
 

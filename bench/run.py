@@ -57,14 +57,15 @@ class Outcome:
         return self.trial.bytes / p20 / 1e3 if unit == "GB/s" else p20 / self.trial.parameters
 
 
-def measure(case: Case, device: torch.device, quick: bool) -> Outcome:
+def measure(case: Case, op: Op, device: torch.device, quick: bool) -> Outcome:
     outcome = Outcome(case)
+    events = device.type == "cuda" and not op.host
     budget = (timing.QUICK if quick else timing.FULL)[device.type]
     try:
         outcome.trial = case.build()
         if device.type == "cpu":
             outcome.foreign_cores = timing.foreign_load(wait=0.1 if quick else 5.0)
-        outcome.times = timing.interleaved(outcome.trial.providers, device, budget)
+        outcome.times = timing.interleaved(outcome.trial.providers, budget, events)
         outcome.trial.verify()
     except Exception as error:  # one case's failure must leave the others their results
         outcome.error = f"{type(error).__name__}: {error}"
@@ -125,6 +126,7 @@ def describe_environment(device: torch.device) -> dict[str, object]:
         "device_name": torch.cuda.get_device_name(device) if cuda else cpu_name(),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
+        "cuda": torch.version.cuda,
         "commit": commit(),
     }
 
@@ -199,7 +201,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print_heading(op, environment)
     outcomes = []
     for case in progress([op.limit(options.device, options.quick), *cases]):
-        outcome = measure(case, options.device, options.quick)
+        outcome = measure(case, op, options.device, options.quick)
         print_lines(table_lines(outcome, op.rate))
         if options.json:
             with options.json.open("a") as file:

@@ -45,14 +45,15 @@ class Quantiles:
 
 
 def interleaved(
-    providers: Sequence[Provider], device: torch.device, budget: Budget
+    providers: Sequence[Provider], budget: Budget, events: bool = False
 ) -> dict[str, Quantiles]:
     """Time the providers in turn, sample by sample, every second round in reverse order.
 
     A sample is one launch, or as many launches as make up `budget.sample_us` (never more than one
     when a provider has `prepare`). All providers get the same number of samples and of launches.
+    The clock is the host's, or a GPU's if `events`.
     """
-    sample = _cuda_sample_us if device.type == "cuda" else _cpu_sample_us
+    sample = _event_sample_us if events else _host_sample_us
     first = [sample(provider, 1) for _ in range(3) for provider in providers]
     launches = 1
     if not any(provider.prepare for provider in providers):
@@ -70,7 +71,7 @@ def interleaved(
     return {name: Quantiles.of(values) for name, values in samples.items()}
 
 
-def _cpu_sample_us(provider: Provider, launches: int) -> float:
+def _host_sample_us(provider: Provider, launches: int) -> float:
     if provider.prepare:
         provider.prepare()
     if torch.cuda.is_initialized():
@@ -84,9 +85,9 @@ def _cpu_sample_us(provider: Provider, launches: int) -> float:
     return (elapsed - excluded) / launches / 1e3
 
 
-def _cuda_sample_us(provider: Provider, launches: int) -> float:
-    if provider.prepare or provider.excluded_ns:
-        return _cpu_sample_us(provider, launches)
+def _event_sample_us(provider: Provider, launches: int) -> float:
+    if provider.prepare:
+        provider.prepare()
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda.synchronize()
     start.record()
@@ -119,8 +120,7 @@ def _cpu_ticks() -> tuple[int, int] | None:
 
 
 def foreign_load(wait: float = 5.0) -> float:
-    """Cores held by other processes; when it is more than half a core, a second look after `wait`
-    seconds decides."""
+    """Cores held by other processes, looked at again `wait` seconds later if above half a core."""
     load = busy_cores() or 0.0
     if load > FOREIGN_CORES:
         time.sleep(wait)

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +33,7 @@ def network() -> nn.Sequential:
     """1x1 convolutions 2-256-256-256-1 with batch norm and ReLU between them."""
     channels = (2, WIDTH, WIDTH, WIDTH)
     layers: list[nn.Module] = []
-    for inputs, outputs in zip(channels, channels[1:], strict=False):
+    for inputs, outputs in pairwise(channels):
         layers += [nn.Conv2d(inputs, outputs, 1), nn.BatchNorm2d(outputs), nn.ReLU()]
     return nn.Sequential(*layers, nn.Conv2d(WIDTH, 1, 1))
 
@@ -112,7 +113,7 @@ class Training:
 
     @torch.no_grad()
     def output(self) -> Tensor:
-        """size x size float32 on the CPU: the prediction under autocast, normalised as in training."""
+        """size x size float32 on the CPU: the prediction, computed as in training."""
         with self.autocast():
             return self.network(self.pixels)[0, 0].float().cpu()
 

@@ -3,10 +3,12 @@
 #include <ATen/ops/_values.h>
 #include <c10/util/Exception.h>
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 #include <torch/csrc/Device.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -36,16 +38,17 @@ class OptimizerGrads {
  private:
   void find_params(py::handle params);
   void find_grads();
-  bool add(const at::Tensor& param, const at::Tensor& grad);
+  bool add(at::TensorImpl* param, const at::Tensor& grad);
   GradList& list_for(at::Device device);
 
   Access access_;
   bool allow_fp16_;
-  std::vector<const at::Tensor*> params_;  // those that have a gradient
+  std::vector<at::TensorImpl*> params_;  // those that have a gradient
   std::vector<const at::Tensor*> grads_;
+  std::vector<at::TensorImpl*> grad_impls_;
   std::vector<GradList> lists_;
-  std::vector<at::Tensor> sparse_values_;                     // kept alive for lists_
-  std::vector<std::pair<at::Tensor, at::Tensor>> coalesced_;  // parameter, its new gradient
+  std::vector<at::Tensor> sparse_values_;                          // kept alive for lists_
+  std::vector<std::pair<at::TensorImpl*, at::Tensor>> coalesced_;  // parameter, its new gradient
 };
 
 // The way from a parameter to its gradient's memory is a chain of cache misses. They overlap
@@ -56,9 +59,9 @@ bool OptimizerGrads::collect(py::handle param_groups) {
   find_grads();
   const size_t n = grads_.size();
   for (size_t i = 0; i < n; ++i) {
-    if (i + 2 * kAhead < n) prefetch_tensor(*grads_[i + 2 * kAhead]);
-    if (i + kAhead < n) prefetch_storage(*grads_[i + kAhead]);
-    if (!add(*params_[i], *grads_[i])) return false;
+    if (i + 2 * kAhead < n) prefetch_tensor(grad_impls_[i + 2 * kAhead]);
+    if (i + kAhead < n) prefetch_links(grad_impls_[i + kAhead]);
+    if (!add(params_[i], *grads_[i])) return false;
   }
   return true;
 }
@@ -77,7 +80,7 @@ void OptimizerGrads::find_params(py::handle params) {
       PyErr_Format(PyExc_AssertionError, "expected param to be torch.Tensor, got %U", name.ptr());
       throw py::error_already_set();
     }
-    params_.push_back(&THPVariable_Unpack(objects[i]));
+    params_.push_back(THPVariable_Unpack(objects[i]).unsafeGetTensorImpl());
   }
 }
 
@@ -85,20 +88,20 @@ void OptimizerGrads::find_grads() {
   const size_t n = params_.size();
   size_t found = 0;
   grads_.reserve(n);
+  grad_impls_.reserve(n);
   for (size_t i = 0; i < n; ++i) {
-    if (i + 2 * kAhead < n) __builtin_prefetch(params_[i + 2 * kAhead]->unsafeGetTensorImpl());
-    if (i + kAhead < n)
-      __builtin_prefetch(params_[i + kAhead]->unsafeGetTensorImpl()->autograd_meta());
-    // Not at::Tensor::grad, which first looks for a warning to give.
-    const at::Tensor& grad = params_[i]->unsafeGetTensorImpl()->grad();
+    if (i + 2 * kAhead < n) __builtin_prefetch(params_[i + 2 * kAhead]);
+    if (i + kAhead < n) __builtin_prefetch(params_[i + kAhead]->autograd_meta());
+    const at::Tensor& grad = params_[i]->grad();
     if (!grad.defined()) continue;
     grads_.push_back(&grad);
+    grad_impls_.push_back(grad.unsafeGetTensorImpl());
     params_[found++] = params_[i];
   }
   params_.resize(found);
 }
 
-bool OptimizerGrads::add(const at::Tensor& param, const at::Tensor& grad) {
+bool OptimizerGrads::add(at::TensorImpl* param, const at::Tensor& grad) {
   if (grad.unsafeGetTensorImpl()->is_python_dispatch()) return false;
   const bool half = grad.scalar_type() == at::kHalf;
   TORCH_CHECK_VALUE(allow_fp16_ || !half, "Attempting to unscale FP16 gradients.");
@@ -128,7 +131,7 @@ void OptimizerGrads::close() {
     list.close();
     backend_for(list.op(), list.device());
   }
-  for (auto& [param, grad] : coalesced_) param.mutable_grad() = grad;
+  for (auto& [param, grad] : coalesced_) param->mutable_grad() = grad;
 }
 
 at::Tensor copy_to(const at::Tensor& tensor, at::Device device, bool copy) {
@@ -170,12 +173,40 @@ py::object unscale_grads(py::handle param_groups, py::handle inv_scale, py::hand
   END_HANDLE_TH_ERRORS_PYBIND
 }
 
+std::optional<at::Tensor> optional_tensor(py::handle object) {
+  if (object.is_none()) return std::nullopt;
+  return THPVariable_Unpack(object.ptr());
+}
+
+// update_scale_ without the dispatcher: the scaler calls it in every step. found_infs are moved to
+// the scale's device first.
+void update_scale(py::handle scale, py::handle growth_tracker, const py::list& found_infs,
+                  double growth_factor, double backoff_factor, int64_t growth_interval,
+                  std::optional<double> min_scale, std::optional<double> max_scale,
+                  int64_t hysteresis, py::handle hysteresis_tracker, py::handle skipped_steps) {
+  HANDLE_TH_ERRORS
+  const at::NoGradGuard no_grad;
+  at::Tensor scale_tensor = THPVariable_Unpack(scale.ptr());
+  at::Tensor tracker_tensor = THPVariable_Unpack(growth_tracker.ptr());
+  std::vector<at::Tensor> found;
+  for (const py::handle found_inf : found_infs) {
+    found.push_back(copy_to(THPVariable_Unpack(found_inf.ptr()), scale_tensor.device(), false));
+  }
+  update_scale_(scale_tensor, tracker_tensor, found, growth_factor, backoff_factor, growth_interval,
+                min_scale, max_scale, hysteresis, optional_tensor(hysteresis_tracker),
+                optional_tensor(skipped_steps));
+  END_HANDLE_TH_ERRORS_PYBIND
+}
+
 }  // namespace
 }  // namespace amp_ext
 
 PYBIND11_MODULE(_C, m) {
   m.def("cuda_built", &amp_ext::cuda_built, "Whether CUDA kernels were built.");
-  m.def("unscale_grads", &amp_ext::unscale_grads,
-        "The gradient scaler's pass over an optimizer's param_groups.", py::arg("param_groups"),
-        py::arg("inv_scale"), py::arg("found_inf"), py::arg("allow_fp16"));
+  m.def("unscale_grads", &amp_ext::unscale_grads, py::arg("param_groups"), py::arg("inv_scale"),
+        py::arg("found_inf"), py::arg("allow_fp16"));
+  m.def("update_scale", &amp_ext::update_scale, py::arg("scale"), py::arg("growth_tracker"),
+        py::arg("found_infs"), py::arg("growth_factor"), py::arg("backoff_factor"),
+        py::arg("growth_interval"), py::arg("min_scale"), py::arg("max_scale"),
+        py::arg("hysteresis"), py::arg("hysteresis_tracker"), py::arg("skipped_steps"));
 }

@@ -15,8 +15,8 @@ GradList checked(const char* op, Access access, at::TensorList grads, at::Device
   GradList list(op, access, device);
   list.reserve(grads.size());
   for (size_t i = 0; i < grads.size(); ++i) {
-    if (i + 2 * kAhead < grads.size()) prefetch_tensor(grads[i + 2 * kAhead]);
-    if (i + kAhead < grads.size()) prefetch_storage(grads[i + kAhead]);
+    if (i + 2 * kAhead < grads.size()) prefetch_tensor(grads[i + 2 * kAhead].unsafeGetTensorImpl());
+    if (i + kAhead < grads.size()) prefetch_links(grads[i + kAhead].unsafeGetTensorImpl());
     list.add(grads[i]);
   }
   list.close();

@@ -134,8 +134,9 @@ size_t GradList::index_of(const void* start) const {
 
 void GradList::finish_writes() {
   for (const Gathered& g : gathered_) g.view.copy_(g.dense);
-  for (c10::TensorImpl* tensor : written_) {
-    if (!tensor->is_inference()) tensor->bump_version();
+  for (size_t i = 0; i < written_.size(); ++i) {
+    if (i + kAhead < written_.size()) prefetch_version(written_[i + kAhead]);
+    if (!written_[i]->is_inference()) written_[i]->bump_version();
   }
 }
 

@@ -17,17 +17,24 @@ void* one_element(const char* op, const char* name, const at::Tensor& tensor, at
 template <class T>
 T* one_element(const char* op, const char* name, const at::Tensor& tensor, at::Device device);
 
-// Hints for loops over many tensors: what GradList::add will read of a tensor, and then of its
-// storage. Each is asked for kAhead tensors before the next link of the chain is followed.
-constexpr size_t kAhead = 8;
+// Hints for loops over many tensors: what GradList reads of a tensor, and then of what it points
+// to. Each is asked for kAhead tensors before the next link of the chain is followed.
+constexpr size_t kAhead = 32;
 
-inline void prefetch_tensor(const at::Tensor& tensor) {
-  const auto* impl = reinterpret_cast<const char*>(tensor.unsafeGetTensorImpl());
-  for (size_t line = 0; line < sizeof(at::TensorImpl); line += 64) __builtin_prefetch(impl + line);
+inline void prefetch_tensor(const at::TensorImpl* tensor) {
+  __builtin_prefetch(tensor);
+  __builtin_prefetch(reinterpret_cast<const char*>(tensor + 1) - 1);
 }
-inline void prefetch_storage(const at::Tensor& tensor) {
-  if (tensor.has_storage())
-    __builtin_prefetch(tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
+
+// The counter's address is private, but a version counter holds nothing else.
+inline void prefetch_version(const at::TensorImpl* tensor) {
+  static_assert(sizeof(c10::VariableVersion) == sizeof(void*));
+  __builtin_prefetch(*reinterpret_cast<void* const*>(&tensor->version_counter()), 1);
+}
+
+inline void prefetch_links(at::TensorImpl* tensor) {
+  if (tensor->has_storage()) __builtin_prefetch(tensor->unsafe_storage().unsafeGetStorageImpl());
+  prefetch_version(tensor);
 }
 
 enum class Access { read, write };

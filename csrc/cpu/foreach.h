@@ -11,9 +11,16 @@ namespace amp_ext::cpu {
 // Below this many elements a thread is not worth waking.
 constexpr int64_t kGrainElements = 262144;
 
-// Tensors whose first bytes are asked for ahead of their use: short tensors are as many cache
-// misses.
+// Short tensors are cache misses that the processor does not foresee: the memory of the tensor
+// kAhead places on, or the beginning of it, is asked for early.
 constexpr int64_t kAhead = 8;
+constexpr int64_t kPrefetchBytes = 512;
+
+inline void prefetch(const TensorRef& tensor) {
+  const int64_t bytes = std::min(tensor.numel * size_of(tensor.dtype), kPrefetchBytes);
+  for (int64_t at = 0; at < bytes; at += 64)
+    __builtin_prefetch(static_cast<char*>(tensor.data) + at, 1);
+}
 
 // A piece of one tensor that lies within one chunk.
 struct Chunk {
@@ -43,7 +50,7 @@ void for_each_chunk(const TensorList& list, const CpuContext& context, Body body
     int64_t first_chunk = 0;
     for (int64_t i = 0; i < list.size && start < end; ++i) {
       const TensorRef& t = list.tensors[i];
-      if (i + kAhead < list.size) __builtin_prefetch(list.tensors[i + kAhead].data);
+      if (i + kAhead < list.size) prefetch(list.tensors[i + kAhead]);
       int64_t k = begin > start ? chunk_count(begin - start) : 0;
       for (; k * kChunkElements < t.numel && start + k * kChunkElements < end; ++k) {
         const int64_t offset = k * kChunkElements;

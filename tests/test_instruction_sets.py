@@ -1,0 +1,25 @@
+"""The CPU backend on narrower vectors than this processor's widest: same suite, same results."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SUITES = ("test_unscale.py", "test_check_finite.py", "test_grad_norm.py")
+
+
+@pytest.mark.parametrize("capability", ["default", "avx2"])
+def test_conformance(capability: str) -> None:
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "cpu", *SUITES],
+        cwd=Path(__file__).parent,
+        env={**os.environ, "ATEN_CPU_CAPABILITY": capability},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stdout
