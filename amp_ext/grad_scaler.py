@@ -91,9 +91,7 @@ class GradScaler(torch.amp.GradScaler):
         # Correctly rounded, and so bitwise torch's, which divides in float64 and rounds.
         inv_scale = self._scale.reciprocal()
         found_inf = torch.zeros((), dtype=torch.float32, device=self._scale.device)
-        state["found_inf_per_device"] = self._unscale_grads_(
-            optimizer, inv_scale, found_inf, False
-        )
+        state["found_inf_per_device"] = self._unscale_grads_(optimizer, inv_scale, found_inf, False)
         state["stage"] = OptState.UNSCALED
 
     def _unscale_grads_(

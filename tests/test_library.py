@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -23,9 +24,10 @@ SENTENCE = r"^amp_ext [^\n]*(rebuild|build) it [^\n]*: (\w+=\S+ )?pip install \S
 def import_error(package: Path) -> str:
     """Import the package in `package`'s parent in a process of its own; return the last line."""
     process = subprocess.run(
-        [sys.executable, "-c", "import amp_ext"],
+        # -S: without the finder of an editable install, which would supply what is missing here.
+        [sys.executable, "-S", "-c", "import amp_ext"],
         cwd=package.parent,
-        env={"PYTHONPATH": str(package.parent), "PATH": "/usr/bin:/bin"},
+        env={"PYTHONPATH": os.pathsep.join([str(package.parent), *sys.path])},
         capture_output=True,
         text=True,
         check=False,

@@ -49,9 +49,9 @@ __device__ inline int owner_of(const ChunkEntry* entries, int size, uint32_t chu
 // share.
 template <class Table, class Body>
 __device__ void for_each_chunk(const Table& table, Body& body) {
-  const uint64_t chunks = table.chunks;
-  const uint32_t begin = static_cast<uint32_t>(chunks * blockIdx.x / gridDim.x);
-  const uint32_t end = static_cast<uint32_t>(chunks * (blockIdx.x + 1) / gridDim.x);
+  const uint32_t share = table.chunks / gridDim.x, rest = table.chunks % gridDim.x;
+  const uint32_t begin = blockIdx.x * share + (blockIdx.x < rest ? blockIdx.x : rest);
+  const uint32_t end = begin + share + (blockIdx.x < rest);
   if (begin == end) return;
   const ChunkEntry* entries = table.entries();
   int i = owner_of(entries, table.size, begin);
@@ -61,11 +61,12 @@ __device__ void for_each_chunk(const Table& table, Body& body) {
     const int64_t offset = static_cast<int64_t>(chunk - entry.first_chunk) * kChunkElements;
     const int64_t left = entry.numel - offset;
     const int n = static_cast<int>(left < kChunkElements ? left : kChunkElements);
+    void* data = ptx::global(entry.data);
     switch (entry.dtype) {
-      case DType::f32: body.visit(i, static_cast<float*>(entry.data) + offset, n); break;
-      case DType::f16: body.visit(i, static_cast<__half*>(entry.data) + offset, n); break;
-      case DType::bf16: body.visit(i, static_cast<__nv_bfloat16*>(entry.data) + offset, n); break;
-      case DType::f64: body.visit(i, static_cast<double*>(entry.data) + offset, n); break;
+      case DType::f32: body.visit(i, static_cast<float*>(data) + offset, n); break;
+      case DType::f16: body.visit(i, static_cast<__half*>(data) + offset, n); break;
+      case DType::bf16: body.visit(i, static_cast<__nv_bfloat16*>(data) + offset, n); break;
+      case DType::f64: body.visit(i, static_cast<double*>(data) + offset, n); break;
     }
   }
 }

@@ -15,6 +15,13 @@ __device__ __forceinline__ T& shared() {
   return *reinterpret_cast<T*>(memory);
 }
 
+// Tells the compiler that `pointer`, which it may have read from a table, points to global memory.
+template <class T>
+__device__ __forceinline__ T* global(T* pointer) {
+  __builtin_assume(__isGlobal(pointer));
+  return pointer;
+}
+
 // A 16-byte load. `from` is 16-byte aligned.
 __device__ __forceinline__ uint4 load16(const void* from) {
   return *static_cast<const uint4*>(from);
