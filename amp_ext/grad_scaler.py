@@ -83,44 +83,50 @@ class GradScaler(torch.amp.GradScaler):
 
     def unscale_(self, optimizer: Optimizer) -> None:
         """As ``torch.amp.GradScaler.unscale_``."""
-        if not self._enabled or self._scale is None:
+        if not self._enabled or self._scale is None or self._unscales_its_own_way():
             return super().unscale_(optimizer)
         state = self._per_optimizer_states[id(optimizer)]
         if state["stage"] is not OptState.READY:
             return super().unscale_(optimizer)
-        # Correctly rounded, and so bitwise torch's, which divides in float64 and rounds.
-        inv_scale = self._scale.reciprocal()
-        found_inf = torch.zeros((), dtype=torch.float32, device=self._scale.device)
-        state["found_inf_per_device"] = self._unscale_grads_(optimizer, inv_scale, found_inf, False)
+        per_device = _C.unscale_grads(
+            optimizer.param_groups, self._scale, None, None, self._allow_fp16_grads
+        )
+        if per_device is None:
+            return super().unscale_(optimizer)
+        state["found_inf_per_device"] = self._or_no_overflow(per_device)
         state["stage"] = OptState.UNSCALED
 
     def _unscale_grads_(
         self, optimizer: Optimizer, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool
     ) -> dict[torch.device, Tensor]:
-        allow_fp16 = allow_fp16 or self._allow_fp16_grads
-        per_device = _C.unscale_grads(optimizer.param_groups, inv_scale, found_inf, allow_fp16)
+        groups, allow_fp16 = optimizer.param_groups, allow_fp16 or self._allow_fp16_grads
+        per_device = _C.unscale_grads(groups, None, inv_scale, found_inf, allow_fp16)
         if per_device is None:
             per_device = super()._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16)
-        return self._or_no_overflow(per_device, found_inf)
+        return self._or_no_overflow(per_device)
 
     def _check_inf_per_device(self, optimizer: Optimizer) -> dict[torch.device, Tensor]:
-        if getattr(self._unscale_grads_, "__func__", None) is not GradScaler._unscale_grads_:
-            return super()._check_inf_per_device(optimizer)
         scale, _ = self._check_scale_growth_tracker("_check_inf_per_device")
+        if self._unscales_its_own_way():
+            return super()._check_inf_per_device(optimizer)
         found_inf = torch.zeros((), dtype=torch.float32, device=scale.device)
-        per_device = _C.unscale_grads(optimizer.param_groups, None, found_inf, True)
+        per_device = _C.unscale_grads(optimizer.param_groups, None, None, found_inf, True)
         if per_device is None:
             return super()._check_inf_per_device(optimizer)
-        per_device = self._or_no_overflow(per_device, found_inf)
+        per_device = self._or_no_overflow(per_device)
         self._per_optimizer_states[id(optimizer)]["found_inf_per_device"] = per_device
         return per_device
 
-    def _or_no_overflow(
-        self, per_device: dict[torch.device, Tensor], found_inf: Tensor
-    ) -> dict[torch.device, Tensor]:
-        if not per_device and self._allow_no_grads:
-            return {found_inf.device: found_inf}
-        return per_device
+    def _unscales_its_own_way(self) -> bool:
+        """Whether a subclass or the user has replaced ``_unscale_grads_``."""
+        function = getattr(self._unscale_grads_, "__func__", None)
+        return function is not GradScaler._unscale_grads_
+
+    def _or_no_overflow(self, per_device: dict[torch.device, Tensor]) -> dict[torch.device, Tensor]:
+        if per_device or not self._allow_no_grads:
+            return per_device
+        device = self._scale.device
+        return {device: torch.zeros((), dtype=torch.float32, device=device)}
 
     def step(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> float | None:
         """As ``torch.amp.GradScaler.step``.

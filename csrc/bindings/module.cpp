@@ -1,6 +1,8 @@
 // amp_ext._C: the scaler's host path. Everything else is an op of library.cpp.
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_values.h>
+#include <ATen/ops/reciprocal.h>
+#include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -144,25 +146,36 @@ py::object device_object(at::Device device) {
   return object;
 }
 
+std::optional<at::Tensor> optional_tensor(py::handle object) {
+  if (object.is_none()) return std::nullopt;
+  return THPVariable_Unpack(object.ptr());
+}
+
 // {device: found_inf on it} for the gradients of `param_groups`, which are multiplied by inv_scale,
-// or only checked where inv_scale is None. None when a gradient is a Python tensor subclass; then
-// nothing has been touched.
-py::object unscale_grads(py::handle param_groups, py::handle inv_scale, py::handle found_inf,
-                         bool allow_fp16) {
+// or by 1 / scale, or only checked where both are None. found_inf is a tensor to copy, or None for
+// 0 on the scale's device. None when a gradient is a Python tensor subclass; then nothing has been
+// touched.
+py::object unscale_grads(py::handle param_groups, py::handle scale, py::handle inv_scale,
+                         py::handle found_inf, bool allow_fp16) {
   HANDLE_TH_ERRORS
   const at::NoGradGuard no_grad;
-  const bool write = !inv_scale.is_none();
+  const bool write = !scale.is_none() || !inv_scale.is_none();
   OptimizerGrads grads(write ? Access::write : Access::read, allow_fp16);
   if (!grads.collect(param_groups)) return py::none();
   grads.close();
 
+  // Correctly rounded, and so bitwise what torch gets by dividing in fp64 and rounding.
+  const at::Tensor factor = scale.is_none() ? optional_tensor(inv_scale).value_or(at::Tensor())
+                                            : THPVariable_Unpack(scale.ptr()).reciprocal();
+  const bool given = !found_inf.is_none();
+  const at::Tensor none_found =
+      given ? THPVariable_Unpack(found_inf.ptr()) : at::zeros({}, factor.options());
   py::dict found_inf_per_device;
   for (GradList& list : grads.lists()) {
-    const at::Tensor found =
-        copy_to(THPVariable_Unpack(found_inf.ptr()), list.device(), /*copy=*/true);
+    const bool copy = given || grads.lists().size() > 1;
+    const at::Tensor found = copy_to(none_found, list.device(), copy);
     if (write) {
-      unscale_(list, found,
-               copy_to(THPVariable_Unpack(inv_scale.ptr()), list.device(), /*copy=*/false));
+      unscale_(list, found, copy_to(factor, list.device(), /*copy=*/false));
     } else {
       check_finite(list, found, std::nullopt);
     }
@@ -171,11 +184,6 @@ py::object unscale_grads(py::handle param_groups, py::handle inv_scale, py::hand
   }
   return found_inf_per_device;
   END_HANDLE_TH_ERRORS_PYBIND
-}
-
-std::optional<at::Tensor> optional_tensor(py::handle object) {
-  if (object.is_none()) return std::nullopt;
-  return THPVariable_Unpack(object.ptr());
 }
 
 // update_scale_ without the dispatcher: the scaler calls it in every step. found_infs are moved to
@@ -203,8 +211,8 @@ void update_scale(py::handle scale, py::handle growth_tracker, const py::list& f
 
 PYBIND11_MODULE(_C, m) {
   m.def("cuda_built", &amp_ext::cuda_built, "Whether CUDA kernels were built.");
-  m.def("unscale_grads", &amp_ext::unscale_grads, py::arg("param_groups"), py::arg("inv_scale"),
-        py::arg("found_inf"), py::arg("allow_fp16"));
+  m.def("unscale_grads", &amp_ext::unscale_grads, py::arg("param_groups"), py::arg("scale"),
+        py::arg("inv_scale"), py::arg("found_inf"), py::arg("allow_fp16"));
   m.def("update_scale", &amp_ext::update_scale, py::arg("scale"), py::arg("growth_tracker"),
         py::arg("found_infs"), py::arg("growth_factor"), py::arg("backoff_factor"),
         py::arg("growth_interval"), py::arg("min_scale"), py::arg("max_scale"),

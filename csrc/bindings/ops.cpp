@@ -11,13 +11,18 @@
 namespace amp_ext {
 namespace {
 
-GradList checked(const char* op, Access access, at::TensorList grads, at::Device device) {
+const at::Tensor& tensor_of(const at::Tensor& tensor) { return tensor; }
+const at::Tensor& tensor_of(const c10::IValue& value) { return value.toTensor(); }
+
+template <class Item>
+GradList checked(const char* op, Access access, c10::ArrayRef<Item> grads, at::Device device) {
   GradList list(op, access, device);
-  list.reserve(grads.size());
-  for (size_t i = 0; i < grads.size(); ++i) {
-    if (i + 2 * kAhead < grads.size()) prefetch_tensor(grads[i + 2 * kAhead].unsafeGetTensorImpl());
-    if (i + kAhead < grads.size()) prefetch_links(grads[i + kAhead].unsafeGetTensorImpl());
-    list.add(grads[i]);
+  const size_t n = grads.size();
+  list.reserve(n);
+  for (size_t i = 0; i < n; ++i) {
+    if (i + 2 * kAhead < n) prefetch_tensor(tensor_of(grads[i + 2 * kAhead]).unsafeGetTensorImpl());
+    if (i + kAhead < n) prefetch_links(tensor_of(grads[i + kAhead]).unsafeGetTensorImpl());
+    list.add(tensor_of(grads[i]));
   }
   list.close();
   return list;
@@ -35,11 +40,6 @@ void unscale_(GradList& grads, const at::Tensor& found_inf, const at::Tensor& in
   grads.finish_writes();
 }
 
-void unscale_(at::TensorList grads, at::Tensor& found_inf, const at::Tensor& inv_scale) {
-  GradList list = checked("amp_ext::unscale_", Access::write, grads, found_inf.device());
-  unscale_(list, found_inf, inv_scale);
-}
-
 void check_finite(GradList& grads, const at::Tensor& found_inf,
                   const std::optional<at::Tensor>& bad_tensor) {
   const at::Device device = grads.device();
@@ -49,27 +49,6 @@ void check_finite(GradList& grads, const at::Tensor& found_inf,
       bad_tensor ? one_element<int64_t>(grads.op(), "bad_tensor", *bad_tensor, device) : nullptr;
   args.grads = grads.args();
   backend_for(grads.op(), device).check_finite(args, device);
-}
-
-void check_finite(at::TensorList grads, at::Tensor& found_inf,
-                  const std::optional<at::Tensor>& bad_tensor) {
-  GradList list = checked("amp_ext::check_finite", Access::read, grads, found_inf.device());
-  check_finite(list, found_inf, bad_tensor);
-}
-
-at::Tensor grad_norm(at::TensorList grads, at::Tensor& found_inf,
-                     const std::optional<at::Tensor>& inv_scale) {
-  constexpr auto op = "amp_ext::grad_norm";
-  const at::Device device = found_inf.device();
-  const GradList list = checked(op, Access::read, grads, device);
-  GradNormArgs args{};
-  args.found_inf = one_element<float>(op, "found_inf", found_inf, device);
-  args.inv_scale = inv_scale ? one_element<float>(op, "inv_scale", *inv_scale, device) : nullptr;
-  args.grads = list.args();
-  const at::Tensor norm = at::empty({}, found_inf.options());
-  args.norm = norm.mutable_data_ptr<float>();
-  backend_for(op, device).grad_norm(args, device);
-  return norm;
 }
 
 void update_scale_(at::Tensor& scale, at::Tensor& growth_tracker, at::TensorList found_infs,
@@ -116,14 +95,48 @@ const Backend& backend_for(const char* op, c10::Device device) {
                               device);
 }
 
+namespace {
+
+// unscale_ on the list as Python's call left it: to unbox it would cost two atomic operations a
+// tensor.
+void unscale_op(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) {
+  {
+    const auto arguments = torch::jit::last(*stack, 3);
+    const at::Tensor& found_inf = arguments[1].toTensor();
+    GradList grads =
+        checked("amp_ext::unscale_", Access::write, arguments[0].toListRef(), found_inf.device());
+    unscale_(grads, found_inf, arguments[2].toTensor());
+  }
+  torch::jit::drop(*stack, 3);
+}
+
+void check_finite_op(at::TensorList grads, at::Tensor& found_inf,
+                     const std::optional<at::Tensor>& bad_tensor) {
+  GradList list = checked("amp_ext::check_finite", Access::read, grads, found_inf.device());
+  check_finite(list, found_inf, bad_tensor);
+}
+
+at::Tensor grad_norm_op(at::TensorList grads, at::Tensor& found_inf,
+                        const std::optional<at::Tensor>& inv_scale) {
+  constexpr auto op = "amp_ext::grad_norm";
+  const at::Device device = found_inf.device();
+  const GradList list = checked(op, Access::read, grads, device);
+  GradNormArgs args{};
+  args.found_inf = one_element<float>(op, "found_inf", found_inf, device);
+  args.inv_scale = inv_scale ? one_element<float>(op, "inv_scale", *inv_scale, device) : nullptr;
+  args.grads = list.args();
+  const at::Tensor norm = at::empty({}, found_inf.options());
+  args.norm = norm.mutable_data_ptr<float>();
+  backend_for(op, device).grad_norm(args, device);
+  return norm;
+}
+
+}  // namespace
+
 void register_ops(torch::Library& m) {
-  m.impl("unscale_",
-         TORCH_FN(static_cast<void (*)(at::TensorList, at::Tensor&, const at::Tensor&)>(unscale_)));
-  m.impl(
-      "check_finite",
-      TORCH_FN(static_cast<void (*)(at::TensorList, at::Tensor&, const std::optional<at::Tensor>&)>(
-          check_finite)));
-  m.impl("grad_norm", TORCH_FN(grad_norm));
+  m.impl("unscale_", torch::CppFunction::makeFromBoxedFunction<unscale_op>());
+  m.impl("check_finite", TORCH_FN(check_finite_op));
+  m.impl("grad_norm", TORCH_FN(grad_norm_op));
   m.impl("update_scale_", TORCH_FN(update_scale_));
 }
 

@@ -10,21 +10,16 @@
 
 namespace amp_ext {
 
-void unscale_(at::TensorList grads, at::Tensor& found_inf, const at::Tensor& inv_scale);
-void check_finite(at::TensorList grads, at::Tensor& found_inf,
+// On a list that is already checked and closed.
+void unscale_(GradList& grads, const at::Tensor& found_inf, const at::Tensor& inv_scale);
+void check_finite(GradList& grads, const at::Tensor& found_inf,
                   const std::optional<at::Tensor>& bad_tensor);
-at::Tensor grad_norm(at::TensorList grads, at::Tensor& found_inf,
-                     const std::optional<at::Tensor>& inv_scale);
+
 void update_scale_(at::Tensor& scale, at::Tensor& growth_tracker, at::TensorList found_infs,
                    double growth_factor, double backoff_factor, int64_t growth_interval,
                    std::optional<double> min_scale, std::optional<double> max_scale,
                    int64_t hysteresis, const std::optional<at::Tensor>& hysteresis_tracker,
                    const std::optional<at::Tensor>& skipped_steps);
-
-// The same on a list that is already checked.
-void unscale_(GradList& grads, const at::Tensor& found_inf, const at::Tensor& inv_scale);
-void check_finite(GradList& grads, const at::Tensor& found_inf,
-                  const std::optional<at::Tensor>& bad_tensor);
 
 // Registers the ops for the dispatch key of `m`.
 void register_ops(torch::Library& m);
