@@ -53,13 +53,7 @@ REFERENCE = Executor("reference", torch.device("cpu"), reference)
 EXECUTORS = (
     REFERENCE,
     Executor("cpu", torch.device("cpu"), amp_ext.ops),
-    Executor(
-        "cuda",
-        torch.device("cuda"),
-        amp_ext.ops,
-        sum_roundoff=2.0**-24,
-        missing=_missing_cuda(),
-    ),
+    Executor("cuda", torch.device("cuda"), amp_ext.ops, missing=_missing_cuda()),
 )
 
 
