@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -140,3 +141,25 @@ def test_unscaling_is_seen_by_autograd() -> None:
     scaler.unscale_(optimizer)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
+
+
+def test_view_with_holes_in_a_graph() -> None:
+    """A gradient that create_graph made may be a view, and is not a leaf."""
+    param = torch.ones(4, 2)
+    param.grad = (torch.ones(4, 4, requires_grad=True) * 8)[:, :2]
+    started(OURS).unscale_(sgd(param))
+    assert param.grad.tolist() == [[2.0, 2.0]] * 4
+    assert param.grad.requires_grad
+
+
+def test_parameters_that_nobody_else_holds() -> None:
+    class Parameters:
+        def __iter__(self) -> Iterator[Tensor]:
+            return (leaf([4.0, 8.0]) for _ in range(100))
+
+    optimizer = sgd(torch.ones(2))
+    optimizer.param_groups[0]["params"] = Parameters()
+    scaler = started(OURS)
+    scaler.unscale_(optimizer)
+    [found_inf] = scaler._found_inf_per_device(optimizer).values()
+    assert found_inf.item() == 0.0

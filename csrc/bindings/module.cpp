@@ -45,6 +45,7 @@ class OptimizerGrads {
 
   Access access_;
   bool allow_fp16_;
+  std::vector<py::object> sequences_;    // keep the parameters alive
   std::vector<at::TensorImpl*> params_;  // those that have a gradient
   std::vector<const at::Tensor*> grads_;
   std::vector<at::TensorImpl*> grad_impls_;
@@ -69,11 +70,11 @@ bool OptimizerGrads::collect(py::handle param_groups) {
 }
 
 void OptimizerGrads::find_params(py::handle params) {
-  const auto items =
-      py::reinterpret_steal<py::object>(PySequence_Fast(params.ptr(), "params must be iterable"));
-  if (!items) throw py::error_already_set();
-  PyObject** const objects = PySequence_Fast_ITEMS(items.ptr());
-  const auto n = static_cast<size_t>(PySequence_Fast_GET_SIZE(items.ptr()));
+  PyObject* const sequence = PySequence_Fast(params.ptr(), "params must be iterable");
+  if (!sequence) throw py::error_already_set();
+  sequences_.push_back(py::reinterpret_steal<py::object>(sequence));
+  PyObject** const objects = PySequence_Fast_ITEMS(sequence);
+  const auto n = static_cast<size_t>(PySequence_Fast_GET_SIZE(sequence));
   params_.reserve(params_.size() + n);
   for (size_t i = 0; i < n; ++i) {
     if (i + kAhead < n) __builtin_prefetch(objects[i + kAhead]);
@@ -146,9 +147,15 @@ py::object device_object(at::Device device) {
   return object;
 }
 
-std::optional<at::Tensor> optional_tensor(py::handle object) {
-  if (object.is_none()) return std::nullopt;
+const at::Tensor& tensor_of(const char* name, py::handle object) {
+  TORCH_CHECK_TYPE(THPVariable_Check(object.ptr()), "amp_ext: ", name, " must be a tensor, got ",
+                   Py_TYPE(object.ptr())->tp_name);
   return THPVariable_Unpack(object.ptr());
+}
+
+std::optional<at::Tensor> optional_tensor(const char* name, py::handle object) {
+  if (object.is_none()) return std::nullopt;
+  return tensor_of(name, object);
 }
 
 // {device: found_inf on it} for the gradients of `param_groups`, which are multiplied by inv_scale,
@@ -162,14 +169,16 @@ py::object unscale_grads(py::handle param_groups, py::handle scale, py::handle i
   const bool write = !scale.is_none() || !inv_scale.is_none();
   OptimizerGrads grads(write ? Access::write : Access::read, allow_fp16);
   if (!grads.collect(param_groups)) return py::none();
-  grads.close();
-
   // Correctly rounded, and so bitwise what torch gets by dividing in fp64 and rounding.
-  const at::Tensor factor = scale.is_none() ? optional_tensor(inv_scale).value_or(at::Tensor())
-                                            : THPVariable_Unpack(scale.ptr()).reciprocal();
+  const at::Tensor factor = scale.is_none()
+                                ? optional_tensor("inv_scale", inv_scale).value_or(at::Tensor())
+                                : tensor_of("scale", scale).reciprocal();
   const bool given = !found_inf.is_none();
   const at::Tensor none_found =
-      given ? THPVariable_Unpack(found_inf.ptr()) : at::zeros({}, factor.options());
+      given ? tensor_of("found_inf", found_inf) : at::zeros({}, factor.options());
+  grads.close();
+
+  // The GIL stays held: it is what keeps the gradients alive.
   py::dict found_inf_per_device;
   for (GradList& list : grads.lists()) {
     const bool copy = given || grads.lists().size() > 1;
@@ -194,15 +203,16 @@ void update_scale(py::handle scale, py::handle growth_tracker, const py::list& f
                   int64_t hysteresis, py::handle hysteresis_tracker, py::handle skipped_steps) {
   HANDLE_TH_ERRORS
   const at::NoGradGuard no_grad;
-  at::Tensor scale_tensor = THPVariable_Unpack(scale.ptr());
-  at::Tensor tracker_tensor = THPVariable_Unpack(growth_tracker.ptr());
+  at::Tensor scale_tensor = tensor_of("scale", scale);
+  at::Tensor tracker_tensor = tensor_of("growth_tracker", growth_tracker);
   std::vector<at::Tensor> found;
   for (const py::handle found_inf : found_infs) {
-    found.push_back(copy_to(THPVariable_Unpack(found_inf.ptr()), scale_tensor.device(), false));
+    found.push_back(copy_to(tensor_of("found_inf", found_inf), scale_tensor.device(), false));
   }
   update_scale_(scale_tensor, tracker_tensor, found, growth_factor, backoff_factor, growth_interval,
-                min_scale, max_scale, hysteresis, optional_tensor(hysteresis_tracker),
-                optional_tensor(skipped_steps));
+                min_scale, max_scale, hysteresis,
+                optional_tensor("hysteresis_tracker", hysteresis_tracker),
+                optional_tensor("skipped_steps", skipped_steps));
   END_HANDLE_TH_ERRORS_PYBIND
 }
 

@@ -1,6 +1,7 @@
 #include "tensor_args.h"
 
 #include <ATen/MemoryOverlap.h>
+#include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -103,6 +104,7 @@ void GradList::add(const at::Tensor& grad) {
                 ": more than one element of the written-to tensor refers to a single memory "
                 "location, clone() it");
   }
+  const at::NoGradGuard no_grad;
   const at::Tensor dense = grad.contiguous();
   refs_.push_back({dense.mutable_data_ptr(), dense.numel(), dtype});
   gathered_.push_back({grad, dense});
@@ -133,6 +135,7 @@ size_t GradList::index_of(const void* start) const {
 }
 
 void GradList::finish_writes() {
+  const at::NoGradGuard no_grad;
   for (const Gathered& g : gathered_) g.view.copy_(g.dense);
   for (size_t i = 0; i < written_.size(); ++i) {
     if (i + kAhead < written_.size()) prefetch_version(written_[i + kAhead]);
