@@ -137,10 +137,9 @@ def compile_units(torch_dir: Path, toolkit: Toolkit | None, arches: list[str]) -
     host = [*common, "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra"]
 
     # Without -fopenmp at::parallel_for is serial.
-    bindings = [*host, "-fopenmp", "-DTORCH_EXTENSION_NAME=_C"]
+    bindings = [*host, "-fopenmp"]
     system = [torch_dir / "include", sysconfig.get_path("include")]
     if toolkit:
-        bindings.append("-DAMP_EXT_CUDA")
         # Headers that the toolkit lacks come with torch's CUDA wheels.
         system += [toolkit.root / "include", *sorted(torch_dir.parent.glob("nvidia/*/include"))]
     bindings += [f"-isystem{path}" for path in system]

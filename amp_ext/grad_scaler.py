@@ -1,11 +1,9 @@
 """Gradient scaling: ``torch.amp.GradScaler``'s interface on this package's ops."""
 
 import functools
-import inspect
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -13,8 +11,8 @@ from torch.amp.grad_scaler import OptState, _refresh_per_optimizer_state
 from torch.optim import Optimizer
 
 from amp_ext._library import _C
+from amp_ext._optimizer import momentum_to_come, takes_grad_scaler, zero_unwritten_momentum
 
-_TORCH_STATE = ("scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker")
 _OWN_STATE = "amp_ext"
 
 
@@ -131,8 +129,9 @@ class GradScaler(torch.amp.GradScaler):
     def step(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> float | None:
         """As ``torch.amp.GradScaler.step``.
 
-        An optimizer that unscales and skips by itself is given ``grad_scale`` and ``found_inf`` as
-        0-dim float32 tensors on the scale's device; its step needs no host synchronisation. Any
+        An optimizer that unscales and skips by itself is given ``grad_scale`` and ``found_inf``,
+        0-dim float32 tensors on the scale's device, which it must not write to; its step needs no
+        host synchronisation. Any
         other optimizer's gradients are unscaled here, and its step is skipped after an overflow.
         """
         if not self._hands_over(optimizer, kwargs):
@@ -148,12 +147,20 @@ class GradScaler(torch.amp.GradScaler):
         else:
             optimizer.grad_scale = self._scale if preset is None else self._scale * preset
         optimizer.found_inf = found_inf
-        known = len(optimizer.state)
+        fresh = momentum_to_come(optimizer)
         try:
             result = optimizer.step(*args, **kwargs)
+        except BaseException:
+            if preset is not None:
+                optimizer.grad_scale = preset
+            else:
+                del optimizer.grad_scale
+            raise
+        else:
+            del optimizer.grad_scale
         finally:
-            del optimizer.grad_scale, optimizer.found_inf
-        _zero_unwritten_momentum(optimizer, known, found_inf)
+            del optimizer.found_inf
+        zero_unwritten_momentum(optimizer, fresh, found_inf)
         state["stage"] = OptState.STEPPED
         return result
 
@@ -162,7 +169,7 @@ class GradScaler(torch.amp.GradScaler):
         if not (
             self._enabled
             and getattr(optimizer, "_step_supports_amp_scaling", False)
-            and not _takes_grad_scaler(optimizer.step)
+            and not takes_grad_scaler(optimizer.step)
             and "closure" not in kwargs
             and self._scale is not None
         ):
@@ -174,7 +181,8 @@ class GradScaler(torch.amp.GradScaler):
 
     def _combined_found_inf(self, found_infs: Iterable[Tensor]) -> Tensor:
         device = self._scale.device
-        found_infs = [found.to(device, non_blocking=True) for found in found_infs]
+        wait = device.type != "cpu"  # a copy to the CPU must have arrived before it is read
+        found_infs = [found.to(device, non_blocking=wait) for found in found_infs]
         if not found_infs:
             return torch.zeros((), dtype=torch.float32, device=device)
         return functools.reduce(torch.maximum, found_infs)
@@ -229,33 +237,38 @@ class GradScaler(torch.amp.GradScaler):
 
     def state_dict(self) -> dict[str, Any]:
         """torch's five entries, and one named ``"amp_ext"``, which torch ignores, with the counters
-        ``skipped_steps`` and ``hysteresis_tracker``. Empty when disabled."""
+        ``skipped_steps`` and ``hysteresis_tracker`` (of ``hysteresis``). Empty when disabled."""
         state = super().state_dict()
         if state:
             state[_OWN_STATE] = {
                 "skipped_steps": self.get_skipped_steps(),
+                "hysteresis": self._hysteresis,
                 "hysteresis_tracker": self._get_hysteresis_tracker(),
             }
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads a state of this class or of ``torch.amp.GradScaler``; counters that it lacks start
-        anew. Raises KeyError, ValueError or TypeError before anything changes."""
+        """Loads a state of this class or of ``torch.amp.GradScaler``.
+
+        Counters that it lacks start anew, as does the hysteresis tracker of another ``hysteresis``.
+        Raises KeyError, ValueError or TypeError before anything changes.
+        """
         if not self._enabled:
             return
         if state_dict:
-            for key in _TORCH_STATE:
-                float(state_dict[key])
-        own = {"skipped_steps": 0, "hysteresis_tracker": self._hysteresis}
-        saved = state_dict.get(_OWN_STATE, {})
-        if not isinstance(saved, Mapping):
+            state_dict = {**state_dict, **_checked_state(state_dict)}
+        own = state_dict.get(_OWN_STATE, {})
+        if not isinstance(own, Mapping):
             raise TypeError(
-                f"GradScaler.load_state_dict: {_OWN_STATE!r} must hold a dict, got {saved!r}"
+                f"GradScaler.load_state_dict: {_OWN_STATE!r} must hold a dict, got {own!r}"
             )
-        own |= {key: int(value) for key, value in saved.items()}
+        own = {key: _checked_integer(key, value, 63) for key, value in own.items()}
+        tracker = self._hysteresis
+        if own.get("hysteresis") == self._hysteresis:
+            tracker = min(own.get("hysteresis_tracker", tracker), tracker)
         super().load_state_dict(state_dict)
-        self._init_skipped_steps = own["skipped_steps"]
-        self._init_hysteresis_tracker = own["hysteresis_tracker"]
+        self._init_skipped_steps = own.get("skipped_steps", 0)
+        self._init_hysteresis_tracker = tracker
         if self._skipped_steps is not None:
             self._skipped_steps.fill_(self._init_skipped_steps)
         if self._hysteresis_tracker is not None:
@@ -270,9 +283,30 @@ class GradScaler(torch.amp.GradScaler):
         return state
 
 
+def _checked_integer(key: str, value: Any, bits: int) -> int:
+    if int(value) != value or not -(2**bits) <= value < 2**bits:
+        raise ValueError(
+            f"GradScaler.load_state_dict: {key!r} must be an integer of {bits + 1} bits, "
+            f"got {value!r}"
+        )
+    return int(value)
+
+
+def _checked_state(state: Mapping[str, Any]) -> dict[str, float | int]:
+    """torch's entries as the numbers that they stand for."""
+    factors = ("scale", "growth_factor", "backoff_factor")
+    return {
+        **{key: float(state[key]) for key in factors},
+        "growth_interval": _checked_integer("growth_interval", state["growth_interval"], 63),
+        "_growth_tracker": _checked_integer("_growth_tracker", state["_growth_tracker"], 31),
+    }
+
+
 def _check_options(min_scale: float | None, max_scale: float | None, hysteresis: int) -> None:
-    if min_scale is not None and not 0 <= min_scale < float("inf"):
-        raise ValueError(f"GradScaler: min_scale must be finite and not negative, got {min_scale}")
+    if min_scale is not None and not 0 <= min_scale <= torch.finfo(torch.float32).max:
+        raise ValueError(
+            f"GradScaler: min_scale must be a finite float32, not negative, got {min_scale}"
+        )
     if max_scale is not None and not max_scale > 0:
         raise ValueError(f"GradScaler: max_scale must be positive, got {max_scale}")
     if min_scale is not None and max_scale is not None and min_scale > max_scale:
@@ -283,36 +317,3 @@ def _check_options(min_scale: float | None, max_scale: float | None, hysteresis:
         raise ValueError(
             f"GradScaler: hysteresis must be an integer from 1 to 2**31 - 1, got {hysteresis!r}"
         )
-
-
-_takes_grad_scaler_of: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
-
-
-def _takes_grad_scaler(step: Any) -> bool:
-    """Whether an optimizer's step has the deprecated parameter ``grad_scaler``.
-
-    Cached by function: reading a signature takes longer than the rest of the hand-over.
-    """
-    function = getattr(step, "__func__", step)
-    known = _takes_grad_scaler_of.get(function)
-    if known is None:
-        known = "grad_scaler" in inspect.signature(step).parameters
-        _takes_grad_scaler_of[function] = known
-    return known
-
-
-def _zero_unwritten_momentum(optimizer: Optimizer, known: int, found_inf: Tensor) -> None:
-    """Zeroes the momentum of parameters past the first ``known`` of ``optimizer.state`` if
-    ``found_inf`` is 1.
-
-    A fused SGD step allocates momentum without initialising it and, on an overflow, leaves before
-    it is written; from the next step on it is used.
-    """
-    if not isinstance(optimizer, torch.optim.SGD) or len(optimizer.state) == known:
-        return
-    with torch.no_grad():
-        for state in list(optimizer.state.values())[known:]:
-            momentum = state.get("momentum_buffer")
-            if momentum is not None:
-                skipped = found_inf.to(momentum.device, non_blocking=True) != 0
-                momentum.masked_fill_(skipped, 0.0)

@@ -107,7 +107,7 @@ def all_faults() -> Iterator[Fault]:
     yield from scalar_faults(op, "hysteresis_tracker", "an int", False)
     yield from scalar_faults(op, "skipped_steps", "a long", False)
     yield Fault(op, "found_infs", "none", lambda _: [], RuntimeError, "at least one tensor")
-    yield Fault(op, "hysteresis", "zero", lambda _: 0, RuntimeError, "at least 1, got 0")
+    yield Fault(op, "hysteresis", "zero", lambda _: 0, RuntimeError, "from 1 to 2147483647, got 0")
     yield Fault(op, "hysteresis_tracker", "missing", lambda _: None, RuntimeError, "got None")
 
 

@@ -8,7 +8,6 @@
 #include <c10/cuda/CUDAStream.h>
 #include <c10/util/Exception.h>
 
-#include <map>
 #include <mutex>
 #include <utility>
 #include <vector>
@@ -23,55 +22,31 @@ bool capturing() {
   return c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;
 }
 
-// Tensors that a captured graph reads at every replay: kept for the life of the process, since a
-// graph does not say when it goes.
-void keep_for_graph(at::Tensor tensor) {
+// What a captured graph copies from at every replay is kept for the life of the process, since a
+// graph does not say when it goes. (Device memory that a capture allocates belongs to the graph.)
+void keep_for_graph(at::Tensor staged) {
   static std::mutex mutex;
   static auto* kept =
       new std::vector<at::Tensor>;  // never destroyed: the CUDA context may go first
   const std::lock_guard<std::mutex> lock(mutex);
-  kept->push_back(std::move(tensor));
-}
-
-at::Tensor bytes_on(c10::Device device, int64_t n) {
-  return at::empty({n}, at::TensorOptions(at::kByte).device(device));
+  kept->push_back(std::move(staged));
 }
 
 // The chunk table of a list too long for the kernel's parameters, on its way to the device. The
 // caching allocators keep both copies until the stream has passed them.
-at::Tensor device_table(const TensorList& list, c10::Device device) {
+at::Tensor send_table(TensorList& list, c10::Device device) {
   if (list.size <= kInlineTensors) return {};
   const auto bytes = static_cast<int64_t>(list.size * sizeof(ChunkEntry));
   const at::Tensor staged = at::empty({bytes}, at::TensorOptions(at::kByte).pinned_memory(true));
-  uint32_t chunks = 0;
-  const Status status = build_chunk_table(
-      list.tensors, list.size, static_cast<ChunkEntry*>(staged.mutable_data_ptr()), &chunks);
+  const Status status =
+      build_chunk_table(list.tensors, list.size,
+                        static_cast<ChunkEntry*>(staged.mutable_data_ptr()), &list.device_chunks);
   TORCH_CHECK(status == Status::ok, "amp_ext: ", text(status));
-  at::Tensor table = bytes_on(device, bytes);
+  at::Tensor table = at::empty({bytes}, at::TensorOptions(at::kByte).device(device));
   table.copy_(staged, /*non_blocking=*/true);
-  if (capturing()) keep_for_graph(staged), keep_for_graph(table);
+  if (capturing()) keep_for_graph(staged);
+  list.device_table = static_cast<const ChunkEntry*>(table.const_data_ptr());
   return table;
-}
-
-// Partial sums and the ticket, zeroed once: the kernel leaves the ticket at zero. One per stream,
-// because launches on different streams overlap; one per call while a graph is captured, whose
-// memset must not be an eager call's.
-at::Tensor norm_workspace(c10::cuda::CUDAStream stream) {
-  const auto fresh = [&] {
-    return at::zeros({kGradNormWorkspaceBytes},
-                     at::TensorOptions(at::kByte).device(stream.device()));
-  };
-  if (capturing()) {
-    at::Tensor workspace = fresh();
-    keep_for_graph(workspace);
-    return workspace;
-  }
-  static std::mutex mutex;
-  static auto* cached = new std::map<std::pair<c10::DeviceIndex, c10::StreamId>, at::Tensor>;
-  const std::lock_guard<std::mutex> lock(mutex);
-  at::Tensor& workspace = (*cached)[{stream.device_index(), stream.id()}];
-  if (!workspace.defined()) workspace = fresh();
-  return workspace;
 }
 
 void check(const char* op, Status status) {
@@ -92,7 +67,8 @@ class CudaBackend final : public Backend {
   }
   void grad_norm(GradNormArgs args, c10::Device device) const override {
     const c10::cuda::CUDAGuard guard(device);
-    const at::Tensor workspace = norm_workspace(c10::cuda::getCurrentCUDAStream(device.index()));
+    const at::Tensor workspace =
+        at::zeros({kGradNormWorkspaceBytes}, at::TensorOptions(at::kByte).device(device));
     args.workspace = workspace.mutable_data_ptr();
     with_list("amp_ext::grad_norm", args, device, cuda::launch_grad_norm);
   }
@@ -108,9 +84,7 @@ class CudaBackend final : public Backend {
   static void with_list(const char* op, Args args, c10::Device device,
                         Status (*launch)(const Args&, cuda::Stream)) {
     const c10::cuda::CUDAGuard guard(device);
-    const at::Tensor table = device_table(args.grads, device);
-    if (table.defined())
-      args.grads.device_table = static_cast<const ChunkEntry*>(table.const_data_ptr());
+    const at::Tensor table = send_table(args.grads, device);
     check(op, launch(args, c10::cuda::getCurrentCUDAStream(device.index()).stream()));
   }
 };

@@ -37,7 +37,7 @@ void check_finite(at::TensorList grads, at::Tensor& found_inf,
 at::Tensor grad_norm(at::TensorList grads, at::Tensor& found_inf,
                      const std::optional<at::Tensor>& inv_scale) {
   all_on_same_device("amp_ext::grad_norm", found_inf.device(), grads, inv_scale);
-  return at::empty({}, found_inf.options());
+  return at::empty({}, found_inf.options().dtype(at::kFloat));
 }
 
 void update_scale_(at::Tensor& scale, at::Tensor& growth_tracker, at::TensorList found_infs, double,

@@ -27,8 +27,8 @@ class OptimizerGrads {
  public:
   OptimizerGrads(Access access, bool allow_fp16) : access_(access), allow_fp16_(allow_fp16) {}
 
-  // Reads `.grad` of every parameter. False when a gradient is a Python tensor subclass, which only
-  // Python can serve.
+  // Reads `.grad` of every parameter. False when only Python can serve: a gradient is a Python
+  // tensor subclass, or a parameter's class has a `grad` of its own.
   bool collect(py::handle param_groups);
 
   // To be called before anything is written: raises what remains to be raised, then installs the
@@ -37,8 +37,21 @@ class OptimizerGrads {
 
   std::vector<GradList>& lists() { return lists_; }
 
+  int64_t numel() const {
+    int64_t total = 0;
+    for (const GradList& list : lists_) total += list.numel();
+    return total;
+  }
+
+  // The gradients, so that they live on while the GIL is released.
+  std::vector<at::Tensor> owners() const {
+    std::vector<at::Tensor> result;
+    for (const at::Tensor* grad : grads_) result.push_back(*grad);
+    return result;
+  }
+
  private:
-  void find_params(py::handle params);
+  bool find_params(py::handle params);
   void find_grads();
   bool add(at::TensorImpl* param, const at::Tensor& grad);
   GradList& list_for(at::Device device);
@@ -58,7 +71,9 @@ class OptimizerGrads {
 // between parameters, and the walk takes half the time, when each loop follows a link or two and
 // asks for them some parameters ahead of their use.
 bool OptimizerGrads::collect(py::handle param_groups) {
-  for (const py::handle group : param_groups) find_params(group[py::str("params")]);
+  for (const py::handle group : param_groups) {
+    if (!find_params(group[py::str("params")])) return false;
+  }
   find_grads();
   const size_t n = grads_.size();
   for (size_t i = 0; i < n; ++i) {
@@ -69,7 +84,12 @@ bool OptimizerGrads::collect(py::handle param_groups) {
   return true;
 }
 
-void OptimizerGrads::find_params(py::handle params) {
+bool has_tensors_grad(PyObject* tensor) {
+  if (THPVariable_CheckExact(tensor)) return true;
+  return py::type::handle_of(tensor).attr("grad").is(py::handle(THPVariableClass).attr("grad"));
+}
+
+bool OptimizerGrads::find_params(py::handle params) {
   PyObject* const sequence = PySequence_Fast(params.ptr(), "params must be iterable");
   if (!sequence) throw py::error_already_set();
   sequences_.push_back(py::reinterpret_steal<py::object>(sequence));
@@ -83,8 +103,10 @@ void OptimizerGrads::find_params(py::handle params) {
       PyErr_Format(PyExc_AssertionError, "expected param to be torch.Tensor, got %U", name.ptr());
       throw py::error_already_set();
     }
+    if (!has_tensors_grad(objects[i])) return false;
     params_.push_back(THPVariable_Unpack(objects[i]).unsafeGetTensorImpl());
   }
+  return true;
 }
 
 void OptimizerGrads::find_grads() {
@@ -138,7 +160,8 @@ void OptimizerGrads::close() {
 }
 
 at::Tensor copy_to(const at::Tensor& tensor, at::Device device, bool copy) {
-  return tensor.to(tensor.options().device(device), /*non_blocking=*/true, copy);
+  // A copy to the CPU must have arrived: kernels there read it at once.
+  return tensor.to(tensor.options().device(device), /*non_blocking=*/!device.is_cpu(), copy);
 }
 
 py::object device_object(at::Device device) {
@@ -158,6 +181,9 @@ std::optional<at::Tensor> optional_tensor(const char* name, py::handle object) {
   return tensor_of(name, object);
 }
 
+// Elements from which on a pass is long enough on a CPU to let other Python threads run.
+constexpr int64_t kLongPass = 1 << 20;
+
 // {device: found_inf on it} for the gradients of `param_groups`, which are multiplied by inv_scale,
 // or by 1 / scale, or only checked where both are None. found_inf is a tensor to copy, or None for
 // 0 on the scale's device. None when a gradient is a Python tensor subclass; then nothing has been
@@ -176,20 +202,33 @@ py::object unscale_grads(py::handle param_groups, py::handle scale, py::handle i
   const bool given = !found_inf.is_none();
   const at::Tensor none_found =
       given ? tensor_of("found_inf", found_inf) : at::zeros({}, factor.options());
+  constexpr auto op = "amp_ext::unscale_";
+  if (write) one_element<float>(op, "inv_scale", factor, factor.device());
+  one_element<float>(op, "found_inf", none_found, none_found.device());
   grads.close();
 
-  // The GIL stays held: it is what keeps the gradients alive.
-  py::dict found_inf_per_device;
-  for (GradList& list : grads.lists()) {
-    const bool copy = given || grads.lists().size() > 1;
-    const at::Tensor found = copy_to(none_found, list.device(), copy);
-    if (write) {
-      unscale_(list, found, copy_to(factor, list.device(), /*copy=*/false));
-    } else {
-      check_finite(list, found, std::nullopt);
+  const bool copy = given || grads.lists().size() > 1;
+  std::vector<at::Tensor> found;
+  {
+    std::vector<at::Tensor> owners;
+    std::optional<py::gil_scoped_release> release;
+    if (grads.numel() >= kLongPass) {
+      owners = grads.owners();
+      release.emplace();
     }
-    found_inf_per_device[device_object(list.device())] =
-        py::reinterpret_steal<py::object>(THPVariable_Wrap(found));
+    for (GradList& list : grads.lists()) {
+      found.push_back(copy_to(none_found, list.device(), copy));
+      if (write) {
+        unscale_(list, found.back(), copy_to(factor, list.device(), /*copy=*/false));
+      } else {
+        check_finite(list, found.back(), std::nullopt);
+      }
+    }
+  }
+  py::dict found_inf_per_device;
+  for (const at::Tensor& tensor : found) {
+    found_inf_per_device[device_object(tensor.device())] =
+        py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor));
   }
   return found_inf_per_device;
   END_HANDLE_TH_ERRORS_PYBIND

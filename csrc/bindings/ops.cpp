@@ -1,10 +1,11 @@
 #include "ops.h"
 
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <cfloat>
-#include <limits>
 
 #include "backend.h"
 
@@ -38,6 +39,7 @@ void unscale_(GradList& grads, const at::Tensor& found_inf, const at::Tensor& in
   args.grads = grads.args();
   backend_for(grads.op(), device).unscale(args, device);
   grads.finish_writes();
+  mark_written(found_inf);
 }
 
 void check_finite(GradList& grads, const at::Tensor& found_inf,
@@ -49,6 +51,8 @@ void check_finite(GradList& grads, const at::Tensor& found_inf,
       bad_tensor ? one_element<int64_t>(grads.op(), "bad_tensor", *bad_tensor, device) : nullptr;
   args.grads = grads.args();
   backend_for(grads.op(), device).check_finite(args, device);
+  mark_written(found_inf);
+  if (bad_tensor) mark_written(*bad_tensor);
 }
 
 void update_scale_(at::Tensor& scale, at::Tensor& growth_tracker, at::TensorList found_infs,
@@ -60,9 +64,19 @@ void update_scale_(at::Tensor& scale, at::Tensor& growth_tracker, at::TensorList
   const at::Device device = scale.device();
   TORCH_CHECK(!found_infs.empty(), op, ": found_infs must hold at least one tensor, got none");
   TORCH_CHECK(hysteresis >= 1 && hysteresis <= INT32_MAX, op,
-              ": hysteresis must be at least 1, got ", hysteresis);
+              ": hysteresis must be from 1 to 2147483647, got ", hysteresis);
+  TORCH_CHECK(!min_scale || (*min_scale >= 0 && *min_scale <= FLT_MAX), op,
+              ": min_scale must be a finite float32 that is not negative, got ", *min_scale);
+  TORCH_CHECK(!max_scale || *max_scale > 0, op, ": max_scale must be positive, got ", *max_scale);
   TORCH_CHECK(hysteresis == 1 || hysteresis_tracker, op,
               ": hysteresis_tracker must be given with hysteresis ", hysteresis, ", got None");
+  if (found_infs.size() > kMaxFoundInfs) {  // more than fit the kernel's parameters
+    std::vector<at::Tensor> flat;
+    for (const at::Tensor& found_inf : found_infs) flat.push_back(found_inf.reshape(-1));
+    const at::Tensor any = at::cat(flat).amax();
+    return update_scale_(scale, growth_tracker, any, growth_factor, backoff_factor, growth_interval,
+                         min_scale, max_scale, hysteresis, hysteresis_tracker, skipped_steps);
+  }
   std::vector<const float*> pointers;
   pointers.reserve(found_infs.size());
   for (const at::Tensor& found_inf : found_infs) {
@@ -84,8 +98,12 @@ void update_scale_(at::Tensor& scale, at::Tensor& growth_tracker, at::TensorList
   args.growth_interval = growth_interval;
   args.hysteresis = static_cast<int32_t>(hysteresis);
   args.min_scale = static_cast<float>(min_scale.value_or(FLT_MIN));
-  args.max_scale = static_cast<float>(max_scale.value_or(std::numeric_limits<double>::infinity()));
+  args.max_scale = static_cast<float>(std::min<double>(max_scale.value_or(FLT_MAX), FLT_MAX));
   backend_for(op, device).update_scale(args, device);
+  mark_written(scale);
+  mark_written(growth_tracker);
+  if (hysteresis_tracker) mark_written(*hysteresis_tracker);
+  if (skipped_steps) mark_written(*skipped_steps);
 }
 
 const Backend& backend_for(const char* op, c10::Device device) {
@@ -128,6 +146,7 @@ at::Tensor grad_norm_op(at::TensorList grads, at::Tensor& found_inf,
   const at::Tensor norm = at::empty({}, found_inf.options());
   args.norm = norm.mutable_data_ptr<float>();
   backend_for(op, device).grad_norm(args, device);
+  mark_written(found_inf);
   return norm;
 }
 

@@ -15,6 +15,8 @@ void* one_element(const char* op, const char* name, const at::Tensor& tensor, at
   TORCH_CHECK(tensor.device() == device, op,
               ": Expected all tensors to be on the same device, but ", name, " is on ",
               tensor.device(), " and others are on ", device);
+  TORCH_CHECK(tensor.layout() == at::kStrided, op, ": ", name,
+              " must be a strided tensor, got layout ", tensor.layout());
   TORCH_CHECK(tensor.numel() == 1, op, ": ", name, " must be a 1-element tensor, got shape ",
               tensor.sizes());
   TORCH_CHECK(tensor.scalar_type() == dtype, op, ": ", name, " must be ", words, ", got ",
@@ -107,31 +109,43 @@ void GradList::add(const at::Tensor& grad) {
   const at::NoGradGuard no_grad;
   const at::Tensor dense = grad.contiguous();
   refs_.push_back({dense.mutable_data_ptr(), dense.numel(), dtype});
-  gathered_.push_back({grad, dense});
+  gathered_.push_back({refs_.size() - 1, grad, dense});
+}
+
+int64_t GradList::numel() const {
+  int64_t total = 0;
+  for (const TensorRef& t : refs_) total += t.numel;
+  return total;
+}
+
+// Where each tensor starts, null for an empty one.
+std::vector<const void*> GradList::starts() const {
+  std::vector<const void*> result(refs_.size());
+  for (size_t i = 0; i < refs_.size(); ++i) result[i] = refs_[i].numel ? refs_[i].data : nullptr;
+  for (const Gathered& g : gathered_) {
+    if (g.view.numel()) result[g.index] = g.view.const_data_ptr();
+  }
+  return result;
 }
 
 // A hash set of addresses with open addressing: it costs 5 ns a tensor, a library's map 20.
 void GradList::close() const {
   if (access_ == Access::read) return;
-  const size_t slots = std::bit_ceil(2 * refs_.size() + 1);
+  const std::vector<const void*> starts = this->starts();
+  const size_t slots = std::bit_ceil(2 * starts.size() + 1);
   const int shift = 64 - std::countr_zero(slots);
   std::vector<const void*> seen(slots);
-  for (size_t i = 0; i < refs_.size(); ++i) {
-    const void* start = refs_[i].data;
-    if (refs_[i].numel == 0) continue;
-    size_t slot = (reinterpret_cast<uintptr_t>(start) * 0x9e3779b97f4a7c15) >> shift;
+  for (size_t i = 0; i < starts.size(); ++i) {
+    if (!starts[i]) continue;
+    size_t slot = (reinterpret_cast<uintptr_t>(starts[i]) * 0x9e3779b97f4a7c15) >> shift;
     for (; seen[slot]; slot = (slot + 1) % slots) {
-      TORCH_CHECK(seen[slot] != start, op_, ": grads[", index_of(start), "] and grads[", i,
+      TORCH_CHECK(seen[slot] != starts[i], op_, ": grads[",
+                  std::find(starts.begin(), starts.end(), starts[i]) - starts.begin(),
+                  "] and grads[", i,
                   "] start at the same address, expected tensors that share no memory");
     }
-    seen[slot] = start;
+    seen[slot] = starts[i];
   }
-}
-
-size_t GradList::index_of(const void* start) const {
-  return std::find_if(refs_.begin(), refs_.end(),
-                      [&](const TensorRef& t) { return t.data == start && t.numel > 0; }) -
-         refs_.begin();
 }
 
 void GradList::finish_writes() {

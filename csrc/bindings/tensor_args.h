@@ -37,6 +37,12 @@ inline void prefetch_links(at::TensorImpl* tensor) {
   prefetch_version(tensor);
 }
 
+// To be called for every tensor that a launch writes: bumps its version, so that autograd knows.
+inline void mark_written(const at::Tensor& tensor) {
+  at::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+  if (!impl->is_inference()) impl->bump_version();
+}
+
 enum class Access { read, write };
 
 // The gradients of one call, all on one device. Tensors must outlive the list.
@@ -63,16 +69,18 @@ class GradList {
   TensorList args() const { return {refs_.data(), static_cast<int64_t>(refs_.size())}; }
   at::Device device() const { return device_; }
   const char* op() const { return op_; }
+  int64_t numel() const;
 
  private:
   // A view with holes, and the dense copy that kernels work on.
   struct Gathered {
+    size_t index;
     at::Tensor view;
     at::Tensor dense;
   };
 
   DType dtype_of(const at::Tensor& grad) const;
-  size_t index_of(const void* start) const;
+  std::vector<const void*> starts() const;
 
   const char* op_;
   Access access_;

@@ -20,8 +20,7 @@ inline To bit_cast(From value) {
   return result;
 }
 
-// ---- conversions
-// -------------------------------------------------------------------------------------------------
+// ---- conversions ----
 
 struct F16 {
   static constexpr uint16_t kInfinity = 0x7c00;
@@ -90,8 +89,7 @@ struct BF16 {
   }
 };
 
-// ---- spans of a type that is computed in itself
-// --------------------------------------------------------------------
+// ---- spans of a type that is computed in itself ----
 
 template <class Real>
 struct Bits;
@@ -151,8 +149,7 @@ bool sum_squares(const void* data, int64_t n, float inv_scale, double* sum) {
   return peak >= Bits<Real>::kInfinity;
 }
 
-// ---- spans of a 16-bit type, widened to fp32 a tile at a time
-// -------------------------------------------------------
+// ---- spans of a 16-bit type, widened to fp32 a tile at a time ----
 
 constexpr int kTile = 1024;
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <ptx.cuh>
+#include <type_traits>
 
 #include "amp_ext/launch.h"
 #include "pack.cuh"
@@ -135,16 +136,12 @@ inline Status foreach_blocks(uint32_t chunks, int* blocks) {
   return Status::ok;
 }
 
-// Hands the list to launch_table(table, chunks) as whichever table fits.
+// Hands the list to launch_table(table) as whichever table there is.
 template <class LaunchTable>
 Status with_table(const TensorList& list, LaunchTable launch_table) {
   if (list.device_table) {
-    DeviceTable table{0, static_cast<int32_t>(list.size), list.device_table};
-    int64_t chunks = 0;
-    for (int64_t i = 0; i < list.size; ++i) chunks += chunk_count(list.tensors[i].numel);
-    if (chunks > UINT32_MAX) return Status::too_many_chunks;
-    table.chunks = static_cast<uint32_t>(chunks);
-    return launch_table(table);
+    return launch_table(
+        DeviceTable{list.device_chunks, static_cast<int32_t>(list.size), list.device_table});
   }
   if (list.size > kInlineTensors) return Status::list_too_long;
   InlineTable table;

@@ -11,7 +11,7 @@ namespace {
 
 struct Workspace {
   double partial[kGradNormMaxBlocks];
-  uint32_t ticket;  // 0 between launches: it wraps at the last block
+  uint32_t ticket;
 };
 
 static_assert(sizeof(Workspace) <= kGradNormWorkspaceBytes);

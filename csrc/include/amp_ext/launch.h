@@ -20,6 +20,7 @@ struct TensorList {
   int64_t size = 0;
   // cuda only: the list as a chunk table in device memory, needed when size > kInlineTensors.
   const ChunkEntry* device_table = nullptr;
+  uint32_t device_chunks = 0;
 };
 
 // grads *= inv_scale; found_inf = 1 if a product is not finite. Nothing is written to grads when
@@ -44,7 +45,7 @@ struct GradNormArgs {
   float* found_inf;
   float* norm;
   void* workspace;  // cpu: a double for each chunk of kChunkElements; cuda:
-                    // kGradNormWorkspaceBytes, zeroed once
+                    // kGradNormWorkspaceBytes, zeroed
 };
 
 constexpr int kGradNormMaxBlocks = 1024;
