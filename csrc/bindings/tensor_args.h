@@ -80,7 +80,10 @@ class GradList {
   };
 
   DType dtype_of(const at::Tensor& grad) const;
-  std::vector<const void*> starts() const;
+  // Calls body(index, address) for every tensor that has elements.
+  template <class Body>
+  void for_each_start(Body body) const;
+  [[noreturn]] void throw_shared(const void* start, size_t second) const;
 
   const char* op_;
   Access access_;
