@@ -42,7 +42,8 @@ def build(
     On a GPU a small list comes in copies, used one after the other, that are together larger than
     the L2 cache.
     """
-    grads = [leaf.grad for leaf in testing.parameters(testing.gradients(shapes, dtypes, device))]
+    leaves = testing.parameters(testing.gradients(shapes, dtypes, device))
+    grads = [leaf.grad for leaf in leaves]
     size = sum(grad.nbytes for grad in grads)
     lists = [grads] + [[grad.clone() for grad in grads] for _ in range(extra_copies(size, device))]
     factors = [torch.tensor(value, device=device) for value in (2.0, 0.5)]
@@ -65,7 +66,7 @@ def build(
         verify(grads)
 
     providers = (Provider(OURS, launch_ours), Provider(BASELINE, launch_theirs))
-    return Trial(providers, verify_all, bytes=2 * size)
+    return Trial(providers, verify_all, bytes=2 * size, alive=leaves)
 
 
 def extra_copies(size: int, device: torch.device) -> int:

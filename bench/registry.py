@@ -49,12 +49,15 @@ class Trial:
         verify: called after the timing; raises CheckError when a result is wrong.
         bytes: read plus written by one launch.
         parameters: number of parameters that one launch serves.
+        alive: what else has to live as long as the inputs, such as the parameters of gradients: a
+            tensor that Python alone holds costs any op more to take in.
     """
 
     providers: tuple[Provider, ...]
     verify: Callable[[], None] = lambda: None
     bytes: int = 0
     parameters: int = 0
+    alive: object = None
 
 
 @dataclass(frozen=True)

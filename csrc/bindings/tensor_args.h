@@ -21,10 +21,14 @@ T* one_element(const char* op, const char* name, const at::Tensor& tensor, at::D
 // to. Each is asked for kAhead tensors before the next link of the chain is followed.
 constexpr size_t kAhead = 32;
 
-inline void prefetch_tensor(const at::TensorImpl* tensor) {
-  __builtin_prefetch(tensor);
-  __builtin_prefetch(reinterpret_cast<const char*>(tensor + 1) - 1);
+// The first and the last cache line of an object: what lies between is not read.
+template <class Object>
+inline void prefetch_ends(const Object* object) {
+  __builtin_prefetch(object);
+  __builtin_prefetch(reinterpret_cast<const char*>(object + 1) - 1);
 }
+
+inline void prefetch_tensor(const at::TensorImpl* tensor) { prefetch_ends(tensor); }
 
 // The counter's address is private, but a version counter holds nothing else.
 inline void prefetch_version(const at::TensorImpl* tensor) {
@@ -33,7 +37,7 @@ inline void prefetch_version(const at::TensorImpl* tensor) {
 }
 
 inline void prefetch_links(at::TensorImpl* tensor) {
-  if (tensor->has_storage()) __builtin_prefetch(tensor->unsafe_storage().unsafeGetStorageImpl());
+  if (tensor->has_storage()) prefetch_ends(tensor->unsafe_storage().unsafeGetStorageImpl());
   prefetch_version(tensor);
 }
 
