@@ -181,8 +181,8 @@ class GradScaler(torch.amp.GradScaler):
 
     def _combined_found_inf(self, found_infs: Iterable[Tensor]) -> Tensor:
         device = self._scale.device
-        wait = device.type != "cpu"  # a copy to the CPU must have arrived before it is read
-        found_infs = [found.to(device, non_blocking=wait) for found in found_infs]
+        lazy = device.type != "cpu"  # a copy to the CPU must have arrived before it is read
+        found_infs = [found.to(device, non_blocking=lazy) for found in found_infs]
         if not found_infs:
             return torch.zeros((), dtype=torch.float32, device=device)
         return functools.reduce(torch.maximum, found_infs)

@@ -26,14 +26,12 @@ class Executor:
         name: shown in the test's id.
         device: where its tensors live.
         ops: has unscale_, check_finite, grad_norm and update_scale_.
-        sum_roundoff: unit roundoff of the type in which grad_norm adds.
         missing: why it cannot run here; empty when it can.
     """
 
     name: str
     device: torch.device
     ops: Any
-    sum_roundoff: float = 2.0**-53
     missing: str = ""
 
     def scalar(self, value: float, dtype: torch.dtype = torch.float32) -> torch.Tensor:
