@@ -29,10 +29,10 @@ def tolerance(elements: int) -> float:
 
     With u = 2**-53, the unit roundoff of the sum, each term (g * inv_scale)**2 is off by 3 u at
     most (two products, one of them squared). A sum of n terms of one sign adds at most (n - 1) u
-    in any order; rounding errors of random sign add about sqrt(n) u, of which 4 times is allowed (Higham
-    and Mary, "A New Approach to Probabilistic Rounding Error Analysis", 2019). The root halves all
-    this. Expected and actual value are then each rounded to fp32: 2**-24 each. In fp64 the first
-    part vanishes beside the second.
+    in any order; rounding errors of random sign add about sqrt(n) u, of which 4 times is allowed
+    (Higham and Mary, "A New Approach to Probabilistic Rounding Error Analysis", 2019).
+    The root halves all this. Expected and actual value are then each rounded to fp32: 2**-24 each.
+    In fp64 the first part vanishes beside the second.
     """
     return (3 + min(elements, 4 * math.sqrt(elements))) * 2.0**-54 + 2 * 2.0**-24
 
