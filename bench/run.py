@@ -197,6 +197,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not cases:
         print(f"no case of {op.name} has {options.filter!r} in its name", file=sys.stderr)
         return 2
+    if options.json:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
     environment = describe_environment(options.device)
     print_heading(op, environment)
     outcomes = []
