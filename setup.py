@@ -34,7 +34,8 @@ ARCH_SPECIFIC = {
     "*sm90*": lambda arch: arch == "9.0a",
 }
 
-# csrc/cpu/span.cpp is compiled once per instruction set; which one runs is decided at run time.
+# Compiled once per instruction set; which one runs is decided at run time.
+SIMD_SOURCES = {"span.cpp", "tile.cpp"}
 SIMD_FLAGS = {
     "baseline": "",
     "avx2": "-mavx2 -mfma -mf16c",
@@ -147,12 +148,15 @@ def compile_units(torch_dir: Path, toolkit: Toolkit | None, arches: list[str]) -
     sources.discard(Path("csrc/bindings/no_cuda.cpp" if toolkit else "csrc/bindings/cuda.cpp"))
     units = [(source, f"{source}.o", bindings) for source in sorted(sources)]
 
-    # Fused multiply-adds would make results depend on the instruction set.
     x86 = platform.machine() in ("x86_64", "AMD64")
-    cpu = [*host, "-ffp-contract=off", "-fopenmp-simd", *(["-DAMP_EXT_X86"] if x86 else [])]
+    cpu = [*host, "-fopenmp-simd", *(["-DAMP_EXT_X86"] if x86 else [])]
     for source in sorted(Path("csrc/cpu").glob("*.cpp")):
-        for isa in SIMD_FLAGS if x86 and source.name == "span.cpp" else ["baseline"]:
-            flags = [*cpu, f"-DAMP_EXT_ISA={isa}", *SIMD_FLAGS[isa].split()]
+        # Fused multiply-adds would make results depend on the instruction set. Only matrix
+        # products, whose order of summation is open, may have them.
+        contract = "fast" if source.name == "tile.cpp" else "off"
+        for isa in SIMD_FLAGS if x86 and source.name in SIMD_SOURCES else ["baseline"]:
+            flags = [*cpu, f"-ffp-contract={contract}", f"-DAMP_EXT_ISA={isa}"]
+            flags += SIMD_FLAGS[isa].split()
             units.append((source, f"{source}.{isa}.o", flags))
 
     kernels = [*common, "-Icsrc/kernels", "-Xcompiler=-fPIC,-fvisibility=hidden", "-Xptxas=-v"]

@@ -4,11 +4,17 @@ A script that says ``from torch.amp import GradScaler, autocast`` says ``from am
 instead. Importing the package changes nothing in torch.
 """
 
+import sys
+
 from torch.amp import custom_bwd, custom_fwd, is_autocast_available
 
-from amp_ext import ops
-from amp_ext.autocast import autocast
-from amp_ext.grad_scaler import GradScaler
+try:
+    from amp_ext import ops
+    from amp_ext.autocast import autocast, install, is_installed, uninstall
+    from amp_ext.grad_scaler import GradScaler
+except ImportError:
+    if sys.argv[:1] != ["-m"]:  # `python -m amp_ext` is on its way, and reports it
+        raise
 
 __version__ = "0.1.0"
 
@@ -18,6 +24,9 @@ __all__ = [
     "autocast",
     "custom_bwd",
     "custom_fwd",
+    "install",
     "is_autocast_available",
+    "is_installed",
     "ops",
+    "uninstall",
 ]

@@ -1,11 +1,110 @@
-"""Mixed-precision regions."""
+"""Mixed-precision regions, whose matrix products run on this package's GEMM."""
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 
+# Dynamo compiles no function that names neither a module of torch's nor a tensor: __enter__ and
+# __exit__ are made so, since it would fail on them where a compiled program resumes in a region.
+from torch import autocast as torchs_autocast
+from torch import is_autocast_enabled, ops, set_autocast_enabled
+from torch.compiler import is_compiling
 
-class autocast(torch.autocast):
-    """``torch.autocast`` under this package's name, so that one import serves a training script.
+from amp_ext._library import _C
 
-    Takes the arguments of ``torch.autocast`` (device_type, dtype, enabled, cache_enabled), has the
-    same effect, and works as a context manager and as a decorator.
+_MARK = _C.REGION_MARK  # a device type: autocast is enabled for it in a region of ours
+_override_autocast = ops.amp_ext._override_autocast.default
+
+
+class autocast:
+    """``torch.autocast`` with better matrix products.
+
+    Takes the arguments of ``torch.autocast``, raises its errors, and works as a context manager and
+    as a decorator. Results have the dtypes of ``torch.autocast``. Within the region, in this thread,
+    linear, mm, addmm, matmul (``@``), bmm, baddbmm, the contractions of einsum and convolutions of
+    1 x 1 pixels (conv2d, stride 1, one group) run on :func:`amp_ext.ops.gemm`:
+
+    * the gradient of a float32 operand, such as a weight, is computed in float32 and never passes
+      through float16, where it could overflow above 65504 or vanish below 2**-24;
+    * a float32 weight is cast once per version and dtype, so that a weight changed in place or a
+      region of another dtype is seen at once;
+    * on a CPU, float16 products run at the speed of float32.
+
+    Anything else is torch's own, operands of float64 or of other devices included.
+
+    Args:
+        device_type: "cuda", "cpu" or another device type of torch's.
+        dtype: float16 or bfloat16; torch's default for the device type when None.
+        enabled: whether to cast at all.
+        cache_enabled: whether to keep casts of weights; as around the region when None.
     """
+
+    def __init__(
+        self,
+        device_type: str,
+        dtype: torch.dtype | None = None,
+        enabled: bool = True,
+        cache_enabled: bool | None = None,
+    ) -> None:
+        self._arguments = (device_type, dtype, enabled, cache_enabled)
+        self._enabled = enabled
+        if not is_compiling():
+            self._region = torchs_autocast(*self._arguments)
+
+    def __enter__(self) -> "autocast":
+        if is_compiling():
+            self._traced = _traced_region(self._arguments)
+            self._traced.__enter__()
+            return self
+        _C.enter_region()
+        self._region.__enter__()
+        self._was_marked = is_autocast_enabled(_MARK)
+        set_autocast_enabled(_MARK, self._enabled)
+        return self
+
+    def __exit__(self, *exception: Any) -> bool | None:
+        if is_compiling():
+            return self._traced.__exit__(*exception)
+        set_autocast_enabled(_MARK, self._was_marked)
+        result = self._region.__exit__(*exception)
+        _C.exit_region()
+        return result
+
+    def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        if not callable(function):
+            return self._region(function)  # raises
+
+        @functools.wraps(function)
+        def within_region(*args: Any, **kwargs: Any) -> Any:
+            with autocast(*self._arguments):  # a new one, since the function may call itself
+                return function(*args, **kwargs)
+
+        return within_region
+
+
+@contextmanager
+def _traced_region(arguments: tuple[Any, ...]) -> Iterator[None]:
+    """The same region made of what Dynamo knows."""
+    _override_autocast()
+    enabled = arguments[2]
+    with torchs_autocast(*arguments), torchs_autocast(_MARK, torch.float16, enabled):
+        yield
+
+
+def install() -> None:
+    """Lets every ``torch.autocast`` region, of every thread and library, run its matrix products as
+    :class:`amp_ext.autocast` does, until :func:`uninstall`. A second call changes nothing."""
+    _C.install()
+
+
+def uninstall() -> None:
+    """Undoes :func:`install`. Regions of :class:`amp_ext.autocast` keep working."""
+    _C.uninstall()
+
+
+def is_installed() -> bool:
+    """Whether :func:`install` is in effect."""
+    return _C.is_installed()

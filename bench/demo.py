@@ -1,9 +1,9 @@
-"""Train the checkerboard network in FP16 under amp_ext and under torch.amp, side by side.
+"""Train the checkerboard network in FP32, in FP16 under torch.amp and under amp_ext, side by side.
 
     python bench/demo.py [--device cpu] [--out demo.png]
 
-The two take their steps in turn. A table is printed, and a picture is written: the target, what was
-learned, the losses and the loss scale over time.
+The three take their steps in turn. A table is printed, and a picture is written: the target, what
+each has learned, the losses and the loss scale over time.
 """
 
 from __future__ import annotations
@@ -26,44 +26,61 @@ from matplotlib.axes import Axes
 from tqdm import tqdm
 
 from run import describe_environment
-from workloads.checkerboard import StepRecord, Training, training
+from workloads.checkerboard import training
+from workloads.common import Parser, StepRecord, Trainer, positive, three_digits
 
 # torch's defaults, but for the interval (2000): the scale is to move within the demo.
 SCALER = {"init_scale": 65536.0, "growth_interval": 25}
 GREY_LOSS = 0.25
-LEARNED_LOSS = 0.1
-COLOURS = {"amp_ext": "#1b5fb4", "torch.amp": "#e07b00"}
-DRAWING = 256
+LEARNED_LOSS, LEARNED_STEPS = 0.1, 300
+SMOOTHED = 25  # steps; Adam's loss has spikes
+STYLES = {
+    "FP32": {"color": "#777777", "linewidth": 1.2, "linestyle": "-"},
+    "torch.amp FP16": {"color": "#e07b00", "linewidth": 2.2, "linestyle": (0, (3, 1.5))},
+    "amp_ext FP16": {"color": "#1b5fb4", "linewidth": 1.4, "linestyle": "-"},
+}
 SKIP_COLOUR = "#c2185b"
-ROW = "{:<12}{:>7}{:>14}{:>16}{:>13}{:>15}{:>14}"
+ROW = "{:<16}{:>7}{:>14}{:>14}{:>13}{:>15}{:>13}"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How large the demo is: pixels per side, steps under amp_ext and under torch."""
+    """How large the demo is: pixels per side, steps of each training, steps under torch.amp."""
 
     size: int
     steps: int
     torch_steps: int
 
 
-# torch's FP16 convolutions are slow on a CPU: 0.1 s a step at 16 x 16 pixels on two cores.
-PLANS = {"cuda": Plan(512, 500, 500), "cpu": Plan(16, 500, 50)}
+# torch's FP16 convolutions are slow on a CPU: 1.3 s a step at 64 x 64 pixels on two cores.
+PLANS = {"cuda": Plan(512, 500, 500), "cpu": Plan(64, 500, 10)}
 
 
 @dataclass
 class Leg:
     """One way to train, for a number of steps."""
 
-    name: str
-    training: Training
+    trainer: Trainer
     steps: int
     records: list[StepRecord] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return self.trainer.name
+
+    @property
+    def milliseconds(self) -> float:
+        """Median of the steps."""
+        return statistics.median(record.milliseconds for record in self.records)
 
     @property
     def skipped(self) -> list[int]:
         """The steps (from 1) that the scaler skipped."""
         return [step for step, record in enumerate(self.records, 1) if record.skipped]
+
+    def loss(self, step: int) -> float:
+        """Median of the steps up to this one, of which it takes `SMOOTHED`."""
+        return statistics.median(r.loss for r in self.records[max(0, step - SMOOTHED) : step])
 
 
 def train(legs: Sequence[Leg], seconds: float) -> None:
@@ -76,86 +93,75 @@ def train(legs: Sequence[Leg], seconds: float) -> None:
                 break
             for leg in legs:
                 if step < leg.steps:
-                    leg.records.append(leg.training.step())
+                    leg.records.append(leg.trainer.step())
                     bar.update()
-            last = legs[0].records[-1]
-            bar.set_postfix_str(f"{legs[0].name}: loss {last.loss:.4f}, scale {last.scale:g}")
+            losses = (f"{leg.name} {leg.records[-1].loss:.4f}" for leg in legs)
+            bar.set_postfix_str(f"loss: {', '.join(losses)}", refresh=False)
 
 
 def table(legs: Sequence[Leg]) -> str:
     """A line a leg, then what has to be known to read it."""
     shared = min(len(leg.records) for leg in legs)
-    times = step_times(legs, shared)
-    names = ("", "steps", "step time ms", f"loss at {shared}", "final loss", "skipped steps")
+    names = ("", "steps", "ms a step", f"loss at {shared}", "final loss", "skipped steps")
     lines = [ROW.format(*names, "final scale")]
     for leg in legs:
         lines.append(
             ROW.format(
                 leg.name,
                 len(leg.records),
-                f"{times[leg.name]:.2f}",
+                three_digits(leg.milliseconds),
                 f"{leg.records[shared - 1].loss:.4f}",
                 f"{leg.records[-1].loss:.4f}",
                 len(leg.skipped),
-                f"{leg.training.scaler.get_scale():g}",
+                f"{leg.trainer.scaler.get_scale():.10g}",
             )
         )
-    lines.append(f"Step time: median of the first {shared} steps, which all legs took in turn.")
-    return "\n".join(lines + [remark for leg in legs if (remark := cut_short(leg, legs[0].steps))])
+    lines += [speed(legs), *(outcome(leg, legs[0].steps) for leg in legs)]
+    rule = f"Learned: the loss, median of {SMOOTHED} steps, is below {LEARNED_LOSS} at the end."
+    return "\n".join([*lines, rule])
 
 
-def step_times(legs: Sequence[Leg], count: int) -> dict[str, float]:
-    """Median milliseconds of each leg's first `count` steps."""
-    return {
-        leg.name: statistics.median(record.milliseconds for record in leg.records[:count])
-        for leg in legs
-    }
+def speed(legs: Sequence[Leg]) -> str:
+    fp32, theirs, ours = (leg.milliseconds for leg in legs)
+    return (
+        "Median of the steps, taken in turn: amp_ext FP16 needs "
+        f"{ours / fp32:.2f} of FP32's time and {ours / theirs:.3f} of torch.amp FP16's."
+    )
 
 
-def cut_short(leg: Leg, steps: int) -> str:
-    if len(leg.records) < leg.steps:
-        return f"{leg.name} reached the time limit after {len(leg.records)} of {leg.steps} steps."
-    if leg.steps < steps:
-        reason = (
-            ": FP16 convolutions are slow on a CPU" if leg.training.device.type == "cpu" else ""
-        )
-        return f"{leg.name} was stopped after {leg.steps} of {steps} steps{reason}."
-    return ""
-
-
-def verdict(leg: Leg) -> str:
-    loss = leg.records[-1].loss
-    outcome = "learned" if loss < LEARNED_LOSS else "has not learned"
-    return f"{leg.name} {outcome} the checkerboard: loss {loss:.4f}; all grey gives {GREY_LOSS}."
+def outcome(leg: Leg, steps: int) -> str:
+    """Whether the leg has learned the checkerboard, or why that cannot be said."""
+    count = len(leg.records)
+    if count < leg.steps:
+        return f"{leg.name} reached the time limit after {count} of {leg.steps} steps."
+    if count < steps:
+        slow = ": FP16 convolutions are slow on a CPU" * (leg.trainer.device.type == "cpu")
+        return f"{leg.name} was stopped after {count} of {steps} steps{slow}."
+    if count < LEARNED_STEPS:
+        return f"{leg.name}: too few steps to learn, {LEARNED_STEPS} are needed."
+    learned = "has learned" if leg.loss(count) < LEARNED_LOSS else "has NOT learned"
+    losses = (f"{leg.loss(n):.4f} after {n} steps" for n in sorted({LEARNED_STEPS, count}))
+    return f"{leg.name} {learned} the checkerboard: loss {', '.join(losses)}."
 
 
 def draw(legs: Sequence[Leg], where: str, out: Path) -> None:
     """The picture: target and outputs above, losses and scale below."""
-    first = legs[0].training
-    panels = [("target", first.target[0, 0].cpu())]
-    panels += [
-        (f"{leg.name}: output after {len(leg.records)} steps", leg.training.output())
-        for leg in legs
-    ]
-    if first.size < DRAWING // 2:
-        title = f"{legs[0].name}: network drawn at {DRAWING} x {DRAWING}"
-        panels.insert(2, (title, first.drawing(DRAWING)))
-    shared = min(len(leg.records) for leg in legs)
-    times = ", ".join(f"{name} {ms:.3g} ms" for name, ms in step_times(legs, shared).items())
+    pixels, target = legs[0].trainer.inputs, legs[0].trainer.targets
+    panels = [("target", target[0, 0].cpu())]
+    for leg in legs:
+        title = f"{leg.name}\n{len(leg.records)} steps, {three_digits(leg.milliseconds)} ms each"
+        panels.append((title, leg.trainer.predict(pixels)[0, 0]))
 
-    figure = plt.figure(figsize=(13, 8.2), layout="constrained")
+    figure = plt.figure(figsize=(13, 8.4), layout="constrained")
     figure.get_layout_engine().set(w_pad=0.1, h_pad=0.1)
-    figure.suptitle(
-        f"A checkerboard of {first.size} x {first.size} pixels, learned in FP16 on {where}\n"
-        f"time of a step (median of the first {shared}, in turn): {times}",
-        fontsize=12,
-    )
+    side = pixels.shape[-1]
+    figure.suptitle(f"A checkerboard of {side} x {side} pixels, learned on {where}", fontsize=12)
     above, below = figure.subfigures(2, 1, height_ratios=(1, 1.05))
     for axes, (title, image) in zip(above.subplots(1, len(panels)), panels, strict=True):
         show(axes, title, image)
     losses, scales = below.subplots(1, 2)
     plot_losses(losses, legs)
-    plot_scales(scales, legs)
+    plot_scales(scales, [leg for leg in legs if leg.trainer.scaler.is_enabled()])
     figure.savefig(out, dpi=120)
     plt.close(figure)
 
@@ -170,18 +176,10 @@ def show(axes: Axes, title: str, image: torch.Tensor) -> None:
 def plot_losses(axes: Axes, legs: Sequence[Leg]) -> None:
     for leg in legs:
         losses = [record.loss for record in leg.records]
-        axes.plot(range(1, len(losses) + 1), losses, **style(leg, legs))
-    axes.axhline(GREY_LOSS, color="#888888", linewidth=0.8)
-    axes.annotate(
-        "all grey",
-        (1, GREY_LOSS),
-        (-4, 3),
-        xycoords=("axes fraction", "data"),
-        textcoords="offset points",
-        ha="right",
-        color="#666666",
-        fontsize=9,
-    )
+        axes.plot(range(1, len(losses) + 1), losses, **style(leg))
+    for loss, text in ((GREY_LOSS, "all grey"), (LEARNED_LOSS, "learned")):
+        axes.axhline(loss, color="#999999", linewidth=0.8, linestyle=":")
+        axes.text(1.01, loss, text, transform=axes.get_yaxis_transform(), va="center", fontsize=9)
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter("{x:g}")
     axes.set(title="Loss", xlabel="step", ylabel="mean squared error")
@@ -191,18 +189,18 @@ def plot_losses(axes: Axes, legs: Sequence[Leg]) -> None:
 def plot_scales(axes: Axes, legs: Sequence[Leg]) -> None:
     for leg in legs:
         scales = [record.scale for record in leg.records]
-        axes.step(range(1, len(scales) + 1), scales, where="post", **style(leg, legs))
-    skipped = legs[0].skipped
+        axes.step(range(1, len(scales) + 1), scales, where="post", **style(leg))
+    last = legs[-1]
     axes.plot(
-        skipped,
-        [legs[0].records[step - 1].scale for step in skipped],
+        last.skipped,
+        [last.records[step - 1].scale for step in last.skipped],
         "v",
         color=SKIP_COLOUR,
         markersize=6,
-        label=f"overflow, step skipped ({legs[0].name}: {len(skipped)})",
+        label=f"overflow, step skipped ({last.name}: {len(last.skipped)})",
     )
     axes.set_yscale("log", base=2)
-    axes.margins(y=0.3)
+    axes.margins(y=0.2)
     interval = SCALER["growth_interval"]
     axes.set(
         title=f"Loss scale: doubled after {interval} good steps, halved by an overflow",
@@ -212,38 +210,28 @@ def plot_scales(axes: Axes, legs: Sequence[Leg]) -> None:
     finish(axes)
 
 
-def style(leg: Leg, legs: Sequence[Leg]) -> dict[str, object]:
-    """Later legs are dashed, so that equal curves are both seen."""
-    label = f"{leg.name} ({len(leg.records)} steps)"
-    first = leg is legs[0]
-    return {
-        "label": label,
-        "color": COLOURS[leg.name],
-        "linewidth": 1.4 if first else 2.0,
-        "linestyle": "-" if first else (0, (3, 1.5)),
-    }
+def style(leg: Leg) -> dict[str, object]:
+    return {"label": f"{leg.name} ({len(leg.records)} steps)", **STYLES[leg.name]}
 
 
 def finish(axes: Axes) -> None:
     axes.grid(color="#dddddd", linewidth=0.6)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize=9)
+    axes.legend(frameon=False, fontsize=9, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.14))
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    best = "cuda" if torch.cuda.is_available() else "cpu"
-    parser.add_argument("--device", choices=tuple(PLANS), default=best)
-    parser.add_argument("--size", type=int, help="pixels per side")
-    parser.add_argument("--steps", type=int, help="steps under amp_ext")
-    parser.add_argument("--torch-steps", type=int, help="steps under torch.amp")
+    parser = Parser(__doc__)
+    parser.add_argument("--size", type=positive, help="pixels per side")
+    parser.add_argument("--steps", type=positive, help="steps of each training")
+    parser.add_argument("--torch-steps", type=positive, help="steps under torch.amp")
     parser.add_argument(
-        "--seconds", type=float, default=150.0, help="stop training after this time"
+        "--seconds", type=float, default=130.0, help="stop training after this time"
     )
     parser.add_argument("--out", type=Path, default=Path("demo.png"))
     options = parser.parse_args(argv)
-    for name, value in vars(PLANS[options.device]).items():
+    for name, value in vars(PLANS[options.device.type]).items():
         if getattr(options, name) is None:
             setattr(options, name, value)
     return options
@@ -251,20 +239,15 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> None:
     options = parse(argv)
-    device = torch.device(options.device)
-    environment = describe_environment(device)
-    where = "{device_name}, torch {torch}".format(**environment)
-    print(f"Checkerboard {options.size} x {options.size} in FP16 on {where}")
+    where = "{device_name}, torch {torch}".format(**describe_environment(options.device))
+    print(f"Checkerboard {options.size} x {options.size} on {where}")
+    counts = {"none": options.steps, "torch": options.torch_steps, "amp_ext": options.steps}
     legs = [
-        Leg(name, training(amp, device, options.size, **SCALER), steps)
-        for name, amp, steps in (
-            ("amp_ext", "amp_ext", options.steps),
-            ("torch.amp", "torch", options.torch_steps),
-        )
+        Leg(training(amp, options.device, options.size, **SCALER), steps)
+        for amp, steps in counts.items()
     ]
     train(legs, options.seconds)
     print(table(legs))
-    print(verdict(legs[0]))
     draw(legs, where, options.out)
     print(f"picture: {options.out}")
 

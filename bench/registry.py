@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-OPS = ("unscale", "scaler")
+OPS = ("unscale", "scaler", "train", "gemm", "autocast")
 OURS, BASELINE = "amp_ext", "torch"
 
 
@@ -49,6 +49,8 @@ class Trial:
         verify: called after the timing; raises CheckError when a result is wrong.
         bytes: read plus written by one launch.
         parameters: number of parameters that one launch serves.
+        flops: floating-point operations of one launch.
+        calls: calls that one launch consists of.
         alive: what else has to live as long as the inputs, such as the parameters of gradients: a
             tensor that Python alone holds costs any op more to take in.
     """
@@ -57,16 +59,24 @@ class Trial:
     verify: Callable[[], None] = lambda: None
     bytes: int = 0
     parameters: int = 0
+    flops: int = 0
+    calls: int = 1
     alive: object = None
 
 
 @dataclass(frozen=True)
 class Case:
-    """A named case; `build` makes its inputs. Only counted cases enter the geometric mean."""
+    """A named case; `build` makes its inputs.
+
+    Args:
+        counted: whether it enters the geometric mean.
+        baseline: the provider that ratios are to.
+    """
 
     name: str
     build: Callable[[], Trial]
     counted: bool = True
+    baseline: str = BASELINE
 
 
 @dataclass(frozen=True)
@@ -76,7 +86,7 @@ class Op:
     Args:
         name: as on the command line.
         notes: lines on layout, sizes and what is subtracted, printed above the table.
-        rate: "GB/s" or "us/param", the column beside the times.
+        rate: "GB/s", "GFLOP/s", "us/param", "us/call" or "ms/step", the column beside the times.
         host: time the host, also where the op runs on a GPU.
         limit: the first row, for a device: what no implementation is expected to beat.
         cases: all cases for (device, quick); `quick` asks for inputs of a few MiB at most.

@@ -24,7 +24,7 @@ from pathlib import Path
 import torch
 
 import timing
-from registry import BASELINE, OPS, Case, Op, Trial, load
+from registry import OPS, OURS, Case, Op, Trial, load
 
 try:
     from tqdm import tqdm
@@ -47,14 +47,24 @@ class Outcome:
 
     def ratio(self, provider: str) -> float | None:
         """The baseline's time over the provider's at p20; above 1 the provider is faster."""
-        if self.error or provider == BASELINE or BASELINE not in self.times:
+        baseline = self.case.baseline
+        if self.error or provider == baseline or baseline not in self.times:
             return None
-        return self.times[BASELINE].p20 / self.times[provider].p20
+        return self.times[baseline].p20 / self.times[provider].p20
 
     def rate(self, provider: str, unit: str) -> float:
-        """GB/s (1e9 bytes read or written per second) or microseconds per parameter, at p20."""
-        p20 = self.times[provider].p20
-        return self.trial.bytes / p20 / 1e3 if unit == "GB/s" else p20 / self.trial.parameters
+        """At p20: 1e9 bytes or operations a second, us a parameter or call, or ms a launch."""
+        p20, trial = self.times[provider].p20, self.trial
+        match unit:
+            case "GB/s":
+                return trial.bytes / p20 / 1e3
+            case "GFLOP/s":
+                return trial.flops / p20 / 1e3
+            case "us/param":
+                return p20 / trial.parameters
+            case "us/call":
+                return p20 / trial.calls
+        return p20 / 1e3
 
 
 def measure(case: Case, op: Op, device: torch.device, quick: bool) -> Outcome:
@@ -75,12 +85,12 @@ def measure(case: Case, op: Op, device: torch.device, quick: bool) -> Outcome:
 def table_lines(outcome: Outcome, unit: str) -> Iterator[str]:
     name = outcome.case.name
     for provider, time in outcome.times.items():
-        ratio = outcome.ratio(provider)
+        ratio, rate = outcome.ratio(provider), outcome.rate(provider, unit)
         yield ROW.format(
             name,
             provider,
-            *(f"{us:,.2f}" for us in (time.p20, time.p50, time.p80)),
-            f"{outcome.rate(provider, unit):.3g}",
+            *(f"{us:,.{2 if us < 1e5 else 0}f}" for us in (time.p20, time.p50, time.p80)),
+            f"{rate:.3g}" if rate < 1000 else f"{rate:,.0f}",
             f"{ratio:.2f}" if ratio else "",
         ).rstrip()
         name = ""
@@ -94,7 +104,7 @@ def geometric_mean(ratios: Sequence[float]) -> float:
 
 def mean_line(outcomes: Sequence[Outcome]) -> str:
     counted = [outcome for outcome in outcomes if outcome.case.counted]
-    ratios = [ratio for o in counted for p in o.times if (ratio := o.ratio(p))]
+    ratios = [ratio for o in counted if OURS in o.times and (ratio := o.ratio(OURS))]
     mean = f"{geometric_mean(ratios):.2f}" if ratios else "none"
     cases = f"{len(ratios)} of {len(counted)}" if len(ratios) < len(counted) else f"{len(counted)}"
     return ROW.format(f"geometric mean of {cases} ratios", "", "", "", "", "", mean)
@@ -109,7 +119,10 @@ def records(outcome: Outcome, op: Op, environment: dict[str, object]) -> Iterato
             **{f"{name}_us": us for name, us in asdict(time).items()},
             "bytes": outcome.trial.bytes or None,
             "gb_per_s": outcome.rate(provider, "GB/s") if outcome.trial.bytes else None,
+            "flops": outcome.trial.flops or None,
+            "gflop_per_s": outcome.rate(provider, "GFLOP/s") if outcome.trial.flops else None,
             "parameters": outcome.trial.parameters or None,
+            "calls": outcome.trial.calls,
             "ratio": outcome.ratio(provider),
             "counted": outcome.case.counted,
             "error": outcome.error,
@@ -165,7 +178,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def print_heading(op: Op, environment: dict[str, object]) -> None:
     where = "{device}: {device_name}, {threads} threads, torch {torch}, commit {commit}"
-    ratio = "Ratio: torch's p20 over amp_ext's; above 1 amp_ext is faster."
+    ratio = "Ratio: torch's p20 over this line's; above 1 it is faster than torch."
     for paragraph in (f"{op.name} on {where.format(**environment)}", *op.notes, ratio):
         print(textwrap.fill(paragraph, WIDTH))
     print(ROW.format("case", "", "p20 us", "p50 us", "p80 us", op.rate, "ratio"), flush=True)

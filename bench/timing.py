@@ -28,6 +28,8 @@ class Budget:
 FULL = {"cpu": Budget(3.0, 25, 50.0), "cuda": Budget(2.0, 25, 2000.0)}
 QUICK = {"cpu": Budget(0.05, 5, 20.0), "cuda": Budget(0.1, 5, 500.0)}
 MAX_SAMPLES = 2000
+SLOW_US = 0.5e6
+SLOW_TURN = 5
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,8 @@ def interleaved(
     """Time the providers in turn, sample by sample, every second round in reverse order.
 
     A sample is one launch, or as many launches as make up `budget.sample_us` (never more than one
-    when a provider has `prepare`). All providers get the same number of samples and of launches.
+    when a provider has `prepare`). All providers get the same number of samples and of launches,
+    but for those whose sample takes more than half a second: they sit out four rounds of five.
     The clock is the host's, or a GPU's if `events`.
     """
     sample = _event_sample_us if events else _host_sample_us
@@ -58,8 +61,9 @@ def interleaved(
     launches = 1
     if not any(provider.prepare for provider in providers):
         launches = max(1, math.ceil(budget.sample_us / min(first[-len(providers) :])))
-    for provider in providers:
-        sample(provider, launches)
+    slow = {
+        provider.name for provider in providers if sample(provider, launches) * launches > SLOW_US
+    }
 
     samples: dict[str, list[float]] = {provider.name: [] for provider in providers}
     deadline = time.perf_counter() + budget.seconds * len(providers)
@@ -67,6 +71,8 @@ def interleaved(
         if count >= budget.samples and time.perf_counter() > deadline:
             break
         for provider in providers if count % 2 == 0 else reversed(providers):
+            if provider.name in slow and count % SLOW_TURN:
+                continue
             samples[provider.name].append(sample(provider, launches))
     return {name: Quantiles.of(values) for name, values in samples.items()}
 

@@ -1,8 +1,9 @@
-"""Gradients for the conformance tests: every memory layout, every bit pattern, every edge."""
+"""Inputs for the conformance tests: every memory layout, bit pattern and edge; and comparisons."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -10,8 +11,13 @@ import torch
 from torch import Tensor
 
 OPS = ("unscale_", "check_finite", "grad_norm", "update_scale_")
+GEMM_OPS = ("gemm", "linear")
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 NON_FINITE = (float("inf"), float("-inf"), float("nan"))
+
+PAIRS = [*itertools.product(FLOATS[:3], repeat=2), (torch.float64, torch.float64)]
+"""The dtypes that the two operands of a product may have."""
+TRANSPOSES = list(itertools.product((False, True), repeat=2))
 
 INTEGER_OF_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -70,6 +76,15 @@ def whole_and_view(name: str, dtype: torch.dtype, device: torch.device) -> tuple
 
 def arguments(name: str, device: torch.device) -> dict[str, Any]:
     """Return valid arguments of an op."""
+    if name in GEMM_OPS:
+        batch = torch.arange(24.0, device=device).view(2, 3, 4)
+        weight = torch.ones(5, 4, device=device).half()
+        bias = torch.full((5,), 0.5, device=device)
+        if name == "linear":
+            return {"x": batch, "weight": weight, "bias": bias, "activation": "relu"}
+        c = torch.ones(3, 1, device=device).double()
+        scalars = {"alpha": 2.0, "beta": -1.0, "activation": "relu", "out_dtype": torch.float32}
+        return {"a": batch, "b": weight, "trans_b": True, "c": c, "bias": bias, **scalars}
     one = torch.ones((), device=device)
     zero = torch.zeros((), device=device)
     if name == "update_scale_":
@@ -118,6 +133,98 @@ def assert_same(actual: Tensor, expected: Tensor) -> None:
             f"{int(differs.sum())} of {differs.numel()} elements differ, the first at {first}: "
             f"{actual[first].item()!r} instead of {expected[first].item()!r}"
         )
+
+
+def integers(
+    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, limit: int = 3
+) -> Tensor:
+    """Return integers from -limit to limit: products of thousands of them add up without error."""
+    return torch.randint(-limit, limit + 1, shape).to(dtype).to(device)
+
+
+def normal(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return numbers of the size of activations and weights."""
+    return torch.randn(shape).to(dtype).to(device)
+
+
+def _among_nans(values: Tensor, shape: tuple[int, ...], view: Callable[[Tensor], Tensor]) -> Tensor:
+    return view(values.new_full(shape, float("nan"))).copy_(values)
+
+
+# Name -> a matrix or a batch of them in that layout, from one that is contiguous. The values are
+# the same, except that an expanded layout repeats the first row, column or matrix. What lies
+# between and around them is NaN.
+OPERANDS: dict[str, Callable[[Tensor], Tensor]] = {
+    "contiguous": lambda t: t,
+    "misaligned": lambda t: _among_nans(t, (t.numel() + 1,), lambda w: w[1:].view(t.shape)),
+    "inner-block": lambda t: _among_nans(
+        t, (*t.shape[:-2], t.shape[-2] + 2, t.shape[-1] + 3), lambda w: w[..., 1:-1, 1:-2]
+    ),
+    "every-second": lambda t: _among_nans(
+        t, (*t.shape[:-1], 2 * t.shape[-1]), lambda w: w[..., ::2]
+    ),
+    "transposed": lambda t: t.mT.contiguous().mT,
+    "batch-innermost": lambda t: t.movedim(0, -1).contiguous().movedim(-1, 0),
+    "expanded-rows": lambda t: t[..., :1, :].expand_as(t),
+    "expanded-columns": lambda t: t[..., :1].expand_as(t),
+    "expanded-batch": lambda t: t[:1].expand_as(t),
+}
+
+
+def stored(matrix: Tensor, transposed: bool, layout: str = "contiguous") -> Tensor:
+    """Return a matrix as an operand in the named layout; `transposed` says that it is swapped."""
+    return OPERANDS[layout](matrix.mT.contiguous() if transposed else matrix)
+
+
+def spacing(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the distance between neighbours in `dtype` around each value (float64)."""
+    info = torch.finfo(dtype)
+    exponent = torch.frexp(values.abs().clamp(info.tiny, info.max)).exponent - 1
+    return info.eps * exponent.double().exp2()
+
+
+def assert_sum_near(
+    actual: Tensor, exact: Tensor, magnitude: Tensor, terms: int, unit: float = 2.0**-24
+) -> None:
+    """Assert that `actual` is `exact` up to the error of a sum of products, rounded once.
+
+    A sum of `terms` products with unit roundoff `unit`, in any order, with fused multiply-adds or
+    not, is off by terms * unit * sum(|products|) at most, to first order (Higham, "Accuracy and
+    Stability of Numerical Algorithms", 2002, section 3.1). The factor alpha and its own rounding,
+    the addition of beta * c and that of the bias add one unit each: 4. Half a spacing of the
+    result's dtype is for the final rounding. Overflow rounds to the next power of two, so to speak:
+    infinities and too large exact values are replaced by it.
+
+    Args:
+        actual: of any dtype.
+        exact: float64; where it is infinite or NaN, `actual` must be the same.
+        magnitude: float64, sum(|products|) + |beta * c| + |bias| of each element.
+        terms: the number of products.
+        unit: 2**-24 for sums in float32. For sums in float64 2 * 2**-53: `exact` is one too.
+    """
+    assert actual.shape == exact.shape
+    dtype, actual = actual.dtype, actual.detach().cpu().double()
+    exact, magnitude = exact.detach().cpu(), magnitude.detach().cpu()
+    error = (terms + 4) * unit * magnitude
+    allowed = error + spacing(exact.abs() + error, dtype) / 2
+    same = (actual == exact) | (actual.isnan() & exact.isnan())
+    info = torch.finfo(dtype)
+    beyond = info.max if dtype == torch.float64 else 2 * info.max / (2 - info.eps)  # a power of two
+    off = (actual.clamp(-beyond, beyond) - exact.clamp(-beyond, beyond)).abs()
+    wrong = ~(same | (exact.isfinite() & (off <= allowed)))
+    if wrong.any():
+        first = tuple(wrong.nonzero()[0].tolist())
+        raise AssertionError(
+            f"{int(wrong.sum())} of {wrong.numel()} elements are off, the first at {first}: "
+            f"{actual[first].item()!r} instead of {exact[first].item()!r} "
+            f"+- {allowed[first].item()!r}"
+        )
+
+
+def assert_equal(actual: Tensor, exact: Tensor) -> None:
+    """Assert that `actual` is `exact` (float64), rounded once; zeros may differ in sign."""
+    expected = exact.detach().cpu().to(actual.dtype)
+    torch.testing.assert_close(actual.detach().cpu(), expected, rtol=0, atol=0, equal_nan=True)
 
 
 def assert_all_same(actual: Iterable[Tensor], expected: Iterable[Tensor]) -> None:

@@ -8,7 +8,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-pytest.register_assert_rewrite("cases", "twins")  # so that their assertions show the values
+pytest.register_assert_rewrite(
+    "cases", "gemm_cases", "twins"
+)  # so that their assertions show the values
 torch.sparse.check_sparse_tensor_invariants.enable()  # torch warns while it is left undecided
 
 

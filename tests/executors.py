@@ -1,8 +1,8 @@
 """What can run the ops: each conformance test of an op is run once per executor.
 
-An executor is a device and the four ops under the names and arguments of amp_ext.ops. The oracle
-is one of them, so that a test whose expectation does not come from it (but from torch's own op, or
-from a literal value) checks the oracle as well. To add an executor, add an entry to EXECUTORS.
+An executor is a device and the ops under the names and arguments of amp_ext.ops. The oracle is one
+of them, so that a test whose expectation does not come from it (but from torch's own op, or from a
+literal value) checks the oracle as well. To add an executor, add an entry to EXECUTORS.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Executor:
     Attributes:
         name: shown in the test's id.
         device: where its tensors live.
-        ops: has unscale_, check_finite, grad_norm and update_scale_.
+        ops: has a function for each op.
         missing: why it cannot run here; empty when it can.
     """
 

@@ -36,6 +36,8 @@ KEYS = {
 def bench(monkeypatch: pytest.MonkeyPatch):
     """The modules of bench/; how busy the machine is shall not matter here."""
     monkeypatch.syspath_prepend(BENCH)
+    import bench_autocast
+    import bench_gemm
     import bench_scaler
     import bench_unscale
     import registry
@@ -45,7 +47,8 @@ def bench(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(timing, "foreign_load", lambda wait: 0.0)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    modules = (bench_scaler, bench_unscale, registry, run, timing)
+    ops = (bench_autocast, bench_gemm, bench_scaler, bench_unscale)
+    modules = (*ops, registry, run, timing)
     yield {module.__name__: module for module in modules}
     torch.set_num_threads(threads)
 
@@ -56,7 +59,10 @@ def run_quick(bench, path: Path, op: str, text: str = "") -> tuple[int, list[dic
     return status, [json.loads(line) for line in path.read_text().splitlines()]
 
 
-@pytest.mark.parametrize("op", ["unscale", "scaler"])
+PROVIDERS = {"unscale": 2, "scaler": 2, "gemm": 3, "autocast": 2}
+
+
+@pytest.mark.parametrize("op", PROVIDERS)
 def test_quick_run(bench, tmp_path, capsys, op):
     status, records = run_quick(bench, tmp_path / "out.jsonl", op)
     table = capsys.readouterr().out
@@ -67,7 +73,7 @@ def test_quick_run(bench, tmp_path, capsys, op):
     limit, *measured = records
     assert limit["case"].startswith("limit")
     cases = {record["case"] for record in measured}
-    assert len(measured) == 2 * len(cases)
+    assert len(measured) == PROVIDERS[op] * len(cases)
     for record in measured:
         assert record["op"] == op
         assert 0 < record["p20_us"] <= record["p50_us"] <= record["p80_us"]
@@ -76,6 +82,7 @@ def test_quick_run(bench, tmp_path, capsys, op):
     rows = [line for line in table.splitlines() if line[50:].strip()]
     heading = next(i for i, row in enumerate(rows) if row.startswith("case"))
     assert rows[heading + 1].startswith("limit")
+    assert all(row[39] == " " for row in rows[heading:]), "a name runs into the next column"
     assert table.splitlines()[-1].startswith("geometric mean of ")
 
 
@@ -158,6 +165,78 @@ def test_wrong_scaler_gets_no_ratio(bench, tmp_path, capsys, monkeypatch, scaler
     assert status == 1
     assert "NO RATIO, CheckError" in capsys.readouterr().out
     assert all(record["ratio"] is None for record in records)
+
+
+def round_twice(a, b, *, trans_a, trans_b, out_dtype):
+    product = (a.mT if trans_a else a).float() @ (b.mT if trans_b else b).float()
+    return product.to(torch.bfloat16).to(a.dtype)
+
+
+def lose_an_element(a, b, *, trans_a, trans_b, out_dtype):
+    product = (a.mT if trans_a else a).float() @ (b.mT if trans_b else b).float()
+    product[-1, -1] = torch.nan
+    return product.to(a.dtype)
+
+
+@pytest.mark.parametrize("corrupt", [round_twice, lose_an_element])
+def test_wrong_gemm_gets_no_ratio(bench, tmp_path, capsys, monkeypatch, corrupt):
+    monkeypatch.setattr(bench["bench_gemm"].ops, "gemm", corrupt)
+    status, records = run_quick(bench, tmp_path / "out.jsonl", "gemm", "fp16 64^3")
+    assert status == 1
+    assert "NO RATIO, CheckError: an element is" in capsys.readouterr().out
+    assert all(record["ratio"] is None for record in records)
+
+
+class OtherDtype(torch.autocast):
+    def __init__(self, device_type, dtype):
+        super().__init__(device_type, torch.bfloat16)
+
+
+def test_autocast_of_another_dtype_gets_no_ratio(bench, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(bench["bench_autocast"].REGIONS, "amp_ext", OtherDtype)
+    status, _ = run_quick(bench, tmp_path / "out.jsonl", "autocast", "mm, FP16, forward")
+    assert status == 1
+    assert "NO RATIO, CheckError: the result is torch.bfloat16" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("place", "message"), [(0, "the result is"), (2, "the gradient of tensor")]
+)
+def test_autocast_of_other_values_gets_no_ratio(bench, place, message):
+    module, device = bench["bench_autocast"], torch.device("cpu")
+    loops = [
+        module.Loop(torch.autocast, module.CALLS_MEASURED[0], module.BACKWARD, 2, device)
+        for _ in range(2)
+    ]
+    module.verify(*loops)
+    if message == "the result is":
+        loops[0].tensors[place].detach().add_(1)
+    else:
+        loops[0].tensors[place].register_hook(lambda grad: grad + 1)
+    with pytest.raises(bench["registry"].CheckError, match=message):
+        module.verify(*loops)
+
+
+def test_ratio_to_another_baseline(bench):
+    """Where torch's product takes too long, the ratio is to FP32, and not in the mean."""
+    gemm, run, times = bench["bench_gemm"], bench["run"], bench["timing"].Quantiles
+    cases = gemm.cases(torch.device("cpu"), quick=False)
+    (case,) = (case for case in cases if case.baseline != "torch")
+    assert case.name == "fp16 2048^3 NN (to fp32)"
+    assert not case.counted
+    measured = {"amp_ext": times(2.0, 2.0, 2.0), "fp32": times(3.0, 3.0, 3.0)}
+    outcome = run.Outcome(case, times=measured)
+    assert (outcome.ratio("amp_ext"), outcome.ratio("fp32")) == (1.5, None)
+    assert not any(c.baseline != "torch" for c in gemm.cases(torch.device("cuda"), quick=False))
+
+
+def test_rates(bench):
+    times, trial = bench["timing"].Quantiles(2.0, 3.0, 4.0), bench["registry"].Trial
+    case = bench["registry"].Case("", lambda: None)
+    built = trial((), bytes=6000, parameters=4, flops=8000, calls=10)
+    outcome = bench["run"].Outcome(case, built, {"amp_ext": times})
+    units = {"GB/s": 3.0, "GFLOP/s": 4.0, "us/param": 0.5, "us/call": 0.2, "ms/step": 0.002}
+    assert {unit: outcome.rate("amp_ext", unit) for unit in units} == units
 
 
 def test_a_failing_case_leaves_the_others_their_results(bench, tmp_path, capsys, monkeypatch):

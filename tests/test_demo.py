@@ -1,4 +1,4 @@
-"""The demo with tiny settings, and the network that it trains."""
+"""The demo with tiny settings: its table, its verdicts and its picture."""
 
 from __future__ import annotations
 
@@ -31,63 +31,24 @@ def demo(monkeypatch: pytest.MonkeyPatch):
     return demo
 
 
-@pytest.fixture
-def checkerboard(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.syspath_prepend(BENCH)
-    from workloads import checkerboard
-
-    return checkerboard
-
-
-def test_target_has_eight_fields_a_side(checkerboard):
-    target = checkerboard.checkerboard(checkerboard.coordinates(32))[0, 0]
-    fields = target.view(8, 4, 8, 4)
-    assert (fields == fields[:, :1, :, :1]).all()
-    corners = fields[:, 0, :, 0]
-    assert corners[0, 0] == 0
-    assert (corners[1:] != corners[:-1]).all()
-    assert (corners[:, 1:] != corners[:, :-1]).all()
-
-
-def test_network_learns_in_fp32(checkerboard):
-    run = checkerboard.training("none", torch.device("cpu"), 8)
-    losses = [record.loss for record in run.steps(60)]
-    assert losses[-1] < 0.2 < losses[0]
-    assert run.output().shape == (8, 8)
-    assert run.drawing(40).shape == (40, 40)
-
-
-@pytest.mark.parametrize("amp", ["torch", "amp_ext"])
-def test_overflow_is_recorded_as_a_skipped_step(checkerboard, amp):
-    run = checkerboard.training(amp, torch.device("cpu"), 8, init_scale=2.0**40)
-    before = [parameter.detach().clone() for parameter in run.network.parameters()]
-    (record,) = run.steps(1)
-    assert record.skipped
-    assert record.scale == 2.0**40
-    assert all(a.equal(b) for a, b in zip(before, run.network.parameters(), strict=True))
-
-
-def test_workload_prints_figures(checkerboard, capsys):
-    checkerboard.main(["--amp", "amp_ext", "--device", "cpu", "--size", "8", "--steps", "3"])
-    line = capsys.readouterr().out
-    for word in ("8x8, amp_ext, cpu: 3 steps", "ms a step", "loss 0.", "skipped", "scale"):
-        assert word in line
-
-
 def test_demo_prints_a_table_and_draws(demo, tmp_path, capsys):
     picture = tmp_path / "demo.png"
     sizes = ["--size", "8", "--steps", "6", "--torch-steps", "2"]
     demo.main(["--device", "cpu", *sizes, "--out", str(picture)])
     output = capsys.readouterr()
-    lines = output.out.splitlines()
-    heading = next(line for line in lines if "final loss" in line)
-    ours, theirs = (line.split() for line in lines[lines.index(heading) + 1 :][:2])
-    assert "step time ms" in heading
-    assert ours[:2] == ["amp_ext", "6"]
-    assert theirs[:2] == ["torch.amp", "2"]
-    assert "torch.amp was stopped after 2 of 6 steps" in output.out
-    assert "has not learned" in output.out
-    assert "8/8" in output.err, "the progress bar counts the steps of both legs"
+    heading, *lines = output.out.splitlines()[1:]
+    assert "ms a step" in heading
+    assert "final scale" in heading
+    fp32, theirs, ours = (line.split() for line in lines[:3])
+    assert fp32[:2] == ["FP32", "6"]
+    assert fp32[-2:] == ["0", "1"], "FP32 skips nothing and has no scale"
+    assert theirs[:3] == ["torch.amp", "FP16", "2"]
+    assert ours[:3] == ["amp_ext", "FP16", "6"]
+    assert ours[-1] in ("65536", "32768", "16384"), "the scale starts at 65536 and may be halved"
+    assert "torch.amp FP16 was stopped after 2 of 6 steps: FP16" in output.out
+    for name in ("FP32", "amp_ext FP16"):
+        assert f"{name}: too few steps to learn, 300 are needed." in lines
+    assert "14/14" in output.err, "the progress bar counts the steps of all legs"
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert picture.stat().st_size > 20_000
 
@@ -95,4 +56,53 @@ def test_demo_prints_a_table_and_draws(demo, tmp_path, capsys):
 def test_demo_stops_at_its_time_limit(demo, tmp_path, capsys):
     sizes = ["--size", "8", "--steps", "500", "--torch-steps", "1", "--seconds", "0"]
     demo.main(["--device", "cpu", *sizes, "--out", str(tmp_path / "demo.png")])
-    assert "amp_ext reached the time limit after 1 of 500 steps" in capsys.readouterr().out
+    assert "amp_ext FP16 reached the time limit after 1 of 500 steps" in capsys.readouterr().out
+
+
+def leg(demo, losses: list[float]):
+    """A finished training in FP32 with these losses."""
+    trainer = demo.training("none", torch.device("cpu"), 8)
+    records = [demo.StepRecord(loss, 1.0, False, 1.0) for loss in losses]
+    return demo.Leg(trainer, len(losses), records)
+
+
+@pytest.mark.parametrize(
+    ("losses", "verdict"),
+    [
+        (300 * [0.099], "FP32 has learned the checkerboard: loss 0.0990 after 300 steps."),
+        (300 * [0.1], "FP32 has NOT learned the checkerboard: loss 0.1000 after 300 steps."),
+        (
+            [*300 * [0.2], *50 * [0.01], 0.5],
+            "FP32 has learned the checkerboard: loss 0.2000 after 300 steps, 0.0100 after 351 "
+            "steps.",
+        ),
+        (
+            [*349 * [0.2], 0.01],
+            "FP32 has NOT learned the checkerboard: loss 0.2000 after 300 steps, 0.2000 after 350 "
+            "steps.",
+        ),
+        (299 * [0.01], "FP32: too few steps to learn, 300 are needed."),
+    ],
+    ids=["learned", "on the border", "spike at the end", "dip at the end", "too few"],
+)
+def test_verdict(demo, losses, verdict):
+    assert demo.outcome(leg(demo, losses), len(losses)) == verdict
+
+
+def test_legs_start_from_the_same_network_and_take_turns(demo, monkeypatch):
+    order = []
+    step = demo.Trainer.step
+
+    def noted(trainer):
+        order.append(trainer)
+        return step(trainer)
+
+    monkeypatch.setattr(demo.Trainer, "step", noted)
+    device = torch.device("cpu")
+    legs = [demo.Leg(demo.training(amp, device, 8), n) for amp, n in (("none", 3), ("torch", 1))]
+    first, second = (leg.trainer for leg in legs)
+    pairs = zip(first.network.parameters(), second.network.parameters(), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+    demo.train(legs, seconds=60)
+    assert order == [first, second, first, first]
+    assert [len(leg.records) for leg in legs] == [3, 1]

@@ -9,7 +9,13 @@ from pathlib import Path
 
 import pytest
 
-SUITES = ("test_unscale.py", "test_check_finite.py", "test_grad_norm.py")
+SUITES = (
+    "test_unscale.py",
+    "test_check_finite.py",
+    "test_grad_norm.py",
+    "test_gemm.py",
+    "test_gemm_epilogue.py",
+)
 
 
 @pytest.mark.parametrize("capability", ["default", "avx2"])

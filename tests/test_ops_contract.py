@@ -10,19 +10,19 @@ import torch
 from torch import Tensor
 
 from amp_ext import ops, reference
-from cases import OPS, arguments, assert_all_same, whole_and_view
+from cases import GEMM_OPS, OPS, arguments, assert_all_same, whole_and_view
 from executors import Executor, against_oracle
 
 
 @against_oracle
-@pytest.mark.parametrize("name", OPS)
+@pytest.mark.parametrize("name", OPS + GEMM_OPS)
 def test_opcheck(executor: Executor, name: str) -> None:
     values = arguments(name, executor.device)
     torch.library.opcheck(getattr(torch.ops.amp_ext, name).default, (), values)
 
 
 @pytest.mark.parametrize("functions", [ops, reference], ids=["ops", "reference"])
-@pytest.mark.parametrize("name", OPS)
+@pytest.mark.parametrize("name", OPS + GEMM_OPS)
 def test_signature_is_the_schema(name: str, functions: Any) -> None:
     schema = getattr(torch.ops.amp_ext, name).default._schema
     parameters = inspect.signature(getattr(functions, name)).parameters.values()
@@ -34,11 +34,17 @@ def test_signature_is_the_schema(name: str, functions: Any) -> None:
             assert parameter.default == argument.default_value
 
 
-@pytest.mark.parametrize("name", OPS)
+@pytest.mark.parametrize("name", OPS + GEMM_OPS)
 def test_meta(name: str) -> None:
     values = arguments(name, torch.device("meta"))
     result = getattr(ops, name)(**values)
-    if name == "grad_norm":
+    if name in GEMM_OPS:
+        assert (result.device.type, result.dtype, result.shape) == (
+            "meta",
+            torch.float32,
+            (2, 3, 5),
+        )
+    elif name == "grad_norm":
         assert (result.device.type, result.dtype, result.shape) == ("meta", torch.float32, ())
     else:
         assert result is None
@@ -47,7 +53,7 @@ def test_meta(name: str) -> None:
 def one_step(
     grads: list[Tensor], scale: Tensor, tracker: Tensor, skipped: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Use every op once, as a training step does."""
+    """Use every op of the scaler once, as a training step does."""
     found_inf, bad_tensor = torch.zeros_like(scale), torch.zeros_like(skipped)
     inv_scale = scale.double().reciprocal().float()
     ops.check_finite(grads, found_inf, bad_tensor)

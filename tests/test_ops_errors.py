@@ -33,7 +33,7 @@ class Fault(NamedTuple):
 
     def arguments(self) -> dict[str, Any]:
         good = arguments(self.op, CPU)
-        return good | {self.argument: self.spoil(good[self.argument])}
+        return good | {self.argument: self.spoil(good.get(self.argument))}
 
 
 def second(spoil: Callable[[Tensor], Tensor]) -> Callable[[list[Tensor]], list[Tensor]]:
@@ -91,6 +91,54 @@ def overlap_faults() -> Iterator[Fault]:
         yield Fault("unscale_", "grads", what, repeat, RuntimeError, text)
 
 
+def gemm_shape_faults() -> Iterator[Fault]:
+    """Yield shapes that do not fit in gemm and linear: [2, 3, 4] @ [5, 4].T + bias of [5]."""
+    for op, a, b in (("gemm", "a", "b"), ("linear", "x", "weight")):
+        either = rf"\b({a}|{b})\b"
+        for argument, what, spoil, text in (
+            (a, "zero-dim", lambda t: t[0, 0, 0], rf"\b{a}\b.*\[\]"),
+            (a, "inner", lambda t: t[..., :3], rf"{either}.*3\]"),
+            (b, "inner", lambda t: t[:, :3], rf"{either}.*3\]"),
+            (b, "one-dim", lambda t: t[0], rf"\b{b}\b.*\[4\]"),
+            (b, "other-batch", lambda t: t.expand(3, 5, 4), rf"\b{b}\b.*\[3, 5, 4\]"),
+            (b, "batch-of-one", lambda t: t.expand(1, 5, 4), rf"\b{b}\b.*\[1, 5, 4\]"),
+            (b, "more-batches", lambda t: t.expand(2, 2, 5, 4), rf"\b{b}\b.*\[2, 2, 5, 4\]"),
+            ("bias", "length", lambda t: t[:4], r"\bbias\b.*\[4\]"),
+            ("bias", "one", lambda t: t[:1], r"\bbias\b.*\[1\]"),
+            ("bias", "zero-dim", lambda t: t[0], r"\bbias\b.*\[\]"),
+            ("bias", "matrix", lambda t: t[None], r"\bbias\b.*\[1, 5\]"),
+        ):
+            yield Fault(op, argument, what, spoil, RuntimeError, text)
+    for what, shape in (("rows", (4, 1)), ("columns", (3, 4)), ("more-dims", (1, 2, 3, 5))):
+        text = rf"\bc\b.*{re.escape(str(list(shape)))}"
+        spoil = lambda t, shape=shape: t.new_zeros(shape)  # noqa: E731
+        yield Fault("gemm", "c", what, spoil, RuntimeError, text)
+    text = r"sum_batch.*\[2, 3, 4\].*\[5, 4\]"
+    yield Fault("gemm", "sum_batch", "shared-operand", lambda _: True, RuntimeError, text)
+    yield Fault("gemm", "a", "one-dim", lambda t: t[0, 0], RuntimeError, r"\ba\b.*\[4\]")
+
+
+def gemm_faults() -> Iterator[Fault]:
+    """Yield bad dtypes, layouts, devices and options of gemm and linear."""
+    for op, operands in (("gemm", ("a", "b", "c", "bias")), ("linear", ("x", "weight", "bias"))):
+        for argument in operands:
+            name = rf"\b{argument}\b"
+            for what, spoil, error, text in (
+                ("int", Tensor.int, NotImplementedError, rf"{name}.*\bInt\b"),
+                ("bool", Tensor.bool, NotImplementedError, rf"{name}.*\bBool\b"),
+                ("complex", Tensor.cfloat, NotImplementedError, rf"{name}.*\bComplexFloat\b"),
+                ("sparse", Tensor.to_sparse, NotImplementedError, rf"{name}.*strided"),
+                ("device", meta, RuntimeError, ELSEWHERE),
+            ):
+                yield Fault(op, argument, what, spoil, error, text)
+        yield Fault(op, "activation", "gelu", lambda _: "gelu", ValueError, "activation.*gelu")
+    spoil = lambda t: t.float().to_sparse_csr()  # noqa: E731
+    yield Fault("gemm", "b", "csr", spoil, NotImplementedError, r"\bb\b.*strided")
+    yield Fault("linear", "weight", "csr", spoil, NotImplementedError, r"\bweight\b.*strided")
+    spoil = lambda _: torch.int32  # noqa: E731
+    yield Fault("gemm", "out_dtype", "int", spoil, RuntimeError, r"out_dtype.*\bInt\b")
+
+
 def all_faults() -> Iterator[Fault]:
     for op in OPS[:3]:
         yield from gradient_faults(op)
@@ -109,6 +157,9 @@ def all_faults() -> Iterator[Fault]:
     yield Fault(op, "found_infs", "none", lambda _: [], RuntimeError, "at least one tensor")
     yield Fault(op, "hysteresis", "zero", lambda _: 0, RuntimeError, "from 1 to 2147483647, got 0")
     yield Fault(op, "hysteresis_tracker", "missing", lambda _: None, RuntimeError, "got None")
+
+    yield from gemm_shape_faults()
+    yield from gemm_faults()
 
 
 FAULTS = list(all_faults())
@@ -141,6 +192,17 @@ def test_bad_argument(fault: Fault) -> None:
     assert re.search(fault.text, str(error)), error
     if not str(error).startswith("unsupported operation"):
         assert f"amp_ext::{fault.op}" in str(error)
+
+
+@parametrized(list(gemm_shape_faults()))
+def test_bad_shape_of_meta_tensors(fault: Fault) -> None:
+    """Under torch.compile a shape that does not fit is noticed while tracing."""
+    values = {
+        name: meta(value) if isinstance(value, Tensor) else value
+        for name, value in fault.arguments().items()
+    }
+    error = raised(fault.error, getattr(ops, fault.op), **values)
+    assert re.search(rf"amp_ext::{fault.op}\b.*{fault.text}", str(error)), error
 
 
 def torch_op(op: str, values: dict[str, Any]) -> None:

@@ -1,32 +1,29 @@
 """A network of four 1x1 convolutions learns a checkerboard from pixel coordinates.
 
-    python bench/workloads/checkerboard.py --amp amp_ext --device cuda --size 512 --steps 500
+    python bench/workloads/checkerboard.py [--device cuda] [--amp amp_ext] [--size 512] [--script]
 
 The input is 1 x 2 x N x N pixel coordinates in [0, 1), the target a checkerboard of 8 x 8 fields;
-mean squared error, Adam(1e-3). A prediction of 0.5 everywhere has a loss of 0.25.
+mean squared error, Adam(1e-3), 500 steps. A prediction of 0.5 everywhere has a loss of 0.25.
 """
 
 from __future__ import annotations
 
-import argparse
-import contextlib
-import statistics
+import itertools
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+import warnings
+from collections.abc import Sequence
 from itertools import pairwise
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 
-import amp_ext
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from workloads.common import Parser, Trainer, follow, positive, summary
 
 FIELDS = 8
 WIDTH = 256
-LEARNING_RATE = 1e-3
+SIZES = {"cuda": 512, "cpu": 96}
 
 
 def network() -> nn.Sequential:
@@ -50,111 +47,34 @@ def checkerboard(pixels: Tensor) -> Tensor:
     return (pixels * FIELDS).floor().sum(dim=1, keepdim=True).remainder(2)
 
 
-@dataclass(frozen=True)
-class StepRecord:
-    """One training step.
-
-    Args:
-        loss: mean squared error before the step.
-        scale: loss scale that the step used.
-        skipped: the scaler found an overflow and left the parameters alone.
-        milliseconds: the whole step from zero_grad to update, until the device was done.
-    """
-
-    loss: float
-    scale: float
-    skipped: bool
-    milliseconds: float
+def training(
+    amp: str, device: torch.device, size: int, script: bool = False, **scaler_options
+) -> Trainer:
+    """The same initial network every time, eager or as a TorchScript module."""
+    torch.manual_seed(0)
+    model = scripted(network()) if script else network()
+    pixels = coordinates(size).to(device)
+    batches = itertools.repeat((pixels, checkerboard(pixels)))
+    return Trainer(model, nn.functional.mse_loss, batches, amp, device, **scaler_options)
 
 
-@dataclass
-class Training:
-    """The network with its data, optimizer and scaler.
-
-    Args:
-        autocast: makes the context manager of a forward pass.
-        scaler: torch.amp.GradScaler or a subclass, possibly disabled.
-        size: pixels per side.
-        device: where everything lies.
-        seed: of the initial parameters.
-    """
-
-    autocast: Callable[[], contextlib.AbstractContextManager]
-    scaler: torch.amp.GradScaler
-    size: int
-    device: torch.device
-    seed: int = 0
-    network: nn.Sequential = field(init=False)
-
-    def __post_init__(self) -> None:
-        torch.manual_seed(self.seed)
-        self.network = network().to(self.device)
-        self.optimizer = torch.optim.Adam(self.network.parameters(), lr=LEARNING_RATE)
-        self.pixels = coordinates(self.size).to(self.device)
-        self.target = checkerboard(self.pixels)
-
-    def step(self) -> StepRecord:
-        scale = self.scaler.get_scale()
-        start = time.perf_counter()
-        self.optimizer.zero_grad()
-        with self.autocast():
-            loss = nn.functional.mse_loss(self.network(self.pixels), self.target)
-        self.scaler.scale(loss).backward()
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        milliseconds = (time.perf_counter() - start) * 1e3
-        skipped = self.scaler.get_scale() < scale
-        return StepRecord(loss.item(), scale, skipped, milliseconds)
-
-    def steps(self, count: int) -> Iterator[StepRecord]:
-        return (self.step() for _ in range(count))
-
-    @torch.no_grad()
-    def output(self) -> Tensor:
-        """size x size float32 on the CPU: the prediction, computed as in training."""
-        with self.autocast():
-            return self.network(self.pixels)[0, 0].float().cpu()
-
-    @torch.no_grad()
-    def drawing(self, size: int) -> Tensor:
-        """size x size float32 on the CPU: the learned function in FP32 on any grid."""
-        return self.network(coordinates(size).to(self.device))[0, 0].cpu()
-
-
-def training(amp: str, device: torch.device, size: int, **scaler_options) -> Training:
-    """The training under amp "none" (FP32), "torch" or "amp_ext" (both FP16)."""
-    package = {"none": torch.amp, "torch": torch.amp, "amp_ext": amp_ext}[amp]
-    enabled = amp != "none"
-    autocast = partial(package.autocast, device.type, torch.float16, enabled=enabled)
-    scaler = package.GradScaler(device.type, enabled=enabled, **scaler_options)
-    return Training(autocast, scaler, size, device)
-
-
-def summary(records: Sequence[StepRecord]) -> str:
-    times = statistics.median(record.milliseconds for record in records)
-    skipped = sum(record.skipped for record in records)
-    return (
-        f"{len(records)} steps, {times:.1f} ms a step (median), loss {records[-1].loss:.4f}, "
-        f"{skipped} skipped, scale {records[-1].scale:g}"
-    )
+def scripted(model: nn.Module) -> torch.jit.ScriptModule:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "`torch.jit.script` is", DeprecationWarning)
+        return torch.jit.script(model)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--amp", choices=("none", "torch", "amp_ext"), default="amp_ext")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--size", type=int, default=512, help="pixels per side")
-    parser.add_argument("--steps", type=int, default=500)
+    parser = Parser(__doc__)
+    parser.add_argument("--size", type=positive, help=f"pixels per side; by default {SIZES}")
+    parser.add_argument("--steps", type=positive, default=500)
+    parser.add_argument("--script", action="store_true", help="as a TorchScript module")
     options = parser.parse_args(argv)
-    run = training(options.amp, torch.device(options.device), options.size)
-    records = []
-    with tqdm(run.steps(options.steps), total=options.steps, unit="step", file=sys.stderr) as bar:
-        for record in bar:
-            records.append(record)
-            bar.set_postfix(loss=f"{record.loss:.4f}", scale=f"{record.scale:g}")
-    print(f"{options.size}x{options.size}, {options.amp}, {options.device}: {summary(records)}")
+    size = options.size or SIZES[options.device.type]
+    trainer = training(options.amp, options.device, size, options.script)
+    records = follow(trainer, options.steps)
+    name = f"checkerboard {size}x{size}{' TorchScript' if options.script else ''}"
+    print(summary(name, trainer, records))
 
 
 if __name__ == "__main__":

@@ -21,7 +21,12 @@ class Backend {
   ~Backend() = default;
 };
 
-const Backend& cpu_backend();
+class CpuBackend : public Backend {
+ public:
+  virtual void gemm(const GemmArgs& args) const = 0;
+};
+
+const CpuBackend& cpu_backend();
 const Backend& cuda_backend();  // throws, saying how to rebuild, in a build without CUDA kernels
 bool cuda_built();
 

@@ -1,7 +1,12 @@
 // The CPU backend: torch's threads, no streams.
 #include <ATen/Parallel.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/addmm.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/mm.h>
 #include <c10/util/Exception.h>
 
+#include <array>
 #include <memory>
 
 #include "backend.h"
@@ -14,13 +19,43 @@ void parallel_for(int64_t count, int64_t grain, void* context, cpu::ParallelBody
   at::parallel_for(0, count, grain, [&](int64_t begin, int64_t end) { body(context, begin, end); });
 }
 
-constexpr cpu::CpuContext kContext{parallel_for};
+// The library is torch's own matrix product.
+void library_gemm(const cpu::LibraryGemmArgs& g) {
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  const auto matrix = [](const float* data, int64_t rows, int64_t columns, int64_t ld,
+                         bool transposed) {
+    const std::array<int64_t, 2> strides{transposed ? 1 : ld, transposed ? ld : 1};
+    return at::from_blob(const_cast<float*>(data), {rows, columns}, strides, at::kFloat);
+  };
+  const at::Tensor a = matrix(g.a, g.m, g.k, g.lda, g.a_transposed);
+  const at::Tensor b = matrix(g.b, g.k, g.n, g.ldb, g.b_transposed);
+  at::Tensor c = matrix(g.c, g.m, g.n, g.ldc, false);
+  if (g.accumulate) {
+    at::addmm_out(c, c, a, b);
+  } else {
+    at::mm_out(c, a, b);
+  }
+}
+
+// Kept between calls: fresh memory would be mapped and cleared page by page every time.
+float* workspace(int64_t count) {
+  thread_local std::unique_ptr<float[]> memory;
+  thread_local int64_t size = 0;
+  if (count > size) {
+    memory.reset();
+    memory.reset(new float[count]);
+    size = count;
+  }
+  return memory.get();
+}
+
+constexpr cpu::CpuContext kContext{parallel_for, library_gemm, workspace};
 
 void check(const char* op, Status status) {
   TORCH_CHECK(status == Status::ok, op, ": ", text(status));
 }
 
-class CpuBackend final : public Backend {
+class TorchThreads final : public CpuBackend {
  public:
   void unscale(UnscaleArgs args, c10::Device) const override {
     check("amp_ext::unscale_", cpu::launch_unscale(args, kContext));
@@ -39,12 +74,15 @@ class CpuBackend final : public Backend {
   void update_scale(UpdateScaleArgs args, c10::Device) const override {
     check("amp_ext::update_scale_", cpu::launch_update_scale(args, kContext));
   }
+  void gemm(const GemmArgs& args) const override {
+    check("amp_ext::gemm", cpu::launch_gemm(args, kContext));
+  }
 };
 
 }  // namespace
 
-const Backend& cpu_backend() {
-  static const CpuBackend backend;
+const CpuBackend& cpu_backend() {
+  static const TorchThreads backend;
   return backend;
 }
 

@@ -14,4 +14,13 @@ TORCH_LIBRARY(amp_ext, m) {
       "int hysteresis=1, "
       "Tensor(c!)? hysteresis_tracker=None, Tensor(d!)? skipped_steps=None) -> ()",
       tags);
+  m.def(
+      "gemm(Tensor a, Tensor b, *, bool trans_a=False, bool trans_b=False, bool sum_batch=False, "
+      "Tensor? c=None, "
+      "float alpha=1.0, float beta=1.0, Tensor? bias=None, str activation=\"none\", "
+      "ScalarType? out_dtype=None) -> Tensor",
+      tags);
+  m.def("linear(Tensor x, Tensor weight, Tensor? bias=None, *, str activation=\"none\") -> Tensor",
+        tags);
+  m.def("_override_autocast() -> ()", tags);
 }

@@ -3,6 +3,8 @@
 #include <c10/util/Exception.h>
 #include <torch/library.h>
 
+#include "gemm.h"
+
 namespace amp_ext {
 namespace {
 
@@ -48,9 +50,19 @@ void update_scale_(at::Tensor& scale, at::Tensor& growth_tracker, at::TensorList
                      hysteresis_tracker, skipped_steps);
 }
 
+at::Tensor gemm_meta(const at::Tensor& a, const at::Tensor& b, bool trans_a, bool trans_b,
+                     bool sum_batch, const std::optional<at::Tensor>& c, double alpha, double beta,
+                     const std::optional<at::Tensor>& bias, std::string_view activation,
+                     std::optional<at::ScalarType> out_dtype) {
+  const auto sizes = check_gemm<c10::SymInt>(
+      a, b, {trans_a, trans_b, sum_batch, c, alpha, beta, bias, activation, out_dtype});
+  return at::empty_symint(sizes, a.options().dtype(out_dtype_of(a, b, out_dtype)));
+}
+
 }  // namespace
 
 TORCH_LIBRARY_IMPL(amp_ext, Meta, m) {
+  m.impl("gemm", TORCH_FN(gemm_meta));
   m.impl("unscale_", TORCH_FN(unscale_));
   m.impl("check_finite", TORCH_FN(check_finite));
   m.impl("grad_norm", TORCH_FN(grad_norm));

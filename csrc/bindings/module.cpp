@@ -1,4 +1,5 @@
-// amp_ext._C: the scaler's host path. Everything else is an op of library.cpp.
+// amp_ext._C: the scaler's host path and the switches of routing. Everything else is an op of
+// library.cpp.
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_values.h>
 #include <ATen/ops/reciprocal.h>
@@ -11,11 +12,14 @@
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <optional>
+#include <string_view>
 #include <utility>
 #include <vector>
 
+#include "autocast.h"
 #include "backend.h"
 #include "ops.h"
+#include "regions.h"
 
 namespace py = pybind11;
 
@@ -256,10 +260,26 @@ void update_scale(py::handle scale, py::handle growth_tracker, const py::list& f
 }
 
 }  // namespace
+
+bool is_traced(const at::Tensor& tensor) {
+  const py::gil_scoped_acquire gil;
+  const auto object = py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor));
+  const std::string_view name = Py_TYPE(object.ptr())->tp_name;
+  return name == "FakeTensor" || name == "FunctionalTensor";
+}
+
 }  // namespace amp_ext
 
 PYBIND11_MODULE(_C, m) {
   m.def("cuda_built", &amp_ext::cuda_built, "Whether CUDA kernels were built.");
+  m.def("multiplies_bf16", &amp_ext::cpu::multiplies_bf16,
+        "Whether this processor has instructions for products of bfloat16.");
+  m.attr("REGION_MARK") = c10::DeviceTypeName(amp_ext::kRegionMark, /*lower_case=*/true);
+  m.def("enter_region", &amp_ext::enter_region);
+  m.def("exit_region", &amp_ext::exit_region);
+  m.def("install", &amp_ext::install);
+  m.def("uninstall", &amp_ext::uninstall);
+  m.def("is_installed", &amp_ext::is_installed);
   m.def("unscale_grads", &amp_ext::unscale_grads, py::arg("param_groups"), py::arg("scale"),
         py::arg("inv_scale"), py::arg("found_inf"), py::arg("allow_fp16"));
   m.def("update_scale", &amp_ext::update_scale, py::arg("scale"), py::arg("growth_tracker"),

@@ -41,17 +41,22 @@ int64_t* one_element(const char* op, const char* name, const at::Tensor& tensor,
   return static_cast<int64_t*>(one_element(op, name, tensor, at::kLong, "a long tensor", device));
 }
 
-DType GradList::dtype_of(const at::Tensor& grad) const {
-  switch (grad.scalar_type()) {
+std::optional<DType> dtype_of(at::ScalarType type) {
+  switch (type) {
     case at::kFloat: return DType::f32;
     case at::kHalf: return DType::f16;
     case at::kBFloat16: return DType::bf16;
     case at::kDouble: return DType::f64;
-    default:
-      TORCH_CHECK_NOT_IMPLEMENTED(false, '"', op_, "\" not implemented for '", grad.scalar_type(),
-                                  "': grads[", refs_.size(),
-                                  "] must be float16, bfloat16, float32 or float64");
+    default: return std::nullopt;
   }
+}
+
+DType GradList::dtype_of(const at::Tensor& grad) const {
+  const std::optional<DType> dtype = amp_ext::dtype_of(grad.scalar_type());
+  TORCH_CHECK_NOT_IMPLEMENTED(dtype, '"', op_, "\" not implemented for '", grad.scalar_type(),
+                              "': grads[", refs_.size(),
+                              "] must be float16, bfloat16, float32 or float64");
+  return *dtype;
 }
 
 namespace {

@@ -3,11 +3,14 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <optional>
 #include <vector>
 
 #include "amp_ext/launch.h"
 
 namespace amp_ext {
+
+std::optional<DType> dtype_of(at::ScalarType type);
 
 // A pointer to the one element of `tensor`. Throws unless it has one element of `dtype` and lies on
 // `device`; `words` names the dtype in the error ("a float tensor").

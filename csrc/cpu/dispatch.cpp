@@ -2,23 +2,30 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "amp_ext/launch.h"
 #include "span.h"
+#include "tile.h"
 
 namespace amp_ext::cpu {
 
-namespace baseline {
-extern const SpanKernels kernels;
-}
+#define AMP_EXT_DECLARE_KERNELS(isa)     \
+  namespace isa {                        \
+  extern const SpanKernels kernels;      \
+  extern const TileKernels tile_kernels; \
+  }
+
+AMP_EXT_DECLARE_KERNELS(baseline)
 #ifdef AMP_EXT_X86
-namespace avx2 {
-extern const SpanKernels kernels;
-}
-namespace avx512 {
-extern const SpanKernels kernels;
-}
+AMP_EXT_DECLARE_KERNELS(avx2)
+AMP_EXT_DECLARE_KERNELS(avx512)
 #endif
 
 namespace {
+
+struct Kernels {
+  const SpanKernels& span;
+  const TileKernels& tile;
+};
 
 // torch's own variable: ATEN_CPU_CAPABILITY=default or avx2 asks for less than the processor has.
 bool allowed(const char* capability) {
@@ -27,7 +34,7 @@ bool allowed(const char* capability) {
   return std::strcmp(limit, "avx2") == 0 && std::strcmp(capability, "avx2") == 0;
 }
 
-const SpanKernels& choose() {
+Kernels choose() {
 #ifdef AMP_EXT_X86
   __builtin_cpu_init();
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
@@ -35,17 +42,30 @@ const SpanKernels& choose() {
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
                       __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
                       __builtin_cpu_supports("avx512vl");
-  if (avx512 && allowed("avx512")) return avx512::kernels;
-  if (avx2 && allowed("avx2")) return avx2::kernels;
+  if (avx512 && allowed("avx512")) return {avx512::kernels, avx512::tile_kernels};
+  if (avx2 && allowed("avx2")) return {avx2::kernels, avx2::tile_kernels};
 #endif
-  return baseline::kernels;
+  return {baseline::kernels, baseline::tile_kernels};
+}
+
+const Kernels& kernels() {
+  static const Kernels chosen = choose();
+  return chosen;
 }
 
 }  // namespace
 
-const SpanKernels& span_kernels() {
-  static const SpanKernels& kernels = choose();
-  return kernels;
+const SpanKernels& span_kernels() { return kernels().span; }
+const TileKernels& tile_kernels() { return kernels().tile; }
+
+bool multiplies_bf16() {
+#ifdef AMP_EXT_X86
+  static const bool native =
+      __builtin_cpu_supports("avx512bf16") && &kernels().tile == &avx512::tile_kernels;
+  return native;
+#else
+  return false;
+#endif
 }
 
 }  // namespace amp_ext::cpu

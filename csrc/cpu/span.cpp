@@ -48,16 +48,16 @@ struct F16 {
   }
 
 #ifdef __F16C__
-  static void widen(const uint16_t* from, float* to, int n) {
-    int i = 0;
+  static void widen(const uint16_t* from, float* to, int64_t n) {
+    int64_t i = 0;
     for (; i + 8 <= n; i += 8) {
       _mm256_storeu_ps(
           to + i, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i))));
     }
     for (; i < n; ++i) to[i] = widen(from[i]);
   }
-  static void narrow(const float* from, uint16_t* to, int n) {
-    int i = 0;
+  static void narrow(const float* from, uint16_t* to, int64_t n) {
+    int64_t i = 0;
     for (; i + 8 <= n; i += 8) {
       const __m128i half = _mm256_cvtps_ph(_mm256_loadu_ps(from + i), _MM_FROUND_TO_NEAREST_INT);
       _mm_storeu_si128(reinterpret_cast<__m128i*>(to + i), half);
@@ -65,11 +65,11 @@ struct F16 {
     for (; i < n; ++i) to[i] = narrow(from[i]);
   }
 #else
-  static void widen(const uint16_t* from, float* to, int n) {
-    for (int i = 0; i < n; ++i) to[i] = widen(from[i]);
+  static void widen(const uint16_t* from, float* to, int64_t n) {
+    for (int64_t i = 0; i < n; ++i) to[i] = widen(from[i]);
   }
-  static void narrow(const float* from, uint16_t* to, int n) {
-    for (int i = 0; i < n; ++i) to[i] = narrow(from[i]);
+  static void narrow(const float* from, uint16_t* to, int64_t n) {
+    for (int64_t i = 0; i < n; ++i) to[i] = narrow(from[i]);
   }
 #endif
 };
@@ -77,11 +77,11 @@ struct F16 {
 struct BF16 {
   static constexpr uint16_t kInfinity = 0x7f80;
 
-  static void widen(const uint16_t* from, float* to, int n) {
-    for (int i = 0; i < n; ++i) to[i] = bit_cast<float>(static_cast<uint32_t>(from[i]) << 16);
+  static void widen(const uint16_t* from, float* to, int64_t n) {
+    for (int64_t i = 0; i < n; ++i) to[i] = bit_cast<float>(static_cast<uint32_t>(from[i]) << 16);
   }
-  static void narrow(const float* from, uint16_t* to, int n) {
-    for (int i = 0; i < n; ++i) {
+  static void narrow(const float* from, uint16_t* to, int64_t n) {
+    for (int64_t i = 0; i < n; ++i) {
       const uint32_t bits = bit_cast<uint32_t>(from[i]);
       const uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
       to[i] = static_cast<uint16_t>((bits & 0x7fffffff) > 0x7f800000 ? 0x7fc0 : rounded);
@@ -181,6 +181,30 @@ bool sum_squares_half(const void* data, int64_t n, float inv_scale, double* sum)
   return found;
 }
 
+// ---- conversions of whole spans ----
+
+template <class Real>
+void widen(const void* from, int64_t n, float* to) {
+  const auto* values = static_cast<const Real*>(from);
+  for (int64_t i = 0; i < n; ++i) to[i] = static_cast<float>(values[i]);
+}
+
+template <class Real>
+void narrow(const float* from, int64_t n, void* to) {
+  auto* values = static_cast<Real*>(to);
+  for (int64_t i = 0; i < n; ++i) values[i] = from[i];
+}
+
+template <class Half>
+void widen_half(const void* from, int64_t n, float* to) {
+  Half::widen(static_cast<const uint16_t*>(from), to, n);
+}
+
+template <class Half>
+void narrow_half(const float* from, int64_t n, void* to) {
+  Half::narrow(from, static_cast<uint16_t*>(to), n);
+}
+
 }  // namespace
 
 namespace AMP_EXT_ISA {
@@ -193,6 +217,8 @@ const SpanKernels kernels = {
      any_non_finite<uint16_t, 0x7fff, BF16::kInfinity>,
      any_non_finite<uint64_t, Bits<double>::kMagnitude, Bits<double>::kInfinity>},
     {sum_squares<float>, sum_squares_half<F16>, sum_squares_half<BF16>, sum_squares<double>},
+    {widen<float>, widen_half<F16>, widen_half<BF16>, widen<double>},
+    {narrow<float>, narrow_half<F16>, narrow_half<BF16>, narrow<double>},
 };
 
 }  // namespace AMP_EXT_ISA

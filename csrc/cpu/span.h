@@ -8,13 +8,16 @@
 
 namespace amp_ext::cpu {
 
-// Each returns true when it met a non-finite value. Arrays are indexed by DType.
+// Arrays are indexed by DType. The checks return true when they met a non-finite value.
 struct SpanKernels {
   bool (*unscale[kDTypes])(void* data, int64_t n, float inv_scale);
   bool (*check_finite[kDTypes])(const void* data, int64_t n);
   // Adds the sum of squares of data * inv_scale to *sum, in an order that depends on n and the
   // instruction set alone.
   bool (*sum_squares[kDTypes])(const void* data, int64_t n, float inv_scale, double* sum);
+  // Conversions to and from fp32, rounded to nearest even.
+  void (*widen[kDTypes])(const void* from, int64_t n, float* to);
+  void (*narrow[kDTypes])(const float* from, int64_t n, void* to);
 };
 
 // The widest set that this processor runs.

@@ -70,6 +70,37 @@ struct UpdateScaleArgs {
 
 constexpr int kMaxFoundInfs = 2048;  // cuda: they travel in the kernel's parameters
 
+// A batch of matrices in any layout: element (b, i, j) is
+// data[b * batch_stride + i * row_stride + j * column_stride]. A stride of 0 repeats.
+struct MatrixRef {
+  void* data = nullptr;
+  DType dtype = DType::f32;
+  int64_t batch_stride = 0;
+  int64_t row_stride = 0;
+  int64_t column_stride = 0;
+};
+
+enum class Activation : uint8_t { none, relu };
+
+// out = activation(alpha * a @ b + beta * c + bias), accumulated in fp32, or in fp64 when a and b
+// are fp64. relu keeps NaN. Matrix i of out has the sum of the products i * terms, ...,
+// (i + 1) * terms - 1 of a and b.
+struct GemmArgs {
+  MatrixRef a;     // m x k
+  MatrixRef b;     // k x n
+  MatrixRef c;     // m x n; its data may be null
+  MatrixRef bias;  // m x n with a row_stride of 0; its data may be null
+  MatrixRef out;   // m x n, column_stride 1
+  int64_t batch;
+  int64_t terms;
+  int64_t m;
+  int64_t n;
+  int64_t k;
+  double alpha;
+  double beta;
+  Activation activation;
+};
+
 namespace cuda {
 
 using Stream = void*;  // a cudaStream_t
@@ -88,14 +119,37 @@ namespace cpu {
 using ParallelBody = void (*)(void* context, int64_t begin, int64_t end);
 using ParallelFor = void (*)(int64_t count, int64_t grain, void* context, ParallelBody body);
 
+// c = a @ b, or c += a @ b when `accumulate`, row-major with leading dimensions; a is stored as
+// k x m when `a_transposed`, b as n x k when `b_transposed`.
+struct LibraryGemmArgs {
+  const float* a;
+  const float* b;
+  float* c;
+  int64_t m;
+  int64_t n;
+  int64_t k;
+  int64_t lda;
+  int64_t ldb;
+  int64_t ldc;
+  bool a_transposed;
+  bool b_transposed;
+  bool accumulate;
+};
+
 struct CpuContext {
   ParallelFor parallel_for;
+  void (*library_gemm)(const LibraryGemmArgs&);
+  float* (*workspace)(int64_t count);  // the calling thread's own, valid until its next call
 };
+
+// Whether the processor has instructions for products of bf16.
+bool multiplies_bf16();
 
 Status launch_unscale(const UnscaleArgs&, const CpuContext&);
 Status launch_check_finite(const CheckFiniteArgs&, const CpuContext&);
 Status launch_grad_norm(const GradNormArgs&, const CpuContext&);
 Status launch_update_scale(const UpdateScaleArgs&, const CpuContext&);
+Status launch_gemm(const GemmArgs&, const CpuContext&);
 
 }  // namespace cpu
 

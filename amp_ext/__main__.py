@@ -1,0 +1,223 @@
+"""The doctor: ``python -m amp_ext`` says what is installed and in use here, and whether it works.
+
+Exit status 1 when something is broken.
+"""
+
+import importlib
+import itertools
+import platform
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import amp_ext
+
+Check = tuple[str, Callable[[], None]]
+
+
+def main() -> int:
+    print_versions()
+    try:
+        importlib.import_module("amp_ext._library")
+    except ImportError as error:
+        print(f"\nFAIL  {error}")
+        return 1
+    print_devices()
+    print_backends()
+    print_autocast()
+
+    print("\nchecks")
+    results = [passed(name, check) for name, check in all_checks()]
+    failed = results.count(False)
+    print(f"\n{failed} of {len(results)} checks FAILED" if failed else "\nall is well")
+    return int(failed > 0)
+
+
+# ---- what is here ------------------------------------------------------------------------------
+
+
+def print_versions() -> None:
+    try:
+        from amp_ext._build_info import CUDA_ARCHES, CUDA_VERSION, TORCH_VERSION
+    except ImportError:
+        built = "nothing yet"
+    else:
+        kernels = f"CUDA {CUDA_VERSION} ({', '.join(CUDA_ARCHES)})" if CUDA_VERSION else "no CUDA"
+        built = f"torch {TORCH_VERSION}, {kernels}"
+    print(f"amp_ext {amp_ext.__version__}")
+    print(f"  built for  {built}")
+    cuda = f"CUDA {torch.version.cuda}" if torch.version.cuda else "no CUDA"
+    print(f"  running    torch {torch.__version__}, {cuda}, Python {platform.python_version()}")
+
+
+def print_devices() -> None:
+    print("\ndevices")
+    threads = f"{torch.get_num_threads()} threads"
+    print(f"  cpu      {cpu_name()}, {threads}, {torch.backends.cpu.get_cpu_capability()}")
+    for index in range(cuda_devices()):
+        gpu = torch.cuda.get_device_properties(index)
+        memory = f"{gpu.total_memory / 2**30:.0f} GiB"
+        print(f"  cuda:{index}   {gpu.name}, {memory}, compute capability {gpu.major}.{gpu.minor}")
+    if not cuda_devices():
+        print(f"  cuda     {'no GPU is visible' if torch.version.cuda else 'torch is a CPU build'}")
+
+
+def cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def cuda_devices() -> int:
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def print_backends() -> None:
+    from amp_ext.backend import OPS, backend_for
+
+    print("\nbackends")
+    for device_type in ("cpu", "cuda"):
+        by_backend = itertools.groupby(OPS, lambda op, device=device_type: backend_for(device, op))
+        for backend, ops in by_backend:
+            print(f"  {device_type:<5}{' '.join(ops):<46}{backend.name:<9}{backend.reason}")
+
+
+def print_autocast() -> None:
+    print("\nautocast")
+    if amp_ext.is_installed():
+        print("  amp_ext.install() is in effect: torch.autocast regions use amp_ext's products")
+    else:
+        print("  amp_ext.install() is not in effect: torch.autocast regions are torch's own")
+
+
+# ---- whether it works --------------------------------------------------------------------------
+
+
+def passed(name: str, check: Callable[[], None]) -> bool:
+    """Runs a check, prints its line, and tells whether it has passed."""
+    try:
+        check()
+    except Exception as error:  # whatever it is, the other checks are still wanted
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        print(f"  FAIL  {name}: {reason}")
+        return False
+    print(f"  ok    {name}")
+    return True
+
+
+def all_checks() -> Iterator[Check]:
+    from amp_ext.backend import OPS, backend_for
+
+    for device in ("cpu", *(f"cuda:{index}" for index in range(cuda_devices()))):
+        served = [op for op in OPS if backend_for(device.partition(":")[0], op).name != "none"]
+        for op in served:
+            yield f"{op} on {device}", lambda op=op, device=device: check_op(op, device)
+        if len(served) == len(OPS):
+            yield f"training step on {device}", lambda device=device: check_training(device)
+
+
+def expect_equal(actual: list[Tensor], expected: list[Tensor], what: str) -> None:
+    for one, other in zip(actual, expected, strict=True):
+        if one.dtype != other.dtype or not torch.equal(one, other):
+            raise ValueError(f"the result differs from {what}")
+
+
+def check_op(op: str, device: str) -> None:
+    """The op against the oracle, on numbers that leave nothing to round."""
+    from amp_ext import reference
+
+    ours, theirs = (
+        run_op(getattr(module, op), arguments(op, device)) for module in (amp_ext.ops, reference)
+    )
+    expect_equal(ours, theirs, f"amp_ext.reference.{op}")
+
+
+def arguments(op: str, device: str) -> dict[str, Any]:
+    def tensor(*values: Any, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.tensor(values, dtype=dtype, device=device)
+
+    if op in ("gemm", "linear"):
+        first, second = ("a", "b") if op == "gemm" else ("x", "weight")
+        x = torch.arange(3 * 70.0, device=device).view(3, 70).remainder(7).sub(3).half()
+        weight = torch.arange(5 * 70.0, device=device).view(5, 70).remainder(5).sub(2)
+        tensors = {first: x, second: weight, "bias": tensor(*range(5))}
+        tensors = {name: value.requires_grad_() for name, value in tensors.items()}
+        return tensors | {"activation": "relu"} | ({"trans_b": True} if op == "gemm" else {})
+    if op == "update_scale_":
+        factors = {"growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 1}
+        found_infs = [tensor(0.0), tensor(1.0)]
+        tracker = tensor(0, dtype=torch.int32)
+        state = {"scale": tensor(4.0), "growth_tracker": tracker, "found_infs": found_infs}
+        return state | factors
+    grads = [tensor(*[4.0] * 9), tensor(*[2.0] * 16, dtype=torch.float16), tensor(12.0).double()]
+    if op == "check_finite":
+        grads[1][3] = torch.inf
+        return {"grads": grads, "found_inf": tensor(0.0), "bad_tensor": tensor(0).long()}
+    return {"grads": grads, "found_inf": tensor(0.0), "inv_scale": tensor(0.5)}
+
+
+def run_op(function: Callable[..., Any], values: dict[str, Any]) -> list[Tensor]:
+    """Calls an op; returns its result, what it has written, and gradients."""
+    result = function(**values)
+    tensors = [value for value in values.values() if isinstance(value, Tensor)]
+    lists = [value for value in values.values() if isinstance(value, list)]
+    gradients: tuple[Tensor, ...] = ()
+    if result is not None and result.requires_grad:
+        gradients = torch.autograd.grad(result.sum(), tensors)
+    outcome = [*tensors, *itertools.chain(*lists), *gradients]
+    return outcome if result is None else [result, *outcome]
+
+
+class PlainSGD:
+    """Gradient descent. torch.optim would import the compiler, which takes a second."""
+
+    def __init__(self, params: list[Tensor]) -> None:
+        self.param_groups = [{"params": params}]
+
+    def step(self) -> None:
+        with torch.no_grad():
+            for param in self.param_groups[0]["params"]:
+                param.sub_(param.grad, alpha=2.0**-10)
+
+
+def check_training(device: str) -> None:
+    """A step in mixed precision against one in FP32.
+
+    FP16 represents every activation and its gradient; the gradients of the parameters need FP32.
+    """
+    parameters = [train_once(device, enabled) for enabled in (True, False)]
+    expect_equal(*parameters, "a step in FP32")
+
+
+def train_once(device: str, enabled: bool) -> list[Tensor]:
+    """The parameters after one step, in mixed precision if that is enabled."""
+
+    def integers(limit: int, *shape: int) -> Tensor:
+        return torch.randint(-limit, limit + 1, shape, generator=generator).float().to(device)
+
+    generator = torch.Generator().manual_seed(0)
+    inputs, targets = integers(8, 8, 4), integers(100, 8, 1)
+    params = [integers(2, 6, 4), integers(2, 6), integers(2, 1, 6), integers(2, 1)]
+    params = [param.requires_grad_() for param in params]
+    device_type = device.partition(":")[0]
+    scaler = amp_ext.GradScaler(device_type, init_scale=64.0, enabled=enabled)
+    optimizer = PlainSGD(params)
+    with amp_ext.autocast(device_type, dtype=torch.float16, enabled=enabled):
+        hidden = torch.nn.functional.linear(inputs, *params[:2]).relu()
+        outputs = torch.nn.functional.linear(hidden, *params[2:])
+        loss = torch.nn.functional.mse_loss(outputs.float(), targets)
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    return [param.detach() for param in params]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,177 @@
+"""What the workloads share: options, a network in training under FP32 or FP16, and its figures."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+import amp_ext
+
+AMPS = {"none": "FP32", "torch": "torch.amp FP16", "amp_ext": "amp_ext FP16"}
+LEARNING_RATE = 1e-3
+Batch = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """One training step.
+
+    Args:
+        loss: of the batch, before the step.
+        scale: loss scale that the step used; 1 in FP32.
+        skipped: the scaler found an overflow and left the parameters alone.
+        milliseconds: the whole step from zero_grad to update, until the device was done.
+    """
+
+    loss: float
+    scale: float
+    skipped: bool
+    milliseconds: float
+
+
+class Trainer:
+    """A network with its batches, Adam(1e-3) and the autocast and scaler of one way to train.
+
+    Args:
+        network: is moved to `device`.
+        loss: of prediction and target.
+        batches: inputs and targets, on `device`.
+        amp: "none" (FP32, a disabled scaler), "torch" or "amp_ext" (both FP16).
+        device: where everything lies.
+        scaler_options: of the GradScaler.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        loss: Callable[[Tensor, Tensor], Tensor],
+        batches: Iterable[Batch],
+        amp: str,
+        device: torch.device,
+        **scaler_options,
+    ) -> None:
+        package = {"none": torch.amp, "torch": torch.amp, "amp_ext": amp_ext}[amp]
+        enabled = amp != "none"
+        self.name = AMPS[amp]
+        self.autocast = partial(package.autocast, device.type, torch.float16, enabled=enabled)
+        self.scaler = package.GradScaler(device.type, enabled=enabled, **scaler_options)
+        self.network = network.to(device)
+        self.optimizer = torch.optim.Adam(self.network.parameters(), lr=LEARNING_RATE)
+        self.loss = loss
+        self.batches = iter(batches)
+        self.device = device
+
+    def advance(self) -> None:
+        """Take the next batch; StopIteration when there is none."""
+        self.inputs, self.targets = next(self.batches)
+
+    def run(self) -> Tensor:
+        """One step on the batch at hand, until the device is done; returns the loss before it."""
+        self.optimizer.zero_grad()
+        with self.autocast():
+            loss = self.loss(self.network(self.inputs), self.targets)
+        self.scaler.scale(loss).backward()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return loss.detach()
+
+    def step(self) -> StepRecord:
+        """One timed step on the next batch."""
+        self.advance()
+        scale = self.scaler.get_scale()
+        start = time.perf_counter()
+        loss = self.run()
+        milliseconds = (time.perf_counter() - start) * 1e3
+        return StepRecord(loss.item(), scale, self.scaler.get_scale() < scale, milliseconds)
+
+    def steps(self, count: int) -> Iterator[StepRecord]:
+        return (self.step() for _ in range(count))
+
+    @torch.no_grad()
+    def predict(self, inputs: Tensor) -> Tensor:
+        """float32 on the CPU: the network's output, computed as in training."""
+        with self.autocast():
+            return self.network(inputs).float().cpu()
+
+
+def epochs(loader: DataLoader, device: torch.device) -> Iterator[Batch]:
+    """The loader's batches on the device, over and over."""
+    for _ in itertools.count():
+        for inputs, targets in loader:
+            yield inputs.to(device), targets.to(device)
+
+
+def follow(trainer: Trainer, count: int, batches: int = 1, every: int = 0) -> list[StepRecord]:
+    """Take `count` steps under a progress bar on stderr.
+
+    After every `every` batches of an epoch, which has `batches`, a line on stdout says how far it
+    is; never if `every` is 0.
+    """
+    from tqdm import tqdm
+
+    records = []
+    with tqdm(trainer.steps(count), total=count, unit="step", file=sys.stderr) as bar:
+        for record in bar:
+            epoch, batch = divmod(len(records), batches)
+            records.append(record)
+            bar.set_postfix(loss=f"{record.loss:.4f}", scale=f"{record.scale:.10g}", refresh=False)
+            if every and (batch + 1) % every == 0:
+                tqdm.write(f"epoch {epoch + 1}, batch {batch + 1}: loss {record.loss:.4f}")
+    sys.stdout.flush()
+    return records
+
+
+def three_digits(value: float) -> str:
+    """0.0123, 1.23, 123 and 12,346: without an exponent."""
+    return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
+
+
+def summary(name: str, trainer: Trainer, records: Sequence[StepRecord], *more: str) -> str:
+    """The line of figures that a workload ends with."""
+    milliseconds = statistics.median(record.milliseconds for record in records)
+    figures = (
+        f"{len(records)} steps",
+        f"{three_digits(milliseconds)} ms a step (median)",
+        f"loss {records[-1].loss:.4f}",
+        *more,
+        f"{sum(record.skipped for record in records)} skipped",
+        f"scale {trainer.scaler.get_scale():.10g}",
+    )
+    return f"{name}, {trainer.name}, {trainer.device}: {', '.join(figures)}"
+
+
+def positive(text: str) -> int:
+    """A positive integer of the command line."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
+    return value
+
+
+class Parser(argparse.ArgumentParser):
+    """The options that every workload has; `device` comes out as a torch.device."""
+
+    def __init__(self, description: str) -> None:
+        super().__init__(description=description.split("\n", 1)[0])
+        best = "cuda" if torch.cuda.is_available() else "cpu"
+        self.add_argument("--device", choices=("cpu", "cuda"), default=best)
+        self.add_argument("--amp", choices=tuple(AMPS), default="amp_ext")
+
+    def parse_args(self, *args, **kwargs) -> argparse.Namespace:
+        options = super().parse_args(*args, **kwargs)
+        if options.device == "cuda" and not torch.cuda.is_available():
+            self.error("--device cuda: torch sees no GPU here; use --device cpu")
+        options.device = torch.device(options.device)
+        return options

@@ -1,0 +1,296 @@
+// torch's autocast kernels of matrix products, overridden: they run on gemm, or do exactly what
+// torch's did.
+#include "autocast.h"
+
+#include <ATen/autocast_mode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/Exception.h>
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "gemm.h"
+#include "lowered.h"
+#include "regions.h"
+
+namespace amp_ext {
+namespace {
+
+using at::autocast::CastPolicy;
+using OptionalTensor = std::optional<at::Tensor>;
+
+// Whether gemm takes the tensor: a plain one of the region's device, in a type that autocast casts.
+bool is_served(const at::Tensor& tensor, c10::DeviceType device) {
+  constexpr c10::DispatchKeySet functorch({c10::DispatchKey::FuncTorchBatched,
+                                           c10::DispatchKey::FuncTorchGradWrapper,
+                                           c10::DispatchKey::BatchedNestedTensor});
+  const at::ScalarType type = tensor.scalar_type();
+  return (type == at::kFloat || type == at::kHalf || type == at::kBFloat16) &&
+         tensor.device().type() == device && tensor.layout() == at::kStrided &&
+         !tensor.is_nested() && !tensor.key_set().has_any(functorch) &&
+         !torch::autograd::isFwGradDefined(tensor) &&
+         (!tensor.unsafeGetTensorImpl()->is_python_dispatch() || is_traced(tensor));
+}
+
+bool is_served(const OptionalTensor& tensor, c10::DeviceType device) {
+  return !tensor || is_served(*tensor, device);
+}
+
+template <class... Tensors>
+bool is_routed(c10::DeviceType device, const Tensors&... tensors) {
+  return in_our_region() && (is_served(tensors, device) && ...);
+}
+
+bool expands(const at::Tensor& tensor, std::initializer_list<c10::SymInt> sizes) {
+  const auto own = tensor.sym_sizes();
+  if (own.size() > sizes.size()) return false;
+  auto target = sizes.end();
+  for (auto size = own.end(); size != own.begin();) {
+    --size, --target;
+    if (*size != *target && *size != 1) return false;
+  }
+  return true;
+}
+
+bool all_are(c10::SymIntArrayRef values, int64_t value) {
+  return std::all_of(values.begin(), values.end(), [&](const auto& v) { return v == value; });
+}
+
+// The routed ops of one device type. A call that gemm would not serve, bad arguments included, goes
+// torch's way.
+template <c10::DeviceType kDevice>
+struct Routes {
+  template <class Signature, Signature* kOp>
+  static constexpr auto torchs =
+      &at::autocast::WrapFunction<CastPolicy::lower_precision_fp, kDevice, Signature, Signature,
+                                  kOp>::type::call;
+#define AMP_EXT_TORCHS(op) torchs<decltype(at::_ops::op::call), &at::_ops::op::call>
+
+  static at::Tensor low(const at::Tensor& tensor) {
+    return lowered(tensor, at::autocast::get_autocast_dtype(kDevice));
+  }
+
+  static at::Tensor low_gemm(const at::Tensor& a, const at::Tensor& b,
+                             const GemmOptions& options = {}) {
+    return gemm(low(a), low(b), options);
+  }
+
+  // An addend enters the fp32 sum as it is; where torch's library forms the sum, in torch's type.
+  static at::Tensor addend(const at::Tensor& tensor) {
+    const bool torchs =
+        kDevice == c10::DeviceType::CUDA ||
+        (at::autocast::get_autocast_dtype(kDevice) == at::kBFloat16 && cpu::multiplies_bf16());
+    return torchs ? low(tensor) : tensor;
+  }
+
+  struct NoAutocast : c10::impl::ExcludeDispatchKeyGuard {
+    NoAutocast()
+        : ExcludeDispatchKeyGuard(
+              at::autocast::get_autocast_dispatch_key_from_device_type(kDevice)) {}
+  };
+
+  static at::Tensor linear(const at::Tensor& x, const at::Tensor& weight,
+                           const OptionalTensor& bias) {
+    const bool fits = is_routed(kDevice, x, weight, bias) && weight.dim() == 2 && x.dim() >= 1 &&
+                      x.sym_size(-1) == weight.sym_size(1) &&
+                      (!bias || (bias->dim() == 1 && bias->sym_size(0) == weight.sym_size(0)));
+    if (!fits) return AMP_EXT_TORCHS(linear)(x, weight, bias);
+    const NoAutocast guard;
+    GemmOptions options;
+    options.trans_b = true;
+    if (bias) options.bias = addend(*bias);
+    if (x.dim() > 1) return low_gemm(x, weight, options);
+    return low_gemm(x.unsqueeze(0), weight, options).squeeze(0);
+  }
+
+  static at::Tensor mm(const at::Tensor& a, const at::Tensor& b) {
+    const bool fits =
+        is_routed(kDevice, a, b) && a.dim() == 2 && b.dim() == 2 && a.sym_size(1) == b.sym_size(0);
+    if (!fits) return AMP_EXT_TORCHS(mm)(a, b);
+    const NoAutocast guard;
+    return low_gemm(a, b);
+  }
+
+  static at::Tensor bmm(const at::Tensor& a, const at::Tensor& b) {
+    const bool fits = is_routed(kDevice, a, b) && a.dim() == 3 && b.dim() == 3 &&
+                      a.sym_size(0) == b.sym_size(0) && a.sym_size(2) == b.sym_size(1);
+    if (!fits) return AMP_EXT_TORCHS(bmm)(a, b);
+    const NoAutocast guard;
+    return low_gemm(a, b);
+  }
+
+  static GemmOptions with_addend(const at::Tensor& c, const at::Scalar& beta,
+                                 const at::Scalar& alpha) {
+    GemmOptions options;
+    options.c = addend(c);
+    options.alpha = alpha.toDouble();
+    options.beta = beta.toDouble();
+    return options;
+  }
+
+  static at::Tensor addmm(const at::Tensor& c, const at::Tensor& a, const at::Tensor& b,
+                          const at::Scalar& beta, const at::Scalar& alpha) {
+    const bool fits = is_routed(kDevice, c, a, b) && a.dim() == 2 && b.dim() == 2 &&
+                      a.sym_size(1) == b.sym_size(0) &&
+                      expands(c, {a.sym_size(0), b.sym_size(1)}) && !beta.isComplex() &&
+                      !alpha.isComplex();
+    if (!fits) return AMP_EXT_TORCHS(addmm)(c, a, b, beta, alpha);
+    const NoAutocast guard;
+    return low_gemm(a, b, with_addend(c, beta, alpha));
+  }
+
+  static at::Tensor baddbmm(const at::Tensor& c, const at::Tensor& a, const at::Tensor& b,
+                            const at::Scalar& beta, const at::Scalar& alpha) {
+    const bool fits = is_routed(kDevice, c, a, b) && a.dim() == 3 && b.dim() == 3 &&
+                      a.sym_size(0) == b.sym_size(0) && a.sym_size(2) == b.sym_size(1) &&
+                      expands(c, {a.sym_size(0), a.sym_size(1), b.sym_size(2)}) &&
+                      !beta.isComplex() && !alpha.isComplex();
+    if (!fits) return AMP_EXT_TORCHS(baddbmm)(c, a, b, beta, alpha);
+    const NoAutocast guard;
+    return low_gemm(a, b, with_addend(c, beta, alpha));
+  }
+
+  static at::Tensor matmul(const at::Tensor& a, const at::Tensor& b) {
+    const bool fits = is_routed(kDevice, a, b) && a.dim() >= 1 && b.dim() >= 1 &&
+                      a.dim() + b.dim() > 2 &&
+                      a.sym_size(-1) == b.sym_size(b.dim() == 1 ? 0 : -2) && batches_expand(a, b);
+    if (!fits) return AMP_EXT_TORCHS(matmul)(a, b);
+    const NoAutocast guard;
+    if (a.dim() == 1) return batched(a.unsqueeze(0), b).squeeze(-2);
+    if (b.dim() == 1) return batched(a, b.unsqueeze(1)).squeeze(-1);
+    return batched(a, b);
+  }
+
+  static bool batches_expand(const at::Tensor& a, const at::Tensor& b) {
+    for (int64_t d = 3; d <= std::min(a.dim(), b.dim()); ++d) {
+      const auto &left = a.sym_size(-d), &right = b.sym_size(-d);
+      if (left != right && left != 1 && right != 1) return false;
+    }
+    return true;
+  }
+
+  // gemm with matmul's broadcasting of leading dimensions.
+  static at::Tensor batched(const at::Tensor& a, const at::Tensor& b) {
+    const auto a_sizes = a.sym_sizes(), b_sizes = b.sym_sizes();
+    if (a.dim() == 2 || b.dim() == 2 ||
+        a_sizes.slice(0, a.dim() - 2).equals(b_sizes.slice(0, b.dim() - 2))) {
+      return low_gemm(a, b);
+    }
+    const int64_t dims = std::max(a.dim(), b.dim());
+    std::vector<c10::SymInt> a_whole(dims), b_whole(dims);
+    for (int64_t d = 1; d <= dims; ++d) {
+      const c10::SymInt left = d > a.dim() ? 1 : a.sym_size(-d);
+      const c10::SymInt right = d > b.dim() ? 1 : b.sym_size(-d);
+      const bool matrix = d <= 2;
+      a_whole[dims - d] = matrix || left != 1 ? left : right;
+      b_whole[dims - d] = matrix || right != 1 ? right : left;
+    }
+    return low_gemm(a.expand_symint(a_whole), b.expand_symint(b_whole));
+  }
+
+  static bool is_matrix_product(const at::Tensor& x, const at::Tensor& weight,
+                                const OptionalTensor& bias, c10::SymIntArrayRef stride,
+                                c10::SymIntArrayRef dilation, const c10::SymInt& groups) {
+    return is_routed(kDevice, x, weight, bias) && (x.dim() == 4 || x.dim() == 3) &&
+           weight.dim() == 4 && weight.sym_size(2) == 1 && weight.sym_size(3) == 1 &&
+           x.sym_size(-3) == weight.sym_size(1) && groups == 1 && all_are(stride, 1) &&
+           std::all_of(dilation.begin(), dilation.end(), [](const auto& d) { return d > 0; }) &&
+           (!bias || (bias->dim() == 1 && bias->sym_size(0) == weight.sym_size(0)));
+  }
+
+  // A convolution of 1 x 1 pixels. The result has torch's memory format.
+  static at::Tensor pointwise(const at::Tensor& x, const at::Tensor& weight,
+                              const OptionalTensor& bias) {
+    const NoAutocast guard;
+    const at::Tensor matrix = weight.view_symint({weight.sym_size(0), weight.sym_size(1)});
+    GemmOptions options;
+    if (x.suggest_memory_format() == at::MemoryFormat::ChannelsLast ||
+        (x.dim() == 4 && weight.suggest_memory_format() == at::MemoryFormat::ChannelsLast)) {
+      options.trans_b = true;
+      if (bias) options.bias = addend(*bias);
+      return low_gemm(x.movedim(1, -1).contiguous(), matrix, options).movedim(-1, 1);
+    }
+    if (bias) options.c = addend(bias->unsqueeze(1));
+    c10::SymDimVector sizes(x.sym_sizes());
+    sizes.pop_back();
+    sizes.back() *= x.sym_size(-1);
+    const at::Tensor pixels = x.reshape_symint(sizes);
+    sizes = x.sym_sizes();
+    sizes[sizes.size() - 3] = weight.sym_size(0);
+    return low_gemm(matrix, pixels, options).view_symint(sizes);
+  }
+
+  static at::Tensor conv2d(const at::Tensor& x, const at::Tensor& weight,
+                           const OptionalTensor& bias, c10::SymIntArrayRef stride,
+                           c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
+                           c10::SymInt groups) {
+    if (is_matrix_product(x, weight, bias, stride, dilation, groups) && all_are(padding, 0)) {
+      return pointwise(x, weight, bias);
+    }
+    return AMP_EXT_TORCHS(conv2d)(x, weight, bias, stride, padding, dilation, groups);
+  }
+
+  static at::Tensor conv2d_padding(const at::Tensor& x, const at::Tensor& weight,
+                                   const OptionalTensor& bias, c10::SymIntArrayRef stride,
+                                   std::string_view padding, c10::SymIntArrayRef dilation,
+                                   c10::SymInt groups) {
+    if (is_matrix_product(x, weight, bias, stride, dilation, groups) &&
+        (padding == "valid" || padding == "same")) {
+      return pointwise(x, weight, bias);
+    }
+    return AMP_EXT_TORCHS(conv2d_padding)(x, weight, bias, stride, padding, dilation, groups);
+  }
+#undef AMP_EXT_TORCHS
+
+  static std::unique_ptr<torch::Library> override_torchs(c10::DispatchKey key) {
+    auto library =
+        std::make_unique<torch::Library>(torch::Library::IMPL, "aten", key, __FILE__, __LINE__);
+    library->impl("linear", TORCH_FN(linear));
+    library->impl("mm", TORCH_FN(mm));
+    library->impl("bmm", TORCH_FN(bmm));
+    library->impl("addmm", TORCH_FN(addmm));
+    library->impl("baddbmm", TORCH_FN(baddbmm));
+    library->impl("matmul", TORCH_FN(matmul));
+    library->impl("conv2d", TORCH_FN(conv2d));
+    library->impl("conv2d.padding", TORCH_FN(conv2d_padding));
+    return library;
+  }
+};
+
+std::mutex overrides_mutex;
+std::vector<std::unique_ptr<torch::Library>>& overrides() {
+  // Never destroyed: the dispatcher may go first.
+  static auto* const libraries = new std::vector<std::unique_ptr<torch::Library>>;
+  return *libraries;
+}
+
+}  // namespace
+
+void override_torchs() {
+  struct Silent : c10::WarningHandler {
+    void process(const c10::Warning&) override {}
+  } silent;
+  const std::lock_guard<std::mutex> lock(overrides_mutex);
+  if (!overrides().empty()) return;
+  const c10::WarningUtils::WarningHandlerGuard guard(&silent);
+  overrides().push_back(
+      Routes<c10::DeviceType::CPU>::override_torchs(c10::DispatchKey::AutocastCPU));
+  overrides().push_back(
+      Routes<c10::DeviceType::CUDA>::override_torchs(c10::DispatchKey::AutocastCUDA));
+}
+
+void restore_torchs() {
+  const std::lock_guard<std::mutex> lock(overrides_mutex);
+  overrides().clear();
+}
+
+// For regions inside a program that torch.compile traces.
+TORCH_LIBRARY_IMPL(amp_ext, CompositeImplicitAutograd, m) {
+  m.impl("_override_autocast", TORCH_FN(override_torchs));
+}
+
+}  // namespace amp_ext

@@ -1,0 +1,94 @@
+#include "lowered.h"
+
+#include <ATen/autocast_mode.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/_to_copy.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/InferenceMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <map>
+#include <mutex>
+#include <utility>
+
+namespace amp_ext {
+namespace {
+
+// A copy without a history of its own.
+at::Tensor copy_of(const at::Tensor& tensor, at::ScalarType type) {
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  return at::_to_copy(tensor, type);
+}
+
+at::Tensor standing_for(const at::Tensor& original, at::Tensor copy) {
+  torch::autograd::impl::set_gradient_edge(copy, torch::autograd::impl::gradient_edge(original));
+  return copy;
+}
+
+// A copy holds the node that accumulates its original's gradient, and that holds the original: an
+// address that is a key here cannot become another tensor's.
+class Copies final : public c10::BackendMeta {
+ public:
+  at::Tensor of(const at::Tensor& leaf, at::ScalarType type) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    auto& [version, copy] = copies_[{leaf.unsafeGetTensorImpl(), type}];
+    if (!copy.defined() || version != leaf._version()) {
+      version = leaf._version();
+      copy = standing_for(leaf, copy_of(leaf, type));
+    }
+    return copy;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::pair<at::TensorImpl*, at::ScalarType>, std::pair<int64_t, at::Tensor>> copies_;
+};
+
+// The copies live inside torch's cache, so that they go when it is cleared, which nobody would
+// tell: as the data of the cached copy of a tensor made for that purpose. Another thread may clear
+// it at any time. Null when torch caches nothing.
+c10::intrusive_ptr<Copies> copies() {
+  if (!at::autocast::is_autocast_cache_enabled()) return {};
+  // No mode and no tracer shall see this.
+  const c10::impl::ForceDispatchKeyGuard plain(c10::default_included_set,
+                                               c10::autocast_dispatch_keyset);
+  static const at::Tensor* const anchor =
+      new at::Tensor(at::empty({0}, at::kFloat).requires_grad_());
+  const at::Tensor cached =
+      at::autocast::cached_cast(at::autocast::get_autocast_dtype(at::kCPU), *anchor, at::kCPU);
+  if (cached.is_same(*anchor)) return {};
+  static std::mutex mutex;
+  const std::lock_guard<std::mutex> lock(mutex);
+  c10::TensorImpl* const impl = cached.unsafeGetTensorImpl();
+  if (!impl->get_backend_meta()) impl->set_backend_meta(c10::make_intrusive<Copies>());
+  return c10::intrusive_ptr<Copies>::reclaim_copy(static_cast<Copies*>(impl->get_backend_meta()));
+}
+
+bool cacheable(const at::Tensor& tensor) {
+  return tensor.scalar_type() == at::kFloat && tensor.is_leaf() && tensor.requires_grad() &&
+         !c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::Tracer);
+}
+
+}  // namespace
+
+at::Tensor lowered(const at::Tensor& tensor, at::ScalarType type) {
+  if (tensor.scalar_type() == type) return tensor;
+  if (!tensor.requires_grad() || c10::InferenceMode::is_enabled()) return tensor.to(type);
+  if (!tensor.is_view()) {
+    const auto cache = cacheable(tensor) ? copies() : c10::intrusive_ptr<Copies>();
+    return cache ? cache->of(tensor, type) : standing_for(tensor, copy_of(tensor, type));
+  }
+  const at::Tensor base(tensor._base());
+  const auto cache = cacheable(base) && base.is_non_overlapping_and_dense()
+                         ? copies()
+                         : c10::intrusive_ptr<Copies>();
+  if (!cache) return standing_for(tensor, copy_of(tensor, type));
+  const at::Tensor whole = cache->of(base, type);
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  return standing_for(
+      tensor, whole.as_strided_symint(tensor.sym_sizes(), tensor.sym_strides(),
+                                      tensor.sym_storage_offset() - base.sym_storage_offset()));
+}
+
+}  // namespace amp_ext

@@ -1,0 +1,16 @@
+// Low-precision copies that stand in the autograd graph in their originals' place.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+namespace amp_ext {
+
+// `tensor` in `type`. Where autograd needs it, the copy's gradient goes straight to `tensor`, in
+// the type of `tensor`: unlike the gradient of a cast it is never rounded to `type`.
+//
+// A float32 leaf that requires a gradient, such as a weight, or a view of one is copied once per
+// version and type while torch's autocast keeps its own copies: until the outermost region is left
+// or torch.clear_autocast_cache() is called.
+at::Tensor lowered(const at::Tensor& tensor, at::ScalarType type);
+
+}  // namespace amp_ext

@@ -1,0 +1,90 @@
+// Matrix products by torch's own library.
+#include <ATen/ops/addmm.h>
+#include <ATen/ops/baddbmm.h>
+#include <ATen/ops/bmm.h>
+#include <ATen/ops/mm.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include "gemm.h"
+
+namespace amp_ext {
+namespace {
+
+// Of two matrices or two batches of them.
+at::Tensor product(const at::Tensor& a, const at::Tensor& b) {
+  return a.dim() == 2 ? at::mm(a, b) : at::bmm(a, b);
+}
+
+at::Tensor fp32_product(const at::Tensor& a, const at::Tensor& b) {
+  const bool low = a.scalar_type() == b.scalar_type() &&
+                   (a.scalar_type() == at::kHalf || a.scalar_type() == at::kBFloat16);
+  if (!low || a.is_cpu()) {
+    const at::ScalarType type =
+        a.scalar_type() == at::kDouble || b.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+    return product(a.to(type), b.to(type));
+  }
+  return a.dim() == 2 ? at::mm(a, b, at::kFloat) : at::bmm(a, b, at::kFloat);
+}
+
+// The product in the operands' own type, with at most one addend of that type.
+at::Tensor low_product(const at::Tensor& a, const at::Tensor& b, const at::Tensor& c, double alpha,
+                       double beta) {
+  if (!c.defined()) return product(a, b);
+  return a.dim() == 2 ? at::addmm(c, a, b, beta, alpha) : at::baddbmm(c, a, b, beta, alpha);
+}
+
+}  // namespace
+
+at::Tensor torch_gemm(const at::Tensor& a, const at::Tensor& b, const GemmOptions& o) {
+  // An active autocast would cast again.
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+  at::Tensor left = o.trans_a ? a.mT() : a, right = o.trans_b ? b.mT() : b;
+  const at::ScalarType out_dtype = out_dtype_of(a, b, o.out_dtype);
+  const bool read_c = o.c && o.beta != 0;
+
+  const auto batch = left.dim() > 2 ? left.sizes() : right.sizes();
+  std::vector<int64_t> sizes(batch.begin(), batch.end() - 2);
+  if (o.sum_batch) {
+    left = left.movedim(-2, 0).flatten(1);
+    right = right.flatten(0, -2);
+    sizes.clear();
+  }
+  const bool rows_join = !o.sum_batch && right.dim() == 2 && !read_c;
+  sizes.push_back(left.size(-2));
+  sizes.push_back(right.size(-1));
+  if (rows_join) {
+    left = left.flatten(0, -2);
+  } else if (sizes.size() > 2) {
+    const auto as_batch = [&](const at::Tensor& x) {
+      std::vector<int64_t> whole(sizes.begin(), sizes.end() - 2);
+      whole.push_back(x.size(-2));
+      whole.push_back(x.size(-1));
+      return x.expand(whole).flatten(0, -3);
+    };
+    left = as_batch(left);
+    right = as_batch(right);
+  }
+  at::Tensor c;
+  if (read_c) {
+    c = o.c->expand(sizes);
+    if (sizes.size() > 2) c = c.flatten(0, -3);
+  }
+
+  const at::Tensor addend = read_c ? c : o.bias.value_or(at::Tensor());
+  const bool low = a.scalar_type() == b.scalar_type() && a.scalar_type() == out_dtype &&
+                   !(read_c && o.bias) &&
+                   (addend.defined() ? addend.scalar_type() == out_dtype : o.alpha == 1);
+  at::Tensor out;
+  if (low) {
+    out = low_product(left, right, addend, o.alpha, read_c ? o.beta : 1);
+  } else {
+    out = fp32_product(left, right);
+    if (o.alpha != 1) out.mul_(o.alpha);
+    if (read_c) out.add_(c, o.beta);
+    if (o.bias) out.add_(*o.bias);
+  }
+  if (o.activation == "relu") out.relu_();
+  return out.to(out_dtype).view(sizes);
+}
+
+}  // namespace amp_ext

@@ -1,0 +1,36 @@
+// The small matrix product of the CPU backend, compiled once per instruction set from tile.cpp.
+#pragma once
+
+#include <cstdint>
+
+namespace amp_ext::cpu {
+
+// Columns are computed in groups of this many.
+constexpr int64_t kTileColumns = 32;
+
+constexpr int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
+
+// c = a @ b in fp32. Element (i, p) of a is a[i * a_row + p * a_column]; b is row-major with ldb a
+// multiple of kTileColumns, and so is c, with the same leading dimension.
+struct TileArgs {
+  const float* a;
+  const float* b;
+  float* c;
+  int64_t m;
+  int64_t k;
+  int64_t a_row;
+  int64_t a_column;
+  int64_t ldb;
+};
+
+struct TileKernels {
+  void (*multiply)(const TileArgs&);
+  // values[i] = activation(alpha * values[i] + beta * c[i] + bias[i]); c and bias may be null.
+  void (*finish)(float* values, int64_t n, float alpha, float beta, const float* c,
+                 const float* bias, bool relu);
+};
+
+// The widest set that this processor runs.
+const TileKernels& tile_kernels();
+
+}  // namespace amp_ext::cpu

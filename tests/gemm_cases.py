@@ -1,0 +1,121 @@
+"""Calls of amp_ext::gemm: running and comparing them, and forms that differ in their gradients."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from amp_ext import reference
+from cases import assert_sum_near, unwritten
+from executors import Executor
+
+Leaves = dict[str, Tensor]
+
+SIZES = {"small": (17, 33, 40), "large": (65, 50, 45)}
+"""m, n and k on either side of 2**17 multiplications, below which a CPU calls no library."""
+
+
+def logical(operand: Tensor, transposed: bool) -> Tensor:
+    """Return the matrix that an operand stands for, in float64."""
+    return operand.double().mT if transposed else operand.double()
+
+
+def gemm(executor: Executor, a: Tensor, b: Tensor, **options: Any) -> Tensor:
+    """Run the op; assert that it has written to no argument, and the result's dtype and device."""
+    arguments = [a, b, *(value for value in options.values() if isinstance(value, Tensor))]
+    with unwritten(arguments):
+        result = executor.ops.gemm(a, b, **options)
+    promoted = torch.promote_types(a.dtype, b.dtype)
+    assert result.dtype == (options.get("out_dtype") or promoted)
+    assert result.device.type == executor.device.type
+    return result
+
+
+def assert_near_oracle(executor: Executor, a: Tensor, b: Tensor, **options: Any) -> None:
+    """Compare with the oracle, within the bound of `assert_sum_near`."""
+    actual = gemm(executor, a, b, **options)
+    options["out_dtype"] = torch.float64
+    exact = reference.gemm(a, b, **options)
+    for name, value in options.items():
+        if name in ("c", "bias", "alpha", "beta") and value is not None:
+            options[name] = abs(value)
+    magnitude = reference.gemm(a.abs(), b.abs(), **options)
+    terms = a.shape[-2 if options.get("trans_a") else -1]
+    terms *= a.shape[:-2].numel() if options.get("sum_batch") else 1
+    unit = 2.0**-52 if a.dtype == torch.float64 else 2.0**-24
+    assert_sum_near(actual, exact, magnitude, terms, unit)
+
+
+class Form(NamedTuple):
+    """Shapes of the tensors, with letters for sizes, and the other arguments."""
+
+    shapes: dict[str, str]
+    options: dict[str, Any]
+
+    def leaves(self, sizes: dict[str, int], make: Callable[[tuple[int, ...]], Tensor]) -> Leaves:
+        shapes = {name: tuple(sizes[c] for c in shape) for name, shape in self.shapes.items()}
+        return {name: make(shape).requires_grad_() for name, shape in shapes.items()}
+
+
+FORMS = {
+    "plain": Form({"a": "mk", "b": "kn"}, {}),
+    "nt": Form({"a": "mk", "b": "nk"}, {"trans_b": True, "alpha": 2.0}),
+    "tn": Form({"a": "km", "b": "kn"}, {"trans_a": True, "alpha": -1.0}),
+    "tt": Form({"a": "km", "b": "nk"}, {"trans_a": True, "trans_b": True}),
+    "c": Form({"a": "mk", "b": "kn", "c": "mn"}, {"alpha": 0.5, "beta": -2.0}),
+    "c-row": Form({"a": "mk", "b": "kn", "c": "n"}, {}),
+    "c-column": Form({"a": "mk", "b": "kn", "c": "m1"}, {"beta": 2.0}),
+    "c-scalar": Form({"a": "mk", "b": "kn", "c": ""}, {"activation": "relu"}),
+    "c-one": Form({"a": "mk", "b": "kn", "c": "11"}, {}),
+    "beta-0": Form({"a": "mk", "b": "kn", "c": "mn"}, {"beta": 0.0}),
+    "alpha-0": Form({"a": "mk", "b": "kn", "c": "mn", "bias": "n"}, {"alpha": 0.0}),
+    "bias": Form({"a": "mk", "b": "kn", "bias": "n"}, {}),
+    "relu": Form({"a": "mk", "b": "kn"}, {"activation": "relu"}),
+    "all": Form(
+        {"a": "km", "b": "nk", "c": "mn", "bias": "n"},
+        {"trans_a": True, "trans_b": True, "alpha": -1.0, "beta": 2.0, "activation": "relu"},
+    ),
+    "batch": Form({"a": "xmk", "b": "xkn", "c": "1mn", "bias": "n"}, {"activation": "relu"}),
+    "batches": Form({"a": "xymk", "b": "xynk", "c": "ymn"}, {"trans_b": True}),
+    "shared-a": Form({"a": "mk", "b": "xkn", "c": "x1n", "bias": "n"}, {"alpha": 2.0}),
+    "shared-a-tt": Form({"a": "km", "b": "xynk"}, {"trans_a": True, "trans_b": True}),
+    "shared-b": Form({"a": "xmk", "b": "kn", "c": "m1", "bias": "n"}, {"activation": "relu"}),
+    "shared-b-tt": Form({"a": "xykm", "b": "nk"}, {"trans_a": True, "trans_b": True}),
+    "sum": Form(
+        {"a": "xmk", "b": "xkn", "c": "mn", "bias": "n"},
+        {"sum_batch": True, "alpha": -1.0, "activation": "relu"},
+    ),
+    "sum-tt": Form(
+        {"a": "xykm", "b": "xynk", "c": "n"},
+        {"trans_a": True, "trans_b": True, "sum_batch": True},
+    ),
+}
+SMALL = {"m": 3, "k": 4, "n": 2, "x": 2, "y": 3, "1": 1}
+LARGE = {"m": 65, "k": 70, "n": 33, "x": 5, "y": 3, "1": 1}
+
+
+def cast(leaves: Leaves, dtypes: Iterable[torch.dtype]) -> Leaves:
+    """Return leaves with the same values in dtypes that represent them."""
+    return {
+        name: t.detach().to(dtype).requires_grad_()
+        for (name, t), dtype in zip(leaves.items(), dtypes, strict=False)
+    }
+
+
+def gradients(run: Callable[..., Tensor], leaves: Leaves, grad: Tensor, **options: Any) -> Leaves:
+    return gradients_of(run(**leaves, **options), leaves, grad)
+
+
+def gradients_of(out: Tensor, leaves: Leaves, grad: Tensor) -> Leaves:
+    """Return the leaves' gradients; what is not part of the graph has 0."""
+    tensors = list(leaves.values())
+    found = torch.autograd.grad(out, tensors, grad, allow_unused=True, materialize_grads=True)
+    return dict(zip(leaves, found, strict=True))
+
+
+def doubles(leaves: Leaves) -> Leaves:
+    return cast(leaves, itertools.repeat(torch.float64))

@@ -1,0 +1,299 @@
+"""Weights are cast once per value and dtype, and the copies are right and go when they should."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import amp_ext
+from autocast_cases import LOW, Seen
+
+FP16, BF16 = LOW
+every_dtype = pytest.mark.parametrize("dtype", LOW, ids=["fp16", "bf16"])
+
+# Products of an input [2, 4] with a weight [4, 4] and views of it.
+USES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "linear": F.linear,
+    "mm": lambda x, w: x.mm(w),
+    "w.t()": lambda x, w: x @ w.t(),
+    "w.mT": lambda x, w: x @ w.mT,
+    "w.view": lambda x, w: x[:, :2] @ w.view(2, 8),
+    "w.reshape": lambda x, w: F.conv2d(x[:, :, None, None], w.reshape(4, 4, 1, 1)),
+    "rows of w": lambda x, w: F.linear(x, w[1:]),
+    "w.unsqueeze": lambda x, w: x[None].bmm(w.unsqueeze(0)),
+    "w.expand": lambda x, w: x.expand(3, 2, 4).bmm(w.expand(3, 4, 4)),
+    "view of a view": lambda x, w: x @ w.view(2, 2, 4).view(4, 4).t(),
+}
+every_use = pytest.mark.parametrize("use", USES.values(), ids=USES)
+
+
+def whole(*shape: int) -> Tensor:
+    """Small whole numbers: products are exact in every dtype."""
+    return torch.randint(-3, 4, shape).float()
+
+
+@pytest.fixture
+def x() -> Tensor:
+    return whole(2, 4)
+
+
+@pytest.fixture
+def weight() -> Tensor:
+    return whole(4, 4).requires_grad_()
+
+
+@every_dtype
+@every_use
+def test_cast_once(x: Tensor, weight: Tensor, dtype: torch.dtype, use: Any) -> None:
+    low, expected = x.to(dtype), use(x, weight).to(dtype)
+    with amp_ext.autocast("cpu", dtype=dtype), Seen() as seen:
+        for _ in range(3):
+            assert use(low, weight).equal(expected)
+    assert (seen.gemms, seen.casts) == (3, 1)
+
+
+def test_two_views_are_cast_once_each_at_most(x: Tensor, weight: Tensor) -> None:
+    low = x.half()
+    with amp_ext.autocast("cpu", dtype=FP16), Seen() as seen:
+        for _ in range(3):
+            assert F.linear(low, weight).equal(low @ weight.t())
+    assert 1 <= seen.casts <= 2
+
+
+@pytest.mark.parametrize("use", [F.linear, USES["mm"]])
+def test_cast_once_without_gradients(x: Tensor, weight: Tensor, use: Any) -> None:
+    low = x.half()
+    with torch.no_grad(), amp_ext.autocast("cpu", dtype=FP16), Seen() as seen:
+        for _ in range(3):
+            use(low, weight)
+    assert seen.casts == 1
+
+
+@every_use
+def test_grad_mode_may_change(x: Tensor, weight: Tensor, use: Any) -> None:
+    low = x.half()
+    with amp_ext.autocast("cpu", dtype=FP16):
+        for mode in (torch.enable_grad, torch.no_grad, torch.enable_grad, torch.inference_mode):
+            with mode():
+                assert use(low, weight).requires_grad == torch.is_grad_enabled()
+        use(low, weight).sum().backward()
+    actual, weight.grad = weight.grad, None
+    use(x, weight).sum().backward()
+    assert actual.equal(weight.grad)
+
+
+def test_weight_may_be_frozen_and_released(x: Tensor, weight: Tensor) -> None:
+    with amp_ext.autocast("cpu", dtype=FP16):
+        for requires_grad in (True, False, True):
+            weight.requires_grad_(requires_grad)
+            result = F.linear(x, weight)
+            assert result.requires_grad == requires_grad
+    result.sum().backward()
+    assert weight.grad.equal(x.sum(0).expand(4, 4))
+
+
+def sgd(weight: Tensor, **options: bool) -> None:
+    weight.grad = torch.ones_like(weight)
+    torch.optim.SGD([weight], lr=1.0, **options).step()
+    weight.grad = None
+
+
+UPDATES: dict[str, Callable[[Tensor], object]] = {
+    "mul_": lambda w: w.mul_(2),
+    "copy_": lambda w: w.copy_(whole(4, 4)),
+    "view of it": lambda w: w.t()[1].add_(1),
+    "detached": lambda w: w.detach().add_(1),
+    "_foreach_add_": lambda w: torch._foreach_add_([w], 1.0),
+    "out=": lambda w: torch.neg(whole(4, 4), out=w.detach()),
+    "SGD": lambda w: sgd(w, foreach=False),
+    "foreach SGD": lambda w: sgd(w, foreach=True),
+}
+
+
+@pytest.mark.parametrize("update", UPDATES.values(), ids=UPDATES)
+@every_use
+def test_update_in_place_is_seen(x: Tensor, weight: Tensor, use: Any, update: Any) -> None:
+    x = x.abs() + 1  # so that a change of the weight changes the result
+    low = x.half()
+    with amp_ext.autocast("cpu", dtype=FP16):
+        for _ in range(2):
+            before = use(low, weight)
+            with torch.no_grad():
+                update(weight)
+            after = use(low, weight)
+            with torch.autocast("cpu", enabled=False):
+                assert after.equal(use(x, weight).half())
+            assert not after.equal(before)
+            with Seen() as seen:
+                use(low, weight)
+            assert seen.casts == 0
+
+
+@every_use
+def test_every_dtype_has_its_copy(x: Tensor, use: Any) -> None:
+    """1 + 2**-9 is a number of fp16, but not of bf16."""
+    weight = torch.full((4, 4), 1 + 2.0**-9).requires_grad_()
+    inputs = {dtype: torch.eye(4)[:2].to(dtype) for dtype in LOW}
+    with Seen() as seen, amp_ext.autocast("cpu", dtype=FP16):
+        for dtype in (FP16, BF16, FP16, BF16):
+            with amp_ext.autocast("cpu", dtype=dtype):
+                result = use(inputs[dtype], weight)
+            assert result.dtype == dtype
+            assert result.max() == torch.tensor(1 + 2.0**-9, dtype=dtype)
+    assert seen.casts == 2
+
+
+def fp16(**options: bool) -> Any:
+    return amp_ext.autocast("cpu", dtype=FP16, **options)
+
+
+def entered_again(use: Callable[[], Tensor]) -> None:
+    for _ in range(2):
+        with fp16():
+            use()
+
+
+def within_torchs(use: Callable[[], Tensor]) -> None:
+    """The outermost region is torch's."""
+    with torch.autocast("cpu", dtype=FP16):
+        for _ in range(3):
+            with fp16():
+                use()
+
+
+def cleared(use: Callable[[], Tensor]) -> None:
+    with fp16():
+        for _ in range(3):
+            use()
+            torch.clear_autocast_cache()
+
+
+def without(use: Callable[[], Tensor]) -> None:
+    with fp16(cache_enabled=False):
+        for _ in range(3):
+            use()
+
+
+def without_inside(use: Callable[[], Tensor]) -> None:
+    with fp16():
+        use()
+        with fp16(cache_enabled=False):
+            use()
+            use()
+        use()
+
+
+SCHEDULES: dict[str, tuple[Callable[[Callable[[], Tensor]], None], int]] = {
+    "entered twice": (entered_again, 2),
+    "within torch's region": (within_torchs, 1),
+    "cleared after each use": (cleared, 3),
+    "no cache": (without, 3),
+    "no cache inside": (without_inside, 3),
+}
+"""Name -> what is done, and how many casts it takes."""
+
+
+@pytest.mark.parametrize("view", [lambda w: w, lambda w: w.t()], ids=["weight", "view"])
+@pytest.mark.parametrize(("schedule", "casts"), SCHEDULES.values(), ids=SCHEDULES)
+def test_where_copies_are_made(x: Tensor, weight: Tensor, schedule: Any, casts: int, view) -> None:
+    low = x.half()
+    with Seen() as seen:
+        schedule(lambda: F.linear(low, view(weight)))
+    assert seen.casts == casts
+
+
+def test_leaving_an_inner_region_keeps_the_copies(x: Tensor, weight: Tensor) -> None:
+    low = x.half()
+    with Seen() as seen, fp16():
+        for region in (fp16(), torch.autocast("cpu", dtype=FP16), fp16()):
+            F.linear(low, weight)
+            with region:
+                F.linear(low, weight)
+    assert (seen.gemms, seen.casts) == (6, 1)
+
+
+@pytest.mark.parametrize("kind", ["activation", "frozen", "input"])
+def test_what_is_no_weight_is_not_kept(x: Tensor, weight: Tensor, kind: str) -> None:
+    other = {"activation": lambda: 1 * weight, "frozen": weight.detach, "input": weight.clone}[kind]
+    with torch.set_grad_enabled(kind == "activation"), fp16():
+        operand = other()
+        F.linear(x, operand)
+        gone = weakref.ref(operand)
+        del operand
+        assert gone() is None
+
+
+class Copies(TorchDispatchMode):
+    """Sees the memory that conversions write, without keeping it alive."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.memory: list[StorageWeakRef] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten._to_copy.default:
+            self.memory.append(StorageWeakRef(result.untyped_storage()))
+        return result
+
+    def alive(self) -> list[bool]:
+        return [not memory.expired() for memory in self.memory]
+
+
+@every_use
+def test_copies_go_with_the_region(x: Tensor, weight: Tensor, use: Any) -> None:
+    low = x.half()
+    with Copies() as copies:
+        with fp16():
+            use(low, weight)
+            assert copies.alive() == [True]
+            torch.clear_autocast_cache()
+            assert copies.alive() == [False]
+            use(low, weight)
+            assert copies.alive() == [False, True]
+        assert copies.alive() == [False, False]
+
+
+@every_use
+def test_copy_of_an_old_value_is_not_kept(x: Tensor, weight: Tensor, use: Any) -> None:
+    low = x.half()
+    with Copies() as copies, fp16():
+        for _ in range(4):
+            use(low, weight)
+            with torch.no_grad():
+                weight.add_(1)
+        assert sum(copies.alive()) <= 1
+
+
+@pytest.mark.parametrize("grad", [True, False])
+@every_use
+def test_weights_do_not_outlive_the_region(x: Tensor, use: Any, grad: bool) -> None:
+    gone = []
+    with torch.set_grad_enabled(grad), fp16():
+        for _ in range(3):
+            weight = nn.Parameter(whole(4, 4))
+            use(x, weight)
+            gone.append(weakref.ref(weight))
+            del weight
+    assert [weak() for weak in gone] == 3 * [None]
+
+
+@every_use
+def test_new_weight_at_an_old_address(x: Tensor, use: Any) -> None:
+    """Weights that die within the region make room for others, of the same version."""
+    low = x.half()
+    with torch.no_grad(), fp16():
+        for _ in range(50):
+            weight = nn.Parameter(whole(4, 4))
+            with torch.autocast("cpu", enabled=False):
+                expected = use(x, weight).half()
+            assert use(low, weight).equal(expected)
+            del weight

@@ -1,0 +1,221 @@
+"""torch.compile keeps the routing: of what runs within a region, and of what enters one itself."""
+
+from __future__ import annotations
+
+import copy
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._dynamo.backends.common import aot_autograd
+from torch.nn import functional as F
+from torch.torch_version import TorchVersion
+
+import amp_ext
+from autocast_cases import LOW
+from cases import assert_same
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's, of its own code
+FP16 = torch.float16
+every_dtype = pytest.mark.parametrize("dtype", LOW, ids=["fp16", "bf16"])
+breaks_the_graph = pytest.mark.skipif(
+    TorchVersion(torch.__version__) < (2, 13),
+    reason="Dynamo of this torch breaks the graph at a subclass of torch.autocast",
+)
+needs_a_compiler = pytest.mark.skipif(
+    shutil.which(os.environ.get("CXX", "g++")) is None, reason="no C++ compiler is installed"
+)
+inductor = pytest.param("inductor", marks=needs_a_compiler)
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+class Net(nn.Module):
+    """Every routed op that a network consists of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 8), nn.Linear(8, 4, bias=False)
+        self.pointwise = nn.Conv2d(3, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.second(torch.tanh(self.first(x)))
+        scores = torch.baddbmm(x.mean(), hidden, hidden.mT) + hidden @ hidden.mT
+        return self.pointwise(scores[:, :, None] + x[:, :, None, :1])
+
+
+ROUTED_IN_NET = 5
+
+
+def enters(net: nn.Module, x: Tensor, dtype: torch.dtype) -> Tensor:
+    with amp_ext.autocast("cpu", dtype=dtype):
+        result = net(x)
+    return result.float()
+
+
+def gradients(net: nn.Module, x: Tensor, result: Tensor) -> list[Tensor]:
+    result.float().square().mean().backward()
+    return [x.grad, *(parameter.grad for parameter in net.parameters())]
+
+
+class Graphs:
+    """A backend for torch.compile that runs what it is given, and keeps the ops of the graphs."""
+
+    def __init__(self) -> None:
+        self.forward: list[Any] = []
+        self.backward: list[Any] = []
+
+    def backend(self) -> Callable[..., Any]:
+        def keep(ops: list[Any]) -> Callable[..., Any]:
+            def compiler(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+                ops.extend(node.target for node in graph.graph.nodes)
+                return torch._dynamo.backends.debugging.boxed_nop(graph, inputs)
+
+            return compiler
+
+        return aot_autograd(fw_compiler=keep(self.forward), bw_compiler=keep(self.backward))
+
+
+def twins() -> tuple[tuple[nn.Module, Tensor], tuple[nn.Module, Tensor]]:
+    """Two equal networks, each with an equal input."""
+    net, x = Net(), torch.randn(2, 3, 4)
+    return (net, x.clone().requires_grad_()), (copy.deepcopy(net), x.clone().requires_grad_())
+
+
+@every_dtype
+def test_module_within_a_region(dtype: torch.dtype) -> None:
+    """The graphs hold the same calls that eager makes, so that the values have the same bits."""
+    (net, x), (compiled, y) = twins()
+    graphs = Graphs()
+    program = torch.compile(compiled, backend=graphs.backend(), fullgraph=True)
+    with amp_ext.autocast("cpu", dtype=dtype):
+        expected, actual = net(x), program(y)
+    assert actual.dtype == dtype
+    assert_same(actual, expected)
+    for one, other in zip(gradients(compiled, y, actual), gradients(net, x, expected), strict=True):
+        assert_same(one, other)
+    gemm = torch.ops.amp_ext.gemm.default
+    assert graphs.forward.count(gemm) == ROUTED_IN_NET
+    assert graphs.backward.count(gemm) == 2 * ROUTED_IN_NET
+    left = {torch.ops.aten.mm, torch.ops.aten.bmm, torch.ops.aten.addmm, torch.ops.aten.convolution}
+    ops = [*graphs.forward, *graphs.backward]
+    assert left & {getattr(op, "overloadpacket", None) for op in ops} == set()
+
+
+@pytest.mark.parametrize("fullgraph", [False, pytest.param(True, marks=breaks_the_graph)])
+@every_dtype
+def test_function_that_enters_a_region(dtype: torch.dtype, fullgraph: bool) -> None:
+    (net, x), (compiled, y) = twins()
+    program = torch.compile(enters, backend="aot_eager", fullgraph=fullgraph)
+    expected, actual = enters(net, x, dtype), program(compiled, y, dtype)
+    assert_same(actual, expected)
+    for one, other in zip(gradients(compiled, y, actual), gradients(net, x, expected), strict=True):
+        assert_same(one, other)
+    with torch.autocast("cpu", dtype=dtype):
+        assert net(x.detach()).dtype == dtype
+    assert not torch.is_autocast_enabled("cpu")
+
+
+@breaks_the_graph
+def test_region_in_a_graph_is_routed() -> None:
+    (_, _), (net, x) = twins()
+    graphs = Graphs()
+    torch.compile(enters, backend=graphs.backend(), fullgraph=True)(net, x, FP16)
+    assert graphs.forward.count(torch.ops.amp_ext.gemm.default) == ROUTED_IN_NET
+
+
+@pytest.mark.parametrize("order", ["amp_ext first", "torch first"])
+def test_regions_are_not_mistaken_for_each_other(order: str) -> None:
+    """A program that was compiled in one kind of region is compiled again in the other."""
+    graphs = Graphs()
+    weight = torch.randn(3, 4)
+    program = torch.compile(lambda v: F.linear(v, weight), backend=graphs.backend(), fullgraph=True)
+    regions = [amp_ext.autocast, torch.autocast]
+    if order == "torch first":
+        regions.reverse()
+    seen = {}
+    x = torch.randn(2, 4)
+    for region in regions:
+        graphs.forward.clear()
+        with region("cpu", dtype=FP16), torch.no_grad():
+            program(x)
+        seen[region] = torch.ops.amp_ext.gemm.default in graphs.forward
+    assert seen == {amp_ext.autocast: True, torch.autocast: False}
+
+
+def test_install_serves_compiled_programs() -> None:
+    (_, _), (net, x) = twins()
+    graphs = Graphs()
+    amp_ext.install()
+    try:
+        with torch.autocast("cpu", dtype=FP16):
+            torch.compile(net, backend=graphs.backend(), fullgraph=True)(x)
+    finally:
+        amp_ext.uninstall()
+    assert graphs.forward.count(torch.ops.amp_ext.gemm.default) == ROUTED_IN_NET
+
+
+@needs_a_compiler
+def test_inductor() -> None:
+    """Inductor evaluates what lies between the products in fp32 without rounding to 16 bits.
+
+    So compiled and eager results differ by roundings: at most 4 follow one another in the network,
+    of eps / 2 each, and twice as many in its gradients.
+    """
+    (net, x), (compiled, y) = twins()
+    program = torch.compile(compiled, backend="inductor", fullgraph=True)
+    with amp_ext.autocast("cpu", dtype=FP16):
+        expected, actual = net(x), program(y)
+    assert actual.dtype == FP16
+    eps = torch.finfo(FP16).eps
+    assert (actual - expected).norm() <= 4 * eps / 2 * expected.norm()
+    for one, other in zip(gradients(compiled, y, actual), gradients(net, x, expected), strict=True):
+        assert one.dtype == torch.float32
+        assert (one - other).norm() <= 8 * eps / 2 * other.norm()
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", inductor])
+def test_large_weight_gradient_is_finite(backend: str) -> None:
+    """2 x 61440 = 122880, beyond the 65504 of fp16."""
+    net = nn.Linear(4, 3, bias=False)
+    program = torch.compile(net, backend=backend, fullgraph=True)
+    with amp_ext.autocast("cpu", dtype=FP16):
+        result = program(torch.ones(2, 4))
+    result.backward(torch.full_like(result, 61440.0))
+    assert net.weight.grad.eq(122880.0).all()
+
+
+@needs_a_compiler
+@breaks_the_graph
+def test_inductor_function_that_enters_a_region() -> None:
+    weight = torch.ones(3, 4, requires_grad=True)
+
+    @torch.compile(backend="inductor", fullgraph=True)
+    def program(x: Tensor) -> Tensor:
+        with amp_ext.autocast("cpu", dtype=FP16):
+            return F.linear(x, weight)
+
+    result = program(torch.ones(2, 4))
+    assert result.dtype == FP16
+    result.backward(torch.full_like(result, 61440.0))
+    assert weight.grad.eq(122880.0).all()
+
+
+def test_dynamic_shapes() -> None:
+    net = nn.Linear(4, 3)
+    graphs = Graphs()
+    program = torch.compile(net, backend=graphs.backend(), fullgraph=True, dynamic=True)
+    for rows in (2, 3, 5, 7):
+        x = torch.randn(rows, 4)
+        with amp_ext.autocast("cpu", dtype=FP16), torch.no_grad():
+            assert_same(program(x), net(x))
+    assert graphs.forward.count(torch.ops.amp_ext.gemm.default) in (1, 2)

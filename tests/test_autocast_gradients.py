@@ -1,0 +1,301 @@
+"""Gradients of routed calls: fp32 ones never pass through 16 bits; all can be derived again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+import amp_ext
+from autocast_cases import EXPANDED, FORMS, LOW, Form, assert_within
+
+every_form = pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+every_dtype = pytest.mark.parametrize("dtype", LOW, ids=["fp16", "bf16"])
+FP16, BF16, FP32 = torch.float16, torch.bfloat16, torch.float32
+
+
+def leaves(form: Form, *dtypes: Any) -> list[Tensor]:
+    """Random tensors for a form that require gradients."""
+    return [tensor.requires_grad_() for tensor in form.tensors(*dtypes)]
+
+
+def first_order(
+    form: Form, values: list[Tensor], scalars: Mapping[str, float], cotangent: Tensor
+) -> tuple[Tensor, ...]:
+    """Gradients in fp64."""
+    values = [value.requires_grad_() for value in values]
+    return torch.autograd.grad(form.run(*values, **scalars), values, cotangent)
+
+
+def three_times(
+    form: Form, tensors: list[Tensor], dtype: torch.dtype, others: list[Tensor], compute: Any
+) -> list[tuple[Tensor, ...]]:
+    """`compute` on the values in fp64, on their magnitudes, and on ones, which counts the terms."""
+    values, others = form.rounded(tensors, dtype), [other.detach().double() for other in others]
+    return [
+        compute(form, values, form.scalars, *others),
+        compute(form, [v.abs() for v in values], form.absolute(), *[o.abs() for o in others]),
+        compute(form, [*map(torch.ones_like, values)], {}, *map(torch.ones_like, others)),
+    ]
+
+
+@pytest.mark.parametrize("operands", ["fp32", "low", "low and fp32"])
+@every_dtype
+@every_form
+def test_first_order(form: Form, dtype: torch.dtype, operands: str) -> None:
+    kinds = {"fp32": [FP32], "low": [dtype], "low and fp32": [dtype, FP32]}[operands]
+    tensors = leaves(form, kinds, kinds[-1])
+    with amp_ext.autocast("cpu", dtype=dtype):
+        result = form.run(*tensors, **form.scalars)
+    cotangent = torch.randn_like(result)
+    result.backward(cotangent)
+    expected = three_times(form, tensors, dtype, [cotangent], first_order)
+    for tensor, *wanted in zip(tensors, *expected, strict=True):
+        assert tensor.grad.dtype == tensor.dtype
+        assert_within(tensor.grad, *wanted, partial_sums=form in [FORMS[n] for n in EXPANDED])
+
+
+def second_order(
+    form: Form,
+    values: list[Tensor],
+    scalars: Mapping[str, float],
+    cotangent: Tensor,
+    *weights: Tensor,
+) -> tuple[Tensor, ...]:
+    """Gradients of the sum of weights * gradients; zeros where there is none."""
+    inputs = [value.requires_grad_() for value in (*values, cotangent)]
+    result = form.run(*inputs[:-1], **scalars)
+    grads = torch.autograd.grad(result, inputs[:-1], inputs[-1], create_graph=True)
+    penalty = sum((weight * grad).sum() for weight, grad in zip(weights, grads, strict=True))
+    return torch.autograd.grad(penalty, inputs, allow_unused=True, materialize_grads=True)
+
+
+@every_dtype
+@every_form
+def test_second_order(form: Form, dtype: torch.dtype) -> None:
+    """Of a weighted sum of gradients.
+
+    Its gradients are sums of products of a weight in fp32 and a number of 16 bits. The cotangent's
+    has 16 bits itself, and a part from each of the gradients.
+    """
+    tensors = leaves(form, [FP32], FP32)
+    weights = [torch.randn_like(tensor) for tensor in tensors]
+    with amp_ext.autocast("cpu", dtype=dtype):
+        result = form.run(*tensors, **form.scalars)
+    cotangent = torch.randn_like(result).requires_grad_()
+    grads = torch.autograd.grad(result, tensors, cotangent, create_graph=True)
+    penalty = sum((weight * grad).sum() for weight, grad in zip(weights, grads, strict=True))
+    inputs = [*tensors, cotangent]
+    actual = torch.autograd.grad(penalty, inputs, allow_unused=True, materialize_grads=True)
+    expected = three_times(form, tensors, dtype, [cotangent, *weights], second_order)
+    for tensor, grad, *wanted in zip(inputs, actual, *expected, strict=True):
+        assert grad.dtype == tensor.dtype
+        assert_within(grad, *wanted, partial_sums=tensor is cotangent)
+
+
+@every_form
+def test_gradient_penalty_reaches_every_operand(form: Form) -> None:
+    """The penalty of one operand's gradient depends on the other operand."""
+    tensors = leaves(form, [FP32], FP32)
+    for one, other in ((0, 1), (1, 0)):
+        with amp_ext.autocast("cpu", dtype=FP16):
+            result = form.run(*tensors, **form.scalars)
+        (grad,) = torch.autograd.grad(result.float().sum(), tensors[one], create_graph=True)
+        assert grad.requires_grad
+        (second,) = torch.autograd.grad(grad.square().sum(), tensors[other])
+        assert second.any() == bool(form.scalars.get("alpha", 1.0))
+
+
+# Name -> a product of inputs [2, 4] and a weight [4, 4], of which row i takes input i alone.
+WEIGHTED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "linear": F.linear,
+    "mm": lambda x, w: x.mm(w.t()),
+    "matmul": lambda x, w: x @ w.t(),
+    "matmul 3-D": lambda x, w: x.unsqueeze(0) @ w.t(),
+    "bmm": lambda x, w: x.unsqueeze(0).bmm(w.t().unsqueeze(0)),
+    "addmm": lambda x, w: torch.addmm(x, x, w.t()),
+    "baddbmm": lambda x, w: torch.baddbmm(x, x.unsqueeze(0), w.t().unsqueeze(0)),
+    "einsum": lambda x, w: torch.einsum("ni,oi->no", x, w),
+    "conv2d": lambda x, w: F.conv2d(x.t()[None, :, None], w[:, :, None, None]),
+    "conv2d, same": lambda x, w: F.conv2d(
+        x.t()[None, :, None], w[:, :, None, None], padding="same"
+    ),
+}
+every_weighted = pytest.mark.parametrize("run", WEIGHTED.values(), ids=WEIGHTED)
+REGIONS = {"amp_ext": amp_ext.autocast, "torch": torch.autocast}
+
+
+def weight_gradient(region: Any, run: Any, inputs: float, cotangent: float) -> Tensor:
+    """That of an fp32 weight for constant fp16 inputs and a constant gradient of the result."""
+    weight = torch.eye(4).requires_grad_()
+    with region("cpu", dtype=FP16):
+        result = run(torch.full((2, 4), inputs, dtype=FP16), weight)
+    result.backward(torch.full_like(result, cotangent))
+    return weight.grad
+
+
+@every_weighted
+def test_large_weight_gradient_is_finite(run: Any) -> None:
+    """2 x 61440 = 122880, beyond the 65504 of fp16."""
+    assert weight_gradient(amp_ext.autocast, run, 1.0, 61440.0).eq(122880.0).all()
+    assert weight_gradient(torch.autocast, run, 1.0, 61440.0).isinf().all()
+
+
+# The spacing of fp16 near zero is 2**-24, about 6e-8.
+SMALL = {1e-7: "a subnormal", 2e-8: "zero"}
+
+
+@pytest.mark.parametrize("gradient", SMALL, ids=SMALL.values())
+@every_weighted
+def test_small_weight_gradient_survives(run: Any, gradient: float) -> None:
+    half = torch.tensor((gradient / 2) ** 0.5).half().item()
+    exact = 2 * half * half  # 23 significant bits at most: an fp32 number
+    assert weight_gradient(amp_ext.autocast, run, half, half).eq(exact).all()
+    theirs = weight_gradient(torch.autocast, run, half, half)
+    assert theirs.eq(round(exact * 2.0**24) * 2.0**-24).all()
+
+
+def test_large_gradients_of_activation_and_bias_are_finite() -> None:
+    x, bias = torch.ones(2, 4, requires_grad=True), torch.zeros(4, requires_grad=True)
+    with amp_ext.autocast("cpu", dtype=FP16):
+        result = F.linear(x, torch.full((4, 4), 2.0), bias)
+    result.backward(torch.full_like(result, 61440.0))
+    assert x.grad.eq(4 * 2 * 61440.0).all()
+    assert bias.grad.eq(2 * 61440.0).all()
+    assert x.grad.dtype == bias.grad.dtype == FP32
+
+
+@every_dtype
+@every_weighted
+def test_backward_within_the_region(run: Any, dtype: torch.dtype) -> None:
+    tensors = [torch.randn(2, 4), torch.randn(4, 4)]
+    grads = []
+    for inside in (False, True):
+        x, weight = (tensor.clone().requires_grad_() for tensor in tensors)
+        with amp_ext.autocast("cpu", dtype=dtype):
+            result = run(x, weight)
+            cotangent = result.detach().clone()
+            if inside:
+                result.backward(cotangent)
+        if not inside:
+            result.backward(cotangent)
+        grads.append((x.grad, weight.grad))
+    for one, other in zip(*grads, strict=True):
+        assert one.dtype == FP32
+        assert one.equal(other)
+
+
+def whole(*shape: int, dtype: torch.dtype = FP32) -> Tensor:
+    """Small whole numbers, so that sums of products are exact in every dtype."""
+    return torch.randint(-3, 4, shape).to(dtype)
+
+
+def fp16_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    with amp_ext.autocast("cpu", dtype=FP16):
+        return F.linear(x, weight, bias)
+
+
+def test_hooks() -> None:
+    seen: list[tuple[str, torch.dtype]] = []
+    x, weight = whole(2, 4).requires_grad_(), whole(3, 4).requires_grad_()
+    result = fp16_linear(x, weight)
+    x.register_hook(lambda grad: seen.append(("x", grad.dtype)))
+    weight.register_hook(lambda grad: 2 * grad)
+    weight.register_post_accumulate_grad_hook(lambda leaf: seen.append(("weight", leaf.grad.dtype)))
+    result.register_hook(lambda grad: seen.append(("result", grad.dtype)))
+    cotangent = whole(2, 3, dtype=FP16)
+    result.backward(cotangent)
+    assert sorted(seen) == [("result", FP16), ("weight", FP32), ("x", FP32)]
+    assert weight.grad.equal(2 * cotangent.float().t() @ x.detach())
+
+
+def test_backward_twice_accumulates() -> None:
+    x, weight = whole(2, 4), whole(3, 4).requires_grad_()
+    result = fp16_linear(x, weight)
+    cotangent = whole(2, 3, dtype=FP16)
+    result.backward(cotangent, retain_graph=True)
+    once = weight.grad.clone()
+    result.backward(cotangent)
+    assert weight.grad.equal(2 * once)
+
+
+def test_gradients_of_tensors_that_are_not_leaves() -> None:
+    x, weight = torch.ones(2, 4).requires_grad_(), torch.ones(3, 4).requires_grad_()
+    hidden, scaled = 2 * x, 0.5 * weight
+    result = fp16_linear(hidden, scaled)
+    cotangent = torch.full_like(result, 61440.0)
+    grads = torch.autograd.grad(result, [hidden, scaled], cotangent)
+    assert [grad.dtype for grad in grads] == [FP32, FP32]
+    assert grads[0].eq(3 * 0.5 * 61440.0).all()
+    assert grads[1].eq(2 * 2 * 61440.0).all()
+    assert x.grad is weight.grad is None
+
+
+def test_tied_weights() -> None:
+    x, weight = whole(2, 4), whole(3, 4).requires_grad_()
+    with amp_ext.autocast("cpu", dtype=FP16):
+        hidden = F.linear(x, weight)
+        result = hidden @ weight
+    cotangent = whole(2, 4, dtype=FP16)
+    result.backward(cotangent)
+    value = weight.detach().clone().requires_grad_()
+    (F.linear(x, value) @ value).backward(cotangent.float())
+    assert weight.grad.equal(value.grad)
+
+
+@pytest.mark.parametrize("frozen", [0, 1, 2], ids=["x", "weight", "bias"])
+def test_frozen_tensors_get_no_gradient(frozen: int) -> None:
+    tensors = [whole(2, 4), whole(3, 4), whole(3)]
+    for place, tensor in enumerate(tensors):
+        tensor.requires_grad_(place != frozen)
+    fp16_linear(*tensors).sum().backward()
+    assert [place for place, tensor in enumerate(tensors) if tensor.grad is None] == [frozen]
+
+
+@pytest.mark.parametrize("view", [lambda w: w, lambda w: w.t().t()], ids=["weight", "view"])
+@every_dtype
+def test_weight_seen_under_no_grad_first(dtype: torch.dtype, view: Any) -> None:
+    """A copy made while gradients were off must not serve a call that needs them."""
+    x, weight = whole(2, 4), whole(3, 4).requires_grad_()
+    with amp_ext.autocast("cpu", dtype=dtype):
+        with torch.no_grad():
+            assert not F.linear(x, view(weight)).requires_grad
+        with torch.inference_mode():
+            F.linear(x, view(weight))
+        result = F.linear(x, view(weight))
+    result.sum().backward()
+    assert weight.grad.equal(x.sum(0).expand(3, 4))
+
+
+def test_fp32_operand_may_change_after_the_call() -> None:
+    """As under torch, the 16-bit copy is what is saved: weights may be updated before backward."""
+    hidden, weight = 1 * whole(2, 4).requires_grad_(), whole(3, 4).requires_grad_()
+    before = hidden.detach().clone(), weight.detach().clone()
+    hidden.retain_grad()
+    result = fp16_linear(hidden, weight)
+    with torch.no_grad():
+        weight.mul_(2)
+        hidden.detach().mul_(2)
+    result.sum().backward()
+    assert weight.grad.equal(before[0].sum(0).expand(3, 4))
+    assert hidden.grad.equal(before[1].sum(0).expand(2, 4))
+
+
+def test_saved_fp16_operand_must_not_change() -> None:
+    x, weight = whole(2, 4, dtype=FP16), whole(3, 4).requires_grad_()
+    result = fp16_linear(x, weight)
+    x.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        result.sum().backward()
+
+
+def test_result_may_change_in_place() -> None:
+    x, weight = whole(4, 4), whole(3, 4).requires_grad_()
+    result = fp16_linear(x, weight)
+    expected = (result.detach() > 0).float().t() @ x
+    result.relu_().sum().backward()
+    assert weight.grad.equal(expected)

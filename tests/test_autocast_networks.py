@@ -1,0 +1,298 @@
+"""Networks and ways to run them: checkpoints, TorchScript, function transforms."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.testing._internal.two_tensor import TwoTensor
+from torch.utils.checkpoint import checkpoint
+
+import amp_ext
+from autocast_cases import LOW, Seen
+from cases import assert_same
+
+FP16 = torch.float16
+every_dtype = pytest.mark.parametrize("dtype", LOW, ids=["fp16", "bf16"])
+
+
+def perceptron() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+
+
+def run_checkpoint(net: nn.Module, x: Tensor, reentrant: bool) -> Tensor:
+    return checkpoint(net, x, use_reentrant=reentrant)
+
+
+# How a network is prepared, and how it is called.
+WAYS: dict[str, tuple[Callable[..., Any], Callable[..., Tensor]]] = {
+    "eager": (lambda net, x: net, lambda net, x: net(x)),
+    "checkpoint": (lambda net, x: net, lambda net, x: run_checkpoint(net, x, False)),
+    "reentrant checkpoint": (lambda net, x: net, lambda net, x: run_checkpoint(net, x, True)),
+    "traced": (lambda net, x: torch.jit.trace(net, x), lambda net, x: net(x)),
+    "scripted": (lambda net, x: torch.jit.script(net), lambda net, x: net(x)),
+}
+CHECKPOINTS, SCRIPTS = ("checkpoint", "reentrant checkpoint"), ("traced", "scripted")
+
+
+@pytest.fixture(params=["amp_ext.autocast", "install"])
+def region(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """amp_ext's regions, and torch's after amp_ext.install()."""
+    if request.param == "amp_ext.autocast":
+        yield amp_ext.autocast
+        return
+    amp_ext.install()
+    yield torch.autocast
+    amp_ext.uninstall()
+
+
+def step(way: str, net: nn.Module, program: Any, x: Tensor, context: Any) -> list[Tensor]:
+    """The result, and the gradients of the parameters and of the input."""
+    leaves = [*net.parameters(), x]
+    for leaf in leaves:
+        leaf.grad = None
+    with context:
+        result = WAYS[way][1](program, x)
+    result.float().square().mean().backward()
+    return [result.detach(), *(leaf.grad for leaf in leaves)]
+
+
+@every_dtype
+@pytest.mark.parametrize("way", CHECKPOINTS)
+def test_checkpoint(way: str, dtype: torch.dtype, region: Any) -> None:
+    """The second forward pass, outside of the region, is routed as the first: the same bits."""
+    net, x = perceptron(), torch.randn(3, 4, requires_grad=True)
+    expected = step("eager", net, net, x, region("cpu", dtype=dtype))
+    with Seen() as seen:
+        actual = step(way, net, net, x, region("cpu", dtype=dtype))
+    assert (seen.gemms, seen.torchs) == (8, 0), "2 forward, 2 again, 4 backward"
+    for one, other in zip(actual, expected, strict=True):
+        assert_same(one, other)
+
+
+@pytest.mark.parametrize("way", CHECKPOINTS)
+def test_checkpoints_of_both_kinds_of_regions(way: str) -> None:
+    """Each second forward pass is as its first, whatever ran between them."""
+    net, x = perceptron(), torch.randn(3, 4, requires_grad=True)
+    losses, expected = [], [amp_ext.autocast, torch.autocast, amp_ext.autocast, torch.autocast]
+    for region in expected:
+        with region("cpu", dtype=FP16):
+            losses.append(WAYS[way][1](net, x).float().sum())
+    for region, loss in reversed(list(zip(expected, losses, strict=True))):
+        with Seen() as seen:
+            loss.backward()
+        assert (seen.gemms == 0) == (region is torch.autocast)
+        assert (seen.torchs == 0) == (region is amp_ext.autocast)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@every_dtype
+@pytest.mark.parametrize("way", SCRIPTS)
+def test_torchscript(way: str, dtype: torch.dtype, region: Any) -> None:
+    """Products are routed, but with roundings to 16 bits like torch.autocast's.
+
+    TorchScript casts by itself, biases included, and has formulas of its own for gradients once a
+    program has run. That is two roundings for each of the two layers, each of eps / 2 at most.
+    """
+    net, x = perceptron(), torch.randn(3, 4, requires_grad=True)
+    program = WAYS[way][0](net, x)
+    expected = step("eager", net, net, x, region("cpu", dtype=dtype))
+    for _ in range(4):
+        with region("cpu", dtype=dtype), torch.no_grad(), Seen() as seen:
+            assert program(x).dtype == dtype
+        assert (seen.gemms, seen.torchs) == (2, 0)
+        actual = step(way, net, program, x, region("cpu", dtype=dtype))
+        for one, other in zip(actual, expected, strict=True):
+            assert one.dtype == other.dtype
+            assert (one - other).norm() <= 4 * torch.finfo(dtype).eps / 2 * other.norm()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("way", SCRIPTS)
+def test_torchscript_leaves_nothing_behind(way: str) -> None:
+    """After a region, programs that ran in it run in full precision, and in torch's as torch's."""
+    net, x = perceptron(), torch.randn(3, 4)
+    program = WAYS[way][0](net, x)
+    with torch.no_grad():
+        for _ in range(3):
+            with amp_ext.autocast("cpu", dtype=FP16):
+                assert program(x).dtype == FP16
+        assert_same(program(x), net(x))
+        with torch.autocast("cpu", dtype=FP16), Seen() as seen:
+            program(x)
+    assert seen.gemms == 0
+
+
+@pytest.mark.parametrize("way", CHECKPOINTS)
+def test_large_weight_gradient_through_a_checkpoint(way: str, region: Any) -> None:
+    """2 x 61440 = 122880, beyond the 65504 of fp16."""
+    net, x = nn.Linear(4, 3), torch.ones(2, 4, requires_grad=True)
+    with region("cpu", dtype=FP16):
+        result = WAYS[way][1](net, x)
+    result.backward(torch.full_like(result, 61440.0))
+    assert net.weight.grad.eq(122880.0).all()
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.attention(x, x, x)[0]
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.last = nn.LSTM(16, 16, batch_first=True), nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.lstm(x)[0])
+
+
+def convolutions() -> nn.Module:
+    pointwise = nn.Conv2d(5, 16, 1, bias=False), nn.BatchNorm2d(16), nn.Tanh()
+    return nn.Sequential(nn.Unflatten(2, (4, 4)), *pointwise, nn.Conv2d(16, 3, 3, padding=1))
+
+
+# Networks for an input [3, 5, 16], without kinks that a rounding could cross, and how many of their
+# products are routed in the forward pass.
+NETWORKS: dict[str, tuple[Callable[[], nn.Module], int]] = {
+    "weight_norm": (
+        lambda: nn.Sequential(
+            nn.utils.parametrizations.weight_norm(nn.Linear(16, 8)), nn.Tanh(), nn.Linear(8, 2)
+        ),
+        2,
+    ),
+    "attention": (Attention, 2),
+    "transformer": (
+        lambda: nn.TransformerEncoderLayer(16, 2, 32, 0.0, "gelu", batch_first=True),
+        4,
+    ),
+    "LSTM": (Recurrent, 1),
+    "convolutions": (convolutions, 1),
+}
+
+
+def training_step(net: nn.Module, x: Tensor, context: Any) -> list[Tensor]:
+    """The loss, and the gradients of the parameters."""
+    with context:
+        result = net(x)
+        wide = result.to(torch.promote_types(result.dtype, torch.float32))
+        loss = F.mse_loss(wide, torch.linspace(-1, 1, wide.numel()).view_as(wide).to(wide))
+    loss.backward()
+    return [loss.detach(), *(parameter.grad for parameter in net.parameters())]
+
+
+def why_torch_cannot(name: str, dtype: torch.dtype) -> str:
+    """The error of torch.autocast with a network: its LSTM wants a processor with FP16."""
+    try:
+        training_step(
+            NETWORKS[name][0](), torch.randn(3, 5, 16), torch.autocast("cpu", dtype=dtype)
+        )
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+@every_dtype
+@pytest.mark.parametrize("name", NETWORKS)
+def test_training_step(name: str, dtype: torch.dtype) -> None:
+    """As accurate as numbers of 16 bits make it.
+
+    A gradient is a product of at most 15 or so factors that were rounded to `dtype` one after the
+    other, by eps / 2 each. Independent roundings add up to sqrt(15) * eps / 2 < 2 eps; twice that.
+    """
+    make, count = NETWORKS[name]
+    net, x = make(), torch.randn(3, 5, 16)
+    if reason := why_torch_cannot(name, dtype):
+        with pytest.raises(RuntimeError) as raised:
+            training_step(net, x, amp_ext.autocast("cpu", dtype=dtype))
+        assert str(raised.value) == reason
+        return
+    exact = training_step(copy.deepcopy(net).double(), x.double(), contextlib.nullcontext())
+    with Seen() as seen:
+        actual = training_step(net, x, amp_ext.autocast("cpu", dtype=dtype))
+    assert seen.gemms >= 3 * count - 1  # each has two products more in the backward pass
+    for one, other in zip(actual, exact, strict=True):
+        assert one.dtype == torch.float32
+        assert (one - other).norm() <= 4 * torch.finfo(dtype).eps * other.norm()
+
+
+@pytest.mark.parametrize("name", [name for name in NETWORKS if name != "LSTM"])
+def test_evaluation(name: str) -> None:
+    """Without gradients torch takes other ways through some modules."""
+    net, x = NETWORKS[name][0]().eval(), torch.randn(3, 5, 16)
+    with torch.no_grad():
+        exact = copy.deepcopy(net).double()(x.double())
+        with amp_ext.autocast("cpu", dtype=FP16):
+            actual = net(x)
+    assert (actual - exact).norm() <= 4 * torch.finfo(FP16).eps * exact.norm()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's, of what it does itself
+@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
+@pytest.mark.parametrize("name", ["vmap", "grad", "jvp", "hessian", "functional_call", "dual"])
+def test_function_transforms_are_torchs(name: str) -> None:
+    weight, x = torch.randn(3, 4), torch.randn(5, 4)
+
+    def loss(w: Tensor) -> Tensor:
+        return F.linear(x, w).float().square().sum()
+
+    def dual(w: Tensor) -> Tensor:
+        with torch.autograd.forward_ad.dual_level():
+            result = loss(torch.autograd.forward_ad.make_dual(w, torch.ones_like(w)))
+            return torch.autograd.forward_ad.unpack_dual(result).tangent
+
+    run: dict[str, Callable[[], Tensor]] = {
+        "vmap": lambda: torch.func.vmap(F.linear, (0, None))(x, weight),
+        "grad": lambda: torch.func.grad(loss)(weight),
+        "jvp": lambda: torch.func.jvp(loss, (weight,), (weight,))[1],
+        "hessian": lambda: torch.func.hessian(loss)(weight),
+        "functional_call": lambda: torch.func.functional_call(
+            nn.Linear(4, 3, bias=False), {"weight": weight}, (x.half(),)
+        ).float(),
+        "dual": lambda: dual(weight),
+    }
+    results = []
+    for region in (amp_ext.autocast, torch.autocast):
+        with region("cpu", dtype=FP16):
+            results.append(run[name]())
+    assert_same(*results)
+
+
+KINDS: dict[str, Callable[[Tensor], Tensor]] = {
+    "sparse": lambda t: t.to_sparse(),
+    "CSR": lambda t: t.to_sparse_csr(),
+    "mkldnn": lambda t: t.to_mkldnn(),
+    "nested": lambda t: torch.nested.nested_tensor([t, t], layout=torch.strided),
+    "jagged": lambda t: torch.nested.nested_tensor([t, t[:1]], layout=torch.jagged),
+    "two tensors": lambda t: TwoTensor(t, 2 * t),
+    "meta": lambda t: t.to("meta"),
+}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of features that torch calls new
+@pytest.mark.parametrize("place", ["x", "weight"])
+@pytest.mark.parametrize("op", [F.linear, torch.matmul])
+@pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
+def test_other_kinds_of_tensors_are_torchs(make: Any, op: Any, place: str) -> None:
+    outcomes = []
+    for region in (amp_ext.autocast, torch.autocast):
+        tensors = {"x": torch.ones(4, 4), "weight": torch.ones(4, 4)}
+        tensors[place] = make(tensors[place])
+        try:
+            with region("cpu", dtype=FP16):
+                outcome: Any = op(*tensors.values())
+            values = str(outcome.tolist()) if outcome.layout == torch.strided else None
+            outcomes.append((type(outcome), outcome.dtype, outcome.layout, outcome.device, values))
+        except Exception as error:  # whatever torch raises is what is expected
+            outcomes.append((type(error), str(error)))
+    assert outcomes[0] == outcomes[1]

@@ -1,0 +1,160 @@
+"""Every op in torch's registry for autocast has the result dtypes and the errors that torch gives.
+
+What is not routed has torch's values too, bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
+
+import amp_ext
+from autocast_samples import SAMPLES, Arguments
+from cases import assert_same
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::UserWarning"),  # torch's, of ops that it deprecates
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
+
+
+def registered(key: str) -> list[str]:
+    """The ops that torch registers for a dispatch key, without their "aten::"."""
+    ops = torch._C._dispatch_get_registrations_for_dispatch_key(key)
+    return sorted(op.removeprefix("aten::") for op in ops if op.startswith("aten::"))
+
+
+ON_CPU, ON_CUDA = registered("AutocastCPU"), registered("AutocastCUDA")
+ROUTED = ("addmm", "baddbmm", "bmm", "conv2d", "conv2d.padding", "linear", "matmul", "mm")
+LOW = (torch.float16, torch.bfloat16)
+
+
+def overload(name: str) -> Callable[..., Any]:
+    base, _, suffix = name.partition(".")
+    return getattr(getattr(torch.ops.aten, base), suffix or "default")
+
+
+def first_low(arguments: Arguments, dtype: torch.dtype) -> Arguments:
+    """Only the first of the floating-point tensors in `dtype`."""
+    leaves = tree_leaves(arguments)
+    first = next(x for x in leaves if isinstance(x, Tensor) and x.is_floating_point())
+    return tree_map(lambda x: x.to(dtype) if x is first else x, arguments)
+
+
+def all_low(arguments: Arguments, dtype: torch.dtype) -> Arguments:
+    def cast(leaf: Any) -> Any:
+        floating = isinstance(leaf, Tensor) and leaf.is_floating_point()
+        return leaf.to(dtype) if floating else leaf
+
+    return tree_map(cast, arguments)
+
+
+OPERANDS: dict[str, Callable[[Arguments, torch.dtype], Arguments]] = {
+    "fp32": lambda arguments, dtype: arguments,
+    "first low": first_low,
+    "low": all_low,
+    "fp64": lambda arguments, dtype: all_low(arguments, torch.float64),
+}
+
+
+def outcome(region: Any, op: Callable[..., Any], arguments: Arguments, dtype: torch.dtype) -> Any:
+    """The result, or the error."""
+    args, kwargs = arguments
+    try:
+        with region("cpu", dtype=dtype):
+            return op(*args, **kwargs)
+    except Exception as error:  # whatever torch raises is what is expected
+        return type(error), str(error)
+
+
+def plain(tensor: Tensor) -> Tensor:
+    """Real, and without names (torch before 2.13 has them)."""
+    tensor = tensor.rename(None) if hasattr(tensor, "rename") else tensor
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+
+
+def test_every_registered_op_has_a_sample() -> None:
+    assert set(ON_CPU) - set(SAMPLES) == set()
+    assert set(ROUTED) <= set(ON_CPU)
+
+
+@pytest.mark.parametrize("name", ON_CPU)
+def test_samples_are_valid(name: str) -> None:
+    args, kwargs = SAMPLES[name]()
+    overload(name)(*args, **kwargs)
+
+
+@pytest.mark.parametrize("operands", OPERANDS)
+@pytest.mark.parametrize("dtype", LOW, ids=str)
+@pytest.mark.parametrize("name", ON_CPU)
+def test_is_as_under_torch(name: str, dtype: torch.dtype, operands: str) -> None:
+    arguments = OPERANDS[operands](SAMPLES[name](), dtype)
+    ours, theirs = (
+        outcome(region, overload(name), arguments, dtype)
+        for region in (amp_ext.autocast, torch.autocast)
+    )
+    results, expected = tree_leaves(ours), tree_leaves(theirs)
+    assert len(results) == len(expected)
+    for one, other in zip(results, expected, strict=True):
+        if not isinstance(other, Tensor):
+            assert one == other
+        elif name in ROUTED and operands != "fp64":
+            assert (one.dtype, one.shape, one.stride()) == (
+                other.dtype,
+                other.shape,
+                other.stride(),
+            )
+        else:
+            assert one.dtype == other.dtype
+            assert_same(plain(one), plain(other))
+
+
+# What runs in the lower precision, by torch's documentation. `@` and Tensor.__matmul__ are matmul.
+FP16_OPS = (
+    *("addbmm", "addmm", "addmv", "addr", "baddbmm", "bmm", "chain_matmul", "linear", "matmul"),
+    *("mm", "mv", "prelu", "conv1d", "conv2d", "conv3d"),
+    *("conv_transpose1d", "conv_transpose2d.input", "conv_transpose3d.input"),
+)
+ONLY_ON_CUDA = {"addmv", "addr", "chain_matmul", "mv"}
+CUDA_SAMPLES: dict[str, Callable[[], Arguments]] = {
+    "addmv": lambda: ((torch.randn(3), torch.randn(3, 4), torch.randn(4)), {}),
+    "addr": lambda: ((torch.randn(3, 4), torch.randn(3), torch.randn(4)), {}),
+    "chain_matmul": lambda: (([torch.randn(3, 4), torch.randn(4, 5), torch.randn(5, 2)],), {}),
+    "mv": lambda: ((torch.randn(3, 4), torch.randn(4)), {}),
+}
+
+
+@pytest.mark.parametrize("name", FP16_OPS)
+def test_where_the_fp16_ops_are_registered(name: str) -> None:
+    assert name in ON_CUDA
+    assert (name in ON_CPU) == (name not in ONLY_ON_CUDA)
+
+
+@pytest.mark.parametrize("region", [amp_ext.autocast, torch.autocast], ids=["amp_ext", "torch"])
+@pytest.mark.parametrize("dtype", LOW, ids=str)
+@pytest.mark.parametrize("name", [name for name in FP16_OPS if name not in ONLY_ON_CUDA])
+def test_fp16_ops_give_the_lower_precision(name: str, dtype: torch.dtype, region: Any) -> None:
+    assert outcome(region, overload(name), SAMPLES[name](), dtype).dtype == dtype
+
+
+@pytest.mark.parametrize("dtype", LOW, ids=str)
+def test_python_operators_give_the_lower_precision(dtype: torch.dtype) -> None:
+    a, b = torch.randn(3, 4), torch.randn(4, 5)
+    with amp_ext.autocast("cpu", dtype=dtype):
+        assert (a @ b).dtype == a.__matmul__(b).dtype == b.__rmatmul__(a).dtype == dtype
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
+@pytest.mark.parametrize("name", FP16_OPS)
+def test_fp16_ops_on_a_gpu(name: str) -> None:
+    args, kwargs = tree_map(
+        lambda x: x.cuda() if isinstance(x, Tensor) else x, (SAMPLES | CUDA_SAMPLES)[name]()
+    )
+    for region in (amp_ext.autocast, torch.autocast):
+        with region("cuda", dtype=torch.float16):
+            assert overload(name)(*args, **kwargs).dtype == torch.float16

@@ -1,0 +1,284 @@
+"""What autocast routes to amp_ext's GEMM, what it leaves to torch, and the values of both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+import amp_ext
+from autocast_cases import FORMS, LOW, Form, Seen, assert_within
+from cases import assert_same
+
+every_form = pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+every_dtype = pytest.mark.parametrize("dtype", LOW, ids=["fp16", "bf16"])
+FP16, BF16, FP32 = torch.float16, torch.bfloat16, torch.float32
+
+# The dtypes of the operands in turn, and of the addends, under autocast's dtype `low`.
+OPERANDS: dict[str, Callable[[torch.dtype], tuple[list[torch.dtype], torch.dtype]]] = {
+    "fp32": lambda low: ([FP32], FP32),
+    "low": lambda low: ([low], low),
+    "low and fp32": lambda low: ([low, FP32], FP32),
+    "fp32 and low": lambda low: ([FP32, low], low),
+    "both low": lambda low: ([FP16, BF16], FP16),
+}
+
+
+def expectation(
+    form: Form, tensors: list[Tensor], dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The product in fp64, the sums of its terms' magnitudes, and the numbers of terms."""
+    values = form.rounded(tensors, dtype)
+    return (
+        form.run(*values, **form.scalars),
+        form.run(*[value.abs() for value in values], **form.absolute()),
+        form.run(*map(torch.ones_like, values)),
+    )
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["no grad", "grad"])
+@pytest.mark.parametrize("operands", OPERANDS)
+@every_dtype
+@every_form
+def test_routed(form: Form, dtype: torch.dtype, operands: str, grad: bool) -> None:
+    tensors = form.tensors(*OPERANDS[operands](dtype))
+    expected = expectation(form, tensors, dtype)
+    for tensor in tensors:
+        tensor.requires_grad_(grad)
+    with amp_ext.autocast("cpu", dtype=dtype), Seen() as seen:
+        result = form.run(*tensors, **form.scalars)
+    with torch.autocast("cpu", dtype=dtype):
+        torchs = form.run(*tensors, **form.scalars)
+
+    assert (seen.gemms, seen.torchs) == (1, 0), seen.ops
+    assert result.requires_grad == grad
+    assert (result.dtype, result.shape) == (dtype, torchs.shape)
+    assert used_strides(result) == used_strides(torchs)
+    assert_within(result.detach(), *expected)
+
+
+COMPOSED: dict[str, tuple[int, Callable[[Tensor], Tensor]]] = {
+    "einsum of three": (2, lambda a: torch.einsum("ij,jk,kl->il", a, a, a)),
+    "tensordot": (1, lambda a: torch.tensordot(a, a, 1)),
+    "inner": (1, lambda a: torch.inner(a, a)),
+    "chain_matmul": (2, lambda a: torch.chain_matmul(a, a, a)),
+    "multi_dot": (2, lambda a: torch.linalg.multi_dot([a, a, a])),
+    "matrix_power": (2, lambda a: torch.linalg.matrix_power(a, 4)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:torch.chain_matmul is deprecated:UserWarning")
+@every_dtype
+@pytest.mark.parametrize(("count", "run"), COMPOSED.values(), ids=COMPOSED)
+def test_composed_of_routed(
+    count: int, run: Callable[[Tensor], Tensor], dtype: torch.dtype
+) -> None:
+    """The operands are small whole numbers, so that nothing is rounded anywhere."""
+    whole = torch.randint(-2, 3, (4, 4)).float()
+    with amp_ext.autocast("cpu", dtype=dtype), Seen() as seen:
+        result = run(whole)
+    assert (seen.gemms, seen.torchs) == (count, 0), seen.ops
+    assert_same(result, run(whole).to(dtype))
+
+
+def used_strides(tensor: Tensor) -> list[int]:
+    """The strides of dimensions of more than one element."""
+    return [s for s, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
+
+
+Call = Callable[[Callable[..., Tensor]], Tensor]
+
+# `t(*shape)` makes a tensor of the dtype under test.
+NOT_ROUTED: dict[str, Call] = {
+    "1-D @ 1-D": lambda t: t(4) @ t(4),
+    "mv": lambda t: t(3, 4).mv(t(4)),
+    "dot": lambda t: t(4).dot(t(4)),
+    "addmv": lambda t: torch.addmv(t(3), t(3, 4), t(4)),
+    "addbmm": lambda t: torch.addbmm(t(3, 5), t(2, 3, 4), t(2, 4, 5)),
+    "out=": lambda t: torch.mm(t(3, 4), t(4, 5), out=t(3, 5)),
+    "addmm_": lambda t: t(3, 5).addmm_(t(3, 4), t(4, 5)),
+    "conv1d": lambda t: F.conv1d(t(2, 4, 6), t(5, 4, 1)),
+    "conv3d": lambda t: F.conv3d(t(2, 4, 2, 3, 3), t(5, 4, 1, 1, 1)),
+    "conv_transpose2d": lambda t: F.conv_transpose2d(t(2, 4, 3, 3), t(4, 5, 1, 1)),
+    "conv2d 3x3": lambda t: F.conv2d(t(2, 4, 6, 6), t(5, 4, 3, 3)),
+    "conv2d 1x3": lambda t: F.conv2d(t(2, 4, 6, 6), t(5, 4, 1, 3)),
+    "conv2d 3x3, same": lambda t: F.conv2d(t(2, 4, 6, 6), t(5, 4, 3, 3), padding="same"),
+    "conv2d, stride 2": lambda t: F.conv2d(t(2, 4, 6, 6), t(5, 4, 1, 1), stride=2),
+    "conv2d, stride 1 and 2": lambda t: F.conv2d(t(2, 4, 6, 6), t(5, 4, 1, 1), stride=(1, 2)),
+    "conv2d, stride 2, valid": lambda t: F.conv2d(
+        t(2, 4, 6, 6), t(5, 4, 1, 1), stride=2, padding="valid"
+    ),
+    "conv2d, padding 1": lambda t: F.conv2d(t(2, 4, 6, 6), t(5, 4, 1, 1), padding=1),
+    "conv2d, padding 0 and 1": lambda t: F.conv2d(t(2, 4, 6, 6), t(5, 4, 1, 1), padding=(0, 1)),
+    "conv2d, 2 groups": lambda t: F.conv2d(t(2, 4, 6, 6), t(6, 2, 1, 1), groups=2),
+    "conv2d, depthwise": lambda t: F.conv2d(t(2, 4, 6, 6), t(4, 1, 1, 1), groups=4),
+    "einsum ii->i": lambda t: torch.einsum("ii->i", t(4, 4)),
+    "softmax": lambda t: t(3, 4).softmax(-1),
+}
+
+
+def outcomes(call: Call, dtypes: tuple[torch.dtype, torch.dtype]) -> tuple[list[Any], Seen]:
+    """What amp_ext and torch give in a region of dtypes[0] for tensors of dtypes[1]."""
+    results: list[Any] = []
+    state = torch.get_rng_state()
+    for region, mode in ((torch.autocast, Seen()), (amp_ext.autocast, Seen())):
+        torch.set_rng_state(state)
+        try:
+            with region("cpu", dtype=dtypes[0]), mode:
+                results.append(call(lambda *shape: (4 * torch.randn(shape)).to(dtypes[1])))
+        except Exception as error:  # whatever torch raises is what is expected
+            results.append((type(error), str(error)))
+    return results, mode
+
+
+def assert_same_outcome(ours: Any, theirs: Any) -> None:
+    """The same tensor, bit for bit, or the same error."""
+    if isinstance(theirs, Tensor) and isinstance(ours, Tensor):
+        assert ours.stride() == theirs.stride()
+        assert_same(ours, theirs)
+    else:
+        assert ours == theirs
+
+
+@pytest.mark.parametrize("operands", ["fp32", "low"])
+@every_dtype
+@pytest.mark.parametrize("call", NOT_ROUTED.values(), ids=NOT_ROUTED)
+def test_not_routed(call: Call, dtype: torch.dtype, operands: str) -> None:
+    (theirs, ours), seen = outcomes(call, (dtype, dtype if operands == "low" else FP32))
+    assert seen.gemms == 0
+    assert_same_outcome(ours, theirs)
+
+
+PRODUCTS: dict[str, Call] = {
+    "linear": lambda t: F.linear(t(3, 4), t(5, 4), t(5)),
+    "mm": lambda t: t(3, 4).mm(t(4, 5)),
+    "addmm": lambda t: torch.addmm(t(5), t(3, 4), t(4, 5)),
+    "matmul": lambda t: t(2, 3, 4) @ t(4, 5),
+    "bmm": lambda t: t(2, 3, 4).bmm(t(2, 4, 5)),
+    "baddbmm": lambda t: torch.baddbmm(t(5), t(2, 3, 4), t(2, 4, 5)),
+    "einsum": lambda t: torch.einsum("ij,jk", t(3, 4), t(4, 5)),
+    "conv2d": lambda t: F.conv2d(t(2, 4, 3, 3), t(5, 4, 1, 1), t(5)),
+    "conv2d, same": lambda t: F.conv2d(t(2, 4, 3, 3), t(5, 4, 1, 1), padding="same"),
+}
+every_product = pytest.mark.parametrize("call", PRODUCTS.values(), ids=PRODUCTS)
+OTHER_DTYPES = (torch.float64, torch.complex64, torch.int64, torch.bool)
+
+
+@pytest.mark.parametrize("other", OTHER_DTYPES, ids=str)
+@every_dtype
+@every_product
+def test_other_dtypes_are_torchs(call: Call, dtype: torch.dtype, other: torch.dtype) -> None:
+    (theirs, ours), seen = outcomes(call, (dtype, other))
+    assert seen.gemms == 0
+    assert_same_outcome(ours, theirs)
+
+
+@pytest.mark.parametrize("place", ["first", "second", "last"])
+@pytest.mark.parametrize("other", OTHER_DTYPES, ids=str)
+@every_product
+def test_one_tensor_of_another_dtype_is_torchs(call: Call, other: torch.dtype, place: str) -> None:
+    def count(t: Callable[..., Tensor]) -> int:
+        shapes: list[Any] = []
+        call(lambda *shape: shapes.append(shape) or t(*shape))
+        return len(shapes)
+
+    odd = {"first": 0, "second": 1, "last": count(torch.ones) - 1}[place]
+
+    def mixed(t: Callable[..., Tensor]) -> Tensor:
+        dtypes = iter([other if i == odd else FP32 for i in range(3)])
+        return call(lambda *shape: t(*shape).to(next(dtypes)))
+
+    (theirs, ours), seen = outcomes(mixed, (FP16, FP32))
+    assert seen.gemms == 0
+    assert_same_outcome(ours, theirs)
+
+
+@every_dtype
+@every_product
+def test_float8_is_cast(call: Call, dtype: torch.dtype) -> None:
+    """The values are small whole numbers, so that nothing is rounded anywhere."""
+
+    def whole(t: Callable[..., Tensor]) -> Tensor:
+        return call(lambda *shape: t(*shape).clamp(-4, 4).round().to(torch.float8_e4m3fn))
+
+    (theirs, ours), _ = outcomes(whole, (dtype, FP32))
+    assert_same_outcome(ours, theirs)
+
+
+MISFITS: dict[str, Call] = {
+    "linear": lambda t: F.linear(t(3, 4), t(5, 3)),
+    "linear, bias": lambda t: F.linear(t(3, 4), t(5, 4), t(4)),
+    "linear, 3-D weight": lambda t: F.linear(t(3, 4), t(2, 5, 4)),
+    "mm": lambda t: t(3, 4).mm(t(3, 5)),
+    "mm, 3-D": lambda t: t(2, 3, 4).mm(t(4, 5)),
+    "addmm": lambda t: torch.addmm(t(4), t(3, 4), t(4, 5)),
+    "matmul": lambda t: t(2, 3, 4) @ t(3, 5),
+    "matmul, batches": lambda t: t(2, 3, 4) @ t(3, 4, 5),
+    "matmul, 0-dim": lambda t: t(3, 4) @ t(),
+    "bmm": lambda t: t(2, 3, 4).bmm(t(3, 4, 5)),
+    "baddbmm": lambda t: torch.baddbmm(t(4), t(2, 3, 4), t(2, 4, 5)),
+    "conv2d": lambda t: F.conv2d(t(2, 3, 4, 4), t(5, 4, 1, 1)),
+    "conv2d, bias": lambda t: F.conv2d(t(2, 4, 3, 3), t(5, 4, 1, 1), t(4)),
+    "conv2d, 2-D image": lambda t: F.conv2d(t(4, 4), t(5, 4, 1, 1)),
+    "conv2d, padding": lambda t: F.conv2d(t(2, 4, 3, 3), t(5, 4, 1, 1), padding="some"),
+}
+
+
+@pytest.mark.parametrize("call", MISFITS.values(), ids=MISFITS)
+def test_shapes_that_do_not_fit_are_torchs_errors(call: Call) -> None:
+    (theirs, ours), _ = outcomes(call, (FP16, FP32))
+    assert isinstance(theirs, tuple), "torch accepts this"
+    assert ours == theirs
+
+
+EMPTY: dict[str, Call] = {
+    "linear": lambda t: F.linear(t(0, 4), t(5, 4), t(5)),
+    "linear, k = 0": lambda t: F.linear(t(3, 0), t(5, 0), t(5)),
+    "mm": lambda t: t(3, 4).mm(t(4, 0)),
+    "mm, k = 0": lambda t: t(3, 0).mm(t(0, 5)),
+    "matmul": lambda t: t(0, 3, 4) @ t(4, 5),
+    "bmm": lambda t: t(0, 3, 4).bmm(t(0, 4, 5)),
+    "bmm, k = 0": lambda t: t(2, 3, 0).bmm(t(2, 0, 5)),
+    "addmm, k = 0": lambda t: torch.addmm(t(5), t(3, 0), t(0, 5), beta=0.5),
+    "baddbmm, k = 0": lambda t: torch.baddbmm(t(5), t(2, 3, 0), t(2, 0, 5)),
+    "conv2d": lambda t: F.conv2d(t(0, 4, 3, 3), t(5, 4, 1, 1)),
+}
+
+
+@every_dtype
+@pytest.mark.parametrize("call", EMPTY.values(), ids=EMPTY)
+def test_empty(call: Call, dtype: torch.dtype) -> None:
+    """Nothing is summed, so that the result is the rounded addend, and torch's exactly."""
+    (theirs, ours), _ = outcomes(call, (dtype, dtype))
+    assert_same_outcome(ours, theirs)
+
+
+@pytest.mark.parametrize("addend", [torch.nan, torch.inf], ids=str)
+@pytest.mark.parametrize("name", ["addmm, beta = 0", "baddbmm"])
+def test_an_addend_times_zero_is_not_read(name: str, addend: float) -> None:
+    form = FORMS[name]
+    *operands, addend_tensor = form.tensors([FP32], FP32)
+    with amp_ext.autocast("cpu", dtype=FP16):
+        assert form.run(*operands, addend_tensor.fill_(addend), beta=0).isfinite().all()
+
+
+# 1 + 2**-12 is 1 in fp16. With 1.5 * 2**-12 added to it, the sum is nearer to 1 + 2**-10 than to 1.
+BIAS, PRODUCT = 1 + 2.0**-12, 1.5 * 2.0**-12
+ADDENDS = ("linear, bias", "linear 1-D, bias", "addmm, row", "baddbmm", "conv2d, bias")
+
+
+@pytest.mark.parametrize("name", ADDENDS)
+def test_addends_are_not_rounded(name: str) -> None:
+    form = FORMS[name]
+    first, second, addend = form.tensors([FP32], FP32)
+    with torch.no_grad():
+        first.zero_().select(1 if "conv2d" in name else -1, 0).fill_(PRODUCT)
+        second.fill_(1.0)
+        addend.fill_(BIAS)
+    for region, expected in ((amp_ext.autocast, 1 + 2.0**-10), (torch.autocast, 1.0)):
+        with region("cpu", dtype=FP16):
+            assert form.run(first, second, addend).eq(expected).all()

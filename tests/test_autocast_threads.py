@@ -1,0 +1,74 @@
+"""Regions of amp_ext.autocast are their thread's own; weights and their copies may be shared."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import threading
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import amp_ext
+from autocast_cases import Seen
+
+FP16 = {"device_type": "cpu", "dtype": torch.float16}
+
+
+def routed() -> bool:
+    """Whether a product is, here and now."""
+    with Seen() as seen:
+        torch.ones(2, 4) @ torch.ones(4, 4)
+    return seen.gemms == 1
+
+
+def test_other_threads_are_not_affected() -> None:
+    seen = []
+    with amp_ext.autocast("cpu"):
+        thread = threading.Thread(
+            target=lambda: seen.extend((torch.is_autocast_enabled("cpu"), routed()))
+        )
+        thread.start()
+        thread.join()
+    assert seen == [False, False]
+
+
+def test_every_thread_has_its_own_regions() -> None:
+    """One in amp_ext's and one in torch's take turns, and a third is in none."""
+    barrier = threading.Barrier(3)
+    regions = [amp_ext.autocast(**FP16), torch.autocast(**FP16), contextlib.nullcontext()]
+
+    def work(region: Any) -> list[bool]:
+        seen = []
+        for _ in range(20):
+            barrier.wait(60)
+            with region:
+                barrier.wait(60)
+                seen.append(routed())
+                barrier.wait(60)
+            seen.append(routed())
+        return seen
+
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:
+        seen = list(pool.map(work, regions))
+    assert seen == [20 * [True, False], 40 * [False], 40 * [False]]
+
+
+def test_threads_share_weights() -> None:
+    """Each thread's gradient is right, and so is their sum in the weight that all of them use."""
+    weight = torch.randint(-3, 4, (4, 4)).float().requires_grad_()
+    inputs = [torch.randint(-3, 4, (2, 4)).float() for _ in range(4)]
+
+    def work(value: Tensor) -> None:
+        for dtype in 10 * [torch.float16, torch.bfloat16]:
+            with amp_ext.autocast("cpu", dtype):
+                result = value @ weight
+                torch.clear_autocast_cache()
+                result = result + value @ weight
+            result.sum().backward()
+
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, inputs))
+    expected = 2 * 20 * sum(inputs).sum(0)
+    assert weight.grad.equal(expected[:, None].expand(4, 4))

@@ -1,0 +1,255 @@
+"""``python -m amp_ext``: what it says, and that it finds what is broken."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import amp_ext
+from amp_ext import _C, _build_info, backend
+from amp_ext import __main__ as doctor
+from amp_ext.backend import OPS, backend_for
+from cases import GEMM_OPS
+from cases import OPS as SCALER_OPS
+
+COMMAND = r"pip install --force-reinstall --no-deps \."
+
+
+def run(*command: str, package: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run Python; with the package in a copy of its folder, where nothing else can supply it."""
+    source = (package or Path(amp_ext.__file__).parent).parent
+    return subprocess.run(
+        [sys.executable, "-S", *command],
+        cwd=source,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(source), *sys.path])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    """A copy of the installed package."""
+    source = Path(amp_ext.__file__).parent
+    return shutil.copytree(
+        source, tmp_path / "amp_ext", ignore=shutil.ignore_patterns("__pycache__")
+    )
+
+
+def test_healthy() -> None:
+    process = run("-m", "amp_ext")
+    said = process.stdout
+    assert (process.returncode, process.stderr) == (0, ""), process
+    assert f"amp_ext {amp_ext.__version__}\n" in said
+    assert f"built for  torch {_build_info.TORCH_VERSION}," in said
+    assert f"torch {torch.__version__}," in said
+    assert re.search(rf"  cpu      \S.*, {torch.get_num_threads()} threads, ", said)
+    assert "amp_ext.install() is not in effect" in said
+    assert "FAIL" not in said
+    for check in (*(f"{op} on cpu" for op in OPS), "training step on cpu"):
+        assert f"  ok    {check}\n" in said
+    assert said.endswith("\nall is well\n")
+
+
+def test_imports_nothing_heavy() -> None:
+    """Above all not torch's compiler."""
+    program = """if True:
+        import sys, torch
+        torch.nn.functional, torch.amp
+        before = set(sys.modules)
+        from amp_ext.__main__ import main
+        assert main() == 0
+        new = {name.partition(".")[0] for name in set(sys.modules) - before}
+        assert not [name for name in sys.modules if name.startswith("torch._dynamo")]
+        assert new <= sys.stdlib_module_names | {"amp_ext", "torch"}, new
+        """
+    process = run("-c", program)
+    assert process.returncode == 0, process.stderr
+
+
+def assert_says_what_to_do(process: subprocess.CompletedProcess[str], *words: str) -> None:
+    """Exit status 1, no traceback, and one line with the command that helps."""
+    assert (process.returncode, process.stderr) == (1, ""), process.stderr
+    failures = [line for line in process.stdout.splitlines() if "FAIL" in line]
+    assert len(failures) == 1
+    assert re.search(COMMAND + "$", failures[0])
+    for word in (*words, f"amp_ext {amp_ext.__version__}"):
+        assert word in process.stdout
+
+
+def test_module_built_against_another_torch(package: Path) -> None:
+    info = (package / "_build_info.py").read_text()
+    (package / "_build_info.py").write_text(info.replace(torch.__version__, "1.13.1+other"))
+    process = run("-m", "amp_ext", package=package)
+    assert_says_what_to_do(process, "built for  torch 1.13.1+other", f"torch {torch.__version__}")
+
+
+@pytest.mark.parametrize(
+    ("missing", "words"), [("_build_info.py", "nothing yet"), ("_C.*", "no extension module")]
+)
+def test_module_that_is_not_built(package: Path, missing: str, words: str) -> None:
+    for file in package.glob(missing):
+        file.unlink()
+    assert_says_what_to_do(run("-m", "amp_ext", package=package), words)
+
+
+def test_module_that_cannot_be_loaded(package: Path) -> None:
+    """As after half a copy."""
+    for file in package.glob("_C.*"):
+        file.write_bytes(b"\x7fELF")
+    process = run("-m", "amp_ext", package=package)
+    assert (process.returncode, process.stderr) == (1, "")
+    assert re.search(r"^FAIL  .*_C\.", process.stdout, re.MULTILINE), process.stdout
+
+
+def wrong(op: Callable[..., Any]) -> Callable[..., Any]:
+    """An op whose result, or what it has written, is off."""
+
+    def spoiled(**values: Any) -> Any:
+        result = op(**values)
+        if result is not None:
+            return result * 1.5
+        written = next(value for value in values.values() if isinstance(value, torch.Tensor))
+        written += 1
+
+    return spoiled
+
+
+def raising(op: Callable[..., Any]) -> Callable[..., Any]:
+    def spoiled(**values: Any) -> Any:
+        raise RuntimeError("first line\nsecond line")
+
+    return spoiled
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [(wrong, "the result differs from amp_ext.reference.{}"), (raising, "first line")],
+)
+@pytest.mark.parametrize("name", OPS)
+def test_broken_op(
+    name: str,
+    spoil: Callable[..., Any],
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(amp_ext.ops, name, spoil(getattr(amp_ext.ops, name)))
+    assert doctor.main() == 1
+    said = capsys.readouterr().out
+    assert f"  FAIL  {name} on cpu: {words.format(name)}\n" in said
+    assert "second line" not in said
+    assert said.count("FAIL  ") == (2 if torch.cuda.is_available() else 1)
+    assert re.search(r"\n1 of \d+ checks FAILED\n$", said) or torch.cuda.is_available()
+
+
+def skip(optimizer: Any) -> None:
+    """Leave the parameters as they are, as after an overflow."""
+
+
+def round_gradients(optimizer: Any) -> None:
+    for param in optimizer.param_groups[0]["params"]:
+        param.grad = param.grad.bfloat16().float()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("step", [skip, round_gradients])
+def test_broken_training(
+    step: Callable[[Any], None],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def in_mixed_precision(self: amp_ext.GradScaler, optimizer: Any) -> None:
+        self.unscale_(optimizer)
+        (step if self.is_enabled() else type(optimizer).step)(optimizer)
+
+    monkeypatch.setattr(amp_ext.GradScaler, "step", in_mixed_precision)
+    assert doctor.main() == 1
+    assert "  FAIL  training step on cpu: the result differs" in capsys.readouterr().out
+
+
+def test_weight_gradients_in_fp16_count_as_broken(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As torch's own autocast computes them."""
+    monkeypatch.setattr(amp_ext, "autocast", torch.autocast)
+    assert doctor.main() == 1
+    assert "  FAIL  training step on cpu: the result differs" in capsys.readouterr().out
+
+
+def test_broken_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A GPU that is listed, but cannot be used: every check on it fails, the others go on."""
+    arguments = doctor.arguments
+
+    def on_broken_gpu(op: str, device: str) -> Any:
+        if device.startswith("cuda"):
+            raise RuntimeError("no GPU")
+        return arguments(op, device)
+
+    gpu = SimpleNamespace(name="NVIDIA Test", total_memory=80 * 2**30, major=9, minor=0)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: gpu)
+    monkeypatch.setattr(doctor, "arguments", on_broken_gpu)
+    assert doctor.main() == 1
+    said = capsys.readouterr().out
+    assert "  cuda:0   NVIDIA Test, 80 GiB, compute capability 9.0\n" in said
+    assert "  FAIL  gemm on cuda:0: no GPU\n" in said
+    assert ("  FAIL  unscale_ on cuda:0: no GPU\n" in said) == _C.cuda_built()
+    assert "  ok    training step on cpu\n" in said
+
+
+def test_says_whether_autocast_is_taken_over(capsys: pytest.CaptureFixture[str]) -> None:
+    amp_ext.install()
+    try:
+        assert doctor.main() == 0
+        assert amp_ext.is_installed()
+    finally:
+        amp_ext.uninstall()
+    assert "amp_ext.install() is in effect" in capsys.readouterr().out
+
+
+# ---- backends ----------------------------------------------------------------------------------
+
+
+def test_every_op_is_listed() -> None:
+    schemas = {schema.name.partition("::")[2] for schema in torch._C._jit_get_all_schemas()}
+    assert OPS == SCALER_OPS + GEMM_OPS
+    assert set(OPS) <= schemas
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_backends(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def names(built: bool) -> list[str]:
+        monkeypatch.setattr(backend._C, "cuda_built", lambda: built)
+        chosen = [backend_for(device_type, op) for device_type in ("cpu", "cuda", "xpu")]
+        assert all(choice.reason for choice in chosen)
+        return [choice.name for choice in chosen]
+
+    assert names(True) == ["cpu", "library" if op in GEMM_OPS else "cuda", "none"]
+    assert names(False) == ["cpu", "library" if op in GEMM_OPS else "none", "none"]
+
+
+def test_refused_tensors_come_with_a_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(backend._C, "cuda_built", lambda: False)
+    assert re.search(f"FORCE_CUDA=1 {COMMAND}$", backend_for("cuda", "unscale_").reason)
+    doctor.print_backends()
+    assert re.search(f"none .*FORCE_CUDA=1 {COMMAND}", capsys.readouterr().out)
+
+
+def test_unknown_op() -> None:
+    with pytest.raises(ValueError, match=r"op must be one of .*linear, got 'gelu'"):
+        backend_for("cpu", "gelu")

@@ -1,0 +1,129 @@
+"""What amp_ext::gemm owes autograd: no work in vain, versions, repeatability, tracing."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from amp_ext import ops
+from cases import FLOATS, PAIRS, assert_same, normal
+from executors import Executor, against_oracle
+from gemm_cases import FORMS, LARGE, SMALL, Form, cast, gradients
+
+FP16, BF16, FP32, FP64 = FLOATS
+
+NAMES = ("a", "b", "c", "bias")
+SUBSETS = [s for size in range(1, 5) for s in itertools.combinations(NAMES, size)]
+
+
+class Products(TorchDispatchMode):
+    """Counts matrix products."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.name().split("::")[1].split(".")[0]
+        self.count += name in ("gemm", "linear", "mm", "addmm", "bmm", "baddbmm", "matmul")
+        return func(*args, **(kwargs or {}))
+
+
+@against_oracle
+@pytest.mark.parametrize("form", [FORMS["all"], FORMS["sum"]], ids=["all", "sum"])
+@pytest.mark.parametrize("wanted", SUBSETS, ids="-".join)
+def test_only_what_is_wanted_is_computed(
+    executor: Executor, wanted: tuple[str, ...], form: Form
+) -> None:
+    leaves = form.leaves(LARGE, lambda shape: normal(shape, FP16, executor.device))
+    out = ops.gemm(**leaves, **form.options)
+    grad = normal(tuple(out.shape), FP16, executor.device)
+    expected = torch.autograd.grad(out, list(leaves.values()), grad)
+
+    for name, leaf in leaves.items():
+        leaf.requires_grad_(name in wanted)
+    out = ops.gemm(**leaves, **form.options)
+    with Products() as products:
+        out.backward(grad)
+    assert products.count <= len({"a", "b"} & set(wanted))
+    for (name, leaf), value in zip(leaves.items(), expected, strict=True):
+        if name in wanted:
+            assert_same(leaf.grad, value)
+        else:
+            assert leaf.grad is None
+
+
+@against_oracle
+def test_no_graph_where_none_is_wanted(executor: Executor) -> None:
+    a, b = (normal((4, 4), FP16, executor.device) for _ in range(2))
+    assert not ops.gemm(a, b).requires_grad
+    a.requires_grad_()
+    for guard in (torch.no_grad, torch.inference_mode):
+        with guard():
+            assert not ops.gemm(a, b, activation="relu").requires_grad
+    assert ops.gemm(a, b).requires_grad
+
+
+@against_oracle
+@pytest.mark.parametrize("activation", ["none", "relu"])
+@pytest.mark.parametrize("changed", [*NAMES, "out"])
+@pytest.mark.parametrize("wanted", [("a",), ("b",), ("c", "bias"), NAMES], ids="-".join)
+def test_in_place_changes_before_backward(
+    executor: Executor, wanted: tuple[str, ...], changed: str, activation: str
+) -> None:
+    """An error if the gradient needs the old value, as in torch; else nobody notices."""
+    leaves = FORMS["all"].leaves(SMALL, lambda shape: normal(shape, FP16, executor.device))
+    tensors = {name: leaf.requires_grad_(name in wanted) for name, leaf in leaves.items()}
+    options = FORMS["all"].options | {"activation": activation}
+    tensors["out"] = ops.gemm(**leaves, **options)
+    with torch.no_grad():
+        tensors[changed].mul_(2.0)
+    needed = {"a": "b" in wanted, "b": "a" in wanted, "out": activation == "relu"}
+    error = pytest.raises(RuntimeError, match="modified by an inplace operation")
+    with error if needed.get(changed) else contextlib.nullcontext():
+        tensors["out"].sum().backward()
+
+
+@against_oracle
+@pytest.mark.parametrize("dtypes", PAIRS, ids=lambda p: f"{p[0]}-{p[1]}")
+def test_gradients_are_bitwise_repeatable(
+    executor: Executor, dtypes: tuple[torch.dtype, torch.dtype]
+) -> None:
+    """50 runs give the same bits, within an autocast region and without."""
+    leaves = FORMS["all"].leaves(LARGE, lambda shape: normal(shape, FP32, executor.device))
+    leaves = cast(leaves, (*dtypes, FP32, FP32))
+    options = FORMS["all"].options
+    grad = torch.ones_like(ops.gemm(**leaves, **options))
+    first = gradients(ops.gemm, leaves, grad, **options)
+    for run in range(50):
+        with torch.autocast(executor.device.type, dtype=BF16, enabled=run % 2 == 1):
+            again = gradients(ops.gemm, leaves, grad, **options)
+        for name, expected in first.items():
+            assert_same(again[name], expected)
+
+
+@against_oracle
+@pytest.mark.parametrize("name", ["all", "batch", "shared-a", "sum", "c-scalar"])
+@pytest.mark.parametrize("dtypes", [(FP16, FP16), (FP16, FP32)], ids=str)
+def test_compiles(executor: Executor, dtypes: tuple[torch.dtype, torch.dtype], name: str) -> None:
+    """Forward and backward without a graph break, with the same bits."""
+    form = FORMS[name]
+    leaves = form.leaves(SMALL, lambda shape: normal(shape, FP32, executor.device))
+    leaves = cast(leaves, (*dtypes, FP32, FP32))
+    torch._dynamo.reset()
+    compiled = torch.compile(ops.gemm, backend="aot_eager", fullgraph=True)
+    grad = torch.ones_like(ops.gemm(**leaves, **form.options))
+    assert_same(compiled(**leaves, **form.options), ops.gemm(**leaves, **form.options))
+    expected = gradients(ops.gemm, leaves, grad, **form.options)
+    for tensor, actual in gradients(compiled, leaves, grad, **form.options).items():
+        assert_same(actual, expected[tensor])
+
+
+@against_oracle
+@pytest.mark.parametrize("name", ["plain", "all", "batch", "shared-a", "sum", "c-row"])
+def test_opcheck_with_gradients(executor: Executor, name: str) -> None:
+    leaves = FORMS[name].leaves(SMALL, lambda shape: normal(shape, FP32, executor.device))
+    torch.library.opcheck(torch.ops.amp_ext.gemm.default, (), leaves | FORMS[name].options)

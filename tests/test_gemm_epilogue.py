@@ -1,0 +1,105 @@
+"""amp_ext::gemm: alpha, beta and c, bias, activation; what is added to no product at all."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from cases import FLOATS, NON_FINITE, OPERANDS, PAIRS, assert_equal, integers, normal
+from executors import Executor, against_oracle, every_executor
+from gemm_cases import SIZES, assert_near_oracle, gemm
+
+FP16, BF16, FP32, FP64 = FLOATS
+
+every_size = pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+every_pair = pytest.mark.parametrize("dtypes", PAIRS, ids=lambda p: f"{p[0]}-{p[1]}")
+
+C_SHAPES = ["", "1", "n", "m1", "1n", "mn", "311", "3m1", "3mn"]
+
+
+@against_oracle
+@every_size
+@pytest.mark.parametrize("c_dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("c_shape", C_SHAPES)
+def test_epilogue(
+    executor: Executor, c_shape: str, c_dtype: torch.dtype, sizes: tuple[int, int, int]
+) -> None:
+    """Every combination of alpha, beta, bias and activation, over broadcast forms of c."""
+    m, n, k = sizes
+    shape = [{"m": m, "n": n}.get(letter) or int(letter) for letter in c_shape]
+    combinations = itertools.product(
+        (1.0, 0.0, -0.3), (1.0, 0.0, 1.7), (None, *FLOATS), ("none", "relu"), (FP16, FP32)
+    )
+    dtypes = itertools.cycle(PAIRS)
+    for alpha, beta, bias_dtype, activation, out_dtype in combinations:
+        a_dtype, b_dtype = next(dtypes)
+        a = normal((3, m, k) if len(shape) == 3 else (m, k), a_dtype, executor.device)
+        b = normal((k, n), b_dtype, executor.device)
+        bias = None if bias_dtype is None else normal((n,), bias_dtype, executor.device)
+        options = {"alpha": alpha, "beta": beta, "activation": activation, "out_dtype": out_dtype}
+        c = normal(tuple(shape), c_dtype, executor.device)
+        assert_near_oracle(executor, a, b, c=c, bias=bias, **options)
+
+
+@against_oracle
+@every_size
+@pytest.mark.parametrize("layout", OPERANDS)
+@pytest.mark.parametrize("c_dtype", FLOATS, ids=str)
+def test_layouts_of_c(
+    executor: Executor, c_dtype: torch.dtype, layout: str, sizes: tuple[int, int, int]
+) -> None:
+    m, n, k = sizes
+    a = normal((3, m, k), FP16, executor.device)
+    c = OPERANDS[layout](normal((3, m, n), c_dtype, executor.device))
+    for b_dtype, out_dtype in ((FP16, None), (FP32, None), (FP16, FP32)):
+        b = normal((k, n), b_dtype, executor.device)
+        bias = normal((n, 2), FP32, executor.device)[:, 1]
+        assert_near_oracle(executor, a, b, c=c, beta=0.7, bias=bias, out_dtype=out_dtype)
+
+
+@every_executor
+@every_pair
+def test_exact_epilogue(executor: Executor, dtypes: tuple[torch.dtype, torch.dtype]) -> None:
+    """alpha * A @ B + beta * c + bias in numbers that every dtype represents."""
+    a = integers((7, 8), dtypes[0], executor.device, limit=1)
+    b = integers((8, 5), dtypes[1], executor.device, limit=1)
+    product = a.double() @ b.double()
+    for c_dtype, shape in itertools.product(FLOATS, [(), (5,), (7, 1), (7, 5)]):
+        c, bias = (
+            integers(shape, c_dtype, executor.device),
+            integers((5,), c_dtype, executor.device),
+        )
+        actual = gemm(executor, a, b, c=c, alpha=0.5, beta=-2.0, bias=bias, activation="relu")
+        exact = 0.5 * product - 2.0 * c.double() + bias.double()
+        assert_equal(actual, torch.where(exact > 0, exact, 0.0))
+
+
+@every_executor
+@pytest.mark.parametrize("k", [0, 4])
+@pytest.mark.parametrize("value", NON_FINITE)
+def test_c_is_not_read_when_beta_is_0(executor: Executor, value: float, k: int) -> None:
+    a, b = torch.ones(3, k, device=executor.device), torch.ones(k, 2, device=executor.device).half()
+    c = torch.full((3, 2), value, device=executor.device)
+    assert_equal(gemm(executor, a, b, c=c, beta=0.0), torch.full((3, 2), k, dtype=FP64))
+
+
+@every_executor
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("batch", [(), (2,)], ids=str)
+def test_inner_dimension_of_0(
+    executor: Executor, batch: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    a = torch.empty(*batch, 3, 0, dtype=dtype, device=executor.device)
+    b = torch.empty(0, 2, dtype=dtype, device=executor.device)
+    c, bias = torch.tensor([[1.0], [-8.0], [math.nan]]), torch.tensor([0.5, 6.0])
+    c, bias = c.to(dtype).to(executor.device), bias.to(executor.device)
+    zeros = torch.zeros(*batch, 3, 2, dtype=FP64)
+    assert_equal(gemm(executor, a, b), zeros)
+    expanded = a.new_ones(()).expand(*batch, 3, 0), b.new_ones(()).expand(0, 2)
+    assert_equal(gemm(executor, *expanded), zeros)
+    actual = gemm(executor, a, b, alpha=3.0, c=c, beta=2.0, bias=bias, activation="relu")
+    exact = torch.tensor([[2.5, 8.0], [0.0, 0.0], [math.nan, math.nan]], dtype=FP64)
+    assert_equal(actual, exact.expand(actual.shape))

@@ -1,0 +1,190 @@
+"""The gradients of amp_ext::gemm, first and second: derivatives, dtypes, errors, overflow."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from amp_ext import reference
+from cases import FLOATS, PAIRS, assert_equal, assert_sum_near, integers, normal
+from executors import Executor, against_oracle, every_executor
+from gemm_cases import FORMS, LARGE, SMALL, Form, Leaves, cast, doubles, gradients, gradients_of
+
+FP16, BF16, FP32, FP64 = FLOATS
+
+every_form = pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+every_pair = pytest.mark.parametrize("dtypes", PAIRS, ids=lambda p: f"{p[0]}-{p[1]}")
+
+
+# ---- derivatives -------------------------------------------------------------------------------
+
+
+@every_executor
+@every_form
+@pytest.mark.parametrize("check", [torch.autograd.gradcheck, torch.autograd.gradgradcheck])
+def test_derivatives(executor: Executor, form: Form, check: Callable[..., bool]) -> None:
+    leaves = form.leaves(SMALL, lambda shape: normal(shape, FP64, executor.device))
+
+    def run(*tensors: Tensor) -> Tensor:
+        return executor.ops.gemm(**dict(zip(leaves, tensors, strict=True)), **form.options)
+
+    assert check(run, tuple(leaves.values()))
+
+
+@every_executor
+@pytest.mark.parametrize("check", [torch.autograd.gradcheck, torch.autograd.gradgradcheck])
+def test_derivatives_of_views(executor: Executor, check: Callable[..., bool]) -> None:
+    """Operands that are expanded, strided and transposed, and two that are the same tensor."""
+
+    def run(whole: Tensor, row: Tensor) -> Tensor:
+        square = executor.ops.gemm(whole[:, ::2], whole[:, ::2], trans_a=True, c=row[::2])
+        rows = row.expand(3, 5)
+        return executor.ops.gemm(rows[:, 1:4], square, bias=rows[1, :3]).mT[::2]
+
+    shapes = ((4, 6), (5,))
+    assert check(run, tuple(normal(s, FP64, executor.device).requires_grad_() for s in shapes))
+
+
+# ---- mixed precision ---------------------------------------------------------------------------
+
+
+@every_executor
+@every_form
+def test_exact_gradients(executor: Executor, form: Form) -> None:
+    """Of integers; each gradient has the dtype of its tensor, and is rounded to it once."""
+    for dtypes, c_dtype, out_dtype in itertools.product(PAIRS, FLOATS, (None, *FLOATS)):
+        leaves = form.leaves(SMALL, lambda shape: integers(shape, FP64, executor.device))
+        leaves = cast(leaves, (*dtypes, c_dtype, c_dtype))
+        options = form.options | {"out_dtype": out_dtype}
+        grad = torch.ones_like(executor.ops.gemm(**leaves, **options))
+        grad = integers(tuple(grad.shape), grad.dtype, executor.device)
+        exact = gradients(reference.gemm, doubles(leaves), grad.double(), **form.options)
+        for name, actual in gradients(executor.ops.gemm, leaves, grad, **options).items():
+            assert (actual.dtype, actual.shape) == (leaves[name].dtype, leaves[name].shape)
+            assert_equal(actual, exact[name])
+
+
+@against_oracle
+@every_form
+@every_pair
+def test_error_of_gradients(
+    executor: Executor, dtypes: tuple[torch.dtype, torch.dtype], form: Form
+) -> None:
+    """Within the bound of a sum in FP32, also where a tensor was broadcast."""
+    leaves = form.leaves(LARGE, lambda shape: normal(shape, FP32, executor.device))
+    leaves = cast(leaves, (*dtypes, FP16, FP32))
+    options = dict(form.options)
+    out = executor.ops.gemm(**leaves, **options)
+    grad = normal(tuple(out.shape), out.dtype, executor.device)
+    actual = gradients_of(out, leaves, grad)
+
+    passed = grad.double() * (out > 0) if options.pop("activation", None) else grad.double()
+    exact = gradients(reference.gemm, doubles(leaves), passed, **options)
+    options |= {name: abs(options[name]) for name in ("alpha", "beta") if name in options}
+    leaves = {name: leaf.detach().abs() for name, leaf in leaves.items()}
+    magnitude = gradients(reference.gemm, doubles(leaves), passed.abs(), **options)
+    unit = 2.0**-52 if dtypes[0] == FP64 else 2.0**-24
+    for name, leaf in leaves.items():
+        products = max(LARGE["n"] * leaves["a"].numel(), LARGE["m"] * leaves["b"].numel())
+        terms = (products if name in ("a", "b") else out.numel()) // leaf.numel()
+        assert_sum_near(actual[name], exact[name], magnitude[name], terms, unit)
+
+
+@every_executor
+def test_gradients_of_fp32_tensors_never_pass_through_fp16(executor: Executor) -> None:
+    activations = torch.full((513, 1), 256.0, device=executor.device).half()
+    weight, bias = torch.ones(2, 1, device=executor.device), torch.ones(2, device=executor.device)
+    leaves = {"a": activations, "b": weight, "bias": bias, "c": weight.mT.clone()}
+    leaves = {name: leaf.requires_grad_() for name, leaf in leaves.items()}
+    grad = torch.tensor([[1.0, 2.0**-24]], device=executor.device).half().expand(513, 2)
+    options = {"trans_b": True, "beta": 256.0, "out_dtype": FP16}
+    found = gradients(executor.ops.gemm, leaves, grad, **options)
+    large, small = 513 * 256.0, 513 * 256.0 * 2.0**-24
+    assert found["b"].tolist() == [[large], [small]]
+    assert found["c"].tolist() == [[large, small]]
+    assert found["bias"].tolist() == [513.0, 513 * 2.0**-24]
+    leaves["b"] = weight.detach().half().requires_grad_()
+    assert gradients(executor.ops.gemm, leaves, grad, **options)["b"][0].item() == math.inf
+
+
+@every_executor
+@every_form
+@pytest.mark.parametrize("dtypes", list(itertools.product((FP16, FP32), repeat=2)), ids=str)
+def test_gradient_penalty(
+    executor: Executor, dtypes: tuple[torch.dtype, torch.dtype], form: Form
+) -> None:
+    """The gradient of a loss that holds first gradients, in numbers that even FP16 represents."""
+
+    def second(run: Callable[..., Tensor], leaves: Leaves) -> tuple[Tensor, ...]:
+        tensors = list(leaves.values())
+        out = run(**leaves, **form.options)
+        unused = {"allow_unused": True, "materialize_grads": True}
+        loss = out.double().square().sum()
+        first = torch.autograd.grad(loss, tensors, create_graph=True, **unused)
+        assert first[0].requires_grad
+        penalty = sum(grad.double().square().sum() for grad in first)
+        return torch.autograd.grad(penalty, tensors, **unused)
+
+    leaves = form.leaves(SMALL, lambda shape: integers(shape, FP64, executor.device, limit=1))
+    leaves = cast(leaves, (*dtypes, FP32, FP32))
+    actual = second(executor.ops.gemm, leaves)
+    for mine, leaf, exact in zip(
+        actual, leaves.values(), second(reference.gemm, doubles(leaves)), strict=True
+    ):
+        assert mine.dtype == leaf.dtype
+        assert_equal(mine, exact)
+
+
+# ---- edges -------------------------------------------------------------------------------------
+
+
+@every_executor
+@pytest.mark.parametrize("sizes", [SMALL | {zero: 0} for zero in "mknx"], ids=["m", "k", "n", "x"])
+@pytest.mark.parametrize("name", ["batch", "shared-a", "shared-b", "sum"])
+def test_empty_gradients(executor: Executor, name: str, sizes: dict[str, int]) -> None:
+    """Where there is nothing to sum, a gradient is zero."""
+    form = FORMS[name]
+    leaves = form.leaves(sizes, lambda shape: integers(shape, FP32, executor.device))
+    out = executor.ops.gemm(**leaves, **form.options)
+    exact = gradients(
+        reference.gemm, doubles(leaves), torch.ones_like(out).double(), **form.options
+    )
+    out.sum().backward()
+    for name, leaf in leaves.items():
+        assert_equal(leaf.grad, exact[name])
+
+
+@every_executor
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_c_times_0_has_no_influence(executor: Executor, value: float) -> None:
+    leaves = FORMS["beta-0"].leaves(SMALL, lambda shape: torch.ones(shape, device=executor.device))
+    with torch.no_grad():
+        leaves["c"].fill_(value)
+    grad = torch.ones(3, 2, device=executor.device)
+    found = gradients(executor.ops.gemm, leaves, grad, beta=0.0)
+    assert found["a"].tolist() == [[2.0] * 4] * 3
+    assert found["b"].tolist() == [[3.0] * 2] * 4
+    assert found["c"].tolist() == [[0.0] * 2] * 3
+
+
+@every_executor
+@pytest.mark.parametrize("name", ["sum", "columns", "transposed", "twice"])
+def test_gradients_as_they_come(executor: Executor, name: str) -> None:
+    """The incoming gradient is expanded, has holes, is transposed, or comes twice."""
+    loss = {
+        "sum": lambda t: t.sum(),
+        "columns": lambda t: t[..., ::2].sum(),
+        "transposed": lambda t: (t.mT.contiguous() * 3).sum(),
+        "twice": lambda t: (t * 2).sum() + t.amax(),
+    }[name]
+    leaves = FORMS["batch"].leaves(SMALL, lambda shape: integers(shape, FP16, executor.device))
+    same = doubles(leaves)
+    loss(executor.ops.gemm(**leaves)).backward()
+    loss(reference.gemm(**same)).backward()
+    for leaf, exact in zip(leaves.values(), same.values(), strict=True):
+        assert_equal(leaf.grad, exact.grad)

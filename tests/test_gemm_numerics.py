@@ -1,0 +1,145 @@
+"""amp_ext::gemm: overflow, rounding, subnormals, infinities, NaNs; aliases, regions, repeats."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from cases import FLOATS, PAIRS, TRANSPOSES, assert_equal, assert_same, integers, normal, stored
+from executors import Executor, against_oracle, every_executor
+
+FP16, BF16, FP32, FP64 = FLOATS
+
+
+@every_executor
+@pytest.mark.parametrize("trans", TRANSPOSES, ids=["nn", "nt", "tn", "tt"])
+@pytest.mark.parametrize("dtypes", PAIRS, ids=lambda p: f"{p[0]}-{p[1]}")
+def test_infinities_and_nans_spread_as_in_ieee(
+    executor: Executor, dtypes: tuple[torch.dtype, torch.dtype], trans: tuple[bool, bool]
+) -> None:
+    inf, nan = math.inf, math.nan
+    a = torch.tensor([[1.0, 2.0], [inf, 1.0], [-inf, 1.0], [nan, 1.0], [inf, -inf]])
+    b = torch.tensor([[1.0, 0.0, -1.0, nan], [3.0, 5.0, 1.0, 1.0]])
+    exact = torch.tensor(
+        [
+            [7.0, 10.0, 1.0, nan],
+            [inf, nan, -inf, nan],
+            [-inf, nan, inf, nan],
+            [nan, nan, nan, nan],
+            [nan, nan, -inf, nan],
+        ],
+        dtype=FP64,
+    )
+    a = stored(a.to(dtypes[0]).to(executor.device), trans[0])
+    b = stored(b.to(dtypes[1]).to(executor.device), trans[1])
+    options = {"trans_a": trans[0], "trans_b": trans[1]}
+    assert_equal(executor.ops.gemm(a, b, **options), exact)
+    rectified = torch.where(exact < 0, 0.0, exact)
+    assert_equal(executor.ops.gemm(a, b, activation="relu", **options), rectified)
+
+
+@every_executor
+def test_sums_beyond_fp16_are_rounded_once_at_the_end(executor: Executor) -> None:
+    a = torch.full((1, 2), 240.0, device=executor.device).half()
+    b = torch.full((2, 1), 256.0, device=executor.device).half()
+    bias = torch.full((1,), -100_000.0, device=executor.device)
+    assert executor.ops.gemm(a, b).item() == math.inf
+    assert executor.ops.gemm(a, b, activation="relu").item() == math.inf
+    assert executor.ops.gemm(a, b, alpha=-1.0).item() == -math.inf
+    assert executor.ops.gemm(a, b, out_dtype=FP32).item() == 122_880.0
+    assert executor.ops.gemm(a, b, out_dtype=BF16).item() == 122_880.0
+    assert executor.ops.gemm(a, b, alpha=0.5).item() == 61_440.0
+    assert executor.ops.gemm(a, b, bias=bias).item() == 22_880.0
+    assert executor.ops.gemm(a, b, c=bias).item() == 22_880.0
+    ones = torch.ones(3, 1, device=executor.device).half()
+    there_and_back = torch.tensor([[60_000.0, 60_000.0, -60_000.0]], device=executor.device).half()
+    assert executor.ops.gemm(there_and_back, ones).item() == 60_000.0
+
+
+@every_executor
+@pytest.mark.parametrize(
+    ("dtype", "dot", "rounded"),
+    [
+        (FP16, [2048.0, 1.0], 2048.0),
+        (FP16, [2050.0, 1.0], 2052.0),
+        (FP16, [2048.0, 1.0, 2.0**-10], 2050.0),
+        (FP16, [65504.0, 15.0], 65504.0),
+        (FP16, [65504.0, 16.0], math.inf),
+        (FP16, [2.0**-14, -(2.0**-24)], 2.0**-14 - 2.0**-24),
+        (FP16, [2.0**-24, 2.0**-24, 2.0**-23], 2.0**-22),
+        (BF16, [256.0, 1.0], 256.0),
+        (BF16, [258.0, 1.0], 260.0),
+        (BF16, [256.0, 1.0, 2.0**-10], 258.0),
+        (FP32, [2.0**24, 1.0], 2.0**24),
+    ],
+)
+def test_rounds_to_nearest_even(
+    executor: Executor, dtype: torch.dtype, dot: list[float], rounded: float
+) -> None:
+    """The exact sum lies between two numbers of the result's dtype, or is a subnormal of it."""
+    a = torch.tensor([dot], device=executor.device).to(dtype)
+    b = torch.ones(len(dot), 1, dtype=dtype, device=executor.device)
+    assert executor.ops.gemm(a, b).item() == rounded
+
+
+@every_executor
+def test_fp16_subnormals_are_kept(executor: Executor) -> None:
+    every = torch.arange(1, 1024, dtype=torch.int16).view(FP16)
+    subnormals = every.view(-1, 1).to(executor.device)
+    for factor in (1.0, 2.0, 1024.0, -1.0):
+        b = torch.full((1, 1), factor, device=executor.device).half()
+        assert_equal(executor.ops.gemm(subnormals, b), factor * subnormals.double())
+    small = torch.full((1, 1), 2.0**-12, device=executor.device).half()
+    assert executor.ops.gemm(small, small).item() == 2.0**-24
+
+
+@every_executor
+@pytest.mark.parametrize("name", ["c", "bias"])
+@pytest.mark.parametrize("value", [1 + 2.0**-20, 100_000.0, 2.0**-40])
+def test_addends_are_not_rounded_to_fp16(executor: Executor, name: str, value: float) -> None:
+    a = torch.zeros(1, 3, device=executor.device).half()
+    addend = torch.full((1,), value, device=executor.device)
+    actual = executor.ops.gemm(a, a.mT, out_dtype=FP32, **{name: addend})
+    assert actual.item() == torch.tensor(value).item()
+
+
+@every_executor
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_overlapping_and_scattered_operands(executor: Executor, dtype: torch.dtype) -> None:
+    """Views of one storage: sliding windows, every element the same, reversed order of strides."""
+    values = integers((200,), dtype, executor.device)
+    windows = values.unfold(0, 40, 1)[:50]
+    same = values[:1].expand(40, 20)
+    scattered = values[:180].view(3, 3, 20).permute(2, 1, 0)[:, ::2, :1].squeeze(-1)
+    for a, b in (
+        (windows, same),
+        (windows, values.unfold(0, 5, 3)[:40]),
+        (scattered.mT, same[:20]),
+    ):
+        assert_equal(executor.ops.gemm(a, b), a.double() @ b.double())
+
+
+@against_oracle
+@pytest.mark.parametrize("dtypes", PAIRS, ids=lambda p: f"{p[0]}-{p[1]}")
+@pytest.mark.parametrize("low", [FP16, BF16], ids=str)
+def test_is_left_alone_by_autocast(
+    executor: Executor, dtypes: tuple[torch.dtype, torch.dtype], low: torch.dtype
+) -> None:
+    a = normal((33, 70), dtypes[0], executor.device)
+    b = normal((70, 20), dtypes[1], executor.device)
+    expected = executor.ops.gemm(a, b)
+    with torch.autocast(executor.device.type, dtype=low):
+        assert_same(executor.ops.gemm(a, b), expected)
+
+
+@against_oracle
+@pytest.mark.parametrize("dtypes", PAIRS, ids=lambda p: f"{p[0]}-{p[1]}")
+def test_bitwise_repeatable(executor: Executor, dtypes: tuple[torch.dtype, torch.dtype]) -> None:
+    """50 runs give the same bits."""
+    a = normal((130, 600), dtypes[0], executor.device)
+    b = normal((257, 600), dtypes[1], executor.device)
+    first = executor.ops.gemm(a, b, trans_b=True, out_dtype=FP32)
+    for _ in range(50):
+        assert_same(executor.ops.gemm(a, b, trans_b=True, out_dtype=FP32), first)

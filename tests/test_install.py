@@ -1,0 +1,255 @@
+"""amp_ext.install() serves every torch.autocast region, and uninstall() leaves nothing behind."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+import amp_ext
+from autocast_cases import FORMS, LOW, Form, Seen, assert_within
+
+FP16 = {"device_type": "cpu", "dtype": torch.float16}
+TESTS = Path(__file__).resolve().parent
+
+
+@pytest.fixture(autouse=True)
+def uninstalled() -> Iterator[None]:
+    assert not amp_ext.is_installed()
+    yield
+    amp_ext.uninstall()
+
+
+def routed(region: Any = torch.autocast) -> bool:
+    """Whether a product is, in such a region."""
+    with region(**FP16), Seen() as seen:
+        torch.ones(2, 4) @ torch.ones(4, 4)
+    return seen.gemms == 1
+
+
+def test_install_and_uninstall_can_be_repeated() -> None:
+    states = []
+    for change in (
+        *(amp_ext.uninstall, amp_ext.install, amp_ext.install, amp_ext.uninstall),
+        *(amp_ext.uninstall, amp_ext.install, amp_ext.uninstall),
+    ):
+        assert change() is None
+        states.append((amp_ext.is_installed(), routed()))
+    assert states == [(on, on) for on in (False, True, True, False, False, True, False)]
+
+
+def test_many_cycles() -> None:
+    for _ in range(300):
+        amp_ext.install()
+        assert routed()
+        amp_ext.uninstall()
+        assert not routed()
+
+
+@pytest.mark.parametrize("dtype", LOW, ids=["fp16", "bf16"])
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_routes_what_autocast_routes(form: Form, dtype: torch.dtype) -> None:
+    tensors = form.tensors([torch.float32], torch.float32)
+    amp_ext.install()
+    with torch.autocast("cpu", dtype=dtype), Seen() as seen:
+        result = form.run(*tensors, **form.scalars)
+    assert (seen.gemms, seen.torchs) == (1, 0)
+    amp_ext.uninstall()
+    with amp_ext.autocast("cpu", dtype=dtype):
+        assert result.equal(form.run(*tensors, **form.scalars))
+    values = form.rounded(tensors, dtype)
+    assert_within(
+        result,
+        form.run(*values, **form.scalars),
+        form.run(*[value.abs() for value in values], **form.absolute()),
+        form.run(*map(torch.ones_like, values)),
+    )
+
+
+def test_routes_nothing_outside_of_regions() -> None:
+    amp_ext.install()
+    with Seen() as seen:
+        assert (torch.ones(2, 4) @ torch.ones(4, 4)).dtype == torch.float32
+        with torch.autocast("cpu", enabled=False):
+            torch.ones(2, 4) @ torch.ones(4, 4)
+    assert seen.gemms == 0
+
+
+def test_amp_exts_regions_do_not_depend_on_it() -> None:
+    assert routed(amp_ext.autocast)
+    amp_ext.install()
+    assert routed(amp_ext.autocast)
+    amp_ext.uninstall()
+    assert routed(amp_ext.autocast)
+    with amp_ext.autocast(**FP16):
+        amp_ext.install()
+        amp_ext.uninstall()
+        assert routed(amp_ext.autocast)
+        assert routed()
+    assert not routed()
+
+
+def test_within_a_region() -> None:
+    """It takes effect at once, in regions that are already entered as well."""
+    states = []
+    with torch.autocast(**FP16), Seen() as seen:
+        for change in (amp_ext.install, amp_ext.uninstall):
+            change()
+            torch.ones(2, 4) @ torch.ones(4, 4)
+            states.append(seen.gemms)
+    assert states == [1, 1]
+
+
+def test_every_thread() -> None:
+    """Also one that is already running, and one that is within a region."""
+    barrier = threading.Barrier(2)
+
+    def other() -> list[bool]:
+        seen = []
+        for _ in range(20):
+            barrier.wait(60)
+            seen.append(routed())
+            barrier.wait(60)
+        return seen
+
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        work = pool.submit(other)
+        for turn in range(20):
+            (amp_ext.uninstall if turn % 2 else amp_ext.install)()
+            barrier.wait(60)
+            barrier.wait(60)
+        assert work.result() == 10 * [True, False]
+
+
+def test_while_other_threads_work() -> None:
+    """Whoever installs and uninstalls, products stay right, and amp_ext's regions stay routed."""
+    done = threading.Event()
+    a = torch.randint(-3, 4, (8, 8)).float()
+    expected = (a @ a).half()
+
+    def products(region: Any) -> int:
+        count = 0
+        while not done.is_set() or count < 20:
+            with region(**FP16), Seen() as seen:
+                assert (a @ a).equal(expected)
+                assert F.linear(a, a.t()).equal(expected)
+            assert region is torch.autocast or seen.gemms == 2
+            count += 1
+        return count
+
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        regions = (amp_ext.autocast, torch.autocast, amp_ext.autocast, torch.autocast)
+        works = [pool.submit(products, region) for region in regions]
+        for _ in range(2000):
+            amp_ext.install()
+            amp_ext.uninstall()
+        done.set()
+        assert all(work.result() >= 20 for work in works)
+
+
+QUIET = """
+import torch
+import amp_ext
+
+def product(region):
+    with region("cpu", dtype=torch.float16):
+        return torch.ones(2, 4) @ torch.ones(4, 4)
+
+for _ in range(3):
+    product(amp_ext.autocast)
+    amp_ext.install()
+    product(torch.autocast)
+    amp_ext.uninstall()
+    product(torch.autocast)
+"""
+
+
+def test_no_warning_is_printed() -> None:
+    """Neither Python's nor the dispatcher's, which it prints itself."""
+    run = subprocess.run(
+        [sys.executable, "-W", "error", "-c", QUIET], capture_output=True, text=True, check=False
+    )
+    assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
+
+
+# Prints the bytes of every form's result and gradients under torch.autocast, and what ran.
+RESULTS = """
+import hashlib, sys
+sys.path.insert(0, {tests!r})
+import torch
+{before}
+from autocast_cases import FORMS, LOW, Seen
+
+torch.manual_seed(0)
+for name, form in FORMS.items():
+    for dtype in LOW:
+        tensors = [t.requires_grad_() for t in form.tensors([torch.float32], torch.float32)]
+        with torch.autocast("cpu", dtype=dtype), Seen() as seen:
+            result = form.run(*tensors, **form.scalars)
+        result.sum().backward()
+        values = [result, *(tensor.grad for tensor in tensors)]
+        text = str([(t.dtype, t.shape, t.stride(), t.tolist()) for t in values])
+        print(name, dtype, hashlib.sha256(text.encode()).hexdigest(), *seen.ops)
+"""
+HISTORIES = {
+    "install and uninstall": "import amp_ext; amp_ext.install(); amp_ext.uninstall()",
+    "a region": """
+import amp_ext
+with amp_ext.autocast("cpu", dtype=torch.float16):
+    torch.ones(2, 4) @ torch.ones(4, 4)
+""",
+    "a region that install and uninstall overlap": """
+import amp_ext
+with amp_ext.autocast("cpu", dtype=torch.float16):
+    amp_ext.install()
+    torch.ones(2, 4) @ torch.ones(4, 4)
+amp_ext.uninstall()
+""",
+}
+
+
+def fresh_results(before: str) -> str:
+    code = RESULTS.format(tests=str(TESTS), before=before)
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    return run.stdout
+
+
+@pytest.fixture(scope="module")
+def torchs_results() -> str:
+    """Of a process that never saw amp_ext."""
+    return fresh_results("")
+
+
+@pytest.mark.parametrize("history", HISTORIES)
+def test_afterwards_torch_is_as_in_a_fresh_process(torchs_results: str, history: str) -> None:
+    """Bit for bit, strides and the ops that run included."""
+    lines, expected = fresh_results(HISTORIES[history]).splitlines(), torchs_results.splitlines()
+    assert len(expected) == len(LOW) * len(FORMS)
+    assert lines == expected
+    assert "amp_ext" not in torchs_results
+
+
+def test_the_cache_is_not_mixed_with_torchs() -> None:
+    """A copy that torch made of a weight does not serve a routed call, nor the other way round."""
+    weight = torch.ones(3, 4, requires_grad=True)
+
+    def gradient(result: Tensor) -> Tensor:
+        (grad,) = torch.autograd.grad(result, weight, torch.full_like(result, 61440.0))
+        return grad[0, 0]
+
+    with torch.autocast(**FP16):
+        gradients = []
+        for change in (amp_ext.uninstall, amp_ext.install, amp_ext.uninstall, amp_ext.install):
+            change()
+            gradients.append(gradient(F.linear(torch.ones(2, 4), weight)).item())
+    assert gradients == 2 * [float("inf"), 122880.0]
