@@ -23,9 +23,9 @@ class autocast:
     """``torch.autocast`` with better matrix products.
 
     Takes the arguments of ``torch.autocast``, raises its errors, and works as a context manager and
-    as a decorator. Results have the dtypes of ``torch.autocast``. Within the region, in this thread,
-    linear, mm, addmm, matmul (``@``), bmm, baddbmm, the contractions of einsum and convolutions of
-    1 x 1 pixels (conv2d, stride 1, one group) run on :func:`amp_ext.ops.gemm`:
+    as a decorator. Results have the dtypes of ``torch.autocast``. Within the region, in this
+    thread, linear, mm, addmm, matmul (``@``), bmm, baddbmm, the contractions of einsum and
+    convolutions of 1 x 1 pixels (conv2d, stride 1, one group) run on :func:`amp_ext.ops.gemm`:
 
     * the gradient of a float32 operand, such as a weight, is computed in float32 and never passes
       through float16, where it could overflow above 65504 or vanish below 2**-24;

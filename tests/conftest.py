@@ -8,9 +8,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-pytest.register_assert_rewrite(
-    "cases", "gemm_cases", "twins"
-)  # so that their assertions show the values
+# So that their assertions show the values.
+pytest.register_assert_rewrite("cases", "gemm_cases", "autocast_cases", "twins")
 torch.sparse.check_sparse_tensor_invariants.enable()  # torch warns while it is left undecided
 
 

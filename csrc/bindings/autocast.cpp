@@ -3,6 +3,7 @@
 #include "autocast.h"
 
 #include <ATen/autocast_mode.h>
+#include <ATen/ops/_unsafe_view.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/functions/utils.h>
@@ -206,7 +207,7 @@ struct Routes {
   static at::Tensor pointwise(const at::Tensor& x, const at::Tensor& weight,
                               const OptionalTensor& bias) {
     const NoAutocast guard;
-    const at::Tensor matrix = weight.view_symint({weight.sym_size(0), weight.sym_size(1)});
+    const at::Tensor matrix = lowered_matrix(weight, at::autocast::get_autocast_dtype(kDevice));
     GemmOptions options;
     if (x.suggest_memory_format() == at::MemoryFormat::ChannelsLast ||
         (x.dim() == 4 && weight.suggest_memory_format() == at::MemoryFormat::ChannelsLast)) {
@@ -221,7 +222,7 @@ struct Routes {
     const at::Tensor pixels = x.reshape_symint(sizes);
     sizes = x.sym_sizes();
     sizes[sizes.size() - 3] = weight.sym_size(0);
-    return low_gemm(matrix, pixels, options).view_symint(sizes);
+    return at::_unsafe_view_symint(low_gemm(matrix, pixels, options), sizes);
   }
 
   static at::Tensor conv2d(const at::Tensor& x, const at::Tensor& weight,

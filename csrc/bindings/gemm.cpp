@@ -106,8 +106,10 @@ namespace {
 // Only `out` is written, and nobody else has it yet.
 void* data_of(const at::Tensor& tensor) { return const_cast<void*>(tensor.const_data_ptr()); }
 
-// torch's library is faster where it multiplies bf16 with the processor's own instructions.
+// torch's library is faster where it multiplies bf16 with the processor's own instructions, but for
+// products that take no longer than its call.
 bool torch_is_faster(const at::Tensor& a, const at::Tensor& b, const GemmOptions& options) {
+  if (a.numel() * b.size(options.trans_b ? -2 : -1) < (1 << 17)) return false;
   const auto bf16 = [](const at::Tensor& x) { return x.scalar_type() == at::kBFloat16; };
   return cpu::multiplies_bf16() && bf16(a) && bf16(b) &&
          out_dtype_of(a, b, options.out_dtype) == at::kBFloat16 &&

@@ -2,6 +2,7 @@
 
 #include <ATen/autocast_mode.h>
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/_to_copy.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/InferenceMode.h>
@@ -26,23 +27,48 @@ at::Tensor standing_for(const at::Tensor& original, at::Tensor copy) {
   return copy;
 }
 
+at::Tensor as_matrix(const at::Tensor& weight) {
+  return weight.view_symint({weight.sym_size(0), weight.sym_size(1)});
+}
+
 // A copy holds the node that accumulates its original's gradient, and that holds the original: an
 // address that is a key here cannot become another tensor's.
 class Copies final : public c10::BackendMeta {
  public:
   at::Tensor of(const at::Tensor& leaf, at::ScalarType type) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    auto& [version, copy] = copies_[{leaf.unsafeGetTensorImpl(), type}];
-    if (!copy.defined() || version != leaf._version()) {
-      version = leaf._version();
-      copy = standing_for(leaf, copy_of(leaf, type));
+    return entry(leaf, type).copy;
+  }
+
+  at::Tensor matrix_of(const at::Tensor& leaf, at::ScalarType type) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    Entry& entry = this->entry(leaf, type);
+    if (!entry.matrix.defined()) {
+      const at::AutoGradMode with_history(true);
+      const at::Tensor original = as_matrix(leaf);
+      const at::AutoDispatchBelowADInplaceOrView below_autograd;
+      entry.matrix = standing_for(original, as_matrix(entry.copy));
     }
-    return copy;
+    return entry.matrix;
   }
 
  private:
+  struct Entry {
+    int64_t version;
+    at::Tensor copy;
+    at::Tensor matrix;
+  };
+
+  Entry& entry(const at::Tensor& leaf, at::ScalarType type) {
+    Entry& entry = entries_[{leaf.unsafeGetTensorImpl(), type}];
+    if (!entry.copy.defined() || entry.version != leaf._version()) {
+      entry = {leaf._version(), standing_for(leaf, copy_of(leaf, type)), {}};
+    }
+    return entry;
+  }
+
   std::mutex mutex_;
-  std::map<std::pair<at::TensorImpl*, at::ScalarType>, std::pair<int64_t, at::Tensor>> copies_;
+  std::map<std::pair<at::TensorImpl*, at::ScalarType>, Entry> entries_;
 };
 
 // The copies live inside torch's cache, so that they go when it is cleared, which nobody would
@@ -89,6 +115,13 @@ at::Tensor lowered(const at::Tensor& tensor, at::ScalarType type) {
   return standing_for(
       tensor, whole.as_strided_symint(tensor.sym_sizes(), tensor.sym_strides(),
                                       tensor.sym_storage_offset() - base.sym_storage_offset()));
+}
+
+at::Tensor lowered_matrix(const at::Tensor& weight, at::ScalarType type) {
+  const bool cached = weight.scalar_type() != type && cacheable(weight) && !weight.is_view() &&
+                      !c10::InferenceMode::is_enabled();
+  const auto cache = cached ? copies() : c10::intrusive_ptr<Copies>();
+  return cache ? cache->matrix_of(weight, type) : lowered(as_matrix(weight), type);
 }
 
 }  // namespace amp_ext

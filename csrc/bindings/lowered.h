@@ -13,4 +13,7 @@ namespace amp_ext {
 // or torch.clear_autocast_cache() is called.
 at::Tensor lowered(const at::Tensor& tensor, at::ScalarType type);
 
+// The weight [n, k, 1, 1] of a convolution of single pixels, lowered, as a matrix [n, k].
+at::Tensor lowered_matrix(const at::Tensor& weight, at::ScalarType type);
+
 }  // namespace amp_ext

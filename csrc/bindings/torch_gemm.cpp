@@ -53,7 +53,7 @@ at::Tensor torch_gemm(const at::Tensor& a, const at::Tensor& b, const GemmOption
   sizes.push_back(left.size(-2));
   sizes.push_back(right.size(-1));
   if (rows_join) {
-    left = left.flatten(0, -2);
+    if (left.dim() > 2) left = left.flatten(0, -2);
   } else if (sizes.size() > 2) {
     const auto as_batch = [&](const at::Tensor& x) {
       std::vector<int64_t> whole(sizes.begin(), sizes.end() - 2);
@@ -84,7 +84,8 @@ at::Tensor torch_gemm(const at::Tensor& a, const at::Tensor& b, const GemmOption
     if (o.bias) out.add_(*o.bias);
   }
   if (o.activation == "relu") out.relu_();
-  return out.to(out_dtype).view(sizes);
+  if (out.scalar_type() != out_dtype) out = out.to(out_dtype);
+  return out.dim() == static_cast<int64_t>(sizes.size()) ? out : out.view(sizes);
 }
 
 }  // namespace amp_ext
