@@ -74,14 +74,16 @@ def ledger(results: Path, gpu: str) -> Path:
 
 def stages(results: Path) -> Iterator[Stage]:
     yield Stage("build", [PYTHON, "setup.py", "build", "--build-lib", str(LIB)], 240)
-    yield Stage("tests", [PYTHON, "-m", "pytest", "-q", "."], 240, ROOT / "tests")
+    yield Stage("doctor", [PYTHON, "-m", "amp_ext"], 60, ROOT / "tests")
+    on_gpu = [PYTHON, "-m", "pytest", "-q", "-k", "cuda", "."]
+    yield Stage("tests", on_gpu, 240, ROOT / "tests")
     if sanitizer := shutil.which("compute-sanitizer"):
         small = [PYTHON, str(ROOT / "bench/gpu.py"), "--small-case"]
         yield Stage("memcheck", [sanitizer, "--error-exitcode", "1", *small], 120)
     else:
         print("== memcheck: left out, compute-sanitizer is not installed", flush=True)
     file = ledger(results, torch.cuda.get_device_name())
-    for op in ("unscale", "scaler"):
+    for op in ("train", "unscale", "scaler", "gemm", "autocast"):
         run = [PYTHON, "bench/run.py", op, "--device", "cuda", "--json", str(file)]
         yield Stage(f"bench {op}", run, 150)
 
