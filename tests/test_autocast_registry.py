@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.torch_version import TorchVersion
 from torch.utils._pytree import tree_leaves, tree_map
 
 import amp_ext
@@ -85,6 +86,8 @@ def test_every_registered_op_has_a_sample() -> None:
 
 @pytest.mark.parametrize("name", ON_CPU)
 def test_samples_are_valid(name: str) -> None:
+    if "imname" in name and TorchVersion(torch.__version__) < (2, 13):
+        pytest.skip("this torch passes no named tensors through torch.ops")
     args, kwargs = SAMPLES[name]()
     overload(name)(*args, **kwargs)
 
