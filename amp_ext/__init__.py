@@ -13,7 +13,8 @@ try:
     from amp_ext.autocast import autocast, install, is_installed, uninstall
     from amp_ext.grad_scaler import GradScaler
 except ImportError:
-    if sys.argv[:1] != ["-m"]:  # `python -m amp_ext` is on its way, and reports it
+    # `python -m amp_ext`, which is on its way then, reports it.
+    if sys.argv[:1] != ["-m"] or "amp_ext" not in sys.orig_argv:
         raise
 
 __version__ = "0.1.0"

@@ -11,6 +11,7 @@ import torch
 # __exit__ are made so, since it would fail on them where a compiled program resumes in a region.
 from torch import autocast as torchs_autocast
 from torch import is_autocast_enabled, ops, set_autocast_enabled
+from torch._C import _is_any_autocast_enabled
 from torch.compiler import is_compiling
 
 from amp_ext._library import _C
@@ -33,7 +34,9 @@ class autocast:
       region of another dtype is seen at once;
     * on a CPU, float16 products run at the speed of float32.
 
-    Anything else is torch's own, operands of float64 or of other devices included.
+    Anything else is torch's own, operands of float64 or of other devices included, tensor
+    subclasses, nested tensors, and what runs within transforms of ``torch.func`` or in forward-mode
+    differentiation.
 
     Args:
         device_type: "cuda", "cpu" or another device type of torch's.
@@ -51,18 +54,25 @@ class autocast:
     ) -> None:
         self._arguments = (device_type, dtype, enabled, cache_enabled)
         self._enabled = enabled
-        if not is_compiling():
-            self._region = torchs_autocast(*self._arguments)
+        self._region = None if is_compiling() else torchs_autocast(*self._arguments)
 
     def __enter__(self) -> "autocast":
         if is_compiling():
             self._traced = _traced_region(self._arguments)
             self._traced.__enter__()
             return self
+        if self._region is None:
+            self._region = torchs_autocast(*self._arguments)
         _C.enter_region()
-        self._region.__enter__()
+        try:
+            self._region.__enter__()
+        except BaseException:
+            _C.exit_region()
+            raise
         self._was_marked = is_autocast_enabled(_MARK)
-        set_autocast_enabled(_MARK, self._enabled)
+        set_autocast_enabled(_MARK, False)
+        within_ours = self._was_marked and _is_any_autocast_enabled()  # of another device type
+        set_autocast_enabled(_MARK, self._enabled or within_ours)
         return self
 
     def __exit__(self, *exception: Any) -> bool | None:
@@ -75,7 +85,7 @@ class autocast:
 
     def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
         if not callable(function):
-            return self._region(function)  # raises
+            return torchs_autocast(*self._arguments)(function)  # raises
 
         @functools.wraps(function)
         def within_region(*args: Any, **kwargs: Any) -> Any:
@@ -89,19 +99,22 @@ class autocast:
 def _traced_region(arguments: tuple[Any, ...]) -> Iterator[None]:
     """The same region made of what Dynamo knows."""
     _override_autocast()
-    enabled = arguments[2]
+    enabled = arguments[2] or is_autocast_enabled(_MARK)
     with torchs_autocast(*arguments), torchs_autocast(_MARK, torch.float16, enabled):
         yield
 
 
 def install() -> None:
     """Lets every ``torch.autocast`` region, of every thread and library, run its matrix products as
-    :class:`amp_ext.autocast` does, until :func:`uninstall`. A second call changes nothing."""
+    :class:`amp_ext.autocast` does, until :func:`uninstall`. A second call changes nothing.
+
+    Not to be called between a checkpoint's forward and backward pass, which have to do the same.
+    Programs compiled before go on as they were compiled."""
     _C.install()
 
 
 def uninstall() -> None:
-    """Undoes :func:`install`. Regions of :class:`amp_ext.autocast` keep working."""
+    """Undoes :func:`install`; the same holds. Regions of :class:`amp_ext.autocast` keep working."""
     _C.uninstall()
 
 

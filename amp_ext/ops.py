@@ -1,4 +1,4 @@
-"""The ops: multi-tensor kernels of gradient scaling.
+"""The ops: multi-tensor kernels of gradient scaling, and matrix products.
 
 Gradients are lists of strided tensors on one device, of any mix of float16, bfloat16, float32 and
 float64, of any shape, alignment and number; empty lists and empty tensors are fine. ``found_inf``
@@ -148,8 +148,8 @@ def gemm(
         trans_b: ``b`` is [*, n, k].
         sum_batch: the products are summed over the leading dimensions, which ``a`` and ``b`` both
             must have.
-        c: float16, bfloat16, float32 or float64, broadcastable to the result. It enters without
-            rounding, and is not read when ``beta`` is 0.
+        c: float16, bfloat16, float32 or float64, broadcastable to the result. It enters the sum in
+            the sum's dtype, and is not read when ``beta`` is 0.
         alpha: factor of the product.
         beta: factor of ``c``.
         bias: [n], dtypes as of ``c``.

@@ -58,7 +58,8 @@ bool expands(const at::Tensor& tensor, std::initializer_list<c10::SymInt> sizes)
 }
 
 bool all_are(c10::SymIntArrayRef values, int64_t value) {
-  return std::all_of(values.begin(), values.end(), [&](const auto& v) { return v == value; });
+  return (values.size() == 1 || values.size() == 2) &&
+         std::all_of(values.begin(), values.end(), [&](const auto& v) { return v == value; });
 }
 
 // The routed ops of one device type. A call that gemm would not serve, bad arguments included, goes
@@ -82,10 +83,10 @@ struct Routes {
 
   // An addend enters the fp32 sum as it is; where torch's library forms the sum, in torch's type.
   static at::Tensor addend(const at::Tensor& tensor) {
-    const bool torchs =
+    const bool by_library =
         kDevice == c10::DeviceType::CUDA ||
         (at::autocast::get_autocast_dtype(kDevice) == at::kBFloat16 && cpu::multiplies_bf16());
-    return torchs ? low(tensor) : tensor;
+    return by_library ? low(tensor) : tensor;
   }
 
   struct NoAutocast : c10::impl::ExcludeDispatchKeyGuard {
@@ -199,6 +200,7 @@ struct Routes {
     return is_routed(kDevice, x, weight, bias) && (x.dim() == 4 || x.dim() == 3) &&
            weight.dim() == 4 && weight.sym_size(2) == 1 && weight.sym_size(3) == 1 &&
            x.sym_size(-3) == weight.sym_size(1) && groups == 1 && all_are(stride, 1) &&
+           (dilation.size() == 1 || dilation.size() == 2) &&
            std::all_of(dilation.begin(), dilation.end(), [](const auto& d) { return d > 0; }) &&
            (!bias || (bias->dim() == 1 && bias->sym_size(0) == weight.sym_size(0)));
   }

@@ -42,8 +42,9 @@ float* workspace(int64_t count) {
   thread_local std::unique_ptr<float[]> memory;
   thread_local int64_t size = 0;
   if (count > size) {
+    size = 0;
     memory.reset();
-    memory.reset(new float[count]);
+    memory.reset(new float[count]);  // may throw
     size = count;
   }
   return memory.get();

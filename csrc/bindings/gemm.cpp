@@ -116,19 +116,29 @@ bool torch_is_faster(const at::Tensor& a, const at::Tensor& b, const GemmOptions
          (!options.c || bf16(*options.c)) && (!options.bias || bf16(*options.bias));
 }
 
-// The last two dimensions as matrices. Leading ones are one batch; a tensor whose strides do not
-// allow that is copied, and `owner` keeps the copy.
-MatrixRef matrix(const at::Tensor& tensor, bool transposed, at::Tensor& owner) {
-  owner = tensor;
-  const int64_t dims = tensor.dim();
-  for (int64_t d = 0; d + 3 < dims; ++d) {
-    if (tensor.stride(d) == tensor.stride(d + 1) * tensor.size(d + 1)) continue;
-    owner = tensor.contiguous();
-    break;
+// The stride of the leading dimensions taken as one; none if they cannot be. Strides of dimensions
+// of size 1 are arbitrary.
+std::optional<int64_t> batch_stride(const at::Tensor& tensor) {
+  std::optional<int64_t> stride;
+  int64_t next = 0;
+  for (int64_t d = tensor.dim() - 3; d >= 0; --d) {
+    if (tensor.size(d) == 1) continue;
+    if (stride && tensor.stride(d) != next) return std::nullopt;
+    if (!stride) stride = tensor.stride(d);
+    next = tensor.stride(d) * tensor.size(d);
   }
-  MatrixRef result{data_of(owner), *dtype_of(owner.scalar_type()),
-                   dims > 2 ? owner.stride(dims - 3) : 0, owner.stride(dims - 2),
-                   owner.stride(dims - 1)};
+  return stride.value_or(0);
+}
+
+// The last two dimensions as matrices, the leading ones as a batch of them. `owner` keeps their
+// memory.
+MatrixRef matrix(const at::Tensor& tensor, bool transposed, at::Tensor& owner) {
+  const std::optional<int64_t> stride = batch_stride(tensor);
+  owner = stride ? tensor : tensor.clone(at::MemoryFormat::Contiguous);
+  const int64_t rows = owner.size(-2), columns = owner.size(-1);
+  MatrixRef result{data_of(owner), *dtype_of(owner.scalar_type()), stride.value_or(rows * columns),
+                   owner.stride(-2), owner.stride(-1)};
+  if (rows == 1) result.row_stride = result.batch_stride;
   if (transposed) std::swap(result.row_stride, result.column_stride);
   return result;
 }
@@ -148,7 +158,10 @@ at::Tensor gemm_cpu(const at::Tensor& a, const at::Tensor& b, bool trans_a, bool
   const GemmOptions options{trans_a, trans_b, sum_batch,  c,        alpha,
                             beta,    bias,    activation, out_dtype};
   const auto sizes = check_gemm<int64_t>(a, b, options);
-  if (torch_is_faster(a, b, options)) return torch_gemm(a, b, options);
+  if (a.scalar_type() == at::kDouble || b.scalar_type() == at::kDouble ||
+      torch_is_faster(a, b, options)) {
+    return torch_gemm(a, b, options);
+  }
   const at::Tensor out =
       at::empty(sizes, a.options().dtype(out_dtype_of(a, b, out_dtype)).requires_grad(false));
   if (out.numel() == 0) return out;

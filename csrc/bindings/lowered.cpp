@@ -16,10 +16,15 @@
 namespace amp_ext {
 namespace {
 
-// A copy without a history of its own.
+// A copy without a history of its own. An expanded tensor is copied before it is expanded.
 at::Tensor copy_of(const at::Tensor& tensor, at::ScalarType type) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  return at::_to_copy(tensor, type);
+  at::Tensor distinct = tensor;
+  for (int64_t d = 0; d < tensor.dim(); ++d) {
+    if (tensor.sym_stride(d) == 0 && tensor.sym_size(d) > 1) distinct = distinct.narrow(d, 0, 1);
+  }
+  const at::Tensor copy = at::_to_copy(distinct, type);
+  return distinct.is_same(tensor) ? copy : copy.expand_symint(tensor.sym_sizes());
 }
 
 at::Tensor standing_for(const at::Tensor& original, at::Tensor copy) {
@@ -91,37 +96,45 @@ c10::intrusive_ptr<Copies> copies() {
   return c10::intrusive_ptr<Copies>::reclaim_copy(static_cast<Copies*>(impl->get_backend_meta()));
 }
 
-bool cacheable(const at::Tensor& tensor) {
-  return tensor.scalar_type() == at::kFloat && tensor.is_leaf() && tensor.requires_grad() &&
-         !c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::Tracer);
+// The cache that has the copies of `leaf`; null when it is not to be kept.
+c10::intrusive_ptr<Copies> copies_for(const at::Tensor& leaf) {
+  const bool kept = leaf.scalar_type() == at::kFloat && leaf.is_leaf() && leaf.requires_grad() &&
+                    !leaf.is_inference() && leaf.is_non_overlapping_and_dense() &&
+                    !c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::Tracer);
+  return kept ? copies() : c10::intrusive_ptr<Copies>();
+}
+
+bool needs_no_gradient(const at::Tensor& tensor) {
+  return !tensor.requires_grad() || tensor.is_inference() || c10::InferenceMode::is_enabled();
 }
 
 }  // namespace
 
 at::Tensor lowered(const at::Tensor& tensor, at::ScalarType type) {
   if (tensor.scalar_type() == type) return tensor;
-  if (!tensor.requires_grad() || c10::InferenceMode::is_enabled()) return tensor.to(type);
+  if (needs_no_gradient(tensor)) return tensor.to(type);
   if (!tensor.is_view()) {
-    const auto cache = cacheable(tensor) ? copies() : c10::intrusive_ptr<Copies>();
-    return cache ? cache->of(tensor, type) : standing_for(tensor, copy_of(tensor, type));
+    if (const auto cache = copies_for(tensor)) return cache->of(tensor, type);
+  } else if (!tensor.is_neg() && tensor.scalar_type() == at::kFloat) {
+    const at::Tensor base(tensor._base());
+    const auto cache = copies_for(base);
+    // A small part of a large leaf is copied by itself.
+    if (cache && tensor.sym_numel() * 2 >= base.sym_numel()) {
+      const at::Tensor whole = cache->of(base, type);
+      const at::AutoDispatchBelowADInplaceOrView below_autograd;
+      return standing_for(
+          tensor, whole.as_strided_symint(tensor.sym_sizes(), tensor.sym_strides(),
+                                          tensor.sym_storage_offset() - base.sym_storage_offset()));
+    }
   }
-  const at::Tensor base(tensor._base());
-  const auto cache = cacheable(base) && base.is_non_overlapping_and_dense()
-                         ? copies()
-                         : c10::intrusive_ptr<Copies>();
-  if (!cache) return standing_for(tensor, copy_of(tensor, type));
-  const at::Tensor whole = cache->of(base, type);
-  const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  return standing_for(
-      tensor, whole.as_strided_symint(tensor.sym_sizes(), tensor.sym_strides(),
-                                      tensor.sym_storage_offset() - base.sym_storage_offset()));
+  return standing_for(tensor, copy_of(tensor, type));
 }
 
 at::Tensor lowered_matrix(const at::Tensor& weight, at::ScalarType type) {
-  const bool cached = weight.scalar_type() != type && cacheable(weight) && !weight.is_view() &&
-                      !c10::InferenceMode::is_enabled();
-  const auto cache = cached ? copies() : c10::intrusive_ptr<Copies>();
-  return cache ? cache->matrix_of(weight, type) : lowered(as_matrix(weight), type);
+  if (weight.scalar_type() != type && !needs_no_gradient(weight) && !weight.is_view()) {
+    if (const auto cache = copies_for(weight)) return cache->matrix_of(weight, type);
+  }
+  return lowered(as_matrix(weight), type);
 }
 
 }  // namespace amp_ext

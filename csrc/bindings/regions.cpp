@@ -25,14 +25,20 @@ class RegionLog {
  public:
   void begin() { begins_.push_back(at::sequence_number::peek()); }
 
-  void end() {
-    const Interval interval{begins_.back(), at::sequence_number::peek()};
+  // False if this thread is in no region: it was left before, or entered by another thread.
+  bool end() {
+    if (begins_.empty()) return false;
+    const uint64_t begin = begins_.back();
     begins_.pop_back();
-    if (!begins_.empty() || interval.begin == interval.end) return;
-    const std::lock_guard<std::mutex> lock(mutex_);
-    std::deque<Interval>& intervals = intervals_[at::RecordFunction::currentThreadId()];
-    intervals.push_back(interval);
-    if (intervals.size() > kKept) intervals.pop_front();
+    if (begins_.empty()) add({begin, at::sequence_number::peek()});
+    return true;
+  }
+
+  // This thread's last node and its next belong to a region as well: a checkpoint within a
+  // checkpoint has made its node by now, or makes it next.
+  void add_neighbours() {
+    const uint64_t next = at::sequence_number::peek();
+    add({next - (next > 0), next + 1});
   }
 
   bool has(const torch::autograd::Node& node) {
@@ -50,11 +56,33 @@ class RegionLog {
     uint64_t begin;
     uint64_t end;
   };
-  static constexpr size_t kKept = 1 << 16;  // a megabyte; a backward pass reaches no further back
+
+  void add(Interval interval) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const uint64_t thread = at::RecordFunction::currentThreadId();
+    const auto [entry, is_new] = intervals_.try_emplace(thread);
+    if (is_new) threads_.push_back(thread);
+    std::deque<Interval>& intervals = entry->second;
+    if (!intervals.empty() && intervals.back().end >= interval.begin) {
+      intervals.back().end = std::max(intervals.back().end, interval.end);
+    } else if (interval.begin < interval.end) {
+      intervals.push_back(interval);
+    }
+    if (intervals.size() > kIntervals) intervals.pop_front();
+    if (threads_.size() > kThreads) {
+      intervals_.erase(threads_.front());
+      threads_.pop_front();
+    }
+  }
+
+  // No backward pass reaches further back.
+  static constexpr size_t kIntervals = 1 << 16;  // of a thread
+  static constexpr size_t kThreads = 1 << 12;
 
   static thread_local std::vector<uint64_t> begins_;
   std::mutex mutex_;
   std::unordered_map<uint64_t, std::deque<Interval>> intervals_;  // by thread, in order
+  std::deque<uint64_t> threads_;                                  // of intervals_, oldest first
 };
 
 thread_local std::vector<uint64_t> RegionLog::begins_;
@@ -71,14 +99,13 @@ std::atomic<int> open_regions = 0;
 }  // namespace
 
 void enter_region() {
-  override_torchs();
   ++open_regions;
+  override_torchs();
   region_log().begin();
 }
 
 void exit_region() {
-  region_log().end();
-  --open_regions;
+  if (region_log().end()) --open_regions;
 }
 
 void install() {
@@ -96,7 +123,9 @@ bool is_installed() { return installed; }
 bool in_our_region() {
   if (installed || at::autocast::is_autocast_enabled(kRegionMark)) return true;
   const auto node = torch::autograd::get_current_node();
-  return node && region_log().has(*node);
+  if (!node || !region_log().has(*node)) return false;
+  region_log().add_neighbours();
+  return true;
 }
 
 }  // namespace amp_ext

@@ -14,8 +14,9 @@ namespace {
 // Products up to this many multiplications are done here: the library's call alone costs as much.
 constexpr int64_t kSmallProduct = 1 << 17;
 
-// Elements of a widened block (4 MiB, so that it is still cached when it is read), but at least
-// this many rows or columns, so that widening remains a small part of the work.
+// Elements of a widened block, which is to be cached still when it is read, unless one has to be
+// larger (16 MiB at most) to have this many rows or columns, for widening to be a small part of the
+// work.
 constexpr int64_t kBlockElements = 1 << 20;
 constexpr int64_t kBlockExtent = 2048;
 
@@ -224,49 +225,11 @@ void large_products(const GemmArgs& g, const CpuContext& context) {
   }
 }
 
-// ---- fp64, which serves gradient checks: plain loops ----
-
-double load(const MatrixRef& x, int64_t batch, int64_t row, int64_t column) {
-  const char* const from = address(x, batch, row, column);
-  if (x.dtype == DType::f64) return *reinterpret_cast<const double*>(from);
-  float value;
-  span_kernels().widen[static_cast<int>(x.dtype)](from, 1, &value);
-  return value;
-}
-
-void fp64_products(const GemmArgs& g, const CpuContext& context) {
-  const int64_t grain = std::max<int64_t>(1, kConvertGrain / (g.n * std::max<int64_t>(g.k, 1)));
-  parallel(context, g.batch * g.m, grain, [&](int64_t begin, int64_t end) {
-    for (int64_t line = begin; line < end; ++line) {
-      const int64_t batch = line / g.m, i = line % g.m;
-      for (int64_t j = 0; j < g.n; ++j) {
-        double sum = 0;
-        for (int64_t term = batch * g.terms; term < (batch + 1) * g.terms; ++term) {
-          for (int64_t p = 0; p < g.k; ++p) sum += load(g.a, term, i, p) * load(g.b, term, p, j);
-        }
-        sum *= g.alpha;
-        if (g.c.data) sum += g.beta * load(g.c, batch, i, j);
-        if (g.bias.data) sum += load(g.bias, batch, i, j);
-        if (g.activation == Activation::relu && sum < 0) sum = 0;
-        char* const to = const_cast<char*>(address(g.out, batch, i, j));
-        if (g.out.dtype == DType::f64) {
-          *reinterpret_cast<double*>(to) = sum;
-        } else {
-          const float rounded = static_cast<float>(sum);
-          span_kernels().narrow[static_cast<int>(g.out.dtype)](&rounded, 1, to);
-        }
-      }
-    }
-  });
-}
-
 }  // namespace
 
 Status launch_gemm(const GemmArgs& g, const CpuContext& context) {
   if (g.batch * g.m * g.n == 0) return Status::ok;
-  if (g.a.dtype == DType::f64 || g.b.dtype == DType::f64) {
-    fp64_products(g, context);
-  } else if (g.terms == 1 && g.m * g.n <= kSmallProduct / std::max<int64_t>(g.k, 1)) {
+  if (g.terms == 1 && g.m * g.n <= kSmallProduct / std::max<int64_t>(g.k, 1)) {
     small_products(g, context);
   } else {
     large_products(g, context);

@@ -82,9 +82,9 @@ struct MatrixRef {
 
 enum class Activation : uint8_t { none, relu };
 
-// out = activation(alpha * a @ b + beta * c + bias), accumulated in fp32, or in fp64 when a and b
-// are fp64. relu keeps NaN. Matrix i of out has the sum of the products i * terms, ...,
-// (i + 1) * terms - 1 of a and b.
+// out = activation(alpha * a @ b + beta * c + bias), accumulated in fp32; a and b are not fp64.
+// relu keeps NaN. Matrix i of out has the sum of the products i * terms, ..., (i + 1) * terms - 1
+// of a and b.
 struct GemmArgs {
   MatrixRef a;     // m x k
   MatrixRef b;     // k x n

@@ -1,0 +1,135 @@
+"""Regions and copies of operands in uncommon ways."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+import amp_ext
+from autocast_cases import Seen
+
+FP16 = torch.float16
+
+
+def region() -> amp_ext.autocast:
+    return amp_ext.autocast("cpu", dtype=FP16)
+
+
+def test_region_left_by_another_thread() -> None:
+    """torch's nesting is each thread's own; nothing but that goes wrong."""
+    context = region()
+    context.__enter__()
+    try:
+        thread = threading.Thread(target=context.__exit__, args=(None, None, None))
+        thread.start()
+        thread.join()
+    finally:
+        context.__exit__(None, None, None)
+    with region(), Seen() as seen:
+        torch.ones(2, 2) @ torch.ones(2, 2)
+    assert seen.gemms == 1
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpoint_within_a_checkpoint(reentrant: bool) -> None:
+    weight = torch.ones(4, 4, requires_grad=True)
+    x = torch.full((2, 4), 300.0, requires_grad=True)
+
+    def inner(h: Tensor) -> Tensor:
+        return F.linear(h, weight)
+
+    def outer(h: Tensor) -> Tensor:
+        return checkpoint(inner, h * 1.0, use_reentrant=reentrant)
+
+    with region():
+        result = checkpoint(outer, x, use_reentrant=reentrant)
+    result.backward(torch.full_like(result, 300.0))
+    assert weight.grad.eq(180_000.0).all()
+
+
+def test_disabled_region_of_another_device_type() -> None:
+    square = torch.ones(2, 2)
+    with region(), amp_ext.autocast("cuda", enabled=False), Seen() as seen:
+        square @ square
+    assert seen.gemms == 1
+
+
+def test_region_made_in_a_compiled_function() -> None:
+    def program(x: Tensor) -> Tensor:
+        context = region()
+        torch._dynamo.graph_break()
+        with context:
+            return x @ x
+
+    torch._dynamo.reset()
+    assert torch.compile(program, backend="eager")(torch.ones(2, 2)).dtype == FP16
+
+
+def test_negative_view_of_a_weight() -> None:
+    weight = torch.randint(-3, 4, (4, 4, 2)).float().requires_grad_()
+    view = torch.view_as_complex(weight).conj().imag
+    assert view.is_neg()
+    x = torch.eye(4)
+    with region():
+        result = x @ view
+    assert result.equal(view.detach().half())
+    result.float().sum().backward()
+    assert weight.grad[..., 1].eq(-1).all()
+    assert weight.grad[..., 0].eq(0).all()
+
+
+class Elements(Seen):
+    """Counts elements converted."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._to_copy.default:
+            self.count += args[0].numel()
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+def test_small_part_of_a_large_weight_is_cast_alone() -> None:
+    table = torch.ones(1000, 4, requires_grad=True)
+    with region(), Elements() as seen:
+        F.linear(torch.ones(2, 4, dtype=FP16), table[:10])
+    assert seen.count == 40
+
+
+def test_expanded_operand_is_cast_before_it_is_expanded() -> None:
+    a = torch.ones(1, 3, 8, 4, requires_grad=True)
+    b = torch.ones(5, 1, 4, 2, requires_grad=True)
+    with region(), Elements() as seen:
+        result = a @ b
+    assert seen.count == a.numel() + b.numel()
+    result.sum(dtype=torch.float32).backward()
+    assert a.grad.eq(10).all()
+    assert b.grad.eq(24).all()
+
+
+def test_parameter_made_in_inference_mode() -> None:
+    with torch.inference_mode():
+        weight = torch.nn.Parameter(torch.ones(3, 4))
+    with torch.no_grad(), region():
+        assert F.linear(torch.ones(2, 4), weight).eq(4).all()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"stride": [1, 1, 1]}, {"padding": [0, 0, 0]}, {"dilation": [1, 1, 1]}],
+    ids=lambda arguments: next(iter(arguments)),
+)
+def test_bad_arguments_of_conv2d_are_torchs(arguments: dict[str, list[int]]) -> None:
+    x, weight = torch.ones(1, 2, 3, 3), torch.ones(4, 2, 1, 1)
+    errors = []
+    for context in (torch.autocast("cpu", dtype=FP16), region()):
+        with context, pytest.raises(RuntimeError) as raised:
+            torch.ops.aten.conv2d(x, weight, **arguments)
+        errors.append(str(raised.value))
+    assert errors[0] == errors[1]
