@@ -34,13 +34,6 @@ class RegionLog {
     return true;
   }
 
-  // This thread's last node and its next belong to a region as well: a checkpoint within a
-  // checkpoint has made its node by now, or makes it next.
-  void add_neighbours() {
-    const uint64_t next = at::sequence_number::peek();
-    add({next - (next > 0), next + 1});
-  }
-
   bool has(const torch::autograd::Node& node) {
     const std::lock_guard<std::mutex> lock(mutex_);
     const auto found = intervals_.find(node.thread_id());
@@ -123,9 +116,7 @@ bool is_installed() { return installed; }
 bool in_our_region() {
   if (installed || at::autocast::is_autocast_enabled(kRegionMark)) return true;
   const auto node = torch::autograd::get_current_node();
-  if (!node || !region_log().has(*node)) return false;
-  region_log().add_neighbours();
-  return true;
+  return node && region_log().has(*node);
 }
 
 }  // namespace amp_ext
