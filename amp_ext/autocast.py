@@ -32,7 +32,7 @@ class autocast:
       through float16, where it could overflow above 65504 or vanish below 2**-24;
     * a float32 weight is cast once per version and dtype, so that a weight changed in place or a
       region of another dtype is seen at once;
-    * on a CPU, float16 products run at the speed of float32.
+    * on a CPU, large float16 products run at the speed of float32.
 
     Anything else is torch's own, operands of float64 or of other devices included, tensor
     subclasses, nested tensors, and what runs within transforms of ``torch.func`` or in forward-mode
