@@ -15,7 +15,9 @@ import pytest
 import torch
 
 import amp_ext
+import simt_ops
 from amp_ext import reference
+from simt import build
 
 
 @dataclass(frozen=True)
@@ -27,12 +29,14 @@ class Executor:
         device: where its tensors live.
         ops: has a function for each op.
         missing: why it cannot run here; empty when it can.
+        cuda_kernels: it runs csrc/kernels.
     """
 
     name: str
     device: torch.device
     ops: Any
     missing: str = ""
+    cuda_kernels: bool = False
 
     def scalar(self, value: float, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """Return a 0-dim tensor on the device."""
@@ -51,8 +55,10 @@ REFERENCE = Executor("reference", torch.device("cpu"), reference)
 EXECUTORS = (
     REFERENCE,
     Executor("cpu", torch.device("cpu"), amp_ext.ops),
-    Executor("cuda", torch.device("cuda"), amp_ext.ops, missing=_missing_cuda()),
+    Executor("cuda", torch.device("cuda"), amp_ext.ops, _missing_cuda(), cuda_kernels=True),
 )
+SIMT = Executor("simt", torch.device("cpu"), simt_ops.Ops(), build.missing(), cuda_kernels=True)
+SCALER_EXECUTORS = (*EXECUTORS, SIMT)
 
 
 def _parameters(executors: Sequence[Executor]) -> list[Any]:
@@ -69,7 +75,11 @@ def _parameters(executors: Sequence[Executor]) -> list[Any]:
 every_executor = pytest.mark.parametrize("executor", _parameters(EXECUTORS))
 """For expectations that do not come from the oracle."""
 
-against_oracle = pytest.mark.parametrize(
-    "executor", _parameters([e for e in EXECUTORS if e is not REFERENCE])
-)
+against_oracle = pytest.mark.parametrize("executor", _parameters(EXECUTORS[1:]))
 """For comparisons with the oracle, and for what it does not promise: errors, determinism."""
+
+every_scaler_executor = pytest.mark.parametrize("executor", _parameters(SCALER_EXECUTORS))
+"""As every_executor, for the scaler's ops: tests/simt runs their CUDA kernels on the CPU too."""
+
+scaler_against_oracle = pytest.mark.parametrize("executor", _parameters(SCALER_EXECUTORS[1:]))
+"""As against_oracle, for the scaler's ops."""

@@ -22,7 +22,7 @@ __global__ __launch_bounds__(kForeachThreads, kForeachBlocksPerSm) void check_fi
   CheckFinite body;
   for_each_chunk(table, body);
   if (bad_tensor && body.bad_tensor >= 0) ptx::store_any(bad_tensor, body.bad_tensor);
-  if (ptx::block_any(body.bad_tensor >= 0) && threadIdx.x == 0) *found_inf = 1.0f;
+  if (ptx::block_any(body.bad_tensor >= 0) && threadIdx.x == 0) ptx::store_any(found_inf, 1.0f);
 }
 
 }  // namespace

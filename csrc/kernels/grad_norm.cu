@@ -46,18 +46,18 @@ __global__ __launch_bounds__(kForeachThreads, kForeachBlocksPerSm) void grad_nor
   auto& shared = ptx::shared<Shared>();
   SumSquares body{inv_scale ? *inv_scale : 1.0f};
   for_each_chunk(table, body);
-  if (ptx::block_any(body.bad) && threadIdx.x == 0) *found_inf = 1.0f;
+  if (ptx::block_any(body.bad) && threadIdx.x == 0) ptx::store_any(found_inf, 1.0f);
 
   const double partial = block_sum(body.sum, shared.sum);
   if (threadIdx.x == 0) {
     workspace->partial[blockIdx.x] = partial;
     ptx::device_fence();
     shared.last = ptx::ticket(&workspace->ticket, gridDim.x - 1) == gridDim.x - 1;
+    ptx::device_fence();
   }
   ptx::block_sync();
   if (!shared.last) return;
 
-  ptx::device_fence();
   double mine = 0;
   for (int i = threadIdx.x; i < gridDim.x; i += kForeachThreads)
     mine += ptx::load_l2(&workspace->partial[i]);

@@ -64,4 +64,6 @@ __device__ __forceinline__ void store_any(int64_t* to, int64_t value) {
   atomicExch(reinterpret_cast<unsigned long long*>(to), static_cast<unsigned long long>(value));
 }
 
+__device__ __forceinline__ void store_any(float* to, float value) { atomicExch(to, value); }
+
 }  // namespace amp_ext::ptx

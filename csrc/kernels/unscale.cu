@@ -29,7 +29,7 @@ __global__ __launch_bounds__(kForeachThreads, kForeachBlocksPerSm) void unscale_
     const Table __grid_constant__ table, const float* inv_scale, float* found_inf) {
   Unscale body{*inv_scale};
   for_each_chunk(table, body);
-  if (ptx::block_any(body.bad) && threadIdx.x == 0) *found_inf = 1.0f;
+  if (ptx::block_any(body.bad) && threadIdx.x == 0) ptx::store_any(found_inf, 1.0f);
 }
 
 }  // namespace

@@ -1,0 +1,175 @@
+"""Build the CUDA kernels with the executor, by the host's C++ compiler, as a shared library.
+
+Objects and libraries are kept in build/simt under the hash of all that they depend on, so that
+nothing is compiled twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+BUILD = ROOT / "build" / "simt"
+KERNELS = ROOT / "csrc" / "kernels"
+API = ROOT / "csrc" / "include"
+ENGINE = ("api.cpp", "collectives.cpp", "fiber.cpp", "scheduler.cpp")
+
+CXX = os.environ.get("CXX", "g++")
+FLAGS = ("-std=c++20", "-g1", "-fPIC", "-Wall", "-Wno-unknown-pragmas", "-Wno-sign-compare")
+LINK_FLAGS = ("-shared", "-Wl,-z,defs", "-Wl,-Bsymbolic")  # no function of a CUDA runtime nearby
+
+# Name -> (flags of kernels, flags of the engine, which is not instrumented, the runtime to preload)
+VARIANTS: dict[str, tuple[tuple[str, ...], tuple[str, ...], str]] = {
+    "plain": (("-O2",), ("-O2",), ""),
+    "portable": (("-O2",), ("-O2", "-DSIMT_PORTABLE"), ""),
+    "asan": (
+        ("-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
+        ("-O2", "-DSIMT_ASAN"),
+        "libasan.so",
+    ),
+    "tsan": (("-O1", "-fsanitize=thread"), ("-O2", "-DSIMT_TSAN"), "libtsan.so"),
+}
+
+
+def _output(*command: str) -> subprocess.CompletedProcess[str]:
+    """Run a tool, without the sanitizer that may be preloaded here."""
+    environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+    return subprocess.run(command, capture_output=True, text=True, env=environment)
+
+
+@cache
+def cuda_include() -> Path | None:
+    """Return the folder of NVIDIA's headers: the toolkit's, or that of the pip packages."""
+    candidates = []
+    if nvcc := shutil.which("nvcc"):
+        dryrun = _output(nvcc, "--dryrun", "x.cu").stderr
+        if top := re.search(r"^#\$ TOP=(.*)$", dryrun, re.MULTILINE):
+            candidates.append(Path(top[1]) / "include")
+    if home := os.environ.get("CUDA_HOME"):
+        candidates.append(Path(home) / "include")
+    if nvidia := importlib.util.find_spec("nvidia"):
+        for folder in nvidia.submodule_search_locations or ():
+            candidates.extend(sorted(Path(folder).glob("cu*/include"), reverse=True))
+    return next((c for c in candidates if all(_parts(c).values())), None)
+
+
+def _parts(include: Path) -> dict[str, bool]:
+    """Return the pip packages that hold the needed headers, and whether they are there."""
+    return {
+        "nvidia-cuda-runtime": (include / "cuda_fp16.h").is_file(),
+        "nvidia-cuda-crt": (include / "crt" / "host_defines.h").is_file(),
+        "nvidia-cuda-cccl": any((p / "nv" / "target").is_file() for p in _folders(include)),
+    }
+
+
+def _folders(include: Path) -> tuple[Path, Path]:
+    return include, include / "cccl"
+
+
+def missing(variant: str = "plain") -> str:
+    """Return why a variant cannot be built here; empty when it can."""
+    if not shutil.which(CXX):
+        return f"there is no C++ compiler {CXX}"
+    if cuda_include() is None:
+        return "NVIDIA's headers need a CUDA toolkit or the pip packages " + ", ".join(_parts(HERE))
+    if (runtime := preload(variant)) and not Path(runtime).is_file():
+        return f"{CXX} has no {runtime}"
+    return ""
+
+
+def preload(variant: str) -> str:
+    """Return what LD_PRELOAD must be for a library of this variant; often nothing."""
+    name = VARIANTS[variant][2]
+    if not name:
+        return ""
+    return _output(CXX, f"-print-file-name={name}").stdout.strip()
+
+
+def _headers(folders: Iterable[Path]) -> list[Path]:
+    found = (path for folder in folders for path in folder.rglob("*.[hc]*"))
+    return sorted(path for path in found if path.suffix in (".h", ".cuh"))
+
+
+def _compile(source: Path, flags: Sequence[str], folders: Sequence[Path], into: Path) -> Path:
+    include = cuda_include()
+    assert include, missing()
+    includes = [flag for folder in folders for flag in ("-I", str(folder))]
+    includes += [flag for folder in _folders(include) for flag in ("-isystem", str(folder))]
+    command = [CXX, *FLAGS, *flags, *includes, "-x", "c++"]
+    digest = hashlib.sha256("\0".join(command).encode())
+    for path in (source, *_headers(folders)):
+        digest.update(path.read_bytes())
+    result = into / f"{source.stem}-{digest.hexdigest()[:16]}.o"
+    if not result.exists():
+        _remove_old(into, f"{source.stem}-*.o")
+        _run([*command, "-c", str(source)], result)
+    return result
+
+
+def _remove_old(folder: Path, pattern: str) -> None:
+    """Remove what was built more than a day ago; the rest may be in use by another process."""
+    for old in folder.glob(pattern):
+        with contextlib.suppress(FileNotFoundError):
+            if time.time() - old.stat().st_mtime > 24 * 3600:
+                old.unlink()
+
+
+def _run(command: Sequence[str], result: Path) -> None:
+    """Run a compiler that writes `result`, whole or not at all."""
+    unfinished = result.with_suffix(f".{os.getpid()}.unfinished")
+    done = _output(*command, "-o", str(unfinished))
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)}\n{done.stderr}")
+    os.replace(unfinished, result)
+
+
+def build(
+    variant: str = "plain",
+    name: str = "ops",
+    sources: Sequence[Path] | None = None,
+    kernels: Path = KERNELS,
+    into: Path = BUILD,
+) -> Path:
+    """Return a shared library of the executor and `sources`.
+
+    Args:
+        variant: a key of VARIANTS.
+        name: the library's.
+        sources: the kernels and their launchers for Python when None.
+        kernels: the folder of the kernels.
+        into: where objects and library are kept.
+    """
+    kernel_flags, engine_flags, _ = VARIANTS[variant]
+    if sources is None:
+        sources = [*sorted(kernels.glob("*.cu")), HERE / "ops.cpp"]
+    kept, made = BUILD / variant, into / variant
+    kept.mkdir(parents=True, exist_ok=True)
+    made.mkdir(parents=True, exist_ok=True)
+    with ThreadPoolExecutor(int(os.environ.get("MAX_JOBS", os.cpu_count() or 1))) as pool:
+        engine = [
+            pool.submit(_compile, HERE / source, engine_flags, [HERE, API], kept)
+            for source in ENGINE
+        ]
+        rest = [
+            pool.submit(_compile, source, kernel_flags, [HERE, API, kernels], made)
+            for source in sources
+        ]
+        objects = [str(job.result()) for job in (*engine, *rest)]
+    digest = hashlib.sha256("\0".join(Path(o).name for o in objects).encode()).hexdigest()[:16]
+    library = made / f"{name}-{digest}.so"
+    if not library.exists():
+        _remove_old(made, f"{name}-*.so")
+        _run([CXX, *LINK_FLAGS, *kernel_flags, *objects], library)
+    return library

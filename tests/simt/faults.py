@@ -1,0 +1,35 @@
+"""Run a kernel of faults.cu: python tests/simt/faults.py VARIANT KERNEL [SEED]."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from simt.build import HERE, build
+
+BLOCKS, THREADS = 2, 64
+FLOATS = BLOCKS * THREADS
+
+
+def run(variant: str, kernel: str, seed: int = 0) -> tuple[int, str, list[float]]:
+    """Launch a kernel on 0, 1, 2...; return the CUDA error, the report and the numbers after it."""
+    library = ctypes.CDLL(str(build(variant, "faults", [HERE / "faults.cu"])))
+    library.simt_report.restype = ctypes.c_char_p
+    library.simt_set_options(ctypes.c_uint64(seed), 2, 4)
+    malloc = ctypes.CDLL(None).malloc  # so that AddressSanitizer knows where it ends
+    malloc.restype = ctypes.c_void_p
+    data = (ctypes.c_float * FLOATS).from_address(malloc(ctypes.sizeof(ctypes.c_float) * FLOATS))
+    data[:] = range(FLOATS)
+    data[2] = 0.0
+    error = getattr(library, kernel)(data, BLOCKS, THREADS)
+    return error, library.simt_report().decode(), list(data)
+
+
+if __name__ == "__main__":
+    variant, kernel, *seed = sys.argv[1:]
+    error, report, data = run(variant, kernel, *map(int, seed))
+    print(error, report, data[:4])

@@ -1,0 +1,191 @@
+"""The ops on csrc/kernels as the CPU executes them (tests/simt); torch's memory is the device's.
+
+The environment variable AMP_EXT_SIMT chooses a variant of tests/simt/build.py; that of a sanitizer
+also needs its runtime preloaded. AMP_EXT_SIMT_LIBRARY is a library that has been built already.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from ctypes import (
+    Structure,
+    c_char_p,
+    c_double,
+    c_float,
+    c_int,
+    c_int32,
+    c_int64,
+    c_void_p,
+)
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from simt.build import build
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)  # as in amp_ext/dtype.h
+
+
+class Counters(Structure):
+    """simt::Counters: totals since the library was loaded."""
+
+    _fields_ = [
+        (name, c_int64)
+        for name in ("launches", "blocks", "switches", "bytes_loaded", "bytes_stored")
+    ]
+
+    def __sub__(self, other: Counters) -> Counters:
+        names = [name for name, _ in self._fields_]
+        return Counters(*(getattr(self, name) - getattr(other, name) for name in names))
+
+
+class CTensor(Structure):
+    """What ops.cpp knows of a tensor."""
+
+    _fields_ = [("data", c_void_p), ("numel", c_int64), ("dtype", c_int64)]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The order in which threads run; see simt::Options."""
+
+    seed: int = 0
+    resident_blocks: int = 2
+    multiprocessors: int = 4
+
+
+class Engine:
+    """A library that tests/simt/build.py has made."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.library = ctypes.CDLL(str(path))
+        self.library.simt_report.restype = c_char_p
+        self.library.simt_status_text.restype = c_char_p
+        self.library.simt_set_options.argtypes = [ctypes.c_uint64, c_int, c_int]
+
+    def call(self, name: str, schedule: Schedule, *arguments: object) -> None:
+        """Call a function that returns a Status; raise RuntimeError with the report otherwise."""
+        self.library.simt_set_options(
+            schedule.seed, schedule.resident_blocks, schedule.multiprocessors
+        )
+        status = getattr(self.library, name)(*arguments)
+        if status != 0:
+            text = self.library.simt_status_text(status).decode()
+            raise RuntimeError(f"{name}: {text}: {self.library.simt_report().decode()}")
+
+    def counters(self) -> Counters:
+        result = Counters()
+        self.library.simt_counters(ctypes.byref(result))
+        return result
+
+
+def _pointer(tensor: Tensor | None) -> c_void_p:
+    return c_void_p(None if tensor is None else tensor.data_ptr())
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    """Tell whether the elements fill their memory, in whatever order."""
+    reach = 1
+    dims = zip(tensor.stride(), tensor.shape, strict=True)
+    for stride, size in sorted(dim for dim in dims if dim[1] != 1):
+        if stride != reach:
+            return tensor.numel() == 0
+        reach *= size
+    return True
+
+
+class Ops:
+    """Functions with the names and arguments of amp_ext.ops.
+
+    Where no schedule is set, each launch has another one: it follows from torch's seed, which
+    conftest sets for each test, and from the number of launches since.
+    """
+
+    def __init__(self, schedule: Schedule | None = None, path: Path | None = None) -> None:
+        self.schedule = schedule
+        self._path = path
+        self._launch = (0, 0)  # torch's seed, launches since
+
+    @cached_property
+    def engine(self) -> Engine:
+        """Built when it is first used."""
+        library = self._path or os.environ.get("AMP_EXT_SIMT_LIBRARY")
+        return Engine(library or build(os.environ.get("AMP_EXT_SIMT", "plain")))
+
+    def unscale_(self, grads: Sequence[Tensor], found_inf: Tensor, inv_scale: Tensor) -> None:
+        with self._dense(grads) as dense:
+            self._call("simt_unscale", *dense, _pointer(found_inf), _pointer(inv_scale))
+
+    def check_finite(
+        self, grads: Sequence[Tensor], found_inf: Tensor, bad_tensor: Tensor | None = None
+    ) -> None:
+        with self._dense(grads, written=False) as dense:
+            self._call("simt_check_finite", *dense, _pointer(found_inf), _pointer(bad_tensor))
+
+    def grad_norm(
+        self, grads: Sequence[Tensor], found_inf: Tensor, inv_scale: Tensor | None = None
+    ) -> Tensor:
+        norm = torch.empty(())
+        pointers = _pointer(found_inf), _pointer(inv_scale), _pointer(norm)
+        with self._dense(grads, written=False) as dense:
+            self._call("simt_grad_norm", *dense, *pointers)
+        return norm
+
+    def update_scale_(
+        self,
+        scale: Tensor,
+        growth_tracker: Tensor,
+        found_infs: Sequence[Tensor],
+        growth_factor: float,
+        backoff_factor: float,
+        growth_interval: int,
+        *,
+        min_scale: float | None = None,
+        max_scale: float | None = None,
+        hysteresis: int = 1,
+        hysteresis_tracker: Tensor | None = None,
+        skipped_steps: Tensor | None = None,
+    ) -> None:
+        limits = torch.finfo(torch.float32)
+        written = (scale, growth_tracker, hysteresis_tracker, skipped_steps)
+        addresses = (c_void_p * len(found_infs))(*(t.data_ptr() for t in found_infs))
+        self._call(
+            "simt_update_scale",
+            *(_pointer(tensor) for tensor in written),
+            *(addresses, c_int64(len(found_infs))),
+            *(c_double(growth_factor), c_double(backoff_factor), c_int64(growth_interval)),
+            c_int32(hysteresis),
+            c_float(limits.tiny if min_scale is None else min_scale),
+            c_float(limits.max if max_scale is None else min(max_scale, limits.max)),
+        )
+
+    def _call(self, name: str, *arguments: object) -> None:
+        self.engine.call(name, self.schedule or self._next_schedule(), *arguments)
+
+    def _next_schedule(self) -> Schedule:
+        seed, launch = torch.initial_seed(), self._launch[1] + 1
+        self._launch = (seed, launch if seed == self._launch[0] else 0)
+        number = seed + self._launch[1]
+        return Schedule(number % 2**64, 1 + number % 4, 1 + number // 4 % 4)
+
+    @contextmanager
+    def _dense(
+        self, grads: Sequence[Tensor], written: bool = True
+    ) -> Iterator[tuple[ctypes.Array, c_int64]]:
+        """Give the list as C has it; views with holes are copied there and back."""
+        dense = [g.detach() if _is_dense(g) else g.detach().contiguous() for g in grads]
+        yield (
+            (CTensor * len(dense))(
+                *((t.data_ptr(), t.numel(), DTYPES.index(t.dtype)) for t in dense)
+            ),
+            c_int64(len(dense)),
+        )
+        for grad, copy in zip(grads, dense, strict=True):
+            if written and grad.data_ptr() != copy.data_ptr():
+                grad.detach().copy_(copy)

@@ -1,0 +1,298 @@
+"""tests/simt: the CUDA kernels give the same in every schedule, and the executor finds faults.
+
+The ops' conformance tests run on it too: see executors.py.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from amp_ext import reference
+from cases import FLOATS, LAYOUTS, assert_all_same, assert_same, copies, random, whole_and_view
+from executors import SIMT
+from simt import build, faults, mutants
+from simt_ops import Counters, Ops, Schedule
+
+pytestmark = pytest.mark.skipif(bool(SIMT.missing), reason=SIMT.missing)
+
+TESTS = Path(__file__).resolve().parent
+CPU = torch.device("cpu")
+SEEDS = range(8)
+SCHEDULES = [Schedule(seed, (1, 2, 3, 8)[seed % 4], (1, 4)[seed // 4 % 2]) for seed in SEEDS]
+
+
+def gradients(short: bool) -> list[Tensor]:
+    """Return a list for the kernel's parameters, or one that is too long for them."""
+    if not short:
+        return [random((1 + 13 * i % 101,), FLOATS[i % 4], CPU) for i in range(1500)]
+    layouts = [whole_and_view(name, dtype, CPU)[1] for name in LAYOUTS for dtype in FLOATS]
+    return [*layouts, random((70_001,), torch.float16, CPU)]
+
+
+# ---- schedules ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
+@pytest.mark.parametrize("short", [True, False], ids=["parameters", "table"])
+@pytest.mark.parametrize("bad", [False, True], ids=["finite", "bad"])
+def test_every_schedule_gives_the_same(schedule: Schedule, short: bool, bad: bool) -> None:
+    ops, grads = Ops(schedule), gradients(short)
+    if bad:
+        grads[-1][-1] = math.nan
+    inv_scale, tensor = torch.tensor(1 / 3), torch.tensor(-7)
+    found = [torch.zeros(()) for _ in range(4)]
+    ops.check_finite(grads, found[0], tensor)
+    assert tensor.item() == (len(grads) - 1 if bad else -7)
+    norm = ops.grad_norm(grads, found[1], inv_scale)
+    expected_norm = reference.grad_norm(grads, found[2], inv_scale)
+    torch.testing.assert_close(norm, expected_norm, rtol=2.0**-22, atol=0.0, equal_nan=True)
+    expected = copies(grads)
+    reference.unscale_(expected, torch.zeros(()), inv_scale)
+    ops.unscale_(grads, found[3], inv_scale)
+    assert_all_same(grads, expected)
+    assert [flag.item() for flag in found] == [float(bad)] * 4
+
+
+def test_norm_is_the_same_in_every_schedule() -> None:
+    grads = gradients(short=True)
+    norms = [
+        Ops(Schedule(seed, 1 + seed % 8)).grad_norm(grads, torch.zeros(())) for seed in range(20)
+    ]
+    for norm in norms:
+        assert_same(norm, norms[0])
+
+
+def test_seeds_are_different_schedules() -> None:
+    """Which of several bad tensors is named depends on the order of the blocks alone."""
+    grads = [torch.full((9,), math.inf) for _ in range(8)]
+    named = []
+    for seed in [*SEEDS, *SEEDS]:
+        tensor = torch.tensor(-7)
+        Ops(Schedule(seed)).check_finite(grads, torch.zeros(()), tensor)
+        named.append(tensor.item())
+    assert len(set(named)) > 3
+    assert named[: len(SEEDS)] == named[len(SEEDS) :]
+
+
+# ---- what a launch costs -----------------------------------------------------------------------
+
+
+def cost(ops: Ops, name: str, grads: list[Tensor], *arguments: Tensor) -> Counters:
+    before = ops.engine.counters()
+    getattr(ops, name)(grads, torch.zeros(()), *arguments)
+    return ops.engine.counters() - before
+
+
+@pytest.mark.parametrize(
+    ("name", "factor", "writes"),
+    [
+        ("unscale_", 0.5, True),
+        ("unscale_", 1.0, False),
+        ("check_finite", None, False),
+        ("grad_norm", 0.5, False),
+    ],
+)
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_reads_and_writes_each_pack_once(
+    dtype: torch.dtype, name: str, factor: float | None, writes: bool
+) -> None:
+    """In one launch; at most 7 elements at either end of a tensor go one by one."""
+    chunks, multiprocessors = 5, 2
+    grads = [torch.ones(chunks * 16384 - 8, dtype=dtype), torch.ones(40, dtype=dtype)[1:]]
+    arguments = [] if factor is None else [torch.tensor(factor)]
+    counted = cost(Ops(Schedule(3, 2, multiprocessors)), name, grads, *arguments)
+    packs = sum(
+        (grad.numel() - -grad.data_ptr() % 16 // dtype.itemsize) // (16 // dtype.itemsize)
+        for grad in grads
+    )
+    assert counted.launches == 1
+    assert counted.blocks == 2 * multiprocessors
+    assert counted.bytes_loaded == 16 * packs
+    assert counted.bytes_stored == (16 * packs if writes else 0)
+
+
+@pytest.mark.parametrize("name", ["unscale_", "check_finite", "grad_norm"])
+def test_one_launch_for_any_list(name: str) -> None:
+    arguments = [torch.tensor(0.5)] if name == "unscale_" else []
+    for grads in (gradients(short=True), gradients(short=False)):
+        assert cost(Ops(), name, grads, *arguments).launches == 1
+    nothing = cost(Ops(), name, [], *arguments)
+    assert nothing.launches == int(name == "grad_norm")
+
+
+# ---- faults ------------------------------------------------------------------------------------
+
+LAUNCH_FAILURE = 719
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(
+    ("kernel", "report"),
+    [
+        (
+            "half_waits",
+            r"deadlock:(?s:.*)block 1: threads 32-63 have exited\n"
+            r"  block 1: threads 0-31 wait in block_sync for 32 more of the block",
+        ),
+        (
+            "no_shuffle",
+            r"deadlock:(?s:.*)block 0: threads 5, 32-63 have exited\n"
+            r"  block 0: threads 0-4, 6-31 wait in shuffle_xor for 1 more of warp 0",
+        ),
+        (
+            "lanes_differ",
+            r"divergent collective: (shuffle_xor|warp_any), while threads \d+ of the same warp are "
+            r"in (?!\1)(shuffle_xor|warp_any)\n  in block \d, thread \d+",
+        ),
+        (
+            "warps_differ",
+            r"divergent collective: (block_sync|block_any), while threads [-\d, ]+ of the same "
+            r"block are in (?!\1)(block_sync|block_any)\n  in block \d, thread \d+",
+        ),
+        ("shared_write", r"shared overrun: block (0|1) wrote at byte (256|260) of 256"),
+        (
+            "shared_size",
+            r"shared overrun: 512 bytes of shared memory are used, 256 were asked for\n"
+            r"  in block \d, thread \d+",
+        ),
+        ("vector_alignment", r"store16: misaligned: 0x\w+, 4 bytes off\n  in block \d, thread 3\n"),
+    ],
+)
+def test_report(kernel: str, report: str, seed: int) -> None:
+    error, text, _ = faults.run("plain", kernel, seed)
+    assert error == LAUNCH_FAILURE
+    assert re.match(report, text), text
+    assert f"\n  seed {seed}, 2 resident blocks, 4 multiprocessors" in text
+
+
+@pytest.mark.parametrize("variant", ["plain", "portable"])
+def test_no_report(variant: str) -> None:
+    reversed_twice = [*range(63, 63 - 61, -1), 0.0, 1.0, 0.0, *range(127, 63, -1)]
+    assert faults.run(variant, "good") == (0, "", reversed_twice)
+
+
+def test_portable_switch_finds_a_deadlock() -> None:
+    assert "wait in block_sync" in faults.run("portable", "half_waits")[1]
+
+
+def test_a_fault_leaves_the_next_launch_alone() -> None:
+    for kernel in ("half_waits", "vector_alignment", "lanes_differ"):
+        faults.run("plain", kernel)
+        assert faults.run("plain", "good")[:2] == (0, "")
+
+
+def test_shared_memory_starts_as_nan() -> None:
+    assert all(map(math.isnan, faults.run("plain", "shared_poison")[2][:64]))
+
+
+def test_a_missing_barrier_shows_in_some_schedule() -> None:
+    assert any(
+        math.isnan(value) for seed in SEEDS for value in faults.run("plain", "no_barrier", seed)[2]
+    )
+
+
+def sanitized(variant: str, *command: str, timeout: int = 300) -> subprocess.CompletedProcess[str]:
+    """Run Python with the sanitizer's runtime, the library having been built before."""
+    options = {
+        "LD_PRELOAD": build.preload(variant),
+        "ASAN_OPTIONS": "detect_leaks=0",
+        "TSAN_OPTIONS": "halt_on_error=1",
+        "AMP_EXT_SIMT": variant,
+        "OMP_NUM_THREADS": "1",  # torch's own threads are not instrumented
+    }
+    return subprocess.run(
+        [sys.executable, *command],
+        env=os.environ | options,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
+
+
+def build_sanitized(variant: str, **options: Any) -> None:
+    if reason := build.missing(variant):
+        pytest.skip(reason)
+    build.build(variant, **options)
+
+
+@pytest.mark.parametrize(
+    ("variant", "kernel", "report"),
+    [
+        ("asan", "good", ""),
+        (
+            "asan",
+            "global_write",
+            r"heap-buffer-overflow(?s:.*)writes_behind_global .*faults\.cu:\d+"
+            r"(?s:.*)the above happened in block \d, thread 9",
+        ),
+        (
+            "asan",
+            "shared_write",
+            r"use-after-poison(?s:.*)writes_behind_shared .*faults\.cu:\d+"
+            r"(?s:.*)the above happened in block \d, thread 7",
+        ),
+        (
+            "asan",
+            "scalar_alignment",
+            r"faults\.cu:\d+:\d+: runtime error: store to misaligned address",
+        ),
+        ("tsan", "good", ""),
+        ("tsan", "fenced", ""),
+        ("tsan", "unfenced", r"data race(?s:.*)hand_over<false>"),
+        ("tsan", "no_barrier", r"data race(?s:.*)reverse<false>"),
+        ("tsan", "blocks_race", r"data race(?s:.*)all_blocks_write"),
+    ],
+)
+def test_sanitizer(variant: str, kernel: str, report: str) -> None:
+    script = str(TESTS / "simt" / "faults.py")
+    build_sanitized(variant, name="faults", sources=[build.HERE / "faults.cu"])
+    done = sanitized(variant, script, variant, kernel)
+    text = done.stdout + done.stderr
+    if report:
+        assert done.returncode != 0, text
+        assert re.search(report, text), text
+    else:
+        assert (done.returncode, done.stderr) == (0, ""), text
+
+
+@pytest.mark.parametrize(
+    ("variant", "tests"),
+    [
+        ("asan", "every_layout or mixed or any_found_inf or (edge and float16-1)"),
+        (
+            "tsan",
+            "small_exact or found_inf or (random_bit_patterns and float32-1.5)",
+        ),
+    ],
+)
+def test_conformance_under_a_sanitizer(variant: str, tests: str) -> None:
+    build_sanitized(variant)
+    files = (f"test_{op}.py" for op in ("unscale", "check_finite", "grad_norm", "update_scale"))
+    pytest_ = ("-m", "pytest", "-q", "-s", "-x", "-p", "no:cacheprovider", "-k")
+    expression = f"simt and ({tests})"
+    done = sanitized(variant, *pytest_, expression, *(str(TESTS / name) for name in files))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " passed" in done.stdout
+
+
+# ---- mutants of the kernels --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mutant", mutants.MUTANTS, ids=lambda mutant: mutant.name)
+def test_mutant_is_an_edit_of_the_kernels(mutant: mutants.Mutant) -> None:
+    assert mutants.applies(mutant)
+
+
+@pytest.mark.slow
+def test_every_mutant_is_caught() -> None:
+    assert mutants.main([]) == 0
