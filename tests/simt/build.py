@@ -24,22 +24,23 @@ ROOT = HERE.parents[1]
 BUILD = ROOT / "build" / "simt"
 KERNELS = ROOT / "csrc" / "kernels"
 API = ROOT / "csrc" / "include"
-ENGINE = ("api.cpp", "collectives.cpp", "fiber.cpp", "scheduler.cpp")
+ENGINE = sorted(path.name for path in HERE.glob("*.cpp") if path.name != "ops.cpp")
 
 CXX = os.environ.get("CXX", "g++")
 FLAGS = ("-std=c++20", "-g1", "-fPIC", "-Wall", "-Wno-unknown-pragmas", "-Wno-sign-compare")
 LINK_FLAGS = ("-shared", "-Wl,-z,defs", "-Wl,-Bsymbolic")  # no function of a CUDA runtime nearby
 
 # Name -> (flags of kernels, flags of the engine, which is not instrumented, the runtime to preload)
+FAST = ("-O3", "-march=native")  # not for kernels: they would be contracted, and be slow to build
 VARIANTS: dict[str, tuple[tuple[str, ...], tuple[str, ...], str]] = {
-    "plain": (("-O2",), ("-O2",), ""),
-    "portable": (("-O2",), ("-O2", "-DSIMT_PORTABLE"), ""),
+    "plain": (("-O2",), FAST, ""),
+    "portable": (("-O2",), (*FAST, "-DSIMT_PORTABLE"), ""),
     "asan": (
         ("-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
-        ("-O2", "-DSIMT_ASAN"),
+        (*FAST, "-DSIMT_ASAN"),
         "libasan.so",
     ),
-    "tsan": (("-O1", "-fsanitize=thread"), ("-O2", "-DSIMT_TSAN"), "libtsan.so"),
+    "tsan": (("-O1", "-fsanitize=thread"), (*FAST, "-DSIMT_TSAN"), "libtsan.so"),
 }
 
 
