@@ -288,9 +288,12 @@ def test_conformance_under_a_sanitizer(variant: str, tests: str) -> None:
 # ---- mutants of the kernels --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mutant", mutants.MUTANTS, ids=lambda mutant: mutant.name)
-def test_mutant_is_an_edit_of_the_kernels(mutant: mutants.Mutant) -> None:
-    assert mutants.applies(mutant)
+@pytest.mark.parametrize(
+    ("suite", "mutant"),
+    [pytest.param(s, mutant, id=mutant.name) for s in mutants.SUITES for mutant in s.mutants],
+)
+def test_mutant_is_an_edit_of_the_kernels(suite: mutants.Suite, mutant: mutants.Mutant) -> None:
+    assert mutants.applies(suite, mutant)
 
 
 @pytest.mark.slow
