@@ -49,7 +49,11 @@ def check_finite(
 
 
 def grad_norm(
-    grads: Sequence[Tensor], found_inf: Tensor, inv_scale: Tensor | None = None
+    grads: Sequence[Tensor],
+    found_inf: Tensor,
+    inv_scale: Tensor | None = None,
+    *,
+    norms: Tensor | None = None,
 ) -> Tensor:
     """The L2 norm of ``grads * inv_scale`` over the whole list, and the check, in one read.
 
@@ -58,13 +62,63 @@ def grad_norm(
         found_inf: float32, 1 element. Set to 1.0 if a product is not finite; never cleared.
         inv_scale: float32, 1 element; 1 when it is None. The product is float32, or float64 for
             float64 gradients.
+        norms: float32, shape [len(grads)], contiguous. Receives the norm of each tensor alone.
 
     Returns:
         The norm, a 0-dim float32 tensor on the gradients' device: sqrt(sum of squares), squared
         and summed in float64 in a fixed order, so that it is bitwise the same in every run and for
         any number of threads. Not finite when a gradient is not.
     """
-    return _ops.grad_norm(grads, found_inf, inv_scale)
+    return _ops.grad_norm(grads, found_inf, inv_scale, norms=norms)
+
+
+def grad_norm_update_scale_(
+    grads: Sequence[Tensor],
+    found_inf: Tensor,
+    inv_scale: Tensor | None,
+    scale: Tensor,
+    growth_tracker: Tensor,
+    growth_factor: float,
+    backoff_factor: float,
+    growth_interval: int,
+    *,
+    norms: Tensor | None = None,
+    min_scale: float | None = None,
+    max_scale: float | None = None,
+    hysteresis: int = 1,
+    hysteresis_tracker: Tensor | None = None,
+    skipped_steps: Tensor | None = None,
+) -> Tensor:
+    """:func:`grad_norm`, then :func:`update_scale_` with its ``found_inf``, in one launch.
+
+    For a step with one optimizer: the block that finishes the norm moves the scale. ``inv_scale``
+    is of the scale before, and must not share its memory.
+
+    Args:
+        grads, found_inf, inv_scale, norms: as for :func:`grad_norm`. A ``found_inf`` that is not 0
+            beforehand counts as an overflow.
+        scale, growth_tracker, growth_factor, backoff_factor, growth_interval, min_scale, max_scale,
+            hysteresis, hysteresis_tracker, skipped_steps: as for :func:`update_scale_`.
+
+    Returns:
+        The norm, as :func:`grad_norm`.
+    """
+    return _ops.grad_norm_update_scale_(
+        grads,
+        found_inf,
+        inv_scale,
+        scale,
+        growth_tracker,
+        growth_factor,
+        backoff_factor,
+        growth_interval,
+        norms=norms,
+        min_scale=min_scale,
+        max_scale=max_scale,
+        hysteresis=hysteresis,
+        hysteresis_tracker=hysteresis_tracker,
+        skipped_steps=skipped_steps,
+    )
 
 
 def update_scale_(

@@ -64,7 +64,13 @@ def check_finite(grads: list[Tensor], found_inf: Tensor, bad_tensor: Tensor | No
             bad_tensor.fill_(bad[0])
 
 
-def grad_norm(grads: list[Tensor], found_inf: Tensor, inv_scale: Tensor | None = None) -> Tensor:
+def grad_norm(
+    grads: list[Tensor],
+    found_inf: Tensor,
+    inv_scale: Tensor | None = None,
+    *,
+    norms: Tensor | None = None,
+) -> Tensor:
     """Return the L2 norm of all gradients taken together, and look for overflow.
 
     norm = sqrt(sum_i sum_j round(grads[i][j] * inv_scale)**2), with the products rounded to fp32
@@ -75,6 +81,7 @@ def grad_norm(grads: list[Tensor], found_inf: Tensor, inv_scale: Tensor | None =
         grads: as for `unscale_`; only read.
         found_inf: float32, 1 element; set to 1 if a product is inf or NaN, never cleared.
         inv_scale: float32, 1 element; None stands for 1.
+        norms: float32, shape [len(grads)]; receives the norm of each gradient alone.
 
     Returns:
         A float32 tensor of shape () on the device of found_inf.
@@ -82,10 +89,47 @@ def grad_norm(grads: list[Tensor], found_inf: Tensor, inv_scale: Tensor | None =
     factor = 1.0 if inv_scale is None else inv_scale.item()
     products = [_product(grad, factor) for grad in grads]
     check_finite(products, found_inf)
-    square = torch.zeros((), dtype=torch.float64, device=found_inf.device)
-    for product in products:
+    squares = torch.zeros(len(grads), dtype=torch.float64, device=found_inf.device)
+    for square, product in zip(squares, products, strict=True):
         square += product.double().square().sum()
-    return square.sqrt().float()
+    if norms is not None:
+        norms.copy_(squares.sqrt())
+    return squares.sum().sqrt().float()
+
+
+def grad_norm_update_scale_(
+    grads: list[Tensor],
+    found_inf: Tensor,
+    inv_scale: Tensor | None,
+    scale: Tensor,
+    growth_tracker: Tensor,
+    growth_factor: float,
+    backoff_factor: float,
+    growth_interval: int,
+    *,
+    norms: Tensor | None = None,
+    min_scale: float | None = None,
+    max_scale: float | None = None,
+    hysteresis: int = 1,
+    hysteresis_tracker: Tensor | None = None,
+    skipped_steps: Tensor | None = None,
+) -> Tensor:
+    """Return grad_norm's result and move the scale as update_scale_ does with its found_inf."""
+    norm = grad_norm(grads, found_inf, inv_scale, norms=norms)
+    update_scale_(
+        scale,
+        growth_tracker,
+        [found_inf],
+        growth_factor,
+        backoff_factor,
+        growth_interval,
+        min_scale=min_scale,
+        max_scale=max_scale,
+        hysteresis=hysteresis,
+        hysteresis_tracker=hysteresis_tracker,
+        skipped_steps=skipped_steps,
+    )
+    return norm
 
 
 def update_scale_(

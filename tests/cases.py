@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-OPS = ("unscale_", "check_finite", "grad_norm", "update_scale_")
+OPS = ("unscale_", "check_finite", "grad_norm", "update_scale_", "grad_norm_update_scale_")
 GEMM_OPS = ("gemm", "linear")
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 NON_FINITE = (float("inf"), float("-inf"), float("nan"))
@@ -87,21 +87,26 @@ def arguments(name: str, device: torch.device) -> dict[str, Any]:
         return {"a": batch, "b": weight, "trans_b": True, "c": c, "bias": bias, **scalars}
     one = torch.ones((), device=device)
     zero = torch.zeros((), device=device)
+    update = {
+        "scale": 4 * one,
+        "growth_tracker": zero.int(),
+        "growth_factor": 2.0,
+        "backoff_factor": 0.5,
+        "growth_interval": 1,
+        "hysteresis": 2,
+        "hysteresis_tracker": 2 * one.int(),
+        "skipped_steps": zero.long(),
+    }
     if name == "update_scale_":
-        return {
-            "scale": 4 * one,
-            "growth_tracker": zero.int(),
-            "found_infs": [zero, one.clone()],
-            "growth_factor": 2.0,
-            "backoff_factor": 0.5,
-            "growth_interval": 1,
-            "hysteresis": 2,
-            "hysteresis_tracker": 2 * one.int(),
-            "skipped_steps": zero.long(),
-        }
+        return update | {"found_infs": [zero, one.clone()]}
     grads = [torch.ones(3, device=device), torch.ones(2, 4, device=device).half().t(), 2 * one]
-    last = {"bad_tensor": zero.long()} if name == "check_finite" else {"inv_scale": one / 2}
-    return {"grads": grads, "found_inf": zero, **last}
+    more = {
+        "unscale_": {"inv_scale": one / 2},
+        "check_finite": {"bad_tensor": zero.long()},
+        "grad_norm": {"inv_scale": one / 2, "norms": torch.zeros(3, device=device)},
+        "grad_norm_update_scale_": {"inv_scale": one / 2, **update},
+    }
+    return {"grads": grads, "found_inf": zero, **more[name]}
 
 
 def bits(tensor: Tensor) -> Tensor:

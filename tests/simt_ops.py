@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from ctypes import (
     Structure,
+    byref,
     c_char_p,
     c_double,
     c_float,
@@ -23,6 +24,7 @@ from ctypes import (
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -49,6 +51,49 @@ class CTensor(Structure):
     """What ops.cpp knows of a tensor."""
 
     _fields_ = [("data", c_void_p), ("numel", c_int64), ("dtype", c_int64)]
+
+
+class ScaleUpdate(Structure):
+    """amp_ext::ScaleUpdate."""
+
+    _fields_ = [
+        ("scale", c_void_p),
+        ("growth_tracker", c_void_p),
+        ("hysteresis_tracker", c_void_p),
+        ("skipped_steps", c_void_p),
+        ("growth_factor", c_double),
+        ("backoff_factor", c_double),
+        ("growth_interval", c_int64),
+        ("hysteresis", c_int32),
+        ("min_scale", c_float),
+        ("max_scale", c_float),
+    ]
+
+
+def _scale_update(
+    scale: Tensor,
+    growth_tracker: Tensor,
+    growth_factor: float,
+    backoff_factor: float,
+    growth_interval: int,
+    *,
+    min_scale: float | None = None,
+    max_scale: float | None = None,
+    hysteresis: int = 1,
+    hysteresis_tracker: Tensor | None = None,
+    skipped_steps: Tensor | None = None,
+) -> ScaleUpdate:
+    limits = torch.finfo(torch.float32)
+    written = (scale, growth_tracker, hysteresis_tracker, skipped_steps)
+    return ScaleUpdate(
+        *(_pointer(tensor) for tensor in written),
+        growth_factor,
+        backoff_factor,
+        growth_interval,
+        hysteresis,
+        limits.tiny if min_scale is None else min_scale,
+        limits.max if max_scale is None else min(max_scale, limits.max),
+    )
 
 
 @dataclass(frozen=True)
@@ -129,12 +174,41 @@ class Ops:
             self._call("simt_check_finite", *dense, _pointer(found_inf), _pointer(bad_tensor))
 
     def grad_norm(
-        self, grads: Sequence[Tensor], found_inf: Tensor, inv_scale: Tensor | None = None
+        self,
+        grads: Sequence[Tensor],
+        found_inf: Tensor,
+        inv_scale: Tensor | None = None,
+        *,
+        norms: Tensor | None = None,
+    ) -> Tensor:
+        return self._grad_norm(grads, found_inf, inv_scale, norms, None)
+
+    def grad_norm_update_scale_(
+        self,
+        grads: Sequence[Tensor],
+        found_inf: Tensor,
+        inv_scale: Tensor | None,
+        scale: Tensor,
+        growth_tracker: Tensor,
+        *factors: float,
+        norms: Tensor | None = None,
+        **options: Any,
+    ) -> Tensor:
+        update = byref(_scale_update(scale, growth_tracker, *factors, **options))
+        return self._grad_norm(grads, found_inf, inv_scale, norms, update)
+
+    def _grad_norm(
+        self,
+        grads: Sequence[Tensor],
+        found_inf: Tensor,
+        inv_scale: Tensor | None,
+        norms: Tensor | None,
+        update: object,
     ) -> Tensor:
         norm = torch.empty(())
-        pointers = _pointer(found_inf), _pointer(inv_scale), _pointer(norm)
+        pointers = [_pointer(tensor) for tensor in (found_inf, inv_scale, norm, norms)]
         with self._dense(grads, written=False) as dense:
-            self._call("simt_grad_norm", *dense, *pointers)
+            self._call("simt_grad_norm", *dense, *pointers, update)
         return norm
 
     def update_scale_(
@@ -142,28 +216,12 @@ class Ops:
         scale: Tensor,
         growth_tracker: Tensor,
         found_infs: Sequence[Tensor],
-        growth_factor: float,
-        backoff_factor: float,
-        growth_interval: int,
-        *,
-        min_scale: float | None = None,
-        max_scale: float | None = None,
-        hysteresis: int = 1,
-        hysteresis_tracker: Tensor | None = None,
-        skipped_steps: Tensor | None = None,
+        *factors: float,
+        **options: Any,
     ) -> None:
-        limits = torch.finfo(torch.float32)
-        written = (scale, growth_tracker, hysteresis_tracker, skipped_steps)
+        update = byref(_scale_update(scale, growth_tracker, *factors, **options))
         addresses = (c_void_p * len(found_infs))(*(t.data_ptr() for t in found_infs))
-        self._call(
-            "simt_update_scale",
-            *(_pointer(tensor) for tensor in written),
-            *(addresses, c_int64(len(found_infs))),
-            *(c_double(growth_factor), c_double(backoff_factor), c_int64(growth_interval)),
-            c_int32(hysteresis),
-            c_float(limits.tiny if min_scale is None else min_scale),
-            c_float(limits.max if max_scale is None else min(max_scale, limits.max)),
-        )
+        self._call("simt_update_scale", update, addresses, c_int64(len(found_infs)))
 
     def _call(self, name: str, *arguments: object) -> None:
         self.engine.call(name, self.schedule or self._next_schedule(), *arguments)

@@ -122,6 +122,37 @@ def test_lists_of_mixed_dtypes(executor: Executor, count: int) -> None:
     assert_near_oracle(executor, grads, 2.0**-16)
 
 
+@scaler_against_oracle
+@pytest.mark.parametrize("count", [0, 1, 7, 2000])
+@pytest.mark.parametrize("factor", [None, 1 / 3])
+def test_norm_of_each_tensor(executor: Executor, count: int, factor: float | None) -> None:
+    """Short tensors, empty ones, and ones of several chunks, which several blocks share."""
+    sizes = [(0, 1, 97, 16384, 70_001, 0, 16385)[i % 7] if i < 14 else i % 41 for i in range(count)]
+    grads = [random((size,), FLOATS[i % 4], executor.device) for i, size in enumerate(sizes)]
+    norms = torch.full((count,), math.nan, device=executor.device)
+    inv_scale = None if factor is None else executor.scalar(factor)
+    with unwritten(grads):
+        total = executor.ops.grad_norm(grads, executor.scalar(0.0), inv_scale, norms=norms)
+    expected = torch.zeros(count, device=executor.device)
+    expected_total = reference.grad_norm(grads, executor.scalar(0.0), inv_scale, norms=expected)
+    for value, other, size in zip(norms.tolist(), expected.tolist(), sizes, strict=True):
+        assert value == pytest.approx(other, rel=tolerance(size), abs=0.0)
+    allowed = tolerance(sum(sizes))
+    assert total.item() == pytest.approx(expected_total.item(), rel=allowed, abs=0.0)
+
+
+@every_scaler_executor
+def test_norm_of_each_tensor_is_its_own(executor: Executor) -> None:
+    """A tensor that is not finite leaves the others' norms alone."""
+    grads = [torch.full((20_000,), 2.0**i, device=executor.device) for i in range(5)]
+    grads[2][-1] = math.inf
+    norms = torch.zeros(5, device=executor.device)
+    found_inf = executor.scalar(0.0)
+    total = executor.ops.grad_norm(grads, found_inf, norms=norms)
+    alone = [executor.ops.grad_norm([grad], executor.scalar(0.0)).item() for grad in grads]
+    assert (norms.tolist(), found_inf.item(), total.item()) == (alone, 1.0, math.inf)
+
+
 @every_scaler_executor
 @pytest.mark.parametrize("value", [3e37, 1e25, 1e-25, 1e-37])
 def test_squares_beyond_fp32(executor: Executor, value: float) -> None:
@@ -170,7 +201,11 @@ def test_bitwise_repeatable(executor: Executor) -> None:
     grads += [random((300, 7), torch.float32, executor.device).t() for _ in range(50)]
     inv_scale = executor.scalar(1 / 3)
     first = executor.ops.grad_norm(grads, executor.scalar(0.0), inv_scale)
+    norms, first_norms = (torch.zeros(len(grads), device=executor.device) for _ in range(2))
+    executor.ops.grad_norm(grads, executor.scalar(0.0), inv_scale, norms=first_norms)
     for run in range(200):
         with threads(1 + run % 2):
             again = executor.ops.grad_norm(grads, executor.scalar(0.0), inv_scale)
+            executor.ops.grad_norm(grads, executor.scalar(0.0), inv_scale, norms=norms)
         assert_same(again, first)
+        assert_same(norms, first_norms)

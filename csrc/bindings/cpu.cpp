@@ -69,7 +69,7 @@ class TorchThreads final : public CpuBackend {
     for (int64_t i = 0; i < args.grads.size; ++i)
       chunks += chunk_count(args.grads.tensors[i].numel);
     const std::unique_ptr<double[]> sums(new double[chunks]);
-    args.workspace = sums.get();
+    args.partial_sums = sums.get();
     check("amp_ext::grad_norm", cpu::launch_grad_norm(args, kContext));
   }
   void update_scale(UpdateScaleArgs args, c10::Device) const override {

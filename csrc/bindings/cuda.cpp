@@ -8,6 +8,8 @@
 #include <c10/cuda/CUDAStream.h>
 #include <c10/util/Exception.h>
 
+#include <cstring>
+#include <map>
 #include <mutex>
 #include <utility>
 #include <vector>
@@ -32,21 +34,69 @@ void keep_for_graph(at::Tensor staged) {
   kept->push_back(std::move(staged));
 }
 
-// The chunk table of a list too long for the kernel's parameters, on its way to the device. The
-// caching allocators keep both copies until the stream has passed them.
-at::Tensor send_table(TensorList& list, c10::Device device) {
-  if (list.size <= kInlineTensors) return {};
-  const auto bytes = static_cast<int64_t>(list.size * sizeof(ChunkEntry));
+at::TensorOptions bytes_on(c10::Device device) {
+  return at::TensorOptions(at::kByte).device(device);
+}
+
+// Copies a table to the device. The caching allocators keep both copies until the stream has passed
+// them.
+at::Tensor send(const std::vector<ChunkEntry>& entries, c10::Device device) {
+  const auto bytes = static_cast<int64_t>(entries.size() * sizeof(ChunkEntry));
   const at::Tensor staged = at::empty({bytes}, at::TensorOptions(at::kByte).pinned_memory(true));
-  const Status status =
-      build_chunk_table(list.tensors, list.size,
-                        static_cast<ChunkEntry*>(staged.mutable_data_ptr()), &list.device_chunks);
-  TORCH_CHECK(status == Status::ok, "amp_ext: ", text(status));
-  at::Tensor table = at::empty({bytes}, at::TensorOptions(at::kByte).device(device));
+  std::memcpy(staged.mutable_data_ptr(), entries.data(), bytes);
+  at::Tensor table = at::empty({bytes}, bytes_on(device));
   table.copy_(staged, /*non_blocking=*/true);
   if (capturing()) keep_for_graph(staged);
-  list.device_table = static_cast<const ChunkEntry*>(table.const_data_ptr());
   return table;
+}
+
+// What a stream keeps from call to call.
+struct StreamState {
+  at::Tensor tickets;               // 0 between launches
+  std::vector<ChunkEntry> entries;  // of the last list that was too long for a kernel's parameters
+  at::Tensor table;                 // the same on the device
+};
+
+// Calls body(state) for the state of the current stream, alone. A graph being captured has a state
+// of its own for every launch, since it may be replayed on any stream and after its memory has been
+// given back elsewhere.
+template <class Body>
+auto with_stream_state(c10::cuda::CUDAStream stream, Body body) {
+  if (capturing()) {
+    StreamState fresh;
+    return body(fresh);
+  }
+  static std::mutex mutex;
+  // Never destroyed, like what graphs keep.
+  static auto* states = new std::map<cudaStream_t, StreamState>[C10_COMPILE_TIME_MAX_GPUS];
+  const std::lock_guard<std::mutex> lock(mutex);
+  return body(states[stream.device_index()][stream.stream()]);
+}
+
+// The chunk table of a list too long for the kernel's parameters. It is sent when it differs from
+// the last one: gradients often stay where they are.
+at::Tensor table_for(TensorList& list, c10::cuda::CUDAStream stream) {
+  if (list.size <= kInlineTensors) return {};
+  return with_stream_state(stream, [&](StreamState& state) {
+    std::vector<ChunkEntry> entries(list.size);
+    const Status status =
+        build_chunk_table(list.tensors, list.size, entries.data(), &list.device_chunks);
+    TORCH_CHECK(status == Status::ok, "amp_ext: ", text(status));
+    if (entries != state.entries) {
+      state.table = send(entries, stream.device());
+      state.entries = std::move(entries);
+    }
+    list.device_table = static_cast<const ChunkEntry*>(state.table.const_data_ptr());
+    return state.table;
+  });
+}
+
+at::Tensor tickets_for(c10::cuda::CUDAStream stream) {
+  return with_stream_state(stream, [&](StreamState& state) {
+    if (!state.tickets.defined())
+      state.tickets = at::zeros({sizeof(uint32_t)}, bytes_on(stream.device()));
+    return state.tickets;
+  });
 }
 
 void check(const char* op, Status status) {
@@ -67,9 +117,11 @@ class CudaBackend final : public Backend {
   }
   void grad_norm(GradNormArgs args, c10::Device device) const override {
     const c10::cuda::CUDAGuard guard(device);
-    const at::Tensor workspace =
-        at::zeros({kGradNormWorkspaceBytes}, at::TensorOptions(at::kByte).device(device));
-    args.workspace = workspace.mutable_data_ptr();
+    const int64_t sums = kGradNormMaxBlocks + (args.norms ? args.grads.size : 0);
+    const at::Tensor partial_sums = at::empty({sums}, bytes_on(device).dtype(at::kDouble));
+    const at::Tensor tickets = tickets_for(c10::cuda::getCurrentCUDAStream(device.index()));
+    args.partial_sums = partial_sums.mutable_data_ptr<double>();
+    args.tickets = static_cast<uint32_t*>(tickets.mutable_data_ptr());
     with_list("amp_ext::grad_norm", args, device, cuda::launch_grad_norm);
   }
   void update_scale(UpdateScaleArgs args, c10::Device device) const override {
@@ -84,8 +136,9 @@ class CudaBackend final : public Backend {
   static void with_list(const char* op, Args args, c10::Device device,
                         Status (*launch)(const Args&, cuda::Stream)) {
     const c10::cuda::CUDAGuard guard(device);
-    const at::Tensor table = send_table(args.grads, device);
-    check(op, launch(args, c10::cuda::getCurrentCUDAStream(device.index()).stream()));
+    const c10::cuda::CUDAStream stream = c10::cuda::getCurrentCUDAStream(device.index());
+    const at::Tensor table = table_for(args.grads, stream);
+    check(op, launch(args, stream.stream()));
   }
 };
 

@@ -6,7 +6,17 @@ TORCH_LIBRARY(amp_ext, m) {
   m.def("unscale_(Tensor(a!)[] grads, Tensor(b!) found_inf, Tensor inv_scale) -> ()", tags);
   m.def("check_finite(Tensor[] grads, Tensor(a!) found_inf, Tensor(b!)? bad_tensor=None) -> ()",
         tags);
-  m.def("grad_norm(Tensor[] grads, Tensor(a!) found_inf, Tensor? inv_scale=None) -> Tensor", tags);
+  m.def(
+      "grad_norm(Tensor[] grads, Tensor(a!) found_inf, Tensor? inv_scale=None, *, "
+      "Tensor(b!)? norms=None) -> Tensor",
+      tags);
+  m.def(
+      "grad_norm_update_scale_(Tensor[] grads, Tensor(a!) found_inf, Tensor? inv_scale, "
+      "Tensor(b!) scale, Tensor(c!) growth_tracker, float growth_factor, float backoff_factor, "
+      "int growth_interval, *, Tensor(d!)? norms=None, float? min_scale=None, "
+      "float? max_scale=None, int hysteresis=1, Tensor(e!)? hysteresis_tracker=None, "
+      "Tensor(f!)? skipped_steps=None) -> Tensor",
+      tags);
   m.def(
       "update_scale_(Tensor(a!) scale, Tensor(b!) growth_tracker, Tensor[] found_infs, float "
       "growth_factor, "

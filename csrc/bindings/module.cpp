@@ -252,10 +252,10 @@ void update_scale(py::handle scale, py::handle growth_tracker, const py::list& f
   for (const py::handle found_inf : found_infs) {
     found.push_back(copy_to(tensor_of("found_inf", found_inf), scale_tensor.device(), false));
   }
-  update_scale_(scale_tensor, tracker_tensor, found, growth_factor, backoff_factor, growth_interval,
-                min_scale, max_scale, hysteresis,
-                optional_tensor("hysteresis_tracker", hysteresis_tracker),
-                optional_tensor("skipped_steps", skipped_steps));
+  update_scale_(scale_tensor, tracker_tensor, found,
+                {growth_factor, backoff_factor, growth_interval, min_scale, max_scale, hysteresis,
+                 optional_tensor("hysteresis_tracker", hysteresis_tracker),
+                 optional_tensor("skipped_steps", skipped_steps)});
   END_HANDLE_TH_ERRORS_PYBIND
 }
 

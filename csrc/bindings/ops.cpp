@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cfloat>
+#include <tuple>
 
 #include "backend.h"
 
@@ -55,55 +56,71 @@ void check_finite(GradList& grads, const at::Tensor& found_inf,
   if (bad_tensor) mark_written(*bad_tensor);
 }
 
-void update_scale_(at::Tensor& scale, at::Tensor& growth_tracker, at::TensorList found_infs,
-                   double growth_factor, double backoff_factor, int64_t growth_interval,
-                   std::optional<double> min_scale, std::optional<double> max_scale,
-                   int64_t hysteresis, const std::optional<at::Tensor>& hysteresis_tracker,
-                   const std::optional<at::Tensor>& skipped_steps) {
-  constexpr auto op = "amp_ext::update_scale_";
+namespace {
+
+// Checks all that an update of the scale needs but the found_infs.
+ScaleUpdate checked_update(const char* op, const at::Tensor& scale,
+                           const at::Tensor& growth_tracker, const ScaleOptions& options) {
   const at::Device device = scale.device();
-  TORCH_CHECK(!found_infs.empty(), op, ": found_infs must hold at least one tensor, got none");
+  const int64_t hysteresis = options.hysteresis;
+  const auto& [min_scale, max_scale] = std::tie(options.min_scale, options.max_scale);
   TORCH_CHECK(hysteresis >= 1 && hysteresis <= INT32_MAX, op,
               ": hysteresis must be from 1 to 2147483647, got ", hysteresis);
   TORCH_CHECK(!min_scale || (*min_scale >= 0 && *min_scale <= FLT_MAX), op,
               ": min_scale must be a finite float32 that is not negative, got ", *min_scale);
   TORCH_CHECK(!max_scale || *max_scale > 0, op, ": max_scale must be positive, got ", *max_scale);
-  TORCH_CHECK(hysteresis == 1 || hysteresis_tracker, op,
+  TORCH_CHECK(hysteresis == 1 || options.hysteresis_tracker, op,
               ": hysteresis_tracker must be given with hysteresis ", hysteresis, ", got None");
+  ScaleUpdate update{};
+  update.scale = one_element<float>(op, "current_scale", scale, device);
+  update.growth_tracker = one_element<int32_t>(op, "growth_tracker", growth_tracker, device);
+  if (options.hysteresis_tracker) {
+    update.hysteresis_tracker =
+        one_element<int32_t>(op, "hysteresis_tracker", *options.hysteresis_tracker, device);
+  }
+  if (options.skipped_steps)
+    update.skipped_steps =
+        one_element<int64_t>(op, "skipped_steps", *options.skipped_steps, device);
+  update.growth_factor = options.growth_factor;
+  update.backoff_factor = options.backoff_factor;
+  update.growth_interval = options.growth_interval;
+  update.hysteresis = static_cast<int32_t>(hysteresis);
+  update.min_scale = static_cast<float>(min_scale.value_or(FLT_MIN));
+  update.max_scale = static_cast<float>(std::min<double>(max_scale.value_or(FLT_MAX), FLT_MAX));
+  return update;
+}
+
+void mark_updated(const at::Tensor& scale, const at::Tensor& growth_tracker,
+                  const ScaleOptions& options) {
+  mark_written(scale);
+  mark_written(growth_tracker);
+  if (options.hysteresis_tracker) mark_written(*options.hysteresis_tracker);
+  if (options.skipped_steps) mark_written(*options.skipped_steps);
+}
+
+}  // namespace
+
+void update_scale_(at::Tensor& scale, at::Tensor& growth_tracker, at::TensorList found_infs,
+                   const ScaleOptions& options) {
+  constexpr auto op = "amp_ext::update_scale_";
+  const at::Device device = scale.device();
+  TORCH_CHECK(!found_infs.empty(), op, ": found_infs must hold at least one tensor, got none");
+  UpdateScaleArgs args{};
+  args.update = checked_update(op, scale, growth_tracker, options);
   if (found_infs.size() > kMaxFoundInfs) {  // more than fit the kernel's parameters
     std::vector<at::Tensor> flat;
     for (const at::Tensor& found_inf : found_infs) flat.push_back(found_inf.reshape(-1));
-    const at::Tensor any = at::cat(flat).amax();
-    return update_scale_(scale, growth_tracker, any, growth_factor, backoff_factor, growth_interval,
-                         min_scale, max_scale, hysteresis, hysteresis_tracker, skipped_steps);
+    return update_scale_(scale, growth_tracker, at::cat(flat).amax(), options);
   }
   std::vector<const float*> pointers;
   pointers.reserve(found_infs.size());
   for (const at::Tensor& found_inf : found_infs) {
     pointers.push_back(one_element<float>(op, "found_inf", found_inf, device));
   }
-  UpdateScaleArgs args{};
-  args.scale = one_element<float>(op, "current_scale", scale, device);
-  args.growth_tracker = one_element<int32_t>(op, "growth_tracker", growth_tracker, device);
-  if (hysteresis_tracker) {
-    args.hysteresis_tracker =
-        one_element<int32_t>(op, "hysteresis_tracker", *hysteresis_tracker, device);
-  }
-  if (skipped_steps)
-    args.skipped_steps = one_element<int64_t>(op, "skipped_steps", *skipped_steps, device);
   args.found_infs = pointers.data();
   args.found_inf_count = static_cast<int64_t>(pointers.size());
-  args.growth_factor = growth_factor;
-  args.backoff_factor = backoff_factor;
-  args.growth_interval = growth_interval;
-  args.hysteresis = static_cast<int32_t>(hysteresis);
-  args.min_scale = static_cast<float>(min_scale.value_or(FLT_MIN));
-  args.max_scale = static_cast<float>(std::min<double>(max_scale.value_or(FLT_MAX), FLT_MAX));
   backend_for(op, device).update_scale(args, device);
-  mark_written(scale);
-  mark_written(growth_tracker);
-  if (hysteresis_tracker) mark_written(*hysteresis_tracker);
-  if (skipped_steps) mark_written(*skipped_steps);
+  mark_updated(scale, growth_tracker, options);
 }
 
 const Backend& backend_for(const char* op, c10::Device device) {
@@ -134,20 +151,70 @@ void check_finite_op(at::TensorList grads, at::Tensor& found_inf,
   check_finite(list, found_inf, bad_tensor);
 }
 
+// The arguments that every form of grad_norm has; `norm` is made here.
+GradNormArgs norm_args(const char* op, const GradList& list, const at::Tensor& found_inf,
+                       const std::optional<at::Tensor>& inv_scale,
+                       const std::optional<at::Tensor>& norms, at::Tensor& norm) {
+  const at::Device device = list.device();
+  GradNormArgs args{};
+  args.grads = list.args();
+  args.found_inf = one_element<float>(op, "found_inf", found_inf, device);
+  args.inv_scale = inv_scale ? one_element<float>(op, "inv_scale", *inv_scale, device) : nullptr;
+  if (norms) args.norms = elements<float>(op, "norms", *norms, args.grads.size, device);
+  norm = at::empty({}, found_inf.options());
+  args.norm = norm.mutable_data_ptr<float>();
+  return args;
+}
+
 at::Tensor grad_norm_op(at::TensorList grads, at::Tensor& found_inf,
-                        const std::optional<at::Tensor>& inv_scale) {
+                        const std::optional<at::Tensor>& inv_scale,
+                        const std::optional<at::Tensor>& norms) {
   constexpr auto op = "amp_ext::grad_norm";
   const at::Device device = found_inf.device();
   const GradList list = checked(op, Access::read, grads, device);
-  GradNormArgs args{};
-  args.found_inf = one_element<float>(op, "found_inf", found_inf, device);
-  args.inv_scale = inv_scale ? one_element<float>(op, "inv_scale", *inv_scale, device) : nullptr;
-  args.grads = list.args();
-  const at::Tensor norm = at::empty({}, found_inf.options());
-  args.norm = norm.mutable_data_ptr<float>();
+  at::Tensor norm;
+  const GradNormArgs args = norm_args(op, list, found_inf, inv_scale, norms, norm);
   backend_for(op, device).grad_norm(args, device);
   mark_written(found_inf);
+  if (norms) mark_written(*norms);
   return norm;
+}
+
+at::Tensor grad_norm_update_scale_op(at::TensorList grads, at::Tensor& found_inf,
+                                     const std::optional<at::Tensor>& inv_scale, at::Tensor& scale,
+                                     at::Tensor& growth_tracker, double growth_factor,
+                                     double backoff_factor, int64_t growth_interval,
+                                     const std::optional<at::Tensor>& norms,
+                                     std::optional<double> min_scale,
+                                     std::optional<double> max_scale, int64_t hysteresis,
+                                     const std::optional<at::Tensor>& hysteresis_tracker,
+                                     const std::optional<at::Tensor>& skipped_steps) {
+  constexpr auto op = "amp_ext::grad_norm_update_scale_";
+  const at::Device device = found_inf.device();
+  const ScaleOptions options{growth_factor, backoff_factor, growth_interval,    min_scale,
+                             max_scale,     hysteresis,     hysteresis_tracker, skipped_steps};
+  const GradList list = checked(op, Access::read, grads, device);
+  at::Tensor norm;
+  GradNormArgs args = norm_args(op, list, found_inf, inv_scale, norms, norm);
+  args.update = checked_update(op, scale, growth_tracker, options);
+  TORCH_CHECK(scale.device() == device, op,
+              ": Expected all tensors to be on the same device, but current_scale is on ",
+              scale.device(), " and others are on ", device);
+  backend_for(op, device).grad_norm(args, device);
+  mark_written(found_inf);
+  if (norms) mark_written(*norms);
+  mark_updated(scale, growth_tracker, options);
+  return norm;
+}
+
+void update_scale_op(at::Tensor& scale, at::Tensor& growth_tracker, at::TensorList found_infs,
+                     double growth_factor, double backoff_factor, int64_t growth_interval,
+                     std::optional<double> min_scale, std::optional<double> max_scale,
+                     int64_t hysteresis, const std::optional<at::Tensor>& hysteresis_tracker,
+                     const std::optional<at::Tensor>& skipped_steps) {
+  update_scale_(scale, growth_tracker, found_infs,
+                {growth_factor, backoff_factor, growth_interval, min_scale, max_scale, hysteresis,
+                 hysteresis_tracker, skipped_steps});
 }
 
 }  // namespace
@@ -156,7 +223,8 @@ void register_ops(torch::Library& m) {
   m.impl("unscale_", torch::CppFunction::makeFromBoxedFunction<unscale_op>());
   m.impl("check_finite", TORCH_FN(check_finite_op));
   m.impl("grad_norm", TORCH_FN(grad_norm_op));
-  m.impl("update_scale_", TORCH_FN(update_scale_));
+  m.impl("grad_norm_update_scale_", TORCH_FN(grad_norm_update_scale_op));
+  m.impl("update_scale_", TORCH_FN(update_scale_op));
 }
 
 }  // namespace amp_ext

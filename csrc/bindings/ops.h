@@ -15,11 +15,20 @@ void unscale_(GradList& grads, const at::Tensor& found_inf, const at::Tensor& in
 void check_finite(GradList& grads, const at::Tensor& found_inf,
                   const std::optional<at::Tensor>& bad_tensor);
 
+// How the scale moves, as Python says it.
+struct ScaleOptions {
+  double growth_factor;
+  double backoff_factor;
+  int64_t growth_interval;
+  std::optional<double> min_scale;
+  std::optional<double> max_scale;
+  int64_t hysteresis;
+  std::optional<at::Tensor> hysteresis_tracker;
+  std::optional<at::Tensor> skipped_steps;
+};
+
 void update_scale_(at::Tensor& scale, at::Tensor& growth_tracker, at::TensorList found_infs,
-                   double growth_factor, double backoff_factor, int64_t growth_interval,
-                   std::optional<double> min_scale, std::optional<double> max_scale,
-                   int64_t hysteresis, const std::optional<at::Tensor>& hysteresis_tracker,
-                   const std::optional<at::Tensor>& skipped_steps);
+                   const ScaleOptions& options);
 
 // Registers the ops for the dispatch key of `m`.
 void register_ops(torch::Library& m);

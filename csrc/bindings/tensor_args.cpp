@@ -41,6 +41,21 @@ int64_t* one_element(const char* op, const char* name, const at::Tensor& tensor,
   return static_cast<int64_t*>(one_element(op, name, tensor, at::kLong, "a long tensor", device));
 }
 
+template <>
+float* elements(const char* op, const char* name, const at::Tensor& tensor, int64_t size,
+                at::Device device) {
+  TORCH_CHECK(tensor.device() == device, op,
+              ": Expected all tensors to be on the same device, but ", name, " is on ",
+              tensor.device(), " and others are on ", device);
+  TORCH_CHECK(tensor.layout() == at::kStrided && tensor.is_contiguous(), op, ": ", name,
+              " must be a contiguous strided tensor, got layout ", tensor.layout());
+  TORCH_CHECK(tensor.dim() == 1 && tensor.size(0) == size, op, ": ", name, " must have shape [",
+              size, "], got shape ", tensor.sizes());
+  TORCH_CHECK(tensor.scalar_type() == at::kFloat, op, ": ", name, " must be a float tensor, got ",
+              tensor.scalar_type());
+  return tensor.mutable_data_ptr<float>();
+}
+
 std::optional<DType> dtype_of(at::ScalarType type) {
   switch (type) {
     case at::kFloat: return DType::f32;

@@ -20,6 +20,12 @@ void* one_element(const char* op, const char* name, const at::Tensor& tensor, at
 template <class T>
 T* one_element(const char* op, const char* name, const at::Tensor& tensor, at::Device device);
 
+// A pointer to the elements of `tensor`. Throws unless it is a contiguous tensor of shape [size] on
+// `device`, of T's dtype.
+template <class T>
+T* elements(const char* op, const char* name, const at::Tensor& tensor, int64_t size,
+            at::Device device);
+
 // Hints for loops over many tensors: what GradList reads of a tensor, and then of what it points
 // to. Each is asked for kAhead tensors before the next link of the chain is followed.
 constexpr size_t kAhead = 32;

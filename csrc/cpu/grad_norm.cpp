@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "amp_ext/launch.h"
+#include "amp_ext/scale_policy.h"
 #include "foreach.h"
 #include "span.h"
 
@@ -11,24 +12,26 @@ namespace amp_ext::cpu {
 Status launch_grad_norm(const GradNormArgs& args, const CpuContext& context) {
   const SpanKernels& span = span_kernels();
   const float inv_scale = args.inv_scale ? *args.inv_scale : 1.0f;
-  auto* sums = static_cast<double*>(args.workspace);
   std::atomic<bool> found{false};
   for_each_chunk(args.grads, context, [&](const Chunk& chunk) {
     double sum = 0;
     const int type = static_cast<int>(chunk.dtype);
     if (span.sum_squares[type](chunk.data, chunk.numel, inv_scale, &sum))
       found.store(true, std::memory_order_relaxed);
-    sums[chunk.index] = sum;
+    args.partial_sums[chunk.index] = sum;
   });
 
   double total = 0;
-  int64_t chunk = 0;
+  const double* next = args.partial_sums;
   for (int64_t i = 0; i < args.grads.size; ++i) {
-    for (const int64_t end = chunk + chunk_count(args.grads.tensors[i].numel); chunk < end; ++chunk)
-      total += sums[chunk];
+    double sum = 0;
+    for (int64_t left = chunk_count(args.grads.tensors[i].numel); left > 0; --left) sum += *next++;
+    if (args.norms) args.norms[i] = static_cast<float>(std::sqrt(sum));
+    total += sum;
   }
   *args.norm = static_cast<float>(std::sqrt(total));
   if (found) *args.found_inf = 1.0f;
+  if (args.update.scale) update_scale(args.update, *args.found_inf != 0.0f);
   return Status::ok;
 }
 

@@ -6,7 +6,7 @@ namespace amp_ext::cpu {
 Status launch_update_scale(const UpdateScaleArgs& args, const CpuContext&) {
   bool overflow = false;
   for (int64_t i = 0; i < args.found_inf_count; ++i) overflow |= *args.found_infs[i] != 0.0f;
-  update_scale(args, overflow);
+  update_scale(args.update, overflow);
   return Status::ok;
 }
 

@@ -46,13 +46,26 @@ __device__ inline int owner_of(const ChunkEntry* entries, int size, uint32_t chu
   return low;
 }
 
-// Calls body.visit(index of the tensor, T* data, int n) for each chunk of this block's contiguous
-// share.
+// How a grid's blocks share the chunks: contiguous ranges, the first `rest` of them one chunk
+// longer.
+struct Shares {
+  uint32_t chunks, rest;
+  __device__ explicit Shares(uint32_t all)
+      : chunks(all / gridDim.x), rest(all - chunks * gridDim.x) {}
+  __device__ uint32_t begin(uint32_t block) const {
+    return block * chunks + (block < rest ? block : rest);
+  }
+  __device__ uint32_t block_of(uint32_t chunk) const {
+    const uint32_t longer = rest * (chunks + 1);  // chunks of the longer ranges
+    return chunk < longer ? chunk / (chunks + 1) : rest + (chunk - longer) / chunks;
+  }
+};
+
+// Calls body.visit(index of the tensor, T* data, int n) for each chunk of this block's share.
 template <class Table, class Body>
 __device__ void for_each_chunk(const Table& table, Body& body) {
-  const uint32_t share = table.chunks / gridDim.x, rest = table.chunks % gridDim.x;
-  const uint32_t begin = blockIdx.x * share + (blockIdx.x < rest ? blockIdx.x : rest);
-  const uint32_t end = begin + share + (blockIdx.x < rest);
+  const Shares shares(table.chunks);
+  const uint32_t begin = shares.begin(blockIdx.x), end = shares.begin(blockIdx.x + 1);
   if (begin == end) return;
   const ChunkEntry* entries = table.entries();
   int i = owner_of(entries, table.size, begin);

@@ -1,9 +1,16 @@
-// Reductions over a block.
+// Reductions over a block, and over the grid by its last block.
 #pragma once
 
+#include <cstdint>
 #include <ptx.cuh>
 
 namespace amp_ext {
+
+// The sum of `value` over the warp, in every lane, always added in the same order.
+__device__ inline double warp_sum(double value) {
+  for (int mask = 16; mask > 0; mask /= 2) value += ptx::shuffle_xor(value, mask);
+  return value;
+}
 
 template <int kThreads>
 struct BlockSum {
@@ -14,13 +21,23 @@ struct BlockSum {
 // again after a block_sync.
 template <int kThreads>
 __device__ double block_sum(double value, BlockSum<kThreads>& shared) {
-  for (int mask = 16; mask > 0; mask /= 2) value += ptx::shuffle_xor(value, mask);
+  value = warp_sum(value);
   if (threadIdx.x % 32 == 0) shared.warp[threadIdx.x / 32] = value;
   ptx::block_sync();
   if (threadIdx.x >= 32) return 0;
-  value = threadIdx.x < kThreads / 32 ? shared.warp[threadIdx.x] : 0;
-  for (int mask = 16; mask > 0; mask /= 2) value += ptx::shuffle_xor(value, mask);
-  return value;
+  return warp_sum(threadIdx.x < kThreads / 32 ? shared.warp[threadIdx.x] : 0);
+}
+
+// True in all threads of the block that draws the last ticket: it sees what thread 0 of every block
+// wrote before. The counter is 0 again then. All threads of the block take part.
+__device__ inline bool is_last_block(uint32_t* tickets, bool& shared) {
+  if (threadIdx.x == 0) {
+    ptx::device_fence();
+    shared = ptx::ticket(tickets, gridDim.x - 1) == gridDim.x - 1;
+    ptx::device_fence();
+  }
+  ptx::block_sync();
+  return shared;
 }
 
 }  // namespace amp_ext

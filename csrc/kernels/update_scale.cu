@@ -18,11 +18,11 @@ struct FoundInfs {
 template <int kCapacity>
 __global__ __launch_bounds__(32) void update_scale_kernel(
     const FoundInfs<kCapacity> __grid_constant__ found_infs,
-    const UpdateScaleArgs __grid_constant__ args) {
+    const ScaleUpdate __grid_constant__ update) {
   bool overflow = false;
   for (int i = threadIdx.x; i < found_infs.count; i += 32) overflow |= *found_infs.at[i] != 0.0f;
   overflow = ptx::warp_any(overflow);
-  if (threadIdx.x == 0) update_scale(args, overflow);
+  if (threadIdx.x == 0) update_scale(update, overflow);
 }
 
 template <int kCapacity>
@@ -30,7 +30,7 @@ Status launch_with_capacity(const UpdateScaleArgs& args, cuda::Stream stream) {
   FoundInfs<kCapacity> found_infs;
   found_infs.count = static_cast<int>(args.found_inf_count);
   std::copy_n(args.found_infs, args.found_inf_count, found_infs.at);
-  return launch(update_scale_kernel<kCapacity>, 1, 32, 0, stream, found_infs, args);
+  return launch(update_scale_kernel<kCapacity>, 1, 32, 0, stream, found_infs, args.update);
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 // The CUDA launchers for Python, without torch: what csrc/bindings/cuda.cpp does for them. Device
 // memory is the host's. Each returns a Status.
+#include <cmath>
 #include <vector>
 
 #include "amp_ext/launch.h"
@@ -58,25 +59,26 @@ int simt_check_finite(const Tensor* grads, int64_t size, float* found_inf, int64
   return List(grads, size).launch(args, cuda::launch_check_finite);
 }
 
+// `update` may be null.
 int simt_grad_norm(const Tensor* grads, int64_t size, float* found_inf, const float* inv_scale,
-                   float* norm) {
-  std::vector<double> workspace(kGradNormWorkspaceBytes / sizeof(double));
+                   float* norm, float* norms, const ScaleUpdate* update) {
+  static uint32_t tickets = 0;  // every launch leaves it at 0
+  std::vector<double> partial_sums(kGradNormMaxBlocks + (norms ? size : 0), NAN);
   GradNormArgs args{};
   args.inv_scale = inv_scale;
   args.found_inf = found_inf;
   args.norm = norm;
-  args.workspace = workspace.data();
-  return List(grads, size).launch(args, cuda::launch_grad_norm);
+  args.norms = norms;
+  if (update) args.update = *update;
+  args.partial_sums = partial_sums.data();
+  args.tickets = &tickets;
+  const int status = List(grads, size).launch(args, cuda::launch_grad_norm);
+  if (status != 0) tickets = 0;
+  return status;
 }
 
-int simt_update_scale(float* scale, int32_t* growth_tracker, int32_t* hysteresis_tracker,
-                      int64_t* skipped_steps, const float* const* found_infs, int64_t count,
-                      double growth_factor, double backoff_factor, int64_t growth_interval,
-                      int32_t hysteresis, float min_scale, float max_scale) {
-  const UpdateScaleArgs args{scale,           growth_tracker, hysteresis_tracker, skipped_steps,
-                             found_infs,      count,          growth_factor,      backoff_factor,
-                             growth_interval, hysteresis,     min_scale,          max_scale};
-  return static_cast<int>(cuda::launch_update_scale(args, nullptr));
+int simt_update_scale(const ScaleUpdate* update, const float* const* found_infs, int64_t count) {
+  return static_cast<int>(cuda::launch_update_scale({*update, found_infs, count}, nullptr));
 }
 
 const char* simt_status_text(int status) { return text(static_cast<Status>(status)); }

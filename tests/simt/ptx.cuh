@@ -37,7 +37,10 @@ inline void store16(void* to, uint4 value) {
 }
 
 // A load that does not come from L1: what other blocks wrote before a fence and an atomic is seen.
-inline double load_l2(const double* from) { return *from; }
+template <class T>
+T load_l2(const T* from) {
+  return *from;
+}
 
 // The value of the lane whose index differs in the bits of `mask`. All 32 lanes take part.
 inline double shuffle_xor(double value, int mask) {

@@ -27,6 +27,7 @@ struct ChunkEntry {
   int64_t numel;
   uint32_t first_chunk;
   DType dtype;
+  bool operator==(const ChunkEntry&) const = default;
 };
 
 // Lists up to this length travel in the kernel's parameters (32,764 bytes at most, CUDA >= 12.1).

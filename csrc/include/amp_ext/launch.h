@@ -38,34 +38,41 @@ struct CheckFiniteArgs {
   int64_t* bad_tensor;  // may be null
 };
 
-// *norm = L2 norm of grads * inv_scale, found_inf = 1 if a product is not finite.
-struct GradNormArgs {
-  TensorList grads;
-  const float* inv_scale;  // may be null: 1
-  float* found_inf;
-  float* norm;
-  void* workspace;  // cpu: a double for each chunk of kChunkElements; cuda:
-                    // kGradNormWorkspaceBytes, zeroed
-};
-
-constexpr int kGradNormMaxBlocks = 1024;
-constexpr int kGradNormWorkspaceBytes =
-    kGradNormMaxBlocks * 8 + 8;  // a double per block, then the ticket
-
-// The next loss scale, from the found_infs of all optimizers and devices.
-struct UpdateScaleArgs {
+// How a loss scale moves after a step. Pointers to one element each.
+struct ScaleUpdate {
   float* scale;
   int32_t* growth_tracker;
   int32_t* hysteresis_tracker;  // overflows still to be tolerated; may be null when hysteresis is 1
   int64_t* skipped_steps;       // may be null
-  const float* const* found_infs;  // host array of pointers
-  int64_t found_inf_count;
   double growth_factor;
   double backoff_factor;
   int64_t growth_interval;
   int32_t hysteresis;  // consecutive overflows before the scale backs off
   float min_scale;
   float max_scale;
+};
+
+// *norm = L2 norm of grads * inv_scale, norms[i] = that of tensor i alone, found_inf = 1 if a
+// product is not finite; then the scale moves as *found_inf says.
+struct GradNormArgs {
+  TensorList grads;
+  const float* inv_scale;  // may be null: 1
+  float* found_inf;
+  float* norm;
+  float* norms;        // may be null
+  ScaleUpdate update;  // its scale may be null
+  // cpu: one for each chunk. cuda: kGradNormMaxBlocks, and one for each tensor if there are norms.
+  double* partial_sums;
+  uint32_t* tickets;  // cuda only: 0, and 0 again after the launch
+};
+
+constexpr int kGradNormMaxBlocks = 1024;
+
+// The next loss scale, from the found_infs of all optimizers and devices.
+struct UpdateScaleArgs {
+  ScaleUpdate update;
+  const float* const* found_infs;  // host array of pointers
+  int64_t found_inf_count;
 };
 
 constexpr int kMaxFoundInfs = 2048;  // cuda: they travel in the kernel's parameters

@@ -30,7 +30,7 @@ AMP_EXT_HOST_DEVICE inline float grown(float scale, double factor, float ceiling
   return next > highest ? highest : next;
 }
 
-AMP_EXT_HOST_DEVICE inline void update_scale(const UpdateScaleArgs& a, bool overflow) {
+AMP_EXT_HOST_DEVICE inline void update_scale(const ScaleUpdate& a, bool overflow) {
   if (!overflow) {
     if (a.hysteresis_tracker) *a.hysteresis_tracker = a.hysteresis;
     const int64_t tracker = static_cast<int64_t>(*a.growth_tracker) + 1;
