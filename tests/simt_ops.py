@@ -223,6 +223,13 @@ class Ops:
         addresses = (c_void_p * len(found_infs))(*(t.data_ptr() for t in found_infs))
         self._call("simt_update_scale", update, addresses, c_int64(len(found_infs)))
 
+    def table_seconds(self, grads: Sequence[Tensor]) -> float:
+        """Return what it takes at best to build the list's chunk table and compare it."""
+        seconds = self.engine.library.simt_table_seconds
+        seconds.restype = c_double
+        with self._dense(grads, written=False) as dense:
+            return seconds(*dense)
+
     def _call(self, name: str, *arguments: object) -> None:
         self.engine.call(name, self.schedule or self._next_schedule(), *arguments)
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from amp_ext import ops
-from cases import OPS, arguments, unwritten, whole_and_view
+from cases import arguments, unwritten, whole_and_view
 
 CPU = torch.device("cpu")
 ELSEWHERE = "Expected all tensors to be on the same device"
@@ -74,6 +74,20 @@ def gradient_faults(op: str) -> Iterator[Fault]:
         ("device", meta, RuntimeError, ELSEWHERE, False),
     ):
         yield Fault(op, "grads", what, second(spoil), error, text, like_torch)
+
+
+def norms_faults(op: str) -> Iterator[Fault]:
+    """Yield the faults of grad_norm's norms, which must be float32 of shape [3]."""
+    good = torch.zeros(3)
+    for what, bad, text in (
+        ("length", torch.zeros(2), r"norms must have shape \[3\], got shape \[2\]"),
+        ("matrix", good[:, None], r"norms must have shape \[3\], got shape \[3, 1\]"),
+        ("strided", torch.zeros(6)[::2], r"norms must be contiguous, got strides \[2\]"),
+        ("sparse", good.to_sparse(), "norms must be a strided tensor, got layout Sparse"),
+        ("dtype", good.double(), "norms must be a float tensor, got Double"),
+        ("device", meta(good), ELSEWHERE),
+    ):
+        yield Fault(op, "norms", what, lambda _, bad=bad: bad, RuntimeError, text)
 
 
 def overlap_faults() -> Iterator[Fault]:
@@ -140,23 +154,28 @@ def gemm_faults() -> Iterator[Fault]:
 
 
 def all_faults() -> Iterator[Fault]:
-    for op in OPS[:3]:
+    norms = ("grad_norm", "grad_norm_update_scale_")
+    for op in ("unscale_", "check_finite", *norms):
         yield from gradient_faults(op)
         yield from scalar_faults(op, "found_inf", "a float", op == "unscale_")
     yield from scalar_faults("unscale_", "inv_scale", "a float", True)
-    yield from scalar_faults("grad_norm", "inv_scale", "a float", False)
+    for op in norms:
+        yield from scalar_faults(op, "inv_scale", "a float", False)
+        yield from norms_faults(op)
     yield from scalar_faults("check_finite", "bad_tensor", "a long", False)
     yield from overlap_faults()
 
-    op = "update_scale_"
-    yield from scalar_faults(op, "scale", "a float", True)
-    yield from scalar_faults(op, "growth_tracker", "an int", True)
-    yield from scalar_faults(op, "found_infs", "a float", True)
-    yield from scalar_faults(op, "hysteresis_tracker", "an int", False)
-    yield from scalar_faults(op, "skipped_steps", "a long", False)
-    yield Fault(op, "found_infs", "none", lambda _: [], RuntimeError, "at least one tensor")
-    yield Fault(op, "hysteresis", "zero", lambda _: 0, RuntimeError, "from 1 to 2147483647, got 0")
-    yield Fault(op, "hysteresis_tracker", "missing", lambda _: None, RuntimeError, "got None")
+    yield from scalar_faults("update_scale_", "found_infs", "a float", True)
+    yield Fault("update_scale_", "found_infs", "none", lambda _: [], RuntimeError, "at least one")
+    for op in ("update_scale_", "grad_norm_update_scale_"):
+        in_torch = op == "update_scale_"
+        yield from scalar_faults(op, "scale", "a float", in_torch)
+        yield from scalar_faults(op, "growth_tracker", "an int", in_torch)
+        yield from scalar_faults(op, "hysteresis_tracker", "an int", False)
+        yield from scalar_faults(op, "skipped_steps", "a long", False)
+        text = "from 1 to 2147483647, got 0"
+        yield Fault(op, "hysteresis", "zero", lambda _: 0, RuntimeError, text)
+        yield Fault(op, "hysteresis_tracker", "missing", lambda _: None, RuntimeError, "got None")
 
     yield from gemm_shape_faults()
     yield from gemm_faults()

@@ -2,6 +2,7 @@
 
     python tests/torch_suite.py PATH/TO/test_torch.py
     python tests/torch_suite.py PATH/TO/test_torch.py --baseline    # torch's own scaler
+    python tests/torch_suite.py PATH/TO/test_torch.py --ops simt    # and that on amp_ext's ops
 
 The file is test/test_torch.py of a PyTorch source tree, which is not part of this project; it needs
 the packages expecttest and numpy. A file of an older PyTorch than the installed one may import test
@@ -77,6 +78,22 @@ def put_in_place(scaler: type) -> None:
         owner.GradScaler = scaler
 
 
+def replace_ops(executor: str) -> None:
+    """Make the two ops of torch's own scaler those of an executor of executors.py."""
+    import torch
+
+    from executors import SCALER_EXECUTORS
+
+    ops = next(e.ops for e in SCALER_EXECUTORS if e.name == executor)
+
+    def update_scale_(scale: Any, tracker: Any, found_inf: Any, *factors: Any) -> Any:
+        ops.update_scale_(scale, tracker, [found_inf], *factors)
+        return scale
+
+    torch._amp_foreach_non_finite_check_and_unscale_ = ops.unscale_
+    torch._amp_update_scale_ = update_scale_
+
+
 def scaler_tests(module: ModuleType) -> unittest.TestSuite:
     """Return the GradScaler tests that the file has instantiated for the CPU."""
     case = module.TestTorchDeviceTypeCPU
@@ -97,6 +114,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("file", type=Path, help="test/test_torch.py of a PyTorch source tree")
     parser.add_argument("--baseline", action="store_true", help="keep torch's own GradScaler")
+    parser.add_argument(
+        "--ops", metavar="EXECUTOR", help="keep it, but on amp_ext's ops: cpu, simt or reference"
+    )
     args = parser.parse_args()
 
     sys.argv[1:] = []  # torch's test helpers parse the command line too
@@ -105,7 +125,9 @@ def main() -> int:
     import torch
 
     replaced = replace_missing_helpers(args.file.read_text(encoding="utf-8"))
-    if not args.baseline:
+    if args.ops:
+        replace_ops(args.ops)
+    elif not args.baseline:
         import amp_ext
 
         put_in_place(amp_ext.GradScaler)

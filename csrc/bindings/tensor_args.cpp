@@ -47,10 +47,12 @@ float* elements(const char* op, const char* name, const at::Tensor& tensor, int6
   TORCH_CHECK(tensor.device() == device, op,
               ": Expected all tensors to be on the same device, but ", name, " is on ",
               tensor.device(), " and others are on ", device);
-  TORCH_CHECK(tensor.layout() == at::kStrided && tensor.is_contiguous(), op, ": ", name,
-              " must be a contiguous strided tensor, got layout ", tensor.layout());
+  TORCH_CHECK(tensor.layout() == at::kStrided, op, ": ", name,
+              " must be a strided tensor, got layout ", tensor.layout());
   TORCH_CHECK(tensor.dim() == 1 && tensor.size(0) == size, op, ": ", name, " must have shape [",
               size, "], got shape ", tensor.sizes());
+  TORCH_CHECK(tensor.is_contiguous(), op, ": ", name, " must be contiguous, got strides ",
+              tensor.strides());
   TORCH_CHECK(tensor.scalar_type() == at::kFloat, op, ": ", name, " must be a float tensor, got ",
               tensor.scalar_type());
   return tensor.mutable_data_ptr<float>();

@@ -10,13 +10,13 @@ FOREACH, NORM, CHECK, UNSCALE, UPDATE, REDUCE, PACK = (
 )
 FIRST_CHUNK = "entries[middle].first_chunk <= chunk"
 LAST_TICKET = "gridDim.x - 1) == gridDim.x - 1"
-SHUFFLE = (  # the first of the two: it ends in a store
-    "for (int mask = 16; mask > 0; mask /= 2) value += ptx::shuffle_xor(value, mask);\n"
-    "  if (threadIdx.x % 32"
-)
+SHUFFLE = "for (int mask = 16; mask > 0; mask /= 2)"
 STORE = "ptx::store_any(found_inf, 1.0f)"
-RELEASE = "= partial;\n    ptx::device_fence();"
+BLOCK_SUM_WAITS = "= value;\n  ptx::block_sync();"
+RELEASE = "if (threadIdx.x == 0) {\n    ptx::device_fence();"
 ACQUIRE = f"{LAST_TICKET};\n    ptx::device_fence();"
+TICKET_WAITS = "  }\n  ptx::block_sync();"
+PART = "partial_sums[blockIdx.x + tensor] = total;\n    ptx::block_sync();"
 RACE = {"select": "small_exact or found_inf", "variant": "tsan"}
 
 MUTANTS = (
@@ -61,24 +61,64 @@ MUTANTS = (
     Mutant(
         "a pack too few", FOREACH, "for (; i < packs; i", "for (; i < packs - 1; i", "check_finite"
     ),
-    Mutant("no barrier in block_sum", REDUCE, "  ptx::block_sync();\n", "", "grad_norm"),
+    Mutant("no barrier in block_sum", REDUCE, BLOCK_SUM_WAITS, "= value;", "grad_norm"),
     Mutant(
-        "no barrier in block_sum, race", REDUCE, "  ptx::block_sync();\n", "", "grad_norm", **RACE
+        "no barrier in block_sum, race", REDUCE, BLOCK_SUM_WAITS, "= value;", "grad_norm", **RACE
     ),
-    Mutant("a shuffle too few", REDUCE, SHUFFLE, SHUFFLE.replace("16", "8", 1), "grad_norm"),
-    Mutant("no barrier behind the ticket", NORM, "  ptx::block_sync();\n", "", "grad_norm"),
+    Mutant("a shuffle too few", REDUCE, SHUFFLE, SHUFFLE.replace("16", "8"), "grad_norm"),
+    Mutant("no barrier behind the ticket", REDUCE, TICKET_WAITS, "  }", "grad_norm"),
     Mutant(
         "the last block but one adds up",
-        NORM,
+        REDUCE,
         LAST_TICKET,
         "gridDim.x - 1) + 2 == gridDim.x",
         "grad_norm",
     ),
     Mutant(
+        "no fence before the ticket",
+        REDUCE,
+        RELEASE,
+        "if (threadIdx.x == 0) {",
+        "grad_norm",
+        **RACE,
+    ),
+    Mutant("no fence behind the ticket", REDUCE, ACQUIRE, f"{LAST_TICKET};", "grad_norm", **RACE),
+    Mutant(
         "one partial sum too few", NORM, "i < gridDim.x; i", "i + 1 < gridDim.x; i", "grad_norm"
     ),
-    Mutant("no fence before the ticket", NORM, RELEASE, "= partial;", "grad_norm", **RACE),
-    Mutant("no fence behind the ticket", NORM, ACQUIRE, f"{LAST_TICKET};", "grad_norm", **RACE),
+    Mutant("sums of blocks share a place", NORM, "[blockIdx.x + tensor]", "[tensor]", "grad_norm"),
+    Mutant(
+        "parts of tensors are not told apart",
+        NORM,
+        "if (i != tensor) finish()",
+        "finish()",
+        "grad_norm",
+        "norm_of_each",
+    ),
+    Mutant("a tensor's sum stays", NORM, "    sum = 0;\n", "", "grad_norm"),
+    Mutant("no barrier before the next tensor", NORM, PART, PART.split("\n")[0], "grad_norm"),
+    Mutant(
+        "the block of a tensor's last chunk",
+        NORM,
+        "shares.block_of(end - 1)",
+        "shares.block_of(begin)",
+        "grad_norm",
+    ),
+    Mutant("the owner of a chunk", FOREACH, "rest * (chunks + 1)", "rest * chunks", "grad_norm"),
+    Mutant(
+        "a scale that every block moves",
+        NORM,
+        "if (update.scale) update",
+        "update",
+        "grad_norm_update_scale",
+    ),
+    Mutant(
+        "the scale does not look",
+        NORM,
+        "ptx::load_l2(found_inf) != 0.0f",
+        "bad",
+        "grad_norm_update_scale",
+    ),
     Mutant(
         "plain stores of found_inf",
         UNSCALE,

@@ -1,6 +1,9 @@
 // The CUDA launchers for Python, without torch: what csrc/bindings/cuda.cpp does for them. Device
 // memory is the host's. Each returns a Status.
+#include <algorithm>
+#include <chrono>
 #include <cmath>
+#include <utility>
 #include <vector>
 
 #include "amp_ext/launch.h"
@@ -35,6 +38,8 @@ class List {
     }
     return static_cast<int>(launcher(args, nullptr));
   }
+
+  const TensorRef* refs() const { return refs_.data(); }
 
  private:
   std::vector<TensorRef> refs_;
@@ -79,6 +84,23 @@ int simt_grad_norm(const Tensor* grads, int64_t size, float* found_inf, const fl
 
 int simt_update_scale(const ScaleUpdate* update, const float* const* found_infs, int64_t count) {
   return static_cast<int>(cuda::launch_update_scale({*update, found_infs, count}, nullptr));
+}
+
+// The least time, in seconds, to build the list's chunk table and to compare it with the last one.
+double simt_table_seconds(const Tensor* tensors, int64_t size) {
+  using Clock = std::chrono::steady_clock;
+  const List list(tensors, size);
+  std::vector<ChunkEntry> last(size);
+  double best = INFINITY;
+  for (int run = 0; run < 50; ++run) {
+    const auto start = Clock::now();
+    std::vector<ChunkEntry> entries(size);
+    uint32_t chunks = 0;
+    build_chunk_table(list.refs(), size, entries.data(), &chunks);
+    if (entries != last) last = std::move(entries);
+    best = std::min(best, std::chrono::duration<double>(Clock::now() - start).count());
+  }
+  return best;
 }
 
 const char* simt_status_text(int status) { return text(static_cast<Status>(status)); }
