@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cfloat>
+#include <cmath>
 
 #include "backend.h"
 
@@ -31,11 +32,15 @@ GradList checked(const char* op, Access access, c10::ArrayRef<Item> grads, at::D
 
 }  // namespace
 
-void unscale_(GradList& grads, const at::Tensor& found_inf, const at::Tensor& inv_scale) {
+void unscale_(GradList& grads, const at::Tensor& found_inf, const at::Tensor& inv_scale,
+              const std::optional<at::Tensor>& norm, std::optional<double> max_norm) {
   const at::Device device = grads.device();
+  check_max_norm(grads.op(), max_norm);
   UnscaleArgs args{};
   args.inv_scale = one_element<float>(grads.op(), "inv_scale", inv_scale, device);
   args.found_inf = one_element<float>(grads.op(), "found_inf", found_inf, device);
+  args.norm = norm ? one_element<float>(grads.op(), "norm", *norm, device) : nullptr;
+  args.max_norm = static_cast<float>(max_norm.value_or(INFINITY));
   args.grads = grads.args();
   backend_for(grads.op(), device).unscale(args, device);
   grads.finish_writes();
@@ -53,6 +58,21 @@ void check_finite(GradList& grads, const at::Tensor& found_inf,
   backend_for(grads.op(), device).check_finite(args, device);
   mark_written(found_inf);
   if (bad_tensor) mark_written(*bad_tensor);
+}
+
+at::Tensor grad_norm(const GradList& grads, const at::Tensor& found_inf,
+                     const std::optional<at::Tensor>& inv_scale) {
+  const at::Device device = grads.device();
+  GradNormArgs args{};
+  args.found_inf = one_element<float>(grads.op(), "found_inf", found_inf, device);
+  args.inv_scale =
+      inv_scale ? one_element<float>(grads.op(), "inv_scale", *inv_scale, device) : nullptr;
+  args.grads = grads.args();
+  const at::Tensor norm = at::empty({}, found_inf.options());
+  args.norm = norm.mutable_data_ptr<float>();
+  backend_for(grads.op(), device).grad_norm(args, device);
+  mark_written(found_inf);
+  return norm;
 }
 
 void update_scale_(at::Tensor& scale, at::Tensor& growth_tracker, at::TensorList found_infs,
@@ -119,13 +139,14 @@ namespace {
 // tensor.
 void unscale_op(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) {
   {
-    const auto arguments = torch::jit::last(*stack, 3);
+    const auto arguments = torch::jit::last(*stack, 5);
     const at::Tensor& found_inf = arguments[1].toTensor();
     GradList grads =
         checked("amp_ext::unscale_", Access::write, arguments[0].toListRef(), found_inf.device());
-    unscale_(grads, found_inf, arguments[2].toTensor());
+    unscale_(grads, found_inf, arguments[2].toTensor(), arguments[3].toOptional<at::Tensor>(),
+             arguments[4].toOptional<double>());
   }
-  torch::jit::drop(*stack, 3);
+  torch::jit::drop(*stack, 5);
 }
 
 void check_finite_op(at::TensorList grads, at::Tensor& found_inf,
@@ -136,18 +157,8 @@ void check_finite_op(at::TensorList grads, at::Tensor& found_inf,
 
 at::Tensor grad_norm_op(at::TensorList grads, at::Tensor& found_inf,
                         const std::optional<at::Tensor>& inv_scale) {
-  constexpr auto op = "amp_ext::grad_norm";
-  const at::Device device = found_inf.device();
-  const GradList list = checked(op, Access::read, grads, device);
-  GradNormArgs args{};
-  args.found_inf = one_element<float>(op, "found_inf", found_inf, device);
-  args.inv_scale = inv_scale ? one_element<float>(op, "inv_scale", *inv_scale, device) : nullptr;
-  args.grads = list.args();
-  const at::Tensor norm = at::empty({}, found_inf.options());
-  args.norm = norm.mutable_data_ptr<float>();
-  backend_for(op, device).grad_norm(args, device);
-  mark_written(found_inf);
-  return norm;
+  const GradList list = checked("amp_ext::grad_norm", Access::read, grads, found_inf.device());
+  return grad_norm(list, found_inf, inv_scale);
 }
 
 }  // namespace

@@ -41,6 +41,11 @@ int64_t* one_element(const char* op, const char* name, const at::Tensor& tensor,
   return static_cast<int64_t*>(one_element(op, name, tensor, at::kLong, "a long tensor", device));
 }
 
+void check_max_norm(const char* op, std::optional<double> max_norm) {
+  TORCH_CHECK_VALUE(!max_norm || *max_norm >= 0, op,
+                    ": max_norm must be a number that is not negative, got ", *max_norm);
+}
+
 std::optional<DType> dtype_of(at::ScalarType type) {
   switch (type) {
     case at::kFloat: return DType::f32;

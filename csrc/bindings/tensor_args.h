@@ -20,6 +20,9 @@ void* one_element(const char* op, const char* name, const at::Tensor& tensor, at
 template <class T>
 T* one_element(const char* op, const char* name, const at::Tensor& tensor, at::Device device);
 
+// Throws unless gradients can be clipped to this norm.
+void check_max_norm(const char* op, std::optional<double> max_norm);
+
 // Hints for loops over many tensors: what GradList reads of a tensor, and then of what it points
 // to. Each is asked for kAhead tensors before the next link of the chain is followed.
 constexpr size_t kAhead = 32;
