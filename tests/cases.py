@@ -101,6 +101,8 @@ def arguments(name: str, device: torch.device) -> dict[str, Any]:
         }
     grads = [torch.ones(3, device=device), torch.ones(2, 4, device=device).half().t(), 2 * one]
     last = {"bad_tensor": zero.long()} if name == "check_finite" else {"inv_scale": one / 2}
+    if name == "unscale_":
+        last |= {"norm": 3 * one, "max_norm": 2.0}
     return {"grads": grads, "found_inf": zero, **last}
 
 
