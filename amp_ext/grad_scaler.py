@@ -12,11 +12,12 @@ from torch.optim import Optimizer
 
 from amp_ext._library import _C
 from amp_ext._optimizer import momentum_to_come, takes_grad_scaler, zero_unwritten_momentum
+from amp_ext._scaler_checks import check_max_norm, check_may_clip, check_options
+from amp_ext._scaler_state import ScalerState
+from amp_ext.report import NamedParameters, OverflowReport, StepLog, found_infs_of, report_on
 
-_OWN_STATE = "amp_ext"
 
-
-class GradScaler(torch.amp.GradScaler):
+class GradScaler(ScalerState):
     """A drop-in for ``torch.amp.GradScaler``: same methods, same errors, same scale bit for bit.
 
     Args:
@@ -53,38 +54,28 @@ class GradScaler(torch.amp.GradScaler):
         max_scale: float | None = None,
         hysteresis: int = 1,
     ) -> None:
-        _check_options(min_scale, max_scale, hysteresis)
+        check_options(min_scale, max_scale, hysteresis)
         super().__init__(
-            device, init_scale, growth_factor, backoff_factor, growth_interval, enabled
+            device,
+            init_scale,
+            growth_factor,
+            backoff_factor,
+            growth_interval,
+            enabled,
+            hysteresis=hysteresis,
         )
         self._allow_fp16_grads = allow_fp16_grads
         self._allow_no_grads = allow_no_grads
         self._min_scale = min_scale
         self._max_scale = max_scale
-        self._hysteresis = hysteresis
-        self._init_hysteresis_tracker = hysteresis
-        self._init_skipped_steps = 0
-        # Created on the device together with the scale.
-        self._hysteresis_tracker: Tensor | None = None
-        self._skipped_steps: Tensor | None = None
-        self._last_found_infs: list[Tensor] = []
-
-    def _lazy_init_scale_growth_tracker(self, dev: torch.device | str) -> None:
-        super()._lazy_init_scale_growth_tracker(dev)
-        self._skipped_steps = torch.full(
-            (), self._init_skipped_steps, dtype=torch.int64, device=dev
-        )
-        if self._hysteresis > 1:
-            self._hysteresis_tracker = torch.full(
-                (), self._init_hysteresis_tracker, dtype=torch.int32, device=dev
-            )
+        self._log = StepLog()
 
     def unscale_(self, optimizer: Optimizer) -> None:
         """As ``torch.amp.GradScaler.unscale_``."""
-        if not self._enabled or self._scale is None or self._unscales_its_own_way():
+        if not self._enabled or self._scale is None:
             return super().unscale_(optimizer)
-        state = self._per_optimizer_states[id(optimizer)]
-        if state["stage"] is not OptState.READY:
+        state = self._state_of(optimizer)
+        if state["stage"] is not OptState.READY or self._is_replaced("_unscale_grads_"):
             return super().unscale_(optimizer)
         per_device = _C.unscale_grads(
             optimizer.param_groups, self._scale, None, None, self._allow_fp16_grads
@@ -93,6 +84,64 @@ class GradScaler(torch.amp.GradScaler):
             return super().unscale_(optimizer)
         state["found_inf_per_device"] = self._or_no_overflow(per_device)
         state["stage"] = OptState.UNSCALED
+
+    def clip_grad_norm_(
+        self, optimizer: Optimizer, max_norm: float, *, error_if_nonfinite: bool = False
+    ) -> Tensor:
+        """``unscale_`` and ``torch.nn.utils.clip_grad_norm_`` in one: a pass that only reads the
+        gradients, for the overflow check and their L2 norm, and one that writes them where that
+        changes them.
+
+        To be called once before :meth:`step`, in the place of :meth:`unscale_` or after it; then it
+        only clips. After an overflow gradients stay as they are, scaled and unclipped, and
+        :meth:`step` skips the optimizer's step; so it does when only the norm exceeds float32.
+
+        Args:
+            optimizer: the norm is that of all of its gradients together, sparse ones too.
+            max_norm: what the norm is clipped to.
+            error_if_nonfinite: raise for a norm that is not finite. Synchronises with the device;
+                otherwise nothing does.
+
+        Returns:
+            The norm of the unscaled gradients before clipping, a 0-dim float32 tensor on the
+            scale's device; after an overflow inf or NaN. A disabled scaler, and gradients that only
+            Python can serve, go torch's way and return what torch returns.
+
+        Raises:
+            ValueError: ``max_norm`` is negative or NaN, or as :meth:`unscale_` for float16.
+            TypeError: ``max_norm`` is not a number.
+            RuntimeError: a second call before :meth:`update` or one after :meth:`step`; a norm that
+                is not finite with ``error_if_nonfinite``. Nothing has been written then.
+        """
+        check_max_norm(max_norm)
+        if not self._enabled:
+            return _clip_as_torch(optimizer, max_norm, error_if_nonfinite)
+        scale, _ = self._check_scale_growth_tracker("clip_grad_norm_")
+        state = self._state_of(optimizer)
+        check_may_clip(state)
+        replaced = self._is_replaced("unscale_") or self._is_replaced("_unscale_grads_")
+        if replaced and state["stage"] is OptState.READY:
+            self.unscale_(optimizer)
+        unscaled = state["stage"] is OptState.UNSCALED
+        clipped = _C.clip_grads(
+            optimizer.param_groups,
+            scale,
+            unscaled,
+            state["found_inf_per_device"] if unscaled else {},
+            max_norm,
+            error_if_nonfinite,
+            unscaled or self._allow_fp16_grads,
+        )
+        if clipped is None:
+            if not unscaled:
+                self.unscale_(optimizer)
+            norm = _clip_as_torch(optimizer, max_norm, error_if_nonfinite)
+        else:
+            found_infs, norm = clipped
+            state["found_inf_per_device"] = self._or_no_overflow(found_infs)
+            state["stage"] = OptState.UNSCALED
+        state["clipped"] = True
+        return norm
 
     def _unscale_grads_(
         self, optimizer: Optimizer, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool
@@ -105,20 +154,25 @@ class GradScaler(torch.amp.GradScaler):
 
     def _check_inf_per_device(self, optimizer: Optimizer) -> dict[torch.device, Tensor]:
         scale, _ = self._check_scale_growth_tracker("_check_inf_per_device")
-        if self._unscales_its_own_way():
+        state = self._state_of(optimizer)
+        if self._is_replaced("_unscale_grads_"):
             return super()._check_inf_per_device(optimizer)
         found_inf = torch.zeros((), dtype=torch.float32, device=scale.device)
         per_device = _C.unscale_grads(optimizer.param_groups, None, None, found_inf, True)
         if per_device is None:
             return super()._check_inf_per_device(optimizer)
-        per_device = self._or_no_overflow(per_device)
-        self._per_optimizer_states[id(optimizer)]["found_inf_per_device"] = per_device
-        return per_device
+        state["found_inf_per_device"] = self._or_no_overflow(per_device)
+        return state["found_inf_per_device"]
 
-    def _unscales_its_own_way(self) -> bool:
-        """Whether a subclass or the user has replaced ``_unscale_grads_``."""
-        function = getattr(self._unscale_grads_, "__func__", None)
-        return function is not GradScaler._unscale_grads_
+    def _state_of(self, optimizer: Optimizer) -> dict[str, Any]:
+        """The optimizer's state in this step; notes whose state that is."""
+        self._log.note(optimizer)
+        return self._per_optimizer_states[id(optimizer)]
+
+    def _is_replaced(self, method: str) -> bool:
+        """Whether a subclass or the user has replaced a method of this class."""
+        function = getattr(getattr(self, method), "__func__", None)
+        return function is not getattr(GradScaler, method)
 
     def _or_no_overflow(self, per_device: dict[torch.device, Tensor]) -> dict[torch.device, Tensor]:
         if per_device or not self._allow_no_grads:
@@ -192,11 +246,8 @@ class GradScaler(torch.amp.GradScaler):
         synchronisation."""
         if not self._enabled:
             return
-        found_infs = [
-            found
-            for state in self._per_optimizer_states.values()
-            for found in state["found_inf_per_device"].values()
-        ]
+        states = self._per_optimizer_states
+        found_infs = found_infs_of(states.values())
         if new_scale is not None or self._scale is None or not found_infs:
             super().update(new_scale)
             if self._skipped_steps is not None:
@@ -216,104 +267,30 @@ class GradScaler(torch.amp.GradScaler):
                 self._skipped_steps,
             )
             self._per_optimizer_states = defaultdict(_refresh_per_optimizer_state)
-        self._last_found_infs = found_infs
+        self._log.close_step(states)
 
     @property
     def step_was_skipped(self) -> bool:
         """Whether the last :meth:`update` closed a step with an overflow. Synchronises with the
         device when it is read, not before."""
-        return any(found.item() for found in self._last_found_infs)
+        return any(found.item() for found in found_infs_of(self._log.last_states.values()))
 
-    def get_skipped_steps(self) -> int:
-        """Number of calls of :meth:`update` that saw an overflow. Synchronises with the device."""
-        if self._skipped_steps is None:
-            return self._init_skipped_steps
-        return int(self._skipped_steps.item())
+    def overflow_report(self, named_parameters: NamedParameters | None = None) -> OverflowReport:
+        """Says which gradients are not finite, after an overflow in this step or in the one that
+        the last :meth:`update` closed. To be called before the gradients are cleared.
 
-    def _get_hysteresis_tracker(self) -> int:
-        if self._hysteresis_tracker is None:
-            return self._init_hysteresis_tracker
-        return int(self._hysteresis_tracker.item())
+        Synchronises with the device. Gradients are read only after an overflow, and then those of
+        the optimizers that had it.
 
-    def state_dict(self) -> dict[str, Any]:
-        """torch's five entries, and one named ``"amp_ext"``, which torch ignores, with the counters
-        ``skipped_steps`` and ``hysteresis_tracker`` (of ``hysteresis``). Empty when disabled."""
-        state = super().state_dict()
-        if state:
-            state[_OWN_STATE] = {
-                "skipped_steps": self.get_skipped_steps(),
-                "hysteresis": self._hysteresis,
-                "hysteresis_tracker": self._get_hysteresis_tracker(),
-            }
-        return state
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads a state of this class or of ``torch.amp.GradScaler``.
-
-        Counters that it lacks start anew, as does the hysteresis tracker of another ``hysteresis``.
-        Raises KeyError, ValueError or TypeError before anything changes.
+        Args:
+            named_parameters: a module, or pairs of a name and a parameter as of
+                ``model.named_parameters()``. Other parameters have the names that their optimizer
+                was given, or else ``"param_groups[0]['params'][3]"``.
         """
-        if not self._enabled:
-            return
-        if state_dict:
-            state_dict = {**state_dict, **_checked_state(state_dict)}
-        own = state_dict.get(_OWN_STATE, {})
-        if not isinstance(own, Mapping):
-            raise TypeError(
-                f"GradScaler.load_state_dict: {_OWN_STATE!r} must hold a dict, got {own!r}"
-            )
-        own = {key: _checked_integer(key, value, 63) for key, value in own.items()}
-        tracker = self._hysteresis
-        if own.get("hysteresis") == self._hysteresis:
-            tracker = min(own.get("hysteresis_tracker", tracker), tracker)
-        super().load_state_dict(state_dict)
-        self._init_skipped_steps = own.get("skipped_steps", 0)
-        self._init_hysteresis_tracker = tracker
-        if self._skipped_steps is not None:
-            self._skipped_steps.fill_(self._init_skipped_steps)
-        if self._hysteresis_tracker is not None:
-            self._hysteresis_tracker.fill_(self._init_hysteresis_tracker)
-
-    def __getstate__(self) -> dict[str, Any]:
-        state = super().__getstate__()
-        state["_init_skipped_steps"] = self.get_skipped_steps()
-        state["_init_hysteresis_tracker"] = self._get_hysteresis_tracker()
-        state["_skipped_steps"] = state["_hysteresis_tracker"] = None
-        state["_last_found_infs"] = []
-        return state
+        states = self._per_optimizer_states if self._enabled else {}
+        return report_on(self._log.overflowed(states), named_parameters)
 
 
-def _checked_integer(key: str, value: Any, bits: int) -> int:
-    if int(value) != value or not -(2**bits) <= value < 2**bits:
-        raise ValueError(
-            f"GradScaler.load_state_dict: {key!r} must be an integer of {bits + 1} bits, "
-            f"got {value!r}"
-        )
-    return int(value)
-
-
-def _checked_state(state: Mapping[str, Any]) -> dict[str, float | int]:
-    """torch's entries as the numbers that they stand for."""
-    factors = ("scale", "growth_factor", "backoff_factor")
-    return {
-        **{key: float(state[key]) for key in factors},
-        "growth_interval": _checked_integer("growth_interval", state["growth_interval"], 63),
-        "_growth_tracker": _checked_integer("_growth_tracker", state["_growth_tracker"], 31),
-    }
-
-
-def _check_options(min_scale: float | None, max_scale: float | None, hysteresis: int) -> None:
-    if min_scale is not None and not 0 <= min_scale <= torch.finfo(torch.float32).max:
-        raise ValueError(
-            f"GradScaler: min_scale must be a finite float32, not negative, got {min_scale}"
-        )
-    if max_scale is not None and not max_scale > 0:
-        raise ValueError(f"GradScaler: max_scale must be positive, got {max_scale}")
-    if min_scale is not None and max_scale is not None and min_scale > max_scale:
-        raise ValueError(
-            f"GradScaler: min_scale must be at most max_scale, got {min_scale} and {max_scale}"
-        )
-    if not isinstance(hysteresis, int) or not 1 <= hysteresis < 2**31:
-        raise ValueError(
-            f"GradScaler: hysteresis must be an integer from 1 to 2**31 - 1, got {hysteresis!r}"
-        )
+def _clip_as_torch(optimizer: Optimizer, max_norm: float, error_if_nonfinite: bool) -> Tensor:
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    return torch.nn.utils.clip_grad_norm_(params, max_norm, error_if_nonfinite=error_if_nonfinite)

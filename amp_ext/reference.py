@@ -20,6 +20,8 @@ where every partial sum is representable in fp32, as with small integers.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -27,7 +29,14 @@ FLT_MIN = torch.finfo(torch.float32).tiny
 """The smallest normal fp32 number, 2**-126: the floor of the scale when no min_scale is given."""
 
 
-def unscale_(grads: list[Tensor], found_inf: Tensor, inv_scale: Tensor) -> None:
+def unscale_(
+    grads: list[Tensor],
+    found_inf: Tensor,
+    inv_scale: Tensor,
+    *,
+    norm: Tensor | None = None,
+    max_norm: float | None = None,
+) -> None:
     """Multiply gradients by inv_scale in place and look for overflow.
 
     grads[i] := round(grads[i] * inv_scale), found_inf := 1 if a gradient or a rounded product is
@@ -38,14 +47,35 @@ def unscale_(grads: list[Tensor], found_inf: Tensor, inv_scale: Tensor) -> None:
         grads: tensors of float16, bfloat16, float32 or float64 and any shape, in any mix.
         found_inf: float32, 1 element; only ever set to 1, never cleared.
         inv_scale: float32, 1 element.
+        norm: float32, 1 element: the L2 norm of grads * inv_scale. The factor is then
+            inv_scale * min(1, max_norm / (norm + 1e-6)); see `clip_coefficient`. A norm that is inf
+            or NaN sets found_inf to 1 and leaves the gradients as they are. A finite norm says that
+            they are finite, so a factor of exactly 1 leaves nothing to do.
+        max_norm: what the norm is clipped to; None stands for inf.
     """
+    factor = inv_scale
+    if norm is not None:
+        if not torch.isfinite(norm):
+            found_inf.fill_(1.0)
+            return
+        factor = inv_scale * clip_coefficient(norm, math.inf if max_norm is None else max_norm)
+        if factor == 1.0:
+            return
     check_finite(grads, found_inf)
-    factor = inv_scale.item()
     if factor == 1.0:
         return
     for grad in grads:
-        grad.copy_(_product(grad, factor))
+        grad.copy_(_product(grad, factor.item()))
     check_finite(grads, found_inf)
+
+
+def clip_coefficient(norm: Tensor, max_norm: float) -> Tensor:
+    """Return min(1, max_norm / (norm + 1e-6)) in fp32, as torch's clip_grads_with_norm_ forms it.
+
+    Source: torch/nn/utils/clip_grad.py. torch divides a number by a tensor by multiplying with the
+    reciprocal, so there are three roundings: of the sum, of its reciprocal and of the product.
+    """
+    return torch.clamp((norm + 1e-6).reciprocal() * max_norm, max=1.0)
 
 
 def check_finite(grads: list[Tensor], found_inf: Tensor, bad_tensor: Tensor | None = None) -> None:

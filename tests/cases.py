@@ -101,7 +101,7 @@ def arguments(name: str, device: torch.device) -> dict[str, Any]:
         return update | {"found_infs": [zero, one.clone()]}
     grads = [torch.ones(3, device=device), torch.ones(2, 4, device=device).half().t(), 2 * one]
     more = {
-        "unscale_": {"inv_scale": one / 2},
+        "unscale_": {"inv_scale": one / 2, "norm": 3 * one, "max_norm": 2.0},
         "check_finite": {"bad_tensor": zero.long()},
         "grad_norm": {"inv_scale": one / 2, "norms": torch.zeros(3, device=device)},
         "grad_norm_update_scale_": {"inv_scale": one / 2, **update},

@@ -7,6 +7,7 @@ also needs its runtime preloaded. AMP_EXT_SIMT_LIBRARY is a library that has bee
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -163,9 +164,19 @@ class Ops:
         library = self._path or os.environ.get("AMP_EXT_SIMT_LIBRARY")
         return Engine(library or build(os.environ.get("AMP_EXT_SIMT", "plain")))
 
-    def unscale_(self, grads: Sequence[Tensor], found_inf: Tensor, inv_scale: Tensor) -> None:
+    def unscale_(
+        self,
+        grads: Sequence[Tensor],
+        found_inf: Tensor,
+        inv_scale: Tensor,
+        *,
+        norm: Tensor | None = None,
+        max_norm: float | None = None,
+    ) -> None:
+        pointers = _pointer(found_inf), _pointer(inv_scale), _pointer(norm)
+        limit = c_float(math.inf if max_norm is None else max_norm)
         with self._dense(grads) as dense:
-            self._call("simt_unscale", *dense, _pointer(found_inf), _pointer(inv_scale))
+            self._call("simt_unscale", *dense, *pointers, limit)
 
     def check_finite(
         self, grads: Sequence[Tensor], found_inf: Tensor, bad_tensor: Tensor | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
@@ -162,6 +163,11 @@ def all_faults() -> Iterator[Fault]:
     for op in norms:
         yield from scalar_faults(op, "inv_scale", "a float", False)
         yield from norms_faults(op)
+    yield from scalar_faults("unscale_", "norm", "a float", False)
+    for value in (-1.0, -math.inf, math.nan):
+        text = f"max_norm must be a number that is not negative, got {value:g}"
+        spoil = lambda _, value=value: value  # noqa: E731
+        yield Fault("unscale_", "max_norm", f"{value}", spoil, ValueError, text)
     yield from scalar_faults("check_finite", "bad_tensor", "a long", False)
     yield from overlap_faults()
 
@@ -226,7 +232,8 @@ def test_bad_shape_of_meta_tensors(fault: Fault) -> None:
 
 def torch_op(op: str, values: dict[str, Any]) -> None:
     if op == "unscale_":
-        torch._amp_foreach_non_finite_check_and_unscale_(*values.values())
+        three = [values[name] for name in ("grads", "found_inf", "inv_scale")]
+        torch._amp_foreach_non_finite_check_and_unscale_(*three)
         return
     found_inf = values["found_infs"][1]
     factors = [values[name] for name in ("growth_factor", "backoff_factor", "growth_interval")]

@@ -121,6 +121,23 @@ def test_reads_and_writes_each_pack_once(
     assert counted.bytes_stored == (16 * packs if writes else 0)
 
 
+@pytest.mark.parametrize(
+    ("norm", "max_norm", "passes"), [(2.0, 1.0, 1), (2.0, 3.0, 0), (math.nan, 1.0, 0)]
+)
+def test_clipping_moves_memory_only_where_it_must(
+    norm: float, max_norm: float, passes: int
+) -> None:
+    ops, grads = Ops(), [torch.ones(4096, dtype=dtype) for dtype in FLOATS]
+    before = ops.engine.counters()
+    ops.unscale_(
+        grads, torch.zeros(()), torch.tensor(1.0), norm=torch.tensor(norm), max_norm=max_norm
+    )
+    counted = ops.engine.counters() - before
+    size = sum(grad.nbytes for grad in grads)
+    assert counted.launches == 1
+    assert (counted.bytes_loaded, counted.bytes_stored) == (passes * size, passes * size)
+
+
 @pytest.mark.parametrize("name", ["unscale_", "check_finite", "grad_norm"])
 def test_one_launch_for_any_list(name: str) -> None:
     arguments = [torch.tensor(0.5)] if name == "unscale_" else []

@@ -222,6 +222,130 @@ def test_number_of_threads_changes_nothing(executor: Executor) -> None:
     assert_all_same(grads, again)
 
 
+# ---- clipping ----------------------------------------------------------------------------------
+
+UNCLIPPED = [(None, None), (3.0, None), (3.0, math.inf), (3.0, 1e300), (3.0, 3.1)]
+
+
+def clip(
+    executor: Executor,
+    grads: list[torch.Tensor],
+    norm: float,
+    max_norm: float | None,
+    factor: float = 1.0,
+    already: float = 0.0,
+) -> float:
+    """Run the op with a norm and return found_inf."""
+    found_inf = executor.scalar(already)
+    executor.ops.unscale_(
+        grads, found_inf, executor.scalar(factor), norm=executor.scalar(norm), max_norm=max_norm
+    )
+    return found_inf.item()
+
+
+@every_scaler_executor
+def test_clips_as_torch(executor: Executor) -> None:
+    """Bit for bit: ones times the factor are the factor."""
+    norms = [0.0, 1e-30, 1e-7, 1.0, 3e38, *torch.randn(40).mul(4).exp().tolist()]
+    limits = [0.0, 1e-40, 1e-3, 0.1, 1.0, 1e38, math.inf, *torch.randn(20).exp().tolist()]
+    for norm in norms:
+        for max_norm in limits:
+            expected = torch.nn.Parameter(torch.ones(3))
+            expected.grad = torch.ones(3)
+            torch.nn.utils.clip_grads_with_norm_([expected], max_norm, torch.tensor(norm))
+            grad = torch.ones(3, device=executor.device)
+            assert clip(executor, [grad], norm, max_norm) == 0.0
+            assert_same(grad, expected.grad)
+
+
+@every_scaler_executor
+@pytest.mark.parametrize(("norm", "max_norm"), UNCLIPPED, ids=str)
+def test_norm_within_the_limit_changes_nothing(
+    executor: Executor, norm: float | None, max_norm: float | None
+) -> None:
+    grads = [random((999,), dtype, executor.device) for dtype in FLOATS]
+    expected = copies(grads)
+    executor.ops.unscale_(expected, executor.scalar(0.0), executor.scalar(1 / 3))
+    given = None if norm is None else executor.scalar(norm)
+    executor.ops.unscale_(
+        grads, executor.scalar(0.0), executor.scalar(1 / 3), norm=given, max_norm=max_norm
+    )
+    assert_all_same(grads, expected)
+
+
+@scaler_against_oracle
+@pytest.mark.parametrize("count", [1, 3, 2000])
+@pytest.mark.parametrize("factor", [1.0, 2.0**-16, 1 / 3, -0.7])
+def test_clips_any_list(executor: Executor, count: int, factor: float) -> None:
+    """The factor is rounded to fp32 before it meets a gradient, in fp64 too."""
+    grads = [random((1 + 7 * i % 97,), FLOATS[i % 4], executor.device) for i in range(count)]
+    for max_norm in (0.0, 1e-3, 1 / 7, 0.9, 5.0):
+        expected, actual = copies(grads), copies(grads)
+        found_inf = executor.scalar(0.0)
+        norm = reference.grad_norm(grads, found_inf, executor.scalar(factor))
+        assert clip(executor, actual, norm.item(), max_norm, factor) == 0.0
+        reference.unscale_(
+            expected, found_inf, executor.scalar(factor), norm=norm, max_norm=max_norm
+        )
+        assert_all_same(actual, expected)
+
+
+@every_scaler_executor
+@pytest.mark.parametrize("norm", NON_FINITE)
+@pytest.mark.parametrize("max_norm", [None, 0.0, 1.0])
+@pytest.mark.parametrize("count", [0, 1, 20, 1500])
+def test_norm_that_is_not_finite(
+    executor: Executor, count: int, max_norm: float | None, norm: float
+) -> None:
+    """It is an overflow, whatever the gradients are, and they stay."""
+    grads = [random((3000,), FLOATS[i % 4], executor.device)[i % 4 :] for i in range(count)]
+    grads += [torch.empty(0, device=executor.device)]
+    before = copies(grads)
+    assert clip(executor, grads, norm, max_norm, 0.5) == 1.0
+    assert_all_same(grads, before)
+
+
+@every_scaler_executor
+@pytest.mark.parametrize(("factor", "max_norm"), [(1.0, None), (1.0, 4.0), (4.0, 0.5)])
+def test_clipping_by_one_leaves_gradients_alone(
+    executor: Executor, factor: float, max_norm: float | None
+) -> None:
+    """They are not even read: a finite norm says that they are finite. Here it is a lie."""
+    grads = [torch.full((40,), value, device=executor.device) for value in (2.0, *NON_FINITE)]
+    grads[0][0] = 2.0**-149
+    before = [bits(grad).clone() for grad in grads]
+    norm = 2.0 - 1e-6  # so that 0.5 / (norm + 1e-6) is 1/4
+    assert clip(executor, grads, norm, max_norm, factor) == 0.0
+    for grad, was in zip(grads, before, strict=True):
+        assert torch.equal(bits(grad), was)
+
+
+@every_scaler_executor
+def test_found_inf_does_not_stop_the_clipping(executor: Executor) -> None:
+    """Other blocks may set it under way, so no block decides by it."""
+    grads = [torch.full((9,), 8.0, device=executor.device) for _ in range(40)]
+    assert clip(executor, grads, 2.0 - 1e-6, 1.0, 0.5, already=1.0) == 1.0
+    assert all(grad.tolist() == [2.0] * 9 for grad in grads)
+
+
+@every_scaler_executor
+@pytest.mark.parametrize(("max_norm", "overflows"), [(1e6, True), (1.5e5, False)])
+def test_clipped_product_is_judged_after_rounding(
+    executor: Executor, max_norm: float, overflows: bool
+) -> None:
+    grad = torch.full((9,), 60000.0, dtype=torch.float16, device=executor.device)
+    assert clip(executor, [grad], 360000.0, max_norm, 2.0) == float(overflows)
+    assert bool(grad.isfinite().all()) is not overflows
+
+
+@every_scaler_executor
+def test_norm_of_shape_one(executor: Executor) -> None:
+    grad = torch.full((5,), 8.0, device=executor.device)
+    scalars = [torch.full((1,), value, device=executor.device) for value in (0.0, 0.5, 3.999999)]
+    executor.ops.unscale_([grad], *scalars[:2], norm=scalars[2], max_norm=1.0)
+    assert grad.tolist() == [1.0] * 5
+
+
 lists_of_gradients = st.lists(
     st.tuples(st.sampled_from(sorted(LAYOUTS)), st.sampled_from(FLOATS)), max_size=8
 )

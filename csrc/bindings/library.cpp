@@ -3,7 +3,10 @@
 
 TORCH_LIBRARY(amp_ext, m) {
   const std::vector<at::Tag> tags{at::Tag::pt2_compliant_tag};
-  m.def("unscale_(Tensor(a!)[] grads, Tensor(b!) found_inf, Tensor inv_scale) -> ()", tags);
+  m.def(
+      "unscale_(Tensor(a!)[] grads, Tensor(b!) found_inf, Tensor inv_scale, *, Tensor? norm=None, "
+      "float? max_norm=None) -> ()",
+      tags);
   m.def("check_finite(Tensor[] grads, Tensor(a!) found_inf, Tensor(b!)? bad_tensor=None) -> ()",
         tags);
   m.def(

@@ -4,6 +4,7 @@
 #include <torch/library.h>
 
 #include "gemm.h"
+#include "tensor_args.h"
 
 namespace amp_ext {
 namespace {
@@ -27,8 +28,11 @@ void all_on_same_device(const char* op, at::Device device, const Tensors&... ten
   (on_same_device(op, device, tensors), ...);
 }
 
-void unscale_(at::TensorList grads, at::Tensor& found_inf, const at::Tensor& inv_scale) {
-  all_on_same_device("amp_ext::unscale_", found_inf.device(), grads, inv_scale);
+void unscale_(at::TensorList grads, at::Tensor& found_inf, const at::Tensor& inv_scale,
+              const std::optional<at::Tensor>& norm, std::optional<double> max_norm) {
+  constexpr auto op = "amp_ext::unscale_";
+  check_max_norm(op, max_norm);
+  all_on_same_device(op, found_inf.device(), grads, inv_scale, norm);
 }
 
 void check_finite(at::TensorList grads, at::Tensor& found_inf,

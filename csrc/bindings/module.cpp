@@ -1,8 +1,10 @@
 // amp_ext._C: the scaler's host path and the switches of routing. Everything else is an op of
 // library.cpp.
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/_values.h>
+#include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/reciprocal.h>
+#include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
 #include <pybind11/pybind11.h>
@@ -11,157 +13,21 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <cmath>
 #include <optional>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "autocast.h"
 #include "backend.h"
 #include "ops.h"
+#include "optimizer_grads.h"
 #include "regions.h"
 
 namespace py = pybind11;
 
 namespace amp_ext {
 namespace {
-
-// The gradients of one optimizer, by device in order of first appearance.
-class OptimizerGrads {
- public:
-  OptimizerGrads(Access access, bool allow_fp16) : access_(access), allow_fp16_(allow_fp16) {}
-
-  // Reads `.grad` of every parameter. False when only Python can serve: a gradient is a Python
-  // tensor subclass, or a parameter's class has a `grad` of its own.
-  bool collect(py::handle param_groups);
-
-  // To be called before anything is written: raises what remains to be raised, then installs the
-  // coalesced gradients.
-  void close();
-
-  std::vector<GradList>& lists() { return lists_; }
-
-  int64_t numel() const {
-    int64_t total = 0;
-    for (const GradList& list : lists_) total += list.numel();
-    return total;
-  }
-
-  // The gradients, so that they live on while the GIL is released.
-  std::vector<at::Tensor> owners() const {
-    std::vector<at::Tensor> result;
-    for (const at::Tensor* grad : grads_) result.push_back(*grad);
-    return result;
-  }
-
- private:
-  bool find_params(py::handle params);
-  void find_grads();
-  bool add(at::TensorImpl* param, const at::Tensor& grad);
-  GradList& list_for(at::Device device);
-
-  Access access_;
-  bool allow_fp16_;
-  std::vector<py::object> sequences_;    // keep the parameters alive
-  std::vector<at::TensorImpl*> params_;  // those that have a gradient
-  std::vector<const at::Tensor*> grads_;
-  std::vector<at::TensorImpl*> grad_impls_;
-  std::vector<GradList> lists_;
-  std::vector<at::Tensor> sparse_values_;                          // kept alive for lists_
-  std::vector<std::pair<at::TensorImpl*, at::Tensor>> coalesced_;  // parameter, its new gradient
-};
-
-// The way from a parameter to its gradient's memory is a chain of cache misses. They overlap
-// between parameters, and the walk takes half the time, when each loop follows a link or two and
-// asks for them some parameters ahead of their use.
-bool OptimizerGrads::collect(py::handle param_groups) {
-  for (const py::handle group : param_groups) {
-    if (!find_params(group[py::str("params")])) return false;
-  }
-  find_grads();
-  const size_t n = grads_.size();
-  for (size_t i = 0; i < n; ++i) {
-    if (i + 2 * kAhead < n) prefetch_tensor(grad_impls_[i + 2 * kAhead]);
-    if (i + kAhead < n) prefetch_links(grad_impls_[i + kAhead]);
-    if (!add(params_[i], *grads_[i])) return false;
-  }
-  return true;
-}
-
-bool has_tensors_grad(PyObject* tensor) {
-  if (THPVariable_CheckExact(tensor)) return true;
-  return py::type::handle_of(tensor).attr("grad").is(py::handle(THPVariableClass).attr("grad"));
-}
-
-bool OptimizerGrads::find_params(py::handle params) {
-  PyObject* const sequence = PySequence_Fast(params.ptr(), "params must be iterable");
-  if (!sequence) throw py::error_already_set();
-  sequences_.push_back(py::reinterpret_steal<py::object>(sequence));
-  PyObject** const objects = PySequence_Fast_ITEMS(sequence);
-  const auto n = static_cast<size_t>(PySequence_Fast_GET_SIZE(sequence));
-  params_.reserve(params_.size() + n);
-  for (size_t i = 0; i < n; ++i) {
-    if (i + kAhead < n) __builtin_prefetch(objects[i + kAhead]);
-    if (!THPVariable_Check(objects[i])) {
-      const py::str name = py::type::handle_of(objects[i]).attr("__name__");
-      PyErr_Format(PyExc_AssertionError, "expected param to be torch.Tensor, got %U", name.ptr());
-      throw py::error_already_set();
-    }
-    if (!has_tensors_grad(objects[i])) return false;
-    params_.push_back(THPVariable_Unpack(objects[i]).unsafeGetTensorImpl());
-  }
-  return true;
-}
-
-void OptimizerGrads::find_grads() {
-  const size_t n = params_.size();
-  size_t found = 0;
-  grads_.reserve(n);
-  grad_impls_.reserve(n);
-  for (size_t i = 0; i < n; ++i) {
-    if (i + 2 * kAhead < n) __builtin_prefetch(params_[i + 2 * kAhead]);
-    if (i + kAhead < n) __builtin_prefetch(params_[i + kAhead]->autograd_meta());
-    const at::Tensor& grad = params_[i]->grad();
-    if (!grad.defined()) continue;
-    grads_.push_back(&grad);
-    grad_impls_.push_back(grad.unsafeGetTensorImpl());
-    params_[found++] = params_[i];
-  }
-  params_.resize(found);
-}
-
-bool OptimizerGrads::add(at::TensorImpl* param, const at::Tensor& grad) {
-  if (grad.unsafeGetTensorImpl()->is_python_dispatch()) return false;
-  const bool half = grad.scalar_type() == at::kHalf;
-  TORCH_CHECK_VALUE(allow_fp16_ || !half, "Attempting to unscale FP16 gradients.");
-  if (grad.layout() != at::kSparse) {
-    list_for(grad.device()).add(grad);
-    return true;
-  }
-  // An uncoalesced fp16 gradient may overflow only once its duplicates are added up.
-  const at::Tensor sparse = half ? grad.coalesce() : grad;
-  if (half) coalesced_.emplace_back(param, sparse);
-  list_for(sparse.device()).add(sparse_values_.emplace_back(sparse._values()));
-  return true;
-}
-
-GradList& OptimizerGrads::list_for(at::Device device) {
-  for (GradList& list : lists_) {
-    if (list.device() == device) return list;
-  }
-  lists_.emplace_back(access_ == Access::write ? "amp_ext::unscale_" : "amp_ext::check_finite",
-                      access_, device);
-  lists_.back().reserve(grads_.size());
-  return lists_.back();
-}
-
-void OptimizerGrads::close() {
-  for (GradList& list : lists_) {
-    list.close();
-    backend_for(list.op(), list.device());
-  }
-  for (auto& [param, grad] : coalesced_) param->mutable_grad() = grad;
-}
 
 at::Tensor copy_to(const at::Tensor& tensor, at::Device device, bool copy) {
   // A copy to the CPU must have arrived: kernels there read it at once.
@@ -185,8 +51,29 @@ std::optional<at::Tensor> optional_tensor(const char* name, py::handle object) {
   return tensor_of(name, object);
 }
 
-// Elements from which on a pass is long enough on a CPU to let other Python threads run.
-constexpr int64_t kLongPass = 1 << 20;
+// Lets other Python threads run during a pass that takes long on a CPU.
+class GilFreePass {
+ public:
+  explicit GilFreePass(const OptimizerGrads& grads) {
+    constexpr int64_t kLong = 1 << 20;  // elements
+    if (grads.numel() < kLong) return;
+    owners_ = grads.owners();
+    release_.emplace();
+  }
+
+ private:
+  std::vector<at::Tensor> owners_;
+  std::optional<py::gil_scoped_release> release_;
+};
+
+py::dict by_device(const std::vector<at::Tensor>& tensors) {
+  py::dict result;
+  for (const at::Tensor& tensor : tensors) {
+    result[device_object(tensor.device())] =
+        py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor));
+  }
+  return result;
+}
 
 // {device: found_inf on it} for the gradients of `param_groups`, which are multiplied by inv_scale,
 // or by 1 / scale, or only checked where both are None. found_inf is a tensor to copy, or None for
@@ -197,7 +84,7 @@ py::object unscale_grads(py::handle param_groups, py::handle scale, py::handle i
   HANDLE_TH_ERRORS
   const at::NoGradGuard no_grad;
   const bool write = !scale.is_none() || !inv_scale.is_none();
-  OptimizerGrads grads(write ? Access::write : Access::read, allow_fp16);
+  OptimizerGrads grads(write ? Access::write : Access::read, allow_fp16, Coalesce::fp16);
   if (!grads.collect(param_groups)) return py::none();
   // Correctly rounded, and so bitwise what torch gets by dividing in fp64 and rounding.
   const at::Tensor factor = scale.is_none()
@@ -214,12 +101,7 @@ py::object unscale_grads(py::handle param_groups, py::handle scale, py::handle i
   const bool copy = given || grads.lists().size() > 1;
   std::vector<at::Tensor> found;
   {
-    std::vector<at::Tensor> owners;
-    std::optional<py::gil_scoped_release> release;
-    if (grads.numel() >= kLongPass) {
-      owners = grads.owners();
-      release.emplace();
-    }
+    const GilFreePass pass(grads);
     for (GradList& list : grads.lists()) {
       found.push_back(copy_to(none_found, list.device(), copy));
       if (write) {
@@ -229,12 +111,65 @@ py::object unscale_grads(py::handle param_groups, py::handle scale, py::handle i
       }
     }
   }
-  py::dict found_inf_per_device;
-  for (const at::Tensor& tensor : found) {
-    found_inf_per_device[device_object(tensor.device())] =
-        py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor));
+  return by_device(found);
+  END_HANDLE_TH_ERRORS_PYBIND
+}
+
+// The norm of all lists from the norms of each, on the scale's device.
+at::Tensor total_norm(const std::vector<at::Tensor>& norms, const at::Tensor& scale) {
+  if (norms.empty()) return at::zeros({}, scale.options());
+  if (norms.size() == 1) return copy_to(norms[0], scale.device(), /*copy=*/false);
+  std::vector<at::Tensor> here;
+  for (const at::Tensor& norm : norms) here.push_back(copy_to(norm, scale.device(), false));
+  // In fp64, where no square overflows.
+  return at::linalg_vector_norm(at::stack(here), 2, std::nullopt, false, at::kDouble)
+      .to(at::kFloat);
+}
+
+// ({device: found_inf on it}, norm) for the gradients of `param_groups`: they are multiplied by
+// 1 / scale, or not if `unscaled`, and clipped to max_norm. found_inf starts as it is in
+// `found_infs`, a dict like the result, or else as 0. None when a gradient is a Python tensor
+// subclass; then nothing has been touched.
+py::object clip_grads(py::handle param_groups, py::handle scale, bool unscaled,
+                      const py::dict& found_infs, double max_norm, bool error_if_nonfinite,
+                      bool allow_fp16) {
+  HANDLE_TH_ERRORS
+  const at::NoGradGuard no_grad;
+  OptimizerGrads grads(Access::write, allow_fp16, Coalesce::all);
+  if (!grads.collect(param_groups)) return py::none();
+  const at::Tensor& scale_tensor = tensor_of("scale", scale);
+  const at::Tensor factor =
+      unscaled ? at::ones({}, scale_tensor.options()) : scale_tensor.reciprocal();
+  std::vector<at::Tensor> found;
+  for (const GradList& list : grads.lists()) {
+    const py::object device = device_object(list.device());
+    found.push_back(found_infs.contains(device)
+                        ? tensor_of("found_inf", found_infs[device]).clone()
+                        : at::zeros({}, factor.options().device(list.device())));
   }
-  return found_inf_per_device;
+  grads.close();
+
+  std::vector<GradList>& lists = grads.lists();
+  at::Tensor norm;
+  {
+    const GilFreePass pass(grads);
+    std::vector<at::Tensor> factors, norms;
+    for (size_t i = 0; i < lists.size(); ++i) {
+      factors.push_back(copy_to(factor, lists[i].device(), /*copy=*/false));
+      norms.push_back(grad_norm(lists[i], found[i], factors[i]));
+    }
+    norm = total_norm(norms, scale_tensor);
+    TORCH_CHECK(!error_if_nonfinite || std::isfinite(norm.item<float>()),
+                "The total norm of order 2.0 for gradients from `optimizer` is non-finite, so it "
+                "cannot be clipped. To disable this error and let step() skip the optimizer's step "
+                "instead, set `error_if_nonfinite=False`");
+    for (size_t i = 0; i < lists.size(); ++i) {
+      const at::Tensor here = copy_to(norm, lists[i].device(), /*copy=*/false);
+      unscale_(lists[i], found[i], factors[i], here, max_norm);
+    }
+  }
+  return py::make_tuple(by_device(found),
+                        py::reinterpret_steal<py::object>(THPVariable_Wrap(norm)));
   END_HANDLE_TH_ERRORS_PYBIND
 }
 
@@ -282,6 +217,9 @@ PYBIND11_MODULE(_C, m) {
   m.def("is_installed", &amp_ext::is_installed);
   m.def("unscale_grads", &amp_ext::unscale_grads, py::arg("param_groups"), py::arg("scale"),
         py::arg("inv_scale"), py::arg("found_inf"), py::arg("allow_fp16"));
+  m.def("clip_grads", &amp_ext::clip_grads, py::arg("param_groups"), py::arg("scale"),
+        py::arg("unscaled"), py::arg("found_infs"), py::arg("max_norm"),
+        py::arg("error_if_nonfinite"), py::arg("allow_fp16"));
   m.def("update_scale", &amp_ext::update_scale, py::arg("scale"), py::arg("growth_tracker"),
         py::arg("found_infs"), py::arg("growth_factor"), py::arg("backoff_factor"),
         py::arg("growth_interval"), py::arg("min_scale"), py::arg("max_scale"),

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cfloat>
+#include <cmath>
 #include <tuple>
 
 #include "backend.h"
@@ -32,11 +33,15 @@ GradList checked(const char* op, Access access, c10::ArrayRef<Item> grads, at::D
 
 }  // namespace
 
-void unscale_(GradList& grads, const at::Tensor& found_inf, const at::Tensor& inv_scale) {
+void unscale_(GradList& grads, const at::Tensor& found_inf, const at::Tensor& inv_scale,
+              const std::optional<at::Tensor>& norm, std::optional<double> max_norm) {
   const at::Device device = grads.device();
+  check_max_norm(grads.op(), max_norm);
   UnscaleArgs args{};
   args.inv_scale = one_element<float>(grads.op(), "inv_scale", inv_scale, device);
   args.found_inf = one_element<float>(grads.op(), "found_inf", found_inf, device);
+  args.norm = norm ? one_element<float>(grads.op(), "norm", *norm, device) : nullptr;
+  args.max_norm = static_cast<float>(max_norm.value_or(INFINITY));
   args.grads = grads.args();
   backend_for(grads.op(), device).unscale(args, device);
   grads.finish_writes();
@@ -54,6 +59,25 @@ void check_finite(GradList& grads, const at::Tensor& found_inf,
   backend_for(grads.op(), device).check_finite(args, device);
   mark_written(found_inf);
   if (bad_tensor) mark_written(*bad_tensor);
+}
+
+at::Tensor grad_norm(const GradList& grads, const at::Tensor& found_inf,
+                     const std::optional<at::Tensor>& inv_scale,
+                     const std::optional<at::Tensor>& norms, const ScaleUpdate& update) {
+  const at::Device device = grads.device();
+  const char* const op = grads.op();
+  GradNormArgs args{};
+  args.grads = grads.args();
+  args.found_inf = one_element<float>(op, "found_inf", found_inf, device);
+  args.inv_scale = inv_scale ? one_element<float>(op, "inv_scale", *inv_scale, device) : nullptr;
+  if (norms) args.norms = elements<float>(op, "norms", *norms, args.grads.size, device);
+  args.update = update;
+  const at::Tensor norm = at::empty({}, found_inf.options());
+  args.norm = norm.mutable_data_ptr<float>();
+  backend_for(op, device).grad_norm(args, device);
+  mark_written(found_inf);
+  if (norms) mark_written(*norms);
+  return norm;
 }
 
 namespace {
@@ -136,13 +160,14 @@ namespace {
 // tensor.
 void unscale_op(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) {
   {
-    const auto arguments = torch::jit::last(*stack, 3);
+    const auto arguments = torch::jit::last(*stack, 5);
     const at::Tensor& found_inf = arguments[1].toTensor();
     GradList grads =
         checked("amp_ext::unscale_", Access::write, arguments[0].toListRef(), found_inf.device());
-    unscale_(grads, found_inf, arguments[2].toTensor());
+    unscale_(grads, found_inf, arguments[2].toTensor(), arguments[3].toOptional<at::Tensor>(),
+             arguments[4].toOptional<double>());
   }
-  torch::jit::drop(*stack, 3);
+  torch::jit::drop(*stack, 5);
 }
 
 void check_finite_op(at::TensorList grads, at::Tensor& found_inf,
@@ -151,33 +176,11 @@ void check_finite_op(at::TensorList grads, at::Tensor& found_inf,
   check_finite(list, found_inf, bad_tensor);
 }
 
-// The arguments that every form of grad_norm has; `norm` is made here.
-GradNormArgs norm_args(const char* op, const GradList& list, const at::Tensor& found_inf,
-                       const std::optional<at::Tensor>& inv_scale,
-                       const std::optional<at::Tensor>& norms, at::Tensor& norm) {
-  const at::Device device = list.device();
-  GradNormArgs args{};
-  args.grads = list.args();
-  args.found_inf = one_element<float>(op, "found_inf", found_inf, device);
-  args.inv_scale = inv_scale ? one_element<float>(op, "inv_scale", *inv_scale, device) : nullptr;
-  if (norms) args.norms = elements<float>(op, "norms", *norms, args.grads.size, device);
-  norm = at::empty({}, found_inf.options());
-  args.norm = norm.mutable_data_ptr<float>();
-  return args;
-}
-
 at::Tensor grad_norm_op(at::TensorList grads, at::Tensor& found_inf,
                         const std::optional<at::Tensor>& inv_scale,
                         const std::optional<at::Tensor>& norms) {
-  constexpr auto op = "amp_ext::grad_norm";
-  const at::Device device = found_inf.device();
-  const GradList list = checked(op, Access::read, grads, device);
-  at::Tensor norm;
-  const GradNormArgs args = norm_args(op, list, found_inf, inv_scale, norms, norm);
-  backend_for(op, device).grad_norm(args, device);
-  mark_written(found_inf);
-  if (norms) mark_written(*norms);
-  return norm;
+  const GradList list = checked("amp_ext::grad_norm", Access::read, grads, found_inf.device());
+  return grad_norm(list, found_inf, inv_scale, norms);
 }
 
 at::Tensor grad_norm_update_scale_op(at::TensorList grads, at::Tensor& found_inf,
@@ -194,15 +197,11 @@ at::Tensor grad_norm_update_scale_op(at::TensorList grads, at::Tensor& found_inf
   const ScaleOptions options{growth_factor, backoff_factor, growth_interval,    min_scale,
                              max_scale,     hysteresis,     hysteresis_tracker, skipped_steps};
   const GradList list = checked(op, Access::read, grads, device);
-  at::Tensor norm;
-  GradNormArgs args = norm_args(op, list, found_inf, inv_scale, norms, norm);
-  args.update = checked_update(op, scale, growth_tracker, options);
   TORCH_CHECK(scale.device() == device, op,
               ": Expected all tensors to be on the same device, but current_scale is on ",
               scale.device(), " and others are on ", device);
-  backend_for(op, device).grad_norm(args, device);
-  mark_written(found_inf);
-  if (norms) mark_written(*norms);
+  const ScaleUpdate update = checked_update(op, scale, growth_tracker, options);
+  at::Tensor norm = grad_norm(list, found_inf, inv_scale, norms, update);
   mark_updated(scale, growth_tracker, options);
   return norm;
 }

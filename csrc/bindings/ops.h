@@ -11,7 +11,13 @@
 namespace amp_ext {
 
 // On a list that is already checked and closed.
-void unscale_(GradList& grads, const at::Tensor& found_inf, const at::Tensor& inv_scale);
+void unscale_(GradList& grads, const at::Tensor& found_inf, const at::Tensor& inv_scale,
+              const std::optional<at::Tensor>& norm = std::nullopt,
+              std::optional<double> max_norm = std::nullopt);
+at::Tensor grad_norm(const GradList& grads, const at::Tensor& found_inf,
+                     const std::optional<at::Tensor>& inv_scale,
+                     const std::optional<at::Tensor>& norms = std::nullopt,
+                     const ScaleUpdate& update = {});
 void check_finite(GradList& grads, const at::Tensor& found_inf,
                   const std::optional<at::Tensor>& bad_tensor);
 

@@ -58,6 +58,11 @@ float* elements(const char* op, const char* name, const at::Tensor& tensor, int6
   return tensor.mutable_data_ptr<float>();
 }
 
+void check_max_norm(const char* op, std::optional<double> max_norm) {
+  TORCH_CHECK_VALUE(!max_norm || *max_norm >= 0, op,
+                    ": max_norm must be a number that is not negative, got ", *max_norm);
+}
+
 std::optional<DType> dtype_of(at::ScalarType type) {
   switch (type) {
     case at::kFloat: return DType::f32;

@@ -26,6 +26,9 @@ template <class T>
 T* elements(const char* op, const char* name, const at::Tensor& tensor, int64_t size,
             at::Device device);
 
+// Throws unless gradients can be clipped to this norm.
+void check_max_norm(const char* op, std::optional<double> max_norm);
+
 // Hints for loops over many tensors: what GradList reads of a tensor, and then of what it points
 // to. Each is asked for kAhead tensors before the next link of the chain is followed.
 constexpr size_t kAhead = 32;

@@ -1,22 +1,23 @@
-// unscale_: grads *= inv_scale in place, and found_inf = 1 if a rounded product is not finite. One
-// launch.
+// unscale_: grads *= inv_scale in place, clipped to a norm that is given, and found_inf = 1 if a
+// rounded product is not finite. One launch.
+#include "amp_ext/clip.h"
 #include "foreach.cuh"
 
 namespace amp_ext {
 namespace {
 
 struct Unscale {
-  float inv_scale;
+  float factor;
   bool bad = false;
 
   template <class T>
   __device__ void visit(int, T* data, int n) {
     using E = Element<T>;
-    if (inv_scale == 1.0f) {
+    if (factor == 1.0f) {
       for_each_element<false>(data, n, [&](T x) { return bad |= !E::finite(x), x; });
     } else {
       for_each_element<true>(data, n, [&](T x) {
-        const T product = E::round(E::widen(x) * static_cast<typename E::Compute>(inv_scale));
+        const T product = E::round(E::widen(x) * static_cast<typename E::Compute>(factor));
         bad |= !E::finite(product);
         return product;
       });
@@ -26,8 +27,18 @@ struct Unscale {
 
 template <class Table>
 __global__ __launch_bounds__(kForeachThreads, kForeachBlocksPerSm) void unscale_kernel(
-    const Table __grid_constant__ table, const float* inv_scale, float* found_inf) {
+    const Table __grid_constant__ table, const float* inv_scale, const float* norm, float max_norm,
+    float* found_inf) {
   Unscale body{*inv_scale};
+  if (norm) {
+    // Every block decides by what no block writes: found_inf may change under way.
+    if (!Element<float>::finite(*norm)) {
+      if (threadIdx.x == 0) ptx::store_any(found_inf, 1.0f);
+      return;
+    }
+    body.factor *= clip_coefficient(*norm, max_norm);
+    if (body.factor == 1.0f) return;
+  }
   for_each_chunk(table, body);
   if (ptx::block_any(body.bad) && threadIdx.x == 0) ptx::store_any(found_inf, 1.0f);
 }
@@ -36,11 +47,12 @@ __global__ __launch_bounds__(kForeachThreads, kForeachBlocksPerSm) void unscale_
 
 Status cuda::launch_unscale(const UnscaleArgs& args, Stream stream) {
   return with_table(args.grads, [&](const auto& table) {
-    if (table.chunks == 0) return Status::ok;
+    if (table.chunks == 0 && !args.norm) return Status::ok;
     int blocks = 0;
     if (const Status s = foreach_blocks(table.chunks, &blocks); s != Status::ok) return s;
-    return launch(unscale_kernel<std::decay_t<decltype(table)>>, blocks, kForeachThreads, 0, stream,
-                  table, args.inv_scale, args.found_inf);
+    return launch(unscale_kernel<std::decay_t<decltype(table)>>, std::max(blocks, 1),
+                  kForeachThreads, 0, stream, table, args.inv_scale, args.norm, args.max_norm,
+                  args.found_inf);
   });
 }
 

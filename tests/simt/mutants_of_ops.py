@@ -11,7 +11,11 @@ FOREACH, NORM, CHECK, UNSCALE, UPDATE, REDUCE, PACK = (
 FIRST_CHUNK = "entries[middle].first_chunk <= chunk"
 LAST_TICKET = "gridDim.x - 1) == gridDim.x - 1"
 SHUFFLE = "for (int mask = 16; mask > 0; mask /= 2)"
-STORE = "ptx::store_any(found_inf, 1.0f)"
+ASK = "if (ptx::block_any(body.bad) && threadIdx.x == 0) "
+STORE = f"{ASK}ptx::store_any(found_inf, 1.0f)"
+SCALED = "body.factor *= clip_coefficient"
+SKIP_ONE = "    if (body.factor == 1.0f) return;\n"
+BAD_NORM = "if (threadIdx.x == 0) ptx::store_any(found_inf, 1.0f);\n      return;"
 BLOCK_SUM_WAITS = "= value;\n  ptx::block_sync();"
 RELEASE = "if (threadIdx.x == 0) {\n    ptx::device_fence();"
 ACQUIRE = f"{LAST_TICKET};\n    ptx::device_fence();"
@@ -123,13 +127,22 @@ MUTANTS = (
         "plain stores of found_inf",
         UNSCALE,
         STORE,
-        "*found_inf = 1.0f",
+        f"{ASK}*found_inf = 1.0f",
         "unscale",
         "random_bit_patterns and float32",
         "tsan",
     ),
     Mutant("only thread 0 is asked", UNSCALE, "ptx::block_any(body.bad)", "body.bad", "unscale"),
     Mutant("the product is not judged", UNSCALE, "!E::finite(product)", "!E::finite(x)", "unscale"),
+    Mutant("found_inf decides", UNSCALE, "!Element<float>::finite(*norm)", "*found_inf", "unscale"),
+    Mutant("a bad norm is no overflow", UNSCALE, BAD_NORM, "return;", "unscale"),
+    Mutant("a bad norm clips", UNSCALE, BAD_NORM, BAD_NORM.replace("return;", ""), "unscale"),
+    Mutant("clipped, not unscaled", UNSCALE, SCALED, SCALED.replace("*", ""), "unscale"),
+    Mutant("clipping by one reads", UNSCALE, SKIP_ONE, "", "unscale"),
+    Mutant(
+        "an empty list has no norm", UNSCALE, "chunks == 0 && !args.norm", "chunks == 0", "unscale"
+    ),
+    Mutant("no block for an empty list", UNSCALE, "std::max(blocks, 1)", "blocks", "unscale"),
     Mutant("the last element decides", CHECK, "bad |= !", "bad = !", "check_finite"),
     Mutant(
         "index of the last tensor",

@@ -50,10 +50,13 @@ class List {
 
 extern "C" {
 
-int simt_unscale(const Tensor* grads, int64_t size, float* found_inf, const float* inv_scale) {
+int simt_unscale(const Tensor* grads, int64_t size, float* found_inf, const float* inv_scale,
+                 const float* norm, float max_norm) {
   UnscaleArgs args{};
   args.inv_scale = inv_scale;
   args.found_inf = found_inf;
+  args.norm = norm;
+  args.max_norm = max_norm;
   return List(grads, size).launch(args, cuda::launch_unscale);
 }
 

@@ -25,10 +25,16 @@ struct TensorList {
 
 // grads *= inv_scale; found_inf = 1 if a product is not finite. Nothing is written to grads when
 // inv_scale is 1.
+//
+// With a norm, that of grads * inv_scale, the factor is inv_scale * clip_coefficient(*norm,
+// max_norm). When the norm is not finite, found_inf = 1; then, and when the factor is 1, grads are
+// neither read nor written.
 struct UnscaleArgs {
   TensorList grads;
   const float* inv_scale;
   float* found_inf;
+  const float* norm;  // may be null
+  float max_norm;
 };
 
 // found_inf = 1 and *bad_tensor = index of a non-finite tensor, if there is one.

@@ -1,0 +1,108 @@
+"""What a checkpoint of the scaler holds: torch's entries, and the counters of this package."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_OWN_STATE = "amp_ext"
+
+
+class ScalerState(torch.amp.GradScaler):
+    """torch's scaler with the counters of skipped steps and of hysteresis, which it saves too."""
+
+    def __init__(self, *args: Any, hysteresis: int) -> None:
+        super().__init__(*args)
+        self._hysteresis = hysteresis
+        self._init_hysteresis_tracker = hysteresis
+        self._init_skipped_steps = 0
+        # Created on the device together with the scale.
+        self._hysteresis_tracker: Tensor | None = None
+        self._skipped_steps: Tensor | None = None
+
+    def _lazy_init_scale_growth_tracker(self, dev: torch.device | str) -> None:
+        super()._lazy_init_scale_growth_tracker(dev)
+        self._skipped_steps = torch.full(
+            (), self._init_skipped_steps, dtype=torch.int64, device=dev
+        )
+        if self._hysteresis > 1:
+            self._hysteresis_tracker = torch.full(
+                (), self._init_hysteresis_tracker, dtype=torch.int32, device=dev
+            )
+
+    def get_skipped_steps(self) -> int:
+        """Number of calls of :meth:`update` that saw an overflow. Synchronises with the device."""
+        if self._skipped_steps is None:
+            return self._init_skipped_steps
+        return int(self._skipped_steps.item())
+
+    def _get_hysteresis_tracker(self) -> int:
+        if self._hysteresis_tracker is None:
+            return self._init_hysteresis_tracker
+        return int(self._hysteresis_tracker.item())
+
+    def state_dict(self) -> dict[str, Any]:
+        """torch's five entries, and one named ``"amp_ext"``, which torch ignores, with the counters
+        ``skipped_steps`` and ``hysteresis_tracker`` (of ``hysteresis``). Empty when disabled."""
+        state = super().state_dict()
+        if state:
+            state[_OWN_STATE] = {
+                "skipped_steps": self.get_skipped_steps(),
+                "hysteresis": self._hysteresis,
+                "hysteresis_tracker": self._get_hysteresis_tracker(),
+            }
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loads a state of this class or of ``torch.amp.GradScaler``.
+
+        Counters that it lacks start anew, as does the hysteresis tracker of another ``hysteresis``.
+        Raises KeyError, ValueError or TypeError before anything changes.
+        """
+        if not self._enabled:
+            return
+        if state_dict:
+            state_dict = {**state_dict, **_checked_state(state_dict)}
+        own = state_dict.get(_OWN_STATE, {})
+        if not isinstance(own, Mapping):
+            raise TypeError(
+                f"GradScaler.load_state_dict: {_OWN_STATE!r} must hold a dict, got {own!r}"
+            )
+        own = {key: _checked_integer(key, value, 63) for key, value in own.items()}
+        tracker = self._hysteresis
+        if own.get("hysteresis") == self._hysteresis:
+            tracker = min(own.get("hysteresis_tracker", tracker), tracker)
+        super().load_state_dict(state_dict)
+        self._init_skipped_steps = own.get("skipped_steps", 0)
+        self._init_hysteresis_tracker = tracker
+        if self._skipped_steps is not None:
+            self._skipped_steps.fill_(self._init_skipped_steps)
+        if self._hysteresis_tracker is not None:
+            self._hysteresis_tracker.fill_(self._init_hysteresis_tracker)
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = super().__getstate__()
+        state["_init_skipped_steps"] = self.get_skipped_steps()
+        state["_init_hysteresis_tracker"] = self._get_hysteresis_tracker()
+        state["_skipped_steps"] = state["_hysteresis_tracker"] = None
+        return state
+
+
+def _checked_integer(key: str, value: Any, bits: int) -> int:
+    if int(value) != value or not -(2**bits) <= value < 2**bits:
+        raise ValueError(
+            f"GradScaler.load_state_dict: {key!r} must be an integer of {bits + 1} bits, "
+            f"got {value!r}"
+        )
+    return int(value)
+
+
+def _checked_state(state: Mapping[str, Any]) -> dict[str, float | int]:
+    """torch's entries as the numbers that they stand for."""
+    factors = ("scale", "growth_factor", "backoff_factor")
+    return {
+        **{key: float(state[key]) for key in factors},
+        "growth_interval": _checked_integer("growth_interval", state["growth_interval"], 63),
+        "_growth_tracker": _checked_integer("_growth_tracker", state["_growth_tracker"], 31),
+    }

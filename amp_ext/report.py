@@ -1,0 +1,196 @@
+"""Which gradients made a step overflow, and with what."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from weakref import ref
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from amp_ext import ops
+
+NamedParameters = torch.nn.Module | Iterable[tuple[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class BadGradient:
+    """A gradient that is not finite. Its str() is a line such as
+
+    ``head.weight: 12 inf, 3 -inf, 1 NaN of 7680 elements, float32 [10, 768] on cuda:0``
+
+    Attributes:
+        name: of the parameter.
+        shape, dtype, device: of the gradient.
+        positive_infs, negative_infs, nans: how many elements are so.
+        numel: how many elements there are; of a sparse gradient those that it stores, of a DTensor
+            those of this rank.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    positive_infs: int
+    negative_infs: int
+    nans: int
+    numel: int
+
+    def __str__(self) -> str:
+        kinds = ((self.positive_infs, "inf"), (self.negative_infs, "-inf"), (self.nans, "NaN"))
+        counts = ", ".join(f"{count} {kind}" for count, kind in kinds if count)
+        dtype = str(self.dtype).removeprefix("torch.")
+        return (
+            f"{self.name}: {counts} of {self.numel} elements, "
+            f"{dtype} {list(self.shape)} on {self.device}"
+        )
+
+
+@dataclass(frozen=True)
+class OverflowReport:
+    """What :meth:`amp_ext.GradScaler.overflow_report` has found; true when that is something.
+
+    Attributes:
+        overflow: whether a step overflowed at all.
+        gradients: those that are not finite, in the order of the optimizers' parameters.
+        parameters: how many the optimizers of that step have.
+        cleared: how many of them have no gradient now.
+    """
+
+    overflow: bool = False
+    gradients: tuple[BadGradient, ...] = ()
+    parameters: int = 0
+    cleared: int = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.gradients)
+
+    def __str__(self) -> str:
+        if not self.overflow:
+            return "No overflow."
+        left = self.parameters - self.cleared
+        if self.gradients:
+            head = f"{len(self.gradients)} of {left} gradients are not finite:"
+            return "\n  ".join([head, *map(str, self.gradients)])
+        if not self.parameters:
+            return "There was an overflow, but its optimizer is gone."
+        if not left:
+            return (
+                "There was an overflow, but all gradients have been cleared since: ask for the "
+                "report before zero_grad()."
+            )
+        cleared = f" {self.cleared} parameters have none, or none any more." if self.cleared else ""
+        return (
+            f"There was an overflow, but all {left} gradients are finite now: they have been "
+            f"overwritten since, or only their norm overflowed.{cleared}"
+        )
+
+
+States = Mapping[int, Mapping[str, Any]]
+
+
+def found_infs_of(states: Iterable[Mapping[str, Any]]) -> list[Tensor]:
+    return [found for state in states for found in state["found_inf_per_device"].values()]
+
+
+class StepLog:
+    """The optimizers, by their id, of the scaler's step and of the last one, and the states of the
+    latter. It holds optimizers weakly, and a copy of it is empty."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, Callable[[], Optimizer | None]] = {}
+        self._last_seen: dict[int, Callable[[], Optimizer | None]] = {}
+        self.last_states: States = {}
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return StepLog, ()
+
+    def note(self, optimizer: Optimizer) -> None:
+        try:
+            self._seen[id(optimizer)] = ref(optimizer)
+        except TypeError:  # its class leaves no room for weak references
+            self._seen[id(optimizer)] = lambda: None
+
+    def close_step(self, states: States) -> None:
+        self.last_states, self._last_seen, self._seen = states, self._seen, {}
+
+    def overflowed(self, states: States) -> list[Optimizer | None]:
+        """The optimizers that overflowed in the current step, whose states are given, or in the
+        last one if they have not been looked at since; None for one that is gone."""
+        verdicts = {}
+        for seen, known in ((self._last_seen, self.last_states), (self._seen, states)):
+            for key in seen:
+                if key in known and (found := found_infs_of([known[key]])):
+                    verdicts[key] = seen[key], found
+        return [find() for find, found in verdicts.values() if any(flag.item() for flag in found)]
+
+
+@torch.no_grad()
+def report_on(
+    overflowed: Sequence[Optimizer | None], named_parameters: NamedParameters | None
+) -> OverflowReport:
+    """Looks for infinities and NaNs in the gradients of optimizers whose step overflowed; None
+    stands for one that is gone."""
+    if not overflowed:
+        return OverflowReport()
+    optimizers = [optimizer for optimizer in overflowed if optimizer is not None]
+    if isinstance(named_parameters, torch.nn.Module):
+        named_parameters = named_parameters.named_parameters()
+    given = {id(param): name for name, param in named_parameters or ()}
+    params = {id(param): (name, param) for name, param in _with_names(optimizers)}
+    grads = [
+        (given.get(key, name), param.grad)
+        for key, (name, param) in params.items()
+        if param.grad is not None
+    ]
+    bad = [
+        _counted(name, grad)
+        for (name, grad), is_bad in zip(grads, _are_bad(grad for _, grad in grads), strict=True)
+        if is_bad
+    ]
+    return OverflowReport(True, tuple(bad), len(params), len(params) - len(grads))
+
+
+def _with_names(optimizers: Iterable[Optimizer]) -> Iterator[tuple[str, Tensor]]:
+    for optimizer in optimizers:
+        for number, group in enumerate(optimizer.param_groups):
+            names = group.get("param_names") or ()
+            for index, param in enumerate(group["params"]):
+                place = f"param_groups[{number}]['params'][{index}]"
+                yield (names[index] if index < len(names) else place), param
+
+
+def _elements(grad: Tensor) -> Tensor:
+    """The gradient's elements as the scaler judges them."""
+    if hasattr(grad, "to_local"):
+        grad = grad.to_local()
+    return grad._values() if grad.layout is torch.sparse_coo else grad
+
+
+def _are_bad(grads: Iterable[Tensor]) -> list[bool]:
+    """Whether each has an infinity or a NaN: one synchronisation for all of a device."""
+    by_device: dict[torch.device, list[tuple[int, Tensor]]] = {}
+    for index, grad in enumerate(grads):
+        by_device.setdefault(grad.device, []).append((index, _elements(grad)))
+    result = {}
+    for device, indexed in by_device.items():
+        found = torch.zeros(len(indexed), device=device)
+        for flag, (_, elements) in zip(found, indexed, strict=True):
+            if type(elements) is Tensor:
+                ops.check_finite([elements], flag)
+            else:
+                flag.copy_(~elements.isfinite().all())
+        result |= {
+            index: bool(bad) for (index, _), bad in zip(indexed, found.tolist(), strict=True)
+        }
+    return [result[index] for index in range(len(result))]
+
+
+def _counted(name: str, grad: Tensor) -> BadGradient:
+    elements = _elements(grad)
+    kinds = elements.isposinf(), elements.isneginf(), elements.isnan()
+    counts = [int(kind.sum()) for kind in kinds]
+    return BadGradient(name, tuple(grad.shape), grad.dtype, grad.device, *counts, elements.numel())

@@ -1,0 +1,64 @@
+// The gradients of an optimizer as lists for the ops, without a loop in Python.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <utility>
+#include <vector>
+
+#include "tensor_args.h"
+
+namespace amp_ext {
+
+// Which sparse gradients have their duplicates added up: those of fp16, whose sums may overflow, or
+// all, as a norm needs them.
+enum class Coalesce { fp16, all };
+
+// The gradients of one optimizer, by device in order of first appearance.
+class OptimizerGrads {
+ public:
+  OptimizerGrads(Access access, bool allow_fp16, Coalesce coalesce)
+      : access_(access), allow_fp16_(allow_fp16), coalesce_(coalesce) {}
+
+  // Reads `.grad` of every parameter. False when only Python can serve: a gradient is a Python
+  // tensor subclass, or a parameter's class has a `grad` of its own.
+  bool collect(pybind11::handle param_groups);
+
+  // To be called before anything is written: raises what remains to be raised, then installs the
+  // coalesced gradients.
+  void close();
+
+  std::vector<GradList>& lists() { return lists_; }
+
+  int64_t numel() const {
+    int64_t total = 0;
+    for (const GradList& list : lists_) total += list.numel();
+    return total;
+  }
+
+  // The gradients, so that they live on while the GIL is released.
+  std::vector<at::Tensor> owners() const {
+    std::vector<at::Tensor> result;
+    for (const at::Tensor* grad : grads_) result.push_back(*grad);
+    return result;
+  }
+
+ private:
+  bool find_params(pybind11::handle params);
+  void find_grads();
+  bool add(at::TensorImpl* param, const at::Tensor& grad);
+  GradList& list_for(at::Device device);
+
+  Access access_;
+  bool allow_fp16_;
+  Coalesce coalesce_;
+  std::vector<pybind11::object> sequences_;  // keep the parameters alive
+  std::vector<at::TensorImpl*> params_;      // those that have a gradient
+  std::vector<const at::Tensor*> grads_;
+  std::vector<at::TensorImpl*> grad_impls_;
+  std::vector<GradList> lists_;
+  std::vector<at::Tensor> sparse_values_;                          // kept alive for lists_
+  std::vector<std::pair<at::TensorImpl*, at::Tensor>> coalesced_;  // parameter, its new gradient
+};
+
+}  // namespace amp_ext

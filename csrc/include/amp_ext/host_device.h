@@ -1,0 +1,8 @@
+// Marks functions that both backends compile.
+#pragma once
+
+#ifdef __CUDACC__
+#define AMP_EXT_HOST_DEVICE __host__ __device__
+#else
+#define AMP_EXT_HOST_DEVICE
+#endif

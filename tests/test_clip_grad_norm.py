@@ -1,0 +1,445 @@
+"""GradScaler.clip_grad_norm_ does what unscale_ and torch.nn.utils.clip_grad_norm_ do in a row."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.amp.grad_scaler import OptState
+from torch.optim import Optimizer
+
+from amp_ext.testing import parameters
+from cases import FLOATS, LAYOUTS, assert_all_same, copies, unwritten, whole_and_view
+from twins import (
+    DEVICES,
+    OURS,
+    THEIRS,
+    ScalerClass,
+    grads,
+    leaf,
+    outcome,
+    params,
+    plain,
+    sgd,
+    sparse_leaf,
+    started,
+)
+
+CPU = torch.device("cpu")
+clip_as_torch = torch.nn.utils.clip_grad_norm_
+optim = torch.optim
+OPTIMIZERS: dict[str, Callable[[Any], Optimizer]] = {
+    "sgd": lambda p: optim.SGD(p, lr=0.1, momentum=0.9),
+    "sgd-fused": lambda p: optim.SGD(p, lr=0.1, momentum=0.9, fused=True),
+    "adam": lambda p: optim.Adam(p, lr=0.1, foreach=True),
+    "adam-fused": lambda p: optim.Adam(p, lr=0.1, fused=True),
+}
+Clip = Callable[[Any, Optimizer, float], Tensor]
+
+
+def at_once(scaler: Any, optimizer: Optimizer, max_norm: float) -> Tensor:
+    return scaler.clip_grad_norm_(optimizer, max_norm)
+
+
+def after_unscale(scaler: Any, optimizer: Optimizer, max_norm: float) -> Tensor:
+    scaler.unscale_(optimizer)
+    return scaler.clip_grad_norm_(optimizer, max_norm)
+
+
+def torchs_recipe(scaler: Any, optimizer: Optimizer, max_norm: float) -> Tensor:
+    scaler.unscale_(optimizer)
+    return clip_as_torch(params(optimizer), max_norm)
+
+
+every_way = pytest.mark.parametrize("clip", [at_once, after_unscale])
+
+
+def found_inf(scaler: Any, optimizer: Optimizer) -> float:
+    [flag] = scaler._found_inf_per_device(optimizer).values()
+    return flag.item()
+
+
+# ---- as torch ----------------------------------------------------------------------------------
+
+
+class Training:
+    """A linear loss, so that gradients are the same in both twins whatever the parameters are."""
+
+    def __init__(
+        self, scaler_class: ScalerClass, clip: Clip, optimizer: str, device: str, sizes: list[int]
+    ) -> None:
+        self.clip = clip
+        weights = [torch.ones(size, device=device, requires_grad=True) for size in sizes]
+        self.optimizer = OPTIMIZERS[optimizer](weights)
+        self.scaler = scaler_class(device, init_scale=2.0**10, growth_interval=3)
+
+    def step(self, slopes: list[Tensor], max_norm: float) -> float:
+        """Train one step and return the norm."""
+        self.optimizer.zero_grad()
+        loss = sum(
+            (w * slope).sum() for w, slope in zip(params(self.optimizer), slopes, strict=True)
+        )
+        self.scaler.scale(loss).backward()
+        norm = self.clip(self.scaler, self.optimizer, max_norm)
+        assert (norm.dtype, norm.shape) == (torch.float32, ())
+        assert norm.device == self.scaler._scale.device
+        self.found_inf = found_inf(self.scaler, self.optimizer)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        return norm.item()
+
+    def state(self) -> Any:
+        """Return all that an overflow leaves alone."""
+        scaler = self.scaler.get_scale(), self.scaler._get_growth_tracker()
+        return plain([scaler, self.found_inf, params(self.optimizer), self.optimizer.state_dict()])
+
+
+@every_way
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_trains_as_torch(optimizer: str, device: str, clip: Clip) -> None:
+    """Bit for bit, as these norms are exact in any arithmetic: 3, 4 and 12 have a norm of 13."""
+    ours = Training(OURS, clip, optimizer, device, [2, 1, 3])
+    theirs = Training(THEIRS, torchs_recipe, optimizer, device, [2, 1, 3])
+    for index in range(20):
+        values = [[3.0, -4.0], [12.0], [0.0, 0.0, math.inf if index in (5, 11) else 0.0]]
+        slopes = [torch.tensor(v, device=device) * 2.0 ** (index % 7 - 3) for v in values]
+        norms = [twin.step(slopes, 1 / 3 if index % 2 else 9.0) for twin in (ours, theirs)]
+        assert ours.state() == theirs.state()
+        assert ours.found_inf == float(index in (5, 11))
+        if not ours.found_inf:
+            assert norms[0] == norms[1] == 13 * 2.0 ** (index % 7 - 3)
+            assert_all_same(grads(ours.optimizer), grads(theirs.optimizer))
+
+
+@every_way
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_gradients_are_near_torchs(optimizer: str, device: str, clip: Clip) -> None:
+    """With any gradients, torch's fp32 norm is what differs.
+
+    Let u = 2**-24. The sum of n squares in fp32 is off by n u at most, torch's norm of it by half
+    of that and one more u for the root, the norm of the t tensors' norms likewise by t u / 2 + u;
+    ours is off by 2 u (test_grad_norm). The coefficient takes three roundings and the gradient one,
+    on either side: 8 u. The scale is a power of two and costs none.
+    """
+    sizes = [100, 7, 1, 33]
+    u = 2.0**-24
+    allowed = ((sum(sizes) + len(sizes)) / 2 + 2 + 2 + 8) * u
+    ours = Training(OURS, clip, optimizer, device, sizes)
+    theirs = Training(THEIRS, torchs_recipe, optimizer, device, sizes)
+    for index in range(20):
+        slopes = [torch.randn(size).to(device) * 10.0 ** (index % 5 - 2) for size in sizes]
+        if index == 7:
+            slopes[0][3] = math.nan
+        norms = [twin.step(slopes, 1.0) for twin in (ours, theirs)]
+        assert ours.scaler.state_dict()["scale"] == theirs.scaler.state_dict()["scale"]
+        assert ours.found_inf == theirs.found_inf == float(index == 7)
+        if index != 7:
+            assert norms[0] == pytest.approx(norms[1], rel=allowed, abs=0.0)
+            torch.testing.assert_close(
+                grads(ours.optimizer), grads(theirs.optimizer), rtol=allowed, atol=0.0
+            )
+
+
+@every_way
+def test_any_dtype_and_layout(clip: Clip) -> None:
+    """As the ops do it one after the other."""
+    views = [whole_and_view(name, dtype, CPU)[1] for name in LAYOUTS for dtype in FLOATS[1:]]
+    scaler, optimizer = started(OURS), sgd(*parameters(views))
+    expected = copies(grads(optimizer))
+    flag, inv_scale = torch.zeros(()), torch.tensor(0.25)
+    if clip is after_unscale:
+        torch.ops.amp_ext.unscale_(expected, flag, inv_scale)
+        inv_scale = torch.tensor(1.0)
+    norm = torch.ops.amp_ext.grad_norm(expected, flag, inv_scale)
+    torch.ops.amp_ext.unscale_(expected, flag, inv_scale, norm=norm, max_norm=0.7)
+    assert clip(scaler, optimizer, 0.7).item() == norm.item()
+    assert_all_same(grads(optimizer), expected)
+
+
+def test_long_pass() -> None:
+    """Over so many elements the interpreter is released."""
+    optimizer, scaler = sgd(leaf(torch.full((2**20,), 4.0))), started(OURS)
+    assert scaler.clip_grad_norm_(optimizer, 512.0).item() == 1024.0
+    assert grads(optimizer)[0].unique().tolist() == pytest.approx([0.5])
+
+
+# ---- what is clipped ---------------------------------------------------------------------------
+
+
+@every_way
+def test_norm_within_the_limit_only_unscales(clip: Clip) -> None:
+    optimizer = sgd(leaf([12.0, 16.0]))
+    assert clip(started(OURS), optimizer, 5.1).item() == 5.0
+    assert grads(optimizer)[0].tolist() == [3.0, 4.0]
+
+
+def test_clipping_after_unscale_writes_only_where_it_must() -> None:
+    optimizer, scaler = sgd(leaf([12.0, 16.0])), started(OURS)
+    scaler.unscale_(optimizer)
+    with unwritten(grads(optimizer)):
+        assert scaler.clip_grad_norm_(optimizer, math.inf).item() == 5.0
+
+
+@every_way
+def test_sparse_gradients_count_with_their_duplicates_added_up(clip: Clip) -> None:
+    """4 and 5 + 7 are a norm of 4, and of 3 after unscaling by 4: torch cannot do this at all."""
+    param = sparse_leaf(torch.float32, (16.0, 20.0, 28.0))
+    optimizer = sgd(param, leaf([12.0]))
+    assert clip(started(OURS), optimizer, 6.5).item() == 13.0
+    assert param.grad.is_coalesced()
+    torch.testing.assert_close(param.grad._values(), torch.tensor([2.0, 6.0]))
+    torch.testing.assert_close(grads(optimizer)[1], torch.tensor([1.5]))
+
+
+def test_fp16_gradients() -> None:
+    optimizer = sgd(leaf([12.0, 16.0], torch.float16))
+    with unwritten(grads(optimizer)), pytest.raises(ValueError, match="unscale FP16 gradients"):
+        started(OURS).clip_grad_norm_(optimizer, 1.0)
+    scaler = started(OURS, allow_fp16_grads=True)
+    assert scaler.clip_grad_norm_(optimizer, 2.5).item() == 5.0
+    assert grads(optimizer)[0].tolist() == [1.5, 2.0]
+
+
+@every_way
+@pytest.mark.parametrize("allowed", [False, True])
+def test_no_gradients(allowed: bool, clip: Clip) -> None:
+    scaler, optimizer = started(OURS, allow_no_grads=allowed), sgd(torch.ones(2))
+    assert plain(clip(scaler, optimizer, 1.0)) == plain(torch.tensor(0.0))
+    assert scaler._per_optimizer_states[id(optimizer)]["stage"] is OptState.UNSCALED
+    if allowed:
+        scaler.step(optimizer)
+    else:
+        with pytest.raises(AssertionError, match="No inf checks were recorded"):
+            scaler.step(optimizer)
+
+
+class Recording(Tensor):
+    """A tensor subclass that sees every op; its data are a plain tensor."""
+
+    @staticmethod
+    def __new__(cls, inner: Tensor) -> Recording:
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+
+    def __init__(self, inner: Tensor) -> None:
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        unwrapped = torch.utils._pytree.tree_map_only(Recording, lambda t: t.inner, args)
+        result = func(*unwrapped, **(kwargs or {}))
+        return torch.utils._pytree.tree_map_only(Tensor, Recording, result)
+
+
+@every_way
+def test_tensor_subclass_gradients_take_torchs_way(clip: Clip) -> None:
+    inner = torch.tensor([12.0, 16.0])
+    param = Recording(torch.ones(2))
+    param.grad = Recording(inner)
+    optimizer, scaler = sgd(leaf([48.0])), started(OURS)
+    optimizer.param_groups[0]["params"].append(param)
+    norm = clip(scaler, optimizer, 6.5)
+    assert norm.inner.item() == 13.0
+    torch.testing.assert_close(inner, torch.tensor([1.5, 2.0]))
+    torch.testing.assert_close(grads(optimizer)[0], torch.tensor([6.0]))
+    with pytest.raises(RuntimeError, match="already been called"):
+        scaler.clip_grad_norm_(optimizer, 1.0)
+
+
+@pytest.mark.parametrize("method", ["unscale_", "_unscale_grads_"])
+@pytest.mark.parametrize("way", ["subclass", "instance"])
+def test_overridden_unscaling_is_honoured(way: str, method: str) -> None:
+    """A trainer that reduces the flags over its ranks does it there."""
+    calls = []
+
+    def own(scaler: Any, *args: Any) -> Any:
+        calls.append(args)
+        return getattr(OURS, method)(scaler, *args)
+
+    cls = type("GradScaler", (OURS,), {method: own} if way == "subclass" else {})
+    scaler, optimizer = started(cls), sgd(leaf([12.0, 16.0]))
+    if way == "instance":
+        setattr(scaler, method, lambda *args: own(scaler, *args))
+    assert scaler.clip_grad_norm_(optimizer, 2.5).item() == 5.0
+    assert len(calls) == 1
+    torch.testing.assert_close(grads(optimizer)[0], torch.tensor([1.5, 2.0]))
+    scaler.step(optimizer)
+    assert len(calls) == 1
+
+
+def test_disabled_scaler_clips_as_torch() -> None:
+    theirs, ours = (sgd(leaf([[3.0, 4.0]], torch.float64), torch.ones(2)) for _ in range(2))
+    norm = clip_as_torch(params(theirs), 1.0)
+    scaler = OURS("cpu", enabled=False)
+    assert plain(scaler.clip_grad_norm_(ours, 1.0)) == plain(norm)
+    assert plain(grads(ours)) == plain(grads(theirs))
+    scaler.clip_grad_norm_(ours, 1.0)
+    grads(ours)[0].fill_(math.nan)
+    with pytest.raises(RuntimeError, match="non-finite"):
+        scaler.clip_grad_norm_(ours, 1.0, error_if_nonfinite=True)
+
+
+# ---- overflow ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize("fused", [False, True])
+def test_overflow_skips_the_step_and_leaves_gradients_alone(fused: bool, value: float) -> None:
+    good, bad = leaf([12.0, 16.0]), leaf([1.0, value])
+    optimizer, scaler = optim.SGD([good, bad], lr=0.5, fused=fused), started(OURS)
+    with unwritten([*params(optimizer), *grads(optimizer)]):
+        norm = scaler.clip_grad_norm_(optimizer, 1.0)
+        scaler.step(optimizer)
+    assert not math.isfinite(norm.item())
+    scaler.update()
+    assert scaler.step_was_skipped
+    assert scaler.get_scale() == 2.0
+
+
+@every_way
+def test_norm_beyond_float32_is_an_overflow(clip: Clip) -> None:
+    optimizer, scaler = sgd(leaf([3e38, 3e38])), started(OURS, 1.0)
+    assert clip(scaler, optimizer, 1.0).item() == math.inf
+    assert found_inf(scaler, optimizer) == 1.0
+
+
+def test_gradient_that_is_spoilt_after_unscale() -> None:
+    """torch would step with NaNs."""
+    optimizer, scaler = sgd(leaf([12.0, 16.0])), started(OURS)
+    scaler.unscale_(optimizer)
+    grads(optimizer)[0][1] = math.nan
+    scaler.clip_grad_norm_(optimizer, 1.0)
+    with unwritten(params(optimizer)):
+        scaler.step(optimizer)
+
+
+@pytest.mark.parametrize("unscale_first", [False, True])
+def test_error_if_nonfinite_changes_nothing(unscale_first: bool) -> None:
+    optimizer, scaler = sgd(leaf([12.0, math.nan])), started(OURS)
+    if unscale_first:
+        scaler.unscale_(optimizer)
+    state = scaler._per_optimizer_states[id(optimizer)]
+    before = plain(state)
+    with (
+        unwritten(grads(optimizer)),
+        pytest.raises(RuntimeError, match="is non-finite, so it cannot"),
+    ):
+        scaler.clip_grad_norm_(optimizer, 1.0, error_if_nonfinite=True)
+    assert plain(state) == before
+    scaler.step(optimizer)
+    scaler.update()
+    assert scaler.step_was_skipped
+
+
+def test_error_if_nonfinite_of_finite_gradients() -> None:
+    optimizer = sgd(leaf([12.0, 16.0]))
+    norm = started(OURS).clip_grad_norm_(optimizer, 2.5, error_if_nonfinite=True)
+    assert norm.item() == 5.0
+    torch.testing.assert_close(grads(optimizer)[0], torch.tensor([1.5, 2.0]))
+
+
+# ---- errors ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("calls", "text"),
+    [
+        (["clip", "clip"], "clip_grad_norm_() has already been called on this optimizer since"),
+        (["unscale_", "clip", "clip"], "clip_grad_norm_() has already been called on this"),
+        (["clip", "unscale_"], "unscale_() has already been called on this optimizer since the"),
+        (["step", "clip"], "clip_grad_norm_() is being called after step()."),
+        (["clip", "step", "clip"], "clip_grad_norm_() is being called after step()."),
+    ],
+    ids=str,
+)
+def test_stages(calls: list[str], text: str) -> None:
+    scaler, optimizer = started(OURS), sgd(leaf([12.0, 16.0]))
+
+    def call(name: str) -> Any:
+        if name == "clip":
+            return scaler.clip_grad_norm_(optimizer, 1.0)
+        return getattr(scaler, name)(optimizer)
+
+    for name in calls[:-1]:
+        call(name)
+    with unwritten(grads(optimizer)):
+        kind, error, said = outcome(lambda: call(calls[-1]))
+    assert (kind, error) == ("raised", RuntimeError)
+    assert text in said
+
+
+def test_every_step_may_clip() -> None:
+    scaler, optimizer = started(OURS), sgd(leaf([12.0, 16.0]))
+    for _ in range(3):
+        scaler.clip_grad_norm_(optimizer, 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+
+
+def test_without_a_scale() -> None:
+    with pytest.raises(AssertionError, match="Attempted clip_grad_norm_ but _scale is None"):
+        OURS("cpu").clip_grad_norm_(sgd(leaf([1.0])), 1.0)
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+@pytest.mark.parametrize(
+    ("max_norm", "error", "text"),
+    [
+        (-1.0, ValueError, "not negative, got -1.0"),
+        (math.nan, ValueError, "not negative, got nan"),
+        (torch.tensor(1.0), TypeError, "must be a float, got Tensor"),
+        (None, TypeError, "must be a float, got NoneType"),
+        ("1", TypeError, "must be a float, got str"),
+    ],
+    ids=str,
+)
+def test_bad_max_norm(max_norm: Any, error: type[Exception], text: str, enabled: bool) -> None:
+    optimizer = sgd(leaf([12.0, 16.0]))
+    scaler = started(OURS, enabled=enabled)
+    with unwritten(grads(optimizer)), pytest.raises(error, match=text):
+        scaler.clip_grad_norm_(optimizer, max_norm)
+
+
+def test_gradients_that_share_memory_change_nothing() -> None:
+    first, second = leaf([12.0]), leaf([16.0])
+    second.grad = first.grad
+    optimizer = sgd(first, second)
+    with unwritten(grads(optimizer)), pytest.raises(RuntimeError, match="same address"):
+        started(OURS).clip_grad_norm_(optimizer, 1.0)
+
+
+# ---- on a GPU ----------------------------------------------------------------------------------
+
+on_gpu = pytest.mark.parametrize("device", DEVICES[1:])
+
+
+@on_gpu
+@every_way
+def test_no_host_synchronisation(device: str, clip: Clip) -> None:
+    optimizer, scaler = sgd(leaf([12.0, 16.0], device=device)), started(OURS, device=device)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        clip(scaler, optimizer, 1.0)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@on_gpu
+@every_way
+@pytest.mark.parametrize("bad", [False, True])
+def test_several_devices_have_one_norm(device: str, bad: bool, clip: Clip) -> None:
+    optimizer = sgd(leaf([12.0, 16.0]), leaf([math.inf if bad else 48.0], device=device))
+    scaler = started(OURS, device=device)
+    norm = clip(scaler, optimizer, 6.5)
+    assert norm.device == scaler._scale.device
+    flags = scaler._found_inf_per_device(optimizer).values()
+    assert [flag.item() for flag in flags] == [float(bad)] * 2
+    if not bad:
+        assert norm.item() == 13.0
+        torch.testing.assert_close(grads(optimizer)[0], torch.tensor([1.5, 2.0]))
+        torch.testing.assert_close(grads(optimizer)[1].cpu(), torch.tensor([6.0]))

@@ -1,0 +1,309 @@
+"""GradScaler.overflow_report names the gradients that are not finite, and says when it cannot."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import gc
+import math
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from amp_ext.report import OverflowReport
+from twins import DEVICES, OURS, grads, leaf, params, sgd, sparse_leaf, started
+
+INF, NAN = math.inf, math.nan
+NOTHING = OverflowReport()
+
+
+def close(scaler: Any, optimizer: Optimizer) -> None:
+    scaler.step(optimizer)
+    scaler.update()
+
+
+def overflowed(*leaves: Tensor, **options: Any) -> tuple[Any, Optimizer]:
+    """Return a scaler and an optimizer whose step it has skipped."""
+    scaler, optimizer = started(OURS, **options), sgd(*leaves)
+    close(scaler, optimizer)
+    return scaler, optimizer
+
+
+def names(report: OverflowReport) -> list[str]:
+    return [gradient.name for gradient in report.gradients]
+
+
+# ---- what it says ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_counts_and_text(device: str) -> None:
+    bad = leaf([[INF, 1.0, -INF], [NAN, INF, 0.0]], device=device)
+    wide = leaf([0.0, NAN], torch.float64, device=device)
+    scaler, _optimizer = overflowed(leaf([1.0], device=device), bad, wide, device=device)
+    report = scaler.overflow_report()
+    assert report
+    assert (report.overflow, report.parameters, report.cleared) == (True, 3, 0)
+    first, second = report.gradients
+    assert dataclasses.asdict(first) == {
+        "name": "param_groups[0]['params'][1]",
+        "shape": (2, 3),
+        "dtype": torch.float32,
+        "device": bad.device,
+        "positive_infs": 2,
+        "negative_infs": 1,
+        "nans": 1,
+        "numel": 6,
+    }
+    assert (second.dtype, second.nans, second.positive_infs) == (torch.float64, 1, 0)
+    assert str(report) == (
+        "2 of 3 gradients are not finite:\n"
+        "  param_groups[0]['params'][1]: 2 inf, 1 -inf, 1 NaN of 6 elements, "
+        f"float32 [2, 3] on {bad.device}\n"
+        f"  param_groups[0]['params'][2]: 1 NaN of 2 elements, float64 [2] on {bad.device}"
+    )
+
+
+def test_reports_are_frozen() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        NOTHING.overflow = True
+
+
+class Network(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(2, 2), nn.Linear(2, 1)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [lambda m: m, lambda m: m.named_parameters(), lambda m: dict(m.named_parameters()).items()],
+)
+@pytest.mark.parametrize("with_names", [False, True])
+def test_names_that_are_given(given: Callable[[nn.Module], Any], with_names: bool) -> None:
+    network, scaler = Network(), started(OURS)
+    optimizer = torch.optim.SGD(
+        [(f"own.{n}", p) for n, p in network.named_parameters()]
+        if with_names
+        else network.parameters(),
+        lr=0.1,
+    )
+    scaler.scale(network.head(network.body(torch.ones(2)))).backward()
+    network.body.weight.grad[1] = NAN
+    network.head.bias.grad.fill_(-INF)
+    close(scaler, optimizer)
+    assert names(scaler.overflow_report(given(network))) == ["body.weight", "head.bias"]
+    if with_names:
+        assert names(scaler.overflow_report()) == ["own.body.weight", "own.head.bias"]
+        some = [("mine", network.body.weight)]
+        assert names(scaler.overflow_report(some)) == ["mine", "own.head.bias"]
+
+
+def test_names_by_position() -> None:
+    scaler, optimizer = started(OURS), sgd(leaf(1.0), leaf(INF))
+    optimizer.add_param_group({"params": [leaf(NAN), leaf(2.0)]})
+    optimizer.param_groups[1]["param_names"] = []
+    close(scaler, optimizer)
+    expected = ["param_groups[0]['params'][1]", "param_groups[1]['params'][0]"]
+    assert names(scaler.overflow_report()) == expected
+
+
+def test_sparse_gradient() -> None:
+    scaler, _optimizer = overflowed(sparse_leaf(torch.float32, (INF, 1.0, -INF)))
+    [found] = scaler.overflow_report().gradients
+    assert (found.shape, found.numel) == ((5,), 3)
+    assert (found.positive_infs, found.negative_infs, found.nans) == (1, 1, 0)
+
+
+def test_fp16_sparse_gradient_whose_duplicates_overflow() -> None:
+    scaler, _optimizer = overflowed(
+        sparse_leaf(torch.float16, (1.0, 6e4, 6e4)), allow_fp16_grads=True
+    )
+    [found] = scaler.overflow_report().gradients
+    assert (found.dtype, found.positive_infs, found.numel) == (torch.float16, 1, 2)
+
+
+class Recording(Tensor):
+    """A tensor subclass that sees every op; its data are a plain tensor."""
+
+    @staticmethod
+    def __new__(cls, inner: Tensor) -> Recording:
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+
+    def __init__(self, inner: Tensor) -> None:
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        unwrapped = torch.utils._pytree.tree_map_only(Recording, lambda t: t.inner, args)
+        return func(*unwrapped, **(kwargs or {}))
+
+
+def test_tensor_subclass() -> None:
+    param = Recording(torch.ones(2))
+    param.grad = Recording(torch.tensor([1.0, NAN]))
+    scaler, optimizer = started(OURS), sgd(leaf([1.0]))
+    optimizer.param_groups[0]["params"].append(param)
+    scaler.unscale_(optimizer)
+    [found] = scaler.overflow_report().gradients
+    assert (found.nans, found.numel) == (1, 2)
+
+
+# ---- when it looks, and at what ----------------------------------------------------------------
+
+
+class CountsReads(nn.Parameter):
+    """A parameter that counts how often its gradient is asked for."""
+
+    reads = 0
+
+    @property
+    def grad(self) -> Tensor:
+        self.reads += 1
+        return self.own
+
+
+def test_reads_no_gradient_without_an_overflow() -> None:
+    param = CountsReads(torch.ones(2))
+    param.own = torch.tensor([4.0, 8.0])
+    scaler, optimizer = started(OURS), sgd(leaf(1.0))
+    optimizer.param_groups[0]["params"] = [param]
+    for call in (lambda: None, lambda: scaler.unscale_(optimizer), scaler.update):
+        call()
+        before = param.reads
+        report = scaler.overflow_report()
+        assert (report, bool(report), str(report)) == (NOTHING, False, "No overflow.")
+        assert param.reads == before
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda scaler, optimizer: scaler.unscale_(optimizer),
+        lambda scaler, optimizer: scaler.clip_grad_norm_(optimizer, 1.0),
+        lambda scaler, optimizer: scaler._check_inf_per_device(optimizer),
+        lambda scaler, optimizer: scaler.step(optimizer),
+    ],
+    ids=["unscale_", "clip_grad_norm_", "_check_inf_per_device", "step"],
+)
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("own_way", [False, True])
+def test_within_the_step_and_after_it(own_way: bool, fused: bool, look: Callable) -> None:
+    unscale = {"_unscale_grads_": lambda *args: OURS._unscale_grads_(*args)}
+    scaler = started(type("GradScaler", (OURS,), unscale if own_way else {}))
+    optimizer = torch.optim.Adam([leaf([1.0]), leaf([NAN])], fused=fused)
+    look(scaler, optimizer)
+    within = scaler.overflow_report()
+    assert names(within) == ["param_groups[0]['params'][1]"]
+    scaler.update()
+    assert scaler.overflow_report() == within
+    scaler.update(8.0)
+    assert scaler.overflow_report() == NOTHING
+
+
+def test_only_the_optimizer_that_overflowed() -> None:
+    """The other one's gradient has become bad since: that was no overflow of the step."""
+    scaler, good, bad = started(OURS), sgd(leaf(1.0)), sgd(leaf(INF), leaf(2.0))
+    for optimizer in (good, bad):
+        scaler.step(optimizer)
+    grads(good)[0].fill_(NAN)
+    report = scaler.overflow_report([("good", params(good)[0]), ("bad", params(bad)[0])])
+    assert (names(report), report.parameters) == (["bad"], 2)
+
+
+def test_a_later_look_at_the_same_optimizer_counts() -> None:
+    scaler, optimizer = overflowed(leaf([INF]))
+    grads(optimizer)[0].fill_(4.0)
+    scaler.unscale_(optimizer)
+    assert scaler.overflow_report() == NOTHING
+    close(scaler, optimizer)
+    assert scaler.overflow_report() == NOTHING
+
+
+def test_parameter_of_two_optimizers_counts_once() -> None:
+    shared, scaler = leaf([INF]), started(OURS)
+    first, second = sgd(shared), sgd(shared)
+    for optimizer in (first, second):
+        scaler.step(optimizer)
+    report = scaler.overflow_report()
+    assert (len(report.gradients), report.parameters) == (1, 1)
+
+
+# ---- when it comes too late --------------------------------------------------------------------
+
+
+def test_cleared_gradients() -> None:
+    scaler, optimizer = overflowed(leaf([INF]), leaf([1.0]))
+    optimizer.zero_grad()
+    report = scaler.overflow_report()
+    assert not report
+    assert (report.overflow, report.parameters, report.cleared) == (True, 2, 2)
+    assert "all gradients have been cleared since" in str(report)
+
+
+def test_overwritten_gradients() -> None:
+    scaler, optimizer = overflowed(leaf([INF]), leaf([1.0]), torch.ones(2))
+    optimizer.zero_grad(set_to_none=False)
+    report = scaler.overflow_report()
+    assert not report
+    assert "all 2 gradients are finite now: they have been overwritten since" in str(report)
+    assert str(report).endswith("1 parameters have none, or none any more.")
+
+
+def test_norm_that_overflowed_alone() -> None:
+    scaler, optimizer = started(OURS, 1.0), sgd(leaf([3e38, 3e38]))
+    scaler.clip_grad_norm_(optimizer, 1.0)
+    assert str(scaler.overflow_report()).endswith("or only their norm overflowed.")
+
+
+def test_optimizers_are_held_weakly() -> None:
+    scaler, optimizer = overflowed(leaf([INF]))
+    del optimizer
+    gc.collect()
+    report = scaler.overflow_report()
+    assert not report
+    assert str(report) == "There was an overflow, but its optimizer is gone."
+
+
+def test_optimizer_without_weak_references() -> None:
+    class Slots:
+        __slots__ = ("param_groups",)
+
+    optimizer, scaler = Slots(), started(OURS)
+    optimizer.param_groups = [{"params": [leaf(INF)]}]
+    scaler.unscale_(optimizer)
+    assert scaler.overflow_report().overflow
+
+
+def test_optimizers_of_older_steps_are_forgotten() -> None:
+    scaler = started(OURS)
+    for _ in range(5):
+        close(scaler, sgd(leaf(1.0)))
+    assert len(scaler._log._last_seen) == 1
+    assert len(scaler._log._seen) == 0
+
+
+# ---- the scaler around it ----------------------------------------------------------------------
+
+
+def test_disabled_scaler() -> None:
+    scaler, optimizer = OURS("cpu", enabled=False), sgd(leaf([INF]))
+    close(scaler, optimizer)
+    assert scaler.overflow_report() == NOTHING
+
+
+@pytest.mark.parametrize(
+    "duplicate", [lambda s: pickle.loads(pickle.dumps(s)), copy.deepcopy], ids=["pickle", "copy"]
+)
+def test_copies_know_nothing_of_it(duplicate: Callable[[Any], Any]) -> None:
+    scaler, _optimizer = overflowed(leaf([INF]))
+    again = duplicate(scaler)
+    assert again.overflow_report() == NOTHING
+    assert not again.step_was_skipped
+    assert again.state_dict() == scaler.state_dict()
+    assert scaler.overflow_report()
