@@ -2,7 +2,7 @@
 
 import functools
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -75,7 +75,7 @@ class GradScaler(ScalerState):
         if not self._enabled or self._scale is None:
             return super().unscale_(optimizer)
         state = self._state_of(optimizer)
-        if state["stage"] is not OptState.READY or self._is_replaced("_unscale_grads_"):
+        if state["stage"] is not OptState.READY or self._unscales_its_own_way():
             return super().unscale_(optimizer)
         per_device = _C.unscale_grads(
             optimizer.param_groups, self._scale, None, None, self._allow_fp16_grads
@@ -119,7 +119,7 @@ class GradScaler(ScalerState):
         scale, _ = self._check_scale_growth_tracker("clip_grad_norm_")
         state = self._state_of(optimizer)
         check_may_clip(state)
-        replaced = self._is_replaced("unscale_") or self._is_replaced("_unscale_grads_")
+        replaced = _replaces(self.unscale_, GradScaler.unscale_) or self._unscales_its_own_way()
         if replaced and state["stage"] is OptState.READY:
             self.unscale_(optimizer)
         unscaled = state["stage"] is OptState.UNSCALED
@@ -155,7 +155,7 @@ class GradScaler(ScalerState):
     def _check_inf_per_device(self, optimizer: Optimizer) -> dict[torch.device, Tensor]:
         scale, _ = self._check_scale_growth_tracker("_check_inf_per_device")
         state = self._state_of(optimizer)
-        if self._is_replaced("_unscale_grads_"):
+        if self._unscales_its_own_way():
             return super()._check_inf_per_device(optimizer)
         found_inf = torch.zeros((), dtype=torch.float32, device=scale.device)
         per_device = _C.unscale_grads(optimizer.param_groups, None, None, found_inf, True)
@@ -169,10 +169,8 @@ class GradScaler(ScalerState):
         self._log.note(optimizer)
         return self._per_optimizer_states[id(optimizer)]
 
-    def _is_replaced(self, method: str) -> bool:
-        """Whether a subclass or the user has replaced a method of this class."""
-        function = getattr(getattr(self, method), "__func__", None)
-        return function is not getattr(GradScaler, method)
+    def _unscales_its_own_way(self) -> bool:
+        return _replaces(self._unscale_grads_, GradScaler._unscale_grads_)
 
     def _or_no_overflow(self, per_device: dict[torch.device, Tensor]) -> dict[torch.device, Tensor]:
         if per_device or not self._allow_no_grads:
@@ -289,6 +287,11 @@ class GradScaler(ScalerState):
         """
         states = self._per_optimizer_states if self._enabled else {}
         return report_on(self._log.overflowed(states), named_parameters)
+
+
+def _replaces(method: Callable[..., Any], ours: Callable[..., Any]) -> bool:
+    """Whether a subclass or the user has put another method in the place of ours."""
+    return getattr(method, "__func__", None) is not ours
 
 
 def _clip_as_torch(optimizer: Optimizer, max_norm: float, error_if_nonfinite: bool) -> Tensor:
