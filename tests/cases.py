@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-OPS = ("unscale_", "check_finite", "grad_norm", "update_scale_")
+OPS = ("unscale_", "check_finite", "grad_norm", "update_scale_", "cast_")
 GEMM_OPS = ("gemm", "linear")
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 NON_FINITE = (float("inf"), float("-inf"), float("nan"))
@@ -100,6 +100,9 @@ def arguments(name: str, device: torch.device) -> dict[str, Any]:
             "skipped_steps": zero.long(),
         }
     grads = [torch.ones(3, device=device), torch.ones(2, 4, device=device).half().t(), 2 * one]
+    if name == "cast_":
+        outputs = [torch.zeros_like(grad, dtype=torch.bfloat16) for grad in grads]
+        return {"outputs": outputs, "inputs": grads}
     last = {"bad_tensor": zero.long()} if name == "check_finite" else {"inv_scale": one / 2}
     return {"grads": grads, "found_inf": zero, **last}
 

@@ -34,18 +34,19 @@ void keep_for_graph(at::Tensor staged) {
 
 // The chunk table of a list too long for the kernel's parameters, on its way to the device. The
 // caching allocators keep both copies until the stream has passed them.
-at::Tensor send_table(TensorList& list, c10::Device device) {
-  if (list.size <= kInlineTensors) return {};
-  const auto bytes = static_cast<int64_t>(list.size * sizeof(ChunkEntry));
+template <class Ref>
+at::Tensor send_table(ListOf<Ref>& list, c10::Device device) {
+  using Entry = EntryOf<Ref>;
+  if (list.size <= kInlineEntries<Entry>) return {};
+  const auto bytes = static_cast<int64_t>(list.size * sizeof(Entry));
   const at::Tensor staged = at::empty({bytes}, at::TensorOptions(at::kByte).pinned_memory(true));
-  const Status status =
-      build_chunk_table(list.tensors, list.size,
-                        static_cast<ChunkEntry*>(staged.mutable_data_ptr()), &list.device_chunks);
+  const Status status = build_chunk_table(
+      list.refs, list.size, static_cast<Entry*>(staged.mutable_data_ptr()), &list.device_chunks);
   TORCH_CHECK(status == Status::ok, "amp_ext: ", text(status));
   at::Tensor table = at::empty({bytes}, at::TensorOptions(at::kByte).device(device));
   table.copy_(staged, /*non_blocking=*/true);
   if (capturing()) keep_for_graph(staged);
-  list.device_table = static_cast<const ChunkEntry*>(table.const_data_ptr());
+  list.device_table = static_cast<const Entry*>(table.const_data_ptr());
   return table;
 }
 
@@ -60,17 +61,20 @@ void check(const char* op, Status status) {
 class CudaBackend final : public Backend {
  public:
   void unscale(UnscaleArgs args, c10::Device device) const override {
-    with_list("amp_ext::unscale_", args, device, cuda::launch_unscale);
+    with_list("amp_ext::unscale_", args, args.grads, device, cuda::launch_unscale);
   }
   void check_finite(CheckFiniteArgs args, c10::Device device) const override {
-    with_list("amp_ext::check_finite", args, device, cuda::launch_check_finite);
+    with_list("amp_ext::check_finite", args, args.grads, device, cuda::launch_check_finite);
   }
   void grad_norm(GradNormArgs args, c10::Device device) const override {
     const c10::cuda::CUDAGuard guard(device);
     const at::Tensor workspace =
         at::zeros({kGradNormWorkspaceBytes}, at::TensorOptions(at::kByte).device(device));
     args.workspace = workspace.mutable_data_ptr();
-    with_list("amp_ext::grad_norm", args, device, cuda::launch_grad_norm);
+    with_list("amp_ext::grad_norm", args, args.grads, device, cuda::launch_grad_norm);
+  }
+  void cast(CastArgs args, c10::Device device) const override {
+    with_list("amp_ext::cast_", args, args.casts, device, cuda::launch_cast);
   }
   void update_scale(UpdateScaleArgs args, c10::Device device) const override {
     const c10::cuda::CUDAGuard guard(device);
@@ -80,11 +84,12 @@ class CudaBackend final : public Backend {
   }
 
  private:
-  template <class Args>
-  static void with_list(const char* op, Args args, c10::Device device,
+  // `list` is the one of `args`.
+  template <class Args, class Ref>
+  static void with_list(const char* op, Args& args, ListOf<Ref>& list, c10::Device device,
                         Status (*launch)(const Args&, cuda::Stream)) {
     const c10::cuda::CUDAGuard guard(device);
-    const at::Tensor table = send_table(args.grads, device);
+    const at::Tensor table = send_table(list, device);
     check(op, launch(args, c10::cuda::getCurrentCUDAStream(device.index()).stream()));
   }
 };

@@ -7,6 +7,7 @@ TORCH_LIBRARY(amp_ext, m) {
   m.def("check_finite(Tensor[] grads, Tensor(a!) found_inf, Tensor(b!)? bad_tensor=None) -> ()",
         tags);
   m.def("grad_norm(Tensor[] grads, Tensor(a!) found_inf, Tensor? inv_scale=None) -> Tensor", tags);
+  m.def("cast_(Tensor(a!)[] outputs, Tensor[] inputs) -> ()", tags);
   m.def(
       "update_scale_(Tensor(a!) scale, Tensor(b!) growth_tracker, Tensor[] found_infs, float "
       "growth_factor, "

@@ -8,6 +8,7 @@
 #include <cfloat>
 
 #include "backend.h"
+#include "cast_args.h"
 
 namespace amp_ext {
 namespace {
@@ -150,6 +151,32 @@ at::Tensor grad_norm_op(at::TensorList grads, at::Tensor& found_inf,
   return norm;
 }
 
+void cast_(c10::ArrayRef<c10::IValue> outputs, c10::ArrayRef<c10::IValue> inputs) {
+  const size_t n = outputs.size();
+  check_cast_lengths(n, inputs.size());
+  if (n == 0) return;
+  const at::Device device = outputs[0].toTensor().device();
+  CastPairs pairs(device);
+  pairs.reserve(n);
+  for (size_t i = 0; i < n; ++i) {
+    for (const auto& list : {outputs, inputs}) {
+      if (i + 2 * kAhead < n)
+        prefetch_tensor(list[i + 2 * kAhead].toTensor().unsafeGetTensorImpl());
+      if (i + kAhead < n) prefetch_links(list[i + kAhead].toTensor().unsafeGetTensorImpl());
+    }
+    pairs.add(outputs[i].toTensor(), inputs[i].toTensor());
+  }
+  pairs.close();
+  backend_for(kCast, device).cast({pairs.args()}, device);
+  pairs.finish_writes();
+}
+
+void cast_op(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) {
+  const auto arguments = torch::jit::last(*stack, 2);
+  cast_(arguments[0].toListRef(), arguments[1].toListRef());
+  torch::jit::drop(*stack, 2);
+}
+
 }  // namespace
 
 void register_ops(torch::Library& m) {
@@ -157,6 +184,12 @@ void register_ops(torch::Library& m) {
   m.impl("check_finite", TORCH_FN(check_finite_op));
   m.impl("grad_norm", TORCH_FN(grad_norm_op));
   m.impl("update_scale_", TORCH_FN(update_scale_));
+  m.impl("cast_", torch::CppFunction::makeFromBoxedFunction<cast_op>());
+}
+
+// Empty lists name no device: they come here.
+TORCH_LIBRARY_IMPL(amp_ext, CompositeExplicitAutograd, m) {
+  m.impl("cast_", torch::CppFunction::makeFromBoxedFunction<cast_op>());
 }
 
 }  // namespace amp_ext

@@ -13,10 +13,10 @@ Status launch_grad_norm(const GradNormArgs& args, const CpuContext& context) {
   const float inv_scale = args.inv_scale ? *args.inv_scale : 1.0f;
   auto* sums = static_cast<double*>(args.workspace);
   std::atomic<bool> found{false};
-  for_each_chunk(args.grads, context, [&](const Chunk& chunk) {
+  for_each_chunk(args.grads, context, [&](const TensorRef& t, const Chunk& chunk) {
     double sum = 0;
-    const int type = static_cast<int>(chunk.dtype);
-    if (span.sum_squares[type](chunk.data, chunk.numel, inv_scale, &sum))
+    const void* data = element(t.data, t.dtype, chunk.offset);
+    if (span.sum_squares[static_cast<int>(t.dtype)](data, chunk.numel, inv_scale, &sum))
       found.store(true, std::memory_order_relaxed);
     sums[chunk.index] = sum;
   });
@@ -24,7 +24,7 @@ Status launch_grad_norm(const GradNormArgs& args, const CpuContext& context) {
   double total = 0;
   int64_t chunk = 0;
   for (int64_t i = 0; i < args.grads.size; ++i) {
-    for (const int64_t end = chunk + chunk_count(args.grads.tensors[i].numel); chunk < end; ++chunk)
+    for (const int64_t end = chunk + chunk_count(args.grads.refs[i].numel); chunk < end; ++chunk)
       total += sums[chunk];
   }
   *args.norm = static_cast<float>(std::sqrt(total));

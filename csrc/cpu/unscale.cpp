@@ -10,10 +10,11 @@ Status launch_unscale(const UnscaleArgs& args, const CpuContext& context) {
   const SpanKernels& span = span_kernels();
   const float inv_scale = *args.inv_scale;
   std::atomic<bool> found{false};
-  for_each_chunk(args.grads, context, [&](const Chunk& chunk) {
-    const int type = static_cast<int>(chunk.dtype);
-    const bool bad = inv_scale == 1.0f ? span.check_finite[type](chunk.data, chunk.numel)
-                                       : span.unscale[type](chunk.data, chunk.numel, inv_scale);
+  for_each_chunk(args.grads, context, [&](const TensorRef& t, const Chunk& chunk) {
+    const int type = static_cast<int>(t.dtype);
+    void* data = element(t.data, t.dtype, chunk.offset);
+    const bool bad = inv_scale == 1.0f ? span.check_finite[type](data, chunk.numel)
+                                       : span.unscale[type](data, chunk.numel, inv_scale);
     if (bad) found.store(true, std::memory_order_relaxed);
   });
   if (found) *args.found_inf = 1.0f;

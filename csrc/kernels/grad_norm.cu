@@ -45,7 +45,7 @@ __global__ __launch_bounds__(kForeachThreads, kForeachBlocksPerSm) void grad_nor
     Workspace* workspace) {
   auto& shared = ptx::shared<Shared>();
   SumSquares body{inv_scale ? *inv_scale : 1.0f};
-  for_each_chunk(table, body);
+  visit_chunks(table, body);
   if (ptx::block_any(body.bad) && threadIdx.x == 0) ptx::store_any(found_inf, 1.0f);
 
   const double partial = block_sum(body.sum, shared.sum);

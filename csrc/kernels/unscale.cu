@@ -28,7 +28,7 @@ template <class Table>
 __global__ __launch_bounds__(kForeachThreads, kForeachBlocksPerSm) void unscale_kernel(
     const Table __grid_constant__ table, const float* inv_scale, float* found_inf) {
   Unscale body{*inv_scale};
-  for_each_chunk(table, body);
+  visit_chunks(table, body);
   if (ptx::block_any(body.bad) && threadIdx.x == 0) ptx::store_any(found_inf, 1.0f);
 }
 
