@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from amp_ext import _library  # noqa: F401  (registers the ops)
+from amp_ext._library import _C  # registers the ops
 
 _ops = torch.ops.amp_ext
 
@@ -90,7 +90,8 @@ def cast_(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:
             memory, from its first element to its last, overlaps that of an output.
         NotImplementedError: a tensor that is not strided, or another dtype than the above.
     """
-    _ops.cast_(outputs, inputs)
+    if torch.compiler.is_compiling() or not _C.cast_directly(outputs, inputs):
+        _ops.cast_(outputs, inputs)
 
 
 def update_scale_(

@@ -113,12 +113,6 @@ def _copy_back(tensors: Sequence[Tensor], dense: Sequence[Tensor]) -> None:
             tensor.detach().copy_(copy)
 
 
-def packs(tensor: Tensor) -> int:
-    """Return how many whole aligned packs of 16 bytes there are in a tensor."""
-    head = -tensor.data_ptr() % 16 // tensor.element_size()
-    return (tensor.numel() - head) // (16 // tensor.element_size())
-
-
 class Ops:
     """Functions with the names and arguments of amp_ext.ops.
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch._subclasses import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from amp_ext import ops
 from cases import (
     FLOATS,
     LAYOUTS,
@@ -181,6 +185,68 @@ def test_any_list(
         )
         inputs.append(source)
     check(executor, outputs, inputs)
+
+
+# ---- who looks on ------------------------------------------------------------------------------
+
+
+class Subclass(torch.Tensor):
+    """Notes what torch is asked for."""
+
+    seen: ClassVar[list[str]] = []
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        cls.seen.append(str(func))
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+class Watch(TorchDispatchMode):
+    """Notes what the dispatcher is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def test_modes_subclasses_and_profilers_see_the_op() -> None:
+    """Plain tensors go past the dispatcher, but only where nobody looks on."""
+    source, output = torch.ones(3), torch.zeros(3, dtype=FP16)
+    with Watch() as watch:
+        ops.cast_([output], [source])
+    assert watch.seen == ["amp_ext.cast_.default"]
+    with torch.profiler.profile() as profile:
+        ops.cast_([output], [source])
+    assert "amp_ext::cast_" in [event.key for event in profile.key_averages()]
+    Subclass.seen.clear()
+    ops.cast_([output], [source.as_subclass(Subclass)])
+    assert Subclass.seen == ["amp_ext.cast_"]
+    with FakeTensorMode():
+        ops.cast_([torch.empty(3, dtype=FP16)], [torch.empty(3)])
+    assert output.tolist() == [1.0, 1.0, 1.0]
+
+
+def test_tensors_that_torch_materialises() -> None:
+    """Negative views and zero tensors have no memory with their values."""
+    sources = [torch._neg_view(torch.ones(3)), torch._efficientzerotensor(3)]
+    outputs = [torch.full((3,), 7.0, dtype=FP16) for _ in sources]
+    ops.cast_(outputs, sources)
+    assert [output.tolist() for output in outputs] == [3 * [-1.0], 3 * [0.0]]
+
+
+def test_parameters_stay_leaves() -> None:
+    """With gradients on, as in the middle of a forward pass, and off."""
+    weight = torch.nn.Parameter(torch.ones(3, dtype=FP16))
+    master = torch.nn.Parameter(torch.full((3,), 2.0))
+    for enabled in (True, False):
+        with torch.set_grad_enabled(enabled):
+            ops.cast_((weight,), [master])
+            ops.cast_([weight], [master])
+        assert weight.is_leaf and weight.tolist() == [2.0, 2.0, 2.0]
 
 
 @pytest.mark.slow

@@ -23,7 +23,7 @@ from cases import (
 )
 from cast_cases import FP16, FP32, FP64, PAIRS_OF_EACH_KIND, check, every_pair, pair, patterns
 from executors import SIMT, Executor, every_scaler_executor, scaler_against_oracle
-from simt_ops import Counters, Ops, Schedule, packs
+from simt_ops import Counters, Ops, Schedule
 
 CPU = torch.device("cpu")
 
@@ -143,25 +143,31 @@ def cost(schedule: Schedule | None, outputs: list[Tensor], inputs: list[Tensor])
 
 
 @on_simt
+@pytest.mark.parametrize("offset", [0, 3])
 @every_pair
-def test_reads_and_writes_each_pack_once(dtype: torch.dtype, output_dtype: torch.dtype) -> None:
-    """Also where both begin 8 elements off; no pack where they are never aligned together."""
-    sizes = [5 * 16384 - 8, 40]
-    inputs = [torch.ones(size + 8, dtype=dtype)[8:] for size in sizes]
-    outputs = [torch.ones(size + 8, dtype=output_dtype)[8:] for size in sizes]
+def test_simt_reads_and_writes_each_pack_once(
+    dtype: torch.dtype, output_dtype: torch.dtype, offset: int
+) -> None:
+    """In one launch; what is not a whole pack on both sides goes one by one, as does a pair whose
+    sides are never aligned together."""
+    chunks = [*4 * [16384], 16384 - 8, 40]
+    sizes = [sum(chunks[:-1]), chunks[-1]]
+    inputs = [torch.ones(size + offset, dtype=dtype)[offset:] for size in sizes]
+    outputs = [torch.ones(size + offset, dtype=output_dtype)[offset:] for size in sizes]
+    step = 16 // min(dtype.itemsize, output_dtype.itemsize)
+    packed = sum((chunk - -offset % step) // step * step for chunk in chunks)
     inputs.append(torch.ones(33, dtype=dtype)[1:])
     outputs.append(torch.ones(32, dtype=output_dtype))
     counted = cost(Schedule(3, 2, 2), outputs, inputs)
     assert counted.launches == 1
     assert counted.blocks == 4
-    assert counted.bytes_loaded == 16 * sum(map(packs, inputs[:2]))
-    assert counted.bytes_stored == 16 * sum(map(packs, outputs[:2]))
-    assert_all_same(outputs, [torch.ones_like(output) for output in outputs])
+    assert counted.bytes_loaded == packed * dtype.itemsize
+    assert counted.bytes_stored == packed * output_dtype.itemsize
 
 
 @on_simt
 @pytest.mark.parametrize("count", [0, 1, 2000])
-def test_one_launch_for_any_list(count: int) -> None:
+def test_one_simt_launch_for_any_list(count: int) -> None:
     inputs = [random((1 + 13 * i % 101,), FLOATS[i % 4], CPU) for i in range(count)]
     outputs = [torch.empty_like(source, dtype=torch.float16) for source in inputs]
     assert cost(None, outputs, inputs).launches == min(count, 1)
@@ -170,7 +176,7 @@ def test_one_launch_for_any_list(count: int) -> None:
 @on_simt
 @pytest.mark.parametrize("count", [30, 1100], ids=["parameters", "table"])
 @pytest.mark.parametrize("seed", range(8))
-def test_is_the_same_in_every_schedule(seed: int, count: int) -> None:
+def test_the_same_in_every_simt_schedule(seed: int, count: int) -> None:
     inputs = [random((1 + 13 * i % 101,), FLOATS[i % 4], CPU) for i in range(count)]
     inputs.append(random((70_001,), FP32, CPU))
     outputs = [torch.empty_like(t, dtype=FLOATS[i // 4 % 4]) for i, t in enumerate(inputs)]

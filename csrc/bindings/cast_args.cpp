@@ -65,16 +65,20 @@ void CastPairs::add(const at::Tensor& output, const at::Tensor& input) {
   if (ref.numel == 0) return;
   outputs_.push_back(span_of(to, output, index));
   inputs_.push_back(span_of(from, input, index));
-  if (to == from && output_dtype == input_dtype && same_order(output, input)) {
+  if (!same_order(output, input)) return rearrange(ref, output, input);
+  if (to == from && output_dtype == input_dtype) {
     ref.numel = 0;
     outputs_.back().end = outputs_.back().begin;
-    return;
+  } else if (!dense) {
+    rearrange(ref, output, input);
   }
+}
 
+void CastPairs::rearrange(CastRef& ref, const at::Tensor& output, const at::Tensor& input) {
   const at::NoGradGuard no_grad;
   const bool input_dense = input.is_non_overlapping_and_dense();
   at::Tensor target = output;
-  if (!dense) {
+  if (!output.is_non_overlapping_and_dense()) {
     target = input_dense ? empty_in_order_of(input, output)
                          : at::empty(output.sizes(), output.options());
     scattered_.push_back({output, target});

@@ -59,6 +59,8 @@ class CastPairs {
     at::Tensor dense;
   };
 
+  // Gives kernels dense memory in one order, where two tensors are not so.
+  void rearrange(CastRef& ref, const at::Tensor& output, const at::Tensor& input);
   // How many outputs begin before an address; fast where that is `guess`, or one more.
   size_t outputs_before(uintptr_t address, size_t guess) const;
   static Span span_of(const void* data, const at::Tensor& tensor, size_t index);

@@ -107,6 +107,25 @@ void update_scale_(at::Tensor& scale, at::Tensor& growth_tracker, at::TensorList
   if (skipped_steps) mark_written(*skipped_steps);
 }
 
+void cast_(TensorPointers outputs, TensorPointers inputs) {
+  const size_t n = outputs.size();
+  check_cast_lengths(n, inputs.size());
+  if (n == 0) return;
+  const at::Device device = outputs[0]->device();
+  CastPairs pairs(device);
+  pairs.reserve(n);
+  for (size_t i = 0; i < n; ++i) {
+    for (const TensorPointers list : {outputs, inputs}) {
+      if (i + 2 * kAhead < n) prefetch_tensor(list[i + 2 * kAhead]->unsafeGetTensorImpl());
+      if (i + kAhead < n) prefetch_links(list[i + kAhead]->unsafeGetTensorImpl());
+    }
+    pairs.add(*outputs[i], *inputs[i]);
+  }
+  pairs.close();
+  backend_for(kCast, device).cast({pairs.args()}, device);
+  pairs.finish_writes();
+}
+
 const Backend& backend_for(const char* op, c10::Device device) {
   if (device.is_cpu()) return cpu_backend();
   if (device.is_cuda()) return cuda_backend();
@@ -151,29 +170,15 @@ at::Tensor grad_norm_op(at::TensorList grads, at::Tensor& found_inf,
   return norm;
 }
 
-void cast_(c10::ArrayRef<c10::IValue> outputs, c10::ArrayRef<c10::IValue> inputs) {
-  const size_t n = outputs.size();
-  check_cast_lengths(n, inputs.size());
-  if (n == 0) return;
-  const at::Device device = outputs[0].toTensor().device();
-  CastPairs pairs(device);
-  pairs.reserve(n);
-  for (size_t i = 0; i < n; ++i) {
-    for (const auto& list : {outputs, inputs}) {
-      if (i + 2 * kAhead < n)
-        prefetch_tensor(list[i + 2 * kAhead].toTensor().unsafeGetTensorImpl());
-      if (i + kAhead < n) prefetch_links(list[i + kAhead].toTensor().unsafeGetTensorImpl());
-    }
-    pairs.add(outputs[i].toTensor(), inputs[i].toTensor());
-  }
-  pairs.close();
-  backend_for(kCast, device).cast({pairs.args()}, device);
-  pairs.finish_writes();
-}
-
 void cast_op(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) {
+  const auto pointers = [](c10::ArrayRef<c10::IValue> list) {
+    std::vector<const at::Tensor*> result;
+    result.reserve(list.size());
+    for (const c10::IValue& value : list) result.push_back(&value.toTensor());
+    return result;
+  };
   const auto arguments = torch::jit::last(*stack, 2);
-  cast_(arguments[0].toListRef(), arguments[1].toListRef());
+  cast_(pointers(arguments[0].toListRef()), pointers(arguments[1].toListRef()));
   torch::jit::drop(*stack, 2);
 }
 

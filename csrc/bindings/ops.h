@@ -21,6 +21,10 @@ void update_scale_(at::Tensor& scale, at::Tensor& growth_tracker, at::TensorList
                    int64_t hysteresis, const std::optional<at::Tensor>& hysteresis_tracker,
                    const std::optional<at::Tensor>& skipped_steps);
 
+using TensorPointers = c10::ArrayRef<const at::Tensor*>;
+
+void cast_(TensorPointers outputs, TensorPointers inputs);
+
 // Registers the ops for the dispatch key of `m`.
 void register_ops(torch::Library& m);
 
