@@ -24,7 +24,7 @@ test: .venv/built ## the test suite
 
 bench: .venv/built ## amp_ext against torch, on this machine's best device
 	@device=$$(.venv/bin/python -c "import torch; print('cuda' if torch.cuda.is_available() else 'cpu')"); \
-	set -ex; for op in train gemm autocast unscale scaler; do .venv/bin/python bench/run.py $$op --device $$device; done
+	set -ex; for op in train gemm autocast unscale cast scaler; do .venv/bin/python bench/run.py $$op --device $$device; done
 
 lint: .venv-lint/made ## formatting and the usual mistakes
 	.venv-lint/bin/ruff check $(PY_FILES)

@@ -86,7 +86,7 @@ def print_backends() -> None:
     for device_type in ("cpu", "cuda"):
         by_backend = itertools.groupby(OPS, lambda op, device=device_type: backend_for(device, op))
         for backend, ops in by_backend:
-            print(f"  {device_type:<5}{' '.join(ops):<46}{backend.name:<9}{backend.reason}")
+            print(f"  {device_type:<5}{' '.join(ops):<52}{backend.name:<9}{backend.reason}")
 
 
 def print_autocast() -> None:
@@ -157,6 +157,11 @@ def arguments(op: str, device: str) -> dict[str, Any]:
         state = {"scale": tensor(4.0), "growth_tracker": tracker, "found_infs": found_infs}
         return state | factors
     grads = [tensor(*[4.0] * 9), tensor(*[2.0] * 16, dtype=torch.float16), tensor(12.0).double()]
+    if op == "cast_":
+        return {
+            "outputs": [torch.zeros_like(grad, dtype=torch.bfloat16) for grad in grads],
+            "inputs": grads,
+        }
     if op == "check_finite":
         grads[1][3] = torch.inf
         return {"grads": grads, "found_inf": tensor(0.0), "bad_tensor": tensor(0).long()}

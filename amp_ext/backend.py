@@ -7,9 +7,9 @@ import torch
 from amp_ext import _build_info
 from amp_ext._library import _C, REBUILD
 
-SCALER_OPS = ("unscale_", "check_finite", "grad_norm", "update_scale_")
+LIST_OPS = ("unscale_", "check_finite", "grad_norm", "update_scale_", "cast_")
 GEMM_OPS = ("gemm", "linear")
-OPS = SCALER_OPS + GEMM_OPS
+OPS = LIST_OPS + GEMM_OPS
 
 _REBUILD = f"FORCE_CUDA=1 {REBUILD}"
 

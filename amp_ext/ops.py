@@ -1,4 +1,4 @@
-"""The ops: multi-tensor kernels of gradient scaling, and matrix products.
+"""The ops: multi-tensor kernels of gradient scaling and of casts, and matrix products.
 
 Gradients are lists of strided tensors on one device, of any mix of float16, bfloat16, float32 and
 float64, of any shape, alignment and number; empty lists and empty tensors are fine. ``found_inf``
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from amp_ext import _library  # noqa: F401  (registers the ops)
+from amp_ext._library import _C  # registers the ops
 
 _ops = torch.ops.amp_ext
 
@@ -140,6 +140,33 @@ def grad_norm_update_scale_(
         hysteresis_tracker=hysteresis_tracker,
         skipped_steps=skipped_steps,
     )
+
+
+def cast_(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:
+    """Copies each input into the output of the same index, rounded to the output's dtype.
+
+    One launch on a GPU for any number of tensors and any mix of dtypes. Not differentiable: weights
+    that require gradients are refreshed under ``torch.no_grad()``.
+
+    Args:
+        outputs: strided tensors on one device, of any mix of float16, bfloat16, float32 and
+            float64; any shape, alignment and number. Views with holes are fine.
+        inputs: as many, likewise, each of the shape of its output and on the same device. They may
+            be expanded.
+
+    The result is that of ``output.copy_(input)``: rounded to nearest even, subnormal numbers kept,
+    infinite beyond the range of the output's dtype; from float64 to float16 and bfloat16, as there,
+    rounded to float32 first. Equal dtypes are copied bit by bit, NaN payloads too; otherwise a NaN
+    becomes some NaN. A tensor given as its own input is left alone.
+
+    Raises:
+        RuntimeError: lists of different length, shapes or devices that differ, an output whose
+            elements share memory, two outputs that start at the same address, an input whose
+            memory, from its first element to its last, overlaps that of an output.
+        NotImplementedError: a tensor that is not strided, or another dtype than the above.
+    """
+    if torch.compiler.is_compiling() or not _C.cast_directly(outputs, inputs):
+        _ops.cast_(outputs, inputs)
 
 
 def update_scale_(

@@ -9,8 +9,9 @@ of two fp32 numbers is exact in fp64 (24 + 24 significant bits in 53, exponents 
 so rounding it once to fp32 is the correctly rounded fp32 product, subnormal results included. For
 fp16 and bf16 gradients the op forms that fp32 product and rounds it a second time, to the type of
 the gradient; rounding the exact product straight to fp16 would differ in rare cases, so it is not
-done here either. `unscale_`, `check_finite` and `update_scale_` are therefore exact: an op agrees
-with them bit for bit (NaN payloads apart). `grad_norm` carries the rounding error of a sum in fp64.
+done here either. `unscale_`, `check_finite`, `cast_` and `update_scale_` are therefore exact: an
+op agrees with them bit for bit (NaN payloads apart). `grad_norm` carries the rounding error of a
+sum in fp64.
 
 `gemm` and `linear` return new tensors and are differentiable, as often as one likes, with gradients
 that are formed in fp64 too and rounded once to the dtype of their tensor. An op accumulates in fp32
@@ -160,6 +161,21 @@ def grad_norm_update_scale_(
         skipped_steps=skipped_steps,
     )
     return norm
+
+
+def cast_(outputs: list[Tensor], inputs: list[Tensor]) -> None:
+    """Copy each input into the output of the same index, rounded to the output's dtype.
+
+    outputs[i] := round(inputs[i]), to nearest even; from fp64 to fp16 and bf16 by way of fp32, as
+    `torch.Tensor.copy_` does. Equal dtypes are copied bit by bit.
+
+    Args:
+        outputs: tensors of float16, bfloat16, float32 or float64, in any mix, that share no memory.
+        inputs: as many, likewise, each of the shape of its output.
+    """
+    for output, source in zip(outputs, inputs, strict=True):
+        twice = source.dtype == torch.float64 and output.dtype in (torch.float16, torch.bfloat16)
+        output.copy_(source.float() if twice else source)
 
 
 def update_scale_(

@@ -83,7 +83,7 @@ def stages(results: Path) -> Iterator[Stage]:
     else:
         print("== memcheck: left out, compute-sanitizer is not installed", flush=True)
     file = ledger(results, torch.cuda.get_device_name())
-    for op in ("train", "unscale", "scaler", "gemm", "autocast"):
+    for op in ("train", "unscale", "cast", "scaler", "gemm", "autocast"):
         run = [PYTHON, "bench/run.py", op, "--device", "cuda", "--json", str(file)]
         yield Stage(f"bench {op}", run, 150)
 
@@ -104,6 +104,8 @@ def small_case() -> None:
             for dtype, n, offset in itertools.product(dtypes, sizes * repeats, (0, 1))
         ]
         amp_ext.ops.unscale_(grads, found_inf, inv_scale)
+        halves = [torch.empty_like(grad, dtype=torch.float16) for grad in grads]
+        amp_ext.ops.cast_(halves, grads)
         amp_ext.ops.check_finite(grads, found_inf, zeros(torch.int64))
         amp_ext.ops.grad_norm(grads, found_inf, inv_scale)
     scale, tracker = zeros(torch.float32) + 4.0, zeros(torch.int32)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-OPS = ("unscale", "scaler", "train", "gemm", "autocast")
+OPS = ("unscale", "cast", "scaler", "train", "gemm", "autocast")
 OURS, BASELINE = "amp_ext", "torch"
 
 

@@ -10,7 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-OPS = ("unscale_", "check_finite", "grad_norm", "update_scale_", "grad_norm_update_scale_")
+OPS = (
+    *("unscale_", "check_finite", "grad_norm", "update_scale_", "grad_norm_update_scale_"),
+    "cast_",
+)
 GEMM_OPS = ("gemm", "linear")
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 NON_FINITE = (float("inf"), float("-inf"), float("nan"))
@@ -100,6 +103,9 @@ def arguments(name: str, device: torch.device) -> dict[str, Any]:
     if name == "update_scale_":
         return update | {"found_infs": [zero, one.clone()]}
     grads = [torch.ones(3, device=device), torch.ones(2, 4, device=device).half().t(), 2 * one]
+    if name == "cast_":
+        outputs = [torch.zeros_like(grad, dtype=torch.bfloat16) for grad in grads]
+        return {"outputs": outputs, "inputs": grads}
     more = {
         "unscale_": {"inv_scale": one / 2, "norm": 3 * one, "max_norm": 2.0},
         "check_finite": {"bad_tensor": zero.long()},

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 # So that their assertions show the values.
-pytest.register_assert_rewrite("cases", "gemm_cases", "autocast_cases", "twins")
+pytest.register_assert_rewrite("cases", "cast_cases", "gemm_cases", "autocast_cases", "twins")
 torch.sparse.check_sparse_tensor_invariants.enable()  # torch warns while it is left undecided
 
 

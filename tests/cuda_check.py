@@ -26,6 +26,7 @@ VECTORISED = {
     "unscale_kernel": ("LDG", "STG"),
     "check_finite_kernel": ("LDG",),
     "grad_norm_kernel": ("LDG",),
+    "cast_kernel": ("LDG", "STG"),
 }
 
 

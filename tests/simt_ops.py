@@ -146,6 +146,19 @@ def _is_dense(tensor: Tensor) -> bool:
     return True
 
 
+def _list(tensors: Sequence[Tensor]) -> ctypes.Array:
+    """Return the list as C has it."""
+    return (CTensor * len(tensors))(
+        *((t.data_ptr(), t.numel(), DTYPES.index(t.dtype)) for t in tensors)
+    )
+
+
+def _copy_back(tensors: Sequence[Tensor], dense: Sequence[Tensor]) -> None:
+    for tensor, copy in zip(tensors, dense, strict=True):
+        if tensor.data_ptr() != copy.data_ptr():
+            tensor.detach().copy_(copy)
+
+
 class Ops:
     """Functions with the names and arguments of amp_ext.ops.
 
@@ -222,6 +235,18 @@ class Ops:
             self._call("simt_grad_norm", *dense, *pointers, update)
         return norm
 
+    def cast_(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:
+        """Inputs are copied to the order of their outputs, and outputs with holes copied back."""
+        dense = [o.detach() if _is_dense(o) else torch.empty_like(o.contiguous()) for o in outputs]
+        ordered = [
+            i.detach()
+            if i.stride() == d.stride()
+            else torch.empty_strided(d.shape, d.stride(), dtype=i.dtype).copy_(i.detach())
+            for i, d in zip(inputs, dense, strict=True)
+        ]
+        self._call("simt_cast", _list(dense), _list(ordered), c_int64(len(dense)))
+        _copy_back(outputs, dense)
+
     def update_scale_(
         self,
         scale: Tensor,
@@ -256,12 +281,6 @@ class Ops:
     ) -> Iterator[tuple[ctypes.Array, c_int64]]:
         """Give the list as C has it; views with holes are copied there and back."""
         dense = [g.detach() if _is_dense(g) else g.detach().contiguous() for g in grads]
-        yield (
-            (CTensor * len(dense))(
-                *((t.data_ptr(), t.numel(), DTYPES.index(t.dtype)) for t in dense)
-            ),
-            c_int64(len(dense)),
-        )
-        for grad, copy in zip(grads, dense, strict=True):
-            if written and grad.data_ptr() != copy.data_ptr():
-                grad.detach().copy_(copy)
+        yield _list(dense), c_int64(len(dense))
+        if written:
+            _copy_back(grads, dense)

@@ -37,6 +37,7 @@ def bench(monkeypatch: pytest.MonkeyPatch):
     """The modules of bench/; how busy the machine is shall not matter here."""
     monkeypatch.syspath_prepend(BENCH)
     import bench_autocast
+    import bench_cast
     import bench_gemm
     import bench_scaler
     import bench_unscale
@@ -47,7 +48,7 @@ def bench(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(timing, "foreign_load", lambda wait: 0.0)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    ops = (bench_autocast, bench_gemm, bench_scaler, bench_unscale)
+    ops = (bench_autocast, bench_cast, bench_gemm, bench_scaler, bench_unscale)
     modules = (*ops, registry, run, timing)
     yield {module.__name__: module for module in modules}
     torch.set_num_threads(threads)
@@ -59,7 +60,7 @@ def run_quick(bench, path: Path, op: str, text: str = "") -> tuple[int, list[dic
     return status, [json.loads(line) for line in path.read_text().splitlines()]
 
 
-PROVIDERS = {"unscale": 2, "scaler": 2, "gemm": 3, "autocast": 2}
+PROVIDERS = {"unscale": 2, "cast": 2, "scaler": 2, "gemm": 3, "autocast": 2}
 
 
 @pytest.mark.parametrize("op", PROVIDERS)

@@ -52,15 +52,17 @@ def test_meta(name: str) -> None:
 
 def one_step(
     grads: list[Tensor], scale: Tensor, tracker: Tensor, skipped: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Use every op of the scaler once, as a training step does."""
+) -> tuple[Tensor, ...]:
+    """Use every op on lists once, as a training step does."""
     found_inf, bad_tensor = torch.zeros_like(scale), torch.zeros_like(skipped)
     inv_scale = scale.double().reciprocal().float()
     ops.check_finite(grads, found_inf, bad_tensor)
     norm = ops.grad_norm(grads, found_inf, inv_scale)
     ops.unscale_(grads, found_inf, inv_scale)
     ops.update_scale_(scale, tracker, [found_inf], 2.0, 0.5, 1, skipped_steps=skipped)
-    return norm, found_inf, bad_tensor
+    copies = [torch.empty_like(grad, dtype=torch.float16) for grad in grads]
+    ops.cast_(copies, grads)
+    return norm, found_inf, bad_tensor, *copies
 
 
 @against_oracle
@@ -94,3 +96,15 @@ def test_autograd_notices_the_write(executor: Executor, layout: str) -> None:
     ops.unscale_([grad], executor.scalar(0.0), executor.scalar(0.5))
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         product.backward()
+
+
+@against_oracle
+@pytest.mark.parametrize("layout", ["contiguous", "columns", "empty"])
+def test_autograd_notices_a_cast(executor: Executor, layout: str) -> None:
+    """Each output counts as written once or more, and no input."""
+    output = whole_and_view(layout, torch.float16, executor.device)[1]
+    source = torch.ones_like(output, dtype=torch.float32)
+    before = output._version, source._version
+    ops.cast_([output], [source])
+    assert output._version > before[0]
+    assert source._version == before[1]

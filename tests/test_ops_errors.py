@@ -16,6 +16,7 @@ from cases import arguments, unwritten, whole_and_view
 
 CPU = torch.device("cpu")
 ELSEWHERE = "Expected all tensors to be on the same device"
+ONE_LOCATION = "more than one element of the written-to tensor refers to a single memory location"
 
 
 class Fault(NamedTuple):
@@ -91,13 +92,50 @@ def norms_faults(op: str) -> Iterator[Fault]:
         yield Fault(op, "norms", what, lambda _, bad=bad: bad, RuntimeError, text)
 
 
+def cast_faults() -> Iterator[Fault]:
+    """Yield bad lists of cast_: [3], [4, 2], [] of bfloat16 from as many inputs."""
+    op, both = "cast_", ("outputs", "inputs")
+    for argument in both:
+        dtype = rf"\"amp_ext::cast_\" not implemented for '{{}}': {argument}\[1\] must be float16"
+        layout = rf"{argument}\[1\] must be a strided"
+        for what, spoil, error, text in (
+            ("int", Tensor.int, NotImplementedError, dtype.format("Int")),
+            ("complex", Tensor.cfloat, NotImplementedError, dtype.format("ComplexFloat")),
+            ("sparse", Tensor.to_sparse, NotImplementedError, layout),
+            ("csr", lambda t: t.float().to_sparse_csr(), NotImplementedError, layout),
+            ("device", meta, RuntimeError, ELSEWHERE),
+        ):
+            yield Fault(op, argument, what, second(spoil), error, text)
+    lengths = r"inputs must have as many tensors as outputs, (3, got 2|2, got 3|0, got 3|3, got 0)"
+    shapes = r"inputs\[1\] must have the shape of outputs\[1\], \[4, 2\], got \[{}\]"
+    for what, argument, spoil, text in (
+        ("shorter", "inputs", lambda tensors: tensors[:2], lengths),
+        ("shorter", "outputs", lambda tensors: tensors[:2], lengths),
+        ("none", "inputs", lambda _: [], lengths),
+        ("none", "outputs", lambda _: [], lengths),
+        ("transposed", "inputs", second(Tensor.t), shapes.format("2, 4")),
+        ("flat", "inputs", second(Tensor.flatten), shapes.format("8")),
+        ("broadcast", "inputs", second(lambda t: t[:1]), shapes.format("1, 2")),
+    ):
+        yield Fault(op, argument, what, spoil, RuntimeError, text)
+    for what, spoil, text in (
+        ("expanded", second(lambda t: t[:1].expand(4, 2)), ONE_LOCATION),
+        ("sliding-window", second(lambda t: t.as_strided((4, 2), (1, 1))), ONE_LOCATION),
+        (
+            "same-start",
+            lambda t: [*t[:2], t[0][0]],
+            r"outputs\[0\] and outputs\[2\] start at the same",
+        ),
+    ):
+        yield Fault(op, "outputs", what, spoil, RuntimeError, text)
+
+
 def overlap_faults() -> Iterator[Fault]:
     """Yield the faults of memory that would be written more than once."""
-    within = "more than one element of the written-to tensor refers to a single memory location"
     for layout, like_torch in (("expanded", True), ("sliding-window", False)):
         view = whole_and_view(layout, torch.float32, CPU)[1]
         spoil = second(lambda _, view=view: view)
-        yield Fault("unscale_", "grads", layout, spoil, RuntimeError, within, like_torch)
+        yield Fault("unscale_", "grads", layout, spoil, RuntimeError, ONE_LOCATION, like_torch)
     for what, index, repeat in (
         ("same-tensor", 3, lambda grads: [*grads, grads[0]]),
         ("same-start", 1, lambda grads: [grads[0], grads[0][:2], *grads[1:]]),
@@ -170,6 +208,7 @@ def all_faults() -> Iterator[Fault]:
         yield Fault("unscale_", "max_norm", f"{value}", spoil, ValueError, text)
     yield from scalar_faults("check_finite", "bad_tensor", "a long", False)
     yield from overlap_faults()
+    yield from cast_faults()
 
     yield from scalar_faults("update_scale_", "found_infs", "a float", True)
     yield Fault("update_scale_", "found_infs", "none", lambda _: [], RuntimeError, "at least one")

@@ -285,16 +285,14 @@ def test_sanitizer(variant: str, kernel: str, report: str) -> None:
 @pytest.mark.parametrize(
     ("variant", "tests"),
     [
-        ("asan", "every_layout or mixed or any_found_inf or (edge and float16-1)"),
-        (
-            "tsan",
-            "small_exact or found_inf or (random_bit_patterns and float32-1.5)",
-        ),
+        ("asan", "every_layout or mixed or any_found_inf or (edge and float16-1) or at-2-from-5"),
+        ("tsan", "small_exact or found_inf or (random_bit_patterns and float32-1.5) or from-3"),
     ],
 )
 def test_conformance_under_a_sanitizer(variant: str, tests: str) -> None:
     build_sanitized(variant)
-    files = (f"test_{op}.py" for op in ("unscale", "check_finite", "grad_norm", "update_scale"))
+    ops = ("unscale", "check_finite", "grad_norm", "update_scale", "cast", "cast_memory")
+    files = (f"test_{op}.py" for op in ops)
     pytest_ = ("-m", "pytest", "-q", "-s", "-x", "-p", "no:cacheprovider", "-k")
     expression = f"simt and ({tests})"
     done = sanitized(variant, *pytest_, expression, *(str(TESTS / name) for name in files))

@@ -15,6 +15,7 @@ class Backend {
   virtual void unscale(UnscaleArgs args, c10::Device device) const = 0;
   virtual void check_finite(CheckFiniteArgs args, c10::Device device) const = 0;
   virtual void grad_norm(GradNormArgs args, c10::Device device) const = 0;
+  virtual void cast(CastArgs args, c10::Device device) const = 0;
   virtual void update_scale(UpdateScaleArgs args, c10::Device device) const = 0;
 
  protected:

@@ -66,11 +66,13 @@ class TorchThreads final : public CpuBackend {
   }
   void grad_norm(GradNormArgs args, c10::Device) const override {
     int64_t chunks = 0;
-    for (int64_t i = 0; i < args.grads.size; ++i)
-      chunks += chunk_count(args.grads.tensors[i].numel);
+    for (int64_t i = 0; i < args.grads.size; ++i) chunks += chunk_count(args.grads.refs[i].numel);
     const std::unique_ptr<double[]> sums(new double[chunks]);
     args.partial_sums = sums.get();
     check("amp_ext::grad_norm", cpu::launch_grad_norm(args, kContext));
+  }
+  void cast(CastArgs args, c10::Device) const override {
+    check("amp_ext::cast_", cpu::launch_cast(args, kContext));
   }
   void update_scale(UpdateScaleArgs args, c10::Device) const override {
     check("amp_ext::update_scale_", cpu::launch_update_scale(args, kContext));

@@ -11,6 +11,7 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -40,8 +41,9 @@ at::TensorOptions bytes_on(c10::Device device) {
 
 // Copies a table to the device. The caching allocators keep both copies until the stream has passed
 // them.
-at::Tensor send(const std::vector<ChunkEntry>& entries, c10::Device device) {
-  const auto bytes = static_cast<int64_t>(entries.size() * sizeof(ChunkEntry));
+template <class Entry>
+at::Tensor send(const std::vector<Entry>& entries, c10::Device device) {
+  const auto bytes = static_cast<int64_t>(entries.size() * sizeof(Entry));
   const at::Tensor staged = at::empty({bytes}, at::TensorOptions(at::kByte).pinned_memory(true));
   std::memcpy(staged.mutable_data_ptr(), entries.data(), bytes);
   at::Tensor table = at::empty({bytes}, bytes_on(device));
@@ -50,11 +52,17 @@ at::Tensor send(const std::vector<ChunkEntry>& entries, c10::Device device) {
   return table;
 }
 
+// The table of the last list that was too long for a kernel's parameters.
+template <class Entry>
+struct SentTable {
+  std::vector<Entry> entries;
+  at::Tensor on_device;
+};
+
 // What a stream keeps from call to call.
 struct StreamState {
-  at::Tensor tickets;               // 0 between launches
-  std::vector<ChunkEntry> entries;  // of the last list that was too long for a kernel's parameters
-  at::Tensor table;                 // the same on the device
+  at::Tensor tickets;  // 0 between launches
+  std::tuple<SentTable<ChunkEntry>, SentTable<CastEntry>> tables;
 };
 
 // Calls body(state) for the state of the current stream, alone. A graph being captured has a state
@@ -75,19 +83,22 @@ auto with_stream_state(c10::cuda::CUDAStream stream, Body body) {
 
 // The chunk table of a list too long for the kernel's parameters. It is sent when it differs from
 // the last one: gradients often stay where they are.
-at::Tensor table_for(TensorList& list, c10::cuda::CUDAStream stream) {
-  if (list.size <= kInlineTensors) return {};
+template <class Ref>
+at::Tensor table_for(ListOf<Ref>& list, c10::cuda::CUDAStream stream) {
+  using Entry = EntryOf<Ref>;
+  if (list.size <= kInlineEntries<Entry>) return {};
   return with_stream_state(stream, [&](StreamState& state) {
-    std::vector<ChunkEntry> entries(list.size);
+    auto& last = std::get<SentTable<Entry>>(state.tables);
+    std::vector<Entry> entries(list.size);
     const Status status =
-        build_chunk_table(list.tensors, list.size, entries.data(), &list.device_chunks);
+        build_chunk_table(list.refs, list.size, entries.data(), &list.device_chunks);
     TORCH_CHECK(status == Status::ok, "amp_ext: ", text(status));
-    if (entries != state.entries) {
-      state.table = send(entries, stream.device());
-      state.entries = std::move(entries);
+    if (entries != last.entries) {
+      last.on_device = send(entries, stream.device());
+      last.entries = std::move(entries);
     }
-    list.device_table = static_cast<const ChunkEntry*>(state.table.const_data_ptr());
-    return state.table;
+    list.device_table = static_cast<const Entry*>(last.on_device.const_data_ptr());
+    return last.on_device;
   });
 }
 
@@ -110,10 +121,10 @@ void check(const char* op, Status status) {
 class CudaBackend final : public Backend {
  public:
   void unscale(UnscaleArgs args, c10::Device device) const override {
-    with_list("amp_ext::unscale_", args, device, cuda::launch_unscale);
+    with_list("amp_ext::unscale_", args, args.grads, device, cuda::launch_unscale);
   }
   void check_finite(CheckFiniteArgs args, c10::Device device) const override {
-    with_list("amp_ext::check_finite", args, device, cuda::launch_check_finite);
+    with_list("amp_ext::check_finite", args, args.grads, device, cuda::launch_check_finite);
   }
   void grad_norm(GradNormArgs args, c10::Device device) const override {
     const c10::cuda::CUDAGuard guard(device);
@@ -122,7 +133,10 @@ class CudaBackend final : public Backend {
     const at::Tensor tickets = tickets_for(c10::cuda::getCurrentCUDAStream(device.index()));
     args.partial_sums = partial_sums.mutable_data_ptr<double>();
     args.tickets = static_cast<uint32_t*>(tickets.mutable_data_ptr());
-    with_list("amp_ext::grad_norm", args, device, cuda::launch_grad_norm);
+    with_list("amp_ext::grad_norm", args, args.grads, device, cuda::launch_grad_norm);
+  }
+  void cast(CastArgs args, c10::Device device) const override {
+    with_list("amp_ext::cast_", args, args.casts, device, cuda::launch_cast);
   }
   void update_scale(UpdateScaleArgs args, c10::Device device) const override {
     const c10::cuda::CUDAGuard guard(device);
@@ -132,12 +146,13 @@ class CudaBackend final : public Backend {
   }
 
  private:
-  template <class Args>
-  static void with_list(const char* op, Args args, c10::Device device,
+  // `list` is the one of `args`.
+  template <class Args, class Ref>
+  static void with_list(const char* op, Args& args, ListOf<Ref>& list, c10::Device device,
                         Status (*launch)(const Args&, cuda::Stream)) {
     const c10::cuda::CUDAGuard guard(device);
     const c10::cuda::CUDAStream stream = c10::cuda::getCurrentCUDAStream(device.index());
-    const at::Tensor table = table_for(args.grads, stream);
+    const at::Tensor table = table_for(list, stream);
     check(op, launch(args, stream.stream()));
   }
 };

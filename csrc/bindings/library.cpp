@@ -20,6 +20,7 @@ TORCH_LIBRARY(amp_ext, m) {
       "float? max_scale=None, int hysteresis=1, Tensor(e!)? hysteresis_tracker=None, "
       "Tensor(f!)? skipped_steps=None) -> Tensor",
       tags);
+  m.def("cast_(Tensor(a!)[] outputs, Tensor[] inputs) -> ()", tags);
   m.def(
       "update_scale_(Tensor(a!) scale, Tensor(b!) growth_tracker, Tensor[] found_infs, float "
       "growth_factor, "

@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 #include <torch/library.h>
 
+#include "cast_args.h"
 #include "gemm.h"
 #include "tensor_args.h"
 
@@ -59,6 +60,14 @@ at::Tensor grad_norm_update_scale_(at::TensorList grads, at::Tensor& found_inf,
   return at::empty({}, found_inf.options().dtype(at::kFloat));
 }
 
+void cast_(at::TensorList outputs, at::TensorList inputs) {
+  check_cast_lengths(outputs.size(), inputs.size());
+  if (outputs.empty()) return;
+  all_on_same_device(kCast, outputs[0].device(), outputs, inputs);
+  for (size_t i = 0; i < outputs.size(); ++i)
+    check_cast_shapes(i, outputs[i].sym_sizes(), inputs[i].sym_sizes());
+}
+
 void update_scale_(at::Tensor& scale, at::Tensor& growth_tracker, at::TensorList found_infs, double,
                    double, int64_t, std::optional<double>, std::optional<double>, int64_t,
                    const std::optional<at::Tensor>& hysteresis_tracker,
@@ -85,6 +94,7 @@ TORCH_LIBRARY_IMPL(amp_ext, Meta, m) {
   m.impl("grad_norm", TORCH_FN(grad_norm));
   m.impl("grad_norm_update_scale_", TORCH_FN(grad_norm_update_scale_));
   m.impl("update_scale_", TORCH_FN(update_scale_));
+  m.impl("cast_", TORCH_FN(cast_));
 }
 
 }  // namespace amp_ext

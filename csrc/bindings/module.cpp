@@ -1,11 +1,14 @@
 // amp_ext._C: the scaler's host path and the switches of routing. Everything else is an op of
 // library.cpp.
+#include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/reciprocal.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
+#include <ATen/record_function.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -51,12 +54,14 @@ std::optional<at::Tensor> optional_tensor(const char* name, py::handle object) {
   return tensor_of(name, object);
 }
 
-// Lets other Python threads run during a pass that takes long on a CPU.
+// Elements from which on a pass is long enough on a CPU to let other Python threads run.
+constexpr int64_t kLongPass = 1 << 20;
+
+// Lets other Python threads run during a long pass.
 class GilFreePass {
  public:
   explicit GilFreePass(const OptimizerGrads& grads) {
-    constexpr int64_t kLong = 1 << 20;  // elements
-    if (grads.numel() < kLong) return;
+    if (grads.numel() < kLongPass) return;
     owners_ = grads.owners();
     release_.emplace();
   }
@@ -194,6 +199,55 @@ void update_scale(py::handle scale, py::handle growth_tracker, const py::list& f
   END_HANDLE_TH_ERRORS_PYBIND
 }
 
+using PyTensors = std::vector<const at::Tensor*>;
+
+// The tensors of a Python list; nothing if it is another sequence or holds anything but tensors.
+std::optional<PyTensors> plain_tensors(py::handle list) {
+  if (!PyList_CheckExact(list.ptr())) return std::nullopt;
+  const auto n = static_cast<size_t>(PyList_GET_SIZE(list.ptr()));
+  PyTensors tensors;
+  tensors.reserve(n);
+  for (size_t i = 0; i < n; ++i) {
+    if (i + kAhead < n) __builtin_prefetch(PyList_GET_ITEM(list.ptr(), i + kAhead));
+    PyObject* const object = PyList_GET_ITEM(list.ptr(), i);
+    if (!THPVariable_CheckExact(object)) return std::nullopt;
+    tensors.push_back(&THPVariable_Unpack(object));
+  }
+  return tensors;
+}
+
+// Whether the dispatcher would go to the CPU's or CUDA's kernel, with nothing that looks on but
+// autograd and autocast. Counts the tensors' elements.
+bool needs_no_dispatcher(const PyTensors& tensors, int64_t* numel) {
+  const c10::impl::LocalDispatchKeySet local = c10::impl::tls_local_dispatch_key_set();
+  c10::DispatchKeySet keys = local.included_;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    if (i + kAhead < tensors.size()) prefetch_tensor(tensors[i + kAhead]->unsafeGetTensorImpl());
+    keys = keys | tensors[i]->key_set();
+    *numel += tensors[i]->numel();
+  }
+  keys = keys - local.excluded_ - c10::autograd_dispatch_keyset_with_ADInplaceOrView -
+         c10::autocast_dispatch_keyset - c10::DispatchKeySet(c10::DispatchKey::BackendSelect);
+  const c10::DispatchKey first = keys.highestPriorityTypeId();
+  return (first == c10::DispatchKey::CPU || first == c10::DispatchKey::CUDA) &&
+         !at::impl::torch_function_mode_enabled() && !at::hasCallbacks();
+}
+
+// cast_ on lists for which the way through the dispatcher costs more than the cast. False when only
+// the dispatcher can serve, or when other Python threads should run meanwhile; then nothing has
+// been touched.
+bool cast_directly(py::handle outputs, py::handle inputs) {
+  HANDLE_TH_ERRORS
+  const auto to = plain_tensors(outputs), from = plain_tensors(inputs);
+  int64_t numel = 0;
+  if (!to || !from || !needs_no_dispatcher(*to, &numel) || !needs_no_dispatcher(*from, &numel) ||
+      numel >= kLongPass)
+    return false;
+  cast_(*to, *from);
+  return true;
+  END_HANDLE_TH_ERRORS_PYBIND
+}
+
 }  // namespace
 
 bool is_traced(const at::Tensor& tensor) {
@@ -220,6 +274,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("clip_grads", &amp_ext::clip_grads, py::arg("param_groups"), py::arg("scale"),
         py::arg("unscaled"), py::arg("found_infs"), py::arg("max_norm"),
         py::arg("error_if_nonfinite"), py::arg("allow_fp16"));
+  m.def("cast_directly", &amp_ext::cast_directly);
   m.def("update_scale", &amp_ext::update_scale, py::arg("scale"), py::arg("growth_tracker"),
         py::arg("found_infs"), py::arg("growth_factor"), py::arg("backoff_factor"),
         py::arg("growth_interval"), py::arg("min_scale"), py::arg("max_scale"),

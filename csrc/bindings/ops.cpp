@@ -10,6 +10,7 @@
 #include <tuple>
 
 #include "backend.h"
+#include "cast_args.h"
 
 namespace amp_ext {
 namespace {
@@ -147,6 +148,25 @@ void update_scale_(at::Tensor& scale, at::Tensor& growth_tracker, at::TensorList
   mark_updated(scale, growth_tracker, options);
 }
 
+void cast_(TensorPointers outputs, TensorPointers inputs) {
+  const size_t n = outputs.size();
+  check_cast_lengths(n, inputs.size());
+  if (n == 0) return;
+  const at::Device device = outputs[0]->device();
+  CastPairs pairs(device);
+  pairs.reserve(n);
+  for (size_t i = 0; i < n; ++i) {
+    for (const TensorPointers list : {outputs, inputs}) {
+      if (i + 2 * kAhead < n) prefetch_tensor(list[i + 2 * kAhead]->unsafeGetTensorImpl());
+      if (i + kAhead < n) prefetch_links(list[i + kAhead]->unsafeGetTensorImpl());
+    }
+    pairs.add(*outputs[i], *inputs[i]);
+  }
+  pairs.close();
+  backend_for(kCast, device).cast({pairs.args()}, device);
+  pairs.finish_writes();
+}
+
 const Backend& backend_for(const char* op, c10::Device device) {
   if (device.is_cpu()) return cpu_backend();
   if (device.is_cuda()) return cuda_backend();
@@ -216,6 +236,18 @@ void update_scale_op(at::Tensor& scale, at::Tensor& growth_tracker, at::TensorLi
                  hysteresis_tracker, skipped_steps});
 }
 
+void cast_op(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) {
+  const auto pointers = [](c10::ArrayRef<c10::IValue> list) {
+    std::vector<const at::Tensor*> result;
+    result.reserve(list.size());
+    for (const c10::IValue& value : list) result.push_back(&value.toTensor());
+    return result;
+  };
+  const auto arguments = torch::jit::last(*stack, 2);
+  cast_(pointers(arguments[0].toListRef()), pointers(arguments[1].toListRef()));
+  torch::jit::drop(*stack, 2);
+}
+
 }  // namespace
 
 void register_ops(torch::Library& m) {
@@ -224,6 +256,12 @@ void register_ops(torch::Library& m) {
   m.impl("grad_norm", TORCH_FN(grad_norm_op));
   m.impl("grad_norm_update_scale_", TORCH_FN(grad_norm_update_scale_op));
   m.impl("update_scale_", TORCH_FN(update_scale_op));
+  m.impl("cast_", torch::CppFunction::makeFromBoxedFunction<cast_op>());
+}
+
+// Empty lists name no device: they come here.
+TORCH_LIBRARY_IMPL(amp_ext, CompositeExplicitAutograd, m) {
+  m.impl("cast_", torch::CppFunction::makeFromBoxedFunction<cast_op>());
 }
 
 }  // namespace amp_ext

@@ -36,6 +36,10 @@ struct ScaleOptions {
 void update_scale_(at::Tensor& scale, at::Tensor& growth_tracker, at::TensorList found_infs,
                    const ScaleOptions& options);
 
+using TensorPointers = c10::ArrayRef<const at::Tensor*>;
+
+void cast_(TensorPointers outputs, TensorPointers inputs);
+
 // Registers the ops for the dispatch key of `m`.
 void register_ops(torch::Library& m);
 

@@ -73,11 +73,19 @@ std::optional<DType> dtype_of(at::ScalarType type) {
   }
 }
 
-DType GradList::dtype_of(const at::Tensor& grad) const {
-  const std::optional<DType> dtype = amp_ext::dtype_of(grad.scalar_type());
-  TORCH_CHECK_NOT_IMPLEMENTED(dtype, '"', op_, "\" not implemented for '", grad.scalar_type(),
-                              "': grads[", refs_.size(),
-                              "] must be float16, bfloat16, float32 or float64");
+std::ostream& operator<<(std::ostream& out, const Item& item) {
+  return out << item.list << '[' << item.index << ']';
+}
+
+DType checked_dtype(const Item& item, const at::Tensor& tensor, at::Device device) {
+  TORCH_CHECK_NOT_IMPLEMENTED(tensor.layout() == at::kStrided, item.op, ": ", item,
+                              " must be a strided tensor, got layout ", tensor.layout());
+  TORCH_CHECK(tensor.device() == device, item.op,
+              ": Expected all tensors to be on the same device, but ", item, " is on ",
+              tensor.device(), " and others are on ", device);
+  const std::optional<DType> dtype = dtype_of(tensor.scalar_type());
+  TORCH_CHECK_NOT_IMPLEMENTED(dtype, '"', item.op, "\" not implemented for '", tensor.scalar_type(),
+                              "': ", item, " must be float16, bfloat16, float32 or float64");
   return *dtype;
 }
 
@@ -101,21 +109,25 @@ bool strides_clear_each_other(const at::Tensor& tensor) {
 
 }  // namespace
 
+void check_no_internal_overlap(const Item& item, const at::Tensor& tensor) {
+  at::assert_no_internal_overlap(tensor);
+  TORCH_CHECK(strides_clear_each_other(tensor), item.op, ": ", item, " has strides ",
+              tensor.strides(),
+              ": more than one element of the written-to tensor refers to a single memory "
+              "location, clone() it");
+}
+
 void GradList::reserve(size_t n) {
   refs_.reserve(n);
   if (access_ == Access::write) written_.reserve(n);
 }
 
 void GradList::add(const at::Tensor& grad) {
-  TORCH_CHECK_NOT_IMPLEMENTED(grad.layout() == at::kStrided, op_, ": grads[", refs_.size(),
-                              "] must be a strided tensor, got layout ", grad.layout());
-  TORCH_CHECK(grad.device() == device_, op_,
-              ": Expected all tensors to be on the same device, but grads[", refs_.size(),
-              "] is on ", grad.device(), " and others are on ", device_);
-  const DType dtype = dtype_of(grad);
+  const Item item{op_, "grads", refs_.size()};
+  const DType dtype = checked_dtype(item, grad, device_);
   if (grad._is_zerotensor()) {
-    TORCH_CHECK(access_ == Access::read, op_, ": ZeroTensors are immutable, expected grads[",
-                refs_.size(), "] to have memory: clone() it");
+    TORCH_CHECK(access_ == Access::read, op_, ": ZeroTensors are immutable, expected ", item,
+                " to have memory: clone() it");
     refs_.push_back({nullptr, 0, dtype});
     return;
   }
@@ -126,13 +138,7 @@ void GradList::add(const at::Tensor& grad) {
                      grad.numel(), dtype});
     return;
   }
-  if (access_ == Access::write) {
-    at::assert_no_internal_overlap(grad);
-    TORCH_CHECK(strides_clear_each_other(grad), op_, ": grads[", refs_.size(), "] has strides ",
-                grad.strides(),
-                ": more than one element of the written-to tensor refers to a single memory "
-                "location, clone() it");
-  }
+  if (access_ == Access::write) check_no_internal_overlap(item, grad);
   const at::NoGradGuard no_grad;
   const at::Tensor dense = grad.contiguous();
   refs_.push_back({dense.mutable_data_ptr(), dense.numel(), dtype});

@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <optional>
+#include <ostream>
 #include <vector>
 
 #include "amp_ext/launch.h"
@@ -59,6 +60,22 @@ inline void mark_written(const at::Tensor& tensor) {
   if (!impl->is_inference()) impl->bump_version();
 }
 
+// A tensor of a list, which errors name with the list and the index: "grads[3]".
+struct Item {
+  const char* op;
+  const char* list;
+  size_t index;
+};
+
+std::ostream& operator<<(std::ostream& out, const Item& item);
+
+// The element type of `tensor`. Throws for another one than fp16, bf16, fp32 and fp64, a layout
+// other than strided, and another device.
+DType checked_dtype(const Item& item, const at::Tensor& tensor, at::Device device);
+
+// Throws where elements of a tensor to be written share memory.
+void check_no_internal_overlap(const Item& item, const at::Tensor& tensor);
+
 enum class Access { read, write };
 
 // The gradients of one call, all on one device. Tensors must outlive the list.
@@ -95,7 +112,6 @@ class GradList {
     at::Tensor dense;
   };
 
-  DType dtype_of(const at::Tensor& grad) const;
   // Calls body(index, address) for every tensor that has elements.
   template <class Body>
   void for_each_start(Body body) const;

@@ -9,11 +9,12 @@ namespace amp_ext::cpu {
 Status launch_check_finite(const CheckFiniteArgs& args, const CpuContext& context) {
   const SpanKernels& span = span_kernels();
   std::atomic<int64_t> lowest{args.grads.size};
-  for_each_chunk(args.grads, context, [&](const Chunk& chunk) {
-    if (!span.check_finite[static_cast<int>(chunk.dtype)](chunk.data, chunk.numel)) return;
+  for_each_chunk(args.grads, context, [&](const TensorRef& t, const Chunk& chunk) {
+    const void* data = element(t.data, t.dtype, chunk.offset);
+    if (!span.check_finite[static_cast<int>(t.dtype)](data, chunk.numel)) return;
     int64_t seen = lowest.load(std::memory_order_relaxed);
-    while (chunk.tensor < seen &&
-           !lowest.compare_exchange_weak(seen, chunk.tensor, std::memory_order_relaxed)) {
+    while (chunk.place < seen &&
+           !lowest.compare_exchange_weak(seen, chunk.place, std::memory_order_relaxed)) {
     }
   });
   if (lowest == args.grads.size) return Status::ok;

@@ -13,10 +13,10 @@ Status launch_grad_norm(const GradNormArgs& args, const CpuContext& context) {
   const SpanKernels& span = span_kernels();
   const float inv_scale = args.inv_scale ? *args.inv_scale : 1.0f;
   std::atomic<bool> found{false};
-  for_each_chunk(args.grads, context, [&](const Chunk& chunk) {
+  for_each_chunk(args.grads, context, [&](const TensorRef& t, const Chunk& chunk) {
     double sum = 0;
-    const int type = static_cast<int>(chunk.dtype);
-    if (span.sum_squares[type](chunk.data, chunk.numel, inv_scale, &sum))
+    const void* data = element(t.data, t.dtype, chunk.offset);
+    if (span.sum_squares[static_cast<int>(t.dtype)](data, chunk.numel, inv_scale, &sum))
       found.store(true, std::memory_order_relaxed);
     args.partial_sums[chunk.index] = sum;
   });
@@ -25,7 +25,7 @@ Status launch_grad_norm(const GradNormArgs& args, const CpuContext& context) {
   const double* next = args.partial_sums;
   for (int64_t i = 0; i < args.grads.size; ++i) {
     double sum = 0;
-    for (int64_t left = chunk_count(args.grads.tensors[i].numel); left > 0; --left) sum += *next++;
+    for (int64_t left = chunk_count(args.grads.refs[i].numel); left > 0; --left) sum += *next++;
     if (args.norms) args.norms[i] = static_cast<float>(std::sqrt(sum));
     total += sum;
   }

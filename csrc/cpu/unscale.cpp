@@ -20,10 +20,11 @@ Status launch_unscale(const UnscaleArgs& args, const CpuContext& context) {
   }
   const SpanKernels& span = span_kernels();
   std::atomic<bool> found{false};
-  for_each_chunk(args.grads, context, [&](const Chunk& chunk) {
-    const int type = static_cast<int>(chunk.dtype);
-    const bool bad = factor == 1.0f ? span.check_finite[type](chunk.data, chunk.numel)
-                                    : span.unscale[type](chunk.data, chunk.numel, factor);
+  for_each_chunk(args.grads, context, [&](const TensorRef& t, const Chunk& chunk) {
+    const int type = static_cast<int>(t.dtype);
+    void* data = element(t.data, t.dtype, chunk.offset);
+    const bool bad = factor == 1.0f ? span.check_finite[type](data, chunk.numel)
+                                    : span.unscale[type](data, chunk.numel, factor);
     if (bad) found.store(true, std::memory_order_relaxed);
   });
   if (found) *args.found_inf = 1.0f;

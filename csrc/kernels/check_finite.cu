@@ -20,7 +20,7 @@ template <class Table>
 __global__ __launch_bounds__(kForeachThreads, kForeachBlocksPerSm) void check_finite_kernel(
     const Table __grid_constant__ table, float* found_inf, int64_t* bad_tensor) {
   CheckFinite body;
-  for_each_chunk(table, body);
+  visit_chunks(table, body);
   if (bad_tensor && body.bad_tensor >= 0) ptx::store_any(bad_tensor, body.bad_tensor);
   if (ptx::block_any(body.bad_tensor >= 0) && threadIdx.x == 0) ptx::store_any(found_inf, 1.0f);
 }

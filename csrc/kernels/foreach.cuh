@@ -18,26 +18,26 @@ constexpr int kForeachBlocksPerSm = 2;
 constexpr int kPacksInFlight = 4;  // 16-byte loads a thread issues before the first use
 
 // A chunk table as a kernel parameter: in the parameter itself, or in device memory.
+template <class Entry>
 struct InlineTable {
   uint32_t chunks;
   int32_t size;
-  ChunkEntry inline_entries[kInlineTensors];
-  __device__ const ChunkEntry* entries() const { return inline_entries; }
+  Entry inline_entries[kInlineEntries<Entry>];
+  __device__ const Entry* entries() const { return inline_entries; }
 };
 
+template <class Entry>
 struct DeviceTable {
   uint32_t chunks;
   int32_t size;
-  const ChunkEntry* device_entries;
-  __device__ const ChunkEntry* entries() const { return device_entries; }
+  const Entry* device_entries;
+  __device__ const Entry* entries() const { return device_entries; }
 };
-
-static_assert(sizeof(InlineTable) <= 32764 - 256,
-              "the table and an op's arguments share 32,764 bytes of parameters");
 
 // The last entry that begins at or before `chunk`: its owner, since empty tensors come before the
 // entry they share a first chunk with.
-__device__ inline int owner_of(const ChunkEntry* entries, int size, uint32_t chunk) {
+template <class Entry>
+__device__ int owner_of(const Entry* entries, int size, uint32_t chunk) {
   int low = 0, high = size;
   while (high - low > 1) {
     const int middle = (low + high) / 2;
@@ -61,28 +61,45 @@ struct Shares {
   }
 };
 
-// Calls body.visit(index of the tensor, T* data, int n) for each chunk of this block's share.
+// Calls body(index of the entry, entry, offset, n) for each chunk of this block's share: n elements
+// from `offset` on.
 template <class Table, class Body>
-__device__ void for_each_chunk(const Table& table, Body& body) {
+__device__ void for_each_chunk(const Table& table, Body body) {
   const Shares shares(table.chunks);
   const uint32_t begin = shares.begin(blockIdx.x), end = shares.begin(blockIdx.x + 1);
   if (begin == end) return;
-  const ChunkEntry* entries = table.entries();
+  const auto* entries = table.entries();
   int i = owner_of(entries, table.size, begin);
   for (uint32_t chunk = begin; chunk < end; ++chunk) {
     while (i + 1 < table.size && entries[i + 1].first_chunk <= chunk) ++i;
-    const ChunkEntry& entry = entries[i];
+    const auto& entry = entries[i];
     const int64_t offset = static_cast<int64_t>(chunk - entry.first_chunk) * kChunkElements;
     const int64_t left = entry.numel - offset;
-    const int n = static_cast<int>(left < kChunkElements ? left : kChunkElements);
-    void* data = ptx::global(entry.data);
-    switch (entry.dtype) {
-      case DType::f32: body.visit(i, static_cast<float*>(data) + offset, n); break;
-      case DType::f16: body.visit(i, static_cast<__half*>(data) + offset, n); break;
-      case DType::bf16: body.visit(i, static_cast<__nv_bfloat16*>(data) + offset, n); break;
-      case DType::f64: body.visit(i, static_cast<double*>(data) + offset, n); break;
-    }
+    body(i, entry, offset, static_cast<int>(left < kChunkElements ? left : kChunkElements));
   }
+}
+
+// Calls use(T* data), where T is the type of the tensor's elements, const where Void is.
+template <class Void, class Use>
+__device__ void with_elements(Void* data, DType dtype, Use use) {
+  const auto as = [&](auto element) {
+    using T = decltype(element);
+    use(static_cast<std::conditional_t<std::is_const_v<Void>, const T, T>*>(ptx::global(data)));
+  };
+  switch (dtype) {
+    case DType::f32: as(float{}); break;
+    case DType::f16: as(__half{}); break;
+    case DType::bf16: as(__nv_bfloat16{}); break;
+    case DType::f64: as(double{}); break;
+  }
+}
+
+// Calls body.visit(index of the tensor, T* data, int n) for each chunk of a list of tensors.
+template <class Table, class Body>
+__device__ void visit_chunks(const Table& table, Body& body) {
+  for_each_chunk(table, [&](int i, const ChunkEntry& entry, int64_t offset, int n) {
+    with_elements(entry.data, entry.dtype, [&](auto* data) { body.visit(i, data + offset, n); });
+  });
 }
 
 // x = f(x) for the block's n elements, whatever their alignment; without kWrite f's result is
@@ -150,17 +167,19 @@ inline Status foreach_blocks(uint32_t chunks, int* blocks) {
 }
 
 // Hands the list to launch_table(table) as whichever table there is.
-template <class LaunchTable>
-Status with_table(const TensorList& list, LaunchTable launch_table) {
+template <class Ref, class LaunchTable>
+Status with_table(const ListOf<Ref>& list, LaunchTable launch_table) {
+  using Entry = EntryOf<Ref>;
+  static_assert(sizeof(InlineTable<Entry>) <= 32764 - 256,
+                "the table and an op's arguments share 32,764 bytes of parameters");
   if (list.device_table) {
     return launch_table(
-        DeviceTable{list.device_chunks, static_cast<int32_t>(list.size), list.device_table});
+        DeviceTable<Entry>{list.device_chunks, static_cast<int32_t>(list.size), list.device_table});
   }
-  if (list.size > kInlineTensors) return Status::list_too_long;
-  InlineTable table;
+  if (list.size > kInlineEntries<Entry>) return Status::list_too_long;
+  InlineTable<Entry> table;
   table.size = static_cast<int32_t>(list.size);
-  const Status built =
-      build_chunk_table(list.tensors, list.size, table.inline_entries, &table.chunks);
+  const Status built = build_chunk_table(list.refs, list.size, table.inline_entries, &table.chunks);
   return built == Status::ok ? launch_table(table) : built;
 }
 

@@ -95,12 +95,12 @@ __global__ __launch_bounds__(kForeachThreads, kForeachBlocksPerSm) void grad_nor
   bool bad = false;
   if constexpr (kPerTensor) {
     SumSquaresPerTensor body(factor, partial_sums, shared.sum);
-    for_each_chunk(table, body);
+    visit_chunks(table, body);
     body.finish();
     bad = body.bad;
   } else {
     SumSquares body{factor};
-    for_each_chunk(table, body);
+    visit_chunks(table, body);
     const double sum = block_sum(body.sum, shared.sum);
     if (threadIdx.x == 0) partial_sums[blockIdx.x] = sum;
     bad = body.bad;

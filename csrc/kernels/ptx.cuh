@@ -14,6 +14,14 @@
 
 namespace amp_ext::ptx {
 
+// threadIdx.x, read anew at each use: nothing that is computed from it outlives a loop in
+// registers.
+__device__ __forceinline__ int thread_index() {
+  int index;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
+  return index;
+}
+
 // ---- memory ------------------------------------------------------------------------------------
 
 // The block's dynamic shared memory as a T, aligned to 1024 bytes. All threads see the same object;
@@ -62,13 +70,18 @@ __device__ __forceinline__ uint4 load16(const void* from) {
   return to;
 }
 
-// A 16-byte store to global memory. `to` is 16-byte aligned.
+// A 16-byte store to global memory. `to` is 16-byte aligned. (The compiler splits a plain store of
+// a value that it has put together itself.)
 template <Cache kCache = Cache::normal>
 __device__ __forceinline__ void store16(void* to, uint4 value) {
   static_assert(kCache != Cache::read_only);
-  auto* vector = static_cast<uint4*>(to);
-  if constexpr (kCache == Cache::normal) *vector = value;
-  if constexpr (kCache == Cache::streaming) __stcs(vector, value);
+  if constexpr (kCache == Cache::streaming) __stcs(static_cast<uint4*>(to), value);
+  if constexpr (kCache == Cache::normal)
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};"
+                 :
+                 : "l"(__cvta_generic_to_global(to)), "r"(value.x), "r"(value.y), "r"(value.z),
+                   "r"(value.w)
+                 : "memory");
 }
 
 // A load that does not come from L1: what other blocks wrote before a fence and an atomic is seen.

@@ -39,7 +39,7 @@ __global__ __launch_bounds__(kForeachThreads, kForeachBlocksPerSm) void unscale_
     body.factor *= clip_coefficient(*norm, max_norm);
     if (body.factor == 1.0f) return;
   }
-  for_each_chunk(table, body);
+  visit_chunks(table, body);
   if (ptx::block_any(body.bad) && threadIdx.x == 0) ptx::store_any(found_inf, 1.0f);
 }
 

@@ -8,6 +8,7 @@ FOREACH, NORM, CHECK, UNSCALE, UPDATE, REDUCE, PACK = (
     *("foreach.cuh", "grad_norm.cu", "check_finite.cu", "unscale.cu", "update_scale.cu"),
     *("reduce.cuh", "pack.cuh"),
 )
+CAST = "cast.cu"
 FIRST_CHUNK = "entries[middle].first_chunk <= chunk"
 LAST_TICKET = "gridDim.x - 1) == gridDim.x - 1"
 SHUFFLE = "for (int mask = 16; mask > 0; mask /= 2)"
@@ -154,6 +155,28 @@ MUTANTS = (
     Mutant(
         "infinity is finite", PACK, "& 0x7fffu) < 0x7c00u", "& 0x7fffu) <= 0x7c00u", "check_finite"
     ),
+    Mutant("copies are rounded", CAST, "std::is_same_v<To, From>", "false", "cast", "patterns"),
+    Mutant("never together", CAST, "together && head < n", "head < n", "cast_memory", "edge"),
+    Mutant("a head too long", CAST, "together && head < n", "together", "cast_memory", "edge"),
+    Mutant(
+        "head by the wider side",
+        CAST,
+        "sizeof(To) < sizeof(From)",
+        "sizeof(To) > sizeof(From)",
+        "cast_memory",
+        "each_pack",
+    ),
+    Mutant("no tail of a cast", CAST, "from + tail, n - tail", "from + tail, 0", "cast_memory"),
+    Mutant(
+        "one load for all", CAST, "load16(from + i * Pack<From>::kSize)", "load16(from)", "cast"
+    ),
+    Mutant("one store for all", CAST, "from[i * Pack<To>::kSize + j]", "from[j]", "cast"),
+    Mutant("units in flight", CAST, "left >= Unit::kInFlight", "left > 0", "cast_memory", "edge"),
+    Mutant("the last unit", CAST, "left > 0; --left", "left > 1; --left", "cast_memory"),
+    Mutant("outputs lag", CAST, "to += Unit::kInFlight * kStride", "to += kStride", "cast_memory"),
+    Mutant("outputs stay", CAST, "    to += kStride", "    to += 0", "cast_memory"),
+    Mutant("a unit per thread too many", CAST, "count - thread +", "count +", "cast_memory"),
+    Mutant("every chunk from the first", CAST, "from + offset, n", "from, n", "cast_memory"),
     Mutant("every second found_inf", UPDATE, "i += 32", "i += 64", "update_scale"),
     Mutant("lane 0 decides", UPDATE, "overflow = ptx::warp_any(overflow);", "", "update_scale"),
 )

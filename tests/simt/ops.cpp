@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -16,35 +17,32 @@ struct Tensor {
   void* data;
   int64_t numel;
   int64_t dtype;
+
+  DType type() const { return static_cast<DType>(dtype); }
 };
 
-// The list, and its chunk table where it is too long for a kernel's parameters.
-class List {
- public:
-  List(const Tensor* tensors, int64_t size) {
-    for (int64_t i = 0; i < size; ++i)
-      refs_.push_back({tensors[i].data, tensors[i].numel, static_cast<DType>(tensors[i].dtype)});
+// Launches on a list, `list` of `args`, with a chunk table where it is too long for a kernel's
+// parameters.
+template <class Args, class Ref>
+int launch(Args& args, ListOf<Ref>& list, const std::vector<Ref>& refs,
+           Status (*launcher)(const Args&, cuda::Stream)) {
+  list = {refs.data(), static_cast<int64_t>(refs.size())};
+  std::vector<EntryOf<Ref>> table;
+  if (list.size > kInlineEntries<EntryOf<Ref>>) {
+    table.resize(refs.size());
+    const Status status =
+        build_chunk_table(list.refs, list.size, table.data(), &list.device_chunks);
+    if (status != Status::ok) return static_cast<int>(status);
+    list.device_table = table.data();
   }
+  return static_cast<int>(launcher(args, nullptr));
+}
 
-  template <class Args>
-  int launch(Args args, Status (*launcher)(const Args&, cuda::Stream)) {
-    args.grads = {refs_.data(), static_cast<int64_t>(refs_.size())};
-    if (args.grads.size > kInlineTensors) {
-      table_.resize(refs_.size());
-      const Status status = build_chunk_table(args.grads.tensors, args.grads.size, table_.data(),
-                                              &args.grads.device_chunks);
-      if (status != Status::ok) return static_cast<int>(status);
-      args.grads.device_table = table_.data();
-    }
-    return static_cast<int>(launcher(args, nullptr));
-  }
-
-  const TensorRef* refs() const { return refs_.data(); }
-
- private:
-  std::vector<TensorRef> refs_;
-  std::vector<ChunkEntry> table_;
-};
+std::vector<TensorRef> refs_of(const Tensor* tensors, int64_t size) {
+  std::vector<TensorRef> refs;
+  for (const Tensor& t : std::span(tensors, size)) refs.push_back({t.data, t.numel, t.type()});
+  return refs;
+}
 
 }  // namespace
 
@@ -57,14 +55,14 @@ int simt_unscale(const Tensor* grads, int64_t size, float* found_inf, const floa
   args.found_inf = found_inf;
   args.norm = norm;
   args.max_norm = max_norm;
-  return List(grads, size).launch(args, cuda::launch_unscale);
+  return launch(args, args.grads, refs_of(grads, size), cuda::launch_unscale);
 }
 
 int simt_check_finite(const Tensor* grads, int64_t size, float* found_inf, int64_t* bad_tensor) {
   CheckFiniteArgs args{};
   args.found_inf = found_inf;
   args.bad_tensor = bad_tensor;
-  return List(grads, size).launch(args, cuda::launch_check_finite);
+  return launch(args, args.grads, refs_of(grads, size), cuda::launch_check_finite);
 }
 
 // `update` may be null.
@@ -80,9 +78,19 @@ int simt_grad_norm(const Tensor* grads, int64_t size, float* found_inf, const fl
   if (update) args.update = *update;
   args.partial_sums = partial_sums.data();
   args.tickets = &tickets;
-  const int status = List(grads, size).launch(args, cuda::launch_grad_norm);
+  const int status = launch(args, args.grads, refs_of(grads, size), cuda::launch_grad_norm);
   if (status != 0) tickets = 0;
   return status;
+}
+
+int simt_cast(const Tensor* outputs, const Tensor* inputs, int64_t size) {
+  std::vector<CastRef> refs;
+  for (int64_t i = 0; i < size; ++i) {
+    refs.push_back(
+        {outputs[i].data, inputs[i].data, outputs[i].numel, outputs[i].type(), inputs[i].type()});
+  }
+  CastArgs args{};
+  return launch(args, args.casts, refs, cuda::launch_cast);
 }
 
 int simt_update_scale(const ScaleUpdate* update, const float* const* found_infs, int64_t count) {
@@ -92,14 +100,14 @@ int simt_update_scale(const ScaleUpdate* update, const float* const* found_infs,
 // The least time, in seconds, to build the list's chunk table and to compare it with the last one.
 double simt_table_seconds(const Tensor* tensors, int64_t size) {
   using Clock = std::chrono::steady_clock;
-  const List list(tensors, size);
+  const std::vector<TensorRef> refs = refs_of(tensors, size);
   std::vector<ChunkEntry> last(size);
   double best = INFINITY;
   for (int run = 0; run < 50; ++run) {
     const auto start = Clock::now();
     std::vector<ChunkEntry> entries(size);
     uint32_t chunks = 0;
-    build_chunk_table(list.refs(), size, entries.data(), &chunks);
+    build_chunk_table(refs.data(), size, entries.data(), &chunks);
     if (entries != last) last = std::move(entries);
     best = std::min(best, std::chrono::duration<double>(Clock::now() - start).count());
   }

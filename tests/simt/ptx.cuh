@@ -10,6 +10,9 @@
 
 namespace amp_ext::ptx {
 
+// threadIdx.x, read anew at each use.
+inline int thread_index() { return static_cast<int>(threadIdx.x); }
+
 // The block's dynamic shared memory as a T. All threads see the same object; it starts
 // uninitialised.
 template <class T>

@@ -14,14 +14,18 @@
 
 namespace amp_ext {
 
-// A list of tensors. `tensors` is host memory for both backends.
-struct TensorList {
-  const TensorRef* tensors = nullptr;
+// A list of tensors, or of tensors that belong together. `refs` is host memory for both backends.
+template <class Ref>
+struct ListOf {
+  const Ref* refs = nullptr;
   int64_t size = 0;
-  // cuda only: the list as a chunk table in device memory, needed when size > kInlineTensors.
-  const ChunkEntry* device_table = nullptr;
+  // cuda only: the list as a chunk table in device memory, needed when size > kInlineEntries.
+  const EntryOf<Ref>* device_table = nullptr;
   uint32_t device_chunks = 0;
 };
+
+using TensorList = ListOf<TensorRef>;
+using CastList = ListOf<CastRef>;
 
 // grads *= inv_scale; found_inf = 1 if a product is not finite. Nothing is written to grads when
 // inv_scale is 1.
@@ -42,6 +46,12 @@ struct CheckFiniteArgs {
   TensorList grads;
   float* found_inf;
   int64_t* bad_tensor;  // may be null
+};
+
+// output = input, rounded to nearest even into the output's dtype; by way of fp32 from fp64 to 16
+// bits. Equal dtypes are copied bit by bit. No output overlaps another output or any input.
+struct CastArgs {
+  CastList casts;
 };
 
 // How a loss scale moves after a step. Pointers to one element each.
@@ -121,6 +131,7 @@ using Stream = void*;  // a cudaStream_t
 Status launch_unscale(const UnscaleArgs&, Stream);
 Status launch_check_finite(const CheckFiniteArgs&, Stream);
 Status launch_grad_norm(const GradNormArgs&, Stream);
+Status launch_cast(const CastArgs&, Stream);
 Status launch_update_scale(const UpdateScaleArgs&, Stream);
 
 }  // namespace cuda
@@ -161,6 +172,7 @@ bool multiplies_bf16();
 Status launch_unscale(const UnscaleArgs&, const CpuContext&);
 Status launch_check_finite(const CheckFiniteArgs&, const CpuContext&);
 Status launch_grad_norm(const GradNormArgs&, const CpuContext&);
+Status launch_cast(const CastArgs&, const CpuContext&);
 Status launch_update_scale(const UpdateScaleArgs&, const CpuContext&);
 Status launch_gemm(const GemmArgs&, const CpuContext&);
 

@@ -1,0 +1,143 @@
+#include "cast_args.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <initializer_list>
+
+namespace amp_ext {
+namespace {
+
+// Whether elements of the same index lie at the same place of two tensors of one shape.
+bool same_order(const at::Tensor& a, const at::Tensor& b) {
+  if (a.strides() == b.strides()) return true;
+  for (int64_t d = 0; d < a.dim(); ++d) {
+    if (a.size(d) != 1 && a.stride(d) != b.stride(d)) return false;
+  }
+  return true;
+}
+
+at::Tensor empty_in_order_of(const at::Tensor& order, const at::Tensor& dtype) {
+  return at::empty_strided(order.sizes(), order.strides(), dtype.options());
+}
+
+}  // namespace
+
+void check_cast_lengths(size_t outputs, size_t inputs) {
+  TORCH_CHECK(outputs == inputs, kCast, ": inputs must have as many tensors as outputs, ", outputs,
+              ", got ", inputs);
+}
+
+void CastPairs::reserve(size_t n) {
+  refs_.reserve(n);
+  written_.reserve(n);
+  outputs_.reserve(n);
+  inputs_.reserve(n);
+}
+
+CastPairs::Span CastPairs::span_of(const void* data, const at::Tensor& tensor, size_t index) {
+  int64_t last = 0;
+  if (tensor.is_non_overlapping_and_dense()) {
+    last = tensor.numel() - 1;
+  } else {
+    for (int64_t d = 0; d < tensor.dim(); ++d) last += (tensor.size(d) - 1) * tensor.stride(d);
+  }
+  const auto begin = reinterpret_cast<uintptr_t>(data);
+  return {begin, begin + (last + 1) * tensor.element_size(), index};
+}
+
+void CastPairs::add(const at::Tensor& output, const at::Tensor& input) {
+  const size_t index = refs_.size();
+  const Item output_item{kCast, "outputs", index};
+  const DType output_dtype = checked_dtype(output_item, output, device_);
+  const DType input_dtype = checked_dtype({kCast, "inputs", index}, input, device_);
+  check_cast_shapes(index, output.sizes(), input.sizes());
+  const bool dense = output.is_non_overlapping_and_dense();
+  if (!dense) check_no_internal_overlap(output_item, output);
+  written_.push_back(output.unsafeGetTensorImpl());
+
+  void* to = output.mutable_data_ptr();
+  const void* from = input.const_data_ptr();
+  CastRef& ref = refs_.emplace_back(CastRef{to, from, output.numel(), output_dtype, input_dtype});
+  if (ref.numel == 0) return;
+  outputs_.push_back(span_of(to, output, index));
+  inputs_.push_back(span_of(from, input, index));
+  if (!same_order(output, input)) return rearrange(ref, output, input);
+  if (to == from && output_dtype == input_dtype) {
+    ref.numel = 0;
+    outputs_.back().end = outputs_.back().begin;
+  } else if (!dense) {
+    rearrange(ref, output, input);
+  }
+}
+
+void CastPairs::rearrange(CastRef& ref, const at::Tensor& output, const at::Tensor& input) {
+  const at::NoGradGuard no_grad;
+  const bool input_dense = input.is_non_overlapping_and_dense();
+  at::Tensor target = output;
+  if (!output.is_non_overlapping_and_dense()) {
+    target = input_dense ? empty_in_order_of(input, output)
+                         : at::empty(output.sizes(), output.options());
+    scattered_.push_back({output, target});
+    ref.output = target.mutable_data_ptr();
+  }
+  if (!input_dense || !same_order(target, input)) {
+    gathered_.push_back(empty_in_order_of(target, input).copy_(input));
+    ref.input = gathered_.back().const_data_ptr();
+  }
+}
+
+void CastPairs::close() {
+  const auto starts_before = [](const Span& a, const Span& b) { return a.begin < b.begin; };
+  if (!std::is_sorted(outputs_.begin(), outputs_.end(), starts_before))
+    std::sort(outputs_.begin(), outputs_.end(), starts_before);
+
+  std::vector<uintptr_t> reach;  // the furthest end of the outputs up to each
+  reach.reserve(outputs_.size());
+  for (size_t i = 0; i < outputs_.size(); ++i) {
+    const Span& output = outputs_[i];
+    reach.push_back(i == 0 ? output.end : std::max(reach.back(), output.end));
+    if (i == 0 || output.begin != outputs_[i - 1].begin) continue;
+    const auto [first, second] = std::minmax(output.index, outputs_[i - 1].index);
+    TORCH_CHECK(false, kCast, ": outputs[", first, "] and outputs[", second,
+                "] start at the same address, expected tensors that share no memory");
+  }
+
+  size_t before = 0;  // how many outputs begin before the end of the input
+  for (const Span& input : inputs_) {
+    before = outputs_before(input.end, before);
+    if (before > 0 && reach[before - 1] > input.begin) throw_overlap(input);
+  }
+}
+
+size_t CastPairs::outputs_before(uintptr_t address, size_t guess) const {
+  const auto starts_before = [&](const Span& output) { return output.begin < address; };
+  for (const size_t n : {guess, guess + 1}) {
+    if (n <= outputs_.size() && (n == 0 || starts_before(outputs_[n - 1])) &&
+        (n == outputs_.size() || !starts_before(outputs_[n])))
+      return n;
+  }
+  return std::partition_point(outputs_.begin(), outputs_.end(), starts_before) - outputs_.begin();
+}
+
+void CastPairs::throw_overlap(const Span& input) const {
+  const auto output = std::find_if(outputs_.begin(), outputs_.end(), [&](const Span& output) {
+    return output.begin < input.end && input.begin < output.end;
+  });
+  TORCH_CHECK(false, kCast, ": inputs[", input.index, "] and outputs[", output->index,
+              "] overlap in memory, expected inputs apart from all that is written: clone() it");
+}
+
+void CastPairs::finish_writes() {
+  const at::NoGradGuard no_grad;
+  for (const Scattered& s : scattered_) s.view.copy_(s.dense);
+  for (size_t i = 0; i < written_.size(); ++i) {
+    if (i + kAhead < written_.size()) prefetch_version(written_[i + kAhead]);
+    if (!written_[i]->is_inference()) written_[i]->bump_version();
+  }
+}
+
+}  // namespace amp_ext

@@ -1,0 +1,78 @@
+// cast_'s two lists, from tensors to plain arguments.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/Exception.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "amp_ext/launch.h"
+#include "tensor_args.h"
+
+namespace amp_ext {
+
+constexpr auto kCast = "amp_ext::cast_";
+
+// Throw unless the lists have the same length, and tensors of one index the same shape: an ArrayRef
+// of int64_t or SymInt.
+void check_cast_lengths(size_t outputs, size_t inputs);
+
+template <class Shape>
+void check_cast_shapes(size_t index, const Shape& output, const Shape& input) {
+  TORCH_CHECK(output == input, kCast, ": inputs[", index, "] must have the shape of outputs[",
+              index, "], ", output, ", got ", input);
+}
+
+// The pairs of one call, all on one device. Tensors must outlive the list.
+class CastPairs {
+ public:
+  explicit CastPairs(at::Device device) : device_(device) {}
+
+  void reserve(size_t n);
+
+  // Checks a pair and appends it. Throws as checked_dtype and check_cast_shapes do, and for an
+  // output that overlaps within itself.
+  void add(const at::Tensor& output, const at::Tensor& input);
+
+  // To be called once after the last add: throws when two outputs start at the same address, or an
+  // input overlaps an output; but a tensor may be its own input. Nothing has been written before.
+  void close();
+
+  // To be called after the launch: copies results to the outputs that are not dense, and bumps the
+  // outputs' versions so that autograd knows.
+  void finish_writes();
+
+  CastList args() const { return {refs_.data(), static_cast<int64_t>(refs_.size())}; }
+
+ private:
+  // The addresses from the first byte of a tensor to behind the last.
+  struct Span {
+    uintptr_t begin;
+    uintptr_t end;
+    size_t index;
+  };
+
+  // An output with holes, and the dense tensor that kernels write.
+  struct Scattered {
+    at::Tensor view;
+    at::Tensor dense;
+  };
+
+  // Gives kernels dense memory in one order, where two tensors are not so.
+  void rearrange(CastRef& ref, const at::Tensor& output, const at::Tensor& input);
+  // How many outputs begin before an address; fast where that is `guess`, or one more.
+  size_t outputs_before(uintptr_t address, size_t guess) const;
+  static Span span_of(const void* data, const at::Tensor& tensor, size_t index);
+  [[noreturn]] void throw_overlap(const Span& input) const;
+
+  at::Device device_;
+  std::vector<CastRef> refs_;
+  std::vector<c10::TensorImpl*> written_;
+  std::vector<Span> outputs_;
+  std::vector<Span> inputs_;
+  std::vector<Scattered> scattered_;
+  std::vector<at::Tensor> gathered_;  // dense copies of inputs, kept for the launch
+};
+
+}  // namespace amp_ext

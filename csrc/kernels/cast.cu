@@ -1,0 +1,137 @@
+// cast_: outputs = inputs, rounded to nearest even into the outputs' dtypes. One launch.
+#include "foreach.cuh"
+
+namespace amp_ext {
+namespace {
+
+// From fp64 to 16 bits by way of fp32, as torch converts.
+template <class To, class From>
+__device__ To converted(From x) {
+  if constexpr (std::is_same_v<To, From>) {
+    return x;
+  } else {
+    using Compute = typename Element<To>::Compute;
+    return Element<To>::round(static_cast<Compute>(Element<From>::widen(x)));
+  }
+}
+
+// What a thread moves at a time: one element.
+template <class To, class From>
+struct Single {
+  static constexpr int kSize = 1;
+  static constexpr int kInFlight = kPacksInFlight;
+
+  From element;
+
+  __device__ void load(const From* from) { element = *from; }
+  __device__ void store(To* to) const { *to = converted<To>(element); }
+};
+
+// Or the fewest elements that are whole 16-byte accesses on both sides.
+template <class To, class From>
+struct Group {
+  static constexpr int kSize = std::max(Pack<To>::kSize, Pack<From>::kSize);
+  static constexpr int kLoads = kSize / Pack<From>::kSize;
+  static constexpr int kStores = kSize / Pack<To>::kSize;
+  static constexpr int kInFlight = std::max(1, kPacksInFlight / kLoads);
+
+  uint4 bits[kLoads];
+
+  __device__ void load(const From* from) {
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) bits[i] = ptx::load16(from + i * Pack<From>::kSize);
+  }
+
+  __device__ void store(To* to) const {
+    From from[kSize];
+    memcpy(from, bits, sizeof(from));
+#pragma unroll
+    for (int i = 0; i < kStores; ++i) {
+      Pack<To> pack;
+#pragma unroll
+      for (int j = 0; j < Pack<To>::kSize; ++j)
+        pack.at[j] = converted<To>(from[i * Pack<To>::kSize + j]);
+      ptx::store16(to + i * Pack<To>::kSize, pack.bits());
+    }
+  }
+};
+
+// The block moves `count` Units, each thread several at a time.
+template <class Unit, class To, class From>
+__device__ void move_units(To* to, const From* from, int count) {
+  constexpr int kStride = kForeachThreads * Unit::kSize;
+  const int thread = ptx::thread_index();
+  to += thread * Unit::kSize;
+  from += thread * Unit::kSize;
+  int left = (count - thread + kForeachThreads - 1) / kForeachThreads;
+#pragma unroll 1
+  for (; left >= Unit::kInFlight; left -= Unit::kInFlight) {
+    Unit units[Unit::kInFlight];
+#pragma unroll
+    for (int k = 0; k < Unit::kInFlight; ++k) units[k].load(from + k * kStride);
+#pragma unroll
+    for (int k = 0; k < Unit::kInFlight; ++k) units[k].store(to + k * kStride);
+    to += Unit::kInFlight * kStride;
+    from += Unit::kInFlight * kStride;
+  }
+#pragma unroll 1
+  for (; left > 0; --left) {
+    Unit unit;
+    unit.load(from);
+    unit.store(to);
+    to += kStride;
+    from += kStride;
+  }
+}
+
+template <class T>
+__device__ int elements_to_alignment(const T* data) {
+  return static_cast<int>(-reinterpret_cast<uintptr_t>(data) % 16 / sizeof(T));
+}
+
+// How many of n elements come before the first group: all when the two sides are never aligned
+// together.
+template <class To, class From>
+__device__ int head_of(const To* to, const From* from, int n) {
+  const int head =
+      sizeof(To) < sizeof(From) ? elements_to_alignment(to) : elements_to_alignment(from);
+  const bool together =
+      elements_to_alignment(to + head) == 0 && elements_to_alignment(from + head) == 0;
+  return together && head < n ? head : n;
+}
+
+// to = from for the block's n elements, whatever their alignment.
+template <class To, class From>
+__device__ void cast(To* to, const From* from, int n) {
+  const int head = head_of(to, from, n);
+  const int groups = (n - head) / Group<To, From>::kSize;
+  const int tail = head + groups * Group<To, From>::kSize;
+  move_units<Single<To, From>>(to, from, head);
+  move_units<Group<To, From>>(to + head, from + head, groups);
+  move_units<Single<To, From>>(to + tail, from + tail, n - tail);
+}
+
+template <class Table>
+__global__ __launch_bounds__(kForeachThreads, kForeachBlocksPerSm) void cast_kernel(
+    const Table __grid_constant__ table) {
+  for_each_chunk(table, [](int, const CastEntry& entry, int64_t offset, int n) {
+    with_elements(entry.output, entry.output_dtype, [&](auto* to) {
+      with_elements(entry.input, entry.input_dtype,
+                    [&](const auto* from) { cast(to + offset, from + offset, n); });
+    });
+  });
+}
+
+}  // namespace
+
+Status cuda::launch_cast(const CastArgs& args, Stream stream) {
+  return with_table(args.casts, [&](const auto& table) {
+    if (table.chunks == 0) return Status::ok;
+    int blocks = 0;
+    if (const Status s = foreach_blocks(table.chunks, &blocks); s != Status::ok) return s;
+    return launch(cast_kernel<std::decay_t<decltype(table)>>, blocks, kForeachThreads, 0, stream,
+                  table);
+  });
+}
+
+}  // namespace amp_ext

@@ -1,0 +1,260 @@
+"""amp_ext::cast_: every pair of dtypes bit for bit as torch.Tensor.copy_, on every executor."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch._subclasses import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from amp_ext import ops
+from cases import (
+    FLOATS,
+    LAYOUTS,
+    SIZES,
+    assert_all_same,
+    assert_same,
+    bits,
+    random,
+    threads,
+    whole_and_view,
+)
+from cast_cases import BF16, EVERY_PAIR, FP16, FP32, FP64, check, every_pair, pair, patterns
+from executors import Executor, every_scaler_executor, scaler_against_oracle
+
+# ---- values ------------------------------------------------------------------------------------
+
+
+@every_scaler_executor
+@pytest.mark.parametrize("wide", [FP32, FP64], ids=str)
+@pytest.mark.parametrize("dtype", [FP16, BF16], ids=str)
+@pytest.mark.parametrize("length", [2**16, 3], ids=["whole", "short-tensors"])
+def test_all_16_bit_patterns_there_and_back(
+    executor: Executor, dtype: torch.dtype, wide: torch.dtype, length: int
+) -> None:
+    """Widening is exact, so that every value comes back; short tensors are not vectorised."""
+    values = patterns(dtype, executor.device)
+    widened = torch.empty(values.shape, dtype=wide, device=executor.device)
+    back = torch.empty_like(values)
+    executor.ops.cast_(list(widened.split(length)), list(values.split(length)))
+    assert_same(widened, values.to(wide))
+    executor.ops.cast_(list(back.split(length)), list(widened.split(length)))
+    assert_same(back, values)
+
+
+@every_scaler_executor
+@every_pair
+def test_bit_patterns_as_torch(
+    executor: Executor, dtype: torch.dtype, output_dtype: torch.dtype
+) -> None:
+    source = patterns(dtype, executor.device)
+    output = random(tuple(source.shape), output_dtype, executor.device)
+    check(executor, [output], [source])
+    if dtype == output_dtype:
+        assert torch.equal(bits(output), bits(source)), "NaN payloads count here"
+
+
+@every_scaler_executor
+@pytest.mark.parametrize("size", [1, 37])
+@pytest.mark.parametrize(
+    ("dtype", "output_dtype", "value", "expected"),
+    [
+        (FP32, FP16, 1 + 2.0**-11, 1.0),  # half-way: to the even one
+        (FP32, FP16, 1 + 3 * 2.0**-11, 1 + 2.0**-9),
+        (FP32, FP16, 1 + 2.0**-11 + 2.0**-23, 1 + 2.0**-10),
+        (FP32, FP16, -65519.996, -65504.0),
+        (FP32, FP16, -65520.0, -math.inf),  # half-way to 2**16
+        (FP32, FP16, 2.0**-24, 2.0**-24),  # the smallest subnormal
+        (FP32, FP16, 2.0**-25, 0.0),
+        (FP32, FP16, 3 * 2.0**-25, 2.0**-23),
+        (FP32, FP16, -(2.0**-149), -0.0),
+        (FP32, BF16, 1 + 2.0**-8, 1.0),
+        (FP32, BF16, 1 + 3 * 2.0**-8, 1 + 2.0**-6),
+        (FP32, BF16, 3.402823466e38, math.inf),
+        (FP32, BF16, 3 * 2.0**-134, 2.0**-132),
+        (FP16, BF16, 65504.0, 65536.0),
+        (BF16, FP16, 2.0**100, math.inf),
+        (BF16, FP32, 2.0**-133, 2.0**-133),
+        (FP64, FP32, 1 + 2.0**-24, 1.0),
+        (FP64, FP32, 1 + 2.0**-24 + 2.0**-52, 1 + 2.0**-23),
+        (FP64, FP32, 3 * 2.0**-150, 2.0**-148),
+        (FP64, FP32, 1e39, math.inf),
+        (FP64, FP16, 1 + 2.0**-11 + 2.0**-40, 1.0),  # 1 + 2**-11 in fp32, then half-way
+        (FP64, BF16, 1 + 2.0**-8 + 2.0**-40, 1.0),
+        (FP16, FP64, 2.0**-24, 2.0**-24),
+    ],
+    ids=str,
+)
+def test_rounding(
+    executor: Executor,
+    dtype: torch.dtype,
+    output_dtype: torch.dtype,
+    value: float,
+    expected: float,
+    size: int,
+) -> None:
+    source = torch.full((size,), value, dtype=dtype, device=executor.device)
+    output = torch.empty(size, dtype=output_dtype, device=executor.device)
+    executor.ops.cast_([output], [source])
+    assert_same(output, torch.full_like(output, expected))
+
+
+# ---- lists -------------------------------------------------------------------------------------
+
+
+@every_scaler_executor
+@pytest.mark.parametrize("count", [1, 3, 1008, 1009, 2000])
+def test_lists_of_mixed_dtypes(executor: Executor, count: int) -> None:
+    """1008 pairs travel in a kernel's parameters, more do not."""
+    pairs = [pair(executor, 1 + 7 * i % 97, *EVERY_PAIR[i % 16]) for i in range(count)]
+    outputs, inputs = map(list, zip(*pairs, strict=True))
+    check(executor, outputs, inputs)
+
+
+@scaler_against_oracle
+def test_every_layout_in_one_list(executor: Executor) -> None:
+    places = [(name, *dtypes) for name in LAYOUTS for dtypes in EVERY_PAIR]
+    outputs = [whole_and_view(name, dtype, executor.device)[1] for name, _, dtype in places]
+    inputs = [whole_and_view(name, dtype, executor.device)[1] for name, dtype, _ in places]
+    check(executor, outputs, inputs)
+
+
+@every_scaler_executor
+def test_no_tensors(executor: Executor) -> None:
+    executor.ops.cast_([], [])
+
+
+@every_scaler_executor
+def test_empty_tensors_anywhere(executor: Executor) -> None:
+    empty = torch.empty(0, 4, device=executor.device)
+    output, source = pair(executor, 5, FP32, FP16)
+    executor.ops.cast_([empty, empty.half()], [empty, empty])
+    check(
+        executor,
+        [empty.half(), output, empty.bfloat16(), empty, empty],
+        [empty, source, empty, empty.double(), empty],
+    )
+
+
+def results(executor: Executor, inputs: list[Tensor], dtypes: list[torch.dtype]) -> list[Tensor]:
+    outputs = [torch.empty_like(i, dtype=d) for i, d in zip(inputs, dtypes, strict=True)]
+    executor.ops.cast_(outputs, inputs)
+    return outputs
+
+
+@scaler_against_oracle
+def test_the_same_in_every_run_and_for_any_number_of_threads(executor: Executor) -> None:
+    """More elements than the CPU gives one thread, and bits as torch has them at the first run."""
+    made = [random((size,), dtype, executor.device) for size in SIZES for dtype in FLOATS]
+    inputs = [*made, random((1_100_000,), FP32, executor.device)]
+    dtypes = [FLOATS[i // 4 % 4] for i in range(len(inputs))]
+    expected = [i.to(d) for i, d in zip(inputs, dtypes, strict=True)]
+    for run in range(4):
+        with threads(1 + run % 2):
+            assert_all_same(results(executor, inputs, dtypes), expected)
+
+
+some_list = st.lists(
+    st.tuples(
+        *(st.sampled_from(sorted(LAYOUTS)), st.booleans()),
+        *(st.sampled_from(FLOATS), st.sampled_from(FLOATS)),
+    ),
+    max_size=8,
+)
+
+
+@scaler_against_oracle
+@settings(max_examples=60, deadline=None)
+@given(places=some_list)
+def test_any_list(
+    executor: Executor, places: list[tuple[str, bool, torch.dtype, torch.dtype]]
+) -> None:
+    outputs, inputs = [], []
+    for layout, same, dtype, output_dtype in places:
+        source = whole_and_view(layout, dtype, executor.device)[1]
+        outputs.append(
+            whole_and_view(layout, output_dtype, executor.device)[1]
+            if same
+            else torch.zeros(source.shape, dtype=output_dtype, device=executor.device)
+        )
+        inputs.append(source)
+    check(executor, outputs, inputs)
+
+
+# ---- who looks on ------------------------------------------------------------------------------
+
+
+class Subclass(torch.Tensor):
+    """Notes what torch is asked for."""
+
+    seen: ClassVar[list[str]] = []
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        cls.seen.append(str(func))
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+class Watch(TorchDispatchMode):
+    """Notes what the dispatcher is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def test_modes_subclasses_and_profilers_see_the_op() -> None:
+    """Plain tensors go past the dispatcher, but only where nobody looks on."""
+    source, output = torch.ones(3), torch.zeros(3, dtype=FP16)
+    with Watch() as watch:
+        ops.cast_([output], [source])
+    assert watch.seen == ["amp_ext.cast_.default"]
+    with torch.profiler.profile() as profile:
+        ops.cast_([output], [source])
+    assert "amp_ext::cast_" in [event.key for event in profile.key_averages()]
+    Subclass.seen.clear()
+    ops.cast_([output], [source.as_subclass(Subclass)])
+    assert Subclass.seen == ["amp_ext.cast_"]
+    with FakeTensorMode():
+        ops.cast_([torch.empty(3, dtype=FP16)], [torch.empty(3)])
+    assert output.tolist() == [1.0, 1.0, 1.0]
+
+
+def test_tensors_that_torch_materialises() -> None:
+    """Negative views and zero tensors have no memory with their values."""
+    sources = [torch._neg_view(torch.ones(3)), torch._efficientzerotensor(3)]
+    outputs = [torch.full((3,), 7.0, dtype=FP16) for _ in sources]
+    ops.cast_(outputs, sources)
+    assert [output.tolist() for output in outputs] == [3 * [-1.0], 3 * [0.0]]
+
+
+def test_parameters_stay_leaves() -> None:
+    """With gradients on, as in the middle of a forward pass, and off."""
+    weight = torch.nn.Parameter(torch.ones(3, dtype=FP16))
+    master = torch.nn.Parameter(torch.full((3,), 2.0))
+    for enabled in (True, False):
+        with torch.set_grad_enabled(enabled):
+            ops.cast_((weight,), [master])
+            ops.cast_([weight], [master])
+        assert weight.is_leaf and weight.tolist() == [2.0, 2.0, 2.0]
+
+
+@pytest.mark.slow
+@scaler_against_oracle
+def test_more_than_2_to_the_31_elements(executor: Executor) -> None:
+    source = torch.ones(2**31 + 5, dtype=BF16, device=executor.device)
+    source[-1] = 3.0
+    output = torch.zeros(2**31 + 5, dtype=FP16, device=executor.device)
+    executor.ops.cast_([output], [source])
+    assert output[-1].item() == 3.0
+    assert output[:-1].max().item() == output[:-1].min().item() == 1.0

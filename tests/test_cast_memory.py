@@ -1,0 +1,185 @@
+"""amp_ext::cast_ and memory: alignment, layouts, overlaps, and what a launch moves."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from torch import Tensor
+
+from amp_ext import ops
+from cases import (
+    FLOATS,
+    LAYOUTS,
+    OVERLAPPING,
+    SIZES,
+    assert_all_same,
+    assert_same,
+    bits,
+    random,
+    unwritten,
+    whole_and_view,
+)
+from cast_cases import FP16, FP32, FP64, PAIRS_OF_EACH_KIND, check, every_pair, pair, patterns
+from executors import SIMT, Executor, every_scaler_executor, scaler_against_oracle
+from simt_ops import Counters, Ops, Schedule
+
+CPU = torch.device("cpu")
+
+# ---- alignment and layouts ---------------------------------------------------------------------
+
+OFFSETS = [(0, 0), (8, 8), (3, 3), (1, 0), (0, 1), (2, 5)]
+"""Where output and input begin, in elements behind an aligned address."""
+
+
+@scaler_against_oracle
+@pytest.mark.parametrize("offsets", OFFSETS, ids=lambda o: f"at-{o[0]}-from-{o[1]}")
+@every_pair
+def test_every_edge(
+    executor: Executor, dtype: torch.dtype, output_dtype: torch.dtype, offsets: tuple[int, int]
+) -> None:
+    """Sizes around a pack and a chunk; what lies around the outputs stays as it is."""
+    outputs, inputs = [], []
+    for size in (*range(1, 25), *SIZES):
+        output, source = pair(executor, size + 16, dtype, output_dtype)
+        outputs.append(output[offsets[0] : offsets[0] + size])
+        inputs.append(source[offsets[1] : offsets[1] + size])
+    check(executor, outputs, inputs)
+
+
+@scaler_against_oracle
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtypes", PAIRS_OF_EACH_KIND, ids=str)
+def test_layouts(executor: Executor, dtypes: tuple[torch.dtype, torch.dtype], layout: str) -> None:
+    """Both in the layout, then either against a contiguous tensor."""
+    source = whole_and_view(layout, dtypes[0], executor.device)[1]
+    output = whole_and_view(layout, dtypes[1], executor.device)[1]
+    plain_source, plain_output = source.clone(), output.clone()
+    plain_source, plain_output = plain_source.contiguous(), plain_output.contiguous()
+    for to, of in ((output, source), (plain_output, source), (output, plain_source.neg())):
+        check(executor, [to], [of])
+
+
+@scaler_against_oracle
+@pytest.mark.parametrize("layout", OVERLAPPING)
+def test_inputs_whose_elements_share_memory(executor: Executor, layout: str) -> None:
+    source = whole_and_view(layout, FP32, executor.device)[1]
+    output = torch.empty(source.shape, dtype=FP16, device=executor.device)
+    check(executor, [output], [source])
+
+
+@every_scaler_executor
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_a_tensor_as_its_own_input(executor: Executor, dtype: torch.dtype) -> None:
+    """Nothing is written, and others may read it."""
+    own, other = patterns(dtype, executor.device), patterns(FP32, executor.device)
+    first, copy = own[:100], torch.empty(100, dtype=FP64, device=executor.device)
+    before = bits(own).clone()
+    output = torch.empty_like(other)
+    executor.ops.cast_([own, output, copy], [own.view_as(own), other, first])
+    assert torch.equal(bits(own), before), "NaN payloads count here"
+    assert torch.equal(bits(output), bits(other))
+    assert_same(copy, first.double())
+
+
+# ---- overlaps ----------------------------------------------------------------------------------
+
+MEMORY = torch.arange(64.0)
+ROWS = MEMORY.view(8, 8)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "inputs", "named"),
+    [
+        ([MEMORY.half()[:8], MEMORY[1:9]], [MEMORY[20:28], MEMORY[:8]], (1, 1)),
+        ([MEMORY[:8].view(torch.float16)[:8]], [MEMORY[:8]], (0, 0)),
+        ([ROWS], [ROWS.t()], (0, 0)),
+        ([ROWS[:, :4]], [ROWS[:, 4:]], (0, 0)),
+        ([MEMORY[:8], MEMORY[8:16]], [MEMORY[8:16], MEMORY[16:24]], (0, 1)),
+        ([MEMORY[:8], torch.zeros(())], [torch.ones(8), MEMORY[7]], (1, 0)),
+        ([MEMORY[4:8], MEMORY[:40]], [MEMORY[50:54], MEMORY[20:60]], (1, 1)),
+        ([MEMORY[4:8], MEMORY[:40]], [MEMORY[20:24], torch.ones(40)], (0, 1)),
+        ([MEMORY[:8], MEMORY[4:6]], [MEMORY[:8], torch.ones(2)], (0, 1)),
+    ],
+)
+def test_input_that_is_written(
+    outputs: list[Tensor], inputs: list[Tensor], named: tuple[int, int]
+) -> None:
+    text = "amp_ext::cast_: inputs[{}] and outputs[{}] overlap in memory, expected "
+    with unwritten([MEMORY]), pytest.raises(RuntimeError, match=re.escape(text.format(*named))):
+        ops.cast_(outputs, inputs)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_input_beside_what_is_written(reverse: bool) -> None:
+    """Also between two outputs, of which one spans the other."""
+    memory = torch.arange(64.0)
+    rows = memory[:32].view(4, 8)
+    outputs = [rows[:, :2], rows[:, 2:5], memory[40:44], memory[48:52]]
+    inputs = [torch.zeros(4, 2), torch.ones(4, 3), memory[44:48], memory[32:36]]
+    order = slice(None, None, -1 if reverse else 1)
+    ops.cast_(outputs[order], inputs[order])
+    assert rows[:, :6].tolist() == [[0, 0, 1, 1, 1, float(first)] for first in (5, 13, 21, 29)]
+    assert memory[32:].tolist() == [
+        *range(32, 40),
+        *range(44, 48),
+        *range(44, 48),
+        *range(32, 36),
+        *range(52, 64),
+    ]
+
+
+# ---- what a launch costs -----------------------------------------------------------------------
+
+on_simt = pytest.mark.skipif(bool(SIMT.missing), reason=SIMT.missing)
+
+
+def cost(schedule: Schedule | None, outputs: list[Tensor], inputs: list[Tensor]) -> Counters:
+    ops = Ops(schedule)
+    before = ops.engine.counters()
+    ops.cast_(outputs, inputs)
+    return ops.engine.counters() - before
+
+
+@on_simt
+@pytest.mark.parametrize("offset", [0, 3])
+@every_pair
+def test_simt_reads_and_writes_each_pack_once(
+    dtype: torch.dtype, output_dtype: torch.dtype, offset: int
+) -> None:
+    """In one launch; what is not a whole pack on both sides goes one by one, as does a pair whose
+    sides are never aligned together."""
+    chunks = [*4 * [16384], 16384 - 8, 40]
+    sizes = [sum(chunks[:-1]), chunks[-1]]
+    inputs = [torch.ones(size + offset, dtype=dtype)[offset:] for size in sizes]
+    outputs = [torch.ones(size + offset, dtype=output_dtype)[offset:] for size in sizes]
+    step = 16 // min(dtype.itemsize, output_dtype.itemsize)
+    packed = sum((chunk - -offset % step) // step * step for chunk in chunks)
+    inputs.append(torch.ones(33, dtype=dtype)[1:])
+    outputs.append(torch.ones(32, dtype=output_dtype))
+    counted = cost(Schedule(3, 2, 2), outputs, inputs)
+    assert counted.launches == 1
+    assert counted.blocks == 4
+    assert counted.bytes_loaded == packed * dtype.itemsize
+    assert counted.bytes_stored == packed * output_dtype.itemsize
+
+
+@on_simt
+@pytest.mark.parametrize("count", [0, 1, 2000])
+def test_one_simt_launch_for_any_list(count: int) -> None:
+    inputs = [random((1 + 13 * i % 101,), FLOATS[i % 4], CPU) for i in range(count)]
+    outputs = [torch.empty_like(source, dtype=torch.float16) for source in inputs]
+    assert cost(None, outputs, inputs).launches == min(count, 1)
+
+
+@on_simt
+@pytest.mark.parametrize("count", [30, 1100], ids=["parameters", "table"])
+@pytest.mark.parametrize("seed", range(8))
+def test_the_same_in_every_simt_schedule(seed: int, count: int) -> None:
+    inputs = [random((1 + 13 * i % 101,), FLOATS[i % 4], CPU) for i in range(count)]
+    inputs.append(random((70_001,), FP32, CPU))
+    outputs = [torch.empty_like(t, dtype=FLOATS[i // 4 % 4]) for i, t in enumerate(inputs)]
+    expected = [source.to(output.dtype) for source, output in zip(inputs, outputs, strict=True)]
+    Ops(Schedule(seed, (1, 2, 3, 8)[seed % 4], (1, 4)[seed // 4])).cast_(outputs, inputs)
+    assert_all_same(outputs, expected)
