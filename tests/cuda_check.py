@@ -140,12 +140,12 @@ def main() -> int:
     problems = missing(kernels, _build_info.CUDA_ARCHES)
     problems += [line for log in logs for line in remarks(log)]
 
-    print(f"{'kernel':<44}{'arch':<8}{'regs':>5}{'smem':>8}{'stack':>7}{'spills':>8}{'size':>7}")
+    print(f"{'kernel':<48}{'arch':<8}{'regs':>5}{'smem':>8}{'stack':>7}{'spills':>8}{'size':>7}")
     for kernel in sorted(kernels.values(), key=lambda kernel: (kernel.name, kernel.arch)):
         name = readable(kernel.name)
         problems += [f"{name} for {kernel.arch}: {fault}" for fault in faults(kernel)]
         print(
-            f"{name:<44}{kernel.arch:<8}{kernel.registers:>5}{kernel.shared:>8}"
+            f"{name:<48}{kernel.arch:<8}{kernel.registers:>5}{kernel.shared:>8}"
             f"{kernel.stack:>7}{kernel.spills:>8}{kernel.instructions.total():>7}"
         )
     print("shared memory, stack and spills in bytes, size in instructions")

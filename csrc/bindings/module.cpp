@@ -1,5 +1,5 @@
-// amp_ext._C: the scaler's host path and the switches of routing. Everything else is an op of
-// library.cpp.
+// amp_ext._C: the host paths of the scaler and of short casts, and the switches of routing.
+// Everything else is an op of library.cpp.
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/linalg_vector_norm.h>
