@@ -150,12 +150,15 @@ def arguments(op: str, device: str) -> dict[str, Any]:
         tensors = {first: x, second: weight, "bias": tensor(*range(5))}
         tensors = {name: value.requires_grad_() for name, value in tensors.items()}
         return tensors | {"activation": "relu"} | ({"trans_b": True} if op == "gemm" else {})
+    update = {
+        "scale": tensor(4.0),
+        "growth_tracker": tensor(0, dtype=torch.int32),
+        "growth_factor": 2.0,
+        "backoff_factor": 0.5,
+        "growth_interval": 1,
+    }
     if op == "update_scale_":
-        factors = {"growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 1}
-        found_infs = [tensor(0.0), tensor(1.0)]
-        tracker = tensor(0, dtype=torch.int32)
-        state = {"scale": tensor(4.0), "growth_tracker": tracker, "found_infs": found_infs}
-        return state | factors
+        return update | {"found_infs": [tensor(0.0), tensor(1.0)]}
     grads = [tensor(*[4.0] * 9), tensor(*[2.0] * 16, dtype=torch.float16), tensor(12.0).double()]
     if op == "cast_":
         return {
@@ -165,7 +168,8 @@ def arguments(op: str, device: str) -> dict[str, Any]:
     if op == "check_finite":
         grads[1][3] = torch.inf
         return {"grads": grads, "found_inf": tensor(0.0), "bad_tensor": tensor(0).long()}
-    return {"grads": grads, "found_inf": tensor(0.0), "inv_scale": tensor(0.5)}
+    more = update if op == "grad_norm_update_scale_" else {}
+    return {"grads": grads, "found_inf": tensor(0.0), "inv_scale": tensor(0.5), **more}
 
 
 def run_op(function: Callable[..., Any], values: dict[str, Any]) -> list[Tensor]:
