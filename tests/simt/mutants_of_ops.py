@@ -29,8 +29,8 @@ MUTANTS = (
     Mutant(
         "the last chunks of a share",
         FOREACH,
-        "begin + share + (blockIdx.x < rest)",
-        "begin + share",
+        "(block < rest ? block : rest)",
+        "0",
         "unscale",
     ),
     Mutant(
