@@ -11,7 +11,7 @@ INSTALL = bin/python -m pip install -c constraints.txt
 
 .DEFAULT_GOAL = help
 .DELETE_ON_ERROR:
-.PHONY: help demo test bench lint format cuda-check gpu clean
+.PHONY: help demo test bench lint format mutants cuda-check gpu clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s%s\n", $$1, $$2}' Makefile
@@ -25,6 +25,9 @@ test: .venv/built ## the test suite
 bench: .venv/built ## amp_ext against torch, on this machine's best device
 	@device=$$(.venv/bin/python -c "import torch; print('cuda' if torch.cuda.is_available() else 'cpu')"); \
 	set -ex; for op in train gemm autocast unscale scaler; do .venv/bin/python bench/run.py $$op --device $$device; done
+
+mutants: .venv/built ## break the CUDA kernels one edit at a time; their tests must fail each time
+	.venv/bin/python tests/simt/mutants.py
 
 lint: .venv-lint/made ## formatting and the usual mistakes
 	.venv-lint/bin/ruff check $(PY_FILES)

@@ -2,10 +2,10 @@
 
     python bench/gpu.py [RESULTS]
 
-Builds amp_ext for the GPU that is present, runs the tests, a memory check where compute-sanitizer
-is installed, and the benchmarks, which append to RESULTS/<gpu>/<utc date>-<commit>.jsonl. A stage
-that fails leaves the others running; the summary is printed last, and the exit status is 1 when a
-stage has failed.
+Builds amp_ext for the GPU that is present, runs the tests, the probe of what tests/simt assumes, a
+memory check where compute-sanitizer is installed, and the benchmarks, which append to
+RESULTS/<gpu>/<utc date>-<commit>.jsonl. A stage that fails leaves the others running; the summary
+is printed last, and the exit status is 1 when a stage has failed.
 """
 
 from __future__ import annotations
@@ -77,6 +77,7 @@ def stages(results: Path) -> Iterator[Stage]:
     yield Stage("doctor", [PYTHON, "-m", "amp_ext"], 60, ROOT / "tests")
     on_gpu = [PYTHON, "-m", "pytest", "-q", "-k", "cuda", "."]
     yield Stage("tests", on_gpu, 240, ROOT / "tests")
+    yield Stage("probe", [PYTHON, str(ROOT / "bench/probe.py")], 150)
     if sanitizer := shutil.which("compute-sanitizer"):
         small = [PYTHON, str(ROOT / "bench/gpu.py"), "--small-case"]
         yield Stage("memcheck", [sanitizer, "--error-exitcode", "1", *small], 120)

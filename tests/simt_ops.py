@@ -37,7 +37,10 @@ class Counters(Structure):
 
     _fields_ = [
         (name, c_int64)
-        for name in ("launches", "blocks", "switches", "bytes_loaded", "bytes_stored")
+        for name in (
+            *("launches", "blocks", "switches"),
+            *("bytes_loaded", "bytes_stored", "bytes_copied"),
+        )
     ]
 
     def __sub__(self, other: Counters) -> Counters:

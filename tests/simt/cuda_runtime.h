@@ -42,5 +42,11 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
   using Copies = std::tuple<std::decay_t<Params>...>;
   static_assert((sizeof(std::decay_t<Params>) + ... + 0) <= 32764, "bytes of parameters");
   Copies copies(std::forward<Args>(args)...);
-  return simt::launch(*config, [&] { std::apply(kernel, copies); });
+  return simt::launch(*config, reinterpret_cast<const void*>(kernel),
+                      [&] { std::apply(kernel, copies); });
+}
+
+template <class Kernel>
+cudaError_t cudaFuncSetAttribute(Kernel* kernel, cudaFuncAttribute attribute, int value) {
+  return cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), attribute, value);
 }

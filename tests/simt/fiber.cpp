@@ -134,7 +134,10 @@ void Fiber::enter() {
   tsan::switch_fiber(tsan_fiber_);
   switch_context(&scheduler.context, context_);
   asan::after_switch(scheduler.asan_stack, nullptr, nullptr);
+  entered = nullptr;
 }
+
+bool Fiber::inside() { return entered != nullptr; }
 
 void Fiber::leave(bool for_good) {
   asan::before_switch(for_good ? nullptr : &asan_stack_, scheduler.stack, scheduler.stack_bytes);

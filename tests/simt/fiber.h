@@ -19,6 +19,7 @@ class Fiber {
   void enter();                // returns when the fiber leaves
   void leave();
   [[noreturn]] void leave_for_good();
+  static bool inside();  // whether this is not the scheduler's stack
 
  private:
   void leave(bool for_good);

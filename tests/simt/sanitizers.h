@@ -14,6 +14,12 @@
 #include <sanitizer/tsan_interface.h>
 extern "C" void __tsan_acquire(void*);
 extern "C" void __tsan_release(void*);
+extern "C" void __tsan_read_range(void*, unsigned long);
+extern "C" void __tsan_write_range(void*, unsigned long);
+extern "C" void AnnotateIgnoreReadsBegin(const char*, int);
+extern "C" void AnnotateIgnoreReadsEnd(const char*, int);
+extern "C" void AnnotateIgnoreWritesBegin(const char*, int);
+extern "C" void AnnotateIgnoreWritesEnd(const char*, int);
 #endif
 
 namespace simt {
@@ -33,6 +39,9 @@ namespace simt::asan {
 constexpr bool kOn = true;
 inline void poison(void* begin, size_t bytes) { __asan_poison_memory_region(begin, bytes); }
 inline void unpoison(void* begin, size_t bytes) { __asan_unpoison_memory_region(begin, bytes); }
+inline bool is_poisoned(const void* begin, size_t bytes) {
+  return __asan_region_is_poisoned(const_cast<void*>(begin), bytes) != nullptr;
+}
 inline void before_switch(void** save, const void* stack, size_t bytes) {
   __sanitizer_start_switch_fiber(save, stack, bytes);
 }
@@ -43,6 +52,7 @@ inline void after_switch(void* saved, const void** left, size_t* bytes) {
 constexpr bool kOn = false;
 inline void poison(void*, size_t) {}
 inline void unpoison(void*, size_t) {}
+inline bool is_poisoned(const void*, size_t) { return false; }
 inline void before_switch(void**, const void*, size_t) {}
 inline void after_switch(void*, const void**, size_t*) {}
 #endif
@@ -62,6 +72,14 @@ inline void switch_fiber(void* fiber) {
 }
 inline void acquire(void* token) { __tsan_acquire(token); }
 inline void release(void* token) { __tsan_release(token); }
+inline void reads(const void* begin, size_t bytes) {
+  __tsan_read_range(const_cast<void*>(begin), bytes);
+}
+inline void writes(void* begin, size_t bytes) { __tsan_write_range(begin, bytes); }
+inline void ignore(bool begin) {
+  (begin ? AnnotateIgnoreReadsBegin : AnnotateIgnoreReadsEnd)(__FILE__, __LINE__);
+  (begin ? AnnotateIgnoreWritesBegin : AnnotateIgnoreWritesEnd)(__FILE__, __LINE__);
+}
 #else
 constexpr bool kOn = false;
 inline void* new_fiber() { return nullptr; }
@@ -70,7 +88,17 @@ inline void* this_fiber() { return nullptr; }
 inline void switch_fiber(void*) {}
 inline void acquire(void*) {}
 inline void release(void*) {}
+inline void reads(const void*, size_t) {}
+inline void writes(void*, size_t) {}
+inline void ignore(bool) {}
 #endif
+
+// While it lives, memory that the C library allocates, frees and copies is no access of a thread.
+struct Quiet {
+  Quiet() { ignore(true); }
+  Quiet(const Quiet&) = delete;
+  ~Quiet() { ignore(false); }
+};
 
 inline void* launching_fiber = nullptr;
 

@@ -4,13 +4,8 @@
 
 #include <cstdint>
 
+#include "amp_ext/host_device.h"
 #include "amp_ext/launch.h"
-
-#ifdef __CUDACC__
-#define AMP_EXT_HOST_DEVICE __host__ __device__
-#else
-#define AMP_EXT_HOST_DEVICE
-#endif
 
 namespace amp_ext {
 
