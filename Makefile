@@ -5,7 +5,7 @@ TORCH = 2.13.0
 TORCH_CUDA = 2.11.0
 RESULTS ?= bench/results
 
-CXX_FILES = $(shell find csrc tests -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
+CXX_FILES = $(shell find csrc tests bench -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 PY_FILES = setup.py build_backend.py amp_ext bench tests triton_kernels
 INSTALL = bin/python -m pip install -c constraints.txt
 

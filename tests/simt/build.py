@@ -104,19 +104,23 @@ def _headers(folders: Iterable[Path]) -> list[Path]:
 
 
 def _compile(source: Path, flags: Sequence[str], folders: Sequence[Path], into: Path) -> Path:
+    """Return the object of a source, which may be one of the same text from another folder."""
     include = cuda_include()
     assert include, missing()
     includes = [flag for folder in folders for flag in ("-I", str(folder))]
     includes += [flag for folder in _folders(include) for flag in ("-isystem", str(folder))]
-    command = [CXX, *FLAGS, *flags, *includes, "-x", "c++"]
-    digest = hashlib.sha256("\0".join(command).encode())
+    command = [CXX, *FLAGS, *flags]
+    digest = hashlib.sha256("\0".join([*command, str(include)]).encode())
     for path in (source, *_headers(folders)):
-        digest.update(path.read_bytes())
-    result = into / f"{source.stem}-{digest.hexdigest()[:16]}.o"
-    if not result.exists():
+        digest.update(path.name.encode() + path.read_bytes())
+    name = f"{source.stem}-{digest.hexdigest()[:16]}.o"
+    kept = BUILD / into.name / name
+    if kept.exists():
+        return kept
+    if not (into / name).exists():
         _remove_old(into, f"{source.stem}-*.o")
-        _run([*command, "-c", str(source)], result)
-    return result
+        _run([*command, *includes, "-x", "c++", "-c", str(source)], into / name)
+    return into / name
 
 
 def _remove_old(folder: Path, pattern: str) -> None:

@@ -22,7 +22,7 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from simt import mutants_of_ops
+from simt import mutants_of_demos, mutants_of_ops
 from simt.build import HERE, KERNELS, build, preload
 from simt.mutant import Mutant
 
@@ -37,23 +37,26 @@ class Suite:
     Attributes:
         folder: of the kernels.
         build: makes a library of a variant from another folder of kernels, kept in a third.
-        variable: tells the tests to use that library.
         mutants: of these kernels.
     """
 
     folder: Path
     build: Callable[[str, Path, Path], Path]
-    variable: str
     mutants: tuple[Mutant, ...]
 
 
+def build_ops(variant: str, kernels: Path, into: Path) -> Path:
+    return build(variant, kernels=kernels, into=into)
+
+
+def build_demos(variant: str, kernels: Path, into: Path) -> Path:
+    sources = sorted(kernels.glob("*.cu"))
+    return build(variant, "demos", sources, into=into)
+
+
 SUITES = (
-    Suite(
-        KERNELS,
-        lambda variant, kernels, into: build(variant, kernels=kernels, into=into),
-        "AMP_EXT_SIMT_LIBRARY",
-        mutants_of_ops.MUTANTS,
-    ),
+    Suite(KERNELS, build_ops, mutants_of_ops.MUTANTS),
+    Suite(HERE / "kernels", build_demos, mutants_of_demos.MUTANTS),
 )
 
 
@@ -77,7 +80,8 @@ def judge(suite: Suite, mutant: Mutant, folder: Path) -> tuple[bool, str]:
     pytest = (sys.executable, "-m", "pytest", "-xqsp", "no:cacheprovider")
     select = f"simt and ({mutant.select})" if mutant.select else "simt"
     environment = {
-        suite.variable: str(library),
+        "AMP_EXT_SIMT": mutant.variant,
+        "AMP_EXT_SIMT_LIBRARY": str(library),
         "LD_PRELOAD": preload(mutant.variant),
         "TSAN_OPTIONS": "halt_on_error=1",
         "OMP_NUM_THREADS": "1",
