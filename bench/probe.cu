@@ -165,8 +165,9 @@ __global__ void compare_addresses(uint32_t* to) {
   to[2 * blockIdx.x] = address % 1024;
 }
 
-// Each block writes numbers and then arrives at the next block of its cluster, which reads them.
-__global__ void arrive_next_door(const uint32_t* from, uint32_t* written, uint32_t* read) {
+// Each block waits for the threads of the block before it in its cluster, and adds one if the next
+// phase has not completed too.
+__global__ void arrive_next_door(const uint32_t* from, uint32_t* to) {
   auto& barrier = ptx::shared<ptx::Mbarrier>();
   if (threadIdx.x == 0) {
     ptx::mbarrier_init(barrier, static_cast<int>(blockDim.x));
@@ -176,12 +177,9 @@ __global__ void arrive_next_door(const uint32_t* from, uint32_t* written, uint32
   const int rank = ptx::cluster_rank();
   const int size = ptx::cluster_size();
   const int thread = thread_of_grid();
-  const int threads = static_cast<int>(blockDim.x);
-  written[thread] = from[thread] + 1;
   ptx::mbarrier_arrive_cluster(barrier, (rank + 1) % size);
   ptx::mbarrier_wait(barrier, 0);
-  const int before = (rank + size - 1) % size;
-  read[thread] = written[thread + (before - rank) * threads];
+  to[thread] = from[thread] + !ptx::mbarrier_try_wait(barrier, 1);
   ptx::cluster_sync();
 }
 
@@ -288,8 +286,7 @@ int probe_mbarrier_order(const uint32_t* from, uint32_t* to, int rounds) {
 
 int probe_mbarrier_remote(const uint32_t* from, uint32_t* to, int blocks, int cluster) {
   constexpr int kThreads = 64;
-  return launch({blocks, kThreads, sizeof(ptx::Mbarrier), cluster}, arrive_next_door, from, to,
-                to + kThreads * blocks);
+  return launch({blocks, kThreads, sizeof(ptx::Mbarrier), cluster}, arrive_next_door, from, to);
 }
 
 int probe_cluster(const void*, uint32_t* to, int blocks, int cluster) {

@@ -1,6 +1,7 @@
 """Check what tests/simt assumes of a GPU, each assumption alone: on the executor, and on a GPU.
 
     python bench/probe.py
+    python bench/probe.py --save FILE
     python bench/probe.py --probe wgmma_k_major --device cuda
 
 Both are compared with what NVIDIA's manual says. On a GPU, one of compute capability 9.0, each
@@ -35,8 +36,10 @@ PROBES: dict[str, Callable[[], Iterator[Case]]] = {
 SOURCES = [Path(__file__).with_name(name) for name in ("probe.cu", "probe_tiles.cu")]
 ROW = "{:<19}{:<63}{:<10}{}"
 
-LIMIT = 20  # seconds for a process that uses the GPU
-PROCESSES = 8  # of these at a time
+SAID: list[str] = []
+
+LIMIT = 60  # seconds for a process that uses the GPU
+PROCESSES = 4  # of these at a time
 
 
 class Simt:
@@ -127,8 +130,10 @@ def check_in_process(name: str) -> str:
         return f"{name}: no end within {LIMIT} s"
     if done.returncode == 0:
         return ""
-    lines = (done.stdout or done.stderr).splitlines()
-    return lines[-1] if lines else f"{name}: exit status {done.returncode}"
+    lines = done.stdout.splitlines()
+    if lines and lines[-1].startswith(name):
+        return lines[-1]
+    return f"{name}: exit status {done.returncode}, {' | '.join(done.stderr.splitlines()[-3:])}"
 
 
 def build_failures(missing: dict[str, str]) -> Iterator[str]:
@@ -143,6 +148,12 @@ def build_failures(missing: dict[str, str]) -> Iterator[str]:
             yield str(error)
 
 
+def say(line: str) -> None:
+    """Print a line, and keep it for --save."""
+    SAID.append(line)
+    print(line, flush=True)
+
+
 def result(fault: str | None) -> str:
     return "none" if fault is None else "DIFFERS" if fault else "ok"
 
@@ -150,13 +161,13 @@ def result(fault: str | None) -> str:
 def compare(executor: bool, gpu: bool) -> list[str]:
     """Print a line for each probe; return the disagreements."""
     faults = []
-    print(ROW.format("probe", "assumes", "executor", "GPU"), flush=True)
+    say(ROW.format("probe", "assumes", "executor", "GPU"))
     with ThreadPoolExecutor(PROCESSES) as pool:
         on_gpu = {name: pool.submit(check_in_process, name) for name in PROBES if gpu}
         for name, probe in PROBES.items():
             simt = check(name, DEVICES["simt"]) if executor else None
             cuda = on_gpu[name].result() if gpu else None
-            print(ROW.format(name, probe.__doc__, result(simt), result(cuda)), flush=True)
+            say(ROW.format(name, probe.__doc__, result(simt), result(cuda)))
             faults += [f"executor, {simt}"] if simt else []
             faults += [f"GPU, {cuda}"] if cuda else []
     return faults
@@ -166,6 +177,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--probe", choices=PROBES, help="only this one, with --device")
     parser.add_argument("--device", choices=DEVICES)
+    parser.add_argument("--save", type=Path, metavar="FILE", help="write the table to a file too")
     options = parser.parse_args(argv)
     if (options.probe is None) != (options.device is None):
         parser.error("--probe and --device come together")
@@ -177,11 +189,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     missing = {"simt": build.missing(), "cuda": nvcc.missing("90a")}
     faults = list(build_failures(missing))
     simt, cuda = (not missing[name] for name in DEVICES)
-    print(f"executor: {'tests/simt' if simt else 'none, ' + missing['simt']}")
-    print(f"GPU: {torch.cuda.get_device_name() if cuda else 'none, ' + missing['cuda']}")
+    say(f"executor: {'tests/simt' if simt else 'none, ' + missing['simt']}")
+    say(f"GPU: {torch.cuda.get_device_name() if cuda else 'none, ' + missing['cuda']}")
     faults += compare(simt, cuda)
     for fault in faults:
-        print(fault)
+        say(fault)
+    if options.save:
+        options.save.write_text("\n".join(SAID) + "\n")
     return int(bool(faults))
 
 

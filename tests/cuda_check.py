@@ -111,13 +111,17 @@ def faults(kernel: Kernel) -> list[str]:
     return found
 
 
-def missing(kernels: Kernels, arches: list[str]) -> list[str]:
-    """Architectures without machine code, and names in NEEDED that no kernel bears."""
+def missing_arches(kernels: Kernels, arches: list[str]) -> list[str]:
+    """Architectures without machine code."""
     wanted = {"sm_" + arch.removesuffix("+PTX").replace(".", "") for arch in arches}
     built = {kernel.arch for kernel in kernels.values() if kernel.instructions}
-    found = [f"no kernel for {arch}" for arch in sorted(wanted - built)]
+    return [f"no kernel for {arch}" for arch in sorted(wanted - built)]
+
+
+def missing_names(kernels: Kernels) -> list[str]:
+    """Names in NEEDED that no kernel bears."""
     names = " ".join(name for name, _ in kernels)
-    return found + [f"no kernel is called {name}" for name in NEEDED if name not in names]
+    return [f"no kernel is called {name}" for name in NEEDED if name not in names]
 
 
 def readable(name: str) -> str:
@@ -166,11 +170,14 @@ def main() -> int:
 
     kernels: Kernels = {}
     problems = []
-    for library, log in (*installed(), *demonstrations()):
-        read_ptxas(log, kernels)
-        read_sass(disassembly(library), kernels)
-        problems += remarks(log)
-    problems += missing(kernels, _build_info.CUDA_ARCHES)
+    for built in (installed, demonstrations):
+        for library, log in built():
+            read_ptxas(log, kernels)
+            read_sass(disassembly(library), kernels)
+            problems += remarks(log)
+        if built is installed:
+            problems += missing_arches(kernels, _build_info.CUDA_ARCHES)
+    problems += missing_names(kernels)
 
     print(f"{'kernel':<44}{'arch':<8}{'regs':>5}{'smem':>8}{'stack':>7}{'spills':>8}{'size':>7}")
     for kernel in sorted(kernels.values(), key=lambda kernel: (kernel.name, kernel.arch)):

@@ -49,7 +49,7 @@ class Counters(Structure):
 
 
 class CTensor(Structure):
-    """What ops.cpp knows of a tensor."""
+    """What simt_ops.cpp knows of a tensor."""
 
     _fields_ = [("data", c_void_p), ("numel", c_int64), ("dtype", c_int64)]
 

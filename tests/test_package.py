@@ -256,7 +256,7 @@ def test_cuda_check_sees_remarks_about_matrix_instructions() -> None:
 def test_cuda_check_sees_a_missing_architecture() -> None:
     kernels: cuda_check.Kernels = {}
     cuda_check.read_sass(SASS, kernels)
-    assert cuda_check.missing(kernels, ["8.0+PTX", "9.0a"])[0] == "no kernel for sm_90a"
+    assert cuda_check.missing_arches(kernels, ["8.0+PTX", "9.0a"]) == ["no kernel for sm_90a"]
 
 
 # ---- make gpu ----------------------------------------------------------------------------------

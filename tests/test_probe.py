@@ -10,11 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 import cuda_check
 from simt import build, nvcc
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "bench"))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "bench"))
 
 import gpu
 import probe
@@ -53,10 +54,13 @@ def test_the_table_is_not_too_wide() -> None:
         assert probe.ROW.format(name, function.__doc__, "", "").endswith("  ")
 
 
-def test_the_probe_follows_the_tests_of_a_gpu_run(tmp_path: Path) -> None:
+def test_the_probe_follows_the_tests_of_a_gpu_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "some GPU")
     stages = iter(gpu.stages(tmp_path))
-    first = [next(stages).name for _ in range(4)]
-    assert first == ["build", "doctor", "tests", "probe"]
+    first = [next(stages).name for _ in range(5)]
+    assert first == ["build", "doctor", "tests", "probe", "demonstrations"]
 
 
 # ---- faults ------------------------------------------------------------------------------------

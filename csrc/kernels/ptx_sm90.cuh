@@ -59,8 +59,7 @@ __device__ __forceinline__ void mbarrier_arrive_expect_tx(Mbarrier& barrier, int
 }
 
 // Arrives at the same place in the shared memory of block `rank` of the cluster, which must not
-// have exited: this thread has read what it waited for. What it wrote is not ordered for another
-// block.
+// have exited. It says only that this thread has read: what it wrote is not ordered for that block.
 __device__ __forceinline__ void mbarrier_arrive_cluster(Mbarrier& barrier, int rank) {
   asm volatile(
       "{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\n"

@@ -13,8 +13,11 @@ inline decltype(&cuTensorMapEncodeTiled) tensor_map_encoder() {
   constexpr unsigned kSince = 12000;
   void* function = nullptr;
   cudaDriverEntryPointQueryResult status;
-  cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, kSince, cudaEnableDefault,
-                                   &status);
+  if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, kSince,
+                                       cudaEnableDefault, &status) != cudaSuccess) {
+    cudaGetLastError();  // it is told by what encode_tensor_map returns
+    return nullptr;
+  }
   return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
 }
 

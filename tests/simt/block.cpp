@@ -1,4 +1,4 @@
-// Blocks and their shared memory.
+// Clusters, blocks and their shared memory.
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -26,49 +26,39 @@ bool holds(const Block& block, const void* pointer) {
   return at >= block.shared && at < block.shared + block.shared_bytes;
 }
 
-}  // namespace
-
-void check_aligned(const char* operation, const void* address, size_t bytes) {
-  const size_t off = reinterpret_cast<uintptr_t>(address) % bytes;
-  if (off != 0) fail("%s: misaligned: %p, %zu bytes off", operation, address, off);
+void set_marks(Block& block, size_t offset, size_t bytes, Block::Mark mark) {
+  for (size_t i = offset / kMarkBytes; i * kMarkBytes < offset + bytes; ++i) block.marks[i] = mark;
 }
 
-Warp::Warp(int number, int lanes) : meeting(lanes, "warp " + std::to_string(number)) {}
+}  // namespace
 
-Warpgroup::Warpgroup(Block& block, int number, int registers)
-    : block(block),
-      meeting(kWarpgroupThreads, "warpgroup " + std::to_string(number)),
-      registers(registers),
-      wanted(registers) {}
+size_t volume(dim3 n) { return static_cast<size_t>(n.x) * n.y * n.z; }
 
-Block::Block(Cluster& cluster, int rank, uint3 index, dim3 size, size_t shared_bytes)
+uint3 index_of(unsigned number, dim3 n) {
+  return {number % n.x, number / n.x % n.y, number / n.x / n.y};
+}
+
+Block::Block(Cluster& cluster, int rank, unsigned number, size_t shared_bytes)
     : cluster(cluster),
       rank(rank),
-      index(index),
+      index(index_of(number, gridDim)),
       shared_bytes(shared_bytes),
       shared(static_cast<unsigned char*>(aligned_alloc(1024, with_guard(shared_bytes)))),
       marks(shared_bytes / kMarkBytes + 1),
-      barrier(size.x * size.y * size.z, "the block"),
+      barrier(volume(blockDim), "the block"),
       running(barrier.size()) {
   memset(shared, kPoison, with_guard(shared_bytes));
   asan::poison(shared + shared_bytes, with_guard(shared_bytes) - shared_bytes);
   const int of_thread = std::min(kMostRegisters, kRegisters / running) / 8 * 8;
-  registers = kRegisters - of_thread * running;
   for (int i = 0; i < kNamedBarriers; ++i)
     named_barriers.emplace_back(running, "barrier " + std::to_string(i));
   for (int i = 0; i < running / kWarpgroupThreads; ++i)
-    warpgroups.emplace_back(*this, i, of_thread);
-  for (int number = 0; number < running; ++number) {
-    if (number % kWarpThreads == 0)
-      warps.emplace_back(number / kWarpThreads, std::min(kWarpThreads, running - number));
-    Thread& thread = threads.emplace_back();
-    thread.block = this;
-    thread.warp = &warps.back();
-    thread.warp->lanes.push_back(&thread);
-    thread.number = number;
-    thread.lane = number % kWarpThreads;
-    const auto n = static_cast<unsigned>(number);
-    thread.index = {n % size.x, n / size.x % size.y, n / size.x / size.y};
+    warpgroups.push_back({Meeting(kWarpgroupThreads, "warpgroup " + std::to_string(i)), of_thread});
+  for (int i = 0; i < running; ++i) {
+    if (i % kWarpThreads == 0)
+      warps.emplace_back(i / kWarpThreads, std::min(kWarpThreads, running - i));
+    threads.emplace_back(this, &warps.back(), index_of(i, blockDim), i, i % kWarpThreads);
+    warps.back().lanes.push_back(&threads.back());
   }
 }
 
@@ -78,7 +68,6 @@ Block::~Block() {
 }
 
 void Block::check_guard() const {
-  if constexpr (asan::kOn) return;
   for (size_t i = shared_bytes; i < with_guard(shared_bytes); ++i) {
     if (shared[i] != kPoison)
       return set_fault(text("shared overrun: %s wrote at byte %zu of %zu, seen when it ended",
@@ -86,13 +75,9 @@ void Block::check_guard() const {
   }
 }
 
-Cluster::Cluster(uint3 first, dim3 size, dim3 block, size_t shared_bytes)
-    : barrier(size.x * size.y * size.z * block.x * block.y * block.z, "the cluster") {
-  for (unsigned i = 0; i < size.x * size.y * size.z; ++i) {
-    const uint3 index{first.x + i % size.x, first.y + i / size.x % size.y,
-                      first.z + i / size.x / size.y};
-    blocks.emplace_back(*this, i, index, block, shared_bytes);
-  }
+Cluster::Cluster(unsigned first_block, int size, size_t shared_bytes)
+    : barrier(size * volume(blockDim), "the cluster") {
+  for (int i = 0; i < size; ++i) blocks.emplace_back(*this, i, first_block + i, shared_bytes);
 }
 
 Block& Cluster::at(int rank, const char* operation) {
@@ -111,10 +96,9 @@ void* shared_memory(size_t bytes) {
 }
 
 bool is_shared(const void* address) {
-  for (const auto& cluster : resident_clusters()) {
-    for (const Block& block : cluster->blocks)
+  for (const Cluster& cluster : resident)
+    for (const Block& block : cluster.blocks)
       if (holds(block, address)) return true;
-  }
   return false;
 }
 
@@ -133,12 +117,11 @@ size_t shared_offset(const char* operation, const void* pointer, size_t bytes, s
 
 void wrote_shared(const void* to, size_t bytes) {
   const size_t offset = shared_offset("store_shared", to, bytes, 1);
-  for (size_t i = offset / kMarkBytes; i <= (offset + bytes - 1) / kMarkBytes; ++i)
-    current->block->marks[i] = {current->number, current->proxy_fences};
+  set_marks(*current->block, offset, bytes, {current->number, current->proxy_fences});
 }
 
 void check_marks(const char* operation, const Block& block, size_t offset, size_t bytes) {
-  for (size_t i = offset / kMarkBytes; i <= (offset + bytes - 1) / kMarkBytes; ++i) {
+  for (size_t i = offset / kMarkBytes; i * kMarkBytes < offset + bytes; ++i) {
     const Block::Mark& mark = block.marks[i];
     if (mark.writer < 0 || mark.proxy_fences != block.threads[mark.writer].proxy_fences) continue;
     fail(
@@ -150,8 +133,12 @@ void check_marks(const char* operation, const Block& block, size_t offset, size_
 
 void poison(Block& block, size_t offset, size_t bytes) {
   memset(block.shared + offset, kPoison, bytes);
-  for (size_t i = offset / kMarkBytes; i <= (offset + bytes - 1) / kMarkBytes; ++i)
-    block.marks[i] = {};
+  set_marks(block, offset, bytes, {});
+}
+
+void check_aligned(const char* operation, const void* address, size_t bytes) {
+  const size_t off = reinterpret_cast<uintptr_t>(address) % bytes;
+  if (off != 0) fail("%s: misaligned: %p, %zu bytes off", operation, address, off);
 }
 
 void check_global(const char* operation, const void* pointer, size_t bytes) {
@@ -173,7 +160,6 @@ void store16(const void* to) {
 }  // namespace simt
 
 namespace amp_ext::ptx {
-
 using namespace simt;
 
 uint32_t shared_address(const void* pointer) {

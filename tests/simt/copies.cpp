@@ -1,7 +1,6 @@
-#include "copies.h"
-
+// Asynchronous copies: made when they are issued, as late as possible or at random, by seed.
 #include <cstring>
-#include <ptx.cuh>
+#include <ptx_sm90.cuh>
 #include <utility>
 
 #include "engine.h"
@@ -18,20 +17,21 @@ std::vector<std::shared_ptr<Copy>> in_flight;
 
 Timing timing() { return static_cast<Timing>(options.seed % kTimings); }
 
-void land(Copy& copy) {
+// Does the next step, in the name of the thread that issued the copy.
+void advance(Copy& copy) {
+  const tsan::Quiet quiet;
+  Thread* const here = current;
+  if (copy.block || copy.read) current = copy.issuer;  // the issuer of others may have exited
+  std::exchange(copy.read ? copy.read : copy.write, nullptr)();
+  current = here;
+  if (copy.write) return;
   in_flight.back()->place = copy.place;
   std::swap(in_flight[copy.place], in_flight.back());
   in_flight.pop_back();
 }
 
-// Does the next step, in the name of the thread that issued the copy.
-void advance(Copy& copy) {
-  const tsan::Quiet quiet;
-  Thread* const here = current;
-  if (copy.issuer) current = copy.issuer;
-  std::exchange(copy.read ? copy.read : copy.write, nullptr)();
-  current = here;
-  if (!copy.write) land(copy);
+void finish(Copy& copy, bool only_read = false) {
+  while (only_read ? copy.read != nullptr : copy.write != nullptr) advance(copy);
 }
 
 bool advance_one_of(const std::vector<std::shared_ptr<Copy>>& copies) {
@@ -41,22 +41,27 @@ bool advance_one_of(const std::vector<std::shared_ptr<Copy>>& copies) {
   return true;
 }
 
+// Calls finish(copy) for the committed groups but the last ones, which may be pending.
+template <class Finish>
+void wait(CopyGroups& groups, int pending, Finish finish) {
+  for (const auto& copy : groups.copies) {
+    if (copy->group >= groups.committed - pending) continue;
+    finish(*copy);
+    copy->waited = true;
+  }
+  const tsan::Quiet quiet;
+  std::erase_if(groups.copies, [](const auto& copy) { return !copy->write && copy->waited; });
+}
+
 }  // namespace
 
-std::shared_ptr<Copy> start(Copy copy) {
+void start(Copy copy, CopyGroups* groups) {
+  const tsan::Quiet quiet;
   copy.place = in_flight.size();
-  in_flight.push_back(std::make_shared<Copy>(std::move(copy)));
-  const std::shared_ptr<Copy> started = in_flight.back();
+  copy.group = groups ? groups->committed : 0;
+  const auto started = in_flight.emplace_back(std::make_shared<Copy>(std::move(copy)));
+  if (groups) groups->copies.push_back(started);
   if (timing() == Timing::eager) finish(*started);
-  return started;
-}
-
-void finish_read(Copy& copy) {
-  if (copy.read) advance(copy);
-}
-
-void finish(Copy& copy) {
-  while (copy.write) advance(copy);
 }
 
 void advance_now_and_then() {
@@ -66,52 +71,26 @@ void advance_now_and_then() {
 bool advance_needed() {
   std::vector<std::shared_ptr<Copy>> loads;
   for (const auto& copy : in_flight)
-    if (copy->into_shared) loads.push_back(copy);
+    if (copy->block) loads.push_back(copy);
   return advance_one_of(loads) || advance_one_of(in_flight);
 }
 
 void forget_copies() { in_flight.clear(); }
 
-void CopyGroups::commit() { committed.push_back({std::exchange(open, {})}); }
-
-void CopyGroups::wait_read(int pending) {
-  for (size_t i = 0; i + pending < committed.size(); ++i) {
-    for (const auto& copy : committed[i].copies) finish_read(*copy);
-    committed[i].known_read = true;
-  }
-}
-
-void CopyGroups::wait(int pending) {
-  while (committed.size() > static_cast<size_t>(pending)) {
-    for (const auto& copy : committed.front().copies) finish(*copy);
-    committed.erase(committed.begin());
-  }
-}
-
 void check_copies_at_exit(const Thread& thread) {
-  const auto check = [](const Copy& copy) {
-    fail("exit with %s in flight, at shared+%zu: no wait follows", copy.operation, copy.offset);
-  };
-  for (const CopyGroups* groups : {&thread.copies, &thread.bulk}) {
-    for (const auto& copy : groups->open) check(*copy);
-    for (const CopyGroups::Group& group : groups->committed) {
-      if (!group.known_read)
-        for (const auto& copy : group.copies) check(*copy);
-    }
-  }
+  for (const CopyGroups* groups : {&thread.copies, &thread.bulk})
+    for (const auto& copy : groups->copies)
+      if (!copy->waited)
+        fail("exit with %s in flight, at shared+%zu: no wait follows", copy->operation,
+             copy->offset);
 }
 
 void check_copies_at_end(const Block& block) {
-  for (const auto& copy : in_flight) {
-    if (copy->block != &block) continue;
-    if (copy->into_shared)
+  for (const auto& copy : in_flight)
+    if (copy->block == &block)
       fail("%s ended with %s to shared+%zu in flight", name(block).c_str(), copy->operation,
            copy->offset);
-    copy->issuer = nullptr;
-  }
 }
-
-// ---- cp.async ----------------------------------------------------------------------------------
 
 void cp_async(void* to, const void* from, int bytes, int whole) {
   const size_t offset = shared_offset("cp_async", to, whole, whole);
@@ -124,32 +103,29 @@ void cp_async(void* to, const void* from, int bytes, int whole) {
   poison(*current->block, offset, whole);
   counters.bytes_copied += bytes;
   const auto write = [=] {
-    memcpy(to, from, bytes);
-    memset(static_cast<char*>(to) + bytes, 0, whole - bytes);
+    memset(to, 0, whole);
+    if (bytes > 0) memcpy(to, from, bytes);
   };
-  current->copies.open.push_back(start({"cp_async", current, current->block, true, offset,
-                                        static_cast<size_t>(whole), nullptr, write}));
+  const auto size = static_cast<size_t>(whole);
+  start({"cp_async", current, current->block, offset, size, nullptr, write}, &current->copies);
 }
 
 void cp_async_wait(int pending) {
-  CopyGroups& groups = current->copies;
-  for (size_t i = 0; i + pending < groups.committed.size(); ++i) {
-    for (const auto& copy : groups.committed[i].copies) {
-      unsigned char* const to = current->block->shared + copy->offset;
-      tsan::writes(to, copy->bytes);
-      wrote_shared(to, copy->bytes);
-    }
-  }
-  {
-    const tsan::Quiet quiet;
-    groups.wait(pending);
-  }
+  wait(current->copies, pending, [](Copy& copy) {
+    finish(copy);
+    unsigned char* const to = current->block->shared + copy.offset;
+    tsan::writes(to, copy.bytes);
+    wrote_shared(to, copy.bytes);
+  });
+  may_preempt();
+}
+
+void bulk_wait(int pending, bool only_read) {
+  wait(current->bulk, pending, [=](Copy& copy) { finish(copy, only_read); });
   may_preempt();
 }
 
 }  // namespace simt
 
-void amp_ext::ptx::cp_async_commit() {
-  const simt::tsan::Quiet quiet;
-  simt::current->copies.commit();
-}
+void amp_ext::ptx::cp_async_commit() { ++simt::current->copies.committed; }
+void amp_ext::ptx::bulk_commit() { ++simt::current->bulk.committed; }

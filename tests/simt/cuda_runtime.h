@@ -6,10 +6,10 @@
 #include_next <cuda_runtime.h>
 #undef cudaLaunchKernelEx
 
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <functional>
 #include <tuple>
 #include <type_traits>
 
@@ -24,17 +24,8 @@
 inline uint3 threadIdx, blockIdx;
 inline dim3 blockDim, gridDim;
 
-inline uint32_t __float_as_uint(float x) {
-  uint32_t bits;
-  memcpy(&bits, &x, sizeof(x));
-  return bits;
-}
-
-inline int64_t __double_as_longlong(double x) {
-  int64_t bits;
-  memcpy(&bits, &x, sizeof(x));
-  return bits;
-}
+inline uint32_t __float_as_uint(float x) { return std::bit_cast<uint32_t>(x); }
+inline int64_t __double_as_longlong(double x) { return std::bit_cast<int64_t>(x); }
 
 template <class... Params, class... Args>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Params...),

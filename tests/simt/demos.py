@@ -22,6 +22,7 @@ ARCHES = {"block_sum": "80", "gemm_sm80": "80", "gemm_sm90": "90a"}
 SOURCES = {name: build.HERE / "kernels" / f"{name}.cu" for name in ARCHES}
 
 INVALID_VALUE = 1  # cudaErrorInvalidValue
+INVALID_CONFIGURATION = 9
 
 
 class LaunchError(RuntimeError):
@@ -87,8 +88,7 @@ class Cuda:
     def _library(arch: str) -> ctypes.CDLL:
         from simt import nvcc
 
-        sources = [SOURCES[name] for name in SOURCES if ARCHES[name] == arch]
-        return ctypes.CDLL(str(nvcc.build("demos", sources, arch)))
+        return ctypes.CDLL(str(nvcc.build("demos", sources(arch), arch)))
 
 
 Executor = Simt | Cuda

@@ -5,15 +5,17 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
+#include <list>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
-#include "copies.h"
 #include "fiber.h"
 #include "simt.h"
-#include "wgmma.h"
 
 namespace simt {
 
@@ -24,12 +26,13 @@ struct Thread;
 constexpr int kWarpThreads = 32;
 constexpr int kWarpgroupThreads = 128;
 
-// A collective operation, and the operands in which its threads agree.
+// A collective operation, with the operands in which its threads agree.
 struct Operation {
-  const char* name;
+  std::string_view name;
   uint64_t operands[4] = {};
+  bool orders_memory = false;
 
-  bool operator==(const Operation& other) const;
+  bool operator==(const Operation&) const = default;
   std::string text() const;
 };
 
@@ -40,48 +43,87 @@ class Meeting {
   Meeting(int size, std::string place);
 
   // Waits until all have come, each to its own place. The last one to come calls finish(arguments)
-  // before anyone goes on. An `ordered` meeting also orders memory.
+  // before anyone goes on.
   template <class Argument, class Finish>
-  void meet(const Operation& operation, int place, Argument* argument, bool ordered,
-            Finish finish) {
-    if (come(operation, place, argument, ordered)) {
+  void meet(const Operation& operation, int place, Argument* argument, Finish finish) {
+    if (come(operation, place, argument)) {
       finish(reinterpret_cast<Argument* const*>(arguments_.data()));
-      release(ordered);
+      release();
     } else {
-      wait(ordered);
+      wait();
     }
   }
 
-  void barrier(const Operation& operation);  // an ordered meeting without arguments
+  void barrier(const Operation& operation) {
+    meet(operation, 0, this, [](Meeting* const*) {});
+  }
 
   // The two halves of a barrier: wait() is for the round in which this thread has come.
-  void arrive(const Operation& operation);
-  void wait(bool ordered);
-
+  void arrive(const Operation& operation) {
+    if (come(operation, 0, nullptr)) release();
+  }
+  void wait();
   void resize(int size) { size_ = size; }  // of a barrier to which nobody has come
   int size() const { return size_; }
-  int missing() const { return size_ - static_cast<int>(arrived_.size()); }
   bool empty() const { return arrived_.empty(); }
   bool has(const Thread& thread) const;
   uint64_t round() const { return round_; }
 
  private:
-  bool come(const Operation& operation, int place, void* argument, bool ordered);
-  void release(bool ordered);
-  uint64_t* token() { return &tokens_[round_ % 2]; }
+  bool come(const Operation& operation, int place, void* argument);
+  void release();
+  size_t missing() const { return size_ - arrived_.size(); }
+  uint64_t* token() { return operation_.orders_memory ? &tokens_[round_ % 2] : nullptr; }
 
   int size_;
   std::string place_;
   std::vector<void*> arguments_;
   std::vector<Thread*> arrived_, waiting_;
-  Operation operation_{};
+  Operation operation_;
   uint64_t round_ = 0;
   // By turns, or who leaves late would learn what others did on their way to the next round.
   uint64_t tokens_[2] = {};
 };
 
+struct Copy {  // an asynchronous one
+  const char* operation;
+  Thread* issuer;
+  Block* block;  // whose shared memory it writes; null if that of none
+  size_t offset, bytes;
+  std::function<void()> read, write;  // its steps, empty once they are done
+  size_t place = 0;                   // among the copies in flight
+  int group = 0;                      // of its issuer
+  bool waited = false;                // for it to read, at least
+};
+
+struct CopyGroups {  // of one thread
+  std::vector<std::shared_ptr<Copy>> copies;
+  int committed = 0;
+};
+
+constexpr int kWarpRows = 16;  // of a wgmma's product
+
+// Registers that wgmmas in flight add to: NaN in the threads, which do not see what is here.
+struct Accumulator {
+  std::vector<float*> lanes;
+  int columns;
+  std::vector<float> values;  // kWarpRows rows
+  int in_flight = 0;          // wgmmas
+};
+
+struct WarpMatrices {  // the wgmmas of one warp: its rows of what the warpgroup has started
+  struct Started {
+    Wgmma operation;
+    Accumulator* accumulator;
+  };
+
+  bool fenced = false;
+  std::list<Accumulator> accumulators;
+  std::deque<std::vector<Started>> groups{1};  // the last one is not yet committed
+};
+
 struct Warp {
-  Warp(int number, int lanes);
+  Warp(int number, int lanes) : meeting(lanes, "warp " + std::to_string(number)) {}
 
   std::vector<Thread*> lanes;
   Meeting meeting;
@@ -92,22 +134,17 @@ struct Warp {
 };
 
 struct Warpgroup {
-  Warpgroup(Block& block, int number, int registers);
-  void resize_registers();  // if the block's pool has enough
-
-  Block& block;
   Meeting meeting;
-  int registers, wanted;  // of each thread
-  std::vector<Thread*> waiting_for_registers;
+  int registers;  // of each thread
 };
 
 struct Thread {
+  Block* block;
+  Warp* warp;
+  uint3 index;
+  int number;  // in the block
+  int lane;
   Fiber fiber;
-  Block* block = nullptr;
-  Warp* warp = nullptr;
-  uint3 index{};
-  int number = 0;  // in the block
-  int lane = 0;
   std::function<std::string()> waits;  // what a report says of it
   bool exited = false;
   uint64_t fenced = 0;    // token: what this thread did before its last fence
@@ -115,21 +152,20 @@ struct Thread {
   CopyGroups copies;      // cp.async
   CopyGroups bulk;        // TMA stores
   uint32_t proxy_fences = 0;
-  bool in_cluster_barrier = false;
-  uint64_t cluster_round = 0;  // in which it came to the cluster's barrier
+  std::optional<uint64_t> cluster_round;  // in which it came to the cluster's barrier
 };
 
-struct BarrierState {             // of an mbarrier
-  int expected = 0, pending = 0;  // arrivals
-  int64_t bytes = 0;              // outstanding
+struct BarrierState {  // of an mbarrier
+  size_t offset;
+  int expected, pending;  // arrivals
+  const Thread* initialiser;
+  int64_t bytes = 0;  // outstanding
   uint64_t phase = 0;
-  const Thread* initialiser = nullptr;
   bool fenced = false;
-  std::vector<Thread*> waiting;
 };
 
 struct Block {
-  Block(Cluster& cluster, int rank, uint3 index, dim3 size, size_t shared_bytes);
+  Block(Cluster& cluster, int rank, unsigned number, size_t shared_bytes);
   Block(const Block&) = delete;
   ~Block();
   void check_guard() const;  // fails where something was written behind the shared memory
@@ -152,47 +188,56 @@ struct Block {
   Meeting barrier;
   std::deque<Meeting> named_barriers;
   std::map<size_t, BarrierState> mbarriers;  // by their place in shared memory
-  int registers;                             // that no thread has
+  int registers = 0;                         // that its threads have given back
   int running;
 };
 
 struct Cluster {
-  Cluster(uint3 first_block, dim3 size, dim3 block, size_t shared_bytes);
+  Cluster(unsigned first_block, int size, size_t shared_bytes);
   Block& at(int rank, const char* operation);  // fails if there is none or it has exited
 
   std::deque<Block> blocks;
   Meeting barrier;
 };
 
+size_t volume(dim3 n);
+uint3 index_of(unsigned number, dim3 n);
+
+inline std::list<Cluster> resident;
+inline Thread* current = nullptr;  // null while the scheduler runs for none
+
 // That of the current thread; fail if it has fewer threads than such a thing should.
 Warp& whole_warp(const char* operation);
 Warpgroup& whole_warpgroup(const char* operation);
 
-inline Thread* current = nullptr;  // null while the scheduler runs for none
+void check_wgmmas_at_exit(const Warp& warp);  // fails if it has some in flight
+
+// ---- asynchronous copies -----------------------------------------------------------------------
+
+void start(Copy copy, CopyGroups* groups);  // of its issuer, or nullptr
+void advance_now_and_then();
+void forget_copies();
+
+// Advances a copy to shared memory, for which others may wait, or if there is none another one;
+// false if nothing is in flight. To be called when nothing else can run.
+bool advance_needed();
+
+// Fail if copies are in flight that nobody can wait for any more.
+void check_copies_at_exit(const Thread& thread);
+void check_copies_at_end(const Block& block);
+
+// ---- scheduling --------------------------------------------------------------------------------
 
 uint64_t random(uint64_t below);
-void make_ready(Thread& thread);
 void wake_all(std::vector<Thread*>& threads);  // and removes them
 
-// Leaves the current thread until somebody makes it ready.
+// Leave the current thread until somebody wakes it; poll() also until nothing else can run.
 void suspend(std::function<std::string()> waits);
-
-// As suspend, but until the next wake_polling() or until nothing else can run.
 void poll(std::function<std::string()> waits);
 void wake_polling();
 
 // Lets other warps run first, now and then. To be called where another thread could notice.
 void may_preempt();
-
-const std::deque<std::unique_ptr<Cluster>>& resident_clusters();
-
-// Finds the size of a launch's clusters; false where it has an attribute that is not known.
-bool read_attributes(const cudaLaunchConfig_t& config, dim3* cluster);
-
-constexpr size_t kMostShared = 232448;  // bytes of a block
-
-// Of the launches to come; false if it is more than a block can have.
-bool raise_shared_limit(const void* kernel, int bytes);
 
 // ---- shared memory, by the place of a byte in it -----------------------------------------------
 
@@ -207,12 +252,9 @@ void check_marks(const char* operation, const Block& block, size_t offset, size_
 void poison(Block& block, size_t offset, size_t bytes);  // a copy to it is under way
 
 void check_aligned(const char* operation, const void* address, size_t bytes);
+void check_global(const char* operation, const void* pointer, size_t bytes);  // in variant asan
 
-// Fails in the variant asan if it is not memory.
-void check_global(const char* operation, const void* pointer, size_t bytes);
-
-// ---- mbarriers, for TMA ------------------------------------------------------------------------
-
+// Of mbarriers, for TMA.
 BarrierState& mbarrier_for_others(const char* operation, Block& block, size_t offset);
 void complete_bytes(Block& block, size_t offset, int64_t bytes);
 
@@ -220,16 +262,12 @@ void complete_bytes(Block& block, size_t offset, int64_t bytes);
 
 struct Stopped {};  // thrown by fail() on the scheduler's own stack
 
-void set_fault(const std::string& text);
-void clear_fault();
-bool has_fault();
+inline std::string fault;                 // of the last launch or tensor map
+void set_fault(const std::string& text);  // unless there is one
 std::string deadlock();
 std::string name(const Block& block);
 std::string name(const Thread& thread);
-
-// "0-15, 31": numbers in increasing order, neighbours together.
-std::string ranges(const std::vector<int>& numbers);
-
+std::string ranges(std::vector<int> numbers);  // "0-15, 31", in increasing order
 __attribute__((format(printf, 1, 2))) std::string text(const char* format, ...);
 
 }  // namespace simt

@@ -228,7 +228,10 @@ MUTANTS = (
         "  release<kCluster>(shared.empty[at.previous_stage()]);\n  ptx::wgmma_wait<0>(sums);\n",
     ),
     _mutant(
-        "beyond the pool of registers", SM90, "kConsumerRegisters = 232", "kConsumerRegisters = 248"
+        "more registers than are given back",
+        SM90,
+        "kProducerRegisters = 40, kConsumerRegisters = 232;\nstatic_assert(kProd",
+        "kProducerRegisters = 48, kConsumerRegisters = 232;\nstatic_assert(true || kProd",
     ),
     _mutant(
         "the producer keeps its registers",

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from simt.build import API, BUILD, KERNELS
+from simt.build import API, BUILD, KERNELS, remove_old
 
 INTO = BUILD / "nvcc"
 INCLUDES = (API, KERNELS)
@@ -58,9 +58,9 @@ def _digest(command: Sequence[str], sources: Sequence[Path]) -> str:
     """Return a hash of the command, the sources and the headers that these may include."""
     folders = {*INCLUDES, *(source.parent for source in sources)}
     headers = (path for folder in folders for path in folder.rglob("*.*h"))
-    digest = hashlib.sha256("\0".join(command).encode())
+    digest = hashlib.sha256("\0".join([*command, _run([command[0], "--version"])]).encode())
     for path in (*sources, *sorted(headers)):
-        digest.update(path.read_bytes())
+        digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()[:16]
 
 
@@ -81,6 +81,7 @@ def compile(name: str, sources: Sequence[Path], arch: str) -> tuple[Path, str]:
         return library, log.read_text()
 
     INTO.mkdir(parents=True, exist_ok=True)
+    remove_old(INTO, f"{name}-{arch}-*")
     with TemporaryDirectory(dir=INTO) as made, ThreadPoolExecutor(JOBS) as pool:
         objects = [f"{made}/{source.stem}.o" for source in sources]
         jobs = [

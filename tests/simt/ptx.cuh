@@ -34,8 +34,6 @@ constexpr Element element() {
 
 namespace amp_ext::ptx {
 
-// ---- memory ------------------------------------------------------------------------------------
-
 template <class T>
 T& shared() {
   return *static_cast<T*>(simt::shared_memory(sizeof(T)));
@@ -75,8 +73,6 @@ T load_l2(const T* from) {
   return *from;
 }
 
-// ---- order between blocks ----------------------------------------------------------------------
-
 void device_fence();
 
 inline uint32_t ticket(uint32_t* counter, uint32_t last) {
@@ -99,10 +95,6 @@ inline void store_any(float* to, float value) {
 void add_release(uint32_t* counter, uint32_t value);
 void wait_acquire(const uint32_t* counter, uint32_t value);
 
-// ---- warps: all lanes take part ----------------------------------------------------------------
-
-constexpr uint32_t kAllLanes = 0xffffffffu;
-
 template <class T>
 T shuffle_xor(T value, int mask) {
   return simt::value_of_lane("shuffle_xor", value, simt::lane() ^ mask);
@@ -118,24 +110,20 @@ uint32_t warp_ballot(bool predicate);
 uint32_t warp_max(uint32_t value);
 void warp_sync();
 
-// ---- blocks ------------------------------------------------------------------------------------
-
 void block_sync();
 bool block_any(bool predicate);
 
 template <int kId, int kThreads>
 void barrier_sync() {
   static_assert(kId >= 1 && kId <= 15 && kThreads % 32 == 0);
-  simt::barrier_sync(kId, kThreads);
+  simt::named_barrier(kId, kThreads, true);
 }
 
 template <int kId, int kThreads>
 void barrier_arrive() {
   static_assert(kId >= 1 && kId <= 15 && kThreads % 32 == 0);
-  simt::barrier_arrive(kId, kThreads);
+  simt::named_barrier(kId, kThreads, false);
 }
-
-// ---- copies from global to shared memory -------------------------------------------------------
 
 template <int kBytes>
 void cp_async(void* to, const void* from, int bytes = kBytes) {
@@ -150,12 +138,10 @@ void cp_async_wait() {
   simt::cp_async_wait(kPending);
 }
 
-// ---- matrix fragments: all lanes take part -----------------------------------------------------
-
 template <bool kTranspose, int kMatrices>
 void ldmatrix(uint32_t (&to)[kMatrices], const void* row) {
   static_assert(kMatrices == 2 || kMatrices == 4);
-  simt::ldmatrix(to, kMatrices, kTranspose, row);
+  simt::move_matrices({false, kTranspose, kMatrices}, const_cast<void*>(row), to);
 }
 
 template <class T>

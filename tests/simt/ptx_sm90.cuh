@@ -11,8 +11,6 @@ namespace amp_ext::ptx {
 
 constexpr bool kSm90a = true;
 
-// ---- mbarriers ---------------------------------------------------------------------------------
-
 struct alignas(8) Mbarrier {
   uint64_t opaque;
 };
@@ -25,8 +23,6 @@ void mbarrier_arrive_cluster(Mbarrier& barrier, int rank);
 bool mbarrier_try_wait(Mbarrier& barrier, int parity);
 void mbarrier_wait(Mbarrier& barrier, int parity);
 
-// ---- clusters ----------------------------------------------------------------------------------
-
 int cluster_rank();
 int cluster_size();
 void cluster_arrive();
@@ -36,8 +32,6 @@ inline void cluster_sync() {
   cluster_arrive();
   cluster_wait();
 }
-
-// ---- TMA ---------------------------------------------------------------------------------------
 
 void fence_proxy_async();
 void tma_prefetch(const CUtensorMap& map);
@@ -58,8 +52,6 @@ void bulk_wait() {
   simt::bulk_wait(kPending, false);
 }
 
-// ---- registers ---------------------------------------------------------------------------------
-
 template <int kRegisters>
 void setmaxnreg_dec() {
   static_assert(kRegisters >= 24 && kRegisters <= 256 && kRegisters % 8 == 0);
@@ -72,17 +64,14 @@ void setmaxnreg_inc() {
   simt::setmaxnreg(kRegisters, true);
 }
 
-// ---- other warp and grid instructions ----------------------------------------------------------
-
 bool warp_elect();
 
 template <bool kTranspose>
 void stmatrix(void* row, const uint32_t (&from)[4]) {
-  simt::stmatrix(row, kTranspose, from);
+  simt::move_matrices({true, kTranspose, 4}, row, const_cast<uint32_t*>(from));
 }
 
 inline void griddepcontrol_launch_dependents() {}
-
 inline void griddepcontrol_wait() {}
 
 }  // namespace amp_ext::ptx

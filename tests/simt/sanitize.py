@@ -12,18 +12,23 @@ import pytest
 from simt import build
 
 
-def sanitized(variant: str, *command: str, timeout: int = 300) -> subprocess.CompletedProcess[str]:
-    """Run Python with the sanitizer's runtime, the library having been built before."""
-    options = {
+def environment(variant: str) -> dict[str, str]:
+    """Return the environment in which a library of this variant can be loaded."""
+    return os.environ | {
         "LD_PRELOAD": build.preload(variant),
         "ASAN_OPTIONS": "detect_leaks=0",
         "TSAN_OPTIONS": "halt_on_error=1",
         "AMP_EXT_SIMT": variant,
         "OMP_NUM_THREADS": "1",  # torch's own threads are not instrumented
+        "CUDA_VISIBLE_DEVICES": "",  # the driver does not start under a sanitizer
     }
+
+
+def sanitized(variant: str, *command: str, timeout: int = 300) -> subprocess.CompletedProcess[str]:
+    """Run Python with the sanitizer's runtime, the library having been built before."""
     return subprocess.run(
         [sys.executable, *command],
-        env=os.environ | options,
+        env=environment(variant),
         capture_output=True,
         text=True,
         timeout=timeout,

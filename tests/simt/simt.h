@@ -34,17 +34,12 @@ inline Options options;
 inline Counters counters;
 
 // Runs `thread` once for each thread of the grid. On a fault the rest of the launch is dropped and
-// report() says what happened.
+// simt_report() says what happened.
 cudaError_t launch(const cudaLaunchConfig_t& config, const void* kernel,
                    const std::function<void()>& thread);
 
-// The fault of the last launch or tensor map, empty if there was none.
-const char* report();
-
 // Ends the launch with this message, the block and the thread.
 [[noreturn]] __attribute__((format(printf, 1, 2))) void fail(const char* format, ...);
-
-// ---- memory ------------------------------------------------------------------------------------
 
 // The block's dynamic shared memory, of which at least `bytes` must have been asked for.
 void* shared_memory(size_t bytes);
@@ -52,8 +47,7 @@ void* shared_memory(size_t bytes);
 // To be called after a write to the block's shared memory that TMA or wgmma may read.
 void wrote_shared(const void* to, size_t bytes);
 
-// Whether an address lies in some block's shared memory.
-bool is_shared(const void* address);
+bool is_shared(const void* address);  // of any block
 
 // Fails unless the address of a 16-byte access is aligned, and counts it.
 void load16(const void* from);
@@ -62,15 +56,11 @@ void store16(const void* to);
 // ---- what the ptx headers' templates call; they themselves declare the other functions ----------
 
 void order_atomic(const void* address);  // to be called by every relaxed atomic operation
-
 int lane();
-
 // What the lanes of the warp have come with; to be read before the warp's next collective.
 const uint64_t* warp_values(const char* operation, uint64_t mine);
 
-void barrier_sync(int id, int threads);
-void barrier_arrive(int id, int threads);
-
+void named_barrier(int id, int threads, bool waits);
 void cp_async(void* to, const void* from, int bytes, int whole);
 void cp_async_wait(int pending);
 void bulk_wait(int pending, bool only_read);
@@ -85,8 +75,12 @@ struct Wgmma {
   bool accumulate;
 };
 
-void ldmatrix(uint32_t* to, int matrices, bool transpose, const void* row);
-void stmatrix(void* row, bool transpose, const uint32_t* from);
+struct MatrixMove {  // ldmatrix or stmatrix
+  bool store, transpose;
+  int matrices;
+};
+
+void move_matrices(const MatrixMove& move, void* row, uint32_t* registers);
 void mma(Element type, float* d, const uint32_t* a, const uint32_t* b);
 void setmaxnreg(int registers, bool increase);
 void wgmma_fence();

@@ -1,112 +1,139 @@
-// Copies of boxes between tensors and shared memory, in chunks of 16 bytes.
+// Tensor maps, and copies of boxes between tensors and shared memory.
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <ptx_sm90.cuh>
 
-#include "elements.h"
 #include "engine.h"
-#include "tensor_map.h"
 
 namespace simt {
 namespace {
 
-constexpr size_t kChunkBytes = 16;
+constexpr uint64_t kMagic = 0x70616d20726f736e;
+constexpr int kRank = 3;
+constexpr uint64_t kMostElements = 1ull << 32;  // of a dimension
+constexpr uint64_t kMostStride = 1ull << 40;    // below this, in bytes
+constexpr uint32_t kMostBox = 256;
+constexpr size_t kChunkBytes = 16;  // which swizzles leave together
 constexpr size_t kBoxAlignment = 128;
 constexpr size_t kAtomBytes = 1024;  // after which the swizzle of 128 bytes repeats
 
-size_t alignment(const TensorMap& map) {
-  return map.swizzle == CU_TENSOR_MAP_SWIZZLE_128B ? kAtomBytes : kBoxAlignment;
+// In the order of CUtensorMapDataType; the types behind these are not modelled.
+constexpr int kElementBytes[] = {1, 2, 4, 4, 8, 8, 2, 4, 8, 2};
+
+// What the executor keeps in a CUtensorMap.
+struct TensorMap {
+  uint64_t magic;
+  unsigned char* base;
+  uint64_t size[kRank];    // in elements, the contiguous dimension first
+  uint64_t stride[kRank];  // in bytes
+  uint32_t box[kRank];     // in elements
+  CUtensorMapDataType type;
+  CUtensorMapSwizzle swizzle;
+
+  int element_bytes() const { return kElementBytes[type]; }
+  size_t row_bytes() const { return static_cast<size_t>(box[0]) * element_bytes(); }
+  size_t box_bytes() const { return row_bytes() * box[1] * box[2]; }
+  // Bytes of a row within which chunks change places.
+  size_t swizzle_span() const { return swizzle ? kChunkBytes << swizzle : 0; }
+
+  size_t box_alignment() const {
+    return swizzle == CU_TENSOR_MAP_SWIZZLE_128B ? kAtomBytes : kBoxAlignment;
+  }
+};
+
+static_assert(sizeof(TensorMap) <= sizeof(CUtensorMap));
+
+bool is_aligned(const void* pointer, size_t bytes) {
+  return reinterpret_cast<uintptr_t>(pointer) % bytes == 0;
 }
+
+std::string refusal(const TensorMap& map) {
+  if (!map.base || !is_aligned(map.base, kChunkBytes))
+    return text("the tensor's address %p is not aligned to 16 bytes", map.base);
+  for (int i = 0; i < kRank; ++i) {
+    if (map.size[i] == 0 || map.size[i] > kMostElements)
+      return text("dimension %d has %lu elements, not 1 to 2^32", i, map.size[i]);
+    if (map.box[i] == 0 || map.box[i] > kMostBox)
+      return text("the box has %u elements in dimension %d, not 1 to 256", map.box[i], i);
+    if (i > 0 && (map.stride[i] % kChunkBytes != 0 || map.stride[i] >= kMostStride))
+      return text("dimension %d has a stride of %lu bytes, not a multiple of 16 below 2^40", i,
+                  map.stride[i]);
+  }
+  if (map.row_bytes() % kChunkBytes != 0)
+    return text("the box's rows have %zu bytes, not a multiple of 16", map.row_bytes());
+  if (const size_t span = map.swizzle_span(); span && map.row_bytes() > span)
+    return text("the box's rows have %zu bytes, the swizzle spans %zu", map.row_bytes(), span);
+  return "";
+}
+
+// Fails if cuTensorMapEncodeTiled has not made it.
+const TensorMap& tensor_map(const char* operation, const CUtensorMap& map) {
+  const auto& result = reinterpret_cast<const TensorMap&>(map);
+  if (result.magic != kMagic) fail("%s: not a tensor map", operation);
+  return result;
+}
+
+struct Coordinates {
+  int64_t x, y, z;
+};
 
 // Where a byte of a box lies: the number of its row of 128 bytes is added, bit by bit, to the
 // number of its chunk.
 size_t swizzled(const TensorMap& map, size_t offset) {
-  const size_t span = swizzle_span(map.swizzle);
+  const size_t span = map.swizzle_span();
   return span ? offset ^ ((offset >> 3) & (span - kChunkBytes)) : offset;
 }
 
-struct Coordinates {
-  int x, y, z;
-};
-
-// What of a chunk is in the tensor.
-struct Part {
-  unsigned char* global;
-  size_t begin, bytes;  // in the chunk; no bytes if it is outside
-};
-
-Part part_of(const TensorMap& map, int64_t x, int64_t y, int64_t z) {
-  const auto outside = [&](int64_t i, int dimension) {
-    return i < 0 || i >= static_cast<int64_t>(map.size[dimension]);
-  };
-  if (outside(y, 1) || outside(z, 2)) return {nullptr, 0, 0};
-  const int64_t elements = kChunkBytes / map.element_bytes;
-  const int64_t first = std::max<int64_t>(x, 0);
-  const int64_t end = std::min<int64_t>(x + elements, map.size[0]);
-  if (first >= end) return {nullptr, 0, 0};
-  return {map.base + first * map.element_bytes + y * map.stride[1] + z * map.stride[2],
-          static_cast<size_t>(first - x) * map.element_bytes,
-          static_cast<size_t>(end - first) * map.element_bytes};
-}
-
-// Calls visit(place in the box, part) for each chunk.
+// Calls visit(place in the box, address, bytes) for what of each row is in the tensor.
 template <class Visit>
-void each_chunk(const TensorMap& map, Coordinates at, Visit visit) {
-  size_t place = 0;
-  for (uint32_t z = 0; z < map.box[2]; ++z)
-    for (uint32_t y = 0; y < map.box[1]; ++y)
-      for (size_t byte = 0; byte < map.row_bytes(); byte += kChunkBytes, place += kChunkBytes) {
-        const int64_t x = at.x + static_cast<int64_t>(byte) / map.element_bytes;
-        visit(place, part_of(map, x, int64_t{at.y} + y, int64_t{at.z} + z));
-      }
-}
-
-void check_tensor(const char* operation, const TensorMap& map, Coordinates at) {
-  each_chunk(map, at, [&](size_t, Part part) {
-    if (part.bytes) check_global(operation, part.global, part.bytes);
-  });
-}
-
-void read_tensor(const TensorMap& map, Coordinates at, unsigned char* shared, size_t offset) {
-  each_chunk(map, at, [&](size_t place, Part part) {
-    unsigned char* const to = shared + swizzled(map, offset + place);
-    memset(to, 0, kChunkBytes);
-    if (part.bytes) memcpy(to + part.begin, part.global, part.bytes);
-  });
-}
-
-template <class T>
-T sum(T a, T b) {
-  return a + b;
-}
-__half sum(__half a, __half b) { return __float2half_rn(__half2float(a) + __half2float(b)); }
-__nv_bfloat16 sum(__nv_bfloat16 a, __nv_bfloat16 b) {
-  return __float2bfloat16_rn(__bfloat162float(a) + __bfloat162float(b));
-}
-
-template <class T>
-void add_all(unsigned char* to, const unsigned char* from, size_t bytes) {
-  for (size_t i = 0; i < bytes; i += sizeof(T)) {
-    T a, b;
-    memcpy(&a, to + i, sizeof(T));
-    memcpy(&b, from + i, sizeof(T));
-    a = sum(a, b);
-    memcpy(to + i, &a, sizeof(T));
+void each_row(const TensorMap& map, Coordinates at, Visit visit) {
+  const auto inside = [&](int64_t i, int dimension) {
+    return std::clamp<int64_t>(i, 0, map.size[dimension]);
+  };
+  const int64_t x = inside(at.x, 0), end = inside(at.x + map.box[0], 0);
+  if (x == end) return;
+  for (int64_t z = inside(at.z, 2); z < inside(at.z + map.box[2], 2); ++z) {
+    for (int64_t y = inside(at.y, 1); y < inside(at.y + map.box[1], 1); ++y) {
+      const size_t row = (z - at.z) * map.box[1] + (y - at.y);
+      visit(row * map.row_bytes() + (x - at.x) * map.element_bytes(),
+            map.base + z * map.stride[2] + y * map.stride[1] + x * map.element_bytes(),
+            static_cast<size_t>(end - x) * map.element_bytes());
+    }
   }
 }
 
-using Put = void (*)(unsigned char* to, const unsigned char* from, size_t bytes);
-
-void copy_all(unsigned char* to, const unsigned char* from, size_t bytes) {
-  memcpy(to, from, bytes);
+void check_tensor(const char* operation, const TensorMap& map, Coordinates at) {
+  each_row(map, at, [&](size_t, const void* global, size_t bytes) {
+    check_global(operation, global, bytes);
+  });
 }
 
-Put adder(const TensorMap& map) {
-  switch (map.type) {
+using Box = std::vector<unsigned char>;
+
+void move_box(const TensorMap& map, unsigned char* shared, size_t offset, Box& box, bool to_box) {
+  for (size_t i = 0; i < box.size(); i += kChunkBytes) {
+    unsigned char* const chunk = shared + swizzled(map, offset + i);
+    memcpy(to_box ? &box[i] : chunk, to_box ? chunk : &box[i], kChunkBytes);
+  }
+}
+
+template <class T>
+void add_all(void* to, const void* from, size_t bytes) {
+  for (size_t i = 0; i < bytes / sizeof(T); ++i) {
+    T& sum = static_cast<T*>(to)[i];
+    sum = T(static_cast<float>(sum) + static_cast<float>(static_cast<const T*>(from)[i]));
+  }
+}
+
+using Put = std::function<void(void* to, const void* from, size_t bytes)>;
+
+Put adder(CUtensorMapDataType type) {
+  switch (type) {
     case CU_TENSOR_MAP_DATA_TYPE_FLOAT32: return add_all<float>;
     case CU_TENSOR_MAP_DATA_TYPE_FLOAT16: return add_all<__half>;
     case CU_TENSOR_MAP_DATA_TYPE_BFLOAT16: return add_all<__nv_bfloat16>;
-    default: fail("tma_reduce_add: of data type %d", static_cast<int>(map.type));
+    default: fail("tma_reduce_add: of data type %d", static_cast<int>(type));
   }
 }
 
@@ -114,10 +141,9 @@ void load(void* to, const CUtensorMap& opaque, const void* full, Coordinates at,
   constexpr char kOperation[] = "tma_load";
   const TensorMap& map = tensor_map(kOperation, opaque);
   const size_t bytes = map.box_bytes();
-  const size_t offset = shared_offset(kOperation, to, bytes, alignment(map));
+  const size_t offset = shared_offset(kOperation, to, bytes, map.box_alignment());
   const size_t barrier = shared_offset(kOperation, full, sizeof(uint64_t), sizeof(uint64_t));
   check_tensor(kOperation, map, at);
-  if (blocks == 0) fail("%s: to no block", kOperation);
   counters.bytes_copied += bytes;
   for (int rank = 0; blocks >> rank != 0; ++rank) {
     if (!(blocks >> rank & 1)) continue;
@@ -125,10 +151,14 @@ void load(void* to, const CUtensorMap& opaque, const void* full, Coordinates at,
     mbarrier_for_others(kOperation, block, barrier);
     poison(block, offset, bytes);
     const auto write = [=, &block, map = map] {
-      read_tensor(map, at, block.shared, offset);
+      Box box(bytes);
+      each_row(map, at, [&](size_t place, const void* global, size_t bytes) {
+        memcpy(&box[place], global, bytes);
+      });
+      move_box(map, block.shared, offset, box, false);
       complete_bytes(block, barrier, bytes);
     };
-    start({kOperation, current, &block, true, offset, bytes, nullptr, write});
+    start({kOperation, current, &block, offset, bytes, nullptr, write}, nullptr);
   }
   may_preempt();
 }
@@ -137,39 +167,29 @@ void store(const CUtensorMap& opaque, const void* from, Coordinates at, bool add
   const char* const operation = add ? "tma_reduce_add" : "tma_store";
   const TensorMap& map = tensor_map(operation, opaque);
   const size_t bytes = map.box_bytes();
-  const size_t offset = shared_offset(operation, from, bytes, alignment(map));
+  const size_t offset = shared_offset(operation, from, bytes, map.box_alignment());
   Block& block = *current->block;
   check_marks(operation, block, offset, bytes);
   check_tensor(operation, map, at);
   counters.bytes_copied += bytes;
-  const Put put = add ? adder(map) : copy_all;
-  const auto box = std::make_shared<std::vector<unsigned char>>(bytes);
+  const Put put = add ? adder(map.type) : memcpy;
+  const auto box = std::make_shared<Box>(bytes);
   const auto read = [=, &block, map = map] {
     check_marks(operation, block, offset, bytes);
-    for (size_t i = 0; i < bytes; i += kChunkBytes)
-      memcpy(box->data() + i, block.shared + swizzled(map, offset + i), kChunkBytes);
+    move_box(map, block.shared, offset, *box, true);
   };
   const auto write = [=, map = map] {
-    each_chunk(map, at, [&](size_t place, Part part) {
-      if (part.bytes) put(part.global, box->data() + place + part.begin, part.bytes);
-    });
+    each_row(map, at,
+             [&](size_t place, void* global, size_t bytes) { put(global, &(*box)[place], bytes); });
   };
-  current->bulk.open.push_back(
-      start({operation, current, &block, false, offset, bytes, read, write}));
+  start({operation, current, nullptr, offset, bytes, read, write}, &current->bulk);
   may_preempt();
 }
 
 }  // namespace
-
-void bulk_wait(int pending, bool only_read) {
-  only_read ? current->bulk.wait_read(pending) : current->bulk.wait(pending);
-  may_preempt();
-}
-
 }  // namespace simt
 
 namespace amp_ext::ptx {
-
 using namespace simt;
 
 void tma_prefetch(const CUtensorMap& map) { tensor_map("tma_prefetch", map); }
@@ -191,6 +211,36 @@ void tma_reduce_add(const CUtensorMap& map, const void* from, int x, int y, int 
   store(map, from, {x, y, z}, true);
 }
 
-void bulk_commit() { current->bulk.commit(); }
-
 }  // namespace amp_ext::ptx
+
+CUresult cuTensorMapEncodeTiled(CUtensorMap* result, CUtensorMapDataType type, cuuint32_t rank,
+                                void* base, const cuuint64_t* size, const cuuint64_t* strides,
+                                const cuuint32_t* box, const cuuint32_t* element_strides,
+                                CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,
+                                CUtensorMapL2promotion, CUtensorMapFloatOOBfill fill) {
+  using namespace simt;
+  const auto refuse = [](const std::string& reason) {
+    fault.clear();
+    set_fault("cuTensorMapEncodeTiled: " + reason);
+    return CUDA_ERROR_INVALID_VALUE;
+  };
+  if (!is_aligned(result, alignof(CUtensorMap)))
+    return refuse("the map is not aligned to 64 bytes");
+  if (rank != kRank) return refuse(text("rank %u, the executor has %d alone", rank, kRank));
+  if (type < 0 || type >= std::size(kElementBytes))
+    return refuse(text("data type %d, which the executor does not have", type));
+  if (interleave != CU_TENSOR_MAP_INTERLEAVE_NONE || fill != CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE ||
+      swizzle > CU_TENSOR_MAP_SWIZZLE_128B)
+    return refuse("an interleave, fill or swizzle that the executor does not have");
+  TensorMap map{kMagic, static_cast<unsigned char*>(base), {}, {}, {}, type, swizzle};
+  for (int i = 0; i < kRank; ++i) {
+    if (element_strides[i] != 1) return refuse("an element stride other than 1");
+    map.size[i] = size[i];
+    map.stride[i] = i == 0 ? map.element_bytes() : strides[i - 1];
+    map.box[i] = box[i];
+  }
+  if (const std::string reason = refusal(map); !reason.empty()) return refuse(reason);
+  memset(result, 0, sizeof(*result));
+  memcpy(result, &map, sizeof(map));
+  return CUDA_SUCCESS;
+}

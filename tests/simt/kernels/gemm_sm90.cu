@@ -26,10 +26,12 @@ using ptx::Mbarrier;
 constexpr int kWarpgroup = 128;
 constexpr int kConsumers = 2;
 constexpr int kThreads = (1 + kConsumers) * kWarpgroup;
-constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;  // 64,512 of the SM's 65,536
-constexpr int kTile = 128;                                        // rows and columns of c
-constexpr int kHalf = 64;  // of kTile: the rows of a consumer
-constexpr int kStep = 64;  // along k: the 128 bytes of a swizzled row
+// Of each thread; together what the block starts with, 168 each: there are no others to be had.
+constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
+static_assert(kProducerRegisters + kConsumers * kConsumerRegisters == (1 + kConsumers) * 168);
+constexpr int kTile = 128;  // rows and columns of c
+constexpr int kHalf = 64;   // of kTile: the rows of a consumer
+constexpr int kStep = 64;   // along k: the 128 bytes of a swizzled row
 constexpr int kStages = 4;
 constexpr int kInstruction = 16;  // along k, of one wgmma
 
