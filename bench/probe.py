@@ -133,7 +133,7 @@ def check_in_process(name: str) -> str:
     lines = done.stdout.splitlines()
     if lines and lines[-1].startswith(name):
         return lines[-1]
-    return f"{name}: exit status {done.returncode}, {' | '.join(done.stderr.splitlines()[-3:])}"
+    return " | ".join([f"{name}: exit status {done.returncode}", *done.stderr.splitlines()[-3:]])
 
 
 def build_failures(missing: dict[str, str]) -> Iterator[str]:
@@ -186,6 +186,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(fault or f"{options.probe}: ok")
         return int(bool(fault))
 
+    SAID.clear()
     missing = {"simt": build.missing(), "cuda": nvcc.missing("90a")}
     faults = list(build_failures(missing))
     simt, cuda = (not missing[name] for name in DEVICES)

@@ -279,4 +279,5 @@ def test_gpu_run_builds_for_the_present_gpu(capability: tuple[int, int], arches:
 )
 def test_gpu_run_goes_on_after_a_failed_stage(code: str, limit: int, result: str) -> None:
     stage = gpu.Stage("a stage", [sys.executable, "-c", code], limit)
-    assert stage.run({}).startswith(result)
+    assert stage.run({}, left=600.0).startswith(result)
+    assert stage.run({}, left=0.0) == "left out, no time"

@@ -271,3 +271,14 @@ def test_conformance_under_a_sanitizer(variant: str, tests: str) -> None:
 )
 def test_mutant_is_an_edit_of_the_kernels(suite: mutants.Suite, mutant: mutants.Mutant) -> None:
     assert mutants.applies(suite, mutant)
+
+
+# ---- the executor itself -----------------------------------------------------------------------
+
+
+def test_can_be_read_in_an_hour() -> None:
+    """2,000 lines of code, not counting comments: what its README promises."""
+    files = [path for kind in ("*.cpp", "*.h", "*.cuh") for path in build.HERE.glob(kind)]
+    lines = [line.strip() for path in files for line in path.read_text().splitlines()]
+    assert sum(bool(line) and not line.startswith("//") for line in lines) <= 2000
+    assert max(len(path.read_text().splitlines()) for path in files) <= 400
