@@ -16,7 +16,7 @@ from torch import Tensor
 from amp_ext import reference
 from cases import FLOATS, LAYOUTS, assert_all_same, assert_same, copies, random, whole_and_view
 from executors import SIMT
-from simt import faults, mutants
+from simt import build, faults, mutants
 from simt.sanitize import build_sanitized, sanitized
 from simt_ops import Counters, Ops, Schedule
 
