@@ -5,13 +5,13 @@ TORCH = 2.13.0
 TORCH_CUDA = 2.11.0
 RESULTS ?= bench/results
 
-CXX_FILES = $(shell find csrc tests -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
+CXX_FILES = $(shell find csrc tests bench -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 PY_FILES = setup.py build_backend.py amp_ext bench tests triton_kernels
 INSTALL = bin/python -m pip install -c constraints.txt
 
 .DEFAULT_GOAL = help
 .DELETE_ON_ERROR:
-.PHONY: help demo test bench lint format cuda-check gpu clean
+.PHONY: help demo test bench lint format mutants cuda-check gpu clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s%s\n", $$1, $$2}' Makefile
@@ -25,6 +25,9 @@ test: .venv/built ## the test suite
 bench: .venv/built ## amp_ext against torch, on this machine's best device
 	@device=$$(.venv/bin/python -c "import torch; print('cuda' if torch.cuda.is_available() else 'cpu')"); \
 	set -ex; for op in train gemm autocast unscale cast scaler; do .venv/bin/python bench/run.py $$op --device $$device; done
+
+mutants: .venv/built ## break the CUDA kernels one edit at a time; their tests must fail each time
+	.venv/bin/python tests/simt/mutants.py
 
 lint: .venv-lint/made ## formatting and the usual mistakes
 	.venv-lint/bin/ruff check $(PY_FILES)

@@ -1,11 +1,12 @@
-"""Check the CUDA kernels of an installed build without a GPU: what ptxas said and the machine code.
+"""Check CUDA kernels without a GPU: what ptxas said and the machine code.
 
     python tests/cuda_check.py
 
-Run by `make cuda-check`, with the Python whose amp_ext was built from this tree. It prints a table
-of the kernels and fails on a register spill, on a remark of ptxas about serialised or unpipelined
-matrix instructions (C75xx), on a missing architecture, on local memory, and where a kernel that
-streams tensors has no 128-bit loads or stores.
+Run by `make cuda-check`, with the Python whose amp_ext was built from this tree: it checks the
+kernels of that build, and compiles those of tests/simt/kernels and bench, where a warning of nvcc
+is an error. It prints a table of the kernels and fails on a register spill, on a remark of ptxas
+about serialised or unpipelined matrix instructions (C75xx), on a missing architecture, on local
+memory, and where a kernel has none of the instructions that it was written for.
 """
 
 from __future__ import annotations
@@ -16,17 +17,24 @@ import subprocess
 import sys
 import sysconfig
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from simt import demos, nvcc
+
 ROOT = Path(__file__).resolve().parents[1]
 
-# Instructions that must move 16 bytes somewhere in a kernel; the others have no arrays to stream.
-VECTORISED = {
-    "unscale_kernel": ("LDG", "STG"),
-    "check_finite_kernel": ("LDG",),
-    "grad_norm_kernel": ("LDG",),
-    "cast_kernel": ("LDG", "STG"),
+# What must be among a kernel's instructions: 16 bytes at a time where tensors are streamed, tensor
+# cores, and the copies that feed them.
+NEEDED = {
+    "unscale_kernel": ("LDG.128", "STG.128"),
+    "check_finite_kernel": ("LDG.128",),
+    "grad_norm_kernel": ("LDG.128",),
+    "block_sum_kernel": ("LDG.128",),
+    "gemm_sm80_kernel": ("LDGSTS.128", "LDSM", "HMMA.16816"),
+    "gemm_sm90_kernel": ("UTMALDG", "HGMMA", "STSM", "UTMASTG", "USETMAXREG"),
+    "cast_kernel": ("LDG.128", "STG.128"),
 }
 
 
@@ -42,9 +50,14 @@ class Kernel:
     spills: int = 0
     instructions: Counter = field(default_factory=Counter)
 
-    def count(self, pattern: str) -> int:
-        """How many instructions match, such as `LDG.*[.]128`."""
-        return sum(n for name, n in self.instructions.items() if re.fullmatch(pattern, name))
+    def count(self, wanted: str) -> int:
+        """How many instructions are `wanted`; LDG.128 is any LDG with 128 among its suffixes."""
+        opcode, *suffixes = wanted.split(".")
+        return sum(
+            number
+            for name, number in self.instructions.items()
+            if name.split(".")[0] == opcode and set(suffixes) <= set(name.split("."))
+        )
 
 
 Kernels = dict[tuple[str, str], Kernel]  # by mangled name and architecture
@@ -91,54 +104,81 @@ def faults(kernel: Kernel) -> list[str]:
         found.append("it is not in the binary")
     if kernel.spills:
         found.append(f"{kernel.spills} bytes of registers spilled")
-    if local := kernel.count("(LDL|STL).*"):
+    if local := kernel.count("LDL") + kernel.count("STL"):
         found.append(f"{local} loads and stores of local memory")
-    for name, needed in VECTORISED.items():
+    for name, needed in NEEDED.items():
         if name in kernel.name:
-            found += [f"no {op}.128" for op in needed if not kernel.count(rf"{op}\..*\b128\b.*")]
+            found += [f"no {wanted}" for wanted in needed if not kernel.count(wanted)]
     return found
 
 
-def missing(kernels: Kernels, arches: list[str]) -> list[str]:
-    """Architectures without machine code, and names in VECTORISED that no kernel bears."""
+def missing_arches(kernels: Kernels, arches: list[str]) -> list[str]:
+    """Architectures without machine code."""
     wanted = {"sm_" + arch.removesuffix("+PTX").replace(".", "") for arch in arches}
     built = {kernel.arch for kernel in kernels.values() if kernel.instructions}
-    found = [f"no kernel for {arch}" for arch in sorted(wanted - built)]
+    return [f"no kernel for {arch}" for arch in sorted(wanted - built)]
+
+
+def missing_names(kernels: Kernels) -> list[str]:
+    """Names in NEEDED that no kernel bears."""
     names = " ".join(name for name, _ in kernels)
-    return found + [f"no kernel is called {name}" for name in VECTORISED if name not in names]
+    return [f"no kernel is called {name}" for name in NEEDED if name not in names]
 
 
 def readable(name: str) -> str:
-    """A kernel's name without its namespaces and parameters."""
+    """A kernel's name without its namespaces, types of enumerators and parameters."""
     full = subprocess.run(["c++filt", name], capture_output=True, text=True, check=True).stdout
-    return re.sub(r"\(anonymous namespace\)::|\w+::|\(.*|^void ", "", full.strip())
+    left_out = r"\(anonymous namespace\)::|\([\w:]+\)(?=\d)|\w+::|\(.*|^void "
+    return re.sub(left_out, "", full.strip())
 
 
-def main() -> int:
+def disassembly(library: Path) -> str:
+    """What cuobjdump prints; its helper nvdisasm comes with torch's Triton."""
     import torch
 
-    import amp_ext
-    from amp_ext import _build_info
-
-    # As setup.build_folder names it.
-    folder = ROOT / f"build/{sysconfig.get_config_var('SOABI')}-torch{torch.__version__}-cuda"
-    sources = sorted((ROOT / "csrc/kernels").rglob("*.cu"))
-    logs = [(folder / f"{source.relative_to(ROOT)}.o.log").read_text() for source in sources]
     tools = Path(torch.__file__).parents[1] / "triton/backends/nvidia/bin"
-    sass = subprocess.run(
-        ["cuobjdump", "-sass", amp_ext._C.__file__],
+    return subprocess.run(
+        ["cuobjdump", "-sass", str(library)],
         env={**os.environ, "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}"},
         capture_output=True,
         text=True,
         check=True,
     ).stdout
 
+
+def installed() -> Iterator[tuple[Path, str]]:
+    """The installed library and the logs of its kernels."""
+    import torch
+
+    import amp_ext
+
+    # As setup.build_folder names it.
+    folder = ROOT / f"build/{sysconfig.get_config_var('SOABI')}-torch{torch.__version__}-cuda"
+    sources = sorted((ROOT / "csrc/kernels").rglob("*.cu"))
+    logs = [(folder / f"{source.relative_to(ROOT)}.o.log").read_text() for source in sources]
+    yield Path(amp_ext._C.__file__), "".join(logs)
+
+
+def demonstrations() -> Iterator[tuple[Path, str]]:
+    """The same of the kernels that the tests and the probe run."""
+    for arch in ("80", "90a"):
+        yield nvcc.compile("demos", demos.sources(arch), arch)
+    yield nvcc.compile("probe", sorted((ROOT / "bench").glob("probe*.cu")), "90a")
+
+
+def main() -> int:
+    from amp_ext import _build_info
+
     kernels: Kernels = {}
-    for log in logs:
-        read_ptxas(log, kernels)
-    read_sass(sass, kernels)
-    problems = missing(kernels, _build_info.CUDA_ARCHES)
-    problems += [line for log in logs for line in remarks(log)]
+    problems = []
+    for built in (installed, demonstrations):
+        for library, log in built():
+            read_ptxas(log, kernels)
+            read_sass(disassembly(library), kernels)
+            problems += remarks(log)
+        if built is installed:
+            problems += missing_arches(kernels, _build_info.CUDA_ARCHES)
+    problems += missing_names(kernels)
 
     print(f"{'kernel':<48}{'arch':<8}{'regs':>5}{'smem':>8}{'stack':>7}{'spills':>8}{'size':>7}")
     for kernel in sorted(kernels.values(), key=lambda kernel: (kernel.name, kernel.arch)):

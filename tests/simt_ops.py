@@ -40,7 +40,10 @@ class Counters(Structure):
 
     _fields_ = [
         (name, c_int64)
-        for name in ("launches", "blocks", "switches", "bytes_loaded", "bytes_stored")
+        for name in (
+            *("launches", "blocks", "switches"),
+            *("bytes_loaded", "bytes_stored", "bytes_copied"),
+        )
     ]
 
     def __sub__(self, other: Counters) -> Counters:
@@ -49,7 +52,7 @@ class Counters(Structure):
 
 
 class CTensor(Structure):
-    """What ops.cpp knows of a tensor."""
+    """What simt_ops.cpp knows of a tensor."""
 
     _fields_ = [("data", c_void_p), ("numel", c_int64), ("dtype", c_int64)]
 

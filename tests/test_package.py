@@ -256,7 +256,7 @@ def test_cuda_check_sees_remarks_about_matrix_instructions() -> None:
 def test_cuda_check_sees_a_missing_architecture() -> None:
     kernels: cuda_check.Kernels = {}
     cuda_check.read_sass(SASS, kernels)
-    assert cuda_check.missing(kernels, ["8.0+PTX", "9.0a"])[0] == "no kernel for sm_90a"
+    assert cuda_check.missing_arches(kernels, ["8.0+PTX", "9.0a"]) == ["no kernel for sm_90a"]
 
 
 # ---- make gpu ----------------------------------------------------------------------------------
@@ -279,4 +279,5 @@ def test_gpu_run_builds_for_the_present_gpu(capability: tuple[int, int], arches:
 )
 def test_gpu_run_goes_on_after_a_failed_stage(code: str, limit: int, result: str) -> None:
     stage = gpu.Stage("a stage", [sys.executable, "-c", code], limit)
-    assert stage.run({}).startswith(result)
+    assert stage.run({}, left=600.0).startswith(result)
+    assert stage.run({}, left=0.0) == "left out, no time"

@@ -58,24 +58,25 @@ __device__ __forceinline__ void mbarrier_arrive_expect_tx(Mbarrier& barrier, int
                : "memory");
 }
 
-// As mbarrier_arrive, at the same place in the shared memory of block `rank` of the cluster, which
-// must not have exited.
+// Arrives at the same place in the shared memory of block `rank` of the cluster, which must not
+// have exited. It says only that this thread has read: what it wrote is not ordered for that block.
 __device__ __forceinline__ void mbarrier_arrive_cluster(Mbarrier& barrier, int rank) {
   asm volatile(
       "{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\n"
-      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n}"
+      "mbarrier.arrive.shared::cluster.b64 _, [remote];\n}"
       :
       : "r"(shared_address(&barrier)), "r"(rank)
       : "memory");
 }
 
-// True if the phase of this parity has completed: then all that came before its arrivals, in any
-// block of the cluster, is ordered before what this thread does next. May be false without need.
+// True if the phase of this parity has completed: then what TMA wrote for it, and all that came
+// before the arrivals of this block's threads, is ordered before what this thread does next. May be
+// false without need.
 __device__ __forceinline__ bool mbarrier_try_wait(Mbarrier& barrier, int parity) {
   uint32_t completed;
   asm volatile(
       "{\n.reg .pred p;\n"
-      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
       "selp.u32 %0, 1, 0, p;\n}"
       : "=r"(completed)
       : "r"(shared_address(&barrier)), "r"(parity)

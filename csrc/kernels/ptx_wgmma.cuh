@@ -26,8 +26,9 @@ __device__ __forceinline__ uint64_t wgmma_advance(uint64_t descriptor, int bytes
   return descriptor + (bytes >> 4);
 }
 
-// Orders register accesses: comes before the first wgmma and before one that follows a wgmma_wait.
-// `accumulators` are all arrays that the coming wgmmas add to.
+// Orders register accesses: comes before the first wgmma and before one that follows a wgmma_wait
+// (where no register has been touched the hardware would do without). `accumulators` are all arrays
+// that the coming wgmmas add to.
 template <int... kRegisters>
 __device__ __forceinline__ void wgmma_fence(float (&... accumulators)[kRegisters]) {
   const auto pin = [](auto& array) {
@@ -95,8 +96,8 @@ __device__ __forceinline__ void wgmma_wait(float (&... accumulators)[kRegisters]
                " {" AMP_EXT_NAMES_##registers "}, " a_ ", " b_ ", p, 1, 1, " major_a ", " major_b \
                                               ";\n}"                                              \
                : AMP_EXT_OPERANDS_##registers                                                     \
-               : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(kA == Major::mn),         \
-                 "n"(kB == Major::mn))
+               : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)),                               \
+                 "n"(static_cast<int>(kA == Major::mn)), "n"(static_cast<int>(kB == Major::mn)))
 #define AMP_EXT_WGMMA_N(n, registers, a_, b_, accumulate_, major_a, major_b)   \
   if constexpr (kN == n && std::is_same_v<T, __half>)                          \
     AMP_EXT_WGMMA(n, "f16", registers, a_, b_, accumulate_, major_a, major_b); \

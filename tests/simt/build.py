@@ -24,23 +24,31 @@ ROOT = HERE.parents[1]
 BUILD = ROOT / "build" / "simt"
 KERNELS = ROOT / "csrc" / "kernels"
 API = ROOT / "csrc" / "include"
-ENGINE = sorted(path.name for path in HERE.glob("*.cpp") if path.name != "ops.cpp")
+ENGINE = sorted(HERE.glob("*.cpp"))
 
 CXX = os.environ.get("CXX", "g++")
-FLAGS = ("-std=c++20", "-g1", "-fPIC", "-Wall", "-Wno-unknown-pragmas", "-Wno-sign-compare")
+FLAGS = (
+    "-std=c++20",
+    "-g1",
+    "-fPIC",
+    "-ffp-contract=off",
+    "-Wall",
+    "-Wno-unknown-pragmas",
+    "-Wno-sign-compare",
+)
 LINK_FLAGS = ("-shared", "-Wl,-z,defs", "-Wl,-Bsymbolic")  # no function of a CUDA runtime nearby
 
 # Name -> (flags of kernels, flags of the engine, which is not instrumented, the runtime to preload)
-FAST = ("-O3", "-march=native")  # not for kernels: they would be contracted, and be slow to build
+FAST = ("-O3", "-march=native")
 VARIANTS: dict[str, tuple[tuple[str, ...], tuple[str, ...], str]] = {
     "plain": (("-O2",), FAST, ""),
     "portable": (("-O2",), (*FAST, "-DSIMT_PORTABLE"), ""),
     "asan": (
         ("-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
-        (*FAST, "-DSIMT_ASAN"),
+        FAST,
         "libasan.so",
     ),
-    "tsan": (("-O1", "-fsanitize=thread"), (*FAST, "-DSIMT_TSAN"), "libtsan.so"),
+    "tsan": (("-O1", "-fsanitize=thread"), FAST, "libtsan.so"),
 }
 
 
@@ -98,28 +106,39 @@ def preload(variant: str) -> str:
     return _output(CXX, f"-print-file-name={name}").stdout.strip()
 
 
+@cache
+def _compiler() -> str:
+    """Return what tells compilers and, for -march=native, processors apart."""
+    return _output(CXX, "-march=native", "-v", "-E", "-x", "c++", "/dev/null").stderr
+
+
 def _headers(folders: Iterable[Path]) -> list[Path]:
     found = (path for folder in folders for path in folder.rglob("*.[hc]*"))
     return sorted(path for path in found if path.suffix in (".h", ".cuh"))
 
 
 def _compile(source: Path, flags: Sequence[str], folders: Sequence[Path], into: Path) -> Path:
+    """Return the object of a source, which may be one of the same text from another folder."""
     include = cuda_include()
     assert include, missing()
     includes = [flag for folder in folders for flag in ("-I", str(folder))]
     includes += [flag for folder in _folders(include) for flag in ("-isystem", str(folder))]
-    command = [CXX, *FLAGS, *flags, *includes, "-x", "c++"]
-    digest = hashlib.sha256("\0".join(command).encode())
-    for path in (source, *_headers(folders)):
-        digest.update(path.read_bytes())
-    result = into / f"{source.stem}-{digest.hexdigest()[:16]}.o"
-    if not result.exists():
-        _remove_old(into, f"{source.stem}-*.o")
-        _run([*command, "-c", str(source)], result)
-    return result
+    command = [CXX, *FLAGS, *flags]
+    digest = hashlib.sha256("\0".join([*command, str(include), _compiler()]).encode())
+    for path in (source, *_headers(dict.fromkeys([*folders, source.parent]))):
+        digest.update(path.name.encode() + path.read_bytes())
+    name = f"{source.stem}-{digest.hexdigest()[:16]}.o"
+    kept = BUILD / into.name / name
+    if kept.exists():
+        os.utime(kept)  # it is not old while it is used
+        return kept
+    if not (into / name).exists():
+        remove_old(into, f"{source.stem}-*.o")
+        _run([*command, *includes, "-x", "c++", "-c", str(source)], into / name)
+    return into / name
 
 
-def _remove_old(folder: Path, pattern: str) -> None:
+def remove_old(folder: Path, pattern: str) -> None:
     """Remove what was built more than a day ago; the rest may be in use by another process."""
     for old in folder.glob(pattern):
         with contextlib.suppress(FileNotFoundError):
@@ -154,14 +173,13 @@ def build(
     """
     kernel_flags, engine_flags, _ = VARIANTS[variant]
     if sources is None:
-        sources = [*sorted(kernels.glob("*.cu")), HERE / "ops.cpp"]
+        sources = [*sorted(kernels.glob("*.cu")), HERE.parent / "simt_ops.cpp"]
     kept, made = BUILD / variant, into / variant
     kept.mkdir(parents=True, exist_ok=True)
     made.mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor(int(os.environ.get("MAX_JOBS", os.cpu_count() or 1))) as pool:
         engine = [
-            pool.submit(_compile, HERE / source, engine_flags, [HERE, API], kept)
-            for source in ENGINE
+            pool.submit(_compile, source, engine_flags, [HERE, API], kept) for source in ENGINE
         ]
         rest = [
             pool.submit(_compile, source, kernel_flags, [HERE, API, kernels], made)
@@ -171,6 +189,6 @@ def build(
     digest = hashlib.sha256("\0".join(Path(o).name for o in objects).encode()).hexdigest()[:16]
     library = made / f"{name}-{digest}.so"
     if not library.exists():
-        _remove_old(made, f"{name}-*.so")
+        remove_old(made, f"{name}-*.so")
         _run([CXX, *LINK_FLAGS, *kernel_flags, *objects], library)
     return library

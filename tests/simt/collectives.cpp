@@ -1,91 +1,135 @@
-// Shuffles, votes and barriers, all of them meetings; fences and atomics.
-#include <string_view>
+// Votes, barriers of warps, blocks and clusters, and the pool of registers: all of them meetings.
+// Fences and atomic operations.
+#include <algorithm>
+#include <ptx_sm90.cuh>
 
 #include "engine.h"
 #include "sanitizers.h"
 
 namespace simt {
 
-bool Meeting::arrive(const char* operation, int place, void* argument, bool barrier) {
-  if (waiting_.empty()) operation_ = operation;
-  if (std::string_view(operation_) != operation) {
-    std::vector<int> others;
-    for (const Thread* thread : waiting_) others.push_back(thread->number);
-    fail("divergent collective: %s, while threads %s of the same %s are in %s", operation,
-         ranges(others).c_str(), this == &current->block->barrier ? "block" : "warp", operation_);
-  }
-  arguments_[place] = argument;
-  if (barrier) tsan::release(token());
-  if (missing() == 1) return true;
-  waiting_.push_back(current);
-  return false;
+std::string Operation::text() const {
+  std::string result(name);
+  for (const uint64_t operand : operands)
+    if (operand) result += simt::text(operand < 1 << 16 ? " %lu" : " 0x%lx", operand);
+  return result;
 }
 
-void Meeting::release(bool barrier) {
-  if (barrier) tsan::acquire(token());
+Meeting::Meeting(int size, std::string place)
+    : size_(size), place_(std::move(place)), arguments_(size) {
+  arrived_.reserve(size);
+  waiting_.reserve(size);
+}
+
+bool Meeting::come(const Operation& operation, int place, void* argument) {
+  if (arrived_.empty()) operation_ = operation;
+  if (operation_ != operation) {
+    std::vector<int> others;
+    for (const Thread* thread : arrived_) others.push_back(thread->number);
+    fail("divergent collective: %s, while threads %s of %s are in %s", operation.text().c_str(),
+         ranges(others).c_str(), place_.c_str(), operation_.text().c_str());
+  }
+  arguments_[place] = argument;
+  if (token()) tsan::release(token());
+  arrived_.push_back(current);
+  return missing() == 0;
+}
+
+void Meeting::release() {
+  if (token()) tsan::acquire(token());
   ++round_;
-  for (Thread* thread : waiting_) make_ready(*thread);
-  waiting_.clear();
+  arrived_.clear();
+  wake_all(waiting_);
   may_preempt();
 }
 
-void Meeting::wait(bool barrier) {
+void Meeting::wait() {
   uint64_t* const mine = token();
-  current->waits_in = operation_;
-  current->meeting = this;
-  suspend();
-  current->meeting = nullptr;
-  if (barrier) tsan::acquire(mine);
-}
-
-void block_barrier(const char* operation) {
-  int nothing;
-  current->block->barrier.meet(operation, current->number, &nothing, true, [](int* const*) {});
-}
-
-namespace {
-
-bool any(Meeting& meeting, const char* operation, int place, bool predicate, bool barrier) {
-  meeting.meet(operation, place, &predicate, barrier, [&](bool* const* predicates) {
-    bool result = false;
-    for (int i = 0; i < meeting.size(); ++i) result |= *predicates[i];
-    for (int i = 0; i < meeting.size(); ++i) *predicates[i] = result;
+  waiting_.push_back(current);
+  suspend([this] {
+    return text("wait in %s for %zu more of %s", operation_.text().c_str(), missing(),
+                place_.c_str());
   });
-  return predicate;
+  if (mine) tsan::acquire(mine);
 }
 
-}  // namespace
-
-bool block_or(const char* operation, bool predicate) {
-  return any(current->block->barrier, operation, current->number, predicate, true);
+bool Meeting::has(const Thread& thread) const {
+  return std::ranges::find(arrived_, &thread) != arrived_.end();
 }
 
-bool warp_or(const char* operation, bool predicate) {
-  return any(current->warp->meeting, operation, current->lane, predicate, false);
+Warp& whole_warp(const char* operation) {
+  Warp& warp = *current->warp;
+  if (warp.meeting.size() != kWarpThreads)
+    fail("%s: the warp has %d lanes", operation, warp.meeting.size());
+  return warp;
 }
 
-uint64_t warp_exchange(const char* operation, uint64_t bits, int from_lane) {
-  struct Exchange {
-    uint64_t given, received;
-    int from_lane;
-  } mine{bits, 0, from_lane};
-  Meeting& meeting = current->warp->meeting;
-  if (from_lane < 0 || from_lane >= meeting.size())
-    fail("%s: reads lane %d of a warp of %d", operation, from_lane, meeting.size());
-  meeting.meet(operation, current->lane, &mine, false, [&](Exchange* const* all) {
-    for (int i = 0; i < meeting.size(); ++i) all[i]->received = all[all[i]->from_lane]->given;
+const uint64_t* warp_values(const char* operation, uint64_t mine) {
+  Warp& warp = whole_warp(operation);
+  warp.meeting.meet({operation}, current->lane, &mine, [&](uint64_t* const* all) {
+    for (int i = 0; i < kWarpThreads; ++i) warp.values[i] = *all[i];
   });
-  return mine.received;
+  return warp.values;
 }
 
 int lane() { return current->lane; }
 
-void fence() {
-  tsan::release(&current->fenced);
-  tsan::acquire(&current->observed);
-  may_preempt();
+static uint32_t ballot(const char* operation, bool predicate) {
+  const uint64_t* values = warp_values(operation, predicate);
+  uint32_t result = 0;
+  for (int i = 0; i < kWarpThreads; ++i) result |= static_cast<uint32_t>(values[i]) << i;
+  return result;
 }
 
+void named_barrier(int id, int threads, bool waits) {
+  const char* const operation = waits ? "barrier_sync" : "barrier_arrive";
+  whole_warp(operation);
+  Meeting& barrier = current->block->named_barriers[id];
+  if (barrier.has(*current))
+    fail("%s: this thread has come to barrier %d before, and it still waits for others", operation,
+         id);
+  if (barrier.empty()) barrier.resize(threads);
+  const Operation all{"barrier of", {static_cast<uint64_t>(threads)}, true};
+  waits ? barrier.barrier(all) : barrier.arrive(all);
+}
+
+// ---- warpgroups: registers ---------------------------------------------------------------------
+
+Warpgroup& whole_warpgroup(const char* operation) {
+  Block& block = *current->block;
+  const size_t i = current->number / kWarpgroupThreads;
+  if (i >= block.warpgroups.size())
+    fail("%s: the last %zu threads of the block are no warpgroup", operation,
+         block.threads.size() % kWarpgroupThreads);
+  return block.warpgroups[i];
+}
+
+void setmaxnreg(int registers, bool increase) {
+  const char* const operation = increase ? "setmaxnreg.inc" : "setmaxnreg.dec";
+  Warpgroup& group = whole_warpgroup(operation);
+  int& pool = current->block->registers;
+  if (increase ? registers < group.registers : registers > group.registers)
+    fail("%s %d: the threads have %d registers", operation, registers, group.registers);
+  group.meeting.barrier({operation, {static_cast<uint64_t>(registers)}});
+  const auto needed = [&group, registers] {
+    return (registers - group.registers) * kWarpgroupThreads;
+  };
+  while (needed() > pool) {
+    poll([&pool, needed, registers] {
+      return text("wait, as setmaxnreg.inc %d needs %d registers, the pool has %d", registers,
+                  needed(), pool);
+    });
+  }
+  if (needed() == 0) return;  // another thread of the warpgroup has changed them
+  pool -= needed();
+  group.registers = registers;
+  wake_polling();
+}
+
+// ---- order between blocks ----------------------------------------------------------------------
+
+// A fence and an atomic operation behind it publish; an atomic operation and a fence behind it
+// receive; a release and an acquire do by themselves.
 void order_atomic(const void* address) {
   may_preempt();
   void* const location = const_cast<void*>(address);
@@ -94,3 +138,76 @@ void order_atomic(const void* address) {
 }
 
 }  // namespace simt
+
+namespace amp_ext::ptx {
+using namespace simt;
+
+bool warp_any(bool predicate) { return ballot("warp_any", predicate) != 0; }
+uint32_t warp_ballot(bool predicate) { return ballot("warp_ballot", predicate); }
+
+uint32_t warp_max(uint32_t value) {
+  const uint64_t* values = warp_values("warp_max", value);
+  return static_cast<uint32_t>(*std::max_element(values, values + kWarpThreads));
+}
+
+void warp_sync() { whole_warp("warp_sync").meeting.barrier({"warp_sync", {}, true}); }
+
+bool warp_elect() {
+  warp_values("warp_elect", 0);
+  return static_cast<uint64_t>(lane()) == options.seed % kWarpThreads;
+}
+
+void block_sync() { current->block->barrier.barrier({"block_sync", {}, true}); }
+
+bool block_any(bool predicate) {
+  Meeting& meeting = current->block->barrier;
+  meeting.meet({"block_any", {}, true}, current->number, &predicate, [&](bool* const* predicates) {
+    bool result = false;
+    for (int i = 0; i < meeting.size(); ++i) result |= *predicates[i];
+    for (int i = 0; i < meeting.size(); ++i) *predicates[i] = result;
+  });
+  return predicate;
+}
+
+int cluster_rank() { return current->block->rank; }
+int cluster_size() { return static_cast<int>(current->block->cluster.blocks.size()); }
+
+void cluster_arrive() {
+  if (current->cluster_round) fail("cluster_arrive: twice without a cluster_wait between");
+  Meeting& barrier = current->block->cluster.barrier;
+  current->cluster_round = barrier.round();
+  barrier.arrive({"cluster_wait", {}, true});
+}
+
+void cluster_wait() {
+  if (!current->cluster_round) fail("cluster_wait: without a cluster_arrive before");
+  Meeting& barrier = current->block->cluster.barrier;
+  if (barrier.round() == current->cluster_round) barrier.wait();
+  current->cluster_round.reset();
+}
+
+void device_fence() {
+  tsan::release(&current->fenced);
+  tsan::acquire(&current->observed);
+  may_preempt();
+}
+
+void add_release(uint32_t* counter, uint32_t value) {
+  may_preempt();
+  tsan::release(counter);
+  *counter += value;
+  wake_polling();
+}
+
+void wait_acquire(const uint32_t* counter, uint32_t value) {
+  may_preempt();
+  while (*static_cast<const volatile uint32_t*>(counter) != value) {
+    poll([=] {
+      return text("wait in wait_acquire for %u, the counter at %p is %u", value,
+                  static_cast<const void*>(counter), *counter);
+    });
+  }
+  tsan::acquire(const_cast<uint32_t*>(counter));
+}
+
+}  // namespace amp_ext::ptx

@@ -6,10 +6,10 @@
 #include_next <cuda_runtime.h>
 #undef cudaLaunchKernelEx
 
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <functional>
 #include <tuple>
 #include <type_traits>
 
@@ -24,17 +24,8 @@
 inline uint3 threadIdx, blockIdx;
 inline dim3 blockDim, gridDim;
 
-inline uint32_t __float_as_uint(float x) {
-  uint32_t bits;
-  memcpy(&bits, &x, sizeof(x));
-  return bits;
-}
-
-inline int64_t __double_as_longlong(double x) {
-  int64_t bits;
-  memcpy(&bits, &x, sizeof(x));
-  return bits;
-}
+inline uint32_t __float_as_uint(float x) { return std::bit_cast<uint32_t>(x); }
+inline int64_t __double_as_longlong(double x) { return std::bit_cast<int64_t>(x); }
 
 template <class... Params, class... Args>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Params...),
@@ -42,5 +33,11 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
   using Copies = std::tuple<std::decay_t<Params>...>;
   static_assert((sizeof(std::decay_t<Params>) + ... + 0) <= 32764, "bytes of parameters");
   Copies copies(std::forward<Args>(args)...);
-  return simt::launch(*config, [&] { std::apply(kernel, copies); });
+  return simt::launch(*config, reinterpret_cast<const void*>(kernel),
+                      [&] { std::apply(kernel, copies); });
+}
+
+template <class Kernel>
+cudaError_t cudaFuncSetAttribute(Kernel* kernel, cudaFuncAttribute attribute, int value) {
+  return cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), attribute, value);
 }

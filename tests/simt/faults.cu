@@ -55,6 +55,41 @@ __global__ void reads_shared_before_it_writes(float* data) {
   data[threadIdx.x] = ptx::shared<Shared>().at[threadIdx.x];
 }
 
+// Each thread fetches its number and reads its neighbour's.
+template <bool kWait, bool kSync>
+__global__ void fetch(float* data) {
+  auto& shared = ptx::shared<Shared>();
+  data += 64 * blockIdx.x;
+  ptx::cp_async<4>(&shared.at[threadIdx.x], data + threadIdx.x);
+  ptx::cp_async_commit();
+  if constexpr (kWait) ptx::cp_async_wait<0>();
+  if constexpr (kSync) ptx::block_sync();
+  const float neighbour = shared.at[threadIdx.x ^ 1];
+  ptx::cp_async_wait<0>();
+  ptx::block_sync();
+  data[threadIdx.x] = neighbour;
+}
+
+__global__ void exits_with_a_copy(float* data) { ptx::cp_async<4>(ptx::shared<Shared>().at, data); }
+
+__global__ void copies_behind_shared(float* data) {
+  ptx::cp_async<16>(&ptx::shared<Shared>().at[64], data);
+}
+
+__global__ void fetches_from_behind_global(float* data) {
+  ptx::cp_async<4>(ptx::shared<Shared>().at, data + 128 + blockIdx.x);
+  ptx::cp_async_wait<0>();
+}
+
+__global__ void misaligned_row(float*) {
+  uint32_t registers[2];
+  ptx::ldmatrix<false>(registers, &ptx::shared<Shared>().at[4 * (threadIdx.x % 8) + 1]);
+}
+
+__global__ void waits_for_nobody(float* data) {
+  ptx::wait_acquire(reinterpret_cast<uint32_t*>(data + 2), 7);
+}
+
 __global__ void writes_behind_global(float* data) {
   if (threadIdx.x == 9) data[128 + blockIdx.x] = 1.0f;
 }
@@ -93,8 +128,10 @@ int launch(void (*kernel)(float*), float* data, int blocks, int threads) {
 
 }  // namespace
 
-#define KERNEL(name, kernel) \
-  int name(float* data, int blocks, int threads) { return launch(kernel, data, blocks, threads); }
+#define KERNEL(name, ...)                              \
+  int name(float* data, int blocks, int threads) {     \
+    return launch(__VA_ARGS__, data, blocks, threads); \
+  }
 
 extern "C" {
 
@@ -107,6 +144,14 @@ KERNEL(warps_differ, warps_part)
 KERNEL(shared_write, writes_behind_shared)
 KERNEL(shared_size, asks_for_too_little_shared)
 KERNEL(shared_poison, reads_shared_before_it_writes)
+KERNEL(copied, fetch<true, true>)
+KERNEL(copy_unwaited, fetch<false, true>)
+KERNEL(copy_unsynchronised, fetch<true, false>)
+KERNEL(copy_at_exit, exits_with_a_copy)
+KERNEL(copy_range, copies_behind_shared)
+KERNEL(copy_global, fetches_from_behind_global)
+KERNEL(row_alignment, misaligned_row)
+KERNEL(no_release, waits_for_nobody)
 KERNEL(global_write, writes_behind_global)
 KERNEL(vector_alignment, misaligned_vector)
 KERNEL(scalar_alignment, misaligned_scalar)

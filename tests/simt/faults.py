@@ -1,4 +1,4 @@
-"""Run a kernel of faults.cu: python tests/simt/faults.py VARIANT KERNEL [SEED]."""
+"""Run a kernel of faults*.cu: python tests/simt/faults.py VARIANT KERNEL [SEED]."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ if __name__ == "__main__":
 
 from simt.build import HERE, build
 
+SOURCES = [HERE / "faults.cu", HERE / "faults_sm90.cu"]
 BLOCKS, THREADS = 2, 64
 FLOATS = BLOCKS * THREADS
 
 
 def run(variant: str, kernel: str, seed: int = 0) -> tuple[int, str, list[float]]:
     """Launch a kernel on 0, 1, 2...; return the CUDA error, the report and the numbers after it."""
-    library = ctypes.CDLL(str(build(variant, "faults", [HERE / "faults.cu"])))
+    library = ctypes.CDLL(str(build(variant, "faults", SOURCES)))
     library.simt_report.restype = ctypes.c_char_p
     library.simt_set_options(ctypes.c_uint64(seed), 2, 4)
     malloc = ctypes.CDLL(None).malloc  # so that AddressSanitizer knows where it ends
@@ -33,3 +34,4 @@ if __name__ == "__main__":
     variant, kernel, *seed = sys.argv[1:]
     error, report, data = run(variant, kernel, *map(int, seed))
     print(error, report, data[:4])
+    sys.exit(error != 0)

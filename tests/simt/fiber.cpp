@@ -1,35 +1,30 @@
 #include "fiber.h"
 
 #include <sys/mman.h>
+#include <ucontext.h>
 #include <unistd.h>
 
 #include <cstdio>
 #include <cstdlib>
+#include <tuple>
 #include <vector>
 
 #include "sanitizers.h"
-
-#if !defined(__x86_64__) || defined(SIMT_PORTABLE)
-#include <ucontext.h>
-#define SIMT_UCONTEXT 1
-#endif
 
 namespace simt {
 namespace {
 
 // A context is whatever switch_context stored on leaving it.
-#ifdef SIMT_UCONTEXT  // 30 times slower: it sets the signal mask too
+#if !defined(__x86_64__) || defined(SIMT_PORTABLE)  // 30 times slower: it sets the signal mask too
 
 void* new_context(char* stack, void (*entry)()) {
-  auto* context = new ucontext_t;
+  auto* context = reinterpret_cast<ucontext_t*>(stack + kStackBytes) - 1;
   getcontext(context);
   context->uc_stack.ss_sp = stack;
-  context->uc_stack.ss_size = kStackBytes;
+  context->uc_stack.ss_size = kStackBytes - sizeof(ucontext_t);
   makecontext(context, entry, 0);
   return context;
 }
-
-void delete_context(void* context) { delete static_cast<ucontext_t*>(context); }
 
 void switch_context(void** from, void* to) {
   if (!*from) *from = new ucontext_t;
@@ -70,28 +65,20 @@ void* new_context(char* stack, void (*entry)()) {
   return top;
 }
 
-void delete_context(void*) {}
-
 void switch_context(void** from, void* to) { simt_switch_context(from, to); }
 
 #endif
 
-struct Scheduler {
+struct {
   void* context = nullptr;
   void* asan_stack = nullptr;
   const void* stack = nullptr;
   size_t stack_bytes = 0;
   void* tsan_fiber = nullptr;
-};
+} scheduler;
 
-Scheduler scheduler;
 Fiber* entered = nullptr;
-
-struct Spare {
-  char* stack;
-  void* tsan_fiber;
-};
-std::vector<Spare> spares;
+std::vector<std::pair<char*, void*>> spares;  // stacks and ThreadSanitizer's fibers
 
 char* new_stack() {
   void* memory = mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE,
@@ -107,15 +94,13 @@ char* new_stack() {
 
 Fiber::~Fiber() {
   if (!stack_) return;
-  delete_context(context_);
   asan::unpoison(stack_ + getpagesize(), kStackBytes - getpagesize());
-  spares.push_back({stack_, tsan_fiber_});
+  spares.emplace_back(stack_, tsan_fiber_);
 }
 
 void Fiber::start(void (*body)()) {
-  if (spares.empty()) spares.push_back({new_stack(), tsan::new_fiber()});
-  stack_ = spares.back().stack;
-  tsan_fiber_ = spares.back().tsan_fiber;
+  if (spares.empty()) spares.emplace_back(new_stack(), tsan::new_fiber());
+  std::tie(stack_, tsan_fiber_) = spares.back();
   spares.pop_back();
   context_ = new_context(stack_, first_steps);
   body_ = body;
@@ -124,7 +109,7 @@ void Fiber::start(void (*body)()) {
 void Fiber::first_steps() {
   asan::after_switch(nullptr, &scheduler.stack, &scheduler.stack_bytes);
   entered->body_();
-  abort();
+  entered->leave(true);
 }
 
 void Fiber::enter() {
@@ -134,6 +119,7 @@ void Fiber::enter() {
   tsan::switch_fiber(tsan_fiber_);
   switch_context(&scheduler.context, context_);
   asan::after_switch(scheduler.asan_stack, nullptr, nullptr);
+  entered = nullptr;
 }
 
 void Fiber::leave(bool for_good) {
@@ -143,11 +129,6 @@ void Fiber::leave(bool for_good) {
   asan::after_switch(asan_stack_, &scheduler.stack, &scheduler.stack_bytes);
 }
 
-void Fiber::leave() { leave(false); }
-
-void Fiber::leave_for_good() {
-  leave(true);
-  abort();
-}
+bool Fiber::inside() { return entered != nullptr; }
 
 }  // namespace simt

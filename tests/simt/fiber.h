@@ -15,13 +15,12 @@ class Fiber {
   Fiber(const Fiber&) = delete;
   ~Fiber();
 
-  void start(void (*body)());  // to be run from the first enter() on; it must not return
+  void start(void (*body)());  // to be run from the first enter() on
   void enter();                // returns when the fiber leaves
-  void leave();
-  [[noreturn]] void leave_for_good();
+  void leave(bool for_good = false);
+  static bool inside();  // whether this is not the scheduler's stack
 
  private:
-  void leave(bool for_good);
   static void first_steps();
 
   char* stack_ = nullptr;

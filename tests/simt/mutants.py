@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -18,16 +19,18 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from simt import mutants_of_ops
-from simt.build import HERE, KERNELS, build, preload
+from simt import mutants_of_demos, mutants_of_ops
+from simt.build import BUILD, HERE, KERNELS, build
 from simt.mutant import Mutant
+from simt.sanitize import environment
 
 TESTS = HERE.parent
-TIMEOUT_S = 120
+LONGEST_S = 300
 
 
 @dataclass(frozen=True)
@@ -37,29 +40,70 @@ class Suite:
     Attributes:
         folder: of the kernels.
         build: makes a library of a variant from another folder of kernels, kept in a third.
-        variable: tells the tests to use that library.
         mutants: of these kernels.
     """
 
     folder: Path
     build: Callable[[str, Path, Path], Path]
-    variable: str
     mutants: tuple[Mutant, ...]
 
 
+def build_ops(variant: str, kernels: Path, into: Path) -> Path:
+    return build(variant, kernels=kernels, into=into)
+
+
+def build_demos(variant: str, kernels: Path, into: Path) -> Path:
+    sources = sorted(kernels.glob("*.cu"))
+    return build(variant, "demos", sources, into=into)
+
+
 SUITES = (
-    Suite(
-        KERNELS,
-        lambda variant, kernels, into: build(variant, kernels=kernels, into=into),
-        "AMP_EXT_SIMT_LIBRARY",
-        mutants_of_ops.MUTANTS,
-    ),
+    Suite(KERNELS, build_ops, mutants_of_ops.MUTANTS),
+    Suite(HERE / "kernels", build_demos, mutants_of_demos.MUTANTS),
 )
 
 
 def applies(suite: Suite, mutant: Mutant) -> bool:
     text = (suite.folder / mutant.file).read_text()
     return text.count(mutant.old) == 1 and mutant.old != mutant.new
+
+
+def run_tests(mutant: Mutant, library: Path, timeout: float) -> subprocess.CompletedProcess[str]:
+    """Run the tests that have to fail, on a library."""
+    pytest = (sys.executable, "-m", "pytest", "-xqsp", "no:cacheprovider")
+    select = f"simt and ({mutant.select})" if mutant.select else "simt"
+    return subprocess.run(
+        [*pytest, "-k", select, str(TESTS / f"test_{mutant.tests}.py")],
+        env=environment(mutant.variant) | {"AMP_EXT_SIMT_LIBRARY": str(library)},
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
+
+
+class Controls:
+    """That the tests pass on the kernels as they are, and how long they take."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[tuple[str, ...], float] = {}
+        self._lock = Lock()
+
+    def seconds(self, suite: Suite, mutant: Mutant) -> float:
+        """Return the time; raise RuntimeError where they fail."""
+        key = (mutant.tests, mutant.select, mutant.variant)
+        with self._lock:
+            if key not in self._seconds:
+                library = suite.build(mutant.variant, suite.folder, BUILD)
+                start = time.monotonic()
+                done = run_tests(mutant, library, LONGEST_S)
+                if done.returncode or " passed" not in done.stdout:
+                    raise RuntimeError(f"the tests fail without an edit: {done.stdout[-500:]}")
+                self._seconds[key] = time.monotonic() - start
+            return self._seconds[key]
+
+
+CONTROLS = Controls()
+CAUGHT = ("1 failed", "1 error", "ERROR: AddressSanitizer", "runtime error:", "data race")
 
 
 def judge(suite: Suite, mutant: Mutant, folder: Path) -> tuple[bool, str]:
@@ -71,31 +115,18 @@ def judge(suite: Suite, mutant: Mutant, folder: Path) -> tuple[bool, str]:
     text = (kernels / mutant.file).read_text()
     (kernels / mutant.file).write_text(text.replace(mutant.old, mutant.new))
     try:
+        limit = max(60.0, 5 * CONTROLS.seconds(suite, mutant))
         library = suite.build(mutant.variant, kernels, folder)
     except RuntimeError as error:
-        return False, f"DOES NOT COMPILE: {error}"
-    pytest = (sys.executable, "-m", "pytest", "-xqsp", "no:cacheprovider")
-    select = f"simt and ({mutant.select})" if mutant.select else "simt"
-    environment = {
-        suite.variable: str(library),
-        "LD_PRELOAD": preload(mutant.variant),
-        "TSAN_OPTIONS": "halt_on_error=1",
-        "OMP_NUM_THREADS": "1",
-    }
+        return False, f"NOT JUDGED: {error}"
     try:
-        done = subprocess.run(
-            [*pytest, "-k", select, str(TESTS / f"test_{mutant.tests}.py")],
-            env=os.environ | environment,
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-        )
+        done = run_tests(mutant, library, limit)
     except subprocess.TimeoutExpired:
-        return True, f"hangs for {TIMEOUT_S} s"
+        return True, f"hangs for {limit:.0f} s"
     output = done.stdout + done.stderr
-    if done.returncode < 0:
+    if done.returncode in (-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT, -signal.SIGFPE):
         return True, f"ends by signal {-done.returncode}"
-    if done.returncode == 0 or not ("1 failed" in output or "data race" in output):
+    if done.returncode <= 0 or not any(sign in output for sign in CAUGHT):
         return False, f"SURVIVES (exit status {done.returncode})"
     for line in output.splitlines():
         if line.startswith(("E   ", "WARNING: ThreadSanitizer")):

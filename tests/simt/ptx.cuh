@@ -1,71 +1,82 @@
-// The functions of csrc/kernels/ptx.cuh on the CPU.
+// The functions of csrc/kernels/ptx.cuh on the CPU; that file says what each does. The engine's
+// files define what is not a template.
 #pragma once
 
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
-#include <bit>
 #include <cstdint>
+#include <cstring>
+#include <type_traits>
 
 #include "simt.h"
 
+namespace simt {
+
+template <class T>
+T value_of_lane(const char* operation, T value, int lane) {
+  static_assert(std::is_trivially_copyable_v<T> && sizeof(T) <= sizeof(uint64_t));
+  if (lane < 0 || lane >= 32) fail("%s: reads lane %d of 32", operation, lane);
+  uint64_t bits = 0;
+  memcpy(&bits, &value, sizeof(T));
+  memcpy(&value, warp_values(operation, bits) + lane, sizeof(T));
+  return value;
+}
+
+template <class T>
+constexpr Element element() {
+  static_assert(std::is_same_v<T, __half> || std::is_same_v<T, __nv_bfloat16>);
+  return std::is_same_v<T, __half> ? Element::half : Element::bfloat16;
+}
+
+}  // namespace simt
+
 namespace amp_ext::ptx {
 
-// threadIdx.x, read anew at each use.
 inline int thread_index() { return static_cast<int>(threadIdx.x); }
 
-// The block's dynamic shared memory as a T. All threads see the same object; it starts
-// uninitialised.
 template <class T>
 T& shared() {
   return *static_cast<T*>(simt::shared_memory(sizeof(T)));
 }
 
-// Tells the compiler that `pointer`, which it may have read from a table, points to global memory.
+uint32_t shared_address(const void* pointer);
+
+template <class T>
+void store_shared(T* to, T value) {
+  simt::wrote_shared(to, sizeof(T));
+  *to = value;
+}
+
 template <class T>
 T* global(T* pointer) {
   if (simt::is_shared(pointer)) simt::fail("global: the pointer is one to shared memory");
   return pointer;
 }
 
-// A 16-byte load. `from` is 16-byte aligned.
-inline uint4 load16(const void* from) {
+enum class Cache { normal, streaming, read_only };
+
+template <Cache kCache = Cache::normal>
+uint4 load16(const void* from) {
   simt::load16(from);
   return *static_cast<const uint4*>(from);
 }
 
-// A 16-byte store. `to` is 16-byte aligned.
-inline void store16(void* to, uint4 value) {
+template <Cache kCache = Cache::normal>
+void store16(void* to, uint4 value) {
+  static_assert(kCache != Cache::read_only);
   simt::store16(to);
   *static_cast<uint4*>(to) = value;
 }
 
-// A load that does not come from L1: what other blocks wrote before a fence and an atomic is seen.
 template <class T>
 T load_l2(const T* from) {
   return *from;
 }
 
-// The value of the lane whose index differs in the bits of `mask`. All 32 lanes take part.
-inline double shuffle_xor(double value, int mask) {
-  const auto bits = std::bit_cast<uint64_t>(value);
-  return std::bit_cast<double>(simt::warp_exchange("shuffle_xor", bits, simt::lane() ^ mask));
-}
+void device_fence();
 
-// True in every lane if `predicate` is true in one. All 32 lanes take part.
-inline bool warp_any(bool predicate) { return simt::warp_or("warp_any", predicate); }
-
-// Waits for all threads of the block; orders their shared and global memory accesses within the
-// block.
-inline void block_sync() { simt::block_barrier("block_sync"); }
-
-// True in every thread if `predicate` is true in one. All threads of the block take part; orders as
-// block_sync.
-inline bool block_any(bool predicate) { return simt::block_or("block_any", predicate); }
-
-// Orders this thread's earlier writes before its later ones, for every thread of the device.
-inline void device_fence() { simt::fence(); }
-
-// Adds one and returns the value before; wraps to 0 after `last`.
 inline uint32_t ticket(uint32_t* counter, uint32_t last) {
   simt::order_atomic(counter);
   const uint32_t before = __atomic_load_n(counter, __ATOMIC_RELAXED);
@@ -73,7 +84,6 @@ inline uint32_t ticket(uint32_t* counter, uint32_t last) {
   return before;
 }
 
-// Stores a value that several threads may store at once; one of them stays.
 inline void store_any(int64_t* to, int64_t value) {
   simt::order_atomic(to);
   __atomic_store_n(to, value, __ATOMIC_RELAXED);
@@ -82,6 +92,63 @@ inline void store_any(int64_t* to, int64_t value) {
 inline void store_any(float* to, float value) {
   simt::order_atomic(to);
   __atomic_store(to, &value, __ATOMIC_RELAXED);
+}
+
+void add_release(uint32_t* counter, uint32_t value);
+void wait_acquire(const uint32_t* counter, uint32_t value);
+
+template <class T>
+T shuffle_xor(T value, int mask) {
+  return simt::value_of_lane("shuffle_xor", value, simt::lane() ^ mask);
+}
+
+template <class T>
+T shuffle(T value, int lane) {
+  return simt::value_of_lane("shuffle", value, lane);
+}
+
+bool warp_any(bool predicate);
+uint32_t warp_ballot(bool predicate);
+uint32_t warp_max(uint32_t value);
+void warp_sync();
+
+void block_sync();
+bool block_any(bool predicate);
+
+template <int kId, int kThreads>
+void barrier_sync() {
+  static_assert(kId >= 1 && kId <= 15 && kThreads % 32 == 0);
+  simt::named_barrier(kId, kThreads, true);
+}
+
+template <int kId, int kThreads>
+void barrier_arrive() {
+  static_assert(kId >= 1 && kId <= 15 && kThreads % 32 == 0);
+  simt::named_barrier(kId, kThreads, false);
+}
+
+template <int kBytes>
+void cp_async(void* to, const void* from, int bytes = kBytes) {
+  static_assert(kBytes == 4 || kBytes == 8 || kBytes == 16);
+  simt::cp_async(to, from, bytes, kBytes);
+}
+
+void cp_async_commit();
+
+template <int kPending>
+void cp_async_wait() {
+  simt::cp_async_wait(kPending);
+}
+
+template <bool kTranspose, int kMatrices>
+void ldmatrix(uint32_t (&to)[kMatrices], const void* row) {
+  static_assert(kMatrices == 2 || kMatrices == 4);
+  simt::move_matrices({false, kTranspose, kMatrices}, const_cast<void*>(row), to);
+}
+
+template <class T>
+void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+  simt::mma(simt::element<T>(), d, a, b);
 }
 
 }  // namespace amp_ext::ptx

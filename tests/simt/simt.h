@@ -1,9 +1,10 @@
-// The engine, as ptx.cuh and cuda_runtime.h see it: a CUDA launch on one thread of the host.
+// The engine, as kernels and launchers see it: a CUDA launch on one thread of the host.
 //
 // Each CUDA thread is a fiber, which runs until it waits for others, exits or is pre-empted in one
 // of the functions below. What runs next follows from a seed.
 #pragma once
 
+#include <cuda.h>
 #include <cuda_runtime_api.h>
 
 #include <cstddef>
@@ -14,8 +15,8 @@ namespace simt {
 
 // Options of the launches to come.
 struct Options {
-  uint64_t seed = 0;        // the order in which threads run
-  int resident_blocks = 2;  // how many blocks run at a time
+  uint64_t seed = 0;        // the order in which threads run, and when copies are made
+  int resident_blocks = 2;  // how many blocks run at a time, if a cluster is no larger
   int multiprocessors = 4;  // what the device says it has
 };
 
@@ -26,17 +27,16 @@ struct Counters {
   int64_t switches;
   int64_t bytes_loaded;  // by 16-byte loads
   int64_t bytes_stored;  // by 16-byte stores
+  int64_t bytes_copied;  // asynchronously: by cp.async, and whole boxes by TMA
 };
 
 inline Options options;
 inline Counters counters;
 
 // Runs `thread` once for each thread of the grid. On a fault the rest of the launch is dropped and
-// report() says what happened.
-cudaError_t launch(const cudaLaunchConfig_t& config, const std::function<void()>& thread);
-
-// The fault of the last launch, empty if there was none.
-const char* report();
+// simt_report() says what happened.
+cudaError_t launch(const cudaLaunchConfig_t& config, const void* kernel,
+                   const std::function<void()>& thread);
 
 // Ends the launch with this message, the block and the thread.
 [[noreturn]] __attribute__((format(printf, 1, 2))) void fail(const char* format, ...);
@@ -44,27 +44,47 @@ const char* report();
 // The block's dynamic shared memory, of which at least `bytes` must have been asked for.
 void* shared_memory(size_t bytes);
 
-// Whether an address lies in some block's shared memory.
-bool is_shared(const void* address);
+// To be called after a write to the block's shared memory that TMA or wgmma may read.
+void wrote_shared(const void* to, size_t bytes);
+
+bool is_shared(const void* address);  // of any block
 
 // Fails unless the address of a 16-byte access is aligned, and counts it.
 void load16(const void* from);
 void store16(const void* to);
 
-// Lets other warps run first, now and then. To be called where another thread could notice.
-void may_preempt();
+// ---- what the ptx headers' templates call; they themselves declare the other functions ----------
 
-// ---- collectives: every thread of the warp or the block must come with the same operation ------
-
-void block_barrier(const char* operation);
-bool block_or(const char* operation, bool predicate);
-bool warp_or(const char* operation, bool predicate);
-uint64_t warp_exchange(const char* operation, uint64_t bits, int from_lane);
+void order_atomic(const void* address);  // to be called by every relaxed atomic operation
 int lane();
+// What the lanes of the warp have come with; to be read before the warp's next collective.
+const uint64_t* warp_values(const char* operation, uint64_t mine);
 
-// ---- memory order between blocks: a fence before an atomic publishes, one after it receives ----
+void named_barrier(int id, int threads, bool waits);
+void cp_async(void* to, const void* from, int bytes, int whole);
+void cp_async_wait(int pending);
+void bulk_wait(int pending, bool only_read);
 
-void fence();
-void order_atomic(const void* address);  // to be called by every atomic operation
+enum class Element { half, bfloat16 };
+
+struct Wgmma {
+  Element type;
+  int columns;
+  bool a_is_mn_major, b_is_mn_major;
+  uint64_t a, b;
+  bool accumulate;
+};
+
+struct MatrixMove {  // ldmatrix or stmatrix
+  bool store, transpose;
+  int matrices;
+};
+
+void move_matrices(const MatrixMove& move, void* row, uint32_t* registers);
+void mma(Element type, float* d, const uint32_t* a, const uint32_t* b);
+void setmaxnreg(int registers, bool increase);
+void wgmma_fence();
+void wgmma(const Wgmma& operation, float* d);
+void wgmma_wait(int pending);
 
 }  // namespace simt

@@ -1,4 +1,4 @@
-// Marks functions that both backends compile.
+// Marks a function that both the host and kernels call.
 #pragma once
 
 #ifdef __CUDACC__
