@@ -130,7 +130,7 @@ def judge(suite: Suite, mutant: Mutant, folder: Path) -> tuple[bool, str]:
         return False, f"SURVIVES (exit status {done.returncode})"
     for line in output.splitlines():
         if line.startswith(("E   ", "WARNING: ThreadSanitizer")):
-            return True, line.removeprefix("E").strip()
+            return True, line.removeprefix("E").rpartition(" returned CUDA error ")[2].strip()
     return True, f"exit status {done.returncode}"
 
 
@@ -140,7 +140,7 @@ def run(suite: Suite, mutant: Mutant) -> bool:
     with tempfile.TemporaryDirectory() as folder:
         caught, verdict = judge(suite, mutant, Path(folder))
     seconds = time.monotonic() - start
-    print(f"{mutant.file:16} {mutant.name:36} {seconds:4.0f} s  {verdict[:90]}", flush=True)
+    print(f"{mutant.file:16} {mutant.name:52} {seconds:4.0f} s  {verdict[:90]}", flush=True)
     return caught
 
 
