@@ -29,6 +29,7 @@ import probe_cases
 import probe_tiles
 from probe_cases import Case
 from simt import build, nvcc
+from simt.library import Library, Schedule
 
 PROBES: dict[str, Callable[[], Iterator[Case]]] = {
     probe.__name__: probe for probe in (*probe_cases.PROBES, *probe_tiles.PROBES)
@@ -49,18 +50,14 @@ class Simt:
 
     @staticmethod
     @cache
-    def library() -> ctypes.CDLL:
-        library = ctypes.CDLL(str(build.build("plain", "probe", SOURCES)))
-        library.simt_report.restype = ctypes.c_char_p
-        return library
+    def library() -> Library:
+        return Library(build.build("plain", "probe", SOURCES))
 
     def call(self, name: str, seed: int, *arguments: object) -> str:
         """Run a probe in the schedule of a seed; return what went wrong."""
-        resident_blocks, multiprocessors = 8, 4
         library = self.library()
-        library.simt_set_options(ctypes.c_uint64(seed), resident_blocks, multiprocessors)
-        error = getattr(library, f"probe_{name}")(*arguments)
-        return f"CUDA error {error}, {library.simt_report().decode()}" if error else ""
+        error = library.call(f"probe_{name}", Schedule(seed, resident_blocks=8), *arguments)
+        return f"CUDA error {error}, {library.report()}" if error else ""
 
 
 class Cuda:

@@ -17,12 +17,10 @@ from ctypes import (
     c_char_p,
     c_double,
     c_float,
-    c_int,
     c_int32,
     c_int64,
     c_void_p,
 )
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -31,24 +29,9 @@ import torch
 from torch import Tensor
 
 from simt.build import build
+from simt.library import Library, Schedule
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)  # as in amp_ext/dtype.h
-
-
-class Counters(Structure):
-    """simt::Counters: totals since the library was loaded."""
-
-    _fields_ = [
-        (name, c_int64)
-        for name in (
-            *("launches", "blocks", "switches"),
-            *("bytes_loaded", "bytes_stored", "bytes_copied"),
-        )
-    ]
-
-    def __sub__(self, other: Counters) -> Counters:
-        names = [name for name, _ in self._fields_]
-        return Counters(*(getattr(self, name) - getattr(other, name) for name in names))
 
 
 class CTensor(Structure):
@@ -100,40 +83,6 @@ def _scale_update(
     )
 
 
-@dataclass(frozen=True)
-class Schedule:
-    """The order in which threads run; see simt::Options."""
-
-    seed: int = 0
-    resident_blocks: int = 2
-    multiprocessors: int = 4
-
-
-class Engine:
-    """A library that tests/simt/build.py has made."""
-
-    def __init__(self, path: Path | str) -> None:
-        self.library = ctypes.CDLL(str(path))
-        self.library.simt_report.restype = c_char_p
-        self.library.simt_status_text.restype = c_char_p
-        self.library.simt_set_options.argtypes = [ctypes.c_uint64, c_int, c_int]
-
-    def call(self, name: str, schedule: Schedule, *arguments: object) -> None:
-        """Call a function that returns a Status; raise RuntimeError with the report otherwise."""
-        self.library.simt_set_options(
-            schedule.seed, schedule.resident_blocks, schedule.multiprocessors
-        )
-        status = getattr(self.library, name)(*arguments)
-        if status != 0:
-            text = self.library.simt_status_text(status).decode()
-            raise RuntimeError(f"{name}: {text}: {self.library.simt_report().decode()}")
-
-    def counters(self) -> Counters:
-        result = Counters()
-        self.library.simt_counters(ctypes.byref(result))
-        return result
-
-
 def _pointer(tensor: Tensor | None) -> c_void_p:
     return c_void_p(None if tensor is None else tensor.data_ptr())
 
@@ -175,10 +124,12 @@ class Ops:
         self._launch = (0, 0)  # torch's seed, launches since
 
     @cached_property
-    def engine(self) -> Engine:
+    def engine(self) -> Library:
         """Built when it is first used."""
-        library = self._path or os.environ.get("AMP_EXT_SIMT_LIBRARY")
-        return Engine(library or build(os.environ.get("AMP_EXT_SIMT", "plain")))
+        path = self._path or os.environ.get("AMP_EXT_SIMT_LIBRARY")
+        library = Library(path or build(os.environ.get("AMP_EXT_SIMT", "plain")))
+        library.functions.simt_status_text.restype = c_char_p
+        return library
 
     def unscale_(
         self,
@@ -264,13 +215,17 @@ class Ops:
 
     def table_seconds(self, grads: Sequence[Tensor]) -> float:
         """Return what it takes at best to build the list's chunk table and compare it."""
-        seconds = self.engine.library.simt_table_seconds
+        seconds = self.engine.functions.simt_table_seconds
         seconds.restype = c_double
         with self._dense(grads, written=False) as dense:
             return seconds(*dense)
 
     def _call(self, name: str, *arguments: object) -> None:
-        self.engine.call(name, self.schedule or self._next_schedule(), *arguments)
+        """Call a function that returns a Status; raise RuntimeError with the report if not ok."""
+        status = self.engine.call(name, self.schedule or self._next_schedule(), *arguments)
+        if status != 0:
+            text = self.engine.functions.simt_status_text(status).decode()
+            raise RuntimeError(f"{name}: {text}: {self.engine.report()}")
 
     def _next_schedule(self) -> Schedule:
         seed, launch = torch.initial_seed(), self._launch[1] + 1

@@ -17,8 +17,9 @@ from amp_ext import reference
 from cases import FLOATS, LAYOUTS, assert_all_same, assert_same, copies, random, whole_and_view
 from executors import SIMT
 from simt import build, faults, mutants
+from simt.library import Counters, Schedule
 from simt.sanitize import build_sanitized, sanitized
-from simt_ops import Counters, Ops, Schedule
+from simt_ops import Ops
 
 pytestmark = pytest.mark.skipif(bool(SIMT.missing), reason=SIMT.missing)
 

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from simt import demos
 from simt.demos import CUDA, INVALID_CONFIGURATION, INVALID_VALUE, SIMT, Executor, LaunchError
+from simt.library import Schedule
 from simt.sanitize import build_sanitized, sanitized
-from simt_ops import Schedule
 
 LARGEST = 4
 """Of an operand's element. Sums are exact for k up to 2^20."""

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from executors import SIMT
 from simt import build
+from simt.library import Library, Schedule
 from simt.sanitize import build_sanitized, sanitized
 
 pytestmark = pytest.mark.skipif(bool(SIMT.missing), reason=SIMT.missing)
@@ -26,11 +27,8 @@ SOURCES = [build.HERE / name for name in ("pieces.cu", "pieces_sm90.cu")]
 
 
 @cache
-def library() -> ctypes.CDLL:
-    variant = os.environ.get("AMP_EXT_SIMT", "plain")
-    result = ctypes.CDLL(str(build.build(variant, "pieces", SOURCES)))
-    result.simt_report.restype = ctypes.c_char_p
-    return result
+def library() -> Library:
+    return Library(build.build(os.environ.get("AMP_EXT_SIMT", "plain"), "pieces", SOURCES))
 
 
 def _converted(argument: Any) -> Any:
@@ -41,9 +39,9 @@ def _converted(argument: Any) -> Any:
 
 def run(seed: int, name: str, *arguments: Any, resident: int = 8) -> None:
     """Launch a piece on tensors, numbers and structures; raise its report if it fails."""
-    library().simt_set_options(ctypes.c_uint64(seed), resident, 4)
-    error = getattr(library(), f"piece_{name}")(*map(_converted, arguments))
-    assert error == 0, library().simt_report().decode()
+    schedule = Schedule(seed, resident)
+    error = library().call(f"piece_{name}", schedule, *map(_converted, arguments))
+    assert error == 0, library().report()
 
 
 def integers(*shape: int) -> Tensor:

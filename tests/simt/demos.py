@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from simt import build
-from simt_ops import Schedule
+from simt.library import Library, Schedule
 
 ARCHES = {"block_sum": "80", "gemm_sm80": "80", "gemm_sm90": "90a"}
 """The architecture that each kernel is written for."""
@@ -46,21 +46,16 @@ class Simt:
     def call(self, kernel: str, schedule: Schedule, *arguments: Tensor | int) -> None:
         """Launch a kernel; raise LaunchError where its launcher refuses or the executor fails."""
         library = self._library()
-        library.simt_set_options(
-            ctypes.c_uint64(schedule.seed), schedule.resident_blocks, schedule.multiprocessors
-        )
-        error = getattr(library, f"demo_{kernel}")(*map(_to_c, arguments))
+        error = library.call(f"demo_{kernel}", schedule, *map(_to_c, arguments))
         if error:
-            raise LaunchError(kernel, error, library.simt_report().decode())
+            raise LaunchError(kernel, error, library.report())
 
     @staticmethod
     @cache
-    def _library() -> ctypes.CDLL:
+    def _library() -> Library:
         built = os.environ.get("AMP_EXT_SIMT_LIBRARY")
         variant = os.environ.get("AMP_EXT_SIMT", "plain")
-        library = ctypes.CDLL(built or str(build.build(variant, "demos", list(SOURCES.values()))))
-        library.simt_report.restype = ctypes.c_char_p
-        return library
+        return Library(built or build.build(variant, "demos", list(SOURCES.values())))
 
 
 class Cuda:

@@ -10,6 +10,7 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from simt.build import HERE, build
+from simt.library import Library, Schedule
 
 SOURCES = [HERE / "faults.cu", HERE / "faults_sm90.cu"]
 BLOCKS, THREADS = 2, 64
@@ -18,16 +19,14 @@ FLOATS = BLOCKS * THREADS
 
 def run(variant: str, kernel: str, seed: int = 0) -> tuple[int, str, list[float]]:
     """Launch a kernel on 0, 1, 2...; return the CUDA error, the report and the numbers after it."""
-    library = ctypes.CDLL(str(build(variant, "faults", SOURCES)))
-    library.simt_report.restype = ctypes.c_char_p
-    library.simt_set_options(ctypes.c_uint64(seed), 2, 4)
+    library = Library(build(variant, "faults", SOURCES))
     malloc = ctypes.CDLL(None).malloc  # so that AddressSanitizer knows where it ends
     malloc.restype = ctypes.c_void_p
     data = (ctypes.c_float * FLOATS).from_address(malloc(ctypes.sizeof(ctypes.c_float) * FLOATS))
     data[:] = range(FLOATS)
     data[2] = 0.0
-    error = getattr(library, kernel)(data, BLOCKS, THREADS)
-    return error, library.simt_report().decode(), list(data)
+    error = library.call(kernel, Schedule(seed), data, BLOCKS, THREADS)
+    return error, library.report(), list(data)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <ptx_sm90.cuh>
 
+#include "tensor_map.cuh"
+
 namespace {
 
 using namespace amp_ext;
@@ -211,25 +213,19 @@ struct Tensor {
 
 struct Map {
   alignas(64) CUtensorMap map;
-  CUresult error;
+  cudaError_t error;
 };
 
 Map encode(const Tensor& tensor) {
-  using Encode = decltype(&cuTensorMapEncodeTiled);
   Map result{};
-  void* function = nullptr;
-  cudaDriverEntryPointQueryResult status;
-  cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault,
-                                   &status);
-  cuuint64_t size[3], strides[2];
-  cuuint32_t box[3], ones[3] = {1, 1, 1};
-  std::copy_n(tensor.size, 3, size);
+  uint64_t sizes[3], strides[2];
+  uint32_t box[3];
+  std::copy_n(tensor.size, 3, sizes);
   std::copy_n(tensor.strides, 2, strides);
   std::copy_n(tensor.box, 3, box);
-  result.error = reinterpret_cast<Encode>(function)(
-      &result.map, static_cast<CUtensorMapDataType>(tensor.type), 3, tensor.data, size, strides,
-      box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE, static_cast<CUtensorMapSwizzle>(tensor.swizzle),
-      CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  result.error =
+      encode_tensor_map(&result.map, static_cast<CUtensorMapDataType>(tensor.type), tensor.data,
+                        sizes, strides, box, static_cast<CUtensorMapSwizzle>(tensor.swizzle));
   return result;
 }
 
