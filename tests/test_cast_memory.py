@@ -23,7 +23,8 @@ from cases import (
 )
 from cast_cases import FP16, FP32, FP64, PAIRS_OF_EACH_KIND, check, every_pair, pair, patterns
 from executors import SIMT, Executor, every_scaler_executor, scaler_against_oracle
-from simt_ops import Counters, Ops, Schedule
+from simt.library import Counters, Schedule
+from simt_ops import Ops
 
 CPU = torch.device("cpu")
 

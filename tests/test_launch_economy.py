@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from executors import SIMT, Executor, scaler_against_oracle
-from simt_ops import Ops, Schedule
+from simt.library import Schedule
+from simt_ops import Ops
 
 needs_simt = pytest.mark.skipif(bool(SIMT.missing), reason=SIMT.missing)
 
