@@ -103,16 +103,21 @@ struct MatrixRef {
   int64_t column_stride = 0;
 };
 
-enum class Activation : uint8_t { none, relu };
+// relu keeps NaN. gelu is x * Phi(x) by erf, gelu_tanh its approximation by tanh, as in torch.
+enum class Activation : uint8_t { none, relu, gelu, gelu_tanh };
 
-// out = activation(alpha * a @ b + beta * c + bias), accumulated in fp32; a and b are not fp64.
-// relu keeps NaN. Matrix i of out has the sum of the products i * terms, ..., (i + 1) * terms - 1
-// of a and b.
+// x = alpha * a @ b + beta * c + bias, accumulated in fp32; a and b are not fp64. Matrix i of out
+// has the sum of the products i * terms, ..., (i + 1) * terms - 1 of a and b.
+//
+// Forward: out = activation(x), and aux = x where there is an aux. Backward, with `derivative`:
+// out = x * activation'(aux), where aux is what a forward product stored; relu's derivative is 0
+// where aux <= 0, else 1.
 struct GemmArgs {
   MatrixRef a;     // m x k
   MatrixRef b;     // k x n
-  MatrixRef c;     // m x n; its data may be null
+  MatrixRef c;     // m x n; its data may be null, and may be that of out in out's layout
   MatrixRef bias;  // m x n with a row_stride of 0; its data may be null
+  MatrixRef aux;   // m x n, column_stride 1; its data may be null
   MatrixRef out;   // m x n, column_stride 1
   int64_t batch;
   int64_t terms;
@@ -122,6 +127,9 @@ struct GemmArgs {
   double alpha;
   double beta;
   Activation activation;
+  bool derivative;
+  float* column_sums;  // n, summed over rows and batch before they are rounded; may be null
+  float* found_inf;    // = 1 if a rounded element of out is not finite; may be null
 };
 
 namespace cuda {
