@@ -8,11 +8,14 @@ from functools import partial
 import torch
 from torch import Tensor
 
+import cublaslt
 from amp_ext import ops
 from registry import BASELINE, OURS, Case, Op, Provider, Trial, check
 
 FP32 = "fp32"
+CUBLASLT = "cublaslt"
 NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
+LAYOUTS = ("NN", "NT", "TN")
 HOPELESS_FLOPS = 2**32
 
 
@@ -69,6 +72,9 @@ def build(shape: Shape, dtype: torch.dtype, device: torch.device) -> Trial:
     if not torch_is_hopeless(shape, dtype, device):
         providers.append(Provider(BASELINE, lambda: torch.mm(*low)))
     providers.append(Provider(FP32, lambda: torch.mm(*wide)))
+    if device.type == "cuda":
+        out = torch.empty(shape.m, shape.n, dtype=shape.out or dtype, device=device)
+        providers.append(Provider(CUBLASLT, cublaslt.fastest(*low, out)))
     return Trial(tuple(providers), lambda: verify(shape, a, b), flops=shape.flops)
 
 
@@ -101,7 +107,22 @@ def limit(device: torch.device, quick: bool) -> Case:
     return Case(f"limit: torch.mm {size}^3 NN fp32", build_product)
 
 
-def shapes(quick: bool) -> list[Shape]:
+def large_shapes() -> list[Shape]:
+    """Squares, and 4096 tokens through the layers of a language model with 7 billion parameters."""
+    layers = {"qkv": (12288, 4096), "attention out": (4096, 4096)}
+    layers |= {"up": (11008, 4096), "down": (4096, 11008), "head": (32000, 4096)}
+    tokens = 4096
+    made = [Shape(f"{size}^3", size, size, size, t) for size in (8192, 4096) for t in LAYOUTS]
+    for name, (outputs, inputs) in layers.items():
+        made += [
+            Shape(f"{name} forward", tokens, outputs, inputs, "NT"),
+            Shape(f"{name} dgrad", tokens, inputs, outputs, "NN"),
+            Shape(f"{name} wgrad", outputs, inputs, tokens, "TN", out=torch.float32),
+        ]
+    return made
+
+
+def small_shapes(quick: bool) -> list[Shape]:
     """Squares, and the layers of the checkerboard, digits and regression networks."""
     squares, pixels = ((128, 64), 144) if quick else ((2048, 1024), 9216)
     fp32 = torch.float32
@@ -114,17 +135,22 @@ def shapes(quick: bool) -> list[Shape]:
         Shape("64x784x256 wgrad", 256, 784, 64, "TN", out=fp32),
         Shape("64x10x20 forward", 64, 20, 10, "NT"),
     ]
-    return [Shape(f"{n}^3", n, n, n, t) for n in squares for t in ("NN", "NT", "TN")] + layers
+    return [Shape(f"{n}^3", n, n, n, t) for n in squares for t in LAYOUTS] + layers
 
 
 def cases(device: torch.device, quick: bool) -> list[Case]:
+    shapes = small_shapes(quick)
+    baseline = BASELINE
+    if device.type == "cuda":
+        shapes += [] if quick else large_shapes()
+        baseline = CUBLASLT
     made = []
     for dtype, name in NAMES.items():
-        for shape in shapes(quick):
+        for shape in shapes:
             hopeless = torch_is_hopeless(shape, dtype, device)
             words = f"{name} {shape.name} {shape.layout}{' (to fp32)' if hopeless else ''}"
             trial = partial(build, shape, dtype, device)
-            made.append(Case(words, trial, not hopeless, FP32 if hopeless else BASELINE))
+            made.append(Case(words, trial, not hopeless, FP32 if hopeless else baseline))
     return made
 
 
@@ -136,6 +162,8 @@ OP = Op(
         "operands. amp_ext's wgrad results are FP32, torch's have 16 bits. Nothing is subtracted.",
         "torch's FP16 product of 2048^3 NN takes tens of seconds on a CPU and is not run there: "
         "that ratio is fp32's time over amp_ext's, and not in the mean.",
+        "On a GPU ratios are to cublaslt: the fastest of the algorithms that cuBLASLt's heuristics "
+        "name, into amp_ext's dtype.",
     ),
     rate="GFLOP/s",
     host=False,
