@@ -14,6 +14,7 @@ from amp_ext._library import _C
 from amp_ext._optimizer import momentum_to_come, takes_grad_scaler, zero_unwritten_momentum
 from amp_ext._scaler_checks import check_max_norm, check_may_clip, check_options
 from amp_ext._scaler_state import ScalerState
+from amp_ext.graph import note_capture
 from amp_ext.report import NamedParameters, OverflowReport, StepLog, found_infs_of, report_on
 
 
@@ -165,8 +166,9 @@ class GradScaler(ScalerState):
         return state["found_inf_per_device"]
 
     def _state_of(self, optimizer: Optimizer) -> dict[str, Any]:
-        """The optimizer's state in this step; notes whose state that is."""
+        """The optimizer's state in this step; notes whose it is, before its gradients are read."""
         self._log.note(optimizer)
+        note_capture(optimizer)
         return self._per_optimizer_states[id(optimizer)]
 
     def _unscales_its_own_way(self) -> bool:
@@ -183,8 +185,8 @@ class GradScaler(ScalerState):
 
         An optimizer that unscales and skips by itself is given ``grad_scale`` and ``found_inf``,
         0-dim float32 tensors on the scale's device, which it must not write to; its step needs no
-        host synchronisation. Any
-        other optimizer's gradients are unscaled here, and its step is skipped after an overflow.
+        host synchronisation. Any other optimizer's gradients are unscaled here, and its step is
+        skipped after an overflow.
         """
         if not self._hands_over(optimizer, kwargs):
             return super().step(optimizer, *args, **kwargs)
@@ -240,8 +242,7 @@ class GradScaler(ScalerState):
         return functools.reduce(torch.maximum, found_infs)
 
     def update(self, new_scale: float | Tensor | None = None) -> None:
-        """As ``torch.amp.GradScaler.update``, with this class's options, and without a host
-        synchronisation."""
+        """As ``torch.amp.GradScaler.update``, with this class's options, and never waiting."""
         if not self._enabled:
             return
         states = self._per_optimizer_states

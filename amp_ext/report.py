@@ -140,7 +140,7 @@ def report_on(
     if isinstance(named_parameters, torch.nn.Module):
         named_parameters = named_parameters.named_parameters()
     given = {id(param): name for name, param in named_parameters or ()}
-    params = {id(param): (name, param) for name, param in _with_names(optimizers)}
+    params = {id(param): (name, param) for name, param in with_names(optimizers)}
     grads = [
         (given.get(key, name), param.grad)
         for key, (name, param) in params.items()
@@ -154,7 +154,8 @@ def report_on(
     return OverflowReport(True, tuple(bad), len(params), len(params) - len(grads))
 
 
-def _with_names(optimizers: Iterable[Optimizer]) -> Iterator[tuple[str, Tensor]]:
+def with_names(optimizers: Iterable[Optimizer]) -> Iterator[tuple[str, Tensor]]:
+    """The parameters, each with the name that its optimizer was given, or its place there."""
     for optimizer in optimizers:
         for number, group in enumerate(optimizer.param_groups):
             names = group.get("param_names") or ()

@@ -248,6 +248,15 @@ bool cast_directly(py::handle outputs, py::handle inputs) {
   END_HANDLE_TH_ERRORS_PYBIND
 }
 
+// The GradientPlaces of `param_groups`, byte by byte.
+py::bytes gradient_places_as_bytes(py::handle param_groups) {
+  HANDLE_TH_ERRORS
+  const std::vector<GradientPlace> places = gradient_places(param_groups);
+  return py::bytes(reinterpret_cast<const char*>(places.data()),
+                   places.size() * sizeof(GradientPlace));
+  END_HANDLE_TH_ERRORS_PYBIND
+}
+
 }  // namespace
 
 bool is_traced(const at::Tensor& tensor) {
@@ -274,6 +283,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("clip_grads", &amp_ext::clip_grads, py::arg("param_groups"), py::arg("scale"),
         py::arg("unscaled"), py::arg("found_infs"), py::arg("max_norm"),
         py::arg("error_if_nonfinite"), py::arg("allow_fp16"));
+  m.def("gradient_places", &amp_ext::gradient_places_as_bytes);
   m.def("cast_directly", &amp_ext::cast_directly);
   m.def("update_scale", &amp_ext::update_scale, py::arg("scale"), py::arg("growth_tracker"),
         py::arg("found_infs"), py::arg("growth_factor"), py::arg("backoff_factor"),
