@@ -2,7 +2,7 @@
 
 import struct
 import threading
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.optim import Optimizer
@@ -10,29 +10,88 @@ from torch.optim import Optimizer
 from amp_ext._library import _C
 from amp_ext.report import with_names
 
-_PLACE = struct.Struct("qqq")  # address, bytes and dtype of a gradient; zeros where there is none
-_thread = threading.local()  # .capturing: the graph that this thread captures, if it is one of ours
+_thread = threading.local()  # .graph: the last of ours that this thread began to capture
+
+
+class Place(NamedTuple):
+    """Where the gradient of a parameter lies; zeros where there is none."""
+
+    address: int
+    size: int
+    dtype: int
+
+    def __str__(self) -> str:
+        return f"{self.size} bytes at {self.address:#x}" if self.address else "None"
+
+
+def _places(records: bytes) -> list[Place]:
+    return [Place(*record) for record in struct.iter_unpack("qqq", records)]
+
+
+class Captured(NamedTuple):
+    """An optimizer whose gradients the scaler has read in a capture.
+
+    Attributes:
+        optimizer: the capture keeps it alive.
+        records: the places of its gradients when the capture ended.
+        free: indices of those that the captured step has itself cleared or replaced.
+    """
+
+    optimizer: Optimizer
+    records: bytes
+    free: frozenset[int]
+
+    def difference(self) -> str:
+        """What has become of the first gradient that is not where it was; empty if all are."""
+        records = _C.gradient_places(self.optimizer.param_groups)
+        if records == self.records:
+            return ""
+        before, now = _places(self.records), _places(records)
+        if len(before) != len(now):
+            return (
+                f"the optimizer had {len(before)} parameters in the capture and has {len(now)} now"
+            )
+        names = [name for name, _ in with_names([self.optimizer])]
+        for index, (name, was, here) in enumerate(zip(names, before, now, strict=True)):
+            if was != here and index not in self.free:
+                other = "another dtype" if str(was) == str(here) else str(here)
+                return (
+                    f"the gradient of {name} was {was} in the capture and is {other} now: capture "
+                    "again, or clear gradients in place, by zero_grad(set_to_none=False)"
+                )
+        return ""
 
 
 class OnSameGradients:
     """What :class:`CUDAGraph` adds to torch's class."""
 
-    # Optimizer, and where its gradients lay when the scaler read them.
-    _captured: tuple[tuple[Optimizer, bytes], ...] = ()
+    _capturing = False
+    _captured: tuple[Captured, ...] = ()
 
     def capture_begin(self, *args: Any, **kwargs: Any) -> None:
         super().capture_begin(*args, **kwargs)
-        self._captured = ()
-        _thread.capturing = self
+        self._read: dict[int, tuple[Optimizer, bytes]] = {}
+        self._captured, self._capturing = (), True
+        _thread.graph = self
+
+    def note(self, optimizer: Optimizer) -> None:
+        if self._capturing:
+            self._read[id(optimizer)] = optimizer, _C.gradient_places(optimizer.param_groups)
 
     def capture_end(self) -> None:
-        _thread.capturing = None
-        self._captured = tuple(
-            (optimizer, places)
-            for optimizer, places in self._captured
-            if _C.gradient_places(optimizer.param_groups) == places
-        )
+        self._capturing = False
         super().capture_end()
+        captured = []
+        for optimizer, read in self._read.values():
+            records = _C.gradient_places(optimizer.param_groups)
+            pairs = enumerate(zip(_places(read), _places(records)))  # noqa: B905
+            free = frozenset(index for index, (was, here) in pairs if was != here)
+            captured.append(Captured(optimizer, records, free))
+        self._captured, self._read = tuple(captured), {}
+
+    def reset(self) -> None:
+        super().reset()
+        self._captured = ()
 
     def replay(self) -> None:
         """As ``torch.cuda.CUDAGraph.replay``.
@@ -41,10 +100,9 @@ class OnSameGradients:
             RuntimeError: a gradient that the scaler read in the capture has been cleared, or has
                 another address, size or dtype now. Nothing has run then.
         """
-        for optimizer, places in self._captured:
-            now = _C.gradient_places(optimizer.param_groups)
-            if now != places:
-                raise RuntimeError(f"CUDAGraph.replay: {_difference(optimizer, places, now)}")
+        for captured in self._captured:
+            if difference := captured.difference():
+                raise RuntimeError(f"CUDAGraph.replay: {difference}")
         super().replay()
 
 
@@ -60,34 +118,13 @@ class CUDAGraph(OnSameGradients, torch.cuda.CUDAGraph):
             ...
         graph.replay()
 
-    Gradients that the captured step has itself cleared or replaced are not looked at. The graph
-    keeps the optimizers alive.
+    A gradient that the captured step has itself cleared or replaced is not looked at. The graph
+    keeps the optimizers alive until it is reset.
     """
 
 
 def note_capture(optimizer: Optimizer) -> None:
-    """Tells the graph that this thread captures, if it does, that the scaler reads gradients."""
-    graph = getattr(_thread, "capturing", None)
+    """Tells the graph that this thread captures, if there is one, whose gradients are read."""
+    graph = getattr(_thread, "graph", None)
     if graph is not None:
-        graph._captured += ((optimizer, _C.gradient_places(optimizer.param_groups)),)
-
-
-def _difference(optimizer: Optimizer, before: bytes, now: bytes) -> str:
-    """What has become of the first gradient that is not where it was."""
-    places = [list(_PLACE.iter_unpack(records)) for records in (before, now)]
-    if len(before) != len(now):
-        counts = [len(records) for records in places]
-        return f"the optimizer had {counts[0]} parameters in the capture and has {counts[1]} now"
-    names = (name for name, _ in with_names([optimizer]))
-    name, then, here = next(
-        record for record in zip(names, *places, strict=True) if record[1] != record[2]
-    )
-    return (
-        f"the gradient of {name} was {_text(then)} in the capture and is {_text(here)} now: "
-        "capture again, or clear gradients in place, by zero_grad(set_to_none=False)"
-    )
-
-
-def _text(place: tuple[int, int, int]) -> str:
-    address, size, dtype = place
-    return f"{size} bytes of dtype {dtype} at {address:#x}" if address else "None"
+        graph.note(optimizer)

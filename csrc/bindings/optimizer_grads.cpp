@@ -92,17 +92,19 @@ GradList& OptimizerGrads::list_for(at::Device device) {
   for (GradList& list : lists_) {
     if (list.device() == device) return list;
   }
-  lists_.emplace_back(access_ == Access::write ? "amp_ext::unscale_" : "amp_ext::check_finite",
-                      access_, device);
+  lists_.emplace_back(op_, access_, device);
   lists_.back().reserve(grads_.size());
   return lists_.back();
 }
 
-void OptimizerGrads::close() {
-  for (GradList& list : lists_) {
+void OptimizerGrads::close() const {
+  for (const GradList& list : lists_) {
     list.close();
     backend_for(list.op(), list.device());
   }
+}
+
+void OptimizerGrads::install_coalesced() {
   for (auto& [param, grad] : coalesced_) param->mutable_grad() = grad;
 }
 
