@@ -1,4 +1,4 @@
-"""What the scaler has to know of optimizers that unscale and skip by themselves."""
+"""What the scaler has to know of optimizers, such as those that unscale and skip by themselves."""
 
 import inspect
 from types import FunctionType
@@ -55,3 +55,8 @@ def zero_unwritten_momentum(optimizer: Optimizer, fresh: list[Tensor], found_inf
         if momentum is not None:
             skipped = found_inf.to(momentum.device, non_blocking=momentum.is_cuda) != 0
             momentum.detach().masked_fill_(skipped, 0.0)
+
+
+def clip_as_torch(optimizer: Optimizer, max_norm: float, error_if_nonfinite: bool) -> Tensor:
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    return torch.nn.utils.clip_grad_norm_(params, max_norm, error_if_nonfinite=error_if_nonfinite)

@@ -1,7 +1,6 @@
 """Checks of what the scaler is given."""
 
 from collections.abc import Mapping
-from numbers import Real
 from typing import Any
 
 import torch
@@ -25,16 +24,15 @@ def check_options(min_scale: float | None, max_scale: float | None, hysteresis: 
         )
 
 
-def check_max_norm(max_norm: float) -> None:
-    if not isinstance(max_norm, Real):
-        raise TypeError(
-            f"GradScaler.clip_grad_norm_: max_norm must be a float, got {type(max_norm).__name__}"
-        )
-    if not max_norm >= 0:
+def checked_max_norm(max_norm: Any) -> float:
+    """The number that torch takes it for."""
+    number = float(max_norm)
+    if not number >= 0:
         raise ValueError(
             "GradScaler.clip_grad_norm_: max_norm must be a number that is not negative, "
             f"got {max_norm}"
         )
+    return number
 
 
 def check_may_clip(state: Mapping[str, Any]) -> None:

@@ -8,7 +8,11 @@ from amp_ext import _build_info
 from amp_ext._library import _C, REBUILD
 
 LIST_OPS = (
-    *("unscale_", "check_finite", "grad_norm", "update_scale_", "grad_norm_update_scale_"),
+    "unscale_",
+    "check_finite",
+    "grad_norm",
+    "update_scale_",
+    "grad_norm_update_scale_",
     "cast_",
 )
 GEMM_OPS = ("gemm", "linear")

@@ -11,9 +11,15 @@ from torch.amp.grad_scaler import OptState, _refresh_per_optimizer_state
 from torch.optim import Optimizer
 
 from amp_ext._library import _C
-from amp_ext._optimizer import momentum_to_come, takes_grad_scaler, zero_unwritten_momentum
-from amp_ext._scaler_checks import check_max_norm, check_may_clip, check_options
+from amp_ext._optimizer import (
+    clip_as_torch,
+    momentum_to_come,
+    takes_grad_scaler,
+    zero_unwritten_momentum,
+)
+from amp_ext._scaler_checks import check_may_clip, check_options, checked_max_norm
 from amp_ext._scaler_state import ScalerState
+from amp_ext.graph import note_capture
 from amp_ext.report import NamedParameters, OverflowReport, StepLog, found_infs_of, report_on
 
 
@@ -74,7 +80,7 @@ class GradScaler(ScalerState):
         """As ``torch.amp.GradScaler.unscale_``."""
         if not self._enabled or self._scale is None:
             return super().unscale_(optimizer)
-        state = self._state_of(optimizer)
+        state = self._note(optimizer)
         if state["stage"] is not OptState.READY or self._unscales_its_own_way():
             return super().unscale_(optimizer)
         per_device = _C.unscale_grads(
@@ -93,8 +99,9 @@ class GradScaler(ScalerState):
         changes them.
 
         To be called once before :meth:`step`, in the place of :meth:`unscale_` or after it; then it
-        only clips. After an overflow gradients stay as they are, scaled and unclipped, and
-        :meth:`step` skips the optimizer's step; so it does when only the norm exceeds float32.
+        only clips. When the norm is not finite, gradients stay as they are, scaled and unclipped,
+        and :meth:`step` skips the optimizer's step. A float16 gradient that overflows float16 only
+        when it is unscaled does not make the norm infinite: it is judged clipped.
 
         Args:
             optimizer: the norm is that of all of its gradients together, sparse ones too.
@@ -109,15 +116,15 @@ class GradScaler(ScalerState):
 
         Raises:
             ValueError: ``max_norm`` is negative or NaN, or as :meth:`unscale_` for float16.
-            TypeError: ``max_norm`` is not a number.
             RuntimeError: a second call before :meth:`update` or one after :meth:`step`; a norm that
-                is not finite with ``error_if_nonfinite``. Nothing has been written then.
+                is not finite with ``error_if_nonfinite``. Nothing has been written then, unless
+                gradients went torch's way: they are unscaled.
         """
-        check_max_norm(max_norm)
         if not self._enabled:
-            return _clip_as_torch(optimizer, max_norm, error_if_nonfinite)
+            return clip_as_torch(optimizer, max_norm, error_if_nonfinite)
+        max_norm = checked_max_norm(max_norm)
         scale, _ = self._check_scale_growth_tracker("clip_grad_norm_")
-        state = self._state_of(optimizer)
+        state = self._note(optimizer)
         check_may_clip(state)
         replaced = _replaces(self.unscale_, GradScaler.unscale_) or self._unscales_its_own_way()
         if replaced and state["stage"] is OptState.READY:
@@ -135,9 +142,11 @@ class GradScaler(ScalerState):
         if clipped is None:
             if not unscaled:
                 self.unscale_(optimizer)
-            norm = _clip_as_torch(optimizer, max_norm, error_if_nonfinite)
+            norm = clip_as_torch(optimizer, max_norm, error_if_nonfinite)
         else:
             found_infs, norm = clipped
+            if unscaled:
+                found_infs = {**state["found_inf_per_device"], **found_infs}
             state["found_inf_per_device"] = self._or_no_overflow(found_infs)
             state["stage"] = OptState.UNSCALED
         state["clipped"] = True
@@ -154,19 +163,20 @@ class GradScaler(ScalerState):
 
     def _check_inf_per_device(self, optimizer: Optimizer) -> dict[torch.device, Tensor]:
         scale, _ = self._check_scale_growth_tracker("_check_inf_per_device")
-        state = self._state_of(optimizer)
+        state = self._note(optimizer)
         if self._unscales_its_own_way():
             return super()._check_inf_per_device(optimizer)
         found_inf = torch.zeros((), dtype=torch.float32, device=scale.device)
-        per_device = _C.unscale_grads(optimizer.param_groups, None, None, found_inf, True)
+        per_device = _C.check_grads(optimizer.param_groups, found_inf)
         if per_device is None:
             return super()._check_inf_per_device(optimizer)
         state["found_inf_per_device"] = self._or_no_overflow(per_device)
         return state["found_inf_per_device"]
 
-    def _state_of(self, optimizer: Optimizer) -> dict[str, Any]:
-        """The optimizer's state in this step; notes whose state that is."""
+    def _note(self, optimizer: Optimizer) -> dict[str, Any]:
+        """Notes that the optimizer's gradients are about to be read; returns its state."""
         self._log.note(optimizer)
+        note_capture(optimizer)
         return self._per_optimizer_states[id(optimizer)]
 
     def _unscales_its_own_way(self) -> bool:
@@ -183,9 +193,10 @@ class GradScaler(ScalerState):
 
         An optimizer that unscales and skips by itself is given ``grad_scale`` and ``found_inf``,
         0-dim float32 tensors on the scale's device, which it must not write to; its step needs no
-        host synchronisation. Any
-        other optimizer's gradients are unscaled here, and its step is skipped after an overflow.
+        host synchronisation. Any other optimizer's gradients are unscaled here, and its step is
+        skipped after an overflow.
         """
+        self._log.note(optimizer)
         if not self._hands_over(optimizer, kwargs):
             return super().step(optimizer, *args, **kwargs)
         state = self._per_optimizer_states[id(optimizer)]
@@ -240,8 +251,7 @@ class GradScaler(ScalerState):
         return functools.reduce(torch.maximum, found_infs)
 
     def update(self, new_scale: float | Tensor | None = None) -> None:
-        """As ``torch.amp.GradScaler.update``, with this class's options, and without a host
-        synchronisation."""
+        """As ``torch.amp.GradScaler.update``, with this class's options, and never waiting."""
         if not self._enabled:
             return
         states = self._per_optimizer_states
@@ -270,15 +280,14 @@ class GradScaler(ScalerState):
     @property
     def step_was_skipped(self) -> bool:
         """Whether the last :meth:`update` closed a step with an overflow. Synchronises with the
-        device when it is read, not before."""
+        device when it is read."""
         return any(found.item() for found in found_infs_of(self._log.last_states.values()))
 
     def overflow_report(self, named_parameters: NamedParameters | None = None) -> OverflowReport:
         """Says which gradients are not finite, after an overflow in this step or in the one that
         the last :meth:`update` closed. To be called before the gradients are cleared.
 
-        Synchronises with the device. Gradients are read only after an overflow, and then those of
-        the optimizers that had it.
+        Synchronises with the device; reads the gradients of optimizers that had an overflow.
 
         Args:
             named_parameters: a module, or pairs of a name and a parameter as of
@@ -292,8 +301,3 @@ class GradScaler(ScalerState):
 def _replaces(method: Callable[..., Any], ours: Callable[..., Any]) -> bool:
     """Whether a subclass or the user has put another method in the place of ours."""
     return getattr(method, "__func__", None) is not ours
-
-
-def _clip_as_torch(optimizer: Optimizer, max_norm: float, error_if_nonfinite: bool) -> Tensor:
-    params = [param for group in optimizer.param_groups for param in group["params"]]
-    return torch.nn.utils.clip_grad_norm_(params, max_norm, error_if_nonfinite=error_if_nonfinite)

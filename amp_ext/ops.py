@@ -29,9 +29,9 @@ def unscale_(
 ) -> None:
     """Multiplies gradients by ``inv_scale`` in place and looks for infinities and NaNs.
 
-    With a ``norm`` it clips too: the factor is ``inv_scale * min(1, max_norm / (norm + 1e-6))``,
-    formed on the device in float32 as ``torch.nn.utils.clip_grads_with_norm_`` does, each operation
-    rounded: the sum, its reciprocal, times ``max_norm``, at most 1, times ``inv_scale``.
+    With a ``norm`` it clips too: products are multiplied by ``min(1, max_norm / (norm + 1e-6))`` as
+    ``torch.nn.utils.clip_grads_with_norm_`` does. That coefficient is formed on the device in
+    float32, each operation rounded: the sum, its reciprocal, times ``max_norm``.
 
     Args:
         grads: the gradients. Views with holes are fine; memory that overlaps, within a tensor or
@@ -40,19 +40,17 @@ def unscale_(
             not finite; never cleared.
         inv_scale: float32, 1 element. A factor of exactly 1 leaves every bit as it is.
         norm: float32, 1 element: the L2 norm of ``grads * inv_scale``, as :func:`grad_norm` returns
-            it. Not finite, it sets ``found_inf`` to 1.0. Then, and with a factor of exactly 1,
-            gradients are neither read nor written; ``found_inf`` itself is not looked at.
+            it. Not finite, it sets ``found_inf`` to 1.0. Then, and when both factors are exactly 1,
+            gradients are not changed; ``found_inf`` itself is not looked at.
         max_norm: what the norm is clipped to, rounded to float32; None stands for no limit.
 
-    float16 and bfloat16 are multiplied in float32 and rounded once, float64 in float64.
+    float16 and bfloat16 are multiplied in float32, by one factor after the other, and rounded to
+    their dtype at the end; float64 is multiplied in float64.
 
     Raises:
-        ValueError: ``max_norm`` is negative or NaN.
+        ValueError: ``max_norm`` is negative or NaN, or is given without a ``norm``.
     """
-    if norm is None and max_norm is None:
-        _ops.unscale_(grads, found_inf, inv_scale)
-    else:
-        _ops.unscale_(grads, found_inf, inv_scale, norm=norm, max_norm=max_norm)
+    _ops.unscale_(grads, found_inf, inv_scale, norm=norm, max_norm=max_norm)
 
 
 def check_finite(

@@ -40,33 +40,34 @@ def unscale_(
 ) -> None:
     """Multiply gradients by inv_scale in place and look for overflow.
 
-    grads[i] := round(grads[i] * inv_scale), found_inf := 1 if a gradient or a rounded product is
-    inf or NaN. fp64 gradients are multiplied and judged in fp64. An inv_scale of exactly 1 leaves
-    every bit as it is.
+    grads[i] := round(grads[i] * inv_scale * coefficient), found_inf := 1 if a gradient or a rounded
+    product is inf or NaN. Products are formed in this order, each rounded to fp32; those of fp64
+    gradients to fp64. Factors of exactly 1 leave every bit as it is.
 
     Args:
         grads: tensors of float16, bfloat16, float32 or float64 and any shape, in any mix.
         found_inf: float32, 1 element; only ever set to 1, never cleared.
         inv_scale: float32, 1 element.
-        norm: float32, 1 element: the L2 norm of grads * inv_scale. The factor is then
-            inv_scale * min(1, max_norm / (norm + 1e-6)); see `clip_coefficient`. A norm that is inf
-            or NaN sets found_inf to 1 and leaves the gradients as they are. A finite norm says that
-            they are finite, so a factor of exactly 1 leaves nothing to do.
+        norm: float32, 1 element: the L2 norm of grads * inv_scale. The coefficient, 1 without a
+            norm, is then min(1, max_norm / (norm + 1e-6)); see `clip_coefficient`. A norm that is
+            inf or NaN sets found_inf to 1 and leaves the gradients as they are. A finite norm says
+            that they are finite, so factors of exactly 1 leave nothing to do.
         max_norm: what the norm is clipped to; None stands for inf.
     """
-    factor = inv_scale
+    factors = inv_scale.item(), 1.0
     if norm is not None:
         if not torch.isfinite(norm):
             found_inf.fill_(1.0)
             return
-        factor = inv_scale * clip_coefficient(norm, math.inf if max_norm is None else max_norm)
-        if factor == 1.0:
+        limit = math.inf if max_norm is None else max_norm
+        factors = inv_scale.item(), clip_coefficient(norm, limit).item()
+        if factors == (1.0, 1.0):
             return
     check_finite(grads, found_inf)
-    if factor == 1.0:
+    if factors == (1.0, 1.0):
         return
     for grad in grads:
-        grad.copy_(_product(grad, factor.item()))
+        grad.copy_(_product(_product(grad, factors[0]), factors[1]))
     check_finite(grads, found_inf)
 
 

@@ -58,12 +58,14 @@ class OverflowReport:
         gradients: those that are not finite, in the order of the optimizers' parameters.
         parameters: how many the optimizers of that step have.
         cleared: how many of them have no gradient now.
+        gone: how many optimizers of that step no longer exist.
     """
 
     overflow: bool = False
     gradients: tuple[BadGradient, ...] = ()
     parameters: int = 0
     cleared: int = 0
+    gone: int = 0
 
     def __bool__(self) -> bool:
         return bool(self.gradients)
@@ -75,17 +77,18 @@ class OverflowReport:
         if self.gradients:
             head = f"{len(self.gradients)} of {left} gradients are not finite:"
             return "\n  ".join([head, *map(str, self.gradients)])
-        if not self.parameters:
-            return "There was an overflow, but its optimizer is gone."
+        if self.gone:
+            return "There was an overflow, but an optimizer that had it is gone."
         if not left:
             return (
                 "There was an overflow, but all gradients have been cleared since: ask for the "
                 "report before zero_grad()."
             )
-        cleared = f" {self.cleared} parameters have none, or none any more." if self.cleared else ""
+        without = f" Parameters without a gradient: {self.cleared}." if self.cleared else ""
         return (
-            f"There was an overflow, but all {left} gradients are finite now: they have been "
-            f"overwritten since, or only their norm overflowed.{cleared}"
+            f"There was an overflow, but of {left} gradients none is infinite or NaN now: they "
+            "have been overwritten since, or it came about when they were unscaled or added up to "
+            f"a norm.{without}"
         )
 
 
@@ -98,7 +101,7 @@ def found_infs_of(states: Iterable[Mapping[str, Any]]) -> list[Tensor]:
 
 class StepLog:
     """The optimizers, by their id, of the scaler's step and of the last one, and the states of the
-    latter. It holds optimizers weakly, and a copy of it is empty."""
+    latter. It holds optimizers weakly; pickled or deeply copied it is empty."""
 
     def __init__(self) -> None:
         self._seen: dict[int, Callable[[], Optimizer | None]] = {}
@@ -136,11 +139,12 @@ def report_on(
     stands for one that is gone."""
     if not overflowed:
         return OverflowReport()
+    gone = overflowed.count(None)
     optimizers = [optimizer for optimizer in overflowed if optimizer is not None]
     if isinstance(named_parameters, torch.nn.Module):
         named_parameters = named_parameters.named_parameters()
     given = {id(param): name for name, param in named_parameters or ()}
-    params = {id(param): (name, param) for name, param in _with_names(optimizers)}
+    params = {id(param): (name, param) for name, param in with_names(optimizers)}
     grads = [
         (given.get(key, name), param.grad)
         for key, (name, param) in params.items()
@@ -151,10 +155,11 @@ def report_on(
         for (name, grad), is_bad in zip(grads, _are_bad(grad for _, grad in grads), strict=True)
         if is_bad
     ]
-    return OverflowReport(True, tuple(bad), len(params), len(params) - len(grads))
+    return OverflowReport(True, tuple(bad), len(params), len(params) - len(grads), gone)
 
 
-def _with_names(optimizers: Iterable[Optimizer]) -> Iterator[tuple[str, Tensor]]:
+def with_names(optimizers: Iterable[Optimizer]) -> Iterator[tuple[str, Tensor]]:
+    """The parameters, each with the name that its optimizer was given, or its place there."""
     for optimizer in optimizers:
         for number, group in enumerate(optimizer.param_groups):
             names = group.get("param_names") or ()

@@ -10,8 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-OPS = (
-    *("unscale_", "check_finite", "grad_norm", "update_scale_", "grad_norm_update_scale_"),
+LIST_OPS = (
+    "unscale_",
+    "check_finite",
+    "grad_norm",
+    "update_scale_",
+    "grad_norm_update_scale_",
     "cast_",
 )
 GEMM_OPS = ("gemm", "linear")

@@ -6,7 +6,8 @@ Run by `make cuda-check`, with the Python whose amp_ext was built from this tree
 kernels of that build, and compiles those of tests/simt/kernels and bench, where a warning of nvcc
 is an error. It prints a table of the kernels and fails on a register spill, on a remark of ptxas
 about serialised or unpipelined matrix instructions (C75xx), on a missing architecture, on local
-memory, and where a kernel has none of the instructions that it was written for.
+memory, where a kernel has none of the instructions that it was written for, and where a walk of a
+list keeps too few bytes in flight.
 """
 
 from __future__ import annotations
@@ -16,11 +17,10 @@ import re
 import subprocess
 import sys
 import sysconfig
-from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
+from sass import Kernel, Kernels, read_ptxas, read_sass
 from simt import demos, nvcc
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -37,57 +37,38 @@ NEEDED = {
     "cast_kernel": ("LDG.128", "STG.128"),
 }
 
-
-@dataclass
-class Kernel:
-    """One kernel for one architecture; memory in bytes."""
-
-    name: str
-    arch: str
-    registers: int = 0
-    shared: int = 0
-    stack: int = 0
-    spills: int = 0
-    instructions: Counter = field(default_factory=Counter)
-
-    def count(self, wanted: str) -> int:
-        """How many instructions are `wanted`; LDG.128 is any LDG with 128 among its suffixes."""
-        opcode, *suffixes = wanted.split(".")
-        return sum(
-            number
-            for name, number in self.instructions.items()
-            if name.split(".")[0] == opcode and set(suffixes) <= set(name.split("."))
-        )
+# The walks of csrc/kernels/foreach.cuh, and how many loops they have: one for each dtype or pair of
+# dtypes, unscale's once with stores and once without.
+WALKS = {
+    "unscale_kernel": 8,
+    "check_finite_kernel": 4,
+    "grad_norm_kernel": 4,
+    "cast_kernel": 16,
+}
+# Bytes that the loads of a multiprocessor must keep in flight to reach the memory's bandwidth.
+LEAST_IN_FLIGHT = 32 << 10
+REGISTERS = 65536  # of a multiprocessor
 
 
-Kernels = dict[tuple[str, str], Kernel]  # by mangled name and architecture
+def foreach_constant(name: str) -> int:
+    """A constant of csrc/kernels/foreach.cuh."""
+    text = (ROOT / "csrc/kernels/foreach.cuh").read_text()
+    return int(re.search(rf"constexpr int {name} = (\d+);", text)[1])
 
 
-def read_ptxas(log: str, kernels: Kernels) -> None:
-    """Add the kernels of an nvcc log written with -Xptxas=-v."""
-    kernel = None
-    for line in log.splitlines():
-        if match := re.search(r"Compiling entry function '(\S+)' for '(\w+)'", line):
-            kernel = kernels[match.groups()] = Kernel(*match.groups())
-        elif match := re.search(r"(\d+) bytes stack.* (\d+) bytes.* stores, (\d+) bytes", line):
-            stack, stores, loads = map(int, match.groups())
-            kernel.stack += stack
-            kernel.spills += stores + loads
-        elif match := re.search(r"Used (\d+) registers(?:.*?(\d+) bytes smem)?", line):
-            kernel.registers = int(match[1])
-            kernel.shared = int(match[2] or 0)
+def bytes_in_flight(kernel: Kernel) -> int | None:
+    """What a multiprocessor has asked memory for when every thread waits, for a walk.
 
-
-def read_sass(sass: str, kernels: Kernels) -> None:
-    """Add the instructions that `cuobjdump -sass` shows, predicates left out."""
-    arch = kernel = None
-    for line in sass.splitlines():
-        if line.startswith("arch = "):
-            arch = line.removeprefix("arch = ")
-        elif match := re.match(r"\s+Function : (\S+)", line):
-            kernel = kernels.setdefault((match[1], arch), Kernel(match[1], arch))
-        elif match := re.match(r"\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?\w+ )?([A-Z][\w.]*)", line):
-            kernel.instructions[match[1]] += 1
+    16 bytes a load, times the loads of a thread, times the threads of the blocks for which there
+    are registers, which a warp gets by 256.
+    """
+    for name, loops in WALKS.items():
+        if name in kernel.name and kernel.registers:
+            threads = foreach_constant("kForeachThreads")
+            block_registers = threads * ((kernel.registers + 7) // 8 * 8)
+            blocks = min(foreach_constant("kForeachBlocksPerSm"), REGISTERS // block_registers)
+            return 16 * kernel.loads_in_flight(loops) * threads * blocks
+    return None
 
 
 def remarks(log: str) -> list[str]:
@@ -109,6 +90,9 @@ def faults(kernel: Kernel) -> list[str]:
     for name, needed in NEEDED.items():
         if name in kernel.name:
             found += [f"no {wanted}" for wanted in needed if not kernel.count(wanted)]
+    in_flight = bytes_in_flight(kernel)
+    if in_flight is not None and in_flight < LEAST_IN_FLIGHT:
+        found.append(f"{in_flight} bytes in flight, {LEAST_IN_FLIGHT} are needed")
     return found
 
 
@@ -180,15 +164,19 @@ def main() -> int:
             problems += missing_arches(kernels, _build_info.CUDA_ARCHES)
     problems += missing_names(kernels)
 
-    print(f"{'kernel':<48}{'arch':<8}{'regs':>5}{'smem':>8}{'stack':>7}{'spills':>8}{'size':>7}")
+    heads = ("regs", "smem", "stack", "spills", "size", "in flight")
+    print(f"{'kernel':<48}{'arch':<8}" + "".join(f"{head:>10}" for head in heads))
     for kernel in sorted(kernels.values(), key=lambda kernel: (kernel.name, kernel.arch)):
         name = readable(kernel.name)
         problems += [f"{name} for {kernel.arch}: {fault}" for fault in faults(kernel)]
-        print(
-            f"{name:<48}{kernel.arch:<8}{kernel.registers:>5}{kernel.shared:>8}"
-            f"{kernel.stack:>7}{kernel.spills:>8}{kernel.instructions.total():>7}"
-        )
-    print("shared memory, stack and spills in bytes, size in instructions")
+        size, in_flight = kernel.instructions.total(), bytes_in_flight(kernel)
+        columns = (kernel.registers, kernel.shared, kernel.stack, kernel.spills, size)
+        columns += ("" if in_flight is None else in_flight,)
+        print(f"{name:<48}{kernel.arch:<8}" + "".join(f"{column:>10}" for column in columns))
+    print(
+        "shared memory, stack and spills in bytes, size in instructions; in flight: the bytes\n"
+        "that a multiprocessor's loads ask for before the first is used, computed"
+    )
     for problem in problems:
         print(f"cuda-check: {problem}", file=sys.stderr)
     return int(bool(problems))

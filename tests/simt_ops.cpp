@@ -4,9 +4,9 @@
 #include <chrono>
 #include <cmath>
 #include <span>
-#include <utility>
 #include <vector>
 
+#include "amp_ext/last_table.h"
 #include "amp_ext/launch.h"
 
 namespace {
@@ -101,14 +101,12 @@ int simt_update_scale(const ScaleUpdate* update, const float* const* found_infs,
 double simt_table_seconds(const Tensor* tensors, int64_t size) {
   using Clock = std::chrono::steady_clock;
   const std::vector<TensorRef> refs = refs_of(tensors, size);
-  std::vector<ChunkEntry> last(size);
+  LastTable<TensorRef> last;
   double best = INFINITY;
   for (int run = 0; run < 50; ++run) {
+    bool differs = false;
     const auto start = Clock::now();
-    std::vector<ChunkEntry> entries(size);
-    uint32_t chunks = 0;
-    build_chunk_table(refs.data(), size, entries.data(), &chunks);
-    if (entries != last) last = std::move(entries);
+    last.update(refs.data(), size, &differs);
     best = std::min(best, std::chrono::duration<double>(Clock::now() - start).count());
   }
   return best;

@@ -14,14 +14,22 @@ from torch.optim import Optimizer
 
 from amp_ext.testing import parameters
 from cases import FLOATS, LAYOUTS, assert_all_same, copies, unwritten, whole_and_view
+from clip_cases import (
+    Clip,
+    after_unscale,
+    clip_as_torch,
+    every_way,
+    found_inf,
+    torchs_recipe,
+)
 from twins import (
     DEVICES,
     OURS,
     THEIRS,
+    Recording,
     ScalerClass,
     grads,
     leaf,
-    outcome,
     params,
     plain,
     sgd,
@@ -30,7 +38,6 @@ from twins import (
 )
 
 CPU = torch.device("cpu")
-clip_as_torch = torch.nn.utils.clip_grad_norm_
 optim = torch.optim
 OPTIMIZERS: dict[str, Callable[[Any], Optimizer]] = {
     "sgd": lambda p: optim.SGD(p, lr=0.1, momentum=0.9),
@@ -38,31 +45,6 @@ OPTIMIZERS: dict[str, Callable[[Any], Optimizer]] = {
     "adam": lambda p: optim.Adam(p, lr=0.1, foreach=True),
     "adam-fused": lambda p: optim.Adam(p, lr=0.1, fused=True),
 }
-Clip = Callable[[Any, Optimizer, float], Tensor]
-
-
-def at_once(scaler: Any, optimizer: Optimizer, max_norm: float) -> Tensor:
-    return scaler.clip_grad_norm_(optimizer, max_norm)
-
-
-def after_unscale(scaler: Any, optimizer: Optimizer, max_norm: float) -> Tensor:
-    scaler.unscale_(optimizer)
-    return scaler.clip_grad_norm_(optimizer, max_norm)
-
-
-def torchs_recipe(scaler: Any, optimizer: Optimizer, max_norm: float) -> Tensor:
-    scaler.unscale_(optimizer)
-    return clip_as_torch(params(optimizer), max_norm)
-
-
-every_way = pytest.mark.parametrize("clip", [at_once, after_unscale])
-
-
-def found_inf(scaler: Any, optimizer: Optimizer) -> float:
-    [flag] = scaler._found_inf_per_device(optimizer).values()
-    return flag.item()
-
-
 # ---- as torch ----------------------------------------------------------------------------------
 
 
@@ -179,7 +161,7 @@ def test_norm_within_the_limit_only_unscales(clip: Clip) -> None:
     assert grads(optimizer)[0].tolist() == [3.0, 4.0]
 
 
-def test_clipping_after_unscale_writes_only_where_it_must() -> None:
+def test_clipping_after_unscale_changes_nothing_where_it_need_not() -> None:
     optimizer, scaler = sgd(leaf([12.0, 16.0])), started(OURS)
     scaler.unscale_(optimizer)
     with unwritten(grads(optimizer)):
@@ -217,23 +199,6 @@ def test_no_gradients(allowed: bool, clip: Clip) -> None:
     else:
         with pytest.raises(AssertionError, match="No inf checks were recorded"):
             scaler.step(optimizer)
-
-
-class Recording(Tensor):
-    """A tensor subclass that sees every op; its data are a plain tensor."""
-
-    @staticmethod
-    def __new__(cls, inner: Tensor) -> Recording:
-        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
-
-    def __init__(self, inner: Tensor) -> None:
-        self.inner = inner
-
-    @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        unwrapped = torch.utils._pytree.tree_map_only(Recording, lambda t: t.inner, args)
-        result = func(*unwrapped, **(kwargs or {}))
-        return torch.utils._pytree.tree_map_only(Tensor, Recording, result)
 
 
 @every_way
@@ -282,135 +247,6 @@ def test_disabled_scaler_clips_as_torch() -> None:
     grads(ours)[0].fill_(math.nan)
     with pytest.raises(RuntimeError, match="non-finite"):
         scaler.clip_grad_norm_(ours, 1.0, error_if_nonfinite=True)
-
-
-# ---- overflow ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
-@pytest.mark.parametrize("fused", [False, True])
-def test_overflow_skips_the_step_and_leaves_gradients_alone(fused: bool, value: float) -> None:
-    good, bad = leaf([12.0, 16.0]), leaf([1.0, value])
-    optimizer, scaler = optim.SGD([good, bad], lr=0.5, fused=fused), started(OURS)
-    with unwritten([*params(optimizer), *grads(optimizer)]):
-        norm = scaler.clip_grad_norm_(optimizer, 1.0)
-        scaler.step(optimizer)
-    assert not math.isfinite(norm.item())
-    scaler.update()
-    assert scaler.step_was_skipped
-    assert scaler.get_scale() == 2.0
-
-
-@every_way
-def test_norm_beyond_float32_is_an_overflow(clip: Clip) -> None:
-    optimizer, scaler = sgd(leaf([3e38, 3e38])), started(OURS, 1.0)
-    assert clip(scaler, optimizer, 1.0).item() == math.inf
-    assert found_inf(scaler, optimizer) == 1.0
-
-
-def test_gradient_that_is_spoilt_after_unscale() -> None:
-    """torch would step with NaNs."""
-    optimizer, scaler = sgd(leaf([12.0, 16.0])), started(OURS)
-    scaler.unscale_(optimizer)
-    grads(optimizer)[0][1] = math.nan
-    scaler.clip_grad_norm_(optimizer, 1.0)
-    with unwritten(params(optimizer)):
-        scaler.step(optimizer)
-
-
-@pytest.mark.parametrize("unscale_first", [False, True])
-def test_error_if_nonfinite_changes_nothing(unscale_first: bool) -> None:
-    optimizer, scaler = sgd(leaf([12.0, math.nan])), started(OURS)
-    if unscale_first:
-        scaler.unscale_(optimizer)
-    state = scaler._per_optimizer_states[id(optimizer)]
-    before = plain(state)
-    with (
-        unwritten(grads(optimizer)),
-        pytest.raises(RuntimeError, match="is non-finite, so it cannot"),
-    ):
-        scaler.clip_grad_norm_(optimizer, 1.0, error_if_nonfinite=True)
-    assert plain(state) == before
-    scaler.step(optimizer)
-    scaler.update()
-    assert scaler.step_was_skipped
-
-
-def test_error_if_nonfinite_of_finite_gradients() -> None:
-    optimizer = sgd(leaf([12.0, 16.0]))
-    norm = started(OURS).clip_grad_norm_(optimizer, 2.5, error_if_nonfinite=True)
-    assert norm.item() == 5.0
-    torch.testing.assert_close(grads(optimizer)[0], torch.tensor([1.5, 2.0]))
-
-
-# ---- errors ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("calls", "text"),
-    [
-        (["clip", "clip"], "clip_grad_norm_() has already been called on this optimizer since"),
-        (["unscale_", "clip", "clip"], "clip_grad_norm_() has already been called on this"),
-        (["clip", "unscale_"], "unscale_() has already been called on this optimizer since the"),
-        (["step", "clip"], "clip_grad_norm_() is being called after step()."),
-        (["clip", "step", "clip"], "clip_grad_norm_() is being called after step()."),
-    ],
-    ids=str,
-)
-def test_stages(calls: list[str], text: str) -> None:
-    scaler, optimizer = started(OURS), sgd(leaf([12.0, 16.0]))
-
-    def call(name: str) -> Any:
-        if name == "clip":
-            return scaler.clip_grad_norm_(optimizer, 1.0)
-        return getattr(scaler, name)(optimizer)
-
-    for name in calls[:-1]:
-        call(name)
-    with unwritten(grads(optimizer)):
-        kind, error, said = outcome(lambda: call(calls[-1]))
-    assert (kind, error) == ("raised", RuntimeError)
-    assert text in said
-
-
-def test_every_step_may_clip() -> None:
-    scaler, optimizer = started(OURS), sgd(leaf([12.0, 16.0]))
-    for _ in range(3):
-        scaler.clip_grad_norm_(optimizer, 1.0)
-        scaler.step(optimizer)
-        scaler.update()
-
-
-def test_without_a_scale() -> None:
-    with pytest.raises(AssertionError, match="Attempted clip_grad_norm_ but _scale is None"):
-        OURS("cpu").clip_grad_norm_(sgd(leaf([1.0])), 1.0)
-
-
-@pytest.mark.parametrize("enabled", [True, False])
-@pytest.mark.parametrize(
-    ("max_norm", "error", "text"),
-    [
-        (-1.0, ValueError, "not negative, got -1.0"),
-        (math.nan, ValueError, "not negative, got nan"),
-        (torch.tensor(1.0), TypeError, "must be a float, got Tensor"),
-        (None, TypeError, "must be a float, got NoneType"),
-        ("1", TypeError, "must be a float, got str"),
-    ],
-    ids=str,
-)
-def test_bad_max_norm(max_norm: Any, error: type[Exception], text: str, enabled: bool) -> None:
-    optimizer = sgd(leaf([12.0, 16.0]))
-    scaler = started(OURS, enabled=enabled)
-    with unwritten(grads(optimizer)), pytest.raises(error, match=text):
-        scaler.clip_grad_norm_(optimizer, max_norm)
-
-
-def test_gradients_that_share_memory_change_nothing() -> None:
-    first, second = leaf([12.0]), leaf([16.0])
-    second.grad = first.grad
-    optimizer = sgd(first, second)
-    with unwritten(grads(optimizer)), pytest.raises(RuntimeError, match="same address"):
-        started(OURS).clip_grad_norm_(optimizer, 1.0)
 
 
 # ---- on a GPU ----------------------------------------------------------------------------------

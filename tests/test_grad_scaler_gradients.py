@@ -10,7 +10,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from twins import OURS, ScalerClass, grads, leaf, plain, same_outcome, sgd, started, state_of
+from twins import (
+    OURS,
+    Recording,
+    ScalerClass,
+    grads,
+    leaf,
+    plain,
+    same_outcome,
+    sgd,
+    started,
+    state_of,
+)
 
 
 @pytest.mark.parametrize("way", ["subclass", "instance"])
@@ -42,28 +53,6 @@ def test_overridden_unscale_grads_is_honoured(call: str, way: str) -> None:
 
     _, (_, _, calls, scale) = same_outcome(script)
     assert (len(calls), scale) == (1, 2.0)
-
-
-class Recording(Tensor):
-    """A tensor subclass that sees every op; its data are a plain tensor."""
-
-    ops: list[str] = []  # noqa: RUF012  (cleared by the test)
-
-    @staticmethod
-    def __new__(cls, inner: Tensor) -> Recording:
-        return torch.Tensor._make_wrapper_subclass(
-            cls, inner.shape, dtype=inner.dtype, strides=inner.stride()
-        )
-
-    def __init__(self, inner: Tensor) -> None:
-        self.inner = inner
-
-    @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        cls.ops.append(func.name())
-        unwrapped = torch.utils._pytree.tree_map_only(Recording, lambda t: t.inner, args)
-        result = func(*unwrapped, **(kwargs or {}))
-        return torch.utils._pytree.tree_map_only(Tensor, Recording, result)
 
 
 class Subclass(Tensor):

@@ -15,7 +15,7 @@ from torch._C import DispatchKey, DispatchKeySet
 
 import amp_ext
 from amp_ext import _C, _build_info
-from cases import OPS, arguments, unwritten
+from cases import LIST_OPS, arguments, unwritten
 
 # One sentence, without a stop inside, that ends with a command.
 SENTENCE = r"^amp_ext [^\n]*(rebuild|build) it [^\n]*: (\w+=\S+ )?pip install \S.*$"
@@ -74,7 +74,7 @@ def test_build_info_describes_this_module() -> None:
 
 
 @pytest.mark.skipif(_C.cuda_built(), reason="this module has CUDA kernels")
-@pytest.mark.parametrize("name", OPS)
+@pytest.mark.parametrize("name", LIST_OPS)
 def test_cuda_tensor_given_to_a_cpu_only_module(name: str) -> None:
     """The dispatcher is told that the tensors are CUDA's: no CUDA tensor can be had here."""
     op = getattr(torch.ops.amp_ext, name).default

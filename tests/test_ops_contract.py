@@ -10,19 +10,19 @@ import torch
 from torch import Tensor
 
 from amp_ext import ops, reference
-from cases import GEMM_OPS, OPS, arguments, assert_all_same, whole_and_view
+from cases import GEMM_OPS, LIST_OPS, arguments, assert_all_same, whole_and_view
 from executors import Executor, against_oracle
 
 
 @against_oracle
-@pytest.mark.parametrize("name", OPS + GEMM_OPS)
+@pytest.mark.parametrize("name", LIST_OPS + GEMM_OPS)
 def test_opcheck(executor: Executor, name: str) -> None:
     values = arguments(name, executor.device)
     torch.library.opcheck(getattr(torch.ops.amp_ext, name).default, (), values)
 
 
 @pytest.mark.parametrize("functions", [ops, reference], ids=["ops", "reference"])
-@pytest.mark.parametrize("name", OPS + GEMM_OPS)
+@pytest.mark.parametrize("name", LIST_OPS + GEMM_OPS)
 def test_signature_is_the_schema(name: str, functions: Any) -> None:
     schema = getattr(torch.ops.amp_ext, name).default._schema
     parameters = inspect.signature(getattr(functions, name)).parameters.values()
@@ -34,7 +34,7 @@ def test_signature_is_the_schema(name: str, functions: Any) -> None:
             assert parameter.default == argument.default_value
 
 
-@pytest.mark.parametrize("name", OPS + GEMM_OPS)
+@pytest.mark.parametrize("name", LIST_OPS + GEMM_OPS)
 def test_meta(name: str) -> None:
     values = arguments(name, torch.device("meta"))
     result = getattr(ops, name)(**values)

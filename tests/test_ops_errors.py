@@ -206,6 +206,12 @@ def all_faults() -> Iterator[Fault]:
         text = f"max_norm must be a number that is not negative, got {value:g}"
         spoil = lambda _, value=value: value  # noqa: E731
         yield Fault("unscale_", "max_norm", f"{value}", spoil, ValueError, text)
+    history = second(lambda tensor: tensor.clone().requires_grad_())
+    for op, argument in (("unscale_", "grads"), ("cast_", "outputs")):
+        text = rf"{argument}\[1\] requires grad, and this op is not differentiable"
+        yield Fault(op, argument, "requires-grad", history, RuntimeError, text)
+    text = "max_norm = 2 needs a norm, got None"
+    yield Fault("unscale_", "norm", "none", lambda _: None, ValueError, text)
     yield from scalar_faults("check_finite", "bad_tensor", "a long", False)
     yield from overlap_faults()
     yield from cast_faults()

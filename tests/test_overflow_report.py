@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.amp.grad_scaler import OptState
 from torch.optim import Optimizer
 
 from amp_ext.report import OverflowReport
-from twins import DEVICES, OURS, grads, leaf, params, sgd, sparse_leaf, started
+from twins import DEVICES, OURS, Recording, grads, leaf, params, sgd, sparse_leaf, started
 
 INF, NAN = math.inf, math.nan
 NOTHING = OverflowReport()
@@ -128,22 +129,6 @@ def test_fp16_sparse_gradient_whose_duplicates_overflow() -> None:
     assert (found.dtype, found.positive_infs, found.numel) == (torch.float16, 1, 2)
 
 
-class Recording(Tensor):
-    """A tensor subclass that sees every op; its data are a plain tensor."""
-
-    @staticmethod
-    def __new__(cls, inner: Tensor) -> Recording:
-        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
-
-    def __init__(self, inner: Tensor) -> None:
-        self.inner = inner
-
-    @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        unwrapped = torch.utils._pytree.tree_map_only(Recording, lambda t: t.inner, args)
-        return func(*unwrapped, **(kwargs or {}))
-
-
 def test_tensor_subclass() -> None:
     param = Recording(torch.ones(2))
     param.grad = Recording(torch.tensor([1.0, NAN]))
@@ -251,14 +236,14 @@ def test_overwritten_gradients() -> None:
     optimizer.zero_grad(set_to_none=False)
     report = scaler.overflow_report()
     assert not report
-    assert "all 2 gradients are finite now: they have been overwritten since" in str(report)
-    assert str(report).endswith("1 parameters have none, or none any more.")
+    assert "of 2 gradients none is infinite or NaN now: they have been overwritten" in str(report)
+    assert str(report).endswith(" Parameters without a gradient: 1.")
 
 
 def test_norm_that_overflowed_alone() -> None:
     scaler, optimizer = started(OURS, 1.0), sgd(leaf([3e38, 3e38]))
     scaler.clip_grad_norm_(optimizer, 1.0)
-    assert str(scaler.overflow_report()).endswith("or only their norm overflowed.")
+    assert str(scaler.overflow_report()).endswith("added up to a norm.")
 
 
 def test_optimizers_are_held_weakly() -> None:
@@ -267,7 +252,35 @@ def test_optimizers_are_held_weakly() -> None:
     gc.collect()
     report = scaler.overflow_report()
     assert not report
-    assert str(report) == "There was an overflow, but its optimizer is gone."
+    assert str(report) == "There was an overflow, but an optimizer that had it is gone."
+
+
+def test_one_of_two_optimizers_is_gone() -> None:
+    scaler, left, gone = started(OURS), sgd(leaf([INF])), sgd(leaf([INF]))
+    for optimizer in (left, gone):
+        scaler.step(optimizer)
+    left.zero_grad(set_to_none=False)
+    del optimizer, gone
+    gc.collect()
+    report = scaler.overflow_report()
+    assert (report.parameters, report.gone) == (1, 1)
+    assert "an optimizer that had it is gone" in str(report)
+
+
+def test_unscale_of_a_trainers_own() -> None:
+    """Which only records its flags, as torch's scaler keeps them."""
+
+    class Own(OURS):
+        def unscale_(self, optimizer: Optimizer) -> None:
+            state = self._per_optimizer_states[id(optimizer)]
+            state["found_inf_per_device"] = {torch.device("cpu"): torch.ones(())}
+            state["stage"] = OptState.UNSCALED
+
+    scaler, optimizer = started(Own), sgd(leaf([1.0, NAN]))
+    scaler.unscale_(optimizer)
+    close(scaler, optimizer)
+    assert scaler.step_was_skipped
+    assert names(scaler.overflow_report()) == ["param_groups[0]['params'][0]"]
 
 
 def test_optimizer_without_weak_references() -> None:

@@ -1,4 +1,4 @@
-"""The build: what setup.py decides, what an sdist holds, and what the check of the kernels sees."""
+"""The build: what setup.py decides, what an sdist holds, and what `make gpu` runs."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from types import ModuleType
 import pytest
 import torch
 from setuptools.errors import PlatformError
-
-import cuda_check
 
 ROOT = Path(__file__).resolve().parents[1]
 TOOLKIT_ROOT = "/opt/cuda"
@@ -196,67 +194,6 @@ def test_sdist_holds_what_a_build_needs(tmp_path: Path) -> None:
     assert {"setup.py", "build_backend.py", "pyproject.toml", "README.md", "LICENSE"} <= listed
     assert generated not in listed
     assert not [name for name in listed if name.endswith(".so")]
-
-
-# ---- the check of the kernels ------------------------------------------------------------------
-
-PTXAS = """\
-ptxas info    : 0 bytes gmem
-ptxas info    : Compiling entry function 'unscale_kernel' for 'sm_80'
-ptxas info    : Function properties for unscale_kernel
-    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
-ptxas info    : Used 64 registers, used 1 barriers, 2048 bytes smem, 384 bytes cmem[0]
-"""
-SASS = """\
-Fatbin elf code:
-================
-arch = sm_80
-\tcode for sm_80
-\t\tFunction : unscale_kernel
-        /*0000*/                   LDG.E.128 R4, [R2.64] ;    /* 0x00000a00ff017624 */
-                                                              /* 0x000fe400078e00ff */
-        /*0010*/              @!P0 STG.E.128 [R2.64], R4 ;    /* 0x0000000000007919 */
-"""
-
-
-def checked(ptxas: str = PTXAS, sass: str = SASS) -> list[str]:
-    kernels: cuda_check.Kernels = {}
-    cuda_check.read_ptxas(ptxas, kernels)
-    cuda_check.read_sass(sass, kernels)
-    assert list(kernels) == [("unscale_kernel", "sm_80")]
-    return cuda_check.faults(kernels["unscale_kernel", "sm_80"])
-
-
-def test_cuda_check_reads_a_good_kernel() -> None:
-    assert checked() == []
-
-
-@pytest.mark.parametrize(
-    ("ptxas", "sass", "fault"),
-    [
-        (PTXAS.replace("0 bytes spill loads", "8 bytes spill loads"), SASS, "8 bytes of registers"),
-        (PTXAS.replace("0 bytes spill st", "12 bytes spill st"), SASS, "12 bytes of registers"),
-        (PTXAS, SASS.replace("LDG.E.128", "LDG.E.64"), "no LDG.128"),
-        (PTXAS, SASS.replace("STG.E.128", "STG.E"), "no STG.128"),
-        (PTXAS, SASS + "        /*0020*/   @P1 LDL.64 R4, [R1] ;", "1 loads and stores of local"),
-        (PTXAS, "", "not in the binary"),
-        ("", SASS, "ptxas said nothing"),
-    ],
-)
-def test_cuda_check_sees_a_bad_kernel(ptxas: str, sass: str, fault: str) -> None:
-    assert fault in " ".join(checked(ptxas, sass))
-
-
-def test_cuda_check_sees_remarks_about_matrix_instructions() -> None:
-    remark = "ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async is serialized"
-    assert cuda_check.remarks(f"{PTXAS}{remark}\n") == [remark]
-    assert cuda_check.remarks(PTXAS) == []
-
-
-def test_cuda_check_sees_a_missing_architecture() -> None:
-    kernels: cuda_check.Kernels = {}
-    cuda_check.read_sass(SASS, kernels)
-    assert cuda_check.missing_arches(kernels, ["8.0+PTX", "9.0a"]) == ["no kernel for sm_90a"]
 
 
 # ---- make gpu ----------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import cuda_check
+from sass import Kernels, read_ptxas
 from simt import build, nvcc
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "bench"))
@@ -36,8 +37,8 @@ def test_executor_agrees(name: str, seed: int) -> None:
 @with_nvcc
 def test_kernels_compile_for_hopper() -> None:
     _, log = nvcc.compile("probe", probe.SOURCES, "90a")
-    kernels: cuda_check.Kernels = {}
-    cuda_check.read_ptxas(log, kernels)
+    kernels: Kernels = {}
+    read_ptxas(log, kernels)
     assert len(kernels) > len(probe.PROBES)
     assert not any(kernel.spills for kernel in kernels.values())
     assert not cuda_check.remarks(log)

@@ -89,6 +89,32 @@ def sparse_leaf(dtype: torch.dtype, values: Any = (1.0, 2.0, 4.0)) -> Tensor:
     return param
 
 
+class Recording(Tensor):
+    """A tensor subclass that sees every op; its data are a plain tensor.
+
+    Attributes:
+        ops: names of all ops so far.
+    """
+
+    ops: list[str] = []  # noqa: RUF012  (cleared by a test)
+
+    @staticmethod
+    def __new__(cls, inner: Tensor) -> Recording:
+        return torch.Tensor._make_wrapper_subclass(
+            cls, inner.shape, dtype=inner.dtype, strides=inner.stride()
+        )
+
+    def __init__(self, inner: Tensor) -> None:
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        cls.ops.append(func.name())
+        unwrapped = torch.utils._pytree.tree_map_only(Recording, lambda t: t.inner, args)
+        result = func(*unwrapped, **(kwargs or {}))
+        return torch.utils._pytree.tree_map_only(Tensor, Recording, result)
+
+
 def sgd(*params: Tensor) -> Optimizer:
     return torch.optim.SGD(params, lr=0.5)
 

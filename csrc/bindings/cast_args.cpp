@@ -1,5 +1,6 @@
 #include "cast_args.h"
 
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
@@ -57,6 +58,7 @@ void CastPairs::add(const at::Tensor& output, const at::Tensor& input) {
   check_cast_shapes(index, output.sizes(), input.sizes());
   const bool dense = output.is_non_overlapping_and_dense();
   if (!dense) check_no_internal_overlap(output_item, output);
+  check_no_history(output_item, output);
   written_.push_back(output.unsafeGetTensorImpl());
 
   void* to = output.mutable_data_ptr();
@@ -132,12 +134,9 @@ void CastPairs::throw_overlap(const Span& input) const {
 }
 
 void CastPairs::finish_writes() {
-  const at::NoGradGuard no_grad;
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
   for (const Scattered& s : scattered_) s.view.copy_(s.dense);
-  for (size_t i = 0; i < written_.size(); ++i) {
-    if (i + kAhead < written_.size()) prefetch_version(written_[i + kAhead]);
-    if (!written_[i]->is_inference()) written_[i]->bump_version();
-  }
+  mark_written(written_);
 }
 
 }  // namespace amp_ext

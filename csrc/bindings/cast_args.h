@@ -32,7 +32,7 @@ class CastPairs {
   void reserve(size_t n);
 
   // Checks a pair and appends it. Throws as checked_dtype and check_cast_shapes do, and for an
-  // output that overlaps within itself.
+  // output that overlaps within itself or has a history to autograd.
   void add(const at::Tensor& output, const at::Tensor& input);
 
   // To be called once after the last add: throws when two outputs start at the same address, or an

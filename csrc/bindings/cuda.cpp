@@ -1,13 +1,15 @@
 // The CUDA backend: device, stream, device tables and workspace.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
+#include <ATen/ops/from_blob.h>
+#include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #include <c10/util/Exception.h>
 
+#include <bit>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -15,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "amp_ext/last_table.h"
 #include "backend.h"
 #include "ops.h"
 
@@ -39,75 +42,120 @@ at::TensorOptions bytes_on(c10::Device device) {
   return at::TensorOptions(at::kByte).device(device);
 }
 
-// Copies a table to the device. The caching allocators keep both copies until the stream has passed
-// them.
+// Device memory that a thread keeps from call to call. It is not the caching allocator's, which may
+// serve the thread from the memory pool of a CUDA graph, where nothing may stay.
+class KeptMemory {
+ public:
+  KeptMemory() = default;
+  KeptMemory(const KeptMemory&) = delete;
+  KeptMemory& operator=(const KeptMemory&) = delete;
+  ~KeptMemory() {
+    if (!data_) return;
+    // Errors say that the context has gone before.
+    cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+    (void)cudaThreadExchangeStreamCaptureMode(&mode);
+    (void)cudaFree(data_);
+    (void)cudaThreadExchangeStreamCaptureMode(&mode);
+  }
+
+  // At least so many bytes; when they are more than ever, new ones. The old ones are freed once the
+  // device has passed them.
+  void* reserve(size_t bytes) {
+    if (bytes <= size_) return data_;
+    // Another thread may be capturing.
+    const c10::cuda::CUDAStreamCaptureModeGuard relaxed(cudaStreamCaptureModeRelaxed);
+    const size_t size = std::bit_ceil(bytes);
+    void* grown = nullptr;
+    cudaError_t error = cudaMalloc(&grown, size);
+    if (error == cudaErrorMemoryAllocation) {
+      (void)cudaGetLastError();
+      c10::cuda::CUDACachingAllocator::emptyCache();
+      error = cudaMalloc(&grown, size);
+    }
+    C10_CUDA_CHECK(error);
+    C10_CUDA_CHECK(cudaFree(std::exchange(data_, grown)));
+    size_ = size;
+    return data_;
+  }
+  size_t size() const { return size_; }
+
+ private:
+  void* data_ = nullptr;
+  size_t size_ = 0;
+};
+
+// The last list that was too long for a kernel's parameters.
+template <class Ref>
+struct SentTable {
+  LastTable<Ref> table;
+  KeptMemory memory;
+};
+
+// What a thread keeps for a stream.
+struct StreamState {
+  KeptMemory tickets;  // 0 between launches
+  std::tuple<SentTable<TensorRef>, SentTable<CastRef>> tables;
+};
+
+StreamState& state_of(c10::cuda::CUDAStream stream) {
+  thread_local std::map<std::pair<c10::DeviceIndex, cudaStream_t>, StreamState> states;
+  return states[{stream.device_index(), stream.stream()}];
+}
+
 template <class Entry>
-at::Tensor send(const std::vector<Entry>& entries, c10::Device device) {
+void send(const std::vector<Entry>& entries, void* to, c10::Device device) {
   const auto bytes = static_cast<int64_t>(entries.size() * sizeof(Entry));
   const at::Tensor staged = at::empty({bytes}, at::TensorOptions(at::kByte).pinned_memory(true));
   std::memcpy(staged.mutable_data_ptr(), entries.data(), bytes);
-  at::Tensor table = at::empty({bytes}, bytes_on(device));
-  table.copy_(staged, /*non_blocking=*/true);
+  // The caching allocator keeps the pinned memory until the copy is done.
+  at::from_blob(to, {bytes}, bytes_on(device)).copy_(staged, /*non_blocking=*/true);
   if (capturing()) keep_for_graph(staged);
-  return table;
 }
 
-// The table of the last list that was too long for a kernel's parameters.
-template <class Entry>
-struct SentTable {
-  std::vector<Entry> entries;
-  at::Tensor on_device;
-};
-
-// What a stream keeps from call to call.
-struct StreamState {
-  at::Tensor tickets;  // 0 between launches
-  std::tuple<SentTable<ChunkEntry>, SentTable<CastEntry>> tables;
-};
-
-// Calls body(state) for the state of the current stream, alone. A graph being captured has a state
-// of its own for every launch, since it may be replayed on any stream and after its memory has been
-// given back elsewhere.
-template <class Body>
-auto with_stream_state(c10::cuda::CUDAStream stream, Body body) {
-  if (capturing()) {
-    StreamState fresh;
-    return body(fresh);
-  }
-  static std::mutex mutex;
-  // Never destroyed, like what graphs keep.
-  static auto* states = new std::map<cudaStream_t, StreamState>[C10_COMPILE_TIME_MAX_GPUS];
-  const std::lock_guard<std::mutex> lock(mutex);
-  return body(states[stream.device_index()][stream.stream()]);
-}
-
-// The chunk table of a list too long for the kernel's parameters. It is sent when it differs from
-// the last one: gradients often stay where they are.
+// The chunk table of a list too long for the kernel's parameters, and the memory that it lies in if
+// that has to be held until the launch. It is sent when it differs from the last one: gradients
+// often stay where they are. A graph being captured has a table of its own for every launch, in
+// memory that belongs to the graph, since it may be replayed at any time.
 template <class Ref>
-at::Tensor table_for(ListOf<Ref>& list, c10::cuda::CUDAStream stream) {
+at::Tensor attach_table(ListOf<Ref>& list, c10::cuda::CUDAStream stream) {
   using Entry = EntryOf<Ref>;
   if (list.size <= kInlineEntries<Entry>) return {};
-  return with_stream_state(stream, [&](StreamState& state) {
-    auto& last = std::get<SentTable<Entry>>(state.tables);
-    std::vector<Entry> entries(list.size);
-    const Status status =
-        build_chunk_table(list.refs, list.size, entries.data(), &list.device_chunks);
-    TORCH_CHECK(status == Status::ok, "amp_ext: ", text(status));
-    if (entries != last.entries) {
-      last.on_device = send(entries, stream.device());
-      last.entries = std::move(entries);
-    }
-    list.device_table = static_cast<const Entry*>(last.on_device.const_data_ptr());
-    return last.on_device;
-  });
+  const bool captured = capturing();
+  LastTable<Ref> fresh;
+  auto& kept = std::get<SentTable<Ref>>(state_of(stream).tables);
+  LastTable<Ref>& table = captured ? fresh : kept.table;
+  bool differs = false;
+  const Status status = table.update(list.refs, list.size, &differs);
+  TORCH_CHECK(status == Status::ok, "amp_ext: ", text(status));
+  const size_t bytes = list.size * sizeof(Entry);
+  at::Tensor of_graph;
+  if (captured) of_graph = at::empty({static_cast<int64_t>(bytes)}, bytes_on(stream.device()));
+  try {
+    void* const memory = captured ? of_graph.mutable_data_ptr() : kept.memory.reserve(bytes);
+    if (differs) send(table.entries(), memory, stream.device());
+    list.device_table = static_cast<const Entry*>(memory);
+    list.device_chunks = table.chunks();
+  } catch (...) {
+    table.forget();
+    throw;
+  }
+  return of_graph;
 }
 
-at::Tensor tickets_for(c10::cuda::CUDAStream stream) {
-  return with_stream_state(stream, [&](StreamState& state) {
-    if (!state.tickets.defined())
-      state.tickets = at::zeros({sizeof(uint32_t)}, bytes_on(stream.device()));
-    return state.tickets;
-  });
+// So many tickets, all 0, and the memory that they lie in if that has to be held until the launch.
+std::pair<uint32_t*, at::Tensor> tickets_for(size_t count, c10::cuda::CUDAStream stream) {
+  const size_t bytes = count * sizeof(uint32_t);
+  if (capturing()) {
+    at::Tensor of_graph = at::empty({static_cast<int64_t>(bytes)}, bytes_on(stream.device()));
+    C10_CUDA_CHECK(cudaMemsetAsync(of_graph.mutable_data_ptr(), 0, bytes, stream.stream()));
+    return {static_cast<uint32_t*>(of_graph.mutable_data_ptr()), of_graph};
+  }
+  KeptMemory& kept = state_of(stream).tickets;
+  const size_t before = kept.size();
+  void* const tickets = kept.reserve(bytes);
+  if (kept.size() != before)
+    C10_CUDA_CHECK(cudaMemsetAsync(tickets, 0, kept.size(), stream.stream()));
+  return {static_cast<uint32_t*>(tickets), {}};
 }
 
 void check(const char* op, Status status) {
@@ -130,9 +178,9 @@ class CudaBackend final : public Backend {
     const c10::cuda::CUDAGuard guard(device);
     const int64_t sums = kGradNormMaxBlocks + (args.norms ? args.grads.size : 0);
     const at::Tensor partial_sums = at::empty({sums}, bytes_on(device).dtype(at::kDouble));
-    const at::Tensor tickets = tickets_for(c10::cuda::getCurrentCUDAStream(device.index()));
+    const auto tickets = tickets_for(1, c10::cuda::getCurrentCUDAStream(device.index()));
     args.partial_sums = partial_sums.mutable_data_ptr<double>();
-    args.tickets = static_cast<uint32_t*>(tickets.mutable_data_ptr());
+    args.tickets = tickets.first;
     with_list("amp_ext::grad_norm", args, args.grads, device, cuda::launch_grad_norm);
   }
   void cast(CastArgs args, c10::Device device) const override {
@@ -152,7 +200,7 @@ class CudaBackend final : public Backend {
                         Status (*launch)(const Args&, cuda::Stream)) {
     const c10::cuda::CUDAGuard guard(device);
     const c10::cuda::CUDAStream stream = c10::cuda::getCurrentCUDAStream(device.index());
-    const at::Tensor table = table_for(list, stream);
+    const at::Tensor table = attach_table(list, stream);
     check(op, launch(args, stream.stream()));
   }
 };

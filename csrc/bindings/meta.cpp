@@ -32,7 +32,7 @@ void all_on_same_device(const char* op, at::Device device, const Tensors&... ten
 void unscale_(at::TensorList grads, at::Tensor& found_inf, const at::Tensor& inv_scale,
               const std::optional<at::Tensor>& norm, std::optional<double> max_norm) {
   constexpr auto op = "amp_ext::unscale_";
-  check_max_norm(op, max_norm);
+  check_max_norm(op, max_norm, norm.has_value());
   all_on_same_device(op, found_inf.device(), grads, inv_scale, norm);
 }
 

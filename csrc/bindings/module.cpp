@@ -57,11 +57,12 @@ std::optional<at::Tensor> optional_tensor(const char* name, py::handle object) {
 // Elements from which on a pass is long enough on a CPU to let other Python threads run.
 constexpr int64_t kLongPass = 1 << 20;
 
-// Lets other Python threads run during a long pass.
+// Lets other Python threads run during a pass that is long, or that waits for a device: what it
+// waits for may be another thread's to launch.
 class GilFreePass {
  public:
-  explicit GilFreePass(const OptimizerGrads& grads) {
-    if (grads.numel() < kLongPass) return;
+  GilFreePass(const OptimizerGrads& grads, bool waits) {
+    if (!waits && grads.cpu_numel() < kLongPass) return;
     owners_ = grads.owners();
     release_.emplace();
   }
@@ -80,41 +81,68 @@ py::dict by_device(const std::vector<at::Tensor>& tensors) {
   return result;
 }
 
+// A found_inf for each list, on its device: copies of `initial`, but for a fresh one where it can
+// serve.
+std::vector<at::Tensor> found_infs_for(const OptimizerGrads& grads, const at::Tensor& initial,
+                                       bool fresh) {
+  std::vector<at::Tensor> found;
+  const bool copy = !fresh || grads.lists().size() > 1;
+  for (const GradList& list : grads.lists()) found.push_back(copy_to(initial, list.device(), copy));
+  return found;
+}
+
 // {device: found_inf on it} for the gradients of `param_groups`, which are multiplied by inv_scale,
-// or by 1 / scale, or only checked where both are None. found_inf is a tensor to copy, or None for
-// 0 on the scale's device. None when a gradient is a Python tensor subclass; then nothing has been
-// touched.
+// or by 1 / scale where that is None. found_inf is a tensor to copy, or None for 0 on the scale's
+// device. None when a gradient is a Python tensor subclass; then nothing has been touched.
 py::object unscale_grads(py::handle param_groups, py::handle scale, py::handle inv_scale,
                          py::handle found_inf, bool allow_fp16) {
   HANDLE_TH_ERRORS
+  constexpr auto op = "amp_ext::unscale_";
   const at::NoGradGuard no_grad;
-  const bool write = !scale.is_none() || !inv_scale.is_none();
-  OptimizerGrads grads(write ? Access::write : Access::read, allow_fp16, Coalesce::fp16);
+  OptimizerGrads grads(op, Access::write, allow_fp16, Coalesce::fp16);
   if (!grads.collect(param_groups)) return py::none();
   // Correctly rounded, and so bitwise what torch gets by dividing in fp64 and rounding.
-  const at::Tensor factor = scale.is_none()
-                                ? optional_tensor("inv_scale", inv_scale).value_or(at::Tensor())
-                                : tensor_of("scale", scale).reciprocal();
-  const bool given = !found_inf.is_none();
-  const at::Tensor none_found =
-      given ? tensor_of("found_inf", found_inf) : at::zeros({}, factor.options());
-  constexpr auto op = "amp_ext::unscale_";
-  if (write) one_element<float>(op, "inv_scale", factor, factor.device());
-  one_element<float>(op, "found_inf", none_found, none_found.device());
+  const at::Tensor factor = inv_scale.is_none() ? tensor_of("scale", scale).reciprocal()
+                                                : tensor_of("inv_scale", inv_scale);
+  const bool fresh = found_inf.is_none();
+  const at::Tensor initial =
+      fresh ? at::zeros({}, factor.options()) : tensor_of("found_inf", found_inf);
+  one_element<float>(op, "inv_scale", factor, factor.device());
+  one_element<float>(op, "found_inf", initial, initial.device());
   grads.close();
+  grads.install_coalesced();
 
-  const bool copy = given || grads.lists().size() > 1;
   std::vector<at::Tensor> found;
   {
-    const GilFreePass pass(grads);
-    for (GradList& list : grads.lists()) {
-      found.push_back(copy_to(none_found, list.device(), copy));
-      if (write) {
-        unscale_(list, found.back(), copy_to(factor, list.device(), /*copy=*/false));
-      } else {
-        check_finite(list, found.back(), std::nullopt);
-      }
+    const GilFreePass pass(grads, !grads.are_all_on(factor.device()));
+    found = found_infs_for(grads, initial, fresh);
+    for (size_t i = 0; i < found.size(); ++i) {
+      GradList& list = grads.lists()[i];
+      unscale_(list, found[i], copy_to(factor, list.device(), /*copy=*/false));
     }
+  }
+  return by_device(found);
+  END_HANDLE_TH_ERRORS_PYBIND
+}
+
+// As unscale_grads, but the gradients are only read.
+py::object check_grads(py::handle param_groups, py::handle found_inf) {
+  HANDLE_TH_ERRORS
+  constexpr auto op = "amp_ext::check_finite";
+  const at::NoGradGuard no_grad;
+  OptimizerGrads grads(op, Access::read, /*allow_fp16=*/true, Coalesce::fp16);
+  if (!grads.collect(param_groups)) return py::none();
+  const at::Tensor& initial = tensor_of("found_inf", found_inf);
+  one_element<float>(op, "found_inf", initial, initial.device());
+  grads.close();
+  grads.install_coalesced();
+
+  std::vector<at::Tensor> found;
+  {
+    const GilFreePass pass(grads, !grads.are_all_on(initial.device()));
+    found = found_infs_for(grads, initial, /*fresh=*/false);
+    for (size_t i = 0; i < found.size(); ++i)
+      check_finite(grads.lists()[i], found[i], std::nullopt);
   }
   return by_device(found);
   END_HANDLE_TH_ERRORS_PYBIND
@@ -140,7 +168,7 @@ py::object clip_grads(py::handle param_groups, py::handle scale, bool unscaled,
                       bool allow_fp16) {
   HANDLE_TH_ERRORS
   const at::NoGradGuard no_grad;
-  OptimizerGrads grads(Access::write, allow_fp16, Coalesce::all);
+  OptimizerGrads grads("amp_ext::grad_norm", Access::write, allow_fp16, Coalesce::all);
   if (!grads.collect(param_groups)) return py::none();
   const at::Tensor& scale_tensor = tensor_of("scale", scale);
   const at::Tensor factor =
@@ -157,7 +185,7 @@ py::object clip_grads(py::handle param_groups, py::handle scale, bool unscaled,
   std::vector<GradList>& lists = grads.lists();
   at::Tensor norm;
   {
-    const GilFreePass pass(grads);
+    const GilFreePass pass(grads, error_if_nonfinite || !grads.are_all_on(scale_tensor.device()));
     std::vector<at::Tensor> factors, norms;
     for (size_t i = 0; i < lists.size(); ++i) {
       factors.push_back(copy_to(factor, lists[i].device(), /*copy=*/false));
@@ -168,6 +196,7 @@ py::object clip_grads(py::handle param_groups, py::handle scale, bool unscaled,
                 "The total norm of order 2.0 for gradients from `optimizer` is non-finite, so it "
                 "cannot be clipped. To disable this error and let step() skip the optimizer's step "
                 "instead, set `error_if_nonfinite=False`");
+    grads.install_coalesced();
     for (size_t i = 0; i < lists.size(); ++i) {
       const at::Tensor here = copy_to(norm, lists[i].device(), /*copy=*/false);
       unscale_(lists[i], found[i], factors[i], here, max_norm);
@@ -248,6 +277,15 @@ bool cast_directly(py::handle outputs, py::handle inputs) {
   END_HANDLE_TH_ERRORS_PYBIND
 }
 
+// The GradientPlaces of `param_groups`, byte by byte.
+py::bytes gradient_places_as_bytes(py::handle param_groups) {
+  HANDLE_TH_ERRORS
+  const std::vector<GradientPlace> places = gradient_places(param_groups);
+  return py::bytes(reinterpret_cast<const char*>(places.data()),
+                   places.size() * sizeof(GradientPlace));
+  END_HANDLE_TH_ERRORS_PYBIND
+}
+
 }  // namespace
 
 bool is_traced(const at::Tensor& tensor) {
@@ -271,9 +309,11 @@ PYBIND11_MODULE(_C, m) {
   m.def("is_installed", &amp_ext::is_installed);
   m.def("unscale_grads", &amp_ext::unscale_grads, py::arg("param_groups"), py::arg("scale"),
         py::arg("inv_scale"), py::arg("found_inf"), py::arg("allow_fp16"));
+  m.def("check_grads", &amp_ext::check_grads, py::arg("param_groups"), py::arg("found_inf"));
   m.def("clip_grads", &amp_ext::clip_grads, py::arg("param_groups"), py::arg("scale"),
         py::arg("unscaled"), py::arg("found_infs"), py::arg("max_norm"),
         py::arg("error_if_nonfinite"), py::arg("allow_fp16"));
+  m.def("gradient_places", &amp_ext::gradient_places_as_bytes);
   m.def("cast_directly", &amp_ext::cast_directly);
   m.def("update_scale", &amp_ext::update_scale, py::arg("scale"), py::arg("growth_tracker"),
         py::arg("found_infs"), py::arg("growth_factor"), py::arg("backoff_factor"),

@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cfloat>
 #include <cmath>
-#include <tuple>
 
 #include "backend.h"
 #include "cast_args.h"
@@ -37,7 +36,7 @@ GradList checked(const char* op, Access access, c10::ArrayRef<Item> grads, at::D
 void unscale_(GradList& grads, const at::Tensor& found_inf, const at::Tensor& inv_scale,
               const std::optional<at::Tensor>& norm, std::optional<double> max_norm) {
   const at::Device device = grads.device();
-  check_max_norm(grads.op(), max_norm);
+  check_max_norm(grads.op(), max_norm, norm.has_value());
   UnscaleArgs args{};
   args.inv_scale = one_element<float>(grads.op(), "inv_scale", inv_scale, device);
   args.found_inf = one_element<float>(grads.op(), "found_inf", found_inf, device);
@@ -88,7 +87,7 @@ ScaleUpdate checked_update(const char* op, const at::Tensor& scale,
                            const at::Tensor& growth_tracker, const ScaleOptions& options) {
   const at::Device device = scale.device();
   const int64_t hysteresis = options.hysteresis;
-  const auto& [min_scale, max_scale] = std::tie(options.min_scale, options.max_scale);
+  const std::optional<double> min_scale = options.min_scale, max_scale = options.max_scale;
   TORCH_CHECK(hysteresis >= 1 && hysteresis <= INT32_MAX, op,
               ": hysteresis must be from 1 to 2147483647, got ", hysteresis);
   TORCH_CHECK(!min_scale || (*min_scale >= 0 && *min_scale <= FLT_MAX), op,
@@ -132,15 +131,16 @@ void update_scale_(at::Tensor& scale, at::Tensor& growth_tracker, at::TensorList
   TORCH_CHECK(!found_infs.empty(), op, ": found_infs must hold at least one tensor, got none");
   UpdateScaleArgs args{};
   args.update = checked_update(op, scale, growth_tracker, options);
-  if (found_infs.size() > kMaxFoundInfs) {  // more than fit the kernel's parameters
-    std::vector<at::Tensor> flat;
-    for (const at::Tensor& found_inf : found_infs) flat.push_back(found_inf.reshape(-1));
-    return update_scale_(scale, growth_tracker, at::cat(flat).amax(), options);
-  }
   std::vector<const float*> pointers;
   pointers.reserve(found_infs.size());
   for (const at::Tensor& found_inf : found_infs) {
     pointers.push_back(one_element<float>(op, "found_inf", found_inf, device));
+  }
+  if (found_infs.size() > kMaxFoundInfs) {  // more than fit the kernel's parameters
+    std::vector<at::Tensor> flat;
+    for (const at::Tensor& found_inf : found_infs) flat.push_back(found_inf.reshape(-1));
+    const at::Tensor any = at::cat(flat).ne(0).any().to(at::kFloat);
+    return update_scale_(scale, growth_tracker, any, options);
   }
   args.found_infs = pointers.data();
   args.found_inf_count = static_cast<int64_t>(pointers.size());

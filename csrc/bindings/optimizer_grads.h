@@ -17,23 +17,34 @@ enum class Coalesce { fp16, all };
 // The gradients of one optimizer, by device in order of first appearance.
 class OptimizerGrads {
  public:
-  OptimizerGrads(Access access, bool allow_fp16, Coalesce coalesce)
-      : access_(access), allow_fp16_(allow_fp16), coalesce_(coalesce) {}
+  // `op` is what errors name.
+  OptimizerGrads(const char* op, Access access, bool allow_fp16, Coalesce coalesce)
+      : op_(op), access_(access), allow_fp16_(allow_fp16), coalesce_(coalesce) {}
 
   // Reads `.grad` of every parameter. False when only Python can serve: a gradient is a Python
   // tensor subclass, or a parameter's class has a `grad` of its own.
   bool collect(pybind11::handle param_groups);
 
-  // To be called before anything is written: raises what remains to be raised, then installs the
-  // coalesced gradients.
-  void close();
+  // To be called before anything is written: raises what remains to be raised.
+  void close() const;
+
+  // Makes the coalesced gradients the parameters' own.
+  void install_coalesced();
 
   std::vector<GradList>& lists() { return lists_; }
+  const std::vector<GradList>& lists() const { return lists_; }
 
-  int64_t numel() const {
+  // Of the gradients on the CPU.
+  int64_t cpu_numel() const {
     int64_t total = 0;
-    for (const GradList& list : lists_) total += list.numel();
+    for (const GradList& list : lists_) {
+      if (list.device().is_cpu()) total += list.numel();
+    }
     return total;
+  }
+
+  bool are_all_on(at::Device device) const {
+    return lists_.empty() || (lists_.size() == 1 && lists_[0].device() == device);
   }
 
   // The gradients, so that they live on while the GIL is released.
@@ -49,6 +60,7 @@ class OptimizerGrads {
   bool add(at::TensorImpl* param, const at::Tensor& grad);
   GradList& list_for(at::Device device);
 
+  const char* op_;
   Access access_;
   bool allow_fp16_;
   Coalesce coalesce_;
@@ -60,5 +72,14 @@ class OptimizerGrads {
   std::vector<at::Tensor> sparse_values_;                          // kept alive for lists_
   std::vector<std::pair<at::TensorImpl*, at::Tensor>> coalesced_;  // parameter, its new gradient
 };
+
+// Where the gradient of each parameter lies; zeros where there is none, or none with memory of its
+// own.
+struct GradientPlace {
+  intptr_t address;
+  int64_t bytes;
+  int64_t dtype;
+};
+std::vector<GradientPlace> gradient_places(pybind11::handle param_groups);
 
 }  // namespace amp_ext

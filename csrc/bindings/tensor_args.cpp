@@ -1,6 +1,7 @@
 #include "tensor_args.h"
 
 #include <ATen/MemoryOverlap.h>
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
 
@@ -58,9 +59,11 @@ float* elements(const char* op, const char* name, const at::Tensor& tensor, int6
   return tensor.mutable_data_ptr<float>();
 }
 
-void check_max_norm(const char* op, std::optional<double> max_norm) {
+void check_max_norm(const char* op, std::optional<double> max_norm, bool norm_given) {
   TORCH_CHECK_VALUE(!max_norm || *max_norm >= 0, op,
                     ": max_norm must be a number that is not negative, got ", *max_norm);
+  TORCH_CHECK_VALUE(!max_norm || norm_given, op, ": max_norm = ", *max_norm,
+                    " needs a norm, got None");
 }
 
 std::optional<DType> dtype_of(at::ScalarType type) {
@@ -117,6 +120,18 @@ void check_no_internal_overlap(const Item& item, const at::Tensor& tensor) {
               "location, clone() it");
 }
 
+void check_no_history(const Item& item, const at::Tensor& tensor) {
+  TORCH_CHECK(!(at::GradMode::is_enabled() && tensor.requires_grad()), item.op, ": ", item,
+              " requires grad, and this op is not differentiable: expected torch.no_grad()");
+}
+
+void mark_written(const std::vector<at::TensorImpl*>& tensors) {
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    if (i + kAhead < tensors.size()) prefetch_version(tensors[i + kAhead]);
+    mark_written(tensors[i]);
+  }
+}
+
 void GradList::reserve(size_t n) {
   refs_.reserve(n);
   if (access_ == Access::write) written_.reserve(n);
@@ -131,7 +146,10 @@ void GradList::add(const at::Tensor& grad) {
     refs_.push_back({nullptr, 0, dtype});
     return;
   }
-  if (access_ == Access::write) written_.push_back(grad.unsafeGetTensorImpl());
+  if (access_ == Access::write) {
+    check_no_history(item, grad);
+    written_.push_back(grad.unsafeGetTensorImpl());
+  }
   if (grad.is_non_overlapping_and_dense()) {
     refs_.push_back({const_cast<void*>(access_ == Access::write ? grad.mutable_data_ptr()
                                                                 : grad.const_data_ptr()),
@@ -185,12 +203,9 @@ void GradList::throw_shared(const void* start, size_t second) const {
 }
 
 void GradList::finish_writes() {
-  const at::NoGradGuard no_grad;
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
   for (const Gathered& g : gathered_) g.view.copy_(g.dense);
-  for (size_t i = 0; i < written_.size(); ++i) {
-    if (i + kAhead < written_.size()) prefetch_version(written_[i + kAhead]);
-    if (!written_[i]->is_inference()) written_[i]->bump_version();
-  }
+  mark_written(written_);
 }
 
 }  // namespace amp_ext

@@ -27,8 +27,8 @@ template <class T>
 T* elements(const char* op, const char* name, const at::Tensor& tensor, int64_t size,
             at::Device device);
 
-// Throws unless gradients can be clipped to this norm.
-void check_max_norm(const char* op, std::optional<double> max_norm);
+// Throws unless gradients can be clipped to max_norm; their own norm has to be known then.
+void check_max_norm(const char* op, std::optional<double> max_norm, bool norm_given);
 
 // Hints for loops over many tensors: what GradList reads of a tensor, and then of what it points
 // to. Each is asked for kAhead tensors before the next link of the chain is followed.
@@ -55,10 +55,11 @@ inline void prefetch_links(at::TensorImpl* tensor) {
 }
 
 // To be called for every tensor that a launch writes: bumps its version, so that autograd knows.
-inline void mark_written(const at::Tensor& tensor) {
-  at::TensorImpl* impl = tensor.unsafeGetTensorImpl();
-  if (!impl->is_inference()) impl->bump_version();
+inline void mark_written(at::TensorImpl* tensor) {
+  if (!tensor->is_inference()) tensor->bump_version();
 }
+inline void mark_written(const at::Tensor& tensor) { mark_written(tensor.unsafeGetTensorImpl()); }
+void mark_written(const std::vector<at::TensorImpl*>& tensors);
 
 // A tensor of a list, which errors name with the list and the index: "grads[3]".
 struct Item {
@@ -76,6 +77,9 @@ DType checked_dtype(const Item& item, const at::Tensor& tensor, at::Device devic
 // Throws where elements of a tensor to be written share memory.
 void check_no_internal_overlap(const Item& item, const at::Tensor& tensor);
 
+// Throws for a tensor to be written of which autograd would have to know.
+void check_no_history(const Item& item, const at::Tensor& tensor);
+
 enum class Access { read, write };
 
 // The gradients of one call, all on one device. Tensors must outlive the list.
@@ -88,7 +92,7 @@ class GradList {
 
   // Checks `grad` and appends it. Throws for an element type other than fp16, bf16, fp32 and fp64,
   // a layout other than strided, another device, and, when writing, for memory that overlaps within
-  // the tensor.
+  // the tensor and for one that requires grad where gradients are recorded.
   void add(const at::Tensor& grad);
 
   // To be called once after the last add: throws when two tensors to be written start at the same

@@ -13,8 +13,8 @@ Status launch_check_finite(const CheckFiniteArgs& args, const CpuContext& contex
     const void* data = element(t.data, t.dtype, chunk.offset);
     if (!span.check_finite[static_cast<int>(t.dtype)](data, chunk.numel)) return;
     int64_t seen = lowest.load(std::memory_order_relaxed);
-    while (chunk.place < seen &&
-           !lowest.compare_exchange_weak(seen, chunk.place, std::memory_order_relaxed)) {
+    while (chunk.ref < seen &&
+           !lowest.compare_exchange_weak(seen, chunk.ref, std::memory_order_relaxed)) {
     }
   });
   if (lowest == args.grads.size) return Status::ok;

@@ -12,13 +12,13 @@ namespace amp_ext::cpu {
 constexpr int64_t kGrainElements = 1 << 20;
 
 // Short tensors are cache misses that the processor does not foresee: the memory of the tensor
-// kAhead places on, or the beginning of it, is asked for early.
+// kAhead indices on, or the beginning of it, is asked for early.
 constexpr int64_t kAhead = 8;
 constexpr int64_t kPrefetchBytes = 512;
 
 inline void prefetch(const void* data, int64_t bytes) {
   for (int64_t at = 0; at < std::min(bytes, kPrefetchBytes); at += 64)
-    __builtin_prefetch(static_cast<const char*>(data) + at, 1);
+    __builtin_prefetch(static_cast<const char*>(data) + at);
 }
 
 inline void prefetch(const TensorRef& t) { prefetch(t.data, t.numel * size_of(t.dtype)); }
@@ -36,9 +36,9 @@ inline const char* element(const void* data, DType dtype, int64_t index) {
   return static_cast<const char*>(data) + index * size_of(dtype);
 }
 
-// A piece of one place of a list: numel elements from `offset` on.
+// A piece of one ref of a list: numel elements from `offset` on.
 struct Chunk {
-  int64_t place;  // index in the list
+  int64_t ref;    // its index in the list
   int64_t index;  // of the chunk, in the whole list
   int64_t offset;
   int64_t numel;
@@ -59,7 +59,7 @@ void for_each_chunk(const ListOf<Ref>& list, const CpuContext& context, Body bod
 
   context.parallel_for(total, kGrainElements, &walk, [](void* opaque, int64_t begin, int64_t end) {
     auto& [list, body] = *static_cast<Walk*>(opaque);
-    int64_t start = 0;  // of the place, in elements of the flattened list
+    int64_t start = 0;  // of the ref, in elements of the flattened list
     int64_t first_chunk = 0;
     for (int64_t i = 0; i < list.size && start < end; ++i) {
       const Ref& ref = list.refs[i];

@@ -119,12 +119,12 @@ bool any_non_finite(const void* data, int64_t n) {
 }
 
 template <class Real>
-bool unscale(void* data, int64_t n, float inv_scale) {
+bool unscale(void* data, int64_t n, float inv_scale, float coefficient) {
   using Word = typename Bits<Real>::Type;
   auto* values = static_cast<Real*>(data);
   Word peak = 0;
   for (int64_t i = 0; i < n; ++i) {
-    const Real product = values[i] * inv_scale;
+    const Real product = values[i] * inv_scale * coefficient;
     const Word magnitude = bit_cast<Word>(product) & Bits<Real>::kMagnitude;
     values[i] = product;
     peak = magnitude > peak ? magnitude : peak;
@@ -154,14 +154,14 @@ bool sum_squares(const void* data, int64_t n, float inv_scale, double* sum) {
 constexpr int kTile = 1024;
 
 template <class Half>
-bool unscale_half(void* data, int64_t n, float inv_scale) {
+bool unscale_half(void* data, int64_t n, float inv_scale, float coefficient) {
   auto* values = static_cast<uint16_t*>(data);
   bool found = false;
   float tile[kTile];
   for (int64_t at = 0; at < n; at += kTile) {
     const int count = static_cast<int>(n - at < kTile ? n - at : kTile);
     Half::widen(values + at, tile, count);
-    for (int i = 0; i < count; ++i) tile[i] *= inv_scale;
+    for (int i = 0; i < count; ++i) tile[i] = tile[i] * inv_scale * coefficient;
     Half::narrow(tile, values + at, count);
     found |= any_non_finite<uint16_t, 0x7fff, Half::kInfinity>(values + at, count);
   }

@@ -10,7 +10,8 @@ namespace amp_ext::cpu {
 
 // Arrays are indexed by DType. The checks return true when they met a non-finite value.
 struct SpanKernels {
-  bool (*unscale[kDTypes])(void* data, int64_t n, float inv_scale);
+  // data = data * inv_scale * coefficient, in this order.
+  bool (*unscale[kDTypes])(void* data, int64_t n, float inv_scale, float coefficient);
   bool (*check_finite[kDTypes])(const void* data, int64_t n);
   // Adds the sum of squares of data * inv_scale to *sum, in an order that depends on n and the
   // instruction set alone.

@@ -46,18 +46,19 @@ __device__ int owner_of(const Entry* entries, int size, uint32_t chunk) {
   return low;
 }
 
-// How a grid's blocks share the chunks: contiguous ranges, the first `rest` of them one chunk
+// How a grid's blocks share the chunks: contiguous ranges, those of the first blocks one chunk
 // longer.
 struct Shares {
-  uint32_t chunks, rest;
-  __device__ explicit Shares(uint32_t all)
-      : chunks(all / gridDim.x), rest(all - chunks * gridDim.x) {}
+  uint32_t per_block, longer_blocks;
+  __device__ explicit Shares(uint32_t chunks)
+      : per_block(chunks / gridDim.x), longer_blocks(chunks - per_block * gridDim.x) {}
   __device__ uint32_t begin(uint32_t block) const {
-    return block * chunks + (block < rest ? block : rest);
+    return block * per_block + (block < longer_blocks ? block : longer_blocks);
   }
   __device__ uint32_t block_of(uint32_t chunk) const {
-    const uint32_t longer = rest * (chunks + 1);  // chunks of the longer ranges
-    return chunk < longer ? chunk / (chunks + 1) : rest + (chunk - longer) / chunks;
+    const uint32_t of_longer = longer_blocks * (per_block + 1);  // their chunks
+    return chunk < of_longer ? chunk / (per_block + 1)
+                             : longer_blocks + (chunk - of_longer) / per_block;
   }
 };
 

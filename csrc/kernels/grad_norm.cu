@@ -35,7 +35,7 @@ struct SumSquares {
 };
 
 // The sums of a block's parts of tensors. The pairs (block, tensor) that have one, in order, grow
-// in one number or in both, so block + tensor is a place of its own for each.
+// in one number or in both, so block + tensor is a slot of its own for each.
 struct SumSquaresPerTensor : SumSquares {
   double* partial_sums;
   BlockSum<kForeachThreads>& shared;

@@ -7,17 +7,21 @@ namespace amp_ext {
 namespace {
 
 struct Unscale {
-  float factor;
+  float inv_scale, coefficient = 1;
   bool bad = false;
+
+  __device__ bool changes_nothing() const { return inv_scale == 1.0f && coefficient == 1.0f; }
 
   template <class T>
   __device__ void visit(int, T* data, int n) {
     using E = Element<T>;
-    if (factor == 1.0f) {
+    using Compute = typename E::Compute;
+    if (changes_nothing()) {
       for_each_element<false>(data, n, [&](T x) { return bad |= !E::finite(x), x; });
     } else {
       for_each_element<true>(data, n, [&](T x) {
-        const T product = E::round(E::widen(x) * static_cast<typename E::Compute>(factor));
+        const T product = E::round(E::widen(x) * static_cast<Compute>(inv_scale) *
+                                   static_cast<Compute>(coefficient));
         bad |= !E::finite(product);
         return product;
       });
@@ -36,8 +40,8 @@ __global__ __launch_bounds__(kForeachThreads, kForeachBlocksPerSm) void unscale_
       if (threadIdx.x == 0) ptx::store_any(found_inf, 1.0f);
       return;
     }
-    body.factor *= clip_coefficient(*norm, max_norm);
-    if (body.factor == 1.0f) return;
+    body.coefficient = clip_coefficient(*norm, max_norm);
+    if (body.changes_nothing()) return;
   }
   visit_chunks(table, body);
   if (ptx::block_any(body.bad) && threadIdx.x == 0) ptx::store_any(found_inf, 1.0f);

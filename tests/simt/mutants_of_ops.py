@@ -14,8 +14,8 @@ LAST_TICKET = "gridDim.x - 1) == gridDim.x - 1"
 SHUFFLE = "for (int mask = 16; mask > 0; mask /= 2)"
 ASK = "if (ptx::block_any(body.bad) && threadIdx.x == 0) "
 STORE = f"{ASK}ptx::store_any(found_inf, 1.0f)"
-SCALED = "body.factor *= clip_coefficient"
-SKIP_ONE = "    if (body.factor == 1.0f) return;\n"
+SCALED = "E::widen(x) * static_cast<Compute>(inv_scale) *"
+SKIP_ONE = "    if (body.changes_nothing()) return;\n"
 BAD_NORM = "if (threadIdx.x == 0) ptx::store_any(found_inf, 1.0f);\n      return;"
 BLOCK_SUM_WAITS = "= value;\n  ptx::block_sync();"
 RELEASE = "if (threadIdx.x == 0) {\n    ptx::device_fence();"
@@ -29,7 +29,7 @@ MUTANTS = (
     Mutant(
         "the last chunks of a share",
         FOREACH,
-        "(block < rest ? block : rest)",
+        "(block < longer_blocks ? block : longer_blocks)",
         "0",
         "unscale",
     ),
@@ -91,7 +91,7 @@ MUTANTS = (
     Mutant(
         "one partial sum too few", NORM, "i < gridDim.x; i", "i + 1 < gridDim.x; i", "grad_norm"
     ),
-    Mutant("sums of blocks share a place", NORM, "[blockIdx.x + tensor]", "[tensor]", "grad_norm"),
+    Mutant("sums of blocks share a slot", NORM, "[blockIdx.x + tensor]", "[tensor]", "grad_norm"),
     Mutant(
         "parts of tensors are not told apart",
         NORM,
@@ -109,7 +109,13 @@ MUTANTS = (
         "shares.block_of(begin)",
         "grad_norm",
     ),
-    Mutant("the owner of a chunk", FOREACH, "rest * (chunks + 1)", "rest * chunks", "grad_norm"),
+    Mutant(
+        "the owner of a chunk",
+        FOREACH,
+        "longer_blocks * (per_block + 1)",
+        "longer_blocks * per_block",
+        "grad_norm",
+    ),
     Mutant(
         "a scale that every block moves",
         NORM,
@@ -138,7 +144,14 @@ MUTANTS = (
     Mutant("found_inf decides", UNSCALE, "!Element<float>::finite(*norm)", "*found_inf", "unscale"),
     Mutant("a bad norm is no overflow", UNSCALE, BAD_NORM, "return;", "unscale"),
     Mutant("a bad norm clips", UNSCALE, BAD_NORM, BAD_NORM.replace("return;", ""), "unscale"),
-    Mutant("clipped, not unscaled", UNSCALE, SCALED, SCALED.replace("*", ""), "unscale"),
+    Mutant("clipped, not unscaled", UNSCALE, SCALED, "E::widen(x) *", "unscale"),
+    Mutant(
+        "one factor",
+        UNSCALE,
+        "inv_scale == 1.0f && coefficient == 1.0f",
+        "inv_scale == 1.0f",
+        "unscale",
+    ),
     Mutant("clipping by one reads", UNSCALE, SKIP_ONE, "", "unscale"),
     Mutant(
         "an empty list has no norm", UNSCALE, "chunks == 0 && !args.norm", "chunks == 0", "unscale"

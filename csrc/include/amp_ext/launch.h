@@ -30,9 +30,9 @@ using CastList = ListOf<CastRef>;
 // grads *= inv_scale; found_inf = 1 if a product is not finite. Nothing is written to grads when
 // inv_scale is 1.
 //
-// With a norm, that of grads * inv_scale, the factor is inv_scale * clip_coefficient(*norm,
-// max_norm). When the norm is not finite, found_inf = 1; then, and when the factor is 1, grads are
-// neither read nor written.
+// With a norm, that of grads * inv_scale, the products are multiplied by clip_coefficient(*norm,
+// max_norm) before they are rounded to the dtype. When the norm is not finite, found_inf = 1; then,
+// and when both factors are 1, grads are neither read nor written.
 struct UnscaleArgs {
   TensorList grads;
   const float* inv_scale;

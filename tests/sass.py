@@ -1,0 +1,96 @@
+"""Kernels as ptxas and cuobjdump show them."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Kernel:
+    """One kernel for one architecture; memory in bytes.
+
+    Attributes:
+        instructions: how often each occurs.
+        batches: numbers of 16-byte loads from global memory that a thread issues before it uses the
+            first, and how often each occurs.
+    """
+
+    name: str
+    arch: str
+    registers: int = 0
+    shared: int = 0
+    stack: int = 0
+    spills: int = 0
+    instructions: Counter[str] = field(default_factory=Counter)
+    batches: Counter[int] = field(default_factory=Counter)
+
+    def count(self, wanted: str) -> int:
+        """How many instructions are `wanted`; LDG.128 is any LDG with 128 among its suffixes."""
+        opcode, *suffixes = wanted.split(".")
+        return sum(
+            number
+            for name, number in self.instructions.items()
+            if name.split(".")[0] == opcode and set(suffixes) <= set(name.split("."))
+        )
+
+    def loads_in_flight(self, loops: int) -> int:
+        """How many 16-byte loads at least so many loops issue before they use the first."""
+        sizes = sorted(self.batches.elements(), reverse=True)
+        return sizes[loops - 1] if len(sizes) >= loops else 0
+
+
+Kernels = dict[tuple[str, str], Kernel]  # by mangled name and architecture
+
+
+def read_ptxas(log: str, kernels: Kernels) -> None:
+    """Add the kernels of an nvcc log written with -Xptxas=-v."""
+    kernel = None
+    for line in log.splitlines():
+        if match := re.search(r"Compiling entry function '(\S+)' for '(\w+)'", line):
+            kernel = kernels[match.groups()] = Kernel(*match.groups())
+        elif match := re.search(r"(\d+) bytes stack.* (\d+) bytes.* stores, (\d+) bytes", line):
+            stack, stores, loads = map(int, match.groups())
+            kernel.stack += stack
+            kernel.spills += stores + loads
+        elif match := re.search(r"Used (\d+) registers(?:.*?(\d+) bytes smem)?", line):
+            kernel.registers = int(match[1])
+            kernel.shared = int(match[2] or 0)
+
+
+class _Batch:
+    """The loads of 16 bytes since the first of them that is not used yet."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+        self.loads = 0
+        self.arriving: set[int] = set()  # registers
+
+    def add(self, name: str, operands: str) -> None:
+        registers = [int(number) for number in re.findall(r"\bR(\d+)", operands)]
+        if self.arriving & set(registers) or name.startswith(("BRA", "EXIT", "RET", "BAR")):
+            self.close()
+        if name.startswith("LDG.") and "128" in name.split("."):
+            self.loads += 1
+            self.arriving |= set(range(registers[0], registers[0] + 4))
+
+    def close(self) -> None:
+        if self.loads:
+            self.kernel.batches[self.loads] += 1
+        self.loads = 0
+        self.arriving.clear()
+
+
+def read_sass(sass: str, kernels: Kernels) -> None:
+    """Add the instructions that `cuobjdump -sass` shows, predicates left out."""
+    arch = batch = None
+    instruction = re.compile(r"\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?\w+ )?([A-Z][\w.]*)([^;]*)")
+    for line in sass.splitlines():
+        if line.startswith("arch = "):
+            arch = line.removeprefix("arch = ")
+        elif match := re.match(r"\s+Function : (\S+)", line):
+            batch = _Batch(kernels.setdefault((match[1], arch), Kernel(match[1], arch)))
+        elif match := instruction.match(line):
+            batch.kernel.instructions[match[1]] += 1
+            batch.add(match[1], match[2])

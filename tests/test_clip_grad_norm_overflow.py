@@ -1,0 +1,199 @@
+"""GradScaler.clip_grad_norm_ on overflows, and what it refuses."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from cases import unwritten
+from clip_cases import (
+    Clip,
+    at_once,
+    every_way,
+    found_inf,
+    torchs_recipe,
+)
+from twins import (
+    OURS,
+    grads,
+    leaf,
+    outcome,
+    params,
+    plain,
+    sgd,
+    sparse_leaf,
+    started,
+)
+
+optim = torch.optim
+
+# ---- overflow ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{}, {"allow_no_grads": True}], ids=["", "allow_no_grads"])
+def test_overflow_of_gradients_that_are_dropped_afterwards(options: dict[str, Any]) -> None:
+    """unscale_ has seen it: the step is one with an overflow, as with torch's own clipping."""
+    optimizer, scaler = sgd(leaf([1.0, math.inf])), started(OURS, **options)
+    scaler.unscale_(optimizer)
+    optimizer.zero_grad()
+    scaler.clip_grad_norm_(optimizer, 1.0)
+    scaler.step(optimizer)
+    scaler.update()
+    assert scaler.step_was_skipped
+    assert scaler.get_scale() == 2.0
+
+
+def test_flags_that_a_trainer_has_added_stay() -> None:
+    """As that of another rank, on a rank without gradients."""
+    optimizer, scaler = sgd(leaf([12.0, 16.0])), started(OURS)
+    scaler.unscale_(optimizer)
+    elsewhere = torch.device("meta")
+    found_infs = scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
+    found_infs[elsewhere] = torch.ones(())
+    scaler.clip_grad_norm_(optimizer, 1.0)
+    left = scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
+    assert {device.type: flag.item() for device, flag in left.items()} == {"cpu": 0.0, "meta": 1.0}
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize("fused", [False, True])
+def test_overflow_skips_the_step_and_leaves_gradients_alone(fused: bool, value: float) -> None:
+    good, bad = leaf([12.0, 16.0]), leaf([1.0, value])
+    optimizer, scaler = optim.SGD([good, bad], lr=0.5, fused=fused), started(OURS)
+    with unwritten([*params(optimizer), *grads(optimizer)]):
+        norm = scaler.clip_grad_norm_(optimizer, 1.0)
+        scaler.step(optimizer)
+    assert not math.isfinite(norm.item())
+    scaler.update()
+    assert scaler.step_was_skipped
+    assert scaler.get_scale() == 2.0
+
+
+@every_way
+def test_norm_beyond_float32_is_an_overflow(clip: Clip) -> None:
+    optimizer, scaler = sgd(leaf([3e38, 3e38])), started(OURS, 1.0)
+    assert clip(scaler, optimizer, 1.0).item() == math.inf
+    assert found_inf(scaler, optimizer) == 1.0
+
+
+def test_gradient_that_is_spoilt_after_unscale() -> None:
+    """torch would step with NaNs."""
+    optimizer, scaler = sgd(leaf([12.0, 16.0])), started(OURS)
+    scaler.unscale_(optimizer)
+    grads(optimizer)[0][1] = math.nan
+    scaler.clip_grad_norm_(optimizer, 1.0)
+    with unwritten(params(optimizer)):
+        scaler.step(optimizer)
+
+
+@pytest.mark.parametrize("unscale_first", [False, True])
+def test_error_if_nonfinite_changes_nothing(unscale_first: bool) -> None:
+    optimizer, scaler = sgd(leaf([12.0, math.nan])), started(OURS)
+    if unscale_first:
+        scaler.unscale_(optimizer)
+    state = scaler._per_optimizer_states[id(optimizer)]
+    before = plain(state)
+    with (
+        unwritten(grads(optimizer)),
+        pytest.raises(RuntimeError, match="is non-finite, so it cannot"),
+    ):
+        scaler.clip_grad_norm_(optimizer, 1.0, error_if_nonfinite=True)
+    assert plain(state) == before
+    scaler.step(optimizer)
+    scaler.update()
+    assert scaler.step_was_skipped
+
+
+def test_error_if_nonfinite_leaves_sparse_gradients_as_they_are() -> None:
+    param = sparse_leaf(torch.float32, (16.0, math.inf, 28.0))
+    optimizer, grad = sgd(param), param.grad
+    with pytest.raises(RuntimeError, match="is non-finite"):
+        started(OURS).clip_grad_norm_(optimizer, 1.0, error_if_nonfinite=True)
+    assert param.grad is grad
+    assert not grad.is_coalesced()
+
+
+def test_error_if_nonfinite_of_finite_gradients() -> None:
+    optimizer = sgd(leaf([12.0, 16.0]))
+    norm = started(OURS).clip_grad_norm_(optimizer, 2.5, error_if_nonfinite=True)
+    assert norm.item() == 5.0
+    torch.testing.assert_close(grads(optimizer)[0], torch.tensor([1.5, 2.0]))
+
+
+# ---- errors ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("calls", "text"),
+    [
+        (["clip", "clip"], "clip_grad_norm_() has already been called on this optimizer since"),
+        (["unscale_", "clip", "clip"], "clip_grad_norm_() has already been called on this"),
+        (["clip", "unscale_"], "unscale_() has already been called on this optimizer since the"),
+        (["step", "clip"], "clip_grad_norm_() is being called after step()."),
+        (["clip", "step", "clip"], "clip_grad_norm_() is being called after step()."),
+    ],
+    ids=str,
+)
+def test_stages(calls: list[str], text: str) -> None:
+    scaler, optimizer = started(OURS), sgd(leaf([12.0, 16.0]))
+
+    def call(name: str) -> Any:
+        if name == "clip":
+            return scaler.clip_grad_norm_(optimizer, 1.0)
+        return getattr(scaler, name)(optimizer)
+
+    for name in calls[:-1]:
+        call(name)
+    with unwritten(grads(optimizer)):
+        kind, error, said = outcome(lambda: call(calls[-1]))
+    assert (kind, error) == ("raised", RuntimeError)
+    assert text in said
+
+
+def test_every_step_may_clip() -> None:
+    scaler, optimizer = started(OURS), sgd(leaf([12.0, 16.0]))
+    for _ in range(3):
+        scaler.clip_grad_norm_(optimizer, 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+
+
+def test_without_a_scale() -> None:
+    with pytest.raises(AssertionError, match="Attempted clip_grad_norm_ but _scale is None"):
+        OURS("cpu").clip_grad_norm_(sgd(leaf([1.0])), 1.0)
+
+
+@pytest.mark.parametrize(
+    ("max_norm", "error", "text"),
+    [
+        (-1.0, ValueError, "not negative, got -1.0"),
+        (math.nan, ValueError, "not negative, got nan"),
+        (None, TypeError, "NoneType"),
+        ("one", ValueError, "'one'"),
+        (10**400, OverflowError, "too large"),
+    ],
+    ids=["negative", "nan", "None", "words", "huge"],
+)
+def test_bad_max_norm(max_norm: Any, error: type[Exception], text: str) -> None:
+    optimizer = sgd(leaf([12.0, 16.0]))
+    with unwritten(grads(optimizer)), pytest.raises(error, match=text):
+        started(OURS).clip_grad_norm_(optimizer, max_norm)
+
+
+@pytest.mark.parametrize("max_norm", [2, torch.tensor(2.0), "2", True], ids=str)
+def test_max_norm_is_what_torch_takes_for_a_number(max_norm: Any) -> None:
+    optimizers = [sgd(leaf([12.0, 16.0])) for _ in range(2)]
+    at_once(started(OURS), optimizers[0], max_norm)
+    torchs_recipe(started(OURS), optimizers[1], max_norm)
+    assert plain(grads(optimizers[0])) == plain(grads(optimizers[1]))
+
+
+def test_gradients_that_share_memory_change_nothing() -> None:
+    first, second = leaf([12.0]), leaf([16.0])
+    second.grad = first.grad
+    optimizer = sgd(first, second)
+    with unwritten(grads(optimizer)), pytest.raises(RuntimeError, match="same address"):
+        started(OURS).clip_grad_norm_(optimizer, 1.0)

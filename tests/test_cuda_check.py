@@ -1,0 +1,104 @@
+"""tests/cuda_check.py: it accepts a good kernel and names what is wrong with a bad one."""
+
+from __future__ import annotations
+
+import pytest
+
+import cuda_check
+from sass import Kernel, Kernels, read_ptxas, read_sass
+
+PTXAS = """\
+ptxas info    : 0 bytes gmem
+ptxas info    : Compiling entry function 'unscale_kernel' for 'sm_80'
+ptxas info    : Function properties for unscale_kernel
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 64 registers, used 1 barriers, 2048 bytes smem, 384 bytes cmem[0]
+"""
+LOOP = """\
+        /*0010*/                   LDG.E.128 R4, [R2.64] ;    /* 0x00000a00ff017624 */
+                                                              /* 0x000fe400078e00ff */
+        /*0020*/                   LDG.E.128 R8, [R2.64+0x2000] ;
+        /*0030*/                   LDG.E.128 R12, [R2.64+0x4000] ;
+        /*0040*/              @!P1 LDG.E.128 R16, [R2.64+0x6000] ;
+        /*0050*/                   FMUL R5, R4, R20 ;
+        /*0060*/              @!P0 STG.E.128 [R2.64], R4 ;    /* 0x0000000000007919 */
+        /*0070*/               @P0 BRA 0x10 ;
+"""
+SASS = f"""\
+Fatbin elf code:
+================
+arch = sm_80
+\tcode for sm_80
+\t\tFunction : unscale_kernel
+{8 * LOOP}"""
+CHAINED = SASS
+for _to, _from in ((16, 12), (12, 8), (8, 4)):
+    CHAINED = CHAINED.replace(f"R{_to}, [R2.64", f"R{_to}, [R{_from}.64")
+
+
+def read(ptxas: str, sass: str) -> Kernel:
+    kernels: Kernels = {}
+    read_ptxas(ptxas, kernels)
+    read_sass(sass, kernels)
+    (kernel,) = kernels.values()
+    return kernel
+
+
+def checked(ptxas: str = PTXAS, sass: str = SASS) -> list[str]:
+    return cuda_check.faults(read(ptxas, sass))
+
+
+@pytest.mark.parametrize(
+    ("registers", "sass", "loads", "blocks"),
+    [
+        (64, SASS, 4, 2),
+        (65, SASS, 4, 1),
+        (128, SASS, 4, 1),
+        (64, CHAINED, 1, 2),
+        (64, SASS.replace("BRA", "NOP").replace("FMUL R5, R4", "FMUL R5, R6"), 4, 2),
+        (64, SASS.replace("R16, [R2", "R16, [R11"), 3, 2),
+        (64, SASS.replace(8 * LOOP, 7 * LOOP), 0, 2),
+    ],
+)
+def test_bytes_in_flight(registers: int, sass: str, loads: int, blocks: int) -> None:
+    """Of 512 threads a block, as far as there are registers, and 16 bytes a load."""
+    kernel = read(PTXAS.replace("64 registers", f"{registers} registers"), sass)
+    assert cuda_check.bytes_in_flight(kernel) == 16 * loads * 512 * blocks
+
+
+def test_only_walks_have_bytes_in_flight() -> None:
+    kernel = read(PTXAS.replace("unscale", "update_scale"), SASS.replace("unscale", "update_scale"))
+    assert cuda_check.bytes_in_flight(kernel) is None
+
+
+def test_cuda_check_reads_a_good_kernel() -> None:
+    assert checked() == []
+
+
+@pytest.mark.parametrize(
+    ("ptxas", "sass", "fault"),
+    [
+        (PTXAS.replace("0 bytes spill loads", "8 bytes spill loads"), SASS, "8 bytes of registers"),
+        (PTXAS.replace("0 bytes spill st", "12 bytes spill st"), SASS, "12 bytes of registers"),
+        (PTXAS, SASS.replace("LDG.E.128", "LDG.E.64"), "no LDG.128"),
+        (PTXAS, SASS.replace("STG.E.128", "STG.E"), "no STG.128"),
+        (PTXAS, CHAINED, "16384 bytes in flight"),
+        (PTXAS, SASS + "        /*0020*/   @P1 LDL.64 R4, [R1] ;", "1 loads and stores of local"),
+        (PTXAS, "", "not in the binary"),
+        ("", SASS, "ptxas said nothing"),
+    ],
+)
+def test_cuda_check_sees_a_bad_kernel(ptxas: str, sass: str, fault: str) -> None:
+    assert fault in " ".join(checked(ptxas, sass))
+
+
+def test_cuda_check_sees_remarks_about_matrix_instructions() -> None:
+    remark = "ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async is serialized"
+    assert cuda_check.remarks(f"{PTXAS}{remark}\n") == [remark]
+    assert cuda_check.remarks(PTXAS) == []
+
+
+def test_cuda_check_sees_a_missing_architecture() -> None:
+    kernels: Kernels = {}
+    read_sass(SASS, kernels)
+    assert cuda_check.missing_arches(kernels, ["8.0+PTX", "9.0a"]) == ["no kernel for sm_90a"]
