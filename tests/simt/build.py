@@ -173,7 +173,7 @@ def build(
     """
     kernel_flags, engine_flags, _ = VARIANTS[variant]
     if sources is None:
-        sources = [*sorted(kernels.glob("*.cu")), HERE.parent / "simt_ops.cpp"]
+        sources = [*sorted(kernels.rglob("*.cu")), *sorted(HERE.parent.glob("simt_*.cpp"))]
     kept, made = BUILD / variant, into / variant
     kept.mkdir(parents=True, exist_ok=True)
     made.mkdir(parents=True, exist_ok=True)
