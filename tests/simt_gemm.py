@@ -62,8 +62,8 @@ class GemmPlan(Structure):
         ("tile", c_int),
         *((name, c_uint8) for name in ("a_major", "b_major")),
         *((name, c_uint32) for name in ("tiles_m", "tiles_n", "blocks", "splits", "group")),
-        *((name, c_int64) for name in ("steps", "term_steps", "column_sums_offset")),
-        *((name, c_int64) for name in ("workspace_bytes", "tickets")),
+        *((name, c_int) for name in ("terms", "term_steps", "steps")),
+        *((name, c_int64) for name in ("column_sums_offset", "workspace_bytes", "tickets")),
     ]
 
 
@@ -83,7 +83,8 @@ class GemmWork(Structure):
         *((name, c_uint32) for name in ("tile", "split")),
         ("batch", c_int64),
         *((name, c_uint32) for name in ("m", "n")),
-        *((name, c_int64) for name in ("begin", "end")),
+        ("matrix", c_int64),
+        *((name, c_int) for name in ("step", "steps")),
     ]
 
 

@@ -130,8 +130,9 @@ inline GemmPlan plan_with(const GemmArgs& g, int tile, int64_t splits, int multi
   const int64_t batch = std::max<int64_t>(g.batch, 1);
   plan.tiles_m = static_cast<uint32_t>(ceil_div(std::max<int64_t>(g.m, 1), t.m));
   plan.tiles_n = static_cast<uint32_t>(ceil_div(g.n, t.n));
-  plan.term_steps = ceil_div(g.k, t.k);
-  plan.steps = plan.term_steps * g.terms;
+  plan.terms = static_cast<int>(g.terms);
+  plan.term_steps = static_cast<int>(ceil_div(g.k, t.k));
+  plan.steps = plan.term_steps * plan.terms;
   plan.splits = static_cast<uint32_t>(splits);
   const int64_t tiles = batch * plan.tiles_m * plan.tiles_n;
   plan.blocks = static_cast<uint32_t>(tiles * splits);
@@ -155,9 +156,11 @@ inline bool gemm_serves(const GemmArgs& g) {
   const auto has_rows = [](const MatrixRef& x) { return !x.data || x.column_stride == 1; };
   // The smallest tile alone bounds the number of blocks.
   const double tiles = std::ceil(g.m / 64.0) * std::ceil(g.n / 64.0) * g.batch;
+  const double steps = std::ceil(g.k / 32.0) * g.terms;  // at most; numbers of 32 bits count them
   return is_16_bit(g.a.dtype) && g.a.dtype == g.b.dtype && layout_of_a(g).served &&
          layout_of_b(g).served && is_served(g.out) && is_served(g.c) && is_served(g.bias) &&
-         is_served(g.aux) && has_rows(g.out) && has_rows(g.aux) && tiles <= kGemmMostBlocks;
+         is_served(g.aux) && has_rows(g.out) && has_rows(g.aux) && tiles <= kGemmMostBlocks &&
+         g.k <= INT32_MAX && g.terms <= INT32_MAX && steps <= INT32_MAX;
 }
 
 // The plan that is predicted to take the fewest cycles. The arguments are served.

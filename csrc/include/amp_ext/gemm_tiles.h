@@ -27,10 +27,11 @@ struct GemmTile {
   AMP_EXT_HOST_DEVICE constexpr int warp_m() const { return m / warps_m; }
   AMP_EXT_HOST_DEVICE constexpr int warp_n() const { return n / warps_n; }
 
-  // Shared memory: the ring of stages, and in its place, when the sums are there, 16 rows of each
+  // Shared memory: the ring of stages, and in its place, when the sums are there, some rows of each
   // warp's part of them in fp32, padded by 8 elements a row.
+  AMP_EXT_HOST_DEVICE constexpr int staged_rows() const { return warp_m() < 32 ? warp_m() : 32; }
   constexpr int ring_bytes() const { return stages * (m + n) * k * 2; }
-  constexpr int staging_bytes() const { return warps_m * warps_n * 16 * (warp_n() + 8) * 4; }
+  constexpr int staging_bytes() const { return warps_m * warps_n * staged_rows() * (warp_n() + 8) * 4; }
   constexpr int shared_bytes() const { return std::max(ring_bytes(), staging_bytes()); }
 
   // Registers of a thread: its sums, the fragments of two steps of 16 along k, and an allowance for
@@ -85,8 +86,9 @@ struct GemmPlan {
   uint32_t blocks = 0;  // 0: there is nothing to do
   uint32_t splits = 1;  // shares of each tile's steps
   uint32_t group = 1;   // rows of tiles that are computed together, column by column
-  int64_t steps = 0;    // along k, of all terms
-  int64_t term_steps = 0;
+  int terms = 1;
+  int term_steps = 0;  // along k
+  int steps = 0;       // of all terms
   int64_t column_sums_offset = 0;  // in the workspace, in bytes; the splits' sums are before it
   int64_t workspace_bytes = 0;
   int64_t tickets = 0;  // one for each tile if there are splits, one for each column of tiles if

@@ -5,7 +5,6 @@
 #include "../reduce.cuh"
 #include "activation.cuh"
 #include "mainloop_sm80.cuh"
-#include "vector8.cuh"
 
 namespace amp_ext {
 
@@ -16,8 +15,8 @@ struct EpilogueShared {
   static constexpr int kGroups = kTile.threads() / (kTile.n / 4);
 
   union {
-    // 16 rows of each warp's part of the tile. The padding moves rows to other banks.
-    float staged[kWarps][16][kTile.warp_n() + kVector];
+    // Rows of each warp's part of the tile. The padding moves them to other banks.
+    float staged[kWarps][kTile.staged_rows()][kTile.warp_n() + kVector];
     float column_sums[kTile.warps_m][kTile.n];
     float4 grid_sums[kGroups][kTile.n / 4];
   };
@@ -34,12 +33,10 @@ __device__ inline bool finish_vector(const GemmArgs& g, const VectorPlace& place
   for (int i = 0; i < kVector; ++i) x[i] = alpha * x[i] + beta * other[i] + bias[i];
   if (g.derivative) {
     load_vector(other, g.aux, place);
-#pragma unroll
-    for (int i = 0; i < kVector; ++i) x[i] = times_derivative(g.activation, x[i], other[i]);
+    multiply_by_derivative(g.activation, other, x);
   } else {
     if (g.aux.data) store_vector(g.aux, place, x);
-#pragma unroll
-    for (int i = 0; i < kVector; ++i) x[i] = activate(g.activation, x[i]);
+    activate(g.activation, x);
   }
   return store_vector(g.out, place, x);
 }
@@ -94,12 +91,13 @@ __device__ void sum_columns(float (&sums)[kVector], EpilogueShared<Gemm>& shared
 
 // Writes the result of a tile. All threads take part; nobody uses shared memory any more.
 template <class Gemm>
-__device__ void finish(const typename Gemm::Sums& sums, EpilogueShared<Gemm>& shared,
+__device__ void finish(typename Gemm::Sums& sums, EpilogueShared<Gemm>& shared,
                        const GemmArgs& g, const GemmPlan& plan, const GemmWork& work,
                        float* column_workspace, uint32_t* column_ticket) {
   constexpr GemmTile kTile = Gemm::kTile;
   // A pass of a warp: as many rows as its lanes have vectors of eight for.
   constexpr int kVectors = kTile.warp_n() / kVector, kPassRows = 32 / kVectors;
+  constexpr int kStagedParts = kTile.staged_rows() / 16;
   const int lane = threadIdx.x % 32, lane_row = lane / kVectors, vector = lane % kVectors;
   auto& staged = shared.staged[threadIdx.x / 32];
 
@@ -112,25 +110,28 @@ __device__ void finish(const typename Gemm::Sums& sums, EpilogueShared<Gemm>& sh
   float bias[kVector] = {}, column_sums[kVector] = {};
   if (g.bias.data) load_vector(bias, g.bias, {work.batch, 0, column, count});
   bool finite = true;
-  for (int part = 0; part < Gemm::kRowParts; ++part) {
+#pragma unroll 1
+  for (int stage = 0; stage < kTile.warp_m(); stage += kTile.staged_rows()) {
     ptx::warp_sync();
-    // The sums are in registers, which only constants can number.
 #pragma unroll
-    for (int i = 0; i < Gemm::kRowParts; ++i) {
-      if (i != part) continue;
+    for (int i = 0; i < kStagedParts; ++i) {
 #pragma unroll
       for (int j = 0; j < Gemm::kColumnParts; ++j) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          float* to = &staged[lane / 4 + half * 8][j * 8 + lane % 4 * 2];
+          float* to = &staged[i * 16 + lane / 4 + half * 8][j * 8 + lane % 4 * 2];
           *reinterpret_cast<float2*>(to) = {sums[i][j][half * 2], sums[i][j][half * 2 + 1]};
         }
       }
     }
+    // Only constants can number registers, and those of the staged sums are free now.
+#pragma unroll
+    for (int i = kStagedParts; i < Gemm::kRowParts; ++i)
+      memcpy(sums[i - kStagedParts], sums[i], sizeof(sums[i]));
     ptx::warp_sync();
 #pragma unroll 1
-    for (int i = lane_row; i < 16; i += kPassRows) {
-      const int64_t row = first_row + part * 16 + i;
+    for (int i = lane_row; i < kTile.staged_rows(); i += kPassRows) {
+      const int64_t row = first_row + stage + i;
       if (row >= rows || count == 0) continue;
       float x[kVector];
       memcpy(x, &staged[i][vector * kVector], sizeof(x));

@@ -23,9 +23,10 @@ gemm_kernel(const GemmArgs __grid_constant__ args, const GemmPlan __grid_constan
             unsigned char* workspace, uint32_t* tickets) {
   using Gemm = GemmInstance<T, kTileIndex, kA, kB>;
   auto& shared = ptx::shared<GemmShared<Gemm>>();
-  const GemmWork work = work_of(plan, blockIdx.x);
   typename Gemm::Sums sums = {};
-  accumulate<Gemm>(sums, shared.stages, args, plan, work);
+  accumulate<Gemm>(sums, shared.stages, args, plan, work_of(plan, ptx::block_index()));
+  // Found out anew: the loop has no registers to spare.
+  const GemmWork work = work_of(plan, ptx::block_index());
   if (plan.splits > 1) {
     if (!add_splits<Gemm>(sums, shared.epilogue.last, plan, work, workspace, tickets)) return;
     tickets += plan.blocks / plan.splits;

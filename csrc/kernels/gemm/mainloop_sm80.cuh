@@ -12,8 +12,10 @@ template <class T, int kTileIndex, Major kA, Major kB>
 struct GemmInstance {
   using Element = T;
   static constexpr GemmTile kTile = kGemmTiles[kTileIndex];
-  using WalkA = OperandWalk<kTile.m, kTile.k, kA>;
-  using WalkB = OperandWalk<kTile.n, kTile.k, kB>;
+  using WalkA = OperandWalk<kTile.m, kTile.k, kA, kTile.threads()>;
+  using WalkB = OperandWalk<kTile.n, kTile.k, kB, kTile.threads()>;
+  using ReaderA = FragmentReader<Role::a, kTile.m, kTile.k, kA>;
+  using ReaderB = FragmentReader<Role::b, kTile.n, kTile.k, kB>;
 
   struct Stage {
     typename WalkA::Tile a;
@@ -39,23 +41,22 @@ template <class Gemm>
 class GemmSteps {
  public:
   __device__ GemmSteps(const GemmArgs& g, const GemmPlan& plan, const GemmWork& work)
-      : a_(g.a, g.a.row_stride, g.a.column_stride, int64_t{work.m} * kTile.m, g.m),
-        b_(g.b, g.b.column_stride, g.b.row_stride, int64_t{work.n} * kTile.n, g.n),
-        k_(g.k),
-        left_(work.end - work.begin) {
-    if (left_ == 0) return;
-    const int64_t term = work.begin / plan.term_steps;
-    matrix_ = work.batch * g.terms + term;
-    go_to((work.begin - term * plan.term_steps) * kTile.k);
-  }
+      : a_(g.a, g.a.row_stride, g.a.column_stride, int64_t{work.m} * kTile.m, g.m, work.matrix,
+           int64_t{work.step} * kTile.k),
+        b_(g.b, g.b.column_stride, g.b.row_stride, int64_t{work.n} * kTile.n, g.n, work.matrix,
+           int64_t{work.step} * kTile.k),
+        k_(static_cast<int>(g.k)),
+        of_matrix_(plan.term_steps),
+        left_(work.steps),
+        k_left_(k_ - work.step * kTile.k) {}
 
   // Fetches the next step, if there is one, as a group of copies. A group for every step, empty
   // ones behind the last, so that whoever counts them needs not know.
   __device__ void fetch(typename Gemm::Stage& stage) {
     if (left_ > 0) {
-      const int depth = static_cast<int>(k_left_ < kTile.k ? k_left_ : kTile.k);
-      a_.template fetch<kTile.threads(), kTile.aligned>(stage.a, depth);
-      b_.template fetch<kTile.threads(), kTile.aligned>(stage.b, depth);
+      const int depth = k_left_ < kTile.k ? k_left_ : kTile.k;
+      a_.template fetch<kTile.aligned>(stage.a, depth);
+      b_.template fetch<kTile.aligned>(stage.b, depth);
       advance();
     }
     ptx::cp_async_commit();
@@ -64,12 +65,6 @@ class GemmSteps {
  private:
   static constexpr GemmTile kTile = Gemm::kTile;
 
-  __device__ void go_to(int64_t k) {
-    a_.go_to(matrix_, k);
-    b_.go_to(matrix_, k);
-    k_left_ = k_ - k;
-  }
-
   __device__ void advance() {
     --left_;
     k_left_ -= kTile.k;
@@ -77,17 +72,18 @@ class GemmSteps {
       a_.advance();
       b_.advance();
     } else {
-      ++matrix_;
-      go_to(0);
+      a_.advance_matrix(of_matrix_);
+      b_.advance_matrix(of_matrix_);
+      k_left_ = k_;
     }
   }
 
   typename Gemm::WalkA a_;
   typename Gemm::WalkB b_;
-  const int64_t k_;
-  int64_t left_;    // steps
-  int64_t k_left_;  // of the present matrix
-  int64_t matrix_;
+  const int k_;
+  const int of_matrix_;  // steps
+  int left_;             // steps
+  int k_left_;           // of the present matrix
 };
 
 // A warp's fragments of 16 along k.
@@ -96,20 +92,12 @@ struct GemmFragments {
   Fragment a[Gemm::kRowParts];
   Fragment b[Gemm::kColumnParts / 2];
 
-  __device__ void load(typename Gemm::Stage& stage, int k) {
-#pragma unroll
-    for (int i = 0; i < Gemm::kRowParts; ++i) stage.a.load(a[i], Gemm::warp_row() + i * 16, k);
-#pragma unroll
-    for (int j = 0; j < Gemm::kColumnParts / 2; ++j)
-      stage.b.load(b[j], Gemm::warp_column() + j * 16, k);
-  }
-
   __device__ void multiply(typename Gemm::Sums& sums) const {
 #pragma unroll
     for (int i = 0; i < Gemm::kRowParts; ++i) {
 #pragma unroll
       for (int j = 0; j < Gemm::kColumnParts; ++j) {
-        const uint32_t b_part[2] = {b[j / 2][j % 2], b[j / 2][j % 2 + 2]};
+        const uint32_t b_part[2] = {b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]};
         ptx::mma_m16n8k16<typename Gemm::Element>(sums[i][j], a[i], b_part);
       }
     }
@@ -132,11 +120,22 @@ __device__ void accumulate(typename Gemm::Sums& sums,
   // barrier, so have the other threads'.
   ptx::cp_async_wait<kStages - 2>();
   ptx::block_sync();
+
+  const typename Gemm::ReaderA reader_a(Gemm::warp_row());
+  const typename Gemm::ReaderB reader_b(Gemm::warp_column());
   GemmFragments<Gemm> fragments[2];
-  fragments[0].load(stages[0], 0);
+  const auto read = [&](int stage, int depth) {
+    auto& to = fragments[depth % 2];
+#pragma unroll
+    for (int i = 0; i < Gemm::kRowParts; ++i) reader_a.read(to.a[i], stages[stage].a, i, depth);
+#pragma unroll
+    for (int j = 0; j < Gemm::kColumnParts / 2; ++j)
+      reader_b.read(to.b[j], stages[stage].b, j, depth);
+  };
+  read(0, 0);
 
   int stage = 0, last = kStages - 1;  // that of this step and that of the step before it
-  for (int64_t step = work.begin; step < work.end; ++step) {
+  for (int step = 0; step < work.steps; ++step) {
 #pragma unroll
     for (int depth = 0; depth < kDepths; ++depth) {
       if (depth == kDepths - 1) {
@@ -148,7 +147,7 @@ __device__ void accumulate(typename Gemm::Sums& sums,
         stage = stage + 1 == kStages ? 0 : stage + 1;
       }
       // Behind the last step this loads what is not used.
-      fragments[(depth + 1) % 2].load(stages[stage], (depth + 1) % kDepths * 16);
+      read(stage, (depth + 1) % kDepths);
       if (depth == 0) steps.fetch(stages[last]);
       fragments[depth % 2].multiply(sums);
     }

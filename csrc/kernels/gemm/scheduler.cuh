@@ -14,9 +14,17 @@ struct GemmWork {
   int64_t batch;
   uint32_t m;  // the tile's row and column in the grid of tiles
   uint32_t n;
-  int64_t begin;  // of the steps along k
-  int64_t end;
+  int64_t matrix;  // of a and b, in which the first of the steps along k is, and which of its steps
+  int step;
+  int steps;
 };
+
+// The first step of a share, or the end of the last one. The first shares are one step longer where
+// they cannot all be equal.
+AMP_EXT_HOST_DEVICE inline int share_begin(const GemmPlan& plan, uint32_t split) {
+  const uint32_t steps = plan.steps / plan.splits, longer = plan.steps % plan.splits;
+  return static_cast<int>(split * steps + (split < longer ? split : longer));
+}
 
 // Blocks run about in order of their index. Those at work at the same time compute `group` rows of
 // tiles, column by column, so that they read few different parts of a and b, which L2 then holds.
@@ -33,8 +41,11 @@ AMP_EXT_HOST_DEVICE inline GemmWork work_of(const GemmPlan& plan, uint32_t block
   const uint32_t rows = left < plan.group ? left : plan.group;
   work.m = first + in_matrix % in_group % rows;
   work.n = in_matrix % in_group / rows;
-  work.begin = plan.steps * work.split / plan.splits;
-  work.end = plan.steps * (work.split + 1) / plan.splits;
+  const int begin = share_begin(plan, work.split);
+  work.steps = share_begin(plan, work.split + 1) - begin;
+  const int term = work.steps > 0 ? begin / plan.term_steps : 0;
+  work.matrix = work.batch * plan.terms + term;
+  work.step = begin - term * plan.term_steps;
   return work;
 }
 

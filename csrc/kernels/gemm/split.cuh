@@ -32,6 +32,7 @@ __device__ bool add_splits(typename Gemm::Sums& sums, bool& shared, const GemmPl
   }
   ptx::block_sync();
   if (!is_last_block(tickets + work.tile, plan.splits, shared)) return false;
+  memset(sums, 0, sizeof(sums));
   for (uint32_t split = 0; split < plan.splits; ++split) {
 #pragma unroll
     for (int i = 0; i < Gemm::kRowParts; ++i) {
@@ -41,7 +42,7 @@ __device__ bool add_splits(typename Gemm::Sums& sums, bool& shared, const GemmPl
         float share[4];
         memcpy(share, &bits, sizeof(bits));
 #pragma unroll
-        for (int d = 0; d < 4; ++d) sums[i][j][d] = split == 0 ? share[d] : sums[i][j][d] + share[d];
+        for (int d = 0; d < 4; ++d) sums[i][j][d] += share[d];
       }
     }
   }
