@@ -28,11 +28,13 @@ struct GemmTile {
   AMP_EXT_HOST_DEVICE constexpr int warp_n() const { return n / warps_n; }
 
   // Shared memory: the ring of stages, and in its place, when the sums are there, some rows of each
-  // warp's part of them in fp32, padded by 8 elements a row.
+  // warp's part of them in fp32, padded by 8 elements a row, and a flag; in whole KiB.
   AMP_EXT_HOST_DEVICE constexpr int staged_rows() const { return warp_m() < 32 ? warp_m() : 32; }
   constexpr int ring_bytes() const { return stages * (m + n) * k * 2; }
   constexpr int staging_bytes() const { return warps_m * warps_n * staged_rows() * (warp_n() + 8) * 4; }
-  constexpr int shared_bytes() const { return std::max(ring_bytes(), staging_bytes()); }
+  constexpr int shared_bytes() const {
+    return (std::max(ring_bytes(), staging_bytes() + 1) + 1023) / 1024 * 1024;
+  }
 
   // Registers of a thread: its sums, the fragments of two steps of 16 along k, and an allowance for
   // everything else.
@@ -55,7 +57,7 @@ struct GemmTile {
 inline constexpr GemmTile kGemmTiles[] = {
     {256, 128, 32, 4, 2, 4, true},  {128, 128, 32, 2, 2, 4, true}, {128, 64, 32, 2, 2, 4, true},
     {64, 128, 32, 2, 2, 4, true},   {64, 64, 64, 2, 2, 3, true},   {16, 128, 64, 1, 4, 4, true},
-    {128, 16, 64, 4, 1, 4, true},   {128, 128, 32, 2, 2, 2, false}, {64, 64, 32, 2, 2, 2, false},
+    {128, 16, 64, 4, 1, 4, true},   {128, 128, 32, 4, 2, 2, false}, {64, 64, 32, 2, 2, 2, false},
 };
 constexpr int kGemmTileCount = sizeof(kGemmTiles) / sizeof(kGemmTiles[0]);
 

@@ -40,7 +40,7 @@ Status launch_instance(const GemmArgs& args, const GemmPlan& plan, void* workspa
                        uint32_t* tickets, cuda::Stream stream) {
   constexpr GemmTile kTile = kGemmTiles[kTileIndex];
   constexpr int kBytes = sizeof(GemmShared<GemmInstance<T, kTileIndex, kA, kB>>);
-  static_assert(kBytes <= kTile.shared_bytes(), "the planner's figure");
+  static_assert(kBytes == kTile.shared_bytes(), "the planner's figure");
   const auto kernel = gemm_kernel<T, kTileIndex, kA, kB>;
   if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes) !=
       cudaSuccess)

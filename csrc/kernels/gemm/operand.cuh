@@ -90,7 +90,7 @@ class OperandWalk {
         line_stride_(kMajor == Major::k ? mn_stride : k_stride),
         extent_(static_cast<int>(extent - first < kExtent ? extent - first : kExtent)) {
     const int64_t line = (kMajor == Major::k ? first : k) + own_line();
-    const int64_t column = (kMajor == Major::k ? k : first) + own_column();
+    const int64_t column = (kMajor == Major::k ? k : first) + own_chunk() * kOperandChunk;
     at_ = static_cast<const uint16_t*>(ptx::global(operand.data)) + matrix * matrix_stride_ +
           line * line_stride_ + column;
   }
@@ -107,9 +107,9 @@ class OperandWalk {
   template <bool kAligned>
   __device__ void fetch(Tile& tile, int depth) const {
     const int lines = (kMajor == Major::k ? extent_ : depth) - own_line();
-    const int length = (kMajor == Major::k ? depth : extent_) - own_column();
+    const int length = (kMajor == Major::k ? depth : extent_) - own_chunk() * kOperandChunk;
     const int elements = length < 0 ? 0 : length < kOperandChunk ? length : kOperandChunk;
-    unsigned char* const to = tile.bytes + Tile::offset(own_line(), threadIdx.x % kLineChunks);
+    unsigned char* const to = tile.bytes + Tile::offset(own_line(), own_chunk());
 #pragma unroll
     for (int i = 0; i < kPasses; ++i) {
       const int inside = i * kPassLines < lines ? elements : 0;
@@ -130,8 +130,9 @@ class OperandWalk {
   static constexpr int kPasses = Tile::kLines / kPassLines;
   static_assert(kPassLines % 8 == 0 && Tile::kLines % kPassLines == 0);
 
-  __device__ static int own_line() { return threadIdx.x / kLineChunks; }
-  __device__ static int own_column() { return threadIdx.x % kLineChunks * kOperandChunk; }
+  // Read anew, to hold no registers between steps.
+  __device__ static int own_line() { return ptx::thread_index() / kLineChunks; }
+  __device__ static int own_chunk() { return ptx::thread_index() % kLineChunks; }
 
   __device__ int64_t step_stride() const {
     return kMajor == Major::k ? kStep : kStep * line_stride_;
