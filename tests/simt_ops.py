@@ -222,12 +222,12 @@ class Ops:
 
     def _call(self, name: str, *arguments: object) -> None:
         """Call a function that returns a Status; raise RuntimeError with the report if not ok."""
-        status = self.engine.call(name, self.schedule or self._next_schedule(), *arguments)
+        status = self.engine.call(name, self.schedule or self.next_schedule(), *arguments)
         if status != 0:
             text = self.engine.functions.simt_status_text(status).decode()
             raise RuntimeError(f"{name}: {text}: {self.engine.report()}")
 
-    def _next_schedule(self) -> Schedule:
+    def next_schedule(self) -> Schedule:
         seed, launch = torch.initial_seed(), self._launch[1] + 1
         self._launch = (seed, launch if seed == self._launch[0] else 0)
         number = seed + self._launch[1]

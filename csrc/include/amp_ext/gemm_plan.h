@@ -118,8 +118,8 @@ inline bool has_result(const GemmArgs& g) {
   return g.n > 0 && ((g.m > 0 && g.batch > 0) || g.column_sums);
 }
 
-// The plan with this tile and number of splits. Column sums of no rows at all are zeros, which a
-// block has to write.
+// The plan with this tile and number of splits. Column sums of no rows at all are zeros, which
+// blocks have to write that read nothing.
 inline GemmPlan plan_with(const GemmArgs& g, int tile, int64_t splits, int multiprocessors) {
   const GemmTile& t = kGemmTiles[tile];
   GemmPlan plan;
@@ -131,7 +131,8 @@ inline GemmPlan plan_with(const GemmArgs& g, int tile, int64_t splits, int multi
   plan.tiles_m = static_cast<uint32_t>(ceil_div(std::max<int64_t>(g.m, 1), t.m));
   plan.tiles_n = static_cast<uint32_t>(ceil_div(g.n, t.n));
   plan.terms = static_cast<int>(g.terms);
-  plan.term_steps = static_cast<int>(ceil_div(g.k, t.k));
+  const bool has_rows = g.m > 0 && g.batch > 0;
+  plan.term_steps = has_rows ? static_cast<int>(ceil_div(g.k, t.k)) : 0;
   plan.steps = plan.term_steps * plan.terms;
   plan.splits = static_cast<uint32_t>(splits);
   const int64_t tiles = batch * plan.tiles_m * plan.tiles_n;
