@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 import simt_gemm
-from cases import spacing
+from cases import integers, spacing
 from executors import SIMT
 from simt.library import Library, Schedule
 from simt_gemm import Gemm, GemmPlan, GemmTile
@@ -51,6 +52,26 @@ def surroundings_are_intact(view: Tensor) -> bool:
 def empty(shape: tuple[int, ...], dtype: torch.dtype, aligned: bool = True) -> Tensor:
     """Return a result to be written, placed, with another NaN than that around it."""
     return placed(torch.full(shape, float("nan"), dtype=dtype), aligned=aligned)
+
+
+def product(
+    m: int,
+    n: int,
+    k: int,
+    dtype: torch.dtype = FP16,
+    out_dtype: torch.dtype = FP32,
+    *,
+    majors: tuple[bool, bool] = (True, True),
+    aligned: bool = True,
+    batch: int = 1,
+    terms: int = 1,
+    make: Callable[..., Tensor] = integers,
+    **options: Any,
+) -> Gemm:
+    """Return a product of small integers, or of what `make` makes."""
+    a = placed(make((batch * terms, m, k), dtype, CPU), majors[0], aligned)
+    b = placed(make((batch * terms, k, n), dtype, CPU), majors[1], aligned)
+    return Gemm(a, b, empty((batch, m, n), out_dtype, aligned), terms, **options)
 
 
 def plan_of(gemm: Gemm, tile: int = -1, splits: int = 1, multiprocessors: int = 4) -> GemmPlan:
@@ -111,7 +132,7 @@ def linear_part(gemm: Gemm, magnitude: bool = False) -> Tensor:
 
 
 def exact(gemm: Gemm) -> Tensor:
-    """Return the result in float64. It is the activation's of what aux has where there is an aux."""
+    """Return the result in float64."""
     x = linear_part(gemm)
     if gemm.derivative:
         return x * derivative(gemm.activation, gemm.aux.double())
@@ -121,9 +142,9 @@ def exact(gemm: Gemm) -> Tensor:
 def assert_activated_near(actual: Tensor, expected: Tensor, x: Tensor) -> None:
     """Compare an activation of an x without error, or x times a derivative, rounded once.
 
-    Phi and its derivative are between 0 and 2; their functions in fp32 (erfcf, expf, a reciprocal:
-    4 units in the last place each at most) and the few roundings between them are off by less than
-    32 units of 2**-24 of that.
+    The factor of x is a sum of terms below 1.2 in magnitude, products of functions (erfcf, expf, a
+    reciprocal) that are off by 4 units in the last place at most. An exponent e, at most 16 where
+    exp(-e) matters, is off by a few units of 2**-24 * e. All of it is below 32 units of 2**-24.
     """
     allowed = x.abs() * 2.0**-19
     allowed += spacing(expected.abs() + allowed, actual.dtype) / 2

@@ -7,24 +7,23 @@ import itertools
 import pytest
 import torch
 
-from cases import assert_equal, assert_same, assert_sum_near, integers, normal
+from cases import assert_equal, assert_same, assert_sum_near, normal
 from executors import SIMT
 from gemm_kernel_cases import (
     BF16,
-    CPU,
     FP16,
     FP32,
     empty,
     exact,
     library,
     linear_part,
-    placed,
     plan_of,
+    product,
     run,
     tiles,
 )
 from simt.library import Schedule
-from simt_gemm import Gemm, describe, launch, serves
+from simt_gemm import describe, launch, serves
 
 pytestmark = pytest.mark.skipif(bool(SIMT.missing), reason=SIMT.missing)
 
@@ -33,26 +32,6 @@ OUT_TYPES = (FP32, FP16, BF16)
 MAJORS = list(itertools.product((True, False), repeat=2))
 every_tile = pytest.mark.parametrize("tile", range(len(tiles())))
 every_type = pytest.mark.parametrize("dtype", TYPES, ids=["fp16", "bf16"])
-
-
-def product(
-    m: int,
-    n: int,
-    k: int,
-    dtype: torch.dtype = FP16,
-    out_dtype: torch.dtype = FP32,
-    *,
-    majors: tuple[bool, bool] = (True, True),
-    aligned: bool = True,
-    batch: int = 1,
-    terms: int = 1,
-    make=integers,
-    **options,
-) -> Gemm:
-    """Return a product of small integers, or of what `make` makes."""
-    a = placed(make((batch * terms, m, k), dtype, CPU), majors[0], aligned)
-    b = placed(make((batch * terms, k, n), dtype, CPU), majors[1], aligned)
-    return Gemm(a, b, empty((batch, m, n), out_dtype, aligned), terms, **options)
 
 
 # ---- shapes ------------------------------------------------------------------------------------
@@ -174,7 +153,10 @@ def test_strides_of_single_elements_mean_nothing() -> None:
         odd = {}
         for name in ("a", "b"):
             t = getattr(gemm, name)
-            strides = (7, *(3 if size == 1 else t.stride(1 + i) for i, size in enumerate(t.shape[1:])))
+            strides = (
+                7,
+                *(3 if size == 1 else t.stride(1 + i) for i, size in enumerate(t.shape[1:])),
+            )
             odd[name] = t.as_strided(t.shape, strides)
         gemm = gemm._replace(**odd)
         assert serves(library(), gemm.args())

@@ -12,14 +12,18 @@ __device__ inline float normal_cdf(float x) { return 0.5f * erfcf(x * -0.7071067
 
 __device__ inline float normal_density(float x) { return 0.39894228f * expf(-0.5f * x * x); }
 
-// gelu_tanh's Phi(x), (1 + tanh(u)) / 2 with this u, as 1 / (1 + exp(-2 u)) for the same reason.
+// gelu_tanh's Phi(x), (1 + tanh(u)) / 2, and its derivative, by e = exp(-2 |u|): for x > 0 it is
+// 1 / (1 + e), else e / (1 + e), and nothing cancels or overflows.
+__device__ inline float twice_u(float x) { return 1.5957691f * (x + 0.044715f * x * x * x); }
+
 __device__ inline float normal_cdf_tanh(float x) {
-  const float twice_u = 1.5957691f * (x + 0.044715f * x * x * x);
-  return ptx::reciprocal(1.0f + expf(-twice_u));
+  const float u2 = twice_u(x), e = expf(-fabsf(u2));
+  return (u2 > 0.0f ? 1.0f : e) * ptx::reciprocal(1.0f + e);
 }
 
-__device__ inline float twice_u_derivative(float x) {
-  return 1.5957691f * (1.0f + 3 * 0.044715f * x * x);
+__device__ inline float normal_density_tanh(float x) {
+  const float e = expf(-fabsf(twice_u(x))), r = ptx::reciprocal(1.0f + e);
+  return e * r * r * 1.5957691f * (1.0f + 3 * 0.044715f * x * x);
 }
 
 // x = f(x).
@@ -42,25 +46,20 @@ __device__ inline void multiply_by_derivative(Activation activation, const float
   const auto each = [&](auto f) {
 #pragma unroll
     for (int i = 0; i < kVector; ++i) {
-      // Far out, where the slopes are 0 and 1, so that nothing overflows.
-      const float bounded = fminf(fmaxf(at[i], -16.0f), 16.0f);
-      x[i] = f(x[i], at[i], bounded);
+      // Farther out the derivatives are 0 and 1; squares would overflow. NaN stays.
+      const float bounded = at[i] > 16.0f ? 16.0f : at[i] < -16.0f ? -16.0f : at[i];
+      x[i] = f(x[i], bounded);
     }
   };
   switch (activation) {
     case Activation::none: break;
-    case Activation::relu:
-      each([](float v, float at, float) { return at <= 0.0f ? 0.0f : v; });
-      break;
+    case Activation::relu: each([](float v, float at) { return at <= 0.0f ? 0.0f : v; }); break;
     case Activation::gelu:
-      each([](float v, float at, float bounded) {
-        return v * (normal_cdf(at) + bounded * normal_density(bounded));
-      });
+      each([](float v, float at) { return v * (normal_cdf(at) + at * normal_density(at)); });
       break;
     case Activation::gelu_tanh:
-      each([](float v, float at, float bounded) {
-        const float cdf = normal_cdf_tanh(at);
-        return v * (cdf + bounded * cdf * (1.0f - cdf) * twice_u_derivative(bounded));
+      each([](float v, float at) {
+        return v * (normal_cdf_tanh(at) + at * normal_density_tanh(at));
       });
       break;
   }
