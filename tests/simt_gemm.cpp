@@ -39,8 +39,7 @@ void simt_gemm_work(const GemmPlan* plan, GemmWork* work) {
 int simt_gemm(const GemmArgs* args, const GemmPlan* plan) {
   std::vector<float4> workspace((plan->workspace_bytes + 15) / 16, {NAN, NAN, NAN, NAN});
   std::vector<uint32_t> tickets(plan->tickets);
-  const Status status =
-      cuda::launch_gemm(*args, *plan, workspace.data(), tickets.data(), nullptr);
+  const Status status = cuda::launch_gemm(*args, *plan, workspace.data(), tickets.data(), nullptr);
   const bool is_left = std::ranges::any_of(tickets, [](uint32_t ticket) { return ticket != 0; });
   return status == Status::ok && is_left ? -1 : static_cast<int>(status);
 }

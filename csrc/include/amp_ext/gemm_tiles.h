@@ -31,7 +31,9 @@ struct GemmTile {
   // warp's part of them in fp32, padded by 8 elements a row, and a flag; in whole KiB.
   AMP_EXT_HOST_DEVICE constexpr int staged_rows() const { return warp_m() < 32 ? warp_m() : 32; }
   constexpr int ring_bytes() const { return stages * (m + n) * k * 2; }
-  constexpr int staging_bytes() const { return warps_m * warps_n * staged_rows() * (warp_n() + 8) * 4; }
+  constexpr int staging_bytes() const {
+    return warps_m * warps_n * staged_rows() * (warp_n() + 8) * 4;
+  }
   constexpr int shared_bytes() const {
     return (std::max(ring_bytes(), staging_bytes() + 1) + 1023) / 1024 * 1024;
   }
@@ -55,9 +57,9 @@ struct GemmTile {
 // The first ones are for large results: a warp's part of 64 x 64 reads the fewest bytes of shared
 // memory a product. The last but two are for results of few rows or columns.
 inline constexpr GemmTile kGemmTiles[] = {
-    {256, 128, 32, 4, 2, 4, true},  {128, 128, 32, 2, 2, 4, true}, {128, 64, 32, 2, 2, 4, true},
-    {64, 128, 32, 2, 2, 4, true},   {64, 64, 64, 2, 2, 3, true},   {16, 128, 64, 1, 4, 4, true},
-    {128, 16, 64, 4, 1, 4, true},   {128, 128, 32, 4, 2, 2, false}, {64, 64, 32, 2, 2, 2, false},
+    {256, 128, 32, 4, 2, 4, true}, {128, 128, 32, 2, 2, 4, true},  {128, 64, 32, 2, 2, 4, true},
+    {64, 128, 32, 2, 2, 4, true},  {64, 64, 64, 2, 2, 3, true},    {16, 128, 64, 1, 4, 4, true},
+    {128, 16, 64, 4, 1, 4, true},  {128, 128, 32, 4, 2, 2, false}, {64, 64, 32, 2, 2, 2, false},
 };
 constexpr int kGemmTileCount = sizeof(kGemmTiles) / sizeof(kGemmTiles[0]);
 
@@ -89,8 +91,8 @@ struct GemmPlan {
   uint32_t splits = 1;  // shares of each tile's steps
   uint32_t group = 1;   // rows of tiles that are computed together, column by column
   int terms = 1;
-  int term_steps = 0;  // along k
-  int steps = 0;       // of all terms
+  int term_steps = 0;              // along k
+  int steps = 0;                   // of all terms
   int64_t column_sums_offset = 0;  // in the workspace, in bytes; the splits' sums are before it
   int64_t workspace_bytes = 0;
   int64_t tickets = 0;  // one for each tile if there are splits, one for each column of tiles if

@@ -23,7 +23,8 @@ struct EpilogueShared {
   bool last;
 };
 
-// Finishes eight elements of the result; returns whether they are finite. x becomes what is rounded.
+// Finishes eight elements of the result; returns whether they are finite. x becomes what is
+// rounded.
 __device__ inline bool finish_vector(const GemmArgs& g, const VectorPlace& place,
                                      const float (&bias)[kVector], float (&x)[kVector]) {
   const float alpha = static_cast<float>(g.alpha), beta = static_cast<float>(g.beta);
@@ -44,9 +45,9 @@ __device__ inline bool finish_vector(const GemmArgs& g, const VectorPlace& place
 // Adds up each column over the block's rows, from what each lane has of its own eight, and over all
 // blocks in the last one of a column of tiles. Always in the same order. All threads take part.
 template <class Gemm>
-__device__ void sum_columns(float (&sums)[kVector], EpilogueShared<Gemm>& shared,
-                            const GemmArgs& g, const GemmPlan& plan, const GemmWork& work,
-                            float* workspace, uint32_t* ticket) {
+__device__ void sum_columns(float (&sums)[kVector], EpilogueShared<Gemm>& shared, const GemmArgs& g,
+                            const GemmPlan& plan, const GemmWork& work, float* workspace,
+                            uint32_t* ticket) {
   constexpr GemmTile kTile = Gemm::kTile;
   constexpr int kVectors = kTile.warp_n() / kVector, kQuads = kTile.n / 4;
   constexpr int kGroups = EpilogueShared<Gemm>::kGroups;
@@ -91,9 +92,9 @@ __device__ void sum_columns(float (&sums)[kVector], EpilogueShared<Gemm>& shared
 
 // Writes the result of a tile. All threads take part; nobody uses shared memory any more.
 template <class Gemm>
-__device__ void finish(typename Gemm::Sums& sums, EpilogueShared<Gemm>& shared,
-                       const GemmArgs& g, const GemmPlan& plan, const GemmWork& work,
-                       float* column_workspace, uint32_t* column_ticket) {
+__device__ void finish(typename Gemm::Sums& sums, EpilogueShared<Gemm>& shared, const GemmArgs& g,
+                       const GemmPlan& plan, const GemmWork& work, float* column_workspace,
+                       uint32_t* column_ticket) {
   constexpr GemmTile kTile = Gemm::kTile;
   // A pass of a warp: as many rows as its lanes have vectors of eight for.
   constexpr int kVectors = kTile.warp_n() / kVector, kPassRows = 32 / kVectors;
@@ -140,8 +141,7 @@ __device__ void finish(typename Gemm::Sums& sums, EpilogueShared<Gemm>& shared,
       for (int j = 0; j < kVector; ++j) column_sums[j] += j < count ? x[j] : 0.0f;
     }
   }
-  if (g.found_inf && ptx::block_any(!finite) && threadIdx.x == 0)
-    ptx::store_any(g.found_inf, 1.0f);
+  if (g.found_inf && ptx::block_any(!finite) && threadIdx.x == 0) ptx::store_any(g.found_inf, 1.0f);
   if (g.column_sums)
     sum_columns(column_sums, shared, g, plan, work, column_workspace, column_ticket);
 }

@@ -3,10 +3,10 @@
 
 #include <utility>
 
+#include "../launch.cuh"
 #include "epilogue.cuh"
 #include "mainloop_sm80.cuh"
 #include "split.cuh"
-#include "../launch.cuh"
 
 namespace amp_ext {
 
@@ -17,10 +17,12 @@ union GemmShared {
 };
 
 template <class T, int kTileIndex, Major kA, Major kB>
-__global__ __launch_bounds__(kGemmTiles[kTileIndex].threads(),
-                             kGemmTiles[kTileIndex].resident_blocks()) void
-gemm_kernel(const GemmArgs __grid_constant__ args, const GemmPlan __grid_constant__ plan,
-            unsigned char* workspace, uint32_t* tickets) {
+__global__ __launch_bounds__(
+    kGemmTiles[kTileIndex].threads(),
+    kGemmTiles[kTileIndex]
+        .resident_blocks()) void gemm_kernel(const GemmArgs __grid_constant__ args,
+                                             const GemmPlan __grid_constant__ plan,
+                                             unsigned char* workspace, uint32_t* tickets) {
   using Gemm = GemmInstance<T, kTileIndex, kA, kB>;
   auto& shared = ptx::shared<GemmShared<Gemm>>();
   typename Gemm::Sums sums = {};

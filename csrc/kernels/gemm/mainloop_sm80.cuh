@@ -1,5 +1,5 @@
-// The sums of a block's tile, by mma.sync: cp.async fills a ring of stages, ldmatrix takes fragments
-// from it, always one step of 16 ahead of the tensor cores.
+// The sums of a block's tile, by mma.sync: cp.async fills a ring of stages, ldmatrix takes
+// fragments from it, always one step of 16 ahead of the tensor cores.
 #pragma once
 
 #include "operand.cuh"
@@ -28,12 +28,8 @@ struct GemmInstance {
   using Sums = float[kRowParts][kColumnParts][4];
 
   // Where the calling thread's warp is in the tile.
-  __device__ static int warp_row() {
-    return threadIdx.x / 32 / kTile.warps_n * kTile.warp_m();
-  }
-  __device__ static int warp_column() {
-    return threadIdx.x / 32 % kTile.warps_n * kTile.warp_n();
-  }
+  __device__ static int warp_row() { return threadIdx.x / 32 / kTile.warps_n * kTile.warp_m(); }
+  __device__ static int warp_column() { return threadIdx.x / 32 % kTile.warps_n * kTile.warp_n(); }
 };
 
 // The steps of both operands, from the first of a block's share on; they pass through the terms.
@@ -107,8 +103,8 @@ struct GemmFragments {
 // Adds the products of a block's steps. The stages are free again afterwards.
 template <class Gemm>
 __device__ void accumulate(typename Gemm::Sums& sums,
-                           typename Gemm::Stage (&stages)[Gemm::kTile.stages],
-                           const GemmArgs& g, const GemmPlan& plan, const GemmWork& work) {
+                           typename Gemm::Stage (&stages)[Gemm::kTile.stages], const GemmArgs& g,
+                           const GemmPlan& plan, const GemmWork& work) {
   constexpr int kStages = Gemm::kTile.stages;
   constexpr int kDepths = Gemm::kTile.k / 16;
   static_assert(kDepths % 2 == 0, "fragments of even and odd depths take turns in registers");

@@ -1,5 +1,5 @@
-// Operands on their way to the tensor cores: from global memory to shared memory, step by step along
-// k, and from there to the fragments of a warp.
+// Operands on their way to the tensor cores: from global memory to shared memory, step by step
+// along k, and from there to the fragments of a warp.
 #pragma once
 
 #include <cstdint>
@@ -16,9 +16,9 @@ constexpr int kOperandChunk = kSwizzleChunkBytes / kOperandBytes;
 
 // A step of an operand in shared memory: kExtent of m or n by kStep of k, in lines that are
 // contiguous as in global memory. Lines lie in rows of 128 bytes: short ones share a row, of long
-// ones each part of 64 elements is in rows of its own. The chunks of a row are permuted so that eight
-// neighbouring lines, the first of them a multiple of eight, have the same chunk in eight different
-// places; see swizzle.h.
+// ones each part of 64 elements is in rows of its own. The chunks of a row are permuted so that
+// eight neighbouring lines, the first of them a multiple of eight, have the same chunk in eight
+// different places; see swizzle.h.
 template <int kExtent, int kStep, Major kMajor>
 struct OperandTile {
   static constexpr int kLines = kMajor == Major::k ? kExtent : kStep;
@@ -30,8 +30,8 @@ struct OperandTile {
 
   alignas(kSwizzleAlignment) unsigned char bytes[kExtent * kStep * kOperandBytes];
 
-  // The offset of a chunk. Eight lines on it is larger by kEightLinesBytes; an even number of chunks
-  // on, within a row's eight, it differs in the bits of that number.
+  // The offset of a chunk. Eight lines on it is larger by kEightLinesBytes; an even number of
+  // chunks on, within a row's eight, it differs in the bits of that number.
   __device__ static int offset(int line, int chunk) {
     const int row = line / kRowLines;
     const int in_row = line % kRowLines * kLineChunks + chunk % kRowChunks;
@@ -63,11 +63,12 @@ class FragmentReader {
                                  : Tile::offset(k_half * 8 + row, mn / 8 + mn_half);
   }
 
-  // Reads fragment `i` of the warp's part, of 16 of m or n, for `depth`, the 16 of k. All lanes take
-  // part.
+  // Reads fragment `i` of the warp's part, of 16 of m or n, for `depth`, the 16 of k. All lanes
+  // take part.
   __device__ void read(Fragment& fragment, const Tile& tile, int i, int depth) const {
     const int lines = kMajor == Major::k ? i : depth, chunks = kMajor == Major::k ? depth : i;
-    const int offset = (offset_ ^ chunks * 2 * kSwizzleChunkBytes) + lines * 2 * Tile::kEightLinesBytes;
+    const int offset =
+        (offset_ ^ chunks * 2 * kSwizzleChunkBytes) + lines * 2 * Tile::kEightLinesBytes;
     ptx::ldmatrix<kMajor == Major::mn>(fragment, tile.bytes + offset);
   }
 
@@ -98,9 +99,7 @@ class OperandWalk {
   __device__ void advance() { at_ += step_stride(); }
 
   // Goes from the last of a matrix's steps to the first one of the next matrix.
-  __device__ void advance_matrix(int steps) {
-    at_ += matrix_stride_ - (steps - 1) * step_stride();
-  }
+  __device__ void advance_matrix(int steps) { at_ += matrix_stride_ - (steps - 1) * step_stride(); }
 
   // Copies a step, of which `depth` of k exist. What is outside of the matrix becomes zero: it adds
   // nothing. Aligned operands are copied asynchronously.
