@@ -146,11 +146,11 @@ def describe(library: Library, gemm_plan: GemmPlan) -> str:
     return text.value.decode()
 
 
-def works(library: Library, gemm_plan: GemmPlan) -> list[GemmWork]:
-    """Return what each block does."""
+def works(library: Library, gemm_plan: GemmPlan) -> ctypes.Array:
+    """Return a GemmWork for each block."""
     result = (GemmWork * gemm_plan.blocks)()
     library.functions.simt_gemm_work(byref(gemm_plan), result)
-    return list(result)
+    return result
 
 
 def launch(library: Library, schedule: Schedule, args: GemmArgs, gemm_plan: GemmPlan) -> None:

@@ -25,7 +25,10 @@ from gemm_kernel_cases import (
 from simt.library import Schedule
 from simt_gemm import describe, launch, serves
 
-pytestmark = pytest.mark.skipif(bool(SIMT.missing), reason=SIMT.missing)
+pytestmark = [
+    pytest.mark.simt,
+    pytest.mark.skipif(bool(SIMT.missing), reason=SIMT.missing),
+]
 
 TYPES = (FP16, BF16)
 OUT_TYPES = (FP32, FP16, BF16)

@@ -28,7 +28,10 @@ from gemm_kernel_cases import (
 )
 from simt_gemm import ACTIVATIONS, Gemm
 
-pytestmark = pytest.mark.skipif(bool(SIMT.missing), reason=SIMT.missing)
+pytestmark = [
+    pytest.mark.simt,
+    pytest.mark.skipif(bool(SIMT.missing), reason=SIMT.missing),
+]
 
 TYPES = (FP32, FP16, BF16)
 every_tile = pytest.mark.parametrize("tile", range(len(tiles())))

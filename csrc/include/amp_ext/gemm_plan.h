@@ -73,25 +73,28 @@ inline double step_cycles(const GemmTile& t) {
   return std::max({products, shared, loads});
 }
 
+// Steps along k, of all terms.
+inline int64_t step_count(const GemmArgs& g, const GemmTile& t) {
+  return ceil_div(g.k, t.k) * g.terms;
+}
+
 // Cycles of the whole product: each multiprocessor gets `rounds` blocks, as many at a time as fit.
 // It takes as long as its tensor cores or its memory need, or as its blocks wait.
-inline double product_cycles(const GemmArgs& g, const GemmTile& t, const GemmPlan& plan,
+inline double product_cycles(const GemmArgs& g, const GemmTile& t, double tiles, int64_t splits,
                              int multiprocessors) {
-  const double rounds = ceil_div(plan.blocks, multiprocessors);
+  const double rounds = std::ceil(tiles * splits / multiprocessors);
   const double at_a_time = std::min<double>(rounds, t.resident_blocks());
-  const double steps = ceil_div(plan.steps, plan.splits);
+  const double steps = ceil_div(step_count(g, t), splits);
   int bytes = size_of(g.out.dtype);  // of an element of the result, and of what belongs to it
   if (g.c.data) bytes += size_of(g.c.dtype);
   if (g.aux.data) bytes += size_of(g.aux.dtype);
-  const double tile_elements = double(t.m) * t.n;
-  const double finish = tile_elements * bytes / kGemmL2Bytes;
+  const double elements = double(t.m) * t.n;
+  const double finish = elements * bytes / kGemmL2Bytes;
   const double busy = rounds * (steps * step_cycles(t) + finish);
   const double waiting = std::ceil(rounds / at_a_time) *
                          (steps * kGemmLatency / (t.stages - 1) + 2 * kGemmLatency + finish);
-  const double adding =
-      plan.splits == 1 ? 0
-                       : tile_elements * 4 * (plan.splits + 1) / kGemmL2Bytes + 2 * kGemmLatency;
-  return std::max(busy, waiting) + adding;
+  const double adding = elements * 4 * (splits + 1) / kGemmL2Bytes + 2 * kGemmLatency;
+  return std::max(busy, waiting) + (splits > 1 ? adding : 0);
 }
 
 // The number of rows of tiles that blocks at work together should cover, for them to read the
@@ -164,30 +167,36 @@ inline bool gemm_serves(const GemmArgs& g) {
          g.k <= INT32_MAX && g.terms <= INT32_MAX && steps <= INT32_MAX;
 }
 
+// How many shares a tile's steps may be split into: until there are two blocks for each that is at
+// work at a time, so that the last ones leave few multiprocessors without work.
+inline int64_t most_splits(const GemmArgs& g, const GemmTile& t, double tiles,
+                           int multiprocessors) {
+  if (tiles < 1 || tiles >= 2.0 * multiprocessors) return 1;
+  const auto room = static_cast<int64_t>(2.0 * multiprocessors * t.resident_blocks() / tiles);
+  const int64_t steps = step_count(g, t);
+  return std::max<int64_t>(1, std::min({room, steps / kGemmStepsOfSplit, kGemmMostSplits}));
+}
+
 // The plan that is predicted to take the fewest cycles. The arguments are served.
 inline GemmPlan plan_gemm(const GemmArgs& g, int multiprocessors) {
   const bool aligned = layout_of_a(g).aligned && layout_of_b(g).aligned;
-  GemmPlan best;
+  int best_tile = 0;
+  int64_t best_splits = 1;
   double fewest = INFINITY;
   for (int tile = 0; tile < kGemmTileCount; ++tile) {
     const GemmTile& t = kGemmTiles[tile];
     if (t.aligned != aligned) continue;
     const double tiles = std::ceil(double(g.m) / t.m) * std::ceil(double(g.n) / t.n) * g.batch;
     if (tiles > kGemmMostBlocks) continue;
-    // Splits only while there are multiprocessors without a tile.
-    const int64_t room = tiles < multiprocessors
-                             ? int64_t{multiprocessors} * t.resident_blocks() /
-                                   std::max<int64_t>(static_cast<int64_t>(tiles), 1)
-                             : 1;
-    const int64_t steps = ceil_div(g.k, t.k) * g.terms;
-    const int64_t most = std::min({room, steps / kGemmStepsOfSplit, kGemmMostSplits});
-    for (int64_t splits = 1; splits == 1 || splits <= most; ++splits) {
-      const GemmPlan plan = plan_with(g, tile, splits, multiprocessors);
-      const double cycles = product_cycles(g, t, plan, multiprocessors);
-      if (cycles < fewest) fewest = cycles, best = plan;
+    const int64_t most = most_splits(g, t, tiles, multiprocessors);
+    for (int64_t splits = 1; splits <= most; ++splits) {
+      double cycles = product_cycles(g, t, tiles, splits, multiprocessors);
+      // Splits have to promise a tenth: they take memory, and their cost is the least certain.
+      if (splits > 1) cycles /= 0.9;
+      if (cycles < fewest) fewest = cycles, best_tile = tile, best_splits = splits;
     }
   }
-  return best;
+  return plan_with(g, best_tile, best_splits, multiprocessors);
 }
 
 inline std::string describe(const GemmPlan& plan) {

@@ -66,8 +66,9 @@ constexpr int kGemmTileCount = sizeof(kGemmTiles) / sizeof(kGemmTiles[0]);
 constexpr bool is_sound(const GemmTile& t) {
   // Lines of shared memory are swizzled in rows of 64 elements, which they fill or share evenly.
   const auto is_line = [](int elements) { return elements % 64 == 0 || 64 % elements == 0; };
-  return is_line(t.m) && is_line(t.n) && is_line(t.k) && t.k % 32 == 0 && t.warp_m() % 16 == 0 &&
-         t.warp_n() % 16 == 0 && t.stages >= 2 && t.registers() <= 255 &&
+  return is_line(t.m) && is_line(t.n) && is_line(t.k) && t.k % 32 == 0 && t.k <= 64 &&
+         t.warp_m() % 16 == 0 && t.warp_m() <= 64 && t.warp_n() % 16 == 0 && t.warp_n() <= 64 &&
+         t.stages >= 2 && t.registers() <= 255 &&
          t.shared_bytes() <= 99 << 10 &&  // what a block may have on sm_86 and sm_89
          t.resident_blocks() >= 1;
 }

@@ -138,7 +138,7 @@ __device__ void finish(typename Gemm::Sums& sums, EpilogueShared<Gemm>& shared, 
       memcpy(x, &staged[i][vector * kVector], sizeof(x));
       finite &= finish_vector(g, {work.batch, row, column, count}, bias, x);
 #pragma unroll
-      for (int j = 0; j < kVector; ++j) column_sums[j] += j < count ? x[j] : 0.0f;
+      for (int j = 0; j < kVector; ++j) column_sums[j] += x[j];
     }
   }
   if (g.found_inf && ptx::block_any(!finite) && threadIdx.x == 0) ptx::store_any(g.found_inf, 1.0f);

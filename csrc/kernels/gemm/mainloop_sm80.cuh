@@ -148,7 +148,6 @@ __device__ void accumulate(typename Gemm::Sums& sums,
       fragments[depth % 2].multiply(sums);
     }
   }
-  ptx::cp_async_wait<0>();
   ptx::block_sync();
 }
 

@@ -57,7 +57,7 @@ __device__ inline void load_vector(float (&to)[kVector], const MatrixRef& matrix
   });
 }
 
-// Rounds and stores what exists; returns whether all of that is finite. column_stride is 1.
+// Rounds and stores what exists; returns whether all is finite. column_stride is 1.
 __device__ inline bool store_vector(const MatrixRef& matrix, const VectorPlace& place,
                                     const float (&from)[kVector]) {
   bool finite = true;
@@ -68,7 +68,7 @@ __device__ inline bool store_vector(const MatrixRef& matrix, const VectorPlace& 
 #pragma unroll
     for (int i = 0; i < kVector; ++i) {
       rounded[i] = Element<T>::round(from[i]);
-      finite &= i >= place.count || Element<T>::finite(rounded[i]);
+      finite &= Element<T>::finite(rounded[i]);
     }
     if (is_whole(at, place)) {
 #pragma unroll
