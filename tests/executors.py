@@ -58,7 +58,7 @@ EXECUTORS = (
     Executor("cuda", torch.device("cuda"), amp_ext.ops, _missing_cuda(), cuda_kernels=True),
 )
 SIMT = Executor("simt", torch.device("cpu"), simt_ops.Ops(), build.missing(), cuda_kernels=True)
-SCALER_EXECUTORS = (*EXECUTORS, SIMT)
+KERNEL_EXECUTORS = (*EXECUTORS, SIMT)
 
 
 def _parameters(executors: Sequence[Executor]) -> list[Any]:
@@ -78,8 +78,8 @@ every_executor = pytest.mark.parametrize("executor", _parameters(EXECUTORS))
 against_oracle = pytest.mark.parametrize("executor", _parameters(EXECUTORS[1:]))
 """For comparisons with the oracle, and for what it does not promise: errors, determinism."""
 
-every_scaler_executor = pytest.mark.parametrize("executor", _parameters(SCALER_EXECUTORS))
-"""As every_executor, for the scaler's ops: tests/simt runs their CUDA kernels on the CPU too."""
+every_kernel_executor = pytest.mark.parametrize("executor", _parameters(KERNEL_EXECUTORS))
+"""As every_executor, for ops whose CUDA kernels tests/simt runs on the CPU too."""
 
-scaler_against_oracle = pytest.mark.parametrize("executor", _parameters(SCALER_EXECUTORS[1:]))
-"""As against_oracle, for the scaler's ops."""
+kernels_against_oracle = pytest.mark.parametrize("executor", _parameters(KERNEL_EXECUTORS[1:]))
+"""As against_oracle, likewise."""

@@ -14,7 +14,7 @@ from ctypes import (
     c_uint32,
     c_void_p,
 )
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -159,3 +159,44 @@ def launch(library: Library, schedule: Schedule, args: GemmArgs, gemm_plan: Gemm
     if status != 0:
         reason = "a ticket is not 0 again" if status == -1 else library.report()
         raise RuntimeError(f"gemm, {describe(library, gemm_plan)}: {reason}")
+
+
+def gemm(
+    library: Library,
+    schedule: Schedule,
+    a: Tensor,
+    b: Tensor,
+    *,
+    trans_a: bool = False,
+    trans_b: bool = False,
+    sum_batch: bool = False,
+    c: Tensor | None = None,
+    beta: float = 1.0,
+    out_dtype: torch.dtype | None = None,
+    **options: Any,
+) -> Tensor | None:
+    """Return what amp_ext.ops.gemm does, by the planner's plan; None if that is not served."""
+    left, right = (a.mT if trans_a else a), (b.mT if trans_b else b)
+    batch = left.shape[:-2] or right.shape[:-2]
+    m, n = left.shape[-2], right.shape[-1]
+    shape = (m, n) if sum_batch else (*batch, m, n)
+    out = torch.empty(shape, dtype=out_dtype or torch.promote_types(a.dtype, b.dtype))
+
+    def matrices(t: Tensor, count: int) -> Tensor:
+        return t.detach().reshape(count, *t.shape[-2:]) if t.dim() > 2 else t.expand(count, -1, -1)
+
+    count = batch.numel()
+    products = 1 if sum_batch else count
+    if c is not None:
+        c = matrices(c.expand(shape), products) if beta != 0 else None
+    product = Gemm(
+        *(matrices(left, count), matrices(right, count), matrices(out, products)),
+        *(count if sum_batch else 1, c),
+        beta=beta,
+        **options,
+    )
+    args = product.args()
+    if not serves(library, args):
+        return None
+    launch(library, schedule, args, plan(library, args, schedule.multiprocessors))
+    return out

@@ -26,12 +26,12 @@ from cases import (
     whole_and_view,
 )
 from cast_cases import BF16, EVERY_PAIR, FP16, FP32, FP64, check, every_pair, pair, patterns
-from executors import Executor, every_scaler_executor, scaler_against_oracle
+from executors import Executor, every_kernel_executor, kernels_against_oracle
 
 # ---- values ------------------------------------------------------------------------------------
 
 
-@every_scaler_executor
+@every_kernel_executor
 @pytest.mark.parametrize("wide", [FP32, FP64], ids=str)
 @pytest.mark.parametrize("dtype", [FP16, BF16], ids=str)
 @pytest.mark.parametrize("length", [2**16, 3], ids=["whole", "short-tensors"])
@@ -48,7 +48,7 @@ def test_all_16_bit_patterns_there_and_back(
     assert_same(back, values)
 
 
-@every_scaler_executor
+@every_kernel_executor
 @every_pair
 def test_bit_patterns_as_torch(
     executor: Executor, dtype: torch.dtype, output_dtype: torch.dtype
@@ -60,7 +60,7 @@ def test_bit_patterns_as_torch(
         assert torch.equal(bits(output), bits(source)), "NaN payloads count here"
 
 
-@every_scaler_executor
+@every_kernel_executor
 @pytest.mark.parametrize("size", [1, 37])
 @pytest.mark.parametrize(
     ("dtype", "output_dtype", "value", "expected"),
@@ -108,7 +108,7 @@ def test_rounding(
 # ---- lists -------------------------------------------------------------------------------------
 
 
-@every_scaler_executor
+@every_kernel_executor
 @pytest.mark.parametrize("count", [1, 3, 1008, 1009, 2000])
 def test_lists_of_mixed_dtypes(executor: Executor, count: int) -> None:
     """1008 pairs travel in a kernel's parameters, more do not."""
@@ -117,7 +117,7 @@ def test_lists_of_mixed_dtypes(executor: Executor, count: int) -> None:
     check(executor, outputs, inputs)
 
 
-@scaler_against_oracle
+@kernels_against_oracle
 def test_every_layout_in_one_list(executor: Executor) -> None:
     places = [(name, *dtypes) for name in LAYOUTS for dtypes in EVERY_PAIR]
     outputs = [whole_and_view(name, dtype, executor.device)[1] for name, _, dtype in places]
@@ -125,12 +125,12 @@ def test_every_layout_in_one_list(executor: Executor) -> None:
     check(executor, outputs, inputs)
 
 
-@every_scaler_executor
+@every_kernel_executor
 def test_no_tensors(executor: Executor) -> None:
     executor.ops.cast_([], [])
 
 
-@every_scaler_executor
+@every_kernel_executor
 def test_empty_tensors_anywhere(executor: Executor) -> None:
     empty = torch.empty(0, 4, device=executor.device)
     output, source = pair(executor, 5, FP32, FP16)
@@ -148,7 +148,7 @@ def results(executor: Executor, inputs: list[Tensor], dtypes: list[torch.dtype])
     return outputs
 
 
-@scaler_against_oracle
+@kernels_against_oracle
 def test_the_same_in_every_run_and_for_any_number_of_threads(executor: Executor) -> None:
     """More elements than the CPU gives one thread, and bits as torch has them at the first run."""
     made = [random((size,), dtype, executor.device) for size in SIZES for dtype in FLOATS]
@@ -169,7 +169,7 @@ some_list = st.lists(
 )
 
 
-@scaler_against_oracle
+@kernels_against_oracle
 @settings(max_examples=60, deadline=None)
 @given(places=some_list)
 def test_any_list(
@@ -250,7 +250,7 @@ def test_parameters_stay_leaves() -> None:
 
 
 @pytest.mark.slow
-@scaler_against_oracle
+@kernels_against_oracle
 def test_more_than_2_to_the_31_elements(executor: Executor) -> None:
     source = torch.ones(2**31 + 5, dtype=BF16, device=executor.device)
     source[-1] = 3.0

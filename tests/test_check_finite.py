@@ -24,7 +24,7 @@ from cases import (
     unwritten,
     whole_and_view,
 )
-from executors import Executor, every_scaler_executor, scaler_against_oracle
+from executors import Executor, every_kernel_executor, kernels_against_oracle
 
 UNTOUCHED = -7
 
@@ -37,7 +37,7 @@ def check(executor: Executor, grads: list[torch.Tensor]) -> tuple[float, int]:
     return found_inf.item(), int(bad_tensor.item())
 
 
-@every_scaler_executor
+@every_kernel_executor
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_judges_every_bit_pattern(executor: Executor, dtype: torch.dtype) -> None:
     """All finite values together pass; each inf and each NaN is found on its own."""
@@ -52,7 +52,7 @@ def test_judges_every_bit_pattern(executor: Executor, dtype: torch.dtype) -> Non
         assert found_inf.item() == 1.0, (index, bad)
 
 
-@scaler_against_oracle
+@kernels_against_oracle
 @pytest.mark.parametrize("offset", [0, 1, 2, 3])
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_finds_a_bad_value_at_every_edge(
@@ -73,7 +73,7 @@ def test_finds_a_bad_value_at_every_edge(
             grad[position] = 1.0
 
 
-@every_scaler_executor
+@every_kernel_executor
 @pytest.mark.parametrize("layout", LAYOUTS | OVERLAPPING)
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_layouts(executor: Executor, dtype: torch.dtype, layout: str) -> None:
@@ -91,7 +91,7 @@ def test_layouts(executor: Executor, dtype: torch.dtype, layout: str) -> None:
         assert check(executor, [grad]) == (1.0, 0)
 
 
-@every_scaler_executor
+@every_kernel_executor
 @pytest.mark.parametrize("bad", [[0], [1999], [1000, 3], [1999, 0], [7, 8, 9]], ids=str)
 def test_names_a_bad_tensor(executor: Executor, bad: list[int]) -> None:
     grads = [random((1 + i % 50,), FLOATS[i % 4], executor.device) for i in range(2000)]
@@ -105,20 +105,20 @@ def test_names_a_bad_tensor(executor: Executor, bad: list[int]) -> None:
         assert bad_tensor == min(bad)
 
 
-@every_scaler_executor
+@every_kernel_executor
 def test_the_same_tensor_twice(executor: Executor) -> None:
     grad = torch.ones(4, device=executor.device)
     assert check(executor, [grad, grad]) == (0.0, UNTOUCHED)
 
 
-@every_scaler_executor
+@every_kernel_executor
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_nothing_to_check(executor: Executor, count: int) -> None:
     grads = [torch.empty(0, 3, device=executor.device) for _ in range(count)]
     assert check(executor, grads) == (0.0, UNTOUCHED)
 
 
-@every_scaler_executor
+@every_kernel_executor
 @pytest.mark.parametrize("shape", [(), (1,)], ids=str)
 def test_found_inf_is_set_to_one_and_never_cleared(
     executor: Executor, shape: tuple[int, ...]
@@ -132,13 +132,13 @@ def test_found_inf_is_set_to_one_and_never_cleared(
         assert (found_inf.item(), bad_tensor.item()) == (flag, index)
 
 
-@every_scaler_executor
+@every_kernel_executor
 def test_fp64_is_judged_in_fp64(executor: Executor) -> None:
     grad = torch.full((100,), 1e300, dtype=torch.float64, device=executor.device)
     assert check(executor, [grad]) == (0.0, UNTOUCHED)
 
 
-@scaler_against_oracle
+@kernels_against_oracle
 @settings(max_examples=60, deadline=None)
 @given(
     kinds=st.lists(

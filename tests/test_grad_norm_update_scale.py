@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from cases import FLOATS, assert_all_same, random, unwritten
-from executors import Executor, every_scaler_executor
+from executors import Executor, every_kernel_executor
 
 
 def state(executor: Executor, tracker: int) -> dict[str, Tensor]:
@@ -23,7 +23,7 @@ def state(executor: Executor, tracker: int) -> dict[str, Tensor]:
     }
 
 
-@every_scaler_executor
+@every_kernel_executor
 @pytest.mark.parametrize("count", [0, 3, 1500])
 @pytest.mark.parametrize("value", [1.0, math.inf, math.nan])
 @pytest.mark.parametrize("already", [0.0, 1.0])

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from executors import SIMT, Executor, scaler_against_oracle
+from executors import SIMT, Executor, kernels_against_oracle
 from simt.library import Schedule
 from simt_ops import Ops
 
@@ -67,7 +67,7 @@ def lazily_mapped(elements: int, last: float) -> Tensor:
     return tensor
 
 
-@scaler_against_oracle
+@kernels_against_oracle
 @pytest.mark.parametrize("last", [2.0, math.nan])
 def test_more_than_2_to_the_31_elements(executor: Executor, last: float) -> None:
     if executor.device.type == "cuda":

@@ -82,9 +82,9 @@ def replace_ops(executor: str) -> None:
     """Make the two ops of torch's own scaler those of an executor of executors.py."""
     import torch
 
-    from executors import SCALER_EXECUTORS
+    from executors import KERNEL_EXECUTORS
 
-    ops = next(e.ops for e in SCALER_EXECUTORS if e.name == executor)
+    ops = next(e.ops for e in KERNEL_EXECUTORS if e.name == executor)
 
     def update_scale_(scale: Any, tracker: Any, found_inf: Any, *factors: Any) -> Any:
         ops.update_scale_(scale, tracker, [found_inf], *factors)
