@@ -18,6 +18,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "simt: runs CUDA kernels on the CPU, by tests/simt")
     config.addinivalue_line("markers", "slow: takes gigabytes or minutes; run with --slow")
 
 

@@ -28,10 +28,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import simt_gemm
+from amp_ext import reference
 from simt.build import build
 from simt.library import Library, Schedule
-
-DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)  # as in amp_ext/dtype.h
+from simt_gemm import DTYPES
 
 
 class CTensor(Structure):
@@ -213,6 +214,11 @@ class Ops:
         addresses = (c_void_p * len(found_infs))(*(t.data_ptr() for t in found_infs))
         self._call("simt_update_scale", update, addresses, c_int64(len(found_infs)))
 
+    def gemm(self, a: Tensor, b: Tensor, **options: Any) -> Tensor:
+        """What the kernel does not serve is the oracle's, as it is a library's on a GPU."""
+        result = simt_gemm.gemm(self.engine, self.next_schedule(), a, b, **options)
+        return reference.gemm(a, b, **options) if result is None else result
+
     def table_seconds(self, grads: Sequence[Tensor]) -> float:
         """Return what it takes at best to build the list's chunk table and compare it."""
         seconds = self.engine.functions.simt_table_seconds
@@ -222,12 +228,14 @@ class Ops:
 
     def _call(self, name: str, *arguments: object) -> None:
         """Call a function that returns a Status; raise RuntimeError with the report if not ok."""
-        status = self.engine.call(name, self.schedule or self._next_schedule(), *arguments)
+        status = self.engine.call(name, self.next_schedule(), *arguments)
         if status != 0:
             text = self.engine.functions.simt_status_text(status).decode()
             raise RuntimeError(f"{name}: {text}: {self.engine.report()}")
 
-    def _next_schedule(self) -> Schedule:
+    def next_schedule(self) -> Schedule:
+        if self.schedule:
+            return self.schedule
         seed, launch = torch.initial_seed(), self._launch[1] + 1
         self._launch = (seed, launch if seed == self._launch[0] else 0)
         number = seed + self._launch[1]

@@ -9,6 +9,7 @@
 #include <type_traits>
 
 #include "amp_ext/launch.h"
+#include "launch.cuh"
 #include "pack.cuh"
 
 namespace amp_ext {
@@ -141,18 +142,6 @@ __device__ void for_each_element(T* data, int n, F f) {
   for (; i < packs; i += kForeachThreads)
     pack(ptx::load16(aligned + i * kPack), aligned + i * kPack);
   if (tail + thread < n) scalar(tail + thread);
-}
-
-template <class... Params, class... Args>
-Status launch(void (*kernel)(Params...), int blocks, int threads, size_t shared_bytes,
-              cuda::Stream stream, const Args&... args) {
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(blocks);
-  config.blockDim = dim3(threads);
-  config.dynamicSmemBytes = shared_bytes;
-  config.stream = static_cast<cudaStream_t>(stream);
-  return cudaLaunchKernelEx(&config, kernel, args...) == cudaSuccess ? Status::ok
-                                                                     : Status::launch_failed;
 }
 
 // A grid that fills the device once, or one block per chunk of a short list.

@@ -106,7 +106,7 @@ __global__ __launch_bounds__(kForeachThreads, kForeachBlocksPerSm) void grad_nor
     bad = body.bad;
   }
   if (ptx::block_any(bad) && threadIdx.x == 0) ptx::store_any(found_inf, 1.0f);
-  if (!is_last_block(tickets, shared.last)) return;
+  if (!is_last_block(tickets, gridDim.x, shared.last)) return;
 
   double mine = 0;
   if constexpr (kPerTensor) {

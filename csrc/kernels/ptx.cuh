@@ -22,6 +22,20 @@ __device__ __forceinline__ int thread_index() {
   return index;
 }
 
+// blockIdx.x, likewise.
+__device__ __forceinline__ uint32_t block_index() {
+  uint32_t index;
+  asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(index));
+  return index;
+}
+
+// 1 / x, off by one unit in the last place at most; 0 where that is subnormal.
+__device__ __forceinline__ float reciprocal(float x) {
+  float result;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+
 // ---- memory ------------------------------------------------------------------------------------
 
 // The block's dynamic shared memory as a T, aligned to 1024 bytes. All threads see the same object;

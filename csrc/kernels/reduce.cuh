@@ -28,12 +28,13 @@ __device__ double block_sum(double value, BlockSum<kThreads>& shared) {
   return warp_sum(threadIdx.x < kThreads / 32 ? shared.warp[threadIdx.x] : 0);
 }
 
-// True in all threads of the block that draws the last ticket: it sees what thread 0 of every block
-// wrote before. The counter is 0 again then. All threads of the block take part.
-__device__ inline bool is_last_block(uint32_t* tickets, bool& shared) {
+// True in all threads of the last of `blocks` blocks to draw a ticket: it sees what thread 0 of
+// every one of them wrote or knew to be written before. The counter is 0 again then. All threads of
+// the block take part.
+__device__ inline bool is_last_block(uint32_t* tickets, uint32_t blocks, bool& shared) {
   if (threadIdx.x == 0) {
     ptx::device_fence();
-    shared = ptx::ticket(tickets, gridDim.x - 1) == gridDim.x - 1;
+    shared = ptx::ticket(tickets, blocks - 1) == blocks - 1;
     ptx::device_fence();
   }
   ptx::block_sync();

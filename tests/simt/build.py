@@ -117,6 +117,19 @@ def _headers(folders: Iterable[Path]) -> list[Path]:
     return sorted(path for path in found if path.suffix in (".h", ".cuh"))
 
 
+def _included(source: Path, headers: Iterable[Path]) -> list[Path]:
+    """Return a source and the headers that it may include, at whatever distance, told by names."""
+    named: dict[str, list[Path]] = {}
+    for header in headers:
+        named.setdefault(header.name, []).append(header)
+    found, left = set(), [source]
+    while left:
+        found.add(path := left.pop())
+        names = re.findall(r'#\s*include(?:_next)? ["<](?:\S*/)?([^"/>]+)[">]', path.read_text())
+        left += [header for name in names for header in named.get(name, []) if header not in found]
+    return sorted(found, key=lambda path: path.parts[-2:])  # wherever the kernels' folder is
+
+
 def _compile(source: Path, flags: Sequence[str], folders: Sequence[Path], into: Path) -> Path:
     """Return the object of a source, which may be one of the same text from another folder."""
     include = cuda_include()
@@ -125,7 +138,7 @@ def _compile(source: Path, flags: Sequence[str], folders: Sequence[Path], into: 
     includes += [flag for folder in _folders(include) for flag in ("-isystem", str(folder))]
     command = [CXX, *FLAGS, *flags]
     digest = hashlib.sha256("\0".join([*command, str(include), _compiler()]).encode())
-    for path in (source, *_headers(dict.fromkeys([*folders, source.parent]))):
+    for path in _included(source, _headers(dict.fromkeys([*folders, source.parent]))):
         digest.update(path.name.encode() + path.read_bytes())
     name = f"{source.stem}-{digest.hexdigest()[:16]}.o"
     kept = BUILD / into.name / name
@@ -173,7 +186,7 @@ def build(
     """
     kernel_flags, engine_flags, _ = VARIANTS[variant]
     if sources is None:
-        sources = [*sorted(kernels.glob("*.cu")), HERE.parent / "simt_ops.cpp"]
+        sources = [*sorted(kernels.rglob("*.cu")), *sorted(HERE.parent.glob("simt_*.cpp"))]
     kept, made = BUILD / variant, into / variant
     kept.mkdir(parents=True, exist_ok=True)
     made.mkdir(parents=True, exist_ok=True)

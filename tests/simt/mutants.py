@@ -24,7 +24,7 @@ from threading import Lock
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from simt import mutants_of_demos, mutants_of_ops
+from simt import mutants_of_demos, mutants_of_gemm, mutants_of_ops
 from simt.build import BUILD, HERE, KERNELS, build
 from simt.mutant import Mutant
 from simt.sanitize import environment
@@ -58,7 +58,7 @@ def build_demos(variant: str, kernels: Path, into: Path) -> Path:
 
 
 SUITES = (
-    Suite(KERNELS, build_ops, mutants_of_ops.MUTANTS),
+    Suite(KERNELS, build_ops, (*mutants_of_ops.MUTANTS, *mutants_of_gemm.MUTANTS)),
     Suite(HERE / "kernels", build_demos, mutants_of_demos.MUTANTS),
 )
 
@@ -140,7 +140,7 @@ def run(suite: Suite, mutant: Mutant) -> bool:
     with tempfile.TemporaryDirectory() as folder:
         caught, verdict = judge(suite, mutant, Path(folder))
     seconds = time.monotonic() - start
-    print(f"{mutant.file:16} {mutant.name:52} {seconds:4.0f} s  {verdict[:90]}", flush=True)
+    print(f"{mutant.file:22} {mutant.name:52} {seconds:4.0f} s  {verdict[:90]}", flush=True)
     return caught
 
 

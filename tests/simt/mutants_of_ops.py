@@ -10,7 +10,7 @@ FOREACH, NORM, CHECK, UNSCALE, UPDATE, REDUCE, PACK = (
 )
 CAST = "cast.cu"
 FIRST_CHUNK = "entries[middle].first_chunk <= chunk"
-LAST_TICKET = "gridDim.x - 1) == gridDim.x - 1"
+LAST_TICKET = "blocks - 1) == blocks - 1"
 SHUFFLE = "for (int mask = 16; mask > 0; mask /= 2)"
 ASK = "if (ptx::block_any(body.bad) && threadIdx.x == 0) "
 STORE = f"{ASK}ptx::store_any(found_inf, 1.0f)"
@@ -76,7 +76,7 @@ MUTANTS = (
         "the last block but one adds up",
         REDUCE,
         LAST_TICKET,
-        "gridDim.x - 1) + 2 == gridDim.x",
+        "blocks - 1) + 2 == blocks",
         "grad_norm",
     ),
     Mutant(

@@ -35,6 +35,8 @@ constexpr Element element() {
 namespace amp_ext::ptx {
 
 inline int thread_index() { return static_cast<int>(threadIdx.x); }
+inline uint32_t block_index() { return blockIdx.x; }
+inline float reciprocal(float x) { return 1.0f / x; }
 
 template <class T>
 T& shared() {

@@ -132,6 +132,8 @@ struct GemmArgs {
   float* found_inf;    // = 1 if a rounded element of out is not finite; may be null
 };
 
+struct GemmPlan;
+
 namespace cuda {
 
 using Stream = void*;  // a cudaStream_t
@@ -141,6 +143,10 @@ Status launch_check_finite(const CheckFiniteArgs&, Stream);
 Status launch_grad_norm(const GradNormArgs&, Stream);
 Status launch_cast(const CastArgs&, Stream);
 Status launch_update_scale(const UpdateScaleArgs&, Stream);
+
+// The plan, of gemm_plan.h, is for these arguments; it says how large workspace and tickets are.
+// Tickets: 0, and 0 again after the launch.
+Status launch_gemm(const GemmArgs&, const GemmPlan&, void* workspace, uint32_t* tickets, Stream);
 
 }  // namespace cuda
 

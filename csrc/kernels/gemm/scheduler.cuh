@@ -1,0 +1,52 @@
+// Which tile of the result a block computes, and which of its steps along k.
+#pragma once
+
+#include <cstdint>
+
+#include "amp_ext/gemm_tiles.h"
+#include "amp_ext/host_device.h"
+
+namespace amp_ext {
+
+struct GemmWork {
+  uint32_t tile;   // among all, for its ticket and its part of the workspace
+  uint32_t split;  // of this tile
+  int64_t batch;
+  uint32_t m;  // the tile's row and column in the grid of tiles
+  uint32_t n;
+  int64_t matrix;  // of a and b, in which the first of the steps along k is, and which of its steps
+  int step;
+  int steps;
+};
+
+// The first step of a share, or the end of the last one. The first shares are one step longer where
+// they cannot all be equal.
+AMP_EXT_HOST_DEVICE inline int share_begin(const GemmPlan& plan, uint32_t split) {
+  const uint32_t steps = plan.steps / plan.splits, longer = plan.steps % plan.splits;
+  return static_cast<int>(split * steps + (split < longer ? split : longer));
+}
+
+// Blocks run about in order of their index. Those at work at the same time compute `group` rows of
+// tiles, column by column, so that they read few different parts of a and b, which L2 then holds.
+AMP_EXT_HOST_DEVICE inline GemmWork work_of(const GemmPlan& plan, uint32_t block) {
+  GemmWork work;
+  work.tile = block / plan.splits;
+  work.split = block % plan.splits;
+  const uint32_t tiles = plan.tiles_m * plan.tiles_n;
+  work.batch = work.tile / tiles;
+  const uint32_t in_matrix = work.tile % tiles;
+  const uint32_t in_group = plan.group * plan.tiles_n;
+  const uint32_t first = in_matrix / in_group * plan.group;
+  const uint32_t left = plan.tiles_m - first;
+  const uint32_t rows = left < plan.group ? left : plan.group;
+  work.m = first + in_matrix % in_group % rows;
+  work.n = in_matrix % in_group / rows;
+  const int begin = share_begin(plan, work.split);
+  work.steps = share_begin(plan, work.split + 1) - begin;
+  const int term = work.steps > 0 ? begin / plan.term_steps : 0;
+  work.matrix = work.batch * plan.terms + term;
+  work.step = begin - term * plan.term_steps;
+  return work;
+}
+
+}  // namespace amp_ext

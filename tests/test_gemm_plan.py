@@ -1,0 +1,287 @@
+"""amp_ext/gemm_plan.h: every step of every tile is done once, workspaces suffice, limits hold.
+
+The functions are the kernel's own, compiled for the host; nothing is launched.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+import simt_gemm
+from executors import SIMT
+from gemm_kernel_cases import library, tiles
+from simt_gemm import GemmArgs, GemmPlan, MatrixRef, describe, serves
+
+pytestmark = [
+    pytest.mark.simt,
+    pytest.mark.skipif(bool(SIMT.missing), reason=SIMT.missing),
+]
+
+FP16 = simt_gemm.DTYPES.index(torch.float16)
+FP64 = simt_gemm.DTYPES.index(torch.float64)
+INT32_MAX = 2**31 - 1
+
+
+def matrix(rows: int, columns: int, by_rows: bool = True, data: int = 4096) -> MatrixRef:
+    """Return a dense batch of matrices that nobody reads."""
+    strides = (columns, 1) if by_rows else (1, rows)
+    return MatrixRef(data, FP16, rows * columns, *strides)
+
+
+def problem(
+    m: int,
+    n: int,
+    k: int,
+    batch: int = 1,
+    terms: int = 1,
+    majors: tuple[bool, bool] = (True, True),
+    sums: bool = False,
+) -> GemmArgs:
+    args = GemmArgs(batch=batch, terms=terms, m=m, n=n, k=k, alpha=1.0)
+    args.a, args.b = matrix(m, k, majors[0]), matrix(k, n, majors[1])
+    args.out = matrix(m, n)
+    args.column_sums = 4096 if sums else None
+    return args
+
+
+def plan(args: GemmArgs, multiprocessors: int = 132, **fixed: int) -> GemmPlan:
+    return simt_gemm.plan(library(), args, multiprocessors, **fixed)
+
+
+def works(gemm_plan: GemmPlan) -> dict[str, torch.Tensor]:
+    """Return what each block does, its batch and matrix being small."""
+    names = ("tile", "split", "batch", "", "m", "n", "matrix", "", "step", "steps")
+    blocks = simt_gemm.works(library(), gemm_plan)
+    columns = torch.frombuffer(blocks, dtype=torch.int32).view(-1, len(names)).long().T
+    return {name: column for name, column in zip(names, columns, strict=True) if name}
+
+
+def assert_covers(args: GemmArgs, found: GemmPlan) -> None:
+    """Each step of each tile is one block's, and each tile has a number of its own."""
+    text = describe(library(), found)
+    tile, work = tiles()[found.tile], works(found)
+    assert found.tiles_m * tile.m >= args.m > (found.tiles_m - 1) * tile.m, text
+    assert found.tiles_n * tile.n >= args.n > (found.tiles_n - 1) * tile.n, text
+    assert found.steps == args.terms * -(-args.k // tile.k), text
+    place = (work["batch"] * found.tiles_m + work["m"]) * found.tiles_n + work["n"]
+    assert (work["m"] >= 0).all() and (work["m"] < found.tiles_m).all(), text
+    assert (work["n"] >= 0).all() and (work["n"] < found.tiles_n).all(), text
+    count = args.batch * found.tiles_m * found.tiles_n
+    numbers = place * count + work["tile"]  # of pairs
+    assert len(place.unique()) == len(work["tile"].unique()) == len(numbers.unique()) == count, text
+
+    begin = (work["matrix"] - work["batch"] * args.terms) * found.term_steps + work["step"]
+    assert ((work["step"] < found.term_steps) | (work["steps"] == 0)).all(), text
+    order = (place * (found.steps + 1) + begin).argsort(stable=True)
+    shares = begin[order].view(count, found.splits)
+    ends = shares + work["steps"][order].view(count, found.splits)
+    assert (shares[:, 0] == 0).all() and (ends[:, -1] == found.steps).all(), text
+    assert (shares[:, 1:] == ends[:, :-1]).all(), text
+    sizes = ends - shares
+    assert sizes.max() - sizes.min() <= 1, text
+
+
+def assert_has_room(args: GemmArgs, found: GemmPlan) -> None:
+    """The workspace and the tickets are what the blocks use, as split.cuh and epilogue.cuh say."""
+    tile, work = tiles()[found.tile], works(found)
+    tickets = 0
+    if found.splits > 1:
+        share = work["tile"].max() * found.splits + work["split"].max() + 1
+        assert found.column_sums_offset == share * tile.m * tile.n * 4
+        tickets += int(work["tile"].max()) + 1
+    else:
+        assert found.column_sums_offset == 0
+    sums = 0
+    if args.column_sums:
+        row = work["batch"].max() * found.tiles_m + work["m"].max() + 1
+        sums = int(row) * found.tiles_n * tile.n * 4
+        tickets += found.tiles_n
+    assert found.workspace_bytes == found.column_sums_offset + sums
+    assert found.column_sums_offset % 16 == 0
+    assert found.tickets == tickets
+
+
+def sizes(limit: int) -> int:
+    """Return a size, as often small as large, as often odd as a multiple of 8."""
+    size = int(2 ** random.uniform(0, limit))
+    return size if random.random() < 0.5 else -(-size // 8) * 8
+
+
+def random_problem() -> GemmArgs:
+    majors = random.random() < 0.5, random.random() < 0.5
+    batch, terms = random.choice([(1, 1), (1, 1), (sizes(4), 1), (1, sizes(4)), (3, 5)])
+    args = problem(
+        sizes(12), sizes(12), sizes(14), batch, terms, majors, sums=random.random() < 0.5
+    )
+    if random.random() < 0.2:
+        args.a.data += 2
+    return args
+
+
+@pytest.mark.parametrize("part", range(10))
+def test_random_problems(part: int) -> None:
+    """The planner's own plans, and those with any tile and number of splits."""
+    random.seed(part)
+    checked = 0
+    while checked < 300:
+        args = random_problem()
+        multiprocessors = random.choice([1, 4, 28, 108, 132])
+        found = plan(args, multiprocessors)
+        if found.blocks > 4000:
+            continue
+        checked += 1
+        assert_covers(args, found)
+        assert_has_room(args, found)
+        assert_is_useful(args, found, multiprocessors)
+        tile = random.randrange(len(tiles()))
+        forced = plan(args, multiprocessors, tile=tile, splits=random.randrange(1, 6))
+        if forced.blocks <= 4000:
+            assert_covers(args, forced)
+            assert_has_room(args, forced)
+
+
+def assert_is_useful(args: GemmArgs, found: GemmPlan, multiprocessors: int) -> None:
+    text = describe(library(), found)
+    tile = tiles()[found.tile]
+    dense = all(
+        (x.row_stride if x.row_stride != 1 else x.column_stride) % 8 == 0
+        and (args.batch * args.terms == 1 or x.batch_stride % 8 == 0)
+        and x.data % 16 == 0
+        for x in (args.a, args.b)
+    )
+    assert tile.aligned or not dense, text
+    if found.splits > 1:
+        assert args.batch * found.tiles_m * found.tiles_n < 2 * multiprocessors, text
+        assert found.steps // found.splits >= 4, text
+        assert found.splits <= 64, text
+    assert 1 <= found.group <= found.tiles_m, text
+    assert 0 < found.blocks <= INT32_MAX, text
+
+
+# ---- choices -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("shape", "extents", "splits"),
+    [
+        ((4096, 4096, 4096), {(256, 128), (128, 128)}, False),
+        ((8192, 50304, 768), {(256, 128), (128, 128)}, False),
+        ((768, 3072, 65536), {(256, 128), (128, 128)}, True),
+        ((1, 4096, 4096), {(16, 128)}, True),
+        ((16, 4096, 11008), {(16, 128)}, True),
+        ((4096, 8, 4096), {(128, 16)}, True),
+        ((64, 16, 256), {(16, 128), (128, 16), (64, 64)}, True),
+        ((256, 256, 16384), {(64, 64), (128, 64), (64, 128), (128, 128)}, True),
+    ],
+)
+def test_choices(shape: tuple[int, int, int], extents: set[tuple[int, int]], splits: bool) -> None:
+    """Large tiles where there are many of them; narrow ones and splits for skinny results."""
+    for majors in ((True, True), (True, False), (False, True)):
+        found = plan(problem(*shape, majors=majors), 108)
+        tile = tiles()[found.tile]
+        assert (tile.m, tile.n) in extents, describe(library(), found)
+        assert splits or found.splits == 1, describe(library(), found)
+    if shape[2] > 4000 and splits:
+        assert found.splits > 1, describe(library(), found)
+
+
+def test_many_small_products_are_not_split() -> None:
+    found = plan(problem(64, 64, 4096, batch=1000))
+    assert found.splits == 1
+    assert tiles()[found.tile].m == 64
+
+
+def footprint(found: GemmPlan, blocks: int) -> int:
+    """Return how many rows of a and columns of b the first blocks read."""
+    work, tile = works(found), tiles()[found.tile]
+    rows, columns = (len(work[name][:blocks].unique()) for name in "mn")
+    return rows * tile.m + columns * tile.n
+
+
+@pytest.mark.parametrize("shape", [(8192, 8192), (2048, 16384), (16384, 2048), (4096, 1024)])
+def test_blocks_at_work_together_share_what_they_read(shape: tuple[int, int]) -> None:
+    args = problem(*shape, 4096)
+    found = plan(args, 108)
+    together = footprint(found, 108)
+    tile = tiles()[found.tile]
+    ideal = 2 * (108 * tile.m * tile.n) ** 0.5  # a square
+    assert together <= 1.5 * ideal
+    found.group = 1
+    assert together <= footprint(found, 108)
+
+
+def test_description() -> None:
+    text = describe(library(), plan(problem(4096, 4096, 4096), 108, tile=0))
+    assert text == (
+        "tile 256x128x32, 8 warps, 4 stages, 16-byte copies; a k-major, b mn-major; 16x32 tiles, "
+        "groups of 8, 1 splits of 128 steps, 512 blocks; 0 bytes, 0 tickets"
+    )
+
+
+# ---- limits ------------------------------------------------------------------------------------
+
+
+def test_huge_sizes() -> None:
+    for args in (
+        problem(2**36, 8, 8),
+        problem(8, 2**36, 8),
+        problem(8, 8, 8, batch=2**31 - 1),
+        problem(2**20, 2**20, 2**30),
+        problem(8, 8, 8, terms=2**31 - 1),
+    ):
+        assert serves(library(), args)
+        found = plan(args)
+        tile = tiles()[found.tile]
+        tiles_of_all = args.batch * -(-args.m // tile.m) * -(-args.n // tile.n)
+        assert found.blocks == tiles_of_all * found.splits
+        assert found.steps == args.terms * -(-args.k // tile.k)
+
+
+def edited(**values: object) -> GemmArgs:
+    args = problem(64, 64, 64)
+    for path, value in values.items():
+        *owner, name = path.split("__")
+        setattr(getattr(args, owner[0]) if owner else args, name, value)
+    return args
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        edited(a__dtype=0),
+        edited(a__dtype=2),
+        edited(a__column_stride=2),
+        edited(b__column_stride=2),
+        edited(out__column_stride=2),
+        edited(out__dtype=FP64),
+        edited(c=MatrixRef(4096, FP64, 0, 0, 0)),
+        edited(bias=MatrixRef(4096, FP64, 0, 0, 0)),
+        edited(aux=MatrixRef(4096, FP16, 0, 1, 64)),
+        problem(8, 8, 2**31),
+        problem(8, 8, 8, terms=2**31),
+        problem(8, 8, 2**30, terms=2**10),
+        problem(8, 8, 8, batch=2**31),
+        problem(2**30, 2**30, 8),
+    ],
+)
+def test_not_served(args: GemmArgs) -> None:
+    assert not serves(library(), args)
+
+
+def test_served() -> None:
+    assert serves(library(), edited())
+    assert serves(library(), edited(a__row_stride=0, b__row_stride=0))
+    assert serves(library(), edited(c=MatrixRef(4096, 0, 7, 5, 3)))
+
+
+def test_instances_fit_a_multiprocessor() -> None:
+    """As gemm_tiles.h asserts them; here once more from the limits of sm_80 and sm_86."""
+    for tile in tiles():
+        ring = tile.stages * (tile.m + tile.n) * tile.k * 2
+        sums = tile.m * tile.n // (32 * tile.warps_m * tile.warps_n)
+        assert ring <= 99 << 10
+        assert sums <= 128
+        assert 32 * tile.warps_m * tile.warps_n <= 1024
