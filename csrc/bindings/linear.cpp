@@ -23,16 +23,18 @@ using OptionalTensor = std::optional<at::Tensor>;
 constexpr auto kLinear = "amp_ext::linear";
 constexpr auto kMlp = "amp_ext::mlp";
 
-// Checks a layer that `columns` columns enter.
-void check_layer(const char* op, const char* x_name, const c10::SymInt& columns,
+// Checks a layer that `entering` enters, along one of its dimensions.
+void check_layer(const char* op, const char* entering_name, const at::Tensor& entering, int64_t dim,
                  const char* weight_name, const at::Tensor& weight, const char* bias_name,
-                 const OptionalTensor& bias, at::Device device) {
-  check_operand(op, weight_name, weight, device);
-  if (bias) check_operand(op, bias_name, *bias, device);
+                 const OptionalTensor& bias) {
+  check_operand(op, weight_name, weight, entering.device());
+  if (bias) check_operand(op, bias_name, *bias, entering.device());
   TORCH_CHECK(weight.dim() == 2, op, ": ", weight_name, " must have 2 dimensions, got shape ",
               weight.sym_sizes());
-  TORCH_CHECK(columns == weight.sym_size(1), op, ": ", x_name, " must have ", weight.sym_size(1),
-              " columns for a ", weight_name, " of shape ", weight.sym_sizes(), ", got ", columns);
+  TORCH_CHECK(entering.dim() >= 1 && entering.sym_size(dim) == weight.sym_size(1), op, ": ",
+              entering_name, " must have ", weight.sym_size(1), dim == 0 ? " rows" : " columns",
+              " for a ", weight_name, " of shape ", weight.sym_sizes(), ", got shape ",
+              entering.sym_sizes());
   TORCH_CHECK(!bias || (bias->dim() == 1 && bias->sym_size(0) == weight.sym_size(0)), op, ": ",
               bias_name, " must have shape [", weight.sym_size(0), "], got shape ",
               bias->sym_sizes());
@@ -50,9 +52,7 @@ at::Tensor linear_op(const at::Tensor& x, const at::Tensor& weight, const Option
                      std::string_view activation, bool accumulate_grad) {
   check_operand(kLinear, "x", x, x.device());
   activation_of(kLinear, activation);
-  TORCH_CHECK(x.dim() >= 1, kLinear, ": x must have at least 1 dimension, got shape ",
-              x.sym_sizes());
-  check_layer(kLinear, "x", x.sym_size(-1), "weight", weight, "bias", bias, x.device());
+  check_layer(kLinear, "x", x, -1, "weight", weight, "bias", bias);
   if (x.dim() == 1)
     return linear_op(x.unsqueeze(0), weight, bias, activation, accumulate_grad).squeeze(0);
   const GemmOptions options = layer(bias, activation);
@@ -64,9 +64,8 @@ void check_mlp(const at::Tensor& x, const at::Tensor& weight1, const OptionalTen
                std::string_view activation) {
   check_operand(kMlp, "x", x, x.device());
   activation_of(kMlp, activation);
-  TORCH_CHECK(x.dim() >= 1, kMlp, ": x must have at least 1 dimension, got shape ", x.sym_sizes());
-  check_layer(kMlp, "x", x.sym_size(-1), "weight1", weight1, "bias1", bias1, x.device());
-  check_layer(kMlp, "weight1", weight1.sym_size(0), "weight2", weight2, "bias2", bias2, x.device());
+  check_layer(kMlp, "x", x, -1, "weight1", weight1, "bias1", bias1);
+  check_layer(kMlp, "weight1", weight1, 0, "weight2", weight2, "bias2", bias2);
 }
 
 // Its outputs are the result, the hidden layer and, where the activation is a gelu, what that was
