@@ -144,7 +144,7 @@ def product_arguments(op: str, device: str) -> dict[str, Any]:
         numbers = torch.arange(1.0 * rows * columns, device=device).view(rows, columns)
         return numbers.remainder(values).sub(values // 2)
 
-    x, weight, bias = integers(3, 70, 7).half(), integers(5, 70, 5), integers(1, 5, 5)[0]
+    x, weight, bias = integers(3, 67, 7).half(), integers(5, 67, 5), integers(1, 5, 5)[0]
     operands = {"a": x, "b": weight, "trans_b": True}
     if op == "gemm_with_aux":
         return {**operands, "bias": bias, "activation": "relu"}
