@@ -139,17 +139,36 @@ def check_op(op: str, device: str) -> None:
     expect_equal(ours, theirs, f"amp_ext.reference.{op}")
 
 
+def product_arguments(op: str, device: str) -> dict[str, Any]:
+    def integers(rows: int, columns: int, values: int) -> Tensor:
+        numbers = torch.arange(1.0 * rows * columns, device=device).view(rows, columns)
+        return numbers.remainder(values).sub(values // 2)
+
+    x, weight, bias = integers(3, 67, 7).half(), integers(5, 67, 5), integers(1, 5, 5)[0]
+    operands = {"a": x, "b": weight, "trans_b": True}
+    if op == "gemm_with_aux":
+        return {**operands, "bias": bias, "activation": "relu"}
+    if op == "gemm_times_derivative":
+        return {**operands, "aux": integers(3, 5, 3), "activation": "relu"}
+    if op == "gemm_accumulate_":
+        return {**operands, "c": integers(3, 5, 9), "found_inf": bias.new_zeros(())}
+    x, weight, bias = (tensor.requires_grad_() for tensor in (x, weight, bias))
+    if op == "gemm":
+        return {**operands, "bias": bias, "activation": "relu"}
+    if op == "linear":
+        return {"x": x, "weight": weight, "bias": bias, "activation": "relu"}
+    second = {"weight2": integers(2, 5, 3).requires_grad_(), "bias2": None}
+    return {"x": x, "weight1": weight, "bias1": bias, **second, "activation": "relu"}
+
+
 def arguments(op: str, device: str) -> dict[str, Any]:
+    from amp_ext.backend import GEMM_OPS
+
     def tensor(*values: Any, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.tensor(values, dtype=dtype, device=device)
 
-    if op in ("gemm", "linear"):
-        first, second = ("a", "b") if op == "gemm" else ("x", "weight")
-        x = torch.arange(3 * 70.0, device=device).view(3, 70).remainder(7).sub(3).half()
-        weight = torch.arange(5 * 70.0, device=device).view(5, 70).remainder(5).sub(2)
-        tensors = {first: x, second: weight, "bias": tensor(*range(5))}
-        tensors = {name: value.requires_grad_() for name, value in tensors.items()}
-        return tensors | {"activation": "relu"} | ({"trans_b": True} if op == "gemm" else {})
+    if op in GEMM_OPS:
+        return product_arguments(op, device)
     update = {
         "scale": tensor(4.0),
         "growth_tracker": tensor(0, dtype=torch.int32),
@@ -175,13 +194,17 @@ def arguments(op: str, device: str) -> dict[str, Any]:
 def run_op(function: Callable[..., Any], values: dict[str, Any]) -> list[Tensor]:
     """Calls an op; returns its result, what it has written, and gradients."""
     result = function(**values)
+    results = [
+        tensor
+        for tensor in (result if isinstance(result, tuple) else (result,))
+        if tensor is not None
+    ]
     tensors = [value for value in values.values() if isinstance(value, Tensor)]
     lists = [value for value in values.values() if isinstance(value, list)]
     gradients: tuple[Tensor, ...] = ()
-    if result is not None and result.requires_grad:
-        gradients = torch.autograd.grad(result.sum(), tensors)
-    outcome = [*tensors, *itertools.chain(*lists), *gradients]
-    return outcome if result is None else [result, *outcome]
+    if results and results[0].requires_grad:
+        gradients = torch.autograd.grad(results[0].sum(), tensors)
+    return [*results, *tensors, *itertools.chain(*lists), *gradients]
 
 
 class PlainSGD:

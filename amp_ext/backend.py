@@ -15,7 +15,10 @@ LIST_OPS = (
     "grad_norm_update_scale_",
     "cast_",
 )
-GEMM_OPS = ("gemm", "linear")
+GEMM_OPS = (
+    *("gemm", "gemm_with_aux", "gemm_times_derivative", "gemm_accumulate_"),
+    *("linear", "mlp"),
+)
 OPS = LIST_OPS + GEMM_OPS
 
 _REBUILD = f"FORCE_CUDA=1 {REBUILD}"

@@ -15,6 +15,29 @@ import torch
 from torch import Tensor
 
 from amp_ext._library import _C  # registers the ops
+from amp_ext._products import (
+    gemm,
+    gemm_accumulate_,
+    gemm_times_derivative,
+    gemm_with_aux,
+    linear,
+    mlp,
+)
+
+__all__ = [
+    "cast_",
+    "check_finite",
+    "gemm",
+    "gemm_accumulate_",
+    "gemm_times_derivative",
+    "gemm_with_aux",
+    "grad_norm",
+    "grad_norm_update_scale_",
+    "linear",
+    "mlp",
+    "unscale_",
+    "update_scale_",
+]
 
 _ops = torch.ops.amp_ext
 
@@ -214,88 +237,3 @@ def update_scale_(
         hysteresis_tracker=hysteresis_tracker,
         skipped_steps=skipped_steps,
     )
-
-
-def gemm(
-    a: Tensor,
-    b: Tensor,
-    *,
-    trans_a: bool = False,
-    trans_b: bool = False,
-    sum_batch: bool = False,
-    c: Tensor | None = None,
-    alpha: float = 1.0,
-    beta: float = 1.0,
-    bias: Tensor | None = None,
-    activation: str = "none",
-    out_dtype: torch.dtype | None = None,
-) -> Tensor:
-    """The matrix product ``act(alpha * A @ B + beta * c + bias)``, accumulated in float32.
-
-    A is ``a``, or ``a`` with its last two dimensions swapped when ``trans_a``; B likewise. Dtypes
-    may be mixed: operands are not rounded to a common one, all terms are added up in float32, and
-    the sum is rounded once, to ``out_dtype``. With a float64 operand the sum is in float64.
-
-    Differentiable, twice too, in ``a``, ``b``, ``c`` and ``bias``. Each gradient is accumulated in
-    the same way and has the dtype of its tensor: that of a float32 weight beside float16
-    activations never passes through float16.
-
-    Args:
-        a: float16, bfloat16, float32 or float64, any strides. A is [*, m, k].
-        b: likewise. B is [*, k, n]. Leading dimensions are equal, or absent in one of the two,
-            which is then shared by the whole batch.
-        trans_a: ``a`` is [*, k, m].
-        trans_b: ``b`` is [*, n, k].
-        sum_batch: the products are summed over the leading dimensions, which ``a`` and ``b`` both
-            must have.
-        c: float16, bfloat16, float32 or float64, broadcastable to the result. It enters the sum in
-            the sum's dtype, and is not read when ``beta`` is 0.
-        alpha: factor of the product.
-        beta: factor of ``c``.
-        bias: [n], dtypes as of ``c``.
-        activation: "none" or "relu", which keeps NaN.
-        out_dtype: float16, bfloat16, float32 or float64; ``torch.promote_types(a.dtype, b.dtype)``
-            when None.
-
-    Returns:
-        A new tensor of shape [*, m, n], or [m, n] when ``sum_batch``; bitwise the same in every
-        run. A sum of no products is 0: act(beta * c + bias) is returned.
-
-    Raises:
-        RuntimeError: shapes that do not fit, or operands on several devices.
-        NotImplementedError: a tensor that is not strided, or another dtype than the above.
-        ValueError: another activation.
-    """
-    return _ops.gemm(
-        a,
-        b,
-        trans_a=trans_a,
-        trans_b=trans_b,
-        sum_batch=sum_batch,
-        c=c,
-        alpha=alpha,
-        beta=beta,
-        bias=bias,
-        activation=activation,
-        out_dtype=out_dtype,
-    )
-
-
-def linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, activation: str = "none"
-) -> Tensor:
-    """``act(x @ weight.T + bias)``: :func:`gemm` with the weight as ``torch.nn.Linear`` stores it.
-
-    Args:
-        x: [*, k], also [k]; float16, bfloat16, float32 or float64, any strides.
-        weight: [n, k], likewise.
-        bias: [n], of any of these dtypes.
-        activation: "none" or "relu", which keeps NaN.
-
-    Returns:
-        A new tensor of shape [*, n] and dtype ``torch.promote_types(x.dtype, weight.dtype)``.
-
-    Raises:
-        RuntimeError, NotImplementedError, ValueError: as :func:`gemm`.
-    """
-    return _ops.linear(x, weight, bias, activation=activation)

@@ -13,10 +13,10 @@ done here either. `unscale_`, `check_finite`, `cast_` and `update_scale_` are th
 op agrees with them bit for bit (NaN payloads apart). `grad_norm` carries the rounding error of a
 sum in fp64.
 
-`gemm` and `linear` return new tensors and are differentiable, as often as one likes, with gradients
-that are formed in fp64 too and rounded once to the dtype of their tensor. An op accumulates in fp32
-in an order of its own, so it agrees with them to the rounding error of such sums, and bit for bit
-where every partial sum is representable in fp32, as with small integers.
+`gemm`, `linear` and `mlp` return new tensors and are differentiable, as often as one likes, with
+gradients that are formed in fp64 too and rounded once to the dtype of their tensor. An op
+accumulates in fp32 in an order of its own, so it agrees with them to the rounding error of such
+sums, and bit for bit where every partial sum is representable in fp32, as with small integers.
 """
 
 from __future__ import annotations
@@ -25,6 +25,32 @@ import math
 
 import torch
 from torch import Tensor
+
+from amp_ext._reference_products import (
+    gemm,
+    gemm_accumulate_,
+    gemm_times_derivative,
+    gemm_with_aux,
+    linear,
+    mlp,
+)
+
+__all__ = [
+    "FLT_MIN",
+    "cast_",
+    "check_finite",
+    "clip_coefficient",
+    "gemm",
+    "gemm_accumulate_",
+    "gemm_times_derivative",
+    "gemm_with_aux",
+    "grad_norm",
+    "grad_norm_update_scale_",
+    "linear",
+    "mlp",
+    "unscale_",
+    "update_scale_",
+]
 
 FLT_MIN = torch.finfo(torch.float32).tiny
 """The smallest normal fp32 number, 2**-126: the floor of the scale when no min_scale is given."""
@@ -245,73 +271,6 @@ def update_scale_(
     if max_scale is not None:
         larger = torch.minimum(larger, scale.clamp(min=max_scale))
     scale.copy_(larger)
-
-
-def gemm(
-    a: Tensor,
-    b: Tensor,
-    *,
-    trans_a: bool = False,
-    trans_b: bool = False,
-    sum_batch: bool = False,
-    c: Tensor | None = None,
-    alpha: float = 1.0,
-    beta: float = 1.0,
-    bias: Tensor | None = None,
-    activation: str = "none",
-    out_dtype: torch.dtype | None = None,
-) -> Tensor:
-    """Return round(act(alpha * A @ B + beta * c + bias)), formed in fp64 and rounded once.
-
-    A is a, or a with its last two dimensions swapped when trans_a; B likewise. The leading (batch)
-    dimensions are equal, or only one of the two has any. With beta = 0 c is not read.
-
-    Args:
-        a: float16, bfloat16, float32 or float64. A is [*, m, k].
-        b: the same, of a dtype of its own. B is [*, k, n].
-        trans_a: whether a is stored as [*, k, m].
-        trans_b: whether b is stored as [*, n, k].
-        sum_batch: whether A @ B is summed over the leading dimensions, which a and b both have.
-        c: any of the four dtypes; broadcast to [*, m, n].
-        alpha: factor of the product.
-        beta: factor of c.
-        bias: [n], any of the four dtypes.
-        activation: "none", or "relu": max(x, 0), NaN for NaN.
-        out_dtype: any of the four; torch.promote_types(a.dtype, b.dtype) when None.
-
-    Returns:
-        A tensor of shape [*, m, n], or [m, n] when sum_batch.
-    """
-    left = a.double().mT if trans_a else a.double()
-    right = b.double().mT if trans_b else b.double()
-    product = left @ right
-    if sum_batch:
-        product = product.flatten(0, -3).sum(0)
-    result = alpha * product
-    if c is not None and beta != 0:
-        result = result + beta * c.double()
-    if bias is not None:
-        result = result + bias.double()
-    if activation == "relu":
-        result = result.relu()
-    return result.to(torch.promote_types(a.dtype, b.dtype) if out_dtype is None else out_dtype)
-
-
-def linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, activation: str = "none"
-) -> Tensor:
-    """Return round(act(x @ weight.T + bias)): `gemm` with b = weight and trans_b.
-
-    Args:
-        x: [*, k], also [k]; dtypes as for `gemm`.
-        weight: [n, k].
-        bias: [n].
-        activation: as for `gemm`.
-
-    Returns:
-        A tensor of shape [*, n].
-    """
-    return gemm(x, weight, trans_b=True, bias=bias, activation=activation)
 
 
 def _count_overflow(growth_tracker: Tensor, skipped_steps: Tensor | None) -> None:

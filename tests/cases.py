@@ -18,7 +18,10 @@ LIST_OPS = (
     "grad_norm_update_scale_",
     "cast_",
 )
-GEMM_OPS = ("gemm", "linear")
+GEMM_OPS = (
+    *("gemm", "gemm_with_aux", "gemm_times_derivative", "gemm_accumulate_"),
+    *("linear", "mlp"),
+)
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 NON_FINITE = (float("inf"), float("-inf"), float("nan"))
 
@@ -89,9 +92,19 @@ def arguments(name: str, device: torch.device) -> dict[str, Any]:
         bias = torch.full((5,), 0.5, device=device)
         if name == "linear":
             return {"x": batch, "weight": weight, "bias": bias, "activation": "relu"}
+        if name == "mlp":
+            layers = {"weight1": weight, "bias1": bias, "weight2": weight.new_ones(5, 5)}
+            return {"x": batch, **layers, "bias2": bias}
+        operands = {"a": batch, "b": weight, "trans_b": True}
+        sums = torch.full((2, 3, 5), 0.5, device=device)
+        if name == "gemm_accumulate_":
+            flag = torch.zeros((), device=device)
+            return {"c": sums, **operands, "alpha": 2.0, "found_inf": flag}
+        if name == "gemm_times_derivative":
+            return {**operands, "aux": sums.half(), "activation": "gelu"}
         c = torch.ones(3, 1, device=device).double()
         scalars = {"alpha": 2.0, "beta": -1.0, "activation": "relu", "out_dtype": torch.float32}
-        return {"a": batch, "b": weight, "trans_b": True, "c": c, "bias": bias, **scalars}
+        return {**operands, "c": c, "bias": bias, **scalars}
     one = torch.ones((), device=device)
     zero = torch.zeros((), device=device)
     update = {

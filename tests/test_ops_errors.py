@@ -184,12 +184,22 @@ def gemm_faults() -> Iterator[Fault]:
                 ("device", meta, RuntimeError, ELSEWHERE),
             ):
                 yield Fault(op, argument, what, spoil, error, text)
-        yield Fault(op, "activation", "gelu", lambda _: "gelu", ValueError, "activation.*gelu")
+        yield Fault(op, "activation", "swish", lambda _: "swish", ValueError, "activation.*swish")
     spoil = lambda t: t.float().to_sparse_csr()  # noqa: E731
     yield Fault("gemm", "b", "csr", spoil, NotImplementedError, r"\bb\b.*strided")
     yield Fault("linear", "weight", "csr", spoil, NotImplementedError, r"\bweight\b.*strided")
     spoil = lambda _: torch.int32  # noqa: E731
     yield Fault("gemm", "out_dtype", "int", spoil, RuntimeError, r"out_dtype.*\bInt\b")
+
+
+def aux_faults() -> Iterator[Fault]:
+    """Yield bad tensors in the place of gemm_times_derivative's aux, of shape [2, 3, 5]."""
+    for what, spoil, error, text in (
+        ("shape", lambda t: t[:1], RuntimeError, r"aux must have.*\[2, 3, 5\].*\[1, 3, 5\]"),
+        ("device", meta, RuntimeError, ELSEWHERE),
+        ("int", Tensor.int, NotImplementedError, r"\baux\b.*\bInt\b"),
+    ):
+        yield Fault("gemm_times_derivative", "aux", what, spoil, error, text)
 
 
 def all_faults() -> Iterator[Fault]:
@@ -230,6 +240,7 @@ def all_faults() -> Iterator[Fault]:
 
     yield from gemm_shape_faults()
     yield from gemm_faults()
+    yield from aux_faults()
 
 
 FAULTS = list(all_faults())

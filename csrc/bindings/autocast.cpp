@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "gemm.h"
+#include "linear.h"
 #include "lowered.h"
 #include "regions.h"
 
@@ -249,6 +250,44 @@ struct Routes {
   }
 #undef AMP_EXT_TORCHS
 
+  // Ops of ours are cast in every region of torch's autocast.
+  static at::Tensor cast(const at::Tensor& tensor) {
+    if (is_served(tensor, kDevice)) return low(tensor);
+    return at::autocast::cached_cast(at::autocast::get_autocast_dtype(kDevice), tensor, kDevice);
+  }
+
+  static OptionalTensor cast_bias(const OptionalTensor& bias) {
+    return is_served(bias, kDevice) && bias ? addend(*bias) : bias;
+  }
+
+  // A view of a copy would hand on a gradient of the copy's type: x is made a matrix before.
+  static at::Tensor our_linear(const at::Tensor& x, const at::Tensor& weight,
+                               const OptionalTensor& bias, std::string_view activation,
+                               bool accumulate_grad) {
+    const NoAutocast guard;
+    if (x.dim() == 1)
+      return our_linear(x.unsqueeze(0), weight, bias, activation, accumulate_grad).squeeze(0);
+    return amp_ext::linear(cast(x), cast(weight), cast_bias(bias), activation, accumulate_grad);
+  }
+
+  static at::Tensor our_mlp(const at::Tensor& x, const at::Tensor& weight1,
+                            const OptionalTensor& bias1, const at::Tensor& weight2,
+                            const OptionalTensor& bias2, std::string_view activation,
+                            bool accumulate_grad) {
+    const NoAutocast guard;
+    if (x.dim() == 1) {
+      return our_mlp(x.unsqueeze(0), weight1, bias1, weight2, bias2, activation, accumulate_grad)
+          .squeeze(0);
+    }
+    return amp_ext::mlp(cast(x), cast(weight1), cast_bias(bias1), cast(weight2), cast_bias(bias2),
+                        activation, accumulate_grad);
+  }
+
+  static void register_ours(torch::Library& m) {
+    m.impl("linear", TORCH_FN(our_linear));
+    m.impl("mlp", TORCH_FN(our_mlp));
+  }
+
   static std::unique_ptr<torch::Library> override_torchs(c10::DispatchKey key) {
     auto library =
         std::make_unique<torch::Library>(torch::Library::IMPL, "aten", key, __FILE__, __LINE__);
@@ -295,5 +334,8 @@ void restore_torchs() {
 TORCH_LIBRARY_IMPL(amp_ext, CompositeImplicitAutograd, m) {
   m.impl("_override_autocast", TORCH_FN(override_torchs));
 }
+
+TORCH_LIBRARY_IMPL(amp_ext, AutocastCPU, m) { Routes<c10::DeviceType::CPU>::register_ours(m); }
+TORCH_LIBRARY_IMPL(amp_ext, AutocastCUDA, m) { Routes<c10::DeviceType::CUDA>::register_ours(m); }
 
 }  // namespace amp_ext

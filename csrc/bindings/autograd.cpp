@@ -1,38 +1,24 @@
 // The derivative of gemm, itself made of differentiable ops, and linear in terms of gemm.
+#include "autograd.h"
+
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/add.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/sum.h>
-#include <ATen/ops/threshold_backward.h>
 #include <c10/util/Exception.h>
-#include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/saved_variable.h>
 #include <torch/library.h>
 
 #include <mutex>
 
-#include "gemm.h"
+#include "accumulate.h"
 
 namespace amp_ext {
-namespace {
 
 using torch::autograd::Node;
 using torch::autograd::SavedVariable;
 using torch::autograd::variable_list;
-using NodePtr = decltype(torch::autograd::Edge::function);
 
-// Older versions of torch hold nodes by std::shared_ptr.
-template <class T>
-auto make_node() {
-  if constexpr (std::is_same_v<NodePtr, std::shared_ptr<Node>>) {
-    return std::shared_ptr<T>(new T(), [](T* node) { deleteNode(node); });
-  } else {
-    return c10::make_intrusive<T>();
-  }
-}
-
-// The type that the gradient of `tensor` shall have. It is not always the tensor's own: an FP16
-// copy may stand for its FP32 original (lowered.h).
 at::ScalarType gradient_type(const at::Tensor& tensor) {
   if (!tensor.requires_grad()) return tensor.scalar_type();
   const auto edge = torch::autograd::impl::gradient_edge(tensor);
@@ -40,32 +26,28 @@ at::ScalarType gradient_type(const at::Tensor& tensor) {
   return c10::typeMetaToScalarType(edge.function->input_metadata(edge.input_nr).options().dtype());
 }
 
-at::ScalarType wide(at::ScalarType type) { return type == at::kDouble ? at::kDouble : at::kFloat; }
-
-// An addend of the result.
-struct Addend {
-  Addend() = default;
-  explicit Addend(const at::Tensor& tensor)
-      : sizes(tensor.sym_sizes().vec()), type(gradient_type(tensor)) {}
-
-  at::Tensor gradient(const at::Tensor& grad, double factor) const {
-    at::Tensor result = grad;
-    if (grad.sym_sizes() != c10::SymIntArrayRef(sizes)) {
-      std::vector<int64_t> dims;
-      const int64_t lead = grad.dim() - static_cast<int64_t>(sizes.size());
-      for (int64_t d = 0; d < grad.dim(); ++d) {
-        if (d < lead || (sizes[d - lead] == 1 && grad.sym_size(d) != 1)) dims.push_back(d);
-      }
-      result = at::sum(grad, dims, /*keepdim=*/true, wide(grad.scalar_type())).view_symint(sizes);
+at::Tensor Addend::gradient(const at::Tensor& grad, double factor) const {
+  at::Tensor result = grad;
+  if (grad.sym_sizes() != c10::SymIntArrayRef(sizes)) {
+    std::vector<int64_t> dims;
+    const int64_t lead = grad.dim() - static_cast<int64_t>(sizes.size());
+    for (int64_t d = 0; d < grad.dim(); ++d) {
+      if (d < lead || (sizes[d - lead] == 1 && grad.sym_size(d) != 1)) dims.push_back(d);
     }
-    if (factor != 1) result = result.to(wide(type)).mul(factor);
-    return result.to(type);
+    result = at::sum(grad, dims, /*keepdim=*/true, wide(grad.scalar_type())).view_symint(sizes);
   }
+  if (factor != 1) result = result.to(wide(type)).mul(factor);
+  return result.to(type);
+}
 
-  std::vector<c10::SymInt> sizes;
-  at::ScalarType type = at::kFloat;
-};
+at::Tensor total(const at::Tensor& a, const at::Tensor& b) {
+  return a.defined() && b.defined() ? at::add(a, b) : a.defined() ? a : b;
+}
 
+namespace {
+
+// Its outputs are the result, and x = alpha * a @ b + beta * c + bias where the activation is a
+// gelu. Only backward passes see that one: its derivative depends on x, and x on the inputs.
 struct GemmBackward final : Node {
   std::string name() const override { return "GemmBackward"; }
 
@@ -73,15 +55,17 @@ struct GemmBackward final : Node {
     const std::lock_guard<std::mutex> lock(mutex_);
     a_.reset_data();
     b_.reset_data();
-    out_.reset_data();
+    activated_.reset_data();
   }
 
   variable_list apply(variable_list&& grads) override {
     const std::lock_guard<std::mutex> lock(mutex_);
     variable_list results(4);
     at::Tensor grad = grads[0];
+    if (grad.defined() && activation != Activation::none)
+      grad = activation_gradient(grad, activated_.unpack(getptr()), activation);
+    if (grads.size() > 1) grad = total(grad, grads[1]);
     if (!grad.defined()) return results;
-    if (relu) grad = at::threshold_backward(grad, out_.unpack(), 0);
     if (task_should_compute_output(0)) results[0] = gradient_of_a(grad);
     if (task_should_compute_output(1)) results[1] = gradient_of_b(grad);
     if (task_should_compute_output(2)) results[2] = c.gradient(grad, beta);
@@ -89,14 +73,17 @@ struct GemmBackward final : Node {
     return results;
   }
 
-  // Called before the result has a history.
-  void save(const at::Tensor& a, const at::Tensor& b, const at::Tensor& out) {
+  void save(const at::Tensor& a, const at::Tensor& b) {
     if (should_compute_output(1)) a_ = SavedVariable(a, false);
     if (should_compute_output(0)) b_ = SavedVariable(b, false);
-    if (relu) out_ = SavedVariable(out.detach(), false);
+  }
+  // What activation_gradient needs.
+  void save_activated(const at::Tensor& tensor, bool is_output) {
+    activated_ = SavedVariable(tensor, is_output);
   }
 
-  bool trans_a, trans_b, relu;
+  bool trans_a, trans_b, accumulate_grad;
+  Activation activation;
   double alpha, beta;
   int64_t a_dim, b_dim;
   at::ScalarType a_type, b_type;
@@ -104,98 +91,119 @@ struct GemmBackward final : Node {
 
  private:
   // An operand without leading dimensions serves every matrix of the batch: its gradient is a sum.
-  at::Tensor product(const at::Tensor& left, const at::Tensor& right, bool trans_left,
-                     bool trans_right, bool sum, at::ScalarType type) const {
+  GemmOptions options(const at::Tensor& left, bool trans_left, bool trans_right, bool sum,
+                      at::ScalarType type) const {
     GemmOptions options;
     options.sum_batch = sum && left.dim() > 2;
     options.trans_a = trans_left;
     options.trans_b = trans_right;
     options.alpha = alpha;
     options.out_dtype = type;
-    return gemm(left, right, options);
+    return options;
   }
 
   // No view is taken of a or b: its gradient would have the type of the low-precision copy.
   at::Tensor gradient_of_a(const at::Tensor& grad) const {
     const at::Tensor b = b_.unpack();
     const bool sum = a_dim == 2;
-    return trans_a ? product(b, grad, trans_b, true, sum, a_type)
-                   : product(grad, b, false, !trans_b, sum, a_type);
+    return trans_a ? gemm(b, grad, options(b, trans_b, true, sum, a_type))
+                   : gemm(grad, b, options(grad, false, !trans_b, sum, a_type));
   }
 
-  at::Tensor gradient_of_b(const at::Tensor& grad) const {
+  at::Tensor gradient_of_b(const at::Tensor& grad) {
     const at::Tensor a = a_.unpack();
     const bool sum = b_dim == 2;
-    return trans_b ? product(grad, a, true, trans_a, sum, b_type)
-                   : product(a, grad, !trans_a, false, sum, b_type);
+    return trans_b ? leaf_gradient(*this, 1, grad, a, options(grad, true, trans_a, sum, b_type),
+                                   accumulate_grad)
+                   : leaf_gradient(*this, 1, a, grad, options(a, !trans_a, false, sum, b_type),
+                                   accumulate_grad);
   }
 
-  SavedVariable a_, b_, out_;
+  SavedVariable a_, b_, activated_;
 };
 
-bool has_forward_gradient(const std::optional<at::Tensor>& tensor) {
-  return torch::autograd::isFwGradDefined(tensor);
+at::Tensor gemm_autograd(const at::Tensor& a, const at::Tensor& b, const GemmOptions& options) {
+  return differentiable_gemm(a, b, options, /*accumulate_grad=*/false);
 }
 
-at::Tensor gemm_autograd(const at::Tensor& a, const at::Tensor& b, bool trans_a, bool trans_b,
-                         bool sum_batch, const std::optional<at::Tensor>& c, double alpha,
-                         double beta, const std::optional<at::Tensor>& bias,
-                         std::string_view activation, std::optional<at::ScalarType> out_dtype) {
-  TORCH_CHECK_NOT_IMPLEMENTED(!has_forward_gradient(a) && !has_forward_gradient(b) &&
-                                  !has_forward_gradient(c) && !has_forward_gradient(bias),
-                              "amp_ext::gemm: forward-mode differentiation is not implemented");
-  const GemmOptions options{trans_a, trans_b, sum_batch,  c,        alpha,
-                            beta,    bias,    activation, out_dtype};
-  const auto run = [&] {
-    const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    return gemm(a, b, options);
-  };
-  if (!torch::autograd::compute_requires_grad(a, b, c, bias)) return run();
-
-  const auto node = make_node<GemmBackward>();
-  node->set_next_edges(torch::autograd::collect_next_edges(a, b, c, bias));
-  node->trans_a = trans_a;
-  node->trans_b = trans_b;
-  node->relu = activation == "relu";
-  node->alpha = alpha;
-  node->beta = beta;
-  node->a_dim = a.dim();
-  node->b_dim = b.dim();
-  node->a_type = gradient_type(a);
-  node->b_type = gradient_type(b);
-  if (c && c->requires_grad()) node->c = Addend(*c);
-  if (bias && bias->requires_grad()) node->bias = Addend(*bias);
-  const at::Tensor out = run();
-  node->save(a, b, out);
-  torch::autograd::set_history(out, node);
-  return out;
+template <class... Tensors>
+void check_no_gradient(const char* op, const Tensors&... tensors) {
+  TORCH_CHECK(!torch::autograd::compute_requires_grad(tensors...), op,
+              ": is not differentiable, expected no tensor that requires a gradient: call it "
+              "under torch.no_grad()");
 }
 
-at::Tensor linear(const at::Tensor& x, const at::Tensor& weight,
-                  const std::optional<at::Tensor>& bias, std::string_view activation) {
-  constexpr auto op = "amp_ext::linear";
-  check_operand(op, "x", x, x.device());
-  check_operand(op, "weight", weight, x.device());
-  if (bias) check_operand(op, "bias", *bias, x.device());
-  activation_of(op, activation);
-  TORCH_CHECK(weight.dim() == 2, op, ": weight must have 2 dimensions, got shape ",
-              weight.sym_sizes());
-  TORCH_CHECK(x.dim() >= 1 && x.sym_size(-1) == weight.sym_size(1), op, ": x must have ",
-              weight.sym_size(1), " columns for a weight of shape ", weight.sym_sizes(),
-              ", got shape ", x.sym_sizes());
-  TORCH_CHECK(!bias || (bias->dim() == 1 && bias->sym_size(0) == weight.sym_size(0)), op,
-              ": bias must have shape [", weight.sym_size(0), "], got shape ", bias->sym_sizes());
-  GemmOptions options;
-  options.trans_b = true;
-  options.bias = bias;
-  options.activation = activation;
-  if (x.dim() == 1) return gemm(x.unsqueeze(0), weight, options).squeeze(0);
-  return gemm(x, weight, options);
+TensorPair gemm_with_aux_autograd(const at::Tensor& a, const at::Tensor& b,
+                                  const GemmOptions& options) {
+  check_no_gradient(kGemmWithAux, a, b, options.c, options.bias);
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  return gemm_with_aux(a, b, options);
+}
+
+TensorPair gemm_times_derivative_autograd(const at::Tensor& a, const at::Tensor& b,
+                                          const at::Tensor& aux, const GemmOptions& options) {
+  check_no_gradient(kGemmTimesDerivative, a, b, aux);
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  return gemm_times_derivative(a, b, aux, options);
+}
+
+void gemm_accumulate_autograd(const at::Tensor& c, const at::Tensor& a, const at::Tensor& b,
+                              const GemmOptions& options,
+                              const std::optional<at::Tensor>& found_inf) {
+  check_no_gradient(kGemmAccumulate, c, a, b);
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  gemm_accumulate_(c, a, b, options, found_inf);
 }
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(amp_ext, Autograd, m) { m.impl("gemm", TORCH_FN(gemm_autograd)); }
-TORCH_LIBRARY_IMPL(amp_ext, CompositeImplicitAutograd, m) { m.impl("linear", TORCH_FN(linear)); }
+at::Tensor differentiable_gemm(const at::Tensor& a, const at::Tensor& b, const GemmOptions& options,
+                               bool accumulate_grad) {
+  check_no_forward_gradient(kGemm, a, b, options.c, options.bias);
+  if (!torch::autograd::compute_requires_grad(a, b, options.c, options.bias)) {
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    return gemm(a, b, options);
+  }
+  const Activation activation = activation_of(kGemm, options.activation);
+  at::Tensor out, x;
+  {
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    if (activation > Activation::relu) {
+      std::tie(out, x) = gemm_with_aux(a, b, options);
+    } else {
+      out = gemm(a, b, options);
+    }
+  }
+  const auto node = make_node<GemmBackward>();
+  node->set_next_edges(torch::autograd::collect_next_edges(a, b, options.c, options.bias));
+  node->trans_a = options.trans_a;
+  node->trans_b = options.trans_b;
+  node->accumulate_grad = accumulate_grad;
+  node->activation = activation;
+  node->alpha = options.alpha;
+  node->beta = options.beta;
+  node->a_dim = a.dim();
+  node->b_dim = b.dim();
+  node->a_type = gradient_type(a);
+  node->b_type = gradient_type(b);
+  if (options.c && options.c->requires_grad()) node->c = Addend(*options.c);
+  if (options.bias && options.bias->requires_grad()) node->bias = Addend(*options.bias);
+  node->save(a, b);
+  if (activation == Activation::relu) node->save_activated(out.detach(), /*is_output=*/false);
+  torch::autograd::set_history(out, node);
+  if (x.defined()) {
+    torch::autograd::set_history(x, node);
+    node->save_activated(x, /*is_output=*/true);
+  }
+  return out;
+}
+
+TORCH_LIBRARY_IMPL(amp_ext, Autograd, m) {
+  m.impl("gemm", TORCH_FN(gemm_op<gemm_autograd>));
+  m.impl("gemm_with_aux", TORCH_FN(gemm_op<gemm_with_aux_autograd>));
+  m.impl("gemm_times_derivative",
+         TORCH_FN(gemm_times_derivative_op<gemm_times_derivative_autograd>));
+  m.impl("gemm_accumulate_", TORCH_FN(gemm_accumulate_op<gemm_accumulate_autograd>));
+}
 
 }  // namespace amp_ext

@@ -17,19 +17,18 @@ class Backend {
   virtual void grad_norm(GradNormArgs args, c10::Device device) const = 0;
   virtual void cast(CastArgs args, c10::Device device) const = 0;
   virtual void update_scale(UpdateScaleArgs args, c10::Device device) const = 0;
+  virtual void gemm(GemmArgs args, c10::Device device) const = 0;  // one that it serves
 
  protected:
   ~Backend() = default;
 };
 
-class CpuBackend : public Backend {
- public:
-  virtual void gemm(const GemmArgs& args) const = 0;
-};
-
-const CpuBackend& cpu_backend();
+const Backend& cpu_backend();
 const Backend& cuda_backend();  // throws, saying how to rebuild, in a build without CUDA kernels
 bool cuda_built();
+
+// Whether the CUDA backend has a kernel for the product; the rest goes to torch's library.
+bool cuda_serves(const GemmArgs& args);
 
 // Throws for a device type that has no backend.
 const Backend& backend_for(const char* op, c10::Device device);

@@ -40,14 +40,8 @@ void CastPairs::reserve(size_t n) {
 }
 
 CastPairs::Span CastPairs::span_of(const void* data, const at::Tensor& tensor, size_t index) {
-  int64_t last = 0;
-  if (tensor.is_non_overlapping_and_dense()) {
-    last = tensor.numel() - 1;
-  } else {
-    for (int64_t d = 0; d < tensor.dim(); ++d) last += (tensor.size(d) - 1) * tensor.stride(d);
-  }
   const auto begin = reinterpret_cast<uintptr_t>(data);
-  return {begin, begin + (last + 1) * tensor.element_size(), index};
+  return {begin, begin + extent_of(tensor) * tensor.element_size(), index};
 }
 
 void CastPairs::add(const at::Tensor& output, const at::Tensor& input) {

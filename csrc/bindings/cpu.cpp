@@ -30,8 +30,8 @@ void library_gemm(const cpu::LibraryGemmArgs& g) {
   const at::Tensor a = matrix(g.a, g.m, g.k, g.lda, g.a_transposed);
   const at::Tensor b = matrix(g.b, g.k, g.n, g.ldb, g.b_transposed);
   at::Tensor c = matrix(g.c, g.m, g.n, g.ldc, false);
-  if (g.accumulate) {
-    at::addmm_out(c, c, a, b);
+  if (g.accumulate || g.alpha != 1) {
+    at::addmm_out(c, c, a, b, g.accumulate ? 1 : 0, g.alpha);
   } else {
     at::mm_out(c, a, b);
   }
@@ -56,7 +56,7 @@ void check(const char* op, Status status) {
   TORCH_CHECK(status == Status::ok, op, ": ", text(status));
 }
 
-class TorchThreads final : public CpuBackend {
+class TorchThreads final : public Backend {
  public:
   void unscale(UnscaleArgs args, c10::Device) const override {
     check("amp_ext::unscale_", cpu::launch_unscale(args, kContext));
@@ -77,14 +77,14 @@ class TorchThreads final : public CpuBackend {
   void update_scale(UpdateScaleArgs args, c10::Device) const override {
     check("amp_ext::update_scale_", cpu::launch_update_scale(args, kContext));
   }
-  void gemm(const GemmArgs& args) const override {
+  void gemm(GemmArgs args, c10::Device) const override {
     check("amp_ext::gemm", cpu::launch_gemm(args, kContext));
   }
 };
 
 }  // namespace
 
-const CpuBackend& cpu_backend() {
+const Backend& cpu_backend() {
   static const TorchThreads backend;
   return backend;
 }

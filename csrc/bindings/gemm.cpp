@@ -1,9 +1,10 @@
-// The gemm op: checks, and the way to the CPU's kernel or to torch's library.
+// The ops of matrix products on tensors with data: from tensors to plain arguments, and on to the
+// device's kernel or to torch's library.
 #include "gemm.h"
 
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
+#include <c10/util/accumulate.h>
 #include <torch/library.h>
 
 #include "backend.h"
@@ -11,110 +12,6 @@
 
 namespace amp_ext {
 namespace {
-
-constexpr auto kOp = "amp_ext::gemm";
-
-template <class Int>
-c10::ArrayRef<Int> sizes_of(const at::Tensor& tensor) {
-  if constexpr (std::is_same_v<Int, c10::SymInt>) {
-    return tensor.sym_sizes();
-  } else {
-    return tensor.sizes();
-  }
-}
-
-void check_dtype(const char* op, const char* name, at::ScalarType type) {
-  TORCH_CHECK_NOT_IMPLEMENTED(dtype_of(type), op, ": ", name,
-                              " must be float16, bfloat16, float32 or float64, got ", type);
-}
-
-}  // namespace
-
-void check_operand(const char* op, const char* name, const at::Tensor& tensor, at::Device device) {
-  TORCH_CHECK(tensor.device() == device, op,
-              ": Expected all tensors to be on the same device, but ", name, " is on ",
-              tensor.device(), " and others are on ", device);
-  TORCH_CHECK_NOT_IMPLEMENTED(tensor.layout() == at::kStrided, op, ": ", name,
-                              " must be a strided tensor, got layout ", tensor.layout());
-  check_dtype(op, name, tensor.scalar_type());
-}
-
-Activation activation_of(const char* op, std::string_view name) {
-  if (name == "none") return Activation::none;
-  TORCH_CHECK_VALUE(name == "relu", op, ": activation must be 'none' or 'relu', got '", name, "'");
-  return Activation::relu;
-}
-
-template <class Int>
-c10::SmallVector<Int, 5> check_gemm(const at::Tensor& a, const at::Tensor& b,
-                                    const GemmOptions& options) {
-  const at::Device device = a.device();
-  check_operand(kOp, "a", a, device);
-  check_operand(kOp, "b", b, device);
-  activation_of(kOp, options.activation);
-  check_dtype(kOp, "out_dtype", out_dtype_of(a, b, options.out_dtype));
-
-  const c10::ArrayRef<Int> as = sizes_of<Int>(a), bs = sizes_of<Int>(b);
-  TORCH_CHECK(as.size() >= 2, kOp, ": a must have at least 2 dimensions, got shape ", as);
-  TORCH_CHECK(bs.size() >= 2, kOp, ": b must have at least 2 dimensions, got shape ", bs);
-  const Int& m = as[as.size() - (options.trans_a ? 1 : 2)];
-  const Int& k = as[as.size() - (options.trans_a ? 2 : 1)];
-  const Int& b_rows = bs[bs.size() - (options.trans_b ? 1 : 2)];
-  const Int& n = bs[bs.size() - (options.trans_b ? 2 : 1)];
-  TORCH_CHECK(k == b_rows, kOp, ": a of shape ", as, options.trans_a ? " (transposed)" : "",
-              " needs a b of ", k, options.trans_b ? " columns" : " rows", ", got shape ", bs);
-  const bool a_shared = as.size() == 2, b_shared = bs.size() == 2;
-  const auto a_batch = as.slice(0, as.size() - 2), b_batch = bs.slice(0, bs.size() - 2);
-  TORCH_CHECK(a_shared || b_shared || a_batch.equals(b_batch), kOp,
-              ": leading dimensions of a and b must be equal, or absent in one, got shapes ", as,
-              " and ", bs);
-
-  const auto batch = a_shared ? b_batch : a_batch;
-  TORCH_CHECK(!options.sum_batch || (!a_shared && !b_shared), kOp,
-              ": sum_batch needs leading dimensions in a and b, got shapes ", as, " and ", bs);
-  c10::SmallVector<Int, 5> out;
-  if (!options.sum_batch) out.append(batch.begin(), batch.end());
-  out.push_back(m);
-  out.push_back(n);
-  if (options.bias) {
-    check_operand(kOp, "bias", *options.bias, device);
-    const auto sizes = sizes_of<Int>(*options.bias);
-    TORCH_CHECK(sizes.size() == 1 && sizes[0] == n, kOp, ": bias must have shape [", n,
-                "], got shape ", sizes);
-  }
-  if (options.c) {
-    check_operand(kOp, "c", *options.c, device);
-    const auto sizes = sizes_of<Int>(*options.c);
-    bool expands = sizes.size() <= out.size();
-    for (size_t d = 0; expands && d < sizes.size(); ++d) {
-      const Int& size = sizes[sizes.size() - 1 - d];
-      expands = size == out[out.size() - 1 - d] || size == 1;
-    }
-    TORCH_CHECK(expands, kOp, ": c must be expandable to the result's shape ",
-                c10::ArrayRef<Int>(out), ", got shape ", sizes);
-  }
-  return out;
-}
-
-template c10::SmallVector<int64_t, 5> check_gemm(const at::Tensor&, const at::Tensor&,
-                                                 const GemmOptions&);
-template c10::SmallVector<c10::SymInt, 5> check_gemm(const at::Tensor&, const at::Tensor&,
-                                                     const GemmOptions&);
-
-namespace {
-
-// Only `out` is written, and nobody else has it yet.
-void* data_of(const at::Tensor& tensor) { return const_cast<void*>(tensor.const_data_ptr()); }
-
-// torch's library is faster where it multiplies bf16 with the processor's own instructions, but for
-// products that take no longer than its call.
-bool torch_is_faster(const at::Tensor& a, const at::Tensor& b, const GemmOptions& options) {
-  if (a.numel() * b.size(options.trans_b ? -2 : -1) < (1 << 17)) return false;
-  const auto bf16 = [](const at::Tensor& x) { return x.scalar_type() == at::kBFloat16; };
-  return cpu::multiplies_bf16() && bf16(a) && bf16(b) &&
-         out_dtype_of(a, b, options.out_dtype) == at::kBFloat16 &&
-         (!options.c || bf16(*options.c)) && (!options.bias || bf16(*options.bias));
-}
 
 // The stride of the leading dimensions taken as one; none if they cannot be. Strides of dimensions
 // of size 1 are arbitrary.
@@ -130,99 +27,231 @@ std::optional<int64_t> batch_stride(const at::Tensor& tensor) {
   return stride.value_or(0);
 }
 
-// The last two dimensions as matrices, the leading ones as a batch of them. `owner` keeps their
-// memory.
-MatrixRef matrix(const at::Tensor& tensor, bool transposed, at::Tensor& owner) {
-  const std::optional<int64_t> stride = batch_stride(tensor);
-  owner = stride ? tensor : tensor.clone(at::MemoryFormat::Contiguous);
-  const int64_t rows = owner.size(-2), columns = owner.size(-1);
-  MatrixRef result{data_of(owner), *dtype_of(owner.scalar_type()), stride.value_or(rows * columns),
-                   owner.stride(-2), owner.stride(-1)};
-  if (rows == 1) result.row_stride = result.batch_stride;
-  if (transposed) std::swap(result.row_stride, result.column_stride);
-  return result;
+int64_t batch_of(at::IntArrayRef sizes) {
+  return c10::multiply_integers(sizes.slice(0, sizes.size() - 2));
 }
 
 // Whether the rows, or the columns, of consecutive matrices are those of one.
-bool rows_join(const MatrixRef& x, int64_t rows) {
-  return !x.data || x.batch_stride == rows * x.row_stride;
-}
+bool rows_join(const MatrixRef& x, int64_t rows) { return x.batch_stride == rows * x.row_stride; }
 bool columns_join(const MatrixRef& x, int64_t columns) {
   return x.batch_stride == columns * x.column_stride;
 }
 
-at::Tensor gemm_cpu(const at::Tensor& a, const at::Tensor& b, bool trans_a, bool trans_b,
-                    bool sum_batch, const std::optional<at::Tensor>& c, double alpha, double beta,
-                    const std::optional<at::Tensor>& bias, std::string_view activation,
-                    std::optional<at::ScalarType> out_dtype) {
-  const GemmOptions options{trans_a, trans_b, sum_batch,  c,        alpha,
-                            beta,    bias,    activation, out_dtype};
-  const auto sizes = check_gemm<int64_t>(a, b, options);
-  if (a.scalar_type() == at::kDouble || b.scalar_type() == at::kDouble ||
-      torch_is_faster(a, b, options)) {
-    return torch_gemm(a, b, options);
+// A product as kernels take it, with the tensors that its pointers lead to.
+class Product {
+ public:
+  // Only what it writes is still missing.
+  Product(const char* op, const at::Tensor& a, const at::Tensor& b, const GemmOptions& options,
+          at::IntArrayRef sizes)
+      : sizes_(sizes.vec()), options_(a.options().requires_grad(false)) {
+    args_.a = read(a, options.trans_a);
+    args_.b = read(b, options.trans_b);
+    args_.m = sizes[sizes.size() - 2];
+    args_.n = sizes.back();
+    args_.k = a.size(options.trans_a ? -2 : -1);
+    args_.batch = batch_of(sizes);
+    args_.terms = options.sum_batch ? batch_of(a.sizes()) : 1;
+    args_.alpha = options.alpha;
+    args_.beta = options.beta;
+    if (options.c && options.beta != 0) args_.c = read(options.c->expand(sizes));
+    if (options.bias) args_.bias = read(options.bias->unsqueeze(0));
+    args_.activation = activation_of(op, options.activation);
+    out_type_ = out_dtype_of(a, b, options.out_dtype);
+    args_.out = {nullptr, *dtype_of(out_type_), args_.m * args_.n, args_.n, 1};
   }
-  const at::Tensor out =
-      at::empty(sizes, a.options().dtype(out_dtype_of(a, b, out_dtype)).requires_grad(false));
-  if (out.numel() == 0) return out;
 
-  at::Tensor owners[3];
-  GemmArgs args{};
-  args.a = matrix(a, trans_a, owners[0]);
-  args.b = matrix(b, trans_b, owners[1]);
-  if (c && beta != 0) args.c = matrix(c->expand(sizes), false, owners[2]);
-  if (bias) {
-    args.bias = {data_of(*bias), *dtype_of(bias->scalar_type()), 0, 0, bias->stride(0)};
+  void differentiate_at(const at::Tensor& aux) {
+    args_.aux = read(aux.size(-1) == 1 || aux.stride(-1) == 1 ? aux : aux.contiguous());
+    args_.derivative = true;
   }
-  args.m = sizes[sizes.size() - 2];
-  args.n = sizes[sizes.size() - 1];
-  args.k = a.size(trans_a ? -2 : -1);
-  args.out = {data_of(out), *dtype_of(out.scalar_type()), args.m * args.n, args.n, 1};
-  args.batch = out.numel() / (args.m * args.n);
-  args.terms = 1;
-  if (sum_batch) {
-    for (int64_t d = 0; d + 2 < a.dim(); ++d) args.terms *= a.size(d);
-    if (columns_join(args.a, args.k) && rows_join(args.b, args.k)) {
-      args.k *= args.terms;
-      args.terms = 1;
+
+  void accumulate_into(const at::Tensor& c) {
+    args_.out = read(c);
+    args_.out.data = c.mutable_data_ptr();
+    args_.c = args_.out;
+    args_.beta = 1;
+  }
+
+  void report_to(float* found_inf) { args_.found_inf = found_inf; }
+
+  bool is_served() const {
+    return options_.device().is_cpu() ? cpu::gemm_serves(args_) : cuda_serves(args_);
+  }
+  bool library_is_faster() const {
+    return options_.device().is_cpu() && cpu::library_is_faster(args_);
+  }
+
+  at::Tensor new_out() {
+    const at::Tensor out = at::empty(sizes_, options_.dtype(out_type_));
+    args_.out.data = out.mutable_data_ptr();
+    return out;
+  }
+
+  at::Tensor new_aux() {
+    const at::Tensor aux = at::empty(sizes_, options_.dtype(out_type_));
+    args_.aux = args_.out;
+    args_.aux.data = aux.mutable_data_ptr();
+    return aux;
+  }
+
+  at::Tensor new_column_sums() {
+    const at::Tensor sums = at::empty({args_.n}, options_.dtype(at::kFloat));
+    args_.column_sums = sums.mutable_data_ptr<float>();
+    return sums;
+  }
+
+  void run(const char* op) {
+    if (args_.terms > 1 && columns_join(args_.a, args_.k) && rows_join(args_.b, args_.k)) {
+      args_.k *= args_.terms;
+      args_.terms = 1;
     }
-  } else if (b.dim() == 2 && rows_join(args.a, args.m) && rows_join(args.c, args.m)) {
-    args.m *= args.batch;
-    args.batch = 1;
+    const auto joins = [&](const MatrixRef& x) { return !x.data || rows_join(x, args_.m); };
+    if (args_.batch > 1 && args_.terms == 1 && args_.b.batch_stride == 0 && joins(args_.a) &&
+        joins(args_.c) && joins(args_.aux) && joins(args_.out)) {
+      args_.m *= args_.batch;
+      args_.batch = 1;
+    }
+    backend_for(op, options_.device()).gemm(args_, options_.device());
   }
-  args.alpha = alpha;
-  args.beta = beta;
-  args.activation = activation_of(kOp, activation);
-  cpu_backend().gemm(args);
+
+ private:
+  // The last two dimensions as matrices, the leading ones as a batch of them.
+  MatrixRef read(const at::Tensor& tensor, bool transposed = false) {
+    std::optional<int64_t> stride = batch_stride(tensor);
+    at::Tensor& owner =
+        owners_.emplace_back(stride ? tensor : tensor.clone(at::MemoryFormat::Contiguous));
+    const int64_t rows = owner.size(-2), columns = owner.size(-1);
+    MatrixRef result{const_cast<void*>(owner.const_data_ptr()), *dtype_of(owner.scalar_type()),
+                     stride.value_or(rows * columns), owner.stride(-2), owner.stride(-1)};
+    if (rows == 1) result.row_stride = result.batch_stride;
+    if (transposed) std::swap(result.row_stride, result.column_stride);
+    return result;
+  }
+
+  std::vector<int64_t> sizes_;  // of the result
+  at::TensorOptions options_;
+  at::ScalarType out_type_;
+  GemmArgs args_{};
+  c10::SmallVector<at::Tensor, 4> owners_;
+};
+
+at::Tensor gemm_kernel(const at::Tensor& a, const at::Tensor& b, const GemmOptions& options) {
+  const auto sizes = check_gemm<int64_t>(kGemm, a, b, options);
+  Product product(kGemm, a, b, options, sizes);
+  if (!product.is_served() || product.library_is_faster()) return torch_gemm(a, b, options);
+  at::Tensor out = product.new_out();
+  product.run(kGemm);
   return out;
 }
 
-at::Tensor gemm_torch(const at::Tensor& a, const at::Tensor& b, bool trans_a, bool trans_b,
-                      bool sum_batch, const std::optional<at::Tensor>& c, double alpha, double beta,
-                      const std::optional<at::Tensor>& bias, std::string_view activation,
-                      std::optional<at::ScalarType> out_dtype) {
-  const GemmOptions options{trans_a, trans_b, sum_batch,  c,        alpha,
-                            beta,    bias,    activation, out_dtype};
-  check_gemm<int64_t>(a, b, options);
-  return torch_gemm(a, b, options);
+TensorPair gemm_with_aux_kernel(const at::Tensor& a, const at::Tensor& b,
+                                const GemmOptions& options) {
+  const auto sizes = check_gemm<int64_t>(kGemmWithAux, a, b, options);
+  Product product(kGemmWithAux, a, b, options, sizes);
+  if (!product.is_served()) return torch_gemm_with_aux(a, b, options);
+  const at::Tensor out = product.new_out(), aux = product.new_aux();
+  product.run(kGemmWithAux);
+  return {out, aux};
+}
+
+TensorPair gemm_times_derivative_kernel(const at::Tensor& a, const at::Tensor& b,
+                                        const at::Tensor& aux, const GemmOptions& options) {
+  const auto sizes = check_gemm_times_derivative<int64_t>(a, b, aux, options);
+  Product product(kGemmTimesDerivative, a, b, options, sizes);
+  product.differentiate_at(aux);
+  if (!product.is_served()) return torch_gemm_times_derivative(a, b, aux, options);
+  const at::Tensor out = product.new_out(), sums = product.new_column_sums();
+  product.run(kGemmTimesDerivative);
+  return {out, sums};
+}
+
+// Whether kernels can write it: rows one after another, and matrices.
+bool is_row_major(const at::Tensor& tensor) {
+  int64_t extent = 1;
+  for (int64_t d = tensor.dim() - 1; d >= 0; --d) {
+    if (tensor.size(d) == 1) continue;
+    const bool last = d == tensor.dim() - 1;
+    if (last ? tensor.stride(d) != 1 : tensor.stride(d) < extent) return false;
+    extent = tensor.stride(d) * tensor.size(d);
+  }
+  return batch_stride(tensor).has_value();
+}
+
+void check_accumulator(const at::Tensor& c, const char* name, const at::Tensor& other) {
+  TORCH_CHECK(!overlap(c, other), kGemmAccumulate, ": c and ", name,
+              " overlap in memory, expected a c apart from all that is read: clone() it");
+}
+
+void gemm_accumulate_kernel(const at::Tensor& c, const at::Tensor& a, const at::Tensor& b,
+                            const GemmOptions& options,
+                            const std::optional<at::Tensor>& found_inf) {
+  check_gemm_accumulate<int64_t>(c, a, b, options, found_inf);
+  float* const flag = found_inf
+                          ? one_element<float>(kGemmAccumulate, "found_inf", *found_inf, c.device())
+                          : nullptr;
+  TORCH_CHECK(c.numel() == 0 || is_row_major(c), kGemmAccumulate,
+              ": c must be row-major with a column stride of 1, its leading dimensions one after "
+              "another, got strides ",
+              c.strides());
+  check_accumulator(c, "a", a);
+  check_accumulator(c, "b", b);
+  if (found_inf) check_accumulator(c, "found_inf", *found_inf);
+
+  Product product(kGemmAccumulate, a, b, options, c.sizes());
+  product.accumulate_into(c);
+  product.report_to(flag);
+  if (product.is_served()) {
+    product.run(kGemmAccumulate);
+  } else {
+    torch_gemm_accumulate_(c, a, b, options, found_inf);
+  }
+  mark_written(c);
+  if (found_inf) mark_written(*found_inf);
+}
+
+void register_gemm(torch::Library& m) {
+  m.impl("gemm", TORCH_FN(gemm_op<gemm_kernel>));
+  m.impl("gemm_with_aux", TORCH_FN(gemm_op<gemm_with_aux_kernel>));
+  m.impl("gemm_times_derivative", TORCH_FN(gemm_times_derivative_op<gemm_times_derivative_kernel>));
+  m.impl("gemm_accumulate_", TORCH_FN(gemm_accumulate_op<gemm_accumulate_kernel>));
 }
 
 }  // namespace
 
 at::Tensor gemm(const at::Tensor& a, const at::Tensor& b, const GemmOptions& o) {
-  static const auto op =
-      c10::Dispatcher::singleton().findSchemaOrThrow(kOp, "").typed<decltype(gemm_cpu)>();
+  static const auto op = typed_op<decltype(gemm_op<gemm_kernel>)>(kGemm);
   return op.call(a, b, o.trans_a, o.trans_b, o.sum_batch, o.c, o.alpha, o.beta, o.bias,
                  o.activation, o.out_dtype);
 }
 
-TORCH_LIBRARY_IMPL(amp_ext, CPU, m) { m.impl("gemm", TORCH_FN(gemm_cpu)); }
-TORCH_LIBRARY_IMPL(amp_ext, CUDA, m) { m.impl("gemm", TORCH_FN(gemm_torch)); }
+TensorPair gemm_with_aux(const at::Tensor& a, const at::Tensor& b, const GemmOptions& o) {
+  static const auto op = typed_op<decltype(gemm_op<gemm_with_aux_kernel>)>(kGemmWithAux);
+  return op.call(a, b, o.trans_a, o.trans_b, o.sum_batch, o.c, o.alpha, o.beta, o.bias,
+                 o.activation, o.out_dtype);
+}
 
-// Sparse tensors reach the op's checks, whose errors name the argument.
-TORCH_LIBRARY_IMPL(amp_ext, SparseCPU, m) { m.impl("gemm", TORCH_FN(gemm_cpu)); }
-TORCH_LIBRARY_IMPL(amp_ext, SparseCUDA, m) { m.impl("gemm", TORCH_FN(gemm_torch)); }
-TORCH_LIBRARY_IMPL(amp_ext, SparseCsrCPU, m) { m.impl("gemm", TORCH_FN(gemm_cpu)); }
-TORCH_LIBRARY_IMPL(amp_ext, SparseCsrCUDA, m) { m.impl("gemm", TORCH_FN(gemm_torch)); }
+TensorPair gemm_times_derivative(const at::Tensor& a, const at::Tensor& b, const at::Tensor& aux,
+                                 const GemmOptions& o) {
+  static const auto op = typed_op<decltype(gemm_times_derivative_op<gemm_times_derivative_kernel>)>(
+      kGemmTimesDerivative);
+  return op.call(a, b, aux, o.trans_a, o.trans_b, o.activation, o.out_dtype);
+}
+
+void gemm_accumulate_(const at::Tensor& c, const at::Tensor& a, const at::Tensor& b,
+                      const GemmOptions& o, const std::optional<at::Tensor>& found_inf) {
+  static const auto op =
+      typed_op<decltype(gemm_accumulate_op<gemm_accumulate_kernel>)>(kGemmAccumulate);
+  at::Tensor written = c;
+  op.call(written, a, b, o.trans_a, o.trans_b, o.sum_batch, o.alpha, found_inf);
+}
+
+TORCH_LIBRARY_IMPL(amp_ext, CPU, m) { register_gemm(m); }
+TORCH_LIBRARY_IMPL(amp_ext, CUDA, m) { register_gemm(m); }
+
+// Sparse tensors reach the ops' checks, whose errors name the argument.
+TORCH_LIBRARY_IMPL(amp_ext, SparseCPU, m) { register_gemm(m); }
+TORCH_LIBRARY_IMPL(amp_ext, SparseCUDA, m) { register_gemm(m); }
+TORCH_LIBRARY_IMPL(amp_ext, SparseCsrCPU, m) { register_gemm(m); }
+TORCH_LIBRARY_IMPL(amp_ext, SparseCsrCUDA, m) { register_gemm(m); }
 
 }  // namespace amp_ext

@@ -1,17 +1,25 @@
-// The gemm op for C++ callers, and what its implementations share.
+// The ops of matrix products for C++ callers, and what their implementations share. What each
+// promises is in amp_ext.ops.
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/SymInt.h>
 
 #include <optional>
 #include <string_view>
+#include <tuple>
 
 #include "amp_ext/launch.h"
 
 namespace amp_ext {
 
-// Arguments of the op beside a and b; see amp_ext.ops.gemm.
+constexpr auto kGemm = "amp_ext::gemm";
+constexpr auto kGemmWithAux = "amp_ext::gemm_with_aux";
+constexpr auto kGemmTimesDerivative = "amp_ext::gemm_times_derivative";
+constexpr auto kGemmAccumulate = "amp_ext::gemm_accumulate_";
+
+// Arguments beside a and b.
 struct GemmOptions {
   bool trans_a = false;
   bool trans_b = false;
@@ -24,8 +32,58 @@ struct GemmOptions {
   std::optional<at::ScalarType> out_dtype = std::nullopt;
 };
 
-// torch.ops.amp_ext.gemm, through the dispatcher.
+// An op by its name.
+template <class Signature>
+c10::TypedOperatorHandle<Signature> typed_op(const char* name) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
+}
+
+using TensorPair = std::tuple<at::Tensor, at::Tensor>;
+
+// The ops, through the dispatcher.
 at::Tensor gemm(const at::Tensor& a, const at::Tensor& b, const GemmOptions& options);
+TensorPair gemm_with_aux(const at::Tensor& a, const at::Tensor& b, const GemmOptions& options);
+TensorPair gemm_times_derivative(const at::Tensor& a, const at::Tensor& b, const at::Tensor& aux,
+                                 const GemmOptions& options);
+void gemm_accumulate_(const at::Tensor& c, const at::Tensor& a, const at::Tensor& b,
+                      const GemmOptions& options,
+                      const std::optional<at::Tensor>& found_inf = std::nullopt);
+
+// A function of options in the signature of its op: gemm and gemm_with_aux ...
+template <auto kFunction>
+auto gemm_op(const at::Tensor& a, const at::Tensor& b, bool trans_a, bool trans_b, bool sum_batch,
+             const std::optional<at::Tensor>& c, double alpha, double beta,
+             const std::optional<at::Tensor>& bias, std::string_view activation,
+             std::optional<at::ScalarType> out_dtype) {
+  return kFunction(
+      a, b, GemmOptions{trans_a, trans_b, sum_batch, c, alpha, beta, bias, activation, out_dtype});
+}
+
+// ... gemm_times_derivative ...
+template <auto kFunction>
+TensorPair gemm_times_derivative_op(const at::Tensor& a, const at::Tensor& b, const at::Tensor& aux,
+                                    bool trans_a, bool trans_b, std::string_view activation,
+                                    std::optional<at::ScalarType> out_dtype) {
+  GemmOptions options;
+  options.trans_a = trans_a;
+  options.trans_b = trans_b;
+  options.activation = activation;
+  options.out_dtype = out_dtype;
+  return kFunction(a, b, aux, options);
+}
+
+// ... and gemm_accumulate_.
+template <auto kFunction>
+void gemm_accumulate_op(at::Tensor& c, const at::Tensor& a, const at::Tensor& b, bool trans_a,
+                        bool trans_b, bool sum_batch, double alpha,
+                        const std::optional<at::Tensor>& found_inf) {
+  GemmOptions options;
+  options.trans_a = trans_a;
+  options.trans_b = trans_b;
+  options.sum_batch = sum_batch;
+  options.alpha = alpha;
+  kFunction(c, a, b, options, found_inf);
+}
 
 // The checks of one argument of `op`.
 void check_operand(const char* op, const char* name, const at::Tensor& tensor, at::Device device);
@@ -38,14 +96,41 @@ inline at::ScalarType out_dtype_of(const at::Tensor& a, const at::Tensor& b,
                                 : c10::promoteTypes(a.scalar_type(), b.scalar_type()));
 }
 
-// Checks every argument and returns the shape of the result. Int is int64_t, or c10::SymInt for
-// tensors without data.
-template <class Int>
-c10::SmallVector<Int, 5> check_gemm(const at::Tensor& a, const at::Tensor& b,
-                                    const GemmOptions& options);
+// The type of sums that end up in `type`.
+inline at::ScalarType wide(at::ScalarType type) {
+  return type == at::kDouble ? at::kDouble : at::kFloat;
+}
 
-// The product by torch's own library, for devices and types that have no kernel here. Arguments
-// have been checked.
+// The type in which products of a and b are summed.
+inline at::ScalarType sums_dtype_of(const at::Tensor& a, const at::Tensor& b) {
+  return wide(c10::promoteTypes(a.scalar_type(), b.scalar_type()));
+}
+
+// grad * activation'(x); for relu also of its result x. Differentiable.
+at::Tensor activation_gradient(const at::Tensor& grad, const at::Tensor& x, Activation activation);
+
+// Check every argument but memory, and return the shape of the result. Int is int64_t, or
+// c10::SymInt for tensors without data.
+template <class Int>
+using Sizes = c10::SmallVector<Int, 5>;
+template <class Int>
+Sizes<Int> check_gemm(const char* op, const at::Tensor& a, const at::Tensor& b,
+                      const GemmOptions& options);
+template <class Int>
+Sizes<Int> check_gemm_times_derivative(const at::Tensor& a, const at::Tensor& b,
+                                       const at::Tensor& aux, const GemmOptions& options);
+template <class Int>
+void check_gemm_accumulate(const at::Tensor& c, const at::Tensor& a, const at::Tensor& b,
+                           const GemmOptions& options, const std::optional<at::Tensor>& found_inf);
+
+// The ops by torch's own library, for devices and types that have no kernel here. Arguments have
+// been checked.
 at::Tensor torch_gemm(const at::Tensor& a, const at::Tensor& b, const GemmOptions& options);
+TensorPair torch_gemm_with_aux(const at::Tensor& a, const at::Tensor& b,
+                               const GemmOptions& options);
+TensorPair torch_gemm_times_derivative(const at::Tensor& a, const at::Tensor& b,
+                                       const at::Tensor& aux, const GemmOptions& options);
+void torch_gemm_accumulate_(const at::Tensor& c, const at::Tensor& a, const at::Tensor& b,
+                            const GemmOptions& options, const std::optional<at::Tensor>& found_inf);
 
 }  // namespace amp_ext

@@ -1,6 +1,8 @@
 // Every op's schema.
 #include <torch/library.h>
 
+#include <string>
+
 TORCH_LIBRARY(amp_ext, m) {
   const std::vector<at::Tag> tags{at::Tag::pt2_compliant_tag};
   m.def(
@@ -28,13 +30,29 @@ TORCH_LIBRARY(amp_ext, m) {
       "int hysteresis=1, "
       "Tensor(c!)? hysteresis_tracker=None, Tensor(d!)? skipped_steps=None) -> ()",
       tags);
+  const std::string gemm_arguments =
+      "(Tensor a, Tensor b, *, bool trans_a=False, bool trans_b=False, bool sum_batch=False, "
+      "Tensor? c=None, float alpha=1.0, float beta=1.0, Tensor? bias=None, "
+      "str activation=\"none\", ScalarType? out_dtype=None)";
+  m.def(("gemm" + gemm_arguments + " -> Tensor").c_str(), tags);
+  m.def(("gemm_with_aux" + gemm_arguments + " -> (Tensor, Tensor)").c_str(), tags);
   m.def(
-      "gemm(Tensor a, Tensor b, *, bool trans_a=False, bool trans_b=False, bool sum_batch=False, "
-      "Tensor? c=None, "
-      "float alpha=1.0, float beta=1.0, Tensor? bias=None, str activation=\"none\", "
-      "ScalarType? out_dtype=None) -> Tensor",
+      "gemm_times_derivative(Tensor a, Tensor b, Tensor aux, *, bool trans_a=False, "
+      "bool trans_b=False, str activation=\"none\", ScalarType? out_dtype=None) "
+      "-> (Tensor, Tensor)",
       tags);
-  m.def("linear(Tensor x, Tensor weight, Tensor? bias=None, *, str activation=\"none\") -> Tensor",
-        tags);
+  m.def(
+      "gemm_accumulate_(Tensor(a!) c, Tensor a, Tensor b, *, bool trans_a=False, "
+      "bool trans_b=False, bool sum_batch=False, float alpha=1.0, Tensor(b!)? found_inf=None) "
+      "-> ()",
+      tags);
+  m.def(
+      "linear(Tensor x, Tensor weight, Tensor? bias=None, *, str activation=\"none\", "
+      "bool accumulate_grad=False) -> Tensor",
+      tags);
+  m.def(
+      "mlp(Tensor x, Tensor weight1, Tensor? bias1, Tensor weight2, Tensor? bias2, *, "
+      "str activation=\"gelu\", bool accumulate_grad=False) -> Tensor",
+      tags);
   m.def("_override_autocast() -> ()", tags);
 }

@@ -76,19 +76,35 @@ void update_scale_(at::Tensor& scale, at::Tensor& growth_tracker, at::TensorList
                      hysteresis_tracker, skipped_steps);
 }
 
-at::Tensor gemm_meta(const at::Tensor& a, const at::Tensor& b, bool trans_a, bool trans_b,
-                     bool sum_batch, const std::optional<at::Tensor>& c, double alpha, double beta,
-                     const std::optional<at::Tensor>& bias, std::string_view activation,
-                     std::optional<at::ScalarType> out_dtype) {
-  const auto sizes = check_gemm<c10::SymInt>(
-      a, b, {trans_a, trans_b, sum_batch, c, alpha, beta, bias, activation, out_dtype});
-  return at::empty_symint(sizes, a.options().dtype(out_dtype_of(a, b, out_dtype)));
+at::Tensor new_out(const at::Tensor& a, const at::Tensor& b, c10::SymIntArrayRef sizes,
+                   const GemmOptions& options) {
+  return at::empty_symint(sizes, a.options().dtype(out_dtype_of(a, b, options.out_dtype)));
+}
+
+at::Tensor gemm_meta(const at::Tensor& a, const at::Tensor& b, const GemmOptions& options) {
+  return new_out(a, b, check_gemm<c10::SymInt>(kGemm, a, b, options), options);
+}
+
+TensorPair gemm_with_aux_meta(const at::Tensor& a, const at::Tensor& b,
+                              const GemmOptions& options) {
+  const auto sizes = check_gemm<c10::SymInt>(kGemmWithAux, a, b, options);
+  return {new_out(a, b, sizes, options), new_out(a, b, sizes, options)};
+}
+
+TensorPair gemm_times_derivative_meta(const at::Tensor& a, const at::Tensor& b,
+                                      const at::Tensor& aux, const GemmOptions& options) {
+  const auto sizes = check_gemm_times_derivative<c10::SymInt>(a, b, aux, options);
+  const at::Tensor out = new_out(a, b, sizes, options);
+  return {out, at::empty_symint({sizes.back()}, out.options().dtype(sums_dtype_of(a, b)))};
 }
 
 }  // namespace
 
 TORCH_LIBRARY_IMPL(amp_ext, Meta, m) {
-  m.impl("gemm", TORCH_FN(gemm_meta));
+  m.impl("gemm", TORCH_FN(gemm_op<gemm_meta>));
+  m.impl("gemm_with_aux", TORCH_FN(gemm_op<gemm_with_aux_meta>));
+  m.impl("gemm_times_derivative", TORCH_FN(gemm_times_derivative_op<gemm_times_derivative_meta>));
+  m.impl("gemm_accumulate_", TORCH_FN(gemm_accumulate_op<check_gemm_accumulate<c10::SymInt>>));
   m.impl("unscale_", TORCH_FN(unscale_));
   m.impl("check_finite", TORCH_FN(check_finite));
   m.impl("grad_norm", TORCH_FN(grad_norm));

@@ -15,6 +15,7 @@ const Backend& cuda_backend() {
 }
 
 bool cuda_built() { return false; }
+bool cuda_serves(const GemmArgs&) { return false; }
 
 namespace {
 

@@ -132,6 +132,24 @@ void mark_written(const std::vector<at::TensorImpl*>& tensors) {
   }
 }
 
+int64_t extent_of(const at::Tensor& tensor) {
+  if (tensor.is_non_overlapping_and_dense()) return tensor.numel();
+  int64_t last = 0;
+  for (int64_t d = 0; d < tensor.dim(); ++d) last += (tensor.size(d) - 1) * tensor.stride(d);
+  return last + 1;
+}
+
+bool overlap(const at::Tensor& a, const at::Tensor& b) {
+  if (a.numel() == 0 || b.numel() == 0) return false;
+  const auto begin = [](const at::Tensor& t) {
+    return static_cast<const char*>(t.const_data_ptr());
+  };
+  const auto end = [&](const at::Tensor& t) {
+    return begin(t) + extent_of(t) * static_cast<int64_t>(t.element_size());
+  };
+  return begin(a) < end(b) && begin(b) < end(a);
+}
+
 void GradList::reserve(size_t n) {
   refs_.reserve(n);
   if (access_ == Access::write) written_.reserve(n);

@@ -80,6 +80,13 @@ void check_no_internal_overlap(const Item& item, const at::Tensor& tensor);
 // Throws for a tensor to be written of which autograd would have to know.
 void check_no_history(const Item& item, const at::Tensor& tensor);
 
+// How many elements lie between the first and the last of a tensor that has elements, both
+// included.
+int64_t extent_of(const at::Tensor& tensor);
+
+// Whether the memory of two tensors, each from its first element to its last, overlaps.
+bool overlap(const at::Tensor& a, const at::Tensor& b);
+
 enum class Access { read, write };
 
 // The gradients of one call, all on one device. Tensors must outlive the list.

@@ -2,7 +2,11 @@
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/baddbmm.h>
 #include <ATen/ops/bmm.h>
+#include <ATen/ops/gelu.h>
+#include <ATen/ops/gelu_backward.h>
+#include <ATen/ops/isfinite.h>
 #include <ATen/ops/mm.h>
+#include <ATen/ops/threshold_backward.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include "gemm.h"
@@ -19,8 +23,7 @@ at::Tensor fp32_product(const at::Tensor& a, const at::Tensor& b) {
   const bool low = a.scalar_type() == b.scalar_type() &&
                    (a.scalar_type() == at::kHalf || a.scalar_type() == at::kBFloat16);
   if (!low || a.is_cpu()) {
-    const at::ScalarType type =
-        a.scalar_type() == at::kDouble || b.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+    const at::ScalarType type = sums_dtype_of(a, b);
     return product(a.to(type), b.to(type));
   }
   return a.dim() == 2 ? at::mm(a, b, at::kFloat) : at::bmm(a, b, at::kFloat);
@@ -33,7 +36,35 @@ at::Tensor low_product(const at::Tensor& a, const at::Tensor& b, const at::Tenso
   return a.dim() == 2 ? at::addmm(c, a, b, beta, alpha) : at::baddbmm(c, a, b, beta, alpha);
 }
 
+// torch's word for which of the two it is.
+c10::string_view approximation(Activation activation) {
+  return activation == Activation::gelu_tanh ? "tanh" : "none";
+}
+
+void activate_(at::Tensor& x, Activation activation) {
+  if (activation == Activation::none) return;
+  if (activation == Activation::relu) {
+    x.relu_();
+  } else {
+    at::gelu_(x, approximation(activation));
+  }
+}
+
+// x before its activation, in the type of the sum.
+at::Tensor sum(const at::Tensor& a, const at::Tensor& b, const GemmOptions& options) {
+  GemmOptions plain = options;
+  plain.activation = "none";
+  plain.out_dtype = sums_dtype_of(a, b);
+  return torch_gemm(a, b, plain);
+}
+
 }  // namespace
+
+at::Tensor activation_gradient(const at::Tensor& grad, const at::Tensor& x, Activation activation) {
+  if (activation == Activation::none) return grad;
+  if (activation == Activation::relu) return at::threshold_backward(grad, x, 0);
+  return at::gelu_backward(grad, x, approximation(activation));
+}
 
 at::Tensor torch_gemm(const at::Tensor& a, const at::Tensor& b, const GemmOptions& o) {
   // An active autocast would cast again.
@@ -71,8 +102,10 @@ at::Tensor torch_gemm(const at::Tensor& a, const at::Tensor& b, const GemmOption
   }
 
   const at::Tensor addend = read_c ? c : o.bias.value_or(at::Tensor());
+  const Activation activation = activation_of(kGemm, o.activation);
+  // An activation other than relu would be of a rounded sum.
   const bool low = a.scalar_type() == b.scalar_type() && a.scalar_type() == out_dtype &&
-                   !(read_c && o.bias) &&
+                   activation <= Activation::relu && !(read_c && o.bias) &&
                    (addend.defined() ? addend.scalar_type() == out_dtype : o.alpha == 1);
   at::Tensor out;
   if (low) {
@@ -83,9 +116,35 @@ at::Tensor torch_gemm(const at::Tensor& a, const at::Tensor& b, const GemmOption
     if (read_c) out.add_(c, o.beta);
     if (o.bias) out.add_(*o.bias);
   }
-  if (o.activation == "relu") out.relu_();
+  activate_(out, activation);
   if (out.scalar_type() != out_dtype) out = out.to(out_dtype);
   return out.dim() == static_cast<int64_t>(sizes.size()) ? out : out.view(sizes);
+}
+
+TensorPair torch_gemm_with_aux(const at::Tensor& a, const at::Tensor& b,
+                               const GemmOptions& options) {
+  const at::ScalarType out_dtype = out_dtype_of(a, b, options.out_dtype);
+  at::Tensor x = sum(a, b, options);
+  const at::Tensor aux = x.to(out_dtype, /*non_blocking=*/false, /*copy=*/true);
+  activate_(x, activation_of(kGemmWithAux, options.activation));
+  return {x.to(out_dtype), aux};
+}
+
+TensorPair torch_gemm_times_derivative(const at::Tensor& a, const at::Tensor& b,
+                                       const at::Tensor& aux, const GemmOptions& options) {
+  const at::Tensor x = sum(a, b, options);
+  // The derivative is 0 or 1 far from 0; torch makes NaNs of infinities.
+  const at::Tensor at = aux.to(x.scalar_type()).clamp(-1e4, 1e4);
+  const at::Tensor out =
+      activation_gradient(x, at, activation_of(kGemmTimesDerivative, options.activation));
+  return {out.to(out_dtype_of(a, b, options.out_dtype)), out.flatten(0, -2).sum(0)};
+}
+
+void torch_gemm_accumulate_(const at::Tensor& c, const at::Tensor& a, const at::Tensor& b,
+                            const GemmOptions& options,
+                            const std::optional<at::Tensor>& found_inf) {
+  c.add_(sum(a, b, options));
+  if (found_inf) found_inf->masked_fill_(at::isfinite(c).all().logical_not(), 1);
 }
 
 }  // namespace amp_ext

@@ -2,7 +2,9 @@
 // result is rounded once. Small products are multiplied here, large ones by the library's fp32
 // GEMM.
 #include <algorithm>
+#include <atomic>
 #include <cstring>
+#include <utility>
 
 #include "amp_ext/launch.h"
 #include "span.h"
@@ -111,30 +113,78 @@ class Widened {
   Block block_;
 };
 
-// Writes rows of finished sums to `out`. `sums` are overwritten.
+// Whether the result is alpha * a @ b, or that added to what out holds, in fp32.
+bool accumulates(const GemmArgs& g) { return g.c.data && g.c.data == g.out.data && g.beta == 1; }
+
+bool is_sum(const GemmArgs& g) {
+  return g.out.dtype == DType::f32 && (!g.c.data || accumulates(g)) && !g.bias.data &&
+         g.activation == Activation::none && !g.aux.data && !g.column_sums;
+}
+
+// Several threads may say so at once.
+void report(const GemmArgs& g, bool bad) {
+  if (bad) std::atomic_ref(*g.found_inf).store(1.0f, std::memory_order_relaxed);
+}
+
+// Rounds finished sums to rows of `out`. `sums` become what is rounded.
 void finish_rows(const GemmArgs& g, int64_t batch, Range rows, Range columns, float* sums,
                  int64_t ld) {
-  const auto narrow = span_kernels().narrow[static_cast<int>(g.out.dtype)];
-  const bool plain = g.alpha == 1 && !g.c.data && !g.bias.data && g.activation == Activation::none;
+  const SpanKernels& span = span_kernels();
+  const TileKernels& tile = tile_kernels();
+  const auto [out_type, aux_type] =
+      std::pair(static_cast<int>(g.out.dtype), static_cast<int>(g.aux.dtype));
+  const auto activate = g.derivative ? nullptr : tile.activate[static_cast<int>(g.activation)];
+  const auto differentiate =
+      g.derivative ? tile.differentiate[static_cast<int>(g.activation)] : nullptr;
+  const bool combines = g.alpha != 1 || g.c.data || g.bias.data;
+  bool bad = false;
   for (int64_t i = 0; i < rows.size; ++i) {
     for (int64_t j = 0; j < columns.size; j += kLine) {
       const int64_t row = rows.begin + i, column = columns.begin + j;
       const int64_t count = std::min(kLine, columns.size - j);
+      const auto place = [&](const MatrixRef& x) {
+        return const_cast<char*>(address(x, batch, row, column));
+      };
+      const auto line = [&](const MatrixRef& x, float* to) -> const float* {
+        if (!x.data) return nullptr;
+        widen(place(x), x.dtype, x.column_stride, count, to);
+        return to;
+      };
       float* const values = sums + i * ld + j;
-      if (!plain) {
-        float c[kLine], bias[kLine];
-        const auto line = [&](const MatrixRef& x, float* to) -> const float* {
-          if (!x.data) return nullptr;
-          widen(address(x, batch, row, column), x.dtype, x.column_stride, count, to);
-          return to;
-        };
-        tile_kernels().finish(values, count, static_cast<float>(g.alpha),
-                              static_cast<float>(g.beta), line(g.c, c), line(g.bias, bias),
-                              g.activation == Activation::relu);
+      float first[kLine], second[kLine];
+      if (combines) {
+        tile.combine(values, count, static_cast<float>(g.alpha), static_cast<float>(g.beta),
+                     line(g.c, first), line(g.bias, second));
       }
-      narrow(values, count, const_cast<char*>(address(g.out, batch, row, column)));
+      if (g.aux.data && !g.derivative) span.narrow[aux_type](values, count, place(g.aux));
+      if (activate) activate(values, count);
+      if (differentiate) differentiate(values, count, line(g.aux, first));
+      span.narrow[out_type](values, count, place(g.out));
+      if (g.found_inf) bad |= span.check_finite[out_type](place(g.out), count);
     }
   }
+  report(g, bad);
+}
+
+void check_rows(const GemmArgs& g, int64_t rows, int64_t columns, const float* values, int64_t ld) {
+  const auto check = span_kernels().check_finite[static_cast<int>(DType::f32)];
+  bool bad = false;
+  for (int64_t i = 0; i < rows; ++i) bad |= check(values + i * ld, columns);
+  report(g, bad);
+}
+
+// Rows are summed in groups of kRowGroup, and these one after another: the sums are the same for
+// any number of threads.
+void add_column_sums(const GemmArgs& g, int64_t rows, Range columns, const float* values,
+                     int64_t ld, const CpuContext& context) {
+  constexpr int64_t kRowGroup = 64;
+  const int64_t grain = std::max<int64_t>(kTileColumns, kConvertGrain / std::max<int64_t>(rows, 1));
+  parallel(context, columns.size, grain, [&](int64_t begin, int64_t end) {
+    for (int64_t i = 0; i < rows; i += kRowGroup) {
+      tile_kernels().add_rows(values + i * ld + begin, std::min(kRowGroup, rows - i), end - begin,
+                              ld, g.column_sums + columns.begin + begin);
+    }
+  });
 }
 
 // ---- small products ----
@@ -163,6 +213,7 @@ void small_product(const GemmArgs& g, int64_t batch, float* workspace, const Cpu
   tile_kernels().multiply(
       {a.data, b, sums, g.m, g.k, a.transposed ? 1 : a.ld, a.transposed ? a.ld : 1, ldb});
   finish_rows(g, batch, {0, g.m}, {0, g.n}, sums, ldb);
+  if (g.column_sums) add_column_sums(g, g.m, {0, g.n}, sums, ldb, serial);
 }
 
 void small_products(const GemmArgs& g, const CpuContext& context) {
@@ -170,7 +221,8 @@ void small_products(const GemmArgs& g, const CpuContext& context) {
   serial.parallel_for = [](int64_t count, int64_t, void* opaque, ParallelBody body) {
     body(opaque, 0, count);
   };
-  const int64_t grain = std::max<int64_t>(1, (1 << 20) / (g.m * g.n * std::max<int64_t>(g.k, 16)));
+  const int64_t share = (1 << 20) / (g.m * g.n * std::max<int64_t>(g.k, 16));
+  const int64_t grain = g.column_sums ? g.batch : std::max<int64_t>(1, share);
   parallel(context, g.batch, grain, [&](int64_t begin, int64_t end) {
     float* const workspace = context.workspace(small_workspace(g));
     for (int64_t i = begin; i < end; ++i) small_product(g, i, workspace, serial);
@@ -188,8 +240,7 @@ void large_products(const GemmArgs& g, const CpuContext& context) {
   const int64_t mb = block_extent(g.m, std::max(block_n, block_k));
   const int64_t nb = block_extent(g.n, std::max(std::min(mb, kBlockExtent), block_k));
   const int64_t kb = block_extent(g.k, std::max(mb, nb));
-  const bool direct = g.out.dtype == DType::f32 && g.alpha == 1 && !g.c.data && !g.bias.data &&
-                      g.activation == Activation::none;
+  const bool direct = is_sum(g), adds = direct && accumulates(g);
   float* const workspace = context.workspace(mb * kb + kb * nb + (direct ? 0 : mb * nb));
   Widened a(g.a, workspace), b(g.b, workspace + mb * kb);
   float* const sums = workspace + mb * kb + kb * nb;
@@ -202,7 +253,7 @@ void large_products(const GemmArgs& g, const CpuContext& context) {
         char* const out = const_cast<char*>(address(g.out, batch, i, j));
         float* const c = direct ? reinterpret_cast<float*>(out) : sums;
         const int64_t ldc = direct ? g.out.row_stride : columns.size;
-        if (g.terms * g.k == 0) {
+        if (g.terms * g.k == 0 && !adds) {
           for (int64_t r = 0; r < rows.size; ++r) std::fill_n(c + r * ldc, columns.size, 0.0f);
         }
         for (int64_t term = 0; term < g.terms; ++term) {
@@ -212,14 +263,19 @@ void large_products(const GemmArgs& g, const CpuContext& context) {
             const Block& right = b.block(batch * g.terms + term, depth, columns, context);
             context.library_gemm({left.data, right.data, c, rows.size, columns.size, depth.size,
                                   left.ld, right.ld, ldc, left.transposed, right.transposed,
-                                  term + p > 0});
+                                  adds || term + p > 0,
+                                  direct ? static_cast<float>(g.alpha) : 1.0f});
           }
         }
-        if (direct) continue;
+        if (direct && !g.found_inf) continue;
         const int64_t grain = std::max<int64_t>(1, kConvertGrain / columns.size);
         parallel(context, rows.size, grain, [&](int64_t begin, int64_t end) {
-          finish_rows(g, batch, {i + begin, end - begin}, columns, sums + begin * ldc, ldc);
+          const Range part{i + begin, end - begin};
+          float* const values = c + begin * ldc;
+          direct ? check_rows(g, part.size, columns.size, values, ldc)
+                 : finish_rows(g, batch, part, columns, values, ldc);
         });
+        if (g.column_sums) add_column_sums(g, rows.size, columns, c, ldc, context);
       }
     }
   }
@@ -227,7 +283,17 @@ void large_products(const GemmArgs& g, const CpuContext& context) {
 
 }  // namespace
 
+bool gemm_serves(const GemmArgs& g) { return g.a.dtype != DType::f64 && g.b.dtype != DType::f64; }
+
+bool library_is_faster(const GemmArgs& g) {
+  const auto bf16 = [](const MatrixRef& x) { return !x.data || x.dtype == DType::bf16; };
+  return multiplies_bf16() && g.batch * g.terms * g.m * g.n * g.k >= kSmallProduct && bf16(g.a) &&
+         bf16(g.b) && bf16(g.c) && bf16(g.bias) && g.out.dtype == DType::bf16 &&
+         g.activation <= Activation::relu;
+}
+
 Status launch_gemm(const GemmArgs& g, const CpuContext& context) {
+  if (g.column_sums) std::fill_n(g.column_sums, g.n, 0.0f);
   if (g.batch * g.m * g.n == 0) return Status::ok;
   if (g.terms == 1 && g.m * g.n <= kSmallProduct / std::max<int64_t>(g.k, 1)) {
     small_products(g, context);

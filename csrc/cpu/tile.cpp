@@ -4,19 +4,11 @@
 
 #include <cstring>
 
+#include "activation.h"
+
 namespace amp_ext::cpu {
 namespace {
 
-#if defined(__AVX512F__)
-constexpr int kVectorBytes = 64;
-#elif defined(__AVX2__)
-constexpr int kVectorBytes = 32;
-#else
-constexpr int kVectorBytes = 16;
-#endif
-
-typedef float Vector __attribute__((vector_size(kVectorBytes)));
-constexpr int kLanes = kVectorBytes / 4;
 constexpr int kVectors = kTileColumns / kLanes < 4 ? kTileColumns / kLanes : 4;
 constexpr int kGroup = kVectors * kLanes;
 constexpr int kRows = 4;
@@ -52,8 +44,7 @@ void multiply(const TileArgs& t) {
   }
 }
 
-void finish(float* values, int64_t n, float alpha, float beta, const float* c, const float* bias,
-            bool relu) {
+void combine(float* values, int64_t n, float alpha, float beta, const float* c, const float* bias) {
   if (alpha != 1) {
     for (int64_t i = 0; i < n; ++i) values[i] *= alpha;
   }
@@ -63,9 +54,47 @@ void finish(float* values, int64_t n, float alpha, float beta, const float* c, c
   if (bias) {
     for (int64_t i = 0; i < n; ++i) values[i] += bias[i];
   }
-  if (relu) {
-    for (int64_t i = 0; i < n; ++i) values[i] = values[i] < 0 ? 0 : values[i];
-  }
+}
+
+// Calls body(i, count) for vectors from place i on, of which the last has fewer elements.
+template <class Body>
+void for_each_vector(int64_t n, Body body) {
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) body(i, kLanes);
+  if (i < n) body(i, static_cast<int>(n - i));
+}
+
+inline Vector load(const float* from, int count) {
+  Vector result{};
+  std::memcpy(&result, from, count * sizeof(float));
+  return result;
+}
+
+inline void store(Vector value, int count, float* to) {
+  std::memcpy(to, &value, count * sizeof(float));
+}
+
+template <class Function>
+void activate(float* values, int64_t n) {
+  for_each_vector(n, [=](int64_t i, int count) {
+    store(Function::value(load(values + i, count)), count, values + i);
+  });
+}
+
+template <class Function>
+void differentiate(float* values, int64_t n, const float* at) {
+  for_each_vector(n, [=](int64_t i, int count) {
+    const Vector factor = Function::derivative(load(at + i, count));
+    store(load(values + i, count) * factor, count, values + i);
+  });
+}
+
+void add_rows(const float* values, int64_t rows, int64_t n, int64_t ld, float* sums) {
+  for_each_vector(n, [=](int64_t j, int count) {
+    Vector total{};
+    for (int64_t i = 0; i < rows; ++i) total += load(values + i * ld + j, count);
+    store(load(sums + j, count) + total, count, sums + j);
+  });
 }
 
 }  // namespace
@@ -73,7 +102,13 @@ void finish(float* values, int64_t n, float alpha, float beta, const float* c, c
 namespace AMP_EXT_ISA {
 
 extern const TileKernels tile_kernels;
-const TileKernels tile_kernels = {multiply, finish};
+const TileKernels tile_kernels = {
+    multiply,
+    combine,
+    {nullptr, activate<Relu>, activate<Gelu>, activate<GeluTanh>},
+    {nullptr, differentiate<Relu>, differentiate<Gelu>, differentiate<GeluTanh>},
+    add_rows,
+};
 
 }  // namespace AMP_EXT_ISA
 }  // namespace amp_ext::cpu

@@ -1,4 +1,5 @@
-// The small matrix product of the CPU backend, compiled once per instruction set from tile.cpp.
+// The small matrix product of the CPU backend and the epilogues of all, compiled once per
+// instruction set from tile.cpp.
 #pragma once
 
 #include <cstdint>
@@ -7,6 +8,8 @@ namespace amp_ext::cpu {
 
 // Columns are computed in groups of this many.
 constexpr int64_t kTileColumns = 32;
+
+constexpr int kActivations = 4;
 
 constexpr int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
 
@@ -23,11 +26,18 @@ struct TileArgs {
   int64_t ldb;
 };
 
+// Arrays are indexed by Activation; that of `none` is null.
 struct TileKernels {
   void (*multiply)(const TileArgs&);
-  // values[i] = activation(alpha * values[i] + beta * c[i] + bias[i]); c and bias may be null.
-  void (*finish)(float* values, int64_t n, float alpha, float beta, const float* c,
-                 const float* bias, bool relu);
+  // values[i] = alpha * values[i] + beta * c[i] + bias[i]; c and bias may be null.
+  void (*combine)(float* values, int64_t n, float alpha, float beta, const float* c,
+                  const float* bias);
+  // values[i] = activation(values[i])
+  void (*activate[kActivations])(float* values, int64_t n);
+  // values[i] *= activation'(at[i])
+  void (*differentiate[kActivations])(float* values, int64_t n, const float* at);
+  // sums[j] += the sum of values[i * ld + j] over i < rows
+  void (*add_rows)(const float* values, int64_t rows, int64_t n, int64_t ld, float* sums);
 };
 
 // The widest set that this processor runs.

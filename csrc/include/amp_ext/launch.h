@@ -157,8 +157,8 @@ namespace cpu {
 using ParallelBody = void (*)(void* context, int64_t begin, int64_t end);
 using ParallelFor = void (*)(int64_t count, int64_t grain, void* context, ParallelBody body);
 
-// c = a @ b, or c += a @ b when `accumulate`, row-major with leading dimensions; a is stored as
-// k x m when `a_transposed`, b as n x k when `b_transposed`.
+// c = alpha * a @ b, or c += that when `accumulate`, row-major with leading dimensions; a is stored
+// as k x m when `a_transposed`, b as n x k when `b_transposed`.
 struct LibraryGemmArgs {
   const float* a;
   const float* b;
@@ -172,6 +172,7 @@ struct LibraryGemmArgs {
   bool a_transposed;
   bool b_transposed;
   bool accumulate;
+  float alpha;
 };
 
 struct CpuContext {
@@ -182,6 +183,12 @@ struct CpuContext {
 
 // Whether the processor has instructions for products of bf16.
 bool multiplies_bf16();
+
+bool gemm_serves(const GemmArgs&);
+
+// Whether torch's library is faster: it is where it multiplies bf16 by the processor's own
+// instructions, but for products that take no longer than its call.
+bool library_is_faster(const GemmArgs&);
 
 Status launch_unscale(const UnscaleArgs&, const CpuContext&);
 Status launch_check_finite(const CheckFiniteArgs&, const CpuContext&);

@@ -1,0 +1,209 @@
+"""The oracle's matrix products; amp_ext.reference has them all and says how they round."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+def gemm(
+    a: Tensor,
+    b: Tensor,
+    *,
+    trans_a: bool = False,
+    trans_b: bool = False,
+    sum_batch: bool = False,
+    c: Tensor | None = None,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    bias: Tensor | None = None,
+    activation: str = "none",
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Return round(act(alpha * A @ B + beta * c + bias)), formed in fp64 and rounded once.
+
+    A is a, or a with its last two dimensions swapped when trans_a; B likewise. The leading (batch)
+    dimensions are equal, or only one of the two has any. With beta = 0 c is not read.
+
+    Args:
+        a: float16, bfloat16, float32 or float64. A is [*, m, k].
+        b: the same, of a dtype of its own. B is [*, k, n].
+        trans_a: whether a is stored as [*, k, m].
+        trans_b: whether b is stored as [*, n, k].
+        sum_batch: whether A @ B is summed over the leading dimensions, which a and b both have.
+        c: any of the four dtypes; broadcast to [*, m, n].
+        alpha: factor of the product.
+        beta: factor of c.
+        bias: [n], any of the four dtypes.
+        activation: "none"; "relu": max(x, 0), NaN for NaN; "gelu": x * Phi(x), Phi the normal
+            distribution; or "gelu_tanh": torch's approximation of that by tanh.
+        out_dtype: any of the four; torch.promote_types(a.dtype, b.dtype) when None.
+
+    Returns:
+        A tensor of shape [*, m, n], or [m, n] when sum_batch.
+    """
+    x = _sum(a, b, trans_a, trans_b, sum_batch, c, alpha, beta, bias)
+    return _activated(x, activation).to(_result_type(a, b, out_dtype))
+
+
+def gemm_with_aux(
+    a: Tensor,
+    b: Tensor,
+    *,
+    trans_a: bool = False,
+    trans_b: bool = False,
+    sum_batch: bool = False,
+    c: Tensor | None = None,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    bias: Tensor | None = None,
+    activation: str = "none",
+    out_dtype: torch.dtype | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return (round(act(x)), round(x)), x = alpha * A @ B + beta * c + bias, as `gemm` forms it."""
+    x = _sum(a, b, trans_a, trans_b, sum_batch, c, alpha, beta, bias)
+    dtype = _result_type(a, b, out_dtype)
+    return _activated(x, activation).to(dtype), x.to(dtype)
+
+
+def gemm_times_derivative(
+    a: Tensor,
+    b: Tensor,
+    aux: Tensor,
+    *,
+    trans_a: bool = False,
+    trans_b: bool = False,
+    activation: str = "none",
+    out_dtype: torch.dtype | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return round(y) and the sums of y's columns, y = (A @ B) * act'(aux).
+
+    Args:
+        a, b, trans_a, trans_b, activation, out_dtype: as for `gemm`.
+        aux: [*, m, n], any of the four dtypes. Infinite ones stand for the limit.
+
+    Returns:
+        (out, column_sums): [*, m, n]; and [n], summed over all other dimensions, float32 or, when a
+        or b is, float64.
+    """
+    # Beyond 40 even exp(-aux**2 / 2) is 0 in fp64.
+    at = aux.detach().double().clamp(-40, 40).requires_grad_()
+    with torch.enable_grad():
+        (derivative,) = torch.autograd.grad(_activated(at, activation).sum(), at)
+    if activation == "relu":
+        derivative = torch.where(aux <= 0, 0.0, 1.0).double()
+    y = _sum(a, b, trans_a, trans_b) * derivative
+    sums_dtype = torch.promote_types(torch.promote_types(a.dtype, b.dtype), torch.float32)
+    return y.to(_result_type(a, b, out_dtype)), y.flatten(0, -2).sum(0).to(sums_dtype)
+
+
+def gemm_accumulate_(
+    c: Tensor,
+    a: Tensor,
+    b: Tensor,
+    *,
+    trans_a: bool = False,
+    trans_b: bool = False,
+    sum_batch: bool = False,
+    alpha: float = 1.0,
+    found_inf: Tensor | None = None,
+) -> None:
+    """Write round(c + alpha * A @ B) to c.
+
+    Args:
+        c: float32, [*, m, n], or [m, n] when sum_batch.
+        a, b, trans_a, trans_b, sum_batch, alpha: as for `gemm`.
+        found_inf: float32, 1 element; set to 1 if an element of the new c is inf or NaN, never
+            cleared.
+    """
+    c.copy_(c.double() + _sum(a, b, trans_a, trans_b, sum_batch, alpha=alpha))
+    if found_inf is not None and not bool(torch.isfinite(c).all()):
+        found_inf.fill_(1.0)
+
+
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    activation: str = "none",
+    accumulate_grad: bool = False,
+) -> Tensor:
+    """Return round(act(x @ weight.T + bias)): `gemm` with b = weight and trans_b.
+
+    Args:
+        x: [*, k], also [k]; dtypes as for `gemm`.
+        weight: [n, k].
+        bias: [n].
+        activation: as for `gemm`.
+        accumulate_grad: makes no difference.
+
+    Returns:
+        A tensor of shape [*, n].
+    """
+    return gemm(x, weight, trans_b=True, bias=bias, activation=activation)
+
+
+def mlp(
+    x: Tensor,
+    weight1: Tensor,
+    bias1: Tensor | None,
+    weight2: Tensor,
+    bias2: Tensor | None,
+    *,
+    activation: str = "gelu",
+    accumulate_grad: bool = False,
+) -> Tensor:
+    """Return `linear` of `linear`: the hidden layer is rounded to the dtype of its own result.
+
+    Args:
+        x: [*, k], also [k]; dtypes as for `gemm`.
+        weight1: [h, k].
+        bias1: [h].
+        weight2: [n, h].
+        bias2: [n].
+        activation: of the hidden layer, as for `gemm`.
+        accumulate_grad: makes no difference.
+
+    Returns:
+        A tensor of shape [*, n].
+    """
+    return linear(linear(x, weight1, bias1, activation=activation), weight2, bias2)
+
+
+def _sum(
+    a: Tensor,
+    b: Tensor,
+    trans_a: bool = False,
+    trans_b: bool = False,
+    sum_batch: bool = False,
+    c: Tensor | None = None,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """Return alpha * A @ B + beta * c + bias in fp64."""
+    left = a.double().mT if trans_a else a.double()
+    right = b.double().mT if trans_b else b.double()
+    product = left @ right
+    if sum_batch:
+        product = product.flatten(0, -3).sum(0)
+    result = alpha * product
+    if c is not None and beta != 0:
+        result = result + beta * c.double()
+    if bias is not None:
+        result = result + bias.double()
+    return result
+
+
+def _activated(x: Tensor, activation: str) -> Tensor:
+    if activation == "none":
+        return x
+    if activation == "relu":
+        return x.relu()
+    return F.gelu(x, approximate="tanh" if activation == "gelu_tanh" else "none")
+
+
+def _result_type(a: Tensor, b: Tensor, out_dtype: torch.dtype | None) -> torch.dtype:
+    return torch.promote_types(a.dtype, b.dtype) if out_dtype is None else out_dtype

@@ -1,0 +1,56 @@
+// What the differentiable ops share.
+#pragma once
+
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/utils.h>
+
+#include <vector>
+
+#include "gemm.h"
+
+namespace amp_ext {
+
+using NodePtr = decltype(torch::autograd::Edge::function);
+
+// Older versions of torch hold nodes by std::shared_ptr.
+template <class T>
+auto make_node() {
+  if constexpr (std::is_same_v<NodePtr, std::shared_ptr<torch::autograd::Node>>) {
+    return std::shared_ptr<T>(new T(), [](T* node) { deleteNode(node); });
+  } else {
+    return c10::make_intrusive<T>();
+  }
+}
+
+// The type that the gradient of `tensor` shall have. It is not always the tensor's own: an FP16
+// copy may stand for its FP32 original (lowered.h).
+at::ScalarType gradient_type(const at::Tensor& tensor);
+
+// An addend of the result.
+struct Addend {
+  Addend() = default;
+  explicit Addend(const at::Tensor& tensor)
+      : sizes(tensor.sym_sizes().vec()), type(gradient_type(tensor)) {}
+
+  at::Tensor gradient(const at::Tensor& grad, double factor) const;
+
+  std::vector<c10::SymInt> sizes;
+  at::ScalarType type = at::kFloat;
+};
+
+// The sum of those that are defined.
+at::Tensor total(const at::Tensor& a, const at::Tensor& b);
+
+// Throws where a gradient would get lost that only a differentiable op could hand on.
+template <class... Tensors>
+void check_no_forward_gradient(const char* op, const Tensors&... tensors) {
+  TORCH_CHECK_NOT_IMPLEMENTED((!torch::autograd::isFwGradDefined(tensors) && ...), op,
+                              ": forward-mode differentiation is not implemented");
+}
+
+// gemm with autograd. With accumulate_grad the gradient of b is added to where it will end up, when
+// that is provably the same (accumulate.h).
+at::Tensor differentiable_gemm(const at::Tensor& a, const at::Tensor& b, const GemmOptions& options,
+                               bool accumulate_grad);
+
+}  // namespace amp_ext

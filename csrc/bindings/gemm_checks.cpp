@@ -1,0 +1,138 @@
+// The checks of the ops of matrix products.
+#include <c10/util/Exception.h>
+
+#include "gemm.h"
+#include "tensor_args.h"
+
+namespace amp_ext {
+namespace {
+
+template <class Int>
+c10::ArrayRef<Int> sizes_of(const at::Tensor& tensor) {
+  if constexpr (std::is_same_v<Int, c10::SymInt>) {
+    return tensor.sym_sizes();
+  } else {
+    return tensor.sizes();
+  }
+}
+
+void check_device(const char* op, const char* name, const at::Tensor& tensor, at::Device device) {
+  TORCH_CHECK(tensor.device() == device, op,
+              ": Expected all tensors to be on the same device, but ", name, " is on ",
+              tensor.device(), " and others are on ", device);
+}
+
+void check_dtype(const char* op, const char* name, at::ScalarType type) {
+  TORCH_CHECK_NOT_IMPLEMENTED(dtype_of(type), op, ": ", name,
+                              " must be float16, bfloat16, float32 or float64, got ", type);
+}
+
+template <class Int>
+void check_shape(const char* op, const char* name, const at::Tensor& tensor,
+                 c10::ArrayRef<Int> sizes) {
+  TORCH_CHECK(sizes_of<Int>(tensor).equals(sizes), op, ": ", name,
+              " must have the shape of the result, ", sizes, ", got shape ", sizes_of<Int>(tensor));
+}
+
+}  // namespace
+
+void check_operand(const char* op, const char* name, const at::Tensor& tensor, at::Device device) {
+  check_device(op, name, tensor, device);
+  TORCH_CHECK_NOT_IMPLEMENTED(tensor.layout() == at::kStrided, op, ": ", name,
+                              " must be a strided tensor, got layout ", tensor.layout());
+  check_dtype(op, name, tensor.scalar_type());
+}
+
+Activation activation_of(const char* op, std::string_view name) {
+  if (name == "none") return Activation::none;
+  if (name == "relu") return Activation::relu;
+  if (name == "gelu") return Activation::gelu;
+  TORCH_CHECK_VALUE(name == "gelu_tanh", op,
+                    ": activation must be 'none', 'relu', 'gelu' or 'gelu_tanh', got '", name, "'");
+  return Activation::gelu_tanh;
+}
+
+template <class Int>
+Sizes<Int> check_gemm(const char* op, const at::Tensor& a, const at::Tensor& b,
+                      const GemmOptions& options) {
+  const at::Device device = a.device();
+  check_operand(op, "a", a, device);
+  check_operand(op, "b", b, device);
+  activation_of(op, options.activation);
+  check_dtype(op, "out_dtype", out_dtype_of(a, b, options.out_dtype));
+
+  const c10::ArrayRef<Int> as = sizes_of<Int>(a), bs = sizes_of<Int>(b);
+  TORCH_CHECK(as.size() >= 2, op, ": a must have at least 2 dimensions, got shape ", as);
+  TORCH_CHECK(bs.size() >= 2, op, ": b must have at least 2 dimensions, got shape ", bs);
+  const Int& m = as[as.size() - (options.trans_a ? 1 : 2)];
+  const Int& k = as[as.size() - (options.trans_a ? 2 : 1)];
+  const Int& b_rows = bs[bs.size() - (options.trans_b ? 1 : 2)];
+  const Int& n = bs[bs.size() - (options.trans_b ? 2 : 1)];
+  TORCH_CHECK(k == b_rows, op, ": a of shape ", as, options.trans_a ? " (transposed)" : "",
+              " needs a b of ", k, options.trans_b ? " columns" : " rows", ", got shape ", bs);
+  const bool a_shared = as.size() == 2, b_shared = bs.size() == 2;
+  const auto a_batch = as.slice(0, as.size() - 2), b_batch = bs.slice(0, bs.size() - 2);
+  TORCH_CHECK(a_shared || b_shared || a_batch.equals(b_batch), op,
+              ": leading dimensions of a and b must be equal, or absent in one, got shapes ", as,
+              " and ", bs);
+
+  const auto batch = a_shared ? b_batch : a_batch;
+  TORCH_CHECK(!options.sum_batch || (!a_shared && !b_shared), op,
+              ": sum_batch needs leading dimensions in a and b, got shapes ", as, " and ", bs);
+  Sizes<Int> out;
+  if (!options.sum_batch) out.append(batch.begin(), batch.end());
+  out.push_back(m);
+  out.push_back(n);
+  if (options.bias) {
+    check_operand(op, "bias", *options.bias, device);
+    const auto sizes = sizes_of<Int>(*options.bias);
+    TORCH_CHECK(sizes.size() == 1 && sizes[0] == n, op, ": bias must have shape [", n,
+                "], got shape ", sizes);
+  }
+  if (options.c) {
+    check_operand(op, "c", *options.c, device);
+    const auto sizes = sizes_of<Int>(*options.c);
+    bool expands = sizes.size() <= out.size();
+    for (size_t d = 0; expands && d < sizes.size(); ++d) {
+      const Int& size = sizes[sizes.size() - 1 - d];
+      expands = size == out[out.size() - 1 - d] || size == 1;
+    }
+    TORCH_CHECK(expands, op, ": c must be expandable to the result's shape ",
+                c10::ArrayRef<Int>(out), ", got shape ", sizes);
+  }
+  return out;
+}
+
+template <class Int>
+Sizes<Int> check_gemm_times_derivative(const at::Tensor& a, const at::Tensor& b,
+                                       const at::Tensor& aux, const GemmOptions& options) {
+  const auto sizes = check_gemm<Int>(kGemmTimesDerivative, a, b, options);
+  check_operand(kGemmTimesDerivative, "aux", aux, a.device());
+  check_shape<Int>(kGemmTimesDerivative, "aux", aux, sizes);
+  return sizes;
+}
+
+template <class Int>
+void check_gemm_accumulate(const at::Tensor& c, const at::Tensor& a, const at::Tensor& b,
+                           const GemmOptions& options, const std::optional<at::Tensor>& found_inf) {
+  const auto sizes = check_gemm<Int>(kGemmAccumulate, a, b, options);
+  check_operand(kGemmAccumulate, "c", c, a.device());
+  TORCH_CHECK(c.scalar_type() == at::kFloat, kGemmAccumulate, ": c must be a float tensor, got ",
+              c.scalar_type());
+  check_shape<Int>(kGemmAccumulate, "c", c, sizes);
+  if (found_inf) check_device(kGemmAccumulate, "found_inf", *found_inf, a.device());
+}
+
+#define AMP_EXT_INSTANTIATE(Int)                                                          \
+  template Sizes<Int> check_gemm(const char*, const at::Tensor&, const at::Tensor&,       \
+                                 const GemmOptions&);                                     \
+  template Sizes<Int> check_gemm_times_derivative(const at::Tensor&, const at::Tensor&,   \
+                                                  const at::Tensor&, const GemmOptions&); \
+  template void check_gemm_accumulate<Int>(const at::Tensor&, const at::Tensor&,          \
+                                           const at::Tensor&, const GemmOptions&,         \
+                                           const std::optional<at::Tensor>&);
+
+AMP_EXT_INSTANTIATE(int64_t)
+AMP_EXT_INSTANTIATE(c10::SymInt)
+
+}  // namespace amp_ext

@@ -1,0 +1,227 @@
+// linear and mlp: products with weights as torch.nn.Linear stores them.
+#include "linear.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/util/Exception.h>
+#include <torch/csrc/autograd/saved_variable.h>
+#include <torch/library.h>
+
+#include <mutex>
+
+#include "accumulate.h"
+#include "autograd.h"
+
+namespace amp_ext {
+namespace {
+
+using torch::autograd::Node;
+using torch::autograd::SavedVariable;
+using torch::autograd::variable_list;
+using OptionalTensor = std::optional<at::Tensor>;
+
+constexpr auto kLinear = "amp_ext::linear";
+constexpr auto kMlp = "amp_ext::mlp";
+
+// Checks a layer that `entering` enters, along one of its dimensions.
+void check_layer(const char* op, const char* entering_name, const at::Tensor& entering, int64_t dim,
+                 const char* weight_name, const at::Tensor& weight, const char* bias_name,
+                 const OptionalTensor& bias) {
+  check_operand(op, weight_name, weight, entering.device());
+  if (bias) check_operand(op, bias_name, *bias, entering.device());
+  TORCH_CHECK(weight.dim() == 2, op, ": ", weight_name, " must have 2 dimensions, got shape ",
+              weight.sym_sizes());
+  TORCH_CHECK(entering.dim() >= 1 && entering.sym_size(dim) == weight.sym_size(1), op, ": ",
+              entering_name, " must have ", weight.sym_size(1), dim == 0 ? " rows" : " columns",
+              " for a ", weight_name, " of shape ", weight.sym_sizes(), ", got shape ",
+              entering.sym_sizes());
+  TORCH_CHECK(!bias || (bias->dim() == 1 && bias->sym_size(0) == weight.sym_size(0)), op, ": ",
+              bias_name, " must have shape [", weight.sym_size(0), "], got shape ",
+              bias->sym_sizes());
+}
+
+GemmOptions layer(const OptionalTensor& bias, std::string_view activation = "none") {
+  GemmOptions options;
+  options.trans_b = true;
+  options.bias = bias;
+  options.activation = activation;
+  return options;
+}
+
+at::Tensor linear_op(const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& bias,
+                     std::string_view activation, bool accumulate_grad) {
+  check_operand(kLinear, "x", x, x.device());
+  activation_of(kLinear, activation);
+  check_layer(kLinear, "x", x, -1, "weight", weight, "bias", bias);
+  if (x.dim() == 1)
+    return linear_op(x.unsqueeze(0), weight, bias, activation, accumulate_grad).squeeze(0);
+  const GemmOptions options = layer(bias, activation);
+  return accumulate_grad ? differentiable_gemm(x, weight, options, true) : gemm(x, weight, options);
+}
+
+void check_mlp(const at::Tensor& x, const at::Tensor& weight1, const OptionalTensor& bias1,
+               const at::Tensor& weight2, const OptionalTensor& bias2,
+               std::string_view activation) {
+  check_operand(kMlp, "x", x, x.device());
+  activation_of(kMlp, activation);
+  check_layer(kMlp, "x", x, -1, "weight1", weight1, "bias1", bias1);
+  check_layer(kMlp, "weight1", weight1, 0, "weight2", weight2, "bias2", bias2);
+}
+
+// Its outputs are the result, the hidden layer and, where the activation is a gelu, what that was
+// applied to: backward passes see these, as those of GemmBackward.
+struct MlpBackward final : Node {
+  enum Input { kX, kWeight1, kBias1, kWeight2, kBias2, kInputs };
+
+  std::string name() const override { return "MlpBackward"; }
+
+  void release_variables() override {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (SavedVariable* saved : {&x, &weight1, &weight2, &hidden, &before}) saved->reset_data();
+  }
+
+  variable_list apply(variable_list&& grads) override {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    variable_list results(kInputs);
+    const at::Tensor &grad = grads[0], &grad_hidden = grads[1];
+    const at::Tensor grad_before = grads.size() > 2 ? grads[2] : at::Tensor();
+    const auto wanted = [&](Input input) { return task_should_compute_output(input); };
+    if (grad.defined()) {
+      if (wanted(kWeight2)) {
+        results[kWeight2] = weight_gradient(kWeight2, grad, hidden.unpack(getptr()), weight2_type);
+      }
+      if (wanted(kBias2)) results[kBias2] = bias2.gradient(grad, 1);
+    }
+    if (!wanted(kX) && !wanted(kWeight1) && !wanted(kBias1)) return results;
+
+    // The gradient of what the activation is applied to.
+    at::Tensor inner, column_sums;
+    const bool only_result = grad.defined() && !grad_hidden.defined() && !grad_before.defined();
+    GemmOptions options;
+    options.out_dtype = hidden_type;
+    if (only_result && !at::GradMode::is_enabled()) {
+      options.activation = activation;
+      std::tie(inner, column_sums) =
+          gemm_times_derivative(grad, weight2.unpack(), activated(), options);
+    } else {
+      if (grad.defined()) inner = gemm(grad, weight2.unpack(), options);
+      inner = total(inner, grad_hidden);
+      if (inner.defined())
+        inner = activation_gradient(inner, activated(), activation_of(kMlp, activation));
+      inner = total(inner, grad_before);
+    }
+    if (!inner.defined()) return results;
+    if (wanted(kBias1)) {
+      results[kBias1] =
+          column_sums.defined() ? column_sums.to(bias1.type) : bias1.gradient(inner, 1);
+    }
+    if (wanted(kWeight1))
+      results[kWeight1] = weight_gradient(kWeight1, inner, x.unpack(), weight1_type);
+    if (wanted(kX)) {
+      GemmOptions to_x;
+      to_x.out_dtype = x_type;
+      results[kX] = gemm(inner, weight1.unpack(), to_x);
+    }
+    return results;
+  }
+
+  SavedVariable x, weight1, weight2, hidden, before;
+  std::string activation;
+  bool accumulate_grad;
+  at::ScalarType x_type, weight1_type, weight2_type, hidden_type;
+  Addend bias1, bias2;
+
+ private:
+  at::Tensor activated() {
+    const bool is_gelu = activation_of(kMlp, activation) > Activation::relu;
+    return (is_gelu ? before : hidden).unpack(getptr());
+  }
+
+  at::Tensor weight_gradient(Input input, const at::Tensor& grad, const at::Tensor& entered,
+                             at::ScalarType type) {
+    GemmOptions options;
+    options.trans_a = true;
+    options.sum_batch = grad.dim() > 2;
+    options.out_dtype = type;
+    return leaf_gradient(*this, input, grad, entered, options, accumulate_grad);
+  }
+};
+
+at::Tensor mlp_op(const at::Tensor& x, const at::Tensor& weight1, const OptionalTensor& bias1,
+                  const at::Tensor& weight2, const OptionalTensor& bias2,
+                  std::string_view activation, bool) {
+  check_mlp(x, weight1, bias1, weight2, bias2, activation);
+  const at::Tensor rows = x.dim() == 1 ? x.unsqueeze(0) : x;
+  const at::Tensor hidden = gemm(rows, weight1, layer(bias1, activation));
+  const at::Tensor out = gemm(hidden, weight2, layer(bias2));
+  return x.dim() == 1 ? out.squeeze(0) : out;
+}
+
+at::Tensor mlp_autograd(const at::Tensor& x, const at::Tensor& weight1, const OptionalTensor& bias1,
+                        const at::Tensor& weight2, const OptionalTensor& bias2,
+                        std::string_view activation, bool accumulate_grad) {
+  check_mlp(x, weight1, bias1, weight2, bias2, activation);
+  check_no_forward_gradient(kMlp, x, weight1, bias1, weight2, bias2);
+  if (x.dim() == 1) {
+    return mlp_autograd(x.unsqueeze(0), weight1, bias1, weight2, bias2, activation, accumulate_grad)
+        .squeeze(0);
+  }
+  if (!torch::autograd::compute_requires_grad(x, weight1, bias1, weight2, bias2)) {
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    return mlp_op(x, weight1, bias1, weight2, bias2, activation, false);
+  }
+  const auto node = make_node<MlpBackward>();
+  node->set_next_edges(torch::autograd::collect_next_edges(x, weight1, bias1, weight2, bias2));
+  const auto wants = [&](MlpBackward::Input input) { return node->should_compute_output(input); };
+  const bool wants_inner =
+      wants(MlpBackward::kX) || wants(MlpBackward::kWeight1) || wants(MlpBackward::kBias1);
+  at::Tensor hidden, before, out;
+  {
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    if (wants_inner && activation_of(kMlp, activation) > Activation::relu) {
+      std::tie(hidden, before) = gemm_with_aux(x, weight1, layer(bias1, activation));
+    } else {
+      hidden = gemm(x, weight1, layer(bias1, activation));
+    }
+    out = gemm(hidden, weight2, layer(bias2));
+  }
+  node->activation = activation;
+  node->accumulate_grad = accumulate_grad;
+  node->x_type = gradient_type(x);
+  node->weight1_type = gradient_type(weight1);
+  node->weight2_type = gradient_type(weight2);
+  node->hidden_type = hidden.scalar_type();
+  if (bias1 && bias1->requires_grad()) node->bias1 = Addend(*bias1);
+  if (bias2 && bias2->requires_grad()) node->bias2 = Addend(*bias2);
+  if (wants(MlpBackward::kWeight1)) node->x = SavedVariable(x, false);
+  if (wants(MlpBackward::kX)) node->weight1 = SavedVariable(weight1, false);
+  if (wants_inner) node->weight2 = SavedVariable(weight2, false);
+  torch::autograd::set_history({out, hidden}, node);
+  node->hidden = SavedVariable(hidden, /*is_output=*/true);
+  if (before.defined()) {
+    torch::autograd::set_history(before, node);
+    node->before = SavedVariable(before, /*is_output=*/true);
+  }
+  return out;
+}
+
+}  // namespace
+
+at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& bias,
+                  std::string_view activation, bool accumulate_grad) {
+  static const auto op = typed_op<decltype(linear_op)>(kLinear);
+  return op.call(x, weight, bias, activation, accumulate_grad);
+}
+
+at::Tensor mlp(const at::Tensor& x, const at::Tensor& weight1, const OptionalTensor& bias1,
+               const at::Tensor& weight2, const OptionalTensor& bias2, std::string_view activation,
+               bool accumulate_grad) {
+  static const auto op = typed_op<decltype(mlp_op)>(kMlp);
+  return op.call(x, weight1, bias1, weight2, bias2, activation, accumulate_grad);
+}
+
+TORCH_LIBRARY_IMPL(amp_ext, CompositeImplicitAutograd, m) { m.impl("linear", TORCH_FN(linear_op)); }
+TORCH_LIBRARY_IMPL(amp_ext, CompositeExplicitAutograd, m) { m.impl("mlp", TORCH_FN(mlp_op)); }
+TORCH_LIBRARY_IMPL(amp_ext, Autograd, m) { m.impl("mlp", TORCH_FN(mlp_autograd)); }
+
+}  // namespace amp_ext

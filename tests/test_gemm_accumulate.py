@@ -1,0 +1,252 @@
+"""amp_ext::gemm_accumulate_: c += alpha * A @ B in FP32, and whether the sum is finite."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from amp_ext import ops, reference
+from cases import (
+    FLOATS,
+    OPERANDS,
+    PAIRS,
+    TRANSPOSES,
+    assert_equal,
+    assert_same,
+    assert_sum_near,
+    integers,
+    normal,
+    stored,
+    unwritten,
+)
+from executors import Executor, against_oracle, every_executor
+from gemm_cases import SIZES, logical
+
+FP16, BF16, FP32, FP64 = FLOATS
+
+every_size = pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+every_pair = pytest.mark.parametrize("dtypes", PAIRS, ids=lambda p: f"{p[0]}-{p[1]}")
+every_transpose = pytest.mark.parametrize("trans", TRANSPOSES, ids=["nn", "nt", "tn", "tt"])
+
+# Views of a larger tensor that the op writes to, as (its shape, the view).
+PLACES: dict[str, tuple[tuple[int, ...], Callable[[Tensor], Tensor]]] = {
+    "whole": ((3, 33, 50), lambda t: t),
+    "columns": ((3, 33, 70), lambda t: t[..., 7:57]),
+    "rows": ((3, 40, 50), lambda t: t[:, 5:38]),
+    "matrices": ((7, 33, 50), lambda t: t[1::2]),
+    "batches": ((3, 1, 33, 50), lambda t: t),
+}
+
+
+@every_executor
+@every_size
+@every_pair
+@every_transpose
+def test_exact_sums(
+    executor: Executor,
+    trans: tuple[bool, bool],
+    dtypes: tuple[torch.dtype, torch.dtype],
+    sizes: tuple[int, int, int],
+) -> None:
+    """Of integers, with a batch, a sum over it and without; operands are left alone."""
+    m, n, k = sizes
+    options = {"trans_a": trans[0], "trans_b": trans[1]}
+    for layout, batch in zip(OPERANDS, itertools.cycle([(), (2,), (2, 3)]), strict=False):
+        batch = batch or ((2,) if "batch" in layout else ())
+        a = stored(integers((*batch, m, k), dtypes[0], executor.device), trans[0], layout)
+        b = stored(integers((*batch, k, n), dtypes[1], executor.device), trans[1], layout)
+        product = logical(a, trans[0]) @ logical(b, trans[1])
+        for sum_batch, alpha in itertools.product({False, bool(batch)}, (1.0, -0.5)):
+            added = product.flatten(0, -3).sum(0) if sum_batch else product
+            c = integers(tuple(added.shape), FP32, executor.device)
+            exact = c.double() + alpha * added
+            with unwritten([a, b]):
+                result = executor.ops.gemm_accumulate_(
+                    c, a, b, **options, sum_batch=sum_batch, alpha=alpha
+                )
+            assert result is None
+            assert_equal(c, exact)
+
+
+@every_executor
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("k", [0, 5, 400])
+def test_writes_nothing_but_c(executor: Executor, k: int, place: str) -> None:
+    shape, view = PLACES[place]
+    whole = integers(shape, FP32, executor.device)
+    c, expected = view(whole), whole.double()
+    a = integers((*c.shape[:-1], k), FP16, executor.device)
+    b = integers((k, 50), FP16, executor.device)
+    view(expected).add_(a.double() @ b.double())
+    executor.ops.gemm_accumulate_(c, a, b)
+    assert_equal(whole, expected)
+
+
+@against_oracle
+@pytest.mark.parametrize("k", [7, 300, 5000])
+@every_pair
+def test_error(executor: Executor, dtypes: tuple[torch.dtype, torch.dtype], k: int) -> None:
+    """That of a sum of k products and c."""
+    a = normal((33, k), dtypes[0], executor.device)
+    b = normal((k, 40), dtypes[1], executor.device)
+    c = 100 * normal((33, 40), FP32, executor.device)
+    exact = c.double() + 0.3 * (a.double() @ b.double())
+    magnitude = c.double().abs() + 0.3 * (a.double().abs() @ b.double().abs())
+    executor.ops.gemm_accumulate_(c, a, b, alpha=0.3)
+    assert_sum_near(c, exact, magnitude, k)
+
+
+@every_executor
+def test_never_passes_through_fp16(executor: Executor) -> None:
+    a = torch.full((1, 8), 256.0, device=executor.device).half()
+    c = torch.ones(1, 1, device=executor.device)
+    executor.ops.gemm_accumulate_(c, a, a.mT)
+    assert c.item() == 8 * 65_536.0 + 1
+    executor.ops.gemm_accumulate_(c, a, a.mT, alpha=-1.0)
+    assert c.item() == 1.0
+
+
+@every_executor
+@every_size
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, 3.4e38, 1.0])
+@pytest.mark.parametrize("where", ["a", "c", "sum"])
+def test_found_inf(
+    executor: Executor, where: str, value: float, sizes: tuple[int, int, int]
+) -> None:
+    """Of the new c: a NaN of c stays one, and a sum can overflow. The flag is never cleared."""
+    m, n, k = sizes
+    a = torch.zeros(m, k, device=executor.device)
+    b = torch.ones(k, n, device=executor.device)
+    c = torch.zeros(m, n, device=executor.device)
+    if where == "a":
+        a[m // 2, k - 1] = value
+    elif where == "c":
+        c[m - 1, n - 1] = value
+    else:
+        a[0, 0], c[0, 1] = value, value
+    flag = executor.scalar(0.0)
+    executor.ops.gemm_accumulate_(c, a, b, found_inf=flag)
+    assert flag.item() == (0.0 if bool(c.isfinite().all()) else 1.0)
+    finite = math.isfinite(value) and (where != "sum" or value == 1.0)
+    assert flag.item() == (0.0 if finite else 1.0)
+    flag.fill_(1.0)
+    executor.ops.gemm_accumulate_(torch.zeros_like(c), torch.zeros_like(a), b, found_inf=flag)
+    assert flag.item() == 1.0
+
+
+@against_oracle
+def test_bitwise_repeatable(executor: Executor) -> None:
+    a = normal((600, 130), FP16, executor.device)
+    b = normal((600, 257), FP16, executor.device)
+    start = normal((130, 257), FP32, executor.device)
+    results = []
+    for _ in range(20):
+        results.append(start.clone())
+        executor.ops.gemm_accumulate_(results[-1], a, b, trans_a=True)
+        assert_same(results[-1], results[0])
+
+
+@against_oracle
+def test_autograd_notices_the_write(executor: Executor) -> None:
+    c = torch.ones(2, 2, device=executor.device)
+    leaf = torch.ones(2, 2, device=executor.device, requires_grad=True)
+    product = (leaf * c).sum()
+    ops.gemm_accumulate_(c, c.clone(), c.clone())
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.backward()
+
+
+@against_oracle
+@pytest.mark.parametrize("name", ["c", "a", "b"])
+def test_tensors_that_require_gradients(executor: Executor, name: str) -> None:
+    tensors = {key: torch.ones(2, 2, device=executor.device) for key in ("c", "a", "b")}
+    tensors[name].requires_grad_()
+    with unwritten(tensors.values()), pytest.raises(RuntimeError, match="is not differentiable"):
+        ops.gemm_accumulate_(**tensors)
+    with torch.no_grad():
+        ops.gemm_accumulate_(**tensors)
+    assert tensors["c"].tolist() == [[3.0, 3.0]] * 2
+
+
+BAD_C = {
+    "dtype": (lambda c: c.half(), RuntimeError, r"c must be a float tensor, got Half"),
+    "double": (lambda c: c.double(), RuntimeError, r"c must be a float tensor, got Double"),
+    "int": (lambda c: c.int(), NotImplementedError, r"c must be float16.*got Int"),
+    "sparse": (lambda c: c.to_sparse(), NotImplementedError, r"c must be a strided tensor"),
+    "device": (lambda c: c.to("meta"), RuntimeError, r"same device.*c is on meta"),
+    "shape": (
+        lambda c: c[:, :, :4],
+        RuntimeError,
+        r"c must have the shape.*\[2, 3, 5\].*\[2, 3, 4\]",
+    ),
+    "broadcast": (lambda c: c[:1], RuntimeError, r"c must have the shape.*got shape \[1, 3, 5\]"),
+    "columns": (lambda c: c.mT.contiguous().mT, RuntimeError, r"row-major.*strides \[15, 1, 3\]"),
+    "holes": (
+        lambda c: c.new_zeros(2, 3, 10)[..., ::2],
+        RuntimeError,
+        r"row-major.*strides \[30, 10, 2\]",
+    ),
+    "expanded": (lambda c: c[:, :1].expand(2, 3, 5), RuntimeError, r"row-major.*\[15, 0, 1\]"),
+    "expanded-batch": (lambda c: c[:1].expand(2, 3, 5), RuntimeError, r"row-major.*\[0, 5, 1\]"),
+    "overlapping-rows": (
+        lambda c: c.new_zeros(40).as_strided((2, 3, 5), (15, 4, 1)),
+        RuntimeError,
+        r"row-major.*\[15, 4, 1\]",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", BAD_C)
+def test_bad_c(what: str) -> None:
+    spoil, error, text = BAD_C[what]
+    a, b, flag = torch.ones(2, 3, 4), torch.ones(4, 5), torch.zeros(())
+    c = spoil(torch.zeros(2, 3, 5))
+    with unwritten([c, flag]), pytest.raises(error) as caught:
+        ops.gemm_accumulate_(c, a, b, found_inf=flag)
+    assert re.search(f"amp_ext::gemm_accumulate_: .*{text}", str(caught.value)), caught.value
+
+
+@pytest.mark.parametrize("name", ["a", "b", "found_inf"])
+def test_overlaps(name: str) -> None:
+    """By one element at either end; tensors that only touch are fine."""
+    memory = torch.ones(80)
+    tensors = {"a": torch.ones(3, 4), "b": torch.ones(4, 5), "found_inf": torch.zeros(())}
+    tensors["c"] = memory[30:45].view(3, 5)
+    shape, size = tensors[name].shape, tensors[name].numel()
+    for start in (31 - size, 44):
+        tensors[name] = memory[start : start + size].view(shape)
+        with unwritten([memory]), pytest.raises(RuntimeError, match=f"c and {name} overlap"):
+            ops.gemm_accumulate_(**tensors)
+    for start in (30 - size, 45):
+        tensors[name] = memory[start : start + size].view(shape)
+        ops.gemm_accumulate_(**tensors)
+
+
+def test_bad_found_inf() -> None:
+    c, a, b = torch.zeros(3, 5), torch.ones(3, 4), torch.ones(4, 5)
+    for bad, text in (
+        (torch.zeros(2), r"found_inf must be a 1-element tensor, got shape \[2\]"),
+        (torch.zeros((), dtype=FP64), "found_inf must be a float tensor, got Double"),
+        (torch.zeros((), device="meta"), "same device"),
+    ):
+        with unwritten([c]), pytest.raises(RuntimeError, match=text):
+            ops.gemm_accumulate_(c, a, b, found_inf=bad)
+
+
+def test_meta() -> None:
+    c, a, b = (torch.empty(shape, device="meta") for shape in ((3, 5), (3, 4), (4, 5)))
+    assert ops.gemm_accumulate_(c, a, b) is None
+    with pytest.raises(RuntimeError, match=r"c must have the shape"):
+        ops.gemm_accumulate_(c.mT, a, b)
+
+
+def test_oracle_rounds_once() -> None:
+    c = torch.full((1, 1), 2.0**24)
+    reference.gemm_accumulate_(c, torch.tensor([[1.0, 1.0]]), torch.ones(2, 1))
+    assert c.item() == 2.0**24 + 2

@@ -1,0 +1,237 @@
+"""Activations of amp_ext::gemm, what it keeps of them, and products times their derivatives."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from amp_ext import reference
+from cases import FLOATS, PAIRS, assert_equal, assert_same, assert_sum_near, integers, normal
+from executors import Executor, against_oracle, every_executor
+from gemm_cases import SIZES, gemm
+
+FP16, BF16, FP32, FP64 = FLOATS
+GELUS = {"gelu": "none", "gelu_tanh": "tanh"}
+BATCHES = [(), (3,), (2, 3)]
+SLOPE = 1.13
+"""The derivatives of both gelus are at most 1.129, from -0.129 on: an error of x grows by that."""
+
+every_size = pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+every_pair = pytest.mark.parametrize("dtypes", PAIRS, ids=lambda p: f"{p[0]}-{p[1]}")
+every_gelu = pytest.mark.parametrize("activation", GELUS)
+every_activation = pytest.mark.parametrize("activation", ["none", "relu", *GELUS])
+
+
+def unit_of(dtypes: tuple[torch.dtype, torch.dtype]) -> float:
+    return 2.0**-52 if FP64 in dtypes else 2.0**-24
+
+
+def assert_activated_near(actual: Tensor, a: Tensor, b: Tensor, **options: Any) -> None:
+    """Compare a result of gemm with the oracle.
+
+    The activation of a sum x that is off by e is off by SLOPE * e, and by its own rounding errors:
+    x * (1 + erf) / 2 in FP32, erf within one unit, takes three roundings, each of a term that is at
+    most |x|; so does the logistic form of the other. Four units of the sum's magnitude cover both.
+    """
+    exact = reference.gemm(a, b, **options, out_dtype=FP64)
+    magnitudes = {"bias": options["bias"].abs()} if "bias" in options else {}
+    magnitude = reference.gemm(
+        a.abs(), b.abs(), trans_b=options["trans_b"], **magnitudes, out_dtype=FP64
+    )
+    unit = unit_of((a.dtype, b.dtype))
+    assert_sum_near(actual, exact, SLOPE * magnitude, a.shape[-1] + 4, unit)
+
+
+@against_oracle
+@every_size
+@every_pair
+@every_gelu
+def test_values_and_aux(
+    executor: Executor,
+    activation: str,
+    dtypes: tuple[torch.dtype, torch.dtype],
+    sizes: tuple[int, int, int],
+) -> None:
+    """Rounded once, into every dtype; aux is what gemm gives without the activation.
+
+    (torch rounds float64 to 16 bits by way of float32.)
+    """
+    m, n, k = sizes
+    out_dtypes = FLOATS[2:] if FP64 in dtypes else (None, *FLOATS)
+    for batch, out_dtype in itertools.product(BATCHES, out_dtypes):
+        a = normal((*batch, m, k), dtypes[0], executor.device)
+        b = normal((n, k), dtypes[1], executor.device)
+        options = {"trans_b": True, "bias": normal((n,), FP32, executor.device)}
+        actual = gemm(executor, a, b, **options, activation=activation, out_dtype=out_dtype)
+        assert_activated_near(actual, a, b, **options, activation=activation)
+        out, aux = executor.ops.gemm_with_aux(
+            a, b, **options, activation=activation, out_dtype=out_dtype
+        )
+        assert_same(out, actual)
+        assert_activated_near(aux, a, b, **options)
+
+
+@every_executor
+@every_activation
+def test_aux_of_exact_sums(executor: Executor, activation: str) -> None:
+    """Of integers: x itself, for every argument of gemm."""
+    a, b = integers((2, 9, 7), FP16, executor.device), integers((2, 5, 7), FP32, executor.device)
+    c, bias = integers((9, 1), FP32, executor.device), integers((5,), FP16, executor.device)
+    options = {"trans_b": True, "c": c, "alpha": 0.5, "beta": -2.0, "bias": bias}
+    x = 0.5 * (a.double() @ b.double().mT) - 2 * c.double() + bias.double()
+    out, aux = executor.ops.gemm_with_aux(a, b, **options, activation=activation)
+    assert (out.dtype, aux.dtype) == (FP32, FP32)
+    assert_equal(aux, x)
+    assert_same(out, executor.ops.gemm(a, b, **options, activation=activation))
+    summed = executor.ops.gemm_with_aux(a, b, trans_b=True, sum_batch=True, activation=activation)
+    assert_equal(summed[1], (a.double() @ b.double().mT).sum(0))
+
+
+@every_executor
+@every_gelu
+def test_is_torchs_activation(executor: Executor, activation: str) -> None:
+    """Of every FP16 number, against torch in float64; within the error of the FP32 formula."""
+    x = torch.arange(-(2**15), 2**15, device=executor.device).to(torch.int16).view(FP16)
+    one = torch.ones(1, 1, device=executor.device)
+    actual = executor.ops.gemm(x[:, None], one, activation=activation)[:, 0]
+    exact = F.gelu(x.double(), approximate=GELUS[activation])
+    finite = x.isfinite()
+    error = (actual.double() - exact)[finite].abs()
+    assert (error <= 4 * 2.0**-24 * x[finite].double().abs()).all()
+    assert actual[x.isnan()].isnan().all()
+    assert not actual[x == math.inf].isfinite().any()  # torch has inf or NaN, as vectors go
+
+
+@against_oracle
+@every_size
+@every_pair
+@every_activation
+def test_product_times_derivative(
+    executor: Executor,
+    activation: str,
+    dtypes: tuple[torch.dtype, torch.dtype],
+    sizes: tuple[int, int, int],
+) -> None:
+    """And its column sums.
+
+    A derivative is a sum of two terms below 1, each of a few operations: off by 8 units at most. A
+    column's sum has rows that are off by that and as many additions.
+    """
+    m, n, k = sizes
+    unit = unit_of(dtypes)
+    for batch, aux_dtype in itertools.product(BATCHES, FLOATS):
+        a = normal((*batch, m, k), dtypes[0], executor.device)
+        b = normal((k, n), dtypes[1], executor.device)
+        aux = normal((*batch, m, n), aux_dtype, executor.device)
+        aux[..., 0, 0] = 0.0
+        options = {"activation": activation}
+        y, sums = executor.ops.gemm_times_derivative(a, b, aux, **options)
+        exact, exact_sums = reference.gemm_times_derivative(
+            a.double(), b.double(), aux, **options, out_dtype=FP64
+        )
+        magnitude = SLOPE * (a.double().abs() @ b.double().abs())
+        assert_sum_near(y, exact, magnitude, k + 8, unit)
+        assert sums.dtype == (FP64 if FP64 in dtypes else FP32)
+        rows = magnitude.flatten(0, -2)
+        assert_sum_near(sums, exact_sums, rows.sum(0), k + 8 + len(rows), unit)
+
+
+@every_executor
+@pytest.mark.parametrize("shape", [(0, 3), (2, 0, 3), (5, 0), (0, 0)], ids=str)
+def test_column_sums_of_nothing(executor: Executor, shape: tuple[int, ...]) -> None:
+    a = torch.ones(*shape[:-1], 4, device=executor.device).half()
+    b = torch.ones(4, shape[-1], device=executor.device).half()
+    aux = torch.ones(shape, device=executor.device)
+    y, sums = executor.ops.gemm_times_derivative(a, b, aux, activation="gelu")
+    assert y.shape == shape
+    assert sums.tolist() == [0.0] * shape[-1]
+
+
+@every_executor
+def test_derivatives_of_batches_and_layouts(executor: Executor) -> None:
+    """Of integers, with relu: transposes, an operand without a batch, strided and expanded aux."""
+    a, b = integers((3, 4, 5, 7), FP16, executor.device), integers((6, 7), FP16, executor.device)
+    product = a.double() @ b.double().mT
+    aux = integers((3, 4, 5, 12), FP32, executor.device)
+    for name, case in {
+        "holes": aux[..., ::2],
+        "rows": aux[..., :6],
+        "transposed": aux[..., :6].mT.contiguous().mT,
+        "expanded": aux[:, :1, :, :6].expand(3, 4, 5, 6),
+    }.items():
+        exact = torch.where(case > 0, product, 0.0)
+        for left, right in (((a, False), (b, True)), ((a.mT.contiguous(), True), (b.mT, False))):
+            y, sums = executor.ops.gemm_times_derivative(
+                left[0],
+                right[0],
+                case,
+                trans_a=left[1],
+                trans_b=right[1],
+                activation="relu",
+                out_dtype=FP32,
+            )
+            assert_equal(y, exact), name
+            assert_equal(sums, exact.sum((0, 1, 2)))
+    batches = b.expand(3, 4, 6, 7).contiguous()
+    y, sums = executor.ops.gemm_times_derivative(
+        a, batches, aux[..., :6], trans_b=True, activation="relu"
+    )
+    assert_equal(sums, torch.where(aux[..., :6] > 0, product, 0.0).sum((0, 1, 2)))
+
+
+@every_executor
+@pytest.mark.parametrize("dtype", [FP16, FP32], ids=str)
+@every_activation
+def test_derivatives_of_infinities_and_nans(
+    executor: Executor, activation: str, dtype: torch.dtype
+) -> None:
+    """The limits, so that an FP16 aux that overflowed makes no NaN of a gradient."""
+    aux = torch.tensor([[math.inf, -math.inf, math.nan]], device=executor.device).to(dtype)
+    ones = torch.ones(1, 1, device=executor.device)
+    y, _ = executor.ops.gemm_times_derivative(ones, ones.expand(1, 3), aux, activation=activation)
+    nan = {"none": 1.0, "relu": 1.0}.get(activation, math.nan)
+    expected = [[1.0, 1.0 if activation == "none" else 0.0, nan]]
+    assert_equal(y, torch.tensor(expected, dtype=FP64))
+
+
+@every_executor
+def test_column_sums_are_of_unrounded_values(executor: Executor) -> None:
+    """Products beyond FP16, and below its spacing, count in full."""
+    a = torch.tensor([[300.0], [0.5], [-299.0]], device=executor.device).half()
+    b = torch.tensor([[256.0, 1.0]], device=executor.device).half()
+    aux = torch.ones(3, 2, device=executor.device).half()
+    y, sums = executor.ops.gemm_times_derivative(a, b, aux)
+    assert y[:, 0].tolist() == [math.inf, 128.0, -math.inf]
+    assert sums.tolist() == [384.0, 1.5]
+
+
+@against_oracle
+@every_pair
+def test_bitwise_repeatable(executor: Executor, dtypes: tuple[torch.dtype, torch.dtype]) -> None:
+    a = normal((4, 130, 600), dtypes[0], executor.device)
+    b = normal((257, 600), dtypes[1], executor.device)
+    aux = normal((4, 130, 257), FP16, executor.device)
+    options = {"trans_b": True, "activation": "gelu"}
+    first = executor.ops.gemm_times_derivative(a, b, aux, **options)
+    for _ in range(20):
+        again = executor.ops.gemm_times_derivative(a, b, aux, **options)
+        for mine, expected in zip(again, first, strict=True):
+            assert_same(mine, expected)
+
+
+@against_oracle
+@pytest.mark.parametrize("name", ["gemm_with_aux", "gemm_times_derivative"])
+def test_a_gradient_does_not_get_lost(executor: Executor, name: str) -> None:
+    a, b = (torch.ones(2, 2, device=executor.device) for _ in range(2))
+    more = {"aux": a} if name == "gemm_times_derivative" else {}
+    op = getattr(executor.ops, name)
+    with pytest.raises(RuntimeError, match=f"amp_ext::{name}: is not differentiable"):
+        op(a, b.requires_grad_(), **more)
+    with torch.no_grad():
+        assert not op(a, b, **more)[0].requires_grad
