@@ -49,11 +49,21 @@ def backend_for(device_type: str, op: str) -> Backend:
     if device_type == "cpu":
         return Backend("cpu", f"C++ on torch's threads, {torch.backends.cpu.get_cpu_capability()}")
     if device_type == "cuda" and op in GEMM_OPS:
-        return Backend(
-            "library", "torch's GEMM with FP32 weight gradients: no CUDA GEMM of our own"
-        )
+        return _cuda_gemm()
     if device_type == "cuda" and _C.cuda_built():
         return Backend("cuda", f"CUDA kernels for {', '.join(_build_info.CUDA_ARCHES)}")
     if device_type == "cuda":
         return Backend("none", "built without CUDA kernels; rebuild with: " + _REBUILD)
     return Backend("none", "amp_ext serves CPU and CUDA tensors")
+
+
+def _cuda_gemm() -> Backend:
+    if not _C.cuda_built():
+        return Backend("library", "torch's GEMM with FP32 weight gradients")
+    if _C.uses_cuda_gemm():
+        return Backend("cuda", "CUDA kernels for FP16 and BF16; torch's GEMM for other operands")
+    return Backend(
+        "library",
+        "torch's GEMM with FP32 weight gradients; AMP_EXT_GEMM=kernel turns on our own kernels, "
+        "which have not been measured yet",
+    )

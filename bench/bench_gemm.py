@@ -10,10 +10,12 @@ from torch import Tensor
 
 import cublaslt
 from amp_ext import ops
+from amp_ext._library import _C
 from registry import BASELINE, OURS, Case, Op, Provider, Trial, check
 
 FP32 = "fp32"
 CUBLASLT = "cublaslt"
+KERNEL = "kernel"
 NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 LAYOUTS = ("NN", "NT", "TN")
 HOPELESS_FLOPS = 2**32
@@ -58,6 +60,16 @@ def ours(shape: Shape, a: Tensor, b: Tensor) -> Tensor:
     return ops.gemm(a, b, trans_a=trans_a, trans_b=trans_b, out_dtype=shape.out)
 
 
+def by_kernel(shape: Shape, a: Tensor, b: Tensor) -> Tensor:
+    """amp_ext's CUDA kernel, which serves only those who ask for it."""
+    asked = _C.uses_cuda_gemm()
+    _C.use_cuda_gemm(True)
+    try:
+        return ours(shape, a, b)
+    finally:
+        _C.use_cuda_gemm(asked)
+
+
 def torch_is_hopeless(shape: Shape, dtype: torch.dtype, device: torch.device) -> bool:
     """Whether one product of torch's takes tens of seconds: a large one of FP16, NN, on a CPU."""
     slow = device.type == "cpu" and dtype == torch.float16 and shape.layout == "NN"
@@ -73,6 +85,7 @@ def build(shape: Shape, dtype: torch.dtype, device: torch.device) -> Trial:
         providers.append(Provider(BASELINE, lambda: torch.mm(*low)))
     providers.append(Provider(FP32, lambda: torch.mm(*wide)))
     if device.type == "cuda":
+        providers.append(Provider(KERNEL, lambda: by_kernel(shape, a, b)))
         out = torch.empty(shape.m, shape.n, dtype=shape.out or dtype, device=device)
         providers.append(Provider(CUBLASLT, cublaslt.fastest(*low, out)))
     return Trial(tuple(providers), lambda: verify(shape, a, b), flops=shape.flops)
@@ -84,7 +97,12 @@ def verify(shape: Shape, a: Tensor, b: Tensor) -> None:
     A sum of k exact products carries k - 1 roundings to FP32; a 16-bit result one more, of half a
     unit in the last place.
     """
-    result = ours(shape, a, b)
+    for multiply in (ours, by_kernel) if a.is_cuda else (ours,):
+        verify_result(shape, a, b, multiply(shape, a, b))
+
+
+def verify_result(shape: Shape, a: Tensor, b: Tensor, result: Tensor) -> None:
+    """Raise CheckError unless the result is near enough."""
     left, right = shape.views(a.double(), b.double())
     exact, magnitude = left @ right, left.abs() @ right.abs()
     bound = shape.k * 2.0**-24 * magnitude

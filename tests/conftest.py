@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import zlib
 from collections.abc import Iterator
 
 import pytest
 import torch
+
+os.environ.setdefault(
+    "AMP_EXT_GEMM", "kernel"
+)  # where there is a GPU, its tests are of the kernels
 
 # So that their assertions show the values.
 pytest.register_assert_rewrite("cases", "cast_cases", "gemm_cases", "autocast_cases", "twins")

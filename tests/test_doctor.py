@@ -240,8 +240,23 @@ def test_backends(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
         assert all(choice.reason for choice in chosen)
         return [choice.name for choice in chosen]
 
-    assert names(True) == ["cpu", "library" if op in GEMM_OPS else "cuda", "none"]
+    assert names(True) == ["cpu", "cuda", "none"]
     assert names(False) == ["cpu", "library" if op in GEMM_OPS else "none", "none"]
+
+
+def test_kernels_that_have_not_been_measured_have_to_be_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(backend._C, "cuda_built", lambda: True)
+    asked = backend._C.uses_cuda_gemm()
+    try:
+        names = []
+        for on in (False, True):
+            backend._C.use_cuda_gemm(on)
+            names.append(backend_for("cuda", "gemm").name)
+    finally:
+        backend._C.use_cuda_gemm(asked)
+    assert names == ["library", "cuda"]
 
 
 def test_refused_tensors_come_with_a_command(

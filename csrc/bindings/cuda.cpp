@@ -9,6 +9,8 @@
 #include <c10/cuda/CUDAStream.h>
 #include <c10/util/Exception.h>
 
+#include <array>
+#include <atomic>
 #include <bit>
 #include <cstring>
 #include <map>
@@ -17,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include "amp_ext/gemm_plan.h"
 #include "amp_ext/last_table.h"
 #include "backend.h"
 #include "ops.h"
@@ -145,6 +148,7 @@ at::Tensor attach_table(ListOf<Ref>& list, c10::cuda::CUDAStream stream) {
 // So many tickets, all 0, and the memory that they lie in if that has to be held until the launch.
 std::pair<uint32_t*, at::Tensor> tickets_for(size_t count, c10::cuda::CUDAStream stream) {
   const size_t bytes = count * sizeof(uint32_t);
+  if (bytes == 0) return {};
   if (capturing()) {
     at::Tensor of_graph = at::empty({static_cast<int64_t>(bytes)}, bytes_on(stream.device()));
     C10_CUDA_CHECK(cudaMemsetAsync(of_graph.mutable_data_ptr(), 0, bytes, stream.stream()));
@@ -156,6 +160,17 @@ std::pair<uint32_t*, at::Tensor> tickets_for(size_t count, c10::cuda::CUDAStream
   if (kept.size() != before)
     C10_CUDA_CHECK(cudaMemsetAsync(tickets, 0, kept.size(), stream.stream()));
   return {static_cast<uint32_t*>(tickets), {}};
+}
+
+int multiprocessors(c10::Device device) {
+  static std::array<std::atomic<int>, C10_COMPILE_TIME_MAX_GPUS> known{};
+  std::atomic<int>& count = known[device.index()];
+  if (count == 0) {
+    int value = 0;
+    C10_CUDA_CHECK(cudaDeviceGetAttribute(&value, cudaDevAttrMultiProcessorCount, device.index()));
+    count = value;
+  }
+  return count;
 }
 
 void check(const char* op, Status status) {
@@ -192,8 +207,17 @@ class CudaBackend final : public Backend {
         "amp_ext::update_scale_",
         cuda::launch_update_scale(args, c10::cuda::getCurrentCUDAStream(device.index()).stream()));
   }
-  void gemm(GemmArgs, c10::Device) const override {
-    TORCH_INTERNAL_ASSERT(false, "cuda_serves() turned the product down");
+  void gemm(GemmArgs args, c10::Device device) const override {
+    const c10::cuda::CUDAGuard guard(device);
+    const c10::cuda::CUDAStream stream = c10::cuda::getCurrentCUDAStream(device.index());
+    const GemmPlan plan = plan_gemm(args, multiprocessors(device));
+    const auto tickets = tickets_for(plan.tickets, stream);
+    at::Tensor workspace;
+    if (plan.workspace_bytes > 0) workspace = at::empty({plan.workspace_bytes}, bytes_on(device));
+    check(
+        "amp_ext::gemm",
+        cuda::launch_gemm(args, plan, workspace.defined() ? workspace.mutable_data_ptr() : nullptr,
+                          tickets.first, stream.stream()));
   }
 
  private:
@@ -216,7 +240,7 @@ const Backend& cuda_backend() {
 }
 
 bool cuda_built() { return true; }
-bool cuda_serves(const GemmArgs&) { return false; }
+bool cuda_serves(const GemmArgs& args) { return gemm_serves(args); }
 
 TORCH_LIBRARY_IMPL(amp_ext, CUDA, m) { register_ops(m); }
 

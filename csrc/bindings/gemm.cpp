@@ -7,10 +7,18 @@
 #include <c10/util/accumulate.h>
 #include <torch/library.h>
 
+#include <cstdlib>
+
 #include "backend.h"
 #include "tensor_args.h"
 
 namespace amp_ext {
+
+std::atomic<bool> use_cuda_gemm = [] {
+  const char* const choice = std::getenv("AMP_EXT_GEMM");
+  return choice && std::string_view(choice) == "kernel";
+}();
+
 namespace {
 
 // The stride of the leading dimensions taken as one; none if they cannot be. Strides of dimensions
@@ -75,7 +83,8 @@ class Product {
   void report_to(float* found_inf) { args_.found_inf = found_inf; }
 
   bool is_served() const {
-    return options_.device().is_cpu() ? cpu::gemm_serves(args_) : cuda_serves(args_);
+    return options_.device().is_cpu() ? cpu::gemm_serves(args_)
+                                      : use_cuda_gemm && cuda_serves(args_);
   }
   bool library_is_faster() const {
     return options_.device().is_cpu() && cpu::library_is_faster(args_);

@@ -6,6 +6,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/SymInt.h>
 
+#include <atomic>
 #include <optional>
 #include <string_view>
 #include <tuple>
@@ -13,6 +14,11 @@
 #include "amp_ext/launch.h"
 
 namespace amp_ext {
+
+// Whether products on a GPU are this package's kernels' where these serve them, or else torch's
+// library's. The environment variable AMP_EXT_GEMM=kernel turns them on: as long as they have not
+// been measured, nobody shall lose by them unasked.
+extern std::atomic<bool> use_cuda_gemm;
 
 constexpr auto kGemm = "amp_ext::gemm";
 constexpr auto kGemmWithAux = "amp_ext::gemm_with_aux";

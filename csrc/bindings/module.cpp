@@ -23,6 +23,7 @@
 
 #include "autocast.h"
 #include "backend.h"
+#include "gemm.h"
 #include "ops.h"
 #include "optimizer_grads.h"
 #include "regions.h"
@@ -301,6 +302,8 @@ PYBIND11_MODULE(_C, m) {
   m.def("cuda_built", &amp_ext::cuda_built, "Whether CUDA kernels were built.");
   m.def("multiplies_bf16", &amp_ext::cpu::multiplies_bf16,
         "Whether this processor has instructions for products of bfloat16.");
+  m.def("uses_cuda_gemm", [] { return amp_ext::use_cuda_gemm.load(); });
+  m.def("use_cuda_gemm", [](bool on) { amp_ext::use_cuda_gemm = on; });
   m.attr("REGION_MARK") = c10::DeviceTypeName(amp_ext::kRegionMark, /*lower_case=*/true);
   m.def("enter_region", &amp_ext::enter_region);
   m.def("exit_region", &amp_ext::exit_region);
