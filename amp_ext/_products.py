@@ -46,7 +46,8 @@ def gemm(
         beta: factor of ``c``.
         bias: [n], dtypes as of ``c``.
         activation: "none", "relu", which keeps NaN, "gelu" or its approximation "gelu_tanh", as in
-            :func:`torch.nn.functional.gelu`; applied to the sum before that is rounded.
+            :func:`torch.nn.functional.gelu`; applied to the sum before that is rounded, unless
+            torch's library forms it in bfloat16 (on a CPU with instructions for that).
         out_dtype: float16, bfloat16, float32 or float64; ``torch.promote_types(a.dtype, b.dtype)``
             when None.
 
@@ -145,7 +146,8 @@ def gemm_times_derivative(
     Returns:
         (out, column_sums): the product, formed in the sum's dtype and rounded once; and the sums of
         its columns before that rounding, over rows and leading dimensions, [n] in the sum's dtype,
-        that is float32, or float64 when ``a`` or ``b`` is. Bitwise the same in every run.
+        that is float32, or float64 when ``a`` or ``b`` is. Bitwise the same in every run. (Products
+        that torch's library forms in bfloat16 are rounded before too, as in :func:`gemm`.)
 
     Raises:
         RuntimeError: shapes that do not fit, several devices, or a tensor that requires a gradient,

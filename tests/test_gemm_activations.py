@@ -12,7 +12,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from amp_ext import reference
-from cases import FLOATS, PAIRS, assert_equal, assert_same, assert_sum_near, integers, normal
+from cases import (
+    FLOATS,
+    PAIRS,
+    assert_equal,
+    assert_same,
+    assert_sum_near,
+    integers,
+    normal,
+    spacing,
+)
 from executors import Executor, against_oracle, every_executor
 from gemm_cases import SIZES, gemm
 
@@ -130,16 +139,39 @@ def test_product_times_derivative(
         b = normal((k, n), dtypes[1], executor.device)
         aux = normal((*batch, m, n), aux_dtype, executor.device)
         aux[..., 0, 0] = 0.0
-        options = {"activation": activation}
+        # In FP32, or a library may round a product of BF16 before.
+        options = {"activation": activation, "out_dtype": FP32 if dtypes[0] == BF16 else None}
         y, sums = executor.ops.gemm_times_derivative(a, b, aux, **options)
         exact, exact_sums = reference.gemm_times_derivative(
-            a.double(), b.double(), aux, **options, out_dtype=FP64
+            a.double(), b.double(), aux, activation=activation
         )
         magnitude = SLOPE * (a.double().abs() @ b.double().abs())
         assert_sum_near(y, exact, magnitude, k + 8, unit)
         assert sums.dtype == (FP64 if FP64 in dtypes else FP32)
         rows = magnitude.flatten(0, -2)
         assert_sum_near(sums, exact_sums, rows.sum(0), k + 8 + len(rows), unit)
+
+
+@against_oracle
+@every_gelu
+def test_products_of_bf16_by_a_library(executor: Executor, activation: str) -> None:
+    """Which may round to BF16 before the activation, or its derivative, as torch does."""
+    m, n, k = 130, 70, 65
+    a, b = normal((m, k), BF16, executor.device), normal((k, n), BF16, executor.device)
+    x = (a.double() @ b.double()).cpu()
+    unrounded = (k + 8) * 2.0**-24 * (a.double().abs() @ b.double().abs()).cpu()
+    rounded = unrounded + SLOPE * spacing(x, BF16) / 2
+    out, aux = executor.ops.gemm_with_aux(a, b, activation=activation)
+    exact = reference.gemm(a, b, activation=activation, out_dtype=FP64).cpu()
+    for actual, expected, error in ((out, exact, rounded), (aux, x, unrounded)):
+        allowed = error + spacing(expected.abs() + error, BF16) / 2
+        assert ((actual.double().cpu() - expected).abs() <= allowed).all()
+    y, sums = executor.ops.gemm_times_derivative(a, b, aux, activation=activation)
+    exact, _ = reference.gemm_times_derivative(a.double(), b.double(), aux, activation=activation)
+    error = rounded + spacing(exact.cpu().abs() + rounded, BF16) / 2
+    assert ((y.double().cpu() - exact.cpu()).abs() <= error).all()
+    assert ((sums.double().cpu() - exact.sum(0).cpu()).abs() <= error.sum(0)).all()
+    assert sums.dtype == FP32
 
 
 @every_executor

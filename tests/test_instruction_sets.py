@@ -15,6 +15,7 @@ SUITES = (
     "test_grad_norm.py",
     "test_gemm.py",
     "test_gemm_epilogue.py",
+    "test_gemm_activations.py",
 )
 
 

@@ -82,12 +82,10 @@ class Product {
 
   void report_to(float* found_inf) { args_.found_inf = found_inf; }
 
+  // Whether a kernel here is to form it, and not torch's library.
   bool is_served() const {
     return options_.device().is_cpu() ? cpu::gemm_serves(args_)
                                       : use_cuda_gemm && cuda_serves(args_);
-  }
-  bool library_is_faster() const {
-    return options_.device().is_cpu() && cpu::library_is_faster(args_);
   }
 
   at::Tensor new_out() {
@@ -147,7 +145,7 @@ class Product {
 at::Tensor gemm_kernel(const at::Tensor& a, const at::Tensor& b, const GemmOptions& options) {
   const auto sizes = check_gemm<int64_t>(kGemm, a, b, options);
   Product product(kGemm, a, b, options, sizes);
-  if (!product.is_served() || product.library_is_faster()) return torch_gemm(a, b, options);
+  if (!product.is_served()) return torch_gemm(a, b, options);
   at::Tensor out = product.new_out();
   product.run(kGemm);
   return out;

@@ -50,11 +50,18 @@ void activate_(at::Tensor& x, Activation activation) {
   }
 }
 
-// x before its activation, in the type of the sum.
+// Whether an activation may be of a sum that is already rounded to the result's type: on a CPU the
+// library is chosen for products of fp64, and of bf16 into bf16, which it does not give in fp32.
+bool rounds_before_activation(const at::Tensor& a) { return a.is_cpu(); }
+
+// x before its activation.
 at::Tensor sum(const at::Tensor& a, const at::Tensor& b, const GemmOptions& options) {
   GemmOptions plain = options;
+  const at::ScalarType type = sums_dtype_of(a, b);
   plain.activation = "none";
-  plain.out_dtype = sums_dtype_of(a, b);
+  plain.out_dtype = rounds_before_activation(a) && type != at::kDouble
+                        ? out_dtype_of(a, b, options.out_dtype)
+                        : type;
   return torch_gemm(a, b, plain);
 }
 
@@ -103,9 +110,9 @@ at::Tensor torch_gemm(const at::Tensor& a, const at::Tensor& b, const GemmOption
 
   const at::Tensor addend = read_c ? c : o.bias.value_or(at::Tensor());
   const Activation activation = activation_of(kGemm, o.activation);
-  // An activation other than relu would be of a rounded sum.
   const bool low = a.scalar_type() == b.scalar_type() && a.scalar_type() == out_dtype &&
-                   activation <= Activation::relu && !(read_c && o.bias) &&
+                   (activation <= Activation::relu || rounds_before_activation(a)) &&
+                   !(read_c && o.bias) &&
                    (addend.defined() ? addend.scalar_type() == out_dtype : o.alpha == 1);
   at::Tensor out;
   if (low) {
@@ -137,13 +144,16 @@ TensorPair torch_gemm_times_derivative(const at::Tensor& a, const at::Tensor& b,
   const at::Tensor at = aux.to(x.scalar_type()).clamp(-1e4, 1e4);
   const at::Tensor out =
       activation_gradient(x, at, activation_of(kGemmTimesDerivative, options.activation));
-  return {out.to(out_dtype_of(a, b, options.out_dtype)), out.flatten(0, -2).sum(0)};
+  return {out.to(out_dtype_of(a, b, options.out_dtype)),
+          out.flatten(0, -2).sum(0, /*keepdim=*/false, sums_dtype_of(a, b))};
 }
 
 void torch_gemm_accumulate_(const at::Tensor& c, const at::Tensor& a, const at::Tensor& b,
                             const GemmOptions& options,
                             const std::optional<at::Tensor>& found_inf) {
-  c.add_(sum(a, b, options));
+  GemmOptions wide_sum = options;
+  wide_sum.out_dtype = sums_dtype_of(a, b);
+  c.add_(torch_gemm(a, b, wide_sum));
   if (found_inf) found_inf->masked_fill_(at::isfinite(c).all().logical_not(), 1);
 }
 

@@ -283,13 +283,12 @@ void large_products(const GemmArgs& g, const CpuContext& context) {
 
 }  // namespace
 
-bool gemm_serves(const GemmArgs& g) { return g.a.dtype != DType::f64 && g.b.dtype != DType::f64; }
-
-bool library_is_faster(const GemmArgs& g) {
+bool gemm_serves(const GemmArgs& g) {
+  if (g.a.dtype == DType::f64 || g.b.dtype == DType::f64) return false;
   const auto bf16 = [](const MatrixRef& x) { return !x.data || x.dtype == DType::bf16; };
-  return multiplies_bf16() && g.batch * g.terms * g.m * g.n * g.k >= kSmallProduct && bf16(g.a) &&
-         bf16(g.b) && bf16(g.c) && bf16(g.bias) && g.out.dtype == DType::bf16 &&
-         g.activation <= Activation::relu;
+  const bool library_is_faster = multiplies_bf16() && bf16(g.a) && bf16(g.b) && bf16(g.c) &&
+                                 bf16(g.bias) && g.out.dtype == DType::bf16;
+  return !library_is_faster || g.batch * g.terms * g.m * g.n * g.k < kSmallProduct;
 }
 
 Status launch_gemm(const GemmArgs& g, const CpuContext& context) {

@@ -184,11 +184,10 @@ struct CpuContext {
 // Whether the processor has instructions for products of bf16.
 bool multiplies_bf16();
 
+// Whether launch_gemm takes the operands and torch's library is not faster: it is where it
+// multiplies bf16 into bf16 by the processor's own instructions, but for products that take no
+// longer than its call.
 bool gemm_serves(const GemmArgs&);
-
-// Whether torch's library is faster: it is where it multiplies bf16 by the processor's own
-// instructions, but for products that take no longer than its call.
-bool library_is_faster(const GemmArgs&);
 
 Status launch_unscale(const UnscaleArgs&, const CpuContext&);
 Status launch_check_finite(const CheckFiniteArgs&, const CpuContext&);
