@@ -215,12 +215,6 @@ MUTANTS = (
         "    activate(g.activation, x);\n    if (g.aux.data) store_vector(g.aux, place, x);\n",
     ),
     _epilogue(
-        "the bias of the first column",
-        EPILOGUE,
-        "{work.batch, 0, column, count}",
-        "{work.batch, 0, 0, count}",
-    ),
-    _epilogue(
         "the first thread votes alone",
         EPILOGUE,
         "ptx::block_any(!finite) &&",
@@ -242,7 +236,6 @@ MUTANTS = (
     _epilogue(
         "column sums are read too early", EPILOGUE, "  }\n  ptx::block_sync();\n\n", "  }\n\n"
     ),
-    _epilogue("one row of warps", EPILOGUE, "i < kTile.warps_m; ++i) sum +=", "i < 1; ++i) sum +="),
     _epilogue(
         "column sums count splits",
         EPILOGUE,
