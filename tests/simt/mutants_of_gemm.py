@@ -84,7 +84,6 @@ MUTANTS = (
     _mutant(
         "all matrices are the first", OPERAND, "matrix * matrix_stride_ +", "0 * matrix_stride_ +"
     ),
-    _mutant("elements of a pair change places", OPERAND, "<< i % 2 * 16", "<< (1 - i % 2) * 16"),
     # ---- main loop
     _mutant(
         "refills before all have read", MAINLOOP, STAGE_IS_FREE, STAGE_IS_FREE.splitlines(True)[0]
@@ -140,13 +139,6 @@ MUTANTS = (
         "plan.group",
     ),
     _mutant(
-        "the last group, seen in its plan",
-        SCHEDULER,
-        "left < plan.group ? left : plan.group",
-        "plan.group",
-        "gemm_plan",
-    ),
-    _mutant(
         "shares begin too late", SCHEDULER, "split < longer ? split : longer", "longer", "gemm_plan"
     ),
     _mutant(
@@ -156,7 +148,6 @@ MUTANTS = (
         "work.batch + term",
     ),
     _mutant("steps are not of their term", SCHEDULER, "begin - term * plan.term_steps", "begin"),
-    _mutant("matrices are taken for rows", SCHEDULER, "work.tile % tiles;", "work.tile;"),
     # ---- splits
     _mutant(
         "shares lie over each other",
@@ -224,12 +215,6 @@ MUTANTS = (
         "    activate(g.activation, x);\n    if (g.aux.data) store_vector(g.aux, place, x);\n",
     ),
     _epilogue(
-        "the bias of the first column",
-        EPILOGUE,
-        "{work.batch, 0, column, count}",
-        "{work.batch, 0, 0, count}",
-    ),
-    _epilogue(
         "the first thread votes alone",
         EPILOGUE,
         "ptx::block_any(!finite) &&",
@@ -251,7 +236,6 @@ MUTANTS = (
     _epilogue(
         "column sums are read too early", EPILOGUE, "  }\n  ptx::block_sync();\n\n", "  }\n\n"
     ),
-    _epilogue("one row of warps", EPILOGUE, "i < kTile.warps_m; ++i) sum +=", "i < 1; ++i) sum +="),
     _epilogue(
         "column sums count splits",
         EPILOGUE,
