@@ -154,6 +154,7 @@ def demonstrations() -> Iterator[tuple[Path, str]]:
 
 
 def main() -> int:
+    import amp_ext
     from amp_ext import _build_info
 
     kernels: Kernels = {}
@@ -180,6 +181,9 @@ def main() -> int:
         "shared memory, stack and spills in bytes, size in instructions; in flight: the bytes\n"
         "that a multiprocessor's loads ask for before the first is used, computed"
     )
+    print("\ngemm, by the number behind the type of its operands:")
+    for number, tile in enumerate(amp_ext._C.gemm_tiles()):
+        print(f"{number}: {tile}")
     for problem in problems:
         print(f"cuda-check: {problem}", file=sys.stderr)
     return int(bool(problems))

@@ -233,6 +233,16 @@ def test_derivatives_of_infinities_and_nans(
 
 
 @every_executor
+def test_relu_stops_what_is_not_finite(executor: Executor) -> None:
+    """As torch's threshold_backward: no NaN is made of 0 * inf."""
+    aux = torch.tensor([[0.0, -1.0, 1.0]], device=executor.device)
+    b = torch.tensor([[math.inf, math.nan, math.inf]], device=executor.device)
+    one = torch.ones(1, 1, device=executor.device)
+    y, _ = executor.ops.gemm_times_derivative(one, b, aux, activation="relu")
+    assert y.tolist() == [[0.0, 0.0, math.inf]]
+
+
+@every_executor
 def test_column_sums_are_of_unrounded_values(executor: Executor) -> None:
     """Products beyond FP16, and below its spacing, count in full."""
     a = torch.tensor([[300.0], [0.5], [-299.0]], device=executor.device).half()

@@ -52,7 +52,7 @@ inline Vector where_curved(Vector x) {
 
 struct Relu {
   static Vector value(Vector x) { return x < 0.0f ? Vector{} : x; }
-  static Vector derivative(Vector x) { return x <= 0.0f ? Vector{} : Vector{} + 1.0f; }
+  static Vector times_derivative(Vector grad, Vector x) { return x <= 0.0f ? Vector{} : grad; }
 };
 
 // x * Phi(x), Phi the normal distribution. The smaller of Phi and 1 - Phi is exp(-x^2 / 2) times a
@@ -60,10 +60,10 @@ struct Relu {
 // within 1e-8 of it: nothing cancels for large negative x, and Phi(0) is exact.
 struct Gelu {
   static Vector value(Vector x) { return x * Gelu(where_curved(x)).cdf; }
-  static Vector derivative(Vector x) {
+  static Vector times_derivative(Vector grad, Vector x) {
     x = where_curved(x);
     const Gelu at(x);
-    return at.cdf + x * at.exponential * 0.398942280f;
+    return grad * (at.cdf + x * at.exponential * 0.398942280f);
   }
 
  private:
@@ -85,11 +85,11 @@ struct Gelu {
 // x * (1 + tanh(u)) / 2 = x / (1 + exp(-2u)) with u = sqrt(2 / pi) * (x + 0.044715 x^3).
 struct GeluTanh {
   static Vector value(Vector x) { return x * GeluTanh(x).logistic; }
-  static Vector derivative(Vector x) {
+  static Vector times_derivative(Vector grad, Vector x) {
     x = where_curved(x);
     const GeluTanh at(x);
     const Vector slope = 1.595769122f + 0.214064449f * x * x;
-    return at.logistic + x * at.logistic * at.complement * slope;
+    return grad * (at.logistic + x * at.logistic * at.complement * slope);
   }
 
  private:

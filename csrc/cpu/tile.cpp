@@ -84,8 +84,8 @@ void activate(float* values, int64_t n) {
 template <class Function>
 void differentiate(float* values, int64_t n, const float* at) {
   for_each_vector(n, [=](int64_t i, int count) {
-    const Vector factor = Function::derivative(load(at + i, count));
-    store(load(values + i, count) * factor, count, values + i);
+    const Vector result = Function::times_derivative(load(values + i, count), load(at + i, count));
+    store(result, count, values + i);
   });
 }
 

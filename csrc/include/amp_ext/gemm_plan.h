@@ -199,18 +199,28 @@ inline GemmPlan plan_gemm(const GemmArgs& g, int multiprocessors) {
   return plan_with(g, best_tile, best_splits, multiprocessors);
 }
 
-inline std::string describe(const GemmPlan& plan) {
-  const GemmTile& t = kGemmTiles[plan.tile];
-  const auto major = [](Major m) { return m == Major::k ? "k" : "mn"; };
+inline std::string describe(const GemmTile& t) {
   const auto number = [](int64_t x) { return std::to_string(x); };
   return "tile " + number(t.m) + "x" + number(t.n) + "x" + number(t.k) + ", " +
          number(t.threads() / 32) + " warps, " + number(t.stages) + " stages, " +
-         (t.aligned ? "16-byte copies" : "single elements") + "; a " + major(plan.a_major) +
-         "-major, b " + major(plan.b_major) + "-major; " + number(plan.tiles_m) + "x" +
-         number(plan.tiles_n) + " tiles, groups of " + number(plan.group) + ", " +
-         number(plan.splits) + " splits of " + number(plan.steps) + " steps, " +
-         number(plan.blocks) + " blocks; " + number(plan.workspace_bytes) + " bytes, " +
-         number(plan.tickets) + " tickets";
+         (t.aligned ? "16-byte copies" : "single elements");
+}
+
+// What a block of the tile may take of a multiprocessor.
+inline std::string describe_budget(const GemmTile& t) {
+  const auto number = [](int64_t x) { return std::to_string(x); };
+  return number(t.registers()) + " registers, " + number(t.shared_bytes()) +
+         " bytes of shared memory, " + number(t.resident_blocks()) + " blocks at a time";
+}
+
+inline std::string describe(const GemmPlan& plan) {
+  const auto major = [](Major m) { return m == Major::k ? "k" : "mn"; };
+  const auto number = [](int64_t x) { return std::to_string(x); };
+  return describe(kGemmTiles[plan.tile]) + "; a " + major(plan.a_major) + "-major, b " +
+         major(plan.b_major) + "-major; " + number(plan.tiles_m) + "x" + number(plan.tiles_n) +
+         " tiles, groups of " + number(plan.group) + ", " + number(plan.splits) + " splits of " +
+         number(plan.steps) + " steps, " + number(plan.blocks) + " blocks; " +
+         number(plan.workspace_bytes) + " bytes, " + number(plan.tickets) + " tickets";
 }
 
 }  // namespace amp_ext

@@ -110,8 +110,8 @@ enum class Activation : uint8_t { none, relu, gelu, gelu_tanh };
 // has the sum of the products i * terms, ..., (i + 1) * terms - 1 of a and b.
 //
 // Forward: out = activation(x), and aux = x where there is an aux. Backward, with `derivative`:
-// out = x * activation'(aux), where aux is what a forward product stored; relu's derivative is 0
-// where aux <= 0, else 1.
+// out = x * activation'(aux), where aux is what a forward product stored; for relu 0
+// where aux <= 0, else x.
 struct GemmArgs {
   MatrixRef a;     // m x k
   MatrixRef b;     // k x n

@@ -53,9 +53,7 @@ __device__ inline void multiply_by_derivative(Activation activation, const float
   };
   switch (activation) {
     case Activation::none: break;
-    case Activation::relu:
-      each([](float v, float at) { return v * (at <= 0.0f ? 0.0f : 1.0f); });
-      break;
+    case Activation::relu: each([](float v, float at) { return at <= 0.0f ? 0.0f : v; }); break;
     case Activation::gelu:
       each([](float v, float at) { return v * (normal_cdf(at) + at * normal_density(at)); });
       break;
