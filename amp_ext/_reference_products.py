@@ -77,7 +77,8 @@ def gemm_times_derivative(
     activation: str = "none",
     out_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return round(y) and the sums of y's columns, y = (A @ B) * act'(aux).
+    """Return round(y) and the sums of y's columns, y = (A @ B) * act'(aux). For relu y is A @ B, or
+    0 where aux <= 0.
 
     Args:
         a, b, trans_a, trans_b, activation, out_dtype: as for `gemm`.
@@ -87,13 +88,15 @@ def gemm_times_derivative(
         (out, column_sums): [*, m, n]; and [n], summed over all other dimensions, float32 or, when a
         or b is, float64.
     """
-    # Beyond 40 even exp(-aux**2 / 2) is 0 in fp64.
-    at = aux.detach().double().clamp(-40, 40).requires_grad_()
-    with torch.enable_grad():
-        (derivative,) = torch.autograd.grad(_activated(at, activation).sum(), at)
+    y = _sum(a, b, trans_a, trans_b)
     if activation == "relu":
-        derivative = torch.where(aux <= 0, 0.0, 1.0).double()
-    y = _sum(a, b, trans_a, trans_b) * derivative
+        y = torch.where(aux <= 0, 0.0, y)
+    else:
+        # Beyond 40 even exp(-aux**2 / 2) is 0 in fp64.
+        at = aux.detach().double().clamp(-40, 40).requires_grad_()
+        with torch.enable_grad():
+            (derivative,) = torch.autograd.grad(_activated(at, activation).sum(), at)
+        y = y * derivative
     sums_dtype = torch.promote_types(torch.promote_types(a.dtype, b.dtype), torch.float32)
     return y.to(_result_type(a, b, out_dtype)), y.flatten(0, -2).sum(0).to(sums_dtype)
 
