@@ -257,6 +257,7 @@ def edited(**values: object) -> GemmArgs:
         edited(b__column_stride=2),
         edited(out__column_stride=2),
         edited(out__dtype=FP64),
+        edited(out__dtype=FP64, out__data=None),
         edited(c=MatrixRef(4096, FP64, 0, 0, 0)),
         edited(bias=MatrixRef(4096, FP64, 0, 0, 0)),
         edited(aux=MatrixRef(4096, FP16, 0, 1, 64)),

@@ -17,7 +17,8 @@ class Backend {
   virtual void grad_norm(GradNormArgs args, c10::Device device) const = 0;
   virtual void cast(CastArgs args, c10::Device device) const = 0;
   virtual void update_scale(UpdateScaleArgs args, c10::Device device) const = 0;
-  virtual void gemm(GemmArgs args, c10::Device device) const = 0;  // one that it serves
+  // A product that it serves; `op` is what errors name.
+  virtual void gemm(const char* op, const GemmArgs& args, c10::Device device) const = 0;
 
  protected:
   ~Backend() = default;

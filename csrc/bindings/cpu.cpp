@@ -77,8 +77,8 @@ class TorchThreads final : public Backend {
   void update_scale(UpdateScaleArgs args, c10::Device) const override {
     check("amp_ext::update_scale_", cpu::launch_update_scale(args, kContext));
   }
-  void gemm(GemmArgs args, c10::Device) const override {
-    check("amp_ext::gemm", cpu::launch_gemm(args, kContext));
+  void gemm(const char* op, const GemmArgs& args, c10::Device) const override {
+    check(op, cpu::launch_gemm(args, kContext));
   }
 };
 

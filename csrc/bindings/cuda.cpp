@@ -207,7 +207,7 @@ class CudaBackend final : public Backend {
         "amp_ext::update_scale_",
         cuda::launch_update_scale(args, c10::cuda::getCurrentCUDAStream(device.index()).stream()));
   }
-  void gemm(GemmArgs args, c10::Device device) const override {
+  void gemm(const char* op, const GemmArgs& args, c10::Device device) const override {
     const c10::cuda::CUDAGuard guard(device);
     const c10::cuda::CUDAStream stream = c10::cuda::getCurrentCUDAStream(device.index());
     const GemmPlan plan = plan_gemm(args, multiprocessors(device));

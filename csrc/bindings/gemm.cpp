@@ -60,8 +60,10 @@ class Product {
     args_.batch = batch_of(sizes);
     args_.terms = options.sum_batch ? batch_of(a.sizes()) : 1;
     args_.alpha = options.alpha;
-    args_.beta = options.beta;
-    if (options.c && options.beta != 0) args_.c = read(options.c->expand(sizes));
+    if (options.c && options.beta != 0) {
+      args_.c = read(options.c->expand(sizes));
+      args_.beta = options.beta;
+    }
     if (options.bias) args_.bias = read(options.bias->unsqueeze(0));
     args_.activation = activation_of(op, options.activation);
     out_type_ = out_dtype_of(a, b, options.out_dtype);
@@ -108,20 +110,38 @@ class Product {
   }
 
   void run(const char* op) {
-    if (args_.terms > 1 && columns_join(args_.a, args_.k) && rows_join(args_.b, args_.k)) {
-      args_.k *= args_.terms;
-      args_.terms = 1;
-    }
-    const auto joins = [&](const MatrixRef& x) { return !x.data || rows_join(x, args_.m); };
-    if (args_.batch > 1 && args_.terms == 1 && args_.b.batch_stride == 0 && joins(args_.a) &&
-        joins(args_.c) && joins(args_.aux) && joins(args_.out)) {
-      args_.m *= args_.batch;
-      args_.batch = 1;
-    }
-    backend_for(op, options_.device()).gemm(args_, options_.device());
+    join_terms();
+    join_rows();
+    backend_for(op, options_.device()).gemm(op, args_, options_.device());
   }
 
  private:
+  // A dimension of size 1 may have any stride; of a joined one that is not so.
+  void join(const GemmArgs& joined) {
+    if (options_.device().is_cpu() || cuda_serves(joined)) args_ = joined;
+  }
+
+  // One long product instead of a sum of several.
+  void join_terms() {
+    if (args_.terms <= 1 || !columns_join(args_.a, args_.k) || !rows_join(args_.b, args_.k)) return;
+    GemmArgs joined = args_;
+    joined.k *= args_.terms;
+    joined.terms = 1;
+    join(joined);
+  }
+
+  // One tall matrix instead of a batch.
+  void join_rows() {
+    const auto joins = [&](const MatrixRef& x) { return !x.data || rows_join(x, args_.m); };
+    if (args_.batch <= 1 || args_.terms > 1 || args_.b.batch_stride != 0 || !joins(args_.a) ||
+        !joins(args_.c) || !joins(args_.aux) || !joins(args_.out))
+      return;
+    GemmArgs joined = args_;
+    joined.m *= args_.batch;
+    joined.batch = 1;
+    join(joined);
+  }
+
   // The last two dimensions as matrices, the leading ones as a batch of them.
   MatrixRef read(const at::Tensor& tensor, bool transposed = false) {
     std::optional<int64_t> stride = batch_stride(tensor);

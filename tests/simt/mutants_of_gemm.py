@@ -277,8 +277,8 @@ MUTANTS = (
     _epilogue(
         "only the last element is judged",
         VECTOR,
-        "finite &= Element",
-        "finite = Element",
+        "finite &= i >=",
+        "finite = i >=",
         "found_inf",
     ),
     # ---- the rest

@@ -38,7 +38,7 @@ inline OperandLayout layout_of(const MatrixRef& x, int64_t mn_stride, int64_t k_
   };
   const OperandLayout by_k = as_major(Major::k), by_mn = as_major(Major::mn);
   if (by_k.served && (by_k.aligned || !by_mn.served || !by_mn.aligned)) return by_k;
-  return by_mn;
+  return by_mn;  // which may not be served either
 }
 
 inline OperandLayout layout_of_a(const GemmArgs& g) {
@@ -78,24 +78,45 @@ inline int64_t step_count(const GemmArgs& g, const GemmTile& t) {
   return ceil_div(g.k, t.k) * g.terms;
 }
 
-// Cycles of the whole product: each multiprocessor gets `rounds` blocks, as many at a time as fit.
-// It takes as long as its tensor cores or its memory need, or as its blocks wait.
-inline double product_cycles(const GemmArgs& g, const GemmTile& t, double tiles, int64_t splits,
-                             int multiprocessors) {
-  const double rounds = std::ceil(tiles * splits / multiprocessors);
-  const double at_a_time = std::min<double>(rounds, t.resident_blocks());
-  const double steps = ceil_div(step_count(g, t), splits);
-  int bytes = size_of(g.out.dtype);  // of an element of the result, and of what belongs to it
-  if (g.c.data) bytes += size_of(g.c.dtype);
-  if (g.aux.data) bytes += size_of(g.aux.dtype);
-  const double elements = double(t.m) * t.n;
-  const double finish = elements * bytes / kGemmL2Bytes;
-  const double busy = rounds * (steps * step_cycles(t) + finish);
-  const double waiting = std::ceil(rounds / at_a_time) *
-                         (steps * kGemmLatency / (t.stages - 1) + 2 * kGemmLatency + finish);
-  const double adding = elements * 4 * (splits + 1) / kGemmL2Bytes + 2 * kGemmLatency;
-  return std::max(busy, waiting) + (splits > 1 ? adding : 0);
-}
+// Predicts the cycles of a product by one tile: each multiprocessor gets some rounds of blocks, as
+// many at a time as fit. It takes as long as its tensor cores or its memory need, or as its blocks
+// wait.
+class ProductCycles {
+ public:
+  ProductCycles(const GemmArgs& g, const GemmTile& t, double tiles, int multiprocessors)
+      : tiles_per_multiprocessor_(std::max(tiles, 1.0) / multiprocessors),
+        resident_(t.resident_blocks()),
+        steps_(step_count(g, t)),
+        busy_step_(step_cycles(t)),
+        waiting_step_(kGemmLatency / (t.stages - 1)) {
+    int bytes = size_of(g.out.dtype);  // of an element of the result, and of what belongs to it
+    if (g.c.data) bytes += size_of(g.c.dtype);
+    if (g.aux.data) bytes += size_of(g.aux.dtype);
+    const double elements = double(t.m) * t.n;
+    finish_ = elements * bytes / kGemmL2Bytes;
+    share_ = elements * 4 / kGemmL2Bytes;
+  }
+
+  double with_splits(int64_t splits) const {
+    const double rounds = std::ceil(tiles_per_multiprocessor_ * splits);
+    const double at_a_time = std::min(rounds, resident_);
+    const double steps = std::ceil(steps_ / splits);
+    const double busy = rounds * (steps * busy_step_ + finish_);
+    const double waiting =
+        std::ceil(rounds / at_a_time) * (steps * waiting_step_ + 2 * kGemmLatency + finish_);
+    const double adding = share_ * (splits + 1) + 2 * kGemmLatency;
+    return std::max(busy, waiting) + (splits > 1 ? adding : 0);
+  }
+
+ private:
+  double tiles_per_multiprocessor_;
+  double resident_;
+  double steps_;
+  double busy_step_;
+  double waiting_step_;
+  double finish_;  // cycles to write a tile's result
+  double share_;   // to write or read a share of its sums
+};
 
 // The number of rows of tiles that blocks at work together should cover, for them to read the
 // fewest different rows of a and columns of b.
@@ -117,7 +138,7 @@ inline uint32_t group_rows(const GemmTile& t, uint32_t tiles_m, uint32_t tiles_n
 
 constexpr int64_t kGemmMostBlocks = INT32_MAX;  // of a grid along x
 
-inline bool has_result(const GemmArgs& g) {
+inline bool writes_something(const GemmArgs& g) {
   return g.n > 0 && ((g.m > 0 && g.batch > 0) || g.column_sums);
 }
 
@@ -129,7 +150,7 @@ inline GemmPlan plan_with(const GemmArgs& g, int tile, int64_t splits, int multi
   plan.tile = tile;
   plan.a_major = layout_of_a(g).major;
   plan.b_major = layout_of_b(g).major;
-  if (!has_result(g)) return plan;
+  if (!writes_something(g)) return plan;
   const int64_t batch = std::max<int64_t>(g.batch, 1);
   plan.tiles_m = static_cast<uint32_t>(ceil_div(std::max<int64_t>(g.m, 1), t.m));
   plan.tiles_n = static_cast<uint32_t>(ceil_div(g.n, t.n));
@@ -162,13 +183,14 @@ inline bool gemm_serves(const GemmArgs& g) {
   const double tiles = std::ceil(g.m / 64.0) * std::ceil(g.n / 64.0) * g.batch;
   const double steps = std::ceil(g.k / 32.0) * g.terms;  // at most; numbers of 32 bits count them
   return is_16_bit(g.a.dtype) && g.a.dtype == g.b.dtype && layout_of_a(g).served &&
-         layout_of_b(g).served && is_served(g.out) && is_served(g.c) && is_served(g.bias) &&
-         is_served(g.aux) && has_rows(g.out) && has_rows(g.aux) && tiles <= kGemmMostBlocks &&
-         g.k <= INT32_MAX && g.terms <= INT32_MAX && steps <= INT32_MAX;
+         layout_of_b(g).served && g.out.dtype != DType::f64 && is_served(g.c) &&
+         is_served(g.bias) && is_served(g.aux) && has_rows(g.out) && has_rows(g.aux) &&
+         tiles <= kGemmMostBlocks && g.k <= INT32_MAX && g.terms <= INT32_MAX && steps <= INT32_MAX;
 }
 
-// How many shares a tile's steps may be split into: until there are two blocks for each that is at
-// work at a time, so that the last ones leave few multiprocessors without work.
+// How many shares a tile's steps may be split into: one where there are tiles for all, else until
+// there are two blocks for each that is at work at a time, so that the last ones leave few
+// multiprocessors without work.
 inline int64_t most_splits(const GemmArgs& g, const GemmTile& t, double tiles,
                            int multiprocessors) {
   if (tiles < 1 || tiles >= 2.0 * multiprocessors) return 1;
@@ -188,9 +210,10 @@ inline GemmPlan plan_gemm(const GemmArgs& g, int multiprocessors) {
     if (t.aligned != aligned) continue;
     const double tiles = std::ceil(double(g.m) / t.m) * std::ceil(double(g.n) / t.n) * g.batch;
     if (tiles > kGemmMostBlocks) continue;
+    const ProductCycles predicted(g, t, tiles, multiprocessors);
     const int64_t most = most_splits(g, t, tiles, multiprocessors);
     for (int64_t splits = 1; splits <= most; ++splits) {
-      double cycles = product_cycles(g, t, tiles, splits, multiprocessors);
+      double cycles = predicted.with_splits(splits);
       // Splits have to promise a tenth: they take memory, and their cost is the least certain.
       if (splits > 1) cycles /= 0.9;
       if (cycles < fewest) fewest = cycles, best_tile = tile, best_splits = splits;

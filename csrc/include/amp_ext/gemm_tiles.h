@@ -55,7 +55,8 @@ struct GemmTile {
 };
 
 // The first ones are for large results: a warp's part of 64 x 64 reads the fewest bytes of shared
-// memory a product. The last but two are for results of few rows or columns.
+// memory a product. Then two for results of few rows or columns; the last
+// two take operands of any alignment.
 inline constexpr GemmTile kGemmTiles[] = {
     {256, 128, 32, 4, 2, 4, true}, {128, 128, 32, 2, 2, 4, true},  {128, 64, 32, 2, 2, 4, true},
     {64, 128, 32, 2, 2, 4, true},  {64, 64, 64, 2, 2, 3, true},    {16, 128, 64, 1, 4, 4, true},

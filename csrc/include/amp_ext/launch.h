@@ -115,7 +115,7 @@ enum class Activation : uint8_t { none, relu, gelu, gelu_tanh };
 struct GemmArgs {
   MatrixRef a;     // m x k
   MatrixRef b;     // k x n
-  MatrixRef c;     // m x n; its data may be null, and may be that of out in out's layout
+  MatrixRef c;     // m x n; its data may be null, with a beta of 0, or that of out in out's layout
   MatrixRef bias;  // m x n with a row_stride of 0; its data may be null
   MatrixRef aux;   // m x n, column_stride 1; its data may be null
   MatrixRef out;   // m x n, column_stride 1

@@ -68,7 +68,7 @@ __device__ inline bool store_vector(const MatrixRef& matrix, const VectorPlace& 
 #pragma unroll
     for (int i = 0; i < kVector; ++i) {
       rounded[i] = Element<T>::round(from[i]);
-      finite &= Element<T>::finite(rounded[i]);
+      finite &= i >= place.count || Element<T>::finite(rounded[i]);
     }
     if (is_whole(at, place)) {
 #pragma unroll
