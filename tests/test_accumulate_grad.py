@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -179,6 +180,58 @@ def test_refusals(executor: Executor, name: str) -> None:
         grad = leaf.grad
         results.append(grad.to_dense() if grad.layout != torch.strided else grad)
     assert_same(*results)
+
+
+def freeze(layer: Linear, out: Tensor) -> None:
+    layer.weight.requires_grad_(False)
+
+
+def hook_the_product(layer: Linear, out: Tensor) -> None:
+    def double(gradients: Any, _: Any) -> Any:
+        return tuple(grad if grad is None else 2 * grad for grad in gradients)
+
+    out.grad_fn.register_hook(double)
+
+
+@against_oracle
+@pytest.mark.parametrize("change", [freeze, hook_the_product])
+def test_changes_between_forward_and_backward(
+    executor: Executor, change: Callable[[Linear, Tensor], None]
+) -> None:
+    results = []
+    for asks in (True, False):
+        torch.manual_seed(1)
+        layer, x = linear(executor), rows(executor)
+        layer.accumulate_grad = asks
+        out = layer(x)
+        change(layer, out)
+        with Ops() as seen:
+            out.sum().backward()
+        assert seen.count == 0
+        results.append(layer.weight.grad)
+    assert_same(*results)
+
+
+@against_oracle
+def test_anomaly_mode_sees_the_gradient(executor: Executor) -> None:
+    layer, x = linear(executor), rows(executor)
+    with pytest.warns(UserWarning, match="Anomaly"), torch.autograd.detect_anomaly():
+        out = layer(x.fill_(math.nan)).nan_to_num().sum()
+        with pytest.raises(RuntimeError, match="GemmBackward' returned nan values in its 1th"):
+            out.backward()
+
+
+@against_oracle
+def test_a_product_that_is_the_root(executor: Executor) -> None:
+    """As in a stage of a pipeline, which is given the gradient of its result."""
+    layer, x = linear(executor), rows(executor)
+    before = layer.weight.grad.clone()
+    (grad,) = torch.autograd.grad(layer(x).sum(), layer.weight)
+    out = layer(x)
+    with Ops() as seen:
+        out.backward(torch.ones_like(out))
+    assert seen.count == 1
+    assert_same(layer.weight.grad, before + grad)
 
 
 @against_oracle

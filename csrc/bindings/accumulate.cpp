@@ -1,6 +1,7 @@
 #include "accumulate.h"
 
 #include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/anomaly_mode.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/graph_task.h>
 
@@ -14,8 +15,8 @@ using torch::autograd::AccumulateGrad;
 using torch::autograd::Node;
 
 // How many edges of the backward pass that this thread runs lead to `target`. All are counted once
-// a pass.
-int64_t uses_in_this_pass(const Node* target) {
+// a pass. The engine does not list its roots: `running` may be one.
+int64_t uses_in_this_pass(const Node* target, const Node& running) {
   struct Counts {
     int pass = -1;
     std::unordered_map<const Node*, int64_t> of;
@@ -33,14 +34,19 @@ int64_t uses_in_this_pass(const Node* target) {
       }
     }
   }
+  int64_t uses = 0;
+  if (!nodes->count(const_cast<Node*>(&running))) {
+    for (const auto& edge : running.next_edges()) uses += edge.function.get() == target;
+  }
   const auto found = counts.of.find(target);
-  return found == counts.of.end() ? 0 : found->second;
+  return found == counts.of.end() ? uses : uses + found->second;
 }
 
-// What AccumulateGrad holds while it adds: other threads may run backward passes of their own.
-class Adding : public Node {
+// Reaches a node's mutex, which is protected. AccumulateGrad holds its own while it adds: other
+// threads may run backward passes of theirs.
+class NodeMutex : public Node {
  public:
-  static std::mutex& mutex_of(Node& node) { return node.*(&Adding::mutex_); }
+  static std::mutex& of(Node& node) { return node.*(&NodeMutex::mutex_); }
 };
 
 bool adds_to_all_leaves() {
@@ -54,7 +60,8 @@ bool has_hooks(AccumulateGrad& node) {
          node.tensor_post_acc_grad_hooks();
 }
 
-// A tensor of this type and nothing else: no subclass, no wrapper of a transform, no view of one.
+// An FP32 tensor with memory of its own kind: no subclass, no wrapper of a transform, nothing that
+// is negated or zero by a mark.
 bool is_plain_fp32(const at::Tensor& tensor) {
   constexpr c10::DispatchKeySet functorch({c10::DispatchKey::FuncTorchBatched,
                                            c10::DispatchKey::FuncTorchGradWrapper,
@@ -67,10 +74,14 @@ bool is_plain_fp32(const at::Tensor& tensor) {
 
 // The leaf to whose gradient the node may add that of its input, or null.
 AccumulateGrad* leaf_behind(Node& node, size_t input) {
-  if (!adds_to_all_leaves()) return nullptr;
+  // Anomaly mode and post hooks would look at the gradient that the node returns.
+  if (!adds_to_all_leaves() || torch::autograd::AnomalyMode::is_enabled() ||
+      !node.post_hooks().empty())
+    return nullptr;
   auto* const leaf = dynamic_cast<AccumulateGrad*>(node.next_edge(input).function.get());
-  if (!leaf || has_hooks(*leaf) || uses_in_this_pass(leaf) != 1 ||
+  if (!leaf || has_hooks(*leaf) || uses_in_this_pass(leaf, node) != 1 ||
       leaf->stream() != node.stream() || !leaf->variable.defined() ||
+      !leaf->variable.requires_grad() || !leaf->variable.is_leaf() ||
       !is_plain_fp32(leaf->variable) || !leaf->variable.is_contiguous()) {
     return nullptr;
   }
@@ -90,7 +101,7 @@ bool takes(const at::Tensor& grad, const at::Tensor& weight, const at::Tensor& l
 at::Tensor leaf_gradient(Node& node, size_t input, const at::Tensor& left, const at::Tensor& right,
                          const GemmOptions& options, bool in_place) {
   if (AccumulateGrad* const leaf = in_place ? leaf_behind(node, input) : nullptr) {
-    const std::lock_guard<std::mutex> lock(Adding::mutex_of(*leaf));
+    const std::lock_guard<std::mutex> lock(NodeMutex::of(*leaf));
     const at::Tensor& grad = leaf->variable.grad();
     if (takes(grad, leaf->variable, left, right)) {
       gemm_accumulate_(grad, left, right, options);

@@ -131,6 +131,7 @@ void check_no_gradient(const char* op, const Tensors&... tensors) {
   TORCH_CHECK(!torch::autograd::compute_requires_grad(tensors...), op,
               ": is not differentiable, expected no tensor that requires a gradient: call it "
               "under torch.no_grad()");
+  check_no_forward_gradient(op, tensors...);
 }
 
 TensorPair gemm_with_aux_autograd(const at::Tensor& a, const at::Tensor& b,
@@ -150,7 +151,7 @@ TensorPair gemm_times_derivative_autograd(const at::Tensor& a, const at::Tensor&
 void gemm_accumulate_autograd(const at::Tensor& c, const at::Tensor& a, const at::Tensor& b,
                               const GemmOptions& options,
                               const std::optional<at::Tensor>& found_inf) {
-  check_no_gradient(kGemmAccumulate, c, a, b);
+  check_no_gradient(kGemmAccumulate, c, a, b, found_inf);
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   gemm_accumulate_(c, a, b, options, found_inf);
 }
@@ -168,7 +169,7 @@ at::Tensor differentiable_gemm(const at::Tensor& a, const at::Tensor& b, const G
   at::Tensor out, x;
   {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    if (activation > Activation::relu) {
+    if (is_gelu(activation)) {
       std::tie(out, x) = gemm_with_aux(a, b, options);
     } else {
       out = gemm(a, b, options);

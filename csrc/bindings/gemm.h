@@ -94,6 +94,9 @@ void gemm_accumulate_op(at::Tensor& c, const at::Tensor& a, const at::Tensor& b,
 // The checks of one argument of `op`.
 void check_operand(const char* op, const char* name, const at::Tensor& tensor, at::Device device);
 Activation activation_of(const char* op, std::string_view name);
+inline bool is_gelu(Activation activation) {
+  return activation == Activation::gelu || activation == Activation::gelu_tanh;
+}
 
 inline at::ScalarType out_dtype_of(const at::Tensor& a, const at::Tensor& b,
                                    const std::optional<at::ScalarType>& out_dtype) {

@@ -133,8 +133,7 @@ struct MlpBackward final : Node {
 
  private:
   at::Tensor activated() {
-    const bool is_gelu = activation_of(kMlp, activation) > Activation::relu;
-    return (is_gelu ? before : hidden).unpack(getptr());
+    return (is_gelu(activation_of(kMlp, activation)) ? before : hidden).unpack(getptr());
   }
 
   at::Tensor weight_gradient(Input input, const at::Tensor& grad, const at::Tensor& entered,
@@ -149,7 +148,7 @@ struct MlpBackward final : Node {
 
 at::Tensor mlp_op(const at::Tensor& x, const at::Tensor& weight1, const OptionalTensor& bias1,
                   const at::Tensor& weight2, const OptionalTensor& bias2,
-                  std::string_view activation, bool) {
+                  std::string_view activation, bool /*accumulate_grad*/) {
   check_mlp(x, weight1, bias1, weight2, bias2, activation);
   const at::Tensor rows = x.dim() == 1 ? x.unsqueeze(0) : x;
   const at::Tensor hidden = gemm(rows, weight1, layer(bias1, activation));
@@ -178,7 +177,7 @@ at::Tensor mlp_autograd(const at::Tensor& x, const at::Tensor& weight1, const Op
   at::Tensor hidden, before, out;
   {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    if (wants_inner && activation_of(kMlp, activation) > Activation::relu) {
+    if (wants_inner && is_gelu(activation_of(kMlp, activation))) {
       std::tie(hidden, before) = gemm_with_aux(x, weight1, layer(bias1, activation));
     } else {
       hidden = gemm(x, weight1, layer(bias1, activation));

@@ -2,6 +2,7 @@
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/baddbmm.h>
 #include <ATen/ops/bmm.h>
+#include <ATen/ops/clamp.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/gelu_backward.h>
 #include <ATen/ops/isfinite.h>
@@ -70,7 +71,8 @@ at::Tensor sum(const at::Tensor& a, const at::Tensor& b, const GemmOptions& opti
 at::Tensor activation_gradient(const at::Tensor& grad, const at::Tensor& x, Activation activation) {
   if (activation == Activation::none) return grad;
   if (activation == Activation::relu) return at::threshold_backward(grad, x, 0);
-  return at::gelu_backward(grad, x, approximation(activation));
+  // Beyond, derivatives are 0 or 1, as they are at infinities, of which torch makes NaNs.
+  return at::gelu_backward(grad, at::clamp(x, -1e3, 1e3), approximation(activation));
 }
 
 at::Tensor torch_gemm(const at::Tensor& a, const at::Tensor& b, const GemmOptions& o) {
@@ -111,8 +113,7 @@ at::Tensor torch_gemm(const at::Tensor& a, const at::Tensor& b, const GemmOption
   const at::Tensor addend = read_c ? c : o.bias.value_or(at::Tensor());
   const Activation activation = activation_of(kGemm, o.activation);
   const bool low = a.scalar_type() == b.scalar_type() && a.scalar_type() == out_dtype &&
-                   (activation <= Activation::relu || rounds_before_activation(a)) &&
-                   !(read_c && o.bias) &&
+                   (!is_gelu(activation) || rounds_before_activation(a)) && !(read_c && o.bias) &&
                    (addend.defined() ? addend.scalar_type() == out_dtype : o.alpha == 1);
   at::Tensor out;
   if (low) {
@@ -140,10 +141,8 @@ TensorPair torch_gemm_with_aux(const at::Tensor& a, const at::Tensor& b,
 TensorPair torch_gemm_times_derivative(const at::Tensor& a, const at::Tensor& b,
                                        const at::Tensor& aux, const GemmOptions& options) {
   const at::Tensor x = sum(a, b, options);
-  // The derivative is 0 or 1 far from 0; torch makes NaNs of infinities.
-  const at::Tensor at = aux.to(x.scalar_type()).clamp(-1e4, 1e4);
-  const at::Tensor out =
-      activation_gradient(x, at, activation_of(kGemmTimesDerivative, options.activation));
+  const at::Tensor out = activation_gradient(
+      x, aux.to(x.scalar_type()), activation_of(kGemmTimesDerivative, options.activation));
   return {out.to(out_dtype_of(a, b, options.out_dtype)),
           out.flatten(0, -2).sum(0, /*keepdim=*/false, sums_dtype_of(a, b))};
 }
