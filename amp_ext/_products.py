@@ -91,7 +91,7 @@ def gemm_with_aux(
 ) -> tuple[Tensor, Tensor]:
     """:func:`gemm`, and what its activation was applied to, of one product.
 
-    Not differentiable: it is what a differentiable op runs on, as :func:`gemm` with a gelu.
+    It is what :func:`gemm` with a gelu runs on where gradients are wanted; differentiable twice.
 
     Args:
         a, b, trans_a, trans_b, sum_batch, c, alpha, beta, bias, activation, out_dtype: as for

@@ -268,12 +268,45 @@ def test_bitwise_repeatable(executor: Executor, dtypes: tuple[torch.dtype, torch
 
 
 @against_oracle
-@pytest.mark.parametrize("name", ["gemm_with_aux", "gemm_times_derivative"])
-def test_a_gradient_does_not_get_lost(executor: Executor, name: str) -> None:
+def test_a_gradient_does_not_get_lost(executor: Executor) -> None:
     a, b = (torch.ones(2, 2, device=executor.device) for _ in range(2))
-    more = {"aux": a} if name == "gemm_times_derivative" else {}
-    op = getattr(executor.ops, name)
-    with pytest.raises(RuntimeError, match=f"amp_ext::{name}: is not differentiable"):
-        op(a, b.requires_grad_(), **more)
+    op = executor.ops.gemm_times_derivative
+    with pytest.raises(RuntimeError, match="gemm_times_derivative: is not differentiable"):
+        op(a, b.requires_grad_(), a)
     with torch.no_grad():
-        assert not op(a, b, **more)[0].requires_grad
+        assert not op(a, b, a)[0].requires_grad
+
+
+@every_executor
+@every_activation
+def test_both_results_are_differentiable(executor: Executor, activation: str) -> None:
+    a, b = (normal((3, 4), FP64, executor.device).requires_grad_() for _ in range(2))
+    bias = normal((3,), FP64, executor.device).requires_grad_()
+
+    def run(*tensors: Tensor) -> tuple[Tensor, Tensor]:
+        options = {"trans_b": True, "bias": tensors[2], "activation": activation}
+        return executor.ops.gemm_with_aux(*tensors[:2], **options)
+
+    assert torch.autograd.gradcheck(run, (a, b, bias))
+    assert torch.autograd.gradgradcheck(run, (a, b, bias))
+
+
+@against_oracle
+@every_activation
+def test_transforms_of_functions(executor: Executor, activation: str) -> None:
+    """Of parameters, which require gradients themselves, and of one another."""
+    x, weight = (normal((3, 3), FP64, executor.device) for _ in range(2))
+
+    def ours(w: Tensor) -> Tensor:
+        return ops.linear(x, w, activation=activation)
+
+    def theirs(w: Tensor) -> Tensor:
+        return reference.linear(x, w, activation=activation)
+
+    for parameter in (weight, torch.nn.Parameter(weight)):
+        for transformed in (
+            lambda f, w: torch.func.grad(lambda v: f(v).square().sum())(w),
+            lambda f, w: torch.func.jacrev(f)(w),
+            lambda f, w: torch.func.jacrev(torch.func.jacrev(f))(w),
+        ):
+            torch.testing.assert_close(transformed(ours, parameter), transformed(theirs, weight))

@@ -122,6 +122,40 @@ struct GemmBackward final : Node {
   SavedVariable a_, b_, activated_;
 };
 
+// The result, and what the activation is applied to if `with_aux`, both with a history.
+TensorPair recorded_gemm(const at::Tensor& a, const at::Tensor& b, const GemmOptions& options,
+                         bool with_aux, bool accumulate_grad) {
+  at::Tensor out, x;
+  {
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    if (with_aux) {
+      std::tie(out, x) = gemm_with_aux(a, b, options);
+    } else {
+      out = gemm(a, b, options);
+    }
+  }
+  const auto node = make_node<GemmBackward>();
+  node->set_next_edges(torch::autograd::collect_next_edges(a, b, options.c, options.bias));
+  node->trans_a = options.trans_a;
+  node->trans_b = options.trans_b;
+  node->accumulate_grad = accumulate_grad;
+  node->activation = activation_of(kGemm, options.activation);
+  node->alpha = options.alpha;
+  node->beta = options.beta;
+  node->a_dim = a.dim();
+  node->b_dim = b.dim();
+  node->a_type = gradient_type(a);
+  node->b_type = gradient_type(b);
+  if (options.c && options.c->requires_grad()) node->c = Addend(*options.c);
+  if (options.bias && options.bias->requires_grad()) node->bias = Addend(*options.bias);
+  node->save(a, b);
+  if (node->activation == Activation::relu) node->save_activated(out.detach(), /*is_output=*/false);
+  torch::autograd::set_history(out, node);
+  if (with_aux) torch::autograd::set_history(x, node);
+  if (is_gelu(node->activation)) node->save_activated(x, /*is_output=*/true);
+  return {out, x};
+}
+
 at::Tensor gemm_autograd(const at::Tensor& a, const at::Tensor& b, const GemmOptions& options) {
   return differentiable_gemm(a, b, options, /*accumulate_grad=*/false);
 }
@@ -136,7 +170,9 @@ void check_no_gradient(const char* op, const Tensors&... tensors) {
 
 TensorPair gemm_with_aux_autograd(const at::Tensor& a, const at::Tensor& b,
                                   const GemmOptions& options) {
-  check_no_gradient(kGemmWithAux, a, b, options.c, options.bias);
+  check_no_forward_gradient(kGemmWithAux, a, b, options.c, options.bias);
+  if (torch::autograd::compute_requires_grad(a, b, options.c, options.bias))
+    return recorded_gemm(a, b, options, /*with_aux=*/true, /*accumulate_grad=*/false);
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   return gemm_with_aux(a, b, options);
 }
@@ -165,38 +201,8 @@ at::Tensor differentiable_gemm(const at::Tensor& a, const at::Tensor& b, const G
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     return gemm(a, b, options);
   }
-  const Activation activation = activation_of(kGemm, options.activation);
-  at::Tensor out, x;
-  {
-    const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    if (is_gelu(activation)) {
-      std::tie(out, x) = gemm_with_aux(a, b, options);
-    } else {
-      out = gemm(a, b, options);
-    }
-  }
-  const auto node = make_node<GemmBackward>();
-  node->set_next_edges(torch::autograd::collect_next_edges(a, b, options.c, options.bias));
-  node->trans_a = options.trans_a;
-  node->trans_b = options.trans_b;
-  node->accumulate_grad = accumulate_grad;
-  node->activation = activation;
-  node->alpha = options.alpha;
-  node->beta = options.beta;
-  node->a_dim = a.dim();
-  node->b_dim = b.dim();
-  node->a_type = gradient_type(a);
-  node->b_type = gradient_type(b);
-  if (options.c && options.c->requires_grad()) node->c = Addend(*options.c);
-  if (options.bias && options.bias->requires_grad()) node->bias = Addend(*options.bias);
-  node->save(a, b);
-  if (activation == Activation::relu) node->save_activated(out.detach(), /*is_output=*/false);
-  torch::autograd::set_history(out, node);
-  if (x.defined()) {
-    torch::autograd::set_history(x, node);
-    node->save_activated(x, /*is_output=*/true);
-  }
-  return out;
+  const bool with_aux = is_gelu(activation_of(kGemm, options.activation));
+  return std::get<0>(recorded_gemm(a, b, options, with_aux, accumulate_grad));
 }
 
 TORCH_LIBRARY_IMPL(amp_ext, Autograd, m) {
