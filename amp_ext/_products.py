@@ -230,11 +230,12 @@ def linear(
         bias: [n], of any of these dtypes.
         activation: as for :func:`gemm`.
         accumulate_grad: whether a backward pass may add the weight's gradient to ``weight.grad`` in
-            the product itself. It does so only where it can tell that nobody sees a difference:
-            ``weight`` is a contiguous float32 leaf on the device of the product, used once in the
-            graph, without hooks (as data-parallel wrappers have them), with a ``.grad`` in the same
-            layout; and the pass is that of ``backward()``, without ``inputs`` or ``create_graph``,
-            not of ``torch.autograd.grad``, nor compiled. Else the gradient is returned as ever.
+            the product itself; see :func:`gemm_accumulate_` for its roundings. It does so only where
+            autograd would add the same there: ``weight`` is a contiguous float32 leaf on the device
+            of the product, used once in the graph, without hooks (as data-parallel wrappers have
+            them), with a ``.grad`` in the same layout; and the pass is that of ``backward()``,
+            without ``inputs``, ``create_graph`` or anomaly mode, not of ``torch.autograd.grad``,
+            nor compiled. Else the gradient is returned as ever.
 
     Returns:
         A new tensor of shape [*, n] and dtype ``torch.promote_types(x.dtype, weight.dtype)``.

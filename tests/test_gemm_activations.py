@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from amp_ext import reference
+from amp_ext import ops, reference
 from cases import (
     FLOATS,
     PAIRS,
@@ -208,7 +208,7 @@ def test_derivatives_of_batches_and_layouts(executor: Executor) -> None:
                 activation="relu",
                 out_dtype=FP32,
             )
-            assert_equal(y, exact), name
+            assert_equal(y, exact)
             assert_equal(sums, exact.sum((0, 1, 2)))
     batches = b.expand(3, 4, 6, 7).contiguous()
     y, sums = executor.ops.gemm_times_derivative(

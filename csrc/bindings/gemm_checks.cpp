@@ -120,7 +120,12 @@ void check_gemm_accumulate(const at::Tensor& c, const at::Tensor& a, const at::T
   TORCH_CHECK(c.scalar_type() == at::kFloat, kGemmAccumulate, ": c must be a float tensor, got ",
               c.scalar_type());
   check_shape<Int>(kGemmAccumulate, "c", c, sizes);
-  if (found_inf) check_device(kGemmAccumulate, "found_inf", *found_inf, a.device());
+  if (!found_inf) return;
+  check_device(kGemmAccumulate, "found_inf", *found_inf, a.device());
+  TORCH_CHECK(found_inf->scalar_type() == at::kFloat, kGemmAccumulate,
+              ": found_inf must be a float tensor, got ", found_inf->scalar_type());
+  TORCH_CHECK(found_inf->sym_numel() == 1, kGemmAccumulate,
+              ": found_inf must be a 1-element tensor, got shape ", found_inf->sym_sizes());
 }
 
 #define AMP_EXT_INSTANTIATE(Int)                                                          \

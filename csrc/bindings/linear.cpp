@@ -196,7 +196,8 @@ at::Tensor mlp_autograd(const at::Tensor& x, const at::Tensor& weight1, const Op
   if (wants(MlpBackward::kX)) node->weight1 = SavedVariable(weight1, false);
   if (wants_inner) node->weight2 = SavedVariable(weight2, false);
   torch::autograd::set_history({out, hidden}, node);
-  node->hidden = SavedVariable(hidden, /*is_output=*/true);
+  if (wants(MlpBackward::kWeight2) || (wants_inner && !before.defined()))
+    node->hidden = SavedVariable(hidden, /*is_output=*/true);
   if (before.defined()) {
     torch::autograd::set_history(before, node);
     node->before = SavedVariable(before, /*is_output=*/true);

@@ -98,7 +98,11 @@ MUTANTS = (
     _mutant("wait one group short", MAINLOOP, STAGE_IS_FREE, STAGE_IS_FREE.replace("- 2", "- 1")),
     _mutant("first wait one group short", MAINLOOP, FIRST_STEP, FIRST_STEP.replace("- 2", "- 1")),
     _mutant(
-        "no barrier before the first step", MAINLOOP, FIRST_STEP, FIRST_STEP.splitlines(True)[0]
+        "no barrier before the first step, race",
+        MAINLOOP,
+        FIRST_STEP,
+        FIRST_STEP.splitlines(True)[0],
+        **RACE,
     ),
     _mutant(
         "no empty groups behind the last step",
@@ -115,7 +119,13 @@ MUTANTS = (
     _mutant(
         "refills a step early", MAINLOOP, "if (depth == 0) steps", "if (depth == kDepths - 1) steps"
     ),
-    _mutant("staged while others read", MAINLOOP, "  }\n  ptx::block_sync();\n}", "  }\n}"),
+    _mutant(
+        "staged while others read, race",
+        MAINLOOP,
+        "  }\n  ptx::block_sync();\n}",
+        "  }\n}",
+        **RACE,
+    ),
     _mutant(
         "the next matrix has no tail",
         MAINLOOP,
