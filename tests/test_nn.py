@@ -264,7 +264,7 @@ def test_autocast(
     shape: tuple[int, ...],
     activation: str,
 ) -> None:
-    """FP16 in the layer, FP32 gradients that FP16 would not hold: 2**18 times the number of rows."""
+    """FP16 in the layer, FP32 gradients that FP16 would not hold: 2**18 times the rows."""
     layer = make(7, 6, activation=activation, device=executor.device)
     keys = list(layer.state_dict())
     x = torch.full(shape, 2.0**9, device=executor.device).requires_grad_()
