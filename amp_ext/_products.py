@@ -230,7 +230,7 @@ def linear(
         bias: [n], of any of these dtypes.
         activation: as for :func:`gemm`.
         accumulate_grad: whether a backward pass may add the weight's gradient to ``weight.grad`` in
-            the product itself, with the roundings of :func:`gemm_accumulate_`. It does so only where
+            the product itself, with the roundings of :func:`gemm_accumulate_`. It does so where
             autograd would add the same there: ``weight`` is a contiguous float32 leaf on the device
             of the product, used once in the graph, without hooks (as data-parallel wrappers have
             them), with a ``.grad`` in the same layout; and the pass is that of ``backward()``,
