@@ -11,6 +11,7 @@ is printed last, and the exit status is 1 when a stage has failed.
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import os
 import re
@@ -99,6 +100,17 @@ def stages(results: Path) -> Iterator[Stage]:
         yield Stage(f"bench {op}", run, 150)
 
 
+def small_products() -> None:
+    """gemm's kernel on ones: tails, misaligned operands, splits."""
+    from amp_ext import _C, ops
+
+    _C.use_cuda_gemm(True)
+    ones = functools.partial(torch.ones, dtype=torch.float16, device="cuda")
+    for m, n, k, offset in ((1, 8, 16, 0), (65, 33, 129, 1), (128, 256, 512, 0), (16, 16, 8192, 0)):
+        a, b = ones(m * k + offset)[offset:].view(m, k), ones(n, k)
+        assert bool((ops.gemm(a, b, trans_b=True, out_dtype=torch.float32) == k).all())
+
+
 def small_case() -> None:
     """Every op on short lists of all dtypes, sizes around the vector width, misaligned views."""
     import amp_ext
@@ -121,6 +133,7 @@ def small_case() -> None:
         amp_ext.ops.grad_norm(grads, found_inf, inv_scale)
     scale, tracker = zeros(torch.float32) + 4.0, zeros(torch.int32)
     amp_ext.ops.update_scale_(scale, tracker, [found_inf], 2.0, 0.5, 1)
+    small_products()
     torch.cuda.synchronize()
     assert found_inf.item() == 0.0
     assert scale.item() == 8.0

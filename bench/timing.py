@@ -25,7 +25,7 @@ class Budget:
     sample_us: float
 
 
-FULL = {"cpu": Budget(3.0, 25, 50.0), "cuda": Budget(2.0, 25, 2000.0)}
+FULL = {"cpu": Budget(3.0, 25, 50.0), "cuda": Budget(0.3, 25, 2000.0)}
 QUICK = {"cpu": Budget(0.05, 5, 20.0), "cuda": Budget(0.1, 5, 500.0)}
 MAX_SAMPLES = 2000
 SLOW_US = 0.5e6
