@@ -228,7 +228,8 @@ def test_ratio_to_another_baseline(bench):
     measured = {"amp_ext": times(2.0, 2.0, 2.0), "fp32": times(3.0, 3.0, 3.0)}
     outcome = run.Outcome(case, times=measured)
     assert (outcome.ratio("amp_ext"), outcome.ratio("fp32")) == (1.5, None)
-    assert not any(c.baseline != "torch" for c in gemm.cases(torch.device("cuda"), quick=False))
+    on_gpu = gemm.cases(torch.device("cuda"), quick=False)
+    assert all((c.baseline, c.counted) == ("cublaslt", True) for c in on_gpu)
 
 
 def test_rates(bench):
