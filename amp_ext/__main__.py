@@ -86,7 +86,8 @@ def print_backends() -> None:
     for device_type in ("cpu", "cuda"):
         by_backend = itertools.groupby(OPS, lambda op, device=device_type: backend_for(device, op))
         for backend, ops in by_backend:
-            print(f"  {device_type:<5}{' '.join(ops):<52}{backend.name:<9}{backend.reason}")
+            print(f"  {device_type:<5}{backend.name:<9}{backend.reason}")
+            print(f"       {' '.join(ops)}")
 
 
 def print_autocast() -> None:
