@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import itertools
 
 import pytest
@@ -241,3 +242,22 @@ def test_results_are_rounded_to_nearest_even() -> None:
         gemm = product(3, 16, 0, out_dtype=dtype, bias=values)
         run(gemm)
         assert_equal(gemm.out, values.double().expand(1, 3, 16))
+
+
+@pytest.mark.parametrize("activation", ["gelu", "gelu_tanh"])
+def test_gelus_keep_their_tails(activation: str) -> None:
+    """They are x * Phi(x): far out Phi is exp of a number that a few roundings of 2**-24 precede.
+
+    Each of them counts as often as that number is large. Results are FP32, of exact sums.
+    """
+    x = torch.arange(-96, 97, dtype=torch.float64) / 8
+    u2 = 2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)
+    if activation == "gelu":
+        phi, exponent = torch.special.erfc(-x / math.sqrt(2)) / 2, x**2 / 2
+    else:
+        phi, exponent = u2.sigmoid(), u2.abs()
+    ones = torch.ones(1, 1, dtype=FP16)
+    actual = SIMT.ops.gemm(x.half()[:, None], ones, activation=activation, out_dtype=FP32)
+    error = (actual[:, 0].double() - x * phi).abs()
+    bound = (8 * exponent + 32) * 2.0**-24 * (x * phi).abs() + 2.0**-126
+    assert bool((error <= bound).all()), (error / bound).max()

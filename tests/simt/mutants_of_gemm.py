@@ -278,11 +278,14 @@ MUTANTS = (
         "matrix.column_stride == 1 &&",
         "true &&",
     ),
-    _epilogue(
+    _mutant(
         "what does not exist is read",
         VECTOR,
         "i < place.count ? Element<T>::widen(at[i * matrix.column_stride]) : 0.0f",
         "Element<T>::widen(at[i * matrix.column_stride])",
+        "gemm_kernels_epilogue",
+        "test_bias",
+        "asan",
     ),
     _epilogue(
         "only the last element is judged",
