@@ -1,4 +1,4 @@
-// The instances of the GEMM kernel for fp16 and bf16: which tiles there are, what they take of a
+// The instances of the GEMM kernels for fp16 and bf16: which tiles there are, what they take of a
 // multiprocessor, and what a launch is told.
 #pragma once
 
@@ -81,24 +81,117 @@ constexpr bool all_are_sound() {
 }
 static_assert(all_are_sound());
 
-// How a product is computed. A block computes one tile of the result, or one of the equal shares of
-// its steps along k; the shares' sums are added up by whichever of them ends last.
+// ---- Hopper: wgmma and TMA -----------------------------------------------------------------------
+
+// What a block of the kernel for sm_90a computes at a time: m x n elements in steps of 64 along k.
+// One warpgroup fetches, two multiply: both the same tile, each half of its rows, or each a tile of
+// its own (`ping_pong`), so that one multiplies while the other one finishes its tile.
+struct Sm90Tile {
+  int m;
+  int n;
+  bool ping_pong;
+
+  static constexpr int kStep = 64;  // along k, and what TMA and wgmma call an atom: 128 bytes
+  static constexpr int kConsumers = 2;
+  static constexpr int kThreads = (1 + kConsumers) * 128;
+  // What a consumer finishes at a time: 64 rows by 32 columns, which TMA stores as a box.
+  static constexpr int kBoxRows = 64;
+  static constexpr int kBoxColumns = 32;
+  static constexpr int kMostStages = 8;
+  static constexpr int kMostBoxes = 8;           // of a consumer
+  static constexpr int kHeaderBytes = 3 << 10;   // barriers and small sums
+  static constexpr int kSharedBytes = 227 << 10; // that a block may have
+
+  constexpr int consumer_m() const { return ping_pong ? m : m / kConsumers; }
+  constexpr int sums() const { return consumer_m() * n / 128; }  // of a consumer's thread
+
+  // Registers of a thread. The block starts with 168 each; the producers give up some of theirs.
+  constexpr int producer_registers() const { return sums() >= 192 ? 24 : 40; }
+  constexpr int consumer_registers() const { return sums() >= 192 ? 240 : 232; }
+
+  // Shared memory: the header, the consumers' boxes, and as many stages as fit.
+  constexpr int stage_bytes() const { return (m + n) * kStep * 2; }
+  static constexpr int box_bytes(int element_bytes) {
+    return kBoxRows * kBoxColumns * element_bytes;
+  }
+  static constexpr int boxes_bytes(int boxes, int element_bytes) {
+    return kConsumers * boxes * box_bytes(element_bytes);
+  }
+  constexpr int shared_bytes(int stages, int boxes, int element_bytes) const {
+    return kHeaderBytes + boxes_bytes(boxes, element_bytes) + stages * stage_bytes();
+  }
+  constexpr int stages(int boxes, int element_bytes) const {
+    const int room = kSharedBytes - kHeaderBytes - boxes_bytes(boxes, element_bytes);
+    return std::min(kMostStages, room / stage_bytes());
+  }
+
+  // Columns that are contiguous in memory come in atoms of 64.
+  constexpr bool serves(Major b) const { return b == Major::k || n % 64 == 0; }
+};
+
+inline constexpr Sm90Tile kSm90Tiles[] = {
+    {128, 256, false}, {256, 128, false}, {256, 192, false}, {128, 224, false}, {128, 128, true},
+    {128, 192, true},  {128, 160, true},  {64, 256, true},   {64, 128, true},   {64, 64, true},
+};
+constexpr int kSm90TileCount = sizeof(kSm90Tiles) / sizeof(kSm90Tiles[0]);
+
+constexpr bool is_sound(const Sm90Tile& t) {
+  const int registers = t.producer_registers() + Sm90Tile::kConsumers * t.consumer_registers();
+  return t.consumer_m() % 64 == 0 && t.m <= 256 && t.n % 32 == 0 && t.n <= 256 &&
+         registers * 128 <= 65536 && registers <= 168 * 3 &&
+         t.sums() + 40 <= t.consumer_registers() &&
+         // Two boxes of the widest elements leave room for three stages, and two for small ones.
+         t.stages(2, 4) >= 3;
+}
+
+constexpr bool all_sm90_are_sound() {
+  for (const Sm90Tile& tile : kSm90Tiles)
+    if (!is_sound(tile)) return false;
+  return true;
+}
+static_assert(all_sm90_are_sound());
+
+// ---- plans ---------------------------------------------------------------------------------------
+
+// How a product is computed. Tiles are handed out in units: a whole tile, or one of the equal shares
+// of its steps along k; the shares' sums are added up by whichever of them ends last.
+//
+// mma.sync: one block for each unit, and all tiles are shared or none. sm90: persistent blocks, in
+// clusters of one or two. Of a cluster of two, each block computes one of two neighbouring tiles,
+// and fetches half of the operand that both need, for both; such a pair is a tile to the scheduler.
 struct GemmPlan {
-  int tile = 0;  // in kGemmTiles
+  bool sm90 = false;  // the tile is in kSm90Tiles, else in kGemmTiles
+  int tile = 0;
   Major a_major = Major::k;
   Major b_major = Major::k;
-  uint32_t tiles_m = 0;
+  uint32_t tiles_m = 0;  // of the scheduler
   uint32_t tiles_n = 0;
-  uint32_t blocks = 0;  // 0: there is nothing to do
-  uint32_t splits = 1;  // shares of each tile's steps
-  uint32_t group = 1;   // rows of tiles that are computed together, column by column
+  uint32_t units = 0;   // 0: there is nothing to do
+  uint32_t whole = 0;   // of the first so many tiles each is one unit; sm90 alone
+  uint32_t splits = 1;  // units of each of the other tiles
+  uint32_t blocks = 0;
+  uint32_t group = 1;  // rows of tiles that are computed together, column by column
   int terms = 1;
-  int term_steps = 0;              // along k
-  int steps = 0;                   // of all terms
-  int64_t column_sums_offset = 0;  // in the workspace, in bytes; the splits' sums are before it
+  int term_steps = 0;  // along k
+  int steps = 0;       // of all terms
+
+  // sm90 alone.
+  int cluster_m = 1;    // blocks of a cluster, one below the other: they share b
+  int cluster_n = 1;    // or side by side: they share a
+  int stages = 0;
+  int boxes = 0;        // of a consumer
+  int shared_bytes = 0;
+  bool reduce = false;  // the product is added to out by the memory system
+
+  // In the workspace, in bytes; the splits' sums are at its beginning.
+  int64_t column_sums_offset = 0;
+  int64_t squares_offset = 0;
   int64_t workspace_bytes = 0;
-  int64_t tickets = 0;  // one for each tile if there are splits, one for each column of tiles if
-                        // there are column sums
+  // Tickets: those of tiles that are split, then one for each column of tiles if there are column
+  // sums, then one if there is a square sum.
+  int64_t column_tickets = 0;
+  int64_t square_tickets = 0;
+  int64_t tickets = 0;
 };
 
 }  // namespace amp_ext

@@ -129,7 +129,9 @@ struct GemmArgs {
   Activation activation;
   bool derivative;
   float* column_sums;  // n, summed over rows and batch before they are rounded; may be null
-  float* found_inf;    // = 1 if a rounded element of out is not finite; may be null
+  float* found_inf;    // = found if a rounded element of out is not finite; may be null
+  float found;         // not 0: 1, or an infinity, which makes the flag itself a number not finite
+  double* square_sum;  // = the sum of squares of the rounded elements of out; may be null
 };
 
 struct GemmPlan;
