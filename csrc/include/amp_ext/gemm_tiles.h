@@ -102,19 +102,19 @@ struct Sm90Tile {
   static constexpr int kHeaderBytes = 3 << 10;   // barriers and small sums
   static constexpr int kSharedBytes = 227 << 10; // that a block may have
 
-  constexpr int consumer_m() const { return ping_pong ? m : m / kConsumers; }
-  constexpr int sums() const { return consumer_m() * n / 128; }  // of a consumer's thread
+  AMP_EXT_HOST_DEVICE constexpr int consumer_m() const { return ping_pong ? m : m / kConsumers; }
+  AMP_EXT_HOST_DEVICE constexpr int sums() const { return consumer_m() * n / 128; }  // of a consumer's thread
 
   // Registers of a thread. The block starts with 168 each; the producers give up some of theirs.
-  constexpr int producer_registers() const { return sums() >= 192 ? 24 : 40; }
-  constexpr int consumer_registers() const { return sums() >= 192 ? 240 : 232; }
+  AMP_EXT_HOST_DEVICE constexpr int producer_registers() const { return sums() >= 192 ? 24 : 40; }
+  AMP_EXT_HOST_DEVICE constexpr int consumer_registers() const { return sums() >= 192 ? 240 : 232; }
 
   // Shared memory: the header, the consumers' boxes, and as many stages as fit.
-  constexpr int stage_bytes() const { return (m + n) * kStep * 2; }
-  static constexpr int box_bytes(int element_bytes) {
+  AMP_EXT_HOST_DEVICE constexpr int stage_bytes() const { return (m + n) * kStep * 2; }
+  AMP_EXT_HOST_DEVICE static constexpr int box_bytes(int element_bytes) {
     return kBoxRows * kBoxColumns * element_bytes;
   }
-  static constexpr int boxes_bytes(int boxes, int element_bytes) {
+  AMP_EXT_HOST_DEVICE static constexpr int boxes_bytes(int boxes, int element_bytes) {
     return kConsumers * boxes * box_bytes(element_bytes);
   }
   constexpr int shared_bytes(int stages, int boxes, int element_bytes) const {
