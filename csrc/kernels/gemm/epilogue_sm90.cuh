@@ -46,58 +46,68 @@ class Shares {
  public:
   __device__ Shares(const GemmPlan& plan, const GemmWork& work, int consumer,
                     unsigned char* workspace)
-      : splits_(work.splits) {
-    const int cluster = plan.cluster_m * plan.cluster_n;
-    const int rank = cluster > 1 ? ptx::cluster_rank() : 0;
-    const int64_t tile = work.tile - plan.whole;
-    const int member = Gemm::kTeam > 1 ? consumer : 0;
-    consumers_ = cluster * Gemm::kTeam;
-    number_ = tile * consumers_ + rank * Gemm::kTeam + member;
-    first_ = reinterpret_cast<uint4*>(workspace) +
-             (tile * splits_ * consumers_ + rank * Gemm::kTeam + member) * kPacks * kWarpgroup;
-  }
+      : plan_(plan),
+        workspace_(workspace),
+        tile_(work.tile - plan.whole),
+        member_(Gemm::kTeam > 1 ? consumer : 0),
+        count_(work.splits) {}
 
-  __device__ uint32_t count() const { return splits_; }
-  // That of this consumer's tickets.
-  __device__ int64_t number() const { return number_; }
+  __device__ uint32_t count() const { return count_; }
+
+  // That of this consumer's ticket.
+  __device__ uint32_t number() const { return index(tile_); }
 
   __device__ void store(const typename Gemm::Sums& sums, uint32_t split) const {
+    uint4* const to = packs(split);
 #pragma unroll
     for (int i = 0; i < kPacks; ++i) {
       uint4 bits;
       memcpy(&bits, &sums[i * 4 / kRowSums][i * 4 % kRowSums], sizeof(bits));
-      ptx::store16(at(split, i), bits);
+      ptx::store16(to + i * kWarpgroup, bits);
     }
   }
 
   // Adds the shares of a part up, in their order.
-  template <int kSize>
-  __device__ void sum(float (&x)[kSize], int number) const {
-    memset(x, 0, sizeof(x));
-    for (uint32_t split = 0; split < splits_; ++split) {
+  template <class Part>
+  __device__ void sum(Part& x, int number) const {
+    constexpr int kSize = sizeof(Part) / sizeof(float);
+    float sums[kSize] = {};
+    for (uint32_t split = 0; split < count_; ++split) {
+      const uint4* const from = packs(split) + number * (kSize / 4) * kWarpgroup;
 #pragma unroll
       for (int i = 0; i < kSize; i += 4) {
-        const uint4 bits = ptx::load_l2(at(split, (number * kSize + i) / 4));
+        const uint4 bits = ptx::load_l2(from + i / 4 * kWarpgroup);
         float share[4];
         memcpy(share, &bits, sizeof(bits));
 #pragma unroll
-        for (int j = 0; j < 4; ++j) x[i + j] += share[j];
+        for (int j = 0; j < 4; ++j) sums[i + j] += share[j];
       }
     }
+    memcpy(&x, sums, sizeof(x));
   }
 
  private:
   static constexpr int kRowSums = Gemm::kTile.n / 2;
-  static constexpr int64_t kPacks = Gemm::kRowBlocks * kRowSums / 4;
+  static constexpr int kPacks = Gemm::kRowBlocks * kRowSums / 4;
 
-  __device__ uint4* at(uint32_t split, int pack) const {
-    return first_ + (split * consumers_ * kPacks + pack) * kWarpgroup + consumer_thread();
+  // Among the consumers of all blocks of a cluster that have some of a tile.
+  __device__ uint32_t index(uint32_t of_tile) const {
+    const uint32_t cluster = plan_.cluster_m * plan_.cluster_n;
+    const uint32_t rank = cluster > 1 ? ptx::cluster_rank() : 0;
+    return (of_tile * cluster + rank) * Gemm::kTeam + member_;
   }
 
-  const uint32_t splits_;
-  int consumers_;  // that each have some of a tile
-  int64_t number_;
-  uint4* first_;
+  // The first of this thread's packs of a share.
+  __device__ uint4* packs(uint32_t split) const {
+    return reinterpret_cast<uint4*>(workspace_) +
+           int64_t{index(tile_ * count_ + split)} * (kPacks * kWarpgroup) + consumer_thread();
+  }
+
+  const GemmPlan& plan_;
+  unsigned char* const workspace_;
+  const uint32_t tile_;
+  const int member_;
+  const uint32_t count_;
 };
 
 // Calls use(T()) with an element of the type.
@@ -108,73 +118,91 @@ __device__ void with_type(DType dtype, Use use) {
   use(__nv_bfloat16());
 }
 
-// Where a thread's elements of a part are: of lane l of warp w, element 4 c + 2 h + i in row
-// 16 w + l / 4 + 8 h and column 8 c + 2 (l % 4) + i.
-class PartPlace {
- public:
-  __device__ PartPlace() : thread_(consumer_thread()) {}
-  __device__ int row(int i) const { return thread_ / 32 * 16 + thread_ % 32 / 4 + i / 2 % 2 * 8; }
-  __device__ int column(int i) const { return i / 4 * 8 + thread_ % 4 * 2 + i % 2; }
+// A thread's elements of 8 columns of a part: of lane l of warp w, element 2 h + i in row
+// 16 w + l / 4 + 8 h and column 2 (l % 4) + i.
+struct Group {
+  static constexpr int kSize = 4, kColumns = 8;
+  float at[kSize];
 
- private:
-  int thread_;
+  __device__ static int row(int i) {
+    const int thread = consumer_thread();
+    return thread / 32 * 16 + thread % 32 / 4 + i / 2 * 8;
+  }
+  __device__ static int column(int i) { return consumer_thread() % 4 * 2 + i % 2; }
+
+  // The address of elements i and i + 1 in a box of T, in which the group has this number.
+  template <class T>
+  __device__ static T* place(unsigned char* box, int number, int i) {
+    constexpr int kRowBytes = Sm90Tile::kBoxColumns * sizeof(T);
+    const int byte = (number * kColumns + column(i)) * static_cast<int>(sizeof(T));
+    return reinterpret_cast<T*>(box + swizzled<kRowBytes>(row(i), byte / 16) + byte % 16);
+  }
+
+  template <class T>
+  __device__ void read(unsigned char* box, int number) {
+#pragma unroll
+    for (int i = 0; i < kSize; i += 2) {
+      T pair[2];
+      memcpy(pair, place<T>(box, number, i), sizeof(pair));
+      at[i] = Element<T>::widen(pair[0]);
+      at[i + 1] = Element<T>::widen(pair[1]);
+    }
+  }
+
+  // Rounds them.
+  template <class T>
+  __device__ void write(unsigned char* box, int number) const {
+    struct alignas(2 * sizeof(T)) Pair {
+      T low, high;
+    };
+#pragma unroll
+    for (int i = 0; i < kSize; i += 2) {
+      const Pair pair{Element<T>::round(at[i]), Element<T>::round(at[i + 1])};
+      ptx::store_shared(reinterpret_cast<Pair*>(place<T>(box, number, i)), pair);
+    }
+  }
 };
 
 // A thread's elements of a part.
 struct Part {
-  static constexpr int kSize = 16;
-  static constexpr int kGroup = 4;  // of 8 columns
-  float at[kSize];
+  static constexpr int kGroups = Sm90Tile::kBoxColumns / Group::kColumns;
+  Group groups[kGroups];
 
-  // The group at the beginning; when it is put back, the next one is there. All groups have had
-  // their turn after as many calls as there are groups.
-  __device__ void take_group(float (&group)[kGroup]) const { memcpy(group, at, sizeof(group)); }
-  __device__ void put_group(const float (&group)[kGroup]) {
+  // Calls use(group, number) for each. In a loop, through which they pass by turns: what is done to
+  // four numbers is long enough, and takes registers enough.
+  template <class Use>
+  __device__ void each(Use use) {
+#pragma unroll 1
+    for (int number = 0; number < kGroups; ++number) {
+      Group group = groups[0];
+      use(group, number);
 #pragma unroll
-    for (int i = 0; i < kSize - kGroup; ++i) at[i] = at[i + kGroup];
-    memcpy(at + kSize - kGroup, group, sizeof(group));
-  }
-
-  // Reads a thread's elements of 8 columns from a box of T.
-  template <class T>
-  __device__ static void read(float (&group)[kGroup], const unsigned char* box, int number) {
-    constexpr int kRowBytes = Sm90Tile::kBoxColumns * sizeof(T);
-    const PartPlace place;
-#pragma unroll
-    for (int i = 0; i < kGroup; i += 2) {
-      const int byte = place.column(number * kGroup + i) * static_cast<int>(sizeof(T));
-      T pair[2];
-      memcpy(pair, box + swizzled<kRowBytes>(place.row(i), byte / 16) + byte % 16, sizeof(pair));
-      group[i] = Element<T>::widen(pair[0]);
-      group[i + 1] = Element<T>::widen(pair[1]);
+      for (int i = 1; i < kGroups; ++i) groups[i - 1] = groups[i];
+      groups[kGroups - 1] = group;
     }
   }
 
   // Rounds them and writes them to a box of T.
   template <class T>
   __device__ void write(unsigned char* box) const {
-    constexpr int kRowBytes = Sm90Tile::kBoxColumns * sizeof(T);
     if constexpr (sizeof(T) == 4) {
-      const PartPlace place;
 #pragma unroll
-      for (int i = 0; i < kSize; i += 2) {
-        const int byte = place.column(i) * 4;
-        auto* to = box + swizzled<kRowBytes>(place.row(i), byte / 16) + byte % 16;
-        ptx::store_shared(reinterpret_cast<float2*>(to), float2{at[i], at[i + 1]});
-      }
+      for (int i = 0; i < kGroups; ++i) groups[i].write<T>(box, i);
     } else {
+      constexpr int kRowBytes = Sm90Tile::kBoxColumns * sizeof(T);
       const int thread = consumer_thread(), lane = thread % 32;
       const int row = thread / 32 * 16 + lane % 16;
       // Four matrices of 8x8 at a time: upper and lower rows, then the same of the next 8 columns.
 #pragma unroll
-      for (int i = 0; i < kSize; i += 8) {
+      for (int i = 0; i < kGroups; i += 2) {
         uint32_t matrices[4];
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-          const T pair[2] = {Element<T>::round(at[i + j * 2]), Element<T>::round(at[i + j * 2 + 1])};
+          const float* const at = groups[i + j / 2].at + j % 2 * 2;
+          const T pair[2] = {Element<T>::round(at[0]), Element<T>::round(at[1])};
           memcpy(&matrices[j], pair, sizeof(pair));
         }
-        ptx::stmatrix<false>(box + swizzled<kRowBytes>(row, i / 4 + lane / 16), matrices);
+        ptx::stmatrix<false>(box + swizzled<kRowBytes>(row, i + lane / 16), matrices);
       }
     }
   }
@@ -192,42 +220,41 @@ class Sm90Epilogue {
         g_(g),
         plan_(plan),
         consumer_(consumer),
-        box_bytes_(Sm90Tile::box_bytes(size_of(g.out.dtype))),
-        boxes_(boxes + consumer * plan.boxes * box_bytes_),
+        boxes_(boxes + consumer * plan.boxes * box_bytes()),
         workspace_(workspace),
-        tickets_(tickets),
-        slots_{plan.boxes / slot_boxes()},
-        next_side_{plan.boxes} {}
+        tickets_(tickets) {}
 
   // Starts to fetch the first parts of a tile's side matrix. This consumer's begins at `row`.
-  __device__ void prefetch(int64_t batch, int row, int column) {
+  __device__ void prefetch(int batch, int row, int column) {
     if (!has_side() || !is_leader()) return;
     ptx::bulk_wait_read<0>();
-    const int count = part_rows(row) * part_columns(column);
-    for (int part = 0; part < count && part < plan_.boxes; ++part)
-      fetch_side(batch, row, column, part);
+    Ring to = slots_;
+#pragma unroll 1
+    for (int i = 0; i < plan_.boxes; ++i, to.advance(plan_.boxes))
+      fetch_side(batch, row, column, 0, i, to.at);
   }
 
   // Stores the result of a tile, and what it is to be judged by. The sums are in registers, or all
   // of them in memory.
-  __device__ void finish(const typename Gemm::Sums& sums, const Shares<Gemm>& shares, int64_t batch,
+  __device__ void finish(const typename Gemm::Sums& sums, const Shares<Gemm>& shares, int batch,
                          int row, int column) {
     const int rows = part_rows(row), columns = part_columns(column);
     int number = 0;
 #pragma unroll 1
     for (int i = 0; i < rows; ++i) {
 #pragma unroll 1
-      for (int j = 0; j < columns; ++j, ++number, slots_.advance()) {
+      for (int j = 0; j < columns; ++j, ++number, slots_.advance(slots())) {
         Part x;
         if (shares.count() > 1)
-          shares.sum(x.at, i * kRowParts + j);
+          shares.sum(x, i * kRowParts + j);
         else
           take(x, sums, i * kRowParts + j);
         finish_part(x, batch, row + i * kRows, column + j * kColumns, number);
-        if (!has_side() || !is_leader()) continue;
-        // The box of an earlier part is free.
-        const int next = number - stores_read() + plan_.boxes;
-        if (number >= stores_read() && next < rows * columns) fetch_side(batch, row, column, next);
+        // The box of an earlier part is free, for one that comes when all other boxes have had
+        // their turn.
+        if (has_side() && is_leader() && number >= stores_read())
+          fetch_side(batch, row, column, i, j + plan_.boxes - stores_read(),
+                     slots_.before(stores_read(), plan_.boxes));
       }
     }
     if (g_.found_inf && ptx::warp_any(!finite_) && threadIdx.x % 32 == 0)
@@ -253,9 +280,10 @@ class Sm90Epilogue {
     return (g_.c.data && !plan_.reduce) || (g_.aux.data && g_.derivative);
   }
   __device__ int slot_boxes() const { return stores_aux() ? 2 : 1; }
+  __device__ int slots() const { return stores_aux() ? plan_.boxes / 2 : plan_.boxes; }
   // While a part is computed, the slots of all but so many parts before it are known to be free.
   // With three of them a store has a part's time to be read.
-  __device__ int stores_read() const { return slots_.size > 2 ? 2 : 1; }
+  __device__ int stores_read() const { return slots() > 2 ? 2 : 1; }
 
   // The parts of a consumer's tile that have elements in the matrix.
   __device__ int part_columns(int column) const {
@@ -267,38 +295,43 @@ class Sm90Epilogue {
     return left < 0 ? 0 : left < Gemm::kRowBlocks ? static_cast<int>(left) : Gemm::kRowBlocks;
   }
 
-  __device__ unsigned char* box(int index) const { return boxes_ + index * box_bytes_; }
+  __device__ int box_bytes() const { return Sm90Tile::box_bytes(size_of(g_.out.dtype)); }
+  __device__ unsigned char* box(int index) const { return boxes_ + index * box_bytes(); }
 
-  __device__ void fetch_side(int64_t batch, int row, int column, int number) {
+  // Part j of row i of the side matrix, or one of the next row, if there is one.
+  __device__ void fetch_side(int batch, int row, int column, int i, int j, int to) {
     const int columns = part_columns(column);
-    ptx::Mbarrier& full = header_.side_full[consumer_][next_side_.at];
-    ptx::mbarrier_arrive_expect_tx(full, box_bytes_);
-    ptx::tma_load(box(next_side_.at), maps_.side, full, column + number % columns * kColumns,
-                  row + number / columns * kRows, static_cast<int>(batch));
-    next_side_.advance();
+    for (; j >= columns; j -= columns) ++i;
+    if (i >= part_rows(row)) return;
+    ptx::Mbarrier& full = header_.side_full[consumer_][to];
+    ptx::mbarrier_arrive_expect_tx(full, box_bytes());
+    ptx::tma_load(box(to), maps_.side, full, column + j * kColumns, row + i * kRows,
+                  batch);
   }
 
   // Only constants can number registers: a part's are chosen by its number in the tile.
   __device__ static void take(Part& x, const typename Gemm::Sums& sums, int number) {
+    constexpr int kSize = sizeof(Part) / sizeof(float);
 #pragma unroll
     for (int i = 0; i < Gemm::kRowBlocks * kRowParts; ++i)
-      if (i == number)
-        memcpy(x.at, &sums[i / kRowParts][i % kRowParts * Part::kSize], sizeof(x.at));
+      if (i == number) memcpy(&x, &sums[i / kRowParts][i % kRowParts * kSize], sizeof(x));
   }
 
-  __device__ void finish_part(Part& x, int64_t batch, int row, int column, int number) {
+  __device__ void finish_part(Part& x, int batch, int row, int column, int number) {
     unsigned char* const to = box(slots_.at * slot_boxes());
-    const float alpha = static_cast<float>(g_.alpha);
-#pragma unroll
-    for (float& value : x.at) value *= alpha;
     if (has_side()) ptx::mbarrier_wait(header_.side_full[consumer_][slots_.at], slots_.parity);
-    if (has_side() && !g_.derivative) add_side(x, to);
-    if (g_.bias.data) add_bias(x, batch, column);
-    if (stores_aux())
-      with_type(g_.out.dtype, [&](auto zero) { x.write<decltype(zero)>(to + box_bytes_); });
-    if (g_.activation != Activation::none) apply_activation(x, to);
-    if (g_.found_inf || g_.square_sum) judge(x, row, column);
-    if (g_.column_sums) sum_columns(x, row, number);
+    if (is_plain()) {
+      const float alpha = static_cast<float>(g_.alpha);
+#pragma unroll
+      for (Group& group : x.groups) {
+#pragma unroll
+        for (float& value : group.at) value *= alpha;
+      }
+    } else {
+      x.each([&](Group& group, int i) {
+        finish_group(group, to, i, batch, row, column + i * Group::kColumns, number);
+      });
+    }
     with_type(g_.out.dtype, [&](auto zero) { x.write<decltype(zero)>(to); });
 
     // By every thread that wrote: TMA reads through another proxy.
@@ -312,70 +345,67 @@ class Sm90Epilogue {
     // All have written, and know which boxes are free.
     consumer_sync(consumer_);
     if (is_leader()) {
-      const int z = static_cast<int>(batch);
       if (plan_.reduce)
-        ptx::tma_reduce_add(maps_.out, to, column, row, z);
+        ptx::tma_reduce_add(maps_.out, to, column, row, batch);
       else
-        ptx::tma_store(maps_.out, to, column, row, z);
-      if (stores_aux()) ptx::tma_store(maps_.side, to + box_bytes_, column, row, z);
+        ptx::tma_store(maps_.out, to, column, row, batch);
+      if (stores_aux()) ptx::tma_store(maps_.side, to + box_bytes(), column, row, batch);
       ptx::bulk_commit();
     }
     if (g_.column_sums) store_column_sums(batch, row, column, number);
   }
 
-  // In a loop: the code for four numbers is long enough, and takes registers enough.
-  __device__ void apply_activation(Part& x, const unsigned char* box) const {
-#pragma unroll 1
-    for (int i = 0; i < Part::kSize / Part::kGroup; ++i) {
-      float group[Part::kGroup], aux[Part::kGroup];
-      x.take_group(group);
-      if (g_.derivative) {
-        with_type(g_.out.dtype, [&](auto zero) { Part::read<decltype(zero)>(aux, box, i); });
-        multiply_by_derivative(g_.activation, aux, group);
-      } else {
-        activate(g_.activation, group);
-      }
-      x.put_group(group);
+  __device__ bool is_plain() const {
+    return !has_side() && !g_.aux.data && !g_.bias.data && g_.activation == Activation::none &&
+           !g_.found_inf && !g_.square_sum && !g_.column_sums;
+  }
+
+  // All but the rounding of the result. The group begins at this row and column.
+  __device__ void finish_group(Group& x, unsigned char* box, int number, int batch, int row,
+                               int column, int part) {
+    const float alpha = static_cast<float>(g_.alpha), beta = static_cast<float>(g_.beta);
+    Group side = {};
+    if (has_side())
+      with_type(g_.out.dtype, [&](auto zero) { side.read<decltype(zero)>(box, number); });
+#pragma unroll
+    for (int i = 0; i < Group::kSize; ++i)
+      x.at[i] = alpha * x.at[i] + (g_.derivative ? 0.0f : beta * side.at[i]);
+    if (g_.bias.data) add_bias(x, batch, column);
+    if (g_.derivative) {
+      multiply_by_derivative(g_.activation, side.at, x.at);
+    } else {
+      if (stores_aux())
+        with_type(g_.out.dtype,
+                  [&](auto zero) { x.write<decltype(zero)>(box + box_bytes(), number); });
+      activate(g_.activation, x.at);
     }
+    if (g_.found_inf || g_.square_sum) judge(x, row, column);
+    if (g_.column_sums) sum_columns(x, row, number, part);
   }
 
-  __device__ void add_side(Part& x, const unsigned char* box) const {
-    const float beta = static_cast<float>(g_.beta);
-    with_type(g_.out.dtype, [&](auto zero) {
-#pragma unroll
-      for (int i = 0; i < Part::kSize; i += Part::kGroup) {
-        float c[Part::kGroup];
-        Part::read<decltype(zero)>(c, box, i / Part::kGroup);
-#pragma unroll
-        for (int j = 0; j < Part::kGroup; ++j) x.at[i + j] += beta * c[j];
-      }
-    });
-  }
-
-  __device__ void add_bias(Part& x, int64_t batch, int column) const {
+  __device__ void add_bias(Group& x, int batch, int column) const {
     with_type(g_.bias.dtype, [&](auto zero) {
       using T = decltype(zero);
-      const PartPlace place;
-      const T* const from = static_cast<const T*>(ptx::global(g_.bias.data)) +
-                            batch * g_.bias.batch_stride + column * g_.bias.column_stride;
+      const T* const from = static_cast<const T*>(ptx::global(g_.bias.data));
 #pragma unroll
-      for (int i = 0; i < Part::kSize; i += i % 2 ? 3 : 1) {
-        if (column + place.column(i) >= g_.n) continue;
-        const float bias = Element<T>::widen(from[place.column(i) * g_.bias.column_stride]);
+      for (int i = 0; i < 2; ++i) {
+        const int at = column + Group::column(i);
+        if (at >= g_.n) continue;
+        const int64_t index = batch * g_.bias.batch_stride + at * g_.bias.column_stride;
+        const float bias = Element<T>::widen(from[index]);
         x.at[i] += bias;
         x.at[i + 2] += bias;
       }
     });
   }
 
-  // Looks at what is rounded and stored.
-  __device__ void judge(const Part& x, int row, int column) {
+  // Looks at what is going to be stored.
+  __device__ void judge(const Group& x, int row, int column) {
     with_type(g_.out.dtype, [&](auto zero) {
       using T = decltype(zero);
-      const PartPlace place;
 #pragma unroll
-      for (int i = 0; i < Part::kSize; ++i) {
-        if (row + place.row(i) >= g_.m || column + place.column(i) >= g_.n) continue;
+      for (int i = 0; i < Group::kSize; ++i) {
+        if (row + Group::row(i) >= g_.m || column + Group::column(i) >= g_.n) continue;
         const T rounded = Element<T>::round(x.at[i]);
         finite_ &= Element<T>::finite(rounded);
         const double value = Element<T>::widen(rounded);
@@ -384,27 +414,26 @@ class Sm90Epilogue {
     });
   }
 
-  // Adds up the columns of a part over this warp's rows. Always in the same order, as below.
-  __device__ void sum_columns(const Part& x, int row, int number) {
-    const int lane = consumer_thread() % 32, warp = consumer_thread() / 32;
-    const PartPlace place;
+  // Adds up the columns of a group over this warp's rows. Always in the same order, as below.
+  __device__ void sum_columns(const Group& x, int row, int number, int part) {
+    auto& sums = header_.column_sums[consumer_][part % 2][consumer_thread() / 32];
 #pragma unroll
-    for (int i = 0; i < Part::kSize; i += i % 2 ? 3 : 1) {
-      float sum = row + place.row(i) < g_.m ? x.at[i] : 0.0f;
-      if (row + place.row(i + 2) < g_.m) sum += x.at[i + 2];
+    for (int i = 0; i < 2; ++i) {
+      float sum = row + Group::row(i) < g_.m ? x.at[i] : 0.0f;
+      if (row + Group::row(i + 2) < g_.m) sum += x.at[i + 2];
       for (int mask = 4; mask < 32; mask *= 2) sum += ptx::shuffle_xor(sum, mask);
-      if (lane < 4) header_.column_sums[consumer_][number % 2][warp][place.column(i)] = sum;
+      if (consumer_thread() % 32 < 4) sums[number * Group::kColumns + Group::column(i)] = sum;
     }
   }
 
   // Behind the barrier: those of all rows of the part.
-  __device__ void store_column_sums(int64_t batch, int row, int column, int number) const {
+  __device__ void store_column_sums(int batch, int row, int column, int number) const {
     const int thread = consumer_thread();
     if (thread >= kColumns) return;
     float sum = 0;
     for (int warp = 0; warp < 4; ++warp)
       sum += header_.column_sums[consumer_][number % 2][warp][thread];
-    const int64_t block_row = batch * ((g_.m + kRows - 1) / kRows) + row / kRows;
+    const int64_t block_row = int64_t{batch} * ((g_.m + kRows - 1) / kRows) + row / kRows;
     column_sums()[block_row * column_sums_width() + column + thread] = sum;
   }
 
@@ -433,7 +462,7 @@ class Sm90Epilogue {
   }
 
   // The last consumer of all adds up what each warp has.
-  __device__ void finish_square_sum(int64_t batch, int row, int column) {
+  __device__ void finish_square_sum(int batch, int row, int column) {
     auto* const sums = reinterpret_cast<double*>(workspace_ + plan_.squares_offset);
     const int thread = consumer_thread(), warp = thread / 32;
     const int64_t tile = (batch * tile_rows() + row / kTile.m) * tile_columns() + column / kTile.n;
@@ -461,12 +490,10 @@ class Sm90Epilogue {
   const GemmArgs& g_;
   const GemmPlan& plan_;
   const int consumer_;
-  const int box_bytes_;
   unsigned char* const boxes_;
   unsigned char* const workspace_;
   uint32_t* const tickets_;
-  Ring slots_;      // boxes of the result, or pairs of boxes of it and of aux
-  Ring next_side_;  // boxes, the leader's
+  Ring slots_;  // boxes of the result, or pairs of boxes of it and of aux
   bool finite_ = true;
   double square_sum_ = 0;
 };

@@ -21,30 +21,35 @@ __device__ void consume(Sm90Header& header, unsigned char* boxes, const unsigned
                         unsigned char* workspace, uint32_t* tickets) {
   constexpr Sm90Tile kTile = Gemm::kTile;
   Sm90Epilogue<Gemm> epilogue(header, boxes, maps, g, plan, consumer, workspace, tickets);
-  Ring ring{plan.stages};
+  Ring ring;
   const int first_row = kTile.ping_pong ? 0 : consumer * kTile.consumer_m();
-  int turn = 0;
-  each_unit(plan, [&](const GemmWork& work) {
-    if (kTile.ping_pong && turn++ % Sm90Tile::kConsumers != consumer) {
-      ring.skip(work.steps);
-      return;
+  for (uint32_t round = 0; unit_of(plan, round) < plan.units; ++round) {
+    const int steps = work_of(plan, unit_of(plan, round)).steps;
+    if (kTile.ping_pong && round % Sm90Tile::kConsumers != consumer) {
+      ring.skip(steps, plan.stages);
+      continue;
     }
+    {
+      const GemmWork work = work_of(plan, unit_of(plan, round));
+      const BlockTile tile = block_tile<Gemm>(g, plan, work);
+      if (tile.inside && work.splits == 1)
+        epilogue.prefetch(tile.batch, tile.row + first_row, tile.column);
+    }
+    typename Gemm::Sums sums;
+    accumulate<Gemm>(sums, header, stages, plan, first_row, steps, ring);
+    const GemmWork work = work_of(plan, unit_of(plan, round));
     const BlockTile tile = block_tile<Gemm>(g, plan, work);
     const int row = tile.row + first_row;
-    if (tile.inside && work.splits == 1) epilogue.prefetch(work.batch, row, tile.column);
-    typename Gemm::Sums sums;
-    accumulate<Gemm>(sums, header, stages, plan.cluster_m * plan.cluster_n, first_row, work.steps,
-                     ring);
-    if (!tile.inside) return;
+    if (!tile.inside) continue;
     const Shares<Gemm> shares(plan, work, consumer, workspace);
     if (work.splits > 1) {
       shares.store(sums, work.split);
       uint32_t* const ticket = tickets + shares.number();
-      if (!is_last_consumer(ticket, work.splits, header.last[consumer], consumer)) return;
-      epilogue.prefetch(work.batch, row, tile.column);
+      if (!is_last_consumer(ticket, work.splits, header.last[consumer], consumer)) continue;
+      epilogue.prefetch(tile.batch, row, tile.column);
     }
-    epilogue.finish(sums, shares, work.batch, row, tile.column);
-  });
+    epilogue.finish(sums, shares, tile.batch, row, tile.column);
+  }
   epilogue.close();
 }
 

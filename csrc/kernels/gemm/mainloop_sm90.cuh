@@ -36,23 +36,24 @@ struct alignas(kSwizzleAlignment) Sm90Header {
 };
 static_assert(sizeof(Sm90Header) == Sm90Tile::kHeaderBytes);
 
-// A place in a ring of so many stages or boxes. A round completes one phase of each one's barrier.
+// A place in a ring of `size` stages or boxes. A round completes one phase of each one's barrier.
 struct Ring {
-  int size;
   int at = 0;
   int parity = 0;  // of the phase that this round completes
 
-  __device__ void advance() {
+  __device__ void advance(int size) {
     if (++at < size) return;
     at = 0;
     parity ^= 1;
   }
-  __device__ void skip(int places) {
+  __device__ void skip(int places, int size) {
     const int to = at + places;
     parity ^= to / size & 1;
     at = to % size;
   }
-  __device__ int previous() const { return at > 0 ? at - 1 : size - 1; }
+  __device__ int before(int places, int size) const {
+    return at < places ? at - places + size : at - places;
+  }
 };
 
 // A step of an operand in shared memory, of kExtent of m or n. Lines are contiguous as in global
@@ -114,6 +115,7 @@ struct Sm90Gemm {
 // A tile of this block's: where it begins, and whether any of it is in the matrix. Of a cluster's
 // two tiles the second one may lie outside; then the block only feeds the other one.
 struct BlockTile {
+  int batch;
   int row;
   int column;
   bool inside;
@@ -124,18 +126,16 @@ __device__ BlockTile block_tile(const GemmArgs& g, const GemmPlan& plan, const G
   const int rank = plan.cluster_m * plan.cluster_n > 1 ? ptx::cluster_rank() : 0;
   const int m = work.m * plan.cluster_m + (plan.cluster_m > 1 ? rank : 0);
   const int n = work.n * plan.cluster_n + (plan.cluster_n > 1 ? rank : 0);
-  BlockTile tile{m * Gemm::kTile.m, n * Gemm::kTile.n};
+  BlockTile tile{static_cast<int>(work.batch), m * Gemm::kTile.m, n * Gemm::kTile.n};
   tile.inside = tile.row < g.m && tile.column < g.n;
   return tile;
 }
 
-// Calls body(work) for each of the block's units.
-template <class Body>
-__device__ void each_unit(const GemmPlan& plan, Body body) {
+// The block's unit of a round, or one that does not exist when it has no more. Found out anew at
+// each use, to hold no registers in between.
+__device__ inline uint32_t unit_of(const GemmPlan& plan, uint32_t round) {
   const uint32_t blocks = plan.cluster_m * plan.cluster_n;
-  const uint32_t clusters = plan.blocks / blocks;
-  for (uint32_t unit = ptx::block_index() / blocks; unit < plan.units; unit += clusters)
-    body(work_of(plan, unit));
+  return ptx::block_index() / blocks + round * (plan.blocks / blocks);
 }
 
 // One thread fetches the steps of all of the block's units.
@@ -146,11 +146,12 @@ __device__ void produce(Sm90Header& header, unsigned char* stages, const Sm90Map
   const int rank = cluster > 1 ? ptx::cluster_rank() : 0;
   const int a_shares = plan.cluster_n, a_share = a_shares > 1 ? rank : 0;
   const int b_shares = plan.cluster_m, b_share = b_shares > 1 ? rank : 0;
-  Ring ring{plan.stages};
-  each_unit(plan, [&](const GemmWork& work) {
+  Ring ring;
+  for (uint32_t round = 0; unit_of(plan, round) < plan.units; ++round) {
+    const GemmWork work = work_of(plan, unit_of(plan, round));
     const BlockTile tile = block_tile<Gemm>(g, plan, work);
     int matrix = static_cast<int>(work.matrix), step = work.step;
-    for (int i = 0; i < work.steps; ++i, ring.advance()) {
+    for (int i = 0; i < work.steps; ++i, ring.advance(plan.stages)) {
       ptx::Mbarrier& full = header.full[ring.at];
       unsigned char* const stage = stages + ring.at * Gemm::kTile.stage_bytes();
       // The last round's has been read, here and where the multicast goes; at once in the first.
@@ -166,10 +167,10 @@ __device__ void produce(Sm90Header& header, unsigned char* stages, const Sm90Map
         ++matrix;
       }
     }
-  });
+  }
   // The other block still arrives at these barriers: they have to outlive that.
   if (cluster > 1)
-    for (int i = 0; i < plan.stages; ++i, ring.advance())
+    for (int i = 0; i < plan.stages; ++i, ring.advance(plan.stages))
       ptx::mbarrier_wait(header.empty[ring.at], ring.parity ^ 1);
 }
 
@@ -186,11 +187,12 @@ __device__ inline void release(ptx::Mbarrier& empty, int cluster) {
 // Sums up a consumer's rows of a tile, from `row` on, over so many steps of the ring.
 template <class Gemm>
 __device__ void accumulate(typename Gemm::Sums& sums, Sm90Header& header,
-                           const unsigned char* stages, int cluster, int row, int steps,
+                           const unsigned char* stages, const GemmPlan& plan, int row, int steps,
                            Ring& ring) {
+  const int cluster = plan.cluster_m * plan.cluster_n;
   constexpr int kRowBlocks = Gemm::kRowBlocks;
   static_assert(kRowBlocks <= 2);
-  for (int step = 0; step < steps; ++step, ring.advance()) {
+  for (int step = 0; step < steps; ++step, ring.advance(plan.stages)) {
     ptx::mbarrier_wait(header.full[ring.at], ring.parity);
     const unsigned char* const stage = stages + ring.at * Gemm::kTile.stage_bytes();
     const uint64_t a = Gemm::A::descriptor(stage, row);
@@ -213,13 +215,13 @@ __device__ void accumulate(typename Gemm::Sums& sums, Sm90Header& header,
     // Only this step's may still run, so that the tensor cores always have work: the stage of the
     // step before is free.
     ptx::wgmma_wait<1>();
-    if (step > 0) release(header.empty[ring.previous()], cluster);
+    if (step > 0) release(header.empty[ring.before(1, plan.stages)], cluster);
   }
   if constexpr (kRowBlocks == 1)
     ptx::wgmma_wait<0>(sums[0]);
   else
     ptx::wgmma_wait<0>(sums[0], sums[1]);
-  release(header.empty[ring.previous()], cluster);
+  release(header.empty[ring.before(1, plan.stages)], cluster);
 }
 
 }  // namespace amp_ext
