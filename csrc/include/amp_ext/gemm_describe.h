@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "amp_ext/gemm_plan_sm90.h"
 #include "amp_ext/gemm_tiles.h"
 
 namespace amp_ext {
@@ -25,6 +26,21 @@ inline std::string describe(const Sm90Tile& t) {
   const auto number = [](int64_t x) { return std::to_string(x); };
   return "sm90 tile " + number(t.m) + "x" + number(t.n) + "x" + number(Sm90Tile::kStep) + ", " +
          (t.ping_pong ? "ping-pong" : "cooperative");
+}
+
+// The same of the kernel for sm_90a, whose blocks each have a multiprocessor: registers of threads,
+// then what a result of 16 and of 32 bits leaves for stages.
+inline std::string describe_budget(const Sm90Tile& t) {
+  const auto number = [](int64_t x) { return std::to_string(x); };
+  const int producer = t.producer_registers(), consumer = t.consumer_registers();
+  std::string text = number(producer) + " and " + number(consumer) + " registers, " +
+                     number((producer + Sm90Tile::kConsumers * consumer) * 128) + " in all";
+  for (const int bytes : {2, 4}) {
+    const int boxes = sm90_boxes(t, bytes), stages = t.stages(boxes, bytes);
+    text += "; " + number(bytes * 8) + " bits: " + number(stages) + " stages, " + number(boxes) +
+            " boxes, " + number(t.shared_bytes(stages, boxes, bytes)) + " bytes of shared memory";
+  }
+  return text;
 }
 
 inline std::string describe(const GemmPlan& plan) {
