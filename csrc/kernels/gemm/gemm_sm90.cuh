@@ -35,8 +35,14 @@ __device__ void consume(Sm90Header& header, unsigned char* boxes, const unsigned
       if (tile.inside && work.splits == 1)
         epilogue.prefetch(tile.batch, tile.row + first_row, tile.column);
     }
+    // By turns: a phase of a stage is told from the one before it only by who knows that that one
+    // has completed, and tensor cores do one tile's steps at a time. The first one begins at once.
+    const int turn = round / Sm90Tile::kConsumers % 2;
+    if (kTile.ping_pong)
+      ptx::mbarrier_wait(header.turn[consumer], consumer == 0 ? turn ^ 1 : turn);
     typename Gemm::Sums sums;
     accumulate<Gemm>(sums, header, stages, plan, first_row, steps, ring);
+    if (kTile.ping_pong && threadIdx.x % 32 == 0) ptx::mbarrier_arrive(header.turn[consumer ^ 1]);
     const GemmWork work = work_of(plan, unit_of(plan, round));
     const BlockTile tile = block_tile<Gemm>(g, plan, work);
     const int row = tile.row + first_row;
@@ -60,6 +66,7 @@ __device__ void init_barriers(Sm90Header& header, const GemmPlan& plan) {
     ptx::mbarrier_init(header.full[i], 1);
     ptx::mbarrier_init(header.empty[i], plan.cluster_m * plan.cluster_n * kWarps);
   }
+  for (ptx::Mbarrier& turn : header.turn) ptx::mbarrier_init(turn, kWarpgroup / 32);
   for (auto& of_consumer : header.side_full)
     for (int i = 0; i < plan.boxes; ++i) ptx::mbarrier_init(of_consumer[i], 1);
   ptx::fence_mbarrier_init();
