@@ -310,11 +310,24 @@ class Sm90Epilogue {
   }
 
   // Only constants can number registers: a part's are chosen by its number in the tile.
-  __device__ static void take(Part& x, const typename Gemm::Sums& sums, int number) {
+  template <int kNumber>
+  __device__ static void take(Part& x, const typename Gemm::Sums& sums) {
     constexpr int kSize = sizeof(Part) / sizeof(float);
-#pragma unroll
-    for (int i = 0; i < Gemm::kRowBlocks * kRowParts; ++i)
-      if (i == number) memcpy(&x, &sums[i / kRowParts][i % kRowParts * kSize], sizeof(x));
+    if constexpr (kNumber < Gemm::kRowBlocks * kRowParts)
+      memcpy(&x, &sums[kNumber / kRowParts][kNumber % kRowParts * kSize], sizeof(x));
+  }
+  __device__ static void take(Part& x, const typename Gemm::Sums& sums, int number) {
+    static_assert(Gemm::kRowBlocks * kRowParts <= 8);
+    switch (number) {
+      case 0: return take<0>(x, sums);
+      case 1: return take<1>(x, sums);
+      case 2: return take<2>(x, sums);
+      case 3: return take<3>(x, sums);
+      case 4: return take<4>(x, sums);
+      case 5: return take<5>(x, sums);
+      case 6: return take<6>(x, sums);
+      case 7: return take<7>(x, sums);
+    }
   }
 
   __device__ void finish_part(Part& x, int batch, int row, int column, int number) {
