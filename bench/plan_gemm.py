@@ -3,8 +3,8 @@
     python bench/plan_gemm.py
     python bench/plan_gemm.py --multiprocessors 108 --sm80
 
-Nothing is launched and no GPU is needed. Cycles are computed from figures of data sheets and guesses
-(csrc/include/amp_ext/gemm_model_sm90.h), not measured.
+Nothing is launched and no GPU is needed. Cycles are computed from figures of data sheets and
+guesses (csrc/include/amp_ext/gemm_model_sm90.h), not measured.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def lines(shape: Shape, multiprocessors: int, sm90: bool) -> list[str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--multiprocessors", type=int, default=132, help="132 by default: H100, H200")
+    parser.add_argument("--multiprocessors", type=int, default=132, help="132 by default")
     parser.add_argument("--sm80", action="store_true", help="plan for GPUs other than Hopper")
     options = parser.parse_args(argv)
     for shape in [*small_shapes(quick=False), *large_shapes()]:

@@ -1,4 +1,6 @@
 // The planner of CUDA's gemm for Python: what it would do, without a GPU.
+#include "gemm_plans.h"
+
 #include <c10/util/Exception.h>
 #include <pybind11/stl.h>
 
@@ -6,7 +8,6 @@
 #include <vector>
 
 #include "amp_ext/gemm_plan.h"
-#include "gemm_plans.h"
 
 namespace py = pybind11;
 
