@@ -339,6 +339,18 @@ def test_group_of_clusters() -> None:
         assert rows * tile[0] + columns * tile[1] <= 1.5 * ideal, describe(library(), found)
 
 
+@pytest.mark.parametrize(
+    "shape", [(8192, 8192, 8192), (256, 256, 9216), (16, 4096, 4096), (4096, 32000, 4096)]
+)
+def test_planning_is_cheap(shape: tuple[int, int, int]) -> None:
+    """It comes before every launch. The limit is that of an idle machine many times over."""
+    times = [
+        simt_gemm.plan_microseconds(library(), problem(*shape), 132, True, 200) for _ in range(20)
+    ]
+    print(f"{min(times):.2f} us")
+    assert min(times) < 50
+
+
 # ---- measured plans ----------------------------------------------------------------------------
 
 
