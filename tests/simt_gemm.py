@@ -243,6 +243,15 @@ def predict(
     return result
 
 
+def plan_microseconds(
+    library: Library, args: GemmArgs, multiprocessors: int, sm90: bool, count: int
+) -> float:
+    """Return what a plan takes on average."""
+    time = library.functions.simt_gemm_plan_time
+    time.restype = c_double
+    return time(byref(args), multiprocessors, c_bool(sm90), count)
+
+
 def describe(library: Library, gemm_plan: GemmPlan) -> str:
     text = ctypes.create_string_buffer(600)
     library.functions.simt_gemm_describe(byref(gemm_plan), text, ctypes.c_size_t(len(text)))

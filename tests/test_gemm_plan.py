@@ -17,7 +17,6 @@ from gemm_plan_cases import (
     FP64,
     MOST_UNITS,
     assert_covers,
-    matrix,
     problem,
     random_problem,
     works,

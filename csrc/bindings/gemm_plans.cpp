@@ -1,4 +1,6 @@
 // The planner of CUDA's gemm for Python: what it would do, without a GPU.
+#include "gemm_plans.h"
+
 #include <c10/util/Exception.h>
 #include <pybind11/stl.h>
 
@@ -6,20 +8,24 @@
 #include <vector>
 
 #include "amp_ext/gemm_plan.h"
-#include "gemm_plans.h"
 
 namespace py = pybind11;
 
 namespace amp_ext {
 namespace {
 
-std::vector<std::string> tiles() {
+template <class Tile, int kCount>
+std::vector<std::string> in_words(const Tile (&tiles)[kCount]) {
   std::vector<std::string> lines;
-  for (const GemmTile& tile : kGemmTiles)
-    lines.push_back(describe(tile) + ": " + describe_budget(tile));
-  for (const Sm90Tile& tile : kSm90Tiles)
-    lines.push_back(describe(tile) + ": " + describe_budget(tile));
+  for (const Tile& tile : tiles) lines.push_back(describe(tile) + ": " + describe_budget(tile));
   return lines;
+}
+
+py::dict tiles() {
+  py::dict result;
+  result["gemm_kernel"] = in_words(kGemmTiles);
+  result["gemm_sm90_kernel"] = in_words(kSm90Tiles);
+  return result;
 }
 
 // A dense matrix of 16-bit elements, or its transpose, that nobody reads.
@@ -66,7 +72,8 @@ py::dict plan(int64_t m, int64_t n, int64_t k, const std::string& layout, int64_
 
 void bind_gemm_plans(py::module_& m) {
   m.def("gemm_tiles", &tiles,
-        "The tiles of the CUDA gemm, with what they are planned to take of a multiprocessor.");
+        "The tiles of each kernel of the CUDA gemm, by their number, with what they are planned to "
+        "take of a multiprocessor.");
   m.def("gemm_plan", &plan, py::arg("m"), py::arg("n"), py::arg("k"), py::arg("layout") = "NN",
         py::kw_only(), py::arg("batch") = 1, py::arg("fp32_out") = false,
         py::arg("accumulate") = false, py::arg("multiprocessors") = 132, py::arg("sm90") = true,

@@ -55,10 +55,10 @@ inline bool measured_serves(const MeasuredPlan& x, const GemmArgs& g) {
 }
 
 inline GemmPlan plan_measured(const MeasuredPlan& x, const GemmArgs& g, int multiprocessors) {
-  const int64_t rounds_of = sm90_clusters(x.cluster_m * x.cluster_n, multiprocessors);
+  const int64_t clusters = sm90_clusters(x.cluster_m * x.cluster_n, multiprocessors);
   const int64_t tiles = ceil_div(g.m, int64_t{x.tile.m} * x.cluster_m) *
                         ceil_div(g.n, int64_t{x.tile.n} * x.cluster_n);
-  const auto whole = static_cast<uint32_t>(tiles / rounds_of * rounds_of);
+  const auto whole = static_cast<uint32_t>(tiles / clusters * clusters);
   GemmPlan plan = plan_sm90_with(g, number_of(x.tile), x.cluster_m, x.cluster_n, whole, x.splits,
                                  multiprocessors);
   plan.group = static_cast<uint32_t>(x.group);

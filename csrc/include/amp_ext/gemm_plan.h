@@ -74,11 +74,10 @@ inline GemmPrediction predict(const GemmArgs& g, const GemmPlan& plan, const Gem
   }
   result.waves = double(plan.units) / grid.together;
   // a is read for each column of tiles, b for each row; then the sums of shares, c and aux.
-  result.l2_bytes = 2.0 * g.k * g.terms * g.batch *
-                        (double(g.m) * grid.tiles_n + double(g.n) * grid.tiles_m) +
-                    shared * plan.splits * grid.m * grid.n * 4;
-  if (g.c.data && !plan.reduce)
-    result.l2_bytes += double(g.batch) * g.m * g.n * size_of(g.c.dtype);
+  result.l2_bytes =
+      2.0 * g.k * g.terms * g.batch * (double(g.m) * grid.tiles_n + double(g.n) * grid.tiles_m) +
+      shared * plan.splits * grid.m * grid.n * 4;
+  if (g.c.data && !plan.reduce) result.l2_bytes += double(g.batch) * g.m * g.n * size_of(g.c.dtype);
   if (g.aux.data && g.derivative)
     result.l2_bytes += double(g.batch) * g.m * g.n * size_of(g.aux.dtype);
   result.memory_bytes = operand_bytes(g, grid, plan.group) + result_bytes(g);
