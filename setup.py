@@ -135,6 +135,9 @@ def builds_kernels(force_cpu: bool, force_cuda: bool, nvcc: str | None, torch: s
 def compile_units(torch_dir: Path, toolkit: Toolkit | None, arches: list[str]) -> list[Unit]:
     """Every object file, with flags of its own."""
     common = ["-std=c++20", "-Icsrc/include", *(["-O0", "-g"] if env_flag("DEBUG") else ["-O3"])]
+    kernel_sources = sorted(Path("csrc/kernels").rglob("*.cu")) if toolkit else []
+    if any("sm90" in source.name and arches_of(source, arches) for source in kernel_sources):
+        common.append("-DAMP_EXT_SM90")
     host = [*common, "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra"]
 
     # Without -fopenmp at::parallel_for is serial.
@@ -161,7 +164,7 @@ def compile_units(torch_dir: Path, toolkit: Toolkit | None, arches: list[str]) -
 
     kernels = [*common, "-Icsrc/kernels", "-Xcompiler=-fPIC,-fvisibility=hidden", "-Xptxas=-v"]
     kernels += ["-lineinfo"] if env_flag("AMP_EXT_LINEINFO") else []
-    for source in sorted(Path("csrc/kernels").rglob("*.cu")) if toolkit else []:
+    for source in kernel_sources:
         if gencode := gencode_flags(arches_of(source, arches)):
             units.append((source, f"{source}.o", [*kernels, *gencode]))
     return units

@@ -15,11 +15,23 @@ extern "C" {
 
 int simt_gemm_serves(const GemmArgs* args) { return gemm_serves(*args); }
 
-// The planner's choice where `tile` is negative.
-void simt_gemm_plan(const GemmArgs* args, int multiprocessors, int tile, int64_t splits,
-                    GemmPlan* plan) {
-  *plan = tile < 0 ? plan_gemm(*args, multiprocessors)
-                   : plan_with(*args, tile, splits, multiprocessors);
+int simt_gemm_serves_sm90(const GemmArgs* args) { return gemm_serves_sm90(*args); }
+
+void simt_gemm_plan(const GemmArgs* args, int multiprocessors, bool sm90, GemmPlan* plan) {
+  *plan = plan_gemm(*args, {multiprocessors, sm90});
+}
+
+void simt_gemm_plan_with(const GemmArgs* args, int multiprocessors, int tile, int64_t splits,
+                         GemmPlan* plan) {
+  *plan = plan_with(*args, tile, splits, multiprocessors);
+}
+
+// Returns whether the tile serves the product.
+int simt_gemm_plan_sm90_with(const GemmArgs* args, int multiprocessors, int tile, int cluster_m,
+                             int cluster_n, uint32_t whole, int64_t splits, GemmPlan* plan) {
+  if (!sm90_tile_serves(*args, kSm90Tiles[tile])) return false;
+  *plan = plan_sm90_with(*args, tile, cluster_m, cluster_n, whole, splits, multiprocessors);
+  return true;
 }
 
 int simt_gemm_tiles(const GemmTile** tiles) {
@@ -27,12 +39,17 @@ int simt_gemm_tiles(const GemmTile** tiles) {
   return kGemmTileCount;
 }
 
+int simt_gemm_sm90_tiles(const Sm90Tile** tiles) {
+  *tiles = kSm90Tiles;
+  return kSm90TileCount;
+}
+
 void simt_gemm_describe(const GemmPlan* plan, char* text, size_t size) {
   strncpy(text, describe(*plan).c_str(), size - 1);
 }
 
 void simt_gemm_work(const GemmPlan* plan, GemmWork* work) {
-  for (uint32_t block = 0; block < plan->blocks; ++block) work[block] = work_of(*plan, block);
+  for (uint32_t unit = 0; unit < plan->units; ++unit) work[unit] = work_of(*plan, unit);
 }
 
 // Launches a plan with a workspace of NaN. Returns a Status, or -1 if a ticket is left.

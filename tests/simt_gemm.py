@@ -8,6 +8,7 @@ from ctypes import (
     byref,
     c_bool,
     c_double,
+    c_float,
     c_int,
     c_int64,
     c_uint8,
@@ -52,6 +53,8 @@ class GemmArgs(Structure):
         ("activation", c_uint8),
         ("derivative", c_bool),
         *((name, c_void_p) for name in ("column_sums", "found_inf")),
+        ("found", c_float),
+        ("square_sum", c_void_p),
     ]
 
 
@@ -59,11 +62,16 @@ class GemmPlan(Structure):
     """amp_ext::GemmPlan."""
 
     _fields_ = [
+        ("sm90", c_bool),
         ("tile", c_int),
         *((name, c_uint8) for name in ("a_major", "b_major")),
-        *((name, c_uint32) for name in ("tiles_m", "tiles_n", "blocks", "splits", "group")),
+        *((name, c_uint32) for name in ("tiles_m", "tiles_n", "units", "whole", "splits")),
+        *((name, c_uint32) for name in ("blocks", "group")),
         *((name, c_int) for name in ("terms", "term_steps", "steps")),
-        *((name, c_int64) for name in ("column_sums_offset", "workspace_bytes", "tickets")),
+        *((name, c_int) for name in ("cluster_m", "cluster_n", "stages", "boxes", "shared_bytes")),
+        ("reduce", c_bool),
+        *((name, c_int64) for name in ("column_sums_offset", "squares_offset", "workspace_bytes")),
+        *((name, c_int64) for name in ("column_tickets", "square_tickets", "tickets")),
     ]
 
 
@@ -76,11 +84,22 @@ class GemmTile(Structure):
     ]
 
 
+class Sm90Tile(Structure):
+    """amp_ext::Sm90Tile."""
+
+    _fields_ = [("m", c_int), ("n", c_int), ("ping_pong", c_bool)]
+
+    @property
+    def consumers(self) -> int:
+        """How many warpgroups compute one tile."""
+        return 1 if self.ping_pong else 2
+
+
 class GemmWork(Structure):
     """amp_ext::GemmWork."""
 
     _fields_ = [
-        *((name, c_uint32) for name in ("tile", "split")),
+        *((name, c_uint32) for name in ("tile", "split", "splits")),
         ("batch", c_int64),
         *((name, c_uint32) for name in ("m", "n")),
         ("matrix", c_int64),
@@ -104,17 +123,22 @@ class Gemm(NamedTuple):
     derivative: bool = False
     column_sums: Tensor | None = None
     found_inf: Tensor | None = None
+    found: float = 1.0
+    square_sum: Tensor | None = None
 
     def args(self) -> GemmArgs:
         batch, m, n = self.out.shape
         row = None if self.bias is None else self.bias.expand(batch, m, n)
         matrices = (self.a, self.b, self.c, row, self.aux, self.out)
-        written = (self.column_sums, self.found_inf)
+        sums, flag, squares = (
+            None if tensor is None else tensor.data_ptr()
+            for tensor in (self.column_sums, self.found_inf, self.square_sum)
+        )
         return GemmArgs(
             *map(MatrixRef.of, matrices),
             *(batch, self.terms, m, n, self.a.shape[2]),
             *(self.alpha, self.beta, ACTIVATIONS.index(self.activation), self.derivative),
-            *(None if tensor is None else tensor.data_ptr() for tensor in written),
+            *(sums, flag, self.found, squares),
         )
 
 
@@ -125,30 +149,68 @@ def tiles(library: Library) -> list[GemmTile]:
     return first[:count]
 
 
+def sm90_tiles(library: Library) -> list[Sm90Tile]:
+    """Return amp_ext::kSm90Tiles."""
+    first = ctypes.POINTER(Sm90Tile)()
+    count = library.functions.simt_gemm_sm90_tiles(byref(first))
+    return first[:count]
+
+
 def serves(library: Library, args: GemmArgs) -> bool:
     return bool(library.functions.simt_gemm_serves(byref(args)))
 
 
+def serves_sm90(library: Library, args: GemmArgs) -> bool:
+    return bool(library.functions.simt_gemm_serves_sm90(byref(args)))
+
+
 def plan(
-    library: Library, args: GemmArgs, multiprocessors: int, tile: int = -1, splits: int = 1
+    library: Library,
+    args: GemmArgs,
+    multiprocessors: int,
+    tile: int = -1,
+    splits: int = 1,
+    sm90: bool = False,
 ) -> GemmPlan:
-    """Return the planner's plan, or the one with a tile."""
+    """Return the planner's plan, for a Hopper GPU or not, or that for mma.sync with a tile."""
     result = GemmPlan()
-    library.functions.simt_gemm_plan(
-        byref(args), multiprocessors, tile, c_int64(splits), byref(result)
-    )
+    functions = library.functions
+    if tile < 0:
+        functions.simt_gemm_plan(byref(args), multiprocessors, c_bool(sm90), byref(result))
+    else:
+        functions.simt_gemm_plan_with(
+            byref(args), multiprocessors, tile, c_int64(splits), byref(result)
+        )
     return result
 
 
+def plan_sm90_with(
+    library: Library,
+    args: GemmArgs,
+    multiprocessors: int,
+    tile: int,
+    cluster: tuple[int, int] = (1, 1),
+    whole: int = 0,
+    splits: int = 1,
+) -> GemmPlan | None:
+    """Return amp_ext::plan_sm90_with's plan; None if the tile does not serve the product."""
+    result = GemmPlan()
+    served = library.functions.simt_gemm_plan_sm90_with(
+        *(byref(args), multiprocessors, tile, *cluster),
+        *(c_uint32(whole), c_int64(splits), byref(result)),
+    )
+    return result if served else None
+
+
 def describe(library: Library, gemm_plan: GemmPlan) -> str:
-    text = ctypes.create_string_buffer(400)
+    text = ctypes.create_string_buffer(600)
     library.functions.simt_gemm_describe(byref(gemm_plan), text, ctypes.c_size_t(len(text)))
     return text.value.decode()
 
 
 def works(library: Library, gemm_plan: GemmPlan) -> ctypes.Array:
-    """Return a GemmWork for each block."""
-    result = (GemmWork * gemm_plan.blocks)()
+    """Return a GemmWork for each unit."""
+    result = (GemmWork * gemm_plan.units)()
     library.functions.simt_gemm_work(byref(gemm_plan), result)
     return result
 

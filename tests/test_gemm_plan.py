@@ -53,7 +53,7 @@ def plan(args: GemmArgs, multiprocessors: int = 132, **fixed: int) -> GemmPlan:
 
 def works(gemm_plan: GemmPlan) -> dict[str, torch.Tensor]:
     """Return what each block does, its batch and matrix being small."""
-    names = ("tile", "split", "batch", "", "m", "n", "matrix", "", "step", "steps")
+    names = ("tile", "split", "splits", "", "batch", "", "m", "n", "matrix", "", "step", "steps")
     blocks = simt_gemm.works(library(), gemm_plan)
     columns = torch.frombuffer(blocks, dtype=torch.int32).view(-1, len(names)).long().T
     return {name: column for name, column in zip(names, columns, strict=True) if name}

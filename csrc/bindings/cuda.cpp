@@ -12,6 +12,7 @@
 #include <array>
 #include <atomic>
 #include <bit>
+#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -162,15 +163,25 @@ std::pair<uint32_t*, at::Tensor> tickets_for(size_t count, c10::cuda::CUDAStream
   return {static_cast<uint32_t*>(tickets), {}};
 }
 
-int multiprocessors(c10::Device device) {
-  static std::array<std::atomic<int>, C10_COMPILE_TIME_MAX_GPUS> known{};
-  std::atomic<int>& count = known[device.index()];
-  if (count == 0) {
-    int value = 0;
-    C10_CUDA_CHECK(cudaDeviceGetAttribute(&value, cudaDevAttrMultiProcessorCount, device.index()));
-    count = value;
+// Asks the driver once for each device.
+GemmDevice gemm_device(c10::Device device) {
+  static std::array<std::atomic<int>, C10_COMPILE_TIME_MAX_GPUS> known{};  // negative with sm90
+  std::atomic<int>& kept = known[device.index()];
+  if (kept == 0) {
+    const auto attribute = [&](cudaDeviceAttr which) {
+      int value = 0;
+      C10_CUDA_CHECK(cudaDeviceGetAttribute(&value, which, device.index()));
+      return value;
+    };
+    const int count = attribute(cudaDevAttrMultiProcessorCount);
+    bool sm90 = false;
+#ifdef AMP_EXT_SM90
+    sm90 = attribute(cudaDevAttrComputeCapabilityMajor) == 9 &&
+           attribute(cudaDevAttrComputeCapabilityMinor) == 0;
+#endif
+    kept = sm90 ? -count : count;
   }
-  return count;
+  return {std::abs(kept), kept < 0};
 }
 
 void check(const char* op, Status status) {
@@ -210,7 +221,7 @@ class CudaBackend final : public Backend {
   void gemm(const char* op, const GemmArgs& args, c10::Device device) const override {
     const c10::cuda::CUDAGuard guard(device);
     const c10::cuda::CUDAStream stream = c10::cuda::getCurrentCUDAStream(device.index());
-    const GemmPlan plan = plan_gemm(args, multiprocessors(device));
+    const GemmPlan plan = plan_gemm(args, gemm_device(device));
     const auto tickets = tickets_for(plan.tickets, stream);
     at::Tensor workspace;
     if (plan.workspace_bytes > 0) workspace = at::empty({plan.workspace_bytes}, bytes_on(device));

@@ -185,6 +185,8 @@ def build(
         into: where objects and library are kept.
     """
     kernel_flags, engine_flags, _ = VARIANTS[variant]
+    if any(kernels.rglob("*sm90*.cu")):  # as setup.py
+        kernel_flags = (*kernel_flags, "-DAMP_EXT_SM90")
     if sources is None:
         sources = [*sorted(kernels.rglob("*.cu")), *sorted(HERE.parent.glob("simt_*.cpp"))]
     kept, made = BUILD / variant, into / variant

@@ -189,8 +189,8 @@ MUTANTS = (
     _epilogue(
         "tickets of tiles and columns are the same",
         GEMM,
-        "    tickets += plan.blocks / plan.splits;\n",
-        "",
+        "tickets + plan.column_tickets + work.n",
+        "tickets + work.n",
         "all_at_once",
     ),
     # ---- epilogue
@@ -249,8 +249,8 @@ MUTANTS = (
     _epilogue(
         "column sums count splits",
         EPILOGUE,
-        "plan.blocks / plan.splits / plan.tiles_n",
-        "plan.blocks / plan.tiles_n",
+        "plan.units / plan.splits / plan.tiles_n",
+        "plan.units / plan.tiles_n",
     ),
     _epilogue(
         "rows of tiles of one matrix", EPILOGUE, "work.batch * plan.tiles_m + work.m;", "work.m;"

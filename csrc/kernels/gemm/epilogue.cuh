@@ -63,7 +63,7 @@ __device__ void sum_columns(float (&sums)[kVector], EpilogueShared<Gemm>& shared
   ptx::block_sync();
 
   const int64_t width = int64_t{plan.tiles_n} * kTile.n, first = int64_t{work.n} * kTile.n;
-  const int64_t rows = plan.blocks / plan.splits / plan.tiles_n;  // of tiles, of all matrices
+  const int64_t rows = plan.units / plan.splits / plan.tiles_n;  // of tiles, of all matrices
   const int64_t row = work.batch * plan.tiles_m + work.m;
   for (int column = thread; column < kTile.n; column += kTile.threads()) {
     float sum = 0;

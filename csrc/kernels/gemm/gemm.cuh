@@ -29,12 +29,12 @@ __global__ __launch_bounds__(
   accumulate<Gemm>(sums, shared.stages, args, plan, work_of(plan, ptx::block_index()));
   // Found out anew: the loop has no registers to spare.
   const GemmWork work = work_of(plan, ptx::block_index());
-  if (plan.splits > 1) {
-    if (!add_splits<Gemm>(sums, shared.epilogue.last, plan, work, workspace, tickets)) return;
-    tickets += plan.blocks / plan.splits;
-  }
+  if (plan.splits > 1 &&
+      !add_splits<Gemm>(sums, shared.epilogue.last, plan, work, workspace, tickets))
+    return;
   finish<Gemm>(sums, shared.epilogue, args, plan, work,
-               reinterpret_cast<float*>(workspace + plan.column_sums_offset), tickets + work.n);
+               reinterpret_cast<float*>(workspace + plan.column_sums_offset),
+               tickets + plan.column_tickets + work.n);
 }
 
 template <class T, int kTileIndex, Major kA, Major kB>
@@ -84,5 +84,11 @@ Status launch_gemm_f16(const GemmArgs&, const GemmPlan&, void* workspace, uint32
                        cuda::Stream);
 Status launch_gemm_bf16(const GemmArgs&, const GemmPlan&, void* workspace, uint32_t* tickets,
                         cuda::Stream);
+#ifdef AMP_EXT_SM90
+Status launch_gemm_sm90_f16(const GemmArgs&, const GemmPlan&, void* workspace, uint32_t* tickets,
+                            cuda::Stream);
+Status launch_gemm_sm90_bf16(const GemmArgs&, const GemmPlan&, void* workspace, uint32_t* tickets,
+                             cuda::Stream);
+#endif
 
 }  // namespace amp_ext

@@ -1,0 +1,124 @@
+// Plans for the kernel for sm_90a: wgmma and TMA.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "amp_ext/gemm_serves.h"
+
+namespace amp_ext {
+
+// ---- what a plan takes -------------------------------------------------------------------------
+
+// Whether the memory system may add the product to out: nothing else is asked of the sums.
+inline bool adds_to_out(const GemmArgs& g) {
+  return g.c.data && g.c.data == g.out.data && g.c.dtype == DType::f32 &&
+         g.out.dtype == DType::f32 && (g.m <= 1 || g.c.row_stride == g.out.row_stride) &&
+         (g.n <= 1 || g.c.column_stride == g.out.column_stride) &&
+         (g.batch <= 1 || g.c.batch_stride == g.out.batch_stride) && g.beta == 1 && !g.aux.data &&
+         g.activation == Activation::none && !g.derivative && !g.found_inf && !g.column_sums &&
+         !g.square_sum;
+}
+
+// The boxes of a consumer: 0 where the tile leaves too little memory for what the result needs.
+constexpr int kSm90LeastStages = 3;
+inline int sm90_boxes(const GemmArgs& g, const Sm90Tile& t) {
+  const int bytes = size_of(g.out.dtype);
+  const auto has_room = [&](int boxes) { return t.stages(boxes, bytes) >= kSm90LeastStages; };
+  const bool reads = (g.c.data && !adds_to_out(g)) || (g.aux.data && g.derivative);
+  if (reads) return has_room(4) ? 4 : has_room(3) ? 3 : 2;
+  if (g.aux.data) return has_room(4) ? 4 : 0;
+  return t.stages(3, bytes) == t.stages(2, bytes) ? 3 : 2;
+}
+
+// Whether a tile computes a product that gemm_serves_sm90.
+inline bool sm90_tile_serves(const GemmArgs& g, const Sm90Tile& t) {
+  return t.serves(layout_of_b(g).major) && sm90_boxes(g, t) > 0;
+}
+
+// ---- plans -------------------------------------------------------------------------------------
+
+// The clusters that work at a time.
+inline int64_t sm90_clusters(int cluster_blocks, int multiprocessors) {
+  return std::max(1, multiprocessors / cluster_blocks);
+}
+
+// The rows of tiles that clusters at work together should cover; as group_rows.
+inline uint32_t sm90_group_rows(int64_t m, int64_t n, uint32_t tiles_m, uint32_t tiles_n,
+                                int64_t together) {
+  uint32_t best = 1;
+  int64_t fewest = INT64_MAX;
+  for (uint32_t group = 1; group <= std::min(tiles_m, 64u); group *= 2) {
+    const int64_t columns = std::min<int64_t>(tiles_n, ceil_div(together, group));
+    const int64_t rows = std::min<int64_t>(tiles_m, ceil_div(together, columns));
+    const int64_t lines = rows * m + columns * n;
+    if (lines < fewest) fewest = lines, best = group;
+  }
+  return best;
+}
+
+// The plan with this tile and cluster, whose first `whole` tiles are one unit each and the others
+// `splits`. The tile serves the product.
+inline GemmPlan plan_sm90_with(const GemmArgs& g, int tile, int cluster_m, int cluster_n,
+                               uint32_t whole, int64_t splits, int multiprocessors) {
+  const Sm90Tile& t = kSm90Tiles[tile];
+  const int cluster = cluster_m * cluster_n, bytes = size_of(g.out.dtype);
+  GemmPlan plan;
+  plan.sm90 = true;
+  plan.tile = tile;
+  plan.a_major = layout_of_a(g).major;
+  plan.b_major = layout_of_b(g).major;
+  plan.cluster_m = cluster_m;
+  plan.cluster_n = cluster_n;
+  plan.tiles_m = static_cast<uint32_t>(ceil_div(g.m, int64_t{t.m} * cluster_m));
+  plan.tiles_n = static_cast<uint32_t>(ceil_div(g.n, int64_t{t.n} * cluster_n));
+  plan.terms = static_cast<int>(g.terms);
+  plan.term_steps = static_cast<int>(ceil_div(g.k, Sm90Tile::kStep));
+  plan.steps = plan.term_steps * plan.terms;
+
+  const int64_t tiles = g.batch * plan.tiles_m * plan.tiles_n;
+  const int64_t shared = splits > 1 ? tiles - std::min<int64_t>(tiles, whole) : 0;
+  const int64_t units = tiles + shared * (splits - 1);
+  plan.whole = static_cast<uint32_t>(tiles - shared);
+  plan.splits = shared > 0 ? static_cast<uint32_t>(splits) : 1;
+  plan.units = static_cast<uint32_t>(units);
+  const int64_t clusters = std::min(units, sm90_clusters(cluster, multiprocessors));
+  plan.blocks = static_cast<uint32_t>(clusters * cluster);
+  plan.group = sm90_group_rows(t.m * cluster_m, t.n * cluster_n, plan.tiles_m, plan.tiles_n,
+                               sm90_clusters(cluster, multiprocessors));
+
+  plan.reduce = adds_to_out(g);
+  plan.boxes = sm90_boxes(g, t);
+  plan.stages = t.stages(plan.boxes, bytes);
+  plan.shared_bytes = t.shared_bytes(plan.stages, plan.boxes, bytes);
+
+  const int64_t tile_consumers = t.ping_pong ? 1 : Sm90Tile::kConsumers;
+  const int64_t width = int64_t{plan.tiles_n} * cluster_n;  // in tiles of a block
+  if (shared > 0) {
+    plan.column_sums_offset = shared * splits * cluster * t.m * t.n * 4;
+    plan.column_tickets = shared * cluster * tile_consumers;
+  }
+  plan.squares_offset = plan.column_sums_offset;
+  plan.square_tickets = plan.column_tickets;
+  if (g.column_sums) {  // a row for each consumer's 64
+    plan.squares_offset += g.batch * ceil_div(g.m, Sm90Tile::kBoxRows) * width * t.n * 4;
+    plan.square_tickets += width;
+  }
+  plan.workspace_bytes = plan.squares_offset;
+  plan.tickets = plan.square_tickets;
+  if (g.square_sum) {  // one for each warp that finishes a tile
+    const int64_t warps = tile_consumers * 4;
+    plan.workspace_bytes += g.batch * ceil_div(g.m, t.m) * ceil_div(g.n, t.n) * warps * 8;
+    plan.tickets += 1;
+  }
+  return plan;
+}
+
+// The plan of a product that gemm_serves_sm90.
+inline GemmPlan plan_sm90(const GemmArgs& g, int multiprocessors) {
+  int tile = 0;
+  while (!sm90_tile_serves(g, kSm90Tiles[tile])) ++tile;
+  return plan_sm90_with(g, tile, 1, 1, 0, 1, multiprocessors);
+}
+
+}  // namespace amp_ext
