@@ -244,9 +244,7 @@ void gemm_accumulate_kernel(const at::Tensor& c, const at::Tensor& a, const at::
   product.accumulate_into(c);
   product.report_to(flag, 1.0f, squares);
   std::optional<Flag> verdict;
-  if (c.numel() == 0) {
-    if (square_sum) square_sum->zero_();
-  } else if (product.is_served()) {
+  if (product.is_served()) {
     if (!flag) verdict = flag_for(c);
     if (verdict) product.report_to(verdict->address, kInfinity, squares);
     product.run(kGemmAccumulate);
