@@ -7,7 +7,7 @@ from amp_ext._library import _C
 
 
 def _is_alone() -> bool:
-    """Whether no other process may be adding to gradients: collectives are not counted as writes."""
+    """Whether no other process can be writing to gradients: autograd need not count collectives."""
     return not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1)
 
 

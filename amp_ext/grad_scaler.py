@@ -179,9 +179,7 @@ class GradScaler(ScalerState):
         if self._unscales_its_own_way():
             return super()._check_inf_per_device(optimizer)
         found_inf = torch.zeros((), dtype=torch.float32, device=scale.device)
-        checked = _C.check_grads(
-            optimizer.param_groups, found_inf, self._free_checks.may_take()
-        )
+        checked = _C.check_grads(optimizer.param_groups, found_inf, self._free_checks.may_take())
         if checked is None:
             return super()._check_inf_per_device(optimizer)
         per_device, judged = checked

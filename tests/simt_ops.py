@@ -221,9 +221,7 @@ class Ops:
 
     def gemm_accumulate_(self, c: Tensor, a: Tensor, b: Tensor, **options: Any) -> None:
         """Likewise."""
-        served = simt_gemm.gemm_accumulate_(
-            self.engine, self.next_schedule(), c, a, b, **options
-        )
+        served = simt_gemm.gemm_accumulate_(self.engine, self.next_schedule(), c, a, b, **options)
         if not served:
             reference.gemm_accumulate_(c, a, b, **options)
 

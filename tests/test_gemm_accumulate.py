@@ -8,7 +8,6 @@ import re
 
 import pytest
 import torch
-from torch import Tensor
 
 from amp_ext import ops, reference
 from cases import (
@@ -32,6 +31,7 @@ FP16, BF16, FP32, FP64 = FLOATS
 every_size = pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
 every_pair = pytest.mark.parametrize("dtypes", PAIRS, ids=lambda p: f"{p[0]}-{p[1]}")
 every_transpose = pytest.mark.parametrize("trans", TRANSPOSES, ids=["nn", "nt", "tn", "tt"])
+
 
 @every_executor
 @every_size

@@ -121,5 +121,6 @@ def test_bad_square_sum() -> None:
         with unwritten([c]), pytest.raises(RuntimeError, match=f"gemm_accumulate_: .*{text}"):
             ops.gemm_accumulate_(c, a, b, square_sum=bad)
         if not bad.is_meta and "overlap" not in text:
+            tensors = (tensor.to("meta") for tensor in (c, a, b))
             with pytest.raises(RuntimeError, match=text):
-                ops.gemm_accumulate_(c.to("meta"), a.to("meta"), b.to("meta"), square_sum=bad)
+                ops.gemm_accumulate_(*tensors, square_sum=bad.to("meta"))

@@ -142,8 +142,7 @@ void check_gemm_accumulate(const at::Tensor& c, const at::Tensor& a, const at::T
   template Sizes<Int> check_gemm_times_derivative(const at::Tensor&, const at::Tensor&,   \
                                                   const at::Tensor&, const GemmOptions&); \
   template void check_gemm_accumulate<Int>(const at::Tensor&, const at::Tensor&,          \
-                                           const at::Tensor&, const GemmOptions&,         \
-                                           const Reports&);
+                                           const at::Tensor&, const GemmOptions&, const Reports&);
 
 AMP_EXT_INSTANTIATE(int64_t)
 AMP_EXT_INSTANTIATE(c10::SymInt)

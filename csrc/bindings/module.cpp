@@ -129,8 +129,9 @@ py::object unscale_grads(py::handle param_groups, py::handle scale, py::handle i
   END_HANDLE_TH_ERRORS_PYBIND
 }
 
-// As unscale_grads, but the gradients are only read, or with `take_verdicts` not even that where the
-// products that wrote them have judged them: ({device: found_inf on it}, how many have been judged).
+// As unscale_grads, but the gradients are only read, or with `take_verdicts` not even that where
+// the products that wrote them have judged them: ({device: found_inf on it}, how many have been
+// judged).
 py::object check_grads(py::handle param_groups, py::handle found_inf, bool take_verdicts) {
   HANDLE_TH_ERRORS
   constexpr auto op = "amp_ext::check_finite";

@@ -78,7 +78,7 @@ class OptimizerGrads {
   std::vector<GradList> lists_;
   bool takes_verdicts_ = false;
   int64_t judged_ = 0;
-  std::vector<at::Tensor> flags_;  // the pools of flags in lists_
+  std::vector<at::Tensor> flags_;                                  // the pools of flags in lists_
   std::vector<at::Tensor> sparse_values_;                          // kept alive for lists_
   std::vector<std::pair<at::TensorImpl*, at::Tensor>> coalesced_;  // parameter, its new gradient
 };

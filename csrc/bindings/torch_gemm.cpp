@@ -152,8 +152,7 @@ void torch_gemm_accumulate_(const at::Tensor& c, const at::Tensor& a, const at::
   GemmOptions wide_sum = options;
   wide_sum.out_dtype = sums_dtype_of(a, b);
   c.add_(torch_gemm(a, b, wide_sum));
-  if (reports.found_inf)
-    reports.found_inf->masked_fill_(at::isfinite(c).all().logical_not(), 1);
+  if (reports.found_inf) reports.found_inf->masked_fill_(at::isfinite(c).all().logical_not(), 1);
   if (reports.square_sum) reports.square_sum->copy_(c.to(at::kDouble).square().sum());
 }
 

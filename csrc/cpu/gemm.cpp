@@ -135,9 +135,8 @@ class Report {
     const SpanKernels& span = span_kernels();
     const int type = static_cast<int>(g_.out.dtype);
     const bool bad =
-        g_.square_sum
-            ? span.sum_squares[type](values, count, 1.0f, &squares_[batch * g_.m + row])
-            : span.check_finite[type](values, count);
+        g_.square_sum ? span.sum_squares[type](values, count, 1.0f, &squares_[batch * g_.m + row])
+                      : span.check_finite[type](values, count);
     if (bad && g_.found_inf)
       std::atomic_ref(*g_.found_inf).store(g_.found, std::memory_order_relaxed);
   }

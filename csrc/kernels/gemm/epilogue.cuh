@@ -26,7 +26,7 @@ struct EpilogueShared {
 
 // Finishes eight elements of the result; x becomes what is rounded.
 __device__ inline Rounded finish_vector(const GemmArgs& g, const VectorPlace& place,
-                                     const float (&bias)[kVector], float (&x)[kVector]) {
+                                        const float (&bias)[kVector], float (&x)[kVector]) {
   const float alpha = static_cast<float>(g.alpha), beta = static_cast<float>(g.beta);
   float other[kVector] = {};
   if (g.c.data) load_vector(other, g.c, place);
@@ -163,7 +163,8 @@ __device__ void finish(typename Gemm::Sums& sums, EpilogueShared<Gemm>& shared, 
       for (int j = 0; j < kVector; ++j) column_sums[j] += x[j];
     }
   }
-  if (g.found_inf && ptx::block_any(!finite) && threadIdx.x == 0) ptx::store_any(g.found_inf, g.found);
+  if (g.found_inf && ptx::block_any(!finite) && threadIdx.x == 0)
+    ptx::store_any(g.found_inf, g.found);
   if (g.square_sum)
     sum_squares(squares, shared, g, plan, work,
                 reinterpret_cast<double*>(workspace + plan.squares_offset),
