@@ -214,8 +214,8 @@ OP = Op(
         f"Host time of unscale_ + step + update, where clipped with clip_grad_norm_; parameters of "
         f"{ELEMENTS} fp32 elements. Gradients are written anew before every step, untimed; the "
         "time inside optimizer.step is measured in the same step and subtracted.",
-        f"Layers: backward + step + update of {NetworkLoop.ROWS} rows through FP32 layers (on a GPU "
-        "FP16) with fused SGD, in which amp_ext reads gradients, or products have judged them.",
+        f"Layers: backward + step + update of {NetworkLoop.ROWS} rows through FP32 layers (FP16 on "
+        "a GPU) with fused SGD, in which amp_ext reads gradients, or products have judged them.",
     ),
     rate="us/param",
     host=True,
