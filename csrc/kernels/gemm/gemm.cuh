@@ -76,5 +76,4 @@ Status launch_plan(const GemmArgs& args, const GemmPlan& plan, void* workspace, 
   return launcher(args, plan, workspace, tickets, stream);
 }
 
-
 }  // namespace amp_ext
