@@ -208,7 +208,8 @@ OTHER = matrix(64, 64, data=8192)
         problem(8, 8, 8, batch=0),
         problem(8, 8, 8, terms=0),
         problem(8, 8, 8, batch=2**16, terms=2**16),
-        problem(2**32, 8, 8),
+        problem(2**31 - 8, 8, 8),
+        problem(8, 2**31 - 8, 8),
     ],
 )
 def test_not_served(args: GemmArgs) -> None:
