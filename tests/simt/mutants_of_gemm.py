@@ -270,6 +270,27 @@ MUTANTS = (
     _epilogue(
         "rows of tiles of one matrix", EPILOGUE, "work.batch * plan.tiles_m + work.m;", "work.m;"
     ),
+    _epilogue(
+        "squares over staged rows",
+        EPILOGUE,
+        "  ptx::block_sync();  // nobody reads the staged sums any more\n",
+        "",
+        "squares",
+    ),
+    _epilogue(
+        "squares count splits",
+        EPILOGUE,
+        "tiles = plan.units / plan.splits;",
+        "tiles = plan.units;",
+        "squares",
+    ),
+    _epilogue(
+        "squares of what is not rounded",
+        VECTOR,
+        "const double x = Element<T>::widen(rounded[i]);",
+        "const double x = from[i];",
+        "squares",
+    ),
     _epilogue("one group too few", EPILOGUE, "i < kGroups; ++i)\n", "i + 1 < kGroups; ++i)\n"),
     _epilogue(
         "groups are read too early",
@@ -305,8 +326,8 @@ MUTANTS = (
     _epilogue(
         "only the last element is judged",
         VECTOR,
-        "finite &= i >=",
-        "finite = i >=",
+        "result.finite &=",
+        "result.finite =",
         "found_inf",
     ),
     # ---- the rest

@@ -102,19 +102,19 @@ struct Sm90Tile {
   static constexpr int kHeaderBytes = 3 << 10;   // barriers and small sums
   static constexpr int kSharedBytes = 227 << 10; // that a block may have
 
-  constexpr int consumer_m() const { return ping_pong ? m : m / kConsumers; }
-  constexpr int sums() const { return consumer_m() * n / 128; }  // of a consumer's thread
+  AMP_EXT_HOST_DEVICE constexpr int consumer_m() const { return ping_pong ? m : m / kConsumers; }
+  AMP_EXT_HOST_DEVICE constexpr int sums() const { return consumer_m() * n / 128; }  // of a consumer's thread
 
   // Registers of a thread. The block starts with 168 each; the producers give up some of theirs.
-  constexpr int producer_registers() const { return sums() >= 192 ? 24 : 40; }
-  constexpr int consumer_registers() const { return sums() >= 192 ? 240 : 232; }
+  AMP_EXT_HOST_DEVICE constexpr int producer_registers() const { return sums() >= 160 ? 24 : 40; }
+  AMP_EXT_HOST_DEVICE constexpr int consumer_registers() const { return sums() >= 160 ? 240 : 232; }
 
   // Shared memory: the header, the consumers' boxes, and as many stages as fit.
-  constexpr int stage_bytes() const { return (m + n) * kStep * 2; }
-  static constexpr int box_bytes(int element_bytes) {
+  AMP_EXT_HOST_DEVICE constexpr int stage_bytes() const { return (m + n) * kStep * 2; }
+  AMP_EXT_HOST_DEVICE static constexpr int box_bytes(int element_bytes) {
     return kBoxRows * kBoxColumns * element_bytes;
   }
-  static constexpr int boxes_bytes(int boxes, int element_bytes) {
+  AMP_EXT_HOST_DEVICE static constexpr int boxes_bytes(int boxes, int element_bytes) {
     return kConsumers * boxes * box_bytes(element_bytes);
   }
   constexpr int shared_bytes(int stages, int boxes, int element_bytes) const {
@@ -130,8 +130,8 @@ struct Sm90Tile {
 };
 
 inline constexpr Sm90Tile kSm90Tiles[] = {
-    {128, 256, false}, {256, 128, false}, {256, 192, false}, {128, 224, false}, {128, 128, true},
-    {128, 192, true},  {128, 160, true},  {64, 256, true},   {64, 128, true},   {64, 64, true},
+    {128, 256, false}, {256, 128, false}, {128, 224, false}, {128, 192, false}, {128, 160, false},
+    {128, 128, true},  {64, 256, true},   {64, 128, true},
 };
 constexpr int kSm90TileCount = sizeof(kSm90Tiles) / sizeof(kSm90Tiles[0]);
 
