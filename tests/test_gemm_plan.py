@@ -13,6 +13,14 @@ import torch
 import simt_gemm
 from executors import SIMT
 from gemm_kernel_cases import library, tiles
+from gemm_plan_cases import (
+    FP64,
+    MOST_UNITS,
+    assert_covers,
+    problem,
+    random_problem,
+    works,
+)
 from simt_gemm import GemmArgs, GemmPlan, MatrixRef, describe, serves
 
 pytestmark = [
@@ -21,104 +29,32 @@ pytestmark = [
 ]
 
 FP16 = simt_gemm.DTYPES.index(torch.float16)
-FP64 = simt_gemm.DTYPES.index(torch.float64)
 INT32_MAX = 2**31 - 1
-
-
-def matrix(rows: int, columns: int, by_rows: bool = True, data: int = 4096) -> MatrixRef:
-    """Return a dense batch of matrices that nobody reads."""
-    strides = (columns, 1) if by_rows else (1, rows)
-    return MatrixRef(data, FP16, rows * columns, *strides)
-
-
-def problem(
-    m: int,
-    n: int,
-    k: int,
-    batch: int = 1,
-    terms: int = 1,
-    majors: tuple[bool, bool] = (True, True),
-    sums: bool = False,
-) -> GemmArgs:
-    args = GemmArgs(batch=batch, terms=terms, m=m, n=n, k=k, alpha=1.0)
-    args.a, args.b = matrix(m, k, majors[0]), matrix(k, n, majors[1])
-    args.out = matrix(m, n)
-    args.column_sums = 4096 if sums else None
-    return args
 
 
 def plan(args: GemmArgs, multiprocessors: int = 132, **fixed: int) -> GemmPlan:
     return simt_gemm.plan(library(), args, multiprocessors, **fixed)
 
 
-def works(gemm_plan: GemmPlan) -> dict[str, torch.Tensor]:
-    """Return what each block does, its batch and matrix being small."""
-    names = ("tile", "split", "splits", "", "batch", "", "m", "n", "matrix", "", "step", "steps")
-    blocks = simt_gemm.works(library(), gemm_plan)
-    columns = torch.frombuffer(blocks, dtype=torch.int32).view(-1, len(names)).long().T
-    return {name: column for name, column in zip(names, columns, strict=True) if name}
-
-
-def assert_covers(args: GemmArgs, found: GemmPlan) -> None:
-    """Each step of each tile is one block's, and each tile has a number of its own."""
-    text = describe(library(), found)
-    tile, work = tiles()[found.tile], works(found)
-    assert found.tiles_m * tile.m >= args.m > (found.tiles_m - 1) * tile.m, text
-    assert found.tiles_n * tile.n >= args.n > (found.tiles_n - 1) * tile.n, text
-    assert found.steps == args.terms * -(-args.k // tile.k), text
-    place = (work["batch"] * found.tiles_m + work["m"]) * found.tiles_n + work["n"]
-    assert (work["m"] >= 0).all() and (work["m"] < found.tiles_m).all(), text
-    assert (work["n"] >= 0).all() and (work["n"] < found.tiles_n).all(), text
-    count = args.batch * found.tiles_m * found.tiles_n
-    numbers = place * count + work["tile"]  # of pairs
-    assert len(place.unique()) == len(work["tile"].unique()) == len(numbers.unique()) == count, text
-
-    begin = (work["matrix"] - work["batch"] * args.terms) * found.term_steps + work["step"]
-    assert ((work["step"] < found.term_steps) | (work["steps"] == 0)).all(), text
-    order = (place * (found.steps + 1) + begin).argsort(stable=True)
-    shares = begin[order].view(count, found.splits)
-    ends = shares + work["steps"][order].view(count, found.splits)
-    assert (shares[:, 0] == 0).all() and (ends[:, -1] == found.steps).all(), text
-    assert (shares[:, 1:] == ends[:, :-1]).all(), text
-    sizes = ends - shares
-    assert sizes.max() - sizes.min() <= 1, text
-
-
 def assert_has_room(args: GemmArgs, found: GemmPlan) -> None:
     """The workspace and the tickets are what the blocks use, as split.cuh and epilogue.cuh say."""
     tile, work = tiles()[found.tile], works(found)
-    tickets = 0
+    count = int(work["tile"].max()) + 1
+    offset = tickets = 0
     if found.splits > 1:
-        share = work["tile"].max() * found.splits + work["split"].max() + 1
-        assert found.column_sums_offset == share * tile.m * tile.n * 4
-        tickets += int(work["tile"].max()) + 1
-    else:
-        assert found.column_sums_offset == 0
-    sums = 0
+        share = int(work["tile"].max()) * found.splits + int(work["split"].max()) + 1
+        offset, tickets = share * tile.m * tile.n * 4, count
+    assert (found.column_sums_offset, found.column_tickets) == (offset, tickets)
     if args.column_sums:
         row = work["batch"].max() * found.tiles_m + work["m"].max() + 1
-        sums = int(row) * found.tiles_n * tile.n * 4
+        offset += int(row) * found.tiles_n * tile.n * 4
         tickets += found.tiles_n
-    assert found.workspace_bytes == found.column_sums_offset + sums
-    assert found.column_sums_offset % 16 == 0
-    assert found.tickets == tickets
-
-
-def sizes(limit: int) -> int:
-    """Return a size, as often small as large, as often odd as a multiple of 8."""
-    size = int(2 ** random.uniform(0, limit))
-    return size if random.random() < 0.5 else -(-size // 8) * 8
-
-
-def random_problem() -> GemmArgs:
-    majors = random.random() < 0.5, random.random() < 0.5
-    batch, terms = random.choice([(1, 1), (1, 1), (sizes(4), 1), (1, sizes(4)), (3, 5)])
-    args = problem(
-        sizes(12), sizes(12), sizes(14), batch, terms, majors, sums=random.random() < 0.5
-    )
-    if random.random() < 0.2:
-        args.a.data += 2
-    return args
+    assert (found.squares_offset, found.square_tickets) == (offset, tickets)
+    if args.square_sum:
+        offset, tickets = offset + count * 8, tickets + 1
+    assert (found.workspace_bytes, found.tickets) == (offset, tickets)
+    assert found.column_sums_offset % 16 == found.squares_offset % 16 == 0
+    assert found.units == found.blocks and found.whole == 0
 
 
 @pytest.mark.parametrize("part", range(10))
@@ -126,11 +62,11 @@ def test_random_problems(part: int) -> None:
     """The planner's own plans, and those with any tile and number of splits."""
     random.seed(part)
     checked = 0
-    while checked < 300:
+    while checked < 1000:
         args = random_problem()
         multiprocessors = random.choice([1, 4, 28, 108, 132])
         found = plan(args, multiprocessors)
-        if found.blocks > 4000:
+        if found.units > MOST_UNITS:
             continue
         checked += 1
         assert_covers(args, found)
@@ -138,7 +74,7 @@ def test_random_problems(part: int) -> None:
         assert_is_useful(args, found, multiprocessors)
         tile = random.randrange(len(tiles()))
         forced = plan(args, multiprocessors, tile=tile, splits=random.randrange(1, 6))
-        if forced.blocks <= 4000:
+        if forced.units <= MOST_UNITS:
             assert_covers(args, forced)
             assert_has_room(args, forced)
 

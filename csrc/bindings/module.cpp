@@ -22,11 +22,11 @@
 #include <string_view>
 #include <vector>
 
-#include "amp_ext/gemm_plan.h"
 #include "autocast.h"
 #include "backend.h"
 #include "free_checks.h"
 #include "gemm.h"
+#include "gemm_plans.h"
 #include "ops.h"
 #include "optimizer_grads.h"
 #include "regions.h"
@@ -309,15 +309,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("multiplies_bf16", &amp_ext::cpu::multiplies_bf16,
         "Whether this processor has instructions for products of bfloat16.");
   m.def("uses_cuda_gemm", [] { return amp_ext::use_cuda_gemm.load(); });
-  m.def(
-      "gemm_tiles",
-      [] {
-        std::vector<std::string> lines;
-        for (const amp_ext::GemmTile& tile : amp_ext::kGemmTiles)
-          lines.push_back(describe(tile) + ": " + describe_budget(tile));
-        return lines;
-      },
-      "The tiles of the CUDA gemm, with what they are planned to take of a multiprocessor.");
+  amp_ext::bind_gemm_plans(m);
   m.def("use_cuda_gemm", [](bool on) { amp_ext::use_cuda_gemm = on; });
   m.attr("REGION_MARK") = c10::DeviceTypeName(amp_ext::kRegionMark, /*lower_case=*/true);
   m.def("enter_region", &amp_ext::enter_region);

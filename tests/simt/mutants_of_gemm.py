@@ -157,6 +157,21 @@ MUTANTS = (
         "work.batch * plan.terms + term",
         "work.batch + term",
     ),
+    _mutant("all tiles are shared", SCHEDULER, "unit < plan.whole", "false", "gemm_plan_sm90"),
+    _mutant(
+        "shared tiles have the numbers of whole ones",
+        SCHEDULER,
+        "plan.whole + shared / plan.splits",
+        "shared / plan.splits",
+        "gemm_plan_sm90",
+    ),
+    _mutant(
+        "whole tiles have a share of the steps",
+        SCHEDULER,
+        "is_whole ? 1 : plan.splits",
+        "plan.splits",
+        "gemm_plan_sm90",
+    ),
     _mutant("steps are not of their term", SCHEDULER, "begin - term * plan.term_steps", "begin"),
     # ---- splits
     _mutant(

@@ -147,12 +147,16 @@ inline int64_t most_splits(const GemmArgs& g, const GemmTile& t, double tiles,
   return std::max<int64_t>(1, std::min({room, steps / kGemmStepsOfSplit, kGemmMostSplits}));
 }
 
-// The plan that is predicted to take the fewest cycles. The arguments are served.
-inline GemmPlan plan_sm80(const GemmArgs& g, int multiprocessors) {
+struct Sm80Choice {
+  int tile = 0;
+  int64_t splits = 1;
+  double cycles = INFINITY;
+};
+
+// The choice that is predicted to take the fewest cycles. The arguments are served.
+inline Sm80Choice choose_sm80(const GemmArgs& g, int multiprocessors) {
   const bool aligned = layout_of_a(g).aligned && layout_of_b(g).aligned;
-  int best_tile = 0;
-  int64_t best_splits = 1;
-  double fewest = INFINITY;
+  Sm80Choice best;
   for (int tile = 0; tile < kGemmTileCount; ++tile) {
     const GemmTile& t = kGemmTiles[tile];
     if (t.aligned != aligned) continue;
@@ -164,10 +168,10 @@ inline GemmPlan plan_sm80(const GemmArgs& g, int multiprocessors) {
       double cycles = predicted.with_splits(splits);
       // Splits have to promise a tenth: they take memory, and their cost is the least certain.
       if (splits > 1) cycles /= 0.9;
-      if (cycles < fewest) fewest = cycles, best_tile = tile, best_splits = splits;
+      if (cycles < best.cycles) best = {tile, splits, cycles};
     }
   }
-  return plan_with(g, best_tile, best_splits, multiprocessors);
+  return best;
 }
 
 }  // namespace amp_ext

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "amp_ext/gemm_memory.h"
 #include "amp_ext/gemm_serves.h"
 
 namespace amp_ext {
@@ -20,6 +21,11 @@ inline bool adds_to_out(const GemmArgs& g) {
          !g.square_sum;
 }
 
+// The boxes of a consumer where nothing but the result goes through them.
+constexpr int sm90_boxes(const Sm90Tile& t, int bytes) {
+  return t.stages(3, bytes) == t.stages(2, bytes) ? 3 : 2;
+}
+
 // The boxes of a consumer: 0 where the tile leaves too little memory for what the result needs.
 constexpr int kSm90LeastStages = 3;
 inline int sm90_boxes(const GemmArgs& g, const Sm90Tile& t) {
@@ -28,7 +34,7 @@ inline int sm90_boxes(const GemmArgs& g, const Sm90Tile& t) {
   const bool reads = (g.c.data && !adds_to_out(g)) || (g.aux.data && g.derivative);
   if (reads) return has_room(4) ? 4 : has_room(3) ? 3 : 2;
   if (g.aux.data) return has_room(4) ? 4 : 0;
-  return t.stages(3, bytes) == t.stages(2, bytes) ? 3 : 2;
+  return sm90_boxes(t, bytes);
 }
 
 // Whether a tile computes a product that gemm_serves_sm90.
@@ -43,18 +49,11 @@ inline int64_t sm90_clusters(int cluster_blocks, int multiprocessors) {
   return std::max(1, multiprocessors / cluster_blocks);
 }
 
-// The rows of tiles that clusters at work together should cover; as group_rows.
-inline uint32_t sm90_group_rows(int64_t m, int64_t n, uint32_t tiles_m, uint32_t tiles_n,
-                                int64_t together) {
-  uint32_t best = 1;
-  int64_t fewest = INT64_MAX;
-  for (uint32_t group = 1; group <= std::min(tiles_m, 64u); group *= 2) {
-    const int64_t columns = std::min<int64_t>(tiles_n, ceil_div(together, group));
-    const int64_t rows = std::min<int64_t>(tiles_m, ceil_div(together, columns));
-    const int64_t lines = rows * m + columns * n;
-    if (lines < fewest) fewest = lines, best = group;
-  }
-  return best;
+// The scheduler's tiles of a plan.
+inline TileGrid sm90_grid(const GemmPlan& plan, int multiprocessors) {
+  const Sm90Tile& t = kSm90Tiles[plan.tile];
+  return {t.m * plan.cluster_m, t.n * plan.cluster_n, plan.tiles_m, plan.tiles_n,
+          sm90_clusters(plan.cluster_m * plan.cluster_n, multiprocessors)};
 }
 
 // The plan with this tile and cluster, whose first `whole` tiles are one unit each and the others
@@ -84,8 +83,7 @@ inline GemmPlan plan_sm90_with(const GemmArgs& g, int tile, int cluster_m, int c
   plan.units = static_cast<uint32_t>(units);
   const int64_t clusters = std::min(units, sm90_clusters(cluster, multiprocessors));
   plan.blocks = static_cast<uint32_t>(clusters * cluster);
-  plan.group = sm90_group_rows(t.m * cluster_m, t.n * cluster_n, plan.tiles_m, plan.tiles_n,
-                               sm90_clusters(cluster, multiprocessors));
+  plan.group = group_rows(g, sm90_grid(plan, multiprocessors));
 
   plan.reduce = adds_to_out(g);
   plan.boxes = sm90_boxes(g, t);
@@ -112,13 +110,6 @@ inline GemmPlan plan_sm90_with(const GemmArgs& g, int tile, int cluster_m, int c
     plan.tickets += 1;
   }
   return plan;
-}
-
-// The plan of a product that gemm_serves_sm90.
-inline GemmPlan plan_sm90(const GemmArgs& g, int multiprocessors) {
-  int tile = 0;
-  while (!sm90_tile_serves(g, kSm90Tiles[tile])) ++tile;
-  return plan_sm90_with(g, tile, 1, 1, 0, 1, multiprocessors);
 }
 
 }  // namespace amp_ext

@@ -59,7 +59,8 @@ inline bool gemm_serves(const GemmArgs& g) {
          tiles <= kGemmMostBlocks && g.k <= INT32_MAX && g.terms <= INT32_MAX && steps <= INT32_MAX;
 }
 
-// ---- sm90 ----------------------------------------------------------------------------------------
+// ---- sm90
+// ----------------------------------------------------------------------------------------
 
 constexpr int64_t kTmaMostStride = int64_t{1} << 40;  // bytes, exclusive
 
@@ -70,7 +71,8 @@ inline bool tma_serves_rows(const MatrixRef& x, const GemmArgs& g) {
     return stride >= least && stride < kTmaMostStride / bytes && stride * bytes % 16 == 0;
   };
   return reinterpret_cast<uintptr_t>(x.data) % 16 == 0 && x.column_stride == 1 &&
-         (g.m <= 1 || is_stride(x.row_stride, g.n)) && (g.batch <= 1 || is_stride(x.batch_stride, 1));
+         (g.m <= 1 || is_stride(x.row_stride, g.n)) &&
+         (g.batch <= 1 || is_stride(x.batch_stride, 1));
 }
 
 // Whether one describes an operand.

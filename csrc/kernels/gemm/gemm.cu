@@ -5,13 +5,7 @@ namespace amp_ext {
 
 Status cuda::launch_gemm(const GemmArgs& args, const GemmPlan& plan, void* workspace,
                          uint32_t* tickets, Stream stream) {
-  if (plan.units == 0) return Status::ok;
-  const bool is_f16 = args.a.dtype == DType::f16;
-#ifdef AMP_EXT_SM90
-  if (plan.sm90)
-    return (is_f16 ? launch_gemm_sm90_f16 : launch_gemm_sm90_bf16)(args, plan, workspace, tickets,
-                                                                   stream);
-#endif
+  if (plan.blocks == 0) return Status::ok;
   // Of an index with a single value the stride means nothing: with 0, addresses that are formed but
   // not read are aligned too.
   GemmArgs g = args;
@@ -19,7 +13,8 @@ Status cuda::launch_gemm(const GemmArgs& args, const GemmPlan& plan, void* works
   if (g.n <= 1) g.b.column_stride = 0;
   if (g.k <= 1) g.a.column_stride = g.b.row_stride = 0;
   if (g.batch * g.terms <= 1) g.a.batch_stride = g.b.batch_stride = 0;
-  return (is_f16 ? launch_gemm_f16 : launch_gemm_bf16)(g, plan, workspace, tickets, stream);
+  const auto launcher = g.a.dtype == DType::f16 ? launch_gemm_f16 : launch_gemm_bf16;
+  return launcher(g, plan, workspace, tickets, stream);
 }
 
 }  // namespace amp_ext

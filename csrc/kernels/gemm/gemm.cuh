@@ -82,11 +82,5 @@ Status launch_gemm_f16(const GemmArgs&, const GemmPlan&, void* workspace, uint32
                        cuda::Stream);
 Status launch_gemm_bf16(const GemmArgs&, const GemmPlan&, void* workspace, uint32_t* tickets,
                         cuda::Stream);
-#ifdef AMP_EXT_SM90
-Status launch_gemm_sm90_f16(const GemmArgs&, const GemmPlan&, void* workspace, uint32_t* tickets,
-                            cuda::Stream);
-Status launch_gemm_sm90_bf16(const GemmArgs&, const GemmPlan&, void* workspace, uint32_t* tickets,
-                             cuda::Stream);
-#endif
 
 }  // namespace amp_ext

@@ -1,0 +1,10 @@
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace amp_ext {
+
+// Adds gemm_tiles and gemm_plan to the module.
+void bind_gemm_plans(pybind11::module_& m);
+
+}  // namespace amp_ext
