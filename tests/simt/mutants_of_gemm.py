@@ -203,7 +203,7 @@ MUTANTS = (
     _mutant("all tiles have one ticket", SPLIT, "tickets + work.tile,", "tickets,"),
     _epilogue(
         "tickets of tiles and columns are the same",
-        GEMM,
+        EPILOGUE,
         "tickets + plan.column_tickets + work.n",
         "tickets + work.n",
         "all_at_once",
