@@ -1,6 +1,6 @@
-"""Time every plan of the CUDA gemm for Hopper on bench_gemm.py's products, and say which are fastest.
+"""Time every plan of the CUDA gemm for Hopper on bench_gemm.py's products.
 
-    python bench/tune_gemm.py                   # prints entries for csrc/include/amp_ext/gemm_measured.h
+    python bench/tune_gemm.py    # prints entries for csrc/include/amp_ext/gemm_measured.h
     python bench/tune_gemm.py --filter wgrad
 
 Each plan is timed beside the planner's own; an entry is printed where one is faster by more than
@@ -49,7 +49,7 @@ def tile_names() -> list[str]:
 
 
 def candidates(shape: Shape) -> Iterator[Candidate]:
-    """All tiles and clusters, with splits where a product has few tiles; groups of the planner's."""
+    """All tiles and clusters, with splits where a product has few tiles."""
     few = shape.m * shape.n <= 132 * 256 * 128
     splits = [n for n in (1, 2, 3, 4, 6, 8, 16) if n == 1 or (few and shape.k >= n * 512)]
     tiles = range(len(tile_names()))
