@@ -175,6 +175,7 @@ def gemm_accumulate_(
     sum_batch: bool = False,
     alpha: float = 1.0,
     found_inf: Tensor | None = None,
+    square_sum: Tensor | None = None,
 ) -> None:
     """``c += alpha * A @ B`` in place and in float32: a weight's gradient added to the last one.
 
@@ -186,6 +187,8 @@ def gemm_accumulate_(
         alpha: factor of the product.
         found_inf: float32, 1 element. Set to 1.0 if an element of the new ``c`` is not finite;
             never cleared.
+        square_sum: float64, 1 element. Receives the sum of the squares of the new ``c``, squared
+            and summed in float64; not finite where ``c`` is not.
 
     The sum is formed in float32 (in float64 when ``a`` or ``b`` is float64) and added to ``c``
     whole or in parts, each addition rounded to float32. Bitwise the same in every run.
@@ -196,7 +199,8 @@ def gemm_accumulate_(
     Raises:
         RuntimeError: shapes that do not fit, tensors on several devices, a ``c`` of another shape,
             dtype or layout or that overlaps another argument, a ``found_inf`` that is not one
-            float32 element, or a tensor that requires a gradient, outside of ``torch.no_grad()``.
+            float32 element, a ``square_sum`` that is not one of float64, or a tensor that requires
+            a gradient, outside of ``torch.no_grad()``.
         NotImplementedError: as :func:`gemm`.
     """
     _ops.gemm_accumulate_(
@@ -208,6 +212,7 @@ def gemm_accumulate_(
         sum_batch=sum_batch,
         alpha=alpha,
         found_inf=found_inf,
+        square_sum=square_sum,
     )
 
 

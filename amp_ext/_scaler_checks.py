@@ -1,10 +1,15 @@
 """Checks of what the scaler is given."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch.amp.grad_scaler import OptState
+
+
+def replaces(method: Callable[..., Any], ours: Callable[..., Any]) -> bool:
+    """Whether a subclass or the user has put another method in the place of ours."""
+    return getattr(method, "__func__", None) is not ours
 
 
 def check_options(min_scale: float | None, max_scale: float | None, hysteresis: int) -> None:

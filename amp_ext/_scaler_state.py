@@ -6,11 +6,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from amp_ext.report import NamedParameters, OverflowReport, StepLog, found_infs_of, report_on
+
 _OWN_STATE = "amp_ext"
 
 
 class ScalerState(torch.amp.GradScaler):
-    """torch's scaler with the counters of skipped steps and of hysteresis, which it saves too."""
+    """torch's scaler with the counters of skipped steps and of hysteresis, which it saves too, and
+    with what it says of the last step, which it does not save."""
 
     def __init__(self, *args: Any, hysteresis: int) -> None:
         super().__init__(*args)
@@ -20,6 +23,7 @@ class ScalerState(torch.amp.GradScaler):
         # Created on the device together with the scale.
         self._hysteresis_tracker: Tensor | None = None
         self._skipped_steps: Tensor | None = None
+        self._log = StepLog()
 
     def _lazy_init_scale_growth_tracker(self, dev: torch.device | str) -> None:
         super()._lazy_init_scale_growth_tracker(dev)
@@ -80,6 +84,32 @@ class ScalerState(torch.amp.GradScaler):
             self._skipped_steps.fill_(self._init_skipped_steps)
         if self._hysteresis_tracker is not None:
             self._hysteresis_tracker.fill_(self._init_hysteresis_tracker)
+
+    @property
+    def step_was_skipped(self) -> bool:
+        """Whether the last :meth:`update` closed a step with an overflow. Synchronises with the
+        device when it is read."""
+        return any(found.item() for found in found_infs_of(self._log.last_states.values()))
+
+    def overflow_report(self, named_parameters: NamedParameters | None = None) -> OverflowReport:
+        """Says which gradients are not finite, after an overflow in this step or in the one that
+        the last :meth:`update` closed. To be called before the gradients are cleared.
+
+        Synchronises with the device; reads the gradients of optimizers that had an overflow.
+
+        Args:
+            named_parameters: a module, or pairs of a name and a parameter as of
+                ``model.named_parameters()``. Other parameters have the names that their optimizer
+                was given, or else ``"param_groups[0]['params'][3]"``.
+        """
+        states = self._per_optimizer_states if self._enabled else {}
+        return report_on(self._log.overflowed(states), named_parameters, self._log.checked)
+
+    @property
+    def checked_in_backward(self) -> int:
+        """How many gradients of this step, or else of the one that the last :meth:`update` closed,
+        were not read to look for overflow, because the products that wrote them had looked."""
+        return self._log.checked
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()

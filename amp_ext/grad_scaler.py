@@ -2,7 +2,7 @@
 
 import functools
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.amp.grad_scaler import OptState, _refresh_per_optimizer_state
 from torch.optim import Optimizer
 
+from amp_ext._free_checks import FreeChecks
 from amp_ext._library import _C
 from amp_ext._optimizer import (
     clip_as_torch,
@@ -17,10 +18,10 @@ from amp_ext._optimizer import (
     takes_grad_scaler,
     zero_unwritten_momentum,
 )
-from amp_ext._scaler_checks import check_may_clip, check_options, checked_max_norm
+from amp_ext._scaler_checks import check_may_clip, check_options, checked_max_norm, replaces
 from amp_ext._scaler_state import ScalerState
 from amp_ext.graph import note_capture
-from amp_ext.report import NamedParameters, OverflowReport, StepLog, found_infs_of, report_on
+from amp_ext.report import found_infs_of
 
 
 class GradScaler(ScalerState):
@@ -34,6 +35,8 @@ class GradScaler(ScalerState):
         min_scale: a backoff stops here. None stands for the smallest normal float32, 2**-126.
         max_scale: a growth stops here. None stands for no limit.
         hysteresis: how many consecutive overflows it takes before the scale backs off.
+        free_checks: do not read a gradient to look for overflow where the product that wrote it in
+            the backward pass has looked, and nothing that autograd counts has written it since.
 
     It differs from torch where torch can fail silently:
 
@@ -59,6 +62,7 @@ class GradScaler(ScalerState):
         min_scale: float | None = None,
         max_scale: float | None = None,
         hysteresis: int = 1,
+        free_checks: bool = True,
     ) -> None:
         check_options(min_scale, max_scale, hysteresis)
         super().__init__(
@@ -74,7 +78,13 @@ class GradScaler(ScalerState):
         self._allow_no_grads = allow_no_grads
         self._min_scale = min_scale
         self._max_scale = max_scale
-        self._log = StepLog()
+        self._free_checks = FreeChecks(free_checks)
+
+    def scale(self, outputs: Any) -> Any:
+        """As ``torch.amp.GradScaler.scale``."""
+        if self._enabled:
+            self._free_checks.ask()
+        return super().scale(outputs)
 
     def unscale_(self, optimizer: Optimizer) -> None:
         """As ``torch.amp.GradScaler.unscale_``."""
@@ -82,6 +92,7 @@ class GradScaler(ScalerState):
             return super().unscale_(optimizer)
         state = self._note(optimizer)
         if state["stage"] is not OptState.READY or self._unscales_its_own_way():
+            self._free_checks.forget()
             return super().unscale_(optimizer)
         per_device = _C.unscale_grads(
             optimizer.param_groups, self._scale, None, None, self._allow_fp16_grads
@@ -126,7 +137,7 @@ class GradScaler(ScalerState):
         scale, _ = self._check_scale_growth_tracker("clip_grad_norm_")
         state = self._note(optimizer)
         check_may_clip(state)
-        replaced = _replaces(self.unscale_, GradScaler.unscale_) or self._unscales_its_own_way()
+        replaced = replaces(self.unscale_, GradScaler.unscale_) or self._unscales_its_own_way()
         if replaced and state["stage"] is OptState.READY:
             self.unscale_(optimizer)
         unscaled = state["stage"] is OptState.UNSCALED
@@ -158,6 +169,7 @@ class GradScaler(ScalerState):
         groups, allow_fp16 = optimizer.param_groups, allow_fp16 or self._allow_fp16_grads
         per_device = _C.unscale_grads(groups, None, inv_scale, found_inf, allow_fp16)
         if per_device is None:
+            self._free_checks.forget()
             per_device = super()._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16)
         return self._or_no_overflow(per_device)
 
@@ -167,9 +179,11 @@ class GradScaler(ScalerState):
         if self._unscales_its_own_way():
             return super()._check_inf_per_device(optimizer)
         found_inf = torch.zeros((), dtype=torch.float32, device=scale.device)
-        per_device = _C.check_grads(optimizer.param_groups, found_inf)
-        if per_device is None:
+        checked = _C.check_grads(optimizer.param_groups, found_inf, self._free_checks.may_take())
+        if checked is None:
             return super()._check_inf_per_device(optimizer)
+        per_device, judged = checked
+        self._log.add_checked(judged)
         state["found_inf_per_device"] = self._or_no_overflow(per_device)
         return state["found_inf_per_device"]
 
@@ -180,7 +194,7 @@ class GradScaler(ScalerState):
         return self._per_optimizer_states[id(optimizer)]
 
     def _unscales_its_own_way(self) -> bool:
-        return _replaces(self._unscale_grads_, GradScaler._unscale_grads_)
+        return replaces(self._unscale_grads_, GradScaler._unscale_grads_)
 
     def _or_no_overflow(self, per_device: dict[torch.device, Tensor]) -> dict[torch.device, Tensor]:
         if per_device or not self._allow_no_grads:
@@ -276,28 +290,4 @@ class GradScaler(ScalerState):
             )
             self._per_optimizer_states = defaultdict(_refresh_per_optimizer_state)
         self._log.close_step(states)
-
-    @property
-    def step_was_skipped(self) -> bool:
-        """Whether the last :meth:`update` closed a step with an overflow. Synchronises with the
-        device when it is read."""
-        return any(found.item() for found in found_infs_of(self._log.last_states.values()))
-
-    def overflow_report(self, named_parameters: NamedParameters | None = None) -> OverflowReport:
-        """Says which gradients are not finite, after an overflow in this step or in the one that
-        the last :meth:`update` closed. To be called before the gradients are cleared.
-
-        Synchronises with the device; reads the gradients of optimizers that had an overflow.
-
-        Args:
-            named_parameters: a module, or pairs of a name and a parameter as of
-                ``model.named_parameters()``. Other parameters have the names that their optimizer
-                was given, or else ``"param_groups[0]['params'][3]"``.
-        """
-        states = self._per_optimizer_states if self._enabled else {}
-        return report_on(self._log.overflowed(states), named_parameters)
-
-
-def _replaces(method: Callable[..., Any], ours: Callable[..., Any]) -> bool:
-    """Whether a subclass or the user has put another method in the place of ours."""
-    return getattr(method, "__func__", None) is not ours
+        self._free_checks.close_step()

@@ -9,6 +9,7 @@ import torch
 
 import amp_ext
 from amp_ext import testing
+from amp_ext.nn import Linear
 from registry import BASELINE, OURS, Case, Op, Provider, Trial, check
 
 ELEMENTS = 4
@@ -114,6 +115,61 @@ def compare(mine: Loop, theirs: Loop, when: str, gradients: bool) -> None:
     check(scales[0] == scales[1], f"after {when} the scale is {scales[0]}, torch's {scales[1]}")
 
 
+class NetworkLoop(Loop):
+    """Trains layers of this package: the backward pass counts, in which products are judged."""
+
+    ROWS = 16
+
+    def __init__(self, scaler: torch.amp.GradScaler, width: int, device: torch.device) -> None:
+        torch.manual_seed(0)
+        layers = [Linear(width, width, bias=False, device=device) for _ in range(4)]
+        self.network = torch.nn.Sequential(*layers)
+        self.x = torch.randn(self.ROWS, width, device=device)
+        parameters = self.network.parameters()
+        self.optimizer = torch.optim.SGD(parameters, lr=1e-4, fused=True)
+        self.optimizer.step = self._timed(self.optimizer.step)
+        self.optimizer_ns = 0
+        self.scaler = scaler
+
+    def prepare(self) -> None:
+        self.optimizer.zero_grad()
+        with torch.autocast(self.x.device.type, torch.float16, enabled=self.x.is_cuda):
+            self.loss = self.scaler.scale(self.network(self.x).float().square().mean())
+
+    def run(self) -> None:
+        self.loss.backward()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+
+
+def build_network(free: bool, width: int, device: torch.device) -> Trial:
+    def loops() -> dict[str, NetworkLoop]:
+        scalers = {
+            OURS: amp_ext.GradScaler(device.type, INIT_SCALE, free_checks=free),
+            BASELINE: torch.amp.GradScaler(device.type, INIT_SCALE),
+        }
+        return {name: NetworkLoop(scaler, width, device) for name, scaler in scalers.items()}
+
+    def verify_steps() -> None:
+        trained = loops()
+        for factor in (1.0, torch.inf, 1.0):
+            for loop in trained.values():
+                loop.prepare()
+                loop.loss = loop.loss * factor
+                loop.run()
+        mine, theirs = trained.values()
+        pairs = zip(mine.network.parameters(), theirs.network.parameters(), strict=True)
+        check(all(a.equal(b) for a, b in pairs), "parameters differ from torch's")
+        scales = mine.scaler.get_scale(), theirs.scaler.get_scale()
+        check(scales[0] == scales[1], f"the scale is {scales[0]}, torch's {scales[1]}")
+
+    def provider(name: str, loop: NetworkLoop) -> Provider:
+        return Provider(name, loop.run, loop.prepare, lambda: loop.optimizer_ns)
+
+    providers = tuple(provider(name, loop) for name, loop in loops().items())
+    return Trial(providers, verify_steps, parameters=4)
+
+
 def limit(device: torch.device, quick: bool) -> Case:
     """The least that Python can do: a list of all gradients."""
     count = 400 if quick else 4000
@@ -132,7 +188,16 @@ def limit(device: torch.device, quick: bool) -> Case:
 
 def cases(device: torch.device, quick: bool) -> list[Case]:
     counts = (400, 40) if quick else (4000, 400)
-    return [
+    width = 64 if quick else 1024
+    networks = [
+        Case(
+            f"4 layers of {width}, gradients {'judged' if free else 'read'}",
+            functools.partial(build_network, free, width, device),
+            counted=False,
+        )
+        for free in (True, False)
+    ]
+    return networks + [
         Case(
             f"{count} parameters, {word}{'fused ' if fused else ''}SGD",
             functools.partial(build, kind, count, fused, device),
@@ -149,6 +214,8 @@ OP = Op(
         f"Host time of unscale_ + step + update, where clipped with clip_grad_norm_; parameters of "
         f"{ELEMENTS} fp32 elements. Gradients are written anew before every step, untimed; the "
         "time inside optimizer.step is measured in the same step and subtracted.",
+        f"Layers: backward + step + update of {NetworkLoop.ROWS} rows through FP32 layers (FP16 on "
+        "a GPU) with fused SGD, in which amp_ext reads gradients, or products have judged them.",
     ),
     rate="us/param",
     host=True,

@@ -99,7 +99,8 @@ def arguments(name: str, device: torch.device) -> dict[str, Any]:
         sums = torch.full((2, 3, 5), 0.5, device=device)
         if name == "gemm_accumulate_":
             flag = torch.zeros((), device=device)
-            return {"c": sums, **operands, "alpha": 2.0, "found_inf": flag}
+            reports = {"found_inf": flag, "square_sum": torch.zeros((), device=device).double()}
+            return {"c": sums, **operands, "alpha": 2.0, **reports}
         if name == "gemm_times_derivative":
             return {**operands, "aux": sums.half(), "activation": "gelu"}
         c = torch.ones(3, 1, device=device).double()

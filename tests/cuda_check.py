@@ -6,8 +6,8 @@ Run by `make cuda-check`, with the Python whose amp_ext was built from this tree
 kernels of that build, and compiles those of tests/simt/kernels and bench, where a warning of nvcc
 is an error. It prints a table of the kernels and fails on a register spill, on a remark of ptxas
 about serialised or unpipelined matrix instructions (C75xx), on a missing architecture, on local
-memory, where a kernel has none of the instructions that it was written for, and where a walk of a
-list keeps too few bytes in flight.
+memory, where a kernel has none of the instructions that it was written for, where a walk of a list
+keeps too few bytes in flight, and where the library has too many kernels or bytes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ ROOT = Path(__file__).resolve().parents[1]
 
 # What must be among the instructions of the kernels whose names match: 16 bytes at a time where
 # tensors are streamed, tensor cores, and the copies that feed them. The first seven tiles of gemm
-# are for aligned operands.
+# are for aligned operands. A kernel of the tests bears the name of the library's for sm_90a, but in
+# a namespace without a name.
 NEEDED = {
     "unscale_kernel": ("LDG.128", "STG.128"),
     "check_finite_kernel": ("LDG.128",),
@@ -35,6 +36,7 @@ NEEDED = {
     "block_sum_kernel": ("LDG.128",),
     "gemm_sm80_kernel": ("LDGSTS.128", "LDSM", "HMMA.16816"),
     "gemm_sm90_kernel": ("UTMALDG", "HGMMA", "STSM", "UTMASTG", "USETMAXREG"),
+    r"^_ZN7amp_ext16gemm_sm90_kernel": ("UTMAREDG",),
     "cast_kernel": ("LDG.128", "STG.128"),
     "gemm_kernel": ("LDSM", "HMMA.16816", "LDG.128", "STG.128"),
     r"gemm_kernelI\w+?Li[0-6]E": ("LDGSTS.128",),
@@ -51,6 +53,10 @@ WALKS = {
 # Bytes that the loads of a multiprocessor must keep in flight to reach the memory's bandwidth.
 LEAST_IN_FLIGHT = 32 << 10
 REGISTERS = 65536  # of a multiprocessor
+
+# Of the library, for all architectures: it is built in minutes and loaded with a program.
+MOST_KERNELS = 400
+MOST_BYTES = 40 << 20
 
 
 def foreach_constant(name: str) -> int:
@@ -96,6 +102,16 @@ def faults(kernel: Kernel) -> list[str]:
     in_flight = bytes_in_flight(kernel)
     if in_flight is not None and in_flight < LEAST_IN_FLIGHT:
         found.append(f"{in_flight} bytes in flight, {LEAST_IN_FLIGHT} are needed")
+    return found
+
+
+def excess(kernels: Kernels, size: int) -> list[str]:
+    """Of what a library of so many bytes has too much."""
+    found = []
+    if (count := sum(bool(kernel.instructions) for kernel in kernels.values())) > MOST_KERNELS:
+        found.append(f"{count} kernels in the library, {MOST_KERNELS} are allowed")
+    if size > MOST_BYTES:
+        found.append(f"the library has {size} bytes, {MOST_BYTES} are allowed")
     return found
 
 
@@ -165,7 +181,9 @@ def main() -> int:
             read_sass(disassembly(library), kernels)
             problems += remarks(log)
         if built is installed:
-            problems += missing_arches(kernels, _build_info.CUDA_ARCHES)
+            size = library.stat().st_size
+            problems += missing_arches(kernels, _build_info.CUDA_ARCHES) + excess(kernels, size)
+            summary = f"{len(kernels)} kernels in the library, {size / 2**20:.1f} MiB"
     problems += missing_names(kernels)
 
     heads = ("regs", "smem", "stack", "spills", "size", "in flight")
@@ -181,9 +199,11 @@ def main() -> int:
         "shared memory, stack and spills in bytes, size in instructions; in flight: the bytes\n"
         "that a multiprocessor's loads ask for before the first is used, computed"
     )
-    print("\ngemm, by the number behind the type of its operands:")
-    for number, tile in enumerate(amp_ext._C.gemm_tiles()):
-        print(f"{number}: {tile}")
+    print(f"{summary}, of {MOST_KERNELS} and {MOST_BYTES >> 20} MiB that are allowed")
+    for kernel, tiles in amp_ext._C.gemm_tiles().items():
+        print(f"\n{kernel}, by the number behind the type of its operands:")
+        for number, tile in enumerate(tiles):
+            print(f"{number}: {tile}")
     for problem in problems:
         print(f"cuda-check: {problem}", file=sys.stderr)
     return int(bool(problems))

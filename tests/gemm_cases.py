@@ -18,6 +18,15 @@ Leaves = dict[str, Tensor]
 SIZES = {"small": (17, 33, 40), "large": (65, 50, 45)}
 """m, n and k on either side of 2**17 multiplications, below which a CPU calls no library."""
 
+# Views of a larger tensor that the op writes to, as (its shape, the view).
+PLACES: dict[str, tuple[tuple[int, ...], Callable[[Tensor], Tensor]]] = {
+    "whole": ((3, 33, 50), lambda t: t),
+    "columns": ((3, 33, 70), lambda t: t[..., 7:57]),
+    "rows": ((3, 40, 50), lambda t: t[:, 5:38]),
+    "matrices": ((7, 33, 50), lambda t: t[1::2]),
+    "batches": ((3, 1, 33, 50), lambda t: t),
+}
+
 
 def logical(operand: Tensor, transposed: bool) -> Tensor:
     """Return the matrix that an operand stands for, in float64."""

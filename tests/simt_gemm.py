@@ -243,6 +243,15 @@ def predict(
     return result
 
 
+def plan_microseconds(
+    library: Library, args: GemmArgs, multiprocessors: int, sm90: bool, count: int
+) -> float:
+    """Return what a plan takes on average."""
+    time = library.functions.simt_gemm_plan_time
+    time.restype = c_double
+    return time(byref(args), multiprocessors, c_bool(sm90), count)
+
+
 def describe(library: Library, gemm_plan: GemmPlan) -> str:
     text = ctypes.create_string_buffer(600)
     library.functions.simt_gemm_describe(byref(gemm_plan), text, ctypes.c_size_t(len(text)))
@@ -262,6 +271,45 @@ def launch(library: Library, schedule: Schedule, args: GemmArgs, gemm_plan: Gemm
     if status != 0:
         reason = "a ticket is not 0 again" if status == -1 else library.report()
         raise RuntimeError(f"gemm, {describe(library, gemm_plan)}: {reason}")
+
+
+def _matrices(tensor: Tensor, count: int) -> Tensor:
+    """Return the leading dimensions as one, or a single matrix that is repeated."""
+    if tensor.dim() == 2:
+        return tensor.detach().expand(count, -1, -1)
+    return tensor.detach().reshape(count, *tensor.shape[-2:])
+
+
+def _run(library: Library, schedule: Schedule, product: Gemm) -> bool:
+    """Run a product by the planner's plan, and return whether it is served."""
+    args = product.args()
+    if serves(library, args):
+        launch(library, schedule, args, plan(library, args, schedule.multiprocessors))
+        return True
+    return False
+
+
+def gemm_accumulate_(
+    library: Library,
+    schedule: Schedule,
+    c: Tensor,
+    a: Tensor,
+    b: Tensor,
+    *,
+    trans_a: bool = False,
+    trans_b: bool = False,
+    sum_batch: bool = False,
+    **options: Any,
+) -> bool:
+    """Do what amp_ext.ops.gemm_accumulate_ does, and return whether that is served."""
+    left, right = (a.mT if trans_a else a), (b.mT if trans_b else b)
+    count = (left.shape[:-2] or right.shape[:-2]).numel()
+    out = _matrices(c, 1 if sum_batch else count)
+    if out.data_ptr() != c.data_ptr():
+        return False
+    operands = _matrices(left, count), _matrices(right, count), out
+    terms = count if sum_batch else 1
+    return _run(library, schedule, Gemm(*operands, terms, c=out, **options))
 
 
 def gemm(
@@ -285,21 +333,10 @@ def gemm(
     shape = (m, n) if sum_batch else (*batch, m, n)
     out = torch.empty(shape, dtype=out_dtype or torch.promote_types(a.dtype, b.dtype))
 
-    def matrices(t: Tensor, count: int) -> Tensor:
-        return t.detach().reshape(count, *t.shape[-2:]) if t.dim() > 2 else t.expand(count, -1, -1)
-
     count = batch.numel()
     products = 1 if sum_batch else count
     if c is not None:
-        c = matrices(c.expand(shape), products) if beta != 0 else None
-    product = Gemm(
-        *(matrices(left, count), matrices(right, count), matrices(out, products)),
-        *(count if sum_batch else 1, c),
-        beta=beta,
-        **options,
-    )
-    args = product.args()
-    if not serves(library, args):
-        return None
-    launch(library, schedule, args, plan(library, args, schedule.multiprocessors))
-    return out
+        c = _matrices(c.expand(shape), products) if beta != 0 else None
+    operands = _matrices(left, count), _matrices(right, count), _matrices(out, products)
+    product = Gemm(*operands, count if sum_batch else 1, c, beta=beta, **options)
+    return out if _run(library, schedule, product) else None

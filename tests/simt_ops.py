@@ -217,6 +217,12 @@ class Ops:
         result = simt_gemm.gemm(self.engine, self.next_schedule(), a, b, **options)
         return reference.gemm(a, b, **options) if result is None else result
 
+    def gemm_accumulate_(self, c: Tensor, a: Tensor, b: Tensor, **options: Any) -> None:
+        """Likewise."""
+        served = simt_gemm.gemm_accumulate_(self.engine, self.next_schedule(), c, a, b, **options)
+        if not served:
+            reference.gemm_accumulate_(c, a, b, **options)
+
     def table_seconds(self, grads: Sequence[Tensor]) -> float:
         """Return what it takes at best to build the list's chunk table and compare it."""
         seconds = self.engine.functions.simt_table_seconds

@@ -5,11 +5,9 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor
 
 from amp_ext import ops, reference
 from cases import (
@@ -26,22 +24,13 @@ from cases import (
     unwritten,
 )
 from executors import Executor, against_oracle, every_executor
-from gemm_cases import SIZES, logical
+from gemm_cases import PLACES, SIZES, logical
 
 FP16, BF16, FP32, FP64 = FLOATS
 
 every_size = pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
 every_pair = pytest.mark.parametrize("dtypes", PAIRS, ids=lambda p: f"{p[0]}-{p[1]}")
 every_transpose = pytest.mark.parametrize("trans", TRANSPOSES, ids=["nn", "nt", "tn", "tt"])
-
-# Views of a larger tensor that the op writes to, as (its shape, the view).
-PLACES: dict[str, tuple[tuple[int, ...], Callable[[Tensor], Tensor]]] = {
-    "whole": ((3, 33, 50), lambda t: t),
-    "columns": ((3, 33, 70), lambda t: t[..., 7:57]),
-    "rows": ((3, 40, 50), lambda t: t[:, 5:38]),
-    "matrices": ((7, 33, 50), lambda t: t[1::2]),
-    "batches": ((3, 1, 33, 50), lambda t: t),
-}
 
 
 @every_executor

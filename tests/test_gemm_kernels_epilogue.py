@@ -29,6 +29,7 @@ from gemm_kernel_cases import (
     special_values,
     tiles,
 )
+from simt.library import Schedule
 from simt_gemm import ACTIVATIONS, Gemm
 
 pytestmark = [
@@ -232,6 +233,43 @@ def test_found_inf_is_not_of_aux() -> None:
     run(gemm)
     assert gemm.aux.isinf().all()
     assert gemm.found_inf == 0
+
+
+@every_tile
+@every_type
+@pytest.mark.parametrize("splits", [1, 3])
+def test_squares(tile: int, dtype: torch.dtype, splits: int) -> None:
+    """Of the rounded elements, of several tiles and matrices, beside other reports."""
+    config = tiles()[tile]
+    sizes = config.m + 13, config.n + 21, 4 * config.k
+    gemm = product(*sizes, BF16, dtype, aligned=config.aligned, batch=2, alpha=1.0 + 2.0**-12)
+    gemm = gemm._replace(
+        column_sums=torch.empty(sizes[1]),
+        found_inf=torch.zeros(()),
+        square_sum=torch.tensor(math.nan, dtype=torch.float64),
+    )
+    run(gemm, tile, splits)
+    squares = gemm.out.double().square().sum().item()
+    assert math.isclose(gemm.square_sum.item(), squares, rel_tol=1e-14)
+    assert gemm.found_inf == 0
+
+
+def test_squares_are_the_same_in_every_schedule() -> None:
+    gemm, found = product(300, 200, 64, make=normal), set()
+    for seed in range(8):
+        squares = torch.zeros((), dtype=torch.float64)
+        again = gemm._replace(out=empty(gemm.out.shape, FP32), square_sum=squares)
+        run(again, 4, 2, Schedule(seed, 1 + seed))
+        found.add(squares.item())
+    assert len(found) == 1
+
+
+def test_found_is_what_is_asked_for() -> None:
+    for k, found in itertools.product((0, 8), (1.0, math.inf)):
+        c = torch.full((1, 70, 70), math.inf if k == 0 else 1.0)
+        gemm = product(70, 70, k, c=c, found_inf=torch.zeros(()), found=found)
+        run(gemm)
+        assert gemm.found_inf == (found if k == 0 else 0.0)
 
 
 def test_results_are_rounded_to_nearest_even() -> None:

@@ -137,6 +137,30 @@ def test_every_source_is_compiled_where_it_belongs(in_root: None, kernels: bool)
     assert sources == expected - absent
 
 
+@pytest.mark.parametrize(
+    ("arches", "name", "defined"),
+    [
+        (["8.0+PTX", "9.0a"], "gemm_sm90_f16.cu", True),
+        (["9.0a"], "gemm_sm90_f16.cu", True),
+        (["8.0+PTX", "9.0", "10.0a"], "gemm_sm90_f16.cu", False),
+        (["8.0+PTX", "9.0a"], "gemm_f16.cu", False),
+    ],
+)
+def test_every_file_knows_whether_there_is_code_for_sm_90a(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arches: list[str], name: str, defined: bool
+) -> None:
+    for file in ("csrc/bindings/cuda.cpp", "csrc/kernels/cast.cu", f"csrc/kernels/gemm/{name}"):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).touch()
+    monkeypatch.chdir(tmp_path)
+    toolkit = setup.Toolkit("nvcc", "13.0", Path(TOOLKIT_ROOT))
+    units = setup.compile_units(Path(torch.__file__).parent, toolkit, arches)
+    assert {f"{name}.o" for name in ("csrc/bindings/cuda.cpp", "csrc/kernels/cast.cu")} <= {
+        target for _, target, _ in units
+    }
+    assert {"-DAMP_EXT_SM90" in flags for _, _, flags in units} == {defined}
+
+
 def test_no_file_gets_fast_math(in_root: None) -> None:
     flags = {flag for flags in units(True).values() for flag in flags if "fast" in flag}
     assert flags <= {"-ffp-contract=fast"}

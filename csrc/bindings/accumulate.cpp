@@ -8,6 +8,8 @@
 #include <mutex>
 #include <unordered_map>
 
+#include "free_checks.h"
+
 namespace amp_ext {
 namespace {
 
@@ -100,14 +102,19 @@ bool takes(const at::Tensor& grad, const at::Tensor& weight, const at::Tensor& l
 
 at::Tensor leaf_gradient(Node& node, size_t input, const at::Tensor& left, const at::Tensor& right,
                          const GemmOptions& options, bool in_place) {
-  if (AccumulateGrad* const leaf = in_place ? leaf_behind(node, input) : nullptr) {
+  const bool judges = judges_gradients();
+  bool is_first = false;
+  if (AccumulateGrad* const leaf = in_place || judges ? leaf_behind(node, input) : nullptr) {
     const std::lock_guard<std::mutex> lock(NodeMutex::of(*leaf));
     const at::Tensor& grad = leaf->variable.grad();
-    if (takes(grad, leaf->variable, left, right)) {
+    is_first = !grad.defined();
+    if (in_place && takes(grad, leaf->variable, left, right)) {
+      const AskProducts asked(judges);
       gemm_accumulate_(grad, left, right, options);
       return {};
     }
   }
+  const AskProducts asked(judges && is_first);
   return gemm(left, right, options);
 }
 

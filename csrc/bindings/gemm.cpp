@@ -8,8 +8,10 @@
 #include <torch/library.h>
 
 #include <cstdlib>
+#include <limits>
 
 #include "backend.h"
+#include "free_checks.h"
 #include "tensor_args.h"
 
 namespace amp_ext {
@@ -20,6 +22,8 @@ std::atomic<bool> use_cuda_gemm = [] {
 }();
 
 namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 // The stride of the leading dimensions taken as one; none if they cannot be. Strides of dimensions
 // of size 1 are arbitrary.
@@ -82,7 +86,12 @@ class Product {
     args_.beta = 1;
   }
 
-  void report_to(float* found_inf) { args_.found_inf = found_inf; }
+  // `found` is what *found_inf becomes.
+  void report_to(float* found_inf, float found, double* square_sum = nullptr) {
+    args_.found_inf = found_inf;
+    args_.found = found;
+    args_.square_sum = square_sum;
+  }
 
   // Whether a kernel here is to form it, and not torch's library.
   bool is_served() const {
@@ -167,7 +176,10 @@ at::Tensor gemm_kernel(const at::Tensor& a, const at::Tensor& b, const GemmOptio
   Product product(kGemm, a, b, options, sizes);
   if (!product.is_served()) return torch_gemm(a, b, options);
   at::Tensor out = product.new_out();
+  const std::optional<Flag> verdict = flag_for(out);
+  if (verdict) product.report_to(verdict->address, kInfinity);
   product.run(kGemm);
+  if (verdict) remember_verdict(out, *verdict);
   return out;
 }
 
@@ -210,12 +222,15 @@ void check_accumulator(const at::Tensor& c, const char* name, const at::Tensor& 
 }
 
 void gemm_accumulate_kernel(const at::Tensor& c, const at::Tensor& a, const at::Tensor& b,
-                            const GemmOptions& options,
-                            const std::optional<at::Tensor>& found_inf) {
-  check_gemm_accumulate<int64_t>(c, a, b, options, found_inf);
+                            const GemmOptions& options, const Reports& reports) {
+  check_gemm_accumulate<int64_t>(c, a, b, options, reports);
+  const auto& [found_inf, square_sum] = reports;
   float* const flag = found_inf
                           ? one_element<float>(kGemmAccumulate, "found_inf", *found_inf, c.device())
                           : nullptr;
+  double* const squares =
+      square_sum ? one_element<double>(kGemmAccumulate, "square_sum", *square_sum, c.device())
+                 : nullptr;
   TORCH_CHECK(c.numel() == 0 || is_row_major(c), kGemmAccumulate,
               ": c must be row-major with a column stride of 1, its leading dimensions one after "
               "another, got strides ",
@@ -223,17 +238,23 @@ void gemm_accumulate_kernel(const at::Tensor& c, const at::Tensor& a, const at::
   check_accumulator(c, "a", a);
   check_accumulator(c, "b", b);
   if (found_inf) check_accumulator(c, "found_inf", *found_inf);
+  if (square_sum) check_accumulator(c, "square_sum", *square_sum);
 
   Product product(kGemmAccumulate, a, b, options, c.sizes());
   product.accumulate_into(c);
-  product.report_to(flag);
+  product.report_to(flag, 1.0f, squares);
+  std::optional<Flag> verdict;
   if (product.is_served()) {
+    if (!flag) verdict = flag_for(c);
+    if (verdict) product.report_to(verdict->address, kInfinity, squares);
     product.run(kGemmAccumulate);
   } else {
-    torch_gemm_accumulate_(c, a, b, options, found_inf);
+    torch_gemm_accumulate_(c, a, b, options, reports);
   }
   mark_written(c);
   if (found_inf) mark_written(*found_inf);
+  if (square_sum) mark_written(*square_sum);
+  if (verdict) remember_verdict(c, *verdict);
 }
 
 void register_gemm(torch::Library& m) {
@@ -265,11 +286,12 @@ TensorPair gemm_times_derivative(const at::Tensor& a, const at::Tensor& b, const
 }
 
 void gemm_accumulate_(const at::Tensor& c, const at::Tensor& a, const at::Tensor& b,
-                      const GemmOptions& o, const std::optional<at::Tensor>& found_inf) {
+                      const GemmOptions& o, const Reports& reports) {
   static const auto op =
       typed_op<decltype(gemm_accumulate_op<gemm_accumulate_kernel>)>(kGemmAccumulate);
   at::Tensor written = c;
-  op.call(written, a, b, o.trans_a, o.trans_b, o.sum_batch, o.alpha, found_inf);
+  op.call(written, a, b, o.trans_a, o.trans_b, o.sum_batch, o.alpha, reports.found_inf,
+          reports.square_sum);
 }
 
 TORCH_LIBRARY_IMPL(amp_ext, CPU, m) { register_gemm(m); }

@@ -34,6 +34,17 @@ void check_shape(const char* op, const char* name, const at::Tensor& tensor,
               " must have the shape of the result, ", sizes, ", got shape ", sizes_of<Int>(tensor));
 }
 
+// An optional tensor of one element that an op writes.
+void check_report(const char* op, const char* name, const std::optional<at::Tensor>& tensor,
+                  at::ScalarType type, const char* words, at::Device device) {
+  if (!tensor) return;
+  check_device(op, name, *tensor, device);
+  TORCH_CHECK(tensor->scalar_type() == type, op, ": ", name, " must be a ", words, " tensor, got ",
+              tensor->scalar_type());
+  TORCH_CHECK(tensor->sym_numel() == 1, op, ": ", name, " must be a 1-element tensor, got shape ",
+              tensor->sym_sizes());
+}
+
 }  // namespace
 
 void check_operand(const char* op, const char* name, const at::Tensor& tensor, at::Device device) {
@@ -114,18 +125,15 @@ Sizes<Int> check_gemm_times_derivative(const at::Tensor& a, const at::Tensor& b,
 
 template <class Int>
 void check_gemm_accumulate(const at::Tensor& c, const at::Tensor& a, const at::Tensor& b,
-                           const GemmOptions& options, const std::optional<at::Tensor>& found_inf) {
+                           const GemmOptions& options, const Reports& reports) {
   const auto sizes = check_gemm<Int>(kGemmAccumulate, a, b, options);
   check_operand(kGemmAccumulate, "c", c, a.device());
   TORCH_CHECK(c.scalar_type() == at::kFloat, kGemmAccumulate, ": c must be a float tensor, got ",
               c.scalar_type());
   check_shape<Int>(kGemmAccumulate, "c", c, sizes);
-  if (!found_inf) return;
-  check_device(kGemmAccumulate, "found_inf", *found_inf, a.device());
-  TORCH_CHECK(found_inf->scalar_type() == at::kFloat, kGemmAccumulate,
-              ": found_inf must be a float tensor, got ", found_inf->scalar_type());
-  TORCH_CHECK(found_inf->sym_numel() == 1, kGemmAccumulate,
-              ": found_inf must be a 1-element tensor, got shape ", found_inf->sym_sizes());
+  check_report(kGemmAccumulate, "found_inf", reports.found_inf, at::kFloat, "float", a.device());
+  check_report(kGemmAccumulate, "square_sum", reports.square_sum, at::kDouble, "double",
+               a.device());
 }
 
 #define AMP_EXT_INSTANTIATE(Int)                                                          \
@@ -134,8 +142,7 @@ void check_gemm_accumulate(const at::Tensor& c, const at::Tensor& a, const at::T
   template Sizes<Int> check_gemm_times_derivative(const at::Tensor&, const at::Tensor&,   \
                                                   const at::Tensor&, const GemmOptions&); \
   template void check_gemm_accumulate<Int>(const at::Tensor&, const at::Tensor&,          \
-                                           const at::Tensor&, const GemmOptions&,         \
-                                           const std::optional<at::Tensor>&);
+                                           const at::Tensor&, const GemmOptions&, const Reports&);
 
 AMP_EXT_INSTANTIATE(int64_t)
 AMP_EXT_INSTANTIATE(c10::SymInt)

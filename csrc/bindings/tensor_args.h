@@ -43,10 +43,14 @@ inline void prefetch_ends(const Object* object) {
 
 inline void prefetch_tensor(const at::TensorImpl* tensor) { prefetch_ends(tensor); }
 
-// The counter's address is private, but a version counter holds nothing else.
-inline void prefetch_version(const at::TensorImpl* tensor) {
+// Where a version is counted. The address is private, but a VariableVersion holds nothing else.
+inline const void* address_of(const c10::VariableVersion& version) {
   static_assert(sizeof(c10::VariableVersion) == sizeof(void*));
-  __builtin_prefetch(*reinterpret_cast<void* const*>(&tensor->version_counter()), 1);
+  return *reinterpret_cast<void* const*>(&version);
+}
+
+inline void prefetch_version(const at::TensorImpl* tensor) {
+  __builtin_prefetch(address_of(tensor->version_counter()), 1);
 }
 
 inline void prefetch_links(at::TensorImpl* tensor) {
@@ -101,6 +105,9 @@ class GradList {
   // a layout other than strided, another device, and, when writing, for memory that overlaps within
   // the tensor and for one that requires grad where gradients are recorded.
   void add(const at::Tensor& grad);
+
+  // Appends a float that is read in the place of a gradient. It has to live until the launch.
+  void add_flag(float* flag) { refs_.push_back({flag, 1, DType::f32}); }
 
   // To be called once after the last add: throws when two tensors to be written start at the same
   // address. Nothing has been written before.

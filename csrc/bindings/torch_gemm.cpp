@@ -148,12 +148,12 @@ TensorPair torch_gemm_times_derivative(const at::Tensor& a, const at::Tensor& b,
 }
 
 void torch_gemm_accumulate_(const at::Tensor& c, const at::Tensor& a, const at::Tensor& b,
-                            const GemmOptions& options,
-                            const std::optional<at::Tensor>& found_inf) {
+                            const GemmOptions& options, const Reports& reports) {
   GemmOptions wide_sum = options;
   wide_sum.out_dtype = sums_dtype_of(a, b);
   c.add_(torch_gemm(a, b, wide_sum));
-  if (found_inf) found_inf->masked_fill_(at::isfinite(c).all().logical_not(), 1);
+  if (reports.found_inf) reports.found_inf->masked_fill_(at::isfinite(c).all().logical_not(), 1);
+  if (reports.square_sum) reports.square_sum->copy_(c.to(at::kDouble).square().sum());
 }
 
 }  // namespace amp_ext

@@ -4,7 +4,9 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <numeric>
 #include <utility>
+#include <vector>
 
 #include "amp_ext/launch.h"
 #include "span.h"
@@ -121,14 +123,37 @@ bool is_sum(const GemmArgs& g) {
          g.activation == Activation::none && !g.aux.data && !g.column_sums;
 }
 
-// Several threads may say so at once.
-void report(const GemmArgs& g, bool bad) {
-  if (bad) std::atomic_ref(*g.found_inf).store(1.0f, std::memory_order_relaxed);
-}
+// What is said of the rounded result. Several threads may report at once, each of rows of its own.
+class Report {
+ public:
+  explicit Report(const GemmArgs& g) : g_(g), squares_(g.square_sum ? g.batch * g.m : 0) {}
+
+  bool is_wanted() const { return g_.found_inf || g_.square_sum; }
+
+  // Elements of a row, of the type of `out`. Those of a row come in order.
+  void add(int64_t batch, int64_t row, const void* values, int64_t count) {
+    const SpanKernels& span = span_kernels();
+    const int type = static_cast<int>(g_.out.dtype);
+    const bool bad =
+        g_.square_sum ? span.sum_squares[type](values, count, 1.0f, &squares_[batch * g_.m + row])
+                      : span.check_finite[type](values, count);
+    if (bad && g_.found_inf)
+      std::atomic_ref(*g_.found_inf).store(g_.found, std::memory_order_relaxed);
+  }
+
+  // The squares are summed row by row: the same for any number of threads.
+  void close() const {
+    if (g_.square_sum) *g_.square_sum = std::accumulate(squares_.begin(), squares_.end(), 0.0);
+  }
+
+ private:
+  const GemmArgs& g_;
+  std::vector<double> squares_;  // of each row
+};
 
 // Rounds finished sums to rows of `out`. `sums` become what is rounded.
 void finish_rows(const GemmArgs& g, int64_t batch, Range rows, Range columns, float* sums,
-                 int64_t ld) {
+                 int64_t ld, Report& report) {
   const SpanKernels& span = span_kernels();
   const TileKernels& tile = tile_kernels();
   const auto [out_type, aux_type] =
@@ -137,7 +162,6 @@ void finish_rows(const GemmArgs& g, int64_t batch, Range rows, Range columns, fl
   const auto differentiate =
       g.derivative ? tile.differentiate[static_cast<int>(g.activation)] : nullptr;
   const bool combines = g.alpha != 1 || g.c.data || g.bias.data;
-  bool bad = false;
   for (int64_t i = 0; i < rows.size; ++i) {
     for (int64_t j = 0; j < columns.size; j += kLine) {
       const int64_t row = rows.begin + i, column = columns.begin + j;
@@ -160,17 +184,9 @@ void finish_rows(const GemmArgs& g, int64_t batch, Range rows, Range columns, fl
       if (activate) activate(values, count);
       if (differentiate) differentiate(values, count, line(g.aux, first));
       span.narrow[out_type](values, count, place(g.out));
-      if (g.found_inf) bad |= span.check_finite[out_type](place(g.out), count);
+      if (report.is_wanted()) report.add(batch, row, place(g.out), count);
     }
   }
-  report(g, bad);
-}
-
-void check_rows(const GemmArgs& g, int64_t rows, int64_t columns, const float* values, int64_t ld) {
-  const auto check = span_kernels().check_finite[static_cast<int>(DType::f32)];
-  bool bad = false;
-  for (int64_t i = 0; i < rows; ++i) bad |= check(values + i * ld, columns);
-  report(g, bad);
 }
 
 // Rows are summed in groups of kRowGroup, and these one after another: the sums are the same for
@@ -193,7 +209,8 @@ int64_t small_workspace(const GemmArgs& g) {
   return g.m * g.k + (g.k + g.m) * round_up(g.n, kTileColumns) + g.k * g.n;
 }
 
-void small_product(const GemmArgs& g, int64_t batch, float* workspace, const CpuContext& serial) {
+void small_product(const GemmArgs& g, int64_t batch, float* workspace, const CpuContext& serial,
+                   Report& report) {
   const int64_t ldb = round_up(g.n, kTileColumns);
   float* const b = workspace;
   float* const sums = b + g.k * ldb;
@@ -212,11 +229,11 @@ void small_product(const GemmArgs& g, int64_t batch, float* workspace, const Cpu
   }
   tile_kernels().multiply(
       {a.data, b, sums, g.m, g.k, a.transposed ? 1 : a.ld, a.transposed ? a.ld : 1, ldb});
-  finish_rows(g, batch, {0, g.m}, {0, g.n}, sums, ldb);
+  finish_rows(g, batch, {0, g.m}, {0, g.n}, sums, ldb, report);
   if (g.column_sums) add_column_sums(g, g.m, {0, g.n}, sums, ldb, serial);
 }
 
-void small_products(const GemmArgs& g, const CpuContext& context) {
+void small_products(const GemmArgs& g, const CpuContext& context, Report& report) {
   CpuContext serial = context;
   serial.parallel_for = [](int64_t count, int64_t, void* opaque, ParallelBody body) {
     body(opaque, 0, count);
@@ -225,7 +242,7 @@ void small_products(const GemmArgs& g, const CpuContext& context) {
   const int64_t grain = g.column_sums ? g.batch : std::max<int64_t>(1, share);
   parallel(context, g.batch, grain, [&](int64_t begin, int64_t end) {
     float* const workspace = context.workspace(small_workspace(g));
-    for (int64_t i = begin; i < end; ++i) small_product(g, i, workspace, serial);
+    for (int64_t i = begin; i < end; ++i) small_product(g, i, workspace, serial, report);
   });
 }
 
@@ -235,7 +252,7 @@ int64_t block_extent(int64_t extent, int64_t other) {
   return std::min(extent, std::max(kBlockExtent, kBlockElements / std::max<int64_t>(other, 1)));
 }
 
-void large_products(const GemmArgs& g, const CpuContext& context) {
+void large_products(const GemmArgs& g, const CpuContext& context, Report& report) {
   const int64_t block_n = std::min(g.n, kBlockExtent), block_k = std::min(g.k, kBlockExtent);
   const int64_t mb = block_extent(g.m, std::max(block_n, block_k));
   const int64_t nb = block_extent(g.n, std::max(std::min(mb, kBlockExtent), block_k));
@@ -267,13 +284,16 @@ void large_products(const GemmArgs& g, const CpuContext& context) {
                                   direct ? static_cast<float>(g.alpha) : 1.0f});
           }
         }
-        if (direct && !g.found_inf) continue;
+        if (direct && !report.is_wanted()) continue;
         const int64_t grain = std::max<int64_t>(1, kConvertGrain / columns.size);
         parallel(context, rows.size, grain, [&](int64_t begin, int64_t end) {
-          const Range part{i + begin, end - begin};
-          float* const values = c + begin * ldc;
-          direct ? check_rows(g, part.size, columns.size, values, ldc)
-                 : finish_rows(g, batch, part, columns, values, ldc);
+          if (direct) {
+            for (int64_t r = begin; r < end; ++r)
+              report.add(batch, i + r, c + r * ldc, columns.size);
+          } else {
+            const Range part{i + begin, end - begin};
+            finish_rows(g, batch, part, columns, c + begin * ldc, ldc, report);
+          }
         });
         if (g.column_sums) add_column_sums(g, rows.size, columns, c, ldc, context);
       }
@@ -293,12 +313,15 @@ bool gemm_serves(const GemmArgs& g) {
 
 Status launch_gemm(const GemmArgs& g, const CpuContext& context) {
   if (g.column_sums) std::fill_n(g.column_sums, g.n, 0.0f);
-  if (g.batch * g.m * g.n == 0) return Status::ok;
-  if (g.terms == 1 && g.m * g.n <= kSmallProduct / std::max<int64_t>(g.k, 1)) {
-    small_products(g, context);
+  Report report(g);
+  if (g.batch * g.m * g.n == 0) {
+    // There is nothing to do.
+  } else if (g.terms == 1 && g.m * g.n <= kSmallProduct / std::max<int64_t>(g.k, 1)) {
+    small_products(g, context, report);
   } else {
-    large_products(g, context);
+    large_products(g, context, report);
   }
+  report.close();
   return Status::ok;
 }
 

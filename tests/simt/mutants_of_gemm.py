@@ -157,6 +157,21 @@ MUTANTS = (
         "work.batch * plan.terms + term",
         "work.batch + term",
     ),
+    _mutant("all tiles are shared", SCHEDULER, "unit < plan.whole", "false", "gemm_plan_sm90"),
+    _mutant(
+        "shared tiles have the numbers of whole ones",
+        SCHEDULER,
+        "plan.whole + shared / plan.splits",
+        "shared / plan.splits",
+        "gemm_plan_sm90",
+    ),
+    _mutant(
+        "whole tiles have a share of the steps",
+        SCHEDULER,
+        "is_whole ? 1 : plan.splits",
+        "plan.splits",
+        "gemm_plan_sm90",
+    ),
     _mutant("steps are not of their term", SCHEDULER, "begin - term * plan.term_steps", "begin"),
     # ---- splits
     _mutant(
@@ -188,7 +203,7 @@ MUTANTS = (
     _mutant("all tiles have one ticket", SPLIT, "tickets + work.tile,", "tickets,"),
     _epilogue(
         "tickets of tiles and columns are the same",
-        GEMM,
+        EPILOGUE,
         "tickets + plan.column_tickets + work.n",
         "tickets + work.n",
         "all_at_once",
@@ -255,6 +270,27 @@ MUTANTS = (
     _epilogue(
         "rows of tiles of one matrix", EPILOGUE, "work.batch * plan.tiles_m + work.m;", "work.m;"
     ),
+    _epilogue(
+        "squares over staged rows",
+        EPILOGUE,
+        "  ptx::block_sync();  // nobody reads the staged sums any more\n",
+        "",
+        "squares",
+    ),
+    _epilogue(
+        "squares count splits",
+        EPILOGUE,
+        "tiles = plan.units / plan.splits;",
+        "tiles = plan.units;",
+        "squares",
+    ),
+    _epilogue(
+        "squares of what is not rounded",
+        VECTOR,
+        "const double x = Element<T>::widen(rounded[i]);",
+        "const double x = from[i];",
+        "squares",
+    ),
     _epilogue("one group too few", EPILOGUE, "i < kGroups; ++i)\n", "i + 1 < kGroups; ++i)\n"),
     _epilogue(
         "groups are read too early",
@@ -290,8 +326,8 @@ MUTANTS = (
     _epilogue(
         "only the last element is judged",
         VECTOR,
-        "finite &= i >=",
-        "finite = i >=",
+        "result.finite &=",
+        "result.finite =",
         "found_inf",
     ),
     # ---- the rest

@@ -56,9 +56,8 @@ inline std::string describe(const GemmPlan& plan) {
           number(plan.group) + ", ";
   if (plan.sm90 && plan.splits > 1) text += number(plan.whole) + " whole, others in ";
   return text + number(plan.splits) + " splits of " + number(plan.steps) + " steps, " +
-         (plan.sm90 ? number(plan.units) + " units by " : "") + number(plan.blocks) +
-         " blocks; " + number(plan.workspace_bytes) + " bytes, " + number(plan.tickets) +
-         " tickets";
+         (plan.sm90 ? number(plan.units) + " units by " : "") + number(plan.blocks) + " blocks; " +
+         number(plan.workspace_bytes) + " bytes, " + number(plan.tickets) + " tickets";
 }
 
 }  // namespace amp_ext

@@ -21,8 +21,9 @@ constexpr double kSm90SharedBytes = 128;
 // multicast takes. What arrives, multicast or not: two sectors of 32 bytes.
 constexpr double kSm90L2Bytes = 36;
 constexpr double kSm90ArrivingBytes = 64;
-// Cycles, guesses: until a fetch from memory is there, or one from L2; from the launch to the first fetch (barriers, tensor
-// maps, the cluster); for a consumer's 64x32 part of the result, between two barriers.
+// Cycles, guesses: until a fetch from memory is there, or one from L2; from the launch to the first
+// fetch (barriers, tensor maps, the cluster); for a consumer's 64x32 part of the result, between
+// two barriers.
 constexpr double kSm90Latency = 800;
 constexpr double kSm90L2Latency = 400;
 constexpr double kSm90Start = 1500;
@@ -64,8 +65,8 @@ class Sm90Cycles {
     add_share_ = share_bytes * kSm90L2Latency / (consumers * kSm90ShareBytes);
   }
 
-  // From launch to end, when the clusters have `rounds` whole tiles each, and then, if splits > 1, a
-  // share of a tile.
+  // From launch to end, when the clusters have `rounds` whole tiles each, and then, if splits > 1,
+  // a share of a tile.
   double of(double rounds, int64_t splits) const {
     double cycles = kSm90Start + kSm90Latency;
     const double sum = steps_ * step_;
@@ -108,8 +109,8 @@ struct Sm90Choice {
 inline void consider(Sm90Choice& best, const GemmArgs& g, int tile, int stages, int cluster_m,
                      int cluster_n, int multiprocessors) {
   const Sm90Tile& t = kSm90Tiles[tile];
-  const int64_t tiles = g.batch * ceil_div(g.m, int64_t{t.m} * cluster_m) *
-                        ceil_div(g.n, int64_t{t.n} * cluster_n);
+  const int64_t tiles =
+      g.batch * ceil_div(g.m, int64_t{t.m} * cluster_m) * ceil_div(g.n, int64_t{t.n} * cluster_n);
   const int64_t clusters = sm90_clusters(cluster_m * cluster_n, multiprocessors);
   const int64_t rounds = tiles / clusters, left = tiles % clusters;
   const Sm90Cycles predicted(g, t, stages, cluster_m, cluster_n);

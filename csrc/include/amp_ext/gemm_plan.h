@@ -21,8 +21,8 @@ struct GemmDevice {
   bool sm90;  // runs code for sm_90a, and the build has it
 };
 
-// Below this many predicted cycles, about 16 us, a product for sm_90a is compared with one for
-// mma.sync, which starts faster and whose tiles can be smaller.
+// Below this many predicted cycles, about 16 us, and where tiles are split, a plan for sm_90a is
+// compared with one for mma.sync, which starts faster and whose tiles can be smaller.
 constexpr double kSm90CertainCycles = 28000;
 
 // The plan of a product that gemm_serves.
@@ -35,7 +35,7 @@ inline GemmPlan plan_gemm(const GemmArgs& g, const GemmDevice& device,
     if (found && measured_serves(*found, g)) return plan_measured(*found, g, multiprocessors);
     sm90 = choose_sm90(g, multiprocessors);
   }
-  const bool is_certain = sm90.tile >= 0 && sm90.cycles >= kSm90CertainCycles;
+  const bool is_certain = sm90.tile >= 0 && sm90.splits == 1 && sm90.cycles >= kSm90CertainCycles;
   const Sm80Choice sm80 = is_certain ? Sm80Choice{} : choose_sm80(g, multiprocessors);
   if (sm90.tile >= 0 && sm90.cycles <= sm80.cycles)
     return plan_sm90_with(g, sm90.tile, sm90.cluster_m, sm90.cluster_n, sm90.whole, sm90.splits,
@@ -74,11 +74,10 @@ inline GemmPrediction predict(const GemmArgs& g, const GemmPlan& plan, const Gem
   }
   result.waves = double(plan.units) / grid.together;
   // a is read for each column of tiles, b for each row; then the sums of shares, c and aux.
-  result.l2_bytes = 2.0 * g.k * g.terms * g.batch *
-                        (double(g.m) * grid.tiles_n + double(g.n) * grid.tiles_m) +
-                    shared * plan.splits * grid.m * grid.n * 4;
-  if (g.c.data && !plan.reduce)
-    result.l2_bytes += double(g.batch) * g.m * g.n * size_of(g.c.dtype);
+  result.l2_bytes =
+      2.0 * g.k * g.terms * g.batch * (double(g.m) * grid.tiles_n + double(g.n) * grid.tiles_m) +
+      shared * plan.splits * grid.m * grid.n * 4;
+  if (g.c.data && !plan.reduce) result.l2_bytes += double(g.batch) * g.m * g.n * size_of(g.c.dtype);
   if (g.aux.data && g.derivative)
     result.l2_bytes += double(g.batch) * g.m * g.n * size_of(g.aux.dtype);
   result.memory_bytes = operand_bytes(g, grid, plan.group) + result_bytes(g);

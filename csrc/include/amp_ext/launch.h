@@ -130,7 +130,7 @@ struct GemmArgs {
   bool derivative;
   float* column_sums;  // n, summed over rows and batch before they are rounded; may be null
   float* found_inf;    // = found if a rounded element of out is not finite; may be null
-  float found;         // not 0: 1, or an infinity, which makes the flag itself a number not finite
+  float found;         // not 0: 1, or infinity, so that the flag is finite where the result is
   double* square_sum;  // = the sum of squares of the rounded elements of out; may be null
 };
 

@@ -4,209 +4,11 @@
 // same way and is replaced in its box by the result.
 #pragma once
 
-#include <cstring>
-
-#include "../pack.cuh"
 #include "../reduce.cuh"
 #include "activation.cuh"
-#include "mainloop_sm90.cuh"
+#include "part_sm90.cuh"
 
 namespace amp_ext {
-
-// The calling thread's number in its consumer. Read anew: nothing that follows from it is held in
-// registers beside the sums.
-__device__ inline int consumer_thread() { return ptx::thread_index() % kWarpgroup; }
-
-// Waits for the 128 threads of one consumer; orders their memory accesses.
-__device__ inline void consumer_sync(int consumer) {
-  static_assert(Sm90Tile::kConsumers == 2);
-  if (consumer == 0)
-    ptx::barrier_sync<1, kWarpgroup>();
-  else
-    ptx::barrier_sync<2, kWarpgroup>();
-}
-
-// As is_last_block, of consumers.
-__device__ inline bool is_last_consumer(uint32_t* ticket, uint32_t consumers, bool& shared,
-                                        int consumer) {
-  consumer_sync(consumer);
-  if (consumer_thread() == 0) {
-    ptx::device_fence();
-    shared = ptx::ticket(ticket, consumers - 1) == consumers - 1;
-    ptx::device_fence();
-  }
-  consumer_sync(consumer);
-  return shared;
-}
-
-// A consumer's sums of each of a tile's shares, in the workspace: a thread's in packs of four, those
-// of neighbours side by side.
-template <class Gemm>
-class Shares {
- public:
-  __device__ Shares(const GemmPlan& plan, const GemmWork& work, int consumer,
-                    unsigned char* workspace)
-      : plan_(plan),
-        workspace_(workspace),
-        tile_(work.tile - plan.whole),
-        member_(Gemm::kTeam > 1 ? consumer : 0),
-        count_(work.splits) {}
-
-  __device__ uint32_t count() const { return count_; }
-
-  // That of this consumer's ticket.
-  __device__ uint32_t number() const { return index(tile_); }
-
-  __device__ void store(const typename Gemm::Sums& sums, uint32_t split) const {
-    uint4* const to = packs(split);
-#pragma unroll
-    for (int i = 0; i < kPacks; ++i) {
-      uint4 bits;
-      memcpy(&bits, &sums[i * 4 / kRowSums][i * 4 % kRowSums], sizeof(bits));
-      ptx::store16(to + i * kWarpgroup, bits);
-    }
-  }
-
-  // Adds the shares of a part up, in their order.
-  template <class Part>
-  __device__ void sum(Part& x, int number) const {
-    constexpr int kSize = sizeof(Part) / sizeof(float);
-    float sums[kSize] = {};
-    for (uint32_t split = 0; split < count_; ++split) {
-      const uint4* const from = packs(split) + number * (kSize / 4) * kWarpgroup;
-#pragma unroll
-      for (int i = 0; i < kSize; i += 4) {
-        const uint4 bits = ptx::load_l2(from + i / 4 * kWarpgroup);
-        float share[4];
-        memcpy(share, &bits, sizeof(bits));
-#pragma unroll
-        for (int j = 0; j < 4; ++j) sums[i + j] += share[j];
-      }
-    }
-    memcpy(&x, sums, sizeof(x));
-  }
-
- private:
-  static constexpr int kRowSums = Gemm::kTile.n / 2;
-  static constexpr int kPacks = Gemm::kRowBlocks * kRowSums / 4;
-
-  // Among the consumers of all blocks of a cluster that have some of a tile.
-  __device__ uint32_t index(uint32_t of_tile) const {
-    const uint32_t cluster = plan_.cluster_m * plan_.cluster_n;
-    const uint32_t rank = cluster > 1 ? ptx::cluster_rank() : 0;
-    return (of_tile * cluster + rank) * Gemm::kTeam + member_;
-  }
-
-  // The first of this thread's packs of a share.
-  __device__ uint4* packs(uint32_t split) const {
-    return reinterpret_cast<uint4*>(workspace_) +
-           int64_t{index(tile_ * count_ + split)} * (kPacks * kWarpgroup) + consumer_thread();
-  }
-
-  const GemmPlan& plan_;
-  unsigned char* const workspace_;
-  const uint32_t tile_;
-  const int member_;
-  const uint32_t count_;
-};
-
-// Calls use(T()) with an element of the type.
-template <class Use>
-__device__ void with_type(DType dtype, Use use) {
-  if (dtype == DType::f32) return use(float());
-  if (dtype == DType::f16) return use(__half());
-  use(__nv_bfloat16());
-}
-
-// A thread's elements of 8 columns of a part: of lane l of warp w, element 2 h + i in row
-// 16 w + l / 4 + 8 h and column 2 (l % 4) + i.
-struct Group {
-  static constexpr int kSize = 4, kColumns = 8;
-  float at[kSize];
-
-  __device__ static int row(int i) {
-    const int thread = consumer_thread();
-    return thread / 32 * 16 + thread % 32 / 4 + i / 2 * 8;
-  }
-  __device__ static int column(int i) { return consumer_thread() % 4 * 2 + i % 2; }
-
-  // The address of elements i and i + 1 in a box of T, in which the group has this number.
-  template <class T>
-  __device__ static T* place(unsigned char* box, int number, int i) {
-    constexpr int kRowBytes = Sm90Tile::kBoxColumns * sizeof(T);
-    const int byte = (number * kColumns + column(i)) * static_cast<int>(sizeof(T));
-    return reinterpret_cast<T*>(box + swizzled<kRowBytes>(row(i), byte / 16) + byte % 16);
-  }
-
-  template <class T>
-  __device__ void read(unsigned char* box, int number) {
-#pragma unroll
-    for (int i = 0; i < kSize; i += 2) {
-      T pair[2];
-      memcpy(pair, place<T>(box, number, i), sizeof(pair));
-      at[i] = Element<T>::widen(pair[0]);
-      at[i + 1] = Element<T>::widen(pair[1]);
-    }
-  }
-
-  // Rounds them.
-  template <class T>
-  __device__ void write(unsigned char* box, int number) const {
-    struct alignas(2 * sizeof(T)) Pair {
-      T low, high;
-    };
-#pragma unroll
-    for (int i = 0; i < kSize; i += 2) {
-      const Pair pair{Element<T>::round(at[i]), Element<T>::round(at[i + 1])};
-      ptx::store_shared(reinterpret_cast<Pair*>(place<T>(box, number, i)), pair);
-    }
-  }
-};
-
-// A thread's elements of a part.
-struct Part {
-  static constexpr int kGroups = Sm90Tile::kBoxColumns / Group::kColumns;
-  Group groups[kGroups];
-
-  // Calls use(group, number) for each. In a loop, through which they pass by turns: what is done to
-  // four numbers is long enough, and takes registers enough.
-  template <class Use>
-  __device__ void each(Use use) {
-#pragma unroll 1
-    for (int number = 0; number < kGroups; ++number) {
-      Group group = groups[0];
-      use(group, number);
-#pragma unroll
-      for (int i = 1; i < kGroups; ++i) groups[i - 1] = groups[i];
-      groups[kGroups - 1] = group;
-    }
-  }
-
-  // Rounds them and writes them to a box of T.
-  template <class T>
-  __device__ void write(unsigned char* box) const {
-    if constexpr (sizeof(T) == 4) {
-#pragma unroll
-      for (int i = 0; i < kGroups; ++i) groups[i].write<T>(box, i);
-    } else {
-      constexpr int kRowBytes = Sm90Tile::kBoxColumns * sizeof(T);
-      const int thread = consumer_thread(), lane = thread % 32;
-      const int row = thread / 32 * 16 + lane % 16;
-      // Four matrices of 8x8 at a time: upper and lower rows, then the same of the next 8 columns.
-#pragma unroll
-      for (int i = 0; i < kGroups; i += 2) {
-        uint32_t matrices[4];
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          const float* const at = groups[i + j / 2].at + j % 2 * 2;
-          const T pair[2] = {Element<T>::round(at[0]), Element<T>::round(at[1])};
-          memcpy(&matrices[j], pair, sizeof(pair));
-        }
-        ptx::stmatrix<false>(box + swizzled<kRowBytes>(row, i + lane / 16), matrices);
-      }
-    }
-  }
-};
 
 // What a consumer does with the tiles that it has summed up.
 template <class Gemm>
@@ -305,16 +107,28 @@ class Sm90Epilogue {
     if (i >= part_rows(row)) return;
     ptx::Mbarrier& full = header_.side_full[consumer_][to];
     ptx::mbarrier_arrive_expect_tx(full, box_bytes());
-    ptx::tma_load(box(to), maps_.side, full, column + j * kColumns, row + i * kRows,
-                  batch);
+    ptx::tma_load(box(to), maps_.side, full, column + j * kColumns, row + i * kRows, batch);
   }
 
   // Only constants can number registers: a part's are chosen by its number in the tile.
-  __device__ static void take(Part& x, const typename Gemm::Sums& sums, int number) {
+  template <int kNumber>
+  __device__ static void take(Part& x, const typename Gemm::Sums& sums) {
     constexpr int kSize = sizeof(Part) / sizeof(float);
-#pragma unroll
-    for (int i = 0; i < Gemm::kRowBlocks * kRowParts; ++i)
-      if (i == number) memcpy(&x, &sums[i / kRowParts][i % kRowParts * kSize], sizeof(x));
+    if constexpr (kNumber < Gemm::kRowBlocks * kRowParts)
+      memcpy(&x, &sums[kNumber / kRowParts][kNumber % kRowParts * kSize], sizeof(x));
+  }
+  __device__ static void take(Part& x, const typename Gemm::Sums& sums, int number) {
+    static_assert(Gemm::kRowBlocks * kRowParts <= 8);
+    switch (number) {
+      case 0: return take<0>(x, sums);
+      case 1: return take<1>(x, sums);
+      case 2: return take<2>(x, sums);
+      case 3: return take<3>(x, sums);
+      case 4: return take<4>(x, sums);
+      case 5: return take<5>(x, sums);
+      case 6: return take<6>(x, sums);
+      case 7: return take<7>(x, sums);
+    }
   }
 
   __device__ void finish_part(Part& x, int batch, int row, int column, int number) {

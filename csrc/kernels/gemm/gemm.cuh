@@ -33,9 +33,7 @@ __global__ __launch_bounds__(
   if (plan.splits > 1 &&
       !add_splits<Gemm>(sums, shared.epilogue.last, plan, work, workspace, tickets))
     return;
-  finish<Gemm>(sums, shared.epilogue, args, plan, work,
-               reinterpret_cast<float*>(workspace + plan.column_sums_offset),
-               tickets + plan.column_tickets + work.n);
+  finish<Gemm>(sums, shared.epilogue, args, plan, work, workspace, tickets);
 }
 
 template <class T, int kTileIndex, Major kA, Major kB>
@@ -77,6 +75,5 @@ Status launch_plan(const GemmArgs& args, const GemmPlan& plan, void* workspace, 
       tile_launcher<T>(plan.tile, std::make_integer_sequence<int, kGemmTileCount>{});
   return launcher(args, plan, workspace, tickets, stream);
 }
-
 
 }  // namespace amp_ext

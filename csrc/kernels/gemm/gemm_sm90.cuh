@@ -38,8 +38,7 @@ __device__ void consume(Sm90Header& header, unsigned char* boxes, const unsigned
     // By turns: a phase of a stage is told from the one before it only by who knows that that one
     // has completed, and tensor cores do one tile's steps at a time. The first one begins at once.
     const int turn = round / Sm90Tile::kConsumers % 2;
-    if (kTile.ping_pong)
-      ptx::mbarrier_wait(header.turn[consumer], consumer == 0 ? turn ^ 1 : turn);
+    if (kTile.ping_pong) ptx::mbarrier_wait(header.turn[consumer], consumer == 0 ? turn ^ 1 : turn);
     typename Gemm::Sums sums;
     accumulate<Gemm>(sums, header, stages, plan, first_row, steps, ring);
     if (kTile.ping_pong && threadIdx.x % 32 == 0) ptx::mbarrier_arrive(header.turn[consumer ^ 1]);

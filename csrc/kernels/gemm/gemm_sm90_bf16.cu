@@ -4,7 +4,7 @@
 namespace amp_ext {
 
 Status launch_gemm_sm90_bf16(const GemmArgs& args, const GemmPlan& plan, void* workspace,
-                            uint32_t* tickets, cuda::Stream stream) {
+                             uint32_t* tickets, cuda::Stream stream) {
   return launch_sm90<__nv_bfloat16>(args, plan, workspace, tickets, stream);
 }
 

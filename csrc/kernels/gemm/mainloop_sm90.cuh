@@ -28,7 +28,7 @@ struct Sm90Maps {
 struct alignas(kSwizzleAlignment) Sm90Header {
   ptx::Mbarrier full[Sm90Tile::kMostStages];   // TMA has written the stage
   ptx::Mbarrier empty[Sm90Tile::kMostStages];  // all who read what this block fetches have read it
-  ptx::Mbarrier turn[Sm90Tile::kConsumers];  // the other consumer of a ping-pong has multiplied
+  ptx::Mbarrier turn[Sm90Tile::kConsumers];    // the other consumer of a ping-pong has multiplied
   ptx::Mbarrier side_full[Sm90Tile::kConsumers][Sm90Tile::kMostBoxes];  // TMA has written the box
   // Of each warp, over the rows of a box: of two boxes, because a warp may be one ahead.
   float column_sums[Sm90Tile::kConsumers][2][4][Sm90Tile::kBoxColumns];

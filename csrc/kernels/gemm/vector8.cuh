@@ -57,10 +57,16 @@ __device__ inline void load_vector(float (&to)[kVector], const MatrixRef& matrix
   });
 }
 
-// Rounds and stores what exists; returns whether all is finite. column_stride is 1.
-__device__ inline bool store_vector(const MatrixRef& matrix, const VectorPlace& place,
-                                    const float (&from)[kVector]) {
+// What is known of rounded elements.
+struct Rounded {
   bool finite = true;
+  double squares = 0;  // their sum, where it is asked for
+};
+
+// Rounds and stores what exists. column_stride is 1.
+__device__ inline Rounded store_vector(const MatrixRef& matrix, const VectorPlace& place,
+                                       const float (&from)[kVector], bool squared = false) {
+  Rounded result;
   with_place(matrix, place, [&](auto* at) {
     using T = std::remove_pointer_t<decltype(at)>;
     constexpr int kPack = Pack<T>::kSize;
@@ -68,7 +74,12 @@ __device__ inline bool store_vector(const MatrixRef& matrix, const VectorPlace& 
 #pragma unroll
     for (int i = 0; i < kVector; ++i) {
       rounded[i] = Element<T>::round(from[i]);
-      finite &= i >= place.count || Element<T>::finite(rounded[i]);
+      if (i >= place.count) continue;
+      result.finite &= Element<T>::finite(rounded[i]);
+      if (squared) {
+        const double x = Element<T>::widen(rounded[i]);
+        result.squares += x * x;
+      }
     }
     if (is_whole(at, place)) {
 #pragma unroll
@@ -84,7 +95,7 @@ __device__ inline bool store_vector(const MatrixRef& matrix, const VectorPlace& 
         if (i < place.count) at[i] = rounded[i];
     }
   });
-  return finite;
+  return result;
 }
 
 }  // namespace amp_ext
