@@ -8,6 +8,7 @@ RESULTS ?= bench/results
 CXX_FILES = $(shell find csrc tests bench -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 PY_FILES = setup.py build_backend.py amp_ext bench tests triton_kernels
 INSTALL = bin/python -m pip install -c constraints.txt
+PYTEST = bin/pytest -q -n $${MAX_JOBS:-logical} --maxprocesses 8 --dist worksteal
 
 .DEFAULT_GOAL = help
 .DELETE_ON_ERROR:
@@ -20,7 +21,7 @@ demo: .venv/built ## train a small network in FP16 on this machine; writes demo.
 	.venv/bin/python bench/demo.py
 
 test: .venv/built ## the test suite
-	.venv/bin/pytest -q tests
+	.venv/$(PYTEST) tests
 
 bench: .venv/built ## amp_ext against torch, on this machine's best device
 	@device=$$(.venv/bin/python -c "import torch; print('cuda' if torch.cuda.is_available() else 'cpu')"); \
@@ -43,7 +44,7 @@ cuda-check: .venv-cuda/made ## build the CUDA kernels, inspect them and run the 
 	@command -v nvcc || { echo "cuda-check needs nvcc on PATH: install the CUDA toolkit" >&2; exit 1; }
 	FORCE_CUDA=1 TORCH_CUDA_ARCH_LIST="8.0+PTX;9.0a" .venv-cuda/$(INSTALL) '.[test]'
 	.venv-cuda/bin/python tests/cuda_check.py
-	cd tests && ../.venv-cuda/bin/pytest -q  # not here, where Python would find the source of amp_ext
+	cd tests && ../.venv-cuda/$(PYTEST)  # not here, where Python would find the source of amp_ext
 
 gpu: ## tests, memory check and benchmarks on a GPU, with PYTHON's own torch; RESULTS=DIR
 	$(PYTHON) bench/gpu.py $(RESULTS)

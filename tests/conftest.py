@@ -7,6 +7,13 @@ import zlib
 from collections.abc import Iterator
 
 import pytest
+
+# Before torch starts: OpenMP's threads would spin while they wait for work, which is half of the
+# suite's time. Several workers of pytest-xdist share the cores.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "2")
+
 import torch
 
 os.environ.setdefault(

@@ -12,7 +12,7 @@ import simt_gemm
 from cases import integers, spacing
 from executors import SIMT
 from simt.library import Library, Schedule
-from simt_gemm import Gemm, GemmPlan, GemmTile
+from simt_gemm import Gemm, GemmPlan, GemmTile, Sm90Tile
 
 FP16, BF16, FP32 = torch.float16, torch.bfloat16, torch.float32
 CPU = torch.device("cpu")
@@ -25,6 +25,10 @@ def library() -> Library:
 
 def tiles() -> list[GemmTile]:
     return simt_gemm.tiles(library()) if not SIMT.missing else []
+
+
+def sm90_tiles() -> list[Sm90Tile]:
+    return simt_gemm.sm90_tiles(library()) if not SIMT.missing else []
 
 
 def placed(matrices: Tensor, rows_are_contiguous: bool = True, aligned: bool = True) -> Tensor:
@@ -79,12 +83,26 @@ def plan_of(gemm: Gemm, tile: int = -1, splits: int = 1, multiprocessors: int = 
 
 
 def run(gemm: Gemm, tile: int = -1, splits: int = 1, schedule: Schedule | None = None) -> None:
-    """Run a product by a plan of its own or the planner's; assert that it wrote nothing else."""
+    """Run a product by a plan of its own or the planner's."""
     schedule = schedule or SIMT.ops.next_schedule()
-    plan = plan_of(gemm, tile, splits, schedule.multiprocessors)
+    run_plan(gemm, plan_of(gemm, tile, splits, schedule.multiprocessors), schedule)
+
+
+def run_plan(gemm: Gemm, plan: GemmPlan, schedule: Schedule) -> None:
+    """Run a product; assert that nothing was written around its results."""
     simt_gemm.launch(library(), schedule, gemm.args(), plan)
     for written in (gemm.out, None if gemm.derivative else gemm.aux):
         assert written is None or not written.numel() or surroundings_are_intact(written)
+
+
+def with_odd_strides(gemm: Gemm) -> Gemm:
+    """Return the product with strides of indices that have but one value which mean nothing."""
+    odd = {}
+    for name in ("a", "b"):
+        t = getattr(gemm, name)
+        sizes = zip(t.shape[1:], t.stride()[1:], strict=True)
+        odd[name] = t.as_strided(t.shape, (7, *(3 if size == 1 else by for size, by in sizes)))
+    return gemm._replace(**odd)
 
 
 def _phi(x: Tensor, tanh: bool) -> tuple[Tensor, Tensor]:
@@ -112,6 +130,20 @@ def derivative(name: str, at: Tensor) -> Tensor:
         return torch.where(at <= 0, 0.0, 1.0).double()
     cdf, slope = _phi(at, name == "gelu_tanh")
     return cdf + at * slope
+
+
+def special_values() -> Tensor:
+    """Return numbers at which formulas of activations overflow or are not defined."""
+    values = (0.0, -0.0, 1e-30, -1e-30, 30.0, -30.0, 1e30, -1e30, float("inf"), float("nan"))
+    return torch.tensor(values)
+
+
+def slopes_at_special_values(name: str) -> Tensor:
+    """Return the limits of an activation's derivative."""
+    slopes = torch.tensor([0.5] * 4 + [1.0, 0.0, 1.0, 0.0, 1.0, float("nan")])
+    if name == "relu":
+        slopes[:4], slopes[-1] = torch.tensor([0.0, 0.0, 1.0, 0.0]), 1.0
+    return slopes
 
 
 def linear_part(gemm: Gemm, magnitude: bool = False) -> Tensor:

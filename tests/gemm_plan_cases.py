@@ -7,8 +7,8 @@ import random
 import torch
 
 import simt_gemm
-from gemm_kernel_cases import library, tiles
-from simt_gemm import GemmArgs, GemmPlan, MatrixRef, Sm90Tile, describe
+from gemm_kernel_cases import library, sm90_tiles, tiles
+from simt_gemm import GemmArgs, GemmPlan, MatrixRef, describe
 
 FP32, FP16, BF16, FP64 = range(len(simt_gemm.DTYPES))
 MOST_UNITS = 4000  # of a plan whose units are looked at
@@ -82,10 +82,6 @@ def random_sm90_problem() -> GemmArgs:
         args.aux = args.out
         args.derivative = random.random() < 0.5
     return args
-
-
-def sm90_tiles() -> list[Sm90Tile]:
-    return simt_gemm.sm90_tiles(library())
 
 
 def tile_of(plan: GemmPlan) -> tuple[int, int, int]:

@@ -21,6 +21,7 @@ from gemm_kernel_cases import (
     product,
     run,
     tiles,
+    with_odd_strides,
 )
 from simt.library import Schedule
 from simt_gemm import describe, launch, serves
@@ -152,16 +153,7 @@ def test_expanded_lines(name: str, majors: tuple[bool, bool]) -> None:
 
 def test_strides_of_single_elements_mean_nothing() -> None:
     for sizes in itertools.product((1, 40), repeat=3):
-        gemm = product(*sizes)
-        odd = {}
-        for name in ("a", "b"):
-            t = getattr(gemm, name)
-            strides = (
-                7,
-                *(3 if size == 1 else t.stride(1 + i) for i, size in enumerate(t.shape[1:])),
-            )
-            odd[name] = t.as_strided(t.shape, strides)
-        gemm = gemm._replace(**odd)
+        gemm = with_odd_strides(product(*sizes))
         assert serves(library(), gemm.args())
         run(gemm)
         assert_equal(gemm.out, exact(gemm))

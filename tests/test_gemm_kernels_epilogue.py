@@ -25,6 +25,8 @@ from gemm_kernel_cases import (
     placed,
     product,
     run,
+    slopes_at_special_values,
+    special_values,
     tiles,
 )
 from simt.library import Schedule
@@ -169,8 +171,7 @@ def test_derivative(dtype: torch.dtype, activation: str) -> None:
 
 def test_activations_of_special_values() -> None:
     """And the derivatives' limits, where their formulas overflow."""
-    special = torch.tensor([0.0, -0.0, 1e-30, -1e-30, 30.0, -30.0, 1e30, -1e30])
-    special = torch.cat([special, torch.tensor([float("inf"), float("nan")])])
+    special = special_values()
     for activation in ACTIVATIONS[1:]:
         gemm = product(4, len(special), 0, activation=activation, bias=special)
         run(gemm)
@@ -179,9 +180,7 @@ def test_activations_of_special_values() -> None:
         aux = special.expand(1, 4, -1).contiguous()
         ones = gemm._replace(bias=torch.ones(len(special)), aux=aux, derivative=True)
         run(ones)
-        slopes = torch.tensor([0.5] * 4 + [1.0, 0.0, 1.0, 0.0, 1.0, float("nan")])
-        if activation == "relu":
-            slopes[:4], slopes[-1] = torch.tensor([0.0, 0.0, 1.0, 0.0]), 1.0
+        slopes = slopes_at_special_values(activation)
         torch.testing.assert_close(ones.out[0, 0], slopes, rtol=0, atol=1e-20, equal_nan=True)
 
 

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
 from amp_ext import _C
 
@@ -53,6 +54,37 @@ def test_errors(arguments: tuple, message: str) -> None:
         _C.gemm_plan(*arguments)
 
 
+def test_a_forced_plan() -> None:
+    planned = _C.gemm_plan(4096, 4096, 4096, "NT")
+    try:
+        _C.force_gemm_plan(6, (1, 2), splits=2)
+        found = _C.gemm_plan(4096, 4096, 4096, "NT")
+        assert found["tile"].startswith("sm90 tile 64x256x64") and found["cluster"] == (1, 2)
+        assert found["splits"] == 2
+        # Neither other GPUs nor tiles that do not serve a product, nor more splits than steps.
+        assert not _C.gemm_plan(4096, 4096, 4096, "NT", sm90=False)["sm90"]
+        assert _C.gemm_plan(64, 64, 64)["splits"] == 1
+        _C.force_gemm_plan(2)
+        assert "128x224" in _C.gemm_plan(512, 512, 512, "NT")["tile"]
+        assert "128x224" not in _C.gemm_plan(512, 512, 512, "NN")["tile"]
+    finally:
+        _C.force_gemm_plan(None)
+    assert _C.gemm_plan(4096, 4096, 4096, "NT") == planned
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"tile": 99}, "tile must be None or a number below 8, got 99"),
+        ({"tile": 0, "cluster": (2, 2)}, "cluster must be (1, 1), (2, 1) or (1, 2), got (2, 2)"),
+        ({"tile": 0, "splits": 0}, "splits must be at least 1 and group at least 0, got 0 and 0"),
+    ],
+)
+def test_errors_of_forced_plans(arguments: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(f"amp_ext._C.force_gemm_plan: {message}")):
+        _C.force_gemm_plan(**arguments)
+
+
 def test_plans_of_the_benchmark(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -72,3 +104,29 @@ def test_plans_of_the_benchmark(
 
     assert plan_gemm.main(["--sm80", "--multiprocessors", "108"]) == 0
     assert "sm90" not in capsys.readouterr().out
+
+
+def test_candidates_of_the_tuner(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU what it would time: every tile in every cluster, splits where tiles are few."""
+    monkeypatch.syspath_prepend(BENCH)
+    import tune_gemm
+    from bench_gemm import large_shapes, small_shapes
+
+    tiles = len(_C.gemm_tiles()["gemm_sm90_kernel"])
+    shapes = {f"{s.name} {s.layout}": s for s in (*large_shapes(), *small_shapes(quick=False))}
+    square, wgrad = shapes["8192^3 NT"], shapes["9216x256x256 wgrad TN"]
+    plans = list(tune_gemm.candidates(square))
+    assert len(plans) == len(set(plans)) == tiles * 3 and all(p.splits == 1 for p in plans)
+    assert {plan.splits for plan in tune_gemm.candidates(wgrad)} == {1, 2, 3, 4, 6, 8, 16}
+    line = tune_gemm.entry(wgrad, tune_gemm.Candidate(0, (2, 1), 3, 0))
+    assert line == (
+        "{256, 256, 9216, Major::mn, Major::mn, 4, false, {128, 256, false}, 2, 1, 3, 0},"
+    )
+    try:
+        for plan in plans:
+            _C.force_gemm_plan(*plan)
+            assert _C.gemm_plan(8192, 8192, 8192, "NT")["cluster"] == plan.cluster
+    finally:
+        _C.force_gemm_plan(None)
+    if not torch.cuda.is_available():
+        assert tune_gemm.main([]) == 1

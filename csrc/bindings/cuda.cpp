@@ -20,9 +20,9 @@
 #include <utility>
 #include <vector>
 
-#include "amp_ext/gemm_plan.h"
 #include "amp_ext/last_table.h"
 #include "backend.h"
+#include "gemm_plans.h"
 #include "ops.h"
 
 namespace amp_ext {
@@ -221,7 +221,7 @@ class CudaBackend final : public Backend {
   void gemm(const char* op, const GemmArgs& args, c10::Device device) const override {
     const c10::cuda::CUDAGuard guard(device);
     const c10::cuda::CUDAStream stream = c10::cuda::getCurrentCUDAStream(device.index());
-    const GemmPlan plan = plan_gemm(args, gemm_device(device));
+    const GemmPlan plan = chosen_plan(args, gemm_device(device));
     const auto tickets = tickets_for(plan.tickets, stream);
     at::Tensor workspace;
     if (plan.workspace_bytes > 0) workspace = at::empty({plan.workspace_bytes}, bytes_on(device));

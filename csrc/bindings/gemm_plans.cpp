@@ -4,15 +4,46 @@
 #include <c10/util/Exception.h>
 #include <pybind11/stl.h>
 
+#include <array>
+#include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
-
-#include "amp_ext/gemm_plan.h"
 
 namespace py = pybind11;
 
 namespace amp_ext {
 namespace {
+
+struct Forced {
+  std::mutex mutex;
+  std::optional<MeasuredPlan> plan;
+};
+
+Forced& forced() {
+  static Forced instance;
+  return instance;
+}
+
+void force(std::optional<int> tile, std::array<int, 2> cluster, int splits, int group) {
+  constexpr auto op = "amp_ext._C.force_gemm_plan: ";
+  TORCH_CHECK_VALUE(!tile || (*tile >= 0 && *tile < kSm90TileCount), op,
+                    "tile must be None or a number below ", kSm90TileCount, ", got ", *tile);
+  const auto [m, n] = cluster;
+  TORCH_CHECK_VALUE(m >= 1 && n >= 1 && m * n <= 2, op,
+                    "cluster must be (1, 1), (2, 1) or (1, 2), got (", m, ", ", n, ")");
+  TORCH_CHECK_VALUE(splits >= 1 && group >= 0, op,
+                    "splits must be at least 1 and group at least 0, got ", splits, " and ", group);
+  std::optional<MeasuredPlan> plan;
+  if (tile) {
+    plan.emplace();
+    plan->tile = kSm90Tiles[*tile];
+    plan->cluster_m = m, plan->cluster_n = n;
+    plan->splits = splits, plan->group = group;
+  }
+  const std::lock_guard<std::mutex> lock(forced().mutex);
+  forced().plan = plan;
+}
 
 template <class Tile, int kCount>
 std::vector<std::string> in_words(const Tile (&tiles)[kCount]) {
@@ -52,7 +83,7 @@ py::dict plan(int64_t m, int64_t n, int64_t k, const std::string& layout, int64_
   if (accumulate) g.c = g.out, g.beta = 1;
   TORCH_CHECK_VALUE(gemm_serves(g), op, "the kernels do not serve ", m, "x", n, "x", k);
   const GemmDevice device{multiprocessors, sm90};
-  const GemmPlan plan = plan_gemm(g, device);
+  const GemmPlan plan = chosen_plan(g, device);
   const GemmPrediction predicted = predict(g, plan, device);
   py::dict result;
   result["plan"] = describe(plan);
@@ -70,6 +101,18 @@ py::dict plan(int64_t m, int64_t n, int64_t k, const std::string& layout, int64_
 
 }  // namespace
 
+GemmPlan chosen_plan(const GemmArgs& g, const GemmDevice& device) {
+  if (device.sm90 && gemm_serves_sm90(g)) {
+    const std::lock_guard<std::mutex> lock(forced().mutex);
+    const auto& plan = forced().plan;
+    if (plan && measured_serves(*plan, g) &&
+        plan->splits <= ceil_div(g.k, Sm90Tile::kStep) * g.terms &&
+        plan->cluster_m * plan->cluster_n <= device.multiprocessors)
+      return plan_measured(*plan, g, device.multiprocessors);
+  }
+  return plan_gemm(g, device);
+}
+
 void bind_gemm_plans(py::module_& m) {
   m.def("gemm_tiles", &tiles,
         "The tiles of each kernel of the CUDA gemm, by their number, with what they are planned to "
@@ -79,6 +122,10 @@ void bind_gemm_plans(py::module_& m) {
         py::arg("accumulate") = false, py::arg("multiprocessors") = 132, py::arg("sm90") = true,
         "How the CUDA gemm would multiply dense 16-bit matrices, and what that is predicted to "
         "take. Launches nothing.");
+  m.def("force_gemm_plan", &force, py::arg("tile"), py::arg("cluster") = std::array<int, 2>{1, 1},
+        py::arg("splits") = 1, py::arg("group") = 0,
+        "Products that this tile of gemm_sm90_kernel serves are computed by it, whatever the "
+        "planner thinks, until force_gemm_plan(None); for tests and for tuning.");
 }
 
 }  // namespace amp_ext

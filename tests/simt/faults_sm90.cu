@@ -233,7 +233,7 @@ __global__ void touches_sums_in_flight(float* data, const CUtensorMap __grid_con
 using Kernel = void (*)(float*, const CUtensorMap&);
 
 int launch(Kernel kernel, float* data, int threads) {
-  alignas(64) CUtensorMap map;
+  CUtensorMap map;
   const cuuint64_t size[3] = {32, 4, 1}, strides[2] = {128, kBytes};
   const cuuint32_t box[3] = {32, 4, 1}, ones[3] = {1, 1, 1};
   cuTensorMapEncodeTiled(&map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 3, data, size, strides, box, ones,

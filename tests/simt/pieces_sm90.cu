@@ -212,7 +212,7 @@ struct Tensor {
 };
 
 struct Map {
-  alignas(64) CUtensorMap map;
+  CUtensorMap map;
   cudaError_t error;
 };
 

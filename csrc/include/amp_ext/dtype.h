@@ -3,13 +3,15 @@
 
 #include <cstdint>
 
+#include "amp_ext/host_device.h"
+
 namespace amp_ext {
 
 enum class DType : uint8_t { f32, f16, bf16, f64 };
 
 constexpr int kDTypes = 4;
 
-constexpr int size_of(DType dtype) {
+AMP_EXT_HOST_DEVICE constexpr int size_of(DType dtype) {
   switch (dtype) {
     case DType::f32: return 4;
     case DType::f16: return 2;

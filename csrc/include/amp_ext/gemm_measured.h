@@ -9,7 +9,8 @@
 
 namespace amp_ext {
 
-// A product, and what is best for it. One matrix and one term; a tile and a cluster that serve it.
+// A product of one matrix and one term, and what is best for it: a tile and a cluster that serve
+// it.
 struct MeasuredPlan {
   int64_t m;
   int64_t n;
@@ -22,7 +23,7 @@ struct MeasuredPlan {
   int cluster_m;
   int cluster_n;
   int splits;  // of each tile of the last round, where that is not full
-  int group;
+  int group;   // 0: the planner's
 };
 
 // None has been measured.
@@ -56,12 +57,12 @@ inline bool measured_serves(const MeasuredPlan& x, const GemmArgs& g) {
 
 inline GemmPlan plan_measured(const MeasuredPlan& x, const GemmArgs& g, int multiprocessors) {
   const int64_t clusters = sm90_clusters(x.cluster_m * x.cluster_n, multiprocessors);
-  const int64_t tiles = ceil_div(g.m, int64_t{x.tile.m} * x.cluster_m) *
+  const int64_t tiles = g.batch * ceil_div(g.m, int64_t{x.tile.m} * x.cluster_m) *
                         ceil_div(g.n, int64_t{x.tile.n} * x.cluster_n);
   const auto whole = static_cast<uint32_t>(tiles / clusters * clusters);
   GemmPlan plan = plan_sm90_with(g, number_of(x.tile), x.cluster_m, x.cluster_n, whole, x.splits,
                                  multiprocessors);
-  plan.group = static_cast<uint32_t>(x.group);
+  if (x.group > 0) plan.group = static_cast<uint32_t>(x.group);
   return plan;
 }
 

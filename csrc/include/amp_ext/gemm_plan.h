@@ -21,8 +21,8 @@ struct GemmDevice {
   bool sm90;  // runs code for sm_90a, and the build has it
 };
 
-// Below this many predicted cycles, about 16 us, a product for sm_90a is compared with one for
-// mma.sync, which starts faster and whose tiles can be smaller.
+// Below this many predicted cycles, about 16 us, and where tiles are split, a plan for sm_90a is
+// compared with one for mma.sync, which starts faster and whose tiles can be smaller.
 constexpr double kSm90CertainCycles = 28000;
 
 // The plan of a product that gemm_serves.
@@ -35,7 +35,7 @@ inline GemmPlan plan_gemm(const GemmArgs& g, const GemmDevice& device,
     if (found && measured_serves(*found, g)) return plan_measured(*found, g, multiprocessors);
     sm90 = choose_sm90(g, multiprocessors);
   }
-  const bool is_certain = sm90.tile >= 0 && sm90.cycles >= kSm90CertainCycles;
+  const bool is_certain = sm90.tile >= 0 && sm90.splits == 1 && sm90.cycles >= kSm90CertainCycles;
   const Sm80Choice sm80 = is_certain ? Sm80Choice{} : choose_sm80(g, multiprocessors);
   if (sm90.tile >= 0 && sm90.cycles <= sm80.cycles)
     return plan_sm90_with(g, sm90.tile, sm90.cluster_m, sm90.cluster_n, sm90.whole, sm90.splits,

@@ -62,6 +62,8 @@ inline bool gemm_serves(const GemmArgs& g) {
 // ---- sm90
 // ----------------------------------------------------------------------------------------
 
+// Coordinates are numbers of 32 bits, those behind the edge in a cluster's last tile too.
+constexpr int64_t kTmaMostSize = INT32_MAX - 1024;
 constexpr int64_t kTmaMostStride = int64_t{1} << 40;  // bytes, exclusive
 
 // Whether a tensor map describes rows of the result, or of what is laid out like it.
@@ -88,9 +90,9 @@ inline bool tma_serves(const MatrixRef& x, const OperandLayout& layout, int64_t 
 
 // Whether the kernel for sm_90a computes a product that the other one serves.
 inline bool gemm_serves_sm90(const GemmArgs& g) {
-  const auto is_size = [](int64_t size) { return size > 0 && size <= INT32_MAX; };
+  const auto is_size = [](int64_t size) { return size > 0 && size <= kTmaMostSize; };
   if (!gemm_serves(g) || !is_size(g.m) || !is_size(g.n) || !is_size(g.k) || !is_size(g.batch) ||
-      !is_size(g.terms) || g.terms > INT32_MAX / g.batch)
+      !is_size(g.terms) || g.terms > kTmaMostSize / g.batch)
     return false;
   const int64_t matrices = g.batch * g.terms;
   const auto is_like_out = [&](const MatrixRef& x) {

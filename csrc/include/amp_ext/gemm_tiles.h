@@ -81,7 +81,8 @@ constexpr bool all_are_sound() {
 }
 static_assert(all_are_sound());
 
-// ---- Hopper: wgmma and TMA -----------------------------------------------------------------------
+// ---- Hopper: wgmma and TMA
+// -----------------------------------------------------------------------
 
 // What a block of the kernel for sm_90a computes at a time: m x n elements in steps of 64 along k.
 // One warpgroup fetches, two multiply: both the same tile, each half of its rows, or each a tile of
@@ -98,23 +99,25 @@ struct Sm90Tile {
   static constexpr int kBoxRows = 64;
   static constexpr int kBoxColumns = 32;
   static constexpr int kMostStages = 8;
-  static constexpr int kMostBoxes = 8;           // of a consumer
-  static constexpr int kHeaderBytes = 3 << 10;   // barriers and small sums
-  static constexpr int kSharedBytes = 227 << 10; // that a block may have
+  static constexpr int kMostBoxes = 8;            // of a consumer
+  static constexpr int kHeaderBytes = 3 << 10;    // barriers and small sums
+  static constexpr int kSharedBytes = 227 << 10;  // that a block may have
 
-  constexpr int consumer_m() const { return ping_pong ? m : m / kConsumers; }
-  constexpr int sums() const { return consumer_m() * n / 128; }  // of a consumer's thread
+  AMP_EXT_HOST_DEVICE constexpr int consumer_m() const { return ping_pong ? m : m / kConsumers; }
+  AMP_EXT_HOST_DEVICE constexpr int sums() const {
+    return consumer_m() * n / 128;
+  }  // of a consumer's thread
 
   // Registers of a thread. The block starts with 168 each; the producers give up some of theirs.
-  constexpr int producer_registers() const { return sums() >= 192 ? 24 : 40; }
-  constexpr int consumer_registers() const { return sums() >= 192 ? 240 : 232; }
+  AMP_EXT_HOST_DEVICE constexpr int producer_registers() const { return sums() >= 160 ? 24 : 40; }
+  AMP_EXT_HOST_DEVICE constexpr int consumer_registers() const { return sums() >= 160 ? 240 : 232; }
 
   // Shared memory: the header, the consumers' boxes, and as many stages as fit.
-  constexpr int stage_bytes() const { return (m + n) * kStep * 2; }
-  static constexpr int box_bytes(int element_bytes) {
+  AMP_EXT_HOST_DEVICE constexpr int stage_bytes() const { return (m + n) * kStep * 2; }
+  AMP_EXT_HOST_DEVICE static constexpr int box_bytes(int element_bytes) {
     return kBoxRows * kBoxColumns * element_bytes;
   }
-  static constexpr int boxes_bytes(int boxes, int element_bytes) {
+  AMP_EXT_HOST_DEVICE static constexpr int boxes_bytes(int boxes, int element_bytes) {
     return kConsumers * boxes * box_bytes(element_bytes);
   }
   constexpr int shared_bytes(int stages, int boxes, int element_bytes) const {
@@ -130,8 +133,8 @@ struct Sm90Tile {
 };
 
 inline constexpr Sm90Tile kSm90Tiles[] = {
-    {128, 256, false}, {256, 128, false}, {256, 192, false}, {128, 224, false}, {128, 128, true},
-    {128, 192, true},  {128, 160, true},  {64, 256, true},   {64, 128, true},   {64, 64, true},
+    {128, 256, false}, {256, 128, false}, {128, 224, false}, {128, 192, false},
+    {128, 160, false}, {128, 128, true},  {64, 256, true},   {64, 128, true},
 };
 constexpr int kSm90TileCount = sizeof(kSm90Tiles) / sizeof(kSm90Tiles[0]);
 
@@ -151,10 +154,11 @@ constexpr bool all_sm90_are_sound() {
 }
 static_assert(all_sm90_are_sound());
 
-// ---- plans ---------------------------------------------------------------------------------------
+// ---- plans
+// ---------------------------------------------------------------------------------------
 
-// How a product is computed. Tiles are handed out in units: a whole tile, or one of the equal shares
-// of its steps along k; the shares' sums are added up by whichever of them ends last.
+// How a product is computed. Tiles are handed out in units: a whole tile, or one of the equal
+// shares of its steps along k; the shares' sums are added up by whichever of them ends last.
 //
 // mma.sync: one block for each unit, and all tiles are shared or none. sm90: persistent blocks, in
 // clusters of one or two. Of a cluster of two, each block computes one of two neighbouring tiles,
@@ -176,10 +180,10 @@ struct GemmPlan {
   int steps = 0;       // of all terms
 
   // sm90 alone.
-  int cluster_m = 1;    // blocks of a cluster, one below the other: they share b
-  int cluster_n = 1;    // or side by side: they share a
+  int cluster_m = 1;  // blocks of a cluster, one below the other: they share b
+  int cluster_n = 1;  // or side by side: they share a
   int stages = 0;
-  int boxes = 0;        // of a consumer
+  int boxes = 0;  // of a consumer
   int shared_bytes = 0;
   bool reduce = false;  // the product is added to out by the memory system
 

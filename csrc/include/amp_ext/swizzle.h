@@ -20,4 +20,14 @@ AMP_EXT_HOST_DEVICE constexpr int swizzled(int row, int chunk) {
   return row * kSwizzleRowBytes + (chunk ^ row % 8) * kSwizzleChunkBytes;
 }
 
+// The same for rows of kRowBytes, 64 or 128, within which chunks change places: rows of 64 bytes
+// lie two by two in the banks, and every other one has the next order.
+template <int kRowBytes>
+AMP_EXT_HOST_DEVICE constexpr int swizzled(int row, int chunk) {
+  static_assert(kRowBytes == 64 || kRowBytes == 128);
+  constexpr int kChunks = kRowBytes / kSwizzleChunkBytes;
+  const int order = row / (kSwizzleRowBytes / kRowBytes) % kChunks;
+  return row * kRowBytes + (chunk ^ order) * kSwizzleChunkBytes;
+}
+
 }  // namespace amp_ext

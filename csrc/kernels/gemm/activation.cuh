@@ -1,9 +1,9 @@
-// Activations of eight numbers, and their derivatives.
+// Activations of a thread's numbers, and their derivatives.
 #pragma once
 
 #include <ptx.cuh>
 
-#include "vector8.cuh"
+#include "amp_ext/launch.h"
 
 namespace amp_ext {
 
@@ -27,7 +27,8 @@ __device__ inline float normal_density_tanh(float x) {
 }
 
 // x = f(x).
-__device__ inline void activate(Activation activation, float (&x)[kVector]) {
+template <int kSize>
+__device__ void activate(Activation activation, float (&x)[kSize]) {
   const auto each = [&](auto f) {
 #pragma unroll
     for (float& value : x) value = f(value);
@@ -41,11 +42,12 @@ __device__ inline void activate(Activation activation, float (&x)[kVector]) {
 }
 
 // x = x * f'(at).
-__device__ inline void multiply_by_derivative(Activation activation, const float (&at)[kVector],
-                                              float (&x)[kVector]) {
+template <int kSize>
+__device__ void multiply_by_derivative(Activation activation, const float (&at)[kSize],
+                                       float (&x)[kSize]) {
   const auto each = [&](auto f) {
 #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
+    for (int i = 0; i < kSize; ++i) {
       // Farther out the derivatives are 0 and 1; squares would overflow. NaN stays.
       const float bounded = at[i] > 16.0f ? 16.0f : at[i] < -16.0f ? -16.0f : at[i];
       x[i] = f(x[i], bounded);

@@ -5,6 +5,7 @@
 #include "../reduce.cuh"
 #include "activation.cuh"
 #include "mainloop_sm80.cuh"
+#include "vector8.cuh"
 
 namespace amp_ext {
 

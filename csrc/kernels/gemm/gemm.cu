@@ -1,7 +1,19 @@
 // gemm: products of fp16 and bf16 on tensor cores. One launch.
-#include "gemm.cuh"
+#include "launchers.h"
 
 namespace amp_ext {
+namespace {
+
+GemmLauncher launcher(DType operands, bool sm90) {
+  const bool half = operands == DType::f16;
+#ifdef AMP_EXT_SM90
+  if (sm90) return half ? launch_gemm_sm90_f16 : launch_gemm_sm90_bf16;
+#endif
+  if (sm90) return nullptr;
+  return half ? launch_gemm_f16 : launch_gemm_bf16;
+}
+
+}  // namespace
 
 Status cuda::launch_gemm(const GemmArgs& args, const GemmPlan& plan, void* workspace,
                          uint32_t* tickets, Stream stream) {
@@ -13,8 +25,8 @@ Status cuda::launch_gemm(const GemmArgs& args, const GemmPlan& plan, void* works
   if (g.n <= 1) g.b.column_stride = 0;
   if (g.k <= 1) g.a.column_stride = g.b.row_stride = 0;
   if (g.batch * g.terms <= 1) g.a.batch_stride = g.b.batch_stride = 0;
-  const auto launcher = g.a.dtype == DType::f16 ? launch_gemm_f16 : launch_gemm_bf16;
-  return launcher(g, plan, workspace, tickets, stream);
+  const GemmLauncher launch = launcher(g.a.dtype, plan.sm90);
+  return launch ? launch(g, plan, workspace, tickets, stream) : Status::launch_failed;
 }
 
 }  // namespace amp_ext

@@ -5,6 +5,7 @@
 
 #include "../launch.cuh"
 #include "epilogue.cuh"
+#include "launchers.h"
 #include "mainloop_sm80.cuh"
 #include "split.cuh"
 
@@ -60,8 +61,6 @@ Status launch_tile(const GemmArgs& args, const GemmPlan& plan, void* workspace, 
   return (plan.a_major == k ? of_a_by_k : of_a_by_m)(args, plan, workspace, tickets, stream);
 }
 
-using GemmLauncher = decltype(&launch_tile<__half, 0>);
-
 // The launchers of all tiles for operands of type T.
 template <class T, int... kTileIndices>
 GemmLauncher tile_launcher(int tile, std::integer_sequence<int, kTileIndices...>) {
@@ -76,11 +75,5 @@ Status launch_plan(const GemmArgs& args, const GemmPlan& plan, void* workspace, 
       tile_launcher<T>(plan.tile, std::make_integer_sequence<int, kGemmTileCount>{});
   return launcher(args, plan, workspace, tickets, stream);
 }
-
-// Each is compiled in a file of its own.
-Status launch_gemm_f16(const GemmArgs&, const GemmPlan&, void* workspace, uint32_t* tickets,
-                       cuda::Stream);
-Status launch_gemm_bf16(const GemmArgs&, const GemmPlan&, void* workspace, uint32_t* tickets,
-                        cuda::Stream);
 
 }  // namespace amp_ext

@@ -1,0 +1,117 @@
+"""Time every plan of the CUDA gemm for Hopper on bench_gemm.py's products.
+
+    python bench/tune_gemm.py    # prints entries for csrc/include/amp_ext/gemm_measured.h
+    python bench/tune_gemm.py --filter wgrad
+
+Each plan is timed beside the planner's own; an entry is printed where one is faster by more than
+the noise. Needs a GPU of compute capability 9.0.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import sys
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+
+from amp_ext import _C
+from bench_gemm import Shape, by_kernel, large_shapes, small_shapes, verify_result
+from registry import Provider
+from timing import Budget, interleaved
+
+BUDGET = Budget(seconds=0.02, samples=9, sample_us=500.0)
+NOISE = 1.01
+PLANNED = "planner"
+
+
+class Candidate(NamedTuple):
+    """A plan: the number of its tile, its cluster, splits of the last round's tiles, group."""
+
+    tile: int
+    cluster: tuple[int, int]
+    splits: int
+    group: int
+
+    def words(self) -> str:
+        return "{:d} {} {:d} {:d}".format(self.tile, "x".join(map(str, self.cluster)), *self[2:])
+
+
+def tile_names() -> list[str]:
+    """The initialiser of each tile: m, n, ping_pong."""
+    names = []
+    for text in _C.gemm_tiles()["gemm_sm90_kernel"]:
+        m, n, _ = text.split(",")[0].removeprefix("sm90 tile ").split("x")
+        names.append(f"{{{m}, {n}, {'true' if 'ping-pong' in text else 'false'}}}")
+    return names
+
+
+def candidates(shape: Shape) -> Iterator[Candidate]:
+    """All tiles and clusters, with splits where a product has few tiles."""
+    few = shape.m * shape.n <= 132 * 256 * 128
+    splits = [n for n in (1, 2, 3, 4, 6, 8, 16) if n == 1 or (few and shape.k >= n * 512)]
+    tiles = range(len(tile_names()))
+    for tile, cluster, count in itertools.product(tiles, ((1, 1), (2, 1), (1, 2)), splits):
+        yield Candidate(tile, cluster, count, 0)
+
+
+def launch(shape: Shape, a: torch.Tensor, b: torch.Tensor, plan: Candidate | None) -> torch.Tensor:
+    """The product by a plan, or by the planner's."""
+    _C.force_gemm_plan(*(plan or (None,)))
+    try:
+        return by_kernel(shape, a, b)
+    finally:
+        _C.force_gemm_plan(None)
+
+
+def entry(shape: Shape, plan: Candidate) -> str:
+    """A line of kMeasuredPlans."""
+    majors = ("mn" if shape.layout[0] == "T" else "k", "k" if shape.layout[1] == "T" else "mn")
+    size = 4 if shape.out == torch.float32 else 2
+    choice = f"{tile_names()[plan.tile]}, {plan.cluster[0]}, {plan.cluster[1]}"
+    return (
+        f"{{{shape.m}, {shape.n}, {shape.k}, Major::{majors[0]}, Major::{majors[1]}, {size}, "
+        f"false, {choice}, {plan.splits}, {plan.group}}},"
+    )
+
+
+def tune(shape: Shape) -> str | None:
+    """Time all plans of one product; return an entry where one beats the planner's."""
+    a, b = shape.operands(torch.float16, torch.device("cuda"))
+    plans: dict[str, Candidate | None] = {PLANNED: None}
+    for plan in candidates(shape):
+        verify_result(shape, a, b, launch(shape, a, b, plan))
+        plans[plan.words()] = plan
+    providers = [
+        Provider(name, lambda plan=plan: launch(shape, a, b, plan)) for name, plan in plans.items()
+    ]
+    times = {n: q.p20 for n, q in interleaved(providers, BUDGET, events=True).items()}
+    best = min(times, key=times.__getitem__)
+    tflops = {name: shape.flops / us / 1e6 for name, us in times.items()}
+    print(
+        f"// {shape.name} {shape.layout}: {tflops[best]:.0f} TFLOP/s by {best}, "
+        f"{tflops[PLANNED]:.0f} by the planner's",
+        flush=True,
+    )
+    plan = plans[best]
+    return entry(shape, plan) if plan and times[PLANNED] > NOISE * times[best] else None
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--filter", default="", help="only products whose name has this in it")
+    options = parser.parse_args(argv)
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
+        print("tune_gemm: needs a GPU of compute capability 9.0", file=sys.stderr)
+        return 1
+    print(f"// {torch.cuda.get_device_name()}, torch {torch.__version__}")
+    shapes = [*large_shapes(), *small_shapes(quick=False)]
+    found = [tune(shape) for shape in shapes if options.filter in f"{shape.name} {shape.layout}"]
+    print(*filter(None, found), sep="\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

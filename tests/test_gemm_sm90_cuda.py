@@ -1,0 +1,83 @@
+"""The GEMM kernel for sm_90a on a GPU: every tile and cluster, and the same bits in every run."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from amp_ext import _C, ops, reference
+from cases import assert_equal, integers
+
+TILES = range(len(_C.gemm_tiles()["gemm_sm90_kernel"]))
+CLUSTERS = ((1, 1), (2, 1), (1, 2))
+RUNS = 200
+FP16, FP32 = torch.float16, torch.float32
+
+
+def missing() -> str:
+    if not torch.cuda.is_available():
+        return "torch sees no GPU"
+    if torch.cuda.get_device_capability() != (9, 0):
+        return f"{torch.cuda.get_device_name()} is not of Hopper"
+    return ""
+
+
+cuda = pytest.mark.skipif(bool(missing()), reason=missing())
+DEVICE = torch.device("cuda")
+
+
+@pytest.fixture(autouse=True)
+def planner_again() -> Iterator[None]:
+    yield
+    _C.force_gemm_plan(None)
+
+
+@cuda
+@pytest.mark.parametrize("cluster", CLUSTERS)
+@pytest.mark.parametrize("tile", TILES)
+def test_every_tile_cuda(tile: int, cluster: tuple[int, int]) -> None:
+    """On integers, whose sums are exact: several tiles a block, tails, splits, every layout."""
+    _C.force_gemm_plan(tile, cluster)
+    for dtype, out_dtype in ((FP16, FP32), (torch.bfloat16, torch.bfloat16)):
+        for trans_a, trans_b in itertools.product((False, True), repeat=2):
+            for m, n, k, splits in ((8200, 4104, 200, 1), (264, 520, 2056, 4)):
+                _C.force_gemm_plan(tile, cluster, splits)
+                a = integers((k, m) if trans_a else (m, k), dtype, DEVICE)
+                b = integers((n, k) if trans_b else (k, n), dtype, DEVICE)
+                options = {"trans_a": trans_a, "trans_b": trans_b, "out_dtype": out_dtype}
+                assert_equal(ops.gemm(a, b, **options), reference.gemm(a, b, **options))
+
+
+@cuda
+@pytest.mark.parametrize("tile", TILES)
+def test_accumulation_cuda(tile: int) -> None:
+    """Added by the memory system, and in registers where something is asked of the sum."""
+    _C.force_gemm_plan(tile, (2, 1))
+    a, b = integers((1032, 520), FP16, DEVICE), integers((1032, 776), FP16, DEVICE)
+    expected = integers((520, 776), FP32, DEVICE)
+    c = expected.clone()
+    flag = torch.zeros((), device=DEVICE)
+    squares = torch.zeros((), dtype=torch.float64, device=DEVICE)
+    for options in ({}, {"found_inf": flag, "square_sum": squares}):
+        ops.gemm_accumulate_(c, a, b, trans_a=True, **options)
+        expected = expected + (a.double().T @ b.double()).float()
+        assert_equal(c, expected.double())
+    assert flag.item() == 0 and squares.item() == expected.double().square().sum().item()
+    c[519, 775] = torch.inf
+    ops.gemm_accumulate_(c, a, b, trans_a=True, found_inf=flag)
+    assert flag.item() == 1
+
+
+@cuda
+@pytest.mark.parametrize("splits", [1, 4])
+@pytest.mark.parametrize("tile", TILES)
+def test_runs_are_the_same_cuda(tile: int, splits: int) -> None:
+    _C.force_gemm_plan(tile, (2, 1), splits)
+    a = torch.randn(1288, 4104, device=DEVICE, dtype=FP16)
+    b = torch.randn(1032, 4104, device=DEVICE, dtype=FP16)
+    first = ops.gemm(a, b, trans_b=True, out_dtype=FP32)
+    for _ in range(RUNS):
+        assert torch.equal(ops.gemm(a, b, trans_b=True, out_dtype=FP32), first)
