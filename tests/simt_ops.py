@@ -132,9 +132,7 @@ class Ops:
     def engine(self) -> Library:
         """Built when it is first used."""
         path = self._path or os.environ.get("AMP_EXT_SIMT_LIBRARY")
-        library = Library(path or build(os.environ.get("AMP_EXT_SIMT", "plain")))
-        library.functions.simt_status_text.restype = c_char_p
-        return library
+        return Library(path or build(os.environ.get("AMP_EXT_SIMT", "plain")))
 
     def unscale_(
         self,
@@ -244,7 +242,9 @@ class Ops:
         """Call a function that returns a Status; raise RuntimeError with the report if not ok."""
         status = self.engine.call(name, self.next_schedule(), *arguments)
         if status != 0:
-            text = self.engine.functions.simt_status_text(status).decode()
+            status_text = self.engine.functions.simt_status_text
+            status_text.restype = c_char_p
+            text = status_text(status).decode()
             raise RuntimeError(f"{name}: {text}: {self.engine.report()}")
 
     def next_schedule(self) -> Schedule:

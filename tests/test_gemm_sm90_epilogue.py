@@ -214,7 +214,7 @@ def test_bias(tile: int, dtype: torch.dtype) -> None:
     """Of any stride, in memory that is NaN around it."""
     n = tiles_of(tile, 1, 2)[1]
     for stride in (0, 1, 3):
-        memory = torch.full((3 * n + 50,), float("nan"), dtype=dtype)
+        memory = torch.full((7 + (n - 1) * stride + 1,), float("nan"), dtype=dtype)
         count = n if stride else 1
         memory[7 :: stride or 1][:count] = integers((count,), dtype, CPU)
         bias = memory.as_strided((n,), (stride,), 7)

@@ -1,5 +1,5 @@
-// Two instances of the GEMM kernel for sm_90a, which compile quickly, for mutants.py: of either kind
-// of tile, and of either way in which an operand can lie.
+// Two instances of the GEMM kernel for sm_90a, which compile quickly, for mutants.py: of either
+// kind of tile, and of either way in which an operand can lie.
 #include "gemm/gemm_sm90.cuh"
 
 namespace amp_ext {

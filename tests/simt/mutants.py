@@ -24,7 +24,7 @@ from threading import Lock
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from simt import mutants_of_demos, mutants_of_gemm, mutants_of_ops
+from simt import mutants_of_demos, mutants_of_gemm, mutants_of_gemm_sm90, mutants_of_ops
 from simt.build import BUILD, HERE, KERNELS, build
 from simt.mutant import Mutant
 from simt.sanitize import environment
@@ -52,6 +52,11 @@ def build_ops(variant: str, kernels: Path, into: Path) -> Path:
     return build(variant, kernels=kernels, into=into)
 
 
+def build_gemm_sm90(variant: str, kernels: Path, into: Path) -> Path:
+    sources = [HERE / "gemm_sm90_few.cu", TESTS / "simt_gemm.cpp"]
+    return build(variant, "gemm_sm90", sources, kernels, into)
+
+
 def build_demos(variant: str, kernels: Path, into: Path) -> Path:
     sources = sorted(kernels.glob("*.cu"))
     return build(variant, "demos", sources, into=into)
@@ -59,6 +64,7 @@ def build_demos(variant: str, kernels: Path, into: Path) -> Path:
 
 SUITES = (
     Suite(KERNELS, build_ops, (*mutants_of_ops.MUTANTS, *mutants_of_gemm.MUTANTS)),
+    Suite(KERNELS, build_gemm_sm90, mutants_of_gemm_sm90.MUTANTS),
     Suite(HERE / "kernels", build_demos, mutants_of_demos.MUTANTS),
 )
 

@@ -145,6 +145,7 @@ class Sm90Epilogue {
       x.each([&](Group& group, int i) {
         finish_group(group, to, i, batch, row, column + i * Group::kColumns, number);
       });
+      if (has_side()) ptx::warp_sync();  // stmatrix overwrites what other lanes have read
     }
     with_type(g_.out.dtype, [&](auto zero) { x.write<decltype(zero)>(to); });
 
