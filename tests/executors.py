@@ -8,7 +8,7 @@ literal value) checks the oracle as well. To add an executor, add an entry to EX
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -58,7 +58,9 @@ EXECUTORS = (
     Executor("cuda", torch.device("cuda"), amp_ext.ops, _missing_cuda(), cuda_kernels=True),
 )
 SIMT = Executor("simt", torch.device("cpu"), simt_ops.Ops(), build.missing(), cuda_kernels=True)
+SIMT_SM90 = replace(SIMT, name="simt_sm90", ops=simt_ops.Ops(sm90=True))
 KERNEL_EXECUTORS = (*EXECUTORS, SIMT)
+GEMM_EXECUTORS = (*KERNEL_EXECUTORS, SIMT_SM90)
 
 
 def _parameters(executors: Sequence[Executor]) -> list[Any]:
@@ -83,3 +85,9 @@ every_kernel_executor = pytest.mark.parametrize("executor", _parameters(KERNEL_E
 
 kernels_against_oracle = pytest.mark.parametrize("executor", _parameters(KERNEL_EXECUTORS[1:]))
 """As against_oracle, likewise."""
+
+every_gemm_executor = pytest.mark.parametrize("executor", _parameters(GEMM_EXECUTORS))
+"""As every_kernel_executor, for products, which have two CUDA kernels."""
+
+gemm_against_oracle = pytest.mark.parametrize("executor", _parameters(GEMM_EXECUTORS[1:]))
+"""As kernels_against_oracle, likewise."""

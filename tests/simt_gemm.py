@@ -78,6 +78,8 @@ class GemmPlan(Structure):
 class Sm90Tile(Structure):
     """amp_ext::Sm90Tile."""
 
+    STEP = 64  # along k
+
     _fields_ = [("m", c_int), ("n", c_int), ("ping_pong", c_bool)]
 
     @property
@@ -280,13 +282,31 @@ def _matrices(tensor: Tensor, count: int) -> Tensor:
     return tensor.detach().reshape(count, *tensor.shape[-2:])
 
 
-def _run(library: Library, schedule: Schedule, product: Gemm) -> bool:
-    """Run a product by the planner's plan, and return whether it is served."""
+def _sm90_plan(library: Library, args: GemmArgs, schedule: Schedule) -> GemmPlan | None:
+    """Return a plan for a Hopper GPU, by turns with every tile that serves and every cluster."""
+    count = len(sm90_tiles(library))
+    cluster = ((1, 1), (2, 1), (1, 2))[
+        schedule.seed // count % 3 if schedule.multiprocessors > 1 else 0
+    ]
+    splits = min(1 + schedule.seed % 3, -(-args.k // Sm90Tile.STEP) * args.terms)
+    for turn in range(count):
+        tile = (schedule.seed + turn) % count
+        found = plan_sm90_with(
+            library, args, schedule.multiprocessors, tile, cluster, splits=splits
+        )
+        if found:
+            return found
+    return None
+
+
+def _run(library: Library, schedule: Schedule, product: Gemm, sm90: bool) -> bool:
+    """Run a product by the planner's plan, or by the sm90 kernel; return whether it is served."""
     args = product.args()
-    if serves(library, args):
-        launch(library, schedule, args, plan(library, args, schedule.multiprocessors))
-        return True
-    return False
+    if not serves(library, args):
+        return False
+    found = _sm90_plan(library, args, schedule) if sm90 and serves_sm90(library, args) else None
+    launch(library, schedule, args, found or plan(library, args, schedule.multiprocessors))
+    return True
 
 
 def gemm_accumulate_(
@@ -299,6 +319,7 @@ def gemm_accumulate_(
     trans_a: bool = False,
     trans_b: bool = False,
     sum_batch: bool = False,
+    sm90: bool = False,
     **options: Any,
 ) -> bool:
     """Do what amp_ext.ops.gemm_accumulate_ does, and return whether that is served."""
@@ -309,7 +330,7 @@ def gemm_accumulate_(
         return False
     operands = _matrices(left, count), _matrices(right, count), out
     terms = count if sum_batch else 1
-    return _run(library, schedule, Gemm(*operands, terms, c=out, **options))
+    return _run(library, schedule, Gemm(*operands, terms, c=out, **options), sm90)
 
 
 def gemm(
@@ -324,6 +345,7 @@ def gemm(
     c: Tensor | None = None,
     beta: float = 1.0,
     out_dtype: torch.dtype | None = None,
+    sm90: bool = False,
     **options: Any,
 ) -> Tensor | None:
     """Return what amp_ext.ops.gemm does, by the planner's plan; None if that is not served."""
@@ -339,4 +361,4 @@ def gemm(
         c = _matrices(c.expand(shape), products) if beta != 0 else None
     operands = _matrices(left, count), _matrices(right, count), _matrices(out, products)
     product = Gemm(*operands, count if sum_batch else 1, c, beta=beta, **options)
-    return out if _run(library, schedule, product) else None
+    return out if _run(library, schedule, product, sm90) else None

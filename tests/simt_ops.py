@@ -116,12 +116,16 @@ class Ops:
     """Functions with the names and arguments of amp_ext.ops.
 
     Where no schedule is set, each launch has another one: it follows from torch's seed, which
-    conftest sets for each test, and from the number of launches since.
+    conftest sets for each test, and from the number of launches since. With `sm90`, products go to
+    the kernel for sm_90a where it serves them.
     """
 
-    def __init__(self, schedule: Schedule | None = None, path: Path | None = None) -> None:
+    def __init__(
+        self, schedule: Schedule | None = None, path: Path | None = None, sm90: bool = False
+    ) -> None:
         self.schedule = schedule
         self._path = path
+        self._sm90 = sm90
         self._launch = (0, 0)  # torch's seed, launches since
 
     @cached_property
@@ -214,12 +218,16 @@ class Ops:
 
     def gemm(self, a: Tensor, b: Tensor, **options: Any) -> Tensor:
         """What the kernel does not serve is the oracle's, as it is a library's on a GPU."""
-        result = simt_gemm.gemm(self.engine, self.next_schedule(), a, b, **options)
+        schedule = self.next_schedule()
+        result = simt_gemm.gemm(self.engine, schedule, a, b, sm90=self._sm90, **options)
         return reference.gemm(a, b, **options) if result is None else result
 
     def gemm_accumulate_(self, c: Tensor, a: Tensor, b: Tensor, **options: Any) -> None:
         """Likewise."""
-        served = simt_gemm.gemm_accumulate_(self.engine, self.next_schedule(), c, a, b, **options)
+        schedule = self.next_schedule()
+        served = simt_gemm.gemm_accumulate_(
+            self.engine, schedule, c, a, b, sm90=self._sm90, **options
+        )
         if not served:
             reference.gemm_accumulate_(c, a, b, **options)
 

@@ -22,8 +22,8 @@ from executors import (
     Executor,
     against_oracle,
     every_executor,
-    every_kernel_executor,
-    kernels_against_oracle,
+    every_gemm_executor,
+    gemm_against_oracle,
 )
 from gemm_cases import SIZES, assert_near_oracle, gemm, logical
 
@@ -83,7 +83,7 @@ def test_long_in_every_direction(
     assert_equal(actual, a.double() @ b.double().mT)
 
 
-@every_kernel_executor
+@every_gemm_executor
 @every_transpose
 @pytest.mark.parametrize(
     ("a_batch", "b_batch"),
@@ -112,7 +112,7 @@ def test_batches(
         assert_equal(actual, logical(a, trans[0]) @ logical(b, trans[1]))
 
 
-@every_kernel_executor
+@every_gemm_executor
 @every_transpose
 @pytest.mark.parametrize("batch", [(4,), (2, 3), (1,), (0,), (2, 0), (12,)], ids=str)
 @every_size
@@ -134,7 +134,7 @@ def test_sum_over_the_batch(
         assert_equal(actual, products.flatten(0, -3).sum(0) + bias)
 
 
-@kernels_against_oracle
+@gemm_against_oracle
 @every_pair
 def test_error_of_a_sum_over_the_batch(
     executor: Executor, dtypes: tuple[torch.dtype, torch.dtype]
@@ -150,7 +150,7 @@ def test_error_of_a_sum_over_the_batch(
 # ---- dtypes and layouts ------------------------------------------------------------------------
 
 
-@kernels_against_oracle
+@gemm_against_oracle
 @every_pair
 @pytest.mark.parametrize("out_dtype", [None, *FLOATS], ids=str)
 def test_dtypes(
@@ -161,7 +161,7 @@ def test_dtypes(
     assert_near_oracle(executor, a, b, out_dtype=out_dtype)
 
 
-@kernels_against_oracle
+@gemm_against_oracle
 @pytest.mark.parametrize("k", [1, 7, 500, 5000])
 @every_pair
 def test_error_of_long_sums(

@@ -11,8 +11,8 @@ import torch
 from cases import FLOATS, NON_FINITE, OPERANDS, PAIRS, assert_equal, integers, normal
 from executors import (
     Executor,
-    every_kernel_executor,
-    kernels_against_oracle,
+    every_gemm_executor,
+    gemm_against_oracle,
 )
 from gemm_cases import SIZES, assert_near_oracle, gemm
 
@@ -24,7 +24,7 @@ every_pair = pytest.mark.parametrize("dtypes", PAIRS, ids=lambda p: f"{p[0]}-{p[
 C_SHAPES = ["", "1", "n", "m1", "1n", "mn", "311", "3m1", "3mn"]
 
 
-@kernels_against_oracle
+@gemm_against_oracle
 @every_size
 @pytest.mark.parametrize("c_dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("c_shape", C_SHAPES)
@@ -48,7 +48,7 @@ def test_epilogue(
         assert_near_oracle(executor, a, b, c=c, bias=bias, **options)
 
 
-@kernels_against_oracle
+@gemm_against_oracle
 @every_size
 @pytest.mark.parametrize("layout", OPERANDS)
 @pytest.mark.parametrize("c_dtype", FLOATS, ids=str)
@@ -64,7 +64,7 @@ def test_layouts_of_c(
         assert_near_oracle(executor, a, b, c=c, beta=0.7, bias=bias, out_dtype=out_dtype)
 
 
-@every_kernel_executor
+@every_gemm_executor
 @every_pair
 def test_exact_epilogue(executor: Executor, dtypes: tuple[torch.dtype, torch.dtype]) -> None:
     """alpha * A @ B + beta * c + bias in numbers that every dtype represents."""
@@ -81,7 +81,7 @@ def test_exact_epilogue(executor: Executor, dtypes: tuple[torch.dtype, torch.dty
         assert_equal(actual, torch.where(exact > 0, exact, 0.0))
 
 
-@every_kernel_executor
+@every_gemm_executor
 @pytest.mark.parametrize("k", [0, 4])
 @pytest.mark.parametrize("value", NON_FINITE)
 def test_c_is_not_read_when_beta_is_0(executor: Executor, value: float, k: int) -> None:
@@ -90,7 +90,7 @@ def test_c_is_not_read_when_beta_is_0(executor: Executor, value: float, k: int) 
     assert_equal(gemm(executor, a, b, c=c, beta=0.0), torch.full((3, 2), k, dtype=FP64))
 
 
-@every_kernel_executor
+@every_gemm_executor
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("batch", [(), (2,)], ids=str)
 def test_inner_dimension_of_0(

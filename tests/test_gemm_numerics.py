@@ -11,14 +11,14 @@ from cases import FLOATS, PAIRS, TRANSPOSES, assert_equal, assert_same, integers
 from executors import (
     Executor,
     against_oracle,
-    every_kernel_executor,
-    kernels_against_oracle,
+    every_gemm_executor,
+    gemm_against_oracle,
 )
 
 FP16, BF16, FP32, FP64 = FLOATS
 
 
-@every_kernel_executor
+@every_gemm_executor
 @pytest.mark.parametrize("trans", TRANSPOSES, ids=["nn", "nt", "tn", "tt"])
 @pytest.mark.parametrize("dtypes", PAIRS, ids=lambda p: f"{p[0]}-{p[1]}")
 def test_infinities_and_nans_spread_as_in_ieee(
@@ -45,7 +45,7 @@ def test_infinities_and_nans_spread_as_in_ieee(
     assert_equal(executor.ops.gemm(a, b, activation="relu", **options), rectified)
 
 
-@every_kernel_executor
+@every_gemm_executor
 def test_sums_beyond_fp16_are_rounded_once_at_the_end(executor: Executor) -> None:
     a = torch.full((1, 2), 240.0, device=executor.device).half()
     b = torch.full((2, 1), 256.0, device=executor.device).half()
@@ -63,7 +63,7 @@ def test_sums_beyond_fp16_are_rounded_once_at_the_end(executor: Executor) -> Non
     assert executor.ops.gemm(there_and_back, ones).item() == 60_000.0
 
 
-@every_kernel_executor
+@every_gemm_executor
 @pytest.mark.parametrize(
     ("dtype", "dot", "rounded"),
     [
@@ -89,7 +89,7 @@ def test_rounds_to_nearest_even(
     assert executor.ops.gemm(a, b).item() == rounded
 
 
-@every_kernel_executor
+@every_gemm_executor
 def test_fp16_subnormals_are_kept(executor: Executor) -> None:
     every = torch.arange(1, 1024, dtype=torch.int16).view(FP16)
     subnormals = every.view(-1, 1).to(executor.device)
@@ -100,7 +100,7 @@ def test_fp16_subnormals_are_kept(executor: Executor) -> None:
     assert executor.ops.gemm(small, small).item() == 2.0**-24
 
 
-@every_kernel_executor
+@every_gemm_executor
 @pytest.mark.parametrize("name", ["c", "bias"])
 @pytest.mark.parametrize("value", [1 + 2.0**-20, 100_000.0, 2.0**-40])
 def test_addends_are_not_rounded_to_fp16(executor: Executor, name: str, value: float) -> None:
@@ -110,7 +110,7 @@ def test_addends_are_not_rounded_to_fp16(executor: Executor, name: str, value: f
     assert actual.item() == torch.tensor(value).item()
 
 
-@every_kernel_executor
+@every_gemm_executor
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_overlapping_and_scattered_operands(executor: Executor, dtype: torch.dtype) -> None:
     """Views of one storage: sliding windows, every element the same, reversed order of strides."""
@@ -126,7 +126,7 @@ def test_overlapping_and_scattered_operands(executor: Executor, dtype: torch.dty
         assert_equal(executor.ops.gemm(a, b), a.double() @ b.double())
 
 
-@kernels_against_oracle
+@gemm_against_oracle
 @pytest.mark.parametrize("dtypes", PAIRS, ids=lambda p: f"{p[0]}-{p[1]}")
 @pytest.mark.parametrize("low", [FP16, BF16], ids=str)
 def test_is_left_alone_by_autocast(

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from amp_ext import ops
 from cases import FLOATS, integers, normal, threads, unwritten
-from executors import Executor, against_oracle, every_kernel_executor
+from executors import Executor, against_oracle, every_gemm_executor
 from gemm_cases import PLACES, SIZES
 
 FP16, BF16, FP32, FP64 = FLOATS
@@ -23,7 +23,7 @@ def sum_of_squares(c: Tensor) -> float:
     return c.double().square().sum().item()
 
 
-@every_kernel_executor
+@every_gemm_executor
 @every_size
 @pytest.mark.parametrize("dtype", [FP16, BF16, FP32, FP64])
 @pytest.mark.parametrize("batch", [(), (2,), (2, 3)])
@@ -48,7 +48,7 @@ def test_square_sum(
     assert flag.item() == 0.0
 
 
-@every_kernel_executor
+@every_gemm_executor
 @pytest.mark.parametrize("k", [0, 5, 400])
 @pytest.mark.parametrize("place", PLACES)
 def test_square_sum_is_of_c_alone(executor: Executor, place: str, k: int) -> None:
@@ -61,7 +61,7 @@ def test_square_sum_is_of_c_alone(executor: Executor, place: str, k: int) -> Non
     assert squares.item() == sum_of_squares(c)
 
 
-@every_kernel_executor
+@every_gemm_executor
 @every_size
 @pytest.mark.parametrize("value", [math.inf, math.nan, 1e30])
 def test_square_sum_that_is_large(
@@ -79,7 +79,7 @@ def test_square_sum_that_is_large(
     assert flag.item() == (not math.isfinite(value))
 
 
-@every_kernel_executor
+@every_gemm_executor
 @pytest.mark.parametrize("shape", [(0, 3), (3, 0), (0, 2, 3)])
 def test_square_sum_of_nothing(executor: Executor, shape: tuple[int, ...]) -> None:
     c = torch.zeros(shape, device=executor.device)

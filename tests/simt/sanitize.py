@@ -24,7 +24,7 @@ def environment(variant: str) -> dict[str, str]:
     }
 
 
-def sanitized(variant: str, *command: str, timeout: int = 300) -> subprocess.CompletedProcess[str]:
+def sanitized(variant: str, *command: str, timeout: int = 900) -> subprocess.CompletedProcess[str]:
     """Run Python with the sanitizer's runtime, the library having been built before."""
     return subprocess.run(
         [sys.executable, *command],
