@@ -109,7 +109,8 @@ def test_groups(tile: int) -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_every_schedule(tile: int, seed: int) -> None:
     """One block, or cluster, passes through the ring several times on its way through its tiles."""
-    for cluster in CLUSTERS[seed % 2 :: 2] if seed % 2 else CLUSTERS[:2]:
+    for number in (0, 1):
+        cluster = CLUSTERS[(seed + seed // 3 + number) % 3]  # all three of them at each timing
         blocks = (1, 3) if cluster[1] == 1 else (3, 1)
         sizes = tiles_of(tile, blocks[0] * cluster[0] + 1, blocks[1] * cluster[1])
         gemm = product_for(tile, *sizes, (7 + seed) * STEP - 7, OUT_TYPES[seed % 3])
