@@ -213,14 +213,14 @@ MUTANTS = (
     _mutant(
         "no registers are given back",
         GEMM,
-        "      ptx::setmaxnreg_dec<kTile.producer_registers()>();\n",
+        "      ptx::setmaxnreg_dec<Sm90Tile::kProducerRegisters>();\n",
         "",
     ),
     _mutant(
         "more registers than there are",
         GEMM,
-        "setmaxnreg_inc<kTile.consumer_registers()>",
-        "setmaxnreg_inc<kTile.consumer_registers() + 16>",
+        "setmaxnreg_inc<Sm90Tile::kConsumerRegisters>",
+        "setmaxnreg_inc<Sm90Tile::kConsumerRegisters + 16>",
     ),
     # ---- shares
     _mutant(
