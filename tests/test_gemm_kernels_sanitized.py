@@ -1,5 +1,5 @@
-"""The GEMM kernel under AddressSanitizer and ThreadSanitizer: nothing outside of its arguments is
-touched, and nothing at the same time."""
+"""The GEMM kernels under AddressSanitizer and ThreadSanitizer: nothing outside of their arguments
+is touched, and nothing at the same time."""
 
 from __future__ import annotations
 
@@ -15,13 +15,25 @@ ADDRESSES = (
 )
 RACES = "(test_every_schedule and (0 or 7)) or (error_is_that_of_a_sum and 40) or all_at_once"
 
+# With a tile of either kind. Of races only those of the threads' own accesses show: of shares and
+# sums, and of boxes among the threads of a consumer.
+SM90_TILES = "(128x256 or 128x128)"
+SM90_ADDRESSES = "test_tails or (shares_behind and 3) or test_bias or (all_at_once and fp16)"
+SM90_RACES = "(test_every_schedule and 1-) or (all_at_once and fp16 and (none or derivative))"
 
-@pytest.mark.parametrize(
-    ("variant", "selected"), [("asan", ADDRESSES), ("tsan", RACES)], ids=["asan", "tsan"]
-)
-def test_under_a_sanitizer(variant: str, selected: str) -> None:
+RUNS = {
+    "asan": ("gemm_kernels", ADDRESSES),
+    "tsan": ("gemm_kernels", RACES),
+    "asan-sm90": ("gemm_sm90", f"{SM90_TILES} and ({SM90_ADDRESSES})"),
+    "tsan-sm90": ("gemm_sm90", f"{SM90_TILES} and ({SM90_RACES})"),
+}
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_under_a_sanitizer(run: str) -> None:
+    variant, (name, selected) = run.partition("-")[0], RUNS[run]
     build_sanitized(variant)
-    files = (str(TESTS / f"test_{name}.py") for name in ("gemm_kernels", "gemm_kernels_epilogue"))
+    files = (str(TESTS / f"test_{name}{part}.py") for part in ("", "_epilogue"))
     pytest_ = ("-m", "pytest", "-q", "-s", "-x", "-p", "no:cacheprovider", "-k", selected)
     done = sanitized(variant, *pytest_, *files)
     assert done.returncode == 0, done.stdout + done.stderr
