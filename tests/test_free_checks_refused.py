@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from amp_ext import ops
+from amp_ext import _C, ops
 from amp_ext.nn import Linear
 from free_cases import INF, Training, cuda_kernels
 from test_accumulate_grad import hooked_accumulator, hooked_after, hooked_before
@@ -55,12 +55,13 @@ def test_sums_of_uses(accumulate: bool) -> None:
     """Of which each is finite, and the sum is not."""
     training = Training(network=Linear(6, 5, bias=False, accumulate_grad=accumulate))
     weight = training.layer.weight
+    training.scaler.scale(torch.ones(()))
+    assert _C.judges_gradients()
     for value, bad in ((3e38, True), (1.0, False)):
         training.optimizer.zero_grad()
         outs = [ops.linear(training.x, weight, accumulate_grad=accumulate) for _ in range(2)]
         torch.stack([out[0, 0] for out in outs]).backward(torch.full((2,), value))
         assert training.check() == (0, bad)
-        training.scaler.scale(torch.ones(()))
 
 
 class Spoils(TorchDispatchMode):
