@@ -272,7 +272,7 @@ def launch(library: Library, schedule: Schedule, args: GemmArgs, gemm_plan: Gemm
     status = library.call("simt_gemm", schedule, byref(args), byref(gemm_plan))
     if status != 0:
         reason = "a ticket is not 0 again" if status == -1 else library.report()
-        raise RuntimeError(f"gemm, {describe(library, gemm_plan)}: {reason}")
+        raise RuntimeError(f"gemm: {reason}\n{describe(library, gemm_plan)}")
 
 
 def _matrices(tensor: Tensor, count: int) -> Tensor:

@@ -303,20 +303,27 @@ def test_found_inf(tile: int, dtype: torch.dtype) -> None:
 
 @every_tile
 def test_nothing_is_reported_of_what_lies_outside(tile: int) -> None:
-    """Of rows behind the last one, where the bias alone overflows; and of aux."""
+    """Of rows behind the last one, where the bias alone overflows, or of columns, where -inf times
+    0 is not hidden by relu; nor of aux."""
+
+    def judged(gemm: Gemm) -> Gemm:
+        squares = torch.zeros((), dtype=torch.float64)
+        return gemm._replace(found_inf=torch.zeros(()), square_sum=squares)
+
     for (m, n), cluster in itertools.product(((5, 9), tiles_of(tile, 2, 1)), CLUSTERS):
-        gemm = product_for(tile, m, n, 8, FP16, bias=torch.full((n,), 70000.0))
+        gemm = judged(product_for(tile, m, n, 8, FP16, bias=torch.full((n,), 70000.0)))
         gemm = gemm._replace(c=placed(torch.full((1, m, n), -60000.0, dtype=FP16)))
-        gemm = gemm._replace(
-            found_inf=torch.zeros(()), square_sum=torch.zeros((), dtype=torch.float64)
-        )
         gemm = gemm._replace(column_sums=torch.full((n,), float("nan")))
         run_sm90(gemm, tile, cluster=cluster)
         Expected(gemm).assert_exact()
-    gemm = product_for(tile, 5, 9, 8, FP16, bias=torch.full((9,), 70000.0), activation="relu")
-    gemm = gemm._replace(alpha=-1.0, aux=empty(gemm.out.shape, FP16), found_inf=torch.zeros(()))
+    gemm = judged(product_for(tile, 5, 9, 8, activation="relu"))
+    gemm.a[0, 3, 5] = float("-inf")
+    gemm.b.fill_(1.0)
+    run_sm90(gemm, tile)
+    Expected(gemm).assert_exact()
     bias = torch.full((9,), -70000.0)
-    gemm = gemm._replace(bias=bias)
+    gemm = judged(product_for(tile, 5, 9, 8, FP16, bias=bias, activation="relu"))
+    gemm = gemm._replace(aux=empty(gemm.out.shape, FP16))
     run_sm90(gemm, tile)
     assert gemm.aux.isinf().all()
     assert gemm.found_inf == 0

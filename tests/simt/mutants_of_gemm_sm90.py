@@ -396,7 +396,7 @@ MUTANTS = (
         EPILOGUE,
         " || column + Group::column(i) >= g_.n) continue;",
         ") continue;",
-        RESULTS,
+        f"{FEW} and outside",
     ),
     _epilogue(
         "squares of numbers in fp32",
