@@ -31,7 +31,7 @@ DEFAULT_ARCHES = ["8.0+PTX", "9.0a"]
 # Kernel files for some architectures only; every other file is compiled for the whole list.
 ARCH_SPECIFIC = {
     "*sm80*": lambda arch: not arch.endswith("a"),
-    "*sm90*": lambda arch: arch == "9.0a",
+    "*sm90*": lambda arch: arch.removesuffix("+PTX") == "9.0a",
 }
 
 # Compiled once per instruction set; which one runs is decided at run time.

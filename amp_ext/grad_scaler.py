@@ -36,7 +36,13 @@ class GradScaler(ScalerState):
         max_scale: a growth stops here. None stands for no limit.
         hysteresis: how many consecutive overflows it takes before the scale backs off.
         free_checks: do not read a gradient to look for overflow where the product that wrote it in
-            the backward pass has looked, and nothing that autograd counts has written it since.
+            the backward pass has looked, and the gradient's version is the same since. You promise
+            that between backward and step gradients are written only by what bumps it. Not so do
+            ``.data``, NumPy and DLPack aliases, ops that write by pointer, collectives of other
+            than the default process group, processes with which memory is shared, handlers of
+            ``__torch_dispatch__``: an infinity that they put in is missed, and a gradient that they
+            repair (``p.grad.data.nan_to_num_()``) is skipped all the same. On a GPU it needs the
+            environment variable ``AMP_EXT_GEMM=kernel``.
 
     It differs from torch where torch can fail silently:
 
@@ -62,7 +68,7 @@ class GradScaler(ScalerState):
         min_scale: float | None = None,
         max_scale: float | None = None,
         hysteresis: int = 1,
-        free_checks: bool = True,
+        free_checks: bool = False,
     ) -> None:
         check_options(min_scale, max_scale, hysteresis)
         super().__init__(
@@ -179,11 +185,13 @@ class GradScaler(ScalerState):
         if self._unscales_its_own_way():
             return super()._check_inf_per_device(optimizer)
         found_inf = torch.zeros((), dtype=torch.float32, device=scale.device)
-        checked = _C.check_grads(optimizer.param_groups, found_inf, self._free_checks.may_take())
+        takes = self._free_checks.note_check()
+        checked = _C.check_grads(optimizer.param_groups, found_inf, takes)
         if checked is None:
             return super()._check_inf_per_device(optimizer)
         per_device, judged = checked
         self._log.add_checked(judged)
+        self._free_checks.note_judged(judged)
         state["found_inf_per_device"] = self._or_no_overflow(per_device)
         return state["found_inf_per_device"]
 

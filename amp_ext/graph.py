@@ -104,6 +104,7 @@ class OnSameGradients:
             if difference := captured.difference():
                 raise RuntimeError(f"CUDAGraph.replay: {difference}")
         super().replay()
+        _C.forget_verdicts()  # no version tells what a graph has written
 
 
 class CUDAGraph(OnSameGradients, torch.cuda.CUDAGraph):

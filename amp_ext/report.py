@@ -59,8 +59,8 @@ class OverflowReport:
         parameters: how many the optimizers of that step have.
         cleared: how many of them have no gradient now.
         gone: how many optimizers of that step no longer exist.
-        checked_in_backward: how many gradients of the last step were not read to look for overflow,
-            because the products that wrote them in the backward pass had looked.
+        checked_in_backward: how many gradients of the last step the scaler did not read to look for
+            overflow, because the products that wrote them had judged them.
     """
 
     overflow: bool = False
@@ -77,12 +77,16 @@ class OverflowReport:
         findings = self._findings()
         if not self.checked_in_backward:
             return findings
-        one = self.checked_in_backward == 1
-        what, them = ("gradient was", "it") if one else ("gradients were", "them")
-        return (
-            f"{findings}\n{self.checked_in_backward} {what} checked in the backward pass, by what "
-            f"wrote {them}, and not read again."
-        )
+        if self.checked_in_backward == 1:
+            judged = (
+                "1 gradient was judged by the product that wrote it; the scaler did not read it."
+            )
+        else:
+            judged = (
+                f"{self.checked_in_backward} gradients were judged by the products that wrote "
+                "them; the scaler did not read them."
+            )
+        return f"{findings}\n{judged}"
 
     def _findings(self) -> str:
         if not self.overflow:

@@ -101,14 +101,24 @@ def stages(results: Path) -> Iterator[Stage]:
 
 
 def small_products() -> None:
-    """gemm's kernel on ones: tails, misaligned operands, splits."""
+    """gemm's kernels on ones: tails, misaligned operands, splits; on Hopper every tile."""
     from amp_ext import _C, ops
 
     _C.use_cuda_gemm(True)
     ones = functools.partial(torch.ones, dtype=torch.float16, device="cuda")
-    for m, n, k, offset in ((1, 8, 16, 0), (65, 33, 129, 1), (128, 256, 512, 0), (16, 16, 8192, 0)):
+
+    def multiply(m: int, n: int, k: int, offset: int = 0) -> None:
         a, b = ones(m * k + offset)[offset:].view(m, k), ones(n, k)
         assert bool((ops.gemm(a, b, trans_b=True, out_dtype=torch.float32) == k).all())
+
+    for shape in ((1, 8, 16), (65, 33, 129, 1), (128, 256, 512), (16, 16, 8192)):
+        multiply(*shape)
+    hopper = torch.cuda.get_device_capability() == (9, 0)
+    for tile in range(len(_C.gemm_tiles()["gemm_sm90_kernel"]) if hopper else 0):
+        for cluster, splits in (((1, 1), 1), ((2, 1), 2), ((1, 2), 1)):
+            _C.force_gemm_plan(tile, cluster, splits)
+            multiply(264, 520, 1032)
+    _C.force_gemm_plan(None)
 
 
 def small_case() -> None:

@@ -124,8 +124,12 @@ def missing_arches(kernels: Kernels, arches: list[str]) -> list[str]:
 
 def missing_names(kernels: Kernels) -> list[str]:
     """Names in NEEDED that no kernel bears."""
-    names = " ".join(name for name, _ in kernels)
-    return [f"no kernel is called {name}" for name in NEEDED if not re.search(name, names)]
+    names = {name for name, _ in kernels}
+    return [
+        f"no kernel is called {wanted}"
+        for wanted in NEEDED
+        if not any(re.search(wanted, name) for name in names)
+    ]
 
 
 def readable(name: str) -> str:

@@ -27,6 +27,7 @@ class Training:
         self.layer = Linear(6, 5, device=device) if network is None else network.to(device)
         self.x = torch.ones(4, 6, device=device)
         self.optimizer: Optimizer = torch.optim.SGD(self.layer.parameters(), lr=0.5, fused=True)
+        options = {"free_checks": True, **options}
         self.scaler = amp_ext.GradScaler(device, init_scale=4.0, **options)
         self.step()  # whose gradients are read: nobody has asked for verdicts before
 

@@ -133,3 +133,12 @@ def test_cuda_check_sees_a_library_that_is_too_large() -> None:
         "401 kernels in the library",
         "the library has 41943041 bytes",
     ]
+
+
+def test_cuda_check_misses_kernels_by_their_names() -> None:
+    """Wherever in the list they are, and if their names have to begin so."""
+    good = [name.strip("^").replace(r"I\w+?Li[0-6]E", "I6__halfLi0E") for name in cuda_check.NEEDED]
+    kernels = {(f"{name}", "sm_80"): Kernel(name, "sm_80") for name in good}
+    assert cuda_check.missing_names(kernels) == []
+    del kernels[good[0], "sm_80"]
+    assert cuda_check.missing_names(kernels) == [f"no kernel is called {good[0]}"]

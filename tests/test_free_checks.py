@@ -168,7 +168,7 @@ def test_changed_gradients_are_read(name: str, accumulate: bool) -> None:
 
 VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
     "sizes": lambda g: g[:4],
-    "strides": lambda g: g.as_strided((5, 6), (0, 1)),
+    "strides": lambda g: g.as_strided((5, 6), (0, 1), 0),
     "offset": lambda g: g[1:],
     "transposed": lambda g: g[:, :5].mT,
     "flat": lambda g: g.view(30)[6:],
@@ -178,13 +178,40 @@ VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.parametrize("row", [0, 4])
 @pytest.mark.parametrize("name", VIEWS)
 def test_verdict_is_on_one_view(name: str, row: int) -> None:
-    """Infinities in a row of the gradient do not make infinite what does not show it."""
+    """Infinities in a row of the gradient do not make infinite what does not show it. It stays one
+    tensor, of the same version, alone on its memory."""
     training = Training()
     training.spoil(row)
-    part = VIEWS[name](training.grad)
-    other = torch.zeros(part.shape)
-    other.grad = part
-    assert training.check(other) == (0, not bool(part.isfinite().all()))
+    version = training.grad._version
+    training.grad.data = VIEWS[name](training.grad.data)
+    assert training.grad._version == version
+    bad = not bool(training.grad.isfinite().all())
+    assert training.check(training.layer.weight) == (0, bad)
+
+
+def set_on(flat: Tensor) -> Tensor:
+    return torch.empty(0).set_(flat.untyped_storage(), 0, (5, 6), (6, 1))
+
+
+@pytest.mark.parametrize(
+    "part", [lambda flat: flat.data[:30].view(5, 6), lambda flat: flat[:30].view(5, 6), set_on]
+)
+def test_memory_with_other_owners(part: Callable[[Tensor], Tensor]) -> None:
+    """Their writes may be counted apart."""
+    training = Training(network=Linear(6, 5, bias=False, accumulate_grad=True))
+    flat = torch.zeros(40)
+    training.layer.weight.grad = part(flat)
+    training.backward()
+    flat.div_(0.0)
+    assert training.check() == (0, True)
+
+
+def test_owners_that_come_later() -> None:
+    training = Training()
+    training.backward()
+    alias = training.grad.data
+    poison(alias)
+    assert training.check() == (0, True)
 
 
 def test_verdict_is_on_one_dtype() -> None:
@@ -213,6 +240,7 @@ def test_update_forgets(again: bool) -> None:
     training.check(leaf([1.0]))
     training.scaler.update()
     if again:
+        training.scaler._free_checks._rest = 0
         training.scaler.scale(torch.ones(()))
     assert _C.judges_gradients() == again
     poison(training.grad)

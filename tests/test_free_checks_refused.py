@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from amp_ext import ops
+from amp_ext import _C, ops
 from amp_ext.nn import Linear
 from free_cases import INF, Training, cuda_kernels
 from test_accumulate_grad import hooked_accumulator, hooked_after, hooked_before
@@ -46,6 +48,38 @@ def test_a_weight_used_twice(accumulate: bool) -> None:
     assert training.check() == (0, False)
     training.backward()
     assert training.check() == (int(accumulate), False)
+
+
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_sums_of_uses(accumulate: bool) -> None:
+    """Of which each is finite, and the sum is not."""
+    training = Training(network=Linear(6, 5, bias=False, accumulate_grad=accumulate))
+    weight = training.layer.weight
+    training.scaler.scale(torch.ones(()))
+    assert _C.judges_gradients()
+    for value, bad in ((3e38, True), (1.0, False)):
+        training.optimizer.zero_grad()
+        outs = [ops.linear(training.x, weight, accumulate_grad=accumulate) for _ in range(2)]
+        torch.stack([out[0, 0] for out in outs]).backward(torch.full((2,), value))
+        assert training.check() == (0, bad)
+
+
+class Spoils(TorchDispatchMode):
+    """Writes infinities to all gradients of a shape, uncounted."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, torch.Tensor) and out.shape == (5, 6):
+            out.mul_(INF)
+        return out
+
+
+def test_dispatch_modes() -> None:
+    training = Training()
+    loss = training.loss()
+    with Spoils():
+        loss.backward()
+    assert training.check() == (0, True)
 
 
 @pytest.mark.parametrize("accumulate", [False, True])

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from amp_ext import _C
+from amp_ext._free_checks import REST
 from amp_ext.nn import Linear
 from free_cases import INF, Training
 from twins import OURS, Recording, ScalerClass, leaf, same_outcome, state_of
@@ -37,7 +38,8 @@ def test_training(make: Callable[..., Any], passes: int, accumulate: bool) -> No
         network = nn.Sequential(Linear(6, 7, activation="relu"), Linear(7, 5))
         for layer in network:
             layer.accumulate_grad = accumulate
-        scaler = scaler_class("cpu", init_scale=2.0**14, growth_interval=2)
+        options = {"free_checks": True} if scaler_class is OURS else {}
+        scaler = scaler_class("cpu", init_scale=2.0**14, growth_interval=2, **options)
         optimizer, states = make(network.parameters()), []
         for step in range(12):
             for number in range(passes):
@@ -51,12 +53,12 @@ def test_training(make: Callable[..., Any], passes: int, accumulate: bool) -> No
             scaler.update()
             judged.append(getattr(scaler, "checked_in_backward", 0))
             states.append(state_of(scaler, [optimizer]))
-            optimizer.zero_grad(set_to_none=step % 5 != 0)
+            optimizer.zero_grad(set_to_none=step != 4)
         return states
 
     same_outcome(script)
-    kept = [(step - 1) % 5 == 0 for step in range(12)]  # gradients of zeros, to be added to
-    free = [step > 0 and (accumulate or (passes == 1 and not kept[step])) for step in range(12)]
+    # Step 5 adds to gradients of zeros; where nothing is judged in it, later ones do not ask.
+    free = [step > 0 and (accumulate or (passes == 1 and step < 5)) for step in range(12)]
     assert judged == 12 * [0] + [2 * is_free for is_free in free]
 
 
@@ -65,7 +67,9 @@ def test_scale_below_1() -> None:
 
     def script(scaler_class: ScalerClass) -> Any:
         torch.manual_seed(1)
-        layer, scaler = Linear(6, 5, bias=False), scaler_class("cpu", init_scale=2.0**-20)
+        options = {"free_checks": True} if scaler_class is OURS else {}
+        layer = Linear(6, 5, bias=False)
+        scaler = scaler_class("cpu", init_scale=2.0**-20, **options)
         optimizers = [torch.optim.SGD(layer.parameters(), lr=0.5, fused=True) for _ in range(2)]
         scales = []
         for _ in range(3):
@@ -93,8 +97,10 @@ def test_first_step_is_read() -> None:
     assert taken(training) == 1
 
 
-def test_can_be_turned_off() -> None:
-    training = Training(free_checks=False)
+def test_off_by_default() -> None:
+    training = Training()
+    training.scaler = OURS("cpu")
+    training.step()
     assert taken(training) == 0
     training.backward()
     assert not _C.judges_gradients()
@@ -170,8 +176,21 @@ def test_two_scalers() -> None:
         training.backward()
     assert one.check() == (1, False)
     one.scaler.update()
-    other.spoil()
+    other.grad.data.fill_(INF)
     assert other.check() == (0, True)
+
+
+def test_rests_where_nothing_is_judged() -> None:
+    training = Training()
+    training.layer = nn.Linear(6, 5)
+    training.optimizer = FUSED["SGD"](training.layer.parameters())
+    asked = []
+    for _ in range(2 * REST + 3):
+        training.backward()
+        asked.append(_C.judges_gradients())
+        finish(training)
+        training.optimizer.zero_grad()
+    assert [step for step, did in enumerate(asked) if did] == [0, REST + 1, 2 * REST + 2]
 
 
 @pytest.mark.parametrize(
@@ -187,7 +206,7 @@ def test_copies_of_a_scaler(duplicate: Callable[[Any], Any]) -> None:
 
 # ---- what it says ------------------------------------------------------------------------------
 
-WORDS = "1 gradient was checked in the backward pass, by what wrote it, and not read again."
+WORDS = "1 gradient was judged by the product that wrote it; the scaler did not read it."
 
 
 def finish(training: Training) -> Any:
@@ -230,7 +249,7 @@ def test_report_that_comes_too_late(to_none: bool) -> None:
 def test_report_of_several() -> None:
     training = Training(network=nn.Sequential(Linear(6, 7), Linear(7, 5)))
     training.backward()
-    assert "2 gradients were checked in the backward pass, by what wrote them" in str(
+    assert "2 gradients were judged by the products that wrote them; the scaler did not" in str(
         finish(training)
     )
 

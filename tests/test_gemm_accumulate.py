@@ -217,6 +217,29 @@ def test_overlaps(name: str) -> None:
         ops.gemm_accumulate_(**tensors)
 
 
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [
+        ("found_inf", "a"),
+        ("found_inf", "b"),
+        ("square_sum", "a"),
+        ("square_sum", "b"),
+        ("found_inf", "square_sum"),
+    ],
+)
+def test_overlapping_reports(name: str, other: str) -> None:
+    dtype = torch.float64 if "square_sum" in (name, other) else torch.float32
+    tensors = {"a": torch.ones(3, 4, dtype=dtype), "b": torch.ones(4, 5, dtype=dtype)}
+    tensors |= {"found_inf": torch.zeros(()), "square_sum": torch.zeros(1, dtype=torch.float64)}
+    inside = tensors[other].view(-1)[:1]
+    tensors[name] = inside.view(torch.float32)[:1] if name == "found_inf" else inside
+    with (
+        unwritten([tensors["a"], tensors["b"]]),
+        pytest.raises(RuntimeError, match=f"{name} and {other} overlap"),
+    ):
+        ops.gemm_accumulate_(torch.zeros(3, 5), **tensors)
+
+
 def test_bad_found_inf() -> None:
     c, a, b = torch.zeros(3, 5), torch.ones(3, 4), torch.ones(4, 5)
     for bad, text in (

@@ -7,6 +7,7 @@ import itertools
 import pytest
 import torch
 
+import simt_gemm
 from cases import assert_equal, assert_same, assert_sum_near, bits, integers, normal, spacing
 from executors import SIMT
 from gemm_kernel_cases import (
@@ -211,17 +212,23 @@ def test_layouts_of_c(dtype: torch.dtype) -> None:
 @every_tile
 @every_type
 def test_bias(tile: int, dtype: torch.dtype) -> None:
-    """Of any stride, in memory that is NaN around it."""
+    """In memory that is NaN around it."""
     n = tiles_of(tile, 1, 2)[1]
-    for stride in (0, 1, 3):
-        memory = torch.full((7 + (n - 1) * stride + 1,), float("nan"), dtype=dtype)
-        count = n if stride else 1
-        memory[7 :: stride or 1][:count] = integers((count,), dtype, CPU)
-        bias = memory.as_strided((n,), (stride,), 7)
-        flag = torch.zeros(())
-        gemm = product_for(tile, 20, n, 40, OUT_TYPES[stride % 3], bias=bias, found_inf=flag)
+    for number in range(3):
+        bias = torch.full((n + 8,), float("nan"), dtype=dtype)[7:-1]
+        bias.copy_(integers((n,), dtype, CPU))
+        flag = torch.zeros(()) if number else None
+        gemm = product_for(tile, 20, n, 40, OUT_TYPES[number], bias=bias, found_inf=flag)
         run_sm90(gemm, tile)
         Expected(gemm).assert_exact()
+
+
+@pytest.mark.parametrize("stride", [0, 3])
+def test_bias_of_other_strides_is_the_other_kernels(stride: int) -> None:
+    bias = integers((64 * 3,), FP16, CPU).as_strided((64,), (stride,))
+    gemm = product_for(0, 64, 64, 64, FP16, bias=bias)
+    assert not simt_gemm.serves_sm90(library(), gemm.args())
+    assert simt_gemm.serves_sm90(library(), gemm._replace(bias=bias.clone()).args())
 
 
 @every_tile

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 import amp_ext
 from amp_ext.graph import OnSameGradients
+from free_cases import INF, Training
 from twins import DEVICES, OURS, leaf, sgd, sparse_leaf, started
 
 
@@ -238,3 +239,13 @@ def test_capture_and_replay(device: str) -> None:
     optimizer.zero_grad()
     with pytest.raises(RuntimeError, match=r"CUDAGraph\.replay: .* is None now"):
         graph.replay()
+
+
+def test_replay_forgets_verdicts() -> None:
+    """A graph may have written to any gradient, and no version tells."""
+    training, graph = Training(), Graph()
+    training.backward()
+    training.grad.data.fill_(INF)
+    graph.replay()
+    assert training.check() == (0, True)
+    training.scaler.update()

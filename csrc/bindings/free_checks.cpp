@@ -131,6 +131,12 @@ Registry& registry() {
   return *instance;
 }
 
+// Whether only this tensor holds its memory. A live Python wrapper of the storage, and every other
+// tensor on it, whose version may be counted apart, is one owner more; a weak reference is none.
+bool is_sole_owner(const at::Tensor& tensor) {
+  return tensor.has_storage() && tensor.storage().use_count() == 1;
+}
+
 std::atomic<bool> judging{false};
 thread_local bool asked = false;
 
@@ -140,6 +146,8 @@ void judge_gradients(bool on) {
   if (judging.exchange(on) != on) registry().forget();
 }
 
+void forget_verdicts() { registry().forget(); }
+
 bool judges_gradients() { return judging; }
 
 AskProducts::AskProducts(bool on) : before_(std::exchange(asked, on)) {}
@@ -148,6 +156,7 @@ AskProducts::~AskProducts() { asked = before_; }
 std::optional<Flag> flag_for(const at::Tensor& result) {
   // A flag is cleared once, and a captured graph writes to it again and again.
   if (!asked || result.scalar_type() != at::kFloat || result.is_inference() ||
+      !is_sole_owner(result) ||
       backend_for("amp_ext::gemm", result.device()).is_capturing(result.device()))
     return std::nullopt;
   return registry().new_flag(result.device());
@@ -161,7 +170,7 @@ std::optional<Flag> take_verdict(const at::Tensor& grad) {
   if (!judging || !grad.has_storage() || grad.is_inference()) return std::nullopt;
   std::optional<Verdict> verdict = registry().take(grad.storage().unsafeGetStorageImpl());
   // A captured check would look at this flag at every replay.
-  if (!verdict || !verdict->holds_for(grad) ||
+  if (!verdict || !verdict->holds_for(grad) || !is_sole_owner(grad) ||
       backend_for("amp_ext::check_finite", grad.device()).is_capturing(grad.device()))
     return std::nullopt;
   // Its memory is not to be used again before the check that is to come has read it.

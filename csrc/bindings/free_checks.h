@@ -20,6 +20,7 @@ struct Flag {
 // on or off, all verdicts are forgotten.
 void judge_gradients(bool on);
 bool judges_gradients();
+void forget_verdicts();
 
 // While one of these lives, products of this thread that this package's kernels form are asked.
 class AskProducts {
@@ -41,8 +42,8 @@ std::optional<Flag> flag_for(const at::Tensor& result);
 void remember_verdict(const at::Tensor& result, const Flag& flag);
 
 // The flag of a gradient that is just what a product has left: the same memory with the same view
-// of it, not written since as far as autograd counts. A verdict is given once: it would not show
-// what those who took it have written.
+// of it, no other tensor on it, not written since as far as its version tells. A verdict is given
+// once: it would not show what those who took it have written.
 std::optional<Flag> take_verdict(const at::Tensor& grad);
 
 }  // namespace amp_ext

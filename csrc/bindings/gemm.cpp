@@ -221,6 +221,12 @@ void check_accumulator(const at::Tensor& c, const char* name, const at::Tensor& 
               " overlap in memory, expected a c apart from all that is read: clone() it");
 }
 
+void check_report(const char* name, const at::Tensor& report, const char* other_name,
+                  const at::Tensor& other) {
+  TORCH_CHECK(!overlap(report, other), kGemmAccumulate, ": ", name, " and ", other_name,
+              " overlap in memory, expected a ", name, " apart from all else: clone() it");
+}
+
 void gemm_accumulate_kernel(const at::Tensor& c, const at::Tensor& a, const at::Tensor& b,
                             const GemmOptions& options, const Reports& reports) {
   check_gemm_accumulate<int64_t>(c, a, b, options, reports);
@@ -239,6 +245,15 @@ void gemm_accumulate_kernel(const at::Tensor& c, const at::Tensor& a, const at::
   check_accumulator(c, "b", b);
   if (found_inf) check_accumulator(c, "found_inf", *found_inf);
   if (square_sum) check_accumulator(c, "square_sum", *square_sum);
+  if (found_inf) {
+    check_report("found_inf", *found_inf, "a", a);
+    check_report("found_inf", *found_inf, "b", b);
+  }
+  if (square_sum) {
+    check_report("square_sum", *square_sum, "a", a);
+    check_report("square_sum", *square_sum, "b", b);
+  }
+  if (found_inf && square_sum) check_report("found_inf", *found_inf, "square_sum", *square_sum);
 
   Product product(kGemmAccumulate, a, b, options, c.sizes());
   product.accumulate_into(c);

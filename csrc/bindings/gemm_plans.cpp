@@ -106,7 +106,6 @@ GemmPlan chosen_plan(const GemmArgs& g, const GemmDevice& device) {
     const std::lock_guard<std::mutex> lock(forced().mutex);
     const auto& plan = forced().plan;
     if (plan && measured_serves(*plan, g) &&
-        plan->splits <= ceil_div(g.k, Sm90Tile::kStep) * g.terms &&
         plan->cluster_m * plan->cluster_n <= device.multiprocessors)
       return plan_measured(*plan, g, device.multiprocessors);
   }

@@ -323,6 +323,7 @@ PYBIND11_MODULE(_C, m) {
         py::arg("take_verdicts"));
   m.def("judge_gradients", &amp_ext::judge_gradients);
   m.def("judges_gradients", &amp_ext::judges_gradients);
+  m.def("forget_verdicts", &amp_ext::forget_verdicts);
   m.def("clip_grads", &amp_ext::clip_grads, py::arg("param_groups"), py::arg("scale"),
         py::arg("unscaled"), py::arg("found_infs"), py::arg("max_norm"),
         py::arg("error_if_nonfinite"), py::arg("allow_fp16"));

@@ -38,6 +38,13 @@ __device__ __forceinline__ void wgmma_fence(float (&... accumulators)[kRegisters
   asm volatile("wgmma.fence.sync.aligned;" : : : "memory");
 }
 
+template <int kArrays, int kRegisters>
+__device__ __forceinline__ void wgmma_fence(float (&accumulators)[kArrays][kRegisters]) {
+  for (auto& array : accumulators)
+    for (float& value : array) asm volatile("" : "+f"(value) : : "memory");
+  asm volatile("wgmma.fence.sync.aligned;" : : : "memory");
+}
+
 // Makes the wgmmas since the last commit one group.
 __device__ __forceinline__ void wgmma_commit() {
   asm volatile("wgmma.commit_group.sync.aligned;" : : : "memory");
@@ -52,6 +59,13 @@ __device__ __forceinline__ void wgmma_wait(float (&... accumulators)[kRegisters]
     for (float& value : array) asm volatile("" : "+f"(value) : : "memory");
   };
   (pin(accumulators), ...);
+}
+
+template <int kPending, int kArrays, int kRegisters>
+__device__ __forceinline__ void wgmma_wait(float (&accumulators)[kArrays][kRegisters]) {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(kPending) : "memory");
+  for (auto& array : accumulators)
+    for (float& value : array) asm volatile("" : "+f"(value) : : "memory");
 }
 
 // The first n registers of an accumulator: as an instruction calls them, and as its operands.

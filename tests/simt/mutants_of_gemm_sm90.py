@@ -122,9 +122,9 @@ MUTANTS = (
         "full, x, y, z, 0b11);",
     ),
     _mutant("multicast to one block", MAINLOOP, "y, z, 0b11)", "y, z, 0b01)"),
-    _mutant("both halves are the first one", MAINLOOP, "share * (kLines / shares)", "0"),
+    _mutant("both halves are the first one", MAINLOOP, "is_lower ? kLines / 2 : 0", "0"),
     _mutant(
-        "halves lie over each other", MAINLOOP, "    to += share * (kPartBytes / shares);\n", ""
+        "halves lie over each other", MAINLOOP, "    if (is_lower) to += kPartBytes / 2;\n", ""
     ),
     _mutant("halves are whole", GEMM, "Operand::kLines / shares", "Operand::kLines"),
     _mutant(
@@ -178,12 +178,12 @@ MUTANTS = (
     # ---- products
     _mutant("the first step is added", MAINLOOP, "step == 0 && i == 0;", "false;"),
     _mutant("a step of 16 is all that is kept", MAINLOOP, "step == 0 && i == 0;", "step == 0;"),
-    _mutant("accumulators are not fenced", MAINLOOP, "ptx::wgmma_fence(sums[0], sums[1]);", ";"),
+    _mutant("accumulators are not fenced", MAINLOOP, "ptx::wgmma_fence(sums);", ";"),
     _mutant(
         "the last product is not waited for",
         MAINLOOP,
-        "ptx::wgmma_wait<0>(sums[0], sums[1]);",
-        "ptx::wgmma_wait<1>(sums[0], sums[1]);",
+        "ptx::wgmma_wait<0>(sums);",
+        "ptx::wgmma_wait<1>(sums);",
     ),
     # ---- units
     _mutant(
@@ -213,14 +213,14 @@ MUTANTS = (
     _mutant(
         "no registers are given back",
         GEMM,
-        "      ptx::setmaxnreg_dec<kTile.producer_registers()>();\n",
+        "      ptx::setmaxnreg_dec<Sm90Tile::kProducerRegisters>();\n",
         "",
     ),
     _mutant(
         "more registers than there are",
         GEMM,
-        "setmaxnreg_inc<kTile.consumer_registers()>",
-        "setmaxnreg_inc<kTile.consumer_registers() + 16>",
+        "setmaxnreg_inc<Sm90Tile::kConsumerRegisters>",
+        "setmaxnreg_inc<Sm90Tile::kConsumerRegisters + 16>",
     ),
     # ---- shares
     _mutant(
@@ -359,8 +359,16 @@ MUTANTS = (
         f"{FEW} and memory_system",
     ),
     # ---- the numbers
-    _epilogue("bias beyond the edge", EPILOGUE, "        if (at >= g_.n) continue;\n", "", **ASAN),
-    _epilogue("bias of the upper rows", EPILOGUE, "        x.at[i + 2] += bias;\n", ""),
+    _epilogue(
+        "bias beyond the edge",
+        EPILOGUE,
+        "at < left ? Element<T>::widen(from[at]) : 0.0f",
+        "Element<T>::widen(from[at])",
+        **ASAN,
+    ),
+    _epilogue(
+        "bias of the upper rows", EPILOGUE, "        x.groups[i / 2].at[i % 2 + 2] += bias;\n", ""
+    ),
     _epilogue("groups change places", PART, "groups[kGroups - 1] = group;", "groups[0] = group;"),
     _epilogue(
         "the flag is 1",

@@ -21,10 +21,20 @@ void wgmma_fence(float (&... accumulators)[kRegisters]) {
   simt::wgmma_fence();
 }
 
+template <int kArrays, int kRegisters>
+void wgmma_fence(float (&accumulators)[kArrays][kRegisters]) {
+  simt::wgmma_fence();
+}
+
 void wgmma_commit();
 
 template <int kPending, int... kRegisters>
 void wgmma_wait(float (&... accumulators)[kRegisters]) {
+  simt::wgmma_wait(kPending);
+}
+
+template <int kPending, int kArrays, int kRegisters>
+void wgmma_wait(float (&accumulators)[kArrays][kRegisters]) {
   simt::wgmma_wait(kPending);
 }
 

@@ -8,6 +8,8 @@ enum class Status {
   list_too_long,    // more tensors than fit the kernel's parameters, and no device table given
   too_many_chunks,  // the list needs more than 2^32 - 1 chunks
   launch_failed,    // the CUDA runtime refused; cudaGetLastError() says why
+  no_tensor_map,    // the driver refused to describe a tensor to TMA
+  not_built,        // the kernel was left out of this build
 };
 
 constexpr const char* text(Status status) {
@@ -16,6 +18,8 @@ constexpr const char* text(Status status) {
     case Status::list_too_long: return "the list is too long for the kernel's parameters";
     case Status::too_many_chunks: return "the list holds more elements than one launch can address";
     case Status::launch_failed: return "the CUDA runtime refused the launch";
+    case Status::no_tensor_map: return "the driver refused a tensor map";
+    case Status::not_built: return "the planned kernel is not in this build";
   }
   return "unknown status";
 }

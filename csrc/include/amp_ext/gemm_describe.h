@@ -32,7 +32,7 @@ inline std::string describe(const Sm90Tile& t) {
 // then what a result of 16 and of 32 bits leaves for stages.
 inline std::string describe_budget(const Sm90Tile& t) {
   const auto number = [](int64_t x) { return std::to_string(x); };
-  const int producer = t.producer_registers(), consumer = t.consumer_registers();
+  constexpr int producer = Sm90Tile::kProducerRegisters, consumer = Sm90Tile::kConsumerRegisters;
   std::string text = number(producer) + " and " + number(consumer) + " registers, " +
                      number((producer + Sm90Tile::kConsumers * consumer) * 128) + " in all";
   for (const int bytes : {2, 4}) {

@@ -52,7 +52,8 @@ constexpr int number_of(const Sm90Tile& tile) {
 // Whether the measured plan is one for these arguments: their result may need more memory.
 inline bool measured_serves(const MeasuredPlan& x, const GemmArgs& g) {
   const int tile = number_of(x.tile);
-  return tile >= 0 && sm90_tile_serves(g, kSm90Tiles[tile]);
+  const int64_t steps = ceil_div(g.k, Sm90Tile::kStep) * g.terms;
+  return tile >= 0 && sm90_tile_serves(g, kSm90Tiles[tile]) && x.splits <= steps;
 }
 
 inline GemmPlan plan_measured(const MeasuredPlan& x, const GemmArgs& g, int multiprocessors) {

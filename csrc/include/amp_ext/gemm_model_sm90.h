@@ -22,16 +22,18 @@ constexpr double kSm90SharedBytes = 128;
 constexpr double kSm90L2Bytes = 36;
 constexpr double kSm90ArrivingBytes = 64;
 // Cycles, guesses: until a fetch from memory is there, or one from L2; from the launch to the first
-// fetch (barriers, tensor maps, the cluster); for a consumer's 64x32 part of the result, between
-// two barriers.
+// fetch (barriers, tensor maps, the cluster); to find the next tile; for a consumer's 64x32 part of
+// the result, by its number of instructions: where it is only scaled, biased and stored, or more.
 constexpr double kSm90Latency = 800;
 constexpr double kSm90L2Latency = 400;
 constexpr double kSm90Start = 1500;
-constexpr double kSm90PartCycles = 150;
+constexpr double kSm90TileCycles = 1000;
+constexpr double kSm90PartCycles = 500;
+constexpr double kSm90LongPartCycles = 1500;
 // Neighbours in a cluster wait for each other; a guess.
 constexpr double kSm90ClusterFactor = 1.01;
-// Bytes of shares that a consumer asks for before it waits: 64 by each of its threads.
-constexpr double kSm90ShareBytes = 128 * 64;
+// Bytes of shares that a consumer asks for before it waits: 128 by each of its threads.
+constexpr double kSm90ShareBytes = 128 * 128;
 
 constexpr int64_t kSm90StepsOfSplit = 8;
 constexpr int64_t kSm90MostSplits = 64;
@@ -47,18 +49,23 @@ class Sm90Cycles {
     const double m = std::min<int64_t>(t.m, g.m), n = std::min<int64_t>(t.n, g.n);
     const double products = double(t.m) * t.n * Sm90Tile::kStep / kSm90Products;
     constexpr double kLineBytes = Sm90Tile::kStep * 2;
-    // wgmma reads 64 rows of a, and all of b for them.
-    const double read = t.m / 64 * (64.0 + t.n) * kLineBytes / kSm90SharedBytes;
+    // wgmma reads 64 rows of a, and all of b for them; what arrives is written.
+    const double moved = t.m / 64 * (64.0 + t.n) + t.m + t.n;
+    const double shared = moved * kLineBytes / kSm90SharedBytes;
     const double fetched = (m / cluster_n + n / cluster_m) * kLineBytes / kSm90L2Bytes;
     const double arriving = (m + n) * kLineBytes / kSm90ArrivingBytes;
-    step_ = std::max({products, read, fetched, arriving, kSm90Latency / (stages - 1)});
+    step_ = std::max({products, shared, fetched, arriving, kSm90Latency / (stages - 1)});
     if (cluster > 1) step_ *= kSm90ClusterFactor;
 
     int bytes = size_of(g.out.dtype);
     if (g.c.data) bytes += size_of(g.c.dtype);
     if (g.aux.data) bytes += size_of(g.aux.dtype);
     const double parts = double(t.consumer_m()) / Sm90Tile::kBoxRows * t.n / Sm90Tile::kBoxColumns;
-    finish_ = std::max(parts * kSm90PartCycles, m * n * bytes / kSm90L2Bytes);
+    const bool is_plain = (!g.c.data || adds_to_out(g)) && !g.aux.data &&
+                          g.activation == Activation::none && !g.found_inf && !g.column_sums &&
+                          !g.square_sum;
+    const double part = is_plain ? kSm90PartCycles : kSm90LongPartCycles;
+    finish_ = kSm90TileCycles + std::max(parts * part, m * n * bytes / kSm90L2Bytes);
     const double share_bytes = double(t.m) * t.n * 4;
     const double consumers = t.ping_pong ? 1 : Sm90Tile::kConsumers;
     store_share_ = share_bytes / kSm90L2Bytes;
@@ -136,9 +143,8 @@ inline Sm90Choice choose_sm90(const GemmArgs& g, int multiprocessors) {
   const Major b_major = layout_of_b(g).major;
   for (int tile = 0; tile < kSm90TileCount; ++tile) {
     const Sm90Tile& t = kSm90Tiles[tile];
-    const int boxes = t.serves(b_major) ? sm90_boxes(g, t) : 0;
-    if (boxes == 0) continue;
-    const int stages = t.stages(boxes, size_of(g.out.dtype));
+    if (!t.serves(b_major)) continue;
+    const int stages = t.stages(sm90_boxes(g, t), size_of(g.out.dtype));
     consider(best, g, tile, stages, 1, 1, multiprocessors);
     if (multiprocessors < 2) continue;
     if (g.m > t.m) consider(best, g, tile, stages, 2, 1, multiprocessors);

@@ -11,7 +11,8 @@ namespace amp_ext {
 
 // ---- what a plan takes -------------------------------------------------------------------------
 
-// Whether the memory system may add the product to out: nothing else is asked of the sums.
+// Whether the memory system may add the product to out: nothing else is asked of the sums. (It may
+// take FP32 numbers below 2^-126 for 0, as atomic additions do.)
 inline bool adds_to_out(const GemmArgs& g) {
   return g.c.data && g.c.data == g.out.data && g.c.dtype == DType::f32 &&
          g.out.dtype == DType::f32 && (g.m <= 1 || g.c.row_stride == g.out.row_stride) &&
@@ -26,20 +27,16 @@ constexpr int sm90_boxes(const Sm90Tile& t, int bytes) {
   return t.stages(3, bytes) == t.stages(2, bytes) ? 3 : 2;
 }
 
-// The boxes of a consumer: 0 where the tile leaves too little memory for what the result needs.
-constexpr int kSm90LeastStages = 3;
+// The boxes of a consumer: with more of them, what is fetched beside the product comes earlier, and
+// a second result has its own. Every tile has room for four and three stages.
 inline int sm90_boxes(const GemmArgs& g, const Sm90Tile& t) {
-  const int bytes = size_of(g.out.dtype);
-  const auto has_room = [&](int boxes) { return t.stages(boxes, bytes) >= kSm90LeastStages; };
-  const bool reads = (g.c.data && !adds_to_out(g)) || (g.aux.data && g.derivative);
-  if (reads) return has_room(4) ? 4 : has_room(3) ? 3 : 2;
-  if (g.aux.data) return has_room(4) ? 4 : 0;
-  return sm90_boxes(t, bytes);
+  const bool has_side = (g.c.data && !adds_to_out(g)) || g.aux.data;
+  return has_side ? 4 : sm90_boxes(t, size_of(g.out.dtype));
 }
 
 // Whether a tile computes a product that gemm_serves_sm90.
 inline bool sm90_tile_serves(const GemmArgs& g, const Sm90Tile& t) {
-  return t.serves(layout_of_b(g).major) && sm90_boxes(g, t) > 0;
+  return t.serves(layout_of_b(g).major);
 }
 
 // ---- plans -------------------------------------------------------------------------------------

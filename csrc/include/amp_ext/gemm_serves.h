@@ -101,7 +101,7 @@ inline bool gemm_serves_sm90(const GemmArgs& g) {
   return tma_serves(g.a, layout_of_a(g), g.a.row_stride, g.a.column_stride, g.m, g.k, matrices) &&
          tma_serves(g.b, layout_of_b(g), g.b.column_stride, g.b.row_stride, g.n, g.k, matrices) &&
          tma_serves_rows(g.out, g) && !(g.c.data && g.aux.data) && is_like_out(g.c) &&
-         is_like_out(g.aux);
+         is_like_out(g.aux) && (!g.bias.data || g.n <= 1 || g.bias.column_stride == 1);
 }
 
 }  // namespace amp_ext

@@ -109,8 +109,7 @@ struct Sm90Tile {
   }  // of a consumer's thread
 
   // Registers of a thread. The block starts with 168 each; the producers give up some of theirs.
-  AMP_EXT_HOST_DEVICE constexpr int producer_registers() const { return sums() >= 160 ? 24 : 40; }
-  AMP_EXT_HOST_DEVICE constexpr int consumer_registers() const { return sums() >= 160 ? 240 : 232; }
+  static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
 
   // Shared memory: the header, the consumers' boxes, and as many stages as fit.
   AMP_EXT_HOST_DEVICE constexpr int stage_bytes() const { return (m + n) * kStep * 2; }
@@ -139,12 +138,12 @@ inline constexpr Sm90Tile kSm90Tiles[] = {
 constexpr int kSm90TileCount = sizeof(kSm90Tiles) / sizeof(kSm90Tiles[0]);
 
 constexpr bool is_sound(const Sm90Tile& t) {
-  const int registers = t.producer_registers() + Sm90Tile::kConsumers * t.consumer_registers();
+  constexpr int kRegisters =
+      (Sm90Tile::kProducerRegisters + Sm90Tile::kConsumers * Sm90Tile::kConsumerRegisters) * 128;
   return t.consumer_m() % 64 == 0 && t.m <= 256 && t.n % 32 == 0 && t.n <= 256 &&
-         registers * 128 <= 65536 && registers <= 168 * 3 &&
-         t.sums() + 40 <= t.consumer_registers() &&
-         // Two boxes of the widest elements leave room for three stages, and two for small ones.
-         t.stages(2, 4) >= 3;
+         kRegisters <= 65536 && kRegisters <= 168 * Sm90Tile::kThreads &&
+         t.sums() + 100 <= Sm90Tile::kConsumerRegisters &&
+         t.shared_bytes(t.stages(4, 4), 4, 4) <= Sm90Tile::kSharedBytes && t.stages(4, 4) >= 3;
 }
 
 constexpr bool all_sm90_are_sound() {

@@ -20,8 +20,8 @@ AMP_EXT_HOST_DEVICE constexpr int swizzled(int row, int chunk) {
   return row * kSwizzleRowBytes + (chunk ^ row % 8) * kSwizzleChunkBytes;
 }
 
-// The same for rows of kRowBytes, 64 or 128, within which chunks change places: rows of 64 bytes
-// lie two by two in the banks, and every other one has the next order.
+// The same for rows of kRowBytes, 64 or 128, within which chunks change places. Rows of 64 bytes
+// lie two by two in the banks: each pair of them has the next order.
 template <int kRowBytes>
 AMP_EXT_HOST_DEVICE constexpr int swizzled(int row, int chunk) {
   static_assert(kRowBytes == 64 || kRowBytes == 128);

@@ -134,16 +134,16 @@ class Sm90Epilogue {
   __device__ void finish_part(Part& x, int batch, int row, int column, int number) {
     unsigned char* const to = box(slots_.at * slot_boxes());
     if (has_side()) ptx::mbarrier_wait(header_.side_full[consumer_][slots_.at], slots_.parity);
-    if (is_plain()) {
-      const float alpha = static_cast<float>(g_.alpha);
+    const float alpha = static_cast<float>(g_.alpha);
 #pragma unroll
-      for (Group& group : x.groups) {
+    for (Group& group : x.groups) {
 #pragma unroll
-        for (float& value : group.at) value *= alpha;
-      }
-    } else {
+      for (float& value : group.at) value *= alpha;
+    }
+    if (g_.bias.data) add_bias(x, batch, column);
+    if (!is_plain()) {
       x.each([&](Group& group, int i) {
-        finish_group(group, to, i, batch, row, column + i * Group::kColumns, number);
+        finish_group(group, to, i, row, column + i * Group::kColumns, number);
       });
       if (has_side()) ptx::warp_sync();  // stmatrix overwrites what other lanes have read
     }
@@ -171,24 +171,23 @@ class Sm90Epilogue {
   }
 
   __device__ bool is_plain() const {
-    return !has_side() && !g_.aux.data && !g_.bias.data && g_.activation == Activation::none &&
-           !g_.found_inf && !g_.square_sum && !g_.column_sums;
+    return !has_side() && !g_.aux.data && g_.activation == Activation::none && !g_.found_inf &&
+           !g_.square_sum && !g_.column_sums;
   }
 
-  // All but the rounding of the result. The group begins at this row and column.
-  __device__ void finish_group(Group& x, unsigned char* box, int number, int batch, int row,
-                               int column, int part) {
-    const float alpha = static_cast<float>(g_.alpha), beta = static_cast<float>(g_.beta);
-    Group side = {};
+  // What is rare, and has to be done before the result is rounded. The group begins at this row and
+  // column.
+  __device__ void finish_group(Group& x, unsigned char* box, int number, int row, int column,
+                               int part) {
+    Group side;
     if (has_side())
       with_type(g_.out.dtype, [&](auto zero) { side.read<decltype(zero)>(box, number); });
-#pragma unroll
-    for (int i = 0; i < Group::kSize; ++i)
-      x.at[i] = alpha * x.at[i] + (g_.derivative ? 0.0f : beta * side.at[i]);
-    if (g_.bias.data) add_bias(x, batch, column);
     if (g_.derivative) {
       multiply_by_derivative(g_.activation, side.at, x.at);
     } else {
+      const float beta = static_cast<float>(g_.beta);
+#pragma unroll
+      for (int i = 0; i < Group::kSize; ++i) x.at[i] += has_side() ? beta * side.at[i] : 0.0f;
       if (stores_aux())
         with_type(g_.out.dtype,
                   [&](auto zero) { x.write<decltype(zero)>(box + box_bytes(), number); });
@@ -198,18 +197,18 @@ class Sm90Epilogue {
     if (g_.column_sums) sum_columns(x, row, number, part);
   }
 
-  __device__ void add_bias(Group& x, int batch, int column) const {
+  __device__ void add_bias(Part& x, int batch, int column) const {
     with_type(g_.bias.dtype, [&](auto zero) {
       using T = decltype(zero);
-      const T* const from = static_cast<const T*>(ptx::global(g_.bias.data));
+      const T* const from = static_cast<const T*>(ptx::global(g_.bias.data)) +
+                            batch * g_.bias.batch_stride + column + Group::column(0);
+      const int left = static_cast<int>(g_.n) - column - Group::column(0);
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int at = column + Group::column(i);
-        if (at >= g_.n) continue;
-        const int64_t index = batch * g_.bias.batch_stride + at * g_.bias.column_stride;
-        const float bias = Element<T>::widen(from[index]);
-        x.at[i] += bias;
-        x.at[i + 2] += bias;
+      for (int i = 0; i < Part::kGroups * 2; ++i) {
+        const int at = i / 2 * Group::kColumns + i % 2;
+        const float bias = at < left ? Element<T>::widen(from[at]) : 0.0f;
+        x.groups[i / 2].at[i % 2] += bias;
+        x.groups[i / 2].at[i % 2 + 2] += bias;
       }
     });
   }

@@ -26,7 +26,7 @@ Status cuda::launch_gemm(const GemmArgs& args, const GemmPlan& plan, void* works
   if (g.k <= 1) g.a.column_stride = g.b.row_stride = 0;
   if (g.batch * g.terms <= 1) g.a.batch_stride = g.b.batch_stride = 0;
   const GemmLauncher launch = launcher(g.a.dtype, plan.sm90);
-  return launch ? launch(g, plan, workspace, tickets, stream) : Status::launch_failed;
+  return launch ? launch(g, plan, workspace, tickets, stream) : Status::not_built;
 }
 
 }  // namespace amp_ext

@@ -35,8 +35,8 @@ __device__ void consume(Sm90Header& header, unsigned char* boxes, const unsigned
       if (tile.inside && work.splits == 1)
         epilogue.prefetch(tile.batch, tile.row + first_row, tile.column);
     }
-    // By turns: a phase of a stage is told from the one before it only by who knows that that one
-    // has completed, and tensor cores do one tile's steps at a time. The first one begins at once.
+    // In turns: parity does not tell a stage's phase from the one two before, so a consumer begins
+    // when the other one has seen all of its steps. The tensor cores then do one tile at a time.
     const int turn = round / Sm90Tile::kConsumers % 2;
     if (kTile.ping_pong) ptx::mbarrier_wait(header.turn[consumer], consumer == 0 ? turn ^ 1 : turn);
     typename Gemm::Sums sums;
@@ -94,10 +94,10 @@ __global__ void __launch_bounds__(Sm90Tile::kThreads, 1)
 
     const int warpgroup = threadIdx.x / kWarpgroup;
     if (warpgroup == 0) {
-      ptx::setmaxnreg_dec<kTile.producer_registers()>();
+      ptx::setmaxnreg_dec<Sm90Tile::kProducerRegisters>();
       if (threadIdx.x < 32 && ptx::warp_elect()) produce<Gemm>(header, stages, maps, args, plan);
     } else {
-      ptx::setmaxnreg_inc<kTile.consumer_registers()>();
+      ptx::setmaxnreg_inc<Sm90Tile::kConsumerRegisters>();
       consume<Gemm>(header, boxes, stages, maps, args, plan, warpgroup - 1, workspace, tickets);
     }
   }
@@ -152,14 +152,15 @@ template <class T, int kTileIndex, Major kA, Major kB>
 Status launch_sm90_instance(const GemmArgs& args, const GemmPlan& plan, void* workspace,
                             uint32_t* tickets, cuda::Stream stream) {
   if constexpr (!kSm90Tiles[kTileIndex].serves(kB)) {
-    return Status::launch_failed;  // the planner does not choose it
+    return Status::not_built;  // nor does the planner choose it
   } else {
     Sm90Maps maps{};
     if (!encode_maps<Sm90Gemm<T, kTileIndex, kA, kB>>(maps, args, plan))
-      return Status::launch_failed;
+      return Status::no_tensor_map;
     const auto kernel = gemm_sm90_kernel<T, kTileIndex, kA, kB>;
+    // The most that any plan takes: other threads may be launching the kernel by other plans.
     if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             plan.shared_bytes) != cudaSuccess)
+                             Sm90Tile::kSharedBytes) != cudaSuccess)
       return Status::launch_failed;
     return launch_clusters(kernel, static_cast<int>(plan.blocks), plan.cluster_m * plan.cluster_n,
                            Sm90Tile::kThreads, plan.shared_bytes, stream, maps, args, plan,

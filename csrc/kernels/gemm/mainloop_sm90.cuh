@@ -73,8 +73,9 @@ struct Sm90Operand {
   // half of them, to both blocks of the cluster.
   __device__ static void fetch(unsigned char* to, const CUtensorMap& map, ptx::Mbarrier& full,
                                int mn, int k, int z, int shares, int share) {
-    const int x = kByK ? k : mn, y = (kByK ? mn : k) + share * (kLines / shares);
-    to += share * (kPartBytes / shares);
+    const bool is_lower = shares > 1 && share > 0;
+    const int x = kByK ? k : mn, y = (kByK ? mn : k) + (is_lower ? kLines / 2 : 0);
+    if (is_lower) to += kPartBytes / 2;
     for (int part = 0; part < kParts; ++part) {
       unsigned char* const box = to + part * kPartBytes;
       if (shares == 1)
@@ -199,10 +200,7 @@ __device__ void accumulate(typename Gemm::Sums& sums, Sm90Header& header,
     const uint64_t a = Gemm::A::descriptor(stage, row);
     const uint64_t lower_a = Gemm::A::descriptor(stage, row + 64);
     const uint64_t b = Gemm::B::descriptor(stage + Gemm::A::kBytes, 0);
-    if constexpr (kRowBlocks == 1)
-      ptx::wgmma_fence(sums[0]);
-    else
-      ptx::wgmma_fence(sums[0], sums[1]);
+    ptx::wgmma_fence(sums);
 #pragma unroll
     for (int i = 0; i < kAtom / 16; ++i) {
       const bool is_first = step == 0 && i == 0;
@@ -218,10 +216,7 @@ __device__ void accumulate(typename Gemm::Sums& sums, Sm90Header& header,
     ptx::wgmma_wait<1>();
     if (step > 0) release(header.empty[ring.before(1, plan.stages)], cluster);
   }
-  if constexpr (kRowBlocks == 1)
-    ptx::wgmma_wait<0>(sums[0]);
-  else
-    ptx::wgmma_wait<0>(sums[0], sums[1]);
+  ptx::wgmma_wait<0>(sums);
   release(header.empty[ring.before(1, plan.stages)], cluster);
 }
 

@@ -29,35 +29,36 @@ struct Group {
   }
   __device__ static int column(int i) { return consumer_thread() % 4 * 2 + i % 2; }
 
-  // The address of elements i and i + 1 in a box of T, in which the group has this number.
   template <class T>
-  __device__ static T* place(unsigned char* box, int number, int i) {
+  struct alignas(2 * sizeof(T)) Pair {
+    T low, high;
+  };
+
+  // The place of elements i and i + 1 in a box of T, in which the group has this number.
+  template <class T>
+  __device__ static Pair<T>* place(unsigned char* box, int number, int i) {
     constexpr int kRowBytes = Sm90Tile::kBoxColumns * sizeof(T);
     const int byte = (number * kColumns + column(i)) * static_cast<int>(sizeof(T));
-    return reinterpret_cast<T*>(box + swizzled<kRowBytes>(row(i), byte / 16) + byte % 16);
+    return reinterpret_cast<Pair<T>*>(box + swizzled<kRowBytes>(row(i), byte / 16) + byte % 16);
   }
 
   template <class T>
   __device__ void read(unsigned char* box, int number) {
 #pragma unroll
     for (int i = 0; i < kSize; i += 2) {
-      T pair[2];
-      memcpy(pair, place<T>(box, number, i), sizeof(pair));
-      at[i] = Element<T>::widen(pair[0]);
-      at[i + 1] = Element<T>::widen(pair[1]);
+      const Pair<T> pair = *place<T>(box, number, i);
+      at[i] = Element<T>::widen(pair.low);
+      at[i + 1] = Element<T>::widen(pair.high);
     }
   }
 
   // Rounds them.
   template <class T>
   __device__ void write(unsigned char* box, int number) const {
-    struct alignas(2 * sizeof(T)) Pair {
-      T low, high;
-    };
 #pragma unroll
     for (int i = 0; i < kSize; i += 2) {
-      const Pair pair{Element<T>::round(at[i]), Element<T>::round(at[i + 1])};
-      ptx::store_shared(reinterpret_cast<Pair*>(place<T>(box, number, i)), pair);
+      const Pair<T> pair{Element<T>::round(at[i]), Element<T>::round(at[i + 1])};
+      ptx::store_shared(place<T>(box, number, i), pair);
     }
   }
 };
