@@ -21,7 +21,7 @@ SIDES = f"{FEW} and test_boxes"
 SUMS = f"{FEW} and sums"
 SHARES = f"{FEW} and shares_behind"
 ASAN = {"select": f"{FEW} and bias and fp32", "variant": "asan"}
-RACE = {"select": f"{RESULTS} and (fp32 or bf16)", "variant": "tsan"}
+RACE = {"select": f"{RESULTS} and fp16 and (none or derivative)", "variant": "tsan"}
 
 
 def _mutant(
@@ -414,11 +414,11 @@ MUTANTS = (
         SUMS,
     ),
     _epilogue(
-        "columns of one consumer",
+        "columns of one consumer, race",
         EPILOGUE,
         COLUMN_CONSUMERS,
         COLUMN_CONSUMERS.replace(" * Gemm::kTeam", ""),
-        SUMS,
+        **RACE,  # the last one of all adds up once more
     ),
     _epilogue(
         "tiles outside are waited for",
