@@ -72,6 +72,7 @@ inline GemmPlan plan_sm90_with(const GemmArgs& g, int tile, int cluster_m, int c
   plan.term_steps = static_cast<int>(ceil_div(g.k, Sm90Tile::kStep));
   plan.steps = plan.term_steps * plan.terms;
 
+  splits = std::min<int64_t>(splits, plan.steps);  // a share has a step at least
   const int64_t tiles = g.batch * plan.tiles_m * plan.tiles_n;
   const int64_t shared = splits > 1 ? tiles - std::min<int64_t>(tiles, whole) : 0;
   const int64_t units = tiles + shared * (splits - 1);
