@@ -1,5 +1,5 @@
-"""Mutants of a demonstration kernel, tests/simt/kernels/block_sum.cu. (The other two are GEMMs: those
-of csrc/kernels have mutants.)"""
+"""Mutants of tests/simt/kernels/block_sum.cu. The other demonstration kernels are GEMMs, of which
+csrc/kernels has better ones, with mutants."""
 
 from __future__ import annotations
 
