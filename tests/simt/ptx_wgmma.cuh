@@ -16,25 +16,15 @@ inline uint64_t wgmma_descriptor(const void* tile, int leading, int stride) {
 
 inline uint64_t wgmma_advance(uint64_t descriptor, int bytes) { return descriptor + (bytes >> 4); }
 
-template <int... kRegisters>
-void wgmma_fence(float (&... accumulators)[kRegisters]) {
-  simt::wgmma_fence();
-}
-
-template <int kArrays, int kRegisters>
-void wgmma_fence(float (&accumulators)[kArrays][kRegisters]) {
+template <class... Arrays>
+void wgmma_fence(Arrays&... accumulators) {
   simt::wgmma_fence();
 }
 
 void wgmma_commit();
 
-template <int kPending, int... kRegisters>
-void wgmma_wait(float (&... accumulators)[kRegisters]) {
-  simt::wgmma_wait(kPending);
-}
-
-template <int kPending, int kArrays, int kRegisters>
-void wgmma_wait(float (&accumulators)[kArrays][kRegisters]) {
+template <int kPending, class... Arrays>
+void wgmma_wait(Arrays&... accumulators) {
   simt::wgmma_wait(kPending);
 }
 
