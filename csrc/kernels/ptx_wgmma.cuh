@@ -6,6 +6,18 @@
 #include <ptx.cuh>
 #include <type_traits>
 
+namespace amp_ext {
+
+// Keeps accesses to registers, or to arrays of them, on their side of this.
+__device__ __forceinline__ void pin(float& value) { asm volatile("" : "+f"(value) : : "memory"); }
+
+template <class T, int kSize>
+__device__ __forceinline__ void pin(T (&array)[kSize]) {
+  for (T& element : array) pin(element);
+}
+
+}  // namespace amp_ext
+
 namespace amp_ext::ptx {
 
 // Which index of an operand is contiguous in shared memory: k, or m of a and n of b.
@@ -29,19 +41,9 @@ __device__ __forceinline__ uint64_t wgmma_advance(uint64_t descriptor, int bytes
 // Orders register accesses: comes before the first wgmma and before one that follows a wgmma_wait
 // (where no register has been touched the hardware would do without). `accumulators` are all arrays
 // that the coming wgmmas add to.
-template <int... kRegisters>
-__device__ __forceinline__ void wgmma_fence(float (&... accumulators)[kRegisters]) {
-  const auto pin = [](auto& array) {
-    for (float& value : array) asm volatile("" : "+f"(value) : : "memory");
-  };
+template <class... Arrays>
+__device__ __forceinline__ void wgmma_fence(Arrays&... accumulators) {
   (pin(accumulators), ...);
-  asm volatile("wgmma.fence.sync.aligned;" : : : "memory");
-}
-
-template <int kArrays, int kRegisters>
-__device__ __forceinline__ void wgmma_fence(float (&accumulators)[kArrays][kRegisters]) {
-  for (auto& array : accumulators)
-    for (float& value : array) asm volatile("" : "+f"(value) : : "memory");
   asm volatile("wgmma.fence.sync.aligned;" : : : "memory");
 }
 
@@ -52,20 +54,10 @@ __device__ __forceinline__ void wgmma_commit() {
 
 // Waits until at most kPending groups, the last ones, are not done: then shared memory that the
 // others read is free, and `accumulators` that no pending group adds to can be read.
-template <int kPending, int... kRegisters>
-__device__ __forceinline__ void wgmma_wait(float (&... accumulators)[kRegisters]) {
+template <int kPending, class... Arrays>
+__device__ __forceinline__ void wgmma_wait(Arrays&... accumulators) {
   asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(kPending) : "memory");
-  const auto pin = [](auto& array) {
-    for (float& value : array) asm volatile("" : "+f"(value) : : "memory");
-  };
   (pin(accumulators), ...);
-}
-
-template <int kPending, int kArrays, int kRegisters>
-__device__ __forceinline__ void wgmma_wait(float (&accumulators)[kArrays][kRegisters]) {
-  asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(kPending) : "memory");
-  for (auto& array : accumulators)
-    for (float& value : array) asm volatile("" : "+f"(value) : : "memory");
 }
 
 // The first n registers of an accumulator: as an instruction calls them, and as its operands.
