@@ -11,6 +11,7 @@ from torch.amp import custom_bwd, custom_fwd, is_autocast_available
 try:
     from amp_ext import ops
     from amp_ext.autocast import autocast, install, is_installed, uninstall
+    from amp_ext.backend import get_backend, set_backend
     from amp_ext.grad_scaler import GradScaler
     from amp_ext.graph import CUDAGraph
 except ImportError:
@@ -27,9 +28,11 @@ __all__ = [
     "autocast",
     "custom_bwd",
     "custom_fwd",
+    "get_backend",
     "install",
     "is_autocast_available",
     "is_installed",
     "ops",
+    "set_backend",
     "uninstall",
 ]

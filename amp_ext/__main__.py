@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 import amp_ext
+from amp_ext._triton import triton_version
 
 Check = tuple[str, Callable[[], None]]
 
@@ -22,7 +23,7 @@ Check = tuple[str, Callable[[], None]]
 def main() -> int:
     print_versions()
     try:
-        importlib.import_module("amp_ext._library")
+        importlib.import_module("amp_ext.backend")
     except ImportError as error:
         print(f"\nFAIL  {error}")
         return 1
@@ -52,6 +53,8 @@ def print_versions() -> None:
     print(f"  built for  {built}")
     cuda = f"CUDA {torch.version.cuda}" if torch.version.cuda else "no CUDA"
     print(f"  running    torch {torch.__version__}, {cuda}, Python {platform.python_version()}")
+    triton = triton_version()
+    print(f"             {f'Triton {triton}' if triton else 'no Triton'}")
 
 
 def print_devices() -> None:

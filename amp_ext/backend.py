@@ -1,11 +1,13 @@
-"""Which backend serves an op on a device, and why."""
+"""Which backend serves an op on a device, and why; and the choice of one."""
 
+import os
 from typing import NamedTuple
 
 import torch
 
 from amp_ext import _build_info
 from amp_ext._library import _C, REBUILD
+from amp_ext._triton import is_interpreted, triton_version
 
 LIST_OPS = (
     "unscale_",
@@ -20,16 +22,19 @@ GEMM_OPS = (
     *("linear", "mlp"),
 )
 OPS = LIST_OPS + GEMM_OPS
+BACKENDS = ("cuda", "triton", "cpu")
 
 _REBUILD = f"FORCE_CUDA=1 {REBUILD}"
+_VARIABLE = "AMP_EXT_BACKEND"
+_UNMEASURED = "which have not been measured yet"
 
 
 class Backend(NamedTuple):
     """What serves an op.
 
     Attributes:
-        name: "cpu" or "cuda", this package's code for the device; "library", torch's; or "none",
-            where tensors of the device are refused.
+        name: "cpu", "cuda" or "triton", this package's code for the device; "library", torch's; or
+            "none", where tensors of the device are refused.
         reason: why it is this one, in a few words.
     """
 
@@ -37,10 +42,72 @@ class Backend(NamedTuple):
     reason: str
 
 
+# ---- the choice --------------------------------------------------------------------------------
+
+
+def set_backend(name: str | None) -> None:
+    """Chooses the backend of every device that it serves, in the whole process, from now on.
+
+    Devices that it does not serve keep theirs: CPU tensors that of the CPU, whatever is chosen for
+    CUDA tensors. Before anything is chosen, the environment variable ``AMP_EXT_BACKEND`` does.
+
+    Args:
+        name: "cuda", the CUDA kernels of this build; "triton", the Triton kernels, which also serve
+            CPU tensors where ``TRITON_INTERPRET=1`` was set before Triton was imported, slowly and
+            for tests; "cpu", where CPU tensors are not to be served by Triton; or None, which leaves
+            the choice to amp_ext: the CUDA kernels where they were built, else Triton's where
+            Triton is installed.
+
+    Raises:
+        ValueError: another name.
+        RuntimeError: a backend that is not here, with what has to be installed. Nothing is changed.
+    """
+    if name is not None and name not in BACKENDS:
+        raise ValueError(f"set_backend: name must be one of {', '.join(BACKENDS)}, got {name!r}")
+    if name == "cuda" and not _C.cuda_built():
+        raise RuntimeError(
+            f"set_backend: the cuda backend was not built; rebuild amp_ext with: {_REBUILD}"
+        )
+    if name == "triton" and triton_version() is None:
+        raise RuntimeError(
+            "set_backend: the triton backend needs Triton; install it with: pip install triton"
+        )
+    global _chosen
+    _chosen = name
+    by_default = name != "cuda" and not _C.cuda_built() and triton_version() is not None
+    _C.use_triton("cuda", name == "triton" or by_default)
+    _C.use_triton("cpu", name == "triton" and is_interpreted())
+
+
+def get_backend() -> str | None:
+    """What :func:`set_backend` or ``AMP_EXT_BACKEND`` has chosen; None where nobody has."""
+    return _chosen
+
+
+def _choose_by_environment() -> None:
+    """Raises ImportError, since it is the import that fails."""
+    name = os.environ.get(_VARIABLE) or None
+    try:
+        set_backend(name)
+    except (RuntimeError, ValueError) as error:
+        raise ImportError(f"amp_ext, {_VARIABLE}={name}: {error}") from None
+
+
+_chosen: str | None = None
+_choose_by_environment()
+
+
+# ---- what it comes to --------------------------------------------------------------------------
+
+
 def backend_for(device_type: str, op: str) -> Backend:
     """What serves ``op`` (a name in OPS) on the devices of a type."""
     if op not in OPS:
         raise ValueError(f"op must be one of {', '.join(OPS)}, got {op!r}")
+    if device_type not in ("cpu", "cuda"):
+        return Backend("none", "amp_ext serves CPU and CUDA tensors")
+    if _C.uses_triton(device_type):
+        return _triton(device_type, op)
     if device_type == "cpu" and op in GEMM_OPS:
         reason = "FP32 sums: small products here, large ones by torch's FP32 GEMM"
         if _C.multiplies_bf16():
@@ -48,22 +115,45 @@ def backend_for(device_type: str, op: str) -> Backend:
         return Backend("cpu", reason)
     if device_type == "cpu":
         return Backend("cpu", f"C++ on torch's threads, {torch.backends.cpu.get_cpu_capability()}")
-    if device_type == "cuda" and op in GEMM_OPS:
+    if op in GEMM_OPS:
         return _cuda_gemm()
-    if device_type == "cuda" and _C.cuda_built():
+    if _C.cuda_built():
         return Backend("cuda", f"CUDA kernels for {', '.join(_build_info.CUDA_ARCHES)}")
-    if device_type == "cuda":
-        return Backend("none", "built without CUDA kernels; rebuild with: " + _REBUILD)
-    return Backend("none", "amp_ext serves CPU and CUDA tensors")
+    return Backend(
+        "none",
+        "built without CUDA kernels, and Triton is not installed; pip install triton, or rebuild "
+        f"with: {_REBUILD}",
+    )
+
+
+def _triton(device_type: str, op: str) -> Backend:
+    reason = (
+        f"Triton {triton_version()}, interpreted"
+        if device_type == "cpu"
+        else (f"Triton {triton_version()} compiles the kernels when they are first used")
+    )
+    if op in LIST_OPS:
+        return Backend("triton", reason)
+    if _C.gemm_source() == _C.GemmSource.library:
+        return Backend("library", "torch's GEMM with FP32 weight gradients: AMP_EXT_GEMM=library")
+    if device_type == "cpu":
+        return Backend(
+            "triton", f"{reason}, for FP16 and BF16; other operands by the CPU's backend"
+        )
+    return Backend(
+        "triton",
+        f"our own kernels, {_UNMEASURED}, for FP16 and BF16; torch's GEMM for other operands, and "
+        "for all with AMP_EXT_GEMM=library",
+    )
 
 
 def _cuda_gemm() -> Backend:
     if not _C.cuda_built():
         return Backend("library", "torch's GEMM with FP32 weight gradients")
-    if _C.uses_cuda_gemm():
+    if _C.gemm_source() == _C.GemmSource.kernel:
         return Backend("cuda", "CUDA kernels for FP16 and BF16; torch's GEMM for other operands")
     return Backend(
         "library",
         "torch's GEMM with FP32 weight gradients; AMP_EXT_GEMM=kernel turns on our own kernels, "
-        "which have not been measured yet",
+        f"{_UNMEASURED}",
     )

@@ -62,12 +62,12 @@ def ours(shape: Shape, a: Tensor, b: Tensor) -> Tensor:
 
 def by_kernel(shape: Shape, a: Tensor, b: Tensor) -> Tensor:
     """amp_ext's CUDA kernel, which serves only those who ask for it."""
-    asked = _C.uses_cuda_gemm()
-    _C.use_cuda_gemm(True)
+    before = _C.gemm_source()
+    _C.set_gemm_source(_C.GemmSource.kernel)
     try:
         return ours(shape, a, b)
     finally:
-        _C.use_cuda_gemm(asked)
+        _C.set_gemm_source(before)
 
 
 def torch_is_hopeless(shape: Shape, dtype: torch.dtype, device: torch.device) -> bool:

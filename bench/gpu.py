@@ -104,7 +104,7 @@ def small_products() -> None:
     """gemm's kernels on ones: tails, misaligned operands, splits; on Hopper every tile."""
     from amp_ext import _C, ops
 
-    _C.use_cuda_gemm(True)
+    _C.set_gemm_source(_C.GemmSource.kernel)
     ones = functools.partial(torch.ones, dtype=torch.float16, device="cuda")
 
     def multiply(m: int, n: int, k: int, offset: int = 0) -> None:

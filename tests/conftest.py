@@ -19,6 +19,8 @@ import torch
 os.environ.setdefault(
     "AMP_EXT_GEMM", "kernel"
 )  # where there is a GPU, its tests are of the kernels
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is imported
 
 # So that their assertions show the values.
 pytest.register_assert_rewrite("cases", "cast_cases", "gemm_cases", "autocast_cases", "twins")
@@ -46,6 +48,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def seed(request: pytest.FixtureRequest) -> None:
     """Seed torch from the test's node id: the same numbers alone and within the whole suite."""
     torch.manual_seed(zlib.crc32(request.node.nodeid.encode()))
+
+
+@pytest.fixture(autouse=True)
+def backend(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Choose the backend of the test's executor."""
+    import amp_ext
+
+    parameters = request.node.callspec.params if hasattr(request.node, "callspec") else {}
+    executor = parameters.get("executor")
+    before = amp_ext.get_backend()
+    amp_ext.set_backend(getattr(executor, "backend", None) or before)
+    yield
+    amp_ext.set_backend(before)
 
 
 @pytest.fixture(autouse=True)

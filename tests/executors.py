@@ -17,6 +17,7 @@ import torch
 import amp_ext
 import simt_ops
 from amp_ext import reference
+from amp_ext._triton import is_interpreted, triton_version
 from simt import build
 
 
@@ -30,6 +31,7 @@ class Executor:
         ops: has a function for each op.
         missing: why it cannot run here; empty when it can.
         cuda_kernels: it runs csrc/kernels.
+        backend: what amp_ext.set_backend is to choose for it; conftest.py does.
     """
 
     name: str
@@ -37,6 +39,7 @@ class Executor:
     ops: Any
     missing: str = ""
     cuda_kernels: bool = False
+    backend: str | None = None
 
     def scalar(self, value: float, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """Return a 0-dim tensor on the device."""
@@ -51,13 +54,29 @@ def _missing_cuda() -> str:
     return ""
 
 
-REFERENCE = Executor("reference", torch.device("cpu"), reference)
+def _missing_triton() -> str:
+    if triton_version() is None:
+        return "Triton is not installed"
+    if not torch.cuda.is_available() and not is_interpreted():
+        return "torch sees no CUDA device, and TRITON_INTERPRET is not set"
+    return ""
+
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+REFERENCE = Executor("reference", CPU, reference)
 EXECUTORS = (
     REFERENCE,
-    Executor("cpu", torch.device("cpu"), amp_ext.ops),
-    Executor("cuda", torch.device("cuda"), amp_ext.ops, _missing_cuda(), cuda_kernels=True),
+    Executor("cpu", CPU, amp_ext.ops),
+    Executor("cuda", CUDA, amp_ext.ops, _missing_cuda(), cuda_kernels=True, backend="cuda"),
+    Executor(
+        "triton",
+        CPU if is_interpreted() else CUDA,
+        amp_ext.ops,
+        _missing_triton(),
+        backend="triton",
+    ),
 )
-SIMT = Executor("simt", torch.device("cpu"), simt_ops.Ops(), build.missing(), cuda_kernels=True)
+SIMT = Executor("simt", CPU, simt_ops.Ops(), build.missing(), cuda_kernels=True)
 SIMT_SM90 = replace(SIMT, name="simt_sm90", ops=simt_ops.Ops(sm90=True))
 KERNEL_EXECUTORS = (*EXECUTORS, SIMT)
 GEMM_EXECUTORS = (*KERNEL_EXECUTORS, SIMT_SM90)

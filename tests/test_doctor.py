@@ -248,15 +248,16 @@ def test_kernels_that_have_not_been_measured_have_to_be_asked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(backend._C, "cuda_built", lambda: True)
-    asked = backend._C.uses_cuda_gemm()
+    sources = _C.GemmSource
+    before = _C.gemm_source()
     try:
         names = []
-        for on in (False, True):
-            backend._C.use_cuda_gemm(on)
+        for source in (sources.by_default, sources.library, sources.kernel):
+            _C.set_gemm_source(source)
             names.append(backend_for("cuda", "gemm").name)
     finally:
-        backend._C.use_cuda_gemm(asked)
-    assert names == ["library", "cuda"]
+        _C.set_gemm_source(before)
+    assert names == ["library", "library", "cuda"]
 
 
 def test_refused_tensors_come_with_a_command(

@@ -13,12 +13,15 @@
 #include "backend.h"
 #include "free_checks.h"
 #include "tensor_args.h"
+#include "triton.h"
 
 namespace amp_ext {
 
-std::atomic<bool> use_cuda_gemm = [] {
-  const char* const choice = std::getenv("AMP_EXT_GEMM");
-  return choice && std::string_view(choice) == "kernel";
+std::atomic<GemmSource> gemm_source = [] {
+  const char* const value = std::getenv("AMP_EXT_GEMM");
+  const std::string_view source = value ? value : "";
+  if (source == "kernel") return GemmSource::kernel;
+  return source == "library" ? GemmSource::library : GemmSource::by_default;
 }();
 
 namespace {
@@ -96,7 +99,7 @@ class Product {
   // Whether a kernel here is to form it, and not torch's library.
   bool is_served() const {
     return options_.device().is_cpu() ? cpu::gemm_serves(args_)
-                                      : use_cuda_gemm && cuda_serves(args_);
+                                      : gemm_source == GemmSource::kernel && cuda_serves(args_);
   }
 
   at::Tensor new_out() {
@@ -173,6 +176,7 @@ class Product {
 
 at::Tensor gemm_kernel(const at::Tensor& a, const at::Tensor& b, const GemmOptions& options) {
   const auto sizes = check_gemm<int64_t>(kGemm, a, b, options);
+  if (triton_serves(a, b, options)) return triton_gemm(a, b, options, sizes);
   Product product(kGemm, a, b, options, sizes);
   if (!product.is_served()) return torch_gemm(a, b, options);
   at::Tensor out = product.new_out();
@@ -186,6 +190,7 @@ at::Tensor gemm_kernel(const at::Tensor& a, const at::Tensor& b, const GemmOptio
 TensorPair gemm_with_aux_kernel(const at::Tensor& a, const at::Tensor& b,
                                 const GemmOptions& options) {
   const auto sizes = check_gemm<int64_t>(kGemmWithAux, a, b, options);
+  if (triton_serves(a, b, options)) return triton_gemm_with_aux(a, b, options, sizes);
   Product product(kGemmWithAux, a, b, options, sizes);
   if (!product.is_served()) return torch_gemm_with_aux(a, b, options);
   const at::Tensor out = product.new_out(), aux = product.new_aux();
@@ -196,6 +201,7 @@ TensorPair gemm_with_aux_kernel(const at::Tensor& a, const at::Tensor& b,
 TensorPair gemm_times_derivative_kernel(const at::Tensor& a, const at::Tensor& b,
                                         const at::Tensor& aux, const GemmOptions& options) {
   const auto sizes = check_gemm_times_derivative<int64_t>(a, b, aux, options);
+  if (triton_serves(a, b, options)) return triton_gemm_times_derivative(a, b, aux, options, sizes);
   Product product(kGemmTimesDerivative, a, b, options, sizes);
   product.differentiate_at(aux);
   if (!product.is_served()) return torch_gemm_times_derivative(a, b, aux, options);
@@ -255,16 +261,20 @@ void gemm_accumulate_kernel(const at::Tensor& c, const at::Tensor& a, const at::
   }
   if (found_inf && square_sum) check_report("found_inf", *found_inf, "square_sum", *square_sum);
 
-  Product product(kGemmAccumulate, a, b, options, c.sizes());
-  product.accumulate_into(c);
-  product.report_to(flag, 1.0f, squares);
   std::optional<Flag> verdict;
-  if (product.is_served()) {
-    if (!flag) verdict = flag_for(c);
-    if (verdict) product.report_to(verdict->address, kInfinity, squares);
-    product.run(kGemmAccumulate);
+  if (triton_serves(a, b, options)) {
+    triton_gemm_accumulate_(c, a, b, options, reports);
   } else {
-    torch_gemm_accumulate_(c, a, b, options, reports);
+    Product product(kGemmAccumulate, a, b, options, c.sizes());
+    product.accumulate_into(c);
+    product.report_to(flag, 1.0f, squares);
+    if (product.is_served()) {
+      if (!flag) verdict = flag_for(c);
+      if (verdict) product.report_to(verdict->address, kInfinity, squares);
+      product.run(kGemmAccumulate);
+    } else {
+      torch_gemm_accumulate_(c, a, b, options, reports);
+    }
   }
   mark_written(c);
   if (found_inf) mark_written(*found_inf);

@@ -15,10 +15,12 @@
 
 namespace amp_ext {
 
-// Whether products on a GPU are this package's kernels' where these serve them, or else torch's
-// library's. The environment variable AMP_EXT_GEMM=kernel turns them on: as long as they have not
-// been measured, nobody shall lose by them unasked.
-extern std::atomic<bool> use_cuda_gemm;
+// Whose products on a GPU are where the backend's kernels serve them: the kernels' or those of
+// torch's library. By default Triton kernels form them, but CUDA kernels do not: as long as these
+// have not been measured, nobody shall lose by them unasked. The environment variable AMP_EXT_GEMM
+// says "kernel" or "library".
+enum class GemmSource { by_default, kernel, library };
+extern std::atomic<GemmSource> gemm_source;
 
 constexpr auto kGemm = "amp_ext::gemm";
 constexpr auto kGemmWithAux = "amp_ext::gemm_with_aux";

@@ -30,6 +30,7 @@
 #include "ops.h"
 #include "optimizer_grads.h"
 #include "regions.h"
+#include "triton.h"
 
 namespace py = pybind11;
 
@@ -308,9 +309,18 @@ PYBIND11_MODULE(_C, m) {
   m.def("cuda_built", &amp_ext::cuda_built, "Whether CUDA kernels were built.");
   m.def("multiplies_bf16", &amp_ext::cpu::multiplies_bf16,
         "Whether this processor has instructions for products of bfloat16.");
-  m.def("uses_cuda_gemm", [] { return amp_ext::use_cuda_gemm.load(); });
   amp_ext::bind_gemm_plans(m);
-  m.def("use_cuda_gemm", [](bool on) { amp_ext::use_cuda_gemm = on; });
+  py::enum_<amp_ext::GemmSource>(m, "GemmSource")
+      .value("by_default", amp_ext::GemmSource::by_default)
+      .value("kernel", amp_ext::GemmSource::kernel)
+      .value("library", amp_ext::GemmSource::library);
+  m.def("gemm_source", [] { return amp_ext::gemm_source.load(); });
+  m.def("set_gemm_source", [](amp_ext::GemmSource source) { amp_ext::gemm_source = source; });
+  m.def("use_triton", [](const std::string& type, bool on) {
+    amp_ext::use_triton(c10::Device(type).type(), on);
+  });
+  m.def("uses_triton",
+        [](const std::string& device) { return amp_ext::uses_triton(c10::Device(device)); });
   m.attr("REGION_MARK") = c10::DeviceTypeName(amp_ext::kRegionMark, /*lower_case=*/true);
   m.def("enter_region", &amp_ext::enter_region);
   m.def("exit_region", &amp_ext::exit_region);

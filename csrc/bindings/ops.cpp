@@ -10,6 +10,7 @@
 
 #include "backend.h"
 #include "cast_args.h"
+#include "triton.h"
 
 namespace amp_ext {
 namespace {
@@ -168,6 +169,7 @@ void cast_(TensorPointers outputs, TensorPointers inputs) {
 }
 
 const Backend& backend_for(const char* op, c10::Device device) {
+  if (uses_triton(device)) return triton_backend();
   if (device.is_cpu()) return cpu_backend();
   if (device.is_cuda()) return cuda_backend();
   TORCH_CHECK_NOT_IMPLEMENTED(false, op, ": tensors must be on the CPU or a CUDA device, got ",

@@ -1,0 +1,185 @@
+"""set_backend and AMP_EXT_BACKEND: who serves which device, and what is said where nobody can."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import amp_ext
+from amp_ext import _C, _triton
+from amp_ext import backend as backends
+from amp_ext.backend import GEMM_OPS, LIST_OPS, OPS, backend_for
+
+pytestmark = pytest.mark.skipif(_triton.triton_version() is None, reason="Triton is not installed")
+
+
+@pytest.fixture(autouse=True)
+def as_before() -> Iterator[None]:
+    before, source = amp_ext.get_backend(), _C.gemm_source()
+    yield
+    amp_ext.set_backend(before)
+    _C.set_gemm_source(source)
+
+
+@pytest.fixture
+def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after `pip install .` where there is no CUDA toolkit."""
+    monkeypatch.setattr(backends._C, "cuda_built", lambda: False)
+
+
+@pytest.fixture
+def with_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backends._C, "cuda_built", lambda: True)
+
+
+@pytest.fixture
+def without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backends, "triton_version", lambda: None)
+
+
+def served(device_type: str) -> set[str]:
+    return {backend_for(device_type, op).name for op in OPS}
+
+
+def test_without_a_toolkit_triton_serves_every_op_of_a_gpu(without_kernels: None) -> None:
+    _C.set_gemm_source(_C.GemmSource.by_default)
+    amp_ext.set_backend(None)
+    assert served("cuda") == {"triton"}
+    assert served("cpu") == {"cpu"}
+    assert [_C.uses_triton(device) for device in ("cpu", "cuda", "cuda:1")] == [False, True, True]
+
+
+def test_without_either_list_ops_are_refused(without_kernels: None, without_triton: None) -> None:
+    amp_ext.set_backend(None)
+    for op in LIST_OPS:
+        choice = backend_for("cuda", op)
+        assert choice.name == "none"
+        assert "pip install triton" in choice.reason
+        assert "FORCE_CUDA=1 pip install" in choice.reason
+    assert {backend_for("cuda", op).name for op in GEMM_OPS} == {"library"}
+    assert not _C.uses_triton("cuda")
+
+
+def test_cuda_kernels_come_first(with_kernels: None) -> None:
+    _C.set_gemm_source(_C.GemmSource.kernel)
+    amp_ext.set_backend(None)
+    assert served("cuda") == {"cuda"}
+    amp_ext.set_backend("triton")
+    assert served("cuda") == {"triton"}
+    amp_ext.set_backend("cuda")
+    assert served("cuda") == {"cuda"}
+    assert amp_ext.get_backend() == "cuda"
+
+
+def test_the_library_can_be_asked_for(without_kernels: None) -> None:
+    amp_ext.set_backend("triton")
+    _C.set_gemm_source(_C.GemmSource.library)
+    assert {backend_for("cuda", op).name for op in GEMM_OPS} == {"library"}
+    assert {backend_for("cuda", op).name for op in LIST_OPS} == {"triton"}
+
+
+@pytest.mark.parametrize("interpreted", ["0", "1", "true"])
+def test_the_cpu_is_tritons_where_it_is_interpreted(
+    interpreted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", interpreted)
+    amp_ext.set_backend("triton")
+    assert served("cpu") == {"cpu" if interpreted == "0" else "triton"}
+    amp_ext.set_backend("cpu")
+    assert served("cpu") == {"cpu"}
+
+
+@pytest.mark.parametrize("name", ["", "Triton", "rocm", 3])
+def test_unknown_backend(name: object) -> None:
+    before = amp_ext.get_backend()
+    with pytest.raises(ValueError, match=f"must be one of cuda, triton, cpu, got {name!r}"):
+        amp_ext.set_backend(name)
+    assert amp_ext.get_backend() == before
+
+
+def test_missing_backends_say_what_to_install(without_kernels: None, without_triton: None) -> None:
+    amp_ext.set_backend("cpu")
+    with pytest.raises(RuntimeError, match=r"needs Triton; install it with: pip install triton$"):
+        amp_ext.set_backend("triton")
+    with pytest.raises(RuntimeError, match=r"was not built; rebuild amp_ext with: FORCE_CUDA=1 "):
+        amp_ext.set_backend("cuda")
+    assert amp_ext.get_backend() == "cpu"
+
+
+def imported(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", f"import amp_ext\n{program}"],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_environment_variable_chooses() -> None:
+    program = "from amp_ext import _C; print(amp_ext.get_backend(), _C.uses_triton('cuda'))"
+    process = imported(program, AMP_EXT_BACKEND="triton")
+    assert (process.stdout, process.stderr) == ("triton True\n", "")
+
+
+def test_triton_is_imported_with_its_first_kernel_only() -> None:
+    program = "import sys; amp_ext.set_backend('triton'); print('triton' in sys.modules)"
+    assert imported(program).stdout == "False\n"
+
+
+def test_wrong_environment_variable_fails_the_import() -> None:
+    process = imported("", AMP_EXT_BACKEND="hip")
+    assert process.returncode == 1
+    last = process.stderr.splitlines()[-1]
+    assert last.startswith("ImportError: amp_ext, AMP_EXT_BACKEND=hip: set_backend: name must be")
+
+
+# ---- what goes wrong in a kernel's function ----------------------------------------------------
+
+
+@pytest.fixture
+def interpreted_triton() -> None:
+    if not _triton.is_interpreted():
+        pytest.skip("TRITON_INTERPRET is not set: with a GPU, kernels are compiled")
+    amp_ext.set_backend("triton")
+
+
+@pytest.mark.parametrize("op", ["check_finite", "gemm"])
+def test_errors_of_a_kernel_reach_the_caller(
+    op: str, interpreted_triton: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With their type, through the dispatcher."""
+    from amp_ext import triton_kernels
+
+    def failing(*arguments: object) -> None:
+        raise MemoryError("the kernel's own words")
+
+    monkeypatch.setattr(triton_kernels, op, failing)
+    half = torch.ones(4, 4, dtype=torch.float16)
+    with pytest.raises(MemoryError, match="the kernel's own words"):
+        if op == "gemm":
+            amp_ext.ops.gemm(half, half)
+        else:
+            amp_ext.ops.check_finite([half], torch.zeros(()))
+
+
+def test_a_backward_pass_is_tritons_too(
+    interpreted_triton: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It runs in autograd's own threads, which take Python's lock."""
+    from amp_ext import triton_kernels
+
+    calls = []
+    gemm = triton_kernels.gemm
+    monkeypatch.setattr(triton_kernels, "gemm", lambda *a: (calls.append(a[0].shape), gemm(*a)))
+    a = torch.ones(2, 3, dtype=torch.float16, requires_grad=True)
+    b = torch.ones(3, 4, dtype=torch.float16, requires_grad=True)
+    amp_ext.ops.gemm(a, b).sum().backward()
+    assert calls == [(2, 4), (2, 3), (3, 4)] or calls == [(2, 4), (3, 4), (2, 3)]
+    assert a.grad.tolist() == [[4.0] * 3] * 2
+    assert b.grad.tolist() == [[2.0] * 4] * 3

@@ -1,0 +1,68 @@
+"""torch.compile with the Triton backend: no graph break, the same values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._dynamo.backends.common import aot_autograd
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import amp_ext
+from amp_ext import _triton, ops
+from cases import assert_same
+
+pytestmark = pytest.mark.skipif(_triton.triton_version() is None, reason="Triton is not installed")
+FP16, BF16 = torch.float16, torch.bfloat16
+
+
+def block(x: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2: Tensor) -> Tensor:
+    return ops.linear(ops.linear(x, weight1, bias1, "gelu"), weight2, bias2)
+
+
+def parameters(**options: Any) -> list[Tensor]:
+    """Of a block 16-32-8, and its input."""
+    shapes = ((4, 16), (32, 16), (32,), (8, 32), (8,))
+    return [torch.randn(shape, **options) for shape in shapes]
+
+
+def keeping(ops: list[Any]) -> Callable[..., Any]:
+    """A compiler that runs what it is given and keeps its ops."""
+
+    def compiler(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        ops.extend(node.target for node in graph.graph.nodes)
+        return torch._dynamo.backends.debugging.boxed_nop(graph, inputs)
+
+    return compiler
+
+
+@pytest.mark.parametrize("dtype", [FP16, BF16], ids=str)
+def test_fake_tensors_of_a_gpu_are_traced_whole(dtype: torch.dtype) -> None:
+    amp_ext.set_backend("triton")
+    seen: list[Any] = []
+    program = torch.compile(block, fullgraph=True, backend=aot_autograd(fw_compiler=keeping(seen)))
+    with FakeTensorMode():
+        result = program(*parameters(device="cuda", dtype=dtype))
+    assert (result.shape, result.dtype, result.device.type) == ((4, 8), dtype, "cuda")
+    assert seen.count(torch.ops.amp_ext.gemm.default) == 2
+    assert not [op for op in seen if "aten" in str(op) and "mm" in str(op)]
+
+
+@pytest.mark.skipif(not _triton.is_interpreted(), reason="TRITON_INTERPRET is not set")
+def test_compiled_training_equals_eager() -> None:
+    """Values and gradients have the same bits: the graph calls the same kernels."""
+    amp_ext.set_backend("triton")
+    results = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        leaves = [tensor.requires_grad_() for tensor in parameters()]
+        program = torch.compile(block, fullgraph=True, backend="aot_eager") if compiled else block
+        with amp_ext.autocast("cpu", dtype=FP16):
+            result = program(*leaves)
+        result.float().square().sum().backward()
+        results.append([result, *(leaf.grad for leaf in leaves)])
+    for one, other in zip(*results, strict=True):
+        assert_same(one, other)
