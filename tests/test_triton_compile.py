@@ -20,7 +20,7 @@ FP16, BF16 = torch.float16, torch.bfloat16
 
 
 def block(x: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2: Tensor) -> Tensor:
-    return ops.linear(ops.linear(x, weight1, bias1, "gelu"), weight2, bias2)
+    return ops.linear(ops.linear(x, weight1, bias1, activation="gelu"), weight2, bias2)
 
 
 def parameters(**options: Any) -> list[Tensor]:
