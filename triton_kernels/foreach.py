@@ -68,6 +68,18 @@ def pointer(address, dtype: tl.constexpr):
 
 
 @device_function
+def aligned_pointer(address, dtype: tl.constexpr):
+    """Return the same of an address that is a multiple of 16."""
+    return tl.multiple_of(tl.cast(tl.cast(address, tl.int64), tl.pointer_type(dtype)), 16)
+
+
+@device_function
+def to_alignment(address, size: tl.constexpr):
+    """Return how many elements of `size` bytes lie before the next multiple of 16."""
+    return (-address & 15) // size
+
+
+@device_function
 def begin_of_share(chunks, program):
     """Return a program's first chunk. The shares of the first programs are one chunk longer."""
     programs = number(tl.num_programs(0))
@@ -111,12 +123,21 @@ def owner_of(table, words: tl.constexpr, size, chunk):
 
 
 @device_function
-def walk(table, size, chunks, visit: tl.constexpr, leave: tl.constexpr, state, arguments):
+def walk(
+    table,
+    words: tl.constexpr,
+    size,
+    chunks,
+    visit_segment: tl.constexpr,
+    visit: tl.constexpr,
+    leave: tl.constexpr,
+    state,
+    arguments,
+):
     """Return `state` after all of this program's segments.
 
-    For blocks of a segment state = visit(tensor, at, mask, state, arguments): pointers, of ROWS
-    elements or rows, and which rows are there; after each segment state = leave(tensor, state,
-    arguments), unless that is None.
+    For each state = visit_segment(visit, leave, tensor, entry, begin, count, state, arguments): a
+    pointer to the tensor's entry, the segment's first element and how many it has.
     """
     table = pointer(table, tl.int64)
     chunks = number(chunks)
@@ -124,37 +145,48 @@ def walk(table, size, chunks, visit: tl.constexpr, leave: tl.constexpr, state, a
     chunk = begin_of_share(chunks, program)
     end = begin_of_share(chunks, program + 1)
     if chunk < end:
-        tensor = owner_of(table, ENTRY_WORDS, number(size), chunk)
-        first = first_chunk_of(number(tl.load(table + (tensor * ENTRY_WORDS + 2))))
+        tensor = owner_of(table, words, number(size), chunk)
+        first = first_chunk_of(number(tl.load(table + (tensor * words + words - 1))))
         while chunk < end:
-            entry = table + tensor * ENTRY_WORDS
-            data = number(tl.load(entry))
-            numel = number(tl.load(entry + 1))
-            dtype = (number(tl.load(entry + 2)) >> 32) & 0xFF
+            entry = table + tensor * words
+            numel = number(tl.load(entry + (words - 2)))
             begin = (chunk - first) * CHUNK
             count = min(numel, (end - first) * CHUNK) - begin
             if count > 0:
-                if dtype == 0:
-                    state = _segment(
-                        visit, tensor, data, tl.float32, begin, count, state, arguments
-                    )
-                elif dtype == 1:
-                    state = _segment(
-                        visit, tensor, data, tl.float16, begin, count, state, arguments
-                    )
-                elif dtype == 2:
-                    state = _segment(
-                        visit, tensor, data, tl.bfloat16, begin, count, state, arguments
-                    )
-                else:
-                    state = _segment(
-                        visit, tensor, data, tl.float64, begin, count, state, arguments
-                    )
-                if leave is not None:
-                    state = leave(tensor, state, arguments)
+                state = visit_segment(visit, leave, tensor, entry, begin, count, state, arguments)
             first += (numel + (CHUNK - 1)) // CHUNK
             chunk = first
             tensor += 1
+    return state
+
+
+@device_function
+def walk_tensors(table, size, chunks, visit: tl.constexpr, leave: tl.constexpr, state, arguments):
+    """Return `state` after all of this program's part of a list of tensors.
+
+    For blocks of a segment state = visit(tensor, at, mask, state, arguments): pointers, of ROWS
+    elements or rows, and which rows are there; after each segment state = leave(tensor, state,
+    arguments), unless that is None.
+    """
+    return walk(table, ENTRY_WORDS, size, chunks, _dispatch, visit, leave, state, arguments)
+
+
+@device_function
+def _dispatch(
+    visit: tl.constexpr, leave: tl.constexpr, tensor, entry, begin, count, state, arguments
+):
+    data = number(tl.load(entry))
+    dtype = (number(tl.load(entry + 2)) >> 32) & 0xFF
+    if dtype == 0:
+        state = _segment(visit, tensor, data, tl.float32, begin, count, state, arguments)
+    elif dtype == 1:
+        state = _segment(visit, tensor, data, tl.float16, begin, count, state, arguments)
+    elif dtype == 2:
+        state = _segment(visit, tensor, data, tl.bfloat16, begin, count, state, arguments)
+    else:
+        state = _segment(visit, tensor, data, tl.float64, begin, count, state, arguments)
+    if leave is not None:
+        state = leave(tensor, state, arguments)
     return state
 
 
@@ -167,7 +199,7 @@ def _segment(
     row: tl.constexpr = 16 // size
     rows = tl.arange(0, ROWS)
     address = data + begin * size
-    head = count if count <= ROWS else (-address & 15) // size
+    head = count if count <= ROWS else to_alignment(address, size)
     whole = (count - head) // row
     others = count - whole * row
     if others > 0:
@@ -175,7 +207,7 @@ def _segment(
         state = visit(tensor, at, rows < others, state, arguments)
     aligned = address + head * size
     for done in range(0, whole, ROWS):
-        at = tl.multiple_of(pointer(aligned + done * 16, dtype), 16) + rows_of(rows, row)
+        at = aligned_pointer(aligned + done * 16, dtype) + rows_of(rows, row)
         mask = rows < tl.cast(min(whole - done, ROWS), tl.int32)
         state = visit(tensor, at, mask, state, arguments)
     return state

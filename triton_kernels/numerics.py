@@ -61,7 +61,7 @@ def _rounded_bits(pattern):
     # An fp32 pattern's upper half, one higher where the lower half is more than half a unit, or
     # half a unit and the upper half odd. A NaN could be carried into a zero: it becomes quiet.
     upper = pattern >> 16
-    rounded = (pattern + 0x7FFF + (upper & 1)) >> 16
+    rounded = tl.add(pattern, 0x7FFF + (upper & 1), sanitize_overflow=False) >> 16
     return tl.where((pattern & 0x7FFFFFFF) > 0x7F800000, upper | 0x40, rounded)
 
 

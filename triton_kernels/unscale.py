@@ -7,7 +7,7 @@ from __future__ import annotations
 import triton.language as tl
 
 from amp_ext.triton_kernels import foreach
-from amp_ext.triton_kernels.foreach import ROWS, pointer, walk
+from amp_ext.triton_kernels.foreach import ROWS, pointer, walk_tensors
 from amp_ext.triton_kernels.numerics import (
     any_row,
     device_function,
@@ -56,7 +56,8 @@ def unscale_kernel(
     finite = is_finite(norm)
     if finite & (writes | (clips == 0)):
         bad = tl.zeros((ROWS,), tl.int1)
-        bad = walk(table, size, chunks, _scale, None, bad, (inv_scale, coefficient, writes))
+        factors = (inv_scale, coefficient, writes)
+        bad = walk_tensors(table, size, chunks, _scale, None, bad, factors)
         tl.store(found_inf, 1.0, mask=any_row(bad))
     else:
         tl.store(found_inf, 1.0, mask=finite == 0)
