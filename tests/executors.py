@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import torch
@@ -19,6 +19,8 @@ import simt_ops
 from amp_ext import reference
 from amp_ext._triton import is_interpreted, triton_version
 from simt import build
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,7 @@ class Executor:
         missing: why it cannot run here; empty when it can.
         cuda_kernels: it runs csrc/kernels.
         backend: what amp_ext.set_backend is to choose for it; conftest.py does.
+        interpreted: a launch takes some ten milliseconds, and so do a few tensors of a list.
     """
 
     name: str
@@ -40,10 +43,27 @@ class Executor:
     missing: str = ""
     cuda_kernels: bool = False
     backend: str | None = None
+    interpreted: bool = False
+
+    @property
+    def is_parallel(self) -> bool:
+        """Whether blocks run in no order."""
+        return self.cuda_kernels or self.backend == "triton"
 
     def scalar(self, value: float, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """Return a 0-dim tensor on the device."""
         return torch.tensor(value, dtype=dtype, device=self.device)
+
+    def some(self, values: Sequence[T], most: int = 5) -> list[T]:
+        """Return the values; of an interpreted executor a few, the first and the last among them."""
+        count = len(values)
+        if not self.interpreted or count <= most:
+            return list(values)
+        return [values[i * (count - 1) // (most - 1)] for i in range(most)]
+
+    def length(self, count: int) -> int:
+        """Return how long a list of `count` tensors is to be."""
+        return min(count, 60) if self.interpreted else count
 
 
 def _missing_cuda() -> str:
@@ -74,6 +94,7 @@ EXECUTORS = (
         amp_ext.ops,
         _missing_triton(),
         backend="triton",
+        interpreted=is_interpreted(),
     ),
 )
 SIMT = Executor("simt", CPU, simt_ops.Ops(), build.missing(), cuda_kernels=True)

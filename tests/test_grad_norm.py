@@ -91,10 +91,10 @@ def test_equals_the_norm_of_python_floats(
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_counts_every_edge_once(executor: Executor, dtype: torch.dtype, offset: int) -> None:
     """One number among zeros is its own norm; the neighbours of the view do not count."""
-    for size in SIZES:
+    for size in executor.some(SIZES):
         whole = torch.full((offset + size + 5,), math.nan, dtype=dtype, device=executor.device)
         grad = whole[offset : offset + size]
-        for position in edges(size):
+        for position in executor.some(edges(size)):
             grad.zero_()
             grad[position] = -3.0
             found_inf = executor.scalar(0.0)
@@ -118,7 +118,8 @@ def test_layouts(executor: Executor, dtype: torch.dtype, layout: str) -> None:
 @kernels_against_oracle
 @pytest.mark.parametrize("count", [1, 3, 2000])
 def test_lists_of_mixed_dtypes(executor: Executor, count: int) -> None:
-    grads = [random((1 + 7 * i % 97,), FLOATS[i % 4], executor.device) for i in range(count)]
+    sizes = [1 + 7 * i % 97 for i in range(executor.length(count))]
+    grads = [random((size,), FLOATS[i % 4], executor.device) for i, size in enumerate(sizes)]
     assert_near_oracle(executor, grads, 2.0**-16)
 
 
@@ -127,6 +128,7 @@ def test_lists_of_mixed_dtypes(executor: Executor, count: int) -> None:
 @pytest.mark.parametrize("factor", [None, 1 / 3])
 def test_norm_of_each_tensor(executor: Executor, count: int, factor: float | None) -> None:
     """Short tensors, empty ones, and ones of several chunks, which several blocks share."""
+    count = executor.length(count)
     sizes = [(0, 1, 97, 16384, 70_001, 0, 16385)[i % 7] if i < 14 else i % 41 for i in range(count)]
     grads = [random((size,), FLOATS[i % 4], executor.device) for i, size in enumerate(sizes)]
     norms = torch.full((count,), math.nan, device=executor.device)
@@ -203,7 +205,7 @@ def test_bitwise_repeatable(executor: Executor) -> None:
     first = executor.ops.grad_norm(grads, executor.scalar(0.0), inv_scale)
     norms, first_norms = (torch.zeros(len(grads), device=executor.device) for _ in range(2))
     executor.ops.grad_norm(grads, executor.scalar(0.0), inv_scale, norms=first_norms)
-    for run in range(200):
+    for run in executor.some(range(200)):
         with threads(1 + run % 2):
             again = executor.ops.grad_norm(grads, executor.scalar(0.0), inv_scale)
             executor.ops.grad_norm(grads, executor.scalar(0.0), inv_scale, norms=norms)

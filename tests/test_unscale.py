@@ -74,11 +74,11 @@ def test_all_16_bit_patterns_in_short_tensors(
     executor: Executor, dtype: torch.dtype, factor: float
 ) -> None:
     """Too short for vector instructions, so that the conversions of single values are seen too."""
-    grad = all_bit_patterns(dtype).to(executor.device)
-    expected = grad.clone()
-    reference.unscale_([expected], executor.scalar(0.0), executor.scalar(factor))
-    executor.ops.unscale_(list(grad.split(3)), executor.scalar(0.0), executor.scalar(factor))
-    assert_same(grad, expected)
+    grads = executor.some(all_bit_patterns(dtype).to(executor.device).split(3), 100)
+    expected = copies(grads)
+    reference.unscale_(expected, executor.scalar(0.0), executor.scalar(factor))
+    executor.ops.unscale_(grads, executor.scalar(0.0), executor.scalar(factor))
+    assert_all_same(grads, expected)
 
 
 @kernels_against_oracle
@@ -132,12 +132,12 @@ def test_finds_a_bad_value_at_every_edge(
 ) -> None:
     """The values around the bad one are unscaled, and nothing beside the view is written."""
     inv_scale = executor.scalar(0.5)
-    for size in SIZES:
+    for size in executor.some(SIZES):
         whole = torch.full((offset + size + 5,), 4.0, dtype=dtype, device=executor.device)
         grad = whole[offset : offset + size]
         expected = torch.full_like(whole, 4.0)
         expected[offset : offset + size] = 2.0
-        for position in edges(size):
+        for position in executor.some(edges(size)):
             value = NON_FINITE[position % 3]
             whole.fill_(4.0)
             grad[position] = value
@@ -166,7 +166,8 @@ def test_layouts(executor: Executor, dtype: torch.dtype, layout: str) -> None:
 @pytest.mark.parametrize("count", [1, 3, 2000])
 @pytest.mark.parametrize("bad", [None, 0, -1], ids=["finite", "first-bad", "last-bad"])
 def test_lists_of_mixed_dtypes(executor: Executor, count: int, bad: int | None) -> None:
-    grads = [random((1 + 7 * i % 97,), FLOATS[i % 4], executor.device) for i in range(count)]
+    sizes = [1 + 7 * i % 97 for i in range(executor.length(count))]
+    grads = [random((size,), FLOATS[i % 4], executor.device) for i, size in enumerate(sizes)]
     if bad is not None:
         grads[bad][-1] = math.inf
     found_inf = check_against_oracle(executor, grads, 1 / 3)
@@ -248,8 +249,8 @@ def test_clips_as_torch(executor: Executor) -> None:
     """Bit for bit: ones times the factor are the factor."""
     norms = [0.0, 1e-30, 1e-7, 1.0, 3e38, *torch.randn(40).mul(4).exp().tolist()]
     limits = [0.0, 1e-40, 1e-3, 0.1, 1.0, 1e38, math.inf, *torch.randn(20).exp().tolist()]
-    for norm in norms:
-        for max_norm in limits:
+    for norm in executor.some(norms, 12):
+        for max_norm in executor.some(limits, 10):
             expected = torch.nn.Parameter(torch.ones(3))
             expected.grad = torch.ones(3)
             torch.nn.utils.clip_grads_with_norm_([expected], max_norm, torch.tensor(norm))
@@ -297,8 +298,9 @@ def test_norm_within_the_limit_changes_nothing(
 @pytest.mark.parametrize("factor", [1.0, 2.0**-16, 1 / 3, -0.7])
 def test_clips_any_list(executor: Executor, count: int, factor: float) -> None:
     """The coefficient is rounded to fp32 before it meets a product, in fp64 too."""
-    grads = [random((1 + 7 * i % 97,), FLOATS[i % 4], executor.device) for i in range(count)]
-    for max_norm in (0.0, 1e-3, 1 / 7, 0.9, 5.0):
+    sizes = [1 + 7 * i % 97 for i in range(executor.length(count))]
+    grads = [random((size,), FLOATS[i % 4], executor.device) for i, size in enumerate(sizes)]
+    for max_norm in executor.some([0.0, 1e-3, 1 / 7, 0.9, 5.0], 3):
         expected, actual = copies(grads), copies(grads)
         found_inf = executor.scalar(0.0)
         norm = reference.grad_norm(grads, found_inf, executor.scalar(factor))
@@ -317,7 +319,7 @@ def test_norm_that_is_not_finite(
     executor: Executor, count: int, max_norm: float | None, norm: float
 ) -> None:
     """It is an overflow, whatever the gradients are, and they stay."""
-    grads = [random((3000,), FLOATS[i % 4], executor.device)[i % 4 :] for i in range(count)]
+    grads = [random((3000,), FLOATS[i % 4], executor.device)[i % 4 :] for i in range(executor.length(count))]
     grads += [torch.empty(0, device=executor.device)]
     before = copies(grads)
     assert clip(executor, grads, norm, max_norm, 0.5) == 1.0
