@@ -122,7 +122,7 @@ def gemm(
         b=read(b, trans_b),
         out=read(out),
         c=None if c is None or beta == 0 else read(c),
-        bias=bias,
+        bias=None if bias is None else bias.contiguous(),
         aux=None if aux is None else read(aux),
         column_sums=column_sums,
         found_inf=found_inf,
@@ -256,13 +256,12 @@ def _operand(
 def _epilogue(p: Product) -> dict[str, Any]:
     out_layout, aux_layout = p.out.layout(), p.aux.layout() if p.aux else 0
     if p.aux and not p.derivative:
-        out_layout, aux_layout = min(out_layout, aux_layout), 0
+        out_layout, aux_layout = min(out_layout, aux_layout, key=abs), 0
     arguments: dict[str, Any] = {
         "out": p.out.tensor,
         "out_batch": p.out.batch_stride,
         "out_row": p.out.row_stride,
         "bias": p.bias,
-        "bias_column": 0 if p.bias is None else p.bias.stride(0),
         "found_inf": p.found_inf,
         "alpha": p.alpha,
         "beta": p.beta,

@@ -101,9 +101,9 @@ def _finish_part(
     x = factors[0] * x
     if c[0] is not None:
         x += factors[1] * _load(c, batch, rows, columns, m, n, C_LAYOUT)
-    if bias[0] is not None:
-        at = bias[0] + columns.to(tl.int64) * bias[1]
-        x += widen(tl.load(at, mask=columns < n, other=0.0)).to(tl.float32)[None, :]
+    if bias is not None:
+        BIAS_LAYOUT: tl.constexpr = OUT_LAYOUT if OUT_LAYOUT > 0 else 1
+        x += _load((bias, 0, 0, 1), batch, tl.arange(0, 1), columns, 1, n, BIAS_LAYOUT)
     if DERIVATIVE:
         x = times_derivative(x, _load(aux, batch, rows, columns, m, n, AUX_LAYOUT), ACTIVATION)
     else:
@@ -165,7 +165,7 @@ def finish(
         factors: alpha and beta.
         out: data, batch and row stride. The aux that is written has the same strides.
         c, aux: data, batch, row and column stride.
-        bias: data, stride.
+        bias: one number for each column.
         reports: found_inf; sums of columns of each row of tiles; sums of squares of each part.
     """
     if COUNT == 1:

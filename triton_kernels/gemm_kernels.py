@@ -10,7 +10,7 @@ from amp_ext.triton_kernels.numerics import INTERPRETED, widen
 
 RUNTIME = (
     "a_batch a_term a_row a_column b_batch b_term b_row b_column out_batch out_row "
-    "c_batch c_row c_column bias_column aux_batch aux_row aux_column m n k "
+    "c_batch c_row c_column aux_batch aux_row aux_column m n k "
     "units steps_of_term steps splits tiles_m tiles_n group "
     "share_stride share_batch share_row rows columns row_stride"
 ).split()
@@ -81,7 +81,6 @@ def sum_products(
     c_row: tl.int64,
     c_column: tl.int64,
     bias,
-    bias_column: tl.int64,
     aux,
     aux_batch: tl.int64,
     aux_row: tl.int64,
@@ -183,7 +182,7 @@ def sum_products(
             (alpha, beta),
             (out, out_batch, out_row),
             (c, c_batch, c_row, c_column),
-            (bias, bias_column),
+            bias,
             (aux, aux_batch, aux_row, aux_column),
             (found_inf, column_sums, square_sums),
             0,
@@ -211,7 +210,6 @@ def add_shares(
     c_row: tl.int64,
     c_column: tl.int64,
     bias,
-    bias_column: tl.int64,
     aux,
     aux_batch: tl.int64,
     aux_row: tl.int64,
@@ -255,7 +253,7 @@ def add_shares(
         (alpha, beta),
         (out, out_batch, out_row),
         (c, c_batch, c_row, c_column),
-        (bias, bias_column),
+        bias,
         (aux, aux_batch, aux_row, aux_column),
         (found_inf, column_sums, square_sums),
         0,

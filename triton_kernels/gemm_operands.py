@@ -81,7 +81,9 @@ def read(tensor: Tensor, transposed: bool = False) -> Matrices:
         if batch_stride is None:
             batch_stride = tensor.stride(d)
         elif tensor.stride(d) != next_stride:
-            return read(tensor.contiguous(), transposed)
+            tensor = tensor.contiguous()
+            batch_stride = tensor.size(-2) * tensor.size(-1)
+            break
         next_stride = tensor.stride(d) * tensor.size(d)
     rows, columns = tensor.size(-2), tensor.size(-1)
     row_stride, column_stride = tensor.stride(-2), tensor.stride(-1)

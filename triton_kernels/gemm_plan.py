@@ -20,8 +20,13 @@ class Tile(NamedTuple):
     stages: int
     resident: int
     """Programs that a multiprocessor has at a time."""
-    parts: int = 1
-    """Parts in which the result is finished, side by side."""
+
+    @property
+    def parts(self) -> int:
+        """Parts in which the result is finished, side by side: 32 elements a thread, so that there
+        are registers for what belongs to them.
+        """
+        return max(1, self.m * self.n // (self.warps * 32 * 32))
 
     @property
     def shared_bytes(self) -> int:
@@ -46,10 +51,10 @@ AMPERE = Architecture(
     "sm_80",
     *(1024, 40, 800),
     tiles=(
-        Tile(128, 256, 32, warps=8, stages=4, resident=1, parts=4),
-        Tile(128, 128, 32, warps=4, stages=4, resident=2, parts=2),
+        Tile(128, 256, 32, warps=8, stages=4, resident=1),
+        Tile(128, 128, 32, warps=4, stages=4, resident=2),
         Tile(128, 64, 32, warps=4, stages=4, resident=3),
-        Tile(64, 128, 32, warps=4, stages=4, resident=3, parts=2),
+        Tile(64, 128, 32, warps=4, stages=4, resident=3),
         Tile(64, 64, 64, warps=4, stages=3, resident=3),
         Tile(16, 128, 64, warps=4, stages=4, resident=2),
     ),
@@ -58,11 +63,11 @@ HOPPER = Architecture(
     "sm_90",
     *(2048, 48, 900),
     tiles=(
-        Tile(128, 256, 64, warps=8, stages=3, resident=1, parts=4),
-        Tile(256, 128, 64, warps=8, stages=3, resident=1, parts=2),
-        Tile(128, 128, 64, warps=4, stages=3, resident=2, parts=2),
+        Tile(128, 256, 64, warps=8, stages=4, resident=1),
+        Tile(256, 128, 64, warps=8, stages=4, resident=1),
+        Tile(128, 128, 64, warps=4, stages=3, resident=2),
         Tile(128, 64, 64, warps=4, stages=4, resident=2),
-        Tile(64, 128, 64, warps=4, stages=4, resident=2, parts=2),
+        Tile(64, 128, 64, warps=4, stages=4, resident=2),
         Tile(64, 64, 64, warps=4, stages=4, resident=3),
         Tile(16, 128, 64, warps=4, stages=5, resident=2),
     ),
@@ -71,10 +76,10 @@ BLACKWELL = Architecture(
     "sm_100",
     *(4096, 64, 900),
     tiles=(
-        Tile(128, 256, 64, warps=8, stages=3, resident=1, parts=4),
-        Tile(128, 128, 64, warps=4, stages=3, resident=2, parts=2),
+        Tile(128, 256, 64, warps=8, stages=4, resident=1),
+        Tile(128, 128, 64, warps=4, stages=3, resident=2),
         Tile(128, 64, 64, warps=4, stages=4, resident=2),
-        Tile(64, 128, 64, warps=4, stages=4, resident=2, parts=2),
+        Tile(64, 128, 64, warps=4, stages=4, resident=2),
         Tile(64, 64, 64, warps=4, stages=4, resident=3),
         Tile(16, 128, 64, warps=4, stages=5, resident=2),
     ),
@@ -83,9 +88,9 @@ INTERPRETER = Architecture(
     "interpreter",
     *(1, 1, 1),
     tiles=(
-        Tile(32, 64, 32, warps=1, stages=1, resident=1, parts=2),
-        Tile(64, 64, 64, warps=1, stages=1, resident=1),
-        Tile(256, 256, 128, warps=1, stages=1, resident=1, parts=4),
+        Tile(32, 64, 32, warps=1, stages=1, resident=1),
+        Tile(64, 64, 64, warps=4, stages=1, resident=1),
+        Tile(256, 256, 128, warps=16, stages=1, resident=1),
     ),
 )
 
