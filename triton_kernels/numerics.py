@@ -12,8 +12,11 @@ import triton.language as tl
 
 INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
 
+device_function = (lambda function: function) if INTERPRETED.value else triton.jit
+"""Makes what a kernel calls. The interpreter runs a plain function as well, and sooner."""
 
-@triton.jit
+
+@device_function
 def bits(x):
     """Return the bit patterns as signed integers."""
     if x.dtype.primitive_bitwidth == 16:
@@ -24,7 +27,7 @@ def bits(x):
         return x.to(tl.int64, bitcast=True)
 
 
-@triton.jit
+@device_function
 def widen(x):
     """Return x in the type in which it is computed, exactly."""
     if x.dtype == tl.float16:
@@ -38,7 +41,7 @@ def widen(x):
         return x
 
 
-@triton.jit
+@device_function
 def round_to(x, dtype: tl.constexpr):
     """Return x rounded to nearest even; from fp64 to 16 bits by way of fp32."""
     if x.dtype == dtype:
@@ -53,16 +56,16 @@ def round_to(x, dtype: tl.constexpr):
         return x.to(dtype)
 
 
-@triton.jit
+@device_function
 def _rounded_bits(pattern):
     # An fp32 pattern's upper half, one higher where the lower half is more than half a unit, or
     # half a unit and the upper half odd. A NaN could be carried into a zero: it becomes quiet.
     upper = pattern >> 16
-    rounded = (pattern + 0x7FFF + (upper & 1)) >> 16
+    rounded = tl.add(pattern, 0x7FFF + (upper & 1), sanitize_overflow=False) >> 16
     return tl.where((pattern & 0x7FFFFFFF) > 0x7F800000, upper | 0x40, rounded)
 
 
-@triton.jit
+@device_function
 def infinity(dtype: tl.constexpr):
     """Return the bit pattern of +inf: those of finite numbers are lower, but for the sign."""
     if dtype == tl.float16:
@@ -75,7 +78,7 @@ def infinity(dtype: tl.constexpr):
         return 0x7FF0000000000000
 
 
-@triton.jit
+@device_function
 def magnitude(x):
     """Return the bit patterns without the sign: larger for larger |x|, largest for NaN."""
     if x.dtype.primitive_bitwidth == 16:
@@ -86,16 +89,55 @@ def magnitude(x):
         return bits(x) & 0x7FFFFFFFFFFFFFFF
 
 
-@triton.jit
+@device_function
 def is_finite(x):
     """Return where x is neither infinite nor NaN."""
     return magnitude(x) < infinity(x.dtype)
 
 
-@triton.jit
+@device_function
 def rows_finite(x):
     """Return where all of a row of x is finite: of a vector, each element is a row."""
     if len(x.shape) == 1:
         return is_finite(x)
     else:
         return tl.max(magnitude(x), axis=1) < infinity(x.dtype)
+
+
+@device_function
+def rows_of(rows, row: tl.constexpr):
+    """Return the offsets of the elements of rows that follow one another."""
+    return rows[:, None] * row + tl.arange(0, row)[None, :]
+
+
+@device_function
+def load_rows(at, mask):
+    """Load the rows of the mask, and 0 for the others."""
+    if len(at.shape) == 1:
+        return tl.load(at, mask=mask, other=0)
+    else:
+        return tl.load(at, mask=mask[:, None], other=0)
+
+
+@device_function
+def store_rows(at, x, mask):
+    """Store the rows of the mask."""
+    if len(at.shape) == 1:
+        tl.store(at, x, mask=mask)
+    else:
+        tl.store(at, x, mask=mask[:, None])
+
+
+@device_function
+def sum_rows(x):
+    """Return the sum of each row."""
+    if len(x.shape) == 1:
+        return x
+    else:
+        return tl.sum(x, axis=1)
+
+
+@device_function
+def any_row(rows):
+    """Return whether something holds for any row."""
+    return tl.max(rows.to(tl.int32), axis=0) != 0

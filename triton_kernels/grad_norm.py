@@ -1,0 +1,182 @@
+"""grad_norm: the L2 norm of grads * inv_scale, also tensor by tensor, the finiteness check and,
+where asked for, the update of the scale: read-only on the gradients, one launch.
+
+Each program leaves an fp64 sum of squares for the part of a tensor, or of the list, that it has
+read; the program that draws the last ticket adds them up in order. How many there are depends on
+the list and the device alone, so the result is bitwise the same in every run.
+"""
+
+from __future__ import annotations
+
+import triton.language as tl
+
+from amp_ext.triton_kernels import foreach
+from amp_ext.triton_kernels.foreach import (
+    ENTRY_WORDS,
+    PROGRAMS,
+    ROWS,
+    first_chunk_of,
+    number,
+    pointer,
+    program_of,
+    walk_tensors,
+)
+from amp_ext.triton_kernels.numerics import (
+    any_row,
+    device_function,
+    load_rows,
+    rows_finite,
+    sum_rows,
+    widen,
+)
+from amp_ext.triton_kernels.update_scale import move_scale, scalars
+
+NO_UPDATE = (0, 0, 0, 0, 0.0, 0.0, 0, 0, 0.0, 0.0)
+SUMS = tl.constexpr(PROGRAMS)
+TENSORS = tl.constexpr(64)
+LANES = tl.constexpr(16)
+
+
+def grad_norm(
+    table: int,
+    size: int,
+    chunks: int,
+    inv_scale: int,
+    found_inf: int,
+    norm: int,
+    norms: int,
+    partial_sums: int,
+    tickets: int,
+    update: tuple | None,
+) -> None:
+    grid = (foreach.programs(chunks),)
+    grad_norm_kernel[grid](
+        table,
+        size,
+        chunks,
+        inv_scale,
+        found_inf,
+        norm,
+        norms,
+        partial_sums,
+        tickets,
+        *scalars(update or NO_UPDATE),
+        PER_TENSOR=norms != 0,
+        **foreach.OPTIONS,
+    )
+
+
+@foreach.kernel
+def grad_norm_kernel(
+    table: "i64",
+    size: "i64",
+    chunks: "i64",
+    inv_scale: "i64",
+    found_inf: "i64",
+    norm: "i64",
+    norms: "i64",
+    partial_sums: "i64",
+    tickets: "i64",
+    scale: "i64",
+    growth_tracker: "i64",
+    hysteresis_tracker: "i64",
+    skipped_steps: "i64",
+    growth_factor: "i64",
+    backoff_factor: "i64",
+    growth_interval: "i64",
+    hysteresis: "i64",
+    min_scale: "fp32",
+    max_scale: "fp32",
+    PER_TENSOR: tl.constexpr,
+):
+    factor = tl.load(pointer(inv_scale, tl.float32), mask=inv_scale != 0, other=1.0)
+    found_inf = pointer(found_inf, tl.float32)
+    partial_sums = pointer(partial_sums, tl.float64)
+    state = (tl.zeros((ROWS,), tl.float64), tl.zeros((ROWS,), tl.int1))
+    arguments = (factor, partial_sums)
+    if PER_TENSOR:
+        state = walk_tensors(table, size, chunks, _square, _leave, state, arguments)
+    else:
+        state = walk_tensors(table, size, chunks, _square, None, state, arguments)
+        tl.store(partial_sums + tl.program_id(0), tl.sum(state[0], axis=0))
+    tl.store(found_inf, 1.0, mask=any_row(state[1]))
+
+    tl.debug_barrier()  # what every thread has written comes before the ticket
+    ticket = tl.atomic_add(pointer(tickets, tl.int32), 1, sem="acq_rel", scope="gpu")
+    if ticket == tl.num_programs(0) - 1:
+        tl.debug_barrier()
+        if PER_TENSOR:
+            total = _write_norms(table, size, chunks, partial_sums, norms)
+        else:
+            i = tl.arange(0, SUMS)
+            sums = partial_sums + i
+            mask = i < tl.num_programs(0)
+            total = tl.sum(tl.load(sums, mask=mask, other=0.0, cache_modifier=".cg"), axis=0)
+        tl.store(pointer(norm, tl.float32), tl.sqrt(total).to(tl.float32))
+        tl.store(pointer(tickets, tl.int32), 0)
+        if scale != 0:
+            move_scale(
+                tl.load(found_inf, cache_modifier=".cg") != 0.0,
+                scale,
+                growth_tracker,
+                hysteresis_tracker,
+                skipped_steps,
+                growth_factor,
+                backoff_factor,
+                growth_interval,
+                hysteresis,
+                min_scale,
+                max_scale,
+            )
+
+
+@device_function
+def _square(tensor, at, mask, state, arguments):
+    sums, bad = state
+    wide = widen(load_rows(at, mask))
+    product = wide * arguments[0].to(wide.dtype)
+    exact = product.to(tl.float64)
+    sums += tl.where(mask, sum_rows(exact * exact), 0.0)
+    return sums, bad | (mask & ~rows_finite(product))
+
+
+@device_function
+def _leave(tensor, state, arguments):
+    # The pairs (program, tensor) that have a sum, in order, grow in one number or in both, so
+    # program + tensor is a slot of its own for each.
+    sums, bad = state
+    tl.store(arguments[1] + (tensor + tl.program_id(0)), tl.sum(sums, axis=0))
+    return tl.zeros((ROWS,), tl.float64), bad
+
+
+@device_function
+def _write_norms(table, size, chunks, partial_sums, norms):
+    # Returns the sum of all tensors' squares.
+    table = pointer(table, tl.int64)
+    norms = pointer(norms, tl.float32)
+    size = number(size)
+    chunks = number(chunks)
+    lanes = tl.arange(0, LANES)
+    total = tl.zeros((TENSORS,), tl.float64)
+    for done in range(0, size, TENSORS):
+        tensor = done + tl.arange(0, TENSORS)
+        last_word = table + (tensor * ENTRY_WORDS + (ENTRY_WORDS - 1))
+        begin = first_chunk_of(tl.load(last_word, mask=tensor < size, other=0))
+        next_word = tl.load(last_word + ENTRY_WORDS, mask=tensor + 1 < size, other=0)
+        end = tl.where(tensor + 1 < size, first_chunk_of(next_word), chunks)
+        first = program_of(chunks, begin)
+        after = program_of(chunks, end - 1) + 1
+        after = tl.where((tensor < size) & (begin < end), after, first)
+        sums = tl.zeros((TENSORS,), tl.float64)
+        for begun in range(0, number(tl.max(after - first, axis=0)), LANES):
+            program = first[:, None] + (begun + lanes)[None, :]
+            parts = tl.load(
+                partial_sums + (program + tensor[:, None]),
+                mask=program < after[:, None],
+                other=0.0,
+                cache_modifier=".cg",
+            )
+            sums += tl.sum(parts, axis=1)
+        tl.store(norms + tensor, tl.sqrt(sums).to(tl.float32), mask=tensor < size)
+        total += sums
+    return tl.sum(total, axis=0)
