@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 
+from amp_ext.triton_kernels.numerics import device_function
 
-@triton.jit
+
+@device_function
 def activate(x, ACTIVATION: tl.constexpr):
     """Return the activation of x. relu keeps NaN."""
     if ACTIVATION == "relu":
@@ -19,7 +20,7 @@ def activate(x, ACTIVATION: tl.constexpr):
         return x
 
 
-@triton.jit
+@device_function
 def times_derivative(x, at, ACTIVATION: tl.constexpr):
     """Return x times the activation's derivative; relu's keeps nothing of x where at <= 0."""
     if ACTIVATION == "relu":
@@ -34,28 +35,28 @@ def times_derivative(x, at, ACTIVATION: tl.constexpr):
         return x
 
 
-@triton.jit
+@device_function
 def _bounded(at):
     # Farther out the derivatives are 0 and 1; squares would overflow. NaN stays.
     return tl.where(at > 16.0, 16.0, tl.where(at < -16.0, -16.0, at))
 
 
-@triton.jit
+@device_function
 def _normal_cdf(x):
     return 0.5 + 0.5 * tl.erf(x * 0.70710678)
 
 
-@triton.jit
+@device_function
 def _normal_density(x):
     return 0.39894228 * tl.exp(-0.5 * x * x)
 
 
-@triton.jit
+@device_function
 def _twice_u(x):
     return 1.5957691 * (x + 0.044715 * x * x * x)
 
 
-@triton.jit
+@device_function
 def _normal_cdf_tanh(x):
     # (1 + tanh(u)) / 2 by e = exp(-2 |u|): for x > 0 it is 1 / (1 + e), else e / (1 + e), and
     # nothing cancels or overflows.
@@ -64,7 +65,7 @@ def _normal_cdf_tanh(x):
     return tl.where(u2 > 0.0, 1.0, e) / (1.0 + e)
 
 
-@triton.jit
+@device_function
 def _normal_density_tanh(x):
     e = tl.exp(-tl.abs(_twice_u(x)))
     r = 1.0 / (1.0 + e)

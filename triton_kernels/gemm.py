@@ -11,10 +11,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from amp_ext.triton_kernels.gemm_kernels import add_rows, add_shares, sum_products
-from amp_ext.triton_kernels.gemm_operands import Matrices, read
+from amp_ext.triton_kernels.gemm_kernels import add_rows_kernel, add_shares_kernel, gemm_kernel
+from amp_ext.triton_kernels.gemm_operands import Matrices, read, with_aligned_rows
 from amp_ext.triton_kernels.gemm_plan import INTERPRETED_DEVICE, Device, Plan, Problem, candidates
 from amp_ext.triton_kernels.numerics import INTERPRETED
+
+WORTH_A_COPY = 256
+"""Uses of each element of an operand, from which on a copy that TMA takes is sooner ready than
+loads of single elements. (Not under the interpreter, which is to see these.)
+"""
 
 LIMIT = 2**31 - 2**16
 """Of m, n, k and the number of units, which the kernels count in 32 bits."""
@@ -117,9 +122,10 @@ def gemm(
             if sums is not None:
                 sums.zero_()
         return
+    device = device_of(out)
     product = Product(
-        a=read(a, trans_a),
-        b=read(b, trans_b),
+        a=_operand_of(a, trans_a, uses=out.size(-1), device=device),
+        b=_operand_of(b, trans_b, uses=out.size(-2), device=device),
         out=read(out),
         c=None if c is None or beta == 0 else read(c),
         bias=None if bias is None else bias.contiguous(),
@@ -134,7 +140,6 @@ def gemm(
         activation=activation,
         derivative=derivative,
     ).joined()
-    device = device_of(out)
     problem = product.problem(device.has_tma)
     plans = candidates(problem, device)
     if len(plans) > 1 and os.environ.get("AMP_EXT_TRITON_AUTOTUNE") == "1":
@@ -147,6 +152,17 @@ def gemm(
         raise NotImplementedError(f"gemm: m, n, k and the number of tiles must be <= {LIMIT}")
     for launch in launches(product, plan, device):
         launch.run()
+
+
+def _operand_of(tensor: Tensor, transposed: bool, uses: int, device: Device) -> Matrices:
+    matrices = read(tensor, transposed)
+    worth = uses >= WORTH_A_COPY and min(matrices.rows, matrices.columns) >= WORTH_A_COPY
+    if not worth or INTERPRETED or not device.has_tma:
+        return matrices
+    count = tensor.shape[:-2].numel() if matrices.batch_stride else 1
+    if matrices.stored(count) is None:
+        return read(with_aligned_rows(tensor), transposed)
+    return matrices
 
 
 def device_of(tensor: Tensor) -> Device:
@@ -197,7 +213,7 @@ def launches(p: Product, plan: Plan, device: Device) -> list[Launch]:
     if plan.splits == 1:
         reports, adding = _reports(p, rows_of_tiles, plan.tiles_n, tile.n, tile.parts)
         arguments = common | grid | _epilogue(p) | reports | {"SPLIT": False}
-        return [Launch(sum_products, plan.programs, arguments, options), *adding]
+        return [Launch(gemm_kernel, plan.programs, arguments, options), *adding]
 
     shape = (plan.splits, p.batch, height, width)
     shares = torch.empty(shape, dtype=torch.float32, device=p.out.tensor.device)
@@ -207,7 +223,7 @@ def launches(p: Product, plan: Plan, device: Device) -> list[Launch]:
     )
     nothing = {"column_sums": None, "square_sums": None}
     arguments = common | grid | _epilogue(plain) | nothing | {"SPLIT": True}
-    summing = Launch(sum_products, plan.programs, arguments, options)
+    summing = Launch(gemm_kernel, plan.programs, arguments, options)
 
     tile_m, tile_n = min(tile.m, 32), min(tile.n, 64)
     tiles_m, tiles_n = -(-p.out.rows // tile_m), -(-p.out.columns // tile_n)
@@ -229,7 +245,7 @@ def launches(p: Product, plan: Plan, device: Device) -> list[Launch]:
     options = {"num_warps": 4, "num_stages": 3, "enable_fp_fusion": True}
     return [
         summing,
-        Launch(add_shares, p.batch * tiles_m * tiles_n, arguments, options),
+        Launch(add_shares_kernel, p.batch * tiles_m * tiles_n, arguments, options),
         *adding,
     ]
 
@@ -295,12 +311,12 @@ def _reports(
             **{"columns": p.out.columns, "row_stride": columns.stride(0)},
             **{"ROWS": 64, "COLUMNS": 32},
         }
-        adding.append(Launch(add_rows, -(-p.out.columns // 32), arguments, options))
+        adding.append(Launch(add_rows_kernel, -(-p.out.columns // 32), arguments, options))
     if p.square_sum is not None:
         squares = p.square_sum.new_empty(rows_of_tiles * tiles_n * parts)
         arguments = {
             **{"x": squares, "out": p.square_sum, "rows": len(squares)},
             **{"columns": 1, "row_stride": 1, "ROWS": 2048, "COLUMNS": 1},
         }
-        adding.append(Launch(add_rows, 1, arguments, options))
+        adding.append(Launch(add_rows_kernel, 1, arguments, options))
     return {"column_sums": columns, "square_sums": squares}, adding

@@ -7,14 +7,13 @@ n < 0, rows side by side, in vectors of -n; 0, any strides.
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 
 from amp_ext.triton_kernels.activation import activate, times_derivative
-from amp_ext.triton_kernels.numerics import is_finite, round_to, widen
+from amp_ext.triton_kernels.numerics import device_function, is_finite, round_to, widen
 
 
-@triton.jit
+@device_function
 def vector_of(LAYOUT: tl.constexpr):
     """Return the elements of a layout's vectors."""
     if LAYOUT > 0:
@@ -25,7 +24,7 @@ def vector_of(LAYOUT: tl.constexpr):
         return 1
 
 
-@triton.jit
+@device_function
 def times(index, stride, LAYOUT: tl.constexpr):
     """Return index * stride, for the compiler to see that it is whole vectors."""
     VECTOR: tl.constexpr = vector_of(LAYOUT)
@@ -35,7 +34,7 @@ def times(index, stride, LAYOUT: tl.constexpr):
         return index.to(tl.int64) * stride
 
 
-@triton.jit
+@device_function
 def offsets_of(rows, columns, row_stride, column_stride, LAYOUT: tl.constexpr):
     """Return the offsets of rows x columns."""
     if LAYOUT > 0:
@@ -46,7 +45,7 @@ def offsets_of(rows, columns, row_stride, column_stride, LAYOUT: tl.constexpr):
         return times(rows, row_stride, 0)[:, None] + times(columns, column_stride, 0)[None, :]
 
 
-@triton.jit
+@device_function
 def inside(rows, columns, row_count, column_count, LAYOUT: tl.constexpr):
     """Return where rows x columns exist, the same for all of a vector."""
     VECTOR: tl.constexpr = vector_of(LAYOUT)
@@ -57,7 +56,7 @@ def inside(rows, columns, row_count, column_count, LAYOUT: tl.constexpr):
     return (rows < row_count)[:, None] & (columns < column_count)[None, :]
 
 
-@triton.jit
+@device_function
 def _load(matrix, batch, rows, columns, m, n, LAYOUT: tl.constexpr):
     data = matrix[0] + times(batch, matrix[1], LAYOUT)
     offsets = offsets_of(rows, columns, matrix[2], matrix[3], LAYOUT)
@@ -65,14 +64,14 @@ def _load(matrix, batch, rows, columns, m, n, LAYOUT: tl.constexpr):
     return widen(values).to(tl.float32)
 
 
-@triton.jit
+@device_function
 def _store(matrix, data, batch, rows, columns, m, n, rounded, LAYOUT: tl.constexpr):
     data += times(batch, matrix[1], LAYOUT)
     offsets = offsets_of(rows, columns, matrix[2], 1, LAYOUT)
     tl.store(data + offsets, rounded, mask=inside(rows, columns, m, n, LAYOUT))
 
 
-@triton.jit
+@device_function
 def _finish_part(
     x,
     place,
@@ -129,14 +128,14 @@ def _finish_part(
         tl.store(square_sums + (row_of_tiles * tiles_n + tile_n) * PARTS + PART, total)
 
 
-@triton.jit
+@device_function
 def halves(x):
     """Return the left and the right half of the columns."""
     HALF: tl.constexpr = x.shape[1] // 2
     return tl.split(tl.permute(tl.reshape(x, (x.shape[0], 2, HALF)), (0, 2, 1)))
 
 
-@triton.jit
+@device_function
 def finish(
     x,
     place,

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from amp_ext.triton_kernels.gemm_epilogue import finish, inside, offsets_of, times
-from amp_ext.triton_kernels.numerics import INTERPRETED, widen
+from amp_ext.triton_kernels.numerics import INTERPRETED, device_function, widen
 
 RUNTIME = (
     "a_batch a_term a_row a_column b_batch b_term b_row b_column out_batch out_row "
@@ -17,7 +17,7 @@ RUNTIME = (
 """Numbers for all values of which there is one compiled kernel."""
 
 
-@triton.jit
+@device_function
 def _place_of(tile, tiles_m, tiles_n, group):
     # Groups of rows of tiles: those at work at the same time share rows of a and columns of b.
     batch = tile // (tiles_m * tiles_n)
@@ -28,7 +28,7 @@ def _place_of(tile, tiles_m, tiles_n, group):
     return batch, first + tile % height, tile // height
 
 
-@triton.jit
+@device_function
 def _load_tile(
     x,
     offsets,
@@ -53,7 +53,7 @@ def _load_tile(
         return tl.load(x + at + offsets, mask=exists, other=0.0)
 
 
-@triton.jit
+@device_function
 def _steps_of(split, steps, splits):
     # The first ones have one more.
     each = steps // splits
@@ -62,7 +62,7 @@ def _steps_of(split, steps, splits):
 
 
 @triton.jit(do_not_specialize=RUNTIME)
-def sum_products(
+def gemm_kernel(
     a,
     a_batch: tl.int64,
     a_term: tl.int64,
@@ -197,7 +197,7 @@ def sum_products(
 
 
 @triton.jit(do_not_specialize=RUNTIME)
-def add_shares(
+def add_shares_kernel(
     shares,
     share_stride: tl.int64,
     share_batch: tl.int64,
@@ -232,11 +232,11 @@ def add_shares(
     ACTIVATION: tl.constexpr,
     DERIVATIVE: tl.constexpr,
 ):
-    """Add up the splits' shares of a tile, in their order, and finish it as `sum_products` does.
+    """Add up the splits' shares of a tile, in their order, and finish it as `gemm_kernel` does.
 
     Args:
         shares: fp32, with strides of a split, of a matrix and of a row, which are of whole tiles.
-        out, ..., DERIVATIVE: as for `sum_products`.
+        out, ..., DERIVATIVE: as for `gemm_kernel`.
     """
     batch, tile_m, tile_n = _place_of(tl.program_id(0), tiles_m, tiles_n, 1)
     rows = tile_m * TILE_M + tl.arange(0, TILE_M)
@@ -268,7 +268,7 @@ def add_shares(
 
 
 @triton.jit(do_not_specialize=RUNTIME)
-def add_rows(
+def add_rows_kernel(
     x,
     out,
     rows: tl.int32,

@@ -96,3 +96,10 @@ def read(tensor: Tensor, transposed: bool = False) -> Matrices:
     if transposed:
         rows, columns, row_stride, column_stride = columns, rows, column_stride, row_stride
     return Matrices(tensor, rows, columns, batch_stride, row_stride, column_stride)
+
+
+def with_aligned_rows(tensor: Tensor) -> Tensor:
+    """Return a copy that TMA takes."""
+    unit = 16 // tensor.element_size()
+    *outer, size = tensor.shape
+    return tensor.new_empty(*outer, -(-size // unit) * unit)[..., :size].copy_(tensor)
