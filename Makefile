@@ -44,6 +44,7 @@ cuda-check: .venv-cuda/made ## build the CUDA kernels, inspect them and run the 
 	@command -v nvcc || { echo "cuda-check needs nvcc on PATH: install the CUDA toolkit" >&2; exit 1; }
 	FORCE_CUDA=1 TORCH_CUDA_ARCH_LIST="8.0+PTX;9.0a" .venv-cuda/$(INSTALL) '.[test]'
 	.venv-cuda/bin/python tests/cuda_check.py
+	env -u TRITON_INTERPRET .venv-cuda/bin/python tests/triton_check.py
 	cd tests && ../.venv-cuda/$(PYTEST)  # not here, where Python would find the source of amp_ext
 
 gpu: ## tests, memory check and benchmarks on a GPU, with PYTHON's own torch; RESULTS=DIR

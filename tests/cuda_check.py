@@ -139,13 +139,13 @@ def readable(name: str) -> str:
     return re.sub(left_out, "", full.strip())
 
 
-def disassembly(library: Path) -> str:
-    """What cuobjdump prints; its helper nvdisasm comes with torch's Triton."""
+def cuobjdump(library: Path, option: str = "-sass") -> str:
+    """What cuobjdump prints; its helper nvdisasm comes with torch's Triton, as it does itself."""
     import torch
 
     tools = Path(torch.__file__).parents[1] / "triton/backends/nvidia/bin"
     return subprocess.run(
-        ["cuobjdump", "-sass", str(library)],
+        ["cuobjdump", option, str(library)],
         env={**os.environ, "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}"},
         capture_output=True,
         text=True,
@@ -182,7 +182,7 @@ def main() -> int:
     for built in (installed, demonstrations):
         for library, log in built():
             read_ptxas(log, kernels)
-            read_sass(disassembly(library), kernels)
+            read_sass(cuobjdump(library), kernels)
             problems += remarks(log)
         if built is installed:
             size = library.stat().st_size

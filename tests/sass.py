@@ -59,6 +59,16 @@ def read_ptxas(log: str, kernels: Kernels) -> None:
             kernel.shared = int(match[2] or 0)
 
 
+def read_usage(usage: str, kernels: Kernels) -> None:
+    """Add what `cuobjdump -res-usage` says of kernels that have been read."""
+    for name, registers, stack, shared in re.findall(
+        r"Function (\S+):\s+REG:(\d+) STACK:(\d+) SHARED:(\d+)", usage
+    ):
+        for kernel in kernels.values():
+            if kernel.name == name:
+                kernel.registers, kernel.stack, kernel.shared = map(int, (registers, stack, shared))
+
+
 class _Batch:
     """The loads of 16 bytes since the first of them that is not used yet."""
 

@@ -1,9 +1,6 @@
 """cast_: outputs = inputs, rounded to nearest even into the outputs' dtypes. One launch."""
 
-from __future__ import annotations
-
 import triton.language as tl
-
 from amp_ext.triton_kernels import foreach
 from amp_ext.triton_kernels.foreach import (
     ROWS,
@@ -23,7 +20,7 @@ from amp_ext.triton_kernels.numerics import (
 
 ENTRY_WORDS = tl.constexpr(4)
 """8-byte words of a CastEntry: output, input, numel, and first_chunk with the dtypes above it."""
-BLOCK_BYTES = tl.constexpr(32768)
+BLOCK_BYTES = tl.constexpr(16384)
 """What a block's wider side has."""
 
 
@@ -33,7 +30,7 @@ def cast_(table: int, size: int, chunks: int) -> None:
 
 
 @foreach.kernel
-def cast_kernel(table: "i64", size: "i64", chunks: "i64"):
+def cast_kernel(table: tl.int64, size: tl.int64, chunks: tl.int64):
     walk(table, ENTRY_WORDS, size, chunks, _cast_entry, None, None, (), None)
 
 
@@ -92,11 +89,21 @@ def _cast(to: tl.constexpr, dtype: tl.constexpr, output, source, begin, count):
 
     output += head * to_size
     source += head * size
+    blocks = whole // block
     rows = tl.arange(0, block)
-    for done in range(0, whole, block):
-        mask = rows < tl.cast(min(whole - done, block), tl.int32)
-        i = rows_of(rows, row)
-        x = load_rows(aligned_pointer(source + done * (row * size), dtype) + i, mask)
-        store_rows(
-            aligned_pointer(output + done * (row * to_size), to) + i, round_to(x, to), mask
-        )
+    for _ in range(0, blocks):
+        _cast_rows(to, dtype, output, source, rows, tl.full((block,), True, tl.int1), row)
+        output += block * row * to_size
+        source += block * row * size
+    left = whole - blocks * block
+    if left > 0:
+        _cast_rows(to, dtype, output, source, rows, rows < left, row)
+
+
+@device_function
+def _cast_rows(
+    to: tl.constexpr, dtype: tl.constexpr, output, source, rows, mask, row: tl.constexpr
+):
+    i = rows_of(rows, row)
+    x = load_rows(aligned_pointer(source, dtype) + i, mask)
+    store_rows(aligned_pointer(output, to) + i, round_to(x, to), mask)

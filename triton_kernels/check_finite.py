@@ -2,10 +2,7 @@
 one. Read-only, one launch.
 """
 
-from __future__ import annotations
-
 import triton.language as tl
-
 from amp_ext.triton_kernels import foreach
 from amp_ext.triton_kernels.foreach import ROWS, pointer, walk_tensors
 from amp_ext.triton_kernels.numerics import device_function, load_rows, rows_finite
@@ -21,7 +18,7 @@ def check_finite(table: int, size: int, chunks: int, found_inf: int, bad_tensor:
 
 @foreach.kernel
 def check_finite_kernel(
-    table: "i64", size: "i64", chunks: "i64", found_inf: "i64", bad_tensor: "i64"
+    table: tl.int64, size: tl.int64, chunks: tl.int64, found_inf: tl.int64, bad_tensor: tl.int64
 ):
     bad = tl.full((ROWS,), NONE, tl.int32)
     bad = tl.min(walk_tensors(table, size, chunks, _look, None, bad, None), axis=0)

@@ -1,10 +1,11 @@
 """The walk of a tensor list by one launch: a persistent grid over the list's chunks.
 
 Each program owns a contiguous share of the chunks. What it owns of a tensor is a segment, of which
-all but less than 16 bytes at either end is aligned and moves 16 bytes at a time: blocks of ROWS
-rows, a row being 16 bytes of elements. A list of kernels' arguments is that of
-csrc/include/amp_ext/launch.h, its table that of chunk_table.h; both as plain numbers, so that no
-address compiles a kernel anew.
+all but less than 16 bytes at either end is aligned and moves 16 bytes at a time: in blocks of
+ROWS rows, a row being 16 bytes of elements.
+
+What a launch is given is described in csrc/include/amp_ext/launch.h, its table in chunk_table.h.
+Kernels take addresses as numbers, so that no address compiles a kernel anew.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import functools
 import torch
 import triton
 import triton.language as tl
-
 from amp_ext.triton_kernels.numerics import INTERPRETED, device_function, rows_of
 
 PROGRAMS = 1024
@@ -31,8 +31,10 @@ ENTRY_WORDS = tl.constexpr(3)
 
 
 def kernel(function):
-    """Compile a kernel once, whatever its arguments' values are."""
-    return triton.jit(do_not_specialize=range(function.__code__.co_argcount))(function)
+    """Make a kernel that is compiled once, whatever the numbers that it is called with."""
+    kinds = function.__annotations__.items()
+    numbers = [name for name, kind in kinds if "constexpr" not in str(kind)]
+    return triton.jit(function, do_not_specialize=numbers)
 
 
 def programs(chunks: int) -> int:

@@ -6,10 +6,7 @@ read; the program that draws the last ticket adds them up in order. How many the
 the list and the device alone, so the result is bitwise the same in every run.
 """
 
-from __future__ import annotations
-
 import triton.language as tl
-
 from amp_ext.triton_kernels import foreach
 from amp_ext.triton_kernels.foreach import (
     ENTRY_WORDS,
@@ -32,9 +29,11 @@ from amp_ext.triton_kernels.numerics import (
 from amp_ext.triton_kernels.update_scale import move_scale, scalars
 
 NO_UPDATE = (0, 0, 0, 0, 0.0, 0.0, 0, 0, 0.0, 0.0)
+# Registers for three programs a multiprocessor; ptxas spills some to have four.
+OPTIONS = {**foreach.OPTIONS, "maxnreg": 80}
 SUMS = tl.constexpr(PROGRAMS)
-TENSORS = tl.constexpr(64)
-LANES = tl.constexpr(16)
+TENSORS = tl.constexpr(32)
+LANES = tl.constexpr(8)
 
 
 def grad_norm(
@@ -62,31 +61,31 @@ def grad_norm(
         tickets,
         *scalars(update or NO_UPDATE),
         PER_TENSOR=norms != 0,
-        **foreach.OPTIONS,
+        **OPTIONS,
     )
 
 
 @foreach.kernel
 def grad_norm_kernel(
-    table: "i64",
-    size: "i64",
-    chunks: "i64",
-    inv_scale: "i64",
-    found_inf: "i64",
-    norm: "i64",
-    norms: "i64",
-    partial_sums: "i64",
-    tickets: "i64",
-    scale: "i64",
-    growth_tracker: "i64",
-    hysteresis_tracker: "i64",
-    skipped_steps: "i64",
-    growth_factor: "i64",
-    backoff_factor: "i64",
-    growth_interval: "i64",
-    hysteresis: "i64",
-    min_scale: "fp32",
-    max_scale: "fp32",
+    table: tl.int64,
+    size: tl.int64,
+    chunks: tl.int64,
+    inv_scale: tl.int64,
+    found_inf: tl.int64,
+    norm: tl.int64,
+    norms: tl.int64,
+    partial_sums: tl.int64,
+    tickets: tl.int64,
+    scale: tl.int64,
+    growth_tracker: tl.int64,
+    hysteresis_tracker: tl.int64,
+    skipped_steps: tl.int64,
+    growth_factor: tl.int64,
+    backoff_factor: tl.int64,
+    growth_interval: tl.int64,
+    hysteresis: tl.int64,
+    min_scale: tl.float32,
+    max_scale: tl.float32,
     PER_TENSOR: tl.constexpr,
 ):
     factor = tl.load(pointer(inv_scale, tl.float32), mask=inv_scale != 0, other=1.0)

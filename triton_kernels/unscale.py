@@ -2,10 +2,7 @@
 rounded product is not finite. One launch.
 """
 
-from __future__ import annotations
-
 import triton.language as tl
-
 from amp_ext.triton_kernels import foreach
 from amp_ext.triton_kernels.foreach import ROWS, pointer, walk_tensors
 from amp_ext.triton_kernels.numerics import (
@@ -38,13 +35,13 @@ def unscale_(
 
 @foreach.kernel
 def unscale_kernel(
-    table: "i64",
-    size: "i64",
-    chunks: "i64",
-    inv_scale: "i64",
-    found_inf: "i64",
-    norm: "i64",
-    max_norm: "fp32",
+    table: tl.int64,
+    size: tl.int64,
+    chunks: tl.int64,
+    inv_scale: tl.int64,
+    found_inf: tl.int64,
+    norm: tl.int64,
+    max_norm: tl.float32,
 ):
     found_inf = pointer(found_inf, tl.float32)
     inv_scale = tl.load(pointer(inv_scale, tl.float32))

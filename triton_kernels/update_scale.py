@@ -1,11 +1,8 @@
 """update_scale_: the next loss scale from every found_inf, in one launch of one warp."""
 
-from __future__ import annotations
-
 import struct
 
 import triton.language as tl
-
 from amp_ext.triton_kernels import foreach
 from amp_ext.triton_kernels.foreach import pointer
 from amp_ext.triton_kernels.numerics import any_row, device_function, is_finite
@@ -27,18 +24,18 @@ def scalars(update: tuple) -> tuple:
 
 @foreach.kernel
 def update_scale_kernel(
-    found_infs: "i64",
-    count: "i64",
-    scale: "i64",
-    growth_tracker: "i64",
-    hysteresis_tracker: "i64",
-    skipped_steps: "i64",
-    growth_factor: "i64",
-    backoff_factor: "i64",
-    growth_interval: "i64",
-    hysteresis: "i64",
-    min_scale: "fp32",
-    max_scale: "fp32",
+    found_infs: tl.int64,
+    count: tl.int64,
+    scale: tl.int64,
+    growth_tracker: tl.int64,
+    hysteresis_tracker: tl.int64,
+    skipped_steps: tl.int64,
+    growth_factor: tl.int64,
+    backoff_factor: tl.int64,
+    growth_interval: tl.int64,
+    hysteresis: tl.int64,
+    min_scale: tl.float32,
+    max_scale: tl.float32,
 ):
     found_infs = pointer(found_infs, tl.int64)
     overflow = tl.zeros((BLOCK,), tl.int1)

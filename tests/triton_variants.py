@@ -1,0 +1,62 @@
+"""The Triton kernels as their launchers call them: what tests/triton_check.py compiles."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A kernel, the types of its arguments, and what it is compiled with.
+
+    Attributes:
+        name: shown in the table; unique.
+        needed: instructions that must be in the machine code, as sass.Kernel.count takes them.
+    """
+
+    name: str
+    kernel: Any
+    signature: dict[str, str]
+    constexprs: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
+    needed: tuple[str, ...] = ()
+
+
+def _module(name: str) -> Any:
+    # The package's attributes of the same names are the ops.
+    return importlib.import_module(f"amp_ext.triton_kernels.{name}")
+
+
+def _of_numbers(
+    kernel: Any, options: dict[str, Any], needed: tuple[str, ...] = (), **constexprs: Any
+) -> Variant:
+    """A kernel whose arguments are annotated with their types, as those of lists are."""
+    types = {parameter.name: parameter.annotation_type for parameter in kernel.params}
+    signature = {name: "constexpr" if name in constexprs else of for name, of in types.items()}
+    name = " ".join([kernel.__name__, *(f"{name}={value}" for name, value in constexprs.items())])
+    return Variant(name, kernel, signature, constexprs, options, needed)
+
+
+def list_variants() -> Iterator[Variant]:
+    """The kernels of the ops on lists of tensors."""
+    loads, stores = ("LDG.E.128",), ("LDG.E.128", "STG.E.128")
+    foreach, grad_norm, update = map(_module, ("foreach", "grad_norm", "update_scale"))
+    yield _of_numbers(_module("unscale").unscale_kernel, foreach.OPTIONS, stores)
+    yield _of_numbers(_module("check_finite").check_finite_kernel, foreach.OPTIONS, loads)
+    for per_tensor in (False, True):
+        kernel, options = grad_norm.grad_norm_kernel, grad_norm.OPTIONS
+        yield _of_numbers(kernel, options, loads, PER_TENSOR=per_tensor)
+    yield _of_numbers(_module("cast").cast_kernel, foreach.OPTIONS, stores)
+    yield _of_numbers(update.update_scale_kernel, update.OPTIONS)
+
+
+SOURCES = (list_variants,)
+"""To add an op's kernels, add a function that yields its variants."""
+
+
+def variants() -> list[Variant]:
+    """All of them."""
+    return [variant for source in SOURCES for variant in source()]

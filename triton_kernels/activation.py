@@ -1,0 +1,72 @@
+"""Activations of fp32 numbers, and products with their derivatives."""
+
+from __future__ import annotations
+
+import triton.language as tl
+
+from amp_ext.triton_kernels.numerics import device_function
+
+
+@device_function
+def activate(x, ACTIVATION: tl.constexpr):
+    """Return the activation of x. relu keeps NaN."""
+    if ACTIVATION == "relu":
+        return tl.where(x <= 0.0, 0.0, x)
+    elif ACTIVATION == "gelu":
+        return x * _normal_cdf(x)
+    elif ACTIVATION == "gelu_tanh":
+        return x * _normal_cdf_tanh(x)
+    else:
+        return x
+
+
+@device_function
+def times_derivative(x, at, ACTIVATION: tl.constexpr):
+    """Return x times the activation's derivative; relu's keeps nothing of x where at <= 0."""
+    if ACTIVATION == "relu":
+        return tl.where(at <= 0.0, 0.0, x)
+    elif ACTIVATION == "gelu":
+        near = _bounded(at)
+        return x * (_normal_cdf(near) + near * _normal_density(near))
+    elif ACTIVATION == "gelu_tanh":
+        near = _bounded(at)
+        return x * (_normal_cdf_tanh(near) + near * _normal_density_tanh(near))
+    else:
+        return x
+
+
+@device_function
+def _bounded(at):
+    # Farther out the derivatives are 0 and 1; squares would overflow. NaN stays.
+    return tl.where(at > 16.0, 16.0, tl.where(at < -16.0, -16.0, at))
+
+
+@device_function
+def _normal_cdf(x):
+    return 0.5 + 0.5 * tl.erf(x * 0.70710678)
+
+
+@device_function
+def _normal_density(x):
+    return 0.39894228 * tl.exp(-0.5 * x * x)
+
+
+@device_function
+def _twice_u(x):
+    return 1.5957691 * (x + 0.044715 * x * x * x)
+
+
+@device_function
+def _normal_cdf_tanh(x):
+    # (1 + tanh(u)) / 2 by e = exp(-2 |u|): for x > 0 it is 1 / (1 + e), else e / (1 + e), and
+    # nothing cancels or overflows.
+    u2 = _twice_u(x)
+    e = tl.exp(-tl.abs(u2))
+    return tl.where(u2 > 0.0, 1.0, e) / (1.0 + e)
+
+
+@device_function
+def _normal_density_tanh(x):
+    e = tl.exp(-tl.abs(_twice_u(x)))
+    r = 1.0 / (1.0 + e)
+    return e * r * r * 1.5957691 * (1.0 + 3 * 0.044715 * x * x)
