@@ -83,7 +83,8 @@ def _cast(to: tl.constexpr, dtype: tl.constexpr, output, source, begin, count):
     for done in range(0, others, ROWS):
         i = done + tl.arange(0, ROWS)
         mask = i < others
-        i += tl.where(i < head, 0, whole * row)
+        if whole > 0:
+            i += tl.where(i < head, 0, whole * row)
         x = load_rows(pointer(source, dtype) + i, mask)
         store_rows(pointer(output, to) + i, round_to(x, to), mask)
 

@@ -5,7 +5,7 @@ one. Read-only, one launch.
 import triton.language as tl
 from amp_ext.triton_kernels import foreach
 from amp_ext.triton_kernels.foreach import ROWS, pointer, walk_tensors
-from amp_ext.triton_kernels.numerics import device_function, load_rows, rows_finite
+from amp_ext.triton_kernels.numerics import device_function, least, load_rows, rows_finite
 
 NONE = tl.constexpr(0x7FFFFFFF)
 
@@ -21,7 +21,7 @@ def check_finite_kernel(
     table: tl.int64, size: tl.int64, chunks: tl.int64, found_inf: tl.int64, bad_tensor: tl.int64
 ):
     bad = tl.full((ROWS,), NONE, tl.int32)
-    bad = tl.min(walk_tensors(table, size, chunks, _look, None, bad, None), axis=0)
+    bad = least(walk_tensors(table, size, chunks, _look, None, bad, None), axis=0)
     tl.store(pointer(found_inf, tl.float32), 1.0, mask=bad != NONE)
     given = bad_tensor != 0
     tl.store(pointer(bad_tensor, tl.int64), bad.to(tl.int64), mask=given & (bad != NONE))

@@ -205,7 +205,9 @@ def _segment(
     whole = (count - head) // row
     others = count - whole * row
     if others > 0:
-        at = pointer(address, dtype) + (rows + tl.where(rows < head, 0, whole * row))
+        at = pointer(address, dtype) + rows
+        if whole > 0:
+            at += tl.where(rows < head, 0, whole * row)
         state = visit(tensor, at, rows < others, state, arguments)
     aligned = address + head * size
     for done in range(0, whole, ROWS):

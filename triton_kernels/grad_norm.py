@@ -21,9 +21,11 @@ from amp_ext.triton_kernels.foreach import (
 from amp_ext.triton_kernels.numerics import (
     any_row,
     device_function,
+    largest,
     load_rows,
     rows_finite,
     sum_rows,
+    total,
     widen,
 )
 from amp_ext.triton_kernels.update_scale import move_scale, scalars
@@ -91,13 +93,13 @@ def grad_norm_kernel(
     factor = tl.load(pointer(inv_scale, tl.float32), mask=inv_scale != 0, other=1.0)
     found_inf = pointer(found_inf, tl.float32)
     partial_sums = pointer(partial_sums, tl.float64)
-    state = (tl.zeros((ROWS,), tl.float64), tl.zeros((ROWS,), tl.int1))
+    state = (tl.full((ROWS,), 0.0, tl.float64), tl.zeros((ROWS,), tl.int1))
     arguments = (factor, partial_sums)
     if PER_TENSOR:
         state = walk_tensors(table, size, chunks, _square, _leave, state, arguments)
     else:
         state = walk_tensors(table, size, chunks, _square, None, state, arguments)
-        tl.store(partial_sums + tl.program_id(0), tl.sum(state[0], axis=0))
+        tl.store(partial_sums + tl.program_id(0), total(state[0], axis=0))
     tl.store(found_inf, 1.0, mask=any_row(state[1]))
 
     tl.debug_barrier()  # what every thread has written comes before the ticket
@@ -105,13 +107,13 @@ def grad_norm_kernel(
     if ticket == tl.num_programs(0) - 1:
         tl.debug_barrier()
         if PER_TENSOR:
-            total = _write_norms(table, size, chunks, partial_sums, norms)
+            squares = _write_norms(table, size, chunks, partial_sums, norms)
         else:
             i = tl.arange(0, SUMS)
             sums = partial_sums + i
             mask = i < tl.num_programs(0)
-            total = tl.sum(tl.load(sums, mask=mask, other=0.0, cache_modifier=".cg"), axis=0)
-        tl.store(pointer(norm, tl.float32), tl.sqrt(total).to(tl.float32))
+            squares = total(tl.load(sums, mask=mask, other=0.0, cache_modifier=".cg"), axis=0)
+        tl.store(pointer(norm, tl.float32), tl.sqrt(squares).to(tl.float32))
         tl.store(pointer(tickets, tl.int32), 0)
         if scale != 0:
             move_scale(
@@ -144,8 +146,8 @@ def _leave(tensor, state, arguments):
     # The pairs (program, tensor) that have a sum, in order, grow in one number or in both, so
     # program + tensor is a slot of its own for each.
     sums, bad = state
-    tl.store(arguments[1] + (tensor + tl.program_id(0)), tl.sum(sums, axis=0))
-    return tl.zeros((ROWS,), tl.float64), bad
+    tl.store(arguments[1] + (tensor + tl.program_id(0)), total(sums, axis=0))
+    return tl.full((ROWS,), 0.0, tl.float64), bad
 
 
 @device_function
@@ -156,7 +158,7 @@ def _write_norms(table, size, chunks, partial_sums, norms):
     size = number(size)
     chunks = number(chunks)
     lanes = tl.arange(0, LANES)
-    total = tl.zeros((TENSORS,), tl.float64)
+    squares = tl.zeros((TENSORS,), tl.float64)
     for done in range(0, size, TENSORS):
         tensor = done + tl.arange(0, TENSORS)
         last_word = table + (tensor * ENTRY_WORDS + (ENTRY_WORDS - 1))
@@ -167,7 +169,7 @@ def _write_norms(table, size, chunks, partial_sums, norms):
         after = program_of(chunks, end - 1) + 1
         after = tl.where((tensor < size) & (begin < end), after, first)
         sums = tl.zeros((TENSORS,), tl.float64)
-        for begun in range(0, number(tl.max(after - first, axis=0)), LANES):
+        for begun in range(0, number(largest(after - first, axis=0)), LANES):
             program = first[:, None] + (begun + lanes)[None, :]
             parts = tl.load(
                 partial_sums + (program + tensor[:, None]),
@@ -175,7 +177,7 @@ def _write_norms(table, size, chunks, partial_sums, norms):
                 other=0.0,
                 cache_modifier=".cg",
             )
-            sums += tl.sum(parts, axis=1)
+            sums += total(parts, axis=1)
         tl.store(norms + tensor, tl.sqrt(sums).to(tl.float32), mask=tensor < size)
-        total += sums
-    return tl.sum(total, axis=0)
+        squares += sums
+    return total(squares, axis=0)

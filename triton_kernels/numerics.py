@@ -16,6 +16,16 @@ device_function = (lambda function: function) if INTERPRETED.value else triton.j
 """Makes what a kernel calls. The interpreter runs a plain function as well, and sooner."""
 
 
+def _own(function):
+    # The same for one of Triton's own functions.
+    return function.fn if INTERPRETED.value else function
+
+
+total = _own(tl.sum)
+largest = _own(tl.max)
+least = _own(tl.min)
+
+
 @device_function
 def bits(x):
     """Return the bit patterns as signed integers."""
@@ -61,7 +71,8 @@ def _rounded_bits(pattern):
     # An fp32 pattern's upper half, one higher where the lower half is more than half a unit, or
     # half a unit and the upper half odd. A NaN could be carried into a zero: it becomes quiet.
     upper = pattern >> 16
-    rounded = tl.add(pattern, 0x7FFF + (upper & 1), sanitize_overflow=False) >> 16
+    raised = tl.add(pattern, 0x7FFF, sanitize_overflow=False)
+    rounded = tl.add(raised, upper & 1, sanitize_overflow=False) >> 16
     return tl.where((pattern & 0x7FFFFFFF) > 0x7F800000, upper | 0x40, rounded)
 
 
@@ -101,7 +112,7 @@ def rows_finite(x):
     if len(x.shape) == 1:
         return is_finite(x)
     else:
-        return tl.max(magnitude(x), axis=1) < infinity(x.dtype)
+        return largest(magnitude(x), axis=1) < infinity(x.dtype)
 
 
 @device_function
@@ -134,10 +145,10 @@ def sum_rows(x):
     if len(x.shape) == 1:
         return x
     else:
-        return tl.sum(x, axis=1)
+        return total(x, axis=1)
 
 
 @device_function
 def any_row(rows):
     """Return whether something holds for any row."""
-    return tl.max(rows.to(tl.int32), axis=0) != 0
+    return largest(rows.to(tl.int32), axis=0) != 0
