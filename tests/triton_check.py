@@ -31,7 +31,9 @@ def compiled(variant: Variant, arch: int) -> Kernel:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    source = ASTSource(variant.kernel, variant.signature, variant.constexprs)
+    source = ASTSource(
+        variant.kernel, variant.signature, variant.constexprs, variant.attributes
+    )
     result = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=variant.options)
     kernels: Kernels = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -101,7 +103,8 @@ def main() -> int:
     heads = ("regs", "smem", "stack", "spills", "size")
     print(f"{'Triton kernel':<48}{'arch':<8}" + "".join(f"{head:>10}" for head in heads))
     for variant in wanted:
-        for arch, limit in SHARED_LIMITS.items():
+        for arch in variant.archs:
+            limit = SHARED_LIMITS[arch]
             kernel = compiled(variant, arch)
             label = f"{variant.name} for sm_{arch}"
             problems += [f"{label}: {fault}" for fault in faults(kernel, variant.needed, limit)]

@@ -15,6 +15,8 @@ class Variant:
     Attributes:
         name: shown in the table; unique.
         needed: instructions that must be in the machine code, as sass.Kernel.count takes them.
+        attributes: what is known of arguments, by index, as triton.compiler.ASTSource takes it.
+        archs: the architectures it is for.
     """
 
     name: str
@@ -23,6 +25,8 @@ class Variant:
     constexprs: dict[str, Any] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
     needed: tuple[str, ...] = ()
+    attributes: dict[tuple[int, ...], Any] = field(default_factory=dict)
+    archs: tuple[int, ...] = (80, 90, 100)
 
 
 def _module(name: str) -> Any:
@@ -53,7 +57,14 @@ def list_variants() -> Iterator[Variant]:
     yield _of_numbers(update.update_scale_kernel, update.OPTIONS)
 
 
-SOURCES = (list_variants,)
+def gemm_variants() -> Iterator[Variant]:
+    """The kernels of gemm."""
+    from gemm_triton_variants import gemm_variants as variants_of_gemm
+
+    yield from variants_of_gemm()
+
+
+SOURCES = (list_variants, gemm_variants)
 """To add an op's kernels, add a function that yields its variants."""
 
 

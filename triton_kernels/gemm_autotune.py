@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from amp_ext.triton_kernels import gemm
+from amp_ext.triton_kernels.gemm import Product, launches
 from amp_ext.triton_kernels.gemm_plan import Device, Plan, Problem
 
 CANDIDATES = 4
@@ -14,7 +14,7 @@ RUNS = 10
 _fastest: dict[tuple, Plan] = {}
 
 
-def fastest(p: gemm.Product, problem: Problem, plans: tuple[Plan, ...], device: Device) -> Plan:
+def fastest(p: Product, problem: Problem, plans: tuple[Plan, ...], device: Device) -> Plan:
     """Return the plan that took the least time, or the predicted one while a graph is captured."""
     key = (problem, device, p.out.tensor.device.index, p.activation, p.derivative)
     key += tuple(x and (x.tensor.dtype, x.layout()) for x in (p.a, p.b, p.out, p.c, p.aux))
@@ -26,7 +26,7 @@ def fastest(p: gemm.Product, problem: Problem, plans: tuple[Plan, ...], device: 
     return _fastest[key]
 
 
-def _elsewhere(p: gemm.Product) -> gemm.Product:
+def _elsewhere(p: Product) -> Product:
     """Return the product with memory of its own for all that it writes."""
 
     def like(tensor: Tensor | None) -> Tensor | None:
@@ -41,14 +41,14 @@ def _elsewhere(p: gemm.Product) -> gemm.Product:
     return p._replace(**written)
 
 
-def _seconds(p: gemm.Product, plan: Plan, device: Device) -> float:
-    launches = gemm.launches(p, plan, device)
-    for launch in launches:  # which compiles
+def _seconds(p: Product, plan: Plan, device: Device) -> float:
+    timed = launches(p, plan, device)
+    for launch in timed:  # which compiles
         launch.run()
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
     for _ in range(RUNS):
-        for launch in launches:
+        for launch in timed:
             launch.run()
     end.record()
     end.synchronize()

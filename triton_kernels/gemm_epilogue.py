@@ -14,20 +14,9 @@ from amp_ext.triton_kernels.numerics import device_function, is_finite, round_to
 
 
 @device_function
-def vector_of(LAYOUT: tl.constexpr):
-    """Return the elements of a layout's vectors."""
-    if LAYOUT > 0:
-        return LAYOUT
-    elif LAYOUT < 0:
-        return -LAYOUT
-    else:
-        return 1
-
-
-@device_function
 def times(index, stride, LAYOUT: tl.constexpr):
     """Return index * stride, for the compiler to see that it is whole vectors."""
-    VECTOR: tl.constexpr = vector_of(LAYOUT)
+    VECTOR: tl.constexpr = LAYOUT if LAYOUT > 0 else -LAYOUT
     if VECTOR > 1:
         return index.to(tl.int64) * (stride // VECTOR * VECTOR)
     else:
@@ -48,7 +37,7 @@ def offsets_of(rows, columns, row_stride, column_stride, LAYOUT: tl.constexpr):
 @device_function
 def inside(rows, columns, row_count, column_count, LAYOUT: tl.constexpr):
     """Return where rows x columns exist, the same for all of a vector."""
-    VECTOR: tl.constexpr = vector_of(LAYOUT)
+    VECTOR: tl.constexpr = LAYOUT if LAYOUT > 0 else -LAYOUT
     if LAYOUT > 1:
         column_count = column_count // VECTOR * VECTOR
     elif LAYOUT < -1:

@@ -53,10 +53,10 @@ AMPERE = Architecture(
     tiles=(
         Tile(128, 256, 32, warps=8, stages=4, resident=1),
         Tile(128, 128, 32, warps=4, stages=4, resident=2),
-        Tile(128, 64, 32, warps=4, stages=4, resident=3),
+        Tile(128, 64, 64, warps=4, stages=3, resident=2),
         Tile(64, 128, 32, warps=4, stages=4, resident=3),
         Tile(64, 64, 64, warps=4, stages=3, resident=3),
-        Tile(16, 128, 64, warps=4, stages=4, resident=2),
+        Tile(16, 64, 128, warps=4, stages=4, resident=2),
     ),
 )
 HOPPER = Architecture(
@@ -69,7 +69,7 @@ HOPPER = Architecture(
         Tile(128, 64, 64, warps=4, stages=4, resident=2),
         Tile(64, 128, 64, warps=4, stages=4, resident=2),
         Tile(64, 64, 64, warps=4, stages=4, resident=3),
-        Tile(16, 128, 64, warps=4, stages=5, resident=2),
+        Tile(16, 64, 128, warps=4, stages=5, resident=2),
     ),
 )
 BLACKWELL = Architecture(
@@ -81,7 +81,7 @@ BLACKWELL = Architecture(
         Tile(128, 64, 64, warps=4, stages=4, resident=2),
         Tile(64, 128, 64, warps=4, stages=4, resident=2),
         Tile(64, 64, 64, warps=4, stages=4, resident=3),
-        Tile(16, 128, 64, warps=4, stages=5, resident=2),
+        Tile(16, 64, 128, warps=4, stages=5, resident=2),
     ),
 )
 INTERPRETER = Architecture(
@@ -91,8 +91,11 @@ INTERPRETER = Architecture(
         Tile(32, 64, 32, warps=1, stages=1, resident=1),
         Tile(64, 64, 64, warps=4, stages=1, resident=1),
         Tile(256, 256, 128, warps=16, stages=1, resident=1),
+        Tile(512, 512, 512, warps=64, stages=1, resident=1),
     ),
 )
+UNALIGNED = Tile(64, 64, 32, warps=4, stages=3, resident=3)
+"""For loads of single elements, each of which takes registers for its address."""
 
 MOST_SPLITS = 64
 STEPS_OF_SPLIT = 4  # at least, so that pipelines are full for most of the time
@@ -239,7 +242,7 @@ def _interpreted(p: Problem) -> Plan:
     """Return a plan of few steps, but of several tiles and splits where that is cheap."""
     device = INTERPRETED_DEVICE
     tile = next(
-        (t for t in INTERPRETER.tiles if _tiles_of(p, t) * (_steps_of(p, t) + 4) <= 60),
+        (t for t in INTERPRETER.tiles if _tiles_of(p, t) * (_steps_of(p, t) + 4) <= 120),
         INTERPRETER.tiles[-1],
     )
     return plan_with(p, tile, min(3, _most_splits(p, tile, device)), device)
@@ -251,7 +254,7 @@ def candidates(problem: Problem, device: Device) -> tuple[Plan, ...]:
     if device.capability == 0:
         return (_interpreted(problem),)
     plans = []
-    for tile in device.architecture.tiles:
+    for tile in device.architecture.tiles if problem.vector > 2 else (UNALIGNED,):
         if tile.shared_bytes > device.shared_bytes:
             continue
         most = _most_splits(problem, tile, device)
