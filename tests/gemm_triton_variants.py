@@ -63,13 +63,13 @@ def _product(
     found_inf: bool = False,
     square_sum: bool = False,
 ) -> Any:
-    read = _module("gemm_operands").read
+    operands = _module("gemm_operands")
 
     def matrix(shape: tuple[int, ...], of: torch.dtype | None, transposed: bool = False) -> Any:
-        return None if of is None else read(torch.empty(shape, dtype=of), transposed)
+        return None if of is None else operands.read(torch.empty(shape, dtype=of), transposed)
 
     several = (terms,) if terms > 1 else ()
-    return _module("gemm").Product(
+    return operands.Product(
         a=matrix((*several, *((k, m) if trans[0] else (m, k))), dtype, trans[0]),
         b=matrix((*several, *((n, k) if trans[1] else (k, n))), dtype, trans[1]),
         out=matrix((m, n), out or dtype),
@@ -89,7 +89,7 @@ def _product(
 
 
 def _variant(launch: Any, name: str, arch: int, needed: tuple[str, ...]) -> Variant:
-    """What Triton compiles of a launch: absent tensors are constants, aligned ones known as such."""
+    """What Triton compiles of a launch: absent tensors are constants, aligned ones known."""
     signature: dict[str, str] = {}
     constexprs: dict[str, Any] = {}
     attributes: dict[tuple[int, ...], Any] = {}
@@ -122,7 +122,7 @@ def _variant(launch: Any, name: str, arch: int, needed: tuple[str, ...]) -> Vari
 def _variants_of(
     arch: int, number: int, splits: int, name: str, tma: bool, options: dict[str, Any]
 ) -> Iterator[Variant]:
-    gemm, plans = _module("gemm"), _module("gemm_plan")
+    plans = _module("gemm_plan")
     capability = arch if tma else min(arch, 80)
     table = plans.Device(arch, MULTIPROCESSORS[arch], SHARED[arch])
     device = table._replace(capability=capability)
@@ -130,7 +130,7 @@ def _variants_of(
     problem = product.problem(device.has_tma)
     tile = plans.UNALIGNED if problem.vector == 1 else table.architecture.tiles[number]
     plan = plans.plan_with(problem, tile, splits, table)
-    for launch in gemm.launches(product, plan, device):
+    for launch in _module("gemm_launches").launches(product, plan, device):
         arguments = launch.arguments
         needed = ["STG.E.128" if problem.vector == 8 else "STG"]
         if launch.kernel.__name__ == "gemm_kernel":

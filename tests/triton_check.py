@@ -31,9 +31,7 @@ def compiled(variant: Variant, arch: int) -> Kernel:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    source = ASTSource(
-        variant.kernel, variant.signature, variant.constexprs, variant.attributes
-    )
+    source = ASTSource(variant.kernel, variant.signature, variant.constexprs, variant.attributes)
     result = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=variant.options)
     kernels: Kernels = {}
     with tempfile.TemporaryDirectory() as folder:

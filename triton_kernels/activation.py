@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import triton.language as tl
-
 from amp_ext.triton_kernels.numerics import device_function
 
 

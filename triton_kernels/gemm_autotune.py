@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
-
-from amp_ext.triton_kernels.gemm import Product, launches
+from amp_ext.triton_kernels.gemm_launches import launches
+from amp_ext.triton_kernels.gemm_operands import Product
 from amp_ext.triton_kernels.gemm_plan import Device, Plan, Problem
+from torch import Tensor
 
 CANDIDATES = 4
 RUNS = 10

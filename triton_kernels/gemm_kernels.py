@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-
 from amp_ext.triton_kernels.gemm_epilogue import finish, inside, offsets_of, times
 from amp_ext.triton_kernels.numerics import INTERPRETED, device_function, widen
 
-RUNTIME = (
-    "a_batch a_term a_row a_column b_batch b_term b_row b_column out_batch out_row "
-    "c_batch c_row c_column aux_batch aux_row aux_column m n k "
-    "units steps_of_term steps splits tiles_m tiles_n group "
-    "share_stride share_batch share_row rows columns row_stride"
-).split()
+_STRIDES = (
+    *("a_batch", "a_term", "a_row", "a_column", "b_batch", "b_term", "b_row", "b_column"),
+    *("out_batch", "out_row", "c_batch", "c_row", "c_column", "aux_batch", "aux_row", "aux_column"),
+    *("share_stride", "share_batch", "share_row", "row_stride"),
+)
+_COUNTS = ("m", "n", "k", "units", "steps", "steps_of_term", "splits", "tiles_m", "tiles_n")
+RUNTIME = (*_STRIDES, *_COUNTS, "group", "rows", "columns")
 """Numbers for all values of which there is one compiled kernel."""
 
 

@@ -5,8 +5,12 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+from amp_ext.triton_kernels.gemm_plan import Problem
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
+
+LIMIT = 2**31 - 2**16
+"""Of m, n, k and the number of units, which the kernels count in 32 bits."""
 
 
 class Matrices(NamedTuple):
@@ -68,6 +72,61 @@ class Matrices(NamedTuple):
         if self.batch_stride != self.columns * self.column_stride:
             return None
         return self._replace(columns=batch * self.columns)
+
+
+class Product(NamedTuple):
+    """act(alpha * a @ b + beta * c + bias), or alpha * a @ b * act'(aux), and where it goes."""
+
+    a: Matrices
+    b: Matrices
+    out: Matrices
+    c: Matrices | None
+    bias: Tensor | None
+    aux: Matrices | None
+    column_sums: Tensor | None
+    found_inf: Tensor | None
+    square_sum: Tensor | None
+    batch: int
+    terms: int
+    alpha: float
+    beta: float
+    activation: str
+    derivative: bool
+
+    def joined(self) -> Product:
+        """Return one long product instead of a sum of several, one tall one instead of a batch."""
+        p = self
+        if p.terms > 1:
+            a, b = p.a.joined(p.terms, rows=False), p.b.joined(p.terms, rows=True)
+            if a and b and a.columns <= LIMIT:
+                return p._replace(a=a, b=b, terms=1)
+        elif p.batch > 1 and p.b.batch_stride == 0:
+            tall = [x and x.joined(p.batch, rows=True) for x in (p.a, p.out, p.c, p.aux)]
+            if [x is None for x in tall] == [False, False, p.c is None, p.aux is None]:
+                a, out, c, aux = tall
+                if out.rows <= LIMIT:
+                    return p._replace(a=a, out=out, c=c, aux=aux, batch=1)
+        return p
+
+    def count(self, operand: Matrices) -> int:
+        """Return how many matrices of an operand there are in memory."""
+        return max(self.batch, self.terms) if operand.batch_stride else 1
+
+    def problem(self, has_tma: bool) -> Problem:
+        vectors = [
+            8 if has_tma and x.stored(self.count(x)) else max(1, abs(x.layout()))
+            for x in (self.a, self.b)
+        ]
+        written = [x for x in (self.out, self.c, self.aux) if x]
+        return Problem(
+            m=self.out.rows,
+            n=self.out.columns,
+            k=self.a.columns,
+            batch=self.batch,
+            terms=self.terms,
+            element_bytes=sum(x.tensor.element_size() for x in written),
+            vector=min(vectors),
+        )
 
 
 def read(tensor: Tensor, transposed: bool = False) -> Matrices:

@@ -128,7 +128,7 @@ INTERPRETED_DEVICE = Device(capability=0, multiprocessors=3, shared_bytes=2**30)
 
 
 class Problem(NamedTuple):
-    """A product, its result's batch, and the products that are summed up in each of its matrices."""
+    """A product, its result's batch, and the terms that are summed up in each of its matrices."""
 
     m: int
     n: int

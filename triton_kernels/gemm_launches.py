@@ -1,0 +1,153 @@
+"""The launches that form a product by a plan."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from amp_ext.triton_kernels.gemm_kernels import add_rows_kernel, add_shares_kernel, gemm_kernel
+from amp_ext.triton_kernels.gemm_operands import Matrices, Product, read
+from amp_ext.triton_kernels.gemm_plan import Device, Plan
+
+
+class Launch(NamedTuple):
+    """A kernel and what it is called with."""
+
+    kernel: Any
+    programs: int
+    arguments: dict[str, Any]
+    options: dict[str, Any]
+
+    def run(self) -> None:
+        self.kernel[(self.programs,)](**self.arguments, **self.options)
+
+
+def launches(p: Product, plan: Plan, device: Device) -> list[Launch]:
+    """Return the launches that form a product, and allocate what passes between them."""
+    tile, rows_of_tiles = plan.tile, p.batch * plan.tiles_m
+    height, width = plan.tiles_m * tile.m, plan.tiles_n * tile.n
+    options = {"num_warps": tile.warps, "num_stages": tile.stages, "enable_fp_fusion": True}
+    steps = {
+        "units": plan.units,
+        "steps": plan.steps,
+        "steps_of_term": plan.steps_of_term,
+        "splits": plan.splits,
+        "group": plan.group,
+    }
+    tiling = {"TILE_M": tile.m, "TILE_N": tile.n, "TILE_K": tile.k, "PARTS": tile.parts}
+    grid = {"tiles_m": plan.tiles_m, "tiles_n": plan.tiles_n}
+    operands = _operand("a", p, p.a, tile.m, tile.k, device)
+    operands |= _operand("b", p, p.b, tile.k, tile.n, device)
+    sizes = {"m": p.out.rows, "n": p.out.columns}
+    common = operands | steps | tiling | sizes | {"k": p.a.columns, "TERMS": p.terms > 1}
+
+    if plan.splits == 1:
+        reports, adding = _reports(p, rows_of_tiles, plan.tiles_n, tile.n, tile.parts)
+        arguments = common | grid | _epilogue(p) | reports | {"SPLIT": False}
+        return [Launch(gemm_kernel, plan.programs, arguments, options), *adding]
+
+    shape = (plan.splits, p.batch, height, width)
+    shares = torch.empty(shape, dtype=torch.float32, device=p.out.tensor.device)
+    plain = Product(
+        *(p.a, p.b, read(shares), None, None, None, None, None, None),
+        *(p.batch, p.terms, 1.0, 0.0, "none", False),
+    )
+    nothing = {"column_sums": None, "square_sums": None}
+    arguments = common | grid | _epilogue(plain) | nothing | {"SPLIT": True}
+    summing = Launch(gemm_kernel, plan.programs, arguments, options)
+
+    tile_m, tile_n = min(tile.m, 32), min(tile.n, 64)
+    tiles_m, tiles_n = -(-p.out.rows // tile_m), -(-p.out.columns // tile_n)
+    reports, adding = _reports(p, p.batch * tiles_m, tiles_n, tile_n, 1)
+    arguments = {
+        "shares": shares,
+        "share_stride": shares.stride(0),
+        "share_batch": shares.stride(1),
+        "share_row": width,
+        "splits": plan.splits,
+        **sizes,
+        "tiles_m": tiles_m,
+        "tiles_n": tiles_n,
+        "TILE_M": tile_m,
+        "TILE_N": tile_n,
+        **_epilogue(p),
+        **reports,
+    }
+    options = {"num_warps": 4, "num_stages": 3, "enable_fp_fusion": True}
+    return [
+        summing,
+        Launch(add_shares_kernel, p.batch * tiles_m * tiles_n, arguments, options),
+        *adding,
+    ]
+
+
+def _operand(
+    name: str, p: Product, x: Matrices, tile_rows: int, tile_columns: int, device: Device
+) -> dict[str, Any]:
+    count = p.count(x)
+    descriptor = x.descriptor(count, tile_rows, tile_columns) if device.has_tma else None
+    layout, stride = x.layout(), x.batch_stride
+    if descriptor is not None:
+        layout, stride = 1 if x.column_stride == 1 else -1, int(count > 1)
+    return {
+        name: x.tensor if descriptor is None else descriptor,
+        f"{name}_batch": stride if p.terms == 1 else 0,
+        f"{name}_term": stride if p.terms > 1 else 0,
+        f"{name}_row": x.row_stride,
+        f"{name}_column": x.column_stride,
+        f"{name.upper()}_TMA": descriptor is not None,
+        f"{name.upper()}_LAYOUT": layout,
+    }
+
+
+def _epilogue(p: Product) -> dict[str, Any]:
+    out_layout, aux_layout = p.out.layout(), p.aux.layout() if p.aux else 0
+    if p.aux and not p.derivative:
+        out_layout, aux_layout = min(out_layout, aux_layout, key=abs), 0
+    arguments: dict[str, Any] = {
+        "out": p.out.tensor,
+        "out_batch": p.out.batch_stride,
+        "out_row": p.out.row_stride,
+        "bias": p.bias,
+        "found_inf": p.found_inf,
+        "alpha": p.alpha,
+        "beta": p.beta,
+        "OUT_LAYOUT": out_layout,
+        "C_LAYOUT": p.c.layout() if p.c else 0,
+        "AUX_LAYOUT": aux_layout,
+        "ACTIVATION": p.activation,
+        "DERIVATIVE": p.derivative,
+    }
+    for name, x in (("c", p.c), ("aux", p.aux)):
+        arguments |= {
+            name: x.tensor if x else None,
+            f"{name}_batch": x.batch_stride if x else 0,
+            f"{name}_row": x.row_stride if x else 0,
+            f"{name}_column": x.column_stride if x else 0,
+        }
+    return arguments
+
+
+def _reports(
+    p: Product, rows_of_tiles: int, tiles_n: int, tile_n: int, parts: int
+) -> tuple[dict[str, Any], list[Launch]]:
+    """Return where tiles leave what they report, and the launches that add that up."""
+    columns = squares = None
+    adding = []
+    options = {"num_warps": 4, "num_stages": 3, "enable_fp_fusion": True}
+    if p.column_sums is not None:
+        columns = p.column_sums.new_empty(rows_of_tiles, tiles_n * tile_n)
+        arguments = {
+            **{"x": columns, "out": p.column_sums, "rows": rows_of_tiles},
+            **{"columns": p.out.columns, "row_stride": columns.stride(0)},
+            **{"ROWS": 64, "COLUMNS": 32},
+        }
+        adding.append(Launch(add_rows_kernel, -(-p.out.columns // 32), arguments, options))
+    if p.square_sum is not None:
+        squares = p.square_sum.new_empty(rows_of_tiles * tiles_n * parts)
+        arguments = {
+            **{"x": squares, "out": p.square_sum, "rows": len(squares)},
+            **{"columns": 1, "row_stride": 1, "ROWS": 2048, "COLUMNS": 1},
+        }
+        adding.append(Launch(add_rows_kernel, 1, arguments, options))
+    return {"column_sums": columns, "square_sums": squares}, adding
