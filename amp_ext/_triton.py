@@ -1,18 +1,38 @@
 """What is known of Triton without importing it, which takes a second."""
 
 import os
+import re
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+
+import torch
+
+
+LEAST_VERSION = (3, 6)
 
 
 def triton_version() -> str | None:
     """Of the installed Triton; None where there is none."""
-    if find_spec("triton") is None:
+    spec = find_spec("triton")
+    if spec is None or spec.origin is None:  # a folder that happens to be called triton
         return None
     try:
         return version("triton")
-    except PackageNotFoundError:  # as of a build of its own within torch's
+    except PackageNotFoundError:  # as of a build of one's own
         return "of unknown version"
+
+
+def why_not_triton() -> str:
+    """Why the Triton kernels cannot be used here, and what helps; empty where they can."""
+    installed = triton_version()
+    if installed is None:
+        return "Triton is not installed; pip install triton"
+    numbers = re.match(r"(\d+)\.(\d+)", installed)
+    if numbers and tuple(map(int, numbers.groups())) < LEAST_VERSION:
+        return f"Triton {installed} is too old; pip install 'triton>=3.6'"
+    if torch.version.hip:
+        return "the Triton kernels are for NVIDIA's GPUs"
+    return ""
 
 
 def is_interpreted() -> bool:

@@ -7,7 +7,7 @@ import torch
 
 from amp_ext import _build_info
 from amp_ext._library import _C, REBUILD
-from amp_ext._triton import is_interpreted, triton_version
+from amp_ext._triton import is_interpreted, triton_version, why_not_triton
 
 LIST_OPS = (
     "unscale_",
@@ -46,17 +46,16 @@ class Backend(NamedTuple):
 
 
 def set_backend(name: str | None) -> None:
-    """Chooses the backend of every device that it serves, in the whole process, from now on.
+    """Chooses the backend of the devices that it serves, in the whole process, from now on.
 
-    Devices that it does not serve keep theirs: CPU tensors that of the CPU, whatever is chosen for
-    CUDA tensors. Before anything is chosen, the environment variable ``AMP_EXT_BACKEND`` does.
+    For others the choice is amp_ext's own, as with None: the CPU's backend for CPU tensors; for
+    CUDA tensors the CUDA kernels where they were built, else the Triton kernels where Triton is
+    installed. When amp_ext is imported, the environment variable ``AMP_EXT_BACKEND`` chooses.
 
     Args:
-        name: "cuda", the CUDA kernels of this build; "triton", the Triton kernels, which also serve
-            CPU tensors where ``TRITON_INTERPRET=1`` was set before Triton was imported, slowly and
-            for tests; "cpu", where CPU tensors are not to be served by Triton; or None, which leaves
-            the choice to amp_ext: the CUDA kernels where they were built, else Triton's where
-            Triton is installed.
+        name: "cuda", the CUDA kernels of this build; "triton"; "cpu"; or None. The Triton kernels
+            serve CUDA tensors, or, where ``TRITON_INTERPRET=1`` was set before Triton was imported,
+            CPU tensors instead: slowly, and in one thread at a time.
 
     Raises:
         ValueError: another name.
@@ -68,14 +67,13 @@ def set_backend(name: str | None) -> None:
         raise RuntimeError(
             f"set_backend: the cuda backend was not built; rebuild amp_ext with: {_REBUILD}"
         )
-    if name == "triton" and triton_version() is None:
-        raise RuntimeError(
-            "set_backend: the triton backend needs Triton; install it with: pip install triton"
-        )
+    if name == "triton" and (reason := why_not_triton()):
+        raise RuntimeError(f"set_backend: the triton backend cannot be used: {reason}")
     global _chosen
     _chosen = name
-    by_default = name != "cuda" and not _C.cuda_built() and triton_version() is not None
-    _C.use_triton("cuda", name == "triton" or by_default)
+    by_default = name != "cuda" and not _C.cuda_built() and not why_not_triton()
+    # The interpreter reads and writes the host's memory.
+    _C.use_triton("cuda", (name == "triton" or by_default) and not is_interpreted())
     _C.use_triton("cpu", name == "triton" and is_interpreted())
 
 
@@ -119,18 +117,13 @@ def backend_for(device_type: str, op: str) -> Backend:
         return _cuda_gemm()
     if _C.cuda_built():
         return Backend("cuda", f"CUDA kernels for {', '.join(_build_info.CUDA_ARCHES)}")
-    return Backend(
-        "none",
-        "built without CUDA kernels, and Triton is not installed; pip install triton, or rebuild "
-        f"with: {_REBUILD}",
-    )
+    reason = why_not_triton() or "TRITON_INTERPRET is set"
+    return Backend("none", f"built without CUDA kernels; {reason}, or rebuild with: {_REBUILD}")
 
 
 def _triton(device_type: str, op: str) -> Backend:
-    reason = (
-        f"Triton {triton_version()}, interpreted"
-        if device_type == "cpu"
-        else (f"Triton {triton_version()} compiles the kernels when they are first used")
+    reason = f"Triton {triton_version()}, " + (
+        "interpreted" if device_type == "cpu" else "which compiles kernels when they are first used"
     )
     if op in LIST_OPS:
         return Backend("triton", reason)

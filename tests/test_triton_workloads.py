@@ -14,6 +14,7 @@ from amp_ext import _triton
 BENCH = Path(__file__).resolve().parents[1] / "bench"
 CPU = torch.device("cpu")
 STEPS = 3
+TOLERANCE = 2.0**-9
 # With a growth after two steps, and low enough that no step is skipped.
 SCALER = {"init_scale": 1024.0, "growth_interval": 2}
 

@@ -33,7 +33,9 @@ bool cuda_built();
 // Whether the CUDA backend has a kernel for the product; the rest goes to torch's library.
 bool cuda_serves(const GemmArgs& args);
 
-// Throws for a device type that has no backend.
+// The one that is chosen for a device, and the one that is not Triton's. Throw for a device type
+// that has none.
 const Backend& backend_for(const char* op, c10::Device device);
+const Backend& native_backend_for(const char* op, c10::Device device);
 
 }  // namespace amp_ext

@@ -15,7 +15,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
-#include <mutex>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -24,26 +23,13 @@
 #include "backend.h"
 #include "gemm_plans.h"
 #include "ops.h"
+#include "staging.h"
 
 namespace amp_ext {
 namespace {
 
 bool capturing() {
   return c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;
-}
-
-// What a captured graph copies from at every replay is kept for the life of the process, since a
-// graph does not say when it goes. (Device memory that a capture allocates belongs to the graph.)
-void keep_for_graph(at::Tensor staged) {
-  static std::mutex mutex;
-  static auto* kept =
-      new std::vector<at::Tensor>;  // never destroyed: the CUDA context may go first
-  const std::lock_guard<std::mutex> lock(mutex);
-  kept->push_back(std::move(staged));
-}
-
-at::TensorOptions bytes_on(c10::Device device) {
-  return at::TensorOptions(at::kByte).device(device);
 }
 
 // Device memory that a thread keeps from call to call. It is not the caching allocator's, which may

@@ -124,7 +124,7 @@ class Product {
   void run(const char* op) {
     join_terms();
     join_rows();
-    backend_for(op, options_.device()).gemm(op, args_, options_.device());
+    native_backend_for(op, options_.device()).gemm(op, args_, options_.device());
   }
 
  private:

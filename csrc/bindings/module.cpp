@@ -62,12 +62,15 @@ std::optional<at::Tensor> optional_tensor(const char* name, py::handle object) {
 // Elements from which on a pass is long enough on a CPU to let other Python threads run.
 constexpr int64_t kLongPass = 1 << 20;
 
-// Lets other Python threads run during a pass that is long, or that waits for a device: what it
-// waits for may be another thread's to launch.
+// Lets other Python threads run during a pass that is long, that waits for a device, since what it
+// waits for may be another thread's to launch, or that runs Python, in which they may get their turn
+// anyway: then the tensors must not be theirs to free.
 class GilFreePass {
  public:
   GilFreePass(const OptimizerGrads& grads, bool waits) {
-    if (!waits && grads.cpu_numel() < kLongPass) return;
+    bool runs_python = false;
+    for (const GradList& list : grads.lists()) runs_python |= uses_triton(list.device());
+    if (!waits && !runs_python && grads.cpu_numel() < kLongPass) return;
     owners_ = grads.owners();
     release_.emplace();
   }
@@ -229,10 +232,17 @@ void update_scale(py::handle scale, py::handle growth_tracker, const py::list& f
   for (const py::handle found_inf : found_infs) {
     found.push_back(copy_to(tensor_of("found_inf", found_inf), scale_tensor.device(), false));
   }
-  update_scale_(scale_tensor, tracker_tensor, found,
-                {growth_factor, backoff_factor, growth_interval, min_scale, max_scale, hysteresis,
-                 optional_tensor("hysteresis_tracker", hysteresis_tracker),
-                 optional_tensor("skipped_steps", skipped_steps)});
+  const ScaleOptions options{growth_factor,
+                             backoff_factor,
+                             growth_interval,
+                             min_scale,
+                             max_scale,
+                             hysteresis,
+                             optional_tensor("hysteresis_tracker", hysteresis_tracker),
+                             optional_tensor("skipped_steps", skipped_steps)};
+  std::optional<py::gil_scoped_release> release;
+  if (uses_triton(scale_tensor.device())) release.emplace();  // it may have to wait for memory
+  update_scale_(scale_tensor, tracker_tensor, found, options);
   END_HANDLE_TH_ERRORS_PYBIND
 }
 
@@ -271,14 +281,14 @@ bool needs_no_dispatcher(const PyTensors& tensors, int64_t* numel) {
 }
 
 // cast_ on lists for which the way through the dispatcher costs more than the cast. False when only
-// the dispatcher can serve, or when other Python threads should run meanwhile; then nothing has
-// been touched.
+// the dispatcher can serve, or when other Python threads run meanwhile, which must not free the
+// tensors; then nothing has been touched.
 bool cast_directly(py::handle outputs, py::handle inputs) {
   HANDLE_TH_ERRORS
   const auto to = plain_tensors(outputs), from = plain_tensors(inputs);
   int64_t numel = 0;
   if (!to || !from || !needs_no_dispatcher(*to, &numel) || !needs_no_dispatcher(*from, &numel) ||
-      numel >= kLongPass)
+      numel >= kLongPass || (!to->empty() && uses_triton(to->front()->device())))
     return false;
   cast_(*to, *from);
   return true;
@@ -316,6 +326,7 @@ PYBIND11_MODULE(_C, m) {
       .value("library", amp_ext::GemmSource::library);
   m.def("gemm_source", [] { return amp_ext::gemm_source.load(); });
   m.def("set_gemm_source", [](amp_ext::GemmSource source) { amp_ext::gemm_source = source; });
+  m.attr("GRAD_NORM_MAX_BLOCKS") = amp_ext::kGradNormMaxBlocks;
   m.def("use_triton", [](const std::string& type, bool on) {
     amp_ext::use_triton(c10::Device(type).type(), on);
   });

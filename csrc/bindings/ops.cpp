@@ -169,7 +169,10 @@ void cast_(TensorPointers outputs, TensorPointers inputs) {
 }
 
 const Backend& backend_for(const char* op, c10::Device device) {
-  if (uses_triton(device)) return triton_backend();
+  return uses_triton(device) ? triton_backend() : native_backend_for(op, device);
+}
+
+const Backend& native_backend_for(const char* op, c10::Device device) {
   if (device.is_cpu()) return cpu_backend();
   if (device.is_cuda()) return cuda_backend();
   TORCH_CHECK_NOT_IMPLEMENTED(false, op, ": tensors must be on the CPU or a CUDA device, got ",

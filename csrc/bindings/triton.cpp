@@ -13,9 +13,9 @@
 #include <atomic>
 #include <bit>
 #include <cstring>
-#include <mutex>
 #include <utility>
-#include <vector>
+
+#include "staging.h"
 
 namespace py = pybind11;
 
@@ -34,23 +34,10 @@ py::object function(const char* name) { return attribute("amp_ext.triton_kernels
 
 int64_t address(const void* data) { return std::bit_cast<int64_t>(data); }
 
-at::TensorOptions bytes_on(c10::Device device) {
-  return at::TensorOptions(at::kByte).device(device);
-}
-
 bool capturing(c10::Device device) {
   if (!device.is_cuda()) return false;
   const py::gil_scoped_acquire gil;
   return attribute("torch.cuda", "is_current_stream_capturing")().cast<bool>();
-}
-
-// What a captured graph copies from at every replay is kept for the life of the process, since a
-// graph does not say when it goes.
-void keep_for_graph(at::Tensor staged) {
-  static std::mutex mutex;
-  static auto* kept = new std::vector<at::Tensor>;  // never destroyed: CUDA may go first
-  const std::lock_guard<std::mutex> lock(mutex);
-  kept->push_back(std::move(staged));
 }
 
 // So many bytes of host memory as `write(void*)` leaves them, on the device. The caching allocators
@@ -112,9 +99,9 @@ class TritonBackend final : public Backend {
   void grad_norm(GradNormArgs a, c10::Device device) const override {
     const c10::DeviceGuard guard(device);
     const Table grads(a.grads, device);
-    const py::gil_scoped_acquire gil;
-    const int64_t sums = function("PROGRAMS").cast<int64_t>() + grads.size;
+    const int64_t sums = kGradNormMaxBlocks + (a.norms ? grads.size : 0);
     const at::Tensor partial_sums = at::empty({sums}, bytes_on(device).dtype(at::kDouble));
+    const py::gil_scoped_acquire gil;
     const py::object update = a.update.scale ? py::object(as_tuple(a.update)) : py::none();
     function("grad_norm")(grads.at(), grads.size, grads.chunks, address(a.inv_scale),
                           address(a.found_inf), address(a.norm), address(a.norms),
@@ -128,12 +115,16 @@ class TritonBackend final : public Backend {
   }
   void update_scale(UpdateScaleArgs a, c10::Device device) const override {
     const c10::DeviceGuard guard(device);
-    const size_t bytes = a.found_inf_count * sizeof(void*);
-    const at::Tensor found_infs =
-        sent(bytes, device, [&](void* data) { std::memcpy(data, a.found_infs, bytes); });
+    // The only one itself, or else a list of addresses.
+    int64_t found_infs = address(a.found_infs[0]);
+    at::Tensor list;
+    if (a.found_inf_count > 1) {
+      const size_t bytes = a.found_inf_count * sizeof(void*);
+      list = sent(bytes, device, [&](void* data) { std::memcpy(data, a.found_infs, bytes); });
+      found_infs = address(list.const_data_ptr());
+    }
     const py::gil_scoped_acquire gil;
-    function("update_scale_")(address(found_infs.const_data_ptr()), a.found_inf_count,
-                              as_tuple(a.update));
+    function("update_scale_")(found_infs, a.found_inf_count, as_tuple(a.update));
   }
   void gemm(const char* op, const GemmArgs&, c10::Device) const override {
     TORCH_INTERNAL_ASSERT(false, op, ": Triton's products are formed by triton_gemm");
