@@ -86,7 +86,7 @@ def applies(suite: Suite, mutant: Mutant) -> bool:
 def run_tests(mutant: Mutant, library: Path, limit_s: int) -> Done:
     """Run the tests that have to fail, on a library."""
     select = f"simt and ({mutant.select})" if mutant.select else "simt"
-    options = ("-xqsp", "no:cacheprovider", "-k", select)
+    options = ("-xqsp", "no:cacheprovider", "--disable-warnings", "-k", select)
     idle = IDLE[mutant.variant]
     forks = idle.pop() if idle else Forks(environment(mutant.variant))
     try:

@@ -11,10 +11,10 @@ EPILOGUE, VECTOR, ACTIVATION = (
 )
 EPILOGUES = (
     f"{FEW_TILES} and (all_at_once or column_sums_of_many or found_inf) or layouts_of_c "
-    "or test_bias or activation or derivative or gelus"
+    "or test_bias or activation or derivative or gelus_keep"
 )
 FOUND = f"{FEW_TILES} and found_inf"
-SQUARES = f"{FEW_TILES} and squares"
+SQUARES = f"{FEW_TILES} and test_squares or squares_are_the_same"
 ALL = f"{FEW_TILES} and all_at_once"
 SUMS_RACE = {"tests": "gemm_kernels_epilogue", "select": f"{ALL} and fp32", "variant": "tsan"}
 

@@ -6,9 +6,10 @@
 namespace amp_ext {
 namespace {
 
-constexpr int kLongLines = 2, kShortLines = 4, kRowOfWarps = 5, kUnaligned = 8;
+constexpr int kLongLines = 2, kShortLines = 4, kRowOfWarps = 5, kColumnOfWarps = 6, kUnaligned = 8;
 static_assert(kGemmTiles[kLongLines].m == 128 && kGemmTiles[kShortLines].m == 64 &&
-              kGemmTiles[kRowOfWarps].warps_m == 1 && !kGemmTiles[kUnaligned].aligned);
+              kGemmTiles[kRowOfWarps].warps_m == 1 && kGemmTiles[kColumnOfWarps].warps_n == 1 &&
+              !kGemmTiles[kUnaligned].aligned);
 constexpr Major k = Major::k, mn = Major::mn;
 
 template <class T, int kTile, Major kA, Major kB>
@@ -21,7 +22,7 @@ Status launch_gemm_f16(const GemmArgs& args, const GemmPlan& plan, void* workspa
   using T = __half;
   return launch_one_of(
       {kOf<T, kLongLines, k, mn>, kOf<T, kShortLines, k, mn>, kOf<T, kRowOfWarps, k, mn>,
-       kOf<T, kUnaligned, k, mn>, kOf<T, kRowOfWarps, k, k>},
+       kOf<T, kUnaligned, k, mn>, kOf<T, kRowOfWarps, k, k>, kOf<T, kColumnOfWarps, mn, k>},
       args, plan, workspace, tickets, stream);
 }
 
