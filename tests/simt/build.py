@@ -37,10 +37,6 @@ FLAGS = (
     "-Wno-unknown-pragmas",
     "-Wno-sign-compare",
 )
-# Of tests with a tile in their ids, those that few_sources() serves.
-FEW_TILES = "(128x64x32 or 64x64x64 or 16x128x64 or 64x64x32)"
-FEW_SM90_TILES = "(128x256 or 128x128)"
-
 LINK_FLAGS = ("-shared", "-Wl,-z,defs", "-Wl,-Bsymbolic")  # no function of a CUDA runtime nearby
 
 # Name -> (flags of kernels, flags of the engine, which is not instrumented, the runtime to preload)
@@ -184,6 +180,11 @@ def _alone(folder: Path) -> Iterator[None]:
 def all_sources(kernels: Path = KERNELS) -> list[Path]:
     """Return the kernels and their launchers for Python."""
     return [*sorted(kernels.rglob("*.cu")), *sorted(HERE.parent.glob("simt_*.cpp"))]
+
+
+# Of the GEMM kernels' tests with a tile in their ids, those that few_sources() serves.
+FEW_TILES = "(128x64x32 or 64x64x64 or 16x128x64 or 64x64x32)"
+FEW_SM90_TILES = "(128x256 or 128x128)"
 
 
 def few_sources(kernels: Path = KERNELS) -> list[Path]:

@@ -26,7 +26,7 @@ class Done(NamedTuple):
 
     @property
     def hung(self) -> bool:
-        return self.status in (-signal.SIGXCPU, -signal.SIGALRM, -signal.SIGKILL)
+        return self.status in (-signal.SIGXCPU, -signal.SIGALRM)
 
 
 class Forks:
