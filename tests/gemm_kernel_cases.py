@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -29,6 +30,18 @@ def tiles() -> list[GemmTile]:
 
 def sm90_tiles() -> list[Sm90Tile]:
     return simt_gemm.sm90_tiles(library()) if not SIMT.missing else []
+
+
+# Whether a and b lie by rows, and what is tested with that where it matters little what. simt/few
+# has the first and the last of these.
+MAJORS = {"nn": (True, True), "nt": (True, False), "tn": (False, True), "tt": (False, False)}
+TYPES = {"nn": FP16, "nt": BF16, "tn": FP16, "tt": BF16}
+
+every_tile = pytest.mark.parametrize(
+    "tile",
+    range(len(tiles())),
+    ids=[f"{t.m}x{t.n}x{t.k}{'' if t.aligned else '-unaligned'}" for t in tiles()],
+)
 
 
 def placed(matrices: Tensor, rows_are_contiguous: bool = True, aligned: bool = True) -> Tensor:
@@ -76,6 +89,13 @@ def product(
     a = placed(make((batch * terms, m, k), dtype, CPU), majors[0], aligned)
     b = placed(make((batch * terms, k, n), dtype, CPU), majors[1], aligned)
     return Gemm(a, b, empty((batch, m, n), out_dtype, aligned), terms, **options)
+
+
+def product_of(
+    majors: str, m: int, n: int, k: int, out_dtype: torch.dtype = FP32, **options: Any
+) -> Gemm:
+    """Return a product of operands that lie so, and of the type that is tested with that."""
+    return product(m, n, k, TYPES[majors], out_dtype, majors=MAJORS[majors], **options)
 
 
 def plan_of(gemm: Gemm, tile: int = -1, splits: int = 1, multiprocessors: int = 4) -> GemmPlan:

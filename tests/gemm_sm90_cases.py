@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,20 +10,17 @@ import torch
 
 import simt_gemm
 from executors import SIMT
-from gemm_kernel_cases import BF16, FP16, FP32, library, product, run_plan, sm90_tiles
+from gemm_kernel_cases import BF16, FP16, FP32, MAJORS, library, product, run_plan, sm90_tiles
 from simt.library import Schedule
 from simt_gemm import Gemm, GemmPlan
 
 OUT_TYPES = (FP32, FP16, BF16)
-MAJORS = dict(
-    zip(("nn", "nt", "tn", "tt"), itertools.product((True, False), repeat=2), strict=True)
-)
 CLUSTERS = ((1, 1), (2, 1), (1, 2))  # blocks one below the other, and side by side
 
 HEADER_BYTES, STEP, BOX_ROWS, BOX_COLUMNS = 3 << 10, 64, 64, 32  # as in amp_ext::Sm90Tile
 MOST_STAGES, MOST_BOXES, SHARED_BYTES = 8, 8, 227 << 10
 
-# What is tested with a tile, where it matters little what. simt/gemm_sm90_few.cu has two of these.
+# What is tested with a tile, where it matters little what. simt/few has two of these.
 MAJORS_OF_TILES = ("nn", "tn", "nt", "tt", "nt", "tt", "nn", "tn")
 every_tile = pytest.mark.parametrize(
     "tile", range(len(sm90_tiles())), ids=[f"{tile.m}x{tile.n}" for tile in sm90_tiles()]

@@ -13,12 +13,15 @@ from gemm_kernel_cases import (
     BF16,
     FP16,
     FP32,
+    MAJORS,
     empty,
+    every_tile,
     exact,
     library,
     linear_part,
     plan_of,
     product,
+    product_of,
     run,
     tiles,
     with_odd_strides,
@@ -31,11 +34,9 @@ pytestmark = [
     pytest.mark.skipif(bool(SIMT.missing), reason=SIMT.missing),
 ]
 
-TYPES = (FP16, BF16)
 OUT_TYPES = (FP32, FP16, BF16)
-MAJORS = list(itertools.product((True, False), repeat=2))
-every_tile = pytest.mark.parametrize("tile", range(len(tiles())))
-every_type = pytest.mark.parametrize("dtype", TYPES, ids=["fp16", "bf16"])
+every_majors = pytest.mark.parametrize("majors", MAJORS)
+every_type = pytest.mark.parametrize("dtype", [FP16, BF16], ids=["fp16", "bf16"])
 
 
 # ---- shapes ------------------------------------------------------------------------------------
@@ -57,38 +58,38 @@ def test_shapes_are_a_cover() -> None:
 
 
 @every_tile
-@pytest.mark.parametrize("majors", MAJORS, ids=["nn", "nt", "tn", "tt"])
-def test_tails(tile: int, majors: tuple[bool, bool]) -> None:
+@every_majors
+def test_tails(tile: int, majors: str) -> None:
     """Every tail, with few steps along k or so many that they pass through the ring twice."""
     config, kinds = tiles()[tile], len(tiles()) * len(MAJORS)
-    number = tile * len(MAJORS) + MAJORS.index(majors)
+    number = tile * len(MAJORS) + list(MAJORS).index(majors)
     for i, (m, n, k) in enumerate(SHAPES[number::kinds]):
         k += i % 2 * 2 * config.stages * config.k
-        types = TYPES[i // 2 % 2], OUT_TYPES[i % 3]
-        gemm = product(m, n, k, *types, majors=majors, aligned=config.aligned)
+        gemm = product_of(majors, m, n, k, OUT_TYPES[i % 3], aligned=config.aligned)
         run(gemm, tile, splits=1 + i % 3)
         assert_equal(gemm.out, exact(gemm))
 
 
 @every_tile
 @every_type
-@pytest.mark.parametrize("majors", MAJORS, ids=["nn", "nt", "tn", "tt"])
-def test_several_tiles(tile: int, dtype: torch.dtype, majors: tuple[bool, bool]) -> None:
+@every_majors
+def test_several_tiles(tile: int, dtype: torch.dtype, majors: str) -> None:
     config = tiles()[tile]
     sizes = 2 * config.m + 3, config.n + 9, 3 * config.k + 1
-    gemm = product(*sizes, dtype, majors=majors, aligned=config.aligned)
+    gemm = product(*sizes, dtype, majors=MAJORS[majors], aligned=config.aligned)
     run(gemm, tile)
     assert_equal(gemm.out, exact(gemm))
 
 
+@every_tile
 @pytest.mark.parametrize("seed", range(12))
-def test_every_schedule(seed: int) -> None:
+def test_every_schedule(tile: int, seed: int) -> None:
     """The ring of stages is passed through four times."""
-    for tile, config in enumerate(tiles()):
-        k = 4 * config.stages * config.k - 7
-        gemm = product(20, 30, k, TYPES[seed % 2], aligned=config.aligned)
-        run(gemm, tile, 1 + seed // 2 % 2, Schedule(seed, 1 + seed % 3))
-        assert_equal(gemm.out, exact(gemm))
+    config = tiles()[tile]
+    k = 4 * config.stages * config.k - 7
+    gemm = product_of(("nn", "tt")[seed % 2], 20, 30, k, aligned=config.aligned)
+    run(gemm, tile, 1 + seed // 2 % 2, Schedule(seed, 1 + seed % 3))
+    assert_equal(gemm.out, exact(gemm))
 
 
 @pytest.mark.parametrize("group", [1, 2, 3, 5, 8])
@@ -122,9 +123,9 @@ def test_edges(sizes: tuple[int, int, int], batch: int, terms: int) -> None:
 @pytest.mark.parametrize("splits", [1, 3])
 def test_batches_and_terms(tile: int, batch: int, terms: int, splits: int) -> None:
     config = tiles()[tile]
-    majors = MAJORS[(tile + batch) % 4]
-    k = config.k * 2 + 5
-    gemm = product(19, 21, k, majors=majors, aligned=config.aligned, batch=batch, terms=terms)
+    sizes = 19, 21, config.k * 2 + 5
+    majors = ("nn", "tt")[(tile + batch) % 2]
+    gemm = product_of(majors, *sizes, aligned=config.aligned, batch=batch, terms=terms)
     run(gemm, tile, splits)
     assert_equal(gemm.out, exact(gemm))
 
@@ -141,9 +142,9 @@ def test_shared_operands(shared: str, terms: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["a", "b"])
-@pytest.mark.parametrize("majors", MAJORS, ids=["nn", "nt", "tn", "tt"])
-def test_expanded_lines(name: str, majors: tuple[bool, bool]) -> None:
-    gemm = product(30, 20, 70, majors=majors)
+@every_majors
+def test_expanded_lines(name: str, majors: str) -> None:
+    gemm = product(30, 20, 70, majors=MAJORS[majors])
     operand = getattr(gemm, name)
     dim = 1 if operand.stride(2) == 1 else 2
     gemm = gemm._replace(**{name: operand.narrow(dim, 0, 1).expand_as(operand)})
@@ -175,38 +176,35 @@ def test_only_aligned_operands_are_copied_16_bytes_at_a_time() -> None:
 # ---- rounding, determinism, economy ------------------------------------------------------------
 
 
-@every_type
+@every_tile
+@pytest.mark.parametrize("majors", ["nn", "tt"])
 @pytest.mark.parametrize("k", [1, 40, 700])
 @pytest.mark.parametrize("splits", [1, 5])
-def test_error_is_that_of_a_sum_in_fp32(dtype: torch.dtype, k: int, splits: int) -> None:
-    for tile, config in enumerate(tiles()):
-        out_dtype = OUT_TYPES[tile % 3]
-        gemm = product(
-            33, 17, k, dtype, out_dtype, aligned=config.aligned, make=normal, alpha=1 / 3
-        )
-        run(gemm, tile, splits)
-        assert_sum_near(gemm.out, exact(gemm), linear_part(gemm, magnitude=True), k)
+def test_error_is_that_of_a_sum_in_fp32(tile: int, majors: str, k: int, splits: int) -> None:
+    aligned, out_dtype = tiles()[tile].aligned, OUT_TYPES[tile % 3]
+    gemm = product_of(majors, 33, 17, k, out_dtype, aligned=aligned, make=normal, alpha=1 / 3)
+    run(gemm, tile, splits)
+    assert_sum_near(gemm.out, exact(gemm), linear_part(gemm, magnitude=True), k)
 
 
-def test_splits_are_the_same_in_every_schedule() -> None:
-    for tile, config in enumerate(tiles()):
-        sums = [torch.empty(70) for _ in range(8)]
-        gemm = product(90, 70, 9 * config.k, make=normal, aligned=config.aligned)
-        results = []
-        for seed, column_sums in enumerate(sums):
-            again = gemm._replace(out=empty(gemm.out.shape, FP32), column_sums=column_sums)
-            run(again, tile, 4, Schedule(seed, 1 + seed))
-            results.append(again.out.clone())
-        for result, column_sums in zip(results, sums, strict=True):
-            assert_same(result, results[0])
-            assert_same(column_sums, sums[0])
+@every_tile
+def test_splits_are_the_same_in_every_schedule(tile: int) -> None:
+    config, results = tiles()[tile], []
+    gemm = product(90, 70, 9 * config.k, make=normal, aligned=config.aligned)
+    for seed in range(8):
+        again = gemm._replace(out=empty(gemm.out.shape, FP32), column_sums=torch.empty(70))
+        run(again, tile, 4, Schedule(seed, 1 + seed))
+        results.append((again.out.clone(), again.column_sums))
+    for out, column_sums in results:
+        assert_same(out, results[0][0])
+        assert_same(column_sums, results[0][1])
 
 
 @every_type
 def test_memory_is_moved_16_bytes_at_a_time(dtype: torch.dtype) -> None:
     """Each tile reads its rows of a and columns of b once; the result is stored once."""
     m, n, k = 128, 256, 96
-    for majors, out_dtype in itertools.product(MAJORS, OUT_TYPES):
+    for majors, out_dtype in itertools.product(MAJORS.values(), OUT_TYPES):
         gemm = product(m, n, k, dtype, out_dtype, majors=majors)
         before = library().counters()
         run(gemm, tile=1)

@@ -13,6 +13,7 @@ from executors import SIMT
 from gemm_kernel_cases import (
     BF16,
     FP16,
+    MAJORS,
     empty,
     exact,
     library,
@@ -26,7 +27,6 @@ from gemm_sm90_cases import (
     BOX_COLUMNS,
     BOX_ROWS,
     CLUSTERS,
-    MAJORS,
     MOST_BOXES,
     MOST_STAGES,
     OUT_TYPES,

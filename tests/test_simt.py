@@ -18,7 +18,7 @@ from cases import FLOATS, LAYOUTS, assert_all_same, assert_same, copies, random,
 from executors import SIMT
 from simt import build, faults, mutants
 from simt.library import Schedule
-from simt.sanitize import build_sanitized, sanitized
+from simt.sanitize import build_few_sanitized, build_sanitized, sanitized
 from simt_ops import Ops
 
 pytestmark = pytest.mark.skipif(bool(SIMT.missing), reason=SIMT.missing)
@@ -234,14 +234,15 @@ TSAN = (
 
 @pytest.mark.parametrize(("variant", "tests"), [("asan", ASAN), ("tsan", TSAN)])
 def test_conformance_under_a_sanitizer(variant: str, tests: str) -> None:
-    build_sanitized(variant)
+    library = build_few_sanitized(variant)
     files = (
         *("test_unscale.py", "test_check_finite.py", "test_grad_norm.py", "test_update_scale.py"),
         *("test_grad_norm_update_scale.py", "test_cast.py", "test_cast_memory.py"),
     )
     pytest_ = ("-m", "pytest", "-q", "-s", "-x", "-p", "no:cacheprovider", "-k")
     expression = f"simt and ({tests})"
-    done = sanitized(variant, *pytest_, expression, *(str(TESTS / name) for name in files))
+    paths = (str(TESTS / name) for name in files)
+    done = sanitized(variant, *pytest_, expression, *paths, library=library)
     assert done.returncode == 0, done.stdout + done.stderr
     assert " passed" in done.stdout
 

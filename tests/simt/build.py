@@ -177,6 +177,22 @@ def _alone(folder: Path) -> Iterator[None]:
         yield
 
 
+def all_sources(kernels: Path = KERNELS) -> list[Path]:
+    """Return the kernels and their launchers for Python."""
+    return [*sorted(kernels.rglob("*.cu")), *sorted(HERE.parent.glob("simt_*.cpp"))]
+
+
+# Of the GEMM kernels' tests with a tile in their ids, those that few_sources() serves.
+FEW_TILES = "(128x64x32 or 64x64x64 or 16x128x64 or 64x64x32)"
+FEW_SM90_TILES = "(128x256 or 128x128)"
+
+
+def few_sources(kernels: Path = KERNELS) -> list[Path]:
+    """Return the same with a few instances of the GEMM kernels, which compile in a moment."""
+    few = [path for path in all_sources(kernels) if not path.stem.endswith("f16")]
+    return [*few, *sorted((HERE / "few").glob("*.cu"))]
+
+
 def build(
     variant: str = "plain",
     name: str = "ops",
@@ -189,7 +205,7 @@ def build(
     Args:
         variant: a key of VARIANTS.
         name: the library's.
-        sources: the kernels and their launchers for Python when None.
+        sources: all_sources(kernels) when None.
         kernels: the folder of the kernels.
         into: where objects and library are kept.
     """
@@ -197,7 +213,7 @@ def build(
     if any(kernels.rglob("*sm90*.cu")):  # as setup.py
         kernel_flags = (*kernel_flags, "-DAMP_EXT_SM90")
     if sources is None:
-        sources = [*sorted(kernels.rglob("*.cu")), *sorted(HERE.parent.glob("simt_*.cpp"))]
+        sources = all_sources(kernels)
     kept, made = BUILD / variant, into / variant
     kept.mkdir(parents=True, exist_ok=True)
     made.mkdir(parents=True, exist_ok=True)

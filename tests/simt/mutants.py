@@ -11,26 +11,33 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Lock
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from simt import mutants_of_demos, mutants_of_gemm, mutants_of_gemm_sm90, mutants_of_ops
-from simt.build import BUILD, HERE, KERNELS, build
+from simt import (
+    mutants_of_demos,
+    mutants_of_gemm,
+    mutants_of_gemm_epilogue,
+    mutants_of_gemm_sm90,
+    mutants_of_ops,
+)
+from simt.build import BUILD, HERE, KERNELS, build, few_sources
+from simt.forks import Done, Forks
 from simt.mutant import Mutant
 from simt.sanitize import environment
 
 TESTS = HERE.parent
 LONGEST_S = 300
+IDLE: defaultdict[str, list[Forks]] = defaultdict(list)  # variant -> those that run no tests
 
 
 @dataclass(frozen=True)
@@ -48,23 +55,25 @@ class Suite:
     mutants: tuple[Mutant, ...]
 
 
-def build_ops(variant: str, kernels: Path, into: Path) -> Path:
-    return build(variant, kernels=kernels, into=into)
-
-
-def build_gemm_sm90(variant: str, kernels: Path, into: Path) -> Path:
-    sources = [HERE / "gemm_sm90_few.cu", TESTS / "simt_gemm.cpp"]
-    return build(variant, "gemm_sm90", sources, kernels, into)
+def build_kernels(variant: str, kernels: Path, into: Path) -> Path:
+    return build(variant, "few", few_sources(kernels), kernels, into)
 
 
 def build_demos(variant: str, kernels: Path, into: Path) -> Path:
-    sources = sorted(kernels.glob("*.cu"))
-    return build(variant, "demos", sources, into=into)
+    return build(variant, "demos", sorted(kernels.glob("*.cu")), into=into)
 
 
 SUITES = (
-    Suite(KERNELS, build_ops, (*mutants_of_ops.MUTANTS, *mutants_of_gemm.MUTANTS)),
-    Suite(KERNELS, build_gemm_sm90, mutants_of_gemm_sm90.MUTANTS),
+    Suite(
+        KERNELS,
+        build_kernels,
+        (
+            *mutants_of_ops.MUTANTS,
+            *mutants_of_gemm.MUTANTS,
+            *mutants_of_gemm_epilogue.MUTANTS,
+            *mutants_of_gemm_sm90.MUTANTS,
+        ),
+    ),
     Suite(HERE / "kernels", build_demos, mutants_of_demos.MUTANTS),
 )
 
@@ -74,45 +83,31 @@ def applies(suite: Suite, mutant: Mutant) -> bool:
     return text.count(mutant.old) == 1 and mutant.old != mutant.new
 
 
-def run_tests(mutant: Mutant, library: Path, timeout: float) -> subprocess.CompletedProcess[str]:
+def run_tests(mutant: Mutant, library: Path, limit_s: int) -> Done:
     """Run the tests that have to fail, on a library."""
-    pytest = (sys.executable, "-m", "pytest", "-xqsp", "no:cacheprovider")
     select = f"simt and ({mutant.select})" if mutant.select else "simt"
-    return subprocess.run(
-        [*pytest, "-k", select, str(TESTS / f"test_{mutant.tests}.py")],
-        env=environment(mutant.variant) | {"AMP_EXT_SIMT_LIBRARY": str(library)},
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-    )
+    options = ("-xqsp", "no:cacheprovider", "--disable-warnings", "-k", select)
+    idle = IDLE[mutant.variant]
+    forks = idle.pop() if idle else Forks(environment(mutant.variant))
+    try:
+        return forks.pytest(library, limit_s, *options, str(TESTS / f"test_{mutant.tests}.py"))
+    finally:
+        idle.append(forks)
 
 
-class Controls:
-    """That the tests pass on the kernels as they are, and how long they take."""
-
-    def __init__(self) -> None:
-        self._seconds: dict[tuple[str, ...], float] = {}
-        self._lock = Lock()
-
-    def seconds(self, suite: Suite, mutant: Mutant) -> float:
-        """Return the time; raise RuntimeError where they fail."""
-        key = (mutant.tests, mutant.select, mutant.variant)
-        with self._lock:
-            if key not in self._seconds:
-                library = suite.build(mutant.variant, suite.folder, BUILD)
-                start = time.monotonic()
-                done = run_tests(mutant, library, LONGEST_S)
-                if done.returncode or " passed" not in done.stdout:
-                    raise RuntimeError(f"the tests fail without an edit: {done.stdout[-500:]}")
-                self._seconds[key] = time.monotonic() - start
-            return self._seconds[key]
+def control(suite: Suite, mutant: Mutant) -> float:
+    """Return how long the tests take on the kernels as they are, where they have to pass."""
+    library = suite.build(mutant.variant, suite.folder, BUILD)
+    done = run_tests(mutant, library, LONGEST_S)
+    if done.status or " passed" not in done.output:
+        raise RuntimeError(f"the tests fail without an edit: {done.output[-500:]}")
+    return done.seconds
 
 
-CONTROLS = Controls()
 CAUGHT = ("1 failed", "1 error", "ERROR: AddressSanitizer", "runtime error:", "data race")
 
 
-def judge(suite: Suite, mutant: Mutant, folder: Path) -> tuple[bool, str]:
+def judge(suite: Suite, mutant: Mutant, control_s: Future[float], folder: Path) -> tuple[bool, str]:
     """Return whether the mutant was caught, and how."""
     if not applies(suite, mutant):
         return False, "THE EDIT DOES NOT APPLY"
@@ -121,30 +116,28 @@ def judge(suite: Suite, mutant: Mutant, folder: Path) -> tuple[bool, str]:
     text = (kernels / mutant.file).read_text()
     (kernels / mutant.file).write_text(text.replace(mutant.old, mutant.new))
     try:
-        limit = max(60.0, 5 * CONTROLS.seconds(suite, mutant))
+        limit_s = max(10, round(5 * control_s.result()))
         library = suite.build(mutant.variant, kernels, folder)
     except RuntimeError as error:
         return False, f"NOT JUDGED: {error}"
-    try:
-        done = run_tests(mutant, library, limit)
-    except subprocess.TimeoutExpired:
-        return True, f"hangs for {limit:.0f} s"
-    output = done.stdout + done.stderr
-    if done.returncode in (-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT, -signal.SIGFPE):
-        return True, f"ends by signal {-done.returncode}"
-    if done.returncode <= 0 or not any(sign in output for sign in CAUGHT):
-        return False, f"SURVIVES (exit status {done.returncode})"
-    for line in output.splitlines():
+    done = run_tests(mutant, library, limit_s)
+    if done.hung:
+        return True, f"hangs for {done.seconds:.0f} s"
+    if done.status in (-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT, -signal.SIGFPE):
+        return True, f"ends by signal {-done.status}"
+    if done.status <= 0 or not any(sign in done.output for sign in CAUGHT):
+        return False, f"SURVIVES (exit status {done.status})"
+    for line in done.output.splitlines():
         if line.startswith(("E   ", "WARNING: ThreadSanitizer")):
             return True, line.removeprefix("E").rpartition(" returned CUDA error ")[2].strip()
-    return True, f"exit status {done.returncode}"
+    return True, f"exit status {done.status}"
 
 
-def run(suite: Suite, mutant: Mutant) -> bool:
+def run(suite: Suite, mutant: Mutant, control_s: Future[float]) -> bool:
     """Judge a mutant and print its line of the table."""
     start = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        caught, verdict = judge(suite, mutant, Path(folder))
+        caught, verdict = judge(suite, mutant, control_s, Path(folder))
     seconds = time.monotonic() - start
     print(f"{mutant.file:22} {mutant.name:52} {seconds:4.0f} s  {verdict[:90]}", flush=True)
     return caught
@@ -159,7 +152,16 @@ def main(names: list[str]) -> int:
     ]
     jobs = int(os.environ.get("MAX_JOBS", os.cpu_count() or 1))
     with ThreadPoolExecutor(jobs) as pool:
-        caught = list(pool.map(lambda pair: run(*pair), chosen))
+        controls: dict[tuple[str, ...], Future[float]] = {}
+        for suite, mutant in chosen:
+            key = (mutant.tests, mutant.select, mutant.variant)
+            if key not in controls:
+                controls[key] = pool.submit(control, suite, mutant)
+        runs = [
+            pool.submit(run, suite, mutant, controls[mutant.tests, mutant.select, mutant.variant])
+            for suite, mutant in chosen
+        ]
+        caught = [one.result() for one in runs]
     print(f"{sum(caught)} of {len(caught)} mutants were caught")
     return int(not all(caught))
 

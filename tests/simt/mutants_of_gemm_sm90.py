@@ -1,10 +1,11 @@
 """Mutants of the GEMM kernel for sm_90a, csrc/kernels/gemm/*_sm90.cuh.
 
-Of gemm_sm90_few.cu, and tests that need its instances alone.
+And tests that need few instances of it alone.
 """
 
 from __future__ import annotations
 
+from simt.build import FEW_SM90_TILES as FEW
 from simt.mutant import Mutant
 
 MAINLOOP, SPLIT, PART, EPILOGUE, GEMM, SCHEDULER = (
@@ -14,7 +15,6 @@ MAINLOOP, SPLIT, PART, EPILOGUE, GEMM, SCHEDULER = (
         "scheduler",
     )
 )
-FEW = "(128x256 or 128x128)"
 RING = f"{FEW} and every_schedule"
 RESULTS = f"{FEW} and all_at_once"
 SIDES = f"{FEW} and test_boxes"

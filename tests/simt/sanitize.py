@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,18 +25,29 @@ def environment(variant: str) -> dict[str, str]:
     }
 
 
-def sanitized(variant: str, *command: str, timeout: int = 900) -> subprocess.CompletedProcess[str]:
-    """Run Python with the sanitizer's runtime, the library having been built before."""
+def sanitized(
+    variant: str, *command: str, library: Path | None = None, timeout: int = 900
+) -> subprocess.CompletedProcess[str]:
+    """Run Python with the sanitizer's runtime, the library having been built before.
+
+    Where none is named, it is the one that the command would build.
+    """
+    named = {"AMP_EXT_SIMT_LIBRARY": str(library)} if library else {}
     return subprocess.run(
         [sys.executable, *command],
-        env=environment(variant),
+        env=environment(variant) | named,
         capture_output=True,
         text=True,
         timeout=timeout,
     )
 
 
-def build_sanitized(variant: str, **options: Any) -> None:
+def build_sanitized(variant: str, **options: Any) -> Path:
     if reason := build.missing(variant):
         pytest.skip(reason)
-    build.build(variant, **options)
+    return build.build(variant, **options)
+
+
+def build_few_sanitized(variant: str) -> Path:
+    """Build the library of few instances: those of all take minutes to compile."""
+    return build_sanitized(variant, name="few", sources=build.few_sources())
