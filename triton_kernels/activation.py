@@ -53,6 +53,7 @@ def _normal_cdf(x):
         return 0.5 * libdevice.erfc(x * -0.70710678)
 
 
+@device_function
 def _interpreted_cdf(x):
     # fp64's 1 + erf is exact enough down to -5. Below, the density is divided by a continued
     # fraction: t + 1 / (t + 2 / (t + 3 / ...)) with t = -x.
