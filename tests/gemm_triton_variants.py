@@ -100,7 +100,8 @@ def _variant(launch: Any, name: str, arch: int, needed: tuple[str, ...]) -> Vari
             constexprs[parameter.name] = value
         elif isinstance(value, Tensor):
             signature[parameter.name] = "*" + TYPES[value.dtype]
-            if value.data_ptr() % 16 == 0:
+            specialized = not parameter.do_not_specialize_on_alignment
+            if specialized and value.data_ptr() % 16 == 0:
                 attributes[(index,)] = [["tt.divisibility", 16]]
         elif hasattr(value, "block_shape"):
             block = ",".join(map(str, value.block_shape))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import triton.language as tl
-from amp_ext.triton_kernels.numerics import device_function
+from amp_ext.triton_kernels.numerics import INTERPRETED, device_function
+from triton.language.extra.cuda import libdevice
 
 
 @device_function
@@ -21,7 +22,9 @@ def activate(x, ACTIVATION: tl.constexpr):
 
 @device_function
 def times_derivative(x, at, ACTIVATION: tl.constexpr):
-    """Return x times the activation's derivative; relu's keeps nothing of x where at <= 0."""
+    """Return x times the activation's derivative at fp32 or fp64 numbers; relu's keeps nothing of x
+    where at <= 0, as it is before it is rounded.
+    """
     if ACTIVATION == "relu":
         return tl.where(at <= 0.0, 0.0, x)
     elif ACTIVATION == "gelu":
@@ -37,12 +40,29 @@ def times_derivative(x, at, ACTIVATION: tl.constexpr):
 @device_function
 def _bounded(at):
     # Farther out the derivatives are 0 and 1; squares would overflow. NaN stays.
+    at = at.to(tl.float32)
     return tl.where(at > 16.0, 16.0, tl.where(at < -16.0, -16.0, at))
 
 
 @device_function
 def _normal_cdf(x):
-    return 0.5 + 0.5 * tl.erf(x * 0.70710678)
+    # erfc keeps what 1 + erf would cancel.
+    if INTERPRETED:
+        return _interpreted_cdf(x.to(tl.float64)).to(tl.float32)
+    else:
+        return 0.5 * libdevice.erfc(x * -0.70710678)
+
+
+@device_function
+def _interpreted_cdf(x):
+    # fp64's 1 + erf is exact enough down to -5. Below, the density is divided by a continued
+    # fraction: t + 1 / (t + 2 / (t + 3 / ...)) with t = -x.
+    t = tl.where(x < -5.0, -x, 5.0)
+    fraction = t
+    for numerator in range(16, 0, -1):
+        fraction = t + numerator / fraction
+    tail = 0.3989422804014327 * tl.exp(-0.5 * t * t) / fraction
+    return tl.where(x < -5.0, tail, 0.5 + 0.5 * tl.erf(x * 0.7071067811865476))
 
 
 @device_function

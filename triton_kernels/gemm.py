@@ -9,8 +9,8 @@ import os
 
 import torch
 from amp_ext.triton_kernels.gemm_launches import launches
-from amp_ext.triton_kernels.gemm_operands import LIMIT, Matrices, Product, read, with_aligned_rows
-from amp_ext.triton_kernels.gemm_plan import INTERPRETED_DEVICE, Device, candidates
+from amp_ext.triton_kernels.gemm_operands import LIMIT, Matrices, Product, read
+from amp_ext.triton_kernels.gemm_plan import INTERPRETED_DEVICE, Device, Plan, Problem, candidates
 from amp_ext.triton_kernels.numerics import INTERPRETED
 from torch import Tensor
 
@@ -58,14 +58,14 @@ def gemm(
         derivative: see above.
     """
     if out.numel() == 0:
-        for sums in (column_sums, square_sum):
-            if sums is not None:
-                sums.zero_()
+        for report in (column_sums, square_sum):
+            if report is not None:
+                report.zero_()
         return
     device = device_of(out)
     product = Product(
-        a=_operand_of(a, trans_a, uses=out.size(-1), device=device),
-        b=_operand_of(b, trans_b, uses=out.size(-2), device=device),
+        a=read(a, trans_a),
+        b=read(b, trans_b),
         out=read(out),
         c=None if c is None or beta == 0 else read(c),
         bias=None if bias is None else bias.contiguous(),
@@ -80,29 +80,41 @@ def gemm(
         activation=activation,
         derivative=derivative,
     ).joined()
+    if device.has_tma and not INTERPRETED:
+        product = _for_tma(product)
     problem = product.problem(device.has_tma)
-    plans = candidates(problem, device)
+    plans = _possible(problem, candidates(problem, device))
     if len(plans) > 1 and os.environ.get("AMP_EXT_TRITON_AUTOTUNE") == "1":
         from amp_ext.triton_kernels.gemm_autotune import fastest
 
         plan = fastest(product, problem, plans, device)
     else:
         plan = plans[0]
-    if max(problem.m, problem.n, problem.k, plan.units) > LIMIT:
-        raise NotImplementedError(f"gemm: m, n, k and the number of tiles must be <= {LIMIT}")
     for launch in launches(product, plan, device):
         launch.run()
 
 
-def _operand_of(tensor: Tensor, transposed: bool, uses: int, device: Device) -> Matrices:
-    matrices = read(tensor, transposed)
-    worth = uses >= WORTH_A_COPY and min(matrices.rows, matrices.columns) >= WORTH_A_COPY
-    if not worth or INTERPRETED or not device.has_tma:
-        return matrices
-    count = tensor.shape[:-2].numel() if matrices.batch_stride else 1
-    if matrices.stored(count) is None:
-        return read(with_aligned_rows(tensor), transposed)
-    return matrices
+def _for_tma(p: Product) -> Product:
+    """Return the product with copies of operands that are worth it."""
+
+    def of(operand: Matrices, uses: int) -> Matrices:
+        count = p.count(operand)
+        worth = min(uses, operand.rows, operand.columns) >= WORTH_A_COPY
+        return operand.aligned(count) if worth and not operand.stored(count) else operand
+
+    return p._replace(a=of(p.a, uses=p.b.columns), b=of(p.b, uses=p.a.rows))
+
+
+def _possible(problem: Problem, plans: tuple[Plan, ...]) -> list[Plan]:
+    """Return the plans whose numbers the kernels can count."""
+    possible = [plan for plan in plans if max(plan.units, plan.steps) <= LIMIT]
+    if not possible or max(problem.m, problem.n, problem.k, problem.terms) > LIMIT:
+        raise NotImplementedError(
+            f"gemm: m, n, k, the number of products that are summed, and those of tiles and of "
+            f"steps along k must be <= {LIMIT}, got a batch of {problem.batch} sums of "
+            f"{problem.terms} products with m = {problem.m}, n = {problem.n}, k = {problem.k}"
+        )
+    return possible
 
 
 def device_of(tensor: Tensor) -> Device:

@@ -1,20 +1,31 @@
-"""With AMP_EXT_TRITON_AUTOTUNE=1 the candidates of a product are timed, once."""
+"""With AMP_EXT_TRITON_AUTOTUNE=1 the candidates of a product are timed, once in a process.
+
+Times differ from process to process, and so may the plan and with it the results' last bits. In a
+process products of equal sizes are formed alike, but for those that a graph captured before the
+first one was timed.
+"""
 
 from __future__ import annotations
 
+from statistics import median
+
 import torch
-from amp_ext.triton_kernels.gemm_launches import launches
+from amp_ext.triton_kernels.gemm_launches import Launch, launches
 from amp_ext.triton_kernels.gemm_operands import Product
 from amp_ext.triton_kernels.gemm_plan import Device, Plan, Problem
 from torch import Tensor
 
 CANDIDATES = 4
+SAMPLES = 5
 RUNS = 10
+"""Of a sample."""
+QUEUEING = 2**23
+"""Cycles in which the host queues a sample: some milliseconds."""
 
 _fastest: dict[tuple, Plan] = {}
 
 
-def fastest(p: Product, problem: Problem, plans: tuple[Plan, ...], device: Device) -> Plan:
+def fastest(p: Product, problem: Problem, plans: list[Plan], device: Device) -> Plan:
     """Return the plan that took the least time, or the predicted one while a graph is captured."""
     key = (problem, device, p.out.tensor.device.index, p.activation, p.derivative)
     key += tuple(x and (x.tensor.dtype, x.layout()) for x in (p.a, p.b, p.out, p.c, p.aux))
@@ -22,7 +33,9 @@ def fastest(p: Product, problem: Problem, plans: tuple[Plan, ...], device: Devic
         if torch.cuda.is_current_stream_capturing():
             return plans[0]
         scratch = _elsewhere(p)
-        _fastest[key] = min(plans[:CANDIDATES], key=lambda plan: _seconds(scratch, plan, device))
+        _fastest[key] = min(
+            plans[:CANDIDATES], key=lambda plan: _milliseconds(launches(scratch, plan, device))
+        )
     return _fastest[key]
 
 
@@ -41,15 +54,24 @@ def _elsewhere(p: Product) -> Product:
     return p._replace(**written)
 
 
-def _seconds(p: Product, plan: Plan, device: Device) -> float:
-    timed = launches(p, plan, device)
-    for launch in timed:  # which compiles
-        launch.run()
+def _milliseconds(timed: list[Launch]) -> float:
+    """Return the median of the samples' times."""
+    _run(timed)  # which compiles
+    return median(_sample(timed) for _ in range(SAMPLES))
+
+
+def _sample(timed: list[Launch]) -> float:
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    # The device waits until all is queued, for not to be waiting in between.
+    torch.cuda._sleep(QUEUEING)
     start.record()
     for _ in range(RUNS):
-        for launch in timed:
-            launch.run()
+        _run(timed)
     end.record()
     end.synchronize()
     return start.elapsed_time(end)
+
+
+def _run(timed: list[Launch]) -> None:
+    for launch in timed:
+        launch.run()

@@ -48,13 +48,12 @@ def inside(rows, columns, row_count, column_count, LAYOUT: tl.constexpr):
 def _load(matrix, batch, rows, columns, m, n, LAYOUT: tl.constexpr):
     data = matrix[0] + times(batch, matrix[1], LAYOUT)
     offsets = offsets_of(rows, columns, matrix[2], matrix[3], LAYOUT)
-    values = tl.load(data + offsets, mask=inside(rows, columns, m, n, LAYOUT), other=0.0)
-    return widen(values).to(tl.float32)
+    return widen(tl.load(data + offsets, mask=inside(rows, columns, m, n, LAYOUT), other=0.0))
 
 
 @device_function
-def _store(matrix, data, batch, rows, columns, m, n, rounded, LAYOUT: tl.constexpr):
-    data += times(batch, matrix[1], LAYOUT)
+def _store(matrix, batch, rows, columns, m, n, rounded, LAYOUT: tl.constexpr):
+    data = matrix[0] + times(batch, matrix[1], LAYOUT)
     offsets = offsets_of(rows, columns, matrix[2], 1, LAYOUT)
     tl.store(data + offsets, rounded, mask=inside(rows, columns, m, n, LAYOUT))
 
@@ -87,19 +86,20 @@ def _finish_part(
 
     x = factors[0] * x
     if c[0] is not None:
-        x += factors[1] * _load(c, batch, rows, columns, m, n, C_LAYOUT)
+        x += factors[1] * _load(c, batch, rows, columns, m, n, C_LAYOUT).to(tl.float32)
     if bias is not None:
         BIAS_LAYOUT: tl.constexpr = OUT_LAYOUT if OUT_LAYOUT > 0 else 1
-        x += _load((bias, 0, 0, 1), batch, tl.arange(0, 1), columns, 1, n, BIAS_LAYOUT)
+        row = tl.arange(0, 1)
+        x += _load((bias, 0, 0, 1), batch, row, columns, 1, n, BIAS_LAYOUT).to(tl.float32)
     if DERIVATIVE:
         x = times_derivative(x, _load(aux, batch, rows, columns, m, n, AUX_LAYOUT), ACTIVATION)
     else:
         if aux[0] is not None:
             kept = round_to(x, aux[0].dtype.element_ty)
-            _store(out, aux[0], batch, rows, columns, m, n, kept, OUT_LAYOUT)
+            _store(aux, batch, rows, columns, m, n, kept, AUX_LAYOUT)
         x = activate(x, ACTIVATION)
     rounded = round_to(x, out[0].dtype.element_ty)
-    _store(out, out[0], batch, rows, columns, m, n, rounded, OUT_LAYOUT)
+    _store(out, batch, rows, columns, m, n, rounded, OUT_LAYOUT)
 
     found_inf, column_sums, square_sums = reports[0], reports[1], reports[2]
     exists = inside(rows, columns, m, n, 0)
@@ -108,8 +108,8 @@ def _finish_part(
         tl.store(found_inf, 1.0, mask=tl.max(tl.max(bad, axis=1), axis=0) > 0)
     row_of_tiles = batch.to(tl.int64) * tiles_m + tile_m
     if column_sums is not None:
-        sums = tl.sum(tl.where(exists, x, 0.0), axis=0)
-        tl.store(column_sums + row_of_tiles * (tiles_n * WIDTH * PARTS) + columns, sums)
+        of_columns = tl.sum(tl.where(exists, x, 0.0), axis=0)
+        tl.store(column_sums + row_of_tiles * (tiles_n * WIDTH * PARTS) + columns, of_columns)
     if square_sums is not None:
         wide = tl.where(exists, widen(rounded), 0.0).to(tl.float64)
         total = tl.sum(tl.sum(wide * wide, axis=1), axis=0)
@@ -150,8 +150,8 @@ def finish(
         place: of the tile: batch, row of tiles, column of tiles.
         sizes: m, n, rows of tiles, columns of tiles.
         factors: alpha and beta.
-        out: data, batch and row stride. The aux that is written has the same strides.
-        c, aux: data, batch, row and column stride.
+        out: data, batch and row stride.
+        c, aux: data, batch, row and column stride. aux is written, if not DERIVATIVE.
         bias: one number for each column.
         reports: found_inf; sums of columns of each row of tiles; sums of squares of each part.
     """

@@ -15,6 +15,8 @@ _STRIDES = (
 _COUNTS = ("m", "n", "k", "units", "steps", "steps_of_term", "splits", "tiles_m", "tiles_n")
 RUNTIME = (*_STRIDES, *_COUNTS, "group", "rows", "columns")
 """Numbers for all values of which there is one compiled kernel."""
+SINGLE = ("bias", "found_inf", "column_sums", "square_sums")
+"""Of each a program takes little: no kernel more for addresses that are aligned."""
 
 
 @device_function
@@ -61,7 +63,7 @@ def _steps_of(split, steps, splits):
     return split * each + tl.minimum(split, more), each + (split < more).to(tl.int32)
 
 
-@triton.jit(do_not_specialize=RUNTIME)
+@triton.jit(do_not_specialize=RUNTIME, do_not_specialize_on_alignment=SINGLE)
 def gemm_kernel(
     a,
     a_batch: tl.int64,
@@ -116,7 +118,7 @@ def gemm_kernel(
     ACTIVATION: tl.constexpr,
     DERIVATIVE: tl.constexpr,
 ):
-    """Each program forms every so manieth unit: a tile of the result, or one share of its steps.
+    """Program i of p forms the units i, i + p, ...: tiles of the result, or shares of their steps.
 
     Args:
         a, b: a descriptor of three dimensions, then the strides of batch and term count matrices;
@@ -147,7 +149,7 @@ def gemm_kernel(
         a_matrix = times(batch, a_batch, A_VECTORS)
         b_matrix = times(batch, b_batch, B_VECTORS)
 
-        sums = tl.zeros((TILE_M, TILE_N), dtype=tl.float32)
+        products = tl.zeros((TILE_M, TILE_N), dtype=tl.float32)
         first, count = _steps_of(split, steps, splits)
         for step in tl.range(first, first + count):
             k0 = step * TILE_K
@@ -165,9 +167,9 @@ def gemm_kernel(
             left = _load_tile(a, a_offsets, a_at, m0, k0, m, k, TILE_M, TILE_K, A_TMA, A_LAYOUT)
             right = _load_tile(b, b_offsets, b_at, k0, n0, k, n, TILE_K, TILE_N, B_TMA, B_LAYOUT)
             if INTERPRETED:
-                sums = tl.dot(widen(left), widen(right), sums)
+                products = tl.dot(widen(left), widen(right), products)
             else:
-                sums = tl.dot(left, right, sums)
+                products = tl.dot(left, right, products)
 
         height = m
         width = n
@@ -176,7 +178,7 @@ def gemm_kernel(
             height = tiles_m * TILE_M
             width = tiles_n * TILE_N
         finish(
-            sums,
+            products,
             (batch, tile_m, tile_n),
             (height, width, tiles_m, tiles_n),
             (alpha, beta),
@@ -196,7 +198,7 @@ def gemm_kernel(
         )
 
 
-@triton.jit(do_not_specialize=RUNTIME)
+@triton.jit(do_not_specialize=RUNTIME, do_not_specialize_on_alignment=SINGLE)
 def add_shares_kernel(
     shares,
     share_stride: tl.int64,
@@ -242,12 +244,12 @@ def add_shares_kernel(
     rows = tile_m * TILE_M + tl.arange(0, TILE_M)
     columns = tile_n * TILE_N + tl.arange(0, TILE_N)
     at = shares + times(batch, share_batch, 4) + offsets_of(rows, columns, share_row, 1, 4)
-    sums = tl.zeros((TILE_M, TILE_N), dtype=tl.float32)
+    products = tl.zeros((TILE_M, TILE_N), dtype=tl.float32)
     for _ in tl.range(0, splits):
-        sums += tl.load(at)
+        products += tl.load(at)
         at += share_stride // 4 * 4
     finish(
-        sums,
+        products,
         (batch, tile_m, tile_n),
         (m, n, tiles_m, tiles_n),
         (alpha, beta),
@@ -267,7 +269,7 @@ def add_shares_kernel(
     )
 
 
-@triton.jit(do_not_specialize=RUNTIME)
+@triton.jit(do_not_specialize=RUNTIME, do_not_specialize_on_alignment=("out",))
 def add_rows_kernel(
     x,
     out,

@@ -9,6 +9,9 @@ from amp_ext.triton_kernels.gemm_kernels import add_rows_kernel, add_shares_kern
 from amp_ext.triton_kernels.gemm_operands import Matrices, Product, read
 from amp_ext.triton_kernels.gemm_plan import Device, Plan
 
+ADDING = {"num_warps": 4, "num_stages": 3, "enable_fp_fusion": True}
+"""Options of the kernels that add up what others left."""
+
 
 class Launch(NamedTuple):
     """A kernel and what it is called with."""
@@ -48,12 +51,18 @@ def launches(p: Product, plan: Plan, device: Device) -> list[Launch]:
 
     shape = (plan.splits, p.batch, height, width)
     shares = torch.empty(shape, dtype=torch.float32, device=p.out.tensor.device)
-    plain = Product(
-        *(p.a, p.b, read(shares), None, None, None, None, None, None),
-        *(p.batch, p.terms, 1.0, 0.0, "none", False),
+    plain = p._replace(
+        out=read(shares),
+        c=None,
+        bias=None,
+        aux=None,
+        found_inf=None,
+        alpha=1.0,
+        activation="none",
+        derivative=False,
     )
-    nothing = {"column_sums": None, "square_sums": None}
-    arguments = common | grid | _epilogue(plain) | nothing | {"SPLIT": True}
+    unreported = {"column_sums": None, "square_sums": None}
+    arguments = common | grid | _epilogue(plain) | unreported | {"SPLIT": True}
     summing = Launch(gemm_kernel, plan.programs, arguments, options)
 
     tile_m, tile_n = min(tile.m, 32), min(tile.n, 64)
@@ -73,10 +82,9 @@ def launches(p: Product, plan: Plan, device: Device) -> list[Launch]:
         **_epilogue(p),
         **reports,
     }
-    options = {"num_warps": 4, "num_stages": 3, "enable_fp_fusion": True}
     return [
         summing,
-        Launch(add_shares_kernel, p.batch * tiles_m * tiles_n, arguments, options),
+        Launch(add_shares_kernel, p.batch * tiles_m * tiles_n, arguments, ADDING),
         *adding,
     ]
 
@@ -101,9 +109,6 @@ def _operand(
 
 
 def _epilogue(p: Product) -> dict[str, Any]:
-    out_layout, aux_layout = p.out.layout(), p.aux.layout() if p.aux else 0
-    if p.aux and not p.derivative:
-        out_layout, aux_layout = min(out_layout, aux_layout, key=abs), 0
     arguments: dict[str, Any] = {
         "out": p.out.tensor,
         "out_batch": p.out.batch_stride,
@@ -112,9 +117,9 @@ def _epilogue(p: Product) -> dict[str, Any]:
         "found_inf": p.found_inf,
         "alpha": p.alpha,
         "beta": p.beta,
-        "OUT_LAYOUT": out_layout,
+        "OUT_LAYOUT": p.out.layout(),
         "C_LAYOUT": p.c.layout() if p.c else 0,
-        "AUX_LAYOUT": aux_layout,
+        "AUX_LAYOUT": p.aux.layout() if p.aux else 0,
         "ACTIVATION": p.activation,
         "DERIVATIVE": p.derivative,
     }
@@ -134,20 +139,28 @@ def _reports(
     """Return where tiles leave what they report, and the launches that add that up."""
     columns = squares = None
     adding = []
-    options = {"num_warps": 4, "num_stages": 3, "enable_fp_fusion": True}
     if p.column_sums is not None:
         columns = p.column_sums.new_empty(rows_of_tiles, tiles_n * tile_n)
         arguments = {
-            **{"x": columns, "out": p.column_sums, "rows": rows_of_tiles},
-            **{"columns": p.out.columns, "row_stride": columns.stride(0)},
-            **{"ROWS": 64, "COLUMNS": 32},
+            "x": columns,
+            "out": p.column_sums,
+            "rows": rows_of_tiles,
+            "columns": p.out.columns,
+            "row_stride": columns.stride(0),
+            "ROWS": 64,
+            "COLUMNS": 32,
         }
-        adding.append(Launch(add_rows_kernel, -(-p.out.columns // 32), arguments, options))
+        adding.append(Launch(add_rows_kernel, -(-p.out.columns // 32), arguments, ADDING))
     if p.square_sum is not None:
         squares = p.square_sum.new_empty(rows_of_tiles * tiles_n * parts)
         arguments = {
-            **{"x": squares, "out": p.square_sum, "rows": len(squares)},
-            **{"columns": 1, "row_stride": 1, "ROWS": 2048, "COLUMNS": 1},
+            "x": squares,
+            "out": p.square_sum,
+            "rows": len(squares),
+            "columns": 1,
+            "row_stride": 1,
+            "ROWS": 2048,
+            "COLUMNS": 1,
         }
-        adding.append(Launch(add_rows_kernel, 1, arguments, options))
+        adding.append(Launch(add_rows_kernel, 1, arguments, ADDING))
     return {"column_sums": columns, "square_sums": squares}, adding

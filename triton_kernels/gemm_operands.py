@@ -49,7 +49,7 @@ class Matrices(NamedTuple):
             stride = -(-length // unit) * unit
         batch_stride = self.batch_stride if count > 1 else lines * stride
         strides = [batch_stride, stride, 1]
-        if lines == 0 or length == 0 or self.tensor.data_ptr() % 16:
+        if self.tensor.numel() == 0 or self.tensor.data_ptr() % 16:
             return None
         if stride < length or stride % unit or batch_stride <= 0 or batch_stride % unit:
             return None
@@ -68,10 +68,18 @@ class Matrices(NamedTuple):
         if rows:
             if self.batch_stride != self.rows * self.row_stride:
                 return None
-            return self._replace(rows=batch * self.rows)
+            return self._replace(rows=batch * self.rows, batch_stride=0)
         if self.batch_stride != self.columns * self.column_stride:
             return None
-        return self._replace(columns=batch * self.columns)
+        return self._replace(columns=batch * self.columns, batch_stride=0)
+
+    def aligned(self, count: int) -> Matrices:
+        """Return a copy of the `count` matrices, with lines as these have, that TMA takes."""
+        strides = [self.batch_stride, self.row_stride, self.column_stride]
+        matrices = self.tensor.as_strided([count, self.rows, self.columns], strides)
+        if self.row_stride < self.column_stride:
+            return read(_with_aligned_rows(matrices.mT), transposed=True)
+        return read(_with_aligned_rows(matrices))
 
 
 class Product(NamedTuple):
@@ -140,8 +148,8 @@ def read(tensor: Tensor, transposed: bool = False) -> Matrices:
         if batch_stride is None:
             batch_stride = tensor.stride(d)
         elif tensor.stride(d) != next_stride:
-            tensor = tensor.contiguous()
-            batch_stride = tensor.size(-2) * tensor.size(-1)
+            tensor = _with_aligned_rows(tensor)
+            batch_stride = tensor.size(-2) * tensor.stride(-2)
             break
         next_stride = tensor.stride(d) * tensor.size(d)
     rows, columns = tensor.size(-2), tensor.size(-1)
@@ -157,8 +165,7 @@ def read(tensor: Tensor, transposed: bool = False) -> Matrices:
     return Matrices(tensor, rows, columns, batch_stride, row_stride, column_stride)
 
 
-def with_aligned_rows(tensor: Tensor) -> Tensor:
-    """Return a copy that TMA takes."""
+def _with_aligned_rows(tensor: Tensor) -> Tensor:
     unit = 16 // tensor.element_size()
     *outer, size = tensor.shape
     return tensor.new_empty(*outer, -(-size // unit) * unit)[..., :size].copy_(tensor)
