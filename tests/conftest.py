@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import collections
 import os
+import re
 import zlib
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -42,6 +45,27 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.skip(reason="takes gigabytes or minutes: --slow runs it"))
+    products = collections.defaultdict(list)
+    for item in items:
+        if INTERPRETED_RARELY.match(item.path.name) and is_interpreted(item):
+            products[item.path, item.originalname].append(item)
+    for cases in products.values():
+        for index, item in enumerate(cases):
+            if index % 5:
+                item.add_marker(pytest.mark.skip(reason="takes the interpreter long: --slow runs it"))
+
+
+# Products, which take Triton's interpreter seconds each: of each test's cases it runs the first and
+# every fifth after it.
+INTERPRETED_RARELY = re.compile(r"test_(gemm|linear|nn|accumulate_grad)")
+
+
+def is_interpreted(item: pytest.Item) -> bool:
+    return getattr(parameters_of(item).get("executor"), "interpreted", False)
+
+
+def parameters_of(item: pytest.Item) -> dict[str, Any]:
+    return item.callspec.params if hasattr(item, "callspec") else {}
 
 
 @pytest.fixture(autouse=True)
@@ -55,8 +79,7 @@ def backend(request: pytest.FixtureRequest) -> Iterator[None]:
     """Choose the backend of the test's executor."""
     import amp_ext
 
-    parameters = request.node.callspec.params if hasattr(request.node, "callspec") else {}
-    executor = parameters.get("executor")
+    executor = parameters_of(request.node).get("executor")
     before = amp_ext.get_backend()
     amp_ext.set_backend(getattr(executor, "backend", None) or before)
     yield
