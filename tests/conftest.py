@@ -51,12 +51,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             products[item.path, item.originalname].append(item)
     for cases in products.values():
         for index, item in enumerate(cases):
-            if index % 5:
+            if index % 8:
                 item.add_marker(pytest.mark.skip(reason="takes the interpreter long: --slow runs it"))
 
 
 # Products, which take Triton's interpreter seconds each: of each test's cases it runs the first and
-# every fifth after it.
+# every eighth after it.
 INTERPRETED_RARELY = re.compile(r"test_(gemm|linear|nn|accumulate_grad)")
 
 

@@ -261,7 +261,7 @@ def test_bitwise_repeatable(executor: Executor, dtypes: tuple[torch.dtype, torch
     aux = normal((4, 130, 257), FP16, executor.device)
     options = {"trans_b": True, "activation": "gelu"}
     first = executor.ops.gemm_times_derivative(a, b, aux, **options)
-    for _ in range(20):
+    for _ in executor.some(range(20), 2):
         again = executor.ops.gemm_times_derivative(a, b, aux, **options)
         for mine, expected in zip(again, first, strict=True):
             assert_same(mine, expected)
