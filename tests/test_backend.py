@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -19,11 +20,10 @@ pytestmark = pytest.mark.skipif(_triton.triton_version() is None, reason="Triton
 
 
 @pytest.fixture(autouse=True)
-def as_before() -> Iterator[None]:
-    before, source = amp_ext.get_backend(), _C.gemm_source()
+def gemm_source() -> Iterator[None]:
+    before = _C.gemm_source()
     yield
-    amp_ext.set_backend(before)
-    _C.set_gemm_source(source)
+    _C.set_gemm_source(before)
 
 
 @pytest.fixture
@@ -168,18 +168,58 @@ def test_errors_of_a_kernel_reach_the_caller(
             amp_ext.ops.check_finite([half], torch.zeros(()))
 
 
+def backward_in_a_thread(result: torch.Tensor) -> list[BaseException]:
+    """Run a backward pass in a thread of its own, as autograd does for a GPU; return its error."""
+    errors: list[BaseException] = []
+
+    def backward() -> None:
+        try:
+            result.sum().backward()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=backward)
+    thread.start()
+    thread.join()
+    return errors
+
+
 def test_a_backward_pass_is_tritons_too(
     interpreted_triton: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It runs in autograd's own threads, which take Python's lock."""
+    """In the thread that calls for it, which on a CPU need not be the forward pass's."""
     from amp_ext import triton_kernels
 
     calls = []
     gemm = triton_kernels.gemm
-    monkeypatch.setattr(triton_kernels, "gemm", lambda *a: (calls.append(a[0].shape), gemm(*a)))
+
+    def counting(*arguments: object) -> None:
+        calls.append((threading.current_thread() is threading.main_thread(), arguments[0].shape))
+        gemm(*arguments)
+
+    monkeypatch.setattr(triton_kernels, "gemm", counting)
     a = torch.ones(2, 3, dtype=torch.float16, requires_grad=True)
     b = torch.ones(3, 4, dtype=torch.float16, requires_grad=True)
-    amp_ext.ops.gemm(a, b).sum().backward()
-    assert calls == [(2, 4), (2, 3), (3, 4)] or calls == [(2, 4), (3, 4), (2, 3)]
+    assert backward_in_a_thread(amp_ext.ops.gemm(a, b)) == []
+    assert calls[0] == (True, (2, 4))
+    assert sorted(calls[1:]) == [(False, (2, 3)), (False, (3, 4))]
     assert a.grad.tolist() == [[4.0] * 3] * 2
     assert b.grad.tolist() == [[2.0] * 4] * 3
+
+
+def test_errors_of_a_backward_pass_reach_the_caller(
+    interpreted_triton: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With their type, through autograd."""
+    from amp_ext import triton_kernels
+
+    def failing(*arguments: object) -> None:
+        raise MemoryError("the kernel's own words")
+
+    a = torch.ones(2, 3, dtype=torch.float16, requires_grad=True)
+    result = amp_ext.ops.gemm(a, torch.ones(3, 4, dtype=torch.float16))
+    monkeypatch.setattr(triton_kernels, "gemm", failing)
+    (error,) = backward_in_a_thread(result)
+    assert isinstance(error, MemoryError)
+    assert str(error) == "the kernel's own words"
+    assert a.grad is None

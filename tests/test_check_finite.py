@@ -96,7 +96,7 @@ def test_layouts(executor: Executor, dtype: torch.dtype, layout: str) -> None:
 def test_names_a_bad_tensor(executor: Executor, bad: list[int]) -> None:
     count = executor.length(2000)
     grads = [random((1 + i % 50,), FLOATS[i % 4], executor.device) for i in range(count)]
-    bad = [index * (count - 1) // 1999 for index in bad]
+    bad = [index if index < count else index * (count - 1) // 1999 for index in bad]
     for index in bad:
         grads[index][-1] = math.inf
     found_inf, bad_tensor = check(executor, grads)

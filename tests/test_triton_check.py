@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
+from amp_ext import _triton
 from sass import Kernel, Kernels, read_sass, read_usage
-from triton_check import SHARED_LIMITS, faults, missing
+from triton_check import SHARED_LIMITS, crowding, faults, missing, order_faults
 from triton_variants import Variant
 
 USAGE = """\
@@ -78,8 +84,144 @@ def test_too_much_shared_memory_is_seen(arch: int, limit: int) -> None:
     assert fault.startswith(f"{limit + 1} bytes of shared memory")
 
 
+@pytest.mark.parametrize(
+    ("registers", "warps", "programs", "fit"),
+    [(64, 8, 4, 4), (65, 8, 4, 3), (80, 8, 3, 3), (81, 8, 3, 2), (255, 8, 1, 1), (128, 4, 5, 4)],
+)
+def test_more_programs_than_registers_are_seen(
+    registers: int, warps: int, programs: int, fit: int
+) -> None:
+    """A warp's registers are rounded up to 256."""
+    kernel = Kernel("cast_kernel", "sm_90", registers=registers)
+    variant = Variant("cast", None, {}, options={"num_warps": warps}, programs=programs)
+    fault = f"registers for {fit} programs a multiprocessor, a launch has {programs}"
+    assert crowding(kernel, variant) == ([] if fit == programs else [fault])
+
+
+LAST_READS = """\
+	@%p4 bra 	$L__BB0_7;
+	bar.sync 	0;  // of the sum
+	@%p140 st.global.b64 [ %rd548 + 0 ], { %rd547 };
+$L__BB0_7:
+	@%p133 st.global.b32 [ %rd645 + 0 ], { %r406 };
+	bar.sync 	0;  // stored
+$L__tmp128:
+	// begin inline asm
+	@%p140 atom.global.gpu.acq_rel.add.u32 %r407, [ %rd599 + 0 ], %r408;
+	@%p133 st.shared.b32 [ %r409 + 0 ], %r407;
+	bar.sync 	0;  // drawn
+	ld.shared.b32 	%r454, [global_smem];
+	@%p135 bra 	$L__BB0_45;
+	bar.sync 	0;  // drawn by the last
+	@%p136 ld.global.cg.b64 { %rd590 }, [ %rd592 + 0 ];
+	@%p140 st.global.b32 [ %rd51 + 0 ], { %r456 };
+$L__BB0_45:
+	ret;
+"""
+
+
+def test_a_last_program_that_waits_passes() -> None:
+    assert order_faults(LAST_READS) == []
+
+
+@pytest.mark.parametrize(
+    ("there", "instead", "fault"),
+    [
+        ("	bar.sync 	0;  // stored\n", "", "no bar.sync right before the ticket"),
+        ("	bar.sync 	0;  // stored", "$L__BB0_8:", "no bar.sync right before the ticket"),
+        ("	bar.sync 	0;  // drawn\n", "", "no bar.sync right after the ticket"),
+        ("gpu.acq_rel.add", "gpu.relaxed.add", "the ticket is not drawn by an atom.acq_rel.gpu"),
+        ("gpu.acq_rel.add", "cta.acq_rel.add", "the ticket is not drawn by an atom.acq_rel.gpu"),
+        ("gpu.acq_rel.add", "gpu.release.add", "the ticket is not drawn by an atom.acq_rel.gpu"),
+        ("ld.global.cg", "ld.global", "no ld.global.cg after the ticket"),
+        (
+            "bar.sync 	0;  // of the sum",
+            "ld.global.cg.b64 { %r }, [ %r ];",
+            "cg before the ticket",
+        ),
+        ("atom.global", "ld.global", "0 atomic operations"),
+        ("ret;", "red.global.add.u32 [ %rd599 + 0 ], %r408;", "2 atomic operations"),
+        ("st.global", "st.shared", "nothing is stored before the ticket"),
+    ],
+)
+def test_a_last_program_that_may_read_too_early_is_seen(
+    there: str, instead: str, fault: str
+) -> None:
+    assert there in LAST_READS
+    (found,) = order_faults(LAST_READS.replace(there, instead))
+    assert fault in found
+
+
+def test_a_store_behind_the_barrier_is_seen() -> None:
+    """As are the barrier and the store when they change places."""
+    barrier, ticket = "	bar.sync 	0;  // stored\n", "	// begin inline asm\n"
+    late = LAST_READS.replace(barrier, "").replace(
+        ticket, barrier + "	st.global.b32 [%r], %r;\n"
+    )
+    assert order_faults(late) == ["no bar.sync right before the ticket"]
+
+
 def test_a_kernel_without_a_variant_is_seen() -> None:
     kernels = {"cast_kernel": object(), "gemm_kernel": object()}
     variants = [Variant("cast", kernels["cast_kernel"], {})]
     assert missing(kernels, variants) == ["no variant of gemm_kernel is checked"]
     assert missing({}, variants) == []
+
+
+# ---- kernels as they are compiled, in a process where they are not interpreted -----------------
+
+
+def compiling(program: str) -> str:
+    """What a program prints that may import what this one may."""
+    if _triton.triton_version() is None:
+        pytest.skip("Triton is not installed")
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    process = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=Path(__file__).parent,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert process.returncode == 0, process.stderr
+    return process.stdout
+
+
+def test_every_kernel_has_a_variant() -> None:
+    program = """
+from triton_check import library_kernels, missing
+from triton_variants import variants
+kernels = library_kernels()
+print("update_scale_kernel" in kernels, missing(kernels, variants()))
+"""
+    assert compiling(program) == "True []\n"
+
+
+def test_no_number_compiles_a_kernel_of_lists_anew() -> None:
+    """What the launch looks a compiled kernel up by is the same for every address and count."""
+    program = """
+from triton.backends.compiler import GPUTarget
+from triton.compiler import make_backend
+from triton.runtime.jit import create_function_from_signature
+from triton_variants import list_variants
+
+backend = make_backend(GPUTarget("cuda", 90, 32))
+for variant in list_variants():
+    params = variant.kernel.params
+    bind = create_function_from_signature(variant.kernel.signature, params, backend)
+    keys = set()
+    for number in (0, 1, 2, 16, 2**31, 2**40, 2**63 - 16, -16):
+        for kind in (int, float):
+            numbers = [
+                kind(number) if parameter.annotation_type == "fp32" else number
+                for parameter in params
+                if not parameter.is_constexpr
+            ]
+            _, *key = bind(*numbers, **variant.constexprs, **variant.options, debug=False)
+            keys.add(str(key))
+    print(variant.name, len(keys))
+"""
+    lines = compiling(program).splitlines()
+    assert len(lines) >= 6
+    assert [line for line in lines if not line.endswith(" 1")] == []

@@ -3,21 +3,23 @@
     python tests/triton_check.py
 
 Run by `make cuda-check`. It prints a table of the kernels and fails where a kernel needs more
-shared memory than a block may have, uses local memory, or has none of the instructions that it was
-written for, and where triton_kernels has a kernel that tests/triton_variants.py lacks.
+shared memory than a block may have or more registers than its launch leaves it, uses local memory,
+has none of the instructions that it was written for, or reads what other programs write without
+waiting for it, and where triton_kernels has a kernel that tests/triton_variants.py lacks.
 """
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
+import re
 import sys
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from cuda_check import cuobjdump
+from cuda_check import REGISTERS, cuobjdump
 from sass import Kernel, Kernels, read_sass, read_usage
 from triton_variants import Variant, variants
 
@@ -25,8 +27,8 @@ SHARED_LIMITS = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}
 """Architectures, and the bytes of shared memory that a block may have."""
 
 
-def compiled(variant: Variant, arch: int) -> Kernel:
-    """What Triton and ptxas make of a variant."""
+def compiled(variant: Variant, arch: int) -> tuple[Kernel, str]:
+    """What Triton and ptxas make of a variant, and its PTX."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -41,7 +43,7 @@ def compiled(variant: Variant, arch: int) -> Kernel:
         read_usage(cuobjdump(cubin, "-res-usage"), kernels)
     (kernel,) = kernels.values()
     kernel.shared = result.metadata.shared  # the launch asks for it
-    return kernel
+    return kernel, result.asm["ptx"]
 
 
 def local_accesses(kernel: Kernel) -> int:
@@ -63,6 +65,56 @@ def faults(kernel: Kernel, needed: Iterable[str], shared_limit: int) -> list[str
     if local := local_accesses(kernel):
         found.append(f"{local} loads and stores of local memory")
     return found + [f"no {wanted}" for wanted in needed if not kernel.count(wanted)]
+
+
+def crowding(kernel: Kernel, variant: Variant) -> list[str]:
+    """What a launch's programs for each multiprocessor lack to run there at once.
+
+    A warp gets registers by 256.
+    """
+    threads = 32 * variant.options.get("num_warps", 4)
+    registers = (kernel.registers + 7) // 8 * 8 * threads
+    if variant.programs * registers <= REGISTERS:
+        return []
+    fit = REGISTERS // registers
+    return [f"registers for {fit} programs a multiprocessor, a launch has {variant.programs}"]
+
+
+def order_faults(ptx: str) -> list[str]:
+    """What may let the program that draws the last ticket miss what others have written.
+
+    Every thread stores, then all meet, then one draws a ticket, which releases the stores and
+    acquires those of others, and then all meet before they read them past the first cache. Between
+    the ticket and the barriers at its sides no thread goes another way.
+    """
+    kinds = {
+        "store": r"st\.global\b",
+        "barrier": r"bar\.sync\b",
+        "ticket": r"(?:atom|red)\.",
+        "read": r"ld\.global\.cg\b",
+        "branch": r"bra\b|\$(?!L__tmp)\w+:|ret\b",
+    }
+    line = "|".join(f"(?P<{kind}>{pattern})" for kind, pattern in kinds.items())
+    found = list(re.finditer(rf"^\s*(?:@!?%\w+\s+)?(?:{line})[^;\n]*", ptx, re.MULTILINE))
+    order = [match.lastgroup for match in found]
+    if order.count("ticket") != 1:
+        return [f"{order.count('ticket')} atomic operations, one draws the ticket"]
+    at = order.index("ticket")
+    before, after = order[:at], order[at + 1 :]
+    faults = []
+    if not {"acq_rel", "gpu"} <= set(re.split(r"[.\s]", found[at][0])):
+        faults.append("the ticket is not drawn by an atom.acq_rel.gpu")
+    if "store" not in before:
+        faults.append("nothing is stored before the ticket")
+    if before[-1:] != ["barrier"]:
+        faults.append("no bar.sync right before the ticket")
+    if after[:1] != ["barrier"]:
+        faults.append("no bar.sync right after the ticket")
+    if "read" not in after:
+        faults.append("no ld.global.cg after the ticket")
+    if "read" in before:
+        faults.append("an ld.global.cg before the ticket")
+    return faults
 
 
 def library_kernels() -> dict[str, Any]:
@@ -103,9 +155,10 @@ def main() -> int:
     for variant in wanted:
         for arch in variant.archs:
             limit = SHARED_LIMITS[arch]
-            kernel = compiled(variant, arch)
-            label = f"{variant.name} for sm_{arch}"
-            problems += [f"{label}: {fault}" for fault in faults(kernel, variant.needed, limit)]
+            kernel, ptx = compiled(variant, arch)
+            found = faults(kernel, variant.needed, limit) + crowding(kernel, variant)
+            found += order_faults(ptx) if variant.last_reads else []
+            problems += [f"{variant.name} for sm_{arch}: {fault}" for fault in found]
             columns = (kernel.registers, kernel.shared, kernel.stack, local_accesses(kernel))
             columns += (kernel.instructions.total(),)
             row = "".join(f"{column:>10}" for column in columns)

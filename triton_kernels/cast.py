@@ -18,6 +18,8 @@ from amp_ext.triton_kernels.numerics import (
     store_rows,
 )
 
+PROGRAMS_PER_MULTIPROCESSOR = 3
+"""An sm_80 has registers for these; ptxas spills some to have four."""
 ENTRY_WORDS = tl.constexpr(4)
 """8-byte words of a CastEntry: output, input, numel, and first_chunk with the dtypes above it."""
 BLOCK_BYTES = tl.constexpr(16384)
@@ -26,7 +28,8 @@ BLOCK_BYTES = tl.constexpr(16384)
 
 def cast_(table: int, size: int, chunks: int) -> None:
     if chunks:
-        cast_kernel[(foreach.programs(chunks),)](table, size, chunks, **foreach.OPTIONS)
+        grid = (foreach.programs(chunks, PROGRAMS_PER_MULTIPROCESSOR),)
+        cast_kernel[grid](table, size, chunks, **foreach.OPTIONS)
 
 
 @foreach.kernel

@@ -37,21 +37,21 @@ def kernel(function):
     return triton.jit(function, do_not_specialize=numbers)
 
 
-def programs(chunks: int) -> int:
-    """Return how many programs share the chunks: by the list and the device alone."""
-    return max(1, min(chunks, _most_programs()))
+def programs(chunks: int, per_multiprocessor: int = PROGRAMS_PER_MULTIPROCESSOR) -> int:
+    """Return how many programs share the chunks: by the list and the device alone.
 
-
-def _most_programs() -> int:
+    `per_multiprocessor` is how many of the kernel's there are registers for.
+    """
     if INTERPRETED.value:
-        return INTERPRETED_PROGRAMS
-    return _programs_of(torch.cuda.current_device())
+        most = INTERPRETED_PROGRAMS
+    else:
+        most = per_multiprocessor * _multiprocessors(torch.cuda.current_device())
+    return max(1, min(chunks, most, PROGRAMS))
 
 
 @functools.cache
-def _programs_of(device: int) -> int:
-    multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
-    return min(PROGRAMS, PROGRAMS_PER_MULTIPROCESSOR * multiprocessors)
+def _multiprocessors(device: int) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 @device_function

@@ -2,8 +2,9 @@
 where asked for, the update of the scale: read-only on the gradients, one launch.
 
 Each program leaves an fp64 sum of squares for the part of a tensor, or of the list, that it has
-read; the program that draws the last ticket adds them up in order. How many there are depends on
-the list and the device alone, so the result is bitwise the same in every run.
+read; the program that draws the last ticket adds them up in order. What is added to what depends
+on the list, on how its segments are aligned and on the device alone: with these the same, the
+result is bitwise the same in every run.
 """
 
 import triton.language as tl
@@ -31,7 +32,8 @@ from amp_ext.triton_kernels.numerics import (
 from amp_ext.triton_kernels.update_scale import move_scale, scalars
 
 NO_UPDATE = (0, 0, 0, 0, 0.0, 0.0, 0, 0, 0.0, 0.0)
-# Registers for three programs a multiprocessor; ptxas spills some to have four.
+PROGRAMS_PER_MULTIPROCESSOR = 3
+# The registers that leaves each of them; ptxas spills some to have four.
 OPTIONS = {**foreach.OPTIONS, "maxnreg": 80}
 SUMS = tl.constexpr(PROGRAMS)
 TENSORS = tl.constexpr(32)
@@ -47,10 +49,10 @@ def grad_norm(
     norm: int,
     norms: int,
     partial_sums: int,
-    tickets: int,
+    ticket: int,
     update: tuple | None,
 ) -> None:
-    grid = (foreach.programs(chunks),)
+    grid = (foreach.programs(chunks, PROGRAMS_PER_MULTIPROCESSOR),)
     grad_norm_kernel[grid](
         table,
         size,
@@ -60,7 +62,7 @@ def grad_norm(
         norm,
         norms,
         partial_sums,
-        tickets,
+        ticket,
         *scalars(update or NO_UPDATE),
         PER_TENSOR=norms != 0,
         **OPTIONS,
@@ -77,7 +79,7 @@ def grad_norm_kernel(
     norm: tl.int64,
     norms: tl.int64,
     partial_sums: tl.int64,
-    tickets: tl.int64,
+    ticket: tl.int64,
     scale: tl.int64,
     growth_tracker: tl.int64,
     hysteresis_tracker: tl.int64,
@@ -103,8 +105,8 @@ def grad_norm_kernel(
     tl.store(found_inf, 1.0, mask=any_row(state[1]))
 
     tl.debug_barrier()  # what every thread has written comes before the ticket
-    ticket = tl.atomic_add(pointer(tickets, tl.int32), 1, sem="acq_rel", scope="gpu")
-    if ticket == tl.num_programs(0) - 1:
+    drawn = tl.atomic_add(pointer(ticket, tl.int32), 1, sem="acq_rel", scope="gpu")
+    if drawn == tl.num_programs(0) - 1:
         tl.debug_barrier()
         if PER_TENSOR:
             squares = _write_norms(table, size, chunks, partial_sums, norms)
@@ -114,7 +116,6 @@ def grad_norm_kernel(
             mask = i < tl.num_programs(0)
             squares = total(tl.load(sums, mask=mask, other=0.0, cache_modifier=".cg"), axis=0)
         tl.store(pointer(norm, tl.float32), tl.sqrt(squares).to(tl.float32))
-        tl.store(pointer(tickets, tl.int32), 0)
         if scale != 0:
             move_scale(
                 tl.load(found_inf, cache_modifier=".cg") != 0.0,

@@ -12,6 +12,7 @@ OPTIONS = {"num_warps": 1, "enable_fp_fusion": False}
 
 
 def update_scale_(found_infs: int, count: int, update: tuple) -> None:
+    """Launch the update. `found_infs` is the address of the one float, or of `count` addresses."""
     update_scale_kernel[(1,)](found_infs, count, *scalars(update), **OPTIONS)
 
 
@@ -37,12 +38,14 @@ def update_scale_kernel(
     min_scale: tl.float32,
     max_scale: tl.float32,
 ):
-    found_infs = pointer(found_infs, tl.int64)
+    only = tl.cast(found_infs, tl.int64)
+    addresses = pointer(found_infs, tl.int64)
     overflow = tl.zeros((BLOCK,), tl.int1)
     for begin in range(0, count, BLOCK):
         i = begin + tl.arange(0, BLOCK)
-        at = pointer(tl.load(found_infs + i, mask=i < count, other=0), tl.float32)
-        overflow |= tl.load(at, mask=i < count, other=0.0) != 0.0
+        mask = i < count
+        address = tl.load(addresses + i, mask=mask & (count != 1), other=only)
+        overflow |= tl.load(pointer(address, tl.float32), mask=mask, other=0.0) != 0.0
     move_scale(
         any_row(overflow),
         scale,
