@@ -89,10 +89,11 @@ INTERPRETER = Architecture(
     "interpreter",
     *(1, 1, 1),
     tiles=(
-        Tile(32, 64, 32, warps=1, stages=1, resident=1),
-        Tile(64, 64, 64, warps=4, stages=1, resident=1),
-        Tile(256, 256, 128, warps=16, stages=1, resident=1),
-        Tile(512, 512, 512, warps=64, stages=1, resident=1),
+        # In two parts where rows are not aligned.
+        Tile(32, 64, 32, warps=4, stages=1, resident=1),
+        Tile(64, 64, 64, warps=8, stages=1, resident=1),
+        Tile(256, 256, 128, warps=128, stages=1, resident=1),
+        Tile(512, 512, 512, warps=512, stages=1, resident=1),
     ),
 )
 UNALIGNED = Tile(64, 64, 32, warps=4, stages=3, resident=3)
