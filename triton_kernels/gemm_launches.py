@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from amp_ext.triton_kernels.gemm_kernels import add_rows_kernel, add_shares_kernel, gemm_kernel
 from amp_ext.triton_kernels.gemm_operands import Matrices, Product, read
-from amp_ext.triton_kernels.gemm_plan import Device, Plan
+from amp_ext.triton_kernels.gemm_plan import Device, Plan, Tile
 
 ADDING = {"num_warps": 4, "num_stages": 3, "enable_fp_fusion": True}
 """Options of the kernels that add up what others left."""
@@ -37,7 +37,7 @@ def launches(p: Product, plan: Plan, device: Device) -> list[Launch]:
         "splits": plan.splits,
         "group": plan.group,
     }
-    tiling = {"TILE_M": tile.m, "TILE_N": tile.n, "TILE_K": tile.k, "PARTS": tile.parts}
+    tiling = {"TILE_M": tile.m, "TILE_N": tile.n, "TILE_K": tile.k}
     grid = {"tiles_m": plan.tiles_m, "tiles_n": plan.tiles_n}
     operands = _operand("a", p, p.a, tile.m, tile.k, device)
     operands |= _operand("b", p, p.b, tile.k, tile.n, device)
@@ -45,8 +45,9 @@ def launches(p: Product, plan: Plan, device: Device) -> list[Launch]:
     common = operands | steps | tiling | sizes | {"k": p.a.columns, "TERMS": p.terms > 1}
 
     if plan.splits == 1:
-        reports, adding = _reports(p, rows_of_tiles, plan.tiles_n, tile.n, tile.parts)
-        arguments = common | grid | _epilogue(p) | reports | {"SPLIT": False}
+        parts = _parts(p, tile)
+        reports, adding = _reports(p, rows_of_tiles, plan.tiles_n, tile.n, parts)
+        arguments = common | grid | _epilogue(p) | reports | {"SPLIT": False, "PARTS": parts}
         return [Launch(gemm_kernel, plan.programs, arguments, options), *adding]
 
     shape = (plan.splits, p.batch, height, width)
@@ -62,7 +63,8 @@ def launches(p: Product, plan: Plan, device: Device) -> list[Launch]:
         derivative=False,
     )
     unreported = {"column_sums": None, "square_sums": None}
-    arguments = common | grid | _epilogue(plain) | unreported | {"SPLIT": True}
+    arguments = common | grid | _epilogue(plain) | unreported
+    arguments |= {"SPLIT": True, "PARTS": _parts(plain, tile)}
     summing = Launch(gemm_kernel, plan.programs, arguments, options)
 
     tile_m, tile_n = min(tile.m, 32), min(tile.n, 64)
@@ -106,6 +108,10 @@ def _operand(
         f"{name.upper()}_TMA": descriptor is not None,
         f"{name.upper()}_LAYOUT": layout,
     }
+
+
+def _parts(p: Product, tile: Tile) -> int:
+    return tile.parts(vector=min(abs(x.layout()) for x in (p.out, p.c, p.aux) if x))
 
 
 def _epilogue(p: Product) -> dict[str, Any]:

@@ -21,12 +21,13 @@ class Tile(NamedTuple):
     resident: int
     """Programs that a multiprocessor has at a time."""
 
-    @property
-    def parts(self) -> int:
-        """Parts in which the result is finished, side by side: 32 elements a thread, so that there
-        are registers for what belongs to them.
+    def parts(self, vector: int) -> int:
+        """Return the number of parts in which the result is finished, side by side: of so many
+        elements a thread that there are registers for what belongs to them, and for the addresses
+        of their vectors.
         """
-        return max(1, self.m * self.n // (self.warps * 32 * 32))
+        elements = 32 if vector >= 4 else 8
+        return max(1, self.m * self.n // (self.warps * 32 * elements))
 
     @property
     def shared_bytes(self) -> int:
@@ -88,10 +89,11 @@ INTERPRETER = Architecture(
     "interpreter",
     *(1, 1, 1),
     tiles=(
-        Tile(32, 64, 32, warps=1, stages=1, resident=1),
-        Tile(64, 64, 64, warps=4, stages=1, resident=1),
-        Tile(256, 256, 128, warps=16, stages=1, resident=1),
-        Tile(512, 512, 512, warps=64, stages=1, resident=1),
+        # In two parts where rows are not aligned.
+        Tile(32, 64, 32, warps=4, stages=1, resident=1),
+        Tile(64, 64, 64, warps=8, stages=1, resident=1),
+        Tile(256, 256, 128, warps=128, stages=1, resident=1),
+        Tile(512, 512, 512, warps=512, stages=1, resident=1),
     ),
 )
 UNALIGNED = Tile(64, 64, 32, warps=4, stages=3, resident=3)
