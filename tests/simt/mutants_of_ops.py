@@ -24,6 +24,9 @@ TICKET_WAITS = "  }\n  ptx::block_sync();"
 PART = "partial_sums[blockIdx.x + tensor] = total;\n    ptx::block_sync();"
 RACE = {"select": "small_exact or found_inf", "variant": "tsan"}
 
+EACH = "norm_of_each"
+CLIPS = "(clip or norm) and not clips_any"
+
 # The others take seconds, where these take milliseconds.
 QUICK = {
     "unscale": "not clips_any",
@@ -105,23 +108,28 @@ MUTANTS = (
     _mutant(
         "one partial sum too few", NORM, "i < gridDim.x; i", "i + 1 < gridDim.x; i", "grad_norm"
     ),
-    _mutant("sums of blocks share a slot", NORM, "[blockIdx.x + tensor]", "[tensor]", "grad_norm"),
+    _mutant(
+        "sums of blocks share a slot", NORM, "[blockIdx.x + tensor]", "[tensor]", "grad_norm", EACH
+    ),
     _mutant(
         "parts of tensors are not told apart",
         NORM,
         "if (i != tensor) finish()",
         "finish()",
         "grad_norm",
-        "norm_of_each",
+        EACH,
     ),
-    _mutant("a tensor's sum stays", NORM, "    sum = 0;\n", "", "grad_norm"),
-    _mutant("no barrier before the next tensor", NORM, PART, PART.split("\n")[0], "grad_norm"),
+    _mutant("a tensor's sum stays", NORM, "    sum = 0;\n", "", "grad_norm", EACH),
+    _mutant(
+        "no barrier before the next tensor", NORM, PART, PART.split("\n")[0], "grad_norm", EACH
+    ),
     _mutant(
         "the block of a tensor's last chunk",
         NORM,
         "shares.block_of(end - 1)",
         "shares.block_of(begin)",
         "grad_norm",
+        EACH,
     ),
     _mutant(
         "the owner of a chunk",
@@ -158,10 +166,17 @@ MUTANTS = (
         "the product is not judged", UNSCALE, "!E::finite(product)", "!E::finite(x)", "unscale"
     ),
     _mutant(
-        "found_inf decides", UNSCALE, "!Element<float>::finite(*norm)", "*found_inf", "unscale"
+        "found_inf decides",
+        UNSCALE,
+        "!Element<float>::finite(*norm)",
+        "*found_inf",
+        "unscale",
+        CLIPS,
     ),
-    _mutant("a bad norm is no overflow", UNSCALE, BAD_NORM, "return;", "unscale"),
-    _mutant("a bad norm clips", UNSCALE, BAD_NORM, BAD_NORM.replace("return;", ""), "unscale"),
+    _mutant("a bad norm is no overflow", UNSCALE, BAD_NORM, "return;", "unscale", CLIPS),
+    _mutant(
+        "a bad norm clips", UNSCALE, BAD_NORM, BAD_NORM.replace("return;", ""), "unscale", CLIPS
+    ),
     _mutant("clipped, not unscaled", UNSCALE, SCALED, "E::widen(x) *", "unscale"),
     _mutant(
         "one factor",
@@ -169,12 +184,20 @@ MUTANTS = (
         "inv_scale == 1.0f && coefficient == 1.0f",
         "inv_scale == 1.0f",
         "unscale",
+        CLIPS,
     ),
-    _mutant("clipping by one reads", UNSCALE, SKIP_ONE, "", "unscale"),
+    _mutant("clipping by one reads", UNSCALE, SKIP_ONE, "", "unscale", CLIPS),
     _mutant(
-        "an empty list has no norm", UNSCALE, "chunks == 0 && !args.norm", "chunks == 0", "unscale"
+        "an empty list has no norm",
+        UNSCALE,
+        "chunks == 0 && !args.norm",
+        "chunks == 0",
+        "unscale",
+        CLIPS,
     ),
-    _mutant("no block for an empty list", UNSCALE, "std::max(blocks, 1)", "blocks", "unscale"),
+    _mutant(
+        "no block for an empty list", UNSCALE, "std::max(blocks, 1)", "blocks", "unscale", CLIPS
+    ),
     _mutant("the last element decides", CHECK, "bad |= !", "bad = !", "check_finite"),
     _mutant(
         "index of the last tensor",
