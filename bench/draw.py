@@ -35,6 +35,11 @@ def bandwidth(figure: Figure) -> Canvas:
     return canvas
 
 
+def look(provider: str) -> dict[str, object]:
+    """amp_ext's points are filled, and show through others' at the same place."""
+    return style.look(provider, fillstyle="full" if provider in OURS else "none")
+
+
 def bandwidth_panel(axes: Axes, key: Axes, panel: dict) -> None:
     """Points on the left, and on the right what the letters stand for."""
     places = side_by_side([case["bytes"] for case in panel["cases"]])
@@ -49,8 +54,7 @@ def bandwidth_panel(axes: Axes, key: Axes, panel: dict) -> None:
             zorder=1,
         )
         for provider, rate in rates.items():
-            face = "full" if provider in OURS else "none"
-            axes.plot(place, rate, **style.look(provider, fillstyle=face))
+            axes.plot(place, rate, **look(provider))
         axes.annotate(
             letter,
             (place, max(rates.values())),
