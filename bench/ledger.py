@@ -9,6 +9,9 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+# Providers that are amp_ext: "amp_ext" is older than the choice of a backend.
+OURS = frozenset({"amp_ext", "cpu", "cuda", "triton", "library"})
+
 # What every record has, and its value where a line says nothing of it.
 DEFAULTS: Mapping[str, object] = {
     "op": None,  # as on the command line of run.py

@@ -110,7 +110,7 @@ def test_candidates_of_the_tuner(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a CPU what it would time: every tile in every cluster, splits where tiles are few."""
     monkeypatch.syspath_prepend(BENCH)
     import tune_gemm
-    from bench_gemm import large_shapes, small_shapes
+    from gemm_shapes import large_shapes, small_shapes
 
     tiles = len(_C.gemm_tiles()["gemm_sm90_kernel"])
     shapes = {f"{s.name} {s.layout}": s for s in (*large_shapes(), *small_shapes(quick=False))}
