@@ -12,8 +12,8 @@ from matplotlib.lines import Line2D
 
 import style
 from draw_products import heatmap, roofline
-from evidence import OURS
 from figures import Figure
+from ledger import OURS
 from style import number, size
 
 # ---- bandwidth ----------------------------------------------------------------------------------

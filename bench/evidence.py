@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 import ledger
+from ledger import OURS
 
 LIMIT = "limit"  # how the case of a table's first row begins
 HISTORY = "history"
-# Providers that are amp_ext: "amp_ext" is older than the choice of a backend.
-OURS = frozenset({"amp_ext", "cpu", "cuda", "triton", "library"})
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,10 @@ class Run:
 
     @property
     def command(self) -> str:
-        """What wrote the lines; derived where they are older than the key."""
-        said = self.records[-1]["command"]
-        return said or f"python bench/run.py {self.op} --device {self.device}"
+        """What wrote the lines, its file apart; derived where they are older than the key."""
+        default = f"python bench/run.py {self.op} --device {self.device}"
+        said = (re.sub(r" --json[ =]('[^']*'|\S+)", "", r["command"] or "") for r in self.records)
+        return "; ".join(dict.fromkeys(words or default for words in said))
 
     @property
     def versions(self) -> str:
@@ -131,7 +132,7 @@ def newest(results: Path, quick: bool = False) -> list[Run]:
 
 
 def is_quick(run: Run) -> bool:
-    return "--quick" in run.command.split()
+    return "--quick" in run.command
 
 
 def precedes(one: Run, other: Run) -> bool:

@@ -11,7 +11,8 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
-from evidence import OURS, Run, footer, versions
+from evidence import Run, footer, versions
+from ledger import OURS
 
 LISTS = ("unscale", "cast", "check", "norm")  # ops that read or write lists of tensors
 DTYPES = ("fp16", "bf16", "fp32")
@@ -50,7 +51,7 @@ def find(runs: Sequence[Run], op: str) -> Run | None:
 def roofline(runs: Sequence[Run]) -> Figure | str:
     """Matrix products below the copy bandwidth and the product rates measured beside them."""
     gemm = find(runs, "gemm")
-    copies = [(r, run) for run in runs for r in run.limits if r["gb_per_s"]]
+    copies = [(r, run) for run in runs for r in run.limits if r["gb_per_s"] and "copy" in r["case"]]
     if not gemm or not copies:
         lacking = "gemm" if not gemm else "an op whose first row is a copy"
         return f"roofline: left out, the ledger has no lines of {lacking}"
@@ -105,8 +106,9 @@ def traffic_of(record: dict) -> int | None:
     else:
         return None
     m, n, k = sizes
-    weight_in_fp32 = 2 * n * k if "wgrad" in record["case"] else 0
-    return 2 * (m * n + n * k + k * m) + weight_in_fp32
+    more = {"wgrad": 2, "accumulate": 6}  # bytes an element of a weight's gradient, which is FP32
+    weight = n * k * sum(extra for word, extra in more.items() if word in record["case"])
+    return 2 * (m * n + n * k + k * m) + weight
 
 
 def dtype_of(case: str) -> str:

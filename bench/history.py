@@ -19,7 +19,7 @@ import torch
 
 import ledger
 from evidence import HISTORY
-from run import describe_environment
+from measure import describe_environment
 from workloads import regression
 from workloads.common import Batch, Parser, positive
 
@@ -66,11 +66,12 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = parse(argv)
+    torch.set_num_threads(1)  # a small network gains nothing from more
     steps = [step for step in options.overflows if step <= options.steps]
+    command = f"python bench/history.py --device {options.device.type} --steps {options.steps}"
     about = {
-        **describe_environment(options.device),
+        **describe_environment(options.device, command),
         "utc": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "command": f"python bench/history.py --device {options.device.type}",
     }
     records = [train(name, options.device, options.steps, steps) for name in PROVIDERS]
     ledger.append(options.json, [{**record, **about} for record in records])
