@@ -16,6 +16,8 @@ from figures import Figure
 from ledger import OURS
 from style import number, size
 
+WIDE = 20  # largest over smallest rate from which an axis is logarithmic
+
 # ---- bandwidth ----------------------------------------------------------------------------------
 
 
@@ -27,11 +29,8 @@ def bandwidth(figure: Figure) -> Canvas:
         bandwidth_panel(axes, key, panel)
     grid[-1][0].set_xlabel("bytes read and written by one launch (cases of one size side by side)")
     seen = dict.fromkeys(p for panel in panels for case in panel["cases"] for p in case["rates"])
-    grid[0][0].legend(
-        handles=[Line2D([], [], label=style.name(p), **style.look(p)) for p in seen],
-        loc="lower right",
-        fontsize=8.5,
-    )
+    handles = [Line2D([], [], label=style.name(p), **look(p)) for p in seen]
+    grid[0][1].legend(handles=handles, loc="lower left", fontsize=8.5)
     return canvas
 
 
@@ -62,15 +61,21 @@ def bandwidth_panel(axes: Axes, key: Axes, panel: dict) -> None:
             textcoords="offset points",
             ha="center",
             fontsize=9,
+            bbox={"color": "white", "alpha": 0.7, "pad": 0.5},
         )
         lines.append(f"{letter}  {case['case']}: {size(case['bytes'])}")
     for limit in panel["limits"]:
         axes.axhline(limit["rate"], color=style.INK, linewidth=1, linestyle="--")
         lines.append(f"--  {limit['name']}: {number(limit['rate'])} GB/s")
-    axes.set(xscale="log", yscale="log", title=panel["op"], ylabel="GB/s at p20")
+    axes.set(xscale="log", title=panel["op"], ylabel="GB/s at p20")
     axes.margins(x=0.08, y=0.14)
+    shown = [rate for case in panel["cases"] for rate in case["rates"].values()]
+    if max(shown) > WIDE * min(shown):
+        axes.set_yscale("log")
+    else:
+        axes.set_ylim(bottom=0)
     axes.xaxis.set_major_formatter(lambda value, _: size(value))
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
     axes.grid(which="major")
     key.axis("off")
     key.text(

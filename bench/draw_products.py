@@ -8,6 +8,7 @@ from functools import partial
 import numpy as np
 from matplotlib.figure import Figure as Canvas
 from matplotlib.lines import Line2D
+from matplotlib.ticker import NullFormatter
 
 import style
 from evidence import ratio_text
@@ -17,6 +18,7 @@ from style import number
 FACES = {"fp16": "full", "bf16": "none", "fp32": "left"}  # how a marker is filled
 DASHES = {"fp16": "-", "bf16": "--", "fp32": ":"}
 SLOPE = 2.4  # the width of its line
+DECADES = 30  # at least, so that an axis has two numbers
 RANGE = 2.0  # colours saturate at ratios of 2^2 and 2^-2
 
 # ---- roofline ----------------------------------------------------------------------------------
@@ -30,7 +32,9 @@ def roofline(figure: Figure) -> Canvas:
     roofs = sorted(data["roofs"], key=lambda roof: -roof["rate"])
     ridge = roofs[0]["rate"] / slope
     places = [*(point["intensity"] for point in points), ridge]
-    left, right = min(places) / 2, max(places) * 2
+    right = max(places) * 2
+    left = min(min(places) / 2, right / DECADES)
+    lowest = min(left * slope, *(point["rate"] for point in points)) / 2
     axes.plot([left, ridge], [left * slope, ridge * slope], color=style.INK, linewidth=SLOPE)
     for roof in roofs:
         place = [roof["rate"] / slope, right]
@@ -42,9 +46,13 @@ def roofline(figure: Figure) -> Canvas:
         xscale="log",
         yscale="log",
         xlim=(left, right),
+        ylim=(min(lowest, roofs[0]["rate"] / DECADES), None),
         xlabel="arithmetic intensity: FLOP a byte of operands and result, each counted once",
         ylabel="GFLOP/s at p20",
     )
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(lambda value, _: f"{value:,g}")
+        axis.set_minor_formatter(NullFormatter())
     axes.grid(which="major")
     legend = partial(Line2D, [], [])
     handles = [
@@ -99,7 +107,8 @@ def heatmap(figure: Figure) -> Canvas:
         axes.text(
             x, y, text, ha="center", va="center", fontsize=8.5, color="white" if dark else style.INK
         )
-    axes.set_xticks(range(len(columns)), columns)
+    names = [(dtype, style.name(provider)) for dtype, provider in map(str.split, columns)]
+    axes.set_xticks(range(len(columns)), map("\n".join, names))
     axes.set_yticks(range(len(rows)), rows)
     axes.xaxis.tick_top()
     axes.tick_params(length=0)

@@ -46,9 +46,13 @@ def table(ledger: Path) -> str:
     """The geometric mean, the worst and the best ratio of each op and line."""
     if not ledger.exists():
         return "nothing was measured"
+    try:
+        runs = evidence.newest(ledger, quick=True)
+    except ValueError as error:  # its last line was cut off
+        return f"no table: {error}"
     lines = ["ratios, above 1 amp_ext is faster:"]
     lines.append(ROW.format("op", "line", "cases", "mean", "worst", "best"))
-    for run in evidence.newest(ledger, quick=True):
+    for run in runs:
         for provider, ratios in run.ratios.items():
             values = (ratios.mean, ratios.cases[ratios.worst], ratios.cases[ratios.best])
             texts = map(ratio_text, values)

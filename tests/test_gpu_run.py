@@ -185,6 +185,13 @@ def test_a_rehearsal_with_broken_stages(bench, tmp_path, monkeypatch, capsys, cu
     assert lines[-1].split() == ["unscale", "cpu", "1", "2.50", "2.50", "2.50"]
 
 
+def test_a_ledger_that_was_cut_off_has_no_table(bench, tmp_path):
+    ledger = tmp_path / "1.jsonl"
+    assert bench.gpu.table(ledger) == "nothing was measured"
+    ledger.write_text('{"op": "uns')
+    assert bench.gpu.table(ledger).startswith(f"no table: {ledger}:1 is not a JSON object")
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_without_a_gpu_it_says_so(bench, capsys):
     assert bench.gpu.main([]) == 1
