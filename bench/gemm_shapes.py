@@ -110,10 +110,14 @@ def large_shapes() -> list[Shape]:
 
 
 def small_shapes(quick: bool) -> list[Shape]:
-    """Squares, and the layers of the checkerboard, digits and regression networks."""
-    sizes, pixels = ((128, 64), 144) if quick else ((2048, 1024), 9216)
+    """Squares, and the layers of networks of the examples."""
+    return [*squares((128, 64) if quick else (2048, 1024)), *example_shapes(quick)]
+
+
+def example_shapes(quick: bool) -> list[Shape]:
+    """The layers of the checkerboard, digits and regression networks."""
+    pixels = 144 if quick else 9216
     return [
-        *squares(sizes),
         *layer(f"{pixels}x256x256", pixels, 256, 256),
         *layer("64x784x256", 64, 256, 784)[:3],
         Shape("64x10x20 forward", 64, 20, 10, "NT"),
@@ -133,7 +137,7 @@ def scaled_shapes(quick: bool) -> list[Shape]:
 
 
 def shapes(setup: Setup) -> list[Shape]:
-    small = small_shapes(setup.quick)
-    if setup.small:
-        return small + scaled_shapes(setup.quick)
-    return large_shapes() + small
+    if not setup.small:
+        return large_shapes() + small_shapes(quick=False)
+    sizes = (128, 64) if setup.quick else (1024, 512)
+    return squares(sizes) + example_shapes(setup.quick) + scaled_shapes(setup.quick)
