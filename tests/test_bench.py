@@ -172,6 +172,15 @@ def test_amp_ext_alone(tmp_path, capsys):
     assert [record["ratio"] for record in records] == [None, None]
 
 
+def test_results_have_a_file_of_their_own(tmp_path, capsys):
+    options = ["update", "--device", "cpu", "--quick", "--results", str(tmp_path)]
+    assert run.main([*options, "--filter", "1 found_inf, scale moved"]) == 0
+    (file,) = tmp_path.rglob("*.jsonl")
+    assert file.parent.name.startswith("cpu-")
+    assert capsys.readouterr().out.splitlines()[-1] == f"written to {file}"
+    assert len(ledger.read(tmp_path)) == 3
+
+
 def test_command_line():
     command = [sys.executable, str(BENCH / "run.py"), "unscale", "--device", "cpu"]
     ran = subprocess.run([*command, "--filter", "absent"], capture_output=True, text=True)
@@ -185,6 +194,7 @@ def test_command_line():
         (["gemm", "unknown"], "invalid choice: 'unknown'"),
         (["gemm", "--against", "absent.jsonl"], "no ledger at absent.jsonl"),
         (["gemm", "--base", "HEAD", "--against", str(BENCH)], "give one"),
+        (["gemm", "--results", "a", "--json", "b"], "--results stands alone"),
     ],
 )
 def test_refused_options(capsys, options, message):
