@@ -172,7 +172,7 @@ def limit(setup: Setup) -> Case:
 def cases(setup: Setup) -> list[Case]:
     made = []
     for dtype in setup.dtypes(FP16, BF16):
-        for shape in shapes(setup):
+        for shape in shapes(setup, dtype):
             hopeless = torch_is_hopeless(shape, dtype, setup.device)
             words = f"{NAMES[dtype]} {shape.name} {shape.layout}"
             baseline = CUBLASLT if setup.on_gpu else BASELINE

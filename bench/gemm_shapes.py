@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from registry import Setup
+from registry import BF16, Setup
 
 LAYOUTS = ("NN", "NT", "TN")
 TOKENS = 4096
@@ -136,7 +136,10 @@ def scaled_shapes(quick: bool) -> list[Shape]:
     return [*scaled.shapes(tokens, ("up",)), *vit, skinny]
 
 
-def shapes(setup: Setup) -> list[Shape]:
+def shapes(setup: Setup, dtype: torch.dtype) -> list[Shape]:
+    """All products in FP16 and in a dtype that is asked for; on a GPU fewer in BF16 otherwise."""
+    if not setup.small and dtype == BF16 and setup.dtype is None:
+        return squares((8192, 4096)) + BILLION_8.shapes(TOKENS)
     if not setup.small:
         return large_shapes() + small_shapes(quick=False)
     sizes = (128, 64) if setup.quick else (1024, 512)
