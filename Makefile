@@ -23,9 +23,10 @@ demo: .venv/built ## train a small network in FP16 on this machine; writes demo.
 test: .venv/built ## the test suite
 	.venv/$(PYTEST) tests
 
-bench: .venv/built ## amp_ext against torch, on this machine's best device
+bench: RESULTS = build/bench
+bench: .venv/built ## amp_ext against torch, on this machine's best device; RESULTS=DIR
 	@device=$$(.venv/bin/python -c "import torch; print('cuda' if torch.cuda.is_available() else 'cpu')"); \
-	set -ex; for op in train gemm autocast unscale cast scaler; do .venv/bin/python bench/run.py $$op --device $$device; done
+	set -x; .venv/bin/python bench/run.py all --device $$device --results $(RESULTS)
 
 readme: .venv/built ## README's tables and figures, from bench/results
 	.venv/bin/python bench/readme.py

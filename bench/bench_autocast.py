@@ -16,7 +16,7 @@ import providers
 from registry import BASELINE, BF16, FP16, NAMES, Case, Op, Provider, Setup, Trial, check
 
 CALLS, QUICK_CALLS = 100, 10
-REGIONS = [amp_ext.autocast, torch.autocast]
+REGIONS = {"amp_ext": amp_ext.autocast, BASELINE: torch.autocast}
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,8 @@ class Loop:
 
 
 def build(call: Call, mode: str, calls: int, dtype: torch.dtype, device: torch.device) -> Trial:
-    mine, theirs = (Loop(region, call, mode, calls, dtype, device) for region in REGIONS)
+    regions = REGIONS.values()
+    mine, theirs = (Loop(region, call, mode, calls, dtype, device) for region in regions)
     lines = providers.ours(device, products=True)
 
     def verify_all() -> None:

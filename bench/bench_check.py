@@ -46,7 +46,8 @@ def lines(case: GradientList, setup: Setup) -> dict[str, tuple[Launch, Callable]
     made = {name: (ours, around) for name, around in providers.ours(device).items()}
     if not setup.on_gpu or BF16 not in case.dtypes:  # torch's CUDA op takes no bfloat16
         made[BASELINE] = partial(theirs, torch.ones((), device=device)), plain
-    made[NORMS] = by_norms, plain
+    if setup.on_gpu or setup.quick:  # on a CPU ten times as slow
+        made[NORMS] = by_norms, plain
     if case.compiles(setup):
 
         def run(program: Callable) -> None:

@@ -56,13 +56,15 @@ class Layout(NamedTuple):
 
 
 class Library:
-    """The library that torch has loaded, and a handle of it; OSError where there is none."""
+    """The library that torch has loaded, and a handle of it with a workspace; OSError where there
+    is none."""
 
     def __init__(self) -> None:
         major = (torch.version.cuda or "").partition(".")[0]
         self._functions = ctypes.CDLL(f"libcublasLt.so.{major}")
         self.handle = c_void_p()
         self("cublasLtCreate", byref(self.handle))
+        self.workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device="cuda")
 
     def __call__(self, name: str, *arguments: object) -> None:
         """Call a function; raise RuntimeError with the status where it is not 0."""
@@ -75,7 +77,7 @@ class Product:
     """out = a @ b + beta * out, summed in FP32, by one of several algorithms.
 
     Args:
-        library: cuBLASLt.
+        library: cuBLASLt; its products run one after the other, for they share its workspace.
         a: [m, k], float16 or bfloat16, rows or columns contiguous.
         b: [k, n], likewise, of the same dtype.
         out: [m, n], contiguous, of that dtype or float32.
@@ -88,7 +90,6 @@ class Product:
         self._library = library
         self._beta = c_float(beta)
         self._tensors = b, a, out
-        self._workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=out.device)
         self._description = c_void_p()
         library(
             "cublasLtMatmulDescCreate", byref(self._description), COMPUTE_32F, TYPES[torch.float32]
@@ -139,7 +140,7 @@ class Product:
             "cublasLtMatmul",
             *(self._library.handle, self._description, byref(c_float(1)), *b, *a),
             *(byref(self._beta), *out, *out, byref(algorithm)),
-            *(c_void_p(self._workspace.data_ptr()), c_size_t(WORKSPACE_BYTES)),
+            *(c_void_p(self._library.workspace.data_ptr()), c_size_t(WORKSPACE_BYTES)),
             c_void_p(torch.cuda.current_stream().cuda_stream),
         )
 

@@ -56,7 +56,10 @@ class Run:
     def command(self) -> str:
         """What wrote the lines, its file apart; derived where they are older than the key."""
         default = f"python bench/run.py {self.op} --device {self.device}"
-        said = (re.sub(r" --json[ =]('[^']*'|\S+)", "", r["command"] or "") for r in self.records)
+        said = (
+            re.sub(r" --(?:json|results)[ =]('[^']*'|\S+)", "", r["command"] or "")
+            for r in self.records
+        )
         return "; ".join(dict.fromkeys(words or default for words in said))
 
     @property

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from registry import Setup
+from registry import BF16, Setup
 
 LAYOUTS = ("NN", "NT", "TN")
 TOKENS = 4096
@@ -110,10 +110,14 @@ def large_shapes() -> list[Shape]:
 
 
 def small_shapes(quick: bool) -> list[Shape]:
-    """Squares, and the layers of the checkerboard, digits and regression networks."""
-    sizes, pixels = ((128, 64), 144) if quick else ((2048, 1024), 9216)
+    """Squares, and the layers of networks of the examples."""
+    return [*squares((128, 64) if quick else (2048, 1024)), *example_shapes(quick)]
+
+
+def example_shapes(quick: bool) -> list[Shape]:
+    """The layers of the checkerboard, digits and regression networks."""
+    pixels = 144 if quick else 9216
     return [
-        *squares(sizes),
         *layer(f"{pixels}x256x256", pixels, 256, 256),
         *layer("64x784x256", 64, 256, 784)[:3],
         Shape("64x10x20 forward", 64, 20, 10, "NT"),
@@ -132,8 +136,11 @@ def scaled_shapes(quick: bool) -> list[Shape]:
     return [*scaled.shapes(tokens, ("up",)), *vit, skinny]
 
 
-def shapes(setup: Setup) -> list[Shape]:
-    small = small_shapes(setup.quick)
-    if setup.small:
-        return small + scaled_shapes(setup.quick)
-    return large_shapes() + small
+def shapes(setup: Setup, dtype: torch.dtype) -> list[Shape]:
+    """All products in FP16 and in a dtype that is asked for; on a GPU fewer in BF16 otherwise."""
+    if not setup.small and dtype == BF16 and setup.dtype is None:
+        return squares((8192, 4096)) + BILLION_8.shapes(TOKENS)
+    if not setup.small:
+        return large_shapes() + small_shapes(quick=False)
+    sizes = (128, 64) if setup.quick else (1024, 512)
+    return squares(sizes) + example_shapes(setup.quick) + scaled_shapes(setup.quick)

@@ -6,7 +6,9 @@ Lines are only ever appended, and older ones lack keys that came later: `read` s
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime, timezone
 from pathlib import Path
 
 # Providers that are amp_ext: "amp_ext" is older than the choice of a backend.
@@ -71,6 +73,20 @@ def _records(file: Path) -> Iterator[dict]:
             raise ValueError(f"{file}:{number} is not a JSON object: {error}") from None
         if "op" in record:
             yield {**DEFAULTS, **record}
+
+
+def file_in(folder: Path, device: str, name: str, commit: str | None) -> Path:
+    """FOLDER/<device>/<utc date>-<commit>.jsonl, where a run's measurements belong.
+
+    Args:
+        folder: of all results.
+        device: "cpu" or "cuda".
+        name: the device's name.
+        commit: that was measured; None where it is unknown.
+    """
+    words = re.sub(r"[^\w.]+", "-", name).strip("-").lower()
+    words = words if device == "cuda" else f"{device}-{words}"
+    return folder / words / f"{datetime.now(timezone.utc):%Y-%m-%d}-{commit or 'unknown'}.jsonl"
 
 
 def append(path: str | Path, records: Iterable[Mapping[str, object]]) -> None:

@@ -20,16 +20,24 @@ T = TypeVar("T")
 
 
 class Gradients:
-    """The .grad of parameters, whole and by dtype: torch's ops take one dtype at a time."""
+    """Gradients, whole and by dtype: torch's ops take one dtype at a time."""
 
     def __init__(self, grads: list[Tensor]) -> None:
-        self.leaves = testing.parameters(grads)
-        self.flat = [leaf.grad for leaf in self.leaves]
+        self.flat = grads
         groups: dict[torch.dtype, list[Tensor]] = {}
         for grad in self.flat:
             groups.setdefault(grad.dtype, []).append(grad)
         self.groups = list(groups.values())
         self.bytes = sum(grad.nbytes for grad in grads)
+        self.leaves: list[torch.nn.Parameter] = []
+
+    @classmethod
+    def of_parameters(cls, grads: list[Tensor]) -> Gradients:
+        """The .grad of parameters."""
+        leaves = testing.parameters(grads)
+        made = cls([leaf.grad for leaf in leaves])
+        made.leaves = leaves
+        return made
 
     def clone(self) -> Gradients:
         return Gradients([grad.clone() for grad in self.flat])
@@ -48,7 +56,7 @@ class GradientList:
     counted: bool = True
 
     def make(self, device: torch.device) -> Gradients:
-        return Gradients(testing.gradients(self.shapes, self.dtypes, device))
+        return Gradients.of_parameters(testing.gradients(self.shapes, self.dtypes, device))
 
     def compiles(self, setup: Setup) -> bool:
         """Whether torch.compile is to take part."""

@@ -44,6 +44,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--quick", action="store_true", help="small inputs, few repeats: seconds")
     add("--filter", default="", metavar="TEXT", help="only cases named like this")
     add("--json", type=Path, metavar="FILE", help="append one line a measurement")
+    add("--results", type=Path, metavar="DIR", help="append to DIR/<device>/<date>-<commit>.jsonl")
     add("--seconds", type=float, metavar="S", help="measure each line of a table for so long")
     add(
         "--compile",
@@ -58,6 +59,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         parser.error("--device cuda: torch sees no GPU here; use --device cpu")
     if options.against and not options.against.exists():
         parser.error(f"--against: no ledger at {options.against}")
+    if options.results and (options.json or options.base):
+        parser.error("--results stands alone: --json FILE, or --base REV with --json FILE")
     if options.base and options.against:
         parser.error("--base and --against are two comparisons: give one")
     options.ops = list(dict.fromkeys(OPS if ALL in options.ops else options.ops))
@@ -132,6 +135,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.records = []
     command = shlex.join(["python", "bench/run.py", *argv])
     environment = describe_environment(options.setup.device, command)
+    if options.results:
+        where = (environment[key] for key in ("device", "device_name", "commit"))
+        options.json = ledger.file_in(options.results, *where)
     outcomes: list[Outcome] = []
     for place, name in enumerate(options.ops):
         if place:
@@ -140,6 +146,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not outcomes:
         return 2
     status = int(any(outcome.error for outcome in outcomes))
+    if options.results:
+        print(f"\nwritten to {options.json}")
     if options.against:
         lines, slower = compare.against(options.records, earlier)
         print(f"\nagainst {options.against}", *lines, sep="\n")

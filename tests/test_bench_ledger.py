@@ -46,6 +46,20 @@ def test_a_broken_line_is_named(tmp_path: Path, line: str) -> None:
         ledger.read(file)
 
 
+@pytest.mark.parametrize(
+    ("device", "name", "folder"),
+    [
+        ("cuda", "NVIDIA H100 80GB HBM3", "nvidia-h100-80gb-hbm3"),
+        ("cpu", "Intel(R) Xeon(R) @ 2.50GHz", "cpu-intel-r-xeon-r-2.50ghz"),
+    ],
+)
+def test_where_a_run_belongs(tmp_path: Path, device: str, name: str, folder: str) -> None:
+    file = ledger.file_in(tmp_path, device, name, "168b509")
+    assert file.parent == tmp_path / folder
+    assert file.name.endswith("-168b509.jsonl")
+    assert ledger.file_in(tmp_path, device, name, None).name.endswith("-unknown.jsonl")
+
+
 def test_nothing_there(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="no ledger at"):
         ledger.read(tmp_path / "absent")

@@ -137,6 +137,14 @@ def test_the_newest_of_a_machine_and_op_counts(bench, tmp_path):
     assert len(bench.evidence.newest(only, quick=True)) == 1
 
 
+def test_commands_are_shown_without_their_files(bench, tmp_path):
+    words = "python bench/run.py unscale --json '/a b/c.jsonl' --quick --results /d"
+    results = write(tmp_path / "cpu", "a.jsonl", line(command=words), line(case="8 x 8"))
+    (run,) = bench.evidence.newest(results, quick=True)
+    derived = "python bench/run.py unscale --device cpu"
+    assert run.command == f"python bench/run.py unscale --quick; {derived}"
+
+
 def test_refused_and_uncounted_cases_have_no_part(bench, tmp_path):
     results = write(
         tmp_path / "cpu",

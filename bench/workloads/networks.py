@@ -77,7 +77,8 @@ class LanguageModel(nn.Module):
 
 @dataclass(frozen=True)
 class ResNet50:
-    """Sizes of ResNet-50 (He et al. 2015) with the stride in its 3 x 3 convolutions."""
+    """Sizes of ResNet-50 (He et al. 2015) with the stride in its 3 x 3 convolutions, and each
+    block's last norm starting at 0 (Goyal et al. 2017)."""
 
     blocks: tuple[int, ...] = (3, 4, 6, 3)
     width: int = 64
@@ -127,6 +128,7 @@ class Bottleneck(nn.Module):
             *(*convolved(inner, inner, 3, stride), nn.ReLU()),
             *convolved(inner, 4 * inner, 1),
         )
+        nn.init.zeros_(self.body[-1].weight)
         changes = stride != 1 or inputs != 4 * inner
         self.beside = nn.Sequential(*convolved(inputs, 4 * inner, 1, stride) if changes else ())
 
