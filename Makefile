@@ -3,7 +3,7 @@
 PYTHON ?= python3
 TORCH = 2.13.0
 TORCH_CUDA = 2.11.0
-RESULTS ?= bench/results
+RESULTS ?= $(if $(DRY_RUN),build/rehearsal,bench/results)
 
 CXX_FILES = $(shell find csrc tests bench -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 PY_FILES = setup.py build_backend.py amp_ext bench tests triton_kernels
@@ -12,7 +12,7 @@ PYTEST = bin/pytest -q -n $${MAX_JOBS:-logical} --maxprocesses 8 --dist workstea
 
 .DEFAULT_GOAL = help
 .DELETE_ON_ERROR:
-.PHONY: help demo test bench lint format mutants cuda-check gpu clean
+.PHONY: help demo test bench readme lint format mutants cuda-check gpu clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s%s\n", $$1, $$2}' Makefile
@@ -23,9 +23,13 @@ demo: .venv/built ## train a small network in FP16 on this machine; writes demo.
 test: .venv/built ## the test suite
 	.venv/$(PYTEST) tests
 
-bench: .venv/built ## amp_ext against torch, on this machine's best device
+bench: RESULTS = build/bench
+bench: .venv/built ## amp_ext against torch, on this machine's best device; RESULTS=DIR
 	@device=$$(.venv/bin/python -c "import torch; print('cuda' if torch.cuda.is_available() else 'cpu')"); \
-	set -ex; for op in train gemm autocast unscale cast scaler; do .venv/bin/python bench/run.py $$op --device $$device; done
+	set -x; .venv/bin/python bench/run.py all --device $$device --results $(RESULTS)
+
+readme: .venv/built ## README's tables and figures, from bench/results
+	.venv/bin/python bench/readme.py
 
 mutants: .venv/built ## break the CUDA kernels one edit at a time; their tests must fail each time
 	.venv/bin/python tests/simt/mutants.py
@@ -47,8 +51,8 @@ cuda-check: .venv-cuda/made ## build the CUDA kernels, inspect them and run the 
 	env -u TRITON_INTERPRET .venv-cuda/bin/python tests/triton_check.py
 	cd tests && ../.venv-cuda/$(PYTEST)  # not here, where Python would find the source of amp_ext
 
-gpu: ## tests, memory check and benchmarks on a GPU, with PYTHON's own torch; RESULTS=DIR
-	$(PYTHON) bench/gpu.py $(RESULTS)
+gpu: ## tests and benchmarks on a GPU, with PYTHON's torch; RESULTS=DIR, DRY_RUN=1: on the CPU
+	$(PYTHON) bench/gpu.py $(if $(DRY_RUN),--dry-run) $(RESULTS)
 
 clean: ## remove everything that was built or installed here
 	rm -rf .venv .venv-cuda .venv-lint build dist *.egg-info amp_ext/*.so amp_ext/_build_info.py demo.png

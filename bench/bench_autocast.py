@@ -12,10 +12,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import amp_ext
-from registry import BASELINE, OURS, Case, Op, Provider, Trial, check
+import providers
+from registry import BASELINE, BF16, FP16, NAMES, Case, Op, Provider, Setup, Trial, check
 
 CALLS, QUICK_CALLS = 100, 10
-REGIONS = {OURS: amp_ext.autocast, BASELINE: torch.autocast}
+REGIONS = {"amp_ext": amp_ext.autocast, BASELINE: torch.autocast}
 
 
 @dataclass(frozen=True)
@@ -23,10 +24,11 @@ class Call:
     """A product as a network makes it.
 
     Args:
-        name: the op and its operands' dtypes.
+        name: the op, and which operands are of FP32.
         run: takes the tensors.
         shapes: of the tensors.
-        weights: how many of the last tensors are FP32 parameters; the others are FP16 activations.
+        weights: how many of the last tensors are FP32 parameters; the others are activations of
+            the region's dtype.
     """
 
     name: str
@@ -34,34 +36,42 @@ class Call:
     shapes: Sequence[tuple[int, ...]]
     weights: int = 0
 
-    def tensors(self, grad: bool, device: torch.device) -> list[Tensor]:
+    def tensors(self, grad: bool, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
         """Small whole numbers, of which no product is rounded."""
         generator = torch.Generator().manual_seed(0)
         made = []
         for place, shape in enumerate(self.shapes):
             weight = place >= len(self.shapes) - self.weights
             values = torch.randint(-3, 4, shape, generator=generator).float().to(device)
-            tensor = values if weight else values.half()
+            tensor = values if weight else values.to(dtype)
             made.append(tensor.requires_grad_(grad or weight))
         return made
 
 
 CALLS_MEASURED = (
     Call("linear, FP32 weights", F.linear, [(4, 4), (4, 4), (4,)], weights=2),
-    Call("mm, FP16", torch.mm, [(4, 4), (4, 4)]),
-    Call("bmm, FP16", torch.bmm, [(1, 4, 4), (1, 4, 4)]),
+    Call("mm", torch.mm, [(4, 4), (4, 4)]),
+    Call("bmm", torch.bmm, [(1, 4, 4), (1, 4, 4)]),
     Call("conv2d 1x1, FP32 weight", F.conv2d, [(1, 4, 2, 2), (4, 4, 1, 1)], weights=1),
 )
-NO_GRAD, FORWARD, BACKWARD = MODES = ("no grad", "forward", "with backward")
+NO_GRAD, FORWARD, BACKWARD = MODES = ("no grad", "forward", "fwd+bwd")
 
 
 class Loop:
     """Calls in one region, then perhaps one backward pass through all of them."""
 
-    def __init__(self, region: Any, call: Call, mode: str, calls: int, device: torch.device):
-        self.region = partial(region, device.type, dtype=torch.float16)
+    def __init__(
+        self,
+        region: Any,
+        call: Call,
+        mode: str,
+        calls: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.region = partial(region, device.type, dtype=dtype)
         self.run_call, self.mode, self.calls = call.run, mode, range(calls)
-        self.tensors = call.tensors(mode != NO_GRAD, device)
+        self.tensors = call.tensors(mode != NO_GRAD, dtype, device)
         with torch.no_grad(), self.region():
             self.cotangents = calls * [torch.ones_like(call.run(*self.tensors))]
 
@@ -76,10 +86,24 @@ class Loop:
         return results
 
 
-def build(call: Call, mode: str, calls: int, device: torch.device) -> Trial:
-    loops = {name: Loop(region, call, mode, calls, device) for name, region in REGIONS.items()}
-    providers = tuple(Provider(name, loop.run) for name, loop in loops.items())
-    return Trial(providers, lambda: verify(*loops.values()), calls=calls)
+def build(call: Call, mode: str, calls: int, dtype: torch.dtype, device: torch.device) -> Trial:
+    regions = REGIONS.values()
+    mine, theirs = (Loop(region, call, mode, calls, dtype, device) for region in regions)
+    lines = providers.ours(device, products=True)
+
+    def verify_all() -> None:
+        for around in lines.values():
+            with around():
+                verify(mine, theirs)
+
+    return Trial(
+        (
+            *(Provider(name, mine.run, around=around) for name, around in lines.items()),
+            Provider(BASELINE, theirs.run),
+        ),
+        verify_all,
+        calls=calls,
+    )
 
 
 def verify(mine: Loop, theirs: Loop) -> None:
@@ -93,12 +117,12 @@ def verify(mine: Loop, theirs: Loop) -> None:
         check(same, f"the gradient of tensor {place} is not torch's")
 
 
-def limit(device: torch.device, quick: bool) -> Case:
+def limit(setup: Setup) -> Case:
     """torch's own call, without autocast."""
-    calls = QUICK_CALLS if quick else CALLS
+    calls = QUICK_CALLS if setup.quick else CALLS
 
     def build_calls() -> Trial:
-        a, b = (torch.ones(4, 4, device=device) for _ in range(2))
+        a, b = (torch.ones(4, 4, device=setup.device) for _ in range(2))
 
         def launch() -> list[Tensor]:
             return [torch.mm(a, b) for _ in range(calls)]
@@ -108,10 +132,16 @@ def limit(device: torch.device, quick: bool) -> Case:
     return Case("limit: mm, FP32, no autocast, no grad", build_calls)
 
 
-def cases(device: torch.device, quick: bool) -> list[Case]:
-    calls = QUICK_CALLS if quick else CALLS
+def cases(setup: Setup) -> list[Case]:
+    calls = QUICK_CALLS if setup.quick else CALLS
+    if setup.dtype is not None and not setup.dtypes(FP16, BF16):
+        return []
+    dtype = setup.dtype or FP16
     return [
-        Case(f"{call.name}, {mode}", partial(build, call, mode, calls, device))
+        Case(
+            f"{NAMES[dtype]} {call.name}, {mode}",
+            partial(build, call, mode, calls, dtype, setup.device),
+        )
         for call in CALLS_MEASURED
         for mode in MODES
     ]
@@ -121,7 +151,7 @@ OP = Op(
     name="autocast",
     notes=(
         f"Host time of {CALLS} calls in one autocast region ({QUICK_CALLS} with --quick), entering "
-        "and leaving it included, FP16; matrices of 4 x 4. The first call casts FP32 weights, the "
+        "and leaving it included; matrices of 4 x 4. The first call casts FP32 weights, the "
         "others find the copy. A backward pass runs through all calls at once, after the region.",
     ),
     rate="us/call",

@@ -2,186 +2,195 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import itertools
+from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 import cublaslt
+import providers
 from amp_ext import ops
-from amp_ext._library import _C
-from registry import BASELINE, OURS, Case, Op, Provider, Trial, check
+from bounds import UNIT, Bounded, compare_products
+from gemm_shapes import Shape, shapes
+from lists import rotated
+from registry import BASELINE, BF16, FP16, NAMES, Case, Op, Provider, Setup, Trial
 
-FP32 = "fp32"
+FP32_LINE = "fp32"
 CUBLASLT = "cublaslt"
-KERNEL = "kernel"
-NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
-LAYOUTS = ("NN", "NT", "TN")
-HOPELESS_FLOPS = 2**32
+HOPELESS_FLOPS = 2**31
+FP32_FLOPS = 2**37  # larger ones are not worth a GPU's time in FP32
 
 
-@dataclass(frozen=True)
-class Shape:
-    """out [m, n] = A [m, k] @ B [k, n].
+class Operands(NamedTuple):
+    """A and B as they lie in memory, and what a product is added to."""
 
-    Args:
-        name: what the product is.
-        layout: "NN", "NT" or "TN"; T is an operand that lies in memory as its transpose.
-        out: dtype of amp_ext's result; the operands' own when None.
-    """
+    a: Tensor
+    b: Tensor
+    c: Tensor | None
 
-    name: str
-    m: int
-    n: int
-    k: int
-    layout: str
-    out: torch.dtype | None = None
+    @classmethod
+    def of(cls, shape: Shape, dtype: torch.dtype, device: torch.device) -> Operands:
+        a, b = shape.operands(dtype, device)
+        return cls(a, b, torch.randn(shape.m, shape.n, device=device) if shape.accumulate else None)
+
+    def clone(self) -> Operands:
+        return Operands(*(None if tensor is None else tensor.clone() for tensor in self))
+
+    def widened(self) -> Operands:
+        """FP32's own: a and b lie as the 16-bit ones do."""
+        return Operands(self.a.float(), self.b.float(), self.c)
 
     @property
-    def flops(self) -> int:
-        return 2 * self.m * self.n * self.k
-
-    def operands(self, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-        """A and B as they lie in memory: activations N(0, 1) and weights N(0, 1 / k)."""
-        generator = torch.Generator(device).manual_seed(0)
-        shapes = [(self.m, self.k), (self.k, self.n)]
-        stored = [s[::-1] if t == "T" else s for s, t in zip(shapes, self.layout, strict=True)]
-        a, b = (torch.randn(s, device=device, generator=generator) for s in stored)
-        return a.to(dtype), b.div_(self.k**0.5).to(dtype)
-
-    def views(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-        """A and B as torch.mm takes them."""
-        return (a.t() if self.layout[0] == "T" else a), (b.t() if self.layout[1] == "T" else b)
+    def bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self if tensor is not None)
 
 
-def ours(shape: Shape, a: Tensor, b: Tensor) -> Tensor:
+Launch = Callable[[Shape, Operands], Tensor]
+
+
+def ours(shape: Shape, given: Operands) -> Tensor:
     trans_a, trans_b = (letter == "T" for letter in shape.layout)
+    a, b, c = given
+    if c is not None:
+        ops.gemm_accumulate_(c, a, b, trans_a=trans_a, trans_b=trans_b)
+        return c
     return ops.gemm(a, b, trans_a=trans_a, trans_b=trans_b, out_dtype=shape.out)
 
 
-def by_kernel(shape: Shape, a: Tensor, b: Tensor) -> Tensor:
-    """amp_ext's CUDA kernel, which serves only those who ask for it."""
-    before = _C.gemm_source()
-    _C.set_gemm_source(_C.GemmSource.kernel)
-    try:
-        return ours(shape, a, b)
-    finally:
-        _C.set_gemm_source(before)
+def theirs(shape: Shape, given: Operands) -> Tensor:
+    """A gradient of FP32 is a product's in 16 bits, cast or added, as torch.autocast has it."""
+    product = torch.mm(*shape.views(given.a, given.b))
+    if given.c is not None:
+        return given.c.add_(product)
+    return product.to(shape.out or product.dtype)
+
+
+def in_fp32(shape: Shape, given: Operands) -> Tensor:
+    a, b = shape.views(given.a, given.b)
+    return torch.mm(a, b) if given.c is None else given.c.addmm_(a, b)
 
 
 def torch_is_hopeless(shape: Shape, dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether one product of torch's takes tens of seconds: a large one of FP16, NN, on a CPU."""
-    slow = device.type == "cpu" and dtype == torch.float16 and shape.layout == "NN"
+    """Whether one product of torch's takes seconds: a large one of FP16, NN, on a CPU."""
+    slow = device.type == "cpu" and dtype == FP16 and shape.layout == "NN"
     return slow and shape.flops >= HOPELESS_FLOPS
 
 
 def build(shape: Shape, dtype: torch.dtype, device: torch.device) -> Trial:
-    """All providers multiply the same values; FP32's operands lie as the 16-bit ones do."""
-    a, b = shape.operands(dtype, device)
-    low, wide = shape.views(a, b), shape.views(a.float(), b.float())
-    providers = [Provider(OURS, lambda: ours(shape, a, b))]
+    """All providers multiply the same values, each into results of its own."""
+    given = Operands.of(shape, dtype, device)
+    made: dict[str, tuple[Launch, Callable]] = {
+        name: (ours, around) for name, around in providers.ours(device, products=True).items()
+    }
     if not torch_is_hopeless(shape, dtype, device):
-        providers.append(Provider(BASELINE, lambda: torch.mm(*low)))
-    providers.append(Provider(FP32, lambda: torch.mm(*wide)))
+        made[BASELINE] = theirs, providers.nullcontext
+    sets = rotated(given, given.bytes, Operands.clone, device)
+
+    def provider(name: str, launch: Launch, around: Callable, sets: list[Operands]) -> Provider:
+        turns = itertools.cycle(sets)
+        return Provider(name, lambda: launch(shape, next(turns)), around=around)
+
+    lines = [provider(name, *line, sets) for name, line in made.items()]
+    if device.type == "cpu" or shape.flops <= FP32_FLOPS:
+        made[FP32_LINE] = in_fp32, providers.nullcontext
+        wide = rotated(given.widened(), 2 * given.bytes, Operands.clone, device)
+        lines.append(provider(FP32_LINE, *made[FP32_LINE], wide))
     if device.type == "cuda":
-        providers.append(Provider(KERNEL, lambda: by_kernel(shape, a, b)))
-        out = torch.empty(shape.m, shape.n, dtype=shape.out or dtype, device=device)
-        providers.append(Provider(CUBLASLT, cublaslt.fastest(*low, out)))
-    return Trial(tuple(providers), lambda: verify(shape, a, b), flops=shape.flops)
+        made[CUBLASLT] = partial(by_cublaslt, dtype), providers.nullcontext
+        launches = itertools.cycle(cublaslt_launches(shape, dtype, sets))
+        lines.append(Provider(CUBLASLT, lambda: next(launches)()))
+    # A gradient of their own to add to: timing has added to the others.
+    fresh = Operands.of(shape, dtype, device)
+    return Trial(tuple(lines), lambda: verify(shape, fresh, made), flops=shape.flops)
 
 
-def verify(shape: Shape, a: Tensor, b: Tensor) -> None:
-    """amp_ext's result is as near to the product in FP64 as FP32 sums, rounded once, must be.
+def cublaslt_launches(
+    shape: Shape, dtype: torch.dtype, sets: list[Operands]
+) -> list[Callable[[], None]]:
+    """Into amp_ext's dtype; a product that is added is added in FP32, by beta = 1."""
 
-    A sum of k exact products carries k - 1 roundings to FP32; a 16-bit result one more, of half a
-    unit in the last place.
+    def out(given: Operands) -> Tensor:
+        if given.c is not None:
+            return given.c
+        size = shape.m, shape.n
+        return torch.empty(size, dtype=shape.out or dtype, device=given.a.device)
+
+    operands = [(*shape.views(given.a, given.b), out(given)) for given in sets]
+    return cublaslt.fastest(operands, beta=float(shape.accumulate))
+
+
+def by_cublaslt(dtype: torch.dtype, shape: Shape, given: Operands) -> Tensor:
+    """The fastest algorithm's result; it is chosen on a copy, which that adds to."""
+    out = torch.empty(shape.m, shape.n, dtype=shape.out or dtype, device=given.a.device)
+    result = out if given.c is None else given.c
+    a, b = shape.views(given.a, given.b)
+    cublaslt.fastest([(a, b, result.clone()), (a, b, result)], float(shape.accumulate))[1]()
+    return result
+
+
+def verify(shape: Shape, given: Operands, made: dict[str, tuple[Launch, Callable]]) -> None:
+    """Results are as near to the product in FP64 as FP32 sums, rounded once, must be.
+
+    torch may add up 16-bit parts of a sum, each of them rounded: four units of the sum of the
+    terms' magnitudes, which is the bound of the error in FP32 over k * UNIT.
     """
-    for multiply in (ours, by_kernel) if a.is_cuda else (ours,):
-        verify_result(shape, a, b, multiply(shape, a, b))
+    eps = torch.finfo(given.a.dtype).eps
+
+    def rounded(total: Bounded, dtype: torch.dtype) -> Bounded:
+        return total if dtype == torch.float32 else total.rounded(dtype)
+
+    def rounded_in_parts(total: Bounded) -> Bounded:
+        return Bounded(total.value, total.error * (1 + 4 * eps / (shape.k * UNIT)))
+
+    results = {}
+    for name, (launch, around) in made.items():
+        mine = given.clone()
+        with around():
+            result = launch(shape, mine.widened() if name == FP32_LINE else mine)
+        ends = partial(rounded, dtype=result.dtype)
+        if name == BASELINE:
+            ends = lambda total, dtype=result.dtype: rounded(rounded_in_parts(total), dtype)  # noqa: E731
+        results[name] = result, ends
+    compare_products(*shape.views(given.a, given.b), results, given.c)
 
 
-def verify_result(shape: Shape, a: Tensor, b: Tensor, result: Tensor) -> None:
-    """Raise CheckError unless the result is near enough."""
-    left, right = shape.views(a.double(), b.double())
-    exact, magnitude = left @ right, left.abs() @ right.abs()
-    bound = shape.k * 2.0**-24 * magnitude
-    if result.dtype in NAMES:
-        info = torch.finfo(result.dtype)
-        bound += (info.eps / 2 * (exact.abs() + bound)).clamp_(min=info.tiny * info.eps / 2)
-    worst = ((result.double() - exact).abs() / bound).max().item()
-    check(worst <= 1, f"an element is {worst:.2f} times as far from the exact product as it may be")
-
-
-def limit(device: torch.device, quick: bool) -> Case:
+def limit(setup: Setup) -> Case:
     """torch's FP32 product of square matrices."""
-    size = 128 if quick else 2048
+    size = 128 if setup.quick else 2048
 
     def build_product() -> Trial:
         shape = Shape("", size, size, size, "NN")
-        a, b = shape.operands(torch.float32, device)
-        return Trial((Provider(FP32, lambda: torch.mm(a, b)),), flops=shape.flops)
+        a, b = shape.operands(torch.float32, setup.device)
+        return Trial((Provider(FP32_LINE, lambda: torch.mm(a, b)),), flops=shape.flops)
 
     return Case(f"limit: torch.mm {size}^3 NN fp32", build_product)
 
 
-def large_shapes() -> list[Shape]:
-    """Squares, and 4096 tokens through the layers of a language model with 7 billion parameters."""
-    layers = {"qkv": (12288, 4096), "attention out": (4096, 4096)}
-    layers |= {"up": (11008, 4096), "down": (4096, 11008), "head": (32000, 4096)}
-    tokens = 4096
-    made = [Shape(f"{size}^3", size, size, size, t) for size in (8192, 4096) for t in LAYOUTS]
-    for name, (outputs, inputs) in layers.items():
-        made += [
-            Shape(f"{name} forward", tokens, outputs, inputs, "NT"),
-            Shape(f"{name} dgrad", tokens, inputs, outputs, "NN"),
-            Shape(f"{name} wgrad", outputs, inputs, tokens, "TN", out=torch.float32),
-        ]
-    return made
-
-
-def small_shapes(quick: bool) -> list[Shape]:
-    """Squares, and the layers of the checkerboard, digits and regression networks."""
-    squares, pixels = ((128, 64), 144) if quick else ((2048, 1024), 9216)
-    fp32 = torch.float32
-    layers = [
-        Shape(f"{pixels}x256x256 forward", pixels, 256, 256, "NT"),
-        Shape(f"{pixels}x256x256 dgrad", pixels, 256, 256, "NN"),
-        Shape(f"{pixels}x256x256 wgrad", 256, 256, pixels, "TN", out=fp32),
-        Shape("64x784x256 forward", 64, 256, 784, "NT"),
-        Shape("64x784x256 dgrad", 64, 784, 256, "NN"),
-        Shape("64x784x256 wgrad", 256, 784, 64, "TN", out=fp32),
-        Shape("64x10x20 forward", 64, 20, 10, "NT"),
-    ]
-    return [Shape(f"{n}^3", n, n, n, t) for n in squares for t in LAYOUTS] + layers
-
-
-def cases(device: torch.device, quick: bool) -> list[Case]:
-    shapes = small_shapes(quick)
-    baseline = BASELINE
-    if device.type == "cuda":
-        shapes += [] if quick else large_shapes()
-        baseline = CUBLASLT
+def cases(setup: Setup) -> list[Case]:
     made = []
-    for dtype, name in NAMES.items():
-        for shape in shapes:
-            hopeless = torch_is_hopeless(shape, dtype, device)
-            words = f"{name} {shape.name} {shape.layout}{' (to fp32)' if hopeless else ''}"
-            trial = partial(build, shape, dtype, device)
-            made.append(Case(words, trial, not hopeless, FP32 if hopeless else baseline))
+    for dtype in setup.dtypes(FP16, BF16):
+        for shape in shapes(setup, dtype):
+            hopeless = torch_is_hopeless(shape, dtype, setup.device)
+            words = f"{NAMES[dtype]} {shape.name} {shape.layout}"
+            baseline = CUBLASLT if setup.on_gpu else BASELINE
+            if hopeless:
+                words, baseline = f"{words} (to fp32)", FP32_LINE
+            trial = partial(build, shape, dtype, setup.device)
+            made.append(Case(words, trial, not hopeless, baseline))
     return made
 
 
 OP = Op(
     name="gemm",
     notes=(
-        "Square sizes, or batch x inputs x outputs of a layer; N and T say which operands lie "
-        "transposed in memory. torch is torch.mm in the operands' dtype, fp32 torch.mm on FP32 "
-        "operands. amp_ext's wgrad results are FP32, torch's have 16 bits. Nothing is subtracted.",
-        "torch's FP16 product of 2048^3 NN takes tens of seconds on a CPU and is not run there: "
-        "that ratio is fp32's time over amp_ext's, and not in the mean.",
+        "m x n x k, with k summed over in FP32, or a layer and its pass; NT has the second operand "
+        "transposed in memory. A weight's gradient is FP32: wgrad, accumulate adds it to the last "
+        "one. torch rounds that to 16 bits first; fp32 is torch's product of FP32 operands.",
         "On a GPU ratios are to cublaslt: the fastest of the algorithms that cuBLASLt's heuristics "
-        "name, into amp_ext's dtype.",
+        "name, into amp_ext's dtype; library is amp_ext by torch's GEMM.",
     ),
     rate="GFLOP/s",
     host=False,

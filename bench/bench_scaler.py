@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import functools
 import time
+from collections.abc import Callable
 
 import torch
 
 import amp_ext
+import providers
 from amp_ext import testing
 from amp_ext.nn import Linear
-from registry import BASELINE, OURS, Case, Op, Provider, Trial, check
+from registry import BASELINE, FP32, Case, Op, Provider, Setup, Trial, check
 
 ELEMENTS = 4
 MAX_NORM = 0.1
@@ -78,15 +80,23 @@ class ClippingLoop(Loop):
 
 
 def build(kind: type[Loop], count: int, fused: bool, device: torch.device) -> Trial:
-    """Both scalers serve one model, as big in the caches as a user's."""
+    """All scalers serve one model, as big in the caches as a user's."""
     model = Model(count, device)
 
-    def provider(name: str, scaler_class: type) -> Provider:
+    def provider(name: str, scaler_class: type, around: Callable) -> Provider:
         loop = kind(scaler_class, model, fused, device)
-        return Provider(name, loop.run, model.write_gradients, lambda: loop.optimizer_ns)
+        return Provider(name, loop.run, model.write_gradients, lambda: loop.optimizer_ns, around)
 
-    providers = (provider(OURS, amp_ext.GradScaler), provider(BASELINE, torch.amp.GradScaler))
-    return Trial(providers, lambda: verify(kind, count, fused, device), parameters=count)
+    mine = providers.ours(device)
+    lines = [provider(name, amp_ext.GradScaler, around) for name, around in mine.items()]
+    lines.append(provider(BASELINE, torch.amp.GradScaler, providers.nullcontext))
+
+    def verify_all() -> None:
+        for around in mine.values():
+            with around():
+                verify(kind, count, fused, device)
+
+    return Trial(tuple(lines), verify_all, parameters=count)
 
 
 def verify(kind: type[Loop], count: int, fused: bool, device: torch.device) -> None:
@@ -143,39 +153,47 @@ class NetworkLoop(Loop):
 
 
 def build_network(free: bool, width: int, device: torch.device) -> Trial:
-    def loops() -> dict[str, NetworkLoop]:
-        scalers = {
-            OURS: amp_ext.GradScaler(device.type, INIT_SCALE, free_checks=free),
-            BASELINE: torch.amp.GradScaler(device.type, INIT_SCALE),
-        }
-        return {name: NetworkLoop(scaler, width, device) for name, scaler in scalers.items()}
+    mine = providers.ours(device, products=True)
 
-    def verify_steps() -> None:
-        trained = loops()
-        for factor in (1.0, torch.inf, 1.0):
-            for loop in trained.values():
-                loop.prepare()
-                loop.loss = loop.loss * factor
-                loop.run()
-        mine, theirs = trained.values()
-        pairs = zip(mine.network.parameters(), theirs.network.parameters(), strict=True)
-        check(all(a.equal(b) for a, b in pairs), "parameters differ from torch's")
-        scales = mine.scaler.get_scale(), theirs.scaler.get_scale()
-        check(scales[0] == scales[1], f"the scale is {scales[0]}, torch's {scales[1]}")
+    def my_loop() -> NetworkLoop:
+        scaler = amp_ext.GradScaler(device.type, INIT_SCALE, free_checks=free)
+        return NetworkLoop(scaler, width, device)
 
-    def provider(name: str, loop: NetworkLoop) -> Provider:
-        return Provider(name, loop.run, loop.prepare, lambda: loop.optimizer_ns)
+    def their_loop() -> NetworkLoop:
+        return NetworkLoop(torch.amp.GradScaler(device.type, INIT_SCALE), width, device)
 
-    providers = tuple(provider(name, loop) for name, loop in loops().items())
-    return Trial(providers, verify_steps, parameters=4)
+    def provider(name: str, loop: NetworkLoop, around: Callable) -> Provider:
+        return Provider(name, loop.run, loop.prepare, lambda: loop.optimizer_ns, around)
+
+    def verify_all() -> None:
+        for around in mine.values():
+            with around():
+                verify_network(my_loop(), their_loop())
+
+    lines = [provider(name, my_loop(), around) for name, around in mine.items()]
+    lines.append(provider(BASELINE, their_loop(), providers.nullcontext))
+    return Trial(tuple(lines), verify_all, parameters=4)
 
 
-def limit(device: torch.device, quick: bool) -> Case:
+def verify_network(mine: NetworkLoop, theirs: NetworkLoop) -> None:
+    """Parameters and scale are torch's after three steps, of which the second overflows."""
+    for factor in (1.0, torch.inf, 1.0):
+        for loop in (mine, theirs):
+            loop.prepare()
+            loop.loss = loop.loss * factor
+            loop.run()
+    pairs = zip(mine.network.parameters(), theirs.network.parameters(), strict=True)
+    check(all(a.equal(b) for a, b in pairs), "parameters differ from torch's")
+    scales = mine.scaler.get_scale(), theirs.scaler.get_scale()
+    check(scales[0] == scales[1], f"the scale is {scales[0]}, torch's {scales[1]}")
+
+
+def limit(setup: Setup) -> Case:
     """The least that Python can do: a list of all gradients."""
-    count = 400 if quick else 4000
+    count = 400 if setup.quick else 4000
 
     def build_walk() -> Trial:
-        model = Model(count, device)
+        model = Model(count, setup.device)
         groups = torch.optim.SGD(model.parameters, lr=1e-4).param_groups
 
         def walk() -> list[torch.Tensor]:
@@ -186,13 +204,15 @@ def limit(device: torch.device, quick: bool) -> Case:
     return Case(f"limit: list comprehension, {count}", build_walk)
 
 
-def cases(device: torch.device, quick: bool) -> list[Case]:
-    counts = (400, 40) if quick else (4000, 400)
-    width = 64 if quick else 1024
+def cases(setup: Setup) -> list[Case]:
+    if not setup.dtypes(FP32):
+        return []
+    counts = (400, 40) if setup.quick else (4000, 400)
+    width = 64 if setup.quick else 1024
     networks = [
         Case(
             f"4 layers of {width}, gradients {'judged' if free else 'read'}",
-            functools.partial(build_network, free, width, device),
+            functools.partial(build_network, free, width, setup.device),
             counted=False,
         )
         for free in (True, False)
@@ -200,7 +220,7 @@ def cases(device: torch.device, quick: bool) -> list[Case]:
     return networks + [
         Case(
             f"{count} parameters, {word}{'fused ' if fused else ''}SGD",
-            functools.partial(build, kind, count, fused, device),
+            functools.partial(build, kind, count, fused, setup.device),
         )
         for kind, word in ((Loop, ""), (ClippingLoop, "clipped "))
         for count in counts

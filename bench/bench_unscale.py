@@ -3,133 +3,138 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from amp_ext import ops, testing
-from registry import BASELINE, OURS, Case, Op, Provider, Trial, check
-
-KI, MI = 1 << 10, 1 << 20
-L2_MULTIPLE = 3
-MAX_COPIES = 1000
+import providers
+from amp_ext import ops
+from lists import GradientList, Gradients, copy_limit, gradient_lists, rotated
+from registry import BASELINE, BF16, FP16, FP32, Case, Op, Provider, Setup, Trial, check
 
 
-def ours(grads: Sequence[Tensor], found_inf: Tensor, inv_scale: Tensor) -> None:
-    ops.unscale_(grads, found_inf, inv_scale)
+class Factor(NamedTuple):
+    """inv_scale, on the device and on the host."""
+
+    tensor: Tensor
+    value: float
+
+    @classmethod
+    def of(cls, value: float, device: torch.device) -> Factor:
+        return cls(torch.tensor(value, device=device), value)
 
 
-def theirs(groups: Sequence[Sequence[Tensor]], found_inf: Tensor, inv_scale: Tensor) -> None:
+Launch = Callable[[Gradients, Tensor, Factor], object]
+
+
+def ours(grads: Gradients, flag: Tensor, factor: Factor) -> None:
+    ops.unscale_(grads.flat, flag, factor.tensor)
+
+
+def theirs(grads: Gradients, flag: Tensor, factor: Factor) -> None:
     """torch's op as torch.amp.GradScaler calls it: once for every dtype."""
-    for grads in groups:
-        torch._amp_foreach_non_finite_check_and_unscale_(grads, found_inf, inv_scale)
+    for group in grads.groups:
+        torch._amp_foreach_non_finite_check_and_unscale_(group, flag, factor.tensor)
 
 
-def by_dtype(grads: Sequence[Tensor]) -> list[list[Tensor]]:
-    groups: dict[torch.dtype, list[Tensor]] = {}
-    for grad in grads:
-        groups.setdefault(grad.dtype, []).append(grad)
-    return list(groups.values())
+def composed(grads: list[Tensor], flag: Tensor, inv_scale: Tensor) -> None:
+    """The same of torch's ordinary ops, for torch.compile to fuse."""
+    torch._foreach_mul_(grads, inv_scale)
+    finite = torch.stack([grad.isfinite().all() for grad in grads]).all()
+    flag.copy_(torch.maximum(flag, (~finite).float()))
 
 
-def build(
-    shapes: Sequence[testing.Shape], dtypes: Sequence[torch.dtype], device: torch.device
-) -> Trial:
-    """Both providers work on the same gradients, which are doubled and halved in turn.
+def by_apex(library: providers.Apex, grads: Gradients, flag: Tensor, factor: Factor) -> None:
+    """Takes the factor from the host, as its own loss scaler does."""
+    library.unscale(grads.groups, flag, factor.value)
 
-    On a GPU a small list comes in copies, used one after the other, that are together larger than
-    the L2 cache.
-    """
-    leaves = testing.parameters(testing.gradients(shapes, dtypes, device))
-    grads = [leaf.grad for leaf in leaves]
-    size = sum(grad.nbytes for grad in grads)
-    lists = [grads] + [[grad.clone() for grad in grads] for _ in range(extra_copies(size, device))]
-    factors = [torch.tensor(value, device=device) for value in (2.0, 0.5)]
-    turns = itertools.cycle(
-        (grads, by_dtype(grads), factor) for factor in factors for grads in lists
-    )
-    found_inf = {name: torch.zeros((), device=device) for name in (OURS, BASELINE)}
 
-    def launch_ours() -> None:
-        grads, _, factor = next(turns)
-        ours(grads, found_inf[OURS], factor)
+class Line(NamedTuple):
+    """A provider: how it is launched, within what, and the dtype of its flag."""
 
-    def launch_theirs() -> None:
-        _, groups, factor = next(turns)
-        theirs(groups, found_inf[BASELINE], factor)
+    launch: Launch
+    around: Callable[[], object]
+    flag: torch.dtype = FP32
+
+    def new_flag(self, device: torch.device) -> Tensor:
+        return torch.zeros(1, dtype=self.flag, device=device)
+
+
+def lines(case: GradientList, setup: Setup) -> dict[str, Line]:
+    made = {name: Line(ours, around) for name, around in providers.ours(setup.device).items()}
+    made[BASELINE] = Line(theirs, providers.nullcontext)
+    if case.compiles(setup):
+
+        def run(program: Callable) -> None:
+            flag = torch.zeros(1, device=setup.device)
+            program(case.make(setup.device).flat, flag, torch.tensor(0.5, device=setup.device))
+
+        if program := providers.compiled(composed, run):
+            made[providers.COMPILE] = Line(
+                lambda grads, flag, factor: program(grads.flat, flag, factor.tensor),
+                providers.nullcontext,
+            )
+    if (library := providers.apex(setup.device)) and BF16 not in case.dtypes:
+        made[providers.APEX] = Line(
+            partial(by_apex, library), providers.nullcontext, flag=torch.int32
+        )
+    return made
+
+
+def build(case: GradientList, setup: Setup) -> Trial:
+    """All providers work on the same gradients, which are doubled and halved in turn."""
+    grads = case.make(setup.device)
+    sets = rotated(grads, grads.bytes, Gradients.clone, setup.device)
+    factors = [Factor.of(value, setup.device) for value in (2.0, 0.5)]
+    turns = itertools.cycle([(grads, factor) for factor in factors for grads in sets])
+    made = lines(case, setup)
+    flags = {name: line.new_flag(setup.device) for name, line in made.items()}
+
+    def provider(name: str, line: Line) -> Provider:
+        def launch() -> None:
+            grads, factor = next(turns)
+            line.launch(grads, flags[name], factor)
+
+        return Provider(name, launch, around=line.around)
 
     def verify_all() -> None:
-        for name, flag in found_inf.items():
+        for name, flag in flags.items():
             check(flag.item() == 0, f"{name} raised found_inf for finite gradients")
-        verify(grads)
+        for name, line in made.items():
+            verify(name, line, grads)
 
-    providers = (Provider(OURS, launch_ours), Provider(BASELINE, launch_theirs))
-    return Trial(providers, verify_all, bytes=2 * size, alive=leaves)
-
-
-def extra_copies(size: int, device: torch.device) -> int:
-    if device.type != "cuda":
-        return 0
-    l2_bytes = torch.cuda.get_device_properties(device).L2_cache_size
-    return min(MAX_COPIES, L2_MULTIPLE * l2_bytes // size)
+    made_providers = tuple(provider(name, line) for name, line in made.items())
+    return Trial(made_providers, verify_all, bytes=2 * grads.bytes, alive=sets)
 
 
-def verify(grads: Sequence[Tensor]) -> None:
-    """Values and found_inf are torch's, for finite gradients and for one infinity at the end."""
-    inv_scale = torch.tensor(1 / 3000, device=grads[0].device)
+def verify(name: str, line: Line, grads: Gradients) -> None:
+    """Values are those of a product rounded once; found_inf is right with one infinity too."""
+    device = grads.flat[0].device
+    factor = Factor.of(1 / 3000, device)
     for last in (None, torch.inf):
-        mine, expected = ([grad.clone() for grad in grads] for _ in range(2))
+        mine = grads.clone()
         if last is not None:
-            mine[-1].view(-1)[-1] = expected[-1].view(-1)[-1] = last
-        found, expected_found = (torch.zeros((), device=grads[0].device) for _ in range(2))
-        ours(mine, found, inv_scale)
-        theirs(by_dtype(expected), expected_found, inv_scale)
-        wrong = sum(not a.equal(b) for a, b in zip(mine, expected, strict=True))
-        check(wrong == 0, f"values differ from torch's in {wrong} of {len(grads)} tensors")
-        check(found.equal(expected_found), f"found_inf is {found.item()}, not torch's")
+            mine.spoil_last(last)
+        expected = [(grad.float() * factor.tensor).to(grad.dtype) for grad in mine.flat]
+        flag = line.new_flag(device)
+        with line.around():
+            line.launch(mine, flag, factor)
+        wrong = sum(not a.equal(b) for a, b in zip(mine.flat, expected, strict=True))
+        check(wrong == 0, f"{name}: values are wrong in {wrong} of {len(expected)} tensors")
+        check((flag.item() != 0) == (last is not None), f"{name}: found_inf is {flag.item()}")
 
 
-def limit(device: torch.device, quick: bool) -> Case:
-    """A copy of memory: like unscale_, it reads as many bytes as it writes."""
-    size = MI if quick else 64 * MI
-
-    def build_copy() -> Trial:
-        source = testing.gradient(size, device=device)
-        target = torch.empty_like(source)
-        return Trial((Provider("copy", lambda: target.copy_(source)),), bytes=2 * source.nbytes)
-
-    return Case(f"limit: copy {binary(size)} fp32", build_copy)
-
-
-def binary(size: int) -> str:
-    """A multiple of 1024 in words: 65536 is "64 Ki"."""
-    return f"{size // MI} Mi" if size % MI == 0 else f"{size // KI} Ki"
-
-
-def cases(device: torch.device, quick: bool) -> list[Case]:
-    fp32, fp16, bf16 = torch.float32, torch.float16, torch.bfloat16
-    large, largest = (64 * KI, MI) if quick else (4 * MI, 64 * MI)
-    gpt2_name, gpt2 = "GPT-2 small, 148 tensors, fp32", testing.gpt2_small_shapes()
-    if quick:
-        gpt2_name = "GPT-2 small at 1/32 of its width, fp32"
-        gpt2 = testing.gpt2_small_shapes(width=24, vocabulary=1571, positions=32)
+def cases(setup: Setup) -> list[Case]:
     # torch's CUDA op takes no bfloat16.
-    mixed_name, mixed = "fp32+fp16+bf16", (fp32, fp16, bf16)
-    if device.type == "cuda":
-        mixed_name, mixed = "fp32+fp16", (fp32, fp16)
-    lists = [
-        ("4000 x 100 fp32", 4000 * [100], [fp32]),
-        (f"16 x {binary(large)} fp32", 16 * [large], [fp32]),
-        (f"1 x {binary(largest)} fp32", [largest], [fp32]),
-        (gpt2_name, gpt2, [fp32]),
-        (f"300 x 10000 {mixed_name}", 300 * [10000], mixed),
-        ("2 x 10 fp32 (not counted)", 2 * [10], [fp32]),
-    ]
+    mixed = (FP32, FP16) if setup.on_gpu else (FP32, FP16, BF16)
+    if setup.on_gpu and setup.dtype == BF16:
+        return []
     return [
-        Case(name, partial(build, shapes, dtypes, device), counted="not counted" not in name)
-        for name, shapes, dtypes in lists
+        Case(case.name, partial(build, case, setup), case.counted)
+        for case in gradient_lists(setup, mixed)
     ]
 
 
@@ -141,6 +146,6 @@ OP = Op(
     ),
     rate="GB/s",
     host=False,
-    limit=limit,
+    limit=copy_limit,
     cases=cases,
 )

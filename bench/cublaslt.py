@@ -1,13 +1,13 @@
 """The fastest of the algorithms that cuBLASLt's heuristics name for a product: what to beat.
 
 It takes matrices that are stored column by column, so out = a @ b is computed as its transpose: its
-first operand is b, its second is a.
+first operand is b, its second is a. With beta = 1 the product is added to what `out` holds.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from ctypes import byref, c_float, c_int, c_int64, c_size_t, c_uint64, c_void_p
 from functools import partial
 from typing import NamedTuple
@@ -56,13 +56,15 @@ class Layout(NamedTuple):
 
 
 class Library:
-    """The library that torch has loaded, and a handle of it; OSError where there is none."""
+    """The library that torch has loaded, and a handle of it with a workspace; OSError where there
+    is none."""
 
     def __init__(self) -> None:
         major = (torch.version.cuda or "").partition(".")[0]
         self._functions = ctypes.CDLL(f"libcublasLt.so.{major}")
         self.handle = c_void_p()
         self("cublasLtCreate", byref(self.handle))
+        self.workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device="cuda")
 
     def __call__(self, name: str, *arguments: object) -> None:
         """Call a function; raise RuntimeError with the status where it is not 0."""
@@ -72,19 +74,22 @@ class Library:
 
 
 class Product:
-    """out = a @ b, summed in FP32, by one of several algorithms.
+    """out = a @ b + beta * out, summed in FP32, by one of several algorithms.
 
     Args:
-        library: cuBLASLt.
+        library: cuBLASLt; its products run one after the other, for they share its workspace.
         a: [m, k], float16 or bfloat16, rows or columns contiguous.
         b: [k, n], likewise, of the same dtype.
         out: [m, n], contiguous, of that dtype or float32.
+        beta: 0, and `out` is not read, or another factor.
     """
 
-    def __init__(self, library: Library, a: Tensor, b: Tensor, out: Tensor) -> None:
+    def __init__(
+        self, library: Library, a: Tensor, b: Tensor, out: Tensor, beta: float = 0.0
+    ) -> None:
         self._library = library
+        self._beta = c_float(beta)
         self._tensors = b, a, out
-        self._workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=out.device)
         self._description = c_void_p()
         library(
             "cublasLtMatmulDescCreate", byref(self._description), COMPUTE_32F, TYPES[torch.float32]
@@ -134,27 +139,34 @@ class Product:
         self._library(
             "cublasLtMatmul",
             *(self._library.handle, self._description, byref(c_float(1)), *b, *a),
-            *(byref(c_float(0)), *out, *out, byref(algorithm)),
-            *(c_void_p(self._workspace.data_ptr()), c_size_t(WORKSPACE_BYTES)),
+            *(byref(self._beta), *out, *out, byref(algorithm)),
+            *(c_void_p(self._library.workspace.data_ptr()), c_size_t(WORKSPACE_BYTES)),
             c_void_p(torch.cuda.current_stream().cuda_stream),
         )
 
 
-def fastest(a: Tensor, b: Tensor, out: Tensor) -> Callable[[], None]:
-    """A launch of out = a @ b by the algorithm that has just been the fastest here.
+def fastest(
+    operands: Sequence[tuple[Tensor, Tensor, Tensor]], beta: float = 0.0
+) -> list[Callable[[], None]]:
+    """A launch for each (a, b, out), by the algorithm that has just been the fastest on the first.
+
+    Args:
+        operands: as for Product; all of the same shapes, dtypes and strides.
+        beta: as for Product. The first `out` has been added to some hundred times then.
 
     Raises:
         RuntimeError: there is none for these matrices.
     """
-    product = Product(Library(), a, b, out)
+    library = Library()
+    products = [Product(library, *tensors, beta) for tensors in operands]
     times = {}
-    for algorithm in product.algorithms():
-        launch = partial(product.run, algorithm)
+    for algorithm in products[0].algorithms():
+        launch = partial(products[0].run, algorithm)
         launch()
-        times[_milliseconds(launch)] = launch
+        times[_milliseconds(launch)] = algorithm
     if not times:
         raise RuntimeError("cuBLASLt has no algorithm for these matrices")
-    return times[min(times)]
+    return [partial(product.run, times[min(times)]) for product in products]
 
 
 def _milliseconds(launch: Callable[[], None]) -> float:

@@ -25,7 +25,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from tqdm import tqdm
 
-from run import describe_environment
+from measure import describe_environment
 from workloads.checkerboard import training
 from workloads.common import Parser, StepRecord, Trainer, positive, three_digits
 
@@ -239,7 +239,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> None:
     options = parse(argv)
-    where = "{device_name}, torch {torch}".format(**describe_environment(options.device))
+    where = "{device_name}, torch {torch}".format(
+        **describe_environment(options.device, "python bench/demo.py")
+    )
     print(f"Checkerboard {options.size} x {options.size} on {where}")
     counts = {"none": options.steps, "torch": options.torch_steps, "amp_ext": options.steps}
     legs = [

@@ -1,4 +1,4 @@
-"""Print how the CUDA gemm would compute bench_gemm.py's products, and what it is predicted to take.
+"""Print how the CUDA gemm would compute gemm_shapes.py's products, and the time predicted for it.
 
     python bench/plan_gemm.py
     python bench/plan_gemm.py --multiprocessors 108 --sm80
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import torch
 
 from amp_ext._library import _C
-from bench_gemm import Shape, large_shapes, small_shapes
+from gemm_shapes import Shape, large_shapes, small_shapes
 
 PRODUCTS = 2048  # of Hopper's tensor cores, a cycle and multiprocessor, by the data sheet
 WIDE = 32
@@ -38,7 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--multiprocessors", type=int, default=132, help="132 by default")
     parser.add_argument("--sm80", action="store_true", help="plan for GPUs other than Hopper")
     options = parser.parse_args(argv)
-    for shape in [*small_shapes(quick=False), *large_shapes()]:
+    shapes = [*small_shapes(quick=False), *large_shapes()]
+    for shape in (shape for shape in shapes if not shape.accumulate):
         print(*lines(shape, options.multiprocessors, not options.sm80), sep="\n")
     return 0
 

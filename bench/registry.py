@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
 
-OPS = ("unscale", "cast", "scaler", "train", "gemm", "autocast")
-OURS, BASELINE = "amp_ext", "torch"
+OPS = (
+    *("train", "unscale", "check", "norm", "update", "cast", "scaler"),
+    *("gemm", "linear", "autocast"),
+)
+BASELINE = "torch"
+FP16, BF16, FP32 = torch.float16, torch.bfloat16, torch.float32
+DTYPES = {"fp16": FP16, "bf16": BF16, "fp32": FP32}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 class CheckError(Exception):
-    """A provider's result disagrees with torch's."""
+    """A provider's result is not what it should be."""
 
 
 def check(condition: bool, message: str) -> None:
@@ -23,21 +30,57 @@ def check(condition: bool, message: str) -> None:
 
 
 @dataclass(frozen=True)
+class Setup:
+    """What the command line asks of an op's cases.
+
+    Args:
+        device: where everything lies.
+        quick: inputs of a few MiB at most.
+        dtype: the only dtype wanted; the op's usual ones when None.
+        compiled: whether torch.compile takes part.
+    """
+
+    device: torch.device
+    quick: bool = False
+    dtype: torch.dtype | None = None
+    compiled: bool = False
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.device.type == "cuda"
+
+    @property
+    def small(self) -> bool:
+        """Whether networks and their layers have to be scaled down."""
+        return self.quick or not self.on_gpu
+
+    def dtypes(
+        self, *usual: torch.dtype, also: tuple[torch.dtype, ...] = ()
+    ) -> tuple[torch.dtype, ...]:
+        """The wanted ones of those that an op can be timed in."""
+        if self.dtype is None:
+            return usual
+        return (self.dtype,) if self.dtype in (*usual, *also) else ()
+
+
+@dataclass(frozen=True)
 class Provider:
     """One implementation of an op.
 
     Args:
-        name: "amp_ext", "torch" (the baseline), or another.
+        name: a backend of amp_ext (ledger.OURS), "torch" (the baseline), or another.
         launch: runs the op once; what it does is timed.
         prepare: runs untimed before each sample; a sample is then a single launch.
         excluded_ns: nanoseconds of the last launch that are not the op's own, to be subtracted
             from the host's time.
+        around: a context for each sample, entered and left untimed.
     """
 
     name: str
     launch: Callable[[], object]
     prepare: Callable[[], object] | None = None
     excluded_ns: Callable[[], int] | None = None
+    around: Callable[[], AbstractContextManager] = nullcontext
 
 
 @dataclass(frozen=True)
@@ -88,16 +131,16 @@ class Op:
         notes: lines on layout, sizes and what is subtracted, printed above the table.
         rate: "GB/s", "GFLOP/s", "us/param", "us/call" or "ms/step", the column beside the times.
         host: time the host, also where the op runs on a GPU.
-        limit: the first row, for a device: what no implementation is expected to beat.
-        cases: all cases for (device, quick); `quick` asks for inputs of a few MiB at most.
+        limit: the first row: what no implementation is expected to beat.
+        cases: all cases.
     """
 
     name: str
     notes: tuple[str, ...]
     rate: str
     host: bool
-    limit: Callable[[torch.device, bool], Case]
-    cases: Callable[[torch.device, bool], list[Case]]
+    limit: Callable[[Setup], Case]
+    cases: Callable[[Setup], list[Case]]
 
 
 def load(name: str) -> Op:

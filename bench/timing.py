@@ -25,7 +25,7 @@ class Budget:
     sample_us: float
 
 
-FULL = {"cpu": Budget(3.0, 25, 50.0), "cuda": Budget(0.3, 25, 2000.0)}
+FULL = {"cpu": Budget(0.4, 11, 50.0), "cuda": Budget(0.3, 25, 2000.0)}
 QUICK = {"cpu": Budget(0.05, 5, 20.0), "cuda": Budget(0.1, 5, 500.0)}
 MAX_SAMPLES = 2000
 SLOW_US = 0.5e6
@@ -78,33 +78,35 @@ def interleaved(
 
 
 def _host_sample_us(provider: Provider, launches: int) -> float:
-    if provider.prepare:
-        provider.prepare()
-    if torch.cuda.is_initialized():
-        torch.cuda.synchronize()
-    launch = provider.launch
-    start = time.perf_counter_ns()
-    for _ in range(launches):
-        launch()
-    elapsed = time.perf_counter_ns() - start
+    with provider.around():
+        if provider.prepare:
+            provider.prepare()
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+        launch = provider.launch
+        start = time.perf_counter_ns()
+        for _ in range(launches):
+            launch()
+        elapsed = time.perf_counter_ns() - start
     excluded = provider.excluded_ns() if provider.excluded_ns else 0
     return (elapsed - excluded) / launches / 1e3
 
 
 def _event_sample_us(provider: Provider, launches: int) -> float:
-    if provider.prepare:
-        provider.prepare()
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda.synchronize()
-    start.record()
-    for _ in range(launches):
-        provider.launch()
-    end.record()
+    with provider.around():
+        if provider.prepare:
+            provider.prepare()
+        torch.cuda.synchronize()
+        start.record()
+        for _ in range(launches):
+            provider.launch()
+        end.record()
     end.synchronize()
     return start.elapsed_time(end) * 1e3 / launches
 
 
-def busy_cores(seconds: float = 0.3) -> float | None:
+def busy_cores(seconds: float = 0.1) -> float | None:
     """Cores that others keep busy while this process sleeps; None where /proc/stat is missing."""
     before = _cpu_ticks()
     time.sleep(seconds)
@@ -125,7 +127,7 @@ def _cpu_ticks() -> tuple[int, int] | None:
     return ticks[3] + ticks[4], sum(ticks)
 
 
-def foreign_load(wait: float = 5.0) -> float:
+def foreign_load(wait: float) -> float:
     """Cores held by other processes, looked at again `wait` seconds later if above half a core."""
     load = busy_cores() or 0.0
     if load > FOREIGN_CORES:

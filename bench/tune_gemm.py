@@ -1,4 +1,4 @@
-"""Time every plan of the CUDA gemm for Hopper on bench_gemm.py's products.
+"""Time every plan of the CUDA gemm for Hopper on gemm_shapes.py's products.
 
     python bench/tune_gemm.py    # prints entries for csrc/include/amp_ext/gemm_measured.h
     python bench/tune_gemm.py --filter wgrad
@@ -13,12 +13,16 @@ import argparse
 import itertools
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import NamedTuple
 
 import torch
 
+import providers
 from amp_ext import _C
-from bench_gemm import Shape, by_kernel, large_shapes, small_shapes, verify_result
+from bench_gemm import Operands, ours, verify
+from gemm_shapes import Shape, large_shapes, small_shapes
 from registry import Provider
 from timing import Budget, interleaved
 
@@ -57,13 +61,15 @@ def candidates(shape: Shape) -> Iterator[Candidate]:
         yield Candidate(tile, cluster, count, 0)
 
 
-def launch(shape: Shape, a: torch.Tensor, b: torch.Tensor, plan: Candidate | None) -> torch.Tensor:
-    """The product by a plan, or by the planner's."""
-    _C.force_gemm_plan(*(plan or (None,)))
-    try:
-        return by_kernel(shape, a, b)
-    finally:
-        _C.force_gemm_plan(None)
+@contextmanager
+def forced(plan: Candidate | None) -> Iterator[None]:
+    """Products by the CUDA kernels and by a plan, or by the planner's."""
+    with providers.ours(torch.device("cuda"))["cuda"]():
+        _C.force_gemm_plan(*(plan or (None,)))
+        try:
+            yield
+        finally:
+            _C.force_gemm_plan(None)
 
 
 def entry(shape: Shape, plan: Candidate) -> str:
@@ -79,15 +85,16 @@ def entry(shape: Shape, plan: Candidate) -> str:
 
 def tune(shape: Shape) -> str | None:
     """Time all plans of one product; return an entry where one beats the planner's."""
-    a, b = shape.operands(torch.float16, torch.device("cuda"))
+    given = Operands.of(shape, torch.float16, torch.device("cuda"))
     plans: dict[str, Candidate | None] = {PLANNED: None}
     for plan in candidates(shape):
-        verify_result(shape, a, b, launch(shape, a, b, plan))
+        verify(shape, given, {plan.words(): (ours, partial(forced, plan))})
         plans[plan.words()] = plan
-    providers = [
-        Provider(name, lambda plan=plan: launch(shape, a, b, plan)) for name, plan in plans.items()
+    lines = [
+        Provider(name, lambda: ours(shape, given), around=partial(forced, plan))
+        for name, plan in plans.items()
     ]
-    times = {n: q.p20 for n, q in interleaved(providers, BUDGET, events=True).items()}
+    times = {n: q.p20 for n, q in interleaved(lines, BUDGET, events=True).items()}
     best = min(times, key=times.__getitem__)
     tflops = {name: shape.flops / us / 1e6 for name, us in times.items()}
     print(
@@ -107,7 +114,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("tune_gemm: needs a GPU of compute capability 9.0", file=sys.stderr)
         return 1
     print(f"// {torch.cuda.get_device_name()}, torch {torch.__version__}")
-    shapes = [*large_shapes(), *small_shapes(quick=False)]
+    shapes = [s for s in (*large_shapes(), *small_shapes(quick=False)) if not s.accumulate]
     found = [tune(shape) for shape in shapes if options.filter in f"{shape.name} {shape.layout}"]
     print(*filter(None, found), sep="\n")
     return 0

@@ -1,76 +1,45 @@
-"""The benchmark program: what it prints and writes, and that it refuses a wrong result's ratio."""
+"""The benchmark program: what it prints and writes, and that a failure costs one case alone."""
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 
 from amp_ext import testing
+from bench_program import BENCH, quiet, run_quick  # noqa: F401  (a fixture)
 
-BENCH = Path(__file__).resolve().parents[1] / "bench"
-KEYS = {
-    "op",
-    "case",
-    "device",
-    "provider",
-    "p20_us",
-    "p50_us",
-    "p80_us",
-    "bytes",
-    "gb_per_s",
-    "ratio",
-    "device_name",
-    "threads",
-    "torch",
-    "commit",
-    "utc",
+sys.path.append(str(BENCH))
+
+import bench_gemm
+import bench_unscale
+import ledger
+import measure
+import providers
+import registry
+import run
+import table
+import timing
+
+CPU = torch.device("cpu")
+PROVIDERS = {
+    **dict.fromkeys(("unscale", "norm", "update", "cast", "scaler", "linear", "autocast"), 2),
+    **dict.fromkeys(("check", "gemm"), 3),
 }
-
-
-@pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch):
-    """The modules of bench/; how busy the machine is shall not matter here."""
-    monkeypatch.syspath_prepend(BENCH)
-    import bench_autocast
-    import bench_cast
-    import bench_gemm
-    import bench_scaler
-    import bench_unscale
-    import registry
-    import run
-    import timing
-
-    monkeypatch.setattr(timing, "foreign_load", lambda wait: 0.0)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    ops = (bench_autocast, bench_cast, bench_gemm, bench_scaler, bench_unscale)
-    modules = (*ops, registry, run, timing)
-    yield {module.__name__: module for module in modules}
-    torch.set_num_threads(threads)
-
-
-def run_quick(bench, path: Path, op: str, text: str = "") -> tuple[int, list[dict]]:
-    options = [op, "--device", "cpu", "--quick", "--filter", text, "--json", str(path)]
-    status = bench["run"].main(options)
-    return status, [json.loads(line) for line in path.read_text().splitlines()]
-
-
-PROVIDERS = {"unscale": 2, "cast": 2, "scaler": 2, "gemm": 3, "autocast": 2}
+FEWER = {"gemm": "fp16", "linear": "fp16", "scaler": "40 parameters"}  # the others differ little
 
 
 @pytest.mark.parametrize("op", PROVIDERS)
-def test_quick_run(bench, tmp_path, capsys, op):
-    status, records = run_quick(bench, tmp_path / "out.jsonl", op)
-    table = capsys.readouterr().out
-    assert status == 0, table
-    assert all(len(line) <= 100 for line in table.splitlines())
+def test_quick_run(tmp_path, capsys, op):
+    chosen = ["--filter", FEWER[op]] if op in FEWER else []
+    status, records = run_quick(tmp_path / "out.jsonl", op, *chosen)
+    printed = capsys.readouterr().out.splitlines()
+    assert status == 0, printed
+    assert all(len(line) <= 100 for line in printed)
 
-    assert all(record.keys() >= KEYS for record in records)
+    assert all(record.keys() == ledger.DEFAULTS.keys() for record in records)
     limit, *measured = records
     assert limit["case"].startswith("limit")
     cases = {record["case"] for record in measured}
@@ -79,197 +48,178 @@ def test_quick_run(bench, tmp_path, capsys, op):
         assert record["op"] == op
         assert 0 < record["p20_us"] <= record["p50_us"] <= record["p80_us"]
         assert (record["ratio"] is None) == (record["provider"] == "torch")
+        assert record["command"].startswith(f"python bench/run.py {op} ")
+        assert (record["driver"], record["error"]) == (None, None)
 
-    rows = [line for line in table.splitlines() if line[50:].strip()]
+    rows = [line for line in printed if line[50:].strip()]
     heading = next(i for i, row in enumerate(rows) if row.startswith("case"))
     assert rows[heading + 1].startswith("limit")
     assert all(row[39] == " " for row in rows[heading:]), "a name runs into the next column"
-    assert table.splitlines()[-1].startswith("geometric mean of ")
+    assert printed[-1].startswith("geometric mean of ")
 
 
-def test_mean_is_geometric_and_leaves_tiny_cases_out(bench):
-    run, case, times = bench["run"], bench["registry"].Case, bench["timing"].Quantiles
-
-    def outcome(ours: float, counted: bool = True):
-        measured = {"amp_ext": times(ours, ours, ours), "torch": times(8.0, 8.0, 8.0)}
-        return run.Outcome(case("", lambda: None, counted), times=measured)
-
-    line = run.mean_line([outcome(1.0), outcome(4.0), outcome(0.01, counted=False)])
-    assert line.split() == ["geometric", "mean", "of", "2", "ratios", "4.00"]
-    refused = run.Outcome(case("", lambda: None), error="wrong")
-    assert "1 of 2 ratios" in run.mean_line([outcome(1.0), refused])
+def test_several_ops_and_those_without_a_case(tmp_path, capsys):
+    """Of BF16 the scale has no case: the others run."""
+    options = ("update", "cast", "update", "--dtype", "bf16", "--filter", "2 x 10")
+    status, records = run_quick(tmp_path / "out.jsonl", *options)
+    assert status == 0
+    assert {record["op"] for record in records} == {"cast"}
+    assert "no case of update has '2 x 10' in its name" in capsys.readouterr().err
 
 
-def test_quantiles_are_of_the_samples(bench):
-    quantiles = bench["timing"].Quantiles.of([float(i) for i in range(101)])
-    assert (quantiles.p20, quantiles.p50, quantiles.p80) == (20.0, 50.0, 80.0)
+@pytest.mark.parametrize("dtype", registry.DTYPES)
+def test_dtypes(dtype):
+    """Every op has the cases of a dtype, or none; names say which."""
+    setup = registry.Setup(CPU, quick=True, dtype=registry.DTYPES[dtype])
+    cases = {name: registry.load(name).cases(setup) for name in registry.OPS}
+    lacking = {name for name, made in cases.items() if not made}
+    fp32, halves = {"train", "gemm", "autocast"}, {"update", "scaler"}
+    assert lacking == (fp32 if dtype == "fp32" else halves)
+    for name in ("unscale", "check", "norm", "cast", "gemm", "linear", "autocast"):
+        assert all(dtype in case.name for case in cases[name])
 
 
-def test_providers_take_turns_and_excluded_time_is_subtracted(bench, monkeypatch):
-    timing, registry = bench["timing"], bench["registry"]
-    calls: list[str] = []
-    clock = iter(range(0, 10**9, 5000))
-    monkeypatch.setattr(timing.time, "perf_counter_ns", lambda: next(clock))
-    providers = [
-        registry.Provider("a", lambda: calls.append("a"), lambda: calls.append("prepare a")),
-        registry.Provider("b", lambda: calls.append("b"), excluded_ns=lambda: 2000),
-    ]
-    budget = timing.Budget(seconds=0.0, samples=4, sample_us=1.0)
-    times = timing.interleaved(providers, budget)
-    assert times["a"].p50 == 5.0
-    assert times["b"].p50 == 3.0
-    forward, backward = ["prepare a", "a", "b"], ["b", "prepare a", "a"]
-    assert calls[-12:] == 2 * (forward + backward)
+def test_names_are_unique_and_fit():
+    for name in registry.OPS:
+        for setup in (registry.Setup(CPU), registry.Setup(CPU, quick=True)):
+            names = [case.name for case in registry.load(name).cases(setup)]
+            assert len(set(names)) == len(names)
+            assert max(map(len, names)) <= table.NAME
 
 
-def corrupt_values(grads, found_inf, inv_scale):
-    torch._amp_foreach_non_finite_check_and_unscale_(grads, found_inf, inv_scale)
-    grads[-1].view(-1)[-1] *= 1.0000002
+def test_networks_on_a_gpu_are_whole(monkeypatch):
+    """Without a GPU the cases can be listed; on a CPU their names say that they are scaled."""
+    on_gpu, on_cpu = (registry.Setup(torch.device(name)) for name in ("cuda", "cpu"))
+    for op, text in (("gemm", "70B"), ("gemm", "8B up accumulate"), ("linear", "MLP 8B")):
+        names = [case.name for case in registry.load(op).cases(on_gpu)]
+        assert any(text in name for name in names)
+        assert not any(" at 1/" in name for name in names)
+        assert any(" at 1/" in case.name for case in registry.load(op).cases(on_cpu))
+    cases = bench_gemm.cases(on_gpu)
+    assert all((c.baseline, c.counted) == ("cublaslt", True) for c in cases)
 
 
-def forget_found_inf(grads, found_inf, inv_scale):
-    torch._foreach_mul_(grads, inv_scale)
+def outcome(ours: float, counted: bool = True) -> measure.Outcome:
+    times = {name: timing.Quantiles(us, us, us) for name, us in (("cpu", ours), ("torch", 8.0))}
+    return measure.Outcome(registry.Case("", lambda: None, counted), times=times)
 
 
-def raise_found_inf(grads, found_inf, inv_scale):
-    torch._foreach_mul_(grads, inv_scale)
-    found_inf.fill_(1.0)
+def test_mean_is_geometric_and_leaves_tiny_cases_out():
+    (line,) = table.mean_rows([outcome(1.0), outcome(4.0), outcome(0.01, counted=False)])
+    assert line.split() == ["geometric", "mean", "of", "2", "ratios", "cpu", "4.00"]
+    refused = measure.Outcome(registry.Case("", lambda: None), error="wrong")
+    (line,) = table.mean_rows([outcome(1.0), refused])
+    assert "1 of 2 ratios" in line
 
 
-@pytest.mark.parametrize("corrupt", [corrupt_values, forget_found_inf, raise_found_inf])
-def test_wrong_unscale_gets_no_ratio(bench, tmp_path, capsys, monkeypatch, corrupt):
-    monkeypatch.setattr(bench["bench_unscale"].ops, "unscale_", corrupt)
-    status, records = run_quick(bench, tmp_path / "out.jsonl", "unscale", "2 x 10")
-    table = capsys.readouterr().out
-    assert status == 1
-    assert "NO RATIO, CheckError" in table
-    assert table.splitlines()[-1].split()[-1] == "none"
-    assert all(record["ratio"] is None for record in records)
-    assert all(record["error"] for record in records[1:])
+def test_each_backend_has_its_mean():
+    both = outcome(2.0)
+    both.times["triton"] = timing.Quantiles(4.0, 4.0, 4.0)
+    lines = [line.split()[-2:] for line in table.mean_rows([both])]
+    assert lines == [["cpu", "4.00"], ["triton", "2.00"]]
 
 
-class KeepsScale(torch.amp.GradScaler):
-    def update(self, new_scale=None):
-        super().update(self.get_scale())
+def test_a_long_name_has_a_line_of_its_own():
+    made = outcome(2.0)
+    made.trial = registry.Trial(())
+    made.case = registry.Case("n" * 60, lambda: None)
+    lines = list(table.rows(made, "ms/step"))
+    assert lines[0] == "n" * 60
+    assert lines[1].split()[0] == "cpu"
 
 
-class ForgetsToUnscale(torch.amp.GradScaler):
-    def unscale_(self, optimizer):
-        super().unscale_(optimizer)
-        torch._foreach_mul_([leaf.grad for leaf in optimizer.param_groups[0]["params"]], 1.5)
-
-
-@pytest.mark.parametrize("scaler", [KeepsScale, ForgetsToUnscale])
-def test_wrong_scaler_gets_no_ratio(bench, tmp_path, capsys, monkeypatch, scaler):
-    monkeypatch.setattr(bench["bench_scaler"].amp_ext, "GradScaler", scaler)
-    status, records = run_quick(bench, tmp_path / "out.jsonl", "scaler", "40 parameters, SGD")
-    assert status == 1
-    assert "NO RATIO, CheckError" in capsys.readouterr().out
-    assert all(record["ratio"] is None for record in records)
-
-
-def round_twice(a, b, *, trans_a, trans_b, out_dtype):
-    product = (a.mT if trans_a else a).float() @ (b.mT if trans_b else b).float()
-    return product.to(torch.bfloat16).to(a.dtype)
-
-
-def lose_an_element(a, b, *, trans_a, trans_b, out_dtype):
-    product = (a.mT if trans_a else a).float() @ (b.mT if trans_b else b).float()
-    product[-1, -1] = torch.nan
-    return product.to(a.dtype)
-
-
-@pytest.mark.parametrize("corrupt", [round_twice, lose_an_element])
-def test_wrong_gemm_gets_no_ratio(bench, tmp_path, capsys, monkeypatch, corrupt):
-    monkeypatch.setattr(bench["bench_gemm"].ops, "gemm", corrupt)
-    status, records = run_quick(bench, tmp_path / "out.jsonl", "gemm", "fp16 64^3")
-    assert status == 1
-    assert "NO RATIO, CheckError: an element is" in capsys.readouterr().out
-    assert all(record["ratio"] is None for record in records)
-
-
-class OtherDtype(torch.autocast):
-    def __init__(self, device_type, dtype):
-        super().__init__(device_type, torch.bfloat16)
-
-
-def test_autocast_of_another_dtype_gets_no_ratio(bench, tmp_path, capsys, monkeypatch):
-    monkeypatch.setitem(bench["bench_autocast"].REGIONS, "amp_ext", OtherDtype)
-    status, _ = run_quick(bench, tmp_path / "out.jsonl", "autocast", "mm, FP16, forward")
-    assert status == 1
-    assert "NO RATIO, CheckError: the result is torch.bfloat16" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("place", "message"), [(0, "the result is"), (2, "the gradient of tensor")]
-)
-def test_autocast_of_other_values_gets_no_ratio(bench, place, message):
-    module, device = bench["bench_autocast"], torch.device("cpu")
-    loops = [
-        module.Loop(torch.autocast, module.CALLS_MEASURED[0], module.BACKWARD, 2, device)
-        for _ in range(2)
-    ]
-    module.verify(*loops)
-    if message == "the result is":
-        loops[0].tensors[place].detach().add_(1)
-    else:
-        loops[0].tensors[place].register_hook(lambda grad: grad + 1)
-    with pytest.raises(bench["registry"].CheckError, match=message):
-        module.verify(*loops)
-
-
-def test_ratio_to_another_baseline(bench):
+def test_ratio_to_another_baseline():
     """Where torch's product takes too long, the ratio is to FP32, and not in the mean."""
-    gemm, run, times = bench["bench_gemm"], bench["run"], bench["timing"].Quantiles
-    cases = gemm.cases(torch.device("cpu"), quick=False)
-    (case,) = (case for case in cases if case.baseline != "torch")
-    assert case.name == "fp16 2048^3 NN (to fp32)"
+    (case,) = (c for c in bench_gemm.cases(registry.Setup(CPU)) if c.baseline != "torch")
+    assert case.name == "fp16 1024^3 NN (to fp32)"
     assert not case.counted
-    measured = {"amp_ext": times(2.0, 2.0, 2.0), "fp32": times(3.0, 3.0, 3.0)}
-    outcome = run.Outcome(case, times=measured)
-    assert (outcome.ratio("amp_ext"), outcome.ratio("fp32")) == (1.5, None)
-    on_gpu = gemm.cases(torch.device("cuda"), quick=False)
-    assert all((c.baseline, c.counted) == ("cublaslt", True) for c in on_gpu)
+    times = {"cpu": timing.Quantiles(2.0, 2.0, 2.0), "fp32": timing.Quantiles(3.0, 3.0, 3.0)}
+    made = measure.Outcome(case, times=times)
+    assert (made.ratio("cpu"), made.ratio("fp32")) == (1.5, None)
 
 
-def test_rates(bench):
-    times, trial = bench["timing"].Quantiles(2.0, 3.0, 4.0), bench["registry"].Trial
-    case = bench["registry"].Case("", lambda: None)
-    built = trial((), bytes=6000, parameters=4, flops=8000, calls=10)
-    outcome = bench["run"].Outcome(case, built, {"amp_ext": times})
+def test_rates():
+    built = registry.Trial((), bytes=6000, parameters=4, flops=8000, calls=10)
+    made = measure.Outcome(
+        registry.Case("", lambda: None), built, {"cpu": timing.Quantiles(2.0, 3.0, 4.0)}
+    )
     units = {"GB/s": 3.0, "GFLOP/s": 4.0, "us/param": 0.5, "us/call": 0.2, "ms/step": 0.002}
-    assert {unit: outcome.rate("amp_ext", unit) for unit in units} == units
+    assert {unit: made.rate("cpu", unit) for unit in units} == units
 
 
-def test_a_failing_case_leaves_the_others_their_results(bench, tmp_path, capsys, monkeypatch):
-    ours = bench["bench_unscale"].ours
+def test_a_failing_case_leaves_the_others_their_results(tmp_path, capsys, monkeypatch):
+    ours = bench_unscale.ours
 
-    def fails_on_sixteen(grads, found_inf, inv_scale):
-        if len(grads) == 16:
+    def fails_on_sixteen(grads, flag, factor):
+        if len(grads.flat) == 16:
             raise RuntimeError("not sixteen tensors")
-        ours(grads, found_inf, inv_scale)
+        ours(grads, flag, factor)
 
-    monkeypatch.setattr(bench["bench_unscale"], "ours", fails_on_sixteen)
-    status, records = run_quick(bench, tmp_path / "out.jsonl", "unscale", "i fp32")
-    table = capsys.readouterr().out
+    monkeypatch.setattr(bench_unscale, "ours", fails_on_sixteen)
+    status, records = run_quick(tmp_path / "out.jsonl", "unscale", "--filter", "i fp32")
+    printed = capsys.readouterr().out
     assert status == 1
-    assert "16 x 64 Ki fp32 NO RATIO, RuntimeError: not sixteen tensors" in table
+    assert "16 x 64 Ki fp32 NO RATIO, RuntimeError: not sixteen tensors" in printed
     assert [record["case"] for record in records if record["ratio"]] == ["1 x 1 Mi fp32"]
-    assert "geometric mean of 1 of 2 ratios" in table
+    assert "geometric mean of 1 of 2 ratios" in printed
+
+
+def test_amp_ext_alone(tmp_path, capsys):
+    options = ("unscale", "--filter", "2 x 10", "--ours", "--seconds", "0")
+    status, records = run_quick(tmp_path / "out.jsonl", *options)
+    assert status == 0
+    assert [record["provider"] for record in records] == ["copy", "cpu"]
+    assert [record["ratio"] for record in records] == [None, None]
+
+
+def test_results_have_a_file_of_their_own(tmp_path, capsys):
+    options = ["update", "--device", "cpu", "--quick", "--results", str(tmp_path)]
+    assert run.main([*options, "--filter", "1 found_inf, scale moved"]) == 0
+    (file,) = tmp_path.rglob("*.jsonl")
+    assert file.parent.name.startswith("cpu-")
+    assert capsys.readouterr().out.splitlines()[-1] == f"written to {file}"
+    assert len(ledger.read(tmp_path)) == 3
 
 
 def test_command_line():
     command = [sys.executable, str(BENCH / "run.py"), "unscale", "--device", "cpu"]
-    run = subprocess.run([*command, "--filter", "absent"], capture_output=True, text=True)
-    assert run.returncode == 2
-    assert "no case of unscale has 'absent' in its name" in run.stderr
+    ran = subprocess.run([*command, "--filter", "absent"], capture_output=True, text=True)
+    assert ran.returncode == 2
+    assert "no case of unscale has 'absent' in its name" in ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["gemm", "unknown"], "invalid choice: 'unknown'"),
+        (["gemm", "--against", "absent.jsonl"], "no ledger at absent.jsonl"),
+        (["gemm", "--base", "HEAD", "--against", str(BENCH)], "give one"),
+        (["gemm", "--results", "a", "--json", "b"], "--results stands alone"),
+    ],
+)
+def test_refused_options(capsys, options, message):
+    with pytest.raises(SystemExit):
+        run.main([*options, "--device", "cpu"])
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
-def test_without_a_gpu_cuda_is_refused(bench, capsys):
+def test_without_a_gpu_cuda_is_refused(capsys):
     with pytest.raises(SystemExit):
-        bench["run"].main(["unscale", "--device", "cuda"])
+        run.main(["unscale", "--device", "cuda"])
     assert "torch sees no GPU here; use --device cpu" in capsys.readouterr().err
+
+
+def test_torch_compile_is_for_those_who_ask_on_a_cpu():
+    def compiled(*options: str) -> bool:
+        return run.parse(["unscale", "--device", "cpu", *options]).setup.compiled
+
+    assert (compiled(), compiled("--quick"), compiled("--compile")) == (False, False, True)
+
+
+def test_all_is_every_op():
+    assert run.parse(["all", "--device", "cpu"]).ops == list(registry.OPS)
+    assert providers.ours(CPU).keys() <= ledger.OURS
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])

@@ -70,7 +70,20 @@ def test_without_a_gpu() -> None:
 def test_fastest(trans: tuple[bool, bool], dtype: torch.dtype, to_fp32: bool) -> None:
     """Sums of 40 products of integers up to 3 are exact in FP16 and, up to 256, in BF16."""
     a, b = operands(trans, dtype, "cuda")
-    out = torch.full((24, 16), torch.nan, dtype=torch.float32 if to_fp32 else dtype, device="cuda")
-    cublaslt.fastest(a, b, out)()
+    out_dtype = torch.float32 if to_fp32 else dtype
+    outs = [torch.full((24, 16), torch.nan, dtype=out_dtype, device="cuda") for _ in range(2)]
     exact = a.double() @ b.double()
-    assert torch.equal(out.double(), exact.to(out.dtype).double())
+    launches = cublaslt.fastest([(a, b, out) for out in outs])
+    for out, launch in zip(outs, launches, strict=True):
+        launch()
+        assert torch.equal(out.double(), exact.to(out.dtype).double())
+
+
+@on_gpu
+def test_fastest_adds() -> None:
+    a, b = operands((True, False), torch.float16, "cuda")
+    outs = [torch.zeros(24, 16, device="cuda") for _ in range(2)]
+    _, launch = cublaslt.fastest([(a, b, out) for out in outs], beta=1.0)
+    for _ in range(3):
+        launch()
+    assert torch.equal(outs[1].double(), 3 * (a.double() @ b.double()))

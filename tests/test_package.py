@@ -1,4 +1,4 @@
-"""The build: what setup.py decides, what an sdist holds, and what `make gpu` runs."""
+"""The build: what setup.py decides, and what an sdist holds."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ def load(name: str) -> ModuleType:
 
 setup = load("setup")
 build_backend = load("build_backend")
-gpu = load("bench/gpu")
 
 
 @pytest.fixture
@@ -218,27 +217,3 @@ def test_sdist_holds_what_a_build_needs(tmp_path: Path) -> None:
     assert {"setup.py", "build_backend.py", "pyproject.toml", "README.md", "LICENSE"} <= listed
     assert generated not in listed
     assert not [name for name in listed if name.endswith(".so")]
-
-
-# ---- make gpu ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("capability", "arches"), [((8, 0), "8.0"), ((8, 9), "8.0;8.9"), ((9, 0), "8.0;9.0a")]
-)
-def test_gpu_run_builds_for_the_present_gpu(capability: tuple[int, int], arches: str) -> None:
-    assert gpu.arch_list(capability) == arches
-
-
-@pytest.mark.parametrize(
-    ("code", "limit", "result"),
-    [
-        ("pass", 60, "ok ("),
-        ("raise SystemExit(3)", 60, "FAILED, exit status 3 ("),
-        ("import time; time.sleep(60)", 1, "FAILED, out of time ("),
-    ],
-)
-def test_gpu_run_goes_on_after_a_failed_stage(code: str, limit: int, result: str) -> None:
-    stage = gpu.Stage("a stage", [sys.executable, "-c", code], limit)
-    assert stage.run({}, left=600.0).startswith(result)
-    assert stage.run({}, left=0.0) == "left out, no time"

@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 import cuda_check
 from sass import Kernels, read_ptxas
@@ -18,7 +17,6 @@ from simt import build, nvcc
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "bench"))
 
-import gpu
 import probe
 from probe_cases import Case, cluster, elect, warp
 
@@ -53,15 +51,6 @@ def test_the_table_is_not_too_wide() -> None:
     for name, function in probe.PROBES.items():
         assert len(probe.ROW.format(name, function.__doc__, "DIFFERS", "DIFFERS")) <= 100
         assert probe.ROW.format(name, function.__doc__, "", "").endswith("  ")
-
-
-def test_the_probe_follows_the_tests_of_a_gpu_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "some GPU")
-    stages = iter(gpu.stages(tmp_path))
-    first = [next(stages).name for _ in range(5)]
-    assert first == ["build", "doctor", "tests", "probe", "demonstrations"]
 
 
 # ---- faults ------------------------------------------------------------------------------------

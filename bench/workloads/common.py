@@ -46,8 +46,9 @@ class Trainer:
         network: is moved to `device`.
         loss: of prediction and target.
         batches: inputs and targets, on `device`.
-        amp: "none" (FP32, a disabled scaler), "torch" or "amp_ext" (both FP16).
+        amp: "none" (FP32, a disabled scaler), "torch" or "amp_ext" (both of `dtype`).
         device: where everything lies.
+        dtype: of the autocast region.
         scaler_options: of the GradScaler.
     """
 
@@ -58,12 +59,13 @@ class Trainer:
         batches: Iterable[Batch],
         amp: str,
         device: torch.device,
+        dtype: torch.dtype = torch.float16,
         **scaler_options,
     ) -> None:
         package = {"none": torch.amp, "torch": torch.amp, "amp_ext": amp_ext}[amp]
         enabled = amp != "none"
         self.name = AMPS[amp]
-        self.autocast = partial(package.autocast, device.type, torch.float16, enabled=enabled)
+        self.autocast = partial(package.autocast, device.type, dtype, enabled=enabled)
         self.scaler = package.GradScaler(device.type, enabled=enabled, **scaler_options)
         self.network = network.to(device)
         self.optimizer = torch.optim.Adam(self.network.parameters(), lr=LEARNING_RATE)

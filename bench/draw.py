@@ -1,0 +1,180 @@
+"""Draw what figures.py has collected."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Callable
+
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure as Canvas
+from matplotlib.lines import Line2D
+
+import style
+from draw_products import heatmap, roofline
+from figures import Figure
+from ledger import OURS
+from style import number, size
+
+WIDE = 20  # largest over smallest rate from which an axis is logarithmic
+
+# ---- bandwidth ----------------------------------------------------------------------------------
+
+
+def bandwidth(figure: Figure) -> Canvas:
+    panels = figure.data["panels"]
+    canvas = style.canvas(10, 0.5 + 2.9 * len(panels), figure.title, figure.footer)
+    grid = canvas.subplots(len(panels), 2, width_ratios=(2.2, 1), squeeze=False)
+    for (axes, key), panel in zip(grid, panels, strict=True):
+        bandwidth_panel(axes, key, panel)
+    grid[-1][0].set_xlabel("bytes read and written by one launch (cases of one size side by side)")
+    seen = dict.fromkeys(p for panel in panels for case in panel["cases"] for p in case["rates"])
+    handles = [Line2D([], [], label=style.name(p), **look(p)) for p in seen]
+    grid[0][1].legend(handles=handles, loc="lower left", fontsize=8.5)
+    return canvas
+
+
+def look(provider: str) -> dict[str, object]:
+    """amp_ext's points are filled, and show through others' at the same place."""
+    return style.look(provider, fillstyle="full" if provider in OURS else "none")
+
+
+def bandwidth_panel(axes: Axes, key: Axes, panel: dict) -> None:
+    """Points on the left, and on the right what the letters stand for."""
+    places = side_by_side([case["bytes"] for case in panel["cases"]])
+    lines = []
+    for letter, place, case in zip(string.ascii_lowercase, places, panel["cases"], strict=False):
+        rates = case["rates"]
+        axes.plot(
+            2 * [place],
+            [min(rates.values()), max(rates.values())],
+            color=style.GRID,
+            linewidth=1,
+            zorder=1,
+        )
+        for provider, rate in rates.items():
+            axes.plot(place, rate, **look(provider))
+        axes.annotate(
+            letter,
+            (place, max(rates.values())),
+            (0, 7),
+            textcoords="offset points",
+            ha="center",
+            fontsize=9,
+            bbox={"color": "white", "alpha": 0.7, "pad": 0.5},
+        )
+        lines.append(f"{letter}  {case['case']}: {size(case['bytes'])}")
+    for limit in panel["limits"]:
+        axes.axhline(limit["rate"], color=style.INK, linewidth=1, linestyle="--")
+        lines.append(f"--  {limit['name']}: {number(limit['rate'])} GB/s")
+    axes.set(xscale="log", title=panel["op"], ylabel="GB/s at p20")
+    axes.margins(x=0.08, y=0.14)
+    shown = [rate for case in panel["cases"] for rate in case["rates"].values()]
+    if max(shown) > WIDE * min(shown):
+        axes.set_yscale("log")
+    else:
+        axes.set_ylim(bottom=0)
+    axes.xaxis.set_major_formatter(lambda value, _: size(value))
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
+    axes.grid(which="major")
+    key.axis("off")
+    key.text(
+        0, 0.98, "\n".join(lines), transform=key.transAxes, va="top", fontsize=8, linespacing=1.5
+    )
+
+
+def side_by_side(sizes: list[float]) -> list[float]:
+    """Places on a logarithmic axis, at least a tenth apart, for sizes in ascending order."""
+    places: list[float] = []
+    for value in sizes:
+        least = places[-1] * 1.3 if places else 0
+        places.append(max(value, least))
+    return places
+
+
+# ---- steps --------------------------------------------------------------------------------------
+
+
+def steps(figure: Figure) -> Canvas:
+    """Bars from zero, each case on its own scale: a logarithm would shrink the differences."""
+    cases = figure.data["cases"]
+    heights = [len(times) for times in cases.values()]
+    canvas = style.canvas(
+        8.6, 0.7 + 0.75 * len(cases) + 0.3 * sum(heights), figure.title, figure.footer
+    )
+    grid = canvas.subplots(len(cases), 1, squeeze=False, height_ratios=[h + 1 for h in heights])
+    for axes, (case, times) in zip(grid[:, 0], cases.items(), strict=True):
+        for place, (provider, (p20, p50, p80)) in enumerate(times.items()):
+            axes.barh(place, p50, height=0.7, color=style.colour(provider))
+            axes.plot([p20, p80], 2 * [place], color=style.INK, linewidth=1.2)
+            axes.annotate(
+                f"{number(p50)} ms",
+                (p80, place),
+                (5, 0),
+                va="center",
+                textcoords="offset points",
+                fontsize=8.5,
+            )
+        axes.set_yticks(range(len(times)), map(style.name, times))
+        axes.set_xlim(0, 1.15 * max(p80 for *_, p80 in times.values()))
+        axes.set_title(case, loc="left")
+        axes.invert_yaxis()
+        axes.tick_params(axis="y", length=0)
+        axes.xaxis.set_major_locator(plt.MaxNLocator(6))
+        axes.grid(axis="x")
+    grid[-1][0].set_xlabel(
+        "ms a step: bars to the median, black from the 20th to the 80th percentile"
+    )
+    return canvas
+
+
+# ---- history ------------------------------------------------------------------------------------
+
+
+def history(figure: Figure) -> Canvas:
+    canvas = style.canvas(9.2, 5, figure.title, figure.footer)
+    scale, count = canvas.subplots(2, 1, sharex=True, height_ratios=(2.2, 1))
+    trainings = figure.data["trainings"]
+    for training, width, dashes in zip(trainings, (3.2, 1.4, 1), ("-", "--", ":"), strict=False):
+        scales, skipped = training["scales"], training["skipped"]
+        numbers = range(1, len(scales) + 1)
+        look = {
+            "color": style.colour(training["provider"]),
+            "linewidth": width,
+            "linestyle": dashes,
+        }
+        scale.step(numbers, scales, where="post", label=style.name(training["provider"]), **look)
+        totals = [sum(step <= n for step in skipped) for n in numbers]
+        count.step(numbers, totals, where="post", **look)
+    overflows = trainings[0]["overflows"]
+    for place, step in enumerate(overflows):
+        for axes in (scale, count):
+            axes.axvline(
+                step,
+                color=style.INK,
+                linewidth=0.8,
+                linestyle=":",
+                label="overflow put in" * (place == 0 and axes is scale) or None,
+            )
+    interval = trainings[0]["growth_interval"]
+    scale.set_yscale("log", base=2)
+    scale.set_ylabel("loss scale")
+    words = f"doubled by {interval} good steps, halved by an overflow"
+    scale.set_title(words, loc="left")
+    count.set(xlabel="step", ylabel="skipped steps, sum")
+    count.yaxis.set_major_locator(plt.MaxNLocator(integer=True))
+    for axes in (scale, count):
+        axes.grid()
+        axes.margins(x=0.01, y=0.12)
+    scale.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=3, fontsize=8.5)
+    return canvas
+
+
+DRAW: dict[str, Callable[[Figure], Canvas]] = {
+    function.__name__: function for function in (roofline, bandwidth, heatmap, steps, history)
+}
+
+
+def drawn(figure: Figure) -> Canvas:
+    with plt.rc_context(style.RC):
+        return DRAW[figure.kind](figure)

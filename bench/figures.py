@@ -1,0 +1,220 @@
+"""The data of the figures, from ledgers: plain numbers and words, which draw.py makes visible.
+
+Each function takes the runs of one machine and returns a Figure, or a sentence on what it lacks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+
+from evidence import Run, footer, versions
+from ledger import OURS
+
+LISTS = ("unscale", "cast", "check", "norm")  # ops that read or write lists of tensors
+DTYPES = ("fp16", "bf16", "fp32")
+
+
+@dataclass(frozen=True)
+class Figure:
+    """What a figure shows.
+
+    Args:
+        kind: a key of draw.DRAW.
+        title: with the machine's name.
+        footer: lines on machine, versions, commit and command.
+        data: of JSON's types.
+    """
+
+    kind: str
+    title: str
+    footer: list[str]
+    data: dict
+
+    @property
+    def digest(self) -> str:
+        """The same for figures that show the same."""
+        words = json.dumps(asdict(self), sort_keys=True)
+        return hashlib.sha256(words.encode()).hexdigest()
+
+
+def find(runs: Sequence[Run], op: str) -> Run | None:
+    return next((run for run in runs if run.op == op), None)
+
+
+# ---- roofline ----------------------------------------------------------------------------------
+
+
+def roofline(runs: Sequence[Run]) -> Figure | str:
+    """Matrix products below the copy bandwidth and the product rates measured beside them."""
+    gemm = find(runs, "gemm")
+    copies = [(r, run) for run in runs for r in run.limits if r["gb_per_s"] and "copy" in r["case"]]
+    if not gemm or not copies:
+        lacking = "gemm" if not gemm else "an op whose first row is a copy"
+        return f"roofline: left out, the ledger has no lines of {lacking}"
+    points = [
+        {
+            "provider": r["provider"],
+            "dtype": dtype_of(r["case"]),
+            "case": r["case"],
+            "intensity": r["flops"] / traffic,
+            "rate": r["gflop_per_s"],
+        }
+        for r in gemm.measured
+        if (traffic := traffic_of(r)) and r["gflop_per_s"] and not r["error"]
+    ]
+    if not points:
+        return "roofline: left out, no product's bytes are known"
+    copy, source = max(copies, key=lambda pair: pair[0]["gb_per_s"])
+    data = {
+        "bandwidth": {"rate": copy["gb_per_s"], "name": limit_name(copy)},
+        "roofs": roofs(gemm),
+        "points": [p for p in points if p["provider"] != "fp32"],
+    }
+    name = gemm.device_name
+    return Figure("roofline", f"Matrix products on {name}", footer([gemm, source]), data)
+
+
+def roofs(gemm: Run) -> list[dict]:
+    """The fastest product that was not amp_ext's, of each dtype; FP32's is the table's limit."""
+    best = {"fp32": max(gemm.limits, key=lambda r: r["gflop_per_s"] or 0, default=None)}
+    for record in gemm.measured:
+        if record["provider"] in OURS or not record["gflop_per_s"] or record["error"]:
+            continue
+        dtype = "fp32" if record["provider"] == "fp32" else dtype_of(record["case"])
+        before = best.get(dtype)
+        if before is None or before["gflop_per_s"] < record["gflop_per_s"]:
+            best[dtype] = record
+    return [
+        {"dtype": dtype, "rate": record["gflop_per_s"], "name": record["provider"]}
+        for dtype, record in best.items()
+        if record and record["gflop_per_s"]
+    ]
+
+
+def traffic_of(record: dict) -> int | None:
+    """Bytes of both operands and the result, each once; from the case's name on older lines."""
+    if record["bytes"] or not record["flops"]:
+        return record["bytes"]
+    if cube := re.search(r"(\d+)\^3", record["case"]):
+        sizes = 3 * [int(cube[1])]
+    elif layer := re.search(r"(\d+)x(\d+)x(\d+)", record["case"]):
+        sizes = [int(size) for size in layer.groups()]
+    else:
+        return None
+    m, n, k = sizes
+    more = {"wgrad": 2, "accumulate": 6}  # bytes an element of a weight's gradient, which is FP32
+    weight = n * k * sum(extra for word, extra in more.items() if word in record["case"])
+    return 2 * (m * n + n * k + k * m) + weight
+
+
+def dtype_of(case: str) -> str:
+    first = case.split()[0]
+    return first if first in DTYPES else ""
+
+
+def limit_name(record: dict) -> str:
+    return record["case"].partition(": ")[2]
+
+
+# ---- bandwidth ---------------------------------------------------------------------------------
+
+
+def bandwidth(runs: Sequence[Run]) -> Figure | str:
+    """GB/s over a list's bytes, a panel for each op."""
+    ops = [run for op in LISTS if (run := find(runs, op)) and any(r["bytes"] for r in run.measured)]
+    if not ops:
+        return "bandwidth: left out, the ledger has no op on lists of tensors"
+    panels = [
+        {
+            "op": run.op,
+            "limits": [{"rate": r["gb_per_s"], "name": limit_name(r)} for r in run.limits],
+            "cases": cases_by_size(run),
+        }
+        for run in ops
+    ]
+    title = f"Bandwidth over the size of a list of tensors, on {ops[0].device_name}"
+    return Figure("bandwidth", title, footer(ops), {"panels": panels})
+
+
+def cases_by_size(run: Run) -> list[dict]:
+    cases: dict[str, dict] = {}
+    for record in run.measured:
+        if record["bytes"] and record["gb_per_s"] and not record["error"]:
+            name = record["case"].replace(" (not counted)", "")
+            case = cases.setdefault(name, {"case": name, "bytes": record["bytes"], "rates": {}})
+            case["rates"][record["provider"]] = record["gb_per_s"]
+    return sorted(cases.values(), key=lambda case: case["bytes"])
+
+
+# ---- heatmap -----------------------------------------------------------------------------------
+
+
+def heatmap(runs: Sequence[Run]) -> Figure | str:
+    """amp_ext's ratios of products: cases by dtype and provider."""
+    gemm = find(runs, "gemm")
+    ours = [r for r in gemm.measured if r["provider"] in OURS] if gemm else []
+    if not any(r["ratio"] for r in ours):
+        return "heatmap: left out, the ledger has no ratio of gemm"
+    rows, columns, cells = [], [], {}
+    for record in ours:
+        dtype, _, rest = record["case"].partition(" ")
+        row = rest.replace(" (to fp32)", "")
+        column = f"{dtype}\n{record['provider']}"
+        rows += [row] if row not in rows else []
+        columns += [column] if column not in columns else []
+        cells[row, column] = {
+            "ratio": record["ratio"],
+            "to": record["baseline"],
+            "refused": bool(record["error"]),
+        }
+        if "(to fp32)" in record["case"]:
+            cells[row, column]["to"] = "fp32"
+    data = {
+        "rows": rows,
+        "columns": columns,
+        "cells": [[cells.get((row, column)) for column in columns] for row in rows],
+    }
+    return Figure(
+        "heatmap", f"Ratios of matrix products on {gemm.device_name}", footer([gemm]), data
+    )
+
+
+# ---- steps -------------------------------------------------------------------------------------
+
+
+def steps(runs: Sequence[Run]) -> Figure | str:
+    """Milliseconds of a training step."""
+    train = find(runs, "train")
+    if not train or not train.measured:
+        return "steps: left out, the ledger has no lines of train"
+    cases: dict[str, dict[str, list[float]]] = {}
+    for record in train.measured:
+        if record["p20_us"] and not record["error"]:
+            times = [record[key] / 1e3 for key in ("p20_us", "p50_us", "p80_us")]
+            cases.setdefault(record["case"], {})[record["provider"]] = times
+    title = f"A training step on {train.device_name}"
+    return Figure("steps", title, footer([train]), {"cases": cases})
+
+
+FIGURES: dict[str, Callable[[Sequence[Run]], Figure | str]] = {
+    function.__name__: function for function in (roofline, bandwidth, heatmap, steps)
+}
+
+
+# ---- history -----------------------------------------------------------------------------------
+
+
+def history(records: Sequence[dict]) -> Figure | str:
+    """Loss scale and skipped steps of trainings, from history.py's lines."""
+    if not records:
+        return "history: left out, the ledger has no line of bench/history.py"
+    keys = ("provider", "scales", "skipped", "overflows", "growth_interval")
+    data = {"trainings": [{key: record[key] for key in keys} for record in records]}
+    lines = dict.fromkeys(f"{versions(record)}: {record['command']}" for record in records)
+    name = records[0]["device_name"]
+    title = f"Loss scale of the {records[0]['workload']} workload"
+    return Figure("history", title, [name, *lines], data)

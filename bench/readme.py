@@ -1,0 +1,139 @@
+"""Write README's performance section and its figures, from the ledgers alone.
+
+    python bench/readme.py [--results DIR] [--check]
+
+The section lies between two comments; the figures, SVG, in bench/results/plots, beside what they
+are drawn from. A figure is drawn again only if what it shows has changed. --check writes nothing,
+and the exit status is 1 when something would be written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import evidence
+import plot
+from evidence import Run, ratio_text
+from figures import Figure
+
+ROOT = plot.ROOT
+BEGIN = "<!-- performance: written by `make readme`, not by hand -->"
+END = "<!-- end of performance -->"
+PLOTS = "bench/results/plots"
+NO_GPU = "GPU: not yet measured."
+COLUMNS = ("op", "line", "ratio to", "cases", "geometric mean", "worst", "best")
+ALT = {
+    "roofline": "GFLOP/s of matrix products over their arithmetic intensity",
+    "bandwidth": "GB/s over the bytes of a list of tensors",
+    "heatmap": "ratios of matrix products",
+    "steps": "milliseconds of a training step",
+    "history": "loss scale and skipped steps over a training",
+}
+
+
+def section(results: Path) -> str:
+    """All that stands between the two comments."""
+    machines = evidence.machines(evidence.newest(results))
+    lines = [
+        "A ratio is the other's time over amp_ext's, both at the 20th percentile and measured in",
+        "turn in one run: above 1 amp_ext is faster. A line is a backend of amp_ext; cases whose",
+        "result was not right have no ratio. Of each machine and op the newest measurement stands.",
+        "",
+    ]
+    if not any(run.device == "cuda" for runs in machines.values() for run in runs):
+        lines += [NO_GPU, ""]
+    shown: dict[str, list[Figure]] = {}
+    for machine, figure in figures(results):
+        shown.setdefault(machine, []).append(figure)
+    for machine, runs in machines.items():
+        lines += [*machine_lines(runs), "", *map(image(machine), shown.get(machine, [])), ""]
+    return "\n".join(lines)
+
+
+def machine_lines(runs: Sequence[Run]) -> Iterator[str]:
+    kind = "GPU" if runs[0].device == "cuda" else "CPU"
+    yield f"### {kind}: {runs[0].device_name}"
+    yield ""
+    yield from (row(COLUMNS), row(["---"] * len(COLUMNS)))
+    for run in runs:
+        yield from map(row, table(run))
+    yield ""
+    for run in runs:
+        yield f"- {run.op}: {run.versions}, {run.latest[:10]}, `{run.command}`"
+
+
+def table(run: Run) -> Iterator[Sequence[str]]:
+    """A row for each of amp_ext's providers."""
+    refused = len({r["case"] for r in run.measured if r["error"]})
+    for provider, ratios in run.ratios.items():
+        cases = f"{len(ratios.cases)}" + f", {refused} refused" * bool(refused)
+        ends = (f"{ratio_text(ratios.cases[c])} ({c})" for c in (ratios.worst, ratios.best))
+        to = ", ".join(run.baselines(provider))
+        yield (run.op, provider, to, cases, ratio_text(ratios.mean), *ends)
+
+
+def row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def figures(results: Path) -> Iterator[tuple[str, Figure]]:
+    """Those of the newest ledgers, quick runs apart."""
+    for machine, figure in plot.collect(results, quick=False):
+        if isinstance(figure, Figure):
+            yield machine, figure
+
+
+def image(machine: str) -> Callable[[Figure], str]:
+    return lambda figure: f"![{ALT[figure.kind]}]({PLOTS}/{plot.file_name(machine, figure)}.svg)"
+
+
+def replaced(text: str, new: str) -> str:
+    """The README with another section; ValueError where the comments are not there, in order."""
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"README.md lacks {BEGIN} or, below it, {END}")
+    return f"{before}{BEGIN}\n{new}\n{END}{after}"
+
+
+def drawn_digest(path: Path) -> str | None:
+    """The digest of what a figure's file shows; None where there is no such file."""
+    if not path.exists():
+        return None
+    return path.read_text().partition(">data ")[2].partition("<")[0].strip()
+
+
+def stale(results: Path, plots: Path) -> tuple[list[tuple[Path, Figure]], list[Path]]:
+    """Figures whose file does not show them, and files that belong to no figure."""
+    wanted = {plots / f"{plot.file_name(m, figure)}.svg": figure for m, figure in figures(results)}
+    changed = [(path, f) for path, f in wanted.items() if drawn_digest(path) != f.digest]
+    return changed, sorted(set(plots.glob("*.svg")) - wanted.keys())
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--results", type=Path, default=plot.RESULTS)
+    parser.add_argument("--check", action="store_true", help="write nothing")
+    options = parser.parse_args(argv)
+    readme = ROOT / "README.md"
+    before = readme.read_text()
+    after = replaced(before, section(options.results))
+    changed, leftover = stale(options.results, ROOT / PLOTS)
+    names = [readme] * (before != after) + [path for path, _ in changed] + leftover
+    if options.check:
+        print(*(f"{path} is not what the ledgers say" for path in names), sep="\n")
+        return int(bool(names))
+    readme.write_text(after)
+    for path, figure in changed:
+        plot.write(figure, path)
+    for path in leftover:
+        path.unlink()
+    print(*(f"wrote {path}" for path in names if path.exists()), sep="\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,121 @@
+"""How every figure looks: colours, sizes, footer, files."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
+
+INK, PALE, GRID = "#222222", "#777777", "#e2e2e2"
+DPI = 120
+FOOTER_SIZE = 7.5  # points
+FOOTER_INCHES = 0.13  # a line
+RATIOS = "RdBu"  # red below 1, blue above
+
+# Colour-blind safe (Okabe and Ito); amp_ext's own in blues and greens.
+COLOURS = {
+    "amp_ext": "#0072b2",
+    "cpu": "#0072b2",
+    "cuda": "#0072b2",
+    "triton": "#009e73",
+    "library": "#56b4e9",
+    "torch": "#d55e00",
+    "compile": "#cc79a7",
+    "cublaslt": "#e69f00",
+    "fp32": "#777777",
+}
+MARKERS = {"torch": "s", "compile": "D", "cublaslt": "^", "fp32": "x", "triton": "P"}
+NAMES = {
+    "cpu": "amp_ext (CPU)",
+    "cuda": "amp_ext (CUDA)",
+    "triton": "amp_ext (Triton)",
+    "library": "amp_ext (library)",
+    "compile": "torch.compile",
+    "cublaslt": "cuBLASLt",
+    "fp32": "torch, FP32",
+}
+
+RC = {
+    "font.family": "DejaVu Sans",  # comes with matplotlib: the same everywhere
+    "font.size": 9,
+    "axes.titlesize": 10,
+    "axes.edgecolor": PALE,
+    "axes.labelcolor": INK,
+    "text.color": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "grid.color": GRID,
+    "grid.linewidth": 0.6,
+    "figure.facecolor": "white",
+    "savefig.facecolor": "white",
+    "legend.frameon": False,
+    "svg.hashsalt": "amp_ext",  # the same names of its parts every time
+}
+
+
+def colour(provider: str) -> str:
+    return COLOURS.get(provider, "#4b0082")
+
+
+def look(provider: str, **more: object) -> dict[str, object]:
+    """How matplotlib draws a provider's points."""
+    marker = MARKERS.get(provider, "o")
+    return {"marker": marker, "linestyle": "", "markersize": 6, "color": colour(provider), **more}
+
+
+def name(provider: str) -> str:
+    return NAMES.get(provider, provider)
+
+
+def number(value: float) -> str:
+    """Three digits, and all of those before the point: 0.0123, 1.20, 57.4, 2,955."""
+    return f"{value:#.3g}".rstrip(".") if value < 1000 else f"{value:,.0f}"
+
+
+def size(count: float) -> str:
+    """Bytes in words, by powers of 1000."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            break
+        count /= 1000 if unit != "GB" else 1
+    return f"{count:.3g} {unit}"
+
+
+def canvas(width: float, height: float, title: str, footer: Sequence[str]) -> Figure:
+    """A figure in inches with a title, and room for the footer below what will be drawn."""
+    lines = [part for line in footer for part in textwrap.wrap(line, int(width * 16))]
+    below = FOOTER_INCHES * len(lines) + 0.08
+    height += below
+    figure = plt.figure(figsize=(width, height), layout="constrained")
+    figure.get_layout_engine().set(
+        rect=(0, below / height, 1, 1 - below / height), w_pad=0.06, h_pad=0.06
+    )
+    figure.suptitle(title, fontsize=11.5, fontweight="bold")
+    figure.text(
+        0.1 / width,
+        0.06 / height,
+        "\n".join(lines),
+        fontsize=FOOTER_SIZE,
+        color=PALE,
+        va="bottom",
+        linespacing=1.25,
+    )
+    return figure
+
+
+def save(figure: Figure, path: Path, digest: str) -> None:
+    """Write PNG or SVG; the digest of what it shows is in its metadata."""
+    key = {".png": "Comment", ".svg": "Description"}[path.suffix]
+    metadata = {key: f"data {digest}", **({"Date": None} if path.suffix == ".svg" else {})}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=DPI, metadata=metadata)

@@ -1,0 +1,190 @@
+"""bench/compare.py: against a ledger, and against another commit."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench_program import BENCH, quiet, run_quick  # noqa: F401  (a fixture)
+
+sys.path.append(str(BENCH))
+
+import compare
+import ledger
+import run
+import timing
+
+
+def record(p20: float, p80: float, provider: str = "cpu", **more: object) -> dict:
+    known = {"op": "unscale", "case": "a", "device": "cpu", "device_name": "X", "threads": 2}
+    times = {"p20_us": p20, "p50_us": (p20 + p80) / 2, "p80_us": p80}
+    return {**ledger.DEFAULTS, **known, "provider": provider, **times, **more}
+
+
+# ---- a ledger ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("now", "before", "slower"),
+    [
+        ((13.0, 14.0), (10.0, 12.0), True),  # by 3, more than either spread
+        ((12.0, 13.0), (10.0, 12.0), False),  # by as much as the spread before
+        ((13.0, 17.0), (10.0, 11.0), False),  # by less than the spread now
+        ((9.0, 9.1), (10.0, 10.1), False),
+    ],
+)
+def test_slower_than_noise(now, before, slower) -> None:
+    assert compare.is_slower(record(*now), record(*before)) == slower
+    lines, status = compare.against([record(*now)], [record(*before)])
+    assert status == slower
+    assert lines[-1] == f"{int(slower)} of 1 measurements became slower than noise"
+
+
+def test_what_became_slower_is_shown_beside_the_baseline() -> None:
+    earlier = [record(99.0, 99.0), record(10.0, 11.0), record(20.0, 21.0, "torch")]
+    now = [record(20.0, 21.0), record(25.0, 26.0, "torch"), record(1.0, 1.0, case="new")]
+    (_, line, _), status = compare.against(now, earlier)
+    assert status == 1
+    assert line.split() == ["unscale", "a", "cpu", "10.00", "20.00", "0.50", "0.80"]
+    assert len(line) <= 100
+
+
+def test_lines_older_than_the_backends_are_compared() -> None:
+    _, status = compare.against([record(20.0, 21.0)], [record(10.0, 11.0, "amp_ext")])
+    assert status == 1
+
+
+@pytest.mark.parametrize("other", [{"device_name": "Y"}, {"threads": 1}, {"case": "b"}])
+def test_other_machines_and_cases_are_no_comparison(other) -> None:
+    lines, status = compare.against([record(20.0, 21.0)], [record(10.0, 11.0, **other)])
+    assert (lines, status) == (
+        ["the ledger has none of these cases, measured on this machine"],
+        2,
+    )
+
+
+@pytest.mark.parametrize(("before", "status"), [(5.0, 1), (10.0, 0)])
+def test_run_against(tmp_path: Path, capsys, monkeypatch, before: float, status: int) -> None:
+    """The exit status is 1 where a case became slower; only amp_ext's lines are counted."""
+
+    def pretend(providers, budget, events) -> dict[str, timing.Quantiles]:
+        return {provider.name: timing.Quantiles(us, us + 1, us + 2) for provider in providers}
+
+    monkeypatch.setattr(timing, "interleaved", pretend)
+    options = ("unscale", "--filter", "2 x 10")
+    file = tmp_path / "before.jsonl"
+    us = before
+    run_quick(file, *options)
+    us = 10.0
+    assert run_quick(tmp_path / "now.jsonl", *options, "--against", str(file))[0] == status
+    printed = capsys.readouterr().out
+    assert f"against {file}" in printed
+    assert printed.splitlines()[-1] == f"{status} of 1 measurements became slower than noise"
+
+
+# ---- another commit ----------------------------------------------------------------------------
+
+
+def test_base_lines() -> None:
+    """Ratios of rounds, their geometric mean, and the mean over the cases that count."""
+    base = [[record(8.0, 9.0), record(5.0, 5.0, case="b")], [record(2.0, 3.0)]]
+    now = [[record(2.0, 3.0), record(5.0, 5.0, case="b")], [record(2.0, 3.0)]]
+    base[1].append(record(5.0, 5.0, case="b", error="CheckError: wrong"))
+    now[1].append(record(5.0, 5.0, case="b"))
+    lines, status = compare.base_lines(base, now)
+    assert status == 1
+    assert lines[1].split() == ["unscale", "a", "cpu", "2.00", "2.00", "2.00", "1.00..4.00"]
+    assert lines[2].endswith("NO RATIO, the base: CheckError: wrong")
+    assert " ".join(lines[3].split()) == "geometric mean of 1 ratios base / now cpu 2.00"
+    assert all(len(line) <= 100 for line in lines)
+
+
+def test_a_case_that_the_base_cannot_run() -> None:
+    lines, status = compare.base_lines([[], []], [[record(2.0, 3.0)], [record(2.0, 3.0)]])
+    assert status == 1
+    assert lines[1].endswith("NO RATIO, the base cannot run it")
+
+
+def test_limits_and_others_are_not_compared() -> None:
+    one = [record(1.0, 1.0, "copy", case="limit: copy"), record(1.0, 1.0, "torch")]
+    lines, status = compare.base_lines([one, one], [one, one])
+    assert (len(lines), status) == (1, 0)
+
+
+def repository(folder: Path) -> Path:
+    """With one commit: an amp_ext whose module "builds" by a copy."""
+    (folder / "amp_ext").mkdir(parents=True)
+    (folder / "csrc").mkdir()
+    (folder / "amp_ext/__init__.py").write_text("")
+    (folder / "csrc/a.cpp").write_text("1")
+    (folder / "setup.py").write_text("open('amp_ext/_C.so', 'w').write(open('csrc/a.cpp').read())")
+    (folder / ".gitignore").write_text("/build/\n*.so\n")
+    for command in (["init", "-q"], ["add", "-A"], ["commit", "-q", "-m", "first"]):
+        names = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        subprocess.run(["git", *names, *command], cwd=folder, check=True)
+    return folder
+
+
+def test_base_is_built_from_its_own_sources(tmp_path: Path, monkeypatch) -> None:
+    root = repository(tmp_path / "repository")
+    base = root / "build/base"
+    monkeypatch.setattr(compare, "BASE", base)
+    monkeypatch.setattr(compare.git, "__kwdefaults__", {"folder": root})
+    (root / "csrc/a.cpp").write_text("2")
+    for _ in range(2):  # the worktree is there the second time
+        assert compare.base_package("HEAD") == base
+        assert (base / "amp_ext/_C.so").read_text() == "1"
+    with pytest.raises(compare.BuildError, match="git rev-parse"):
+        compare.base_package("absent")
+    (root / "setup.py").write_text("raise SystemExit(1)")
+    commit = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qam", "second"]
+    subprocess.run(commit, cwd=root, check=True)
+    (root / "csrc/a.cpp").write_text("3")
+    with pytest.raises(compare.BuildError, match="HEAD does not build"):
+        compare.base_package("HEAD")
+
+
+def test_base_with_the_same_sources_takes_the_module(tmp_path: Path, monkeypatch) -> None:
+    """And both sides run in turn, each on its own amp_ext."""
+    root = repository(tmp_path / "repository")
+    monkeypatch.setattr(compare, "BASE", root / "build/base")
+    monkeypatch.setattr(compare.git, "__kwdefaults__", {"folder": root})
+    compare.base_package("HEAD")
+    assert list((root / "build/base/amp_ext").glob("_C.*"))
+    assert (root / "build/base/amp_ext/_build_info.py").exists()
+
+    ran: list[tuple[str, str]] = []
+
+    def pretend(package: Path, arguments, file: Path) -> None:
+        side = "base" if package == root / "build/base" else "now"
+        ran.append((arguments[0], side))
+        ledger.append(file, [record(4.0 if side == "base" else 2.0, 5.0)])
+
+    monkeypatch.setattr(compare, "run_apart", pretend)
+    base, now = compare.measure_both("HEAD", ["unscale", "cast"], ["--quick"])
+    turns = ["base", "now", "base", "now"]
+    assert ran == [(op, side) for op in ("unscale", "cast") for side in turns]
+    assert [[r["p20_us"] for r in round_] for round_ in base] == [[4.0, 4.0], [4.0, 4.0]]
+    assert [[r["p20_us"] for r in round_] for round_ in now] == [[2.0, 2.0], [2.0, 2.0]]
+
+
+def test_base_of_the_program(tmp_path: Path, capsys, monkeypatch) -> None:
+    """The present amp_ext as its own base."""
+    here = Path(compare.amp_ext.__file__).parents[1]
+    monkeypatch.setattr(compare, "base_package", lambda revision: here)
+    monkeypatch.setattr(compare, "ROUNDS", 1)
+    options = ("update", "--filter", "1 found_inf, scale moved", "--base", "HEAD", "--seconds", "0")
+    status, records = run_quick(tmp_path / "out.jsonl", *options)
+    printed = capsys.readouterr().out
+    assert status == 0, printed
+    assert [r["provider"] for r in records] == 2 * ["torch", "cpu"]
+    assert "amp_ext of HEAD over that of this tree" in printed
+    assert printed.splitlines()[-1].split()[:3] == ["geometric", "mean", "of"]
+
+
+def test_no_such_base(capsys) -> None:
+    assert run.main(["update", "--device", "cpu", "--base", "no-such-commit"]) == 2
+    assert "--base no-such-commit: git rev-parse" in capsys.readouterr().err

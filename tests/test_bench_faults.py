@@ -1,0 +1,311 @@
+"""A wrong result gets no ratio, whichever op and provider it is of."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+
+import amp_ext
+from bench_program import BENCH, quiet, run_quick  # noqa: F401  (a fixture)
+
+sys.path.append(str(BENCH))
+
+import bench_autocast
+import bench_cast
+import bench_check
+import bench_gemm
+import bench_norm
+import bench_scaler
+import bench_unscale
+import bench_update
+import registry
+from bounds import Bounded
+
+OPS = {name: getattr(amp_ext.ops, name) for name in amp_ext.ops.__all__}
+
+
+def next_number(tensor):
+    """The last element, in place, becomes its dtype's next number."""
+    last = tensor.view(-1)[-1:]
+    last.copy_(torch.nextafter(last, torch.full_like(last, torch.inf)))
+
+
+def spoil(tensor):
+    with torch.no_grad():
+        tensor.view(-1)[-1] += 1.0
+    return tensor
+
+
+def unscale_a_unit_off(grads, found_inf, inv_scale):
+    OPS["unscale_"](grads, found_inf, inv_scale)
+    next_number(grads[-1])
+
+
+def unscale_without_check(grads, found_inf, inv_scale):
+    torch._foreach_mul_(grads, inv_scale)
+
+
+def unscale_that_finds_one(grads, found_inf, inv_scale):
+    torch._foreach_mul_(grads, inv_scale)
+    found_inf.fill_(1.0)
+
+
+def check_without_the_last(grads, found_inf):
+    OPS["check_finite"]([*grads[:-1], grads[-1].view(-1)[:-1]], found_inf)
+
+
+def check_that_writes(grads, found_inf):
+    OPS["check_finite"](grads, found_inf)
+    next_number(grads[-1])
+
+
+def norm_without_the_last(grads, found_inf, inv_scale):
+    return OPS["grad_norm"]([*grads[:-1], grads[-1].view(-1)[:-1]], found_inf, inv_scale)
+
+
+def norm_without_check(grads, found_inf, inv_scale):
+    return OPS["grad_norm"](grads, torch.zeros(()), inv_scale)
+
+
+def norm_a_bit_off(grads, found_inf, inv_scale):
+    return OPS["grad_norm"](grads, found_inf, inv_scale) * (1 + 1e-6)
+
+
+def update_a_unit_off(scale, *rest):
+    OPS["update_scale_"](scale, *rest)
+    next_number(scale.view(1))
+
+
+def update_that_never_grows(scale, tracker, found_infs, growth, backoff, interval):
+    OPS["update_scale_"](scale, tracker, found_infs, 1.0, backoff, interval)
+
+
+def update_by_the_first(scale, tracker, found_infs, *rest):
+    OPS["update_scale_"](scale, tracker, found_infs[:1], *rest)
+
+
+def cast_a_unit_off(outputs, inputs):
+    OPS["cast_"](outputs, inputs)
+    next_number(outputs[-1])
+
+
+def gemm_rounded_twice(a, b, *, trans_a, trans_b, out_dtype):
+    product = (a.mT if trans_a else a).float() @ (b.mT if trans_b else b).float()
+    return product.to(torch.bfloat16).to(a.dtype)
+
+
+def gemm_with_a_nan(a, b, **options):
+    product = OPS["gemm"](a, b, **options)
+    product[-1, -1] = torch.nan
+    return product
+
+
+def gemm_without_one_product(a, b, *, trans_a, trans_b, out_dtype):
+    a, b = (a.mT if trans_a else a).clone(), (b.mT if trans_b else b)
+    a[-1, -1] = 0
+    return OPS["gemm"](a, b, out_dtype=out_dtype)
+
+
+def accumulate_elsewhere(c, a, b, **options):
+    OPS["gemm_accumulate_"](c, a, b, **options)
+    spoil(c)
+
+
+def accumulate_from_zero(c, a, b, **options):
+    OPS["gemm_accumulate_"](c.zero_(), a, b, **options)
+
+
+class OneGradientOff(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return spoil(grad.clone())
+
+
+def layer(name, of_result):
+    def wrong(x, weight, *rest, **options):
+        if of_result:
+            return spoil(OPS[name](x, weight, *rest, **options))
+        return OPS[name](x, OneGradientOff.apply(weight), *rest, **options)
+
+    return wrong
+
+
+FAULTS = {
+    "unscale": (
+        "2 x 10",
+        "unscale_",
+        [unscale_a_unit_off, unscale_without_check, unscale_that_finds_one],
+    ),
+    "check": ("2 x 10", "check_finite", [check_without_the_last, check_that_writes]),
+    "norm": (
+        "16 x 64 Ki",
+        "grad_norm",
+        [norm_without_the_last, norm_without_check, norm_a_bit_off],
+    ),
+    "update": (
+        "8 found_infs, scale unmoved",
+        "update_scale_",
+        [update_a_unit_off, update_that_never_grows, update_by_the_first],
+    ),
+    "cast": ("2 x 10", "cast_", [cast_a_unit_off]),
+    "gemm": ("p16 64^3", "gemm", [gemm_rounded_twice, gemm_with_a_nan, gemm_without_one_product]),
+    "gemm accumulate": (
+        "fp16 8B at 1/64 up accumulate",
+        "gemm_accumulate_",
+        [accumulate_elsewhere, accumulate_from_zero],
+    ),
+    "linear": ("fp16 linear+GELU 1B at 1/32, fwd+bwd", "linear", [True, False]),
+    "linear mlp": ("fp16 MLP 1B at 1/32, fwd+bwd", "mlp", [True, False]),
+}
+
+
+@pytest.mark.parametrize(("op", "fault"), [(op, f) for op, (*_, fs) in FAULTS.items() for f in fs])
+def test_wrong_op_gets_no_ratio(tmp_path, capsys, monkeypatch, op, fault):
+    text, name, _ = FAULTS[op]
+    fault = layer(name, fault) if isinstance(fault, bool) else fault
+    monkeypatch.setattr(amp_ext.ops, name, fault)
+    status, records = run_quick(tmp_path / "out.jsonl", op.split()[0], "--filter", text)
+    printed = capsys.readouterr().out
+    assert status == 1
+    assert "NO RATIO, CheckError: cpu" in printed or "CheckError: an element of cpu's" in printed
+    assert printed.splitlines()[-1].split()[-1] == "none"
+    assert all(record["ratio"] is None for record in records)
+    assert all(record["error"] for record in records[1:])
+
+
+def their_cast(outputs, inputs):
+    torch._foreach_copy_(outputs, inputs)
+    next_number(outputs[-1])
+
+
+def their_product(shape, given):
+    return spoil(torch.mm(*shape.views(given.a, given.b)))
+
+
+BASELINES = {
+    "unscale": (bench_unscale, "2 x 10", lambda grads, flag, factor: None),
+    "check": (bench_check, "2 x 10", lambda one, grads, flag: None),
+    "norm": (bench_norm, "2 x 10", lambda grads, flag, inv_scale: torch.zeros(())),
+    "update": (bench_update, "1 found_inf, scale unmoved", lambda *_: None),
+    "cast": (bench_cast, "2 x 10", their_cast),
+    "gemm": (bench_gemm, "fp16 64^3 NT", their_product),
+}
+
+
+@pytest.mark.parametrize("op", BASELINES)
+def test_wrong_baseline_gives_no_ratio(tmp_path, capsys, monkeypatch, op):
+    """torch, made to do less or other work than amp_ext."""
+    module, text, fault = BASELINES[op]
+    monkeypatch.setattr(module, "theirs", fault)
+    status, records = run_quick(tmp_path / "out.jsonl", op, "--filter", text)
+    printed = capsys.readouterr().out
+    assert status == 1
+    assert "NO RATIO, CheckError: torch" in printed or "of torch's" in printed
+    assert all(record["ratio"] is None for record in records)
+
+
+class KeepsScale(torch.amp.GradScaler):
+    def update(self, new_scale=None):
+        super().update(self.get_scale())
+
+
+class SpoilsAnElement(torch.amp.GradScaler):
+    def unscale_(self, optimizer):
+        super().unscale_(optimizer)
+        next_number(optimizer.param_groups[0]["params"][-1].grad)
+
+
+@pytest.mark.parametrize("scaler", [KeepsScale, SpoilsAnElement])
+def test_wrong_scaler_gets_no_ratio(tmp_path, capsys, monkeypatch, scaler):
+    monkeypatch.setattr(amp_ext, "GradScaler", scaler)
+    options = ("scaler", "--filter", "40 parameters, SGD")
+    status, records = run_quick(tmp_path / "out.jsonl", *options)
+    assert status == 1
+    assert "NO RATIO, CheckError" in capsys.readouterr().out
+    assert all(record["ratio"] is None for record in records)
+
+
+def test_wrong_clipping_gets_no_ratio(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(bench_scaler, "MAX_NORM", 0.1)
+
+    class ClipsToMore(amp_ext.GradScaler):
+        def clip_grad_norm_(self, optimizer, max_norm):
+            return super().clip_grad_norm_(optimizer, 1.001 * max_norm)
+
+    monkeypatch.setattr(amp_ext, "GradScaler", ClipsToMore)
+    options = ("scaler", "--filter", "40 parameters, clipped SGD")
+    status, _ = run_quick(tmp_path / "out.jsonl", *options)
+    assert status == 1
+    assert "gradients differ from torch's" in capsys.readouterr().out
+
+
+def test_wrong_gradients_of_layers_get_no_ratio(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(amp_ext.ops, "linear", layer("linear", of_result=False))
+    options = ("scaler", "--filter", "gradients read")
+    status, _ = run_quick(tmp_path / "out.jsonl", *options)
+    assert status == 0, "both scalers train the same layers"
+
+    class Slower(torch.optim.SGD):
+        def __init__(self, parameters, lr, **options):
+            made.append(self)
+            super().__init__(parameters, lr=lr * (1 + len(made) % 2), **options)
+
+    made: list[Slower] = []
+    monkeypatch.setattr(torch.optim, "SGD", Slower)
+    status, _ = run_quick(tmp_path / "out.jsonl", *options)
+    assert status == 1
+    assert "parameters differ from torch's" in capsys.readouterr().out
+
+
+class OtherDtype(torch.autocast):
+    def __init__(self, device_type, dtype):
+        super().__init__(device_type, torch.bfloat16)
+
+
+def test_autocast_of_another_dtype_gets_no_ratio(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(bench_autocast.REGIONS, "amp_ext", OtherDtype)
+    options = ("autocast", "--filter", "fp16 mm, forward")
+    status, _ = run_quick(tmp_path / "out.jsonl", *options)
+    assert status == 1
+    assert "NO RATIO, CheckError: the result is torch.bfloat16" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("place", "message"), [(0, "the result is"), (2, "the gradient of tensor")]
+)
+def test_autocast_of_other_values_gets_no_ratio(place, message):
+    call, device = bench_autocast.CALLS_MEASURED[0], torch.device("cpu")
+    loops = [
+        bench_autocast.Loop(torch.autocast, call, bench_autocast.BACKWARD, 2, torch.float16, device)
+        for _ in range(2)
+    ]
+    bench_autocast.verify(*loops)
+    if message == "the result is":
+        loops[0].tensors[place].detach().add_(1)
+    else:
+        loops[0].tensors[place].register_hook(lambda grad: grad + 1)
+    with pytest.raises(registry.CheckError, match=message):
+        bench_autocast.verify(*loops)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_bounds_hold_and_bite(dtype):
+    """Sums in any order, rounded once, are within them; two units in the last place are not."""
+    a, b = torch.randn(40, 300).to(dtype), torch.randn(300, 50).div(300**0.5).to(dtype)
+    product = Bounded.exact(a) @ Bounded.exact(b)
+    parts = [a[:, s : s + 100].float() @ b[s : s + 100].float() for s in (200, 0, 100)]
+    product.compare(sum(parts), "a product in parts")
+    rounded = product.rounded(dtype)
+    result = (a.float() @ b.float()).to(dtype)
+    rounded.compare(result, "a product")
+    result[3, 4] *= 1 + 4 * torch.finfo(dtype).eps
+    with pytest.raises(registry.CheckError, match="an element of a product is"):
+        rounded.compare(result, "a product")
+    with pytest.raises(registry.CheckError, match="a product is of shape"):
+        rounded.compare(result[:3], "a product")
