@@ -40,11 +40,12 @@ def update_scale_kernel(
 ):
     only = tl.cast(found_infs, tl.int64)
     addresses = pointer(found_infs, tl.int64)
+    listed = tl.where(count == 1, 0, count)
     overflow = tl.zeros((BLOCK,), tl.int1)
     for begin in range(0, count, BLOCK):
         i = begin + tl.arange(0, BLOCK)
         mask = i < count
-        address = tl.load(addresses + i, mask=mask & (count != 1), other=only)
+        address = tl.load(addresses + i, mask=i < listed, other=only)
         overflow |= tl.load(pointer(address, tl.float32), mask=mask, other=0.0) != 0.0
     move_scale(
         any_row(overflow),
