@@ -23,7 +23,8 @@ Check = tuple[str, Callable[[], None]]
 def main() -> int:
     print_versions()
     try:
-        importlib.import_module("amp_ext.backend")
+        for module in ("_library", "backend"):
+            importlib.import_module(f"amp_ext.{module}")
     except ImportError as error:
         print(f"\nFAIL  {error}")
         return 1

@@ -7,7 +7,6 @@ from importlib.util import find_spec
 
 import torch
 
-
 LEAST_VERSION = (3, 6)
 
 

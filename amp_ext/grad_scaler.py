@@ -42,7 +42,7 @@ class GradScaler(ScalerState):
             than the default process group, processes with which memory is shared, handlers of
             ``__torch_dispatch__``: an infinity that they put in is missed, and a gradient that they
             repair (``p.grad.data.nan_to_num_()``) is skipped all the same. On a GPU it needs the
-            environment variable ``AMP_EXT_GEMM=kernel``.
+            CUDA kernels and the environment variable ``AMP_EXT_GEMM=kernel``.
 
     It differs from torch where torch can fail silently:
 

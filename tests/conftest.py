@@ -52,7 +52,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for cases in products.values():
         for index, item in enumerate(cases):
             if index % 8:
-                item.add_marker(pytest.mark.skip(reason="takes the interpreter long: --slow runs it"))
+                item.add_marker(
+                    pytest.mark.skip(reason="takes the interpreter long: --slow runs it")
+                )
 
 
 # Products, which take Triton's interpreter seconds each: of each test's cases it runs the first and

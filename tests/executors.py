@@ -55,7 +55,7 @@ class Executor:
         return torch.tensor(value, dtype=dtype, device=self.device)
 
     def some(self, values: Sequence[T], most: int = 5) -> list[T]:
-        """Return the values; of an interpreted executor a few, the first and the last among them."""
+        """Return the values; where interpreted a few, the first and the last among them."""
         count = len(values)
         if not self.interpreted or count <= most:
             return list(values)

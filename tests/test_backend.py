@@ -6,7 +6,9 @@ import os
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Iterator
+from importlib.machinery import ModuleSpec
 
 import pytest
 import torch
@@ -28,18 +30,20 @@ def gemm_source() -> Iterator[None]:
 
 @pytest.fixture
 def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As after `pip install .` where there is no CUDA toolkit."""
+    """As after `pip install .` where there is no CUDA toolkit, with kernels that are compiled."""
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
     monkeypatch.setattr(backends._C, "cuda_built", lambda: False)
 
 
 @pytest.fixture
 def with_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
     monkeypatch.setattr(backends._C, "cuda_built", lambda: True)
 
 
 @pytest.fixture
 def without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backends, "triton_version", lambda: None)
+    monkeypatch.setattr(_triton, "triton_version", lambda: None)
 
 
 def served(device_type: str) -> set[str]:
@@ -90,6 +94,7 @@ def test_the_cpu_is_tritons_where_it_is_interpreted(
     monkeypatch.setenv("TRITON_INTERPRET", interpreted)
     amp_ext.set_backend("triton")
     assert served("cpu") == {"cpu" if interpreted == "0" else "triton"}
+    assert _C.uses_triton("cuda") == (interpreted == "0"), "the interpreter has the host's memory"
     amp_ext.set_backend("cpu")
     assert served("cpu") == {"cpu"}
 
@@ -104,11 +109,63 @@ def test_unknown_backend(name: object) -> None:
 
 def test_missing_backends_say_what_to_install(without_kernels: None, without_triton: None) -> None:
     amp_ext.set_backend("cpu")
-    with pytest.raises(RuntimeError, match=r"needs Triton; install it with: pip install triton$"):
+    with pytest.raises(RuntimeError, match="Triton is not installed; pip install triton$"):
         amp_ext.set_backend("triton")
     with pytest.raises(RuntimeError, match=r"was not built; rebuild amp_ext with: FORCE_CUDA=1 "):
         amp_ext.set_backend("cuda")
     assert amp_ext.get_backend() == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("found", "words"), [("3.5.1", "3.5.1 is too old; pip install 'triton>=3.6'"), ("3.10.0", "")]
+)
+def test_versions_of_triton(found: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_triton, "triton_version", lambda: found)
+    assert _triton.why_not_triton().endswith(words)
+    assert bool(words) == bool(_triton.why_not_triton())
+
+
+def test_a_folder_of_that_name_is_not_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python finds it as a package without a file."""
+    monkeypatch.setattr(_triton, "find_spec", lambda name: ModuleSpec(name, None))
+    assert _triton.triton_version() is None
+
+
+@pytest.mark.parametrize("op", ["unscale_", "cast_"])
+def test_tensors_outlive_a_launch_that_runs_other_threads(
+    op: str, interpreted_triton: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The host paths of the scaler and of short casts hold no lock while Python runs."""
+    from amp_ext import triton_kernels
+
+    grads = [torch.ones(1000) for _ in range(3)]
+    alive = [weakref.ref(grad) for grad in grads]
+    parameter = torch.nn.Parameter(torch.ones(1000))
+    parameter.grad = torch.ones(1000)
+    storage = weakref.ref(parameter.grad.untyped_storage())
+    outputs = [torch.zeros(1000, dtype=torch.float16) for _ in range(3)]
+    seen = []
+
+    def launch(*arguments: object) -> None:
+        def clear() -> None:
+            grads.clear()
+            parameter.grad = None
+
+        thread = threading.Thread(target=clear)
+        thread.start()
+        thread.join()
+        seen.append([reference() is not None for reference in alive])
+
+    monkeypatch.setattr(triton_kernels, op, launch)
+    if op == "cast_":
+        amp_ext.ops.cast_(outputs, grads)
+        assert seen == [[True] * 3]
+    else:
+        scaler = amp_ext.GradScaler("cpu")
+        scaler.scale(torch.ones(()))
+        scaler.unscale_(torch.optim.SGD([parameter], lr=1.0))
+        assert len(seen) == 1
+        assert storage() is None, "it is freed after the launch"
 
 
 def imported(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -123,7 +180,7 @@ def imported(program: str, **environment: str) -> subprocess.CompletedProcess[st
 
 def test_environment_variable_chooses() -> None:
     program = "from amp_ext import _C; print(amp_ext.get_backend(), _C.uses_triton('cuda'))"
-    process = imported(program, AMP_EXT_BACKEND="triton")
+    process = imported(program, AMP_EXT_BACKEND="triton", TRITON_INTERPRET="0")
     assert (process.stdout, process.stderr) == ("triton True\n", "")
 
 

@@ -112,7 +112,9 @@ def test_rounding(
 @pytest.mark.parametrize("count", [1, 3, 1008, 1009, 2000])
 def test_lists_of_mixed_dtypes(executor: Executor, count: int) -> None:
     """1008 pairs travel in a kernel's parameters, more do not."""
-    pairs = [pair(executor, 1 + 7 * i % 97, *EVERY_PAIR[i % 16]) for i in range(executor.length(count))]
+    pairs = [
+        pair(executor, 1 + 7 * i % 97, *EVERY_PAIR[i % 16]) for i in range(executor.length(count))
+    ]
     outputs, inputs = map(list, zip(*pairs, strict=True))
     check(executor, outputs, inputs)
 

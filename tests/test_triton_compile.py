@@ -40,7 +40,10 @@ def keeping(ops: list[Any]) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize("dtype", [FP16, BF16], ids=str)
-def test_fake_tensors_of_a_gpu_are_traced_whole(dtype: torch.dtype) -> None:
+def test_fake_tensors_of_a_gpu_are_traced_whole(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
     amp_ext.set_backend("triton")
     seen: list[Any] = []
     program = torch.compile(block, fullgraph=True, backend=aot_autograd(fw_compiler=keeping(seen)))

@@ -319,7 +319,10 @@ def test_norm_that_is_not_finite(
     executor: Executor, count: int, max_norm: float | None, norm: float
 ) -> None:
     """It is an overflow, whatever the gradients are, and they stay."""
-    grads = [random((3000,), FLOATS[i % 4], executor.device)[i % 4 :] for i in range(executor.length(count))]
+    grads = [
+        random((3000,), FLOATS[i % 4], executor.device)[i % 4 :]
+        for i in range(executor.length(count))
+    ]
     grads += [torch.empty(0, device=executor.device)]
     before = copies(grads)
     assert clip(executor, grads, norm, max_norm, 0.5) == 1.0

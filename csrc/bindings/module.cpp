@@ -63,8 +63,8 @@ std::optional<at::Tensor> optional_tensor(const char* name, py::handle object) {
 constexpr int64_t kLongPass = 1 << 20;
 
 // Lets other Python threads run during a pass that is long, that waits for a device, since what it
-// waits for may be another thread's to launch, or that runs Python, in which they may get their turn
-// anyway: then the tensors must not be theirs to free.
+// waits for may be another thread's to launch, or that runs Python, in which they may get their
+// turn anyway: then the tensors must not be theirs to free.
 class GilFreePass {
  public:
   GilFreePass(const OptimizerGrads& grads, bool waits) {
