@@ -109,7 +109,7 @@ def test_unknown_backend(name: object) -> None:
 
 def test_missing_backends_say_what_to_install(without_kernels: None, without_triton: None) -> None:
     amp_ext.set_backend("cpu")
-    with pytest.raises(RuntimeError, match="Triton is not installed; pip install triton$"):
+    with pytest.raises(RuntimeError, match=r"Triton is not installed; pip install triton$"):
         amp_ext.set_backend("triton")
     with pytest.raises(RuntimeError, match=r"was not built; rebuild amp_ext with: FORCE_CUDA=1 "):
         amp_ext.set_backend("cuda")
