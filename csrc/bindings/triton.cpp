@@ -202,7 +202,7 @@ at::Tensor triton_gemm(const at::Tensor& a, const at::Tensor& b, const GemmOptio
 
 TensorPair triton_gemm_with_aux(const at::Tensor& a, const at::Tensor& b, const GemmOptions& o,
                                 at::IntArrayRef sizes) {
-  const at::Tensor out = new_out(a, b, o, sizes), aux = at::empty_like(out);
+  const at::Tensor out = new_out(a, b, o, sizes), aux = at::empty(sizes, out.options());
   run(a, b, o, {out, aux});
   return {out, aux};
 }
