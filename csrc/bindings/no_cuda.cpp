@@ -3,7 +3,7 @@
 #include <torch/library.h>
 
 #include "backend.h"
-#include "ops.h"
+#include "triton.h"
 
 namespace amp_ext {
 
@@ -19,6 +19,21 @@ const Backend& cuda_backend() {
 bool cuda_built() { return false; }
 bool cuda_serves(const GemmArgs&) { return false; }
 
-TORCH_LIBRARY_IMPL(amp_ext, CUDA, m) { register_ops(m); }
+namespace {
+
+// The CPU's functions serve the tensors of any device that has a backend.
+void serve(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
+  if (!uses_triton(at::kCUDA)) cuda_backend();
+  op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(amp_ext, CUDA, m) {
+  for (const char* op : {"unscale_", "check_finite", "grad_norm", "update_scale_",
+                         "grad_norm_update_scale_", "cast_"}) {
+    m.impl(op, torch::CppFunction::makeFromBoxedFunction<serve>());
+  }
+}
 
 }  // namespace amp_ext
