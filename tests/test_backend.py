@@ -131,6 +131,12 @@ def test_a_folder_of_that_name_is_not_triton(monkeypatch: pytest.MonkeyPatch) ->
     assert _triton.triton_version() is None
 
 
+def test_partial_sums_have_room_for_every_program() -> None:
+    from amp_ext import triton_kernels
+
+    assert triton_kernels.PROGRAMS <= _C.GRAD_NORM_MAX_BLOCKS
+
+
 @pytest.mark.parametrize("op", ["unscale_", "cast_"])
 def test_tensors_outlive_a_launch_that_runs_other_threads(
     op: str, interpreted_triton: None, monkeypatch: pytest.MonkeyPatch
