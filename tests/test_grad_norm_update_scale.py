@@ -31,6 +31,7 @@ def state(executor: Executor, tracker: int) -> dict[str, Tensor]:
 def test_is_the_two_ops_in_turn(
     executor: Executor, count: int, value: float, already: float, with_norms: bool
 ) -> None:
+    count = executor.length(count)
     grads = [random((5 + i % 300,), FLOATS[i % 4], executor.device) for i in range(count)]
     if grads:
         grads[-1][-1] = value

@@ -75,9 +75,7 @@ def test_build_info_describes_this_module() -> None:
 
 @pytest.mark.skipif(_C.cuda_built(), reason="this module has CUDA kernels")
 @pytest.mark.parametrize("name", LIST_OPS)
-def test_cuda_tensor_given_to_a_cpu_only_module(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cuda_tensor_given_to_a_cpu_only_module(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The dispatcher is told that the tensors are CUDA's: no CUDA tensor can be had here."""
     op = getattr(torch.ops.amp_ext, name).default
     values = arguments(name, torch.device("cpu"))

@@ -105,15 +105,17 @@ def _finish_part(
     exists = inside(rows, columns, m, n, 0)
     if found_inf is not None:
         bad = (exists & (is_finite(rounded) == 0)).to(tl.int32)
-        tl.store(found_inf, 1.0, mask=tl.max(tl.max(bad, axis=1), axis=0) > 0)
+        any_bad = tl.max(tl.max(bad, axis=1, keep_dims=True), axis=0)
+        tl.store(found_inf + tl.arange(0, 1), 1.0, mask=any_bad > 0)
     row_of_tiles = batch.to(tl.int64) * tiles_m + tile_m
     if column_sums is not None:
         of_columns = tl.sum(tl.where(exists, x, 0.0), axis=0)
         tl.store(column_sums + row_of_tiles * (tiles_n * WIDTH * PARTS) + columns, of_columns)
     if square_sums is not None:
         wide = tl.where(exists, widen(rounded), 0.0).to(tl.float64)
-        total = tl.sum(tl.sum(wide * wide, axis=1), axis=0)
-        tl.store(square_sums + (row_of_tiles * tiles_n + tile_n) * PARTS + PART, total)
+        total = tl.sum(tl.sum(wide * wide, axis=1, keep_dims=True), axis=0)
+        at = (row_of_tiles * tiles_n + tile_n) * PARTS + PART
+        tl.store(square_sums + at + tl.arange(0, 1), total)
 
 
 @device_function
