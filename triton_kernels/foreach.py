@@ -34,6 +34,9 @@ def kernel(function):
     """Make a kernel that is compiled once, whatever the numbers that it is called with."""
     kinds = function.__annotations__.items()
     numbers = [name for name, kind in kinds if "constexpr" not in str(kind)]
+    if INTERPRETED.value:
+        # It replaces the functions of the modules that a kernel's own module names.
+        function.__globals__["core"] = tl.core
     return triton.jit(function, do_not_specialize=numbers)
 
 
