@@ -16,8 +16,8 @@
 namespace amp_ext {
 
 // Whose products on a GPU are where the backend's kernels serve them: the kernels' or those of
-// torch's library. By default Triton kernels form them, but CUDA kernels do not: as long as these
-// have not been measured, nobody shall lose by them unasked. The environment variable AMP_EXT_GEMM
+// torch's library. By default the Triton kernels form them, so that their backend serves every op,
+// and the CUDA kernels do not; neither has been measured. The environment variable AMP_EXT_GEMM
 // says "kernel" or "library".
 enum class GemmSource { by_default, kernel, library };
 extern std::atomic<GemmSource> gemm_source;
