@@ -224,6 +224,20 @@ def update_scale_(
             starts at ``hysteresis``, counts overflows down, is reset by a step without one.
         skipped_steps: int64, 1 element, in place: counts overflows.
     """
+    if not torch.compiler.is_compiling() and _C.update_scale_directly(
+        scale,
+        growth_tracker,
+        found_infs,
+        growth_factor,
+        backoff_factor,
+        growth_interval,
+        min_scale,
+        max_scale,
+        hysteresis,
+        hysteresis_tracker,
+        skipped_steps,
+    ):
+        return
     _ops.update_scale_(
         scale,
         growth_tracker,

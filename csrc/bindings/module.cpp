@@ -1,4 +1,4 @@
-// amp_ext._C: the host paths of the scaler and of short casts, and the switches of routing.
+// amp_ext._C: the host paths of the scaler and of short ops, and the switches of routing.
 // Everything else is an op of library.cpp.
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/core/grad_mode.h>
@@ -295,6 +295,37 @@ bool cast_directly(py::handle outputs, py::handle inputs) {
   END_HANDLE_TH_ERRORS_PYBIND
 }
 
+// update_scale_ for which the way through the dispatcher costs more than the update. False when
+// only the dispatcher can serve; then nothing has been touched.
+bool update_scale_directly(py::handle scale, py::handle growth_tracker, py::handle found_infs,
+                           double growth_factor, double backoff_factor, int64_t growth_interval,
+                           std::optional<double> min_scale, std::optional<double> max_scale,
+                           int64_t hysteresis, py::handle hysteresis_tracker,
+                           py::handle skipped_steps) {
+  HANDLE_TH_ERRORS
+  std::optional<PyTensors> tensors = plain_tensors(found_infs);
+  if (!tensors) return false;
+  const auto add = [&tensors](py::handle object) {
+    const bool plain = THPVariable_CheckExact(object.ptr());
+    if (plain) tensors->push_back(&THPVariable_Unpack(object.ptr()));
+    return plain;
+  };
+  if (!add(scale) || !add(growth_tracker) ||
+      !(hysteresis_tracker.is_none() || add(hysteresis_tracker)) ||
+      !(skipped_steps.is_none() || add(skipped_steps)))
+    return false;
+  for (const at::Tensor* tensor : *tensors) {
+    if (tensor->device() != tensors->front()->device()) return false;  // the op's error
+  }
+  int64_t numel = 0;
+  if (!needs_no_dispatcher(*tensors, &numel)) return false;
+  update_scale(scale, growth_tracker, py::reinterpret_borrow<py::list>(found_infs), growth_factor,
+               backoff_factor, growth_interval, min_scale, max_scale, hysteresis,
+               hysteresis_tracker, skipped_steps);
+  return true;
+  END_HANDLE_TH_ERRORS_PYBIND
+}
+
 // The GradientPlaces of `param_groups`, byte by byte.
 py::bytes gradient_places_as_bytes(py::handle param_groups) {
   HANDLE_TH_ERRORS
@@ -350,6 +381,7 @@ PYBIND11_MODULE(_C, m) {
         py::arg("error_if_nonfinite"), py::arg("allow_fp16"));
   m.def("gradient_places", &amp_ext::gradient_places_as_bytes);
   m.def("cast_directly", &amp_ext::cast_directly);
+  m.def("update_scale_directly", &amp_ext::update_scale_directly);
   m.def("update_scale", &amp_ext::update_scale, py::arg("scale"), py::arg("growth_tracker"),
         py::arg("found_infs"), py::arg("growth_factor"), py::arg("backoff_factor"),
         py::arg("growth_interval"), py::arg("min_scale"), py::arg("max_scale"),
