@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
@@ -21,7 +22,7 @@ import ledger
 from evidence import HISTORY
 from measure import describe_environment
 from workloads import regression
-from workloads.common import Batch, Parser, positive
+from workloads.common import Batch, DeviceParser, positive
 
 SCALER = {"init_scale": 2.0**14, "growth_interval": 25}
 PROVIDERS = ("amp_ext", "torch")
@@ -56,8 +57,8 @@ def train(provider: str, device: torch.device, steps: int, overflows: Sequence[i
     }
 
 
-def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = Parser(__doc__)
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = DeviceParser(__doc__)
     parser.add_argument("--json", type=Path, required=True, metavar="FILE", help="append to it")
     parser.add_argument("--steps", type=positive, default=200)
     parser.add_argument("--overflows", type=positive, nargs="*", default=[60, 61, 130])
@@ -65,12 +66,12 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    argv = sys.argv[1:] if argv is None else list(argv)
     options = parse(argv)
     torch.set_num_threads(1)  # a small network gains nothing from more
     steps = [step for step in options.overflows if step <= options.steps]
-    command = f"python bench/history.py --device {options.device.type} --steps {options.steps}"
     about = {
-        **describe_environment(options.device, command),
+        **describe_environment(options.device, shlex.join(["python", "bench/history.py", *argv])),
         "utc": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
     records = [train(name, options.device, options.steps, steps) for name in PROVIDERS]

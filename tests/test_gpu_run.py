@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 from collections.abc import Callable
@@ -200,28 +199,3 @@ def test_without_a_gpu_it_says_so(bench, capsys):
 
 def test_the_small_case_runs(bench):
     bench.small_case.small_case(torch.device("cpu"))
-
-
-@pytest.mark.skipif(
-    importlib.util.find_spec("matplotlib") is None, reason="figures are drawn with matplotlib"
-)
-def test_history_is_kept_and_drawn(bench, tmp_path, capsys):
-    import history
-    import plot
-
-    threads = torch.get_num_threads()
-    ledger = tmp_path / "some-cpu/1.jsonl"
-    options = ["--device", "cpu", "--steps", "12", "--overflows", "5", "99"]
-    assert history.main([*options, "--json", str(ledger)]) == 0
-    torch.set_num_threads(threads)
-    ours, theirs = (json.loads(line) for line in ledger.read_text().splitlines())
-    assert (ours["provider"], theirs["provider"]) == ("amp_ext", "torch")
-    assert ours["overflows"] == [5]
-    assert ours["skipped"] == [5]
-    assert ours["scales"] == [2.0**14] * 5 + [2.0**13] * 7
-    assert plot.main(["--results", str(ledger), "--out", str(tmp_path)]) == 0
-    output = capsys.readouterr().out
-    for kind in ("roofline", "bandwidth", "heatmap", "steps"):
-        assert f"{kind}: left out, " in output
-    for suffix in ("png", "svg"):
-        assert (tmp_path / f"some-cpu.history.{suffix}").stat().st_size > 10_000

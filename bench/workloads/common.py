@@ -162,14 +162,13 @@ def positive(text: str) -> int:
     return value
 
 
-class Parser(argparse.ArgumentParser):
-    """The options that every workload has; `device` comes out as a torch.device."""
+class DeviceParser(argparse.ArgumentParser):
+    """With --device, which comes out as a torch.device."""
 
     def __init__(self, description: str) -> None:
         super().__init__(description=description.split("\n", 1)[0])
         best = "cuda" if torch.cuda.is_available() else "cpu"
         self.add_argument("--device", choices=("cpu", "cuda"), default=best)
-        self.add_argument("--amp", choices=tuple(AMPS), default="amp_ext")
 
     def parse_args(self, *args, **kwargs) -> argparse.Namespace:
         options = super().parse_args(*args, **kwargs)
@@ -177,3 +176,11 @@ class Parser(argparse.ArgumentParser):
             self.error("--device cuda: torch sees no GPU here; use --device cpu")
         options.device = torch.device(options.device)
         return options
+
+
+class Parser(DeviceParser):
+    """The options that every workload has."""
+
+    def __init__(self, description: str) -> None:
+        super().__init__(description)
+        self.add_argument("--amp", choices=tuple(AMPS), default="amp_ext")
