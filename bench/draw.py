@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import string
 from collections.abc import Callable
+from pathlib import Path
 
-from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
 
 import style
 from draw_products import heatmap, roofline
@@ -30,7 +31,7 @@ def bandwidth(figure: Figure) -> Canvas:
     grid[-1][0].set_xlabel("bytes read and written by one launch (cases of one size side by side)")
     seen = dict.fromkeys(p for panel in panels for case in panel["cases"] for p in case["rates"])
     handles = [Line2D([], [], label=style.name(p), **look(p)) for p in seen]
-    grid[0][1].legend(handles=handles, loc="lower left", fontsize=8.5)
+    grid[0][1].legend(handles=handles, loc="lower left")
     return canvas
 
 
@@ -120,7 +121,7 @@ def steps(figure: Figure) -> Canvas:
         axes.set_title(case, loc="left")
         axes.invert_yaxis()
         axes.tick_params(axis="y", length=0)
-        axes.xaxis.set_major_locator(plt.MaxNLocator(6))
+        axes.xaxis.set_major_locator(MaxNLocator(6))
         axes.grid(axis="x")
     grid[-1][0].set_xlabel(
         "ms a step: bars to the median, black from the 20th to the 80th percentile"
@@ -146,27 +147,24 @@ def history(figure: Figure) -> Canvas:
         scale.step(numbers, scales, where="post", label=style.name(training["provider"]), **look)
         totals = [sum(step <= n for step in skipped) for n in numbers]
         count.step(numbers, totals, where="post", **look)
-    overflows = trainings[0]["overflows"]
-    for place, step in enumerate(overflows):
-        for axes in (scale, count):
-            axes.axvline(
-                step,
-                color=style.INK,
-                linewidth=0.8,
-                linestyle=":",
-                label="overflow put in" * (place == 0 and axes is scale) or None,
-            )
+    marks = [
+        axes.axvline(step, color=style.INK, linewidth=0.8, linestyle=":")
+        for axes in (scale, count)
+        for step in trainings[0]["overflows"]
+    ]
+    if marks:
+        marks[0].set_label("overflow put in")
     interval = trainings[0]["growth_interval"]
     scale.set_yscale("log", base=2)
     scale.set_ylabel("loss scale")
     words = f"doubled by {interval} good steps, halved by an overflow"
     scale.set_title(words, loc="left")
     count.set(xlabel="step", ylabel="skipped steps, sum")
-    count.yaxis.set_major_locator(plt.MaxNLocator(integer=True))
+    count.yaxis.set_major_locator(MaxNLocator(integer=True))
     for axes in (scale, count):
         axes.grid()
         axes.margins(x=0.01, y=0.12)
-    scale.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=3, fontsize=8.5)
+    scale.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=3)
     return canvas
 
 
@@ -175,6 +173,14 @@ DRAW: dict[str, Callable[[Figure], Canvas]] = {
 }
 
 
-def drawn(figure: Figure) -> Canvas:
-    with plt.rc_context(style.RC):
-        return DRAW[figure.kind](figure)
+def write(figure: Figure, path: Path) -> None:
+    """Draw a figure into a PNG or SVG file, whose metadata has the digest of what it shows.
+
+    SVG gets no date: the same figure is the same file.
+    """
+    digest = f"data {figure.digest}"
+    metadata = {".png": {"Comment": digest}, ".svg": {"Description": digest, "Date": None}}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with style.applied():
+        canvas = DRAW[figure.kind](figure)
+        canvas.savefig(path, metadata=metadata[path.suffix])

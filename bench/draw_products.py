@@ -70,7 +70,7 @@ def roofline(figure: Figure) -> Canvas:
     for roof in roofs:
         words = f"fastest {roof['dtype']} product\nby others: {number(roof['rate'])} GFLOP/s"
         handles.append(legend(label=words, color=style.INK, linestyle=DASHES[roof["dtype"]]))
-    canvas.legend(handles=handles, loc="outside right upper", fontsize=8.5)
+    canvas.legend(handles=handles, loc="outside right upper")
     return canvas
 
 
@@ -99,14 +99,14 @@ def heatmap(figure: Figure) -> Canvas:
         cell = cells[y][x]
         if not cell:
             continue
-        text = ratio_text(cell["ratio"]) if cell["ratio"] else "refused" * cell["refused"]
-        if cell["ratio"] and cell["to"] != usual:
-            others.add(cell["to"])
-            text += "*"
-        dark = abs(log) > 0.65 * RANGE
-        axes.text(
-            x, y, text, ha="center", va="center", fontsize=8.5, color="white" if dark else style.INK
-        )
+        text = "refused" if cell["refused"] else ""
+        if cell["ratio"]:
+            text = ratio_text(cell["ratio"])
+            if cell["to"] != usual:
+                others.add(cell["to"])
+                text += "*"
+        colour = "white" if abs(log) > 0.65 * RANGE else style.INK
+        axes.text(x, y, text, ha="center", va="center", fontsize=8.5, color=colour)
     names = [(dtype, style.name(provider)) for dtype, provider in map(str.split, columns)]
     axes.set_xticks(range(len(columns)), map("\n".join, names))
     axes.set_yticks(range(len(rows)), rows)
@@ -114,7 +114,8 @@ def heatmap(figure: Figure) -> Canvas:
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     note = f"{style.name(usual)}'s time over amp_ext's: above 1 amp_ext is faster"
-    note += f"\n* the time of {', '.join(map(style.name, sorted(others)))}" * bool(others)
+    if others:
+        note += f"\n* the time of {', '.join(map(style.name, sorted(others)))}"
     axes.set_xlabel(note, fontsize=8.5)
     bar = canvas.colorbar(
         image,

@@ -35,17 +35,6 @@ def file_name(machine: str, figure: Figure) -> str:
     return f"{machine}.{figure.kind}"
 
 
-def write(figure: Figure, path: Path) -> None:
-    """Draw the figure as the path's suffix says."""
-    import draw
-    import style
-
-    canvas = draw.drawn(figure)
-    with draw.plt.rc_context(style.RC):
-        style.save(canvas, path, figure.digest)
-    draw.plt.close(canvas)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--results", type=Path, default=RESULTS, help="ledgers: a folder or a file")
@@ -53,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--formats", nargs="+", choices=("png", "svg"), default=("png", "svg"))
     options = parser.parse_args(argv)
     try:
-        import matplotlib  # noqa: F401
+        import draw
     except ImportError as error:
         print(f"plot: nothing drawn, {error}: pip install matplotlib", file=sys.stderr)
         return 1
@@ -63,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             continue
         for suffix in options.formats:
             path = options.out / f"{file_name(machine, figure)}.{suffix}"
-            write(figure, path)
+            draw.write(figure, path)
             print(path)
     return 0
 

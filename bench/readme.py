@@ -127,8 +127,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(*(f"{path} is not what the ledgers say" for path in names), sep="\n")
         return int(bool(names))
     readme.write_text(after)
+    if changed:
+        import draw  # which needs matplotlib
     for path, figure in changed:
-        plot.write(figure, path)
+        draw.write(figure, path)
     for path in leftover:
         path.unlink()
     print(*(f"wrote {path}" for path in names if path.exists()), sep="\n")

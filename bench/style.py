@@ -1,20 +1,20 @@
-"""How every figure looks: colours, sizes, footer, files."""
+"""How every figure looks: the style sheet, colours, words, title and footer."""
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")
-
-from matplotlib import pyplot as plt
+import matplotlib.style
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-INK, PALE, GRID = "#222222", "#777777", "#e2e2e2"
-DPI = 120
+SHEET = matplotlib.rc_params_from_file(
+    Path(__file__).with_name("figures.mplstyle"), use_default_template=False
+)
+INK, PALE, GRID = (SHEET[key] for key in ("text.color", "axes.edgecolor", "grid.color"))
 FOOTER_SIZE = 7.5  # points
 FOOTER_INCHES = 0.13  # a line
 RATIOS = "RdBu"  # red below 1, blue above
@@ -42,25 +42,10 @@ NAMES = {
     "fp32": "torch, FP32",
 }
 
-RC = {
-    "font.family": "DejaVu Sans",  # comes with matplotlib: the same everywhere
-    "font.size": 9,
-    "axes.titlesize": 10,
-    "axes.edgecolor": PALE,
-    "axes.labelcolor": INK,
-    "text.color": INK,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
-    "grid.color": GRID,
-    "grid.linewidth": 0.6,
-    "figure.facecolor": "white",
-    "savefig.facecolor": "white",
-    "legend.frameon": False,
-    "svg.hashsalt": "amp_ext",  # the same names of its parts every time
-}
+
+def applied() -> AbstractContextManager[None]:
+    """The style sheet in place of all other settings: while a figure is drawn and saved."""
+    return matplotlib.style.context(SHEET, after_reset=True)
 
 
 def colour(provider: str) -> str:
@@ -96,11 +81,9 @@ def canvas(width: float, height: float, title: str, footer: Sequence[str]) -> Fi
     lines = [part for line in footer for part in textwrap.wrap(line, int(width * 16))]
     below = FOOTER_INCHES * len(lines) + 0.08
     height += below
-    figure = plt.figure(figsize=(width, height), layout="constrained")
-    figure.get_layout_engine().set(
-        rect=(0, below / height, 1, 1 - below / height), w_pad=0.06, h_pad=0.06
-    )
-    figure.suptitle(title, fontsize=11.5, fontweight="bold")
+    layout = ConstrainedLayoutEngine(rect=(0, below / height, 1, 1 - below / height))
+    figure = Figure(figsize=(width, height), layout=layout)
+    figure.suptitle(title)
     figure.text(
         0.1 / width,
         0.06 / height,
@@ -111,11 +94,3 @@ def canvas(width: float, height: float, title: str, footer: Sequence[str]) -> Fi
         linespacing=1.25,
     )
     return figure
-
-
-def save(figure: Figure, path: Path, digest: str) -> None:
-    """Write PNG or SVG; the digest of what it shows is in its metadata."""
-    key = {".png": "Comment", ".svg": "Description"}[path.suffix]
-    metadata = {key: f"data {digest}", **({"Date": None} if path.suffix == ".svg" else {})}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=DPI, metadata=metadata)

@@ -18,10 +18,9 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     monkeypatch.syspath_prepend(ROOT / "bench")
     import evidence
     import figures
-    import plot
     import readme
 
-    return SimpleNamespace(readme=readme, evidence=evidence, plot=plot, figures=figures)
+    return SimpleNamespace(readme=readme, evidence=evidence, figures=figures)
 
 
 @pytest.fixture
@@ -161,15 +160,17 @@ def test_refused_and_uncounted_cases_have_no_part(bench, tmp_path):
 
 def test_the_digest_in_a_drawn_figure_is_found_again(bench, tmp_path):
     pytest.importorskip("matplotlib")
+    import draw
+
     bytes_read = {"bytes": 10, "gb_per_s": 3.0}
     results = write(tmp_path / "cpu", "a.jsonl", line(**bytes_read))
     ((_, figure),) = bench.readme.figures(results)
     path = tmp_path / "plots/cpu.bandwidth.svg"
     assert bench.readme.stale(results, path.parent)[0] == [(path, figure)]
-    bench.plot.write(figure, path)
+    draw.write(figure, path)
     once = path.read_bytes()
     assert bench.readme.stale(results, path.parent) == ([], [])
-    bench.plot.write(figure, path)
+    draw.write(figure, path)
     assert path.read_bytes() == once
     write(tmp_path / "cpu", "a.jsonl", line(bytes=10, gb_per_s=4.0))
     assert [changed for changed, _ in bench.readme.stale(results, path.parent)[0]] == [path]
