@@ -16,30 +16,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")
-
 import torch
-from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure as Canvas
 from tqdm import tqdm
 
+import style
 from measure import describe_environment
 from workloads.checkerboard import training
-from workloads.common import Parser, StepRecord, Trainer, positive, three_digits
+from workloads.common import DeviceParser, StepRecord, Trainer, positive, three_digits
 
 # torch's defaults, but for the interval (2000): the scale is to move within the demo.
 SCALER = {"init_scale": 65536.0, "growth_interval": 25}
 GREY_LOSS = 0.25
 LEARNED_LOSS, LEARNED_STEPS = 0.1, 300
 SMOOTHED = 25  # steps; Adam's loss has spikes
-STYLES = {
-    "FP32": {"color": "#777777", "linewidth": 1.2, "linestyle": "-"},
-    "torch.amp FP16": {"color": "#e07b00", "linewidth": 2.2, "linestyle": (0, (3, 1.5))},
-    "amp_ext FP16": {"color": "#1b5fb4", "linewidth": 1.4, "linestyle": "-"},
+LINES = {  # each narrower than those it may cover
+    "FP32": {"color": style.colour("fp32"), "linewidth": 3.2},
+    "torch.amp FP16": {"color": style.colour("torch"), "linewidth": 2.2, "linestyle": "--"},
+    "amp_ext FP16": {"color": style.colour("amp_ext"), "linewidth": 1.2},
 }
-SKIP_COLOUR = "#c2185b"
 ROW = "{:<16}{:>7}{:>14}{:>14}{:>13}{:>15}{:>13}"
 
 
@@ -135,7 +131,8 @@ def outcome(leg: Leg, steps: int) -> str:
     if count < leg.steps:
         return f"{leg.name} reached the time limit after {count} of {leg.steps} steps."
     if count < steps:
-        slow = ": FP16 convolutions are slow on a CPU" * (leg.trainer.device.type == "cpu")
+        on_cpu = leg.trainer.device.type == "cpu"
+        slow = ": FP16 convolutions are slow on a CPU" if on_cpu else ""
         return f"{leg.name} was stopped after {count} of {steps} steps{slow}."
     if count < LEARNED_STEPS:
         return f"{leg.name}: too few steps to learn, {LEARNED_STEPS} are needed."
@@ -144,42 +141,38 @@ def outcome(leg: Leg, steps: int) -> str:
     return f"{leg.name} {learned} the checkerboard: loss {', '.join(losses)}."
 
 
-def draw(legs: Sequence[Leg], where: str, out: Path) -> None:
-    """The picture: target and outputs above, losses and scale below."""
+def picture(legs: Sequence[Leg], where: str) -> Canvas:
+    """Target and outputs above, losses and scale below."""
     pixels, target = legs[0].trainer.inputs, legs[0].trainer.targets
     panels = [("target", target[0, 0].cpu())]
     for leg in legs:
         title = f"{leg.name}\n{len(leg.records)} steps, {three_digits(leg.milliseconds)} ms each"
         panels.append((title, leg.trainer.predict(pixels)[0, 0]))
 
-    figure = plt.figure(figsize=(13, 8.4), layout="constrained")
-    figure.get_layout_engine().set(w_pad=0.1, h_pad=0.1)
     side = pixels.shape[-1]
-    figure.suptitle(f"A checkerboard of {side} x {side} pixels, learned on {where}", fontsize=12)
-    above, below = figure.subfigures(2, 1, height_ratios=(1, 1.05))
+    canvas = style.canvas(11, 7, f"Learning a checkerboard of {side} x {side} pixels", [where])
+    above, below = canvas.subfigures(2, 1, height_ratios=(1, 1.05))
     for axes, (title, image) in zip(above.subplots(1, len(panels)), panels, strict=True):
         show(axes, title, image)
     losses, scales = below.subplots(1, 2)
     plot_losses(losses, legs)
     plot_scales(scales, [leg for leg in legs if leg.trainer.scaler.is_enabled()])
-    figure.savefig(out, dpi=120)
-    plt.close(figure)
+    return canvas
 
 
 def show(axes: Axes, title: str, image: torch.Tensor) -> None:
     axes.imshow(image.numpy(), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
-    axes.set_title(title, fontsize=10)
-    axes.set_xticks([])
-    axes.set_yticks([])
+    axes.set(title=title, xticks=[], yticks=[])
+    axes.spines[:].set_visible(True)
 
 
 def plot_losses(axes: Axes, legs: Sequence[Leg]) -> None:
     for leg in legs:
         losses = [record.loss for record in leg.records]
-        axes.plot(range(1, len(losses) + 1), losses, **style(leg))
+        axes.plot(range(1, len(losses) + 1), losses, **look(leg))
     for loss, text in ((GREY_LOSS, "all grey"), (LEARNED_LOSS, "learned")):
-        axes.axhline(loss, color="#999999", linewidth=0.8, linestyle=":")
-        axes.text(1.01, loss, text, transform=axes.get_yaxis_transform(), va="center", fontsize=9)
+        axes.axhline(loss, color=style.INK, linewidth=0.8, linestyle=":")
+        axes.text(1.01, loss, text, transform=axes.get_yaxis_transform(), va="center")
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter("{x:g}")
     axes.set(title="Loss", xlabel="step", ylabel="mean squared error")
@@ -189,13 +182,13 @@ def plot_losses(axes: Axes, legs: Sequence[Leg]) -> None:
 def plot_scales(axes: Axes, legs: Sequence[Leg]) -> None:
     for leg in legs:
         scales = [record.scale for record in leg.records]
-        axes.step(range(1, len(scales) + 1), scales, where="post", **style(leg))
+        axes.step(range(1, len(scales) + 1), scales, where="post", **look(leg))
     last = legs[-1]
     axes.plot(
         last.skipped,
         [last.records[step - 1].scale for step in last.skipped],
         "v",
-        color=SKIP_COLOUR,
+        color=style.INK,
         markersize=6,
         label=f"overflow, step skipped ({last.name}: {len(last.skipped)})",
     )
@@ -210,19 +203,17 @@ def plot_scales(axes: Axes, legs: Sequence[Leg]) -> None:
     finish(axes)
 
 
-def style(leg: Leg) -> dict[str, object]:
-    return {"label": f"{leg.name} ({len(leg.records)} steps)", **STYLES[leg.name]}
+def look(leg: Leg) -> dict[str, object]:
+    return {"label": f"{leg.name} ({len(leg.records)} steps)", **LINES[leg.name]}
 
 
 def finish(axes: Axes) -> None:
-    axes.grid(color="#dddddd", linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize=9, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.14))
+    axes.grid()
+    axes.legend(ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.17))
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = Parser(__doc__)
+    parser = DeviceParser(__doc__)
     parser.add_argument("--size", type=positive, help="pixels per side")
     parser.add_argument("--steps", type=positive, help="steps of each training")
     parser.add_argument("--torch-steps", type=positive, help="steps under torch.amp")
@@ -250,7 +241,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     ]
     train(legs, options.seconds)
     print(table(legs))
-    draw(legs, where, options.out)
+    with style.applied():
+        picture(legs, where).savefig(options.out)
     print(f"picture: {options.out}")
 
 

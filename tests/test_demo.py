@@ -59,6 +59,12 @@ def test_demo_stops_at_its_time_limit(demo, tmp_path, capsys):
     assert "amp_ext FP16 reached the time limit after 1 of 500 steps" in capsys.readouterr().out
 
 
+def test_no_way_to_train_can_be_chosen(demo, capsys):
+    with pytest.raises(SystemExit):
+        demo.main(["--device", "cpu", "--amp", "none"])
+    assert "unrecognized arguments: --amp none" in capsys.readouterr().err
+
+
 def leg(demo, losses: list[float]):
     """A finished training in FP32 with these losses."""
     trainer = demo.training("none", torch.device("cpu"), 8)
