@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import amp_ext
 import providers
-from registry import BASELINE, BF16, FP16, NAMES, Case, Op, Provider, Setup, Trial, check
+from registry import BASELINE, BF16, FP16, NAMES, Case, Op, Provider, Setup, Trial, Work, check
 
 CALLS, QUICK_CALLS = 100, 10
 REGIONS = {"amp_ext": amp_ext.autocast, BASELINE: torch.autocast}
@@ -102,7 +102,7 @@ def build(call: Call, mode: str, calls: int, dtype: torch.dtype, device: torch.d
             Provider(BASELINE, theirs.run),
         ),
         verify_all,
-        calls=calls,
+        Work(calls=calls),
     )
 
 
@@ -127,9 +127,9 @@ def limit(setup: Setup) -> Case:
         def launch() -> list[Tensor]:
             return [torch.mm(a, b) for _ in range(calls)]
 
-        return Trial((Provider("torch", launch),), calls=calls)
+        return Trial((Provider("torch", launch),), work=Work(calls=calls))
 
-    return Case("limit: mm, FP32, no autocast, no grad", build_calls)
+    return Case("mm, FP32, no autocast, no grad", build_calls, limit=True)
 
 
 def cases(setup: Setup) -> list[Case]:

@@ -12,7 +12,20 @@ from torch import Tensor
 import providers
 from amp_ext import ops, testing
 from lists import KI, MI, binary, copy_limit, gpt2_shapes, rotated
-from registry import BASELINE, BF16, FP16, FP32, NAMES, Case, Op, Provider, Setup, Trial, check
+from registry import (
+    BASELINE,
+    BF16,
+    FP16,
+    FP32,
+    NAMES,
+    Case,
+    Op,
+    Provider,
+    Setup,
+    Trial,
+    Work,
+    check,
+)
 
 Pair = tuple[list[Tensor], list[Tensor]]  # outputs and inputs
 
@@ -51,7 +64,7 @@ def build(
             for name, (launch, around) in made.items()
         ),
         verify_all,
-        bytes=moved,
+        Work(bytes=moved),
     )
 
 
@@ -92,7 +105,6 @@ def cases(setup: Setup) -> list[Case]:
         if wanted(setup, source, target):
             counted = len(shapes) > 2
             words = f"{name} {NAMES[source]} to {NAMES[target]}"
-            words += "" if counted else " (not counted)"
             made.append(Case(words, partial(build, shapes, source, target, setup), counted))
     return made
 

@@ -12,7 +12,7 @@ from torch import Tensor
 import providers
 from amp_ext import ops
 from lists import GradientList, Gradients, gradient_lists, read_limit, rotated
-from registry import BASELINE, BF16, FP16, FP32, Case, Op, Provider, Setup, Trial, check
+from registry import BASELINE, BF16, FP16, FP32, Case, Op, Provider, Setup, Trial, Work, check
 
 NORMS = "inf norms"
 Launch = Callable[[Gradients, Tensor], object]
@@ -77,7 +77,7 @@ def build(case: GradientList, setup: Setup) -> Trial:
             for name, (launch, around) in made.items()
         ),
         verify_all,
-        bytes=grads.bytes,
+        Work(bytes=grads.bytes),
         alive=sets,
     )
 

@@ -20,7 +20,7 @@ from registry import BASELINE, BF16, FP16, NAMES, Case, Op, Provider, Setup, Tri
 
 FP32_LINE = "fp32"
 CUBLASLT = "cublaslt"
-HOPELESS_FLOPS = 2**31
+HOPELESS_FLOPS = 2**31  # as many take torch seconds, in FP16, NN, on a CPU
 FP32_FLOPS = 2**37  # larger ones are not worth a GPU's time in FP32
 
 
@@ -61,7 +61,7 @@ def ours(shape: Shape, given: Operands) -> Tensor:
 
 
 def theirs(shape: Shape, given: Operands) -> Tensor:
-    """A gradient of FP32 is a product's in 16 bits, cast or added, as torch.autocast has it."""
+    """As torch.autocast forms an FP32 gradient: a product in 16 bits, then cast or added."""
     product = torch.mm(*shape.views(given.a, given.b))
     if given.c is not None:
         return given.c.add_(product)
@@ -104,7 +104,7 @@ def build(shape: Shape, dtype: torch.dtype, device: torch.device) -> Trial:
         lines.append(Provider(CUBLASLT, lambda: next(launches)()))
     # A gradient of their own to add to: timing has added to the others.
     fresh = Operands.of(shape, dtype, device)
-    return Trial(tuple(lines), lambda: verify(shape, fresh, made), flops=shape.flops)
+    return Trial(tuple(lines), lambda: verify(shape, fresh, made), shape.work(dtype))
 
 
 def cublaslt_launches(
@@ -123,7 +123,7 @@ def cublaslt_launches(
 
 
 def by_cublaslt(dtype: torch.dtype, shape: Shape, given: Operands) -> Tensor:
-    """The fastest algorithm's result; it is chosen on a copy, which that adds to."""
+    """The fastest algorithm's result, chosen on a copy, because choosing adds to it."""
     out = torch.empty(shape.m, shape.n, dtype=shape.out or dtype, device=given.a.device)
     result = out if given.c is None else given.c
     a, b = shape.views(given.a, given.b)
@@ -164,9 +164,10 @@ def limit(setup: Setup) -> Case:
     def build_product() -> Trial:
         shape = Shape("", size, size, size, "NN")
         a, b = shape.operands(torch.float32, setup.device)
-        return Trial((Provider(FP32_LINE, lambda: torch.mm(a, b)),), flops=shape.flops)
+        product = Provider(FP32_LINE, lambda: torch.mm(a, b))
+        return Trial((product,), work=shape.work(torch.float32))
 
-    return Case(f"limit: torch.mm {size}^3 NN fp32", build_product)
+    return Case(f"torch.mm {size}^3 NN fp32", build_product, limit=True)
 
 
 def cases(setup: Setup) -> list[Case]:
@@ -174,12 +175,10 @@ def cases(setup: Setup) -> list[Case]:
     for dtype in setup.dtypes(FP16, BF16):
         for shape in shapes(setup, dtype):
             hopeless = torch_is_hopeless(shape, dtype, setup.device)
+            baseline = CUBLASLT if setup.on_gpu else FP32_LINE if hopeless else BASELINE
             words = f"{NAMES[dtype]} {shape.name} {shape.layout}"
-            baseline = CUBLASLT if setup.on_gpu else BASELINE
-            if hopeless:
-                words, baseline = f"{words} (to fp32)", FP32_LINE
             trial = partial(build, shape, dtype, setup.device)
-            made.append(Case(words, trial, not hopeless, baseline))
+            made.append(Case(words, trial, not hopeless, baseline, dtype))
     return made
 
 

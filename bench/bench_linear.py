@@ -15,7 +15,20 @@ import amp_ext.nn
 import providers
 from bounds import Bounded
 from gemm_shapes import BILLION_1, BILLION_8, TOKENS, VIT_TOKENS, VIT_WIDTH
-from registry import BASELINE, BF16, FP16, FP32, NAMES, Case, Op, Provider, Setup, Trial, check
+from registry import (
+    BASELINE,
+    BF16,
+    FP16,
+    FP32,
+    NAMES,
+    Case,
+    Op,
+    Provider,
+    Setup,
+    Trial,
+    Work,
+    check,
+)
 
 LINEAR, MLP, NORM_MLP = "linear+GELU", "MLP", "norm+MLP"
 APPROXIMATE = {LINEAR: "none", MLP: "none", NORM_MLP: "tanh"}  # TransformerEngine's is by tanh
@@ -156,7 +169,7 @@ def build(block: Block, dtype: torch.dtype, backward: bool, setup: Setup) -> Tri
             for name, (each, around) in passes.items()
         ),
         verify_all,
-        flops=block.flops * (3 if backward else 1),
+        Work(flops=block.flops * (3 if backward else 1)),
     )
 
 
@@ -243,9 +256,9 @@ def limit(setup: Setup) -> Case:
 
     def build_product() -> Trial:
         a, b = (torch.randn(size, size, device=setup.device).to(dtype) for _ in range(2))
-        return Trial((Provider("torch", lambda: torch.mm(a, b.mT)),), flops=2 * size**3)
+        return Trial((Provider("torch", lambda: torch.mm(a, b.mT)),), work=Work(flops=2 * size**3))
 
-    return Case(f"limit: torch.mm {size}^3 NT {NAMES[dtype]}", build_product)
+    return Case(f"torch.mm {size}^3 NT {NAMES[dtype]}", build_product, limit=True)
 
 
 def blocks(setup: Setup) -> list[tuple[str, Block]]:

@@ -12,7 +12,7 @@ from torch import Tensor
 import providers
 from amp_ext import ops
 from lists import GradientList, Gradients, gradient_lists, read_limit, rotated
-from registry import BASELINE, BF16, FP16, FP32, Case, Op, Provider, Setup, Trial, check
+from registry import BASELINE, BF16, FP16, FP32, Case, Op, Provider, Setup, Trial, Work, check
 
 INV_SCALE = 1 / 65536
 # amp_ext rounds each product to float32, sums in float64 and rounds the root: twice half a unit.
@@ -92,7 +92,7 @@ def build(case: GradientList, setup: Setup) -> Trial:
             for name, (launch, around, _) in made.items()
         ),
         verify_all,
-        bytes=grads.bytes,
+        Work(bytes=grads.bytes),
         alive=sets,
     )
 

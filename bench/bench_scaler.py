@@ -12,7 +12,7 @@ import amp_ext
 import providers
 from amp_ext import testing
 from amp_ext.nn import Linear
-from registry import BASELINE, FP32, Case, Op, Provider, Setup, Trial, check
+from registry import BASELINE, FP32, Case, Op, Provider, Setup, Trial, Work, check
 
 ELEMENTS = 4
 MAX_NORM = 0.1
@@ -96,7 +96,7 @@ def build(kind: type[Loop], count: int, fused: bool, device: torch.device) -> Tr
             with around():
                 verify(kind, count, fused, device)
 
-    return Trial(tuple(lines), verify_all, parameters=count)
+    return Trial(tuple(lines), verify_all, Work(parameters=count))
 
 
 def verify(kind: type[Loop], count: int, fused: bool, device: torch.device) -> None:
@@ -172,7 +172,7 @@ def build_network(free: bool, width: int, device: torch.device) -> Trial:
 
     lines = [provider(name, my_loop(), around) for name, around in mine.items()]
     lines.append(provider(BASELINE, their_loop(), providers.nullcontext))
-    return Trial(tuple(lines), verify_all, parameters=4)
+    return Trial(tuple(lines), verify_all, Work(parameters=4))
 
 
 def verify_network(mine: NetworkLoop, theirs: NetworkLoop) -> None:
@@ -199,9 +199,11 @@ def limit(setup: Setup) -> Case:
         def walk() -> list[torch.Tensor]:
             return [leaf.grad for group in groups for leaf in group["params"]]
 
-        return Trial((Provider("python", walk, model.write_gradients),), parameters=count)
+        return Trial(
+            (Provider("python", walk, model.write_gradients),), work=Work(parameters=count)
+        )
 
-    return Case(f"limit: list comprehension, {count}", build_walk)
+    return Case(f"list comprehension, {count}", build_walk, limit=True)
 
 
 def cases(setup: Setup) -> list[Case]:

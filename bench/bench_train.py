@@ -134,7 +134,7 @@ def limit(setup: Setup) -> Case:
 
         return Trial((Provider("torch.mm", launch),))
 
-    return Case(f"limit: products of {side} x {side}, {str(dtype)[6:]}", build_products)
+    return Case(f"products of {side} x {side}, {str(dtype)[6:]}", build_products, limit=True)
 
 
 def gpt2(setup: Setup) -> tuple[str, GPT2]:

@@ -13,7 +13,7 @@ from torch import Tensor
 import providers
 from amp_ext import ops
 from lists import GradientList, Gradients, copy_limit, gradient_lists, rotated
-from registry import BASELINE, BF16, FP16, FP32, Case, Op, Provider, Setup, Trial, check
+from registry import BASELINE, BF16, FP16, FP32, Case, Op, Provider, Setup, Trial, Work, check
 
 
 class Factor(NamedTuple):
@@ -107,7 +107,7 @@ def build(case: GradientList, setup: Setup) -> Trial:
             verify(name, line, grads)
 
     made_providers = tuple(provider(name, line) for name, line in made.items())
-    return Trial(made_providers, verify_all, bytes=2 * grads.bytes, alive=sets)
+    return Trial(made_providers, verify_all, Work(bytes=2 * grads.bytes), alive=sets)
 
 
 def verify(name: str, line: Line, grads: Gradients) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import providers
 from amp_ext import ops
-from registry import BASELINE, FP32, Case, Op, Provider, Setup, Trial, check
+from registry import BASELINE, FP32, Case, Op, Provider, Setup, Trial, Work, check
 
 GROWTH, BACKOFF = 2.0, 0.5
 INIT_SCALE = 65536.0
@@ -76,7 +76,7 @@ def build(count: int, moves: bool, setup: Setup) -> Trial:
                 verify(name, update, count, setup.device)
 
     made_providers = tuple(provider(name, *line) for name, line in made.items())
-    return Trial(made_providers, verify_all, calls=len(calls))
+    return Trial(made_providers, verify_all, Work(calls=len(calls)))
 
 
 def verify(name: str, update: Launch, count: int, device: torch.device) -> None:
@@ -108,9 +108,9 @@ def limit(setup: Setup) -> Case:
             for _ in calls:
                 one.zero_()
 
-        return Trial((Provider("torch", launch),), calls=len(calls))
+        return Trial((Provider("torch", launch),), work=Work(calls=len(calls)))
 
-    return Case("limit: zero_ of 1 element", build_adds)
+    return Case("zero_ of 1 element", build_adds, limit=True)
 
 
 def cases(setup: Setup) -> list[Case]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from registry import BF16, Setup
+from registry import BF16, Setup, Work
 
 LAYOUTS = ("NN", "NT", "TN")
 TOKENS = 4096
@@ -36,6 +36,12 @@ class Shape:
     @property
     def flops(self) -> int:
         return 2 * self.m * self.n * self.k
+
+    def work(self, dtype: torch.dtype) -> Work:
+        """For operands of a dtype; a result that is added to is read too."""
+        result = self.m * self.n * (self.out or dtype).itemsize * (1 + self.accumulate)
+        operands = (self.m + self.n) * self.k * dtype.itemsize
+        return Work(bytes=operands + result, flops=self.flops)
 
     def operands(self, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
         """A and B as they lie in memory: activations N(0, 1) and weights N(0, 1 / k)."""
@@ -109,9 +115,9 @@ def large_shapes() -> list[Shape]:
     ]
 
 
-def small_shapes(quick: bool) -> list[Shape]:
+def small_shapes() -> list[Shape]:
     """Squares, and the layers of networks of the examples."""
-    return [*squares((128, 64) if quick else (2048, 1024)), *example_shapes(quick)]
+    return [*squares((2048, 1024)), *example_shapes(quick=False)]
 
 
 def example_shapes(quick: bool) -> list[Shape]:
@@ -141,6 +147,6 @@ def shapes(setup: Setup, dtype: torch.dtype) -> list[Shape]:
     if not setup.small and dtype == BF16 and setup.dtype is None:
         return squares((8192, 4096)) + BILLION_8.shapes(TOKENS)
     if not setup.small:
-        return large_shapes() + small_shapes(quick=False)
+        return large_shapes() + small_shapes()
     sizes = (128, 64) if setup.quick else (1024, 512)
     return squares(sizes) + example_shapes(setup.quick) + scaled_shapes(setup.quick)

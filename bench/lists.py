@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from amp_ext import testing
-from registry import BF16, FP16, FP32, NAMES, Case, Provider, Setup, Trial
+from registry import BF16, FP16, FP32, NAMES, Case, Provider, Setup, Trial, Work
 
 KI, MI = 1 << 10, 1 << 20
 L2_MULTIPLE = 3
@@ -81,9 +81,7 @@ def gradient_lists(setup: Setup, mixed: Sequence[torch.dtype]) -> list[GradientL
             GradientList(f"300 x 10000 {'+'.join(map(NAMES.get, mixed))}", 300 * [10000], mixed)
         )
     small = setup.dtype or FP32
-    made.append(
-        GradientList(f"2 x 10 {NAMES[small]} (not counted)", 2 * [10], [small], counted=False)
-    )
+    made.append(GradientList(f"2 x 10 {NAMES[small]}", 2 * [10], [small], counted=False))
     return made
 
 
@@ -123,9 +121,11 @@ def copy_limit(setup: Setup) -> Case:
     def build() -> Trial:
         source = testing.gradient(size, device=setup.device)
         target = torch.empty_like(source)
-        return Trial((Provider("copy", lambda: target.copy_(source)),), bytes=2 * source.nbytes)
+        return Trial(
+            (Provider("copy", lambda: target.copy_(source)),), work=Work(bytes=2 * source.nbytes)
+        )
 
-    return Case(f"limit: copy {binary(size)} fp32", build)
+    return Case(f"copy {binary(size)} fp32", build, limit=True)
 
 
 def read_limit(setup: Setup) -> Case:
@@ -134,6 +134,6 @@ def read_limit(setup: Setup) -> Case:
 
     def build() -> Trial:
         source = testing.gradient(size, device=setup.device)
-        return Trial((Provider("sum", source.sum),), bytes=source.nbytes)
+        return Trial((Provider("sum", source.sum),), work=Work(bytes=source.nbytes))
 
-    return Case(f"limit: sum {binary(size)} fp32", build)
+    return Case(f"sum {binary(size)} fp32", build, limit=True)

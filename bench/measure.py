@@ -1,73 +1,66 @@
-"""Measure one case, and describe where that was."""
+"""Measure one case: time its providers and check their results."""
 
 from __future__ import annotations
 
-import functools
-import platform
-import subprocess
+import gc
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
-from pathlib import Path
 
-import torch
-
-import amp_ext
 import ledger
 import timing
-from registry import Case, Op, Setup, Trial
+from registry import NAMES, Case, Op, Setup, Trial, Work, faults
 
 
 @dataclass
 class Outcome:
-    """A measured case; `error` is why it has no ratio."""
+    """A measured case.
+
+    Args:
+        case: that was measured.
+        work: of one launch.
+        times: by provider; of those that ran.
+        errors: by provider: why it has no ratio. Where the case could not be built, its baseline's.
+        foreign_cores: held by other processes before.
+    """
 
     case: Case
-    trial: Trial | None = None
+    work: Work = field(default_factory=Work)
     times: dict[str, timing.Quantiles] = field(default_factory=dict)
+    errors: dict[str, str] = field(default_factory=dict)
     foreign_cores: float | None = None
-    error: str | None = None
 
     def ratio(self, provider: str) -> float | None:
         """The baseline's time over the provider's at p20; above 1 the provider is faster."""
         baseline = self.case.baseline
-        if self.error or provider == baseline or baseline not in self.times:
+        if provider == baseline or any(
+            name in self.errors or name not in self.times for name in (provider, baseline)
+        ):
             return None
         return self.times[baseline].p20 / self.times[provider].p20
 
-    def rate(self, provider: str, unit: str) -> float:
-        """At p20: 1e9 bytes or operations a second, us a parameter or call, or ms a launch."""
-        p20, trial = self.times[provider].p20, self.trial
-        match unit:
-            case "GB/s":
-                return trial.bytes / p20 / 1e3
-            case "GFLOP/s":
-                return trial.flops / p20 / 1e3
-            case "us/param":
-                return p20 / trial.parameters
-            case "us/call":
-                return p20 / trial.calls
-        return p20 / 1e3
-
     def records(self, op: Op, environment: dict[str, object]) -> Iterator[dict]:
         """A line of the ledger for each provider."""
-        trial = self.trial
-        for provider, time in self.times.items():
+        for provider in dict.fromkeys([*self.times, *self.errors]):
+            time = self.times.get(provider)
+            rate = {unit: time and self.work.rate(unit, time.p20) for unit in ("GB/s", "GFLOP/s")}
             yield {
                 "op": op.name,
                 "case": self.case.name,
+                "limit": self.case.limit,
+                "dtype": NAMES.get(self.case.dtype),
                 "provider": provider,
                 "baseline": self.case.baseline,
-                **{f"{name}_us": us for name, us in asdict(time).items()},
-                "bytes": trial.bytes or None,
-                "gb_per_s": self.rate(provider, "GB/s") if trial.bytes else None,
-                "flops": trial.flops or None,
-                "gflop_per_s": self.rate(provider, "GFLOP/s") if trial.flops else None,
-                "parameters": trial.parameters or None,
-                "calls": trial.calls,
+                **{f"{name}_us": us for name, us in (asdict(time) if time else {}).items()},
+                "bytes": self.work.bytes or None,
+                "gb_per_s": rate["GB/s"] or None,
+                "flops": self.work.flops or None,
+                "gflop_per_s": rate["GFLOP/s"] or None,
+                "parameters": self.work.parameters or None,
+                "calls": self.work.calls,
                 "ratio": self.ratio(provider),
                 "counted": self.case.counted,
-                "error": self.error,
+                "error": self.errors.get(provider),
                 "foreign_cores": self.foreign_cores,
                 **environment,
                 "utc": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -77,6 +70,9 @@ class Outcome:
 def measure(case: Case, op: Op, setup: Setup, budget: timing.Budget, ours_only: bool) -> Outcome:
     """Time a case's providers and check their results, whatever goes wrong with it.
 
+    A provider that cannot run, or whose result is wrong, has an error and no ratio; the others
+    keep theirs.
+
     Args:
         case: of `op`.
         op: says which clock.
@@ -85,73 +81,24 @@ def measure(case: Case, op: Op, setup: Setup, budget: timing.Budget, ours_only: 
         ours_only: leave all providers out but amp_ext's; then there are no ratios.
     """
     outcome = Outcome(case)
-    try:
-        trial = case.build()
-        if ours_only:
-            mine = tuple(p for p in trial.providers if p.name in ledger.OURS)
-            trial = replace(trial, providers=mine or trial.providers)
-        outcome.trial = trial
-        if not setup.on_gpu:
-            outcome.foreign_cores = timing.foreign_load(wait=0.0 if setup.quick else 0.5)
-        events = setup.on_gpu and not op.host
-        outcome.times = timing.interleaved(trial.providers, budget, events)
-        trial.verify()
-    except Exception as error:  # one case's failure must leave the others their results
-        outcome.error = f"{type(error).__name__}: {error}"
+    outcome.errors |= faults(
+        {case.baseline: lambda: _measure(outcome, op, setup, budget, ours_only)}
+    )
+    gc.collect()  # of the inputs, which are large
     return outcome
 
 
-def describe_environment(device: torch.device, command: str) -> dict[str, object]:
-    """What every line of the ledger says of machine and software."""
-    from amp_ext._triton import triton_version
-
-    on_gpu = device.type == "cuda"
-    return {
-        "device": device.type,
-        "device_name": torch.cuda.get_device_name(device) if on_gpu else cpu_name(),
-        "driver": driver() if on_gpu else None,
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda,
-        "triton": triton_version(),
-        "commit": commit(),
-        "command": command,
-    }
-
-
-def cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor() or platform.machine())
-
-
-def _words_of(*command: str) -> str | None:
-    """What a command prints, or None where it fails."""
-    try:
-        run = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return run.stdout.strip()
-
-
-def driver() -> str | None:
-    """The version of NVIDIA's driver."""
-    words = _words_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
-    return words.splitlines()[0] if words else None
-
-
-@functools.cache
-def commit() -> str | None:
-    """The commit of the amp_ext that is measured, "-dirty" with local changes.
-
-    Where amp_ext is installed outside of its repository, that of this file; None without git.
-    """
-    for package in (amp_ext.__file__, __file__):
-        if words := _words_of(
-            "git", "-C", str(Path(package).parent), "describe", "--always", "--dirty"
-        ):
-            return words
-    return None
+def _measure(
+    outcome: Outcome, op: Op, setup: Setup, budget: timing.Budget, ours_only: bool
+) -> None:
+    trial: Trial = outcome.case.build()
+    outcome.work = trial.work
+    asked = [p for p in trial.providers if p.name in ledger.OURS] if ours_only else []
+    asked = asked or trial.providers
+    if not setup.on_gpu:
+        outcome.foreign_cores = timing.foreign_load(wait=0.0 if setup.quick else 0.5)
+    outcome.errors = faults({p.name: lambda p=p: timing.launch_once(p) for p in asked})
+    able = [provider for provider in asked if provider.name not in outcome.errors]
+    if able:
+        outcome.times = timing.interleaved(able, budget, setup.on_gpu and not op.host)
+    outcome.errors |= trial.verify(outcome.times.keys())

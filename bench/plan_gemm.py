@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--multiprocessors", type=int, default=132, help="132 by default")
     parser.add_argument("--sm80", action="store_true", help="plan for GPUs other than Hopper")
     options = parser.parse_args(argv)
-    shapes = [*small_shapes(quick=False), *large_shapes()]
+    shapes = [*small_shapes(), *large_shapes()]
     for shape in (shape for shape in shapes if not shape.accumulate):
         print(*lines(shape, options.multiprocessors, not options.sm80), sep="\n")
     return 0

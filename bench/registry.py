@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
 
 OPS = (
-    *("train", "unscale", "check", "norm", "update", "cast", "scaler"),
-    *("gemm", "linear", "autocast"),
+    "train",
+    "unscale",
+    "check",
+    "norm",
+    "update",
+    "cast",
+    "scaler",
+    "gemm",
+    "linear",
+    "autocast",
 )
 BASELINE = "torch"
 FP16, BF16, FP32 = torch.float16, torch.bfloat16, torch.float32
@@ -27,6 +35,17 @@ def check(condition: bool, message: str) -> None:
     """Raise CheckError(message) unless `condition` holds."""
     if not condition:
         raise CheckError(message)
+
+
+def faults(checks: Mapping[str, Callable[[], object]]) -> dict[str, str]:
+    """What is wrong with providers, by name: what each one's check raised, of whatever type."""
+    found = {}
+    for name, run in checks.items():
+        try:
+            run()
+        except Exception as error:  # one provider's failure must leave the others their results
+            found[name] = f"{type(error).__name__}: {error}"
+    return found
 
 
 @dataclass(frozen=True)
@@ -57,7 +76,7 @@ class Setup:
     def dtypes(
         self, *usual: torch.dtype, also: tuple[torch.dtype, ...] = ()
     ) -> tuple[torch.dtype, ...]:
-        """The wanted ones of those that an op can be timed in."""
+        """Which dtypes to time: the one asked for if it is among `usual` and `also`, else `usual`."""
         if self.dtype is None:
             return usual
         return (self.dtype,) if self.dtype in (*usual, *also) else ()
@@ -84,26 +103,58 @@ class Provider:
 
 
 @dataclass(frozen=True)
+class Work:
+    """What one launch has to do, whichever provider does it.
+
+    Args:
+        bytes: that have to be read plus those that have to be written.
+        flops: floating-point operations.
+        parameters: that it serves.
+        calls: that it consists of.
+    """
+
+    bytes: int = 0
+    flops: int = 0
+    parameters: int = 0
+    calls: int = 1
+
+    def rate(self, unit: str, us: float) -> float:
+        """1e9 bytes or operations a second, us a parameter or call, or ms a launch.
+
+        Args:
+            unit: an Op's `rate`.
+            us: microseconds of one launch.
+        """
+        match unit:
+            case "GB/s":
+                return self.bytes / us / 1e3
+            case "GFLOP/s":
+                return self.flops / us / 1e3
+            case "us/param":
+                return us / self.parameters
+            case "us/call":
+                return us / self.calls
+            case "ms/step":
+                return us / 1e3
+        raise ValueError(f"no rate is called {unit}")
+
+
+@dataclass(frozen=True)
 class Trial:
     """A case with its inputs in memory.
 
     Args:
         providers: in the order of the table's lines.
-        verify: called after the timing; raises CheckError when a result is wrong.
-        bytes: read plus written by one launch.
-        parameters: number of parameters that one launch serves.
-        flops: floating-point operations of one launch.
-        calls: calls that one launch consists of.
+        verify: called after the timing with the names of the providers that were timed; returns
+            what is wrong with their results, by name (see `faults`).
+        work: of one launch.
         alive: what else has to live as long as the inputs, such as the parameters of gradients: a
             tensor that Python alone holds costs any op more to take in.
     """
 
     providers: tuple[Provider, ...]
-    verify: Callable[[], None] = lambda: None
-    bytes: int = 0
-    parameters: int = 0
-    flops: int = 0
-    calls: int = 1
+    verify: Callable[[Collection[str]], Mapping[str, str]] = lambda names: {}
+    work: Work = Work()
     alive: object = None
 
 
@@ -114,12 +165,27 @@ class Case:
     Args:
         counted: whether it enters the geometric mean.
         baseline: the provider that ratios are to.
+        dtype: of its operands, where they are of one.
+        limit: whether it is a table's first row: what no implementation is expected to beat.
     """
 
     name: str
     build: Callable[[], Trial]
     counted: bool = True
     baseline: str = BASELINE
+    dtype: torch.dtype | None = None
+    limit: bool = False
+
+    @property
+    def label(self) -> str:
+        """The name, and what is unusual about its ratios."""
+        if self.limit:
+            return f"limit: {self.name}"
+        if self.counted:
+            return self.name
+        return (
+            f"{self.name} ({'not counted' if self.baseline == BASELINE else f'to {self.baseline}'})"
+        )
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,13 @@ FOREIGN_CORES = 0.5
 
 @dataclass(frozen=True)
 class Budget:
-    """How long to measure: at least `samples` per provider, more while `seconds` are not over."""
+    """How long to measure: at least `samples` per provider, more while `seconds` are not over.
+
+    Args:
+        seconds: per provider.
+        samples: per provider.
+        sample_us: microseconds of launches that make a sample.
+    """
 
     seconds: float
     samples: int
@@ -27,9 +33,10 @@ class Budget:
 
 FULL = {"cpu": Budget(0.4, 11, 50.0), "cuda": Budget(0.3, 25, 2000.0)}
 QUICK = {"cpu": Budget(0.05, 5, 20.0), "cuda": Budget(0.1, 5, 500.0)}
+WARM_UPS = 3
 MAX_SAMPLES = 2000
-SLOW_US = 0.5e6
-SLOW_TURN = 5
+SLOW_US = 0.5e6  # a sample that takes so long is taken
+SLOW_TURN = 5  # in every so many rounds
 
 
 @dataclass(frozen=True)
@@ -46,6 +53,16 @@ class Quantiles:
         return cls(*torch.tensor(samples_us, dtype=torch.float64).quantile(at).tolist())
 
 
+def launch_once(provider: Provider) -> None:
+    """Run it as it will be timed, and wait for it."""
+    with provider.around():
+        if provider.prepare:
+            provider.prepare()
+        provider.launch()
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+
+
 def interleaved(
     providers: Sequence[Provider], budget: Budget, events: bool = False
 ) -> dict[str, Quantiles]:
@@ -57,10 +74,11 @@ def interleaved(
     The clock is the host's, or a GPU's if `events`.
     """
     sample = _event_sample_us if events else _host_sample_us
-    first = [sample(provider, 1) for _ in range(3) for provider in providers]
+    for _ in range(WARM_UPS):  # the last one's times count
+        shortest = min(sample(provider, 1) for provider in providers)
     launches = 1
     if not any(provider.prepare for provider in providers):
-        launches = max(1, math.ceil(budget.sample_us / min(first[-len(providers) :])))
+        launches = max(1, math.ceil(budget.sample_us / shortest))
     slow = {
         provider.name for provider in providers if sample(provider, launches) * launches > SLOW_US
     }

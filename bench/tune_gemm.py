@@ -114,7 +114,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("tune_gemm: needs a GPU of compute capability 9.0", file=sys.stderr)
         return 1
     print(f"// {torch.cuda.get_device_name()}, torch {torch.__version__}")
-    shapes = [s for s in (*large_shapes(), *small_shapes(quick=False)) if not s.accumulate]
+    shapes = [s for s in (*large_shapes(), *small_shapes()) if not s.accumulate]
     found = [tune(shape) for shape in shapes if options.filter in f"{shape.name} {shape.layout}"]
     print(*filter(None, found), sep="\n")
     return 0

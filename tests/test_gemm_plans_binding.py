@@ -92,7 +92,7 @@ def test_plans_of_the_benchmark(
     import plan_gemm
     from gemm_shapes import large_shapes, small_shapes
 
-    shapes = (*large_shapes(), *small_shapes(quick=False))
+    shapes = (*large_shapes(), *small_shapes())
     assert plan_gemm.main([]) == 0
     text = capsys.readouterr().out
     print(text)
@@ -116,7 +116,7 @@ def test_candidates_of_the_tuner(monkeypatch: pytest.MonkeyPatch) -> None:
     from gemm_shapes import large_shapes, small_shapes
 
     tiles = len(_C.gemm_tiles()["gemm_sm90_kernel"])
-    shapes = {f"{s.name} {s.layout}": s for s in (*large_shapes(), *small_shapes(quick=False))}
+    shapes = {f"{s.name} {s.layout}": s for s in (*large_shapes(), *small_shapes())}
     square, wgrad = shapes["8192^3 NT"], shapes["9216x256x256 wgrad TN"]
     plans = list(tune_gemm.candidates(square))
     assert len(plans) == len(set(plans)) == tiles * 3 and all(p.splits == 1 for p in plans)
