@@ -68,16 +68,17 @@ class Output:
     telling: deque[str] = field(default_factory=lambda: deque(maxlen=TELLING))
 
     def read(self, lines: Iterable[str]) -> None:
-        for line in lines:
-            self.say(line.rstrip())
+        for text in lines:
+            line = text.rstrip()
+            self.show(line)
+            if line:
+                self.last.append(line)
+            if TELLS.search(line):
+                self.telling.append(line)
 
-    def say(self, line: str) -> None:
+    def show(self, line: str) -> None:
         print(line, flush=True)
         self.log.write(f"{line}\n")
-        if line:
-            self.last.append(line)
-        if TELLS.search(line):
-            self.telling.append(line)
 
     def counts(self) -> list[str]:
         """The lines that say how many tests passed."""
@@ -119,7 +120,7 @@ class Stage:
         seconds = min(self.limit, left - self.reserve)
         if obstacle := self.missing or self.absent() or ("no time" if seconds <= 0 else ""):
             return Result(Status.LEFT_OUT, obstacle)
-        output.say(f"== {self.name}: {' '.join(self.command)}")
+        output.show(f"== {self.name}: {' '.join(self.command)}")
         start = time.monotonic()
         fault = self.fault(env, seconds, output)
         took = time.monotonic() - start
@@ -244,4 +245,4 @@ def run_all(
                 took = time.monotonic() - start
                 summary.note(stage, Result(Status.FAILED, "interrupted", took, output.tail()))
                 raise
-            output.say(f"== {summary.note(stage, result)}\n")
+            output.show(f"== {summary.note(stage, result)}\n")
