@@ -18,9 +18,9 @@ from pathlib import Path
 
 import torch
 
+import environment
 import ledger
-from evidence import HISTORY
-from measure import describe_environment
+from ledger import HISTORY
 from workloads import regression
 from workloads.common import Batch, DeviceParser, positive
 
@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     torch.set_num_threads(1)  # a small network gains nothing from more
     steps = [step for step in options.overflows if step <= options.steps]
     about = {
-        **describe_environment(options.device, shlex.join(["python", "bench/history.py", *argv])),
+        **environment.describe(options.device, shlex.join(["python", "bench/history.py", *argv])),
         "utc": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
     records = [train(name, options.device, options.steps, steps) for name in PROVIDERS]
