@@ -109,10 +109,9 @@ def _modern(line: Mapping[str, object]) -> dict:
     if name.endswith(" (to fp32)"):
         record["baseline"] = "fp32"
     if "dtype" not in line:
-        words = [
-            word for word in ("fp16", "bf16", "fp32") if word in re.split(r"\W+", record["case"])
-        ]
-        record["dtype"] = words[0] if len(words) == 1 else None
+        words = re.split(r"\W+", str(record["case"]))
+        dtypes = [dtype for dtype in ("fp16", "bf16", "fp32") if dtype in words]
+        record["dtype"] = dtypes[0] if len(dtypes) == 1 else None
     return record
 
 
@@ -128,6 +127,11 @@ def file_in(folder: Path, device: str, name: str, commit: str | None) -> Path:
     words = re.sub(r"[^\w.]+", "-", name).strip("-").lower()
     words = words if device == "cuda" else f"{device}-{words}"
     return folder / words / f"{datetime.now(timezone.utc):%Y-%m-%d}-{commit or 'unknown'}.jsonl"
+
+
+def file_for(folder: Path, about: Mapping[str, object]) -> Path:
+    """file_in for what environment.describe says."""
+    return file_in(folder, about["device"], about["device_name"], about["commit"])
 
 
 def append(path: str | Path, records: Iterable[Mapping[str, object]]) -> None:

@@ -84,7 +84,7 @@ def measure(case: Case, op: Op, setup: Setup, budget: timing.Budget, ours_only: 
     """
     outcome = Outcome(case)
     run = {case.baseline: lambda: _measure(outcome, op, setup, budget, ours_only)}
-    outcome.errors |= faults(run)
+    outcome.errors.update(faults(run))
     gc.collect()  # of the inputs, which are large
     return outcome
 
@@ -98,8 +98,8 @@ def _measure(
     asked = asked or trial.providers
     if not setup.on_gpu:
         outcome.foreign_cores = timing.foreign_load(wait=0.0 if setup.quick else 0.5)
-    outcome.errors = faults({p.name: lambda p=p: timing.launch_once(p) for p in asked})
+    outcome.errors.update(faults({p.name: lambda p=p: timing.launch_once(p) for p in asked}))
     able = [provider for provider in asked if provider.name not in outcome.errors]
     if able:
         outcome.times = timing.interleaved(able, budget, setup.on_gpu and not op.host)
-    outcome.errors |= trial.verify(outcome.times.keys())
+    outcome.errors.update(trial.verify(outcome.times.keys()))

@@ -140,8 +140,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     command = shlex.join(["python", "bench/run.py", *argv])
     about = environment.describe(torch.device(options.device), command)
     if options.results:
-        where = (about[key] for key in ("device", "device_name", "commit"))
-        options.json = ledger.file_in(options.results, *where)
+        options.json = ledger.file_for(options.results, about)
     records: list[dict] = []
     for place, name in enumerate(options.ops):
         if place:

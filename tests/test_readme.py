@@ -101,6 +101,15 @@ def test_a_readme_without_the_comments_is_refused():
         readme.replaced("# amp_ext\n", "")
 
 
+def test_check_says_what_is_not_true_and_writes_nothing(tmp_path, capsys):
+    text = (ROOT / "README.md").read_bytes()
+    assert readme.main(["--check"]) == 0
+    others = write(tmp_path / "a-cpu", "1.jsonl", line())
+    assert readme.main(["--check", "--results", str(others)]) == 1
+    assert f"{ROOT / 'README.md'} is not what the ledgers say" in capsys.readouterr().out
+    assert (ROOT / "README.md").read_bytes() == text
+
+
 def test_a_gpu_has_its_part_as_soon_as_it_has_a_ledger(tmp_path):
     results = write(tmp_path / "a-cpu", "1.jsonl", line())
     before = readme.section(results)
