@@ -48,8 +48,7 @@ def table(ledger: Path) -> str:
             values = (ratios.mean, ratios.cases[ratios.worst], ratios.cases[ratios.best])
             texts = map(ratio_text, values)
             lines.append(ROW.format(run.op, provider, len(ratios.cases), *texts))
-        refused = {record["case"] for record in run.measured if record["error"]}
-        lines += [f"    refused: {case}" for case in sorted(refused)]
+        lines += [f"    refused: {case}" for case in run.refused]
     return "\n".join(lines)
 
 
