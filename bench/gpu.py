@@ -48,7 +48,7 @@ def table(ledger: Path) -> str:
             values = (ratios.mean, ratios.cases[ratios.worst], ratios.cases[ratios.best])
             texts = map(ratio_text, values)
             lines.append(ROW.format(run.op, provider, len(ratios.cases), *texts))
-        lines += [f"    refused: {case}" for case in run.refused]
+        lines += [f"    {run.op} refused: {case}" for case in run.refused]
     return "\n".join(lines)
 
 

@@ -22,8 +22,9 @@ from typing import TextIO
 ROOT = Path(__file__).resolve().parents[1]
 LAST, TELLING = 12, 30  # lines kept of a stage that failed
 GRACE = 5  # seconds to end after an interrupt
-# pytest's failures and crashes, compilers' errors, and where in a test a process was ended.
-TELLS = re.compile(r'\b(FAILED|ERROR)\b|crashed while|\berror: |File ".*/tests/')
+# pytest's failures and crashes, compilers' errors, where in a test a process was ended, and cases
+# of run.py that failed.
+TELLS = re.compile(r'\b(FAILED|ERROR)\b|crashed while|\berror: |File ".*/tests/|NO RATIO')
 COUNTS = re.compile(
     r"\d+ (passed|failed|errors?|skipped|deselected)\b.* in |no tests ran|is well$|probes agree$"
 )
@@ -162,7 +163,7 @@ class Stage:
             return f"out of time after {seconds:.0f} s"
         finally:
             send(signal.SIGKILL, process)  # its children too: they would hold the GPU
-            process.wait()
+            wait(process)
             reader.join(GRACE)
 
 
@@ -174,6 +175,11 @@ def end_with_parent() -> None:
 def interrupt(process: subprocess.Popen) -> None:
     """Ask it to end, as Ctrl-C does: pytest then says what it has found so far."""
     send(signal.SIGINT, process)
+    wait(process)
+
+
+def wait(process: subprocess.Popen) -> None:
+    """For a while: one that waits for its GPU may not even be killed."""
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(GRACE)
 
