@@ -167,7 +167,7 @@ def compile_units(torch_dir: Path, toolkit: Toolkit | None, arches: list[str]) -
     for source in kernel_sources:
         if gencode := gencode_flags(arches_of(source, arches)):
             units.append((source, f"{source}.o", [*kernels, *gencode]))
-    return units
+    return sorted(units, key=lambda unit: unit[0].suffix != ".cu")  # what takes longest first
 
 
 def ninja_file(module: Path, units: list[Unit], torch_dir: Path, toolkit: Toolkit | None) -> str:
