@@ -266,8 +266,8 @@ OP = Op(
         f"{ELEMENTS} fp32 elements. Gradients are written anew before every step, untimed; the "
         "time inside optimizer.step is measured in the same step and subtracted.",
         f"Layers: backward + step + update of {NetworkLoop.ROWS} rows through FP32 layers (FP16 on "
-        "a GPU) with fused SGD, in which amp_ext reads gradients, or products have judged them. The "
-        "products of both lines are amp_ext's, by one backend: cuda where it was built.",
+        "a GPU) with fused SGD, in which amp_ext reads gradients, or products have judged them. "
+        "The products of both lines are amp_ext's, by one backend: cuda where it was built.",
     ),
     rate="us/param",
     host=True,
