@@ -35,6 +35,9 @@ from registry import (
 LINEAR, MLP, NORM_MLP = "linear+GELU", "MLP", "norm+MLP"
 APPROXIMATE = {LINEAR: "none", MLP: "none", NORM_MLP: "tanh"}  # TransformerEngine's is by tanh
 
+# Of eps, as for compare_norms: torch adds up the gradients of a norm's parameters in 16 bits.
+NORM_UNITS = {"input": 1.0, "weight": 8.0, "bias": 8.0}
+
 
 @dataclass(frozen=True)
 class Block:
@@ -242,9 +245,9 @@ class Expected:
             return
         rest = list(results[1:])
         if self.through_norm:
-            for what, exact in zip(("input", "weight", "bias"), self.through_norm, strict=True):
+            for (what, units), exact in zip(NORM_UNITS.items(), self.through_norm, strict=True):
                 title = f"{name}'s gradient of the norm's {what}"
-                compare_norms(rest.pop(0), exact, self.terms, title)
+                compare_norms(rest.pop(0), exact, self.terms, title, units)
         else:
             self.compare_one(self.to_input, rest.pop(0), f"{name}'s gradient of the input")
         check(len(rest) == len(self.gradients), f"{name} has {len(rest)} gradients")

@@ -162,7 +162,7 @@ def block_norms(matrix: Tensor) -> Tensor:
     return sums.sqrt_()
 
 
-def compare_norms(result: Tensor, exact: Tensor, terms: int, name: str) -> None:
+def compare_norms(result: Tensor, exact: Tensor, terms: int, name: str, units: float = 1.0) -> None:
     """Raise CheckError where a block of the result is further from the exact one than roundings
     of its dtype explain: by more than eps of the exact block's norm.
 
@@ -179,10 +179,11 @@ def compare_norms(result: Tensor, exact: Tensor, terms: int, name: str) -> None:
         exact: in float64.
         terms: of all sums on the way to an element.
         name: of the result, for the error.
+        units: of eps instead of one.
     """
     check(result.shape == exact.shape, f"{name} is of shape {tuple(result.shape)}")
     result = result.detach()
-    allowed = torch.finfo(result.dtype).eps + UNIT * (TANH_UNITS + math.sqrt(terms))
+    allowed = units * torch.finfo(result.dtype).eps + UNIT * (TANH_UNITS + math.sqrt(terms))
     limits = (allowed * block_norms(exact)).clamp(min=torch.finfo(torch.float64).tiny)
     worst = (block_norms(result.double() - exact) / limits).max().item()
     check(worst <= 1, f"a block of {name} is {worst:.2f} times as far off as it may be, in norm")
