@@ -21,8 +21,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 from tqdm import tqdm
 
+import environment
 import style
-from measure import describe_environment
 from workloads.checkerboard import training
 from workloads.common import DeviceParser, StepRecord, Trainer, positive, three_digits
 
@@ -231,7 +231,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> None:
     options = parse(argv)
     where = "{device_name}, torch {torch}".format(
-        **describe_environment(options.device, "python bench/demo.py")
+        **environment.describe(options.device, "python bench/demo.py")
     )
     print(f"Checkerboard {options.size} x {options.size} on {where}")
     counts = {"none": options.steps, "torch": options.torch_steps, "amp_ext": options.steps}

@@ -2,39 +2,31 @@
 
 from __future__ import annotations
 
-import json
-import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
+from statistics import geometric_mean
 
 import ledger
 from ledger import OURS
 
-LIMIT = "limit"  # how the case of a table's first row begins
-HISTORY = "history"
-
 
 @dataclass(frozen=True)
 class Run:
-    """One op's lines of one ledger file; of a case measured twice, the last ones.
+    """One op's lines on one machine, of each case those that count.
 
     Args:
-        machine: the folder of the file.
+        machine: the folder of the ledgers.
         op: as on run.py's command line.
-        records: in the file's order.
+        records: in the ledgers' order.
     """
 
     machine: str
     op: str
     records: tuple[dict, ...]
-
-    @property
-    def latest(self) -> str:
-        """When its last line was written."""
-        return max(str(record["utc"]) for record in self.records)
 
     @property
     def device(self) -> str:
@@ -46,34 +38,35 @@ class Run:
 
     @property
     def measured(self) -> tuple[dict, ...]:
-        return tuple(r for r in self.records if not r["case"].startswith(LIMIT))
+        return tuple(record for record in self.records if not record["limit"])
 
     @property
     def limits(self) -> tuple[dict, ...]:
-        return tuple(r for r in self.records if r["case"].startswith(LIMIT))
+        return tuple(record for record in self.records if record["limit"])
 
     @property
-    def command(self) -> str:
-        """What wrote the lines, its file apart; derived where they are older than the key."""
-        default = f"python bench/run.py {self.op} --device {self.device}"
-        said = (
-            re.sub(r" --(?:json|results)[ =]('[^']*'|\S+)", "", r["command"] or "")
-            for r in self.records
-        )
-        return "; ".join(dict.fromkeys(words or default for words in said))
-
-    @property
-    def versions(self) -> str:
-        return versions(self.records[-1])
+    def sources(self) -> list[Source]:
+        """Where its lines come from, each once."""
+        return list(dict.fromkeys(Source.of(record) for record in self.records))
 
     @cached_property
     def ratios(self) -> dict[str, Ratios]:
-        """By provider: the ratios of amp_ext's, of the cases that are counted."""
+        """amp_ext's ratios of the cases that are counted, by provider."""
         found: dict[str, dict[str, float]] = {}
         for record in self.measured:
             if record["provider"] in OURS and record["ratio"] and record["counted"]:
                 found.setdefault(record["provider"], {})[record["case"]] = record["ratio"]
         return {provider: Ratios(cases) for provider, cases in found.items()}
+
+    @property
+    def refused(self) -> list[str]:
+        """The cases in which a provider of amp_ext's, or the baseline, failed or was wrong."""
+        wrong = (
+            record["case"]
+            for record in self.measured
+            if record["error"] and record["provider"] in (*OURS, record["baseline"])
+        )
+        return list(dict.fromkeys(wrong))
 
     def baselines(self, provider: str) -> list[str]:
         """What a provider's counted ratios are to."""
@@ -90,7 +83,7 @@ class Ratios:
     @property
     def mean(self) -> float:
         """Geometric."""
-        return math.exp(sum(map(math.log, self.cases.values())) / len(self.cases))
+        return geometric_mean(self.cases.values())
 
     @property
     def worst(self) -> str:
@@ -99,6 +92,22 @@ class Ratios:
     @property
     def best(self) -> str:
         return max(self.cases, key=self.cases.__getitem__)
+
+
+@dataclass(frozen=True)
+class Source:
+    """Versions, date and command of lines."""
+
+    versions: str
+    date: str
+    command: str
+
+    @classmethod
+    def of(cls, record: dict) -> Source:
+        return cls(versions(record), str(record["utc"])[:10], command(record))
+
+    def __str__(self) -> str:
+        return f"{self.versions}, {self.date}: {self.command}"
 
 
 def versions(record: dict) -> str:
@@ -113,42 +122,72 @@ def versions(record: dict) -> str:
     return ", ".join([*parts, f"commit {record.get('commit') or 'unknown'}"])
 
 
-def files(results: Path) -> list[Path]:
-    """The ledger files at a path, which may be one."""
-    return sorted(results.rglob("*.jsonl")) if results.is_dir() else [results]
+def command(record: dict) -> str:
+    """What wrote a line, but for where it was written to."""
+    return re.sub(r" --(?:json|results)[ =]('[^']*'|\S+)", "", record["command"])
+
+
+# ---- which lines count ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """The lines of one case of one run: all providers that were timed in turn."""
+
+    machine: str
+    records: tuple[dict, ...]
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        return self.machine, self.records[0]["op"], self.records[0]["case"]
+
+    @property
+    def quick(self) -> bool:
+        return self._has("--quick")
+
+    @property
+    def of_ours_alone(self) -> bool:
+        return self._has("--ours")
+
+    @property
+    def utc(self) -> str:
+        return str(self.records[-1]["utc"])
+
+    def _has(self, option: str) -> bool:
+        return option in self.records[0]["command"].split()
+
+
+def measurements(file: Path) -> Iterator[Measurement]:
+    """Of a ledger, in its order: lines of one case that follow each other, no provider twice."""
+    for _, lines in groupby(ledger.read(file), lambda r: (r["op"], r["case"], r["command"])):
+        group: dict[str, dict] = {}
+        for record in lines:
+            if record["provider"] in group:
+                yield Measurement(file.parent.name, tuple(group.values()))
+                group = {}
+            group[record["provider"]] = record
+        yield Measurement(file.parent.name, tuple(group.values()))
 
 
 def newest(results: Path, quick: bool = False) -> list[Run]:
-    """Of each machine and op the lines of the file that has the newest one.
+    """The runs of all machines: of each case its newest measurement.
 
-    Lines of a run with --quick say little; they are left out, or with `quick` taken where a
-    machine has no others.
+    A measurement of amp_ext alone is left out. One with --quick says little; it is left out too, or
+    with `quick` taken where the case has no other.
     """
-    chosen: dict[tuple[str, str], Run] = {}
-    for file in files(results):
-        for run in runs_of(file):
-            before = chosen.get((run.machine, run.op))
-            if (is_quick(run) and not quick) or (before and not precedes(before, run)):
-                continue
-            chosen[run.machine, run.op] = run
-    return [chosen[key] for key in sorted(chosen)]
-
-
-def is_quick(run: Run) -> bool:
-    return "--quick" in run.command
-
-
-def precedes(one: Run, other: Run) -> bool:
-    """Whether the other one is to be taken."""
-    return (not is_quick(one), one.latest) <= (not is_quick(other), other.latest)
-
-
-def runs_of(file: Path) -> Iterator[Run]:
-    by_op: dict[str, dict[tuple[str, str], dict]] = {}
-    for record in ledger.read(file):
-        by_op.setdefault(record["op"], {})[record["case"], record["provider"]] = record
-    for op, records in by_op.items():
-        yield Run(file.parent.name, op, tuple(records.values()))
+    found = [
+        measurement
+        for file in ledger.files(results)
+        for measurement in measurements(file)
+        if not measurement.of_ours_alone and (quick or not measurement.quick)
+    ]
+    found.sort(key=lambda measurement: (not measurement.quick, measurement.utc))
+    chosen = {measurement.key: measurement for measurement in found}
+    runs: dict[tuple[str, str], list[dict]] = {}
+    for measurement in sorted(chosen.values(), key=lambda measurement: measurement.utc):
+        machine, op, _ = measurement.key
+        runs.setdefault((machine, op), []).extend(measurement.records)
+    return [Run(*key, tuple(runs[key])) for key in sorted(runs)]
 
 
 def machines(runs: Iterable[Run]) -> dict[str, list[Run]]:
@@ -162,22 +201,19 @@ def machines(runs: Iterable[Run]) -> dict[str, list[Run]]:
 def histories(results: Path) -> dict[str, list[dict]]:
     """By machine: the newest line of each provider that history.py wrote."""
     found: dict[str, dict[str, dict]] = {}
-    for file in files(results):
-        for line in file.read_text().splitlines():
-            record = json.loads(line) if f'"{HISTORY}"' in line else {}
-            if record.get("kind") == HISTORY:
-                of_machine = found.setdefault(file.parent.name, {})
-                before = of_machine.get(record["provider"])
-                if before is None or before["utc"] <= record["utc"]:
-                    of_machine[record["provider"]] = record
+    for machine, record in sorted(ledger.histories(results), key=lambda pair: pair[1]["utc"]):
+        found.setdefault(machine, {})[record["provider"]] = record
     return {machine: list(records.values()) for machine, records in found.items()}
 
 
 def footer(runs: Sequence[Run]) -> list[str]:
-    """The lines below a figure: machine, then versions and command of every run."""
-    return [runs[0].device_name, *dict.fromkeys(f"{r.versions}: {r.command}" for r in runs)]
+    """The lines below a figure: machine, then versions, date and command of every source."""
+    sources = dict.fromkeys(str(source) for run in runs for source in run.sources)
+    return [runs[0].device_name, *sources]
 
 
 def ratio_text(ratio: float) -> str:
-    """Three digits: 0.23, 1.05, 28.6, 154."""
-    return f"{ratio:.{2 if ratio < 10 else 1 if ratio < 99.95 else 0}f}"
+    """0.23, 1.05, 28.6, 154: three digits, of small ones two."""
+    if ratio < 10:
+        return f"{ratio:.2f}"
+    return f"{ratio:.1f}" if ratio < 99.95 else f"{ratio:.0f}"

@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
-from evidence import Run, footer, versions
+from evidence import Run, Source, footer
 from ledger import OURS
 
 LISTS = ("unscale", "cast", "check", "norm")  # ops that read or write lists of tensors
-DTYPES = ("fp16", "bf16", "fp32")
 
 
 @dataclass(frozen=True)
@@ -58,66 +56,40 @@ def roofline(runs: Sequence[Run]) -> Figure | str:
     points = [
         {
             "provider": r["provider"],
-            "dtype": dtype_of(r["case"]),
+            "dtype": r["dtype"],
             "case": r["case"],
-            "intensity": r["flops"] / traffic,
+            "intensity": r["flops"] / r["bytes"],
             "rate": r["gflop_per_s"],
         }
         for r in gemm.measured
-        if (traffic := traffic_of(r)) and r["gflop_per_s"] and not r["error"]
+        if r["bytes"] and r["gflop_per_s"] and not r["error"] and r["provider"] != "fp32"
     ]
     if not points:
-        return "roofline: left out, no product's bytes are known"
+        return "roofline: left out, no line of gemm has a product's bytes and its rate"
     copy, source = max(copies, key=lambda pair: pair[0]["gb_per_s"])
     data = {
-        "bandwidth": {"rate": copy["gb_per_s"], "name": limit_name(copy)},
+        "bandwidth": {"rate": copy["gb_per_s"], "name": copy["case"]},
         "roofs": roofs(gemm),
-        "points": [p for p in points if p["provider"] != "fp32"],
+        "points": points,
     }
     name = gemm.device_name
     return Figure("roofline", f"Matrix products on {name}", footer([gemm, source]), data)
 
 
 def roofs(gemm: Run) -> list[dict]:
-    """The fastest product that was not amp_ext's, of each dtype; FP32's is the table's limit."""
-    best = {"fp32": max(gemm.limits, key=lambda r: r["gflop_per_s"] or 0, default=None)}
-    for record in gemm.measured:
+    """The fastest product that was not amp_ext's, of each dtype, the table's limits among them."""
+    best: dict[str, dict] = {}
+    for record in gemm.records:
         if record["provider"] in OURS or not record["gflop_per_s"] or record["error"]:
             continue
-        dtype = "fp32" if record["provider"] == "fp32" else dtype_of(record["case"])
+        dtype = "fp32" if record["provider"] == "fp32" else record["dtype"]
         before = best.get(dtype)
         if before is None or before["gflop_per_s"] < record["gflop_per_s"]:
             best[dtype] = record
     return [
         {"dtype": dtype, "rate": record["gflop_per_s"], "name": record["provider"]}
         for dtype, record in best.items()
-        if record and record["gflop_per_s"]
     ]
-
-
-def traffic_of(record: dict) -> int | None:
-    """Bytes of both operands and the result, each once; from the case's name on older lines."""
-    if record["bytes"] or not record["flops"]:
-        return record["bytes"]
-    if cube := re.search(r"(\d+)\^3", record["case"]):
-        sizes = 3 * [int(cube[1])]
-    elif layer := re.search(r"(\d+)x(\d+)x(\d+)", record["case"]):
-        sizes = [int(size) for size in layer.groups()]
-    else:
-        return None
-    m, n, k = sizes
-    more = {"wgrad": 2, "accumulate": 6}  # bytes an element of a weight's gradient, which is FP32
-    weight = n * k * sum(extra for word, extra in more.items() if word in record["case"])
-    return 2 * (m * n + n * k + k * m) + weight
-
-
-def dtype_of(case: str) -> str:
-    first = case.split()[0]
-    return first if first in DTYPES else ""
-
-
-def limit_name(record: dict) -> str:
-    return record["case"].partition(": ")[2]
 
 
 # ---- bandwidth ---------------------------------------------------------------------------------
@@ -125,13 +97,15 @@ def limit_name(record: dict) -> str:
 
 def bandwidth(runs: Sequence[Run]) -> Figure | str:
     """GB/s over a list's bytes, a panel for each op."""
-    ops = [run for op in LISTS if (run := find(runs, op)) and any(r["bytes"] for r in run.measured)]
+    ops = [run for op in LISTS if (run := find(runs, op)) and cases_by_size(run)]
     if not ops:
-        return "bandwidth: left out, the ledger has no op on lists of tensors"
+        return "bandwidth: left out, the ledger has no right result of an op on lists of tensors"
     panels = [
         {
             "op": run.op,
-            "limits": [{"rate": r["gb_per_s"], "name": limit_name(r)} for r in run.limits],
+            "limits": [
+                {"rate": r["gb_per_s"], "name": r["case"]} for r in run.limits if r["gb_per_s"]
+            ],
             "cases": cases_by_size(run),
         }
         for run in ops
@@ -144,7 +118,7 @@ def cases_by_size(run: Run) -> list[dict]:
     cases: dict[str, dict] = {}
     for record in run.measured:
         if record["bytes"] and record["gb_per_s"] and not record["error"]:
-            name = record["case"].replace(" (not counted)", "")
+            name = record["case"]
             case = cases.setdefault(name, {"case": name, "bytes": record["bytes"], "rates": {}})
             case["rates"][record["provider"]] = record["gb_per_s"]
     return sorted(cases.values(), key=lambda case: case["bytes"])
@@ -161,9 +135,8 @@ def heatmap(runs: Sequence[Run]) -> Figure | str:
         return "heatmap: left out, the ledger has no ratio of gemm"
     rows, columns, cells = [], [], {}
     for record in ours:
-        dtype, _, rest = record["case"].partition(" ")
-        row = rest.replace(" (to fp32)", "")
-        column = f"{dtype}\n{record['provider']}"
+        row = record["case"].removeprefix(f"{record['dtype']} ")
+        column = f"{record['dtype']}\n{record['provider']}"
         rows += [row] if row not in rows else []
         columns += [column] if column not in columns else []
         cells[row, column] = {
@@ -171,8 +144,6 @@ def heatmap(runs: Sequence[Run]) -> Figure | str:
             "to": record["baseline"],
             "refused": bool(record["error"]),
         }
-        if "(to fp32)" in record["case"]:
-            cells[row, column]["to"] = "fp32"
     data = {
         "rows": rows,
         "columns": columns,
@@ -196,6 +167,8 @@ def steps(runs: Sequence[Run]) -> Figure | str:
         if record["p20_us"] and not record["error"]:
             times = [record[key] / 1e3 for key in ("p20_us", "p50_us", "p80_us")]
             cases.setdefault(record["case"], {})[record["provider"]] = times
+    if not cases:
+        return "steps: left out, the ledger has no right result of train"
     title = f"A training step on {train.device_name}"
     return Figure("steps", title, footer([train]), {"cases": cases})
 
@@ -214,7 +187,7 @@ def history(records: Sequence[dict]) -> Figure | str:
         return "history: left out, the ledger has no line of bench/history.py"
     keys = ("provider", "scales", "skipped", "overflows", "growth_interval")
     data = {"trainings": [{key: record[key] for key in keys} for record in records]}
-    lines = dict.fromkeys(f"{versions(record)}: {record['command']}" for record in records)
+    lines = dict.fromkeys(str(Source.of(record)) for record in records)
     name = records[0]["device_name"]
     title = f"Loss scale of the {records[0]['workload']} workload"
     return Figure("history", title, [name, *lines], data)

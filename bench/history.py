@@ -18,9 +18,9 @@ from pathlib import Path
 
 import torch
 
+import environment
 import ledger
-from evidence import HISTORY
-from measure import describe_environment
+from ledger import HISTORY
 from workloads import regression
 from workloads.common import Batch, DeviceParser, positive
 
@@ -59,7 +59,9 @@ def train(provider: str, device: torch.device, steps: int, overflows: Sequence[i
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = DeviceParser(__doc__)
-    parser.add_argument("--json", type=Path, required=True, metavar="FILE", help="append to it")
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--json", type=Path, metavar="FILE", help="append to it")
+    where.add_argument("--results", type=Path, metavar="DIR", help="append to run.py's file in it")
     parser.add_argument("--steps", type=positive, default=200)
     parser.add_argument("--overflows", type=positive, nargs="*", default=[60, 61, 130])
     return parser.parse_args(argv)
@@ -71,11 +73,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     torch.set_num_threads(1)  # a small network gains nothing from more
     steps = [step for step in options.overflows if step <= options.steps]
     about = {
-        **describe_environment(options.device, shlex.join(["python", "bench/history.py", *argv])),
+        **environment.describe(options.device, shlex.join(["python", "bench/history.py", *argv])),
         "utc": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
     records = [train(name, options.device, options.steps, steps) for name in PROVIDERS]
-    ledger.append(options.json, [{**record, **about} for record in records])
+    file = options.json or ledger.file_for(options.results, about)
+    ledger.append(file, [{**record, **about} for record in records])
     for record in records:
         skipped = ", ".join(map(str, record["skipped"])) or "none"
         print(f"{record['provider']}: skipped {skipped}; final scale {record['scales'][-1]:g}")

@@ -1,29 +1,32 @@
 """The ledger of measurements: one JSON object a line, one line a provider of a case.
 
-Lines are only ever appended, and older ones lack keys that came later: `read` supplies these.
+Lines are only ever appended; `read` brings older ones up to date.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 
-# Providers that are amp_ext: "amp_ext" is older than the choice of a backend.
-OURS = frozenset({"amp_ext", "cpu", "cuda", "triton", "library"})
+OURS = frozenset({"cpu", "cuda", "triton", "library"})  # providers that are amp_ext
+HISTORY = "history"  # the kind of history.py's lines
 
 # What every record has, and its value where a line says nothing of it.
 DEFAULTS: Mapping[str, object] = {
     "op": None,  # as on the command line of run.py
-    "case": None,  # its name; "limit: ..." is the first row of a table
+    "case": None,  # its name
+    "limit": False,  # whether it is the first row of a table
+    "dtype": None,  # "fp16", "bf16" or "fp32", where its operands are of one
     "provider": None,
     "baseline": "torch",  # the provider that the ratio is to
-    "p20_us": None,  # microseconds of one launch, at three percentiles
+    "p20_us": None,  # microseconds of one launch, at three percentiles; None where it did not run
     "p50_us": None,
     "p80_us": None,
-    "bytes": None,  # read plus written by one launch
+    "bytes": None,  # that one launch has to read plus those that it has to write
     "gb_per_s": None,  # 1e9 of them a second, at p20
     "flops": None,  # floating-point operations of one launch
     "gflop_per_s": None,
@@ -47,32 +50,69 @@ DEFAULTS: Mapping[str, object] = {
 
 
 def read(path: str | Path) -> list[dict]:
-    """The records of a file, or of all .jsonl files below a folder, in order of name and line.
+    """The measurements of a file, or of all .jsonl files below a folder, in order of name and line.
 
-    Each has every key of DEFAULTS, and any other that its line has. Lines of a file that another
-    program wrote to a folder (no "op" in them) are left out.
+    Each has every key of DEFAULTS, and any other that its line has.
 
     Raises:
         FileNotFoundError: there is neither.
         ValueError: a line is not a JSON object, with file and line number.
     """
+    return [_modern(record) for file in files(path) for record in _lines(file) if "op" in record]
+
+
+def histories(path: str | Path) -> list[tuple[str, dict]]:
+    """history.py's lines, likewise, each with the name of its file's folder."""
+    return [
+        (file.parent.name, record)
+        for file in files(path)
+        for record in _lines(file)
+        if record.get("kind") == HISTORY
+    ]
+
+
+def files(path: str | Path) -> list[Path]:
+    """The ledgers at a path, which may be one: FileNotFoundError where there is nothing."""
     path = Path(path)
     if not path.exists():
         raise FileNotFoundError(f"no ledger at {path}")
-    files = sorted(path.rglob("*.jsonl")) if path.is_dir() else [path]
-    return [record for file in files for record in _records(file)]
+    return sorted(path.rglob("*.jsonl")) if path.is_dir() else [path]
 
 
-def _records(file: Path) -> Iterator[dict]:
+def _lines(file: Path) -> Iterator[dict]:
     for number, line in enumerate(file.read_text().splitlines(), start=1):
         if not line.strip():
             continue
         try:
-            record = dict(json.loads(line))
+            yield dict(json.loads(line))
         except (TypeError, ValueError) as error:
             raise ValueError(f"{file}:{number} is not a JSON object: {error}") from None
-        if "op" in record:
-            yield {**DEFAULTS, **record}
+
+
+def _modern(line: Mapping[str, object]) -> dict:
+    """A measurement as it would be written now, whatever its age.
+
+    Older lines call amp_ext's CPU backend amp_ext, know neither commands, limits nor dtypes, and
+    say in a case's name what its label says now.
+    """
+    record = {**DEFAULTS, **line}
+    if record["provider"] == "amp_ext":
+        record["provider"] = "cpu"
+    record["command"] = record["command"] or shlex.join(
+        ["python", "bench/run.py", str(record["op"]), "--device", str(record["device"])]
+    )
+    name = str(record["case"])
+    if name.startswith("limit: "):
+        record |= {"case": name.removeprefix("limit: "), "limit": True}
+    if name.endswith((" (not counted)", " (to fp32)")):
+        record |= {"case": name.rpartition(" (")[0], "counted": False}
+    if name.endswith(" (to fp32)"):
+        record["baseline"] = "fp32"
+    if "dtype" not in line:
+        words = re.split(r"\W+", str(record["case"]))
+        dtypes = [dtype for dtype in ("fp16", "bf16", "fp32") if dtype in words]
+        record["dtype"] = dtypes[0] if len(dtypes) == 1 else None
+    return record
 
 
 def file_in(folder: Path, device: str, name: str, commit: str | None) -> Path:
@@ -87,6 +127,11 @@ def file_in(folder: Path, device: str, name: str, commit: str | None) -> Path:
     words = re.sub(r"[^\w.]+", "-", name).strip("-").lower()
     words = words if device == "cuda" else f"{device}-{words}"
     return folder / words / f"{datetime.now(timezone.utc):%Y-%m-%d}-{commit or 'unknown'}.jsonl"
+
+
+def file_for(folder: Path, about: Mapping[str, object]) -> Path:
+    """file_in for what environment.describe says."""
+    return file_in(folder, about["device"], about["device_name"], about["commit"])
 
 
 def append(path: str | Path, records: Iterable[Mapping[str, object]]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 
 import ledger
@@ -51,7 +51,9 @@ class Outcome:
                 "dtype": NAMES.get(self.case.dtype),
                 "provider": provider,
                 "baseline": self.case.baseline,
-                **{f"{name}_us": us for name, us in (asdict(time) if time else {}).items()},
+                "p20_us": time and time.p20,
+                "p50_us": time and time.p50,
+                "p80_us": time and time.p80,
                 "bytes": self.work.bytes or None,
                 "gb_per_s": rate["GB/s"] or None,
                 "flops": self.work.flops or None,
@@ -81,9 +83,8 @@ def measure(case: Case, op: Op, setup: Setup, budget: timing.Budget, ours_only: 
         ours_only: leave all providers out but amp_ext's; then there are no ratios.
     """
     outcome = Outcome(case)
-    outcome.errors |= faults(
-        {case.baseline: lambda: _measure(outcome, op, setup, budget, ours_only)}
-    )
+    run = {case.baseline: lambda: _measure(outcome, op, setup, budget, ours_only)}
+    outcome.errors.update(faults(run))
     gc.collect()  # of the inputs, which are large
     return outcome
 
@@ -97,8 +98,8 @@ def _measure(
     asked = asked or trial.providers
     if not setup.on_gpu:
         outcome.foreign_cores = timing.foreign_load(wait=0.0 if setup.quick else 0.5)
-    outcome.errors = faults({p.name: lambda p=p: timing.launch_once(p) for p in asked})
+    outcome.errors.update(faults({p.name: lambda p=p: timing.launch_once(p) for p in asked}))
     able = [provider for provider in asked if provider.name not in outcome.errors]
     if able:
         outcome.times = timing.interleaved(able, budget, setup.on_gpu and not op.host)
-    outcome.errors |= trial.verify(outcome.times.keys())
+    outcome.errors.update(trial.verify(outcome.times.keys()))

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import evidence
 import plot
-from evidence import Run, ratio_text
+from evidence import Run, Source, ratio_text
 from figures import Figure
 
 ROOT = plot.ROOT
@@ -39,8 +39,8 @@ def section(results: Path) -> str:
     machines = evidence.machines(evidence.newest(results))
     lines = [
         "A ratio is the other's time over amp_ext's, both at the 20th percentile and measured in",
-        "turn in one run: above 1 amp_ext is faster. A line is a backend of amp_ext; cases whose",
-        "result was not right have no ratio. Of each machine and op the newest measurement stands.",
+        "turn in one run: above 1 amp_ext is faster. A line is a backend of amp_ext; what gave a",
+        "wrong result has no ratio. Of each machine and case the newest measurement stands.",
         "",
     ]
     if not any(run.device == "cuda" for runs in machines.values() for run in runs):
@@ -61,15 +61,20 @@ def machine_lines(runs: Sequence[Run]) -> Iterator[str]:
     for run in runs:
         yield from map(row, table(run))
     yield ""
+    ops: dict[Source, list[str]] = {}
     for run in runs:
-        yield f"- {run.op}: {run.versions}, {run.latest[:10]}, `{run.command}`"
+        for source in run.sources:
+            ops.setdefault(source, []).append(run.op)
+    for source, names in ops.items():
+        yield f"- {', '.join(names)}: {source.versions}, {source.date}, `{source.command}`"
 
 
 def table(run: Run) -> Iterator[Sequence[str]]:
     """A row for each of amp_ext's providers."""
-    refused = len({r["case"] for r in run.measured if r["error"]})
     for provider, ratios in run.ratios.items():
-        cases = f"{len(ratios.cases)}" + f", {refused} refused" * bool(refused)
+        cases = str(len(ratios.cases))
+        if run.refused:
+            cases += f", {len(run.refused)} refused"
         ends = (f"{ratio_text(ratios.cases[c])} ({c})" for c in (ratios.worst, ratios.best))
         to = ", ".join(run.baselines(provider))
         yield (run.op, provider, to, cases, ratio_text(ratios.mean), *ends)
@@ -80,9 +85,10 @@ def row(cells: Sequence[str]) -> str:
 
 
 def figures(results: Path) -> Iterator[tuple[str, Figure]]:
-    """Those of the newest ledgers, quick runs apart."""
+    """Those of the machines that have a table, without quick runs."""
+    machines = {run.machine for run in evidence.newest(results)}
     for machine, figure in plot.collect(results, quick=False):
-        if isinstance(figure, Figure):
+        if isinstance(figure, Figure) and machine in machines:
             yield machine, figure
 
 

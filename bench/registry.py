@@ -76,7 +76,7 @@ class Setup:
     def dtypes(
         self, *usual: torch.dtype, also: tuple[torch.dtype, ...] = ()
     ) -> tuple[torch.dtype, ...]:
-        """Which dtypes to time: the one asked for if it is among `usual` and `also`, else `usual`."""
+        """Which to time: `usual`, or the one asked for if it is among `usual` and `also`."""
         if self.dtype is None:
             return usual
         return (self.dtype,) if self.dtype in (*usual, *also) else ()
@@ -183,9 +183,8 @@ class Case:
             return f"limit: {self.name}"
         if self.counted:
             return self.name
-        return (
-            f"{self.name} ({'not counted' if self.baseline == BASELINE else f'to {self.baseline}'})"
-        )
+        why = "not counted" if self.baseline == BASELINE else f"to {self.baseline}"
+        return f"{self.name} ({why})"
 
 
 @dataclass(frozen=True)

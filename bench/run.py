@@ -6,13 +6,12 @@
     python bench/run.py unscale norm --device cpu --base main
     python bench/run.py gemm --device cuda --against bench/results/GPU/FILE.jsonl
 
-A case with a wrong result gets no ratio, and the exit status is 1.
+A provider with a wrong result gets no ratio, and the exit status is 1.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
 import shlex
 import sys
 from collections.abc import Sequence
@@ -21,11 +20,13 @@ from pathlib import Path
 
 import torch
 
+import base
 import compare
+import environment
 import ledger
 import table
 import timing
-from measure import Outcome, describe_environment, measure
+from measure import Outcome, measure
 from registry import DTYPES, OPS, Op, Setup, load
 
 ALL = "all"
@@ -64,20 +65,22 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     if options.base and options.against:
         parser.error("--base and --against are two comparisons: give one")
     options.ops = list(dict.fromkeys(OPS if ALL in options.ops else options.ops))
-    options.setup = Setup(
-        device=torch.device(options.device),
-        quick=options.quick,
-        dtype=DTYPES.get(options.dtype),
-        compiled=options.compile
-        if options.compile is not None
-        else options.device == "cuda" and not options.quick,
-    )
+    if options.compile is None:
+        options.compile = options.device == "cuda" and not options.quick
     return options
 
 
-def run_op(op: Op, options: argparse.Namespace, environment: dict[str, object]) -> list[Outcome]:
-    """Measure the op's cases and show their table; [] where none is asked for."""
-    setup = options.setup
+def run_op(op: Op, options: argparse.Namespace, about: dict[str, object]) -> list[dict]:
+    """Measure the op's cases and show their table: its records, [] where no case is asked for.
+
+    Records are also appended to the file that options ask for, case by case.
+    """
+    setup = Setup(
+        device=torch.device(options.device),
+        quick=options.quick,
+        dtype=DTYPES.get(options.dtype),
+        compiled=options.compile,
+    )
     cases = [case for case in op.cases(setup) if options.filter in case.name]
     if not cases:
         named = f"{options.filter!r} in its name" if options.filter else f"{options.dtype} operands"
@@ -86,41 +89,43 @@ def run_op(op: Op, options: argparse.Namespace, environment: dict[str, object]) 
     budget = (timing.QUICK if setup.quick else timing.FULL)[options.device]
     if options.seconds is not None:
         budget = replace(budget, seconds=options.seconds)
-    table.show(table.heading(op, environment))
-    outcomes = []
+    table.show(table.heading(op, about))
+    outcomes: list[Outcome] = []
+    records: list[dict] = []
     for case in table.progress([op.limit(setup), *cases], op.name):
         outcome = measure(case, op, setup, budget, options.ours)
         table.show(table.rows(outcome, op.rate))
-        found = list(outcome.records(op, environment))
-        options.records += found
+        found = list(outcome.records(op, about))
         if options.json:
             ledger.append(options.json, found)
-        outcome.trial = None
-        gc.collect()
         outcomes.append(outcome)
+        records += found
     table.show(table.mean_rows(outcomes[1:]))
     foreign = max(outcome.foreign_cores or 0.0 for outcome in outcomes)
     if foreign > timing.FOREIGN_CORES:
         table.show(
             [f"note: other processes held up to {foreign:.1f} cores; repeat on a quiet machine"]
         )
-    return outcomes
+    return records
 
 
 def compare_with_base(options: argparse.Namespace) -> int:
     """Run the same benchmarks on the base's amp_ext and on the present one; show ratios."""
-    arguments = ["--device", options.device, "--filter", options.filter]
-    arguments += ["--dtype", options.dtype] if options.dtype else []
-    arguments += ["--quick"] if options.quick else []
-    arguments += [] if options.seconds is None else ["--seconds", str(options.seconds)]
+    arguments = ["--device", options.device, "--filter", options.filter, "--ours", "--no-compile"]
+    if options.dtype:
+        arguments += ["--dtype", options.dtype]
+    if options.quick:
+        arguments.append("--quick")
+    if options.seconds is not None:
+        arguments += ["--seconds", str(options.seconds)]
     try:
-        base, now = compare.measure_both(options.base, options.ops, [*arguments, "--no-compile"])
-    except compare.BuildError as error:
+        before, now = base.measure_both(options.base, options.ops, arguments)
+    except base.BuildError as error:
         print(f"--base {options.base}: {error}", file=sys.stderr)
         return 2
     if options.json:
-        ledger.append(options.json, [record for side in (base, now) for r in side for record in r])
-    lines, status = compare.base_lines(base, now)
+        ledger.append(options.json, [*before, *now])
+    lines, status = base.compared(before, now)
     print(f"amp_ext of {options.base} over that of this tree; above 1 this tree is faster")
     print(*lines, sep="\n")
     return status
@@ -132,24 +137,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.base:
         return compare_with_base(options)
     earlier = ledger.read(options.against) if options.against else []
-    options.records = []
     command = shlex.join(["python", "bench/run.py", *argv])
-    environment = describe_environment(options.setup.device, command)
+    about = environment.describe(torch.device(options.device), command)
     if options.results:
-        where = (environment[key] for key in ("device", "device_name", "commit"))
-        options.json = ledger.file_in(options.results, *where)
-    outcomes: list[Outcome] = []
+        options.json = ledger.file_for(options.results, about)
+    records: list[dict] = []
     for place, name in enumerate(options.ops):
         if place:
             print()
-        outcomes += run_op(load(name), options, environment)
-    if not outcomes:
+        records += run_op(load(name), options, about)
+    if not records:
         return 2
-    status = int(any(outcome.error for outcome in outcomes))
+    status = int(any(record["error"] for record in records))
     if options.results:
         print(f"\nwritten to {options.json}")
     if options.against:
-        lines, slower = compare.against(options.records, earlier)
+        lines, slower = compare.against(records, earlier)
         print(f"\nagainst {options.against}", *lines, sep="\n")
         status = status or slower
     return status

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
+from statistics import geometric_mean
 from typing import TypeVar
 
 import ledger
@@ -32,13 +32,13 @@ def heading(op: Op, environment: dict[str, object]) -> Iterator[str]:
 
 
 def rows(outcome: Outcome, unit: str) -> Iterator[str]:
-    """A line for each provider, and one that says why there is no ratio."""
-    name = outcome.case.name
+    """A line for each provider that ran, and one for each that has no ratio, with the reason."""
+    name = outcome.case.label
     if len(name) > NAME:
         yield name
         name = ""
     for provider, time in outcome.times.items():
-        ratio, rate = outcome.ratio(provider), outcome.rate(provider, unit)
+        ratio, rate = outcome.ratio(provider), outcome.work.rate(unit, time.p20)
         yield ROW.format(
             name,
             provider,
@@ -47,16 +47,14 @@ def rows(outcome: Outcome, unit: str) -> Iterator[str]:
             f"{ratio:.2f}" if ratio else "",
         ).rstrip()
         name = ""
-    if outcome.error:
-        yield from textwrap.wrap(f"{name} NO RATIO, {outcome.error}".strip(), WIDTH)
+    for provider, error in outcome.errors.items():
+        words = f"{name:<40}{provider:<11}NO RATIO, {error}"
+        yield from textwrap.wrap(words, WIDTH, drop_whitespace=False, subsequent_indent=" " * 51)
+        name = ""
 
 
 def microseconds(us: float) -> str:
     return f"{us:,.{2 if us < 1e4 else 0}f}"
-
-
-def geometric_mean(ratios: Sequence[float]) -> float:
-    return math.exp(sum(map(math.log, ratios)) / len(ratios))
 
 
 def mean_rows(outcomes: Sequence[Outcome]) -> Iterator[str]:
@@ -72,8 +70,8 @@ def mean_rows(outcomes: Sequence[Outcome]) -> Iterator[str]:
 
 
 def progress(items: Sequence[T], name: str) -> Iterator[T]:
-    """The items, each of which has a name, with a bar on stderr."""
-    if tqdm is None:
+    """The items, each of which has a name, with a bar on stderr where that is a terminal."""
+    if tqdm is None or not sys.stderr.isatty():
         for item in items:
             print(f"{name}: {item.name}", file=sys.stderr)
             yield item

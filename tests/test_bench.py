@@ -8,11 +8,6 @@ import sys
 import pytest
 import torch
 
-from amp_ext import testing
-from bench_program import BENCH, quiet, run_quick  # noqa: F401  (a fixture)
-
-sys.path.append(str(BENCH))
-
 import bench_gemm
 import bench_unscale
 import ledger
@@ -22,6 +17,8 @@ import registry
 import run
 import table
 import timing
+from amp_ext import testing
+from bench_program import BENCH, quiet, run_quick  # noqa: F401  (a fixture)
 
 CPU = torch.device("cpu")
 PROVIDERS = {
@@ -41,7 +38,8 @@ def test_quick_run(tmp_path, capsys, op):
 
     assert all(record.keys() == ledger.DEFAULTS.keys() for record in records)
     limit, *measured = records
-    assert limit["case"].startswith("limit")
+    assert limit["limit"]
+    assert not any(record["limit"] for record in measured)
     cases = {record["case"] for record in measured}
     assert len(measured) == PROVIDERS[op] * len(cases)
     for record in measured:
@@ -107,7 +105,7 @@ def outcome(ours: float, counted: bool = True) -> measure.Outcome:
 def test_mean_is_geometric_and_leaves_tiny_cases_out():
     (line,) = table.mean_rows([outcome(1.0), outcome(4.0), outcome(0.01, counted=False)])
     assert line.split() == ["geometric", "mean", "of", "2", "ratios", "cpu", "4.00"]
-    refused = measure.Outcome(registry.Case("", lambda: None), error="wrong")
+    refused = measure.Outcome(registry.Case("", lambda: None), errors={"torch": "wrong"})
     (line,) = table.mean_rows([outcome(1.0), refused])
     assert "1 of 2 ratios" in line
 
@@ -121,7 +119,6 @@ def test_each_backend_has_its_mean():
 
 def test_a_long_name_has_a_line_of_its_own():
     made = outcome(2.0)
-    made.trial = registry.Trial(())
     made.case = registry.Case("n" * 60, lambda: None)
     lines = list(table.rows(made, "ms/step"))
     assert lines[0] == "n" * 60
@@ -131,7 +128,7 @@ def test_a_long_name_has_a_line_of_its_own():
 def test_ratio_to_another_baseline():
     """Where torch's product takes too long, the ratio is to FP32, and not in the mean."""
     (case,) = (c for c in bench_gemm.cases(registry.Setup(CPU)) if c.baseline != "torch")
-    assert case.name == "fp16 1024^3 NN (to fp32)"
+    assert case.label == "fp16 1024^3 NN (to fp32)"
     assert not case.counted
     times = {"cpu": timing.Quantiles(2.0, 2.0, 2.0), "fp32": timing.Quantiles(3.0, 3.0, 3.0)}
     made = measure.Outcome(case, times=times)
@@ -139,12 +136,11 @@ def test_ratio_to_another_baseline():
 
 
 def test_rates():
-    built = registry.Trial((), bytes=6000, parameters=4, flops=8000, calls=10)
-    made = measure.Outcome(
-        registry.Case("", lambda: None), built, {"cpu": timing.Quantiles(2.0, 3.0, 4.0)}
-    )
+    work = registry.Work(bytes=6000, parameters=4, flops=8000, calls=10)
     units = {"GB/s": 3.0, "GFLOP/s": 4.0, "us/param": 0.5, "us/call": 0.2, "ms/step": 0.002}
-    assert {unit: made.rate("cpu", unit) for unit in units} == units
+    assert {unit: work.rate(unit, 2.0) for unit in units} == units
+    with pytest.raises(ValueError, match="no rate is called GB"):
+        work.rate("GB", 2.0)
 
 
 def test_a_failing_case_leaves_the_others_their_results(tmp_path, capsys, monkeypatch):
@@ -159,9 +155,60 @@ def test_a_failing_case_leaves_the_others_their_results(tmp_path, capsys, monkey
     status, records = run_quick(tmp_path / "out.jsonl", "unscale", "--filter", "i fp32")
     printed = capsys.readouterr().out
     assert status == 1
-    assert "16 x 64 Ki fp32 NO RATIO, RuntimeError: not sixteen tensors" in printed
+    assert "NO RATIO, RuntimeError: not sixteen tensors" in printed
     assert [record["case"] for record in records if record["ratio"]] == ["1 x 1 Mi fp32"]
     assert "geometric mean of 1 of 2 ratios" in printed
+
+
+def trial_of(verify=lambda names: {}, **launches) -> registry.Trial:
+    made = tuple(registry.Provider(name, launch) for name, launch in launches.items())
+    return registry.Trial(made, verify, registry.Work(bytes=8))
+
+
+def fails() -> None:
+    raise RuntimeError("no such kernel")
+
+
+def measured(build) -> list[dict]:
+    op = registry.Op("unscale", (), "GB/s", False, limit=None, cases=None)
+    budget = timing.Budget(0.0, 3, 1.0)
+    outcome = measure.measure(registry.Case("a", build), op, registry.Setup(CPU), budget, False)
+    return list(outcome.records(op, {}))
+
+
+def test_a_provider_that_fails_leaves_the_others_their_ratios():
+    records = measured(lambda: trial_of(torch=lambda: 0, cuda=lambda: 0, triton=fails))
+    assert [record["provider"] for record in records] == ["torch", "cuda", "triton"]
+    assert records[1]["ratio"] > 0
+    last = records[2]
+    assert (last["p20_us"], last["ratio"]) == (None, None)
+    assert last["error"] == "RuntimeError: no such kernel"
+
+
+def test_a_wrong_result_leaves_the_others_their_ratios():
+    seen = []
+
+    def verify(names):
+        seen.extend(names)
+        return {"triton": "CheckError: wrong"}
+
+    records = measured(lambda: trial_of(verify, torch=lambda: 0, cuda=lambda: 0, triton=lambda: 0))
+    assert seen == ["torch", "cuda", "triton"]
+    ratios = {record["provider"]: bool(record["ratio"]) for record in records}
+    assert ratios == {"torch": False, "cuda": True, "triton": False}
+    assert records[2]["p20_us"] > 0
+
+
+def test_without_its_baseline_a_case_has_times_alone():
+    records = measured(lambda: trial_of(torch=fails, cuda=lambda: 0))
+    found = {record["provider"]: (record["p20_us"] is None, record["ratio"]) for record in records}
+    assert found == {"cuda": (False, None), "torch": (True, None)}
+
+
+def test_a_case_that_cannot_be_built_has_a_line():
+    (record,) = measured(fails)
+    assert (record["provider"], record["p20_us"]) == ("torch", None)
+    assert record["error"] == "RuntimeError: no such kernel"
 
 
 def test_amp_ext_alone(tmp_path, capsys):
@@ -212,7 +259,7 @@ def test_without_a_gpu_cuda_is_refused(capsys):
 
 def test_torch_compile_is_for_those_who_ask_on_a_cpu():
     def compiled(*options: str) -> bool:
-        return run.parse(["unscale", "--device", "cpu", *options]).setup.compiled
+        return run.parse(["unscale", "--device", "cpu", *options]).compile
 
     assert (compiled(), compiled("--quick"), compiled("--compile")) == (False, False, True)
 

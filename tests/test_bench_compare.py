@@ -1,21 +1,19 @@
-"""bench/compare.py: against a ledger, and against another commit."""
+"""bench/compare.py and base.py: against a ledger, and against another commit."""
 
 from __future__ import annotations
 
 import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from bench_program import BENCH, quiet, run_quick  # noqa: F401  (a fixture)
-
-sys.path.append(str(BENCH))
-
+import base
 import compare
 import ledger
 import run
 import timing
+from bench_program import BENCH, quiet, run_quick  # noqa: F401  (a fixture)
 
 
 def record(p20: float, p80: float, provider: str = "cpu", **more: object) -> dict:
@@ -52,17 +50,26 @@ def test_what_became_slower_is_shown_beside_the_baseline() -> None:
     assert len(line) <= 100
 
 
-def test_lines_older_than_the_backends_are_compared() -> None:
-    _, status = compare.against([record(20.0, 21.0)], [record(10.0, 11.0, "amp_ext")])
-    assert status == 1
-
-
-@pytest.mark.parametrize("other", [{"device_name": "Y"}, {"threads": 1}, {"case": "b"}])
+@pytest.mark.parametrize(
+    "other", [{"device_name": "Y"}, {"threads": 1}, {"case": "b"}, {"calls": 7}]
+)
 def test_other_machines_and_cases_are_no_comparison(other) -> None:
     lines, status = compare.against([record(20.0, 21.0)], [record(10.0, 11.0, **other)])
     assert (lines, status) == (
         ["the ledger has none of these cases, measured on this machine"],
         2,
+    )
+
+
+def test_threads_of_a_gpus_host_do_not_matter() -> None:
+    now, then = (record(5.0, 5.0, device="cuda", threads=threads) for threads in (2, 16))
+    assert compare.against([now], [then])[1] == 0
+
+
+@pytest.mark.parametrize(("now", "before"), [("wrong", None), (None, "wrong")])
+def test_wrong_results_are_no_yardstick(now, before) -> None:
+    assert (
+        compare.against([record(20.0, 21.0, error=now)], [record(1.0, 1.0, error=before)])[1] == 2
     )
 
 
@@ -90,11 +97,11 @@ def test_run_against(tmp_path: Path, capsys, monkeypatch, before: float, status:
 
 def test_base_lines() -> None:
     """Ratios of rounds, their geometric mean, and the mean over the cases that count."""
-    base = [[record(8.0, 9.0), record(5.0, 5.0, case="b")], [record(2.0, 3.0)]]
-    now = [[record(2.0, 3.0), record(5.0, 5.0, case="b")], [record(2.0, 3.0)]]
-    base[1].append(record(5.0, 5.0, case="b", error="CheckError: wrong"))
-    now[1].append(record(5.0, 5.0, case="b"))
-    lines, status = compare.base_lines(base, now)
+    good, bad = record(5.0, 5.0, case="b"), record(5.0, 5.0, case="b", error="CheckError: wrong")
+    lines, status = base.compared(
+        [record(8.0, 9.0), good, record(2.0, 3.0), bad],
+        [record(2.0, 3.0), good, record(2.0, 3.0), good],
+    )
     assert status == 1
     assert lines[1].split() == ["unscale", "a", "cpu", "2.00", "2.00", "2.00", "1.00..4.00"]
     assert lines[2].endswith("NO RATIO, the base: CheckError: wrong")
@@ -103,14 +110,14 @@ def test_base_lines() -> None:
 
 
 def test_a_case_that_the_base_cannot_run() -> None:
-    lines, status = compare.base_lines([[], []], [[record(2.0, 3.0)], [record(2.0, 3.0)]])
+    lines, status = base.compared([], 2 * [record(2.0, 3.0)])
     assert status == 1
     assert lines[1].endswith("NO RATIO, the base cannot run it")
 
 
 def test_limits_and_others_are_not_compared() -> None:
-    one = [record(1.0, 1.0, "copy", case="limit: copy"), record(1.0, 1.0, "torch")]
-    lines, status = compare.base_lines([one, one], [one, one])
+    one = [record(1.0, 1.0, "copy", case="copy", limit=True), record(1.0, 1.0, "torch")]
+    lines, status = base.compared(2 * one, 2 * one)
     assert (len(lines), status) == (1, 0)
 
 
@@ -120,6 +127,8 @@ def repository(folder: Path) -> Path:
     (folder / "csrc").mkdir()
     (folder / "amp_ext/__init__.py").write_text("")
     (folder / "csrc/a.cpp").write_text("1")
+    (folder / "triton_kernels").mkdir()
+    (folder / "triton_kernels/gemm.py").write_text("1")
     (folder / "setup.py").write_text("open('amp_ext/_C.so', 'w').write(open('csrc/a.cpp').read())")
     (folder / ".gitignore").write_text("/build/\n*.so\n")
     for command in (["init", "-q"], ["add", "-A"], ["commit", "-q", "-m", "first"]):
@@ -128,31 +137,30 @@ def repository(folder: Path) -> Path:
     return folder
 
 
-def test_base_is_built_from_its_own_sources(tmp_path: Path, monkeypatch) -> None:
+def test_base_is_built_from_its_own_sources(tmp_path: Path) -> None:
     root = repository(tmp_path / "repository")
-    base = root / "build/base"
-    monkeypatch.setattr(compare, "BASE", base)
-    monkeypatch.setattr(compare.git, "__kwdefaults__", {"folder": root})
+    tree = root / "build/base"
     (root / "csrc/a.cpp").write_text("2")
+    (root / "triton_kernels/gemm.py").write_text("2")
     for _ in range(2):  # the worktree is there the second time
-        assert compare.base_package("HEAD") == base
-        assert (base / "amp_ext/_C.so").read_text() == "1"
-    with pytest.raises(compare.BuildError, match="git rev-parse"):
-        compare.base_package("absent")
+        assert base.base_package("HEAD", root) == tree
+        assert (tree / "amp_ext/_C.so").read_text() == "1"
+        assert (tree / "amp_ext/triton_kernels/gemm.py").read_text() == "1"
+    with pytest.raises(base.BuildError, match="git rev-parse"):
+        base.base_package("absent", root)
     (root / "setup.py").write_text("raise SystemExit(1)")
     commit = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qam", "second"]
     subprocess.run(commit, cwd=root, check=True)
     (root / "csrc/a.cpp").write_text("3")
-    with pytest.raises(compare.BuildError, match="HEAD does not build"):
-        compare.base_package("HEAD")
+    with pytest.raises(base.BuildError, match="HEAD does not build"):
+        base.base_package("HEAD", root)
 
 
 def test_base_with_the_same_sources_takes_the_module(tmp_path: Path, monkeypatch) -> None:
     """And both sides run in turn, each on its own amp_ext."""
     root = repository(tmp_path / "repository")
-    monkeypatch.setattr(compare, "BASE", root / "build/base")
-    monkeypatch.setattr(compare.git, "__kwdefaults__", {"folder": root})
-    compare.base_package("HEAD")
+    monkeypatch.setattr(base, "base_package", partial(base.base_package, root=root))
+    base.base_package("HEAD")
     assert list((root / "build/base/amp_ext").glob("_C.*"))
     assert (root / "build/base/amp_ext/_build_info.py").exists()
 
@@ -163,19 +171,19 @@ def test_base_with_the_same_sources_takes_the_module(tmp_path: Path, monkeypatch
         ran.append((arguments[0], side))
         ledger.append(file, [record(4.0 if side == "base" else 2.0, 5.0)])
 
-    monkeypatch.setattr(compare, "run_apart", pretend)
-    base, now = compare.measure_both("HEAD", ["unscale", "cast"], ["--quick"])
+    monkeypatch.setattr(base, "run_apart", pretend)
+    before, now = base.measure_both("HEAD", ["unscale", "cast"], ["--quick"])
     turns = ["base", "now", "base", "now"]
     assert ran == [(op, side) for op in ("unscale", "cast") for side in turns]
-    assert [[r["p20_us"] for r in round_] for round_ in base] == [[4.0, 4.0], [4.0, 4.0]]
-    assert [[r["p20_us"] for r in round_] for round_ in now] == [[2.0, 2.0], [2.0, 2.0]]
+    assert [record["p20_us"] for record in before] == 4 * [4.0]
+    assert [record["p20_us"] for record in now] == 4 * [2.0]
 
 
 def test_base_of_the_program(tmp_path: Path, capsys, monkeypatch) -> None:
     """The present amp_ext as its own base."""
-    here = Path(compare.amp_ext.__file__).parents[1]
-    monkeypatch.setattr(compare, "base_package", lambda revision: here)
-    monkeypatch.setattr(compare, "ROUNDS", 1)
+    here = Path(base.amp_ext.__file__).parents[1]
+    monkeypatch.setattr(base, "base_package", lambda revision: here)
+    monkeypatch.setattr(base, "ROUNDS", 1)
     options = ("update", "--filter", "1 found_inf, scale moved", "--base", "HEAD", "--seconds", "0")
     status, records = run_quick(tmp_path / "out.jsonl", *options)
     printed = capsys.readouterr().out

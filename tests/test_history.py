@@ -16,8 +16,7 @@ OPTIONS = ["--device", "cpu", "--steps", "12", "--overflows", "5", "99"]
 
 
 @pytest.fixture
-def history(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    monkeypatch.syspath_prepend(BENCH)
+def history() -> Iterator[ModuleType]:
     import history
 
     threads = torch.get_num_threads()
@@ -65,3 +64,10 @@ def test_no_way_to_train_can_be_chosen(history, tmp_path, capsys):
     with pytest.raises(SystemExit):
         history.main(["--json", str(tmp_path / "1.jsonl"), "--amp", "none"])
     assert "unrecognized arguments: --amp none" in capsys.readouterr().err
+
+
+def test_lines_go_beside_the_measurements(history, tmp_path):
+    assert history.main([*OPTIONS, "--results", str(tmp_path)]) == 0
+    (ledger,) = tmp_path.rglob("*.jsonl")
+    assert ledger.parent.name.startswith("cpu-")
+    assert len(lines(ledger)) == 2
