@@ -21,6 +21,7 @@ import bench_scaler
 import bench_unscale
 import bench_update
 import registry
+from bounds import Bounded
 
 OPS = {name: getattr(amp_ext.ops, name) for name in amp_ext.ops.__all__}
 
@@ -291,3 +292,20 @@ def test_autocast_of_other_values_gets_no_ratio(place, message):
         loops[0].tensors[place].register_hook(lambda grad: grad + 1)
     with pytest.raises(registry.CheckError, match=message):
         bench_autocast.verify(*loops)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_bounds_hold_and_bite(dtype):
+    """Sums in any order, rounded once, are within them; two units in the last place are not."""
+    a, b = torch.randn(40, 300).to(dtype), torch.randn(300, 50).div(300**0.5).to(dtype)
+    product = Bounded.exact(a) @ Bounded.exact(b)
+    parts = [a[:, s : s + 100].float() @ b[s : s + 100].float() for s in (200, 0, 100)]
+    product.compare(sum(parts), "a product in parts")
+    rounded = product.rounded(dtype)
+    result = (a.float() @ b.float()).to(dtype)
+    rounded.compare(result, "a product")
+    result[3, 4] *= 1 + 4 * torch.finfo(dtype).eps
+    with pytest.raises(registry.CheckError, match="an element of a product is"):
+        rounded.compare(result, "a product")
+    with pytest.raises(registry.CheckError, match="a product is of shape"):
+        rounded.compare(result[:3], "a product")
