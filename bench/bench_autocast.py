@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,9 +13,25 @@ from torch.nn import functional as F
 
 import amp_ext
 import providers
-from registry import BASELINE, BF16, FP16, NAMES, Case, Op, Provider, Setup, Trial, Work, check
+from providers import Line
+from registry import (
+    BASELINE,
+    BF16,
+    FP16,
+    NAMES,
+    Case,
+    Op,
+    Provider,
+    Setup,
+    Trial,
+    Work,
+    check,
+    faults,
+)
 
 CALLS, QUICK_CALLS = 100, 10
+# A gradient of an element adds up at most 12 from each call; BF16 has all whole numbers to 256.
+CHECKED_CALLS = 10
 REGIONS = {"amp_ext": amp_ext.autocast, BASELINE: torch.autocast}
 
 
@@ -39,13 +55,13 @@ class Call:
     def tensors(self, grad: bool, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
         """Small whole numbers, of which no product is rounded."""
         generator = torch.Generator().manual_seed(0)
-        made = []
+        tensors = []
         for place, shape in enumerate(self.shapes):
             weight = place >= len(self.shapes) - self.weights
             values = torch.randint(-3, 4, shape, generator=generator).float().to(device)
             tensor = values if weight else values.to(dtype)
-            made.append(tensor.requires_grad_(grad or weight))
-        return made
+            tensors.append(tensor.requires_grad_(grad or weight))
+        return tensors
 
 
 CALLS_MEASURED = (
@@ -87,30 +103,39 @@ class Loop:
 
 
 def build(call: Call, mode: str, calls: int, dtype: torch.dtype, device: torch.device) -> Trial:
-    regions = REGIONS.values()
-    mine, theirs = (Loop(region, call, mode, calls, dtype, device) for region in regions)
-    lines = providers.ours(device, products=True)
+    lines = providers.lines(REGIONS["amp_ext"], REGIONS[BASELINE], device, products=True)
 
-    def verify_all() -> None:
-        for around in lines.values():
-            with around():
-                verify(mine, theirs)
+    def loop(line: Line, calls: int) -> Loop:
+        return Loop(line.launch, call, mode, calls, dtype, device)
+
+    def timed(name: str, line: Line) -> Provider:
+        def make() -> Provider:
+            with line.around():
+                return Provider(name, loop(line, calls).run, around=line.around)
+
+        return providers.guarded(name, make)
+
+    def verify_line(line: Line) -> None:
+        checked = min(calls, CHECKED_CALLS)
+        theirs = loop(lines[BASELINE], checked)
+        with line.around():
+            verify(loop(line, checked), theirs)
+
+    def verify_all(names: Collection[str]) -> dict[str, str]:
+        return faults(
+            {name: partial(verify_line, lines[name]) for name in names if name != BASELINE}
+        )
 
     return Trial(
-        (
-            *(Provider(name, mine.run, around=around) for name, around in lines.items()),
-            Provider(BASELINE, theirs.run),
-        ),
-        verify_all,
-        Work(calls=calls),
+        tuple(timed(name, line) for name, line in lines.items()), verify_all, Work(calls=calls)
     )
 
 
 def verify(mine: Loop, theirs: Loop) -> None:
     """Results and gradients are torch's: of small whole numbers both are exact."""
-    results = mine.run()[-1], theirs.run()[-1]
-    check(results[0].dtype == results[1].dtype, f"the result is {results[0].dtype}")
-    check(results[0].equal(results[1]), "the result is not torch's")
+    for result, expected in zip(mine.run(), theirs.run(), strict=True):
+        check(result.dtype == expected.dtype, f"the result is {result.dtype}")
+        check(result.equal(expected), "the result is not torch's")
     for place, (one, other) in enumerate(zip(mine.tensors, theirs.tensors, strict=True)):
         grads = [tensor.grad for tensor in (one, other) if tensor.grad is not None]
         same = not grads or (len(grads) == 2 and grads[0].equal(grads[1]))
@@ -141,6 +166,7 @@ def cases(setup: Setup) -> list[Case]:
         Case(
             f"{NAMES[dtype]} {call.name}, {mode}",
             partial(build, call, mode, calls, dtype, setup.device),
+            dtype=dtype,
         )
         for call in CALLS_MEASURED
         for mode in MODES

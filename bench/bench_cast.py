@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 
 import torch
@@ -11,9 +11,9 @@ from torch import Tensor
 
 import providers
 from amp_ext import ops, testing
-from lists import KI, MI, binary, copy_limit, gpt2_shapes, rotated
+from lists import KI, MI, binary, clones, copy_limit, different, gpt2_shapes, rotated
+from providers import Line
 from registry import (
-    BASELINE,
     BF16,
     FP16,
     FP32,
@@ -25,6 +25,7 @@ from registry import (
     Trial,
     Work,
     check,
+    faults,
 )
 
 Pair = tuple[list[Tensor], list[Tensor]]  # outputs and inputs
@@ -47,37 +48,32 @@ def build(
     moved = sum(tensor.nbytes for tensor in (*inputs, *outputs))
 
     def copy(pair: Pair) -> Pair:
-        return tuple([tensor.clone() for tensor in tensors] for tensors in pair)
+        outputs, inputs = pair
+        return clones(outputs), clones(inputs)
 
     turns = itertools.cycle(rotated((outputs, inputs), moved, copy, setup.device))
-    made = {name: (ours, around) for name, around in providers.ours(setup.device).items()}
-    made[BASELINE] = theirs, providers.nullcontext
+    lines = providers.lines(ours, theirs, setup.device)
 
-    def verify_all() -> None:
-        for name, (launch, around) in made.items():
-            with around():
-                verify(name, launch, outputs, inputs)
+    def timed(name: str, line: Line) -> Provider:
+        return Provider(name, lambda: line.launch(*next(turns)), around=line.around)
+
+    def verify_all(names: Collection[str]) -> dict[str, str]:
+        fresh = testing.gradients(shapes, source, setup.device)
+        expected = [tensor.to(target) for tensor in fresh]
+        return faults({name: partial(verify, lines[name], expected, fresh) for name in names})
 
     return Trial(
-        tuple(
-            Provider(name, lambda launch=launch: launch(*next(turns)), around=around)
-            for name, (launch, around) in made.items()
-        ),
-        verify_all,
-        Work(bytes=moved),
+        tuple(timed(name, line) for name, line in lines.items()), verify_all, Work(bytes=moved)
     )
 
 
-def verify(
-    name: str, launch: Callable[..., object], outputs: list[Tensor], inputs: list[Tensor]
-) -> None:
+def verify(line: Line, expected: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:
     """Every bit is that of tensor.to(dtype)."""
-    for output in outputs:
-        output.zero_()
-    launch(outputs, inputs)
-    pairs = zip(outputs, inputs, strict=True)
-    wrong = sum(not output.equal(tensor.to(output.dtype)) for output, tensor in pairs)
-    check(wrong == 0, f"{name}: {wrong} of {len(inputs)} tensors are wrong")
+    outputs = [torch.zeros_like(tensor) for tensor in expected]
+    with line.around():
+        line.launch(outputs, clones(inputs))
+    wrong = different(outputs, expected)
+    check(wrong == 0, f"{wrong} of {len(outputs)} tensors are wrong")
 
 
 def wanted(setup: Setup, source: torch.dtype, target: torch.dtype) -> bool:
@@ -100,13 +96,15 @@ def cases(setup: Setup) -> list[Case]:
         ("300 x 10000", 300 * [10000], FP32, half),
         ("2 x 10", 2 * [10], FP32, half),
     ]
-    made = []
-    for name, shapes, source, target in lists:
-        if wanted(setup, source, target):
-            counted = len(shapes) > 2
-            words = f"{name} {NAMES[source]} to {NAMES[target]}"
-            made.append(Case(words, partial(build, shapes, source, target, setup), counted))
-    return made
+    return [
+        Case(
+            f"{name} {NAMES[source]} to {NAMES[target]}",
+            partial(build, shapes, source, target, setup),
+            counted=len(shapes) > 2,
+        )
+        for name, shapes, source, target in lists
+        if wanted(setup, source, target)
+    ]
 
 
 OP = Op(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from functools import partial
 
 import torch
 
@@ -12,7 +13,8 @@ import amp_ext
 import providers
 from amp_ext import testing
 from amp_ext.nn import Linear
-from registry import BASELINE, FP32, Case, Op, Provider, Setup, Trial, Work, check
+from providers import Line
+from registry import BASELINE, FP32, Case, Op, Provider, Setup, Trial, Work, check, faults
 
 ELEMENTS = 4
 MAX_NORM = 0.1
@@ -32,6 +34,27 @@ class Model:
         torch._foreach_copy_([leaf.grad for leaf in self.parameters], self.scaled)
 
 
+class TimedStep:
+    """Puts a stopwatch into an optimizer's step.
+
+    Args:
+        optimizer: whose `step` is replaced, by one of the same signature.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.ns = 0  # of the last step
+        step = optimizer.step
+
+        @functools.wraps(step)
+        def timed(*args, **kwargs):
+            start = time.perf_counter_ns()
+            result = step(*args, **kwargs)
+            self.ns = time.perf_counter_ns() - start
+            return result
+
+        optimizer.step = timed
+
+
 class Loop:
     """A scaler and an SGD optimizer that serve a model."""
 
@@ -40,20 +63,12 @@ class Loop:
     def __init__(self, scaler_class: type, model: Model, fused: bool, device: torch.device) -> None:
         self.model = model
         self.optimizer = torch.optim.SGD(model.parameters, lr=1e-4, fused=fused)
-        self.optimizer.step = self._timed(self.optimizer.step)
-        self.optimizer_ns = 0
+        self.step = TimedStep(self.optimizer)
         self.scaler = scaler_class(device.type, init_scale=INIT_SCALE)
         self.scaler.scale(torch.zeros((), device=device))
 
-    def _timed(self, step):
-        @functools.wraps(step)
-        def timed(*args, **kwargs):
-            start = time.perf_counter_ns()
-            result = step(*args, **kwargs)
-            self.optimizer_ns = time.perf_counter_ns() - start
-            return result
-
-        return timed
+    def prepare(self) -> None:
+        self.model.write_gradients()
 
     def run(self) -> None:
         self.scaler.unscale_(self.optimizer)
@@ -82,30 +97,43 @@ class ClippingLoop(Loop):
 def build(kind: type[Loop], count: int, fused: bool, device: torch.device) -> Trial:
     """All scalers serve one model, as big in the caches as a user's."""
     model = Model(count, device)
+    lines = providers.lines(amp_ext.GradScaler, torch.amp.GradScaler, device)
 
-    def provider(name: str, scaler_class: type, around: Callable) -> Provider:
-        loop = kind(scaler_class, model, fused, device)
-        return Provider(name, loop.run, model.write_gradients, lambda: loop.optimizer_ns, around)
+    def loop(line: Line, model: Model) -> Loop:
+        return kind(line.launch, model, fused, device)
 
-    mine = providers.ours(device)
-    lines = [provider(name, amp_ext.GradScaler, around) for name, around in mine.items()]
-    lines.append(provider(BASELINE, torch.amp.GradScaler, providers.nullcontext))
+    def verify_line(line: Line) -> None:
+        with line.around():
+            verify(*(loop(each, Model(count, device)) for each in (line, lines[BASELINE])))
 
-    def verify_all() -> None:
-        for around in mine.values():
-            with around():
-                verify(kind, count, fused, device)
+    def verify_all(names: Collection[str]) -> dict[str, str]:
+        return faults(
+            {name: partial(verify_line, lines[name]) for name in names if name != BASELINE}
+        )
 
-    return Trial(tuple(lines), verify_all, Work(parameters=count))
+    return Trial(
+        tuple(timed(name, line, partial(loop, line, model)) for name, line in lines.items()),
+        verify_all,
+        Work(parameters=count),
+    )
 
 
-def verify(kind: type[Loop], count: int, fused: bool, device: torch.device) -> None:
+def timed(name: str, line: Line, make: Callable[[], Loop | NetworkLoop]) -> Provider:
+    """The provider of a loop, whose time excludes its optimizer's."""
+
+    def build_provider() -> Provider:
+        with line.around():
+            loop = make()
+        return Provider(name, loop.run, loop.prepare, lambda: loop.step.ns, line.around)
+
+    return providers.guarded(name, build_provider)
+
+
+def verify(mine: Loop, theirs: Loop) -> None:
     """Parameters and scale are torch's, on two new models, with an overflow between."""
-    classes = (amp_ext.GradScaler, torch.amp.GradScaler)
-    mine, theirs = (kind(cls, Model(count, device), fused, device) for cls in classes)
     for name, poison in (("a step", None), ("an overflow", torch.inf), ("another step", None)):
         for loop in (mine, theirs):
-            loop.model.write_gradients()
+            loop.prepare()
             if poison is not None:
                 loop.model.parameters[-1].grad[-1] = poison
             loop.run()
@@ -114,18 +142,19 @@ def verify(kind: type[Loop], count: int, fused: bool, device: torch.device) -> N
 
 def compare(mine: Loop, theirs: Loop, when: str, gradients: bool) -> None:
     """Gradients too, but after an overflow: clipping leaves them alone, where torch spoils them."""
-    pairs = list(zip(mine.model.parameters, theirs.model.parameters, strict=True))
-    compared = {"parameters": pairs}
+    parameters = mine.model.parameters, theirs.model.parameters
+    compared = {"parameters": parameters}
     if gradients:
-        compared["gradients"] = [(a.grad, b.grad) for a, b in pairs]
+        compared["gradients"] = [[leaf.grad for leaf in leaves] for leaves in parameters]
     for what, tensors in compared.items():
-        wrong = sum(not a.allclose(b, rtol=mine.rtol, atol=0.0) for a, b in tensors)
+        near = torch.isclose(*map(torch.stack, tensors), rtol=mine.rtol, atol=0.0)
+        wrong = int((~near).any(1).sum())
         check(wrong == 0, f"after {when} {wrong} {what} differ from torch's")
     scales = mine.scaler.get_scale(), theirs.scaler.get_scale()
     check(scales[0] == scales[1], f"after {when} the scale is {scales[0]}, torch's {scales[1]}")
 
 
-class NetworkLoop(Loop):
+class NetworkLoop:
     """Trains layers of this package: the backward pass counts, in which products are judged."""
 
     ROWS = 16
@@ -135,10 +164,8 @@ class NetworkLoop(Loop):
         layers = [Linear(width, width, bias=False, device=device) for _ in range(4)]
         self.network = torch.nn.Sequential(*layers)
         self.x = torch.randn(self.ROWS, width, device=device)
-        parameters = self.network.parameters()
-        self.optimizer = torch.optim.SGD(parameters, lr=1e-4, fused=True)
-        self.optimizer.step = self._timed(self.optimizer.step)
-        self.optimizer_ns = 0
+        self.optimizer = torch.optim.SGD(self.network.parameters(), lr=1e-4, fused=True)
+        self.step = TimedStep(self.optimizer)
         self.scaler = scaler
 
     def prepare(self) -> None:
@@ -153,26 +180,28 @@ class NetworkLoop(Loop):
 
 
 def build_network(free: bool, width: int, device: torch.device) -> Trial:
-    mine = providers.ours(device, products=True)
+    """Products are of one backend for both scalers: amp_ext's first one on the device."""
+    name, around = next(iter(providers.ours(device).items()))
+    lines = {
+        name: Line(partial(amp_ext.GradScaler, free_checks=free), around),
+        BASELINE: Line(torch.amp.GradScaler, around),
+    }
 
-    def my_loop() -> NetworkLoop:
-        scaler = amp_ext.GradScaler(device.type, INIT_SCALE, free_checks=free)
-        return NetworkLoop(scaler, width, device)
+    def loop(line: Line) -> NetworkLoop:
+        return NetworkLoop(line.launch(device.type, INIT_SCALE), width, device)
 
-    def their_loop() -> NetworkLoop:
-        return NetworkLoop(torch.amp.GradScaler(device.type, INIT_SCALE), width, device)
+    def verify_mine() -> None:
+        with around():
+            verify_network(*(loop(line) for line in lines.values()))
 
-    def provider(name: str, loop: NetworkLoop, around: Callable) -> Provider:
-        return Provider(name, loop.run, loop.prepare, lambda: loop.optimizer_ns, around)
+    def verify_all(names: Collection[str]) -> dict[str, str]:
+        return faults({name: verify_mine} if name in names else {})
 
-    def verify_all() -> None:
-        for around in mine.values():
-            with around():
-                verify_network(my_loop(), their_loop())
-
-    lines = [provider(name, my_loop(), around) for name, around in mine.items()]
-    lines.append(provider(BASELINE, their_loop(), providers.nullcontext))
-    return Trial(tuple(lines), verify_all, Work(parameters=4))
+    return Trial(
+        tuple(timed(name, line, partial(loop, line)) for name, line in lines.items()),
+        verify_all,
+        Work(parameters=4),
+    )
 
 
 def verify_network(mine: NetworkLoop, theirs: NetworkLoop) -> None:
@@ -214,7 +243,7 @@ def cases(setup: Setup) -> list[Case]:
     networks = [
         Case(
             f"4 layers of {width}, gradients {'judged' if free else 'read'}",
-            functools.partial(build_network, free, width, setup.device),
+            partial(build_network, free, width, setup.device),
             counted=False,
         )
         for free in (True, False)
@@ -222,7 +251,7 @@ def cases(setup: Setup) -> list[Case]:
     return networks + [
         Case(
             f"{count} parameters, {word}{'fused ' if fused else ''}SGD",
-            functools.partial(build, kind, count, fused, setup.device),
+            partial(build, kind, count, fused, setup.device),
         )
         for kind, word in ((Loop, ""), (ClippingLoop, "clipped "))
         for count in counts
@@ -237,7 +266,8 @@ OP = Op(
         f"{ELEMENTS} fp32 elements. Gradients are written anew before every step, untimed; the "
         "time inside optimizer.step is measured in the same step and subtracted.",
         f"Layers: backward + step + update of {NetworkLoop.ROWS} rows through FP32 layers (FP16 on "
-        "a GPU) with fused SGD, in which amp_ext reads gradients, or products have judged them.",
+        "a GPU) with fused SGD, in which amp_ext reads gradients, or products have judged them. "
+        "The products of both lines are amp_ext's, by one backend: cuda where it was built.",
     ),
     rate="us/param",
     host=True,

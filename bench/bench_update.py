@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 
 import torch
@@ -11,7 +11,8 @@ from torch import Tensor
 
 import providers
 from amp_ext import ops
-from registry import BASELINE, FP32, Case, Op, Provider, Setup, Trial, Work, check
+from providers import Line
+from registry import FP32, Case, Op, Provider, Setup, Trial, Work, check, faults
 
 GROWTH, BACKOFF = 2.0, 0.5
 INIT_SCALE = 65536.0
@@ -26,9 +27,6 @@ class State:
     def __init__(self, device: torch.device) -> None:
         self.scale = torch.tensor(INIT_SCALE, device=device)
         self.tracker = torch.zeros((), dtype=torch.int32, device=device)
-
-
-Launch = Callable[[State, Sequence[Tensor], int], object]
 
 
 def ours(state: State, found_infs: Sequence[Tensor], interval: int) -> None:
@@ -47,53 +45,55 @@ def theirs(state: State, found_infs: Sequence[Tensor], interval: int) -> None:
 
 def flags(count: int, overflow: bool, device: torch.device) -> list[Tensor]:
     """What `count` optimizers have found: the last one an overflow, or none of them any."""
-    made = [torch.zeros((), device=device) for _ in range(count)]
-    made[-1].fill_(float(overflow))
-    return made
+    found_infs = [torch.zeros((), device=device) for _ in range(count)]
+    found_infs[-1].fill_(float(overflow))
+    return found_infs
 
 
 def build(count: int, moves: bool, setup: Setup) -> Trial:
     """The scale stands still, or is doubled and halved in turn: by every other step's overflow."""
     interval = 1 if moves else INTERVAL
     calls = range(QUICK_CALLS if setup.quick else CALLS)
-    made = {name: (ours, around) for name, around in providers.ours(setup.device).items()}
-    made[BASELINE] = theirs, providers.nullcontext
+    lines = providers.lines(ours, theirs, setup.device)
 
-    def provider(name: str, update: Launch, around: Callable) -> Provider:
+    def timed(name: str, line: Line) -> Provider:
         state = State(setup.device)
-        found = [flags(count, overflow, setup.device) for overflow in (False, moves)]
-        turns = itertools.cycle(found)
+        turns = itertools.cycle(
+            [flags(count, overflow, setup.device) for overflow in (False, moves)]
+        )
 
         def launch() -> None:
             for _ in calls:
-                update(state, next(turns), interval)
+                line.launch(state, next(turns), interval)
 
-        return Provider(name, launch, around=around)
+        return Provider(name, launch, around=line.around)
 
-    def verify_all() -> None:
-        for name, (update, around) in made.items():
-            with around():
-                verify(name, update, count, setup.device)
+    def verify_all(names: Collection[str]) -> dict[str, str]:
+        return faults({name: partial(verify, lines[name], count, setup.device) for name in names})
 
-    made_providers = tuple(provider(name, *line) for name, line in made.items())
-    return Trial(made_providers, verify_all, Work(calls=len(calls)))
+    return Trial(
+        tuple(timed(name, line) for name, line in lines.items()),
+        verify_all,
+        Work(calls=len(calls)),
+    )
 
 
-def verify(name: str, update: Launch, count: int, device: torch.device) -> None:
+def verify(line: Line, count: int, device: torch.device) -> None:
     """Scale and tracker are right after each of some steps, of which a third overflow."""
     state, interval = State(device), 3
     scale, tracker = INIT_SCALE, 0
     generator = torch.Generator().manual_seed(0)
     for step in range(CHECKED_STEPS):
         overflow = bool(torch.rand((), generator=generator) < 1 / 3)
-        update(state, flags(count, overflow, device), interval)
+        with line.around():
+            line.launch(state, flags(count, overflow, device), interval)
         tracker = 0 if overflow else tracker + 1
         if overflow:
             scale *= BACKOFF
         elif tracker == interval:
             scale, tracker = scale * GROWTH, 0
         found = state.scale.item(), state.tracker.item()
-        words = f"{name}: after step {step} scale and tracker are"
+        words = f"after step {step} scale and tracker are"
         check(found == (scale, tracker), f"{words} {found}, not {(scale, tracker)}")
 
 

@@ -2,20 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from functools import partial
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
+import providers
 from amp_ext import testing
-from registry import BF16, FP16, FP32, NAMES, Case, Provider, Setup, Trial, Work
+from providers import Line
+from registry import (
+    BF16,
+    FP16,
+    FP32,
+    NAMES,
+    Case,
+    Provider,
+    Setup,
+    Trial,
+    Work,
+    check,
+    faults,
+)
 
 KI, MI = 1 << 10, 1 << 20
 L2_MULTIPLE = 3
 MAX_COPIES = 1000
 MAX_COMPILED = 200  # tensors: torch.compile takes a second for every few
+ALIGNMENT = 512  # bytes, at a multiple of which torch's CUDA allocator starts every tensor
+INTEGERS = {2: torch.int16, 4: torch.int32}  # by size in bytes
 T = TypeVar("T")
 
 
@@ -35,15 +54,29 @@ class Gradients:
     def of_parameters(cls, grads: list[Tensor]) -> Gradients:
         """The .grad of parameters."""
         leaves = testing.parameters(grads)
-        made = cls([leaf.grad for leaf in leaves])
-        made.leaves = leaves
-        return made
+        gradients = cls([leaf.grad for leaf in leaves])
+        gradients.leaves = leaves
+        return gradients
 
     def clone(self) -> Gradients:
-        return Gradients([grad.clone() for grad in self.flat])
+        return Gradients(clones(self.flat))
 
     def spoil_last(self, value: float) -> None:
         self.flat[-1].view(-1)[-1] = value
+
+    def are_finite(self) -> bool:
+        return bool(torch.stack([grad.isfinite().all() for grad in self.flat]).all())
+
+
+class Factor(NamedTuple):
+    """What gradients are multiplied by, on the device and on the host."""
+
+    tensor: Tensor
+    value: float
+
+    @classmethod
+    def of(cls, value: float, device: torch.device) -> Factor:
+        return cls(torch.tensor(value, device=device), value)
 
 
 @dataclass(frozen=True)
@@ -55,7 +88,13 @@ class GradientList:
     dtypes: Sequence[torch.dtype]
     counted: bool = True
 
-    def make(self, device: torch.device) -> Gradients:
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """Of all tensors; None where they are of several."""
+        return self.dtypes[0] if len(self.dtypes) == 1 else None
+
+    def gradients(self, device: torch.device) -> Gradients:
+        """Of parameters, with the same values every time."""
         return Gradients.of_parameters(testing.gradients(self.shapes, self.dtypes, device))
 
     def compiles(self, setup: Setup) -> bool:
@@ -67,22 +106,22 @@ def gradient_lists(setup: Setup, mixed: Sequence[torch.dtype]) -> list[GradientL
     """Many, few and mixed tensors; `mixed` are the dtypes of the list that has several."""
     large, largest = (64 * KI, MI) if setup.quick else (4 * MI, 64 * MI)
     gpt2_name, gpt2 = gpt2_shapes(setup.quick)
-    made = []
+    lists = []
     for dtype in setup.dtypes(FP32, also=(FP16, BF16)):
         name = NAMES[dtype]
-        made += [
+        lists += [
             GradientList(f"4000 x 100 {name}", 4000 * [100], [dtype]),
             GradientList(f"16 x {binary(large)} {name}", 16 * [large], [dtype]),
             GradientList(f"1 x {binary(largest)} {name}", [largest], [dtype]),
             GradientList(f"{gpt2_name}, {name}", gpt2, [dtype]),
         ]
     if setup.dtype is None:
-        made.append(
+        lists.append(
             GradientList(f"300 x 10000 {'+'.join(map(NAMES.get, mixed))}", 300 * [10000], mixed)
         )
     small = setup.dtype or FP32
-    made.append(GradientList(f"2 x 10 {NAMES[small]}", 2 * [10], [small], counted=False))
-    return made
+    lists.append(GradientList(f"2 x 10 {NAMES[small]}", 2 * [10], [small], counted=False))
+    return lists
 
 
 def gpt2_shapes(quick: bool) -> tuple[str, list[testing.Shape]]:
@@ -91,6 +130,109 @@ def gpt2_shapes(quick: bool) -> tuple[str, list[testing.Shape]]:
         shapes = testing.gpt2_small_shapes(width=24, vocabulary=1571, positions=32)
         return "GPT-2 small at 1/32 width", shapes
     return "GPT-2 small, 148 tensors", testing.gpt2_small_shapes()
+
+
+# ---- providers that take the same gradients ----------------------------------------------------
+
+
+def build(
+    case: GradientList,
+    lines: Mapping[str, Line],
+    verify: Callable[[Line, Gradients], None],
+    setup: Setup,
+    factors: Sequence[float] = (1.0,),
+    passes: int = 1,
+) -> Trial:
+    """All providers take the same gradients, each with a flag of its own.
+
+    Args:
+        case: whose gradients.
+        lines: `launch` takes Gradients, a flag [1] to be raised by what is not finite, and a
+            Factor.
+        verify: raises CheckError where a line's result for copies of gradients is wrong.
+        setup: as given to the op's cases.
+        factors: taken in turn, each for as many launches as there are sets of gradients.
+        passes: how many times a launch has to move every byte of the gradients.
+    """
+    device = setup.device
+    grads = case.gradients(device)
+    sets = rotated(grads, grads.bytes, Gradients.clone, device)
+    turns = itertools.cycle(
+        [(each, Factor.of(value, device)) for value in factors for each in sets]
+    )
+    flags = {name: new_flag(line, device) for name, line in lines.items()}
+
+    def timed(name: str, line: Line) -> Provider:
+        flag = flags[name]
+
+        def launch() -> None:
+            grads, factor = next(turns)
+            line.launch(grads, flag, factor)
+
+        return Provider(name, launch, around=line.around)
+
+    def verify_all(names: Collection[str]) -> dict[str, str]:
+        raised = {name for name in names if flags[name].item() != 0}
+        if raised and not all(each.are_finite() for each in sets):
+            raised = set()  # rightly: one of them has made infinities of what all share
+        fresh = case.gradients(device)
+
+        def verify_line(name: str) -> None:
+            check(name not in raised, "found_inf was raised for finite gradients")
+            with lines[name].around():
+                verify(lines[name], fresh)
+
+        return faults({name: partial(verify_line, name) for name in names})
+
+    return Trial(
+        tuple(timed(name, line) for name, line in lines.items()),
+        verify_all,
+        Work(bytes=passes * grads.bytes),
+        alive=sets,
+    )
+
+
+def compiled_line(
+    function: Callable[[list[Tensor], Tensor, Tensor], object], case: GradientList, setup: Setup
+) -> Line | None:
+    """A line of `build`'s by torch.compile; None where it does not take part, or fails.
+
+    Args:
+        function: takes gradients, a flag and a factor [].
+        case: whose gradients.
+        setup: as given to the op's cases.
+    """
+    if not case.compiles(setup):
+        return None
+
+    def run(program: Callable) -> None:
+        flag = torch.zeros(1, device=setup.device)
+        program(case.gradients(setup.device).flat, flag, torch.ones((), device=setup.device))
+
+    program = providers.compiled(function, run)
+    if program is None:
+        return None
+    return Line(lambda grads, flag, factor: program(grads.flat, flag, factor.tensor))
+
+
+def new_flag(line: Line, device: torch.device) -> Tensor:
+    """A found_inf [1] of the line's dtype, not raised."""
+    return torch.zeros(1, dtype=line.flag, device=device)
+
+
+def different(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> int:
+    """How many tensors differ from their partner in a bit. Waits for a GPU once."""
+    differ = [
+        (bits(tensor) != bits(other)).any() for tensor, other in zip(tensors, others, strict=True)
+    ]
+    return int(torch.stack(differ).sum())
+
+
+def bits(tensor: Tensor) -> Tensor:
+    return tensor.view(INTEGERS[tensor.itemsize])
+
+
+# ---- copies that leave no input in a GPU's L2 cache --------------------------------------------
 
 
 def copies(size: int, device: torch.device) -> int:
@@ -109,31 +251,85 @@ def rotated(first: T, size: int, copy: Callable[[T], T], device: torch.device) -
     return [first, *(copy(first) for _ in range(copies(size, device) - 1))]
 
 
+def clones(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Copies in one buffer for each dtype, aligned as if they were allocated one by one: a GPU's
+    many sets of thousands of tensors would take seconds.
+
+    Args:
+        tensors: dense, all on one device; at least one.
+    """
+    places = list(offsets(tensors))
+    ends = {tensor.dtype: offset + tensor.numel() for tensor, offset in places}
+    device = tensors[0].device
+    buffers = {dtype: torch.empty(end, dtype=dtype, device=device) for dtype, end in ends.items()}
+    copied = [
+        buffers[tensor.dtype].as_strided(tensor.shape, tensor.stride(), offset)
+        for tensor, offset in places
+    ]
+    torch._foreach_copy_(copied, list(tensors))
+    return copied
+
+
+def offsets(tensors: Sequence[Tensor]) -> Iterator[tuple[Tensor, int]]:
+    """Each tensor, and its offset in elements in the buffer of its dtype."""
+    taken: Counter[torch.dtype] = Counter()
+    for tensor in tensors:
+        yield tensor, taken[tensor.dtype]
+        unit = ALIGNMENT // tensor.itemsize
+        taken[tensor.dtype] += -(-tensor.numel() // unit) * unit
+
+
+# ---- limits ------------------------------------------------------------------------------------
+
+
 def binary(size: int) -> str:
     """A multiple of 1024 in words: 65536 is "64 Ki"."""
     return f"{size // MI} Mi" if size % MI == 0 else f"{size // KI} Ki"
 
 
+def limit_size(setup: Setup) -> int:
+    """Elements of the one tensor that a limit is measured on."""
+    return MI if setup.quick else 64 * MI
+
+
 def copy_limit(setup: Setup) -> Case:
     """A copy of memory: as many bytes read as written."""
-    size = MI if setup.quick else 64 * MI
+    size = limit_size(setup)
 
-    def build() -> Trial:
+    def build_copy() -> Trial:
         source = testing.gradient(size, device=setup.device)
         target = torch.empty_like(source)
         return Trial(
             (Provider("copy", lambda: target.copy_(source)),), work=Work(bytes=2 * source.nbytes)
         )
 
-    return Case(f"copy {binary(size)} fp32", build, limit=True)
+    return Case(f"copy {binary(size)} fp32", build_copy, dtype=FP32, limit=True)
+
+
+def in_place_limit(setup: Setup) -> Case:
+    """As many bytes read as written, in place: on a GPU no faster than a copy. On a CPU it is,
+    where caches read what a copy is to overwrite."""
+    if setup.on_gpu:
+        return copy_limit(setup)
+    size = limit_size(setup)
+
+    def build_products() -> Trial:
+        tensor = testing.gradient(size, device=setup.device)
+        factors = itertools.cycle([2.0, 0.5])
+        return Trial(
+            (Provider("mul_", lambda: tensor.mul_(next(factors))),),
+            work=Work(bytes=2 * tensor.nbytes),
+        )
+
+    return Case(f"mul_ {binary(size)} fp32", build_products, dtype=FP32, limit=True)
 
 
 def read_limit(setup: Setup) -> Case:
     """A sum over memory: nothing but reads."""
-    size = MI if setup.quick else 64 * MI
+    size = limit_size(setup)
 
-    def build() -> Trial:
+    def build_sum() -> Trial:
         source = testing.gradient(size, device=setup.device)
         return Trial((Provider("sum", source.sum),), work=Work(bytes=source.nbytes))
 
-    return Case(f"sum {binary(size)} fp32", build, limit=True)
+    return Case(f"sum {binary(size)} fp32", build_sum, dtype=FP32, limit=True)

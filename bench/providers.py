@@ -6,17 +6,33 @@ import importlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 import amp_ext
 from amp_ext._library import _C
+from registry import BASELINE, Provider
 
 COMPILE, APEX, TRANSFORMER_ENGINE = "compile", "apex", "te"
 LIBRARY = "library"  # amp_ext with products by torch's GEMM
+
+
+class Line(NamedTuple):
+    """How a provider's line of a table comes about.
+
+    Args:
+        launch: the op, or what makes an object that is timed; an op's cases say what it takes.
+        around: a context for each sample, entered and left untimed.
+        flag: the dtype of the found_inf that it takes, if any.
+    """
+
+    launch: Callable[..., Any]
+    around: Callable[[], AbstractContextManager] = nullcontext
+    flag: torch.dtype = torch.float32
 
 
 @contextmanager
@@ -52,6 +68,48 @@ def ours(
     if products:
         lines[LIBRARY] = lambda: _choice(None, "library")
     return lines
+
+
+def lines(
+    mine: Callable[..., Any],
+    theirs: Callable[..., Any],
+    device: torch.device,
+    products: bool = False,
+) -> dict[str, Line]:
+    """A line for each of amp_ext's backends, as `ours` has them, and torch's, the baseline."""
+    contexts = ours(device, products)
+    return {
+        **{name: Line(mine, around) for name, around in contexts.items()},
+        BASELINE: Line(theirs),
+    }
+
+
+def guarded(name: str, make: Callable[[], Provider]) -> Provider:
+    """What `make` returns; where it raises, a provider that raises the same when launched, and so
+    leaves the others their results."""
+    try:
+        return make()
+    except Exception as error:
+        return Provider(name, partial(_raise, error))
+
+
+def _raise(error: Exception) -> None:
+    raise error
+
+
+@contextmanager
+def without_tf32() -> Iterator[None]:
+    """FP32 products and convolutions of FP32 precision: by default a GPU's convolutions are of
+    TF32, with 10 bits of mantissa."""
+    switches = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = [switch.allow_tf32 for switch in switches]
+    try:
+        for switch in switches:
+            switch.allow_tf32 = False
+        yield
+    finally:
+        for switch, allowed in zip(switches, before, strict=True):
+            switch.allow_tf32 = allowed
 
 
 def compiled(

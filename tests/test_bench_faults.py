@@ -1,8 +1,11 @@
-"""A wrong result gets no ratio, whichever op and provider it is of."""
+"""A wrong result gets no ratio, whichever op and provider it is of; the others keep theirs."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -20,6 +23,7 @@ import bench_norm
 import bench_scaler
 import bench_unscale
 import bench_update
+import providers
 import registry
 from bounds import Bounded
 
@@ -50,6 +54,12 @@ def unscale_without_check(grads, found_inf, inv_scale):
 def unscale_that_finds_one(grads, found_inf, inv_scale):
     torch._foreach_mul_(grads, inv_scale)
     found_inf.fill_(1.0)
+
+
+def unscale_to_infinity(grads, found_inf, inv_scale):
+    """Spoils the gradients that all providers share."""
+    for grad in grads:
+        grad.fill_(torch.inf)
 
 
 def check_without_the_last(grads, found_inf):
@@ -127,56 +137,120 @@ class OneGradientOff(torch.autograd.Function):
         return spoil(grad.clone())
 
 
-def layer(name, of_result):
-    def wrong(x, weight, *rest, **options):
-        if of_result:
-            return spoil(OPS[name](x, weight, *rest, **options))
+def wrong_result(name):
+    def result_off(*arguments, **options):
+        return spoil(OPS[name](*arguments, **options))
+
+    return result_off
+
+
+def wrong_gradient(name):
+    def gradient_off(x, weight, *rest, **options):
         return OPS[name](x, OneGradientOff.apply(weight), *rest, **options)
 
-    return wrong
+    return gradient_off
 
 
-FAULTS = {
-    "unscale": (
-        "2 x 10",
-        "unscale_",
-        [unscale_a_unit_off, unscale_without_check, unscale_that_finds_one],
-    ),
-    "check": ("2 x 10", "check_finite", [check_without_the_last, check_that_writes]),
-    "norm": (
-        "16 x 64 Ki",
-        "grad_norm",
-        [norm_without_the_last, norm_without_check, norm_a_bit_off],
-    ),
-    "update": (
-        "8 found_infs, scale unmoved",
-        "update_scale_",
-        [update_a_unit_off, update_that_never_grows, update_by_the_first],
-    ),
-    "cast": ("2 x 10", "cast_", [cast_a_unit_off]),
-    "gemm": ("p16 64^3", "gemm", [gemm_rounded_twice, gemm_with_a_nan, gemm_without_one_product]),
-    "gemm accumulate": (
-        "fp16 8B at 1/64 up accumulate",
-        "gemm_accumulate_",
-        [accumulate_elsewhere, accumulate_from_zero],
-    ),
-    "linear": ("fp16 linear+GELU 1B at 1/32, fwd+bwd", "linear", [True, False]),
-    "linear mlp": ("fp16 MLP 1B at 1/32, fwd+bwd", "mlp", [True, False]),
-}
+@dataclass(frozen=True)
+class Fault:
+    """A function of amp_ext.ops, another that does wrong in its place, and a case that shows it."""
+
+    op: str
+    filter: str
+    replaced: str
+    fault: Callable
+
+    def __str__(self) -> str:
+        return f"{self.op}-{self.fault.__name__}"
 
 
-@pytest.mark.parametrize(("op", "fault"), [(op, f) for op, (*_, fs) in FAULTS.items() for f in fs])
-def test_wrong_op_gets_no_ratio(tmp_path, capsys, monkeypatch, op, fault):
-    text, name, _ = FAULTS[op]
-    fault = layer(name, fault) if isinstance(fault, bool) else fault
-    monkeypatch.setattr(amp_ext.ops, name, fault)
-    status, records = run_quick(tmp_path / "out.jsonl", op.split()[0], "--filter", text)
+def faults(op: str, filter: str, replaced: str, *functions: Callable) -> list[Fault]:
+    return [Fault(op, filter, replaced, function) for function in functions]
+
+
+LIST_FAULTS = [
+    *faults(
+        *("unscale", "2 x 10", "unscale_"),
+        *(unscale_a_unit_off, unscale_without_check, unscale_that_finds_one, unscale_to_infinity),
+    ),
+    *faults("check", "2 x 10", "check_finite", check_without_the_last, check_that_writes),
+    *faults(
+        *("norm", "16 x 64 Ki", "grad_norm"),
+        *(norm_without_the_last, norm_without_check, norm_a_bit_off),
+    ),
+    *faults(
+        *("update", "8 found_infs, scale unmoved", "update_scale_"),
+        *(update_a_unit_off, update_that_never_grows, update_by_the_first),
+    ),
+    *faults("cast", "2 x 10", "cast_", cast_a_unit_off),
+]
+PRODUCT_FAULTS = [
+    *faults(
+        *("gemm", "p16 64^3", "gemm"),
+        *(gemm_rounded_twice, gemm_with_a_nan, gemm_without_one_product),
+    ),
+    *faults(
+        *("gemm", "fp16 8B at 1/64 up accumulate", "gemm_accumulate_"),
+        *(accumulate_elsewhere, accumulate_from_zero),
+    ),
+    *faults(
+        *("linear", "fp16 linear+GELU 1B at 1/32, fwd+bwd", "linear"),
+        *(wrong_result("linear"), wrong_gradient("linear")),
+    ),
+    *faults(
+        *("linear", "fp16 MLP 1B at 1/32, fwd+bwd", "mlp"),
+        *(wrong_result("mlp"), wrong_gradient("mlp")),
+    ),
+]
+
+
+@pytest.mark.parametrize("fault", [*LIST_FAULTS, *PRODUCT_FAULTS], ids=str)
+def test_wrong_op_gets_no_ratio(tmp_path, capsys, monkeypatch, fault):
+    """Of two backends the one that does wrong; its errors say what, and the other has a ratio."""
+
+    @contextmanager
+    def wrong() -> Iterator[None]:
+        with monkeypatch.context() as patch:
+            patch.setattr(amp_ext.ops, fault.replaced, fault.fault)
+            yield
+
+    backends = {"cpu": nullcontext, "library": wrong}
+    monkeypatch.setattr(providers, "ours", lambda device, products=False: backends)
+    status, (_, *records) = run_quick(tmp_path / "out.jsonl", fault.op, "--filter", fault.filter)
     printed = capsys.readouterr().out
     assert status == 1
-    assert "NO RATIO, CheckError: cpu" in printed or "CheckError: an element of cpu's" in printed
+    assert "NO RATIO, CheckError: " in printed
     assert printed.splitlines()[-1].split()[-1] == "none"
-    assert all(record["ratio"] is None for record in records)
-    assert all(record["error"] for record in records[1:])
+    for record in records:
+        if record["provider"] == "library":
+            assert record["error"].startswith("CheckError: ")
+            assert record["ratio"] is None
+        else:
+            assert record["error"] is None, record
+            assert (record["ratio"] is None) == (record["provider"] == record["baseline"])
+
+
+@pytest.mark.parametrize("op", ["unscale", "check", "norm", "update", "cast", "train", "scaler"])
+def test_a_backend_that_fails_leaves_the_others_their_ratios(tmp_path, monkeypatch, op):
+    @contextmanager
+    def fails() -> Iterator[None]:
+        raise RuntimeError("no kernel image")
+        yield
+
+    backends = {"cpu": nullcontext, "library": fails}
+    monkeypatch.setattr(providers, "ours", lambda device, products=False: backends)
+    text = {
+        "update": "1 found_inf, scale un",
+        "train": "regression",
+        "scaler": "40 parameters, SGD",
+    }
+    options = (op, "--filter", text.get(op, "2 x 10"))
+    status, (_, *records) = run_quick(tmp_path / "out.jsonl", *options)
+    assert status == 1
+    errors = {record["provider"]: record["error"] for record in records}
+    assert errors.pop("library") == "RuntimeError: no kernel image"
+    assert set(errors.values()) == {None}
+    assert all(record["ratio"] for record in records if record["provider"] == "cpu")
 
 
 def their_cast(outputs, inputs):
@@ -190,7 +264,7 @@ def their_product(shape, given):
 
 BASELINES = {
     "unscale": (bench_unscale, "2 x 10", lambda grads, flag, factor: None),
-    "check": (bench_check, "2 x 10", lambda one, grads, flag: None),
+    "check": (bench_check, "2 x 10", lambda grads, flag, one: None),
     "norm": (bench_norm, "2 x 10", lambda grads, flag, inv_scale: torch.zeros(())),
     "update": (bench_update, "1 found_inf, scale unmoved", lambda *_: None),
     "cast": (bench_cast, "2 x 10", their_cast),
@@ -203,11 +277,12 @@ def test_wrong_baseline_gives_no_ratio(tmp_path, capsys, monkeypatch, op):
     """torch, made to do less or other work than amp_ext."""
     module, text, fault = BASELINES[op]
     monkeypatch.setattr(module, "theirs", fault)
-    status, records = run_quick(tmp_path / "out.jsonl", op, "--filter", text)
-    printed = capsys.readouterr().out
+    status, (_, *records) = run_quick(tmp_path / "out.jsonl", op, "--filter", text)
     assert status == 1
-    assert "NO RATIO, CheckError: torch" in printed or "of torch's" in printed
+    assert "NO RATIO, CheckError" in capsys.readouterr().out
     assert all(record["ratio"] is None for record in records)
+    wrong = {record["provider"] for record in records if record["error"]}
+    assert wrong == {"torch"}
 
 
 class KeepsScale(torch.amp.GradScaler):
@@ -221,46 +296,52 @@ class SpoilsAnElement(torch.amp.GradScaler):
         next_number(optimizer.param_groups[0]["params"][-1].grad)
 
 
+def errors(file, *options: str) -> dict[str, str]:
+    """By provider, of the one case that the options leave."""
+    status, (_, *records) = run_quick(file, *options)
+    assert all((record["ratio"] is None) for record in records)
+    assert len({record["case"] for record in records}) == 1
+    found = {record["provider"]: record["error"] for record in records if record["error"]}
+    assert status == (1 if found else 0)
+    return found
+
+
 @pytest.mark.parametrize("scaler", [KeepsScale, SpoilsAnElement])
-def test_wrong_scaler_gets_no_ratio(tmp_path, capsys, monkeypatch, scaler):
+def test_wrong_scaler_gets_no_ratio(tmp_path, monkeypatch, scaler):
     monkeypatch.setattr(amp_ext, "GradScaler", scaler)
-    options = ("scaler", "--filter", "40 parameters, SGD")
-    status, records = run_quick(tmp_path / "out.jsonl", *options)
-    assert status == 1
-    assert "NO RATIO, CheckError" in capsys.readouterr().out
-    assert all(record["ratio"] is None for record in records)
+    found = errors(tmp_path / "out.jsonl", "scaler", "--filter", "40 parameters, SGD")
+    assert list(found) == ["cpu"]
+    assert found["cpu"].startswith("CheckError: after ")
 
 
-def test_wrong_clipping_gets_no_ratio(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(bench_scaler, "MAX_NORM", 0.1)
-
+def test_wrong_clipping_gets_no_ratio(tmp_path, monkeypatch):
     class ClipsToMore(amp_ext.GradScaler):
         def clip_grad_norm_(self, optimizer, max_norm):
             return super().clip_grad_norm_(optimizer, 1.001 * max_norm)
 
     monkeypatch.setattr(amp_ext, "GradScaler", ClipsToMore)
-    options = ("scaler", "--filter", "40 parameters, clipped SGD")
-    status, _ = run_quick(tmp_path / "out.jsonl", *options)
-    assert status == 1
-    assert "gradients differ from torch's" in capsys.readouterr().out
+    found = errors(tmp_path / "out.jsonl", "scaler", "--filter", "40 parameters, clipped SGD")
+    assert found == {"cpu": "CheckError: after a step 40 gradients differ from torch's"}
 
 
-def test_wrong_gradients_of_layers_get_no_ratio(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(amp_ext.ops, "linear", layer("linear", of_result=False))
-    options = ("scaler", "--filter", "gradients read")
-    status, _ = run_quick(tmp_path / "out.jsonl", *options)
-    assert status == 0, "both scalers train the same layers"
+class NeverSteps(amp_ext.GradScaler):
+    def step(self, optimizer):
+        self.unscale_(optimizer)  # without which update raises
 
-    class Slower(torch.optim.SGD):
-        def __init__(self, parameters, lr, **options):
-            made.append(self)
-            super().__init__(parameters, lr=lr * (1 + len(made) % 2), **options)
 
-    made: list[Slower] = []
-    monkeypatch.setattr(torch.optim, "SGD", Slower)
-    status, _ = run_quick(tmp_path / "out.jsonl", *options)
-    assert status == 1
-    assert "parameters differ from torch's" in capsys.readouterr().out
+@pytest.mark.parametrize("gradients", ["judged", "read"])
+def test_wrong_training_of_layers_gets_no_ratio(tmp_path, monkeypatch, gradients):
+    monkeypatch.setattr(amp_ext, "GradScaler", NeverSteps)
+    found = errors(tmp_path / "out.jsonl", "scaler", "--filter", f"gradients {gradients}")
+    assert found == {"cpu": "CheckError: parameters differ from torch's"}
+
+
+def test_scalers_of_layers_have_the_same_products(monkeypatch):
+    """By amp_ext's first backend, in torch's line too."""
+    first, second = lambda: nullcontext(), lambda: nullcontext()
+    monkeypatch.setattr(providers, "ours", lambda device: {"cuda": first, "triton": second})
+    trial = bench_scaler.build_network(True, 8, torch.device("cpu"))
+    assert [(p.name, p.around) for p in trial.providers] == [("cuda", first), ("torch", first)]
 
 
 class OtherDtype(torch.autocast):
@@ -268,12 +349,10 @@ class OtherDtype(torch.autocast):
         super().__init__(device_type, torch.bfloat16)
 
 
-def test_autocast_of_another_dtype_gets_no_ratio(tmp_path, capsys, monkeypatch):
+def test_autocast_of_another_dtype_gets_no_ratio(tmp_path, monkeypatch):
     monkeypatch.setitem(bench_autocast.REGIONS, "amp_ext", OtherDtype)
-    options = ("autocast", "--filter", "fp16 mm, forward")
-    status, _ = run_quick(tmp_path / "out.jsonl", *options)
-    assert status == 1
-    assert "NO RATIO, CheckError: the result is torch.bfloat16" in capsys.readouterr().out
+    found = errors(tmp_path / "out.jsonl", "autocast", "--filter", "fp16 mm, forward")
+    assert found == {"cpu": "CheckError: the result is torch.bfloat16"}
 
 
 @pytest.mark.parametrize(
@@ -292,6 +371,15 @@ def test_autocast_of_other_values_gets_no_ratio(place, message):
         loops[0].tensors[place].register_hook(lambda grad: grad + 1)
     with pytest.raises(registry.CheckError, match=message):
         bench_autocast.verify(*loops)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("call", bench_autocast.CALLS_MEASURED, ids=lambda call: call.name)
+def test_right_gradients_of_many_calls_pass(call, dtype):
+    """As many as are timed without --quick, the sums of whose gradients BF16 has to round."""
+    mode, calls, device = bench_autocast.BACKWARD, bench_autocast.CALLS, torch.device("cpu")
+    trial = bench_autocast.build(call, mode, calls, dtype, device)
+    assert trial.verify(["cpu", "torch"]) == {}
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

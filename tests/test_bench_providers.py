@@ -73,6 +73,45 @@ def test_what_was_chosen_comes_back_after_an_error(chosen) -> None:
     assert len(chosen) == 4
 
 
+def test_lines_are_amp_exts_and_torchs(chosen) -> None:
+    def mine(): ...
+
+    def theirs(): ...
+
+    lines = providers.lines(mine, theirs, CUDA, products=True)
+    assert {name: line.launch for name, line in lines.items()} == {
+        **dict.fromkeys(("cuda", "triton", "library"), mine),
+        "torch": theirs,
+    }
+    assert lines["torch"].around is nullcontext
+    with lines["cuda"].around():
+        assert chosen == [("backend", "cuda"), ("source", "kernel")]
+
+
+def test_a_provider_that_cannot_be_made_fails_when_it_is_launched() -> None:
+    def no_memory():
+        raise MemoryError("4 GB")
+
+    failing = providers.guarded("torch", no_memory)
+    assert failing.name == "torch"
+    for _ in range(2):
+        with pytest.raises(MemoryError, match="4 GB"):
+            failing.launch()
+    able = registry.Provider("torch", no_memory)
+    assert providers.guarded("torch", lambda: able) is able
+
+
+def test_tf32_is_off_for_a_while(monkeypatch) -> None:
+    switches = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = [switch.allow_tf32 for switch in switches]
+    assert torch.backends.cudnn.allow_tf32, "torch's default"
+    with providers.without_tf32():
+        assert not any(switch.allow_tf32 for switch in switches)
+    with pytest.raises(ZeroDivisionError), providers.without_tf32():
+        raise ZeroDivisionError
+    assert [switch.allow_tf32 for switch in switches] == before
+
+
 # ---- torch.compile -----------------------------------------------------------------------------
 
 
@@ -123,9 +162,13 @@ def test_wrong_compiled_program_gets_no_ratio(tmp_path, capsys, monkeypatch) -> 
     monkeypatch.setattr(torch, "compile", fake_compile)
     monkeypatch.setattr(bench_unscale, "composed", lambda grads, flag, factor: None)
     options = ("unscale", "--filter", "16 x 64 Ki", "--compile")
-    status, _ = run_quick(tmp_path / "out.jsonl", *options)
+    status, (_, *records) = run_quick(tmp_path / "out.jsonl", *options)
     assert status == 1
-    assert "CheckError: compile: values are wrong in 16 of 16" in capsys.readouterr().out
+    assert {record["provider"]: record["error"] for record in records} == {
+        "cpu": None,
+        "torch": None,
+        "compile": "CheckError: values are wrong in 16 of 16 tensors",
+    }
 
 
 # ---- Apex --------------------------------------------------------------------------------------
@@ -185,7 +228,7 @@ def test_apex(monkeypatch) -> None:
         (line,) = (p for p in trial.providers if p.name == "apex")
         line.launch()
         assert fake.calls == [name, name]
-        trial.verify()
+        assert trial.verify(["cpu", "torch", "apex"]) == {}
         fake.calls.clear()
 
 
@@ -195,8 +238,9 @@ def test_wrong_apex_is_found(monkeypatch) -> None:
     library.kernels.multi_tensor_scale = lambda *_: None
     monkeypatch.setattr(providers, "apex", lambda device: library)
     case = lists.GradientList("some", 3 * [30], [FP32])
-    with pytest.raises(registry.CheckError, match="apex: values are wrong"):
-        bench_unscale.build(case, registry.Setup(CPU)).verify()
+    trial = bench_unscale.build(case, registry.Setup(CPU))
+    found = trial.verify(["cpu", "torch", "apex"])
+    assert found == {"apex": "CheckError: values are wrong in 3 of 3 tensors"}
 
 
 # ---- TransformerEngine -------------------------------------------------------------------------
