@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import NamedTuple
 
@@ -17,6 +16,7 @@ from amp_ext import ops
 from bounds import Bounded, compare_products
 from gemm_shapes import Shape, shapes
 from lists import rotated
+from providers import Line
 from registry import (
     BASELINE,
     BF16,
@@ -66,13 +66,6 @@ class Operands(NamedTuple):
 Launch = Callable[[Shape, Operands], Tensor]
 
 
-class Line(NamedTuple):
-    """A provider: what multiplies operands, and the context in which it does."""
-
-    launch: Launch
-    around: Callable[[], AbstractContextManager] = nullcontext
-
-
 def ours(shape: Shape, given: Operands) -> Tensor:
     trans_a, trans_b = (letter == "T" for letter in shape.layout)
     a, b, c = given
@@ -110,68 +103,64 @@ def turns(launch: Launch, shape: Shape, sets: list[Operands]) -> Callable[[], Te
 def build(shape: Shape, dtype: torch.dtype, device: torch.device) -> Trial:
     """All providers multiply the same values, each into results of its own."""
     given = Operands.of(shape, dtype, device)
-    made = {
-        name: Line(ours, around) for name, around in providers.ours(device, products=True).items()
-    }
-    if not torch_is_hopeless(shape, dtype, device):
-        made[BASELINE] = Line(theirs)
+    made = providers.lines(ours, theirs, device, products=True)
+    if torch_is_hopeless(shape, dtype, device):
+        del made[BASELINE]
     sets = rotated(given, given.bytes, Operands.clone, device)
-    lines = [
+    timed = [
         Provider(name, turns(line.launch, shape, sets), around=line.around)
         for name, line in made.items()
     ]
     if device.type == "cpu" or shape.flops <= FP32_FLOPS:
         made[FP32_LINE] = Line(in_fp32)
         wide = rotated(given.widened(), 2 * given.bytes, Operands.clone, device)
-        lines.append(Provider(FP32_LINE, turns(in_fp32, shape, wide)))
+        timed.append(Provider(FP32_LINE, turns(in_fp32, shape, wide)))
+
+    def cublaslt_provider() -> Provider:
+        provider, made[CUBLASLT] = by_cublaslt(shape, dtype, sets)
+        return provider
+
     if device.type == "cuda":
-        timed, on_others = by_cublaslt(shape, dtype, sets)
-        lines.append(Provider(CUBLASLT, timed))
-        made[CUBLASLT] = Line(on_others)
+        timed.append(providers.guarded(CUBLASLT, cublaslt_provider))
 
     def verify_all(names: Collection[str]) -> dict[str, str]:
         # With a gradient of its own to add to: timing has added to the others.
         fresh = Operands.of(shape, dtype, device)
         return verify(shape, fresh, {name: made[name] for name in names})
 
-    return Trial(tuple(lines), verify_all, shape.work(dtype))
+    return Trial(tuple(timed), verify_all, shape.work(dtype))
 
 
-def by_cublaslt(
-    shape: Shape, dtype: torch.dtype, sets: list[Operands]
-) -> tuple[Callable[[], object], Launch]:
-    """A launch on the sets in turn, and one on other operands, by the algorithm that is fastest.
+def by_cublaslt(shape: Shape, dtype: torch.dtype, sets: list[Operands]) -> tuple[Provider, Line]:
+    """The provider of launches on the sets in turn, and a line that launches on other operands.
 
-    Both are into amp_ext's dtype; a product that is added is added in FP32, by beta = 1. Without
-    an algorithm, or without the library, both raise.
+    Both are by the algorithm that is the fastest on the sets, into amp_ext's dtype; a product that
+    is added is added in FP32, by beta = 1.
+
+    Raises:
+        OSError, RuntimeError: there is no library, or no algorithm.
     """
 
     def out(given: Operands) -> Tensor:
+        if given.c is not None:
+            return given.c
         return torch.empty(shape.m, shape.n, dtype=shape.out or dtype, device=given.a.device)
 
-    try:
-        shared = None if shape.accumulate else out(sets[0])  # as torch's allocator reuses memory
-        operands = [
-            (*shape.views(given.a, given.b), shared if given.c is None else given.c)
-            for given in sets
-        ]
-        product = cublaslt.Product(cublaslt.library(), *operands[0], float(shape.accumulate))
-        algorithm = product.fastest(operands)
-        launches = itertools.cycle([product.launch(algorithm, *each) for each in operands])
-    except Exception as error:  # of any type, and the others are timed all the same
-        reason = error
+    # One result for all sets: torch's allocator gives the others the same memory every time too.
+    shared = out(sets[0])
+    operands = [
+        (*shape.views(given.a, given.b), shared if given.c is None else given.c) for given in sets
+    ]
+    product = cublaslt.Product(cublaslt.library(), *operands[0], float(shape.accumulate))
+    algorithm = product.fastest(operands)
+    launches = itertools.cycle([product.launch(algorithm, *each) for each in operands])
 
-        def fail(*_: object) -> Tensor:
-            raise reason
-
-        return fail, fail
-
-    def on_others(shape: Shape, given: Operands) -> Tensor:
-        result = out(given) if given.c is None else given.c
+    def launch(shape: Shape, given: Operands) -> Tensor:
+        result = out(given)
         product.launch(algorithm, *shape.views(given.a, given.b), result)()
         return result
 
-    return lambda: next(launches)(), on_others
+    return Provider(CUBLASLT, lambda: next(launches)()), Line(launch)
 
 
 def verify(shape: Shape, given: Operands, lines: Mapping[str, Line]) -> dict[str, str]:

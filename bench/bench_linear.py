@@ -33,6 +33,7 @@ from registry import (
 )
 
 LINEAR, MLP, NORM_MLP = "linear+GELU", "MLP", "norm+MLP"
+TE_KINDS = (LINEAR, NORM_MLP)  # TransformerEngine has no layer for the other
 APPROXIMATE = {LINEAR: "none", MLP: "none", NORM_MLP: "tanh"}  # TransformerEngine's is by tanh
 
 # Of eps, as for compare_norms: torch adds up the gradients of a norm's parameters in 16 bits.
@@ -118,7 +119,7 @@ class Fused(nn.Module):
 
 
 @dataclass(frozen=True)
-class Line:
+class Variant:
     """One implementation of the layers.
 
     Args:
@@ -136,27 +137,27 @@ class Line:
 class Pass:
     """What a launch does: a forward pass, and with `grad`, the result's, a backward pass too."""
 
-    line: Line
+    variant: Variant
     x: Tensor
     grad: Tensor | None
 
     def run(self) -> list[Tensor]:
         """The result; with `grad` also the gradients of the input and of all parameters."""
+        module, parameters = self.variant.module, self.variant.parameters
         if self.grad is None:
             with torch.no_grad():
-                return [self.line.module(self.x)]
-        out = self.line.module(self.x)
-        return [out, *torch.autograd.grad(out, [self.x, *self.line.parameters], self.grad)]
+                return [module(self.x)]
+        out = module(self.x)
+        return [out, *torch.autograd.grad(out, [self.x, *parameters], self.grad)]
 
 
-def te_module(library: providers.TransformerEngine, layers: Layers) -> nn.Module | None:
-    """TransformerEngine's, with equal parameters in the same order; None for what it has no layer
-    for."""
+def te_variant(library: providers.TransformerEngine, layers: Layers) -> Variant:
+    """TransformerEngine's, with equal parameters in the same order."""
     if layers.block.normed:
-        return library.norm_mlp(layers.norm, layers.fc1, layers.fc2)
-    if layers.block.has_second:
-        return None
-    return nn.Sequential(library.linear(layers.fc1), nn.GELU())
+        module = library.norm_mlp(layers.norm, layers.fc1, layers.fc2)
+    else:
+        module = nn.Sequential(library.linear(layers.fc1), nn.GELU())
+    return Variant(module, list(module.parameters()))
 
 
 def build(block: Block, dtype: torch.dtype, backward: bool, setup: Setup) -> Trial:
@@ -170,38 +171,43 @@ def build(block: Block, dtype: torch.dtype, backward: bool, setup: Setup) -> Tri
         for n in (block.width, outputs)
     )
     x.requires_grad_(backward)
+    passes: dict[str, Pass] = {}
 
-    def launched(line: Line) -> Pass:
-        return Pass(line, x, grad if backward else None)
+    def pass_of(variant: Variant) -> Pass:
+        return Pass(variant, x, grad if backward else None)
+
+    def provider(name: str, make: Callable[[], Variant]) -> Provider:
+        each = passes[name] = pass_of(make())
+        return Provider(name, each.run, around=each.variant.around)
 
     def run_program(program: Callable[[Tensor], Tensor]) -> None:
-        launched(Line(program, shared)).run()
+        pass_of(Variant(program, shared)).run()
 
-    lines = {
-        name: Line(Fused(layers), shared, around)
+    makers: dict[str, Callable[[], Variant]] = {
+        name: partial(Variant, Fused(layers), shared, around)
         for name, around in providers.ours(setup.device, products=True).items()
     }
-    lines[BASELINE] = Line(layers, shared)
+    makers[BASELINE] = partial(Variant, layers, shared)
     if setup.compiled and (program := providers.compiled(layers.forward, run_program)):
-        lines[providers.COMPILE] = Line(program, shared)
-    if (library := providers.transformer_engine(setup.device)) and (
-        module := te_module(library, layers)
-    ):
-        lines[providers.TRANSFORMER_ENGINE] = Line(module, list(module.parameters()))
-    passes = {name: launched(line) for name, line in lines.items()}
+        makers[providers.COMPILE] = partial(Variant, program, shared)
+    library = providers.transformer_engine(setup.device)
+    if library and block.kind in TE_KINDS:
+        makers[providers.TRANSFORMER_ENGINE] = partial(te_variant, library, layers)
 
     def verify(names: Collection[str]) -> dict[str, str]:
         expected = Expected(layers, x, grad)
 
         def run(name: str) -> None:
-            with lines[name].around():
+            with passes[name].variant.around():
                 results = passes[name].run()
             expected.compare(name, results)
 
         return faults({name: partial(run, name) for name in names})
 
     return Trial(
-        tuple(Provider(name, each.run, around=each.line.around) for name, each in passes.items()),
+        tuple(
+            providers.guarded(name, partial(provider, name, make)) for name, make in makers.items()
+        ),
         verify,
         Work(flops=block.flops * (3 if backward else 1)),
     )

@@ -22,9 +22,10 @@ import torch
 
 import providers
 from amp_ext import _C
-from bench_gemm import Line, Operands, ours, turns, verify
+from bench_gemm import Operands, ours, turns, verify
 from gemm_shapes import Shape, planned_products
 from lists import rotated
+from providers import Line
 from registry import Provider
 from timing import Budget, interleaved
 
