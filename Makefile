@@ -53,8 +53,9 @@ cuda-check: .venv-cuda/made ## build the CUDA kernels, inspect them and run the 
 	env -u TRITON_INTERPRET .venv-cuda/bin/python tests/triton_check.py
 	cd tests && ../.venv-cuda/$(PYTEST)  # not here, where Python would find the source of amp_ext
 
-gpu: ## tests and benchmarks on a GPU, with PYTHON's torch; RESULTS=DIR, DRY_RUN=1: on the CPU
-	$(PYTHON) bench/gpu.py $(if $(DRY_RUN),--dry-run) $(RESULTS)
+gpu: ## tests and benchmarks on a GPU, with PYTHON's torch; ONLY=bench BUDGET=SECONDS, DRY_RUN=1: on the CPU
+	$(if $(COMMIT),AMP_EXT_COMMIT=$(COMMIT)) $(PYTHON) bench/gpu.py $(if $(DRY_RUN),--dry-run) \
+	    $(if $(ONLY),--only $(ONLY)) $(if $(BUDGET),--budget $(BUDGET)) $(RESULTS)
 
 clean: ## remove everything that was built or installed here
 	rm -rf .venv .venv-cuda .venv-lint build dist *.egg-info amp_ext/*.so amp_ext/_build_info.py demo.png

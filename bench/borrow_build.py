@@ -8,7 +8,6 @@ Builds for the CPU where there is none.
 from __future__ import annotations
 
 import importlib.util
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -33,7 +32,9 @@ def main() -> int:
     command = [sys.executable, "setup.py", "build_py" if found else "build", "--build-lib"]
     status = subprocess.run([*command, str(lib)], cwd=ROOT).returncode
     if found and not status:
-        shutil.copy(found, lib / "amp_ext")
+        from base import copy_module  # here, since it imports amp_ext
+
+        copy_module(found.parent, lib / "amp_ext")
         print(f"borrowed {found.name}")
     return status
 

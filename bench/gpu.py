@@ -1,45 +1,36 @@
 """One run of everything that wants a GPU, with the torch at hand and without downloads.
 
     python bench/gpu.py [RESULTS]
+    python bench/gpu.py --only bench --budget 300 [RESULTS]
     python bench/gpu.py --dry-run [RESULTS]
 
-Builds amp_ext for the GPU that is present, runs the tests, the probe of what tests/simt assumes of
-it, the small cases under compute-sanitizer where that is installed, and the benchmarks, which
-append to RESULTS/<gpu>/<utc date>-<commit>.jsonl; figures are drawn beside that. A stage that
-fails, or whose program is missing, leaves the others running. The summary, of the ledger's name
-with .summary.txt, is written as it goes; its table of ratios comes last. The exit status is 1 when
-a stage has failed. --dry-run rehearses all that with the CPU in the GPU's place.
+Builds amp_ext for the GPU that is present, runs the tests ("tests"), then the probe of what
+tests/simt assumes of it and the small cases under compute-sanitizer where that is installed
+("checks"), and the benchmarks ("bench"), which append to RESULTS/<gpu>/<utc date>-<commit>.jsonl.
+Beside it, of the same name, are .log, which is all that was said, and .summary.txt, which is
+written as it goes; its table of ratios comes last. A stage that fails, or whose program is missing,
+leaves the others running. The exit status is 1 when a stage has failed. Where the files are a copy
+without their repository, AMP_EXT_COMMIT names the commit. --dry-run rehearses all that with the CPU
+in the GPU's place.
 """
 
 from __future__ import annotations
 
 import argparse
-import re
-import subprocess
+import signal
 import sys
+import time
 from collections.abc import Sequence
-from datetime import datetime, timezone
 from pathlib import Path
-
-import torch
+from types import FrameType
 
 import evidence
 from evidence import ratio_text
 from stages import ROOT, Summary, run_all
-from targets import Gpu, Rehearsal
 
+GROUPS = ("tests", "checks", "bench")
+BUDGET = 540  # seconds
 ROW = "{:<10}{:<10}{:>6}{:>8}{:>8}{:>8}"
-
-
-def ledger_of(results: Path, machine: str) -> Path:
-    """The file for this run's measurements."""
-    git = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
-    try:
-        commit = subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        commit = "unknown"
-    folder = re.sub(r"\W+", "-", machine).strip("-").lower()
-    return results / folder / f"{datetime.now(timezone.utc):%Y-%m-%d}-{commit}.jsonl"
 
 
 def table(ledger: Path) -> str:
@@ -57,37 +48,67 @@ def table(ledger: Path) -> str:
             values = (ratios.mean, ratios.cases[ratios.worst], ratios.cases[ratios.best])
             texts = map(ratio_text, values)
             lines.append(ROW.format(run.op, provider, len(ratios.cases), *texts))
-        refused = {record["case"] for record in run.measured if record["error"]}
-        lines += [f"    refused: {case}" for case in sorted(refused)]
+        lines += [f"    {run.op} refused: {case}" for case in run.refused]
     return "\n".join(lines)
 
 
+def groups(text: str) -> frozenset[str]:
+    """Of "tests,bench"."""
+    names = frozenset(text.split(","))
+    if wrong := names - {*GROUPS, "build"}:
+        raise argparse.ArgumentTypeError(
+            f"{', '.join(sorted(wrong))}: choose from {', '.join(GROUPS)}"
+        )
+    return names
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__.partition("\n")[0],
+        epilog=__doc__.partition("\n")[2],
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("results", nargs="?", type=Path, help="a folder, by default bench/results")
+    add("--only", type=groups, default=frozenset(GROUPS), metavar="GROUP,...", help=str(GROUPS))
+    add("--budget", type=float, default=BUDGET, metavar="S", help=f"seconds, by default {BUDGET}")
+    add("--dry-run", action="store_true", help="the CPU in the GPU's place")
+    return parser.parse_args(argv)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("results", nargs="?", type=Path)
-    parser.add_argument("--dry-run", action="store_true", help="the CPU in the GPU's place")
-    options = parser.parse_args(argv)
+    start = time.monotonic()
+    options = parse(argv)
+    import torch  # here, because that takes seconds of the budget
+
+    import targets
+
     if options.dry_run:
-        results = (options.results or ROOT / "build/rehearsal").resolve()
-        ledger = ledger_of(results, "rehearsal")
-        target = Rehearsal(ledger, lib=ROOT / "build/rehearsal-lib", device="cpu")
+        target = targets.Rehearsal.of(options.results or ROOT / "build/rehearsal")
     elif torch.cuda.is_available():
-        results = (options.results or ROOT / "bench/results").resolve()
-        target = Gpu(ledger_of(results, torch.cuda.get_device_name()))
+        target = targets.Gpu.of(options.results or ROOT / "bench/results")
     else:
         print(f"gpu: torch {torch.__version__} of {sys.executable} sees no GPU", file=sys.stderr)
         return 1
-    target.ledger.parent.mkdir(parents=True, exist_ok=True)
     built = " ".join(f"{name}={value}" for name, value in target.build_options().items())
     heading = f"{target.name}, torch {torch.__version__}, built with {built}"
+    target.ledger.parent.mkdir(parents=True, exist_ok=True)
     summary = Summary(target.beside(".summary.txt"), heading)
+    stages, end = target.stages(options.only), start + options.budget
     try:
-        run_all(list(target.stages()), target.environment(), target.budget, summary)
+        run_all(stages, target.environment(), end, summary, target.beside(".log"))
     finally:
-        summary.write(table(target.ledger))
-    print(f"\n{summary.path.read_text()}", end="")
+        summary.add(table(target.ledger))
+    print(f"\n{summary.text}", end="")
     return int(summary.failed)
 
 
+def stop(number: int, frame: FrameType | None) -> None:
+    """End as Ctrl-C does: no stage is left running, and the table is written."""
+    signal.signal(number, signal.SIG_IGN)
+    sys.exit(128 + number)
+
+
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, stop)
     sys.exit(main())

@@ -1,10 +1,10 @@
 """Check what tests/simt assumes of a GPU, each assumption alone: on the executor, and on a GPU.
 
     python bench/probe.py
-    python bench/probe.py --save FILE
+    python bench/probe.py --device cuda
     python bench/probe.py --probe wgmma_k_major --device cuda
 
-Both are compared with what NVIDIA's manual says. On a GPU, one of compute capability 9.0, each
+Each is compared with what NVIDIA's manual says. On a GPU, one of compute capability 9.0, each
 probe has a process of its own and a time limit, because a wrong assumption may hang. The exit
 status is 1 when a probe disagrees.
 """
@@ -17,7 +17,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import torch
@@ -37,10 +37,8 @@ PROBES: dict[str, Callable[[], Iterator[Case]]] = {
 SOURCES = [Path(__file__).with_name(name) for name in ("probe.cu", "probe_tiles.cu")]
 ROW = "{:<19}{:<63}{:<10}{}"
 
-SAID: list[str] = []
-
-LIMIT = 60  # seconds for a process that uses the GPU
-PROCESSES = 4  # of these at a time
+LIMIT = 20  # seconds for a process that uses the GPU, of which torch's import takes some
+PROCESSES = 8  # of these at a time
 
 
 class Simt:
@@ -82,6 +80,7 @@ class Cuda:
 
 
 DEVICES = {"simt": Simt(), "cuda": Cuda()}
+say = partial(print, flush=True)  # also into a pipe, since the process may be ended
 
 
 def difference(got: Tensor, expected: Tensor) -> str:
@@ -145,18 +144,12 @@ def build_failures(missing: dict[str, str]) -> Iterator[str]:
             yield str(error)
 
 
-def say(line: str) -> None:
-    """Print a line, and keep it for --save."""
-    SAID.append(line)
-    print(line, flush=True)
-
-
 def result(fault: str | None) -> str:
     return "none" if fault is None else "DIFFERS" if fault else "ok"
 
 
 def compare(executor: bool, gpu: bool) -> list[str]:
-    """Print a line for each probe; return the disagreements."""
+    """Print a line for each probe as soon as it is done; return the disagreements."""
     faults = []
     say(ROW.format("probe", "assumes", "executor", "GPU"))
     with ThreadPoolExecutor(PROCESSES) as pool:
@@ -172,29 +165,29 @@ def compare(executor: bool, gpu: bool) -> list[str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--probe", choices=PROBES, help="only this one, with --device")
-    parser.add_argument("--device", choices=DEVICES)
-    parser.add_argument("--save", type=Path, metavar="FILE", help="write the table to a file too")
+    parser.add_argument("--probe", choices=PROBES, help="only this one, on --device")
+    parser.add_argument("--device", choices=DEVICES, help="only this one")
     options = parser.parse_args(argv)
-    if (options.probe is None) != (options.device is None):
-        parser.error("--probe and --device come together")
+    if options.probe and not options.device:
+        parser.error("--probe needs --device")
     if options.probe:
         fault = check(options.probe, DEVICES[options.device])
         print(fault or f"{options.probe}: ok")
         return int(bool(fault))
 
-    SAID.clear()
     missing = {"simt": build.missing(), "cuda": nvcc.missing("90a")}
+    if options.device:
+        missing |= {name: "not asked for" for name in DEVICES if name != options.device}
     faults = list(build_failures(missing))
     simt, cuda = (not missing[name] for name in DEVICES)
     say(f"executor: {'tests/simt' if simt else 'none, ' + missing['simt']}")
     say(f"GPU: {torch.cuda.get_device_name() if cuda else 'none, ' + missing['cuda']}")
-    faults += compare(simt, cuda)
-    for fault in faults:
+    wrong = compare(simt, cuda)
+    for fault in (*faults, *wrong):
         say(fault)
-    if options.save:
-        options.save.write_text("\n".join(SAID) + "\n")
-    return int(bool(faults))
+    if asked := len(PROBES) * (simt + cuda):
+        say(f"{asked - len(wrong)} of {asked} probes agree")
+    return int(bool(faults or wrong))
 
 
 if __name__ == "__main__":

@@ -1,26 +1,96 @@
-"""A command of a longer run: its time, what it needs, and what it said last."""
+"""The stages of a longer run: commands, how each ended, and what it said."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib.util
 import os
 import re
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
+from typing import TextIO
 
 ROOT = Path(__file__).resolve().parents[1]
-KEPT = 12  # last lines of a stage that failed
+LAST, TELLING = 12, 30  # lines kept of a stage that failed
 GRACE = 5  # seconds to end after an interrupt
-ENDS = re.compile(r"\d+ (passed|failed|errors?|skipped|deselected)\b.* in |no tests ran|is well$")
+# pytest's failures and crashes, compilers' errors, where in a test a process was ended, and cases
+# of run.py that failed.
+TELLS = re.compile(r'\b(FAILED|ERROR)\b|crashed while|\berror: |File ".*/tests/|NO RATIO')
+COUNTS = re.compile(
+    r"\d+ (passed|failed|errors?|skipped|deselected)\b.* in |no tests ran|is well$|probes agree$"
+)
+LIBC = ctypes.CDLL(None)
+PR_SET_PDEATHSIG = 1
+
+
+class Status(Enum):
+    OK = "ok"
+    FAILED = "FAILED"
+    FINDINGS = "findings"
+    LEFT_OUT = "left out"
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a stage ended.
+
+    Args:
+        status: in a word.
+        words: what went wrong, and what it counted.
+        seconds: that it took; None where it did not run.
+        tail: those of its lines that may say why.
+    """
+
+    status: Status
+    words: str = ""
+    seconds: float | None = None
+    tail: tuple[str, ...] = ()
 
 
 @dataclass
+class Output:
+    """What a stage says: shown, appended to a log, and partly kept.
+
+    Args:
+        log: of the whole run.
+    """
+
+    log: TextIO
+    last: deque[str] = field(default_factory=lambda: deque(maxlen=LAST))
+    telling: deque[str] = field(default_factory=lambda: deque(maxlen=TELLING))
+
+    def read(self, lines: Iterable[str]) -> None:
+        for text in lines:
+            line = text.rstrip()
+            self.show(line)
+            if line:
+                self.last.append(line)
+            if TELLS.search(line):
+                self.telling.append(line)
+
+    def show(self, line: str) -> None:
+        print(line, flush=True)
+        self.log.write(f"{line}\n")
+
+    def counts(self) -> list[str]:
+        """The lines that say how many tests passed."""
+        return [line.strip(" =") for line in list(self.last) if COUNTS.search(line)]
+
+    def tail(self) -> tuple[str, ...]:
+        last = list(self.last)
+        return (*(line for line in list(self.telling) if line not in last), *last)
+
+
+@dataclass(frozen=True)
 class Stage:
     """A command and the seconds it may take.
 
@@ -29,6 +99,7 @@ class Stage:
         command: program and arguments.
         limit: seconds.
         cwd: where it runs.
+        group: what it belongs to, for a choice of stages.
         reserve: seconds that later stages are to find.
         needs: Python modules without which it is left out.
         missing: another reason to leave it out.
@@ -36,127 +107,148 @@ class Stage:
     """
 
     name: str
-    command: list[str]
+    command: Sequence[str]
     limit: float
     cwd: Path = ROOT
+    group: str = ""
     reserve: float = 0
     needs: tuple[str, ...] = ()
     missing: str = ""
     advisory: bool = False
-    said: deque[str] = field(default_factory=lambda: deque(maxlen=KEPT), repr=False)
 
-    def run(self, env: dict[str, str], left: float) -> str:
-        """Run it in the seconds that are left; return how it ended, its time and its last word."""
-        if reason := self.missing or self.absent():
-            return f"left out, {reason}"
+    def run(self, env: Mapping[str, str], left: float, output: Output) -> Result:
+        """Run it in the seconds that are left, if it can run."""
         seconds = min(self.limit, left - self.reserve)
-        if seconds <= 0:
-            return "left out, no time"
-        print(f"== {self.name}: {' '.join(map(str, self.command))}", flush=True)
+        if obstacle := self.missing or self.absent() or ("no time" if seconds <= 0 else ""):
+            return Result(Status.LEFT_OUT, obstacle)
+        output.show(f"== {self.name}: {' '.join(self.command)}")
         start = time.monotonic()
-        try:
-            result = self.ended(env, seconds)
-        except OSError as error:
-            result = f"FAILED, it could not be started: {error}"
-        if self.advisory:
-            result = result.replace("FAILED", "findings")
-        result += f" ({time.monotonic() - start:.0f} s)"
-        result += "".join(f": {line.strip(' =')}" for line in list(self.said) if ENDS.search(line))
-        print(f"== {self.name}: {result}", flush=True)
-        return result
+        fault = self.fault(env, seconds, output)
+        took = time.monotonic() - start
+        words = ": ".join([*filter(None, [fault]), *output.counts()])
+        if not fault:
+            return Result(Status.OK, words, took)
+        status = Status.FINDINGS if self.advisory else Status.FAILED
+        return Result(status, words, took, output.tail())
 
     def absent(self) -> str:
-        """Which of the modules it needs are not installed."""
+        """Which of the modules it needs are not installed; empty if all are."""
         names = [name for name in self.needs if importlib.util.find_spec(name) is None]
-        return f"{' and '.join(names)} {'is' if len(names) == 1 else 'are'} not installed" * bool(
-            names
-        )
+        if not names:
+            return ""
+        return f"{' and '.join(names)} {'is' if len(names) == 1 else 'are'} not installed"
 
-    def ended(self, env: dict[str, str], seconds: float) -> str:
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        run = subprocess.Popen(
-            self.command,
-            cwd=self.cwd,
-            env=env,
-            start_new_session=True,
-            text=True,
-            errors="replace",
-            **pipes,
-        )
-        reader = threading.Thread(target=self.listen, args=(run,), daemon=True)
+    def fault(self, env: Mapping[str, str], seconds: float, output: Output) -> str:
+        """Run it for that long at most; return what went wrong, empty if nothing did."""
+        try:
+            process = subprocess.Popen(
+                self.command,
+                cwd=self.cwd,
+                env=env,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                start_new_session=True,
+                preexec_fn=end_with_parent if sys.platform == "linux" else None,
+            )
+        except OSError as error:
+            return f"it could not be started: {error}"
+        reader = threading.Thread(target=output.read, args=(process.stdout,), daemon=True)
         reader.start()
         try:
-            status = run.wait(seconds)
-            result = f"FAILED, {exit_words(status)}" if status else "ok"
+            return exit_words(process.wait(seconds))
         except subprocess.TimeoutExpired:
-            result = f"FAILED, out of time after {seconds:.0f} s"
-            self.end(run)
+            interrupt(process)
+            return f"out of time after {seconds:.0f} s"
         finally:
-            kill(run.pid)  # its children too: they would hold the GPU
-            run.wait()
+            send(signal.SIGKILL, process)  # its children too: they would hold the GPU
+            wait(process)
             reader.join(GRACE)
-        return result
-
-    def listen(self, run: subprocess.Popen) -> None:
-        for line in run.stdout:
-            print(line, end="", flush=True)
-            if line.strip():
-                self.said.append(line.rstrip())
-
-    def end(self, run: subprocess.Popen) -> None:
-        """Ask it to end, as Ctrl-C does: pytest then says what it has found so far."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(run.pid, signal.SIGINT)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            run.wait(GRACE)
 
 
-def kill(group: int) -> None:
+def end_with_parent() -> None:
+    """In a child: be killed when the parent is, which then cannot do it."""
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def interrupt(process: subprocess.Popen) -> None:
+    """Ask it to end, as Ctrl-C does: pytest then says what it has found so far."""
+    send(signal.SIGINT, process)
+    wait(process)
+
+
+def wait(process: subprocess.Popen) -> None:
+    """For a while: one that waits for its GPU may not even be killed."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(GRACE)
+
+
+def send(number: signal.Signals, process: subprocess.Popen) -> None:
+    """Send a signal to a process and its children."""
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(group, signal.SIGKILL)
+        os.killpg(process.pid, number)
 
 
 def exit_words(status: int) -> str:
-    """ "exit status 3", or the signal that ended it."""
+    """ "exit status 3", or the signal that ended it; empty for success."""
     if status >= 0:
-        return f"exit status {status}"
+        return f"exit status {status}" if status else ""
     return f"killed by {signal.Signals(-status).name}"
 
 
-@dataclass
 class Summary:
     """What became of the stages, written to a file after each of them.
+
+    What the file says already, of an earlier run of the same day and commit, stays above.
 
     Args:
         path: of the file.
         heading: its first line.
     """
 
-    path: Path
-    heading: str
-    lines: list[str] = field(default_factory=list)
-    failed: bool = False
+    def __init__(self, path: Path, heading: str) -> None:
+        self.path = path
+        self.earlier = f"{path.read_text()}\n" if path.exists() else ""
+        self.lines = [heading, ""]
+        self.failed = False
 
-    def note(self, stage: Stage, result: str) -> None:
-        self.lines.append(f"{stage.name:<17}{result}")
-        if result.startswith(("FAILED", "findings")):
-            self.failed |= result.startswith("FAILED")
-            self.lines += [f"    | {line}" for line in stage.said]
+    def note(self, stage: Stage, result: Result) -> str:
+        """Add a stage; return its line."""
+        line = f"{stage.name:<17}{result.status.value}"
+        line += f", {result.words}" if result.words else ""
+        line += "" if result.seconds is None else f" ({result.seconds:.0f} s)"
+        self.lines += [line, *(f"    | {said[:160]}" for said in result.tail)]
+        self.failed |= result.status is Status.FAILED
+        self.write()
+        return line
+
+    def add(self, text: str) -> None:
+        """Add a paragraph."""
+        self.lines += ["", text]
         self.write()
 
-    def write(self, table: str = "") -> None:
-        text = "\n".join([self.heading, "", *self.lines, *([""] * bool(table)), table]).rstrip()
+    @property
+    def text(self) -> str:
+        return "\n".join(self.lines).rstrip() + "\n"
+
+    def write(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.path.write_text(text + "\n")
+        self.path.write_text(self.earlier + self.text)
 
 
-def run_all(stages: list[Stage], env: dict[str, str], budget: float, summary: Summary) -> None:
-    """One after the other, until the budget's seconds are over."""
-    end = time.monotonic() + budget
-    for stage in stages:
-        try:
-            result = stage.run(env, end - time.monotonic())
-        except KeyboardInterrupt:
-            summary.note(stage, "FAILED, interrupted")
-            raise
-        summary.note(stage, result)
+def run_all(
+    stages: Iterable[Stage], env: Mapping[str, str], end: float, summary: Summary, log: Path
+) -> None:
+    """One after the other, until the monotonic clock reads `end`; all they say goes to the log."""
+    with log.open("a", buffering=1) as file:
+        for stage in stages:
+            output = Output(file)
+            start = time.monotonic()
+            try:
+                result = stage.run(env, end - start, output)
+            except (KeyboardInterrupt, SystemExit):
+                took = time.monotonic() - start
+                summary.note(stage, Result(Status.FAILED, "interrupted", took, output.tail()))
+                raise
+            output.show(f"== {summary.note(stage, result)}\n")

@@ -2,52 +2,117 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
 import torch
 
+from environment import commit
+from ledger import file_in
 from registry import OPS
 from stages import ROOT, Stage
 
 PYTHON = sys.executable
-TESTS = ROOT / "tests"
-SANITIZERS = ("memcheck", "racecheck", "synccheck")
-BENCHMARKS_S, PLOTS_S = 250, 25  # seconds that are kept for them
+FOLDER = ROOT / "tests"
+
+
+@dataclass(frozen=True)
+class Tests:
+    """A stage of tests.
+
+    Args:
+        name: in the summary.
+        words: that pytest selects by.
+        where: files, or options that leave files out.
+        limit: seconds.
+    """
+
+    name: str
+    words: str
+    where: tuple[str, ...]
+    limit: float
+
+
+DEMOS_FILE = "test_simt_kernels.py"
+TILES_FILE = "test_gemm_sm90_cuda.py"
+PRODUCT_FILES = ("test_gemm*.py", "test_linear*.py", "test_nn*.py", "test_accumulate_grad*.py")
+# Of neither the ops nor the scaler: programs of this folder, and tests of the build.
+OTHER_FILES = (
+    *("test_bench*.py", "test_cuda_check.py", "test_triton_check.py", "test_package.py"),
+    DEMOS_FILE,
+)
+ALL_BUT_PRODUCTS = tuple(f"--ignore-glob={name}" for name in (*PRODUCT_FILES, *OTHER_FILES))
+OF_PRODUCTS = tuple(
+    sorted({file.name for name in PRODUCT_FILES for file in FOLDER.glob(name)} - {TILES_FILE})
+)
+LISTS = Tests("tests lists", "cuda", ALL_BUT_PRODUCTS, 60)
+PRODUCTS = Tests("tests products", "cuda", OF_PRODUCTS, 100)
+TILES = Tests("tests sm_90", "cuda", (TILES_FILE,), 45)
+# Need a GPU and are not parametrised by it: autocast's ops, and the products' baseline.
+LIBRARY = Tests(
+    "tests library",
+    "on_a_gpu or test_fastest",
+    ("test_autocast_registry.py", "test_bench_cublaslt.py"),
+    40,
+)
+TRITON_LISTS = Tests("triton lists", "triton and not cuda", ALL_BUT_PRODUCTS, 90)
+TRITON_PRODUCTS = Tests("triton products", "triton and not cuda", OF_PRODUCTS, 120)
+DEMOS = Tests("demonstrations", "cuda", (DEMOS_FILE,), 60)
+
+PYTEST = (
+    *(PYTHON, "-m", "pytest", "-p", "no:cacheprovider", "-p", "gpu_fault"),
+    *("-v", "--tb=short", "--maxfail=40", "--continue-on-collection-errors"),
+)
+
+# racecheck, which does not know the asynchronous copies and products of Hopper, last.
+SANITIZERS = (("memcheck", 90), ("synccheck", 40), ("racecheck", 60))
+
+BENCHMARKS_S = 250  # seconds that are kept for them
 # The most wanted first: op, more words for run.py, seconds.
 BENCHMARKS = (
     ("unscale", "", 25),
     ("gemm", "--dtype bf16", 75),
     ("train", "", 45),
-    ("gemm", "--dtype fp16", 60),
-    ("linear", "", 40),
     ("norm", "", 20),
     ("cast", "", 20),
     ("check", "", 20),
+    ("update", "", 20),
+    ("gemm", "--dtype fp16", 60),
+    ("linear", "", 40),
     ("scaler", "", 25),
     ("autocast", "", 25),
 )
 OTHERS_S = 20  # for any other op
+SHORT = ("--seconds", "0.1", "--no-compile")
+
+# With these a caller would have other kernels tested and measured.
+CHOICES = ("AMP_EXT_BACKEND", "AMP_EXT_GEMM", "TRITON_INTERPRET")
 
 
-@dataclass
+@dataclass(frozen=True)
 class Gpu:
     """The GPU that is present, and the files of one run on it.
 
     Args:
         ledger: the file that measurements are appended to; the other files lie beside it.
-        lib: where amp_ext is built.
     """
 
     ledger: Path
-    lib: Path = ROOT / "build/gpu"
-    device: str = "cuda"
-    budget: float = 570  # seconds, for all stages
+    lib: ClassVar[Path] = ROOT / "build/gpu"  # where amp_ext is built
+    device: ClassVar[str] = "cuda"
+    processes: ClassVar[int] = 8  # of the tests
+
+    @classmethod
+    def of(cls, results: Path) -> Gpu:
+        """With its ledger in a folder of all results."""
+        name = torch.cuda.get_device_name()
+        return cls(file_in(results.resolve(), "cuda", name, commit()))
 
     @property
     def name(self) -> str:
@@ -57,11 +122,12 @@ class Gpu:
         """Of all stages."""
         path = os.pathsep.join(filter(None, [str(self.lib), os.environ.get("PYTHONPATH")]))
         more = {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "TQDM_DISABLE": "1"}
-        return {**os.environ, **self.build_options(), **more}
+        kept = {name: value for name, value in os.environ.items() if name not in CHOICES}
+        return {**kept, **self.build_options(), **more}
 
     def build_options(self) -> dict[str, str]:
-        arches = arch_list(torch.cuda.get_device_capability())
-        return {"FORCE_CUDA": "1", "TORCH_CUDA_ARCH_LIST": arches}
+        arch = architecture(torch.cuda.get_device_capability())
+        return {"FORCE_CUDA": "1", "TORCH_CUDA_ARCH_LIST": arch}
 
     def beside(self, suffix: str) -> Path:
         """A file of the ledger's name and another suffix."""
@@ -72,17 +138,17 @@ class Gpu:
     def build(self) -> list[str]:
         return [PYTHON, "setup.py", "build", "--build-lib", str(self.lib)]
 
-    def tests(self, executor: str) -> list[str]:
-        """All tests of an executor but the demonstrations."""
-        words = {"cuda": "cuda", "triton": "triton and not cuda"}[executor]
-        # Apart: they may hang, or spoil the process for the others.
-        return [*PYTEST, "-q", "-k", words, "--ignore", DEMONSTRATIONS, "."]
-
-    def demonstrations(self) -> list[str]:
-        return [*PYTEST, "-v", "-x", "-k", "cuda", DEMONSTRATIONS]
+    def tests(self, tests: Tests) -> list[str]:
+        """By several processes where that is possible: one that is lost is replaced."""
+        command = [*PYTEST, "-k", tests.words, *tests.where]
+        if importlib.util.find_spec("xdist"):
+            # With loadfile a test that ends its process would be run again and again.
+            command += ["-n", str(self.processes), "--dist", "worksteal"]
+        return command
 
     def probe(self) -> list[str]:
-        return [PYTHON, str(ROOT / "bench/probe.py"), "--save", str(self.beside(".probe.txt"))]
+        """Of the GPU alone: what the executor says is known without one."""
+        return [PYTHON, "bench/probe.py", "--device", self.device]
 
     def sanitizer(self, tool: str) -> list[str]:
         small = [PYTHON, "bench/small_case.py", "--device", self.device]
@@ -97,38 +163,64 @@ class Gpu:
         where = ["--device", self.device, "--json", str(self.ledger)]
         return [PYTHON, "bench/run.py", op, *where, *more.split(), *SHORT]
 
+    def history(self) -> list[str]:
+        where = ["--device", self.device, "--json", str(self.ledger)]
+        return [PYTHON, "bench/history.py", *where]
+
     # ---- stages --------------------------------------------------------------------------------
 
-    def stages(self) -> Iterator[Stage]:
-        """The most wanted first; what comes before the benchmarks leaves them their time."""
-        later = BENCHMARKS_S + PLOTS_S
-        yield Stage("build", self.build(), 240, reserve=later)
-        yield Stage("doctor", [PYTHON, "-m", "amp_ext"], 60, TESTS, reserve=later)
-        needs = ("pytest",)
-        for executor, limit in (("cuda", 120), ("triton", 90)):
-            command = self.tests(executor)
-            yield Stage(f"tests {executor}", command, limit, TESTS, later, needs)
-        yield Stage("probe", self.probe(), 60, reserve=later)
-        yield Stage("demonstrations", self.demonstrations(), 45, TESTS, later, needs)
-        for tool in SANITIZERS:
-            # racecheck does not know the asynchronous copies and products of Hopper.
-            advisory, missing = tool == "racecheck", self.without_sanitizer()
-            command = self.sanitizer(tool)
-            yield Stage(tool, command, 40, reserve=later, missing=missing, advisory=advisory)
+    def stages(self, groups: Collection[str]) -> Iterator[Stage]:
+        """The build, then those of some groups, the most wanted first.
+
+        What comes before the benchmarks leaves them their time.
+
+        Args:
+            groups: "tests", "checks", "bench".
+        """
+        reserve = BENCHMARKS_S if "bench" in groups else 0
+        yield Stage("build", self.build(), 240, reserve=reserve)
+        for stage in (*self.before(reserve), *self.benchmarks()):
+            if stage.group in groups:
+                yield stage
+
+    def before(self, reserve: float) -> Iterator[Stage]:
+        """Tests and checks."""
+
+        def of(tests: Tests) -> Stage:
+            command, needs = self.tests(tests), ("pytest",)
+            return Stage(tests.name, command, tests.limit, FOLDER, "tests", reserve, needs)
+
+        def check(name: str, command: list[str], limit: float, **options: object) -> Stage:
+            return Stage(name, command, limit, group="checks", reserve=reserve, **options)
+
+        yield check("doctor", [PYTHON, "-m", "amp_ext"], 60, cwd=FOLDER)
+        yield from map(of, (LISTS, PRODUCTS, TILES, LIBRARY))
+        yield check("probe", self.probe(), 100)
+        yield from map(of, (TRITON_LISTS, TRITON_PRODUCTS, DEMOS))
+        for tool, limit in SANITIZERS:
+            missing, advisory = self.without_sanitizer(), tool == "racecheck"
+            yield check(tool, self.sanitizer(tool), limit, missing=missing, advisory=advisory)
+
+    def benchmarks(self) -> Iterator[Stage]:
         for op, more, limit in benchmarks(OPS):
             name = f"bench {op} {more.removeprefix('--dtype ')}".strip()
-            yield Stage(name, self.benchmark(op, more), limit, reserve=PLOTS_S)
-        history = ["bench/history.py", "--device", self.device, "--json", str(self.ledger)]
-        yield Stage("history", [PYTHON, *history], 45)
-        folder = str(self.ledger.parent)
-        plot = ["bench/plot.py", "--results", str(self.ledger), "--out", folder, "--formats", "png"]
-        yield Stage("plots", [PYTHON, *plot], 60, needs=("matplotlib",))
+            yield Stage(name, self.benchmark(op, more), limit, group="bench")
+        yield Stage("history", self.history(), 45, group="bench")
 
 
 class Rehearsal(Gpu):
     """The CPU in the GPU's place: amp_ext as it is installed, a handful of tests, quick runs."""
 
-    FEW = "test_found_inf_is_set_to_one_and_never_cleared or test_backoff"
+    lib: ClassVar[Path] = ROOT / "build/rehearsal-lib"
+    device: ClassVar[str] = "cpu"
+    processes: ClassVar[int] = 2
+    # In place of those that would be skipped, or take long.
+    TESTS: ClassVar = {
+        LISTS: ("found_inf_is_set_to_one_and_never_cleared and simt", "test_check_finite.py"),
+        PRODUCTS: ("attention", "test_gemm_layouts.py"),
+        TRITON_LISTS: ("growth_and_backoff and triton", "test_update_scale.py"),
+        TRITON_PRODUCTS: ("fake_tensors", "test_triton_compile.py"),
+    }
     CASES: ClassVar = {
         **dict.fromkeys(("unscale", "cast", "norm", "check"), "4000"),
         "gemm": "64^3",
@@ -138,6 +230,10 @@ class Rehearsal(Gpu):
         "update": "1 found_inf",
         "autocast": "mm, no grad",
     }
+
+    @classmethod
+    def of(cls, results: Path) -> Rehearsal:
+        return cls(file_in(results.resolve(), "cuda", "rehearsal", commit()))
 
     @property
     def name(self) -> str:
@@ -149,13 +245,12 @@ class Rehearsal(Gpu):
     def build(self) -> list[str]:
         return [PYTHON, "bench/borrow_build.py", str(self.lib)]
 
-    def tests(self, executor: str) -> list[str]:
-        stand_in = {"cuda": "simt", "triton": "triton"}[executor]
-        files = ["test_check_finite.py", "test_update_scale.py"]
-        return [*PYTEST, "-q", "-k", f"({self.FEW}) and {stand_in}", *files]
+    def tests(self, tests: Tests) -> list[str]:
+        words, *where = self.TESTS.get(tests, (tests.words, *tests.where))
+        return super().tests(replace(tests, words=words, where=tuple(where)))
 
-    def demonstrations(self) -> list[str]:
-        return [*PYTEST, "-v", "-x", "--collect-only", "-q", "-k", "cuda", DEMONSTRATIONS]
+    def probe(self) -> list[str]:
+        return [PYTHON, "bench/probe.py", "--device", "simt"]
 
     def benchmark(self, op: str, more: str) -> list[str]:
         few = ["--filter", self.CASES[op]] if op in self.CASES else []
@@ -165,19 +260,10 @@ class Rehearsal(Gpu):
         return "a rehearsal has no GPU to watch"
 
 
-PYTEST = [
-    *(PYTHON, "-m", "pytest", "-p", "no:cacheprovider"),
-    *("-o", "faulthandler_timeout=60", "--continue-on-collection-errors"),
-]
-SHORT = ("--seconds", "0.1", "--no-compile")
-DEMONSTRATIONS = "test_simt_kernels.py"
-
-
-def arch_list(capability: tuple[int, int]) -> str:
-    """The GPU's own architecture, and 8.0 for the kernels that are written for all of them."""
+def architecture(capability: tuple[int, int]) -> str:
+    """The GPU's own, for TORCH_CUDA_ARCH_LIST: every kernel file is compiled for it or left out."""
     major, minor = capability
-    own = f"{major}.{minor}{'a' if major >= 9 else ''}"
-    return own if own == "8.0" else f"8.0;{own}"
+    return f"{major}.{minor}{'a' if major >= 9 else ''}"
 
 
 def benchmarks(ops: Sequence[str]) -> Iterator[tuple[str, str, int]]:

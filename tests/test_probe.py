@@ -80,6 +80,18 @@ def test_the_table(two_probes, capsys) -> None:
     assert lines[:2] == ["executor: tests/simt", "GPU: none, a test hides it"]
     assert [line.split()[0] for line in lines[2:5]] == ["probe", "warp", "elect"]
     assert [line.split()[-2:] for line in lines[3:5]] == [["ok", "none"]] * 2
+    assert lines[5:] == ["2 of 2 probes agree"]
+
+
+def test_of_one_device_alone(two_probes, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(nvcc, "missing", lambda arch: "")
+    monkeypatch.setattr(probe.torch.cuda, "get_device_name", lambda: "a GPU")
+    monkeypatch.setattr(probe.Cuda, "library", lambda self: None)
+    monkeypatch.setattr(probe, "check_in_process", lambda name: "")
+    assert probe.main(["--device", "cuda"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == ["executor: none, not asked for", "GPU: a GPU"]
+    assert [line.split()[-2:] for line in lines[3:5]] == [["none", "ok"]] * 2
 
 
 WRONG = "elect(): 1 of 192 numbers differ, the first at 15: 1, not 0"
@@ -91,7 +103,7 @@ def test_a_wrong_expectation_fails(two_probes, monkeypatch, capsys) -> None:
     assert probe.main([]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[4].split()[-2:] == ["DIFFERS", "none"]
-    assert lines[5:] == [f"executor, {WRONG}"]
+    assert lines[5:] == [f"executor, {WRONG}", "1 of 2 probes agree"]
 
 
 @on_executor
@@ -113,7 +125,7 @@ def test_the_gpu_has_its_column(two_probes, monkeypatch, capsys) -> None:
     lines = capsys.readouterr().out.splitlines()
     assert lines[1] == "GPU: a GPU"
     assert [line.split()[-2:] for line in lines[3:5]] == [["ok", "ok"], ["ok", "DIFFERS"]]
-    assert lines[5:] == [f"GPU, {WRONG}"]
+    assert lines[5:] == [f"GPU, {WRONG}", "3 of 4 probes agree"]
 
 
 @on_executor
@@ -127,7 +139,7 @@ def test_a_failed_build_leaves_the_other_device(two_probes, monkeypatch, capsys)
     lines = capsys.readouterr().out.splitlines()
     assert lines[1] == "GPU: none, its build failed"
     assert [line.split()[-2:] for line in lines[3:5]] == [["ok", "none"]] * 2
-    assert lines[5:] == ["nvcc said no"]
+    assert lines[5:] == ["nvcc said no", "2 of 2 probes agree"]
 
 
 def test_a_probe_that_hangs_or_dies_is_told(monkeypatch) -> None:
@@ -144,4 +156,4 @@ def test_command_line() -> None:
     assert (done.returncode, done.stdout) == (0, "warp: ok\n"), done.stderr
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 2
-    assert "--probe and --device come together" in done.stderr
+    assert "--probe needs --device" in done.stderr
