@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import NamedTuple
 
@@ -13,13 +13,28 @@ from torch import Tensor
 import cublaslt
 import providers
 from amp_ext import ops
-from bounds import UNIT, Bounded, compare_products
+from bounds import Bounded, compare_products
 from gemm_shapes import Shape, shapes
 from lists import rotated
-from registry import BASELINE, BF16, FP16, NAMES, Case, Op, Provider, Setup, Trial
+from providers import Line
+from registry import (
+    BASELINE,
+    BF16,
+    FP16,
+    FP32,
+    NAMES,
+    Case,
+    Op,
+    Provider,
+    Setup,
+    Trial,
+    check,
+    faults,
+)
 
 FP32_LINE = "fp32"
 CUBLASLT = "cublaslt"
+IN_PARTS = (BASELINE, providers.LIBRARY)  # torch may add up parts of sums in 16 bits
 HOPELESS_FLOPS = 2**31  # as many take torch seconds, in FP16, NN, on a CPU
 FP32_FLOPS = 2**37  # larger ones are not worth a GPU's time in FP32
 
@@ -79,95 +94,115 @@ def torch_is_hopeless(shape: Shape, dtype: torch.dtype, device: torch.device) ->
     return slow and shape.flops >= HOPELESS_FLOPS
 
 
+def turns(launch: Launch, shape: Shape, sets: list[Operands]) -> Callable[[], Tensor]:
+    """Launches on one set after the other."""
+    cycle = itertools.cycle(sets)
+    return lambda: launch(shape, next(cycle))
+
+
 def build(shape: Shape, dtype: torch.dtype, device: torch.device) -> Trial:
     """All providers multiply the same values, each into results of its own."""
     given = Operands.of(shape, dtype, device)
-    made: dict[str, tuple[Launch, Callable]] = {
-        name: (ours, around) for name, around in providers.ours(device, products=True).items()
-    }
-    if not torch_is_hopeless(shape, dtype, device):
-        made[BASELINE] = theirs, providers.nullcontext
+    made = providers.lines(ours, theirs, device, products=True)
+    if torch_is_hopeless(shape, dtype, device):
+        del made[BASELINE]
     sets = rotated(given, given.bytes, Operands.clone, device)
-
-    def provider(name: str, launch: Launch, around: Callable, sets: list[Operands]) -> Provider:
-        turns = itertools.cycle(sets)
-        return Provider(name, lambda: launch(shape, next(turns)), around=around)
-
-    lines = [provider(name, *line, sets) for name, line in made.items()]
+    timed = [
+        Provider(name, turns(line.launch, shape, sets), around=line.around)
+        for name, line in made.items()
+    ]
     if device.type == "cpu" or shape.flops <= FP32_FLOPS:
-        made[FP32_LINE] = in_fp32, providers.nullcontext
+        made[FP32_LINE] = Line(in_fp32)
         wide = rotated(given.widened(), 2 * given.bytes, Operands.clone, device)
-        lines.append(provider(FP32_LINE, *made[FP32_LINE], wide))
+        timed.append(Provider(FP32_LINE, turns(in_fp32, shape, wide)))
+
+    def cublaslt_provider() -> Provider:
+        provider, made[CUBLASLT] = by_cublaslt(shape, dtype, sets)
+        return provider
+
     if device.type == "cuda":
-        made[CUBLASLT] = partial(by_cublaslt, dtype), providers.nullcontext
-        launches = itertools.cycle(cublaslt_launches(shape, dtype, sets))
-        lines.append(Provider(CUBLASLT, lambda: next(launches)()))
-    # A gradient of their own to add to: timing has added to the others.
-    fresh = Operands.of(shape, dtype, device)
-    return Trial(tuple(lines), lambda: verify(shape, fresh, made), shape.work(dtype))
+        timed.append(providers.guarded(CUBLASLT, cublaslt_provider))
+
+    def verify_all(names: Collection[str]) -> dict[str, str]:
+        # With a gradient of its own to add to: timing has added to the others.
+        fresh = Operands.of(shape, dtype, device)
+        return verify(shape, fresh, {name: made[name] for name in names})
+
+    return Trial(tuple(timed), verify_all, shape.work(dtype))
 
 
-def cublaslt_launches(
-    shape: Shape, dtype: torch.dtype, sets: list[Operands]
-) -> list[Callable[[], None]]:
-    """Into amp_ext's dtype; a product that is added is added in FP32, by beta = 1."""
+def by_cublaslt(shape: Shape, dtype: torch.dtype, sets: list[Operands]) -> tuple[Provider, Line]:
+    """The provider of launches on the sets in turn, and a line that launches on other operands.
+
+    Both are by the algorithm that is the fastest on the sets, into amp_ext's dtype; a product that
+    is added is added in FP32, by beta = 1.
+
+    Raises:
+        OSError, RuntimeError: there is no library, or no algorithm.
+    """
 
     def out(given: Operands) -> Tensor:
         if given.c is not None:
             return given.c
-        size = shape.m, shape.n
-        return torch.empty(size, dtype=shape.out or dtype, device=given.a.device)
+        return torch.empty(shape.m, shape.n, dtype=shape.out or dtype, device=given.a.device)
 
-    operands = [(*shape.views(given.a, given.b), out(given)) for given in sets]
-    return cublaslt.fastest(operands, beta=float(shape.accumulate))
+    # One result for all sets: torch's allocator gives the others the same memory every time too.
+    shared = out(sets[0])
+    operands = [
+        (*shape.views(given.a, given.b), shared if given.c is None else given.c) for given in sets
+    ]
+    product = cublaslt.Product(cublaslt.library(), *operands[0], float(shape.accumulate))
+    algorithm = product.fastest(operands)
+    launches = itertools.cycle([product.launch(algorithm, *each) for each in operands])
+
+    def launch(shape: Shape, given: Operands) -> Tensor:
+        result = out(given)
+        product.launch(algorithm, *shape.views(given.a, given.b), result)()
+        return result
+
+    return Provider(CUBLASLT, lambda: next(launches)()), Line(launch)
 
 
-def by_cublaslt(dtype: torch.dtype, shape: Shape, given: Operands) -> Tensor:
-    """The fastest algorithm's result, chosen on a copy, because choosing adds to it."""
-    out = torch.empty(shape.m, shape.n, dtype=shape.out or dtype, device=given.a.device)
-    result = out if given.c is None else given.c
-    a, b = shape.views(given.a, given.b)
-    cublaslt.fastest([(a, b, result.clone()), (a, b, result)], float(shape.accumulate))[1]()
-    return result
-
-
-def verify(shape: Shape, given: Operands, made: dict[str, tuple[Launch, Callable]]) -> None:
-    """Results are as near to the product in FP64 as FP32 sums, rounded once, must be.
-
-    torch may add up 16-bit parts of a sum, each of them rounded: four units of the sum of the
-    terms' magnitudes, which is the bound of the error in FP32 over k * UNIT.
-    """
-    eps = torch.finfo(given.a.dtype).eps
-
-    def rounded(total: Bounded, dtype: torch.dtype) -> Bounded:
-        return total if dtype == torch.float32 else total.rounded(dtype)
-
-    def rounded_in_parts(total: Bounded) -> Bounded:
-        return Bounded(total.value, total.error * (1 + 4 * eps / (shape.k * UNIT)))
-
+def verify(shape: Shape, given: Operands, lines: Mapping[str, Line]) -> dict[str, str]:
+    """What is wrong, by name: each result has to be as near to the product in FP64 as sums in FP32,
+    rounded once to amp_ext's dtype, must be; but for those IN_PARTS and FP32's own."""
+    dtype = given.a.dtype
     results = {}
-    for name, (launch, around) in made.items():
+
+    def run(name: str, line: Line) -> None:
         mine = given.clone()
-        with around():
-            result = launch(shape, mine.widened() if name == FP32_LINE else mine)
-        ends = partial(rounded, dtype=result.dtype)
-        if name == BASELINE:
-            ends = lambda total, dtype=result.dtype: rounded(rounded_in_parts(total), dtype)  # noqa: E731
-        results[name] = result, ends
-    compare_products(*shape.views(given.a, given.b), results, given.c)
+        wide = name == FP32_LINE
+        with line.around():
+            result = line.launch(shape, mine.widened() if wide else mine)
+        wanted = FP32 if wide else shape.out or dtype
+        check(result.dtype == wanted, f"{name}'s result is {result.dtype}, not {wanted}")
+        results[name] = result, partial(ends, name, wanted)
+
+    def ends(name: str, wanted: torch.dtype, total: Bounded) -> Bounded:
+        if name in IN_PARTS:
+            total = total.in_parts(shape.k, dtype)
+        return total if wanted == FP32 else total.rounded(wanted)
+
+    wrong = faults({name: partial(run, name, line) for name, line in lines.items()})
+    return wrong | compare_products(*shape.views(given.a, given.b), results, given.c)
 
 
 def limit(setup: Setup) -> Case:
-    """torch's FP32 product of square matrices."""
-    size = 128 if setup.quick else 2048
+    """torch's product of square matrices: on a GPU of 16-bit ones, large enough to fill it."""
+    dtype, size = FP32, 2048
+    if setup.on_gpu:
+        dtype, size = (setup.dtypes(FP16, BF16) or (FP16,))[0], 8192
+    if setup.quick:
+        size = 128
 
     def build_product() -> Trial:
         shape = Shape("", size, size, size, "NN")
-        a, b = shape.operands(torch.float32, setup.device)
-        product = Provider(FP32_LINE, lambda: torch.mm(a, b))
-        return Trial((product,), work=shape.work(torch.float32))
+        a, b = shape.operands(dtype, setup.device)
+        name = BASELINE if setup.on_gpu else FP32_LINE
+        return Trial((Provider(name, lambda: torch.mm(a, b)),), work=shape.work(dtype))
 
-    return Case(f"torch.mm {size}^3 NN fp32", build_product, limit=True)
+    words = f"torch.mm {size}^3 NN {NAMES[dtype]}"
+    return Case(words, build_product, dtype=dtype, limit=True)
 
 
 def cases(setup: Setup) -> list[Case]:

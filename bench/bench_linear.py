@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -13,7 +14,7 @@ from torch.nn import functional as F
 
 import amp_ext.nn
 import providers
-from bounds import Bounded
+from bounds import Bounded, compare_norms
 from gemm_shapes import BILLION_1, BILLION_8, TOKENS, VIT_TOKENS, VIT_WIDTH
 from registry import (
     BASELINE,
@@ -28,10 +29,15 @@ from registry import (
     Trial,
     Work,
     check,
+    faults,
 )
 
 LINEAR, MLP, NORM_MLP = "linear+GELU", "MLP", "norm+MLP"
+TE_KINDS = (LINEAR, NORM_MLP)  # TransformerEngine has no layer for the other
 APPROXIMATE = {LINEAR: "none", MLP: "none", NORM_MLP: "tanh"}  # TransformerEngine's is by tanh
+
+# Of eps, as for compare_norms: torch adds up the gradients of a norm's parameters in 16 bits.
+NORM_UNITS = {"input": 1.0, "weight": 8.0, "bias": 8.0}
 
 
 @dataclass(frozen=True)
@@ -58,6 +64,15 @@ class Block:
     def approximate(self) -> str:
         return APPROXIMATE[self.kind]
 
+    @property
+    def normed(self) -> bool:
+        return self.kind == NORM_MLP
+
+    @property
+    def has_second(self) -> bool:
+        """Whether a linear layer back to the width follows."""
+        return self.kind != LINEAR
+
 
 class Layers(nn.Module):
     """The layers apart, as a network of torch's has them; parameters as torch initialises them."""
@@ -65,18 +80,18 @@ class Layers(nn.Module):
     def __init__(self, block: Block, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.approximate = block.approximate
-        if block.kind == NORM_MLP:
+        self.block = block
+        if block.normed:
             self.norm = nn.LayerNorm(block.width, device=device, dtype=dtype)
         self.fc1 = nn.Linear(block.width, block.hidden, device=device, dtype=dtype)
-        if block.kind != LINEAR:
+        if block.has_second:
             self.fc2 = nn.Linear(block.hidden, block.width, device=device, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        if hasattr(self, "norm"):
+        if self.block.normed:
             x = self.norm(x)
-        x = F.gelu(self.fc1(x), approximate=self.approximate)
-        return self.fc2(x) if hasattr(self, "fc2") else x
+        x = F.gelu(self.fc1(x), approximate=self.block.approximate)
+        return self.fc2(x) if self.block.has_second else x
 
 
 class Fused(nn.Module):
@@ -84,18 +99,17 @@ class Fused(nn.Module):
 
     def __init__(self, layers: Layers) -> None:
         super().__init__()
-        activation = "gelu_tanh" if layers.approximate == "tanh" else "gelu"
-        sizes = layers.fc1.in_features, layers.fc1.out_features
+        block = layers.block
         made = partial(
-            amp_ext.nn.MLP if hasattr(layers, "fc2") else amp_ext.nn.Linear,
-            *sizes,
+            amp_ext.nn.MLP if block.has_second else amp_ext.nn.Linear,
+            *(block.width, block.hidden),
             device=layers.fc1.weight.device,
             dtype=layers.fc1.weight.dtype,
-            activation=activation,
+            activation="gelu_tanh" if block.approximate == "tanh" else "gelu",
         )
-        self.norm = getattr(layers, "norm", nn.Identity())
+        self.norm = layers.norm if block.normed else nn.Identity()
         self.fused = made()
-        if hasattr(layers, "fc2"):
+        if block.has_second:
             self.fused.fc1, self.fused.fc2 = layers.fc1, layers.fc2
         else:
             self.fused.weight, self.fused.bias = layers.fc1.weight, layers.fc1.bias
@@ -104,131 +118,153 @@ class Fused(nn.Module):
         return self.fused(self.norm(x))
 
 
+@dataclass(frozen=True)
+class Variant:
+    """One implementation of the layers.
+
+    Args:
+        module: computes them.
+        parameters: whose gradients it forms, in the order of those of `Layers`.
+        around: the context in which it does.
+    """
+
+    module: Callable[[Tensor], Tensor]
+    parameters: Sequence[Tensor]
+    around: Callable[[], AbstractContextManager] = nullcontext
+
+
+@dataclass(frozen=True)
 class Pass:
-    """A module and its input; one launch is a forward pass, with `backward` all gradients too."""
+    """What a launch does: a forward pass, and with `grad`, the result's, a backward pass too."""
 
-    def __init__(self, module: Callable[[Tensor], Tensor], parameters, x: Tensor, grad: Tensor):
-        self.module, self.parameters = module, list(parameters)
-        self.x, self.grad = x, grad
+    variant: Variant
+    x: Tensor
+    grad: Tensor | None
 
-    def forward(self) -> Tensor:
-        with torch.no_grad():
-            return self.module(self.x)
+    def run(self) -> list[Tensor]:
+        """The result; with `grad` also the gradients of the input and of all parameters."""
+        module, parameters = self.variant.module, self.variant.parameters
+        if self.grad is None:
+            with torch.no_grad():
+                return [module(self.x)]
+        out = module(self.x)
+        return [out, *torch.autograd.grad(out, [self.x, *parameters], self.grad)]
 
-    def backward(self) -> Sequence[Tensor]:
-        """The result and the gradients of the input and of all parameters."""
-        out = self.module(self.x)
-        return out, *torch.autograd.grad(out, [self.x, *self.parameters], self.grad)
 
-
-def te_module(library: providers.TransformerEngine, layers: Layers) -> nn.Module | None:
-    """TransformerEngine's, with equal parameters; None for what it has no layer for."""
-    if hasattr(layers, "norm"):
-        return library.norm_mlp(layers.norm, layers.fc1, layers.fc2)
-    if hasattr(layers, "fc2"):
-        return None
-    return nn.Sequential(library.linear(layers.fc1), nn.GELU())
+def te_variant(library: providers.TransformerEngine, layers: Layers) -> Variant:
+    """TransformerEngine's, with equal parameters in the same order."""
+    if layers.block.normed:
+        module = library.norm_mlp(layers.norm, layers.fc1, layers.fc2)
+    else:
+        module = nn.Sequential(library.linear(layers.fc1), nn.GELU())
+    return Variant(module, list(module.parameters()))
 
 
 def build(block: Block, dtype: torch.dtype, backward: bool, setup: Setup) -> Trial:
     """All providers have the same input; parameters are shared, or of the same values."""
     layers = Layers(block, dtype, setup.device)
+    shared = list(layers.parameters())
     generator = torch.Generator(setup.device).manual_seed(0)
-    outputs = block.hidden if block.kind == LINEAR else block.width
+    outputs = block.width if block.has_second else block.hidden
     x, grad = (
         torch.randn(block.tokens, n, device=setup.device, generator=generator).to(dtype)
         for n in (block.width, outputs)
     )
     x.requires_grad_(backward)
-    modules: dict[str, tuple[Callable, Callable]] = {
-        name: (Fused(layers), around)
+    passes: dict[str, Pass] = {}
+
+    def pass_of(variant: Variant) -> Pass:
+        return Pass(variant, x, grad if backward else None)
+
+    def provider(name: str, make: Callable[[], Variant]) -> Provider:
+        each = passes[name] = pass_of(make())
+        return Provider(name, each.run, around=each.variant.around)
+
+    def run_program(program: Callable[[Tensor], Tensor]) -> None:
+        pass_of(Variant(program, shared)).run()
+
+    makers: dict[str, Callable[[], Variant]] = {
+        name: partial(Variant, Fused(layers), shared, around)
         for name, around in providers.ours(setup.device, products=True).items()
     }
-    modules[BASELINE] = layers, providers.nullcontext
-    if setup.compiled and (program := compiled(layers, x, grad, backward)):
-        modules[providers.COMPILE] = program, providers.nullcontext
-    if (library := providers.transformer_engine(setup.device)) and (
-        module := te_module(library, layers)
-    ):
-        modules[providers.TRANSFORMER_ENGINE] = module, providers.nullcontext
-    passes = {
-        name: (Pass(module, parameters_of(module, layers), x, grad), around)
-        for name, (module, around) in modules.items()
-    }
+    makers[BASELINE] = partial(Variant, layers, shared)
+    if setup.compiled and (program := providers.compiled(layers.forward, run_program)):
+        makers[providers.COMPILE] = partial(Variant, program, shared)
+    library = providers.transformer_engine(setup.device)
+    if library and block.kind in TE_KINDS:
+        makers[providers.TRANSFORMER_ENGINE] = partial(te_variant, library, layers)
 
-    def verify_all() -> None:
+    def verify(names: Collection[str]) -> dict[str, str]:
         expected = Expected(layers, x, grad)
-        for name, (each, around) in passes.items():
-            with around():
-                results = each.backward() if backward else (each.forward(),)
+
+        def run(name: str) -> None:
+            with passes[name].variant.around():
+                results = passes[name].run()
             expected.compare(name, results)
+
+        return faults({name: partial(run, name) for name in names})
 
     return Trial(
         tuple(
-            Provider(name, each.backward if backward else each.forward, around=around)
-            for name, (each, around) in passes.items()
+            providers.guarded(name, partial(provider, name, make)) for name, make in makers.items()
         ),
-        verify_all,
+        verify,
         Work(flops=block.flops * (3 if backward else 1)),
     )
-
-
-def parameters_of(module: Callable, layers: Layers) -> list[Tensor]:
-    """In the order of torch's, which TransformerEngine's norm, fc1 and fc2 follow too."""
-    shared = isinstance(module, (Layers, Fused)) or not isinstance(module, nn.Module)
-    return list((layers if shared else module).parameters())
-
-
-def compiled(layers: Layers, x: Tensor, grad: Tensor, backward: bool) -> Callable | None:
-    def run(program: Callable[[Tensor], Tensor]) -> None:
-        once = Pass(program, layers.parameters(), x, grad)
-        once.backward() if backward else once.forward()
-
-    return providers.compiled(layers.forward, run)
 
 
 class Expected:
     """The result and the gradients in FP64, with bounds for any order of roundings to 16 bits."""
 
     def __init__(self, layers: Layers, x: Tensor, grad: Tensor) -> None:
-        self.layers, self.dtype = layers, x.dtype
-        exact = Bounded.exact
+        block, exact = layers.block, Bounded.exact
+        self.dtype = x.dtype
+        self.terms = block.tokens + block.width + block.hidden
         inputs = exact(x)
         self.through_norm: list[Tensor] = []
-        if hasattr(layers, "norm"):
+        if block.normed:
             inputs = exact(copy.deepcopy(layers.norm).double()(x.detach().double()))
             inputs = inputs.rounded(self.dtype)
             self.through_norm = norm_gradients(layers, x, grad)
         before = self.rounded(inputs @ exact(layers.fc1.weight).mT + exact(layers.fc1.bias))
-        hidden = self.rounded(before.gelu(layers.approximate))
+        hidden = self.rounded(before.gelu(block.approximate))
         given = exact(grad)
         second: list[Bounded] = []
         self.out = hidden
-        if hasattr(layers, "fc2"):
+        if block.has_second:
             weight = exact(layers.fc2.weight)
             self.out = self.rounded(hidden @ weight.mT + exact(layers.fc2.bias))
             second = [given.mT @ hidden, given.column_sums()]
             given = self.rounded(given @ weight)
-        given = self.rounded(given.times_gelu_derivative(before, layers.approximate))
+        given = self.rounded(given.times_gelu_derivative(before, block.approximate))
         self.to_input = self.rounded(given @ exact(layers.fc1.weight))
-        self.gradients = [given.mT @ inputs, given.column_sums(), *second]
+        first = [given.mT @ inputs, given.column_sums()]
+        self.gradients = [self.rounded(each) for each in (*first, *second)]
 
     def rounded(self, value: Bounded) -> Bounded:
         return value if self.dtype == torch.float32 else value.rounded(self.dtype)
 
     def compare(self, name: str, results: Sequence[Tensor]) -> None:
-        self.rounded(self.out).compare(results[0], f"{name}'s result")
+        """Raise CheckError unless the result, and the gradients if there are any, are near."""
+        self.compare_one(self.out, results[0], f"{name}'s result")
         if len(results) == 1:
             return
         rest = list(results[1:])
         if self.through_norm:
-            compare_through_norm(name, rest[:3], self.through_norm)
-            rest = rest[3:]
+            for (what, units), exact in zip(NORM_UNITS.items(), self.through_norm, strict=True):
+                title = f"{name}'s gradient of the norm's {what}"
+                compare_norms(rest.pop(0), exact, self.terms, title, units)
         else:
-            self.to_input.compare(rest.pop(0), f"{name}'s gradient of the input")
+            self.compare_one(self.to_input, rest.pop(0), f"{name}'s gradient of the input")
         check(len(rest) == len(self.gradients), f"{name} has {len(rest)} gradients")
         for place, (bounded, gradient) in enumerate(zip(self.gradients, rest, strict=True)):
-            self.rounded(bounded).compare(gradient, f"{name}'s gradient of parameter {place}")
+            self.compare_one(bounded, gradient, f"{name}'s gradient of parameter {place}")
+
+    def compare_one(self, bounded: Bounded, result: Tensor, title: str) -> None:
+        """Each element, to a bound that grows with every product; and blocks, in norm."""
+        check(result.dtype == self.dtype, f"{title} is {result.dtype}")
+        bounded.compare(result, title)
+        compare_norms(result, bounded.value, self.terms, title)
 
 
 def norm_gradients(layers: Layers, x: Tensor, grad: Tensor) -> list[Tensor]:
@@ -239,16 +275,6 @@ def norm_gradients(layers: Layers, x: Tensor, grad: Tensor) -> list[Tensor]:
     return list(torch.autograd.grad(double(inputs), wanted, grad.double()))
 
 
-def compare_through_norm(
-    name: str, gradients: Sequence[Tensor], expected: Sequence[Tensor]
-) -> None:
-    """As a whole: sixteen roundings to their dtype, of half a unit each, at the very most."""
-    for what, mine, exact in zip(("input", "weight", "bias"), gradients, expected, strict=True):
-        error = ((mine.double() - exact).norm() / exact.norm()).item()
-        near = error <= 8 * torch.finfo(mine.dtype).eps
-        check(near, f"{name}'s gradient of the norm's {what} is {error:.2g} off")
-
-
 def limit(setup: Setup) -> Case:
     """torch's product of square matrices in the first dtype, nothing else."""
     size = 64 if setup.quick else 512 if setup.small else 4096
@@ -256,9 +282,9 @@ def limit(setup: Setup) -> Case:
 
     def build_product() -> Trial:
         a, b = (torch.randn(size, size, device=setup.device).to(dtype) for _ in range(2))
-        return Trial((Provider("torch", lambda: torch.mm(a, b.mT)),), work=Work(flops=2 * size**3))
+        return Trial((Provider(BASELINE, lambda: torch.mm(a, b.mT)),), work=Work(flops=2 * size**3))
 
-    return Case(f"torch.mm {size}^3 NT {NAMES[dtype]}", build_product, limit=True)
+    return Case(f"torch.mm {size}^3 NT {NAMES[dtype]}", build_product, dtype=dtype, limit=True)
 
 
 def blocks(setup: Setup) -> list[tuple[str, Block]]:
@@ -284,6 +310,7 @@ def cases(setup: Setup) -> list[Case]:
         Case(
             f"{NAMES[dtype]} {name}{', fwd+bwd' if backward else ', forward'}",
             partial(build, block, dtype, backward, setup),
+            dtype=dtype,
         )
         for dtype in setup.dtypes(FP16, BF16, also=(FP32,))
         for name, block in blocks(setup)

@@ -120,6 +120,11 @@ def small_shapes() -> list[Shape]:
     return [*squares((2048, 1024)), *example_shapes(quick=False)]
 
 
+def planned_products() -> list[Shape]:
+    """Of what plans of the CUDA gemm are compared: all products for a GPU that are not added."""
+    return [s for s in (*large_shapes(), *small_shapes()) if not s.accumulate]
+
+
 def example_shapes(quick: bool) -> list[Shape]:
     """The layers of the checkerboard, digits and regression networks."""
     pixels = 144 if quick else 9216

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import torch
 
 from amp_ext._library import _C
-from gemm_shapes import Shape, large_shapes, small_shapes
+from gemm_shapes import Shape, planned_products
 
 PRODUCTS = 2048  # of Hopper's tensor cores, a cycle and multiprocessor, by the data sheet
 WIDE = 32
@@ -38,8 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--multiprocessors", type=int, default=132, help="132 by default")
     parser.add_argument("--sm80", action="store_true", help="plan for GPUs other than Hopper")
     options = parser.parse_args(argv)
-    shapes = [*small_shapes(), *large_shapes()]
-    for shape in (shape for shape in shapes if not shape.accumulate):
+    for shape in planned_products():
         print(*lines(shape, options.multiprocessors, not options.sm80), sep="\n")
     return 0
 

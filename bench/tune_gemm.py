@@ -4,7 +4,8 @@
     python bench/tune_gemm.py --filter wgrad
 
 Each plan is timed beside the planner's own; an entry is printed where one is faster by more than
-the noise. Needs a GPU of compute capability 9.0.
+the noise. Plans with a wrong result are named on stderr, and the exit status is 1. Needs a GPU of
+compute capability 9.0.
 """
 
 from __future__ import annotations
@@ -21,8 +22,10 @@ import torch
 
 import providers
 from amp_ext import _C
-from bench_gemm import Operands, ours, verify
-from gemm_shapes import Shape, large_shapes, small_shapes
+from bench_gemm import Operands, ours, turns, verify
+from gemm_shapes import Shape, planned_products
+from lists import rotated
+from providers import Line
 from registry import Provider
 from timing import Budget, interleaved
 
@@ -83,18 +86,32 @@ def entry(shape: Shape, plan: Candidate) -> str:
     )
 
 
-def tune(shape: Shape) -> str | None:
-    """Time all plans of one product; return an entry where one beats the planner's."""
-    given = Operands.of(shape, torch.float16, torch.device("cuda"))
+class Tuned(NamedTuple):
+    """An entry where a plan beats the planner's, and what is wrong with results, by plan."""
+
+    entry: str | None
+    wrong: dict[str, str]
+
+
+def tune(shape: Shape) -> Tuned:
+    """Time all plans of one product, but for those with a wrong result."""
+    device = torch.device("cuda")
+    given = Operands.of(shape, torch.float16, device)
     plans: dict[str, Candidate | None] = {PLANNED: None}
-    for plan in candidates(shape):
-        verify(shape, given, {plan.words(): (ours, partial(forced, plan))})
-        plans[plan.words()] = plan
-    lines = [
-        Provider(name, lambda: ours(shape, given), around=partial(forced, plan))
-        for name, plan in plans.items()
+    plans |= {plan.words(): plan for plan in candidates(shape)}
+    lines = {name: Line(ours, partial(forced, plan)) for name, plan in plans.items()}
+    wrong = verify(shape, given, lines)
+    for name, fault in wrong.items():
+        print(f"{shape.name} {shape.layout}, {name}: {fault}", file=sys.stderr)
+    if PLANNED in wrong:
+        return Tuned(None, wrong)
+    sets = rotated(given, given.bytes, Operands.clone, device)
+    timed = [
+        Provider(name, turns(line.launch, shape, sets), around=line.around)
+        for name, line in lines.items()
+        if name not in wrong
     ]
-    times = {n: q.p20 for n, q in interleaved(lines, BUDGET, events=True).items()}
+    times = {n: q.p20 for n, q in interleaved(timed, BUDGET, events=True).items()}
     best = min(times, key=times.__getitem__)
     tflops = {name: shape.flops / us / 1e6 for name, us in times.items()}
     print(
@@ -103,7 +120,8 @@ def tune(shape: Shape) -> str | None:
         flush=True,
     )
     plan = plans[best]
-    return entry(shape, plan) if plan and times[PLANNED] > NOISE * times[best] else None
+    faster = plan and times[PLANNED] > NOISE * times[best]
+    return Tuned(entry(shape, plan) if faster else None, wrong)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -114,10 +132,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("tune_gemm: needs a GPU of compute capability 9.0", file=sys.stderr)
         return 1
     print(f"// {torch.cuda.get_device_name()}, torch {torch.__version__}")
-    shapes = [s for s in (*large_shapes(), *small_shapes()) if not s.accumulate]
-    found = [tune(shape) for shape in shapes if options.filter in f"{shape.name} {shape.layout}"]
-    print(*filter(None, found), sep="\n")
-    return 0
+    found = [
+        tune(shape)
+        for shape in planned_products()
+        if options.filter in f"{shape.name} {shape.layout}"
+    ]
+    print(*(tuned.entry for tuned in found if tuned.entry), sep="\n")
+    return int(any(tuned.wrong for tuned in found))
 
 
 if __name__ == "__main__":

@@ -298,20 +298,33 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
 def test_transformer_engine(engine, backward) -> None:
     """Where it has a layer its line passes the check, with parameters of torch's values."""
     setup = registry.Setup(CPU)
-    for kind, here in (("linear+GELU", 1), ("MLP", 0), ("norm+MLP", 1)):
+    for kind, here in (("linear+GELU", True), ("MLP", False), ("norm+MLP", True)):
         block = bench_linear.Block(kind, tokens=8, width=24, hidden=40)
         trial = bench_linear.build(block, FP16, backward, setup)
-        assert [p.name for p in trial.providers] == ["cpu", "torch", *here * ["te"]]
+        names = [provider.name for provider in trial.providers]
+        assert names == (["cpu", "torch", "te"] if here else ["cpu", "torch"])
         for provider in trial.providers:
             provider.launch()
-        trial.verify()
+        assert trial.verify(names) == {}
+
+
+def test_transformer_engine_that_fails_leaves_the_others(engine) -> None:
+    engine.LayerNormMLP = None
+    block = bench_linear.Block("norm+MLP", tokens=8, width=24, hidden=40)
+    trial = bench_linear.build(block, FP16, True, registry.Setup(CPU))
+    *_, line = trial.providers
+    with pytest.raises(TypeError, match="not callable"):
+        line.launch()
+    assert line.name == "te"
+    assert trial.verify(["cpu", "torch"]) == {}
 
 
 def test_wrong_gradient_through_the_norm_is_found(engine) -> None:
     layers = bench_linear.Layers(bench_linear.Block("norm+MLP", 8, 24, 40), FP16, CPU)
     x, grad = torch.randn(8, 24).half().requires_grad_(), torch.randn(8, 24).half()
     expected = bench_linear.Expected(layers, x, grad)
-    results = list(bench_linear.Pass(layers, layers.parameters(), x, grad).backward())
+    variant = bench_linear.Variant(layers, list(layers.parameters()))
+    results = bench_linear.Pass(variant, x, grad).run()
     expected.compare("torch", results)
     for place in range(len(results)):
         wrong = [result.detach().clone() for result in results]
