@@ -215,7 +215,7 @@ def test_amp_ext_alone(tmp_path, capsys):
     options = ("unscale", "--filter", "2 x 10", "--ours", "--seconds", "0")
     status, records = run_quick(tmp_path / "out.jsonl", *options)
     assert status == 0
-    assert [record["provider"] for record in records] == ["copy", "cpu"]
+    assert [record["provider"] for record in records] == ["mul_", "cpu"]
     assert [record["ratio"] for record in records] == [None, None]
 
 
