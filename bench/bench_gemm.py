@@ -224,7 +224,7 @@ OP = Op(
         "transposed in memory. A weight's gradient is FP32: wgrad, accumulate adds it to the last "
         "one. torch rounds that to 16 bits first; fp32 is torch's product of FP32 operands.",
         "On a GPU ratios are to cublaslt: the fastest of the algorithms that cuBLASLt's heuristics "
-        "name, into amp_ext's dtype; library is amp_ext by torch's GEMM.",
+        "name for sums in FP32, into amp_ext's dtype; library is amp_ext by torch's GEMM.",
     ),
     rate="GFLOP/s",
     host=False,
