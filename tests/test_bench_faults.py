@@ -214,7 +214,7 @@ def test_wrong_op_gets_no_ratio(tmp_path, capsys, monkeypatch, fault):
             patch.setattr(amp_ext.ops, fault.replaced, fault.fault)
             yield
 
-    backends = {"cpu": nullcontext, "library": wrong}
+    backends = {"cpu": nullcontext, "triton": wrong}
     monkeypatch.setattr(providers, "ours", lambda device, products=False: backends)
     status, (_, *records) = run_quick(tmp_path / "out.jsonl", fault.op, "--filter", fault.filter)
     printed = capsys.readouterr().out
@@ -222,7 +222,7 @@ def test_wrong_op_gets_no_ratio(tmp_path, capsys, monkeypatch, fault):
     assert "NO RATIO, CheckError: " in printed
     assert printed.splitlines()[-1].split()[-1] == "none"
     for record in records:
-        if record["provider"] == "library":
+        if record["provider"] == "triton":
             assert record["error"].startswith("CheckError: ")
             assert record["ratio"] is None
         else:
@@ -237,7 +237,7 @@ def test_a_backend_that_fails_leaves_the_others_their_ratios(tmp_path, monkeypat
         raise RuntimeError("no kernel image")
         yield
 
-    backends = {"cpu": nullcontext, "library": fails}
+    backends = {"cpu": nullcontext, "triton": fails}
     monkeypatch.setattr(providers, "ours", lambda device, products=False: backends)
     text = {
         "update": "1 found_inf, scale un",
@@ -248,7 +248,7 @@ def test_a_backend_that_fails_leaves_the_others_their_ratios(tmp_path, monkeypat
     status, (_, *records) = run_quick(tmp_path / "out.jsonl", *options)
     assert status == 1
     errors = {record["provider"]: record["error"] for record in records}
-    assert errors.pop("library") == "RuntimeError: no kernel image"
+    assert errors.pop("triton") == "RuntimeError: no kernel image"
     assert set(errors.values()) == {None}
     assert all(record["ratio"] for record in records if record["provider"] == "cpu")
 
