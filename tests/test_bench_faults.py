@@ -237,7 +237,7 @@ def test_a_backend_that_fails_leaves_the_others_their_ratios(tmp_path, monkeypat
         raise RuntimeError("no kernel image")
         yield
 
-    backends = {"cpu": nullcontext, "library": fails}
+    backends = {"cpu": nullcontext, "triton": fails}
     monkeypatch.setattr(providers, "ours", lambda device, products=False: backends)
     text = {
         "update": "1 found_inf, scale un",
@@ -248,7 +248,7 @@ def test_a_backend_that_fails_leaves_the_others_their_ratios(tmp_path, monkeypat
     status, (_, *records) = run_quick(tmp_path / "out.jsonl", *options)
     assert status == 1
     errors = {record["provider"]: record["error"] for record in records}
-    assert errors.pop("library") == "RuntimeError: no kernel image"
+    assert errors.pop("triton") == "RuntimeError: no kernel image"
     assert set(errors.values()) == {None}
     assert all(record["ratio"] for record in records if record["provider"] == "cpu")
 
