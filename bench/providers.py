@@ -173,16 +173,16 @@ class TransformerEngine(NamedTuple):
     layers: ModuleType
 
     def linear(self, layer: torch.nn.Linear) -> torch.nn.Module:
-        made = self.layers.Linear(
+        module = self.layers.Linear(
             layer.in_features, layer.out_features, bias=True, params_dtype=layer.weight.dtype
         )
-        return _with_values(made, weight=layer.weight, bias=layer.bias)
+        return _with_values(module, weight=layer.weight, bias=layer.bias)
 
     def norm_mlp(
         self, norm: torch.nn.LayerNorm, first: torch.nn.Linear, second: torch.nn.Linear
     ) -> torch.nn.Module:
         """LayerNorm, linear, GELU by tanh, linear."""
-        made = self.layers.LayerNormMLP(
+        module = self.layers.LayerNormMLP(
             first.in_features,
             first.out_features,
             eps=norm.eps,
@@ -191,7 +191,7 @@ class TransformerEngine(NamedTuple):
             params_dtype=first.weight.dtype,
         )
         return _with_values(
-            made,
+            module,
             layer_norm_weight=norm.weight,
             layer_norm_bias=norm.bias,
             fc1_weight=first.weight,

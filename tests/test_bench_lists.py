@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from bench_program import BENCH
+from bench_program import BENCH, quiet, run_quick  # noqa: F401  (a fixture)
 
 sys.path.append(str(BENCH))
 
@@ -52,6 +52,24 @@ def test_different_counts_tensors_whose_bits_differ(dtype) -> None:
     others[2].zero_()
     assert lists.different(tensors, others) == 2
     assert lists.different([torch.zeros(1)], [-torch.zeros(1)]) == 1
+
+
+def test_nans_are_alike() -> None:
+    """torch's product of a BF16 NaN and 1 is another NaN."""
+    nan, other, number = (torch.tensor([bits], dtype=torch.int16) for bits in (0x7FC0, 0x7FFF, 1))
+    nan, other, number = (tensor.view(BF16) for tensor in (nan, other, number))
+    assert lists.different([nan], [other]) == 0
+    assert lists.different([nan, number], [number, nan]) == 2
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+@pytest.mark.parametrize("op", ["unscale", "check", "norm"])
+def test_lists_of_one_dtype(tmp_path, capsys, op, dtype) -> None:
+    options = (op, "--dtype", dtype, "--filter", "2 x 10")
+    status, (limit, *records) = run_quick(tmp_path / "out.jsonl", *options)
+    assert status == 0, capsys.readouterr().out
+    assert limit["dtype"] == "fp32"
+    assert {record["dtype"] for record in records} == {dtype}
 
 
 def test_sets_exceed_a_gpus_cache(monkeypatch) -> None:
