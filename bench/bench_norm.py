@@ -59,8 +59,8 @@ def build(case: GradientList, setup: Setup) -> Trial:
 
 def exact_norm(grads: Gradients) -> float:
     """In float64, of the products."""
-    squares = [(grad.double() * INV_SCALE).square().sum() for grad in grads.flat]
-    return torch.stack(squares).sum().sqrt().item()
+    norms = [torch.linalg.vector_norm(grad, dtype=torch.float64) for grad in grads.flat]
+    return torch.linalg.vector_norm(torch.stack(norms)).item() * INV_SCALE
 
 
 def verify(line: Line, grads: Gradients) -> None:

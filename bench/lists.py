@@ -175,7 +175,7 @@ def build(
         raised = {name for name in names if flags[name].item() != 0}
         if raised and not all(each.are_finite() for each in sets):
             raised = set()  # rightly: one of them has made infinities of what all share
-        fresh = case.gradients(device)
+        fresh = grads if grads.are_finite() else case.gradients(device)
 
         def verify_line(name: str) -> None:
             check(name not in raised, "found_inf was raised for finite gradients")
@@ -221,15 +221,23 @@ def new_flag(line: Line, device: torch.device) -> Tensor:
 
 
 def different(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> int:
-    """How many tensors differ from their partner in a bit, where not both have a NaN.
-
-    All are compared at once: a GPU would be waited for at each of thousands.
-    """
-    mine, theirs = (torch.cat([t.reshape(-1) for t in each]) for each in (tensors, others))
-    differ = (bits(mine) != bits(theirs)) & ~(mine.isnan() & theirs.isnan())
-    if not differ.any():
+    """How many tensors differ from their partner in a bit, where not both have a NaN."""
+    if not tensors[0].is_cuda:
+        return sum(differ(*pair) for pair in zip(tensors, others, strict=True))
+    # All at once: a GPU would be waited for at each of thousands.
+    joined = [torch.cat([t.reshape(-1) for t in each]) for each in (tensors, others)]
+    if not differ(*joined):
         return 0
-    return sum(bool(part.any()) for part in differ.split([t.numel() for t in tensors]))
+    parts = zip(*(each.split([t.numel() for t in tensors]) for each in joined), strict=True)
+    return sum(differ(*pair) for pair in parts)
+
+
+def differ(mine: Tensor, theirs: Tensor) -> bool:
+    """Whether two dense tensors of one dtype differ in a bit, where not both have a NaN."""
+    if bits(mine).equal(bits(theirs)):
+        return False
+    both = mine.isnan() & theirs.isnan()
+    return bool(((bits(mine) != bits(theirs)) & ~both).any())
 
 
 def bits(tensor: Tensor) -> Tensor:

@@ -35,7 +35,7 @@ FULL = {"cpu": Budget(0.4, 11, 50.0), "cuda": Budget(0.3, 25, 2000.0)}
 QUICK = {"cpu": Budget(0.05, 5, 20.0), "cuda": Budget(0.1, 5, 500.0)}
 WARM_UPS = 3
 MAX_SAMPLES = 2000
-SLOW_US = 0.5e6  # a sample that takes so long is taken
+SLOW_US = 0.2e6  # a sample that takes so long is taken
 SLOW_TURN = 5  # in every so many rounds
 
 
@@ -70,18 +70,19 @@ def interleaved(
 
     A sample is one launch, or as many launches as make up `budget.sample_us` (never more than one
     when a provider has `prepare`). All providers get the same number of samples and of launches,
-    but for those whose sample takes more than half a second: they sit out four rounds of five.
+    but for those whose sample takes over a fifth of a second: they sit out four rounds of five.
     The clock is the host's, or a GPU's if `events`.
     """
     sample = _event_sample_us if events else _host_sample_us
-    for _ in range(WARM_UPS):  # the last one's times count
-        shortest = min(sample(provider, 1) for provider in providers)
+    warm: dict[str, float] = {}
+    for _ in range(WARM_UPS):  # the last one's times count; a slow provider needs one alone
+        for provider in providers:
+            if warm.get(provider.name, 0.0) <= SLOW_US:
+                warm[provider.name] = sample(provider, 1)
     launches = 1
     if not any(provider.prepare for provider in providers):
-        launches = max(1, math.ceil(budget.sample_us / shortest))
-    slow = {
-        provider.name for provider in providers if sample(provider, launches) * launches > SLOW_US
-    }
+        launches = max(1, math.ceil(budget.sample_us / min(warm.values())))
+    slow = {name for name, us in warm.items() if us * launches > SLOW_US}
 
     samples: dict[str, list[float]] = {provider.name: [] for provider in providers}
     deadline = time.perf_counter() + budget.seconds * len(providers)
