@@ -176,9 +176,9 @@ def verify(shape: Shape, given: Operands, lines: Mapping[str, Line]) -> dict[str
             result = line.launch(shape, mine.widened() if wide else mine)
         wanted = FP32 if wide else shape.out or dtype
         check(result.dtype == wanted, f"{name}'s result is {result.dtype}, not {wanted}")
-        results[name] = result, partial(ends, name, wanted)
+        results[name] = result, partial(as_returned, name, wanted)
 
-    def ends(name: str, wanted: torch.dtype, total: Bounded) -> Bounded:
+    def as_returned(name: str, wanted: torch.dtype, total: Bounded) -> Bounded:
         if name in IN_PARTS:
             total = total.in_parts(shape.k, dtype)
         return total if wanted == FP32 else total.rounded(wanted)

@@ -59,14 +59,13 @@ class Run:
         return {provider: Ratios(cases) for provider, cases in found.items()}
 
     @property
-    def refused(self) -> list[str]:
+    def refused(self) -> dict[str, list[str]]:
         """The cases in which a provider of amp_ext's, or the baseline, failed or was wrong."""
-        wrong = (
-            record["case"]
-            for record in self.measured
-            if record["error"] and record["provider"] in (*OURS, record["baseline"])
-        )
-        return list(dict.fromkeys(wrong))
+        wrong: dict[str, list[str]] = {}
+        for record in self.measured:
+            if record["error"] and record["provider"] in (*OURS, record["baseline"]):
+                wrong.setdefault(record["provider"], []).append(record["case"])
+        return wrong
 
     def baselines(self, provider: str) -> list[str]:
         """What a provider's counted ratios are to."""
@@ -139,7 +138,9 @@ class Measurement:
 
     @property
     def key(self) -> tuple[str, str, str]:
-        return self.machine, self.records[0]["op"], self.records[0]["case"]
+        first = self.records[0]
+        case = f"limit {first['dtype']}" if first["limit"] else first["case"]
+        return self.machine, first["op"], case
 
     @property
     def quick(self) -> bool:

@@ -48,7 +48,8 @@ def table(ledger: Path) -> str:
             values = (ratios.mean, ratios.cases[ratios.worst], ratios.cases[ratios.best])
             texts = map(ratio_text, values)
             lines.append(ROW.format(run.op, provider, len(ratios.cases), *texts))
-        lines += [f"    {run.op} refused: {case}" for case in run.refused]
+        for provider, cases in run.refused.items():
+            lines += [f"    {run.op}, {provider}, refused: {case}" for case in cases]
     return "\n".join(lines)
 
 

@@ -109,10 +109,19 @@ def _modern(line: Mapping[str, object]) -> dict:
     if name.endswith(" (to fp32)"):
         record["baseline"] = "fp32"
     if "dtype" not in line:
+        record["case"] = _renamed(record)
         words = re.split(r"\W+", str(record["case"]))
         dtypes = [dtype for dtype in ("fp16", "bf16", "fp32") if dtype in words]
         record["dtype"] = dtypes[0] if len(dtypes) == 1 else None
     return record
+
+
+def _renamed(record: Mapping[str, object]) -> object:
+    """autocast's cases, which did not begin with their dtype."""
+    case = record["case"]
+    if record["op"] != "autocast" or record["limit"] or str(case).startswith(("fp16", "bf16")):
+        return case
+    return f"fp16 {case.replace(', FP16', '').replace('with backward', 'fwd+bwd')}"
 
 
 def file_in(folder: Path, device: str, name: str, commit: str | None) -> Path:

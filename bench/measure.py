@@ -6,6 +6,7 @@ import gc
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from functools import partial
 
 import ledger
 import timing
@@ -33,9 +34,8 @@ class Outcome:
     def ratio(self, provider: str) -> float | None:
         """The baseline's time over the provider's at p20; above 1 the provider is faster."""
         baseline = self.case.baseline
-        if provider == baseline or any(
-            name in self.errors or name not in self.times for name in (provider, baseline)
-        ):
+        right = self.times.keys() - self.errors.keys()
+        if provider == baseline or not {provider, baseline} <= right:
             return None
         return self.times[baseline].p20 / self.times[provider].p20
 
@@ -83,8 +83,8 @@ def measure(case: Case, op: Op, setup: Setup, budget: timing.Budget, ours_only: 
         ours_only: leave all providers out but amp_ext's; then there are no ratios.
     """
     outcome = Outcome(case)
-    run = {case.baseline: lambda: _measure(outcome, op, setup, budget, ours_only)}
-    outcome.errors.update(faults(run))
+    run = partial(_measure, outcome, op, setup, budget, ours_only)
+    outcome.errors.update(faults({case.baseline: run}))
     gc.collect()  # of the inputs, which are large
     return outcome
 
@@ -98,8 +98,12 @@ def _measure(
     asked = asked or trial.providers
     if not setup.on_gpu:
         outcome.foreign_cores = timing.foreign_load(wait=0.0 if setup.quick else 0.5)
-    outcome.errors.update(faults({p.name: lambda p=p: timing.launch_once(p) for p in asked}))
-    able = [provider for provider in asked if provider.name not in outcome.errors]
-    if able:
-        outcome.times = timing.interleaved(able, budget, setup.on_gpu and not op.host)
-    outcome.errors.update(trial.verify(outcome.times.keys()))
+    outcome.errors.update(faults({p.name: partial(timing.launch_once, p) for p in asked}))
+    while able := [provider for provider in asked if provider.name not in outcome.errors]:
+        try:
+            outcome.times = timing.interleaved(able, budget, setup.on_gpu and not op.host)
+            break
+        except timing.Failed as failure:
+            outcome.errors[failure.name] = failure.why
+    if outcome.times:
+        outcome.errors.update(trial.verify(outcome.times.keys()))

@@ -2,8 +2,8 @@
 
     python bench/plot.py [--results DIR] [--out DIR] [--formats png svg]
 
-Of each machine (a folder of DIR) and op the newest lines count. A figure for which lines are
-missing is left out, and a sentence says so.
+Of each machine (a folder of DIR) and case the newest measurement counts. A figure for which lines
+are missing is left out, and a sentence says so.
 """
 
 from __future__ import annotations
@@ -45,6 +45,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         import draw
     except ImportError as error:
         print(f"plot: nothing drawn, {error}: pip install matplotlib", file=sys.stderr)
+        return 1
+    if not options.results.exists():
+        print(f"plot: nothing drawn, no ledger at {options.results}", file=sys.stderr)
         return 1
     for machine, figure in collect(options.results):
         if isinstance(figure, str):

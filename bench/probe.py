@@ -185,6 +185,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     wrong = compare(simt, cuda)
     for fault in (*faults, *wrong):
         say(fault)
+    if options.device and missing[options.device]:
+        return 1
     if asked := len(PROBES) * (simt + cuda):
         say(f"{asked - len(wrong)} of {asked} probes agree")
     return int(bool(faults or wrong))

@@ -90,7 +90,7 @@ def guarded(name: str, make: Callable[[], Provider]) -> Provider:
     try:
         return make()
     except Exception as error:
-        return Provider(name, partial(_raise, error))
+        return Provider(name, partial(_raise, error.with_traceback(None)))
 
 
 def _raise(error: Exception) -> None:

@@ -70,11 +70,15 @@ def machine_lines(runs: Sequence[Run]) -> Iterator[str]:
 
 
 def table(run: Run) -> Iterator[Sequence[str]]:
-    """A row for each of amp_ext's providers."""
-    for provider, ratios in run.ratios.items():
-        cases = str(len(ratios.cases))
-        if run.refused:
-            cases += f", {len(run.refused)} refused"
+    """A row for each of amp_ext's providers, and for a baseline that has failed."""
+    for provider in dict.fromkeys([*run.ratios, *run.refused]):
+        ratios, refused = run.ratios.get(provider), run.refused.get(provider)
+        cases = str(len(ratios.cases) if ratios else 0)
+        if refused:
+            cases += f", {len(refused)} refused"
+        if ratios is None:
+            yield run.op, provider, "", cases, "", "", ""
+            continue
         ends = (f"{ratio_text(ratios.cases[c])} ({c})" for c in (ratios.worst, ratios.best))
         to = ", ".join(run.baselines(provider))
         yield (run.op, provider, to, cases, ratio_text(ratios.mean), *ends)

@@ -44,8 +44,12 @@ def faults(checks: Mapping[str, Callable[[], object]]) -> dict[str, str]:
         try:
             run()
         except Exception as error:  # one provider's failure must leave the others their results
-            found[name] = f"{type(error).__name__}: {error}"
+            found[name] = described(error)
     return found
+
+
+def described(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         description=__doc__.partition("\n")[0],
         epilog=__doc__.partition("\n")[2],
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,  # what reads a ledger's commands knows whole options
     )
     add = parser.add_argument
     add("ops", nargs="+", choices=(*OPS, ALL), metavar="OP", help=f"{', '.join(OPS)}, or {ALL}")
@@ -89,7 +90,8 @@ def run_op(op: Op, options: argparse.Namespace, about: dict[str, object]) -> lis
     budget = (timing.QUICK if setup.quick else timing.FULL)[options.device]
     if options.seconds is not None:
         budget = replace(budget, seconds=options.seconds)
-    table.show(table.heading(op, about))
+    baselines = list(dict.fromkeys(case.baseline for case in cases))
+    table.show(table.heading(op, about, baselines))
     outcomes: list[Outcome] = []
     records: list[dict] = []
     for case in table.progress([op.limit(setup), *cases], op.name):
@@ -100,6 +102,9 @@ def run_op(op: Op, options: argparse.Namespace, about: dict[str, object]) -> lis
             ledger.append(options.json, found)
         outcomes.append(outcome)
         records += found
+        if fault := timing.device_fault():
+            print(f"{op.name} ends here, the GPU is lost: {fault}", file=sys.stderr)
+            break
     table.show(table.mean_rows(outcomes[1:]))
     foreign = max(outcome.foreign_cores or 0.0 for outcome in outcomes)
     if foreign > timing.FOREIGN_CORES:
@@ -122,6 +127,8 @@ def compare_with_base(options: argparse.Namespace) -> int:
         before, now = base.measure_both(options.base, options.ops, arguments)
     except base.BuildError as error:
         print(f"--base {options.base}: {error}", file=sys.stderr)
+        return 2
+    if not before and not now:
         return 2
     if options.json:
         ledger.append(options.json, [*before, *now])
@@ -146,6 +153,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if place:
             print()
         records += run_op(load(name), options, about)
+        if timing.device_fault():
+            break
     if not records:
         return 2
     status = int(any(record["error"] for record in records))

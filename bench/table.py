@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import ledger
 from measure import Outcome
-from registry import Op
+from registry import BASELINE, Op
 
 try:
     from tqdm import tqdm
@@ -23,9 +23,12 @@ ROW = "{:<40}{:<11}{:>10}{:>10}{:>10}{:>10}{:>9}"
 T = TypeVar("T")
 
 
-def heading(op: Op, environment: dict[str, object]) -> Iterator[str]:
+def heading(
+    op: Op, environment: dict[str, object], baselines: Sequence[str] = (BASELINE,)
+) -> Iterator[str]:
     where = "{device}: {device_name}, {threads} threads, torch {torch}, commit {commit}"
-    ratio = "Ratio: torch's p20 over this line's; above 1 it is faster than torch."
+    names = " or ".join(baselines)
+    ratio = f"Ratio: the p20 of {names} over this line's; above 1 this line is faster."
     for paragraph in (f"{op.name} on {where.format(**environment)}", *op.notes, ratio):
         yield textwrap.fill(paragraph, WIDTH)
     yield ROW.format("case", "", "p20 us", "p50 us", "p80 us", op.rate, "ratio")
@@ -48,7 +51,7 @@ def rows(outcome: Outcome, unit: str) -> Iterator[str]:
         ).rstrip()
         name = ""
     for provider, error in outcome.errors.items():
-        words = f"{name:<40}{provider:<11}NO RATIO, {error}"
+        words = f"{name:<40}{provider:<11}NO RATIO, {error.partition(chr(10))[0]}"
         yield from textwrap.wrap(words, WIDTH, drop_whitespace=False, subsequent_indent=" " * 51)
         name = ""
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from registry import Provider
+from registry import Provider, described
 
 FOREIGN_CORES = 0.5
 
@@ -63,6 +63,25 @@ def launch_once(provider: Provider) -> None:
             torch.cuda.synchronize()
 
 
+class Failed(Exception):
+    """A provider could not be timed; its name and why."""
+
+    def __init__(self, name: str, why: str) -> None:
+        super().__init__(f"{name}: {why}")
+        self.name, self.why = name, why
+
+
+def device_fault() -> str:
+    """Why the GPU cannot be used any more by this process, if it cannot."""
+    if not torch.cuda.is_initialized():
+        return ""
+    try:
+        torch.cuda.synchronize()
+    except Exception as error:  # torch has several types for it
+        return str(error).partition("\n")[0]
+    return ""
+
+
 def interleaved(
     providers: Sequence[Provider], budget: Budget, events: bool = False
 ) -> dict[str, Quantiles]:
@@ -72,8 +91,17 @@ def interleaved(
     when a provider has `prepare`). All providers get the same number of samples and of launches,
     but for those whose sample takes over a fifth of a second: they sit out four rounds of five.
     The clock is the host's, or a GPU's if `events`.
+
+    Raises:
+        Failed: a provider has raised.
     """
-    sample = _event_sample_us if events else _host_sample_us
+
+    def sample(provider: Provider, launches: int) -> float:
+        try:
+            return (_event_sample_us if events else _host_sample_us)(provider, launches)
+        except Exception as error:
+            raise Failed(provider.name, described(error)) from error
+
     warm: dict[str, float] = {}
     for _ in range(WARM_UPS):  # the last one's times count; a slow provider needs one alone
         for provider in providers:

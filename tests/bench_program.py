@@ -1,4 +1,4 @@
-"""The benchmark program, run in this process; tests put BENCH on the path."""
+"""The benchmark program, run in this process."""
 
 from __future__ import annotations
 

@@ -199,6 +199,17 @@ def test_a_wrong_result_leaves_the_others_their_ratios():
     assert records[2]["p20_us"] > 0
 
 
+def test_a_provider_that_fails_later_leaves_the_others_their_ratios():
+    calls = iter(range(3))
+    records = measured(lambda: trial_of(torch=lambda: 0, cuda=lambda: next(calls), cpu=lambda: 0))
+    found = {record["provider"]: (record["error"], bool(record["ratio"])) for record in records}
+    assert found == {
+        "torch": (None, False),
+        "cpu": (None, True),
+        "cuda": ("StopIteration: ", False),
+    }
+
+
 def test_without_its_baseline_a_case_has_times_alone():
     records = measured(lambda: trial_of(torch=fails, cuda=lambda: 0))
     found = {record["provider"]: (record["p20_us"] is None, record["ratio"]) for record in records}

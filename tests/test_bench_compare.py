@@ -193,6 +193,18 @@ def test_base_of_the_program(tmp_path: Path, capsys, monkeypatch) -> None:
     assert printed.splitlines()[-1].split()[:3] == ["geometric", "mean", "of"]
 
 
+def test_an_op_without_the_cases_leaves_the_others(tmp_path: Path, capsys, monkeypatch) -> None:
+    """Of BF16 the scale has no case."""
+    here = Path(base.amp_ext.__file__).parents[1]
+    monkeypatch.setattr(base, "base_package", lambda revision: here)
+    monkeypatch.setattr(base, "ROUNDS", 1)
+    options = ["--dtype", "bf16", "--filter", "2 x 10", "--base", "HEAD", "--seconds", "0"]
+    status, records = run_quick(tmp_path / "out.jsonl", "update", "cast", *options)
+    assert status == 0, capsys.readouterr().out
+    assert {record["op"] for record in records} == {"cast"}
+    assert run_quick(tmp_path / "none.jsonl", "update", *options) == (2, [])
+
+
 def test_no_such_base(capsys) -> None:
     assert run.main(["update", "--device", "cpu", "--base", "no-such-commit"]) == 2
     assert "--base no-such-commit: git rev-parse" in capsys.readouterr().err

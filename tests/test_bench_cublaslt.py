@@ -7,19 +7,13 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
-import sys
 from collections.abc import Callable, Sequence
 from ctypes import c_void_p
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor
-
-from cases import integers, stored
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "bench"))
 
 import bench_gemm
 import cublaslt
@@ -27,6 +21,7 @@ import measure
 import providers
 import registry
 import timing
+from cases import integers, stored
 from cublaslt import Layout
 from gemm_shapes import Shape
 

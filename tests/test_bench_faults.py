@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -11,10 +10,6 @@ import pytest
 import torch
 
 import amp_ext
-from bench_program import BENCH, quiet, run_quick  # noqa: F401  (a fixture)
-
-sys.path.append(str(BENCH))
-
 import bench_autocast
 import bench_cast
 import bench_check
@@ -25,6 +20,7 @@ import bench_unscale
 import bench_update
 import providers
 import registry
+from bench_program import BENCH, quiet, run_quick  # noqa: F401  (a fixture)
 from bounds import Bounded
 
 OPS = {name: getattr(amp_ext.ops, name) for name in amp_ext.ops.__all__}

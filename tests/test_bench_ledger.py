@@ -43,6 +43,10 @@ def test_what_was_appended_is_read(tmp_path: Path) -> None:
             {"case": "fp16 1024^3 NN (to fp32)"},
             {"case": "fp16 1024^3 NN", "counted": False, "baseline": "fp32", "dtype": "fp16"},
         ),
+        (
+            {"op": "autocast", "case": "mm, FP16, with backward"},
+            {"case": "fp16 mm, fwd+bwd", "dtype": "fp16"},
+        ),
         ({"case": "300 x 10 fp32+bf16"}, {"dtype": None}),
         ({"case": "bf16 MLP, forward"}, {"dtype": "bf16"}),
         ({"case": "bf16 MLP, forward", "dtype": "fp16"}, {"dtype": "fp16"}),

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 import torch
-
-from bench_program import BENCH, quiet, run_quick  # noqa: F401  (a fixture)
-
-sys.path.append(str(BENCH))
 
 import lists
 import registry
 from amp_ext import testing
+from bench_program import BENCH, quiet, run_quick  # noqa: F401  (a fixture)
 from registry import BF16, FP16, FP32
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")

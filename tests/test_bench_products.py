@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import sys
 from collections.abc import Callable
 from types import SimpleNamespace
 
@@ -12,10 +11,6 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-
-from bench_program import BENCH
-
-sys.path.append(str(BENCH))
 
 import bench_gemm
 import bench_linear

@@ -11,16 +11,13 @@ import torch
 from torch import nn
 
 import amp_ext
-from bench_program import BENCH, quiet, run_quick  # noqa: F401  (a fixture)
-
-sys.path.append(str(BENCH))
-
 import bench_linear
 import bench_norm
 import bench_unscale
 import lists
 import providers
 import registry
+from bench_program import BENCH, quiet, run_quick  # noqa: F401  (a fixture)
 from registry import FP16, FP32
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import sys
-
-from bench_program import BENCH, quiet  # noqa: F401  (a fixture)
-
-sys.path.append(str(BENCH))
 
 import registry
 import timing
+from bench_program import BENCH, quiet  # noqa: F401  (a fixture)
 
 
 def test_quantiles_are_of_the_samples():

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 import torch
 from torch import nn
 
 import amp_ext
-from bench_program import BENCH, quiet, run_quick  # noqa: F401  (a fixture)
-
-sys.path.append(str(BENCH))
-
 import bench_train
 import providers
 import registry
 import timing
+from bench_program import BENCH, quiet, run_quick  # noqa: F401  (a fixture)
 from workloads.networks import GPT2, ResNet50
 
 SEEDS = ("checkerboard 8 x 8", "regression MLP, batch 64", "digits MLP, batch 64")

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
-
-BENCH = Path(__file__).resolve().parents[1] / "bench"
 
 pytest.importorskip("matplotlib", reason="the demo draws with matplotlib: pip install '.[demo]'")
 pytest.importorskip("tqdm", reason="the demo shows its progress with tqdm: pip install '.[demo]'")
@@ -24,8 +21,7 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture
-def demo(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.syspath_prepend(BENCH)
+def demo():
     import demo
 
     return demo

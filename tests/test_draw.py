@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-
-BENCH = Path(__file__).resolve().parents[1] / "bench"
 
 matplotlib = pytest.importorskip("matplotlib", reason="figures are drawn with matplotlib")
 
 
 @pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    monkeypatch.syspath_prepend(BENCH)
+def bench() -> SimpleNamespace:
     import draw
     import figures
 

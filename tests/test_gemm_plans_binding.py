@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 import torch
 
 from amp_ext import _C
-
-BENCH = Path(__file__).resolve().parents[1] / "bench"
 
 
 def test_every_tile_has_a_budget() -> None:
@@ -86,9 +83,8 @@ def test_errors_of_forced_plans(arguments: dict, message: str) -> None:
 
 
 def test_plans_of_the_benchmark(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.syspath_prepend(BENCH)
     import plan_gemm
     from gemm_shapes import large_shapes, small_shapes
 
@@ -109,9 +105,8 @@ def test_plans_of_the_benchmark(
     assert "sm90" not in capsys.readouterr().out
 
 
-def test_candidates_of_the_tuner(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_candidates_of_the_tuner() -> None:
     """On a CPU what it would time: every tile in every cluster, splits where tiles are few."""
-    monkeypatch.syspath_prepend(BENCH)
     import tune_gemm
     from gemm_shapes import large_shapes, small_shapes
 

@@ -26,8 +26,7 @@ RECORD |= {"device": "cpu", "device_name": "Some CPU"}
 
 
 @pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    monkeypatch.syspath_prepend(ROOT / "bench")
+def bench() -> SimpleNamespace:
     import gpu
     import stages
     import targets
@@ -351,7 +350,6 @@ def test_without_a_gpu_it_says_so(bench, capsys):
 
 
 def test_the_small_case_runs(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "bench")
     monkeypatch.setenv("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")  # it would set that for good
     import small_case
 

@@ -7,18 +7,14 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 import cuda_check
-from sass import Kernels, read_ptxas
-from simt import build, nvcc
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "bench"))
-
 import probe
 from probe_cases import Case, cluster, elect, warp
+from sass import Kernels, read_ptxas
+from simt import build, nvcc
 
 SIMT = probe.DEVICES["simt"]
 on_executor = pytest.mark.skipif(bool(build.missing()), reason=build.missing())

@@ -61,7 +61,7 @@ def test_every_number_is_from_the_ledger(shown):
     """Taken apart here without the code that wrote it."""
     known = set()
     for run in evidence.newest(RESULTS):
-        said = [run.op, run.machine, "20th", str(len(run.refused))]
+        said = [run.op, run.machine, "20th", "0", *(str(len(c)) for c in run.refused.values())]
         said += [words for source in run.sources for words in (source.command, source.date)]
         ratios: dict[str, list[float]] = {}
         for record in run.records:
@@ -145,7 +145,7 @@ def test_of_each_case_the_newest_measurement_counts(tmp_path):
 def test_a_failure_takes_the_place_of_an_older_ratio(tmp_path):
     wrong = line(ratio=None, error="CheckError: wrong", utc=NEWER)
     (run,) = evidence.newest(write(tmp_path / "cpu", "a.jsonl", line(), wrong))
-    assert (run.ratios, run.refused) == ({}, ["7 x 7"])
+    assert (run.ratios, run.refused) == ({}, {"cpu": ["7 x 7"]})
 
 
 def test_the_lines_of_a_case_are_of_one_run(tmp_path):
@@ -190,6 +190,20 @@ def test_refused_and_uncounted_cases_have_no_part(tmp_path):
     )
     row = "| unscale | cpu | torch | 2, 1 refused | 4.00 | 2.00 (7 x 7) | 8.00 (8 x 8) |"
     assert row in readme.section(results).splitlines()
+
+
+def test_a_backend_that_is_always_wrong_has_a_row_of_its_own(tmp_path):
+    wrong = line(provider="triton", ratio=None, error="CheckError: wrong")
+    lines = readme.section(write(tmp_path / "a", "a.jsonl", line(), wrong)).splitlines()
+    assert "| unscale | cpu | torch | 1 | 2.00 | 2.00 (7 x 7) | 2.00 (7 x 7) |" in lines
+    assert "| unscale | triton |  | 0, 1 refused |  |  |  |" in lines
+
+
+def test_of_the_limits_the_last_is_shown(tmp_path):
+    limit = {"limit": True, "ratio": None, "provider": "copy", "dtype": "fp32"}
+    older, newer = line(case="copy", **limit), line(case="mul_", utc=NEWER, **limit)
+    (run,) = evidence.newest(write(tmp_path / "cpu", "a.jsonl", older, newer))
+    assert [record["case"] for record in run.limits] == ["mul_"]
 
 
 def test_the_digest_in_a_drawn_figure_is_found_again(tmp_path):

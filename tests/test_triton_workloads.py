@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +10,6 @@ import torch
 import amp_ext
 from amp_ext import _triton
 
-BENCH = Path(__file__).resolve().parents[1] / "bench"
 CPU = torch.device("cpu")
 STEPS = 3
 TOLERANCE = 2.0**-9
@@ -46,12 +44,11 @@ def digits() -> Any:
 
 
 @pytest.mark.parametrize("workload", [checkerboard, regression, digits])
-def test_trains_as_on_the_cpus_backend(workload: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trains_as_on_the_cpus_backend(workload: Any) -> None:
     """Both add up in FP32 and round to FP16 once, so that losses differ by what another order of
     summation moves across a rounding: an FP16 rounding, 2^-11, of activations now and then, and
     Adam, whose first steps have the sign of the gradient, by its learning rate where one is nearly
     0. Measured: see TOLERANCE."""
-    monkeypatch.syspath_prepend(BENCH)
     runs = {}
     for name in ("cpu", "triton"):
         amp_ext.set_backend(name)

@@ -37,8 +37,7 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture
-def workloads(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.syspath_prepend(BENCH)
+def workloads():
     from workloads import checkerboard, common, digits, regression
 
     names = {"checkerboard": checkerboard, "digits": digits, "regression": regression}

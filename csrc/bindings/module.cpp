@@ -382,6 +382,8 @@ PYBIND11_MODULE(_C, m) {
   m.def("gradient_places", &amp_ext::gradient_places_as_bytes);
   m.def("cast_directly", &amp_ext::cast_directly);
   m.def("update_scale_directly", &amp_ext::update_scale_directly);
+  // Of other types: the dispatcher says what it expected.
+  m.def("update_scale_directly", [](const py::args&) { return false; });
   m.def("update_scale", &amp_ext::update_scale, py::arg("scale"), py::arg("growth_tracker"),
         py::arg("found_infs"), py::arg("growth_factor"), py::arg("backoff_factor"),
         py::arg("growth_interval"), py::arg("min_scale"), py::arg("max_scale"),
