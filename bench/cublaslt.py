@@ -192,7 +192,7 @@ class Product:
         )
 
     def fastest(self, operands: Sequence[Operands]) -> Algorithm:
-        """The fastest just now, of those that run, on (a, b, out) in turn; all of them are used.
+        """The fastest just now, of those that run; each is timed on the next operands of the turn.
 
         An `out` that is added to has been added to some hundred times then.
 

@@ -42,7 +42,7 @@ class Tests:
 DEMOS_FILE = "test_simt_kernels.py"
 TILES_FILE = "test_gemm_sm90_cuda.py"
 PRODUCT_FILES = ("test_gemm*.py", "test_linear*.py", "test_nn*.py", "test_accumulate_grad*.py")
-# Of neither the ops nor the scaler: programs of this folder, and tests of the build.
+# Left out of LISTS: tests of this folder's programs and of the build.
 OTHER_FILES = (
     *("test_bench*.py", "test_cuda_check.py", "test_triton_check.py", "test_package.py"),
     DEMOS_FILE,
@@ -111,12 +111,16 @@ class Gpu:
     @classmethod
     def of(cls, results: Path) -> Gpu:
         """With its ledger in a folder of all results."""
-        name = torch.cuda.get_device_name()
-        return cls(file_in(results.resolve(), "cuda", name, commit()))
+        return cls(file_in(results.resolve(), "cuda", cls.machine(), commit()))
+
+    @classmethod
+    def machine(cls) -> str:
+        """What the folder of its ledger is called after."""
+        return torch.cuda.get_device_name()
 
     @property
     def name(self) -> str:
-        return torch.cuda.get_device_name()
+        return self.machine()
 
     def environment(self) -> dict[str, str]:
         """Of all stages."""
@@ -232,8 +236,8 @@ class Rehearsal(Gpu):
     }
 
     @classmethod
-    def of(cls, results: Path) -> Rehearsal:
-        return cls(file_in(results.resolve(), "cuda", "rehearsal", commit()))
+    def machine(cls) -> str:
+        return "rehearsal"
 
     @property
     def name(self) -> str:

@@ -289,7 +289,7 @@ def test_the_budget_is_the_callers(rehearse, stage):
 def test_an_unknown_group_is_refused(bench, capsys):
     with pytest.raises(SystemExit):
         bench.gpu.main(["--only", "tests,benches"])
-    assert "benches: choose from tests, checks, bench" in capsys.readouterr().err
+    assert "benches: choose from build, tests, checks, bench" in capsys.readouterr().err
 
 
 ENDLESS = f"""
