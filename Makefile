@@ -17,7 +17,7 @@ PYTEST = bin/pytest -q -n $${MAX_JOBS:-logical} --maxprocesses 8 --dist workstea
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s%s\n", $$1, $$2}' Makefile
 
-demo: .venv/built ## train a small network in FP16 on this machine; writes demo.png
+demo: .venv/built ## train a small network with and without amp_ext; writes demo.png
 	.venv/bin/python bench/demo.py
 
 test: .venv/built ## the test suite
@@ -46,14 +46,14 @@ format: .venv-lint/made ## format everything
 	.venv-lint/bin/ruff format $(PY_FILES)
 	.venv-lint/bin/clang-format -i $(CXX_FILES)
 
-cuda-check: .venv-cuda/made ## build the CUDA kernels, inspect them and run the tests; needs nvcc, no GPU
+cuda-check: .venv-cuda/made ## compile and inspect all kernels, run the tests; needs nvcc, no GPU
 	@command -v nvcc || { echo "cuda-check needs nvcc on PATH: install the CUDA toolkit" >&2; exit 1; }
 	FORCE_CUDA=1 TORCH_CUDA_ARCH_LIST="8.0+PTX;9.0a" .venv-cuda/$(INSTALL) '.[test]'
 	.venv-cuda/bin/python tests/cuda_check.py
 	env -u TRITON_INTERPRET .venv-cuda/bin/python tests/triton_check.py
 	cd tests && ../.venv-cuda/$(PYTEST)  # not here, where Python would find the source of amp_ext
 
-gpu: ## tests and benchmarks on a GPU, with PYTHON's torch; ONLY=bench BUDGET=SECONDS, DRY_RUN=1: on the CPU
+gpu: ## tests, checks and benchmarks on a GPU; ONLY=tests|checks|bench, BUDGET=SECONDS, DRY_RUN=1: on the CPU
 	$(if $(COMMIT),AMP_EXT_COMMIT=$(COMMIT)) $(PYTHON) bench/gpu.py $(if $(DRY_RUN),--dry-run) \
 	    $(if $(ONLY),--only $(ONLY)) $(if $(BUDGET),--budget $(BUDGET)) $(RESULTS)
 

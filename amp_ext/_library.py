@@ -1,6 +1,7 @@
 """Loads the extension module, and with it the ops under ``torch.ops.amp_ext``."""
 
 from importlib.util import find_spec
+from pathlib import Path
 
 import torch
 
@@ -21,7 +22,9 @@ def check_build(built_against: str, installed: str) -> None:
 
 if find_spec("amp_ext._C") is None or find_spec("amp_ext._build_info") is None:
     raise ImportError(
-        f"amp_ext has no extension module; build it from its source tree with: {REBUILD}"
+        f"amp_ext in {Path(__file__).parent} has no extension module; if that is its source tree, "
+        "start Python elsewhere to find the installed amp_ext; "
+        f"to build one, in the source tree: {REBUILD}"
     )
 
 from amp_ext import _build_info  # noqa: E402

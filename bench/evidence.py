@@ -13,6 +13,8 @@ from statistics import geometric_mean
 import ledger
 from ledger import OURS
 
+FP32_LINE = "fp32"  # the provider that is torch in FP32
+
 
 @dataclass(frozen=True)
 class Run:
@@ -66,6 +68,20 @@ class Run:
             if record["error"] and record["provider"] in (*OURS, record["baseline"]):
                 wrong.setdefault(record["provider"], []).append(record["case"])
         return wrong
+
+    def against_fp32(self, provider: str) -> Ratios | None:
+        """The time of torch in FP32 over a provider's, both at p20, of the cases with a ratio."""
+        times = {
+            (record["case"], record["provider"]): record["p20_us"]
+            for record in self.measured
+            if not record["error"]
+        }
+        cases = {
+            case: times[case, FP32_LINE] / times[case, provider]
+            for case in self.ratios[provider].cases
+            if (case, FP32_LINE) in times
+        }
+        return Ratios(cases) if cases else None
 
     def baselines(self, provider: str) -> list[str]:
         """What a provider's counted ratios are to."""
@@ -151,6 +167,11 @@ class Measurement:
         return self._has("--ours")
 
     @property
+    def of_a_whole_table(self) -> bool:
+        """Whether it is of a run that times all cases, for as long as they ask for."""
+        return not any(map(self._has, ("--quick", "--ours", "--filter", "--dtype", "--seconds")))
+
+    @property
     def utc(self) -> str:
         return str(self.records[-1]["utc"])
 
@@ -173,8 +194,9 @@ def measurements(file: Path) -> Iterator[Measurement]:
 def newest(results: Path, quick: bool = False) -> list[Run]:
     """The runs of all machines: of each case its newest measurement.
 
-    A measurement of amp_ext alone is left out. One with --quick says little; it is left out too, or
-    with `quick` taken where the case has no other.
+    What is older than the newest whole table of a machine and op is left out: of cases that are not
+    in it any more. A measurement of amp_ext alone is left out. One with --quick says little; it is
+    left out too, or with `quick` taken where the case has no other.
     """
     found = [
         measurement
@@ -182,6 +204,12 @@ def newest(results: Path, quick: bool = False) -> list[Run]:
         for measurement in measurements(file)
         if not measurement.of_ours_alone and (quick or not measurement.quick)
     ]
+    tables: dict[tuple[str, str], str] = {}  # when the newest whole one begins
+    for measurement in sorted(found, key=lambda measurement: measurement.utc):
+        first = measurement.records[0]
+        if measurement.of_a_whole_table and first["limit"]:
+            tables[measurement.key[:2]] = measurement.utc
+    found = [m for m in found if m.utc >= tables.get(m.key[:2], "")]
     found.sort(key=lambda measurement: (not measurement.quick, measurement.utc))
     chosen = {measurement.key: measurement for measurement in found}
     runs: dict[tuple[str, str], list[dict]] = {}

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import evidence
 import plot
-from evidence import Run, Source, ratio_text
+from evidence import Ratios, Run, Source, ratio_text
 from figures import Figure
 
 ROOT = plot.ROOT
@@ -79,9 +79,16 @@ def table(run: Run) -> Iterator[Sequence[str]]:
         if ratios is None:
             yield run.op, provider, "", cases, "", "", ""
             continue
-        ends = (f"{ratio_text(ratios.cases[c])} ({c})" for c in (ratios.worst, ratios.best))
         to = ", ".join(run.baselines(provider))
-        yield (run.op, provider, to, cases, ratio_text(ratios.mean), *ends)
+        yield run.op, provider, to, cases, *ratio_cells(ratios)
+        if fp32 := run.against_fp32(provider):
+            yield run.op, provider, "torch, FP32", str(len(fp32.cases)), *ratio_cells(fp32)
+
+
+def ratio_cells(ratios: Ratios) -> tuple[str, str, str]:
+    """Mean, worst and best."""
+    ends = (f"{ratio_text(ratios.cases[c])} ({c})" for c in (ratios.worst, ratios.best))
+    return ratio_text(ratios.mean), *ends
 
 
 def row(cells: Sequence[str]) -> str:

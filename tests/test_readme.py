@@ -70,6 +70,10 @@ def test_every_number_is_from_the_ledger(shown):
             said.append(f"{record['threads']} threads")
             if record["counted"] and record["ratio"]:
                 ratios.setdefault(record["provider"], []).append(record["ratio"])
+                for other in run.records:
+                    if (other["provider"], other["case"]) == ("fp32", record["case"]):
+                        ratio = other["p20_us"] / record["p20_us"]
+                        ratios.setdefault(f"{record['provider']} to fp32", []).append(ratio)
         for values in ratios.values():
             product = 1.0
             for value in values:
@@ -162,6 +166,24 @@ def test_quick_runs_count_where_there_is_no_other(tmp_path):
     only = write(tmp_path / "other/cpu", "a.jsonl", line(ratio=9.0, command=QUICK))
     assert evidence.newest(only) == []
     assert ratios_of(only, quick=True) == {"7 x 7": 9.0}
+
+
+def test_a_whole_table_takes_the_place_of_older_cases(tmp_path):
+    """Of those that are not in it any more; one that is filtered does not."""
+    limit = {"limit": True, "ratio": None, "provider": "copy", "case": "copy"}
+    gone, kept = line(case="8 x 8", ratio=8.0), line(utc=NEWER)
+    results = write(tmp_path / "cpu", "a.jsonl", gone, line(utc=NEWER, **limit), kept)
+    assert ratios_of(results) == {"7 x 7": 2.0}
+    part = {"command": "python bench/run.py unscale --device cpu --filter 7", "utc": NEWER}
+    results = write(tmp_path / "b/cpu", "a.jsonl", gone, line(**limit, **part), line(**part))
+    assert ratios_of(results) == {"7 x 7": 2.0, "8 x 8": 8.0}
+
+
+def test_fp32_has_a_row_of_its_own(tmp_path):
+    fp32 = line(provider="fp32", ratio=None, p20_us=3.0)
+    results = write(tmp_path / "cpu", "a.jsonl", line(), fp32)
+    row = "| unscale | cpu | torch, FP32 | 1 | 3.00 | 3.00 (7 x 7) | 3.00 (7 x 7) |"
+    assert row in readme.section(results).splitlines()
 
 
 def test_runs_without_a_baseline_do_not_count(tmp_path):
