@@ -24,7 +24,7 @@ test: .venv/built ## the test suite
 	.venv/$(PYTEST) tests
 
 bench: RESULTS = build/bench
-bench: .venv/built ## amp_ext against torch, on this machine's best device, with figures; RESULTS=DIR
+bench: .venv/built ## amp_ext against torch on this machine, with figures; RESULTS=DIR
 	@device=$$(.venv/bin/python -c "import torch; print('cuda' if torch.cuda.is_available() else 'cpu')"); \
 	set -x; .venv/bin/python bench/run.py all --device $$device --results $(RESULTS); status=$$?; \
 	.venv/bin/python bench/history.py --device $$device --results $(RESULTS); \
@@ -53,7 +53,7 @@ cuda-check: .venv-cuda/made ## compile and inspect all kernels, run the tests; n
 	env -u TRITON_INTERPRET .venv-cuda/bin/python tests/triton_check.py
 	cd tests && ../.venv-cuda/$(PYTEST)  # not here, where Python would find the source of amp_ext
 
-gpu: ## tests, checks and benchmarks on a GPU; ONLY=tests|checks|bench, BUDGET=SECONDS, DRY_RUN=1: on the CPU
+gpu: ## test and measure on a GPU; ONLY=tests|checks|bench, BUDGET=SECONDS, DRY_RUN=1
 	$(if $(COMMIT),AMP_EXT_COMMIT=$(COMMIT)) $(PYTHON) bench/gpu.py $(if $(DRY_RUN),--dry-run) \
 	    $(if $(ONLY),--only $(ONLY)) $(if $(BUDGET),--budget $(BUDGET)) $(RESULTS)
 
