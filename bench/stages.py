@@ -150,7 +150,7 @@ class Stage:
                 text=True,
                 errors="replace",
                 start_new_session=True,
-                preexec_fn=end_with_parent if sys.platform == "linux" else None,
+                preexec_fn=begin,
             )
         except OSError as error:
             return f"it could not be started: {error}"
@@ -167,9 +167,12 @@ class Stage:
             reader.join(GRACE)
 
 
-def end_with_parent() -> None:
-    """In a child: be killed when the parent is, which then cannot do it."""
-    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+def begin() -> None:
+    """In a child: obey interrupts, which a job in the background inherits as ignored; and on Linux
+    be killed when the parent is, which then cannot do it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if sys.platform == "linux":
+        LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def interrupt(process: subprocess.Popen) -> None:

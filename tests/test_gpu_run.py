@@ -125,14 +125,25 @@ def test_a_budget_is_kept_and_time_reserved(bench, stage, tmp_path):
     lines = run_all(
         bench,
         tmp_path,
-        stage("greedy", SLEEPS, reserve=3),
+        stage("greedy", SLEEPS, reserve=15),
         stage("later", "print('here')"),
         stage("never", "", reserve=1000),
-        budget=4.5,
+        budget=17.0,
     )
     assert lines[2].startswith("greedy           FAILED, out of time after ")
     assert any(line.startswith("later            ok") for line in lines)
     assert lines[-1] == "never            left out, no time"
+
+
+def test_stages_obey_interrupts_that_the_run_ignores(bench, stage, tmp_path):
+    """As a run in the background does: a stage out of time can still say what it has found."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        lines = run_all(bench, tmp_path, stage("sleeps", SLEEPS), budget=3.0)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert lines[2].startswith("sleeps           FAILED, out of time after ")
+    assert lines[-1] == "    | KeyboardInterrupt"
 
 
 def test_advice_fails_nothing(bench, stage, tmp_path):
@@ -303,6 +314,11 @@ sys.exit(gpu.main(["--dry-run", sys.argv[1]]))
 """
 
 
+def obey_interrupts() -> None:
+    """In a child: a job in the background inherits them as ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def ended(process: int) -> bool:
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
@@ -314,7 +330,8 @@ def ended(process: int) -> bool:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_when_it_is_ended_no_stage_is_left_running(tmp_path, number):
     command = [sys.executable, "-c", ENDLESS, str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT / "tests") as run:
+    pipe = {"stdout": subprocess.PIPE, "text": True, "preexec_fn": obey_interrupts}
+    with subprocess.Popen(command, cwd=ROOT / "tests", **pipe) as run:
         lines = (line.strip() for line in run.stdout)
         child = int(next(line for line in lines if line.isdigit()))
         os.kill(run.pid, number)
