@@ -22,9 +22,8 @@ def check_build(built_against: str, installed: str) -> None:
 
 if find_spec("amp_ext._C") is None or find_spec("amp_ext._build_info") is None:
     raise ImportError(
-        f"amp_ext in {Path(__file__).parent} has no extension module; if that is its source tree, "
-        "start Python elsewhere to find the installed amp_ext; "
-        f"to build one, in the source tree: {REBUILD}"
+        f"amp_ext in {Path(__file__).parent} has no extension module; start Python outside of the "
+        f"source tree to find an installed one, or build it from the source tree with: {REBUILD}"
     )
 
 from amp_ext import _build_info  # noqa: E402
