@@ -15,6 +15,7 @@ import providers
 from amp_ext import ops
 from bounds import Bounded, compare_products
 from gemm_shapes import Shape, shapes
+from ledger import FP32_LINE
 from lists import rotated
 from providers import Line
 from registry import (
@@ -32,7 +33,6 @@ from registry import (
     faults,
 )
 
-FP32_LINE = "fp32"
 CUBLASLT = "cublaslt"
 IN_PARTS = (BASELINE, providers.LIBRARY)  # torch may add up parts of sums in 16 bits
 HOPELESS_FLOPS = 2**31  # as many take torch seconds, in FP16, NN, on a CPU

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 import providers
+from ledger import FP32_LINE
 from providers import Line
 from registry import BF16, FP16, NAMES, Case, Op, Provider, Setup, Trial, check, faults
 from workloads import checkerboard, digits, regression
 from workloads.common import Trainer
 from workloads.networks import GPT2, ResNet50
 
-FP32_LINE = "fp32"
 OURS_AMP, TORCH_AMP, NO_AMP = "amp_ext", "torch", "none"
 # No step shall overflow: a skipped one does less work, and its parameters lag behind FP32's.
 SCALER = {"init_scale": 1024.0, "growth_interval": 1_000_000}

@@ -11,9 +11,7 @@ from pathlib import Path
 from statistics import geometric_mean
 
 import ledger
-from ledger import OURS
-
-FP32_LINE = "fp32"  # the provider that is torch in FP32
+from ledger import FP32_LINE, OURS
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
 from evidence import Run, Source, footer
-from ledger import OURS
+from ledger import FP32_LINE, OURS
 
 LISTS = ("unscale", "cast", "check", "norm")  # ops that read or write lists of tensors
 
@@ -62,7 +62,7 @@ def roofline(runs: Sequence[Run]) -> Figure | str:
             "rate": r["gflop_per_s"],
         }
         for r in gemm.measured
-        if r["bytes"] and r["gflop_per_s"] and not r["error"] and r["provider"] != "fp32"
+        if r["bytes"] and r["gflop_per_s"] and not r["error"] and r["provider"] != FP32_LINE
     ]
     if not points:
         return "roofline: left out, no line of gemm has a product's bytes and its rate"
@@ -82,7 +82,7 @@ def roofs(gemm: Run) -> list[dict]:
     for record in gemm.records:
         if record["provider"] in OURS or not record["gflop_per_s"] or record["error"]:
             continue
-        dtype = "fp32" if record["provider"] == "fp32" else record["dtype"]
+        dtype = "fp32" if record["provider"] == FP32_LINE else record["dtype"]
         before = best.get(dtype)
         if before is None or before["gflop_per_s"] < record["gflop_per_s"]:
             best[dtype] = record

@@ -13,6 +13,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 OURS = frozenset({"cpu", "cuda", "triton", "library"})  # providers that are amp_ext
+FP32_LINE = "fp32"  # the provider that is torch in FP32
 HISTORY = "history"  # the kind of history.py's lines
 
 # What every record has, and its value where a line says nothing of it.
@@ -107,7 +108,7 @@ def _modern(line: Mapping[str, object]) -> dict:
     if name.endswith((" (not counted)", " (to fp32)")):
         record |= {"case": name.rpartition(" (")[0], "counted": False}
     if name.endswith(" (to fp32)"):
-        record["baseline"] = "fp32"
+        record["baseline"] = FP32_LINE
     if "dtype" not in line:
         record["case"] = _renamed(record)
         words = re.split(r"\W+", str(record["case"]))

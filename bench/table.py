@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import ledger
 from measure import Outcome
-from registry import BASELINE, Op
+from registry import Op
 
 try:
     from tqdm import tqdm
@@ -23,9 +23,7 @@ ROW = "{:<40}{:<11}{:>10}{:>10}{:>10}{:>10}{:>9}"
 T = TypeVar("T")
 
 
-def heading(
-    op: Op, environment: dict[str, object], baselines: Sequence[str] = (BASELINE,)
-) -> Iterator[str]:
+def heading(op: Op, environment: dict[str, object], baselines: Sequence[str]) -> Iterator[str]:
     where = "{device}: {device_name}, {threads} threads, torch {torch}, commit {commit}"
     names = " or ".join(baselines)
     ratio = f"Ratio: the p20 of {names} over this line's; above 1 this line is faster."

@@ -101,6 +101,13 @@ def test_fake_tensors_are_served(op: Direct) -> None:
         op.call(torch.tensor(op.before))
 
 
+def test_arguments_of_other_types_are_errors_of_the_op() -> None:
+    scale, tracker = torch.tensor(4.0), torch.zeros((), dtype=torch.int32)
+    with pytest.raises((RuntimeError, TypeError), match="amp_ext::update_scale_"):
+        ops.update_scale_(scale, tracker, [torch.zeros(())], 2.0, 0.5, 1.5)
+    assert scale.item() == 4.0
+
+
 @pytest.mark.parametrize("place", ["found_infs", "hysteresis_tracker", "skipped_steps"])
 def test_any_tensor_of_an_update_may_be_a_subclass(place: str) -> None:
     scale, tracker = torch.tensor(4.0), torch.zeros((), dtype=torch.int32)
