@@ -217,10 +217,19 @@ class GradScaler(ScalerState):
         0-dim float32 tensors on the scale's device, which it must not write to; its step needs no
         host synchronisation. Any other optimizer's gradients are unscaled here, and its step is
         skipped after an overflow.
+
+        Within a region of autocast, its cached copies of weights are cleared, torch's own too.
         """
         self._log.note(optimizer)
-        if not self._hands_over(optimizer, kwargs):
+        try:
+            if self._hands_over(optimizer, kwargs):
+                return self._step_with_found_inf(optimizer, *args, **kwargs)
             return super().step(optimizer, *args, **kwargs)
+        finally:
+            # Fused steps write to weights without a new version, which autocast's copies go by.
+            torch.clear_autocast_cache()
+
+    def _step_with_found_inf(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> float | None:
         state = self._per_optimizer_states[id(optimizer)]
         unscaled = state["stage"] is OptState.UNSCALED
         if not unscaled:

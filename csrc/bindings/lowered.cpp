@@ -99,7 +99,7 @@ c10::intrusive_ptr<Copies> copies() {
 // The cache that has the copies of `leaf`; null when it is not to be kept.
 c10::intrusive_ptr<Copies> copies_for(const at::Tensor& leaf) {
   const bool kept = leaf.scalar_type() == at::kFloat && leaf.is_leaf() && leaf.requires_grad() &&
-                    !leaf.is_inference() && leaf.is_non_overlapping_and_dense() &&
+                    !leaf.is_view() && !leaf.is_inference() &&
                     !c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::Tracer);
   return kept ? copies() : c10::intrusive_ptr<Copies>();
 }
@@ -113,25 +113,12 @@ bool needs_no_gradient(const at::Tensor& tensor) {
 at::Tensor lowered(const at::Tensor& tensor, at::ScalarType type) {
   if (tensor.scalar_type() == type) return tensor;
   if (needs_no_gradient(tensor)) return tensor.to(type);
-  if (!tensor.is_view()) {
-    if (const auto cache = copies_for(tensor)) return cache->of(tensor, type);
-  } else if (!tensor.is_neg() && tensor.scalar_type() == at::kFloat) {
-    const at::Tensor base(tensor._base());
-    const auto cache = copies_for(base);
-    // A small part of a large leaf is copied by itself.
-    if (cache && tensor.sym_numel() * 2 >= base.sym_numel()) {
-      const at::Tensor whole = cache->of(base, type);
-      const at::AutoDispatchBelowADInplaceOrView below_autograd;
-      return standing_for(
-          tensor, whole.as_strided_symint(tensor.sym_sizes(), tensor.sym_strides(),
-                                          tensor.sym_storage_offset() - base.sym_storage_offset()));
-    }
-  }
+  if (const auto cache = copies_for(tensor)) return cache->of(tensor, type);
   return standing_for(tensor, copy_of(tensor, type));
 }
 
 at::Tensor lowered_matrix(const at::Tensor& weight, at::ScalarType type) {
-  if (weight.scalar_type() != type && !needs_no_gradient(weight) && !weight.is_view()) {
+  if (weight.scalar_type() != type && !needs_no_gradient(weight)) {
     if (const auto cache = copies_for(weight)) return cache->matrix_of(weight, type);
   }
   return lowered(as_matrix(weight), type);

@@ -8,9 +8,10 @@ namespace amp_ext {
 // `tensor` in `type`. Where autograd needs it, the copy's gradient goes straight to `tensor`, in
 // the type of `tensor`: unlike the gradient of a cast it is never rounded to `type`.
 //
-// A float32 leaf that requires a gradient, such as a weight, or a view of one is copied once per
-// version and type while torch's autocast keeps its own copies: until the outermost region is left
-// or torch.clear_autocast_cache() is called.
+// A float32 leaf that requires a gradient, such as a weight, is copied once per version and type
+// while torch's autocast keeps its own copies: until the outermost region is left or
+// torch.clear_autocast_cache() is called. A view of one is copied at every use, as torch does: fused
+// optimizers, .data and NumPy write to weights without a new version.
 at::Tensor lowered(const at::Tensor& tensor, at::ScalarType type);
 
 // The weight [n, k, 1, 1] of a convolution of single pixels, lowered, as a matrix [n, k].

@@ -5,85 +5,117 @@
 #include <ATen/record_function.h>
 #include <torch/csrc/autograd/function.h>
 
-#include <algorithm>
 #include <atomic>
-#include <deque>
+#include <iterator>
+#include <map>
 #include <mutex>
-#include <unordered_map>
-#include <vector>
+#include <utility>
 
 #include "autocast.h"
 
 namespace amp_ext {
 namespace {
 
-// Which nodes of the autograd graph were made within our regions. A checkpoint's second forward
-// pass runs during backward, in an autocast region of torch's making: it has to do what the first
-// did, and the node that asked for it tells. Nodes are numbered in the order in which a thread
-// makes them, so a region is an interval.
-class RegionLog {
- public:
-  void begin() { begins_.push_back(at::sequence_number::peek()); }
+// A node's place among all nodes: its thread, and its number there. A thread numbers its nodes in
+// the order in which it makes them.
+using Place = std::pair<uint64_t, uint64_t>;
 
-  // False if this thread is in no region: it was left before, or entered by another thread.
-  bool end() {
-    if (begins_.empty()) return false;
-    const uint64_t begin = begins_.back();
-    begins_.pop_back();
-    if (begins_.empty()) add({begin, at::sequence_number::peek()});
-    return true;
+// The nodes of the autograd graph that were made in our regions, as intervals of places. A
+// checkpoint's second forward pass runs during backward, in an autocast region of torch's making:
+// it has to do what the first did, and the node that asked for it tells.
+class Intervals {
+ public:
+  // [begin, end) overlaps none.
+  void add(Place begin, Place end) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    auto after = ends_.lower_bound(begin);
+    if (after != ends_.end() && after->first == end) {
+      end = after->second;
+      after = ends_.erase(after);
+    }
+    if (after != ends_.begin() && std::prev(after)->second == begin) {
+      std::prev(after)->second = end;
+    } else {
+      ends_.emplace_hint(after, begin, end);
+    }
   }
 
-  bool has(const torch::autograd::Node& node) {
+  // [begin, end) lies in one.
+  void remove(Place begin, Place end) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    const auto found = intervals_.find(node.thread_id());
-    if (found == intervals_.end()) return false;
-    const auto after = std::upper_bound(
-        found->second.begin(), found->second.end(), node.sequence_nr(),
-        [](uint64_t number, const Interval& interval) { return number < interval.begin; });
-    return after != found->second.begin() && node.sequence_nr() < std::prev(after)->end;
+    const auto found = std::prev(ends_.upper_bound(begin));
+    const Place old_end = std::exchange(found->second, begin);
+    if (found->first == begin) ends_.erase(found);
+    if (end != old_end) ends_.emplace(end, old_end);
+  }
+
+  // Makes one of the two oldest intervals that begin in the thread.
+  void join_oldest(uint64_t thread) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto oldest = ends_.lower_bound({thread, 0}), next = std::next(oldest);
+    oldest->second = next->second;
+    ends_.erase(next);
+  }
+
+  bool has(Place place) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto after = ends_.upper_bound(place);
+    return after != ends_.begin() && place < std::prev(after)->second;
   }
 
  private:
-  struct Interval {
-    uint64_t begin;
-    uint64_t end;
-  };
-
-  void add(Interval interval) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    const uint64_t thread = at::RecordFunction::currentThreadId();
-    const auto [entry, is_new] = intervals_.try_emplace(thread);
-    if (is_new) threads_.push_back(thread);
-    std::deque<Interval>& intervals = entry->second;
-    if (!intervals.empty() && intervals.back().end >= interval.begin) {
-      intervals.back().end = std::max(intervals.back().end, interval.end);
-    } else if (interval.begin < interval.end) {
-      intervals.push_back(interval);
-    }
-    if (intervals.size() > kIntervals) intervals.pop_front();
-    if (threads_.size() > kThreads) {
-      intervals_.erase(threads_.front());
-      threads_.pop_front();
-    }
-  }
-
-  // No backward pass reaches further back.
-  static constexpr size_t kIntervals = 1 << 16;  // of a thread
-  static constexpr size_t kThreads = 1 << 12;
-
-  static thread_local std::vector<uint64_t> begins_;
   std::mutex mutex_;
-  std::unordered_map<uint64_t, std::deque<Interval>> intervals_;  // by thread, in order
-  std::deque<uint64_t> threads_;                                  // of intervals_, oldest first
+  std::map<Place, Place> ends_;  // by begin
 };
 
-thread_local std::vector<uint64_t> RegionLog::begins_;
-
-RegionLog& region_log() {
-  static auto* const log = new RegionLog;  // never destroyed: threads may outlive it
-  return *log;
+Intervals& our_nodes() {
+  static auto* const intervals = new Intervals;  // never destroyed: threads may outlive it
+  return *intervals;
 }
+
+// Which of this thread's nodes are ours. Only regions of torch's with products in them have to be
+// told from ours, so that most threads have one interval, all their nodes, and that of consecutive
+// threads is one too.
+class ThreadLog {
+ public:
+  // This thread is in a region of ours.
+  void note_ours() {
+    if (!in_ours_) {
+      our_nodes().add({id(), has_torchs_ ? at::sequence_number::peek() : 0}, {id() + 1, 0});
+      in_ours_ = true;
+      if (++intervals_ > kIntervals) {
+        our_nodes().join_oldest(id());
+        --intervals_;
+      }
+    }
+    last_ours_ = at::sequence_number::peek();
+  }
+
+  // It is in a region of torch's.
+  void note_torchs() {
+    if (in_ours_) our_nodes().remove({id(), last_ours_}, {id() + 1, 0});
+    in_ours_ = false;
+    has_torchs_ = true;
+  }
+
+  void note_exit() {
+    if (in_ours_) last_ours_ = at::sequence_number::peek();
+  }
+
+ private:
+  static uint64_t id() { return at::RecordFunction::currentThreadId(); }
+
+  // Where a thread has changed between the two kinds of regions more often than this, what is older
+  // counts as ours.
+  static constexpr int kIntervals = 1024;
+
+  bool in_ours_ = false;
+  bool has_torchs_ = false;
+  int intervals_ = 0;
+  uint64_t last_ours_ = 0;  // the number of the next node when ours was noted last
+};
+
+thread_local ThreadLog thread_log;
 
 std::atomic<bool> installed = false;
 
@@ -94,11 +126,12 @@ std::atomic<int> open_regions = 0;
 void enter_region() {
   ++open_regions;
   override_torchs();
-  region_log().begin();
+  thread_log.note_ours();
 }
 
 void exit_region() {
-  if (region_log().end()) --open_regions;
+  --open_regions;
+  thread_log.note_exit();
 }
 
 void install() {
@@ -114,9 +147,14 @@ void uninstall() {
 bool is_installed() { return installed; }
 
 bool in_our_region() {
-  if (installed || at::autocast::is_autocast_enabled(kRegionMark)) return true;
-  const auto node = torch::autograd::get_current_node();
-  return node && region_log().has(*node);
+  if (installed) return true;
+  bool ours = at::autocast::is_autocast_enabled(kRegionMark);
+  if (!ours) {
+    const auto node = torch::autograd::get_current_node();
+    ours = node && our_nodes().has({node->thread_id(), node->sequence_nr()});
+  }
+  ours ? thread_log.note_ours() : thread_log.note_torchs();
+  return ours;
 }
 
 }  // namespace amp_ext
