@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import copy
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -89,6 +91,107 @@ def test_checkpoints_of_both_kinds_of_regions(way: str) -> None:
             loss.backward()
         assert (seen.gemms == 0) == (region is torch.autocast)
         assert (seen.torchs == 0) == (region is amp_ext.autocast)
+
+
+def other_regions() -> None:
+    """65,536 and more, with nodes in and between them."""
+    node = torch.ones((), requires_grad=True)
+    for _ in range(66_000):
+        node * 1
+        with amp_ext.autocast("cpu", dtype=FP16):
+            node * 1
+
+
+def other_threads() -> None:
+    def work() -> None:
+        with amp_ext.autocast("cpu", dtype=FP16):
+            torch.ones((), requires_grad=True) * 1
+
+    for _ in range(4_200):
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+
+
+def both_kinds_of_regions(times: int) -> None:
+    operand = torch.ones(1, 1, requires_grad=True)
+    for _ in range(times):
+        for region in (torch.autocast, amp_ext.autocast):
+            with region("cpu", dtype=FP16):
+                operand @ operand
+
+
+BETWEEN: dict[str, tuple[Any, Callable[[], None]]] = {
+    "ours, regions": (amp_ext.autocast, other_regions),
+    "ours, threads": (amp_ext.autocast, other_threads),
+    "ours, both kinds": (amp_ext.autocast, lambda: both_kinds_of_regions(1500)),
+    "torch's, regions": (torch.autocast, other_regions),
+    "torch's, both kinds": (torch.autocast, lambda: both_kinds_of_regions(1000)),
+}
+"""The region of a checkpoint, and what runs between its passes: up to 1024 changes of a thread from
+torch's regions to ours and back are told apart, and older ones count as ours."""
+
+
+@pytest.mark.parametrize(("region", "between"), BETWEEN.values(), ids=BETWEEN)
+@pytest.mark.parametrize("way", CHECKPOINTS)
+def test_checkpoint_from_long_ago(way: str, region: Any, between: Callable[[], None]) -> None:
+    def run() -> list[Any]:
+        net, x = perceptron(), torch.randn(3, 4, requires_grad=True)
+        with region("cpu", dtype=FP16):
+            loss = WAYS[way][1](net, x).float().sum()
+        between()
+        with Seen() as seen:
+            loss.backward()
+        return [seen.gemms, seen.torchs]
+
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:  # a thread without a history
+        gemms, torchs = pool.submit(run).result()
+    assert (gemms, torchs)[region is amp_ext.autocast] == 0
+
+
+@pytest.mark.parametrize("way", CHECKPOINTS)
+def test_checkpoint_in_a_thread_whose_region_another_left(way: str) -> None:
+    """As a generator's is that another thread closes: torch leaves the first thread in it."""
+    entered = amp_ext.autocast("cpu", dtype=FP16)
+    net, x = nn.Linear(4, 3), torch.ones(2, 4, requires_grad=True)
+
+    def forward() -> Tensor:
+        entered.__enter__()
+        with concurrent.futures.ThreadPoolExecutor(1) as other:
+            other.submit(entered.__exit__, None, None, None).result()
+        with amp_ext.autocast("cpu", dtype=FP16):
+            return WAYS[way][1](net, x)
+
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        result = pool.submit(forward).result()
+    result.backward(torch.full_like(result, 61440.0))
+    assert net.weight.grad.eq(122880.0).all()
+
+
+@pytest.mark.parametrize("way", CHECKPOINTS)
+def test_checkpoint_of_torchs_after_uninstall(way: str) -> None:
+    """Products of torch's regions are torch's alone then."""
+    net, x = perceptron(), torch.randn(3, 4, requires_grad=True)
+    with amp_ext.autocast("cpu", dtype=FP16):
+        net(x)
+    amp_ext.uninstall()
+    with torch.autocast("cpu", dtype=FP16):
+        loss = WAYS[way][1](net, x).float().sum()
+    with amp_ext.autocast("cpu", dtype=FP16):
+        net(x)
+    with Seen() as seen:
+        loss.backward()
+    assert seen.gemms == 0
+
+
+def test_reentrant_checkpoint_within_another() -> None:
+    net, x = nn.Linear(4, 3), torch.ones(2, 4, requires_grad=True)
+    with amp_ext.autocast("cpu", dtype=FP16):
+        result = checkpoint(
+            lambda h: checkpoint(net, h, use_reentrant=True), x, use_reentrant=True
+        )
+    result.backward(torch.full_like(result, 61440.0))
+    assert net.weight.grad.eq(122880.0).all()
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

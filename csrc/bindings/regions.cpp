@@ -73,25 +73,20 @@ Intervals& our_nodes() {
   return *intervals;
 }
 
+// How often products in torch's regions went unseen.
+std::atomic<int> blind_times = 0;
+
 // Which of this thread's nodes are ours. Only regions of torch's with products in them have to be
-// told from ours, so that most threads have one interval, all their nodes, and that of consecutive
-// threads is one too.
+// told from ours: a thread without any has one interval.
 class ThreadLog {
  public:
-  // This thread is in a region of ours.
-  void note_ours() {
-    if (!in_ours_) {
-      our_nodes().add({id(), has_torchs_ ? at::sequence_number::peek() : 0}, {id() + 1, 0});
-      in_ours_ = true;
-      if (++intervals_ > kIntervals) {
-        our_nodes().join_oldest(id());
-        --intervals_;
-      }
-    }
-    last_ours_ = at::sequence_number::peek();
-  }
+  // This thread enters a region of ours, or is in one.
+  void note_ours() { note_ours_from(at::sequence_number::peek()); }
 
-  // It is in a region of torch's.
+  // This thread repeats a part of one for backward. Nodes may precede its first product.
+  void note_repetition() { note_ours_from(has_torchs_ ? at::sequence_number::peek() : 0); }
+
+  // This thread is in a region of torch's.
   void note_torchs() {
     if (in_ours_) our_nodes().remove({id(), last_ours_}, {id() + 1, 0});
     in_ours_ = false;
@@ -105,6 +100,22 @@ class ThreadLog {
  private:
   static uint64_t id() { return at::RecordFunction::currentThreadId(); }
 
+  void note_ours_from(uint64_t begin) {
+    if (blind_times_ != blind_times) {
+      note_torchs();
+      blind_times_ = blind_times;
+    }
+    if (!in_ours_) {
+      our_nodes().add({id(), begin}, {id() + 1, 0});
+      in_ours_ = true;
+      if (++intervals_ > kIntervals) {
+        our_nodes().join_oldest(id());
+        --intervals_;
+      }
+    }
+    last_ours_ = at::sequence_number::peek();
+  }
+
   // Where a thread has changed between the two kinds of regions more often than this, what is older
   // counts as ours.
   static constexpr int kIntervals = 1024;
@@ -112,6 +123,7 @@ class ThreadLog {
   bool in_ours_ = false;
   bool has_torchs_ = false;
   int intervals_ = 0;
+  int blind_times_ = 0;
   uint64_t last_ours_ = 0;  // the number of the next node when ours was noted last
 };
 
@@ -130,7 +142,9 @@ void enter_region() {
 }
 
 void exit_region() {
-  --open_regions;
+  // A region may be left twice, by two threads.
+  for (int open = open_regions; open > 0 && !open_regions.compare_exchange_weak(open, open - 1);) {
+  }
   thread_log.note_exit();
 }
 
@@ -141,20 +155,23 @@ void install() {
 
 void uninstall() {
   installed = false;
-  if (open_regions == 0) restore_torchs();
+  if (open_regions > 0) return;
+  ++blind_times;
+  restore_torchs();
 }
 
 bool is_installed() { return installed; }
 
 bool in_our_region() {
   if (installed) return true;
-  bool ours = at::autocast::is_autocast_enabled(kRegionMark);
-  if (!ours) {
-    const auto node = torch::autograd::get_current_node();
-    ours = node && our_nodes().has({node->thread_id(), node->sequence_nr()});
+  if (at::autocast::is_autocast_enabled(kRegionMark)) {
+    thread_log.note_ours();
+    return true;
   }
-  ours ? thread_log.note_ours() : thread_log.note_torchs();
-  return ours;
+  const auto node = torch::autograd::get_current_node();
+  const bool repeats = node && our_nodes().has({node->thread_id(), node->sequence_nr()});
+  repeats ? thread_log.note_repetition() : thread_log.note_torchs();
+  return repeats;
 }
 
 }  // namespace amp_ext
