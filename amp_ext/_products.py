@@ -42,8 +42,9 @@ def gemm(
             must have.
         c: float16, bfloat16, float32 or float64, broadcastable to the result. It enters the sum in
             the sum's dtype, and is not read when ``beta`` is 0.
-        alpha: factor of the product.
-        beta: factor of ``c``.
+        alpha: factor of the product, rounded to the sum's dtype. NaN and infinities times 0 are
+            NaN.
+        beta: factor of ``c``, likewise.
         bias: [n], dtypes as of ``c``.
         activation: "none", "relu", which keeps NaN, "gelu" or its approximation "gelu_tanh", as in
             :func:`torch.nn.functional.gelu`; applied to the sum before that is rounded, unless
@@ -56,7 +57,8 @@ def gemm(
         run. A sum of no products is 0: act(beta * c + bias) is returned.
 
     Raises:
-        RuntimeError: shapes that do not fit, or operands on several devices.
+        RuntimeError: shapes that do not fit, operands on several devices, or an ``alpha`` or
+            ``beta`` beyond the range of the sum's dtype.
         NotImplementedError: a tensor that is not strided, or another dtype than the above.
         ValueError: another activation.
     """

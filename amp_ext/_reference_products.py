@@ -190,7 +190,9 @@ def _sum(
     beta: float = 1.0,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """Return alpha * A @ B + beta * c + bias in fp64."""
+    """Return alpha * A @ B + beta * c + bias in fp64, the factors as numbers of the op's sum."""
+    sums = torch.promote_types(torch.promote_types(a.dtype, b.dtype), torch.float32)
+    alpha, beta_of_sum = torch.tensor([alpha, beta], dtype=sums).tolist()
     left = a.double().mT if trans_a else a.double()
     right = b.double().mT if trans_b else b.double()
     product = left @ right
@@ -198,7 +200,7 @@ def _sum(
         product = product.flatten(0, -3).sum(0)
     result = alpha * product
     if c is not None and beta != 0:
-        result = result + beta * c.double()
+        result = result + beta_of_sum * c.double()
     if bias is not None:
         result = result + bias.double()
     return result

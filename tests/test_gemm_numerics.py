@@ -46,6 +46,42 @@ def test_infinities_and_nans_spread_as_in_ieee(
 
 
 @every_gemm_executor
+@pytest.mark.parametrize("k", [8, 512], ids=["small", "large"])
+@pytest.mark.parametrize("factor", [0.0, -0.0, 1e-46], ids=str)
+@pytest.mark.parametrize("dtype", [FP16, BF16, FP32, FP64], ids=str)
+def test_nan_times_a_factor_of_zero(
+    executor: Executor, dtype: torch.dtype, factor: float, k: int
+) -> None:
+    """1e-46 is 0 in fp32. Large products may be the library's, which leaves factors of 0 out."""
+    a, b = (torch.ones(size, dtype=dtype, device=executor.device) for size in ((1, k), (k, k)))
+    c = torch.ones(1, k, dtype=dtype, device=executor.device)
+    bad_b, bad_c = b.clone(), c.clone()
+    bad_b[0, 0], bad_c[0, 0] = math.nan, math.nan
+    bad_b[1, 1], bad_c[0, 1] = math.inf, math.inf
+    times_inf = math.inf if dtype == FP64 and factor else math.nan
+
+    def row(value: float) -> torch.Tensor:
+        return torch.tensor([[math.nan, times_inf] + (k - 2) * [value]], dtype=FP64)
+
+    assert_equal(executor.ops.gemm(a, bad_b, alpha=factor), row(k * factor if dtype == FP64 else 0))
+    assert_equal(executor.ops.gemm(a, bad_b, alpha=factor, c=c), row(1.0))
+    total = torch.ones(1, k, device=executor.device)
+    executor.ops.gemm_accumulate_(total, a, bad_b, alpha=factor)
+    assert_equal(total, row(1.0))
+    if factor:  # with a beta of 0, c is not read
+        assert_equal(executor.ops.gemm(a, b, c=bad_c, beta=factor), row(k))
+
+
+@against_oracle
+@pytest.mark.parametrize("name", ["alpha", "beta"])
+def test_factor_beyond_fp32(executor: Executor, name: str) -> None:
+    a = torch.ones(2, 3, device=executor.device)
+    with pytest.raises(RuntimeError, match=f"{name} must be at most 3.40282e\\+38 in magnitude"):
+        executor.ops.gemm(a, a.mT, c=a[:, :1], **{name: -1e39})
+    assert executor.ops.gemm(a.double(), a.double().mT, **{name: 1e39}).isfinite().all()
+
+
+@every_gemm_executor
 def test_sums_beyond_fp16_are_rounded_once_at_the_end(executor: Executor) -> None:
     a = torch.full((1, 2), 240.0, device=executor.device).half()
     b = torch.full((2, 1), 256.0, device=executor.device).half()

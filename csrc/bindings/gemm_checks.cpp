@@ -1,6 +1,9 @@
 // The checks of the ops of matrix products.
 #include <c10/util/Exception.h>
 
+#include <cmath>
+#include <limits>
+
 #include "gemm.h"
 #include "tensor_args.h"
 
@@ -32,6 +35,14 @@ void check_shape(const char* op, const char* name, const at::Tensor& tensor,
                  c10::ArrayRef<Int> sizes) {
   TORCH_CHECK(sizes_of<Int>(tensor).equals(sizes), op, ": ", name,
               " must have the shape of the result, ", sizes, ", got shape ", sizes_of<Int>(tensor));
+}
+
+// Throws unless the factor is a number of the type in which the product is summed.
+void check_factor(const char* op, const char* name, double factor, at::ScalarType sums) {
+  const bool fits = sums == at::kDouble || !std::isfinite(factor) ||
+                    std::isfinite(static_cast<float>(factor));
+  TORCH_CHECK(fits, op, ": ", name, " must be at most ", std::numeric_limits<float>::max(),
+              " in magnitude, since the product is summed in float32, got ", factor);
 }
 
 // An optional tensor of one element that an op writes.
@@ -71,6 +82,8 @@ Sizes<Int> check_gemm(const char* op, const at::Tensor& a, const at::Tensor& b,
   check_operand(op, "b", b, device);
   activation_of(op, options.activation);
   check_dtype(op, "out_dtype", out_dtype_of(a, b, options.out_dtype));
+  check_factor(op, "alpha", options.alpha, sums_dtype_of(a, b));
+  check_factor(op, "beta", options.beta, sums_dtype_of(a, b));
 
   const c10::ArrayRef<Int> as = sizes_of<Int>(a), bs = sizes_of<Int>(b);
   TORCH_CHECK(as.size() >= 2, op, ": a must have at least 2 dimensions, got shape ", as);

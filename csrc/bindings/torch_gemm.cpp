@@ -112,7 +112,12 @@ at::Tensor torch_gemm(const at::Tensor& a, const at::Tensor& b, const GemmOption
 
   const at::Tensor addend = read_c ? c : o.bias.value_or(at::Tensor());
   const Activation activation = activation_of(kGemm, o.activation);
-  const bool low = a.scalar_type() == b.scalar_type() && a.scalar_type() == out_dtype &&
+  // The library leaves out what has a factor of 0, and with it NaN.
+  const auto vanishes = [&](double factor) {
+    return (sums_dtype_of(a, b) == at::kDouble ? factor : static_cast<float>(factor)) == 0;
+  };
+  const bool low = !vanishes(o.alpha) && !(read_c && vanishes(o.beta)) &&
+                   a.scalar_type() == b.scalar_type() && a.scalar_type() == out_dtype &&
                    (!is_gelu(activation) || rounds_before_activation(a)) && !(read_c && o.bias) &&
                    (addend.defined() ? addend.scalar_type() == out_dtype : o.alpha == 1);
   at::Tensor out;

@@ -118,9 +118,11 @@ class Widened {
 // Whether the result is alpha * a @ b, or that added to what out holds, in fp32.
 bool accumulates(const GemmArgs& g) { return g.c.data && g.c.data == g.out.data && g.beta == 1; }
 
+// (The library leaves a product with a factor of 0 out, and with it NaN.)
 bool is_sum(const GemmArgs& g) {
   return g.out.dtype == DType::f32 && (!g.c.data || accumulates(g)) && !g.bias.data &&
-         g.activation == Activation::none && !g.aux.data && !g.column_sums;
+         g.activation == Activation::none && !g.aux.data && !g.column_sums &&
+         static_cast<float>(g.alpha) != 0;
 }
 
 // What is said of the rounded result. Several threads may report at once, each of rows of its own.
