@@ -80,6 +80,11 @@ std::atomic<int> blind_times = 0;
 // told from ours: a thread without any has one interval.
 class ThreadLog {
  public:
+  // Consecutive threads without any are one interval when they have ended.
+  ~ThreadLog() {
+    if (in_ours_ && !has_torchs_ && begin_ > 0) our_nodes().add({id(), 0}, {id(), begin_});
+  }
+
   // This thread enters a region of ours, or is in one.
   void note_ours() { note_ours_from(at::sequence_number::peek()); }
 
@@ -108,6 +113,7 @@ class ThreadLog {
     if (!in_ours_) {
       our_nodes().add({id(), begin}, {id() + 1, 0});
       in_ours_ = true;
+      begin_ = begin;
       if (++intervals_ > kIntervals) {
         our_nodes().join_oldest(id());
         --intervals_;
@@ -124,6 +130,7 @@ class ThreadLog {
   bool has_torchs_ = false;
   int intervals_ = 0;
   int blind_times_ = 0;
+  uint64_t begin_ = 0;      // of the last interval
   uint64_t last_ours_ = 0;  // the number of the next node when ours was noted last
 };
 
