@@ -13,7 +13,6 @@ try:
     from amp_ext.autocast import autocast, install, is_installed, uninstall
     from amp_ext.backend import get_backend, set_backend
     from amp_ext.grad_scaler import GradScaler
-    from amp_ext.graph import CUDAGraph
 except ImportError:
     # `python -m amp_ext`, which is on its way then, reports it.
     if sys.argv[:1] != ["-m"] or "amp_ext" not in sys.orig_argv:
@@ -22,7 +21,6 @@ except ImportError:
 __version__ = "0.1.0"
 
 __all__ = [
-    "CUDAGraph",
     "GradScaler",
     "__version__",
     "autocast",

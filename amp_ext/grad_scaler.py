@@ -20,7 +20,6 @@ from amp_ext._optimizer import (
 )
 from amp_ext._scaler_checks import check_may_clip, check_options, checked_max_norm, replaces
 from amp_ext._scaler_state import ScalerState
-from amp_ext.graph import note_capture
 from amp_ext.report import found_infs_of
 
 
@@ -198,7 +197,6 @@ class GradScaler(ScalerState):
     def _note(self, optimizer: Optimizer) -> dict[str, Any]:
         """Notes that the optimizer's gradients are about to be read; returns its state."""
         self._log.note(optimizer)
-        note_capture(optimizer)
         return self._per_optimizer_states[id(optimizer)]
 
     def _unscales_its_own_way(self) -> bool:

@@ -326,15 +326,6 @@ bool update_scale_directly(py::handle scale, py::handle growth_tracker, py::hand
   END_HANDLE_TH_ERRORS_PYBIND
 }
 
-// The GradientPlaces of `param_groups`, byte by byte.
-py::bytes gradient_places_as_bytes(py::handle param_groups) {
-  HANDLE_TH_ERRORS
-  const std::vector<GradientPlace> places = gradient_places(param_groups);
-  return py::bytes(reinterpret_cast<const char*>(places.data()),
-                   places.size() * sizeof(GradientPlace));
-  END_HANDLE_TH_ERRORS_PYBIND
-}
-
 }  // namespace
 
 bool is_traced(const at::Tensor& tensor) {
@@ -379,7 +370,6 @@ PYBIND11_MODULE(_C, m) {
   m.def("clip_grads", &amp_ext::clip_grads, py::arg("param_groups"), py::arg("scale"),
         py::arg("unscaled"), py::arg("found_infs"), py::arg("max_norm"),
         py::arg("error_if_nonfinite"), py::arg("allow_fp16"));
-  m.def("gradient_places", &amp_ext::gradient_places_as_bytes);
   m.def("cast_directly", &amp_ext::cast_directly);
   m.def("update_scale_directly", &amp_ext::update_scale_directly);
   // Of other types: the dispatcher says what it expected.

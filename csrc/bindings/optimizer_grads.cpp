@@ -114,25 +114,4 @@ void OptimizerGrads::install_coalesced() {
   for (auto& [param, grad] : coalesced_) param->mutable_grad() = grad;
 }
 
-std::vector<GradientPlace> gradient_places(py::handle param_groups) {
-  std::vector<GradientPlace> places;
-  for (const py::handle group : param_groups) {
-    for (const py::handle param : group[py::str("params")]) {
-      TORCH_CHECK_TYPE(THPVariable_Check(param.ptr()), "expected param to be torch.Tensor, got ",
-                       Py_TYPE(param.ptr())->tp_name);
-      const at::Tensor& grad = THPVariable_Unpack(param.ptr()).grad();
-      const bool owns =
-          grad.defined() && grad.has_storage() && !grad.unsafeGetTensorImpl()->is_python_dispatch();
-      if (owns) {
-        places.push_back({reinterpret_cast<intptr_t>(grad.const_data_ptr()),
-                          static_cast<int64_t>(grad.nbytes()),
-                          static_cast<int64_t>(grad.scalar_type())});
-      } else {
-        places.push_back({});
-      }
-    }
-  }
-  return places;
-}
-
 }  // namespace amp_ext

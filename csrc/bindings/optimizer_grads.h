@@ -83,13 +83,4 @@ class OptimizerGrads {
   std::vector<std::pair<at::TensorImpl*, at::Tensor>> coalesced_;  // parameter, its new gradient
 };
 
-// Where the gradient of each parameter lies; zeros where there is none, or none with memory of its
-// own.
-struct GradientPlace {
-  intptr_t address;
-  int64_t bytes;
-  int64_t dtype;
-};
-std::vector<GradientPlace> gradient_places(pybind11::handle param_groups);
-
 }  // namespace amp_ext
