@@ -26,7 +26,7 @@ BACKENDS = ("cuda", "triton", "cpu")
 
 _REBUILD = f"FORCE_CUDA=1 {REBUILD}"
 _VARIABLE = "AMP_EXT_BACKEND"
-_UNMEASURED = "which have not been measured yet"
+_GEMM_VARIABLE = "AMP_EXT_GEMM"
 
 
 class Backend(NamedTuple):
@@ -89,6 +89,10 @@ def _choose_by_environment() -> None:
         set_backend(name)
     except (RuntimeError, ValueError) as error:
         raise ImportError(f"amp_ext, {_VARIABLE}={name}: {error}") from None
+    products = os.environ.get(_GEMM_VARIABLE) or "library"
+    if products not in ("library", "kernel"):
+        raise ImportError(f"amp_ext: {_GEMM_VARIABLE} must be library or kernel, got {products!r}")
+    _C.use_gemm_kernels(products == "kernel")
 
 
 _chosen: str | None = None
@@ -104,49 +108,40 @@ def backend_for(device_type: str, op: str) -> Backend:
         raise ValueError(f"op must be one of {', '.join(OPS)}, got {op!r}")
     if device_type not in ("cpu", "cuda"):
         return Backend("none", "amp_ext serves CPU and CUDA tensors")
+    if op in GEMM_OPS:
+        return _products(device_type)
     if _C.uses_triton(device_type):
-        return _triton(device_type, op)
-    if device_type == "cpu" and op in GEMM_OPS:
-        reason = "FP32 sums: small products here, large ones by torch's FP32 GEMM"
-        if _C.multiplies_bf16():
-            reason += "; BF16 into BF16 by torch's own, which uses the processor's instructions"
-        return Backend("cpu", reason)
+        return Backend("triton", _triton_kernels(device_type))
     if device_type == "cpu":
         return Backend("cpu", f"C++ on torch's threads, {torch.backends.cpu.get_cpu_capability()}")
-    if op in GEMM_OPS:
-        return _cuda_gemm()
     if _C.cuda_built():
         return Backend("cuda", f"CUDA kernels for {', '.join(_build_info.CUDA_ARCHES)}")
     reason = why_not_triton() or "TRITON_INTERPRET is set"
     return Backend("none", f"built without CUDA kernels; {reason}, or rebuild with: {_REBUILD}")
 
 
-def _triton(device_type: str, op: str) -> Backend:
-    reason = f"Triton {triton_version()}, " + (
-        "interpreted" if device_type == "cpu" else "which compiles kernels when they are first used"
-    )
-    if op in LIST_OPS:
-        return Backend("triton", reason)
-    if _C.gemm_source() == _C.GemmSource.library:
-        return Backend("library", "torch's GEMM with FP32 weight gradients: AMP_EXT_GEMM=library")
-    if device_type == "cpu":
+def _triton_kernels(device_type: str) -> str:
+    interpreted = device_type == "cpu"
+    how = "interpreted" if interpreted else "which compiles kernels when they are first used"
+    return f"Triton {triton_version()}, {how}"
+
+
+def _products(device_type: str) -> Backend:
+    by_triton = _C.uses_triton(device_type)
+    has_kernels = by_triton or (device_type == "cuda" and _C.cuda_built())
+    if has_kernels and _C.uses_gemm_kernels():
+        kernels = _triton_kernels(device_type) if by_triton else "CUDA kernels"
+        others = "the CPU's backend" if device_type == "cpu" else "torch's GEMM"
         return Backend(
-            "triton", f"{reason}, for FP16 and BF16; other operands by the CPU's backend"
+            "triton" if by_triton else "cuda",
+            f"{kernels}, for FP16 and BF16; other operands by {others}",
         )
-    return Backend(
-        "triton",
-        f"our own kernels, {_UNMEASURED}, for FP16 and BF16; torch's GEMM for other operands, and "
-        "for all with AMP_EXT_GEMM=library",
-    )
-
-
-def _cuda_gemm() -> Backend:
-    if not _C.cuda_built():
-        return Backend("library", "torch's GEMM with FP32 weight gradients")
-    if _C.gemm_source() == _C.GemmSource.kernel:
-        return Backend("cuda", "CUDA kernels for FP16 and BF16; torch's GEMM for other operands")
-    return Backend(
-        "library",
-        "torch's GEMM with FP32 weight gradients; AMP_EXT_GEMM=kernel turns on our own kernels, "
-        f"{_UNMEASURED}",
-    )
+    if device_type == "cpu":
+        reason = "FP32 sums: small products here, large ones by torch's FP32 GEMM"
+        if _C.multiplies_bf16():
+            reason += "; BF16 into BF16 by torch's own, which uses the processor's instructions"
+        return Backend("cpu", reason)
+    reason = "torch's GEMM with FP32 weight gradients"
+    if has_kernels:
+        reason += f"; {_GEMM_VARIABLE}=kernel turns on our own kernels, not measured yet"
+    return Backend("library", reason)

@@ -36,16 +36,16 @@ class Line(NamedTuple):
 
 
 @contextmanager
-def _choice(backend: str | None, source: str) -> Iterator[None]:
-    """Choose a backend and, by the name of a _C.GemmSource, who forms products."""
-    before = amp_ext.get_backend(), _C.gemm_source()
+def _choice(backend: str | None, gemm_kernels: bool) -> Iterator[None]:
+    """Choose a backend, and whether its kernels form products or torch's library."""
+    before = amp_ext.get_backend(), _C.uses_gemm_kernels()
     amp_ext.set_backend(backend)
-    _C.set_gemm_source(getattr(_C.GemmSource, source))
+    _C.use_gemm_kernels(gemm_kernels)
     try:
         yield
     finally:
         amp_ext.set_backend(before[0])
-        _C.set_gemm_source(before[1])
+        _C.use_gemm_kernels(before[1])
 
 
 def ours(
@@ -62,11 +62,11 @@ def ours(
 
     lines = {}
     if _C.cuda_built():
-        lines["cuda"] = lambda: _choice("cuda", "kernel")
+        lines["cuda"] = lambda: _choice("cuda", True)
     if triton_version():
-        lines["triton"] = lambda: _choice("triton", "by_default")
+        lines["triton"] = lambda: _choice("triton", True)
     if products:
-        lines[LIBRARY] = lambda: _choice(None, "library")
+        lines[LIBRARY] = lambda: _choice(None, False)
     return lines
 
 

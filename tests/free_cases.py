@@ -68,10 +68,10 @@ class Training:
 @contextmanager
 def cuda_kernels() -> Iterator[None]:
     """Have this package's kernels form products on a GPU."""
-    before = amp_ext._C.gemm_source()
-    amp_ext._C.set_gemm_source(amp_ext._C.GemmSource.kernel)
+    before = amp_ext._C.uses_gemm_kernels()
+    amp_ext._C.use_gemm_kernels(True)
     try:
         yield
     finally:
-        amp_ext._C.set_gemm_source(before)
+        amp_ext._C.use_gemm_kernels(before)
         amp_ext._C.judge_gradients(False)

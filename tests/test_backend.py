@@ -22,10 +22,10 @@ pytestmark = pytest.mark.skipif(_triton.triton_version() is None, reason="Triton
 
 
 @pytest.fixture(autouse=True)
-def gemm_source() -> Iterator[None]:
-    before = _C.gemm_source()
+def gemm_kernels() -> Iterator[None]:
+    before = _C.uses_gemm_kernels()
     yield
-    _C.set_gemm_source(before)
+    _C.use_gemm_kernels(before)
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def served(device_type: str) -> set[str]:
 
 
 def test_without_a_toolkit_triton_serves_every_op_of_a_gpu(without_kernels: None) -> None:
-    _C.set_gemm_source(_C.GemmSource.by_default)
+    _C.use_gemm_kernels(True)
     amp_ext.set_backend(None)
     assert served("cuda") == {"triton"}
     assert served("cpu") == {"cpu"}
@@ -70,7 +70,7 @@ def test_without_either_list_ops_are_refused(without_kernels: None, without_trit
 
 
 def test_cuda_kernels_come_first(with_kernels: None) -> None:
-    _C.set_gemm_source(_C.GemmSource.kernel)
+    _C.use_gemm_kernels(True)
     amp_ext.set_backend(None)
     assert served("cuda") == {"cuda"}
     amp_ext.set_backend("triton")
@@ -80,11 +80,12 @@ def test_cuda_kernels_come_first(with_kernels: None) -> None:
     assert amp_ext.get_backend() == "cuda"
 
 
-def test_the_library_can_be_asked_for(without_kernels: None) -> None:
-    amp_ext.set_backend("triton")
-    _C.set_gemm_source(_C.GemmSource.library)
+@pytest.mark.parametrize("name", ["cuda", "triton"])
+def test_kernels_of_products_have_to_be_asked_for(with_kernels: None, name: str) -> None:
+    amp_ext.set_backend(name)
+    _C.use_gemm_kernels(False)
     assert {backend_for("cuda", op).name for op in GEMM_OPS} == {"library"}
-    assert {backend_for("cuda", op).name for op in LIST_OPS} == {"triton"}
+    assert {backend_for("cuda", op).name for op in LIST_OPS} == {name}
 
 
 @pytest.mark.parametrize("interpreted", ["0", "1", "true"])
@@ -200,6 +201,10 @@ def test_wrong_environment_variable_fails_the_import() -> None:
     assert process.returncode == 1
     last = process.stderr.splitlines()[-1]
     assert last.startswith("ImportError: amp_ext, AMP_EXT_BACKEND=hip: set_backend: name must be")
+    process = imported("", AMP_EXT_GEMM="kernels")
+    assert process.returncode == 1
+    last = process.stderr.splitlines()[-1]
+    assert last == "ImportError: amp_ext: AMP_EXT_GEMM must be library or kernel, got 'kernels'"
 
 
 # ---- what goes wrong in a kernel's function ----------------------------------------------------

@@ -28,12 +28,12 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 @pytest.fixture
 def chosen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str | None, object]]:
-    """What is chosen of backends and sources of products, as on a machine with both."""
+    """What is chosen of backends and kernels of products, as on a machine with both."""
     calls: list[tuple[str | None, object]] = []
     monkeypatch.setattr(providers._C, "cuda_built", lambda: True)
     monkeypatch.setattr(amp_ext, "set_backend", lambda name: calls.append(("backend", name)))
-    source = lambda value: calls.append(("source", value.name))  # noqa: E731
-    monkeypatch.setattr(providers._C, "set_gemm_source", source)
+    kernels = lambda on: calls.append(("kernels", on))  # noqa: E731
+    monkeypatch.setattr(providers._C, "use_gemm_kernels", kernels)
     monkeypatch.setattr("amp_ext._triton.triton_version", lambda: "3.9")
     return calls
 
@@ -44,11 +44,11 @@ def test_a_line_for_each_backend_of_a_gpu(chosen) -> None:
     lines = providers.ours(CUDA, products=True)
     assert list(lines) == ["cuda", "triton", "library"]
     assert not chosen
-    before = [("backend", amp_ext.get_backend()), ("source", providers._C.gemm_source().name)]
+    before = [("backend", amp_ext.get_backend()), ("kernels", providers._C.uses_gemm_kernels())]
     expected = {
-        "cuda": [("backend", "cuda"), ("source", "kernel")],
-        "triton": [("backend", "triton"), ("source", "by_default")],
-        "library": [("backend", None), ("source", "library")],
+        "cuda": [("backend", "cuda"), ("kernels", True)],
+        "triton": [("backend", "triton"), ("kernels", True)],
+        "library": [("backend", None), ("kernels", False)],
     }
     for name, line in lines.items():
         with line():
@@ -82,7 +82,7 @@ def test_lines_are_amp_exts_and_torchs(chosen) -> None:
     }
     assert lines["torch"].around is nullcontext
     with lines["cuda"].around():
-        assert chosen == [("backend", "cuda"), ("source", "kernel")]
+        assert chosen == [("backend", "cuda"), ("kernels", True)]
 
 
 def test_a_provider_that_cannot_be_made_fails_when_it_is_launched() -> None:

@@ -244,22 +244,6 @@ def test_backends(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert names(False) == ["cpu", "library" if op in GEMM_OPS else "none", "none"]
 
 
-def test_kernels_that_have_not_been_measured_have_to_be_asked_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(backend._C, "cuda_built", lambda: True)
-    sources = _C.GemmSource
-    before = _C.gemm_source()
-    try:
-        names = []
-        for source in (sources.by_default, sources.library, sources.kernel):
-            _C.set_gemm_source(source)
-            names.append(backend_for("cuda", "gemm").name)
-    finally:
-        _C.set_gemm_source(before)
-    assert names == ["library", "library", "cuda"]
-
-
 def test_refused_tensors_come_with_a_command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

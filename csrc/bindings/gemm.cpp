@@ -7,7 +7,6 @@
 #include <c10/util/accumulate.h>
 #include <torch/library.h>
 
-#include <cstdlib>
 #include <limits>
 
 #include "backend.h"
@@ -17,12 +16,7 @@
 
 namespace amp_ext {
 
-std::atomic<GemmSource> gemm_source = [] {
-  const char* const value = std::getenv("AMP_EXT_GEMM");
-  const std::string_view source = value ? value : "";
-  if (source == "kernel") return GemmSource::kernel;
-  return source == "library" ? GemmSource::library : GemmSource::by_default;
-}();
+std::atomic<bool> uses_gemm_kernels = false;
 
 namespace {
 
@@ -99,7 +93,7 @@ class Product {
   // Whether a kernel here is to form it, and not torch's library.
   bool is_served() const {
     return options_.device().is_cpu() ? cpu::gemm_serves(args_)
-                                      : gemm_source == GemmSource::kernel && cuda_serves(args_);
+                                      : uses_gemm_kernels && cuda_serves(args_);
   }
 
   at::Tensor new_out() {

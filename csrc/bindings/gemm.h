@@ -15,12 +15,8 @@
 
 namespace amp_ext {
 
-// Whose products on a GPU are where the backend's kernels serve them: the kernels' or those of
-// torch's library. By default the Triton kernels form them, so that their backend serves every op,
-// and the CUDA kernels do not; neither has been measured. The environment variable AMP_EXT_GEMM
-// says "kernel" or "library".
-enum class GemmSource { by_default, kernel, library };
-extern std::atomic<GemmSource> gemm_source;
+// Whether the CUDA or the Triton kernels form the products that they can; else torch's library does.
+extern std::atomic<bool> uses_gemm_kernels;
 
 constexpr auto kGemm = "amp_ext::gemm";
 constexpr auto kGemmWithAux = "amp_ext::gemm_with_aux";

@@ -342,12 +342,8 @@ PYBIND11_MODULE(_C, m) {
   m.def("multiplies_bf16", &amp_ext::cpu::multiplies_bf16,
         "Whether this processor has instructions for products of bfloat16.");
   amp_ext::bind_gemm_plans(m);
-  py::enum_<amp_ext::GemmSource>(m, "GemmSource")
-      .value("by_default", amp_ext::GemmSource::by_default)
-      .value("kernel", amp_ext::GemmSource::kernel)
-      .value("library", amp_ext::GemmSource::library);
-  m.def("gemm_source", [] { return amp_ext::gemm_source.load(); });
-  m.def("set_gemm_source", [](amp_ext::GemmSource source) { amp_ext::gemm_source = source; });
+  m.def("use_gemm_kernels", [](bool on) { amp_ext::uses_gemm_kernels = on; });
+  m.def("uses_gemm_kernels", [] { return amp_ext::uses_gemm_kernels.load(); });
   m.attr("GRAD_NORM_MAX_BLOCKS") = amp_ext::kGradNormMaxBlocks;
   m.def("use_triton", [](const std::string& type, bool on) {
     amp_ext::use_triton(c10::Device(type).type(), on);

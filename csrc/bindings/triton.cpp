@@ -188,7 +188,7 @@ const Backend& triton_backend() {
 }
 
 bool triton_serves(const at::Tensor& a, const at::Tensor& b, const GemmOptions& o) {
-  return uses_triton(a.device()) && gemm_source != GemmSource::library &&
+  return uses_triton(a.device()) && uses_gemm_kernels &&
          is_16_bit(a.scalar_type()) && a.scalar_type() == b.scalar_type() &&
          out_dtype_of(a, b, o.out_dtype) != at::kDouble;
 }
