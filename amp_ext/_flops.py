@@ -24,7 +24,9 @@ def _accumulated_product(c: _Shape, a: _Shape, b: _Shape, **options: Any) -> int
     return _product(a, b, **options)
 
 
-def _mlp(x: _Shape, weight1: _Shape, bias1: _Shape | None, weight2: _Shape, *_: Any, **__: Any):
+def _mlp(
+    x: _Shape, weight1: _Shape, bias1: _Shape | None, weight2: _Shape, *_: Any, **__: Any
+) -> int:
     return 2 * prod(x[:-1]) * (prod(weight1) + prod(weight2))
 
 

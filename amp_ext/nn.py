@@ -11,6 +11,8 @@ from amp_ext import ops
 class Linear(nn.Linear):
     """``torch.nn.Linear`` by :func:`amp_ext.ops.linear`.
 
+    For one with an activation there is :class:`LinearActivation`.
+
     Parameters, their initial values and the state dict are those of ``torch.nn.Linear``. Under
     autocast, torch's or :class:`amp_ext.autocast`, operands are cast as there, and the gradients of
     float32 parameters never pass through float16.
@@ -52,7 +54,7 @@ class LinearActivation(nn.Module):
 
     Parameters, their initial values and the state dict are those of ``torch.nn.Linear``. It is not
     an instance of that, since whatever merges, quantizes or replaces the ``torch.nn.Linear`` layers
-    of a model would lose the activation. Nor is it found by what initializes them.
+    of a model would lose the activation. What initializes them does not find it either.
 
     Args:
         in_features, out_features, bias, device, dtype: as for :class:`Linear`.
@@ -112,7 +114,7 @@ class MLP(nn.Module):
         bias: whether the layers add biases.
         device: of the parameters.
         dtype: of the parameters.
-        activation: of the hidden layer, as for :class:`Linear`.
+        activation: of the hidden layer, as for :class:`LinearActivation`.
         accumulate_grad: as for :class:`Linear`, of both weights.
     """
 

@@ -99,6 +99,16 @@ CHANGES: dict[str, Callable[[nn.Linear], Any]] = {
 }
 
 
+def test_plain_layers_are_fused() -> None:
+    """Also while something else than a parameter stands for a weight."""
+    mlp, x = MLP(7, 6, 4), torch.randn(3, 7)
+    views = {name: value.view_as(value) for name, value in mlp.named_parameters()}
+    for out in (mlp(x), torch.func.functional_call(mlp, views, (x,))):
+        assert out.grad_fn.name() == "MlpBackward"
+    mlp.fc1.register_forward_hook(lambda module, inputs, out: None).remove()
+    assert mlp(x).grad_fn.name() == "MlpBackward"
+
+
 @every_layer
 @pytest.mark.parametrize("change", CHANGES)
 def test_changed_layer_is_called(change: str, name: str) -> None:
