@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from amp_ext import _flops  # noqa: F401  (has torch count them)
 from amp_ext._library import _C  # noqa: F401  (registers the ops)
 
 _ops = torch.ops.amp_ext

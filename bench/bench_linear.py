@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 import amp_ext.nn
 import providers
+from amp_ext import ops
 from bounds import Bounded, compare_norms
 from gemm_shapes import BILLION_1, BILLION_8, TOKENS, VIT_TOKENS, VIT_WIDTH
 from registry import (
@@ -99,20 +100,17 @@ class Fused(nn.Module):
 
     def __init__(self, layers: Layers) -> None:
         super().__init__()
-        block = layers.block
-        made = partial(
-            amp_ext.nn.MLP if block.has_second else amp_ext.nn.Linear,
-            *(block.width, block.hidden),
-            device=layers.fc1.weight.device,
-            dtype=layers.fc1.weight.dtype,
-            activation="gelu_tanh" if block.approximate == "tanh" else "gelu",
-        )
+        block, weight = layers.block, layers.fc1.weight
+        activation = "gelu_tanh" if block.approximate == "tanh" else "gelu"
         self.norm = layers.norm if block.normed else nn.Identity()
-        self.fused = made()
         if block.has_second:
+            options = {"device": weight.device, "dtype": weight.dtype, "activation": activation}
+            self.fused = amp_ext.nn.MLP(block.width, block.hidden, **options)
             self.fused.fc1, self.fused.fc2 = layers.fc1, layers.fc2
         else:
-            self.fused.weight, self.fused.bias = layers.fc1.weight, layers.fc1.bias
+            self.fused = partial(
+                ops.linear, weight=weight, bias=layers.fc1.bias, activation=activation
+            )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.fused(self.norm(x))

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from amp_ext import _C, ops
-from amp_ext.nn import MLP, Linear
+from amp_ext.nn import MLP, Linear, LinearActivation
 from free_cases import INF, Training, cuda_kernels
 from twins import DEVICES, leaf
 
@@ -67,7 +67,7 @@ def test_layers(device: str) -> None:
     """Wherever the product is of this package: fused layers, and torch's in a region of ours."""
     for network, weights in (
         (MLP(6, 7, 5), 2),
-        (nn.Sequential(Linear(6, 7, activation="gelu"), nn.Linear(7, 5), Linear(5, 3)), 2),
+        (nn.Sequential(LinearActivation(6, 7), nn.Linear(7, 5), Linear(5, 3)), 2),
     ):
         training = Training(device, network)
         training.backward()

@@ -14,7 +14,7 @@ from torch import nn
 
 from amp_ext import _C
 from amp_ext._free_checks import REST
-from amp_ext.nn import Linear
+from amp_ext.nn import Linear, LinearActivation
 from free_cases import INF, Training
 from twins import OURS, Recording, ScalerClass, leaf, same_outcome, state_of
 
@@ -35,7 +35,7 @@ def test_training(make: Callable[..., Any], passes: int, accumulate: bool) -> No
 
     def script(scaler_class: ScalerClass) -> Any:
         torch.manual_seed(1)
-        network = nn.Sequential(Linear(6, 7, activation="relu"), Linear(7, 5))
+        network = nn.Sequential(LinearActivation(6, 7, activation="relu"), Linear(7, 5))
         for layer in network:
             layer.accumulate_grad = accumulate
         options = {"free_checks": True} if scaler_class is OURS else {}

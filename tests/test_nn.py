@@ -1,4 +1,4 @@
-"""amp_ext.nn: Linear and MLP against torch's layers, composed, under autocast and compiled."""
+"""amp_ext.nn: the layers against torch's layers, composed, under autocast and compiled."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import amp_ext
 from amp_ext import ops
-from amp_ext.nn import MLP, Linear
+from amp_ext.nn import MLP, Linear, LinearActivation
 from cases import FLOATS, assert_equal, assert_same, integers, normal, unwritten
 from executors import Executor, against_oracle, every_executor
 from gemm_cases import cast, doubles
@@ -221,30 +221,30 @@ def test_bad_shapes(device: str, name: str) -> None:
 def test_parameters_are_torchs(bias: bool) -> None:
     """Names, initial values and the way they are drawn."""
     torch.manual_seed(0)
-    ours, mlp = Linear(5, 3, bias, activation="gelu"), MLP(5, 4, 3, bias)
+    ours, fused, mlp = Linear(5, 3, bias), LinearActivation(5, 3, bias), MLP(5, 4, 3, bias)
     torch.manual_seed(0)
-    theirs = nn.Linear(5, 3, bias)
+    theirs, others = nn.Linear(5, 3, bias), nn.Linear(5, 3, bias)
     two = nn.ModuleDict({"fc1": nn.Linear(5, 4, bias), "fc2": nn.Linear(4, 3, bias)})
-    for module, other in ((ours, theirs), (mlp, two)):
+    for module, other in ((ours, theirs), (fused, others), (mlp, two)):
         state = other.state_dict()
         assert list(module.state_dict()) == list(state)
         for name, value in module.state_dict().items():
             assert_same(value, state[name])
         module.load_state_dict(state)
-    assert isinstance(ours, nn.Linear)
     assert MLP(5, 4).fc2.out_features == 5
-    assert "activation='gelu'" in repr(ours)
+    assert repr(fused) == f"LinearActivation({theirs.extra_repr()}, activation='gelu')"
+    assert repr(Linear(5, 3, bias, accumulate_grad=True)).endswith(", accumulate_grad=True)")
 
 
 def test_unknown_activation() -> None:
-    for make in (Linear, MLP):
+    for make in (LinearActivation, MLP):
         with pytest.raises(ValueError, match=r"activation must be one of none, relu.*'swish'"):
             make(2, 2, activation="swish")
 
 
 @every_activation
 @pytest.mark.parametrize(
-    "make", [lambda a: Linear(7, 4, activation=a), lambda a: MLP(7, 6, 4, activation=a)]
+    "make", [lambda a: LinearActivation(7, 4, activation=a), lambda a: MLP(7, 6, 4, activation=a)]
 )
 def test_copies_and_pickles(make: Callable[[str], nn.Module], activation: str) -> None:
     layer, x = make(activation), torch.randn(3, 7)
@@ -256,7 +256,7 @@ def test_copies_and_pickles(make: Callable[[str], nn.Module], activation: str) -
 @every_activation
 @pytest.mark.parametrize("shape", SHAPES[:3], ids=str)
 @pytest.mark.parametrize("region", [torch.autocast, amp_ext.autocast])
-@pytest.mark.parametrize("make", [Linear, MLP])
+@pytest.mark.parametrize("make", [LinearActivation, MLP])
 def test_autocast(
     executor: Executor,
     make: type[nn.Module],
@@ -277,14 +277,14 @@ def test_autocast(
     for tensor in (x, *layer.parameters()):
         assert tensor.grad.dtype == FP32
     assert list(layer.state_dict()) == keys
-    if make is Linear and activation == "none":
+    if make is LinearActivation and activation == "none":
         rows = out.numel() // out.shape[-1]
         assert layer.weight.grad.unique().tolist() == [rows * 2.0**18]
 
 
 @against_oracle
 @pytest.mark.parametrize("inside", [True, False])
-@pytest.mark.parametrize("make", [Linear, MLP])
+@pytest.mark.parametrize("make", [LinearActivation, MLP])
 def test_compiles(executor: Executor, make: type[nn.Module], inside: bool) -> None:
     torch._dynamo.reset()
     layer = make(7, 6, activation="gelu", device=executor.device, accumulate_grad=True)

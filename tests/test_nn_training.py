@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import amp_ext
-from amp_ext.nn import MLP, Linear
+from amp_ext.nn import MLP, Linear, LinearActivation
 from executors import Executor, against_oracle
 
 FP16 = torch.float16
@@ -20,7 +20,7 @@ def network(name: str, device: torch.device) -> nn.Module:
     if name == "MLP":
         net: nn.Module = MLP(8, 8, 1, activation="relu", device=device, accumulate_grad=True)
     elif name == "Linear":
-        first = Linear(8, 8, activation="relu", device=device, accumulate_grad=True)
+        first = LinearActivation(8, 8, activation="relu", device=device, accumulate_grad=True)
         net = nn.Sequential(first, Linear(8, 1, device=device, accumulate_grad=True))
     else:
         net = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1)).to(device)

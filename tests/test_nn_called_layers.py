@@ -1,0 +1,271 @@
+"""amp_ext.nn among what else looks into models: hooks, adapters, parametrizations, quantization."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.ao.quantization import quantize_dynamic
+from torch.nn import functional as F
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+    register_module_full_backward_hook,
+    register_module_full_backward_pre_hook,
+)
+from torch.nn.utils import parametrize, prune
+
+import amp_ext
+from amp_ext.nn import MLP, Linear, LinearActivation
+from cases import assert_same, integers
+
+FP16, BF16, FP32 = torch.float16, torch.bfloat16, torch.float32
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "none": lambda x: x,
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+}
+LAYERS = ("fc1", "fc2")
+every_layer = pytest.mark.parametrize("name", LAYERS)
+
+
+def called(mlp: MLP, x: Tensor) -> Tensor:
+    return mlp.fc2(ACTIVATIONS[mlp.activation](mlp.fc1(x)))
+
+
+class Adapter(nn.Module):
+    """A low-rank addend to a frozen layer, whose attributes it passes on, as LoRA has them."""
+
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        self.base = base.requires_grad_(False)
+        self.down = nn.Linear(base.in_features, 2, bias=False)
+        self.up = nn.Linear(2, base.out_features, bias=False)
+
+    @property
+    def weight(self) -> Tensor:
+        return self.base.weight
+
+    @property
+    def bias(self) -> Tensor:
+        return self.base.bias
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self.base(input) + self.up(self.down(input))
+
+
+class Doubling(nn.Module):
+    def forward(self, weight: Tensor) -> Tensor:
+        return 2 * weight
+
+
+class DoublingLinear(nn.Linear):
+    def forward(self, input: Tensor) -> Tensor:
+        return 2 * super().forward(input)
+
+
+class DoublingWeight(Tensor):
+    """Means twice what it holds, as a quantized weight means something else than it holds."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is F.linear:
+            return func(args[0], 2 * args[1].as_subclass(Tensor), *args[2:])
+        return super().__torch_function__(func, types, args, kwargs)
+
+
+def override(layer: nn.Linear) -> None:
+    forward = layer.forward
+    layer.forward = lambda input: 2 * forward(input)
+
+
+CHANGES: dict[str, Callable[[nn.Linear], Any]] = {
+    "forward hook": lambda layer: layer.register_forward_hook(lambda m, i, out: 2 * out),
+    "pre-hook": lambda layer: layer.register_forward_pre_hook(lambda m, i: 2 * i[0]),
+    "forward": override,
+    "class": lambda layer: setattr(layer, "__class__", DoublingLinear),
+    "parametrization": lambda layer: parametrize.register_parametrization(
+        layer, "weight", Doubling()
+    ),
+    "pruning": lambda layer: prune.l1_unstructured(layer, "weight", 0.5),
+    "weight": lambda layer: setattr(
+        layer, "weight", nn.Parameter(layer.weight.detach().as_subclass(DoublingWeight))
+    ),
+}
+
+
+def test_plain_layers_are_fused() -> None:
+    """Also while something else than a parameter stands for a weight."""
+    mlp, x = MLP(7, 6, 4), torch.randn(3, 7)
+    views = {name: value.view_as(value) for name, value in mlp.named_parameters()}
+    for out in (mlp(x), torch.func.functional_call(mlp, views, (x,))):
+        assert out.grad_fn.name() == "MlpBackward"
+    mlp.fc1.register_forward_hook(lambda module, inputs, out: None).remove()
+    assert mlp(x).grad_fn.name() == "MlpBackward"
+
+
+@every_layer
+@pytest.mark.parametrize("change", CHANGES)
+def test_changed_layer_is_called(change: str, name: str) -> None:
+    mlp, x = MLP(7, 6, 4), torch.randn(3, 7)
+    before = mlp(x)
+    CHANGES[change](getattr(mlp, name))
+    expected = called(mlp, x)
+    assert (expected - before).norm() > 0.1 * before.norm()
+    assert_same(mlp(x), expected)
+
+
+@every_layer
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_replaced_layer_is_called(activation: str, name: str) -> None:
+    mlp, x = MLP(7, 7, 7, activation=activation), torch.randn(3, 7)
+    setattr(mlp, name, Adapter(getattr(mlp, name)))
+    results = []
+    for run in (mlp, lambda x: called(mlp, x)):
+        mlp.zero_grad()
+        out = run(x)
+        out.sum().backward()
+        adapter = getattr(mlp, name)
+        results.append([out, adapter.down.weight.grad, adapter.up.weight.grad])
+        assert adapter.base.weight.grad is None
+    for mine, expected in zip(*results, strict=True):
+        assert_same(mine, expected)
+    setattr(mlp, name, nn.Identity())
+    assert_same(mlp(x), called(mlp, x))
+
+
+@every_layer
+@pytest.mark.parametrize("kind", ["register_full_backward_hook", "register_full_backward_pre_hook"])
+def test_backward_hooks_are_called(kind: str, name: str) -> None:
+    mlp, seen = MLP(7, 6, 4), []
+    getattr(getattr(mlp, name), kind)(lambda module, *grads: seen.append(module))
+    mlp(torch.randn(3, 7, requires_grad=True)).sum().backward()
+    assert seen == [getattr(mlp, name)]
+
+
+@pytest.mark.parametrize(
+    "register",
+    [
+        register_module_forward_hook,
+        register_module_forward_pre_hook,
+        register_module_full_backward_hook,
+        register_module_full_backward_pre_hook,
+    ],
+)
+def test_hooks_of_every_module_are_called(register: Callable[..., Any]) -> None:
+    mlp, seen = MLP(7, 6, 4), []
+    handle = register(lambda module, *rest: seen.append(module))
+    try:
+        mlp(torch.randn(3, 7, requires_grad=True)).sum().backward()
+    finally:
+        handle.remove()
+    assert [m for m in seen if m is not mlp] in ([mlp.fc1, mlp.fc2], [mlp.fc2, mlp.fc1])
+
+
+@pytest.fixture
+def quantizes() -> Iterator[None]:
+    engines = [name for name in torch.backends.quantized.supported_engines if name != "none"]
+    if not engines:
+        pytest.skip("this torch has no engine for quantized layers")
+    yield
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+def test_dynamic_quantization(quantizes: None) -> None:
+    """MLP's layers are quantized as torch's; an activation is left with its layer."""
+    mlp, head, x = MLP(7, 6, 4), LinearActivation(7, 6), torch.randn(3, 7)
+    small = quantize_dynamic(mlp, {nn.Linear})
+    theirs = quantize_dynamic(nn.Sequential(mlp.fc1, nn.GELU(), mlp.fc2), {nn.Linear})
+    assert type(small.fc1) is type(small.fc2) is torch.ao.nn.quantized.dynamic.Linear
+    assert_same(small(x), theirs(x))
+    assert_same(quantize_dynamic(head, {nn.Linear})(x), head(x))
+
+
+@pytest.mark.parametrize("dtype", [FP16, BF16], ids=str)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_called_and_fused_agree(activation: str, dtype: torch.dtype) -> None:
+    """In dtypes, and up to the roundings to 16 bits.
+
+    A called layer's sum is rounded once more before its activation, whose slope is at most 1.13;
+    what both ways round may fall to either side: twice three roundings of eps / 2 each at most
+    stand between the outputs, five between the gradients.
+    """
+    fused = MLP(64, 96, 48, activation=activation)
+    hooked = copy.deepcopy(fused)
+    for layer in (hooked.fc1, hooked.fc2):
+        layer.register_forward_hook(lambda module, inputs, out: None)
+    results = []
+    x = torch.randn(256, 64)
+    for mlp in (fused, hooked):
+        leaf = x.clone().requires_grad_()
+        with amp_ext.autocast("cpu", dtype=dtype):
+            out = mlp(leaf)
+        out.backward(torch.ones_like(out))
+        results.append([out, leaf.grad, *(p.grad for p in mlp.parameters())])
+    eps = torch.finfo(dtype).eps
+    for mine, other, roundings in zip(*results, [3] + 5 * [5], strict=True):
+        assert mine.dtype == other.dtype
+        error = (mine.double() - other.double()).norm()
+        assert error <= 1.13 * 2 * roundings * eps / 2 * other.double().norm()
+
+
+@every_layer
+def test_accumulated_gradients_of_a_hooked_layer(name: str) -> None:
+    """Of integers: exact in any order."""
+    mlps = [MLP(6, 5, 4, activation="relu", accumulate_grad=added) for added in (True, False)]
+    for parameter in mlps[0].parameters():
+        parameter.data = integers(tuple(parameter.shape), FP32, torch.device("cpu"))
+    mlps[1].load_state_dict(mlps[0].state_dict())
+    getattr(mlps[0], name).register_forward_hook(lambda module, inputs, out: None)
+    x = integers((3, 6), FP32, torch.device("cpu"))
+    for mlp in mlps:
+        for _ in range(2):
+            mlp(x).sum().backward()
+    for mine, other in zip(mlps[0].parameters(), mlps[1].parameters(), strict=True):
+        assert_same(mine.grad, other.grad)
+
+
+@every_layer
+@pytest.mark.parametrize("change", ["forward hook", "forward", "class", "parametrization"])
+def test_changed_layer_compiles(change: str, name: str) -> None:
+    torch._dynamo.reset()
+    mlp, x = MLP(7, 6, 4), torch.randn(3, 7)
+    CHANGES[change](getattr(mlp, name))
+    program = torch.compile(mlp, fullgraph=True, backend="aot_eager")
+    assert_same(program(x), called(mlp, x))
+
+
+@every_layer
+def test_symbolic_trace_of_a_replaced_layer(name: str) -> None:
+    mlp, x = MLP(7, 6, 4), torch.randn(3, 7)
+    setattr(mlp, name, Adapter(getattr(mlp, name)))
+    graph = torch.fx.symbolic_trace(mlp)
+    assert_same(graph(x), mlp(x))
+    assert "down" in "".join(str(node.target) for node in graph.graph.nodes)
+
+
+# ---- an activation cannot be lost ----------------------------------------------------------------
+
+
+def test_layer_with_an_activation_is_not_torchs_linear() -> None:
+    """What merges, copies or replaces every nn.Linear leaves it alone."""
+    assert isinstance(Linear(7, 6), nn.Linear)
+    assert not isinstance(LinearActivation(7, 6), nn.Linear)
+    with pytest.raises(TypeError, match="activation"):
+        Linear(7, 6, activation="gelu")
+
+
+def test_layer_with_an_activation_is_built_on_the_meta_device() -> None:
+    """And initialized afterwards, as FSDP does it."""
+    layer = LinearActivation(7, 6, device="meta").to_empty(device="cpu")
+    torch.manual_seed(0)
+    layer.reset_parameters()
+    torch.manual_seed(0)
+    same = nn.Linear(7, 6)
+    assert_same(layer.weight, same.weight)
+    assert_same(layer.bias, same.bias)
