@@ -57,8 +57,8 @@ def unscale_(
     float32, each operation rounded: the sum, its reciprocal, times ``max_norm``.
 
     Args:
-        grads: the gradients. Views with holes are fine; memory that overlaps, within a tensor or
-            because two tensors start at the same address, is an error.
+        grads: the gradients. Views with holes are fine, also interleaved ones, and negated views;
+            memory that overlaps, within a tensor or between two, is an error.
         found_inf: float32, 1 element. Set to 1.0 if a product, rounded to its gradient's dtype, is
             not finite; never cleared.
         inv_scale: float32, 1 element. A factor of exactly 1 leaves every bit as it is.
@@ -182,8 +182,8 @@ def cast_(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:
 
     Raises:
         RuntimeError: lists of different length, shapes or devices that differ, an output whose
-            elements share memory, two outputs that start at the same address, an input whose
-            memory, from its first element to its last, overlaps that of an output.
+            elements share memory or that is a negated view, two outputs that overlap, an input
+            whose memory, from its first element to its last, overlaps that of an output.
         NotImplementedError: a tensor that is not strided, or another dtype than the above.
     """
     if torch.compiler.is_compiling() or not _C.cast_directly(outputs, inputs):

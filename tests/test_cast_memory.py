@@ -99,9 +99,9 @@ ROWS = MEMORY.view(8, 8)
         ([ROWS[:, :4]], [ROWS[:, 4:]], (0, 0)),
         ([MEMORY[:8], MEMORY[8:16]], [MEMORY[8:16], MEMORY[16:24]], (0, 1)),
         ([MEMORY[:8], torch.zeros(())], [torch.ones(8), MEMORY[7]], (1, 0)),
-        ([MEMORY[4:8], MEMORY[:40]], [MEMORY[50:54], MEMORY[20:60]], (1, 1)),
-        ([MEMORY[4:8], MEMORY[:40]], [MEMORY[20:24], torch.ones(40)], (0, 1)),
-        ([MEMORY[:8], MEMORY[4:6]], [MEMORY[:8], torch.ones(2)], (0, 1)),
+        ([MEMORY[5:9:2], MEMORY[:40:2]], [MEMORY[50:52], MEMORY[20:40]], (1, 1)),
+        ([MEMORY[5:9:2], MEMORY[:40:2]], [MEMORY[20:22], torch.ones(20)], (0, 1)),
+        ([MEMORY[:16:2], MEMORY[5:9:2]], [MEMORY[:16:2], torch.ones(2)], (0, 1)),
     ],
 )
 def test_input_that_is_written(

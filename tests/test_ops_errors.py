@@ -124,7 +124,7 @@ def cast_faults() -> Iterator[Fault]:
         (
             "same-start",
             lambda t: [*t[:2], t[0][0]],
-            r"outputs\[0\] and outputs\[2\] start at the same",
+            r"outputs\[0\] and outputs\[2\] overlap in memory",
         ),
     ):
         yield Fault(op, "outputs", what, spoil, RuntimeError, text)
@@ -140,7 +140,7 @@ def overlap_faults() -> Iterator[Fault]:
         ("same-tensor", 3, lambda grads: [*grads, grads[0]]),
         ("same-start", 1, lambda grads: [grads[0], grads[0][:2], *grads[1:]]),
     ):
-        text = rf"grads\[0\] and grads\[{index}\] start at the same address"
+        text = rf"grads\[0\] and grads\[{index}\] overlap in memory"
         yield Fault("unscale_", "grads", what, repeat, RuntimeError, text)
 
 

@@ -39,17 +39,16 @@ void CastPairs::reserve(size_t n) {
   inputs_.reserve(n);
 }
 
-CastPairs::Span CastPairs::span_of(const void* data, const at::Tensor& tensor, size_t index) {
-  const auto begin = reinterpret_cast<uintptr_t>(data);
-  return {begin, begin + extent_of(tensor) * tensor.element_size(), index};
-}
-
 void CastPairs::add(const at::Tensor& output, const at::Tensor& input) {
   const size_t index = refs_.size();
   const Item output_item{kCast, "outputs", index};
   const DType output_dtype = checked_dtype(output_item, output, device_);
-  const DType input_dtype = checked_dtype({kCast, "inputs", index}, input, device_);
+  const Item input_item{kCast, "inputs", index};
+  const DType input_dtype = checked_dtype(input_item, input, device_);
   check_cast_shapes(index, output.sizes(), input.sizes());
+  check_not_negated(kCast, output_item, output);
+  const int64_t output_bytes = checked_bytes(kCast, output_item, output);
+  const int64_t input_bytes = checked_bytes(kCast, input_item, input);
   const bool dense = output.is_non_overlapping_and_dense();
   if (!dense) check_no_internal_overlap(output_item, output);
   check_no_history(output_item, output);
@@ -59,9 +58,11 @@ void CastPairs::add(const at::Tensor& output, const at::Tensor& input) {
   const void* from = input.const_data_ptr();
   CastRef& ref = refs_.emplace_back(CastRef{to, from, output.numel(), output_dtype, input_dtype});
   if (ref.numel == 0) return;
-  outputs_.push_back(span_of(to, output, index));
-  inputs_.push_back(span_of(from, input, index));
-  if (!same_order(output, input)) return rearrange(ref, output, input);
+  const MemoryRange written(to, output_bytes);
+  const auto size = static_cast<int64_t>(output.element_size());
+  outputs_.push_back({written, index, dense ? written.end : written.begin + size});
+  inputs_.push_back({{from, input_bytes}, index});
+  if (!same_order(output, input) || input.is_neg()) return rearrange(ref, output, input);
   if (to == from && output_dtype == input_dtype) {
     ref.numel = 0;
     outputs_.back().end = outputs_.back().begin;
@@ -80,7 +81,7 @@ void CastPairs::rearrange(CastRef& ref, const at::Tensor& output, const at::Tens
     scattered_.push_back({output, target});
     ref.output = target.mutable_data_ptr();
   }
-  if (!input_dense || !same_order(target, input)) {
+  if (!input_dense || !same_order(target, input) || input.is_neg()) {
     gathered_.push_back(empty_in_order_of(target, input).copy_(input));
     ref.input = gathered_.back().const_data_ptr();
   }
@@ -96,10 +97,10 @@ void CastPairs::close() {
   for (size_t i = 0; i < outputs_.size(); ++i) {
     const Span& output = outputs_[i];
     reach.push_back(i == 0 ? output.end : std::max(reach.back(), output.end));
-    if (i == 0 || output.begin != outputs_[i - 1].begin) continue;
+    if (i == 0 || output.begin >= outputs_[i - 1].solid_end) continue;
     const auto [first, second] = std::minmax(output.index, outputs_[i - 1].index);
     TORCH_CHECK(false, kCast, ": outputs[", first, "] and outputs[", second,
-                "] start at the same address, expected tensors that share no memory");
+                "] overlap in memory, expected tensors that share none: clone() one");
   }
 
   size_t before = 0;  // how many outputs begin before the end of the input
@@ -120,9 +121,8 @@ size_t CastPairs::outputs_before(uintptr_t address, size_t guess) const {
 }
 
 void CastPairs::throw_overlap(const Span& input) const {
-  const auto output = std::find_if(outputs_.begin(), outputs_.end(), [&](const Span& output) {
-    return output.begin < input.end && input.begin < output.end;
-  });
+  const auto output = std::find_if(outputs_.begin(), outputs_.end(),
+                                   [&](const Span& output) { return overlap(output, input); });
   TORCH_CHECK(false, kCast, ": inputs[", input.index, "] and outputs[", output->index,
               "] overlap in memory, expected inputs apart from all that is written: clone() it");
 }

@@ -31,12 +31,14 @@ class CastPairs {
 
   void reserve(size_t n);
 
-  // Checks a pair and appends it. Throws as checked_dtype and check_cast_shapes do, and for an
-  // output that overlaps within itself or has a history to autograd.
+  // Checks a pair and appends it. Throws as checked_dtype and check_cast_shapes do, for memory that
+  // has been freed, and for an output that is negated, overlaps within itself or has a history to
+  // autograd.
   void add(const at::Tensor& output, const at::Tensor& input);
 
-  // To be called once after the last add: throws when two outputs start at the same address, or an
-  // input overlaps an output; but a tensor may be its own input. Nothing has been written before.
+  // To be called once after the last add: throws when two outputs overlap, as GradList::close does,
+  // or an input overlaps an output; but a tensor may be its own input. Nothing has been written
+  // before.
   void close();
 
   // To be called after the launch: copies results to the outputs that are not dense, and bumps the
@@ -46,11 +48,9 @@ class CastPairs {
   CastList args() const { return {refs_.data(), static_cast<int64_t>(refs_.size())}; }
 
  private:
-  // The addresses from the first byte of a tensor to behind the last.
-  struct Span {
-    uintptr_t begin;
-    uintptr_t end;
+  struct Span : MemoryRange {
     size_t index;
+    uintptr_t solid_end = 0;  // of an output: behind its last byte, of one with holes its first
   };
 
   // An output with holes, and the dense tensor that kernels write.
@@ -63,7 +63,6 @@ class CastPairs {
   void rearrange(CastRef& ref, const at::Tensor& output, const at::Tensor& input);
   // How many outputs begin before an address; fast where that is `guess`, or one more.
   size_t outputs_before(uintptr_t address, size_t guess) const;
-  static Span span_of(const void* data, const at::Tensor& tensor, size_t index);
   [[noreturn]] void throw_overlap(const Span& input) const;
 
   at::Device device_;

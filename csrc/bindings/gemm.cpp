@@ -227,9 +227,11 @@ void check_report(const char* name, const at::Tensor& report, const char* other_
               " overlap in memory, expected a ", name, " apart from all else: clone() it");
 }
 
-void gemm_accumulate_kernel(const at::Tensor& c, const at::Tensor& a, const at::Tensor& b,
-                            const GemmOptions& options, const Reports& reports) {
-  check_gemm_accumulate<int64_t>(c, a, b, options, reports);
+void gemm_accumulate_kernel(const at::Tensor& c, const at::Tensor& given_a,
+                            const at::Tensor& given_b, const GemmOptions& options,
+                            const Reports& reports) {
+  check_gemm_accumulate<int64_t>(c, given_a, given_b, options, reports);
+  const at::Tensor a = given_a.resolve_neg(), b = given_b.resolve_neg();
   const auto& [found_inf, square_sum] = reports;
   float* const flag = found_inf
                           ? one_element<float>(kGemmAccumulate, "found_inf", *found_inf, c.device())

@@ -30,6 +30,12 @@ void check_dtype(const char* op, const char* name, at::ScalarType type) {
                               " must be float16, bfloat16, float32 or float64, got ", type);
 }
 
+// Of a tensor with data.
+template <class Int>
+void check_memory(const char* op, const char* name, const at::Tensor& tensor) {
+  if constexpr (std::is_same_v<Int, int64_t>) checked_bytes(op, name, tensor);
+}
+
 template <class Int>
 void check_shape(const char* op, const char* name, const at::Tensor& tensor,
                  c10::ArrayRef<Int> sizes) {
@@ -80,6 +86,8 @@ Sizes<Int> check_gemm(const char* op, const at::Tensor& a, const at::Tensor& b,
   const at::Device device = a.device();
   check_operand(op, "a", a, device);
   check_operand(op, "b", b, device);
+  check_memory<Int>(op, "a", a);
+  check_memory<Int>(op, "b", b);
   activation_of(op, options.activation);
   check_dtype(op, "out_dtype", out_dtype_of(a, b, options.out_dtype));
   check_factor(op, "alpha", options.alpha, sums_dtype_of(a, b));
@@ -109,12 +117,14 @@ Sizes<Int> check_gemm(const char* op, const at::Tensor& a, const at::Tensor& b,
   out.push_back(n);
   if (options.bias) {
     check_operand(op, "bias", *options.bias, device);
+    check_memory<Int>(op, "bias", *options.bias);
     const auto sizes = sizes_of<Int>(*options.bias);
     TORCH_CHECK(sizes.size() == 1 && sizes[0] == n, op, ": bias must have shape [", n,
                 "], got shape ", sizes);
   }
   if (options.c) {
     check_operand(op, "c", *options.c, device);
+    check_memory<Int>(op, "c", *options.c);
     const auto sizes = sizes_of<Int>(*options.c);
     bool expands = sizes.size() <= out.size();
     for (size_t d = 0; expands && d < sizes.size(); ++d) {
@@ -132,6 +142,7 @@ Sizes<Int> check_gemm_times_derivative(const at::Tensor& a, const at::Tensor& b,
                                        const at::Tensor& aux, const GemmOptions& options) {
   const auto sizes = check_gemm<Int>(kGemmTimesDerivative, a, b, options);
   check_operand(kGemmTimesDerivative, "aux", aux, a.device());
+  check_memory<Int>(kGemmTimesDerivative, "aux", aux);
   check_shape<Int>(kGemmTimesDerivative, "aux", aux, sizes);
   return sizes;
 }
@@ -141,6 +152,8 @@ void check_gemm_accumulate(const at::Tensor& c, const at::Tensor& a, const at::T
                            const GemmOptions& options, const Reports& reports) {
   const auto sizes = check_gemm<Int>(kGemmAccumulate, a, b, options);
   check_operand(kGemmAccumulate, "c", c, a.device());
+  check_memory<Int>(kGemmAccumulate, "c", c);
+  check_not_negated(kGemmAccumulate, "c", c);
   TORCH_CHECK(c.scalar_type() == at::kFloat, kGemmAccumulate, ": c must be a float tensor, got ",
               c.scalar_type());
   check_shape<Int>(kGemmAccumulate, "c", c, sizes);

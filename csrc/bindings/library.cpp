@@ -56,3 +56,11 @@ TORCH_LIBRARY(amp_ext, m) {
       tags);
   m.def("_override_autocast() -> ()", tags);
 }
+
+// torch would negate an argument around a call that writes it, in place, and can do so neither with
+// a list nor for an op that returns nothing: the ops see negated views, and judge them.
+TORCH_LIBRARY_IMPL(amp_ext, Negative, m) {
+  for (const char* op : {"unscale_", "check_finite", "grad_norm", "grad_norm_update_scale_",
+                         "update_scale_", "cast_", "gemm_accumulate_"})
+    m.impl(op, torch::CppFunction::makeFallthrough());
+}

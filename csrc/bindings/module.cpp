@@ -115,9 +115,13 @@ py::object unscale_grads(py::handle param_groups, py::handle scale, py::handle i
   const bool fresh = found_inf.is_none();
   const at::Tensor initial =
       fresh ? at::zeros({}, factor.options()) : tensor_of("found_inf", found_inf);
-  one_element<float>(op, "inv_scale", factor, factor.device());
+  Arguments given(op, factor.device());
+  given.read<float>("inv_scale", factor);
   one_element<float>(op, "found_inf", initial, initial.device());
   grads.close();
+  if (!inv_scale.is_none()) {
+    for (const GradList& list : grads.lists()) given.check_apart_from(list);
+  }
   grads.install_coalesced();
 
   std::vector<at::Tensor> found;

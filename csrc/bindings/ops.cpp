@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cfloat>
 #include <cmath>
+#include <utility>
 
 #include "backend.h"
 #include "cast_args.h"
@@ -38,55 +39,58 @@ void unscale_(GradList& grads, const at::Tensor& found_inf, const at::Tensor& in
               const std::optional<at::Tensor>& norm, std::optional<double> max_norm) {
   const at::Device device = grads.device();
   check_max_norm(grads.op(), max_norm, norm.has_value());
+  Arguments arguments(grads.op(), device);
   UnscaleArgs args{};
-  args.inv_scale = one_element<float>(grads.op(), "inv_scale", inv_scale, device);
-  args.found_inf = one_element<float>(grads.op(), "found_inf", found_inf, device);
-  args.norm = norm ? one_element<float>(grads.op(), "norm", *norm, device) : nullptr;
+  args.inv_scale = arguments.read<float>("inv_scale", inv_scale);
+  args.found_inf = arguments.write<float>("found_inf", found_inf);
+  args.norm = arguments.read<float>("norm", norm);
+  arguments.check_apart_from(grads);
   args.max_norm = static_cast<float>(max_norm.value_or(INFINITY));
   args.grads = grads.args();
   backend_for(grads.op(), device).unscale(args, device);
   grads.finish_writes();
-  mark_written(found_inf);
+  arguments.mark_written();
 }
 
 void check_finite(GradList& grads, const at::Tensor& found_inf,
                   const std::optional<at::Tensor>& bad_tensor) {
   const at::Device device = grads.device();
+  Arguments arguments(grads.op(), device);
   CheckFiniteArgs args{};
-  args.found_inf = one_element<float>(grads.op(), "found_inf", found_inf, device);
-  args.bad_tensor =
-      bad_tensor ? one_element<int64_t>(grads.op(), "bad_tensor", *bad_tensor, device) : nullptr;
+  args.found_inf = arguments.write<float>("found_inf", found_inf);
+  args.bad_tensor = arguments.write<int64_t>("bad_tensor", bad_tensor);
+  arguments.check_apart_from(grads);
   args.grads = grads.args();
   backend_for(grads.op(), device).check_finite(args, device);
-  mark_written(found_inf);
-  if (bad_tensor) mark_written(*bad_tensor);
-}
-
-at::Tensor grad_norm(const GradList& grads, const at::Tensor& found_inf,
-                     const std::optional<at::Tensor>& inv_scale,
-                     const std::optional<at::Tensor>& norms, const ScaleUpdate& update) {
-  const at::Device device = grads.device();
-  const char* const op = grads.op();
-  GradNormArgs args{};
-  args.grads = grads.args();
-  args.found_inf = one_element<float>(op, "found_inf", found_inf, device);
-  args.inv_scale = inv_scale ? one_element<float>(op, "inv_scale", *inv_scale, device) : nullptr;
-  if (norms) args.norms = elements<float>(op, "norms", *norms, args.grads.size, device);
-  args.update = update;
-  const at::Tensor norm = at::empty({}, found_inf.options());
-  args.norm = norm.mutable_data_ptr<float>();
-  backend_for(op, device).grad_norm(args, device);
-  mark_written(found_inf);
-  if (norms) mark_written(*norms);
-  return norm;
+  arguments.mark_written();
 }
 
 namespace {
 
+// `arguments` may have those of an update already.
+at::Tensor grad_norm(const GradList& grads, const at::Tensor& found_inf,
+                     const std::optional<at::Tensor>& inv_scale,
+                     const std::optional<at::Tensor>& norms, Arguments arguments,
+                     const ScaleUpdate& update) {
+  const at::Device device = grads.device();
+  GradNormArgs args{};
+  args.grads = grads.args();
+  args.found_inf = arguments.write<float>("found_inf", found_inf);
+  args.inv_scale = arguments.read<float>("inv_scale", inv_scale);
+  args.norms = arguments.write_all<float>("norms", norms, args.grads.size);
+  args.update = update;
+  arguments.check_apart_from(grads);
+  const at::Tensor norm = at::empty({}, found_inf.options());
+  args.norm = norm.mutable_data_ptr<float>();
+  backend_for(grads.op(), device).grad_norm(args, device);
+  arguments.mark_written();
+  return norm;
+}
+
 // Checks all that an update of the scale needs but the found_infs.
-ScaleUpdate checked_update(const char* op, const at::Tensor& scale,
+ScaleUpdate checked_update(Arguments& arguments, const at::Tensor& scale,
                            const at::Tensor& growth_tracker, const ScaleOptions& options) {
-  const at::Device device = scale.device();
+  const char* const op = arguments.op();
   const int64_t hysteresis = options.hysteresis;
   const std::optional<double> min_scale = options.min_scale, max_scale = options.max_scale;
   TORCH_CHECK(hysteresis >= 1 && hysteresis <= INT32_MAX, op,
@@ -97,15 +101,11 @@ ScaleUpdate checked_update(const char* op, const at::Tensor& scale,
   TORCH_CHECK(hysteresis == 1 || options.hysteresis_tracker, op,
               ": hysteresis_tracker must be given with hysteresis ", hysteresis, ", got None");
   ScaleUpdate update{};
-  update.scale = one_element<float>(op, "current_scale", scale, device);
-  update.growth_tracker = one_element<int32_t>(op, "growth_tracker", growth_tracker, device);
-  if (options.hysteresis_tracker) {
-    update.hysteresis_tracker =
-        one_element<int32_t>(op, "hysteresis_tracker", *options.hysteresis_tracker, device);
-  }
-  if (options.skipped_steps)
-    update.skipped_steps =
-        one_element<int64_t>(op, "skipped_steps", *options.skipped_steps, device);
+  update.scale = arguments.write<float>("current_scale", scale);
+  update.growth_tracker = arguments.write<int32_t>("growth_tracker", growth_tracker);
+  update.hysteresis_tracker =
+      arguments.write<int32_t>("hysteresis_tracker", options.hysteresis_tracker);
+  update.skipped_steps = arguments.write<int64_t>("skipped_steps", options.skipped_steps);
   update.growth_factor = options.growth_factor;
   update.backoff_factor = options.backoff_factor;
   update.growth_interval = options.growth_interval;
@@ -115,27 +115,26 @@ ScaleUpdate checked_update(const char* op, const at::Tensor& scale,
   return update;
 }
 
-void mark_updated(const at::Tensor& scale, const at::Tensor& growth_tracker,
-                  const ScaleOptions& options) {
-  mark_written(scale);
-  mark_written(growth_tracker);
-  if (options.hysteresis_tracker) mark_written(*options.hysteresis_tracker);
-  if (options.skipped_steps) mark_written(*options.skipped_steps);
-}
-
 }  // namespace
+
+at::Tensor grad_norm(const GradList& grads, const at::Tensor& found_inf,
+                     const std::optional<at::Tensor>& inv_scale,
+                     const std::optional<at::Tensor>& norms) {
+  return grad_norm(grads, found_inf, inv_scale, norms, {grads.op(), grads.device()}, {});
+}
 
 void update_scale_(at::Tensor& scale, at::Tensor& growth_tracker, at::TensorList found_infs,
                    const ScaleOptions& options) {
   constexpr auto op = "amp_ext::update_scale_";
   const at::Device device = scale.device();
   TORCH_CHECK(!found_infs.empty(), op, ": found_infs must hold at least one tensor, got none");
+  Arguments arguments(op, device);
   UpdateScaleArgs args{};
-  args.update = checked_update(op, scale, growth_tracker, options);
+  args.update = checked_update(arguments, scale, growth_tracker, options);
   std::vector<const float*> pointers;
   pointers.reserve(found_infs.size());
   for (const at::Tensor& found_inf : found_infs) {
-    pointers.push_back(one_element<float>(op, "found_inf", found_inf, device));
+    pointers.push_back(arguments.read<float>("found_inf", found_inf));
   }
   if (found_infs.size() > kMaxFoundInfs) {  // more than fit the kernel's parameters
     std::vector<at::Tensor> flat;
@@ -146,7 +145,7 @@ void update_scale_(at::Tensor& scale, at::Tensor& growth_tracker, at::TensorList
   args.found_infs = pointers.data();
   args.found_inf_count = static_cast<int64_t>(pointers.size());
   backend_for(op, device).update_scale(args, device);
-  mark_updated(scale, growth_tracker, options);
+  arguments.mark_written();
 }
 
 void cast_(TensorPointers outputs, TensorPointers inputs) {
@@ -225,10 +224,9 @@ at::Tensor grad_norm_update_scale_op(at::TensorList grads, at::Tensor& found_inf
   TORCH_CHECK(scale.device() == device, op,
               ": Expected all tensors to be on the same device, but current_scale is on ",
               scale.device(), " and others are on ", device);
-  const ScaleUpdate update = checked_update(op, scale, growth_tracker, options);
-  at::Tensor norm = grad_norm(list, found_inf, inv_scale, norms, update);
-  mark_updated(scale, growth_tracker, options);
-  return norm;
+  Arguments arguments(op, device);
+  const ScaleUpdate update = checked_update(arguments, scale, growth_tracker, options);
+  return grad_norm(list, found_inf, inv_scale, norms, std::move(arguments), update);
 }
 
 void update_scale_op(at::Tensor& scale, at::Tensor& growth_tracker, at::TensorList found_infs,

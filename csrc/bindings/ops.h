@@ -16,8 +16,7 @@ void unscale_(GradList& grads, const at::Tensor& found_inf, const at::Tensor& in
               std::optional<double> max_norm = std::nullopt);
 at::Tensor grad_norm(const GradList& grads, const at::Tensor& found_inf,
                      const std::optional<at::Tensor>& inv_scale,
-                     const std::optional<at::Tensor>& norms = std::nullopt,
-                     const ScaleUpdate& update = {});
+                     const std::optional<at::Tensor>& norms = std::nullopt);
 void check_finite(GradList& grads, const at::Tensor& found_inf,
                   const std::optional<at::Tensor>& bad_tensor);
 

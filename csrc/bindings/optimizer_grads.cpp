@@ -98,16 +98,14 @@ GradList& OptimizerGrads::list_for(at::Device device) {
   for (GradList& list : lists_) {
     if (list.device() == device) return list;
   }
+  backend_for(op_, device);  // throws where there is none
   lists_.emplace_back(op_, access_, device);
   lists_.back().reserve(grads_.size());
   return lists_.back();
 }
 
 void OptimizerGrads::close() const {
-  for (const GradList& list : lists_) {
-    list.close();
-    backend_for(list.op(), list.device());
-  }
+  for (const GradList& list : lists_) list.close();
 }
 
 void OptimizerGrads::install_coalesced() {

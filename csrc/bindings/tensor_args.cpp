@@ -6,11 +6,13 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <bit>
 #include <utility>
 
 namespace amp_ext {
 
+namespace {
+
+// `words` names the dtype in the error.
 void* one_element(const char* op, const char* name, const at::Tensor& tensor, at::ScalarType dtype,
                   const char* words, at::Device device) {
   TORCH_CHECK(tensor.device() == device, op,
@@ -22,8 +24,12 @@ void* one_element(const char* op, const char* name, const at::Tensor& tensor, at
               tensor.sizes());
   TORCH_CHECK(tensor.scalar_type() == dtype, op, ": ", name, " must be ", words, ", got ",
               tensor.scalar_type());
+  check_not_negated(op, name, tensor);
+  checked_bytes(op, name, tensor);
   return tensor.data_ptr();
 }
+
+}  // namespace
 
 template <>
 float* one_element(const char* op, const char* name, const at::Tensor& tensor, at::Device device) {
@@ -62,6 +68,8 @@ float* elements(const char* op, const char* name, const at::Tensor& tensor, int6
               tensor.strides());
   TORCH_CHECK(tensor.scalar_type() == at::kFloat, op, ": ", name, " must be a float tensor, got ",
               tensor.scalar_type());
+  check_not_negated(op, name, tensor);
+  checked_bytes(op, name, tensor);
   return tensor.mutable_data_ptr<float>();
 }
 
@@ -138,53 +146,39 @@ void mark_written(const std::vector<at::TensorImpl*>& tensors) {
   }
 }
 
-int64_t extent_of(const at::Tensor& tensor) {
-  if (tensor.is_non_overlapping_and_dense()) return tensor.numel();
-  int64_t last = 0;
-  for (int64_t d = 0; d < tensor.dim(); ++d) last += (tensor.size(d) - 1) * tensor.stride(d);
-  return last + 1;
-}
-
-bool overlap(const at::Tensor& a, const at::Tensor& b) {
-  if (a.numel() == 0 || b.numel() == 0) return false;
-  const auto begin = [](const at::Tensor& t) {
-    return static_cast<const char*>(t.const_data_ptr());
-  };
-  const auto end = [&](const at::Tensor& t) {
-    return begin(t) + extent_of(t) * static_cast<int64_t>(t.element_size());
-  };
-  return begin(a) < end(b) && begin(b) < end(a);
-}
-
 void GradList::reserve(size_t n) {
   refs_.reserve(n);
-  if (access_ == Access::write) written_.reserve(n);
+  ranges_.reserve(n);
+  if (is_written()) written_.reserve(n);
+}
+
+void GradList::append(const TensorRef& ref, const MemoryRange& range) {
+  refs_.push_back(ref);
+  ranges_.push_back(range);
 }
 
 void GradList::add(const at::Tensor& grad) {
   const Item item{op_, "grads", refs_.size()};
   const DType dtype = checked_dtype(item, grad, device_);
   if (grad._is_zerotensor()) {
-    TORCH_CHECK(access_ == Access::read, op_, ": ZeroTensors are immutable, expected ", item,
+    TORCH_CHECK(!is_written(), op_, ": ZeroTensors are immutable, expected ", item,
                 " to have memory: clone() it");
-    refs_.push_back({nullptr, 0, dtype});
+    append({nullptr, 0, dtype}, {});
     return;
   }
-  if (access_ == Access::write) {
+  const int64_t bytes = checked_bytes(op_, item, grad);
+  if (is_written()) {
     check_no_history(item, grad);
     written_.push_back(grad.unsafeGetTensorImpl());
   }
-  if (grad.is_non_overlapping_and_dense()) {
-    refs_.push_back({const_cast<void*>(access_ == Access::write ? grad.mutable_data_ptr()
-                                                                : grad.const_data_ptr()),
-                     grad.numel(), dtype});
-    return;
-  }
-  if (access_ == Access::write) check_no_internal_overlap(item, grad);
+  const bool dense = grad.is_non_overlapping_and_dense();
+  if (!dense && is_written()) check_no_internal_overlap(item, grad);
+  const void* const data = is_written() ? grad.mutable_data_ptr() : grad.const_data_ptr();
+  if (dense) return append({const_cast<void*>(data), grad.numel(), dtype}, {data, bytes});
   const at::NoGradGuard no_grad;
-  const at::Tensor dense = grad.contiguous();
-  refs_.push_back({dense.mutable_data_ptr(), dense.numel(), dtype});
-  gathered_.push_back({refs_.size() - 1, grad, dense});
+  const at::Tensor copy = grad.contiguous();
+  gathered_.push_back({refs_.size(), grad, copy});
+  append({copy.mutable_data_ptr(), copy.numel(), dtype}, {data, bytes});
 }
 
 int64_t GradList::numel() const {
@@ -193,43 +187,68 @@ int64_t GradList::numel() const {
   return total;
 }
 
-template <class Body>
-void GradList::for_each_start(Body body) const {
-  auto gathered = gathered_.begin();
-  for (size_t i = 0; i < refs_.size(); ++i) {
-    const bool dense = gathered == gathered_.end() || gathered->index != i;
-    const void* start = dense ? refs_[i].data : (gathered++)->view.const_data_ptr();
-    if (refs_[i].numel > 0) body(i, start);
-  }
+std::optional<size_t> GradList::find(const MemoryRange& range) const {
+  const auto found = std::find_if(ranges_.begin(), ranges_.end(),
+                                  [&](const MemoryRange& r) { return overlap(r, range); });
+  if (found == ranges_.end()) return std::nullopt;
+  return found - ranges_.begin();
 }
 
-// A hash set of addresses with open addressing: it costs 5 ns a tensor, a library's map 20.
 void GradList::close() const {
-  if (access_ == Access::read) return;
-  const size_t slots = std::bit_ceil(2 * refs_.size() + 1);
-  const int shift = 64 - std::countr_zero(slots);
-  std::vector<const void*> seen(slots);
-  for_each_start([&](size_t i, const void* start) {
-    size_t slot = (reinterpret_cast<uintptr_t>(start) * 0x9e3779b97f4a7c15) >> shift;
-    while (seen[slot] && seen[slot] != start) slot = (slot + 1) % slots;
-    if (seen[slot]) throw_shared(start, i);
-    seen[slot] = start;
-  });
-}
-
-void GradList::throw_shared(const void* start, size_t second) const {
-  size_t first = second;
-  for_each_start([&](size_t i, const void* other) {
-    if (other == start) first = std::min(first, i);
-  });
+  if (!is_written()) return;
+  std::vector<MemoryRange> ranges = ranges_;
+  for (const Gathered& g : gathered_) {
+    MemoryRange& range = ranges[g.index];
+    if (!range.is_empty()) range.end = range.begin + g.view.element_size();
+  }
+  const auto overlapping = find_overlap(ranges);
+  if (!overlapping) return;
+  const auto place_of = [&](const MemoryRange& range, size_t first) {
+    const auto same = [&](const MemoryRange& r) {
+      return r.begin == range.begin && r.end == range.end;
+    };
+    return std::find_if(ranges.begin() + first, ranges.end(), same) - ranges.begin();
+  };
+  size_t first = place_of(overlapping->first, 0), second = place_of(overlapping->second, 0);
+  if (first == second) second = place_of(overlapping->second, first + 1);
+  if (first > second) std::swap(first, second);
   TORCH_CHECK(false, op_, ": grads[", first, "] and grads[", second,
-              "] start at the same address, expected tensors that share no memory");
+              "] overlap in memory, expected tensors that share none: clone() one");
 }
 
 void GradList::finish_writes() {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   for (const Gathered& g : gathered_) g.view.copy_(g.dense);
   mark_written(written_);
+}
+
+void Arguments::add(const Argument& argument, bool is_written) {
+  for (const Argument& other : written_) check_apart(other, argument);
+  if (is_written) {
+    for (const Argument& other : read_) check_apart(argument, other);
+  }
+  (is_written ? written_ : read_).push_back(argument);
+}
+
+void Arguments::check_apart(const Argument& written, const Argument& other) const {
+  TORCH_CHECK(!overlap(written.range, other.range), op_, ": ", written.name, " and ", other.name,
+              " overlap in memory, expected ", written.name, " apart from all else: clone() it");
+}
+
+void Arguments::check_apart_from(const GradList& grads) const {
+  const auto check = [&](const Argument& argument) {
+    const std::optional<size_t> index = grads.find(argument.range);
+    TORCH_CHECK(!index, op_, ": grads[", *index, "] and ", argument.name,
+                " overlap in memory, expected ", argument.name,
+                " apart from the gradients: clone() it");
+  };
+  for (const Argument& argument : written_) check(argument);
+  if (!grads.is_written()) return;
+  for (const Argument& argument : read_) check(argument);
+}
+
+void Arguments::mark_written() const {
+  for (at::TensorImpl* const tensor : tensors_) amp_ext::mark_written(tensor);
 }
 
 }  // namespace amp_ext

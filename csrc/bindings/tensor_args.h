@@ -8,24 +8,29 @@
 #include <vector>
 
 #include "amp_ext/launch.h"
+#include "memory.h"
 
 namespace amp_ext {
 
 std::optional<DType> dtype_of(at::ScalarType type);
 
-// A pointer to the one element of `tensor`. Throws unless it has one element of `dtype` and lies on
-// `device`; `words` names the dtype in the error ("a float tensor").
-void* one_element(const char* op, const char* name, const at::Tensor& tensor, at::ScalarType dtype,
-                  const char* words, at::Device device);
-
+// A pointer to the one element of `tensor`. Throws unless it has one element of T's dtype, in
+// memory of its own and as it is stored there, and lies on `device`.
 template <class T>
 T* one_element(const char* op, const char* name, const at::Tensor& tensor, at::Device device);
 
-// A pointer to the elements of `tensor`. Throws unless it is a contiguous tensor of shape [size] on
-// `device`, of T's dtype.
+// A pointer to the elements of `tensor`. Throws likewise unless it is a contiguous tensor of shape
+// [size].
 template <class T>
 T* elements(const char* op, const char* name, const at::Tensor& tensor, int64_t size,
             at::Device device);
+
+// Throws for a tensor whose values are the negatives of what is stored.
+template <class Name>
+void check_not_negated(const char* op, const Name& name, const at::Tensor& tensor) {
+  TORCH_CHECK(!tensor.is_neg(), op, ": ", name,
+              " is a negated view, expected a tensor that is stored as it is: resolve_neg() it");
+}
 
 // Throws unless gradients can be clipped to max_norm; their own norm has to be known then.
 void check_max_norm(const char* op, std::optional<double> max_norm, bool norm_given);
@@ -84,13 +89,6 @@ void check_no_internal_overlap(const Item& item, const at::Tensor& tensor);
 // Throws for a tensor to be written of which autograd would have to know.
 void check_no_history(const Item& item, const at::Tensor& tensor);
 
-// How many elements lie between the first and the last of a tensor that has elements, both
-// included.
-int64_t extent_of(const at::Tensor& tensor);
-
-// Whether the memory of two tensors, each from its first element to its last, overlaps.
-bool overlap(const at::Tensor& a, const at::Tensor& b);
-
 enum class Access { read, write };
 
 // The gradients of one call, all on one device. Tensors must outlive the list.
@@ -102,15 +100,18 @@ class GradList {
   void reserve(size_t n);
 
   // Checks `grad` and appends it. Throws for an element type other than fp16, bf16, fp32 and fp64,
-  // a layout other than strided, another device, and, when writing, for memory that overlaps within
-  // the tensor and for one that requires grad where gradients are recorded.
+  // a layout other than strided, another device, memory that has been freed, and, when writing, for
+  // memory that overlaps within the tensor and for one that requires grad where gradients are
+  // recorded. Negated views are as good as others: what is done to gradients does not depend on
+  // their signs.
   void add(const at::Tensor& grad);
 
   // Appends a float that is read in the place of a gradient. It has to live until the launch.
-  void add_flag(float* flag) { refs_.push_back({flag, 1, DType::f32}); }
+  void add_flag(float* flag) { append({flag, 1, DType::f32}, {}); }
 
-  // To be called once after the last add: throws when two tensors to be written start at the same
-  // address. Nothing has been written before.
+  // To be called once after the last add: throws when two tensors to be written overlap. Of one
+  // with holes only the first element counts, so that such views may interleave. Nothing has been
+  // written before.
   void close() const;
 
   // To be called after the launch of a list to be written: copies results back into the views that
@@ -120,7 +121,11 @@ class GradList {
   TensorList args() const { return {refs_.data(), static_cast<int64_t>(refs_.size())}; }
   at::Device device() const { return device_; }
   const char* op() const { return op_; }
+  bool is_written() const { return access_ == Access::write; }
   int64_t numel() const;
+
+  // The first tensor whose memory, from its first element to its last, overlaps `range`.
+  std::optional<size_t> find(const MemoryRange& range) const;
 
  private:
   // A view with holes, and the dense copy that kernels work on.
@@ -130,17 +135,77 @@ class GradList {
     at::Tensor dense;
   };
 
-  // Calls body(index, address) for every tensor that has elements.
-  template <class Body>
-  void for_each_start(Body body) const;
-  [[noreturn]] void throw_shared(const void* start, size_t second) const;
+  void append(const TensorRef& ref, const MemoryRange& range);
 
   const char* op_;
   Access access_;
   at::Device device_;
   std::vector<TensorRef> refs_;
+  std::vector<MemoryRange> ranges_;  // of the tensors themselves, not of their dense copies
   std::vector<c10::TensorImpl*> written_;
   std::vector<Gathered> gathered_;
+};
+
+// The other tensors of a call, by name. What it writes shares no memory with anything else.
+class Arguments {
+ public:
+  Arguments(const char* op, at::Device device) : op_(op), device_(device) {}
+
+  const char* op() const { return op_; }
+  at::Device device() const { return device_; }
+
+  // As one_element; null for none.
+  template <class T>
+  const T* read(const char* name, const at::Tensor& tensor) {
+    const T* const data = one_element<T>(op_, name, tensor, device_);
+    add({name, {data, sizeof(T)}}, /*is_written=*/false);
+    return data;
+  }
+  template <class T>
+  const T* read(const char* name, const std::optional<at::Tensor>& tensor) {
+    return tensor ? read<T>(name, *tensor) : nullptr;
+  }
+  template <class T>
+  T* write(const char* name, const at::Tensor& tensor) {
+    return added(name, tensor, one_element<T>(op_, name, tensor, device_), 1);
+  }
+  template <class T>
+  T* write(const char* name, const std::optional<at::Tensor>& tensor) {
+    return tensor ? write<T>(name, *tensor) : nullptr;
+  }
+
+  // As elements.
+  template <class T>
+  T* write_all(const char* name, const std::optional<at::Tensor>& tensor, int64_t size) {
+    return tensor ? added(name, *tensor, elements<T>(op_, name, *tensor, size, device_), size)
+                  : nullptr;
+  }
+
+  // To be called after the last argument.
+  void check_apart_from(const GradList& grads) const;
+
+  // To be called after the launch.
+  void mark_written() const;
+
+ private:
+  struct Argument {
+    const char* name;
+    MemoryRange range;
+  };
+
+  template <class T>
+  T* added(const char* name, const at::Tensor& tensor, T* data, int64_t size) {
+    add({name, {data, size * static_cast<int64_t>(sizeof(T))}}, /*is_written=*/true);
+    tensors_.push_back(tensor.unsafeGetTensorImpl());
+    return data;
+  }
+  void add(const Argument& argument, bool is_written);
+  void check_apart(const Argument& written, const Argument& other) const;
+
+  const char* op_;
+  at::Device device_;
+  c10::SmallVector<Argument, 6> written_, read_;
+  c10::SmallVector<at::TensorImpl*, 6> tensors_;  // those that are written
 };
 
 }  // namespace amp_ext

@@ -1,0 +1,313 @@
+"""Memory that an op cannot use: freed, shrunk, negated or shared. Nothing is written then."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import re
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+import amp_ext
+from amp_ext import ops, reference
+from cases import (
+    GEMM_OPS,
+    LIST_OPS,
+    arguments,
+    assert_all_same,
+    assert_same,
+    copies,
+    raw,
+    unwritten,
+)
+
+CPU = torch.device("cpu")
+SAID = {"scale": "current_scale", "found_infs": "found_inf"}
+"""What errors call an argument, where that is not its name."""
+
+WRITES = {
+    "unscale_": ("grads", "found_inf"),
+    "check_finite": ("found_inf", "bad_tensor"),
+    "grad_norm": ("found_inf", "norms"),
+    "update_scale_": ("scale", "growth_tracker", "hysteresis_tracker", "skipped_steps"),
+    "cast_": ("outputs",),
+    "gemm_accumulate_": ("c", "found_inf", "square_sum"),
+}
+WRITES["grad_norm_update_scale_"] = (*WRITES["grad_norm"], *WRITES["update_scale_"])
+
+
+class Place(NamedTuple):
+    """An argument of an op, or the second tensor of a list."""
+
+    op: str
+    argument: str
+    index: int | None
+
+    @property
+    def said(self) -> str:
+        listed = self.argument in ("grads", "outputs", "inputs")
+        return rf"{self.argument}\[1\]" if listed else SAID.get(self.argument, self.argument)
+
+    @property
+    def is_written(self) -> bool:
+        return self.argument in WRITES[self.op]
+
+    def of(self, values: dict[str, Any]) -> Tensor:
+        value = values[self.argument]
+        return value if self.index is None else value[self.index]
+
+    def put(self, values: dict[str, Any], tensor: Tensor) -> None:
+        if self.index is None:
+            values[self.argument] = tensor
+        else:
+            values[self.argument][self.index] = tensor
+
+
+def good(op: str) -> dict[str, Any]:
+    """Return valid arguments; the lists are the caller's own."""
+    values = arguments(op, CPU)
+    return {k: list(v) if isinstance(v, list) else v for k, v in values.items()}
+
+
+def places(op: str) -> Iterator[Place]:
+    for name, value in good(op).items():
+        if isinstance(value, list):
+            yield Place(op, name, 1)
+        elif isinstance(value, Tensor):
+            yield Place(op, name, None)
+
+
+def of_ops(names: tuple[str, ...], only: Callable[[Place], bool] = lambda _: True) -> Any:
+    found = [place for op in names for place in places(op) if only(place)]
+    return pytest.mark.parametrize("place", found, ids=lambda p: f"{p.op}-{p.argument}")
+
+
+def tensors(values: dict[str, Any]) -> Iterator[Tensor]:
+    for value in values.values():
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, list):
+            yield from value
+
+
+def assert_refused(op: str, values: dict[str, Any], text: str) -> None:
+    versions = [tensor._version for tensor in tensors(values)]
+    with unwritten(tensors(values)), pytest.raises(RuntimeError) as caught:
+        getattr(ops, op)(**values)
+    assert re.search(text, str(caught.value)), caught.value
+    assert [tensor._version for tensor in tensors(values)] == versions
+
+
+# ---- freed and shrunk --------------------------------------------------------------------------
+
+
+@of_ops(LIST_OPS + GEMM_OPS)
+def test_freed_storage(place: Place) -> None:
+    """As FSDP frees it. linear and mlp leave the check to gemm."""
+    values = good(place.op)
+    place.put(values, place.of(values).clone())
+    place.of(values).untyped_storage().resize_(0)
+    said = place.said if place.op not in ("linear", "mlp") else r"(a|b|bias)"
+    op = place.op if place.op not in ("linear", "mlp") else "gemm"
+    text = rf"amp_ext::{op}: {said} needs a storage of \d+ bytes, but its storage has 0"
+    assert_refused(place.op, values, text)
+
+
+@pytest.mark.parametrize(
+    ("view", "needed"),
+    [
+        (lambda t: t.view(-1)[4:], 64),
+        (lambda t: t[:, :2], 56),
+        (lambda t: t[1:3], 48),
+        (lambda t: t[3:3], 0),
+    ],
+    ids=["offset", "holes", "rows", "empty"],
+)
+def test_shrunk_storage(view: Callable[[Tensor], Tensor], needed: int) -> None:
+    """To the last byte that the view needs, and below."""
+    whole = torch.ones(4, 4)
+    grads, found_inf, factor = [torch.ones(2), view(whole)], torch.zeros(()), torch.tensor(0.5)
+    whole.untyped_storage().resize_(needed)
+    ops.unscale_(grads, found_inf, factor)
+    assert grads[1].unique().tolist() == [0.5] * (needed > 0)
+    if needed:
+        whole.untyped_storage().resize_(needed - 1)
+        text = rf"grads\[1\] needs a storage of {needed} bytes, but its storage has {needed - 1}:"
+        values = {"grads": grads, "found_inf": found_inf, "inv_scale": factor}
+        assert_refused("unscale_", values, text)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("method", ["unscale_", "clip_grad_norm_", "step"])
+def test_scaler_with_a_freed_gradient(method: str, fused: bool) -> None:
+    leaves = [torch.ones(3, requires_grad=True) for _ in range(2)]
+    optimizer = torch.optim.SGD(leaves, lr=1.0, fused=fused)
+    scaler = amp_ext.GradScaler("cpu", init_scale=4.0)
+    scaler.scale(sum(leaf.sum() for leaf in leaves)).backward()
+    leaves[1].grad.untyped_storage().resize_(0)
+    options = (1.0,) if method == "clip_grad_norm_" else ()
+    kept = [*leaves, leaves[0].grad]
+    with unwritten(kept), pytest.raises(RuntimeError, match=r"grads\[1\] needs a storage of 12"):
+        getattr(scaler, method)(optimizer, *options)
+
+
+# ---- negated -----------------------------------------------------------------------------------
+
+SERVED = ("grads", "inputs", "a", "b")
+MUTATING = tuple(WRITES)
+
+
+@of_ops(MUTATING, lambda place: place.argument not in SERVED)
+def test_negated_view_is_refused(place: Place) -> None:
+    values = good(place.op)
+    place.put(values, torch._neg_view(place.of(values).clone()))
+    assert_refused(place.op, values, rf"{place.said} is a negated view, expected .*: resolve_neg\(")
+
+
+@of_ops(MUTATING, lambda place: place.argument in SERVED)
+def test_negated_view_is_served(place: Place) -> None:
+    values = good(place.op)
+    original = place.of(values).clone()
+    place.put(values, original)
+    expected = {
+        name: copies(value) if isinstance(value, list) else copies([value])[0]
+        if isinstance(value, Tensor) else value for name, value in values.items()
+    }  # fmt: skip
+    place.put(values, torch._neg_view(original))
+    place.put(expected, -place.of(expected))
+    result = getattr(ops, place.op)(**values)
+    oracle = getattr(reference, place.op)(**expected)
+    assert_all_same(*([t.resolve_neg() for t in tensors(v)] for v in (values, expected)))
+    assert (result is None) == (oracle is None)
+    if result is not None:
+        assert_same(result, oracle)
+
+
+def test_negated_gradient_with_holes() -> None:
+    """As the imaginary part of a conjugate is: what lies between its elements stays."""
+    whole = torch.complex(torch.full((5,), 3.0), torch.arange(5.0))
+    grad = whole.conj().imag
+    assert grad.is_neg()
+    assert grad.stride() == (2,)
+    ops.unscale_([grad], torch.zeros(()), torch.tensor(0.5))
+    assert grad.tolist() == [0, -0.5, -1, -1.5, -2]
+    assert whole.tolist() == [complex(3, i / 2) for i in range(5)]
+
+
+# ---- shared ------------------------------------------------------------------------------------
+
+COLUMNS = torch.zeros(8, 10)
+
+
+def shared_with_another(op: str) -> Iterator[tuple[Place, Place]]:
+    """Yield pairs of arguments of which at least one is written."""
+    for one, other in itertools.combinations(places(op), 2):
+        if one.is_written or other.is_written:
+            yield one, other
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [pair for op in MUTATING for pair in shared_with_another(op)],
+    ids=lambda place: f"{place.op}-{place.argument}",
+)
+def test_what_is_written_is_apart_from_all_else(one: Place, other: Place) -> None:
+    """By 4 or 8 bytes, and side by side."""
+    for apart in (False, True):
+        values, memory = good(one.op), torch.zeros(64, dtype=torch.float64)
+        first, second = one.of(values).contiguous(), other.of(values).contiguous()
+        end = first.nbytes if apart else first.nbytes - min(first.nbytes, second.element_size())
+        for place, tensor, start in (
+            (one, first, 0),
+            (other, second, -(-end // 8) * 8 if apart else end // 8 * 8),
+        ):
+            size = tensor.element_size()
+            put = tensor.new_empty(0).set_(memory.untyped_storage(), start // size, tensor.shape)
+            place.put(values, put.copy_(tensor))
+        if apart:
+            getattr(ops, one.op)(**values)
+        else:
+            names = {one.said, other.said}
+            both = "|".join(rf"{a} and {b}" for a, b in itertools.permutations(names))
+            assert_refused(one.op, values, rf"amp_ext::{one.op}: ({both}) overlap in memory")
+
+
+@pytest.mark.parametrize(
+    ("grads", "named"),
+    [
+        ([COLUMNS[2:4], COLUMNS[:3]], (0, 1)),
+        ([COLUMNS[:3], COLUMNS[5:], COLUMNS[2:4]], (0, 2)),
+        ([COLUMNS[2], COLUMNS], (0, 1)),
+        ([COLUMNS, COLUMNS[3, 4]], (0, 1)),
+        ([COLUMNS[:4], COLUMNS[2:, :5]], (0, 1)),
+        ([COLUMNS[:, :5], COLUMNS[:, :5]], (0, 1)),
+        ([COLUMNS[:, :5], COLUMNS[0, :2]], (0, 1)),
+        ([COLUMNS.half().view(torch.float32)[:, :3], COLUMNS[0], COLUMNS[0, 9]], (1, 2)),
+    ],
+)  # fmt: skip
+def test_overlapping_gradients_and_outputs(grads: list[Tensor], named: tuple[int, int]) -> None:
+    for op, argument in (("unscale_", "grads"), ("cast_", "outputs")):
+        values: dict[str, Any] = {argument: grads}
+        if op == "cast_":
+            values["inputs"] = [torch.ones_like(grad, dtype=torch.float64) for grad in grads]
+        else:
+            values |= {"found_inf": torch.zeros(()), "inv_scale": torch.tensor(0.5)}
+        text = rf"{argument}\[{named[0]}\] and {argument}\[{named[1]}\] overlap in memory, expected"
+        assert_refused(op, values, text)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_gradients_that_touch_or_interleave(reverse: bool) -> None:
+    """Columns, every second element, and slices of one buffer in any order."""
+    memory = torch.ones(120)
+    columns = memory[:40].view(4, 10)
+    grads = [columns[:, 5:], columns[:, :5], memory[41:60:2], memory[40:60:2]]
+    grads += [memory[80:100], memory[60:80], memory[100:100], memory[100:]]
+    grads = grads[:: -1 if reverse else 1]
+    ops.unscale_(grads, torch.zeros(()), torch.tensor(0.5))
+    assert memory.unique().tolist() == [0.5]
+
+
+@pytest.mark.parametrize("clusters", [1, 3])
+@pytest.mark.parametrize("count", [2, 33, 700, 5000])
+def test_one_overlap_in_a_long_list(count: int, clusters: int) -> None:
+    """Of one byte's neighbour, wherever the two are in a list in no order, and however far the
+    memory of some is from that of others."""
+    rng = random.Random(count + clusters)
+    memory = [torch.ones(1 << 21) for _ in range(clusters)]
+    found_inf, factor = torch.zeros(()), torch.tensor(1.0)
+    starts = [rng.randrange(3) + 8 * i for i in range(count)]
+    sizes = [rng.randrange(1, 6) for _ in range(count)]
+    for _ in range(5):
+        order = rng.sample(range(count), count)
+        grads = [memory[i % clusters][starts[i] : starts[i] + sizes[i]] for i in order]
+        ops.unscale_(grads, found_inf, factor)
+        first, second = sorted(rng.sample(range(count), 2))
+        last = grads[first][-1:]
+        grads[second] = last.as_strided((1, 2), (2, 1))
+        with pytest.raises(RuntimeError, match=rf"grads\[{first}\] and grads\[{second}\] overlap"):
+            ops.unscale_(grads, found_inf, factor)
+
+
+@pytest.mark.parametrize("offset", [-1, 0, 2, 3])
+def test_scaler_with_the_factor_in_a_gradient(offset: int) -> None:
+    """Which a subclass that calls _unscale_grads_ can bring about."""
+    memory = torch.ones(8)
+    leaf = torch.ones(3, requires_grad=True)
+    leaf.grad = memory[2:5]
+    optimizer = torch.optim.SGD([leaf], lr=1.0)
+    scaler = amp_ext.GradScaler("cpu")
+    call = scaler._unscale_grads_, (optimizer, memory[2 + offset], torch.zeros(()), False)
+    if offset in (-1, 3):
+        call[0](*call[1])
+        return
+    with (
+        unwritten([memory]),
+        pytest.raises(RuntimeError, match=r"grads\[0\] and inv_scale overlap"),
+    ):
+        call[0](*call[1])
+    assert raw(leaf.grad).numel() == 32
