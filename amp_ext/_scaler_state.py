@@ -1,7 +1,9 @@
 """What a checkpoint of the scaler holds: torch's entries, and the counters of this package."""
 
+import math
 from collections.abc import Mapping
-from typing import Any
+from numbers import Real
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -47,37 +49,55 @@ class ScalerState(torch.amp.GradScaler):
         return int(self._hysteresis_tracker.item())
 
     def state_dict(self) -> dict[str, Any]:
-        """torch's five entries, and one named ``"amp_ext"``, which torch ignores, with the counters
-        ``skipped_steps`` and ``hysteresis_tracker`` (of ``hysteresis``). Empty when disabled."""
-        state = super().state_dict()
-        if state:
-            state[_OWN_STATE] = {
-                "skipped_steps": self.get_skipped_steps(),
-                "hysteresis": self._hysteresis,
-                "hysteresis_tracker": self._get_hysteresis_tracker(),
-            }
-        return state
+        """torch's five entries. Counters that are not where they start are in one more, which torch
+        ignores: ``"amp_ext"`` holds ``skipped_steps`` and ``hysteresis_tracker`` (of
+        ``hysteresis``). Empty when disabled.
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        ``torch.distributed.checkpoint`` loads what the state of the scaler to be restored has
+        entries for. A new scaler's has torch's, so that it takes checkpoints of torch's scaler;
+        counters are loaded too where an ``"amp_ext"`` entry with all three is put into it."""
+        state = super().state_dict()
+        if not state:
+            return state
+        start = {
+            "skipped_steps": 0,
+            "hysteresis": self._hysteresis,
+            "hysteresis_tracker": self._hysteresis,
+        }
+        own = {
+            **start,
+            "skipped_steps": self.get_skipped_steps(),
+            "hysteresis_tracker": self._get_hysteresis_tracker(),
+        }
+        return state if own == start else {**state, _OWN_STATE: own}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Loads a state of this class or of ``torch.amp.GradScaler``.
 
-        Counters that it lacks start anew, as does the hysteresis tracker of another ``hysteresis``.
-        Raises KeyError, ValueError or TypeError before anything changes.
+        Entries may be numbers of Python's or NumPy's or tensors of one element. Counters that the
+        state lacks start anew, as does the hysteresis tracker of another ``hysteresis``.
+
+        Raises:
+            KeyError: one of torch's entries is missing.
+            TypeError: ``state_dict`` is no dict, or an entry no number.
+            ValueError: an entry is beyond what the scaler can hold: float32 for ``"scale"``, in
+                which infinities and NaN are, int64 for ``"growth_interval"``, int32 for
+                ``"_growth_tracker"``.
+            RuntimeError: ``state_dict`` is empty, as that of a disabled scaler.
+
+        Nothing has changed then.
         """
         if not self._enabled:
             return
-        if state_dict:
-            state_dict = {**state_dict, **_checked_state(state_dict)}
-        own = state_dict.get(_OWN_STATE, {})
-        if not isinstance(own, Mapping):
+        if not isinstance(state_dict, Mapping):
             raise TypeError(
-                f"GradScaler.load_state_dict: {_OWN_STATE!r} must hold a dict, got {own!r}"
+                f"GradScaler.load_state_dict: expected a dict, got {type(state_dict).__name__}"
             )
-        own = {key: _checked_integer(key, value, 63) for key, value in own.items()}
+        own = _checked_counters(state_dict.get(_OWN_STATE, {}))
         tracker = self._hysteresis
         if own.get("hysteresis") == self._hysteresis:
             tracker = min(own.get("hysteresis_tracker", tracker), tracker)
-        super().load_state_dict(state_dict)
+        super().load_state_dict(_checked_state(state_dict) if state_dict else {})
         self._init_skipped_steps = own.get("skipped_steps", 0)
         self._init_hysteresis_tracker = tracker
         if self._skipped_steps is not None:
@@ -119,20 +139,63 @@ class ScalerState(torch.amp.GradScaler):
         return state
 
 
-def _checked_integer(key: str, value: Any, bits: int) -> int:
-    if int(value) != value or not -(2**bits) <= value < 2**bits:
-        raise ValueError(
-            f"GradScaler.load_state_dict: {key!r} must be an integer of {bits + 1} bits, "
-            f"got {value!r}"
-        )
-    return int(value)
+# What the tensors and the ops of this package take.
+_INTEGERS = {
+    "growth_interval": (-(2**63), 2**63 - 1),
+    "_growth_tracker": (-(2**31), 2**31 - 1),
+}
+_COUNTERS = {
+    "skipped_steps": (0, 2**63 - 1),
+    "hysteresis": (1, 2**31 - 1),
+    "hysteresis_tracker": (-(2**31), 2**31 - 1),
+}
+
+
+def _refuse(kind: type[Exception], key: str, expected: str, got: str) -> NoReturn:
+    raise kind(f"GradScaler.load_state_dict: {key!r} must {expected}, got {got}")
+
+
+def _number(key: str, value: Any) -> Real:
+    if isinstance(value, Tensor) and value.numel() == 1 and not value.is_meta:
+        value = value.item()
+    if not isinstance(value, Real):
+        _refuse(TypeError, key, "be a number", type(value).__name__)
+    return value
+
+
+def _checked_float(key: str, value: Any, limit: float = math.inf) -> float:
+    number = _number(key, value)
+    try:
+        result = float(number)
+    except OverflowError:
+        _refuse(ValueError, key, "fit into float64", "a larger integer")
+    if limit < abs(result) < math.inf:
+        _refuse(ValueError, key, "fit into float32", repr(result))
+    return result
+
+
+def _checked_integer(key: str, value: Any, lowest: int, highest: int) -> int:
+    number = _number(key, value)
+    if not lowest <= number <= highest or int(number) != number:
+        _refuse(ValueError, key, f"be an integer from {lowest} to {highest}", repr(number))
+    return int(number)
 
 
 def _checked_state(state: Mapping[str, Any]) -> dict[str, float | int]:
     """torch's entries as the numbers that they stand for."""
-    factors = ("scale", "growth_factor", "backoff_factor")
     return {
-        **{key: float(state[key]) for key in factors},
-        "growth_interval": _checked_integer("growth_interval", state["growth_interval"], 63),
-        "_growth_tracker": _checked_integer("_growth_tracker", state["_growth_tracker"], 31),
+        "scale": _checked_float("scale", state["scale"], torch.finfo(torch.float32).max),
+        **{key: _checked_float(key, state[key]) for key in ("growth_factor", "backoff_factor")},
+        **{key: _checked_integer(key, state[key], *limits) for key, limits in _INTEGERS.items()},
+    }
+
+
+def _checked_counters(own: Any) -> dict[str, int]:
+    """The counters among the entries of ``own``."""
+    if not isinstance(own, Mapping):
+        _refuse(TypeError, _OWN_STATE, "hold a dict", type(own).__name__)
+    return {
+        key: _checked_integer(key, own[key], *limits)
+        for key, limits in _COUNTERS.items()
+        if key in own
     }

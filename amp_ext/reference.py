@@ -229,7 +229,8 @@ def update_scale_(
         hysteresis_tracker := hysteresis, growth_tracker += 1; when that reaches growth_interval,
         growth_tracker := 0 and
         scale := min(scale * growth_factor, max(scale, ceiling)), ceiling = max_scale, or none;
-        a product that is not finite leaves the scale as it is.
+        a product that is not finite leaves the scale as it is. A tracker of 2**31 - 1 that does not
+        reach the interval goes on from -2**31.
 
     Products are formed in fp64 and rounded once to fp32. min and max keep an update from pushing
     the scale past a bound, and leave it where it is when it already lies beyond.
@@ -261,8 +262,9 @@ def update_scale_(
 
     if hysteresis_tracker is not None:
         hysteresis_tracker.fill_(hysteresis)
+    steps = growth_tracker.item() + 1
     growth_tracker += 1
-    if growth_tracker.item() < growth_interval:
+    if steps < growth_interval:
         return
     growth_tracker.zero_()
     larger = _product(scale, growth_factor)

@@ -42,34 +42,13 @@ def test_parameter_class_with_a_grad_of_its_own() -> None:
 @pytest.mark.parametrize(("saved", "loaded"), [(1, 3), (5, 2), (3, 3)])
 def test_hysteresis_of_a_checkpoint(saved: int, loaded: int) -> None:
     """A tracker that counts for another hysteresis starts anew."""
-    source = started(OURS, hysteresis=saved)
+    own = {"skipped_steps": 1, "hysteresis": saved, "hysteresis_tracker": saved}
     scaler = started(OURS, hysteresis=loaded)
-    scaler.load_state_dict(source.state_dict())
+    scaler.load_state_dict(started(OURS).state_dict() | {"amp_ext": own})
     for overflows in range(1, loaded + 1):
         scaler.step(sgd(leaf(math.inf)))
         scaler.update()
         assert scaler.get_scale() == (2.0 if overflows == loaded else 4.0)
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"_growth_tracker": 2**40},
-        {"_growth_tracker": math.nan},
-        {"growth_interval": "many"},
-        {"scale": "large"},
-        {"amp_ext": {"skipped_steps": 2**70}},
-        {"amp_ext": {"hysteresis_tracker": 0.5}},
-    ],
-    ids=str,
-)
-def test_state_that_does_not_fit_changes_nothing(wrong: dict[str, Any]) -> None:
-    scaler = started(OURS)
-    before, state = scaler.state_dict(), started(OURS, 64.0, growth_factor=3.0).state_dict()
-    with pytest.raises((TypeError, ValueError)):
-        scaler.load_state_dict({**state, **wrong})
-    assert scaler.state_dict() == before
-    assert (scaler._init_scale, scaler._init_skipped_steps) == (4.0, 0)
 
 
 def test_views_with_holes_on_the_same_memory() -> None:

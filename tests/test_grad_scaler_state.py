@@ -7,13 +7,17 @@ import io
 import json
 import math
 import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import CheckpointException, DefaultLoadPlanner
 
 from twins import OURS, THEIRS, ScalerClass, leaf, raises_as_torch, same_outcome, sgd, started
 
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 TORCH_KEYS = ["scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker"]
 
 
@@ -28,6 +32,14 @@ def trained(scaler_class: ScalerClass, **options: Any) -> Any:
 
 def torch_part(state: dict[str, Any]) -> dict[str, Any]:
     return {key: state[key] for key in TORCH_KEYS}
+
+
+def test_state_dict_is_torchs_while_there_is_nothing_to_count() -> None:
+    def state(scaler_class: ScalerClass) -> Any:
+        return list(scaler_class("cpu").state_dict()), started(scaler_class).state_dict()
+
+    assert state(OURS) == state(THEIRS)
+    assert list(OURS("cpu", hysteresis=2).state_dict()) == TORCH_KEYS
 
 
 def test_state_dict_is_torchs_and_one_key_more() -> None:
@@ -86,9 +98,61 @@ def test_loading_torchs_state_starts_the_counters_anew() -> None:
     scaler = trained(OURS, hysteresis=2)
     scaler.load_state_dict(trained(THEIRS).state_dict())
     assert scaler.get_skipped_steps() == 0
-    assert scaler.state_dict() == OURS("cpu", hysteresis=2).state_dict() | torch_part(
-        scaler.state_dict()
-    )
+    assert scaler._get_hysteresis_tracker() == 2
+    assert scaler.state_dict() == trained(THEIRS).state_dict()
+
+
+def through_dcp(path: Path, saved: Any, loaded: Any, **options: Any) -> None:
+    """Save one scaler's state as a distributed checkpoint, and load it into another."""
+    dcp.save({"scaler": saved.state_dict()}, checkpoint_id=path)
+    template = {"scaler": loaded.state_dict()}
+    dcp.load(template, checkpoint_id=path, **options)
+    loaded.load_state_dict(template["scaler"])
+
+
+@pytest.mark.parametrize("into_started", [False, True], ids=["lazy", "started"])
+@pytest.mark.parametrize("to_class", [OURS, THEIRS], ids=["to-amp_ext", "to-torch"])
+@pytest.mark.parametrize("from_class", [OURS, THEIRS], ids=["from-amp_ext", "from-torch"])
+def test_distributed_checkpoints_go_both_ways(
+    tmp_path: Path, from_class: ScalerClass, to_class: ScalerClass, into_started: bool
+) -> None:
+    saved = trained(from_class)
+    loaded = started(to_class) if into_started else to_class("cpu")
+    through_dcp(tmp_path, saved, loaded)
+    assert torch_part(loaded.state_dict()) == torch_part(saved.state_dict())
+    assert loaded.get_scale() == 16.0
+
+
+def test_counters_go_through_a_distributed_checkpoint_that_is_asked_for_them(
+    tmp_path: Path,
+) -> None:
+    saved = trained(OURS, hysteresis=4)
+    through_dcp(tmp_path / "used", saved, used := trained(OURS, hysteresis=4))
+    assert used.state_dict() == saved.state_dict()
+
+    fresh = OURS("cpu", hysteresis=4)
+    template = {"scaler": fresh.state_dict() | {"amp_ext": dict(saved.state_dict()["amp_ext"])}}
+    template["scaler"]["amp_ext"] = dict.fromkeys(template["scaler"]["amp_ext"], 0)
+    dcp.load(template, checkpoint_id=tmp_path / "used")
+    fresh.load_state_dict(template["scaler"])
+    assert fresh.state_dict() == saved.state_dict()
+
+
+def test_distributed_checkpoint_without_the_counters_that_it_is_asked_for(tmp_path: Path) -> None:
+    """Loud by default; a partial load leaves them."""
+    saved, loaded = trained(THEIRS), trained(OURS)
+    with pytest.raises(CheckpointException, match=r"Missing key .*amp_ext\.skipped_steps"):
+        through_dcp(tmp_path / "a", saved, loaded)
+    through_dcp(tmp_path / "b", saved, loaded, planner=DefaultLoadPlanner(allow_partial_load=True))
+    assert (loaded.get_scale(), loaded.get_skipped_steps()) == (16.0, 2)
+
+
+def test_a_state_from_before_loads() -> None:
+    """The entry used to be there always."""
+    own = {"skipped_steps": 0, "hysteresis": 1, "hysteresis_tracker": 1}
+    scaler = trained(OURS)
+    scaler.load_state_dict(trained(THEIRS).state_dict() | {"amp_ext": own})
+    assert scaler.state_dict() == trained(THEIRS).state_dict()
 
 
 @pytest.mark.parametrize("lazy", [True, False], ids=["lazy", "started"])
@@ -161,14 +225,75 @@ def test_foreign_state_dict_changes_nothing(missing: str, lazy: bool) -> None:
     assert scaler.state_dict() == before
 
 
-@pytest.mark.parametrize("own", ["words", {"skipped_steps": "many"}, [1, 2]], ids=repr)
-def test_foreign_entry_under_our_key_changes_nothing(own: Any) -> None:
-    """What is no state of this class is refused before anything is loaded."""
+HUGE = 10**400
+BAD_ENTRIES = {
+    "scale": (1e39, -3.4028235e38, HUGE, None, "1.0", 1j, [], {}, torch.ones(2), torch.ones(2, 1)),
+    "growth_factor": (HUGE, None, "2", torch.ones(0), torch.ones((), device="meta")),
+    "backoff_factor": (-HUGE, None, b"1", torch.ones((), dtype=torch.complex64)),
+    "growth_interval": (2**63, 1.5, math.inf, math.nan, HUGE, None, "2", [], torch.ones(2)),
+    "_growth_tracker": (2**31, -(2**31) - 1, 0.5, -math.inf, HUGE, None, torch.tensor(0.5)),
+    "amp_ext": (
+        *("words", None, 3, [1, 2]),
+        *({"skipped_steps": value} for value in ("many", None, -1, 2**63, math.inf, 0.5)),
+        *({"hysteresis": value} for value in (0, 2**31, "2", math.nan)),
+        *({"hysteresis": 2, "hysteresis_tracker": value} for value in (-(2**40), HUGE, None, [])),
+    ),
+}
+
+
+def everything_of(scaler: Any) -> dict[str, Any]:
+    """Its attributes, tensors by their values and identity."""
+    return {
+        name: (id(value), value.item()) if isinstance(value, torch.Tensor) else value
+        for name, value in vars(scaler).items()
+    }
+
+
+@pytest.mark.parametrize("lazy", [True, False], ids=["lazy", "started"])
+@pytest.mark.parametrize("key", BAD_ENTRIES)
+def test_entry_that_nothing_could_use_changes_nothing(key: str, lazy: bool) -> None:
+    scaler = OURS("cpu", hysteresis=2) if lazy else trained(OURS, hysteresis=2)
+    before = everything_of(scaler)
+    for value in BAD_ENTRIES[key]:
+        state = OURS("cpu", 7.0, 5.0, 0.1, 9).state_dict() | {key: value}
+        name = next(reversed(value)) if key == "amp_ext" and isinstance(value, dict) else key
+        with pytest.raises((TypeError, ValueError), match=f"load_state_dict: '{name}' must"):
+            scaler.load_state_dict(state)
+        assert everything_of(scaler) == before
+
+
+@pytest.mark.parametrize("state", [None, [], "words", 3, [("scale", 1.0)]], ids=repr)
+def test_what_is_no_state_dict(state: Any) -> None:
     scaler = trained(OURS)
-    before = scaler.state_dict()
-    with pytest.raises((TypeError, ValueError)):
-        scaler.load_state_dict(OURS("cpu", 7.0).state_dict() | {"amp_ext": own})
-    assert scaler.state_dict() == before
+    before = everything_of(scaler)
+    with pytest.raises(TypeError, match="load_state_dict: expected a dict, got"):
+        scaler.load_state_dict(state)
+    assert everything_of(scaler) == before
+
+
+@pytest.mark.parametrize(
+    ("key", "values"),
+    {
+        "scale": (0.0, -0.0, -3.5, 2.0**-149, 0.1, torch.finfo(torch.float32).max, 1, True)
+        + (math.inf, -math.inf, math.nan, torch.tensor(3.0), torch.tensor(0.1).double()),
+        "growth_factor": (1.0, 0.3, -2.0, math.inf, math.nan, 1e300, 3, torch.tensor(1.5)),
+        "backoff_factor": (1.0, 0.3, 0.0, -1.0, -math.inf, math.nan, 5e-324, 1),
+        "growth_interval": (0, -1, 1, 2**63 - 1, -(2**63), 7.0),
+        "_growth_tracker": (0, -1, 2**31 - 1, -(2**31), 7.0, torch.tensor(3, dtype=torch.int32)),
+    }.items(),
+)
+@pytest.mark.parametrize("lazy", [True, False], ids=["lazy", "started"])
+def test_whatever_torch_can_hold_loads_bit_for_bit(
+    key: str, values: tuple[Any, ...], lazy: bool
+) -> None:
+    def loaded(scaler_class: ScalerClass, value: Any) -> Any:
+        scaler = scaler_class("cpu") if lazy else trained(scaler_class)
+        scaler.load_state_dict(THEIRS("cpu", 7.0, 5.0, 0.1, 9).state_dict() | {key: value})
+        scaler.scale(torch.ones(()))
+        return [float(number).hex() for number in torch_part(scaler.state_dict()).values()]
+
+    for value in values:
+        assert loaded(OURS, value) == loaded(THEIRS, value)
 
 
 @pytest.mark.parametrize("state", [{}, {"amp_ext": "words"}, {"a": 1}, None], ids=repr)

@@ -130,6 +130,22 @@ def test_grows_when_the_interval_has_been_lowered(executor: Executor) -> None:
 
 
 @every_kernel_executor
+@pytest.mark.parametrize(
+    ("interval", "expected"),
+    [
+        (2000, (16.0, 0)),
+        (2**31, (16.0, 0)),
+        (2**31 + 1, (8.0, -(2**31))),  # out of the tracker's reach: it wraps, as torch's does
+    ],
+)
+def test_tracker_at_its_limit(
+    executor: Executor, interval: int, expected: tuple[float, int]
+) -> None:
+    ours = state(executor, 8.0, tracker=2**31 - 1).update(0.0, interval=interval)
+    assert (ours.scale.item(), ours.tracker.item()) == expected
+
+
+@every_kernel_executor
 def test_growth_and_backoff(executor: Executor) -> None:
     ours = state(executor, 4.0)
     seen = []
