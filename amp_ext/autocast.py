@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import NoneType
 from typing import Any
 
 import torch
@@ -52,6 +53,10 @@ class autocast:
         enabled: bool = True,
         cache_enabled: bool | None = None,
     ) -> None:
+        # torch finds these out while it enters its region, and leaves it half entered.
+        _check_type("dtype", dtype, (torch.dtype, NoneType))
+        _check_type("enabled", enabled, (bool,))
+        _check_type("cache_enabled", cache_enabled, (bool, NoneType))
         self._arguments = (device_type, dtype, enabled, cache_enabled)
         self._enabled = enabled
         self._region = None if is_compiling() else torchs_autocast(*self._arguments)
@@ -93,6 +98,13 @@ class autocast:
                 return function(*args, **kwargs)
 
         return within_region
+
+
+def _check_type(name: str, value: Any, types: tuple[type, ...]) -> None:
+    if not isinstance(value, types):
+        raise TypeError(
+            f"amp_ext.autocast: {name} must be {types[0].__name__}, got {type(value).__name__}"
+        )
 
 
 @contextmanager

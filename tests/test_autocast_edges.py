@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -19,6 +20,42 @@ FP16 = torch.float16
 
 def region() -> amp_ext.autocast:
     return amp_ext.autocast("cpu", dtype=FP16)
+
+
+def state_of_autocast() -> tuple[Any, ...]:
+    torch.autocast_increment_nesting()
+    return (
+        torch.is_autocast_enabled("cpu"),
+        torch.get_autocast_dtype("cpu"),
+        torch.is_autocast_cache_enabled(),
+        torch.autocast_decrement_nesting(),
+        torch.is_autocast_enabled(amp_ext._C.REGION_MARK),
+    )
+
+
+@pytest.mark.filterwarnings("ignore:In CPU autocast")
+@pytest.mark.parametrize("within", [False, True], ids=["outside", "in-a-region"])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"cache_enabled": 1},  # torch's own region stays on
+        {"enabled": "yes", "dtype": torch.float32},  # torch has no such region, and sees no error
+        {"dtype": "float16"},  # torch's own switches the region around it off
+    ],
+    ids=str,
+)
+def test_region_that_cannot_be_entered_changes_nothing(wrong: dict[str, Any], within: bool) -> None:
+    """Or what follows would run in a region that nobody is in, or out of the one that it is in."""
+
+    def enter() -> None:
+        with amp_ext.autocast("cpu", dtype=FP16, enabled=within):
+            before = state_of_autocast()
+            with pytest.raises(TypeError), amp_ext.autocast("cpu", **wrong):
+                pytest.fail("entered")
+            assert state_of_autocast() == before
+
+    with ThreadPoolExecutor(1) as thread:  # what is left on ends with it
+        thread.submit(enter).result()
 
 
 def test_region_left_by_another_thread() -> None:
