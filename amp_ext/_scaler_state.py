@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from numbers import Real
 from typing import Any, NoReturn
 
@@ -59,17 +60,14 @@ class ScalerState(torch.amp.GradScaler):
         state = super().state_dict()
         if not state:
             return state
-        start = {
-            "skipped_steps": 0,
-            "hysteresis": self._hysteresis,
-            "hysteresis_tracker": self._hysteresis,
-        }
         own = {
-            **start,
             "skipped_steps": self.get_skipped_steps(),
+            "hysteresis": self._hysteresis,
             "hysteresis_tracker": self._get_hysteresis_tracker(),
         }
-        return state if own == start else {**state, _OWN_STATE: own}
+        if own["skipped_steps"] or own["hysteresis_tracker"] != self._hysteresis:
+            state[_OWN_STATE] = own
+        return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Loads a state of this class or of ``torch.amp.GradScaler``.
@@ -156,8 +154,9 @@ def _refuse(kind: type[Exception], key: str, expected: str, got: str) -> NoRetur
 
 
 def _number(key: str, value: Any) -> Real:
-    if isinstance(value, Tensor) and value.numel() == 1 and not value.is_meta:
-        value = value.item()
+    if isinstance(value, Tensor) and value.numel() == 1:
+        with suppress(RuntimeError):  # a meta or fake tensor has no value
+            value = value.item()
     if not isinstance(value, Real):
         _refuse(TypeError, key, "be a number", type(value).__name__)
     return value

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.checkpoint import CheckpointException, DefaultLoadPlanner
 
 from twins import OURS, THEIRS, ScalerClass, leaf, raises_as_torch, same_outcome, sgd, started
@@ -131,8 +132,8 @@ def test_counters_go_through_a_distributed_checkpoint_that_is_asked_for_them(
     assert used.state_dict() == saved.state_dict()
 
     fresh = OURS("cpu", hysteresis=4)
-    template = {"scaler": fresh.state_dict() | {"amp_ext": dict(saved.state_dict()["amp_ext"])}}
-    template["scaler"]["amp_ext"] = dict.fromkeys(template["scaler"]["amp_ext"], 0)
+    counters = dict.fromkeys(("skipped_steps", "hysteresis", "hysteresis_tracker"))
+    template = {"scaler": fresh.state_dict() | {"amp_ext": counters}}
     dcp.load(template, checkpoint_id=tmp_path / "used")
     fresh.load_state_dict(template["scaler"])
     assert fresh.state_dict() == saved.state_dict()
@@ -226,12 +227,13 @@ def test_foreign_state_dict_changes_nothing(missing: str, lazy: bool) -> None:
 
 
 HUGE = 10**400
+FAKE = FakeTensorMode().from_tensor(torch.ones(()))
 BAD_ENTRIES = {
     "scale": (1e39, -3.4028235e38, HUGE, None, "1.0", 1j, [], {}, torch.ones(2), torch.ones(2, 1)),
     "growth_factor": (HUGE, None, "2", torch.ones(0), torch.ones((), device="meta")),
     "backoff_factor": (-HUGE, None, b"1", torch.ones((), dtype=torch.complex64)),
     "growth_interval": (2**63, 1.5, math.inf, math.nan, HUGE, None, "2", [], torch.ones(2)),
-    "_growth_tracker": (2**31, -(2**31) - 1, 0.5, -math.inf, HUGE, None, torch.tensor(0.5)),
+    "_growth_tracker": (2**31, -(2**31) - 1, 0.5, -math.inf, HUGE, None, torch.tensor(0.5), FAKE),
     "amp_ext": (
         *("words", None, 3, [1, 2]),
         *({"skipped_steps": value} for value in ("many", None, -1, 2**63, math.inf, 0.5)),
@@ -274,8 +276,10 @@ def test_what_is_no_state_dict(state: Any) -> None:
 @pytest.mark.parametrize(
     ("key", "values"),
     {
-        "scale": (0.0, -0.0, -3.5, 2.0**-149, 0.1, torch.finfo(torch.float32).max, 1, True)
-        + (math.inf, -math.inf, math.nan, torch.tensor(3.0), torch.tensor(0.1).double()),
+        "scale": (
+            *(0.0, -0.0, -3.5, 2.0**-149, 0.1, torch.finfo(torch.float32).max, 1, True),
+            *(math.inf, -math.inf, math.nan, torch.tensor(3.0), torch.tensor(0.1).double()),
+        ),
         "growth_factor": (1.0, 0.3, -2.0, math.inf, math.nan, 1e300, 3, torch.tensor(1.5)),
         "backoff_factor": (1.0, 0.3, 0.0, -1.0, -math.inf, math.nan, 5e-324, 1),
         "growth_interval": (0, -1, 1, 2**63 - 1, -(2**63), 7.0),
