@@ -47,23 +47,20 @@ void CastPairs::add(const at::Tensor& output, const at::Tensor& input) {
   const DType input_dtype = checked_dtype(input_item, input, device_);
   check_cast_shapes(index, output.sizes(), input.sizes());
   check_not_negated(kCast, output_item, output);
-  const int64_t output_bytes = checked_bytes(kCast, output_item, output);
-  const int64_t input_bytes = checked_bytes(kCast, input_item, input);
   const bool dense = output.is_non_overlapping_and_dense();
   if (!dense) check_no_internal_overlap(output_item, output);
   check_no_history(output_item, output);
   written_.push_back(output.unsafeGetTensorImpl());
 
-  void* to = output.mutable_data_ptr();
-  const void* from = input.const_data_ptr();
-  CastRef& ref = refs_.emplace_back(CastRef{to, from, output.numel(), output_dtype, input_dtype});
+  const MemoryRange to = checked_memory(kCast, output_item, output, Access::write);
+  const MemoryRange from = checked_memory(kCast, input_item, input, Access::read);
+  CastRef& ref = refs_.emplace_back(
+      CastRef{to.data(), from.data(), output.numel(), output_dtype, input_dtype});
   if (ref.numel == 0) return;
-  const MemoryRange written(to, output_bytes);
-  const auto size = static_cast<int64_t>(output.element_size());
-  outputs_.push_back({written, index, dense ? written.end : written.begin + size});
-  inputs_.push_back({{from, input_bytes}, index});
+  outputs_.push_back({to, index, dense ? to.end : to.begin + output.element_size()});
+  inputs_.push_back({from, index});
   if (!same_order(output, input) || input.is_neg()) return rearrange(ref, output, input);
-  if (to == from && output_dtype == input_dtype) {
+  if (ref.output == ref.input && output_dtype == input_dtype) {
     ref.numel = 0;
     outputs_.back().end = outputs_.back().begin;
   } else if (!dense) {

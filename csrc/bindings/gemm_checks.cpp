@@ -33,7 +33,7 @@ void check_dtype(const char* op, const char* name, at::ScalarType type) {
 // Of a tensor with data.
 template <class Int>
 void check_memory(const char* op, const char* name, const at::Tensor& tensor) {
-  if constexpr (std::is_same_v<Int, int64_t>) checked_bytes(op, name, tensor);
+  if constexpr (std::is_same_v<Int, int64_t>) checked_memory(op, name, tensor, Access::read);
 }
 
 template <class Int>

@@ -49,18 +49,46 @@ void sort(MemoryRange* first, MemoryRange* last, MemoryRange* spare, int levels)
   }
 }
 
+// The indices of two ranges, or of the first two where they are the same.
+IndexPair indices_of(const std::vector<MemoryRange>& ranges, const MemoryRange& a,
+                     const MemoryRange& b) {
+  const auto index_of = [&](const MemoryRange& range, size_t first) -> size_t {
+    const auto same = [&](const MemoryRange& r) {
+      return r.begin == range.begin && r.end == range.end;
+    };
+    return std::find_if(ranges.begin() + first, ranges.end(), same) - ranges.begin();
+  };
+  const size_t first = index_of(a, 0), second = index_of(b, 0);
+  return first == second ? IndexPair(first, index_of(b, first + 1))
+                         : IndexPair(std::minmax(first, second));
+}
+
 }  // namespace
 
-std::optional<std::pair<MemoryRange, MemoryRange>> find_overlap(std::vector<MemoryRange> ranges) {
-  std::erase_if(ranges, [](const MemoryRange& range) { return range.is_empty(); });
+std::optional<IndexPair> find_overlap(const std::vector<MemoryRange>& ranges) {
   const auto no_gap = [](const MemoryRange& a, const MemoryRange& b) { return a.end > b.begin; };
   if (std::adjacent_find(ranges.begin(), ranges.end(), no_gap) == ranges.end() ||
       std::adjacent_find(ranges.rbegin(), ranges.rend(), no_gap) == ranges.rend())
     return std::nullopt;
-  std::vector<MemoryRange> spare(ranges.size());
-  sort(ranges.data(), ranges.data() + ranges.size(), spare.data(), /*levels=*/2);
-  for (size_t i = 1; i < ranges.size(); ++i) {
-    if (overlap(ranges[i - 1], ranges[i])) return std::pair{ranges[i - 1], ranges[i]};
+  std::vector<MemoryRange> sorted = ranges, spare(ranges.size());
+  std::erase_if(sorted, [](const MemoryRange& range) { return range.is_empty(); });
+  sort(sorted.data(), sorted.data() + sorted.size(), spare.data(), /*levels=*/2);
+  const auto found = std::adjacent_find(sorted.begin(), sorted.end(), no_gap);
+  if (found == sorted.end()) return std::nullopt;
+  return indices_of(ranges, found[0], found[1]);
+}
+
+// A hash set of addresses with open addressing.
+std::optional<IndexPair> find_repeat(const std::vector<MemoryRange>& ranges) {
+  const size_t slots = std::bit_ceil(2 * ranges.size() + 1);
+  const int shift = 64 - std::countr_zero(slots);
+  std::vector<uintptr_t> seen(slots);
+  for (const MemoryRange& range : ranges) {
+    if (range.is_empty()) continue;
+    size_t slot = (range.begin * 0x9e3779b97f4a7c15) >> shift;
+    while (seen[slot] && seen[slot] != range.begin) slot = (slot + 1) % slots;
+    if (seen[slot]) return indices_of(ranges, range, range);
+    seen[slot] = range.begin;
   }
   return std::nullopt;
 }

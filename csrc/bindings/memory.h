@@ -21,6 +21,7 @@ struct MemoryRange {
       : begin(reinterpret_cast<uintptr_t>(data)), end(begin + bytes) {}
 
   bool is_empty() const { return begin == end; }
+  void* data() const { return reinterpret_cast<void*>(begin); }
 };
 
 inline bool overlap(const MemoryRange& a, const MemoryRange& b) {
@@ -31,26 +32,41 @@ inline bool overlap(const MemoryRange& a, const MemoryRange& b) {
 // included.
 int64_t extent_of(const at::Tensor& tensor);
 
-// How many bytes these are. Throws unless the tensor's storage holds them: it may have been freed
-// or shrunk. `name` is what errors call the tensor.
+enum class Access { read, write };
+
+// Where a tensor lies, from its first element to its last. Throws unless its storage holds them: it
+// may have been freed or shrunk. `name` is what errors call the tensor.
 template <class Name>
-int64_t checked_bytes(const char* op, const Name& name, const at::Tensor& tensor) {
-  if (tensor.numel() == 0) return 0;
-  const auto size = static_cast<int64_t>(tensor.element_size());
-  const int64_t extent = extent_of(tensor);
-  const int64_t needed = (tensor.storage_offset() + extent) * size;
-  const c10::StorageImpl* const storage = tensor.storage().unsafeGetStorageImpl();
-  const int64_t held = storage->data() ? static_cast<int64_t>(storage->nbytes()) : 0;
-  TORCH_CHECK(needed <= held, op, ": ", name, " needs a storage of ", needed,
+MemoryRange checked_memory(const char* op, const Name& name, const at::Tensor& tensor,
+                           Access access) {
+  if (tensor.numel() == 0) return {};
+  c10::StorageImpl* const storage = tensor.storage().unsafeGetStorageImpl();
+  const int64_t extent = tensor.is_non_overlapping_and_dense() ? tensor.numel() : extent_of(tensor);
+  const auto size = static_cast<int64_t>(tensor.unsafeGetTensorImpl()->itemsize());
+  const int64_t offset = tensor.storage_offset() * size, bytes = extent * size;
+  const void* const data = access == Access::write ? storage->mutable_data() : storage->data();
+  const int64_t held = data ? static_cast<int64_t>(storage->nbytes()) : 0;
+  TORCH_CHECK(offset + bytes <= held, op, ": ", name, " needs a storage of ", offset + bytes,
               " bytes, but its storage has ", held,
               ": expected one that has not been freed or shrunk by untyped_storage().resize_()");
-  return extent * size;
+  return {static_cast<const char*>(data) + offset, bytes};
+}
+
+// Whether no tensor but this has its memory: torch allocated it, and nothing else holds its
+// storage.
+inline bool owns_memory(const at::Tensor& tensor) {
+  const c10::Storage& storage = tensor.storage();
+  return storage.use_count() == 1 && storage.resizable();
 }
 
 // Whether the memory of two tensors, each from its first element to its last, overlaps.
 bool overlap(const at::Tensor& a, const at::Tensor& b);
 
-// Two of the ranges that overlap, if there are any.
-std::optional<std::pair<MemoryRange, MemoryRange>> find_overlap(std::vector<MemoryRange> ranges);
+// Two of the ranges that overlap, if there are any, by their indices.
+using IndexPair = std::pair<size_t, size_t>;
+std::optional<IndexPair> find_overlap(const std::vector<MemoryRange>& ranges);
+
+// As find_overlap, for ranges that overlap only if they begin at the same address.
+std::optional<IndexPair> find_repeat(const std::vector<MemoryRange>& ranges);
 
 }  // namespace amp_ext

@@ -130,7 +130,8 @@ py::object unscale_grads(py::handle param_groups, py::handle scale, py::handle i
     found = found_infs_for(grads, initial, fresh);
     for (size_t i = 0; i < found.size(); ++i) {
       GradList& list = grads.lists()[i];
-      unscale_(list, found[i], copy_to(factor, list.device(), /*copy=*/false));
+      unscale_(list, found[i], copy_to(factor, list.device(), /*copy=*/false), std::nullopt,
+               std::nullopt, Others::fresh);
     }
   }
   return by_device(found);
@@ -157,7 +158,7 @@ py::object check_grads(py::handle param_groups, py::handle found_inf, bool take_
     const GilFreePass pass(grads, !grads.are_all_on(initial.device()));
     found = found_infs_for(grads, initial, /*fresh=*/false);
     for (size_t i = 0; i < found.size(); ++i)
-      check_finite(grads.lists()[i], found[i], std::nullopt);
+      check_finite(grads.lists()[i], found[i], std::nullopt, Others::fresh);
   }
   return py::make_tuple(by_device(found), grads.judged());
   END_HANDLE_TH_ERRORS_PYBIND
@@ -204,7 +205,7 @@ py::object clip_grads(py::handle param_groups, py::handle scale, bool unscaled,
     std::vector<at::Tensor> factors, norms;
     for (size_t i = 0; i < lists.size(); ++i) {
       factors.push_back(copy_to(factor, lists[i].device(), /*copy=*/false));
-      norms.push_back(grad_norm(lists[i], found[i], factors[i]));
+      norms.push_back(grad_norm(lists[i], found[i], factors[i], std::nullopt, Others::fresh));
     }
     norm = total_norm(norms, scale_tensor);
     TORCH_CHECK(!error_if_nonfinite || std::isfinite(norm.item<float>()),
@@ -214,7 +215,7 @@ py::object clip_grads(py::handle param_groups, py::handle scale, bool unscaled,
     grads.install_coalesced();
     for (size_t i = 0; i < lists.size(); ++i) {
       const at::Tensor here = copy_to(norm, lists[i].device(), /*copy=*/false);
-      unscale_(lists[i], found[i], factors[i], here, max_norm);
+      unscale_(lists[i], found[i], factors[i], here, max_norm, Others::fresh);
     }
   }
   return py::make_tuple(by_device(found),

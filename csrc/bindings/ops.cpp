@@ -36,7 +36,8 @@ GradList checked(const char* op, Access access, c10::ArrayRef<Item> grads, at::D
 }  // namespace
 
 void unscale_(GradList& grads, const at::Tensor& found_inf, const at::Tensor& inv_scale,
-              const std::optional<at::Tensor>& norm, std::optional<double> max_norm) {
+              const std::optional<at::Tensor>& norm, std::optional<double> max_norm,
+              Others others) {
   const at::Device device = grads.device();
   check_max_norm(grads.op(), max_norm, norm.has_value());
   Arguments arguments(grads.op(), device);
@@ -44,7 +45,7 @@ void unscale_(GradList& grads, const at::Tensor& found_inf, const at::Tensor& in
   args.inv_scale = arguments.read<float>("inv_scale", inv_scale);
   args.found_inf = arguments.write<float>("found_inf", found_inf);
   args.norm = arguments.read<float>("norm", norm);
-  arguments.check_apart_from(grads);
+  if (others == Others::given) arguments.check_apart_from(grads);
   args.max_norm = static_cast<float>(max_norm.value_or(INFINITY));
   args.grads = grads.args();
   backend_for(grads.op(), device).unscale(args, device);
@@ -53,13 +54,13 @@ void unscale_(GradList& grads, const at::Tensor& found_inf, const at::Tensor& in
 }
 
 void check_finite(GradList& grads, const at::Tensor& found_inf,
-                  const std::optional<at::Tensor>& bad_tensor) {
+                  const std::optional<at::Tensor>& bad_tensor, Others others) {
   const at::Device device = grads.device();
   Arguments arguments(grads.op(), device);
   CheckFiniteArgs args{};
   args.found_inf = arguments.write<float>("found_inf", found_inf);
   args.bad_tensor = arguments.write<int64_t>("bad_tensor", bad_tensor);
-  arguments.check_apart_from(grads);
+  if (others == Others::given) arguments.check_apart_from(grads);
   args.grads = grads.args();
   backend_for(grads.op(), device).check_finite(args, device);
   arguments.mark_written();
@@ -70,7 +71,7 @@ namespace {
 // `arguments` may have those of an update already.
 at::Tensor grad_norm(const GradList& grads, const at::Tensor& found_inf,
                      const std::optional<at::Tensor>& inv_scale,
-                     const std::optional<at::Tensor>& norms, Arguments arguments,
+                     const std::optional<at::Tensor>& norms, Others others, Arguments arguments,
                      const ScaleUpdate& update) {
   const at::Device device = grads.device();
   GradNormArgs args{};
@@ -79,7 +80,7 @@ at::Tensor grad_norm(const GradList& grads, const at::Tensor& found_inf,
   args.inv_scale = arguments.read<float>("inv_scale", inv_scale);
   args.norms = arguments.write_all<float>("norms", norms, args.grads.size);
   args.update = update;
-  arguments.check_apart_from(grads);
+  if (others == Others::given) arguments.check_apart_from(grads);
   const at::Tensor norm = at::empty({}, found_inf.options());
   args.norm = norm.mutable_data_ptr<float>();
   backend_for(grads.op(), device).grad_norm(args, device);
@@ -119,8 +120,8 @@ ScaleUpdate checked_update(Arguments& arguments, const at::Tensor& scale,
 
 at::Tensor grad_norm(const GradList& grads, const at::Tensor& found_inf,
                      const std::optional<at::Tensor>& inv_scale,
-                     const std::optional<at::Tensor>& norms) {
-  return grad_norm(grads, found_inf, inv_scale, norms, {grads.op(), grads.device()}, {});
+                     const std::optional<at::Tensor>& norms, Others others) {
+  return grad_norm(grads, found_inf, inv_scale, norms, others, {grads.op(), grads.device()}, {});
 }
 
 void update_scale_(at::Tensor& scale, at::Tensor& growth_tracker, at::TensorList found_infs,
@@ -189,7 +190,7 @@ void unscale_op(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Sta
     GradList grads =
         checked("amp_ext::unscale_", Access::write, arguments[0].toListRef(), found_inf.device());
     unscale_(grads, found_inf, arguments[2].toTensor(), arguments[3].toOptional<at::Tensor>(),
-             arguments[4].toOptional<double>());
+             arguments[4].toOptional<double>(), Others::given);
   }
   torch::jit::drop(*stack, 5);
 }
@@ -197,14 +198,14 @@ void unscale_op(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Sta
 void check_finite_op(at::TensorList grads, at::Tensor& found_inf,
                      const std::optional<at::Tensor>& bad_tensor) {
   GradList list = checked("amp_ext::check_finite", Access::read, grads, found_inf.device());
-  check_finite(list, found_inf, bad_tensor);
+  check_finite(list, found_inf, bad_tensor, Others::given);
 }
 
 at::Tensor grad_norm_op(at::TensorList grads, at::Tensor& found_inf,
                         const std::optional<at::Tensor>& inv_scale,
                         const std::optional<at::Tensor>& norms) {
   const GradList list = checked("amp_ext::grad_norm", Access::read, grads, found_inf.device());
-  return grad_norm(list, found_inf, inv_scale, norms);
+  return grad_norm(list, found_inf, inv_scale, norms, Others::given);
 }
 
 at::Tensor grad_norm_update_scale_op(at::TensorList grads, at::Tensor& found_inf,
@@ -226,7 +227,7 @@ at::Tensor grad_norm_update_scale_op(at::TensorList grads, at::Tensor& found_inf
               scale.device(), " and others are on ", device);
   Arguments arguments(op, device);
   const ScaleUpdate update = checked_update(arguments, scale, growth_tracker, options);
-  return grad_norm(list, found_inf, inv_scale, norms, std::move(arguments), update);
+  return grad_norm(list, found_inf, inv_scale, norms, Others::given, std::move(arguments), update);
 }
 
 void update_scale_op(at::Tensor& scale, at::Tensor& growth_tracker, at::TensorList found_infs,

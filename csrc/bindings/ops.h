@@ -10,15 +10,18 @@
 
 namespace amp_ext {
 
+// Where the other tensors of a call on gradients come from: fresh ones have been made for it, so
+// that they cannot lie in a gradient.
+enum class Others { given, fresh };
+
 // On a list that is already checked and closed.
 void unscale_(GradList& grads, const at::Tensor& found_inf, const at::Tensor& inv_scale,
-              const std::optional<at::Tensor>& norm = std::nullopt,
-              std::optional<double> max_norm = std::nullopt);
+              const std::optional<at::Tensor>& norm, std::optional<double> max_norm, Others others);
 at::Tensor grad_norm(const GradList& grads, const at::Tensor& found_inf,
                      const std::optional<at::Tensor>& inv_scale,
-                     const std::optional<at::Tensor>& norms = std::nullopt);
+                     const std::optional<at::Tensor>& norms, Others others);
 void check_finite(GradList& grads, const at::Tensor& found_inf,
-                  const std::optional<at::Tensor>& bad_tensor);
+                  const std::optional<at::Tensor>& bad_tensor, Others others);
 
 // How the scale moves, as Python says it.
 struct ScaleOptions {

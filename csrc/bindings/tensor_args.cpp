@@ -25,8 +25,7 @@ void* one_element(const char* op, const char* name, const at::Tensor& tensor, at
   TORCH_CHECK(tensor.scalar_type() == dtype, op, ": ", name, " must be ", words, ", got ",
               tensor.scalar_type());
   check_not_negated(op, name, tensor);
-  checked_bytes(op, name, tensor);
-  return tensor.data_ptr();
+  return checked_memory(op, name, tensor, Access::write).data();
 }
 
 }  // namespace
@@ -69,8 +68,7 @@ float* elements(const char* op, const char* name, const at::Tensor& tensor, int6
   TORCH_CHECK(tensor.scalar_type() == at::kFloat, op, ": ", name, " must be a float tensor, got ",
               tensor.scalar_type());
   check_not_negated(op, name, tensor);
-  checked_bytes(op, name, tensor);
-  return tensor.mutable_data_ptr<float>();
+  return static_cast<float*>(checked_memory(op, name, tensor, Access::write).data());
 }
 
 void check_max_norm(const char* op, std::optional<double> max_norm, bool norm_given) {
@@ -166,19 +164,19 @@ void GradList::add(const at::Tensor& grad) {
     append({nullptr, 0, dtype}, {});
     return;
   }
-  const int64_t bytes = checked_bytes(op_, item, grad);
+  const MemoryRange range = checked_memory(op_, item, grad, access_);
   if (is_written()) {
     check_no_history(item, grad);
     written_.push_back(grad.unsafeGetTensorImpl());
+    own_memory_ = own_memory_ && owns_memory(grad);
   }
-  const bool dense = grad.is_non_overlapping_and_dense();
-  if (!dense && is_written()) check_no_internal_overlap(item, grad);
-  const void* const data = is_written() ? grad.mutable_data_ptr() : grad.const_data_ptr();
-  if (dense) return append({const_cast<void*>(data), grad.numel(), dtype}, {data, bytes});
+  if (grad.is_non_overlapping_and_dense())
+    return append({range.data(), grad.numel(), dtype}, range);
+  if (is_written()) check_no_internal_overlap(item, grad);
   const at::NoGradGuard no_grad;
-  const at::Tensor copy = grad.contiguous();
-  gathered_.push_back({refs_.size(), grad, copy});
-  append({copy.mutable_data_ptr(), copy.numel(), dtype}, {data, bytes});
+  const at::Tensor dense = grad.contiguous();
+  gathered_.push_back({refs_.size(), grad, dense});
+  append({dense.mutable_data_ptr(), dense.numel(), dtype}, range);
 }
 
 int64_t GradList::numel() const {
@@ -196,23 +194,20 @@ std::optional<size_t> GradList::find(const MemoryRange& range) const {
 
 void GradList::close() const {
   if (!is_written()) return;
-  std::vector<MemoryRange> ranges = ranges_;
-  for (const Gathered& g : gathered_) {
-    MemoryRange& range = ranges[g.index];
-    if (!range.is_empty()) range.end = range.begin + g.view.element_size();
+  std::optional<IndexPair> found;
+  if (own_memory_) {
+    found = find_repeat(ranges_);
+  } else if (gathered_.empty()) {
+    found = find_overlap(ranges_);
+  } else {
+    std::vector<MemoryRange> ranges = ranges_;
+    for (const Gathered& g : gathered_) {
+      MemoryRange& range = ranges[g.index];
+      if (!range.is_empty()) range.end = range.begin + g.view.element_size();
+    }
+    found = find_overlap(ranges);
   }
-  const auto overlapping = find_overlap(ranges);
-  if (!overlapping) return;
-  const auto place_of = [&](const MemoryRange& range, size_t first) {
-    const auto same = [&](const MemoryRange& r) {
-      return r.begin == range.begin && r.end == range.end;
-    };
-    return std::find_if(ranges.begin() + first, ranges.end(), same) - ranges.begin();
-  };
-  size_t first = place_of(overlapping->first, 0), second = place_of(overlapping->second, 0);
-  if (first == second) second = place_of(overlapping->second, first + 1);
-  if (first > second) std::swap(first, second);
-  TORCH_CHECK(false, op_, ": grads[", first, "] and grads[", second,
+  TORCH_CHECK(!found, op_, ": grads[", found->first, "] and grads[", found->second,
               "] overlap in memory, expected tensors that share none: clone() one");
 }
 

@@ -89,8 +89,6 @@ void check_no_internal_overlap(const Item& item, const at::Tensor& tensor);
 // Throws for a tensor to be written of which autograd would have to know.
 void check_no_history(const Item& item, const at::Tensor& tensor);
 
-enum class Access { read, write };
-
 // The gradients of one call, all on one device. Tensors must outlive the list.
 class GradList {
  public:
@@ -144,6 +142,7 @@ class GradList {
   std::vector<MemoryRange> ranges_;  // of the tensors themselves, not of their dense copies
   std::vector<c10::TensorImpl*> written_;
   std::vector<Gathered> gathered_;
+  bool own_memory_ = true;  // each tensor to be written
 };
 
 // The other tensors of a call, by name. What it writes shares no memory with anything else.
