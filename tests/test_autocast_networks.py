@@ -187,9 +187,7 @@ def test_checkpoint_of_torchs_after_uninstall(way: str) -> None:
 def test_reentrant_checkpoint_within_another() -> None:
     net, x = nn.Linear(4, 3), torch.ones(2, 4, requires_grad=True)
     with amp_ext.autocast("cpu", dtype=FP16):
-        result = checkpoint(
-            lambda h: checkpoint(net, h, use_reentrant=True), x, use_reentrant=True
-        )
+        result = checkpoint(lambda h: checkpoint(net, h, use_reentrant=True), x, use_reentrant=True)
     result.backward(torch.full_like(result, 61440.0))
     assert net.weight.grad.eq(122880.0).all()
 

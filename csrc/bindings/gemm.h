@@ -15,7 +15,8 @@
 
 namespace amp_ext {
 
-// Whether the CUDA or the Triton kernels form the products that they can; else torch's library does.
+// Whether the CUDA or the Triton kernels form the products that they can; else torch's library
+// does.
 extern std::atomic<bool> uses_gemm_kernels;
 
 constexpr auto kGemm = "amp_ext::gemm";

@@ -45,8 +45,8 @@ void check_shape(const char* op, const char* name, const at::Tensor& tensor,
 
 // Throws unless the factor is a number of the type in which the product is summed.
 void check_factor(const char* op, const char* name, double factor, at::ScalarType sums) {
-  const bool fits = sums == at::kDouble || !std::isfinite(factor) ||
-                    std::isfinite(static_cast<float>(factor));
+  const bool fits =
+      sums == at::kDouble || !std::isfinite(factor) || std::isfinite(static_cast<float>(factor));
   TORCH_CHECK(fits, op, ": ", name, " must be at most ", std::numeric_limits<float>::max(),
               " in magnitude, since the product is summed in float32, got ", factor);
 }

@@ -188,9 +188,8 @@ const Backend& triton_backend() {
 }
 
 bool triton_serves(const at::Tensor& a, const at::Tensor& b, const GemmOptions& o) {
-  return uses_triton(a.device()) && uses_gemm_kernels &&
-         is_16_bit(a.scalar_type()) && a.scalar_type() == b.scalar_type() &&
-         out_dtype_of(a, b, o.out_dtype) != at::kDouble;
+  return uses_triton(a.device()) && uses_gemm_kernels && is_16_bit(a.scalar_type()) &&
+         a.scalar_type() == b.scalar_type() && out_dtype_of(a, b, o.out_dtype) != at::kDouble;
 }
 
 at::Tensor triton_gemm(const at::Tensor& a, const at::Tensor& b, const GemmOptions& o,
