@@ -5,6 +5,8 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import copy
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -124,7 +126,7 @@ def both_kinds_of_regions(times: int) -> None:
 BETWEEN: dict[str, tuple[Any, Callable[[], None]]] = {
     "ours, regions": (amp_ext.autocast, other_regions),
     "ours, threads": (amp_ext.autocast, other_threads),
-    "ours, both kinds": (amp_ext.autocast, lambda: both_kinds_of_regions(1500)),
+    "ours, both kinds": (amp_ext.autocast, lambda: both_kinds_of_regions(3000)),
     "torch's, regions": (torch.autocast, other_regions),
     "torch's, both kinds": (torch.autocast, lambda: both_kinds_of_regions(1000)),
 }
@@ -147,6 +149,19 @@ def test_checkpoint_from_long_ago(way: str, region: Any, between: Callable[[], N
     with concurrent.futures.ThreadPoolExecutor(1) as pool:  # a thread without a history
         gemms, torchs = pool.submit(run).result()
     assert (gemms, torchs)[region is amp_ext.autocast] == 0
+
+
+def test_both_kinds_of_regions_without_nodes() -> None:
+    """In a process of its own: the log has nothing but this thread's regions, none with nodes."""
+    program = """if True:
+        import torch, amp_ext
+        operand = torch.ones(1, 1)
+        for _ in range(3000):
+            for region in (torch.autocast, amp_ext.autocast):
+                with region("cpu", dtype=torch.float16):
+                    operand @ operand
+    """
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 @pytest.mark.parametrize("way", CHECKPOINTS)

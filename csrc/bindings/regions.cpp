@@ -49,12 +49,15 @@ class Intervals {
     if (end != old_end) ends_.emplace(end, old_end);
   }
 
-  // Makes one of the two oldest intervals that begin in the thread.
-  void join_oldest(uint64_t thread) {
+  // Makes one interval of the oldest that begin in a thread, so that no more than `most` do.
+  void join_oldest(uint64_t thread, int most) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    const auto oldest = ends_.lower_bound({thread, 0}), next = std::next(oldest);
-    oldest->second = next->second;
-    ends_.erase(next);
+    const auto oldest = ends_.lower_bound({thread, 0});
+    for (auto n = std::distance(oldest, ends_.lower_bound({thread + 1, 0})); n > most; --n) {
+      const auto next = std::next(oldest);
+      oldest->second = next->second;
+      ends_.erase(next);
+    }
   }
 
   bool has(Place place) {
@@ -114,21 +117,18 @@ class ThreadLog {
       our_nodes().add({id(), begin}, {id() + 1, 0});
       in_ours_ = true;
       begin_ = begin;
-      if (++intervals_ > kIntervals) {
-        our_nodes().join_oldest(id());
-        --intervals_;
-      }
+      if (++entries_ % kIntervals == 0) our_nodes().join_oldest(id(), kIntervals);
     }
     last_ours_ = at::sequence_number::peek();
   }
 
-  // Where a thread has changed between the two kinds of regions more often than this, what is older
-  // counts as ours.
+  // Where a thread has changed between the two kinds of regions more often than this, and up to twice
+  // as often, what is older counts as ours.
   static constexpr int kIntervals = 1024;
 
   bool in_ours_ = false;
   bool has_torchs_ = false;
-  int intervals_ = 0;
+  uint64_t entries_ = 0;  // how often it came into regions of ours
   int blind_times_ = 0;
   uint64_t begin_ = 0;      // of the last interval
   uint64_t last_ours_ = 0;  // the number of the next node when ours was noted last
