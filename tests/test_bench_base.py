@@ -39,7 +39,7 @@ def test_a_case_that_the_base_cannot_run() -> None:
 
 
 def test_limits_and_others_are_not_compared() -> None:
-    one = [timed(1.0, provider="copy", limit=True), timed(1.0, provider="torch")]
+    one = [timed(1.0, provider="copy", limit=True, error="wrong"), timed(1.0, provider="torch")]
     lines, status = base.compared(2 * one, 2 * one)
     assert (len(lines), status) == (1, 0)
 
