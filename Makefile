@@ -27,7 +27,6 @@ bench: RESULTS = build/bench
 bench: .venv/built ## amp_ext against torch on this machine, with figures; RESULTS=DIR
 	@device=$$(.venv/bin/python -c "import torch; print('cuda' if torch.cuda.is_available() else 'cpu')"); \
 	set -x; .venv/bin/python bench/run.py all --device $$device --results $(RESULTS); status=$$?; \
-	.venv/bin/python bench/history.py --device $$device --results $(RESULTS); \
 	.venv/bin/python bench/plot.py --results $(RESULTS) --formats png; exit $$status
 
 readme: .venv/built ## README's tables and figures, from bench/results

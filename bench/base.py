@@ -13,11 +13,11 @@ from statistics import geometric_mean
 
 import amp_ext
 import ledger
-from compare import ROW
 from table import microseconds
 
 ROOT = Path(__file__).resolve().parents[1]
 ROUNDS = 2
+ROW = "{:<12}{:<40}{:<8}{:>10}{:>10}{:>7}{:>13}"
 
 
 class BuildError(Exception):

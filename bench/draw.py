@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import string
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from matplotlib.axes import Axes
@@ -12,12 +13,68 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 import style
-from draw_products import heatmap, roofline
 from figures import Figure
 from ledger import OURS
 from style import number, size
 
+FACES = {"fp16": "full", "bf16": "none", "fp32": "left"}  # how a marker is filled
+DASHES = {"fp16": "-", "bf16": "--", "fp32": ":"}
+SLOPE = 2.4  # the width of its line
+DECADES = 30  # at least, so that an axis has two numbers
 WIDE = 20  # largest over smallest rate from which an axis is logarithmic
+
+# ---- roofline ----------------------------------------------------------------------------------
+
+
+def roofline(figure: Figure) -> Canvas:
+    data, points = figure.data, figure.data["points"]
+    canvas = style.canvas(9.8, 4.8, figure.title, figure.footer)
+    axes = canvas.subplots()
+    slope = data["bandwidth"]["rate"]
+    roofs = sorted(data["roofs"], key=lambda roof: -roof["rate"])
+    ridge = roofs[0]["rate"] / slope
+    places = [*(point["intensity"] for point in points), ridge]
+    right = max(places) * 2
+    left = min(min(places) / 2, right / DECADES)
+    lowest = min(left * slope, *(point["rate"] for point in points)) / 2
+    axes.plot([left, ridge], [left * slope, ridge * slope], color=style.INK, linewidth=SLOPE)
+    for roof in roofs:
+        place = [roof["rate"] / slope, right]
+        axes.plot(place, 2 * [roof["rate"]], DASHES[roof["dtype"]], color=style.INK)
+    for point in points:
+        look = style.look(point["provider"], fillstyle=FACES[point["dtype"]])
+        axes.plot(point["intensity"], point["rate"], **look)
+    axes.set(
+        xscale="log",
+        yscale="log",
+        xlim=(left, right),
+        ylim=(min(lowest, roofs[0]["rate"] / DECADES), None),
+        xlabel="arithmetic intensity: FLOP a byte of operands and result, each counted once",
+        ylabel="GFLOP/s at p20",
+    )
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(lambda value, _: f"{value:,g}")
+    axes.minorticks_off()
+    axes.grid()
+    legend = partial(Line2D, [], [])
+    handles = [
+        legend(label=style.name(provider), **style.look(provider))
+        for provider in dict.fromkeys(point["provider"] for point in points)
+    ]
+    shown = sorted({point["dtype"] for point in points})
+    handles += [
+        legend(label=f"{dtype} operands", **style.look("", color=style.PALE, fillstyle=face))
+        for dtype, face in FACES.items()
+        if dtype in shown
+    ]
+    copy = f"{data['bandwidth']['name']}: {number(slope)} GB/s"
+    handles.append(legend(label=copy, color=style.INK, linewidth=SLOPE))
+    for roof in roofs:
+        words = f"fastest {roof['dtype']} product\nby others: {number(roof['rate'])} GFLOP/s"
+        handles.append(legend(label=words, color=style.INK, linestyle=DASHES[roof["dtype"]]))
+    canvas.legend(handles=handles, loc="outside right upper")
+    return canvas
+
 
 # ---- bandwidth ----------------------------------------------------------------------------------
 
@@ -121,55 +178,17 @@ def steps(figure: Figure) -> Canvas:
         axes.set_title(case, loc="left")
         axes.invert_yaxis()
         axes.tick_params(axis="y", length=0)
-        axes.xaxis.set_major_locator(MaxNLocator(6))
+        axes.xaxis.set_major_locator(MaxNLocator(4))
+        axes.xaxis.set_major_formatter("{x:,g} ms")
         axes.grid(axis="x")
     grid[-1][0].set_xlabel(
-        "ms a step: bars to the median, black from the 20th to the 80th percentile"
+        "a step's time: bars to the median, black from the 20th to the 80th percentile"
     )
     return canvas
 
 
-# ---- history ------------------------------------------------------------------------------------
-
-
-def history(figure: Figure) -> Canvas:
-    canvas = style.canvas(9.2, 5, figure.title, figure.footer)
-    scale, count = canvas.subplots(2, 1, sharex=True, height_ratios=(2.2, 1))
-    trainings = figure.data["trainings"]
-    for training, width, dashes in zip(trainings, (3.2, 1.4, 1), ("-", "--", ":"), strict=False):
-        scales, skipped = training["scales"], training["skipped"]
-        numbers = range(1, len(scales) + 1)
-        look = {
-            "color": style.colour(training["provider"]),
-            "linewidth": width,
-            "linestyle": dashes,
-        }
-        scale.step(numbers, scales, where="post", label=style.name(training["provider"]), **look)
-        totals = [sum(step <= n for step in skipped) for n in numbers]
-        count.step(numbers, totals, where="post", **look)
-    marks = [
-        axes.axvline(step, color=style.INK, linewidth=0.8, linestyle=":")
-        for axes in (scale, count)
-        for step in trainings[0]["overflows"]
-    ]
-    if marks:
-        marks[0].set_label("overflow put in")
-    interval = trainings[0]["growth_interval"]
-    scale.set_yscale("log", base=2)
-    scale.set_ylabel("loss scale")
-    words = f"doubled by {interval} good steps, halved by an overflow"
-    scale.set_title(words, loc="left")
-    count.set(xlabel="step", ylabel="skipped steps, sum")
-    count.yaxis.set_major_locator(MaxNLocator(integer=True))
-    for axes in (scale, count):
-        axes.grid()
-        axes.margins(x=0.01, y=0.12)
-    scale.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=3)
-    return canvas
-
-
 DRAW: dict[str, Callable[[Figure], Canvas]] = {
-    function.__name__: function for function in (roofline, bandwidth, heatmap, steps, history)
+    function.__name__: function for function in (roofline, bandwidth, steps)
 }
 
 

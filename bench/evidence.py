@@ -117,22 +117,19 @@ class Source:
 
     @classmethod
     def of(cls, record: dict) -> Source:
-        return cls(versions(record), str(record["utc"])[:10], command(record))
+        return cls(versions(record), record["utc"][:10], command(record))
 
     def __str__(self) -> str:
         return f"{self.versions}, {self.date}: {self.command}"
 
 
 def versions(record: dict) -> str:
-    """ "torch 2.13.0+cpu, 2 threads, commit ed65038": whatever a line says of these."""
-    parts = [
-        f"{name} {record[name]}"
-        for name in ("torch", "triton", "cuda", "driver")
-        if record.get(name)
-    ]
-    if record.get("device") == "cpu" and record.get("threads"):
+    """ "torch 2.13.0+cpu, 2 threads, commit ed65038"."""
+    names = ("torch", "triton", "cuda", "driver")
+    parts = [f"{name} {record[name]}" for name in names if record[name]]
+    if record["device"] == "cpu":
         parts.append(f"{record['threads']} threads")
-    return ", ".join([*parts, f"commit {record.get('commit') or 'unknown'}"])
+    return ", ".join([*parts, f"commit {record['commit'] or 'unknown'}"])
 
 
 def command(record: dict) -> str:
@@ -223,14 +220,6 @@ def machines(runs: Iterable[Run]) -> dict[str, list[Run]]:
     for run in sorted(runs, key=lambda run: (run.device != "cuda", run.machine)):
         found.setdefault(run.machine, []).append(run)
     return found
-
-
-def histories(results: Path) -> dict[str, list[dict]]:
-    """By machine: the newest line of each provider that history.py wrote."""
-    found: dict[str, dict[str, dict]] = {}
-    for machine, record in sorted(ledger.histories(results), key=lambda pair: pair[1]["utc"]):
-        found.setdefault(machine, {})[record["provider"]] = record
-    return {machine: list(records.values()) for machine, records in found.items()}
 
 
 def footer(runs: Sequence[Run]) -> list[str]:

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
-from evidence import Run, Source, footer
+from evidence import Run, footer
 from ledger import FP32_LINE, OURS
 
 LISTS = ("unscale", "cast", "check", "norm")  # ops that read or write lists of tensors
@@ -124,36 +124,6 @@ def cases_by_size(run: Run) -> list[dict]:
     return sorted(cases.values(), key=lambda case: case["bytes"])
 
 
-# ---- heatmap -----------------------------------------------------------------------------------
-
-
-def heatmap(runs: Sequence[Run]) -> Figure | str:
-    """amp_ext's ratios of products: cases by dtype and provider."""
-    gemm = find(runs, "gemm")
-    ours = [r for r in gemm.measured if r["provider"] in OURS] if gemm else []
-    if not any(r["ratio"] for r in ours):
-        return "heatmap: left out, the ledger has no ratio of gemm"
-    rows, columns, cells = [], [], {}
-    for record in ours:
-        row = record["case"].removeprefix(f"{record['dtype']} ")
-        column = f"{record['dtype']}\n{record['provider']}"
-        rows += [row] if row not in rows else []
-        columns += [column] if column not in columns else []
-        cells[row, column] = {
-            "ratio": record["ratio"],
-            "to": record["baseline"],
-            "refused": bool(record["error"]),
-        }
-    data = {
-        "rows": rows,
-        "columns": columns,
-        "cells": [[cells.get((row, column)) for column in columns] for row in rows],
-    }
-    return Figure(
-        "heatmap", f"Ratios of matrix products on {gemm.device_name}", footer([gemm]), data
-    )
-
-
 # ---- steps -------------------------------------------------------------------------------------
 
 
@@ -173,21 +143,4 @@ def steps(runs: Sequence[Run]) -> Figure | str:
     return Figure("steps", title, footer([train]), {"cases": cases})
 
 
-FIGURES: dict[str, Callable[[Sequence[Run]], Figure | str]] = {
-    function.__name__: function for function in (roofline, bandwidth, heatmap, steps)
-}
-
-
-# ---- history -----------------------------------------------------------------------------------
-
-
-def history(records: Sequence[dict]) -> Figure | str:
-    """Loss scale and skipped steps of trainings, from history.py's lines."""
-    if not records:
-        return "history: left out, the ledger has no line of bench/history.py"
-    keys = ("provider", "scales", "skipped", "overflows", "growth_interval")
-    data = {"trainings": [{key: record[key] for key in keys} for record in records]}
-    lines = dict.fromkeys(str(Source.of(record)) for record in records)
-    name = records[0]["device_name"]
-    title = f"Loss scale of the {records[0]['workload']} workload"
-    return Figure("history", title, [name, *lines], data)
+FIGURES: tuple[Callable[[Sequence[Run]], Figure | str], ...] = (steps, roofline, bandwidth)

@@ -14,21 +14,17 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import evidence
-from figures import FIGURES, Figure, history
+from figures import FIGURES, Figure
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench/results"
 
 
-def collect(results: Path, quick: bool = True) -> Iterator[tuple[str, Figure | str]]:
+def collect(results: Path, quick: bool) -> Iterator[tuple[str, Figure | str]]:
     """Machines, GPUs first, each with its figures or why it lacks them."""
-    histories = evidence.histories(results)
-    machines = evidence.machines(evidence.newest(results, quick))
-    for machine in [*machines, *sorted(histories.keys() - machines.keys())]:
-        runs = machines.get(machine, [])
-        for make in FIGURES.values():
+    for machine, runs in evidence.machines(evidence.newest(results, quick)).items():
+        for make in FIGURES:
             yield machine, make(runs)
-        yield machine, history(histories.get(machine, []))
 
 
 def file_name(machine: str, figure: Figure) -> str:
@@ -49,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not options.results.exists():
         print(f"plot: nothing drawn, no ledger at {options.results}", file=sys.stderr)
         return 1
-    for machine, figure in collect(options.results):
+    for machine, figure in collect(options.results, quick=True):
         if isinstance(figure, str):
             print(f"{machine}: {figure}")
             continue

@@ -1,17 +1,15 @@
 """Write README's performance section and its figures, from the ledgers alone.
 
-    python bench/readme.py [--results DIR] [--check]
+    python bench/readme.py
 
 The section lies between two comments; the figures, SVG, in bench/results/plots, beside what they
-are drawn from. A figure is drawn again only if what it shows has changed. --check writes nothing,
-and the exit status is 1 when something would be written.
+are drawn from. A figure is drawn again only if what it shows has changed.
 """
 
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import evidence
@@ -25,12 +23,9 @@ END = "<!-- end of performance -->"
 PLOTS = "bench/results/plots"
 NO_GPU = "GPU: not yet measured."
 COLUMNS = ("op", "line", "ratio to", "cases", "geometric mean", "worst", "best")
-ALT = {
-    "roofline": "GFLOP/s of matrix products over their arithmetic intensity",
-    "bandwidth": "GB/s over the bytes of a list of tensors",
-    "heatmap": "ratios of matrix products",
+FIGURES = {  # those that are committed, by kind, and what they show in words
     "steps": "milliseconds of a training step",
-    "history": "loss scale and skipped steps over a training",
+    "roofline": "GFLOP/s of matrix products over their arithmetic intensity",
 }
 
 
@@ -45,12 +40,11 @@ def section(results: Path) -> str:
     ]
     if not any(run.device == "cuda" for runs in machines.values() for run in runs):
         lines += [NO_GPU, ""]
-    shown: dict[str, list[Figure]] = {}
-    for machine, figure in figures(results):
-        shown.setdefault(machine, []).append(figure)
-    for machine, runs in machines.items():
-        lines += [*machine_lines(runs), "", *map(image(machine), shown.get(machine, [])), ""]
-    return "\n".join(lines)
+    for runs in machines.values():
+        lines += [*machine_lines(runs), ""]
+    for file, figure in figures(results).items():
+        lines.append(f"![{FIGURES[figure.kind]}]({PLOTS}/{file})")
+    return "\n".join([*lines, ""])
 
 
 def machine_lines(runs: Sequence[Run]) -> Iterator[str]:
@@ -95,16 +89,14 @@ def row(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def figures(results: Path) -> Iterator[tuple[str, Figure]]:
-    """Those of the machines that have a table, without quick runs."""
-    machines = {run.machine for run in evidence.newest(results)}
-    for machine, figure in plot.collect(results, quick=False):
-        if isinstance(figure, Figure) and machine in machines:
-            yield machine, figure
-
-
-def image(machine: str) -> Callable[[Figure], str]:
-    return lambda figure: f"![{ALT[figure.kind]}]({PLOTS}/{plot.file_name(machine, figure)}.svg)"
+def figures(results: Path) -> dict[str, Figure]:
+    """Those of the first machine, a GPU if there is one, by the names of their files."""
+    drawn = [pair for pair in plot.collect(results, quick=False) if isinstance(pair[1], Figure)]
+    return {
+        f"{plot.file_name(machine, figure)}.svg": figure
+        for machine, figure in drawn
+        if machine == drawn[0][0] and figure.kind in FIGURES
+    }
 
 
 def replaced(text: str, new: str) -> str:
@@ -125,34 +117,29 @@ def drawn_digest(path: Path) -> str | None:
 
 def stale(results: Path, plots: Path) -> tuple[list[tuple[Path, Figure]], list[Path]]:
     """Figures whose file does not show them, and files that belong to no figure."""
-    wanted = {plots / f"{plot.file_name(m, figure)}.svg": figure for m, figure in figures(results)}
+    wanted = {plots / file: figure for file, figure in figures(results).items()}
     changed = [(path, f) for path, f in wanted.items() if drawn_digest(path) != f.digest]
     return changed, sorted(set(plots.glob("*.svg")) - wanted.keys())
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--results", type=Path, default=plot.RESULTS)
-    parser.add_argument("--check", action="store_true", help="write nothing")
-    options = parser.parse_args(argv)
+def main() -> None:
+    argparse.ArgumentParser(description=__doc__.partition("\n")[0]).parse_args()
     readme = ROOT / "README.md"
     before = readme.read_text()
-    after = replaced(before, section(options.results))
-    changed, leftover = stale(options.results, ROOT / PLOTS)
-    names = [readme] * (before != after) + [path for path, _ in changed] + leftover
-    if options.check:
-        print(*(f"{path} is not what the ledgers say" for path in names), sep="\n")
-        return int(bool(names))
-    readme.write_text(after)
+    after = replaced(before, section(plot.RESULTS))
+    changed, leftover = stale(plot.RESULTS, ROOT / PLOTS)
+    if before != after:
+        readme.write_text(after)
+        print(f"wrote {readme}")
     if changed:
         import draw  # which needs matplotlib
     for path, figure in changed:
         draw.write(figure, path)
+        print(f"wrote {path}")
     for path in leftover:
         path.unlink()
-    print(*(f"wrote {path}" for path in names if path.exists()), sep="\n")
-    return 0
+        print(f"removed {path}")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -4,7 +4,6 @@
     python bench/run.py scaler gemm --device cpu --quick --json results.jsonl
     python bench/run.py all --device cuda --dtype bf16
     python bench/run.py unscale norm --device cpu --base main
-    python bench/run.py gemm --device cuda --against bench/results/GPU/FILE.jsonl
 
 A provider with a wrong result gets no ratio, and the exit status is 1.
 """
@@ -21,7 +20,6 @@ from pathlib import Path
 import torch
 
 import base
-import compare
 import environment
 import ledger
 import table
@@ -37,7 +35,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         description=__doc__.partition("\n")[0],
         epilog=__doc__.partition("\n")[2],
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,  # what reads a ledger's commands knows whole options
+        allow_abbrev=False,  # evidence.py knows the options in a ledger's commands by whole names
     )
     add = parser.add_argument
     add("ops", nargs="+", choices=(*OPS, ALL), metavar="OP", help=f"{', '.join(OPS)}, or {ALL}")
@@ -55,16 +53,11 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     )
     add("--ours", action="store_true", help="amp_ext alone, without ratios")
     add("--base", metavar="REV", help="compare with the amp_ext of another commit")
-    add("--against", type=Path, metavar="FILE", help="compare with a ledger; exit 1 where slower")
     options = parser.parse_args(argv)
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: torch sees no GPU here; use --device cpu")
-    if options.against and not options.against.exists():
-        parser.error(f"--against: no ledger at {options.against}")
     if options.results and (options.json or options.base):
         parser.error("--results stands alone: --json FILE, or --base REV with --json FILE")
-    if options.base and options.against:
-        parser.error("--base and --against are two comparisons: give one")
     options.ops = list(dict.fromkeys(OPS if ALL in options.ops else options.ops))
     if options.compile is None:
         options.compile = options.device == "cuda" and not options.quick
@@ -143,11 +136,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parse(argv)
     if options.base:
         return compare_with_base(options)
-    earlier = ledger.read(options.against) if options.against else []
     command = shlex.join(["python", "bench/run.py", *argv])
     about = environment.describe(torch.device(options.device), command)
     if options.results:
-        options.json = ledger.file_for(options.results, about)
+        names = (about[key] for key in ("device", "device_name", "commit"))
+        options.json = ledger.file_in(options.results, *names)
     records: list[dict] = []
     for place, name in enumerate(options.ops):
         if place:
@@ -157,14 +150,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             break
     if not records:
         return 2
-    status = int(any(record["error"] for record in records))
     if options.results:
         print(f"\nwritten to {options.json}")
-    if options.against:
-        lines, slower = compare.against(records, earlier)
-        print(f"\nagainst {options.against}", *lines, sep="\n")
-        status = status or slower
-    return status
+    return int(any(record["error"] for record in records))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ SHEET = matplotlib.rc_params_from_file(
 INK, PALE, GRID = (SHEET[key] for key in ("text.color", "axes.edgecolor", "grid.color"))
 FOOTER_SIZE = 7.5  # points
 FOOTER_INCHES = 0.13  # a line
-RATIOS = "RdBu"  # red below 1, blue above
 
 # Colour-blind safe (Okabe and Ito); amp_ext's own in blues and greens.
 COLOURS = {

@@ -167,10 +167,6 @@ class Gpu:
         where = ["--device", self.device, "--json", str(self.ledger)]
         return [PYTHON, "bench/run.py", op, *where, *more.split(), *SHORT]
 
-    def history(self) -> list[str]:
-        where = ["--device", self.device, "--json", str(self.ledger)]
-        return [PYTHON, "bench/history.py", *where]
-
     # ---- stages --------------------------------------------------------------------------------
 
     def stages(self, groups: Collection[str]) -> Iterator[Stage]:
@@ -209,7 +205,6 @@ class Gpu:
         for op, more, limit in benchmarks(OPS):
             name = f"bench {op} {more.removeprefix('--dtype ')}".strip()
             yield Stage(name, self.benchmark(op, more), limit, group="bench")
-        yield Stage("history", self.history(), 45, group="bench")
 
 
 class Rehearsal(Gpu):

@@ -1,4 +1,4 @@
-"""The benchmark program, run in this process."""
+"""The benchmark program, run in this process, and lines of ledgers."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
+
+import ledger
 
 BENCH = Path(__file__).resolve().parents[1] / "bench"
 
@@ -34,3 +36,28 @@ def run_quick(file: Path, *options: str) -> tuple[int, list[dict]]:
     status = run.main([*options, "--device", "cpu", "--quick", "--json", str(file)])
     lines = file.read_text().splitlines() if file.exists() else []
     return status, [json.loads(line) for line in lines]
+
+
+def record(**changes: object) -> ledger.Record:
+    """A line of a ledger."""
+    return {
+        **dict.fromkeys(ledger.Record.__annotations__),
+        "op": "unscale",
+        "case": "7 x 7",
+        "limit": False,
+        "provider": "cpu",
+        "baseline": "torch",
+        "p20_us": 1.0,
+        "p50_us": 1.0,
+        "p80_us": 1.0,
+        "ratio": 2.0,
+        "counted": True,
+        "device": "cpu",
+        "device_name": "Some CPU",
+        "threads": 3,
+        "torch": "2.99",
+        "commit": "abc1234",
+        "utc": "2030-01-01T00:00:00+00:00",
+        "command": "python bench/run.py unscale --device cpu",
+        **changes,
+    }

@@ -18,11 +18,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from bench_program import record
+
 ROOT = Path(__file__).resolve().parents[1]
 SLEEPS = "import time; print('begun', flush=True); time.sleep(60)"
 GROUPS = ("tests", "checks", "bench")
-RECORD = {"op": "unscale", "case": "1", "provider": "cpu", "ratio": 2.5, "utc": "2030-01-01"}
-RECORD |= {"device": "cpu", "device_name": "Some CPU"}
 
 
 @pytest.fixture
@@ -181,7 +181,6 @@ def test_the_most_wanted_come_first(targets):
     assert names[:4] == ["build", "doctor", "tests lists", "tests products"]
     assert names.index("probe") < names.index("triton lists")
     assert names[names.index("bench unscale") - 1] == "racecheck"
-    assert names[-1] == "history"
     from registry import OPS
 
     assert {name.split()[1] for name in names if name.startswith("bench")} == set(OPS)
@@ -257,7 +256,7 @@ def rehearse(bench, stage, tmp_path, monkeypatch) -> Callable:
     """Run the command with other stages; the exit status and the summary's lines."""
 
     def measured(target) -> None:
-        target.ledger.write_text(json.dumps(RECORD))
+        target.ledger.write_text(json.dumps(record(ratio=2.5)))
 
     def run(*stages, arguments: Sequence[str] = ()) -> tuple[int, list[str]]:
         def chosen(target, groups):
@@ -273,13 +272,13 @@ def rehearse(bench, stage, tmp_path, monkeypatch) -> Callable:
 
 
 def test_from_the_command_line_to_the_table(rehearse, stage, tmp_path, capsys):
-    broken = stage("build", "exit(1)"), stage("bench unscale", ""), stage("history", "exit(2)")
+    broken = stage("build", "exit(1)"), stage("bench unscale", ""), stage("bench norm", "exit(2)")
     status, lines = rehearse(*broken)
     assert status == 1
     assert lines[0].startswith("REHEARSAL on the CPU: no figure of it is a GPU's")
     assert lines[2].startswith("build            FAILED, exit status 1")
     assert lines[3].startswith("bench unscale    ok")
-    assert lines[4].startswith("history          FAILED, exit status 2")
+    assert lines[4].startswith("bench norm       FAILED, exit status 2")
     assert lines[-1].split() == ["unscale", "cpu", "1", "2.50", "2.50", "2.50"]
     assert capsys.readouterr().out.endswith("\n".join(lines) + "\n")
     assert len(list((tmp_path / "rehearsal").iterdir())) == 3

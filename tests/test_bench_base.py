@@ -1,4 +1,4 @@
-"""bench/compare.py and base.py: against a ledger, and against another commit."""
+"""bench/base.py: a comparison with another commit."""
 
 from __future__ import annotations
 
@@ -9,114 +9,37 @@ from pathlib import Path
 import pytest
 
 import base
-import compare
 import ledger
 import run
-import timing
-from bench_program import BENCH, quiet, run_quick  # noqa: F401  (a fixture)
+from bench_program import quiet, record, run_quick  # noqa: F401  (a fixture)
 
 
-def record(p20: float, p80: float, provider: str = "cpu", **more: object) -> dict:
-    known = {"op": "unscale", "case": "a", "device": "cpu", "device_name": "X", "threads": 2}
-    times = {"p20_us": p20, "p50_us": (p20 + p80) / 2, "p80_us": p80}
-    return {**ledger.DEFAULTS, **known, "provider": provider, **times, **more}
-
-
-# ---- a ledger ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("now", "before", "slower"),
-    [
-        ((13.0, 14.0), (10.0, 12.0), True),  # by 3, more than either spread
-        ((12.0, 13.0), (10.0, 12.0), False),  # by as much as the spread before
-        ((13.0, 17.0), (10.0, 11.0), False),  # by less than the spread now
-        ((9.0, 9.1), (10.0, 10.1), False),
-    ],
-)
-def test_slower_than_noise(now, before, slower) -> None:
-    assert compare.is_slower(record(*now), record(*before)) == slower
-    lines, status = compare.against([record(*now)], [record(*before)])
-    assert status == slower
-    assert lines[-1] == f"{int(slower)} of 1 measurements became slower than noise"
-
-
-def test_what_became_slower_is_shown_beside_the_baseline() -> None:
-    earlier = [record(99.0, 99.0), record(10.0, 11.0), record(20.0, 21.0, "torch")]
-    now = [record(20.0, 21.0), record(25.0, 26.0, "torch"), record(1.0, 1.0, case="new")]
-    (_, line, _), status = compare.against(now, earlier)
-    assert status == 1
-    assert line.split() == ["unscale", "a", "cpu", "10.00", "20.00", "0.50", "0.80"]
-    assert len(line) <= 100
-
-
-@pytest.mark.parametrize(
-    "other", [{"device_name": "Y"}, {"threads": 1}, {"case": "b"}, {"calls": 7}]
-)
-def test_other_machines_and_cases_are_no_comparison(other) -> None:
-    lines, status = compare.against([record(20.0, 21.0)], [record(10.0, 11.0, **other)])
-    assert (lines, status) == (
-        ["the ledger has none of these cases, measured on this machine"],
-        2,
-    )
-
-
-def test_threads_of_a_gpus_host_do_not_matter() -> None:
-    now, then = (record(5.0, 5.0, device="cuda", threads=threads) for threads in (2, 16))
-    assert compare.against([now], [then])[1] == 0
-
-
-@pytest.mark.parametrize(("now", "before"), [("wrong", None), (None, "wrong")])
-def test_wrong_results_are_no_yardstick(now, before) -> None:
-    assert (
-        compare.against([record(20.0, 21.0, error=now)], [record(1.0, 1.0, error=before)])[1] == 2
-    )
-
-
-@pytest.mark.parametrize(("before", "status"), [(5.0, 1), (10.0, 0)])
-def test_run_against(tmp_path: Path, capsys, monkeypatch, before: float, status: int) -> None:
-    """The exit status is 1 where a case became slower; only amp_ext's lines are counted."""
-
-    def pretend(providers, budget, events) -> dict[str, timing.Quantiles]:
-        return {provider.name: timing.Quantiles(us, us + 1, us + 2) for provider in providers}
-
-    monkeypatch.setattr(timing, "interleaved", pretend)
-    options = ("unscale", "--filter", "2 x 10")
-    file = tmp_path / "before.jsonl"
-    us = before
-    run_quick(file, *options)
-    us = 10.0
-    assert run_quick(tmp_path / "now.jsonl", *options, "--against", str(file))[0] == status
-    printed = capsys.readouterr().out
-    assert f"against {file}" in printed
-    assert printed.splitlines()[-1] == f"{status} of 1 measurements became slower than noise"
-
-
-# ---- another commit ----------------------------------------------------------------------------
+def timed(p20: float, **more: object) -> ledger.Record:
+    return record(p20_us=p20, **more)
 
 
 def test_base_lines() -> None:
     """Ratios of rounds, their geometric mean, and the mean over the cases that count."""
-    good, bad = record(5.0, 5.0, case="b"), record(5.0, 5.0, case="b", error="CheckError: wrong")
+    good, bad = timed(5.0, case="b"), timed(5.0, case="b", error="CheckError: wrong")
     lines, status = base.compared(
-        [record(8.0, 9.0), good, record(2.0, 3.0), bad],
-        [record(2.0, 3.0), good, record(2.0, 3.0), good],
+        [timed(8.0), good, timed(2.0), bad],
+        [timed(2.0), good, timed(2.0), good],
     )
     assert status == 1
-    assert lines[1].split() == ["unscale", "a", "cpu", "2.00", "2.00", "2.00", "1.00..4.00"]
+    assert " ".join(lines[1].split()) == "unscale 7 x 7 cpu 2.00 2.00 2.00 1.00..4.00"
     assert lines[2].endswith("NO RATIO, the base: CheckError: wrong")
     assert " ".join(lines[3].split()) == "geometric mean of 1 ratios base / now cpu 2.00"
     assert all(len(line) <= 100 for line in lines)
 
 
 def test_a_case_that_the_base_cannot_run() -> None:
-    lines, status = base.compared([], 2 * [record(2.0, 3.0)])
+    lines, status = base.compared([], 2 * [timed(2.0)])
     assert status == 1
     assert lines[1].endswith("NO RATIO, the base cannot run it")
 
 
 def test_limits_and_others_are_not_compared() -> None:
-    one = [record(1.0, 1.0, "copy", case="copy", limit=True), record(1.0, 1.0, "torch")]
+    one = [timed(1.0, provider="copy", limit=True, error="wrong"), timed(1.0, provider="torch")]
     lines, status = base.compared(2 * one, 2 * one)
     assert (len(lines), status) == (1, 0)
 
@@ -169,7 +92,7 @@ def test_base_with_the_same_sources_takes_the_module(tmp_path: Path, monkeypatch
     def pretend(package: Path, arguments, file: Path) -> None:
         side = "base" if package == root / "build/base" else "now"
         ran.append((arguments[0], side))
-        ledger.append(file, [record(4.0 if side == "base" else 2.0, 5.0)])
+        ledger.append(file, [timed(4.0 if side == "base" else 2.0)])
 
     monkeypatch.setattr(base, "run_apart", pretend)
     before, now = base.measure_both("HEAD", ["unscale", "cast"], ["--quick"])
