@@ -78,19 +78,4 @@ std::optional<IndexPair> find_overlap(const std::vector<MemoryRange>& ranges) {
   return indices_of(ranges, found[0], found[1]);
 }
 
-// A hash set of addresses with open addressing.
-std::optional<IndexPair> find_repeat(const std::vector<MemoryRange>& ranges) {
-  const size_t slots = std::bit_ceil(2 * ranges.size() + 1);
-  const int shift = 64 - std::countr_zero(slots);
-  std::vector<uintptr_t> seen(slots);
-  for (const MemoryRange& range : ranges) {
-    if (range.is_empty()) continue;
-    size_t slot = (range.begin * 0x9e3779b97f4a7c15) >> shift;
-    while (seen[slot] && seen[slot] != range.begin) slot = (slot + 1) % slots;
-    if (seen[slot]) return indices_of(ranges, range, range);
-    seen[slot] = range.begin;
-  }
-  return std::nullopt;
-}
-
 }  // namespace amp_ext

@@ -66,7 +66,4 @@ bool overlap(const at::Tensor& a, const at::Tensor& b);
 using IndexPair = std::pair<size_t, size_t>;
 std::optional<IndexPair> find_overlap(const std::vector<MemoryRange>& ranges);
 
-// As find_overlap, for ranges that overlap only if they begin at the same address.
-std::optional<IndexPair> find_repeat(const std::vector<MemoryRange>& ranges);
-
 }  // namespace amp_ext

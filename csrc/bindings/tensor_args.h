@@ -105,7 +105,7 @@ class GradList {
   void add(const at::Tensor& grad);
 
   // Appends a float that is read in the place of a gradient. It has to live until the launch.
-  void add_flag(float* flag) { append({flag, 1, DType::f32}, {}); }
+  void add_flag(float* flag) { refs_.push_back({flag, 1, DType::f32}); }
 
   // To be called once after the last add: throws when two tensors to be written overlap. Of one
   // with holes only the first element counts, so that such views may interleave. Nothing has been
@@ -126,23 +126,23 @@ class GradList {
   std::optional<size_t> find(const MemoryRange& range) const;
 
  private:
-  // A view with holes, and the dense copy that kernels work on.
+  // A view with holes, where it lies, and the dense copy that kernels work on.
   struct Gathered {
     size_t index;
     at::Tensor view;
+    MemoryRange memory;
     at::Tensor dense;
   };
 
-  void append(const TensorRef& ref, const MemoryRange& range);
+  bool has_repeats() const;
 
   const char* op_;
   Access access_;
   at::Device device_;
   std::vector<TensorRef> refs_;
-  std::vector<MemoryRange> ranges_;  // of the tensors themselves, not of their dense copies
   std::vector<c10::TensorImpl*> written_;
   std::vector<Gathered> gathered_;
-  bool own_memory_ = true;  // each tensor to be written
+  bool all_own_memory_ = true;  // each tensor to be written is dense and has its memory alone
 };
 
 // The other tensors of a call, by name. What it writes shares no memory with anything else.
