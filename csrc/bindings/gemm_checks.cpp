@@ -32,8 +32,9 @@ void check_dtype(const char* op, const char* name, at::ScalarType type) {
 
 // Of a tensor with data.
 template <class Int>
-void check_memory(const char* op, const char* name, const at::Tensor& tensor) {
-  if constexpr (std::is_same_v<Int, int64_t>) checked_memory(op, name, tensor, Access::read);
+void check_memory(const char* op, const char* name, const at::Tensor& tensor,
+                  Access access = Access::read) {
+  if constexpr (std::is_same_v<Int, int64_t>) checked_memory(op, name, tensor, access);
 }
 
 template <class Int>
@@ -152,7 +153,7 @@ void check_gemm_accumulate(const at::Tensor& c, const at::Tensor& a, const at::T
                            const GemmOptions& options, const Reports& reports) {
   const auto sizes = check_gemm<Int>(kGemmAccumulate, a, b, options);
   check_operand(kGemmAccumulate, "c", c, a.device());
-  check_memory<Int>(kGemmAccumulate, "c", c);
+  check_memory<Int>(kGemmAccumulate, "c", c, Access::write);
   check_not_negated(kGemmAccumulate, "c", c);
   TORCH_CHECK(c.scalar_type() == at::kFloat, kGemmAccumulate, ": c must be a float tensor, got ",
               c.scalar_type());

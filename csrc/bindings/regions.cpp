@@ -83,16 +83,17 @@ std::atomic<int> blind_times = 0;
 // told from ours: a thread without any has one interval.
 class ThreadLog {
  public:
-  // Consecutive threads without any are one interval when they have ended.
-  ~ThreadLog() {
-    if (in_ours_ && !has_torchs_ && begin_ > 0) our_nodes().add({id(), 0}, {id(), begin_});
+  // This thread enters a region of ours, or is in one.
+  void note_ours() {
+    see_again();
+    note_ours_from(at::sequence_number::peek());
   }
 
-  // This thread enters a region of ours, or is in one.
-  void note_ours() { note_ours_from(at::sequence_number::peek()); }
-
   // This thread repeats a part of one for backward. Nodes may precede its first product.
-  void note_repetition() { note_ours_from(has_torchs_ ? at::sequence_number::peek() : 0); }
+  void note_repetition() {
+    see_again();
+    note_ours_from(has_torchs_ ? at::sequence_number::peek() : 0);
+  }
 
   // This thread is in a region of torch's.
   void note_torchs() {
@@ -108,29 +109,30 @@ class ThreadLog {
  private:
   static uint64_t id() { return at::RecordFunction::currentThreadId(); }
 
+  // Where products went unseen, torch's may have been among them.
+  void see_again() {
+    if (blind_times_ == blind_times) return;
+    blind_times_ = blind_times;
+    note_torchs();
+  }
+
   void note_ours_from(uint64_t begin) {
-    if (blind_times_ != blind_times) {
-      note_torchs();
-      blind_times_ = blind_times;
-    }
     if (!in_ours_) {
       our_nodes().add({id(), begin}, {id() + 1, 0});
       in_ours_ = true;
-      begin_ = begin;
       if (++entries_ % kIntervals == 0) our_nodes().join_oldest(id(), kIntervals);
     }
     last_ours_ = at::sequence_number::peek();
   }
 
-  // Where a thread has changed between the two kinds of regions more often than this, and up to twice
-  // as often, what is older counts as ours.
+  // A thread keeps up to twice as many intervals. When there are more, older regions of torch's
+  // count as ours.
   static constexpr int kIntervals = 1024;
 
   bool in_ours_ = false;
   bool has_torchs_ = false;
   uint64_t entries_ = 0;  // how often it came into regions of ours
-  int blind_times_ = 0;
-  uint64_t begin_ = 0;      // of the last interval
+  int blind_times_ = blind_times;
   uint64_t last_ours_ = 0;  // the number of the next node when ours was noted last
 };
 
