@@ -12,7 +12,7 @@ PYTEST = bin/pytest -q -n $${MAX_JOBS:-logical} --maxprocesses 8 --dist workstea
 
 .DEFAULT_GOAL = help
 .DELETE_ON_ERROR:
-.PHONY: help demo test bench readme lint format mutants cuda-check gpu clean
+.PHONY: help demo test bench readme lint format hostile mutants cuda-check gpu clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s%s\n", $$1, $$2}' Makefile
@@ -31,6 +31,9 @@ bench: .venv/built ## amp_ext against torch on this machine, with figures; RESUL
 
 readme: .venv/built ## README's tables and figures, from bench/results
 	.venv/bin/python bench/readme.py
+
+hostile: .venv/built ## 60,000 hostile calls of the ops: right, or an error and nothing changed
+	.venv/$(PYTEST) tests/test_hostile_calls.py --hostile-calls 20000
 
 mutants: .venv/built ## break the CUDA kernels one edit at a time; their tests must fail each time
 	.venv/bin/python tests/simt/mutants.py

@@ -32,6 +32,9 @@ torch.sparse.check_sparse_tensor_invariants.enable()  # torch warns while it is 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="also run the tests marked slow")
+    parser.addoption(
+        "--hostile-calls", type=int, default=200, help="calls of each seed in test_hostile_calls.py"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import random
 import re
@@ -168,6 +169,19 @@ def test_negated_view_is_refused(place: Place) -> None:
     assert_refused(place.op, values, rf"{place.said} is a negated view, expected .*: resolve_neg\(")
 
 
+@pytest.mark.parametrize("op", MUTATING)
+def test_conjugate_meta_tensors(op: str) -> None:
+    """Those in fake tensors are not looked at as closely."""
+    values = arguments(op, torch.device("meta"))
+    name = next(n for n in WRITES[op] if isinstance(values[n], Tensor)) if op != "cast_" else ""
+    if name:
+        values[name] = torch.zeros(values[name].shape, dtype=torch.cfloat, device="meta").conj()
+    else:
+        values["outputs"] = [t.cfloat().conj() for t in values["outputs"]]
+    with contextlib.suppress(RuntimeError):
+        getattr(ops, op)(**values)
+
+
 @of_ops(MUTATING, lambda place: place.argument in SERVED)
 def test_negated_view_is_served(place: Place) -> None:
     values = good(place.op)
@@ -258,6 +272,15 @@ def test_overlapping_gradients_and_outputs(grads: list[Tensor], named: tuple[int
             values |= {"found_inf": torch.zeros(()), "inv_scale": torch.tensor(0.5)}
         text = rf"{argument}\[{named[0]}\] and {argument}\[{named[1]}\] overlap in memory, expected"
         assert_refused(op, values, text)
+
+
+def test_gradient_on_the_memory_of_another_by_numpy() -> None:
+    """Their storages are two."""
+    grad = torch.ones(5, 4)
+    for other in (torch.from_numpy(grad.numpy()[1:3]), torch.from_numpy(grad.numpy()[:, :2])):
+        values = {"grads": [torch.ones(2), grad, other], "found_inf": torch.zeros(())}
+        values["inv_scale"] = torch.tensor(0.5)
+        assert_refused("unscale_", values, r"grads\[1\] and grads\[2\] overlap in memory")
 
 
 @pytest.mark.parametrize("reverse", [False, True])

@@ -57,10 +57,12 @@ TORCH_LIBRARY(amp_ext, m) {
   m.def("_override_autocast() -> ()", tags);
 }
 
-// torch would negate an argument around a call that writes it, in place, and can do so neither with
-// a list nor for an op that returns nothing: the ops see negated views, and judge them.
-TORCH_LIBRARY_IMPL(amp_ext, Negative, m) {
+// torch would negate or conjugate an argument around a call that writes it, in place, and can do so
+// neither with a list nor for an op that returns nothing: the ops see such views, and judge them.
+void see_views(torch::Library& m) {
   for (const char* op : {"unscale_", "check_finite", "grad_norm", "grad_norm_update_scale_",
                          "update_scale_", "cast_", "gemm_accumulate_"})
     m.impl(op, torch::CppFunction::makeFallthrough());
 }
+TORCH_LIBRARY_IMPL(amp_ext, Negative, m) { see_views(m); }
+TORCH_LIBRARY_IMPL(amp_ext, Conjugate, m) { see_views(m); }

@@ -1,0 +1,696 @@
+"""Hostile calls of every op, from a seed, and the judge of what comes of them.
+
+A call is right if its results and all memory around its arguments are as the oracle leaves them, or
+if it raises an ordinary exception and no argument has changed by a bit. Either way the thread's
+state of autograd, autocast and the dispatcher is as before.
+
+Run as a program, this makes calls of one seed and prints those that were wrong. Each is written to
+a file before it is made: a crash ends the file with the call that it is of.
+
+    python tests/hostile_calls.py --seed 1 --first 200 --count 100 --log FILE
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import copy
+import random
+import signal
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses import FakeTensor, FakeTensorMode
+
+import amp_ext
+from amp_ext import ops
+from cases import FLOATS, GEMM_OPS, LIST_OPS, raw
+from hostile_results import judge_results
+
+SECONDS_OF_A_CALL = 20
+WRITTEN = {
+    "unscale_": ("grads", "found_inf"),
+    "check_finite": ("found_inf", "bad_tensor"),
+    "grad_norm": ("found_inf", "norms"),
+    "update_scale_": ("scale", "growth_tracker", "hysteresis_tracker", "skipped_steps"),
+    "cast_": ("outputs",),
+    "gemm_accumulate_": ("c", "found_inf", "square_sum"),
+}
+WRITTEN["grad_norm_update_scale_"] = (*WRITTEN["grad_norm"], *WRITTEN["update_scale_"])
+ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh")
+SPECIAL = (0.0, -0.0, 1e-45, -6e-8, 1e-310, 65504.0, 3e38, torch.inf, -torch.inf, torch.nan)
+FACTORS = (1.0, 0.5, 2.0**-16, 1 / 3, -0.7, 0.0, 1e-40, 1e30, torch.inf, torch.nan)
+
+Random = random.Random
+Values = dict[str, Any]
+
+
+# ---- good arguments ----------------------------------------------------------------------------
+
+
+def tensor(rng: Random, shape: tuple[int, ...], dtype: torch.dtype, special: float = 0.1) -> Tensor:
+    """Return numbers of the size of activations; now and then some are not like that."""
+    values = torch.randn(shape)
+    if rng.random() < special and values.numel():
+        for _ in range(rng.randint(1, 3)):
+            values.view(-1)[rng.randrange(values.numel())] = rng.choice(SPECIAL)
+    return arranged(rng, values.to(dtype))
+
+
+def arranged(rng: Random, values: Tensor) -> Tensor:
+    """Return the same values in one of the layouts that every op takes."""
+    kind = rng.choice(["plain", "plain", "offset", "holes", "permuted", "rows"])
+    if kind == "offset":
+        return torch.empty(values.numel() + 3, dtype=values.dtype)[3:].view_as(values).copy_(values)
+    if kind == "holes":
+        return torch.empty(*values.shape, 2, dtype=values.dtype)[..., 1].copy_(values)
+    if kind == "permuted" and values.dim() > 1:
+        order = rng.sample(range(values.dim()), values.dim())
+        made = torch.empty([values.shape[d] for d in order], dtype=values.dtype)
+        return made.permute([order.index(d) for d in range(values.dim())]).copy_(values)
+    if kind == "rows" and values.dim() > 0:
+        wide = torch.empty(*values.shape[:-1], values.shape[-1] + 2, dtype=values.dtype)
+        return wide[..., :-2].copy_(values)
+    return values
+
+
+def one(value: float, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.tensor(value, dtype=dtype)
+
+
+def shape_of(rng: Random) -> tuple[int, ...]:
+    return tuple(rng.choice([0, 1, 2, 3, 5, 8]) for _ in range(rng.choice([0, 1, 1, 2, 2, 3, 4])))
+
+
+def good_update(rng: Random) -> Values:
+    hysteresis = rng.choice([1, 1, 2, 3])
+    return {
+        "scale": one(rng.choice([4.0, 1.0, 65536.0, 2.0**-126, 3e38, 0.0, torch.inf])),
+        "growth_tracker": one(rng.choice([0, 1, 5, -1, 2**31 - 2]), torch.int32),
+        "growth_factor": rng.choice([2.0, 1.5, 1e30, 1.0]),
+        "backoff_factor": rng.choice([0.5, 1 / 3, 1e-30, 1.0]),
+        "growth_interval": rng.choice([1, 2, 6, 2000]),
+        "min_scale": rng.choice([None, None, 0.0, 1.0]),
+        "max_scale": rng.choice([None, None, 4.0, 2.0**24]),
+        "hysteresis": hysteresis,
+        "hysteresis_tracker": one(rng.choice([1, 2, 0]), torch.int32)
+        if hysteresis > 1 or rng.random() < 0.5
+        else None,
+        "skipped_steps": one(7, torch.int64) if rng.random() < 0.5 else None,
+    }
+
+
+def good_lists(rng: Random, op: str) -> Values:
+    flag = lambda: one(rng.choice([0.0, 0.0, 1.0]))  # noqa: E731
+    if op == "update_scale_":
+        return {"found_infs": [flag() for _ in range(rng.choice([1, 1, 2, 4]))], **good_update(rng)}
+    count = rng.choice([0, 1, 1, 2, 3, 5, 40])
+    grads = [tensor(rng, shape_of(rng), rng.choice(FLOATS)) for _ in range(count)]
+    if op == "cast_":
+        outputs = [arranged(rng, torch.zeros(g.shape, dtype=rng.choice(FLOATS))) for g in grads]
+        return {"outputs": outputs, "inputs": grads}
+    values: Values = {"grads": grads, "found_inf": flag()}
+    factor = one(rng.choice(FACTORS))
+    if op == "check_finite":
+        return {**values, "bad_tensor": rng.choice([None, one(-1, torch.int64)])}
+    if op == "unscale_":
+        norm = rng.choice([None, one(rng.choice(FACTORS)).abs()])
+        limit = rng.choice([None, 1.0, 0.0, 1e30]) if norm is not None else None
+        return {**values, "inv_scale": factor, "norm": norm, "max_norm": limit}
+    values |= {
+        "inv_scale": rng.choice([None, factor]),
+        "norms": rng.choice([None, torch.ones(count)]),
+    }
+    return values | (good_update(rng) if op == "grad_norm_update_scale_" else {})
+
+
+def good_product(rng: Random, op: str) -> Values:
+    m, n, k = (rng.choice([0, 1, 2, 3, 5, 8, 17, 33]) for _ in range(3))
+    dtypes = rng.choice([(torch.float16,), (torch.bfloat16,), (torch.float32,), FLOATS])
+    make = lambda *shape: tensor(rng, shape, rng.choice(dtypes), 0.05)  # noqa: E731
+    maybe = lambda *shape: make(*shape) if rng.random() < 0.4 else None  # noqa: E731
+    activation = rng.choice(ACTIVATIONS)
+    batch = rng.choice([(), (), (2,), (3, 2)])
+    if op in ("linear", "mlp"):
+        x = make(*rng.choice([(k,), (m, k), (2, m, k)]))
+        if op == "linear":
+            return {"x": x, "weight": make(n, k), "bias": maybe(n), "activation": activation}
+        layers = {"weight1": make(n, k), "bias1": maybe(n), "weight2": make(m, n)}
+        return {"x": x, **layers, "bias2": maybe(m), "activation": activation}
+    trans_a, trans_b, shared = (rng.random() < 0.4 for _ in range(3))
+    values: Values = {
+        "a": make(*batch, *((k, m) if trans_a else (m, k))),
+        "b": make(*(() if shared else batch), *((n, k) if trans_b else (k, n))),
+        "trans_a": trans_a,
+        "trans_b": trans_b,
+    }
+    if op == "gemm_times_derivative":
+        out_dtype = rng.choice([None, *FLOATS])
+        return {
+            **values,
+            "aux": make(*batch, m, n),
+            "activation": activation,
+            "out_dtype": out_dtype,
+        }
+    sums = bool(batch) and not shared and rng.random() < 0.4
+    values |= {"sum_batch": sums, "alpha": rng.choice([1.0, 1.0, -1.0, 0.5, 3.0])}
+    shape = (m, n) if sums else (*batch, m, n)
+    if op == "gemm_accumulate_":
+        reports = {
+            "found_inf": rng.choice([None, one(0.0)]),
+            "square_sum": rng.choice([None, one(0.0, torch.float64)]),
+        }
+        return {"c": torch.randn(shape), **values, **reports}
+    return {
+        **values,
+        "c": maybe(*rng.choice([shape, (m, 1), (n,), ()])),
+        "beta": rng.choice([1.0, 0.0, -2.0]),
+        "bias": maybe(n),
+        "activation": activation,
+        "out_dtype": rng.choice([None, None, *FLOATS]),
+    }
+
+
+def good(rng: Random, op: str) -> Values:
+    return good_lists(rng, op) if op in LIST_OPS else good_product(rng, op)
+
+
+# ---- hostile tensors ---------------------------------------------------------------------------
+
+
+class Plain(Tensor):
+    """A subclass by name only."""
+
+
+class Wrapper(Tensor):
+    """A subclass that holds another tensor and hands every op on to it."""
+
+    @staticmethod
+    def __new__(cls, held: Tensor) -> Wrapper:
+        return Tensor._make_wrapper_subclass(
+            cls, held.shape, strides=held.stride(), dtype=held.dtype, device=held.device
+        )
+
+    def __init__(self, held: Tensor) -> None:
+        self.held = held
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        held = lambda x: x.held if isinstance(x, Wrapper) else x  # noqa: E731
+        args, kwargs = torch.utils._pytree.tree_map(held, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+
+def freed(t: Tensor, size: int = 0) -> Tensor:
+    t = t.clone()
+    t.untyped_storage().resize_(size)
+    return t
+
+
+def overlapping(t: Tensor) -> Tensor:
+    return torch.randn(t.numel() + 2).to(t.dtype).as_strided(t.shape, [1] * t.dim())
+
+
+def misaligned(t: Tensor) -> Tensor:
+    memory = bytearray(t.nbytes + 1)
+    return torch.frombuffer(memory, dtype=t.dtype, offset=1, count=t.numel()).view(t.shape).copy_(t)
+
+
+def inference(t: Tensor) -> Tensor:
+    with torch.inference_mode():
+        return t.clone()
+
+
+# Otherwise its errors print values, those of freed tensors too.
+FAKE = FakeTensorMode(allow_non_fake_inputs=True)
+
+HOSTILE: dict[str, Callable[[Tensor], Any]] = {
+    **{
+        str(dtype): lambda t, dtype=dtype: t.to(dtype)
+        for dtype in (
+            *FLOATS,
+            *(torch.int8, torch.int32, torch.int64, torch.bool),
+            *(torch.complex64, torch.complex128, torch.float8_e4m3fn, torch.float8_e5m2),
+        )
+    },
+    "meta": lambda t: t.to("meta"),
+    "fake": lambda t: FAKE.from_tensor(t),
+    "functional": torch._to_functional_tensor,
+    "sparse": lambda t: t.to_sparse(),
+    "uncoalesced": lambda t: torch.sparse_coo_tensor([[0, 0]], t.new_ones(2), (3,)),
+    "csr": lambda t: t.to_sparse_csr(),
+    "mkldnn": lambda t: t.to_mkldnn(),
+    "quantized": lambda t: torch.quantize_per_tensor(t.float(), 0.1, 0, torch.qint8),
+    "nested": lambda t: torch.nested.nested_tensor([t, t]),
+    "jagged": lambda t: torch.nested.nested_tensor([t, t], layout=torch.jagged),
+    "subclass": lambda t: t.as_subclass(Plain),
+    "wrapper": Wrapper,
+    "parameter": lambda t: torch.nn.Parameter(t.clone()),
+    "leaf": lambda t: t.clone().requires_grad_(),
+    "non-leaf": lambda t: t.clone().requires_grad_() * 1,
+    "inference": inference,
+    "freed": freed,
+    "shrunk": lambda t: freed(t, max(0, t.nbytes - 1)),
+    "grown": lambda t: freed(t, t.nbytes + 5),
+    "negated": lambda t: torch._neg_view(t.clone()),
+    "imaginary": lambda t: torch.complex(t, t).conj().imag,
+    "conjugate": lambda t: t.to(torch.complex64).conj(),
+    "zero": lambda t: torch._efficientzerotensor(t.shape, dtype=t.dtype),
+    "lazy": torch._lazy_clone,
+    "numpy": lambda t: torch.from_numpy(t.numpy().copy()),
+    "misaligned": misaligned,
+    "shared": lambda t: t.clone().share_memory_(),
+    "named": lambda t: t.refine_names(*"abcdefg"[: t.dim()]),
+    "expanded": lambda t: t[..., :1].expand_as(t),
+    "one-element": lambda t: t.new_ones(1).expand_as(t),
+    "overlapping": overlapping,
+    "channels-last": lambda t: t.contiguous(memory_format=torch.channels_last),
+    "flat": lambda t: t.reshape(-1),
+    "zero-dim": lambda t: t.new_ones(()),
+    "more-dims": lambda t: t[None],
+    "transposed": lambda t: t.mT,
+    "shorter": lambda t: t[:-1],
+    "empty": lambda t: t[:0],
+    "longer": lambda t: torch.cat([t, t]),
+    "None": lambda t: None,
+    "text": lambda t: "tensor",
+    "number": lambda t: 1.5,
+    "list": lambda t: [t],
+    "lists": lambda t: [[t]],
+    "array": lambda t: t.detach().numpy(),
+}
+SCALARS = {
+    "float": (
+        *(1e39, -1e39, 1e-39, 0.0, -0.0, 1e308, torch.inf, -torch.inf, torch.nan),
+        *(None, "1", True, 3, [1.0]),
+    ),
+    "int": (0, 1, -1, 2, 2**31 - 1, 2**31, 2**40, 2**63 - 1, -(2**63), 2**64, 1.5, None, "1", True),
+    "bool": (None, 2, "True", 0.5),
+    "str": ("", "RELU", "tanh", None, 3, "gelu\0", "relu " * 100),
+    "ScalarType": (torch.int32, torch.complex64, torch.float8_e4m3fn, "float32", 6, 99, None),
+}
+
+
+class Place:
+    """A tensor among the arguments: an argument, or one of a list."""
+
+    def __init__(self, values: Values, name: str, index: int | None) -> None:
+        self.values, self.name, self.index = values, name, index
+
+    def __repr__(self) -> str:
+        return self.name if self.index is None else f"{self.name}[{self.index}]"
+
+    @property
+    def tensor(self) -> Any:
+        value = self.values[self.name]
+        return value if self.index is None else value[self.index]
+
+    def put(self, value: Any) -> None:
+        if self.index is None:
+            self.values[self.name] = value
+        else:
+            self.values[self.name][self.index] = value
+
+
+def places(values: Values) -> list[Place]:
+    found = []
+    for name, value in values.items():
+        if isinstance(value, Tensor):
+            found.append(Place(values, name, None))
+        elif isinstance(value, list):
+            tensors = (i for i, item in enumerate(value) if isinstance(item, Tensor))
+            found += [Place(values, name, i) for i in tensors]
+    return found
+
+
+def share(rng: Random, one: Place, other: Place) -> str:
+    """Let two tensors share memory, overlap in it, or lie side by side."""
+    first, second = one.tensor, other.tensor
+    kind = rng.choice(["same", "part", "part", "beside", "view", "list"])
+    if kind == "same":
+        one.put(second)
+    elif kind == "list" and other.index is not None:
+        other.values[other.name].append(first)
+    elif kind == "view":
+        one.put(second.detach().reshape(-1)[: first.numel()].view(first.dtype).view(first.shape))
+    else:
+        size = max(first.element_size(), second.element_size())
+        end = -(-first.nbytes // size)
+        start = end if kind == "beside" else rng.randint(0, max(0, end - 1))
+        memory = torch.zeros((start + 1) * size + first.nbytes + second.nbytes, dtype=torch.uint8)
+        for place, value, at in ((one, first, 0), (other, second, start * size)):
+            made = torch.empty(0, dtype=value.dtype).set_(
+                memory.untyped_storage(), at // value.element_size(), value.shape
+            )
+            place.put(made.copy_(value))
+    return f"{one!r} and {other!r}: {kind}"
+
+
+def schema_types(op: str) -> dict[str, str]:
+    schema = getattr(torch.ops.amp_ext, op).default._schema
+    return {a.name: str(a.type).removeprefix("Optional[").rstrip("]") for a in schema.arguments}
+
+
+def spoil_once(rng: Random, op: str, values: Values) -> str:
+    """Make the arguments worse in one place; return what has been done."""
+    found = [place for place in places(values) if is_readable(place.tensor)]
+    kind = rng.random()
+    if found and kind < 0.6:
+        place, name = rng.choice(found), rng.choice(list(HOSTILE))
+        place.put(HOSTILE[name](place.tensor))
+        return f"{place!r}: {name}"
+    if len(found) > 1 and kind < 0.8:
+        return share(rng, *rng.sample(found, 2))
+    types = {n: t for n, t in schema_types(op).items() if t in SCALARS and n in values}
+    if types and kind < 0.95:
+        name = rng.choice(list(types))
+        values[name] = rng.choice(SCALARS[types[name]])
+        return f"{name}: {values[name]!r}"
+    name = rng.choice(list(values))
+    if rng.random() < 0.5:
+        del values[name]
+        return f"without {name}"
+    values[name] = rng.choice([None, "text", [], [[]], 1.5, (), {}, [None], [1, 2], object()])
+    return f"{name}: {values[name]!r}"
+
+
+def spoil(rng: Random, op: str, values: Values) -> list[str]:
+    done = []
+    for _ in range(rng.choice([0, 1, 1, 1, 2, 3])):
+        with contextlib.suppress(Exception):  # what torch itself refuses is not made
+            done.append(spoil_once(rng, op, values))
+    for value in values.values():
+        if isinstance(value, list) and any(isinstance(t, Tensor) and is_freed(t) for t in value):
+            # torch's error for anything but a tensor would print the freed ones.
+            value[:] = [item for item in value if isinstance(item, Tensor)]
+    return done
+
+
+# ---- calls and their judge ---------------------------------------------------------------------
+
+CONTEXTS: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
+    "": contextlib.nullcontext,
+    "no_grad": torch.no_grad,
+    "inference_mode": torch.inference_mode,
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+    "our autocast": lambda: amp_ext.autocast("cpu", torch.bfloat16),
+    "FakeTensorMode": lambda: FakeTensorMode(allow_non_fake_inputs=True),
+}
+
+
+TRANSFORMS: dict[str, Callable[[Callable[[Tensor], Tensor], Tensor], Any]] = {
+    "vmap": lambda function, t: torch.func.vmap(function)(torch.stack([t, t])),
+    "grad": lambda function, t: torch.func.grad(lambda t: function(t).float().sum())(t),
+    "jvp": lambda function, t: torch.func.jvp(function, (t,), (t.clone(),)),
+}
+
+
+def described(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(map(described, value))}]"
+    if not isinstance(value, Tensor):
+        return repr(value)
+    said = f"{type(value).__name__}({value.dtype}, {value.device}"
+    with contextlib.suppress(Exception):  # nested tensors have neither
+        said += f", {tuple(value.shape)}, strides {value.stride()}, offset {value.storage_offset()}"
+    with contextlib.suppress(Exception):
+        if value.numel() <= 4 and has_memory(value):
+            said += f", {value.tolist()}"
+    return said + ")"
+
+
+def has_memory(t: Any) -> bool:
+    """Whether it is a tensor with memory to look at: strided, on the CPU, no wrapper."""
+    return (
+        isinstance(t, Tensor)
+        and type(t) in (Tensor, Plain, torch.nn.Parameter)
+        and t.layout == torch.strided
+        and t.device.type == "cpu"
+        and not t.is_nested
+        and not t.is_quantized
+        and not t._is_zerotensor()
+        and not torch._is_functional_tensor(t)
+        and not torch._C._functorch.is_functorch_wrapped_tensor(t)
+    )
+
+
+def is_traced(t: Tensor) -> bool:
+    return isinstance(t, FakeTensor) or torch._is_functional_tensor(t)
+
+
+def is_readable(t: Tensor) -> bool:
+    """Whether all elements lie in the tensor's storage."""
+    if not has_memory(t):
+        return False
+    if t.numel() == 0:
+        return True
+    last = sum((size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True))
+    held = t.untyped_storage().nbytes()
+    return (t.storage_offset() + last + 1) * t.element_size() <= held
+
+
+def is_freed(t: Tensor) -> bool:
+    return has_memory(t) and not is_readable(t)
+
+
+def flattened(values: Values) -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        for index, item in enumerate(value) if isinstance(value, list) else [(None, value)]:
+            yield name if index is None else f"{name}[{index}]", item
+
+
+def held(value: Any) -> Any:
+    return value.held if isinstance(value, Wrapper) else value
+
+
+class Snapshot:
+    """The arguments' memory, and copies that share memory as they do."""
+
+    def __init__(self, values: Values) -> None:
+        self.tensors = [(n, held(v)) for n, v in flattened(values) if has_memory(held(v))]
+        self.before = [raw(t.detach()).clone() for _, t in self.tensors]
+        self.metadata = self.metadata_now()
+        self.storages: dict[int, torch.UntypedStorage] = {}
+        self.copies = {n: self._copy(held(v)) for n, v in values.items()}
+
+    def _copy(self, value: Any) -> Any:
+        if isinstance(value, list):
+            return [self._copy(held(item)) for item in value]
+        if isinstance(value, Tensor) and value._is_zerotensor():
+            return torch.zeros(value.shape, dtype=value.dtype)
+        if not has_memory(value) or not is_readable(value):
+            return copy.copy(value) if not isinstance(value, Tensor) else value
+        storage = value.untyped_storage()
+        if storage._cdata not in self.storages:
+            self.storages[storage._cdata] = storage.clone()
+        made = torch.empty(0, dtype=value.dtype).set_(
+            self.storages[storage._cdata], value.storage_offset(), value.shape, value.stride()
+        )
+        return torch._neg_view(made) if value.is_neg() else made
+
+    def metadata_now(self) -> list[Any]:
+        return [
+            (t.shape, t.stride(), t.storage_offset(), t.is_neg(), t.dtype, t.requires_grad)
+            + (() if t.is_inference() else (t._version,))
+            for _, t in self.tensors
+        ]
+
+    def assert_unchanged(self) -> None:
+        for (name, t), before in zip(self.tensors, self.before, strict=True):
+            assert torch.equal(raw(t.detach()), before), f"{name} has been written"
+        for (name, _), one, other in zip(
+            self.tensors, self.metadata_now(), self.metadata, strict=True
+        ):
+            assert one == other, f"{name} was {other}, is {one}"
+
+    def assert_as(self, op: str, judged: set[str]) -> None:
+        """Assert that memory is as the oracle left its copies; of `judged` ones all is said."""
+        judged = {name for name in judged if name.split("[")[0] in WRITTEN.get(op, ())}
+        copied = dict(flattened(self.copies))
+        for name, t in self.tensors:
+            if name in judged and t.numel():
+                copied[name].copy_(t.detach())
+        for name, t in self.tensors:
+            if is_readable(t):
+                same = torch.equal(raw(copied[name]), raw(t.detach()))
+                assert same, f"{name}'s memory is not as the oracle leaves it"
+
+
+def addresses(t: Tensor) -> Tensor:
+    """Return the address of every byte of every element."""
+    at = torch.zeros((), dtype=torch.int64)
+    for size, stride in zip(t.shape, t.stride(), strict=True):
+        at = at[..., None] + torch.arange(size) * stride
+    byte = torch.arange(t.element_size())
+    return (at[..., None] * t.element_size() + byte + t.data_ptr()).view(-1)
+
+
+def is_own_input(values: Values, name: str) -> bool:
+    if not name.startswith("outputs["):
+        return False
+    index = int(name[8:-1])
+    to, of = values["outputs"][index], values["inputs"][index]
+    same = (to.data_ptr(), to.stride()) == (of.data_ptr(), of.stride())
+    return same and to.dtype == of.dtype and not of.is_neg()
+
+
+def shared_writes(op: str, values: Values) -> str:
+    """Return what is written and shares memory, with itself or with another argument."""
+    tensors = [(name, t) for name, t in flattened(values) if has_memory(t) and t.numel()]
+    written = {n for n, _ in tensors if n.split("[")[0] in WRITTEN.get(op, ())}
+    if op == "cast_":
+        written -= {name for name in written if is_own_input(values, name)}
+    seen = {name: set(addresses(t).tolist()) for name, t in tensors if name in written}
+    for name, t in tensors:
+        if name in written and len(seen[name]) < t.numel() * t.element_size():
+            return f"elements of {name} share memory"
+    for name, bytes_ in seen.items():
+        for other, t in tensors:
+            if other != name and not bytes_.isdisjoint(addresses(t).tolist()):
+                return f"{name} and {other} share memory"
+    return ""
+
+
+def thread_state() -> dict[str, Any]:
+    devices = ("cpu", "cuda")
+    return {
+        "grad": torch.is_grad_enabled(),
+        "inference": torch.is_inference_mode_enabled(),
+        "autocast": [torch.is_autocast_enabled(device) for device in devices],
+        "autocast's dtype": [torch.get_autocast_dtype(device) for device in devices],
+        "autocast's cache": torch.is_autocast_cache_enabled(),
+        "included": str(torch._C._dispatch_tls_local_include_set()),
+        "excluded": str(torch._C._dispatch_tls_local_exclude_set()),
+        "modes": torch._C._len_torch_dispatch_stack(),
+        "function modes": torch._C._len_torch_function_stack(),
+    }
+
+
+ORDINARY = (RuntimeError, TypeError, ValueError, NotImplementedError, IndexError, OverflowError)
+
+
+def is_of_torch(error: Exception) -> bool:
+    """Whether torch's own Python code has raised it, as assertions of fake tensors."""
+    innermost = list(traceback.walk_tb(error.__traceback__))[-1][0]
+    return innermost.f_globals.get("__name__", "").startswith("torch.")
+
+
+class Call:
+    """A call, its arguments made but not yet judged."""
+
+    def __init__(self, seed: int, index: int) -> None:
+        rng = Random(f"{seed} {index}")
+        torch.manual_seed(rng.getrandbits(32))
+        self.op = rng.choice(LIST_OPS + GEMM_OPS)
+        self.values = good(rng, self.op)
+        self.done = spoil(rng, self.op, self.values)
+        self.context = rng.choice([*[""] * 6, *CONTEXTS])
+        transform = rng.choice(list(TRANSFORMS)) if rng.random() < 0.05 else ""
+        found = [p for p in places(self.values) if is_readable(p.tensor)] if transform else []
+        self.transform, self.place = (transform, rng.choice(found)) if found else ("", None)
+        self.ops = rng.choice([ops, torch.ops.amp_ext])
+        self.returned = False
+
+    def __str__(self) -> str:
+        arguments = ", ".join(f"{n}={described(v)}" for n, v in self.values.items())
+        around = " ".join(
+            filter(None, [self.context, self.transform, self.place and repr(self.place)])
+        )
+        return f"[{around}] {'; '.join(self.done)}: {self.ops.__name__}.{self.op}({arguments})"
+
+    def run(self) -> Any:
+        function = getattr(self.ops, self.op)
+        if not self.transform:
+            return function(**self.values)
+
+        def of_place(t: Tensor) -> Tensor:
+            self.place.put(t)
+            result = function(**self.values)
+            self.returned = True
+            return result if isinstance(result, Tensor) else t
+
+        return TRANSFORMS[self.transform](of_place, self.place.tensor)
+
+    def judge(self) -> str:
+        """Make the call; return "raised", "right" or, where values cannot be known, "served"."""
+        snapshot = Snapshot(self.values)
+        original = {n: list(v) if isinstance(v, list) else v for n, v in self.values.items()}
+        with CONTEXTS[self.context]():
+            state = thread_state()
+            try:
+                result = self.run()
+            except ORDINARY as error:
+                assert "INTERNAL ASSERT" not in str(error), error
+                raised = True
+            except Exception as error:
+                assert is_of_torch(error), f"{type(error).__name__} is not ordinary: {error}"
+                raised = True
+            else:
+                raised = False
+            assert thread_state() == state, f"{thread_state()} was {state}"
+        if raised and not self.returned:  # by what a transform does afterwards
+            snapshot.assert_unchanged()
+            return "raised"
+        return "served" if raised else self.judge_served(snapshot, original, result)
+
+    def judge_served(self, snapshot: Snapshot, original: Values, result: Any) -> str:
+        values = {
+            n: [held(item) for item in v] if isinstance(v, list) else held(v)
+            for n, v in original.items()
+        }
+        tensors = [(name, t) for name, t in flattened(values) if isinstance(t, Tensor)]
+        without_data = any(t.is_meta or is_traced(t) for _, t in tensors)
+        if self.transform or self.context == "FakeTensorMode" or without_data:
+            return "served"
+        for name, t in tensors:
+            assert has_memory(t) or t._is_zerotensor(), f"{name} of {t.layout} was accepted"
+            assert not is_freed(t), f"{name} is freed and was accepted"
+        shared = shared_writes(self.op, values)
+        assert not shared, f"{shared}, and the call was accepted"
+        if "autocast" in self.context and self.op in ("linear", "mlp"):
+            return "served"
+        with torch.no_grad():
+            try:
+                judged = judge_results(self.op, snapshot.copies, values, result)
+            except Exception as error:
+                raise AssertionError(f"{type(error).__name__}: {error}") from error
+            snapshot.assert_as(self.op, judged)
+        return "right"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--count", type=int, default=1)
+    parser.add_argument("--log", required=True)
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True, warn_only=True)  # fresh memory is NaN
+    came: dict[str, int] = {}
+    with open(options.log, "w") as log:
+        for index in range(options.first, options.first + options.count):
+            call = Call(options.seed, index)
+            log.seek(0)
+            log.truncate()
+            log.write(f"{index} {call}\n")
+            log.flush()
+            signal.alarm(SECONDS_OF_A_CALL)
+            try:
+                verdict = call.judge()
+            except AssertionError as error:
+                verdict = "wrong"
+                print(f"WRONG seed {options.seed} call {index} {call}\n  {error}", flush=True)
+            signal.alarm(0)
+            came[verdict] = came.get(verdict, 0) + 1
+    print("DONE", came)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

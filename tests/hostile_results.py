@@ -1,0 +1,214 @@
+"""Whether an op has left what the oracle leaves: bit for bit, products within their bounds."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from amp_ext import reference
+from cases import LIST_OPS, assert_same, assert_sum_near, spacing
+
+Values = dict[str, Any]
+UNIT = 2.0**-24  # half a unit in the last place of float32
+SLOPE, TANH_UNITS = 1.13, 64  # of both gelus: the steepest slope, and what they may be off in UNITs
+BEYOND = 1e37  # sums of such terms may overflow float32 on the way to a result that does not
+
+
+class Sum(NamedTuple):
+    """Exact values in float64, how far sums in the op's own type may be off, and how large their
+    finite terms are together."""
+
+    value: Tensor
+    error: Tensor
+    terms: Tensor
+
+    def activated(self, activation: str, dtype: torch.dtype) -> Sum:
+        if activation == "none":
+            return self
+        if activation == "relu":
+            return self._replace(value=self.value.relu())
+        value = F.gelu(self.value, approximate="tanh" if activation == "gelu_tanh" else "none")
+        reach = self.value.abs() + self.error
+        error = SLOPE * self.error + TANH_UNITS * UNIT * reach
+        if dtype == torch.bfloat16:  # to which torch's library rounds first
+            error = error + SLOPE * spacing(reach, dtype) / 2
+        infinite = self.value.isinf()  # where torch's own gelu is NaN, or the limit
+        terms = torch.where(infinite, torch.inf, self.terms)
+        return Sum(torch.where(infinite, 0.0, value), error, terms)
+
+    def rounded(self, dtype: torch.dtype) -> Sum:
+        error = self.error + spacing(self.value.abs() + self.error, dtype) / 2
+        return self._replace(error=error)
+
+    def assert_near(self, actual: Tensor) -> None:
+        """Assert that `actual` is this, rounded once; not where terms are too large to tell."""
+        actual = actual.detach()
+        assert actual.shape == self.value.shape, f"{actual.shape}, expected {self.value.shape}"
+        known = (self.terms < BEYOND) & (self.error.isfinite() | ~self.value.isfinite())
+        error = torch.where(self.error.isfinite(), self.error, 0.0) + 2.0**-140
+        # With a unit of 1/4 and no terms but four roundings, the error allowed is the magnitude.
+        assert_sum_near(actual[known], self.value[known], error[known], 0, 0.25)
+
+
+def unit_of(*operands: Tensor) -> float:
+    return 2.0**-52 if any(t.dtype == torch.float64 for t in operands) else UNIT
+
+
+def product(values: Values, **other: Any) -> Sum:
+    """Return what gemm applies its activation to."""
+    known = ("a", "b", "trans_a", "trans_b", "sum_batch", "c", "alpha", "beta", "bias")
+    options = {n: values[n] for n in known if n in values} | other
+    options["out_dtype"] = torch.float64
+    value = reference.gemm(**options)
+    for name in ("a", "b", "c", "bias", "alpha", "beta"):
+        if options.get(name) is not None:
+            options[name] = abs(options[name])
+    magnitude = reference.gemm(**options)
+    for name in ("a", "b", "c", "bias"):
+        if options.get(name) is not None:
+            options[name] = options[name].double().nan_to_num(0, 0, 0)
+    finite = reference.gemm(**options)
+    a = values["a"]
+    terms = a.shape[-2 if values.get("trans_a") else -1]
+    terms *= a.shape[:-2].numel() if values.get("sum_batch") else 1
+    return Sum(value, (terms + 4) * unit_of(a, values["b"]) * magnitude, finite)
+
+
+def result_dtype(values: Values, a: str = "a", b: str = "b") -> torch.dtype:
+    promoted = torch.promote_types(values[a].dtype, values[b].dtype)
+    return values.get("out_dtype") or promoted
+
+
+def assert_dtype(actual: Tensor, expected: torch.dtype) -> None:
+    assert actual.dtype == expected, f"{actual.dtype}, expected {expected}"
+
+
+def judge_gemm(copies: Values, values: Values, result: Tensor) -> None:
+    dtype = result_dtype(copies)
+    assert_dtype(result, dtype)
+    product(copies).activated(copies.get("activation", "none"), dtype).assert_near(result)
+
+
+def judge_gemm_with_aux(copies: Values, values: Values, result: Any) -> None:
+    judge_gemm(copies, values, result[0])
+    product(copies).assert_near(result[1])
+
+
+def judge_gemm_times_derivative(copies: Values, values: Values, result: Any) -> None:
+    exact, _ = reference.gemm_times_derivative(**copies | {"out_dtype": torch.float64})
+    x = product(copies)
+    error = x.error
+    if copies.get("activation") == "relu":  # aux is rounded to float32
+        tiny = (copies["aux"] > 0) & (copies["aux"].double() < 2.0**-149)
+        x = x._replace(terms=torch.where(tiny, torch.inf, x.terms))
+        error = torch.where(copies["aux"] <= 0, 0.0, error)
+    if copies.get("activation", "none") in ("gelu", "gelu_tanh"):
+        error = SLOPE * error + TANH_UNITS * UNIT * (x.value.abs() + error)
+    assert_dtype(result[0], result_dtype(copies))
+    Sum(exact, error, x.terms).assert_near(result[0])
+    exact, error, terms = (t.flatten(0, -2) for t in (exact, error, x.terms))
+    rounding = (len(exact) + 4) * unit_of(copies["a"], copies["b"]) * exact.abs().sum(0)
+    Sum(exact.sum(0), error.sum(0) + rounding, terms.sum(0)).assert_near(result[1])
+
+
+def judge_gemm_accumulate_(copies: Values, values: Values, result: None) -> set[str]:
+    c, unit = values["c"].detach(), unit_of(copies["a"], copies["b"])
+    x, before = product(copies, c=None), copies["c"].double()
+    terms = x.terms + before.abs().nan_to_num(0, 0, 0)
+    Sum(before + x.value, x.error + 4 * UNIT * before.abs(), terms).assert_near(c)
+    if copies.get("found_inf") is not None:
+        expected = copies["found_inf"].item() if c.isfinite().all() else 1.0
+        assert values["found_inf"].item() == expected, f"found_inf is {values['found_inf']}"
+    if copies.get("square_sum") is not None:
+        total = c.double().square().sum()
+        Sum(total, c.numel() * max(unit, UNIT) * total, total / 1e37).assert_near(
+            values["square_sum"].view(())
+        )
+    return {"c", "found_inf", "square_sum"}
+
+
+def layer(x: Sum, unit: float, weight: Tensor, bias: Tensor | None) -> Sum:
+    weight = weight.double()
+    bias = torch.zeros(()) if bias is None else bias.double()
+    reach = x.value.abs() + x.error
+    magnitude = reach @ weight.abs().T + bias.abs()
+    finite = [t.abs().nan_to_num(0, 0, 0) for t in (reach, weight, bias)]
+    error = x.error @ weight.abs().T + (weight.shape[1] + 4) * unit * magnitude
+    return Sum(x.value @ weight.T + bias, error, finite[0] @ finite[1].T + finite[2])
+
+
+def exactly(x: Tensor) -> Sum:
+    return Sum(x.double(), torch.zeros_like(x, dtype=torch.float64), x.double().abs())
+
+
+def judge_linear(copies: Values, values: Values, result: Tensor) -> None:
+    x, weight = copies["x"], copies["weight"]
+    dtype = result_dtype(copies, "x", "weight")
+    assert_dtype(result, dtype)
+    exact = layer(exactly(x), unit_of(x, weight), weight, copies.get("bias"))
+    exact.activated(copies.get("activation", "none"), dtype).assert_near(result)
+
+
+def judge_mlp(copies: Values, values: Values, result: Tensor) -> None:
+    x, weight1, weight2 = (copies[name] for name in ("x", "weight1", "weight2"))
+    dtype = torch.promote_types(x.dtype, weight1.dtype)
+    assert_dtype(result, torch.promote_types(dtype, weight2.dtype))
+    hidden = layer(exactly(x), unit_of(x, weight1), weight1, copies.get("bias1"))
+    hidden = hidden.activated(copies.get("activation", "gelu"), dtype).rounded(dtype)
+    reach = hidden.value.abs() + hidden.error
+    tame = (reach < torch.finfo(dtype).max / 2).all() and (hidden.terms < BEYOND).all()
+    if not tame or not weight2.isfinite().all():
+        return  # an element of the hidden layer may be infinite, or 0 and meet an infinity
+    unit = unit_of(weight2, torch.zeros((), dtype=dtype))
+    layer(hidden, unit, weight2, copies.get("bias2")).assert_near(result)
+
+
+def resolved(value: Any) -> Any:
+    """Return tensors without a negation: torch's copy_ to another dtype may forget about it."""
+    if isinstance(value, list):
+        return [resolved(item) for item in value]
+    return value.resolve_neg() if isinstance(value, Tensor) else value
+
+
+def judge_list_op(op: str, copies: Values, values: Values, result: Any) -> set[str]:
+    if copies.get("max_scale") is not None:  # torch's clamp takes no more
+        copies["max_scale"] = min(copies["max_scale"], torch.finfo(torch.float32).max)
+    expected = getattr(reference, op)(**copies)
+    if op.startswith("grad_norm"):
+        pairs = [(result, expected)]
+        if copies.get("norms") is not None:
+            pairs.append((values["norms"].detach(), copies["norms"]))
+        for actual, exact in pairs:  # the sums of squares are rounded in float64
+            torch.testing.assert_close(
+                actual, exact, rtol=2.0**-22, atol=1e-44, equal_nan=True, check_stride=False
+            )
+    for name, value in copies.items():
+        tensors = enumerate(value) if isinstance(value, list) else [(None, value)]
+        for index, tensor in tensors:
+            if isinstance(tensor, Tensor) and name != "norms":
+                actual = values[name] if index is None else values[name][index]
+                assert_same(actual.detach().resolve_neg(), tensor)
+    return {*copies, *(f"{name}[{i}]" for name in copies for i in range(_length(copies[name])))}
+
+
+def _length(value: Any) -> int:
+    return len(value) if isinstance(value, list) else 0
+
+
+def judge_results(op: str, copies: Values, values: Values, result: Any) -> set[str]:
+    """Let the oracle do the same with `copies` and compare.
+
+    Returns the names of written arguments that are right without being equal bit by bit.
+    """
+    plain = {name: resolved(value) for name, value in copies.items()}
+    if op in LIST_OPS:
+        judged = judge_list_op(op, plain, values, result)
+        for name, value in copies.items():
+            for view, tensor in zip(value, plain[name], strict=True) if _length(value) else ():
+                if view.is_neg():
+                    view.copy_(tensor)
+        return judged
+    return globals()[f"judge_{op}"](plain, values, result) or set()

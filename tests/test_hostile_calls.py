@@ -1,0 +1,60 @@
+"""Calls that nobody should make, of every op: right, or an error and nothing changed."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = Path(__file__).parent / "hostile_calls.py"
+SEEDS = range(3)
+CRASHES = 5  # after which the rest of a seed is not tried
+
+
+def wrong_calls(seed: int, count: int, log: Path) -> list[str]:
+    """Make calls in child processes, a new one after each crash; return what was wrong."""
+    wrong: list[str] = []
+    first = crashes = 0
+    while first < count and crashes < CRASHES:
+        options = [f"--seed={seed}", f"--first={first}", f"--count={count - first}"]
+        child = subprocess.run(
+            [sys.executable, str(PROGRAM), *options, f"--log={log}"],
+            capture_output=True,
+            text=True,
+            timeout=30 + count,
+        )
+        wrong += re.findall(r"^WRONG .*\n.*", child.stdout, re.MULTILINE)
+        if re.search(r"^DONE ", child.stdout, re.MULTILINE):
+            return wrong
+        crashes += 1
+        call = log.read_text() if log.exists() else ""
+        assert call, child.stderr
+        wrong.append(f"CRASH {child.returncode} seed {seed} call {call}\n{child.stderr[-1000:]}")
+        first = int(call.split()[0]) + 1
+    return wrong
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_hostile_calls(seed: int, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """`pytest tests/test_hostile_calls.py --hostile-calls 20000` makes that many with each seed."""
+    count = request.config.getoption("--hostile-calls")
+    wrong = wrong_calls(seed, count, tmp_path / "call")
+    again = f"{sys.executable} {PROGRAM} --seed={seed} --first=NUMBER --log=/dev/stderr"
+    assert not wrong, "\n".join([*wrong, f"To make one of the calls again: {again}"])
+
+
+def test_a_crash_names_its_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = tmp_path / "hostile_calls.py"
+    broken.write_text(
+        "import os, sys\n"
+        "log = sys.argv[-1].split('=')[1]\n"
+        "open(log, 'w').write('7 [] grads[0]: freed: unscale_()')\n"
+        "'--first=8' in sys.argv and (print('DONE {}'), sys.exit())\n"
+        "os.abort()\n"
+    )
+    monkeypatch.setattr(f"{__name__}.PROGRAM", broken)
+    (wrong,) = wrong_calls(0, 20, tmp_path / "call")
+    assert wrong.startswith("CRASH -6 seed 0 call 7 [] grads[0]: freed: unscale_()")
