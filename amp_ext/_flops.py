@@ -49,6 +49,7 @@ class _Finder:
             load = spec.loader.exec_module
 
             def load_and_register(module: ModuleType) -> None:
+                sys.meta_path.remove(_Finder)
                 load(module)
                 _register(module)
 

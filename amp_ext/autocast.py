@@ -102,8 +102,10 @@ class autocast:
 
 def _check_type(name: str, value: Any, types: tuple[type, ...]) -> None:
     if not isinstance(value, types):
+        expected = " or None" if NoneType in types else ""
         raise TypeError(
-            f"amp_ext.autocast: {name} must be {types[0].__name__}, got {type(value).__name__}"
+            f"amp_ext.autocast: {name} must be a {types[0].__qualname__}{expected}, got {value!r} "
+            f"of type {type(value).__module__}.{type(value).__qualname__}"
         )
 
 

@@ -216,7 +216,7 @@ class GradScaler(ScalerState):
         host synchronisation. Any other optimizer's gradients are unscaled here, and its step is
         skipped after an overflow.
 
-        Within a region of autocast, its cached copies of weights are cleared, torch's own too.
+        Clears autocast's cached copies of weights, torch's included.
         """
         self._log.note(optimizer)
         try:

@@ -1,7 +1,10 @@
 """Layers whose backward pass forms less: fused activations, weight gradients added in place."""
 
+from types import NoneType
+
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 from torch.nn import functional as F
 from torch.nn.modules.module import _has_any_global_hook
 
@@ -159,7 +162,9 @@ def _is_plain(layer: nn.Module) -> bool:
     """Whether a call of the layer is torch.nn.functional.linear of its parameters, and no more."""
     return (
         type(layer) is nn.Linear
-        and type(layer.weight) in _PLAIN_WEIGHTS
+        and (is_compiling() or nn.Linear.forward is _FORWARD)  # Dynamo cannot compare functions
+        and type(layer.weight) in _PLAIN
+        and type(layer.bias) in _PLAIN
         and "forward" not in layer.__dict__
         and not (
             layer._forward_pre_hooks
@@ -170,7 +175,8 @@ def _is_plain(layer: nn.Module) -> bool:
     )
 
 
-_PLAIN_WEIGHTS = (nn.Parameter, Tensor)  # a Tensor as of FSDP1, DataParallel and functional_call
+_FORWARD = nn.Linear.forward
+_PLAIN = (nn.Parameter, Tensor, NoneType)  # a Tensor as of FSDP1, DataParallel and functional_call
 
 _ACTIVATIONS = {
     "none": lambda x: x,

@@ -58,7 +58,8 @@ def unscale_(
 
     Args:
         grads: the gradients. Views with holes are fine, also interleaved ones, and negated views;
-            memory that overlaps, within a tensor or between two, is an error.
+            memory that overlaps, within a tensor or between two, is an error. (Between two, a view
+            with holes counts by its first element alone.)
         found_inf: float32, 1 element. Set to 1.0 if a product, rounded to its gradient's dtype, is
             not finite; never cleared.
         inv_scale: float32, 1 element. A factor of exactly 1 leaves every bit as it is.

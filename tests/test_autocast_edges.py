@@ -149,6 +149,16 @@ def test_expanded_operand_is_cast_before_it_is_expanded() -> None:
     assert b.grad.eq(24).all()
 
 
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_freed_operand(dtype: torch.dtype, grad: bool) -> None:
+    weight = torch.ones(3, 4, dtype=dtype, requires_grad=grad)
+    weight.untyped_storage().resize_(0)
+    for use in (F.linear, amp_ext.ops.linear):
+        with region(), pytest.raises(RuntimeError, match=r"needs a storage of \d+ bytes"):
+            use(torch.ones(2, 4), weight)
+
+
 def test_parameter_made_in_inference_mode() -> None:
     with torch.inference_mode():
         weight = torch.nn.Parameter(torch.ones(3, 4))

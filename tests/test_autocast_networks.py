@@ -96,7 +96,7 @@ def test_checkpoints_of_both_kinds_of_regions(way: str) -> None:
 
 
 def other_regions() -> None:
-    """65,536 and more, with nodes in and between them."""
+    """With nodes in and between them."""
     node = torch.ones((), requires_grad=True)
     for _ in range(66_000):
         node * 1
@@ -197,6 +197,28 @@ def test_checkpoint_of_torchs_after_uninstall(way: str) -> None:
     with Seen() as seen:
         loss.backward()
     assert seen.gemms == 0
+
+
+def test_checkpoint_repeated_after_uninstall() -> None:
+    """What the thread makes after it is in regions of ours again."""
+    net, x = nn.Linear(4, 3), torch.ones(2, 4, requires_grad=True)
+
+    def forward() -> Tensor:
+        with amp_ext.autocast("cpu", dtype=FP16):
+            return checkpoint(net, x, use_reentrant=True)
+
+    def run() -> None:
+        first = forward()
+        amp_ext.uninstall()
+        with concurrent.futures.ThreadPoolExecutor(1) as other:
+            other.submit(forward).result()
+        for result in (first, forward()):
+            net.weight.grad = None
+            result.backward(torch.full_like(result, 61440.0))
+            assert net.weight.grad.eq(122880.0).all()
+
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:  # a thread without a history
+        pool.submit(run).result()
 
 
 def test_reentrant_checkpoint_within_another() -> None:

@@ -251,6 +251,14 @@ def test_bad_found_inf() -> None:
             ops.gemm_accumulate_(c, a, b, found_inf=bad)
 
 
+def test_copy_on_write() -> None:
+    """c gets memory of its own before it is compared with what is read."""
+    a = torch.ones(3, 3)
+    c = torch._lazy_clone(a)
+    ops.gemm_accumulate_(c, a, a)
+    assert c.eq(4).all() and a.eq(1).all()
+
+
 def test_meta() -> None:
     c, a, b = (torch.empty(shape, device="meta") for shape in ((3, 5), (3, 4), (4, 5)))
     assert ops.gemm_accumulate_(c, a, b) is None

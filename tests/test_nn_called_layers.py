@@ -186,6 +186,12 @@ def test_dynamic_quantization(quantizes: None) -> None:
     assert_same(quantize_dynamic(head, {nn.Linear})(x), head(x))
 
 
+def test_forward_of_the_class_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    mlp, x = MLP(7, 6, 4), torch.randn(3, 7)
+    monkeypatch.setattr(nn.Linear, "forward", lambda layer, h: h @ layer.weight.mT)
+    assert_same(mlp(x), F.gelu(x @ mlp.fc1.weight.mT) @ mlp.fc2.weight.mT)
+
+
 @pytest.mark.parametrize("dtype", [FP16, BF16], ids=str)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_called_and_fused_agree(activation: str, dtype: torch.dtype) -> None:

@@ -49,7 +49,7 @@ void CastPairs::add(const at::Tensor& output, const at::Tensor& input) {
   check_not_negated(kCast, output_item, output);
   const bool dense = output.is_non_overlapping_and_dense();
   if (!dense) check_no_internal_overlap(output_item, output);
-  check_no_history(output_item, output);
+  check_no_history(output_item, output, records_gradients_);
   written_.push_back(output.unsafeGetTensorImpl());
 
   const MemoryRange to = checked_memory(kCast, output_item, output, Access::write);

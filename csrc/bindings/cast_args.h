@@ -66,6 +66,7 @@ class CastPairs {
   [[noreturn]] void throw_overlap(const Span& input) const;
 
   at::Device device_;
+  bool records_gradients_ = at::GradMode::is_enabled();
   std::vector<CastRef> refs_;
   std::vector<c10::TensorImpl*> written_;
   std::vector<Span> outputs_;

@@ -13,6 +13,8 @@
 #include <mutex>
 #include <utility>
 
+#include "memory.h"
+
 namespace amp_ext {
 namespace {
 
@@ -104,6 +106,14 @@ c10::intrusive_ptr<Copies> copies_for(const at::Tensor& leaf) {
   return kept ? copies() : c10::intrusive_ptr<Copies>();
 }
 
+// Conversions of torch's would read memory that has been freed. Traced tensors have none.
+void check_memory(const at::Tensor& tensor) {
+  const c10::DispatchKeySet keys = tensor.key_set();
+  const bool has_memory = !tensor.unsafeGetTensorImpl()->is_python_dispatch() &&
+                          !keys.has(c10::DispatchKey::Functionalize) && !tensor._is_zerotensor();
+  if (has_memory) checked_memory("autocast", "an operand", tensor, Access::read);
+}
+
 bool needs_no_gradient(const at::Tensor& tensor) {
   return !tensor.requires_grad() || tensor.is_inference() || c10::InferenceMode::is_enabled();
 }
@@ -112,6 +122,7 @@ bool needs_no_gradient(const at::Tensor& tensor) {
 
 at::Tensor lowered(const at::Tensor& tensor, at::ScalarType type) {
   if (tensor.scalar_type() == type) return tensor;
+  check_memory(tensor);
   if (needs_no_gradient(tensor)) return tensor.to(type);
   if (const auto cache = copies_for(tensor)) return cache->of(tensor, type);
   return standing_for(tensor, copy_of(tensor, type));

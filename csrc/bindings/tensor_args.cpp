@@ -10,7 +10,6 @@
 #include <utility>
 
 namespace amp_ext {
-
 namespace {
 
 // `words` names the dtype in the error.
@@ -133,11 +132,6 @@ void check_no_internal_overlap(const Item& item, const at::Tensor& tensor) {
               "location, clone() it");
 }
 
-void check_no_history(const Item& item, const at::Tensor& tensor) {
-  TORCH_CHECK(!(at::GradMode::is_enabled() && tensor.requires_grad()), item.op, ": ", item,
-              " requires grad, and this op is not differentiable: expected torch.no_grad()");
-}
-
 void mark_written(const std::vector<at::TensorImpl*>& tensors) {
   for (size_t i = 0; i < tensors.size(); ++i) {
     if (i + kAhead < tensors.size()) prefetch_version(tensors[i + kAhead]);
@@ -168,7 +162,7 @@ void GradList::add(const at::Tensor& grad) {
   const MemoryRange memory = checked_memory(op_, item, grad, access_);
   const bool dense = grad.is_non_overlapping_and_dense();
   if (is_written()) {
-    check_no_history(item, grad);
+    check_no_history(item, grad, records_gradients_);
     if (!dense) check_no_internal_overlap(item, grad);
     written_.push_back(grad.unsafeGetTensorImpl());
     all_own_memory_ = all_own_memory_ && dense && owns_memory(grad);

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/util/Exception.h>
 
 #include <optional>
 #include <ostream>
@@ -86,8 +88,12 @@ DType checked_dtype(const Item& item, const at::Tensor& tensor, at::Device devic
 // Throws where elements of a tensor to be written share memory.
 void check_no_internal_overlap(const Item& item, const at::Tensor& tensor);
 
-// Throws for a tensor to be written of which autograd would have to know.
-void check_no_history(const Item& item, const at::Tensor& tensor);
+// Throws for a tensor to be written of which autograd would have to know, where gradients are
+// recorded: at::GradMode::is_enabled().
+inline void check_no_history(const Item& item, const at::Tensor& tensor, bool records_gradients) {
+  TORCH_CHECK(!(records_gradients && tensor.requires_grad()), item.op, ": ", item,
+              " requires grad, and this op is not differentiable: expected torch.no_grad()");
+}
 
 // The gradients of one call, all on one device. Tensors must outlive the list.
 class GradList {
@@ -139,6 +145,7 @@ class GradList {
   const char* op_;
   Access access_;
   at::Device device_;
+  bool records_gradients_ = at::GradMode::is_enabled();
   std::vector<TensorRef> refs_;
   std::vector<c10::TensorImpl*> written_;
   std::vector<Gathered> gathered_;
