@@ -108,9 +108,8 @@ class Fused(nn.Module):
             self.fused = amp_ext.nn.MLP(block.width, block.hidden, **options)
             self.fused.fc1, self.fused.fc2 = layers.fc1, layers.fc2
         else:
-            self.fused = partial(
-                ops.linear, weight=weight, bias=layers.fc1.bias, activation=activation
-            )
+            bias = layers.fc1.bias
+            self.fused = lambda x: ops.linear(x, weight, bias, activation=activation)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.fused(self.norm(x))
