@@ -34,6 +34,15 @@ int64_t extent_of(const at::Tensor& tensor);
 
 enum class Access { read, write };
 
+// Apart, so that the check itself is inlined.
+template <class Name>
+[[noreturn, gnu::cold, gnu::noinline]] void throw_too_small(const char* op, const Name& name,
+                                                            int64_t needed, int64_t held) {
+  TORCH_CHECK(false, op, ": ", name, " needs a storage of ", needed, " bytes, but its storage has ",
+              held,
+              ": expected one that has not been freed or shrunk by untyped_storage().resize_()");
+}
+
 // Where a tensor lies, from its first element to its last. Throws unless its storage holds them: it
 // may have been freed or shrunk. `name` is what errors call the tensor.
 template <class Name>
@@ -46,9 +55,7 @@ MemoryRange checked_memory(const char* op, const Name& name, const at::Tensor& t
   const int64_t offset = tensor.storage_offset() * size, bytes = extent * size;
   const void* const data = access == Access::write ? storage->mutable_data() : storage->data();
   const int64_t held = data ? static_cast<int64_t>(storage->nbytes()) : 0;
-  TORCH_CHECK(offset + bytes <= held, op, ": ", name, " needs a storage of ", offset + bytes,
-              " bytes, but its storage has ", held,
-              ": expected one that has not been freed or shrunk by untyped_storage().resize_()");
+  if (offset + bytes > held) throw_too_small(op, name, offset + bytes, held);
   return {static_cast<const char*>(data) + offset, bytes};
 }
 

@@ -38,6 +38,7 @@ namespace amp_ext {
 namespace {
 
 at::Tensor copy_to(const at::Tensor& tensor, at::Device device, bool copy) {
+  if (!copy && tensor.device() == device) return tensor;
   // A copy to the CPU must have arrived: kernels there read it at once.
   return tensor.to(tensor.options().device(device), /*non_blocking=*/!device.is_cpu(), copy);
 }

@@ -184,8 +184,12 @@ int64_t GradList::numel() const {
 }
 
 std::optional<size_t> GradList::find(const MemoryRange& range) const {
+  constexpr int64_t kSizes[kDTypes] = {size_of(DType::f32), size_of(DType::f16),
+                                       size_of(DType::bf16), size_of(DType::f64)};
   for (size_t i = 0; i < refs_.size(); ++i) {
-    if (overlap(memory_of(refs_[i]), range)) return i;
+    const auto begin = reinterpret_cast<uintptr_t>(refs_[i].data);
+    const int64_t bytes = refs_[i].numel * kSizes[static_cast<int>(refs_[i].dtype)];
+    if ((begin < range.end) & (range.begin < begin + bytes)) return i;
   }
   for (const Gathered& g : gathered_) {
     if (overlap(g.memory, range)) return g.index;

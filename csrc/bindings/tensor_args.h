@@ -210,7 +210,7 @@ class Arguments {
 
   const char* op_;
   at::Device device_;
-  c10::SmallVector<Argument, 6> written_, read_;
+  c10::SmallVector<Argument, 12> written_, read_;
   c10::SmallVector<at::TensorImpl*, 6> tensors_;  // those that are written
 };
 
