@@ -22,6 +22,17 @@ GEMM_OPS = (
     *("gemm", "gemm_with_aux", "gemm_times_derivative", "gemm_accumulate_"),
     *("linear", "mlp"),
 )
+WRITTEN = {
+    "unscale_": ("grads", "found_inf"),
+    "check_finite": ("found_inf", "bad_tensor"),
+    "grad_norm": ("found_inf", "norms"),
+    "update_scale_": ("scale", "growth_tracker", "hysteresis_tracker", "skipped_steps"),
+    "cast_": ("outputs",),
+    "gemm_accumulate_": ("c", "found_inf", "square_sum"),
+}
+WRITTEN["grad_norm_update_scale_"] = (*WRITTEN["grad_norm"], *WRITTEN["update_scale_"])
+"""The arguments that an op writes to."""
+
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 NON_FINITE = (float("inf"), float("-inf"), float("nan"))
 

@@ -29,19 +29,10 @@ from torch._subclasses import FakeTensor, FakeTensorMode
 
 import amp_ext
 from amp_ext import ops
-from cases import FLOATS, GEMM_OPS, LIST_OPS, raw
+from cases import FLOATS, GEMM_OPS, LIST_OPS, WRITTEN, raw
 from hostile_results import judge_results
 
 SECONDS_OF_A_CALL = 20
-WRITTEN = {
-    "unscale_": ("grads", "found_inf"),
-    "check_finite": ("found_inf", "bad_tensor"),
-    "grad_norm": ("found_inf", "norms"),
-    "update_scale_": ("scale", "growth_tracker", "hysteresis_tracker", "skipped_steps"),
-    "cast_": ("outputs",),
-    "gemm_accumulate_": ("c", "found_inf", "square_sum"),
-}
-WRITTEN["grad_norm_update_scale_"] = (*WRITTEN["grad_norm"], *WRITTEN["update_scale_"])
 ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh")
 SPECIAL = (0.0, -0.0, 1e-45, -6e-8, 1e-310, 65504.0, 3e38, torch.inf, -torch.inf, torch.nan)
 FACTORS = (1.0, 0.5, 2.0**-16, 1 / 3, -0.7, 0.0, 1e-40, 1e30, torch.inf, torch.nan)

@@ -18,6 +18,7 @@ from amp_ext import ops, reference
 from cases import (
     GEMM_OPS,
     LIST_OPS,
+    WRITTEN,
     arguments,
     assert_all_same,
     assert_same,
@@ -28,16 +29,6 @@ from cases import (
 CPU = torch.device("cpu")
 SAID = {"scale": "current_scale", "found_infs": "found_inf"}
 """What errors call an argument, where that is not its name."""
-
-WRITES = {
-    "unscale_": ("grads", "found_inf"),
-    "check_finite": ("found_inf", "bad_tensor"),
-    "grad_norm": ("found_inf", "norms"),
-    "update_scale_": ("scale", "growth_tracker", "hysteresis_tracker", "skipped_steps"),
-    "cast_": ("outputs",),
-    "gemm_accumulate_": ("c", "found_inf", "square_sum"),
-}
-WRITES["grad_norm_update_scale_"] = (*WRITES["grad_norm"], *WRITES["update_scale_"])
 
 
 class Place(NamedTuple):
@@ -54,7 +45,7 @@ class Place(NamedTuple):
 
     @property
     def is_written(self) -> bool:
-        return self.argument in WRITES[self.op]
+        return self.argument in WRITTEN[self.op]
 
     def of(self, values: dict[str, Any]) -> Tensor:
         value = values[self.argument]
@@ -158,7 +149,7 @@ def test_scaler_with_a_freed_gradient(method: str, fused: bool) -> None:
 # ---- negated -----------------------------------------------------------------------------------
 
 SERVED = ("grads", "inputs", "a", "b")
-MUTATING = tuple(WRITES)
+MUTATING = tuple(WRITTEN)
 
 
 @of_ops(MUTATING, lambda place: place.argument not in SERVED)
@@ -172,7 +163,7 @@ def test_negated_view_is_refused(place: Place) -> None:
 def test_conjugate_meta_tensors(op: str) -> None:
     """Those in fake tensors are not looked at as closely."""
     values = arguments(op, torch.device("meta"))
-    name = next(n for n in WRITES[op] if isinstance(values[n], Tensor)) if op != "cast_" else ""
+    name = next(n for n in WRITTEN[op] if isinstance(values[n], Tensor)) if op != "cast_" else ""
     if name:
         values[name] = torch.zeros(values[name].shape, dtype=torch.cfloat, device="meta").conj()
     else:
