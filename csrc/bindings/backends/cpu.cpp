@@ -9,8 +9,8 @@
 #include <array>
 #include <memory>
 
-#include "backend.h"
-#include "ops.h"
+#include "amp_ext/cpu.h"
+#include "backends.h"
 
 namespace amp_ext {
 namespace {
@@ -52,50 +52,36 @@ float* workspace(int64_t count) {
 
 constexpr cpu::CpuContext kContext{parallel_for, library_gemm, workspace};
 
-void check(const char* op, Status status) {
-  TORCH_CHECK(status == Status::ok, op, ": ", text(status));
-}
-
-class TorchThreads final : public Backend {
+class CpuBackend final : public Backend {
  public:
-  void unscale(UnscaleArgs args, c10::Device) const override {
-    check("amp_ext::unscale_", cpu::launch_unscale(args, kContext));
+  const char* name() const override { return "cpu"; }
+  Status unscale(UnscaleArgs args, Services&) const override {
+    return cpu::launch_unscale(args, kContext);
   }
-  void check_finite(CheckFiniteArgs args, c10::Device) const override {
-    check("amp_ext::check_finite", cpu::launch_check_finite(args, kContext));
+  Status check_finite(CheckFiniteArgs args, Services&) const override {
+    return cpu::launch_check_finite(args, kContext);
   }
-  void grad_norm(GradNormArgs args, c10::Device) const override {
+  Status grad_norm(GradNormArgs args, Services& services) const override {
     int64_t chunks = 0;
     for (int64_t i = 0; i < args.grads.size; ++i) chunks += chunk_count(args.grads.refs[i].numel);
-    const std::unique_ptr<double[]> sums(new double[chunks]);
-    args.partial_sums = sums.get();
-    check("amp_ext::grad_norm", cpu::launch_grad_norm(args, kContext));
+    args.partial_sums = static_cast<double*>(services.scratch(chunks * sizeof(double)));
+    return cpu::launch_grad_norm(args, kContext);
   }
-  void cast(CastArgs args, c10::Device) const override {
-    check("amp_ext::cast_", cpu::launch_cast(args, kContext));
+  Status cast(CastArgs args, Services&) const override { return cpu::launch_cast(args, kContext); }
+  Status update_scale(UpdateScaleArgs args, Services&) const override {
+    return cpu::launch_update_scale(args, kContext);
   }
-  void update_scale(UpdateScaleArgs args, c10::Device) const override {
-    check("amp_ext::update_scale_", cpu::launch_update_scale(args, kContext));
+  const char* why_not(const GemmArgs& args) const override { return cpu::gemm_obstacle(args); }
+  Status gemm(const GemmArgs& args, Services&) const override {
+    return cpu::launch_gemm(args, kContext);
   }
-  void gemm(const char* op, const GemmArgs& args, c10::Device) const override {
-    check(op, cpu::launch_gemm(args, kContext));
-  }
-  bool is_capturing(c10::Device) const override { return false; }
 };
 
 }  // namespace
 
 const Backend& cpu_backend() {
-  static const TorchThreads backend;
+  static const CpuBackend backend;
   return backend;
 }
-
-TORCH_LIBRARY_IMPL(amp_ext, CPU, m) { register_ops(m); }
-
-// Sparse tensors reach the ops' checks, whose errors name the argument.
-TORCH_LIBRARY_IMPL(amp_ext, SparseCPU, m) { register_ops(m); }
-TORCH_LIBRARY_IMPL(amp_ext, SparseCUDA, m) { register_ops(m); }
-TORCH_LIBRARY_IMPL(amp_ext, SparseCsrCPU, m) { register_ops(m); }
-TORCH_LIBRARY_IMPL(amp_ext, SparseCsrCUDA, m) { register_ops(m); }
 
 }  // namespace amp_ext

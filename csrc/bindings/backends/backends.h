@@ -1,0 +1,76 @@
+// The backends of this build, which of them runs a call, and how it is called.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+#include <c10/util/FunctionRef.h>
+
+#include <string>
+
+#include "amp_ext/backend.h"
+
+namespace amp_ext {
+
+const Backend& cpu_backend();
+const Backend* cuda_backend();  // null in a build without the CUDA kernels
+const Backend& triton_backend();
+const Backend& torch_library();  // products only
+
+// ---- the choice --------------------------------------------------------------------------------
+
+// From now on the tensors of a type of device are the named backend's: "cpu", "cuda", "triton" or
+// one that load_backend has named. Policy is Python's, in amp_ext/backend.py.
+void use_backend(c10::DeviceType type, const std::string& name);
+
+// The name of the backend of a type of device; "none" where there is none.
+std::string backend_name(c10::DeviceType type);
+
+// Loads a backend from a shared library, whose function `const amp_ext::Backend* amp_ext_backend()`
+// returns it. It works on the host's memory. Returns its name.
+std::string load_backend(const std::string& path);
+
+// Whether the backends of CUDA devices, of Triton and those that were loaded compute products, as
+// far as they can; else torch's library does.
+void use_gemm_kernels(bool on);
+bool uses_gemm_kernels();
+
+// The backend of an op on lists. Throws for a device that has none.
+const Backend& choose(const char* op, c10::Device device);
+
+// The backend of a product, before anything is allocated or copied for it; `reason` receives why,
+// if it is not null.
+const Backend& choose_gemm(c10::Device device, const GemmArgs& args, std::string* reason = nullptr);
+
+// ---- the call ----------------------------------------------------------------------------------
+
+// Calls launch(services) with torch's current stream and torch's memory on the device, and throws,
+// naming the op, if the status is not ok.
+void run(const char* op, const Backend& backend, c10::Device device,
+         c10::function_ref<Status(Services&)> launch);
+
+// In cuda.cpp, or without the CUDA kernels in none.cpp: the same on a CUDA device, without the
+// check.
+Status run_on_cuda(c10::Device device, c10::function_ref<Status(Services&)> launch);
+
+inline at::TensorOptions bytes_on(c10::Device device) {
+  return at::TensorOptions(at::kByte).device(device);
+}
+
+// Keeps host memory for the life of the process: a captured graph copies from it at every replay,
+// and does not say when it goes. (Device memory that a capture allocates belongs to the graph.)
+void keep_for_graph(at::Tensor staged);
+
+// ---- for backends that take tensors ------------------------------------------------------------
+
+inline c10::Device device_of(Services& services) {
+  const int index = services.target().device;
+  return index < 0 ? c10::Device(at::kCPU)
+                   : c10::Device(at::kCUDA, static_cast<c10::DeviceIndex>(index));
+}
+
+// Arguments of a product without a copy: a tensor [count, rows, columns], and one [size].
+at::Tensor tensor_of(const MatrixRef& matrix, int64_t count, int64_t rows, int64_t columns,
+                     c10::Device device);
+at::Tensor tensor_of(const VectorRef& vector, int64_t size, c10::Device device);
+
+}  // namespace amp_ext

@@ -1,0 +1,179 @@
+// Torch's streams and memory of CUDA devices, for the launches of the CUDA and the Triton kernels.
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGraphsC10Utils.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#include <c10/util/Exception.h>
+
+#include <array>
+#include <atomic>
+#include <bit>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "backends.h"
+
+namespace amp_ext {
+namespace {
+
+bool capturing() {
+  return c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;
+}
+
+// Device memory that a thread keeps from call to call. It is not the caching allocator's, which may
+// serve the thread from the memory pool of a CUDA graph, where nothing may stay.
+class KeptMemory {
+ public:
+  KeptMemory() = default;
+  KeptMemory(const KeptMemory&) = delete;
+  KeptMemory& operator=(const KeptMemory&) = delete;
+  ~KeptMemory() {
+    if (!data_) return;
+    // Errors say that the context has gone before.
+    cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+    (void)cudaThreadExchangeStreamCaptureMode(&mode);
+    (void)cudaFree(data_);
+    (void)cudaThreadExchangeStreamCaptureMode(&mode);
+  }
+
+  // At least so many bytes; when they are more than ever, new ones. The old ones are freed once the
+  // device has passed them.
+  void* reserve(size_t bytes) {
+    if (bytes <= size_) return data_;
+    // Another thread may be capturing.
+    const c10::cuda::CUDAStreamCaptureModeGuard relaxed(cudaStreamCaptureModeRelaxed);
+    const size_t size = std::bit_ceil(bytes);
+    void* grown = nullptr;
+    cudaError_t error = cudaMalloc(&grown, size);
+    if (error == cudaErrorMemoryAllocation) {
+      (void)cudaGetLastError();
+      c10::cuda::CUDACachingAllocator::emptyCache();
+      error = cudaMalloc(&grown, size);
+    }
+    C10_CUDA_CHECK(error);
+    C10_CUDA_CHECK(cudaFree(std::exchange(data_, grown)));
+    size_ = size;
+    return data_;
+  }
+  size_t size() const { return size_; }
+
+ private:
+  void* data_ = nullptr;
+  size_t size_ = 0;
+};
+
+// The last table of entries of one size that was sent.
+struct SentTable {
+  std::vector<std::byte> bytes;
+  KeptMemory memory;
+};
+
+// What a thread keeps for a stream.
+struct StreamState {
+  KeptMemory tickets;                  // 0 between launches
+  std::map<size_t, SentTable> tables;  // by the size of an entry
+};
+
+StreamState& state_of(c10::cuda::CUDAStream stream) {
+  thread_local std::map<std::pair<c10::DeviceIndex, cudaStream_t>, StreamState> states;
+  return states[{stream.device_index(), stream.stream()}];
+}
+
+// Asks the driver once for each device.
+cuda::Target target_on(c10::cuda::CUDAStream stream) {
+  static std::array<std::atomic<int>, C10_COMPILE_TIME_MAX_GPUS> known{};  // negative with sm90
+  std::atomic<int>& kept = known[stream.device_index()];
+  if (kept == 0) {
+    const auto attribute = [&](cudaDeviceAttr which) {
+      int value = 0;
+      C10_CUDA_CHECK(cudaDeviceGetAttribute(&value, which, stream.device_index()));
+      return value;
+    };
+    const int count = attribute(cudaDevAttrMultiProcessorCount);
+    bool sm90 = false;
+#ifdef AMP_EXT_SM90
+    sm90 = attribute(cudaDevAttrComputeCapabilityMajor) == 9 &&
+           attribute(cudaDevAttrComputeCapabilityMinor) == 0;
+#endif
+    kept = sm90 ? -count : count;
+  }
+  return {stream.device_index(), stream.stream(), std::abs(kept), kept < 0};
+}
+
+// What a captured graph uses is the graph's own, since it may be replayed at any time.
+class CudaServices final : public Services {
+ public:
+  explicit CudaServices(c10::Device device)
+      : guard_(device), stream_(c10::cuda::getCurrentCUDAStream(device.index())) {}
+
+  cuda::Target target() override { return target_on(stream_); }
+
+  void* scratch(size_t bytes) override {
+    return memory_.emplace_back(c10::cuda::CUDACachingAllocator::get()->allocate(bytes))
+        .mutable_get();
+  }
+
+  uint32_t* tickets(size_t count) override {
+    const size_t bytes = count * sizeof(uint32_t);
+    if (capturing()) {
+      void* const tickets = scratch(bytes);
+      C10_CUDA_CHECK(cudaMemsetAsync(tickets, 0, bytes, stream_.stream()));
+      return static_cast<uint32_t*>(tickets);
+    }
+    KeptMemory& kept = state_of(stream_).tickets;
+    const size_t before = kept.size();
+    void* const tickets = kept.reserve(bytes);
+    if (kept.size() != before)
+      C10_CUDA_CHECK(cudaMemsetAsync(tickets, 0, kept.size(), stream_.stream()));
+    return static_cast<uint32_t*>(tickets);
+  }
+
+  const void* table(const void* entries, size_t count, size_t entry_bytes) override {
+    const size_t bytes = count * entry_bytes;
+    if (capturing()) {
+      void* const memory = scratch(bytes);
+      send(entries, bytes, memory);
+      return memory;
+    }
+    SentTable& sent = state_of(stream_).tables[entry_bytes];
+    if (sent.bytes.size() == bytes && std::memcmp(sent.bytes.data(), entries, bytes) == 0)
+      return sent.memory.reserve(bytes);
+    sent.bytes.clear();  // until the new ones have been sent
+    void* const memory = sent.memory.reserve(bytes);
+    send(entries, bytes, memory);
+    const auto* const first = static_cast<const std::byte*>(entries);
+    sent.bytes.assign(first, first + bytes);
+    return memory;
+  }
+
+ private:
+  void send(const void* from, size_t size, void* to) {
+    const auto bytes = static_cast<int64_t>(size);
+    const at::Tensor staged = at::empty({bytes}, at::TensorOptions(at::kByte).pinned_memory(true));
+    std::memcpy(staged.mutable_data_ptr(), from, size);
+    // The caching allocator keeps the pinned memory until the copy is done.
+    at::from_blob(to, {bytes}, bytes_on(stream_.device())).copy_(staged, /*non_blocking=*/true);
+    if (capturing()) keep_for_graph(staged);
+  }
+
+  c10::cuda::CUDAGuard guard_;
+  c10::cuda::CUDAStream stream_;
+  c10::SmallVector<c10::DataPtr, 3> memory_;  // the caching allocator's, which knows the stream
+};
+
+}  // namespace
+
+Status run_on_cuda(c10::Device device, c10::function_ref<Status(Services&)> launch) {
+  CudaServices services(device);
+  return launch(services);
+}
+
+const Backend* cuda_backend() { return &cuda::backend(); }
+
+}  // namespace amp_ext

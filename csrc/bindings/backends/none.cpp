@@ -1,0 +1,63 @@
+// In the place of cuda.cpp in a build without the CUDA kernels: torch's memory of CUDA devices for the
+// Triton kernels, by torch's own ops alone.
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/util/Exception.h>
+#include <pybind11/pybind11.h>
+
+#include <cstring>
+
+#include "backends.h"
+
+namespace amp_ext {
+namespace {
+
+bool capturing() {
+  const pybind11::gil_scoped_acquire gil;
+  return pybind11::module_::import("torch.cuda")
+      .attr("is_current_stream_capturing")()
+      .cast<bool>();
+}
+
+class DeviceServices final : public Services {
+ public:
+  explicit DeviceServices(c10::Device device) : guard_(device), device_(device) {}
+
+  cuda::Target target() override { return {.device = device_.index()}; }  // Triton asks torch
+  void* scratch(size_t bytes) override {
+    return keep(at::empty({static_cast<int64_t>(bytes)}, bytes_on(device_)));
+  }
+  uint32_t* tickets(size_t count) override {
+    return static_cast<uint32_t*>(
+        keep(at::zeros({static_cast<int64_t>(count * sizeof(uint32_t))}, bytes_on(device_))));
+  }
+  const void* table(const void* entries, size_t count, size_t entry_bytes) override {
+    const auto bytes = static_cast<int64_t>(count * entry_bytes);
+    at::Tensor staged = at::empty({bytes}, at::TensorOptions(at::kByte).pinned_memory(true));
+    std::memcpy(staged.mutable_data_ptr(), entries, bytes);
+    void* const sent = keep(staged.to(device_, /*non_blocking=*/true));
+    if (capturing()) keep_for_graph(std::move(staged));
+    return sent;
+  }
+
+ private:
+  void* keep(at::Tensor memory) {
+    return memory_.emplace_back(std::move(memory)).mutable_data_ptr();
+  }
+
+  c10::DeviceGuard guard_;
+  c10::Device device_;
+  c10::SmallVector<at::Tensor, 3> memory_;  // the caching allocator's, which knows the stream
+};
+
+}  // namespace
+
+Status run_on_cuda(c10::Device device, c10::function_ref<Status(Services&)> launch) {
+  DeviceServices services(device);
+  return launch(services);
+}
+
+const Backend* cuda_backend() { return nullptr; }
+
+}  // namespace amp_ext

@@ -1,0 +1,182 @@
+// Matrix products by torch's own library.
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/addmm.h>
+#include <ATen/ops/baddbmm.h>
+#include <ATen/ops/bmm.h>
+#include <ATen/ops/clamp.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/gelu.h>
+#include <ATen/ops/gelu_backward.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/sum.h>
+#include <ATen/ops/threshold_backward.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include "backends.h"
+#include "gemm/gemm.h"
+
+namespace amp_ext {
+namespace {
+
+// A product's arguments as torch's ops take them: matrices, or batches of them where there are
+// several.
+struct Operands {
+  at::Tensor a, b, out;
+  at::Tensor c, bias, aux;  // undefined where there is none; c is not read with a beta of 0
+  at::ScalarType sums;
+  bool adds_to_out;
+
+  Operands(const GemmArgs& g, c10::Device device)
+      : adds_to_out(g.c.data && g.c.data == g.out.data && g.beta != 0) {
+    const auto matrices = [&](const MatrixRef& x, int64_t rows, int64_t columns) {
+      const at::Tensor batch = tensor_of(x, g.batch, rows, columns, device);
+      return g.batch == 1 ? batch.squeeze(0) : batch;
+    };
+    if (g.terms > 1) {
+      // One long product: the terms side by side in a, one below the other in b. (batch is 1.)
+      a = tensor_of(g.a, g.terms, g.m, g.k, device).transpose(0, 1).flatten(1);
+      b = tensor_of(g.b, g.terms, g.k, g.n, device).flatten(0, 1);
+    } else {
+      a = matrices(g.a, g.m, g.k);
+      b = matrices(g.b, g.k, g.n);
+    }
+    out = matrices(g.out, g.m, g.n);
+    if (adds_to_out) {
+      c = out;
+    } else if (g.c.data && g.beta != 0) {
+      c = matrices(g.c, g.m, g.n);
+    }
+    if (g.bias.data) bias = tensor_of(g.bias, g.n, device);
+    if (g.aux.data) aux = matrices(g.aux, g.m, g.n);
+    sums = sums_dtype_of(a, b);
+  }
+};
+
+at::Tensor like(const at::Tensor& out, at::ScalarType type) {
+  return at::empty(out.sizes(), out.options().dtype(type));
+}
+
+// torch's word for which of the two it is.
+c10::string_view approximation(Activation activation) {
+  return activation == Activation::gelu_tanh ? "tanh" : "none";
+}
+
+void activate_(at::Tensor& x, Activation activation) {
+  if (activation == Activation::none) return;
+  if (activation == Activation::relu) {
+    x.relu_();
+  } else {
+    at::gelu_(x, approximation(activation));
+  }
+}
+
+// Whether an activation may be of a sum that is already rounded to the result's type: on a CPU the
+// library computes products of fp64, and of bf16 into bf16, which it does not give in fp32.
+bool rounds_before_activation(const Operands& o) { return o.a.is_cpu(); }
+
+// Whether torch computes alpha * a @ b + beta * c + bias with a result of `type` by one op. It leaves
+// out what has a factor of 0, and with it NaN.
+bool is_one_op(const Operands& o, const GemmArgs& g, at::ScalarType type) {
+  const auto vanishes = [&](double factor) {
+    return (o.sums == at::kDouble ? factor : static_cast<float>(factor)) == 0;
+  };
+  const at::Tensor& addend = o.c.defined() ? o.c : o.bias;
+  return o.a.scalar_type() == type && o.b.scalar_type() == type && !vanishes(g.alpha) &&
+         !(o.c.defined() && (o.bias.defined() || vanishes(g.beta))) &&
+         (addend.defined() ? addend.scalar_type() == type : g.alpha == 1);
+}
+
+// out = a @ b, in the type of out, which is that of sums or of both operands.
+void multiply(const Operands& o, at::Tensor out) {
+  const bool is_batch = o.a.dim() == 3;
+  const at::ScalarType type = o.a.scalar_type();
+  const bool low = type == o.b.scalar_type() && (type == at::kHalf || type == at::kBFloat16);
+  if (low && out.scalar_type() == at::kFloat && !o.a.is_cpu()) {
+    is_batch ? at::bmm_out(out, o.a, o.b, at::kFloat) : at::mm_out(out, o.a, o.b, at::kFloat);
+    return;
+  }
+  const at::Tensor a = o.a.to(out.scalar_type()), b = o.b.to(out.scalar_type());
+  is_batch ? at::bmm_out(out, a, b) : at::mm_out(out, a, b);
+}
+
+// The sum before its activation, in `out` if that is given and of the type that comes out: that of
+// o.out where one op is enough, else that of sums.
+at::Tensor sum(const Operands& o, const GemmArgs& g, at::Tensor out, at::ScalarType type) {
+  if (is_one_op(o, g, type)) {
+    if (!out.defined() || out.scalar_type() != type) out = like(o.out, type);
+    const at::Tensor& addend = o.c.defined() ? o.c : o.bias;
+    const double beta = o.c.defined() ? g.beta : 1;
+    if (!addend.defined()) {
+      multiply(o, out);
+    } else if (o.a.dim() == 3) {
+      at::baddbmm_out(out, addend, o.a, o.b, beta, g.alpha);
+    } else {
+      at::addmm_out(out, addend, o.a, o.b, beta, g.alpha);
+    }
+    return out;
+  }
+  if (!out.defined() || out.scalar_type() != o.sums || o.adds_to_out) out = like(o.out, o.sums);
+  multiply(o, out);
+  if (g.alpha != 1) out.mul_(g.alpha);
+  if (o.c.defined()) out.add_(o.c, g.beta);
+  if (o.bias.defined()) out.add_(o.bias);
+  return out;
+}
+
+class TorchLibrary final : public Backend {
+ public:
+  const char* name() const override { return "library"; }
+  const char* why_not(const GemmArgs&) const override { return nullptr; }
+
+  Status gemm(const GemmArgs& g, Services& services) const override {
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    // An active autocast would cast again.
+    const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+    const c10::Device device = device_of(services);
+    Operands o(g, device);
+    const at::ScalarType rounded = o.out.scalar_type();
+    const bool rounds_first = rounds_before_activation(o) && o.sums != at::kDouble;
+    if (!o.aux.defined()) {
+      const bool may_round = !is_gelu(g.activation) || rounds_before_activation(o);
+      at::Tensor x = sum(o, g, o.out, may_round ? rounded : o.sums);
+      activate_(x, g.activation);
+      if (!x.is_same(o.out)) o.out.copy_(x);
+    } else if (!g.derivative) {
+      at::Tensor x = sum(o, g, o.aux, rounds_first ? rounded : o.sums);
+      if (!x.is_same(o.aux)) o.aux.copy_(x);
+      if (x.scalar_type() == rounded) x = o.out.copy_(x);
+      activate_(x, g.activation);
+      if (!x.is_same(o.out)) o.out.copy_(x);
+    } else {
+      const at::Tensor x = sum(o, g, {}, rounds_first ? rounded : o.sums);
+      const at::Tensor result = activation_gradient(x, o.aux.to(x.scalar_type()), g.activation);
+      o.out.copy_(result);
+      at::Tensor sums = tensor_of(g.column_sums, g.n, device);
+      at::sum_out(sums, result.flatten(0, -2), 0, /*keepdim=*/false, sums.scalar_type());
+    }
+    return Status::ok;
+  }
+
+  // Lists have no op in torch's library.
+  Status unscale(UnscaleArgs, Services&) const override { return Status::not_built; }
+  Status check_finite(CheckFiniteArgs, Services&) const override { return Status::not_built; }
+  Status grad_norm(GradNormArgs, Services&) const override { return Status::not_built; }
+  Status cast(CastArgs, Services&) const override { return Status::not_built; }
+  Status update_scale(UpdateScaleArgs, Services&) const override { return Status::not_built; }
+};
+
+}  // namespace
+
+at::Tensor activation_gradient(const at::Tensor& grad, const at::Tensor& x, Activation activation) {
+  if (activation == Activation::none) return grad;
+  if (activation == Activation::relu) return at::threshold_backward(grad, x, 0);
+  // Beyond, derivatives are 0 or 1, as they are at infinities, of which torch makes NaNs.
+  return at::gelu_backward(grad, at::clamp(x, -1e3, 1e3), approximation(activation));
+}
+
+const Backend& torch_library() {
+  static const TorchLibrary backend;
+  return backend;
+}
+
+}  // namespace amp_ext

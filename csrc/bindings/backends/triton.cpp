@@ -1,0 +1,126 @@
+// The Triton kernels as a backend: each launch is a call of the function in amp_ext.triton_kernels
+// that has the op's name.
+#include <ATen/core/Tensor.h>
+#include <c10/util/Exception.h>
+#include <pybind11/pybind11.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <bit>
+
+#include "backends.h"
+
+namespace py = pybind11;
+
+namespace amp_ext {
+namespace {
+
+// The package is imported with the first call: that takes a second.
+py::object function(const char* name) {
+  return py::module_::import("amp_ext.triton_kernels").attr(name);
+}
+
+int64_t address(const void* data) { return std::bit_cast<int64_t>(data); }
+
+py::tuple as_tuple(const ScaleUpdate& u) {
+  return py::make_tuple(address(u.scale), address(u.growth_tracker), address(u.hysteresis_tracker),
+                        address(u.skipped_steps), u.growth_factor, u.backoff_factor,
+                        u.growth_interval, u.hysteresis, u.min_scale, u.max_scale);
+}
+
+py::object object_of(const at::Tensor& tensor) {
+  if (!tensor.defined()) return py::none();
+  return py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor));
+}
+
+const char* activation_name(Activation activation) {
+  constexpr const char* kNames[] = {"none", "relu", "gelu", "gelu_tanh"};
+  return kNames[static_cast<int>(activation)];
+}
+
+class TritonBackend final : public Backend {
+ public:
+  const char* name() const override { return "triton"; }
+
+  Status unscale(UnscaleArgs a, Services& services) const override {
+    return with_table(a.grads, services, [&](int64_t table, int64_t size, uint32_t chunks) {
+      function("unscale_")(table, size, chunks, address(a.inv_scale), address(a.found_inf),
+                           address(a.norm), a.max_norm);
+    });
+  }
+  Status check_finite(CheckFiniteArgs a, Services& services) const override {
+    return with_table(a.grads, services, [&](int64_t table, int64_t size, uint32_t chunks) {
+      function("check_finite")(table, size, chunks, address(a.found_inf));
+    });
+  }
+  Status grad_norm(GradNormArgs a, Services& services) const override {
+    const size_t sums = kGradNormMaxBlocks + (a.norms ? a.grads.size : 0);
+    const int64_t partial_sums = address(services.scratch(sums * sizeof(double)));
+    const int64_t ticket = address(services.tickets(1));
+    return with_table(a.grads, services, [&](int64_t table, int64_t size, uint32_t chunks) {
+      function("grad_norm")(table, size, chunks, address(a.inv_scale), address(a.found_inf),
+                            address(a.norm), address(a.norms), partial_sums, ticket);
+    });
+  }
+  Status cast(CastArgs a, Services& services) const override {
+    return with_table(a.casts, services, [&](int64_t table, int64_t size, uint32_t chunks) {
+      function("cast_")(table, size, chunks);
+    });
+  }
+  Status update_scale(UpdateScaleArgs a, Services& services) const override {
+    // The only one itself, or else a list of addresses.
+    const void* found_infs = a.found_infs[0];
+    if (a.found_inf_count > 1)
+      found_infs = services.table(a.found_infs, a.found_inf_count, sizeof(void*));
+    const py::gil_scoped_acquire gil;
+    function("update_scale_")(address(found_infs), a.found_inf_count, as_tuple(a.update));
+    return Status::ok;
+  }
+
+  const char* why_not(const GemmArgs& g) const override {
+    const auto is_16_bit = [](DType type) { return type == DType::f16 || type == DType::bf16; };
+    if (!is_16_bit(g.a.dtype) || g.a.dtype != g.b.dtype)
+      return "the Triton kernels multiply FP16 by FP16 and BF16 by BF16";
+    if (g.out.dtype == DType::f64) return "the Triton kernels write no FP64";
+    return nullptr;
+  }
+
+  Status gemm(const GemmArgs& g, Services& services) const override {
+    const c10::Device device = device_of(services);
+    const auto matrices = [&](const MatrixRef& x, int64_t count, int64_t rows, int64_t columns) {
+      return x.data ? tensor_of(x, count, rows, columns, device) : at::Tensor();
+    };
+    const auto vector = [&](const VectorRef& x) {
+      return x.data ? tensor_of(x, g.n, device) : at::Tensor();
+    };
+    const int64_t products = g.batch * g.terms;
+    const at::Tensor out = tensor_of(g.out, g.batch, g.m, g.n, device);
+    const at::Tensor a = tensor_of(g.a, products, g.m, g.k, device);
+    const at::Tensor b = tensor_of(g.b, products, g.k, g.n, device);
+    const at::Tensor c = matrices(g.c, g.batch, g.m, g.n), aux = matrices(g.aux, g.batch, g.m, g.n);
+    const at::Tensor bias = vector(g.bias), column_sums = vector(g.column_sums);
+    const py::gil_scoped_acquire gil;
+    function("gemm")(object_of(out), object_of(a), object_of(b), object_of(c), object_of(bias),
+                     object_of(aux), object_of(column_sums), g.terms, g.alpha, g.beta,
+                     activation_name(g.activation), g.derivative);
+    return Status::ok;
+  }
+
+ private:
+  // Calls launch(address of the table, entries, chunks) with the GIL.
+  template <class Ref, class Launch>
+  static Status with_table(ListOf<Ref>& list, Services& services, Launch launch) {
+    if (const Status status = send_table(list, services); status != Status::ok) return status;
+    const py::gil_scoped_acquire gil;
+    launch(address(list.device_table), list.size, list.device_chunks);
+    return Status::ok;
+  }
+};
+
+}  // namespace
+
+const Backend& triton_backend() {
+  static const TritonBackend backend;
+  return backend;
+}
+
+}  // namespace amp_ext
