@@ -80,7 +80,6 @@ class TorchThreads final : public Backend {
   void gemm(const char* op, const GemmArgs& args, c10::Device) const override {
     check(op, cpu::launch_gemm(args, kContext));
   }
-  bool is_capturing(c10::Device) const override { return false; }
 };
 
 }  // namespace

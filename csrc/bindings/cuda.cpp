@@ -216,10 +216,6 @@ class CudaBackend final : public Backend {
         cuda::launch_gemm(args, plan, workspace.defined() ? workspace.mutable_data_ptr() : nullptr,
                           tickets.first, stream.stream()));
   }
-  bool is_capturing(c10::Device device) const override {
-    const c10::cuda::CUDAGuard guard(device);
-    return capturing();
-  }
 
  private:
   // `list` is the one of `args`.

@@ -5,7 +5,6 @@
 #include <ATen/ops/clamp.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/gelu_backward.h>
-#include <ATen/ops/isfinite.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/threshold_backward.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -153,12 +152,10 @@ TensorPair torch_gemm_times_derivative(const at::Tensor& a, const at::Tensor& b,
 }
 
 void torch_gemm_accumulate_(const at::Tensor& c, const at::Tensor& a, const at::Tensor& b,
-                            const GemmOptions& options, const Reports& reports) {
+                            const GemmOptions& options) {
   GemmOptions wide_sum = options;
   wide_sum.out_dtype = sums_dtype_of(a, b);
   c.add_(torch_gemm(a, b, wide_sum));
-  if (reports.found_inf) reports.found_inf->masked_fill_(at::isfinite(c).all().logical_not(), 1);
-  if (reports.square_sum) reports.square_sum->copy_(c.to(at::kDouble).square().sum());
 }
 
 }  // namespace amp_ext

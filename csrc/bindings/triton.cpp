@@ -129,10 +129,6 @@ class TritonBackend final : public Backend {
   void gemm(const char* op, const GemmArgs&, c10::Device) const override {
     TORCH_INTERNAL_ASSERT(false, op, ": Triton's products are formed by triton_gemm");
   }
-  bool is_capturing(c10::Device device) const override {
-    const c10::DeviceGuard guard(device);
-    return capturing(device);
-  }
 };
 
 bool is_16_bit(at::ScalarType type) { return type == at::kHalf || type == at::kBFloat16; }
@@ -151,7 +147,6 @@ struct Outputs {
   std::optional<at::Tensor> aux = std::nullopt;
   bool derivative = false;
   std::optional<at::Tensor> column_sums = std::nullopt;
-  Reports reports = {};
 };
 
 void run(const at::Tensor& a, const at::Tensor& b, const GemmOptions& o, const Outputs& to) {
@@ -160,9 +155,8 @@ void run(const at::Tensor& a, const at::Tensor& b, const GemmOptions& o, const O
   const py::gil_scoped_acquire gil;
   function("gemm")(object_of(to.out), object_of(a), object_of(b),
                    c ? object_of(c->expand(to.out.sizes())) : py::none(), object_of(o.bias),
-                   object_of(to.aux), object_of(to.column_sums), object_of(to.reports.found_inf),
-                   object_of(to.reports.square_sum), o.trans_a, o.trans_b, o.sum_batch, o.alpha,
-                   o.beta, py::str(o.activation.data(), o.activation.size()), to.derivative);
+                   object_of(to.aux), object_of(to.column_sums), o.trans_a, o.trans_b, o.sum_batch,
+                   o.alpha, o.beta, py::str(o.activation.data(), o.activation.size()), to.derivative);
 }
 
 at::Tensor new_out(const at::Tensor& a, const at::Tensor& b, const GemmOptions& o,
@@ -216,10 +210,10 @@ TensorPair triton_gemm_times_derivative(const at::Tensor& a, const at::Tensor& b
 }
 
 void triton_gemm_accumulate_(const at::Tensor& c, const at::Tensor& a, const at::Tensor& b,
-                             const GemmOptions& options, const Reports& reports) {
+                             const GemmOptions& options) {
   GemmOptions o = options;
   o.c = c;
-  run(a, b, o, {.out = c, .reports = reports});
+  run(a, b, o, {c});
 }
 
 }  // namespace amp_ext

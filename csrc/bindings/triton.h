@@ -28,6 +28,6 @@ TensorPair triton_gemm_times_derivative(const at::Tensor& a, const at::Tensor& b
                                         const at::Tensor& aux, const GemmOptions& options,
                                         at::IntArrayRef sizes);
 void triton_gemm_accumulate_(const at::Tensor& c, const at::Tensor& a, const at::Tensor& b,
-                             const GemmOptions& options, const Reports& reports);
+                             const GemmOptions& options);
 
 }  // namespace amp_ext
