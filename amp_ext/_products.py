@@ -177,8 +177,6 @@ def gemm_accumulate_(
     trans_b: bool = False,
     sum_batch: bool = False,
     alpha: float = 1.0,
-    found_inf: Tensor | None = None,
-    square_sum: Tensor | None = None,
 ) -> None:
     """``c += alpha * A @ B`` in place and in float32: a weight's gradient added to the last one.
 
@@ -188,10 +186,6 @@ def gemm_accumulate_(
             dimensions follow one another. It shares no memory with the other arguments.
         a, b, trans_a, trans_b, sum_batch: as for :func:`gemm`.
         alpha: factor of the product.
-        found_inf: float32, 1 element. Set to 1.0 if an element of the new ``c`` is not finite;
-            never cleared.
-        square_sum: float64, 1 element. Receives the sum of the squares of the new ``c``, squared
-            and summed in float64; not finite where ``c`` is not.
 
     The sum is formed in float32 (in float64 when ``a`` or ``b`` is float64) and added to ``c``
     whole or in parts, each addition rounded to float32. Bitwise the same in every run.
@@ -201,9 +195,8 @@ def gemm_accumulate_(
 
     Raises:
         RuntimeError: shapes that do not fit, tensors on several devices, a ``c`` of another shape,
-            dtype or layout or that overlaps another argument, a ``found_inf`` that is not one
-            float32 element, a ``square_sum`` that is not one of float64, or a tensor that requires
-            a gradient, outside of ``torch.no_grad()``.
+            dtype or layout or that overlaps another argument, or a tensor that requires a gradient,
+            outside of ``torch.no_grad()``.
         NotImplementedError: as :func:`gemm`.
     """
     _ops.gemm_accumulate_(
@@ -214,8 +207,6 @@ def gemm_accumulate_(
         trans_b=trans_b,
         sum_batch=sum_batch,
         alpha=alpha,
-        found_inf=found_inf,
-        square_sum=square_sum,
     )
 
 

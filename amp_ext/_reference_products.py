@@ -110,23 +110,14 @@ def gemm_accumulate_(
     trans_b: bool = False,
     sum_batch: bool = False,
     alpha: float = 1.0,
-    found_inf: Tensor | None = None,
-    square_sum: Tensor | None = None,
 ) -> None:
     """Write round(c + alpha * A @ B) to c.
 
     Args:
         c: float32, [*, m, n], or [m, n] when sum_batch.
         a, b, trans_a, trans_b, sum_batch, alpha: as for `gemm`.
-        found_inf: float32, 1 element; set to 1 if an element of the new c is inf or NaN, never
-            cleared.
-        square_sum: float64, 1 element; receives the sum of the squares of the new c.
     """
     c.copy_(c.double() + _sum(a, b, trans_a, trans_b, sum_batch, alpha=alpha))
-    if found_inf is not None and not bool(torch.isfinite(c).all()):
-        found_inf.fill_(1.0)
-    if square_sum is not None:
-        square_sum.fill_(c.double().square().sum())
 
 
 def linear(

@@ -121,13 +121,7 @@ class ScalerState(torch.amp.GradScaler):
                 was given, or else ``"param_groups[0]['params'][3]"``.
         """
         states = self._per_optimizer_states if self._enabled else {}
-        return report_on(self._log.overflowed(states), named_parameters, self._log.checked)
-
-    @property
-    def checked_in_backward(self) -> int:
-        """How many gradients of this step, or else of the one that the last :meth:`update` closed,
-        were not read to look for overflow, because the products that wrote them had looked."""
-        return self._log.checked
+        return report_on(self._log.overflowed(states), named_parameters)
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()

@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.amp.grad_scaler import OptState, _refresh_per_optimizer_state
 from torch.optim import Optimizer
 
-from amp_ext._free_checks import FreeChecks
 from amp_ext._library import _C
 from amp_ext._optimizer import (
     clip_as_torch,
@@ -34,14 +33,6 @@ class GradScaler(ScalerState):
         min_scale: a backoff stops here. None stands for the smallest normal float32, 2**-126.
         max_scale: a growth stops here. None stands for no limit.
         hysteresis: how many consecutive overflows it takes before the scale backs off.
-        free_checks: do not read a gradient to look for overflow where the product that wrote it in
-            the backward pass has looked, and the gradient's version is the same since. You promise
-            that between backward and step gradients are written only by what bumps it. Not so do
-            ``.data``, NumPy and DLPack aliases, ops that write by pointer, collectives of other
-            than the default process group, processes with which memory is shared, handlers of
-            ``__torch_dispatch__``: an infinity that they put in is missed, and a gradient that they
-            repair (``p.grad.data.nan_to_num_()``) is skipped all the same. On a GPU it needs the
-            CUDA kernels and the environment variable ``AMP_EXT_GEMM=kernel``.
 
     It differs from torch where torch can fail silently:
 
@@ -67,7 +58,6 @@ class GradScaler(ScalerState):
         min_scale: float | None = None,
         max_scale: float | None = None,
         hysteresis: int = 1,
-        free_checks: bool = False,
     ) -> None:
         check_options(min_scale, max_scale, hysteresis)
         super().__init__(
@@ -83,13 +73,6 @@ class GradScaler(ScalerState):
         self._allow_no_grads = allow_no_grads
         self._min_scale = min_scale
         self._max_scale = max_scale
-        self._free_checks = FreeChecks(free_checks)
-
-    def scale(self, outputs: Any) -> Any:
-        """As ``torch.amp.GradScaler.scale``."""
-        if self._enabled:
-            self._free_checks.ask()
-        return super().scale(outputs)
 
     def unscale_(self, optimizer: Optimizer) -> None:
         """As ``torch.amp.GradScaler.unscale_``."""
@@ -97,7 +80,6 @@ class GradScaler(ScalerState):
             return super().unscale_(optimizer)
         state = self._note(optimizer)
         if state["stage"] is not OptState.READY or self._unscales_its_own_way():
-            self._free_checks.forget()
             return super().unscale_(optimizer)
         per_device = _C.unscale_grads(
             optimizer.param_groups, self._scale, None, None, self._allow_fp16_grads
@@ -174,7 +156,6 @@ class GradScaler(ScalerState):
         groups, allow_fp16 = optimizer.param_groups, allow_fp16 or self._allow_fp16_grads
         per_device = _C.unscale_grads(groups, None, inv_scale, found_inf, allow_fp16)
         if per_device is None:
-            self._free_checks.forget()
             per_device = super()._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16)
         return self._or_no_overflow(per_device)
 
@@ -184,13 +165,9 @@ class GradScaler(ScalerState):
         if self._unscales_its_own_way():
             return super()._check_inf_per_device(optimizer)
         found_inf = torch.zeros((), dtype=torch.float32, device=scale.device)
-        takes = self._free_checks.note_check()
-        checked = _C.check_grads(optimizer.param_groups, found_inf, takes)
-        if checked is None:
+        per_device = _C.check_grads(optimizer.param_groups, found_inf)
+        if per_device is None:
             return super()._check_inf_per_device(optimizer)
-        per_device, judged = checked
-        self._log.add_checked(judged)
-        self._free_checks.note_judged(judged)
         state["found_inf_per_device"] = self._or_no_overflow(per_device)
         return state["found_inf_per_device"]
 
@@ -305,4 +282,3 @@ class GradScaler(ScalerState):
             )
             self._per_optimizer_states = defaultdict(_refresh_per_optimizer_state)
         self._log.close_step(states)
-        self._free_checks.close_step()

@@ -59,8 +59,6 @@ class OverflowReport:
         parameters: how many the optimizers of that step have.
         cleared: how many of them have no gradient now.
         gone: how many optimizers of that step no longer exist.
-        checked_in_backward: how many gradients of the last step the scaler did not read to look for
-            overflow, because the products that wrote them had judged them.
     """
 
     overflow: bool = False
@@ -68,27 +66,11 @@ class OverflowReport:
     parameters: int = 0
     cleared: int = 0
     gone: int = 0
-    checked_in_backward: int = 0
 
     def __bool__(self) -> bool:
         return bool(self.gradients)
 
     def __str__(self) -> str:
-        findings = self._findings()
-        if not self.checked_in_backward:
-            return findings
-        if self.checked_in_backward == 1:
-            judged = (
-                "1 gradient was judged by the product that wrote it; the scaler did not read it."
-            )
-        else:
-            judged = (
-                f"{self.checked_in_backward} gradients were judged by the products that wrote "
-                "them; the scaler did not read them."
-            )
-        return f"{findings}\n{judged}"
-
-    def _findings(self) -> str:
         if not self.overflow:
             return "No overflow."
         left = self.parameters - self.cleared
@@ -125,7 +107,6 @@ class StepLog:
         self._seen: dict[int, Callable[[], Optimizer | None]] = {}
         self._last_seen: dict[int, Callable[[], Optimizer | None]] = {}
         self.last_states: States = {}
-        self._checked = self._last_checked = 0
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
         return StepLog, ()
@@ -136,18 +117,8 @@ class StepLog:
         except TypeError:  # its class leaves no room for weak references
             self._seen[id(optimizer)] = lambda: None
 
-    def add_checked(self, count: int) -> None:
-        """Adds gradients that have been checked in the backward pass."""
-        self._checked += count
-
-    @property
-    def checked(self) -> int:
-        """How many in this step, or in the last one if no gradient has been looked at since."""
-        return self._checked if self._seen else self._last_checked
-
     def close_step(self, states: States) -> None:
         self.last_states, self._last_seen, self._seen = states, self._seen, {}
-        self._last_checked, self._checked = self._checked, 0
 
     def overflowed(self, states: States) -> list[Optimizer | None]:
         """The optimizers that overflowed in the current step, whose states are given, or in the
@@ -162,14 +133,12 @@ class StepLog:
 
 @torch.no_grad()
 def report_on(
-    overflowed: Sequence[Optimizer | None],
-    named_parameters: NamedParameters | None,
-    checked_in_backward: int,
+    overflowed: Sequence[Optimizer | None], named_parameters: NamedParameters | None
 ) -> OverflowReport:
     """Looks for infinities and NaNs in the gradients of optimizers whose step overflowed; None
     stands for one that is gone."""
     if not overflowed:
-        return OverflowReport(checked_in_backward=checked_in_backward)
+        return OverflowReport()
     gone = overflowed.count(None)
     optimizers = [optimizer for optimizer in overflowed if optimizer is not None]
     if isinstance(named_parameters, torch.nn.Module):
@@ -187,9 +156,7 @@ def report_on(
         if is_bad
     ]
     cleared = len(params) - len(grads)
-    return OverflowReport(
-        True, tuple(bad), len(params), cleared, gone, checked_in_backward=checked_in_backward
-    )
+    return OverflowReport(True, tuple(bad), len(params), cleared, gone)
 
 
 def with_names(optimizers: Iterable[Optimizer]) -> Iterator[tuple[str, Tensor]]:

@@ -28,8 +28,6 @@ def gemm(
     bias: Tensor | None,
     aux: Tensor | None,
     column_sums: Tensor | None,
-    found_inf: Tensor | None,
-    square_sum: Tensor | None,
     trans_a: bool,
     trans_b: bool,
     sum_batch: bool,
@@ -49,8 +47,6 @@ def gemm(
         aux: with `derivative`, what act' is taken of, any floating dtype and strides; without, x is
             written to it, which is like out.
         column_sums: fp32, [n]: receives the sums of the unrounded results of each column.
-        found_inf: fp32, 1 element: set to 1 if a result is not finite, once rounded.
-        square_sum: fp64, 1 element: receives the sum of the squares of the rounded results.
         trans_a, trans_b: whether a is [*, k, m], and b [*, n, k].
         sum_batch: whether the products are summed over the leading dimensions.
         alpha, beta: factors; with a beta of 0 c is not read.
@@ -58,9 +54,8 @@ def gemm(
         derivative: see above.
     """
     if out.numel() == 0:
-        for report in (column_sums, square_sum):
-            if report is not None:
-                report.zero_()
+        if column_sums is not None:
+            column_sums.zero_()
         return
     device = device_of(out)
     product = Product(
@@ -71,8 +66,6 @@ def gemm(
         bias=None if bias is None else bias.contiguous(),
         aux=None if aux is None else read(aux),
         column_sums=column_sums,
-        found_inf=found_inf,
-        square_sum=square_sum,
         batch=math.prod(out.shape[:-2]),
         terms=math.prod(a.shape[:-2]) if sum_batch else 1,
         alpha=ctypes.c_float(alpha).value,

@@ -13,7 +13,6 @@ import torch
 from amp_ext.triton_kernels.gemm_launches import Launch, launches
 from amp_ext.triton_kernels.gemm_operands import Product
 from amp_ext.triton_kernels.gemm_plan import Device, Plan, Problem
-from torch import Tensor
 
 CANDIDATES = 4
 SAMPLES = 5
@@ -42,10 +41,7 @@ def fastest(p: Product, problem: Problem, plans: list[Plan], device: Device) -> 
 def _elsewhere(p: Product) -> Product:
     """Return the product with memory of its own for all that it writes."""
 
-    def like(tensor: Tensor | None) -> Tensor | None:
-        return None if tensor is None else torch.empty_like(tensor)
-
-    written = {name: like(getattr(p, name)) for name in ("column_sums", "found_inf", "square_sum")}
+    written = {"column_sums": None if p.column_sums is None else torch.empty_like(p.column_sums)}
     for name in ("out",) if p.derivative or not p.aux else ("out", "aux"):
         matrices = getattr(p, name)
         t = matrices.tensor

@@ -1,5 +1,5 @@
 """From sums of products to the result: scaling, c, bias, activation or its derivative, rounding,
-and what is reported of the result. Matrices are tuples (data, strides...), data None where absent.
+and the sums of its columns. Matrices are tuples (data, strides...), data None where absent.
 
 A matrix's LAYOUT says how it lies in memory: n > 0, columns side by side, in aligned vectors of n;
 n < 0, rows side by side, in vectors of -n; 0, any strides.
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import triton.language as tl
 from amp_ext.triton_kernels.activation import activate, times_derivative
-from amp_ext.triton_kernels.numerics import device_function, is_finite, round_to, widen
+from amp_ext.triton_kernels.numerics import device_function, round_to, widen
 
 
 @device_function
@@ -68,7 +68,7 @@ def _finish_part(
     c,
     bias,
     aux,
-    reports,
+    column_sums,
     PART: tl.constexpr,
     PARTS: tl.constexpr,
     OUT_LAYOUT: tl.constexpr,
@@ -101,21 +101,11 @@ def _finish_part(
     rounded = round_to(x, out[0].dtype.element_ty)
     _store(out, batch, rows, columns, m, n, rounded, OUT_LAYOUT)
 
-    found_inf, column_sums, square_sums = reports[0], reports[1], reports[2]
-    exists = inside(rows, columns, m, n, 0)
-    if found_inf is not None:
-        bad = (exists & (is_finite(rounded) == 0)).to(tl.int32)
-        any_bad = tl.max(tl.max(bad, axis=1, keep_dims=True), axis=0)
-        tl.store(found_inf + tl.arange(0, 1), 1.0, mask=any_bad > 0)
-    row_of_tiles = batch.to(tl.int64) * tiles_m + tile_m
     if column_sums is not None:
+        exists = inside(rows, columns, m, n, 0)
+        row_of_tiles = batch.to(tl.int64) * tiles_m + tile_m
         of_columns = tl.sum(tl.where(exists, x, 0.0), axis=0)
         tl.store(column_sums + row_of_tiles * (tiles_n * WIDTH * PARTS) + columns, of_columns)
-    if square_sums is not None:
-        wide = tl.where(exists, widen(rounded), 0.0).to(tl.float64)
-        total = tl.sum(tl.sum(wide * wide, axis=1, keep_dims=True), axis=0)
-        at = (row_of_tiles * tiles_n + tile_n) * PARTS + PART
-        tl.store(square_sums + at + tl.arange(0, 1), total)
 
 
 @device_function
@@ -135,7 +125,7 @@ def finish(
     c,
     bias,
     aux,
-    reports,
+    column_sums,
     FIRST: tl.constexpr,
     COUNT: tl.constexpr,
     PARTS: tl.constexpr,
@@ -155,21 +145,21 @@ def finish(
         out: data, batch and row stride.
         c, aux: data, batch, row and column stride. aux is written, if not DERIVATIVE.
         bias: one number for each column.
-        reports: found_inf; sums of columns of each row of tiles; sums of squares of each part.
+        column_sums: of each row of tiles, or None.
     """
     if COUNT == 1:
         _finish_part(
-            x, place, sizes, factors, out, c, bias, aux, reports,
+            x, place, sizes, factors, out, c, bias, aux, column_sums,
             FIRST, PARTS, OUT_LAYOUT, C_LAYOUT, AUX_LAYOUT, ACTIVATION, DERIVATIVE,
         )  # fmt: skip
     else:
         left, right = halves(x)
         HALF: tl.constexpr = COUNT // 2
         finish(
-            left, place, sizes, factors, out, c, bias, aux, reports,
+            left, place, sizes, factors, out, c, bias, aux, column_sums,
             FIRST, HALF, PARTS, OUT_LAYOUT, C_LAYOUT, AUX_LAYOUT, ACTIVATION, DERIVATIVE,
         )  # fmt: skip
         finish(
-            right, place, sizes, factors, out, c, bias, aux, reports,
+            right, place, sizes, factors, out, c, bias, aux, column_sums,
             FIRST + HALF, HALF, PARTS, OUT_LAYOUT, C_LAYOUT, AUX_LAYOUT, ACTIVATION, DERIVATIVE,
         )  # fmt: skip

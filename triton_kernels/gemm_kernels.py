@@ -1,4 +1,4 @@
-"""The GEMM's kernels: sums of products by tiles, shares of sums added up, and sums of reports."""
+"""The GEMM's kernels: sums of products by tiles, shares of sums added up, and sums of columns."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _STRIDES = (
 _COUNTS = ("m", "n", "k", "units", "steps", "steps_of_term", "splits", "tiles_m", "tiles_n")
 RUNTIME = (*_STRIDES, *_COUNTS, "group", "rows", "columns")
 """Numbers for all values of which there is one compiled kernel."""
-SINGLE = ("bias", "found_inf", "column_sums", "square_sums")
+SINGLE = ("bias", "column_sums")
 """Of each a program takes little: no kernel more for addresses that are aligned."""
 
 
@@ -87,9 +87,7 @@ def gemm_kernel(
     aux_batch: tl.int64,
     aux_row: tl.int64,
     aux_column: tl.int64,
-    found_inf,
     column_sums,
-    square_sums,
     m: tl.int32,
     n: tl.int32,
     k: tl.int32,
@@ -123,7 +121,7 @@ def gemm_kernel(
     Args:
         a, b: a descriptor of three dimensions, then the strides of batch and term count matrices;
             or a pointer.
-        out, ..., square_sums: as for `finish`; with SPLIT, out is a batch of whole tiles for each
+        out, ..., column_sums: as for `finish`; with SPLIT, out is a batch of whole tiles for each
             split.
         units: tiles of the result * splits.
         steps: steps along k of a tile; each of its terms has steps_of_term of them.
@@ -186,7 +184,7 @@ def gemm_kernel(
             (c, c_batch, c_row, c_column),
             bias,
             (aux, aux_batch, aux_row, aux_column),
-            (found_inf, column_sums, square_sums),
+            column_sums,
             0,
             PARTS,
             PARTS,
@@ -216,9 +214,7 @@ def add_shares_kernel(
     aux_batch: tl.int64,
     aux_row: tl.int64,
     aux_column: tl.int64,
-    found_inf,
     column_sums,
-    square_sums,
     m: tl.int32,
     n: tl.int32,
     splits: tl.int32,
@@ -257,7 +253,7 @@ def add_shares_kernel(
         (c, c_batch, c_row, c_column),
         bias,
         (aux, aux_batch, aux_row, aux_column),
-        (found_inf, column_sums, square_sums),
+        column_sums,
         0,
         1,
         1,

@@ -46,8 +46,8 @@ def launches(p: Product, plan: Plan, device: Device) -> list[Launch]:
 
     if plan.splits == 1:
         parts = _parts(p, tile)
-        reports, adding = _reports(p, rows_of_tiles, plan.tiles_n, tile.n, parts)
-        arguments = common | grid | _epilogue(p) | reports | {"SPLIT": False, "PARTS": parts}
+        sums, adding = _column_sums(p, rows_of_tiles, plan.tiles_n * tile.n)
+        arguments = common | grid | _epilogue(p) | sums | {"SPLIT": False, "PARTS": parts}
         return [Launch(gemm_kernel, plan.programs, arguments, options), *adding]
 
     shape = (plan.splits, p.batch, height, width)
@@ -57,19 +57,17 @@ def launches(p: Product, plan: Plan, device: Device) -> list[Launch]:
         c=None,
         bias=None,
         aux=None,
-        found_inf=None,
         alpha=1.0,
         activation="none",
         derivative=False,
     )
-    unreported = {"column_sums": None, "square_sums": None}
-    arguments = common | grid | _epilogue(plain) | unreported
+    arguments = common | grid | _epilogue(plain) | {"column_sums": None}
     arguments |= {"SPLIT": True, "PARTS": _parts(plain, tile)}
     summing = Launch(gemm_kernel, plan.programs, arguments, options)
 
     tile_m, tile_n = min(tile.m, 32), min(tile.n, 64)
     tiles_m, tiles_n = -(-p.out.rows // tile_m), -(-p.out.columns // tile_n)
-    reports, adding = _reports(p, p.batch * tiles_m, tiles_n, tile_n, 1)
+    sums, adding = _column_sums(p, p.batch * tiles_m, tiles_n * tile_n)
     arguments = {
         "shares": shares,
         "share_stride": shares.stride(0),
@@ -82,7 +80,7 @@ def launches(p: Product, plan: Plan, device: Device) -> list[Launch]:
         "TILE_M": tile_m,
         "TILE_N": tile_n,
         **_epilogue(p),
-        **reports,
+        **sums,
     }
     return [
         summing,
@@ -120,7 +118,6 @@ def _epilogue(p: Product) -> dict[str, Any]:
         "out_batch": p.out.batch_stride,
         "out_row": p.out.row_stride,
         "bias": p.bias,
-        "found_inf": p.found_inf,
         "alpha": p.alpha,
         "beta": p.beta,
         "OUT_LAYOUT": p.out.layout(),
@@ -139,34 +136,21 @@ def _epilogue(p: Product) -> dict[str, Any]:
     return arguments
 
 
-def _reports(
-    p: Product, rows_of_tiles: int, tiles_n: int, tile_n: int, parts: int
+def _column_sums(
+    p: Product, rows_of_tiles: int, width: int
 ) -> tuple[dict[str, Any], list[Launch]]:
-    """Return where tiles leave what they report, and the launches that add that up."""
-    columns = squares = None
-    adding = []
-    if p.column_sums is not None:
-        columns = p.column_sums.new_empty(rows_of_tiles, tiles_n * tile_n)
-        arguments = {
-            "x": columns,
-            "out": p.column_sums,
-            "rows": rows_of_tiles,
-            "columns": p.out.columns,
-            "row_stride": columns.stride(0),
-            "ROWS": 64,
-            "COLUMNS": 32,
-        }
-        adding.append(Launch(add_rows_kernel, -(-p.out.columns // 32), arguments, ADDING))
-    if p.square_sum is not None:
-        squares = p.square_sum.new_empty(rows_of_tiles * tiles_n * parts)
-        arguments = {
-            "x": squares,
-            "out": p.square_sum,
-            "rows": len(squares),
-            "columns": 1,
-            "row_stride": 1,
-            "ROWS": 2048,
-            "COLUMNS": 1,
-        }
-        adding.append(Launch(add_rows_kernel, 1, arguments, ADDING))
-    return {"column_sums": columns, "square_sums": squares}, adding
+    """Return where tiles leave the sums of their columns, and the launch that adds these up."""
+    if p.column_sums is None:
+        return {"column_sums": None}, []
+    sums = p.column_sums.new_empty(rows_of_tiles, width)
+    arguments = {
+        "x": sums,
+        "out": p.column_sums,
+        "rows": rows_of_tiles,
+        "columns": p.out.columns,
+        "row_stride": sums.stride(0),
+        "ROWS": 64,
+        "COLUMNS": 32,
+    }
+    adding = Launch(add_rows_kernel, -(-p.out.columns // 32), arguments, ADDING)
+    return {"column_sums": sums}, [adding]

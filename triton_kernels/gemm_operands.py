@@ -92,8 +92,6 @@ class Product(NamedTuple):
     bias: Tensor | None
     aux: Matrices | None
     column_sums: Tensor | None
-    found_inf: Tensor | None
-    square_sum: Tensor | None
     batch: int
     terms: int
     alpha: float

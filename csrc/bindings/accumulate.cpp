@@ -1,15 +1,12 @@
 #include "accumulate.h"
 
 #include <ATen/core/grad_mode.h>
-#include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/csrc/autograd/anomaly_mode.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <mutex>
 #include <unordered_map>
-
-#include "free_checks.h"
 
 namespace amp_ext {
 namespace {
@@ -75,16 +72,14 @@ bool is_plain_fp32(const at::Tensor& tensor) {
          !tensor.unsafeGetTensorImpl()->is_python_dispatch();
 }
 
-// The leaf to whose gradient the node may add that of its input, or null. When it does not add,
-// another use of the leaf does no harm: autograd sums by an add_ that it counts, or into new
-// memory.
-AccumulateGrad* leaf_behind(Node& node, size_t input, bool adds) {
+// The leaf to whose gradient the node may add that of its input, or null.
+AccumulateGrad* leaf_behind(Node& node, size_t input) {
   // Anomaly mode and post hooks would look at the gradient that the node returns.
   if (!adds_to_all_leaves() || torch::autograd::AnomalyMode::is_enabled() ||
       !node.post_hooks().empty())
     return nullptr;
   auto* const leaf = dynamic_cast<AccumulateGrad*>(node.next_edge(input).function.get());
-  if (!leaf || has_hooks(*leaf) || (adds && uses_in_this_pass(leaf, node) != 1) ||
+  if (!leaf || has_hooks(*leaf) || uses_in_this_pass(leaf, node) != 1 ||
       leaf->stream() != node.stream() || !leaf->variable.defined() ||
       !leaf->variable.requires_grad() || !leaf->variable.is_leaf() ||
       !is_plain_fp32(leaf->variable) || !leaf->variable.is_contiguous()) {
@@ -105,21 +100,14 @@ bool takes(const at::Tensor& grad, const at::Tensor& weight, const at::Tensor& l
 
 at::Tensor leaf_gradient(Node& node, size_t input, const at::Tensor& left, const at::Tensor& right,
                          const GemmOptions& options, bool in_place) {
-  // Below a mode's handler writes are not counted.
-  const bool judges = judges_gradients() && !c10::impl::dispatch_mode_enabled();
-  bool is_first = false;
-  if (AccumulateGrad* const leaf =
-          in_place || judges ? leaf_behind(node, input, in_place) : nullptr) {
+  if (AccumulateGrad* const leaf = in_place ? leaf_behind(node, input) : nullptr) {
     const std::lock_guard<std::mutex> lock(NodeMutex::of(*leaf));
     const at::Tensor& grad = leaf->variable.grad();
-    is_first = !grad.defined();
-    if (in_place && takes(grad, leaf->variable, left, right)) {
-      const AskProducts asked(judges);
+    if (takes(grad, leaf->variable, left, right)) {
       gemm_accumulate_(grad, left, right, options);
       return {};
     }
   }
-  const AskProducts asked(judges && is_first);
   return gemm(left, right, options);
 }
 

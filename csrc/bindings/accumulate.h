@@ -16,10 +16,6 @@ namespace amp_ext {
 // autograd.grad); when no hook, as data-parallel wrappers have them, nor anomaly mode looks at the
 // gradient; and when the leaf's .grad is a plain FP32 tensor in the leaf's layout, apart from the
 // operands in memory, and written on this node's own stream.
-//
-// Where it is asked for (free_checks.h), the product judges what it writes, if that is what
-// the input's .grad is to be: as above, or there is no .grad yet and autograd will take the result.
-// Not while a TorchDispatchMode is active.
 at::Tensor leaf_gradient(torch::autograd::Node& node, size_t input, const at::Tensor& left,
                          const at::Tensor& right, const GemmOptions& options, bool in_place);
 

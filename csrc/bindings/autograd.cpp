@@ -185,10 +185,10 @@ TensorPair gemm_times_derivative_autograd(const at::Tensor& a, const at::Tensor&
 }
 
 void gemm_accumulate_autograd(const at::Tensor& c, const at::Tensor& a, const at::Tensor& b,
-                              const GemmOptions& options, const Reports& reports) {
-  check_no_gradient(kGemmAccumulate, c, a, b, reports.found_inf, reports.square_sum);
+                              const GemmOptions& options) {
+  check_no_gradient(kGemmAccumulate, c, a, b);
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  gemm_accumulate_(c, a, b, options, reports);
+  gemm_accumulate_(c, a, b, options);
 }
 
 }  // namespace

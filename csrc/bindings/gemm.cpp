@@ -7,10 +7,7 @@
 #include <c10/util/accumulate.h>
 #include <torch/library.h>
 
-#include <limits>
-
 #include "backend.h"
-#include "free_checks.h"
 #include "tensor_args.h"
 #include "triton.h"
 
@@ -19,8 +16,6 @@ namespace amp_ext {
 std::atomic<bool> uses_gemm_kernels = false;
 
 namespace {
-
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 // The stride of the leading dimensions taken as one; none if they cannot be. Strides of dimensions
 // of size 1 are arbitrary.
@@ -65,7 +60,7 @@ class Product {
       args_.c = read(options.c->expand(sizes));
       args_.beta = options.beta;
     }
-    if (options.bias) args_.bias = read(options.bias->unsqueeze(0));
+    if (options.bias) args_.bias = read_vector(*options.bias);
     args_.activation = activation_of(op, options.activation);
     out_type_ = out_dtype_of(a, b, options.out_dtype);
     args_.out = {nullptr, *dtype_of(out_type_), args_.m * args_.n, args_.n, 1};
@@ -81,13 +76,6 @@ class Product {
     args_.out.data = c.mutable_data_ptr();
     args_.c = args_.out;
     args_.beta = 1;
-  }
-
-  // `found` is what *found_inf becomes.
-  void report_to(float* found_inf, float found, double* square_sum = nullptr) {
-    args_.found_inf = found_inf;
-    args_.found = found;
-    args_.square_sum = square_sum;
   }
 
   // Whether a kernel here is to form it, and not torch's library.
@@ -161,6 +149,11 @@ class Product {
     return result;
   }
 
+  static VectorRef read_vector(const at::Tensor& tensor) {
+    return {const_cast<void*>(tensor.const_data_ptr()), *dtype_of(tensor.scalar_type()),
+            tensor.stride(0)};
+  }
+
   std::vector<int64_t> sizes_;  // of the result
   at::TensorOptions options_;
   at::ScalarType out_type_;
@@ -173,11 +166,8 @@ at::Tensor gemm_kernel(const at::Tensor& a, const at::Tensor& b, const GemmOptio
   if (triton_serves(a, b, options)) return triton_gemm(a, b, options, sizes);
   Product product(kGemm, a, b, options, sizes);
   if (!product.is_served()) return torch_gemm(a, b, options);
-  at::Tensor out = product.new_out();
-  const std::optional<Flag> verdict = flag_for(out);
-  if (verdict) product.report_to(verdict->address, kInfinity);
+  const at::Tensor out = product.new_out();
   product.run(kGemm);
-  if (verdict) remember_verdict(out, *verdict);
   return out;
 }
 
@@ -216,66 +206,29 @@ bool is_row_major(const at::Tensor& tensor) {
   return batch_stride(tensor).has_value();
 }
 
-void check_accumulator(const at::Tensor& c, const char* name, const at::Tensor& other) {
-  TORCH_CHECK(!overlap(c, other), kGemmAccumulate, ": c and ", name,
-              " overlap in memory, expected a c apart from all that is read: clone() it");
-}
-
-void check_report(const char* name, const at::Tensor& report, const char* other_name,
-                  const at::Tensor& other) {
-  TORCH_CHECK(!overlap(report, other), kGemmAccumulate, ": ", name, " and ", other_name,
-              " overlap in memory, expected a ", name, " apart from all else: clone() it");
-}
-
 void gemm_accumulate_kernel(const at::Tensor& c, const at::Tensor& given_a,
-                            const at::Tensor& given_b, const GemmOptions& options,
-                            const Reports& reports) {
-  check_gemm_accumulate<int64_t>(c, given_a, given_b, options, reports);
+                            const at::Tensor& given_b, const GemmOptions& options) {
+  check_gemm_accumulate<int64_t>(c, given_a, given_b, options);
   const at::Tensor a = given_a.resolve_neg(), b = given_b.resolve_neg();
-  const auto& [found_inf, square_sum] = reports;
-  float* const flag = found_inf
-                          ? one_element<float>(kGemmAccumulate, "found_inf", *found_inf, c.device())
-                          : nullptr;
-  double* const squares =
-      square_sum ? one_element<double>(kGemmAccumulate, "square_sum", *square_sum, c.device())
-                 : nullptr;
   TORCH_CHECK(c.numel() == 0 || is_row_major(c), kGemmAccumulate,
               ": c must be row-major with a column stride of 1, its leading dimensions one after "
               "another, got strides ",
               c.strides());
-  check_accumulator(c, "a", a);
-  check_accumulator(c, "b", b);
-  if (found_inf) check_accumulator(c, "found_inf", *found_inf);
-  if (square_sum) check_accumulator(c, "square_sum", *square_sum);
-  if (found_inf) {
-    check_report("found_inf", *found_inf, "a", a);
-    check_report("found_inf", *found_inf, "b", b);
-  }
-  if (square_sum) {
-    check_report("square_sum", *square_sum, "a", a);
-    check_report("square_sum", *square_sum, "b", b);
-  }
-  if (found_inf && square_sum) check_report("found_inf", *found_inf, "square_sum", *square_sum);
-
-  std::optional<Flag> verdict;
+  Arguments given(kGemmAccumulate, c.device());
+  given.write_tensor("c", c);
+  given.read_tensor("a", a);
+  given.read_tensor("b", b);
   if (triton_serves(a, b, options)) {
-    triton_gemm_accumulate_(c, a, b, options, reports);
+    triton_gemm_accumulate_(c, a, b, options);
   } else {
     Product product(kGemmAccumulate, a, b, options, c.sizes());
     product.accumulate_into(c);
-    product.report_to(flag, 1.0f, squares);
-    if (product.is_served()) {
-      if (!flag) verdict = flag_for(c);
-      if (verdict) product.report_to(verdict->address, kInfinity, squares);
+    if (product.is_served())
       product.run(kGemmAccumulate);
-    } else {
-      torch_gemm_accumulate_(c, a, b, options, reports);
-    }
+    else
+      torch_gemm_accumulate_(c, a, b, options);
   }
-  mark_written(c);
-  if (found_inf) mark_written(*found_inf);
-  if (square_sum) mark_written(*square_sum);
-  if (verdict) remember_verdict(c, *verdict);
+  given.mark_written();
 }
 
 void register_gemm(torch::Library& m) {
@@ -307,12 +260,11 @@ TensorPair gemm_times_derivative(const at::Tensor& a, const at::Tensor& b, const
 }
 
 void gemm_accumulate_(const at::Tensor& c, const at::Tensor& a, const at::Tensor& b,
-                      const GemmOptions& o, const Reports& reports) {
+                      const GemmOptions& o) {
   static const auto op =
       typed_op<decltype(gemm_accumulate_op<gemm_accumulate_kernel>)>(kGemmAccumulate);
   at::Tensor written = c;
-  op.call(written, a, b, o.trans_a, o.trans_b, o.sum_batch, o.alpha, reports.found_inf,
-          reports.square_sum);
+  op.call(written, a, b, o.trans_a, o.trans_b, o.sum_batch, o.alpha);
 }
 
 TORCH_LIBRARY_IMPL(amp_ext, CPU, m) { register_gemm(m); }

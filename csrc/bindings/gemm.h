@@ -37,12 +37,6 @@ struct GemmOptions {
   std::optional<at::ScalarType> out_dtype = std::nullopt;
 };
 
-// What gemm_accumulate_ reports of its result.
-struct Reports {
-  std::optional<at::Tensor> found_inf;
-  std::optional<at::Tensor> square_sum;
-};
-
 // An op by its name.
 template <class Signature>
 c10::TypedOperatorHandle<Signature> typed_op(const char* name) {
@@ -57,7 +51,7 @@ TensorPair gemm_with_aux(const at::Tensor& a, const at::Tensor& b, const GemmOpt
 TensorPair gemm_times_derivative(const at::Tensor& a, const at::Tensor& b, const at::Tensor& aux,
                                  const GemmOptions& options);
 void gemm_accumulate_(const at::Tensor& c, const at::Tensor& a, const at::Tensor& b,
-                      const GemmOptions& options, const Reports& reports = {});
+                      const GemmOptions& options);
 
 // A function of options in the signature of its op: gemm and gemm_with_aux ...
 template <auto kFunction>
@@ -85,15 +79,13 @@ TensorPair gemm_times_derivative_op(const at::Tensor& a, const at::Tensor& b, co
 // ... and gemm_accumulate_.
 template <auto kFunction>
 void gemm_accumulate_op(at::Tensor& c, const at::Tensor& a, const at::Tensor& b, bool trans_a,
-                        bool trans_b, bool sum_batch, double alpha,
-                        const std::optional<at::Tensor>& found_inf,
-                        const std::optional<at::Tensor>& square_sum) {
+                        bool trans_b, bool sum_batch, double alpha) {
   GemmOptions options;
   options.trans_a = trans_a;
   options.trans_b = trans_b;
   options.sum_batch = sum_batch;
   options.alpha = alpha;
-  kFunction(c, a, b, options, {found_inf, square_sum});
+  kFunction(c, a, b, options);
 }
 
 // The checks of one argument of `op`.
@@ -135,7 +127,7 @@ Sizes<Int> check_gemm_times_derivative(const at::Tensor& a, const at::Tensor& b,
                                        const at::Tensor& aux, const GemmOptions& options);
 template <class Int>
 void check_gemm_accumulate(const at::Tensor& c, const at::Tensor& a, const at::Tensor& b,
-                           const GemmOptions& options, const Reports& reports);
+                           const GemmOptions& options);
 
 // The ops by torch's own library, for devices and types that have no kernel here. Arguments have
 // been checked.
@@ -145,6 +137,6 @@ TensorPair torch_gemm_with_aux(const at::Tensor& a, const at::Tensor& b,
 TensorPair torch_gemm_times_derivative(const at::Tensor& a, const at::Tensor& b,
                                        const at::Tensor& aux, const GemmOptions& options);
 void torch_gemm_accumulate_(const at::Tensor& c, const at::Tensor& a, const at::Tensor& b,
-                            const GemmOptions& options, const Reports& reports);
+                            const GemmOptions& options);
 
 }  // namespace amp_ext

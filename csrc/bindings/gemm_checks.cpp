@@ -52,17 +52,6 @@ void check_factor(const char* op, const char* name, double factor, at::ScalarTyp
               " in magnitude, since the product is summed in float32, got ", factor);
 }
 
-// An optional tensor of one element that an op writes.
-void check_report(const char* op, const char* name, const std::optional<at::Tensor>& tensor,
-                  at::ScalarType type, const char* words, at::Device device) {
-  if (!tensor) return;
-  check_device(op, name, *tensor, device);
-  TORCH_CHECK(tensor->scalar_type() == type, op, ": ", name, " must be a ", words, " tensor, got ",
-              tensor->scalar_type());
-  TORCH_CHECK(tensor->sym_numel() == 1, op, ": ", name, " must be a 1-element tensor, got shape ",
-              tensor->sym_sizes());
-}
-
 }  // namespace
 
 void check_operand(const char* op, const char* name, const at::Tensor& tensor, at::Device device) {
@@ -150,7 +139,7 @@ Sizes<Int> check_gemm_times_derivative(const at::Tensor& a, const at::Tensor& b,
 
 template <class Int>
 void check_gemm_accumulate(const at::Tensor& c, const at::Tensor& a, const at::Tensor& b,
-                           const GemmOptions& options, const Reports& reports) {
+                           const GemmOptions& options) {
   const auto sizes = check_gemm<Int>(kGemmAccumulate, a, b, options);
   check_operand(kGemmAccumulate, "c", c, a.device());
   check_memory<Int>(kGemmAccumulate, "c", c, Access::write);
@@ -158,9 +147,6 @@ void check_gemm_accumulate(const at::Tensor& c, const at::Tensor& a, const at::T
   TORCH_CHECK(c.scalar_type() == at::kFloat, kGemmAccumulate, ": c must be a float tensor, got ",
               c.scalar_type());
   check_shape<Int>(kGemmAccumulate, "c", c, sizes);
-  check_report(kGemmAccumulate, "found_inf", reports.found_inf, at::kFloat, "float", a.device());
-  check_report(kGemmAccumulate, "square_sum", reports.square_sum, at::kDouble, "double",
-               a.device());
 }
 
 #define AMP_EXT_INSTANTIATE(Int)                                                          \
@@ -169,7 +155,7 @@ void check_gemm_accumulate(const at::Tensor& c, const at::Tensor& a, const at::T
   template Sizes<Int> check_gemm_times_derivative(const at::Tensor&, const at::Tensor&,   \
                                                   const at::Tensor&, const GemmOptions&); \
   template void check_gemm_accumulate<Int>(const at::Tensor&, const at::Tensor&,          \
-                                           const at::Tensor&, const GemmOptions&, const Reports&);
+                                           const at::Tensor&, const GemmOptions&);
 
 AMP_EXT_INSTANTIATE(int64_t)
 AMP_EXT_INSTANTIATE(c10::SymInt)

@@ -43,8 +43,7 @@ TORCH_LIBRARY(amp_ext, m) {
       tags);
   m.def(
       "gemm_accumulate_(Tensor(a!) c, Tensor a, Tensor b, *, bool trans_a=False, "
-      "bool trans_b=False, bool sum_batch=False, float alpha=1.0, Tensor(b!)? found_inf=None, "
-      "Tensor(d!)? square_sum=None) -> ()",
+      "bool trans_b=False, bool sum_batch=False, float alpha=1.0) -> ()",
       tags);
   m.def(
       "linear(Tensor x, Tensor weight, Tensor? bias=None, *, str activation=\"none\", "

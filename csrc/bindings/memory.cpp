@@ -13,14 +13,6 @@ int64_t extent_of(const at::Tensor& tensor) {
   return last + 1;
 }
 
-bool overlap(const at::Tensor& a, const at::Tensor& b) {
-  if (a.numel() == 0 || b.numel() == 0) return false;
-  const auto range = [](const at::Tensor& t) {
-    return MemoryRange(t.const_data_ptr(), extent_of(t) * static_cast<int64_t>(t.element_size()));
-  };
-  return overlap(range(a), range(b));
-}
-
 namespace {
 
 bool begins_before(const MemoryRange& a, const MemoryRange& b) { return a.begin < b.begin; }

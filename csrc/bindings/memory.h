@@ -66,9 +66,6 @@ inline bool owns_memory(const at::Tensor& tensor) {
   return storage.use_count() == 1 && storage.resizable();
 }
 
-// Whether the memory of two tensors, each from its first element to its last, overlaps.
-bool overlap(const at::Tensor& a, const at::Tensor& b);
-
 // Two of the ranges that overlap, if there are any, by their indices.
 using IndexPair = std::pair<size_t, size_t>;
 std::optional<IndexPair> find_overlap(const std::vector<MemoryRange>& ranges);

@@ -24,7 +24,6 @@
 
 #include "autocast.h"
 #include "backend.h"
-#include "free_checks.h"
 #include "gemm.h"
 #include "gemm_plans.h"
 #include "ops.h"
@@ -139,15 +138,12 @@ py::object unscale_grads(py::handle param_groups, py::handle scale, py::handle i
   END_HANDLE_TH_ERRORS_PYBIND
 }
 
-// As unscale_grads, but the gradients are only read, or with `take_verdicts` not even that where
-// the products that wrote them have judged them: ({device: found_inf on it}, how many have been
-// judged).
-py::object check_grads(py::handle param_groups, py::handle found_inf, bool take_verdicts) {
+// As unscale_grads, but the gradients are only read.
+py::object check_grads(py::handle param_groups, py::handle found_inf) {
   HANDLE_TH_ERRORS
   constexpr auto op = "amp_ext::check_finite";
   const at::NoGradGuard no_grad;
   OptimizerGrads grads(op, Access::read, /*allow_fp16=*/true, Coalesce::fp16);
-  if (take_verdicts) grads.take_verdicts();
   if (!grads.collect(param_groups)) return py::none();
   const at::Tensor& initial = tensor_of("found_inf", found_inf);
   one_element<float>(op, "found_inf", initial, initial.device());
@@ -161,7 +157,7 @@ py::object check_grads(py::handle param_groups, py::handle found_inf, bool take_
     for (size_t i = 0; i < found.size(); ++i)
       check_finite(grads.lists()[i], found[i], std::nullopt, Others::fresh);
   }
-  return py::make_tuple(by_device(found), grads.judged());
+  return by_device(found);
   END_HANDLE_TH_ERRORS_PYBIND
 }
 
@@ -364,11 +360,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("is_installed", &amp_ext::is_installed);
   m.def("unscale_grads", &amp_ext::unscale_grads, py::arg("param_groups"), py::arg("scale"),
         py::arg("inv_scale"), py::arg("found_inf"), py::arg("allow_fp16"));
-  m.def("check_grads", &amp_ext::check_grads, py::arg("param_groups"), py::arg("found_inf"),
-        py::arg("take_verdicts"));
-  m.def("judge_gradients", &amp_ext::judge_gradients);
-  m.def("judges_gradients", &amp_ext::judges_gradients);
-  m.def("forget_verdicts", &amp_ext::forget_verdicts);
+  m.def("check_grads", &amp_ext::check_grads, py::arg("param_groups"), py::arg("found_inf"));
   m.def("clip_grads", &amp_ext::clip_grads, py::arg("param_groups"), py::arg("scale"),
         py::arg("unscaled"), py::arg("found_infs"), py::arg("max_norm"),
         py::arg("error_if_nonfinite"), py::arg("allow_fp16"));

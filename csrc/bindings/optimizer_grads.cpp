@@ -76,12 +76,6 @@ bool OptimizerGrads::add(at::TensorImpl* param, const at::Tensor& grad) {
   if (grad.unsafeGetTensorImpl()->is_python_dispatch()) return false;
   const bool half = grad.scalar_type() == at::kHalf;
   TORCH_CHECK_VALUE(allow_fp16_ || !half, "Attempting to unscale FP16 gradients.");
-  if (std::optional<Flag> flag = takes_verdicts_ ? take_verdict(grad) : std::nullopt) {
-    list_for(grad.device()).add_flag(flag->address);
-    ++judged_;
-    if (flags_.empty() || !flags_.back().is_same(flag->pool)) flags_.push_back(flag->pool);
-    return true;
-  }
   if (grad.layout() != at::kSparse) {
     list_for(grad.device()).add(grad);
     return true;

@@ -6,7 +6,6 @@
 #include <utility>
 #include <vector>
 
-#include "free_checks.h"
 #include "tensor_args.h"
 
 namespace amp_ext {
@@ -21,12 +20,6 @@ class OptimizerGrads {
   // `op` is what errors name.
   OptimizerGrads(const char* op, Access access, bool allow_fp16, Coalesce coalesce)
       : op_(op), access_(access), allow_fp16_(allow_fp16), coalesce_(coalesce) {}
-
-  // From now on gradients that products have judged are represented by their flags. Only for a list
-  // that is read, to look for what is not finite.
-  void take_verdicts() { takes_verdicts_ = judges_gradients(); }
-  // How many gradients are.
-  int64_t judged() const { return judged_; }
 
   // Reads `.grad` of every parameter. False when only Python can serve: a gradient is a Python
   // tensor subclass, or a parameter's class has a `grad` of its own.
@@ -76,9 +69,6 @@ class OptimizerGrads {
   std::vector<const at::Tensor*> grads_;
   std::vector<at::TensorImpl*> grad_impls_;
   std::vector<GradList> lists_;
-  bool takes_verdicts_ = false;
-  int64_t judged_ = 0;
-  std::vector<at::Tensor> flags_;                                  // the pools of flags in lists_
   std::vector<at::Tensor> sparse_values_;                          // kept alive for lists_
   std::vector<std::pair<at::TensorImpl*, at::Tensor>> coalesced_;  // parameter, its new gradient
 };

@@ -36,12 +36,6 @@ float* one_element(const char* op, const char* name, const at::Tensor& tensor, a
 }
 
 template <>
-double* one_element(const char* op, const char* name, const at::Tensor& tensor, at::Device device) {
-  return static_cast<double*>(
-      one_element(op, name, tensor, at::kDouble, "a double tensor", device));
-}
-
-template <>
 int32_t* one_element(const char* op, const char* name, const at::Tensor& tensor,
                      at::Device device) {
   return static_cast<int32_t*>(one_element(op, name, tensor, at::kInt, "an int tensor", device));

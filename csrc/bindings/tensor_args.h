@@ -110,9 +110,6 @@ class GradList {
   // their signs.
   void add(const at::Tensor& grad);
 
-  // Appends a float that is read in the place of a gradient. It has to live until the launch.
-  void add_flag(float* flag) { refs_.push_back({flag, 1, DType::f32}); }
-
   // To be called once after the last add: throws when two tensors to be written overlap. Of one
   // with holes only the first element counts, so that such views may interleave. Nothing has been
   // written before.
@@ -185,6 +182,15 @@ class Arguments {
   T* write_all(const char* name, const std::optional<at::Tensor>& tensor, int64_t size) {
     return tensor ? added(name, *tensor, elements<T>(op_, name, *tensor, size, device_), size)
                   : nullptr;
+  }
+
+  // A tensor of any shape.
+  void read_tensor(const char* name, const at::Tensor& tensor) {
+    add({name, checked_memory(op_, name, tensor, Access::read)}, /*is_written=*/false);
+  }
+  void write_tensor(const char* name, const at::Tensor& tensor) {
+    add({name, checked_memory(op_, name, tensor, Access::write)}, /*is_written=*/true);
+    tensors_.push_back(tensor.unsafeGetTensorImpl());
   }
 
   // To be called after the last argument.

@@ -2,11 +2,8 @@
 // result is rounded once. Small products are multiplied here, large ones by the library's fp32
 // GEMM.
 #include <algorithm>
-#include <atomic>
 #include <cstring>
-#include <numeric>
 #include <utility>
-#include <vector>
 
 #include "amp_ext/launch.h"
 #include "span.h"
@@ -36,6 +33,10 @@ struct Range {
 const char* address(const MatrixRef& x, int64_t batch, int64_t row, int64_t column) {
   const int64_t index = batch * x.batch_stride + row * x.row_stride + column * x.column_stride;
   return static_cast<const char*>(x.data) + index * size_of(x.dtype);
+}
+
+const char* address(const VectorRef& x, int64_t index) {
+  return static_cast<const char*>(x.data) + index * x.stride * size_of(x.dtype);
 }
 
 // n elements, `stride` apart, as fp32.
@@ -125,37 +126,9 @@ bool is_sum(const GemmArgs& g) {
          static_cast<float>(g.alpha) != 0;
 }
 
-// What is said of the rounded result. Several threads may report at once, each of rows of its own.
-class Report {
- public:
-  explicit Report(const GemmArgs& g) : g_(g), squares_(g.square_sum ? g.batch * g.m : 0) {}
-
-  bool is_wanted() const { return g_.found_inf || g_.square_sum; }
-
-  // Elements of a row, of the type of `out`. Those of a row come in order.
-  void add(int64_t batch, int64_t row, const void* values, int64_t count) {
-    const SpanKernels& span = span_kernels();
-    const int type = static_cast<int>(g_.out.dtype);
-    const bool bad =
-        g_.square_sum ? span.sum_squares[type](values, count, 1.0f, &squares_[batch * g_.m + row])
-                      : span.check_finite[type](values, count);
-    if (bad && g_.found_inf)
-      std::atomic_ref(*g_.found_inf).store(g_.found, std::memory_order_relaxed);
-  }
-
-  // The squares are summed row by row: the same for any number of threads.
-  void close() const {
-    if (g_.square_sum) *g_.square_sum = std::accumulate(squares_.begin(), squares_.end(), 0.0);
-  }
-
- private:
-  const GemmArgs& g_;
-  std::vector<double> squares_;  // of each row
-};
-
 // Rounds finished sums to rows of `out`. `sums` become what is rounded.
 void finish_rows(const GemmArgs& g, int64_t batch, Range rows, Range columns, float* sums,
-                 int64_t ld, Report& report) {
+                 int64_t ld) {
   const SpanKernels& span = span_kernels();
   const TileKernels& tile = tile_kernels();
   const auto [out_type, aux_type] =
@@ -179,14 +152,15 @@ void finish_rows(const GemmArgs& g, int64_t batch, Range rows, Range columns, fl
       float* const values = sums + i * ld + j;
       float first[kLine], second[kLine];
       if (combines) {
+        const float* const bias = g.bias.data ? second : nullptr;
+        if (bias) widen(address(g.bias, column), g.bias.dtype, g.bias.stride, count, second);
         tile.combine(values, count, static_cast<float>(g.alpha), static_cast<float>(g.beta),
-                     line(g.c, first), line(g.bias, second));
+                     line(g.c, first), bias);
       }
       if (g.aux.data && !g.derivative) span.narrow[aux_type](values, count, place(g.aux));
       if (activate) activate(values, count);
       if (differentiate) differentiate(values, count, line(g.aux, first));
       span.narrow[out_type](values, count, place(g.out));
-      if (report.is_wanted()) report.add(batch, row, place(g.out), count);
     }
   }
 }
@@ -211,8 +185,7 @@ int64_t small_workspace(const GemmArgs& g) {
   return g.m * g.k + (g.k + g.m) * round_up(g.n, kTileColumns) + g.k * g.n;
 }
 
-void small_product(const GemmArgs& g, int64_t batch, float* workspace, const CpuContext& serial,
-                   Report& report) {
+void small_product(const GemmArgs& g, int64_t batch, float* workspace, const CpuContext& serial) {
   const int64_t ldb = round_up(g.n, kTileColumns);
   float* const b = workspace;
   float* const sums = b + g.k * ldb;
@@ -231,11 +204,11 @@ void small_product(const GemmArgs& g, int64_t batch, float* workspace, const Cpu
   }
   tile_kernels().multiply(
       {a.data, b, sums, g.m, g.k, a.transposed ? 1 : a.ld, a.transposed ? a.ld : 1, ldb});
-  finish_rows(g, batch, {0, g.m}, {0, g.n}, sums, ldb, report);
+  finish_rows(g, batch, {0, g.m}, {0, g.n}, sums, ldb);
   if (g.column_sums) add_column_sums(g, g.m, {0, g.n}, sums, ldb, serial);
 }
 
-void small_products(const GemmArgs& g, const CpuContext& context, Report& report) {
+void small_products(const GemmArgs& g, const CpuContext& context) {
   CpuContext serial = context;
   serial.parallel_for = [](int64_t count, int64_t, void* opaque, ParallelBody body) {
     body(opaque, 0, count);
@@ -244,7 +217,7 @@ void small_products(const GemmArgs& g, const CpuContext& context, Report& report
   const int64_t grain = g.column_sums ? g.batch : std::max<int64_t>(1, share);
   parallel(context, g.batch, grain, [&](int64_t begin, int64_t end) {
     float* const workspace = context.workspace(small_workspace(g));
-    for (int64_t i = begin; i < end; ++i) small_product(g, i, workspace, serial, report);
+    for (int64_t i = begin; i < end; ++i) small_product(g, i, workspace, serial);
   });
 }
 
@@ -254,7 +227,7 @@ int64_t block_extent(int64_t extent, int64_t other) {
   return std::min(extent, std::max(kBlockExtent, kBlockElements / std::max<int64_t>(other, 1)));
 }
 
-void large_products(const GemmArgs& g, const CpuContext& context, Report& report) {
+void large_products(const GemmArgs& g, const CpuContext& context) {
   const int64_t block_n = std::min(g.n, kBlockExtent), block_k = std::min(g.k, kBlockExtent);
   const int64_t mb = block_extent(g.m, std::max(block_n, block_k));
   const int64_t nb = block_extent(g.n, std::max(std::min(mb, kBlockExtent), block_k));
@@ -286,16 +259,11 @@ void large_products(const GemmArgs& g, const CpuContext& context, Report& report
                                   direct ? static_cast<float>(g.alpha) : 1.0f});
           }
         }
-        if (direct && !report.is_wanted()) continue;
+        if (direct) continue;
         const int64_t grain = std::max<int64_t>(1, kConvertGrain / columns.size);
         parallel(context, rows.size, grain, [&](int64_t begin, int64_t end) {
-          if (direct) {
-            for (int64_t r = begin; r < end; ++r)
-              report.add(batch, i + r, c + r * ldc, columns.size);
-          } else {
-            const Range part{i + begin, end - begin};
-            finish_rows(g, batch, part, columns, c + begin * ldc, ldc, report);
-          }
+          const Range part{i + begin, end - begin};
+          finish_rows(g, batch, part, columns, c + begin * ldc, ldc);
         });
         if (g.column_sums) add_column_sums(g, rows.size, columns, c, ldc, context);
       }
@@ -307,7 +275,7 @@ void large_products(const GemmArgs& g, const CpuContext& context, Report& report
 
 bool gemm_serves(const GemmArgs& g) {
   if (g.a.dtype == DType::f64 || g.b.dtype == DType::f64) return false;
-  const auto bf16 = [](const MatrixRef& x) { return !x.data || x.dtype == DType::bf16; };
+  const auto bf16 = [](const auto& x) { return !x.data || x.dtype == DType::bf16; };
   const bool library_is_faster = multiplies_bf16() && bf16(g.a) && bf16(g.b) && bf16(g.c) &&
                                  bf16(g.bias) && g.out.dtype == DType::bf16;
   return !library_is_faster || g.batch * g.terms * g.m * g.n * g.k < kSmallProduct;
@@ -315,15 +283,13 @@ bool gemm_serves(const GemmArgs& g) {
 
 Status launch_gemm(const GemmArgs& g, const CpuContext& context) {
   if (g.column_sums) std::fill_n(g.column_sums, g.n, 0.0f);
-  Report report(g);
   if (g.batch * g.m * g.n == 0) {
     // There is nothing to do.
   } else if (g.terms == 1 && g.m * g.n <= kSmallProduct / std::max<int64_t>(g.k, 1)) {
-    small_products(g, context, report);
+    small_products(g, context);
   } else {
-    large_products(g, context, report);
+    large_products(g, context);
   }
-  report.close();
   return Status::ok;
 }
 

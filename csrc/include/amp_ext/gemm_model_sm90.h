@@ -62,8 +62,7 @@ class Sm90Cycles {
     if (g.aux.data) bytes += size_of(g.aux.dtype);
     const double parts = double(t.consumer_m()) / Sm90Tile::kBoxRows * t.n / Sm90Tile::kBoxColumns;
     const bool is_plain = (!g.c.data || adds_to_out(g)) && !g.aux.data &&
-                          g.activation == Activation::none && !g.found_inf && !g.column_sums &&
-                          !g.square_sum;
+                          g.activation == Activation::none && !g.column_sums;
     const double part = is_plain ? kSm90PartCycles : kSm90LongPartCycles;
     finish_ = kSm90TileCycles + std::max(parts * part, m * n * bytes / kSm90L2Bytes);
     const double share_bytes = double(t.m) * t.n * 4;

@@ -100,7 +100,7 @@ inline uint32_t group_rows(const GemmTile& t, uint32_t tiles_m, uint32_t tiles_n
 // ---- plans -------------------------------------------------------------------------------------
 
 inline bool writes_something(const GemmArgs& g) {
-  return (g.m > 0 && g.n > 0 && g.batch > 0) || (g.n > 0 && g.column_sums) || g.square_sum;
+  return (g.m > 0 && g.n > 0 && g.batch > 0) || (g.n > 0 && g.column_sums);
 }
 
 // The plan with this tile and number of splits. Sums of no elements at all are zeros, which blocks
@@ -127,12 +127,8 @@ inline GemmPlan plan_with(const GemmArgs& g, int tile, int64_t splits, int multi
     plan.column_sums_offset = tiles * splits * t.m * t.n * 4;
     plan.column_tickets = tiles;
   }
-  const bool sums = g.column_sums != nullptr, squares = g.square_sum != nullptr;
-  plan.squares_offset =
-      plan.column_sums_offset + (sums ? batch * plan.tiles_m * plan.tiles_n * t.n * 4 : 0);
-  plan.workspace_bytes = plan.squares_offset + (squares ? tiles * 8 : 0);
-  plan.square_tickets = plan.column_tickets + (sums ? plan.tiles_n : 0);
-  plan.tickets = plan.square_tickets + (squares ? 1 : 0);
+  plan.workspace_bytes = plan.column_sums_offset + (g.column_sums ? tiles * t.n * 4 : 0);
+  plan.tickets = plan.column_tickets + (g.column_sums ? plan.tiles_n : 0);
   return plan;
 }
 

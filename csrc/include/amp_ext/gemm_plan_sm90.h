@@ -18,8 +18,7 @@ inline bool adds_to_out(const GemmArgs& g) {
          g.out.dtype == DType::f32 && (g.m <= 1 || g.c.row_stride == g.out.row_stride) &&
          (g.n <= 1 || g.c.column_stride == g.out.column_stride) &&
          (g.batch <= 1 || g.c.batch_stride == g.out.batch_stride) && g.beta == 1 && !g.aux.data &&
-         g.activation == Activation::none && !g.derivative && !g.found_inf && !g.column_sums &&
-         !g.square_sum;
+         g.activation == Activation::none && !g.derivative && !g.column_sums;
 }
 
 // The boxes of a consumer where nothing but the result goes through them.
@@ -94,18 +93,11 @@ inline GemmPlan plan_sm90_with(const GemmArgs& g, int tile, int cluster_m, int c
     plan.column_sums_offset = shared * splits * cluster * t.m * t.n * 4;
     plan.column_tickets = shared * cluster * tile_consumers;
   }
-  plan.squares_offset = plan.column_sums_offset;
-  plan.square_tickets = plan.column_tickets;
+  plan.workspace_bytes = plan.column_sums_offset;
+  plan.tickets = plan.column_tickets;
   if (g.column_sums) {  // a row for each consumer's 64
-    plan.squares_offset += g.batch * ceil_div(g.m, Sm90Tile::kBoxRows) * width * t.n * 4;
-    plan.square_tickets += width;
-  }
-  plan.workspace_bytes = plan.squares_offset;
-  plan.tickets = plan.square_tickets;
-  if (g.square_sum) {  // one for each warp that finishes a tile
-    const int64_t warps = tile_consumers * 4;
-    plan.workspace_bytes += g.batch * ceil_div(g.m, t.m) * ceil_div(g.n, t.n) * warps * 8;
-    plan.tickets += 1;
+    plan.workspace_bytes += g.batch * ceil_div(g.m, Sm90Tile::kBoxRows) * width * t.n * 4;
+    plan.tickets += width;
   }
   return plan;
 }

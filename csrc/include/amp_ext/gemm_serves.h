@@ -55,7 +55,7 @@ inline bool gemm_serves(const GemmArgs& g) {
   const double steps = std::ceil(g.k / 32.0) * g.terms;  // at most; numbers of 32 bits count them
   return is_16_bit(g.a.dtype) && g.a.dtype == g.b.dtype && layout_of_a(g).served &&
          layout_of_b(g).served && g.out.dtype != DType::f64 && is_served(g.c) &&
-         is_served(g.bias) && is_served(g.aux) && has_rows(g.out) && has_rows(g.aux) &&
+         g.bias.dtype != DType::f64 && is_served(g.aux) && has_rows(g.out) && has_rows(g.aux) &&
          tiles <= kGemmMostBlocks && g.k <= INT32_MAX && g.terms <= INT32_MAX && steps <= INT32_MAX;
 }
 
@@ -101,7 +101,7 @@ inline bool gemm_serves_sm90(const GemmArgs& g) {
   return tma_serves(g.a, layout_of_a(g), g.a.row_stride, g.a.column_stride, g.m, g.k, matrices) &&
          tma_serves(g.b, layout_of_b(g), g.b.column_stride, g.b.row_stride, g.n, g.k, matrices) &&
          tma_serves_rows(g.out, g) && !(g.c.data && g.aux.data) && is_like_out(g.c) &&
-         is_like_out(g.aux) && (!g.bias.data || g.n <= 1 || g.bias.column_stride == 1);
+         is_like_out(g.aux) && (!g.bias.data || g.n <= 1 || g.bias.stride == 1);
 }
 
 }  // namespace amp_ext

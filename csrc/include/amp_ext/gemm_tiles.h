@@ -188,12 +188,10 @@ struct GemmPlan {
 
   // In the workspace, in bytes; the splits' sums are at its beginning.
   int64_t column_sums_offset = 0;
-  int64_t squares_offset = 0;
   int64_t workspace_bytes = 0;
   // Tickets: those of tiles that are split, then one for each column of tiles if there are column
-  // sums, then one if there is a square sum.
+  // sums.
   int64_t column_tickets = 0;
-  int64_t square_tickets = 0;
   int64_t tickets = 0;
 };
 

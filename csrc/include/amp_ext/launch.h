@@ -103,6 +103,13 @@ struct MatrixRef {
   int64_t column_stride = 0;
 };
 
+// A vector: element i is data[i * stride]. A stride of 0 repeats.
+struct VectorRef {
+  void* data = nullptr;
+  DType dtype = DType::f32;
+  int64_t stride = 0;
+};
+
 // relu keeps NaN. gelu is x * Phi(x) by erf, gelu_tanh its approximation by tanh, as in torch.
 enum class Activation : uint8_t { none, relu, gelu, gelu_tanh };
 
@@ -113,12 +120,12 @@ enum class Activation : uint8_t { none, relu, gelu, gelu_tanh };
 // out = x * activation'(aux), where aux is what a forward product stored; for relu 0
 // where aux <= 0, else x.
 struct GemmArgs {
-  MatrixRef a;     // m x k
-  MatrixRef b;     // k x n
-  MatrixRef c;     // m x n; its data may be null, with a beta of 0, or that of out in out's layout
-  MatrixRef bias;  // m x n with a row_stride of 0; its data may be null
-  MatrixRef aux;   // m x n, column_stride 1; its data may be null
-  MatrixRef out;   // m x n, column_stride 1
+  MatrixRef a;    // m x k
+  MatrixRef b;    // k x n
+  MatrixRef c;    // m x n; its data may be null, with a beta of 0, or that of out in out's layout
+  MatrixRef aux;  // m x n, column_stride 1; its data may be null
+  MatrixRef out;  // m x n, column_stride 1
+  VectorRef bias;  // n, added to every row; its data may be null
   int64_t batch;
   int64_t terms;
   int64_t m;
@@ -129,9 +136,6 @@ struct GemmArgs {
   Activation activation;
   bool derivative;
   float* column_sums;  // n, summed over rows and batch before they are rounded; may be null
-  float* found_inf;    // = found if a rounded element of out is not finite; may be null
-  float found;         // not 0: 1, or infinity, so that the flag is finite where the result is
-  double* square_sum;  // = the sum of squares of the rounded elements of out; may be null
 };
 
 struct GemmPlan;

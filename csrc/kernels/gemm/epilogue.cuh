@@ -1,5 +1,5 @@
 // From a block's sums to the result: scaling, c, bias, activation or its derivative, rounding, and
-// what is reported of the result: whether it is finite, and the sums of its columns and squares.
+// the sums of its columns.
 #pragma once
 
 #include "../reduce.cuh"
@@ -20,14 +20,13 @@ struct EpilogueShared {
     float staged[kWarps][kTile.staged_rows()][kTile.warp_n() + kVector];
     float column_sums[kTile.warps_m][kTile.n];
     float4 grid_sums[kGroups][kTile.n / 4];
-    BlockSum<kTile.threads()> squares;
   };
   bool last;
 };
 
 // Finishes eight elements of the result; x becomes what is rounded.
-__device__ inline Rounded finish_vector(const GemmArgs& g, const VectorPlace& place,
-                                        const float (&bias)[kVector], float (&x)[kVector]) {
+__device__ inline void finish_vector(const GemmArgs& g, const VectorPlace& place,
+                                     const float (&bias)[kVector], float (&x)[kVector]) {
   const float alpha = static_cast<float>(g.alpha), beta = static_cast<float>(g.beta);
   float other[kVector] = {};
   if (g.c.data) load_vector(other, g.c, place);
@@ -40,26 +39,7 @@ __device__ inline Rounded finish_vector(const GemmArgs& g, const VectorPlace& pl
     if (g.aux.data) store_vector(g.aux, place, x);
     activate(g.activation, x);
   }
-  return store_vector(g.out, place, x, g.square_sum != nullptr);
-}
-
-// Adds up the tile's squares, and in the last block those of all tiles, in the same order always.
-// All threads take part.
-template <class Gemm>
-__device__ void sum_squares(double sum, EpilogueShared<Gemm>& shared, const GemmArgs& g,
-                            const GemmPlan& plan, const GemmWork& work, double* workspace,
-                            uint32_t* ticket) {
-  constexpr int kThreads = Gemm::kTile.threads();
-  ptx::block_sync();  // nobody reads the staged sums any more
-  sum = block_sum(sum, shared.squares);
-  if (threadIdx.x == 0) workspace[work.tile] = sum;
-  const uint32_t tiles = plan.units / plan.splits;
-  if (!is_last_block(ticket, tiles, shared.last)) return;
-  double total = 0;
-  for (uint32_t tile = threadIdx.x; tile < tiles; tile += kThreads)
-    total += ptx::load_l2(&workspace[tile]);
-  total = block_sum(total, shared.squares);
-  if (threadIdx.x == 0) *g.square_sum = total;
+  store_vector(g.out, place, x);
 }
 
 // Adds up each column over the block's rows, from what each lane has of its own eight, and over all
@@ -129,9 +109,7 @@ __device__ void finish(typename Gemm::Sums& sums, EpilogueShared<Gemm>& shared, 
   const int64_t rows = g.batch == 0 ? 0 : g.m;
 
   float bias[kVector] = {}, column_sums[kVector] = {};
-  if (g.bias.data) load_vector(bias, g.bias, {work.batch, 0, column, count});
-  bool finite = true;
-  double squares = 0;
+  if (g.bias.data) load_vector(bias, row_of(g.bias), {0, 0, column, count});
 #pragma unroll 1
   for (int stage = 0; stage < kTile.warp_m(); stage += kTile.staged_rows()) {
     ptx::warp_sync();
@@ -157,19 +135,11 @@ __device__ void finish(typename Gemm::Sums& sums, EpilogueShared<Gemm>& shared, 
       if (row >= rows || count == 0) continue;
       float x[kVector];
       memcpy(x, &staged[i][vector * kVector], sizeof(x));
-      const Rounded rounded = finish_vector(g, {work.batch, row, column, count}, bias, x);
-      finite &= rounded.finite;
-      squares += rounded.squares;
+      finish_vector(g, {work.batch, row, column, count}, bias, x);
 #pragma unroll
       for (int j = 0; j < kVector; ++j) column_sums[j] += x[j];
     }
   }
-  if (g.found_inf && ptx::block_any(!finite) && threadIdx.x == 0)
-    ptx::store_any(g.found_inf, g.found);
-  if (g.square_sum)
-    sum_squares(squares, shared, g, plan, work,
-                reinterpret_cast<double*>(workspace + plan.squares_offset),
-                tickets + plan.square_tickets);
   if (g.column_sums)
     sum_columns(column_sums, shared, g, plan, work,
                 reinterpret_cast<float*>(workspace + plan.column_sums_offset),

@@ -4,7 +4,6 @@
 // same way and is replaced in its box by the result.
 #pragma once
 
-#include "../reduce.cuh"
 #include "activation.cuh"
 #include "part_sm90.cuh"
 
@@ -36,8 +35,8 @@ class Sm90Epilogue {
       fetch_side(batch, row, column, 0, i, to.at);
   }
 
-  // Stores the result of a tile, and what it is to be judged by. The sums are in registers, or all
-  // of them in memory.
+  // Stores the result of a tile, and the sums of its columns. The sums are in registers, or all of
+  // them in memory.
   __device__ void finish(const typename Gemm::Sums& sums, const Shares<Gemm>& shares, int batch,
                          int row, int column) {
     const int rows = part_rows(row), columns = part_columns(column);
@@ -59,11 +58,7 @@ class Sm90Epilogue {
                      slots_.before(stores_read(), plan_.boxes));
       }
     }
-    if (g_.found_inf && ptx::warp_any(!finite_) && threadIdx.x % 32 == 0)
-      ptx::store_any(g_.found_inf, g_.found);
-    finite_ = true;
     if (g_.column_sums) finish_column_sums(column);
-    if (g_.square_sum) finish_square_sum(batch, row, column);
   }
 
   // Shared memory has to outlive the last store.
@@ -140,11 +135,9 @@ class Sm90Epilogue {
 #pragma unroll
       for (float& value : group.at) value *= alpha;
     }
-    if (g_.bias.data) add_bias(x, batch, column);
+    if (g_.bias.data) add_bias(x, column);
     if (!is_plain()) {
-      x.each([&](Group& group, int i) {
-        finish_group(group, to, i, row, column + i * Group::kColumns, number);
-      });
+      x.each([&](Group& group, int i) { finish_group(group, to, i, row, number); });
       if (has_side()) ptx::warp_sync();  // stmatrix overwrites what other lanes have read
     }
     with_type(g_.out.dtype, [&](auto zero) { x.write<decltype(zero)>(to); });
@@ -171,14 +164,11 @@ class Sm90Epilogue {
   }
 
   __device__ bool is_plain() const {
-    return !has_side() && !g_.aux.data && g_.activation == Activation::none && !g_.found_inf &&
-           !g_.square_sum && !g_.column_sums;
+    return !has_side() && !g_.aux.data && g_.activation == Activation::none && !g_.column_sums;
   }
 
-  // What is rare, and has to be done before the result is rounded. The group begins at this row and
-  // column.
-  __device__ void finish_group(Group& x, unsigned char* box, int number, int row, int column,
-                               int part) {
+  // What is rare, and has to be done before the result is rounded. The group begins at this row.
+  __device__ void finish_group(Group& x, unsigned char* box, int number, int row, int part) {
     Group side;
     if (has_side())
       with_type(g_.out.dtype, [&](auto zero) { side.read<decltype(zero)>(box, number); });
@@ -193,15 +183,14 @@ class Sm90Epilogue {
                   [&](auto zero) { x.write<decltype(zero)>(box + box_bytes(), number); });
       activate(g_.activation, x.at);
     }
-    if (g_.found_inf || g_.square_sum) judge(x, row, column);
     if (g_.column_sums) sum_columns(x, row, number, part);
   }
 
-  __device__ void add_bias(Part& x, int batch, int column) const {
+  __device__ void add_bias(Part& x, int column) const {
     with_type(g_.bias.dtype, [&](auto zero) {
       using T = decltype(zero);
-      const T* const from = static_cast<const T*>(ptx::global(g_.bias.data)) +
-                            batch * g_.bias.batch_stride + column + Group::column(0);
+      const T* const from =
+          static_cast<const T*>(ptx::global(g_.bias.data)) + column + Group::column(0);
       const int left = static_cast<int>(g_.n) - column - Group::column(0);
 #pragma unroll
       for (int i = 0; i < Part::kGroups * 2; ++i) {
@@ -209,21 +198,6 @@ class Sm90Epilogue {
         const float bias = at < left ? Element<T>::widen(from[at]) : 0.0f;
         x.groups[i / 2].at[i % 2] += bias;
         x.groups[i / 2].at[i % 2 + 2] += bias;
-      }
-    });
-  }
-
-  // Looks at what is going to be stored.
-  __device__ void judge(const Group& x, int row, int column) {
-    with_type(g_.out.dtype, [&](auto zero) {
-      using T = decltype(zero);
-#pragma unroll
-      for (int i = 0; i < Group::kSize; ++i) {
-        if (row + Group::row(i) >= g_.m || column + Group::column(i) >= g_.n) continue;
-        const T rounded = Element<T>::round(x.at[i]);
-        finite_ &= Element<T>::finite(rounded);
-        const double value = Element<T>::widen(rounded);
-        if (g_.square_sum) square_sum_ += value * value;
       }
     });
   }
@@ -275,30 +249,6 @@ class Sm90Epilogue {
     }
   }
 
-  // The last consumer of all adds up what each warp has.
-  __device__ void finish_square_sum(int batch, int row, int column) {
-    auto* const sums = reinterpret_cast<double*>(workspace_ + plan_.squares_offset);
-    const int thread = consumer_thread(), warp = thread / 32;
-    const int64_t tile = (batch * tile_rows() + row / kTile.m) * tile_columns() + column / kTile.n;
-    const int member = Gemm::kTeam > 1 ? consumer_ : 0;
-    const double own = warp_sum(square_sum_);
-    square_sum_ = 0;
-    if (thread % 32 == 0) sums[(tile * Gemm::kTeam + member) * 4 + warp] = own;
-    const auto consumers =
-        static_cast<uint32_t>(g_.batch * tile_rows() * tile_columns() * Gemm::kTeam);
-    uint32_t* const ticket = tickets_ + plan_.square_tickets;
-    if (!is_last_consumer(ticket, consumers, header_.last[consumer_], consumer_)) return;
-    double sum = 0;
-    for (int64_t i = thread; i < int64_t{consumers} * 4; i += kWarpgroup)
-      sum += ptx::load_l2(sums + i);
-    sum = warp_sum(sum);
-    if (thread % 32 == 0) header_.square_sums[consumer_][warp] = sum;
-    consumer_sync(consumer_);
-    if (thread > 0) return;
-    const double* const warps = header_.square_sums[consumer_];
-    *g_.square_sum = warps[0] + warps[1] + warps[2] + warps[3];
-  }
-
   Sm90Header& header_;
   const Sm90Maps& maps_;
   const GemmArgs& g_;
@@ -308,8 +258,6 @@ class Sm90Epilogue {
   unsigned char* const workspace_;
   uint32_t* const tickets_;
   Ring slots_;  // boxes of the result, or pairs of boxes of it and of aux
-  bool finite_ = true;
-  double square_sum_ = 0;
 };
 
 }  // namespace amp_ext

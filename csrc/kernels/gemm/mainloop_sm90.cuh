@@ -32,7 +32,6 @@ struct alignas(kSwizzleAlignment) Sm90Header {
   ptx::Mbarrier side_full[Sm90Tile::kConsumers][Sm90Tile::kMostBoxes];  // TMA has written the box
   // Of each warp, over the rows of a box: of two boxes, because a warp may be one ahead.
   float column_sums[Sm90Tile::kConsumers][2][4][Sm90Tile::kBoxColumns];
-  double square_sums[Sm90Tile::kConsumers][4];
   bool last[Sm90Tile::kConsumers];
 };
 static_assert(sizeof(Sm90Header) == Sm90Tile::kHeaderBytes);

@@ -20,6 +20,9 @@ struct VectorPlace {
   int count;
 };
 
+// A vector as a matrix of one row.
+__device__ inline MatrixRef row_of(const VectorRef& x) { return {x.data, x.dtype, 0, 0, x.stride}; }
+
 // Calls use(T*) with the address of the place's first element. The type is not fp64.
 template <class Use>
 __device__ void with_place(const MatrixRef& matrix, const VectorPlace& place, Use use) {
@@ -57,30 +60,15 @@ __device__ inline void load_vector(float (&to)[kVector], const MatrixRef& matrix
   });
 }
 
-// What is known of rounded elements.
-struct Rounded {
-  bool finite = true;
-  double squares = 0;  // their sum, where it is asked for
-};
-
 // Rounds and stores what exists. column_stride is 1.
-__device__ inline Rounded store_vector(const MatrixRef& matrix, const VectorPlace& place,
-                                       const float (&from)[kVector], bool squared = false) {
-  Rounded result;
+__device__ inline void store_vector(const MatrixRef& matrix, const VectorPlace& place,
+                                    const float (&from)[kVector]) {
   with_place(matrix, place, [&](auto* at) {
     using T = std::remove_pointer_t<decltype(at)>;
     constexpr int kPack = Pack<T>::kSize;
     T rounded[kVector];
 #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      rounded[i] = Element<T>::round(from[i]);
-      if (i >= place.count) continue;
-      result.finite &= Element<T>::finite(rounded[i]);
-      if (squared) {
-        const double x = Element<T>::widen(rounded[i]);
-        result.squares += x * x;
-      }
-    }
+    for (int i = 0; i < kVector; ++i) rounded[i] = Element<T>::round(from[i]);
     if (is_whole(at, place)) {
 #pragma unroll
       for (int i = 0; i < kVector; i += kPack) {
@@ -95,7 +83,6 @@ __device__ inline Rounded store_vector(const MatrixRef& matrix, const VectorPlac
         if (i < place.count) at[i] = rounded[i];
     }
   });
-  return result;
 }
 
 }  // namespace amp_ext
