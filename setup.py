@@ -141,14 +141,14 @@ def compile_units(torch_dir: Path, toolkit: Toolkit | None, arches: list[str]) -
     host = [*common, "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra"]
 
     # Without -fopenmp at::parallel_for is serial.
-    bindings = [*host, "-fopenmp"]
+    bindings = [*host, "-fopenmp", "-Icsrc/bindings"]
     system = [torch_dir / "include", sysconfig.get_path("include")]
     if toolkit:
         # Headers that the toolkit lacks come with torch's CUDA wheels.
         system += [toolkit.root / "include", *sorted(torch_dir.parent.glob("nvidia/*/include"))]
     bindings += [f"-isystem{path}" for path in system]
-    sources = set(Path("csrc/bindings").glob("*.cpp"))
-    sources.discard(Path("csrc/bindings/no_cuda.cpp" if toolkit else "csrc/bindings/cuda.cpp"))
+    sources = set(Path("csrc/bindings").rglob("*.cpp"))
+    sources.discard(Path("csrc/bindings/backends", "none.cpp" if toolkit else "cuda.cpp"))
     units = [(source, f"{source}.o", bindings) for source in sorted(sources)]
 
     x86 = platform.machine() in ("x86_64", "AMD64")

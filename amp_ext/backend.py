@@ -73,8 +73,9 @@ def set_backend(name: str | None) -> None:
     _chosen = name
     by_default = name != "cuda" and not _C.cuda_built() and not why_not_triton()
     # The interpreter reads and writes the host's memory.
-    _C.use_triton("cuda", (name == "triton" or by_default) and not is_interpreted())
-    _C.use_triton("cpu", name == "triton" and is_interpreted())
+    triton = (name == "triton" or by_default) and not is_interpreted()
+    _C.use_backend("cuda", "triton" if triton else "cuda")
+    _C.use_backend("cpu", "triton" if name == "triton" and is_interpreted() else "cpu")
 
 
 def get_backend() -> str | None:
@@ -108,16 +109,17 @@ def backend_for(device_type: str, op: str) -> Backend:
         raise ValueError(f"op must be one of {', '.join(OPS)}, got {op!r}")
     if device_type not in ("cpu", "cuda"):
         return Backend("none", "amp_ext serves CPU and CUDA tensors")
+    name = _C.backend_name(device_type)
     if op in GEMM_OPS:
-        return _products(device_type)
-    if _C.uses_triton(device_type):
-        return Backend("triton", _triton_kernels(device_type))
-    if device_type == "cpu":
-        return Backend("cpu", f"C++ on torch's threads, {torch.backends.cpu.get_cpu_capability()}")
-    if _C.cuda_built():
-        return Backend("cuda", f"CUDA kernels for {', '.join(_build_info.CUDA_ARCHES)}")
+        return _products(device_type, name)
+    if name == "triton":
+        return Backend(name, _triton_kernels(device_type))
+    if name == "cpu":
+        return Backend(name, f"C++ on torch's threads, {torch.backends.cpu.get_cpu_capability()}")
+    if name == "cuda":
+        return Backend(name, f"CUDA kernels for {', '.join(_build_info.CUDA_ARCHES)}")
     reason = why_not_triton() or "TRITON_INTERPRET is set"
-    return Backend("none", f"built without CUDA kernels; {reason}, or rebuild with: {_REBUILD}")
+    return Backend(name, f"built without CUDA kernels; {reason}, or rebuild with: {_REBUILD}")
 
 
 def _triton_kernels(device_type: str) -> str:
@@ -126,22 +128,17 @@ def _triton_kernels(device_type: str) -> str:
     return f"Triton {triton_version()}, {how}"
 
 
-def _products(device_type: str) -> Backend:
-    by_triton = _C.uses_triton(device_type)
-    has_kernels = by_triton or (device_type == "cuda" and _C.cuda_built())
-    if has_kernels and _C.uses_gemm_kernels():
-        kernels = _triton_kernels(device_type) if by_triton else "CUDA kernels"
+def _products(device_type: str, name: str) -> Backend:
+    if name in ("cuda", "triton") and _C.uses_gemm_kernels():
+        kernels = _triton_kernels(device_type) if name == "triton" else "CUDA kernels"
         others = "the CPU's backend" if device_type == "cpu" else "torch's GEMM"
-        return Backend(
-            "triton" if by_triton else "cuda",
-            f"{kernels}, for FP16 and BF16; other operands by {others}",
-        )
+        return Backend(name, f"{kernels}, for FP16 and BF16; other operands by {others}")
     if device_type == "cpu":
         reason = "FP32 sums: small products here, large ones by torch's FP32 GEMM"
         if _C.multiplies_bf16():
             reason += "; BF16 into BF16 by torch's own, which uses the processor's instructions"
         return Backend("cpu", reason)
     reason = "torch's GEMM with FP32 weight gradients"
-    if has_kernels:
+    if name != "none":
         reason += f"; {_GEMM_VARIABLE}=kernel turns on our own kernels, not measured yet"
     return Backend("library", reason)

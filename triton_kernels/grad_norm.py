@@ -108,6 +108,7 @@ def grad_norm_kernel(
     drawn = tl.atomic_add(pointer(ticket, tl.int32), 1, sem="acq_rel", scope="gpu")
     if drawn == tl.num_programs(0) - 1:
         tl.debug_barrier()
+        tl.store(pointer(ticket, tl.int32), 0)  # for the next launch
         if PER_TENSOR:
             squares = _write_norms(table, size, chunks, partial_sums, norms)
         else:

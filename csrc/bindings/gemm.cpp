@@ -1,5 +1,5 @@
 // The ops of matrix products on tensors with data: from tensors to plain arguments, and on to the
-// device's kernel or to torch's library.
+// backend that is chosen for them.
 #include "gemm.h"
 
 #include <ATen/ops/empty.h>
@@ -7,13 +7,10 @@
 #include <c10/util/accumulate.h>
 #include <torch/library.h>
 
-#include "backend.h"
+#include "backends/backends.h"
 #include "tensor_args.h"
-#include "triton.h"
 
 namespace amp_ext {
-
-std::atomic<bool> uses_gemm_kernels = false;
 
 namespace {
 
@@ -41,15 +38,17 @@ bool columns_join(const MatrixRef& x, int64_t columns) {
   return x.batch_stride == columns * x.column_stride;
 }
 
-// A product as kernels take it, with the tensors that its pointers lead to.
+// Stands for memory that is allocated once a backend has been chosen.
+void* const kPending = reinterpret_cast<void*>(256);
+
+// A product as backends take it. Nothing is allocated or copied before the backend is chosen.
 class Product {
  public:
-  // Only what it writes is still missing.
   Product(const char* op, const at::Tensor& a, const at::Tensor& b, const GemmOptions& options,
           at::IntArrayRef sizes)
-      : sizes_(sizes.vec()), options_(a.options().requires_grad(false)) {
-    args_.a = read(a, options.trans_a);
-    args_.b = read(b, options.trans_b);
+      : op_(op), sizes_(sizes.vec()), options_(a.options().requires_grad(false)) {
+    describe(args_.a, a, options.trans_a);
+    describe(args_.b, b, options.trans_b);
     args_.m = sizes[sizes.size() - 2];
     args_.n = sizes.back();
     args_.k = a.size(options.trans_a ? -2 : -1);
@@ -57,71 +56,68 @@ class Product {
     args_.terms = options.sum_batch ? batch_of(a.sizes()) : 1;
     args_.alpha = options.alpha;
     if (options.c && options.beta != 0) {
-      args_.c = read(options.c->expand(sizes));
+      describe(args_.c, options.c->expand(sizes));
       args_.beta = options.beta;
     }
-    if (options.bias) args_.bias = read_vector(*options.bias);
+    if (options.bias) {
+      args_.bias = {const_cast<void*>(options.bias->const_data_ptr()),
+                    *dtype_of(options.bias->scalar_type()), options.bias->stride(0)};
+    }
     args_.activation = activation_of(op, options.activation);
     out_type_ = out_dtype_of(a, b, options.out_dtype);
-    args_.out = {nullptr, *dtype_of(out_type_), args_.m * args_.n, args_.n, 1};
+    sums_type_ = sums_dtype_of(a, b);
+    args_.out = {kPending, *dtype_of(out_type_), args_.m * args_.n, args_.n, 1};
   }
+  Product(const Product&) = delete;
+  Product& operator=(const Product&) = delete;
 
   void differentiate_at(const at::Tensor& aux) {
-    args_.aux = read(aux.size(-1) == 1 || aux.stride(-1) == 1 ? aux : aux.contiguous());
+    describe(args_.aux, aux, /*transposed=*/false, /*as_rows=*/true);
     args_.derivative = true;
+    args_.column_sums = kPending;
   }
-
+  void write_aux() { args_.aux = args_.out; }
   void accumulate_into(const at::Tensor& c) {
-    args_.out = read(c);
+    out = c;
+    describe(args_.out, c);
     args_.out.data = c.mutable_data_ptr();
     args_.c = args_.out;
     args_.beta = 1;
   }
 
-  // Whether a kernel here is to form it, and not torch's library.
-  bool is_served() const {
-    return options_.device().is_cpu() ? cpu::gemm_serves(args_)
-                                      : uses_gemm_kernels && cuda_serves(args_);
-  }
-
-  at::Tensor new_out() {
-    const at::Tensor out = at::empty(sizes_, options_.dtype(out_type_));
-    args_.out.data = out.mutable_data_ptr();
-    return out;
-  }
-
-  at::Tensor new_aux() {
-    const at::Tensor aux = at::empty(sizes_, options_.dtype(out_type_));
-    args_.aux = args_.out;
-    args_.aux.data = aux.mutable_data_ptr();
-    return aux;
-  }
-
-  at::Tensor new_column_sums() {
-    const at::Tensor sums = at::empty({args_.n}, options_.dtype(at::kFloat));
-    args_.column_sums = sums.mutable_data_ptr<float>();
-    return sums;
-  }
-
-  void run(const char* op) {
+  const Backend& choose(std::string* reason = nullptr) {
     join_terms();
     join_rows();
-    native_backend_for(op, options_.device()).gemm(op, args_, options_.device());
+    return choose_gemm(options_.device(), args_, reason);
   }
+
+  void run() {
+    const Backend& backend = choose();
+    for (auto& [matrix, tensor] : copies_) {
+      tensor = tensor.clone(at::MemoryFormat::Contiguous);
+      matrix->data = tensor.mutable_data_ptr();
+    }
+    const auto allocate = [&](void*& data, at::IntArrayRef sizes, at::ScalarType type) {
+      if (data != kPending) return at::Tensor();
+      const at::Tensor tensor = at::empty(sizes, options_.dtype(type));
+      data = tensor.mutable_data_ptr();
+      return tensor;
+    };
+    if (!out.defined()) out = allocate(args_.out.data, sizes_, out_type_);
+    aux = allocate(args_.aux.data, sizes_, out_type_);
+    column_sums = allocate(args_.column_sums, {args_.n}, sums_type_);
+    amp_ext::run(op_, backend, options_.device(),
+                 [&](Services& services) { return backend.gemm(args_, services); });
+  }
+
+  at::Tensor out, aux, column_sums;  // what run() has written, if the product has it
 
  private:
-  // A dimension of size 1 may have any stride; of a joined one that is not so.
-  void join(const GemmArgs& joined) {
-    if (options_.device().is_cpu() || cuda_serves(joined)) args_ = joined;
-  }
-
   // One long product instead of a sum of several.
   void join_terms() {
     if (args_.terms <= 1 || !columns_join(args_.a, args_.k) || !rows_join(args_.b, args_.k)) return;
-    GemmArgs joined = args_;
-    joined.k *= args_.terms;
-    joined.terms = 1;
-    join(joined);
+    args_.k *= args_.terms;
+    args_.terms = 1;
   }
 
   // One tall matrix instead of a batch.
@@ -130,68 +126,60 @@ class Product {
     if (args_.batch <= 1 || args_.terms > 1 || args_.b.batch_stride != 0 || !joins(args_.a) ||
         !joins(args_.c) || !joins(args_.aux) || !joins(args_.out))
       return;
-    GemmArgs joined = args_;
-    joined.m *= args_.batch;
-    joined.batch = 1;
-    join(joined);
+    args_.m *= args_.batch;
+    args_.batch = 1;
   }
 
-  // The last two dimensions as matrices, the leading ones as a batch of them.
-  MatrixRef read(const at::Tensor& tensor, bool transposed = false) {
-    std::optional<int64_t> stride = batch_stride(tensor);
-    at::Tensor& owner =
-        owners_.emplace_back(stride ? tensor : tensor.clone(at::MemoryFormat::Contiguous));
-    const int64_t rows = owner.size(-2), columns = owner.size(-1);
-    MatrixRef result{const_cast<void*>(owner.const_data_ptr()), *dtype_of(owner.scalar_type()),
-                     stride.value_or(rows * columns), owner.stride(-2), owner.stride(-1)};
-    if (rows == 1) result.row_stride = result.batch_stride;
-    if (transposed) std::swap(result.row_stride, result.column_stride);
-    return result;
+  // The last two dimensions as matrices, the leading ones as a batch of them; of a copy to be made
+  // where these have no common stride, or, `as_rows`, where elements of a row are not neighbours.
+  void describe(MatrixRef& matrix, const at::Tensor& tensor, bool transposed = false,
+                bool as_rows = false) {
+    const std::optional<int64_t> stride = batch_stride(tensor);
+    const int64_t rows = tensor.size(-2), columns = tensor.size(-1);
+    matrix = {const_cast<void*>(tensor.const_data_ptr()), *dtype_of(tensor.scalar_type()),
+              stride.value_or(0), tensor.stride(-2), tensor.stride(-1)};
+    if (!stride || (as_rows && columns > 1 && matrix.column_stride != 1)) {
+      matrix.batch_stride = rows * columns, matrix.row_stride = columns, matrix.column_stride = 1;
+      copies_.push_back({&matrix, tensor});
+    }
+    if (rows == 1) matrix.row_stride = matrix.batch_stride;
+    if (transposed) std::swap(matrix.row_stride, matrix.column_stride);
   }
 
-  static VectorRef read_vector(const at::Tensor& tensor) {
-    return {const_cast<void*>(tensor.const_data_ptr()), *dtype_of(tensor.scalar_type()),
-            tensor.stride(0)};
-  }
+  struct Copy {
+    MatrixRef* matrix;
+    at::Tensor tensor;
+  };
 
+  const char* op_;
   std::vector<int64_t> sizes_;  // of the result
   at::TensorOptions options_;
-  at::ScalarType out_type_;
+  at::ScalarType out_type_, sums_type_;
   GemmArgs args_{};
-  c10::SmallVector<at::Tensor, 4> owners_;
+  c10::SmallVector<Copy, 2> copies_;
 };
 
 at::Tensor gemm_kernel(const at::Tensor& a, const at::Tensor& b, const GemmOptions& options) {
-  const auto sizes = check_gemm<int64_t>(kGemm, a, b, options);
-  if (triton_serves(a, b, options)) return triton_gemm(a, b, options, sizes);
-  Product product(kGemm, a, b, options, sizes);
-  if (!product.is_served()) return torch_gemm(a, b, options);
-  const at::Tensor out = product.new_out();
-  product.run(kGemm);
-  return out;
+  Product product(kGemm, a, b, options, check_gemm<int64_t>(kGemm, a, b, options));
+  product.run();
+  return product.out;
 }
 
 TensorPair gemm_with_aux_kernel(const at::Tensor& a, const at::Tensor& b,
                                 const GemmOptions& options) {
-  const auto sizes = check_gemm<int64_t>(kGemmWithAux, a, b, options);
-  if (triton_serves(a, b, options)) return triton_gemm_with_aux(a, b, options, sizes);
-  Product product(kGemmWithAux, a, b, options, sizes);
-  if (!product.is_served()) return torch_gemm_with_aux(a, b, options);
-  const at::Tensor out = product.new_out(), aux = product.new_aux();
-  product.run(kGemmWithAux);
-  return {out, aux};
+  Product product(kGemmWithAux, a, b, options, check_gemm<int64_t>(kGemmWithAux, a, b, options));
+  product.write_aux();
+  product.run();
+  return {product.out, product.aux};
 }
 
 TensorPair gemm_times_derivative_kernel(const at::Tensor& a, const at::Tensor& b,
                                         const at::Tensor& aux, const GemmOptions& options) {
-  const auto sizes = check_gemm_times_derivative<int64_t>(a, b, aux, options);
-  if (triton_serves(a, b, options)) return triton_gemm_times_derivative(a, b, aux, options, sizes);
-  Product product(kGemmTimesDerivative, a, b, options, sizes);
+  Product product(kGemmTimesDerivative, a, b, options,
+                  check_gemm_times_derivative<int64_t>(a, b, aux, options));
   product.differentiate_at(aux);
-  if (!product.is_served()) return torch_gemm_times_derivative(a, b, aux, options);
-  const at::Tensor out = product.new_out(), sums = product.new_column_sums();
-  product.run(kGemmTimesDerivative);
-  return {out, sums};
+  product.run();
+  return {product.out, product.column_sums};
 }
 
 // Whether kernels can write it: rows one after another, and matrices.
@@ -218,16 +206,9 @@ void gemm_accumulate_kernel(const at::Tensor& c, const at::Tensor& given_a,
   given.write_tensor("c", c);
   given.read_tensor("a", a);
   given.read_tensor("b", b);
-  if (triton_serves(a, b, options)) {
-    triton_gemm_accumulate_(c, a, b, options);
-  } else {
-    Product product(kGemmAccumulate, a, b, options, c.sizes());
-    product.accumulate_into(c);
-    if (product.is_served())
-      product.run(kGemmAccumulate);
-    else
-      torch_gemm_accumulate_(c, a, b, options);
-  }
+  Product product(kGemmAccumulate, a, b, options, c.sizes());
+  product.accumulate_into(c);
+  product.run();
   given.mark_written();
 }
 
@@ -265,6 +246,13 @@ void gemm_accumulate_(const at::Tensor& c, const at::Tensor& a, const at::Tensor
       typed_op<decltype(gemm_accumulate_op<gemm_accumulate_kernel>)>(kGemmAccumulate);
   at::Tensor written = c;
   op.call(written, a, b, o.trans_a, o.trans_b, o.sum_batch, o.alpha);
+}
+
+GemmChoice gemm_choice(const at::Tensor& a, const at::Tensor& b, const GemmOptions& options) {
+  GemmChoice choice;
+  Product product(kGemm, a, b, options, check_gemm<int64_t>(kGemm, a, b, options));
+  choice.backend = product.choose(&choice.reason).name();
+  return choice;
 }
 
 TORCH_LIBRARY_IMPL(amp_ext, CPU, m) { register_gemm(m); }

@@ -6,18 +6,14 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/SymInt.h>
 
-#include <atomic>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <tuple>
 
 #include "amp_ext/launch.h"
 
 namespace amp_ext {
-
-// Whether the CUDA or the Triton kernels form the products that they can; else torch's library
-// does.
-extern std::atomic<bool> uses_gemm_kernels;
 
 constexpr auto kGemm = "amp_ext::gemm";
 constexpr auto kGemmWithAux = "amp_ext::gemm_with_aux";
@@ -129,14 +125,11 @@ template <class Int>
 void check_gemm_accumulate(const at::Tensor& c, const at::Tensor& a, const at::Tensor& b,
                            const GemmOptions& options);
 
-// The ops by torch's own library, for devices and types that have no kernel here. Arguments have
-// been checked.
-at::Tensor torch_gemm(const at::Tensor& a, const at::Tensor& b, const GemmOptions& options);
-TensorPair torch_gemm_with_aux(const at::Tensor& a, const at::Tensor& b,
-                               const GemmOptions& options);
-TensorPair torch_gemm_times_derivative(const at::Tensor& a, const at::Tensor& b,
-                                       const at::Tensor& aux, const GemmOptions& options);
-void torch_gemm_accumulate_(const at::Tensor& c, const at::Tensor& a, const at::Tensor& b,
-                            const GemmOptions& options);
+// Which backend computes gemm(a, b, ...), and why. Nothing is computed.
+struct GemmChoice {
+  std::string backend;
+  std::string reason;
+};
+GemmChoice gemm_choice(const at::Tensor& a, const at::Tensor& b, const GemmOptions& options);
 
 }  // namespace amp_ext

@@ -23,13 +23,12 @@
 #include <vector>
 
 #include "autocast.h"
-#include "backend.h"
+#include "backends/backends.h"
 #include "gemm.h"
 #include "gemm_plans.h"
 #include "ops.h"
 #include "optimizer_grads.h"
 #include "regions.h"
-#include "triton.h"
 
 namespace py = pybind11;
 
@@ -65,11 +64,15 @@ constexpr int64_t kLongPass = 1 << 20;
 // Lets other Python threads run during a pass that is long, that waits for a device, since what it
 // waits for may be another thread's to launch, or that runs Python, in which they may get their
 // turn anyway: then the tensors must not be theirs to free.
+bool runs_python_on(at::Device device) {
+  return &choose("amp_ext", device) == &triton_backend();
+}
+
 class GilFreePass {
  public:
   GilFreePass(const OptimizerGrads& grads, bool waits) {
     bool runs_python = false;
-    for (const GradList& list : grads.lists()) runs_python |= uses_triton(list.device());
+    for (const GradList& list : grads.lists()) runs_python |= runs_python_on(list.device());
     if (!waits && !runs_python && grads.cpu_numel() < kLongPass) return;
     owners_ = grads.owners();
     release_.emplace();
@@ -243,7 +246,7 @@ void update_scale(py::handle scale, py::handle growth_tracker, const py::list& f
                              optional_tensor("hysteresis_tracker", hysteresis_tracker),
                              optional_tensor("skipped_steps", skipped_steps)};
   std::optional<py::gil_scoped_release> release;
-  if (uses_triton(scale_tensor.device())) release.emplace();  // it may have to wait for memory
+  if (runs_python_on(scale_tensor.device())) release.emplace();  // it may have to wait for memory
   update_scale_(scale_tensor, tracker_tensor, found, options);
   END_HANDLE_TH_ERRORS_PYBIND
 }
@@ -290,7 +293,7 @@ bool cast_directly(py::handle outputs, py::handle inputs) {
   const auto to = plain_tensors(outputs), from = plain_tensors(inputs);
   int64_t numel = 0;
   if (!to || !from || !needs_no_dispatcher(*to, &numel) || !needs_no_dispatcher(*from, &numel) ||
-      numel >= kLongPass || (!to->empty() && uses_triton(to->front()->device())))
+      numel >= kLongPass || (!to->empty() && runs_python_on(to->front()->device())))
     return false;
   cast_(*to, *from);
   return true;
@@ -328,6 +331,20 @@ bool update_scale_directly(py::handle scale, py::handle growth_tracker, py::hand
   END_HANDLE_TH_ERRORS_PYBIND
 }
 
+// (backend, reason) of gemm(a, b, ...).
+std::pair<std::string, std::string> choice_of(py::handle a, py::handle b, py::handle c,
+                                              py::handle bias, bool trans_a, bool trans_b) {
+  HANDLE_TH_ERRORS
+  GemmOptions options;
+  options.trans_a = trans_a;
+  options.trans_b = trans_b;
+  options.c = optional_tensor("c", c);
+  options.bias = optional_tensor("bias", bias);
+  const GemmChoice choice = gemm_choice(tensor_of("a", a), tensor_of("b", b), options);
+  return {choice.backend, choice.reason};
+  END_HANDLE_TH_ERRORS_PYBIND
+}
+
 }  // namespace
 
 bool is_traced(const at::Tensor& tensor) {
@@ -340,18 +357,23 @@ bool is_traced(const at::Tensor& tensor) {
 }  // namespace amp_ext
 
 PYBIND11_MODULE(_C, m) {
-  m.def("cuda_built", &amp_ext::cuda_built, "Whether CUDA kernels were built.");
+  m.def(
+      "cuda_built", [] { return amp_ext::cuda_backend() != nullptr; },
+      "Whether CUDA kernels were built.");
   m.def("multiplies_bf16", &amp_ext::cpu::multiplies_bf16,
         "Whether this processor has instructions for products of bfloat16.");
   amp_ext::bind_gemm_plans(m);
-  m.def("use_gemm_kernels", [](bool on) { amp_ext::uses_gemm_kernels = on; });
-  m.def("uses_gemm_kernels", [] { return amp_ext::uses_gemm_kernels.load(); });
+  m.def("use_gemm_kernels", &amp_ext::use_gemm_kernels);
+  m.def("uses_gemm_kernels", &amp_ext::uses_gemm_kernels);
   m.attr("GRAD_NORM_MAX_BLOCKS") = amp_ext::kGradNormMaxBlocks;
-  m.def("use_triton", [](const std::string& type, bool on) {
-    amp_ext::use_triton(c10::Device(type).type(), on);
+  m.def("use_backend", [](const std::string& device_type, const std::string& name) {
+    amp_ext::use_backend(c10::Device(device_type).type(), name);
   });
-  m.def("uses_triton",
-        [](const std::string& device) { return amp_ext::uses_triton(c10::Device(device)); });
+  m.def("backend_name", [](const std::string& device_type) {
+    return amp_ext::backend_name(c10::Device(device_type).type());
+  });
+  m.def("load_backend", &amp_ext::load_backend);
+  m.def("gemm_choice", &amp_ext::choice_of);
   m.attr("REGION_MARK") = c10::DeviceTypeName(amp_ext::kRegionMark, /*lower_case=*/true);
   m.def("enter_region", &amp_ext::enter_region);
   m.def("exit_region", &amp_ext::exit_region);

@@ -9,9 +9,8 @@
 #include <cmath>
 #include <utility>
 
-#include "backend.h"
+#include "backends/backends.h"
 #include "cast_args.h"
-#include "triton.h"
 
 namespace amp_ext {
 namespace {
@@ -48,7 +47,7 @@ void unscale_(GradList& grads, const at::Tensor& found_inf, const at::Tensor& in
   if (others == Others::given) arguments.check_apart_from(grads);
   args.max_norm = static_cast<float>(max_norm.value_or(INFINITY));
   args.grads = grads.args();
-  backend_for(grads.op(), device).unscale(args, device);
+  run(grads.op(), device, &Backend::unscale, args);
   grads.finish_writes();
   arguments.mark_written();
 }
@@ -62,7 +61,7 @@ void check_finite(GradList& grads, const at::Tensor& found_inf,
   args.bad_tensor = arguments.write<int64_t>("bad_tensor", bad_tensor);
   if (others == Others::given) arguments.check_apart_from(grads);
   args.grads = grads.args();
-  backend_for(grads.op(), device).check_finite(args, device);
+  run(grads.op(), device, &Backend::check_finite, args);
   arguments.mark_written();
 }
 
@@ -83,7 +82,7 @@ at::Tensor grad_norm(const GradList& grads, const at::Tensor& found_inf,
   if (others == Others::given) arguments.check_apart_from(grads);
   const at::Tensor norm = at::empty({}, found_inf.options());
   args.norm = norm.mutable_data_ptr<float>();
-  backend_for(grads.op(), device).grad_norm(args, device);
+  run(grads.op(), device, &Backend::grad_norm, args);
   arguments.mark_written();
   return norm;
 }
@@ -145,7 +144,7 @@ void update_scale_(at::Tensor& scale, at::Tensor& growth_tracker, at::TensorList
   }
   args.found_infs = pointers.data();
   args.found_inf_count = static_cast<int64_t>(pointers.size());
-  backend_for(op, device).update_scale(args, device);
+  run(op, device, &Backend::update_scale, args);
   arguments.mark_written();
 }
 
@@ -164,19 +163,8 @@ void cast_(TensorPointers outputs, TensorPointers inputs) {
     pairs.add(*outputs[i], *inputs[i]);
   }
   pairs.close();
-  backend_for(kCast, device).cast({pairs.args()}, device);
+  run(kCast, device, &Backend::cast, CastArgs{pairs.args()});
   pairs.finish_writes();
-}
-
-const Backend& backend_for(const char* op, c10::Device device) {
-  return uses_triton(device) ? triton_backend() : native_backend_for(op, device);
-}
-
-const Backend& native_backend_for(const char* op, c10::Device device) {
-  if (device.is_cpu()) return cpu_backend();
-  if (device.is_cuda()) return cuda_backend();
-  TORCH_CHECK_NOT_IMPLEMENTED(false, op, ": tensors must be on the CPU or a CUDA device, got ",
-                              device);
 }
 
 namespace {

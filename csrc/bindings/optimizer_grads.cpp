@@ -4,7 +4,7 @@
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/python_variable.h>
 
-#include "backend.h"
+#include "backends/backends.h"
 
 namespace py = pybind11;
 
@@ -92,7 +92,7 @@ GradList& OptimizerGrads::list_for(at::Device device) {
   for (GradList& list : lists_) {
     if (list.device() == device) return list;
   }
-  backend_for(op_, device);  // throws where there is none
+  choose(op_, device);  // throws where there is none
   lists_.emplace_back(op_, access_, device);
   lists_.back().reserve(grads_.size());
   return lists_.back();

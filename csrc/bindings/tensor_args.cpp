@@ -82,6 +82,16 @@ std::optional<DType> dtype_of(at::ScalarType type) {
   }
 }
 
+at::ScalarType scalar_type_of(DType type) {
+  switch (type) {
+    case DType::f32: return at::kFloat;
+    case DType::f16: return at::kHalf;
+    case DType::bf16: return at::kBFloat16;
+    case DType::f64: return at::kDouble;
+  }
+  TORCH_INTERNAL_ASSERT(false);
+}
+
 std::ostream& operator<<(std::ostream& out, const Item& item) {
   return out << item.list << '[' << item.index << ']';
 }

@@ -15,6 +15,7 @@
 namespace amp_ext {
 
 std::optional<DType> dtype_of(at::ScalarType type);
+at::ScalarType scalar_type_of(DType type);
 
 // A pointer to the one element of `tensor`. Throws unless it has one element of T's dtype, in
 // memory of its own and as it is stored there, and lies on `device`.

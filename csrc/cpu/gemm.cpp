@@ -170,11 +170,12 @@ void finish_rows(const GemmArgs& g, int64_t batch, Range rows, Range columns, fl
 void add_column_sums(const GemmArgs& g, int64_t rows, Range columns, const float* values,
                      int64_t ld, const CpuContext& context) {
   constexpr int64_t kRowGroup = 64;
+  auto* const sums = static_cast<float*>(g.column_sums);
   const int64_t grain = std::max<int64_t>(kTileColumns, kConvertGrain / std::max<int64_t>(rows, 1));
   parallel(context, columns.size, grain, [&](int64_t begin, int64_t end) {
     for (int64_t i = 0; i < rows; i += kRowGroup) {
       tile_kernels().add_rows(values + i * ld + begin, std::min(kRowGroup, rows - i), end - begin,
-                              ld, g.column_sums + columns.begin + begin);
+                              ld, sums + columns.begin + begin);
     }
   });
 }
@@ -273,16 +274,17 @@ void large_products(const GemmArgs& g, const CpuContext& context) {
 
 }  // namespace
 
-bool gemm_serves(const GemmArgs& g) {
-  if (g.a.dtype == DType::f64 || g.b.dtype == DType::f64) return false;
+const char* gemm_obstacle(const GemmArgs& g) {
+  if (g.a.dtype == DType::f64 || g.b.dtype == DType::f64) return "FP64 operands";
   const auto bf16 = [](const auto& x) { return !x.data || x.dtype == DType::bf16; };
-  const bool library_is_faster = multiplies_bf16() && bf16(g.a) && bf16(g.b) && bf16(g.c) &&
-                                 bf16(g.bias) && g.out.dtype == DType::bf16;
-  return !library_is_faster || g.batch * g.terms * g.m * g.n * g.k < kSmallProduct;
+  if (multiplies_bf16() && bf16(g.a) && bf16(g.b) && bf16(g.c) && bf16(g.bias) &&
+      g.out.dtype == DType::bf16 && g.batch * g.terms * g.m * g.n * g.k >= kSmallProduct)
+    return "the processor's instructions for BF16";
+  return nullptr;
 }
 
 Status launch_gemm(const GemmArgs& g, const CpuContext& context) {
-  if (g.column_sums) std::fill_n(g.column_sums, g.n, 0.0f);
+  if (g.column_sums) std::fill_n(static_cast<float*>(g.column_sums), g.n, 0.0f);
   if (g.batch * g.m * g.n == 0) {
     // There is nothing to do.
   } else if (g.terms == 1 && g.m * g.n <= kSmallProduct / std::max<int64_t>(g.k, 1)) {

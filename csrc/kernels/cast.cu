@@ -124,12 +124,11 @@ __global__ __launch_bounds__(kForeachThreads, kForeachBlocksPerSm) void cast_ker
 
 }  // namespace
 
-Status cuda::launch_cast(const CastArgs& args, Stream stream) {
+Status cuda::launch_cast(const CastArgs& args, const Target& target) {
   return with_table(args.casts, [&](const auto& table) {
     if (table.chunks == 0) return Status::ok;
-    int blocks = 0;
-    if (const Status s = foreach_blocks(table.chunks, &blocks); s != Status::ok) return s;
-    return launch(cast_kernel<std::decay_t<decltype(table)>>, blocks, kForeachThreads, 0, stream,
+    const int blocks = foreach_blocks(table.chunks, target);
+    return launch(cast_kernel<std::decay_t<decltype(table)>>, blocks, kForeachThreads, 0, target.stream,
                   table);
   });
 }

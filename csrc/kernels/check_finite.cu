@@ -27,13 +27,12 @@ __global__ __launch_bounds__(kForeachThreads, kForeachBlocksPerSm) void check_fi
 
 }  // namespace
 
-Status cuda::launch_check_finite(const CheckFiniteArgs& args, Stream stream) {
+Status cuda::launch_check_finite(const CheckFiniteArgs& args, const Target& target) {
   return with_table(args.grads, [&](const auto& table) {
     if (table.chunks == 0) return Status::ok;
-    int blocks = 0;
-    if (const Status s = foreach_blocks(table.chunks, &blocks); s != Status::ok) return s;
+    const int blocks = foreach_blocks(table.chunks, target);
     return launch(check_finite_kernel<std::decay_t<decltype(table)>>, blocks, kForeachThreads, 0,
-                  stream, table, args.found_inf, args.bad_tensor);
+                  target.stream, table, args.found_inf, args.bad_tensor);
   });
 }
 

@@ -145,15 +145,9 @@ __device__ void for_each_element(T* data, int n, F f) {
 }
 
 // A grid that fills the device once, or one block per chunk of a short list.
-inline Status foreach_blocks(uint32_t chunks, int* blocks) {
-  int device = 0, multiprocessors = 0;
-  if (cudaGetDevice(&device) != cudaSuccess ||
-      cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device) !=
-          cudaSuccess) {
-    return Status::launch_failed;
-  }
-  *blocks = static_cast<int>(std::min<uint32_t>(chunks, kForeachBlocksPerSm * multiprocessors));
-  return Status::ok;
+inline int foreach_blocks(uint32_t chunks, const cuda::Target& target) {
+  return static_cast<int>(
+      std::min<uint32_t>(chunks, kForeachBlocksPerSm * target.multiprocessors));
 }
 
 // Hands the list to launch_table(table) as whichever table there is.

@@ -123,14 +123,12 @@ __global__ __launch_bounds__(kForeachThreads, kForeachBlocksPerSm) void grad_nor
 
 }  // namespace
 
-Status cuda::launch_grad_norm(const GradNormArgs& args, Stream stream) {
+Status cuda::launch_grad_norm(const GradNormArgs& args, const Target& target) {
   return with_table(args.grads, [&](const auto& table) {
     using Table = std::decay_t<decltype(table)>;
-    int blocks = 0;
-    if (const Status s = foreach_blocks(table.chunks, &blocks); s != Status::ok) return s;
-    blocks = std::clamp(blocks, 1, kGradNormMaxBlocks);
+    const int blocks = std::clamp(foreach_blocks(table.chunks, target), 1, kGradNormMaxBlocks);
     const auto kernel = args.norms ? grad_norm_kernel<Table, true> : grad_norm_kernel<Table, false>;
-    return launch(kernel, blocks, kForeachThreads, sizeof(Shared), stream, table, args.inv_scale,
+    return launch(kernel, blocks, kForeachThreads, sizeof(Shared), target.stream, table, args.inv_scale,
                   args.found_inf, args.norm, args.norms, args.update, args.partial_sums,
                   args.tickets);
   });

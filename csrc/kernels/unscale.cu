@@ -49,13 +49,12 @@ __global__ __launch_bounds__(kForeachThreads, kForeachBlocksPerSm) void unscale_
 
 }  // namespace
 
-Status cuda::launch_unscale(const UnscaleArgs& args, Stream stream) {
+Status cuda::launch_unscale(const UnscaleArgs& args, const Target& target) {
   return with_table(args.grads, [&](const auto& table) {
     if (table.chunks == 0 && !args.norm) return Status::ok;
-    int blocks = 0;
-    if (const Status s = foreach_blocks(table.chunks, &blocks); s != Status::ok) return s;
+    const int blocks = foreach_blocks(table.chunks, target);
     return launch(unscale_kernel<std::decay_t<decltype(table)>>, std::max(blocks, 1),
-                  kForeachThreads, 0, stream, table, args.inv_scale, args.norm, args.max_norm,
+                  kForeachThreads, 0, target.stream, table, args.inv_scale, args.norm, args.max_norm,
                   args.found_inf);
   });
 }

@@ -35,10 +35,10 @@ Status launch_with_capacity(const UpdateScaleArgs& args, cuda::Stream stream) {
 
 }  // namespace
 
-Status cuda::launch_update_scale(const UpdateScaleArgs& args, Stream stream) {
-  if (args.found_inf_count <= 16) return launch_with_capacity<16>(args, stream);
+Status cuda::launch_update_scale(const UpdateScaleArgs& args, const Target& target) {
+  if (args.found_inf_count <= 16) return launch_with_capacity<16>(args, target.stream);
   if (args.found_inf_count <= kMaxFoundInfs)
-    return launch_with_capacity<kMaxFoundInfs>(args, stream);
+    return launch_with_capacity<kMaxFoundInfs>(args, target.stream);
   return Status::list_too_long;
 }
 

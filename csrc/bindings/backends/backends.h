@@ -48,6 +48,14 @@ const Backend& choose_gemm(c10::Device device, const GemmArgs& args, std::string
 void run(const char* op, const Backend& backend, c10::Device device,
          c10::function_ref<Status(Services&)> launch);
 
+// The same of an op on lists, by the backend of the device.
+template <class Args>
+void run(const char* op, c10::Device device, Status (Backend::*method)(Args, Services&) const,
+         const Args& args) {
+  const Backend& backend = choose(op, device);
+  run(op, backend, device, [&](Services& services) { return (backend.*method)(args, services); });
+}
+
 // In cuda.cpp, or without the CUDA kernels in none.cpp: the same on a CUDA device, without the
 // check.
 Status run_on_cuda(c10::Device device, c10::function_ref<Status(Services&)> launch);

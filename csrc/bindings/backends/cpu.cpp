@@ -9,7 +9,7 @@
 #include <array>
 #include <memory>
 
-#include "amp_ext/cpu.h"
+#include "amp_ext/launch.h"
 #include "backends.h"
 
 namespace amp_ext {

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "backends.h"
-#include "checks/tensor_args.h"
+#include "tensor_args.h"
 
 namespace amp_ext {
 namespace {

@@ -13,7 +13,8 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include "backends.h"
-#include "gemm/gemm.h"
+#include "gemm.h"
+#include "tensor_args.h"
 
 namespace amp_ext {
 namespace {
@@ -151,7 +152,7 @@ class TorchLibrary final : public Backend {
       const at::Tensor x = sum(o, g, {}, rounds_first ? rounded : o.sums);
       const at::Tensor result = activation_gradient(x, o.aux.to(x.scalar_type()), g.activation);
       o.out.copy_(result);
-      at::Tensor sums = tensor_of(g.column_sums, g.n, device);
+      at::Tensor sums = tensor_of({g.column_sums, *dtype_of(o.sums), 1}, g.n, device);
       at::sum_out(sums, result.flatten(0, -2), 0, /*keepdim=*/false, sums.scalar_type());
     }
     return Status::ok;

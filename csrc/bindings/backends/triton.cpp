@@ -97,7 +97,8 @@ class TritonBackend final : public Backend {
     const at::Tensor a = tensor_of(g.a, products, g.m, g.k, device);
     const at::Tensor b = tensor_of(g.b, products, g.k, g.n, device);
     const at::Tensor c = matrices(g.c, g.batch, g.m, g.n), aux = matrices(g.aux, g.batch, g.m, g.n);
-    const at::Tensor bias = vector(g.bias), column_sums = vector(g.column_sums);
+    const at::Tensor bias = vector(g.bias);
+    const at::Tensor column_sums = vector({g.column_sums, DType::f32, 1});
     const py::gil_scoped_acquire gil;
     function("gemm")(object_of(out), object_of(a), object_of(b), object_of(c), object_of(bias),
                      object_of(aux), object_of(column_sums), g.terms, g.alpha, g.beta,

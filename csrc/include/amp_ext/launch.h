@@ -135,7 +135,9 @@ struct GemmArgs {
   double beta;
   Activation activation;
   bool derivative;
-  float* column_sums;  // n, summed over rows and batch before they are rounded; may be null
+  // n, the sums of out's columns over rows and batch before they are rounded, in fp64 where a
+  // product is, else in fp32; may be null
+  void* column_sums;
 };
 
 struct GemmPlan;
@@ -144,17 +146,32 @@ namespace cuda {
 
 using Stream = void*;  // a cudaStream_t
 
-Status launch_unscale(const UnscaleArgs&, Stream);
-Status launch_check_finite(const CheckFiniteArgs&, Stream);
-Status launch_grad_norm(const GradNormArgs&, Stream);
-Status launch_cast(const CastArgs&, Stream);
-Status launch_update_scale(const UpdateScaleArgs&, Stream);
+// Where a launch goes.
+struct Target {
+  int device = 0;  // its index; -1 for the host
+  Stream stream = nullptr;
+  int multiprocessors = 1;
+  bool sm90 = false;  // runs code for sm_90a, and the build has it
+};
+
+Status launch_unscale(const UnscaleArgs&, const Target&);
+Status launch_check_finite(const CheckFiniteArgs&, const Target&);
+Status launch_grad_norm(const GradNormArgs&, const Target&);
+Status launch_cast(const CastArgs&, const Target&);
+Status launch_update_scale(const UpdateScaleArgs&, const Target&);
 
 // The plan, of gemm_plan.h, is for these arguments; it says how large workspace and tickets are.
 // Tickets: 0, and 0 again after the launch.
-Status launch_gemm(const GemmArgs&, const GemmPlan&, void* workspace, uint32_t* tickets, Stream);
+Status launch_gemm(const GemmArgs&, const GemmPlan&, void* workspace, uint32_t* tickets,
+                   const Target&);
 
 }  // namespace cuda
+
+class Backend;
+
+namespace cuda {
+const Backend& backend();
+}
 
 namespace cpu {
 
@@ -190,10 +207,8 @@ struct CpuContext {
 // Whether the processor has instructions for products of bf16.
 bool multiplies_bf16();
 
-// Whether launch_gemm takes the operands and torch's library is not faster: it is where it
-// multiplies bf16 into bf16 by the processor's own instructions, but for products that take no
-// longer than its call.
-bool gemm_serves(const GemmArgs&);
+// Why torch's library is to compute a product, in a few words; null if launch_gemm is.
+const char* gemm_obstacle(const GemmArgs&);
 
 Status launch_unscale(const UnscaleArgs&, const CpuContext&);
 Status launch_check_finite(const CheckFiniteArgs&, const CpuContext&);

@@ -86,7 +86,7 @@ __device__ void sum_columns(float (&sums)[kVector], EpilogueShared<Gemm>& shared
     float total = 0;
     for (int i = 0; i < kGroups; ++i)
       total += reinterpret_cast<const float*>(shared.grid_sums[i])[column];
-    if (first + column < g.n) g.column_sums[first + column] = total;
+    if (first + column < g.n) static_cast<float*>(g.column_sums)[first + column] = total;
   }
 }
 

@@ -245,7 +245,7 @@ class Sm90Epilogue {
       float sum = 0;
       for (int64_t row = 0; row < rows; ++row)
         sum += ptx::load_l2(from + row * column_sums_width());
-      g_.column_sums[column + i] = sum;
+      static_cast<float*>(g_.column_sums)[column + i] = sum;
     }
   }
 

@@ -16,7 +16,7 @@ GemmLauncher launcher(DType operands, bool sm90) {
 }  // namespace
 
 Status cuda::launch_gemm(const GemmArgs& args, const GemmPlan& plan, void* workspace,
-                         uint32_t* tickets, Stream stream) {
+                         uint32_t* tickets, const Target& target) {
   if (plan.blocks == 0) return Status::ok;
   // Of an index with a single value the stride means nothing: with 0, addresses that are formed but
   // not read are aligned too.
@@ -26,7 +26,7 @@ Status cuda::launch_gemm(const GemmArgs& args, const GemmPlan& plan, void* works
   if (g.k <= 1) g.a.column_stride = g.b.row_stride = 0;
   if (g.batch * g.terms <= 1) g.a.batch_stride = g.b.batch_stride = 0;
   const GemmLauncher launch = launcher(g.a.dtype, plan.sm90);
-  return launch ? launch(g, plan, workspace, tickets, stream) : Status::not_built;
+  return launch ? launch(g, plan, workspace, tickets, target.stream) : Status::not_built;
 }
 
 }  // namespace amp_ext
