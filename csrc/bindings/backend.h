@@ -19,8 +19,6 @@ class Backend {
   virtual void update_scale(UpdateScaleArgs args, c10::Device device) const = 0;
   // A product that it serves; `op` is what errors name.
   virtual void gemm(const char* op, const GemmArgs& args, c10::Device device) const = 0;
-  // Whether the device's current stream is being captured in a CUDA graph.
-  virtual bool is_capturing(c10::Device device) const = 0;
 
  protected:
   ~Backend() = default;

@@ -156,7 +156,8 @@ void run(const at::Tensor& a, const at::Tensor& b, const GemmOptions& o, const O
   function("gemm")(object_of(to.out), object_of(a), object_of(b),
                    c ? object_of(c->expand(to.out.sizes())) : py::none(), object_of(o.bias),
                    object_of(to.aux), object_of(to.column_sums), o.trans_a, o.trans_b, o.sum_batch,
-                   o.alpha, o.beta, py::str(o.activation.data(), o.activation.size()), to.derivative);
+                   o.alpha, o.beta, py::str(o.activation.data(), o.activation.size()),
+                   to.derivative);
 }
 
 at::Tensor new_out(const at::Tensor& a, const at::Tensor& b, const GemmOptions& o,
