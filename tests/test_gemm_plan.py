@@ -21,7 +21,7 @@ from gemm_plan_cases import (
     random_problem,
     works,
 )
-from simt_gemm import GemmArgs, GemmPlan, MatrixRef, describe, serves
+from simt_gemm import GemmArgs, GemmPlan, MatrixRef, VectorRef, describe, serves
 
 pytestmark = [
     pytest.mark.simt,
@@ -192,7 +192,7 @@ def edited(**values: object) -> GemmArgs:
         edited(out__dtype=FP64),
         edited(out__dtype=FP64, out__data=None),
         edited(c=MatrixRef(4096, FP64, 0, 0, 0)),
-        edited(bias=MatrixRef(4096, FP64, 0, 0, 0)),
+        edited(bias=VectorRef(4096, FP64, 0)),
         edited(aux=MatrixRef(4096, FP16, 0, 1, 64)),
         problem(8, 8, 2**31),
         problem(8, 8, 8, terms=2**31),
