@@ -12,7 +12,6 @@ import torch
 import amp_ext
 import providers
 from amp_ext import testing
-from amp_ext.nn import Linear
 from providers import Line
 from registry import BASELINE, FP32, Case, Op, Provider, Setup, Trial, Work, check, faults
 
@@ -118,7 +117,7 @@ def build(kind: type[Loop], count: int, fused: bool, device: torch.device) -> Tr
     )
 
 
-def timed(name: str, line: Line, make: Callable[[], Loop | NetworkLoop]) -> Provider:
+def timed(name: str, line: Line, make: Callable[[], Loop]) -> Provider:
     """The provider of a loop, whose time excludes its optimizer's."""
 
     def build_provider() -> Provider:
@@ -154,69 +153,6 @@ def compare(mine: Loop, theirs: Loop, when: str, gradients: bool) -> None:
     check(scales[0] == scales[1], f"after {when} the scale is {scales[0]}, torch's {scales[1]}")
 
 
-class NetworkLoop:
-    """Trains layers of this package: the backward pass counts, in which products are judged."""
-
-    ROWS = 16
-
-    def __init__(self, scaler: torch.amp.GradScaler, width: int, device: torch.device) -> None:
-        torch.manual_seed(0)
-        layers = [Linear(width, width, bias=False, device=device) for _ in range(4)]
-        self.network = torch.nn.Sequential(*layers)
-        self.x = torch.randn(self.ROWS, width, device=device)
-        self.optimizer = torch.optim.SGD(self.network.parameters(), lr=1e-4, fused=True)
-        self.step = TimedStep(self.optimizer)
-        self.scaler = scaler
-
-    def prepare(self) -> None:
-        self.optimizer.zero_grad()
-        with torch.autocast(self.x.device.type, torch.float16, enabled=self.x.is_cuda):
-            self.loss = self.scaler.scale(self.network(self.x).float().square().mean())
-
-    def run(self) -> None:
-        self.loss.backward()
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-
-
-def build_network(free: bool, width: int, device: torch.device) -> Trial:
-    """Products are of one backend for both scalers: amp_ext's first one on the device."""
-    name, around = next(iter(providers.ours(device).items()))
-    lines = {
-        name: Line(partial(amp_ext.GradScaler, free_checks=free), around),
-        BASELINE: Line(torch.amp.GradScaler, around),
-    }
-
-    def loop(line: Line) -> NetworkLoop:
-        return NetworkLoop(line.launch(device.type, INIT_SCALE), width, device)
-
-    def verify_mine() -> None:
-        with around():
-            verify_network(*(loop(line) for line in lines.values()))
-
-    def verify_all(names: Collection[str]) -> dict[str, str]:
-        return faults({name: verify_mine} if name in names else {})
-
-    return Trial(
-        tuple(timed(name, line, partial(loop, line)) for name, line in lines.items()),
-        verify_all,
-        Work(parameters=4),
-    )
-
-
-def verify_network(mine: NetworkLoop, theirs: NetworkLoop) -> None:
-    """Parameters and scale are torch's after three steps, of which the second overflows."""
-    for factor in (1.0, torch.inf, 1.0):
-        for loop in (mine, theirs):
-            loop.prepare()
-            loop.loss = loop.loss * factor
-            loop.run()
-    pairs = zip(mine.network.parameters(), theirs.network.parameters(), strict=True)
-    check(all(a.equal(b) for a, b in pairs), "parameters differ from torch's")
-    scales = mine.scaler.get_scale(), theirs.scaler.get_scale()
-    check(scales[0] == scales[1], f"the scale is {scales[0]}, torch's {scales[1]}")
-
-
 def limit(setup: Setup) -> Case:
     """The least that Python can do: a list of all gradients."""
     count = 400 if setup.quick else 4000
@@ -239,16 +175,7 @@ def cases(setup: Setup) -> list[Case]:
     if not setup.dtypes(FP32):
         return []
     counts = (400, 40) if setup.quick else (4000, 400)
-    width = 64 if setup.quick else 1024
-    networks = [
-        Case(
-            f"4 layers of {width}, gradients {'judged' if free else 'read'}",
-            partial(build_network, free, width, setup.device),
-            counted=False,
-        )
-        for free in (True, False)
-    ]
-    return networks + [
+    return [
         Case(
             f"{count} parameters, {word}{'fused ' if fused else ''}SGD",
             partial(build, kind, count, fused, setup.device),
@@ -265,9 +192,6 @@ OP = Op(
         f"Host time of unscale_ + step + update, where clipped with clip_grad_norm_; parameters of "
         f"{ELEMENTS} fp32 elements. Gradients are written anew before every step, untimed; the "
         "time inside optimizer.step is measured in the same step and subtracted.",
-        f"Layers: backward + step + update of {NetworkLoop.ROWS} rows through FP32 layers (FP16 on "
-        "a GPU) with fused SGD, in which amp_ext reads gradients, or products have judged them. "
-        "The products of both lines are amp_ext's, by one backend: cuda where it was built.",
     ),
     rate="us/param",
     host=True,

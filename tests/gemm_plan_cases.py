@@ -30,7 +30,6 @@ def problem(
     terms: int = 1,
     majors: tuple[bool, bool] = (True, True),
     sums: bool = False,
-    squares: bool = False,
     out: int = FP16,
     accumulate: bool = False,
 ) -> GemmArgs:
@@ -39,7 +38,6 @@ def problem(
     Args:
         majors: whether the rows of a and of b are contiguous, else their columns.
         sums: whether there are column sums.
-        squares: whether there is a sum of squares.
         out: the number of the result's dtype.
         accumulate: whether it is added to the result.
     """
@@ -49,7 +47,6 @@ def problem(
     if accumulate:
         args.c, args.beta = args.out, 1.0
     args.column_sums = 4096 if sums else None
-    args.square_sum = 4096 if squares else None
     return args
 
 
@@ -63,7 +60,7 @@ def random_problem() -> GemmArgs:
     majors = random.random() < 0.5, random.random() < 0.5
     batch, terms = random.choice([(1, 1), (1, 1), (random_size(4), 1), (1, random_size(4)), (3, 5)])
     sizes = [random_size(12), random_size(12), random_size(14)]
-    args = problem(*sizes, batch, terms, majors, random.random() < 0.5, random.random() < 0.5)
+    args = problem(*sizes, batch, terms, majors, random.random() < 0.5)
     if random.random() < 0.2:
         args.a.data += 2
     return args
@@ -74,10 +71,8 @@ def random_sm90_problem() -> GemmArgs:
     majors = random.random() < 0.5, random.random() < 0.5
     batch, terms = random.choice([(1, 1), (1, 1), (random_size(4), 1), (1, random_size(4)), (3, 5)])
     sizes = [-(-random_size(limit) // 8) * 8 for limit in (12, 12, 14)]
-    sums, squares = random.random() < 0.3, random.random() < 0.3
-    args = problem(
-        *sizes, batch, terms, majors, sums, squares, random.randrange(3), random.random() < 0.5
-    )
+    sums = random.random() < 0.3
+    args = problem(*sizes, batch, terms, majors, sums, random.randrange(3), random.random() < 0.5)
     if not args.c.data and random.random() < 0.4:
         args.aux = args.out
         args.derivative = random.random() < 0.5

@@ -15,7 +15,6 @@ TYPES = {
     torch.float16: "fp16",
     torch.bfloat16: "bf16",
     torch.float32: "fp32",
-    torch.float64: "fp64",
 }
 MULTIPROCESSORS = {80: 108, 90: 132, 100: 148}
 SHARED = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}
@@ -27,28 +26,20 @@ HALF, BRAIN, FLOAT = torch.float16, torch.bfloat16, torch.float32
 # Odd sizes take UNALIGNED.
 EPILOGUES: dict[str, tuple[int, int, dict[str, Any]]] = {
     "bias gelu": (0, 1, {"bias": BRAIN, "activation": "gelu", "dtype": BRAIN}),
-    "accumulated, reported": (
-        0,
-        1,
-        {"c": FLOAT, "out": FLOAT, "found_inf": True, "square_sum": True, "trans": (True, False)},
-    ),
+    "accumulated": (0, 1, {"c": FLOAT, "out": FLOAT, "trans": (True, False)}),
     "derivative, column sums": (
         2,
         1,
         {"aux": HALF, "activation": "gelu_tanh", "derivative": True, "trans": (False, False)},
     ),
-    "splits": (2, 4, {"bias": HALF, "activation": "relu", "found_inf": True}),
+    "splits": (2, 4, {"bias": HALF, "activation": "relu"}),
     "odd sizes": (0, 1, {"m": 511, "n": 513, "k": 515}),
     "terms": (4, 1, {"terms": 3, "trans": (True, False), "out": FLOAT}),
 }
 
 # For sm_90, which has the fewest registers for them: results with rows that are not aligned.
 ODD_ROWS: dict[str, tuple[int, int, dict[str, Any]]] = {
-    "odd rows, accumulated": (
-        2,
-        1,
-        {"n": 513, "c": FLOAT, "out": FLOAT, "found_inf": True, "square_sum": True},
-    ),
+    "odd rows, accumulated": (2, 1, {"n": 513, "c": FLOAT, "out": FLOAT}),
     "odd rows, bias gelu": (
         2,
         1,
@@ -74,8 +65,6 @@ def _product(
     aux: torch.dtype | None = None,
     activation: str = "none",
     derivative: bool = False,
-    found_inf: bool = False,
-    square_sum: bool = False,
 ) -> Any:
     operands = _module("gemm_operands")
 
@@ -91,8 +80,6 @@ def _product(
         bias=None if bias is None else torch.empty(n, dtype=bias),
         aux=matrix((m, n), aux),
         column_sums=torch.empty(n) if derivative else None,
-        found_inf=torch.empty(1) if found_inf else None,
-        square_sum=torch.empty(1, dtype=torch.float64) if square_sum else None,
         batch=1,
         terms=terms,
         alpha=1.0,

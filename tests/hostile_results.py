@@ -115,19 +115,11 @@ def judge_gemm_times_derivative(copies: Values, values: Values, result: Any) -> 
 
 
 def judge_gemm_accumulate_(copies: Values, values: Values, result: None) -> set[str]:
-    c, unit = values["c"].detach(), unit_of(copies["a"], copies["b"])
+    c = values["c"].detach()
     x, before = product(copies, c=None), copies["c"].double()
     terms = x.terms + before.abs().nan_to_num(0, 0, 0)
     Sum(before + x.value, x.error + 4 * UNIT * before.abs(), terms).assert_near(c)
-    if copies.get("found_inf") is not None:
-        expected = copies["found_inf"].item() if c.isfinite().all() else 1.0
-        assert values["found_inf"].item() == expected, f"found_inf is {values['found_inf']}"
-    if copies.get("square_sum") is not None:
-        total = c.double().square().sum()
-        Sum(total, c.numel() * max(unit, UNIT) * total, total / 1e37).assert_near(
-            values["square_sum"].view(())
-        )
-    return {"c", "found_inf", "square_sum"}
+    return {"c"}
 
 
 def layer(x: Sum, unit: float, weight: Tensor, bias: Tensor | None) -> Sum:

@@ -8,7 +8,6 @@ from ctypes import (
     byref,
     c_bool,
     c_double,
-    c_float,
     c_int,
     c_int64,
     c_uint8,
@@ -43,18 +42,29 @@ class MatrixRef(Structure):
         return cls(tensor.data_ptr(), DTYPES.index(tensor.dtype), *tensor.stride())
 
 
+class VectorRef(Structure):
+    """amp_ext::VectorRef."""
+
+    _fields_ = [("data", c_void_p), ("dtype", c_uint8), ("stride", c_int64)]
+
+    @classmethod
+    def of(cls, tensor: Tensor | None) -> VectorRef:
+        if tensor is None:
+            return cls()
+        return cls(tensor.data_ptr(), DTYPES.index(tensor.dtype), tensor.stride(0))
+
+
 class GemmArgs(Structure):
     """amp_ext::GemmArgs."""
 
     _fields_ = [
-        *((name, MatrixRef) for name in ("a", "b", "c", "bias", "aux", "out")),
+        *((name, MatrixRef) for name in ("a", "b", "c", "aux", "out")),
+        ("bias", VectorRef),
         *((name, c_int64) for name in ("batch", "terms", "m", "n", "k")),
         *((name, c_double) for name in ("alpha", "beta")),
         ("activation", c_uint8),
         ("derivative", c_bool),
-        *((name, c_void_p) for name in ("column_sums", "found_inf")),
-        ("found", c_float),
-        ("square_sum", c_void_p),
+        ("column_sums", c_void_p),
     ]
 
 
@@ -70,8 +80,8 @@ class GemmPlan(Structure):
         *((name, c_int) for name in ("terms", "term_steps", "steps")),
         *((name, c_int) for name in ("cluster_m", "cluster_n", "stages", "boxes", "shared_bytes")),
         ("reduce", c_bool),
-        *((name, c_int64) for name in ("column_sums_offset", "squares_offset", "workspace_bytes")),
-        *((name, c_int64) for name in ("column_tickets", "square_tickets", "tickets")),
+        *((name, c_int64) for name in ("column_sums_offset", "workspace_bytes")),
+        *((name, c_int64) for name in ("column_tickets", "tickets")),
     ]
 
 
@@ -143,23 +153,17 @@ class Gemm(NamedTuple):
     activation: str = "none"
     derivative: bool = False
     column_sums: Tensor | None = None
-    found_inf: Tensor | None = None
-    found: float = 1.0
-    square_sum: Tensor | None = None
 
     def args(self) -> GemmArgs:
         batch, m, n = self.out.shape
-        row = None if self.bias is None else self.bias.expand(batch, m, n)
-        matrices = (self.a, self.b, self.c, row, self.aux, self.out)
-        sums, flag, squares = (
-            None if tensor is None else tensor.data_ptr()
-            for tensor in (self.column_sums, self.found_inf, self.square_sum)
-        )
+        matrices = (self.a, self.b, self.c, self.aux, self.out)
+        sums = None if self.column_sums is None else self.column_sums.data_ptr()
         return GemmArgs(
             *map(MatrixRef.of, matrices),
+            VectorRef.of(self.bias),
             *(batch, self.terms, m, n, self.a.shape[2]),
             *(self.alpha, self.beta, ACTIVATIONS.index(self.activation), self.derivative),
-            *(sums, flag, self.found, squares),
+            sums,
         )
 
 

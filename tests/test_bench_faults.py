@@ -15,7 +15,6 @@ import bench_cast
 import bench_check
 import bench_gemm
 import bench_norm
-import bench_scaler
 import bench_unscale
 import bench_update
 import providers
@@ -318,26 +317,6 @@ def test_wrong_clipping_gets_no_ratio(tmp_path, monkeypatch):
     monkeypatch.setattr(amp_ext, "GradScaler", ClipsToMore)
     found = errors(tmp_path / "out.jsonl", "scaler", "--filter", "40 parameters, clipped SGD")
     assert found == {"cpu": "CheckError: after a step 40 gradients differ from torch's"}
-
-
-class NeverSteps(amp_ext.GradScaler):
-    def step(self, optimizer):
-        self.unscale_(optimizer)  # without which update raises
-
-
-@pytest.mark.parametrize("gradients", ["judged", "read"])
-def test_wrong_training_of_layers_gets_no_ratio(tmp_path, monkeypatch, gradients):
-    monkeypatch.setattr(amp_ext, "GradScaler", NeverSteps)
-    found = errors(tmp_path / "out.jsonl", "scaler", "--filter", f"gradients {gradients}")
-    assert found == {"cpu": "CheckError: parameters differ from torch's"}
-
-
-def test_scalers_of_layers_have_the_same_products(monkeypatch):
-    """By amp_ext's first backend, in torch's line too."""
-    first, second = lambda: nullcontext(), lambda: nullcontext()
-    monkeypatch.setattr(providers, "ours", lambda device: {"cuda": first, "triton": second})
-    trial = bench_scaler.build_network(True, 8, torch.device("cpu"))
-    assert [(p.name, p.around) for p in trial.providers] == [("cuda", first), ("torch", first)]
 
 
 class OtherDtype(torch.autocast):

@@ -1,4 +1,4 @@
-"""The GEMM kernel's epilogue on tests/simt: c, bias, activations, aux, column sums, found_inf."""
+"""The GEMM kernel's epilogue on tests/simt: c, bias, activations, aux, column sums."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ from gemm_kernel_cases import (
     special_values,
     tiles,
 )
-from simt.library import Schedule
 from simt_gemm import ACTIVATIONS, Gemm
 
 pytestmark = [
@@ -72,7 +71,6 @@ def with_all(gemm: Gemm, tile: int) -> Gemm:
         beta=-2.0,
         activation="relu",
         column_sums=torch.full((n,), float("nan")),
-        found_inf=torch.zeros(()),
     )
 
 
@@ -80,7 +78,6 @@ def assert_all_exact(gemm: Gemm) -> None:
     assert_equal(gemm.out, exact(gemm))
     assert_equal(gemm.aux, linear_part(gemm))
     assert_equal(gemm.column_sums, exact(gemm).sum((0, 1)))
-    assert gemm.found_inf == 0
 
 
 @every_tile
@@ -185,7 +182,7 @@ def test_activations_of_special_values() -> None:
         torch.testing.assert_close(ones.out[0, 0], slopes, rtol=0, atol=1e-20, equal_nan=True)
 
 
-# ---- what is reported --------------------------------------------------------------------------
+# ---- column sums, rounding ---------------------------------------------------------------------
 
 
 @every_type
@@ -202,76 +199,6 @@ def test_column_sums_are_of_what_is_rounded(dtype: torch.dtype, derivative_form:
     magnitude = (linear_part(gemm, magnitude=True) * mask).sum((0, 1))
     slack = linear_part(gemm, magnitude=True).sum((0, 1)) * k * 2.0**-24
     assert_sum_near(gemm.column_sums, exact(gemm).sum((0, 1)), magnitude + slack, rows + k)
-
-
-LARGE = {FP32: 3e38, FP16: 65519.0, BF16: 3.3e38}
-TOO_LARGE = {FP32: float("inf"), FP16: 65520.0, BF16: 3.4e38}
-
-
-@every_type
-@every_tile
-def test_found_inf(dtype: torch.dtype, tile: int) -> None:
-    """Of a rounded element, wherever it is; a value that is set is left alone."""
-    config = tiles()[tile]
-    m, n = config.m + 3, config.n + 5
-    places = [(0, 0), (m - 1, n - 1), (m - 1, 0), (config.m - 1, n - 2), (1, config.n)]
-    for row, column in places:
-        for value, bad in ((LARGE[dtype], 0.0), (TOO_LARGE[dtype], 1.0), (float("nan"), 1.0)):
-            c = torch.zeros(1, m, n)
-            c[0, row, column] = value
-            gemm = product(m, n, 0, out_dtype=dtype, c=c, found_inf=torch.zeros(()))
-            run(gemm, tile)
-            assert gemm.found_inf == bad
-            assert_equal(gemm.out, c.double())
-    gemm = product(m, n, 8, found_inf=torch.tensor(1.0))
-    run(gemm, tile)
-    assert gemm.found_inf == 1
-
-
-def test_found_inf_is_not_of_aux() -> None:
-    gemm = product(9, 9, 0, bias=torch.full((9,), 70000.0), found_inf=torch.zeros(()))
-    gemm = gemm._replace(aux=empty(gemm.out.shape, FP16))
-    run(gemm)
-    assert gemm.aux.isinf().all()
-    assert gemm.found_inf == 0
-
-
-@every_tile
-@every_type
-@pytest.mark.parametrize("splits", [1, 3])
-def test_squares(tile: int, dtype: torch.dtype, splits: int) -> None:
-    """Of the rounded elements, of several tiles and matrices, beside other reports."""
-    config = tiles()[tile]
-    sizes = config.m + 13, config.n + 21, 4 * config.k
-    options = {"aligned": config.aligned, "batch": 2, "alpha": 1.0 + 2.0**-12}
-    gemm = product_of("tt", *sizes, dtype, **options)
-    gemm = gemm._replace(
-        column_sums=torch.empty(sizes[1]),
-        found_inf=torch.zeros(()),
-        square_sum=torch.tensor(math.nan, dtype=torch.float64),
-    )
-    run(gemm, tile, splits)
-    squares = gemm.out.double().square().sum().item()
-    assert math.isclose(gemm.square_sum.item(), squares, rel_tol=1e-14)
-    assert gemm.found_inf == 0
-
-
-def test_squares_are_the_same_in_every_schedule() -> None:
-    gemm, found = product(300, 200, 64, make=normal), set()
-    for seed in range(8):
-        squares = torch.zeros((), dtype=torch.float64)
-        again = gemm._replace(out=empty(gemm.out.shape, FP32), square_sum=squares)
-        run(again, 4, 2, Schedule(seed, 1 + seed))
-        found.add(squares.item())
-    assert len(found) == 1
-
-
-def test_found_is_what_is_asked_for() -> None:
-    for k, found in itertools.product((0, 8), (1.0, math.inf)):
-        c = torch.full((1, 70, 70), math.inf if k == 0 else 1.0)
-        gemm = product(70, 70, k, c=c, found_inf=torch.zeros(()), found=found)
-        run(gemm)
-        assert gemm.found_inf == (found if k == 0 else 0.0)
 
 
 def test_results_are_rounded_to_nearest_even() -> None:

@@ -43,7 +43,6 @@ from gemm_sm90_cases import (
 )
 from simt.library import Schedule
 from simt_gemm import ACTIVATIONS, Gemm
-from test_gemm_kernels_epilogue import LARGE, TOO_LARGE
 
 pytestmark = [
     pytest.mark.simt,
@@ -78,8 +77,6 @@ def with_all(gemm: Gemm, bias_dtype: torch.dtype = FP32) -> Gemm:
         alpha=0.5,
         activation=gemm.activation if gemm.derivative else "relu",
         column_sums=torch.full((n,), float("nan")),
-        found_inf=torch.zeros(()),
-        square_sum=torch.full((), float("nan"), dtype=torch.float64),
     )
 
 
@@ -97,9 +94,6 @@ class Expected:
             assert_equal(gemm.aux, self.aux)
         if gemm.column_sums is not None:
             assert_equal(gemm.column_sums, self.out.sum((0, 1)))
-        if gemm.square_sum is not None:
-            assert gemm.square_sum == gemm.out.double().square().sum()
-        assert gemm.found_inf is None or gemm.found_inf == 0
 
 
 def fits(gemm: Gemm, tile: int) -> bool:
@@ -170,26 +164,6 @@ def test_the_memory_system_accumulates(tile: int, alpha: float) -> None:
         assert copied == (library().counters() - before).bytes_copied
 
 
-@every_tile
-@every_type
-@pytest.mark.parametrize("found", [1.0, float("inf")])
-def test_accumulation_with_a_flag(tile: int, dtype: torch.dtype, found: float) -> None:
-    """In registers: of what is stored, once it has been added up."""
-    m, n = tiles_of(tile, 2, 2)
-    for bad in (False, True):
-        gemm = product_for(tile, m, n, 2 * STEP, dtype, found=found)
-        gemm = gemm._replace(found_inf=torch.zeros(()))
-        gemm.out.copy_(integers(gemm.out.shape, dtype, CPU))
-        if bad:
-            gemm.out[0, m - 1, n - 2] = torch.finfo(dtype).max
-            gemm.b[0, :, n - 2] = 0
-        gemm = gemm._replace(c=gemm.out, beta=2.0 if bad else 1.0)
-        expected = exact(gemm)
-        assert not run_sm90(gemm, tile, cluster=CLUSTERS[tile % 3], splits=1 + bad % 2).reduce
-        assert_equal(gemm.out, expected)
-        assert gemm.found_inf == (found if bad else 0.0)
-
-
 @every_type
 def test_layouts_of_c(dtype: torch.dtype) -> None:
     """Those of its rows and matrices that TMA knows."""
@@ -216,8 +190,7 @@ def test_bias(tile: int, dtype: torch.dtype) -> None:
     for number in range(3):
         bias = torch.full((n + 8,), float("nan"), dtype=dtype)[7:-1]
         bias.copy_(integers((n,), dtype, CPU))
-        flag = torch.zeros(()) if number else None
-        gemm = product_for(tile, 20, n, 40, OUT_TYPES[number], bias=bias, found_inf=flag)
+        gemm = product_for(tile, 20, n, 40, OUT_TYPES[number], bias=bias)
         run_sm90(gemm, tile)
         Expected(gemm).assert_exact()
 
@@ -273,59 +246,7 @@ def test_activations_of_special_values() -> None:
         torch.testing.assert_close(ones.out[0, 0], slopes, rtol=0, atol=1e-20, equal_nan=True)
 
 
-# ---- what is reported --------------------------------------------------------------------------
-
-
-@every_tile
-@every_type
-def test_found_inf(tile: int, dtype: torch.dtype) -> None:
-    """Of a rounded element, wherever it is; a value that is set is left alone."""
-    config = sm90_tiles()[tile]
-    m, n = tiles_of(tile, 2, 2)
-    places = [(0, 0), (m - 1, n - 1), (m - 1, 0), (config.m - 1, n - 2), (1, config.n)]
-    for i, (row, column) in enumerate(places):
-        for value, bad in ((LARGE[dtype], 0.0), (TOO_LARGE[dtype], 1.0), (float("nan"), 1.0)):
-            gemm = product_for(tile, m, n, 8, dtype, alpha=0.0, found_inf=torch.zeros(()))
-            bias = torch.zeros(n)
-            bias[column] = value
-            c = torch.zeros(1, m, n, dtype=dtype)
-            c[0, :, column] = -torch.finfo(dtype).max if value == value else 0.0
-            c[0, row, column] = 0.0
-            gemm = gemm._replace(c=placed(c), bias=bias)
-            run_sm90(gemm, tile, cluster=CLUSTERS[i % 3])
-            assert gemm.found_inf == bad
-            assert_equal(gemm.out, exact(gemm))
-    gemm = product_for(tile, m, n, 8, found_inf=torch.tensor(1.0), found=float("inf"))
-    run_sm90(gemm, tile)
-    assert gemm.found_inf == 1
-
-
-@every_tile
-def test_nothing_is_reported_of_what_lies_outside(tile: int) -> None:
-    """Of rows behind the last one, where the bias alone overflows, or of columns, where -inf times
-    0 is not hidden by relu; nor of aux."""
-
-    def judged(gemm: Gemm) -> Gemm:
-        squares = torch.zeros((), dtype=torch.float64)
-        return gemm._replace(found_inf=torch.zeros(()), square_sum=squares)
-
-    for (m, n), cluster in itertools.product(((5, 9), tiles_of(tile, 2, 1)), CLUSTERS):
-        gemm = judged(product_for(tile, m, n, 8, FP16, bias=torch.full((n,), 70000.0)))
-        gemm = gemm._replace(c=placed(torch.full((1, m, n), -60000.0, dtype=FP16)))
-        gemm = gemm._replace(column_sums=torch.full((n,), float("nan")))
-        run_sm90(gemm, tile, cluster=cluster)
-        Expected(gemm).assert_exact()
-    gemm = judged(product_for(tile, 5, 9, 8, activation="relu"))
-    gemm.a[0, 3, 5] = float("-inf")
-    gemm.b.fill_(1.0)
-    run_sm90(gemm, tile)
-    Expected(gemm).assert_exact()
-    bias = torch.full((9,), -70000.0)
-    gemm = judged(product_for(tile, 5, 9, 8, FP16, bias=bias, activation="relu"))
-    gemm = gemm._replace(aux=empty(gemm.out.shape, FP16))
-    run_sm90(gemm, tile)
-    assert gemm.aux.isinf().all()
-    assert gemm.found_inf == 0
+# ---- column sums, rounding ---------------------------------------------------------------------
 
 
 @every_tile
@@ -335,8 +256,7 @@ def test_sums_of_many_tiles(tile: int, dtype: torch.dtype) -> None:
     for cluster, splits in zip(CLUSTERS, (1, 2, 1), strict=True):
         m, n = tiles_of(tile, 3, 3)
         gemm = product_for(tile, m, n, 2 * STEP, dtype, batch=2)
-        squares = torch.full((), float("nan"), dtype=torch.float64)
-        gemm = gemm._replace(column_sums=torch.full((n,), float("nan")), square_sum=squares)
+        gemm = gemm._replace(column_sums=torch.full((n,), float("nan")))
         run_sm90(gemm, tile, cluster=cluster, whole=5, splits=splits)
         Expected(gemm).assert_exact()
 
@@ -344,14 +264,11 @@ def test_sums_of_many_tiles(tile: int, dtype: torch.dtype) -> None:
 @every_tile
 @every_type
 @pytest.mark.parametrize("derivative_form", [False, True])
-def test_sums_are_of_numbers_in_fp32_and_squares_of_rounded_ones(
-    tile: int, dtype: torch.dtype, derivative_form: bool
-) -> None:
-    """Column sums are off by an error of a sum in fp32, not by roundings to 16 bits."""
+def test_sums_are_of_what_is_rounded(tile: int, dtype: torch.dtype, derivative_form: bool) -> None:
+    """Of the fp32 values: off by an error of a sum in fp32, not by roundings to 16 bits."""
     rows, k = 2 * 150, 33
     gemm = product_for(tile, 150, 45, k, dtype, make=normal, batch=2, activation="relu")
-    squares = torch.full((), float("nan"), dtype=torch.float64)
-    gemm = gemm._replace(column_sums=torch.empty(45), square_sum=squares)
+    gemm = gemm._replace(column_sums=torch.empty(45))
     if derivative_form:
         aux = placed(normal(gemm.out.shape, dtype, CPU))
         gemm = gemm._replace(aux=aux, derivative=True)
@@ -360,8 +277,6 @@ def test_sums_are_of_numbers_in_fp32_and_squares_of_rounded_ones(
     magnitude = (linear_part(gemm, magnitude=True) * mask).sum((0, 1))
     slack = linear_part(gemm, magnitude=True).sum((0, 1)) * k * 2.0**-24
     assert_sum_near(gemm.column_sums, exact(gemm).sum((0, 1)), magnitude + slack, rows + k)
-    expected = gemm.out.double().square().sum()
-    assert abs(squares - expected) <= gemm.out.numel() * 2.0**-53 * expected
 
 
 def test_results_are_rounded_to_nearest_even() -> None:

@@ -136,9 +136,7 @@ def _epilogue(p: Product) -> dict[str, Any]:
     return arguments
 
 
-def _column_sums(
-    p: Product, rows_of_tiles: int, width: int
-) -> tuple[dict[str, Any], list[Launch]]:
+def _column_sums(p: Product, rows_of_tiles: int, width: int) -> tuple[dict[str, Any], list[Launch]]:
     """Return where tiles leave the sums of their columns, and the launch that adds these up."""
     if p.column_sums is None:
         return {"column_sums": None}, []

@@ -70,7 +70,6 @@ inline void prefetch_links(at::TensorImpl* tensor) {
 inline void mark_written(at::TensorImpl* tensor) {
   if (!tensor->is_inference()) tensor->bump_version();
 }
-inline void mark_written(const at::Tensor& tensor) { mark_written(tensor.unsafeGetTensorImpl()); }
 void mark_written(const std::vector<at::TensorImpl*>& tensors);
 
 // A tensor of a list, which errors name with the list and the index: "grads[3]".

@@ -10,11 +10,9 @@ EPILOGUE, VECTOR, ACTIVATION = (
     f"gemm/{name}.cuh" for name in ("epilogue", "vector8", "activation")
 )
 EPILOGUES = (
-    f"{FEW_TILES} and (all_at_once or column_sums_of_many or found_inf) or layouts_of_c "
+    f"{FEW_TILES} and (all_at_once or column_sums_of_many) or layouts_of_c "
     "or test_bias or activation or derivative or gelus_keep"
 )
-FOUND = f"{FEW_TILES} and found_inf"
-SQUARES = f"{FEW_TILES} and test_squares or squares_are_the_same"
 ALL = f"{FEW_TILES} and all_at_once"
 SUMS_RACE = {"tests": "gemm_kernels_epilogue", "select": f"{ALL} and fp32", "variant": "tsan"}
 
@@ -58,13 +56,6 @@ MUTANTS = (
         "    activate(g.activation, x);\n    if (g.aux.data) store_vector(g.aux, place, x);\n",
     ),
     _epilogue(
-        "the first thread votes alone",
-        EPILOGUE,
-        "ptx::block_any(!finite) &&",
-        "!finite &&",
-        FOUND,
-    ),
-    _epilogue(
         "a shuffle too few",
         EPILOGUE,
         "int mask = kVectors; mask < 32",
@@ -87,27 +78,6 @@ MUTANTS = (
     ),
     _epilogue(
         "rows of tiles of one matrix", EPILOGUE, "work.batch * plan.tiles_m + work.m;", "work.m;"
-    ),
-    _epilogue(
-        "squares over staged rows",
-        EPILOGUE,
-        "  ptx::block_sync();  // nobody reads the staged sums any more\n",
-        "",
-        SQUARES,
-    ),
-    _epilogue(
-        "squares count splits",
-        EPILOGUE,
-        "tiles = plan.units / plan.splits;",
-        "tiles = plan.units;",
-        SQUARES,
-    ),
-    _epilogue(
-        "squares of what is not rounded",
-        VECTOR,
-        "const double x = Element<T>::widen(rounded[i]);",
-        "const double x = from[i];",
-        SQUARES,
     ),
     _epilogue("one group too few", EPILOGUE, "i < kGroups; ++i)\n", "i + 1 < kGroups; ++i)\n"),
     _epilogue(
@@ -140,13 +110,6 @@ MUTANTS = (
         "gemm_kernels_epilogue",
         "test_bias",
         "asan",
-    ),
-    _epilogue(
-        "only the last element is judged",
-        VECTOR,
-        "result.finite &=",
-        "result.finite =",
-        FOUND,
     ),
     # ---- activations
     _epilogue(

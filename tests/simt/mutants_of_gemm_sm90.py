@@ -47,7 +47,6 @@ NO_SIDE = "    if (!has_side() || !is_leader()) return;\n"
 WAIT_SIDE = "    if (has_side()) ptx::mbarrier_wait("
 TICKET = "  consumer_sync(consumer);\n  if (consumer_thread() == 0) {\n"
 COLUMN_CONSUMERS = "g_.batch * tile_rows() * Gemm::kTeam);"
-OF_ALL_CONSUMERS = "tile_rows() * tile_columns() * Gemm::kTeam);"
 
 MUTANTS = (
     # ---- the ring
@@ -370,49 +369,6 @@ MUTANTS = (
         "bias of the upper rows", EPILOGUE, "        x.groups[i / 2].at[i % 2 + 2] += bias;\n", ""
     ),
     _epilogue("groups change places", PART, "groups[kGroups - 1] = group;", "groups[0] = group;"),
-    _epilogue(
-        "the flag is 1",
-        EPILOGUE,
-        "store_any(g_.found_inf, g_.found)",
-        "store_any(g_.found_inf, 1.0f)",
-        f"{FEW} and with_a_flag",
-    ),
-    _epilogue(
-        "the first lane votes alone",
-        EPILOGUE,
-        "ptx::warp_any(!finite_) &&",
-        "!finite_ &&",
-        f"{FEW} and found_inf",
-    ),
-    _epilogue(
-        "rows outside are judged",
-        EPILOGUE,
-        "row + Group::row(i) >= g_.m || column",
-        "column",
-        f"{FEW} and (outside or sums)",
-    ),
-    _epilogue(
-        "columns outside are judged",
-        EPILOGUE,
-        " || column + Group::column(i) >= g_.n) continue;",
-        ") continue;",
-        f"{FEW} and outside",
-    ),
-    _epilogue(
-        "squares of numbers in fp32",
-        EPILOGUE,
-        "const double value = Element<T>::widen(rounded);",
-        "const double value = x.at[i];",
-        SUMS,
-    ),
-    _epilogue("squares of the tile before", EPILOGUE, "    square_sum_ = 0;\n", "", SUMS),
-    _epilogue(
-        "squares of one consumer",
-        EPILOGUE,
-        OF_ALL_CONSUMERS,
-        OF_ALL_CONSUMERS.replace(" * Gemm::kTeam", ""),
-        SUMS,
-    ),
     _epilogue(
         "columns of one consumer, race",
         EPILOGUE,

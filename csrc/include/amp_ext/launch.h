@@ -120,11 +120,11 @@ enum class Activation : uint8_t { none, relu, gelu, gelu_tanh };
 // out = x * activation'(aux), where aux is what a forward product stored; for relu 0
 // where aux <= 0, else x.
 struct GemmArgs {
-  MatrixRef a;    // m x k
-  MatrixRef b;    // k x n
-  MatrixRef c;    // m x n; its data may be null, with a beta of 0, or that of out in out's layout
-  MatrixRef aux;  // m x n, column_stride 1; its data may be null
-  MatrixRef out;  // m x n, column_stride 1
+  MatrixRef a;     // m x k
+  MatrixRef b;     // k x n
+  MatrixRef c;     // m x n; its data may be null, with a beta of 0, or that of out in out's layout
+  MatrixRef aux;   // m x n, column_stride 1; its data may be null
+  MatrixRef out;   // m x n, column_stride 1
   VectorRef bias;  // n, added to every row; its data may be null
   int64_t batch;
   int64_t terms;

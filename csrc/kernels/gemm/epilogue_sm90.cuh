@@ -232,7 +232,6 @@ class Sm90Epilogue {
     return int64_t{plan_.tiles_n} * plan_.cluster_n * kTile.n;
   }
   __device__ int64_t tile_rows() const { return (g_.m + kTile.m - 1) / kTile.m; }
-  __device__ int64_t tile_columns() const { return (g_.n + kTile.n - 1) / kTile.n; }
 
   // The last consumer of a column of tiles adds its sums up.
   __device__ void finish_column_sums(int column) {
