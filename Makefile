@@ -36,7 +36,7 @@ hostile: .venv/built ## 60,000 hostile calls of the ops: right, or an error and 
 	.venv/$(PYTEST) tests/test_hostile_calls.py --hostile-calls 20000
 
 mutants: .venv/built ## break the CUDA kernels one edit at a time; their tests must fail each time
-	.venv/bin/python tests/simt/mutants.py
+	.venv/bin/python tests/simt/mutants/run.py
 
 lint: .venv-lint/made ## formatting and the usual mistakes
 	.venv-lint/bin/ruff check $(PY_FILES)

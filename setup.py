@@ -11,7 +11,6 @@ Environment variables:
     AMP_EXT_LINEINFO=1     nvcc -lineinfo, for profilers
 """
 
-import fnmatch
 import os
 import platform
 import re
@@ -28,11 +27,9 @@ from setuptools.errors import CompileError, PlatformError
 
 DEFAULT_ARCHES = ["8.0+PTX", "9.0a"]
 
-# Kernel files for some architectures only; every other file is compiled for the whole list.
-ARCH_SPECIFIC = {
-    "*sm80*": lambda arch: not arch.endswith("a"),
-    "*sm90*": lambda arch: arch.removesuffix("+PTX") == "9.0a",
-}
+# Folders of kernel files for some architectures only; every other file is compiled for the whole
+# list, those of sm80 too: later GPUs run what the kernels of their own architecture refuse.
+ARCH_SPECIFIC = {"sm90": lambda arch: arch.removesuffix("+PTX") == "9.0a"}
 
 # Compiled once per instruction set; which one runs is decided at run time.
 SIMD_SOURCES = {"span.cpp", "tile.cpp"}
@@ -65,10 +62,8 @@ def parse_arch_list(text: str) -> list[str]:
 
 def arches_of(source: Path, arches: list[str]) -> list[str]:
     """The architectures to compile a kernel file for; a file without any is left out."""
-    for pattern, selects in ARCH_SPECIFIC.items():
-        if fnmatch.fnmatch(source.name, pattern):
-            return [arch for arch in arches if selects(arch)]
-    return arches
+    selects = ARCH_SPECIFIC.get(source.parent.name)
+    return [arch for arch in arches if selects(arch)] if selects else arches
 
 
 def gencode_flags(arches: list[str]) -> list[str]:
@@ -136,7 +131,7 @@ def compile_units(torch_dir: Path, toolkit: Toolkit | None, arches: list[str]) -
     """Every object file, with flags of its own."""
     common = ["-std=c++20", "-Icsrc/include", *(["-O0", "-g"] if env_flag("DEBUG") else ["-O3"])]
     kernel_sources = sorted(Path("csrc/kernels").rglob("*.cu")) if toolkit else []
-    if any("sm90" in source.name and arches_of(source, arches) for source in kernel_sources):
+    if any(source.parent.name == "sm90" and arches_of(source, arches) for source in kernel_sources):
         common.append("-DAMP_EXT_SM90")
     host = [*common, "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra"]
 

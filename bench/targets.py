@@ -39,14 +39,10 @@ class Tests:
     limit: float
 
 
-DEMOS_FILE = "test_simt_kernels.py"
 TILES_FILE = "test_gemm_sm90_cuda.py"
 PRODUCT_FILES = ("test_gemm*.py", "test_linear*.py", "test_nn*.py", "test_accumulate_grad*.py")
 # Left out of LISTS: tests of this folder's programs and of the build.
-OTHER_FILES = (
-    *("test_bench*.py", "test_cuda_check.py", "test_triton_check.py", "test_package.py"),
-    DEMOS_FILE,
-)
+OTHER_FILES = ("test_bench*.py", "test_cuda_check.py", "test_triton_check.py", "test_package.py")
 ALL_BUT_PRODUCTS = tuple(f"--ignore-glob={name}" for name in (*PRODUCT_FILES, *OTHER_FILES))
 OF_PRODUCTS = tuple(
     sorted({file.name for name in PRODUCT_FILES for file in FOLDER.glob(name)} - {TILES_FILE})
@@ -63,7 +59,6 @@ LIBRARY = Tests(
 )
 TRITON_LISTS = Tests("triton lists", "triton and not cuda", ALL_BUT_PRODUCTS, 90)
 TRITON_PRODUCTS = Tests("triton products", "triton and not cuda", OF_PRODUCTS, 120)
-DEMOS = Tests("demonstrations", "cuda", (DEMOS_FILE,), 60)
 
 PYTEST = (
     *(PYTHON, "-m", "pytest", "-p", "no:cacheprovider", "-p", "gpu_fault"),
@@ -152,7 +147,7 @@ class Gpu:
 
     def probe(self) -> list[str]:
         """Of the GPU alone: what the executor says is known without one."""
-        return [PYTHON, "bench/probe.py", "--device", self.device]
+        return [PYTHON, "tests/simt/probe/run.py", "--device", self.device]
 
     def sanitizer(self, tool: str) -> list[str]:
         small = [PYTHON, "bench/small_case.py", "--device", self.device]
@@ -196,7 +191,7 @@ class Gpu:
         yield check("doctor", [PYTHON, "-m", "amp_ext"], 60, cwd=FOLDER)
         yield from map(of, (LISTS, PRODUCTS, TILES, LIBRARY))
         yield check("probe", self.probe(), 100)
-        yield from map(of, (TRITON_LISTS, TRITON_PRODUCTS, DEMOS))
+        yield from map(of, (TRITON_LISTS, TRITON_PRODUCTS))
         for tool, limit in SANITIZERS:
             missing, advisory = self.without_sanitizer(), tool == "racecheck"
             yield check(tool, self.sanitizer(tool), limit, missing=missing, advisory=advisory)
@@ -249,7 +244,7 @@ class Rehearsal(Gpu):
         return super().tests(replace(tests, words=words, where=tuple(where)))
 
     def probe(self) -> list[str]:
-        return [PYTHON, "bench/probe.py", "--device", "simt"]
+        return [PYTHON, "tests/simt/probe/run.py", "--device", "simt"]
 
     def benchmark(self, op: str, more: str) -> list[str]:
         few = ["--filter", self.CASES[op]] if op in self.CASES else []

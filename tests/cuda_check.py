@@ -3,11 +3,11 @@
     python tests/cuda_check.py
 
 Run by `make cuda-check`, with the Python whose amp_ext was built from this tree: it checks the
-kernels of that build, and compiles those of tests/simt/kernels and bench, where a warning of nvcc
-is an error. It prints a table of the kernels and fails on a register spill, on a remark of ptxas
-about serialised or unpipelined matrix instructions (C75xx), on a missing architecture, on local
-memory, where a kernel has none of the instructions that it was written for, where a walk of a list
-keeps too few bytes in flight, and where the library has too many kernels or bytes.
+kernels of that build, and compiles those of tests/simt/probe, where a warning of nvcc is an error.
+It prints a table of the kernels and fails on a register spill, on a remark of ptxas about
+serialised or unpipelined matrix instructions (C75xx), on a missing architecture, on local memory,
+where a kernel has none of the instructions that it was written for, where a walk of a list keeps
+too few bytes in flight, and where the library has too many kernels or bytes.
 """
 
 from __future__ import annotations
@@ -21,29 +21,26 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sass import Kernel, Kernels, read_ptxas, read_sass
-from simt import demos, nvcc
+from simt import nvcc
+from simt.probe import run as probe
 
 ROOT = Path(__file__).resolve().parents[1]
 
 # What must be among the instructions of the kernels whose names match: 16 bytes at a time where
 # tensors are streamed, tensor cores, and the copies that feed them. The first seven tiles of gemm
-# are for aligned operands. A kernel of the tests bears the name of the library's for sm_90a, but in
-# a namespace without a name.
+# are for aligned operands.
 NEEDED = {
     "unscale_kernel": ("LDG.128", "STG.128"),
     "check_finite_kernel": ("LDG.128",),
     "grad_norm_kernel": ("LDG.128",),
-    "block_sum_kernel": ("LDG.128",),
-    "gemm_sm80_kernel": ("LDGSTS.128", "LDSM", "HMMA.16816"),
-    "gemm_sm90_kernel": ("UTMALDG", "HGMMA", "STSM", "UTMASTG", "USETMAXREG"),
-    r"^_ZN7amp_ext16gemm_sm90_kernel": ("UTMAREDG",),
+    "gemm_sm90_kernel": ("UTMALDG", "HGMMA", "STSM", "UTMASTG", "UTMAREDG", "USETMAXREG"),
     "cast_kernel": ("LDG.128", "STG.128"),
     "gemm_kernel": ("LDSM", "HMMA.16816", "LDG.128", "STG.128"),
     r"gemm_kernelI\w+?Li[0-6]E": ("LDGSTS.128",),
 }
 
-# The walks of csrc/kernels/foreach.cuh, and how many loops they have: one for each dtype or pair of
-# dtypes, unscale's once with stores and once without.
+# The walks of csrc/kernels/lists/foreach.cuh, and how many loops they have: one for each dtype or
+# pair of dtypes, unscale's once with stores and once without.
 WALKS = {
     "unscale_kernel": 8,
     "check_finite_kernel": 4,
@@ -60,8 +57,8 @@ MOST_BYTES = 40 << 20
 
 
 def foreach_constant(name: str) -> int:
-    """A constant of csrc/kernels/foreach.cuh."""
-    text = (ROOT / "csrc/kernels/foreach.cuh").read_text()
+    """A constant of csrc/kernels/lists/foreach.cuh."""
+    text = (ROOT / "csrc/kernels/lists/foreach.cuh").read_text()
     return int(re.search(rf"constexpr int {name} = (\d+);", text)[1])
 
 
@@ -166,11 +163,9 @@ def installed() -> Iterator[tuple[Path, str]]:
     yield Path(amp_ext._C.__file__), "".join(logs)
 
 
-def demonstrations() -> Iterator[tuple[Path, str]]:
-    """The same of the kernels that the tests and the probe run."""
-    for arch in ("80", "90a"):
-        yield nvcc.compile("demos", demos.sources(arch), arch)
-    yield nvcc.compile("probe", sorted((ROOT / "bench").glob("probe*.cu")), "90a")
+def probes() -> Iterator[tuple[Path, str]]:
+    """The same of the kernels that the probe runs."""
+    yield nvcc.compile("probe", probe.SOURCES, "90a")
 
 
 def main() -> int:
@@ -179,7 +174,7 @@ def main() -> int:
 
     kernels: Kernels = {}
     problems = []
-    for built in (installed, demonstrations):
+    for built in (installed, probes):
         for library, log in built():
             read_ptxas(log, kernels)
             read_sass(cuobjdump(library), kernels)

@@ -32,8 +32,8 @@ def sm90_tiles() -> list[Sm90Tile]:
     return simt_gemm.sm90_tiles(library()) if not SIMT.missing else []
 
 
-# Whether a and b lie by rows, and what is tested with that where it matters little what. simt/few
-# has the first and the last of these.
+# Whether a and b lie by rows, and what is tested with that where it matters little what.
+# simt/mutants/few has the first and the last of these.
 MAJORS = {"nn": (True, True), "nt": (True, False), "tn": (False, True), "tt": (False, False)}
 TYPES = {"nn": FP16, "nt": BF16, "tn": FP16, "tt": BF16}
 

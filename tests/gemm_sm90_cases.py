@@ -20,7 +20,7 @@ CLUSTERS = ((1, 1), (2, 1), (1, 2))  # blocks one below the other, and side by s
 HEADER_BYTES, STEP, BOX_ROWS, BOX_COLUMNS = 3 << 10, 64, 64, 32  # as in amp_ext::Sm90Tile
 MOST_STAGES, MOST_BOXES, SHARED_BYTES = 8, 8, 227 << 10
 
-# What is tested with a tile, where it matters little what. simt/few has two of these.
+# What is tested with a tile, where it matters little what. simt/mutants/few has two of them.
 MAJORS_OF_TILES = ("nn", "tn", "nt", "tt", "nt", "tt", "nn", "tn")
 every_tile = pytest.mark.parametrize(
     "tile", range(len(sm90_tiles())), ids=[f"{tile.m}x{tile.n}" for tile in sm90_tiles()]

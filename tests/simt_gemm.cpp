@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "amp_ext/gemm_plan.h"
-#include "gemm/scheduler.cuh"
+#include "gemm/shared/scheduler.cuh"
 
 using namespace amp_ext;
 

@@ -104,24 +104,6 @@ def test_cuda_check_sees_a_missing_architecture() -> None:
     assert cuda_check.missing_arches(kernels, ["8.0+PTX", "9.0a"]) == ["no kernel for sm_90a"]
 
 
-@pytest.mark.parametrize(
-    ("name", "faults"),
-    [
-        ("_ZN7amp_ext16gemm_sm90_kernelI6__halfLi0E", ["no UTMAREDG"]),
-        ("_ZN39_GLOBAL__N__12_gemm_sm90_cu16gemm_sm90_kernelI6__halfE", []),
-    ],
-)
-def test_only_the_librarys_kernel_for_sm_90a_adds_in_memory(name: str, faults: list[str]) -> None:
-    kernel = Kernel(name, "sm_90a", registers=168)
-    kernel.instructions.update(("UTMALDG.3D", "HGMMA.64x8x16", "STSM.16", "UTMASTG.3D"))
-    kernel.instructions.update(("USETMAXREG.DEALLOC",))
-    assert cuda_check.faults(kernel) == faults
-    kernel.instructions.update(("UTMAREDG.3D.ADD",))
-    assert cuda_check.faults(kernel) == []
-    del kernel.instructions["HGMMA.64x8x16"]
-    assert cuda_check.faults(kernel) == ["no HGMMA"]
-
-
 def test_cuda_check_sees_a_library_that_is_too_large() -> None:
     kernels: Kernels = {}
     for number in range(cuda_check.MOST_KERNELS):

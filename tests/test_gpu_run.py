@@ -207,11 +207,11 @@ def test_every_test_of_a_gpu_is_in_one_stage(bench):
     t = bench.targets
     left_out = [word.partition("=")[2] for word in t.LISTS.where]
     for path in (ROOT / "tests").glob("test_*.py"):
-        places = [tests for tests in (t.PRODUCTS, t.TILES, t.DEMOS) if path.name in tests.where]
+        places = [tests for tests in (t.PRODUCTS, t.TILES) if path.name in tests.where]
         places += [t.LISTS] * (not any(fnmatch.fnmatch(path.name, name) for name in left_out))
         own = re.match(r"test_(bench|cuda_check|triton_check|package)", path.name)
         assert len(places) == (0 if own else 1), path.name
-    for tests in (t.TILES, t.LIBRARY, t.DEMOS):
+    for tests in (t.TILES, t.LIBRARY):
         assert all((ROOT / "tests" / name).exists() for name in tests.where)
     for name in ("test_fp16_ops_on_a_gpu", "test_fastest"):
         texts = [(ROOT / "tests" / file).read_text() for file in t.LIBRARY.where]

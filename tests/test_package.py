@@ -64,9 +64,9 @@ def test_gencode_flags() -> None:
 @pytest.mark.parametrize(
     ("source", "expected"),
     [
-        ("unscale.cu", ["8.0+PTX", "9.0a", "12.0"]),
-        ("gemm/gemm_sm80.cu", ["8.0+PTX", "12.0"]),
-        ("gemm/gemm_sm90.cu", ["9.0a"]),
+        ("lists/unscale.cu", ["8.0+PTX", "9.0a", "12.0"]),
+        ("gemm/sm80/gemm_f16.cu", ["8.0+PTX", "9.0a", "12.0"]),
+        ("gemm/sm90/gemm_f16.cu", ["9.0a"]),
     ],
 )
 def test_arch_specific_files(source: str, expected: list[str]) -> None:
@@ -139,22 +139,26 @@ def test_every_source_is_compiled_where_it_belongs(in_root: None, kernels: bool)
 @pytest.mark.parametrize(
     ("arches", "name", "defined"),
     [
-        (["8.0+PTX", "9.0a"], "gemm_sm90_f16.cu", True),
-        (["9.0a"], "gemm_sm90_f16.cu", True),
-        (["8.0+PTX", "9.0", "10.0a"], "gemm_sm90_f16.cu", False),
-        (["8.0+PTX", "9.0a"], "gemm_f16.cu", False),
+        (["8.0+PTX", "9.0a"], "sm90/gemm_f16.cu", True),
+        (["9.0a"], "sm90/gemm_f16.cu", True),
+        (["8.0+PTX", "9.0", "10.0a"], "sm90/gemm_f16.cu", False),
+        (["8.0+PTX", "9.0a"], "sm80/gemm_f16.cu", False),
     ],
 )
 def test_every_file_knows_whether_there_is_code_for_sm_90a(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arches: list[str], name: str, defined: bool
 ) -> None:
-    for file in ("csrc/bindings/cuda.cpp", "csrc/kernels/cast.cu", f"csrc/kernels/gemm/{name}"):
+    for file in (
+        "csrc/bindings/cuda.cpp",
+        "csrc/kernels/lists/cast.cu",
+        f"csrc/kernels/gemm/{name}",
+    ):
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).touch()
     monkeypatch.chdir(tmp_path)
     toolkit = setup.Toolkit("nvcc", "13.0", Path(TOOLKIT_ROOT))
     units = setup.compile_units(Path(torch.__file__).parent, toolkit, arches)
-    assert {f"{name}.o" for name in ("csrc/bindings/cuda.cpp", "csrc/kernels/cast.cu")} <= {
+    assert {f"{name}.o" for name in ("csrc/bindings/cuda.cpp", "csrc/kernels/lists/cast.cu")} <= {
         target for _, target, _ in units
     }
     assert {"-DAMP_EXT_SM90" in flags for _, _, flags in units} == {defined}

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <cstdint>
-#include <ptx.cuh>
+#include <ptx/common.cuh>
 
 namespace amp_ext {
 

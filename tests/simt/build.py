@@ -25,7 +25,8 @@ ROOT = HERE.parents[1]
 BUILD = ROOT / "build" / "simt"
 KERNELS = ROOT / "csrc" / "kernels"
 API = ROOT / "csrc" / "include"
-ENGINE = sorted(HERE.glob("*.cpp"))
+ENGINE = HERE / "engine"
+INCLUDES = (ENGINE, API)
 
 CXX = os.environ.get("CXX", "g++")
 FLAGS = (
@@ -113,22 +114,18 @@ def _compiler() -> str:
     return _output(CXX, "-march=native", "-v", "-E", "-x", "c++", "/dev/null").stderr
 
 
-def _headers(folders: Iterable[Path]) -> list[Path]:
-    found = (path for folder in folders for path in folder.rglob("*.[hc]*"))
-    return sorted(path for path in found if path.suffix in (".h", ".cuh"))
-
-
-def _included(source: Path, headers: Iterable[Path]) -> list[Path]:
-    """Return a source and the headers that it may include, at whatever distance, told by names."""
-    named: dict[str, list[Path]] = {}
-    for header in headers:
-        named.setdefault(header.name, []).append(header)
-    found, left = set(), [source]
+def _included(source: Path, folders: Iterable[Path]) -> list[Path]:
+    """Return a source and the headers that it includes, at whatever distance, without NVIDIA's."""
+    found, left = [], [source]
     while left:
-        found.add(path := left.pop())
-        names = re.findall(r'#\s*include(?:_next)? ["<](?:\S*/)?([^"/>]+)[">]', path.read_text())
-        left += [header for name in names for header in named.get(name, []) if header not in found]
-    return sorted(found, key=lambda path: path.parts[-2:])  # wherever the kernels' folder is
+        if (path := left.pop()) in found:
+            continue
+        found.append(path)
+        for bracket, name in re.findall(r'#\s*include (["<])([^">]+)[">]', path.read_text()):
+            beside = [path.parent] if bracket == '"' else []
+            places = (folder / name for folder in (*beside, *folders))
+            left += [place for place in places if place.is_file()][:1]
+    return found
 
 
 def _compile(source: Path, flags: Sequence[str], folders: Sequence[Path], into: Path) -> Path:
@@ -139,7 +136,7 @@ def _compile(source: Path, flags: Sequence[str], folders: Sequence[Path], into: 
     includes += [flag for folder in _folders(include) for flag in ("-isystem", str(folder))]
     command = [CXX, *FLAGS, *flags]
     digest = hashlib.sha256("\0".join([*command, str(include), _compiler()]).encode())
-    for path in _included(source, _headers(dict.fromkeys([*folders, source.parent]))):
+    for path in _included(source, folders):
         digest.update(path.name.encode() + path.read_bytes())
     name = f"{source.stem}-{digest.hexdigest()[:16]}.o"
     kept = BUILD / into.name / name
@@ -190,7 +187,7 @@ FEW_SM90_TILES = "(128x256 or 128x128)"
 def few_sources(kernels: Path = KERNELS) -> list[Path]:
     """Return the same with a few instances of the GEMM kernels, which compile in a moment."""
     few = [path for path in all_sources(kernels) if not path.stem.endswith("f16")]
-    return [*few, *sorted((HERE / "few").glob("*.cu"))]
+    return [*few, *sorted((HERE / "mutants" / "few").glob("*.cu"))]
 
 
 def build(
@@ -210,7 +207,7 @@ def build(
         into: where objects and library are kept.
     """
     kernel_flags, engine_flags, _ = VARIANTS[variant]
-    if any(kernels.rglob("*sm90*.cu")):  # as setup.py
+    if any(kernels.glob("**/sm90/*.cu")):  # as setup.py
         kernel_flags = (*kernel_flags, "-DAMP_EXT_SM90")
     if sources is None:
         sources = all_sources(kernels)
@@ -220,10 +217,11 @@ def build(
     jobs = int(os.environ.get("MAX_JOBS", os.cpu_count() or 1))
     with _alone(made), ThreadPoolExecutor(jobs) as pool:
         engine = [
-            pool.submit(_compile, source, engine_flags, [HERE, API], kept) for source in ENGINE
+            pool.submit(_compile, source, engine_flags, INCLUDES, kept)
+            for source in sorted(ENGINE.glob("*.cpp"))
         ]
         rest = [
-            pool.submit(_compile, source, kernel_flags, [HERE, API, kernels], made)
+            pool.submit(_compile, source, kernel_flags, [*INCLUDES, kernels], made)
             for source in sources
         ]
         objects = [str(job.result()) for job in (*engine, *rest)]

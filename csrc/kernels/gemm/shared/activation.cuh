@@ -1,0 +1,70 @@
+// Activations of a thread's numbers, and their derivatives.
+#pragma once
+
+#include <ptx/common.cuh>
+
+#include "amp_ext/launch.h"
+
+namespace amp_ext {
+
+// Phi(x), the normal distribution. erfc keeps what 1 + erf would cancel.
+__device__ inline float normal_cdf(float x) { return 0.5f * erfcf(x * -0.70710678f); }
+
+__device__ inline float normal_density(float x) { return 0.39894228f * expf(-0.5f * x * x); }
+
+// gelu_tanh's Phi(x), (1 + tanh(u)) / 2, and its derivative, by e = exp(-2 |u|): for x > 0 it is
+// 1 / (1 + e), else e / (1 + e), and nothing cancels or overflows.
+__device__ inline float twice_u(float x) { return 1.5957691f * (x + 0.044715f * x * x * x); }
+
+__device__ inline float normal_cdf_tanh(float x) {
+  const float u2 = twice_u(x), e = expf(-fabsf(u2));
+  return (u2 > 0.0f ? 1.0f : e) * ptx::reciprocal(1.0f + e);
+}
+
+__device__ inline float normal_density_tanh(float x) {
+  const float e = expf(-fabsf(twice_u(x))), r = ptx::reciprocal(1.0f + e);
+  return e * r * r * 1.5957691f * (1.0f + 3 * 0.044715f * x * x);
+}
+
+// x = f(x).
+template <int kSize>
+__device__ void activate(Activation activation, float (&x)[kSize]) {
+  const auto each = [&](auto f) {
+#pragma unroll
+    for (float& value : x) value = f(value);
+  };
+  switch (activation) {
+    case Activation::none: break;
+    case Activation::relu: each([](float v) { return v <= 0.0f ? 0.0f : v; }); break;
+    case Activation::gelu: each([](float v) { return v * normal_cdf(v); }); break;
+    case Activation::gelu_tanh: each([](float v) { return v * normal_cdf_tanh(v); }); break;
+  }
+}
+
+// x = x * f'(at).
+template <int kSize>
+__device__ void multiply_by_derivative(Activation activation, const float (&at)[kSize],
+                                       float (&x)[kSize]) {
+  const auto each = [&](auto f) {
+#pragma unroll
+    for (int i = 0; i < kSize; ++i) {
+      // Farther out the derivatives are 0 and 1; squares would overflow. NaN stays.
+      const float bounded = at[i] > 16.0f ? 16.0f : at[i] < -16.0f ? -16.0f : at[i];
+      x[i] = f(x[i], bounded);
+    }
+  };
+  switch (activation) {
+    case Activation::none: break;
+    case Activation::relu: each([](float v, float at) { return at <= 0.0f ? 0.0f : v; }); break;
+    case Activation::gelu:
+      each([](float v, float at) { return v * (normal_cdf(at) + at * normal_density(at)); });
+      break;
+    case Activation::gelu_tanh:
+      each([](float v, float at) {
+        return v * (normal_cdf_tanh(at) + at * normal_density_tanh(at));
+      });
+      break;
+  }
+}
+
+}  // namespace amp_ext

@@ -1,0 +1,262 @@
+// From a consumer's sums to the result on Hopper, part by part: 64 rows by 32 columns, of which a
+// thread has 16 elements in registers. Each part goes through a box of shared memory to TMA, which
+// stores it while the next ones are computed. A part of c, or of the aux of a derivative, comes the
+// same way and is replaced in its box by the result.
+#pragma once
+
+#include "gemm/shared/activation.cuh"
+#include "part.cuh"
+
+namespace amp_ext {
+
+// What a consumer does with the tiles that it has summed up.
+template <class Gemm>
+class Sm90Epilogue {
+ public:
+  __device__ Sm90Epilogue(Sm90Header& header, unsigned char* boxes, const Sm90Maps& maps,
+                          const GemmArgs& g, const GemmPlan& plan, int consumer,
+                          unsigned char* workspace, uint32_t* tickets)
+      : header_(header),
+        maps_(maps),
+        g_(g),
+        plan_(plan),
+        consumer_(consumer),
+        boxes_(boxes + consumer * plan.boxes * box_bytes()),
+        workspace_(workspace),
+        tickets_(tickets) {}
+
+  // Starts to fetch the first parts of a tile's side matrix. This consumer's begins at `row`.
+  __device__ void prefetch(int batch, int row, int column) {
+    if (!has_side() || !is_leader()) return;
+    ptx::bulk_wait_read<0>();
+    Ring to = slots_;
+#pragma unroll 1
+    for (int i = 0; i < plan_.boxes; ++i, to.advance(plan_.boxes))
+      fetch_side(batch, row, column, 0, i, to.at);
+  }
+
+  // Stores the result of a tile, and the sums of its columns. The sums are in registers, or all of
+  // them in memory.
+  __device__ void finish(const typename Gemm::Sums& sums, const Shares<Gemm>& shares, int batch,
+                         int row, int column) {
+    const int rows = part_rows(row), columns = part_columns(column);
+    int number = 0;
+#pragma unroll 1
+    for (int i = 0; i < rows; ++i) {
+#pragma unroll 1
+      for (int j = 0; j < columns; ++j, ++number, slots_.advance(slots())) {
+        Part x;
+        if (shares.count() > 1)
+          shares.sum(x, i * kRowParts + j);
+        else
+          take(x, sums, i * kRowParts + j);
+        finish_part(x, batch, row + i * kRows, column + j * kColumns, number);
+        // The box of an earlier part is free, for one that comes when all other boxes have had
+        // their turn.
+        if (has_side() && is_leader() && number >= stores_read())
+          fetch_side(batch, row, column, i, j + plan_.boxes - stores_read(),
+                     slots_.before(stores_read(), plan_.boxes));
+      }
+    }
+    if (g_.column_sums) finish_column_sums(column);
+  }
+
+  // Shared memory has to outlive the last store.
+  __device__ void close() const {
+    if (is_leader()) ptx::bulk_wait_read<0>();
+  }
+
+ private:
+  static constexpr Sm90Tile kTile = Gemm::kTile;
+  static constexpr int kRows = Sm90Tile::kBoxRows, kColumns = Sm90Tile::kBoxColumns;
+  static constexpr int kRowParts = kTile.n / kColumns;
+
+  __device__ static bool is_leader() { return consumer_thread() == 0; }
+  __device__ bool stores_aux() const { return g_.aux.data && !g_.derivative; }
+  __device__ bool has_side() const {
+    return (g_.c.data && !plan_.reduce) || (g_.aux.data && g_.derivative);
+  }
+  __device__ int slot_boxes() const { return stores_aux() ? 2 : 1; }
+  __device__ int slots() const { return stores_aux() ? plan_.boxes / 2 : plan_.boxes; }
+  // While a part is computed, the slots of all but so many parts before it are known to be free.
+  // With three of them a store has a part's time to be read.
+  __device__ int stores_read() const { return slots() > 2 ? 2 : 1; }
+
+  // The parts of a consumer's tile that have elements in the matrix.
+  __device__ int part_columns(int column) const {
+    const int64_t left = (g_.n - column + kColumns - 1) / kColumns;
+    return left < kRowParts ? static_cast<int>(left) : kRowParts;
+  }
+  __device__ int part_rows(int row) const {
+    const int64_t left = (g_.m - row + kRows - 1) / kRows;
+    return left < 0 ? 0 : left < Gemm::kRowBlocks ? static_cast<int>(left) : Gemm::kRowBlocks;
+  }
+
+  __device__ int box_bytes() const { return Sm90Tile::box_bytes(size_of(g_.out.dtype)); }
+  __device__ unsigned char* box(int index) const { return boxes_ + index * box_bytes(); }
+
+  // Part j of row i of the side matrix, or one of the next row, if there is one.
+  __device__ void fetch_side(int batch, int row, int column, int i, int j, int to) {
+    const int columns = part_columns(column);
+    for (; j >= columns; j -= columns) ++i;
+    if (i >= part_rows(row)) return;
+    ptx::Mbarrier& full = header_.side_full[consumer_][to];
+    ptx::mbarrier_arrive_expect_tx(full, box_bytes());
+    ptx::tma_load(box(to), maps_.side, full, column + j * kColumns, row + i * kRows, batch);
+  }
+
+  // Only constants can number registers: a part's are chosen by its number in the tile.
+  template <int kNumber>
+  __device__ static void take(Part& x, const typename Gemm::Sums& sums) {
+    constexpr int kSize = sizeof(Part) / sizeof(float);
+    if constexpr (kNumber < Gemm::kRowBlocks * kRowParts)
+      memcpy(&x, &sums[kNumber / kRowParts][kNumber % kRowParts * kSize], sizeof(x));
+  }
+  __device__ static void take(Part& x, const typename Gemm::Sums& sums, int number) {
+    static_assert(Gemm::kRowBlocks * kRowParts <= 8);
+    switch (number) {
+      case 0: return take<0>(x, sums);
+      case 1: return take<1>(x, sums);
+      case 2: return take<2>(x, sums);
+      case 3: return take<3>(x, sums);
+      case 4: return take<4>(x, sums);
+      case 5: return take<5>(x, sums);
+      case 6: return take<6>(x, sums);
+      case 7: return take<7>(x, sums);
+    }
+  }
+
+  __device__ void finish_part(Part& x, int batch, int row, int column, int number) {
+    unsigned char* const to = box(slots_.at * slot_boxes());
+    if (has_side()) ptx::mbarrier_wait(header_.side_full[consumer_][slots_.at], slots_.parity);
+    const float alpha = static_cast<float>(g_.alpha);
+#pragma unroll
+    for (Group& group : x.groups) {
+#pragma unroll
+      for (float& value : group.at) value *= alpha;
+    }
+    if (g_.bias.data) add_bias(x, column);
+    if (!is_plain()) {
+      x.each([&](Group& group, int i) { finish_group(group, to, i, row, number); });
+      if (has_side()) ptx::warp_sync();  // stmatrix overwrites what other lanes have read
+    }
+    with_type(g_.out.dtype, [&](auto zero) { x.write<decltype(zero)>(to); });
+
+    // By every thread that wrote: TMA reads through another proxy.
+    ptx::fence_proxy_async();
+    if (is_leader()) {
+      if (stores_read() == 1)
+        ptx::bulk_wait_read<0>();
+      else
+        ptx::bulk_wait_read<1>();
+    }
+    // All have written, and know which boxes are free.
+    consumer_sync(consumer_);
+    if (is_leader()) {
+      if (plan_.reduce)
+        ptx::tma_reduce_add(maps_.out, to, column, row, batch);
+      else
+        ptx::tma_store(maps_.out, to, column, row, batch);
+      if (stores_aux()) ptx::tma_store(maps_.side, to + box_bytes(), column, row, batch);
+      ptx::bulk_commit();
+    }
+    if (g_.column_sums) store_column_sums(batch, row, column, number);
+  }
+
+  __device__ bool is_plain() const {
+    return !has_side() && !g_.aux.data && g_.activation == Activation::none && !g_.column_sums;
+  }
+
+  // What is rare, and has to be done before the result is rounded. The group begins at this row.
+  __device__ void finish_group(Group& x, unsigned char* box, int number, int row, int part) {
+    Group side;
+    if (has_side())
+      with_type(g_.out.dtype, [&](auto zero) { side.read<decltype(zero)>(box, number); });
+    if (g_.derivative) {
+      multiply_by_derivative(g_.activation, side.at, x.at);
+    } else {
+      const float beta = static_cast<float>(g_.beta);
+#pragma unroll
+      for (int i = 0; i < Group::kSize; ++i) x.at[i] += has_side() ? beta * side.at[i] : 0.0f;
+      if (stores_aux())
+        with_type(g_.out.dtype,
+                  [&](auto zero) { x.write<decltype(zero)>(box + box_bytes(), number); });
+      activate(g_.activation, x.at);
+    }
+    if (g_.column_sums) sum_columns(x, row, number, part);
+  }
+
+  __device__ void add_bias(Part& x, int column) const {
+    with_type(g_.bias.dtype, [&](auto zero) {
+      using T = decltype(zero);
+      const T* const from =
+          static_cast<const T*>(ptx::global(g_.bias.data)) + column + Group::column(0);
+      const int left = static_cast<int>(g_.n) - column - Group::column(0);
+#pragma unroll
+      for (int i = 0; i < Part::kGroups * 2; ++i) {
+        const int at = i / 2 * Group::kColumns + i % 2;
+        const float bias = at < left ? Element<T>::widen(from[at]) : 0.0f;
+        x.groups[i / 2].at[i % 2] += bias;
+        x.groups[i / 2].at[i % 2 + 2] += bias;
+      }
+    });
+  }
+
+  // Adds up the columns of a group over this warp's rows. Always in the same order, as below.
+  __device__ void sum_columns(const Group& x, int row, int number, int part) {
+    auto& sums = header_.column_sums[consumer_][part % 2][consumer_thread() / 32];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      float sum = row + Group::row(i) < g_.m ? x.at[i] : 0.0f;
+      if (row + Group::row(i + 2) < g_.m) sum += x.at[i + 2];
+      for (int mask = 4; mask < 32; mask *= 2) sum += ptx::shuffle_xor(sum, mask);
+      if (consumer_thread() % 32 < 4) sums[number * Group::kColumns + Group::column(i)] = sum;
+    }
+  }
+
+  // Behind the barrier: those of all rows of the part.
+  __device__ void store_column_sums(int batch, int row, int column, int number) const {
+    const int thread = consumer_thread();
+    if (thread >= kColumns) return;
+    float sum = 0;
+    for (int warp = 0; warp < 4; ++warp)
+      sum += header_.column_sums[consumer_][number % 2][warp][thread];
+    const int64_t block_row = int64_t{batch} * ((g_.m + kRows - 1) / kRows) + row / kRows;
+    column_sums()[block_row * column_sums_width() + column + thread] = sum;
+  }
+
+  __device__ float* column_sums() const {
+    return reinterpret_cast<float*>(workspace_ + plan_.column_sums_offset);
+  }
+  __device__ int64_t column_sums_width() const {
+    return int64_t{plan_.tiles_n} * plan_.cluster_n * kTile.n;
+  }
+  __device__ int64_t tile_rows() const { return (g_.m + kTile.m - 1) / kTile.m; }
+
+  // The last consumer of a column of tiles adds its sums up.
+  __device__ void finish_column_sums(int column) {
+    const auto consumers = static_cast<uint32_t>(g_.batch * tile_rows() * Gemm::kTeam);
+    uint32_t* const ticket = tickets_ + plan_.column_tickets + column / kTile.n;
+    if (!is_last_consumer(ticket, consumers, header_.last[consumer_], consumer_)) return;
+    const int64_t rows = g_.batch * ((g_.m + kRows - 1) / kRows);
+    for (int i = consumer_thread(); i < kTile.n && column + i < g_.n; i += kWarpgroup) {
+      const float* const from = column_sums() + column + i;
+      float sum = 0;
+      for (int64_t row = 0; row < rows; ++row)
+        sum += ptx::load_l2(from + row * column_sums_width());
+      static_cast<float*>(g_.column_sums)[column + i] = sum;
+    }
+  }
+
+  Sm90Header& header_;
+  const Sm90Maps& maps_;
+  const GemmArgs& g_;
+  const GemmPlan& plan_;
+  const int consumer_;
+  unsigned char* const boxes_;
+  unsigned char* const workspace_;
+  uint32_t* const tickets_;
+  Ring slots_;  // boxes of the result, or pairs of boxes of it and of aux
+};
+
+}  // namespace amp_ext

@@ -1,0 +1,195 @@
+// The GEMM kernel for sm_90a, and the launch of its instances for one type of operands.
+//
+// The grid is persistent: blocks, alone or in clusters of two, take units of work until none is
+// left. Of a block's three warpgroups the first one produces, the others consume.
+#pragma once
+
+#include <array>
+#include <type_traits>
+#include <utility>
+
+#include "epilogue.cuh"
+#include "gemm/shared/launchers.h"
+#include "launch.cuh"
+#include "tensor_map.cuh"
+
+namespace amp_ext {
+
+template <class Gemm>
+__device__ void consume(Sm90Header& header, unsigned char* boxes, const unsigned char* stages,
+                        const Sm90Maps& maps, const GemmArgs& g, const GemmPlan& plan, int consumer,
+                        unsigned char* workspace, uint32_t* tickets) {
+  constexpr Sm90Tile kTile = Gemm::kTile;
+  Sm90Epilogue<Gemm> epilogue(header, boxes, maps, g, plan, consumer, workspace, tickets);
+  Ring ring;
+  const int first_row = kTile.ping_pong ? 0 : consumer * kTile.consumer_m();
+  for (uint32_t round = 0; unit_of(plan, round) < plan.units; ++round) {
+    const int steps = work_of(plan, unit_of(plan, round)).steps;
+    if (kTile.ping_pong && round % Sm90Tile::kConsumers != consumer) {
+      ring.skip(steps, plan.stages);
+      continue;
+    }
+    {
+      const GemmWork work = work_of(plan, unit_of(plan, round));
+      const BlockTile tile = block_tile<Gemm>(g, plan, work);
+      if (tile.inside && work.splits == 1)
+        epilogue.prefetch(tile.batch, tile.row + first_row, tile.column);
+    }
+    // In turns: parity does not tell a stage's phase from the one two before, so a consumer begins
+    // when the other one has seen all of its steps. The tensor cores then do one tile at a time.
+    const int turn = round / Sm90Tile::kConsumers % 2;
+    if (kTile.ping_pong) ptx::mbarrier_wait(header.turn[consumer], consumer == 0 ? turn ^ 1 : turn);
+    typename Gemm::Sums sums;
+    accumulate<Gemm>(sums, header, stages, plan, first_row, steps, ring);
+    if (kTile.ping_pong && threadIdx.x % 32 == 0) ptx::mbarrier_arrive(header.turn[consumer ^ 1]);
+    const GemmWork work = work_of(plan, unit_of(plan, round));
+    const BlockTile tile = block_tile<Gemm>(g, plan, work);
+    const int row = tile.row + first_row;
+    if (!tile.inside) continue;
+    const Shares<Gemm> shares(plan, work, consumer, workspace);
+    if (work.splits > 1) {
+      shares.store(sums, work.split);
+      uint32_t* const ticket = tickets + shares.number();
+      if (!is_last_consumer(ticket, work.splits, header.last[consumer], consumer)) continue;
+      epilogue.prefetch(tile.batch, row, tile.column);
+    }
+    epilogue.finish(sums, shares, tile.batch, row, tile.column);
+  }
+  epilogue.close();
+}
+
+template <class Gemm>
+__device__ void init_barriers(Sm90Header& header, const GemmPlan& plan) {
+  constexpr int kWarps = Gemm::kTeam * kWarpgroup / 32;
+  for (int i = 0; i < plan.stages; ++i) {
+    ptx::mbarrier_init(header.full[i], 1);
+    ptx::mbarrier_init(header.empty[i], plan.cluster_m * plan.cluster_n * kWarps);
+  }
+  for (ptx::Mbarrier& turn : header.turn) ptx::mbarrier_init(turn, kWarpgroup / 32);
+  for (auto& of_consumer : header.side_full)
+    for (int i = 0; i < plan.boxes; ++i) ptx::mbarrier_init(of_consumer[i], 1);
+  ptx::fence_mbarrier_init();
+}
+
+template <class T, int kTileIndex, Major kA, Major kB>
+__global__ void __launch_bounds__(Sm90Tile::kThreads, 1)
+    gemm_sm90_kernel(const Sm90Maps __grid_constant__ maps, const GemmArgs __grid_constant__ args,
+                     const GemmPlan __grid_constant__ plan, unsigned char* workspace,
+                     uint32_t* tickets) {
+  if constexpr (ptx::kSm90a) {
+    using Gemm = Sm90Gemm<T, kTileIndex, kA, kB>;
+    constexpr Sm90Tile kTile = Gemm::kTile;
+    auto& header = ptx::shared<Sm90Header>();
+    auto* const boxes = reinterpret_cast<unsigned char*>(&header + 1);
+    auto* const stages = boxes + Sm90Tile::boxes_bytes(plan.boxes, size_of(args.out.dtype));
+    if (threadIdx.x == 0) {
+      for (const CUtensorMap* map : {&maps.a, &maps.b, &maps.out}) ptx::tma_prefetch(*map);
+      init_barriers<Gemm>(header, plan);
+    }
+    // Nobody uses a barrier before it is one: the other block's TMA and consumers use them too.
+    if (plan.cluster_m * plan.cluster_n > 1)
+      ptx::cluster_sync();
+    else
+      ptx::block_sync();
+
+    const int warpgroup = threadIdx.x / kWarpgroup;
+    if (warpgroup == 0) {
+      ptx::setmaxnreg_dec<Sm90Tile::kProducerRegisters>();
+      if (threadIdx.x < 32 && ptx::warp_elect()) produce<Gemm>(header, stages, maps, args, plan);
+    } else {
+      ptx::setmaxnreg_inc<Sm90Tile::kConsumerRegisters>();
+      consume<Gemm>(header, boxes, stages, maps, args, plan, warpgroup - 1, workspace, tickets);
+    }
+  }
+}
+
+// ---- the launch --------------------------------------------------------------------------------
+
+// The map of a batch of `count` matrices of `lines` lines of `length` contiguous elements, which
+// TMA moves by boxes. Strides of dimensions of size 1 mean nothing; all matrices may be the same.
+inline bool encode(CUtensorMap& map, const MatrixRef& x, int64_t length, int64_t lines,
+                   int64_t line_stride, int64_t count, uint32_t box_length, uint32_t box_lines) {
+  constexpr CUtensorMapDataType kTypes[] = {CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
+                                            CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+                                            CU_TENSOR_MAP_DATA_TYPE_BFLOAT16};
+  const uint64_t bytes = size_of(x.dtype);
+  const bool one_matrix = count == 1 || x.batch_stride == 0;
+  const uint64_t sizes[3] = {static_cast<uint64_t>(length), static_cast<uint64_t>(lines),
+                             one_matrix ? 1 : static_cast<uint64_t>(count)};
+  const uint64_t strides[2] = {lines == 1 ? 16 : line_stride * bytes,
+                               one_matrix ? 16 : x.batch_stride * bytes};
+  const uint32_t box[3] = {box_length, box_lines, 1};
+  const auto swizzle =
+      box_length * bytes == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B;
+  return encode_tensor_map(&map, kTypes[static_cast<int>(x.dtype)], x.data, sizes, strides, box,
+                           swizzle) == cudaSuccess;
+}
+
+template <class Operand>
+bool encode_operand(CUtensorMap& map, const MatrixRef& x, int64_t mn, int64_t mn_stride, int64_t k,
+                    int64_t k_stride, int64_t count, int shares) {
+  const uint32_t box_lines = Operand::kLines / shares;
+  return Operand::kByK ? encode(map, x, k, mn, mn_stride, count, kAtom, box_lines)
+                       : encode(map, x, mn, k, k_stride, count, kAtom, box_lines);
+}
+
+template <class Gemm>
+bool encode_maps(Sm90Maps& maps, const GemmArgs& g, const GemmPlan& plan) {
+  const auto result = [&](CUtensorMap& map, const MatrixRef& x) {
+    return encode(map, x, g.n, g.m, x.row_stride, g.batch, Sm90Tile::kBoxColumns,
+                  Sm90Tile::kBoxRows);
+  };
+  const MatrixRef& side = g.c.data ? g.c : g.aux;
+  const int64_t products = g.batch * g.terms;
+  return encode_operand<typename Gemm::A>(maps.a, g.a, g.m, g.a.row_stride, g.k, g.a.column_stride,
+                                          products, plan.cluster_n) &&
+         encode_operand<typename Gemm::B>(maps.b, g.b, g.n, g.b.column_stride, g.k, g.b.row_stride,
+                                          products, plan.cluster_m) &&
+         result(maps.out, g.out) && (!side.data || result(maps.side, side));
+}
+
+template <class T, int kTileIndex, Major kA, Major kB>
+Status launch_sm90_instance(const GemmArgs& args, const GemmPlan& plan, void* workspace,
+                            uint32_t* tickets, cuda::Stream stream) {
+  if constexpr (!kSm90Tiles[kTileIndex].serves(kB)) {
+    return Status::not_built;  // nor does the planner choose it
+  } else {
+    Sm90Maps maps{};
+    if (!encode_maps<Sm90Gemm<T, kTileIndex, kA, kB>>(maps, args, plan))
+      return Status::no_tensor_map;
+    const auto kernel = gemm_sm90_kernel<T, kTileIndex, kA, kB>;
+    // The most that any plan takes: other threads may be launching the kernel by other plans.
+    if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             Sm90Tile::kSharedBytes) != cudaSuccess)
+      return Status::launch_failed;
+    return launch_clusters(kernel, static_cast<int>(plan.blocks), plan.cluster_m * plan.cluster_n,
+                           Sm90Tile::kThreads, plan.shared_bytes, stream, maps, args, plan,
+                           static_cast<unsigned char*>(workspace), tickets);
+  }
+}
+
+template <class T, int kTileIndex>
+Status launch_sm90_tile(const GemmArgs& args, const GemmPlan& plan, void* workspace,
+                        uint32_t* tickets, cuda::Stream stream) {
+  constexpr Major k = Major::k, mn = Major::mn;
+  const auto of_a_by_k = plan.b_major == k ? launch_sm90_instance<T, kTileIndex, k, k>
+                                           : launch_sm90_instance<T, kTileIndex, k, mn>;
+  const auto of_a_by_m = plan.b_major == k ? launch_sm90_instance<T, kTileIndex, mn, k>
+                                           : launch_sm90_instance<T, kTileIndex, mn, mn>;
+  return (plan.a_major == k ? of_a_by_k : of_a_by_m)(args, plan, workspace, tickets, stream);
+}
+
+template <class T, int... kTileIndices>
+constexpr std::array<GemmLauncher, sizeof...(kTileIndices)> sm90_launchers(
+    std::integer_sequence<int, kTileIndices...>) {
+  return {launch_sm90_tile<T, kTileIndices>...};
+}
+
+template <class T>
+Status launch_sm90(const GemmArgs& args, const GemmPlan& plan, void* workspace, uint32_t* tickets,
+                   cuda::Stream stream) {
+  constexpr auto kLaunchers = sm90_launchers<T>(std::make_integer_sequence<int, kSm90TileCount>{});
+  return kLaunchers[plan.tile](args, plan, workspace, tickets, stream);
+}
+
+}  // namespace amp_ext

@@ -1,0 +1,222 @@
+// The sums of a tile on Hopper: one thread has TMA fetch steps of 64 along k into a ring of stages,
+// for all of the block's tiles one after another, and consumers multiply them by wgmma.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+#include <ptx/sm90.cuh>
+
+#include "amp_ext/launch.h"
+#include "amp_ext/swizzle.h"
+#include "gemm/shared/scheduler.cuh"
+
+namespace amp_ext {
+
+constexpr int kWarpgroup = 128;
+constexpr int kAtom = Sm90Tile::kStep;  // elements in a swizzled row of 128 bytes
+
+// What TMA has to know of memory. `side` is c or aux.
+struct Sm90Maps {
+  CUtensorMap a;
+  CUtensorMap b;
+  CUtensorMap out;
+  CUtensorMap side;
+};
+
+// The beginning of shared memory. The consumers' boxes and the stages follow it.
+struct alignas(kSwizzleAlignment) Sm90Header {
+  ptx::Mbarrier full[Sm90Tile::kMostStages];   // TMA has written the stage
+  ptx::Mbarrier empty[Sm90Tile::kMostStages];  // all who read what this block fetches have read it
+  ptx::Mbarrier turn[Sm90Tile::kConsumers];    // the other consumer of a ping-pong has multiplied
+  ptx::Mbarrier side_full[Sm90Tile::kConsumers][Sm90Tile::kMostBoxes];  // TMA has written the box
+  // Of each warp, over the rows of a box: of two boxes, because a warp may be one ahead.
+  float column_sums[Sm90Tile::kConsumers][2][4][Sm90Tile::kBoxColumns];
+  bool last[Sm90Tile::kConsumers];
+};
+static_assert(sizeof(Sm90Header) == Sm90Tile::kHeaderBytes);
+
+// A place in a ring of `size` stages or boxes. A round completes one phase of each one's barrier.
+struct Ring {
+  int at = 0;
+  int parity = 0;  // of the phase that this round completes
+
+  __device__ void advance(int size) {
+    if (++at < size) return;
+    at = 0;
+    parity ^= 1;
+  }
+  __device__ void skip(int places, int size) {
+    const int to = at + places;
+    parity ^= to / size & 1;
+    at = to % size;
+  }
+  __device__ int before(int places, int size) const {
+    return at < places ? at - places + size : at - places;
+  }
+};
+
+// A step of an operand in shared memory, of kExtent of m or n. Lines are contiguous as in global
+// memory, and lie in parts of 64 elements by kLines.
+template <int kExtent, Major kMajor>
+struct Sm90Operand {
+  static constexpr bool kByK = kMajor == Major::k;
+  static constexpr int kLines = kByK ? kExtent : kAtom;
+  static constexpr int kParts = kByK ? 1 : kExtent / kAtom;
+  static constexpr int kPartBytes = kLines * kSwizzleRowBytes;
+  static constexpr int kBytes = kParts * kPartBytes;
+  // From the 16 of k of one wgmma to the next ones: within rows, or whole rows.
+  static constexpr int kAdvance = kByK ? 32 : 16 * kSwizzleRowBytes;
+
+  // Starts to fetch the step from `mn` of m or n and `k` of matrix z on: all of its lines, or one
+  // half of them, to both blocks of the cluster.
+  __device__ static void fetch(unsigned char* to, const CUtensorMap& map, ptx::Mbarrier& full,
+                               int mn, int k, int z, int shares, int share) {
+    const bool is_lower = shares > 1 && share > 0;
+    const int x = kByK ? k : mn, y = (kByK ? mn : k) + (is_lower ? kLines / 2 : 0);
+    if (is_lower) to += kPartBytes / 2;
+    for (int part = 0; part < kParts; ++part) {
+      unsigned char* const box = to + part * kPartBytes;
+      if (shares == 1)
+        ptx::tma_load(box, map, full, x + part * kAtom, y, z);
+      else
+        ptx::tma_load_multicast(box, map, full, x + part * kAtom, y, z, 0b11);
+    }
+  }
+
+  // From `mn` on, a multiple of 64.
+  __device__ static uint64_t descriptor(const unsigned char* step, int mn) {
+    const int offset = kByK ? mn * kSwizzleRowBytes : mn / kAtom * kPartBytes;
+    return ptx::wgmma_descriptor(step + offset, kPartBytes, kSwizzleAlignment);
+  }
+};
+
+// One instance of the kernel.
+template <class T, int kTileIndex, Major kMajorA, Major kMajorB>
+struct Sm90Gemm {
+  using Element = T;
+  static constexpr Sm90Tile kTile = kSm90Tiles[kTileIndex];
+  static_assert(kTile.serves(kMajorB));
+  using A = Sm90Operand<kTile.m, kMajorA>;
+  using B = Sm90Operand<kTile.n, kMajorB>;
+  static_assert(A::kBytes + B::kBytes == kTile.stage_bytes());
+
+  // The consumers that share a tile.
+  static constexpr int kTeam = kTile.ping_pong ? 1 : Sm90Tile::kConsumers;
+  // A consumer's sums, by the 64 rows of a wgmma.
+  static constexpr int kRowBlocks = kTile.consumer_m() / 64;
+  using Sums = float[kRowBlocks][kTile.n / 2];
+
+  __device__ static void multiply(Sums& sums, int block, uint64_t a, uint64_t b, bool accumulate) {
+    ptx::wgmma<T, kTile.n, static_cast<ptx::Major>(kMajorA), static_cast<ptx::Major>(kMajorB)>(
+        sums[block], a, b, accumulate);
+  }
+};
+
+// A tile of this block's: where it begins, and whether any of it is in the matrix. Of a cluster's
+// two tiles the second one may lie outside; then the block only feeds the other one.
+struct BlockTile {
+  int batch;
+  int row;
+  int column;
+  bool inside;
+};
+
+template <class Gemm>
+__device__ BlockTile block_tile(const GemmArgs& g, const GemmPlan& plan, const GemmWork& work) {
+  const int rank = plan.cluster_m * plan.cluster_n > 1 ? ptx::cluster_rank() : 0;
+  const int m = work.m * plan.cluster_m + (plan.cluster_m > 1 ? rank : 0);
+  const int n = work.n * plan.cluster_n + (plan.cluster_n > 1 ? rank : 0);
+  BlockTile tile{static_cast<int>(work.batch), m * Gemm::kTile.m, n * Gemm::kTile.n};
+  tile.inside = tile.row < g.m && tile.column < g.n;
+  return tile;
+}
+
+// The block's unit of a round, or one that does not exist when it has no more. Found out anew at
+// each use, to hold no registers in between.
+__device__ inline uint32_t unit_of(const GemmPlan& plan, uint32_t round) {
+  const uint32_t blocks = plan.cluster_m * plan.cluster_n;
+  return ptx::block_index() / blocks + round * (plan.blocks / blocks);
+}
+
+// One thread fetches the steps of all of the block's units.
+template <class Gemm>
+__device__ void produce(Sm90Header& header, unsigned char* stages, const Sm90Maps& maps,
+                        const GemmArgs& g, const GemmPlan& plan) {
+  const int cluster = plan.cluster_m * plan.cluster_n;
+  const int rank = cluster > 1 ? ptx::cluster_rank() : 0;
+  const int a_shares = plan.cluster_n, a_share = a_shares > 1 ? rank : 0;
+  const int b_shares = plan.cluster_m, b_share = b_shares > 1 ? rank : 0;
+  Ring ring;
+  for (uint32_t round = 0; unit_of(plan, round) < plan.units; ++round) {
+    const GemmWork work = work_of(plan, unit_of(plan, round));
+    const BlockTile tile = block_tile<Gemm>(g, plan, work);
+    int matrix = static_cast<int>(work.matrix), step = work.step;
+    for (int i = 0; i < work.steps; ++i, ring.advance(plan.stages)) {
+      ptx::Mbarrier& full = header.full[ring.at];
+      unsigned char* const stage = stages + ring.at * Gemm::kTile.stage_bytes();
+      // The last round's has been read, here and where the multicast goes; at once in the first.
+      ptx::mbarrier_wait(header.empty[ring.at], ring.parity ^ 1);
+      // Of all that comes to the stage, from the other block of the cluster too.
+      ptx::mbarrier_arrive_expect_tx(full, Gemm::kTile.stage_bytes());
+      Gemm::A::fetch(stage, maps.a, full, tile.row, step * kAtom,
+                     g.a.batch_stride == 0 ? 0 : matrix, a_shares, a_share);
+      Gemm::B::fetch(stage + Gemm::A::kBytes, maps.b, full, tile.column, step * kAtom,
+                     g.b.batch_stride == 0 ? 0 : matrix, b_shares, b_share);
+      if (++step == plan.term_steps) {
+        step = 0;
+        ++matrix;
+      }
+    }
+  }
+  // The other block still arrives at these barriers: they have to outlive that.
+  if (cluster > 1)
+    for (int i = 0; i < plan.stages; ++i, ring.advance(plan.stages))
+      ptx::mbarrier_wait(header.empty[ring.at], ring.parity ^ 1);
+}
+
+// Tells the producers of all blocks whose copies come to this stage that this warp has read it.
+__device__ inline void release(ptx::Mbarrier& empty, int cluster) {
+  const int lane = threadIdx.x % 32;
+  if (cluster == 1) {
+    if (lane == 0) ptx::mbarrier_arrive(empty);
+  } else if (lane < cluster) {
+    ptx::mbarrier_arrive_cluster(empty, lane);
+  }
+}
+
+// Sums up a consumer's rows of a tile, from `row` on, over so many steps of the ring.
+template <class Gemm>
+__device__ void accumulate(typename Gemm::Sums& sums, Sm90Header& header,
+                           const unsigned char* stages, const GemmPlan& plan, int row, int steps,
+                           Ring& ring) {
+  const int cluster = plan.cluster_m * plan.cluster_n;
+  constexpr int kRowBlocks = Gemm::kRowBlocks;
+  static_assert(kRowBlocks <= 2);
+  for (int step = 0; step < steps; ++step, ring.advance(plan.stages)) {
+    ptx::mbarrier_wait(header.full[ring.at], ring.parity);
+    const unsigned char* const stage = stages + ring.at * Gemm::kTile.stage_bytes();
+    const uint64_t a = Gemm::A::descriptor(stage, row);
+    const uint64_t lower_a = Gemm::A::descriptor(stage, row + 64);
+    const uint64_t b = Gemm::B::descriptor(stage + Gemm::A::kBytes, 0);
+    ptx::wgmma_fence(sums);
+#pragma unroll
+    for (int i = 0; i < kAtom / 16; ++i) {
+      const bool is_first = step == 0 && i == 0;
+#pragma unroll
+      for (int block = 0; block < kRowBlocks; ++block)
+        Gemm::multiply(sums, block,
+                       ptx::wgmma_advance(block == 0 ? a : lower_a, i * Gemm::A::kAdvance),
+                       ptx::wgmma_advance(b, i * Gemm::B::kAdvance), !is_first);
+    }
+    ptx::wgmma_commit();
+    // Only this step's may still run, so that the tensor cores always have work: the stage of the
+    // step before is free.
+    ptx::wgmma_wait<1>();
+    if (step > 0) release(header.empty[ring.before(1, plan.stages)], cluster);
+  }
+  ptx::wgmma_wait<0>(sums);
+  release(header.empty[ring.before(1, plan.stages)], cluster);
+}
+
+}  // namespace amp_ext

@@ -1,0 +1,108 @@
+// The threads of a consumer, and tiles whose steps along k several blocks share: consumers' sums
+// meet in the workspace.
+#pragma once
+
+#include <cstring>
+
+#include "mainloop.cuh"
+
+namespace amp_ext {
+
+// The calling thread's number in its consumer. Read anew: nothing that follows from it is held in
+// registers beside the sums.
+__device__ inline int consumer_thread() { return ptx::thread_index() % kWarpgroup; }
+
+// Waits for the 128 threads of one consumer; orders their memory accesses.
+__device__ inline void consumer_sync(int consumer) {
+  static_assert(Sm90Tile::kConsumers == 2);
+  if (consumer == 0)
+    ptx::barrier_sync<1, kWarpgroup>();
+  else
+    ptx::barrier_sync<2, kWarpgroup>();
+}
+
+// As is_last_block, of consumers.
+__device__ inline bool is_last_consumer(uint32_t* ticket, uint32_t consumers, bool& shared,
+                                        int consumer) {
+  consumer_sync(consumer);
+  if (consumer_thread() == 0) {
+    ptx::device_fence();
+    shared = ptx::ticket(ticket, consumers - 1) == consumers - 1;
+    ptx::device_fence();
+  }
+  consumer_sync(consumer);
+  return shared;
+}
+
+// A consumer's sums of each of a tile's shares, in the workspace: a thread's in packs of four,
+// those of neighbours side by side.
+template <class Gemm>
+class Shares {
+ public:
+  __device__ Shares(const GemmPlan& plan, const GemmWork& work, int consumer,
+                    unsigned char* workspace)
+      : plan_(plan),
+        workspace_(workspace),
+        tile_(work.tile - plan.whole),
+        member_(Gemm::kTeam > 1 ? consumer : 0),
+        count_(work.splits) {}
+
+  __device__ uint32_t count() const { return count_; }
+
+  // That of this consumer's ticket.
+  __device__ uint32_t number() const { return index(tile_); }
+
+  __device__ void store(const typename Gemm::Sums& sums, uint32_t split) const {
+    uint4* const to = packs(split);
+#pragma unroll
+    for (int i = 0; i < kPacks; ++i) {
+      uint4 bits;
+      memcpy(&bits, &sums[i * 4 / kRowSums][i * 4 % kRowSums], sizeof(bits));
+      ptx::store16(to + i * kWarpgroup, bits);
+    }
+  }
+
+  // Adds the shares of a part up, in their order.
+  template <class Part>
+  __device__ void sum(Part& x, int number) const {
+    constexpr int kSize = sizeof(Part) / sizeof(float);
+    float sums[kSize] = {};
+    for (uint32_t split = 0; split < count_; ++split) {
+      const uint4* const from = packs(split) + number * (kSize / 4) * kWarpgroup;
+#pragma unroll
+      for (int i = 0; i < kSize; i += 4) {
+        const uint4 bits = ptx::load_l2(from + i / 4 * kWarpgroup);
+        float share[4];
+        memcpy(share, &bits, sizeof(bits));
+#pragma unroll
+        for (int j = 0; j < 4; ++j) sums[i + j] += share[j];
+      }
+    }
+    memcpy(&x, sums, sizeof(x));
+  }
+
+ private:
+  static constexpr int kRowSums = Gemm::kTile.n / 2;
+  static constexpr int kPacks = Gemm::kRowBlocks * kRowSums / 4;
+
+  // Among the consumers of all blocks of a cluster that have some of a tile.
+  __device__ uint32_t index(uint32_t of_tile) const {
+    const uint32_t cluster = plan_.cluster_m * plan_.cluster_n;
+    const uint32_t rank = cluster > 1 ? ptx::cluster_rank() : 0;
+    return (of_tile * cluster + rank) * Gemm::kTeam + member_;
+  }
+
+  // The first of this thread's packs of a share.
+  __device__ uint4* packs(uint32_t split) const {
+    return reinterpret_cast<uint4*>(workspace_) +
+           int64_t{index(tile_ * count_ + split)} * (kPacks * kWarpgroup) + consumer_thread();
+  }
+
+  const GemmPlan& plan_;
+  unsigned char* const workspace_;
+  const uint32_t tile_;
+  const int member_;
+  const uint32_t count_;
+};
+
+}  // namespace amp_ext

@@ -1,0 +1,141 @@
+// wgmma: products of tiles in shared memory, by the 128 threads of a warpgroup, all of which take
+// part.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+#include <ptx/common.cuh>
+#include <type_traits>
+
+namespace amp_ext {
+
+// Keeps accesses to registers, or to arrays of them, on their side of this.
+__device__ __forceinline__ void pin(float& value) { asm volatile("" : "+f"(value) : : "memory"); }
+
+template <class T, int kSize>
+__device__ __forceinline__ void pin(T (&array)[kSize]) {
+  for (T& element : array) pin(element);
+}
+
+}  // namespace amp_ext
+
+namespace amp_ext::ptx {
+
+// Which index of an operand is contiguous in shared memory: k, or m of a and n of b.
+enum class Major { k, mn };
+
+// An operand in shared memory in TMA's swizzle of 128 bytes, in atoms of 8 rows of 128 bytes, each
+// atom aligned to 1024. Offsets in bytes: `stride` from 8 rows to the next 8, along m or n where k
+// is contiguous and along k where it is not; `leading` from 64 contiguous elements to the next 64
+// where k is not contiguous, else ignored.
+__device__ __forceinline__ uint64_t wgmma_descriptor(const void* tile, int leading, int stride) {
+  constexpr uint64_t kSwizzle128 = 1ull << 62;
+  return kSwizzle128 | static_cast<uint64_t>(stride >> 4) << 32 |
+         static_cast<uint64_t>(leading >> 4) << 16 | (shared_address(tile) & 0x3ffff) >> 4;
+}
+
+// The descriptor of what lies `bytes` further.
+__device__ __forceinline__ uint64_t wgmma_advance(uint64_t descriptor, int bytes) {
+  return descriptor + (bytes >> 4);
+}
+
+// Orders register accesses: comes before the first wgmma and before one that follows a wgmma_wait
+// (where no register has been touched the hardware would do without). `accumulators` are all arrays
+// that the coming wgmmas add to.
+template <class... Arrays>
+__device__ __forceinline__ void wgmma_fence(Arrays&... accumulators) {
+  (pin(accumulators), ...);
+  asm volatile("wgmma.fence.sync.aligned;" : : : "memory");
+}
+
+// Makes the wgmmas since the last commit one group.
+__device__ __forceinline__ void wgmma_commit() {
+  asm volatile("wgmma.commit_group.sync.aligned;" : : : "memory");
+}
+
+// Waits until at most kPending groups, the last ones, are not done: then shared memory that the
+// others read is free, and `accumulators` that no pending group adds to can be read.
+template <int kPending, class... Arrays>
+__device__ __forceinline__ void wgmma_wait(Arrays&... accumulators) {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(kPending) : "memory");
+  (pin(accumulators), ...);
+}
+
+// The first n registers of an accumulator: as an instruction calls them, and as its operands.
+#define AMP_EXT_NAMES_64                                                             \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"             \
+  ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31" \
+  ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47" \
+  ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define AMP_EXT_NAMES_80 \
+  AMP_EXT_NAMES_64       \
+  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
+#define AMP_EXT_NAMES_96 \
+  AMP_EXT_NAMES_80       \
+  ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define AMP_EXT_NAMES_112 \
+  AMP_EXT_NAMES_96        \
+  ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111"
+#define AMP_EXT_NAMES_128                                                                        \
+  AMP_EXT_NAMES_112                                                                              \
+  ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, " \
+  "%127"
+#define AMP_EXT_OPERANDS_8(i)                                                                 \
+  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
+      "+f"(d[i + 6]), "+f"(d[i + 7])
+#define AMP_EXT_OPERANDS_16(i) AMP_EXT_OPERANDS_8(i), AMP_EXT_OPERANDS_8(i + 8)
+#define AMP_EXT_OPERANDS_64 \
+  AMP_EXT_OPERANDS_16(0), AMP_EXT_OPERANDS_16(16), AMP_EXT_OPERANDS_16(32), AMP_EXT_OPERANDS_16(48)
+#define AMP_EXT_OPERANDS_80 AMP_EXT_OPERANDS_64, AMP_EXT_OPERANDS_16(64)
+#define AMP_EXT_OPERANDS_96 AMP_EXT_OPERANDS_80, AMP_EXT_OPERANDS_16(80)
+#define AMP_EXT_OPERANDS_112 AMP_EXT_OPERANDS_96, AMP_EXT_OPERANDS_16(96)
+#define AMP_EXT_OPERANDS_128 AMP_EXT_OPERANDS_112, AMP_EXT_OPERANDS_16(112)
+
+#define AMP_EXT_WGMMA(n, type, registers, a_, b_, accumulate_, major_a, major_b)                  \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " accumulate_                                    \
+               ", 0;\n"                                                                           \
+               "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type                    \
+               " {" AMP_EXT_NAMES_##registers "}, " a_ ", " b_ ", p, 1, 1, " major_a ", " major_b \
+                                              ";\n}"                                              \
+               : AMP_EXT_OPERANDS_##registers                                                     \
+               : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)),                               \
+                 "n"(static_cast<int>(kA == Major::mn)), "n"(static_cast<int>(kB == Major::mn)))
+#define AMP_EXT_WGMMA_N(n, registers, a_, b_, accumulate_, major_a, major_b)   \
+  if constexpr (kN == n && std::is_same_v<T, __half>)                          \
+    AMP_EXT_WGMMA(n, "f16", registers, a_, b_, accumulate_, major_a, major_b); \
+  if constexpr (kN == n && std::is_same_v<T, __nv_bfloat16>)                   \
+  AMP_EXT_WGMMA(n, "bf16", registers, a_, b_, accumulate_, major_a, major_b)
+
+// Starts d += a b, or d = a b without `accumulate`, for a 64x16 tile of a, a 16xkN tile of b and
+// FP32 sums; T is __half or __nv_bfloat16. All threads give the same descriptors. d is not to be
+// touched before a wgmma_wait. With warp w of the warpgroup, g = lane / 4 and t = 2 (lane % 4):
+//   d[i]  row 16 w + g + 8 (i / 2 % 2), column 8 (i / 4) + t + i % 2
+template <class T, int kN, Major kA, Major kB>
+__device__ __forceinline__ void wgmma(float (&d)[kN / 2], uint64_t a, uint64_t b, bool accumulate) {
+  static_assert(kN == 128 || kN == 160 || kN == 192 || kN == 224 || kN == 256);
+  static_assert(std::is_same_v<T, __half> || std::is_same_v<T, __nv_bfloat16>);
+  AMP_EXT_WGMMA_N(128, 64, "%64", "%65", "%66", "%67", "%68");
+  AMP_EXT_WGMMA_N(160, 80, "%80", "%81", "%82", "%83", "%84");
+  AMP_EXT_WGMMA_N(192, 96, "%96", "%97", "%98", "%99", "%100");
+  AMP_EXT_WGMMA_N(224, 112, "%112", "%113", "%114", "%115", "%116");
+  AMP_EXT_WGMMA_N(256, 128, "%128", "%129", "%130", "%131", "%132");
+}
+
+#undef AMP_EXT_WGMMA_N
+#undef AMP_EXT_WGMMA
+#undef AMP_EXT_NAMES_64
+#undef AMP_EXT_NAMES_80
+#undef AMP_EXT_NAMES_96
+#undef AMP_EXT_NAMES_112
+#undef AMP_EXT_NAMES_128
+#undef AMP_EXT_OPERANDS_8
+#undef AMP_EXT_OPERANDS_16
+#undef AMP_EXT_OPERANDS_64
+#undef AMP_EXT_OPERANDS_80
+#undef AMP_EXT_OPERANDS_96
+#undef AMP_EXT_OPERANDS_112
+#undef AMP_EXT_OPERANDS_128
+
+}  // namespace amp_ext::ptx

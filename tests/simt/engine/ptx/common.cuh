@@ -1,0 +1,103 @@
+// The functions of csrc/kernels/ptx/common.cuh on the CPU; that file says what each does. The
+// engine's files define what is not a template.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include "simt.h"
+
+namespace simt {
+
+template <class T>
+T value_of_lane(const char* operation, T value, int lane) {
+  static_assert(std::is_trivially_copyable_v<T> && sizeof(T) <= sizeof(uint64_t));
+  if (lane < 0 || lane >= 32) fail("%s: reads lane %d of 32", operation, lane);
+  uint64_t bits = 0;
+  memcpy(&bits, &value, sizeof(T));
+  memcpy(&value, warp_values(operation, bits) + lane, sizeof(T));
+  return value;
+}
+
+}  // namespace simt
+
+namespace amp_ext::ptx {
+
+inline int thread_index() { return static_cast<int>(threadIdx.x); }
+inline uint32_t block_index() { return blockIdx.x; }
+inline float reciprocal(float x) { return 1.0f / x; }
+
+template <class T>
+T& shared() {
+  return *static_cast<T*>(simt::shared_memory(sizeof(T)));
+}
+
+uint32_t shared_address(const void* pointer);
+
+template <class T>
+void store_shared(T* to, T value) {
+  simt::wrote_shared(to, sizeof(T));
+  *to = value;
+}
+
+template <class T>
+T* global(T* pointer) {
+  if (simt::is_shared(pointer)) simt::fail("global: the pointer is one to shared memory");
+  return pointer;
+}
+
+inline uint4 load16(const void* from) {
+  simt::load16(from);
+  return *static_cast<const uint4*>(from);
+}
+
+inline void store16(void* to, uint4 value) {
+  simt::store16(to);
+  *static_cast<uint4*>(to) = value;
+}
+
+template <class T>
+T load_l2(const T* from) {
+  return *from;
+}
+
+void device_fence();
+
+inline uint32_t ticket(uint32_t* counter, uint32_t last) {
+  simt::order_atomic(counter);
+  const uint32_t before = __atomic_load_n(counter, __ATOMIC_RELAXED);
+  __atomic_store_n(counter, before >= last ? 0 : before + 1, __ATOMIC_RELAXED);
+  return before;
+}
+
+inline void store_any(int64_t* to, int64_t value) {
+  simt::order_atomic(to);
+  __atomic_store_n(to, value, __ATOMIC_RELAXED);
+}
+
+inline void store_any(float* to, float value) {
+  simt::order_atomic(to);
+  __atomic_store(to, &value, __ATOMIC_RELAXED);
+}
+
+template <class T>
+T shuffle_xor(T value, int mask) {
+  return simt::value_of_lane("shuffle_xor", value, simt::lane() ^ mask);
+}
+
+bool warp_any(bool predicate);
+void warp_sync();
+
+void block_sync();
+bool block_any(bool predicate);
+
+template <int kId, int kThreads>
+void barrier_sync() {
+  static_assert(kId >= 1 && kId <= 15 && kThreads % 32 == 0);
+  simt::named_barrier(kId, kThreads);
+}
+
+}  // namespace amp_ext::ptx

@@ -1,0 +1,197 @@
+"""Check what the executor assumes of a GPU, each assumption alone: on itself, and on a GPU.
+
+    python tests/simt/probe/run.py
+    python tests/simt/probe/run.py --device cuda
+    python tests/simt/probe/run.py --probe wgmma_k_major --device cuda
+
+Each is compared with what NVIDIA's manual says. On a GPU, one of compute capability 9.0, each
+probe has a process of its own and a time limit, because a wrong assumption may hang. The exit
+status is 1 when a probe disagrees.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from simt import build, nvcc
+from simt.library import Library, Schedule
+from simt.probe import blocks, tiles
+from simt.probe.blocks import Case
+
+PROBES: dict[str, Callable[[], Iterator[Case]]] = {
+    probe.__name__: probe for probe in (*blocks.PROBES, *tiles.PROBES)
+}
+SOURCES = sorted(Path(__file__).parent.glob("*.cu"))
+ROW = "{:<19}{:<63}{:<10}{}"
+
+LIMIT = 20  # seconds for a process that uses the GPU, of which torch's import takes some
+PROCESSES = 8  # of these at a time
+
+
+class Simt:
+    """The executor of tests/simt."""
+
+    device = torch.device("cpu")
+
+    @staticmethod
+    @cache
+    def library() -> Library:
+        return Library(build.build(os.environ.get("AMP_EXT_SIMT", "plain"), "probe", SOURCES))
+
+    def call(self, name: str, seed: int, *arguments: object) -> str:
+        """Run a probe in the schedule of a seed; return what went wrong."""
+        library = self.library()
+        error = library.call(f"probe_{name}", Schedule(seed, resident_blocks=8), *arguments)
+        return f"CUDA error {error}, {library.report()}" if error else ""
+
+
+class Cuda:
+    """A GPU, whose schedule is its own."""
+
+    device = torch.device("cuda")
+
+    @staticmethod
+    @cache
+    def library() -> ctypes.CDLL:
+        return ctypes.CDLL(str(nvcc.build("probe", SOURCES, "90a")))
+
+    def call(self, name: str, seed: int, *arguments: object) -> str:
+        """Run a probe; return what went wrong."""
+        try:
+            torch.cuda.synchronize()
+            error = getattr(self.library(), f"probe_{name}")(*arguments)
+            torch.cuda.synchronize()
+        except RuntimeError as fault:
+            return str(fault).partition("\n")[0]
+        return f"CUDA error {error}" if error else ""
+
+
+DEVICES = {"simt": Simt(), "cuda": Cuda()}
+say = partial(print, flush=True)  # also into a pipe, since the process may be ended
+
+
+def difference(got: Tensor, expected: Tensor) -> str:
+    """Return where numbers are not what they must be; empty if they are."""
+    wrong = (got != expected).flatten().nonzero().flatten()
+    if not len(wrong):
+        return ""
+    first = wrong[0]
+    numbers = f"{got.flatten()[first].item()}, not {expected.flatten()[first].item()}"
+    return f"{len(wrong)} of {got.numel()} numbers differ, the first at {first}: {numbers}"
+
+
+def check_case(name: str, case: Case, device: Simt | Cuda, seed: int) -> str:
+    """Return how one call disagrees with the manual; empty if it agrees."""
+    input = case.input.to(device.device)
+    if case.before is None:
+        output = torch.empty_like(case.expected, device=device.device)
+        output.view(torch.uint8).fill_(0xA5)
+    else:
+        output = case.before.to(device.device)
+    pointers = (ctypes.c_void_p(tensor.data_ptr()) for tensor in (input, output))
+    return device.call(name, seed, *pointers, *case.arguments) or difference(
+        output.cpu(), case.expected
+    )
+
+
+def check(name: str, device: Simt | Cuda, seed: int = 0) -> str:
+    """Return how a probe disagrees with the manual; empty if it agrees."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        for case in PROBES[name]():
+            if fault := check_case(name, case, device, seed):
+                return f"{name}{case.arguments}: {fault}"
+    return ""
+
+
+def check_in_process(name: str) -> str:
+    """Return the same for the GPU, from a process that can be ended."""
+    command = [sys.executable, __file__, "--probe", name, "--device", "cuda"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT)
+    except subprocess.TimeoutExpired:
+        return f"{name}: no end within {LIMIT} s"
+    if done.returncode == 0:
+        return ""
+    lines = done.stdout.splitlines()
+    if lines and lines[-1].startswith(name):
+        return lines[-1]
+    return " | ".join([f"{name}: exit status {done.returncode}", *done.stderr.splitlines()[-3:]])
+
+
+def build_failures(missing: dict[str, str]) -> Iterator[str]:
+    """Build for each device that is not missing; yield the errors, and count it as missing then."""
+    for name, device in DEVICES.items():
+        if missing[name]:
+            continue
+        try:
+            device.library()
+        except RuntimeError as error:
+            missing[name] = "its build failed"
+            yield str(error)
+
+
+def result(fault: str | None) -> str:
+    return "none" if fault is None else "DIFFERS" if fault else "ok"
+
+
+def compare(executor: bool, gpu: bool) -> list[str]:
+    """Print a line for each probe as soon as it is done; return the disagreements."""
+    faults = []
+    say(ROW.format("probe", "assumes", "executor", "GPU"))
+    with ThreadPoolExecutor(PROCESSES) as pool:
+        on_gpu = {name: pool.submit(check_in_process, name) for name in PROBES if gpu}
+        for name, probe in PROBES.items():
+            simt = check(name, DEVICES["simt"]) if executor else None
+            cuda = on_gpu[name].result() if gpu else None
+            say(ROW.format(name, probe.__doc__, result(simt), result(cuda)))
+            faults += [f"executor, {simt}"] if simt else []
+            faults += [f"GPU, {cuda}"] if cuda else []
+    return faults
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--probe", choices=PROBES, help="only this one, on --device")
+    parser.add_argument("--device", choices=DEVICES, help="only this one")
+    options = parser.parse_args(argv)
+    if options.probe and not options.device:
+        parser.error("--probe needs --device")
+    if options.probe:
+        fault = check(options.probe, DEVICES[options.device])
+        print(fault or f"{options.probe}: ok")
+        return int(bool(fault))
+
+    missing = {"simt": build.missing(), "cuda": nvcc.missing("90a")}
+    if options.device:
+        missing |= {name: "not asked for" for name in DEVICES if name != options.device}
+    faults = list(build_failures(missing))
+    simt, cuda = (not missing[name] for name in DEVICES)
+    say(f"executor: {'tests/simt' if simt else 'none, ' + missing['simt']}")
+    say(f"GPU: {torch.cuda.get_device_name() if cuda else 'none, ' + missing['cuda']}")
+    wrong = compare(simt, cuda)
+    for fault in (*faults, *wrong):
+        say(fault)
+    if options.device and missing[options.device]:
+        return 1
+    if asked := len(PROBES) * (simt + cuda):
+        say(f"{asked - len(wrong)} of {asked} probes agree")
+    return int(bool(faults or wrong))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,377 @@
+// What the executor assumes of tiles: matrix fragments, TMA and wgmma; see blocks.cu.
+#include <cuda_runtime.h>
+
+#include <cmath>
+#include <cstdint>
+#include <ptx/sm80.cuh>
+#include <ptx/sm90.cuh>
+
+#include "launch.cuh"
+#include "tensor_map.cuh"
+
+namespace {
+
+using namespace amp_ext;
+using ptx::Major;
+
+// ---- matrix fragments --------------------------------------------------------------------------
+
+struct Rows {
+  uint4 at[32];
+};
+
+// The row of which a lane gives the address: they are not in order.
+__device__ int row_of_lane() { return static_cast<int>(threadIdx.x ^ 3); }
+
+template <bool kTranspose, int kMatrices>
+__global__ void load_matrices(const uint4* from, uint32_t* to) {
+  auto& rows = ptx::shared<Rows>();
+  ptx::store_shared(&rows.at[threadIdx.x], from[threadIdx.x]);
+  ptx::block_sync();
+  uint32_t fragments[kMatrices];
+  ptx::ldmatrix<kTranspose>(fragments, &rows.at[row_of_lane() % (8 * kMatrices)]);
+  for (int i = 0; i < kMatrices; ++i) to[kMatrices * threadIdx.x + i] = fragments[i];
+}
+
+__global__ void store_matrices(const uint32_t* from, uint4* to) {
+  auto& rows = ptx::shared<Rows>();
+  uint32_t fragments[4];
+  for (int i = 0; i < 4; ++i) fragments[i] = from[4 * threadIdx.x + i];
+  ptx::stmatrix(&rows.at[row_of_lane()], fragments);
+  ptx::block_sync();
+  to[threadIdx.x] = rows.at[threadIdx.x];
+}
+
+struct Fragments {
+  float d[4];
+  uint32_t a[4];
+  uint32_t b[2];
+};
+
+template <class T>
+__global__ void multiply_fragments(const Fragments* from, float* to) {
+  Fragments at = from[threadIdx.x];
+  ptx::mma_m16n8k16<T>(at.d, at.a, at.b);
+  for (int i = 0; i < 4; ++i) to[4 * threadIdx.x + i] = at.d[i];
+}
+
+// ---- TMA ---------------------------------------------------------------------------------------
+
+struct Point {
+  int x, y, z;
+};
+
+constexpr int kBoxThreads = 64;
+
+struct LoadedBox {
+  alignas(1024) uint4 packs[256 + kBoxThreads];
+  ptx::Mbarrier full;
+};
+
+// Dumps a box as it lies in shared memory from pack `first` on. If the barrier is told of its bytes
+// only afterwards, the number behind the box says how often the phase seemed to have completed.
+template <bool kExpectedFirst>
+__global__ void load_box(const CUtensorMap __grid_constant__ map, uint4* to, int first, int packs,
+                         Point at) {
+  auto& shared = ptx::shared<LoadedBox>();
+  uint4* box = shared.packs + first;
+  const int bytes = packs * static_cast<int>(sizeof(uint4));
+  if (threadIdx.x == 0) {
+    ptx::tma_prefetch(map);
+    ptx::mbarrier_init(shared.full, 1);
+    ptx::fence_mbarrier_init();
+  }
+  ptx::block_sync();
+  if (threadIdx.x == 0) {
+    if constexpr (kExpectedFirst) ptx::mbarrier_arrive_expect_tx(shared.full, bytes);
+    ptx::tma_load(box, map, shared.full, at.x, at.y, at.z);
+    if constexpr (!kExpectedFirst) {
+      uint32_t completed = 0;
+      for (int i = 0; i < 8; ++i) completed += ptx::mbarrier_try_wait(shared.full, 0);
+      ptx::mbarrier_arrive_expect_tx(shared.full, bytes);
+      to[packs] = make_uint4(completed, completed, completed, completed);
+    }
+  }
+  ptx::mbarrier_wait(shared.full, 0);
+  for (int i = threadIdx.x; i < packs; i += kBoxThreads) to[i] = box[i];
+}
+
+struct StoredBox {
+  alignas(1024) uint4 packs[kBoxThreads];
+};
+
+// Each block stores, or adds, two boxes from the same place in shared memory, to z = 0 and z = 1.
+template <bool kAdd>
+__global__ void store_boxes(const CUtensorMap __grid_constant__ map, const uint4* from, int x,
+                            int y) {
+  auto& box = ptx::shared<StoredBox>();
+  for (int z = 0; z < 2; ++z) {
+    ptx::store_shared(&box.packs[threadIdx.x], from[kBoxThreads * z + threadIdx.x]);
+    ptx::fence_proxy_async();
+    ptx::block_sync();
+    if (threadIdx.x == 0) {
+      if constexpr (kAdd)
+        ptx::tma_reduce_add(map, &box, x, y, z);
+      else
+        ptx::tma_store(map, &box, x, y, z);
+      ptx::bulk_commit();
+      ptx::bulk_wait_read<0>();
+    }
+    ptx::block_sync();
+  }
+}
+
+struct TwoBoxes {
+  alignas(1024) uint4 packs[2][kBoxThreads];
+  ptx::Mbarrier full;
+};
+
+// Block r of two loads rows 8 r to 8 r + 7 into box r of the blocks in byte r of `targets`, and
+// waits until `bytes` have come to itself.
+__global__ void load_for_cluster(const CUtensorMap __grid_constant__ map, uint4* to, int targets,
+                                 int bytes) {
+  auto& boxes = ptx::shared<TwoBoxes>();
+  const int rank = ptx::cluster_rank();
+  for (auto& packs : boxes.packs) ptx::store_shared(&packs[threadIdx.x], make_uint4(1, 1, 1, 1));
+  ptx::fence_proxy_async();
+  if (threadIdx.x == 0) {
+    ptx::mbarrier_init(boxes.full, 1);
+    ptx::fence_mbarrier_init();
+  }
+  ptx::cluster_sync();
+  if (threadIdx.x == 0) {
+    ptx::mbarrier_arrive_expect_tx(boxes.full, bytes);
+    const auto blocks = static_cast<uint16_t>(targets >> (8 * rank) & 0xff);
+    ptx::tma_load_multicast(boxes.packs[rank], map, boxes.full, 0, 8 * rank, 0, blocks);
+  }
+  ptx::mbarrier_wait(boxes.full, 0);
+  to += 2 * kBoxThreads * blockIdx.x + threadIdx.x;
+  for (int box = 0; box < 2; ++box) to[kBoxThreads * box] = boxes.packs[box][threadIdx.x];
+  ptx::cluster_sync();
+}
+
+// ---- wgmma -------------------------------------------------------------------------------------
+
+constexpr int kWarpgroup = 128;
+constexpr int kSteps = 4;
+constexpr int kStepBytes = 32;  // where k is contiguous
+
+struct Operands {
+  alignas(1024) uint4 a[1024];
+  uint4 b[2048];
+};
+
+// How descriptors go through an operand; offsets in bytes.
+struct Walk {
+  int leading;
+  int stride;
+  int step;
+};
+
+template <class T>
+__device__ void copy_to_shared(T& to, const uint4* from) {
+  auto* packs = reinterpret_cast<uint4*>(&to);
+  for (int i = threadIdx.x; i < static_cast<int>(sizeof(T) / sizeof(uint4)); i += kWarpgroup)
+    ptx::store_shared(&packs[i], from[i]);
+  ptx::fence_proxy_async();
+  ptx::block_sync();
+}
+
+template <int kCount>
+__device__ void dump(const float (&registers)[kCount], float* to) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) to[kCount * threadIdx.x + i] = registers[i];
+}
+
+// Dumps the sums of 64 products each and the thread's number, or NaN that must be ignored.
+template <class T, int kN, Major kA, Major kB>
+__global__ void __launch_bounds__(kWarpgroup, 1)
+    multiply(const uint4* from, float* to, Walk walk_a, Walk walk_b, bool accumulate) {
+  auto& operands = ptx::shared<Operands>();
+  copy_to_shared(operands, from);
+  uint64_t a = ptx::wgmma_descriptor(operands.a, walk_a.leading, walk_a.stride);
+  uint64_t b = ptx::wgmma_descriptor(operands.b, walk_b.leading, walk_b.stride);
+  float d[kN / 2];
+  for (float& value : d) value = accumulate ? threadIdx.x : NAN;
+  ptx::wgmma_fence(d);
+#pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    ptx::wgmma<T, kN, kA, kB>(d, a, b, accumulate || step > 0);
+    a = ptx::wgmma_advance(a, walk_a.step);
+    b = ptx::wgmma_advance(b, walk_b.step);
+  }
+  ptx::wgmma_commit();
+  ptx::wgmma_wait<0>(d);
+  dump(d, to);
+}
+
+struct Stage {
+  alignas(1024) uint4 a[512];
+  uint4 b[1024];
+};
+
+struct Stages {
+  Stage at[2];
+};
+
+using Sums = float[64];  // of 64 x 128
+
+__device__ __forceinline__ void add_stage(Sums& d, const Stage& stage) {
+  uint64_t a = ptx::wgmma_descriptor(stage.a, 0, 1024);
+  uint64_t b = ptx::wgmma_descriptor(stage.b, 0, 1024);
+#pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    ptx::wgmma<__half, 128, Major::k, Major::k>(d, a, b, true);
+    a = ptx::wgmma_advance(a, kStepBytes);
+    b = ptx::wgmma_advance(b, kStepBytes);
+  }
+}
+
+// Three groups, two at a time in flight. Once only the last one is pending, the memory that the
+// others read can be overwritten, and the sums that they add to be read.
+__global__ void __launch_bounds__(kWarpgroup, 1) overlap_groups(const uint4* from, float* to) {
+  auto& stages = ptx::shared<Stages>();
+  copy_to_shared(stages, from);
+  Sums two_stages = {}, third_stage = {};
+  ptx::wgmma_fence(two_stages);
+  add_stage(two_stages, stages.at[0]);
+  ptx::wgmma_commit();
+  add_stage(two_stages, stages.at[1]);
+  ptx::wgmma_commit();
+  ptx::wgmma_wait<1>();
+  ptx::block_sync();
+  copy_to_shared(stages.at[0], from + sizeof(Stages) / sizeof(uint4));
+  ptx::wgmma_fence(third_stage);
+  add_stage(third_stage, stages.at[0]);
+  ptx::wgmma_commit();
+  ptx::wgmma_wait<1>(two_stages);
+  dump(two_stages, to);
+  ptx::wgmma_wait<0>(third_stage);
+  dump(third_stage, to + 64 * kWarpgroup);
+}
+
+// ---- launches ----------------------------------------------------------------------------------
+
+// 3 matrices of 21 x 72 elements of 2 bytes, apart by more.
+int map_loads(CUtensorMap* map, const void* base, uint32_t columns, uint32_t rows,
+              uint32_t matrices, int swizzle) {
+  return encode_tensor_map(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, const_cast<void*>(base),
+                           {72, 21, 3}, {160, 24 * 160}, {columns, rows, matrices},
+                           static_cast<CUtensorMapSwizzle>(swizzle));
+}
+
+template <bool kExpectedFirst>
+int load(const void* from, uint4* to, int swizzle, int columns, int first, Point at) {
+  constexpr int kRows = 16;
+  constexpr int kMatrices = 2;
+  CUtensorMap map;
+  const int error = map_loads(&map, from, columns, kRows, kMatrices, swizzle);
+  if (error != cudaSuccess) return error;
+  const int packs = kMatrices * kRows * columns / 8;
+  return launch({1, kBoxThreads, sizeof(LoadedBox)}, load_box<kExpectedFirst>, map, to, first,
+                packs, at);
+}
+
+// Stores boxes of 8 x 32 to 2 matrices of 13 x 40 FP32 elements, apart by more.
+template <bool kAdd>
+int store(const uint4* from, void* to, int x, int y, int blocks) {
+  CUtensorMap map;
+  const int error =
+      encode_tensor_map(&map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, to, {40, 13, 2},
+                        {48 * 4, 16 * 48 * 4}, {32, 8, 1}, CU_TENSOR_MAP_SWIZZLE_128B);
+  if (error != cudaSuccess) return error;
+  return launch({blocks, kBoxThreads, sizeof(StoredBox)}, store_boxes<kAdd>, map, from, x, y);
+}
+
+template <class T, int kN, Major kA = Major::k, Major kB = Major::k>
+int run(const uint4* from, float* to, Walk a, Walk b, bool accumulate) {
+  return launch({1, kWarpgroup, sizeof(Operands)}, multiply<T, kN, kA, kB>, from, to, a, b,
+                accumulate);
+}
+
+constexpr Walk kContiguous = {0, 1024, kStepBytes};
+
+template <class T, int... kSizes>
+int run_size(const uint4* from, float* to, int n) {
+  int error = cudaErrorInvalidValue;
+  ((n == kSizes ? void(error = run<T, kSizes>(from, to, kContiguous, kContiguous, true)) : void()),
+   ...);
+  return error;
+}
+
+}  // namespace
+
+extern "C" {
+
+int probe_ldmatrix(const uint4* from, uint32_t* to, int transpose, int matrices) {
+  const auto kernel = matrices == 2
+                          ? (transpose ? load_matrices<true, 2> : load_matrices<false, 2>)
+                          : (transpose ? load_matrices<true, 4> : load_matrices<false, 4>);
+  return launch({1, 32, sizeof(Rows)}, kernel, from, to);
+}
+
+int probe_stmatrix(const uint32_t* from, uint4* to) {
+  return launch({1, 32, sizeof(Rows)}, store_matrices, from, to);
+}
+
+int probe_mma(const Fragments* from, float* to, int bf16) {
+  const auto kernel = bf16 ? multiply_fragments<__nv_bfloat16> : multiply_fragments<__half>;
+  return launch({1, 32}, kernel, from, to);
+}
+
+int probe_tma_load(const void* from, uint4* to, int swizzle, int columns, int first, int x, int y,
+                   int z) {
+  return load<true>(from, to, swizzle, columns, first, {x, y, z});
+}
+
+int probe_tma_outside(const void* from, uint4* to, int swizzle, int columns, int x, int y, int z) {
+  return load<true>(from, to, swizzle, columns, 0, {x, y, z});
+}
+
+int probe_mbarrier_bytes(const void* from, uint4* to) {
+  return load<false>(from, to, CU_TENSOR_MAP_SWIZZLE_128B, 64, 0, {0, 0, 0});
+}
+
+int probe_tma_store(const uint4* from, void* to, int x, int y) {
+  return store<false>(from, to, x, y, 1);
+}
+
+int probe_tma_reduce(const uint4* from, void* to, int x, int y, int blocks) {
+  return store<true>(from, to, x, y, blocks);
+}
+
+int probe_tma_multicast(const void* from, uint4* to, int targets, int bytes) {
+  CUtensorMap map;
+  const int error = map_loads(&map, from, 64, 8, 1, CU_TENSOR_MAP_SWIZZLE_128B);
+  if (error != cudaSuccess) return error;
+  return launch({2, kBoxThreads, sizeof(TwoBoxes), 2}, load_for_cluster, map, to, targets, bytes);
+}
+
+int probe_wgmma_k_major(const uint4* from, float* to, int leading, int stride) {
+  const Walk walk = {leading, stride, kStepBytes};
+  return run<__half, 128>(from, to, walk, walk, true);
+}
+
+int probe_wgmma_mn_major(const uint4* from, float* to, int a_mn, int b_mn, int leading,
+                         int stride) {
+  const Walk walk = {leading, stride, 2 * stride};
+  constexpr auto k = Major::k, mn = Major::mn;
+  if (!a_mn) return run<__half, 128, k, mn>(from, to, kContiguous, walk, true);
+  if (!b_mn) return run<__half, 128, mn, k>(from, to, walk, kContiguous, true);
+  return run<__half, 128, mn, mn>(from, to, walk, walk, true);
+}
+
+int probe_wgmma_sizes(const uint4* from, float* to, int n, int bf16) {
+  if (bf16) return run_size<__nv_bfloat16, 128, 160, 192, 224, 256>(from, to, n);
+  return run_size<__half, 128, 160, 192, 224, 256>(from, to, n);
+}
+
+int probe_wgmma_accumulate(const uint4* from, float* to, int accumulate) {
+  return run<__half, 128>(from, to, kContiguous, kContiguous, accumulate != 0);
+}
+
+int probe_wgmma_groups(const uint4* from, float* to) {
+  return launch({1, kWarpgroup, sizeof(Stages)}, overlap_groups, from, to);
+}
+
+}  // extern "C"

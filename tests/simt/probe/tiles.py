@@ -1,0 +1,263 @@
+"""What the manual says that the kernels of tiles.cu must give; see blocks.py.
+
+All numbers are integers whose sums are exact in any order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from simt.probe.blocks import LANES, Case, integers
+
+GROUP, PAIR = LANES // 4, 2 * (LANES % 4)  # the row and the column of a lane in a fragment
+
+
+def operand(*shape: int, dtype: torch.dtype = torch.float16) -> Tensor:
+    return integers(*shape, low=-8, high=9, dtype=dtype)
+
+
+# ---- matrix fragments --------------------------------------------------------------------------
+
+ROW_OF_LANE = torch.arange(32) ^ 3  # as in tiles.cu
+
+
+def ldmatrix() -> Iterator[Case]:
+    """lane l receives elements 2 l and 2 l + 1 of each 8x8 matrix"""
+    for transpose in (0, 1):
+        for count in (2, 4):
+            rows = integers(32, 8, dtype=torch.int16)
+            matrices = rows[ROW_OF_LANE[: 8 * count]].view(count, 8, 8)
+            matrices = matrices.mT if transpose else matrices
+            fragments = matrices.reshape(count, 32, 2).transpose(0, 1)
+            yield Case((transpose, count), rows, fragments.contiguous())
+
+
+def stmatrix() -> Iterator[Case]:
+    """the inverse of ldmatrix"""
+    fragments = integers(32, 4, 2, dtype=torch.int16)
+    rows = torch.empty(32, 8, dtype=torch.int16)
+    rows[ROW_OF_LANE] = fragments.transpose(0, 1).reshape(32, 8)
+    yield Case((), fragments, rows)
+
+
+def mma() -> Iterator[Case]:
+    """the fragments of m16n8k16"""
+    for dtype in (torch.float16, torch.bfloat16):
+        a, b, d = operand(16, 16, dtype=dtype), operand(16, 8, dtype=dtype), operand(16, 8).float()
+        two = torch.arange(2)
+        i = torch.arange(4)[:, None]
+        a_lanes = a[GROUP[:, None, None] + 8 * (i % 2), PAIR[:, None, None] + 8 * (i // 2) + two]
+        i = torch.arange(2)[:, None]
+        b_lanes = b[PAIR[:, None, None] + 8 * i + two, GROUP[:, None, None]]
+        i = torch.arange(4)
+        place = GROUP[:, None] + 8 * (i // 2), PAIR[:, None] + i % 2
+        product = a.float() @ b.float() + d
+        parts = (part.reshape(32, -1).view(torch.uint8) for part in (d[place], a_lanes, b_lanes))
+        input = torch.cat(list(parts), 1)
+        yield Case((int(dtype == torch.bfloat16),), input, product[place])
+
+
+# ---- TMA ---------------------------------------------------------------------------------------
+
+SWIZZLES = {0: 24, 1: 16, 2: 32, 3: 64}  # CUtensorMapSwizzle and columns: 48, 32, 64, 128 bytes
+SIZES = (3, 21, 72)  # z, y, x of the tensor in the storage
+
+
+def tma_source() -> Tensor:
+    """Return storage that is larger than the tensor in it and nowhere zero."""
+    return integers(3, 24, 80, dtype=torch.int16)
+
+
+def box_of(
+    source: Tensor, columns: int, at: tuple[int, int, int], rows: int = 16, matrices: int = 2
+) -> Tensor:
+    """Return the box at x, y, z, zero where there is no tensor."""
+    margin = 80
+    around = torch.zeros([size + 2 * margin for size in SIZES], dtype=source.dtype)
+    z, y, x = SIZES
+    around[margin : margin + z, margin : margin + y, margin : margin + x] = source[:z, :y, :x]
+    x, y, z = (margin + start for start in at)
+    return around[z : z + matrices, y : y + rows, x : x + columns]
+
+
+def swizzled(dense: Tensor, swizzle: int, first: int = 0) -> Tensor:
+    """Return a box as it lies in shared memory from pack `first`, of 16 bytes, on."""
+    packs = dense.contiguous().view(torch.uint8).view(-1, 16)
+    place = first + torch.arange(len(packs))
+    result = torch.empty_like(packs)
+    result[(place ^ (place >> 3 & (1 << swizzle) - 1)) - first] = packs
+    return result.view(dense.dtype).flatten()
+
+
+def tma_load() -> Iterator[Case]:
+    """the layouts of the four swizzles, by the address"""
+    source = tma_source()
+    for swizzle, columns in SWIZZLES.items():
+        for at in ((0, 0, 0), (8, 5, 1), (3, 2, 1)):
+            for first in (0, 8) if swizzle < 3 else (0, 64):
+                box = swizzled(box_of(source, columns, at), swizzle, first)
+                yield Case((swizzle, columns, first, *at), source, box)
+
+
+def tma_outside() -> Iterator[Case]:
+    """what is outside is zero, and counts as bytes"""
+    source = tma_source()
+    for swizzle, columns in SWIZZLES.items():
+        for at in ((-5, -3, -1), (66, 15, 2), (-64, 0, 0), (72, 21, 3), (0, -16, 0)):
+            box = swizzled(box_of(source, columns, at), swizzle)
+            yield Case((swizzle, columns, *at), source, box)
+
+
+def mbarrier_bytes() -> Iterator[Case]:
+    """TMA's bytes may come before they are expected"""
+    source = tma_source()
+    never = torch.zeros(8, dtype=torch.int16)
+    yield Case((), source, torch.cat([swizzled(box_of(source, 64, (0, 0, 0)), 3), never]))
+
+
+def stored_boxes() -> tuple[Tensor, Tensor]:
+    """Return two boxes, and how they lie in shared memory."""
+    boxes = operand(2, 8, 32).float()
+    return boxes, torch.cat([swizzled(box, 3) for box in boxes])
+
+
+def with_boxes(before: Tensor, boxes: Tensor, x: int, y: int, times: int) -> Tensor:
+    """Return the tensor of 2 x 13 x 40 in its storage, boxes stored (times = 0) or added to it."""
+    after = before.clone()
+    for row in range(max(y, 0), min(y + 8, 13)):
+        left, right = max(x, 0), min(x + 32, 40)
+        values = boxes[:, row - y, left - x : right - x]
+        place = after[:, row, left:right]
+        place.copy_(place + times * values if times else values)
+    return after
+
+
+CORNERS = [(0, 0), (4, 2), (-3, -2), (20, 9), (40, 0), (0, -8)]
+
+
+def tma_store() -> Iterator[Case]:
+    """what is outside is not stored; read shared memory is free"""
+    boxes, images = stored_boxes()
+    for x, y in CORNERS:
+        before = operand(2, 16, 48).float()
+        yield Case((x, y), images, with_boxes(before, boxes, x, y, 0), before)
+
+
+def tma_reduce() -> Iterator[Case]:
+    """blocks add FP32 to one place, each element once"""
+    boxes, images = stored_boxes()
+    for x, y in CORNERS:
+        before = operand(2, 16, 48).float()
+        yield Case((x, y, 8), images, with_boxes(before, boxes, x, y, 8), before)
+
+
+def tma_multicast() -> Iterator[Case]:
+    """the same offset and barrier in each block of the mask"""
+    source = tma_source()
+    boxes = [swizzled(box_of(source, 64, (0, 8 * r, 0), 8, 1), 3) for r in range(2)]
+    untouched = torch.tensor([1, 0], dtype=torch.int16).repeat(256)
+    for masks in ((3, 3), (2, 1), (1, 2)):
+        blocks = [
+            boxes[r] if masks[r] >> block & 1 else untouched for block in range(2) for r in range(2)
+        ]
+        bytes_ = 2048 if masks == (3, 3) else 1024
+        yield Case((masks[0] | masks[1] << 8, bytes_), source, torch.cat(blocks))
+
+
+# ---- wgmma -------------------------------------------------------------------------------------
+
+A_BYTES, B_BYTES = 1024 * 16, 2048 * 16  # as in tiles.cu
+K = 64
+
+
+def image(x: Tensor, size: int, mn_major: bool, leading: int, stride: int) -> Tensor:
+    """Return an operand of (m or n) x k in shared memory; what it does not cover is NaN."""
+    mn, k = torch.arange(len(x))[:, None], torch.arange(K)
+    if mn_major:
+        place = mn // 64 * leading + k // 8 * stride + k % 8 * 128
+        place = place + (mn % 64 // 8 ^ k % 8) * 16 + mn % 8 * 2
+    else:
+        place = mn // 8 * stride + mn % 8 * 128 + (k // 8 ^ mn % 8) * 16 + k % 8 * 2
+    result = torch.full((size // 2,), torch.nan, dtype=x.dtype)
+    result[place // 2] = x
+    return result
+
+
+def dumped(d: Tensor) -> Tensor:
+    """Return the accumulators of the 128 threads of a warpgroup."""
+    thread = torch.arange(128)[:, None]
+    i = torch.arange(d.shape[1] // 2)
+    row = thread // 32 * 16 + thread % 32 // 4 + i // 2 % 2 * 8
+    return d[row, i // 4 * 8 + thread % 4 * 2 + i % 2]
+
+
+def wgmma(
+    n: int,
+    arguments: tuple[int, ...],
+    a_layout: tuple[bool, int, int] = (False, 0, 1024),
+    b_layout: tuple[bool, int, int] = (False, 0, 1024),
+    dtype: torch.dtype = torch.float16,
+    accumulate: bool = True,
+) -> Case:
+    a, b = operand(64, K, dtype=dtype), operand(n, K, dtype=dtype)
+    images = image(a, A_BYTES, *a_layout), image(b, B_BYTES, *b_layout)
+    before = torch.arange(128.0)[:, None] if accumulate else 0.0
+    return Case(arguments, torch.cat(images), dumped(a.float() @ b.float().mT) + before)
+
+
+def wgmma_k_major() -> Iterator[Case]:
+    """SBO from 8 rows to the next 8, no LBO; k16 steps of 32 bytes"""
+    for leading, stride in ((0, 1024), (16, 1024), (8192, 2048)):
+        layout = (False, leading, stride)
+        yield wgmma(128, (leading, stride), layout, layout)
+
+
+def wgmma_mn_major() -> Iterator[Case]:
+    """SBO from 8 k to the next 8, LBO between 64s; steps of 2 SBO"""
+    for leading, stride in ((8192, 1024), (16384, 2048), (1024, 2048)):
+        for a, b in ((1, 0), (0, 1), (1, 1)):
+            layouts = [(True, leading, stride) if mn else (False, 0, 1024) for mn in (a, b)]
+            yield wgmma(128, (a, b, leading, stride), *layouts)
+
+
+def wgmma_sizes() -> Iterator[Case]:
+    """the accumulators of each n, FP16 and BF16"""
+    for n in (128, 160, 192, 224, 256):
+        for dtype in (torch.float16, torch.bfloat16):
+            yield wgmma(n, (n, int(dtype == torch.bfloat16)), dtype=dtype)
+
+
+def wgmma_accumulate() -> Iterator[Case]:
+    """the sums before are added to, or ignored even if NaN"""
+    for accumulate in (False, True):
+        yield wgmma(128, (int(accumulate),), accumulate=accumulate)
+
+
+def wgmma_groups() -> Iterator[Case]:
+    """wait<1>: the last group is pending, those before are done"""
+    pairs = [(operand(64, K), operand(128, K)) for _ in range(3)]
+    images = [image(x, len(x) * K * 2, False, 0, 1024) for pair in pairs for x in pair]
+    products = [a.float() @ b.float().mT for a, b in pairs]
+    expected = torch.cat([dumped(products[0] + products[1]), dumped(products[2])])
+    yield Case((), torch.cat(images), expected)
+
+
+PROBES = (
+    ldmatrix,
+    stmatrix,
+    mma,
+    tma_load,
+    tma_outside,
+    tma_store,
+    tma_reduce,
+    tma_multicast,
+    mbarrier_bytes,
+    wgmma_k_major,
+    wgmma_mn_major,
+    wgmma_sizes,
+    wgmma_accumulate,
+    wgmma_groups,
+)
