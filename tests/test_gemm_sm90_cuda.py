@@ -32,7 +32,7 @@ DEVICE = torch.device("cuda")
 @pytest.fixture(autouse=True)
 def planner_again() -> Iterator[None]:
     yield
-    _C.force_gemm_plan(None)
+    _C.force_gemm_tile(None)
 
 
 @cuda
@@ -40,11 +40,11 @@ def planner_again() -> Iterator[None]:
 @pytest.mark.parametrize("tile", TILES)
 def test_every_tile_cuda(tile: int, cluster: tuple[int, int]) -> None:
     """On integers, whose sums are exact: several tiles a block, tails, splits, every layout."""
-    _C.force_gemm_plan(tile, cluster)
+    _C.force_gemm_tile(tile, cluster)
     for dtype, out_dtype in ((FP16, FP32), (torch.bfloat16, torch.bfloat16)):
         for trans_a, trans_b in itertools.product((False, True), repeat=2):
             for m, n, k, splits in ((8200, 4104, 200, 1), (264, 520, 2056, 4)):
-                _C.force_gemm_plan(tile, cluster, splits)
+                _C.force_gemm_tile(tile, cluster, splits)
                 a = integers((k, m) if trans_a else (m, k), dtype, DEVICE)
                 b = integers((n, k) if trans_b else (k, n), dtype, DEVICE)
                 options = {"trans_a": trans_a, "trans_b": trans_b, "out_dtype": out_dtype}
@@ -55,7 +55,7 @@ def test_every_tile_cuda(tile: int, cluster: tuple[int, int]) -> None:
 @pytest.mark.parametrize("tile", TILES)
 def test_accumulation_cuda(tile: int) -> None:
     """Added by the memory system, and in registers where something is asked of the sum."""
-    _C.force_gemm_plan(tile, (2, 1))
+    _C.force_gemm_tile(tile, (2, 1))
     a, b = integers((1032, 520), FP16, DEVICE), integers((1032, 776), FP16, DEVICE)
     expected = integers((520, 776), FP32, DEVICE)
     c = expected.clone()
@@ -75,7 +75,7 @@ def test_accumulation_cuda(tile: int) -> None:
 @pytest.mark.parametrize("splits", [1, 4])
 @pytest.mark.parametrize("tile", TILES)
 def test_runs_are_the_same_cuda(tile: int, splits: int) -> None:
-    _C.force_gemm_plan(tile, (2, 1), splits)
+    _C.force_gemm_tile(tile, (2, 1), splits)
     a = torch.randn(1288, 4104, device=DEVICE, dtype=FP16)
     b = torch.randn(1032, 4104, device=DEVICE, dtype=FP16)
     first = ops.gemm(a, b, trans_b=True, out_dtype=FP32)

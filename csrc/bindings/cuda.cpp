@@ -241,7 +241,7 @@ const Backend& cuda_backend() {
 }
 
 bool cuda_built() { return true; }
-bool cuda_serves(const GemmArgs& args) { return gemm_serves(args); }
+bool cuda_serves(const GemmArgs& args) { return can_run_sm80(args); }
 
 TORCH_LIBRARY_IMPL(amp_ext, CUDA, m) { register_ops(m); }
 
