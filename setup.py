@@ -136,7 +136,7 @@ def compile_units(torch_dir: Path, toolkit: Toolkit | None, arches: list[str]) -
     host = [*common, "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra"]
 
     # Without -fopenmp at::parallel_for is serial.
-    bindings = [*host, "-fopenmp", "-Icsrc/bindings"]
+    bindings = [*host, "-fopenmp", "-Icsrc/bindings", "-Icsrc/kernels"]
     system = [torch_dir / "include", sysconfig.get_path("include")]
     if toolkit:
         # Headers that the toolkit lacks come with torch's CUDA wheels.

@@ -4,7 +4,7 @@
     python bench/plan_gemm.py --multiprocessors 108 --sm80
 
 Nothing is launched and no GPU is needed. Cycles are computed from figures of data sheets and
-guesses (csrc/include/amp_ext/gemm_model_sm90.h), not measured.
+guesses (csrc/kernels/gemm/plan/cost.h), not measured.
 """
 
 from __future__ import annotations
@@ -16,21 +16,7 @@ from collections.abc import Sequence
 import torch
 
 from amp_ext._library import _C
-from gemm_shapes import Shape, planned_products
-
-PRODUCTS = 2048  # of Hopper's tensor cores, a cycle and multiprocessor, by the data sheet
-WIDE = 32
-
-
-def lines(shape: Shape, multiprocessors: int, sm90: bool) -> list[str]:
-    """The plan of a product and its prediction."""
-    fp32 = shape.out == torch.float32
-    options = {"fp32_out": fp32, "multiprocessors": multiprocessors, "sm90": sm90}
-    found = _C.gemm_plan(shape.m, shape.n, shape.k, shape.layout, **options)
-    head = f"{shape.name} {shape.layout}".ljust(WIDE) + f"{shape.m}x{shape.n}x{shape.k}"
-    busy = shape.m * shape.n * shape.k / multiprocessors / PRODUCTS / found["cycles"]
-    tail = f"; Hopper's tensor cores busy for {busy:.0%}"
-    return [head, f"    {found['plan']}", f"    {found['prediction']}{tail}"]
+from gemm_shapes import planned_products
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -38,8 +24,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--multiprocessors", type=int, default=132, help="132 by default")
     parser.add_argument("--sm80", action="store_true", help="plan for GPUs other than Hopper")
     options = parser.parse_args(argv)
+    device = {"multiprocessors": options.multiprocessors, "sm90": not options.sm80}
     for shape in planned_products():
-        print(*lines(shape, options.multiprocessors, not options.sm80), sep="\n")
+        sizes, fp32 = (shape.m, shape.n, shape.k), shape.out == torch.float32
+        plan, cycles = _C.gemm_plan(*sizes, shape.layout, fp32_out=fp32, **device)
+        print(f"{shape.name} {shape.layout}: {'x'.join(map(str, sizes))}")
+        print(f"    {plan}; {cycles / 1e3:.1f} thousand cycles")
     return 0
 
 

@@ -34,9 +34,9 @@ def small_products(device: torch.device) -> None:
     hopper = torch.cuda.get_device_capability() == (9, 0)
     for tile in range(len(_C.gemm_tiles()["gemm_sm90_kernel"]) if hopper else 0):
         for cluster, splits in (((1, 1), 1), ((2, 1), 2), ((1, 2), 1)):
-            _C.force_gemm_plan(tile, cluster, splits)
+            _C.force_gemm_tile(tile, cluster, splits)
             multiply(264, 520, 1032)
-    _C.force_gemm_plan(None)
+    _C.force_gemm_tile(None)
 
 
 def small_case(device: torch.device) -> None:

@@ -98,25 +98,6 @@ class Sm90Tile(Structure):
         return 1 if self.ping_pong else 2
 
 
-class MeasuredPlan(Structure):
-    """amp_ext::MeasuredPlan."""
-
-    _fields_ = [
-        *((name, c_int64) for name in ("m", "n", "k")),
-        *((name, c_uint8) for name in ("a_major", "b_major")),
-        ("out_bytes", c_int),
-        ("accumulate", c_bool),
-        ("tile", Sm90Tile),
-        *((name, c_int) for name in ("cluster_m", "cluster_n", "splits", "group")),
-    ]
-
-
-class GemmPrediction(Structure):
-    """amp_ext::GemmPrediction."""
-
-    _fields_ = [(name, c_double) for name in ("cycles", "waves", "l2_bytes", "memory_bytes")]
-
-
 class GemmTile(Structure):
     """amp_ext::GemmTile."""
 
@@ -218,44 +199,13 @@ def plan_sm90_with(
     whole: int = 0,
     splits: int = 1,
 ) -> GemmPlan | None:
-    """Return amp_ext::plan_sm90_with's plan; None if the tile does not serve the product."""
+    """Return the plan for sm_90a with a tile; None if that cannot compute the product."""
     result = GemmPlan()
     served = library.functions.simt_gemm_plan_sm90_with(
         *(byref(args), multiprocessors, tile, *cluster),
         *(c_uint32(whole), c_int64(splits), byref(result)),
     )
     return result if served else None
-
-
-def plan_measured(
-    library: Library, args: GemmArgs, multiprocessors: int, measured: list[MeasuredPlan]
-) -> GemmPlan:
-    """Return the planner's plan for a Hopper GPU, had these been measured to be the fastest."""
-    result = GemmPlan()
-    entries = (MeasuredPlan * len(measured))(*measured)
-    library.functions.simt_gemm_plan_measured(
-        byref(args), multiprocessors, entries, len(measured), byref(result)
-    )
-    return result
-
-
-def predict(
-    library: Library, args: GemmArgs, gemm_plan: GemmPlan, multiprocessors: int
-) -> GemmPrediction:
-    result = GemmPrediction()
-    library.functions.simt_gemm_predict(
-        byref(args), byref(gemm_plan), multiprocessors, byref(result)
-    )
-    return result
-
-
-def plan_microseconds(
-    library: Library, args: GemmArgs, multiprocessors: int, sm90: bool, count: int
-) -> float:
-    """Return what a plan takes on average."""
-    time = library.functions.simt_gemm_plan_time
-    time.restype = c_double
-    return time(byref(args), multiprocessors, c_bool(sm90), count)
 
 
 def describe(library: Library, gemm_plan: GemmPlan) -> str:

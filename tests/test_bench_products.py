@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -192,38 +191,6 @@ def test_cases_say_their_dtype(op) -> None:
     for device in (CPU, torch.device("cuda")):
         for case in op.OP.cases(registry.Setup(device)):
             assert case.name.startswith(registry.NAMES[case.dtype])
-
-
-def test_tuner_computes_the_reference_once(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    """On a CPU, with other plans: the wrong ones are not timed."""
-    import tune_gemm
-
-    plans = [tune_gemm.Candidate(tile, (1, 1), 1, 0) for tile in range(3)]
-    calls, timed = [], []
-    verify = tune_gemm.verify
-
-    def verify_once(shape, given, lines):
-        calls.append(list(lines))
-        wrong = {plans[0].words(): Line(lambda shape, given: bench_gemm.ours(shape, given) + 1)}
-        return verify(shape, given, {**lines, **wrong})
-
-    def interleaved(lines, budget, events):
-        timed.extend(line.name for line in lines)
-        us = {"planner": 3.0, plans[1].words(): 2.0, plans[2].words(): 1.0}
-        return {line.name: SimpleNamespace(p20=us[line.name]) for line in lines}
-
-    around = registry.Provider("", print).around
-    monkeypatch.setattr(tune_gemm, "candidates", lambda shape: iter(plans))
-    monkeypatch.setattr(tune_gemm, "forced", lambda plan: around())
-    monkeypatch.setattr(tune_gemm, "verify", verify_once)
-    monkeypatch.setattr(tune_gemm, "interleaved", interleaved)
-    monkeypatch.setattr(tune_gemm.torch, "device", lambda name: CPU)
-    tuned = tune_gemm.tune(SHAPES[1])
-    assert tuned.entry == tune_gemm.entry(SHAPES[1], plans[2])
-    assert list(tuned.wrong) == [plans[0].words()]
-    assert calls == [["planner", *(plan.words() for plan in plans)]]
-    assert timed == ["planner", plans[1].words(), plans[2].words()]
-    assert "far off as it may be" in capsys.readouterr().err
 
 
 # ---- linear ------------------------------------------------------------------------------------

@@ -1,130 +1,73 @@
-"""amp_ext._C.gemm_plan and bench/plan_gemm.py: what the planner would do, without a GPU."""
+"""amp_ext._C.gemm_plan and force_gemm_tile, and bench/plan_gemm.py: plans without a GPU."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 import pytest
-import torch
 
 from amp_ext import _C
 
 
-def test_every_tile_has_a_budget() -> None:
-    tiles = _C.gemm_tiles()
-    assert list(tiles) == ["gemm_kernel", "gemm_sm90_kernel"]
-    for text in tiles["gemm_kernel"]:
-        assert re.search(r"warps, \d stages, .*: \d+ registers, \d+ bytes of shared memory", text)
-    for text in tiles["gemm_sm90_kernel"]:
-        budget = r"(\d+) and (\d+) registers, (\d+) in all; 16 bits: (\d) stages, \d boxes, (\d+) "
-        found = re.search(budget + r"bytes of shared memory; 32 bits: (\d) stages", text)
-        assert found, text
-        producer, consumer, pool, stages, shared, wide_stages = map(int, found.groups())
-        assert (producer + 2 * consumer) * 128 == pool <= 65536
-        assert shared <= 232448 and min(stages, wide_stages) >= 3
+@pytest.fixture(autouse=True)
+def planner_again() -> Iterator[None]:
+    yield
+    _C.force_gemm_tile(None)
 
 
 def test_a_plan() -> None:
-    found = _C.gemm_plan(4096, 4096, 4096, "NT")
-    assert found["sm90"] and found["plan"].startswith(found["tile"])
-    assert found["cluster"] in {(2, 1), (1, 2)} and found["splits"] == 1
-    # Each operand at least once, and the result.
-    assert found["memory_bytes"] >= 3 * 4096**2 * 2 and found["l2_bytes"] > found["memory_bytes"]
-    assert found["waves"] > 1 and 4096**3 / 132 / 2048 < found["cycles"] < 4096**3 / 132 / 1024
-    other = _C.gemm_plan(4096, 4096, 4096, "NT", sm90=False)
-    assert not other["sm90"] and other["cycles"] > found["cycles"]
-    adding = _C.gemm_plan(4096, 4096, 4096, fp32_out=True, accumulate=True)
-    assert "adding in memory" in adding["plan"]
-    assert not _C.gemm_plan(0, 64, 64)["sm90"]
+    plan, cycles = _C.gemm_plan(4096, 4096, 4096, "NT")
+    assert re.match(
+        r"sm90 tile \d+x\d+x64, cooperative, cluster [12]x[12], [345] stages; a k", plan
+    )
+    assert 4096**3 / 132 / 2048 < cycles < 4096**3 / 132 / 1024
+    plan, slower = _C.gemm_plan(4096, 4096, 4096, "TN", sm90=False)
+    assert "sm90" not in plan and "a mn-major, b mn-major" in plan and slower > cycles
+    assert "32 steps" in _C.gemm_plan(4096, 4096, 2048, fp32_out=True)[0]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((1, 2, 3, "NX"), "layout must be NN, NT, TN or TT, got NX"),
-        ((1, -2, 3), "m, n, k and batch must be at least 0, got 1, -2, 3 and 1"),
-        ((2**32, 2**32, 1), "the kernels do not serve 4294967296x4294967296x1"),
-    ],
-)
-def test_errors(arguments: tuple, message: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(f"amp_ext._C.gemm_plan: {message}")):
-        _C.gemm_plan(*arguments)
-
-
-def test_a_forced_plan() -> None:
+def test_a_forced_tile() -> None:
+    """Whatever it can compute, by as many splits as there are steps for."""
     planned = _C.gemm_plan(4096, 4096, 4096, "NT")
-    try:
-        _C.force_gemm_plan(6, (1, 2), splits=2)
-        found = _C.gemm_plan(4096, 4096, 4096, "NT")
-        assert found["tile"].startswith("sm90 tile 64x256x64") and found["cluster"] == (1, 2)
-        assert found["splits"] == 2
-        # Neither other GPUs nor tiles that do not serve a product, nor more splits than steps.
-        assert not _C.gemm_plan(4096, 4096, 4096, "NT", sm90=False)["sm90"]
-        assert _C.gemm_plan(64, 64, 64)["splits"] == 1
-        _C.force_gemm_plan(2)
-        assert "128x224" in _C.gemm_plan(512, 512, 512, "NT")["tile"]
-        assert "128x224" not in _C.gemm_plan(512, 512, 512, "NN")["tile"]
-    finally:
-        _C.force_gemm_plan(None)
+    _C.force_gemm_tile(6, (1, 2), splits=2)
+    plan, _ = _C.gemm_plan(4096, 4096, 4096, "NT")
+    assert plan.startswith("sm90 tile 64x256x64, ping-pong, cluster 1x2") and "in 2 splits" in plan
+    assert "sm90" not in _C.gemm_plan(4096, 4096, 4096, "NT", sm90=False)[0]
+    assert "splits" not in _C.gemm_plan(64, 64, 64)[0]
+    _C.force_gemm_tile(2)
+    assert "128x224" in _C.gemm_plan(512, 512, 512, "NT")[0]
+    assert "128x224" not in _C.gemm_plan(512, 512, 512, "NN")[0]
+    _C.force_gemm_tile(None)
     assert _C.gemm_plan(4096, 4096, 4096, "NT") == planned
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("function", "arguments", "message"),
     [
-        ({"tile": 99}, "tile must be None or a number below 8, got 99"),
-        ({"tile": 0, "cluster": (2, 2)}, "cluster must be (1, 1), (2, 1) or (1, 2), got (2, 2)"),
-        ({"tile": 0, "splits": 0}, "splits must be at least 1 and group at least 0, got 0 and 0"),
+        ("gemm_plan", (1, 2, 3, "NX"), "layout must be NN, NT, TN or TT, got NX"),
+        ("gemm_plan", (1, -2, 3), "m, n and k must be at least 0, got 1, -2 and 3"),
+        ("gemm_plan", (2**32, 2**32, 1), "the kernels cannot compute 4294967296x4294967296x1"),
+        ("force_gemm_tile", (99,), "tile must be None or a number below 8, got 99"),
+        (
+            "force_gemm_tile",
+            (0, (2, 2)),
+            "cluster must be (1, 1), (2, 1) or (1, 2), got (2, 2)",
+        ),
+        ("force_gemm_tile", (0, (1, 1), 0), "splits must be at least 1, got 0"),
     ],
 )
-def test_errors_of_forced_plans(arguments: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(f"amp_ext._C.force_gemm_plan: {message}")):
-        _C.force_gemm_plan(**arguments)
+def test_errors(function: str, arguments: tuple, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(f"amp_ext._C.{function}: {message}")):
+        getattr(_C, function)(*arguments)
 
 
-def test_plans_of_the_benchmark(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_plans_of_the_benchmark(capsys: pytest.CaptureFixture[str]) -> None:
     import plan_gemm
-    from gemm_shapes import large_shapes, small_shapes
 
-    shapes = (*large_shapes(), *small_shapes())
     assert plan_gemm.main([]) == 0
     text = capsys.readouterr().out
-    print(text)
-    heads = re.findall(r"^(\S.*?) ([NT]{2}) +(\d+)x(\d+)x(\d+)$", text, re.MULTILINE)
-    assert ("8B head dgrad", "NN", "4096", "4096", "128256") in heads
-    assert len(heads) == sum(not shape.accumulate for shape in shapes)
-    waves = [float(x) for x in re.findall(r"cycles, ([\d.]+) waves, [\d.]+ MB from L2", text)]
-    assert len(waves) == len(heads) == text.count("MB from and to memory")
-    busy = [int(x) for x in re.findall(r"busy for (\d+)%", text)]
-    assert len(busy) == len(heads) and 80 < max(busy) < 100
-    capsys.readouterr()
-
+    assert "\n8B head dgrad NN: 4096x4096x128256\n    sm90 tile" in text
     assert plan_gemm.main(["--sm80", "--multiprocessors", "108"]) == 0
-    assert "sm90" not in capsys.readouterr().out
-
-
-def test_candidates_of_the_tuner() -> None:
-    """On a CPU what it would time: every tile in every cluster, splits where tiles are few."""
-    import tune_gemm
-    from gemm_shapes import large_shapes, small_shapes
-
-    tiles = len(_C.gemm_tiles()["gemm_sm90_kernel"])
-    shapes = {f"{s.name} {s.layout}": s for s in (*large_shapes(), *small_shapes())}
-    square, wgrad = shapes["8192^3 NT"], shapes["9216x256x256 wgrad TN"]
-    plans = list(tune_gemm.candidates(square))
-    assert len(plans) == len(set(plans)) == tiles * 3 and all(p.splits == 1 for p in plans)
-    assert {plan.splits for plan in tune_gemm.candidates(wgrad)} == {1, 2, 3, 4, 6, 8, 16}
-    line = tune_gemm.entry(wgrad, tune_gemm.Candidate(0, (2, 1), 3, 0))
-    assert line == (
-        "{256, 256, 9216, Major::mn, Major::mn, 4, false, {128, 256, false}, 2, 1, 3, 0},"
-    )
-    try:
-        for plan in plans:
-            _C.force_gemm_plan(*plan)
-            assert _C.gemm_plan(8192, 8192, 8192, "NT")["cluster"] == plan.cluster
-    finally:
-        _C.force_gemm_plan(None)
-    if not torch.cuda.is_available():
-        assert tune_gemm.main([]) == 1
+    other = capsys.readouterr().out
+    assert "sm90" not in other and other.count("thousand cycles") == text.count("thousand cycles")

@@ -32,7 +32,7 @@ DEVICE = torch.device("cuda")
 @pytest.fixture(autouse=True)
 def planner_again() -> Iterator[None]:
     yield
-    _C.force_gemm_plan(None)
+    _C.force_gemm_tile(None)
 
 
 @cuda
@@ -40,11 +40,11 @@ def planner_again() -> Iterator[None]:
 @pytest.mark.parametrize("tile", TILES)
 def test_every_tile_cuda(tile: int, cluster: tuple[int, int]) -> None:
     """On integers, whose sums are exact: several tiles a block, tails, splits, every layout."""
-    _C.force_gemm_plan(tile, cluster)
+    _C.force_gemm_tile(tile, cluster)
     for dtype, out_dtype in ((FP16, FP32), (torch.bfloat16, torch.bfloat16)):
         for trans_a, trans_b in itertools.product((False, True), repeat=2):
             for m, n, k, splits in ((8200, 4104, 200, 1), (264, 520, 2056, 4)):
-                _C.force_gemm_plan(tile, cluster, splits)
+                _C.force_gemm_tile(tile, cluster, splits)
                 a = integers((k, m) if trans_a else (m, k), dtype, DEVICE)
                 b = integers((n, k) if trans_b else (k, n), dtype, DEVICE)
                 options = {"trans_a": trans_a, "trans_b": trans_b, "out_dtype": out_dtype}
@@ -54,20 +54,22 @@ def test_every_tile_cuda(tile: int, cluster: tuple[int, int]) -> None:
 @cuda
 @pytest.mark.parametrize("tile", TILES)
 def test_accumulation_cuda(tile: int) -> None:
-    """By the memory system."""
-    _C.force_gemm_plan(tile, (2, 1))
+    """Added by the memory system."""
+    _C.force_gemm_tile(tile, (2, 1))
     a, b = integers((1032, 520), FP16, DEVICE), integers((1032, 776), FP16, DEVICE)
     expected = integers((520, 776), FP32, DEVICE)
     c = expected.clone()
-    ops.gemm_accumulate_(c, a, b, trans_a=True)
-    assert_equal(c, expected.double() + a.double().T @ b.double())
+    for _ in range(2):
+        ops.gemm_accumulate_(c, a, b, trans_a=True)
+        expected = expected + (a.double().T @ b.double()).float()
+        assert_equal(c, expected.double())
 
 
 @cuda
 @pytest.mark.parametrize("splits", [1, 4])
 @pytest.mark.parametrize("tile", TILES)
 def test_runs_are_the_same_cuda(tile: int, splits: int) -> None:
-    _C.force_gemm_plan(tile, (2, 1), splits)
+    _C.force_gemm_tile(tile, (2, 1), splits)
     a = torch.randn(1288, 4104, device=DEVICE, dtype=FP16)
     b = torch.randn(1032, 4104, device=DEVICE, dtype=FP16)
     first = ops.gemm(a, b, trans_b=True, out_dtype=FP32)

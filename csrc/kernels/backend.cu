@@ -39,7 +39,9 @@ Status CudaBackend::update_scale(UpdateScaleArgs args, Services& services) const
   return launch_update_scale(args, services.target());
 }
 
-const char* CudaBackend::why_not(const GemmArgs& g) const { return gemm_obstacle(g); }
+const char* CudaBackend::why_not(const GemmArgs& g) const { 
+  return can_run_sm80(g) ? nullptr : "the kernels take no such dtypes, strides or sizes";
+}
 
 Status CudaBackend::gemm(const GemmArgs& g, Services& services) const {
   const Target target = services.target();

@@ -20,7 +20,7 @@ class CudaBackend : public Backend {
 
  protected:
   virtual GemmPlan plan(const GemmArgs& g, const Target& target) const {
-    return plan_gemm(g, target);
+    return choose_plan(g, target);
   }
 };
 

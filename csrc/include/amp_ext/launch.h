@@ -160,7 +160,7 @@ Status launch_grad_norm(const GradNormArgs&, const Target&);
 Status launch_cast(const CastArgs&, const Target&);
 Status launch_update_scale(const UpdateScaleArgs&, const Target&);
 
-// The plan, of gemm_plan.h, is for these arguments; it says how large workspace and tickets are.
+// The plan, of gemm/plan, is for these arguments; it says how large workspace and tickets are.
 // Tickets: 0, and 0 again after the launch.
 Status launch_gemm(const GemmArgs&, const GemmPlan&, void* workspace, uint32_t* tickets,
                    const Target&);

@@ -172,15 +172,13 @@ MUTANTS = (
         "work.batch * plan.terms + term",
         "work.batch + term",
     ),
-    gemm_mutant(
-        "all tiles are shared", SCHEDULER, "unit < plan.whole", "false", "gemm_plan_sm90", ""
-    ),
+    gemm_mutant("all tiles are shared", SCHEDULER, "unit < plan.whole", "false", "gemm_plan", ""),
     gemm_mutant(
         "shared tiles have the numbers of whole ones",
         SCHEDULER,
         "plan.whole + shared / plan.splits",
         "shared / plan.splits",
-        "gemm_plan_sm90",
+        "gemm_plan",
         "",
     ),
     gemm_mutant(
@@ -188,7 +186,7 @@ MUTANTS = (
         SCHEDULER,
         "is_whole ? 1 : plan.splits",
         "plan.splits",
-        "gemm_plan_sm90",
+        "gemm_plan",
         "",
     ),
     gemm_mutant(

@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
-#include "amp_ext/gemm_tiles.h"
 #include "amp_ext/host_device.h"
+#include "gemm/plan/tiles.h"
 
 namespace amp_ext {
 

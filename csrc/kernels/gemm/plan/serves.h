@@ -1,20 +1,17 @@
-// Which products the GEMM kernels compute.
+// Which products the GEMM kernels can compute: types, layouts, alignment, sizes.
 #pragma once
 
 #include <cmath>
 #include <cstdint>
 
-#include "amp_ext/gemm_tiles.h"
 #include "amp_ext/launch.h"
+#include "gemm/plan/tiles.h"
 
 namespace amp_ext {
 
-constexpr int64_t ceil_div(int64_t x, int64_t y) { return (x + y - 1) / y; }
-
-// An operand as the kernel sees it: lines of contiguous elements. Strides of indices that have but
-// one value mean nothing.
+// An operand as lines of contiguous elements. The stride of a dimension of size 1 means nothing.
 struct OperandLayout {
-  bool served = false;
+  bool contiguous = false;  // else no kernel can load it
   Major major = Major::k;
   bool aligned = false;
 };
@@ -31,8 +28,8 @@ inline OperandLayout layout_of(const MatrixRef& x, int64_t mn_stride, int64_t k_
     return OperandLayout{length <= 1 || stride == 1, major, aligned};
   };
   const OperandLayout by_k = as_major(Major::k), by_mn = as_major(Major::mn);
-  if (by_k.served && (by_k.aligned || !by_mn.served || !by_mn.aligned)) return by_k;
-  return by_mn;  // which may not be served either
+  if (by_k.contiguous && (by_k.aligned || !by_mn.contiguous || !by_mn.aligned)) return by_k;
+  return by_mn;
 }
 
 inline OperandLayout layout_of_a(const GemmArgs& g) {
@@ -45,29 +42,28 @@ inline OperandLayout layout_of_b(const GemmArgs& g) {
 
 constexpr int64_t kGemmMostBlocks = INT32_MAX;  // of a grid along x
 
-// Whether the kernel computes a product: what it does not serve is the library's.
-inline bool gemm_serves(const GemmArgs& g) {
+// Whether the kernel for sm_80 can compute a product.
+inline bool can_run_sm80(const GemmArgs& g) {
   const auto is_16_bit = [](DType dtype) { return dtype == DType::f16 || dtype == DType::bf16; };
-  const auto is_served = [](const MatrixRef& x) { return !x.data || x.dtype != DType::f64; };
+  const auto is_narrow = [](const MatrixRef& x) { return !x.data || x.dtype != DType::f64; };
   const auto has_rows = [](const MatrixRef& x) { return !x.data || x.column_stride == 1; };
   // The smallest tile alone bounds the number of blocks.
   const double tiles = std::ceil(g.m / 64.0) * std::ceil(g.n / 64.0) * g.batch;
   const double steps = std::ceil(g.k / 32.0) * g.terms;  // at most; numbers of 32 bits count them
-  return is_16_bit(g.a.dtype) && g.a.dtype == g.b.dtype && layout_of_a(g).served &&
-         layout_of_b(g).served && g.out.dtype != DType::f64 && is_served(g.c) &&
-         g.bias.dtype != DType::f64 && is_served(g.aux) && has_rows(g.out) && has_rows(g.aux) &&
+  return is_16_bit(g.a.dtype) && g.a.dtype == g.b.dtype && layout_of_a(g).contiguous &&
+         layout_of_b(g).contiguous && g.out.dtype != DType::f64 && is_narrow(g.c) &&
+         g.bias.dtype != DType::f64 && is_narrow(g.aux) && has_rows(g.out) && has_rows(g.aux) &&
          tiles <= kGemmMostBlocks && g.k <= INT32_MAX && g.terms <= INT32_MAX && steps <= INT32_MAX;
 }
 
-// ---- sm90
-// ----------------------------------------------------------------------------------------
+// ---- sm_90a -------------------------------------------------------------------------------------
 
-// Coordinates are numbers of 32 bits, those behind the edge in a cluster's last tile too.
+// TMA coordinates have 32 bits, and those of a cluster's last tile reach behind the edge.
 constexpr int64_t kTmaMostSize = INT32_MAX - 1024;
 constexpr int64_t kTmaMostStride = int64_t{1} << 40;  // bytes, exclusive
 
-// Whether a tensor map describes rows of the result, or of what is laid out like it.
-inline bool tma_serves_rows(const MatrixRef& x, const GemmArgs& g) {
+// Whether a tensor map can describe rows of the result, or of c or aux.
+inline bool tma_can_store(const MatrixRef& x, const GemmArgs& g) {
   const int bytes = size_of(x.dtype);
   const auto is_stride = [&](int64_t stride, int64_t least) {
     return stride >= least && stride < kTmaMostStride / bytes && stride * bytes % 16 == 0;
@@ -77,9 +73,9 @@ inline bool tma_serves_rows(const MatrixRef& x, const GemmArgs& g) {
          (g.batch <= 1 || is_stride(x.batch_stride, 1));
 }
 
-// Whether one describes an operand.
-inline bool tma_serves(const MatrixRef& x, const OperandLayout& layout, int64_t mn_stride,
-                       int64_t k_stride, int64_t mn, int64_t k, int64_t matrices) {
+// Whether a tensor map can describe an operand.
+inline bool tma_can_load(const MatrixRef& x, const OperandLayout& layout, int64_t mn_stride,
+                         int64_t k_stride, int64_t mn, int64_t k, int64_t matrices) {
   if (!layout.aligned) return false;
   const bool by_k = layout.major == Major::k;
   const int64_t length = by_k ? k : mn, lines = by_k ? mn : k;
@@ -88,20 +84,35 @@ inline bool tma_serves(const MatrixRef& x, const OperandLayout& layout, int64_t 
          (matrices <= 1 || (x.batch_stride >= 0 && x.batch_stride < kTmaMostStride / 2));
 }
 
-// Whether the kernel for sm_90a computes a product that the other one serves.
-inline bool gemm_serves_sm90(const GemmArgs& g) {
+// Whether the kernel for sm_90a can compute a product.
+inline bool can_run_sm90(const GemmArgs& g) {
   const auto is_size = [](int64_t size) { return size > 0 && size <= kTmaMostSize; };
-  if (!gemm_serves(g) || !is_size(g.m) || !is_size(g.n) || !is_size(g.k) || !is_size(g.batch) ||
+  if (!can_run_sm80(g) || !is_size(g.m) || !is_size(g.n) || !is_size(g.k) || !is_size(g.batch) ||
       !is_size(g.terms) || g.terms > kTmaMostSize / g.batch)
     return false;
   const int64_t matrices = g.batch * g.terms;
   const auto is_like_out = [&](const MatrixRef& x) {
-    return !x.data || (x.dtype == g.out.dtype && tma_serves_rows(x, g));
+    return !x.data || (x.dtype == g.out.dtype && tma_can_store(x, g));
   };
-  return tma_serves(g.a, layout_of_a(g), g.a.row_stride, g.a.column_stride, g.m, g.k, matrices) &&
-         tma_serves(g.b, layout_of_b(g), g.b.column_stride, g.b.row_stride, g.n, g.k, matrices) &&
-         tma_serves_rows(g.out, g) && !(g.c.data && g.aux.data) && is_like_out(g.c) &&
+  return tma_can_load(g.a, layout_of_a(g), g.a.row_stride, g.a.column_stride, g.m, g.k, matrices) &&
+         tma_can_load(g.b, layout_of_b(g), g.b.column_stride, g.b.row_stride, g.n, g.k, matrices) &&
+         tma_can_store(g.out, g) && !(g.c.data && g.aux.data) && is_like_out(g.c) &&
          is_like_out(g.aux) && (!g.bias.data || g.n <= 1 || g.bias.stride == 1);
+}
+
+// Whether TMA can add the product to out in memory: nothing else may be asked of the sums. (Like
+// atomic additions it may take FP32 numbers below 2^-126 for 0.)
+inline bool adds_in_memory(const GemmArgs& g) {
+  return g.c.data && g.c.data == g.out.data && g.c.dtype == DType::f32 &&
+         g.out.dtype == DType::f32 && (g.m <= 1 || g.c.row_stride == g.out.row_stride) &&
+         (g.n <= 1 || g.c.column_stride == g.out.column_stride) &&
+         (g.batch <= 1 || g.c.batch_stride == g.out.batch_stride) && g.beta == 1 && !g.aux.data &&
+         g.activation == Activation::none && !g.derivative && !g.column_sums;
+}
+
+// Whether consumers of the kernel for sm_90a move more than the result through their boxes.
+inline bool has_c_or_aux(const GemmArgs& g) {
+  return (g.c.data && !adds_in_memory(g)) || g.aux.data;
 }
 
 }  // namespace amp_ext

@@ -1,5 +1,5 @@
-// The instances of the GEMM kernels for fp16 and bf16: which tiles there are, what they take of a
-// multiprocessor, and what a launch is told.
+// The tiles that the GEMM kernels for fp16 and bf16 are compiled for, what a block of each needs of
+// a multiprocessor, and the plan that a launch follows.
 #pragma once
 
 #include <algorithm>
@@ -9,11 +9,15 @@
 
 namespace amp_ext {
 
+constexpr int64_t ceil_div(int64_t x, int64_t y) { return (x + y - 1) / y; }
+
 // Which index of an operand is contiguous in memory: k, or m of a and n of b.
 enum class Major : uint8_t { k, mn };
 
-// What one block computes, and how: m x n elements of the result by warps_m x warps_n warps, in
-// steps of k. `stages` steps are in shared memory at a time.
+// ---- sm_80: mma.sync and cp.async ---------------------------------------------------------------
+
+// A block computes m x n elements of the result with warps_m x warps_n warps, in steps of k, and
+// has `stages` steps in shared memory at a time.
 struct GemmTile {
   int m;
   int n;
@@ -54,9 +58,9 @@ struct GemmTile {
   }
 };
 
-// The first ones are for large results: a warp's part of 64 x 64 reads the fewest bytes of shared
-// memory a product. Then two for results of few rows or columns; the last
-// two take operands of any alignment.
+// The first ones are for large results: a warp's 64 x 64 elements read the fewest bytes of shared
+// memory per multiply-add. Two are for results of few rows or columns; the last two take operands
+// of any alignment.
 inline constexpr GemmTile kGemmTiles[] = {
     {256, 128, 32, 4, 2, 4, true}, {128, 128, 32, 2, 2, 4, true},  {128, 64, 32, 2, 2, 4, true},
     {64, 128, 32, 2, 2, 4, true},  {64, 64, 64, 2, 2, 3, true},    {16, 128, 64, 1, 4, 4, true},
@@ -74,19 +78,13 @@ constexpr bool is_sound(const GemmTile& t) {
          t.resident_blocks() >= 1;
 }
 
-constexpr bool all_are_sound() {
-  for (const GemmTile& tile : kGemmTiles)
-    if (!is_sound(tile)) return false;
-  return true;
-}
-static_assert(all_are_sound());
+static_assert(std::ranges::all_of(kGemmTiles, [](const GemmTile& t) { return is_sound(t); }));
 
-// ---- Hopper: wgmma and TMA
-// -----------------------------------------------------------------------
+// ---- sm_90a: wgmma and TMA ----------------------------------------------------------------------
 
-// What a block of the kernel for sm_90a computes at a time: m x n elements in steps of 64 along k.
-// One warpgroup fetches, two multiply: both the same tile, each half of its rows, or each a tile of
-// its own (`ping_pong`), so that one multiplies while the other one finishes its tile.
+// A block computes m x n elements at a time, in steps of 64 along k. One warpgroup loads, two
+// multiply: both the same tile, each half of its rows (cooperative), or each a tile of its own
+// (ping-pong), so that one multiplies while the other one is in its epilogue.
 struct Sm90Tile {
   int m;
   int n;
@@ -104,9 +102,8 @@ struct Sm90Tile {
   static constexpr int kSharedBytes = 227 << 10;  // that a block may have
 
   AMP_EXT_HOST_DEVICE constexpr int consumer_m() const { return ping_pong ? m : m / kConsumers; }
-  AMP_EXT_HOST_DEVICE constexpr int sums() const {
-    return consumer_m() * n / 128;
-  }  // of a consumer's thread
+  // Accumulators of a consumer's thread.
+  constexpr int sums() const { return consumer_m() * n / 128; }
 
   // Registers of a thread. The block starts with 168 each; the producers give up some of theirs.
   static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
@@ -125,6 +122,12 @@ struct Sm90Tile {
   constexpr int stages(int boxes, int element_bytes) const {
     const int room = kSharedBytes - kHeaderBytes - boxes_bytes(boxes, element_bytes);
     return std::min(kMostStages, room / stage_bytes());
+  }
+  // Four boxes where more than the result goes through them: c or aux is loaded earlier, or stored
+  // from boxes of its own. Else a third one where it costs no stage.
+  constexpr int boxes(bool has_c_or_aux, int element_bytes) const {
+    if (has_c_or_aux) return 4;
+    return stages(3, element_bytes) == stages(2, element_bytes) ? 3 : 2;
   }
 
   // Columns that are contiguous in memory come in atoms of 64.
@@ -146,31 +149,25 @@ constexpr bool is_sound(const Sm90Tile& t) {
          t.shared_bytes(t.stages(4, 4), 4, 4) <= Sm90Tile::kSharedBytes && t.stages(4, 4) >= 3;
 }
 
-constexpr bool all_sm90_are_sound() {
-  for (const Sm90Tile& tile : kSm90Tiles)
-    if (!is_sound(tile)) return false;
-  return true;
-}
-static_assert(all_sm90_are_sound());
+static_assert(std::ranges::all_of(kSm90Tiles, [](const Sm90Tile& t) { return is_sound(t); }));
 
-// ---- plans
-// ---------------------------------------------------------------------------------------
+// ---- plans --------------------------------------------------------------------------------------
 
-// How a product is computed. Tiles are handed out in units: a whole tile, or one of the equal
-// shares of its steps along k; the shares' sums are added up by whichever of them ends last.
+// How a product is computed. The unit of work is a whole tile, or with split-K an equal share of
+// its steps along k; the shares' sums are added up by whichever of them ends last.
 //
-// mma.sync: one block for each unit, and all tiles are shared or none. sm90: persistent blocks, in
-// clusters of one or two. Of a cluster of two, each block computes one of two neighbouring tiles,
-// and fetches half of the operand that both need, for both; such a pair is a tile to the scheduler.
+// sm_80: one block for each unit, and all tiles are split or none. sm_90a: persistent blocks, in
+// clusters of one or two. The blocks of a cluster of two compute neighbouring tiles, and each loads
+// half of the operand that both need, for both; such a pair is one tile here.
 struct GemmPlan {
-  bool sm90 = false;  // the tile is in kSm90Tiles, else in kGemmTiles
-  int tile = 0;
+  bool sm90 = false;
+  int tile = 0;  // its index in kSm90Tiles or kGemmTiles
   Major a_major = Major::k;
   Major b_major = Major::k;
-  uint32_t tiles_m = 0;  // of the scheduler
+  uint32_t tiles_m = 0;
   uint32_t tiles_n = 0;
   uint32_t units = 0;   // 0: there is nothing to do
-  uint32_t whole = 0;   // of the first so many tiles each is one unit; sm90 alone
+  uint32_t whole = 0;   // the first so many tiles are one unit each
   uint32_t splits = 1;  // units of each of the other tiles
   uint32_t blocks = 0;
   uint32_t group = 1;  // rows of tiles that are computed together, column by column
@@ -178,13 +175,13 @@ struct GemmPlan {
   int term_steps = 0;  // along k
   int steps = 0;       // of all terms
 
-  // sm90 alone.
+  // sm_90a only.
   int cluster_m = 1;  // blocks of a cluster, one below the other: they share b
   int cluster_n = 1;  // or side by side: they share a
   int stages = 0;
   int boxes = 0;  // of a consumer
   int shared_bytes = 0;
-  bool reduce = false;  // the product is added to out by the memory system
+  bool reduce = false;  // TMA adds the product to out
 
   // In the workspace, in bytes; the splits' sums are at its beginning.
   int64_t column_sums_offset = 0;

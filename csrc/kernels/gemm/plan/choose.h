@@ -1,0 +1,211 @@
+// The planner of the GEMM kernels: of every tile, cluster and number of splits that can compute a
+// product, the plan with those that are predicted to take the fewest cycles.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "gemm/plan/cost.h"
+#include "gemm/plan/serves.h"
+#include "gemm/plan/tiles.h"
+
+namespace amp_ext {
+
+struct GemmCandidate {
+  bool sm90 = false;
+  int tile = 0;
+  int cluster_m = 1;
+  int cluster_n = 1;
+  int64_t whole = 0;  // the first so many tiles are not split
+  int64_t splits = 1;
+  double cycles = INFINITY;  // predicted
+};
+
+// Below this many predicted cycles, about 16 us, and with split-K, a candidate for sm_90a is
+// compared with those for sm_80, whose kernel starts faster and has smaller tiles.
+constexpr double kSm90CertainCycles = 28000;
+
+// A tile of the kernel for sm_90a, with its last round's tiles in `splits`.
+inline GemmCandidate sm90_candidate(const Sm90Cost& cost, int tile, int cluster_m, int cluster_n,
+                                    int64_t splits) {
+  return {true, tile, cluster_m, cluster_n, cost.whole(splits), splits, cost.cycles(splits)};
+}
+
+inline GemmCandidate best_sm80(const GemmArgs& g, int multiprocessors) {
+  const bool aligned = layout_of_a(g).aligned && layout_of_b(g).aligned;
+  GemmCandidate best;
+  for (int tile = 0; tile < kGemmTileCount; ++tile) {
+    if (kGemmTiles[tile].aligned != aligned) continue;
+    const Sm80Cost cost(g, kGemmTiles[tile], multiprocessors);
+    if (cost.tiles > kGemmMostBlocks) continue;
+    const int64_t most = cost.most_splits();
+    for (int64_t splits = 1; splits <= most; ++splits)
+      if (const double cycles = cost.cycles(splits); cycles < best.cycles)
+        best = {.tile = tile, .splits = splits, .cycles = cycles};
+  }
+  return best;
+}
+
+inline GemmCandidate best_sm90(const GemmArgs& g, int multiprocessors) {
+  constexpr int kClusters[][2] = {{1, 1}, {2, 1}, {1, 2}};
+  const Major b_major = layout_of_b(g).major;
+  GemmCandidate best;
+  for (int tile = 0; tile < kSm90TileCount; ++tile) {
+    const Sm90Tile& t = kSm90Tiles[tile];
+    if (!t.serves(b_major)) continue;
+    for (const auto& [m, n] : kClusters) {
+      // Each block of a cluster has a tile.
+      if (m * n > multiprocessors || (m > 1 && g.m <= t.m) || (n > 1 && g.n <= t.n)) continue;
+      const Sm90Cost cost(g, t, m, n, multiprocessors);
+      const auto consider = [&](int64_t splits) {
+        const GemmCandidate x = sm90_candidate(cost, tile, m, n, splits);
+        if (x.cycles < best.cycles) best = x;
+      };
+      consider(1);
+      const int64_t most = cost.most_splits();
+      if (most < 2) continue;
+      const auto about = static_cast<int64_t>(std::min<double>(most, cost.best_splits()));
+      consider(std::max<int64_t>(2, about));
+      if (about > 0) consider(std::min(most, about + 1));
+    }
+  }
+  return best;
+}
+
+// For tests, which set it between launches: the tile of every product that it can compute.
+struct ForcedTile {
+  bool sm90;
+  int tile;  // its index in kSm90Tiles or kGemmTiles
+  int cluster_m = 1;
+  int cluster_n = 1;
+  int64_t splits = 1;
+  int64_t whole = -1;  // the first so many tiles are not split; -1 as the planner would
+};
+inline std::optional<ForcedTile> forced_tile;
+
+inline std::optional<GemmCandidate> forced_candidate(const GemmArgs& g,
+                                                     const cuda::Target& target) {
+  if (!forced_tile) return std::nullopt;
+  const auto& [sm90, tile, m, n, splits, whole] = *forced_tile;
+  GemmCandidate x{sm90, tile, m, n, std::max<int64_t>(whole, 0), splits};
+  if (sm90) {
+    const Sm90Tile& t = kSm90Tiles[tile];
+    if (!target.sm90 || !can_run_sm90(g) || !t.serves(layout_of_b(g).major)) return std::nullopt;
+    if (whole < 0) x.whole = Sm90Cost(g, t, m, n, target.multiprocessors).whole(splits);
+  } else if (kGemmTiles[tile].aligned && !(layout_of_a(g).aligned && layout_of_b(g).aligned)) {
+    return std::nullopt;
+  }
+  return x;
+}
+
+// The cheapest candidate for a product that can_run_sm80.
+inline GemmCandidate choose(const GemmArgs& g, const cuda::Target& target) {
+  if (const auto forced = forced_candidate(g, target)) return *forced;
+  const int multiprocessors = target.multiprocessors;
+  GemmCandidate sm90;
+  if (target.sm90 && can_run_sm90(g)) {
+    sm90 = best_sm90(g, multiprocessors);
+    if (sm90.splits == 1 && sm90.cycles >= kSm90CertainCycles) return sm90;
+  }
+  const GemmCandidate sm80 = best_sm80(g, multiprocessors);
+  return sm90.cycles <= sm80.cycles ? sm90 : sm80;
+}
+
+// The plan with this tile, cluster and splits, which can compute the product.
+inline GemmPlan make_plan(const GemmArgs& g, const GemmCandidate& x, int multiprocessors) {
+  GemmPlan plan;
+  plan.sm90 = x.sm90;
+  plan.tile = x.tile;
+  plan.a_major = layout_of_a(g).major;
+  plan.b_major = layout_of_b(g).major;
+  plan.cluster_m = x.cluster_m;
+  plan.cluster_n = x.cluster_n;
+  const bool is_empty = g.m == 0 || g.n == 0 || g.batch == 0;
+  // Sums of no elements are zeros, which blocks have to write that read nothing.
+  if (is_empty && !(g.n > 0 && g.column_sums)) return plan;
+
+  const GemmTile& sm80 = kGemmTiles[x.sm90 ? 0 : x.tile];
+  const Sm90Tile& sm90 = kSm90Tiles[x.sm90 ? x.tile : 0];
+  const int64_t block_m = x.sm90 ? sm90.m : sm80.m, block_n = x.sm90 ? sm90.n : sm80.n;
+  const int64_t tile_m = block_m * x.cluster_m, tile_n = block_n * x.cluster_n;
+  const int64_t batch = std::max<int64_t>(g.batch, 1);
+  plan.tiles_m = static_cast<uint32_t>(ceil_div(std::max<int64_t>(g.m, 1), tile_m));
+  plan.tiles_n = static_cast<uint32_t>(ceil_div(std::max<int64_t>(g.n, 1), tile_n));
+  plan.terms = static_cast<int>(g.terms);
+  const int step = x.sm90 ? Sm90Tile::kStep : sm80.k;
+  plan.term_steps = is_empty ? 0 : static_cast<int>(ceil_div(g.k, step));
+  plan.steps = plan.term_steps * plan.terms;
+
+  const int64_t tiles = batch * plan.tiles_m * plan.tiles_n;
+  const int64_t splits = std::min<int64_t>(x.splits, plan.steps);  // each has a step at least
+  const int64_t split_tiles = splits > 1 ? tiles - std::min(tiles, x.whole) : 0;
+  plan.whole = static_cast<uint32_t>(tiles - split_tiles);
+  plan.splits = split_tiles > 0 ? static_cast<uint32_t>(splits) : 1;
+  plan.units = static_cast<uint32_t>(plan.whole + split_tiles * splits);
+  const int cluster = x.cluster_m * x.cluster_n;
+  const int64_t at_a_time = x.sm90 ? sm90_clusters(cluster, multiprocessors)
+                                   : int64_t{multiprocessors} * sm80.resident_blocks();
+  plan.blocks = plan.units;
+  if (x.sm90)
+    plan.blocks = static_cast<uint32_t>(std::min<int64_t>(plan.units, at_a_time) * cluster);
+  plan.group = group_rows(g, plan, tile_m, tile_n, at_a_time);
+
+  if (x.sm90) {
+    const int bytes = size_of(g.out.dtype);
+    plan.reduce = adds_in_memory(g);
+    plan.boxes = sm90.boxes(has_c_or_aux(g), bytes);
+    plan.stages = sm90.stages(plan.boxes, bytes);
+    plan.shared_bytes = sm90.shared_bytes(plan.stages, plan.boxes, bytes);
+  }
+
+  const int64_t width = int64_t{plan.tiles_n} * x.cluster_n;  // in tiles of a block
+  const int64_t consumers = x.sm90 && !sm90.ping_pong ? Sm90Tile::kConsumers : 1;  // of a tile
+  plan.column_sums_offset = split_tiles * splits * tile_m * tile_n * 4;
+  plan.column_tickets = split_tiles * cluster * consumers;
+  plan.workspace_bytes = plan.column_sums_offset;
+  plan.tickets = plan.column_tickets;
+  if (g.column_sums) {  // sm_90a: a row for each consumer's 64
+    const int64_t rows = x.sm90 ? ceil_div(g.m, Sm90Tile::kBoxRows) : plan.tiles_m;
+    plan.workspace_bytes += batch * rows * width * block_n * 4;
+    plan.tickets += width;
+  }
+  return plan;
+}
+
+inline GemmPlan choose_plan(const GemmArgs& g, const cuda::Target& target) {
+  return make_plan(g, choose(g, target), target.multiprocessors);
+}
+
+// ---- in words -----------------------------------------------------------------------------------
+
+inline std::string describe(const GemmTile& t) {
+  return "tile " + std::to_string(t.m) + "x" + std::to_string(t.n) + "x" + std::to_string(t.k) +
+         ", " + std::to_string(t.threads() / 32) + " warps, " + std::to_string(t.stages) +
+         " stages, " + (t.aligned ? "16-byte loads" : "loads of single elements");
+}
+
+inline std::string describe(const Sm90Tile& t) {
+  return "sm90 tile " + std::to_string(t.m) + "x" + std::to_string(t.n) + "x" +
+         std::to_string(Sm90Tile::kStep) + (t.ping_pong ? ", ping-pong" : ", cooperative");
+}
+
+inline std::string describe(const GemmPlan& plan) {
+  const auto major = [](Major m) { return m == Major::k ? "k" : "mn"; };
+  const auto number = [](int64_t x) { return std::to_string(x); };
+  std::string text = plan.sm90 ? describe(kSm90Tiles[plan.tile]) : describe(kGemmTiles[plan.tile]);
+  if (plan.sm90)
+    text += ", cluster " + number(plan.cluster_m) + "x" + number(plan.cluster_n) + ", " +
+            number(plan.stages) + " stages" + (plan.reduce ? ", added to out by TMA" : "");
+  text += std::string("; a ") + major(plan.a_major) + "-major, b " + major(plan.b_major) +
+          "-major; " + number(plan.tiles_m) + "x" + number(plan.tiles_n) + " tiles, ";
+  if (plan.splits > 1)
+    text += (plan.whole ? number(plan.whole) + " whole, the others in " : "") +
+            number(plan.splits) + " splits, ";
+  return text + number(plan.steps) + " steps, groups of " + number(plan.group) + " rows; " +
+         number(plan.blocks) + " blocks; " + number(plan.workspace_bytes) + " bytes of workspace";
+}
+
+}  // namespace amp_ext

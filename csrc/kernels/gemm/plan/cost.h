@@ -1,0 +1,221 @@
+// The predicted time of a product with a given tile, cluster and number of splits, in cycles.
+// Figures are those of data sheets where that is said, else guesses: none has been measured.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
+#include "gemm/plan/serves.h"
+
+namespace amp_ext {
+
+// A multiprocessor's shared memory, in bytes per cycle (data sheet); cycles until a load from
+// device memory arrives, and one from L2.
+constexpr double kSharedBytes = 128;
+constexpr double kLatency = 800;
+constexpr double kL2Latency = 400;
+
+constexpr int64_t kMostSplits = 64;
+// The predicted cycles of split-K are divided by this: it takes memory, and the prediction of what
+// it costs is the least certain.
+constexpr double kSplitFactor = 0.9;
+
+// Bytes read or written for an element of the result.
+inline int epilogue_bytes(const GemmArgs& g) {
+  return size_of(g.out.dtype) + (g.c.data ? size_of(g.c.dtype) : 0) +
+         (g.aux.data ? size_of(g.aux.dtype) : 0);
+}
+
+// ---- sm_80 --------------------------------------------------------------------------------------
+
+// Multiply-adds of FP16 (data sheet) and bytes from L2, per cycle.
+constexpr double kSm80MultiplyAdds = 1024;
+constexpr double kSm80L2Bytes = 40;
+constexpr int64_t kSm80StepsOfSplit = 4;  // at least, so that pipelines are full most of the time
+
+// With a tile, each multiprocessor gets rounds of blocks, as many at a time as fit. It takes as
+// long as its tensor cores or its memory are busy, or as its blocks wait for loads.
+class Sm80Cost {
+ public:
+  Sm80Cost(const GemmArgs& g, const GemmTile& t, int multiprocessors)
+      : tiles(std::ceil(double(g.m) / t.m) * std::ceil(double(g.n) / t.n) * g.batch),
+        multiprocessors_(multiprocessors),
+        resident_(t.resident_blocks()),
+        steps_(ceil_div(g.k, t.k) * g.terms),
+        waiting_step_(kLatency / (t.stages - 1)),
+        epilogue_(double(t.m) * t.n * epilogue_bytes(g) / kSm80L2Bytes),
+        share_(double(t.m) * t.n * 4 / kSm80L2Bytes) {
+    const double multiply_adds = double(t.m) * t.n * t.k / kSm80MultiplyAdds;
+    const double step_bytes = (t.m + t.n) * t.k * 2;
+    const double fragment_bytes = (t.warp_m() + t.warp_n()) * t.k * 2.0 * t.warps_m * t.warps_n;
+    const double shared = (step_bytes + fragment_bytes) / kSharedBytes;
+    // Loads of single elements: a warp's touches 16 sectors, of which L1 returns four in a cycle.
+    const double loads = t.aligned ? step_bytes / kSm80L2Bytes : step_bytes / 2 / 32 * 4;
+    busy_step_ = std::max({multiply_adds, shared, loads});
+  }
+
+  const double tiles;
+
+  // More than 1 where tiles are few: until there are two blocks for each that runs at a time, so
+  // that the last ones leave few multiprocessors without work.
+  int64_t most_splits() const {
+    if (tiles < 1 || tiles >= 2.0 * multiprocessors_) return 1;
+    const auto room = static_cast<int64_t>(2.0 * multiprocessors_ * resident_ / tiles);
+    return std::max<int64_t>(1, std::min({room, steps_ / kSm80StepsOfSplit, kMostSplits}));
+  }
+
+  double cycles(int64_t splits) const {
+    const double rounds = std::ceil(std::max(tiles, 1.0) / multiprocessors_ * splits);
+    const double at_a_time = std::min<double>(rounds, resident_);
+    const double steps = std::ceil(double(steps_) / splits);
+    const double busy = rounds * (steps * busy_step_ + epilogue_);
+    const double waiting =
+        std::ceil(rounds / at_a_time) * (steps * waiting_step_ + 2 * kLatency + epilogue_);
+    const double computing = std::max(busy, waiting);
+    const double adding = share_ * (splits + 1) + 2 * kLatency;
+    return splits > 1 ? (computing + adding) / kSplitFactor : computing;
+  }
+
+ private:
+  int multiprocessors_;
+  int resident_;
+  int64_t steps_;
+  double busy_step_;
+  double waiting_step_;
+  double epilogue_;  // of a tile
+  double share_;     // to write or read a tile's sums
+};
+
+// ---- sm_90a -------------------------------------------------------------------------------------
+
+// Data sheet: multiply-adds of FP16 per cycle, from 989 TFLOP/s of 132 multiprocessors at 1.83 GHz.
+constexpr double kSm90MultiplyAdds = 2048;
+// Guesses, in bytes per cycle. From L2: as much as a public kernel's 704 TFLOP/s by tiles of
+// 128x256 without multicast takes. Arriving, multicast or not: two sectors of 32 bytes.
+constexpr double kSm90L2Bytes = 36;
+constexpr double kSm90ArrivingBytes = 64;
+// Guesses, in cycles: from the launch to the first load (barriers, tensor maps, the cluster); to
+// find the next tile; to store 64x32 elements of the result, and that with a longer epilogue.
+constexpr double kSm90Start = 1500;
+constexpr double kSm90TileCycles = 1000;
+constexpr double kSm90BoxCycles = 500;
+constexpr double kSm90LongBoxCycles = 1500;
+constexpr double kSm90ClusterFactor = 1.01;    // the blocks of a cluster wait for each other
+constexpr double kSm90ShareBytes = 128 * 128;  // of sums that a consumer loads before it waits
+constexpr int64_t kSm90StepsOfSplit = 8;       // at least
+
+// The clusters that run at a time.
+inline int64_t sm90_clusters(int blocks, int multiprocessors) {
+  return std::max(1, multiprocessors / blocks);
+}
+
+// With a tile and a cluster. Split-K is for the tiles of the last round, where that leaves at least
+// half of the clusters without work.
+class Sm90Cost {
+ public:
+  Sm90Cost(const GemmArgs& g, const Sm90Tile& t, int cluster_m, int cluster_n, int multiprocessors)
+      : ping_pong_(t.ping_pong), steps_(ceil_div(g.k, Sm90Tile::kStep) * g.terms) {
+    const int cluster = cluster_m * cluster_n, out_bytes = size_of(g.out.dtype);
+    tiles_ =
+        g.batch * ceil_div(g.m, int64_t{t.m} * cluster_m) * ceil_div(g.n, int64_t{t.n} * cluster_n);
+    clusters_ = sm90_clusters(cluster, multiprocessors);
+
+    const int stages = t.stages(t.boxes(has_c_or_aux(g), out_bytes), out_bytes);
+    const double m = std::min<int64_t>(t.m, g.m), n = std::min<int64_t>(t.n, g.n);
+    const double multiply_adds = double(t.m) * t.n * Sm90Tile::kStep / kSm90MultiplyAdds;
+    constexpr double kLineBytes = Sm90Tile::kStep * 2;
+    // wgmma reads 64 rows of a, and all of b for them; what arrives is written.
+    const double moved = t.m / 64 * (64.0 + t.n) + t.m + t.n;
+    const double shared = moved * kLineBytes / kSharedBytes;
+    const double loaded = (m / cluster_n + n / cluster_m) * kLineBytes / kSm90L2Bytes;
+    const double arriving = (m + n) * kLineBytes / kSm90ArrivingBytes;
+    const double step =
+        std::max({multiply_adds, shared, loaded, arriving, kLatency / (stages - 1)});
+    step_ = step * (cluster > 1 ? kSm90ClusterFactor : 1);
+
+    const bool is_plain = (!g.c.data || adds_in_memory(g)) && !g.aux.data &&
+                          g.activation == Activation::none && !g.column_sums;
+    const double boxes = double(t.consumer_m()) / Sm90Tile::kBoxRows * t.n / Sm90Tile::kBoxColumns;
+    const double box = is_plain ? kSm90BoxCycles : kSm90LongBoxCycles;
+    epilogue_ = kSm90TileCycles + std::max(boxes * box, m * n * epilogue_bytes(g) / kSm90L2Bytes);
+    const double share_bytes = double(t.m) * t.n * 4;
+    const double consumers = t.ping_pong ? 1 : Sm90Tile::kConsumers;
+    store_share_ = share_bytes / kSm90L2Bytes;
+    add_share_ = share_bytes * kL2Latency / (consumers * kSm90ShareBytes);
+  }
+
+  // The tiles that are not split.
+  int64_t whole(int64_t splits) const { return splits > 1 ? tiles_ - tiles_ % clusters_ : tiles_; }
+
+  int64_t most_splits() const {
+    const int64_t left = tiles_ % clusters_;
+    if (left == 0) return 1;
+    return std::min({clusters_ / left, steps_ / kSm90StepsOfSplit, kMostSplits});
+  }
+
+  // The number of splits that costs about the fewest cycles.
+  double best_splits() const { return std::sqrt(steps_ * step_ / add_share_); }
+
+  double cycles(int64_t splits) const {
+    double cycles = kSm90Start + kLatency;
+    const double sum = steps_ * step_, rounds = ceil_div(whole(splits), clusters_);
+    if (rounds > 0) {
+      const double next = ping_pong_ ? std::max(sum, (sum + epilogue_) / 2) : sum + epilogue_;
+      cycles += sum + epilogue_ + (rounds - 1) * next;
+    }
+    if (splits == 1) return cycles;
+    const double share = std::ceil(double(steps_) / splits) * step_;
+    // Behind a whole tile the other consumer of a ping-pong tile has its sums ready meanwhile.
+    if (ping_pong_ && rounds > 0) cycles -= std::min(epilogue_, share);
+    cycles += share + store_share_ + splits * add_share_ + 2 * kLatency + epilogue_;
+    return cycles / kSplitFactor;
+  }
+
+ private:
+  bool ping_pong_;
+  int64_t steps_;
+  int64_t tiles_;
+  int64_t clusters_;
+  double step_;
+  double epilogue_;     // of a tile
+  double store_share_;  // of a tile's sums, by one split
+  double add_share_;
+};
+
+// ---- the order of tiles -------------------------------------------------------------------------
+
+// Half of an H200's L2 of 60 MB. A guess: the other half is for what passes through, and for
+// copies, since each half of the multiprocessors has an L2 of its own.
+constexpr double kKeptBytes = 30e6;
+
+// How many rows of tiles to compute together, column by column, when so many tiles are computed at
+// a time. For sm_90a the number for which the fewest bytes of a and b come from device memory,
+// given that L2 keeps kKeptBytes of what is needed again; then that for which the fewest rows of a
+// and columns of b are read at a time.
+inline uint32_t group_rows(const GemmArgs& g, const GemmPlan& plan, int64_t tile_m, int64_t tile_n,
+                           int64_t at_a_time) {
+  const int64_t tiles_m = plan.tiles_m, tiles_n = plan.tiles_n;
+  const double line = 2.0 * g.k * g.terms;
+  uint32_t best = 1;
+  double fewest_bytes = INFINITY, fewest_lines = INFINITY;
+  for (int64_t group = 1; group <= std::min<int64_t>(tiles_m, 64); group *= 2) {
+    const int64_t columns = std::min(tiles_n, ceil_div(at_a_time, group));
+    const int64_t rows = std::min(tiles_m, ceil_div(at_a_time, columns));
+    double bytes = 0;
+    if (plan.sm90) {
+      const int64_t kept_rows = std::min(tiles_m, std::max(group, rows));
+      const double a_kept = kept_rows * tile_m * line;
+      const bool keeps_a = a_kept + columns * tile_n * line <= kKeptBytes;
+      const bool keeps_b = a_kept + g.n * line <= kKeptBytes;
+      bytes = line * (double(g.m) * (keeps_a ? 1 : ceil_div(tiles_n, columns)) +
+                      double(g.n) * (keeps_b ? 1 : ceil_div(tiles_m, kept_rows)));
+    }
+    const double lines = rows * tile_m + columns * tile_n;
+    if (bytes > fewest_bytes || (bytes == fewest_bytes && lines >= fewest_lines)) continue;
+    best = static_cast<uint32_t>(group), fewest_bytes = bytes, fewest_lines = lines;
+  }
+  return best;
+}
+
+}  // namespace amp_ext
