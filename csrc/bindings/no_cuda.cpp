@@ -30,8 +30,7 @@ void serve(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack
 }  // namespace
 
 TORCH_LIBRARY_IMPL(amp_ext, CUDA, m) {
-  for (const char* op : {"unscale_", "check_finite", "grad_norm", "update_scale_",
-                         "grad_norm_update_scale_", "cast_"}) {
+  for (const char* op : {"unscale_", "check_finite", "grad_norm", "update_scale_", "cast_"}) {
     m.impl(op, torch::CppFunction::makeFromBoxedFunction<serve>());
   }
 }

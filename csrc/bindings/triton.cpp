@@ -93,8 +93,7 @@ class TritonBackend final : public Backend {
     const c10::DeviceGuard guard(device);
     const Table grads(a.grads, device);
     const py::gil_scoped_acquire gil;
-    function("check_finite")(grads.at(), grads.size, grads.chunks, address(a.found_inf),
-                             address(a.bad_tensor));
+    function("check_finite")(grads.at(), grads.size, grads.chunks, address(a.found_inf));
   }
   void grad_norm(GradNormArgs a, c10::Device device) const override {
     const c10::DeviceGuard guard(device);
@@ -102,10 +101,9 @@ class TritonBackend final : public Backend {
     const int64_t sums = kGradNormMaxBlocks + (a.norms ? grads.size : 0);
     const at::Tensor partial_sums = at::empty({sums}, bytes_on(device).dtype(at::kDouble));
     const py::gil_scoped_acquire gil;
-    const py::object update = a.update.scale ? py::object(as_tuple(a.update)) : py::none();
     function("grad_norm")(grads.at(), grads.size, grads.chunks, address(a.inv_scale),
                           address(a.found_inf), address(a.norm), address(a.norms),
-                          address(partial_sums.const_data_ptr()), grads.ticket(), update);
+                          address(partial_sums.const_data_ptr()), grads.ticket());
   }
   void cast(CastArgs a, c10::Device device) const override {
     const c10::DeviceGuard guard(device);
