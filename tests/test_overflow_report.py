@@ -176,6 +176,21 @@ def test_reads_no_gradient_without_an_overflow() -> None:
     ],
     ids=["unscale_", "clip_grad_norm_", "_check_inf_per_device", "step"],
 )
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("own_way", [False, True])
+def test_within_the_step_and_after_it(own_way: bool, fused: bool, look: Callable) -> None:
+    unscale = {"_unscale_grads_": lambda *args: OURS._unscale_grads_(*args)}
+    scaler = started(type("GradScaler", (OURS,), unscale if own_way else {}))
+    optimizer = torch.optim.Adam([leaf([1.0]), leaf([NAN])], fused=fused)
+    look(scaler, optimizer)
+    within = scaler.overflow_report()
+    assert names(within) == ["param_groups[0]['params'][1]"]
+    scaler.update()
+    assert scaler.overflow_report() == within
+    scaler.update(8.0)
+    assert scaler.overflow_report() == NOTHING
+
+
 def test_norms_beyond_the_range_of_their_type_are_no_overflow() -> None:
     """Of float32 for the first, of the sum of squares itself for the second."""
     large = leaf([3e38, 3e38]), leaf([1e200], torch.float64)
@@ -191,21 +206,6 @@ def test_one_launch_for_all_gradients(device: str) -> None:
         report = scaler.overflow_report()
     ours = {e.key: e.count for e in profile.key_averages() if e.key.startswith("amp_ext::")}
     assert (len(report.gradients), ours) == (2, {"amp_ext::grad_norm": 1})
-
-
-@pytest.mark.parametrize("fused", [False, True])
-@pytest.mark.parametrize("own_way", [False, True])
-def test_within_the_step_and_after_it(own_way: bool, fused: bool, look: Callable) -> None:
-    unscale = {"_unscale_grads_": lambda *args: OURS._unscale_grads_(*args)}
-    scaler = started(type("GradScaler", (OURS,), unscale if own_way else {}))
-    optimizer = torch.optim.Adam([leaf([1.0]), leaf([NAN])], fused=fused)
-    look(scaler, optimizer)
-    within = scaler.overflow_report()
-    assert names(within) == ["param_groups[0]['params'][1]"]
-    scaler.update()
-    assert scaler.overflow_report() == within
-    scaler.update(8.0)
-    assert scaler.overflow_report() == NOTHING
 
 
 def test_only_the_optimizer_that_overflowed() -> None:
