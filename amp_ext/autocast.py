@@ -32,7 +32,9 @@ class autocast:
     * the gradient of a float32 operand, such as a weight, is computed in float32 and never passes
       through float16, where it could overflow above 65504 or vanish below 2**-24;
     * a float32 weight is cast once per version and dtype, so that a weight changed in place or a
-      region of another dtype is seen at once;
+      region of another dtype is seen at once; from a region's second time on, all weights that it
+      needs are cast in one launch when it needs the first (what is written through ``.data`` to
+      another one between that and its first use may not be seen; ``cache_enabled=False`` helps);
     * on a CPU, large float16 products run at the speed of float32.
 
     Anything else is torch's own, operands of float64 or of other devices included, tensor

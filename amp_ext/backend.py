@@ -9,14 +9,7 @@ from amp_ext import _build_info
 from amp_ext._library import _C, REBUILD
 from amp_ext._triton import is_interpreted, triton_version, why_not_triton
 
-LIST_OPS = (
-    "unscale_",
-    "check_finite",
-    "grad_norm",
-    "update_scale_",
-    "grad_norm_update_scale_",
-    "cast_",
-)
+LIST_OPS = ("unscale_", "check_finite", "grad_norm", "update_scale_", "cast_")
 GEMM_OPS = (
     *("gemm", "gemm_with_aux", "gemm_times_derivative", "gemm_accumulate_"),
     *("linear", "mlp"),

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from amp_ext._library import _C  # registers the ops
 from amp_ext._products import (
     gemm,
     gemm_accumulate_,
@@ -32,7 +31,6 @@ __all__ = [
     "gemm_times_derivative",
     "gemm_with_aux",
     "grad_norm",
-    "grad_norm_update_scale_",
     "linear",
     "mlp",
     "unscale_",
@@ -77,18 +75,14 @@ def unscale_(
     _ops.unscale_(grads, found_inf, inv_scale, norm=norm, max_norm=max_norm)
 
 
-def check_finite(
-    grads: Sequence[Tensor], found_inf: Tensor, bad_tensor: Tensor | None = None
-) -> None:
+def check_finite(grads: Sequence[Tensor], found_inf: Tensor) -> None:
     """Looks for infinities and NaNs without writing to the gradients.
 
     Args:
         grads: the gradients.
         found_inf: float32, 1 element. Set to 1.0 if an element is not finite; never cleared.
-        bad_tensor: int64, 1 element. Receives the index of a tensor that holds such an element, the
-            lowest one on the CPU; left alone when all are finite.
     """
-    _ops.check_finite(grads, found_inf, bad_tensor)
+    _ops.check_finite(grads, found_inf)
 
 
 def grad_norm(
@@ -115,55 +109,6 @@ def grad_norm(
     return _ops.grad_norm(grads, found_inf, inv_scale, norms=norms)
 
 
-def grad_norm_update_scale_(
-    grads: Sequence[Tensor],
-    found_inf: Tensor,
-    inv_scale: Tensor | None,
-    scale: Tensor,
-    growth_tracker: Tensor,
-    growth_factor: float,
-    backoff_factor: float,
-    growth_interval: int,
-    *,
-    norms: Tensor | None = None,
-    min_scale: float | None = None,
-    max_scale: float | None = None,
-    hysteresis: int = 1,
-    hysteresis_tracker: Tensor | None = None,
-    skipped_steps: Tensor | None = None,
-) -> Tensor:
-    """:func:`grad_norm`, then :func:`update_scale_` with its ``found_inf``, in one launch.
-
-    For a step with one optimizer: the block that finishes the norm moves the scale. ``inv_scale``
-    is of the scale before, and must not share its memory.
-
-    Args:
-        grads, found_inf, inv_scale, norms: as for :func:`grad_norm`. A ``found_inf`` that is not 0
-            beforehand counts as an overflow.
-        scale, growth_tracker, growth_factor, backoff_factor, growth_interval, min_scale, max_scale,
-            hysteresis, hysteresis_tracker, skipped_steps: as for :func:`update_scale_`.
-
-    Returns:
-        The norm, as :func:`grad_norm`.
-    """
-    return _ops.grad_norm_update_scale_(
-        grads,
-        found_inf,
-        inv_scale,
-        scale,
-        growth_tracker,
-        growth_factor,
-        backoff_factor,
-        growth_interval,
-        norms=norms,
-        min_scale=min_scale,
-        max_scale=max_scale,
-        hysteresis=hysteresis,
-        hysteresis_tracker=hysteresis_tracker,
-        skipped_steps=skipped_steps,
-    )
-
-
 def cast_(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:
     """Copies each input into the output of the same index, rounded to the output's dtype.
 
@@ -187,8 +132,7 @@ def cast_(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:
             whose memory, from its first element to its last, overlaps that of an output.
         NotImplementedError: a tensor that is not strided, or another dtype than the above.
     """
-    if torch.compiler.is_compiling() or not _C.cast_directly(outputs, inputs):
-        _ops.cast_(outputs, inputs)
+    _ops.cast_(outputs, inputs)
 
 
 def update_scale_(
@@ -225,20 +169,6 @@ def update_scale_(
             starts at ``hysteresis``, counts overflows down, is reset by a step without one.
         skipped_steps: int64, 1 element, in place: counts overflows.
     """
-    if not torch.compiler.is_compiling() and _C.update_scale_directly(
-        scale,
-        growth_tracker,
-        found_infs,
-        growth_factor,
-        backoff_factor,
-        growth_interval,
-        min_scale,
-        max_scale,
-        hysteresis,
-        hysteresis_tracker,
-        skipped_steps,
-    ):
-        return
     _ops.update_scale_(
         scale,
         growth_tracker,

@@ -45,7 +45,6 @@ __all__ = [
     "gemm_times_derivative",
     "gemm_with_aux",
     "grad_norm",
-    "grad_norm_update_scale_",
     "linear",
     "mlp",
     "unscale_",
@@ -106,20 +105,15 @@ def clip_coefficient(norm: Tensor, max_norm: float) -> Tensor:
     return torch.clamp((norm + 1e-6).reciprocal() * max_norm, max=1.0)
 
 
-def check_finite(grads: list[Tensor], found_inf: Tensor, bad_tensor: Tensor | None = None) -> None:
+def check_finite(grads: list[Tensor], found_inf: Tensor) -> None:
     """Set found_inf to 1 if a gradient has an inf or a NaN.
 
     Args:
         grads: as for `unscale_`; only read.
         found_inf: float32, 1 element; only ever set to 1, never cleared.
-        bad_tensor: int64, 1 element; receives the lowest index of a gradient with an inf or a NaN,
-            and is left alone when there is none.
     """
-    bad = [index for index, grad in enumerate(grads) if not bool(torch.isfinite(grad).all())]
-    if bad:
+    if not all(bool(torch.isfinite(grad).all()) for grad in grads):
         found_inf.fill_(1.0)
-        if bad_tensor is not None:
-            bad_tensor.fill_(bad[0])
 
 
 def grad_norm(
@@ -153,41 +147,6 @@ def grad_norm(
     if norms is not None:
         norms.copy_(squares.sqrt())
     return squares.sum().sqrt().float()
-
-
-def grad_norm_update_scale_(
-    grads: list[Tensor],
-    found_inf: Tensor,
-    inv_scale: Tensor | None,
-    scale: Tensor,
-    growth_tracker: Tensor,
-    growth_factor: float,
-    backoff_factor: float,
-    growth_interval: int,
-    *,
-    norms: Tensor | None = None,
-    min_scale: float | None = None,
-    max_scale: float | None = None,
-    hysteresis: int = 1,
-    hysteresis_tracker: Tensor | None = None,
-    skipped_steps: Tensor | None = None,
-) -> Tensor:
-    """Return grad_norm's result and move the scale as update_scale_ does with its found_inf."""
-    norm = grad_norm(grads, found_inf, inv_scale, norms=norms)
-    update_scale_(
-        scale,
-        growth_tracker,
-        [found_inf],
-        growth_factor,
-        backoff_factor,
-        growth_interval,
-        min_scale=min_scale,
-        max_scale=max_scale,
-        hysteresis=hysteresis,
-        hysteresis_tracker=hysteresis_tracker,
-        skipped_steps=skipped_steps,
-    )
-    return norm
 
 
 def cast_(outputs: list[Tensor], inputs: list[Tensor]) -> None:

@@ -150,11 +150,14 @@ def report_on(
         for key, (name, param) in params.items()
         if param.grad is not None
     ]
-    bad = [
+    finite = _have_finite_norms([_elements(grad) for _, grad in grads])
+    counted = [
         _counted(name, grad)
-        for (name, grad), is_bad in zip(grads, _are_bad(grad for _, grad in grads), strict=True)
-        if is_bad
+        for (name, grad), is_finite in zip(grads, finite, strict=True)
+        if not is_finite
     ]
+    # Finite elements may have a norm beyond the range of float32.
+    bad = [found for found in counted if found.positive_infs + found.negative_infs + found.nans]
     cleared = len(params) - len(grads)
     return OverflowReport(True, tuple(bad), len(params), cleared, gone)
 
@@ -176,23 +179,21 @@ def _elements(grad: Tensor) -> Tensor:
     return grad._values() if grad.layout is torch.sparse_coo else grad
 
 
-def _are_bad(grads: Iterable[Tensor]) -> list[bool]:
-    """Whether each has an infinity or a NaN: one synchronisation for all of a device."""
-    by_device: dict[torch.device, list[tuple[int, Tensor]]] = {}
-    for index, grad in enumerate(grads):
-        by_device.setdefault(grad.device, []).append((index, _elements(grad)))
-    result = {}
-    for device, indexed in by_device.items():
-        found = torch.zeros(len(indexed), device=device)
-        for flag, (_, elements) in zip(found, indexed, strict=True):
-            if type(elements) is Tensor:
-                ops.check_finite([elements], flag)
-            else:
-                flag.copy_(~elements.isfinite().all())
-        result |= {
-            index: bool(bad) for (index, _), bad in zip(indexed, found.tolist(), strict=True)
-        }
-    return [result[index] for index in range(len(result))]
+def _have_finite_norms(tensors: Sequence[Tensor]) -> list[bool]:
+    """Whether the L2 norm of each is finite, by one launch and one synchronisation for each device;
+    False for tensor subclasses, which are not looked at."""
+    by_device: dict[torch.device, list[int]] = {}
+    for index, tensor in enumerate(tensors):
+        if type(tensor) is Tensor:
+            by_device.setdefault(tensor.device, []).append(index)
+    result = [False] * len(tensors)
+    for device, indices in by_device.items():
+        norms = torch.empty(len(indices), device=device)
+        found_inf = torch.zeros((), device=device)
+        ops.grad_norm([tensors[index] for index in indices], found_inf, norms=norms)
+        for index, finite in zip(indices, norms.isfinite().tolist(), strict=True):
+            result[index] = finite
+    return result
 
 
 def _counted(name: str, grad: Tensor) -> BadGradient:

@@ -56,7 +56,7 @@ def small_case(device: torch.device) -> None:
         ops.unscale_(grads, found_inf, inv_scale)
         halves = [torch.empty_like(grad, dtype=torch.float16) for grad in grads]
         ops.cast_(halves, grads)
-        ops.check_finite(grads, found_inf, zeros(torch.int64))
+        ops.check_finite(grads, found_inf)
         ops.grad_norm(grads, found_inf, inv_scale)
     scale, tracker = zeros(torch.float32) + 4.0, zeros(torch.int32)
     ops.update_scale_(scale, tracker, [found_inf], 2.0, 0.5, 1)

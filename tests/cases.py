@@ -10,27 +10,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-LIST_OPS = (
-    "unscale_",
-    "check_finite",
-    "grad_norm",
-    "update_scale_",
-    "grad_norm_update_scale_",
-    "cast_",
-)
+LIST_OPS = ("unscale_", "check_finite", "grad_norm", "update_scale_", "cast_")
 GEMM_OPS = (
     *("gemm", "gemm_with_aux", "gemm_times_derivative", "gemm_accumulate_"),
     *("linear", "mlp"),
 )
 WRITTEN = {
     "unscale_": ("grads", "found_inf"),
-    "check_finite": ("found_inf", "bad_tensor"),
+    "check_finite": ("found_inf",),
     "grad_norm": ("found_inf", "norms"),
     "update_scale_": ("scale", "growth_tracker", "hysteresis_tracker", "skipped_steps"),
     "cast_": ("outputs",),
     "gemm_accumulate_": ("c",),
 }
-WRITTEN["grad_norm_update_scale_"] = (*WRITTEN["grad_norm"], *WRITTEN["update_scale_"])
 """The arguments that an op writes to."""
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -135,9 +127,8 @@ def arguments(name: str, device: torch.device) -> dict[str, Any]:
         return {"outputs": outputs, "inputs": grads}
     more = {
         "unscale_": {"inv_scale": one / 2, "norm": 3 * one, "max_norm": 2.0},
-        "check_finite": {"bad_tensor": zero.long()},
+        "check_finite": {},
         "grad_norm": {"inv_scale": one / 2, "norms": torch.zeros(3, device=device)},
-        "grad_norm_update_scale_": {"inv_scale": one / 2, **update},
     }
     return {"grads": grads, "found_inf": zero, **more[name]}
 

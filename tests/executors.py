@@ -45,11 +45,6 @@ class Executor:
     backend: str | None = None
     interpreted: bool = False
 
-    @property
-    def is_parallel(self) -> bool:
-        """Whether blocks run in no order."""
-        return self.cuda_kernels or self.backend == "triton"
-
     def scalar(self, value: float, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """Return a 0-dim tensor on the device."""
         return torch.tensor(value, dtype=dtype, device=self.device)

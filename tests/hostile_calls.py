@@ -108,16 +108,15 @@ def good_lists(rng: Random, op: str) -> Values:
     values: Values = {"grads": grads, "found_inf": flag()}
     factor = one(rng.choice(FACTORS))
     if op == "check_finite":
-        return {**values, "bad_tensor": rng.choice([None, one(-1, torch.int64)])}
+        return values
     if op == "unscale_":
         norm = rng.choice([None, one(rng.choice(FACTORS)).abs()])
         limit = rng.choice([None, 1.0, 0.0, 1e30]) if norm is not None else None
         return {**values, "inv_scale": factor, "norm": norm, "max_norm": limit}
-    values |= {
+    return values | {
         "inv_scale": rng.choice([None, factor]),
         "norms": rng.choice([None, torch.ones(count)]),
     }
-    return values | (good_update(rng) if op == "grad_norm_update_scale_" else {})
 
 
 def good_product(rng: Random, op: str) -> Values:

@@ -58,16 +58,14 @@ int simt_unscale(const Tensor* grads, int64_t size, float* found_inf, const floa
   return launch(args, args.grads, refs_of(grads, size), cuda::launch_unscale);
 }
 
-int simt_check_finite(const Tensor* grads, int64_t size, float* found_inf, int64_t* bad_tensor) {
+int simt_check_finite(const Tensor* grads, int64_t size, float* found_inf) {
   CheckFiniteArgs args{};
   args.found_inf = found_inf;
-  args.bad_tensor = bad_tensor;
   return launch(args, args.grads, refs_of(grads, size), cuda::launch_check_finite);
 }
 
-// `update` may be null.
 int simt_grad_norm(const Tensor* grads, int64_t size, float* found_inf, const float* inv_scale,
-                   float* norm, float* norms, const ScaleUpdate* update) {
+                   float* norm, float* norms) {
   static uint32_t tickets = 0;  // every launch leaves it at 0
   std::vector<double> partial_sums(kGradNormMaxBlocks + (norms ? size : 0), NAN);
   GradNormArgs args{};
@@ -75,7 +73,6 @@ int simt_grad_norm(const Tensor* grads, int64_t size, float* found_inf, const fl
   args.found_inf = found_inf;
   args.norm = norm;
   args.norms = norms;
-  if (update) args.update = *update;
   args.partial_sums = partial_sums.data();
   args.tickets = &tickets;
   const int status = launch(args, args.grads, refs_of(grads, size), cuda::launch_grad_norm);

@@ -148,11 +148,9 @@ class Ops:
         with self._dense(grads) as dense:
             self._call("simt_unscale", *dense, *pointers, limit)
 
-    def check_finite(
-        self, grads: Sequence[Tensor], found_inf: Tensor, bad_tensor: Tensor | None = None
-    ) -> None:
+    def check_finite(self, grads: Sequence[Tensor], found_inf: Tensor) -> None:
         with self._dense(grads, written=False) as dense:
-            self._call("simt_check_finite", *dense, _pointer(found_inf), _pointer(bad_tensor))
+            self._call("simt_check_finite", *dense, _pointer(found_inf))
 
     def grad_norm(
         self,
@@ -162,34 +160,10 @@ class Ops:
         *,
         norms: Tensor | None = None,
     ) -> Tensor:
-        return self._grad_norm(grads, found_inf, inv_scale, norms, None)
-
-    def grad_norm_update_scale_(
-        self,
-        grads: Sequence[Tensor],
-        found_inf: Tensor,
-        inv_scale: Tensor | None,
-        scale: Tensor,
-        growth_tracker: Tensor,
-        *factors: float,
-        norms: Tensor | None = None,
-        **options: Any,
-    ) -> Tensor:
-        update = byref(_scale_update(scale, growth_tracker, *factors, **options))
-        return self._grad_norm(grads, found_inf, inv_scale, norms, update)
-
-    def _grad_norm(
-        self,
-        grads: Sequence[Tensor],
-        found_inf: Tensor,
-        inv_scale: Tensor | None,
-        norms: Tensor | None,
-        update: object,
-    ) -> Tensor:
         norm = torch.empty(())
         pointers = [_pointer(tensor) for tensor in (found_inf, inv_scale, norm, norms)]
         with self._dense(grads, written=False) as dense:
-            self._call("simt_grad_norm", *dense, *pointers, update)
+            self._call("simt_grad_norm", *dense, *pointers)
         return norm
 
     def cast_(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:

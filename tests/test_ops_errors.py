@@ -203,14 +203,12 @@ def aux_faults() -> Iterator[Fault]:
 
 
 def all_faults() -> Iterator[Fault]:
-    norms = ("grad_norm", "grad_norm_update_scale_")
-    for op in ("unscale_", "check_finite", *norms):
+    for op in ("unscale_", "check_finite", "grad_norm"):
         yield from gradient_faults(op)
         yield from scalar_faults(op, "found_inf", "a float", op == "unscale_")
     yield from scalar_faults("unscale_", "inv_scale", "a float", True)
-    for op in norms:
-        yield from scalar_faults(op, "inv_scale", "a float", False)
-        yield from norms_faults(op)
+    yield from scalar_faults("grad_norm", "inv_scale", "a float", False)
+    yield from norms_faults("grad_norm")
     yield from scalar_faults("unscale_", "norm", "a float", False)
     for value in (-1.0, -math.inf, math.nan):
         text = f"max_norm must be a number that is not negative, got {value:g}"
@@ -222,21 +220,19 @@ def all_faults() -> Iterator[Fault]:
         yield Fault(op, argument, "requires-grad", history, RuntimeError, text)
     text = "max_norm = 2 needs a norm, got None"
     yield Fault("unscale_", "norm", "none", lambda _: None, ValueError, text)
-    yield from scalar_faults("check_finite", "bad_tensor", "a long", False)
     yield from overlap_faults()
     yield from cast_faults()
 
     yield from scalar_faults("update_scale_", "found_infs", "a float", True)
     yield Fault("update_scale_", "found_infs", "none", lambda _: [], RuntimeError, "at least one")
-    for op in ("update_scale_", "grad_norm_update_scale_"):
-        in_torch = op == "update_scale_"
-        yield from scalar_faults(op, "scale", "a float", in_torch)
-        yield from scalar_faults(op, "growth_tracker", "an int", in_torch)
-        yield from scalar_faults(op, "hysteresis_tracker", "an int", False)
-        yield from scalar_faults(op, "skipped_steps", "a long", False)
-        text = "from 1 to 2147483647, got 0"
-        yield Fault(op, "hysteresis", "zero", lambda _: 0, RuntimeError, text)
-        yield Fault(op, "hysteresis_tracker", "missing", lambda _: None, RuntimeError, "got None")
+    op = "update_scale_"
+    yield from scalar_faults(op, "scale", "a float", True)
+    yield from scalar_faults(op, "growth_tracker", "an int", True)
+    yield from scalar_faults(op, "hysteresis_tracker", "an int", False)
+    yield from scalar_faults(op, "skipped_steps", "a long", False)
+    text = "from 1 to 2147483647, got 0"
+    yield Fault(op, "hysteresis", "zero", lambda _: 0, RuntimeError, text)
+    yield Fault(op, "hysteresis_tracker", "missing", lambda _: None, RuntimeError, "got None")
 
     yield from gemm_shape_faults()
     yield from gemm_faults()

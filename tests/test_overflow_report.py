@@ -191,6 +191,23 @@ def test_within_the_step_and_after_it(own_way: bool, fused: bool, look: Callable
     assert scaler.overflow_report() == NOTHING
 
 
+def test_norms_beyond_the_range_of_their_type_are_no_overflow() -> None:
+    """Of float32 for the first, of the sum of squares itself for the second."""
+    large = leaf([3e38, 3e38]), leaf([1e200], torch.float64)
+    scaler, _optimizer = overflowed(*large, leaf([1.0]), leaf([INF]))
+    assert names(scaler.overflow_report()) == ["param_groups[0]['params'][3]"]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_one_launch_for_all_gradients(device: str) -> None:
+    leaves = [leaf([value], device=device) for value in (1.0, INF, 2.0, NAN, 3.0)]
+    scaler, _optimizer = overflowed(*leaves, device=device)
+    with torch.profiler.profile() as profile:
+        report = scaler.overflow_report()
+    ours = {e.key: e.count for e in profile.key_averages() if e.key.startswith("amp_ext::")}
+    assert (len(report.gradients), ours) == (2, {"amp_ext::grad_norm": 1})
+
+
 def test_only_the_optimizer_that_overflowed() -> None:
     """The other one's gradient has become bad since: that was no overflow of the step."""
     scaler, good, bad = started(OURS), sgd(leaf(1.0)), sgd(leaf(INF), leaf(2.0))

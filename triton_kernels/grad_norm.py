@@ -1,5 +1,5 @@
-"""grad_norm: the L2 norm of grads * inv_scale, also tensor by tensor, the finiteness check and,
-where asked for, the update of the scale: read-only on the gradients, one launch.
+"""grad_norm: the L2 norm of grads * inv_scale, also tensor by tensor, and the finiteness check:
+read-only on the gradients, one launch.
 
 Each program leaves an fp64 sum of squares for the part of a tensor, or of the list, that it has
 read; the program that draws the last ticket adds them up in order. What is added to what depends
@@ -29,9 +29,7 @@ from amp_ext.triton_kernels.numerics import (
     total,
     widen,
 )
-from amp_ext.triton_kernels.update_scale import move_scale, scalars
 
-NO_UPDATE = (0, 0, 0, 0, 0.0, 0.0, 0, 0, 0.0, 0.0)
 PROGRAMS_PER_MULTIPROCESSOR = 3
 # The registers that leaves each of them; ptxas spills some to have four.
 OPTIONS = {**foreach.OPTIONS, "maxnreg": 80}
@@ -50,7 +48,6 @@ def grad_norm(
     norms: int,
     partial_sums: int,
     ticket: int,
-    update: tuple | None,
 ) -> None:
     grid = (foreach.programs(chunks, PROGRAMS_PER_MULTIPROCESSOR),)
     grad_norm_kernel[grid](
@@ -63,7 +60,6 @@ def grad_norm(
         norms,
         partial_sums,
         ticket,
-        *scalars(update or NO_UPDATE),
         PER_TENSOR=norms != 0,
         **OPTIONS,
     )
@@ -80,20 +76,9 @@ def grad_norm_kernel(
     norms: tl.int64,
     partial_sums: tl.int64,
     ticket: tl.int64,
-    scale: tl.int64,
-    growth_tracker: tl.int64,
-    hysteresis_tracker: tl.int64,
-    skipped_steps: tl.int64,
-    growth_factor: tl.int64,
-    backoff_factor: tl.int64,
-    growth_interval: tl.int64,
-    hysteresis: tl.int64,
-    min_scale: tl.float32,
-    max_scale: tl.float32,
     PER_TENSOR: tl.constexpr,
 ):
     factor = tl.load(pointer(inv_scale, tl.float32), mask=inv_scale != 0, other=1.0)
-    found_inf = pointer(found_inf, tl.float32)
     partial_sums = pointer(partial_sums, tl.float64)
     state = (tl.full((ROWS,), 0.0, tl.float64), tl.zeros((ROWS,), tl.int1))
     arguments = (factor, partial_sums)
@@ -102,7 +87,7 @@ def grad_norm_kernel(
     else:
         state = walk_tensors(table, size, chunks, _square, None, state, arguments)
         tl.store(partial_sums + tl.program_id(0), total(state[0], axis=0))
-    tl.store(found_inf, 1.0, mask=any_row(state[1]))
+    tl.store(pointer(found_inf, tl.float32), 1.0, mask=any_row(state[1]))
 
     tl.debug_barrier()  # what every thread has written comes before the ticket
     drawn = tl.atomic_add(pointer(ticket, tl.int32), 1, sem="acq_rel", scope="gpu")
@@ -117,20 +102,6 @@ def grad_norm_kernel(
             mask = i < tl.num_programs(0)
             squares = total(tl.load(sums, mask=mask, other=0.0, cache_modifier=".cg"), axis=0)
         tl.store(pointer(norm, tl.float32), tl.sqrt(squares).to(tl.float32))
-        if scale != 0:
-            move_scale(
-                tl.load(found_inf, cache_modifier=".cg") != 0.0,
-                scale,
-                growth_tracker,
-                hysteresis_tracker,
-                skipped_steps,
-                growth_factor,
-                backoff_factor,
-                growth_interval,
-                hysteresis,
-                min_scale,
-                max_scale,
-            )
 
 
 @device_function

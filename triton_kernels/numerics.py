@@ -23,7 +23,6 @@ def _own(function):
 
 total = _own(tl.sum)
 largest = _own(tl.max)
-least = _own(tl.min)
 
 
 @device_function

@@ -47,36 +47,9 @@ def update_scale_kernel(
         mask = i < count
         address = tl.load(addresses + i, mask=i < listed, other=only)
         overflow |= tl.load(pointer(address, tl.float32), mask=mask, other=0.0) != 0.0
-    move_scale(
-        any_row(overflow),
-        scale,
-        growth_tracker,
-        hysteresis_tracker,
-        skipped_steps,
-        growth_factor,
-        backoff_factor,
-        growth_interval,
-        hysteresis,
-        min_scale,
-        max_scale,
-    )
+    overflow = any_row(overflow)
 
-
-@device_function
-def move_scale(
-    overflow,
-    scale,
-    growth_tracker,
-    hysteresis_tracker,
-    skipped_steps,
-    growth_factor,
-    backoff_factor,
-    growth_interval,
-    hysteresis,
-    min_scale,
-    max_scale,
-):
-    """Do what update_scale of csrc/include/amp_ext/scale_policy.h does."""
+    # What update_scale of csrc/include/amp_ext/scale_policy.h does.
     tolerates = hysteresis_tracker != 0
     counts = skipped_steps != 0
     scale = pointer(scale, tl.float32)

@@ -9,18 +9,10 @@ TORCH_LIBRARY(amp_ext, m) {
       "unscale_(Tensor(a!)[] grads, Tensor(b!) found_inf, Tensor inv_scale, *, Tensor? norm=None, "
       "float? max_norm=None) -> ()",
       tags);
-  m.def("check_finite(Tensor[] grads, Tensor(a!) found_inf, Tensor(b!)? bad_tensor=None) -> ()",
-        tags);
+  m.def("check_finite(Tensor[] grads, Tensor(a!) found_inf) -> ()", tags);
   m.def(
       "grad_norm(Tensor[] grads, Tensor(a!) found_inf, Tensor? inv_scale=None, *, "
       "Tensor(b!)? norms=None) -> Tensor",
-      tags);
-  m.def(
-      "grad_norm_update_scale_(Tensor[] grads, Tensor(a!) found_inf, Tensor? inv_scale, "
-      "Tensor(b!) scale, Tensor(c!) growth_tracker, float growth_factor, float backoff_factor, "
-      "int growth_interval, *, Tensor(d!)? norms=None, float? min_scale=None, "
-      "float? max_scale=None, int hysteresis=1, Tensor(e!)? hysteresis_tracker=None, "
-      "Tensor(f!)? skipped_steps=None) -> Tensor",
       tags);
   m.def("cast_(Tensor(a!)[] outputs, Tensor[] inputs) -> ()", tags);
   m.def(
@@ -59,8 +51,8 @@ TORCH_LIBRARY(amp_ext, m) {
 // torch would negate or conjugate an argument around a call that writes it, in place, and can do so
 // neither with a list nor for an op that returns nothing: the ops see such views, and judge them.
 void see_views(torch::Library& m) {
-  for (const char* op : {"unscale_", "check_finite", "grad_norm", "grad_norm_update_scale_",
-                         "update_scale_", "cast_", "gemm_accumulate_"})
+  for (const char* op :
+       {"unscale_", "check_finite", "grad_norm", "update_scale_", "cast_", "gemm_accumulate_"})
     m.impl(op, torch::CppFunction::makeFallthrough());
 }
 TORCH_LIBRARY_IMPL(amp_ext, Negative, m) { see_views(m); }

@@ -5,15 +5,23 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_to_copy.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/record_function.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <algorithm>
+#include <list>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <utility>
+#include <vector>
 
 #include "memory.h"
+#include "ops.h"
 
 namespace amp_ext {
 namespace {
@@ -38,8 +46,97 @@ at::Tensor as_matrix(const at::Tensor& weight) {
   return weight.view_symint({weight.sym_size(0), weight.sym_size(1)});
 }
 
+// Whether copies of a tensor are kept.
+bool is_kept(const at::Tensor& tensor) {
+  return tensor.scalar_type() == at::kFloat && tensor.is_leaf() && tensor.requires_grad() &&
+         !tensor.is_view() && !tensor.is_inference();
+}
+
+// Traced tensors have none.
+bool has_memory(const at::Tensor& tensor) {
+  return !tensor.unsafeGetTensorImpl()->is_python_dispatch() &&
+         !tensor.key_set().has(c10::DispatchKey::Functionalize) && !tensor._is_zerotensor();
+}
+
+// Conversions of torch's would read memory that has been freed.
+void check_memory(const at::Tensor& tensor) {
+  if (has_memory(tensor)) checked_memory("autocast", "an operand", tensor, Access::read);
+}
+
+c10::StorageImpl* storage_of(const at::Tensor& tensor) {
+  return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+}
+
+c10::Stream current_stream(at::Device device) {
+  return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+}
+
+// Whether a mode or a tracer is to see every op.
+bool is_observed() {
+  return !(c10::impl::tls_local_dispatch_key_set().included_ - c10::default_included_set -
+           c10::autocast_dispatch_keyset)
+              .empty();
+}
+
+using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+
+// Weights of one device in the order in which a region first used them.
+struct Sequence {
+  std::vector<WeakTensor> weights;
+  int64_t unused = 0;  // how many more have been cast
+  bool may_grow = true;
+};
+
+// The sequence of the last region that began with a weight: what the next one will need. A weak
+// reference keeps the weight's address from becoming another tensor's.
+class History {
+ public:
+  // A copy; empty if there is none.
+  Sequence find(const at::Tensor& first, at::ScalarType type) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = sequences_.find({first.unsafeGetTensorImpl(), type});
+    return found == sequences_.end() ? Sequence{} : *found->second;
+  }
+
+  std::shared_ptr<Sequence> start(const at::Tensor& first, at::ScalarType type, bool may_grow) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const Key key{first.unsafeGetTensorImpl(), type};
+    if (!sequences_.contains(key))
+      std::erase_if(sequences_, [](auto& s) { return s.second->weights.front().expired(); });
+    Sequence sequence{{WeakTensor(first.getIntrusivePtr())}, 0, may_grow};
+    return sequences_[key] = std::make_shared<Sequence>(std::move(sequence));
+  }
+
+  void note_cast(Sequence& sequence, int64_t count) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    sequence.unused += count;
+  }
+
+  void note_use(Sequence& sequence, const at::Tensor& weight) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    --sequence.unused;
+    sequence.weights.emplace_back(weight.getIntrusivePtr());
+  }
+
+ private:
+  using Key = std::pair<c10::TensorImpl*, at::ScalarType>;
+
+  std::mutex mutex_;
+  std::map<Key, std::shared_ptr<Sequence>> sequences_;
+};
+
+History& history() {
+  static auto* const history = new History;  // never destroyed: weights may go later
+  return *history;
+}
+
 // A copy holds the node that accumulates its original's gradient, and that holds the original: an
 // address that is a key here cannot become another tensor's.
+//
+// When a weight is cast that began a sequence in a past region, all of that sequence are cast, in
+// one launch. One of which some were not used does not grow any more, so that regions which begin
+// alike, such as a forward pass and its first checkpoint, come to have sequences for the parts that
+// they share.
 class Copies final : public c10::BackendMeta {
  public:
   at::Tensor of(const at::Tensor& leaf, at::ScalarType type) {
@@ -60,22 +157,110 @@ class Copies final : public c10::BackendMeta {
   }
 
  private:
+  // A sequence in the making.
+  struct Run {
+    at::Device device;
+    at::ScalarType type;
+    c10::Stream stream;
+    std::shared_ptr<Sequence> sequence;
+  };
+
   struct Entry {
-    int64_t version;
+    int64_t version = 0;
+    c10::StorageImpl* storage = nullptr;
     at::Tensor copy;
     at::Tensor matrix;
+    Run* unused_in = nullptr;  // until the first use
   };
 
   Entry& entry(const at::Tensor& leaf, at::ScalarType type) {
     Entry& entry = entries_[{leaf.unsafeGetTensorImpl(), type}];
-    if (!entry.copy.defined() || entry.version != leaf._version()) {
-      entry = {leaf._version(), standing_for(leaf, copy_of(leaf, type)), {}};
-    }
+    if (!entry.copy.defined() && has_memory(leaf)) begin(entry, leaf, type);
+    if (!is_current(entry, leaf)) set(entry, leaf, copy_of(leaf, type));
+    if (const Run* const run = std::exchange(entry.unused_in, nullptr))
+      history().note_use(*run->sequence, leaf);
     return entry;
+  }
+
+  // Whether the copy is the one that would be made now.
+  static bool is_current(const Entry& entry, const at::Tensor& leaf) {
+    return entry.copy.defined() && entry.version == leaf._version() &&
+           entry.storage == storage_of(leaf) &&
+           (!entry.unused_in || entry.unused_in->stream == current_stream(leaf.device()));
+  }
+
+  static void set(Entry& entry, const at::Tensor& leaf, at::Tensor copy) {
+    entry.version = leaf._version();
+    entry.storage = storage_of(leaf);
+    entry.copy = standing_for(leaf, std::move(copy));
+    entry.matrix.reset();
+  }
+
+  // Makes a new entry part of a run; casts what is expected after it.
+  void begin(Entry& entry, const at::Tensor& leaf, at::ScalarType type) {
+    const Sequence expected = history().find(leaf, type);
+    const bool is_known = !expected.weights.empty();
+    const at::Device device = leaf.device();
+    const auto current = std::find_if(runs_.rbegin(), runs_.rend(), [&](const Run& run) {
+      return run.device == device && run.type == type;
+    });
+    Run* run = current == runs_.rend() ? nullptr : &*current;
+    if (!run || is_known || !run->sequence->may_grow) {
+      const bool may_grow = expected.may_grow && expected.unused == 0;
+      auto sequence = history().start(leaf, type, may_grow);
+      run = &runs_.emplace_back(Run{device, type, current_stream(device), std::move(sequence)});
+    } else {
+      history().note_cast(*run->sequence, 1);
+      entry.unused_in = run;
+    }
+    const bool is_16_bit = type == at::kHalf || type == at::kBFloat16;
+    if (expected.weights.size() > 1 && is_16_bit && !is_observed())
+      cast_together(expected, *run, entry);
+  }
+
+  void cast_together(const Sequence& expected, Run& run, const Entry& first) {
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    std::vector<at::Tensor> weights, copies;
+    for (const WeakTensor& weak : expected.weights) {
+      auto alive = weak.lock();
+      if (!alive) continue;
+      at::Tensor weight(std::move(alive));
+      if (!is_kept(weight) || weight.device() != run.device || !is_whole(weight) ||
+          entries_[{weight.unsafeGetTensorImpl(), run.type}].copy.defined())
+        continue;
+      copies.push_back(at::empty_like(weight, weight.options().dtype(run.type)));
+      weights.push_back(std::move(weight));
+    }
+    cast_(copies, weights);
+    int64_t unused = 0;
+    for (size_t i = 0; i < weights.size(); ++i) {
+      Entry& entry = entries_[{weights[i].unsafeGetTensorImpl(), run.type}];
+      set(entry, weights[i], std::move(copies[i]));
+      if (&entry == &first) continue;
+      entry.unused_in = &run;
+      ++unused;
+    }
+    history().note_cast(*run.sequence, unused);
+  }
+
+  // Whether the elements fill memory that is there: it may have been freed to be filled later.
+  static bool is_whole(const at::Tensor& weight) {
+    return weight.is_non_overlapping_and_dense() &&
+           (weight.storage_offset() + weight.numel()) * weight.element_size() <=
+               static_cast<int64_t>(storage_of(weight)->nbytes());
+  }
+
+  static void cast_(const std::vector<at::Tensor>& copies, const std::vector<at::Tensor>& weights) {
+    RECORD_FUNCTION("amp_ext::cast_", c10::ArrayRef<const c10::IValue>{});
+    std::vector<const at::Tensor*> to, from;
+    for (const at::Tensor& copy : copies) to.push_back(&copy);
+    for (const at::Tensor& weight : weights) from.push_back(&weight);
+    amp_ext::cast_(to, from);
   }
 
   std::mutex mutex_;
   std::map<std::pair<at::TensorImpl*, at::ScalarType>, Entry> entries_;
+  std::list<Run> runs_;
 };
 
 // The copies live inside torch's cache, so that they go when it is cleared, which nobody would
@@ -100,18 +285,8 @@ c10::intrusive_ptr<Copies> copies() {
 
 // The cache that has the copies of `leaf`; null when it is not to be kept.
 c10::intrusive_ptr<Copies> copies_for(const at::Tensor& leaf) {
-  const bool kept = leaf.scalar_type() == at::kFloat && leaf.is_leaf() && leaf.requires_grad() &&
-                    !leaf.is_view() && !leaf.is_inference() &&
-                    !c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::Tracer);
-  return kept ? copies() : c10::intrusive_ptr<Copies>();
-}
-
-// Conversions of torch's would read memory that has been freed. Traced tensors have none.
-void check_memory(const at::Tensor& tensor) {
-  const c10::DispatchKeySet keys = tensor.key_set();
-  const bool has_memory = !tensor.unsafeGetTensorImpl()->is_python_dispatch() &&
-                          !keys.has(c10::DispatchKey::Functionalize) && !tensor._is_zerotensor();
-  if (has_memory) checked_memory("autocast", "an operand", tensor, Access::read);
+  const bool traced = c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::Tracer);
+  return is_kept(leaf) && !traced ? copies() : c10::intrusive_ptr<Copies>();
 }
 
 bool needs_no_gradient(const at::Tensor& tensor) {

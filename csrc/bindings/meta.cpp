@@ -36,27 +36,14 @@ void unscale_(at::TensorList grads, at::Tensor& found_inf, const at::Tensor& inv
   all_on_same_device(op, found_inf.device(), grads, inv_scale, norm);
 }
 
-void check_finite(at::TensorList grads, at::Tensor& found_inf,
-                  const std::optional<at::Tensor>& bad_tensor) {
-  all_on_same_device("amp_ext::check_finite", found_inf.device(), grads, bad_tensor);
+void check_finite(at::TensorList grads, at::Tensor& found_inf) {
+  all_on_same_device("amp_ext::check_finite", found_inf.device(), grads);
 }
 
 at::Tensor grad_norm(at::TensorList grads, at::Tensor& found_inf,
                      const std::optional<at::Tensor>& inv_scale,
                      const std::optional<at::Tensor>& norms) {
   all_on_same_device("amp_ext::grad_norm", found_inf.device(), grads, inv_scale, norms);
-  return at::empty({}, found_inf.options().dtype(at::kFloat));
-}
-
-at::Tensor grad_norm_update_scale_(at::TensorList grads, at::Tensor& found_inf,
-                                   const std::optional<at::Tensor>& inv_scale, at::Tensor& scale,
-                                   at::Tensor& growth_tracker, double, double, int64_t,
-                                   const std::optional<at::Tensor>& norms, std::optional<double>,
-                                   std::optional<double>, int64_t,
-                                   const std::optional<at::Tensor>& hysteresis_tracker,
-                                   const std::optional<at::Tensor>& skipped_steps) {
-  all_on_same_device("amp_ext::grad_norm_update_scale_", found_inf.device(), grads, inv_scale,
-                     scale, growth_tracker, norms, hysteresis_tracker, skipped_steps);
   return at::empty({}, found_inf.options().dtype(at::kFloat));
 }
 
@@ -108,7 +95,6 @@ TORCH_LIBRARY_IMPL(amp_ext, Meta, m) {
   m.impl("unscale_", TORCH_FN(unscale_));
   m.impl("check_finite", TORCH_FN(check_finite));
   m.impl("grad_norm", TORCH_FN(grad_norm));
-  m.impl("grad_norm_update_scale_", TORCH_FN(grad_norm_update_scale_));
   m.impl("update_scale_", TORCH_FN(update_scale_));
   m.impl("cast_", TORCH_FN(cast_));
 }

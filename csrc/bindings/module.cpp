@@ -1,14 +1,11 @@
-// amp_ext._C: the host paths of the scaler and of short ops, and the switches of routing.
+// amp_ext._C: the host paths of the scaler, and the switches of routing.
 // Everything else is an op of library.cpp.
-#include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/reciprocal.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
-#include <ATen/record_function.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -158,7 +155,7 @@ py::object check_grads(py::handle param_groups, py::handle found_inf) {
     const GilFreePass pass(grads, !grads.are_all_on(initial.device()));
     found = found_infs_for(grads, initial, /*fresh=*/false);
     for (size_t i = 0; i < found.size(); ++i)
-      check_finite(grads.lists()[i], found[i], std::nullopt, Others::fresh);
+      check_finite(grads.lists()[i], found[i], Others::fresh);
   }
   return by_device(found);
   END_HANDLE_TH_ERRORS_PYBIND
@@ -251,86 +248,6 @@ void update_scale(py::handle scale, py::handle growth_tracker, const py::list& f
   END_HANDLE_TH_ERRORS_PYBIND
 }
 
-using PyTensors = std::vector<const at::Tensor*>;
-
-// The tensors of a Python list; nothing if it is another sequence or holds anything but tensors.
-std::optional<PyTensors> plain_tensors(py::handle list) {
-  if (!PyList_CheckExact(list.ptr())) return std::nullopt;
-  const auto n = static_cast<size_t>(PyList_GET_SIZE(list.ptr()));
-  PyTensors tensors;
-  tensors.reserve(n);
-  for (size_t i = 0; i < n; ++i) {
-    if (i + kAhead < n) __builtin_prefetch(PyList_GET_ITEM(list.ptr(), i + kAhead));
-    PyObject* const object = PyList_GET_ITEM(list.ptr(), i);
-    if (!THPVariable_CheckExact(object)) return std::nullopt;
-    tensors.push_back(&THPVariable_Unpack(object));
-  }
-  return tensors;
-}
-
-// Whether the dispatcher would go to the CPU's or CUDA's kernel, with nothing that looks on but
-// autograd and autocast. Counts the tensors' elements.
-bool needs_no_dispatcher(const PyTensors& tensors, int64_t* numel) {
-  const c10::impl::LocalDispatchKeySet local = c10::impl::tls_local_dispatch_key_set();
-  c10::DispatchKeySet keys = local.included_;
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    if (i + kAhead < tensors.size()) prefetch_tensor(tensors[i + kAhead]->unsafeGetTensorImpl());
-    keys = keys | tensors[i]->key_set();
-    *numel += tensors[i]->numel();
-  }
-  keys = keys - local.excluded_ - c10::autograd_dispatch_keyset_with_ADInplaceOrView -
-         c10::autocast_dispatch_keyset - c10::DispatchKeySet(c10::DispatchKey::BackendSelect);
-  const c10::DispatchKey first = keys.highestPriorityTypeId();
-  return (first == c10::DispatchKey::CPU || first == c10::DispatchKey::CUDA) &&
-         !at::impl::torch_function_mode_enabled() && !at::hasCallbacks();
-}
-
-// cast_ on lists for which the way through the dispatcher costs more than the cast. False when only
-// the dispatcher can serve, or when other Python threads run meanwhile, which must not free the
-// tensors; then nothing has been touched.
-bool cast_directly(py::handle outputs, py::handle inputs) {
-  HANDLE_TH_ERRORS
-  const auto to = plain_tensors(outputs), from = plain_tensors(inputs);
-  int64_t numel = 0;
-  if (!to || !from || !needs_no_dispatcher(*to, &numel) || !needs_no_dispatcher(*from, &numel) ||
-      numel >= kLongPass || (!to->empty() && runs_python_on(to->front()->device())))
-    return false;
-  cast_(*to, *from);
-  return true;
-  END_HANDLE_TH_ERRORS_PYBIND
-}
-
-// update_scale_ for which the way through the dispatcher costs more than the update. False when
-// only the dispatcher can serve; then nothing has been touched.
-bool update_scale_directly(py::handle scale, py::handle growth_tracker, py::handle found_infs,
-                           double growth_factor, double backoff_factor, int64_t growth_interval,
-                           std::optional<double> min_scale, std::optional<double> max_scale,
-                           int64_t hysteresis, py::handle hysteresis_tracker,
-                           py::handle skipped_steps) {
-  HANDLE_TH_ERRORS
-  std::optional<PyTensors> tensors = plain_tensors(found_infs);
-  if (!tensors) return false;
-  const auto add = [&tensors](py::handle object) {
-    const bool plain = THPVariable_CheckExact(object.ptr());
-    if (plain) tensors->push_back(&THPVariable_Unpack(object.ptr()));
-    return plain;
-  };
-  if (!add(scale) || !add(growth_tracker) ||
-      !(hysteresis_tracker.is_none() || add(hysteresis_tracker)) ||
-      !(skipped_steps.is_none() || add(skipped_steps)))
-    return false;
-  for (const at::Tensor* tensor : *tensors) {
-    if (tensor->device() != tensors->front()->device()) return false;  // the op's error
-  }
-  int64_t numel = 0;
-  if (!needs_no_dispatcher(*tensors, &numel)) return false;
-  update_scale(scale, growth_tracker, py::reinterpret_borrow<py::list>(found_infs), growth_factor,
-               backoff_factor, growth_interval, min_scale, max_scale, hysteresis,
-               hysteresis_tracker, skipped_steps);
-  return true;
-  END_HANDLE_TH_ERRORS_PYBIND
-}
-
 // (backend, reason) of gemm(a, b, ...).
 std::pair<std::string, std::string> choice_of(py::handle a, py::handle b, py::handle c,
                                               py::handle bias, bool trans_a, bool trans_b) {
@@ -386,10 +303,6 @@ PYBIND11_MODULE(_C, m) {
   m.def("clip_grads", &amp_ext::clip_grads, py::arg("param_groups"), py::arg("scale"),
         py::arg("unscaled"), py::arg("found_infs"), py::arg("max_norm"),
         py::arg("error_if_nonfinite"), py::arg("allow_fp16"));
-  m.def("cast_directly", &amp_ext::cast_directly);
-  m.def("update_scale_directly", &amp_ext::update_scale_directly);
-  // Of other types: the dispatcher says what it expected.
-  m.def("update_scale_directly", [](const py::args&) { return false; });
   m.def("update_scale", &amp_ext::update_scale, py::arg("scale"), py::arg("growth_tracker"),
         py::arg("found_infs"), py::arg("growth_factor"), py::arg("backoff_factor"),
         py::arg("growth_interval"), py::arg("min_scale"), py::arg("max_scale"),

@@ -52,33 +52,27 @@ void unscale_(GradList& grads, const at::Tensor& found_inf, const at::Tensor& in
   arguments.mark_written();
 }
 
-void check_finite(GradList& grads, const at::Tensor& found_inf,
-                  const std::optional<at::Tensor>& bad_tensor, Others others) {
+void check_finite(GradList& grads, const at::Tensor& found_inf, Others others) {
   const at::Device device = grads.device();
   Arguments arguments(grads.op(), device);
   CheckFiniteArgs args{};
   args.found_inf = arguments.write<float>("found_inf", found_inf);
-  args.bad_tensor = arguments.write<int64_t>("bad_tensor", bad_tensor);
   if (others == Others::given) arguments.check_apart_from(grads);
   args.grads = grads.args();
   run(grads.op(), device, &Backend::check_finite, args);
   arguments.mark_written();
 }
 
-namespace {
-
-// `arguments` may have those of an update already.
 at::Tensor grad_norm(const GradList& grads, const at::Tensor& found_inf,
                      const std::optional<at::Tensor>& inv_scale,
-                     const std::optional<at::Tensor>& norms, Others others, Arguments arguments,
-                     const ScaleUpdate& update) {
+                     const std::optional<at::Tensor>& norms, Others others) {
   const at::Device device = grads.device();
+  Arguments arguments(grads.op(), device);
   GradNormArgs args{};
   args.grads = grads.args();
   args.found_inf = arguments.write<float>("found_inf", found_inf);
   args.inv_scale = arguments.read<float>("inv_scale", inv_scale);
   args.norms = arguments.write_all<float>("norms", norms, args.grads.size);
-  args.update = update;
   if (others == Others::given) arguments.check_apart_from(grads);
   const at::Tensor norm = at::empty({}, found_inf.options());
   args.norm = norm.mutable_data_ptr<float>();
@@ -86,6 +80,8 @@ at::Tensor grad_norm(const GradList& grads, const at::Tensor& found_inf,
   arguments.mark_written();
   return norm;
 }
+
+namespace {
 
 // Checks all that an update of the scale needs but the found_infs.
 ScaleUpdate checked_update(Arguments& arguments, const at::Tensor& scale,
@@ -116,12 +112,6 @@ ScaleUpdate checked_update(Arguments& arguments, const at::Tensor& scale,
 }
 
 }  // namespace
-
-at::Tensor grad_norm(const GradList& grads, const at::Tensor& found_inf,
-                     const std::optional<at::Tensor>& inv_scale,
-                     const std::optional<at::Tensor>& norms, Others others) {
-  return grad_norm(grads, found_inf, inv_scale, norms, others, {grads.op(), grads.device()}, {});
-}
 
 void update_scale_(at::Tensor& scale, at::Tensor& growth_tracker, at::TensorList found_infs,
                    const ScaleOptions& options) {
@@ -183,10 +173,9 @@ void unscale_op(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Sta
   torch::jit::drop(*stack, 5);
 }
 
-void check_finite_op(at::TensorList grads, at::Tensor& found_inf,
-                     const std::optional<at::Tensor>& bad_tensor) {
+void check_finite_op(at::TensorList grads, at::Tensor& found_inf) {
   GradList list = checked("amp_ext::check_finite", Access::read, grads, found_inf.device());
-  check_finite(list, found_inf, bad_tensor, Others::given);
+  check_finite(list, found_inf, Others::given);
 }
 
 at::Tensor grad_norm_op(at::TensorList grads, at::Tensor& found_inf,
@@ -194,28 +183,6 @@ at::Tensor grad_norm_op(at::TensorList grads, at::Tensor& found_inf,
                         const std::optional<at::Tensor>& norms) {
   const GradList list = checked("amp_ext::grad_norm", Access::read, grads, found_inf.device());
   return grad_norm(list, found_inf, inv_scale, norms, Others::given);
-}
-
-at::Tensor grad_norm_update_scale_op(at::TensorList grads, at::Tensor& found_inf,
-                                     const std::optional<at::Tensor>& inv_scale, at::Tensor& scale,
-                                     at::Tensor& growth_tracker, double growth_factor,
-                                     double backoff_factor, int64_t growth_interval,
-                                     const std::optional<at::Tensor>& norms,
-                                     std::optional<double> min_scale,
-                                     std::optional<double> max_scale, int64_t hysteresis,
-                                     const std::optional<at::Tensor>& hysteresis_tracker,
-                                     const std::optional<at::Tensor>& skipped_steps) {
-  constexpr auto op = "amp_ext::grad_norm_update_scale_";
-  const at::Device device = found_inf.device();
-  const ScaleOptions options{growth_factor, backoff_factor, growth_interval,    min_scale,
-                             max_scale,     hysteresis,     hysteresis_tracker, skipped_steps};
-  const GradList list = checked(op, Access::read, grads, device);
-  TORCH_CHECK(scale.device() == device, op,
-              ": Expected all tensors to be on the same device, but current_scale is on ",
-              scale.device(), " and others are on ", device);
-  Arguments arguments(op, device);
-  const ScaleUpdate update = checked_update(arguments, scale, growth_tracker, options);
-  return grad_norm(list, found_inf, inv_scale, norms, Others::given, std::move(arguments), update);
 }
 
 void update_scale_op(at::Tensor& scale, at::Tensor& growth_tracker, at::TensorList found_infs,
@@ -246,7 +213,6 @@ void register_ops(torch::Library& m) {
   m.impl("unscale_", torch::CppFunction::makeFromBoxedFunction<unscale_op>());
   m.impl("check_finite", TORCH_FN(check_finite_op));
   m.impl("grad_norm", TORCH_FN(grad_norm_op));
-  m.impl("grad_norm_update_scale_", TORCH_FN(grad_norm_update_scale_op));
   m.impl("update_scale_", TORCH_FN(update_scale_op));
   m.impl("cast_", torch::CppFunction::makeFromBoxedFunction<cast_op>());
 }

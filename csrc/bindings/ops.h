@@ -20,8 +20,7 @@ void unscale_(GradList& grads, const at::Tensor& found_inf, const at::Tensor& in
 at::Tensor grad_norm(const GradList& grads, const at::Tensor& found_inf,
                      const std::optional<at::Tensor>& inv_scale,
                      const std::optional<at::Tensor>& norms, Others others);
-void check_finite(GradList& grads, const at::Tensor& found_inf,
-                  const std::optional<at::Tensor>& bad_tensor, Others others);
+void check_finite(GradList& grads, const at::Tensor& found_inf, Others others);
 
 // How the scale moves, as Python says it.
 struct ScaleOptions {

@@ -2,7 +2,6 @@
 #include <cmath>
 
 #include "amp_ext/launch.h"
-#include "amp_ext/scale_policy.h"
 #include "foreach.h"
 #include "span.h"
 
@@ -31,7 +30,6 @@ Status launch_grad_norm(const GradNormArgs& args, const CpuContext& context) {
   }
   *args.norm = static_cast<float>(std::sqrt(total));
   if (found) *args.found_inf = 1.0f;
-  if (args.update.scale) update_scale(args.update, *args.found_inf != 0.0f);
   return Status::ok;
 }
 

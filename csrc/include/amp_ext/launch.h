@@ -41,11 +41,10 @@ struct UnscaleArgs {
   float max_norm;
 };
 
-// found_inf = 1 and *bad_tensor = index of a non-finite tensor, if there is one.
+// found_inf = 1 if an element is not finite.
 struct CheckFiniteArgs {
   TensorList grads;
   float* found_inf;
-  int64_t* bad_tensor;  // may be null
 };
 
 // output = input, rounded to nearest even into the output's dtype; by way of fp32 from fp64 to 16
@@ -69,14 +68,13 @@ struct ScaleUpdate {
 };
 
 // *norm = L2 norm of grads * inv_scale, norms[i] = that of tensor i alone, found_inf = 1 if a
-// product is not finite; then the scale moves as *found_inf says.
+// product is not finite.
 struct GradNormArgs {
   TensorList grads;
   const float* inv_scale;  // may be null: 1
   float* found_inf;
   float* norm;
-  float* norms;        // may be null
-  ScaleUpdate update;  // its scale may be null
+  float* norms;  // may be null
   // cpu: one for each chunk. cuda: kGradNormMaxBlocks, and one for each tensor if there are norms.
   double* partial_sums;
   uint32_t* tickets;  // cuda only: 0, and 0 again after the launch

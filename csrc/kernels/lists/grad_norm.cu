@@ -1,10 +1,9 @@
-// grad_norm: the L2 norm of grads * inv_scale, also tensor by tensor, the finiteness check and,
-// where asked for, the update of the scale: read-only on the gradients, one launch.
+// grad_norm: the L2 norm of grads * inv_scale, also tensor by tensor, and the finiteness check:
+// read-only on the gradients, one launch.
 //
 // Each block leaves an fp64 sum of squares for the part of a tensor, or of the list, that it has
 // read; the block that draws the last ticket adds them up in order. The grid depends on the list
 // and the device alone, so the result is bitwise the same in every run.
-#include "amp_ext/scale_policy.h"
 #include "foreach.cuh"
 #include "reduce.cuh"
 
@@ -88,8 +87,7 @@ __device__ double finish_norms(const Table& table, const double* partial_sums, f
 template <class Table, bool kPerTensor>
 __global__ __launch_bounds__(kForeachThreads, kForeachBlocksPerSm) void grad_norm_kernel(
     const Table __grid_constant__ table, const float* inv_scale, float* found_inf, float* norm,
-    float* norms, const ScaleUpdate __grid_constant__ update, double* partial_sums,
-    uint32_t* tickets) {
+    float* norms, double* partial_sums, uint32_t* tickets) {
   auto& shared = ptx::shared<Shared>();
   const float factor = inv_scale ? *inv_scale : 1.0f;
   bool bad = false;
@@ -116,9 +114,7 @@ __global__ __launch_bounds__(kForeachThreads, kForeachBlocksPerSm) void grad_nor
       mine += ptx::load_l2(&partial_sums[i]);
   }
   const double total = block_sum(mine, shared.sum);
-  if (threadIdx.x != 0) return;
-  *norm = static_cast<float>(sqrt(total));
-  if (update.scale) update_scale(update, ptx::load_l2(found_inf) != 0.0f);
+  if (threadIdx.x == 0) *norm = static_cast<float>(sqrt(total));
 }
 
 }  // namespace
@@ -128,8 +124,8 @@ Status cuda::launch_grad_norm(const GradNormArgs& args, const Target& target) {
     using Table = std::decay_t<decltype(table)>;
     const int blocks = std::clamp(foreach_blocks(table.chunks, target), 1, kGradNormMaxBlocks);
     const auto kernel = args.norms ? grad_norm_kernel<Table, true> : grad_norm_kernel<Table, false>;
-    return launch(kernel, blocks, kForeachThreads, sizeof(Shared), target.stream, table, args.inv_scale,
-                  args.found_inf, args.norm, args.norms, args.update, args.partial_sums,
+    return launch(kernel, blocks, kForeachThreads, sizeof(Shared), target.stream, table,
+                  args.inv_scale, args.found_inf, args.norm, args.norms, args.partial_sums,
                   args.tickets);
   });
 }

@@ -31,7 +31,6 @@ CLIPS = "(clip or norm) and not clips_any"
 QUICK = {
     "unscale": "not clips_any",
     "grad_norm": "not repeatable",
-    "grad_norm_update_scale": "not 1500",
 }
 
 
@@ -139,20 +138,6 @@ MUTANTS = (
         "grad_norm",
     ),
     _mutant(
-        "a scale that every block moves",
-        NORM,
-        "if (update.scale) update",
-        "update",
-        "grad_norm_update_scale",
-    ),
-    _mutant(
-        "the scale does not look",
-        NORM,
-        "ptx::load_l2(found_inf) != 0.0f",
-        "bad",
-        "grad_norm_update_scale",
-    ),
-    _mutant(
         "plain stores of found_inf",
         UNSCALE,
         STORE,
@@ -199,13 +184,6 @@ MUTANTS = (
         "no block for an empty list", UNSCALE, "std::max(blocks, 1)", "blocks", "unscale", CLIPS
     ),
     _mutant("the last element decides", CHECK, "bad |= !", "bad = !", "check_finite"),
-    _mutant(
-        "index of the last tensor",
-        CHECK,
-        "if (bad) bad_tensor = tensor",
-        "bad_tensor = bad ? tensor : -1",
-        "check_finite",
-    ),
     _mutant(
         "infinity is finite",
         ELEMENT,
