@@ -44,11 +44,6 @@ void use_backend(c10::DeviceType type, const std::string& name) {
   chosen[type == at::kCUDA] = backend;
 }
 
-std::string backend_name(c10::DeviceType type) {
-  const Backend* const backend = backend_of(type);
-  return backend ? backend->name() : "none";
-}
-
 std::string load_backend(const std::string& path) {
   void* const library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   TORCH_CHECK(library, "amp_ext: cannot load the backend ", path, ": ", dlerror());
