@@ -1,4 +1,4 @@
-"""amp_ext._C.gemm_plan and bench/plan_gemm.py: what the planner would do, without a GPU."""
+"""amp_ext._C.gemm_plan and bench/gpu/plan_gemm.py: what the planner would do, without a GPU."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_errors_of_forced_plans(arguments: dict, message: str) -> None:
 def test_plans_of_the_benchmark(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    import plan_gemm
+    from gpu import plan_gemm
     from gemm_shapes import large_shapes, small_shapes
 
     shapes = (*large_shapes(), *small_shapes())

@@ -1,4 +1,4 @@
-"""Print how the CUDA gemm would compute workloads/gemm_shapes.py's products, and the time predicted for it.
+"""Print how the CUDA gemm would compute the products of workloads/gemm_shapes.py, and how fast.
 
     python bench/gpu/plan_gemm.py
     python bench/gpu/plan_gemm.py --multiprocessors 108 --sm80

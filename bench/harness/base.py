@@ -15,7 +15,7 @@ import amp_ext
 from harness import ledger
 from harness.table import microseconds
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 ROUNDS = 2
 ROW = "{:<12}{:<40}{:<8}{:>10}{:>10}{:>7}{:>13}"
 

@@ -9,19 +9,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness import ledger
+from harness import ledger, timing
+from ops import train
 
-BENCH = Path(__file__).resolve().parents[1] / "bench"
+BENCH = Path(__file__).resolve().parents[2] / "bench"
 
 
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """How busy the machine is shall not matter; one thread is enough for quick cases."""
-    from ops import train as bench_train
-    from harness import timing
 
     monkeypatch.setattr(timing, "foreign_load", lambda wait: 0.0)
-    monkeypatch.setattr(bench_train, "pixels", lambda setup: 8)
+    monkeypatch.setattr(train, "pixels", lambda setup: 8)
     monkeypatch.setitem(timing.QUICK, "cpu", timing.Budget(0.0, 3, 20.0))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""The demo with tiny settings: its table, its verdicts and its picture."""
+"""The demo with tiny settings: its table, whether it has learned, and its picture."""
 
 from __future__ import annotations
 
@@ -55,12 +55,6 @@ def test_demo_stops_at_its_time_limit(demo, tmp_path, capsys):
     assert "amp_ext FP16 reached the time limit after 1 of 500 steps" in capsys.readouterr().out
 
 
-def test_no_way_to_train_can_be_chosen(demo, capsys):
-    with pytest.raises(SystemExit):
-        demo.main(["--device", "cpu", "--amp", "none"])
-    assert "unrecognized arguments: --amp none" in capsys.readouterr().err
-
-
 def leg(demo, losses: list[float]):
     """A finished training in FP32 with these losses."""
     trainer = demo.training("none", torch.device("cpu"), 8)
@@ -69,7 +63,7 @@ def leg(demo, losses: list[float]):
 
 
 @pytest.mark.parametrize(
-    ("losses", "verdict"),
+    ("losses", "words"),
     [
         (300 * [0.099], "FP32 has learned the checkerboard: loss 0.0990 after 300 steps."),
         (300 * [0.1], "FP32 has NOT learned the checkerboard: loss 0.1000 after 300 steps."),
@@ -87,8 +81,8 @@ def leg(demo, losses: list[float]):
     ],
     ids=["learned", "on the border", "spike at the end", "dip at the end", "too few"],
 )
-def test_verdict(demo, losses, verdict):
-    assert demo.outcome(leg(demo, losses), len(losses)) == verdict
+def test_whether_it_has_learned(demo, losses, words):
+    assert demo.outcome(leg(demo, losses), len(losses)) == words
 
 
 def test_legs_start_from_the_same_network_and_take_turns(demo, monkeypatch):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import importlib.util
 import json
 import os
@@ -19,44 +18,36 @@ import pytest
 import torch
 
 from bench_program import record
+from gpu import __main__ as gpu
+from gpu import small_case, stages, targets
+from harness.registry import OPS
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 SLEEPS = "import time; print('begun', flush=True); time.sleep(60)"
 GROUPS = ("tests", "checks", "bench")
 
 
 @pytest.fixture
-def bench() -> SimpleNamespace:
-    import gpu
-    from gpu import stages
-    from gpu import targets
-
-    return SimpleNamespace(gpu=gpu, stages=stages, targets=targets)
-
-
-@pytest.fixture
-def stage(bench) -> Callable:
+def stage() -> Callable:
     def make(name: str, code: str, limit: float = 60, **options: object):
-        return bench.stages.Stage(name, [sys.executable, "-c", code], limit, **options)
+        return stages.Stage(name, [sys.executable, "-c", code], limit, **options)
 
     return make
 
 
 @pytest.fixture
-def targets(bench, tmp_path, monkeypatch) -> SimpleNamespace:
+def target(tmp_path, monkeypatch) -> SimpleNamespace:
     """A run on a GPU, which is made up, and its rehearsal."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Some GPU")
-    return SimpleNamespace(
-        gpu=bench.targets.Gpu.of(tmp_path), rehearsal=bench.targets.Rehearsal.of(tmp_path)
-    )
+    return SimpleNamespace(gpu=targets.Gpu.of(tmp_path), rehearsal=targets.Rehearsal.of(tmp_path))
 
 
-def run_all(bench, folder: Path, *stages, budget: float = 600) -> list[str]:
+def run_all(folder: Path, *chosen, budget: float = 600) -> list[str]:
     """The summary's lines."""
-    summary = bench.stages.Summary(folder / "summary.txt", "some GPU")
+    summary = stages.Summary(folder / "summary.txt", "some GPU")
     end = time.monotonic() + budget
-    bench.stages.run_all(stages, {}, end, summary, folder / "log")
+    stages.run_all(chosen, {}, end, summary, folder / "log")
     assert summary.failed == ("FAILED" in summary.text)
     return summary.path.read_text().splitlines()
 
@@ -64,16 +55,15 @@ def run_all(bench, folder: Path, *stages, budget: float = 600) -> list[str]:
 # ---- stages ------------------------------------------------------------------------------------
 
 
-def test_a_failed_stage_leaves_the_others_their_results(bench, stage, tmp_path):
+def test_a_failed_stage_leaves_the_others_their_results(stage, tmp_path):
     """By exit status, time-out, crash, a program that is not there."""
     file = tmp_path / "made"
     lines = run_all(
-        bench,
         tmp_path,
         stage("exits", "print('why'); raise SystemExit(3)"),
         stage("hangs", SLEEPS, limit=0.5),
         stage("crashes", "import os; os.abort()"),
-        bench.stages.Stage("absent", [str(tmp_path / "no program")], 60),
+        stages.Stage("absent", [str(tmp_path / "no program")], 60),
         stage("works", f"open({str(file)!r}, 'w'); print('5 passed in 0.1s')"),
     )
     assert file.exists()
@@ -87,11 +77,11 @@ def test_a_failed_stage_leaves_the_others_their_results(bench, stage, tmp_path):
     assert "    | begun" in lines
 
 
-def test_what_failed_is_in_the_summary_and_everything_in_the_log(bench, stage, tmp_path):
+def test_what_failed_is_in_the_summary_and_everything_in_the_log(stage, tmp_path):
     said = ["FAILED test_a.py::test_b[1] - assert 0", '  File "/work/tests/test_a.py", line 3']
     said += [f"word {number}" for number in range(100)]
     lines = run_all(
-        bench, tmp_path, stage("fails", f"print({chr(10).join(said)!r}); exit(1)"), stage("ok", "")
+        tmp_path, stage("fails", f"print({chr(10).join(said)!r}); exit(1)"), stage("ok", "")
     )
     kept = [line.removeprefix("    | ") for line in lines if line.startswith("    | ")]
     assert kept == [*said[:2], *said[-12:]]
@@ -100,30 +90,24 @@ def test_what_failed_is_in_the_summary_and_everything_in_the_log(bench, stage, t
     assert [line for line in logged if line.startswith("== ok  ")]
 
 
-def test_a_hanging_child_of_a_stage_is_ended_too(bench, stage, tmp_path):
+def test_a_hanging_child_of_a_stage_is_ended_too(stage, tmp_path):
     code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {SLEEPS!r}])"
-    lines = run_all(bench, tmp_path, stage("hangs", code, limit=1.5))
+    lines = run_all(tmp_path, stage("hangs", code, limit=1.5))
     assert lines[2].startswith("hangs            FAILED, out of time")
 
 
-def test_what_is_missing_is_one_sentence(bench, stage, tmp_path):
+def test_what_is_missing_is_one_sentence(stage, tmp_path):
     lines = run_all(
-        bench,
         tmp_path,
-        stage("one", "", needs=("json", "no_such_module")),
-        stage("two", "", needs=("no_such_module", "nor_this")),
         stage("tool", "", missing="compute-sanitizer is not installed"),
     )
     assert lines[2:] == [
-        "one              left out, no_such_module is not installed",
-        "two              left out, no_such_module and nor_this are not installed",
         "tool             left out, compute-sanitizer is not installed",
     ]
 
 
-def test_a_budget_is_kept_and_time_reserved(bench, stage, tmp_path):
+def test_a_budget_is_kept_and_time_reserved(stage, tmp_path):
     lines = run_all(
-        bench,
         tmp_path,
         stage("greedy", SLEEPS, reserve=15),
         stage("later", "print('here')"),
@@ -135,36 +119,36 @@ def test_a_budget_is_kept_and_time_reserved(bench, stage, tmp_path):
     assert lines[-1] == "never            left out, no time"
 
 
-def test_stages_obey_interrupts_that_the_run_ignores(bench, stage, tmp_path):
+def test_stages_obey_interrupts_that_the_run_ignores(stage, tmp_path):
     """As a run in the background does: a stage out of time can still say what it has found."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        lines = run_all(bench, tmp_path, stage("sleeps", SLEEPS), budget=3.0)
+        lines = run_all(tmp_path, stage("sleeps", SLEEPS), budget=3.0)
     finally:
         signal.signal(signal.SIGINT, before)
     assert lines[2].startswith("sleeps           FAILED, out of time after ")
     assert lines[-1] == "    | KeyboardInterrupt"
 
 
-def test_advice_fails_nothing(bench, stage, tmp_path):
-    lines = run_all(bench, tmp_path, stage("racecheck", "exit(1)", advisory=True))
+def test_advice_fails_nothing(stage, tmp_path):
+    lines = run_all(tmp_path, stage("racecheck", "exit(1)", advisory=True))
     assert lines[2].startswith("racecheck        findings, exit status 1")
 
 
-def test_a_second_run_leaves_the_summary_of_the_first(bench, stage, tmp_path):
+def test_a_second_run_leaves_the_summary_of_the_first(stage, tmp_path):
     for name in ("first", "second"):
-        lines = run_all(bench, tmp_path, stage(name, ""))
+        lines = run_all(tmp_path, stage(name, ""))
     assert [line.split()[0] for line in lines if " ok " in line] == ["first", "second"]
 
 
 # ---- targets -----------------------------------------------------------------------------------
 
 
-def test_a_rehearsal_has_the_stages_of_a_gpu_run(targets):
-    on_gpu, rehearsed = (list(t.stages(GROUPS)) for t in (targets.gpu, targets.rehearsal))
+def test_a_rehearsal_has_the_stages_of_a_gpu_run(target):
+    on_gpu, rehearsed = (list(t.stages(GROUPS)) for t in (target.gpu, target.rehearsal))
     assert [stage.name for stage in on_gpu] == [stage.name for stage in rehearsed]
     for stage in [*on_gpu, *rehearsed]:
-        files = [w for w in stage.command if w.endswith(".py") and not w.startswith("-")]
+        files = [word for word in stage.command if word.endswith(".py")]
         assert all((stage.cwd / file).exists() for file in files), stage
     watched = [stage for stage in rehearsed if "compute-sanitizer" in stage.command]
     assert [bool(stage.missing) for stage in watched] == 3 * [True]
@@ -175,96 +159,65 @@ def test_a_rehearsal_has_the_stages_of_a_gpu_run(targets):
     assert not any("--quick" in s.command for s in on_gpu)
 
 
-def test_the_most_wanted_come_first(targets):
-    stages = list(targets.gpu.stages(GROUPS))
-    names = [stage.name for stage in stages]
+def test_the_most_wanted_come_first_and_benchmarks_keep_their_time(target):
+    on_gpu = list(target.gpu.stages(GROUPS))
+    names = [stage.name for stage in on_gpu]
     assert names[:4] == ["build", "doctor", "tests lists", "tests products"]
-    assert names.index("probe") < names.index("triton lists")
-    assert names[names.index("bench unscale") - 1] == "racecheck"
-    from harness.registry import OPS
-
-    assert {name.split()[1] for name in names if name.startswith("bench")} == set(OPS)
-    cheap = sum(s.limit for s in stages[names.index("bench unscale") :][:7])
-    assert cheap <= stages[0].reserve  # unscale to update, with gemm's first half
-
-
-def test_before_the_benchmarks_their_time_is_kept(bench, targets):
-    stages = list(targets.gpu.stages(GROUPS))
-    assert all(s.reserve >= bench.targets.BENCHMARKS_S for s in stages if s.group != "bench")
-    assert stages[0].limit + stages[0].reserve <= bench.gpu.BUDGET
+    first = names.index("bench unscale")
+    assert {name.split()[1] for name in names[first:]} == set(OPS)
+    assert all(s.reserve >= targets.BENCHMARKS_S for s in on_gpu[:first])
+    assert sum(s.limit for s in on_gpu[first:][:7]) <= targets.BENCHMARKS_S
+    assert on_gpu[0].limit + on_gpu[0].reserve <= gpu.BUDGET
 
 
 @pytest.mark.parametrize("group", GROUPS)
-def test_one_group_alone(targets, group: str) -> None:
-    build, *others = targets.gpu.stages([group])
+def test_one_group_alone(target, group: str) -> None:
+    build, *others = target.gpu.stages([group])
     assert build.name == "build"
     assert {stage.group for stage in others} == {group}
     assert (build.reserve > 0) == (group == "bench")
 
 
-def test_every_test_of_a_gpu_is_in_one_stage(bench):
-    """The files with tests of the cuda executor, and those that need a GPU otherwise."""
-    t = bench.targets
-    left_out = [word.partition("=")[2] for word in t.LISTS.where]
-    for path in (ROOT / "tests").glob("test_*.py"):
-        places = [tests for tests in (t.PRODUCTS, t.TILES, t.DEMOS) if path.name in tests.where]
-        places += [t.LISTS] * (not any(fnmatch.fnmatch(path.name, name) for name in left_out))
-        own = re.match(r"test_(bench|cuda_check|triton_check|package)", path.name)
-        assert len(places) == (0 if own else 1), path.name
-    for tests in (t.TILES, t.LIBRARY, t.DEMOS):
-        assert all((ROOT / "tests" / name).exists() for name in tests.where)
-    for name in ("test_fp16_ops_on_a_gpu", "test_fastest"):
-        texts = [(ROOT / "tests" / file).read_text() for file in t.LIBRARY.where]
-        assert sum(f"def {name}(" in text for text in texts) == 1
-
-
-def test_tests_need_no_xdist(bench, targets, monkeypatch):
-    command = targets.gpu.tests(bench.targets.LISTS)
-    assert ("-n" in command) == (importlib.util.find_spec("xdist") is not None)
-    monkeypatch.setattr(bench.targets.importlib.util, "find_spec", lambda name: None)
-    assert "-n" not in targets.gpu.tests(bench.targets.LISTS)
+def test_every_test_file_has_one_place():
+    patterns = (targets.TILES, targets.PRODUCTS, targets.NOT_OF_A_GPU, targets.OTHERS)
+    found = [name for pattern in patterns for name in targets.files(pattern)]
+    assert len(found) == len(set(found)) == len(list(targets.FOLDER.rglob("test_*.py")))
+    assert all(map(targets.files, patterns))
+    assert "bench/test_cublaslt.py" in targets.files(targets.PRODUCTS)
 
 
 @pytest.mark.parametrize(
-    ("capability", "arch"), [((8, 0), "8.0"), ((8, 9), "8.9"), ((9, 0), "9.0a"), ((12, 0), "12.0a")]
+    ("capability", "arch"), [((8, 0), "8.0"), ((9, 0), "9.0a"), ((12, 0), "12.0a")]
 )
-def test_builds_for_the_present_gpu(bench, capability: tuple[int, int], arch: str) -> None:
-    assert bench.targets.architecture(capability) == arch
+def test_builds_for_the_present_gpu(capability: tuple[int, int], arch: str) -> None:
+    assert targets.architecture(capability) == arch
 
 
-def test_the_callers_choice_of_kernels_is_not_taken(targets, monkeypatch):
+def test_the_callers_choice_of_kernels_is_not_taken(target, monkeypatch):
     choices = {"TRITON_INTERPRET", "AMP_EXT_BACKEND", "AMP_EXT_GEMM"}
     for name in choices:
         monkeypatch.setenv(name, "1")
-    assert not choices & targets.gpu.environment().keys()
-    assert targets.rehearsal.environment()["TRITON_INTERPRET"] == "1"
-
-
-def test_the_files_lie_in_the_folder_of_the_gpu(targets, tmp_path):
-    from harness.environment import commit
-
-    assert targets.gpu.ledger.parent == tmp_path / "some-gpu"
-    assert targets.gpu.ledger.stem.endswith(f"-{commit() or 'unknown'}")
-    assert targets.rehearsal.ledger.parent == tmp_path / "rehearsal"
+    assert not choices & target.gpu.environment().keys()
+    assert target.rehearsal.environment()["TRITON_INTERPRET"] == "1"
 
 
 # ---- the command -------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def rehearse(bench, stage, tmp_path, monkeypatch) -> Callable:
+def rehearse(stage, tmp_path, monkeypatch) -> Callable:
     """Run the command with other stages; the exit status and the summary's lines."""
 
     def measured(target) -> None:
         target.ledger.write_text(json.dumps(record(ratio=2.5)))
 
-    def run(*stages, arguments: Sequence[str] = ()) -> tuple[int, list[str]]:
-        def chosen(target, groups):
+    def run(*chosen, arguments: Sequence[str] = ()) -> tuple[int, list[str]]:
+        def given(target, groups):
             measured(target)
-            return iter(stages)
+            return iter(chosen)
 
-        monkeypatch.setattr(bench.targets.Rehearsal, "stages", chosen)
-        status = bench.gpu.main(["--dry-run", str(tmp_path), *arguments])
+        monkeypatch.setattr(targets.Rehearsal, "stages", given)
+        status = gpu.main(["--dry-run", str(tmp_path), *arguments])
         (file,) = tmp_path.glob("rehearsal/*.summary.txt")
         return status, file.read_text().splitlines()
 
@@ -284,28 +237,16 @@ def test_from_the_command_line_to_the_table(rehearse, stage, tmp_path, capsys):
     assert len(list((tmp_path / "rehearsal").iterdir())) == 3
 
 
-def test_a_run_without_failures(rehearse, stage):
-    status, lines = rehearse(stage("build", ""))
-    assert status == 0
-    assert lines[2].startswith("build            ok (")
-
-
-def test_the_budget_is_the_callers(rehearse, stage):
-    status, lines = rehearse(stage("build", ""), arguments=["--budget", "0"])
-    assert status == 0
-    assert lines[2] == "build            left out, no time"
-
-
-def test_an_unknown_group_is_refused(bench, capsys):
+def test_an_unknown_group_is_refused(capsys):
     with pytest.raises(SystemExit):
-        bench.gpu.main(["--only", "tests,benches"])
+        gpu.main(["--only", "tests,benches"])
     assert "benches: choose from build, tests, checks, bench" in capsys.readouterr().err
 
 
 ENDLESS = f"""
 import signal, sys
 sys.path.insert(0, {str(ROOT / "bench")!r})
-import gpu, stages, targets
+from gpu import __main__ as gpu, stages, targets
 child = [sys.executable, "-c", "import os, time; print(os.getpid(), flush=True); time.sleep(60)"]
 targets.Rehearsal.stages = lambda self, groups: [stages.Stage("sleeps", child, 60)]
 signal.signal(signal.SIGTERM, gpu.stop)
@@ -349,24 +290,56 @@ def test_when_it_is_ended_no_stage_is_left_running(tmp_path, number):
     assert lines[-1] == "nothing was measured"
 
 
-def test_a_ledger_that_was_cut_off_has_no_table(bench, tmp_path):
+def test_a_ledger_that_was_cut_off_has_no_table(tmp_path):
     ledger = tmp_path / "1.jsonl"
-    assert bench.gpu.table(ledger) == "nothing was measured"
+    assert gpu.table(ledger) == "nothing was measured"
     ledger.write_text('{"op": "uns')
-    assert bench.gpu.table(ledger).startswith(f"no table: {ledger}:1 is not a JSON object")
+    assert gpu.table(ledger).startswith(f"no table: {ledger}:1 is not a JSON object")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
-def test_without_a_gpu_it_says_so(bench, capsys):
-    assert bench.gpu.main([]) == 1
+def test_without_a_gpu_it_says_so(capsys):
+    assert gpu.main([]) == 1
     assert "sees no GPU" in capsys.readouterr().err
 
 
 # ---- what the stages run -----------------------------------------------------------------------
 
 
-def test_the_small_case_runs(monkeypatch):
-    monkeypatch.setenv("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")  # it would set that for good
-    from gpu import small_case
-
+def test_the_small_case_runs():
     small_case.small_case(torch.device("cpu"))
+
+
+# ---- the plugin of pytest ----------------------------------------------------------------------
+
+FAULTY = """
+import sys, time
+from types import SimpleNamespace
+
+def synchronize():
+    raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+def test_faults():
+    cuda = SimpleNamespace(is_initialized=lambda: True, synchronize=synchronize)
+    sys.modules["torch"] = SimpleNamespace(cuda=cuda)
+    assert False, "the GPU said so"
+
+def test_hangs():
+    time.sleep(60)
+
+def test_works():
+    assert "torch" not in sys.modules
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("xdist") is None, reason="pytest-xdist is missing")
+def test_a_test_that_faults_or_hangs_takes_no_other_with_it(tmp_path):
+    (tmp_path / "test_some.py").write_text(FAULTY)
+    command = [sys.executable, "-m", "pytest", "-v", "-p", "gpu.gpu_fault", "--test-limit", "2"]
+    command += ["-n", "1", "--dist", "worksteal", "-p", "no:cacheprovider", str(tmp_path)]
+    run = subprocess.run(command, capture_output=True, text=True, cwd=ROOT / "bench")
+    assert "the GPU said so" in run.stdout
+    for name in ("test_faults", "test_hangs"):
+        assert re.search(rf"crashed while running '.*::{name}'", run.stdout)
+    assert re.search(r'test_some.py", line \d+ in test_hangs', run.stdout + run.stderr)
+    assert " 1 passed in " in run.stdout

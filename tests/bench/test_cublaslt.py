@@ -1,4 +1,4 @@
-"""bench/cublaslt.py: what cuBLASLt is told of matrices, and the choice of its algorithm.
+"""bench/harness/cublaslt.py: what cuBLASLt is told of matrices, and the choice of its algorithm.
 
 Without a GPU a fake stands for the library, and multiplies what it is given pointers to.
 """
@@ -6,7 +6,6 @@ Without a GPU a fake stands for the library, and multiplies what it is given poi
 from __future__ import annotations
 
 import ctypes
-import dataclasses
 from collections.abc import Callable, Sequence
 from ctypes import c_void_p
 from types import SimpleNamespace
@@ -15,14 +14,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from ops import gemm as bench_gemm
-from harness import cublaslt
-from harness import measure
-from harness import providers
-from harness import registry
-from harness import timing
 from cases import integers, stored
-from harness.cublaslt import Layout
+from harness import cublaslt
+from ops import gemm
 from workloads.gemm_shapes import Shape
 
 TRANSPOSES = [(a, b) for a in (False, True) for b in (False, True)]
@@ -35,33 +29,6 @@ def operands(trans: tuple[bool, bool], dtype: torch.dtype, device: str) -> tuple
     shapes, where = ((24, 40), (40, 16)), torch.device(device)
     made = [stored(integers(s, dtype, where), t) for s, t in zip(shapes, trans, strict=True)]
     return tuple(x.mT if t else x for x, t in zip(made, trans, strict=True))
-
-
-def as_cublaslt_reads(matrix: Tensor, layout: Layout) -> Tensor:
-    columns = matrix.as_strided((layout.rows, layout.columns), (1, layout.leading))
-    return columns.mT if layout.transposed else columns
-
-
-@every_transpose
-def test_layouts_are_those_of_the_transposed_product(trans: tuple[bool, bool]) -> None:
-    a, b = operands(trans, torch.float64, "cpu")
-    layouts = [Layout.of_transpose(x) for x in (b, a)]
-    assert [layout.transposed for layout in layouts] == [trans[1], trans[0]]
-    out = as_cublaslt_reads(b, layouts[0]) @ as_cublaslt_reads(a, layouts[1])
-    assert torch.equal(out, (a @ b).mT)
-
-
-def test_layout_of_part_of_a_matrix() -> None:
-    whole = torch.arange(60.0).view(6, 10)
-    for part in (whole[1:4, 2:7], whole.mT[2:7, 1:4]):
-        layout = Layout.of_transpose(part)
-        assert layout.leading == 10
-        assert torch.equal(as_cublaslt_reads(part, layout), part.mT)
-
-
-def test_matrix_without_unit_stride() -> None:
-    with pytest.raises(ValueError, match=r"a matrix of strides \(20, 2\) has no unit stride"):
-        Layout.of_transpose(torch.zeros(4, 20)[:, ::2])
 
 
 class Fake:
@@ -202,110 +169,37 @@ def test_fastest_of_those_that_run(fake: Fake) -> None:
     assert (outs[0] - outs[2]).abs().max() <= 2 * (a.double() @ b.double()).abs().max()
 
 
-@pytest.mark.parametrize(
-    ("times", "message"),
-    [([None, None], ": cublasLtMatmul returned status 15"), ([], "")],
-)
-def test_without_an_algorithm(fake: Fake, times, message: str) -> None:
-    fake.times_ms = times
-    a, b = operands((False, False), torch.float16, "cpu")
-    each = a, b, torch.zeros(24, 16)
-    product = cublaslt.Product(cublaslt.library(), *each)
-    with pytest.raises(RuntimeError, match=f"no algorithm for these matrices{message}$"):
-        product.fastest([each])
+# ---- in ops/gemm.py -----------------------------------------------------------------------------
 
-
-def test_other_operands(fake: Fake) -> None:
-    """A launch is of operands of the product's kind; what it passes is made once."""
-    a, b = operands((True, False), torch.float16, "cpu")
-    out = torch.zeros(24, 16)
-    product = cublaslt.Product(cublaslt.library(), a, b, out)
-    (algorithm,) = product.algorithms()
-    for others in ((a.contiguous(), b, out), (a, b, out.half()), (a[:8], b, out[:8])):
-        with pytest.raises(ValueError, match="operands are not of the product's kind"):
-            product.launch(algorithm, *others)
-    launch = product.launch(algorithm, a.clone(), b.clone(), out)
-    launch()
-    launch()
-    first, second = fake.launched
-    assert all(x is y for x, y in zip(first, second, strict=True))
-    assert torch.equal(out.double(), a.double() @ b.double())
-
-
-def test_one_library_in_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Fake] = []
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: made.append(Fake()) or made[-1])
-    monkeypatch.setattr(torch, "empty", lambda size, dtype, device: torch.zeros(1, dtype=dtype))
-    cublaslt.library.cache_clear()
-    try:
-        assert cublaslt.library() is cublaslt.library()
-        assert len(made) == 1
-    finally:
-        cublaslt.library.cache_clear()
-
-
-# ---- in bench_gemm -----------------------------------------------------------------------------
-
-WGRAD = Shape("wgrad", 24, 16, 40, "TN", torch.float32)
 ACCUMULATE = Shape("accumulate", 24, 16, 40, "TN", torch.float32, accumulate=True)
 FORWARD = Shape("forward", 24, 16, 40, "NT")
 CPU = torch.device("cpu")
 
 
-@pytest.mark.parametrize("shape", [FORWARD, WGRAD, ACCUMULATE], ids=lambda shape: shape.name)
+@pytest.mark.parametrize("shape", [FORWARD, ACCUMULATE], ids=lambda shape: shape.name)
 def test_the_timed_algorithm_is_the_verified_one(fake: Fake, shape: Shape) -> None:
     fake.times_ms = 0.5, 0.25, 0.75
-    given = bench_gemm.Operands.of(shape, torch.float16, CPU)
+    given = gemm.Operands.of(shape, torch.float16, CPU)
     sets = [given, given.clone(), given.clone()]
-    provider, line = bench_gemm.by_cublaslt(shape, torch.float16, sets)
+    provider, line = gemm.by_cublaslt(shape, torch.float16, sets)
     fake.launched.clear()
     for _ in sets:
         provider.launch()
     outs = {arguments[10].value for arguments in fake.launched}
     assert len(outs) == (3 if shape.accumulate else 1), "a result's memory is used again"
-    fresh = bench_gemm.Operands.of(shape, torch.float16, CPU)
-    assert bench_gemm.verify(shape, fresh, {"cublaslt": line}) == {}
+    fresh = gemm.Operands.of(shape, torch.float16, CPU)
+    assert gemm.verify(shape, fresh, {"cublaslt": line}) == {}
     assert fake.algorithms == 4 * [1]
 
 
-def test_without_the_library_the_others_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing() -> None:
-        raise OSError("libcublasLt.so.13: cannot open shared object file")
-
-    monkeypatch.setattr(cublaslt, "library", missing)
-    setup = registry.Setup(CPU, quick=True)
-
-    def build() -> registry.Trial:
-        trial = bench_gemm.build(FORWARD, torch.float16, CPU)
-        given = bench_gemm.Operands.of(FORWARD, torch.float16, CPU)
-        failing = providers.guarded(
-            "cublaslt", lambda: bench_gemm.by_cublaslt(FORWARD, torch.float16, [given])[0]
-        )
-        return dataclasses.replace(trial, providers=(*trial.providers, failing))
-
-    case = registry.Case("a product", build, baseline="cublaslt")
-    budget = timing.Budget(0.0, 3, 20.0)
-    made = measure.measure(case, bench_gemm.OP, setup, budget, ours_only=False)
-    assert list(made.errors) == ["cublaslt"]
-    assert made.errors["cublaslt"].startswith("OSError: libcublasLt.so.13: cannot open")
-    assert list(made.times) == ["cpu", "torch", "fp32"]
-    assert made.ratio("cpu") is None
-
-
 # ---- the library itself ------------------------------------------------------------------------
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_without_a_gpu() -> None:
-    with pytest.raises((OSError, RuntimeError), match=r"libcublasLt|CUDA|NVIDIA"):
-        cublaslt.library()
 
 
 @on_gpu
 @every_transpose
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("to_fp32", [False, True])
-def test_fastest(trans: tuple[bool, bool], dtype: torch.dtype, to_fp32: bool) -> None:
+def test_fastest_on_a_gpu(trans: tuple[bool, bool], dtype: torch.dtype, to_fp32: bool) -> None:
     """Sums of 40 products of integers up to 3 are exact in FP16 and, up to 256, in BF16."""
     a, b = operands(trans, dtype, "cuda")
     out_dtype = torch.float32 if to_fp32 else dtype
@@ -319,7 +213,7 @@ def test_fastest(trans: tuple[bool, bool], dtype: torch.dtype, to_fp32: bool) ->
 
 
 @on_gpu
-def test_fastest_adds() -> None:
+def test_fastest_adds_on_a_gpu() -> None:
     a, b = operands((True, False), torch.float16, "cuda")
     outs = [torch.zeros(24, 16, device="cuda") for _ in range(2)]
     product = cublaslt.Product(cublaslt.library(), a, b, outs[0], beta=1.0)
