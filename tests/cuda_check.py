@@ -170,7 +170,7 @@ def demonstrations() -> Iterator[tuple[Path, str]]:
     """The same of the kernels that the tests and the probe run."""
     for arch in ("80", "90a"):
         yield nvcc.compile("demos", demos.sources(arch), arch)
-    yield nvcc.compile("probe", [ROOT / "bench/gpu/probe.cu"], "90a")
+    yield nvcc.compile("probe", sorted((ROOT / "bench").glob("probe*.cu")), "90a")
 
 
 def main() -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 
 import pytest
-import torch
 
 from amp_ext import _C
 
@@ -86,7 +85,7 @@ def test_plans_of_the_benchmark(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     from gpu import plan_gemm
-    from gemm_shapes import large_shapes, small_shapes
+    from workloads.gemm_shapes import large_shapes, small_shapes
 
     shapes = (*large_shapes(), *small_shapes())
     assert plan_gemm.main([]) == 0
@@ -103,28 +102,3 @@ def test_plans_of_the_benchmark(
 
     assert plan_gemm.main(["--sm80", "--multiprocessors", "108"]) == 0
     assert "sm90" not in capsys.readouterr().out
-
-
-def test_candidates_of_the_tuner() -> None:
-    """On a CPU what it would time: every tile in every cluster, splits where tiles are few."""
-    import tune_gemm
-    from gemm_shapes import large_shapes, small_shapes
-
-    tiles = len(_C.gemm_tiles()["gemm_sm90_kernel"])
-    shapes = {f"{s.name} {s.layout}": s for s in (*large_shapes(), *small_shapes())}
-    square, wgrad = shapes["8192^3 NT"], shapes["9216x256x256 wgrad TN"]
-    plans = list(tune_gemm.candidates(square))
-    assert len(plans) == len(set(plans)) == tiles * 3 and all(p.splits == 1 for p in plans)
-    assert {plan.splits for plan in tune_gemm.candidates(wgrad)} == {1, 2, 3, 4, 6, 8, 16}
-    line = tune_gemm.entry(wgrad, tune_gemm.Candidate(0, (2, 1), 3, 0))
-    assert line == (
-        "{256, 256, 9216, Major::mn, Major::mn, 4, false, {128, 256, false}, 2, 1, 3, 0},"
-    )
-    try:
-        for plan in plans:
-            _C.force_gemm_plan(*plan)
-            assert _C.gemm_plan(8192, 8192, 8192, "NT")["cluster"] == plan.cluster
-    finally:
-        _C.force_gemm_plan(None)
-    if not torch.cuda.is_available():
-        assert tune_gemm.main([]) == 1

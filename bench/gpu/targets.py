@@ -20,6 +20,7 @@ from harness.ledger import file_in
 
 PYTHON = sys.executable
 FOLDER = ROOT / "tests"
+PROBE = "bench/probe.py"  # of what tests/simt assumes of a GPU
 PYTEST = (
     *(PYTHON, "-m", "pytest", "-p", "no:cacheprovider", "-p", "gpu.gpu_fault"),
     *("-v", "--tb=short", "--maxfail=40", "--continue-on-collection-errors"),
@@ -142,7 +143,7 @@ class Gpu:
 
     def probe(self) -> list[str]:
         """Of the GPU alone: what the executor says is known without one."""
-        return [PYTHON, "bench/gpu/probe.py", "--device", self.device]
+        return [PYTHON, PROBE, "--device", self.device]
 
     def sanitizer(self, tool: str) -> list[str]:
         small = [PYTHON, "bench/gpu/small_case.py", "--device", self.device]
@@ -229,7 +230,7 @@ class Rehearsal(Gpu):
         return [*PYTEST, "--collect-only", "-qq", "-k", tests.words, *files(tests.files)]
 
     def probe(self) -> list[str]:
-        return [PYTHON, "bench/gpu/probe.py", "--device", "simt"]
+        return [PYTHON, PROBE, "--device", "simt"]
 
     def benchmark(self, op: str, more: str) -> list[str]:
         return [*super().benchmark(op, more), "--quick", "--filter", self.CASES[op]]

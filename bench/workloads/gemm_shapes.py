@@ -121,7 +121,7 @@ def small_shapes() -> list[Shape]:
 
 
 def planned_products() -> list[Shape]:
-    """Of what plans of the CUDA gemm are compared: all products for a GPU that are not added."""
+    """Of what gpu/plan_gemm.py shows the plans: all products for a GPU that are not added."""
     return [s for s in (*large_shapes(), *small_shapes()) if not s.accumulate]
 
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gpu import tune_gemm
 from harness import bounds, registry
 from harness.bounds import Bounded, compare_norms
 from harness.providers import Line
@@ -121,33 +119,6 @@ def test_who_may_add_up_rounded_parts(name: str) -> None:
 
     wrong = gemm.verify(shape, Operands.of(shape, FP16, CPU), {name: Line(in_parts)})
     assert list(wrong) == ([name] if name == "cpu" else [])
-
-
-def test_the_tuner_times_right_plans_alone(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    """On a CPU, with other plans."""
-    plans = [tune_gemm.Candidate(tile, (1, 1), 1, 0) for tile in range(3)]
-    timed, verify = [], tune_gemm.verify
-
-    def with_a_wrong_one(shape, given, lines):
-        wrong = {plans[0].words(): Line(lambda shape, given: gemm.ours(shape, given) + 1)}
-        return verify(shape, given, {**lines, **wrong})
-
-    def interleaved(lines, budget, events):
-        timed.extend(line.name for line in lines)
-        us = {"planner": 3.0, plans[1].words(): 2.0, plans[2].words(): 1.0}
-        return {line.name: SimpleNamespace(p20=us[line.name]) for line in lines}
-
-    around = registry.Provider("", print).around
-    monkeypatch.setattr(tune_gemm, "candidates", lambda shape: iter(plans))
-    monkeypatch.setattr(tune_gemm, "forced", lambda plan: around())
-    monkeypatch.setattr(tune_gemm, "verify", with_a_wrong_one)
-    monkeypatch.setattr(tune_gemm, "interleaved", interleaved)
-    monkeypatch.setattr(tune_gemm.torch, "device", lambda name: CPU)
-    tuned = tune_gemm.tune(SHAPES[1])
-    assert tuned.entry == tune_gemm.entry(SHAPES[1], plans[2])
-    assert list(tuned.wrong) == [plans[0].words()]
-    assert timed == ["planner", plans[1].words(), plans[2].words()]
-    assert "far off as it may be" in capsys.readouterr().err
 
 
 # ---- linear ------------------------------------------------------------------------------------

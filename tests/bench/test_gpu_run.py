@@ -90,20 +90,21 @@ def test_what_failed_is_in_the_summary_and_everything_in_the_log(stage, tmp_path
     assert [line for line in logged if line.startswith("== ok  ")]
 
 
+@pytest.mark.full
 def test_a_hanging_child_of_a_stage_is_ended_too(stage, tmp_path):
     code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {SLEEPS!r}])"
     lines = run_all(tmp_path, stage("hangs", code, limit=1.5))
     assert lines[2].startswith("hangs            FAILED, out of time")
 
 
-def test_what_is_missing_is_one_sentence(stage, tmp_path):
+def test_what_is_missing_or_advice_fails_nothing(stage, tmp_path):
     lines = run_all(
         tmp_path,
         stage("tool", "", missing="compute-sanitizer is not installed"),
+        stage("racecheck", "exit(1)", advisory=True),
     )
-    assert lines[2:] == [
-        "tool             left out, compute-sanitizer is not installed",
-    ]
+    assert lines[2] == "tool             left out, compute-sanitizer is not installed"
+    assert lines[3].startswith("racecheck        findings, exit status 1")
 
 
 def test_a_budget_is_kept_and_time_reserved(stage, tmp_path):
@@ -119,6 +120,7 @@ def test_a_budget_is_kept_and_time_reserved(stage, tmp_path):
     assert lines[-1] == "never            left out, no time"
 
 
+@pytest.mark.full
 def test_stages_obey_interrupts_that_the_run_ignores(stage, tmp_path):
     """As a run in the background does: a stage out of time can still say what it has found."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -128,11 +130,6 @@ def test_stages_obey_interrupts_that_the_run_ignores(stage, tmp_path):
         signal.signal(signal.SIGINT, before)
     assert lines[2].startswith("sleeps           FAILED, out of time after ")
     assert lines[-1] == "    | KeyboardInterrupt"
-
-
-def test_advice_fails_nothing(stage, tmp_path):
-    lines = run_all(tmp_path, stage("racecheck", "exit(1)", advisory=True))
-    assert lines[2].startswith("racecheck        findings, exit status 1")
 
 
 def test_a_second_run_leaves_the_summary_of_the_first(stage, tmp_path):
@@ -267,7 +264,9 @@ def ended(process: int) -> bool:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a killed process takes its child on Linux")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGINT, marks=pytest.mark.full), signal.SIGTERM, signal.SIGKILL]
+)
 def test_when_it_is_ended_no_stage_is_left_running(tmp_path, number):
     command = [sys.executable, "-c", ENDLESS, str(tmp_path)]
     pipe = {"stdout": subprocess.PIPE, "text": True, "preexec_fn": obey_interrupts}
@@ -332,6 +331,7 @@ def test_works():
 """
 
 
+@pytest.mark.full
 @pytest.mark.skipif(importlib.util.find_spec("xdist") is None, reason="pytest-xdist is missing")
 def test_a_test_that_faults_or_hangs_takes_no_other_with_it(tmp_path):
     (tmp_path / "test_some.py").write_text(FAULTY)

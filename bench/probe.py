@@ -1,11 +1,12 @@
-"""Check what tests/simt assumes of a GPU, each assumption alone, by what NVIDIA's manual says.
+"""Check what tests/simt assumes of a GPU, each assumption alone: on the executor, and on a GPU.
 
-    python bench/gpu/probe.py --device simt
-    python bench/gpu/probe.py --device cuda
-    python bench/gpu/probe.py --device cuda --probe wgmma_k_major
+    python bench/probe.py
+    python bench/probe.py --device cuda
+    python bench/probe.py --probe wgmma_k_major --device cuda
 
-On a GPU, one of compute capability 9.0, each probe has a process of its own and a time limit,
-because a wrong assumption may hang. The exit status is 1 when a probe disagrees.
+Each is compared with what NVIDIA's manual says. On a GPU, one of compute capability 9.0, each
+probe has a process of its own and a time limit, because a wrong assumption may hang. The exit
+status is 1 when a probe disagrees.
 """
 
 from __future__ import annotations
@@ -16,23 +17,26 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from gpu import probe_cases
-from gpu.probe_cases import Case
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+
+import probe_cases
+import probe_tiles
+from probe_cases import Case
 from simt import build, nvcc
 from simt.library import Library, Schedule
 
 PROBES: dict[str, Callable[[], Iterator[Case]]] = {
-    probe.__name__: probe for probe in probe_cases.PROBES
+    probe.__name__: probe for probe in (*probe_cases.PROBES, *probe_tiles.PROBES)
 }
-SOURCE = Path(__file__).with_name("probe.cu")
+SOURCES = [Path(__file__).with_name(name) for name in ("probe.cu", "probe_tiles.cu")]
+ROW = "{:<19}{:<63}{:<10}{}"
+
 LIMIT = 20  # seconds for a process that uses the GPU, of which torch's import takes some
 PROCESSES = 8  # of these at a time
 
@@ -45,7 +49,7 @@ class Simt:
     @staticmethod
     @cache
     def library() -> Library:
-        return Library(build.build("plain", "probe", [SOURCE]))
+        return Library(build.build("plain", "probe", SOURCES))
 
     def call(self, name: str, seed: int, *arguments: object) -> str:
         """Run a probe in the schedule of a seed; return what went wrong."""
@@ -62,7 +66,7 @@ class Cuda:
     @staticmethod
     @cache
     def library() -> ctypes.CDLL:
-        return ctypes.CDLL(str(nvcc.build("probe", [SOURCE], "90a")))
+        return ctypes.CDLL(str(nvcc.build("probe", SOURCES, "90a")))
 
     def call(self, name: str, seed: int, *arguments: object) -> str:
         """Run a probe; return what went wrong."""
@@ -76,6 +80,7 @@ class Cuda:
 
 
 DEVICES = {"simt": Simt(), "cuda": Cuda()}
+say = partial(print, flush=True)  # also into a pipe, since the process may be ended
 
 
 def difference(got: Tensor, expected: Tensor) -> str:
@@ -121,33 +126,70 @@ def check_in_process(name: str) -> str:
         return f"{name}: no end within {LIMIT} s"
     if done.returncode == 0:
         return ""
-    said = [*done.stdout.splitlines()[-1:], *done.stderr.splitlines()[-3:]]
-    return " | ".join([f"{name}: exit status {done.returncode}", *said])
+    lines = done.stdout.splitlines()
+    if lines and lines[-1].startswith(name):
+        return lines[-1]
+    return " | ".join([f"{name}: exit status {done.returncode}", *done.stderr.splitlines()[-3:]])
+
+
+def build_failures(missing: dict[str, str]) -> Iterator[str]:
+    """Build for each device that is not missing; yield the errors, and count it as missing then."""
+    for name, device in DEVICES.items():
+        if missing[name]:
+            continue
+        try:
+            device.library()
+        except RuntimeError as error:
+            missing[name] = "its build failed"
+            yield str(error)
+
+
+def result(fault: str | None) -> str:
+    return "none" if fault is None else "DIFFERS" if fault else "ok"
+
+
+def compare(executor: bool, gpu: bool) -> list[str]:
+    """Print a line for each probe as soon as it is done; return the disagreements."""
+    faults = []
+    say(ROW.format("probe", "assumes", "executor", "GPU"))
+    with ThreadPoolExecutor(PROCESSES) as pool:
+        on_gpu = {name: pool.submit(check_in_process, name) for name in PROBES if gpu}
+        for name, probe in PROBES.items():
+            simt = check(name, DEVICES["simt"]) if executor else None
+            cuda = on_gpu[name].result() if gpu else None
+            say(ROW.format(name, probe.__doc__, result(simt), result(cuda)))
+            faults += [f"executor, {simt}"] if simt else []
+            faults += [f"GPU, {cuda}"] if cuda else []
+    return faults
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--probe", choices=PROBES, help="only this one, in this process")
-    parser.add_argument("--device", choices=DEVICES, required=True)
+    parser.add_argument("--probe", choices=PROBES, help="only this one, on --device")
+    parser.add_argument("--device", choices=DEVICES, help="only this one")
     options = parser.parse_args(argv)
-    device = DEVICES[options.device]
+    if options.probe and not options.device:
+        parser.error("--probe needs --device")
     if options.probe:
-        fault = check(options.probe, device)
+        fault = check(options.probe, DEVICES[options.device])
         print(fault or f"{options.probe}: ok")
         return int(bool(fault))
-    if missing := build.missing() if options.device == "simt" else nvcc.missing("90a"):
-        print(f"probe: no {options.device}, {missing}")
+
+    missing = {"simt": build.missing(), "cuda": nvcc.missing("90a")}
+    if options.device:
+        missing |= {name: "not asked for" for name in DEVICES if name != options.device}
+    faults = list(build_failures(missing))
+    simt, cuda = (not missing[name] for name in DEVICES)
+    say(f"executor: {'tests/simt' if simt else 'none, ' + missing['simt']}")
+    say(f"GPU: {torch.cuda.get_device_name() if cuda else 'none, ' + missing['cuda']}")
+    wrong = compare(simt, cuda)
+    for fault in (*faults, *wrong):
+        say(fault)
+    if options.device and missing[options.device]:
         return 1
-    device.library()  # once for all processes
-    on_gpu = options.device == "cuda"
-    with ThreadPoolExecutor(PROCESSES if on_gpu else 1) as pool:
-        run = check_in_process if on_gpu else lambda name: check(name, device)
-        faults = dict(zip(PROBES, pool.map(run, PROBES), strict=True))
-    for name, fault in faults.items():
-        print(f"{name:<19}{PROBES[name].__doc__:<66}{'DIFFERS' if fault else 'ok'}")
-    wrong = list(filter(None, faults.values()))
-    print(*wrong, f"{len(faults) - len(wrong)} of {len(faults)} probes agree", sep="\n")
-    return int(bool(wrong))
+    if asked := len(PROBES) * (simt + cuda):
+        say(f"{asked - len(wrong)} of {asked} probes agree")
+    return int(bool(faults or wrong))
 
 
 if __name__ == "__main__":

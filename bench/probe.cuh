@@ -1,0 +1,36 @@
+// How the probes are launched.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+
+namespace amp_ext {
+
+struct Grid {
+  int blocks;
+  int threads;
+  size_t shared_bytes = 0;
+  int cluster = 1;
+  bool overlaps = false;  // starts while the kernel before it still runs
+};
+
+template <class... Params, class... Args>
+int launch(const Grid& grid, void (*kernel)(Params...), const Args&... args) {
+  cudaLaunchAttribute attributes[2];
+  attributes[0].id = cudaLaunchAttributeClusterDimension;
+  attributes[0].val.clusterDim.x = grid.cluster;
+  attributes[0].val.clusterDim.y = 1;
+  attributes[0].val.clusterDim.z = 1;
+  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[1].val.programmaticStreamSerializationAllowed = grid.overlaps;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(grid.blocks);
+  config.blockDim = dim3(grid.threads);
+  config.dynamicSmemBytes = grid.shared_bytes;
+  config.attrs = attributes;
+  config.numAttrs = 2;
+  return cudaLaunchKernelEx(&config, kernel, args...);
+}
+
+}  // namespace amp_ext

@@ -1,0 +1,169 @@
+"""What the manual says that the kernels of probe.cu must give.
+
+Each probe is a generator of calls, and its docstring says what it assumes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call.
+
+    Attributes:
+        arguments: what the function takes behind the two pointers.
+        input: what the first pointer points to.
+        expected: what the second one points to afterwards.
+        before: what it points to before; numbers that nothing yields when None.
+    """
+
+    arguments: tuple[int, ...]
+    input: Tensor
+    expected: Tensor
+    before: Tensor | None = None
+
+
+def integers(
+    *shape: int, low: int = 1, high: int = 30_000, dtype: torch.dtype = torch.int32
+) -> Tensor:
+    return torch.randint(low, high, shape).to(dtype)
+
+
+def words(numbers: Tensor) -> Tensor:
+    """Return int64 numbers modulo 2^32, as the 32 bits that a kernel writes."""
+    return (numbers & 0xFFFFFFFF).to(torch.int32)
+
+
+NOTHING = torch.zeros(1)
+LANES = torch.arange(32)
+
+# ---- warps, memory, barriers -------------------------------------------------------------------
+
+
+def warp() -> Iterator[Case]:
+    """shuffles, ballot, vote and the largest of 32 lanes"""
+    value = integers(32)
+    ballot = words((value.long() % 2 << LANES).sum())
+    for lane, sought in ((5, value[7].item()), (16, -1), (31, value[31].item())):
+        shuffled = [value[LANES ^ lane]] * 2 + [value[lane].expand(32)]
+        same = [ballot, (value == sought).any(), value.max()]
+        columns = [*shuffled, *(number.to(torch.int32).expand(32) for number in same)]
+        yield Case((lane, sought), value, torch.stack(columns, 1))
+
+
+def elect() -> Iterator[Case]:
+    """one lane of a warp is elected, always the same"""
+    yield Case((), NOTHING, torch.tensor([1, 0, 0], dtype=torch.int32).repeat(64, 1))
+
+
+def caches() -> Iterator[Case]:
+    """streaming and read-only accesses give the data"""
+    data = integers(2 * 32 * 3 * 4)
+    yield Case((), data, data)
+
+
+def cp_async() -> Iterator[Case]:
+    """a copy of fewer bytes adds zeros; one of none reads nothing"""
+    for size in (4, 8, 16):
+        data = integers(2, 64, size, high=256, dtype=torch.uint8)
+        copied = torch.arange(size) < torch.arange(64)[:, None] % (size + 1)
+        yield Case((size,), data, data * copied)
+
+
+def named_barriers() -> Iterator[Case]:
+    """barrier_arrive and barrier_sync hand data over, repeatedly"""
+    data = integers(5, 64)
+    yield Case((5,), data, data.flip(1))
+
+
+def mbarrier_phases() -> Iterator[Case]:
+    """fresh, an odd phase is over; n arrivals complete a phase"""
+    for arrivals, phases in ((3, 4), (1, 3)):
+        seen = torch.zeros(arrivals * phases + 1, dtype=torch.int32)
+        seen[-1] = 1
+        yield Case((arrivals, phases), NOTHING, seen)
+
+
+def mbarrier_order() -> Iterator[Case]:
+    """arrivals and waits order the shared memory of a block"""
+    data = integers(96)
+    yield Case((7,), data, data.roll(-33 * 7))
+
+
+def mbarrier_remote() -> Iterator[Case]:
+    """arrivals from another block complete a phase, and one alone"""
+    for blocks, cluster in ((2, 2), (8, 4)):
+        data = integers(blocks // cluster, cluster, 64)
+        yield Case((blocks, cluster), data, data + 1)
+
+
+# ---- clusters, grids, registers ----------------------------------------------------------------
+
+
+def cluster() -> Iterator[Case]:
+    """a block's rank is blockIdx.x % cluster size"""
+    for size in (1, 2, 4, 8):
+        rank = torch.arange(8, dtype=torch.int32) % size
+        yield Case((8, size), NOTHING, torch.stack([rank, torch.full_like(rank, size)], 1))
+
+
+def shared_address() -> Iterator[Case]:
+    """shared memory has one address in a cluster, a multiple of 1024"""
+    for size in (1, 2, 4):
+        yield Case((8, size), NOTHING, torch.zeros(8, 2, dtype=torch.int32))
+
+
+def turnstile() -> Iterator[Case]:
+    """add_release and wait_acquire order blocks that run at a time"""
+    blocks, total = 8, 0
+    for block in reversed(range(blocks)):
+        total = 3 * total + block
+    after = torch.tensor([blocks] + 32 * [total], dtype=torch.int32)
+    yield Case((blocks,), NOTHING, after, torch.zeros_like(after))
+
+
+def dependent_launch() -> Iterator[Case]:
+    """griddepcontrol_wait waits for the writes of the kernel before"""
+    blocks, steps = 4, 2000
+    data = integers(blocks * 64)
+    slow = data.long()
+    for _ in range(steps):
+        slow = (1664525 * slow + 1013904223) & 0xFFFFFFFF
+    yield Case((blocks, steps), data, words(torch.cat([slow, slow.flip(0)])))
+
+
+def setmaxnreg() -> Iterator[Case]:
+    """from 168 registers to 40 or 232, and values stay"""
+    blocks, packs = 160, 24
+    data = integers(384, 2 * packs, 4)
+    weights = torch.tensor([1, 5, 7, 11])
+    mixed = (data[:, :packs] ^ data[:, packs:].flip(1)).long() @ weights
+    block = torch.arange(blocks)[:, None]
+    total = block.repeat(1, 384)
+    for i in range(packs):
+        total = 3 * total + mixed[:, i] & 0xFFFFFFFF
+    total[:, :128] = 3 * block + ((data[:128, 0] ^ data[:128, 1]).long() @ weights)
+    yield Case((blocks,), data, words(total))
+
+
+PROBES = (
+    warp,
+    elect,
+    caches,
+    cp_async,
+    named_barriers,
+    mbarrier_phases,
+    mbarrier_order,
+    mbarrier_remote,
+    cluster,
+    shared_address,
+    turnstile,
+    dependent_launch,
+    setmaxnreg,
+)
