@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from harness.evidence import Ratios, Run, newest, ratio_text
 
 ROOT = Path(__file__).resolve().parents[2]

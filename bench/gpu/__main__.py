@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
-sys.path.append(str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from gpu.stages import ROOT, Summary, run_all
 from harness import evidence
 from harness.evidence import ratio_text

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-sys.path.append(str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from amp_ext._library import _C
 from workloads.gemm_shapes import Shape, planned_products
 

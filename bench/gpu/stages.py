@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import TextIO
 
 ROOT = Path(__file__).resolve().parents[2]
-LAST, TELLING = 12, 30  # lines kept of a stage that failed
+LAST, CAUSES = 12, 30  # lines kept of a stage that failed
 GRACE = 5  # seconds to end after an interrupt
 # pytest's failures and crashes, compilers' errors, where in a test a process was ended, and cases
 # of run.py that failed.
-TELLS = re.compile(r'\b(FAILED|ERROR)\b|crashed while|\berror: |File ".*/tests/|NO RATIO')
+CAUSE = re.compile(r'\b(FAILED|ERROR)\b|crashed while|\berror: |File ".*/tests/|NO RATIO')
 COUNTS = re.compile(
     r"\d+ (passed|failed|errors?|skipped|deselected)\b.* in |no tests ran|is well$|probes agree$"
 )
@@ -65,7 +65,7 @@ class Output:
 
     log: TextIO
     last: deque[str] = field(default_factory=lambda: deque(maxlen=LAST))
-    telling: deque[str] = field(default_factory=lambda: deque(maxlen=TELLING))
+    causes: deque[str] = field(default_factory=lambda: deque(maxlen=CAUSES))
 
     def read(self, lines: Iterable[str]) -> None:
         for text in lines:
@@ -73,8 +73,8 @@ class Output:
             self.show(line)
             if line:
                 self.last.append(line)
-            if TELLS.search(line):
-                self.telling.append(line)
+            if CAUSE.search(line):
+                self.causes.append(line)
 
     def show(self, line: str) -> None:
         print(line, flush=True)
@@ -86,7 +86,7 @@ class Output:
 
     def tail(self) -> tuple[str, ...]:
         last = list(self.last)
-        return (*(line for line in list(self.telling) if line not in last), *last)
+        return (*(line for line in list(self.causes) if line not in last), *last)
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ class Record(TypedDict):
     gb_per_s: float | None  # 1e9 of them a second, at p20
     flops: int | None  # floating-point operations of one launch
     gflop_per_s: float | None
-    parameters: int | None  # served by one launch
+    parameters: int | None  # of the optimizer that a step updates
     calls: int  # that one launch consists of
     ratio: float | None  # the baseline's p20 over this one's; None for refused cases too
     counted: bool  # whether the case enters the geometric mean

@@ -101,7 +101,7 @@ class Variant:
 
     Args:
         module: computes them.
-        parameters: whose gradients it forms, in the order of those of `Layers`.
+        parameters: whose gradients it computes, in the order of those of `Layers`.
         around: the context in which it does.
     """
 

@@ -55,7 +55,7 @@ class TimedStep:
 
 
 class Loop:
-    """A scaler and an SGD optimizer that serve a model."""
+    """A scaler and an SGD optimizer of a model."""
 
     rtol = 0.0  # of gradients and parameters that count as torch's
 
@@ -94,7 +94,7 @@ class ClippingLoop(Loop):
 
 
 def build(kind: type[Loop], count: int, fused: bool, device: torch.device) -> Trial:
-    """All scalers serve one model, as big in the caches as a user's."""
+    """All scalers have one model, as big in the caches as a user's."""
     model = Model(count, device)
     lines = providers.lines(amp_ext.GradScaler, torch.amp.GradScaler, device)
 
