@@ -7,18 +7,19 @@ literal value) checks the oracle as well. To add an executor, add an entry to EX
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import pytest
 import torch
 
 import amp_ext
-import simt_ops
-from amp_ext import reference
+from amp_ext import _C, reference
 from amp_ext._triton import is_interpreted, triton_version
 from simt import build
+from simt.backend import simt
 
 T = TypeVar("T")
 
@@ -33,7 +34,8 @@ class Executor:
         ops: has a function for each op.
         missing: why it cannot run here; empty when it can.
         cuda_kernels: it runs csrc/kernels.
-        backend: what amp_ext.set_backend is to choose for it; conftest.py does.
+        backend: what amp_ext.set_backend is to choose for it, or "simt".
+        sm90: whether the device of simt is one of sm_90.
         interpreted: a launch takes some ten milliseconds, and so do a few tensors of a list.
     """
 
@@ -43,7 +45,27 @@ class Executor:
     missing: str = ""
     cuda_kernels: bool = False
     backend: str | None = None
+    sm90: bool = False
     interpreted: bool = False
+
+    @contextmanager
+    def chosen(self) -> Iterator[None]:
+        """Have amp_ext run the ops on it; conftest.py does for a test's executor."""
+        before, products = amp_ext.get_backend(), _C.uses_gemm_kernels()
+        if self.backend == "simt":
+            library = simt()
+            library.seed(torch.initial_seed())
+            library.set_sm90(self.sm90)
+            library.force_tile()
+            _C.use_backend("cpu", "simt")
+            _C.use_gemm_kernels(True)
+        else:
+            amp_ext.set_backend(self.backend or before)
+        try:
+            yield
+        finally:
+            amp_ext.set_backend(before)
+            _C.use_gemm_kernels(products)
 
     def scalar(self, value: float, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """Return a 0-dim tensor on the device."""
@@ -92,8 +114,18 @@ EXECUTORS = (
         interpreted=is_interpreted(),
     ),
 )
-SIMT = Executor("simt", CPU, simt_ops.Ops(), build.missing(), cuda_kernels=True)
-SIMT_SM90 = replace(SIMT, name="simt_sm90", ops=simt_ops.Ops(sm90=True))
+SIMT, SIMT_SM90 = (
+    Executor(
+        "simt_sm90" if sm90 else "simt",
+        CPU,
+        amp_ext.ops,
+        build.missing(),
+        cuda_kernels=True,
+        backend="simt",
+        sm90=sm90,
+    )
+    for sm90 in (False, True)
+)
 KERNEL_EXECUTORS = (*EXECUTORS, SIMT)
 GEMM_EXECUTORS = (*KERNEL_EXECUTORS, SIMT_SM90)
 
