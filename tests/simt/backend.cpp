@@ -13,7 +13,8 @@ namespace {
 
 using namespace amp_ext;
 
-// The order of the launches to come: of its own for each, or the same for all.
+// The device, and the order in which each of the launches to come runs, follow from the seed, unless
+// all of them are to be the same.
 uint64_t seed = 0, launches = 0;
 std::optional<Options> pinned;
 
@@ -23,7 +24,7 @@ GemmPlan last_plan;
 void set_schedule() {
   const uint64_t number = seed + launches++;
   options = pinned.value_or(
-      Options{number, 1 + static_cast<int>(number % 4), 1 + static_cast<int>(number / 4 % 4)});
+      Options{number, 1 + static_cast<int>(number % 4), 1 + static_cast<int>(seed / 4 % 4)});
 }
 
 class SimtServices final : public Services {
@@ -46,13 +47,13 @@ class SimtServices final : public Services {
   Services& host_;
 };
 
-// Some tile for sm_90a that can compute the product, by turns each of them.
-ForcedTile next_tile(const GemmArgs& g) {
+// One of the tiles for sm_90a that can compute the product.
+ForcedTile some_tile(const GemmArgs& g) {
   constexpr int kClusters[][2] = {{1, 1}, {2, 1}, {1, 2}};
-  int tile = static_cast<int>(options.seed % kSm90TileCount);
+  int tile = static_cast<int>(seed % kSm90TileCount);
   while (!kSm90Tiles[tile].serves(layout_of_b(g).major)) tile = (tile + 1) % kSm90TileCount;
-  const auto [m, n] = kClusters[options.multiprocessors > 1 ? options.seed / kSm90TileCount % 3 : 0];
-  return {true, tile, m, n, 1 + static_cast<int64_t>(options.seed % 3), /*whole=*/0};
+  const auto [m, n] = kClusters[options.multiprocessors > 1 ? seed / kSm90TileCount % 3 : 0];
+  return {true, tile, m, n, 1 + static_cast<int64_t>(seed % 3), /*whole=*/0};
 }
 
 class SimtBackend final : public cuda::CudaBackend {
@@ -81,7 +82,7 @@ class SimtBackend final : public cuda::CudaBackend {
  protected:
   GemmPlan plan(const GemmArgs& g, const cuda::Target& target) const override {
     const std::optional<ForcedTile> asked = forced_tile;
-    if (!asked && sm90 && can_run_sm90(g)) forced_tile = next_tile(g);
+    if (!asked && sm90 && can_run_sm90(g)) forced_tile = some_tile(g);
     last_plan = choose_plan(g, target);
     forced_tile = asked;
     return last_plan;
@@ -108,7 +109,7 @@ const amp_ext::Backend* amp_ext_backend() {
   return &backend;
 }
 
-// Each launch from now on has a schedule of its own, which follows from `seed`.
+// Each launch from now on has a schedule of its own, and all have one device, as `seed` has it.
 void simt_seed(uint64_t seed) {
   simt::seed = seed;
   simt::launches = 0;
@@ -121,7 +122,7 @@ void simt_pin(uint64_t seed, int resident_blocks, int multiprocessors) {
 }
 
 // Whether the device is one of sm_90: then its kernel computes each product that it can, with a
-// tile that differs from launch to launch.
+// tile that follows from the seed.
 void simt_set_sm90(bool sm90) { simt::sm90 = sm90; }
 
 // The tile of the products to come; -1 for none in particular. See amp_ext::ForcedTile.

@@ -100,6 +100,18 @@ def _missing_triton() -> str:
 
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+SIMT, SIMT_SM90 = (
+    Executor(
+        "simt_sm90" if sm90 else "simt",
+        CPU,
+        amp_ext.ops,
+        build.missing(),
+        cuda_kernels=True,
+        backend="simt",
+        sm90=sm90,
+    )
+    for sm90 in (False, True)
+)
 REFERENCE = Executor("reference", CPU, reference)
 EXECUTORS = (
     REFERENCE,
@@ -113,21 +125,8 @@ EXECUTORS = (
         backend="triton",
         interpreted=is_interpreted(),
     ),
+    SIMT,
 )
-SIMT, SIMT_SM90 = (
-    Executor(
-        "simt_sm90" if sm90 else "simt",
-        CPU,
-        amp_ext.ops,
-        build.missing(),
-        cuda_kernels=True,
-        backend="simt",
-        sm90=sm90,
-    )
-    for sm90 in (False, True)
-)
-KERNEL_EXECUTORS = (*EXECUTORS, SIMT)
-GEMM_EXECUTORS = (*KERNEL_EXECUTORS, SIMT_SM90)
 
 
 def _parameters(executors: Sequence[Executor]) -> list[Any]:
@@ -147,14 +146,8 @@ every_executor = pytest.mark.parametrize("executor", _parameters(EXECUTORS))
 against_oracle = pytest.mark.parametrize("executor", _parameters(EXECUTORS[1:]))
 """For comparisons with the oracle, and for what it does not promise: errors, determinism."""
 
-every_kernel_executor = pytest.mark.parametrize("executor", _parameters(KERNEL_EXECUTORS))
-"""As every_executor, for ops whose CUDA kernels tests/simt runs on the CPU too."""
+every_gemm_executor = pytest.mark.parametrize("executor", _parameters((*EXECUTORS, SIMT_SM90)))
+"""As every_executor, for products, which have two CUDA kernels."""
 
-kernels_against_oracle = pytest.mark.parametrize("executor", _parameters(KERNEL_EXECUTORS[1:]))
+gemm_against_oracle = pytest.mark.parametrize("executor", _parameters((*EXECUTORS[1:], SIMT_SM90)))
 """As against_oracle, likewise."""
-
-every_gemm_executor = pytest.mark.parametrize("executor", _parameters(GEMM_EXECUTORS))
-"""As every_kernel_executor, for products, which have two CUDA kernels."""
-
-gemm_against_oracle = pytest.mark.parametrize("executor", _parameters(GEMM_EXECUTORS[1:]))
-"""As kernels_against_oracle, likewise."""
