@@ -25,6 +25,8 @@ class Simt(Library):
         self.functions.simt_pin.argtypes = [c_uint64, c_int, c_int]
         self.functions.simt_force_tile.argtypes = [c_bool, *[c_int] * 3, *[c_int64] * 2]
         self.functions.simt_plan_text.restype = c_char_p
+        self.functions.simt_check_plans.argtypes = [c_uint64, c_bool]
+        self.functions.simt_check_plans.restype = c_char_p
 
     def seed(self, seed: int) -> None:
         """Give each launch from now on a schedule of its own."""
@@ -52,6 +54,10 @@ class Simt(Library):
     def plan(self) -> str:
         """Return the plan of the last product, in words."""
         return self.functions.simt_plan_text().decode()
+
+    def check_plans(self, seed: int, sm90: bool) -> str:
+        """Return what does not hold for some plan of random products; empty if all is well."""
+        return self.functions.simt_check_plans(seed, sm90).decode()
 
     def cost(self, call: object, *arguments: object, **options: object) -> Counters:
         """Return what a call launches and moves."""
