@@ -1,10 +1,10 @@
 // Compiled once per instruction set, under the rules of span.cpp, except that a multiply and an add
 // may fuse: the order of a matrix product's sum is not promised.
-#include "tile.h"
+#include "isa/tile.h"
 
 #include <cstring>
 
-#include "activation.h"
+#include "isa/activation.h"
 
 namespace amp_ext::cpu {
 namespace {

@@ -5,9 +5,9 @@
 #include <cstring>
 #include <utility>
 
-#include "amp_ext/launch.h"
-#include "span.h"
-#include "tile.h"
+#include "amp_ext/cpu.h"
+#include "isa/span.h"
+#include "isa/tile.h"
 
 namespace amp_ext::cpu {
 namespace {

@@ -1,7 +1,7 @@
 // Compiled once per instruction set with AMP_EXT_ISA = baseline, avx2 or avx512: plain loops for
 // the compiler to vectorise. Everything has internal linkage and no standard library template is
 // used: a merged copy of one could carry AVX-512 code to a machine without it.
-#include "span.h"
+#include "isa/span.h"
 
 #include <cstring>
 

@@ -1,9 +1,9 @@
 #include <atomic>
 #include <cmath>
 
-#include "amp_ext/launch.h"
-#include "foreach.h"
-#include "span.h"
+#include "amp_ext/cpu.h"
+#include "isa/span.h"
+#include "lists/foreach.h"
 
 namespace amp_ext::cpu {
 

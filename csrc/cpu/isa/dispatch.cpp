@@ -2,9 +2,9 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "amp_ext/launch.h"
-#include "span.h"
-#include "tile.h"
+#include "amp_ext/cpu.h"
+#include "isa/span.h"
+#include "isa/tile.h"
 
 namespace amp_ext::cpu {
 

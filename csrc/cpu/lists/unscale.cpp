@@ -1,10 +1,10 @@
 #include <atomic>
 #include <cmath>
 
-#include "amp_ext/clip.h"
-#include "amp_ext/launch.h"
-#include "foreach.h"
-#include "span.h"
+#include "amp_ext/cpu.h"
+#include "amp_ext/scale.h"
+#include "isa/span.h"
+#include "lists/foreach.h"
 
 namespace amp_ext::cpu {
 

@@ -1,12 +1,12 @@
-#include "amp_ext/launch.h"
-#include "amp_ext/scale_policy.h"
+#include "amp_ext/cpu.h"
+#include "amp_ext/scale.h"
 
 namespace amp_ext::cpu {
 
 Status launch_update_scale(const UpdateScaleArgs& args, const CpuContext&) {
   bool overflow = false;
   for (int64_t i = 0; i < args.found_inf_count; ++i) overflow |= *args.found_infs[i] != 0.0f;
-  update_scale(args.update, overflow);
+  move_scale(args.update, overflow);
   return Status::ok;
 }
 

@@ -1,8 +1,8 @@
 #include <atomic>
 
-#include "amp_ext/launch.h"
-#include "foreach.h"
-#include "span.h"
+#include "amp_ext/cpu.h"
+#include "isa/span.h"
+#include "lists/foreach.h"
 
 namespace amp_ext::cpu {
 

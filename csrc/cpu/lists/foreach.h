@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "amp_ext/launch.h"
+#include "amp_ext/cpu.h"
 
 namespace amp_ext::cpu {
 
