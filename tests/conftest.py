@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import os
 import re
 import zlib
@@ -80,15 +81,23 @@ def seed(request: pytest.FixtureRequest) -> None:
 
 
 @pytest.fixture(autouse=True)
-def backend(request: pytest.FixtureRequest) -> Iterator[None]:
+def backend(request: pytest.FixtureRequest, seed: None) -> Iterator[None]:
     """Choose the backend of the test's executor."""
-    import amp_ext
-
     executor = parameters_of(request.node).get("executor")
-    before = amp_ext.get_backend()
-    amp_ext.set_backend(getattr(executor, "backend", None) or before)
-    yield
-    amp_ext.set_backend(before)
+    with executor.chosen() if executor else contextlib.nullcontext():
+        yield
+
+
+@pytest.fixture
+def simt(backend: None) -> Iterator[Any]:
+    """Have CPU tensors go to the CUDA kernels; return the library that executes them."""
+    from executors import SIMT
+    from simt.backend import simt
+
+    if SIMT.missing:
+        pytest.skip(SIMT.missing)
+    with SIMT.chosen():
+        yield simt()
 
 
 @pytest.fixture(autouse=True)

@@ -23,12 +23,12 @@ from cases import (
     whole_and_view,
 )
 from cast_cases import BF16, EVERY_PAIR, FP16, FP32, FP64, check, every_pair, pair, patterns
-from executors import Executor, every_kernel_executor, kernels_against_oracle
+from executors import Executor, every_executor, against_oracle
 
 # ---- values ------------------------------------------------------------------------------------
 
 
-@every_kernel_executor
+@every_executor
 @pytest.mark.parametrize("wide", [FP32, FP64], ids=str)
 @pytest.mark.parametrize("dtype", [FP16, BF16], ids=str)
 @pytest.mark.parametrize("length", [2**16, 3], ids=["whole", "short-tensors"])
@@ -45,7 +45,7 @@ def test_all_16_bit_patterns_there_and_back(
     assert_all_same(back, values)
 
 
-@every_kernel_executor
+@every_executor
 @every_pair
 def test_bit_patterns_as_torch(
     executor: Executor, dtype: torch.dtype, output_dtype: torch.dtype
@@ -57,7 +57,7 @@ def test_bit_patterns_as_torch(
         assert torch.equal(bits(output), bits(source)), "NaN payloads count here"
 
 
-@every_kernel_executor
+@every_executor
 @pytest.mark.parametrize("size", [1, 37])
 @pytest.mark.parametrize(
     ("dtype", "output_dtype", "value", "expected"),
@@ -105,7 +105,7 @@ def test_rounding(
 # ---- lists -------------------------------------------------------------------------------------
 
 
-@every_kernel_executor
+@every_executor
 @pytest.mark.parametrize("count", [1, 3, 1008, 1009, 2000])
 def test_lists_of_mixed_dtypes(executor: Executor, count: int) -> None:
     """1008 pairs travel in a kernel's parameters, more do not."""
@@ -116,7 +116,7 @@ def test_lists_of_mixed_dtypes(executor: Executor, count: int) -> None:
     check(executor, outputs, inputs)
 
 
-@kernels_against_oracle
+@against_oracle
 def test_every_layout_in_one_list(executor: Executor) -> None:
     places = [(name, *dtypes) for name in LAYOUTS for dtypes in EVERY_PAIR]
     outputs = [whole_and_view(name, dtype, executor.device)[1] for name, _, dtype in places]
@@ -124,12 +124,12 @@ def test_every_layout_in_one_list(executor: Executor) -> None:
     check(executor, outputs, inputs)
 
 
-@every_kernel_executor
+@every_executor
 def test_no_tensors(executor: Executor) -> None:
     executor.ops.cast_([], [])
 
 
-@every_kernel_executor
+@every_executor
 def test_empty_tensors_anywhere(executor: Executor) -> None:
     empty = torch.empty(0, 4, device=executor.device)
     output, source = pair(executor, 5, FP32, FP16)
@@ -147,7 +147,7 @@ def results(executor: Executor, inputs: list[Tensor], dtypes: list[torch.dtype])
     return outputs
 
 
-@kernels_against_oracle
+@against_oracle
 def test_the_same_in_every_run_and_for_any_number_of_threads(executor: Executor) -> None:
     """More elements than the CPU gives one thread, and bits as torch has them at the first run."""
     made = [random((size,), dtype, executor.device) for size in SIZES for dtype in FLOATS]
@@ -168,7 +168,7 @@ some_list = st.lists(
 )
 
 
-@kernels_against_oracle
+@against_oracle
 @settings(max_examples=60, deadline=None)
 @given(places=some_list)
 def test_any_list(
@@ -220,7 +220,7 @@ def test_parameters(sequence: type) -> None:
 
 
 @pytest.mark.slow
-@kernels_against_oracle
+@against_oracle
 def test_more_than_2_to_the_31_elements(executor: Executor) -> None:
     source = torch.ones(2**31 + 5, dtype=BF16, device=executor.device)
     source[-1] = 3.0

@@ -22,7 +22,7 @@ from cases import (
     whole_and_view,
 )
 from cast_cases import FP16, FP32, FP64, PAIRS_OF_EACH_KIND, check, every_pair, pair, patterns
-from executors import SIMT, Executor, every_kernel_executor, kernels_against_oracle
+from executors import SIMT, Executor, every_executor, against_oracle
 from simt.library import Counters, Schedule
 from simt_ops import Ops
 
@@ -34,7 +34,7 @@ OFFSETS = [(0, 0), (8, 8), (3, 3), (1, 0), (0, 1), (2, 5)]
 """Where output and input begin, in elements behind an aligned address."""
 
 
-@kernels_against_oracle
+@against_oracle
 @pytest.mark.parametrize("offsets", OFFSETS, ids=lambda o: f"at-{o[0]}-from-{o[1]}")
 @every_pair
 def test_every_edge(
@@ -49,7 +49,7 @@ def test_every_edge(
     check(executor, outputs, inputs)
 
 
-@kernels_against_oracle
+@against_oracle
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtypes", PAIRS_OF_EACH_KIND, ids=str)
 def test_layouts(executor: Executor, dtypes: tuple[torch.dtype, torch.dtype], layout: str) -> None:
@@ -62,7 +62,7 @@ def test_layouts(executor: Executor, dtypes: tuple[torch.dtype, torch.dtype], la
         check(executor, [to], [of])
 
 
-@kernels_against_oracle
+@against_oracle
 @pytest.mark.parametrize("layout", OVERLAPPING)
 def test_inputs_whose_elements_share_memory(executor: Executor, layout: str) -> None:
     source = whole_and_view(layout, FP32, executor.device)[1]
@@ -70,7 +70,7 @@ def test_inputs_whose_elements_share_memory(executor: Executor, layout: str) -> 
     check(executor, [output], [source])
 
 
-@every_kernel_executor
+@every_executor
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_a_tensor_as_its_own_input(executor: Executor, dtype: torch.dtype) -> None:
     """Nothing is written, and others may read it."""

@@ -26,7 +26,7 @@ from cases import (
     threads,
     whole_and_view,
 )
-from executors import Executor, every_kernel_executor, kernels_against_oracle
+from executors import Executor, every_executor, against_oracle
 
 # 1.5 gives products half-way between two 16-bit values, 2**-140 is subnormal.
 FACTORS = (1.0, 1.5, 2.0**-16, 1 / 3, -0.7, 0.0, 2.0**-140, 1e30, math.inf, math.nan)
@@ -44,7 +44,7 @@ def check_against_oracle(executor: Executor, grads: list[torch.Tensor], factor: 
     return found_inf.item()
 
 
-@every_kernel_executor
+@every_executor
 @pytest.mark.parametrize("factor", TAME_FACTORS)
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_equals_torch(executor: Executor, dtype: torch.dtype, factor: float) -> None:
@@ -59,7 +59,7 @@ def test_equals_torch(executor: Executor, dtype: torch.dtype, factor: float) -> 
     assert_same(found_inf, torch_found_inf)
 
 
-@kernels_against_oracle
+@against_oracle
 @pytest.mark.parametrize("factor", FACTORS)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_all_16_bit_patterns(executor: Executor, dtype: torch.dtype, factor: float) -> None:
@@ -67,7 +67,7 @@ def test_all_16_bit_patterns(executor: Executor, dtype: torch.dtype, factor: flo
     assert check_against_oracle(executor, [grad], factor) == 1.0
 
 
-@kernels_against_oracle
+@against_oracle
 @pytest.mark.parametrize("factor", [1.5, 2.0**-16, 1 / 3, 1e30])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_all_16_bit_patterns_in_short_tensors(
@@ -81,7 +81,7 @@ def test_all_16_bit_patterns_in_short_tensors(
     assert_all_same(grads, expected)
 
 
-@kernels_against_oracle
+@against_oracle
 @pytest.mark.parametrize("factor", FACTORS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_random_bit_patterns(executor: Executor, dtype: torch.dtype, factor: float) -> None:
@@ -89,7 +89,7 @@ def test_random_bit_patterns(executor: Executor, dtype: torch.dtype, factor: flo
     assert check_against_oracle(executor, [grad], factor) == 1.0
 
 
-@every_kernel_executor
+@every_executor
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_factor_of_one_keeps_every_bit(executor: Executor, dtype: torch.dtype) -> None:
     sixteen_bits = dtype.itemsize == 2
@@ -100,7 +100,7 @@ def test_factor_of_one_keeps_every_bit(executor: Executor, dtype: torch.dtype) -
     assert torch.equal(bits(grad), before), "NaN payloads count here"
 
 
-@every_kernel_executor
+@every_executor
 @pytest.mark.parametrize(
     ("dtype", "value", "factor", "overflows"),
     [
@@ -124,7 +124,7 @@ def test_product_is_judged_after_rounding(
     assert bool(grad.isfinite().all()) is not overflows
 
 
-@kernels_against_oracle
+@against_oracle
 @pytest.mark.parametrize("offset", [0, 1, 2, 3])
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_finds_a_bad_value_at_every_edge(
@@ -149,7 +149,7 @@ def test_finds_a_bad_value_at_every_edge(
             assert_same(whole, expected)
 
 
-@kernels_against_oracle
+@against_oracle
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_layouts(executor: Executor, dtype: torch.dtype, layout: str) -> None:
@@ -162,7 +162,7 @@ def test_layouts(executor: Executor, dtype: torch.dtype, layout: str) -> None:
     assert_same(whole, expected_whole)
 
 
-@kernels_against_oracle
+@against_oracle
 @pytest.mark.parametrize("count", [1, 3, 2000])
 @pytest.mark.parametrize("bad", [None, 0, -1], ids=["finite", "first-bad", "last-bad"])
 def test_lists_of_mixed_dtypes(executor: Executor, count: int, bad: int | None) -> None:
@@ -174,13 +174,13 @@ def test_lists_of_mixed_dtypes(executor: Executor, count: int, bad: int | None) 
     assert found_inf == float(bad is not None)
 
 
-@kernels_against_oracle
+@against_oracle
 def test_every_layout_in_one_list(executor: Executor) -> None:
     grads = [whole_and_view(name, dt, executor.device)[1] for name in LAYOUTS for dt in FLOATS]
     assert check_against_oracle(executor, grads, 2.0**-10) == 0.0
 
 
-@every_kernel_executor
+@every_executor
 def test_empty_tensors_anywhere(executor: Executor) -> None:
     empty = torch.empty(0, device=executor.device)
     full = torch.full((3,), 8.0, device=executor.device)
@@ -191,7 +191,7 @@ def test_empty_tensors_anywhere(executor: Executor) -> None:
     assert found_inf.item() == 0.0
 
 
-@every_kernel_executor
+@every_executor
 @pytest.mark.parametrize("already", [0.0, 1.0])
 def test_empty_list_writes_nothing(executor: Executor, already: float) -> None:
     found_inf = executor.scalar(already)
@@ -199,7 +199,7 @@ def test_empty_list_writes_nothing(executor: Executor, already: float) -> None:
     assert found_inf.item() == already
 
 
-@every_kernel_executor
+@every_executor
 @pytest.mark.parametrize("shape", [(), (1,)], ids=str)
 def test_found_inf_is_set_to_one_and_never_cleared(
     executor: Executor, shape: tuple[int, ...]
@@ -213,7 +213,7 @@ def test_found_inf_is_set_to_one_and_never_cleared(
         assert found_inf.item() == expected
 
 
-@kernels_against_oracle
+@against_oracle
 def test_number_of_threads_changes_nothing(executor: Executor) -> None:
     grads = [random((size,), dtype, executor.device) for size in SIZES for dtype in FLOATS]
     again = copies(grads)
@@ -244,7 +244,7 @@ def clip(
     return found_inf.item()
 
 
-@every_kernel_executor
+@every_executor
 def test_clips_as_torch(executor: Executor) -> None:
     """Bit for bit: ones times the factor are the factor."""
     norms = [0.0, 1e-30, 1e-7, 1.0, 3e38, *torch.randn(40).mul(4).exp().tolist()]
@@ -259,7 +259,7 @@ def test_clips_as_torch(executor: Executor) -> None:
             assert_same(grad, expected.grad)
 
 
-@every_kernel_executor
+@every_executor
 @pytest.mark.parametrize("scale", [2.0**127, 2.0**120, 1000.0, 0.3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_unscales_and_clips_as_torch(executor: Executor, dtype: torch.dtype, scale: float) -> None:
@@ -278,7 +278,7 @@ def test_unscales_and_clips_as_torch(executor: Executor, dtype: torch.dtype, sca
         assert_same(grad, expected.grad.to(executor.device))
 
 
-@every_kernel_executor
+@every_executor
 @pytest.mark.parametrize(("norm", "max_norm"), UNCLIPPED, ids=str)
 def test_norm_within_the_limit_changes_nothing(
     executor: Executor, norm: float | None, max_norm: float | None
@@ -293,7 +293,7 @@ def test_norm_within_the_limit_changes_nothing(
     assert_all_same(grads, expected)
 
 
-@kernels_against_oracle
+@against_oracle
 @pytest.mark.parametrize("count", [1, 3, 2000])
 @pytest.mark.parametrize("factor", [1.0, 2.0**-16, 1 / 3, -0.7])
 def test_clips_any_list(executor: Executor, count: int, factor: float) -> None:
@@ -311,7 +311,7 @@ def test_clips_any_list(executor: Executor, count: int, factor: float) -> None:
         assert_all_same(actual, expected)
 
 
-@every_kernel_executor
+@every_executor
 @pytest.mark.parametrize("norm", NON_FINITE)
 @pytest.mark.parametrize("max_norm", [None, 0.0, 1.0])
 @pytest.mark.parametrize("count", [0, 1, 20, 1500])
@@ -329,7 +329,7 @@ def test_norm_that_is_not_finite(
     assert_all_same(grads, before)
 
 
-@every_kernel_executor
+@every_executor
 @pytest.mark.parametrize("max_norm", [None, 4.0])
 def test_clipping_by_one_leaves_gradients_alone(executor: Executor, max_norm: float | None) -> None:
     """They are not even read: a finite norm says that they are finite. Here it is a lie."""
@@ -341,7 +341,7 @@ def test_clipping_by_one_leaves_gradients_alone(executor: Executor, max_norm: fl
         assert torch.equal(bits(grad), was)
 
 
-@every_kernel_executor
+@every_executor
 def test_found_inf_does_not_stop_the_clipping(executor: Executor) -> None:
     """Other blocks may set it under way, so no block decides by it."""
     grads = [torch.full((9,), 8.0, device=executor.device) for _ in range(40)]
@@ -349,7 +349,7 @@ def test_found_inf_does_not_stop_the_clipping(executor: Executor) -> None:
     assert all(grad.tolist() == [2.0] * 9 for grad in grads)
 
 
-@every_kernel_executor
+@every_executor
 @pytest.mark.parametrize(("max_norm", "overflows"), [(1e6, True), (1.5e5, False)])
 def test_clipped_product_is_judged_after_rounding(
     executor: Executor, max_norm: float, overflows: bool
@@ -359,7 +359,7 @@ def test_clipped_product_is_judged_after_rounding(
     assert bool(grad.isfinite().all()) is not overflows
 
 
-@every_kernel_executor
+@every_executor
 def test_norm_of_shape_one(executor: Executor) -> None:
     grad = torch.full((5,), 8.0, device=executor.device)
     scalars = [torch.full((1,), value, device=executor.device) for value in (0.0, 0.5, 3.999999)]
@@ -372,7 +372,7 @@ lists_of_gradients = st.lists(
 )
 
 
-@kernels_against_oracle
+@against_oracle
 @settings(max_examples=60, deadline=None)
 @given(
     kinds=lists_of_gradients,
@@ -393,7 +393,7 @@ def test_any_list(
 
 
 @pytest.mark.slow
-@kernels_against_oracle
+@against_oracle
 def test_more_than_2_to_the_31_elements(executor: Executor) -> None:
     grad = torch.ones(2**31 + 5, dtype=torch.bfloat16, device=executor.device)
     grad[-1] = math.inf
