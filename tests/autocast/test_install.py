@@ -19,7 +19,7 @@ import amp_ext
 from autocast_cases import FORMS, LOW, Form, Seen, assert_within
 
 FP16 = {"device_type": "cpu", "dtype": torch.float16}
-TESTS = Path(__file__).resolve().parent
+SUPPORT = Path(__file__).resolve().parents[1] / "support"
 
 
 @pytest.fixture(autouse=True)
@@ -184,7 +184,7 @@ def test_no_warning_is_printed() -> None:
 # Prints the bytes of every form's result and gradients under torch.autocast, and what ran.
 RESULTS = """
 import hashlib, sys
-sys.path.insert(0, {tests!r})
+sys.path.insert(0, {support!r})
 import torch
 {before}
 from autocast_cases import FORMS, LOW, Seen
@@ -218,7 +218,7 @@ amp_ext.uninstall()
 
 
 def fresh_results(before: str) -> str:
-    code = RESULTS.format(tests=str(TESTS), before=before)
+    code = RESULTS.format(support=str(SUPPORT), before=before)
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     return run.stdout
