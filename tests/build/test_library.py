@@ -15,7 +15,8 @@ from torch._C import DispatchKey, DispatchKeySet
 
 import amp_ext
 from amp_ext import _C, _build_info
-from cases import LIST_OPS, arguments, unwritten
+from amp_ext.ops import LIST_OPS
+from cases import arguments, unwritten
 
 # One sentence, without a stop inside, that ends with a command.
 SENTENCE = r"^amp_ext [^\n]*(rebuild|build) it [^\n]*: (\w+=\S+ )?pip install \S.*$"
