@@ -6,6 +6,15 @@ from torch import Tensor
 from amp_ext import _flops  # noqa: F401  (has torch count them)
 from amp_ext._library import _C  # noqa: F401  (registers the ops)
 
+__all__ = [  # noqa: RUF022
+    "gemm",
+    "gemm_with_aux",
+    "gemm_times_derivative",
+    "gemm_accumulate_",
+    "linear",
+    "mlp",
+]
+
 _ops = torch.ops.amp_ext
 
 

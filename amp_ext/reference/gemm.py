@@ -1,10 +1,19 @@
-"""The oracle's matrix products; amp_ext.reference has them all and says how they round."""
+"""The oracle of the matrix products."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+__all__ = [
+    "gemm",
+    "gemm_accumulate_",
+    "gemm_times_derivative",
+    "gemm_with_aux",
+    "linear",
+    "mlp",
+]
 
 
 def gemm(
@@ -21,27 +30,10 @@ def gemm(
     activation: str = "none",
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Return round(act(alpha * A @ B + beta * c + bias)), formed in fp64 and rounded once.
+    """Return round(act(alpha * A @ B + beta * c + bias)), computed in fp64 and rounded once.
 
-    A is a, or a with its last two dimensions swapped when trans_a; B likewise. The leading (batch)
-    dimensions are equal, or only one of the two has any. With beta = 0 c is not read.
-
-    Args:
-        a: float16, bfloat16, float32 or float64. A is [*, m, k].
-        b: the same, of a dtype of its own. B is [*, k, n].
-        trans_a: whether a is stored as [*, k, m].
-        trans_b: whether b is stored as [*, n, k].
-        sum_batch: whether A @ B is summed over the leading dimensions, which a and b both have.
-        c: any of the four dtypes; broadcast to [*, m, n].
-        alpha: factor of the product.
-        beta: factor of c.
-        bias: [n], any of the four dtypes.
-        activation: "none"; "relu": max(x, 0), NaN for NaN; "gelu": x * Phi(x), Phi the normal
-            distribution; or "gelu_tanh": torch's approximation of that by tanh.
-        out_dtype: any of the four; torch.promote_types(a.dtype, b.dtype) when None.
-
-    Returns:
-        A tensor of shape [*, m, n], or [m, n] when sum_batch.
+    act is the identity; "relu", max(x, 0), NaN for NaN; "gelu", x * Phi(x), Phi the normal
+    distribution; or "gelu_tanh", torch's approximation of that. With beta = 0 c is not read.
     """
     x = _sum(a, b, trans_a, trans_b, sum_batch, c, alpha, beta, bias)
     return _activated(x, activation).to(_result_type(a, b, out_dtype))
@@ -61,7 +53,7 @@ def gemm_with_aux(
     activation: str = "none",
     out_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return (round(act(x)), round(x)), x = alpha * A @ B + beta * c + bias, as `gemm` forms it."""
+    """Return (round(act(x)), round(x)), x = alpha * A @ B + beta * c + bias."""
     x = _sum(a, b, trans_a, trans_b, sum_batch, c, alpha, beta, bias)
     dtype = _result_type(a, b, out_dtype)
     return _activated(x, activation).to(dtype), x.to(dtype)
@@ -78,15 +70,8 @@ def gemm_times_derivative(
     out_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return round(y) and the sums of y's columns, y = (A @ B) * act'(aux). For relu y is A @ B, or
-    0 where aux <= 0.
-
-    Args:
-        a, b, trans_a, trans_b, activation, out_dtype: as for `gemm`.
-        aux: [*, m, n], any of the four dtypes. Infinite ones stand for the limit.
-
-    Returns:
-        (out, column_sums): [*, m, n]; and [n], summed over all other dimensions, float32 or, when a
-        or b is, float64.
+    0 where aux <= 0; an infinite aux stands for the limit. The sums are fp32 or, when a or b is
+    fp64, fp64.
     """
     y = _sum(a, b, trans_a, trans_b)
     if activation == "relu":
@@ -111,12 +96,7 @@ def gemm_accumulate_(
     sum_batch: bool = False,
     alpha: float = 1.0,
 ) -> None:
-    """Write round(c + alpha * A @ B) to c.
-
-    Args:
-        c: float32, [*, m, n], or [m, n] when sum_batch.
-        a, b, trans_a, trans_b, sum_batch, alpha: as for `gemm`.
-    """
+    """Write round(c + alpha * A @ B) to c."""
     c.copy_(c.double() + _sum(a, b, trans_a, trans_b, sum_batch, alpha=alpha))
 
 
@@ -128,18 +108,7 @@ def linear(
     activation: str = "none",
     accumulate_grad: bool = False,
 ) -> Tensor:
-    """Return round(act(x @ weight.T + bias)): `gemm` with b = weight and trans_b.
-
-    Args:
-        x: [*, k], also [k]; dtypes as for `gemm`.
-        weight: [n, k].
-        bias: [n].
-        activation: as for `gemm`.
-        accumulate_grad: makes no difference.
-
-    Returns:
-        A tensor of shape [*, n].
-    """
+    """Return round(act(x @ weight.T + bias)): `gemm` with b = weight and trans_b."""
     return gemm(x, weight, trans_b=True, bias=bias, activation=activation)
 
 
@@ -153,20 +122,7 @@ def mlp(
     activation: str = "gelu",
     accumulate_grad: bool = False,
 ) -> Tensor:
-    """Return `linear` of `linear`: the hidden layer is rounded to the dtype of its own result.
-
-    Args:
-        x: [*, k], also [k]; dtypes as for `gemm`.
-        weight1: [h, k].
-        bias1: [h].
-        weight2: [n, h].
-        bias2: [n].
-        activation: of the hidden layer, as for `gemm`.
-        accumulate_grad: makes no difference.
-
-    Returns:
-        A tensor of shape [*, n].
-    """
+    """Return `linear` of `linear`: the hidden layer is rounded to the dtype of its own result."""
     return linear(linear(x, weight1, bias1, activation=activation), weight2, bias2)
 
 

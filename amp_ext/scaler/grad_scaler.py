@@ -1,8 +1,8 @@
-"""Gradient scaling: ``torch.amp.GradScaler``'s interface on this package's ops."""
+"""The scaler: which gradients are unscaled, clipped and checked when, and what a step is given."""
 
 import functools
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -11,15 +11,14 @@ from torch.amp.grad_scaler import OptState, _refresh_per_optimizer_state
 from torch.optim import Optimizer
 
 from amp_ext._library import _C
-from amp_ext._optimizer import (
+from amp_ext.scaler.optimizers import (
     clip_as_torch,
     momentum_to_come,
-    takes_grad_scaler,
+    takes_found_inf,
     zero_unwritten_momentum,
 )
-from amp_ext._scaler_checks import check_may_clip, check_options, checked_max_norm, replaces
-from amp_ext._scaler_state import ScalerState
-from amp_ext.report import found_infs_of
+from amp_ext.scaler.report import found_infs_of
+from amp_ext.scaler.state import ScalerState
 
 
 class GradScaler(ScalerState):
@@ -34,13 +33,17 @@ class GradScaler(ScalerState):
         max_scale: a growth stops here. None stands for no limit.
         hysteresis: how many consecutive overflows it takes before the scale backs off.
 
+    Raises:
+        ValueError: a negative or infinite ``min_scale``, a ``max_scale`` that is not positive or
+            below ``min_scale``, a ``hysteresis`` that is not an integer from 1 to 2**31 - 1.
+
     It differs from torch where torch can fail silently:
 
     * the scale does not decay to 0, below which zero gradients would become NaN (``min_scale``);
     * the scale grows once the tracker has reached the interval, also when the interval was lowered;
     * an optimizer that takes ``found_inf`` gets exactly 0.0 or 1.0, also from several devices;
     * momentum buffers that a skipped first fused step leaves uninitialised are set to zero;
-    * finiteness of float64 gradients is judged in float64 on every device;
+    * float64 gradients are checked in float64 on every device;
     * a product that overflows its gradient's dtype counts as an overflow of the step.
     """
 
@@ -59,34 +62,28 @@ class GradScaler(ScalerState):
         max_scale: float | None = None,
         hysteresis: int = 1,
     ) -> None:
-        check_options(min_scale, max_scale, hysteresis)
         super().__init__(
-            device,
-            init_scale,
-            growth_factor,
-            backoff_factor,
-            growth_interval,
-            enabled,
+            *(device, init_scale, growth_factor, backoff_factor, growth_interval, enabled),
+            min_scale=min_scale,
+            max_scale=max_scale,
             hysteresis=hysteresis,
         )
         self._allow_fp16_grads = allow_fp16_grads
         self._allow_no_grads = allow_no_grads
-        self._min_scale = min_scale
-        self._max_scale = max_scale
 
     def unscale_(self, optimizer: Optimizer) -> None:
         """As ``torch.amp.GradScaler.unscale_``."""
         if not self._enabled or self._scale is None:
             return super().unscale_(optimizer)
-        state = self._note(optimizer)
-        if state["stage"] is not OptState.READY or self._unscales_its_own_way():
+        state = self._state_of(optimizer)
+        if state["stage"] is not OptState.READY or self._has_own_unscale_grads():
             return super().unscale_(optimizer)
-        per_device = _C.unscale_grads(
-            optimizer.param_groups, self._scale, None, None, self._allow_fp16_grads
+        found_infs = _C.unscale_grads(
+            optimizer.param_groups, self._scale_and_inf(), self._allow_fp16_grads
         )
-        if per_device is None:
+        if found_infs is None:
             return super().unscale_(optimizer)
-        state["found_inf_per_device"] = self._or_no_overflow(per_device)
+        state["found_inf_per_device"] = self._or_no_overflow(found_infs)
         state["stage"] = OptState.UNSCALED
 
     def clip_grad_norm_(
@@ -99,7 +96,7 @@ class GradScaler(ScalerState):
         To be called once before :meth:`step`, in the place of :meth:`unscale_` or after it; then it
         only clips. When the norm is not finite, gradients stay as they are, scaled and unclipped,
         and :meth:`step` skips the optimizer's step. A float16 gradient that overflows float16 only
-        when it is unscaled does not make the norm infinite: it is judged clipped.
+        when it is unscaled does not make the norm infinite: the check sees it clipped.
 
         Args:
             optimizer: the norm is that of all of its gradients together, sparse ones too.
@@ -109,8 +106,8 @@ class GradScaler(ScalerState):
 
         Returns:
             The norm of the unscaled gradients before clipping, a 0-dim float32 tensor on the
-            scale's device; after an overflow inf or NaN. A disabled scaler, and gradients that only
-            Python can serve, go torch's way and return what torch returns.
+            scale's device; after an overflow inf or NaN. A disabled scaler, and gradients that are
+            tensor subclasses, go torch's way and return what torch returns.
 
         Raises:
             ValueError: ``max_norm`` is negative or NaN, or as :meth:`unscale_` for float16.
@@ -120,20 +117,29 @@ class GradScaler(ScalerState):
         """
         if not self._enabled:
             return clip_as_torch(optimizer, max_norm, error_if_nonfinite)
-        max_norm = checked_max_norm(max_norm)
-        scale, _ = self._check_scale_growth_tracker("clip_grad_norm_")
-        state = self._note(optimizer)
-        check_may_clip(state)
-        replaced = replaces(self.unscale_, GradScaler.unscale_) or self._unscales_its_own_way()
+        if not float(max_norm) >= 0:
+            raise ValueError(
+                "GradScaler.clip_grad_norm_: max_norm must be a number that is not negative, "
+                f"got {max_norm}"
+            )
+        self._check_scale_growth_tracker("clip_grad_norm_")
+        state = self._state_of(optimizer)
+        if state["stage"] is OptState.STEPPED:
+            raise RuntimeError("clip_grad_norm_() is being called after step().")
+        if state.get("clipped"):
+            raise RuntimeError(
+                "clip_grad_norm_() has already been called on this optimizer since the last "
+                "update()."
+            )
+        replaced = _is_replaced(self.unscale_, GradScaler.unscale_) or self._has_own_unscale_grads()
         if replaced and state["stage"] is OptState.READY:
             self.unscale_(optimizer)
         unscaled = state["stage"] is OptState.UNSCALED
         clipped = _C.clip_grads(
             optimizer.param_groups,
-            scale,
-            unscaled,
-            state["found_inf_per_device"] if unscaled else {},
-            max_norm,
+            self._scale_and_inf(),
+            state["found_inf_per_device"] if unscaled else None,
+            float(max_norm),
             error_if_nonfinite,
             unscaled or self._allow_fp16_grads,
         )
@@ -154,36 +160,29 @@ class GradScaler(ScalerState):
         self, optimizer: Optimizer, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool
     ) -> dict[torch.device, Tensor]:
         groups, allow_fp16 = optimizer.param_groups, allow_fp16 or self._allow_fp16_grads
-        per_device = _C.unscale_grads(groups, None, inv_scale, found_inf, allow_fp16)
-        if per_device is None:
-            per_device = super()._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16)
-        return self._or_no_overflow(per_device)
+        found_infs = _C.unscale_grads_by(groups, inv_scale, found_inf, allow_fp16)
+        if found_infs is None:
+            found_infs = super()._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16)
+        return self._or_no_overflow(found_infs)
 
     def _check_inf_per_device(self, optimizer: Optimizer) -> dict[torch.device, Tensor]:
-        scale, _ = self._check_scale_growth_tracker("_check_inf_per_device")
-        state = self._note(optimizer)
-        if self._unscales_its_own_way():
+        self._check_scale_growth_tracker("_check_inf_per_device")
+        state = self._state_of(optimizer)
+        if self._has_own_unscale_grads():
             return super()._check_inf_per_device(optimizer)
-        found_inf = torch.zeros((), dtype=torch.float32, device=scale.device)
-        per_device = _C.check_grads(optimizer.param_groups, found_inf)
-        if per_device is None:
+        found_infs = _C.check_grads(optimizer.param_groups)
+        if found_infs is None:
             return super()._check_inf_per_device(optimizer)
-        state["found_inf_per_device"] = self._or_no_overflow(per_device)
+        state["found_inf_per_device"] = self._or_no_overflow(found_infs)
         return state["found_inf_per_device"]
 
-    def _note(self, optimizer: Optimizer) -> dict[str, Any]:
-        """Notes that the optimizer's gradients are about to be read; returns its state."""
-        self._log.note(optimizer)
-        return self._per_optimizer_states[id(optimizer)]
+    def _has_own_unscale_grads(self) -> bool:
+        return _is_replaced(self._unscale_grads_, GradScaler._unscale_grads_)
 
-    def _unscales_its_own_way(self) -> bool:
-        return replaces(self._unscale_grads_, GradScaler._unscale_grads_)
-
-    def _or_no_overflow(self, per_device: dict[torch.device, Tensor]) -> dict[torch.device, Tensor]:
-        if per_device or not self._allow_no_grads:
-            return per_device
-        device = self._scale.device
-        return {device: torch.zeros((), dtype=torch.float32, device=device)}
+    def _or_no_overflow(self, found_infs: dict[torch.device, Tensor]) -> dict[torch.device, Tensor]:
+        if found_infs or not self._allow_no_grads:
+            return found_infs
+        return {self._scale.device: self._combined_found_inf([])}
 
     def step(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> float | None:
         """As ``torch.amp.GradScaler.step``.
@@ -195,17 +194,21 @@ class GradScaler(ScalerState):
 
         Clears autocast's cached copies of weights, torch's included.
         """
-        self._log.note(optimizer)
         try:
-            if self._hands_over(optimizer, kwargs):
-                return self._step_with_found_inf(optimizer, *args, **kwargs)
+            if self._enabled and self._scale is not None and "closure" not in kwargs:
+                state = self._state_of(optimizer)
+                stage, found_infs = state["stage"], state["found_inf_per_device"]
+                may_step = found_infs if stage is OptState.UNSCALED else stage is OptState.READY
+                if may_step and takes_found_inf(optimizer):
+                    return self._step_with_found_inf(optimizer, state, *args, **kwargs)
             return super().step(optimizer, *args, **kwargs)
         finally:
             # Fused steps write to weights without a new version, which autocast's copies go by.
             torch.clear_autocast_cache()
 
-    def _step_with_found_inf(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> float | None:
-        state = self._per_optimizer_states[id(optimizer)]
+    def _step_with_found_inf(
+        self, optimizer: Optimizer, state: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> float | None:
         unscaled = state["stage"] is OptState.UNSCALED
         if not unscaled:
             self._check_inf_per_device(optimizer)
@@ -232,21 +235,6 @@ class GradScaler(ScalerState):
         zero_unwritten_momentum(optimizer, fresh, found_inf)
         state["stage"] = OptState.STEPPED
         return result
-
-    def _hands_over(self, optimizer: Optimizer, kwargs: Mapping[str, Any]) -> bool:
-        """Whether ``optimizer`` takes ``grad_scale`` and ``found_inf``, and may be stepped now."""
-        if not (
-            self._enabled
-            and getattr(optimizer, "_step_supports_amp_scaling", False)
-            and not takes_grad_scaler(optimizer.step)
-            and "closure" not in kwargs
-            and self._scale is not None
-        ):
-            return False
-        state = self._per_optimizer_states[id(optimizer)]
-        if state["stage"] is OptState.UNSCALED:
-            return bool(state["found_inf_per_device"])
-        return state["stage"] is OptState.READY
 
     def _combined_found_inf(self, found_infs: Iterable[Tensor]) -> Tensor:
         device = self._scale.device
@@ -281,4 +269,9 @@ class GradScaler(ScalerState):
                 self._skipped_steps,
             )
             self._per_optimizer_states = defaultdict(_refresh_per_optimizer_state)
-        self._log.close_step(states)
+        self._close_step(states)
+
+
+def _is_replaced(method: Callable[..., Any], ours: Callable[..., Any]) -> bool:
+    """Whether a subclass or the user has put another method in the place of ours."""
+    return getattr(method, "__func__", None) is not ours

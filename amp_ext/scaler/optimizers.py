@@ -12,7 +12,14 @@ from torch.optim import Optimizer
 _takes_grad_scaler_of: WeakKeyDictionary[FunctionType, bool] = WeakKeyDictionary()
 
 
-def takes_grad_scaler(step: Any) -> bool:
+def takes_found_inf(optimizer: Optimizer) -> bool:
+    """Whether its step looks for the attributes ``grad_scale`` and ``found_inf``."""
+    if not getattr(optimizer, "_step_supports_amp_scaling", False):
+        return False
+    return not _takes_grad_scaler(optimizer.step)
+
+
+def _takes_grad_scaler(step: Any) -> bool:
     """Whether an optimizer's step has the deprecated parameter ``grad_scaler``.
 
     Cached by function: reading a signature takes longer than the rest of the hand-over.

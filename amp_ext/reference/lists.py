@@ -1,23 +1,4 @@
-"""The oracle: what each op of amp_ext promises, in plain torch.
-
-The functions have the names and arguments of the ops (see amp_ext.ops), write to the same
-arguments, and work on tensors of any device. They are made to be read, not to be fast, and they
-assume valid arguments: the errors for invalid ones belong to the ops.
-
-Rounding. Arithmetic is done in fp64 and rounded into the type in which the op does it. The product
-of two fp32 numbers is exact in fp64 (24 + 24 significant bits in 53, exponents well within range),
-so rounding it once to fp32 is the correctly rounded fp32 product, subnormal results included. For
-fp16 and bf16 gradients the op forms that fp32 product and rounds it a second time, to the type of
-the gradient; rounding the exact product straight to fp16 would differ in rare cases, so it is not
-done here either. `unscale_`, `check_finite`, `cast_` and `update_scale_` are therefore exact: an
-op agrees with them bit for bit (NaN payloads apart). `grad_norm` carries the rounding error of a
-sum in fp64.
-
-`gemm`, `linear` and `mlp` return new tensors and are differentiable, as often as one likes, with
-gradients that are formed in fp64 too and rounded once to the dtype of their tensor. An op
-accumulates in fp32 in an order of its own, so it agrees with them to the rounding error of such
-sums, and bit for bit where every partial sum is representable in fp32, as with small integers.
-"""
+"""The oracle of the ops on lists."""
 
 from __future__ import annotations
 
@@ -26,27 +7,12 @@ import math
 import torch
 from torch import Tensor
 
-from amp_ext._reference_products import (
-    gemm,
-    gemm_accumulate_,
-    gemm_times_derivative,
-    gemm_with_aux,
-    linear,
-    mlp,
-)
-
 __all__ = [
     "FLT_MIN",
     "cast_",
     "check_finite",
     "clip_coefficient",
-    "gemm",
-    "gemm_accumulate_",
-    "gemm_times_derivative",
-    "gemm_with_aux",
     "grad_norm",
-    "linear",
-    "mlp",
     "unscale_",
     "update_scale_",
 ]
@@ -66,18 +32,12 @@ def unscale_(
     """Multiply gradients by inv_scale in place and look for overflow.
 
     grads[i] := round(grads[i] * inv_scale * coefficient), found_inf := 1 if a gradient or a rounded
-    product is inf or NaN. Products are formed in this order, each rounded to fp32; those of fp64
-    gradients to fp64. Factors of exactly 1 leave every bit as it is.
+    product is inf or NaN. Products are rounded to fp32 one after the other in this order; those of
+    fp64 gradients to fp64. Factors of exactly 1 leave every bit as it is.
 
-    Args:
-        grads: tensors of float16, bfloat16, float32 or float64 and any shape, in any mix.
-        found_inf: float32, 1 element; only ever set to 1, never cleared.
-        inv_scale: float32, 1 element.
-        norm: float32, 1 element: the L2 norm of grads * inv_scale. The coefficient, 1 without a
-            norm, is then min(1, max_norm / (norm + 1e-6)); see `clip_coefficient`. A norm that is
-            inf or NaN sets found_inf to 1 and leaves the gradients as they are. A finite norm says
-            that they are finite, so factors of exactly 1 leave nothing to do.
-        max_norm: what the norm is clipped to; None stands for inf.
+    The coefficient is 1 without a norm, else min(1, max_norm / (norm + 1e-6)); see
+    `clip_coefficient`. A norm that is inf or NaN sets found_inf to 1 and leaves the gradients as
+    they are. With a finite norm they are finite, so factors of exactly 1 leave nothing to do.
     """
     factors = inv_scale.item(), 1.0
     if norm is not None:
@@ -106,12 +66,7 @@ def clip_coefficient(norm: Tensor, max_norm: float) -> Tensor:
 
 
 def check_finite(grads: list[Tensor], found_inf: Tensor) -> None:
-    """Set found_inf to 1 if a gradient has an inf or a NaN.
-
-    Args:
-        grads: as for `unscale_`; only read.
-        found_inf: float32, 1 element; only ever set to 1, never cleared.
-    """
+    """Set found_inf to 1 if a gradient has an inf or a NaN."""
     if not all(bool(torch.isfinite(grad).all()) for grad in grads):
         found_inf.fill_(1.0)
 
@@ -128,15 +83,6 @@ def grad_norm(
     norm = sqrt(sum_i sum_j round(grads[i][j] * inv_scale)**2), with the products rounded to fp32
     (those of fp64 gradients to fp64), the squares summed in fp64 and the root rounded once to fp32.
     When all products are finite, the norm is inf only beyond the range of fp32, without a flag.
-
-    Args:
-        grads: as for `unscale_`; only read.
-        found_inf: float32, 1 element; set to 1 if a product is inf or NaN, never cleared.
-        inv_scale: float32, 1 element; None stands for 1.
-        norms: float32, shape [len(grads)]; receives the norm of each gradient alone.
-
-    Returns:
-        A float32 tensor of shape () on the device of found_inf.
     """
     factor = 1.0 if inv_scale is None else inv_scale.item()
     products = [_product(grad, factor) for grad in grads]
@@ -154,10 +100,6 @@ def cast_(outputs: list[Tensor], inputs: list[Tensor]) -> None:
 
     outputs[i] := round(inputs[i]), to nearest even; from fp64 to fp16 and bf16 by way of fp32, as
     `torch.Tensor.copy_` does. Equal dtypes are copied bit by bit.
-
-    Args:
-        outputs: tensors of float16, bfloat16, float32 or float64, in any mix, that share no memory.
-        inputs: as many, likewise, each of the shape of its output.
     """
     for output, source in zip(outputs, inputs, strict=True):
         twice = source.dtype == torch.float64 and output.dtype in (torch.float16, torch.bfloat16)
@@ -191,22 +133,8 @@ def update_scale_(
         a product that is not finite leaves the scale as it is. A tracker of 2**31 - 1 that does not
         reach the interval goes on from -2**31.
 
-    Products are formed in fp64 and rounded once to fp32. min and max keep an update from pushing
-    the scale past a bound, and leave it where it is when it already lies beyond.
-
-    Args:
-        scale: float32, 1 element.
-        growth_tracker: int32, 1 element: steps without overflow since the scale last moved.
-        found_infs: float32 tensors of 1 element; only read.
-        growth_factor: factor of an increase.
-        backoff_factor: factor of a decrease.
-        growth_interval: number of steps without overflow before an increase.
-        min_scale: floor of the scale.
-        max_scale: ceiling of the scale.
-        hysteresis: number of overflows in a row that it takes to decrease the scale.
-        hysteresis_tracker: int32, 1 element: the overflows still to be tolerated; needed when
-            hysteresis > 1.
-        skipped_steps: int64, 1 element: counts overflows.
+    Products are rounded once from fp64 to fp32. min and max keep an update from pushing the scale
+    past a bound, and leave it where it is when it already lies beyond.
     """
     if any(bool(found_inf != 0) for found_inf in found_infs):
         _count_overflow(growth_tracker, skipped_steps)

@@ -1,41 +1,13 @@
-"""The ops: multi-tensor kernels of gradient scaling and of casts, and matrix products.
-
-Gradients are lists of strided tensors on one device, of any mix of float16, bfloat16, float32 and
-float64, of any shape, alignment and number; empty lists and empty tensors are fine. ``found_inf``
-and the other one-element tensors may have shape () or (1,) and lie on the same device.
-
-Every op checks all of its arguments first: when it raises, nothing has been written. It raises
-NotImplementedError for an element type or layout that it does not serve, RuntimeError for a wrong
-shape, dtype or device, with the op, the argument, what was expected and what came.
-"""
+"""The ops on lists of gradients and weights, one launch each."""
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from amp_ext._products import (
-    gemm,
-    gemm_accumulate_,
-    gemm_times_derivative,
-    gemm_with_aux,
-    linear,
-    mlp,
-)
+from amp_ext._library import _C  # noqa: F401  (registers the ops)
 
-__all__ = [
-    "cast_",
-    "check_finite",
-    "gemm",
-    "gemm_accumulate_",
-    "gemm_times_derivative",
-    "gemm_with_aux",
-    "grad_norm",
-    "linear",
-    "mlp",
-    "unscale_",
-    "update_scale_",
-]
+__all__ = ["unscale_", "check_finite", "grad_norm", "update_scale_", "cast_"]  # noqa: RUF022
 
 _ops = torch.ops.amp_ext
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-from weakref import ref
 
 import torch
 from torch import Tensor
@@ -92,43 +91,8 @@ class OverflowReport:
         )
 
 
-States = Mapping[int, Mapping[str, Any]]
-
-
 def found_infs_of(states: Iterable[Mapping[str, Any]]) -> list[Tensor]:
     return [found for state in states for found in state["found_inf_per_device"].values()]
-
-
-class StepLog:
-    """The optimizers, by their id, of the scaler's step and of the last one, and the states of the
-    latter. It holds optimizers weakly; pickled or deeply copied it is empty."""
-
-    def __init__(self) -> None:
-        self._seen: dict[int, Callable[[], Optimizer | None]] = {}
-        self._last_seen: dict[int, Callable[[], Optimizer | None]] = {}
-        self.last_states: States = {}
-
-    def __reduce__(self) -> tuple[type, tuple[()]]:
-        return StepLog, ()
-
-    def note(self, optimizer: Optimizer) -> None:
-        try:
-            self._seen[id(optimizer)] = ref(optimizer)
-        except TypeError:  # its class leaves no room for weak references
-            self._seen[id(optimizer)] = lambda: None
-
-    def close_step(self, states: States) -> None:
-        self.last_states, self._last_seen, self._seen = states, self._seen, {}
-
-    def overflowed(self, states: States) -> list[Optimizer | None]:
-        """The optimizers that overflowed in the current step, whose states are given, or in the
-        last one if they have not been looked at since; None for one that is gone."""
-        verdicts = {}
-        for seen, known in ((self._last_seen, self.last_states), (self._seen, states)):
-            for key in seen:
-                if key in known and (found := found_infs_of([known[key]])):
-                    verdicts[key] = seen[key], found
-        return [find() for find, found in verdicts.values() if any(flag.item() for flag in found)]
 
 
 @torch.no_grad()
@@ -173,7 +137,7 @@ def with_names(optimizers: Iterable[Optimizer]) -> Iterator[tuple[str, Tensor]]:
 
 
 def _elements(grad: Tensor) -> Tensor:
-    """The gradient's elements as the scaler judges them."""
+    """The elements that the scaler checks."""
     if hasattr(grad, "to_local"):
         grad = grad.to_local()
     return grad._values() if grad.layout is torch.sparse_coo else grad
