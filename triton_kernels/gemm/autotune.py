@@ -10,9 +10,9 @@ from __future__ import annotations
 from statistics import median
 
 import torch
-from amp_ext.triton_kernels.gemm_launches import Launch, launches
-from amp_ext.triton_kernels.gemm_operands import Product
-from amp_ext.triton_kernels.gemm_plan import Device, Plan, Problem
+from amp_ext.triton_kernels.gemm.launches import Launch, launches
+from amp_ext.triton_kernels.gemm.product import Product
+from amp_ext.triton_kernels.gemm.plan import Device, Plan, Problem
 
 CANDIDATES = 4
 SAMPLES = 5

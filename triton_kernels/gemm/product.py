@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from amp_ext.triton_kernels.gemm_plan import Problem
+from amp_ext.triton_kernels.gemm.plan import Problem
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-from amp_ext.triton_kernels.gemm_kernels import add_rows_kernel, add_shares_kernel, gemm_kernel
-from amp_ext.triton_kernels.gemm_operands import Matrices, Product, read
-from amp_ext.triton_kernels.gemm_plan import Device, Plan, Tile
+from amp_ext.triton_kernels.gemm.kernels import add_rows_kernel, add_shares_kernel, gemm_kernel
+from amp_ext.triton_kernels.gemm.product import Matrices, Product, read
+from amp_ext.triton_kernels.gemm.plan import Device, Plan, Tile
 
 ADDING = {"num_warps": 4, "num_stages": 3, "enable_fp_fusion": True}
 """Options of the kernels that add up what others left."""

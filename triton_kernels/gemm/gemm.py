@@ -8,9 +8,9 @@ import math
 import os
 
 import torch
-from amp_ext.triton_kernels.gemm_launches import launches
-from amp_ext.triton_kernels.gemm_operands import LIMIT, Matrices, Product, read
-from amp_ext.triton_kernels.gemm_plan import INTERPRETED_DEVICE, Device, Plan, Problem, candidates
+from amp_ext.triton_kernels.gemm.launches import launches
+from amp_ext.triton_kernels.gemm.product import LIMIT, Matrices, Product, read
+from amp_ext.triton_kernels.gemm.plan import INTERPRETED_DEVICE, Device, Plan, Problem, candidates
 from amp_ext.triton_kernels.numerics import INTERPRETED
 from torch import Tensor
 
@@ -78,7 +78,7 @@ def gemm(
     problem = product.problem(device.has_tma)
     plans = _possible(problem, candidates(problem, device))
     if len(plans) > 1 and os.environ.get("AMP_EXT_TRITON_AUTOTUNE") == "1":
-        from amp_ext.triton_kernels.gemm_autotune import fastest
+        from amp_ext.triton_kernels.gemm.autotune import fastest
 
         plan = fastest(product, problem, plans, device)
     else:
