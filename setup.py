@@ -135,6 +135,7 @@ def compile_units(torch_dir: Path, toolkit: Toolkit | None, arches: list[str]) -
         common.append("-DAMP_EXT_SM90")
     host = [*common, "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra"]
 
+    units: list[Unit] = []
     # Without -fopenmp at::parallel_for is serial.
     bindings = [*host, "-fopenmp", "-Icsrc/bindings", "-Icsrc/kernels"]
     system = [torch_dir / "include", sysconfig.get_path("include")]
@@ -142,9 +143,11 @@ def compile_units(torch_dir: Path, toolkit: Toolkit | None, arches: list[str]) -
         # Headers that the toolkit lacks come with torch's CUDA wheels.
         system += [toolkit.root / "include", *sorted(torch_dir.parent.glob("nvidia/*/include"))]
     bindings += [f"-isystem{path}" for path in system]
-    sources = set(Path("csrc/bindings").rglob("*.cpp"))
-    sources.discard(Path("csrc/bindings/backends", "none.cpp" if toolkit else "cuda.cpp"))
-    units = [(source, f"{source}.o", bindings) for source in sorted(sources)]
+    left_out = Path("csrc/bindings/backends", "none.cpp" if toolkit else "cuda.cpp")
+    for folder in (Path("csrc/bindings"), *sorted(Path("csrc/bindings").glob("*/"))):
+        # One file after the other: most of the time goes into torch's headers.
+        *before, last = (source for source in sorted(folder.glob("*.cpp")) if source != left_out)
+        units.append((last, f"{folder}.o", [*bindings, *(f"-include{path}" for path in before)]))
 
     x86 = platform.machine() in ("x86_64", "AMD64")
     cpu = [*host, "-fopenmp-simd", *(["-DAMP_EXT_X86"] if x86 else [])]

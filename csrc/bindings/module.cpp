@@ -1,288 +1,25 @@
-// amp_ext._C: the host paths of the scaler, and the switches of routing.
-// Everything else is an op of library.cpp.
-#include <ATen/core/grad_mode.h>
-#include <ATen/ops/linalg_vector_norm.h>
-#include <ATen/ops/ones.h>
-#include <ATen/ops/reciprocal.h>
-#include <ATen/ops/stack.h>
-#include <ATen/ops/zeros.h>
-#include <c10/util/Exception.h>
+// amp_ext._C: the switches of the package and the scaler's paths. Everything else is an op (op.h).
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
-#include <torch/csrc/Device.h>
-#include <torch/csrc/Exceptions.h>
-#include <torch/csrc/autograd/python_variable.h>
 
-#include <cmath>
-#include <optional>
-#include <string>
-#include <string_view>
-#include <vector>
-
-#include "autocast.h"
+#include "amp_ext/launch.h"
+#include "autocast/autocast.h"
+#include "autocast/regions.h"
 #include "backends/backends.h"
-#include "gemm.h"
-#include "gemm_plans.h"
-#include "ops.h"
-#include "optimizer_grads.h"
-#include "regions.h"
-
-namespace py = pybind11;
-
-namespace amp_ext {
-namespace {
-
-at::Tensor copy_to(const at::Tensor& tensor, at::Device device, bool copy) {
-  if (!copy && tensor.device() == device) return tensor;
-  // A copy to the CPU must have arrived: kernels there read it at once.
-  return tensor.to(tensor.options().device(device), /*non_blocking=*/!device.is_cpu(), copy);
-}
-
-py::object device_object(at::Device device) {
-  auto object = py::reinterpret_steal<py::object>(THPDevice_New(device));
-  if (!object) throw py::error_already_set();
-  return object;
-}
-
-const at::Tensor& tensor_of(const char* name, py::handle object) {
-  TORCH_CHECK_TYPE(THPVariable_Check(object.ptr()), "amp_ext: ", name, " must be a tensor, got ",
-                   Py_TYPE(object.ptr())->tp_name);
-  return THPVariable_Unpack(object.ptr());
-}
-
-std::optional<at::Tensor> optional_tensor(const char* name, py::handle object) {
-  if (object.is_none()) return std::nullopt;
-  return tensor_of(name, object);
-}
-
-// Elements from which on a pass is long enough on a CPU to let other Python threads run.
-constexpr int64_t kLongPass = 1 << 20;
-
-// Lets other Python threads run during a pass that is long, that waits for a device, since what it
-// waits for may be another thread's to launch, or that runs Python, in which they may get their
-// turn anyway: then the tensors must not be theirs to free.
-bool runs_python_on(at::Device device) {
-  return &choose("amp_ext", device) == &triton_backend();
-}
-
-class GilFreePass {
- public:
-  GilFreePass(const OptimizerGrads& grads, bool waits) {
-    bool runs_python = false;
-    for (const GradList& list : grads.lists()) runs_python |= runs_python_on(list.device());
-    if (!waits && !runs_python && grads.cpu_numel() < kLongPass) return;
-    owners_ = grads.owners();
-    release_.emplace();
-  }
-
- private:
-  std::vector<at::Tensor> owners_;
-  std::optional<py::gil_scoped_release> release_;
-};
-
-py::dict by_device(const std::vector<at::Tensor>& tensors) {
-  py::dict result;
-  for (const at::Tensor& tensor : tensors) {
-    result[device_object(tensor.device())] =
-        py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor));
-  }
-  return result;
-}
-
-// A found_inf for each list, on its device: copies of `initial`, but for a fresh one where it can
-// serve.
-std::vector<at::Tensor> found_infs_for(const OptimizerGrads& grads, const at::Tensor& initial,
-                                       bool fresh) {
-  std::vector<at::Tensor> found;
-  const bool copy = !fresh || grads.lists().size() > 1;
-  for (const GradList& list : grads.lists()) found.push_back(copy_to(initial, list.device(), copy));
-  return found;
-}
-
-// {device: found_inf on it} for the gradients of `param_groups`, which are multiplied by inv_scale,
-// or by 1 / scale where that is None. found_inf is a tensor to copy, or None for 0 on the scale's
-// device. None when a gradient is a Python tensor subclass; then nothing has been touched.
-py::object unscale_grads(py::handle param_groups, py::handle scale, py::handle inv_scale,
-                         py::handle found_inf, bool allow_fp16) {
-  HANDLE_TH_ERRORS
-  constexpr auto op = "amp_ext::unscale_";
-  const at::NoGradGuard no_grad;
-  OptimizerGrads grads(op, Access::write, allow_fp16, Coalesce::fp16);
-  if (!grads.collect(param_groups)) return py::none();
-  // Correctly rounded, and so bitwise what torch gets by dividing in fp64 and rounding.
-  const at::Tensor factor = inv_scale.is_none() ? tensor_of("scale", scale).reciprocal()
-                                                : tensor_of("inv_scale", inv_scale);
-  const bool fresh = found_inf.is_none();
-  const at::Tensor initial =
-      fresh ? at::zeros({}, factor.options()) : tensor_of("found_inf", found_inf);
-  Arguments given(op, factor.device());
-  given.read<float>("inv_scale", factor);
-  one_element<float>(op, "found_inf", initial, initial.device());
-  grads.close();
-  if (!inv_scale.is_none()) {
-    for (const GradList& list : grads.lists()) given.check_apart_from(list);
-  }
-  grads.install_coalesced();
-
-  std::vector<at::Tensor> found;
-  {
-    const GilFreePass pass(grads, !grads.are_all_on(factor.device()));
-    found = found_infs_for(grads, initial, fresh);
-    for (size_t i = 0; i < found.size(); ++i) {
-      GradList& list = grads.lists()[i];
-      unscale_(list, found[i], copy_to(factor, list.device(), /*copy=*/false), std::nullopt,
-               std::nullopt, Others::fresh);
-    }
-  }
-  return by_device(found);
-  END_HANDLE_TH_ERRORS_PYBIND
-}
-
-// As unscale_grads, but the gradients are only read.
-py::object check_grads(py::handle param_groups, py::handle found_inf) {
-  HANDLE_TH_ERRORS
-  constexpr auto op = "amp_ext::check_finite";
-  const at::NoGradGuard no_grad;
-  OptimizerGrads grads(op, Access::read, /*allow_fp16=*/true, Coalesce::fp16);
-  if (!grads.collect(param_groups)) return py::none();
-  const at::Tensor& initial = tensor_of("found_inf", found_inf);
-  one_element<float>(op, "found_inf", initial, initial.device());
-  grads.close();
-  grads.install_coalesced();
-
-  std::vector<at::Tensor> found;
-  {
-    const GilFreePass pass(grads, !grads.are_all_on(initial.device()));
-    found = found_infs_for(grads, initial, /*fresh=*/false);
-    for (size_t i = 0; i < found.size(); ++i)
-      check_finite(grads.lists()[i], found[i], Others::fresh);
-  }
-  return by_device(found);
-  END_HANDLE_TH_ERRORS_PYBIND
-}
-
-// The norm of all lists from the norms of each, on the scale's device.
-at::Tensor total_norm(const std::vector<at::Tensor>& norms, const at::Tensor& scale) {
-  if (norms.empty()) return at::zeros({}, scale.options());
-  if (norms.size() == 1) return copy_to(norms[0], scale.device(), /*copy=*/false);
-  std::vector<at::Tensor> here;
-  for (const at::Tensor& norm : norms) here.push_back(copy_to(norm, scale.device(), false));
-  // In fp64, where no square overflows.
-  return at::linalg_vector_norm(at::stack(here), 2, std::nullopt, false, at::kDouble)
-      .to(at::kFloat);
-}
-
-// ({device: found_inf on it}, norm) for the gradients of `param_groups`: they are multiplied by
-// 1 / scale, or not if `unscaled`, and clipped to max_norm. found_inf starts as it is in
-// `found_infs`, a dict like the result, or else as 0. None when a gradient is a Python tensor
-// subclass; then nothing has been touched.
-py::object clip_grads(py::handle param_groups, py::handle scale, bool unscaled,
-                      const py::dict& found_infs, double max_norm, bool error_if_nonfinite,
-                      bool allow_fp16) {
-  HANDLE_TH_ERRORS
-  const at::NoGradGuard no_grad;
-  OptimizerGrads grads("amp_ext::grad_norm", Access::write, allow_fp16, Coalesce::all);
-  if (!grads.collect(param_groups)) return py::none();
-  const at::Tensor& scale_tensor = tensor_of("scale", scale);
-  const at::Tensor factor =
-      unscaled ? at::ones({}, scale_tensor.options()) : scale_tensor.reciprocal();
-  std::vector<at::Tensor> found;
-  for (const GradList& list : grads.lists()) {
-    const py::object device = device_object(list.device());
-    found.push_back(found_infs.contains(device)
-                        ? tensor_of("found_inf", found_infs[device]).clone()
-                        : at::zeros({}, factor.options().device(list.device())));
-  }
-  grads.close();
-
-  std::vector<GradList>& lists = grads.lists();
-  at::Tensor norm;
-  {
-    const GilFreePass pass(grads, error_if_nonfinite || !grads.are_all_on(scale_tensor.device()));
-    std::vector<at::Tensor> factors, norms;
-    for (size_t i = 0; i < lists.size(); ++i) {
-      factors.push_back(copy_to(factor, lists[i].device(), /*copy=*/false));
-      norms.push_back(grad_norm(lists[i], found[i], factors[i], std::nullopt, Others::fresh));
-    }
-    norm = total_norm(norms, scale_tensor);
-    TORCH_CHECK(!error_if_nonfinite || std::isfinite(norm.item<float>()),
-                "The total norm of order 2.0 for gradients from `optimizer` is non-finite, so it "
-                "cannot be clipped. To disable this error and let step() skip the optimizer's step "
-                "instead, set `error_if_nonfinite=False`");
-    grads.install_coalesced();
-    for (size_t i = 0; i < lists.size(); ++i) {
-      const at::Tensor here = copy_to(norm, lists[i].device(), /*copy=*/false);
-      unscale_(lists[i], found[i], factors[i], here, max_norm, Others::fresh);
-    }
-  }
-  return py::make_tuple(by_device(found),
-                        py::reinterpret_steal<py::object>(THPVariable_Wrap(norm)));
-  END_HANDLE_TH_ERRORS_PYBIND
-}
-
-// update_scale_ without the dispatcher: the scaler calls it in every step. found_infs are moved to
-// the scale's device first.
-void update_scale(py::handle scale, py::handle growth_tracker, const py::list& found_infs,
-                  double growth_factor, double backoff_factor, int64_t growth_interval,
-                  std::optional<double> min_scale, std::optional<double> max_scale,
-                  int64_t hysteresis, py::handle hysteresis_tracker, py::handle skipped_steps) {
-  HANDLE_TH_ERRORS
-  const at::NoGradGuard no_grad;
-  at::Tensor scale_tensor = tensor_of("scale", scale);
-  at::Tensor tracker_tensor = tensor_of("growth_tracker", growth_tracker);
-  std::vector<at::Tensor> found;
-  for (const py::handle found_inf : found_infs) {
-    found.push_back(copy_to(tensor_of("found_inf", found_inf), scale_tensor.device(), false));
-  }
-  const ScaleOptions options{growth_factor,
-                             backoff_factor,
-                             growth_interval,
-                             min_scale,
-                             max_scale,
-                             hysteresis,
-                             optional_tensor("hysteresis_tracker", hysteresis_tracker),
-                             optional_tensor("skipped_steps", skipped_steps)};
-  std::optional<py::gil_scoped_release> release;
-  if (runs_python_on(scale_tensor.device())) release.emplace();  // it may have to wait for memory
-  update_scale_(scale_tensor, tracker_tensor, found, options);
-  END_HANDLE_TH_ERRORS_PYBIND
-}
-
-// (backend, reason) of gemm(a, b, ...).
-std::pair<std::string, std::string> choice_of(py::handle a, py::handle b, py::handle c,
-                                              py::handle bias, bool trans_a, bool trans_b) {
-  HANDLE_TH_ERRORS
-  GemmOptions options;
-  options.trans_a = trans_a;
-  options.trans_b = trans_b;
-  options.c = optional_tensor("c", c);
-  options.bias = optional_tensor("bias", bias);
-  const GemmChoice choice = gemm_choice(tensor_of("a", a), tensor_of("b", b), options);
-  return {choice.backend, choice.reason};
-  END_HANDLE_TH_ERRORS_PYBIND
-}
-
-}  // namespace
-
-bool is_traced(const at::Tensor& tensor) {
-  const py::gil_scoped_acquire gil;
-  const auto object = py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor));
-  const std::string_view name = Py_TYPE(object.ptr())->tp_name;
-  return name == "FakeTensor" || name == "FunctionalTensor";
-}
-
-}  // namespace amp_ext
+#include "gemm/python.h"
+#include "op.h"
+#include "scaler/scaler.h"
 
 PYBIND11_MODULE(_C, m) {
+  m.def("all_ops", &amp_ext::all_ops, "The names of all ops, by the part that they belong to.");
+
   m.def(
       "cuda_built", [] { return amp_ext::cuda_backend() != nullptr; },
       "Whether CUDA kernels were built.");
   m.def("multiplies_bf16", &amp_ext::cpu::multiplies_bf16,
         "Whether this processor has instructions for products of bfloat16.");
-  amp_ext::bind_gemm_plans(m);
   m.def("use_gemm_kernels", &amp_ext::use_gemm_kernels);
   m.def("uses_gemm_kernels", &amp_ext::uses_gemm_kernels);
-  m.attr("GRAD_NORM_MAX_BLOCKS") = amp_ext::kGradNormMaxBlocks;
   m.def("use_backend", [](const std::string& device_type, const std::string& name) {
     amp_ext::use_backend(c10::Device(device_type).type(), name);
   });
@@ -290,21 +27,15 @@ PYBIND11_MODULE(_C, m) {
     return amp_ext::backend_name(c10::Device(device_type).type());
   });
   m.def("load_backend", &amp_ext::load_backend);
-  m.def("gemm_choice", &amp_ext::choice_of);
+  m.attr("GRAD_NORM_MAX_BLOCKS") = amp_ext::kGradNormMaxBlocks;
+
   m.attr("REGION_MARK") = c10::DeviceTypeName(amp_ext::kRegionMark, /*lower_case=*/true);
   m.def("enter_region", &amp_ext::enter_region);
   m.def("exit_region", &amp_ext::exit_region);
   m.def("install", &amp_ext::install);
   m.def("uninstall", &amp_ext::uninstall);
   m.def("is_installed", &amp_ext::is_installed);
-  m.def("unscale_grads", &amp_ext::unscale_grads, py::arg("param_groups"), py::arg("scale"),
-        py::arg("inv_scale"), py::arg("found_inf"), py::arg("allow_fp16"));
-  m.def("check_grads", &amp_ext::check_grads, py::arg("param_groups"), py::arg("found_inf"));
-  m.def("clip_grads", &amp_ext::clip_grads, py::arg("param_groups"), py::arg("scale"),
-        py::arg("unscaled"), py::arg("found_infs"), py::arg("max_norm"),
-        py::arg("error_if_nonfinite"), py::arg("allow_fp16"));
-  m.def("update_scale", &amp_ext::update_scale, py::arg("scale"), py::arg("growth_tracker"),
-        py::arg("found_infs"), py::arg("growth_factor"), py::arg("backoff_factor"),
-        py::arg("growth_interval"), py::arg("min_scale"), py::arg("max_scale"),
-        py::arg("hysteresis"), py::arg("hysteresis_tracker"), py::arg("skipped_steps"));
+
+  amp_ext::bind_gemm(m);
+  amp_ext::bind_scaler(m);
 }

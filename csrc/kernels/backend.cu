@@ -1,6 +1,6 @@
-#include "backend.h"
-
 #include <cuda_runtime.h>
+
+#include "backend.h"
 
 namespace amp_ext::cuda {
 namespace {
@@ -39,14 +39,15 @@ Status CudaBackend::update_scale(UpdateScaleArgs args, Services& services) const
   return launch_update_scale(args, services.target());
 }
 
-const char* CudaBackend::why_not(const GemmArgs& g) const { 
+const char* CudaBackend::why_not(const GemmArgs& g) const {
   return can_run_sm80(g) ? nullptr : "the kernels take no such dtypes, strides or sizes";
 }
 
 Status CudaBackend::gemm(const GemmArgs& g, Services& services) const {
   const Target target = services.target();
   const GemmPlan chosen = plan(g, target);
-  void* const workspace = chosen.workspace_bytes ? services.scratch(chosen.workspace_bytes) : nullptr;
+  void* const workspace =
+      chosen.workspace_bytes ? services.scratch(chosen.workspace_bytes) : nullptr;
   uint32_t* const tickets = chosen.tickets ? services.tickets(chosen.tickets) : nullptr;
   return launch_gemm(g, chosen, workspace, tickets, target);
 }

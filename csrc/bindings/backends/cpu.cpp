@@ -10,7 +10,7 @@
 #include <memory>
 
 #include "amp_ext/launch.h"
-#include "backends.h"
+#include "backends/backends.h"
 
 namespace amp_ext {
 namespace {

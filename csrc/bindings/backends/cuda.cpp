@@ -17,7 +17,7 @@
 #include <utility>
 #include <vector>
 
-#include "backends.h"
+#include "backends/backends.h"
 
 namespace amp_ext {
 namespace {

@@ -1,5 +1,5 @@
-// In the place of cuda.cpp in a build without the CUDA kernels: torch's memory of CUDA devices for the
-// Triton kernels, by torch's own ops alone.
+// In the place of cuda.cpp in a build without the CUDA kernels: torch's memory of CUDA devices for
+// the Triton kernels, by torch's own ops alone.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/DeviceGuard.h>
@@ -8,16 +8,14 @@
 
 #include <cstring>
 
-#include "backends.h"
+#include "backends/backends.h"
 
 namespace amp_ext {
 namespace {
 
 bool capturing() {
   const pybind11::gil_scoped_acquire gil;
-  return pybind11::module_::import("torch.cuda")
-      .attr("is_current_stream_capturing")()
-      .cast<bool>();
+  return pybind11::module_::import("torch.cuda").attr("is_current_stream_capturing")().cast<bool>();
 }
 
 class DeviceServices final : public Services {

@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
-#include "backends.h"
-#include "tensor_args.h"
+#include "backends/backends.h"
+#include "checks/tensors.h"
 
 namespace amp_ext {
 namespace {

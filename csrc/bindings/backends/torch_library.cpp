@@ -12,9 +12,9 @@
 #include <ATen/ops/threshold_backward.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
-#include "backends.h"
-#include "gemm.h"
-#include "tensor_args.h"
+#include "backends/backends.h"
+#include "checks/tensors.h"
+#include "gemm/gemm.h"
 
 namespace amp_ext {
 namespace {
@@ -75,8 +75,8 @@ void activate_(at::Tensor& x, Activation activation) {
 // library computes products of fp64, and of bf16 into bf16, which it does not give in fp32.
 bool rounds_before_activation(const Operands& o) { return o.a.is_cpu(); }
 
-// Whether torch computes alpha * a @ b + beta * c + bias with a result of `type` by one op. It leaves
-// out what has a factor of 0, and with it NaN.
+// Whether torch computes alpha * a @ b + beta * c + bias with a result of `type` by one op. It
+// leaves out what has a factor of 0, and with it NaN.
 bool is_one_op(const Operands& o, const GemmArgs& g, at::ScalarType type) {
   const auto vanishes = [&](double factor) {
     return (o.sums == at::kDouble ? factor : static_cast<float>(factor)) == 0;

@@ -7,7 +7,7 @@
 
 #include <bit>
 
-#include "backends.h"
+#include "backends/backends.h"
 
 namespace py = pybind11;
 

@@ -1,5 +1,6 @@
 // The border between the ops and what runs them: one method per op, and what a backend needs from
-// its surroundings. No torch, no CUDA headers, so that a backend can come from a library of its own.
+// its surroundings. No torch, no CUDA headers, so that a backend can come from a library of its
+// own.
 #pragma once
 
 #include <cstddef>
@@ -59,8 +60,8 @@ Status send_table(ListOf<Ref>& list, Services& services) {
   const Status status =
       build_chunk_table(list.refs, list.size, entries.data(), &list.device_chunks);
   if (status != Status::ok) return status;
-  list.device_table = static_cast<const Entry*>(
-      services.table(entries.data(), entries.size(), sizeof(Entry)));
+  list.device_table =
+      static_cast<const Entry*>(services.table(entries.data(), entries.size(), sizeof(Entry)));
   return Status::ok;
 }
 

@@ -128,8 +128,8 @@ Status cuda::launch_cast(const CastArgs& args, const Target& target) {
   return with_table(args.casts, [&](const auto& table) {
     if (table.chunks == 0) return Status::ok;
     const int blocks = foreach_blocks(table.chunks, target);
-    return launch(cast_kernel<std::decay_t<decltype(table)>>, blocks, kForeachThreads, 0, target.stream,
-                  table);
+    return launch(cast_kernel<std::decay_t<decltype(table)>>, blocks, kForeachThreads, 0,
+                  target.stream, table);
   });
 }
 

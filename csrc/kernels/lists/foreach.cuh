@@ -146,8 +146,7 @@ __device__ void for_each_element(T* data, int n, F f) {
 
 // A grid that fills the device once, or one block per chunk of a short list.
 inline int foreach_blocks(uint32_t chunks, const cuda::Target& target) {
-  return static_cast<int>(
-      std::min<uint32_t>(chunks, kForeachBlocksPerSm * target.multiprocessors));
+  return static_cast<int>(std::min<uint32_t>(chunks, kForeachBlocksPerSm * target.multiprocessors));
 }
 
 // Hands the list to launch_table(table) as whichever table there is.

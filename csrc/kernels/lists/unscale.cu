@@ -54,8 +54,8 @@ Status cuda::launch_unscale(const UnscaleArgs& args, const Target& target) {
     if (table.chunks == 0 && !args.norm) return Status::ok;
     const int blocks = foreach_blocks(table.chunks, target);
     return launch(unscale_kernel<std::decay_t<decltype(table)>>, std::max(blocks, 1),
-                  kForeachThreads, 0, target.stream, table, args.inv_scale, args.norm, args.max_norm,
-                  args.found_inf);
+                  kForeachThreads, 0, target.stream, table, args.inv_scale, args.norm,
+                  args.max_norm, args.found_inf);
   });
 }
 

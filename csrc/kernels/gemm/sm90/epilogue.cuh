@@ -84,12 +84,12 @@ class Sm90Epilogue {
 
   // The parts of a consumer's tile that have elements in the matrix.
   __device__ int part_columns(int column) const {
-    const int64_t left = (g_.n - column + kColumns - 1) / kColumns;
-    return left < kRowParts ? static_cast<int>(left) : kRowParts;
+    const int left = (static_cast<int>(g_.n) - column + kColumns - 1) / kColumns;
+    return left < kRowParts ? left : kRowParts;
   }
   __device__ int part_rows(int row) const {
-    const int64_t left = (g_.m - row + kRows - 1) / kRows;
-    return left < 0 ? 0 : left < Gemm::kRowBlocks ? static_cast<int>(left) : Gemm::kRowBlocks;
+    const int left = (static_cast<int>(g_.m) - row + kRows - 1) / kRows;
+    return left < 0 ? 0 : left < Gemm::kRowBlocks ? left : Gemm::kRowBlocks;
   }
 
   __device__ int box_bytes() const { return Sm90Tile::box_bytes(size_of(g_.out.dtype)); }

@@ -3,7 +3,7 @@
 
 #include <torch/csrc/autograd/function.h>
 
-#include "gemm.h"
+#include "gemm/gemm.h"
 
 namespace amp_ext {
 

@@ -4,8 +4,8 @@
 #include <cmath>
 #include <limits>
 
-#include "gemm.h"
-#include "tensor_args.h"
+#include "checks/tensors.h"
+#include "gemm/gemm.h"
 
 namespace amp_ext {
 namespace {

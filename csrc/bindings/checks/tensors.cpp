@@ -1,4 +1,4 @@
-#include "tensor_args.h"
+#include "checks/tensors.h"
 
 #include <ATen/MemoryOverlap.h>
 #include <ATen/core/LegacyTypeDispatch.h>

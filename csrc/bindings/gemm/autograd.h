@@ -6,7 +6,7 @@
 
 #include <vector>
 
-#include "gemm.h"
+#include "gemm/gemm.h"
 
 namespace amp_ext {
 

@@ -1,12 +1,12 @@
-// The ops as C++ functions, the same for every device.
+// The ops on lists as C++ functions, the same for every device.
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <torch/library.h>
+#include <ATen/core/ivalue.h>
 
 #include <optional>
 
-#include "tensor_args.h"
+#include "checks/tensors.h"
 
 namespace amp_ext {
 
@@ -41,7 +41,22 @@ using TensorPointers = c10::ArrayRef<const at::Tensor*>;
 
 void cast_(TensorPointers outputs, TensorPointers inputs);
 
-// Registers the ops for the dispatch key of `m`.
-void register_ops(torch::Library& m);
+// The list of a call, checked and closed. Items are tensors, or the dispatcher's values.
+inline const at::Tensor& tensor_of(const at::Tensor& tensor) { return tensor; }
+inline const at::Tensor& tensor_of(const c10::IValue& value) { return value.toTensor(); }
+
+template <class Item>
+GradList checked(const char* op, Access access, c10::ArrayRef<Item> grads, at::Device device) {
+  GradList list(op, access, device);
+  const size_t n = grads.size();
+  list.reserve(n);
+  for (size_t i = 0; i < n; ++i) {
+    if (i + 2 * kAhead < n) prefetch_tensor(tensor_of(grads[i + 2 * kAhead]).unsafeGetTensorImpl());
+    if (i + kAhead < n) prefetch_links(tensor_of(grads[i + kAhead]).unsafeGetTensorImpl());
+    list.add(tensor_of(grads[i]));
+  }
+  list.close();
+  return list;
+}
 
 }  // namespace amp_ext

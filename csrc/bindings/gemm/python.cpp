@@ -1,8 +1,10 @@
-// The planner of the CUDA gemm for Python, which needs no GPU.
-#include "gemm_plans.h"
+// Who computes a product, and the planner of the CUDA kernels, for Python; without a GPU.
+#include "gemm/python.h"
 
 #include <c10/util/Exception.h>
 #include <pybind11/stl.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/python_variable.h>
 
 #include <array>
 #include <optional>
@@ -10,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "gemm/gemm.h"
 #include "gemm/plan/choose.h"
 
 namespace py = pybind11;
@@ -26,7 +29,8 @@ void force(std::optional<int> tile, std::array<int, 2> cluster, int splits) {
                     "cluster must be (1, 1), (2, 1) or (1, 2), got (", m, ", ", n, ")");
   TORCH_CHECK_VALUE(splits >= 1, op, "splits must be at least 1, got ", splits);
   forced_tile.reset();
-  if (tile) forced_tile = {.sm90 = true, .tile = *tile, .cluster_m = m, .cluster_n = n, .splits = splits};
+  if (tile)
+    forced_tile = {.sm90 = true, .tile = *tile, .cluster_m = m, .cluster_n = n, .splits = splits};
 }
 
 template <class Tile, int kCount>
@@ -68,9 +72,32 @@ std::pair<std::string, double> plan(int64_t m, int64_t n, int64_t k, const std::
   return {describe(make_plan(g, best, multiprocessors)), best.cycles};
 }
 
+at::Tensor tensor_of(const char* name, py::handle object) {
+  TORCH_CHECK_TYPE(THPVariable_Check(object.ptr()), "amp_ext: ", name, " must be a tensor, got ",
+                   Py_TYPE(object.ptr())->tp_name);
+  return THPVariable_Unpack(object.ptr());
+}
+
+// (backend, reason) of gemm(a, b, ...).
+std::pair<std::string, std::string> choice_of(py::handle a, py::handle b, py::handle c,
+                                              py::handle bias, bool trans_a, bool trans_b) {
+  HANDLE_TH_ERRORS
+  GemmOptions options;
+  options.trans_a = trans_a;
+  options.trans_b = trans_b;
+  if (!c.is_none()) options.c = tensor_of("c", c);
+  if (!bias.is_none()) options.bias = tensor_of("bias", bias);
+  const GemmChoice choice = gemm_choice(tensor_of("a", a), tensor_of("b", b), options);
+  return {choice.backend, choice.reason};
+  END_HANDLE_TH_ERRORS_PYBIND
+}
+
 }  // namespace
 
-void bind_gemm_plans(py::module_& m) {
+void bind_gemm(py::module_& m) {
+  m.def("gemm_choice", &choice_of, py::arg("a"), py::arg("b"), py::arg("c") = py::none(),
+        py::arg("bias") = py::none(), py::arg("trans_a") = false, py::arg("trans_b") = false,
+        "Which backend computes gemm(a, b, ...), and why. Computes nothing.");
   m.def("gemm_tiles", &tiles, "The tiles of each kernel of the CUDA gemm, by their number.");
   m.def("gemm_plan", &plan, py::arg("m"), py::arg("n"), py::arg("k"), py::arg("layout") = "NN",
         py::kw_only(), py::arg("fp32_out") = false, py::arg("multiprocessors") = 132,

@@ -1,4 +1,4 @@
-#include "lowered.h"
+#include "autocast/weight_copies.h"
 
 #include <ATen/autocast_mode.h>
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -20,8 +20,8 @@
 #include <utility>
 #include <vector>
 
-#include "memory.h"
-#include "ops.h"
+#include "checks/memory.h"
+#include "lists/lists.h"
 
 namespace amp_ext {
 namespace {

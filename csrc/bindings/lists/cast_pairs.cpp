@@ -1,4 +1,4 @@
-#include "cast_args.h"
+#include "lists/cast_pairs.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>

@@ -11,7 +11,4 @@ void override_torchs();
 // Puts torch's kernels back. No thread may be within a region of ours.
 void restore_torchs();
 
-// Whether a tensor subclass stands for a plain tensor while torch traces a program (module.cpp).
-bool is_traced(const at::Tensor& tensor);
-
 }  // namespace amp_ext

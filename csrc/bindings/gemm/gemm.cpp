@@ -1,6 +1,6 @@
 // The ops of matrix products on tensors with data: from tensors to plain arguments, and on to the
 // backend that is chosen for them.
-#include "gemm.h"
+#include "gemm/gemm.h"
 
 #include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
@@ -8,7 +8,8 @@
 #include <torch/library.h>
 
 #include "backends/backends.h"
-#include "tensor_args.h"
+#include "checks/tensors.h"
+#include "op.h"
 
 namespace amp_ext {
 
@@ -212,11 +213,26 @@ void gemm_accumulate_kernel(const at::Tensor& c, const at::Tensor& given_a,
   given.mark_written();
 }
 
-void register_gemm(torch::Library& m) {
-  m.impl("gemm", TORCH_FN(gemm_op<gemm_kernel>));
-  m.impl("gemm_with_aux", TORCH_FN(gemm_op<gemm_with_aux_kernel>));
-  m.impl("gemm_times_derivative", TORCH_FN(gemm_times_derivative_op<gemm_times_derivative_kernel>));
-  m.impl("gemm_accumulate_", TORCH_FN(gemm_accumulate_op<gemm_accumulate_kernel>));
+at::Tensor new_out(const at::Tensor& a, const at::Tensor& b, c10::SymIntArrayRef sizes,
+                   const GemmOptions& options) {
+  return at::empty_symint(sizes, a.options().dtype(out_dtype_of(a, b, options.out_dtype)));
+}
+
+at::Tensor gemm_fake(const at::Tensor& a, const at::Tensor& b, const GemmOptions& options) {
+  return new_out(a, b, check_gemm<c10::SymInt>(kGemm, a, b, options), options);
+}
+
+TensorPair gemm_with_aux_fake(const at::Tensor& a, const at::Tensor& b,
+                              const GemmOptions& options) {
+  const auto sizes = check_gemm<c10::SymInt>(kGemmWithAux, a, b, options);
+  return {new_out(a, b, sizes, options), new_out(a, b, sizes, options)};
+}
+
+TensorPair gemm_times_derivative_fake(const at::Tensor& a, const at::Tensor& b,
+                                      const at::Tensor& aux, const GemmOptions& options) {
+  const auto sizes = check_gemm_times_derivative<c10::SymInt>(a, b, aux, options);
+  const at::Tensor out = new_out(a, b, sizes, options);
+  return {out, at::empty_symint({sizes.back()}, out.options().dtype(sums_dtype_of(a, b)))};
 }
 
 }  // namespace
@@ -255,13 +271,26 @@ GemmChoice gemm_choice(const at::Tensor& a, const at::Tensor& b, const GemmOptio
   return choice;
 }
 
-TORCH_LIBRARY_IMPL(amp_ext, CPU, m) { register_gemm(m); }
-TORCH_LIBRARY_IMPL(amp_ext, CUDA, m) { register_gemm(m); }
-
-// Sparse tensors reach the ops' checks, whose errors name the argument.
-TORCH_LIBRARY_IMPL(amp_ext, SparseCPU, m) { register_gemm(m); }
-TORCH_LIBRARY_IMPL(amp_ext, SparseCUDA, m) { register_gemm(m); }
-TORCH_LIBRARY_IMPL(amp_ext, SparseCsrCPU, m) { register_gemm(m); }
-TORCH_LIBRARY_IMPL(amp_ext, SparseCsrCUDA, m) { register_gemm(m); }
+TORCH_LIBRARY_FRAGMENT(amp_ext, m) {
+  const std::string arguments =
+      "(Tensor a, Tensor b, *, bool trans_a=False, bool trans_b=False, bool sum_batch=False, "
+      "Tensor? c=None, float alpha=1.0, float beta=1.0, Tensor? bias=None, "
+      "str activation=\"none\", ScalarType? out_dtype=None)";
+  define(m, "gemm", "gemm" + arguments + " -> Tensor", TORCH_FN(gemm_op<gemm_kernel>),
+         TORCH_FN(gemm_op<gemm_fake>));
+  define(m, "gemm", "gemm_with_aux" + arguments + " -> (Tensor, Tensor)",
+         TORCH_FN(gemm_op<gemm_with_aux_kernel>), TORCH_FN(gemm_op<gemm_with_aux_fake>));
+  define(m, "gemm",
+         "gemm_times_derivative(Tensor a, Tensor b, Tensor aux, *, bool trans_a=False, "
+         "bool trans_b=False, str activation=\"none\", ScalarType? out_dtype=None) "
+         "-> (Tensor, Tensor)",
+         TORCH_FN(gemm_times_derivative_op<gemm_times_derivative_kernel>),
+         TORCH_FN(gemm_times_derivative_op<gemm_times_derivative_fake>));
+  define(m, "gemm",
+         "gemm_accumulate_(Tensor(a!) c, Tensor a, Tensor b, *, bool trans_a=False, "
+         "bool trans_b=False, bool sum_batch=False, float alpha=1.0) -> ()",
+         TORCH_FN(gemm_accumulate_op<gemm_accumulate_kernel>),
+         TORCH_FN(gemm_accumulate_op<check_gemm_accumulate<c10::SymInt>>));
+}
 
 }  // namespace amp_ext

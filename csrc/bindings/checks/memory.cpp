@@ -1,4 +1,4 @@
-#include "memory.h"
+#include "checks/memory.h"
 
 #include <algorithm>
 #include <bit>

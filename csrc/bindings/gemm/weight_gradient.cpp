@@ -1,4 +1,4 @@
-#include "accumulate.h"
+#include "gemm/weight_gradient.h"
 
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/anomaly_mode.h>

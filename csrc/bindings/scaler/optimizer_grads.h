@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "tensor_args.h"
+#include "checks/tensors.h"
 
 namespace amp_ext {
 

@@ -1,5 +1,5 @@
 // linear and mlp: products with weights as torch.nn.Linear stores them.
-#include "linear.h"
+#include "gemm/linear.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
@@ -9,8 +9,8 @@
 
 #include <mutex>
 
-#include "accumulate.h"
-#include "autograd.h"
+#include "gemm/autograd.h"
+#include "gemm/weight_gradient.h"
 
 namespace amp_ext {
 namespace {
@@ -220,8 +220,17 @@ at::Tensor mlp(const at::Tensor& x, const at::Tensor& weight1, const OptionalTen
   return op.call(x, weight1, bias1, weight2, bias2, activation, accumulate_grad);
 }
 
-TORCH_LIBRARY_IMPL(amp_ext, CompositeImplicitAutograd, m) { m.impl("linear", TORCH_FN(linear_op)); }
-TORCH_LIBRARY_IMPL(amp_ext, CompositeExplicitAutograd, m) { m.impl("mlp", TORCH_FN(mlp_op)); }
-TORCH_LIBRARY_IMPL(amp_ext, Autograd, m) { m.impl("mlp", TORCH_FN(mlp_autograd)); }
+TORCH_LIBRARY_FRAGMENT(amp_ext, m) {
+  using Key = c10::DispatchKey;
+  declare(m, "gemm",
+          "linear(Tensor x, Tensor weight, Tensor? bias=None, *, str activation=\"none\", "
+          "bool accumulate_grad=False) -> Tensor");
+  m.impl("linear", torch::dispatch(Key::CompositeImplicitAutograd, TORCH_FN(linear_op)));
+  declare(m, "gemm",
+          "mlp(Tensor x, Tensor weight1, Tensor? bias1, Tensor weight2, Tensor? bias2, *, "
+          "str activation=\"gelu\", bool accumulate_grad=False) -> Tensor");
+  m.impl("mlp", torch::dispatch(Key::CompositeExplicitAutograd, TORCH_FN(mlp_op)));
+  m.impl("mlp", torch::dispatch(Key::Autograd, TORCH_FN(mlp_autograd)));
+}
 
 }  // namespace amp_ext

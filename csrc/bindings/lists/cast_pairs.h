@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "amp_ext/launch.h"
-#include "tensor_args.h"
+#include "checks/tensors.h"
 
 namespace amp_ext {
 

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "amp_ext/launch.h"
-#include "memory.h"
+#include "checks/memory.h"
 
 namespace amp_ext {
 

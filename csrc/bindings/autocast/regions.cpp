@@ -1,4 +1,4 @@
-#include "regions.h"
+#include "autocast/regions.h"
 
 #include <ATen/SequenceNumber.h>
 #include <ATen/autocast_mode.h>
@@ -11,7 +11,7 @@
 #include <mutex>
 #include <utility>
 
-#include "autocast.h"
+#include "autocast/autocast.h"
 
 namespace amp_ext {
 namespace {

@@ -1,4 +1,4 @@
-#include "optimizer_grads.h"
+#include "scaler/optimizer_grads.h"
 
 #include <ATen/ops/_values.h>
 #include <c10/util/Exception.h>

@@ -1,5 +1,5 @@
 // The derivative of gemm, itself made of differentiable ops, and linear in terms of gemm.
-#include "autograd.h"
+#include "gemm/autograd.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/add.h>
@@ -11,7 +11,7 @@
 
 #include <mutex>
 
-#include "accumulate.h"
+#include "gemm/weight_gradient.h"
 
 namespace amp_ext {
 

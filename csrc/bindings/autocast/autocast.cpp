@@ -1,12 +1,14 @@
 // torch's autocast kernels of matrix products, overridden: they run on gemm, or do exactly what
 // torch's did.
-#include "autocast.h"
+#include "autocast/autocast.h"
 
 #include <ATen/autocast_mode.h>
 #include <ATen/ops/_unsafe_view.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
+#include <pybind11/pybind11.h>
 #include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/python_variable.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -14,13 +16,21 @@
 #include <mutex>
 #include <vector>
 
-#include "gemm.h"
-#include "linear.h"
-#include "lowered.h"
-#include "regions.h"
+#include "autocast/regions.h"
+#include "autocast/weight_copies.h"
+#include "gemm/gemm.h"
+#include "gemm/linear.h"
 
 namespace amp_ext {
 namespace {
+
+// Whether a tensor subclass stands for a plain tensor while torch traces a program.
+bool is_traced(const at::Tensor& tensor) {
+  const pybind11::gil_scoped_acquire gil;
+  const auto object = pybind11::reinterpret_steal<pybind11::object>(THPVariable_Wrap(tensor));
+  const std::string_view name = Py_TYPE(object.ptr())->tp_name;
+  return name == "FakeTensor" || name == "FunctionalTensor";
+}
 
 using at::autocast::CastPolicy;
 using OptionalTensor = std::optional<at::Tensor>;
@@ -331,8 +341,11 @@ void restore_torchs() {
 }
 
 // For regions inside a program that torch.compile traces.
-TORCH_LIBRARY_IMPL(amp_ext, CompositeImplicitAutograd, m) {
-  m.impl("_override_autocast", TORCH_FN(override_torchs));
+TORCH_LIBRARY_FRAGMENT(amp_ext, m) {
+  const std::vector<at::Tag> tags{at::Tag::pt2_compliant_tag};
+  m.def("_override_autocast() -> ()", tags);
+  m.impl("_override_autocast",
+         torch::dispatch(c10::DispatchKey::CompositeImplicitAutograd, TORCH_FN(override_torchs)));
 }
 
 TORCH_LIBRARY_IMPL(amp_ext, AutocastCPU, m) { Routes<c10::DeviceType::CPU>::register_ours(m); }

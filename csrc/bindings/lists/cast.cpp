@@ -1,0 +1,60 @@
+// cast_.
+#include "backends/backends.h"
+#include "lists/cast_pairs.h"
+#include "lists/lists.h"
+#include "op.h"
+
+namespace amp_ext {
+
+void cast_(TensorPointers outputs, TensorPointers inputs) {
+  const size_t n = outputs.size();
+  check_cast_lengths(n, inputs.size());
+  if (n == 0) return;
+  const at::Device device = outputs[0]->device();
+  CastPairs pairs(device);
+  pairs.reserve(n);
+  for (size_t i = 0; i < n; ++i) {
+    for (const TensorPointers list : {outputs, inputs}) {
+      if (i + 2 * kAhead < n) prefetch_tensor(list[i + 2 * kAhead]->unsafeGetTensorImpl());
+      if (i + kAhead < n) prefetch_links(list[i + kAhead]->unsafeGetTensorImpl());
+    }
+    pairs.add(*outputs[i], *inputs[i]);
+  }
+  pairs.close();
+  run(kCast, device, &Backend::cast, CastArgs{pairs.args()});
+  pairs.finish_writes();
+}
+
+namespace {
+
+void cast_op(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) {
+  const auto pointers = [](c10::ArrayRef<c10::IValue> list) {
+    std::vector<const at::Tensor*> result;
+    result.reserve(list.size());
+    for (const c10::IValue& value : list) result.push_back(&value.toTensor());
+    return result;
+  };
+  const auto arguments = torch::jit::last(*stack, 2);
+  cast_(pointers(arguments[0].toListRef()), pointers(arguments[1].toListRef()));
+  torch::jit::drop(*stack, 2);
+}
+
+void cast_fake(at::TensorList outputs, at::TensorList inputs) {
+  check_cast_lengths(outputs.size(), inputs.size());
+  if (outputs.empty()) return;
+  check_devices(kCast, outputs[0].device(), outputs, inputs);
+  for (size_t i = 0; i < outputs.size(); ++i)
+    check_cast_shapes(i, outputs[i].sym_sizes(), inputs[i].sym_sizes());
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(amp_ext, m) {
+  define(m, "lists", "cast_(Tensor(a!)[] outputs, Tensor[] inputs) -> ()", Boxed<cast_op>{},
+         TORCH_FN(cast_fake));
+  // Empty lists name no device: they come here.
+  m.impl("cast_", torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd,
+                                  as_function(Boxed<cast_op>{})));
+}
+
+}  // namespace amp_ext

@@ -1,0 +1,37 @@
+// check_finite.
+#include "backends/backends.h"
+#include "lists/lists.h"
+#include "op.h"
+
+namespace amp_ext {
+
+void check_finite(GradList& grads, const at::Tensor& found_inf, Others others) {
+  const at::Device device = grads.device();
+  Arguments arguments(grads.op(), device);
+  CheckFiniteArgs args{};
+  args.found_inf = arguments.write<float>("found_inf", found_inf);
+  if (others == Others::given) arguments.check_apart_from(grads);
+  args.grads = grads.args();
+  run(grads.op(), device, &Backend::check_finite, args);
+  arguments.mark_written();
+}
+
+namespace {
+
+void check_finite_op(at::TensorList grads, at::Tensor& found_inf) {
+  GradList list = checked("amp_ext::check_finite", Access::read, grads, found_inf.device());
+  check_finite(list, found_inf, Others::given);
+}
+
+void check_finite_fake(at::TensorList grads, at::Tensor& found_inf) {
+  check_devices("amp_ext::check_finite", found_inf.device(), grads);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(amp_ext, m) {
+  define(m, "lists", "check_finite(Tensor[] grads, Tensor(a!) found_inf) -> ()",
+         TORCH_FN(check_finite_op), TORCH_FN(check_finite_fake));
+}
+
+}  // namespace amp_ext

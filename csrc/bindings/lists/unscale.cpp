@@ -1,0 +1,60 @@
+// unscale_.
+#include <cmath>
+
+#include "backends/backends.h"
+#include "lists/lists.h"
+#include "op.h"
+
+namespace amp_ext {
+
+void unscale_(GradList& grads, const at::Tensor& found_inf, const at::Tensor& inv_scale,
+              const std::optional<at::Tensor>& norm, std::optional<double> max_norm,
+              Others others) {
+  const at::Device device = grads.device();
+  check_max_norm(grads.op(), max_norm, norm.has_value());
+  Arguments arguments(grads.op(), device);
+  UnscaleArgs args{};
+  args.inv_scale = arguments.read<float>("inv_scale", inv_scale);
+  args.found_inf = arguments.write<float>("found_inf", found_inf);
+  args.norm = arguments.read<float>("norm", norm);
+  if (others == Others::given) arguments.check_apart_from(grads);
+  args.max_norm = static_cast<float>(max_norm.value_or(INFINITY));
+  args.grads = grads.args();
+  run(grads.op(), device, &Backend::unscale, args);
+  grads.finish_writes();
+  arguments.mark_written();
+}
+
+namespace {
+
+// unscale_ on the list as Python's call left it: to unbox it would cost two atomic operations a
+// tensor.
+void unscale_op(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) {
+  {
+    const auto arguments = torch::jit::last(*stack, 5);
+    const at::Tensor& found_inf = arguments[1].toTensor();
+    GradList grads =
+        checked("amp_ext::unscale_", Access::write, arguments[0].toListRef(), found_inf.device());
+    unscale_(grads, found_inf, arguments[2].toTensor(), arguments[3].toOptional<at::Tensor>(),
+             arguments[4].toOptional<double>(), Others::given);
+  }
+  torch::jit::drop(*stack, 5);
+}
+
+void unscale_fake(at::TensorList grads, at::Tensor& found_inf, const at::Tensor& inv_scale,
+                  const std::optional<at::Tensor>& norm, std::optional<double> max_norm) {
+  constexpr auto op = "amp_ext::unscale_";
+  check_max_norm(op, max_norm, norm.has_value());
+  check_devices(op, found_inf.device(), grads, inv_scale, norm);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(amp_ext, m) {
+  define(m, "lists",
+         "unscale_(Tensor(a!)[] grads, Tensor(b!) found_inf, Tensor inv_scale, *, "
+         "Tensor? norm=None, float? max_norm=None) -> ()",
+         Boxed<unscale_op>{}, TORCH_FN(unscale_fake));
+}
+
+}  // namespace amp_ext
