@@ -33,7 +33,7 @@ readme: .venv/built ## README's tables and figures, from bench/results
 	.venv/bin/python bench/readme.py
 
 hostile: .venv/built ## 60,000 hostile calls of the ops: right, or an error and nothing changed
-	.venv/$(PYTEST) tests/test_hostile_calls.py --hostile-calls 20000
+	.venv/$(PYTEST) tests/integration/test_hostile_calls.py --hostile-calls 20000
 
 mutants: .venv/built ## break the CUDA kernels one edit at a time; their tests must fail each time
 	.venv/bin/python tests/simt/mutants/run.py
@@ -51,8 +51,8 @@ format: .venv-lint/made ## format everything
 cuda-check: .venv-cuda/made ## compile and inspect all kernels, run the tests; needs nvcc, no GPU
 	@command -v nvcc || { echo "cuda-check needs nvcc on PATH: install the CUDA toolkit" >&2; exit 1; }
 	FORCE_CUDA=1 TORCH_CUDA_ARCH_LIST="8.0+PTX;9.0a" .venv-cuda/$(INSTALL) '.[test]'
-	.venv-cuda/bin/python tests/cuda_check.py
-	env -u TRITON_INTERPRET .venv-cuda/bin/python tests/triton_check.py
+	.venv-cuda/bin/python tests/build/cuda_check.py
+	env -u TRITON_INTERPRET .venv-cuda/bin/python tests/build/triton_check.py
 	cd tests && ../.venv-cuda/$(PYTEST)  # not here, where Python would find the source of amp_ext
 
 gpu: ## test and measure on a GPU; ONLY=tests|checks|bench, BUDGET=SECONDS, DRY_RUN=1

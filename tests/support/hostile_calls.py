@@ -7,7 +7,7 @@ state of autograd, autocast and the dispatcher is as before.
 Run as a program, this makes calls of one seed and prints those that were wrong. Each is written to
 a file before it is made: a crash ends the file with the call that it is of.
 
-    python tests/hostile_calls.py --seed 1 --first 200 --count 100 --log FILE
+    python tests/support/hostile_calls.py --seed 1 --first 200 --count 100 --log FILE
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-PROGRAM = Path(__file__).parent / "hostile_calls.py"
+PROGRAM = Path(__file__).resolve().parents[1] / "support/hostile_calls.py"
 SEEDS = range(3)
 CRASHES = 5  # after which the rest of a seed is not tried
 
@@ -39,7 +39,7 @@ def wrong_calls(seed: int, count: int, log: Path) -> list[str]:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_hostile_calls(seed: int, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    """`pytest tests/test_hostile_calls.py --hostile-calls 20000` makes that many with each seed."""
+    """`make hostile` makes 20,000 calls with each seed."""
     count = request.config.getoption("--hostile-calls")
     wrong = wrong_calls(seed, count, tmp_path / "call")
     again = f"{sys.executable} {PROGRAM} --seed={seed} --first=NUMBER --log=/dev/stderr"

@@ -1,6 +1,6 @@
 """Check CUDA kernels without a GPU: what ptxas said and the machine code.
 
-    python tests/cuda_check.py
+    python tests/build/cuda_check.py
 
 Run by `make cuda-check`, with the Python whose amp_ext was built from this tree: it checks the
 kernels of that build, and compiles those of tests/simt/probe, where a warning of nvcc is an error.
@@ -20,11 +20,13 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
 from sass import Kernel, Kernels, read_ptxas, read_sass
 from simt import nvcc
 from simt.probe import run as probe
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 # What must be among the instructions of the kernels whose names match: 16 bytes at a time where
 # tensors are streamed, tensor cores, and the copies that feed them. The first seven tiles of gemm

@@ -13,7 +13,7 @@ import pytest
 import torch
 from setuptools.errors import PlatformError
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 TOOLKIT_ROOT = "/opt/cuda"
 
 
@@ -197,7 +197,7 @@ def test_ninja_file_quotes_for_ninja_and_for_the_shell() -> None:
 
 
 def test_build_uses_the_installed_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert str(Path(torch.__file__).parents[1]) in build_backend._installed_path()
+    assert str(Path(torch.__file__).parents[2]) in build_backend._installed_path()
     assert build_backend._requirements([]) == ["ninja"]
 
     monkeypatch.setattr(build_backend, "_installed_path", list)

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 SUITES = (
-    "test_unscale.py",
-    "test_check_finite.py",
-    "test_grad_norm.py",
-    "test_gemm.py",
-    "test_gemm_epilogue.py",
-    "test_gemm_activations.py",
+    "lists/test_unscale.py",
+    "lists/test_check_finite.py",
+    "lists/test_grad_norm.py",
+    "gemm/test_gemm.py",
+    "gemm/test_gemm_epilogue.py",
+    "gemm/test_gemm_activations.py",
 )
 
 
@@ -23,7 +23,7 @@ SUITES = (
 def test_conformance(capability: str) -> None:
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "cpu", *SUITES],
-        cwd=Path(__file__).parent,
+        cwd=Path(__file__).resolve().parents[1],
         env={**os.environ, "ATEN_CPU_CAPABILITY": capability},
         capture_output=True,
         text=True,

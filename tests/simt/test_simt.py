@@ -24,7 +24,7 @@ from simt_ops import Ops
 
 pytestmark = pytest.mark.skipif(bool(SIMT.missing), reason=SIMT.missing)
 
-TESTS = Path(__file__).resolve().parent
+TESTS = Path(__file__).resolve().parents[1]
 CPU = torch.device("cpu")
 SEEDS = range(8)
 SCHEDULES = [Schedule(seed, (1, 2, 3, 8)[seed % 4], (1, 4)[seed // 4 % 2]) for seed in SEEDS]
@@ -118,12 +118,12 @@ TSAN = (
 def test_conformance_under_a_sanitizer(variant: str, tests: str) -> None:
     library = build_few_sanitized(variant)
     files = (
-        *("test_unscale.py", "test_check_finite.py", "test_grad_norm.py", "test_update_scale.py"),
-        *("test_cast.py", "test_cast_memory.py"),
+        *("unscale", "check_finite", "grad_norm", "update_scale"),
+        *("cast", "cast_memory"),
     )
     pytest_ = ("-m", "pytest", "-q", "-s", "-x", "-p", "no:cacheprovider", "-k")
     expression = f"simt and ({tests})"
-    paths = (str(TESTS / name) for name in files)
+    paths = (str(TESTS / f"lists/test_{name}.py") for name in files)
     done = sanitized(variant, *pytest_, expression, *paths, library=library)
     assert done.returncode == 0, done.stdout + done.stderr
     assert " passed" in done.stdout

@@ -1,11 +1,11 @@
 """Check the Triton kernels without a GPU: compile each for every architecture and read the result.
 
-    python tests/triton_check.py
+    python tests/build/triton_check.py
 
 Run by `make cuda-check`. It prints a table of the kernels and fails where a kernel needs more
 shared memory than a block may have or more registers than its launch leaves it, uses local memory,
 has none of the instructions that it was written for, or reads what other programs write without
-waiting for it, and where triton_kernels has a kernel that tests/triton_variants.py lacks.
+waiting for it, and where triton_kernels has a kernel that tests/build/triton_variants.py lacks.
 """
 
 from __future__ import annotations

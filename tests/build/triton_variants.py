@@ -1,4 +1,4 @@
-"""The Triton kernels as their launchers call them: what tests/triton_check.py compiles."""
+"""The Triton kernels as their launchers call them: what tests/build/triton_check.py compiles."""
 
 from __future__ import annotations
 

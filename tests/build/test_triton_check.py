@@ -1,4 +1,4 @@
-"""tests/triton_check.py: it accepts a good kernel and names what is wrong with a bad one."""
+"""tests/build/triton_check.py: it accepts a good kernel and names what is wrong with a bad one."""
 
 from __future__ import annotations
 

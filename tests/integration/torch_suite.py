@@ -1,8 +1,8 @@
 """Run PyTorch's own GradScaler tests on the CPU with amp_ext.GradScaler in place of torch's.
 
-    python tests/torch_suite.py PATH/TO/test_torch.py
-    python tests/torch_suite.py PATH/TO/test_torch.py --baseline    # torch's own scaler
-    python tests/torch_suite.py PATH/TO/test_torch.py --ops simt    # and that on amp_ext's ops
+    python tests/integration/torch_suite.py PATH/TO/test_torch.py
+    python tests/integration/torch_suite.py PATH/TO/test_torch.py --baseline    # torch's own scaler
+    python tests/integration/torch_suite.py PATH/TO/test_torch.py --ops simt    # on amp_ext's ops
 
 The file is test/test_torch.py of a PyTorch source tree, which is not part of this project; it needs
 the packages expecttest and numpy. A file of an older PyTorch than the installed one may import test
