@@ -1,8 +1,8 @@
 """check_finite: found_inf = 1 if an element is not finite. Read-only, one launch."""
 
 import triton.language as tl
-from amp_ext.triton_kernels import foreach
-from amp_ext.triton_kernels.foreach import ROWS, pointer, walk_tensors
+from amp_ext.triton_kernels.lists import foreach
+from amp_ext.triton_kernels.lists.foreach import ROWS, pointer, walk_tensors
 from amp_ext.triton_kernels.numerics import any_row, device_function, load_rows, rows_finite
 
 

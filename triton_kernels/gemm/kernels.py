@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from amp_ext.triton_kernels.gemm_epilogue import finish, inside, offsets_of, times
+from amp_ext.triton_kernels.gemm.epilogue import finish, inside, offsets_of, times
 from amp_ext.triton_kernels.numerics import INTERPRETED, device_function, widen
 
 _STRIDES = (

@@ -8,7 +8,7 @@ n < 0, rows side by side, in vectors of -n; 0, any strides.
 from __future__ import annotations
 
 import triton.language as tl
-from amp_ext.triton_kernels.activation import activate, times_derivative
+from amp_ext.triton_kernels.gemm.activation import activate, times_derivative
 from amp_ext.triton_kernels.numerics import device_function, round_to, widen
 
 

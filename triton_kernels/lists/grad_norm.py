@@ -8,8 +8,8 @@ result is bitwise the same in every run.
 """
 
 import triton.language as tl
-from amp_ext.triton_kernels import foreach
-from amp_ext.triton_kernels.foreach import (
+from amp_ext.triton_kernels.lists import foreach
+from amp_ext.triton_kernels.lists.foreach import (
     ENTRY_WORDS,
     PROGRAMS,
     ROWS,

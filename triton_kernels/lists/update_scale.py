@@ -3,8 +3,8 @@
 import struct
 
 import triton.language as tl
-from amp_ext.triton_kernels import foreach
-from amp_ext.triton_kernels.foreach import pointer
+from amp_ext.triton_kernels.lists import foreach
+from amp_ext.triton_kernels.lists.foreach import pointer
 from amp_ext.triton_kernels.numerics import any_row, device_function, is_finite
 
 BLOCK = tl.constexpr(128)

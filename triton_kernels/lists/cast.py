@@ -1,8 +1,8 @@
 """cast_: outputs = inputs, rounded to nearest even into the outputs' dtypes. One launch."""
 
 import triton.language as tl
-from amp_ext.triton_kernels import foreach
-from amp_ext.triton_kernels.foreach import (
+from amp_ext.triton_kernels.lists import foreach
+from amp_ext.triton_kernels.lists.foreach import (
     ROWS,
     aligned_pointer,
     number,

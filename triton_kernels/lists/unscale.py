@@ -3,8 +3,8 @@ rounded product is not finite. One launch.
 """
 
 import triton.language as tl
-from amp_ext.triton_kernels import foreach
-from amp_ext.triton_kernels.foreach import ROWS, pointer, walk_tensors
+from amp_ext.triton_kernels.lists import foreach
+from amp_ext.triton_kernels.lists.foreach import ROWS, pointer, walk_tensors
 from amp_ext.triton_kernels.numerics import (
     any_row,
     device_function,

@@ -5,7 +5,6 @@ The figures are those of data sheets and of the kernels' structure: the choices 
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import NamedTuple
 
@@ -159,15 +158,6 @@ class Plan(NamedTuple):
     cycles: float
     """As predicted."""
 
-    def describe(self) -> str:
-        t = self.tile
-        return (
-            f"{t.m}x{t.n}x{t.k}, {t.warps} warps, {t.stages} stages; "
-            f"{self.tiles_m}x{self.tiles_n} tiles in groups of {self.group} rows, "
-            f"{self.splits} splits of {self.steps} steps, {self.units} units, "
-            f"{self.programs} programs, {self.cycles:.3g} cycles"
-        )
-
 
 def _predicted(p: Problem, t: Tile, splits: int, device: Device) -> float:
     """Return cycles. Each multiprocessor gets some rounds of units, as many at a time as fit. It
@@ -250,7 +240,6 @@ def _interpreted(p: Problem) -> Plan:
     return plan_with(p, tile, min(3, _most_splits(p, tile, device)), device)
 
 
-@functools.lru_cache(maxsize=4096)
 def candidates(problem: Problem, device: Device) -> tuple[Plan, ...]:
     """Return plans, the one that is predicted to take the fewest cycles first, one for a tile."""
     if device.capability == 0:
@@ -268,8 +257,3 @@ def candidates(problem: Problem, device: Device) -> tuple[Plan, ...]:
             )
         )
     return tuple(sorted(plans, key=lambda plan: plan.cycles))
-
-
-def describe(problem: Problem, device: Device) -> str:
-    """Return the candidates in words, the chosen one first."""
-    return "\n".join(plan.describe() for plan in candidates(problem, device))
