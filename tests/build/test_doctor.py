@@ -19,7 +19,7 @@ import amp_ext
 from amp_ext import _C, _build_info, backend
 from amp_ext import __main__ as doctor
 from amp_ext.backend import OPS, backend_for
-from cases import GEMM_OPS, LIST_OPS
+from amp_ext.ops import GEMM_OPS, LIST_OPS
 
 COMMAND = r"pip install --force-reinstall --no-deps \."
 

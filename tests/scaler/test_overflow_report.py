@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import OptState
 from torch.optim import Optimizer
 
-from amp_ext.report import OverflowReport
+from amp_ext.scaler import OverflowReport
 from twins import DEVICES, OURS, Recording, grads, leaf, params, sgd, sparse_leaf, started
 
 INF, NAN = math.inf, math.nan
@@ -282,8 +282,8 @@ def test_optimizers_of_older_steps_are_forgotten() -> None:
     scaler = started(OURS)
     for _ in range(5):
         close(scaler, sgd(leaf(1.0)))
-    assert len(scaler._log._last_seen) == 1
-    assert len(scaler._log._seen) == 0
+    assert len(scaler._last_optimizers) == 1
+    assert len(scaler._optimizers) == 0
 
 
 # ---- the scaler around it ----------------------------------------------------------------------
