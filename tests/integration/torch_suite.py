@@ -82,9 +82,11 @@ def replace_ops(executor: str) -> None:
     """Make the two ops of torch's own scaler those of an executor of executors.py."""
     import torch
 
-    from executors import KERNEL_EXECUTORS
+    from executors import EXECUTORS
 
-    ops = next(e.ops for e in KERNEL_EXECUTORS if e.name == executor)
+    chosen = next(e for e in EXECUTORS if e.name == executor)
+    chosen.chosen().__enter__()  # for the life of the process
+    ops = chosen.ops
 
     def update_scale_(scale: Any, tracker: Any, found_inf: Any, *factors: Any) -> Any:
         ops.update_scale_(scale, tracker, [found_inf], *factors)

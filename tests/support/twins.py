@@ -26,6 +26,7 @@ DEVICES = [
             reason="needs a CUDA device and amp_ext's CUDA kernels",
         ),
     ),
+    pytest.param("cpu", id="simt", marks=pytest.mark.simt),
 ]
 
 
