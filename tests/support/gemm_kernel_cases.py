@@ -22,8 +22,6 @@ ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh")
 CPU = torch.device("cpu")
 SURROUNDINGS = float("nan")
 
-on_simt = [pytest.mark.simt, pytest.mark.usefixtures("simt")]
-
 # Whether a and b lie by rows, and what is tested with that where it matters little what.
 MAJORS = {"nn": (True, True), "nt": (True, False), "tn": (False, True), "tt": (False, False)}
 TYPES = {"nn": FP16, "nt": BF16, "tn": FP16, "tt": BF16}

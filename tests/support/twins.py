@@ -16,7 +16,11 @@ ScalerClass = type[torch.amp.GradScaler]
 OURS: ScalerClass = amp_ext.GradScaler
 THEIRS: ScalerClass = torch.amp.GradScaler
 
-DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() and amp_ext._C.cuda_built() else [])]
+DEVICES = [
+    "cpu",
+    *(["cuda"] if torch.cuda.is_available() and amp_ext._C.cuda_built() else []),
+    pytest.param("cpu", id="simt", marks=pytest.mark.simt),
+]
 
 
 def plain(value: Any) -> Any:

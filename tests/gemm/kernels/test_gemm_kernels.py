@@ -24,7 +24,6 @@ from gemm_kernel_cases import (
     every_tile_and_majors,
     exact,
     linear_part,
-    on_simt,
     placed,
     planned,
     product,
@@ -34,7 +33,7 @@ from gemm_kernel_cases import (
 from simt.backend import Simt
 from simt.library import Schedule
 
-pytestmark = on_simt
+pytestmark = pytest.mark.simt
 
 every_majors = pytest.mark.parametrize("majors", MAJORS)
 

@@ -21,14 +21,13 @@ from gemm_kernel_cases import (
     Product,
     check,
     compute,
-    on_simt,
     placed,
     product,
     run,
 )
 from simt.backend import Simt
 
-pytestmark = on_simt
+pytestmark = pytest.mark.simt
 
 
 @pytest.mark.parametrize("sm90", [False, True])

@@ -14,7 +14,6 @@ from gemm_kernel_cases import (
     Tile,
     check,
     every_sm90_tile,
-    on_simt,
     placed,
     planned,
     product_for,
@@ -22,7 +21,7 @@ from gemm_kernel_cases import (
 from simt.backend import Simt
 from simt.library import Schedule
 
-pytestmark = on_simt
+pytestmark = pytest.mark.simt
 
 SEEDS = range(6)  # asynchronous copies are early, late and at random by turns
 CLUSTERS = ((1, 1), (2, 1), (1, 2))
