@@ -223,6 +223,7 @@ def torchs_results() -> str:
     return fresh_results("")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("history", HISTORIES)
 def test_afterwards_torch_is_as_in_a_fresh_process(torchs_results: str, history: str) -> None:
     """Bit for bit, strides and the ops that run included."""

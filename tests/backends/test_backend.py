@@ -16,7 +16,8 @@ import torch
 import amp_ext
 from amp_ext import _C, _triton
 from amp_ext import backend as backends
-from amp_ext.backend import GEMM_OPS, LIST_OPS, OPS, backend_for
+from amp_ext.backend import OPS, backend_for
+from amp_ext.ops import GEMM_OPS, LIST_OPS
 
 pytestmark = pytest.mark.skipif(_triton.triton_version() is None, reason="Triton is not installed")
 

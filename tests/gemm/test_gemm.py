@@ -79,8 +79,8 @@ def test_one_long_side(executor: Executor, sizes: tuple[int, int, int]) -> None:
 def test_long_in_every_direction(
     executor: Executor, dtypes: tuple[torch.dtype, torch.dtype]
 ) -> None:
-    a = integers((2100, 2200), dtypes[0], executor.device)
-    b = integers((2050, 2200), dtypes[1], executor.device)
+    a = integers((1100, 1200), dtypes[0], executor.device)
+    b = integers((1050, 1200), dtypes[1], executor.device)
     actual = gemm(executor, a, b, trans_b=True, out_dtype=FP32)
     assert_equal(actual, a.double() @ b.double().mT)
 
@@ -170,9 +170,13 @@ def test_error_of_long_sums(executor: Executor, k: int) -> None:
 @pytest.mark.parametrize("a_layout", [name for name in OPERANDS if "batch" not in name])
 @every_size
 def test_layouts(executor: Executor, a_layout: str, sizes: tuple[int, int, int]) -> None:
-    (m, n, k), calls = sizes, itertools.cycle(DTYPES_AND_TRANSPOSES)
-    for b_layout in (name for name in OPERANDS if "batch" not in name for _ in range(4)):
-        dtypes, trans = next(calls)
+    """Not of BF16 alone: torch's library reads one element behind a row of odd length."""
+    m, n, k = sizes
+    pairs = itertools.cycle([(FP16, FP16), (FP16, FP32), (FP64, FP64), (BF16, FP32), (FP32, FP32)])
+    b_layouts = [name for name in OPERANDS if "batch" not in name]
+    for (b_layout, trans), dtypes in zip(
+        itertools.product(b_layouts, TRANSPOSES), pairs, strict=False
+    ):
         a = stored(normal((m, k), dtypes[0], executor.device), trans[0], a_layout)
         b = stored(normal((k, n), dtypes[1], executor.device), trans[1], b_layout)
         assert_near_oracle(executor, a, b, trans_a=trans[0], trans_b=trans[1])

@@ -10,11 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-LIST_OPS = ("unscale_", "check_finite", "grad_norm", "update_scale_", "cast_")
-GEMM_OPS = (
-    *("gemm", "gemm_with_aux", "gemm_times_derivative", "gemm_accumulate_"),
-    *("linear", "mlp"),
-)
+from amp_ext.ops import GEMM_OPS
+
 WRITTEN = {
     "unscale_": ("grads", "found_inf"),
     "check_finite": ("found_inf",),

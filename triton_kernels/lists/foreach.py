@@ -4,7 +4,7 @@ Each program owns a contiguous share of the chunks. What it owns of a tensor is 
 all but less than 16 bytes at either end is aligned and moves 16 bytes at a time: in blocks of
 ROWS rows, a row being 16 bytes of elements.
 
-What a launch is given is described in csrc/include/amp_ext/launch.h, its table in chunk_table.h.
+What a launch is given is described in csrc/include/amp_ext/lists.h.
 Kernels take addresses as numbers, so that no address compiles a kernel anew.
 """
 

@@ -62,7 +62,7 @@ def unscale_kernel(
 
 @device_function
 def clip_coefficient(norm, max_norm):
-    """Return min(1, max_norm / (norm + 1e-6)) as csrc/include/amp_ext/clip.h does."""
+    """Return min(1, max_norm / (norm + 1e-6)) as csrc/include/amp_ext/scale.h does."""
     coefficient = tl.div_rn(1.0, norm + 1e-6) * max_norm
     return tl.where(coefficient < 1.0, coefficient, 1.0)
 
