@@ -27,10 +27,10 @@ bench: RESULTS = build/bench
 bench: .venv/built ## amp_ext against torch on this machine, with figures; RESULTS=DIR
 	@device=$$(.venv/bin/python -c "import torch; print('cuda' if torch.cuda.is_available() else 'cpu')"); \
 	set -x; .venv/bin/python bench/run.py all --device $$device --results $(RESULTS); status=$$?; \
-	.venv/bin/python bench/plot.py --results $(RESULTS) --formats png; exit $$status
+	.venv/bin/python bench/figures/plot.py --results $(RESULTS) --formats png; exit $$status
 
 readme: .venv/built ## README's tables and figures, from bench/results
-	.venv/bin/python bench/readme.py
+	.venv/bin/python bench/figures/readme.py
 
 hostile: .venv/built ## 60,000 hostile calls of the ops: right, or an error and nothing changed
 	.venv/$(PYTEST) tests/integration/test_hostile_calls.py --hostile-calls 20000
@@ -56,7 +56,7 @@ cuda-check: .venv-cuda/made ## compile and inspect all kernels, run the tests; n
 	cd tests && ../.venv-cuda/$(PYTEST)  # not here, where Python would find the source of amp_ext
 
 gpu: ## test and measure on a GPU; ONLY=tests|checks|bench, BUDGET=SECONDS, DRY_RUN=1
-	$(if $(COMMIT),AMP_EXT_COMMIT=$(COMMIT)) $(PYTHON) bench/gpu.py $(if $(DRY_RUN),--dry-run) \
+	$(if $(COMMIT),AMP_EXT_COMMIT=$(COMMIT)) $(PYTHON) bench/gpu $(if $(DRY_RUN),--dry-run) \
 	    $(if $(ONLY),--only $(ONLY)) $(if $(BUDGET),--budget $(BUDGET)) $(RESULTS)
 
 clean: ## remove everything that was built or installed here

@@ -96,9 +96,12 @@ def backend_for(device_type: str, op: str) -> Backend:
     """What serves ``op`` (a name in OPS) on the devices of a type."""
     if op not in OPS:
         raise ValueError(f"op must be one of {', '.join(OPS)}, got {op!r}")
-    if device_type not in ("cpu", "cuda"):
-        return Backend("none", "amp_ext serves CPU and CUDA tensors")
-    name = _C.backend_name(device_type)
+    try:
+        name = _C.choose(f"amp_ext::{op}", device_type)
+    except NotImplementedError as error:
+        return Backend("none", str(error))
+    except RuntimeError as error:
+        name, obstacle = "none", str(error)
     if op in GEMM_OPS:
         return _products(device_type, name)
     if name == "triton":
@@ -107,8 +110,7 @@ def backend_for(device_type: str, op: str) -> Backend:
         return Backend(name, f"C++ on torch's threads, {torch.backends.cpu.get_cpu_capability()}")
     if name == "cuda":
         return Backend(name, f"CUDA kernels for {', '.join(_build_info.CUDA_ARCHES)}")
-    reason = why_not_triton() or "TRITON_INTERPRET is set"
-    return Backend(name, f"built without CUDA kernels; {reason}, or rebuild with: {_REBUILD}")
+    return Backend(name, f"{why_not_triton() or 'TRITON_INTERPRET is set'}; {obstacle}")
 
 
 def _triton_kernels(device_type: str) -> str:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.machinery import ModuleSpec
 
 import pytest
@@ -36,10 +36,20 @@ def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backends._C, "cuda_built", lambda: False)
 
 
+def as_if_built(choose: Callable[[str, str], str], op: str, device: str) -> str:
+    """Return the backend of a build that has the CUDA kernels."""
+    try:
+        return choose(op, device)
+    except RuntimeError:
+        return "cuda"
+
+
 @pytest.fixture
 def with_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "0")
     monkeypatch.setattr(backends._C, "cuda_built", lambda: True)
+    choose = _C.choose
+    monkeypatch.setattr(backends._C, "choose", lambda op, device: as_if_built(choose, op, device))
 
 
 @pytest.fixture
@@ -56,7 +66,6 @@ def test_without_a_toolkit_triton_serves_every_op_of_a_gpu(without_kernels: None
     amp_ext.set_backend(None)
     assert served("cuda") == {"triton"}
     assert served("cpu") == {"cpu"}
-    assert [_C.uses_triton(device) for device in ("cpu", "cuda", "cuda:1")] == [False, True, True]
 
 
 def test_without_either_list_ops_are_refused(without_kernels: None, without_triton: None) -> None:
@@ -67,7 +76,6 @@ def test_without_either_list_ops_are_refused(without_kernels: None, without_trit
         assert "pip install triton" in choice.reason
         assert "FORCE_CUDA=1 pip install" in choice.reason
     assert {backend_for("cuda", op).name for op in GEMM_OPS} == {"library"}
-    assert not _C.uses_triton("cuda")
 
 
 def test_cuda_kernels_come_first(with_kernels: None) -> None:
@@ -96,7 +104,8 @@ def test_the_cpu_is_tritons_where_it_is_interpreted(
     monkeypatch.setenv("TRITON_INTERPRET", interpreted)
     amp_ext.set_backend("triton")
     assert served("cpu") == {"cpu" if interpreted == "0" else "triton"}
-    assert _C.uses_triton("cuda") == (interpreted == "0"), "the interpreter has the host's memory"
+    on_cuda = backend_for("cuda", "unscale_").name
+    assert (on_cuda == "triton") == (interpreted == "0"), "the interpreter has the host's memory"
     amp_ext.set_backend("cpu")
     assert served("cpu") == {"cpu"}
 
@@ -187,9 +196,9 @@ def imported(program: str, **environment: str) -> subprocess.CompletedProcess[st
 
 
 def test_environment_variable_chooses() -> None:
-    program = "from amp_ext import _C; print(amp_ext.get_backend(), _C.uses_triton('cuda'))"
+    program = "from amp_ext import _C; print(amp_ext.get_backend(), _C.choose('unscale_', 'cuda'))"
     process = imported(program, AMP_EXT_BACKEND="triton", TRITON_INTERPRET="0")
-    assert (process.stdout, process.stderr) == ("triton True\n", "")
+    assert (process.stdout, process.stderr) == ("triton triton\n", "")
 
 
 def test_triton_is_imported_with_its_first_kernel_only() -> None:

@@ -22,9 +22,6 @@ const Backend& torch_library();  // products only
 // one that load_backend has named. Policy is Python's, in amp_ext/backend.py.
 void use_backend(c10::DeviceType type, const std::string& name);
 
-// The name of the backend of a type of device; "none" where there is none.
-std::string backend_name(c10::DeviceType type);
-
 // Loads a backend from a shared library, whose function `const amp_ext::Backend* amp_ext_backend()`
 // returns it. It works on the host's memory. Returns its name.
 std::string load_backend(const std::string& path);
