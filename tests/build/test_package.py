@@ -118,27 +118,27 @@ def test_when_kernels_are_built(
 # ---- flags of each file ------------------------------------------------------------------------
 
 
-def setup_units(kernels: bool) -> list[tuple[Path, str, list[str]]]:
-    """Source, name and flags of every object file, with or without a CUDA toolkit."""
+def compiled(kernels: bool) -> list[tuple[Path, str, list[str]]]:
+    """Every object file, for a machine with or without a CUDA toolkit: source, name, flags."""
     toolkit = setup.Toolkit("nvcc", "13.0", Path(TOOLKIT_ROOT)) if kernels else None
     torch_dir = Path(torch.__file__).parent
     return setup.compile_units(torch_dir, toolkit, ["8.0+PTX", "9.0a"] if kernels else [])
 
 
 def units(kernels: bool) -> dict[str, list[str]]:
-    return {name: flags for _, name, flags in setup_units(kernels)}
+    return {name: flags for _, name, flags in compiled(kernels)}
 
 
 @pytest.mark.parametrize("kernels", [False, True])
 def test_every_source_is_compiled_where_it_belongs(in_root: None, kernels: bool) -> None:
-    found = setup_units(kernels)
-    sources = {source.as_posix() for source, _, _ in found}
-    sources |= {flag.removeprefix("-include") for _, _, flags in found for flag in flags}
-    expected = {path.as_posix() for path in Path("csrc").rglob("*.c*") if path.suffix != ".cuh"}
-    absent = {f"csrc/bindings/backends/{'none' if kernels else 'cuda'}.cpp"}
+    sources = set()
+    for source, _, flags in compiled(kernels):
+        sources |= {source, *(Path(f[8:]) for f in flags if f.startswith("-include"))}
+    expected = {path for path in Path("csrc").rglob("*.c*") if path.suffix != ".cuh"}
+    absent = {Path("csrc/bindings/backends", "none.cpp" if kernels else "cuda.cpp")}
     if not kernels:
-        absent |= {name for name in expected if name.endswith(".cu")}
-    assert {name for name in sources if name.startswith("csrc/")} == expected - absent
+        absent |= {path for path in expected if path.suffix == ".cu"}
+    assert sources == expected - absent
 
 
 @pytest.mark.parametrize(
@@ -155,6 +155,7 @@ def test_every_file_knows_whether_there_is_code_for_sm_90a(
 ) -> None:
     for file in (
         "csrc/bindings/module.cpp",
+        "csrc/bindings/backends.o",
         "csrc/kernels/lists/cast.cu",
         f"csrc/kernels/gemm/{name}",
     ):
@@ -163,7 +164,9 @@ def test_every_file_knows_whether_there_is_code_for_sm_90a(
     monkeypatch.chdir(tmp_path)
     toolkit = setup.Toolkit("nvcc", "13.0", Path(TOOLKIT_ROOT))
     units = setup.compile_units(Path(torch.__file__).parent, toolkit, arches)
-    assert {"csrc/bindings.o", "csrc/kernels/lists/cast.cu.o"} <= {name for _, name, _ in units}
+    assert {f"{name}.o" for name in ("csrc/bindings/backends", "csrc/kernels/lists/cast.cu")} <= {
+        target for _, target, _ in units
+    }
     assert {"-DAMP_EXT_SM90" in flags for _, _, flags in units} == {defined}
 
 
