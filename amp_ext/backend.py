@@ -8,13 +8,9 @@ import torch
 from amp_ext import _build_info
 from amp_ext._library import _C, REBUILD
 from amp_ext._triton import is_interpreted, triton_version, why_not_triton
+from amp_ext.ops import GEMM_OPS, LIST_OPS
 
-LIST_OPS = ("unscale_", "check_finite", "grad_norm", "update_scale_", "cast_")
-GEMM_OPS = (
-    *("gemm", "gemm_with_aux", "gemm_times_derivative", "gemm_accumulate_"),
-    *("linear", "mlp"),
-)
-OPS = LIST_OPS + GEMM_OPS
+OPS = (*LIST_OPS, *GEMM_OPS)
 BACKENDS = ("cuda", "triton", "cpu")
 
 _REBUILD = f"FORCE_CUDA=1 {REBUILD}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import os
 import re
 import zlib
@@ -31,7 +32,6 @@ torch.sparse.check_sparse_tensor_invariants.enable()  # torch warns while it is 
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--slow", action="store_true", help="also run the tests marked slow")
     parser.addoption(
         "--hostile-calls", type=int, default=200, help="calls of each seed in test_hostile_calls.py"
     )
@@ -39,30 +39,30 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "simt: runs CUDA kernels on the CPU, by tests/simt")
-    config.addinivalue_line("markers", "slow: takes gigabytes or minutes; run with --slow")
+
+
+def pytest_report_header() -> str:
+    from executors import absent
+
+    return f"cannot run here: {', '.join(absent()) or 'nothing'}"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("--slow"):
-        return
-    for item in items:
-        if item.get_closest_marker("slow"):
-            item.add_marker(pytest.mark.skip(reason="takes gigabytes or minutes: --slow runs it"))
-    products = collections.defaultdict(list)
-    for item in items:
-        if INTERPRETED_RARELY.match(item.path.name) and is_interpreted(item):
-            products[item.path, item.originalname].append(item)
-    for cases in products.values():
-        for index, item in enumerate(cases):
-            if index % 8:
-                item.add_marker(
-                    pytest.mark.skip(reason="takes the interpreter long: --slow runs it")
-                )
+    """Products take Triton's interpreter seconds each: of each test's cases it runs one in four."""
+    counts: collections.Counter[object] = collections.Counter()
+
+    def is_left_out(item: pytest.Item) -> bool:
+        if not (OF_PRODUCTS.match(item.path.name) and is_interpreted(item)):
+            return False
+        counts[item.path, item.originalname] += 1
+        return counts[item.path, item.originalname] % 4 != 1
+
+    left_out = [item for item in items if is_left_out(item)]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in set(left_out)]
 
 
-# Products, which take Triton's interpreter seconds each: of each test's cases it runs the first and
-# every eighth after it.
-INTERPRETED_RARELY = re.compile(r"test_(gemm|linear|nn|accumulate_grad)")
+OF_PRODUCTS = re.compile(r"test_(gemm|linear|nn|accumulate_grad)")
 
 
 def is_interpreted(item: pytest.Item) -> bool:
@@ -80,15 +80,23 @@ def seed(request: pytest.FixtureRequest) -> None:
 
 
 @pytest.fixture(autouse=True)
-def backend(request: pytest.FixtureRequest) -> Iterator[None]:
+def backend(request: pytest.FixtureRequest, seed: None) -> Iterator[None]:
     """Choose the backend of the test's executor."""
-    import amp_ext
-
     executor = parameters_of(request.node).get("executor")
-    before = amp_ext.get_backend()
-    amp_ext.set_backend(getattr(executor, "backend", None) or before)
-    yield
-    amp_ext.set_backend(before)
+    with executor.chosen() if executor else contextlib.nullcontext():
+        yield
+
+
+@pytest.fixture
+def simt(backend: None) -> Iterator[Any]:
+    """Have CPU tensors go to the CUDA kernels; return the library that executes them."""
+    from executors import SIMT
+    from simt.backend import simt
+
+    if SIMT.missing:
+        pytest.skip(SIMT.missing)
+    with SIMT.chosen():
+        yield simt()
 
 
 @pytest.fixture(autouse=True)

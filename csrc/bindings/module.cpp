@@ -2,7 +2,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include "amp_ext/launch.h"
+#include "amp_ext/cpu.h"
 #include "autocast/autocast.h"
 #include "autocast/regions.h"
 #include "backends/backends.h"

@@ -1,6 +1,7 @@
 #include <cuda_runtime.h>
 
 #include "backend.h"
+#include "cuda.h"
 
 namespace amp_ext::cuda {
 namespace {

@@ -3,7 +3,7 @@
 
 #include <cuda_runtime.h>
 
-#include "amp_ext/launch.h"
+#include "cuda.h"
 
 namespace amp_ext {
 

@@ -16,7 +16,8 @@ import torch
 import amp_ext
 from amp_ext import _C, _triton
 from amp_ext import backend as backends
-from amp_ext.backend import GEMM_OPS, LIST_OPS, OPS, backend_for
+from amp_ext.backend import OPS, backend_for
+from amp_ext.ops import GEMM_OPS, LIST_OPS
 
 pytestmark = pytest.mark.skipif(_triton.triton_version() is None, reason="Triton is not installed")
 
@@ -216,6 +217,24 @@ def test_wrong_environment_variable_fails_the_import() -> None:
     assert last == "ImportError: amp_ext: AMP_EXT_GEMM must be library or kernel, got 'kernels'"
 
 
+@pytest.mark.parametrize(
+    ("too_large", "fits"),
+    [
+        ((2**31, 1, 64), (2**30, 1, 64)),
+        ((1, 2**31, 64), (1, 2**30, 64)),
+        ((2**28, 1, 2**14), (2**26, 1, 2**14)),
+    ],
+    ids=["m", "k", "tiles"],
+)
+def test_triton_refuses_products_that_32_bits_cannot_count(
+    too_large: tuple[int, int, int], fits: tuple[int, int, int], interpreted_triton: None
+) -> None:
+    _C.use_gemm_kernels(True)
+    one = torch.ones(1, dtype=torch.float16)
+    for (m, k, n), backend in ((too_large, "cpu"), (fits, "triton")):
+        assert _C.gemm_choice(one.expand(m, k), one.expand(k, n))[0] == backend
+
+
 # ---- what goes wrong in a kernel's function ----------------------------------------------------
 
 
@@ -278,8 +297,8 @@ def test_a_backward_pass_is_tritons_too(
     a = torch.ones(2, 3, dtype=torch.float16, requires_grad=True)
     b = torch.ones(3, 4, dtype=torch.float16, requires_grad=True)
     assert backward_in_a_thread(amp_ext.ops.gemm(a, b)) == []
-    assert calls[0] == (True, (2, 4))
-    assert sorted(calls[1:]) == [(False, (2, 3)), (False, (3, 4))]
+    assert calls[0] == (True, (1, 2, 4))
+    assert sorted(calls[1:]) == [(False, (1, 2, 3)), (False, (1, 3, 4))]
     assert a.grad.tolist() == [[4.0] * 3] * 2
     assert b.grad.tolist() == [[2.0] * 4] * 3
 

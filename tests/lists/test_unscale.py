@@ -26,11 +26,10 @@ from cases import (
     threads,
     whole_and_view,
 )
-from executors import Executor, every_kernel_executor, kernels_against_oracle
+from executors import Executor, against_oracle, every_executor, native
 
 # 1.5 gives products half-way between two 16-bit values, 2**-140 is subnormal.
 FACTORS = (1.0, 1.5, 2.0**-16, 1 / 3, -0.7, 0.0, 2.0**-140, 1e30, math.inf, math.nan)
-TAME_FACTORS = (1.0, 2.0**-16, 1 / 3, 1e-4)
 
 
 def check_against_oracle(executor: Executor, grads: list[torch.Tensor], factor: float) -> float:
@@ -44,52 +43,52 @@ def check_against_oracle(executor: Executor, grads: list[torch.Tensor], factor: 
     return found_inf.item()
 
 
-@every_kernel_executor
-@pytest.mark.parametrize("factor", TAME_FACTORS)
+@every_executor
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_equals_torch(executor: Executor, dtype: torch.dtype, factor: float) -> None:
-    expected = [random(shape, dtype, torch.device("cpu")) for shape in [(999,), (), (7, 5)]]
-    grads = [grad.to(executor.device, copy=True) for grad in expected]
-    found_inf, torch_found_inf = executor.scalar(0.0), torch.tensor(0.0)
-    torch._amp_foreach_non_finite_check_and_unscale_(
-        expected, torch_found_inf, torch.tensor(factor)
-    )
-    executor.ops.unscale_(grads, found_inf, executor.scalar(factor))
-    assert_all_same(grads, expected)
-    assert_same(found_inf, torch_found_inf)
+def test_equals_torch(executor: Executor, dtype: torch.dtype) -> None:
+    for factor in (1.0, 2.0**-16, 1 / 3, 1e-4):
+        expected = [random(shape, dtype, torch.device("cpu")) for shape in [(999,), (), (7, 5)]]
+        grads = [grad.to(executor.device, copy=True) for grad in expected]
+        found_inf, torch_found_inf = executor.scalar(0.0), torch.tensor(0.0)
+        torch._amp_foreach_non_finite_check_and_unscale_(
+            expected, torch_found_inf, torch.tensor(factor)
+        )
+        executor.ops.unscale_(grads, found_inf, executor.scalar(factor))
+        assert_all_same(grads, expected)
+        assert_same(found_inf, torch_found_inf)
 
 
-@kernels_against_oracle
-@pytest.mark.parametrize("factor", FACTORS)
+@against_oracle
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_all_16_bit_patterns(executor: Executor, dtype: torch.dtype, factor: float) -> None:
-    grad = all_bit_patterns(dtype).to(executor.device)
-    assert check_against_oracle(executor, [grad], factor) == 1.0
+def test_all_16_bit_patterns(executor: Executor, dtype: torch.dtype) -> None:
+    for factor in FACTORS:
+        grad = all_bit_patterns(dtype).to(executor.device)
+        assert check_against_oracle(executor, [grad], factor) == 1.0
 
 
-@kernels_against_oracle
-@pytest.mark.parametrize("factor", [1.5, 2.0**-16, 1 / 3, 1e30])
+@against_oracle
+@pytest.mark.parametrize("factor", [1.5])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_all_16_bit_patterns_in_short_tensors(
     executor: Executor, dtype: torch.dtype, factor: float
 ) -> None:
     """Too short for vector instructions, so that the conversions of single values are seen too."""
-    grads = executor.some(all_bit_patterns(dtype).to(executor.device).split(3), 100)
-    expected = copies(grads)
+    grads = executor.some(all_bit_patterns(dtype).to(executor.device).split(7), 100)
+    expected = copies([torch.cat(grads)])
     reference.unscale_(expected, executor.scalar(0.0), executor.scalar(factor))
     executor.ops.unscale_(grads, executor.scalar(0.0), executor.scalar(factor))
-    assert_all_same(grads, expected)
+    assert_same(torch.cat(grads), *expected)
 
 
-@kernels_against_oracle
-@pytest.mark.parametrize("factor", FACTORS)
+@against_oracle
+@pytest.mark.parametrize("factor", [1.5, -0.7, 2.0**-140, 1e30, math.nan])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_random_bit_patterns(executor: Executor, dtype: torch.dtype, factor: float) -> None:
     grad = random_bit_patterns(300_000, dtype).to(executor.device)
     assert check_against_oracle(executor, [grad], factor) == 1.0
 
 
-@every_kernel_executor
+@every_executor
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_factor_of_one_keeps_every_bit(executor: Executor, dtype: torch.dtype) -> None:
     sixteen_bits = dtype.itemsize == 2
@@ -100,7 +99,7 @@ def test_factor_of_one_keeps_every_bit(executor: Executor, dtype: torch.dtype) -
     assert torch.equal(bits(grad), before), "NaN payloads count here"
 
 
-@every_kernel_executor
+@every_executor
 @pytest.mark.parametrize(
     ("dtype", "value", "factor", "overflows"),
     [
@@ -124,8 +123,8 @@ def test_product_is_judged_after_rounding(
     assert bool(grad.isfinite().all()) is not overflows
 
 
-@kernels_against_oracle
-@pytest.mark.parametrize("offset", [0, 1, 2, 3])
+@against_oracle
+@pytest.mark.parametrize("offset", [0, 1, 3])
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_finds_a_bad_value_at_every_edge(
     executor: Executor, dtype: torch.dtype, offset: int
@@ -149,20 +148,20 @@ def test_finds_a_bad_value_at_every_edge(
             assert_same(whole, expected)
 
 
-@kernels_against_oracle
+@against_oracle
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_layouts(executor: Executor, dtype: torch.dtype, layout: str) -> None:
-    whole, grad = whole_and_view(layout, dtype, executor.device)
-    expected_whole, expected = copies([whole])[0], copies([grad])[0]
-    expected_whole.set_(expected.untyped_storage(), 0, whole.shape, whole.stride())
-    reference.unscale_([expected], executor.scalar(0.0), executor.scalar(1 / 3))
-    executor.ops.unscale_([grad], executor.scalar(0.0), executor.scalar(1 / 3))
-    assert_same(grad, expected)
-    assert_same(whole, expected_whole)
+def test_layouts(executor: Executor, layout: str) -> None:
+    for dtype in FLOATS:
+        whole, grad = whole_and_view(layout, dtype, executor.device)
+        expected_whole, expected = copies([whole])[0], copies([grad])[0]
+        expected_whole.set_(expected.untyped_storage(), 0, whole.shape, whole.stride())
+        reference.unscale_([expected], executor.scalar(0.0), executor.scalar(1 / 3))
+        executor.ops.unscale_([grad], executor.scalar(0.0), executor.scalar(1 / 3))
+        assert_same(grad, expected)
+        assert_same(whole, expected_whole)
 
 
-@kernels_against_oracle
+@against_oracle
 @pytest.mark.parametrize("count", [1, 3, 2000])
 @pytest.mark.parametrize("bad", [None, 0, -1], ids=["finite", "first-bad", "last-bad"])
 def test_lists_of_mixed_dtypes(executor: Executor, count: int, bad: int | None) -> None:
@@ -174,13 +173,13 @@ def test_lists_of_mixed_dtypes(executor: Executor, count: int, bad: int | None) 
     assert found_inf == float(bad is not None)
 
 
-@kernels_against_oracle
+@against_oracle
 def test_every_layout_in_one_list(executor: Executor) -> None:
     grads = [whole_and_view(name, dt, executor.device)[1] for name in LAYOUTS for dt in FLOATS]
     assert check_against_oracle(executor, grads, 2.0**-10) == 0.0
 
 
-@every_kernel_executor
+@every_executor
 def test_empty_tensors_anywhere(executor: Executor) -> None:
     empty = torch.empty(0, device=executor.device)
     full = torch.full((3,), 8.0, device=executor.device)
@@ -191,7 +190,7 @@ def test_empty_tensors_anywhere(executor: Executor) -> None:
     assert found_inf.item() == 0.0
 
 
-@every_kernel_executor
+@every_executor
 @pytest.mark.parametrize("already", [0.0, 1.0])
 def test_empty_list_writes_nothing(executor: Executor, already: float) -> None:
     found_inf = executor.scalar(already)
@@ -199,7 +198,7 @@ def test_empty_list_writes_nothing(executor: Executor, already: float) -> None:
     assert found_inf.item() == already
 
 
-@every_kernel_executor
+@every_executor
 @pytest.mark.parametrize("shape", [(), (1,)], ids=str)
 def test_found_inf_is_set_to_one_and_never_cleared(
     executor: Executor, shape: tuple[int, ...]
@@ -213,7 +212,7 @@ def test_found_inf_is_set_to_one_and_never_cleared(
         assert found_inf.item() == expected
 
 
-@kernels_against_oracle
+@against_oracle
 def test_number_of_threads_changes_nothing(executor: Executor) -> None:
     grads = [random((size,), dtype, executor.device) for size in SIZES for dtype in FLOATS]
     again = copies(grads)
@@ -244,7 +243,7 @@ def clip(
     return found_inf.item()
 
 
-@every_kernel_executor
+@every_executor
 def test_clips_as_torch(executor: Executor) -> None:
     """Bit for bit: ones times the factor are the factor."""
     norms = [0.0, 1e-30, 1e-7, 1.0, 3e38, *torch.randn(40).mul(4).exp().tolist()]
@@ -259,7 +258,7 @@ def test_clips_as_torch(executor: Executor) -> None:
             assert_same(grad, expected.grad)
 
 
-@every_kernel_executor
+@every_executor
 @pytest.mark.parametrize("scale", [2.0**127, 2.0**120, 1000.0, 0.3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_unscales_and_clips_as_torch(executor: Executor, dtype: torch.dtype, scale: float) -> None:
@@ -278,7 +277,7 @@ def test_unscales_and_clips_as_torch(executor: Executor, dtype: torch.dtype, sca
         assert_same(grad, expected.grad.to(executor.device))
 
 
-@every_kernel_executor
+@every_executor
 @pytest.mark.parametrize(("norm", "max_norm"), UNCLIPPED, ids=str)
 def test_norm_within_the_limit_changes_nothing(
     executor: Executor, norm: float | None, max_norm: float | None
@@ -293,9 +292,9 @@ def test_norm_within_the_limit_changes_nothing(
     assert_all_same(grads, expected)
 
 
-@kernels_against_oracle
+@against_oracle
 @pytest.mark.parametrize("count", [1, 3, 2000])
-@pytest.mark.parametrize("factor", [1.0, 2.0**-16, 1 / 3, -0.7])
+@pytest.mark.parametrize("factor", [1.0, 1 / 3])
 def test_clips_any_list(executor: Executor, count: int, factor: float) -> None:
     """The coefficient is rounded to fp32 before it meets a product, in fp64 too."""
     sizes = [1 + 7 * i % 97 for i in range(executor.length(count))]
@@ -311,9 +310,8 @@ def test_clips_any_list(executor: Executor, count: int, factor: float) -> None:
         assert_all_same(actual, expected)
 
 
-@every_kernel_executor
-@pytest.mark.parametrize("norm", NON_FINITE)
-@pytest.mark.parametrize("max_norm", [None, 0.0, 1.0])
+@every_executor
+@pytest.mark.parametrize(("norm", "max_norm"), [*zip(NON_FINITE, (1.0, None, 0.0), strict=True)])
 @pytest.mark.parametrize("count", [0, 1, 20, 1500])
 def test_norm_that_is_not_finite(
     executor: Executor, count: int, max_norm: float | None, norm: float
@@ -329,7 +327,7 @@ def test_norm_that_is_not_finite(
     assert_all_same(grads, before)
 
 
-@every_kernel_executor
+@every_executor
 @pytest.mark.parametrize("max_norm", [None, 4.0])
 def test_clipping_by_one_leaves_gradients_alone(executor: Executor, max_norm: float | None) -> None:
     """They are not even read: a finite norm says that they are finite. Here it is a lie."""
@@ -341,7 +339,7 @@ def test_clipping_by_one_leaves_gradients_alone(executor: Executor, max_norm: fl
         assert torch.equal(bits(grad), was)
 
 
-@every_kernel_executor
+@every_executor
 def test_found_inf_does_not_stop_the_clipping(executor: Executor) -> None:
     """Other blocks may set it under way, so no block decides by it."""
     grads = [torch.full((9,), 8.0, device=executor.device) for _ in range(40)]
@@ -349,7 +347,7 @@ def test_found_inf_does_not_stop_the_clipping(executor: Executor) -> None:
     assert all(grad.tolist() == [2.0] * 9 for grad in grads)
 
 
-@every_kernel_executor
+@every_executor
 @pytest.mark.parametrize(("max_norm", "overflows"), [(1e6, True), (1.5e5, False)])
 def test_clipped_product_is_judged_after_rounding(
     executor: Executor, max_norm: float, overflows: bool
@@ -359,7 +357,7 @@ def test_clipped_product_is_judged_after_rounding(
     assert bool(grad.isfinite().all()) is not overflows
 
 
-@every_kernel_executor
+@every_executor
 def test_norm_of_shape_one(executor: Executor) -> None:
     grad = torch.full((5,), 8.0, device=executor.device)
     scalars = [torch.full((1,), value, device=executor.device) for value in (0.0, 0.5, 3.999999)]
@@ -372,7 +370,7 @@ lists_of_gradients = st.lists(
 )
 
 
-@kernels_against_oracle
+@against_oracle
 @settings(max_examples=60, deadline=None)
 @given(
     kinds=lists_of_gradients,
@@ -392,8 +390,8 @@ def test_any_list(
     check_against_oracle(executor, grads, factor)
 
 
-@pytest.mark.slow
-@kernels_against_oracle
+@pytest.mark.full
+@native
 def test_more_than_2_to_the_31_elements(executor: Executor) -> None:
     grad = torch.ones(2**31 + 5, dtype=torch.bfloat16, device=executor.device)
     grad[-1] = math.inf

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from amp_ext import ops, reference
 from cases import assert_same
-from executors import Executor, every_kernel_executor, kernels_against_oracle
+from executors import Executor, against_oracle, every_executor
 
 FLT_MIN = 2.0**-126
 SUBNORMAL = 2.0**-149
@@ -78,17 +78,18 @@ def is_deviation(scale: float, tracker: int, found: float, interval: int, theirs
     return decays or stuck
 
 
-@every_kernel_executor
+@every_executor
 @pytest.mark.parametrize("scale", SCALES)
 def test_equals_torch(executor: Executor, scale: float) -> None:
     compared = 0
-    for tracker, found, growth, backoff, interval in itertools.product(
-        (0, 1, 4, 5, 100),
-        (0.0, 1.0, 2.0, -0.0, math.nan),
+    numbers = itertools.product(
+        (0, 1, 5, 100),
+        (0.0, 1.0, -0.0, math.nan),
         (2.0, 1.0000001, 1e10),
-        (0.5, 0.99999999, 0.3, 1e-20),
-        (1, 2, 6, 101, 2000, 2**40),
-    ):
+        (0.5, 0.99999999, 1e-20),
+        (2, 6, 101, 2**40),
+    )
+    for tracker, found, growth, backoff, interval in executor.some(list(numbers), 60):
         theirs, their_tracker = torch.tensor(scale), torch.tensor(tracker, dtype=torch.int32)
         torch._amp_update_scale_(
             theirs, their_tracker, torch.tensor(found), growth, backoff, interval
@@ -100,10 +101,10 @@ def test_equals_torch(executor: Executor, scale: float) -> None:
         assert_same(ours.scale, theirs)
         assert_same(ours.tracker, their_tracker)
         compared += 1
-    assert compared > 500
+    assert compared > 20
 
 
-@every_kernel_executor
+@every_executor
 @pytest.mark.parametrize(
     ("scale", "expected"),
     [
@@ -122,14 +123,14 @@ def test_scale_never_decays_below_the_smallest_normal(
     assert state(executor, scale).update(1.0).scale.item() == expected
 
 
-@every_kernel_executor
+@every_executor
 def test_grows_when_the_interval_has_been_lowered(executor: Executor) -> None:
     """Where torch, comparing for equality, would never grow again."""
     ours = state(executor, 8.0, tracker=50).update(0.0, interval=10)
     assert (ours.scale.item(), ours.tracker.item()) == (16.0, 0)
 
 
-@every_kernel_executor
+@every_executor
 @pytest.mark.parametrize(
     ("interval", "expected"),
     [
@@ -145,7 +146,7 @@ def test_tracker_at_its_limit(
     assert (ours.scale.item(), ours.tracker.item()) == expected
 
 
-@every_kernel_executor
+@every_executor
 def test_growth_and_backoff(executor: Executor) -> None:
     ours = state(executor, 4.0)
     seen = []
@@ -155,7 +156,7 @@ def test_growth_and_backoff(executor: Executor) -> None:
     assert seen == [(4, 1, 0), (8, 0, 0), (8, 1, 0), (4, 0, 1), (4, 1, 1), (8, 0, 1)]
 
 
-@every_kernel_executor
+@every_executor
 @pytest.mark.parametrize(
     ("found", "overflow"),
     [
@@ -187,7 +188,7 @@ def test_each_of_many_found_infs_is_checked(bad: torch.Tensor) -> None:
     assert scale.item() == 4.0
 
 
-@every_kernel_executor
+@every_executor
 def test_found_infs_are_only_read(executor: Executor) -> None:
     found_infs = [executor.scalar(value) for value in (0.0, 1.0, 1.0)]
     scale, tracker = executor.scalar(4.0), executor.scalar(0, torch.int32)
@@ -196,7 +197,7 @@ def test_found_infs_are_only_read(executor: Executor) -> None:
     assert scale.item() == 2.0
 
 
-@every_kernel_executor
+@every_executor
 @pytest.mark.parametrize("shape", [(), (1,)], ids=str)
 def test_shapes_of_one_element(executor: Executor, shape: tuple[int, ...]) -> None:
     scale = torch.full(shape, 4.0, device=executor.device)
@@ -206,7 +207,7 @@ def test_shapes_of_one_element(executor: Executor, shape: tuple[int, ...]) -> No
     assert (scale.item(), tracker.item(), scale.shape) == (8.0, 0, torch.Size(shape))
 
 
-@every_kernel_executor
+@every_executor
 @pytest.mark.parametrize(
     ("options", "scale", "found", "expected"),
     [
@@ -229,7 +230,7 @@ def test_floor_and_ceiling(
     assert state(executor, scale, **options).update(found, interval=1).scale.item() == expected
 
 
-@every_kernel_executor
+@every_executor
 def test_hysteresis(executor: Executor) -> None:
     """With hysteresis 3 the scale moves at the third overflow in a row and at each after it."""
     ours = state(executor, 64.0, hysteresis=3)
@@ -244,7 +245,7 @@ def test_hysteresis(executor: Executor) -> None:
     ]
 
 
-@kernels_against_oracle
+@against_oracle
 @settings(max_examples=400, deadline=None)
 @given(
     scale=st.floats(width=32, allow_nan=False),

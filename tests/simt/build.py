@@ -176,7 +176,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 def all_sources(kernels: Path = KERNELS) -> list[Path]:
     """Return the kernels and their launchers for Python."""
-    return [*sorted(kernels.rglob("*.cu")), *sorted(HERE.parent.glob("simt_*.cpp"))]
+    return [*sorted(kernels.rglob("*.cu")), *sorted(HERE.glob("*.cpp"))]
 
 
 # Of the GEMM kernels' tests with a tile in their ids, those that few_sources() serves.

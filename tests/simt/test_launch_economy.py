@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from cases import FLOATS
-from executors import SIMT, Executor, kernels_against_oracle
+from executors import SIMT, Executor, against_oracle
 from simt.library import Counters, Schedule
 from simt_ops import Ops
 
@@ -128,7 +128,7 @@ def lazily_mapped(elements: int, last: float) -> Tensor:
     return tensor
 
 
-@kernels_against_oracle
+@against_oracle
 @pytest.mark.parametrize("last", [2.0, math.nan])
 def test_more_than_2_to_the_31_elements(executor: Executor, last: float) -> None:
     if executor.interpreted:

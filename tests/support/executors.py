@@ -7,18 +7,19 @@ literal value) checks the oracle as well. To add an executor, add an entry to EX
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import pytest
 import torch
 
 import amp_ext
-import simt_ops
-from amp_ext import reference
+from amp_ext import _C, reference
 from amp_ext._triton import is_interpreted, triton_version
 from simt import build
+from simt.backend import simt
 
 T = TypeVar("T")
 
@@ -33,7 +34,8 @@ class Executor:
         ops: has a function for each op.
         missing: why it cannot run here; empty when it can.
         cuda_kernels: it runs csrc/kernels.
-        backend: what amp_ext.set_backend is to choose for it; conftest.py does.
+        backend: what amp_ext.set_backend is to choose for it, or "simt".
+        sm90: whether the device of simt is one of sm_90.
         interpreted: a launch takes some ten milliseconds, and so do a few tensors of a list.
     """
 
@@ -43,7 +45,27 @@ class Executor:
     missing: str = ""
     cuda_kernels: bool = False
     backend: str | None = None
+    sm90: bool = False
     interpreted: bool = False
+
+    @contextmanager
+    def chosen(self) -> Iterator[None]:
+        """Have amp_ext run the ops on it; conftest.py does for a test's executor."""
+        before, products = amp_ext.get_backend(), _C.uses_gemm_kernels()
+        if self.backend == "simt":
+            library = simt()
+            library.seed(torch.initial_seed())
+            library.set_sm90(self.sm90)
+            library.force_tile()
+            _C.use_backend("cpu", "simt")
+            _C.use_gemm_kernels(True)
+        else:
+            amp_ext.set_backend(self.backend or before)
+        try:
+            yield
+        finally:
+            amp_ext.set_backend(before)
+            _C.use_gemm_kernels(products)
 
     def scalar(self, value: float, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """Return a 0-dim tensor on the device."""
@@ -78,6 +100,18 @@ def _missing_triton() -> str:
 
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+SIMT, SIMT_SM90 = (
+    Executor(
+        "simt_sm90" if sm90 else "simt",
+        CPU,
+        amp_ext.ops,
+        build.missing(),
+        cuda_kernels=True,
+        backend="simt",
+        sm90=sm90,
+    )
+    for sm90 in (False, True)
+)
 REFERENCE = Executor("reference", CPU, reference)
 EXECUTORS = (
     REFERENCE,
@@ -91,21 +125,21 @@ EXECUTORS = (
         backend="triton",
         interpreted=is_interpreted(),
     ),
+    SIMT,
 )
-SIMT = Executor("simt", CPU, simt_ops.Ops(), build.missing(), cuda_kernels=True)
-SIMT_SM90 = replace(SIMT, name="simt_sm90", ops=simt_ops.Ops(sm90=True))
-KERNEL_EXECUTORS = (*EXECUTORS, SIMT)
-GEMM_EXECUTORS = (*KERNEL_EXECUTORS, SIMT_SM90)
+
+
+def absent() -> list[str]:
+    """Which executors cannot run here, and why."""
+    return [f"{e.name} ({e.missing})" for e in (*EXECUTORS, SIMT_SM90) if e.missing]
 
 
 def _parameters(executors: Sequence[Executor]) -> list[Any]:
+    """The executors that can run here; those that take long are for `make check`."""
     return [
-        pytest.param(
-            executor,
-            id=executor.name,
-            marks=pytest.mark.skipif(bool(executor.missing), reason=executor.missing),
-        )
-        for executor in executors
+        pytest.param(e, id=e.name, marks=[pytest.mark.full] if e.interpreted or e.sm90 else [])
+        for e in executors
+        if not e.missing
     ]
 
 
@@ -115,14 +149,13 @@ every_executor = pytest.mark.parametrize("executor", _parameters(EXECUTORS))
 against_oracle = pytest.mark.parametrize("executor", _parameters(EXECUTORS[1:]))
 """For comparisons with the oracle, and for what it does not promise: errors, determinism."""
 
-every_kernel_executor = pytest.mark.parametrize("executor", _parameters(KERNEL_EXECUTORS))
-"""As every_executor, for ops whose CUDA kernels tests/simt runs on the CPU too."""
+every_gemm_executor = pytest.mark.parametrize("executor", _parameters((*EXECUTORS, SIMT_SM90)))
+"""As every_executor, for products, which have two CUDA kernels."""
 
-kernels_against_oracle = pytest.mark.parametrize("executor", _parameters(KERNEL_EXECUTORS[1:]))
+gemm_against_oracle = pytest.mark.parametrize("executor", _parameters((*EXECUTORS[1:], SIMT_SM90)))
 """As against_oracle, likewise."""
 
-every_gemm_executor = pytest.mark.parametrize("executor", _parameters(GEMM_EXECUTORS))
-"""As every_kernel_executor, for products, which have two CUDA kernels."""
-
-gemm_against_oracle = pytest.mark.parametrize("executor", _parameters(GEMM_EXECUTORS[1:]))
-"""As kernels_against_oracle, likewise."""
+native = pytest.mark.parametrize(
+    "executor", _parameters([e for e in EXECUTORS if e.name in ("cpu", "cuda")])
+)
+"""For what takes gigabytes."""

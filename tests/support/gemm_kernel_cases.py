@@ -1,47 +1,113 @@
-"""Products for the GEMM kernel itself: operands placed in memory, plans, and what must come out."""
+"""Products for the CUDA kernels, by amp_ext.ops on simt: operands placed in memory, the tile, splits
+and cluster that compute them, and what must come out."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor
 
-import simt_gemm
-from cases import integers, spacing
-from executors import SIMT
-from simt.library import Library, Schedule
-from simt_gemm import Gemm, GemmPlan, GemmTile, Sm90Tile
+from amp_ext import _C, ops
+from cases import assert_equal, integers, spacing
+from simt.backend import simt
+from simt.library import Schedule
 
 FP16, BF16, FP32 = torch.float16, torch.bfloat16, torch.float32
+OUT_TYPES = (FP32, FP16, BF16)
+ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh")
 CPU = torch.device("cpu")
 SURROUNDINGS = float("nan")
 
-
-def library() -> Library:
-    return SIMT.ops.engine
-
-
-def tiles() -> list[GemmTile]:
-    return simt_gemm.tiles(library()) if not SIMT.missing else []
-
-
-def sm90_tiles() -> list[Sm90Tile]:
-    return simt_gemm.sm90_tiles(library()) if not SIMT.missing else []
-
+on_simt = [pytest.mark.simt, pytest.mark.usefixtures("simt")]
 
 # Whether a and b lie by rows, and what is tested with that where it matters little what.
-# simt/mutants/few has the first and the last of these.
 MAJORS = {"nn": (True, True), "nt": (True, False), "tn": (False, True), "tt": (False, False)}
 TYPES = {"nn": FP16, "nt": BF16, "tn": FP16, "tt": BF16}
 
-every_tile = pytest.mark.parametrize(
-    "tile",
-    range(len(tiles())),
-    ids=[f"{t.m}x{t.n}x{t.k}{'' if t.aligned else '-unaligned'}" for t in tiles()],
+
+class Tile(NamedTuple):
+    """A tile of the kernels, as _C.gemm_tiles describes it.
+
+    Attributes:
+        number: its index among those of its kernel.
+        stages: of sm_80; those of sm_90a depend on the result.
+        aligned: it needs operands whose lines begin at multiples of 16 bytes.
+        cooperative: of sm_90a; both consumers compute it.
+        majors: what is tested with it, where it matters little what. simt/mutants/few has some.
+    """
+
+    text: str
+    sm90: bool
+    number: int
+    m: int
+    n: int
+    k: int
+    warps: int
+    stages: int
+    aligned: bool
+    cooperative: bool
+    majors: str
+
+    @property
+    def clusters(self) -> Sequence[tuple[int, int]]:
+        """Blocks one below the other, and side by side."""
+        return ((1, 1), (2, 1), (1, 2)) if self.sm90 else ((1, 1),)
+
+    @property
+    def out_multiple(self) -> int:
+        """Columns of a result without gaps that TMA can store."""
+        return 8 if self.sm90 else 1
+
+    def serves(self, majors: str) -> bool:
+        """Tell whether it takes operands that lie so: columns of b come in atoms of 64."""
+        return not (self.sm90 and MAJORS[majors][1] and self.n % 64)
+
+    def of(self, m: int, n: int) -> tuple[int, int]:
+        """Return the size of so many tiles, the last ones of a few rows and columns."""
+        return (m - 1) * self.m + 5, (n - 1) * self.n + (8 if self.sm90 else 9)
+
+
+def _tile(number: int, text: str) -> Tile:
+    sm90 = text.startswith("sm90")
+    m, n, k = map(int, re.findall(r"tile (\d+)x(\d+)x(\d+)", text)[0])
+    counts = [int(c) for c in re.findall(r"(\d+) (?:warps|stages)", text)] or [8, 0]
+    sm90_majors = ("nn", "tn", "nt", "tt", "nt", "tt", "nn", "tn")
+    majors = sm90_majors[number] if sm90 else ("nn", "tt")[number % 2]
+    kind = ("single elements" not in text, "cooperative" in text)
+    return Tile(text, sm90, number, m, n, k, *counts, *kind, majors)
+
+
+def _name(tile: Tile) -> str:
+    if tile.sm90:
+        return f"sm90-{tile.m}x{tile.n}"
+    return f"{tile.m}x{tile.n}x{tile.k}{'' if tile.aligned else '-unaligned'}"
+
+
+SM80_TILES, SM90_TILES = (
+    [_tile(i, text) for i, text in enumerate(_C.gemm_tiles()[kernel])]
+    for kernel in ("gemm_kernel", "gemm_sm90_kernel")
 )
+TILES = SM80_TILES + SM90_TILES
+every_tile = pytest.mark.parametrize("tile", TILES, ids=_name)
+every_sm80_tile = pytest.mark.parametrize("tile", SM80_TILES, ids=_name)
+every_sm90_tile = pytest.mark.parametrize("tile", SM90_TILES, ids=_name)
+every_tile_and_majors = pytest.mark.parametrize(
+    ("tile", "majors"),
+    [
+        pytest.param(tile, majors, id=f"{_name(tile)}-{majors}")
+        for tile in TILES
+        for majors in MAJORS
+        if tile.serves(majors)
+    ],
+)
+every_type = pytest.mark.parametrize("dtype", OUT_TYPES, ids=["fp32", "fp16", "bf16"])
+
+
+# ---- products ----------------------------------------------------------------------------------
 
 
 def placed(matrices: Tensor, rows_are_contiguous: bool = True, aligned: bool = True) -> Tensor:
@@ -66,63 +132,117 @@ def surroundings_are_intact(view: Tensor) -> bool:
     return bool(memory.isnan().all())
 
 
-def empty(shape: tuple[int, ...], dtype: torch.dtype, aligned: bool = True) -> Tensor:
-    """Return a result to be written, placed, with another NaN than that around it."""
-    return placed(torch.full(shape, float("nan"), dtype=dtype), aligned=aligned)
+class Product(NamedTuple):
+    """Arguments of a product of batches of matrices.
+
+    Attributes:
+        with_aux: gemm_with_aux computes it.
+        aux: gemm_times_derivative computes it, with the derivative there.
+        into: gemm_accumulate_ adds it to this.
+    """
+
+    a: Tensor
+    b: Tensor
+    out_dtype: torch.dtype = FP32
+    sum_batch: bool = False
+    c: Tensor | None = None
+    bias: Tensor | None = None
+    alpha: float = 1.0
+    beta: float = 1.0
+    activation: str = "none"
+    with_aux: bool = False
+    aux: Tensor | None = None
+    into: Tensor | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the result."""
+        batch, m = self.a.shape[:2]
+        return (m, self.b.shape[2]) if self.sum_batch else (batch, m, self.b.shape[2])
+
+
+class Results(NamedTuple):
+    out: Tensor
+    aux: Tensor | None = None
+    column_sums: Tensor | None = None
 
 
 def product(
+    majors: str,
     m: int,
     n: int,
     k: int,
-    dtype: torch.dtype = FP16,
     out_dtype: torch.dtype = FP32,
     *,
-    majors: tuple[bool, bool] = (True, True),
+    dtype: torch.dtype | None = None,
     aligned: bool = True,
     batch: int = 1,
-    terms: int = 1,
     make: Callable[..., Tensor] = integers,
     **options: Any,
-) -> Gemm:
-    """Return a product of small integers, or of what `make` makes."""
-    a = placed(make((batch * terms, m, k), dtype, CPU), majors[0], aligned)
-    b = placed(make((batch * terms, k, n), dtype, CPU), majors[1], aligned)
-    return Gemm(a, b, empty((batch, m, n), out_dtype, aligned), terms, **options)
+) -> Product:
+    """Return a product of small integers, or of what `make` makes, that lie so."""
+    dtype, (a_by_rows, b_by_rows) = dtype or TYPES[majors], MAJORS[majors]
+    a = placed(make((batch, m, k), dtype, CPU), a_by_rows, aligned)
+    b = placed(make((batch, k, n), dtype, CPU), b_by_rows, aligned)
+    return Product(a, b, out_dtype, **options)
 
 
-def product_of(
-    majors: str, m: int, n: int, k: int, out_dtype: torch.dtype = FP32, **options: Any
-) -> Gemm:
-    """Return a product of operands that lie so, and of the type that is tested with that."""
-    return product(m, n, k, TYPES[majors], out_dtype, majors=MAJORS[majors], **options)
+def product_for(tile: Tile, *sizes: Any, **options: Any) -> Product:
+    """Return a product of operands that the tile takes."""
+    return product(tile.majors, *sizes, aligned=tile.aligned, **options)
 
 
-def plan_of(gemm: Gemm, tile: int = -1, splits: int = 1, multiprocessors: int = 4) -> GemmPlan:
-    return simt_gemm.plan(library(), gemm.args(), multiprocessors, tile, splits)
+def compute(p: Product) -> Results:
+    if p.into is not None:
+        ops.gemm_accumulate_(p.into, p.a, p.b, alpha=p.alpha, sum_batch=p.sum_batch)
+        assert surroundings_are_intact(p.into)
+        return Results(p.into)
+    if p.aux is not None:
+        options: dict[str, Any] = {"activation": p.activation, "out_dtype": p.out_dtype}
+        out, column_sums = ops.gemm_times_derivative(p.a, p.b, p.aux, **options)
+        return Results(out, None, column_sums)
+    options = p._asdict()
+    for name in ("a", "b", "with_aux", "aux", "into"):
+        del options[name]
+    if p.with_aux:
+        return Results(*ops.gemm_with_aux(p.a, p.b, **options))
+    return Results(ops.gemm(p.a, p.b, **options))
 
 
-def run(gemm: Gemm, tile: int = -1, splits: int = 1, schedule: Schedule | None = None) -> None:
-    """Run a product by a plan of its own or the planner's."""
-    schedule = schedule or SIMT.ops.next_schedule()
-    run_plan(gemm, plan_of(gemm, tile, splits, schedule.multiprocessors), schedule)
+def run(
+    product: Product,
+    tile: Tile | None = None,
+    *,
+    sm90: bool = False,
+    schedule: Schedule | None = None,
+    **plan: Any,
+) -> Results:
+    """Compute a product, with this tile, cluster and splits, or else as the planner would.
+
+    Args:
+        sm90: on sm_90, where each launch has another tile.
+        plan: arguments of Simt.force_tile.
+    """
+    library = simt()
+    if schedule:
+        library.pin(schedule)
+    library.set_sm90(sm90 or (tile is not None and tile.sm90))
+    if tile:
+        library.force_tile(tile.sm90, tile.number, **plan)
+    results = compute(product)
+    assert tile is None or library.plan().startswith(tile.text), library.plan()
+    library.force_tile()
+    return results
 
 
-def run_plan(gemm: Gemm, plan: GemmPlan, schedule: Schedule) -> None:
-    """Run a product; assert that nothing was written around its results."""
-    simt_gemm.launch(library(), schedule, gemm.args(), plan)
-    for written in (gemm.out, None if gemm.derivative else gemm.aux):
-        assert written is None or not written.numel() or surroundings_are_intact(written)
+def planned(pattern: str) -> int:
+    """Return a number in the text of the last plan."""
+    found = re.search(pattern, simt().plan())
+    assert found, simt().plan()
+    return int(found[1])
 
 
-def with_odd_strides(gemm: Gemm) -> Gemm:
-    """Return the product with strides of indices that have but one value which mean nothing."""
-    odd = {}
-    for name in ("a", "b"):
-        t = getattr(gemm, name)
-        sizes = zip(t.shape[1:], t.stride()[1:], strict=True)
-        odd[name] = t.as_strided(t.shape, (7, *(3 if size == 1 else by for size, by in sizes)))
-    return gemm._replace(**odd)
+# ---- what must come out ------------------------------------------------------------------------
 
 
 def _phi(x: Tensor, tanh: bool) -> tuple[Tensor, Tensor]:
@@ -166,29 +286,41 @@ def slopes_at_special_values(name: str) -> Tensor:
     return slopes
 
 
-def linear_part(gemm: Gemm, magnitude: bool = False) -> Tensor:
+def linear_part(p: Product, magnitude: bool = False) -> Tensor:
     """Return alpha * a @ b + beta * c + bias in float64, or the sum of the terms' magnitudes."""
 
     def number(x: Any) -> Any:
         x = x.double() if isinstance(x, Tensor) else x
         return abs(x) if magnitude else x
 
-    batch, m, n = gemm.out.shape
-    products = number(gemm.a) @ number(gemm.b)
-    result = number(gemm.alpha) * products.view(batch, gemm.terms, m, n).sum(1)
-    if gemm.c is not None:
-        result += number(gemm.beta) * number(gemm.c)
-    if gemm.bias is not None:
-        result += number(gemm.bias)
+    products = number(p.a) @ number(p.b)
+    result = number(p.alpha) * (products.sum(0) if p.sum_batch else products)
+    if p.into is not None:
+        result += number(p.into)
+    if p.c is not None:
+        result += number(p.beta) * number(p.c)
+    if p.bias is not None:
+        result += number(p.bias)
     return result
 
 
-def exact(gemm: Gemm) -> Tensor:
-    """Return the result in float64."""
-    x = linear_part(gemm)
-    if gemm.derivative:
-        return x * derivative(gemm.activation, gemm.aux.double())
-    return activated(gemm.activation, x)
+def exact(p: Product) -> Tensor:
+    """Return the result in float64; to be called before it is added to `into`."""
+    x = linear_part(p)
+    if p.aux is not None:
+        return x * derivative(p.activation, p.aux.double())
+    return activated(p.activation, x)
+
+
+def check(p: Product, tile: Tile | None = None, **how: Any) -> None:
+    """Run a product of small integers; assert that all that comes out is exact."""
+    out, aux = exact(p), linear_part(p)
+    results = run(p, tile, **how)
+    assert_equal(results.out, out)
+    if results.aux is not None:
+        assert_equal(results.aux, aux)
+    if results.column_sums is not None:
+        assert_equal(results.column_sums, out.sum((0, 1)))
 
 
 def assert_activated_near(actual: Tensor, expected: Tensor, x: Tensor) -> None:

@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "backend.h"
 #include "backends/backends.h"
 
 namespace amp_ext {

@@ -8,7 +8,7 @@
 #include <ptx/common.cuh>
 #include <type_traits>
 
-#include "amp_ext/launch.h"
+#include "cuda.h"
 #include "element.cuh"
 #include "launch.cuh"
 

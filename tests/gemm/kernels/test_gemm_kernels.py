@@ -1,4 +1,4 @@
-"""The GEMM kernel, every instance of it, on tests/simt: shapes, layouts, batches, splits."""
+"""The CUDA kernels of products, every instance of them, on simt: shapes, layouts, batches, splits."""
 
 from __future__ import annotations
 
@@ -7,36 +7,36 @@ import itertools
 import pytest
 import torch
 
-from cases import assert_equal, assert_same, assert_sum_near, normal
-from executors import SIMT
+from cases import assert_equal, assert_same, assert_sum_near, integers, normal
 from gemm_kernel_cases import (
     BF16,
+    CPU,
     FP16,
     FP32,
     MAJORS,
-    empty,
+    OUT_TYPES,
+    SM80_TILES,
+    Product,
+    Tile,
+    check,
+    every_sm80_tile,
     every_tile,
+    every_tile_and_majors,
     exact,
-    library,
     linear_part,
-    plan_of,
+    on_simt,
+    placed,
+    planned,
     product,
-    product_of,
+    product_for,
     run,
-    tiles,
-    with_odd_strides,
 )
+from simt.backend import Simt
 from simt.library import Schedule
-from simt_gemm import describe, launch, serves
 
-pytestmark = [
-    pytest.mark.simt,
-    pytest.mark.skipif(bool(SIMT.missing), reason=SIMT.missing),
-]
+pytestmark = on_simt
 
-OUT_TYPES = (FP32, FP16, BF16)
 every_majors = pytest.mark.parametrize("majors", MAJORS)
-every_type = pytest.mark.parametrize("dtype", [FP16, BF16], ids=["fp16", "bf16"])
 
 
 # ---- shapes ------------------------------------------------------------------------------------
@@ -50,165 +50,176 @@ SHAPES = [
 ]
 
 
-def test_shapes_are_a_cover() -> None:
-    for pair in itertools.combinations(range(3), 2):
-        assert len({tuple(shape[i] for i in pair) for shape in SHAPES}) > 300
-    for sizes in zip(*SHAPES, strict=True):
-        assert set(sizes) == set(range(1, 66))
+def into(m: int, n: int, aligned: bool = True, batch: int = 1) -> torch.Tensor:
+    """Return what a product is added to: rows with gaps, which are NaN."""
+    return placed(integers((batch, m, n), FP32, CPU), aligned=aligned)
 
 
-@every_tile
-@every_majors
-def test_tails(tile: int, majors: str) -> None:
+@every_tile_and_majors
+def test_tails(tile: Tile, majors: str) -> None:
     """Every tail, with few steps along k or so many that they pass through the ring twice."""
-    config, kinds = tiles()[tile], len(tiles()) * len(MAJORS)
-    number = tile * len(MAJORS) + list(MAJORS).index(majors)
-    for i, (m, n, k) in enumerate(SHAPES[number::kinds]):
-        k += i % 2 * 2 * config.stages * config.k
-        gemm = product_of(majors, m, n, k, OUT_TYPES[i % 3], aligned=config.aligned)
-        run(gemm, tile, splits=1 + i % 3)
-        assert_equal(gemm.out, exact(gemm))
+    number = tile.number * len(MAJORS) + list(MAJORS).index(majors)
+    for i, (m, n, k) in enumerate(SHAPES[number :: len(SM80_TILES) * len(MAJORS)]):
+        k += i % 2 * 2 * (tile.stages or 8) * tile.k
+        how = {"cluster": tile.clusters[i // 2 % len(tile.clusters)], "splits": 1 + i % 3}
+        check(product(majors, m, n, k, aligned=tile.aligned, into=into(m, n)), tile, **how)
+        n += -n % tile.out_multiple
+        check(product(majors, m, n, k, OUT_TYPES[i % 3], aligned=tile.aligned), tile, **how)
 
 
-@every_tile
-@every_type
-@every_majors
-def test_several_tiles(tile: int, dtype: torch.dtype, majors: str) -> None:
-    config = tiles()[tile]
-    sizes = 2 * config.m + 3, config.n + 9, 3 * config.k + 1
-    gemm = product(*sizes, dtype, majors=MAJORS[majors], aligned=config.aligned)
-    run(gemm, tile)
-    assert_equal(gemm.out, exact(gemm))
+@every_tile_and_majors
+@pytest.mark.parametrize("dtype", [FP16, BF16], ids=["fp16", "bf16"])
+def test_every_instance(tile: Tile, dtype: torch.dtype, majors: str) -> None:
+    """Tiles at every edge, the last steps along k not whole."""
+    number = tile.number + list(MAJORS).index(majors) + (dtype == BF16)
+    sizes = *tile.of(3 if not tile.sm90 else 2, 2), 3 * tile.k + 7
+    gemm = product(majors, *sizes, OUT_TYPES[number % 3], dtype=dtype, aligned=tile.aligned)
+    check(gemm, tile, cluster=tile.clusters[number % len(tile.clusters)])
 
 
-@every_tile
+@every_sm80_tile
 @pytest.mark.parametrize("seed", range(12))
-def test_every_schedule(tile: int, seed: int) -> None:
+def test_every_schedule(tile: Tile, seed: int) -> None:
     """The ring of stages is passed through four times."""
-    config = tiles()[tile]
-    k = 4 * config.stages * config.k - 7
-    gemm = product_of(("nn", "tt")[seed % 2], 20, 30, k, aligned=config.aligned)
-    run(gemm, tile, 1 + seed // 2 % 2, Schedule(seed, 1 + seed % 3))
-    assert_equal(gemm.out, exact(gemm))
+    k = 4 * tile.stages * tile.k - 7
+    gemm = product(("nn", "tt")[seed % 2], 20, 30, k, aligned=tile.aligned)
+    check(gemm, tile, splits=1 + seed // 2 % 2, schedule=Schedule(seed, 1 + seed % 3))
 
 
-@pytest.mark.parametrize("group", [1, 2, 3, 5, 8])
-def test_groups(group: int) -> None:
-    gemm = product(5 * 16 - 3, 2 * 128 + 1, 9)
-    plan = plan_of(gemm, tile=5)
-    assert (plan.tiles_m, plan.tiles_n) == (5, 3)
-    plan.group = group
-    launch(library(), Schedule(group), gemm.args(), plan)
-    assert_equal(gemm.out, exact(gemm))
+def test_groups() -> None:
+    """Rows of tiles that are computed together; the last ones are fewer."""
+    groups = set()
+    for multiprocessors in range(1, 6):
+        gemm = product("nn", 5 * 16 - 3, 2 * 128 + 1, 9)
+        check(gemm, SM80_TILES[5], schedule=Schedule(1, 2, multiprocessors))
+        groups.add(planned(r"groups of (\d+) rows"))
+    assert any(5 % group for group in groups), groups
 
 
 @pytest.mark.parametrize(
     "sizes", [(0, 5, 8), (5, 0, 8), (0, 0, 0), (5, 9, 0), (1, 1, 1), (1, 300, 40), (300, 1, 40)]
 )
 @pytest.mark.parametrize("batch", [0, 1, 3])
-@pytest.mark.parametrize("terms", [0, 1, 2])
-def test_edges(sizes: tuple[int, int, int], batch: int, terms: int) -> None:
-    sums = torch.full((sizes[1],), float("nan"))
-    gemm = product(*sizes, batch=batch, terms=terms, bias=torch.ones(sizes[1]), column_sums=sums)
-    run(gemm)
-    assert_equal(gemm.out, exact(gemm))
-    assert_equal(sums, exact(gemm).sum((0, 1)))
+def test_edges(sizes: tuple[int, int, int], batch: int) -> None:
+    gemm = product("nn", *sizes, batch=batch)
+    check(gemm._replace(bias=torch.ones(sizes[1])))
+    check(gemm._replace(aux=torch.ones(gemm.shape)))
+    check(gemm._replace(sum_batch=True))
 
 
-# ---- layouts, batches, terms -------------------------------------------------------------------
+# ---- layouts, batches, sums of products ---------------------------------------------------------
 
 
 @every_tile
-@pytest.mark.parametrize(("batch", "terms"), [(3, 1), (1, 4), (2, 3)])
-@pytest.mark.parametrize("splits", [1, 3])
-def test_batches_and_terms(tile: int, batch: int, terms: int, splits: int) -> None:
-    config = tiles()[tile]
-    sizes = 19, 21, config.k * 2 + 5
-    majors = ("nn", "tt")[(tile + batch) % 2]
-    gemm = product_of(majors, *sizes, aligned=config.aligned, batch=batch, terms=terms)
-    run(gemm, tile, splits)
-    assert_equal(gemm.out, exact(gemm))
+@pytest.mark.parametrize(("batch", "sum_batch"), [(3, False), (4, True)], ids=["batch", "sum"])
+def test_batches_and_sums(tile: Tile, batch: int, sum_batch: bool) -> None:
+    for steps, (cluster, splits) in itertools.product(
+        (1, 3), zip((tile.clusters * 3)[:3], (1, 3, 2), strict=True)
+    ):
+        sizes = 19, 24, steps * tile.k - 3
+        gemm = product_for(tile, *sizes, batch=batch, sum_batch=sum_batch)
+        check(gemm, tile, cluster=cluster, splits=splits)
 
 
+@every_tile
 @pytest.mark.parametrize("shared", ["a", "b", "both"])
-@pytest.mark.parametrize("terms", [1, 2])
-def test_shared_operands(shared: str, terms: int) -> None:
-    gemm = product(30, 20, 70, batch=2, terms=terms)
-    a = gemm.a[:1].expand_as(gemm.a) if shared != "b" else gemm.a
-    b = gemm.b[:1].expand_as(gemm.b) if shared != "a" else gemm.b
-    gemm = gemm._replace(a=a, b=b)
-    run(gemm)
-    assert_equal(gemm.out, exact(gemm))
+def test_shared_operands(tile: Tile, shared: str) -> None:
+    for sum_batch in (False, True):
+        gemm = product_for(tile, 30, 24, 70, batch=2, sum_batch=sum_batch)
+        a = gemm.a[:1].expand_as(gemm.a) if shared != "b" else gemm.a
+        b = gemm.b[:1].expand_as(gemm.b) if shared != "a" else gemm.b
+        check(gemm._replace(a=a, b=b), tile)
 
 
 @pytest.mark.parametrize("name", ["a", "b"])
 @every_majors
 def test_expanded_lines(name: str, majors: str) -> None:
-    gemm = product(30, 20, 70, majors=MAJORS[majors])
+    gemm = product(majors, 30, 20, 70)
     operand = getattr(gemm, name)
     dim = 1 if operand.stride(2) == 1 else 2
-    gemm = gemm._replace(**{name: operand.narrow(dim, 0, 1).expand_as(operand)})
-    run(gemm)
-    assert_equal(gemm.out, exact(gemm))
+    check(gemm._replace(**{name: operand.narrow(dim, 0, 1).expand_as(operand)}))
 
 
-def test_strides_of_single_elements_mean_nothing() -> None:
+def with_odd_strides(gemm: Product) -> Product:
+    """Return the product with strides of indices that have but one value which mean nothing."""
+    odd = {}
+    for name in ("a", "b"):
+        t = getattr(gemm, name)
+        sizes = zip(t.shape[1:], t.stride()[1:], strict=True)
+        odd[name] = t.as_strided(t.shape, (7, *(3 if size == 1 else by for size, by in sizes)))
+    return gemm._replace(**odd)
+
+
+@pytest.mark.parametrize("sm90", [False, True])
+def test_strides_of_single_elements_mean_nothing(simt: Simt, sm90: bool) -> None:
     for sizes in itertools.product((1, 40), repeat=3):
-        gemm = with_odd_strides(product(*sizes))
-        assert serves(library(), gemm.args())
-        run(gemm)
-        assert_equal(gemm.out, exact(gemm))
+        check(with_odd_strides(product("nn", *sizes)), sm90=sm90)
+        assert ("16-byte" in simt.plan()) != simt.plan().startswith("sm90")
 
 
-def test_only_aligned_operands_are_copied_16_bytes_at_a_time() -> None:
+def test_only_aligned_operands_are_copied_16_bytes_at_a_time(simt: Simt) -> None:
     for name, offset in itertools.product(("a", "b"), (0, 1)):
-        gemm = product(33, 33, 33)
-        wide = torch.zeros(1, 33, 65, dtype=FP16) if offset else torch.zeros(1, 33, 64, dtype=FP16)
-        view = wide[:, :, :33].copy_(getattr(gemm, name))
-        gemm = gemm._replace(**{name: view})
-        plan = plan_of(gemm)
-        assert tiles()[plan.tile].aligned == (offset == 0)
-        assert ("16-byte" in describe(library(), plan)) == (offset == 0)
-        run(gemm)
-        assert_equal(gemm.out, exact(gemm))
+        gemm = product("nn", 33, 33, 33)
+        view = torch.zeros(1, 33, 64 + offset, dtype=FP16)[:, :, :33].copy_(getattr(gemm, name))
+        check(gemm._replace(**{name: view}))
+        assert ("16-byte" in simt.plan()) == (offset == 0)
+
+
+@every_tile
+def test_every_second_matrix(tile: Tile) -> None:
+    """Of batches that are further apart than their matrices are large."""
+    gemm = product_for(tile, 70, 40, 70, batch=5)
+    odd = {name: getattr(gemm, name)[1::2] for name in ("a", "b")}
+    memory = placed(torch.full((5, 70, 40), float("nan")))[1::2]
+    memory.copy_(integers((2, 70, 40), FP32, CPU))
+    check(gemm._replace(a=gemm.a[1::2], b=gemm.b[1::2], into=memory), tile)
+
+
+@every_tile
+def test_operands_that_are_not_finite(tile: Tile) -> None:
+    """They spoil their rows and columns alone, NaN beyond the edges none."""
+    m, n = tile.of(2, 2)
+    gemm = product_for(tile, m, n, tile.k + 9)
+    gemm.a[0, 3, 5] = float("inf")
+    gemm.a[0, m - 1, tile.k + 8] = float("nan")
+    gemm.b[0, 2, n - 2] = float("-inf")
+    check(gemm, tile, cluster=tile.clusters[-1])
 
 
 # ---- rounding, determinism, economy ------------------------------------------------------------
 
 
 @every_tile
-@pytest.mark.parametrize("majors", ["nn", "tt"])
-@pytest.mark.parametrize("k", [1, 40, 700])
-@pytest.mark.parametrize("splits", [1, 5])
-def test_error_is_that_of_a_sum_in_fp32(tile: int, majors: str, k: int, splits: int) -> None:
-    aligned, out_dtype = tiles()[tile].aligned, OUT_TYPES[tile % 3]
-    gemm = product_of(majors, 33, 17, k, out_dtype, aligned=aligned, make=normal, alpha=1 / 3)
-    run(gemm, tile, splits)
-    assert_sum_near(gemm.out, exact(gemm), linear_part(gemm, magnitude=True), k)
+@pytest.mark.parametrize(("k", "splits"), [(1, 1), (40, 5), (700, 1), (700, 5)])
+def test_error_is_that_of_a_sum_in_fp32(tile: Tile, k: int, splits: int) -> None:
+    for out_dtype in OUT_TYPES:
+        gemm = product_for(tile, 33, 24, k, out_dtype, make=normal, alpha=1 / 3)
+        out = run(gemm, tile, splits=splits).out
+        assert_sum_near(out, exact(gemm), linear_part(gemm, magnitude=True), k)
 
 
 @every_tile
-def test_splits_are_the_same_in_every_schedule(tile: int) -> None:
-    config, results = tiles()[tile], []
-    gemm = product(90, 70, 9 * config.k, make=normal, aligned=config.aligned)
-    for seed in range(8):
-        again = gemm._replace(out=empty(gemm.out.shape, FP32), column_sums=torch.empty(70))
-        run(again, tile, 4, Schedule(seed, 1 + seed))
-        results.append((again.out.clone(), again.column_sums))
-    for out, column_sums in results:
-        assert_same(out, results[0][0])
-        assert_same(column_sums, results[0][1])
+@pytest.mark.parametrize("splits", [1, 4])
+def test_results_are_the_same_in_every_schedule(tile: Tile, splits: int) -> None:
+    m, n = tile.of(2, 2)
+    gemm = product_for(tile, m, n, 9 * tile.k, make=normal)
+    gemm = gemm._replace(aux=torch.zeros(gemm.shape))
+    how = {"cluster": tile.clusters[tile.number % len(tile.clusters)], "splits": splits}
+    how |= {"whole": 1} if tile.sm90 else {}
+    results = [
+        run(gemm, tile, schedule=Schedule(seed, 1 + seed, 2 + seed), **how) for seed in range(6)
+    ]
+    for out, _, column_sums in results:
+        assert_same(out, results[0].out)
+        assert_same(column_sums, results[0].column_sums)
 
 
-@every_type
-def test_memory_is_moved_16_bytes_at_a_time(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("dtype", [FP16, BF16], ids=["fp16", "bf16"])
+def test_memory_is_moved_16_bytes_at_a_time(simt: Simt, dtype: torch.dtype) -> None:
     """Each tile reads its rows of a and columns of b once; the result is stored once."""
     m, n, k = 128, 256, 96
-    for majors, out_dtype in itertools.product(MAJORS.values(), OUT_TYPES):
-        gemm = product(m, n, k, dtype, out_dtype, majors=majors)
-        before = library().counters()
-        run(gemm, tile=1)
-        counted = library().counters() - before
+    for majors, out_dtype in itertools.product(MAJORS, OUT_TYPES):
+        counted = simt.cost(run, product(majors, m, n, k, out_dtype, dtype=dtype), SM80_TILES[1])
         assert (counted.launches, counted.blocks) == (1, 2)
         assert counted.bytes_copied == 2 * (128 + 128) * k * 2
         assert counted.bytes_stored == m * n * out_dtype.itemsize

@@ -1,4 +1,4 @@
-"""The GEMM kernel's epilogue on tests/simt: c, bias, activations, aux, column sums."""
+"""The epilogues of the CUDA kernels of products, on simt: c, bias, activations, aux, column sums."""
 
 from __future__ import annotations
 
@@ -10,36 +10,90 @@ import torch
 from torch import Tensor
 
 from cases import assert_equal, assert_same, assert_sum_near, bits, integers, normal, spacing
-from executors import SIMT
 from gemm_kernel_cases import (
-    BF16,
+    ACTIVATIONS,
     CPU,
     FP16,
     FP32,
+    OUT_TYPES,
+    SM80_TILES,
+    SM90_TILES,
+    Product,
+    Tile,
     activated,
     assert_activated_near,
+    check,
+    compute,
     derivative,
-    empty,
+    every_sm90_tile,
     every_tile,
+    every_type,
     exact,
     linear_part,
+    on_simt,
     placed,
     product,
-    product_of,
+    product_for,
     run,
     slopes_at_special_values,
     special_values,
-    tiles,
 )
-from simt_gemm import ACTIVATIONS, Gemm
+from simt.backend import Simt
+from simt.library import Schedule
 
-pytestmark = [
-    pytest.mark.simt,
-    pytest.mark.skipif(bool(SIMT.missing), reason=SIMT.missing),
-]
+pytestmark = on_simt
 
-TYPES = (FP32, FP16, BF16)
-every_type = pytest.mark.parametrize("dtype", TYPES, ids=["fp32", "fp16", "bf16"])
+SIDES = ("none", "c", "in-place", "aux", "derivative")
+
+# One of sm_80 for each of long and short lines and rows of warps, and one of either kind of sm_90a.
+SOME_TILES = (*(SM80_TILES[i] for i in (2, 4, 5)), SM90_TILES[0], SM90_TILES[5])
+some_tile = pytest.mark.parametrize("tile", SOME_TILES, ids=lambda tile: tile.text[:17])
+
+
+def values(gemm: Product, dtype: torch.dtype, aligned: bool = True) -> Tensor:
+    return placed(integers(gemm.shape, dtype, CPU), aligned=aligned)
+
+
+def with_side(gemm: Product, side: str, tile: Tile, bias_dtype: torch.dtype) -> Product:
+    """Return the product with all that may be added beside the second matrix of this kind."""
+    other_dtype = gemm.out_dtype if tile.sm90 else bias_dtype
+    if side == "derivative":
+        return gemm._replace(aux=values(gemm, other_dtype), activation="relu")
+    gemm = gemm._replace(alpha=0.5)
+    if side == "in-place":
+        return gemm._replace(into=values(gemm, FP32, tile.aligned))
+    bias = integers((gemm.shape[-1],), bias_dtype, CPU)
+    gemm = gemm._replace(bias=bias, activation="relu", with_aux=side == "aux")
+    if side == "c" or (side == "aux" and not tile.sm90):
+        gemm = gemm._replace(c=values(gemm, other_dtype), beta=-2.0)
+    return gemm
+
+
+@every_tile
+@every_type
+@pytest.mark.parametrize("side", SIDES)
+def test_all_at_once(tile: Tile, dtype: torch.dtype, side: str) -> None:
+    """On several tiles in either direction, of one block or of several ones, whole or in shares."""
+    number = SIDES.index(side) + OUT_TYPES.index(dtype)
+    for cluster, splits in itertools.product(tile.clusters[number % 3 :] or ((1, 1),), (1, 2)):
+        sizes = *tile.of(1 + cluster[0], 2), 2 * tile.k - 5
+        gemm = product_for(tile, *sizes, dtype, batch=1 + (cluster[1] > 1))
+        gemm = with_side(gemm, side, tile, OUT_TYPES[(number + splits) % 3])
+        schedule = Schedule(number + splits, 2, (2, 5)[number % 2])
+        check(gemm, tile, cluster=cluster, splits=splits, schedule=schedule)
+
+
+@every_sm90_tile
+@every_type
+@pytest.mark.parametrize("side", SIDES)
+def test_boxes(tile: Tile, dtype: torch.dtype, side: str) -> None:
+    """Those of many parts of tiles, at the edges and not, pass through those of one block."""
+    for seed, sizes in enumerate(((tile.m, tile.n), tile.of(3, 2), tile.of(2, 3))):
+        gemm = with_side(product_for(tile, *sizes, tile.k, dtype, batch=2), side, tile, FP32)
+        check(gemm, tile, schedule=Schedule(seed, 2, 1))
+
+
+# ---- c and bias --------------------------------------------------------------------------------
 
 # Name -> c for a result of this shape, from memory that is NaN between and around its elements.
 C_LAYOUTS = {
@@ -60,154 +114,100 @@ def same_layout(values: Tensor, dtype: torch.dtype) -> Tensor:
     return memory.as_strided(values.shape, values.stride(), values.storage_offset())
 
 
-def with_all(gemm: Gemm, tile: int) -> Gemm:
-    """Return the product with everything added that is exact in small integers."""
-    batch, m, n = gemm.out.shape
-    return gemm._replace(
-        c=same_layout(C_LAYOUTS["aligned"]((batch, m, n)), TYPES[tile % 3]),
-        bias=integers((n,), TYPES[tile // 3], CPU),
-        aux=empty((batch, m, n), TYPES[(tile + 1) % 3]),
-        alpha=0.5,
-        beta=-2.0,
-        activation="relu",
-        column_sums=torch.full((n,), float("nan")),
-    )
-
-
-def assert_all_exact(gemm: Gemm) -> None:
-    assert_equal(gemm.out, exact(gemm))
-    assert_equal(gemm.aux, linear_part(gemm))
-    assert_equal(gemm.column_sums, exact(gemm).sum((0, 1)))
-
-
-@every_tile
-@every_type
-@pytest.mark.parametrize("splits", [1, 2])
-def test_all_at_once(tile: int, dtype: torch.dtype, splits: int) -> None:
-    """On several tiles in either direction."""
-    config = tiles()[tile]
-    sizes = config.m + 13, config.n + 21, 2 * config.k
-    gemm = with_all(product_of("tt", *sizes, dtype, aligned=config.aligned), tile)
-    run(gemm, tile, splits)
-    assert_all_exact(gemm)
-
-
-@every_tile
-def test_column_sums_of_many_tiles(tile: int) -> None:
-    """More rows of tiles than there are groups of threads to add them up."""
-    config = tiles()[tile]
-    groups = 32 * config.warps_m * config.warps_n // (config.n // 4)
-    batch = 2 * groups + 1
-    gemm = product(9, config.n + 5, 8, aligned=config.aligned, batch=batch)
-    gemm = gemm._replace(column_sums=torch.full((config.n + 5,), float("nan")))
-    run(gemm, tile)
-    assert_equal(gemm.column_sums, exact(gemm).sum((0, 1)))
-
-
 @every_type
 @pytest.mark.parametrize("layout", C_LAYOUTS)
 @pytest.mark.parametrize("n", [64, 61])
 def test_layouts_of_c(dtype: torch.dtype, layout: str, n: int) -> None:
     for batch, splits in itertools.product((1, 3), (1, 2)):
-        gemm = product(21, n, 300, batch=batch, beta=2.0)
-        gemm = gemm._replace(c=same_layout(C_LAYOUTS[layout](gemm.out.shape), dtype))
-        run(gemm, tile=4, splits=splits)
-        assert_equal(gemm.out, exact(gemm))
+        gemm = product("nn", 21, n, 300, batch=batch, beta=2.0)
+        gemm = gemm._replace(c=same_layout(C_LAYOUTS[layout](gemm.shape), dtype))
+        check(gemm, SM80_TILES[4], splits=splits)
 
 
 @every_type
-@pytest.mark.parametrize("aligned", [True, False])
-def test_accumulation_in_place(dtype: torch.dtype, aligned: bool) -> None:
-    for splits in (1, 3):
-        gemm = product(70, 75, 300, out_dtype=dtype, aligned=aligned)
-        gemm.out.copy_(integers(gemm.out.shape, dtype, CPU))
-        expected = exact(gemm._replace(c=gemm.out.clone(), alpha=0.5))
-        run(gemm._replace(c=gemm.out, alpha=0.5), tile=4 if aligned else 8, splits=splits)
-        assert_equal(gemm.out, expected)
+def test_layouts_of_c_that_tma_knows(dtype: torch.dtype) -> None:
+    for tile, gap in itertools.product((SM90_TILES[0], SM90_TILES[5]), (0, 16)):
+        wide = placed(integers((6, 75, 40 + gap), dtype, CPU))
+        gemm = product_for(tile, 70, 40, tile.k, dtype, batch=3, beta=2.0, c=wide[::2, 5:, gap:])
+        check(gemm, tile)
+        nan = gemm._replace(c=torch.full_like(gemm.c, float("nan")), beta=0.0)
+        assert_equal(run(nan, tile).out, exact(gemm._replace(c=None)))
+
+
+@every_sm90_tile
+@pytest.mark.parametrize("alpha", [1.0, 0.5])
+def test_the_memory_system_accumulates(simt: Simt, tile: Tile, alpha: float) -> None:
+    """The kernel does not read what it adds to."""
+    for cluster, splits in zip(tile.clusters, (1, 3, 2), strict=True):
+        gemm = product_for(tile, *tile.of(2, 2), 3 * tile.k, batch=2, alpha=alpha)
+        how = {"cluster": cluster, "splits": splits}
+        plain = simt.cost(check, gemm, tile, **how)
+        assert "added to out" not in simt.plan()
+        added = simt.cost(check, gemm._replace(into=values(gemm, FP32)), tile, **how)
+        assert "added to out" in simt.plan()
+        assert added.bytes_copied == plain.bytes_copied
 
 
 @every_type
 @pytest.mark.parametrize("stride", [0, 1, 3])
-def test_bias(dtype: torch.dtype, stride: int) -> None:
-    for n in (7, 64, 130):
-        memory = integers((4 * n,), dtype, CPU)
-        gemm = product(20, n, 40)._replace(bias=memory.as_strided((n,), (stride,), stride))
-        run(gemm)
-        assert_equal(gemm.out, exact(gemm))
+@pytest.mark.parametrize("sm90", [False, True])
+def test_bias(simt: Simt, dtype: torch.dtype, stride: int, sm90: bool) -> None:
+    """In memory that is NaN around it. The kernel for sm_90a takes neighbours alone."""
+    for n, out_dtype in itertools.product((8, 64, 136), OUT_TYPES):
+        memory = torch.full((3 * n + 8,), float("nan"), dtype=dtype)
+        distinct = memory[7 : 8 + stride * (n - 1) : stride or 1]
+        distinct.copy_(integers(distinct.shape, dtype, CPU))
+        bias = memory.as_strided((n,), (stride,), 7)
+        check(product("nn", 20, n, 40, out_dtype, bias=bias), sm90=sm90)
+        assert simt.plan().startswith("sm90") == (sm90 and stride == 1)
 
 
 # ---- activations -------------------------------------------------------------------------------
 
 
+@some_tile
 @every_type
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_activation(dtype: torch.dtype, activation: str) -> None:
+def test_activation(tile: Tile, dtype: torch.dtype, activation: str) -> None:
     """The result is that of x before it is rounded into aux."""
-    for tile, aux_dtype in zip((2, 4, 5), TYPES, strict=True):
-        gemm = product(40, 35, 24, out_dtype=dtype, alpha=0.125, activation=activation)
-        gemm = gemm._replace(aux=empty(gemm.out.shape, aux_dtype))
-        run(gemm, tile)
+    gemm = product_for(tile, 70, 40, 24, dtype, alpha=0.125, activation=activation)
+    for with_aux in (False, True):
+        results = run(gemm._replace(with_aux=with_aux), tile)
         x = linear_part(gemm)
         assert x.min() < -3 and x.max() > 3
-        assert_equal(gemm.aux, x)
-        assert_activated_near(gemm.out, exact(gemm), x)
+        assert_activated_near(results.out, exact(gemm), x)
+        if with_aux:
+            assert_equal(results.aux, x)
 
 
+@some_tile
 @every_type
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_derivative(dtype: torch.dtype, activation: str) -> None:
-    for tile, aux_dtype in zip((2, 4, 5), TYPES, strict=True):
-        gemm = product(40, 35, 24, out_dtype=dtype, activation=activation, derivative=True)
-        aux = placed(3 * normal(gemm.out.shape, aux_dtype, CPU), aligned=aux_dtype != FP16)
+def test_derivative(tile: Tile, dtype: torch.dtype, activation: str) -> None:
+    for aux_dtype in (dtype,) if tile.sm90 else OUT_TYPES:
+        gemm = product_for(tile, 70, 40, 24, dtype, activation=activation)
+        aux = placed(3 * normal(gemm.shape, aux_dtype, CPU), aligned=tile.sm90)
         aux[0, 0, :3] = 0.0
-        gemm = gemm._replace(aux=aux)
-        before = bits(aux)
-        run(gemm, tile)
-        assert_same(bits(gemm.aux), before)
-        assert_activated_near(gemm.out, exact(gemm), linear_part(gemm))
+        gemm, before = gemm._replace(aux=aux), bits(aux)
+        out = run(gemm, tile).out
+        assert_same(bits(aux), before)
+        assert_activated_near(out, exact(gemm), linear_part(gemm))
 
 
-def test_activations_of_special_values() -> None:
+@pytest.mark.parametrize("sm90", [False, True])
+def test_activations_of_special_values(sm90: bool) -> None:
     """And the derivatives' limits, where their formulas overflow."""
-    special = special_values()
+    special = torch.cat((special_values(), torch.ones(6)))
     for activation in ACTIVATIONS[1:]:
-        gemm = product(4, len(special), 0, activation=activation, bias=special)
-        run(gemm)
+        gemm = product("nn", 4, len(special), 8, activation=activation, bias=special, alpha=0.0)
         expected = activated(activation, special.double()).float()
-        torch.testing.assert_close(gemm.out[0, 0], expected, rtol=2.0**-20, atol=0, equal_nan=True)
-        aux = special.expand(1, 4, -1).contiguous()
-        ones = gemm._replace(bias=torch.ones(len(special)), aux=aux, derivative=True)
-        run(ones)
+        actual = run(gemm, sm90=sm90).out[0, 0]
+        torch.testing.assert_close(actual, expected, rtol=2.0**-20, atol=0, equal_nan=True)
+        aux = placed(special.expand(1, 4, -1))
+        ones = gemm._replace(a=torch.ones(1, 4, 1).half(), b=torch.ones(1, 1, 16).half(), aux=aux)
         slopes = slopes_at_special_values(activation)
-        torch.testing.assert_close(ones.out[0, 0], slopes, rtol=0, atol=1e-20, equal_nan=True)
-
-
-# ---- column sums, rounding ---------------------------------------------------------------------
-
-
-@every_type
-@pytest.mark.parametrize("derivative_form", [False, True])
-def test_column_sums_are_of_what_is_rounded(dtype: torch.dtype, derivative_form: bool) -> None:
-    """Of the fp32 values: off by an error of a sum in fp32, not by roundings to 16 bits."""
-    rows, k = 2 * 150, 33
-    gemm = product(150, 45, k, out_dtype=dtype, make=normal, batch=2, activation="relu")
-    gemm = gemm._replace(column_sums=torch.empty(45))
-    if derivative_form:
-        gemm = gemm._replace(aux=normal(gemm.out.shape, FP16, CPU), derivative=True)
-    run(gemm, tile=4)
-    mask = derivative("relu", (gemm.aux if derivative_form else linear_part(gemm)).double())
-    magnitude = (linear_part(gemm, magnitude=True) * mask).sum((0, 1))
-    slack = linear_part(gemm, magnitude=True).sum((0, 1)) * k * 2.0**-24
-    assert_sum_near(gemm.column_sums, exact(gemm).sum((0, 1)), magnitude + slack, rows + k)
-
-
-def test_results_are_rounded_to_nearest_even() -> None:
-    for dtype in (FP16, BF16):
-        step = spacing(torch.ones((), dtype=torch.float64), dtype).float()
-        values = 1 + step / 2 * torch.arange(-8, 8).float()
-        gemm = product(3, 16, 0, out_dtype=dtype, bias=values)
-        run(gemm)
-        assert_equal(gemm.out, values.double().expand(1, 3, 16))
+        actual = run(ones, sm90=sm90).out[0, 0, : len(slopes)]
+        torch.testing.assert_close(actual, slopes, rtol=0, atol=1e-20, equal_nan=True)
 
 
 @pytest.mark.parametrize("activation", ["gelu", "gelu_tanh"])
@@ -222,8 +222,46 @@ def test_gelus_keep_their_tails(activation: str) -> None:
         phi, exponent = torch.special.erfc(-x / math.sqrt(2)) / 2, x**2 / 2
     else:
         phi, exponent = u2.sigmoid(), u2.abs()
-    ones = torch.ones(1, 1, dtype=FP16)
-    actual = SIMT.ops.gemm(x.half()[:, None], ones, activation=activation, out_dtype=FP32)
-    error = (actual[:, 0].double() - x * phi).abs()
+    ones = torch.ones(1, 1, 1, dtype=FP16)
+    actual = compute(Product(x.half()[None, :, None], ones, activation=activation)).out
+    error = (actual[0, :, 0].double() - x * phi).abs()
     bound = (8 * exponent + 32) * 2.0**-24 * (x * phi).abs() + 2.0**-126
     assert bool((error <= bound).all()), (error / bound).max()
+
+
+# ---- column sums, rounding ---------------------------------------------------------------------
+
+
+@every_tile
+def test_sums_of_many_tiles(tile: Tile) -> None:
+    """Of batches of several tiles, some of which are outside of the matrix; and of more rows of
+    tiles than there are groups of threads to add them up."""
+    for i, cluster in enumerate(tile.clusters):
+        gemm = product_for(tile, *tile.of(3, 3), 2 * tile.k, OUT_TYPES[i], batch=2)
+        gemm = gemm._replace(aux=values(gemm, OUT_TYPES[i]), activation="relu")
+        check(gemm, tile, cluster=cluster, splits=1 + i % 2)
+    groups = 32 * tile.warps // max(tile.n // 4, 1)
+    gemm = product_for(tile, 9, tile.n + 8, 8, batch=2 * groups + 1)
+    check(gemm._replace(aux=values(gemm, FP32)), tile)
+
+
+@some_tile
+@every_type
+def test_sums_are_of_what_is_rounded(tile: Tile, dtype: torch.dtype) -> None:
+    """Of the fp32 values: off by an error of a sum in fp32, not by roundings to 16 bits."""
+    rows, k = 2 * 150, 33
+    gemm = product_for(tile, 150, 40, k, dtype, make=normal, batch=2, activation="relu")
+    gemm = gemm._replace(aux=placed(normal(gemm.shape, dtype, CPU)))
+    sums = run(gemm, tile, cluster=tile.clusters[-1]).column_sums
+    mask = derivative("relu", gemm.aux.double())
+    magnitude = (linear_part(gemm, magnitude=True) * mask).sum((0, 1))
+    slack = linear_part(gemm, magnitude=True).sum((0, 1)) * k * 2.0**-24
+    assert_sum_near(sums, exact(gemm).sum((0, 1)), magnitude + slack, rows + k)
+
+
+@pytest.mark.parametrize("sm90", [False, True])
+def test_results_are_rounded_to_nearest_even(sm90: bool) -> None:
+    for dtype in OUT_TYPES[1:]:
+        step = spacing(torch.ones((), dtype=torch.float64), dtype).float()
+        bias = 1 + step / 2 * torch.arange(-8, 8).float()
+        check(product("nn", 3, 16, 8, dtype, bias=bias, alpha=0.0, with_aux=True), sm90=sm90)

@@ -3,7 +3,7 @@
 
 #include <ptx/common.cuh>
 
-#include "amp_ext/launch.h"
+#include "cuda.h"
 
 namespace amp_ext {
 

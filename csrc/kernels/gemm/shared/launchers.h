@@ -1,7 +1,7 @@
 // The launchers of the GEMM kernels, one for each type of operands and each in a file of its own.
 #pragma once
 
-#include "amp_ext/launch.h"
+#include "cuda.h"
 #include "gemm/plan/tiles.h"
 
 namespace amp_ext {

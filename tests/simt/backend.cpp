@@ -1,0 +1,141 @@
+// The CUDA kernels on the CPU as a backend for amp_ext, and what tests ask of it.
+#include "backend.h"
+
+#include <cstring>
+#include <optional>
+#include <string>
+
+#include "engine.h"
+#include "gemm/shared/scheduler.cuh"
+
+namespace simt {
+namespace {
+
+using namespace amp_ext;
+
+// The device, and the order in which each of the launches to come runs, follow from the seed, unless
+// all of them are to be the same.
+uint64_t seed = 0, launches = 0;
+std::optional<Options> pinned;
+
+bool sm90 = false;
+GemmPlan last_plan;
+
+void set_schedule() {
+  const uint64_t number = seed + launches++;
+  options = pinned.value_or(
+      Options{number, 1 + static_cast<int>(number % 4), 1 + static_cast<int>(seed / 4 % 4)});
+}
+
+class SimtServices final : public Services {
+ public:
+  explicit SimtServices(Services& host) : host_(host) {}
+
+  cuda::Target target() override {
+    return {.device = -1, .multiprocessors = options.multiprocessors, .sm90 = sm90};
+  }
+  void* scratch(size_t bytes) override {
+    constexpr int kNan = 0xff;  // in any format
+    return memset(host_.scratch(bytes), kNan, bytes);
+  }
+  uint32_t* tickets(size_t count) override { return host_.tickets(count); }
+  const void* table(const void* entries, size_t count, size_t entry_bytes) override {
+    return host_.table(entries, count, entry_bytes);
+  }
+
+ private:
+  Services& host_;
+};
+
+// One of the tiles for sm_90a that can compute the product.
+ForcedTile some_tile(const GemmArgs& g) {
+  constexpr int kClusters[][2] = {{1, 1}, {2, 1}, {1, 2}};
+  int tile = static_cast<int>(seed % kSm90TileCount);
+  while (!kSm90Tiles[tile].serves(layout_of_b(g).major)) tile = (tile + 1) % kSm90TileCount;
+  const auto [m, n] = kClusters[options.multiprocessors > 1 ? seed / kSm90TileCount % 3 : 0];
+  return {true, tile, m, n, 1 + static_cast<int64_t>(seed % 3), /*whole=*/0};
+}
+
+class SimtBackend final : public cuda::CudaBackend {
+ public:
+  const char* name() const override { return "simt"; }
+
+  Status unscale(UnscaleArgs args, Services& host) const override {
+    return run(host, [&](Services& s) { return CudaBackend::unscale(args, s); });
+  }
+  Status check_finite(CheckFiniteArgs args, Services& host) const override {
+    return run(host, [&](Services& s) { return CudaBackend::check_finite(args, s); });
+  }
+  Status grad_norm(GradNormArgs args, Services& host) const override {
+    return run(host, [&](Services& s) { return CudaBackend::grad_norm(args, s); });
+  }
+  Status cast(CastArgs args, Services& host) const override {
+    return run(host, [&](Services& s) { return CudaBackend::cast(args, s); });
+  }
+  Status update_scale(UpdateScaleArgs args, Services& host) const override {
+    return run(host, [&](Services& s) { return CudaBackend::update_scale(args, s); });
+  }
+  Status gemm(const GemmArgs& args, Services& host) const override {
+    return run(host, [&](Services& s) { return CudaBackend::gemm(args, s); });
+  }
+
+ protected:
+  GemmPlan plan(const GemmArgs& g, const cuda::Target& target) const override {
+    const std::optional<ForcedTile> asked = forced_tile;
+    if (!asked && sm90 && can_run_sm90(g)) forced_tile = some_tile(g);
+    last_plan = choose_plan(g, target);
+    forced_tile = asked;
+    return last_plan;
+  }
+
+ private:
+  template <class Launch>
+  static Status run(Services& host, Launch launch) {
+    set_schedule();
+    fault.clear();
+    SimtServices services(host);
+    const Status status = launch(services);
+    return status == Status::ok && !fault.empty() ? Status::launch_failed : status;
+  }
+};
+
+}  // namespace
+}  // namespace simt
+
+extern "C" {
+
+const amp_ext::Backend* amp_ext_backend() {
+  static const simt::SimtBackend backend;
+  return &backend;
+}
+
+// Each launch from now on has a schedule of its own, and all have one device, as `seed` has it.
+void simt_seed(uint64_t seed) {
+  simt::seed = seed;
+  simt::launches = 0;
+  simt::pinned.reset();
+}
+
+// Each launch from now on, until simt_seed, has this schedule.
+void simt_pin(uint64_t seed, int resident_blocks, int multiprocessors) {
+  simt::pinned = {seed, resident_blocks, multiprocessors};
+}
+
+// Whether the device is one of sm_90: then its kernel computes each product that it can, with a
+// tile that follows from the seed.
+void simt_set_sm90(bool sm90) { simt::sm90 = sm90; }
+
+// The tile of the products to come; -1 for none in particular. See amp_ext::ForcedTile.
+void simt_force_tile(bool sm90, int tile, int cluster_m, int cluster_n, int64_t splits,
+                     int64_t whole) {
+  amp_ext::forced_tile.reset();
+  if (tile >= 0) amp_ext::forced_tile = {sm90, tile, cluster_m, cluster_n, splits, whole};
+}
+
+const char* simt_plan_text() {
+  static std::string text;
+  text = describe(simt::last_plan);
+  return text.c_str();
+}
+
+}  // extern "C"

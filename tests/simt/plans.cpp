@@ -1,0 +1,213 @@
+// What holds for every plan of the planner, csrc/kernels/gemm/plan: its units compute each step of
+// each tile once, and shared memory, workspace and tickets are those that the kernels use.
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <map>
+#include <random>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "gemm/plan/choose.h"
+#include "gemm/shared/scheduler.cuh"
+
+namespace {
+
+using namespace amp_ext;
+
+constexpr uint32_t kMostUnits = 4000;  // of a plan whose units are looked at
+
+struct Extents {  // of a tile; of a cluster of two, of its pair of tiles
+  int64_t m, n, k;
+};
+
+Extents extents(const GemmPlan& plan) {
+  if (!plan.sm90) {
+    const GemmTile& t = kGemmTiles[plan.tile];
+    return {t.m, t.n, t.k};
+  }
+  const Sm90Tile& t = kSm90Tiles[plan.tile];
+  return {t.m * plan.cluster_m, t.n * plan.cluster_n, Sm90Tile::kStep};
+}
+
+#define CHECK(condition) ((condition) ? void() : throw std::runtime_error(#condition))
+
+int64_t tiles_of(const GemmArgs& g, const GemmPlan& plan) {
+  return g.batch * plan.tiles_m * plan.tiles_n;
+}
+
+void check_sizes(const GemmArgs& g, const GemmPlan& plan) {
+  const Extents tile = extents(plan);
+  CHECK(plan.tiles_m == ceil_div(g.m, tile.m) && plan.tiles_n == ceil_div(g.n, tile.n));
+  CHECK(plan.term_steps == ceil_div(g.k, tile.k) && plan.steps == g.terms * plan.term_steps);
+  CHECK(plan.units == plan.whole + (tiles_of(g, plan) - plan.whole) * plan.splits);
+  CHECK(plan.group >= 1 && plan.group <= plan.tiles_m);
+}
+
+// Each step of each tile is one unit's, and each tile has a number of its own.
+void check_units(const GemmArgs& g, const GemmPlan& plan) {
+  struct Tile {
+    int64_t place;  // in the result
+    int steps = 0, least = INT32_MAX, most = 0;
+  };
+  std::map<uint32_t, Tile> tiles;
+  for (uint32_t unit = 0; unit < plan.units; ++unit) {
+    const GemmWork work = work_of(plan, unit);
+    CHECK(work.batch < g.batch && work.m < plan.tiles_m && work.n < plan.tiles_n);
+    const int64_t place = (work.batch * plan.tiles_m + work.m) * plan.tiles_n + work.n;
+    Tile& tile = tiles.try_emplace(work.tile, Tile{place}).first->second;
+    CHECK(tile.place == place);
+    CHECK(work.splits == (work.tile < plan.whole ? 1 : plan.splits));
+    CHECK(work.steps > 0 && work.step < plan.term_steps);
+    CHECK((work.matrix - work.batch * g.terms) * plan.term_steps + work.step == tile.steps);
+    tile.steps += work.steps;
+    tile.least = std::min(tile.least, work.steps);
+    tile.most = std::max(tile.most, work.steps);
+  }
+  CHECK(static_cast<int64_t>(tiles.size()) == tiles_of(g, plan));
+  std::vector<int64_t> places;
+  for (const auto& [number, tile] : tiles) {
+    CHECK(number < tiles.size() && tile.steps == plan.steps && tile.most - tile.least <= 1);
+    places.push_back(tile.place);
+  }
+  std::ranges::sort(places);
+  CHECK(std::ranges::adjacent_find(places) == places.end());
+}
+
+void check_memory(const GemmArgs& g, const GemmPlan& plan) {
+  const Extents tile = extents(plan);
+  const int64_t split = tiles_of(g, plan) - plan.whole;
+  const int64_t consumers = plan.sm90 && !kSm90Tiles[plan.tile].ping_pong ? 2 : 1;
+  int64_t bytes = split * plan.splits * tile.m * tile.n * 4;
+  int64_t tickets = split * plan.cluster_m * plan.cluster_n * consumers;
+  CHECK(plan.column_sums_offset == bytes && bytes % 16 == 0 && plan.column_tickets == tickets);
+  if (g.column_sums) {
+    const int64_t rows = plan.sm90 ? ceil_div(g.m, 64) : plan.tiles_m;
+    bytes += g.batch * rows * plan.tiles_n * tile.n * 4;
+    tickets += plan.tiles_n * plan.cluster_n;
+  }
+  CHECK(plan.workspace_bytes == bytes && plan.tickets == tickets);
+}
+
+// As many stages as there is shared memory for; each cluster has work.
+void check_sm90(const GemmArgs& g, const GemmPlan& plan, int multiprocessors) {
+  const Sm90Tile& tile = kSm90Tiles[plan.tile];
+  const int stage = (tile.m + tile.n) * 64 * 2, most = 227 << 10;
+  const int boxes = 2 * plan.boxes * 64 * 32 * (g.out.dtype == DType::f32 ? 4 : 2);
+  CHECK(plan.shared_bytes == 3072 + boxes + plan.stages * stage && plan.shared_bytes <= most);
+  CHECK(plan.stages >= 3 && (plan.stages == 8 || plan.shared_bytes + stage > most));
+  const bool has_side = (g.c.data && !plan.reduce) || g.aux.data;
+  CHECK(has_side ? plan.boxes == 4 : plan.boxes == 2 || plan.boxes == 3);
+  const int cluster = plan.cluster_m * plan.cluster_n;
+  const auto clusters = static_cast<uint32_t>(std::max(1, multiprocessors / cluster));
+  CHECK(plan.blocks == cluster * std::min(plan.units, clusters));
+}
+
+// Where tiles are few, or those of a last round; no share has few steps.
+void check_choice(const GemmArgs& g, const GemmPlan& plan, int multiprocessors) {
+  if (plan.splits == 1) return;
+  CHECK(plan.splits <= 64 && plan.steps / plan.splits >= (plan.sm90 ? 8u : 4u));
+  const int clusters = std::max(1, multiprocessors / (plan.cluster_m * plan.cluster_n));
+  const int64_t shared = tiles_of(g, plan) - plan.whole;
+  if (plan.sm90)
+    CHECK(plan.whole % clusters == 0 && 2 * shared <= clusters && shared * plan.splits <= clusters);
+  else
+    CHECK(shared < 2 * multiprocessors);
+}
+
+class Problems {
+ public:
+  explicit Problems(uint64_t seed) : random_(seed) {}
+
+  int64_t below(int64_t n) { return static_cast<int64_t>(random_() % n); }
+  bool one_in(int n) { return below(n) == 0; }
+
+  // As often small as large, as often odd as a multiple of 8, unless all are multiples.
+  int64_t size(double limit, bool multiples) {
+    const double exponent = std::uniform_real_distribution<>(0, limit)(random_);
+    return ceil_div(static_cast<int64_t>(std::exp2(exponent)), 8) * 8 -
+           (multiples || one_in(2) ? 0 : below(8));
+  }
+
+  MatrixRef matrix(int64_t rows, int64_t columns, bool by_rows, DType dtype = DType::f16) {
+    void* const data = reinterpret_cast<void*>(4096);
+    return {data, dtype, rows * columns, by_rows ? columns : 1, by_rows ? 1 : rows};
+  }
+
+  // A product of dense matrices that nobody reads, with one of the epilogues.
+  GemmArgs next(bool sm90) {
+    GemmArgs g{};
+    g.batch = g.terms = g.alpha = 1;
+    if (one_in(4)) g.batch = size(4, false);
+    else if (one_in(3)) g.terms = size(4, false);
+    g.m = size(12, sm90), g.n = size(12, sm90), g.k = size(14, sm90);
+    constexpr DType kOut[] = {DType::f32, DType::f16, DType::bf16};
+    g.a = matrix(g.m, g.k, one_in(2)), g.b = matrix(g.k, g.n, one_in(2));
+    g.out = matrix(g.m, g.n, true, kOut[below(3)]);
+    if (one_in(3)) g.c = g.out, g.beta = 1;
+    else if (one_in(2)) g.aux = g.out, g.derivative = one_in(2);
+    if (one_in(2)) g.column_sums = g.out.data;
+    if (!sm90 && one_in(5)) g.a.data = static_cast<char*>(g.a.data) + 2;
+    return g;
+  }
+
+  GemmCandidate candidate(const GemmArgs& g, bool sm90) {
+    constexpr int kClusters[][2] = {{1, 1}, {2, 1}, {1, 2}};
+    GemmCandidate x{.sm90 = sm90, .splits = 1 + below(5)};
+    if (!sm90) {
+      x.tile = static_cast<int>(below(kGemmTileCount));
+      return x;
+    }
+    do x.tile = static_cast<int>(below(kSm90TileCount));
+    while (!kSm90Tiles[x.tile].serves(layout_of_b(g).major));
+    x.cluster_m = kClusters[below(3)][0];
+    x.cluster_n = x.cluster_m > 1 ? 1 : kClusters[below(3)][1];
+    x.whole = below(40);
+    return x;
+  }
+
+ private:
+  std::mt19937_64 random_;
+};
+
+void check(const GemmArgs& g, const GemmPlan& plan, int multiprocessors) {
+  check_sizes(g, plan);
+  check_memory(g, plan);
+  if (plan.units <= kMostUnits) check_units(g, plan);
+  if (plan.sm90) check_sm90(g, plan, multiprocessors);
+}
+
+}  // namespace
+
+extern "C" {
+
+// Checks the planner's plans of random products, and plans with any tile, cluster and number of
+// splits. Returns what does not hold, and of which plan; empty if all does.
+const char* simt_check_plans(uint64_t seed, bool sm90) {
+  static std::string text;
+  Problems problems(seed);
+  for (int i = 0; i < 3000; ++i) {
+    constexpr int kMultiprocessors[] = {1, 4, 108, 132};
+    const int multiprocessors = kMultiprocessors[problems.below(4)];
+    const GemmArgs g = problems.next(sm90);
+    const cuda::Target target{.multiprocessors = multiprocessors, .sm90 = sm90};
+    GemmPlan plan = choose_plan(g, target);
+    try {
+      CHECK(can_run_sm80(g) && (!sm90 || can_run_sm90(g)) && (sm90 || !plan.sm90));
+      const bool aligned = layout_of_a(g).aligned && layout_of_b(g).aligned;
+      CHECK(plan.sm90 || kGemmTiles[plan.tile].aligned == aligned);
+      check_choice(g, plan, multiprocessors);
+      check(g, plan, multiprocessors);
+      plan = make_plan(g, problems.candidate(g, sm90), multiprocessors);
+      check(g, plan, multiprocessors);
+    } catch (const std::runtime_error& error) {
+      text = std::string(error.what()) + " does not hold for " + describe(plan);
+      return text.c_str();
+    }
+  }
+  return "";
+}
+
+}  // extern "C"
