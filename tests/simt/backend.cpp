@@ -13,8 +13,8 @@ namespace {
 
 using namespace amp_ext;
 
-// The device, and the order in which each of the launches to come runs, follow from the seed, unless
-// all of them are to be the same.
+// The device, and the order in which each of the launches to come runs, follow from the seed,
+// unless all of them are to be the same.
 uint64_t seed = 0, launches = 0;
 std::optional<Options> pinned;
 
