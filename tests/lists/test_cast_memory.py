@@ -6,7 +6,6 @@ import re
 
 import pytest
 import torch
-from simt_ops import Ops
 from torch import Tensor
 
 from amp_ext import ops
@@ -133,6 +132,7 @@ def test_input_beside_what_is_written(reverse: bool) -> None:
 
 
 # ---- what a launch costs -----------------------------------------------------------------------
+
 
 @pytest.mark.simt
 @pytest.mark.parametrize("offset", [0, 3])
