@@ -12,7 +12,7 @@ PYTEST = bin/pytest -n $${MAX_JOBS:-logical} --maxprocesses 8 --dist worksteal
 
 .DEFAULT_GOAL = help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check all-tests bench readme lint format hostile mutants cuda-check gpu clean
+.PHONY: help demo test check all-tests bench figures lint format hostile mutants cuda-check gpu clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s%s\n", $$1, $$2}' Makefile
@@ -34,8 +34,8 @@ bench: .venv/built ## amp_ext against torch on this machine, with figures; RESUL
 	set -x; .venv/bin/python bench/run.py all --device $$device --results $(RESULTS); status=$$?; \
 	.venv/bin/python bench/figures/plot.py --results $(RESULTS) --formats png; exit $$status
 
-readme: .venv/built ## README's tables and figures, from bench/results
-	.venv/bin/python bench/figures/readme.py
+figures: .venv/built ## the results in docs/measuring.md, from bench/results
+	.venv/bin/python bench/figures/measuring.py
 
 hostile: .venv/built ## 60,000 hostile calls of the ops: right, or an error and nothing changed
 	.venv/$(PYTEST) tests/integration/test_hostile_calls.py --hostile-calls 20000

@@ -81,7 +81,7 @@ def roofline(runs: Sequence[Run]) -> Figure:
         yscale="log",
         xlim=(left, right),
         ylim=(min(lowest, top / DECADES), None),
-        xlabel="arithmetic intensity: FLOP a byte of operands and result, each counted once",
+        xlabel="arithmetic intensity: FLOP per byte of operands and result, each counted once",
         ylabel="GFLOP/s at p20",
     )
     for axis in (axes.xaxis, axes.yaxis):

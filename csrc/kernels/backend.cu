@@ -1,7 +1,7 @@
 #include <cuda_runtime.h>
 
 #include "backend.h"
-#include "cuda.h"
+#include "launchers.h"
 
 namespace amp_ext::cuda {
 namespace {

@@ -3,7 +3,7 @@
 
 #include <cuda_runtime.h>
 
-#include "cuda.h"
+#include "launchers.h"
 
 namespace amp_ext {
 

@@ -140,14 +140,18 @@ class Problems {
   GemmArgs next(bool sm90) {
     GemmArgs g{};
     g.batch = g.terms = g.alpha = 1;
-    if (one_in(4)) g.batch = size(4, false);
-    else if (one_in(3)) g.terms = size(4, false);
+    if (one_in(4))
+      g.batch = size(4, false);
+    else if (one_in(3))
+      g.terms = size(4, false);
     g.m = size(12, sm90), g.n = size(12, sm90), g.k = size(14, sm90);
     constexpr DType kOut[] = {DType::f32, DType::f16, DType::bf16};
     g.a = matrix(g.m, g.k, one_in(2)), g.b = matrix(g.k, g.n, one_in(2));
     g.out = matrix(g.m, g.n, true, kOut[below(3)]);
-    if (one_in(3)) g.c = g.out, g.beta = 1;
-    else if (one_in(2)) g.aux = g.out, g.derivative = one_in(2);
+    if (one_in(3))
+      g.c = g.out, g.beta = 1;
+    else if (one_in(2))
+      g.aux = g.out, g.derivative = one_in(2);
     if (one_in(2)) g.column_sums = g.out.data;
     if (!sm90 && one_in(5)) g.a.data = static_cast<char*>(g.a.data) + 2;
     return g;

@@ -57,6 +57,13 @@ void run(const char* op, c10::Device device, Status (Backend::*method)(Args, Ser
 // check.
 Status run_on_cuda(c10::Device device, c10::function_ref<Status(Services&)> launch);
 
+// Whether the device's current stream is being captured in a CUDA graph. (is_cuda_capturing is in
+// cuda.cpp or none.cpp.)
+bool is_cuda_capturing(c10::Device device);
+inline bool is_capturing(c10::Device device) {
+  return device.is_cuda() && is_cuda_capturing(device);
+}
+
 inline at::TensorOptions bytes_on(c10::Device device) {
   return at::TensorOptions(at::kByte).device(device);
 }

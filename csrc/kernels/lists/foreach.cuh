@@ -8,9 +8,9 @@
 #include <ptx/common.cuh>
 #include <type_traits>
 
-#include "cuda.h"
 #include "element.cuh"
 #include "launch.cuh"
+#include "launchers.h"
 
 namespace amp_ext {
 

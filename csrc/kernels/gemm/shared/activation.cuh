@@ -3,7 +3,7 @@
 
 #include <ptx/common.cuh>
 
-#include "cuda.h"
+#include "amp_ext/gemm.h"
 
 namespace amp_ext {
 

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <ptx/sm80.cuh>
 
-#include "cuda.h"
+#include "amp_ext/gemm.h"
 #include "gemm/plan/tiles.h"
 #include "gemm/shared/swizzle.h"
 

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <ptx/sm90.cuh>
 
-#include "cuda.h"
+#include "amp_ext/gemm.h"
 #include "gemm/shared/scheduler.cuh"
 #include "gemm/shared/swizzle.h"
 

@@ -1,14 +1,15 @@
-"""Ledgers, and README's performance section and figures, which say what they say and no more."""
+"""Ledgers, and what docs/measuring.md and README say of them: no more than they hold."""
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from bench_program import BENCH, record
-from figures import plot, readme
+from figures import measuring, plot
 from harness import evidence, ledger
 
 ROOT = BENCH.parent
@@ -61,26 +62,50 @@ def test_where_a_run_belongs(tmp_path: Path, device: str, name: str, folder: str
     assert file.name.endswith("-168b509.jsonl")
 
 
-# ---- README ------------------------------------------------------------------------------------
+# ---- docs/measuring.md and README --------------------------------------------------------------
 
 
-def test_readme_is_what_the_ledgers_say() -> None:
-    shown = (ROOT / "README.md").read_text().partition(readme.BEGIN + "\n")[2]
-    assert shown.partition("\n" + readme.END)[0] == readme.section(RESULTS), "run `make readme`"
+def test_the_results_are_what_the_ledgers_say() -> None:
+    shown = measuring.PAGE.read_text().partition(measuring.BEGIN + "\n")[2]
+    results = shown.partition("\n" + measuring.END)[0]
+    assert results == measuring.section(RESULTS), "run `make figures`"
+
+
+def test_readme_quotes_the_ledgers() -> None:
+    text = " ".join((ROOT / "README.md").read_text().split())
+    runs = {run.op: run for run in evidence.newest(RESULTS)["cpu-amd-epyc"]}
+    train, fp32 = runs["train"].ratios["cpu"], runs["train"].against_fp32("cpu")
+    ends = [evidence.ratio_text(fp32.cases[case]) for case in (fp32.worst, fp32.best)]
+    assert f"ran in FP16 at {evidence.ratio_text(fp32.mean)} of the speed" in text
+    assert f"{ends[0]} to {ends[1]}): {evidence.ratio_text(train.mean)} times the speed" in text
+    assert f"divided by {evidence.ratio_text(runs['scaler'].ratios['cpu'].mean)}" in text
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/*.md"])
+def test_links_lead_somewhere(page: str) -> None:
+    for file in ROOT.glob(page):
+        for link in re.findall(r"\]\((?!https?:)([^)]+)\)", file.read_text()):
+            path, _, heading = link.partition("#")
+            target = file.parent / path if path else file
+            assert target.exists(), f"{file.name}: {link}"
+            if heading:
+                titles = re.findall(r"^#+ (.+)$", target.read_text(), re.MULTILINE)
+                anchors = [re.sub(r"[^\w -]", "", t).lower().replace(" ", "-") for t in titles]
+                assert heading in anchors, f"{file.name}: {link}"
 
 
 def test_committed_figures_are_of_the_ledgers() -> None:
     draw = pytest.importorskip("figures.draw", reason="figures are drawn with matplotlib")
-    wanted = {file: draw.digest(runs) for _, file, runs in readme.figures(RESULTS)}
-    found = sorted((ROOT / readme.PLOTS).iterdir())
-    assert [path.name for path in found] == sorted(wanted), "run `make readme`"
+    wanted = {file: draw.digest(runs) for _, file, runs in measuring.figures(RESULTS)}
+    found = sorted((ROOT / measuring.PLOTS).iterdir())
+    assert [path.name for path in found] == sorted(wanted), "run `make figures`"
     for path in found:
-        assert f">data {wanted[path.name]}<" in path.read_text(), "run `make readme`"
+        assert f">data {wanted[path.name]}<" in path.read_text(), "run `make figures`"
 
 
-def test_a_readme_without_the_comments_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"README\.md lacks <!-- performance"):
-        readme.replaced("# amp_ext\n", "")
+def test_a_page_without_the_comments_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"measuring\.md lacks <!-- results"):
+        measuring.replaced("# amp_ext\n", "")
 
 
 def test_the_table(tmp_path: Path) -> None:
@@ -95,20 +120,20 @@ def test_the_table(tmp_path: Path) -> None:
         record(case="1 x 1", ratio=0.01, counted=False),
     ]
     ledger.append(tmp_path / "a-cpu/1.jsonl", cpu)
-    assert readme.NO_GPU in readme.section(tmp_path)
+    assert measuring.NO_GPU in measuring.section(tmp_path)
     of_gpu = {"device": "cuda", "device_name": "Some GPU", "provider": "cuda", "cuda": "13.0"}
     gpu = [record(**of_gpu, ratio=3.0), record(**of_gpu, case="8 x 8", ratio=12.0)]
     ledger.append(tmp_path / "some-gpu/1.jsonl", gpu)
-    lines = readme.section(tmp_path).splitlines()
-    assert readme.NO_GPU not in lines
+    lines = measuring.section(tmp_path).splitlines()
+    assert measuring.NO_GPU not in lines
     assert [line for line in lines if line.startswith(("#", "| unscale", "-"))] == [
         "### GPU: Some GPU",
         "| unscale | cuda | torch | 2 | 6.00 | 3.00 (7 x 7) | 12.0 (8 x 8) |",
         f"- unscale: torch 2.99, cuda 13.0, commit abc1234, 2030-01-01, `{COMMAND}`",
         "### CPU: Some CPU",
-        "| unscale | cpu | torch | 2, 1 refused | 4.00 | 2.00 (7 x 7) | 8.00 (8 x 8) |",
+        "| unscale | cpu | torch | 2, 1 failed | 4.00 | 2.00 (7 x 7) | 8.00 (8 x 8) |",
         "| unscale | cpu | torch, FP32 | 1 | 2.50 | 2.50 (8 x 8) | 2.50 (8 x 8) |",
-        "| unscale | triton |  | 0, 1 refused |  |  |  |",
+        "| unscale | triton |  | 0, 1 failed |  |  |  |",
         f"- unscale: torch 2.99, 3 threads, commit abc1234, 2030-01-01, `{COMMAND}`",
     ]
 
@@ -160,7 +185,7 @@ def test_figures_of_every_machine(tmp_path: Path, capsys: pytest.CaptureFixture[
     results = tmp_path / "results"
     ledger.append(results / "a/1.jsonl", every)
     ledger.append(results / "b/1.jsonl", [record(op="train")])
-    assert [file for _, file, _ in readme.figures(results)] == ["a.steps.svg", "a.roofline.svg"]
+    assert [file for _, file, _ in measuring.figures(results)] == ["a.steps.svg", "a.roofline.svg"]
     options = ["--results", str(results), "--out", str(tmp_path), "--formats", "png"]
     assert plot.main(options) == 0
     assert len(list(tmp_path.glob("*.png"))) == 3 + 1

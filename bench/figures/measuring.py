@@ -1,9 +1,9 @@
-"""Write README's performance section and its figures, from the ledgers alone.
+"""Write the results in docs/measuring.md and their figures, from the ledgers alone.
 
-    python bench/figures/readme.py
+    python bench/figures/measuring.py
 
-The section lies between two comments; the figures, SVG, in bench/results/plots, beside what they
-are drawn from.
+The results lie between two comments; the figures, SVG, in bench/results/plots, beside what they are
+drawn from.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from harness.evidence import Ratios, Run, newest, ratio_text
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "bench/results"
-BEGIN = "<!-- performance: written by `make readme`, not by hand -->"
-END = "<!-- end of performance -->"
+PAGE = ROOT / "docs/measuring.md"
+BEGIN = "<!-- results: written by `make figures`, not by hand -->"
+END = "<!-- end of results -->"
 PLOTS = "bench/results/plots"
 NO_GPU = "GPU: not yet measured."
-COLUMNS = ("op", "line", "ratio to", "cases", "geometric mean", "worst", "best")
+COLUMNS = ("op", "backend", "ratio to", "cases", "geometric mean", "worst", "best")
 FIGURES = {  # those that are committed, what they need, and what they show in words
-    "steps": ("train", "milliseconds of a training step"),
+    "steps": ("train", "milliseconds of a training step in FP16, and of torch in FP32"),
     "roofline": ("gemm", "GFLOP/s of matrix products over their arithmetic intensity"),
 }
 
@@ -33,9 +34,9 @@ def section(results: Path) -> str:
     """All that stands between the two comments."""
     machines = newest(results)
     lines = [
-        "A ratio is the other's time over amp_ext's, both at the 20th percentile and measured in",
-        "turn in one run: above 1 amp_ext is faster. A line is a backend of amp_ext; what gave a",
-        "wrong result has no ratio. Of each machine and case the newest measurement stands.",
+        "A ratio is the time of torch over that of amp_ext, both at the 20th percentile and measured",
+        "in turn in one run: above 1 amp_ext is faster. A wrong result has no ratio. Each case is",
+        "shown as it was last measured.",
         "",
     ]
     if not any(run.on_gpu for runs in machines.values() for run in runs):
@@ -43,7 +44,7 @@ def section(results: Path) -> str:
     for runs in machines.values():
         lines += [*machine_lines(runs), ""]
     for kind, file, _ in figures(results):
-        lines.append(f"![{FIGURES[kind][1]}]({PLOTS}/{file})")
+        lines.append(f"![{FIGURES[kind][1]}](../{PLOTS}/{file})")
     return "\n".join([*lines, ""])
 
 
@@ -68,7 +69,7 @@ def table(run: Run) -> Iterator[Sequence[str]]:
         ratios, refused = run.ratios.get(provider), run.refused.get(provider)
         cases = str(len(ratios.cases) if ratios else 0)
         if refused:
-            cases += f", {len(refused)} refused"
+            cases += f", {len(refused)} failed"
         if ratios is None:
             yield run.op, provider, "", cases, "", "", ""
             continue
@@ -97,11 +98,11 @@ def figures(results: Path) -> Iterator[tuple[str, str, list[Run]]]:
 
 
 def replaced(text: str, new: str) -> str:
-    """The README with another section; ValueError where the comments are not there, in order."""
+    """The page with other results; ValueError where the comments are not there, in order."""
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
-        raise ValueError(f"README.md lacks {BEGIN} or, below it, {END}")
+        raise ValueError(f"{PAGE.name} lacks {BEGIN} or, below it, {END}")
     return f"{before}{BEGIN}\n{new}\n{END}{after}"
 
 
@@ -109,8 +110,7 @@ def main() -> None:
     argparse.ArgumentParser(description=__doc__.partition("\n")[0]).parse_args()
     from figures import draw  # which needs matplotlib
 
-    readme = ROOT / "README.md"
-    readme.write_text(replaced(readme.read_text(), section(RESULTS)))
+    PAGE.write_text(replaced(PAGE.read_text(), section(RESULTS)))
     leftover = set((ROOT / PLOTS).glob("*.svg"))
     for kind, file, runs in figures(RESULTS):
         path = ROOT / PLOTS / file
