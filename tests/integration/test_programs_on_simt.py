@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-import amp_ext
 from executors import EXECUTORS, SIMT, SIMT_SM90, Executor
 from simt.backend import simt
 from workloads import checkerboard, digits, regression

@@ -23,7 +23,7 @@ from cases import (
     whole_and_view,
 )
 from cast_cases import BF16, EVERY_PAIR, FP16, FP32, FP64, check, every_pair, pair, patterns
-from executors import Executor, every_executor, against_oracle
+from executors import Executor, against_oracle, every_executor
 
 # ---- values ------------------------------------------------------------------------------------
 

@@ -133,6 +133,7 @@ def test_input_beside_what_is_written(reverse: bool) -> None:
 
 # ---- what a launch costs -----------------------------------------------------------------------
 
+
 @pytest.mark.simt
 @pytest.mark.parametrize("offset", [0, 3])
 @every_pair

@@ -24,7 +24,7 @@ from cases import (
     unwritten,
     whole_and_view,
 )
-from executors import Executor, every_executor, against_oracle
+from executors import Executor, against_oracle, every_executor
 
 
 def check(executor: Executor, grads: list[torch.Tensor]) -> float:

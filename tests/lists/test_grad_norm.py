@@ -21,7 +21,7 @@ from cases import (
     unwritten,
     whole_and_view,
 )
-from executors import Executor, every_executor, against_oracle
+from executors import Executor, against_oracle, every_executor
 
 
 def tolerance(elements: int) -> float:

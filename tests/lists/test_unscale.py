@@ -26,7 +26,7 @@ from cases import (
     threads,
     whole_and_view,
 )
-from executors import Executor, every_executor, against_oracle
+from executors import Executor, against_oracle, every_executor
 
 # 1.5 gives products half-way between two 16-bit values, 2**-140 is subnormal.
 FACTORS = (1.0, 1.5, 2.0**-16, 1 / 3, -0.7, 0.0, 2.0**-140, 1e30, math.inf, math.nan)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from amp_ext import ops, reference
 from cases import assert_same
-from executors import Executor, every_executor, against_oracle
+from executors import Executor, against_oracle, every_executor
 
 FLT_MIN = 2.0**-126
 SUBNORMAL = 2.0**-149

@@ -1,4 +1,4 @@
-"""The epilogues of the CUDA kernels of products, on simt: c, bias, activations, aux, column sums."""
+"""The epilogues of the CUDA kernels of products, on simt: c, bias, activations, aux, sums."""
 
 from __future__ import annotations
 

@@ -15,7 +15,8 @@ TESTS = Path(__file__).resolve().parent
 # Of few instances, with tiles of each kind. Single rows and columns have plans with others.
 ADDRESSES = (
     f"{FEW_TILES} and (test_tails and (nn or tt) or (all_at_once and fp16)) "
-    "or (test_layouts_of_c and fp16 and not tma) or (test_edges and not (sizes4 or sizes5 or sizes6))"
+    "or (test_layouts_of_c and fp16 and not tma) "
+    "or (test_edges and not (sizes4 or sizes5 or sizes6))"
 )
 RACES = (
     f"{FEW_TILES} and ((test_every_schedule and ([0- or [7-)) "

@@ -23,7 +23,6 @@ from gemm_kernel_cases import (
     compute,
     placed,
     product,
-    run,
 )
 from simt.backend import Simt
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from gemm_kernel_cases import (
-    CPU,
     FP16,
     OUT_TYPES,
     Tile,
