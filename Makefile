@@ -8,11 +8,11 @@ RESULTS ?= $(if $(DRY_RUN),build/rehearsal,bench/results)
 CXX_FILES = $(shell find csrc tests bench -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 PY_FILES = setup.py build_backend.py amp_ext bench tests triton_kernels
 INSTALL = bin/python -m pip install -c constraints.txt
-PYTEST = bin/pytest -q -n $${MAX_JOBS:-logical} --maxprocesses 8 --dist worksteal
+PYTEST = bin/pytest -n $${MAX_JOBS:-logical} --maxprocesses 8 --dist worksteal
 
 .DEFAULT_GOAL = help
 .DELETE_ON_ERROR:
-.PHONY: help demo test bench readme lint format hostile mutants cuda-check gpu clean
+.PHONY: help demo test check all-tests bench figures lint format hostile mutants cuda-check gpu clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s%s\n", $$1, $$2}' Makefile
@@ -20,17 +20,22 @@ help: ## this list
 demo: .venv/built ## train a small network with and without amp_ext; writes demo.png
 	.venv/bin/python bench/demo.py
 
-test: .venv/built ## the test suite
+test: .venv/built ## the test suite, without what only combines the same cases or takes long
+	.venv/$(PYTEST) -m "not full" tests
+
+check: lint cuda-check all-tests hostile mutants ## everything that needs no GPU; needs nvcc
+
+all-tests: .venv/built
 	.venv/$(PYTEST) tests
 
 bench: RESULTS = build/bench
 bench: .venv/built ## amp_ext against torch on this machine, with figures; RESULTS=DIR
 	@device=$$(.venv/bin/python -c "import torch; print('cuda' if torch.cuda.is_available() else 'cpu')"); \
 	set -x; .venv/bin/python bench/run.py all --device $$device --results $(RESULTS); status=$$?; \
-	.venv/bin/python bench/plot.py --results $(RESULTS) --formats png; exit $$status
+	.venv/bin/python bench/figures/plot.py --results $(RESULTS) --formats png; exit $$status
 
-readme: .venv/built ## README's tables and figures, from bench/results
-	.venv/bin/python bench/readme.py
+figures: .venv/built ## the results in docs/measuring.md, from bench/results
+	.venv/bin/python bench/figures/measuring.py
 
 hostile: .venv/built ## 60,000 hostile calls of the ops: right, or an error and nothing changed
 	.venv/$(PYTEST) tests/integration/test_hostile_calls.py --hostile-calls 20000
@@ -48,15 +53,18 @@ format: .venv-lint/made ## format everything
 	.venv-lint/bin/ruff format $(PY_FILES)
 	.venv-lint/bin/clang-format -i $(CXX_FILES)
 
-cuda-check: .venv-cuda/made ## compile and inspect all kernels, run the tests; needs nvcc, no GPU
+# The tests of what torch's oldest version may do in its own way. Not from here, where Python would
+# find the source of amp_ext.
+cuda-check: .venv-cuda/made ## compile and inspect all kernels, test with the oldest torch; needs nvcc
 	@command -v nvcc || { echo "cuda-check needs nvcc on PATH: install the CUDA toolkit" >&2; exit 1; }
 	FORCE_CUDA=1 TORCH_CUDA_ARCH_LIST="8.0+PTX;9.0a" .venv-cuda/$(INSTALL) '.[test]'
 	.venv-cuda/bin/python tests/build/cuda_check.py
 	env -u TRITON_INTERPRET .venv-cuda/bin/python tests/build/triton_check.py
-	cd tests && ../.venv-cuda/$(PYTEST)  # not here, where Python would find the source of amp_ext
+	cd tests && ../.venv-cuda/$(PYTEST) -m "not full" -k "not simt" \
+	    autocast backends build layers scaler lists/test_ops_contract.py integration/test_seeds.py
 
 gpu: ## test and measure on a GPU; ONLY=tests|checks|bench, BUDGET=SECONDS, DRY_RUN=1
-	$(if $(COMMIT),AMP_EXT_COMMIT=$(COMMIT)) $(PYTHON) bench/gpu.py $(if $(DRY_RUN),--dry-run) \
+	$(if $(COMMIT),AMP_EXT_COMMIT=$(COMMIT)) $(PYTHON) bench/gpu $(if $(DRY_RUN),--dry-run) \
 	    $(if $(ONLY),--only $(ONLY)) $(if $(BUDGET),--budget $(BUDGET)) $(RESULTS)
 
 clean: ## remove everything that was built or installed here

@@ -150,8 +150,8 @@ def compile_units(torch_dir: Path, toolkit: Toolkit | None, arches: list[str]) -
         units.append((last, f"{folder}.o", [*bindings, *(f"-include{path}" for path in before)]))
 
     x86 = platform.machine() in ("x86_64", "AMD64")
-    cpu = [*host, "-fopenmp-simd", *(["-DAMP_EXT_X86"] if x86 else [])]
-    for source in sorted(Path("csrc/cpu").glob("*.cpp")):
+    cpu = [*host, "-Icsrc/cpu", "-fopenmp-simd", *(["-DAMP_EXT_X86"] if x86 else [])]
+    for source in sorted(Path("csrc/cpu").rglob("*.cpp")):
         # Fused multiply-adds would make results depend on the instruction set. Only matrix
         # products, whose order of summation is open, may have them.
         contract = "fast" if source.name == "tile.cpp" else "off"

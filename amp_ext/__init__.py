@@ -1,4 +1,4 @@
-"""A faster backend for torch.amp: the names of ``torch.amp``, served by hand-written kernels.
+"""A backend for torch.amp: the names of ``torch.amp`` on hand-written kernels.
 
 A script that says ``from torch.amp import GradScaler, autocast`` says ``from amp_ext import ...``
 instead. Importing the package changes nothing in torch.
@@ -12,7 +12,7 @@ try:
     from amp_ext import ops
     from amp_ext.autocast import autocast, install, is_installed, uninstall
     from amp_ext.backend import get_backend, set_backend
-    from amp_ext.grad_scaler import GradScaler
+    from amp_ext.scaler import GradScaler
 except ImportError:
     # `python -m amp_ext`, which is on its way then, reports it.
     if sys.argv[:1] != ["-m"] or "amp_ext" not in sys.orig_argv:

@@ -1,4 +1,4 @@
-"""Which backend serves an op on a device, and why; and the choice of one."""
+"""Which backend runs an op on a device, and why; and the choice of one."""
 
 import os
 from typing import NamedTuple
@@ -8,13 +8,9 @@ import torch
 from amp_ext import _build_info
 from amp_ext._library import _C, REBUILD
 from amp_ext._triton import is_interpreted, triton_version, why_not_triton
+from amp_ext.ops import GEMM_OPS, LIST_OPS
 
-LIST_OPS = ("unscale_", "check_finite", "grad_norm", "update_scale_", "cast_")
-GEMM_OPS = (
-    *("gemm", "gemm_with_aux", "gemm_times_derivative", "gemm_accumulate_"),
-    *("linear", "mlp"),
-)
-OPS = LIST_OPS + GEMM_OPS
+OPS = (*LIST_OPS, *GEMM_OPS)
 BACKENDS = ("cuda", "triton", "cpu")
 
 _REBUILD = f"FORCE_CUDA=1 {REBUILD}"
@@ -23,7 +19,7 @@ _GEMM_VARIABLE = "AMP_EXT_GEMM"
 
 
 class Backend(NamedTuple):
-    """What serves an op.
+    """What runs an op.
 
     Attributes:
         name: "cpu", "cuda" or "triton", this package's code for the device; "library", torch's; or
@@ -39,7 +35,7 @@ class Backend(NamedTuple):
 
 
 def set_backend(name: str | None) -> None:
-    """Chooses the backend of the devices that it serves, in the whole process, from now on.
+    """Chooses the backend of the devices that it supports, in the whole process, from now on.
 
     For others the choice is amp_ext's own, as with None: the CPU's backend for CPU tensors; for
     CUDA tensors the CUDA kernels where they were built, else the Triton kernels where Triton is
@@ -47,7 +43,7 @@ def set_backend(name: str | None) -> None:
 
     Args:
         name: "cuda", the CUDA kernels of this build; "triton"; "cpu"; or None. The Triton kernels
-            serve CUDA tensors, or, where ``TRITON_INTERPRET=1`` was set before Triton was imported,
+            take CUDA tensors, or, where ``TRITON_INTERPRET=1`` was set before Triton was imported,
             CPU tensors instead: slowly, and in one thread at a time.
 
     Raises:
@@ -97,12 +93,15 @@ _choose_by_environment()
 
 
 def backend_for(device_type: str, op: str) -> Backend:
-    """What serves ``op`` (a name in OPS) on the devices of a type."""
+    """What runs ``op`` (a name in OPS) on the devices of a type."""
     if op not in OPS:
         raise ValueError(f"op must be one of {', '.join(OPS)}, got {op!r}")
-    if device_type not in ("cpu", "cuda"):
-        return Backend("none", "amp_ext serves CPU and CUDA tensors")
-    name = _C.backend_name(device_type)
+    try:
+        name = _C.choose(f"amp_ext::{op}", device_type)
+    except NotImplementedError as error:
+        return Backend("none", str(error))
+    except RuntimeError as error:
+        name, obstacle = "none", str(error)
     if op in GEMM_OPS:
         return _products(device_type, name)
     if name == "triton":
@@ -111,8 +110,7 @@ def backend_for(device_type: str, op: str) -> Backend:
         return Backend(name, f"C++ on torch's threads, {torch.backends.cpu.get_cpu_capability()}")
     if name == "cuda":
         return Backend(name, f"CUDA kernels for {', '.join(_build_info.CUDA_ARCHES)}")
-    reason = why_not_triton() or "TRITON_INTERPRET is set"
-    return Backend(name, f"built without CUDA kernels; {reason}, or rebuild with: {_REBUILD}")
+    return Backend(name, f"{why_not_triton() or 'TRITON_INTERPRET is set'}; {obstacle}")
 
 
 def _triton_kernels(device_type: str) -> str:

@@ -21,8 +21,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 from tqdm import tqdm
 
-import environment
-import style
+from figures import style
+from harness import environment
 from workloads.checkerboard import training
 from workloads.common import DeviceParser, StepRecord, Trainer, positive, three_digits
 

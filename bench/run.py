@@ -19,13 +19,9 @@ from pathlib import Path
 
 import torch
 
-import base
-import environment
-import ledger
-import table
-import timing
-from measure import Outcome, measure
-from registry import DTYPES, OPS, Op, Setup, load
+from harness import base, environment, ledger, table, timing
+from harness.measure import measure
+from harness.registry import DTYPES, OPS, Op, Setup, load
 
 ALL = "all"
 
@@ -35,7 +31,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         description=__doc__.partition("\n")[0],
         epilog=__doc__.partition("\n")[2],
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,  # evidence.py knows the options in a ledger's commands by whole names
+        allow_abbrev=False,  # figures know a quick run by its command
     )
     add = parser.add_argument
     add("ops", nargs="+", choices=(*OPS, ALL), metavar="OP", help=f"{', '.join(OPS)}, or {ALL}")
@@ -85,21 +81,18 @@ def run_op(op: Op, options: argparse.Namespace, about: dict[str, object]) -> lis
         budget = replace(budget, seconds=options.seconds)
     baselines = list(dict.fromkeys(case.baseline for case in cases))
     table.show(table.heading(op, about, baselines))
-    outcomes: list[Outcome] = []
     records: list[dict] = []
     for case in table.progress([op.limit(setup), *cases], op.name):
-        outcome = measure(case, op, setup, budget, options.ours)
-        table.show(table.rows(outcome, op.rate))
-        found = list(outcome.records(op, about))
+        found = measure(case, op, setup, budget, about, options.ours)
+        table.show(table.rows(found, op.rate))
         if options.json:
             ledger.append(options.json, found)
-        outcomes.append(outcome)
         records += found
         if fault := timing.device_fault():
             print(f"{op.name} ends here, the GPU is lost: {fault}", file=sys.stderr)
             break
-    table.show(table.mean_rows(outcomes[1:]))
-    foreign = max(outcome.foreign_cores or 0.0 for outcome in outcomes)
+    table.show(table.mean_rows(records))
+    foreign = max(record["foreign_cores"] or 0.0 for record in records)
     if foreign > timing.FOREIGN_CORES:
         table.show(
             [f"note: other processes held up to {foreign:.1f} cores; repeat on a quiet machine"]

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-sys.path.append(str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from workloads.common import Batch, Parser, Trainer, epochs, follow, positive, summary
 
 SIDE, HIDDEN, CLASSES = 28, 256, 10

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-sys.path.append(str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from workloads.common import Parser, Trainer, epochs, follow, positive, summary
 
 SAMPLES, FEATURES, HIDDEN = 10_000, 10, 20

@@ -2,7 +2,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include "amp_ext/launch.h"
+#include "amp_ext/cpu.h"
 #include "autocast/autocast.h"
 #include "autocast/regions.h"
 #include "backends/backends.h"
@@ -23,8 +23,8 @@ PYBIND11_MODULE(_C, m) {
   m.def("use_backend", [](const std::string& device_type, const std::string& name) {
     amp_ext::use_backend(c10::Device(device_type).type(), name);
   });
-  m.def("backend_name", [](const std::string& device_type) {
-    return amp_ext::backend_name(c10::Device(device_type).type());
+  m.def("choose", [](const std::string& op, const std::string& device_type) {
+    return amp_ext::choose(op.c_str(), c10::Device(device_type)).name();
   });
   m.def("load_backend", &amp_ext::load_backend);
   m.attr("GRAD_NORM_MAX_BLOCKS") = amp_ext::kGradNormMaxBlocks;

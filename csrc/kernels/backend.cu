@@ -1,6 +1,7 @@
 #include <cuda_runtime.h>
 
 #include "backend.h"
+#include "launchers.h"
 
 namespace amp_ext::cuda {
 namespace {

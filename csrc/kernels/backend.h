@@ -24,4 +24,6 @@ class CudaBackend : public Backend {
   }
 };
 
+const Backend& backend();
+
 }  // namespace amp_ext::cuda

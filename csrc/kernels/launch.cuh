@@ -3,7 +3,7 @@
 
 #include <cuda_runtime.h>
 
-#include "amp_ext/launch.h"
+#include "launchers.h"
 
 namespace amp_ext {
 

@@ -24,7 +24,7 @@ every_dtype = pytest.mark.parametrize("dtype", LOW, ids=["fp16", "bf16"])
 needs_a_compiler = pytest.mark.skipif(
     shutil.which(os.environ.get("CXX", "g++")) is None, reason="no C++ compiler is installed"
 )
-inductor = pytest.param("inductor", marks=needs_a_compiler)
+inductor = pytest.param("inductor", marks=[needs_a_compiler, pytest.mark.full])
 
 
 @pytest.fixture(autouse=True)
@@ -158,6 +158,7 @@ def test_install_serves_compiled_programs() -> None:
     assert graphs.forward.count(torch.ops.amp_ext.gemm.default) == ROUTED_IN_NET
 
 
+@pytest.mark.full
 @needs_a_compiler
 def test_inductor() -> None:
     """Inductor evaluates what lies between the products in fp32 without rounding to 16 bits.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -56,21 +55,6 @@ def test_region_that_cannot_be_entered_changes_nothing(wrong: dict[str, Any], wi
 
     with ThreadPoolExecutor(1) as thread:  # what is left on ends with it
         thread.submit(enter).result()
-
-
-def test_region_left_by_another_thread() -> None:
-    """torch's nesting is each thread's own; nothing but that goes wrong."""
-    context = region()
-    context.__enter__()
-    try:
-        thread = threading.Thread(target=context.__exit__, args=(None, None, None))
-        thread.start()
-        thread.join()
-    finally:
-        context.__exit__(None, None, None)
-    with region(), Seen() as seen:
-        torch.ones(2, 2) @ torch.ones(2, 2)
-    assert seen.gemms == 1
 
 
 def test_checkpoint_within_a_checkpoint() -> None:

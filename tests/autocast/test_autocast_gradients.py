@@ -43,20 +43,19 @@ def three_times(
     ]
 
 
-@pytest.mark.parametrize("operands", ["fp32", "low", "low and fp32"])
 @every_dtype
 @every_form
-def test_first_order(form: Form, dtype: torch.dtype, operands: str) -> None:
-    kinds = {"fp32": [FP32], "low": [dtype], "low and fp32": [dtype, FP32]}[operands]
-    tensors = leaves(form, kinds, kinds[-1])
-    with amp_ext.autocast("cpu", dtype=dtype):
-        result = form.run(*tensors, **form.scalars)
-    cotangent = torch.randn_like(result)
-    result.backward(cotangent)
-    expected = three_times(form, tensors, dtype, [cotangent], first_order)
-    for tensor, *wanted in zip(tensors, *expected, strict=True):
-        assert tensor.grad.dtype == tensor.dtype
-        assert_within(tensor.grad, *wanted, partial_sums=form in [FORMS[n] for n in EXPANDED])
+def test_first_order(form: Form, dtype: torch.dtype) -> None:
+    for kinds in ([FP32], [dtype], [dtype, FP32]):
+        tensors = leaves(form, kinds, kinds[-1])
+        with amp_ext.autocast("cpu", dtype=dtype):
+            result = form.run(*tensors, **form.scalars)
+        cotangent = torch.randn_like(result)
+        result.backward(cotangent)
+        expected = three_times(form, tensors, dtype, [cotangent], first_order)
+        for tensor, *wanted in zip(tensors, *expected, strict=True):
+            assert tensor.grad.dtype == tensor.dtype
+            assert_within(tensor.grad, *wanted, partial_sums=form in [FORMS[n] for n in EXPANDED])
 
 
 def second_order(
@@ -97,19 +96,6 @@ def test_second_order(form: Form, dtype: torch.dtype) -> None:
         assert_within(grad, *wanted, partial_sums=tensor is cotangent)
 
 
-@every_form
-def test_gradient_penalty_reaches_every_operand(form: Form) -> None:
-    """The penalty of one operand's gradient depends on the other operand."""
-    tensors = leaves(form, [FP32], FP32)
-    for one, other in ((0, 1), (1, 0)):
-        with amp_ext.autocast("cpu", dtype=FP16):
-            result = form.run(*tensors, **form.scalars)
-        (grad,) = torch.autograd.grad(result.float().sum(), tensors[one], create_graph=True)
-        assert grad.requires_grad
-        (second,) = torch.autograd.grad(grad.square().sum(), tensors[other])
-        assert second.any() == bool(form.scalars.get("alpha", 1.0))
-
-
 # Name -> a product of inputs [2, 4] and a weight [4, 4], of which row i takes input i alone.
 WEIGHTED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "linear": F.linear,
@@ -145,18 +131,14 @@ def test_large_weight_gradient_is_finite(run: Any) -> None:
     assert weight_gradient(torch.autocast, run, 1.0, 61440.0).isinf().all()
 
 
-# The spacing of fp16 near zero is 2**-24, about 6e-8.
-SMALL = {1e-7: "a subnormal", 2e-8: "zero"}
-
-
-@pytest.mark.parametrize("gradient", SMALL, ids=SMALL.values())
 @every_weighted
-def test_small_weight_gradient_survives(run: Any, gradient: float) -> None:
-    half = torch.tensor((gradient / 2) ** 0.5).half().item()
-    exact = 2 * half * half  # 23 significant bits at most: an fp32 number
-    assert weight_gradient(amp_ext.autocast, run, half, half).eq(exact).all()
-    theirs = weight_gradient(torch.autocast, run, half, half)
-    assert theirs.eq(round(exact * 2.0**24) * 2.0**-24).all()
+def test_small_weight_gradient_survives(run: Any) -> None:
+    for gradient in (1e-7, 2e-8):  # a subnormal of fp16, and what it rounds to zero
+        half = torch.tensor((gradient / 2) ** 0.5).half().item()
+        exact = 2 * half * half  # 23 significant bits at most: an fp32 number
+        assert weight_gradient(amp_ext.autocast, run, half, half).eq(exact).all()
+        theirs = weight_gradient(torch.autocast, run, half, half)
+        assert theirs.eq(round(exact * 2.0**24) * 2.0**-24).all()
 
 
 def test_large_gradients_of_activation_and_bias_are_finite() -> None:

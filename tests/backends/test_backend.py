@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.machinery import ModuleSpec
 
 import pytest
@@ -16,7 +16,8 @@ import torch
 import amp_ext
 from amp_ext import _C, _triton
 from amp_ext import backend as backends
-from amp_ext.backend import GEMM_OPS, LIST_OPS, OPS, backend_for
+from amp_ext.backend import OPS, backend_for
+from amp_ext.ops import GEMM_OPS, LIST_OPS
 
 pytestmark = pytest.mark.skipif(_triton.triton_version() is None, reason="Triton is not installed")
 
@@ -35,10 +36,20 @@ def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backends._C, "cuda_built", lambda: False)
 
 
+def as_if_built(choose: Callable[[str, str], str], op: str, device: str) -> str:
+    """Return the backend of a build that has the CUDA kernels."""
+    try:
+        return choose(op, device)
+    except RuntimeError:
+        return "cuda"
+
+
 @pytest.fixture
 def with_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "0")
     monkeypatch.setattr(backends._C, "cuda_built", lambda: True)
+    choose = _C.choose
+    monkeypatch.setattr(backends._C, "choose", lambda op, device: as_if_built(choose, op, device))
 
 
 @pytest.fixture
@@ -55,7 +66,6 @@ def test_without_a_toolkit_triton_serves_every_op_of_a_gpu(without_kernels: None
     amp_ext.set_backend(None)
     assert served("cuda") == {"triton"}
     assert served("cpu") == {"cpu"}
-    assert [_C.uses_triton(device) for device in ("cpu", "cuda", "cuda:1")] == [False, True, True]
 
 
 def test_without_either_list_ops_are_refused(without_kernels: None, without_triton: None) -> None:
@@ -66,7 +76,6 @@ def test_without_either_list_ops_are_refused(without_kernels: None, without_trit
         assert "pip install triton" in choice.reason
         assert "FORCE_CUDA=1 pip install" in choice.reason
     assert {backend_for("cuda", op).name for op in GEMM_OPS} == {"library"}
-    assert not _C.uses_triton("cuda")
 
 
 def test_cuda_kernels_come_first(with_kernels: None) -> None:
@@ -95,7 +104,8 @@ def test_the_cpu_is_tritons_where_it_is_interpreted(
     monkeypatch.setenv("TRITON_INTERPRET", interpreted)
     amp_ext.set_backend("triton")
     assert served("cpu") == {"cpu" if interpreted == "0" else "triton"}
-    assert _C.uses_triton("cuda") == (interpreted == "0"), "the interpreter has the host's memory"
+    on_cuda = backend_for("cuda", "unscale_").name
+    assert (on_cuda == "triton") == (interpreted == "0"), "the interpreter has the host's memory"
     amp_ext.set_backend("cpu")
     assert served("cpu") == {"cpu"}
 
@@ -186,9 +196,9 @@ def imported(program: str, **environment: str) -> subprocess.CompletedProcess[st
 
 
 def test_environment_variable_chooses() -> None:
-    program = "from amp_ext import _C; print(amp_ext.get_backend(), _C.uses_triton('cuda'))"
+    program = "from amp_ext import _C; print(amp_ext.get_backend(), _C.choose('unscale_', 'cuda'))"
     process = imported(program, AMP_EXT_BACKEND="triton", TRITON_INTERPRET="0")
-    assert (process.stdout, process.stderr) == ("triton True\n", "")
+    assert (process.stdout, process.stderr) == ("triton triton\n", "")
 
 
 def test_triton_is_imported_with_its_first_kernel_only() -> None:
@@ -205,6 +215,24 @@ def test_wrong_environment_variable_fails_the_import() -> None:
     assert process.returncode == 1
     last = process.stderr.splitlines()[-1]
     assert last == "ImportError: amp_ext: AMP_EXT_GEMM must be library or kernel, got 'kernels'"
+
+
+@pytest.mark.parametrize(
+    ("too_large", "fits"),
+    [
+        ((2**31, 1, 64), (2**30, 1, 64)),
+        ((1, 2**31, 64), (1, 2**30, 64)),
+        ((2**28, 1, 2**14), (2**26, 1, 2**14)),
+    ],
+    ids=["m", "k", "tiles"],
+)
+def test_triton_refuses_products_that_32_bits_cannot_count(
+    too_large: tuple[int, int, int], fits: tuple[int, int, int], interpreted_triton: None
+) -> None:
+    _C.use_gemm_kernels(True)
+    one = torch.ones(1, dtype=torch.float16)
+    for (m, k, n), backend in ((too_large, "cpu"), (fits, "triton")):
+        assert _C.gemm_choice(one.expand(m, k), one.expand(k, n))[0] == backend
 
 
 # ---- what goes wrong in a kernel's function ----------------------------------------------------
@@ -269,8 +297,8 @@ def test_a_backward_pass_is_tritons_too(
     a = torch.ones(2, 3, dtype=torch.float16, requires_grad=True)
     b = torch.ones(3, 4, dtype=torch.float16, requires_grad=True)
     assert backward_in_a_thread(amp_ext.ops.gemm(a, b)) == []
-    assert calls[0] == (True, (2, 4))
-    assert sorted(calls[1:]) == [(False, (2, 3)), (False, (3, 4))]
+    assert calls[0] == (True, (1, 2, 4))
+    assert sorted(calls[1:]) == [(False, (1, 2, 3)), (False, (1, 3, 4))]
     assert a.grad.tolist() == [[4.0] * 3] * 2
     assert b.grad.tolist() == [[2.0] * 4] * 3
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.full
 SUITES = (
     "lists/test_unscale.py",
     "lists/test_check_finite.py",

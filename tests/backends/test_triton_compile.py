@@ -15,7 +15,10 @@ import amp_ext
 from amp_ext import _triton, ops
 from cases import assert_same
 
-pytestmark = pytest.mark.skipif(_triton.triton_version() is None, reason="Triton is not installed")
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.skipif(_triton.triton_version() is None, reason="Triton is not installed"),
+]
 FP16, BF16 = torch.float16, torch.bfloat16
 
 

@@ -17,6 +17,7 @@ TOLERANCE = 2.0**-9
 SCALER = {"init_scale": 1024.0, "growth_interval": 2}
 
 pytestmark = [
+    pytest.mark.full,
     pytest.mark.skipif(_triton.triton_version() is None, reason="Triton is not installed"),
     pytest.mark.skipif(not _triton.is_interpreted(), reason="TRITON_INTERPRET is not set"),
 ]

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from triton_variants import Variant
 
@@ -49,7 +48,7 @@ ODD_ROWS: dict[str, tuple[int, int, dict[str, Any]]] = {
 
 
 def _module(name: str) -> Any:
-    return importlib.import_module(f"amp_ext.triton_kernels.{name}")
+    return importlib.import_module(f"amp_ext.triton_kernels.gemm.{name}")
 
 
 def _product(
@@ -61,61 +60,68 @@ def _product(
     trans: tuple[bool, bool] = (False, True),
     out: torch.dtype | None = None,
     c: torch.dtype | None = None,
-    bias: torch.dtype | None = None,
     aux: torch.dtype | None = None,
     activation: str = "none",
     derivative: bool = False,
 ) -> Any:
-    operands = _module("gemm_operands")
+    product = _module("product")
 
-    def matrix(shape: tuple[int, ...], of: torch.dtype | None, transposed: bool = False) -> Any:
-        return None if of is None else operands.read(torch.empty(shape, dtype=of), transposed)
+    def matrices(of: torch.dtype, rows: int, columns: int, trans: bool = False) -> Any:
+        shape = (terms, columns, rows) if trans else (terms, rows, columns)
+        tensor = torch.empty(shape, dtype=of, device="meta")
+        return product.matrices(tensor.mT if trans else tensor)
 
-    several = (terms,) if terms > 1 else ()
-    return operands.Product(
-        a=matrix((*several, *((k, m) if trans[0] else (m, k))), dtype, trans[0]),
-        b=matrix((*several, *((n, k) if trans[1] else (k, n))), dtype, trans[1]),
-        out=matrix((m, n), out or dtype),
-        c=matrix((m, n), c),
-        bias=None if bias is None else torch.empty(n, dtype=bias),
-        aux=matrix((m, n), aux),
-        column_sums=torch.empty(n) if derivative else None,
+    def result(of: torch.dtype | None) -> Any:
+        return of and matrices(of, m, n)._replace(count=1, batch_stride=0)
+
+    return product.Product(
+        a=matrices(dtype, m, k, trans[0]),
+        b=matrices(dtype, k, n, trans[1]),
+        out=result(out or dtype),
+        c=result(c),
+        aux=result(aux),
+        has_column_sums=derivative,
         batch=1,
         terms=terms,
-        alpha=1.0,
-        beta=1.0,
         activation=activation,
         derivative=derivative,
     )
 
 
-def _variant(launch: Any, name: str, arch: int, needed: tuple[str, ...]) -> Variant:
-    """What Triton compiles of a launch: absent tensors are constants, aligned ones known."""
+def _variant(
+    launch: Any, types: dict[str, torch.dtype | None], name: str, arch: int, needed: list[str]
+) -> Variant:
+    """What Triton compiles of a launch: absent tensors are constants, others aligned."""
     signature: dict[str, str] = {}
     constexprs: dict[str, Any] = {}
     attributes: dict[tuple[int, ...], Any] = {}
     for index, parameter in enumerate(launch.kernel.params):
-        value = launch.arguments[parameter.name]
-        if parameter.is_constexpr or value is None:
-            signature[parameter.name] = "constexpr"
-            constexprs[parameter.name] = value
-        elif isinstance(value, Tensor):
-            signature[parameter.name] = "*" + TYPES[value.dtype]
-            specialized = not parameter.do_not_specialize_on_alignment
-            if specialized and value.data_ptr() % 16 == 0:
+        given = launch.values.get(parameter.name)
+        of = types.get(given)
+        if parameter.name in launch.descriptors:
+            block = ",".join(map(str, launch.descriptors[parameter.name][2]))
+            signature[parameter.name] = f"tensordesc<{TYPES[of]}[{block}]>"
+        elif of:
+            signature[parameter.name] = "*" + TYPES[of]
+            if not parameter.do_not_specialize_on_alignment:
                 attributes[(index,)] = [["tt.divisibility", 16]]
-        elif hasattr(value, "block_shape"):
-            block = ",".join(map(str, value.block_shape))
-            signature[parameter.name] = f"tensordesc<{TYPES[value.base.dtype]}[{block}]>"
-        else:
+        elif parameter.annotation_type:
             signature[parameter.name] = parameter.annotation_type
+        else:
+            signature[parameter.name] = "constexpr"
+            constexprs[parameter.name] = launch.arguments.get(parameter.name)
+    options = {
+        name: value
+        for name, value in launch.arguments.items()
+        if name in ("num_warps", "num_stages", "enable_fp_fusion")
+    }
     return Variant(
         f"{launch.kernel.__name__} {name}",
         launch.kernel,
         signature,
         constexprs,
-        launch.options,
-        needed,
+        options,
+        tuple(needed),
         attributes,
         (arch,),
     )
@@ -124,15 +130,20 @@ def _variant(launch: Any, name: str, arch: int, needed: tuple[str, ...]) -> Vari
 def _variants_of(
     arch: int, number: int, splits: int, name: str, tma: bool, options: dict[str, Any]
 ) -> Iterator[Variant]:
-    plans = _module("gemm_plan")
-    capability = arch if tma else min(arch, 80)
+    plans = _module("plan")
     table = plans.Device(arch, MULTIPROCESSORS[arch], SHARED[arch])
-    device = table._replace(capability=capability)
-    product = _product(**options).joined()
+    device = table if tma else table._replace(capability=80)
+    types = {"bias": options.get("bias")}
+    product = _product(**{name: value for name, value in options.items() if name != "bias"})
+    types |= {
+        name: x.dtype for name in ("out", "a", "b", "c", "aux") if (x := getattr(product, name))
+    }
+    types |= dict.fromkeys(("shares", "sums_of_tiles"), FLOAT)
+    types["column_sums"] = FLOAT if product.has_column_sums else None
     problem = product.problem(device.has_tma)
     tile = plans.UNALIGNED if problem.vector == 1 else table.architecture.tiles[number]
     plan = plans.plan_with(problem, tile, splits, table)
-    for launch in _module("gemm_launches").launches(product, plan, device):
+    for launch in _module("launches").launches(product, plan, device).steps:
         arguments = launch.arguments
         needed = ["STG.E.128" if problem.vector == 8 else "STG"]
         if launch.kernel.__name__ == "gemm_kernel":
@@ -142,13 +153,13 @@ def _variants_of(
         elif launch.kernel.__name__ == "add_rows_kernel":
             needed = []
         label = f"{tile.m}x{tile.n}x{tile.k}, {name}"
-        yield _variant(launch, label, arch, tuple(needed))
+        yield _variant(launch, types, label, arch, needed)
 
 
 def gemm_variants() -> Iterator[Variant]:
     """Every tile, of both dtypes in turn; then the epilogues; then pointers where TMA is usual."""
     for arch in MULTIPROCESSORS:
-        table = _module("gemm_plan").Device(arch, 1, 1).architecture.tiles
+        table = _module("plan").Device(arch, 1, 1).architecture.tiles
         for number in range(len(table)):
             dtype, trans = ((HALF, (False, True)), (BRAIN, (False, False)))[number % 2]
             name = f"{TYPES[dtype]} {'tn'[not trans[0]]}{'nt'[trans[1]]}"

@@ -19,7 +19,7 @@ import amp_ext
 from amp_ext import _C, _build_info, backend
 from amp_ext import __main__ as doctor
 from amp_ext.backend import OPS, backend_for
-from cases import GEMM_OPS, LIST_OPS
+from amp_ext.ops import GEMM_OPS, LIST_OPS
 
 COMMAND = r"pip install --force-reinstall --no-deps \."
 
@@ -85,13 +85,6 @@ def assert_says_what_to_do(process: subprocess.CompletedProcess[str], *words: st
     assert re.search(COMMAND + "$", failures[0])
     for word in (*words, f"amp_ext {amp_ext.__version__}"):
         assert word in process.stdout
-
-
-def test_module_built_against_another_torch(package: Path) -> None:
-    info = (package / "_build_info.py").read_text()
-    (package / "_build_info.py").write_text(info.replace(torch.__version__, "1.13.1+other"))
-    process = run("-m", "amp_ext", package=package)
-    assert_says_what_to_do(process, "built for  torch 1.13.1+other", f"torch {torch.__version__}")
 
 
 @pytest.mark.parametrize(
@@ -213,41 +206,30 @@ def test_broken_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
     assert "  ok    training step on cpu\n" in said
 
 
-def test_says_whether_autocast_is_taken_over(capsys: pytest.CaptureFixture[str]) -> None:
-    amp_ext.install()
-    try:
-        assert doctor.main() == 0
-        assert amp_ext.is_installed()
-    finally:
-        amp_ext.uninstall()
-    assert "amp_ext.install() is in effect" in capsys.readouterr().out
-
-
 # ---- backends ----------------------------------------------------------------------------------
 
 
 def test_every_op_is_listed() -> None:
     schemas = {schema.name.partition("::")[2] for schema in torch._C._jit_get_all_schemas()}
-    assert OPS == LIST_OPS + GEMM_OPS
+    assert [*OPS] == LIST_OPS + GEMM_OPS
     assert set(OPS) <= schemas
 
 
+@pytest.mark.skipif(_C.cuda_built(), reason="this module has CUDA kernels")
 @pytest.mark.parametrize("op", OPS)
-def test_backends(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def names(built: bool) -> list[str]:
-        monkeypatch.setattr(backend._C, "cuda_built", lambda: built)
-        chosen = [backend_for(device_type, op) for device_type in ("cpu", "cuda", "xpu")]
-        assert all(choice.reason for choice in chosen)
-        return [choice.name for choice in chosen]
-
-    assert names(True) == ["cpu", "cuda", "none"]
-    assert names(False) == ["cpu", "library" if op in GEMM_OPS else "none", "none"]
+def test_backends(op: str) -> None:
+    _C.use_backend("cuda", "cuda")  # as where Triton is not installed
+    chosen = [backend_for(device_type, op) for device_type in ("cpu", "cuda", "xpu")]
+    assert all(choice.reason for choice in chosen)
+    on_cuda = "library" if op in GEMM_OPS else "none"
+    assert [choice.name for choice in chosen] == ["cpu", on_cuda, "none"]
 
 
 def test_refused_tensors_come_with_a_command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(backend._C, "cuda_built", lambda: False)
+    _C.use_backend("cuda", "cuda")
     assert re.search(f"FORCE_CUDA=1 {COMMAND}$", backend_for("cuda", "unscale_").reason)
     doctor.print_backends()
     assert re.search(f"none .*FORCE_CUDA=1 {COMMAND}", capsys.readouterr().out)

@@ -11,11 +11,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch._C import DispatchKey, DispatchKeySet
 
 import amp_ext
 from amp_ext import _C, _build_info
-from cases import LIST_OPS, arguments, unwritten
+from amp_ext.ops import LIST_OPS
 
 # One sentence, without a stop inside, that ends with a command.
 SENTENCE = r"^amp_ext [^\n]*(rebuild|build) it [^\n]*: (\w+=\S+ )?pip install \S.*$"
@@ -74,15 +73,12 @@ def test_build_info_describes_this_module() -> None:
 
 
 @pytest.mark.skipif(_C.cuda_built(), reason="this module has CUDA kernels")
-@pytest.mark.parametrize("name", LIST_OPS)
-def test_cuda_tensor_given_to_a_cpu_only_module(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The dispatcher is told that the tensors are CUDA's: no CUDA tensor can be had here."""
-    op = getattr(torch.ops.amp_ext, name).default
-    values = arguments(name, torch.device("cpu"))
-    tensors = [t for t in values.values() if isinstance(t, torch.Tensor)]
-    monkeypatch.setenv("TRITON_INTERPRET", "1")  # which serves no CUDA tensors
+@pytest.mark.parametrize("op", LIST_OPS)
+def test_cuda_tensor_given_to_a_cpu_only_module(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What every op asks first of the device of its tensors: no CUDA tensor can be had here."""
+    monkeypatch.setenv("TRITON_INTERPRET", "1")  # whose kernels take no CUDA tensors
     amp_ext.set_backend(None)
-    with unwritten(tensors), pytest.raises(RuntimeError) as raised:
-        op.redispatch(DispatchKeySet(DispatchKey.CUDA), **values)
-    assert re.match(SENTENCE, str(raised.value)), raised.value
-    assert "built without CUDA kernels" in str(raised.value)
+    with pytest.raises(RuntimeError, match=f"^amp_ext::{op}: amp_ext was built without") as raised:
+        _C.choose(f"amp_ext::{op}", "cuda")
+    message = str(raised.value).partition(": ")[2]
+    assert re.match(SENTENCE, message), message

@@ -122,8 +122,8 @@ def library_kernels() -> dict[str, Any]:
     import amp_ext.triton_kernels as package
     from triton.runtime.jit import JITFunction
 
-    names = [module.name for module in pkgutil.iter_modules(package.__path__)]
-    modules = [importlib.import_module(f"{package.__name__}.{name}") for name in names]
+    found = pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
+    modules = [importlib.import_module(module.name) for module in found]
     return {
         name: value
         for module in modules

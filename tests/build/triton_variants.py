@@ -35,7 +35,7 @@ class Variant:
 
 def _module(name: str) -> Any:
     # The package's attributes of the same names are the ops.
-    return importlib.import_module(f"amp_ext.triton_kernels.{name}")
+    return importlib.import_module(f"amp_ext.triton_kernels.lists.{name}")
 
 
 def _of_numbers(
@@ -84,17 +84,8 @@ def list_variants() -> Iterator[Variant]:
     yield _of_numbers(update.update_scale_kernel, update.OPTIONS)
 
 
-def gemm_variants() -> Iterator[Variant]:
-    """The kernels of gemm."""
-    from gemm_triton_variants import gemm_variants as variants_of_gemm
-
-    yield from variants_of_gemm()
-
-
-SOURCES = (list_variants, gemm_variants)
-"""To add an op's kernels, add a function that yields its variants."""
-
-
 def variants() -> list[Variant]:
     """All of them."""
-    return [variant for source in SOURCES for variant in source()]
+    from gemm_triton_variants import gemm_variants
+
+    return [*list_variants(), *gemm_variants()]

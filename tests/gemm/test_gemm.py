@@ -9,6 +9,7 @@ import torch
 
 from cases import (
     FLOATS,
+    KINDS,
     OPERANDS,
     PAIRS,
     TRANSPOSES,
@@ -30,8 +31,12 @@ from gemm_cases import SIZES, assert_near_oracle, gemm, logical
 FP16, BF16, FP32, FP64 = FLOATS
 EDGES = (0, 1, 2, 3, 7, 16, 17, 33, 64, 65, 129)
 
+# Coprime in step, so that every dtype meets every transpose.
+DTYPES_AND_TRANSPOSES = [(PAIRS[i % 10], TRANSPOSES[i * 3 % 7 % 4]) for i in range(70)]
+
 every_size = pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
 every_pair = pytest.mark.parametrize("dtypes", PAIRS, ids=lambda p: f"{p[0]}-{p[1]}")
+every_kind = pytest.mark.parametrize("dtypes", KINDS, ids=lambda p: f"{p[0]}-{p[1]}")
 every_transpose = pytest.mark.parametrize("trans", TRANSPOSES, ids=["nn", "nt", "tn", "tt"])
 
 
@@ -55,16 +60,13 @@ def test_sizes(executor: Executor, trans: tuple[bool, bool]) -> None:
 
 
 @every_executor
-@every_pair
 @pytest.mark.parametrize(
     "sizes", [(5000, 3, 5), (3, 5000, 5), (3, 5, 5000), (1, 5000, 130), (130, 1, 5000)], ids=str
 )
-def test_one_long_side(
-    executor: Executor, dtypes: tuple[torch.dtype, torch.dtype], sizes: tuple[int, int, int]
-) -> None:
+def test_one_long_side(executor: Executor, sizes: tuple[int, int, int]) -> None:
     """Longer than a block of any kernel, in every direction: 5000 * 3 * 3 is exact in FP32."""
     m, n, k = sizes
-    for trans in TRANSPOSES:
+    for dtypes, trans in zip(PAIRS, itertools.cycle(TRANSPOSES), strict=False):
         a = stored(integers((m, k), dtypes[0], executor.device), trans[0])
         b = stored(integers((k, n), dtypes[1], executor.device), trans[1])
         options = {"trans_a": trans[0], "trans_b": trans[1], "out_dtype": FP32}
@@ -77,35 +79,33 @@ def test_one_long_side(
 def test_long_in_every_direction(
     executor: Executor, dtypes: tuple[torch.dtype, torch.dtype]
 ) -> None:
-    a = integers((2100, 2200), dtypes[0], executor.device)
-    b = integers((2050, 2200), dtypes[1], executor.device)
+    a = integers((1100, 1200), dtypes[0], executor.device)
+    b = integers((1050, 1200), dtypes[1], executor.device)
     actual = gemm(executor, a, b, trans_b=True, out_dtype=FP32)
     assert_equal(actual, a.double() @ b.double().mT)
 
 
 @every_gemm_executor
-@every_transpose
 @pytest.mark.parametrize(
     ("a_batch", "b_batch"),
     [
-        *[((4,), (4,)), ((2, 3), (2, 3)), ((4,), ()), ((), (4,)), ((2, 3), ()), ((), (2, 3))],
-        *[((1,), (1,)), ((0,), (0,)), ((0,), ()), ((2, 0), (2, 0))],
+        *[((4,), (4,)), ((2, 3), (2, 3)), ((4,), ()), ((), (2, 3)), ((1,), (1,))],
+        *[((0,), ()), ((2, 0), (2, 0))],
     ],
     ids=str,
 )
 @every_size
 def test_batches(
     executor: Executor,
-    trans: tuple[bool, bool],
     a_batch: tuple[int, ...],
     b_batch: tuple[int, ...],
     sizes: tuple[int, int, int],
 ) -> None:
-    (m, n, k), dtypes = sizes, itertools.cycle(PAIRS)
+    (m, n, k), calls = sizes, itertools.cycle(DTYPES_AND_TRANSPOSES)
     for a_layout, b_layout in itertools.product(OPERANDS, repeat=2):
         if ("batch" in a_layout and not a_batch) or ("batch" in b_layout and not b_batch):
             continue
-        a_dtype, b_dtype = next(dtypes)
+        (a_dtype, b_dtype), trans = next(calls)
         a = stored(integers((*a_batch, m, k), a_dtype, executor.device), trans[0], a_layout)
         b = stored(integers((*b_batch, k, n), b_dtype, executor.device), trans[1], b_layout)
         actual = gemm(executor, a, b, trans_a=trans[0], trans_b=trans[1])
@@ -113,20 +113,16 @@ def test_batches(
 
 
 @every_gemm_executor
-@every_transpose
-@pytest.mark.parametrize("batch", [(4,), (2, 3), (1,), (0,), (2, 0), (12,)], ids=str)
+@pytest.mark.parametrize("batch", [(12,), (2, 3), (1,), (2, 0)], ids=str)
 @every_size
 def test_sum_over_the_batch(
-    executor: Executor,
-    batch: tuple[int, ...],
-    trans: tuple[bool, bool],
-    sizes: tuple[int, int, int],
+    executor: Executor, batch: tuple[int, ...], sizes: tuple[int, int, int]
 ) -> None:
-    (m, n, k), dtypes = sizes, itertools.cycle(PAIRS)
+    (m, n, k), calls = sizes, itertools.cycle(DTYPES_AND_TRANSPOSES)
     bias = integers((n,), FP32, executor.device)
-    options = {"trans_a": trans[0], "trans_b": trans[1], "sum_batch": True, "out_dtype": FP32}
     for a_layout, b_layout in itertools.product(OPERANDS, repeat=2):
-        a_dtype, b_dtype = next(dtypes)
+        (a_dtype, b_dtype), trans = next(calls)
+        options = {"trans_a": trans[0], "trans_b": trans[1], "sum_batch": True, "out_dtype": FP32}
         a = stored(integers((*batch, m, k), a_dtype, executor.device), trans[0], a_layout)
         b = stored(integers((*batch, k, n), b_dtype, executor.device), trans[1], b_layout)
         actual = gemm(executor, a, b, bias=bias, **options)
@@ -135,7 +131,7 @@ def test_sum_over_the_batch(
 
 
 @gemm_against_oracle
-@every_pair
+@every_kind
 def test_error_of_a_sum_over_the_batch(
     executor: Executor, dtypes: tuple[torch.dtype, torch.dtype]
 ) -> None:
@@ -152,44 +148,35 @@ def test_error_of_a_sum_over_the_batch(
 
 @gemm_against_oracle
 @every_pair
-@pytest.mark.parametrize("out_dtype", [None, *FLOATS], ids=str)
-def test_dtypes(
-    executor: Executor, dtypes: tuple[torch.dtype, torch.dtype], out_dtype: torch.dtype | None
-) -> None:
+def test_dtypes(executor: Executor, dtypes: tuple[torch.dtype, torch.dtype]) -> None:
     a = normal((33, 70), dtypes[0], executor.device)
     b = normal((70, 20), dtypes[1], executor.device)
-    assert_near_oracle(executor, a, b, out_dtype=out_dtype)
+    for out_dtype in (None, *FLOATS):
+        assert_near_oracle(executor, a, b, out_dtype=out_dtype)
 
 
 @gemm_against_oracle
-@pytest.mark.parametrize("k", [1, 7, 500, 5000])
-@every_pair
-def test_error_of_long_sums(
-    executor: Executor, dtypes: tuple[torch.dtype, torch.dtype], k: int
-) -> None:
+@pytest.mark.parametrize("k", [7, 500, 5000])
+def test_error_of_long_sums(executor: Executor, k: int) -> None:
     """Operands of different magnitude, so that roundings of either show; by one thread and two."""
-    a = normal((17, k), dtypes[0], executor.device) * 2.0**-6
-    b = normal((31, k), dtypes[1], executor.device) * 2.0**3
-    for count in (1, 2):
+    for dtypes, count in itertools.product(KINDS, (1, 2)):
+        a = normal((17, k), dtypes[0], executor.device) * 2.0**-6
+        b = normal((31, k), dtypes[1], executor.device) * 2.0**3
         with threads(count):
             assert_near_oracle(executor, a, b, trans_b=True, alpha=1 / 3, out_dtype=FP32)
 
 
 @against_oracle
 @pytest.mark.parametrize("a_layout", [name for name in OPERANDS if "batch" not in name])
-@pytest.mark.parametrize(
-    "dtypes", [(FP16, FP16), (FP16, FP32), (BF16, FP32), (FP64, FP64)], ids=str
-)
 @every_size
-def test_layouts(
-    executor: Executor,
-    dtypes: tuple[torch.dtype, torch.dtype],
-    a_layout: str,
-    sizes: tuple[int, int, int],
-) -> None:
+def test_layouts(executor: Executor, a_layout: str, sizes: tuple[int, int, int]) -> None:
+    """Not of BF16 alone: torch's library reads one element behind a row of odd length."""
     m, n, k = sizes
+    pairs = itertools.cycle([(FP16, FP16), (FP16, FP32), (FP64, FP64), (BF16, FP32), (FP32, FP32)])
     b_layouts = [name for name in OPERANDS if "batch" not in name]
-    for b_layout, trans in itertools.product(b_layouts, TRANSPOSES):
+    for (b_layout, trans), dtypes in zip(
+        itertools.product(b_layouts, TRANSPOSES), pairs, strict=False
+    ):
         a = stored(normal((m, k), dtypes[0], executor.device), trans[0], a_layout)
         b = stored(normal((k, n), dtypes[1], executor.device), trans[1], b_layout)
         assert_near_oracle(executor, a, b, trans_a=trans[0], trans_b=trans[1])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 from typing import Any
 
 import pytest
@@ -11,14 +10,14 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from amp_ext import ops
-from cases import FLOATS, PAIRS, assert_same, normal
+from cases import FLOATS, KINDS, assert_same, normal
 from executors import Executor, against_oracle
 from gemm_cases import FORMS, LARGE, SMALL, Form, cast, gradients
 
 FP16, BF16, FP32, FP64 = FLOATS
 
 NAMES = ("a", "b", "c", "bias")
-SUBSETS = [s for size in range(1, 5) for s in itertools.combinations(NAMES, size)]
+SUBSETS = [*((name,) for name in NAMES), ("a", "b"), ("b", "c", "bias"), NAMES]
 
 
 class Products(TorchDispatchMode):
@@ -70,7 +69,7 @@ def test_no_graph_where_none_is_wanted(executor: Executor) -> None:
 @against_oracle
 @pytest.mark.parametrize("activation", ["none", "relu"])
 @pytest.mark.parametrize("changed", [*NAMES, "out"])
-@pytest.mark.parametrize("wanted", [("a",), ("b",), ("c", "bias"), NAMES], ids="-".join)
+@pytest.mark.parametrize("wanted", [("a",), ("c", "bias"), NAMES], ids="-".join)
 def test_in_place_changes_before_backward(
     executor: Executor, wanted: tuple[str, ...], changed: str, activation: str
 ) -> None:
@@ -88,7 +87,7 @@ def test_in_place_changes_before_backward(
 
 
 @against_oracle
-@pytest.mark.parametrize("dtypes", PAIRS, ids=lambda p: f"{p[0]}-{p[1]}")
+@pytest.mark.parametrize("dtypes", KINDS, ids=lambda p: f"{p[0]}-{p[1]}")
 def test_gradients_are_bitwise_repeatable(
     executor: Executor, dtypes: tuple[torch.dtype, torch.dtype]
 ) -> None:
@@ -107,12 +106,11 @@ def test_gradients_are_bitwise_repeatable(
 
 @against_oracle
 @pytest.mark.parametrize("name", ["all", "batch", "shared-a", "sum", "c-scalar"])
-@pytest.mark.parametrize("dtypes", [(FP16, FP16), (FP16, FP32)], ids=str)
-def test_compiles(executor: Executor, dtypes: tuple[torch.dtype, torch.dtype], name: str) -> None:
+def test_compiles(executor: Executor, name: str) -> None:
     """Forward and backward without a graph break, with the same bits."""
     form = FORMS[name]
     leaves = form.leaves(SMALL, lambda shape: normal(shape, FP32, executor.device))
-    leaves = cast(leaves, (*dtypes, FP32, FP32))
+    leaves = cast(leaves, (FP16, FP32, FP32, FP32))
     torch._dynamo.reset()
     compiled = torch.compile(ops.gemm, backend="aot_eager", fullgraph=True)
     grad = torch.ones_like(ops.gemm(**leaves, **form.options))

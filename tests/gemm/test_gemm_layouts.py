@@ -57,7 +57,7 @@ def calls(draw: st.DrawFn) -> dict[str, Any]:
     return call
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(calls())
 def test_any_layout(call: dict[str, Any]) -> None:
     actual = amp_ext.ops.gemm(**call, out_dtype=torch.float32)

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from cases import FLOATS, PAIRS, TRANSPOSES, assert_equal, assert_same, integers, normal, stored
+from cases import FLOATS, KINDS, assert_equal, assert_same, integers, normal, stored
 from executors import (
     Executor,
     against_oracle,
@@ -17,10 +17,12 @@ from executors import (
 
 FP16, BF16, FP32, FP64 = FLOATS
 
+every_kind = pytest.mark.parametrize("dtypes", KINDS, ids=lambda p: f"{p[0]}-{p[1]}")
+
 
 @every_gemm_executor
-@pytest.mark.parametrize("trans", TRANSPOSES, ids=["nn", "nt", "tn", "tt"])
-@pytest.mark.parametrize("dtypes", PAIRS, ids=lambda p: f"{p[0]}-{p[1]}")
+@pytest.mark.parametrize("trans", [(False, False), (True, True)], ids=["nn", "tt"])
+@every_kind
 def test_infinities_and_nans_spread_as_in_ieee(
     executor: Executor, dtypes: tuple[torch.dtype, torch.dtype], trans: tuple[bool, bool]
 ) -> None:
@@ -47,8 +49,8 @@ def test_infinities_and_nans_spread_as_in_ieee(
 
 @every_gemm_executor
 @pytest.mark.parametrize("k", [8, 512], ids=["small", "large"])
-@pytest.mark.parametrize("factor", [0.0, -0.0, 1e-46], ids=str)
-@pytest.mark.parametrize("dtype", [FP16, BF16, FP32, FP64], ids=str)
+@pytest.mark.parametrize("factor", [-0.0, 1e-46], ids=str)
+@pytest.mark.parametrize("dtype", [FP16, FP32, FP64], ids=str)
 def test_nan_times_a_factor_of_zero(
     executor: Executor, dtype: torch.dtype, factor: float, k: int
 ) -> None:
@@ -163,8 +165,8 @@ def test_overlapping_and_scattered_operands(executor: Executor, dtype: torch.dty
 
 
 @gemm_against_oracle
-@pytest.mark.parametrize("dtypes", PAIRS, ids=lambda p: f"{p[0]}-{p[1]}")
-@pytest.mark.parametrize("low", [FP16, BF16], ids=str)
+@every_kind
+@pytest.mark.parametrize("low", [BF16], ids=str)
 def test_is_left_alone_by_autocast(
     executor: Executor, dtypes: tuple[torch.dtype, torch.dtype], low: torch.dtype
 ) -> None:
@@ -176,7 +178,7 @@ def test_is_left_alone_by_autocast(
 
 
 @against_oracle
-@pytest.mark.parametrize("dtypes", PAIRS, ids=lambda p: f"{p[0]}-{p[1]}")
+@every_kind
 def test_bitwise_repeatable(executor: Executor, dtypes: tuple[torch.dtype, torch.dtype]) -> None:
     """50 runs give the same bits."""
     a = normal((130, 600), dtypes[0], executor.device)

@@ -20,8 +20,7 @@ import amp_ext.nn
 from amp_ext import ops
 
 FP16 = torch.float16
-DEVICES = ("cpu", "meta")  # measuring tools run models on the latter
-every_device = pytest.mark.parametrize("device", DEVICES)
+every_device = pytest.mark.parametrize("device", ["cpu", "meta"])  # tools measure on the latter
 
 
 def counted(run: Callable[[], Any]) -> dict[str, int]:
@@ -52,14 +51,13 @@ LEADING = {
 
 
 @every_device
-@pytest.mark.parametrize("trans_a", [False, True])
-@pytest.mark.parametrize("trans_b", [False, True])
+@pytest.mark.parametrize("trans", [False, True])
 @pytest.mark.parametrize("leading", LEADING)
-def test_products(leading: str, trans_b: bool, trans_a: bool, device: str) -> None:
+def test_products(leading: str, trans: bool, device: str) -> None:
     of_a, of_b, batch = LEADING[leading]
-    a = matrices(of_a, M, K, trans_a, device)
-    b = matrices(of_b, K, N, trans_b, device)
-    trans = {"trans_a": trans_a, "trans_b": trans_b}
+    a = matrices(of_a, M, K, trans, device)
+    b = matrices(of_b, K, N, not trans, device)
+    trans = {"trans_a": trans, "trans_b": not trans}
     out = ops.gemm(a, b, **trans)
     calls = [
         lambda: ops.gemm(a, b, **trans, c=out, beta=0.5, out_dtype=FP16),
@@ -78,8 +76,8 @@ def test_products(leading: str, trans_b: bool, trans_a: bool, device: str) -> No
 
 
 @every_device
-@pytest.mark.parametrize("mode", [contextlib.nullcontext, torch.no_grad, torch.inference_mode])
-@pytest.mark.parametrize("rows", [(), (4,), (2, 3)], ids=str)
+@pytest.mark.parametrize("mode", [contextlib.nullcontext, torch.inference_mode])
+@pytest.mark.parametrize("rows", [(), (2, 3)], ids=str)
 def test_layers_without_modules(
     rows: tuple[int, ...], mode: Callable[[], Any], device: str
 ) -> None:
@@ -170,10 +168,9 @@ print(counter.get_total_flops())
 """
 
 
-@pytest.mark.parametrize("first", ["", "import torch.utils.flop_counter;"])
-def test_import_of_the_package(first: str) -> None:
-    """Imports no counter, which would import Triton; either may come first."""
-    code = f"import sys, torch; {first} before = set(sys.modules); import amp_ext\n{COUNT}"
+def test_import_of_the_package() -> None:
+    """Imports no counter, which would import Triton."""
+    code = f"import sys, torch; before = set(sys.modules); import amp_ext\n{COUNT}"
     command = [sys.executable, "-c", code]
     process = subprocess.run(command, capture_output=True, text=True, check=True)
     assert process.stdout.split("\n")[:2] == ["set()", "16"]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.full
 PROGRAM = Path(__file__).resolve().parents[1] / "support/hostile_calls.py"
 SEEDS = range(3)
 CRASHES = 5  # after which the rest of a seed is not tried

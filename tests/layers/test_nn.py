@@ -27,7 +27,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
 }
-SHAPES = [(7,), (5, 7), (3, 5, 7), (2, 3, 5, 7), (0, 7)]
+SHAPES = [(7,), (5, 7), (2, 3, 5, 7), (0, 7)]
 NAMES = ("x", "weight1", "bias1", "weight2", "bias2")
 
 every_activation = pytest.mark.parametrize("activation", ACTIVATIONS)
@@ -67,22 +67,17 @@ class Seen(TorchDispatchMode):
 
 
 @every_executor
-@pytest.mark.parametrize("shape", [(7,), (2, 2, 7), (0, 7)], ids=str)
+@pytest.mark.parametrize("shape", [(7,), (2, 2, 7)], ids=str)
 @every_activation
-@pytest.mark.parametrize("check", [torch.autograd.gradcheck, torch.autograd.gradgradcheck])
-def test_derivatives(
-    executor: Executor, check: Callable[..., bool], activation: str, shape: tuple[int, ...]
-) -> None:
+def test_derivatives(executor: Executor, activation: str, shape: tuple[int, ...]) -> None:
     leaves = mlp_leaves(shape, lambda s: normal(s, FP64, executor.device))
-    assert check(lambda *t: executor.ops.mlp(*t, activation=activation), tuple(leaves.values()))
+    for check in (torch.autograd.gradcheck, torch.autograd.gradgradcheck):
+        assert check(lambda *t: executor.ops.mlp(*t, activation=activation), (*leaves.values(),))
 
 
 @against_oracle
 @every_activation
-@pytest.mark.parametrize("check", [torch.autograd.gradcheck, torch.autograd.gradgradcheck])
-def test_derivatives_of_gemm(
-    executor: Executor, check: Callable[..., bool], activation: str
-) -> None:
+def test_derivatives_of_gemm(executor: Executor, activation: str) -> None:
     """Whose gelus depend on every argument."""
     shapes = {"a": (2, 3, 4), "b": (5, 4), "c": (3, 1), "bias": (5,)}
     leaves = {n: normal(s, FP64, executor.device).requires_grad_() for n, s in shapes.items()}
@@ -91,20 +86,18 @@ def test_derivatives_of_gemm(
     def run(*tensors: Tensor) -> Tensor:
         return ops.gemm(**dict(zip(leaves, tensors, strict=True)), **options)
 
-    assert check(run, tuple(leaves.values()))
+    for check in (torch.autograd.gradcheck, torch.autograd.gradgradcheck):
+        assert check(run, tuple(leaves.values()))
 
 
 @every_executor
 @every_shape
-@pytest.mark.parametrize("activation", ["none", "relu"])
-@pytest.mark.parametrize("dtypes", [(FP16, FP16), (FP16, FP32), (FP32, FP32)], ids=str)
+@pytest.mark.parametrize("dtypes", [(FP16, FP16), (FP16, FP32)], ids=str)
 def test_exact_gradients(
-    executor: Executor,
-    dtypes: tuple[torch.dtype, torch.dtype],
-    activation: str,
-    shape: tuple[int, ...],
+    executor: Executor, dtypes: tuple[torch.dtype, torch.dtype], shape: tuple[int, ...]
 ) -> None:
     """Of integers that FP16 represents: in the dtype of each tensor."""
+    activation = "relu"
     leaves = mlp_leaves(shape, lambda s: integers(s, FP32, executor.device, limit=1))
     leaves = cast(leaves, (dtypes[0], dtypes[1], FP32, dtypes[1], FP16))
     same = doubles(leaves)
@@ -185,8 +178,7 @@ def test_only_what_is_wanted_is_computed(executor: Executor, activation: str, wa
 
 
 @against_oracle
-@pytest.mark.parametrize("bias", [True, False])
-@every_activation
+@pytest.mark.parametrize(("activation", "bias"), [("none", False), ("gelu", True)])
 def test_opcheck(executor: Executor, activation: str, bias: bool) -> None:
     leaves = mlp_leaves((3, 5, 7), lambda s: normal(s, FP32, executor.device))
     if not bias:
@@ -242,7 +234,7 @@ def test_unknown_activation() -> None:
             make(2, 2, activation="swish")
 
 
-@every_activation
+@pytest.mark.parametrize("activation", ["gelu"])
 @pytest.mark.parametrize(
     "make", [lambda a: LinearActivation(7, 4, activation=a), lambda a: MLP(7, 6, 4, activation=a)]
 )
@@ -254,7 +246,7 @@ def test_copies_and_pickles(make: Callable[[str], nn.Module], activation: str) -
 
 @against_oracle
 @every_activation
-@pytest.mark.parametrize("shape", SHAPES[:3], ids=str)
+@pytest.mark.parametrize("shape", SHAPES[:3:2], ids=str)
 @pytest.mark.parametrize("region", [torch.autocast, amp_ext.autocast])
 @pytest.mark.parametrize("make", [LinearActivation, MLP])
 def test_autocast(

@@ -23,15 +23,15 @@ from cases import (
     whole_and_view,
 )
 from cast_cases import BF16, EVERY_PAIR, FP16, FP32, FP64, check, every_pair, pair, patterns
-from executors import Executor, against_oracle, every_executor
+from executors import Executor, against_oracle, every_executor, native
 
 # ---- values ------------------------------------------------------------------------------------
 
 
 @every_executor
-@pytest.mark.parametrize("wide", [FP32, FP64], ids=str)
+@pytest.mark.parametrize("wide", [FP32], ids=str)
 @pytest.mark.parametrize("dtype", [FP16, BF16], ids=str)
-@pytest.mark.parametrize("length", [2**16, 3], ids=["whole", "short-tensors"])
+@pytest.mark.parametrize("length", [2**16, 7], ids=["whole", "short-tensors"])
 def test_all_16_bit_patterns_there_and_back(
     executor: Executor, dtype: torch.dtype, wide: torch.dtype, length: int
 ) -> None:
@@ -40,9 +40,9 @@ def test_all_16_bit_patterns_there_and_back(
     widened = [torch.empty_like(value, dtype=wide) for value in values]
     back = [torch.empty_like(value) for value in values]
     executor.ops.cast_(widened, values)
-    assert_all_same(widened, [value.to(wide) for value in values])
+    assert_same(torch.cat(widened), torch.cat(values).to(wide))
     executor.ops.cast_(back, widened)
-    assert_all_same(back, values)
+    assert_same(torch.cat(back), torch.cat(values))
 
 
 @every_executor
@@ -58,7 +58,6 @@ def test_bit_patterns_as_torch(
 
 
 @every_executor
-@pytest.mark.parametrize("size", [1, 37])
 @pytest.mark.parametrize(
     ("dtype", "output_dtype", "value", "expected"),
     [
@@ -94,19 +93,19 @@ def test_rounding(
     output_dtype: torch.dtype,
     value: float,
     expected: float,
-    size: int,
 ) -> None:
-    source = torch.full((size,), value, dtype=dtype, device=executor.device)
-    output = torch.empty(size, dtype=output_dtype, device=executor.device)
-    executor.ops.cast_([output], [source])
-    assert_same(output, torch.full_like(output, expected))
+    for size in (1, 37):
+        source = torch.full((size,), value, dtype=dtype, device=executor.device)
+        output = torch.empty(size, dtype=output_dtype, device=executor.device)
+        executor.ops.cast_([output], [source])
+        assert_same(output, torch.full_like(output, expected))
 
 
 # ---- lists -------------------------------------------------------------------------------------
 
 
 @every_executor
-@pytest.mark.parametrize("count", [1, 3, 1008, 1009, 2000])
+@pytest.mark.parametrize("count", [3, 1008, 1009, 2000])
 def test_lists_of_mixed_dtypes(executor: Executor, count: int) -> None:
     """1008 pairs travel in a kernel's parameters, more do not."""
     pairs = [
@@ -219,8 +218,8 @@ def test_parameters(sequence: type) -> None:
     assert weight.is_leaf and weight.tolist() == [2.0, 2.0, 2.0]
 
 
-@pytest.mark.slow
-@against_oracle
+@pytest.mark.full
+@native
 def test_more_than_2_to_the_31_elements(executor: Executor) -> None:
     source = torch.ones(2**31 + 5, dtype=BF16, device=executor.device)
     source[-1] = 3.0

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from amp_ext import ops, reference
-from cases import GEMM_OPS, LIST_OPS, arguments, assert_all_same, whole_and_view
+from amp_ext.ops import GEMM_OPS, LIST_OPS
+from cases import arguments, assert_all_same, whole_and_view
 from executors import Executor, against_oracle
 
 

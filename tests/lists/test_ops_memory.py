@@ -15,9 +15,8 @@ from torch import Tensor
 
 import amp_ext
 from amp_ext import ops, reference
+from amp_ext.ops import GEMM_OPS, LIST_OPS
 from cases import (
-    GEMM_OPS,
-    LIST_OPS,
     WRITTEN,
     arguments,
     assert_all_same,

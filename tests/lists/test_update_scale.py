@@ -82,13 +82,14 @@ def is_deviation(scale: float, tracker: int, found: float, interval: int, theirs
 @pytest.mark.parametrize("scale", SCALES)
 def test_equals_torch(executor: Executor, scale: float) -> None:
     compared = 0
-    for tracker, found, growth, backoff, interval in itertools.product(
-        (0, 1, 4, 5, 100),
-        (0.0, 1.0, 2.0, -0.0, math.nan),
+    numbers = itertools.product(
+        (0, 1, 5, 100),
+        (0.0, 1.0, -0.0, math.nan),
         (2.0, 1.0000001, 1e10),
-        (0.5, 0.99999999, 0.3, 1e-20),
-        (1, 2, 6, 101, 2000, 2**40),
-    ):
+        (0.5, 0.99999999, 1e-20),
+        (2, 6, 101, 2**40),
+    )
+    for tracker, found, growth, backoff, interval in executor.some(list(numbers), 60):
         theirs, their_tracker = torch.tensor(scale), torch.tensor(tracker, dtype=torch.int32)
         torch._amp_update_scale_(
             theirs, their_tracker, torch.tensor(found), growth, backoff, interval
@@ -100,7 +101,7 @@ def test_equals_torch(executor: Executor, scale: float) -> None:
         assert_same(ours.scale, theirs)
         assert_same(ours.tracker, their_tracker)
         compared += 1
-    assert compared > 500
+    assert compared > 20
 
 
 @every_executor

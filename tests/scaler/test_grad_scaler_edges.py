@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from twins import OURS, THEIRS, grads, leaf, outcome, same_outcome, sgd, started
+from twins import OURS, leaf, outcome, same_outcome, sgd, started
 
 
 def test_backward_after_an_update_is_an_error() -> None:
@@ -51,30 +50,6 @@ def test_hysteresis_of_a_checkpoint(saved: int, loaded: int) -> None:
         assert scaler.get_scale() == (2.0 if overflows == loaded else 4.0)
 
 
-def test_views_with_holes_on_the_same_memory() -> None:
-    memory, first, second = torch.full((8,), 4.0), torch.ones(4), torch.ones(4)
-    first.grad = second.grad = None
-    first.grad, second.grad = memory[::2], memory[::2]
-    with pytest.raises(RuntimeError, match=r"grads\[0\] and grads\[1\] overlap in memory"):
-        started(OURS).unscale_(sgd(first, second))
-    assert memory.tolist() == [4.0] * 8
-
-
-@pytest.mark.parametrize("touched", [False, True])
-def test_momentum_of_a_skipped_first_step(touched: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch leaves it uninitialised; fresh memory is NaN here, as everywhere in this suite."""
-    param = leaf([math.inf, 1.0])
-    optimizer = torch.optim.SGD([param], lr=0.5, momentum=0.9, fused=True)
-    if touched:
-        assert optimizer.state[param] == {}
-    scaler = started(OURS)
-    for grad in ([math.inf, 1.0], [4.0, 8.0]):
-        param.grad = torch.tensor(grad)
-        scaler.step(optimizer)
-        scaler.update()
-    assert param.isfinite().all()
-
-
 def test_momentum_that_was_written_survives_an_overflow() -> None:
     param = leaf([4.0, 8.0])
     optimizer = torch.optim.SGD([param], lr=0.5, momentum=0.9, fused=True)
@@ -111,33 +86,3 @@ def test_step_without_weak_references() -> None:
     optimizer = torch.optim.SGD([leaf([4.0])], lr=0.5, fused=True)
     optimizer.step = Step()
     assert outcome(lambda: started(OURS).step(optimizer)) == ("returned", "stepped")
-
-
-@pytest.mark.parametrize("count", [2048, 2049])
-@pytest.mark.parametrize("value", [0.0, 1.0])
-def test_more_optimizers_than_one_launch_takes(count: int, value: float) -> None:
-    from amp_ext import ops
-
-    scale, tracker = torch.tensor(8.0), torch.tensor(0, dtype=torch.int32)
-    found: list[Tensor] = [torch.zeros(()) for _ in range(count - 1)] + [torch.full((1,), value)]
-    ops.update_scale_(scale, tracker, found, 2.0, 0.5, 1)
-    assert scale.item() == (4.0 if value else 16.0)
-
-
-def test_long_pass_releases_the_interpreter() -> None:
-    """Same results with owners and without the lock."""
-    for scaler_class in (THEIRS, OURS):
-        param = leaf(torch.full((1 << 20,), 8.0))
-        optimizer = sgd(param)
-        started(scaler_class).unscale_(optimizer)
-        assert grads(optimizer)[0].eq(2.0).all()
-
-
-@pytest.mark.parametrize("min_scale", [1e39, -1.0, math.nan])
-def test_op_refuses_a_floor_that_is_no_float32(min_scale: float) -> None:
-    from amp_ext import ops
-
-    scale, tracker = torch.tensor(8.0), torch.tensor(0, dtype=torch.int32)
-    with pytest.raises(RuntimeError, match="min_scale must be"):
-        ops.update_scale_(scale, tracker, [torch.zeros(())], 2.0, 0.5, 1, min_scale=min_scale)
-    assert (scale.item(), tracker.item()) == (8.0, 0)

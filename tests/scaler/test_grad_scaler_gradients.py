@@ -114,24 +114,6 @@ def test_views_as_gradients(view: Any) -> None:
     assert same_outcome(script)[0] == "returned"
 
 
-def test_lazily_negated_gradient() -> None:
-    param = torch.ones(3)
-    param.grad = torch._neg_view(torch.tensor([4.0, -8.0, math.inf]))
-    scaler = started(OURS)
-    scaler.unscale_(sgd(param))
-    assert param.grad.tolist() == [-1.0, 2.0, -math.inf]
-
-
-def test_unscaling_is_seen_by_autograd() -> None:
-    """A graph that has saved a gradient must not be run over its rewritten values."""
-    optimizer, scaler = sgd(leaf([4.0, 8.0])), started(OURS)
-    weight = torch.ones(2, requires_grad=True)
-    loss = (weight * grads(optimizer)[0]).sum()
-    scaler.unscale_(optimizer)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        loss.backward()
-
-
 def test_view_with_holes_in_a_graph() -> None:
     """A gradient that create_graph made may be a view, and is not a leaf."""
     param = torch.ones(4, 2)

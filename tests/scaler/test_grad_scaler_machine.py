@@ -195,4 +195,4 @@ class Machine(RuleBasedStateMachine):
 
 
 TestMachine = Machine.TestCase
-TestMachine.settings = settings(max_examples=100, stateful_step_count=STEPS, deadline=None)
+TestMachine.settings = settings(max_examples=40, stateful_step_count=STEPS, deadline=None)

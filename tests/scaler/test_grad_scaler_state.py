@@ -246,7 +246,7 @@ BAD_ENTRIES = {
 def everything_of(scaler: Any) -> dict[str, Any]:
     """Its attributes, tensors by their values and identity."""
     return {
-        name: (id(value), value.item()) if isinstance(value, torch.Tensor) else value
+        name: (id(value), value.tolist()) if isinstance(value, torch.Tensor) else value
         for name, value in vars(scaler).items()
     }
 

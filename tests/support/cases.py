@@ -10,11 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-LIST_OPS = ("unscale_", "check_finite", "grad_norm", "update_scale_", "cast_")
-GEMM_OPS = (
-    *("gemm", "gemm_with_aux", "gemm_times_derivative", "gemm_accumulate_"),
-    *("linear", "mlp"),
-)
+from amp_ext.ops import GEMM_OPS
+
 WRITTEN = {
     "unscale_": ("grads", "found_inf"),
     "check_finite": ("found_inf",),
@@ -30,6 +27,8 @@ NON_FINITE = (float("inf"), float("-inf"), float("nan"))
 
 PAIRS = [*itertools.product(FLOATS[:3], repeat=2), (torch.float64, torch.float64)]
 """The dtypes that the two operands of a product may have."""
+KINDS = [PAIRS[0], PAIRS[5], PAIRS[6], PAIRS[8], PAIRS[9]]
+"""Some of them: equal and mixed, each dtype on either side."""
 TRANSPOSES = list(itertools.product((False, True), repeat=2))
 
 INTEGER_OF_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

@@ -129,14 +129,17 @@ EXECUTORS = (
 )
 
 
+def absent() -> list[str]:
+    """Which executors cannot run here, and why."""
+    return [f"{e.name} ({e.missing})" for e in (*EXECUTORS, SIMT_SM90) if e.missing]
+
+
 def _parameters(executors: Sequence[Executor]) -> list[Any]:
+    """The executors that can run here; those that take long are for `make check`."""
     return [
-        pytest.param(
-            executor,
-            id=executor.name,
-            marks=pytest.mark.skipif(bool(executor.missing), reason=executor.missing),
-        )
-        for executor in executors
+        pytest.param(e, id=e.name, marks=[pytest.mark.full] if e.interpreted or e.sm90 else [])
+        for e in executors
+        if not e.missing
     ]
 
 
@@ -151,3 +154,8 @@ every_gemm_executor = pytest.mark.parametrize("executor", _parameters((*EXECUTOR
 
 gemm_against_oracle = pytest.mark.parametrize("executor", _parameters((*EXECUTORS[1:], SIMT_SM90)))
 """As against_oracle, likewise."""
+
+native = pytest.mark.parametrize(
+    "executor", _parameters([e for e in EXECUTORS if e.name in ("cpu", "cuda")])
+)
+"""For what takes gigabytes."""

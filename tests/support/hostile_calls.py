@@ -29,7 +29,8 @@ from torch._subclasses import FakeTensor, FakeTensorMode
 
 import amp_ext
 from amp_ext import ops
-from cases import FLOATS, GEMM_OPS, LIST_OPS, WRITTEN, raw
+from amp_ext.ops import GEMM_OPS, LIST_OPS
+from cases import FLOATS, WRITTEN, raw
 from hostile_results import judge_results
 
 SECONDS_OF_A_CALL = 20

@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from amp_ext import reference
-from cases import LIST_OPS, assert_same, assert_sum_near, spacing
+from amp_ext.ops import LIST_OPS
+from cases import assert_same, assert_sum_near, spacing
 
 Values = dict[str, Any]
 UNIT = 2.0**-24  # half a unit in the last place of float32

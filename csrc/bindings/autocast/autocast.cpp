@@ -16,6 +16,7 @@
 #include <mutex>
 #include <vector>
 
+#include "amp_ext/cpu.h"
 #include "autocast/regions.h"
 #include "autocast/weight_copies.h"
 #include "gemm/gemm.h"

@@ -20,6 +20,7 @@
 #include <utility>
 #include <vector>
 
+#include "backends/backends.h"
 #include "checks/memory.h"
 #include "lists/lists.h"
 
@@ -214,7 +215,8 @@ class Copies final : public c10::BackendMeta {
       entry.unused_in = run;
     }
     const bool is_16_bit = type == at::kHalf || type == at::kBFloat16;
-    if (expected.weights.size() > 1 && is_16_bit && !is_observed())
+    // A captured graph would go on to read, at every replay, weights that it does not need.
+    if (expected.weights.size() > 1 && is_16_bit && !is_observed() && !is_capturing(device))
       cast_together(expected, *run, entry);
   }
 

@@ -22,9 +22,6 @@ const Backend& torch_library();  // products only
 // one that load_backend has named. Policy is Python's, in amp_ext/backend.py.
 void use_backend(c10::DeviceType type, const std::string& name);
 
-// The name of the backend of a type of device; "none" where there is none.
-std::string backend_name(c10::DeviceType type);
-
 // Loads a backend from a shared library, whose function `const amp_ext::Backend* amp_ext_backend()`
 // returns it. It works on the host's memory. Returns its name.
 std::string load_backend(const std::string& path);
@@ -59,6 +56,13 @@ void run(const char* op, c10::Device device, Status (Backend::*method)(Args, Ser
 // In cuda.cpp, or without the CUDA kernels in none.cpp: the same on a CUDA device, without the
 // check.
 Status run_on_cuda(c10::Device device, c10::function_ref<Status(Services&)> launch);
+
+// Whether the device's current stream is being captured in a CUDA graph. (is_cuda_capturing is in
+// cuda.cpp or none.cpp.)
+bool is_cuda_capturing(c10::Device device);
+inline bool is_capturing(c10::Device device) {
+  return device.is_cuda() && is_cuda_capturing(device);
+}
 
 inline at::TensorOptions bytes_on(c10::Device device) {
   return at::TensorOptions(at::kByte).device(device);

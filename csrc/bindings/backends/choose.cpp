@@ -44,11 +44,6 @@ void use_backend(c10::DeviceType type, const std::string& name) {
   chosen[type == at::kCUDA] = backend;
 }
 
-std::string backend_name(c10::DeviceType type) {
-  const Backend* const backend = backend_of(type);
-  return backend ? backend->name() : "none";
-}
-
 std::string load_backend(const std::string& path) {
   void* const library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   TORCH_CHECK(library, "amp_ext: cannot load the backend ", path, ": ", dlerror());
@@ -66,12 +61,12 @@ const Backend& choose(const char* op, c10::Device device) {
   TORCH_CHECK_NOT_IMPLEMENTED(device.is_cpu() || device.is_cuda(), op,
                               ": tensors must be on the CPU or a CUDA device, got ", device);
   const Backend* const backend = backend_of(device.type());
-  TORCH_CHECK(
-      backend,
-      "amp_ext was built without CUDA kernels and was given a CUDA tensor; install Triton "
-      "for its Triton kernels, or, with a CUDA toolkit and a CUDA build of torch installed, "
-      "rebuild it from its source tree with: "
-      "FORCE_CUDA=1 pip install --force-reinstall --no-deps .");
+  TORCH_CHECK(backend, op,
+              ": amp_ext was built without CUDA kernels and was given a CUDA tensor; install "
+              "Triton for its "
+              "Triton kernels, or, with a CUDA toolkit and a CUDA build of torch installed, "
+              "rebuild it from "
+              "its source tree with: FORCE_CUDA=1 pip install --force-reinstall --no-deps .");
   return *backend;
 }
 

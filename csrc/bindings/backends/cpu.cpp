@@ -1,4 +1,6 @@
 // The CPU backend: torch's threads, no streams.
+#include "amp_ext/cpu.h"
+
 #include <ATen/Parallel.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/addmm.h>
@@ -9,7 +11,6 @@
 #include <array>
 #include <memory>
 
-#include "amp_ext/launch.h"
 #include "backends/backends.h"
 
 namespace amp_ext {

@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "backend.h"
 #include "backends/backends.h"
 
 namespace amp_ext {
@@ -172,6 +173,11 @@ class CudaServices final : public Services {
 Status run_on_cuda(c10::Device device, c10::function_ref<Status(Services&)> launch) {
   CudaServices services(device);
   return launch(services);
+}
+
+bool is_cuda_capturing(c10::Device device) {
+  const c10::cuda::CUDAGuard guard(device);
+  return capturing();
 }
 
 const Backend* cuda_backend() { return &cuda::backend(); }

@@ -56,6 +56,11 @@ Status run_on_cuda(c10::Device device, c10::function_ref<Status(Services&)> laun
   return launch(services);
 }
 
+bool is_cuda_capturing(c10::Device device) {
+  const c10::DeviceGuard guard(device);
+  return capturing();
+}
+
 const Backend* cuda_backend() { return nullptr; }
 
 }  // namespace amp_ext

@@ -33,7 +33,7 @@ struct Operands {
       const at::Tensor batch = tensor_of(x, g.batch, rows, columns, device);
       return g.batch == 1 ? batch.squeeze(0) : batch;
     };
-    if (g.terms > 1) {
+    if (g.terms != 1) {
       // One long product: the terms side by side in a, one below the other in b. (batch is 1.)
       a = tensor_of(g.a, g.terms, g.m, g.k, device).transpose(0, 1).flatten(1);
       b = tensor_of(g.b, g.terms, g.k, g.n, device).flatten(0, 1);

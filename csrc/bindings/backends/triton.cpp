@@ -5,6 +5,7 @@
 #include <pybind11/pybind11.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <algorithm>
 #include <bit>
 
 #include "backends/backends.h"
@@ -81,6 +82,12 @@ class TritonBackend final : public Backend {
     if (!is_16_bit(g.a.dtype) || g.a.dtype != g.b.dtype)
       return "the Triton kernels multiply FP16 by FP16 and BF16 by BF16";
     if (g.out.dtype == DType::f64) return "the Triton kernels write no FP64";
+    // The most tiles of a result, of 16 x 64 elements at least, and steps along k, of 32 or more.
+    const int64_t tiles = g.batch * ((g.m + 15) / 16) * ((g.n + 63) / 64);
+    const int64_t steps = (g.k + 31) / 32 * g.terms;
+    constexpr int64_t kLimit = (int64_t{1} << 31) - (1 << 16);
+    if (std::max({g.m, g.n, g.k, g.terms, tiles, steps}) > kLimit)
+      return "the Triton kernels count rows, columns, tiles and steps in 32 bits";
     return nullptr;
   }
 

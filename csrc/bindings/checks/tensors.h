@@ -9,7 +9,7 @@
 #include <ostream>
 #include <vector>
 
-#include "amp_ext/launch.h"
+#include "amp_ext/lists.h"
 #include "checks/memory.h"
 
 namespace amp_ext {

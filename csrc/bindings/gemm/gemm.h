@@ -11,7 +11,7 @@
 #include <string_view>
 #include <tuple>
 
-#include "amp_ext/launch.h"
+#include "amp_ext/gemm.h"
 
 namespace amp_ext {
 

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "amp_ext/launch.h"
+#include "amp_ext/lists.h"
 #include "checks/tensors.h"
 
 namespace amp_ext {

@@ -72,131 +72,168 @@ class GilFreePass {
   std::optional<py::gil_scoped_release> release_;
 };
 
-py::dict by_device(const std::vector<at::Tensor>& tensors) {
-  py::dict result;
-  for (const at::Tensor& tensor : tensors) {
-    result[device_object(tensor.device())] =
-        py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor));
+// The factor and the found_inf of a list, on its device.
+struct Scalars {
+  at::Tensor inv_scale;
+  at::Tensor found_inf;
+};
+
+// Element `i` of a list of numbers, as a tensor of shape () in the same memory.
+at::Tensor element(const at::Tensor& numbers, int64_t i) {
+  at::Tensor result = at::detail::make_tensor<c10::TensorImpl>(
+      c10::TensorImpl::VIEW, c10::Storage(numbers.storage()), numbers.key_set(), numbers.dtype());
+  result.unsafeGetTensorImpl()->set_sizes_contiguous({});
+  result.unsafeGetTensorImpl()->set_storage_offset(numbers.storage_offset() + i);
+  return result;
+}
+
+// {1 / scale, 0} for each list: the reciprocals, in one launch, of {scale, inf}. They are correctly
+// rounded, and so bitwise what torch gets by dividing in fp64 and rounding.
+std::vector<Scalars> reciprocals(const OptimizerGrads& grads, const at::Tensor& scale_and_inf) {
+  const at::Tensor both = scale_and_inf.reciprocal();
+  std::vector<Scalars> result;
+  for (const GradList& list : grads.lists()) {
+    const at::Tensor here = copy_to(both, list.device(), /*copy=*/false);
+    result.push_back({element(here, 0), element(here, 1)});
   }
   return result;
 }
 
-// A found_inf for each list, on its device: copies of `initial`, but for a fresh one where it can
-// serve.
-std::vector<at::Tensor> found_infs_for(const OptimizerGrads& grads, const at::Tensor& initial,
-                                       bool fresh) {
-  std::vector<at::Tensor> found;
-  const bool copy = !fresh || grads.lists().size() > 1;
-  for (const GradList& list : grads.lists()) found.push_back(copy_to(initial, list.device(), copy));
-  return found;
+py::dict found_infs_of(const std::vector<Scalars>& scalars) {
+  py::dict result;
+  for (const Scalars& each : scalars) {
+    result[device_object(each.found_inf.device())] =
+        py::reinterpret_steal<py::object>(THPVariable_Wrap(each.found_inf));
+  }
+  return result;
 }
 
-// {device: found_inf on it} for the gradients of `param_groups`, which are multiplied by inv_scale,
-// or by 1 / scale where that is None. found_inf is a tensor to copy, or None for 0 on the scale's
-// device. None when a gradient is a Python tensor subclass; then nothing has been touched.
-py::object unscale_grads(py::handle param_groups, py::handle scale, py::handle inv_scale,
-                         py::handle found_inf, bool allow_fp16) {
+void unscale_all(OptimizerGrads& grads, const std::vector<Scalars>& scalars) {
+  for (size_t i = 0; i < scalars.size(); ++i) {
+    unscale_(grads.lists()[i], scalars[i].found_inf, scalars[i].inv_scale, std::nullopt,
+             std::nullopt, Others::fresh);
+  }
+}
+
+// {device: found_inf on it} for the gradients of `param_groups`, which are multiplied by 1 / scale.
+// None when a gradient is a Python tensor subclass; then nothing has been touched.
+py::object unscale_grads(py::handle param_groups, py::handle scale_and_inf, bool allow_fp16) {
+  HANDLE_TH_ERRORS
+  const at::NoGradGuard no_grad;
+  OptimizerGrads grads("amp_ext::unscale_", Access::write, allow_fp16, Coalesce::fp16);
+  if (!grads.collect(param_groups)) return py::none();
+  const at::Tensor& scale = tensor_of("scale_and_inf", scale_and_inf);
+  grads.close();
+  grads.install_coalesced();
+
+  std::vector<Scalars> scalars;
+  {
+    const GilFreePass pass(grads, !grads.are_all_on(scale.device()));
+    scalars = reciprocals(grads, scale);
+    unscale_all(grads, scalars);
+  }
+  return found_infs_of(scalars);
+  END_HANDLE_TH_ERRORS_PYBIND
+}
+
+// As unscale_grads, by a given factor; each found_inf starts as a copy of the given one.
+py::object unscale_grads_by(py::handle param_groups, py::handle inv_scale, py::handle found_inf,
+                            bool allow_fp16) {
   HANDLE_TH_ERRORS
   constexpr auto op = "amp_ext::unscale_";
   const at::NoGradGuard no_grad;
   OptimizerGrads grads(op, Access::write, allow_fp16, Coalesce::fp16);
   if (!grads.collect(param_groups)) return py::none();
-  // Correctly rounded, and so bitwise what torch gets by dividing in fp64 and rounding.
-  const at::Tensor factor = inv_scale.is_none() ? tensor_of("scale", scale).reciprocal()
-                                                : tensor_of("inv_scale", inv_scale);
-  const bool fresh = found_inf.is_none();
-  const at::Tensor initial =
-      fresh ? at::zeros({}, factor.options()) : tensor_of("found_inf", found_inf);
+  const at::Tensor& factor = tensor_of("inv_scale", inv_scale);
+  const at::Tensor& initial = tensor_of("found_inf", found_inf);
   Arguments given(op, factor.device());
   given.read<float>("inv_scale", factor);
   one_element<float>(op, "found_inf", initial, initial.device());
   grads.close();
-  if (!inv_scale.is_none()) {
-    for (const GradList& list : grads.lists()) given.check_apart_from(list);
-  }
+  for (const GradList& list : grads.lists()) given.check_apart_from(list);
   grads.install_coalesced();
 
-  std::vector<at::Tensor> found;
+  std::vector<Scalars> scalars;
   {
     const GilFreePass pass(grads, !grads.are_all_on(factor.device()));
-    found = found_infs_for(grads, initial, fresh);
-    for (size_t i = 0; i < found.size(); ++i) {
-      GradList& list = grads.lists()[i];
-      unscale_(list, found[i], copy_to(factor, list.device(), /*copy=*/false), std::nullopt,
-               std::nullopt, Others::fresh);
+    for (const GradList& list : grads.lists()) {
+      scalars.push_back({copy_to(factor, list.device(), /*copy=*/false),
+                         copy_to(initial, list.device(), /*copy=*/true)});
     }
+    unscale_all(grads, scalars);
   }
-  return by_device(found);
+  return found_infs_of(scalars);
   END_HANDLE_TH_ERRORS_PYBIND
 }
 
+at::Tensor zero_on(at::Device device) { return at::zeros({}, device); }
+
 // As unscale_grads, but the gradients are only read.
-py::object check_grads(py::handle param_groups, py::handle found_inf) {
+py::object check_grads(py::handle param_groups) {
   HANDLE_TH_ERRORS
-  constexpr auto op = "amp_ext::check_finite";
   const at::NoGradGuard no_grad;
-  OptimizerGrads grads(op, Access::read, /*allow_fp16=*/true, Coalesce::fp16);
+  OptimizerGrads grads("amp_ext::check_finite", Access::read, /*allow_fp16=*/true, Coalesce::fp16);
   if (!grads.collect(param_groups)) return py::none();
-  const at::Tensor& initial = tensor_of("found_inf", found_inf);
-  one_element<float>(op, "found_inf", initial, initial.device());
   grads.close();
   grads.install_coalesced();
 
-  std::vector<at::Tensor> found;
+  std::vector<Scalars> scalars;
+  for (const GradList& list : grads.lists()) scalars.push_back({{}, zero_on(list.device())});
   {
-    const GilFreePass pass(grads, !grads.are_all_on(initial.device()));
-    found = found_infs_for(grads, initial, /*fresh=*/false);
-    for (size_t i = 0; i < found.size(); ++i)
-      check_finite(grads.lists()[i], found[i], Others::fresh);
+    const GilFreePass pass(grads, /*waits=*/false);
+    for (size_t i = 0; i < scalars.size(); ++i) {
+      check_finite(grads.lists()[i], scalars[i].found_inf, Others::fresh);
+    }
   }
-  return by_device(found);
+  return found_infs_of(scalars);
   END_HANDLE_TH_ERRORS_PYBIND
 }
 
-// The norm of all lists from the norms of each, on the scale's device.
-at::Tensor total_norm(const std::vector<at::Tensor>& norms, const at::Tensor& scale) {
-  if (norms.empty()) return at::zeros({}, scale.options());
-  if (norms.size() == 1) return copy_to(norms[0], scale.device(), /*copy=*/false);
+// The norm of all lists from the norms of each.
+at::Tensor total_norm(const std::vector<at::Tensor>& norms, at::Device device) {
+  if (norms.empty()) return zero_on(device);
+  if (norms.size() == 1) return copy_to(norms[0], device, /*copy=*/false);
   std::vector<at::Tensor> here;
-  for (const at::Tensor& norm : norms) here.push_back(copy_to(norm, scale.device(), false));
+  for (const at::Tensor& norm : norms) here.push_back(copy_to(norm, device, /*copy=*/false));
   // In fp64, where no square overflows.
   return at::linalg_vector_norm(at::stack(here), 2, std::nullopt, false, at::kDouble)
       .to(at::kFloat);
 }
 
-// ({device: found_inf on it}, norm) for the gradients of `param_groups`: they are multiplied by
-// 1 / scale, or not if `unscaled`, and clipped to max_norm. found_inf starts as it is in
-// `found_infs`, a dict like the result, or else as 0. None when a gradient is a Python tensor
-// subclass; then nothing has been touched.
-py::object clip_grads(py::handle param_groups, py::handle scale, bool unscaled,
-                      const py::dict& found_infs, double max_norm, bool error_if_nonfinite,
-                      bool allow_fp16) {
+// ({device: found_inf on it}, norm) for the gradients of `param_groups`, which are multiplied by
+// 1 / scale and clipped to max_norm. `found_infs` is None, or a dict like the result where they are
+// unscaled already: then they are only clipped, and each found_inf starts as a copy of the given
+// one. None when a gradient is a Python tensor subclass; then nothing has been touched.
+py::object clip_grads(py::handle param_groups, py::handle scale_and_inf,
+                      const std::optional<py::dict>& found_infs, double max_norm,
+                      bool error_if_nonfinite, bool allow_fp16) {
   HANDLE_TH_ERRORS
   const at::NoGradGuard no_grad;
   OptimizerGrads grads("amp_ext::grad_norm", Access::write, allow_fp16, Coalesce::all);
   if (!grads.collect(param_groups)) return py::none();
-  const at::Tensor& scale_tensor = tensor_of("scale", scale);
-  const at::Tensor factor =
-      unscaled ? at::ones({}, scale_tensor.options()) : scale_tensor.reciprocal();
-  std::vector<at::Tensor> found;
-  for (const GradList& list : grads.lists()) {
-    const py::object device = device_object(list.device());
-    found.push_back(found_infs.contains(device)
-                        ? tensor_of("found_inf", found_infs[device]).clone()
-                        : at::zeros({}, factor.options().device(list.device())));
+  const at::Tensor& scale = tensor_of("scale_and_inf", scale_and_inf);
+  std::vector<GradList>& lists = grads.lists();
+  std::vector<Scalars> scalars;
+  for (size_t i = 0; found_infs && i < lists.size(); ++i) {
+    const at::Device device = lists[i].device();
+    const py::object key = device_object(device);
+    scalars.push_back(
+        {at::ones({}, device), found_infs->contains(key)
+                                   ? tensor_of("found_inf", (*found_infs)[key]).clone()
+                                   : zero_on(device)});
   }
   grads.close();
 
-  std::vector<GradList>& lists = grads.lists();
   at::Tensor norm;
   {
-    const GilFreePass pass(grads, error_if_nonfinite || !grads.are_all_on(scale_tensor.device()));
-    std::vector<at::Tensor> factors, norms;
+    const GilFreePass pass(grads, error_if_nonfinite || !grads.are_all_on(scale.device()));
+    if (!found_infs) scalars = reciprocals(grads, scale);
+    std::vector<at::Tensor> norms;
     for (size_t i = 0; i < lists.size(); ++i) {
-      factors.push_back(copy_to(factor, lists[i].device(), /*copy=*/false));
-      norms.push_back(grad_norm(lists[i], found[i], factors[i], std::nullopt, Others::fresh));
+      const auto& [inv_scale, found_inf] = scalars[i];
+      norms.push_back(grad_norm(lists[i], found_inf, inv_scale, std::nullopt, Others::fresh));
     }
-    norm = total_norm(norms, scale_tensor);
+    norm = total_norm(norms, scale.device());
     TORCH_CHECK(!error_if_nonfinite || std::isfinite(norm.item<float>()),
                 "The total norm of order 2.0 for gradients from `optimizer` is non-finite, so it "
                 "cannot be clipped. To disable this error and let step() skip the optimizer's step "
@@ -204,10 +241,10 @@ py::object clip_grads(py::handle param_groups, py::handle scale, bool unscaled,
     grads.install_coalesced();
     for (size_t i = 0; i < lists.size(); ++i) {
       const at::Tensor here = copy_to(norm, lists[i].device(), /*copy=*/false);
-      unscale_(lists[i], found[i], factors[i], here, max_norm, Others::fresh);
+      unscale_(lists[i], scalars[i].found_inf, scalars[i].inv_scale, here, max_norm, Others::fresh);
     }
   }
-  return py::make_tuple(by_device(found),
+  return py::make_tuple(found_infs_of(scalars),
                         py::reinterpret_steal<py::object>(THPVariable_Wrap(norm)));
   END_HANDLE_TH_ERRORS_PYBIND
 }
@@ -243,10 +280,12 @@ void update_scale(py::handle scale, py::handle growth_tracker, const py::list& f
 }  // namespace
 
 void bind_scaler(py::module_& m) {
-  m.def("unscale_grads", &unscale_grads, py::arg("param_groups"), py::arg("scale"),
-        py::arg("inv_scale"), py::arg("found_inf"), py::arg("allow_fp16"));
-  m.def("check_grads", &check_grads, py::arg("param_groups"), py::arg("found_inf"));
-  m.def("clip_grads", &clip_grads, py::arg("param_groups"), py::arg("scale"), py::arg("unscaled"),
+  m.def("unscale_grads", &unscale_grads, py::arg("param_groups"), py::arg("scale_and_inf"),
+        py::arg("allow_fp16"));
+  m.def("unscale_grads_by", &unscale_grads_by, py::arg("param_groups"), py::arg("inv_scale"),
+        py::arg("found_inf"), py::arg("allow_fp16"));
+  m.def("check_grads", &check_grads, py::arg("param_groups"));
+  m.def("clip_grads", &clip_grads, py::arg("param_groups"), py::arg("scale_and_inf"),
         py::arg("found_infs"), py::arg("max_norm"), py::arg("error_if_nonfinite"),
         py::arg("allow_fp16"));
   m.def("update_scale", &update_scale, py::arg("scale"), py::arg("growth_tracker"),

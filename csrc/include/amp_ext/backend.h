@@ -7,9 +7,26 @@
 #include <cstdint>
 #include <vector>
 
-#include "amp_ext/launch.h"
+#include "amp_ext/gemm.h"
+#include "amp_ext/lists.h"
+#include "amp_ext/scale.h"
+#include "amp_ext/status.h"
 
 namespace amp_ext {
+
+namespace cuda {
+
+using Stream = void*;  // a cudaStream_t
+
+// Where a launch goes.
+struct Target {
+  int device = 0;  // its index; -1 for the host
+  Stream stream = nullptr;
+  int multiprocessors = 1;
+  bool sm90 = false;  // runs code for sm_90a, and the build has it
+};
+
+}  // namespace cuda
 
 // What the launches of one call need. Memory is the call's own device's, and lives until the
 // device's current stream has passed the launches.

@@ -1,5 +1,5 @@
 // gemm: products of fp16 and bf16 on tensor cores. One launch.
-#include "gemm/shared/launchers.h"
+#include "gemm/shared/instances.h"
 
 namespace amp_ext {
 namespace {

@@ -8,9 +8,9 @@
 #include <ptx/common.cuh>
 #include <type_traits>
 
-#include "amp_ext/launch.h"
 #include "element.cuh"
 #include "launch.cuh"
+#include "launchers.h"
 
 namespace amp_ext {
 

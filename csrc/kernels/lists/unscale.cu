@@ -1,6 +1,6 @@
 // unscale_: grads *= inv_scale in place, clipped to a norm that is given, and found_inf = 1 if a
 // rounded product is not finite. One launch.
-#include "amp_ext/clip.h"
+#include "amp_ext/scale.h"
 #include "foreach.cuh"
 
 namespace amp_ext {

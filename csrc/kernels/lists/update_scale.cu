@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "amp_ext/scale_policy.h"
+#include "amp_ext/scale.h"
 #include "foreach.cuh"
 
 namespace amp_ext {
@@ -22,7 +22,7 @@ __global__ __launch_bounds__(32) void update_scale_kernel(
   bool overflow = false;
   for (int i = threadIdx.x; i < found_infs.count; i += 32) overflow |= *found_infs.at[i] != 0.0f;
   overflow = ptx::warp_any(overflow);
-  if (threadIdx.x == 0) update_scale(update, overflow);
+  if (threadIdx.x == 0) move_scale(update, overflow);
 }
 
 template <int kCapacity>

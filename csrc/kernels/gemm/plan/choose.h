@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 
+#include "amp_ext/backend.h"
 #include "gemm/plan/cost.h"
 #include "gemm/plan/serves.h"
 #include "gemm/plan/tiles.h"

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "amp_ext/launch.h"
+#include "amp_ext/gemm.h"
 #include "gemm/plan/tiles.h"
 
 namespace amp_ext {

@@ -3,7 +3,7 @@
 
 #include <ptx/common.cuh>
 
-#include "amp_ext/launch.h"
+#include "amp_ext/gemm.h"
 
 namespace amp_ext {
 

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "epilogue.cuh"
-#include "gemm/shared/launchers.h"
+#include "gemm/shared/instances.h"
 #include "launch.cuh"
 #include "mainloop.cuh"
 #include "split.cuh"

@@ -5,9 +5,9 @@
 #include <cstdint>
 #include <ptx/sm80.cuh>
 
-#include "amp_ext/launch.h"
-#include "amp_ext/swizzle.h"
+#include "amp_ext/gemm.h"
 #include "gemm/plan/tiles.h"
+#include "gemm/shared/swizzle.h"
 
 namespace amp_ext {
 

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <ptx/common.cuh>
 
-#include "amp_ext/launch.h"
+#include "amp_ext/gemm.h"
 #include "element.cuh"
 
 namespace amp_ext {

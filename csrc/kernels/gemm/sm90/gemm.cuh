@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "epilogue.cuh"
-#include "gemm/shared/launchers.h"
+#include "gemm/shared/instances.h"
 #include "launch.cuh"
 #include "tensor_map.cuh"
 

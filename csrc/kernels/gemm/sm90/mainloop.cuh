@@ -7,9 +7,9 @@
 #include <cstdint>
 #include <ptx/sm90.cuh>
 
-#include "amp_ext/launch.h"
-#include "amp_ext/swizzle.h"
+#include "amp_ext/gemm.h"
 #include "gemm/shared/scheduler.cuh"
+#include "gemm/shared/swizzle.h"
 
 namespace amp_ext {
 

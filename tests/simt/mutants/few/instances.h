@@ -3,7 +3,7 @@
 
 #include <initializer_list>
 
-#include "gemm/shared/launchers.h"
+#include "gemm/shared/instances.h"
 
 namespace amp_ext {
 

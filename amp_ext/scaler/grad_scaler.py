@@ -1,0 +1,272 @@
+"""The scaler: which gradients are unscaled, clipped and checked when, and what a step is given."""
+
+import functools
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.amp.grad_scaler import OptState, _refresh_per_optimizer_state
+from torch.optim import Optimizer
+
+from amp_ext._library import _C
+from amp_ext.scaler.optimizers import (
+    clip_as_torch,
+    momentum_to_come,
+    takes_found_inf,
+    zero_unwritten_momentum,
+)
+from amp_ext.scaler.report import found_infs_of
+from amp_ext.scaler.state import ScalerState
+
+
+class GradScaler(ScalerState):
+    """A drop-in for ``torch.amp.GradScaler``: same methods, same errors, same scale bit for bit.
+
+    Args:
+        device, init_scale, growth_factor, backoff_factor, growth_interval, enabled: as in torch.
+        allow_fp16_grads: unscale float16 gradients instead of raising ValueError.
+        allow_no_grads: accept an optimizer none of whose parameters has a gradient; its step counts
+            as one without overflow.
+        min_scale: a backoff stops here. None stands for the smallest normal float32, 2**-126.
+        max_scale: a growth stops here. None stands for no limit.
+        hysteresis: how many consecutive overflows it takes before the scale backs off.
+
+    Raises:
+        ValueError: a negative or infinite ``min_scale``, a ``max_scale`` that is not positive or
+            below ``min_scale``, a ``hysteresis`` that is not an integer from 1 to 2**31 - 1.
+
+    It differs from torch where torch can fail silently:
+
+    * the scale does not decay to 0, below which zero gradients would become NaN (``min_scale``);
+    * the scale grows once the tracker has reached the interval, also when the interval was lowered;
+    * an optimizer that takes ``found_inf`` gets exactly 0.0 or 1.0, also from several devices;
+    * momentum buffers that a skipped first fused step leaves uninitialised are set to zero;
+    * float64 gradients are checked in float64 on every device;
+    * a product that overflows its gradient's dtype counts as an overflow of the step.
+    """
+
+    def __init__(
+        self,
+        device: str = "cuda",
+        init_scale: float = 2.0**16,
+        growth_factor: float = 2.0,
+        backoff_factor: float = 0.5,
+        growth_interval: int = 2000,
+        enabled: bool = True,
+        *,
+        allow_fp16_grads: bool = False,
+        allow_no_grads: bool = False,
+        min_scale: float | None = None,
+        max_scale: float | None = None,
+        hysteresis: int = 1,
+    ) -> None:
+        super().__init__(
+            *(device, init_scale, growth_factor, backoff_factor, growth_interval, enabled),
+            min_scale=min_scale,
+            max_scale=max_scale,
+            hysteresis=hysteresis,
+        )
+        self._allow_fp16_grads = allow_fp16_grads
+        self._allow_no_grads = allow_no_grads
+
+    def unscale_(self, optimizer: Optimizer) -> None:
+        """As ``torch.amp.GradScaler.unscale_``."""
+        if not self._enabled or self._scale is None:
+            return super().unscale_(optimizer)
+        state = self._state_of(optimizer)
+        if state["stage"] is not OptState.READY or self._has_own_unscale_grads():
+            return super().unscale_(optimizer)
+        found_infs = _C.unscale_grads(
+            optimizer.param_groups, self._scale_and_inf(), self._allow_fp16_grads
+        )
+        if found_infs is None:
+            return super().unscale_(optimizer)
+        state["found_inf_per_device"] = self._or_no_overflow(found_infs)
+        state["stage"] = OptState.UNSCALED
+
+    def clip_grad_norm_(
+        self, optimizer: Optimizer, max_norm: float, *, error_if_nonfinite: bool = False
+    ) -> Tensor:
+        """``unscale_`` and ``torch.nn.utils.clip_grad_norm_`` in one: a pass that only reads the
+        gradients, for the overflow check and their L2 norm, and one that writes them where that
+        changes them.
+
+        To be called once before :meth:`step`, in the place of :meth:`unscale_` or after it; then it
+        only clips. When the norm is not finite, gradients stay as they are, scaled and unclipped,
+        and :meth:`step` skips the optimizer's step. A float16 gradient that overflows float16 only
+        when it is unscaled does not make the norm infinite: the check sees it clipped.
+
+        Args:
+            optimizer: the norm is that of all of its gradients together, sparse ones too.
+            max_norm: what the norm is clipped to.
+            error_if_nonfinite: raise for a norm that is not finite. Synchronises with the device;
+                otherwise nothing does.
+
+        Returns:
+            The norm of the unscaled gradients before clipping, a 0-dim float32 tensor on the
+            scale's device; after an overflow inf or NaN. A disabled scaler, and gradients that are
+            tensor subclasses, go torch's way and return what torch returns.
+
+        Raises:
+            ValueError: ``max_norm`` is negative or NaN, or as :meth:`unscale_` for float16.
+            RuntimeError: a second call before :meth:`update` or one after :meth:`step`; a norm that
+                is not finite with ``error_if_nonfinite``. Nothing has been written then, unless
+                gradients went torch's way: they are unscaled.
+        """
+        if not self._enabled:
+            return clip_as_torch(optimizer, max_norm, error_if_nonfinite)
+        if not float(max_norm) >= 0:
+            raise ValueError(
+                "GradScaler.clip_grad_norm_: max_norm must be a number that is not negative, "
+                f"got {max_norm}"
+            )
+        self._check_scale_growth_tracker("clip_grad_norm_")
+        state = self._state_of(optimizer)
+        if state["stage"] is OptState.STEPPED:
+            raise RuntimeError("clip_grad_norm_() is being called after step().")
+        if state.get("clipped"):
+            raise RuntimeError(
+                "clip_grad_norm_() has already been called on this optimizer since the last "
+                "update()."
+            )
+        replaced = _is_replaced(self.unscale_, GradScaler.unscale_) or self._has_own_unscale_grads()
+        if replaced and state["stage"] is OptState.READY:
+            self.unscale_(optimizer)
+        unscaled = state["stage"] is OptState.UNSCALED
+        clipped = _C.clip_grads(
+            optimizer.param_groups,
+            self._scale_and_inf(),
+            state["found_inf_per_device"] if unscaled else None,
+            float(max_norm),
+            error_if_nonfinite,
+            unscaled or self._allow_fp16_grads,
+        )
+        if clipped is None:
+            if not unscaled:
+                self.unscale_(optimizer)
+            norm = clip_as_torch(optimizer, max_norm, error_if_nonfinite)
+        else:
+            found_infs, norm = clipped
+            if unscaled:
+                found_infs = {**state["found_inf_per_device"], **found_infs}
+            state["found_inf_per_device"] = self._or_no_overflow(found_infs)
+            state["stage"] = OptState.UNSCALED
+        state["clipped"] = True
+        return norm
+
+    def _unscale_grads_(
+        self, optimizer: Optimizer, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool
+    ) -> dict[torch.device, Tensor]:
+        groups, allow_fp16 = optimizer.param_groups, allow_fp16 or self._allow_fp16_grads
+        found_infs = _C.unscale_grads_by(groups, inv_scale, found_inf, allow_fp16)
+        if found_infs is None:
+            found_infs = super()._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16)
+        return self._or_no_overflow(found_infs)
+
+    def _check_inf_per_device(self, optimizer: Optimizer) -> dict[torch.device, Tensor]:
+        self._check_scale_growth_tracker("_check_inf_per_device")
+        state = self._state_of(optimizer)
+        if self._has_own_unscale_grads():
+            return super()._check_inf_per_device(optimizer)
+        found_infs = _C.check_grads(optimizer.param_groups)
+        if found_infs is None:
+            return super()._check_inf_per_device(optimizer)
+        state["found_inf_per_device"] = self._or_no_overflow(found_infs)
+        return state["found_inf_per_device"]
+
+    def _has_own_unscale_grads(self) -> bool:
+        return _is_replaced(self._unscale_grads_, GradScaler._unscale_grads_)
+
+    def _or_no_overflow(self, found_infs: dict[torch.device, Tensor]) -> dict[torch.device, Tensor]:
+        if found_infs or not self._allow_no_grads:
+            return found_infs
+        return {self._scale.device: self._combined_found_inf([])}
+
+    def step(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> float | None:
+        """As ``torch.amp.GradScaler.step``.
+
+        An optimizer that unscales and skips by itself is given ``grad_scale`` and ``found_inf``,
+        0-dim float32 tensors on the scale's device, which it must not write to; its step needs no
+        host synchronisation. Any other optimizer's gradients are unscaled here, and its step is
+        skipped after an overflow.
+
+        Clears autocast's cached copies of weights, torch's included.
+        """
+        try:
+            if self._enabled and self._scale is not None and "closure" not in kwargs:
+                state = self._state_of(optimizer)
+                stage, found_infs = state["stage"], state["found_inf_per_device"]
+                may_step = found_infs if stage is OptState.UNSCALED else stage is OptState.READY
+                if may_step and takes_found_inf(optimizer):
+                    return self._step_with_found_inf(optimizer, state, *args, **kwargs)
+            return super().step(optimizer, *args, **kwargs)
+        finally:
+            # Fused steps write to weights without a new version, which autocast's copies go by.
+            torch.clear_autocast_cache()
+
+    def _step_with_found_inf(
+        self, optimizer: Optimizer, state: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> float | None:
+        unscaled = state["stage"] is OptState.UNSCALED
+        if not unscaled:
+            self._check_inf_per_device(optimizer)
+        preset = getattr(optimizer, "grad_scale", None)
+        found_inf = self._combined_found_inf(state["found_inf_per_device"].values())
+        if unscaled:
+            optimizer.grad_scale = preset
+        else:
+            optimizer.grad_scale = self._scale if preset is None else self._scale * preset
+        optimizer.found_inf = found_inf
+        fresh = momentum_to_come(optimizer)
+        try:
+            result = optimizer.step(*args, **kwargs)
+            preset = None  # it has been used
+        finally:
+            del optimizer.grad_scale, optimizer.found_inf
+            if preset is not None:
+                optimizer.grad_scale = preset
+        zero_unwritten_momentum(optimizer, fresh, found_inf)
+        state["stage"] = OptState.STEPPED
+        return result
+
+    def _combined_found_inf(self, found_infs: Iterable[Tensor]) -> Tensor:
+        device = self._scale.device
+        lazy = device.type != "cpu"  # a copy to the CPU must have arrived before it is read
+        found_infs = [found.to(device, non_blocking=lazy) for found in found_infs]
+        if not found_infs:
+            return torch.zeros((), dtype=torch.float32, device=device)
+        return functools.reduce(torch.maximum, found_infs)
+
+    def update(self, new_scale: float | Tensor | None = None) -> None:
+        """As ``torch.amp.GradScaler.update``, with this class's options, and never waiting."""
+        if not self._enabled:
+            return
+        states = self._per_optimizer_states
+        found_infs = found_infs_of(states.values())
+        if new_scale is not None or self._scale is None or not found_infs:
+            super().update(new_scale)
+            if self._skipped_steps is not None:
+                self._skipped_steps += self._combined_found_inf(found_infs).long()
+        else:
+            _C.update_scale(
+                self._scale,
+                self._growth_tracker,
+                found_infs,
+                self._growth_factor,
+                self._backoff_factor,
+                self._growth_interval,
+                self._min_scale,
+                self._max_scale,
+                self._hysteresis,
+                self._hysteresis_tracker,
+                self._skipped_steps,
+            )
+            self._per_optimizer_states = defaultdict(_refresh_per_optimizer_state)
+        self._close_step(states)
+
+
+def _is_replaced(method: Callable[..., Any], ours: Callable[..., Any]) -> bool:
+    """Whether a subclass or the user has put another method in the place of ours."""
+    return getattr(method, "__func__", None) is not ours

@@ -1,0 +1,245 @@
+"""What the scaler keeps beside torch's scaler: options, counters, and its last step."""
+
+import math
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from numbers import Real
+from typing import Any
+from weakref import ref
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+from torch.optim import Optimizer
+
+from amp_ext.scaler.report import NamedParameters, OverflowReport, found_infs_of, report_on
+
+_OWN_STATE = "amp_ext"
+
+_FLOAT32_MAX = torch.finfo(torch.float32).max
+_FLOAT64 = float, -sys.float_info.max, sys.float_info.max
+# What torch's attributes, and the tensors of this package, can hold.
+_TORCHS_ENTRIES = {
+    "scale": (float, -_FLOAT32_MAX, _FLOAT32_MAX),
+    "growth_factor": _FLOAT64,
+    "backoff_factor": _FLOAT64,
+    "growth_interval": (int, -(2**63), 2**63 - 1),
+    "_growth_tracker": (int, -(2**31), 2**31 - 1),
+}
+_COUNTERS = {
+    "skipped_steps": (int, 0, 2**63 - 1),
+    "hysteresis": (int, 1, 2**31 - 1),
+    "hysteresis_tracker": (int, -(2**31), 2**31 - 1),
+}
+
+
+class ScalerState(torch.amp.GradScaler):
+    """torch's scaler with more options, with counters of skipped steps and of hysteresis, which it
+    saves too, and with what it says of the last step, which it does not save."""
+
+    def __init__(
+        self, *args: Any, min_scale: float | None, max_scale: float | None, hysteresis: int
+    ) -> None:
+        if min_scale is not None and not 0 <= min_scale <= _FLOAT32_MAX:
+            raise ValueError(
+                f"GradScaler: min_scale must be a finite float32, not negative, got {min_scale}"
+            )
+        if max_scale is not None and not max_scale > 0:
+            raise ValueError(f"GradScaler: max_scale must be positive, got {max_scale}")
+        if min_scale is not None and max_scale is not None and min_scale > max_scale:
+            raise ValueError(
+                f"GradScaler: min_scale must be at most max_scale, got {min_scale} and {max_scale}"
+            )
+        if not isinstance(hysteresis, int) or not 1 <= hysteresis < 2**31:
+            raise ValueError(
+                f"GradScaler: hysteresis must be an integer from 1 to 2**31 - 1, got {hysteresis!r}"
+            )
+        super().__init__(*args)
+        self._min_scale = min_scale
+        self._max_scale = max_scale
+        self._hysteresis = hysteresis
+        self._init_hysteresis_tracker = hysteresis
+        self._init_skipped_steps = 0
+        # Created on the device together with the scale.
+        self._hysteresis_tracker: Tensor | None = None
+        self._skipped_steps: Tensor | None = None
+        self._scale_pair: Tensor | None = None
+        # The optimizers of this step and of the last one by their id, as torch keeps their states.
+        self._optimizers: dict[int, Callable[[], Optimizer | None]] = {}
+        self._last_optimizers: dict[int, Callable[[], Optimizer | None]] = {}
+        self._last_states: Mapping[int, Mapping[str, Any]] = {}
+
+    def _lazy_init_scale_growth_tracker(self, dev: torch.device | str) -> None:
+        super()._lazy_init_scale_growth_tracker(dev)
+        self._scale_pair = _with_inf(self._scale)
+        self._scale = self._scale_pair[0]
+        self._skipped_steps = torch.full(
+            (), self._init_skipped_steps, dtype=torch.int64, device=dev
+        )
+        if self._hysteresis > 1:
+            self._hysteresis_tracker = torch.full(
+                (), self._init_hysteresis_tracker, dtype=torch.int32, device=dev
+            )
+
+    def _scale_and_inf(self) -> Tensor:
+        """[2]: their reciprocals are the factor of unscaling and a found_inf of 0."""
+        base = self._scale._base
+        if base is None or base is not self._scale_pair:  # somebody has replaced the scale
+            return _with_inf(self._scale)
+        return base
+
+    # ---- the current step and the last one -----------------------------------------------------
+
+    def _state_of(self, optimizer: Optimizer) -> dict[str, Any]:
+        """torch's state of the optimizer in this step. Remembers the optimizer, weakly."""
+        if id(optimizer) not in self._optimizers:
+            try:
+                self._optimizers[id(optimizer)] = ref(optimizer)
+            except TypeError:  # its class leaves no room for weak references
+                self._optimizers[id(optimizer)] = lambda: None
+        return self._per_optimizer_states[id(optimizer)]
+
+    def _close_step(self, states: Mapping[int, Mapping[str, Any]]) -> None:
+        self._last_states, self._last_optimizers, self._optimizers = states, self._optimizers, {}
+
+    @property
+    def step_was_skipped(self) -> bool:
+        """Whether the last :meth:`update` closed a step with an overflow. Synchronises with the
+        device when it is read."""
+        return any(found.item() for found in found_infs_of(self._last_states.values()))
+
+    def overflow_report(self, named_parameters: NamedParameters | None = None) -> OverflowReport:
+        """Says which gradients are not finite, after an overflow in this step or in the one that
+        the last :meth:`update` closed. To be called before the gradients are cleared.
+
+        Synchronises with the device; reads the gradients of optimizers that had an overflow.
+
+        Args:
+            named_parameters: a module, or pairs of a name and a parameter as of
+                ``model.named_parameters()``. Other parameters have the names that their optimizer
+                was given, or else ``"param_groups[0]['params'][3]"``.
+        """
+        states = self._per_optimizer_states if self._enabled else {}
+        checked = {}  # what has been checked in this step replaces what was in the last one
+        for seen, known in ((self._last_optimizers, self._last_states), (self._optimizers, states)):
+            for key in seen:
+                if key in known and (found := found_infs_of([known[key]])):
+                    checked[key] = seen[key], found
+        overflowed = [
+            find() for find, found in checked.values() if any(flag.item() for flag in found)
+        ]
+        return report_on(overflowed, named_parameters)
+
+    # ---- counters and checkpoints --------------------------------------------------------------
+
+    def get_skipped_steps(self) -> int:
+        """Number of calls of :meth:`update` that saw an overflow. Synchronises with the device."""
+        if self._skipped_steps is None:
+            return self._init_skipped_steps
+        return int(self._skipped_steps.item())
+
+    def _get_hysteresis_tracker(self) -> int:
+        if self._hysteresis_tracker is None:
+            return self._init_hysteresis_tracker
+        return int(self._hysteresis_tracker.item())
+
+    def state_dict(self) -> dict[str, Any]:
+        """torch's five entries. Counters that are not where they start are in one more, which torch
+        ignores: ``"amp_ext"`` holds ``skipped_steps`` and ``hysteresis_tracker`` (of
+        ``hysteresis``). Empty when disabled.
+
+        ``torch.distributed.checkpoint`` loads what the state of the scaler to be restored has
+        entries for. A new scaler's has torch's, so that it takes checkpoints of torch's scaler;
+        counters are loaded too where an ``"amp_ext"`` entry with all three is put into it."""
+        state = super().state_dict()
+        if not state:
+            return state
+        own = {
+            "skipped_steps": self.get_skipped_steps(),
+            "hysteresis": self._hysteresis,
+            "hysteresis_tracker": self._get_hysteresis_tracker(),
+        }
+        if own["skipped_steps"] or own["hysteresis_tracker"] != self._hysteresis:
+            state[_OWN_STATE] = own
+        return state
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Loads a state of this class or of ``torch.amp.GradScaler``.
+
+        Entries may be numbers of Python's or NumPy's or tensors of one element. Counters that the
+        state lacks start anew, as does the hysteresis tracker of another ``hysteresis``.
+
+        Raises:
+            KeyError: one of torch's entries is missing.
+            TypeError: ``state_dict`` is no dict, or an entry no number.
+            ValueError: an entry is beyond what the scaler can hold: float32 for ``"scale"``, in
+                which infinities and NaN are, int64 for ``"growth_interval"``, int32 for
+                ``"_growth_tracker"``.
+            RuntimeError: ``state_dict`` is empty, as that of a disabled scaler.
+
+        Nothing has changed then.
+        """
+        if not self._enabled:
+            return
+        if not isinstance(state_dict, Mapping):
+            raise TypeError(
+                f"GradScaler.load_state_dict: expected a dict, got {type(state_dict).__name__}"
+            )
+        own = state_dict.get(_OWN_STATE, {})
+        if not isinstance(own, Mapping):
+            raise TypeError(
+                f"GradScaler.load_state_dict: {_OWN_STATE!r} must hold a dict, "
+                f"got {type(own).__name__}"
+            )
+        own = {key: _checked(key, own[key], *_COUNTERS[key]) for key in _COUNTERS if key in own}
+        tracker = self._hysteresis
+        if own.get("hysteresis") == self._hysteresis:
+            tracker = min(own.get("hysteresis_tracker", tracker), tracker)
+        torchs = _TORCHS_ENTRIES if state_dict else {}
+        super().load_state_dict(
+            {key: _checked(key, state_dict[key], *limits) for key, limits in torchs.items()}
+        )
+        self._init_skipped_steps = own.get("skipped_steps", 0)
+        self._init_hysteresis_tracker = tracker
+        if self._skipped_steps is not None:
+            self._skipped_steps.fill_(self._init_skipped_steps)
+        if self._hysteresis_tracker is not None:
+            self._hysteresis_tracker.fill_(self._init_hysteresis_tracker)
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = super().__getstate__()
+        state["_init_skipped_steps"] = self.get_skipped_steps()
+        state["_init_hysteresis_tracker"] = self._get_hysteresis_tracker()
+        state["_skipped_steps"] = state["_hysteresis_tracker"] = state["_scale_pair"] = None
+        state["_optimizers"], state["_last_optimizers"], state["_last_states"] = {}, {}, {}
+        return state
+
+
+def _with_inf(scale: Tensor) -> Tensor:
+    return pad(scale.reshape(1), (0, 1), value=math.inf)
+
+
+def _checked(
+    key: str, value: Any, kind: type[float | int], lowest: float, highest: float
+) -> float | int:
+    """The number that an entry stands for; floats may be infinite or NaN."""
+    if isinstance(value, Tensor) and value.numel() == 1:
+        with suppress(RuntimeError):  # a meta or fake tensor has no value
+            value = value.item()
+    if not isinstance(value, Real):
+        raise TypeError(
+            f"GradScaler.load_state_dict: {key!r} must be a number, got {type(value).__name__}"
+        )
+    fits = lowest <= value <= highest
+    if kind is int:
+        fits = fits and value == int(value)
+    elif value != value or abs(value) == math.inf:
+        fits = True
+    if not fits:
+        what = "an integer" if kind is int else "a number"
+        raise ValueError(
+            f"GradScaler.load_state_dict: {key!r} must be {what} from {lowest} to {highest}, "
+            f"got {value!r}"
+        )
+    return kind(value)

@@ -1,0 +1,129 @@
+"""Who takes part: amp_ext's backends, torch and torch.compile."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+
+import amp_ext
+from amp_ext._library import _C
+from harness.registry import BASELINE, Provider
+
+COMPILE = "compile"
+LIBRARY = "library"  # amp_ext with products by torch's GEMM
+
+
+class Line(NamedTuple):
+    """How a provider's line of a table comes about.
+
+    Args:
+        launch: the op, or what makes an object that is timed; an op's cases say what it takes.
+        around: a context for each sample, entered and left untimed.
+    """
+
+    launch: Callable[..., Any]
+    around: Callable[[], AbstractContextManager] = nullcontext
+
+
+@contextmanager
+def _choice(backend: str | None, gemm_kernels: bool) -> Iterator[None]:
+    """Choose a backend, and whether its kernels form products or torch's library."""
+    before = amp_ext.get_backend(), _C.uses_gemm_kernels()
+    amp_ext.set_backend(backend)
+    _C.use_gemm_kernels(gemm_kernels)
+    try:
+        yield
+    finally:
+        amp_ext.set_backend(before[0])
+        _C.use_gemm_kernels(before[1])
+
+
+def ours(
+    device: torch.device, products: bool = False
+) -> dict[str, Callable[[], AbstractContextManager]]:
+    """The lines of amp_ext: their names, and the context in which each is launched.
+
+    On a CPU "cpu". On a GPU "cuda" and "triton", as far as they are built or installed; with
+    `products` (ops that consist of them) also "library".
+    """
+    if device.type == "cpu":
+        return {"cpu": nullcontext}
+    from amp_ext._triton import triton_version
+
+    lines = {}
+    if _C.cuda_built():
+        lines["cuda"] = lambda: _choice("cuda", True)
+    if triton_version():
+        lines["triton"] = lambda: _choice("triton", True)
+    if products:
+        lines[LIBRARY] = lambda: _choice(None, False)
+    return lines
+
+
+def lines(
+    mine: Callable[..., Any],
+    theirs: Callable[..., Any],
+    device: torch.device,
+    products: bool = False,
+) -> dict[str, Line]:
+    """A line for each of amp_ext's backends, as `ours` has them, and torch's, the baseline."""
+    contexts = ours(device, products)
+    return {
+        **{name: Line(mine, around) for name, around in contexts.items()},
+        BASELINE: Line(theirs),
+    }
+
+
+def guarded(name: str, make: Callable[[], Provider]) -> Provider:
+    """What `make` returns; where it raises, a provider that raises the same when launched, and so
+    leaves the others their results."""
+    try:
+        return make()
+    except Exception as error:
+        return Provider(name, partial(_raise, error.with_traceback(None)))
+
+
+def _raise(error: Exception) -> None:
+    raise error
+
+
+@contextmanager
+def without_tf32() -> Iterator[None]:
+    """FP32 products and convolutions of FP32 precision: by default a GPU's convolutions are of
+    TF32, with 10 bits of mantissa."""
+    switches = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = [switch.allow_tf32 for switch in switches]
+    try:
+        for switch in switches:
+            switch.allow_tf32 = False
+        yield
+    finally:
+        for switch, allowed in zip(switches, before, strict=True):
+            switch.allow_tf32 = allowed
+
+
+def compiled(
+    function: Callable[..., object], run: Callable[[Callable[..., object]], object]
+) -> Callable[..., object] | None:
+    """The function by torch.compile; None where that fails.
+
+    Programs compiled before are dropped: a function has only so many at a time.
+
+    Args:
+        function: what to compile.
+        run: calls the program as the benchmark will, forward and backward, to have it compiled.
+    """
+    torch.compiler.reset()
+    program = torch.compile(function, dynamic=False)
+    try:
+        run(program)
+    except Exception as error:  # of any type: a missing compiler, or what inductor cannot do
+        reason = (str(error).splitlines() or [""])[0]
+        print(f"{COMPILE} is left out: {type(error).__name__}: {reason}", file=sys.stderr)
+        return None
+    return program

@@ -1,0 +1,93 @@
+"""check_finite: look for infinities and NaNs in a list of gradients, and write to none."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from amp_ext import ops
+from harness import lists, providers
+from harness.lists import GradientList, Gradients, gradient_lists, read_limit
+from harness.providers import Line
+from harness.registry import BASELINE, BF16, FP16, FP32, Case, Op, Setup, Trial, check
+
+NORMS = "inf norms"
+
+
+def ours(grads: Gradients, flag: Tensor, one: Tensor) -> None:
+    ops.check_finite(grads.flat, flag)
+
+
+def theirs(grads: Gradients, flag: Tensor, one: Tensor) -> None:
+    """As torch.amp.GradScaler checks gradients for optimizers that unscale: it multiplies by 1."""
+    for group in grads.groups:
+        torch._amp_foreach_non_finite_check_and_unscale_(group, flag, one)
+
+
+def by_norms(grads: Gradients, flag: Tensor, one: Tensor) -> None:
+    """Reads alone: the largest magnitude of each tensor, then a check of these."""
+    norms = [torch.stack(torch._foreach_norm(group, torch.inf)) for group in grads.groups]
+    finite = torch.stack([group.isfinite().all() for group in norms]).all()
+    flag.copy_(torch.maximum(flag, (~finite).float()))
+
+
+def composed(grads: list[Tensor], flag: Tensor, one: Tensor) -> None:
+    finite = torch.stack([grad.isfinite().all() for grad in grads]).all()
+    flag.copy_(torch.maximum(flag, (~finite).float()))
+
+
+def lines(case: GradientList, setup: Setup) -> dict[str, Line]:
+    found = providers.lines(ours, theirs, setup.device)
+    if setup.on_gpu and BF16 in case.dtypes:  # torch's CUDA op takes no bfloat16
+        del found[BASELINE]
+    if setup.on_gpu or setup.quick:  # on a CPU ten times as slow
+        found[NORMS] = Line(by_norms)
+    if line := lists.compiled_line(composed, case, setup):
+        found[providers.COMPILE] = line
+    return found
+
+
+def build(case: GradientList, setup: Setup) -> Trial:
+    return lists.build(case, lines(case, setup), verify, setup)
+
+
+def verify(line: Line, grads: Gradients) -> None:
+    """found_inf is raised by one infinity and by one NaN; gradients stay as they are."""
+    device = grads.flat[0].device
+    one = torch.tensor(1.0, device=device)
+    for last in (None, torch.inf, torch.nan):
+        spoiled = grads.clone()
+        if last is not None:
+            spoiled.spoil_last(last)
+        before = spoiled.clone()
+        flag = lists.new_flag(device)
+        line.launch(spoiled, flag, one)
+        words = "finite gradients" if last is None else f"one {last}"
+        check(flag.item() == (last is not None), f"found_inf is {flag.item()} for {words}")
+        wrong = lists.different(spoiled.flat, before.flat)
+        check(wrong == 0, f"{wrong} tensors were written to")
+
+
+def cases(setup: Setup) -> list[Case]:
+    mixed = (FP32, FP16) if setup.on_gpu else (FP32, FP16, BF16)
+    baseline = NORMS if setup.on_gpu and setup.dtype == BF16 else BASELINE
+    return [
+        Case(case.name, partial(build, case, setup), case.counted, baseline, case.dtype)
+        for case in gradient_lists(setup, mixed)
+    ]
+
+
+OP = Op(
+    name="check",
+    notes=(
+        "Contiguous .grad tensors of parameters, sizes in elements; nothing is subtracted. torch "
+        "multiplies by 1 in place, as its GradScaler does for optimizers that unscale; inf norms "
+        "are torch._foreach_norm's, which only reads. GB/s counts one read of every gradient.",
+    ),
+    rate="GB/s",
+    host=False,
+    limit=read_limit,
+    cases=cases,
+)

@@ -1,0 +1,261 @@
+"""Whole training steps: FP16 or BF16 under amp_ext and under torch.amp, and FP32."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from itertools import islice, pairwise
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from harness import providers
+from harness.ledger import FP32_LINE
+from harness.providers import Line
+from harness.registry import BF16, FP16, NAMES, Case, Op, Provider, Setup, Trial, check, faults
+from workloads import checkerboard, digits, regression
+from workloads.common import Trainer
+from workloads.networks import GPT2, ResNet50
+
+OURS_AMP, TORCH_AMP, NO_AMP = "amp_ext", "torch", "none"
+# No step shall overflow: a skipped one does less work, and its parameters lag behind FP32's.
+SCALER = {"init_scale": 1024.0, "growth_interval": 1_000_000}
+BATCHES = 20  # of a training, one after the other and again from the first
+
+# The check: a few steps by SGD, each of which moves the parameters by this part of their norm. Then
+# they go nearly the same way, and rounding of FP32 parameters is not a thousandth of it.
+CHECKED_STEPS, STRIDE = 4, 1e-4
+# Of the first loss: rounding to 16 bits moves losses by less than a thousandth.
+LOSS_TOLERANCE = 0.02
+# Of the way in FP32. Rounding to BF16 changes one step's gradients by up to 0.17 (through the norms
+# and ReLUs of a narrow ResNet-50), in other ways at each step, so that the way is less than 0.13
+# off; a training that loses every second step is 0.5 off.
+WAY_TOLERANCE = 0.3
+Start = Callable[..., Trainer]  # a training to be, of an amp and a device
+
+
+def checkerboard_trainer(size: int, amp: str, device: torch.device) -> Trainer:
+    return checkerboard.training(amp, device, size)
+
+
+def regression_trainer(amp: str, device: torch.device) -> Trainer:
+    return regression.training(amp, device, regression.batches())
+
+
+def digits_trainer(amp: str, device: torch.device) -> Trainer:
+    """Random images: what is in them does not change the time."""
+    generator = torch.Generator().manual_seed(0)
+    shape = (digits.BATCH, digits.SIDE, digits.SIDE)
+    images = torch.rand(shape, generator=generator).to(device)
+    labels = torch.randint(digits.CLASSES, shape[:1], generator=generator).to(device)
+    return digits.training(amp, device, itertools.repeat((images, labels)))
+
+
+def network_trainer(sizes: GPT2 | ResNet50, amp: str, device: torch.device) -> Trainer:
+    """The same initial network every time, on one batch of random data."""
+    torch.manual_seed(0)
+    batches = itertools.repeat(sizes.data(device))
+    return Trainer(sizes.network(), sizes.loss, batches, amp, device)
+
+
+class FirstSteps(NamedTuple):
+    """Losses of each step, and how far the steps together have moved each parameter."""
+
+    losses: list[float]
+    way: list[Tensor]
+
+
+class Training:
+    """A network, a loss and batches, from which every line starts.
+
+    Args:
+        start: makes the network and its batches.
+        dtype: of autocast regions.
+        device: where everything lies.
+    """
+
+    def __init__(self, start: Start, dtype: torch.dtype, device: torch.device) -> None:
+        pattern = start(NO_AMP, device)
+        self.network, self.loss = pattern.network, pattern.loss
+        self.batches = list(islice(pattern.batches, BATCHES))
+        self.dtype, self.device = dtype, device
+
+    def trainer(self, amp: str) -> Trainer:
+        """Of a copy of the network."""
+        network, batches = copy.deepcopy(self.network), itertools.cycle(self.batches)
+        return Trainer(network, self.loss, batches, amp, self.device, self.dtype, **SCALER)
+
+    def restart(self, trainer: Trainer, lr: float) -> FirstSteps:
+        """Set a trainer back to the start, and take the first steps by SGD."""
+        begin = [parameter.detach() for parameter in self.network.parameters()]
+        parameters = trainer.optimizer.param_groups[0]["params"]
+        with torch.no_grad():
+            torch._foreach_copy_(parameters, begin)
+        trainer.optimizer = torch.optim.SGD(parameters, lr)
+        trainer.batches = iter(self.batches)
+        losses = [trainer.step().loss for _ in range(CHECKED_STEPS)]
+        return FirstSteps(losses, torch._foreach_sub([p.detach() for p in parameters], begin))
+
+    def stride(self) -> float:
+        """The learning rate at which the first step in FP32 is as long as it is to be."""
+        trainer = self.trainer(NO_AMP)
+        trainer.advance()
+        trainer.run()
+        gradients = [p.grad for p in trainer.network.parameters() if p.grad is not None]
+        return STRIDE * norm(list(self.network.parameters())) / norm(gradients)
+
+
+@torch.no_grad()
+def norm(tensors: Sequence[Tensor]) -> float:
+    """The L2 norm of all."""
+    return torch.stack(torch._foreach_norm(tensors)).norm().item()
+
+
+def build(start: Start, dtype: torch.dtype, setup: Setup) -> Trial:
+    """Each provider trains a network of its own, from the same start on the same batches."""
+    training = Training(start, dtype, setup.device)
+    new = {amp: partial(training.trainer, amp) for amp in (OURS_AMP, TORCH_AMP, NO_AMP)}
+    lines = providers.lines(new[OURS_AMP], new[TORCH_AMP], setup.device, products=True)
+    if setup.compiled and (trainer := compiled(new[TORCH_AMP])):
+        lines[providers.COMPILE] = Line(lambda: trainer)
+    lines[FP32_LINE] = Line(new[NO_AMP], providers.without_tf32)
+    trainers: dict[str, Trainer] = {}
+
+    def timed(name: str, line: Line) -> Provider:
+        def make() -> Provider:
+            trainers[name] = trainer = line.launch()
+            return Provider(name, trainer.run, trainer.advance, around=line.around)
+
+        return providers.guarded(name, make)
+
+    def verify_all(names: Collection[str]) -> dict[str, str]:
+        with providers.without_tf32():
+            lr = training.stride()
+            expected = training.restart(new[NO_AMP](), lr)
+
+        def verify_line(name: str) -> None:
+            scale = trainers[name].scaler.get_scale()
+            check(scale == SCALER["init_scale"], f"steps were skipped: the scale is {scale:g}")
+            with lines[name].around():
+                verify(training.restart(trainers[name], lr), expected)
+
+        return faults({name: partial(verify_line, name) for name in names if name != FP32_LINE})
+
+    return Trial(tuple(timed(name, line) for name, line in lines.items()), verify_all)
+
+
+def compiled(new: Callable[[], Trainer]) -> Trainer | None:
+    """torch.amp's trainer with a compiled network; None where that does not compile."""
+    trainer = new()
+
+    def step(network: Callable) -> None:
+        trainer.network = network
+        trainer.advance()
+        trainer.run()
+
+    return trainer if providers.compiled(trainer.network, step) else None
+
+
+def verify(steps: FirstSteps, expected: FirstSteps) -> None:
+    """Losses and parameters are near those of FP32."""
+    for number, (loss, exact) in enumerate(zip(steps.losses, expected.losses, strict=True), 1):
+        check(
+            abs(loss - exact) <= LOSS_TOLERANCE * expected.losses[0],
+            f"at step {number} the loss is {loss:.4g}, in FP32 {exact:.4g}",
+        )
+    off = norm(torch._foreach_sub(steps.way, expected.way)) / norm(expected.way)
+    check(
+        off <= WAY_TOLERANCE,
+        f"after {len(steps.losses)} steps parameters are off by {off:.2g} of their way in FP32",
+    )
+
+
+def pixels(setup: Setup) -> int:
+    """The checkerboard's side."""
+    return 32 if setup.quick else checkerboard.SIZES[setup.device.type]
+
+
+def limit(setup: Setup) -> Case:
+    """The matrix products of a checkerboard step and nothing else."""
+    side, device = pixels(setup), setup.device
+    dtype = torch.float16 if setup.on_gpu else torch.float32
+
+    def build_products() -> Trial:
+        channels = (2, *3 * [checkerboard.WIDTH], 1)
+        products = []
+        for inputs, outputs in pairwise(channels):
+            x, y, w = (
+                torch.randn(shape, device=device).to(dtype)
+                for shape in ((inputs, side**2), (outputs, side**2), (outputs, inputs))
+            )
+            products += [(w, x, torch.empty_like(y)), (y, x.T, torch.empty_like(w))]
+            if inputs > channels[0]:
+                products.append((w.T, y, torch.empty_like(x)))
+
+        def launch() -> None:
+            for a, b, out in products:
+                torch.mm(a, b, out=out)
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+
+        return Trial((Provider("torch.mm", launch),))
+
+    return Case(f"products of {side} x {side}, {str(dtype)[6:]}", build_products, limit=True)
+
+
+def gpt2(setup: Setup) -> tuple[str, GPT2]:
+    """GPT-2 small, or where that would take minutes a step, a network of its shape."""
+    if not setup.small:
+        return "GPT-2 small, 8 x 1024 tokens", GPT2()
+    if setup.quick:
+        sizes = GPT2(layers=2, width=32, heads=2, vocabulary=256, positions=16, batch=2)
+        return "GPT-2, 2 of 32 wide, 32 tokens", sizes
+    sizes = GPT2(layers=4, width=128, heads=4, vocabulary=2048, positions=64, batch=2)
+    return "GPT-2, 4 of 128 wide, 128 tokens", sizes
+
+
+def resnet50(setup: Setup) -> tuple[str, ResNet50]:
+    if not setup.small:
+        return "ResNet-50, 64 images of 224", ResNet50()
+    if setup.quick:
+        sizes = ResNet50(blocks=(1, 1), width=4, side=16, classes=10, batch=4)
+        return "ResNet of 2 blocks, 4 x 16 px", sizes
+    return "ResNet-50 at 1/8, 8 x 64 px", ResNet50(width=8, side=64, classes=100, batch=8)
+
+
+def cases(setup: Setup) -> list[Case]:
+    side = pixels(setup)
+    starts: dict[str, Start] = {
+        f"checkerboard {side} x {side}": partial(checkerboard_trainer, side),
+        f"regression MLP, batch {regression.BATCH}": regression_trainer,
+        f"digits MLP, batch {digits.BATCH}": digits_trainer,
+    }
+    for name, sizes in (gpt2(setup), resnet50(setup)):
+        starts[name] = partial(network_trainer, sizes)
+    return [
+        Case(
+            name if dtype == FP16 else f"{name}, {NAMES[dtype]}",
+            partial(build, start, dtype, setup),
+            dtype=dtype,
+        )
+        for dtype in setup.dtypes(FP16, also=(BF16,))
+        for name, start in starts.items()
+    ]
+
+
+OP = Op(
+    name="train",
+    notes=(
+        "A step from zero_grad to scaler.update, until the device is done, with Adam; the next "
+        "batch is taken before it, untimed. amp_ext and torch train in FP16, but for cases that "
+        "say bf16; compile is torch with its network compiled; fp32 is without TF32. The limit is "
+        "the checkerboard's eleven matrix products alone.",
+    ),
+    rate="ms/step",
+    host=True,
+    limit=limit,
+    cases=cases,
+)

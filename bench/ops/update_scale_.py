@@ -1,0 +1,139 @@
+"""update_scale_: move the loss scale after a step."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from amp_ext import ops
+from harness import providers
+from harness.providers import Line
+from harness.registry import FP32, Case, Op, Provider, Setup, Trial, Work, check, faults
+
+GROWTH, BACKOFF = 2.0, 0.5
+INIT_SCALE = 65536.0
+INTERVAL = 2000
+CHECKED_STEPS = 50
+CALLS, QUICK_CALLS = 20, 4
+
+
+class State:
+    """A scale and its tracker, moved by one provider."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.scale = torch.tensor(INIT_SCALE, device=device)
+        self.tracker = torch.zeros((), dtype=torch.int32, device=device)
+
+
+def ours(state: State, found_infs: Sequence[Tensor], interval: int) -> None:
+    ops.update_scale_(state.scale, state.tracker, found_infs, GROWTH, BACKOFF, interval)
+
+
+def theirs(state: State, found_infs: Sequence[Tensor], interval: int) -> None:
+    """As torch.amp.GradScaler.update, which adds up what its optimizers have found."""
+    found = found_infs[0]
+    if len(found_infs) > 1:
+        found = found.clone()
+        for other in found_infs[1:]:
+            found += other
+    torch._amp_update_scale_(state.scale, state.tracker, found, GROWTH, BACKOFF, interval)
+
+
+def flags(count: int, overflow: bool, device: torch.device) -> list[Tensor]:
+    """What `count` optimizers have found: the last one an overflow, or none of them any."""
+    found_infs = [torch.zeros((), device=device) for _ in range(count)]
+    found_infs[-1].fill_(float(overflow))
+    return found_infs
+
+
+def build(count: int, moves: bool, setup: Setup) -> Trial:
+    """The scale stands still, or is doubled and halved in turn: by every other step's overflow."""
+    interval = 1 if moves else INTERVAL
+    calls = range(QUICK_CALLS if setup.quick else CALLS)
+    lines = providers.lines(ours, theirs, setup.device)
+
+    def timed(name: str, line: Line) -> Provider:
+        state = State(setup.device)
+        turns = itertools.cycle(
+            [flags(count, overflow, setup.device) for overflow in (False, moves)]
+        )
+
+        def launch() -> None:
+            for _ in calls:
+                line.launch(state, next(turns), interval)
+
+        return Provider(name, launch, around=line.around)
+
+    def verify_all(names: Collection[str]) -> dict[str, str]:
+        return faults({name: partial(verify, lines[name], count, setup.device) for name in names})
+
+    return Trial(
+        tuple(timed(name, line) for name, line in lines.items()),
+        verify_all,
+        Work(calls=len(calls)),
+    )
+
+
+def verify(line: Line, count: int, device: torch.device) -> None:
+    """Scale and tracker are right after each of some steps, of which a third overflow."""
+    state, interval = State(device), 3
+    scale, tracker = INIT_SCALE, 0
+    generator = torch.Generator().manual_seed(0)
+    for step in range(CHECKED_STEPS):
+        overflow = bool(torch.rand((), generator=generator) < 1 / 3)
+        with line.around():
+            line.launch(state, flags(count, overflow, device), interval)
+        tracker = 0 if overflow else tracker + 1
+        if overflow:
+            scale *= BACKOFF
+        elif tracker == interval:
+            scale, tracker = scale * GROWTH, 0
+        found = state.scale.item(), state.tracker.item()
+        words = f"after step {step} scale and tracker are"
+        check(found == (scale, tracker), f"{words} {found}, not {(scale, tracker)}")
+
+
+def limit(setup: Setup) -> Case:
+    """The smallest op that torch has, on one element."""
+    calls = range(QUICK_CALLS if setup.quick else CALLS)
+
+    def build_adds() -> Trial:
+        one = torch.zeros((), device=setup.device)
+
+        def launch() -> None:
+            for _ in calls:
+                one.zero_()
+
+        return Trial((Provider("torch", launch),), work=Work(calls=len(calls)))
+
+    return Case("zero_ of 1 element", build_adds, limit=True)
+
+
+def cases(setup: Setup) -> list[Case]:
+    if not setup.dtypes(FP32):
+        return []
+    return [
+        Case(
+            f"{count} found_inf{'s' if count > 1 else ''}, scale {words}",
+            partial(build, count, moves, setup),
+        )
+        for count in (1, 8)
+        for moves, words in ((False, "unmoved"), (True, "moved"))
+    ]
+
+
+OP = Op(
+    name="update",
+    notes=(
+        "One found_inf an optimizer; the scale is never due, or doubled and halved in turn. torch "
+        "adds several found_infs up one by one before torch._amp_update_scale_.",
+    ),
+    rate="us/call",
+    host=False,
+    limit=limit,
+    cases=cases,
+)

@@ -1,0 +1,300 @@
+// Matrix products of 16-bit operands: blocks are widened to fp32, multiplied in fp32, and the
+// result is rounded once. Small products are multiplied here, large ones by the library's fp32
+// GEMM.
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "amp_ext/cpu.h"
+#include "isa/span.h"
+#include "isa/tile.h"
+
+namespace amp_ext::cpu {
+namespace {
+
+// Products up to this many multiplications are done here: the library's call alone costs as much.
+constexpr int64_t kSmallProduct = 1 << 17;
+
+// Elements of a widened block, which is to be cached still when it is read, unless one has to be
+// larger (16 MiB at most) to have this many rows or columns, for widening to be a small part of the
+// work.
+constexpr int64_t kBlockElements = 1 << 20;
+constexpr int64_t kBlockExtent = 2048;
+
+// Elements that are worth waking a thread for when they are only converted.
+constexpr int64_t kConvertGrain = 1 << 16;
+constexpr int64_t kLine = 1024;
+
+struct Range {
+  int64_t begin;
+  int64_t size;
+};
+
+const char* address(const MatrixRef& x, int64_t batch, int64_t row, int64_t column) {
+  const int64_t index = batch * x.batch_stride + row * x.row_stride + column * x.column_stride;
+  return static_cast<const char*>(x.data) + index * size_of(x.dtype);
+}
+
+const char* address(const VectorRef& x, int64_t index) {
+  return static_cast<const char*>(x.data) + index * x.stride * size_of(x.dtype);
+}
+
+// n elements, `stride` apart, as fp32.
+void widen(const char* from, DType dtype, int64_t stride, int64_t n, float* to) {
+  if (n == 0) return;
+  const auto convert = span_kernels().widen[static_cast<int>(dtype)];
+  if (stride == 1) return convert(from, n, to);
+  if (stride == 0) {
+    convert(from, 1, to);
+    return std::fill(to + 1, to + n, to[0]);
+  }
+  const int size = size_of(dtype);
+  alignas(8) char line[64 * 8];
+  for (int64_t i = 0; i < n; i += 64) {
+    const int64_t count = std::min<int64_t>(64, n - i);
+    for (int64_t j = 0; j < count; ++j) {
+      std::memcpy(line + j * size, from + (i + j) * stride * size, size);
+    }
+    convert(line, count, to + i);
+  }
+}
+
+template <class Body>
+void parallel(const CpuContext& context, int64_t count, int64_t grain, Body body) {
+  context.parallel_for(count, grain, &body, [](void* opaque, int64_t begin, int64_t end) {
+    (*static_cast<Body*>(opaque))(begin, end);
+  });
+}
+
+// A block in fp32, stored row by row, or column by column when `transposed`.
+struct Block {
+  const float* data = nullptr;
+  int64_t ld = 0;
+  bool transposed = false;
+};
+
+// Widens blocks of one operand, and keeps the last one.
+class Widened {
+ public:
+  Widened(const MatrixRef& matrix, float* buffer) : matrix_(matrix), buffer_(buffer) {}
+
+  const Block& block(int64_t batch, Range rows, Range columns, const CpuContext& context) {
+    const char* const from = address(matrix_, batch, rows.begin, columns.begin);
+    if (from == from_ && rows.size == rows_ && columns.size == columns_) return block_;
+    from_ = from, rows_ = rows.size, columns_ = columns.size;
+    const bool transposed = matrix_.column_stride != 1 && matrix_.row_stride == 1;
+    const int64_t lines = transposed ? columns.size : rows.size;
+    const int64_t length = transposed ? rows.size : columns.size;
+    const int64_t line_stride = transposed ? matrix_.column_stride : matrix_.row_stride;
+    const int64_t stride = transposed ? matrix_.row_stride : matrix_.column_stride;
+    if (matrix_.dtype == DType::f32 && stride == 1 && line_stride >= length) {
+      block_ = {reinterpret_cast<const float*>(from), line_stride, transposed};
+      return block_;
+    }
+    block_ = {buffer_, length, transposed};
+    const int64_t grain = std::max<int64_t>(1, kConvertGrain / std::max<int64_t>(length, 1));
+    parallel(context, lines, grain, [&](int64_t begin, int64_t end) {
+      const char* line = from + begin * line_stride * size_of(matrix_.dtype);
+      float* to = buffer_ + begin * length;
+      if (stride == 1 && line_stride == length) {
+        return widen(line, matrix_.dtype, 1, (end - begin) * length, to);
+      }
+      for (int64_t i = begin; i < end; ++i, to += length) {
+        widen(line, matrix_.dtype, stride, length, to);
+        line += line_stride * size_of(matrix_.dtype);
+      }
+    });
+    return block_;
+  }
+
+ private:
+  const MatrixRef& matrix_;
+  float* buffer_;
+  const char* from_ = nullptr;
+  int64_t rows_ = 0;
+  int64_t columns_ = 0;
+  Block block_;
+};
+
+// Whether the result is alpha * a @ b, or that added to what out holds, in fp32.
+bool accumulates(const GemmArgs& g) { return g.c.data && g.c.data == g.out.data && g.beta == 1; }
+
+// (The library leaves a product with a factor of 0 out, and with it NaN.)
+bool is_sum(const GemmArgs& g) {
+  return g.out.dtype == DType::f32 && (!g.c.data || accumulates(g)) && !g.bias.data &&
+         g.activation == Activation::none && !g.aux.data && !g.column_sums &&
+         static_cast<float>(g.alpha) != 0;
+}
+
+// Rounds finished sums to rows of `out`. `sums` become what is rounded.
+void finish_rows(const GemmArgs& g, int64_t batch, Range rows, Range columns, float* sums,
+                 int64_t ld) {
+  const SpanKernels& span = span_kernels();
+  const TileKernels& tile = tile_kernels();
+  const auto [out_type, aux_type] =
+      std::pair(static_cast<int>(g.out.dtype), static_cast<int>(g.aux.dtype));
+  const auto activate = g.derivative ? nullptr : tile.activate[static_cast<int>(g.activation)];
+  const auto differentiate =
+      g.derivative ? tile.differentiate[static_cast<int>(g.activation)] : nullptr;
+  const bool combines = g.alpha != 1 || g.c.data || g.bias.data;
+  for (int64_t i = 0; i < rows.size; ++i) {
+    for (int64_t j = 0; j < columns.size; j += kLine) {
+      const int64_t row = rows.begin + i, column = columns.begin + j;
+      const int64_t count = std::min(kLine, columns.size - j);
+      const auto place = [&](const MatrixRef& x) {
+        return const_cast<char*>(address(x, batch, row, column));
+      };
+      const auto line = [&](const MatrixRef& x, float* to) -> const float* {
+        if (!x.data) return nullptr;
+        widen(place(x), x.dtype, x.column_stride, count, to);
+        return to;
+      };
+      float* const values = sums + i * ld + j;
+      float first[kLine], second[kLine];
+      if (combines) {
+        const float* const bias = g.bias.data ? second : nullptr;
+        if (bias) widen(address(g.bias, column), g.bias.dtype, g.bias.stride, count, second);
+        tile.combine(values, count, static_cast<float>(g.alpha), static_cast<float>(g.beta),
+                     line(g.c, first), bias);
+      }
+      if (g.aux.data && !g.derivative) span.narrow[aux_type](values, count, place(g.aux));
+      if (activate) activate(values, count);
+      if (differentiate) differentiate(values, count, line(g.aux, first));
+      span.narrow[out_type](values, count, place(g.out));
+    }
+  }
+}
+
+// Rows are summed in groups of kRowGroup, and these one after another: the sums are the same for
+// any number of threads.
+void add_column_sums(const GemmArgs& g, int64_t rows, Range columns, const float* values,
+                     int64_t ld, const CpuContext& context) {
+  constexpr int64_t kRowGroup = 64;
+  auto* const sums = static_cast<float*>(g.column_sums);
+  const int64_t grain = std::max<int64_t>(kTileColumns, kConvertGrain / std::max<int64_t>(rows, 1));
+  parallel(context, columns.size, grain, [&](int64_t begin, int64_t end) {
+    for (int64_t i = 0; i < rows; i += kRowGroup) {
+      tile_kernels().add_rows(values + i * ld + begin, std::min(kRowGroup, rows - i), end - begin,
+                              ld, sums + columns.begin + begin);
+    }
+  });
+}
+
+// ---- small products ----
+
+int64_t small_workspace(const GemmArgs& g) {
+  return g.m * g.k + (g.k + g.m) * round_up(g.n, kTileColumns) + g.k * g.n;
+}
+
+void small_product(const GemmArgs& g, int64_t batch, float* workspace, const CpuContext& serial) {
+  const int64_t ldb = round_up(g.n, kTileColumns);
+  float* const b = workspace;
+  float* const sums = b + g.k * ldb;
+  float* const a_buffer = sums + g.m * ldb;
+  float* const b_buffer = a_buffer + g.m * g.k;
+  const Block a = Widened(g.a, a_buffer).block(batch, {0, g.m}, {0, g.k}, serial);
+  const Block from = Widened(g.b, b_buffer).block(batch, {0, g.k}, {0, g.n}, serial);
+  for (int64_t p = 0; p < g.k; ++p) {
+    float* const row = b + p * ldb;
+    if (from.transposed) {
+      for (int64_t j = 0; j < g.n; ++j) row[j] = from.data[j * from.ld + p];
+    } else {
+      std::copy_n(from.data + p * from.ld, g.n, row);
+    }
+    std::fill(row + g.n, row + ldb, 0.0f);
+  }
+  tile_kernels().multiply(
+      {a.data, b, sums, g.m, g.k, a.transposed ? 1 : a.ld, a.transposed ? a.ld : 1, ldb});
+  finish_rows(g, batch, {0, g.m}, {0, g.n}, sums, ldb);
+  if (g.column_sums) add_column_sums(g, g.m, {0, g.n}, sums, ldb, serial);
+}
+
+void small_products(const GemmArgs& g, const CpuContext& context) {
+  CpuContext serial = context;
+  serial.parallel_for = [](int64_t count, int64_t, void* opaque, ParallelBody body) {
+    body(opaque, 0, count);
+  };
+  const int64_t share = (1 << 20) / (g.m * g.n * std::max<int64_t>(g.k, 16));
+  const int64_t grain = g.column_sums ? g.batch : std::max<int64_t>(1, share);
+  parallel(context, g.batch, grain, [&](int64_t begin, int64_t end) {
+    float* const workspace = context.workspace(small_workspace(g));
+    for (int64_t i = begin; i < end; ++i) small_product(g, i, workspace, serial);
+  });
+}
+
+// ---- large products ----
+
+int64_t block_extent(int64_t extent, int64_t other) {
+  return std::min(extent, std::max(kBlockExtent, kBlockElements / std::max<int64_t>(other, 1)));
+}
+
+void large_products(const GemmArgs& g, const CpuContext& context) {
+  const int64_t block_n = std::min(g.n, kBlockExtent), block_k = std::min(g.k, kBlockExtent);
+  const int64_t mb = block_extent(g.m, std::max(block_n, block_k));
+  const int64_t nb = block_extent(g.n, std::max(std::min(mb, kBlockExtent), block_k));
+  const int64_t kb = block_extent(g.k, std::max(mb, nb));
+  const bool direct = is_sum(g), adds = direct && accumulates(g);
+  float* const workspace = context.workspace(mb * kb + kb * nb + (direct ? 0 : mb * nb));
+  Widened a(g.a, workspace), b(g.b, workspace + mb * kb);
+  float* const sums = workspace + mb * kb + kb * nb;
+
+  for (int64_t batch = 0; batch < g.batch; ++batch) {
+    for (int64_t j = 0; j < g.n; j += nb) {
+      const Range columns{j, std::min(nb, g.n - j)};
+      for (int64_t i = 0; i < g.m; i += mb) {
+        const Range rows{i, std::min(mb, g.m - i)};
+        char* const out = const_cast<char*>(address(g.out, batch, i, j));
+        float* const c = direct ? reinterpret_cast<float*>(out) : sums;
+        const int64_t ldc = direct ? g.out.row_stride : columns.size;
+        if (g.terms * g.k == 0 && !adds) {
+          for (int64_t r = 0; r < rows.size; ++r) std::fill_n(c + r * ldc, columns.size, 0.0f);
+        }
+        for (int64_t term = 0; term < g.terms; ++term) {
+          for (int64_t p = 0; p < g.k; p += kb) {
+            const Range depth{p, std::min(kb, g.k - p)};
+            const Block& left = a.block(batch * g.terms + term, rows, depth, context);
+            const Block& right = b.block(batch * g.terms + term, depth, columns, context);
+            context.library_gemm({left.data, right.data, c, rows.size, columns.size, depth.size,
+                                  left.ld, right.ld, ldc, left.transposed, right.transposed,
+                                  adds || term + p > 0,
+                                  direct ? static_cast<float>(g.alpha) : 1.0f});
+          }
+        }
+        if (direct) continue;
+        const int64_t grain = std::max<int64_t>(1, kConvertGrain / columns.size);
+        parallel(context, rows.size, grain, [&](int64_t begin, int64_t end) {
+          const Range part{i + begin, end - begin};
+          finish_rows(g, batch, part, columns, c + begin * ldc, ldc);
+        });
+        if (g.column_sums) add_column_sums(g, rows.size, columns, c, ldc, context);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+const char* gemm_obstacle(const GemmArgs& g) {
+  if (g.a.dtype == DType::f64 || g.b.dtype == DType::f64) return "FP64 operands";
+  // With an odd k the library's BF16 products read one element past a row and multiply it by 0: a
+  // NaN there spreads.
+  const auto bf16 = [](const auto& x) { return !x.data || x.dtype == DType::bf16; };
+  if (multiplies_bf16() && g.k % 2 == 0 && bf16(g.a) && bf16(g.b) && bf16(g.c) && bf16(g.bias) &&
+      g.out.dtype == DType::bf16 && g.batch * g.terms * g.m * g.n * g.k >= kSmallProduct)
+    return "the processor's instructions for BF16";
+  return nullptr;
+}
+
+Status launch_gemm(const GemmArgs& g, const CpuContext& context) {
+  if (g.column_sums) std::fill_n(static_cast<float*>(g.column_sums), g.n, 0.0f);
+  if (g.batch * g.m * g.n == 0) {
+    // There is nothing to do.
+  } else if (g.terms == 1 && g.m * g.n <= kSmallProduct / std::max<int64_t>(g.k, 1)) {
+    small_products(g, context);
+  } else {
+    large_products(g, context);
+  }
+  return Status::ok;
+}
+
+}  // namespace amp_ext::cpu

@@ -1,0 +1,78 @@
+// The walk of a tensor list by several threads.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "amp_ext/cpu.h"
+
+namespace amp_ext::cpu {
+
+// Elements that are worth waking a thread for: about 0.3 ms of work, since a wake can take 0.1 ms.
+constexpr int64_t kGrainElements = 1 << 20;
+
+// Short tensors are cache misses that the processor does not foresee: the memory of the tensor
+// kAhead indices on, or the beginning of it, is asked for early.
+constexpr int64_t kAhead = 8;
+constexpr int64_t kPrefetchBytes = 512;
+
+inline void prefetch(const void* data, int64_t bytes) {
+  for (int64_t at = 0; at < std::min(bytes, kPrefetchBytes); at += 64)
+    __builtin_prefetch(static_cast<const char*>(data) + at);
+}
+
+inline void prefetch(const TensorRef& t) { prefetch(t.data, t.numel * size_of(t.dtype)); }
+
+inline void prefetch(const CastRef& c) {
+  prefetch(c.output, c.numel * size_of(c.output_dtype));
+  prefetch(c.input, c.numel * size_of(c.input_dtype));
+}
+
+inline char* element(void* data, DType dtype, int64_t index) {
+  return static_cast<char*>(data) + index * size_of(dtype);
+}
+
+inline const char* element(const void* data, DType dtype, int64_t index) {
+  return static_cast<const char*>(data) + index * size_of(dtype);
+}
+
+// A piece of one ref of a list: numel elements from `offset` on.
+struct Chunk {
+  int64_t ref;    // its index in the list
+  int64_t index;  // of the chunk, in the whole list
+  int64_t offset;
+  int64_t numel;
+};
+
+// Calls body(ref, chunk) for every chunk of the list. Threads share the elements evenly; a chunk
+// belongs to the thread whose share holds its first element, so chunks are the same whatever the
+// number of threads.
+template <class Ref, class Body>
+void for_each_chunk(const ListOf<Ref>& list, const CpuContext& context, Body body) {
+  struct Walk {
+    const ListOf<Ref>& list;
+    Body& body;
+  } walk{list, body};
+
+  int64_t total = 0;
+  for (int64_t i = 0; i < list.size; ++i) total += list.refs[i].numel;
+
+  context.parallel_for(total, kGrainElements, &walk, [](void* opaque, int64_t begin, int64_t end) {
+    auto& [list, body] = *static_cast<Walk*>(opaque);
+    int64_t start = 0;  // of the ref, in elements of the flattened list
+    int64_t first_chunk = 0;
+    for (int64_t i = 0; i < list.size && start < end; ++i) {
+      const Ref& ref = list.refs[i];
+      if (i + kAhead < list.size) prefetch(list.refs[i + kAhead]);
+      int64_t k = begin > start ? chunk_count(begin - start) : 0;
+      for (; k * kChunkElements < ref.numel && start + k * kChunkElements < end; ++k) {
+        const int64_t offset = k * kChunkElements;
+        body(ref, Chunk{i, first_chunk + k, offset, std::min(kChunkElements, ref.numel - offset)});
+      }
+      start += ref.numel;
+      first_chunk += chunk_count(ref.numel);
+    }
+  });
+}
+
+}  // namespace amp_ext::cpu

@@ -1,0 +1,13 @@
+#include "amp_ext/cpu.h"
+#include "amp_ext/scale.h"
+
+namespace amp_ext::cpu {
+
+Status launch_update_scale(const UpdateScaleArgs& args, const CpuContext&) {
+  bool overflow = false;
+  for (int64_t i = 0; i < args.found_inf_count; ++i) overflow |= *args.found_infs[i] != 0.0f;
+  move_scale(args.update, overflow);
+  return Status::ok;
+}
+
+}  // namespace amp_ext::cpu

@@ -1,0 +1,60 @@
+// The arguments of the matrix products.
+//
+// Pointers are device pointers for the CUDA and Triton kernels and host pointers for a CPU's,
+// except where a comment says otherwise.
+#pragma once
+
+#include <cstdint>
+
+#include "amp_ext/dtype.h"
+
+namespace amp_ext {
+
+// A batch of matrices in any layout: element (b, i, j) is
+// data[b * batch_stride + i * row_stride + j * column_stride]. A stride of 0 repeats.
+struct MatrixRef {
+  void* data = nullptr;
+  DType dtype = DType::f32;
+  int64_t batch_stride = 0;
+  int64_t row_stride = 0;
+  int64_t column_stride = 0;
+};
+
+// A vector: element i is data[i * stride]. A stride of 0 repeats.
+struct VectorRef {
+  void* data = nullptr;
+  DType dtype = DType::f32;
+  int64_t stride = 0;
+};
+
+// relu keeps NaN. gelu is x * Phi(x) by erf, gelu_tanh its approximation by tanh, as in torch.
+enum class Activation : uint8_t { none, relu, gelu, gelu_tanh };
+
+// x = alpha * a @ b + beta * c + bias, accumulated in fp32; a and b are not fp64. Matrix i of out
+// has the sum of the products i * terms, ..., (i + 1) * terms - 1 of a and b.
+//
+// Forward: out = activation(x), and aux = x where there is an aux. Backward, with `derivative`:
+// out = x * activation'(aux), where aux is what a forward product stored; for relu 0
+// where aux <= 0, else x.
+struct GemmArgs {
+  MatrixRef a;     // m x k
+  MatrixRef b;     // k x n
+  MatrixRef c;     // m x n; its data may be null, with a beta of 0, or that of out in out's layout
+  MatrixRef aux;   // m x n, column_stride 1; its data may be null
+  MatrixRef out;   // m x n, column_stride 1
+  VectorRef bias;  // n, added to every row; its data may be null
+  int64_t batch;
+  int64_t terms;
+  int64_t m;
+  int64_t n;
+  int64_t k;
+  double alpha;
+  double beta;
+  Activation activation;
+  bool derivative;
+  // n, the sums of out's columns over rows and batch before they are rounded, in fp64 where a
+  // product is, else in fp32; may be null
+  void* column_sums;
+};
+
+}  // namespace amp_ext

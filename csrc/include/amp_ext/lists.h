@@ -1,0 +1,140 @@
+// The arguments of the ops on lists of tensors, one plain struct an op, and a list as a table of
+// chunks of equal size, the unit of work of every multi-tensor kernel.
+//
+// Pointers are device pointers for the CUDA and Triton kernels and host pointers for a CPU's,
+// except where a comment says otherwise.
+#pragma once
+
+#include <cstdint>
+
+#include "amp_ext/dtype.h"
+#include "amp_ext/status.h"
+
+namespace amp_ext {
+
+// What kernels see of one place in a list: dense memory, in whatever order the elements lie.
+struct TensorRef {
+  void* data;
+  int64_t numel;
+  DType dtype;
+};
+
+// Two tensors whose elements lie in the same order.
+struct CastRef {
+  void* output;
+  const void* input;
+  int64_t numel;
+  DType output_dtype;
+  DType input_dtype;
+};
+
+constexpr int64_t kChunkElements = 16384;
+
+constexpr int64_t chunk_count(int64_t numel) {
+  return (numel + kChunkElements - 1) / kChunkElements;
+}
+
+// A ref, packed, and where its chunks begin in the flattened list. One without elements owns no
+// chunk.
+struct ChunkEntry {
+  void* data;
+  int64_t numel;
+  uint32_t first_chunk;
+  DType dtype;
+  bool operator==(const ChunkEntry&) const = default;
+};
+
+struct CastEntry {
+  void* output;
+  const void* input;
+  int64_t numel;
+  uint32_t first_chunk;
+  DType output_dtype;
+  DType input_dtype;
+  bool operator==(const CastEntry&) const = default;
+};
+
+constexpr ChunkEntry entry_of(const TensorRef& t, uint32_t first_chunk) {
+  return {t.data, t.numel, first_chunk, t.dtype};
+}
+
+constexpr CastEntry entry_of(const CastRef& t, uint32_t first_chunk) {
+  return {t.output, t.input, t.numel, first_chunk, t.output_dtype, t.input_dtype};
+}
+
+template <class Ref>
+using EntryOf = decltype(entry_of(Ref{}, 0));
+
+// Lists up to this length travel in the kernel's parameters (32,764 bytes at most, CUDA >= 12.1):
+// 1344 tensors, or 1008 pairs.
+template <class Entry>
+constexpr int kInlineEntries = 32256 / sizeof(Entry);
+
+// Writes one entry per ref; *chunks receives the number of chunks of the whole list.
+template <class Ref>
+Status build_chunk_table(const Ref* refs, int64_t size, EntryOf<Ref>* entries, uint32_t* chunks) {
+  int64_t next = 0;
+  for (int64_t i = 0; i < size; ++i) {
+    entries[i] = entry_of(refs[i], static_cast<uint32_t>(next));
+    next += chunk_count(refs[i].numel);
+    if (next > UINT32_MAX) return Status::too_many_chunks;
+  }
+  *chunks = static_cast<uint32_t>(next);
+  return Status::ok;
+}
+
+// A list of tensors, or of tensors that belong together. `refs` is host memory for both backends.
+template <class Ref>
+struct ListOf {
+  const Ref* refs = nullptr;
+  int64_t size = 0;
+  // cuda only: the list as a chunk table in device memory, needed when size > kInlineEntries.
+  const EntryOf<Ref>* device_table = nullptr;
+  uint32_t device_chunks = 0;
+};
+
+using TensorList = ListOf<TensorRef>;
+using CastList = ListOf<CastRef>;
+
+// grads *= inv_scale; found_inf = 1 if a product is not finite. Nothing is written to grads when
+// inv_scale is 1.
+//
+// With a norm, that of grads * inv_scale, the products are multiplied by clip_coefficient(*norm,
+// max_norm) before they are rounded to the dtype. When the norm is not finite, found_inf = 1; then,
+// and when both factors are 1, grads are neither read nor written.
+struct UnscaleArgs {
+  TensorList grads;
+  const float* inv_scale;
+  float* found_inf;
+  const float* norm;  // may be null
+  float max_norm;
+};
+
+// found_inf = 1 if an element is not finite.
+struct CheckFiniteArgs {
+  TensorList grads;
+  float* found_inf;
+};
+
+// output = input, rounded to nearest even into the output's dtype; by way of fp32 from fp64 to 16
+// bits. Equal dtypes are copied bit by bit. No output overlaps another output or any input.
+struct CastArgs {
+  CastList casts;
+};
+
+// *norm = L2 norm of grads * inv_scale, norms[i] = that of tensor i alone, found_inf = 1 if a
+// product is not finite.
+struct GradNormArgs {
+  TensorList grads;
+  const float* inv_scale;  // may be null: 1
+  float* found_inf;
+  float* norm;
+  float* norms;  // may be null
+  // cpu: one for each chunk. cuda: kGradNormMaxBlocks, and one for each tensor if there are norms.
+  double* partial_sums;
+  uint32_t* tickets;  // cuda only: 0, and 0 again after the launch
+};
+
+constexpr int kGradNormMaxBlocks = 1024;
+
+}  // namespace amp_ext

@@ -1,0 +1,113 @@
+"""gemm: matrix products with fused epilogues."""
+
+from __future__ import annotations
+
+import functools
+import os
+from typing import Any
+
+import torch
+from amp_ext.triton_kernels.gemm.launches import Launches, launches
+from amp_ext.triton_kernels.gemm.plan import INTERPRETED_DEVICE, Device, candidates
+from amp_ext.triton_kernels.gemm.product import Product, matrices
+from amp_ext.triton_kernels.numerics import INTERPRETED
+from torch import Tensor
+
+AUTOTUNE = os.environ.get("AMP_EXT_TRITON_AUTOTUNE") == "1"
+
+
+def gemm(
+    out: Tensor,
+    a: Tensor,
+    b: Tensor,
+    c: Tensor | None,
+    bias: Tensor | None,
+    aux: Tensor | None,
+    column_sums: Tensor | None,
+    terms: int,
+    alpha: float,
+    beta: float,
+    activation: str,
+    derivative: bool,
+) -> None:
+    """x = alpha * A @ B + beta * c + bias in fp32; out = act(x), or x * act'(aux).
+
+    Args:
+        out: fp16, bf16 or fp32, [batch, m, n], column stride 1.
+        a, b: fp16 or bf16, both the same; [batch * terms, m, k] and [batch * terms, k, n], any
+            strides. One of batch and terms is 1.
+        c: floating, [batch, m, n], any strides; may be out itself.
+        bias: floating, [n], any stride.
+        aux: [batch, m, n], column stride 1: with `derivative` floating, what act' is taken of;
+            without, x is written to it.
+        column_sums: fp32, [n]: receives the sums of the unrounded results of each column.
+        terms: products that are summed in each matrix of out.
+        activation: "none", "relu", "gelu" or "gelu_tanh".
+    """
+    if out.numel() == 0:
+        if column_sums is not None:
+            column_sums.zero_()
+        return
+    product = Product(
+        out=matrices(out),
+        a=matrices(a),
+        b=matrices(b),
+        c=None if c is None else matrices(c),
+        aux=None if aux is None else matrices(aux),
+        has_column_sums=column_sums is not None,
+        batch=out.shape[0],
+        terms=terms,
+        activation=activation,
+        derivative=derivative,
+    )
+    values = {
+        "out": out,
+        "a": a,
+        "b": b,
+        "c": c,
+        "bias": None if bias is None else bias.contiguous(),
+        "aux": aux,
+        "column_sums": column_sums,
+        "alpha": alpha,
+        "beta": beta,
+    }
+    if INTERPRETED:
+        planned(product, INTERPRETED_DEVICE).run(_with_one_storage_per_address(values))
+        return
+    device = _device(out.device.index)
+    if AUTOTUNE:
+        from amp_ext.triton_kernels.gemm.autotune import fastest
+
+        fastest(product, device, values).run(values)
+    else:
+        planned(product, device).run(values)
+
+
+@functools.lru_cache(maxsize=1024)
+def planned(product: Product, device: Device) -> Launches:
+    """Return what is predicted to be the fastest."""
+    return launches(product, candidates(product.problem(device.has_tma), device)[0], device)
+
+
+def _with_one_storage_per_address(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the values with views of the largest storage where several begin at one address, which
+    the interpreter takes for the same.
+    """
+    tensors = {name: x for name, x in values.items() if isinstance(x, Tensor)}
+    storages = sorted((x.untyped_storage() for x in tensors.values()), key=lambda x: x.nbytes())
+    largest = {storage.data_ptr(): storage for storage in storages}
+    views = {
+        name: x.new_empty(0).set_(largest[x.data_ptr()], 0, x.shape, x.stride())
+        for name, x in tensors.items()
+    }
+    return {**values, **views}
+
+
+@functools.cache
+def _device(index: int) -> Device:
+    properties = torch.cuda.get_device_properties(index)
+    return Device(
+        capability=10 * properties.major + properties.minor,
+        multiprocessors=properties.multi_processor_count,
+        shared_bytes=properties.shared_memory_per_block_optin,
+    )

@@ -1,0 +1,163 @@
+"""The launches that compute a product by a plan."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from amp_ext.triton_kernels.gemm.kernels import add_rows_kernel, add_shares_kernel, gemm_kernel
+from amp_ext.triton_kernels.gemm.plan import Device, Plan
+from amp_ext.triton_kernels.gemm.product import Matrices, Product
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+ADDING = {"num_warps": 4, "num_stages": 3, "enable_fp_fusion": True}
+"""Options of the kernels that add up what others left."""
+
+
+class Launch(NamedTuple):
+    """A kernel, and all of its arguments but those that differ from call to call."""
+
+    kernel: Any
+    programs: int
+    values: dict[str, str]
+    """The parameters that get them, with their names in `run`."""
+    descriptors: dict[str, tuple[list[int], list[int], list[int]]]
+    """Shape, strides and tile of each that TMA loads."""
+    arguments: dict[str, Any]
+    """Numbers, constants and options."""
+
+
+class Launches(NamedTuple):
+    """What computes a product."""
+
+    scratch: dict[str, tuple[int, ...]]
+    """Shapes of the fp32 tensors that pass something from launch to launch."""
+    steps: list[Launch]
+
+    def run(self, values: dict[str, Any]) -> None:
+        """Launch all, for tensors by name, alpha and beta; None where there is none."""
+        device = values["out"].device
+        for name, shape in self.scratch.items():
+            values[name] = torch.empty(shape, dtype=torch.float32, device=device)
+        for step in self.steps:
+            given = {parameter: values[name] for parameter, name in step.values.items()}
+            for parameter, layout in step.descriptors.items():
+                given[parameter] = TensorDescriptor(given[parameter], *layout)
+            step.kernel[(step.programs,)](**given, **step.arguments)
+
+
+def launches(p: Product, plan: Plan, device: Device) -> Launches:
+    """Return the launches that compute a product by a plan."""
+    tile = plan.tile
+    scratch: dict[str, tuple[int, ...]] = {}
+    arguments = {
+        "units": plan.units,
+        "steps": plan.steps,
+        "steps_of_term": plan.steps_of_term,
+        "splits": plan.splits,
+        "group": plan.group,
+        "tiles_m": plan.tiles_m,
+        "tiles_n": plan.tiles_n,
+        "m": p.out.rows,
+        "n": p.out.columns,
+        "k": p.a.columns,
+        "TILE_M": tile.m,
+        "TILE_N": tile.n,
+        "TILE_K": tile.k,
+        "TERMS": p.terms > 1,
+        "SPLIT": plan.splits > 1,
+        "num_warps": tile.warps,
+        "num_stages": tile.stages,
+        "enable_fp_fusion": True,
+    }
+    descriptors = {}
+    for name, x, extent in (("a", p.a, (tile.m, tile.k)), ("b", p.b, (tile.k, tile.n))):
+        stored = x.stored() if device.has_tma else None
+        layout, stride = x.layout(), x.batch_stride
+        if stored:
+            layout, stride = 1 if x.column_stride == 1 else -1, int(x.count > 1)
+            descriptors[name] = (*stored, [1, *extent[::layout]])
+        arguments |= {
+            f"{name}_batch": stride if p.terms == 1 else 0,
+            f"{name}_term": stride if p.terms > 1 else 0,
+            f"{name}_row": x.row_stride,
+            f"{name}_column": x.column_stride,
+            f"{name.upper()}_TMA": stored is not None,
+            f"{name.upper()}_LAYOUT": layout,
+        }
+
+    if plan.splits == 1:
+        written, tiles, width = p, p.batch * plan.tiles_m, plan.tiles_n * tile.n
+        values = _epilogue_values(p)
+        steps = []
+    else:
+        height, width = plan.tiles_m * tile.m, plan.tiles_n * tile.n
+        scratch["shares"] = (plan.splits, p.batch, height, width)
+        share = height * width
+        shares = Matrices(torch.float32, plan.splits, height, width, share, width, 1, True)
+        written = p._replace(out=shares, c=None, aux=None, activation="none", derivative=False)
+        values = {"out": "shares"}
+        absent = dict.fromkeys(("c", "bias", "aux", "column_sums"))
+        arguments |= {**absent, "alpha": 1.0, "beta": 1.0}
+
+        tile_m, tile_n = min(tile.m, 32), min(tile.n, 64)
+        tiles_m, tiles_n = -(-p.out.rows // tile_m), -(-p.out.columns // tile_n)
+        tiles = p.batch * tiles_m
+        adding = {
+            "share_stride": p.batch * share,
+            "share_batch": share,
+            "share_row": width,
+            "splits": plan.splits,
+            "m": p.out.rows,
+            "n": p.out.columns,
+            "tiles_m": tiles_m,
+            "tiles_n": tiles_n,
+            "TILE_M": tile_m,
+            "TILE_N": tile_n,
+            **_epilogue(p),
+            **ADDING,
+        }
+        width = tiles_n * tile_n
+        names = {"shares": "shares", **_epilogue_values(p)}
+        steps = [Launch(add_shares_kernel, tiles * tiles_n, names, {}, adding)]
+
+    values |= {"a": "a", "b": "b"}
+    vector = min(abs(x.layout()) for x in (written.out, written.c, written.aux) if x)
+    arguments |= {**_epilogue(written), "PARTS": tile.parts(vector)}
+    steps.insert(0, Launch(gemm_kernel, plan.programs, values, descriptors, arguments))
+    if p.has_column_sums:
+        scratch["sums_of_tiles"] = (tiles, width)
+        arguments = {
+            "rows": tiles,
+            "columns": p.out.columns,
+            "row_stride": width,
+            "ROWS": 64,
+            "COLUMNS": 32,
+            **ADDING,
+        }
+        names = {"x": "sums_of_tiles", "out": "column_sums"}
+        steps.append(Launch(add_rows_kernel, -(-p.out.columns // 32), names, {}, arguments))
+    return Launches(scratch, steps)
+
+
+def _epilogue_values(p: Product) -> dict[str, str]:
+    values = {name: name for name in ("out", "c", "bias", "aux", "alpha", "beta")}
+    return values | {"column_sums": "sums_of_tiles" if p.has_column_sums else "column_sums"}
+
+
+def _epilogue(p: Product) -> dict[str, Any]:
+    arguments: dict[str, Any] = {
+        "out_batch": p.out.batch_stride,
+        "out_row": p.out.row_stride,
+        "OUT_LAYOUT": p.out.layout(),
+        "ACTIVATION": p.activation,
+        "DERIVATIVE": p.derivative,
+    }
+    for name, x in (("c", p.c), ("aux", p.aux)):
+        arguments |= {
+            f"{name}_batch": x.batch_stride if x else 0,
+            f"{name}_row": x.row_stride if x else 0,
+            f"{name}_column": x.column_stride if x else 0,
+            f"{name.upper()}_LAYOUT": x.layout() if x else 0,
+        }
+    return arguments

@@ -1,0 +1,1 @@
+"""The ops on lists of tensors, and update_scale_."""

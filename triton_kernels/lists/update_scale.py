@@ -1,0 +1,100 @@
+"""update_scale_: the next loss scale from every found_inf, in one launch of one warp."""
+
+import struct
+
+import triton.language as tl
+from amp_ext.triton_kernels.lists import foreach
+from amp_ext.triton_kernels.lists.foreach import pointer
+from amp_ext.triton_kernels.numerics import any_row, device_function, is_finite
+
+BLOCK = tl.constexpr(128)
+OPTIONS = {"num_warps": 1, "enable_fp_fusion": False}
+
+
+def update_scale_(found_infs: int, count: int, update: tuple) -> None:
+    """Launch the update. `found_infs` is the address of the one float, or of `count` addresses."""
+    update_scale_kernel[(1,)](found_infs, count, *scalars(update), **OPTIONS)
+
+
+def scalars(update: tuple) -> tuple:
+    """Return what a kernel takes of an update: its factors as the bits of doubles."""
+    *pointers, growth_factor, backoff_factor, interval, hysteresis, lowest, highest = update
+    factors = struct.unpack("<qq", struct.pack("<dd", growth_factor, backoff_factor))
+    return (*pointers, *factors, interval, hysteresis, lowest, highest)
+
+
+@foreach.kernel
+def update_scale_kernel(
+    found_infs: tl.int64,
+    count: tl.int64,
+    scale: tl.int64,
+    growth_tracker: tl.int64,
+    hysteresis_tracker: tl.int64,
+    skipped_steps: tl.int64,
+    growth_factor: tl.int64,
+    backoff_factor: tl.int64,
+    growth_interval: tl.int64,
+    hysteresis: tl.int64,
+    min_scale: tl.float32,
+    max_scale: tl.float32,
+):
+    only = tl.cast(found_infs, tl.int64)
+    addresses = pointer(found_infs, tl.int64)
+    listed = tl.where(count == 1, 0, count)
+    overflow = tl.zeros((BLOCK,), tl.int1)
+    for begin in range(0, count, BLOCK):
+        i = begin + tl.arange(0, BLOCK)
+        mask = i < count
+        address = tl.load(addresses + i, mask=i < listed, other=only)
+        overflow |= tl.load(pointer(address, tl.float32), mask=mask, other=0.0) != 0.0
+    overflow = any_row(overflow)
+
+    # What update_scale of csrc/include/amp_ext/scale.h does.
+    tolerates = hysteresis_tracker != 0
+    counts = skipped_steps != 0
+    scale = pointer(scale, tl.float32)
+    growth_tracker = pointer(growth_tracker, tl.int32)
+    hysteresis_tracker = pointer(hysteresis_tracker, tl.int32)
+    skipped_steps = pointer(skipped_steps, tl.int64)
+
+    old = tl.load(scale)
+    steps = tl.load(growth_tracker).to(tl.int64) + 1
+    left = tl.load(hysteresis_tracker, mask=tolerates, other=0) - 1
+    skipped = tl.load(skipped_steps, mask=counts, other=0) + 1
+    tl.debug_barrier()  # every thread has read what one of them writes
+
+    several = hysteresis > 1
+    grows = (overflow == 0) & (steps >= growth_interval)
+    backs_off = overflow & ((hysteresis <= 1) | (left <= 0))
+    new = tl.where(
+        overflow,
+        backed_off(old, _double(backoff_factor), min_scale),
+        grown(old, _double(growth_factor), max_scale),
+    )
+    steps = tl.where(overflow | grows, 0, steps).to(tl.int32)
+    left = tl.where(overflow, left, tl.cast(hysteresis, tl.int32))
+    tl.store(scale, new, mask=grows | backs_off)
+    tl.store(growth_tracker, steps)
+    tl.store(hysteresis_tracker, left, mask=tolerates & (several | (overflow == 0)))
+    tl.store(skipped_steps, skipped, mask=counts & overflow)
+
+
+@device_function
+def _double(pattern):
+    return tl.cast(pattern, tl.int64).to(tl.float64, bitcast=True)
+
+
+@device_function
+def backed_off(scale, factor, floor):
+    """Return scale * factor; the floor stops it, but does not move a scale below it."""
+    new = (scale.to(tl.float64) * factor).to(tl.float32)
+    lowest = tl.where(scale < floor, scale, floor)
+    return tl.where(new < lowest, lowest, new)
+
+
+@device_function
+def grown(scale, factor, ceiling):
+    """Return scale * factor if that is finite; the ceiling stops it likewise."""
+    new = (scale.to(tl.float64) * factor).to(tl.float32)
+    highest = tl.where(scale > ceiling, scale, ceiling)
+    return tl.where(is_finite(new), tl.where(new > highest, highest, new), scale)
