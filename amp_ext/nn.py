@@ -1,4 +1,4 @@
-"""Layers whose backward pass forms less: fused activations, weight gradients added in place."""
+"""Linear layers with fused activations, and weight gradients added in place."""
 
 from types import NoneType
 
@@ -27,7 +27,7 @@ class Linear(nn.Linear):
         device: of the parameters.
         dtype: of the parameters.
         accumulate_grad: whether the weight's gradient may be added to ``weight.grad`` by the
-            product that forms it, where that is provably what autograd would do. A step that
+            product that computes it, where that is provably what autograd would do. A step that
             accumulates gradients over several backward passes then needs no memory but that of
             ``weight.grad``. :func:`amp_ext.ops.linear` says when it is done.
     """
