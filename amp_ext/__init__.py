@@ -1,4 +1,4 @@
-"""A faster backend for torch.amp: the names of ``torch.amp``, served by hand-written kernels.
+"""A backend for torch.amp: the names of ``torch.amp`` on hand-written kernels.
 
 A script that says ``from torch.amp import GradScaler, autocast`` says ``from amp_ext import ...``
 instead. Importing the package changes nothing in torch.

@@ -121,10 +121,10 @@ def all_checks() -> Iterator[Check]:
     from amp_ext.backend import OPS, backend_for
 
     for device in ("cpu", *(f"cuda:{index}" for index in range(cuda_devices()))):
-        served = [op for op in OPS if backend_for(device.partition(":")[0], op).name != "none"]
-        for op in served:
+        supported = [op for op in OPS if backend_for(device.partition(":")[0], op).name != "none"]
+        for op in supported:
             yield f"{op} on {device}", lambda op=op, device=device: check_op(op, device)
-        if len(served) == len(OPS):
+        if len(supported) == len(OPS):
             yield f"training step on {device}", lambda device=device: check_training(device)
 
 

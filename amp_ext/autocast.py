@@ -22,7 +22,7 @@ _override_autocast = ops.amp_ext._override_autocast.default
 
 
 class autocast:
-    """``torch.autocast`` with FP32 accumulation and FP32 gradients of FP32 operands.
+    """``torch.autocast`` with FP32 gradients of FP32 operands, on this package's matrix products.
 
     Takes the arguments of ``torch.autocast``, raises its errors, and works as a context manager and
     as a decorator. Results have the dtypes of ``torch.autocast``. Within the region, in this
@@ -35,7 +35,7 @@ class autocast:
       region of another dtype is seen at once; from a region's second time on, all weights that it
       needs are cast in one launch when it needs the first (what is written through ``.data`` to
       another one between that and its first use may not be seen; ``cache_enabled=False`` helps);
-    * on a CPU, float16 products are computed in float32.
+    * on a CPU, large float16 products are computed by torch's float32 library.
 
     Everything else is torch's own, operands of float64 or of other devices included, tensor
     subclasses, nested tensors, and what runs within transforms of ``torch.func`` or in forward-mode

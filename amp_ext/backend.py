@@ -1,4 +1,4 @@
-"""Which backend serves an op on a device, and why; and the choice of one."""
+"""Which backend runs an op on a device, and why; and the choice of one."""
 
 import os
 from typing import NamedTuple
@@ -19,7 +19,7 @@ _GEMM_VARIABLE = "AMP_EXT_GEMM"
 
 
 class Backend(NamedTuple):
-    """What serves an op.
+    """What runs an op.
 
     Attributes:
         name: "cpu", "cuda" or "triton", this package's code for the device; "library", torch's; or
@@ -35,7 +35,7 @@ class Backend(NamedTuple):
 
 
 def set_backend(name: str | None) -> None:
-    """Chooses the backend of the devices that it serves, in the whole process, from now on.
+    """Chooses the backend of the devices that it supports, in the whole process, from now on.
 
     For others the choice is amp_ext's own, as with None: the CPU's backend for CPU tensors; for
     CUDA tensors the CUDA kernels where they were built, else the Triton kernels where Triton is
@@ -43,7 +43,7 @@ def set_backend(name: str | None) -> None:
 
     Args:
         name: "cuda", the CUDA kernels of this build; "triton"; "cpu"; or None. The Triton kernels
-            serve CUDA tensors, or, where ``TRITON_INTERPRET=1`` was set before Triton was imported,
+            take CUDA tensors, or, where ``TRITON_INTERPRET=1`` was set before Triton was imported,
             CPU tensors instead: slowly, and in one thread at a time.
 
     Raises:
@@ -93,7 +93,7 @@ _choose_by_environment()
 
 
 def backend_for(device_type: str, op: str) -> Backend:
-    """What serves ``op`` (a name in OPS) on the devices of a type."""
+    """What runs ``op`` (a name in OPS) on the devices of a type."""
     if op not in OPS:
         raise ValueError(f"op must be one of {', '.join(OPS)}, got {op!r}")
     try:

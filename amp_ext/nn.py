@@ -1,4 +1,4 @@
-"""Linear layers with fused activations, and weight gradients added in place."""
+"""Layers with fused activations, and with weight gradients added in place."""
 
 from types import NoneType
 

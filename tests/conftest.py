@@ -38,7 +38,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "simt: runs CUDA kernels on the CPU, by tests/simt")
+    config.addinivalue_line("markers", "simt: CPU tensors go to the CUDA kernels, by tests/simt")
 
 
 def pytest_report_header() -> str:
@@ -48,10 +48,13 @@ def pytest_report_header() -> str:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Products take Triton's interpreter seconds each: of each test's cases it runs one in four."""
+    """Leave out the cases of devices that are not here, and of products, which take Triton's
+    interpreter seconds each, three in four."""
     counts: collections.Counter[object] = collections.Counter()
 
     def is_left_out(item: pytest.Item) -> bool:
+        if any("empty parameter set" in mark.kwargs.get("reason", "") for mark in item.own_markers):
+            return True
         if not (OF_PRODUCTS.match(item.path.name) and is_interpreted(item)):
             return False
         counts[item.path, item.originalname] += 1
@@ -81,22 +84,24 @@ def seed(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture(autouse=True)
 def backend(request: pytest.FixtureRequest, seed: None) -> Iterator[None]:
-    """Choose the backend of the test's executor."""
+    """Choose the backend of the test's executor, or simt where it is marked so."""
+    from executors import SIMT
+
     executor = parameters_of(request.node).get("executor")
+    if executor is None and request.node.get_closest_marker("simt"):
+        executor = SIMT
+        if SIMT.missing:
+            pytest.skip(SIMT.missing)
     with executor.chosen() if executor else contextlib.nullcontext():
         yield
 
 
 @pytest.fixture
-def simt(backend: None) -> Iterator[Any]:
-    """Have CPU tensors go to the CUDA kernels; return the library that executes them."""
-    from executors import SIMT
+def simt(backend: None) -> Any:
+    """The library of the backend simt, for tests marked so."""
     from simt.backend import simt
 
-    if SIMT.missing:
-        pytest.skip(SIMT.missing)
-    with SIMT.chosen():
-        yield simt()
+    return simt()
 
 
 @pytest.fixture(autouse=True)

@@ -5,7 +5,7 @@ float64, of any shape, alignment and number; empty lists and empty tensors are f
 and the other one-element tensors may have shape () or (1,) and lie on the same device.
 
 Every op checks all of its arguments first: when it raises, nothing has been written. It raises
-NotImplementedError for an element type or layout that it does not serve, RuntimeError for a wrong
+NotImplementedError for an element type or layout that it does not support, RuntimeError for a wrong
 shape, dtype or device, with the op, the argument, what was expected and what came.
 """
 

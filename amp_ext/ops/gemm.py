@@ -1,5 +1,8 @@
 """The ops of matrix products; amp_ext.ops has them all."""
 
+from inspect import signature
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -58,7 +61,7 @@ def gemm(
         bias: [n], dtypes as of ``c``.
         activation: "none", "relu", which keeps NaN, "gelu" or its approximation "gelu_tanh", as in
             :func:`torch.nn.functional.gelu`; applied to the sum before that is rounded, unless
-            torch's library forms it in bfloat16 (on a CPU with instructions for that).
+            torch's library computes it in bfloat16 (on a CPU with instructions for that).
         out_dtype: float16, bfloat16, float32 or float64; ``torch.promote_types(a.dtype, b.dtype)``
             when None.
 
@@ -87,27 +90,14 @@ def gemm(
     )
 
 
-def gemm_with_aux(
-    a: Tensor,
-    b: Tensor,
-    *,
-    trans_a: bool = False,
-    trans_b: bool = False,
-    sum_batch: bool = False,
-    c: Tensor | None = None,
-    alpha: float = 1.0,
-    beta: float = 1.0,
-    bias: Tensor | None = None,
-    activation: str = "none",
-    out_dtype: torch.dtype | None = None,
-) -> tuple[Tensor, Tensor]:
+def gemm_with_aux(a: Tensor, b: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
     """:func:`gemm`, and what its activation was applied to, of one product.
 
     It is what :func:`gemm` with a gelu runs on where gradients are wanted; differentiable twice.
 
     Args:
-        a, b, trans_a, trans_b, sum_batch, c, alpha, beta, bias, activation, out_dtype: as for
-            :func:`gemm`.
+        a, b: as for :func:`gemm`.
+        options: those of :func:`gemm`.
 
     Returns:
         (out, aux): the result of :func:`gemm`, and alpha * A @ B + beta * c + bias, of the same
@@ -117,19 +107,10 @@ def gemm_with_aux(
         RuntimeError, NotImplementedError, ValueError: as :func:`gemm`. RuntimeError too when a
             tensor requires a gradient, outside of ``torch.no_grad()``.
     """
-    return _ops.gemm_with_aux(
-        a,
-        b,
-        trans_a=trans_a,
-        trans_b=trans_b,
-        sum_batch=sum_batch,
-        c=c,
-        alpha=alpha,
-        beta=beta,
-        bias=bias,
-        activation=activation,
-        out_dtype=out_dtype,
-    )
+    return _ops.gemm_with_aux(a, b, **options)
+
+
+gemm_with_aux.__signature__ = signature(gemm).replace(return_annotation=tuple[Tensor, Tensor])
 
 
 def gemm_times_derivative(
@@ -156,10 +137,10 @@ def gemm_times_derivative(
             those of the gelus are 1 at +inf and 0 at -inf.
 
     Returns:
-        (out, column_sums): the product, formed in the sum's dtype and rounded once; and the sums of
-        its columns before that rounding, over rows and leading dimensions, [n] in the sum's dtype,
-        that is float32, or float64 when ``a`` or ``b`` is. Bitwise the same in every run. (Products
-        that torch's library forms in bfloat16 are rounded before too, as in :func:`gemm`.)
+        (out, column_sums): the product in the sum's dtype, rounded once; and the sums of its
+        columns before that rounding, over rows and leading dimensions, [n] in the sum's dtype,
+        which is float32, or float64 when ``a`` or ``b`` is. Bitwise the same in every run. (What
+        torch's library computes in bfloat16 is rounded before too, as in :func:`gemm`.)
 
     Raises:
         RuntimeError: shapes that do not fit, several devices, or a tensor that requires a gradient,
@@ -196,7 +177,7 @@ def gemm_accumulate_(
         a, b, trans_a, trans_b, sum_batch: as for :func:`gemm`.
         alpha: factor of the product.
 
-    The sum is formed in float32 (in float64 when ``a`` or ``b`` is float64) and added to ``c``
+    The sum is computed in float32 (in float64 when ``a`` or ``b`` is float64) and added to ``c``
     whole or in parts, each addition rounded to float32. Bitwise the same in every run.
 
     Not differentiable: a call with tensors that require gradients, ``c`` among them, has to be

@@ -23,7 +23,7 @@ def unscale_(
     """Multiplies gradients by ``inv_scale`` in place and looks for infinities and NaNs.
 
     With a ``norm`` it clips too: products are multiplied by ``min(1, max_norm / (norm + 1e-6))`` as
-    ``torch.nn.utils.clip_grads_with_norm_`` does. That coefficient is formed on the device in
+    ``torch.nn.utils.clip_grads_with_norm_`` does. That coefficient is computed on the device in
     float32, each operation rounded: the sum, its reciprocal, times ``max_norm``.
 
     Args:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from inspect import signature
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -14,29 +17,6 @@ __all__ = [
     "linear",
     "mlp",
 ]
-
-
-def gemm(
-    a: Tensor,
-    b: Tensor,
-    *,
-    trans_a: bool = False,
-    trans_b: bool = False,
-    sum_batch: bool = False,
-    c: Tensor | None = None,
-    alpha: float = 1.0,
-    beta: float = 1.0,
-    bias: Tensor | None = None,
-    activation: str = "none",
-    out_dtype: torch.dtype | None = None,
-) -> Tensor:
-    """Return round(act(alpha * A @ B + beta * c + bias)), computed in fp64 and rounded once.
-
-    act is the identity; "relu", max(x, 0), NaN for NaN; "gelu", x * Phi(x), Phi the normal
-    distribution; or "gelu_tanh", torch's approximation of that. With beta = 0 c is not read.
-    """
-    x = _sum(a, b, trans_a, trans_b, sum_batch, c, alpha, beta, bias)
-    return _activated(x, activation).to(_result_type(a, b, out_dtype))
 
 
 def gemm_with_aux(
@@ -57,6 +37,18 @@ def gemm_with_aux(
     x = _sum(a, b, trans_a, trans_b, sum_batch, c, alpha, beta, bias)
     dtype = _result_type(a, b, out_dtype)
     return _activated(x, activation).to(dtype), x.to(dtype)
+
+
+def gemm(a: Tensor, b: Tensor, **options: Any) -> Tensor:
+    """Return round(act(alpha * A @ B + beta * c + bias)), computed in fp64 and rounded once.
+
+    act is the identity; "relu", max(x, 0), NaN for NaN; "gelu", x * Phi(x), Phi the normal
+    distribution; or "gelu_tanh", torch's approximation of that. With beta = 0 c is not read.
+    """
+    return gemm_with_aux(a, b, **options)[0]
+
+
+gemm.__signature__ = signature(gemm_with_aux).replace(return_annotation=Tensor)
 
 
 def gemm_times_derivative(

@@ -57,7 +57,7 @@ def unscale_(
 
 
 def clip_coefficient(norm: Tensor, max_norm: float) -> Tensor:
-    """Return min(1, max_norm / (norm + 1e-6)) in fp32, as torch's clip_grads_with_norm_ forms it.
+    """Return min(1, max_norm / (norm + 1e-6)) in fp32, as torch's clip_grads_with_norm_ does.
 
     Source: torch/nn/utils/clip_grad.py. torch divides a number by a tensor by multiplying with the
     reciprocal, so there are three roundings: of the sum, of its reciprocal and of the product.

@@ -222,16 +222,11 @@ class GradScaler(ScalerState):
         fresh = momentum_to_come(optimizer)
         try:
             result = optimizer.step(*args, **kwargs)
-        except BaseException:
+            preset = None  # it has been used
+        finally:
+            del optimizer.grad_scale, optimizer.found_inf
             if preset is not None:
                 optimizer.grad_scale = preset
-            else:
-                del optimizer.grad_scale
-            raise
-        else:
-            del optimizer.grad_scale
-        finally:
-            del optimizer.found_inf
         zero_unwritten_momentum(optimizer, fresh, found_inf)
         state["stage"] = OptState.STEPPED
         return result

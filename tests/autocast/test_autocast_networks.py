@@ -325,8 +325,9 @@ def why_torch_cannot(name: str, dtype: torch.dtype) -> str:
 
 
 @every_dtype
+@pytest.mark.parametrize("kernels", ["cpu", pytest.param("simt", marks=pytest.mark.simt)])
 @pytest.mark.parametrize("name", NETWORKS)
-def test_training_step(name: str, dtype: torch.dtype) -> None:
+def test_training_step(name: str, kernels: str, dtype: torch.dtype) -> None:
     """As accurate as numbers of 16 bits make it.
 
     A gradient is a product of at most 15 or so factors that were rounded to `dtype` one after the

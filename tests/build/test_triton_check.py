@@ -46,15 +46,6 @@ def test_a_good_kernel_passes() -> None:
     assert checked() == []
 
 
-def test_what_is_read() -> None:
-    kernels: Kernels = {}
-    read_sass(SASS, kernels)
-    read_usage(USAGE.replace("STACK:0", "STACK:8"), kernels)
-    (kernel,) = kernels.values()
-    assert (kernel.registers, kernel.stack, kernel.shared) == (56, 8, 1024)
-    assert kernel.instructions.total() == 2
-
-
 @pytest.mark.parametrize(
     ("usage", "sass", "fault"),
     [
@@ -62,7 +53,6 @@ def test_what_is_read() -> None:
         (USAGE, SASS + "        /*0030*/   @P1 LDL.64 R4, [R1] ;", "1 loads and stores of local"),
         (USAGE, SASS + "        /*0030*/       STL [R1], R4 ;", "1 loads and stores of local"),
         (USAGE, SASS.replace("LDG.E.128", "LDG.E.64"), "no LDG.E.128"),
-        (USAGE, SASS.replace("STG.E.128", "STG.E"), "no STG.E.128"),
         (USAGE, "", "no machine code"),
         ("", SASS, "nothing about its registers"),
     ],
@@ -71,22 +61,16 @@ def test_a_bad_kernel_is_seen(usage: str, sass: str, fault: str) -> None:
     assert fault in " ".join(checked(usage, sass))
 
 
-@pytest.mark.parametrize(("arch", "limit"), [(80, 166_912), (90, 232_448), (100, 232_448)])
-def test_too_much_shared_memory_is_seen(arch: int, limit: int) -> None:
-    kernels: Kernels = {}
-    read_sass(SASS, kernels)
-    read_usage(USAGE, kernels)
-    (kernel,) = kernels.values()
-    kernel.shared = limit
-    assert faults(kernel, NEEDED, SHARED_LIMITS[arch]) == []
-    kernel.shared += 1
-    (fault,) = faults(kernel, NEEDED, SHARED_LIMITS[arch])
-    assert fault.startswith(f"{limit + 1} bytes of shared memory")
+def test_too_much_shared_memory_is_seen() -> None:
+    """Of sm_90 a block may have 227 KiB."""
+    assert checked(shared=232_448) == []
+    (fault,) = checked(shared=232_449)
+    assert fault.startswith("232449 bytes of shared memory")
 
 
 @pytest.mark.parametrize(
     ("registers", "warps", "programs", "fit"),
-    [(64, 8, 4, 4), (65, 8, 4, 3), (80, 8, 3, 3), (81, 8, 3, 2), (255, 8, 1, 1), (128, 4, 5, 4)],
+    [(64, 8, 4, 4), (65, 8, 4, 3), (128, 4, 5, 4)],
 )
 def test_more_programs_than_registers_are_seen(
     registers: int, warps: int, programs: int, fit: int
@@ -132,7 +116,6 @@ def test_a_last_program_that_waits_passes() -> None:
         ("	bar.sync 	0;  // drawn\n", "", "no bar.sync right after the ticket"),
         ("gpu.acq_rel.add", "gpu.relaxed.add", "the ticket is not drawn by an atom.acq_rel.gpu"),
         ("gpu.acq_rel.add", "cta.acq_rel.add", "the ticket is not drawn by an atom.acq_rel.gpu"),
-        ("gpu.acq_rel.add", "gpu.release.add", "the ticket is not drawn by an atom.acq_rel.gpu"),
         ("ld.global.cg", "ld.global", "no ld.global.cg after the ticket"),
         (
             "bar.sync 	0;  // of the sum",
@@ -165,7 +148,6 @@ def test_a_kernel_without_a_variant_is_seen() -> None:
     kernels = {"cast_kernel": object(), "gemm_kernel": object()}
     variants = [Variant("cast", kernels["cast_kernel"], {})]
     assert missing(kernels, variants) == ["no variant of gemm_kernel is checked"]
-    assert missing({}, variants) == []
 
 
 # ---- kernels as they are compiled, in a process where they are not interpreted -----------------

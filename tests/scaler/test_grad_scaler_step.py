@@ -266,3 +266,29 @@ def test_first_fused_step_with_momentum_may_be_skipped() -> None:
     after_skip, without = trained([math.inf, 1.0, 2.0]), trained([1.0, 2.0])
     # Momentum starts as a copy of the gradient, or as zero times 0.9 plus the gradient.
     assert torch.equal(after_skip, without)
+
+
+def test_one_launch_makes_the_scalars_of_a_step() -> None:
+    """The factor of unscaling and a found_inf of 0; a zero alone for an optimizer that unscales."""
+
+    def launched(optimizer: torch.optim.Optimizer) -> list[str]:
+        scaler = started(OURS)
+        with torch.profiler.profile() as profile:
+            scaler.step(optimizer)
+            scaler.update()
+        names = {event.key for event in profile.key_averages()}
+        return sorted(names & {"aten::reciprocal", "aten::zeros", "aten::full", "aten::_to_copy"})
+
+    assert launched(sgd(leaf([4.0]))) == ["aten::reciprocal"]
+    fused = torch.optim.SGD([leaf([4.0])], lr=0.5, fused=True)
+    assert launched(fused) == ["aten::zeros"]
+
+
+@pytest.mark.parametrize("shape", [(), (1,)])
+def test_a_scale_that_was_replaced_is_used(shape: tuple[int, ...]) -> None:
+    scaler, optimizer = started(OURS, 4.0), sgd(leaf([4.0]))
+    scaler._scale = torch.full(shape, 2.0)
+    scaler.step(optimizer)
+    scaler.update()
+    assert grads(optimizer)[0].tolist() == [2.0]
+    assert not scaler.step_was_skipped

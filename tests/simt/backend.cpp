@@ -2,6 +2,7 @@
 #include "backend.h"
 
 #include <cstring>
+#include <map>
 #include <optional>
 #include <string>
 
@@ -16,6 +17,7 @@ using namespace amp_ext;
 // The device, and the order in which each of the launches to come runs, follow from the seed,
 // unless all of them are to be the same.
 uint64_t seed = 0, launches = 0;
+std::map<std::string, int64_t> calls;  // of each op
 std::optional<Options> pinned;
 
 bool sm90 = false;
@@ -61,22 +63,24 @@ class SimtBackend final : public cuda::CudaBackend {
   const char* name() const override { return "simt"; }
 
   Status unscale(UnscaleArgs args, Services& host) const override {
-    return run(host, [&](Services& s) { return CudaBackend::unscale(args, s); });
+    return run("unscale", host, [&](Services& s) { return CudaBackend::unscale(args, s); });
   }
   Status check_finite(CheckFiniteArgs args, Services& host) const override {
-    return run(host, [&](Services& s) { return CudaBackend::check_finite(args, s); });
+    return run("check_finite", host,
+               [&](Services& s) { return CudaBackend::check_finite(args, s); });
   }
   Status grad_norm(GradNormArgs args, Services& host) const override {
-    return run(host, [&](Services& s) { return CudaBackend::grad_norm(args, s); });
+    return run("grad_norm", host, [&](Services& s) { return CudaBackend::grad_norm(args, s); });
   }
   Status cast(CastArgs args, Services& host) const override {
-    return run(host, [&](Services& s) { return CudaBackend::cast(args, s); });
+    return run("cast", host, [&](Services& s) { return CudaBackend::cast(args, s); });
   }
   Status update_scale(UpdateScaleArgs args, Services& host) const override {
-    return run(host, [&](Services& s) { return CudaBackend::update_scale(args, s); });
+    return run("update_scale", host,
+               [&](Services& s) { return CudaBackend::update_scale(args, s); });
   }
   Status gemm(const GemmArgs& args, Services& host) const override {
-    return run(host, [&](Services& s) { return CudaBackend::gemm(args, s); });
+    return run("gemm", host, [&](Services& s) { return CudaBackend::gemm(args, s); });
   }
 
  protected:
@@ -90,7 +94,8 @@ class SimtBackend final : public cuda::CudaBackend {
 
  private:
   template <class Launch>
-  static Status run(Services& host, Launch launch) {
+  static Status run(const char* op, Services& host, Launch launch) {
+    ++calls[op];
     set_schedule();
     fault.clear();
     SimtServices services(host);
@@ -131,6 +136,9 @@ void simt_force_tile(bool sm90, int tile, int cluster_m, int cluster_n, int64_t 
   amp_ext::forced_tile.reset();
   if (tile >= 0) amp_ext::forced_tile = {sm90, tile, cluster_m, cluster_n, splits, whole};
 }
+
+// How often an op has been called: unscale, check_finite, grad_norm, cast, update_scale or gemm.
+int64_t simt_calls(const char* op) { return simt::calls[op]; }
 
 const char* simt_plan_text() {
   static std::string text;

@@ -24,6 +24,8 @@ class Simt(Library):
         self.functions.simt_seed.argtypes = [c_uint64]
         self.functions.simt_pin.argtypes = [c_uint64, c_int, c_int]
         self.functions.simt_force_tile.argtypes = [c_bool, *[c_int] * 3, *[c_int64] * 2]
+        self.functions.simt_calls.argtypes = [c_char_p]
+        self.functions.simt_calls.restype = c_int64
         self.functions.simt_plan_text.restype = c_char_p
         self.functions.simt_check_plans.argtypes = [c_uint64, c_bool]
         self.functions.simt_check_plans.restype = c_char_p
@@ -54,6 +56,10 @@ class Simt(Library):
     def plan(self) -> str:
         """Return the plan of the last product, in words."""
         return self.functions.simt_plan_text().decode()
+
+    def calls(self, op: str) -> int:
+        """Return how often an op has been called, by its name in amp_ext/backend.h."""
+        return self.functions.simt_calls(op.encode())
 
     def check_plans(self, seed: int, sm90: bool) -> str:
         """Return what does not hold for some plan of random products; empty if all is well."""

@@ -181,7 +181,7 @@ def all_sources(kernels: Path = KERNELS) -> list[Path]:
 
 # Of the GEMM kernels' tests with a tile in their ids, those that few_sources() serves.
 FEW_TILES = "(128x64x32 or 64x64x64 or 16x128x64 or 64x64x32)"
-FEW_SM90_TILES = "(128x256 or 128x128)"
+FEW_SM90_TILES = "(sm90-128x256 or sm90-128x128)"
 
 
 def few_sources(kernels: Path = KERNELS) -> list[Path]:

@@ -12,17 +12,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from amp_ext import reference
+from amp_ext import ops, reference
 from cases import FLOATS, LAYOUTS, assert_all_same, assert_same, copies, random, whole_and_view
-from executors import SIMT
 from simt import build
+from simt.backend import Simt
 from simt.library import Schedule
 from simt.mutants import run as mutants
 from simt.mutants.mutant import Mutant
 from simt.sanitize import build_few_sanitized, sanitized
-from simt_ops import Ops
 
-pytestmark = pytest.mark.skipif(bool(SIMT.missing), reason=SIMT.missing)
+pytestmark = pytest.mark.simt
 
 TESTS = Path(__file__).resolve().parents[1]
 CPU = torch.device("cpu")
@@ -44,8 +43,11 @@ def gradients(short: bool) -> list[Tensor]:
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
 @pytest.mark.parametrize("short", [True, False], ids=["parameters", "table"])
 @pytest.mark.parametrize("bad", [False, True], ids=["finite", "bad"])
-def test_every_schedule_gives_the_same(schedule: Schedule, short: bool, bad: bool) -> None:
-    ops, grads = Ops(schedule), gradients(short)
+def test_every_schedule_gives_the_same(
+    simt: Simt, schedule: Schedule, short: bool, bad: bool
+) -> None:
+    simt.pin(schedule)
+    grads = gradients(short)
     if bad:
         grads[-1][-1] = math.nan
     inv_scale = torch.tensor(1 / 3)
@@ -64,17 +66,20 @@ def test_every_schedule_gives_the_same(schedule: Schedule, short: bool, bad: boo
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
 @pytest.mark.parametrize("short", [True, False], ids=["parameters", "table"])
 @pytest.mark.parametrize("bad", [False, True], ids=["finite", "bad"])
-def test_every_schedule_clips_the_same(schedule: Schedule, short: bool, bad: bool) -> None:
+def test_every_schedule_clips_the_same(
+    simt: Simt, schedule: Schedule, short: bool, bad: bool
+) -> None:
     """The last block's work: norms of each tensor, and the norm of all."""
     grads = gradients(short)
     if bad:
         grads[-1][-1] = math.inf
     inv_scale, results = torch.tensor(1 / 3), []
-    for ops in (Ops(schedule), Ops(SCHEDULES[0]), reference):
+    for by, order in ((ops, schedule), (ops, SCHEDULES[0]), (reference, SCHEDULES[0])):
+        simt.pin(order)
         found = torch.zeros(())
         norms, clipped = torch.full((len(grads),), -1.0), copies(grads)
-        norm = ops.grad_norm(grads, found, inv_scale, norms=norms)
-        ops.unscale_(clipped, found, inv_scale, norm=results[0][0] if results else norm, max_norm=9)
+        norm = by.grad_norm(grads, found, inv_scale, norms=norms)
+        by.unscale_(clipped, found, inv_scale, norm=results[0][0] if results else norm, max_norm=9)
         results.append([norm, norms, found, *clipped])
     assert_all_same(results[0], results[1])
     torch.testing.assert_close(results[0][:2], results[2][:2], rtol=2.0**-22, atol=0.0)
@@ -82,24 +87,32 @@ def test_every_schedule_clips_the_same(schedule: Schedule, short: bool, bad: boo
     assert results[0][2].item() == float(bad)
 
 
-def test_norm_is_the_same_in_every_schedule() -> None:
-    grads = gradients(short=True)
-    norms = [
-        Ops(Schedule(seed, 1 + seed % 8)).grad_norm(grads, torch.zeros(())) for seed in range(20)
-    ]
-    for norm in norms:
-        assert_same(norm, norms[0])
+def test_norm_is_the_same_in_every_schedule(simt: Simt) -> None:
+    grads, norms = gradients(short=True), []
+    for seed in range(20):
+        simt.pin(Schedule(seed, 1 + seed % 8))
+        norms.append(ops.grad_norm(grads, torch.zeros(())))
+        assert_same(norms[-1], norms[0])
 
 
-def test_seeds_are_different_schedules() -> None:
-    """What several blocks write to one place depends on their order alone."""
-    inputs, last = [torch.full((9,), float(i)) for i in range(8)], []
+def test_seeds_are_different_schedules(simt: Simt) -> None:
+    """How often threads are changed depends on their order alone."""
+    grads, switches = gradients(short=True), []
     for seed in [*SEEDS, *SEEDS]:
-        output = torch.empty(9)
-        Ops(Schedule(seed)).cast_([output] * 8, inputs)
-        last.append(output[0].item())
-    assert len(set(last)) > 3
-    assert last[: len(SEEDS)] == last[len(SEEDS) :]
+        simt.pin(Schedule(seed))
+        switches.append(simt.cost(ops.grad_norm, grads, torch.zeros(())).switches)
+    assert len(set(switches)) > 3
+    assert switches[: len(SEEDS)] == switches[len(SEEDS) :]
+
+
+def test_a_fault_is_the_error_of_the_op(simt: Simt) -> None:
+    """And leaves the next launch alone."""
+    grads, found_inf = [torch.ones(9)], torch.zeros(())
+    simt.pin(Schedule(multiprocessors=0))
+    with pytest.raises(RuntimeError, match=r"amp_ext::check_finite: .*: a launch of 0x1x1 blocks"):
+        ops.check_finite(grads, found_inf)
+    simt.seed(0)
+    ops.check_finite(grads, found_inf)
 
 
 # ---- the ops under a sanitizer ------------------------------------------------------------------

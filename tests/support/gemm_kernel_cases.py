@@ -1,5 +1,6 @@
-"""Products for the CUDA kernels, by amp_ext.ops on simt: operands placed in memory, the tile, splits
-and cluster that compute them, and what must come out."""
+"""Products for the CUDA kernels, by amp_ext.ops on simt: operands placed in memory, the tile,
+splits and cluster that compute them, and what must come out.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +22,6 @@ OUT_TYPES = (FP32, FP16, BF16)
 ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh")
 CPU = torch.device("cpu")
 SURROUNDINGS = float("nan")
-
-on_simt = [pytest.mark.simt, pytest.mark.usefixtures("simt")]
 
 # Whether a and b lie by rows, and what is tested with that where it matters little what.
 MAJORS = {"nn": (True, True), "nt": (True, False), "tn": (False, True), "tt": (False, False)}

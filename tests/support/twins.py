@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
@@ -16,7 +17,11 @@ ScalerClass = type[torch.amp.GradScaler]
 OURS: ScalerClass = amp_ext.GradScaler
 THEIRS: ScalerClass = torch.amp.GradScaler
 
-DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() and amp_ext._C.cuda_built() else [])]
+DEVICES = [
+    "cpu",
+    *(["cuda"] if torch.cuda.is_available() and amp_ext._C.cuda_built() else []),
+    pytest.param("cpu", id="simt", marks=pytest.mark.simt),
+]
 
 
 def plain(value: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+from typing import Any
 
 import torch
 from amp_ext.triton_kernels.gemm.launches import Launches, launches
@@ -70,8 +71,11 @@ def gemm(
         "alpha": alpha,
         "beta": beta,
     }
-    device = INTERPRETED_DEVICE if INTERPRETED else _device(out.device.index)
-    if AUTOTUNE and not INTERPRETED:
+    if INTERPRETED:
+        planned(product, INTERPRETED_DEVICE).run(_with_one_storage_per_address(values))
+        return
+    device = _device(out.device.index)
+    if AUTOTUNE:
         from amp_ext.triton_kernels.gemm.autotune import fastest
 
         fastest(product, device, values).run(values)
@@ -83,6 +87,20 @@ def gemm(
 def planned(product: Product, device: Device) -> Launches:
     """Return what is predicted to be the fastest."""
     return launches(product, candidates(product.problem(device.has_tma), device)[0], device)
+
+
+def _with_one_storage_per_address(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the values with views of the largest storage where several begin at one address, which
+    the interpreter takes for the same.
+    """
+    tensors = {name: x for name, x in values.items() if isinstance(x, Tensor)}
+    storages = sorted((x.untyped_storage() for x in tensors.values()), key=lambda x: x.nbytes())
+    largest = {storage.data_ptr(): storage for storage in storages}
+    views = {
+        name: x.new_empty(0).set_(largest[x.data_ptr()], 0, x.shape, x.stride())
+        for name, x in tensors.items()
+    }
+    return {**values, **views}
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""The CUDA kernels of products, every instance of them, on simt: shapes, layouts, batches, splits."""
+"""The CUDA kernels of products, every instance of them, on simt: shapes, layouts, splits."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 
-from cases import assert_equal, assert_same, assert_sum_near, integers, normal
+from cases import assert_same, assert_sum_near, integers, normal
 from gemm_kernel_cases import (
     BF16,
     CPU,
@@ -24,7 +24,6 @@ from gemm_kernel_cases import (
     every_tile_and_majors,
     exact,
     linear_part,
-    on_simt,
     placed,
     planned,
     product,
@@ -34,7 +33,7 @@ from gemm_kernel_cases import (
 from simt.backend import Simt
 from simt.library import Schedule
 
-pytestmark = on_simt
+pytestmark = pytest.mark.simt
 
 every_majors = pytest.mark.parametrize("majors", MAJORS)
 
@@ -169,7 +168,6 @@ def test_only_aligned_operands_are_copied_16_bytes_at_a_time(simt: Simt) -> None
 def test_every_second_matrix(tile: Tile) -> None:
     """Of batches that are further apart than their matrices are large."""
     gemm = product_for(tile, 70, 40, 70, batch=5)
-    odd = {name: getattr(gemm, name)[1::2] for name in ("a", "b")}
     memory = placed(torch.full((5, 70, 40), float("nan")))[1::2]
     memory.copy_(integers((2, 70, 40), FP32, CPU))
     check(gemm._replace(a=gemm.a[1::2], b=gemm.b[1::2], into=memory), tile)

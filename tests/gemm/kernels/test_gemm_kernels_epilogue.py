@@ -1,4 +1,4 @@
-"""The epilogues of the CUDA kernels of products, on simt: c, bias, activations, aux, column sums."""
+"""The epilogues of the CUDA kernels of products, on simt: c, bias, activations, aux, sums."""
 
 from __future__ import annotations
 
@@ -30,7 +30,6 @@ from gemm_kernel_cases import (
     every_type,
     exact,
     linear_part,
-    on_simt,
     placed,
     product,
     product_for,
@@ -41,7 +40,7 @@ from gemm_kernel_cases import (
 from simt.backend import Simt
 from simt.library import Schedule
 
-pytestmark = on_simt
+pytestmark = pytest.mark.simt
 
 SIDES = ("none", "c", "in-place", "aux", "derivative")
 

@@ -21,14 +21,12 @@ from gemm_kernel_cases import (
     Product,
     check,
     compute,
-    on_simt,
     placed,
     product,
-    run,
 )
 from simt.backend import Simt
 
-pytestmark = on_simt
+pytestmark = pytest.mark.simt
 
 
 @pytest.mark.parametrize("sm90", [False, True])

@@ -8,13 +8,11 @@ import pytest
 import torch
 
 from gemm_kernel_cases import (
-    CPU,
     FP16,
     OUT_TYPES,
     Tile,
     check,
     every_sm90_tile,
-    on_simt,
     placed,
     planned,
     product_for,
@@ -22,7 +20,7 @@ from gemm_kernel_cases import (
 from simt.backend import Simt
 from simt.library import Schedule
 
-pytestmark = on_simt
+pytestmark = pytest.mark.simt
 
 SEEDS = range(6)  # asynchronous copies are early, late and at random by turns
 CLUSTERS = ((1, 1), (2, 1), (1, 2))

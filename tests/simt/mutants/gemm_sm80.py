@@ -14,7 +14,7 @@ OPERAND, MAINLOOP, SCHEDULER, SPLIT, LAUNCH = (
 )
 TAILS = "test_tails and (nn or tt)"
 RESULTS = (
-    f"{FEW_TILES} and ({TAILS} or every_schedule or batches_and_terms or splits_are_the_same) "
+    f"{FEW_TILES} and ({TAILS} or every_schedule or batches_and_sums or same_in_every) "
     "or test_groups"
 )
 ASAN = {"select": f"{FEW_TILES} and {TAILS}", "variant": "asan"}
@@ -22,7 +22,7 @@ RACE = {
     "select": f"{FEW_TILES} and (test_tails and tt or every_schedule and [0-)",
     "variant": "tsan",
 }
-SPLIT_RACE = {"select": f"{FEW_TILES} and error_is_that_of_a_sum and [5-40", "variant": "tsan"}
+SPLIT_RACE = {"select": f"{FEW_TILES} and error_is_that_of_a_sum and 40-5", "variant": "tsan"}
 
 
 def gemm_mutant(

@@ -10,7 +10,7 @@ EPILOGUE, VECTOR, ACTIVATION = (
     f"gemm/{name}.cuh" for name in ("sm80/epilogue", "sm80/vector8", "shared/activation")
 )
 EPILOGUES = (
-    f"{FEW_TILES} and (all_at_once or column_sums_of_many) or layouts_of_c "
+    f"{FEW_TILES} and (all_at_once or sums_of_many) or layouts_of_c "
     "or test_bias or activation or derivative or gelus_keep"
 )
 ALL = f"{FEW_TILES} and all_at_once"
@@ -47,7 +47,7 @@ MUTANTS = (
         EPILOGUE,
         "g.batch == 0 ? 0 : g.m",
         "g.m",
-        select="test_edges and -0-",
+        select="test_edges and [0-",
     ),
     _epilogue(
         "aux is stored behind the activation",

@@ -20,20 +20,29 @@ RESULTS = f"{FEW} and all_at_once"
 SIDES = f"{FEW} and test_boxes"
 SUMS = f"{FEW} and sums"
 SHARES = f"{FEW} and shares_behind"
-ASAN = {"select": f"{FEW} and bias and fp32", "variant": "asan"}
+ASAN = {"select": f"{FEW} and all_at_once and fp32", "variant": "asan"}
 RACE = {"select": f"{RESULTS} and fp16 and (none or derivative)", "variant": "tsan"}
 
 
 def _mutant(
-    name: str, file: str, old: str, new: str, select: str = RING, variant: str = "plain"
+    name: str,
+    file: str,
+    old: str,
+    new: str,
+    select: str = RING,
+    variant: str = "plain",
 ) -> Mutant:
     return Mutant(f"sm90: {name}", file, old, new, "gemm_sm90", select, variant)
+
+
+def _layout(name: str, file: str, old: str, new: str, select: str) -> Mutant:
+    return Mutant(f"sm90: {name}", file, old, new, "gemm_kernels", select)
 
 
 def _epilogue(
     name: str, file: str, old: str, new: str, select: str = RESULTS, variant: str = "plain"
 ) -> Mutant:
-    return Mutant(f"sm90: {name}", file, old, new, "gemm_sm90_epilogue", select, variant)
+    return Mutant(f"sm90: {name}", file, old, new, "gemm_kernels_epilogue", select, variant)
 
 
 WAIT_EMPTY = "      ptx::mbarrier_wait(header.empty[ring.at], ring.parity ^ 1);\n      //"
@@ -153,21 +162,21 @@ MUTANTS = (
         "kTile.ping_pong ? 0 : consumer * kTile.consumer_m()",
         "0",
     ),
-    _mutant(
+    _layout(
         "the next term is the first one",
         MAINLOOP,
         "        ++matrix;\n",
         "",
-        f"{FEW} and batches_and_terms",
+        f"{FEW} and batches_and_sums",
     ),
-    _mutant(
+    _layout(
         "terms are not begun anew",
         MAINLOOP,
         "        step = 0;\n",
         "",
-        f"{FEW} and batches_and_terms",
+        f"{FEW} and batches_and_sums",
     ),
-    _mutant(
+    _layout(
         "a shared operand has matrices",
         MAINLOOP,
         "g.a.batch_stride == 0 ? 0 : matrix",
@@ -252,50 +261,50 @@ MUTANTS = (
     ),
     # ---- boxes
     _mutant("the proxy is not fenced", EPILOGUE, "    ptx::fence_proxy_async();\n", ""),
-    _mutant(
+    _epilogue(
         "boxes of 64 bytes have the other swizzle",
         GEMM,
         "CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B",
         "CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_128B",
-        f"{FEW} and test_boxes",
+        SIDES,
     ),
-    _mutant(
+    _epilogue(
         "pairs are not swizzled",
         PART,
         "swizzled<kRowBytes>(row(i), byte / 16) + byte % 16",
         "row(i) * kRowBytes + byte",
-        f"{FEW} and test_boxes",
+        SIDES,
     ),
-    _mutant(
+    _epilogue(
         "quarters change places",
         PART,
         "groups[i + j / 2].at + j % 2 * 2",
         "groups[i + j % 2].at + j / 2 * 2",
-        f"{FEW} and test_boxes",
+        SIDES,
     ),
     _mutant(
         "stored before all have written", EPILOGUE, STORE_BARRIER, STORE_BARRIER.partition("\n")[2]
     ),
-    _mutant(
+    _epilogue(
         "boxes are not waited for to be read",
         EPILOGUE,
         WAIT_STORES,
         "      else\n        ;\n",
-        f"{FEW} and test_boxes",
+        SIDES,
     ),
-    _mutant(
+    _epilogue(
         "waits one store short",
         EPILOGUE,
         WAIT_STORES,
         WAIT_STORES.replace("<1>", "<2>"),
-        f"{FEW} and test_boxes",
+        SIDES,
     ),
-    _mutant(
+    _epilogue(
         "one of two boxes is not waited for",
         EPILOGUE,
         "stores_read() == 1)\n        ptx::bulk_wait_read<0>()",
         "stores_read() == 1)\n        ptx::bulk_wait_read<1>()",
-        f"{FEW} and test_boxes",
+        SIDES,
     ),
     _mutant("exits before boxes are read", GEMM, "  epilogue.close();\n", ""),
     _epilogue(

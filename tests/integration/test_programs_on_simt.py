@@ -1,0 +1,80 @@
+"""The seed programs train on the CUDA kernels, through autocast and GradScaler, as on the CPU's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from executors import EXECUTORS, SIMT, SIMT_SM90, Executor
+from simt.backend import simt
+from workloads import checkerboard, digits, regression
+from workloads.common import Trainer, epochs
+
+CPU = torch.device("cpu")
+STEPS = 20
+CPU_KERNELS = EXECUTORS[1]
+# At least; of two layers, products forward, for weights and for what lies between the layers.
+CALLS_A_STEP = {"unscale": 1, "grad_norm": 1, "update_scale": 1, "cast": 1, "gemm": 5}
+
+
+def small_images() -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(0)
+    images = torch.rand(4, 8, digits.SIDE, digits.SIDE, generator=generator)
+    return [(batch, torch.arange(8)) for batch in images]
+
+
+# What the engine can execute in seconds: 16 x 16 pixels and 16 channels, batches of 8 images.
+PROGRAMS: dict[str, Callable[[], Trainer]] = {
+    "checkerboard": lambda: checkerboard.training("amp_ext", CPU, 16),
+    "regression": lambda: regression.training("amp_ext", CPU, regression.batches()),
+    "digits": lambda: digits.training("amp_ext", CPU, epochs(small_images(), CPU)),
+}
+
+
+def train(executor: Executor, program: Callable[[], Trainer]) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the losses, and all parameters before and after."""
+    with executor.chosen():
+        trainer, losses = program(), []
+        parameters = list(trainer.network.parameters())
+        before = torch.cat([p.detach().flatten() for p in parameters])
+        for _ in range(STEPS):
+            trainer.advance()
+            trainer.optimizer.zero_grad()
+            with trainer.autocast():
+                loss = trainer.loss(trainer.network(trainer.inputs), trainer.targets)
+            trainer.scaler.scale(loss).backward()
+            trainer.scaler.clip_grad_norm_(trainer.optimizer, 1.0)
+            trainer.scaler.step(trainer.optimizer)
+            trainer.scaler.update()
+            losses.append(loss.item())
+        after = torch.cat([p.detach().flatten() for p in parameters])
+    return torch.tensor(losses), before, after
+
+
+@pytest.mark.skipif(bool(SIMT.missing), reason=SIMT.missing)
+@pytest.mark.parametrize("kernels", [SIMT, SIMT_SM90], ids=lambda executor: executor.name)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_trains_as_on_the_cpu(
+    monkeypatch: pytest.MonkeyPatch, name: str, kernels: Executor
+) -> None:
+    """Losses, and the way that the parameters go, differ by 1 in 128 at most.
+
+    Both add up the same products in FP32, in another order; what they round to FP16 then differs by
+    no more than one spacing, 2**-10 of it. A gradient has 8 such numbers on its way or fewer, and
+    Adam's steps are ratios of gradients. (They do differ by 1 in 10,000, where at all.)
+    """
+    monkeypatch.setattr(checkerboard, "WIDTH", 16)
+    losses, before, after = train(CPU_KERNELS, PROGRAMS[name])
+    counts = {op: simt().calls(op) for op in CALLS_A_STEP}
+    simt_losses, _, simt_after = train(kernels, PROGRAMS[name])
+    for op, calls in CALLS_A_STEP.items():
+        # The first region does not know yet which weights to cast together.
+        assert simt().calls(op) - counts[op] >= calls * STEPS - (op == "cast"), op
+    if name == "digits":
+        assert simt().plan().startswith("sm90") == kernels.sm90
+    assert ((simt_losses - losses).abs() <= 2.0**-7 * losses).all()
+    assert (simt_after - after).norm() <= 2.0**-7 * (after - before).norm()
+    assert losses[-3:].mean() < losses[:3].mean()
