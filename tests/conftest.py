@@ -85,6 +85,7 @@ def seed(request: pytest.FixtureRequest) -> None:
 @pytest.fixture(autouse=True)
 def backend(request: pytest.FixtureRequest, seed: None) -> Iterator[None]:
     """Choose the backend of the test's executor, or simt where it is marked so."""
+    import amp_ext
     from executors import SIMT
 
     executor = parameters_of(request.node).get("executor")
@@ -92,8 +93,10 @@ def backend(request: pytest.FixtureRequest, seed: None) -> Iterator[None]:
         executor = SIMT
         if SIMT.missing:
             pytest.skip(SIMT.missing)
+    before = amp_ext.get_backend()
     with executor.chosen() if executor else contextlib.nullcontext():
         yield
+    amp_ext.set_backend(before)
 
 
 @pytest.fixture

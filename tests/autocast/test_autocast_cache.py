@@ -175,13 +175,6 @@ def test_views_are_fresh_after_a_silent_write(
         assert use(low, weight).equal(use(x, value).half())
 
 
-def test_view_after_data_of_another_shape(x: Tensor, weight: Tensor) -> None:
-    with fp16():
-        F.linear(x, weight[:])
-        weight.data = whole(8, 4)
-        assert F.linear(x, weight[:]).equal((x @ weight.detach().t()).half())
-
-
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("enabled", [True, False], ids=["scaled", "disabled scaler"])
 def test_step_within_the_region(fused: bool, enabled: bool) -> None:

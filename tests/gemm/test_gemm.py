@@ -180,3 +180,11 @@ def test_layouts(executor: Executor, a_layout: str, sizes: tuple[int, int, int])
         a = stored(normal((m, k), dtypes[0], executor.device), trans[0], a_layout)
         b = stored(normal((k, n), dtypes[1], executor.device), trans[1], b_layout)
         assert_near_oracle(executor, a, b, trans_a=trans[0], trans_b=trans[1])
+
+
+@against_oracle
+def test_attention_of_one_head(executor: Executor) -> None:
+    """[batch, 1, time, width], whose strides of the size 1 mean nothing."""
+    for dtype in (FP16, BF16):
+        q, k = (integers((3, 16, 1, 8), dtype, executor.device).transpose(1, 2) for _ in range(2))
+        assert_equal(gemm(executor, q, k, trans_b=True), q.double() @ k.double().mT)

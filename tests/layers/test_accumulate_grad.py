@@ -89,15 +89,6 @@ def test_is_what_autograd_does(
         torch.testing.assert_close(mine.grad, other.grad, rtol=1e-6, atol=1e-4)
 
 
-@against_oracle
-def test_first_gradient_is_returned(executor: Executor) -> None:
-    layer = linear(executor)
-    layer.weight.grad = None
-    assert backward(layer, lambda: layer(rows(executor)).sum()) == 0
-    assert layer.weight.grad is not None
-    assert backward(layer, lambda: layer(rows(executor)).sum()) == 1
-
-
 def hooked_before(layer: Linear) -> None:
     layer.weight.register_hook(lambda grad: grad * 2)
 
@@ -271,17 +262,6 @@ def test_tied_layers_under_autocast(executor: Executor) -> None:
     with amp_ext.autocast(executor.device.type, dtype=FP16):
         loss = (first(x).float() + second(x).float()).sum()
     assert backward(first, lambda: loss) == 0
-
-
-@against_oracle
-def test_retained_graphs_add_up(executor: Executor) -> None:
-    layer, x = linear(executor), rows(executor)
-    before = layer.weight.grad.clone()
-    loss = layer(x).sum()
-    (grad,) = torch.autograd.grad(loss, layer.weight, retain_graph=True)
-    assert backward(layer, lambda: loss, retain_graph=True) == 1
-    assert backward(layer, lambda: loss) == 1
-    assert_same(layer.weight.grad, before + 2 * grad)
 
 
 @against_oracle

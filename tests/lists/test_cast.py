@@ -6,8 +6,6 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
 from amp_ext import ops
@@ -124,11 +122,6 @@ def test_every_layout_in_one_list(executor: Executor) -> None:
 
 
 @every_executor
-def test_no_tensors(executor: Executor) -> None:
-    executor.ops.cast_([], [])
-
-
-@every_executor
 def test_empty_tensors_anywhere(executor: Executor) -> None:
     empty = torch.empty(0, 4, device=executor.device)
     output, source = pair(executor, 5, FP32, FP16)
@@ -156,33 +149,6 @@ def test_the_same_in_every_run_and_for_any_number_of_threads(executor: Executor)
     for run in executor.some(range(4), 2):
         with threads(1 + run % 2):
             assert_all_same(results(executor, inputs, dtypes), expected)
-
-
-some_list = st.lists(
-    st.tuples(
-        *(st.sampled_from(sorted(LAYOUTS)), st.booleans()),
-        *(st.sampled_from(FLOATS), st.sampled_from(FLOATS)),
-    ),
-    max_size=8,
-)
-
-
-@against_oracle
-@settings(max_examples=60, deadline=None)
-@given(places=some_list)
-def test_any_list(
-    executor: Executor, places: list[tuple[str, bool, torch.dtype, torch.dtype]]
-) -> None:
-    outputs, inputs = [], []
-    for layout, same, dtype, output_dtype in places:
-        source = whole_and_view(layout, dtype, executor.device)[1]
-        outputs.append(
-            whole_and_view(layout, output_dtype, executor.device)[1]
-            if same
-            else torch.zeros(source.shape, dtype=output_dtype, device=executor.device)
-        )
-        inputs.append(source)
-    check(executor, outputs, inputs)
 
 
 # ---- who looks on ------------------------------------------------------------------------------

@@ -6,8 +6,6 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from amp_ext import reference
 from cases import (
@@ -355,39 +353,6 @@ def test_clipped_product_is_judged_after_rounding(
     grad = torch.full((9,), 60000.0, dtype=torch.float16, device=executor.device)
     assert clip(executor, [grad], 360000.0, max_norm, 2.0) == float(overflows)
     assert bool(grad.isfinite().all()) is not overflows
-
-
-@every_executor
-def test_norm_of_shape_one(executor: Executor) -> None:
-    grad = torch.full((5,), 8.0, device=executor.device)
-    scalars = [torch.full((1,), value, device=executor.device) for value in (0.0, 0.5, 3.999999)]
-    executor.ops.unscale_([grad], *scalars[:2], norm=scalars[2], max_norm=1.0)
-    assert grad.tolist() == [1.0] * 5
-
-
-lists_of_gradients = st.lists(
-    st.tuples(st.sampled_from(sorted(LAYOUTS)), st.sampled_from(FLOATS)), max_size=8
-)
-
-
-@against_oracle
-@settings(max_examples=60, deadline=None)
-@given(
-    kinds=lists_of_gradients,
-    factor=st.floats(width=32),
-    planted=st.none() | st.tuples(st.integers(0, 7), st.floats()),
-)
-def test_any_list(
-    executor: Executor,
-    kinds: list[tuple[str, torch.dtype]],
-    factor: float,
-    planted: tuple[int, float] | None,
-) -> None:
-    grads = [whole_and_view(layout, dtype, executor.device)[1] for layout, dtype in kinds]
-    if planted and grads:
-        index, value = planted
-        grads[index % len(grads)].copy_(torch.tensor(value, dtype=torch.float64))
-    check_against_oracle(executor, grads, factor)
 
 
 @pytest.mark.full

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import gc
 import math
-import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -98,15 +96,6 @@ def test_names_that_are_given(given: Callable[[nn.Module], Any], with_names: boo
         assert names(scaler.overflow_report()) == ["own.body.weight", "own.head.bias"]
         some = [("mine", network.body.weight)]
         assert names(scaler.overflow_report(some)) == ["mine", "own.head.bias"]
-
-
-def test_names_by_position() -> None:
-    scaler, optimizer = started(OURS), sgd(leaf(1.0), leaf(INF))
-    optimizer.add_param_group({"params": [leaf(NAN), leaf(2.0)]})
-    optimizer.param_groups[1]["param_names"] = []
-    close(scaler, optimizer)
-    expected = ["param_groups[0]['params'][1]", "param_groups[1]['params'][0]"]
-    assert names(scaler.overflow_report()) == expected
 
 
 def test_sparse_gradient() -> None:
@@ -293,15 +282,3 @@ def test_disabled_scaler() -> None:
     scaler, optimizer = OURS("cpu", enabled=False), sgd(leaf([INF]))
     close(scaler, optimizer)
     assert scaler.overflow_report() == NOTHING
-
-
-@pytest.mark.parametrize(
-    "duplicate", [lambda s: pickle.loads(pickle.dumps(s)), copy.deepcopy], ids=["pickle", "copy"]
-)
-def test_copies_know_nothing_of_it(duplicate: Callable[[Any], Any]) -> None:
-    scaler, _optimizer = overflowed(leaf([INF]))
-    again = duplicate(scaler)
-    assert again.overflow_report() == NOTHING
-    assert not again.step_was_skipped
-    assert again.state_dict() == scaler.state_dict()
-    assert scaler.overflow_report()

@@ -144,6 +144,7 @@ class Problems {
       g.batch = size(4, false);
     else if (one_in(3))
       g.terms = size(4, false);
+    if (one_in(8)) g.batch = 3, g.terms = 5;
     g.m = size(12, sm90), g.n = size(12, sm90), g.k = size(14, sm90);
     constexpr DType kOut[] = {DType::f32, DType::f16, DType::bf16};
     g.a = matrix(g.m, g.k, one_in(2)), g.b = matrix(g.k, g.n, one_in(2));

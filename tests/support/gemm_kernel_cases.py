@@ -1,6 +1,5 @@
-"""Products for the CUDA kernels, by amp_ext.ops on simt: operands placed in memory, the tile,
-splits and cluster that compute them, and what must come out.
-"""
+"""Products for the CUDA kernels, by amp_ext.ops on simt: operands placed in memory, what computes
+them, and what must come out."""
 
 from __future__ import annotations
 

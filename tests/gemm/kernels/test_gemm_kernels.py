@@ -1,4 +1,4 @@
-"""The CUDA kernels of products, every instance of them, on simt: shapes, layouts, splits."""
+"""The CUDA kernels of products, every instance, on simt: shapes, layouts, batches, splits."""
 
 from __future__ import annotations
 

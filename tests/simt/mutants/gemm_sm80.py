@@ -164,22 +164,31 @@ MUTANTS = (
         "split < longer ? split : longer",
         "longer",
         "gemm_plan",
-        "",
+        "computes_each_step",
     ),
     gemm_mutant(
         "shares of a tile are those of a batch",
         SCHEDULER,
         "work.batch * plan.terms + term",
         "work.batch + term",
+        "gemm_plan",
+        "computes_each_step",
     ),
-    gemm_mutant("all tiles are shared", SCHEDULER, "unit < plan.whole", "false", "gemm_plan", ""),
+    gemm_mutant(
+        "all tiles are shared",
+        SCHEDULER,
+        "unit < plan.whole",
+        "false",
+        "gemm_plan",
+        "computes_each_step",
+    ),
     gemm_mutant(
         "shared tiles have the numbers of whole ones",
         SCHEDULER,
         "plan.whole + shared / plan.splits",
         "shared / plan.splits",
         "gemm_plan",
-        "",
+        "computes_each_step",
     ),
     gemm_mutant(
         "whole tiles have a share of the steps",
@@ -187,7 +196,7 @@ MUTANTS = (
         "is_whole ? 1 : plan.splits",
         "plan.splits",
         "gemm_plan",
-        "",
+        "computes_each_step",
     ),
     gemm_mutant(
         "steps are not of their term", SCHEDULER, "begin - term * plan.term_steps", "begin"
