@@ -31,7 +31,7 @@ def _mlp(
 
 
 def _register(counter: ModuleType) -> None:
-    """The formulas of all ops but linear, which a counter sees as a gemm."""
+    """The formulas of all ops but linear, which reaches a counter as a gemm."""
     ops, register = torch.ops.amp_ext, counter.register_flop_formula
     register([ops.gemm, ops.gemm_with_aux, ops.gemm_times_derivative])(_product)
     register(ops.gemm_accumulate_)(_accumulated_product)
@@ -39,8 +39,8 @@ def _register(counter: ModuleType) -> None:
 
 
 class _Finder:
-    """Has the formulas registered as soon as the counter is imported, and no sooner: it imports
-    Triton, which takes longer than all of this package."""
+    """Registers the formulas when the counter is imported, and not before: the counter imports
+    Triton, which takes longer than importing all of this package."""
 
     @staticmethod
     def find_spec(name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:

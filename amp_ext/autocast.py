@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-# Dynamo compiles no function that names neither a module of torch's nor a tensor: __enter__ and
-# __exit__ are made so, since it would fail on them where a compiled program resumes in a region.
+# Imported by name: Dynamo does not compile a function that refers to no module of torch and no
+# tensor, and it would fail on __enter__ and __exit__ where a compiled program resumes in a region.
 from torch import autocast as torchs_autocast
 from torch import is_autocast_enabled, ops, set_autocast_enabled
 from torch._C import _is_any_autocast_enabled
@@ -37,7 +37,7 @@ class autocast:
       another one between that and its first use may not be seen; ``cache_enabled=False`` helps);
     * on a CPU, large float16 products are computed by torch's float32 library.
 
-    Anything else is torch's own, operands of float64 or of other devices included, tensor
+    Everything else is torch's own, operands of float64 or of other devices included, tensor
     subclasses, nested tensors, and what runs within transforms of ``torch.func`` or in forward-mode
     differentiation.
 
@@ -55,7 +55,7 @@ class autocast:
         enabled: bool = True,
         cache_enabled: bool | None = None,
     ) -> None:
-        # torch finds these out while it enters its region, and leaves it half entered.
+        # torch raises for these while it enters its region, and leaves it half entered.
         _check_type("dtype", dtype, (torch.dtype, NoneType))
         _check_type("enabled", enabled, (bool,))
         _check_type("cache_enabled", cache_enabled, (bool, NoneType))
@@ -113,7 +113,7 @@ def _check_type(name: str, value: Any, types: tuple[type, ...]) -> None:
 
 @contextmanager
 def _traced_region(arguments: tuple[Any, ...]) -> Iterator[None]:
-    """The same region made of what Dynamo knows."""
+    """The same region, of context managers that Dynamo can trace."""
     _override_autocast()
     enabled = arguments[2] or is_autocast_enabled(_MARK)
     with torchs_autocast(*arguments), torchs_autocast(_MARK, torch.float16, enabled):

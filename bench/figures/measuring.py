@@ -34,9 +34,10 @@ def section(results: Path) -> str:
     """All that stands between the two comments."""
     machines = newest(results)
     lines = [
-        "A ratio is the time of torch over that of amp_ext, both at the 20th percentile and measured",
-        "in turn in one run: above 1 amp_ext is faster. A wrong result has no ratio. Each case is",
-        "shown as it was last measured.",
+        "A ratio is the time of torch over that of amp_ext, both at the 20th percentile and",
+        "measured in turn in one run: above 1 amp_ext is faster. A wrong result has no ratio. Each",
+        "case is shown as it was last measured. A ratio to torch in FP32 compares 16-bit amp_ext",
+        "with torch without mixed precision.",
         "",
     ]
     if not any(run.on_gpu for runs in machines.values() for run in runs):

@@ -155,7 +155,7 @@ def test_every_file_knows_whether_there_is_code_for_sm_90a(
 ) -> None:
     for file in (
         "csrc/bindings/module.cpp",
-        "csrc/bindings/backends.o",
+        "csrc/bindings/backends/cuda.cpp",
         "csrc/kernels/lists/cast.cu",
         f"csrc/kernels/gemm/{name}",
     ):

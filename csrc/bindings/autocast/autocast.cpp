@@ -1,5 +1,5 @@
-// torch's autocast kernels of matrix products, overridden: they run on gemm, or do exactly what
-// torch's did.
+// Overrides of torch's autocast kernels of matrix products: they run on gemm, or do exactly what
+// torch's do.
 #include "autocast/autocast.h"
 
 #include <ATen/autocast_mode.h>
@@ -25,7 +25,7 @@
 namespace amp_ext {
 namespace {
 
-// Whether a tensor subclass stands for a plain tensor while torch traces a program.
+// Whether a tensor subclass is that of a plain tensor while torch traces a program.
 bool is_traced(const at::Tensor& tensor) {
   const pybind11::gil_scoped_acquire gil;
   const auto object = pybind11::reinterpret_steal<pybind11::object>(THPVariable_Wrap(tensor));
@@ -36,7 +36,8 @@ bool is_traced(const at::Tensor& tensor) {
 using at::autocast::CastPolicy;
 using OptionalTensor = std::optional<at::Tensor>;
 
-// Whether gemm takes the tensor: a plain one of the region's device, in a type that autocast casts.
+// Whether gemm accepts the tensor: a plain one on the region's device, of a type that autocast
+// casts.
 bool is_served(const at::Tensor& tensor, c10::DeviceType device) {
   constexpr c10::DispatchKeySet functorch({c10::DispatchKey::FuncTorchBatched,
                                            c10::DispatchKey::FuncTorchGradWrapper,
@@ -74,8 +75,8 @@ bool all_are(c10::SymIntArrayRef values, int64_t value) {
          std::all_of(values.begin(), values.end(), [&](const auto& v) { return v == value; });
 }
 
-// The routed ops of one device type. A call that gemm would not serve, bad arguments included, goes
-// torch's way.
+// The overridden ops of one device type. A call that gemm would not accept, bad arguments included,
+// goes to torch.
 template <c10::DeviceType kDevice>
 struct Routes {
   template <class Signature, Signature* kOp>
@@ -93,7 +94,8 @@ struct Routes {
     return gemm(low(a), low(b), options);
   }
 
-  // An addend enters the fp32 sum as it is; where torch's library forms the sum, in torch's type.
+  // An addend enters the fp32 sum unrounded; where torch's library computes the sum, in torch's
+  // type.
   static at::Tensor addend(const at::Tensor& tensor) {
     const bool by_library =
         kDevice == c10::DeviceType::CUDA ||
@@ -217,7 +219,7 @@ struct Routes {
            (!bias || (bias->dim() == 1 && bias->sym_size(0) == weight.sym_size(0)));
   }
 
-  // A convolution of 1 x 1 pixels. The result has torch's memory format.
+  // A convolution with 1 x 1 filters. The result has torch's memory format.
   static at::Tensor pointwise(const at::Tensor& x, const at::Tensor& weight,
                               const OptionalTensor& bias) {
     const NoAutocast guard;
@@ -271,7 +273,7 @@ struct Routes {
     return is_served(bias, kDevice) && bias ? addend(*bias) : bias;
   }
 
-  // A view of a copy would hand on a gradient of the copy's type: x is made a matrix before.
+  // A view of a copy would pass on a gradient of the copy's type: x is made a matrix before.
   static at::Tensor our_linear(const at::Tensor& x, const at::Tensor& weight,
                                const OptionalTensor& bias, std::string_view activation,
                                bool accumulate_grad) {
@@ -316,7 +318,7 @@ struct Routes {
 
 std::mutex overrides_mutex;
 std::vector<std::unique_ptr<torch::Library>>& overrides() {
-  // Never destroyed: the dispatcher may go first.
+  // Never destroyed: the dispatcher may be destroyed first.
   static auto* const libraries = new std::vector<std::unique_ptr<torch::Library>>;
   return *libraries;
 }

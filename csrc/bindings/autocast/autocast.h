@@ -5,10 +5,11 @@
 
 namespace amp_ext {
 
-// Puts our kernels in the place of torch's. Outside of our regions (regions.h) they do the same.
+// Registers our kernels in place of torch's. Outside of our regions (regions.h) they do what
+// torch's do.
 void override_torchs();
 
-// Puts torch's kernels back. No thread may be within a region of ours.
+// Restores torch's kernels. No thread may be within a region of ours.
 void restore_torchs();
 
 }  // namespace amp_ext

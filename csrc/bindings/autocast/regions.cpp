@@ -21,8 +21,8 @@ namespace {
 using Place = std::pair<uint64_t, uint64_t>;
 
 // The nodes of the autograd graph that were made in our regions, as intervals of places. A
-// checkpoint's second forward pass runs during backward, in an autocast region of torch's making:
-// it has to do what the first did, and the node that asked for it tells.
+// checkpoint's second forward pass runs during backward, in an autocast region that torch opens. It
+// has to do what the first did, and the node that is being run identifies the region of that.
 class Intervals {
  public:
   // [begin, end) overlaps none.
@@ -49,7 +49,7 @@ class Intervals {
     if (end != old_end) ends_.emplace(end, old_end);
   }
 
-  // Makes one interval of the oldest that begin in a thread, so that no more than `most` do.
+  // Merges the oldest intervals that begin in a thread, until at most `most` are left.
   void join_oldest(uint64_t thread, int most) {
     const std::lock_guard<std::mutex> lock(mutex_);
     const auto oldest = ends_.lower_bound({thread, 0});
@@ -76,11 +76,11 @@ Intervals& our_nodes() {
   return *intervals;
 }
 
-// How often products in torch's regions went unseen.
+// How many times the overrides were removed: meanwhile products in torch's regions are not seen.
 std::atomic<int> blind_times = 0;
 
-// Which of this thread's nodes are ours. Only regions of torch's with products in them have to be
-// told from ours: a thread without any has one interval.
+// Which of this thread's nodes are ours. Only torch's regions that contain products have to be
+// distinguished from ours: a thread without such a region has one interval.
 class ThreadLog {
  public:
   // This thread enters a region of ours, or is in one.
@@ -89,7 +89,7 @@ class ThreadLog {
     note_ours_from(at::sequence_number::peek());
   }
 
-  // This thread repeats a part of one for backward. Nodes may precede its first product.
+  // This thread recomputes a part of one during backward. Nodes may precede its first product.
   void note_repetition() {
     see_again();
     note_ours_from(has_torchs_ ? at::sequence_number::peek() : 0);
@@ -109,7 +109,7 @@ class ThreadLog {
  private:
   static uint64_t id() { return at::RecordFunction::currentThreadId(); }
 
-  // Where products went unseen, torch's may have been among them.
+  // While products were not seen, this thread may have been in a region of torch's.
   void see_again() {
     if (blind_times_ == blind_times) return;
     blind_times_ = blind_times;
@@ -131,9 +131,9 @@ class ThreadLog {
 
   bool in_ours_ = false;
   bool has_torchs_ = false;
-  uint64_t entries_ = 0;  // how often it came into regions of ours
+  uint64_t entries_ = 0;  // how many times it entered regions of ours
   int blind_times_ = blind_times;
-  uint64_t last_ours_ = 0;  // the number of the next node when ours was noted last
+  uint64_t last_ours_ = 0;  // the number of the next node when a region of ours was last noted
 };
 
 thread_local ThreadLog thread_log;

@@ -5,9 +5,10 @@
 
 namespace amp_ext {
 
-// A region of ours is one in which autocast is also enabled for this device type, which is not to
-// be had beside a CPU or a GPU any more. A variable of our own would do in eager programs, but what
-// autocast holds torch.compile guards and restores, and backward hands to its threads.
+// A region of ours is one in which autocast is also enabled for this device type, which is no
+// longer available together with a CPU or a GPU. A thread-local variable of our own would do in
+// eager programs, but torch.compile guards on autocast's state and restores it, and backward passes
+// it to its threads.
 constexpr c10::DeviceType kRegionMark = c10::DeviceType::IPU;
 
 // To be called around every region in an eager program.
@@ -19,7 +20,7 @@ void install();
 void uninstall();
 bool is_installed();
 
-// Whether this thread is within a region of ours, or repeats a part of one for backward.
+// Whether this thread is within a region of ours, or recomputes a part of one during backward.
 bool in_our_region();
 
 }  // namespace amp_ext

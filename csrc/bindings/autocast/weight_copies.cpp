@@ -59,7 +59,7 @@ bool has_memory(const at::Tensor& tensor) {
          !tensor.key_set().has(c10::DispatchKey::Functionalize) && !tensor._is_zerotensor();
 }
 
-// Conversions of torch's would read memory that has been freed.
+// torch's own conversion would read memory that has been freed.
 void check_memory(const at::Tensor& tensor) {
   if (has_memory(tensor)) checked_memory("autocast", "an operand", tensor, Access::read);
 }
@@ -72,7 +72,7 @@ c10::Stream current_stream(at::Device device) {
   return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
 }
 
-// Whether a mode or a tracer is to see every op.
+// Whether a dispatch mode or a tracer has to see every op.
 bool is_observed() {
   return !(c10::impl::tls_local_dispatch_key_set().included_ - c10::default_included_set -
            c10::autocast_dispatch_keyset)
@@ -134,10 +134,10 @@ History& history() {
 // A copy holds the node that accumulates its original's gradient, and that holds the original: an
 // address that is a key here cannot become another tensor's.
 //
-// When a weight is cast that began a sequence in a past region, all of that sequence are cast, in
-// one launch. One of which some were not used does not grow any more, so that regions which begin
-// alike, such as a forward pass and its first checkpoint, come to have sequences for the parts that
-// they share.
+// When a weight is cast that began a sequence in an earlier region, all weights of that sequence
+// are cast in one launch. A sequence some of whose weights were not used stops growing, so that
+// regions which begin alike, such as a forward pass and its first checkpoint, end up with sequences
+// for the parts that they share.
 class Copies final : public c10::BackendMeta {
  public:
   at::Tensor of(const at::Tensor& leaf, at::ScalarType type) {
@@ -158,7 +158,7 @@ class Copies final : public c10::BackendMeta {
   }
 
  private:
-  // A sequence in the making.
+  // A sequence that is being recorded.
   struct Run {
     at::Device device;
     at::ScalarType type;
@@ -245,7 +245,7 @@ class Copies final : public c10::BackendMeta {
     history().note_cast(*run.sequence, unused);
   }
 
-  // Whether the elements fill memory that is there: it may have been freed to be filled later.
+  // Whether the tensor is dense and its memory allocated: it may have been freed between uses.
   static bool is_whole(const at::Tensor& weight) {
     return weight.is_non_overlapping_and_dense() &&
            (weight.storage_offset() + weight.numel()) * weight.element_size() <=
@@ -265,12 +265,12 @@ class Copies final : public c10::BackendMeta {
   std::list<Run> runs_;
 };
 
-// The copies live inside torch's cache, so that they go when it is cleared, which nobody would
-// tell: as the data of the cached copy of a tensor made for that purpose. Another thread may clear
-// it at any time. Null when torch caches nothing.
+// The copies live inside torch's cache, attached to the cached copy of a tensor made for that
+// purpose, since torch reports to nobody that it clears the cache: they are freed with it. Another
+// thread may clear it at any time. Null when torch caches nothing.
 c10::intrusive_ptr<Copies> copies() {
   if (!at::autocast::is_autocast_cache_enabled()) return {};
-  // No mode and no tracer shall see this.
+  // Hidden from dispatch modes and tracers.
   const c10::impl::ForceDispatchKeyGuard plain(c10::default_included_set,
                                                c10::autocast_dispatch_keyset);
   static const at::Tensor* const anchor =
@@ -285,7 +285,7 @@ c10::intrusive_ptr<Copies> copies() {
   return c10::intrusive_ptr<Copies>::reclaim_copy(static_cast<Copies*>(impl->get_backend_meta()));
 }
 
-// The cache that has the copies of `leaf`; null when it is not to be kept.
+// The cache for copies of `leaf`; null when they are not kept.
 c10::intrusive_ptr<Copies> copies_for(const at::Tensor& leaf) {
   const bool traced = c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::Tracer);
   return is_kept(leaf) && !traced ? copies() : c10::intrusive_ptr<Copies>();

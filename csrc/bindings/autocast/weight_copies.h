@@ -1,11 +1,11 @@
-// Low-precision copies that stand in the autograd graph in their originals' place.
+// Low-precision copies that take the place of their originals in the autograd graph.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 namespace amp_ext {
 
-// `tensor` in `type`. Where autograd needs it, the copy's gradient goes straight to `tensor`, in
+// `tensor` in `type`. If it requires a gradient, the copy's gradient is passed on to `tensor` in
 // the type of `tensor`: unlike the gradient of a cast it is never rounded to `type`.
 //
 // A float32 leaf that requires a gradient, such as a weight, is copied once per version and type

@@ -18,16 +18,16 @@ const Backend& torch_library();  // products only
 
 // ---- the choice --------------------------------------------------------------------------------
 
-// From now on the tensors of a type of device are the named backend's: "cpu", "cuda", "triton" or
-// one that load_backend has named. Policy is Python's, in amp_ext/backend.py.
+// From now on calls on a type of device run on the named backend: "cpu", "cuda", "triton" or one
+// that load_backend has returned. The policy is in amp_ext/backend.py.
 void use_backend(c10::DeviceType type, const std::string& name);
 
 // Loads a backend from a shared library, whose function `const amp_ext::Backend* amp_ext_backend()`
-// returns it. It works on the host's memory. Returns its name.
+// returns it. Its tensors are in host memory. Returns its name.
 std::string load_backend(const std::string& path);
 
-// Whether the backends of CUDA devices, of Triton and those that were loaded compute products, as
-// far as they can; else torch's library does.
+// Whether the backends other than the CPU's compute those products that they can compute; else
+// torch's library does.
 void use_gemm_kernels(bool on);
 bool uses_gemm_kernels();
 
@@ -69,7 +69,8 @@ inline at::TensorOptions bytes_on(c10::Device device) {
 }
 
 // Keeps host memory for the life of the process: a captured graph copies from it at every replay,
-// and does not say when it goes. (Device memory that a capture allocates belongs to the graph.)
+// and nothing reports when it is destroyed. (Device memory that a capture allocates belongs to the
+// graph.)
 void keep_for_graph(at::Tensor staged);
 
 // ---- for backends that take tensors ------------------------------------------------------------

@@ -28,7 +28,7 @@ bool capturing() {
 }
 
 // Device memory that a thread keeps from call to call. It is not the caching allocator's, which may
-// serve the thread from the memory pool of a CUDA graph, where nothing may stay.
+// allocate it in the memory pool of a CUDA graph, where nothing may outlive the capture.
 class KeptMemory {
  public:
   KeptMemory() = default;
@@ -107,7 +107,7 @@ cuda::Target target_on(c10::cuda::CUDAStream stream) {
   return {stream.device_index(), stream.stream(), std::abs(kept), kept < 0};
 }
 
-// What a captured graph uses is the graph's own, since it may be replayed at any time.
+// During a capture all memory is the graph's own, since it may be replayed at any time.
 class CudaServices final : public Services {
  public:
   explicit CudaServices(c10::Device device)

@@ -1,5 +1,5 @@
-// In the place of cuda.cpp in a build without the CUDA kernels: torch's memory of CUDA devices for
-// the Triton kernels, by torch's own ops alone.
+// Replaces cuda.cpp in a build without the CUDA kernels: memory of CUDA devices for the Triton
+// kernels, by torch's own ops alone.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/DeviceGuard.h>

@@ -63,7 +63,7 @@ void run(const char* op, const Backend& backend, c10::Device device,
 
 void keep_for_graph(at::Tensor staged) {
   static std::mutex mutex;
-  // Never destroyed: the CUDA context may go first.
+  // Never destroyed: the CUDA context may be destroyed first.
   static auto* kept = new std::vector<at::Tensor>;
   const std::lock_guard<std::mutex> lock(mutex);
   kept->push_back(std::move(staged));

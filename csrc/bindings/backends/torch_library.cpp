@@ -71,12 +71,12 @@ void activate_(at::Tensor& x, Activation activation) {
   }
 }
 
-// Whether an activation may be of a sum that is already rounded to the result's type: on a CPU the
-// library computes products of fp64, and of bf16 into bf16, which it does not give in fp32.
+// Whether an activation is applied to a sum that is already rounded to the result's type: on a CPU
+// the library computes products of fp64, and of bf16 into bf16, which it cannot return in fp32.
 bool rounds_before_activation(const Operands& o) { return o.a.is_cpu(); }
 
-// Whether torch computes alpha * a @ b + beta * c + bias with a result of `type` by one op. It
-// leaves out what has a factor of 0, and with it NaN.
+// Whether torch computes alpha * a @ b + beta * c + bias with a result of `type` by one op. torch
+// omits terms whose factor is 0, and would lose their NaN.
 bool is_one_op(const Operands& o, const GemmArgs& g, at::ScalarType type) {
   const auto vanishes = [&](double factor) {
     return (o.sums == at::kDouble ? factor : static_cast<float>(factor)) == 0;
@@ -100,8 +100,8 @@ void multiply(const Operands& o, at::Tensor out) {
   is_batch ? at::bmm_out(out, a, b) : at::mm_out(out, a, b);
 }
 
-// The sum before its activation, in `out` if that is given and of the type that comes out: that of
-// o.out where one op is enough, else that of sums.
+// The sum before its activation: of the type of o.out where one op is enough, else of the type of
+// sums. It is in `out` if that is given and of this type.
 at::Tensor sum(const Operands& o, const GemmArgs& g, at::Tensor out, at::ScalarType type) {
   if (is_one_op(o, g, type)) {
     if (!out.defined() || out.scalar_type() != type) out = like(o.out, type);
@@ -171,7 +171,7 @@ class TorchLibrary final : public Backend {
 at::Tensor activation_gradient(const at::Tensor& grad, const at::Tensor& x, Activation activation) {
   if (activation == Activation::none) return grad;
   if (activation == Activation::relu) return at::threshold_backward(grad, x, 0);
-  // Beyond, derivatives are 0 or 1, as they are at infinities, of which torch makes NaNs.
+  // Beyond this range derivatives are 0 or 1, as at infinities, for which torch returns NaN.
   return at::gelu_backward(grad, at::clamp(x, -1e3, 1e3), approximation(activation));
 }
 

@@ -35,11 +35,11 @@ void check_not_negated(const char* op, const Name& name, const at::Tensor& tenso
               " is a negated view, expected a tensor that is stored as it is: resolve_neg() it");
 }
 
-// Throws unless gradients can be clipped to max_norm; their own norm has to be known then.
+// Throws unless gradients can be clipped to max_norm, which needs a norm.
 void check_max_norm(const char* op, std::optional<double> max_norm, bool norm_given);
 
-// Hints for loops over many tensors: what GradList reads of a tensor, and then of what it points
-// to. Each is asked for kAhead tensors before the next link of the chain is followed.
+// Prefetches for loops over many tensors: what GradList reads of a tensor, and then of what it
+// points to. Each is prefetched kAhead tensors before the next pointer of the chain is followed.
 constexpr size_t kAhead = 32;
 
 // The first and the last cache line of an object: what lies between is not read.
@@ -88,8 +88,8 @@ DType checked_dtype(const Item& item, const at::Tensor& tensor, at::Device devic
 // Throws where elements of a tensor to be written share memory.
 void check_no_internal_overlap(const Item& item, const at::Tensor& tensor);
 
-// Throws for a tensor to be written of which autograd would have to know, where gradients are
-// recorded: at::GradMode::is_enabled().
+// Throws for a tensor to be written that requires grad, where gradients are recorded
+// (at::GradMode::is_enabled()).
 inline void check_no_history(const Item& item, const at::Tensor& tensor, bool records_gradients) {
   TORCH_CHECK(!(records_gradients && tensor.requires_grad()), item.op, ": ", item,
               " requires grad, and this op is not differentiable: expected torch.no_grad()");
@@ -106,8 +106,7 @@ class GradList {
   // Checks `grad` and appends it. Throws for an element type other than fp16, bf16, fp32 and fp64,
   // a layout other than strided, another device, memory that has been freed, and, when writing, for
   // memory that overlaps within the tensor and for one that requires grad where gradients are
-  // recorded. Negated views are as good as others: what is done to gradients does not depend on
-  // their signs.
+  // recorded. Negated views are accepted: no op on gradients depends on their signs.
   void add(const at::Tensor& grad);
 
   // To be called once after the last add: throws when two tensors to be written overlap. Of one

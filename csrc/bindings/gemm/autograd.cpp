@@ -90,7 +90,7 @@ struct GemmBackward final : Node {
   Addend c, bias;
 
  private:
-  // An operand without leading dimensions serves every matrix of the batch: its gradient is a sum.
+  // An operand without leading dimensions is shared by the batch: its gradient is a sum.
   GemmOptions options(const at::Tensor& left, bool trans_left, bool trans_right, bool sum,
                       at::ScalarType type) const {
     GemmOptions options;

@@ -22,8 +22,8 @@ auto make_node() {
   }
 }
 
-// The type that the gradient of `tensor` shall have. It is not always the tensor's own: an FP16
-// copy may stand for its FP32 original (lowered.h).
+// The type that the gradient of `tensor` has to have. It is not always the tensor's own: an FP16
+// copy may take the place of its FP32 original (autocast/weight_copies.h).
 at::ScalarType gradient_type(const at::Tensor& tensor);
 
 // An addend of the result.
@@ -41,15 +41,15 @@ struct Addend {
 // The sum of those that are defined.
 at::Tensor total(const at::Tensor& a, const at::Tensor& b);
 
-// Throws where a gradient would get lost that only a differentiable op could hand on.
+// Throws where a gradient would be lost, since the op is not differentiable.
 template <class... Tensors>
 void check_no_forward_gradient(const char* op, const Tensors&... tensors) {
   TORCH_CHECK_NOT_IMPLEMENTED((!torch::autograd::isFwGradDefined(tensors) && ...), op,
                               ": forward-mode differentiation is not implemented");
 }
 
-// gemm with autograd. With accumulate_grad the gradient of b is added to where it will end up, when
-// that is provably the same (accumulate.h).
+// gemm with autograd. With accumulate_grad the gradient of b is added to .grad by the product
+// itself, when that is provably the same (weight_gradient.h).
 at::Tensor differentiable_gemm(const at::Tensor& a, const at::Tensor& b, const GemmOptions& options,
                                bool accumulate_grad);
 

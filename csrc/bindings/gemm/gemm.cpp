@@ -39,7 +39,7 @@ bool columns_join(const MatrixRef& x, int64_t columns) {
   return x.batch_stride == columns * x.column_stride;
 }
 
-// Stands for memory that is allocated once a backend has been chosen.
+// A placeholder for memory that is allocated once a backend has been chosen.
 void* const kPending = reinterpret_cast<void*>(256);
 
 // A product as backends take it. Nothing is allocated or copied before the backend is chosen.

@@ -1,5 +1,5 @@
-// The ops of matrix products for C++ callers, and what their implementations share. What each
-// promises is in amp_ext.ops.
+// The ops of matrix products for C++ callers, and what their implementations share. amp_ext.ops
+// documents each.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -23,7 +23,7 @@ using OptionalTensor = std::optional<at::Tensor>;
 constexpr auto kLinear = "amp_ext::linear";
 constexpr auto kMlp = "amp_ext::mlp";
 
-// Checks a layer that `entering` enters, along one of its dimensions.
+// Checks a layer whose input is `entering`, along one of its dimensions.
 void check_layer(const char* op, const char* entering_name, const at::Tensor& entering, int64_t dim,
                  const char* weight_name, const at::Tensor& weight, const char* bias_name,
                  const OptionalTensor& bias) {

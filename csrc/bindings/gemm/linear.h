@@ -1,4 +1,4 @@
-// The ops of layers for C++ callers, through the dispatcher. What each promises is in amp_ext.ops.
+// The ops of layers for C++ callers, through the dispatcher. amp_ext.ops documents each.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,4 +1,4 @@
-// Who computes a product, and the planner of the CUDA kernels, for Python; without a GPU.
+// For Python: which backend computes a product, and the planner of the CUDA kernels. Needs no GPU.
 #include "gemm/python.h"
 
 #include <c10/util/Exception.h>
@@ -47,7 +47,7 @@ py::dict tiles() {
   return result;
 }
 
-// A dense matrix, or its transpose, that nobody reads.
+// A dense matrix, or its transpose; its memory is never read.
 MatrixRef dense(int64_t rows, int64_t columns, bool transposed, DType dtype) {
   void* const data = reinterpret_cast<void*>(1 << 20);
   return {data, dtype, rows * columns, transposed ? 1 : columns, transposed ? rows : 1};

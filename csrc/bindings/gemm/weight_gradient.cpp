@@ -42,8 +42,8 @@ int64_t uses_in_this_pass(const Node* target, const Node& running) {
   return found == counts.of.end() ? uses : uses + found->second;
 }
 
-// Reaches a node's mutex, which is protected. AccumulateGrad holds its own while it adds: other
-// threads may run backward passes of theirs.
+// Gives access to a node's mutex, which is protected. AccumulateGrad holds its own while it adds:
+// other threads may run backward passes at the same time.
 class NodeMutex : public Node {
  public:
   static std::mutex& of(Node& node) { return node.*(&NodeMutex::mutex_); }
@@ -60,8 +60,8 @@ bool has_hooks(AccumulateGrad& node) {
          node.tensor_post_acc_grad_hooks();
 }
 
-// An FP32 tensor with memory of its own kind: no subclass, no wrapper of a transform, nothing that
-// is negated or zero by a mark.
+// An FP32 tensor whose elements are in memory as they are: no subclass, no wrapper of a transform,
+// no negated view, no ZeroTensor.
 bool is_plain_fp32(const at::Tensor& tensor) {
   constexpr c10::DispatchKeySet functorch({c10::DispatchKey::FuncTorchBatched,
                                            c10::DispatchKey::FuncTorchGradWrapper,

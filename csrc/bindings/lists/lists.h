@@ -10,8 +10,8 @@
 
 namespace amp_ext {
 
-// Where the other tensors of a call on gradients come from: fresh ones have been made for it, so
-// that they cannot lie in a gradient.
+// Where the other tensors of a call on gradients come from: fresh ones were allocated for it and so
+// cannot overlap a gradient.
 enum class Others { given, fresh };
 
 // On a list that is already checked and closed.
@@ -22,7 +22,7 @@ at::Tensor grad_norm(const GradList& grads, const at::Tensor& found_inf,
                      const std::optional<at::Tensor>& norms, Others others);
 void check_finite(GradList& grads, const at::Tensor& found_inf, Others others);
 
-// How the scale moves, as Python says it.
+// How the scale moves: Python's arguments.
 struct ScaleOptions {
   double growth_factor;
   double backoff_factor;

@@ -27,7 +27,7 @@ void unscale_(GradList& grads, const at::Tensor& found_inf, const at::Tensor& in
 
 namespace {
 
-// unscale_ on the list as Python's call left it: to unbox it would cost two atomic operations a
+// unscale_ on the boxed list of Python's call: unboxing would cost two atomic operations per
 // tensor.
 void unscale_op(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) {
   {

@@ -18,9 +18,9 @@ bool has_tensors_grad(PyObject* tensor) {
 
 }  // namespace
 
-// The way from a parameter to its gradient's memory is a chain of cache misses. They overlap
-// between parameters, and the walk takes half the time, when each loop follows a link or two and
-// asks for them some parameters ahead of their use.
+// From a parameter to its gradient's memory leads a chain of pointers, each a cache miss. Each loop
+// follows one or two of them and prefetches some parameters ahead, so that the misses of different
+// parameters overlap: that halves the time.
 bool OptimizerGrads::collect(py::handle param_groups) {
   for (const py::handle group : param_groups) {
     if (!find_params(group[py::str("params")])) return false;

@@ -21,11 +21,11 @@ class OptimizerGrads {
   OptimizerGrads(const char* op, Access access, bool allow_fp16, Coalesce coalesce)
       : op_(op), access_(access), allow_fp16_(allow_fp16), coalesce_(coalesce) {}
 
-  // Reads `.grad` of every parameter. False when only Python can serve: a gradient is a Python
-  // tensor subclass, or a parameter's class has a `grad` of its own.
+  // Reads `.grad` of every parameter. False when only Python code can handle them: a gradient is a
+  // Python tensor subclass, or a parameter's class has a `grad` of its own.
   bool collect(pybind11::handle param_groups);
 
-  // To be called before anything is written: raises what remains to be raised.
+  // To be called before anything is written: throws the errors that concern the whole list.
   void close() const;
 
   // Makes the coalesced gradients the parameters' own.

@@ -54,9 +54,9 @@ constexpr int64_t kLongPass = 1 << 20;
 
 bool runs_python_on(at::Device device) { return &choose("amp_ext", device) == &triton_backend(); }
 
-// Lets other Python threads run during a pass that is long, that waits for a device, since what it
-// waits for may be another thread's to launch, or that runs Python, in which they may get their
-// turn anyway: then the tensors must not be theirs to free.
+// Releases the GIL during a pass that is long, that waits for a device (another thread may have to
+// launch what it waits for), or that runs Python code (which may release the GIL anyway), and keeps
+// the tensors alive meanwhile.
 class GilFreePass {
  public:
   GilFreePass(const OptimizerGrads& grads, bool waits) {

@@ -203,7 +203,7 @@ def test_activations_of_special_values(sm90: bool) -> None:
         actual = run(gemm, sm90=sm90).out[0, 0]
         torch.testing.assert_close(actual, expected, rtol=2.0**-20, atol=0, equal_nan=True)
         aux = placed(special.expand(1, 4, -1))
-        ones = gemm._replace(a=torch.ones(1, 4, 1).half(), b=torch.ones(1, 1, 16).half(), aux=aux)
+        ones = gemm._replace(a=gemm.a.fill_(0.125), b=gemm.b.fill_(1.0), aux=aux)
         slopes = slopes_at_special_values(activation)
         actual = run(ones, sm90=sm90).out[0, 0, : len(slopes)]
         torch.testing.assert_close(actual, slopes, rtol=0, atol=1e-20, equal_nan=True)

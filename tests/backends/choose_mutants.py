@@ -1,0 +1,119 @@
+"""Break the choice of a backend, one edit at a time, and see that test_choose.py fails.
+
+    python tests/backends/choose_mutants.py
+
+Each edit is built in a copy of csrc, with the objects of the files that it does not concern. Prints
+a table. The exit status is 1 when a mutant survives or an edit does not apply.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+CHOOSE, GEMM = "csrc/bindings/backends/choose.cpp", "csrc/bindings/gemm/gemm.cpp"
+
+# What is wrong; the file; a text that occurs once in it; what replaces it.
+MUTANTS = (
+    (
+        "kernels without being asked for",
+        CHOOSE,
+        "gemm_kernels ? kernels->why_not",
+        "true ? kernels->why_not",
+    ),
+    (
+        "kernels for what they cannot compute",
+        CHOOSE,
+        '    if (!obstacle) {\n      because("AMP_EXT_GEMM is',
+        '    {\n      because("AMP_EXT_GEMM is',
+    ),
+    (
+        "the CPU's kernels for FP64",
+        CHOOSE,
+        "    obstacle = cpu_backend().why_not(args);\n",
+        "    obstacle = nullptr;\n",
+    ),
+    (
+        "the library for everything",
+        CHOOSE,
+        "  if (device.is_cpu()) {\n    obstacle",
+        "  if (false) {\n    obstacle",
+    ),
+    ("never the kernels", CHOOSE, "kernels != &cpu_backend()", "kernels == &cpu_backend()"),
+    (
+        "a copy before the choice",
+        GEMM,
+        "copies_.push_back({&matrix, tensor})",
+        "copies_.push_back({&matrix, tensor.clone(at::MemoryFormat::Contiguous)})",
+    ),
+)
+
+
+def copy_of_the_project(folder: Path) -> None:
+    ignored = shutil.ignore_patterns("simt", "lib.*", "base", "rehearsal", "bench", "__pycache__")
+    for name in ("csrc", "amp_ext", "triton_kernels", "build"):
+        shutil.copytree(ROOT / name, folder / name, ignore=ignored)
+    for name in ("setup.py", "pyproject.toml", "README.md"):
+        shutil.copy2(ROOT / name, folder)
+
+
+def build(folder: Path) -> None:
+    subprocess.run(
+        [sys.executable, "setup.py", "-q", "build_ext", "--inplace"],
+        cwd=folder,
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
+
+
+def fails(folder: Path) -> bool:
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-xqp",
+            "no:cacheprovider",
+            "tests/backends/test_choose.py",
+        ],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(folder)},
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode not in (0, 1):
+        raise RuntimeError(done.stdout + done.stderr)
+    return done.returncode == 1
+
+
+def main() -> int:
+    survivors = 0
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        copy_of_the_project(folder)
+        build(folder)
+        if fails(folder):
+            raise RuntimeError("test_choose.py fails without an edit")
+        for what, file, old, new in MUTANTS:
+            path = folder / file
+            text = path.read_text()
+            if text.count(old) != 1:
+                result = "THE EDIT DOES NOT APPLY"
+            else:
+                path.write_text(text.replace(old, new))
+                build(folder)
+                result = "caught" if fails(folder) else "SURVIVES"
+                path.write_text(text)
+            survivors += result != "caught"
+            print(f"{Path(file).name:12} {what:40} {result}", flush=True)
+    print(f"{len(MUTANTS) - survivors} of {len(MUTANTS)} mutants were caught")
+    return int(survivors > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,73 @@
+"""Which backend runs a call: chosen once, before anything is allocated or copied.
+
+choose_mutants.py breaks the choice; these tests must fail each time.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from amp_ext import _C, ops
+from simt.backend import Simt
+
+FP16, BF16, FP32, FP64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
+
+
+def of(a: torch.dtype, b: torch.dtype, m: int = 4, k: int = 8, n: int = 4) -> str:
+    return _C.gemm_choice(torch.zeros(m, k, dtype=a), torch.zeros(k, n, dtype=b))[0]
+
+
+def test_products_of_a_cpu() -> None:
+    assert of(FP16, FP16) == of(FP16, FP32) == of(FP32, FP32) == of(BF16, BF16) == "cpu"
+    assert of(FP64, FP64) == of(FP16, FP64) == "library"
+
+
+def test_bf16_by_the_processors_instructions() -> None:
+    """torch has them, but reads one element past the rows of a where k is odd."""
+    large = "library" if _C.multiplies_bf16() else "cpu"
+    assert of(BF16, BF16, 128, 128, 128) == large
+    assert of(BF16, BF16, 128, 129, 128) == of(BF16, FP16, 128, 128, 128) == "cpu"
+    a, b = torch.ones(128, 129, dtype=BF16), torch.ones(129, 128, dtype=BF16)
+    a[1, 0] = torch.inf
+    assert ops.gemm(a, b)[0].isfinite().all()
+
+
+@pytest.mark.simt
+def test_kernels_have_to_be_asked_for(simt: Simt) -> None:
+    a = torch.zeros(16, 16, dtype=FP16)
+    for asked in (True, False):
+        _C.use_gemm_kernels(asked)
+        assert of(FP16, FP16) == ("simt" if asked else "cpu")
+        before = simt.counters().launches
+        ops.gemm(a, a)
+        assert (simt.counters().launches > before) == asked
+
+
+@pytest.mark.simt
+def test_what_the_kernels_cannot_compute_is_anothers() -> None:
+    assert of(FP16, FP16) == of(BF16, BF16) == "simt"
+    assert of(FP16, BF16) == of(FP32, FP32) == "cpu"
+    assert of(FP64, FP64) == "library"
+    assert _C.gemm_choice(*[torch.zeros(9, 9, 9, dtype=FP16)[:, :, 0]] * 2)[0] == "cpu"
+
+
+@pytest.mark.simt
+def test_the_reason_is_given() -> None:
+    half, double = (torch.zeros(4, 4, dtype=dtype) for dtype in (FP16, FP64))
+    assert _C.gemm_choice(half, half) == ("simt", "AMP_EXT_GEMM is kernel")
+    assert _C.gemm_choice(double, double) == ("library", "FP64 operands")
+
+
+@pytest.mark.parametrize("dtype", [FP16, FP64])
+def test_nothing_is_copied_before_the_choice(dtype: torch.dtype) -> None:
+    """Of operands whose leading dimensions have no common stride, such as an attention's heads."""
+    heads = torch.zeros(2, 3, 4, 8, dtype=dtype).transpose(1, 2)
+    keys = heads.mT
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        _C.gemm_choice(heads, keys)
+    assert [event.name for event in profiler.events()] == []
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        ops.gemm(heads, keys)
+    assert [event.name for event in profiler.events()].count("aten::clone") == 2
