@@ -13,7 +13,10 @@ from simt import build
 from simt.faults import run as faults
 from simt.sanitize import build_sanitized, sanitized
 
-pytestmark = pytest.mark.skipif(bool(SIMT.missing), reason=SIMT.missing)
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.skipif(bool(SIMT.missing), reason=SIMT.missing),
+]
 
 LAUNCH_FAILURE, INVALID_VALUE = 719, 1
 EAGER, LAZY, RANDOM = range(3)

@@ -18,6 +18,7 @@ from simt.probe.blocks import Case, cluster, elect, warp
 from simt.sanitize import build_sanitized, sanitized
 
 SIMT = probe.DEVICES["simt"]
+pytestmark = pytest.mark.full
 on_executor = pytest.mark.skipif(bool(build.missing()), reason=build.missing())
 with_nvcc = pytest.mark.skipif(nvcc.find() is None, reason="there is no nvcc")
 

@@ -33,7 +33,7 @@ from gemm_kernel_cases import (
 from simt.backend import Simt
 from simt.library import Schedule
 
-pytestmark = pytest.mark.simt
+pytestmark = [pytest.mark.full, pytest.mark.simt]
 
 every_majors = pytest.mark.parametrize("majors", MAJORS)
 

@@ -10,6 +10,7 @@ import pytest
 from simt.build import FEW_SM90_TILES, FEW_TILES
 from simt.sanitize import build_few_sanitized, sanitized
 
+pytestmark = pytest.mark.full
 TESTS = Path(__file__).resolve().parent
 
 # Of few instances, with tiles of each kind. Single rows and columns have plans with others.

@@ -20,7 +20,7 @@ from gemm_kernel_cases import (
 from simt.backend import Simt
 from simt.library import Schedule
 
-pytestmark = pytest.mark.simt
+pytestmark = [pytest.mark.full, pytest.mark.simt]
 
 SEEDS = range(6)  # asynchronous copies are early, late and at random by turns
 CLUSTERS = ((1, 1), (2, 1), (1, 2))
