@@ -92,7 +92,7 @@ CHANGES: dict[str, Callable[[nn.Linear], Any]] = {
     "parametrization": lambda layer: parametrize.register_parametrization(
         layer, "weight", Doubling()
     ),
-    "pruning": lambda layer: prune.l1_unstructured(layer, "weight", 0.5),
+    "pruning": lambda layer: prune.l1_unstructured(layer, "weight", 0.9),
     "weight": lambda layer: setattr(
         layer, "weight", nn.Parameter(layer.weight.detach().as_subclass(DoublingWeight))
     ),

@@ -63,7 +63,7 @@ def test_errors(function: str, arguments: tuple, message: str) -> None:
 
 
 def test_plans_of_the_benchmark(capsys: pytest.CaptureFixture[str]) -> None:
-    import plan_gemm
+    from gpu import plan_gemm
 
     assert plan_gemm.main([]) == 0
     text = capsys.readouterr().out
