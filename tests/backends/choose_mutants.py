@@ -8,7 +8,6 @@ a table. The exit status is 1 when a mutant survives or an edit does not apply.
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
@@ -72,6 +71,7 @@ def build(folder: Path) -> None:
 
 
 def fails(folder: Path) -> bool:
+    tests = ROOT / "tests" / "backends" / "test_choose.py"
     done = subprocess.run(
         [
             sys.executable,
@@ -79,10 +79,11 @@ def fails(folder: Path) -> bool:
             "pytest",
             "-xqp",
             "no:cacheprovider",
-            "tests/backends/test_choose.py",
+            "-c",
+            ROOT / "pyproject.toml",
+            tests,
         ],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(folder)},
+        cwd=folder,  # where Python finds amp_ext first
         capture_output=True,
         text=True,
     )
