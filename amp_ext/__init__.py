@@ -10,7 +10,13 @@ from torch.amp import custom_bwd, custom_fwd, is_autocast_available
 
 try:
     from amp_ext import ops
-    from amp_ext.autocast import autocast, install, is_installed, uninstall
+    from amp_ext.autocast import (
+        autocast,
+        cast_weights_together,
+        install,
+        is_installed,
+        uninstall,
+    )
     from amp_ext.backend import get_backend, set_backend
     from amp_ext.scaler import GradScaler
 except ImportError:
@@ -24,6 +30,7 @@ __all__ = [
     "GradScaler",
     "__version__",
     "autocast",
+    "cast_weights_together",
     "custom_bwd",
     "custom_fwd",
     "get_backend",

@@ -84,10 +84,11 @@ class ScalerState(torch.amp.GradScaler):
 
     def _scale_and_inf(self) -> Tensor:
         """[2]: their reciprocals are the factor of unscaling and a found_inf of 0."""
-        base = self._scale._base
-        if base is None or base is not self._scale_pair:  # somebody has replaced the scale
+        pair = self._scale_pair
+        # Somebody may have replaced the scale, or its memory.
+        if pair is None or self._scale.data_ptr() != pair.data_ptr():
             return _with_inf(self._scale)
-        return base
+        return pair
 
     # ---- the current step and the last one -----------------------------------------------------
 
@@ -227,6 +228,8 @@ def _checked(
     if isinstance(value, Tensor) and value.numel() == 1:
         with suppress(RuntimeError):  # a meta or fake tensor has no value
             value = value.item()
+    elif isinstance(value, Real) and hasattr(value, "item"):  # NumPy's would compare in their dtype
+        value = value.item()
     if not isinstance(value, Real):
         raise TypeError(
             f"GradScaler.load_state_dict: {key!r} must be a number, got {type(value).__name__}"

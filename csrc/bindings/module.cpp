@@ -5,6 +5,7 @@
 #include "amp_ext/cpu.h"
 #include "autocast/autocast.h"
 #include "autocast/regions.h"
+#include "autocast/weight_copies.h"
 #include "backends/backends.h"
 #include "gemm/python.h"
 #include "op.h"
@@ -32,6 +33,7 @@ PYBIND11_MODULE(_C, m) {
   m.attr("REGION_MARK") = c10::DeviceTypeName(amp_ext::kRegionMark, /*lower_case=*/true);
   m.def("enter_region", &amp_ext::enter_region);
   m.def("exit_region", &amp_ext::exit_region);
+  m.def("cast_weights_together", &amp_ext::cast_weights_together);
   m.def("install", &amp_ext::install);
   m.def("uninstall", &amp_ext::uninstall);
   m.def("is_installed", &amp_ext::is_installed);

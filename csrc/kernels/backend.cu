@@ -53,7 +53,10 @@ Status CudaBackend::gemm(const GemmArgs& g, Services& services) const {
   return launch_gemm(g, chosen, workspace, tickets, target);
 }
 
-const char* CudaBackend::last_error() const { return cudaGetErrorString(cudaGetLastError()); }
+const char* CudaBackend::last_error() const {
+  const cudaError_t error = cudaGetLastError();
+  return error == cudaSuccess ? "" : cudaGetErrorString(error);
+}
 
 const Backend& backend() {
   static const CudaBackend instance;

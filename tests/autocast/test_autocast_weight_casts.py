@@ -1,10 +1,10 @@
-"""From its second time on, a region casts all the weights that it needs in one launch."""
+"""cast_weights_together: from its second time on, a region casts all its weights in one launch."""
 
 from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -18,6 +18,13 @@ from autocast_cases import LOW, Seen
 FP16, BF16 = LOW
 ONE = {dtype: torch.eye(4, dtype=dtype) for dtype in LOW}
 X = ONE[FP16]
+
+
+@pytest.fixture(autouse=True)
+def together() -> Iterator[None]:
+    amp_ext.cast_weights_together()
+    yield
+    amp_ext.cast_weights_together(False)
 
 
 def layers(count: int) -> nn.Sequential:
@@ -52,6 +59,14 @@ def is_cast_early(first: nn.Module, layer: nn.Linear) -> bool:
         result = layer(X)
         layer.weight.data.sub_(1)
     return result.equal(layer.weight.t().half())
+
+
+def test_off_by_default() -> None:
+    """So that what is written behind autograd's back before a weight's first use is seen."""
+    amp_ext.cast_weights_together(False)
+    net = layers(3)
+    assert [casts(lambda: forward(net)) for _ in range(3)] == [(0, 3)] * 3
+    assert not is_cast_early(net[0], net[1])
 
 
 @pytest.mark.parametrize("dtype", LOW, ids=["fp16", "bf16"])

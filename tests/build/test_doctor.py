@@ -225,6 +225,7 @@ def test_backends(op: str) -> None:
     assert [choice.name for choice in chosen] == ["cpu", on_cuda, "none"]
 
 
+@pytest.mark.skipif(_C.cuda_built(), reason="this module has CUDA kernels")
 def test_refused_tensors_come_with_a_command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

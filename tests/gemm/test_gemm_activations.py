@@ -176,9 +176,12 @@ def test_products_of_bf16_by_a_library(executor: Executor, activation: str) -> N
 
 @every_executor
 @pytest.mark.parametrize("shape", [(0, 3), (2, 0, 3), (5, 0), (0, 0)], ids=str)
-def test_column_sums_of_nothing(executor: Executor, shape: tuple[int, ...]) -> None:
-    a = torch.ones(*shape[:-1], 4, device=executor.device).half()
-    b = torch.ones(4, shape[-1], device=executor.device).half()
+@pytest.mark.parametrize("dtype", [FP16, FP64], ids=str)  # torch's library computes FP64
+def test_column_sums_of_nothing(
+    executor: Executor, dtype: torch.dtype, shape: tuple[int, ...]
+) -> None:
+    a = torch.ones(*shape[:-1], 4, device=executor.device, dtype=dtype)
+    b = torch.ones(4, shape[-1], device=executor.device, dtype=dtype)
     aux = torch.ones(shape, device=executor.device)
     y, sums = executor.ops.gemm_times_derivative(a, b, aux, activation="gelu")
     assert y.shape == shape

@@ -10,6 +10,7 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
@@ -280,12 +281,13 @@ def test_what_is_no_state_dict(state: Any) -> None:
             *(0.0, -0.0, -3.5, 2.0**-149, 0.1, torch.finfo(torch.float32).max, 1, True),
             *(math.inf, -math.inf, math.nan, torch.tensor(3.0), torch.tensor(0.1).double()),
         ),
-        "growth_factor": (1.0, 0.3, -2.0, math.inf, math.nan, 1e300, 3, torch.tensor(1.5)),
+        "growth_factor": (1.0, 0.3, -2.0, math.inf, 1e300, np.float32(2), torch.tensor(1.5)),
         "backoff_factor": (1.0, 0.3, 0.0, -1.0, -math.inf, math.nan, 5e-324, 1),
         "growth_interval": (0, -1, 1, 2**63 - 1, -(2**63), 7.0),
         "_growth_tracker": (0, -1, 2**31 - 1, -(2**31), 7.0, torch.tensor(3, dtype=torch.int32)),
     }.items(),
 )
+@pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("lazy", [True, False], ids=["lazy", "started"])
 def test_whatever_torch_can_hold_loads_bit_for_bit(
     key: str, values: tuple[Any, ...], lazy: bool

@@ -284,10 +284,21 @@ def test_one_launch_makes_the_scalars_of_a_step() -> None:
     assert launched(fused) == ["aten::zeros"]
 
 
+def replace(scaler: Any, scale: Tensor) -> None:
+    scaler._scale = scale
+
+
+def replace_data(scaler: Any, scale: Tensor) -> None:
+    scaler._scale.data = scale
+
+
+@pytest.mark.parametrize("how", [replace, replace_data])
 @pytest.mark.parametrize("shape", [(), (1,)])
-def test_a_scale_that_was_replaced_is_used(shape: tuple[int, ...]) -> None:
+def test_a_scale_that_was_replaced_is_used(
+    shape: tuple[int, ...], how: Callable[[Any, Tensor], None]
+) -> None:
     scaler, optimizer = started(OURS, 4.0), sgd(leaf([4.0]))
-    scaler._scale = torch.full(shape, 2.0)
+    how(scaler, torch.full(shape, 2.0))
     scaler.step(optimizer)
     scaler.update()
     assert grads(optimizer)[0].tolist() == [2.0]

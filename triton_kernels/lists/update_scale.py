@@ -49,7 +49,7 @@ def update_scale_kernel(
         overflow |= tl.load(pointer(address, tl.float32), mask=mask, other=0.0) != 0.0
     overflow = any_row(overflow)
 
-    # What update_scale of csrc/include/amp_ext/scale.h does.
+    # What move_scale of csrc/include/amp_ext/scale.h does.
     tolerates = hysteresis_tracker != 0
     counts = skipped_steps != 0
     scale = pointer(scale, tl.float32)

@@ -13,6 +13,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
+#include <atomic>
 #include <list>
 #include <map>
 #include <memory>
@@ -26,6 +27,8 @@
 
 namespace amp_ext {
 namespace {
+
+std::atomic<bool> casts_together = false;
 
 // A copy without a history of its own. An expanded tensor is copied before it is expanded.
 at::Tensor copy_of(const at::Tensor& tensor, at::ScalarType type) {
@@ -176,7 +179,7 @@ class Copies final : public c10::BackendMeta {
 
   Entry& entry(const at::Tensor& leaf, at::ScalarType type) {
     Entry& entry = entries_[{leaf.unsafeGetTensorImpl(), type}];
-    if (!entry.copy.defined() && has_memory(leaf)) begin(entry, leaf, type);
+    if (casts_together && !entry.copy.defined() && has_memory(leaf)) begin(entry, leaf, type);
     if (!is_current(entry, leaf)) set(entry, leaf, copy_of(leaf, type));
     if (const Run* const run = std::exchange(entry.unused_in, nullptr))
       history().note_use(*run->sequence, leaf);
@@ -216,7 +219,8 @@ class Copies final : public c10::BackendMeta {
     }
     const bool is_16_bit = type == at::kHalf || type == at::kBFloat16;
     // A captured graph would go on to read, at every replay, weights that it does not need.
-    if (expected.weights.size() > 1 && is_16_bit && !is_observed() && !is_capturing(device))
+    if (expected.weights.size() > 1 && is_16_bit && has_backend(device.type()) && !is_observed() &&
+        !is_capturing(device))
       cast_together(expected, *run, entry);
   }
 
@@ -296,6 +300,8 @@ bool needs_no_gradient(const at::Tensor& tensor) {
 }
 
 }  // namespace
+
+void cast_weights_together(bool on) { casts_together = on; }
 
 at::Tensor lowered(const at::Tensor& tensor, at::ScalarType type) {
   if (tensor.scalar_type() == type) return tensor;

@@ -11,9 +11,13 @@ namespace amp_ext {
 // A float32 leaf that requires a gradient, such as a weight, is copied once per version and type
 // while torch's autocast keeps its own copies: until the outermost region is left or
 // torch.clear_autocast_cache() is called. A view of one is copied at every use, as torch does:
-// fused optimizers, .data and NumPy write to weights without a new version. A region copies the
-// weights that it is expected to need, in one launch, when it needs the first.
+// fused optimizers, .data and NumPy write to weights without a new version.
 at::Tensor lowered(const at::Tensor& tensor, at::ScalarType type);
+
+// From now on a region casts all weights that it is expected to need in one launch, when it needs
+// the first; off until then, since a weight may be written behind autograd's back between that and
+// its own first use.
+void cast_weights_together(bool on);
 
 // The weight [n, k, 1, 1] of a convolution of single pixels, lowered, as a matrix [n, k].
 at::Tensor lowered_matrix(const at::Tensor& weight, at::ScalarType type);

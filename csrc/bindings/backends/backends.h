@@ -31,6 +31,9 @@ std::string load_backend(const std::string& path);
 void use_gemm_kernels(bool on);
 bool uses_gemm_kernels();
 
+// Whether the tensors of a type of device have a backend for ops on lists.
+bool has_backend(c10::DeviceType type);
+
 // The backend of an op on lists. Throws for a device that has none.
 const Backend& choose(const char* op, c10::Device device);
 

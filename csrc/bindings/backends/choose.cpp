@@ -57,6 +57,8 @@ std::string load_backend(const std::string& path) {
 void use_gemm_kernels(bool on) { gemm_kernels = on; }
 bool uses_gemm_kernels() { return gemm_kernels; }
 
+bool has_backend(c10::DeviceType type) { return backend_of(type) != nullptr; }
+
 const Backend& choose(const char* op, c10::Device device) {
   TORCH_CHECK_NOT_IMPLEMENTED(device.is_cpu() || device.is_cuda(), op,
                               ": tensors must be on the CPU or a CUDA device, got ", device);

@@ -119,8 +119,9 @@ at::Tensor sum(const Operands& o, const GemmArgs& g, at::Tensor out, at::ScalarT
   if (!out.defined() || out.scalar_type() != o.sums || o.adds_to_out) out = like(o.out, o.sums);
   multiply(o, out);
   if (g.alpha != 1) out.mul_(g.alpha);
-  if (o.c.defined()) out.add_(o.c, g.beta);
   if (o.bias.defined()) out.add_(o.bias);
+  if (o.adds_to_out) return o.out.add_(out);  // beta is 1
+  if (o.c.defined()) out.add_(o.c, g.beta);
   return out;
 }
 
@@ -135,6 +136,10 @@ class TorchLibrary final : public Backend {
     const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
     const c10::Device device = device_of(services);
     Operands o(g, device);
+    if (g.derivative && o.out.numel() == 0) {
+      tensor_of({g.column_sums, *dtype_of(o.sums), 1}, g.n, device).zero_();
+      return Status::ok;
+    }
     const at::ScalarType rounded = o.out.scalar_type();
     const bool rounds_first = rounds_before_activation(o) && o.sums != at::kDouble;
     if (!o.aux.defined()) {

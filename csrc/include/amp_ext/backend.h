@@ -36,7 +36,7 @@ class Services {
 
   virtual cuda::Target target() = 0;
 
-  // Memory of unknown content, aligned to 256 bytes.
+  // Memory of unknown content, aligned to 64 bytes.
   virtual void* scratch(size_t bytes) = 0;
 
   // Counters that are 0, and that the launches leave at 0.
@@ -60,8 +60,8 @@ class Backend {
   virtual Status cast(CastArgs, Services&) const = 0;
   virtual Status update_scale(UpdateScaleArgs, Services&) const = 0;
 
-  // Why it cannot compute a product, in a few words; null if it can. Pointers are not followed, and
-  // that of `out` may be null still.
+  // Why it cannot compute a product, in a few words; null if it can. Pointers are not followed:
+  // some stand for memory that is yet to be allocated.
   virtual const char* why_not(const GemmArgs&) const = 0;
   virtual Status gemm(const GemmArgs&, Services&) const = 0;
 

@@ -41,7 +41,6 @@ struct ChunkEntry {
   int64_t numel;
   uint32_t first_chunk;
   DType dtype;
-  bool operator==(const ChunkEntry&) const = default;
 };
 
 struct CastEntry {
@@ -51,7 +50,6 @@ struct CastEntry {
   uint32_t first_chunk;
   DType output_dtype;
   DType input_dtype;
-  bool operator==(const CastEntry&) const = default;
 };
 
 constexpr ChunkEntry entry_of(const TensorRef& t, uint32_t first_chunk) {
