@@ -95,17 +95,20 @@ def missing(variant: str = "plain") -> str:
         return f"there is no C++ compiler {CXX}"
     if cuda_include() is None:
         return "NVIDIA's headers need a CUDA toolkit or the pip packages " + ", ".join(_parts(HERE))
-    if (runtime := preload(variant)) and not Path(runtime).is_file():
-        return f"{CXX} has no {runtime}"
+    for runtime in filter(None, preload(variant).split(":")):
+        if not Path(runtime).is_file():
+            return f"{CXX} has no {runtime}"
     return ""
 
 
 def preload(variant: str) -> str:
-    """Return what LD_PRELOAD must be for a library of this variant; often nothing."""
+    """Return what LD_PRELOAD must be for a library of this variant; often nothing.
+
+    A sanitizer finds the function that throws exceptions only in a library that is there before it.
+    """
     name = VARIANTS[variant][2]
-    if not name:
-        return ""
-    return _output(CXX, f"-print-file-name={name}").stdout.strip()
+    names = (name, "libstdc++.so") if name else ()
+    return ":".join(_output(CXX, f"-print-file-name={n}").stdout.strip() for n in names)
 
 
 @cache

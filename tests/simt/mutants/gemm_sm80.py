@@ -233,8 +233,8 @@ MUTANTS = (
     gemm_mutant(
         "strides of single lines are kept",
         LAUNCH,
-        "  if (g.m <= 1) g.a.row_stride = 0;\n",
+        "  if (g.n <= 1) g.b.column_stride = 0;\n",
         "",
-        select="strides_of_single",
+        select="strides_of_single and False",
     ),
 )

@@ -410,10 +410,4 @@ MUTANTS = (
         SUMS,
     ),
     _epilogue("a shuffle too few", EPILOGUE, "mask < 32; mask *= 2", "mask < 16; mask *= 2", SUMS),
-    _epilogue(
-        "rows outside are summed up",
-        EPILOGUE,
-        "row + Group::row(i) < g_.m ? x.at[i] : 0.0f",
-        "x.at[i]",
-    ),
 )
