@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 from torch import Tensor
 
+import amp_ext
 from executors import EXECUTORS, SIMT, SIMT_SM90, Executor
 from simt.backend import simt
 from workloads import checkerboard, digits, regression
@@ -16,6 +17,16 @@ from workloads.common import Trainer, epochs
 CPU = torch.device("cpu")
 STEPS = 20
 CPU_KERNELS = EXECUTORS[1]
+
+
+@pytest.fixture(autouse=True)
+def cast_together() -> Iterator[None]:
+    """So that the kernel of cast_ takes part."""
+    amp_ext.cast_weights_together()
+    yield
+    amp_ext.cast_weights_together(False)
+
+
 # At least; of two layers, products forward, for weights and for what lies between the layers.
 CALLS_A_STEP = {"unscale": 1, "grad_norm": 1, "update_scale": 1, "cast": 1, "gemm": 5}
 

@@ -231,7 +231,9 @@ cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute
   return cudaSuccess;
 }
 
-cudaError_t cudaGetLastError() { return cudaSuccess; }  // launches return theirs
+cudaError_t cudaGetLastError() {
+  return simt::fault.empty() ? cudaSuccess : cudaErrorLaunchFailure;
+}
 
 const char* cudaGetErrorString(cudaError_t) { return simt::fault.c_str(); }
 
