@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "checks/python.h"
 #include "gemm/gemm.h"
 #include "gemm/plan/choose.h"
 
@@ -70,12 +71,6 @@ std::pair<std::string, double> plan(int64_t m, int64_t n, int64_t k, const std::
   TORCH_CHECK_VALUE(can_run_sm80(g), op, "the kernels cannot compute ", m, "x", n, "x", k);
   const GemmCandidate best = choose(g, {.multiprocessors = multiprocessors, .sm90 = sm90});
   return {describe(make_plan(g, best, multiprocessors)), best.cycles};
-}
-
-at::Tensor tensor_of(const char* name, py::handle object) {
-  TORCH_CHECK_TYPE(THPVariable_Check(object.ptr()), "amp_ext: ", name, " must be a tensor, got ",
-                   Py_TYPE(object.ptr())->tp_name);
-  return THPVariable_Unpack(object.ptr());
 }
 
 // (backend, reason) of gemm(a, b, ...).

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "backends/backends.h"
+#include "checks/python.h"
 #include "lists/lists.h"
 #include "scaler/optimizer_grads.h"
 
@@ -36,12 +37,6 @@ py::object device_object(at::Device device) {
   auto object = py::reinterpret_steal<py::object>(THPDevice_New(device));
   if (!object) throw py::error_already_set();
   return object;
-}
-
-const at::Tensor& tensor_of(const char* name, py::handle object) {
-  TORCH_CHECK_TYPE(THPVariable_Check(object.ptr()), "amp_ext: ", name, " must be a tensor, got ",
-                   Py_TYPE(object.ptr())->tp_name);
-  return THPVariable_Unpack(object.ptr());
 }
 
 std::optional<at::Tensor> optional_tensor(const char* name, py::handle object) {

@@ -81,12 +81,12 @@ Status build_chunk_table(const Ref* refs, int64_t size, EntryOf<Ref>* entries, u
   return Status::ok;
 }
 
-// A list of tensors, or of tensors that belong together. `refs` is host memory for both backends.
+// A list of tensors, or of tensors that belong together. `refs` is host memory.
 template <class Ref>
 struct ListOf {
   const Ref* refs = nullptr;
   int64_t size = 0;
-  // cuda only: the list as a chunk table in device memory, needed when size > kInlineEntries.
+  // The list as a chunk table in device memory, for kernels that cannot take it as a parameter.
   const EntryOf<Ref>* device_table = nullptr;
   uint32_t device_chunks = 0;
 };
@@ -128,9 +128,10 @@ struct GradNormArgs {
   float* found_inf;
   float* norm;
   float* norms;  // may be null
-  // cpu: one for each chunk. cuda: kGradNormMaxBlocks, and one for each tensor if there are norms.
+  // On a CPU one for each chunk, else kGradNormMaxBlocks, and one for each tensor if there are
+  // norms.
   double* partial_sums;
-  uint32_t* tickets;  // cuda only: 0, and 0 again after the launch
+  uint32_t* tickets;  // not on a CPU: 0, and 0 again after the launch
 };
 
 constexpr int kGradNormMaxBlocks = 1024;

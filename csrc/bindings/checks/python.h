@@ -1,0 +1,18 @@
+// Arguments of the module's functions, which the dispatcher does not check.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/Exception.h>
+#include <pybind11/pybind11.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+namespace amp_ext {
+
+// The tensor of a Python object, which must outlive its use. Throws for anything else.
+inline const at::Tensor& tensor_of(const char* name, pybind11::handle object) {
+  TORCH_CHECK_TYPE(THPVariable_Check(object.ptr()), "amp_ext: ", name, " must be a tensor, got ",
+                   Py_TYPE(object.ptr())->tp_name);
+  return THPVariable_Unpack(object.ptr());
+}
+
+}  // namespace amp_ext
