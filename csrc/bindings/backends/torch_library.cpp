@@ -162,13 +162,6 @@ class TorchLibrary final : public Backend {
     }
     return Status::ok;
   }
-
-  // Lists have no op in torch's library.
-  Status unscale(UnscaleArgs, Services&) const override { return Status::not_built; }
-  Status check_finite(CheckFiniteArgs, Services&) const override { return Status::not_built; }
-  Status grad_norm(GradNormArgs, Services&) const override { return Status::not_built; }
-  Status cast(CastArgs, Services&) const override { return Status::not_built; }
-  Status update_scale(UpdateScaleArgs, Services&) const override { return Status::not_built; }
 };
 
 }  // namespace
