@@ -2,7 +2,7 @@
 
     python tests/integration/torch_suite.py PATH/TO/test_torch.py
     python tests/integration/torch_suite.py PATH/TO/test_torch.py --baseline    # torch's own scaler
-    python tests/integration/torch_suite.py PATH/TO/test_torch.py --simt        # on the CUDA kernels, by tests/simt
+    python tests/integration/torch_suite.py PATH/TO/test_torch.py --simt    # on the CUDA kernels
 
 The file is test/test_torch.py of a PyTorch source tree, which is not part of this project; it needs
 the packages expecttest and numpy. A file of an older PyTorch than the installed one may import test

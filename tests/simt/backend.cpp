@@ -121,6 +121,8 @@ void simt_pin(uint64_t seed, int resident_blocks, int multiprocessors) {
 // tile that follows from the seed.
 void simt_set_sm90(bool sm90) { simt::sm90 = sm90; }
 
+void simt_refuse_tensor_maps(bool refuse) { simt::refuse_tensor_maps = refuse; }
+
 // The tile of the products to come; -1 for none in particular. See amp_ext::ForcedTile.
 void simt_force_tile(bool sm90, int tile, int cluster_m, int cluster_n, int64_t splits,
                      int64_t whole) {

@@ -28,12 +28,6 @@ GemmPlan CudaBackend::plan(const GemmArgs& g, const Target& target) const {
 }
 
 Status CudaBackend::gemm(const GemmArgs& args, Services& services) const {
-  const Target target = services.target();
-  const GemmPlan chosen = plan(args, target);
-  if (chosen.blocks == 0) return Status::ok;
-  void* const workspace =
-      chosen.workspace_bytes ? services.scratch(chosen.workspace_bytes) : nullptr;
-  uint32_t* const tickets = chosen.tickets ? services.tickets(chosen.tickets) : nullptr;
   // Of an index with a single value the stride means nothing: with 0, addresses that are formed but
   // not read are aligned too.
   GemmArgs g = args;
@@ -41,8 +35,19 @@ Status CudaBackend::gemm(const GemmArgs& args, Services& services) const {
   if (g.n <= 1) g.b.column_stride = 0;
   if (g.k <= 1) g.a.column_stride = g.b.row_stride = 0;
   if (g.batch * g.terms <= 1) g.a.batch_stride = g.b.batch_stride = 0;
-  const GemmLauncher launch = launcher(g.a.dtype, chosen.sm90);
-  return launch ? launch(g, chosen, workspace, tickets, target.stream) : Status::not_built;
+  Target target = services.target();
+  const auto launch = [&](const GemmPlan& plan) {
+    const GemmLauncher launch = launcher(g.a.dtype, plan.sm90);
+    if (plan.blocks == 0) return Status::ok;
+    if (!launch) return Status::not_built;
+    void* const workspace = plan.workspace_bytes ? services.scratch(plan.workspace_bytes) : nullptr;
+    uint32_t* const tickets = plan.tickets ? services.tickets(plan.tickets) : nullptr;
+    return launch(g, plan, workspace, tickets, target.stream);
+  };
+  const Status status = launch(plan(args, target));
+  if (status != Status::no_tensor_map) return status;
+  target.sm90 = false;
+  return launch(plan(args, target));
 }
 
 }  // namespace cuda
