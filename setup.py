@@ -28,8 +28,8 @@ from setuptools.errors import CompileError, PlatformError
 DEFAULT_ARCHES = ["8.0+PTX", "9.0a"]
 
 # A folder of kernel files with instructions of 9.0a alone: compiled for it where the list has 9.0
-# or 9.0a. Every other file is compiled for the whole list, those of sm80 too: later GPUs run what the
-# kernels of their own architecture refuse.
+# or 9.0a. Every other file is compiled for the whole list, those of sm80 too: later GPUs run what
+# the kernels of their own architecture refuse.
 HOPPER_FOLDER = "sm90"
 
 # Compiled once per instruction set; which one runs is decided at run time.
