@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import run
-from amp_ext import testing
 from bench_program import BENCH, quiet, run_quick  # noqa: F401  (a fixture)
 from harness import ledger, measure, registry, table, timing
 from ops import gemm
@@ -199,18 +198,3 @@ def test_without_a_gpu_cuda_is_refused(capsys):
     with pytest.raises(SystemExit):
         run.main(["unscale", "--device", "cuda"])
     assert "torch sees no GPU here; use --device cpu" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
-@pytest.mark.parametrize("layout", ["contiguous", "channels_last", "strided", "misaligned"])
-def test_generated_gradients(dtype, layout):
-    shape = (2, 3, 4, 5)
-    first, second = testing.gradients([shape, shape], dtype, layout=layout, seed=7)
-    assert (first.dtype, first.shape) == (dtype, shape)
-    assert first.equal(testing.gradients([shape], dtype, layout=layout, seed=7)[0])
-    assert not first.equal(second)
-    assert first.abs().min() >= torch.finfo(dtype).tiny
-    dense = first.is_contiguous(memory_format=torch.channels_last)
-    assert first.is_contiguous() == (layout in ("contiguous", "misaligned"))
-    assert dense == (layout == "channels_last")
-    assert (first.storage_offset() == 1) == (layout == "misaligned")
