@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -79,14 +78,11 @@ class Leg:
         return statistics.median(r.loss for r in self.records[max(0, step - SMOOTHED) : step])
 
 
-def train(legs: Sequence[Leg], seconds: float) -> None:
-    """All legs in turn, step by step, for about `seconds` at most."""
-    deadline = time.monotonic() + seconds
+def train(legs: Sequence[Leg]) -> None:
+    """All legs in turn, step by step."""
     total = sum(leg.steps for leg in legs)
     with tqdm(total=total, unit="step", smoothing=0.05, file=sys.stderr) as bar:
         for step in range(max(leg.steps for leg in legs)):
-            if step and time.monotonic() > deadline:
-                break
             for leg in legs:
                 if step < leg.steps:
                     leg.records.append(leg.trainer.step())
@@ -128,8 +124,6 @@ def speed(legs: Sequence[Leg]) -> str:
 def outcome(leg: Leg, steps: int) -> str:
     """Whether the leg has learned the checkerboard, or why that cannot be said."""
     count = len(leg.records)
-    if count < leg.steps:
-        return f"{leg.name} reached the time limit after {count} of {leg.steps} steps."
     if count < steps:
         on_cpu = leg.trainer.device.type == "cpu"
         slow = ": FP16 convolutions are slow on a CPU" if on_cpu else ""
@@ -217,9 +211,6 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--size", type=positive, help="pixels per side")
     parser.add_argument("--steps", type=positive, help="steps of each training")
     parser.add_argument("--torch-steps", type=positive, help="steps under torch.amp")
-    parser.add_argument(
-        "--seconds", type=float, default=130.0, help="stop training after this time"
-    )
     parser.add_argument("--out", type=Path, default=Path("demo.png"))
     options = parser.parse_args(argv)
     for name, value in vars(PLANS[options.device.type]).items():
@@ -239,7 +230,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         Leg(training(amp, options.device, options.size, **SCALER), steps)
         for amp, steps in counts.items()
     ]
-    train(legs, options.seconds)
+    train(legs)
     print(table(legs))
     with style.applied():
         picture(legs, where).savefig(options.out)
