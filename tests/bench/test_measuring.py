@@ -190,5 +190,5 @@ def test_figures_of_every_machine(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert [file for _, file, _ in measuring.figures(results)] == ["a.steps.svg", "a.roofline.svg"]
     options = ["--results", str(results), "--out", str(tmp_path), "--formats", "png"]
     assert plot.main(options) == 0
-    assert len(list(tmp_path.glob("*.png"))) == 3 + 1
+    assert len(list(tmp_path.glob("*.png"))) == 2 + 1
     assert "b: no roofline, the ledger has no right result of gemm" in capsys.readouterr().out
