@@ -6,6 +6,7 @@ import contextlib
 import subprocess
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -89,7 +90,7 @@ def test_different_counts_tensors_whose_bits_differ() -> None:
 
 
 def test_sets_exceed_a_gpus_cache(monkeypatch) -> None:
-    properties = type("Properties", (), {"L2_cache_size": 1000})
+    properties = SimpleNamespace(L2_cache_size=1000)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     grads = lists.GradientList("", 3 * [50], [FP16]).gradients(CPU)
     sets = lists.rotated(grads, grads.bytes, lists.Gradients.clone, CUDA)
@@ -139,15 +140,6 @@ def test_backends_that_are_not_there_have_no_line(chosen, monkeypatch) -> None:
     assert list(providers.ours(CUDA, products=True)) == ["library"]
 
 
-def test_a_provider_that_cannot_be_made_fails_when_it_is_launched() -> None:
-    def no_memory():
-        raise MemoryError("4 GB")
-
-    failing = providers.guarded("torch", no_memory)
-    with pytest.raises(MemoryError, match="4 GB"):
-        failing.launch()
-
-
 def test_tf32_is_off_for_a_while() -> None:
     switches = torch.backends.cudnn, torch.backends.cuda.matmul
     before = [switch.allow_tf32 for switch in switches]
@@ -162,11 +154,7 @@ def eager(function, dynamic):
     return lambda *arguments: function(*arguments)
 
 
-COMPILED = {
-    **dict.fromkeys(("unscale", "check", "norm"), "16 x 64 Ki"),
-    "linear": "fp16 linear+GELU",
-    "train": "digits",
-}
+COMPILED = {"unscale": "16 x 64 Ki", "linear": "fp16 linear+GELU", "train": "digits"}
 
 
 @pytest.mark.parametrize("op", COMPILED)
