@@ -73,7 +73,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = Parser(__doc__)
     parser.add_argument("--data", type=Path, default=Path("data"), help="folder that holds MNIST")
     parser.add_argument("--epochs", type=positive, default=2)
-    parser.add_argument("--steps", type=positive, help="stop after so many, whatever the epochs")
     options = parser.parse_args(argv)
     digits = load(options.data)
     print(f"images: {digits.source}, {len(digits.labels)} to train on", flush=True)
@@ -82,8 +81,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     pairs = TensorDataset(digits.images, digits.labels)
     loader = DataLoader(pairs, BATCH, shuffle=True, generator=order)
     trainer = training(options.amp, options.device, epochs(loader, options.device))
-    steps = options.steps or options.epochs * len(loader)
-    records = follow(trainer, steps, len(loader), EVERY)
+    records = follow(trainer, options.epochs * len(loader), len(loader), EVERY)
     right = trainer.predict(digits.test_images.to(options.device)).argmax(1) == digits.test_labels
     accuracy = f"accuracy {right.float().mean().item():.1%} of {len(right)}"
     print(summary("digits", trainer, records, accuracy))
