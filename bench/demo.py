@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -79,11 +80,14 @@ class Leg:
         return statistics.median(record.loss for record in self.records[-SMOOTHED:])
 
 
-def train(legs: Sequence[Leg]) -> None:
-    """All legs in turn, step by step."""
+def train(legs: Sequence[Leg], seconds: float) -> None:
+    """All legs in turn, step by step, for about `seconds` at most."""
+    deadline = time.monotonic() + seconds
     total = sum(leg.steps for leg in legs)
     with tqdm(total=total, unit="step", smoothing=0.05, file=sys.stderr) as bar:
         for step in range(max(leg.steps for leg in legs)):
+            if step and time.monotonic() > deadline:
+                break
             for leg in legs:
                 if step < leg.steps:
                     leg.records.append(leg.trainer.step())
@@ -125,6 +129,8 @@ def speed(legs: Sequence[Leg]) -> str:
 def outcome(leg: Leg, steps: int) -> str:
     """Whether the leg has learned the checkerboard, unless it was given fewer steps."""
     count = len(leg.records)
+    if count < leg.steps:
+        return f"{leg.name} reached the time limit after {count} of {leg.steps} steps."
     if count < steps:
         slow = ": FP16 convolutions are slow on a CPU" if leg.trainer.device.type == "cpu" else ""
         return f"{leg.name} was stopped after {count} of {steps} steps{slow}."
@@ -208,6 +214,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--size", type=positive, help="pixels per side")
     parser.add_argument("--steps", type=positive, help="steps of each training")
     parser.add_argument("--torch-steps", type=positive, help="steps under torch.amp")
+    parser.add_argument("--seconds", type=float, default=130, help="stop training after this time")
     parser.add_argument("--out", type=Path, default=Path("demo.png"))
     options = parser.parse_args(argv)
     for name, value in vars(PLANS[options.device.type]).items():
@@ -227,7 +234,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         Leg(training(amp, options.device, options.size, **SCALER), steps)
         for amp, steps in counts.items()
     ]
-    train(legs)
+    train(legs, options.seconds)
     print(table(legs))
     with style.applied():
         picture(legs, where).savefig(options.out)

@@ -49,6 +49,12 @@ def test_demo_prints_a_table_and_draws(demo, tmp_path, capsys):
     assert picture.stat().st_size > 20_000
 
 
+def test_demo_stops_at_its_time_limit(demo, tmp_path, capsys):
+    sizes = ["--size", "8", "--steps", "500", "--torch-steps", "1", "--seconds", "0"]
+    demo.main(["--device", "cpu", *sizes, "--out", str(tmp_path / "demo.png")])
+    assert "amp_ext FP16 reached the time limit after 1 of 500 steps" in capsys.readouterr().out
+
+
 def leg(demo, losses: list[float]):
     """A finished training in FP32 with these losses."""
     trainer = demo.training("none", torch.device("cpu"), 8)
@@ -83,6 +89,6 @@ def test_legs_start_from_the_same_network_and_take_turns(demo, monkeypatch):
     first, second = (leg.trainer for leg in legs)
     pairs = zip(first.network.parameters(), second.network.parameters(), strict=True)
     assert all(torch.equal(a, b) for a, b in pairs)
-    demo.train(legs)
+    demo.train(legs, seconds=60)
     assert order == [first, second, first, first]
     assert [len(leg.records) for leg in legs] == [3, 1]
