@@ -12,7 +12,7 @@ import torch
 import amp_ext
 from bench_program import BENCH, quiet, run_quick  # noqa: F401  (a fixture)
 from harness import providers
-from ops import autocast, cast_, check_finite, gemm, grad_norm, unscale_, update_scale_
+from ops import autocast, cast, check_finite, gemm, grad_norm, unscale, update_scale
 
 OPS = {name: getattr(amp_ext.ops, name) for name in amp_ext.ops.__all__}
 
@@ -133,13 +133,13 @@ LIST_FAULTS = [
         *("unscale", "2 x 10", "unscale_"),
         *(unscale_a_unit_off, unscale_without_check, unscale_to_infinity),
     ),
-    *faults("check", "2 x 10", "check_finite", check_that_writes),
+    *faults("check_finite", "2 x 10", "check_finite", check_that_writes),
     *faults(
-        *("norm", "16 x 64 Ki", "grad_norm"),
+        *("grad_norm", "16 x 64 Ki", "grad_norm"),
         *(norm_without_the_last, norm_a_bit_off),
     ),
     *faults(
-        *("update", "8 found_infs, scale unmoved", "update_scale_"),
+        *("update_scale", "8 found_infs, scale unmoved", "update_scale_"),
         *(update_a_unit_off, update_that_never_grows),
     ),
     *faults("cast", "2 x 10", "cast_", cast_a_unit_off),
@@ -190,7 +190,7 @@ def test_wrong_op_gets_no_ratio(tmp_path, capsys, monkeypatch, fault):
             assert (record["ratio"] is None) == (record["provider"] == record["baseline"])
 
 
-@pytest.mark.parametrize("op", ["unscale", "update", "cast", "train", "scaler"])
+@pytest.mark.parametrize("op", ["unscale", "update_scale", "cast", "train", "scaler"])
 def test_a_backend_that_fails_leaves_the_others_their_ratios(tmp_path, monkeypatch, op):
     @contextmanager
     def fails() -> Iterator[None]:
@@ -200,7 +200,7 @@ def test_a_backend_that_fails_leaves_the_others_their_ratios(tmp_path, monkeypat
     backends = {"cpu": nullcontext, "triton": fails}
     monkeypatch.setattr(providers, "ours", lambda device, products=False: backends)
     text = {
-        "update": "1 found_inf, scale un",
+        "update_scale": "1 found_inf, scale un",
         "train": "regression",
         "scaler": "40 parameters, SGD",
     }
@@ -223,11 +223,11 @@ def their_product(shape, given):
 
 
 BASELINES = {
-    "unscale": (unscale_, "2 x 10", lambda grads, flag, factor: None),
-    "check": (check_finite, "2 x 10", lambda grads, flag, one: None),
-    "norm": (grad_norm, "2 x 10", lambda grads, flag, inv_scale: torch.zeros(())),
-    "update": (update_scale_, "1 found_inf, scale unmoved", lambda *_: None),
-    "cast": (cast_, "2 x 10", their_cast),
+    "unscale": (unscale, "2 x 10", lambda grads, flag, factor: None),
+    "check_finite": (check_finite, "2 x 10", lambda grads, flag, one: None),
+    "grad_norm": (grad_norm, "2 x 10", lambda grads, flag, inv_scale: torch.zeros(())),
+    "update_scale": (update_scale, "1 found_inf, scale unmoved", lambda *_: None),
+    "cast": (cast, "2 x 10", their_cast),
     "gemm": (gemm, "fp16 64^3 NT", their_product),
 }
 
