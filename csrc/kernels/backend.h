@@ -1,29 +1,27 @@
-// The CUDA kernels as a backend: tables, scratch memory and tickets for each launch.
+// The CUDA kernels as a backend. An op's method is defined beside its kernel: it allocates nothing
+// but through Services, synchronises nothing, and never uses the default stream.
 #pragma once
 
 #include "amp_ext/backend.h"
-#include "gemm/plan/choose.h"
 
-namespace amp_ext::cuda {
+namespace amp_ext {
+
+struct GemmPlan;
+
+namespace cuda {
 
 class CudaBackend : public Backend {
  public:
   const char* name() const override { return "cuda"; }
-  Status unscale(UnscaleArgs, Services&) const override;
-  Status check_finite(CheckFiniteArgs, Services&) const override;
-  Status grad_norm(GradNormArgs, Services&) const override;
-  Status cast(CastArgs, Services&) const override;
-  Status update_scale(UpdateScaleArgs, Services&) const override;
+  AMP_EXT_LIST_OPS(AMP_EXT_OVERRIDE)
   const char* why_not(const GemmArgs&) const override;
   Status gemm(const GemmArgs&, Services&) const override;
   const char* last_error() const override;
 
  protected:
-  virtual GemmPlan plan(const GemmArgs& g, const Target& target) const {
-    return choose_plan(g, target);
-  }
+  virtual GemmPlan plan(const GemmArgs&, const Target&) const;
 };
 
-const Backend& backend();
+}  // namespace cuda
 
-}  // namespace amp_ext::cuda
+}  // namespace amp_ext

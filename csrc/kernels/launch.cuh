@@ -3,7 +3,7 @@
 
 #include <cuda_runtime.h>
 
-#include "launchers.h"
+#include "amp_ext/backend.h"
 
 namespace amp_ext {
 

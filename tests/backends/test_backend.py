@@ -21,6 +21,14 @@ from amp_ext.ops import GEMM_OPS, LIST_OPS
 
 pytestmark = pytest.mark.skipif(_triton.triton_version() is None, reason="Triton is not installed")
 
+# What the backend calls.
+TRITON = {
+    "unscale_": "amp_ext.triton_kernels.lists.unscale.unscale_",
+    "check_finite": "amp_ext.triton_kernels.lists.check_finite.check_finite",
+    "cast_": "amp_ext.triton_kernels.lists.cast.cast_",
+    "gemm": "amp_ext.triton_kernels.gemm.gemm.gemm",
+}
+
 
 @pytest.fixture(autouse=True)
 def gemm_kernels() -> Iterator[None]:
@@ -144,9 +152,9 @@ def test_a_folder_of_that_name_is_not_triton(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_partial_sums_have_room_for_every_program() -> None:
-    from amp_ext import triton_kernels
+    from amp_ext.triton_kernels.lists.foreach import PROGRAMS
 
-    assert triton_kernels.PROGRAMS <= _C.GRAD_NORM_MAX_BLOCKS
+    assert PROGRAMS <= _C.GRAD_NORM_MAX_BLOCKS
 
 
 @pytest.mark.parametrize("op", ["unscale_", "cast_"])
@@ -154,8 +162,6 @@ def test_tensors_outlive_a_launch_that_runs_other_threads(
     op: str, interpreted_triton: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The host paths of the scaler and of short casts hold no lock while Python runs."""
-    from amp_ext import triton_kernels
-
     grads = [torch.ones(1000) for _ in range(3)]
     alive = [weakref.ref(grad) for grad in grads]
     parameter = torch.nn.Parameter(torch.ones(1000))
@@ -174,7 +180,7 @@ def test_tensors_outlive_a_launch_that_runs_other_threads(
         thread.join()
         seen.append([reference() is not None for reference in alive])
 
-    monkeypatch.setattr(triton_kernels, op, launch)
+    monkeypatch.setattr(TRITON[op], launch)
     if op == "cast_":
         amp_ext.ops.cast_(outputs, grads)
         assert seen == [[True] * 3]
@@ -251,12 +257,11 @@ def test_errors_of_a_kernel_reach_the_caller(
     op: str, interpreted_triton: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With their type, through the dispatcher."""
-    from amp_ext import triton_kernels
 
     def failing(*arguments: object) -> None:
         raise MemoryError("the kernel's own words")
 
-    monkeypatch.setattr(triton_kernels, op, failing)
+    monkeypatch.setattr(TRITON[op], failing)
     half = torch.ones(4, 4, dtype=torch.float16)
     with pytest.raises(MemoryError, match="the kernel's own words"):
         if op == "gemm":
@@ -285,16 +290,15 @@ def test_a_backward_pass_is_tritons_too(
     interpreted_triton: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the thread that calls for it, which on a CPU need not be the forward pass's."""
-    from amp_ext import triton_kernels
+    from amp_ext.triton_kernels.gemm.gemm import gemm
 
     calls = []
-    gemm = triton_kernels.gemm
 
     def counting(*arguments: object) -> None:
         calls.append((threading.current_thread() is threading.main_thread(), arguments[0].shape))
         gemm(*arguments)
 
-    monkeypatch.setattr(triton_kernels, "gemm", counting)
+    monkeypatch.setattr(TRITON["gemm"], counting)
     a = torch.ones(2, 3, dtype=torch.float16, requires_grad=True)
     b = torch.ones(3, 4, dtype=torch.float16, requires_grad=True)
     assert backward_in_a_thread(amp_ext.ops.gemm(a, b)) == []
@@ -308,14 +312,13 @@ def test_errors_of_a_backward_pass_reach_the_caller(
     interpreted_triton: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With their type, through autograd."""
-    from amp_ext import triton_kernels
 
     def failing(*arguments: object) -> None:
         raise MemoryError("the kernel's own words")
 
     a = torch.ones(2, 3, dtype=torch.float16, requires_grad=True)
     result = amp_ext.ops.gemm(a, torch.ones(3, 4, dtype=torch.float16))
-    monkeypatch.setattr(triton_kernels, "gemm", failing)
+    monkeypatch.setattr(TRITON["gemm"], failing)
     (error,) = backward_in_a_thread(result)
     assert isinstance(error, MemoryError)
     assert str(error) == "the kernel's own words"

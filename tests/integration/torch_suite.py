@@ -2,7 +2,7 @@
 
     python tests/integration/torch_suite.py PATH/TO/test_torch.py
     python tests/integration/torch_suite.py PATH/TO/test_torch.py --baseline    # torch's own scaler
-    python tests/integration/torch_suite.py PATH/TO/test_torch.py --ops simt    # on amp_ext's ops
+    python tests/integration/torch_suite.py PATH/TO/test_torch.py --simt    # on the CUDA kernels
 
 The file is test/test_torch.py of a PyTorch source tree, which is not part of this project; it needs
 the packages expecttest and numpy. A file of an older PyTorch than the installed one may import test
@@ -78,22 +78,14 @@ def put_in_place(scaler: type) -> None:
         owner.GradScaler = scaler
 
 
-def replace_ops(executor: str) -> None:
-    """Make the two ops of torch's own scaler those of an executor of executors.py."""
-    import torch
+def run_on_simt() -> None:
+    """Make the CUDA kernels, on the CPU, the backend of CPU tensors."""
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    from amp_ext import _C
+    from simt.backend import simt
 
-    from executors import EXECUTORS
-
-    chosen = next(e for e in EXECUTORS if e.name == executor)
-    chosen.chosen().__enter__()  # for the life of the process
-    ops = chosen.ops
-
-    def update_scale_(scale: Any, tracker: Any, found_inf: Any, *factors: Any) -> Any:
-        ops.update_scale_(scale, tracker, [found_inf], *factors)
-        return scale
-
-    torch._amp_foreach_non_finite_check_and_unscale_ = ops.unscale_
-    torch._amp_update_scale_ = update_scale_
+    simt()
+    _C.use_backend("cpu", "simt")
 
 
 def scaler_tests(module: ModuleType) -> unittest.TestSuite:
@@ -116,9 +108,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("file", type=Path, help="test/test_torch.py of a PyTorch source tree")
     parser.add_argument("--baseline", action="store_true", help="keep torch's own GradScaler")
-    parser.add_argument(
-        "--ops", metavar="EXECUTOR", help="keep it, but on amp_ext's ops: cpu, simt or reference"
-    )
+    parser.add_argument("--simt", action="store_true", help="run amp_ext's on its CUDA kernels")
     args = parser.parse_args()
 
     sys.argv[1:] = []  # torch's test helpers parse the command line too
@@ -127,12 +117,12 @@ def main() -> int:
     import torch
 
     replaced = replace_missing_helpers(args.file.read_text(encoding="utf-8"))
-    if args.ops:
-        replace_ops(args.ops)
-    elif not args.baseline:
+    if not args.baseline:
         import amp_ext
 
         put_in_place(amp_ext.GradScaler)
+    if args.simt:
+        run_on_simt()
     scaler = torch.amp.GradScaler
     print(f"torch {torch.__version__}, scaler {scaler.__module__}.{scaler.__qualname__}")
     for name in replaced:

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "engine.h"
+#include "gemm/plan/choose.h"
 #include "gemm/shared/scheduler.cuh"
 
 namespace simt {
@@ -62,23 +63,13 @@ class SimtBackend final : public cuda::CudaBackend {
  public:
   const char* name() const override { return "simt"; }
 
-  Status unscale(UnscaleArgs args, Services& host) const override {
-    return run("unscale", host, [&](Services& s) { return CudaBackend::unscale(args, s); });
+#define AMP_EXT_RUN(op, Args)                                                     \
+  Status op(const Args& args, Services& host) const override {                    \
+    return run(#op, host, [&](Services& s) { return CudaBackend::op(args, s); }); \
   }
-  Status check_finite(CheckFiniteArgs args, Services& host) const override {
-    return run("check_finite", host,
-               [&](Services& s) { return CudaBackend::check_finite(args, s); });
-  }
-  Status grad_norm(GradNormArgs args, Services& host) const override {
-    return run("grad_norm", host, [&](Services& s) { return CudaBackend::grad_norm(args, s); });
-  }
-  Status cast(CastArgs args, Services& host) const override {
-    return run("cast", host, [&](Services& s) { return CudaBackend::cast(args, s); });
-  }
-  Status update_scale(UpdateScaleArgs args, Services& host) const override {
-    return run("update_scale", host,
-               [&](Services& s) { return CudaBackend::update_scale(args, s); });
-  }
+  AMP_EXT_LIST_OPS(AMP_EXT_RUN)
+#undef AMP_EXT_RUN
+
   Status gemm(const GemmArgs& args, Services& host) const override {
     return run("gemm", host, [&](Services& s) { return CudaBackend::gemm(args, s); });
   }
@@ -87,7 +78,7 @@ class SimtBackend final : public cuda::CudaBackend {
   GemmPlan plan(const GemmArgs& g, const cuda::Target& target) const override {
     const std::optional<ForcedTile> asked = forced_tile;
     if (!asked && sm90 && can_run_sm90(g)) forced_tile = some_tile(g);
-    last_plan = choose_plan(g, target);
+    last_plan = CudaBackend::plan(g, target);
     forced_tile = asked;
     return last_plan;
   }
@@ -129,6 +120,8 @@ void simt_pin(uint64_t seed, int resident_blocks, int multiprocessors) {
 // Whether the device is one of sm_90: then its kernel computes each product that it can, with a
 // tile that follows from the seed.
 void simt_set_sm90(bool sm90) { simt::sm90 = sm90; }
+
+void simt_refuse_tensor_maps(bool refuse) { simt::refuse_tensor_maps = refuse; }
 
 // The tile of the products to come; -1 for none in particular. See amp_ext::ForcedTile.
 void simt_force_tile(bool sm90, int tile, int cluster_m, int cluster_n, int64_t splits,

@@ -50,8 +50,8 @@ void run(const char* op, const Backend& backend, c10::Device device,
 
 // The same of an op on lists, by the backend of the device.
 template <class Args>
-void run(const char* op, c10::Device device, Status (Backend::*method)(Args, Services&) const,
-         const Args& args) {
+void run(const char* op, c10::Device device,
+         Status (Backend::*method)(const Args&, Services&) const, const Args& args) {
   const Backend& backend = choose(op, device);
   run(op, backend, device, [&](Services& services) { return (backend.*method)(args, services); });
 }

@@ -1,4 +1,4 @@
-// The CPU backend: torch's threads, no streams.
+// The CPU backend with torch's threads and torch's FP32 matrix product.
 #include "amp_ext/cpu.h"
 
 #include <ATen/Parallel.h>
@@ -51,37 +51,10 @@ float* workspace(int64_t count) {
   return memory.get();
 }
 
-constexpr cpu::CpuContext kContext{parallel_for, library_gemm, workspace};
-
-class CpuBackend final : public Backend {
- public:
-  const char* name() const override { return "cpu"; }
-  Status unscale(UnscaleArgs args, Services&) const override {
-    return cpu::launch_unscale(args, kContext);
-  }
-  Status check_finite(CheckFiniteArgs args, Services&) const override {
-    return cpu::launch_check_finite(args, kContext);
-  }
-  Status grad_norm(GradNormArgs args, Services& services) const override {
-    int64_t chunks = 0;
-    for (int64_t i = 0; i < args.grads.size; ++i) chunks += chunk_count(args.grads.refs[i].numel);
-    args.partial_sums = static_cast<double*>(services.scratch(chunks * sizeof(double)));
-    return cpu::launch_grad_norm(args, kContext);
-  }
-  Status cast(CastArgs args, Services&) const override { return cpu::launch_cast(args, kContext); }
-  Status update_scale(UpdateScaleArgs args, Services&) const override {
-    return cpu::launch_update_scale(args, kContext);
-  }
-  const char* why_not(const GemmArgs& args) const override { return cpu::gemm_obstacle(args); }
-  Status gemm(const GemmArgs& args, Services&) const override {
-    return cpu::launch_gemm(args, kContext);
-  }
-};
-
 }  // namespace
 
 const Backend& cpu_backend() {
-  static const CpuBackend backend;
+  static const cpu::CpuBackend backend({parallel_for, library_gemm, workspace});
   return backend;
 }
 

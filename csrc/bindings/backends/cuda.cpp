@@ -180,6 +180,9 @@ bool is_cuda_capturing(c10::Device device) {
   return capturing();
 }
 
-const Backend* cuda_backend() { return &cuda::backend(); }
+const Backend* cuda_backend() {
+  static const cuda::CudaBackend backend;
+  return &backend;
+}
 
 }  // namespace amp_ext

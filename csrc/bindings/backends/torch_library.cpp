@@ -75,6 +75,13 @@ void activate_(at::Tensor& x, Activation activation) {
 // the library computes products of fp64, and of bf16 into bf16, which it cannot return in fp32.
 bool rounds_before_activation(const Operands& o) { return o.a.is_cpu(); }
 
+// Whether torch multiplies the operands, of 16 bits, into an FP32 result.
+bool widens(const Operands& o, at::ScalarType type) {
+  const at::ScalarType operands = o.a.scalar_type();
+  return (operands == at::kHalf || operands == at::kBFloat16) && o.b.scalar_type() == operands &&
+         type == at::kFloat && !o.a.is_cpu();
+}
+
 // Whether torch computes alpha * a @ b + beta * c + bias with a result of `type` by one op. torch
 // omits terms whose factor is 0, and would lose their NaN.
 bool is_one_op(const Operands& o, const GemmArgs& g, at::ScalarType type) {
@@ -82,37 +89,49 @@ bool is_one_op(const Operands& o, const GemmArgs& g, at::ScalarType type) {
     return (o.sums == at::kDouble ? factor : static_cast<float>(factor)) == 0;
   };
   const at::Tensor& addend = o.c.defined() ? o.c : o.bias;
-  return o.a.scalar_type() == type && o.b.scalar_type() == type && !vanishes(g.alpha) &&
+  const bool is_type = o.a.scalar_type() == type && o.b.scalar_type() == type;
+  return (is_type || (widens(o, type) && !o.bias.defined())) && !vanishes(g.alpha) &&
          !(o.c.defined() && (o.bias.defined() || vanishes(g.beta))) &&
          (addend.defined() ? addend.scalar_type() == type : g.alpha == 1);
 }
 
 // out = a @ b, in the type of out, which is that of sums or of both operands.
-void multiply(const Operands& o, at::Tensor out) {
+void multiply(const Operands& o, at::Tensor& out) {
+  const at::ScalarType type = out.scalar_type();
   const bool is_batch = o.a.dim() == 3;
-  const at::ScalarType type = o.a.scalar_type();
-  const bool low = type == o.b.scalar_type() && (type == at::kHalf || type == at::kBFloat16);
-  if (low && out.scalar_type() == at::kFloat && !o.a.is_cpu()) {
-    is_batch ? at::bmm_out(out, o.a, o.b, at::kFloat) : at::mm_out(out, o.a, o.b, at::kFloat);
-    return;
+  if (widens(o, type)) {
+    is_batch ? at::bmm_out(out, o.a, o.b, type) : at::mm_out(out, o.a, o.b, type);
+  } else {
+    const at::Tensor a = o.a.to(type), b = o.b.to(type);
+    is_batch ? at::bmm_out(out, a, b) : at::mm_out(out, a, b);
   }
-  const at::Tensor a = o.a.to(out.scalar_type()), b = o.b.to(out.scalar_type());
-  is_batch ? at::bmm_out(out, a, b) : at::mm_out(out, a, b);
+}
+
+// out = alpha * a @ b + beta * addend, where is_one_op.
+void multiply_add(const Operands& o, at::Tensor& out, const at::Tensor& addend, double beta,
+                  double alpha) {
+  const at::ScalarType type = out.scalar_type();
+  const bool is_batch = o.a.dim() == 3;
+  if (widens(o, type)) {
+    is_batch ? at::baddbmm_out(out, addend, o.a, o.b, type, beta, alpha)
+             : at::addmm_out(out, addend, o.a, o.b, type, beta, alpha);
+  } else {
+    is_batch ? at::baddbmm_out(out, addend, o.a, o.b, beta, alpha)
+             : at::addmm_out(out, addend, o.a, o.b, beta, alpha);
+  }
 }
 
 // The sum before its activation: of the type of o.out where one op is enough, else of the type of
 // sums. It is in `out` if that is given and of this type.
-at::Tensor sum(const Operands& o, const GemmArgs& g, at::Tensor out, at::ScalarType type) {
+at::Tensor sum_of_terms(const Operands& o, const GemmArgs& g, at::Tensor out, at::ScalarType type) {
   if (is_one_op(o, g, type)) {
     if (!out.defined() || out.scalar_type() != type) out = like(o.out, type);
-    const at::Tensor& addend = o.c.defined() ? o.c : o.bias;
-    const double beta = o.c.defined() ? g.beta : 1;
-    if (!addend.defined()) {
-      multiply(o, out);
-    } else if (o.a.dim() == 3) {
-      at::baddbmm_out(out, addend, o.a, o.b, beta, g.alpha);
+    if (o.c.defined()) {
+      multiply_add(o, out, o.c, g.beta, g.alpha);
+    } else if (o.bias.defined()) {
+      multiply_add(o, out, o.bias, 1, g.alpha);
     } else {
-      at::addmm_out(out, addend, o.a, o.b, beta, g.alpha);
+      multiply(o, out);
     }
     return out;
   }
@@ -144,17 +163,17 @@ class TorchLibrary final : public Backend {
     const bool rounds_first = rounds_before_activation(o) && o.sums != at::kDouble;
     if (!o.aux.defined()) {
       const bool may_round = !is_gelu(g.activation) || rounds_before_activation(o);
-      at::Tensor x = sum(o, g, o.out, may_round ? rounded : o.sums);
+      at::Tensor x = sum_of_terms(o, g, o.out, may_round ? rounded : o.sums);
       activate_(x, g.activation);
       if (!x.is_same(o.out)) o.out.copy_(x);
     } else if (!g.derivative) {
-      at::Tensor x = sum(o, g, o.aux, rounds_first ? rounded : o.sums);
+      at::Tensor x = sum_of_terms(o, g, o.aux, rounds_first ? rounded : o.sums);
       if (!x.is_same(o.aux)) o.aux.copy_(x);
       if (x.scalar_type() == rounded) x = o.out.copy_(x);
       activate_(x, g.activation);
       if (!x.is_same(o.out)) o.out.copy_(x);
     } else {
-      const at::Tensor x = sum(o, g, {}, rounds_first ? rounded : o.sums);
+      const at::Tensor x = sum_of_terms(o, g, {}, rounds_first ? rounded : o.sums);
       const at::Tensor result = activation_gradient(x, o.aux.to(x.scalar_type()), g.activation);
       o.out.copy_(result);
       at::Tensor sums = tensor_of({g.column_sums, *dtype_of(o.sums), 1}, g.n, device);
@@ -162,13 +181,6 @@ class TorchLibrary final : public Backend {
     }
     return Status::ok;
   }
-
-  // Lists have no op in torch's library.
-  Status unscale(UnscaleArgs, Services&) const override { return Status::not_built; }
-  Status check_finite(CheckFiniteArgs, Services&) const override { return Status::not_built; }
-  Status grad_norm(GradNormArgs, Services&) const override { return Status::not_built; }
-  Status cast(CastArgs, Services&) const override { return Status::not_built; }
-  Status update_scale(UpdateScaleArgs, Services&) const override { return Status::not_built; }
 };
 
 }  // namespace

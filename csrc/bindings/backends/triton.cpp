@@ -1,5 +1,5 @@
-// The Triton kernels as a backend: each launch is a call of the function in amp_ext.triton_kernels
-// that has the op's name.
+// The Triton kernels as a backend: each launch is a call of the function with the op's name in a
+// module of amp_ext.triton_kernels.
 #include <ATen/core/Tensor.h>
 #include <c10/util/Exception.h>
 #include <pybind11/pybind11.h>
@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <string>
 
 #include "backends/backends.h"
 
@@ -15,9 +16,9 @@ namespace py = pybind11;
 namespace amp_ext {
 namespace {
 
-// The package is imported with the first call: that takes a second.
-py::object function(const char* name) {
-  return py::module_::import("amp_ext.triton_kernels").attr(name);
+// Triton is imported with the first call: that takes a second.
+py::object function(const std::string& module, const char* name) {
+  return py::module_::import(("amp_ext.triton_kernels." + module).c_str()).attr(name);
 }
 
 int64_t address(const void* data) { return std::bit_cast<int64_t>(data); }
@@ -42,38 +43,40 @@ class TritonBackend final : public Backend {
  public:
   const char* name() const override { return "triton"; }
 
-  Status unscale(UnscaleArgs a, Services& services) const override {
+  Status unscale(const UnscaleArgs& a, Services& services) const override {
     return with_table(a.grads, services, [&](int64_t table, int64_t size, uint32_t chunks) {
-      function("unscale_")(table, size, chunks, address(a.inv_scale), address(a.found_inf),
-                           address(a.norm), a.max_norm);
+      function("lists.unscale", "unscale_")(table, size, chunks, address(a.inv_scale),
+                                            address(a.found_inf), address(a.norm), a.max_norm);
     });
   }
-  Status check_finite(CheckFiniteArgs a, Services& services) const override {
+  Status check_finite(const CheckFiniteArgs& a, Services& services) const override {
     return with_table(a.grads, services, [&](int64_t table, int64_t size, uint32_t chunks) {
-      function("check_finite")(table, size, chunks, address(a.found_inf));
+      function("lists.check_finite", "check_finite")(table, size, chunks, address(a.found_inf));
     });
   }
-  Status grad_norm(GradNormArgs a, Services& services) const override {
+  Status grad_norm(const GradNormArgs& a, Services& services) const override {
     const size_t sums = kGradNormMaxBlocks + (a.norms ? a.grads.size : 0);
     const int64_t partial_sums = address(services.scratch(sums * sizeof(double)));
     const int64_t ticket = address(services.tickets(1));
     return with_table(a.grads, services, [&](int64_t table, int64_t size, uint32_t chunks) {
-      function("grad_norm")(table, size, chunks, address(a.inv_scale), address(a.found_inf),
-                            address(a.norm), address(a.norms), partial_sums, ticket);
+      function("lists.grad_norm", "grad_norm")(table, size, chunks, address(a.inv_scale),
+                                               address(a.found_inf), address(a.norm),
+                                               address(a.norms), partial_sums, ticket);
     });
   }
-  Status cast(CastArgs a, Services& services) const override {
+  Status cast(const CastArgs& a, Services& services) const override {
     return with_table(a.casts, services, [&](int64_t table, int64_t size, uint32_t chunks) {
-      function("cast_")(table, size, chunks);
+      function("lists.cast", "cast_")(table, size, chunks);
     });
   }
-  Status update_scale(UpdateScaleArgs a, Services& services) const override {
+  Status update_scale(const UpdateScaleArgs& a, Services& services) const override {
     // The only one itself, or else a list of addresses.
     const void* found_infs = a.found_infs[0];
     if (a.found_inf_count > 1)
       found_infs = services.table(a.found_infs, a.found_inf_count, sizeof(void*));
     const py::gil_scoped_acquire gil;
-    function("update_scale_")(address(found_infs), a.found_inf_count, as_tuple(a.update));
+    function("lists.update_scale", "update_scale_")(address(found_infs), a.found_inf_count,
+                                                    as_tuple(a.update));
     return Status::ok;
   }
 
@@ -107,19 +110,22 @@ class TritonBackend final : public Backend {
     const at::Tensor bias = vector(g.bias);
     const at::Tensor column_sums = vector({g.column_sums, DType::f32, 1});
     const py::gil_scoped_acquire gil;
-    function("gemm")(object_of(out), object_of(a), object_of(b), object_of(c), object_of(bias),
-                     object_of(aux), object_of(column_sums), g.terms, g.alpha, g.beta,
-                     activation_name(g.activation), g.derivative);
+    function("gemm.gemm", "gemm")(object_of(out), object_of(a), object_of(b), object_of(c),
+                                  object_of(bias), object_of(aux), object_of(column_sums), g.terms,
+                                  g.alpha, g.beta, activation_name(g.activation), g.derivative);
     return Status::ok;
   }
 
  private:
   // Calls launch(address of the table, entries, chunks) with the GIL.
   template <class Ref, class Launch>
-  static Status with_table(ListOf<Ref>& list, Services& services, Launch launch) {
-    if (const Status status = send_table(list, services); status != Status::ok) return status;
+  static Status with_table(const ListOf<Ref>& list, Services& services, Launch launch) {
+    const EntryOf<Ref>* table = nullptr;
+    uint32_t chunks = 0;
+    if (const Status status = send_table(list, services, &table, &chunks); status != Status::ok)
+      return status;
     const py::gil_scoped_acquire gil;
-    launch(address(list.device_table), list.size, list.device_chunks);
+    launch(address(table), list.size, chunks);
     return Status::ok;
   }
 };

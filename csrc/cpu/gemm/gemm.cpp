@@ -274,7 +274,7 @@ void large_products(const GemmArgs& g, const CpuContext& context) {
 
 }  // namespace
 
-const char* gemm_obstacle(const GemmArgs& g) {
+const char* CpuBackend::why_not(const GemmArgs& g) const {
   if (g.a.dtype == DType::f64 || g.b.dtype == DType::f64) return "FP64 operands";
   // With an odd k the library's BF16 products read one element past a row and multiply it by 0: a
   // NaN there spreads.
@@ -285,14 +285,14 @@ const char* gemm_obstacle(const GemmArgs& g) {
   return nullptr;
 }
 
-Status launch_gemm(const GemmArgs& g, const CpuContext& context) {
+Status CpuBackend::gemm(const GemmArgs& g, Services&) const {
   if (g.column_sums) std::fill_n(static_cast<float*>(g.column_sums), g.n, 0.0f);
   if (g.batch * g.m * g.n == 0) {
     // There is nothing to do.
   } else if (g.terms == 1 && g.m * g.n <= kSmallProduct / std::max<int64_t>(g.k, 1)) {
-    small_products(g, context);
+    small_products(g, context_);
   } else {
-    large_products(g, context);
+    large_products(g, context_);
   }
   return Status::ok;
 }

@@ -39,9 +39,9 @@ struct Cast {
 
 }  // namespace
 
-Status launch_cast(const CastArgs& args, const CpuContext& context) {
+Status CpuBackend::cast(const CastArgs& args, Services&) const {
   const SpanKernels& span = span_kernels();
-  for_each_chunk(args.casts, context, [&](const CastRef& c, const Chunk& chunk) {
+  for_each_chunk(args.casts, context_, [&](const CastRef& c, const Chunk& chunk) {
     const Cast cast{span, c.output_dtype, c.input_dtype};
     cast(element(c.input, c.input_dtype, chunk.offset), chunk.numel,
          element(c.output, c.output_dtype, chunk.offset));

@@ -8,20 +8,23 @@
 namespace amp_ext::cpu {
 
 // One fp64 sum per chunk, then the chunks in order: bitwise the same for any number of threads.
-Status launch_grad_norm(const GradNormArgs& args, const CpuContext& context) {
+Status CpuBackend::grad_norm(const GradNormArgs& args, Services& services) const {
   const SpanKernels& span = span_kernels();
   const float inv_scale = args.inv_scale ? *args.inv_scale : 1.0f;
+  int64_t chunks = 0;
+  for (int64_t i = 0; i < args.grads.size; ++i) chunks += chunk_count(args.grads.refs[i].numel);
+  auto* const partial_sums = static_cast<double*>(services.scratch(chunks * sizeof(double)));
   std::atomic<bool> found{false};
-  for_each_chunk(args.grads, context, [&](const TensorRef& t, const Chunk& chunk) {
+  for_each_chunk(args.grads, context_, [&](const TensorRef& t, const Chunk& chunk) {
     double sum = 0;
     const void* data = element(t.data, t.dtype, chunk.offset);
     if (span.sum_squares[static_cast<int>(t.dtype)](data, chunk.numel, inv_scale, &sum))
       found.store(true, std::memory_order_relaxed);
-    args.partial_sums[chunk.index] = sum;
+    partial_sums[chunk.index] = sum;
   });
 
   double total = 0;
-  const double* next = args.partial_sums;
+  const double* next = partial_sums;
   for (int64_t i = 0; i < args.grads.size; ++i) {
     double sum = 0;
     for (int64_t left = chunk_count(args.grads.refs[i].numel); left > 0; --left) sum += *next++;

@@ -8,7 +8,7 @@
 
 namespace amp_ext::cpu {
 
-Status launch_unscale(const UnscaleArgs& args, const CpuContext& context) {
+Status CpuBackend::unscale(const UnscaleArgs& args, Services&) const {
   const float inv_scale = *args.inv_scale;
   float coefficient = 1.0f;
   if (args.norm) {
@@ -21,7 +21,7 @@ Status launch_unscale(const UnscaleArgs& args, const CpuContext& context) {
   }
   const SpanKernels& span = span_kernels();
   std::atomic<bool> found{false};
-  for_each_chunk(args.grads, context, [&](const TensorRef& t, const Chunk& chunk) {
+  for_each_chunk(args.grads, context_, [&](const TensorRef& t, const Chunk& chunk) {
     const int type = static_cast<int>(t.dtype);
     void* data = element(t.data, t.dtype, chunk.offset);
     const bool bad = inv_scale == 1.0f && coefficient == 1.0f

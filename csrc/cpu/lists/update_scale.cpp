@@ -3,7 +3,7 @@
 
 namespace amp_ext::cpu {
 
-Status launch_update_scale(const UpdateScaleArgs& args, const CpuContext&) {
+Status CpuBackend::update_scale(const UpdateScaleArgs& args, Services&) const {
   bool overflow = false;
   for (int64_t i = 0; i < args.found_inf_count; ++i) overflow |= *args.found_infs[i] != 0.0f;
   move_scale(args.update, overflow);

@@ -47,6 +47,17 @@ class Services {
   virtual const void* table(const void* entries, size_t count, size_t entry_bytes) = 0;
 };
 
+// The ops on lists, OP(method, arguments). Each is declared here once for all backends.
+#define AMP_EXT_LIST_OPS(OP)        \
+  OP(unscale, UnscaleArgs)          \
+  OP(check_finite, CheckFiniteArgs) \
+  OP(grad_norm, GradNormArgs)       \
+  OP(cast, CastArgs)                \
+  OP(update_scale, UpdateScaleArgs)
+
+// For backends that have all of them: AMP_EXT_LIST_OPS(AMP_EXT_OVERRIDE).
+#define AMP_EXT_OVERRIDE(op, Args) Status op(const Args&, Services&) const override;
+
 // What runs the ops on the tensors of one device. Arguments have been checked.
 class Backend {
  public:
@@ -54,11 +65,10 @@ class Backend {
 
   virtual const char* name() const = 0;
 
-  virtual Status unscale(UnscaleArgs, Services&) const = 0;
-  virtual Status check_finite(CheckFiniteArgs, Services&) const = 0;
-  virtual Status grad_norm(GradNormArgs, Services&) const = 0;
-  virtual Status cast(CastArgs, Services&) const = 0;
-  virtual Status update_scale(UpdateScaleArgs, Services&) const = 0;
+#define AMP_EXT_NOT_BUILT(op, Args) \
+  virtual Status op(const Args&, Services&) const { return Status::not_built; }
+  AMP_EXT_LIST_OPS(AMP_EXT_NOT_BUILT)
+#undef AMP_EXT_NOT_BUILT
 
   // Why it cannot compute a product, in a few words; null if it can. Pointers are not followed:
   // some stand for memory that is yet to be allocated.
@@ -69,16 +79,15 @@ class Backend {
   virtual const char* last_error() const { return ""; }
 };
 
-// The list as a table in the device's memory, for kernels that cannot take it as a parameter.
+// The list as a chunk table in the device's memory: for kernels that cannot take it as a parameter.
 template <class Ref>
-Status send_table(ListOf<Ref>& list, Services& services) {
+Status send_table(const ListOf<Ref>& list, Services& services, const EntryOf<Ref>** table,
+                  uint32_t* chunks) {
   using Entry = EntryOf<Ref>;
   std::vector<Entry> entries(list.size);
-  const Status status =
-      build_chunk_table(list.refs, list.size, entries.data(), &list.device_chunks);
-  if (status != Status::ok) return status;
-  list.device_table =
-      static_cast<const Entry*>(services.table(entries.data(), entries.size(), sizeof(Entry)));
+  if (const Status status = build_chunk_table(list, entries.data(), chunks); status != Status::ok)
+    return status;
+  *table = static_cast<const Entry*>(services.table(entries.data(), entries.size(), sizeof(Entry)));
   return Status::ok;
 }
 

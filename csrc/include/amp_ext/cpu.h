@@ -1,10 +1,7 @@
-// The CPU kernels: launchers allocate nothing and check nothing, the bindings have checked.
+// The CPU kernels as a backend.
 #pragma once
 
-#include "amp_ext/gemm.h"
-#include "amp_ext/lists.h"
-#include "amp_ext/scale.h"
-#include "amp_ext/status.h"
+#include "amp_ext/backend.h"
 
 namespace amp_ext {
 
@@ -33,6 +30,7 @@ struct LibraryGemmArgs {
   float alpha;
 };
 
+// What the kernels need of the host library.
 struct CpuContext {
   ParallelFor parallel_for;
   void (*library_gemm)(const LibraryGemmArgs&);
@@ -42,15 +40,19 @@ struct CpuContext {
 // Whether the processor has instructions for products of bf16.
 bool multiplies_bf16();
 
-// Why torch's library is to compute a product, in a few words; null if launch_gemm is.
-const char* gemm_obstacle(const GemmArgs&);
+class CpuBackend final : public Backend {
+ public:
+  explicit CpuBackend(const CpuContext& context) : context_(context) {}
 
-Status launch_unscale(const UnscaleArgs&, const CpuContext&);
-Status launch_check_finite(const CheckFiniteArgs&, const CpuContext&);
-Status launch_grad_norm(const GradNormArgs&, const CpuContext&);
-Status launch_cast(const CastArgs&, const CpuContext&);
-Status launch_update_scale(const UpdateScaleArgs&, const CpuContext&);
-Status launch_gemm(const GemmArgs&, const CpuContext&);
+  const char* name() const override { return "cpu"; }
+  AMP_EXT_LIST_OPS(AMP_EXT_OVERRIDE)
+  // Not null also where torch's library is to compute the product.
+  const char* why_not(const GemmArgs&) const override;
+  Status gemm(const GemmArgs&, Services&) const override;
+
+ private:
+  CpuContext context_;
+};
 
 }  // namespace cpu
 

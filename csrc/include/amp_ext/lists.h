@@ -68,28 +68,25 @@ using EntryOf = decltype(entry_of(Ref{}, 0));
 template <class Entry>
 constexpr int kInlineEntries = 32256 / sizeof(Entry);
 
-// Writes one entry per ref; *chunks receives the number of chunks of the whole list.
-template <class Ref>
-Status build_chunk_table(const Ref* refs, int64_t size, EntryOf<Ref>* entries, uint32_t* chunks) {
-  int64_t next = 0;
-  for (int64_t i = 0; i < size; ++i) {
-    entries[i] = entry_of(refs[i], static_cast<uint32_t>(next));
-    next += chunk_count(refs[i].numel);
-    if (next > UINT32_MAX) return Status::too_many_chunks;
-  }
-  *chunks = static_cast<uint32_t>(next);
-  return Status::ok;
-}
-
 // A list of tensors, or of tensors that belong together. `refs` is host memory.
 template <class Ref>
 struct ListOf {
   const Ref* refs = nullptr;
   int64_t size = 0;
-  // The list as a chunk table in device memory, for kernels that cannot take it as a parameter.
-  const EntryOf<Ref>* device_table = nullptr;
-  uint32_t device_chunks = 0;
 };
+
+// Writes one entry per ref; *chunks receives the number of chunks of the whole list.
+template <class Ref>
+Status build_chunk_table(const ListOf<Ref>& list, EntryOf<Ref>* entries, uint32_t* chunks) {
+  int64_t next = 0;
+  for (int64_t i = 0; i < list.size; ++i) {
+    entries[i] = entry_of(list.refs[i], static_cast<uint32_t>(next));
+    next += chunk_count(list.refs[i].numel);
+    if (next > UINT32_MAX) return Status::too_many_chunks;
+  }
+  *chunks = static_cast<uint32_t>(next);
+  return Status::ok;
+}
 
 using TensorList = ListOf<TensorRef>;
 using CastList = ListOf<CastRef>;
@@ -128,12 +125,10 @@ struct GradNormArgs {
   float* found_inf;
   float* norm;
   float* norms;  // may be null
-  // On a CPU one for each chunk, else kGradNormMaxBlocks, and one for each tensor if there are
-  // norms.
-  double* partial_sums;
-  uint32_t* tickets;  // not on a CPU: 0, and 0 again after the launch
 };
 
+// The CUDA and the Triton kernel sum the squares of that many parts of a list, and of one more for
+// each tensor if there are norms.
 constexpr int kGradNormMaxBlocks = 1024;
 
 }  // namespace amp_ext

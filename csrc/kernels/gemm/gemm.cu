@@ -1,4 +1,6 @@
 // gemm: products of fp16 and bf16 on tensor cores. One launch.
+#include "backend.h"
+#include "gemm/plan/choose.h"
 #include "gemm/shared/instances.h"
 
 namespace amp_ext {
@@ -15,9 +17,17 @@ GemmLauncher launcher(DType operands, bool sm90) {
 
 }  // namespace
 
-Status cuda::launch_gemm(const GemmArgs& args, const GemmPlan& plan, void* workspace,
-                         uint32_t* tickets, const Target& target) {
-  if (plan.blocks == 0) return Status::ok;
+namespace cuda {
+
+const char* CudaBackend::why_not(const GemmArgs& g) const {
+  return can_run_sm80(g) ? nullptr : "the kernels take no such dtypes, strides or sizes";
+}
+
+GemmPlan CudaBackend::plan(const GemmArgs& g, const Target& target) const {
+  return choose_plan(g, target);
+}
+
+Status CudaBackend::gemm(const GemmArgs& args, Services& services) const {
   // Of an index with a single value the stride means nothing: with 0, addresses that are formed but
   // not read are aligned too.
   GemmArgs g = args;
@@ -25,8 +35,21 @@ Status cuda::launch_gemm(const GemmArgs& args, const GemmPlan& plan, void* works
   if (g.n <= 1) g.b.column_stride = 0;
   if (g.k <= 1) g.a.column_stride = g.b.row_stride = 0;
   if (g.batch * g.terms <= 1) g.a.batch_stride = g.b.batch_stride = 0;
-  const GemmLauncher launch = launcher(g.a.dtype, plan.sm90);
-  return launch ? launch(g, plan, workspace, tickets, target.stream) : Status::not_built;
+  Target target = services.target();
+  const auto launch = [&](const GemmPlan& plan) {
+    const GemmLauncher launch = launcher(g.a.dtype, plan.sm90);
+    if (plan.blocks == 0) return Status::ok;
+    if (!launch) return Status::not_built;
+    void* const workspace = plan.workspace_bytes ? services.scratch(plan.workspace_bytes) : nullptr;
+    uint32_t* const tickets = plan.tickets ? services.tickets(plan.tickets) : nullptr;
+    return launch(g, plan, workspace, tickets, target.stream);
+  };
+  const Status status = launch(plan(args, target));
+  if (status != Status::no_tensor_map) return status;
+  target.sm90 = false;
+  return launch(plan(args, target));
 }
+
+}  // namespace cuda
 
 }  // namespace amp_ext

@@ -124,8 +124,8 @@ __global__ __launch_bounds__(kForeachThreads, kForeachBlocksPerSm) void cast_ker
 
 }  // namespace
 
-Status cuda::launch_cast(const CastArgs& args, const Target& target) {
-  return with_table(args.casts, [&](const auto& table) {
+Status cuda::CudaBackend::cast(const CastArgs& args, Services& services) const {
+  return launch_list(args.casts, services, [&](const auto& table, const Target& target) {
     if (table.chunks == 0) return Status::ok;
     const int blocks = foreach_blocks(table.chunks, target);
     return launch(cast_kernel<std::decay_t<decltype(table)>>, blocks, kForeachThreads, 0,

@@ -23,8 +23,8 @@ __global__ __launch_bounds__(kForeachThreads, kForeachBlocksPerSm) void check_fi
 
 }  // namespace
 
-Status cuda::launch_check_finite(const CheckFiniteArgs& args, const Target& target) {
-  return with_table(args.grads, [&](const auto& table) {
+Status cuda::CudaBackend::check_finite(const CheckFiniteArgs& args, Services& services) const {
+  return launch_list(args.grads, services, [&](const auto& table, const Target& target) {
     if (table.chunks == 0) return Status::ok;
     const int blocks = foreach_blocks(table.chunks, target);
     return launch(check_finite_kernel<std::decay_t<decltype(table)>>, blocks, kForeachThreads, 0,

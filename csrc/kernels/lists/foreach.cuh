@@ -7,10 +7,11 @@
 #include <cstdint>
 #include <ptx/common.cuh>
 #include <type_traits>
+#include <utility>
 
+#include "backend.h"
 #include "element.cuh"
 #include "launch.cuh"
-#include "launchers.h"
 
 namespace amp_ext {
 
@@ -149,21 +150,22 @@ inline int foreach_blocks(uint32_t chunks, const cuda::Target& target) {
   return static_cast<int>(std::min<uint32_t>(chunks, kForeachBlocksPerSm * target.multiprocessors));
 }
 
-// Hands the list to launch_table(table) as whichever table there is.
+// Calls launch_table(table, target) with the list as whichever table it fits.
 template <class Ref, class LaunchTable>
-Status with_table(const ListOf<Ref>& list, LaunchTable launch_table) {
+Status launch_list(const ListOf<Ref>& list, Services& services, LaunchTable launch_table) {
   using Entry = EntryOf<Ref>;
   static_assert(sizeof(InlineTable<Entry>) <= 32764 - 256,
                 "the table and an op's arguments share 32,764 bytes of parameters");
-  if (list.device_table) {
-    return launch_table(
-        DeviceTable<Entry>{list.device_chunks, static_cast<int32_t>(list.size), list.device_table});
+  const auto launch_as = [&](auto& table, Status built) {
+    table.size = static_cast<int32_t>(list.size);
+    return built == Status::ok ? launch_table(std::as_const(table), services.target()) : built;
+  };
+  if (list.size > kInlineEntries<Entry>) {
+    DeviceTable<Entry> table;
+    return launch_as(table, send_table(list, services, &table.device_entries, &table.chunks));
   }
-  if (list.size > kInlineEntries<Entry>) return Status::list_too_long;
   InlineTable<Entry> table;
-  table.size = static_cast<int32_t>(list.size);
-  const Status built = build_chunk_table(list.refs, list.size, table.inline_entries, &table.chunks);
-  return built == Status::ok ? launch_table(table) : built;
+  return launch_as(table, build_chunk_table(list, table.inline_entries, &table.chunks));
 }
 
 }  // namespace amp_ext

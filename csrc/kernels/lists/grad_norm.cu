@@ -119,14 +119,16 @@ __global__ __launch_bounds__(kForeachThreads, kForeachBlocksPerSm) void grad_nor
 
 }  // namespace
 
-Status cuda::launch_grad_norm(const GradNormArgs& args, const Target& target) {
-  return with_table(args.grads, [&](const auto& table) {
+Status cuda::CudaBackend::grad_norm(const GradNormArgs& args, Services& services) const {
+  const size_t sums = kGradNormMaxBlocks + (args.norms ? args.grads.size : 0);
+  auto* const partial_sums = static_cast<double*>(services.scratch(sums * sizeof(double)));
+  uint32_t* const tickets = services.tickets(1);
+  return launch_list(args.grads, services, [&](const auto& table, const Target& target) {
     using Table = std::decay_t<decltype(table)>;
     const int blocks = std::clamp(foreach_blocks(table.chunks, target), 1, kGradNormMaxBlocks);
     const auto kernel = args.norms ? grad_norm_kernel<Table, true> : grad_norm_kernel<Table, false>;
     return launch(kernel, blocks, kForeachThreads, sizeof(Shared), target.stream, table,
-                  args.inv_scale, args.found_inf, args.norm, args.norms, args.partial_sums,
-                  args.tickets);
+                  args.inv_scale, args.found_inf, args.norm, args.norms, partial_sums, tickets);
   });
 }
 

@@ -49,8 +49,8 @@ __global__ __launch_bounds__(kForeachThreads, kForeachBlocksPerSm) void unscale_
 
 }  // namespace
 
-Status cuda::launch_unscale(const UnscaleArgs& args, const Target& target) {
-  return with_table(args.grads, [&](const auto& table) {
+Status cuda::CudaBackend::unscale(const UnscaleArgs& args, Services& services) const {
+  return launch_list(args.grads, services, [&](const auto& table, const Target& target) {
     if (table.chunks == 0 && !args.norm) return Status::ok;
     const int blocks = foreach_blocks(table.chunks, target);
     return launch(unscale_kernel<std::decay_t<decltype(table)>>, std::max(blocks, 1),

@@ -35,10 +35,11 @@ Status launch_with_capacity(const UpdateScaleArgs& args, cuda::Stream stream) {
 
 }  // namespace
 
-Status cuda::launch_update_scale(const UpdateScaleArgs& args, const Target& target) {
-  if (args.found_inf_count <= 16) return launch_with_capacity<16>(args, target.stream);
+Status cuda::CudaBackend::update_scale(const UpdateScaleArgs& args, Services& services) const {
+  const Stream stream = services.target().stream;
+  if (args.found_inf_count <= 16) return launch_with_capacity<16>(args, stream);
   if (args.found_inf_count <= kMaxFoundInfs)
-    return launch_with_capacity<kMaxFoundInfs>(args, target.stream);
+    return launch_with_capacity<kMaxFoundInfs>(args, stream);
   return Status::list_too_long;
 }
 

@@ -7,6 +7,7 @@ import itertools
 import pytest
 import torch
 
+from amp_ext import ops
 from gemm_kernel_cases import (
     FP16,
     OUT_TYPES,
@@ -63,6 +64,20 @@ def test_shares_behind_whole_tiles(simt: Simt, tile: Tile, splits: int) -> None:
         check(gemm, tile, cluster=cluster, whole=whole, splits=splits, schedule=schedule)
         words = f"{whole} whole, the others in {splits} splits" if whole else f" {splits} splits"
         assert words in simt.plan()
+
+
+def test_a_refused_tensor_map_is_not_the_end(simt: Simt) -> None:
+    """The kernel for sm_80 computes the product."""
+    a, b = torch.ones(128, 64, dtype=FP16), torch.ones(64, 256, dtype=FP16)
+    simt.set_sm90(True)
+    simt.refuse_tensor_maps(True)
+    try:
+        result = ops.gemm(a, b)
+    finally:
+        simt.refuse_tensor_maps(False)
+        simt.set_sm90(False)
+    assert "sm90" not in simt.plan()
+    assert (result == 64).all()
 
 
 def boxes_of(extent: int, tile_extent: int, box: int) -> int:

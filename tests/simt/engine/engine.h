@@ -254,6 +254,7 @@ void complete_bytes(Block& block, size_t offset, int64_t bytes);
 
 struct Stopped {};  // thrown by fail() on the scheduler's own stack
 
+inline bool refuse_tensor_maps = false;   // as if the driver found a fault in each
 inline std::string fault;                 // of the last launch or tensor map
 void set_fault(const std::string& text);  // unless there is one
 std::string deadlock();

@@ -211,6 +211,7 @@ CUresult cuTensorMapEncodeTiled(CUtensorMap* result, CUtensorMapDataType type, c
                                 CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,
                                 CUtensorMapL2promotion, CUtensorMapFloatOOBfill fill) {
   using namespace simt;
+  if (refuse_tensor_maps) return CUDA_ERROR_INVALID_VALUE;
   const auto refuse = [](const std::string& reason) {
     fault.clear();
     set_fault("cuTensorMapEncodeTiled: " + reason);

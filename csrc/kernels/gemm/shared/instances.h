@@ -1,8 +1,8 @@
 // The launchers of the GEMM kernels, one for each type of operands and each in a file of its own.
 #pragma once
 
+#include "amp_ext/backend.h"
 #include "gemm/plan/tiles.h"
-#include "launchers.h"
 
 namespace amp_ext {
 

@@ -106,7 +106,8 @@ __global__ void __launch_bounds__(Sm90Tile::kThreads, 1)
 // ---- the launch --------------------------------------------------------------------------------
 
 // The map of a batch of `count` matrices of `lines` lines of `length` contiguous elements, which
-// TMA moves by boxes. Strides of dimensions of size 1 mean nothing; all matrices may be the same.
+// TMA moves by boxes. The stride of a dimension of size 1 is given as that of dense memory, since
+// it may be any number; all matrices may be the same.
 inline bool encode(CUtensorMap& map, const MatrixRef& x, int64_t length, int64_t lines,
                    int64_t line_stride, int64_t count, uint32_t box_length, uint32_t box_lines) {
   constexpr CUtensorMapDataType kTypes[] = {CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
@@ -116,8 +117,9 @@ inline bool encode(CUtensorMap& map, const MatrixRef& x, int64_t length, int64_t
   const bool one_matrix = count == 1 || x.batch_stride == 0;
   const uint64_t sizes[3] = {static_cast<uint64_t>(length), static_cast<uint64_t>(lines),
                              one_matrix ? 1 : static_cast<uint64_t>(count)};
-  const uint64_t strides[2] = {lines == 1 ? 16 : line_stride * bytes,
-                               one_matrix ? 16 : x.batch_stride * bytes};
+  const uint64_t line_bytes = lines == 1 ? (length * bytes + 15) / 16 * 16 : line_stride * bytes;
+  const uint64_t strides[2] = {line_bytes,
+                               one_matrix ? line_bytes * lines : x.batch_stride * bytes};
   const uint32_t box[3] = {box_length, box_lines, 1};
   const auto swizzle =
       box_length * bytes == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B;
