@@ -31,7 +31,7 @@ from harness.evidence import ratio_text
 
 GROUPS = ("tests", "checks", "bench")
 BUDGET = 540  # seconds
-ROW = "{:<10}{:<10}{:>6}{:>8}{:>8}{:>8}"
+ROW = "{:<14}{:<10}{:>6}{:>8}{:>8}{:>8}"
 
 
 def table(ledger: Path) -> str:

@@ -69,7 +69,7 @@ def cases(setup: Setup) -> list[Case]:
 
 
 OP = Op(
-    name="check",
+    name="check_finite",
     notes=(
         "Contiguous .grad tensors of parameters, sizes in elements; nothing is subtracted. torch "
         "multiplies by 1 in place, as its GradScaler does for optimizers that unscale; inf norms "

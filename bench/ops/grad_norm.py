@@ -75,7 +75,7 @@ def cases(setup: Setup) -> list[Case]:
 
 
 OP = Op(
-    name="norm",
+    name="grad_norm",
     notes=(
         "The norm of gradients / 65536 and the check for overflow, read only. torch is "
         "torch._foreach_norm in float32, the norm of these, times inv_scale, and a check of that. "

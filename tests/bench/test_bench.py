@@ -14,7 +14,7 @@ from harness import ledger, measure, registry, table, timing
 from ops import gemm
 
 CPU = torch.device("cpu")
-PROVIDERS = {**dict.fromkeys(registry.OPS, 2), "check": 3, "gemm": 3, "train": 3}
+PROVIDERS = {**dict.fromkeys(registry.OPS, 2), "check_finite": 3, "gemm": 3, "train": 3}
 FEWER = {
     "gemm": "fp16",
     "linear": "fp16",
@@ -62,7 +62,7 @@ def test_dtypes(dtype):
     """Every op has the cases of a dtype, or none."""
     setup = registry.Setup(CPU, quick=True, dtype=registry.DTYPES[dtype])
     lacking = {name for name in registry.OPS if not registry.load(name).cases(setup)}
-    fp32, halves = {"train", "gemm", "autocast"}, {"update", "scaler"}
+    fp32, halves = {"train", "gemm", "autocast"}, {"update_scale", "scaler"}
     assert lacking == (fp32 if dtype == "fp32" else halves)
 
 
@@ -157,7 +157,7 @@ def test_mean_is_geometric_and_leaves_out_what_is_not_counted():
 
 def test_results_have_a_file_of_their_own(tmp_path, capsys):
     options = ["--filter", "1 found_inf, scale moved", "--results", str(tmp_path)]
-    assert run.main(["update", "--device", "cpu", "--quick", *options]) == 0
+    assert run.main(["update_scale", "--device", "cpu", "--quick", *options]) == 0
     (file,) = tmp_path.glob("*/*.jsonl")
     assert file.parent.name.startswith("cpu-")
     assert capsys.readouterr().out.splitlines()[-1] == f"written to {file}"

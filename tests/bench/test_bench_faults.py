@@ -11,7 +11,7 @@ import torch
 import amp_ext
 from bench_program import BENCH, quiet, run_quick  # noqa: F401  (a fixture)
 from harness import providers
-from ops import autocast, cast_, check_finite, gemm, grad_norm, unscale_, update_scale_
+from ops import autocast, cast, check_finite, gemm, grad_norm, unscale, update_scale
 
 OPS = {name: getattr(amp_ext.ops, name) for name in amp_ext.ops.__all__}
 
@@ -105,11 +105,11 @@ FAULTS = [  # an op, a case that shows the fault, the function of amp_ext.ops, w
     ("unscale", "2 x 10", "unscale_", unscale_a_unit_off),
     ("unscale", "2 x 10", "unscale_", unscale_without_check),
     ("unscale", "2 x 10", "unscale_", unscale_to_infinity),
-    ("check", "2 x 10", "check_finite", check_that_writes),
-    ("norm", "16 x 64 Ki", "grad_norm", norm_without_the_last),
-    ("norm", "16 x 64 Ki", "grad_norm", norm_a_bit_off),
-    ("update", "8 found_infs, scale unmoved", "update_scale_", update_a_unit_off),
-    ("update", "8 found_infs, scale unmoved", "update_scale_", update_that_never_grows),
+    ("check_finite", "2 x 10", "check_finite", check_that_writes),
+    ("grad_norm", "16 x 64 Ki", "grad_norm", norm_without_the_last),
+    ("grad_norm", "16 x 64 Ki", "grad_norm", norm_a_bit_off),
+    ("update_scale", "8 found_infs, scale unmoved", "update_scale_", update_a_unit_off),
+    ("update_scale", "8 found_infs, scale unmoved", "update_scale_", update_that_never_grows),
     ("cast", "2 x 10", "cast_", cast_a_unit_off),
     ("gemm", "p16 64^3", "gemm", gemm_without_one_product),
     ("gemm", "fp16 8B at 1/64 up accumulate", "gemm_accumulate_", accumulate_from_zero),
@@ -178,11 +178,11 @@ def their_product(shape, given):
 
 
 BASELINES = {
-    "unscale": (unscale_, "2 x 10", lambda grads, flag, factor: None),
-    "check": (check_finite, "2 x 10", lambda grads, flag, one: None),
-    "norm": (grad_norm, "2 x 10", lambda grads, flag, inv_scale: torch.zeros(())),
-    "update": (update_scale_, "1 found_inf, scale unmoved", lambda *_: None),
-    "cast": (cast_, "2 x 10", their_cast),
+    "unscale": (unscale, "2 x 10", lambda grads, flag, factor: None),
+    "check_finite": (check_finite, "2 x 10", lambda grads, flag, one: None),
+    "grad_norm": (grad_norm, "2 x 10", lambda grads, flag, inv_scale: torch.zeros(())),
+    "update_scale": (update_scale, "1 found_inf, scale unmoved", lambda *_: None),
+    "cast": (cast, "2 x 10", their_cast),
     "gemm": (gemm, "fp16 64^3 NT", their_product),
 }
 

@@ -16,7 +16,7 @@ import run
 from bench_program import BENCH, quiet, record, run_quick  # noqa: F401  (a fixture)
 from harness import base, ledger, lists, providers, registry, timing
 from harness.registry import BF16, FP16
-from ops import unscale_
+from ops import unscale
 from workloads.gradients import gradients
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -173,7 +173,7 @@ def test_where_nothing_compiles_the_line_is_missing(capsys, monkeypatch) -> None
         raise RuntimeError("no C++ compiler\nand more")
 
     monkeypatch.setattr(torch, "compile", eager)
-    assert providers.compiled(unscale_.composed, fails) is None
+    assert providers.compiled(unscale.composed, fails) is None
     words = "compile is left out: RuntimeError: no C++ compiler\n"
     assert words in capsys.readouterr().err
 
@@ -260,7 +260,7 @@ def test_base_of_the_program(tmp_path: Path, capsys, monkeypatch) -> None:
     monkeypatch.setattr(base, "base_package", lambda revision: here)
     monkeypatch.setattr(base, "ROUNDS", 1)
     options = ("--filter", "1 found_inf, scale moved", "--base", "HEAD", "--seconds", "0")
-    status, records = run_quick(tmp_path / "out.jsonl", "update", "cast", *options)
+    status, records = run_quick(tmp_path / "out.jsonl", "update_scale", "cast", *options)
     printed = capsys.readouterr().out
     assert status == 0, printed
     assert [r["provider"] for r in records] == 2 * ["torch", "cpu"]
@@ -269,5 +269,5 @@ def test_base_of_the_program(tmp_path: Path, capsys, monkeypatch) -> None:
 
 
 def test_no_such_base(capsys) -> None:
-    assert run.main(["update", "--device", "cpu", "--base", "no-such-commit"]) == 2
+    assert run.main(["update_scale", "--device", "cpu", "--base", "no-such-commit"]) == 2
     assert "--base no-such-commit: git rev-parse" in capsys.readouterr().err

@@ -122,7 +122,7 @@ def cases(setup: Setup) -> list[Case]:
 
 
 OP = Op(
-    name="update",
+    name="update_scale",
     notes=(
         "One found_inf an optimizer; the scale is never due, or doubled and halved in turn. torch "
         "adds several found_infs up one by one before torch._amp_update_scale_.",

@@ -1,0 +1,63 @@
+"""Example arguments of every op, for ``python -m amp_ext`` and the tests."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def arguments(op: str, device: torch.device | str = "cpu") -> dict[str, Any]:
+    """An example of an op's arguments: valid, and with results that every backend has bit by bit.
+
+    Args:
+        op: its name in `amp_ext.ops`.
+        device: where the tensors lie.
+
+    Returns:
+        New tensors and numbers, by parameter; none of the tensors is left out.
+    """
+
+    def full(value: float, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.full(shape, value, dtype=dtype, device=device)
+
+    def integers(*shape: int) -> Tensor:
+        return torch.arange(math.prod(shape), device=device).remainder(5).sub(2.0).view(shape)
+
+    x, weight, bias, sums = integers(2, 3, 4), integers(5, 4).half(), integers(5), integers(2, 3, 5)
+    relu, operands = {"activation": "relu"}, {"a": x, "b": weight, "trans_b": True}
+    scaled = {"alpha": 2.0, "beta": -1.0, "out_dtype": torch.float32}
+    gemm = {**operands, "c": integers(3, 1).double(), "bias": bias, **scaled, **relu}
+    grads = [full(4.0, 19), full(2.0, 2, 4, dtype=torch.float16).t(), full(12.0).double()]
+    checked = {"grads": grads, "found_inf": full(0.0), "inv_scale": full(0.5)}
+    return {
+        "unscale_": {**checked, "norm": full(3.0), "max_norm": 2.0},
+        "check_finite": {"grads": [*grads, full(math.inf)], "found_inf": full(0.0)},
+        "grad_norm": {**checked, "norms": full(0.0, 3)},
+        "update_scale_": {
+            "scale": full(4.0),
+            "growth_tracker": full(0, dtype=torch.int32),
+            "found_infs": [full(0.0), full(1.0), full(0.0)],
+            "growth_factor": 2.0,
+            "backoff_factor": 0.5,
+            "growth_interval": 1,
+            "hysteresis": 2,
+            "hysteresis_tracker": full(1, dtype=torch.int32),
+            "skipped_steps": full(0, dtype=torch.int64),
+        },
+        "cast_": {
+            "outputs": [torch.zeros_like(grad, dtype=torch.bfloat16) for grad in grads],
+            "inputs": grads,
+        },
+        "gemm": gemm,
+        "gemm_with_aux": gemm,
+        "gemm_times_derivative": {**operands, "aux": sums.half(), **relu},
+        "gemm_accumulate_": {"c": sums, **operands, "alpha": 2.0},
+        "linear": {"x": x, "weight": weight, "bias": bias, **relu},
+        "mlp": {
+            **{"x": x, "weight1": weight, "bias1": bias},
+            **{"weight2": integers(5, 5).half(), "bias2": bias.clone(), **relu},
+        },
+    }[op]
