@@ -61,13 +61,10 @@ bool is_routed(c10::DeviceType device, const Tensors&... tensors) {
 
 bool expands(const at::Tensor& tensor, std::initializer_list<c10::SymInt> sizes) {
   const auto own = tensor.sym_sizes();
-  if (own.size() > sizes.size()) return false;
-  auto target = sizes.end();
-  for (auto size = own.end(); size != own.begin();) {
-    --size, --target;
-    if (*size != *target && *size != 1) return false;
-  }
-  return true;
+  return own.size() <= sizes.size() && std::equal(own.begin(), own.end(), sizes.end() - own.size(),
+                                                  [](const auto& size, const auto& target) {
+                                                    return size == target || size == 1;
+                                                  });
 }
 
 bool all_are(c10::SymIntArrayRef values, int64_t value) {
