@@ -63,7 +63,12 @@ class GradScaler(ScalerState):
         hysteresis: int = 1,
     ) -> None:
         super().__init__(
-            *(device, init_scale, growth_factor, backoff_factor, growth_interval, enabled),
+            device,
+            init_scale,
+            growth_factor,
+            backoff_factor,
+            growth_interval,
+            enabled,
             min_scale=min_scale,
             max_scale=max_scale,
             hysteresis=hysteresis,

@@ -46,6 +46,15 @@ def package(tmp_path: Path) -> Path:
     )
 
 
+def test_a_reader_may_close_the_pipe() -> None:
+    """As head does."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "amp_ext"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    process.stdout.close()
+    assert process.communicate()[1] == b""
+
+
 def test_healthy() -> None:
     process = run("-m", "amp_ext")
     said = process.stdout
