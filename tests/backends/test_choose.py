@@ -83,16 +83,13 @@ def test_nothing_is_copied_before_the_choice(dtype: torch.dtype) -> None:
     assert [event.name for event in profiler.events()].count("aten::clone") == 2
 
 
-@pytest.mark.parametrize("bias", [None, torch.ones(5, dtype=FP64)])
-def test_a_shared_b_takes_the_whole_batch_as_rows(bias: torch.Tensor | None) -> None:
-    a, b = torch.ones(2, 3, 4, 8, dtype=FP64), torch.ones(8, 5, dtype=FP64)
+def test_batches_are_one_product_where_they_can_be() -> None:
+    a, b, bias = (torch.ones(shape, dtype=FP64) for shape in ((2, 3, 4, 8), (8, 5), 5))
+    assert shapes_in_torch(lambda: ops.gemm(a, b)) == [[24, 8], [8, 5]]
     assert shapes_in_torch(lambda: ops.gemm(a, b, bias=bias)) == [[24, 8], [8, 5]]
-
-
-def test_a_sum_of_products_is_one_long_product() -> None:
-    a, b = torch.ones(3, 8, 4, dtype=FP64), torch.ones(3, 8, 5, dtype=FP64)
-    shapes = shapes_in_torch(lambda: ops.gemm(a, b, trans_a=True, sum_batch=True))
-    assert shapes == [[4, 24], [24, 5]]
+    terms = torch.ones(3, 8, 4, dtype=FP64)
+    summed = lambda: ops.gemm(terms, terms, trans_a=True, sum_batch=True)  # noqa: E731
+    assert shapes_in_torch(summed) == [[4, 24], [24, 4]]
 
 
 def shapes_in_torch(call: Callable[[], object]) -> list[list[int]]:

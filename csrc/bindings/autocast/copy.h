@@ -22,7 +22,7 @@ inline at::Tensor copy_of(const at::Tensor& tensor, at::ScalarType type) {
 }
 
 // The copy, whose gradient is passed on to the original.
-inline at::Tensor standing_for(const at::Tensor& original, at::Tensor copy) {
+inline at::Tensor with_gradient_edge(const at::Tensor& original, at::Tensor copy) {
   torch::autograd::impl::set_gradient_edge(copy, torch::autograd::impl::gradient_edge(original));
   return copy;
 }

@@ -72,7 +72,7 @@ class Copies final : public c10::BackendMeta {
       const at::AutoGradMode with_history(true);
       const at::Tensor original = as_matrix(leaf);
       const at::AutoDispatchBelowADInplaceOrView below_autograd;
-      entry.matrix = standing_for(original, as_matrix(entry.copy));
+      entry.matrix = with_gradient_edge(original, as_matrix(entry.copy));
     }
     return entry.matrix;
   }
@@ -113,7 +113,7 @@ class Copies final : public c10::BackendMeta {
   static void set(Entry& entry, const at::Tensor& leaf, at::Tensor copy) {
     entry.version = leaf._version();
     entry.storage = storage_of(leaf);
-    entry.copy = standing_for(leaf, std::move(copy));
+    entry.copy = with_gradient_edge(leaf, std::move(copy));
     entry.matrix.reset();
   }
 
@@ -188,9 +188,10 @@ class Copies final : public c10::BackendMeta {
 
 // The copies live inside torch's cache, attached to the cached copy of a tensor made for that
 // purpose, since torch reports to nobody that it clears the cache: they are freed with it. Another
-// thread may clear it at any time. Null when torch caches nothing.
-c10::intrusive_ptr<Copies> copies() {
-  if (!at::autocast::is_autocast_cache_enabled()) return {};
+// thread may clear it at any time. Null where copies of `leaf` are not kept.
+c10::intrusive_ptr<Copies> copies_for(const at::Tensor& leaf) {
+  const bool traced = c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::Tracer);
+  if (!is_kept(leaf) || traced || !at::autocast::is_autocast_cache_enabled()) return {};
   // Hidden from dispatch modes and tracers.
   const c10::impl::ForceDispatchKeyGuard plain(c10::default_included_set,
                                                c10::autocast_dispatch_keyset);
@@ -204,12 +205,6 @@ c10::intrusive_ptr<Copies> copies() {
   c10::TensorImpl* const impl = cached.unsafeGetTensorImpl();
   if (!impl->get_backend_meta()) impl->set_backend_meta(c10::make_intrusive<Copies>());
   return c10::intrusive_ptr<Copies>::reclaim_copy(static_cast<Copies*>(impl->get_backend_meta()));
-}
-
-// The cache for copies of `leaf`; null when they are not kept.
-c10::intrusive_ptr<Copies> copies_for(const at::Tensor& leaf) {
-  const bool traced = c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::Tracer);
-  return is_kept(leaf) && !traced ? copies() : c10::intrusive_ptr<Copies>();
 }
 
 }  // namespace

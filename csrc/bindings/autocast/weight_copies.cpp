@@ -21,7 +21,7 @@ at::Tensor lowered(const at::Tensor& tensor, at::ScalarType type) {
   if (has_memory(tensor)) checked_memory("autocast", "an operand", tensor, Access::read);
   if (needs_no_gradient(tensor)) return tensor.to(type);
   if (at::Tensor kept = kept_copy(tensor, type); kept.defined()) return kept;
-  return standing_for(tensor, copy_of(tensor, type));
+  return with_gradient_edge(tensor, copy_of(tensor, type));
 }
 
 at::Tensor lowered_matrix(const at::Tensor& weight, at::ScalarType type) {

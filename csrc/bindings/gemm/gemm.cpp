@@ -267,11 +267,12 @@ void gemm_accumulate_(const at::Tensor& c, const at::Tensor& a, const at::Tensor
   op.call(written, a, b, o.trans_a, o.trans_b, o.sum_batch, o.alpha);
 }
 
-GemmChoice gemm_choice(const at::Tensor& a, const at::Tensor& b, const GemmOptions& options) {
-  GemmChoice choice;
+std::pair<std::string, std::string> gemm_choice(const at::Tensor& a, const at::Tensor& b,
+                                                const GemmOptions& options) {
+  std::string reason;
   Product product(kGemm, a, b, options, check_gemm<int64_t>(kGemm, a, b, options));
-  choice.backend = product.choose(&choice.reason).name();
-  return choice;
+  const Backend& backend = product.choose(&reason);
+  return {backend.name(), reason};
 }
 
 TORCH_LIBRARY_FRAGMENT(amp_ext, m) {

@@ -88,8 +88,7 @@ std::pair<std::string, std::string> choice_of(py::handle a, py::handle b, py::ha
   options.sum_batch = sum_batch;
   if (!c.is_none()) options.c = tensor_of("c", c);
   if (!bias.is_none()) options.bias = tensor_of("bias", bias);
-  const GemmChoice choice = gemm_choice(tensor_of("a", a), tensor_of("b", b), options);
-  return {choice.backend, choice.reason};
+  return gemm_choice(tensor_of("a", a), tensor_of("b", b), options);
   END_HANDLE_TH_ERRORS_PYBIND
 }
 
