@@ -208,7 +208,7 @@ class GradScaler(ScalerState):
                     return self._step_with_found_inf(optimizer, state, *args, **kwargs)
             return super().step(optimizer, *args, **kwargs)
         finally:
-            # Fused steps write to weights without a new version, which autocast's copies go by.
+            # Fused steps write weights without bumping their version, by which copies are checked.
             torch.clear_autocast_cache()
 
     def _step_with_found_inf(

@@ -147,11 +147,11 @@ def test_scaler_with_a_freed_gradient(method: str, fused: bool) -> None:
 
 # ---- negated -----------------------------------------------------------------------------------
 
-SERVED = ("grads", "inputs", "a", "b")
+NEGATABLE = ("grads", "inputs", "a", "b")
 MUTATING = tuple(WRITTEN)
 
 
-@of_ops(MUTATING, lambda place: place.argument not in SERVED)
+@of_ops(MUTATING, lambda place: place.argument not in NEGATABLE)
 def test_negated_view_is_refused(place: Place) -> None:
     values = good(place.op)
     place.put(values, torch._neg_view(place.of(values).clone()))
@@ -171,8 +171,8 @@ def test_conjugate_meta_tensors(op: str) -> None:
         getattr(ops, op)(**values)
 
 
-@of_ops(MUTATING, lambda place: place.argument in SERVED)
-def test_negated_view_is_served(place: Place) -> None:
+@of_ops(MUTATING, lambda place: place.argument in NEGATABLE)
+def test_negated_view_is_accepted(place: Place) -> None:
     values = good(place.op)
     original = place.of(values).clone()
     place.put(values, original)
