@@ -16,14 +16,7 @@ from torch import Tensor
 import amp_ext
 from amp_ext import ops, reference
 from amp_ext.ops import GEMM_OPS, LIST_OPS
-from cases import (
-    WRITTEN,
-    arguments,
-    assert_all_same,
-    assert_same,
-    copies,
-    unwritten,
-)
+from cases import WRITTEN, arguments, assert_all_same, assert_same, copies, unwritten
 
 CPU = torch.device("cpu")
 SAID = {"scale": "current_scale", "found_infs": "found_inf"}

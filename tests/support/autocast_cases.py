@@ -176,11 +176,7 @@ EXPANDED = ("mm, expanded", "bmm, expanded", "matmul, batches broadcast")
 
 
 def assert_within(
-    actual: Tensor,
-    expected: Tensor,
-    magnitude: Tensor,
-    terms: Tensor,
-    partial_sums: bool = False,
+    actual: Tensor, expected: Tensor, magnitude: Tensor, terms: Tensor, partial_sums: bool = False
 ) -> None:
     """Assert the accuracy of sums that were accumulated in fp32 and rounded once to their dtype.
 
