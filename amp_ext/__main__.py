@@ -6,6 +6,7 @@ Exit status 1 when something is broken.
 import importlib
 import itertools
 import platform
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -212,4 +213,5 @@ def train_once(device: str, enabled: bool) -> list[Tensor]:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # a reader such as head may close the pipe
     sys.exit(main())

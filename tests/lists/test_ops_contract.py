@@ -1,4 +1,4 @@
-"""What every op owes torch: a schema, a meta kernel, tracing, and word to autograd."""
+"""What torch requires of an op: a schema, a meta kernel, tracing, versions for autograd."""
 
 from __future__ import annotations
 

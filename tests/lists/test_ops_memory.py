@@ -134,11 +134,11 @@ def test_scaler_with_a_freed_gradient(method: str, fused: bool) -> None:
 
 # ---- negated -----------------------------------------------------------------------------------
 
-SERVED = ("grads", "inputs", "a", "b")
+NEGATABLE = ("grads", "inputs", "a", "b")
 MUTATING = tuple(op for op in LIST_OPS + GEMM_OPS if written(op))
 
 
-@of_ops(MUTATING, lambda place: place.argument not in SERVED)
+@of_ops(MUTATING, lambda place: place.argument not in NEGATABLE)
 def test_negated_view_is_refused(place: Place) -> None:
     values = arguments(place.op)
     place.put(values, torch._neg_view(place.of(values).clone()))
@@ -154,8 +154,8 @@ def test_conjugate_meta_tensors(place: Place) -> None:
         getattr(ops, place.op)(**values)
 
 
-@of_ops(MUTATING, lambda place: place.argument in SERVED)
-def test_negated_view_is_served(place: Place) -> None:
+@of_ops(MUTATING, lambda place: place.argument in NEGATABLE)
+def test_negated_view_is_accepted(place: Place) -> None:
     values = arguments(place.op)
     original = place.of(values).clone()
     place.put(values, original)

@@ -1,4 +1,4 @@
-"""Hostile calls of every op, from a seed, and the judge of what comes of them.
+"""Hostile calls of every op, from a seed, and checks of what they do.
 
 A call is right if its results and all memory around its arguments are as the oracle leaves them, or
 if it raises an ordinary exception and no argument has changed by a bit. Either way the thread's
@@ -31,7 +31,7 @@ import amp_ext
 from amp_ext import ops, testing
 from amp_ext.ops import GEMM_OPS, LIST_OPS
 from cases import FLOATS, raw, written
-from hostile_results import judge_results
+from hostile_results import compare_results
 
 SECONDS_OF_A_CALL = 20
 ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh")
@@ -377,7 +377,7 @@ def spoil(rng: Random, op: str, values: Values) -> list[str]:
     return done
 
 
-# ---- calls and their judge ---------------------------------------------------------------------
+# ---- calls and their checks --------------------------------------------------------------------
 
 CONTEXTS: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
     "": contextlib.nullcontext,
@@ -494,12 +494,12 @@ class Snapshot:
         ):
             assert one == other, f"{name} was {other}, is {one}"
 
-    def assert_as(self, op: str, judged: set[str]) -> None:
-        """Assert that memory is as the oracle left its copies; of `judged` ones all is said."""
-        judged = {name for name in judged if name.split("[")[0] in written(op)}
+    def assert_as(self, op: str, compared: set[str]) -> None:
+        """Assert that memory is as the oracle left its copies; `compared` ones may differ."""
+        compared = {name for name in compared if name.split("[")[0] in written(op)}
         copied = dict(flattened(self.copies))
         for name, t in self.tensors:
-            if name in judged and t.numel():
+            if name in compared and t.numel():
                 copied[name].copy_(t.detach())
         for name, t in self.tensors:
             if is_readable(t):
@@ -567,7 +567,7 @@ def is_of_torch(error: Exception) -> bool:
 
 
 class Call:
-    """A call, its arguments made but not yet judged."""
+    """A call that has its arguments and is yet to be made."""
 
     def __init__(self, seed: int, index: int) -> None:
         rng = Random(f"{seed} {index}")
@@ -602,8 +602,8 @@ class Call:
 
         return TRANSFORMS[self.transform](of_place, self.place.tensor)
 
-    def judge(self) -> str:
-        """Make the call; return "raised", "right" or, where values cannot be known, "served"."""
+    def check(self) -> str:
+        """Make the call; return "raised", "right" or, where values cannot be known, "accepted"."""
         snapshot = Snapshot(self.values)
         original = {n: list(v) if isinstance(v, list) else v for n, v in self.values.items()}
         with CONTEXTS[self.context]():
@@ -624,9 +624,9 @@ class Call:
         if raised and not self.returned:  # by what a transform does afterwards
             snapshot.assert_unchanged()
             return "raised"
-        return "served" if raised else self.judge_served(snapshot, original, result)
+        return "accepted" if raised else self.check_result(snapshot, original, result)
 
-    def judge_served(self, snapshot: Snapshot, original: Values, result: Any) -> str:
+    def check_result(self, snapshot: Snapshot, original: Values, result: Any) -> str:
         values = {
             n: [held(item) for item in v] if isinstance(v, list) else held(v)
             for n, v in original.items()
@@ -634,20 +634,20 @@ class Call:
         tensors = [(name, t) for name, t in flattened(values) if isinstance(t, Tensor)]
         without_data = any(t.is_meta or is_traced(t) for _, t in tensors)
         if self.transform or self.context == "FakeTensorMode" or without_data:
-            return "served"
+            return "accepted"
         for name, t in tensors:
             assert has_memory(t) or t._is_zerotensor(), f"{name} of {t.layout} was accepted"
             assert not is_freed(t), f"{name} is freed and was accepted"
         shared = shared_writes(self.op, values)
         assert not shared, f"{shared}, and the call was accepted"
         if "autocast" in self.context and self.op in ("linear", "mlp"):
-            return "served"
+            return "accepted"
         with torch.no_grad():
             try:
-                judged = judge_results(self.op, snapshot.copies, values, result)
+                compared = compare_results(self.op, snapshot.copies, values, result)
             except Exception as error:
                 raise AssertionError(f"{type(error).__name__}: {error}") from error
-            snapshot.assert_as(self.op, judged)
+            snapshot.assert_as(self.op, compared)
         return "right"
 
 
@@ -661,7 +661,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True, warn_only=True)  # fresh memory is NaN
-    came: dict[str, int] = {}
+    counts: dict[str, int] = {}
     with open(options.log, "w") as log:
         for index in range(options.first, options.first + options.count):
             call = Call(options.seed, index)
@@ -671,13 +671,13 @@ def main() -> None:
             log.flush()
             signal.alarm(SECONDS_OF_A_CALL)
             try:
-                verdict = call.judge()
+                outcome = call.check()
             except AssertionError as error:
-                verdict = "wrong"
+                outcome = "wrong"
                 print(f"WRONG seed {options.seed} call {index} {call}\n  {error}", flush=True)
             signal.alarm(0)
-            came[verdict] = came.get(verdict, 0) + 1
-    print("DONE", came)
+            counts[outcome] = counts.get(outcome, 0) + 1
+    print("DONE", counts)
 
 
 if __name__ == "__main__":
