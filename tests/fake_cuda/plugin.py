@@ -1,0 +1,1 @@
+"""The tests on the fake CUDA runtime."""
