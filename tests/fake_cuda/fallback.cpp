@@ -154,6 +154,28 @@ void copy_results(const IValue& from, const IValue& to) {
   for (size_t i = 0; i < sources.size(); ++i) copy(sources[i], targets[i]);
 }
 
+// Calls an operator with tensors of the host, in other words where these are for CUDA alone.
+void compute(const c10::OperatorHandle& op, Stack& stack) {
+  const PlainDispatch plain;
+  const std::string& name = op.schema().name();
+  const std::string& overload = op.schema().overload_name();
+  if (overload == "dtype" || overload == "dtype_out") {  // a product with a result of that dtype
+    const int dtype = *op.schema().argumentIndexWithName("out_dtype");
+    const at::ScalarType type = stack[dtype].toScalarType();
+    stack.erase(stack.begin() + dtype);
+    for (IValue& value : stack)
+      if (value.isTensor()) value = value.toTensor().to(type);
+    return c10::Dispatcher::singleton()
+        .findSchemaOrThrow(name.c_str(), overload == "dtype" ? "" : "out")
+        .callBoxed(&stack);
+  }
+  if ((name == "aten::_softmax" || name == "aten::_log_softmax") && stack[2].toBool()) {
+    stack[0] = stack[0].toTensor().to(at::kFloat);
+    stack[2] = false;
+  }
+  op.callBoxed(&stack);
+}
+
 // A call of an operator: which arguments it returns, and how the CPU computes it.
 class Call {
  public:
@@ -219,7 +241,7 @@ class Call {
     if (seed_) seeded.emplace(*seed_);
     const Stack zeros = mapped(arguments_, zeros_like);
     Stack stack = zeros;
-    op_.callBoxed(&stack);
+    compute(op_, stack);
     for (size_t i = 0; i < zeros.size(); ++i) {
       const auto& argument = op_.schema().arguments()[i];
       if (!argument.is_out() || !arguments_[i].isTensor()) continue;
@@ -233,11 +255,10 @@ class Call {
     const cudaError_t error = launch_on_host(
         c10::cuda::getCurrentCUDAStream().stream(), op_.schema().name(),
         [op = op_, arguments = mapped(arguments_, on_host), seed = seed_, use = std::move(use)] {
-          const PlainDispatch plain;
           std::optional<Seeded> seeded;
           if (seed) seeded.emplace(*seed);
           Stack stack = arguments;
-          op.callBoxed(&stack);
+          compute(op, stack);
           use(stack);
         });
     C10_CUDA_CHECK(error);
@@ -274,21 +295,6 @@ void call(const c10::OperatorHandle& op, Stack* stack) {
   Stack arguments = torch::jit::last(*stack, count).vec();
   torch::jit::drop(*stack, count);
   for (IValue& result : Call(op, std::move(arguments)).run()) stack->push_back(std::move(result));
-}
-
-// Products with results of another dtype, which torch has for CUDA alone: of converted operands.
-void call_product(const c10::OperatorHandle& op, Stack* stack) {
-  const size_t count = op.schema().arguments().size();
-  Stack arguments = torch::jit::last(*stack, count).vec();
-  torch::jit::drop(*stack, count);
-  const size_t dtype = *op.schema().argumentIndexWithName("out_dtype");
-  const at::ScalarType type = arguments[dtype].toScalarType();
-  arguments.erase(arguments.begin() + static_cast<int64_t>(dtype));
-  for (IValue& value : arguments)
-    if (value.isTensor()) value = value.toTensor().to(type);
-  const auto plain = c10::Dispatcher::singleton().findSchemaOrThrow(op.schema().name().c_str(), "");
-  plain.callBoxed(&arguments);
-  stack->push_back(arguments[0]);
 }
 
 bool is_copied_by_runtime(const Tensor& to, const Tensor& from) {
@@ -343,10 +349,7 @@ struct Installed {
       if (!name.name.starts_with("aten::") || !op || stays(op->schema()) ||
           !op->hasKernelForDispatchKey(c10::DispatchKey::CUDA))
         continue;
-      library.impl(toString(name).c_str(),
-                   name.overload_name == "dtype"
-                       ? torch::CppFunction::makeFromBoxedFunction<&call_product>()
-                       : torch::CppFunction::makeFromBoxedFunction<&call>());
+      library.impl(toString(name).c_str(), torch::CppFunction::makeFromBoxedFunction<&call>());
     }
     library.impl("copy_", TORCH_FN(copy));
   }
