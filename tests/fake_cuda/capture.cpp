@@ -139,9 +139,9 @@ FAKE_CUDA_API cudaError_t cudaStreamIsCapturing(cudaStream_t handle,
   FAKE_CUDA_LOCK;
   const Stream* const stream = find_stream(handle);
   if (!stream) return refuse(cudaErrorInvalidResourceHandle, "no stream");
-  *status = !stream->capture            ? cudaStreamCaptureStatusNone
+  *status = !stream->capture           ? cudaStreamCaptureStatusNone
             : stream->capture->invalid ? cudaStreamCaptureStatusInvalidated
-                                        : cudaStreamCaptureStatusActive;
+                                       : cudaStreamCaptureStatusActive;
   return cudaSuccess;
 }
 

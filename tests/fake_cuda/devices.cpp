@@ -229,9 +229,9 @@ FAKE_CUDA_API const char* cudaGetErrorString(cudaError_t error) {
   return text.c_str();
 }
 
-FAKE_CUDA_API cudaError_t cudaGetDriverEntryPointByVersion(
-    const char* symbol, void** function, unsigned, unsigned long long,
-    cudaDriverEntryPointQueryResult* status) {
+FAKE_CUDA_API cudaError_t
+cudaGetDriverEntryPointByVersion(const char* symbol, void** function, unsigned, unsigned long long,
+                                 cudaDriverEntryPointQueryResult* status) {
   const bool found = strcmp(symbol, "cuTensorMapEncodeTiled") == 0;
   *function = found ? kernels().encode_tensor_map : nullptr;
   if (status) *status = found ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;

@@ -39,8 +39,7 @@ class PlainDispatch {
   static c10::DispatchKeySet excluded() {
     return c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset |
            c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot,
-                                c10::DispatchKey::PythonDispatcher,
-                                c10::DispatchKey::Functionalize,
+                                c10::DispatchKey::PythonDispatcher, c10::DispatchKey::Functionalize,
                                 c10::DispatchKey::FuncTorchDynamicLayerFrontMode,
                                 c10::DispatchKey::FuncTorchDynamicLayerBackMode});
   }
@@ -72,8 +71,8 @@ uint64_t next_seed(const IValue* generator, c10::cuda::CUDAStream stream) {
   cudaStreamCaptureStatus status;
   TORCH_CHECK(cudaStreamIsCapturing(stream.stream(), &status) == cudaSuccess);
   if (status != cudaStreamCaptureStatusNone) return ++captured;
-  at::Generator chosen = generator ? generator->toGenerator()
-                                   : at::globalContext().defaultGenerator(stream.device());
+  at::Generator chosen =
+      generator ? generator->toGenerator() : at::globalContext().defaultGenerator(stream.device());
   const std::lock_guard<std::mutex> lock(chosen.mutex());
   const uint64_t offset = chosen.get_offset();
   chosen.set_offset(offset + 4);  // which it wants to be a multiple of 4
@@ -320,10 +319,11 @@ Tensor& copy(Tensor& to, const Tensor& from, bool non_blocking) {
 // Whether torch's own kernel for CUDA does without launches.
 bool stays(const c10::FunctionSchema& schema) {
   constexpr const char* kStarts[] = {
-      "aten::empty",         "aten::set_",        "aten::resize",      "aten::_resize_output_",
-      "aten::record_stream", "aten::_pin_memory", "aten::is_pinned",   "aten::is_set_to",
-      "aten::_copy_from",    "aten::_has_",       "aten::_to_",        "aten::_local_scalar_dense",
-      "aten::copy_",         "aten::as_strided_", "aten::_efficientzerotensor"};
+      "aten::empty",           "aten::set_",          "aten::resize",
+      "aten::_resize_output_", "aten::record_stream", "aten::_pin_memory",
+      "aten::is_pinned",       "aten::is_set_to",     "aten::_copy_from",
+      "aten::_has_",           "aten::_to_",          "aten::_local_scalar_dense",
+      "aten::copy_",           "aten::as_strided_",   "aten::_efficientzerotensor"};
   for (const char* start : kStarts)
     if (schema.name().starts_with(start)) return true;
   return std::ranges::any_of(schema.returns(), [](const c10::Argument& result) {

@@ -92,7 +92,7 @@ const char* launch(const cudaLaunchConfig_t& config, const Kernel& kernel, void*
 }  // namespace fake_cuda
 
 extern "C" const fake_cuda::Kernels* fake_cuda_kernels() {
-  static const fake_cuda::Kernels instance = {
-      fake_cuda::find, fake_cuda::launch, reinterpret_cast<void*>(&cuTensorMapEncodeTiled)};
+  static const fake_cuda::Kernels instance = {fake_cuda::find, fake_cuda::launch,
+                                              reinterpret_cast<void*>(&cuTensorMapEncodeTiled)};
   return &instance;
 }

@@ -11,7 +11,7 @@ namespace fake_cuda {
 
 struct Kernel {
   const void* function;
-  std::vector<size_t> parameters;  // their bytes
+  std::vector<size_t> parameters;                         // their bytes
   void (*call)(const void* function, void** parameters);  // for one CUDA thread
 };
 

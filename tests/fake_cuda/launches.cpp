@@ -1,4 +1,5 @@
-// Launches: checked as the driver would, their parameters copied, and run by the library of kernels.
+// Launches: checked as the driver would, their parameters copied, and run by the library of
+// kernels.
 #include <cxxabi.h>
 #include <dlfcn.h>
 
@@ -101,7 +102,8 @@ class Parameters {
 cudaError_t launch(const cudaLaunchConfig_t& config, const void* pointer, void** parameters) {
   static uint64_t launches = settings().seed;
   Function* const function = find_function(pointer);
-  if (!function) return refuse(cudaErrorInvalidDeviceFunction, "a launch of %p, no kernel", pointer);
+  if (!function)
+    return refuse(cudaErrorInvalidDeviceFunction, "a launch of %p, no kernel", pointer);
   const std::string name = name_of(*function);
   Stream* const stream = find_stream(config.stream);
   if (!stream || stream->device != current_device)
@@ -114,7 +116,8 @@ cudaError_t launch(const cudaLaunchConfig_t& config, const void* pointer, void**
     return refuse(cudaErrorNotSupported, "nothing can run %s", name.c_str());
   }
   return enqueue(*stream, "launch", name,
-                 [name, config = config, attributes = std::vector(config.attrs, config.attrs + config.numAttrs),
+                 [name, config = config,
+                  attributes = std::vector(config.attrs, config.attrs + config.numAttrs),
                   kernel = function->kernel, seed = launches++,
                   copies = std::make_shared<Parameters>(*function->kernel, parameters)]() mutable {
                    const Access access;

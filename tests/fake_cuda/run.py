@@ -45,7 +45,9 @@ def main() -> None:
     options, python = arguments()
     if reason := build.missing():
         sys.exit(f"the fake CUDA runtime cannot run here: {reason}")
-    os.environ.update({f"FAKE_CUDA_{name.upper()}": str(value) for name, value in vars(options).items()})
+    os.environ.update(
+        {f"FAKE_CUDA_{name.upper()}": str(value) for name, value in vars(options).items()}
+    )
     os.environ.update(build.build())
     os.environ.setdefault("AMP_EXT_GEMM", "kernel")
     os.environ["PYTEST_PLUGINS"] = "fake_cuda.plugin"
