@@ -28,17 +28,19 @@ uint64_t number(const char* name, const char* otherwise) {
   return strtoull(variable(name, otherwise), nullptr, 10);
 }
 
+void set_order(Settings& settings, const std::string& order) {
+  settings.order = order == "now" ? Order::now : order == "late" ? Order::late : Order::random;
+  settings.generator.seed(strtoull(order.c_str(), nullptr, 10));
+}
+
 Settings read_settings() {
-  const std::string order = variable("FAKE_CUDA_ORDER", "late");
-  return {.order = order == "now"    ? Order::now
-                   : order == "late" ? Order::late
-                                     : Order::random,
-          .seed = strtoull(order.c_str(), nullptr, 10),
-          .devices = static_cast<int>(number("FAKE_CUDA_DEVICES", "1")),
-          .multiprocessors = static_cast<int>(number("FAKE_CUDA_MULTIPROCESSORS", "4")),
-          .capability = static_cast<int>(number("FAKE_CUDA_CAPABILITY", "90")),
-          .memory = number("FAKE_CUDA_MEMORY", "8589934592"),
-          .guarded = number("FAKE_CUDA_GUARDED", "0") != 0};
+  Settings read{.devices = static_cast<int>(number("FAKE_CUDA_DEVICES", "1")),
+                .multiprocessors = static_cast<int>(number("FAKE_CUDA_MULTIPROCESSORS", "4")),
+                .capability = static_cast<int>(number("FAKE_CUDA_CAPABILITY", "90")),
+                .memory = number("FAKE_CUDA_MEMORY", "8589934592"),
+                .guarded = number("FAKE_CUDA_GUARDED", "0") != 0};
+  set_order(read, variable("FAKE_CUDA_ORDER", "late"));
+  return read;
 }
 
 std::string formatted(const char* format, va_list arguments) {
@@ -72,8 +74,8 @@ void load_fallback() {
 
 }  // namespace
 
-const Settings& settings() {
-  static const Settings instance = read_settings();
+Settings& settings() {
+  static Settings instance = read_settings();
   return instance;
 }
 
@@ -113,6 +115,13 @@ using namespace fake_cuda;
 extern "C" int fake_cuda_missing(const char* name) {
   say(std::string(name) + " is missing");
   return refuse(cudaErrorNotSupported, "%s is missing", name);
+}
+
+// The order of the operations to come: "now", "late" or a seed.
+FAKE_CUDA_API void fake_cuda_set_order(const char* order) {
+  FAKE_CUDA_LOCK;
+  run_all();
+  set_order(settings(), order);
 }
 
 FAKE_CUDA_API void fake_cuda_record(bool on) {

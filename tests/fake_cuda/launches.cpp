@@ -3,6 +3,7 @@
 #include <cxxabi.h>
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -100,7 +101,6 @@ class Parameters {
 };
 
 cudaError_t launch(const cudaLaunchConfig_t& config, const void* pointer, void** parameters) {
-  static uint64_t launches = settings().seed;
   Function* const function = find_function(pointer);
   if (!function)
     return refuse(cudaErrorInvalidDeviceFunction, "a launch of %p, no kernel", pointer);
@@ -118,7 +118,7 @@ cudaError_t launch(const cudaLaunchConfig_t& config, const void* pointer, void**
   return enqueue(*stream, "launch", name,
                  [name, config = config,
                   attributes = std::vector(config.attrs, config.attrs + config.numAttrs),
-                  kernel = function->kernel, seed = launches++,
+                  kernel = function->kernel, seed = settings().generator(),
                   copies = std::make_shared<Parameters>(*function->kernel, parameters)]() mutable {
                    const Access access;
                    config.attrs = attributes.data();

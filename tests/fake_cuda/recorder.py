@@ -1,4 +1,4 @@
-"""What a program asks of the fake CUDA runtime: launches, copies, waits and the like, in order."""
+"""The fake CUDA runtime of this process: what a program asks of it, and the order of operations."""
 
 from __future__ import annotations
 
@@ -35,6 +35,18 @@ class Calls:
 def is_running() -> bool:
     """Whether this process runs on the fake CUDA runtime."""
     return "FAKE_CUDA_KERNELS" in os.environ
+
+
+@contextmanager
+def in_order(order: str) -> Iterator[None]:
+    """Have operations run as they are issued ("now"), when the host waits for them ("late") or at
+    random by a seed ("7")."""
+    runtime, before = ctypes.CDLL(None), os.environ["FAKE_CUDA_ORDER"]
+    runtime.fake_cuda_set_order(order.encode())
+    try:
+        yield
+    finally:
+        runtime.fake_cuda_set_order(before.encode())
 
 
 @contextmanager

@@ -13,10 +13,11 @@ import os
 import sys
 from pathlib import Path
 
-TESTS = Path(__file__).resolve().parents[1]
-sys.path.append(str(TESTS))
+sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 from fake_cuda import build
+
+TESTS = Path(__file__).resolve().parents[1]
 
 
 def arguments() -> tuple[argparse.Namespace, list[str]]:

@@ -8,6 +8,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <random>
 #include <set>
 #include <string>
 #include <thread>
@@ -23,7 +24,7 @@ enum class Order { now, late, random };
 
 struct Settings {
   Order order;
-  uint64_t seed;  // of a random order, and of the schedules of kernels
+  std::mt19937_64 generator;  // of a random order, and of the schedules of kernels
   int devices;
   int multiprocessors;
   int capability;  // 90 for 9.0
@@ -31,7 +32,8 @@ struct Settings {
   bool guarded;    // the host may not touch device memory
 };
 
-const Settings& settings();
+Settings& settings();
+inline uint64_t random(uint64_t below) { return settings().generator() % below; }
 constexpr size_t kMostShared = 232448;           // bytes of a block
 constexpr size_t kMostSharedUnasked = 48 << 10;  // without cudaFuncSetAttribute
 
@@ -130,7 +132,6 @@ void enqueue_steps(Stream& stream, Step step);
 
 void run_until(Stream& stream, int64_t at);
 void run_all();
-uint64_t random(uint64_t below);
 
 // Refuses a call that captures forbid, unless the thread's mode allows it, and ends these.
 cudaError_t check_captures(const char* call);

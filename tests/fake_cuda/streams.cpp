@@ -1,13 +1,13 @@
 // Streams as queues of operations: these run when they are issued, as late as the program allows,
 // or at random. Events are positions in a queue.
-#include <random>
+#include <algorithm>
 
 #include "runtime.h"
 
 namespace fake_cuda {
 namespace {
 
-constexpr int kIdleOneIn = 3;  // in a random order, the chance that no more operations run
+constexpr int kRunOneIn = 3;  // in a random order, the chance that another operation runs
 
 std::deque<Stream> streams;  // which stay, as events name them
 bool is_running = false;
@@ -24,7 +24,7 @@ void step(Stream& stream) {
 
 void run_some() {
   std::vector<Stream*> waiting;
-  while (random(kIdleOneIn) != 0) {
+  while (random(kRunOneIn) == 0) {
     waiting.clear();
     for (Stream& stream : streams)
       if (!stream.queue.empty()) waiting.push_back(&stream);
@@ -57,11 +57,6 @@ cudaError_t check_event(const CUevent_st& event, const char* call) {
 }
 
 }  // namespace
-
-uint64_t random(uint64_t below) {
-  static std::mt19937_64 generator(settings().seed);
-  return generator() % below;
-}
 
 Stream* find_stream(cudaStream_t handle) {
   static std::vector<Stream*> defaults(settings().devices);
