@@ -141,6 +141,21 @@ def test_out_of_memory() -> None:
     assert torch.ones(3, device="cuda").sum() == 3
 
 
+def test_out_of_memory_for_what_amp_ext_keeps() -> None:
+    """torch's cache is emptied, as for torch's own memory."""
+    grads = [torch.ones(1, device="cuda") for _ in range(3000)]
+    found_inf, half = torch.zeros((), device="cuda"), torch.tensor(0.5, device="cuda")
+    cached = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
+    pointer, free = ctypes.c_void_p(), torch.cuda.mem_get_info()[0]
+    assert RUNTIME.cudaMalloc(ctypes.byref(pointer), ctypes.c_size_t(free)) == 0
+    del cached
+    with torch.cuda.stream(torch.cuda.Stream()), recorded() as calls:
+        ops.unscale_(grads, found_inf, half)
+    assert set(calls.of("wait")) == {"cudaFree"}
+    assert torch.cat(grads).unique().tolist() == [0.5]
+    assert RUNTIME.cudaFree(pointer) == 0
+
+
 def test_memory_of_another_device() -> None:
     code = "x = torch.ones(4, device='cuda:0')\nprint(x.to('cuda:1').add(1).to('cuda:0').tolist())"
     assert printed(code, devices="2") == "[2.0, 2.0, 2.0, 2.0]"
