@@ -22,11 +22,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def is_of_cuda(item: pytest.Item) -> bool:
-    """Whether it is one of the tests of this folder, or has a parameter that is `cuda`."""
+    """Whether it is one of the tests of this folder, or says that it is for a GPU."""
     if item.path.parent.name == "fake_cuda":
         return True
     parameters = item.name[len(getattr(item, "originalname", item.name)) :].strip("[]").split("-")
-    return "cuda" in parameters or "_cuda" in item.name
+    return "cuda" in parameters or re.search("_cuda|_gpu", item.name) is not None
 
 
 def why_left_out(item: pytest.Item) -> str:

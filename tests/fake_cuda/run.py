@@ -52,7 +52,8 @@ def main() -> None:
     os.environ.update(build.build())
     os.environ.setdefault("AMP_EXT_GEMM", "kernel")
     os.environ["PYTEST_PLUGINS"] = "fake_cuda.plugin"
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
+    folders = [str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
+    os.environ["PYTHONPATH"] = os.pathsep.join(folders)
     os.execv(sys.executable, [sys.executable, *python])
 
 

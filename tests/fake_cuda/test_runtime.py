@@ -149,8 +149,10 @@ def test_out_of_memory_for_what_amp_ext_keeps() -> None:
     pointer, free = ctypes.c_void_p(), torch.cuda.mem_get_info()[0]
     assert RUNTIME.cudaMalloc(ctypes.byref(pointer), ctypes.c_size_t(free)) == 0
     del cached
+    torch.cuda.synchronize()
     with torch.cuda.stream(torch.cuda.Stream()), recorded() as calls:
         ops.unscale_(grads, found_inf, half)
+    torch.cuda.synchronize()
     assert set(calls.of("wait")) == {"cudaFree"}
     assert torch.cat(grads).unique().tolist() == [0.5]
     assert RUNTIME.cudaFree(pointer) == 0
