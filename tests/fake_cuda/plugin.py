@@ -22,8 +22,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def is_of_cuda(item: pytest.Item) -> bool:
-    """Whether it is one of the tests of this folder, or says that it is for a GPU."""
-    if item.path.parent.name == "fake_cuda":
+    """Whether it is one of the runtime's own tests, or says that it is for a GPU."""
+    if item.path.name == "test_fake_cuda.py":
         return True
     parameters = item.name[len(getattr(item, "originalname", item.name)) :].strip("[]").split("-")
     return "cuda" in parameters or re.search("_cuda|_gpu", item.name) is not None
