@@ -8,7 +8,10 @@ RESULTS ?= $(if $(DRY_RUN),build/rehearsal,bench/results)
 CXX_FILES = $(shell find csrc tests bench -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 PY_FILES = setup.py build_backend.py amp_ext bench tests triton_kernels
 INSTALL = bin/python -m pip install -c constraints.txt
-PYTEST = bin/pytest -n $${MAX_JOBS:-logical} --maxprocesses 8 --dist worksteal
+WORKERS = -n $${MAX_JOBS:-logical} --maxprocesses 8 --dist worksteal
+PYTEST = bin/pytest $(WORKERS)
+FAKE_CUDA = ../.venv-cuda/bin/python fake_cuda/run.py --devices 2
+ON_FAKE_CUDA = autocast backends fake_cuda gemm integration layers lists scaler
 
 .DEFAULT_GOAL = help
 .DELETE_ON_ERROR:
@@ -63,6 +66,8 @@ cuda-check: .venv-cuda/made ## compile and inspect all kernels, test with the ol
 	env -u TRITON_INTERPRET .venv-cuda/bin/python tests/build/triton_check.py
 	cd tests && ../.venv-cuda/$(PYTEST) -m "not full" -k "not simt" \
 	    autocast backends build layers scaler lists/test_ops_contract.py integration/test_seeds.py
+	cd tests && $(FAKE_CUDA) --order late -m pytest $(WORKERS) $(ON_FAKE_CUDA)
+	cd tests && $(FAKE_CUDA) --order 1 -m pytest $(WORKERS) -m "not full" $(ON_FAKE_CUDA)
 
 gpu: ## test and measure on a GPU; ONLY=tests|checks|bench, BUDGET=SECONDS, DRY_RUN=1
 	$(if $(COMMIT),AMP_EXT_COMMIT=$(COMMIT)) $(PYTHON) bench/gpu $(if $(DRY_RUN),--dry-run) \

@@ -116,6 +116,8 @@ class Training:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_trains_as_torch(optimizer: str, device: str) -> None:
+    if (optimizer, device) == ("adagrad-fused", "cuda"):
+        pytest.skip("torch has no fused Adagrad for CUDA")
     kind, history = same_outcome(lambda scaler: Training(scaler, optimizer, device).run())
     assert kind == "returned"
     scales = [entry[0]["scale"] for entry in history[1::2]]

@@ -131,7 +131,7 @@ def _included(source: Path, folders: Iterable[Path]) -> list[Path]:
     return found
 
 
-def _compile(source: Path, flags: Sequence[str], folders: Sequence[Path], into: Path) -> Path:
+def compile_object(source: Path, flags: Sequence[str], folders: Sequence[Path], into: Path) -> Path:
     """Return the object of a source, which may be one of the same text from another folder."""
     include = cuda_include()
     assert include, missing()
@@ -148,7 +148,7 @@ def _compile(source: Path, flags: Sequence[str], folders: Sequence[Path], into: 
         return kept
     if not (into / name).exists():
         remove_old(into, f"{source.stem}-*.o")
-        _run([*command, *includes, "-x", "c++", "-c", str(source)], into / name)
+        run_compiler([*command, *includes, "-x", "c++", "-c", str(source)], into / name)
     return into / name
 
 
@@ -160,7 +160,7 @@ def remove_old(folder: Path, pattern: str) -> None:
                 old.unlink()
 
 
-def _run(command: Sequence[str], result: Path) -> None:
+def run_compiler(command: Sequence[str], result: Path) -> None:
     """Run a compiler that writes `result`, whole or not at all."""
     unfinished = result.with_suffix(f".{os.getpid()}.unfinished")
     done = _output(*command, "-o", str(unfinished))
@@ -170,7 +170,7 @@ def _run(command: Sequence[str], result: Path) -> None:
 
 
 @contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def alone(folder: Path) -> Iterator[None]:
     """Let one process at a time build in a folder: another finds what it would have built too."""
     with open(folder / ".lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -218,13 +218,13 @@ def build(
     kept.mkdir(parents=True, exist_ok=True)
     made.mkdir(parents=True, exist_ok=True)
     jobs = int(os.environ.get("MAX_JOBS", os.cpu_count() or 1))
-    with _alone(made), ThreadPoolExecutor(jobs) as pool:
+    with alone(made), ThreadPoolExecutor(jobs) as pool:
         engine = [
-            pool.submit(_compile, source, engine_flags, INCLUDES, kept)
+            pool.submit(compile_object, source, engine_flags, INCLUDES, kept)
             for source in sorted(ENGINE.glob("*.cpp"))
         ]
         rest = [
-            pool.submit(_compile, source, kernel_flags, [*INCLUDES, kernels], made)
+            pool.submit(compile_object, source, kernel_flags, [*INCLUDES, kernels], made)
             for source in sources
         ]
         objects = [str(job.result()) for job in (*engine, *rest)]
@@ -232,5 +232,5 @@ def build(
         library = made / f"{name}-{digest}.so"
         if not library.exists():
             remove_old(made, f"{name}-*.so")
-            _run([CXX, *LINK_FLAGS, *kernel_flags, *objects], library)
+            run_compiler([CXX, *LINK_FLAGS, *kernel_flags, *objects], library)
     return library

@@ -151,6 +151,8 @@ class CudaServices final : public Services {
 
  private:
   void send(const void* from, size_t size, void* to) {
+    // Another thread may be capturing.
+    const c10::cuda::CUDAStreamCaptureModeGuard relaxed(cudaStreamCaptureModeRelaxed);
     const auto bytes = static_cast<int64_t>(size);
     const at::Tensor staged = at::empty({bytes}, at::TensorOptions(at::kByte).pinned_memory(true));
     std::memcpy(staged.mutable_data_ptr(), from, size);

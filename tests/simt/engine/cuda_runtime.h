@@ -10,8 +10,13 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <map>
+#include <string>
 #include <tuple>
 #include <type_traits>
+#include <typeinfo>
+#include <utility>
+#include <vector>
 
 #include "simt.h"
 
@@ -27,9 +32,43 @@ inline dim3 blockDim, gridDim;
 inline uint32_t __float_as_uint(float x) { return std::bit_cast<uint32_t>(x); }
 inline int64_t __double_as_longlong(double x) { return std::bit_cast<int64_t>(x); }
 
+namespace simt {
+
+// How a kernel is called of which the address and the bytes of each parameter are known.
+struct Signature {
+  std::vector<size_t> parameters;
+  void (*call)(const void* kernel, void** parameters);
+};
+
+// Of all kernels that can be launched, by the name of their type.
+inline std::map<std::string, Signature>& signatures() {
+  static std::map<std::string, Signature> all;
+  return all;
+}
+
+template <class... Params, size_t... I>
+void call_kernel(const void* kernel, void** parameters, std::index_sequence<I...>) {
+  reinterpret_cast<void (*)(Params...)>(const_cast<void*>(kernel))(
+      *static_cast<std::decay_t<Params>*>(parameters[I])...);
+}
+
+template <class... Params>
+const bool has_signature =
+    signatures()
+        .try_emplace(typeid(void(Params...)).name(),
+                     Signature{{sizeof(std::decay_t<Params>)...},
+                               [](const void* kernel, void** parameters) {
+                                 call_kernel<Params...>(kernel, parameters,
+                                                        std::index_sequence_for<Params...>());
+                               }})
+        .second;
+
+}  // namespace simt
+
 template <class... Params, class... Args>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Params...),
                                Args&&... args) {
+  (void)simt::has_signature<Params...>;
   using Copies = std::tuple<std::decay_t<Params>...>;
   static_assert((sizeof(std::decay_t<Params>) + ... + 0) <= 32764, "bytes of parameters");
   Copies copies(std::forward<Args>(args)...);

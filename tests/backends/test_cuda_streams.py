@@ -1,0 +1,263 @@
+"""What the CUDA backend keeps for a stream: tables of long lists, tickets and staged copies.
+
+With several streams, threads, devices and graphs. On the fake CUDA runtime of tests/fake_cuda the
+orders differ in which a GPU may run what is issued.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+import amp_ext
+from amp_ext import _C, ops
+from executors import EXECUTORS
+
+CUDA = EXECUTORS[2]
+DEVICES = [] if CUDA.missing else [f"cuda:{i}" for i in range(torch.cuda.device_count())]
+LONG = 3000  # tensors, which no kernel takes as parameters
+FP16, FP32 = torch.float16, torch.float32
+
+on_cuda = pytest.mark.parametrize("device", DEVICES[:1], ids=["cuda"] if DEVICES else [])
+on_every_device = pytest.mark.parametrize("device", DEVICES, ids=[f"{d}-cuda" for d in DEVICES])
+
+
+@pytest.fixture(autouse=True)
+def planner_again() -> Iterator[None]:
+    yield
+    _C.force_gemm_tile(None)
+
+
+class Grads:
+    """A list whose tensors are 0, 1, 2 and so on times what they have been unscaled by."""
+
+    def __init__(self, device: str, count: int = LONG) -> None:
+        self.list = list(torch.arange(float(count), device=device)[:, None].expand(-1, 3).clone())
+        self.found_inf = torch.zeros((), device=device)
+        self.half = torch.tensor(0.5, device=device)
+
+    def unscale(self) -> None:
+        ops.unscale_(self.list, self.found_inf, self.half)
+
+    def check(self, times: int) -> None:
+        values = torch.stack(self.list).cpu()
+        assert values.equal(torch.arange(float(len(values)))[:, None].expand(-1, 3) / 2**times)
+
+
+class Product:
+    """A product in several splits, which need tickets."""
+
+    def __init__(self, device: str, columns: int = 264) -> None:
+        self.a = torch.randint(-3, 4, (130, 520), device=device).to(FP16)
+        self.b = torch.randint(-3, 4, (520, columns), device=device).to(FP16)
+        torch.cuda.synchronize()
+
+    def compute(self) -> Tensor:
+        return ops.gemm(self.a, self.b, out_dtype=FP32)
+
+    def check(self, result: Tensor) -> None:
+        assert result.cpu().equal(self.a.cpu().float() @ self.b.cpu().float())
+
+
+def captured(body: Callable[[], object]) -> torch.cuda.CUDAGraph:
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        body()
+    return graph
+
+
+def in_thread(body: Callable[[], object]) -> None:
+    """Run it to its end, and raise what it raises."""
+    errors = []
+
+    def run() -> None:
+        try:
+            body()
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    for error in errors:
+        raise error
+
+
+def use_pinned_memory() -> list[Tensor]:
+    """As much as a table of a long list takes, several times."""
+    return [torch.full((1 << 17,), 255, dtype=torch.uint8).pin_memory() for _ in range(8)]
+
+
+@on_every_device
+def test_lists_in_turn(device: str) -> None:
+    """The table that is kept is overwritten between launches; the host runs ahead."""
+    lists = [Grads(device, LONG), Grads(device, LONG + 500)]
+    for _ in range(3):
+        for grads in lists:
+            grads.unscale()
+    for grads in lists:
+        grads.check(3)
+    assert torch.cuda.current_device() == 0
+
+
+@on_every_device
+def test_two_streams(device: str) -> None:
+    lists = [Grads(device), Grads(device)]
+    product = Product(device)
+    _C.force_gemm_tile(0, (1, 1), 3)
+    results = []
+    streams = [torch.cuda.Stream(device) for _ in lists]
+    torch.cuda.synchronize(device)
+    for _ in range(2):
+        for stream, grads in zip(streams, lists, strict=True):
+            with torch.cuda.stream(stream):
+                grads.unscale()
+                results.append(product.compute())
+    torch.cuda.synchronize(device)
+    for grads in lists:
+        grads.check(2)
+    for result in results:
+        product.check(result)
+
+
+@on_cuda
+def test_more_tickets_than_ever(device: str) -> None:
+    """They are replaced while launches with the old ones may be under way."""
+    _C.force_gemm_tile(0, (1, 1), 3)
+    products = [Product(device, columns) for columns in (264, 1032, 2056)]
+    results = [product.compute() for product in products]
+    for product, result in zip(products, results, strict=True):
+        product.check(result)
+
+
+@on_cuda
+@pytest.mark.parametrize("warm", [False, True])
+def test_graph(device: str, warm: bool) -> None:
+    """With tables and tickets of its own, wherever other lists and products go meanwhile."""
+    grads, others, product = Grads(device), Grads(device), Product(device)
+    _C.force_gemm_tile(0, (1, 1), 3)
+    norms, results = [], []
+
+    def step() -> None:
+        grads.unscale()
+        norms.append(ops.grad_norm(grads.list, grads.found_inf))
+        results.append(product.compute())
+
+    if warm:
+        step()
+    graph = captured(step)
+    gc.collect()
+    kept = use_pinned_memory()
+    for _ in range(3):
+        graph.replay()
+        others.unscale()
+        product.check(product.compute())
+    grads.check(3 + warm)
+    others.check(3)
+    product.check(results[-1])
+    exact = torch.stack(grads.list).double().norm().item()
+    assert norms[-1].item() == pytest.approx(exact, rel=2.0**-20)
+    del kept
+
+
+@on_cuda
+def test_graph_with_branches(device: str) -> None:
+    grads, others, side = Grads(device), Grads(device, 7), torch.cuda.Stream()
+
+    def step() -> None:
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            grads.unscale()
+        others.unscale()
+        torch.cuda.current_stream().wait_stream(side)
+
+    graph = captured(step)
+    for _ in range(2):
+        graph.replay()
+    grads.check(2)
+    others.check(2)
+
+
+@on_cuda
+@pytest.mark.parametrize("ends", [False, True])
+def test_thread_during_a_capture(device: str, ends: bool) -> None:
+    """A thread uses a stream for the first time, or frees what it kept as it ends."""
+    grads, others, stream = Grads(device), Grads(device, 7), torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        cached = [torch.empty(1 << 18, device=device)]  # torch cannot allocate during the capture
+
+    def work() -> None:
+        cached.clear()
+        with torch.cuda.stream(stream):
+            grads.unscale()
+            ops.grad_norm(grads.list, grads.found_inf)
+
+    go, ready = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        work()
+        torch.cuda.synchronize()
+        ready.set()
+        go.wait()
+
+    thread = threading.Thread(target=wait)
+    if ends:
+        thread.start()
+        ready.wait()
+
+    def step() -> None:
+        if ends:
+            go.set()
+            thread.join()
+        else:
+            in_thread(work)
+        others.unscale()
+
+    graph = captured(step)
+    torch.cuda.synchronize()
+    graph.replay()
+    grads.check(1)
+    others.check(1)
+
+
+@on_cuda
+def test_graph_of_a_training_step(device: str) -> None:
+    """Replayed, it trains as the steps before it would have."""
+
+    def train(replays: bool) -> tuple[list[Tensor], float]:
+        torch.manual_seed(0)
+        model = torch.nn.Linear(16, 8).to(device)
+        options = {"lr": 0.01, "fused": True, "capturable": True}
+        optimizer = torch.optim.Adam(model.parameters(), **options)
+        scaler = amp_ext.GradScaler("cuda", init_scale=64.0, growth_interval=2)
+        x = torch.randn(4, 16).to(device)
+
+        def step() -> None:
+            optimizer.zero_grad(set_to_none=False)
+            scaler.scale(model(x).square().mean()).backward()
+            scaler.clip_grad_norm_(optimizer, 0.5)
+            scaler.step(optimizer)
+            scaler.update()
+
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                step()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = captured(step) if replays else None
+        for _ in range(4):
+            graph.replay() if graph else step()
+        return [p.detach().cpu() for p in model.parameters()], scaler.get_scale()
+
+    eager, scale = train(False)
+    replayed, other = train(True)
+    assert scale == other == 512.0
+    for ours, theirs in zip(replayed, eager, strict=True):
+        assert ours.equal(theirs)

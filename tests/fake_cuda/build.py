@@ -1,0 +1,102 @@
+"""Build the fake CUDA runtime: what is preloaded, the kernels, and torch's operators.
+
+Objects and libraries are kept under the hash of all that they depend on, as in tests/simt/build.py,
+whose objects of the kernels these are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import subprocess
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
+from pathlib import Path
+
+from simt import build as simt
+
+HERE = Path(__file__).resolve().parent
+RUNTIME = ("capture", "devices", "launches", "memory", "streams")
+FLAGS = ("-O1",)
+
+
+def site_packages() -> Path:
+    """Return the folder of torch and of NVIDIA's packages."""
+    torch = find_spec("torch")
+    assert torch and torch.origin
+    return Path(torch.origin).parents[1]
+
+
+def missing() -> str:
+    """Return why it cannot be built here; empty if it can."""
+    if not (site_packages() / "torch" / "lib" / "libc10_cuda.so").is_file():
+        return "torch is no CUDA build"
+    return simt.missing()
+
+
+def symbols(library: Path, kind: str, pattern: str) -> set[str]:
+    """Return the functions that a library or an object defines (T) or needs (U)."""
+    dynamic = ["-D"] if ".so" in library.name else []
+    listed = subprocess.run(["nm", *dynamic, library], capture_output=True, text=True, check=True)
+    return set(re.findall(rf" {kind} ({pattern})(?:@|$)", listed.stdout, re.MULTILINE))
+
+
+def _link(name: str, objects: Iterable[Path], into: Path, *flags: str) -> Path:
+    names = [str(path) for path in objects]
+    digest = hashlib.sha256("\0".join([*names, *flags]).encode()).hexdigest()[:16]
+    library = into / f"{name}-{digest}.so"
+    if not library.exists():
+        simt.remove_old(into, f"{name}-*.so")
+        simt.run_compiler([simt.CXX, "-shared", *names, *flags], library)
+    return library
+
+
+def _build_runtime(objects: list[Path], into: Path) -> Path:
+    """Link it, with an error for each function of CUDA that it does not have."""
+    site = site_packages()
+    wanted = symbols(site / "nvidia/cu13/lib/libcudart.so.13", "T", r"\w*[cC]uda\w+")
+    wanted |= symbols(site / "torch/lib/libcaffe2_nvrtc.so", "U", r"cu[A-Z]\w+")
+    for path in objects:
+        wanted -= symbols(path, "T", r"\w+")
+    lines = ['extern "C" int fake_cuda_missing(const char*);']
+    lines += [
+        f'extern "C" int {name}() {{ return fake_cuda_missing("{name}"); }}'
+        for name in sorted(wanted)
+    ]
+    rest = into / "missing.cpp"
+    rest.write_text("\n".join(lines) + "\n")
+    # torch looks for the driver under this name.
+    objects = [*objects, simt.compile_object(rest, FLAGS, (), into)]
+    return _link("runtime", objects, into, "-Wl,-soname,libcuda.so.1")
+
+
+def build() -> dict[str, str]:
+    """Return the environment in which Python runs on the fake CUDA runtime."""
+    torch = site_packages() / "torch"
+    version = re.search(r"^__version__ = '(.+)'", (torch / "version.py").read_text(), re.MULTILINE)
+    assert version
+    into = simt.BUILD / f"fake_cuda-torch{version[1]}"
+    into.mkdir(parents=True, exist_ok=True)
+    headers = ("torch/include", "torch/include/torch/csrc/api/include", "nvidia/cu13/include")
+    of_torch = [f"-isystem{site_packages() / folder}" for folder in headers]
+    with simt.alone(into), ThreadPoolExecutor(2) as pool:
+        fallback = pool.submit(
+            simt.compile_object, HERE / "fallback.cpp", [*FLAGS, *of_torch], (), into
+        )
+        runtime = [
+            pool.submit(simt.compile_object, HERE / f"{name}.cpp", FLAGS, (), into)
+            for name in RUNTIME
+        ]
+        paths = {
+            "LD_PRELOAD": _build_runtime([job.result() for job in runtime], into),
+            "FAKE_CUDA_FALLBACK": _link(
+                "fallback",
+                [fallback.result()],
+                into,
+                *(f"-L{torch / 'lib'}", "-lc10", "-lc10_cuda", "-ltorch_cpu"),
+            ),
+        }
+    kernels = [*sorted(simt.KERNELS.rglob("*.cu")), HERE / "kernels.cpp"]
+    paths["FAKE_CUDA_KERNELS"] = simt.build("plain", "kernels", kernels)
+    return {name: str(path) for name, path in paths.items()}

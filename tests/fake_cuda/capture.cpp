@@ -1,0 +1,207 @@
+// Capture of streams into graphs, and their replay: of the operations that the captured edges allow
+// to run next, any may.
+#include <algorithm>
+
+#include "runtime.h"
+
+struct CUgraph_st {
+  std::shared_ptr<const fake_cuda::Nodes> nodes;
+};
+
+struct CUgraphExec_st {
+  std::shared_ptr<const fake_cuda::Nodes> nodes;
+  CUstream_st* stream = nullptr;  // of the last launch, which the next one waits for
+  int64_t at = 0;
+};
+
+namespace fake_cuda {
+namespace {
+
+std::vector<std::shared_ptr<Capture>> captures;
+thread_local cudaStreamCaptureMode thread_mode = cudaStreamCaptureModeGlobal;
+
+bool forbids(const Capture& capture) {
+  if (thread_mode == cudaStreamCaptureModeRelaxed) return false;
+  if (capture.thread == std::this_thread::get_id())
+    return capture.mode != cudaStreamCaptureModeRelaxed;
+  return thread_mode == cudaStreamCaptureModeGlobal && capture.mode == cudaStreamCaptureModeGlobal;
+}
+
+// Whether all nodes come before the end of the stream that the capture began with.
+bool is_joined(const Capture& capture) {
+  std::set<size_t> reached;
+  std::vector<size_t> left(capture.origin->last.begin(), capture.origin->last.end());
+  while (!left.empty()) {
+    const size_t node = left.back();
+    left.pop_back();
+    if (!reached.insert(node).second) continue;
+    const auto& after = capture.nodes[node].after;
+    left.insert(left.end(), after.begin(), after.end());
+  }
+  return reached.size() == capture.nodes.size();
+}
+
+class Replay {
+ public:
+  explicit Replay(std::shared_ptr<const Nodes> nodes)
+      : nodes_(std::move(nodes)), missing_(nodes_->size()), followers_(nodes_->size()) {
+    for (size_t i = 0; i < nodes_->size(); ++i) {
+      missing_[i] = (*nodes_)[i].after.size();
+      if (missing_[i] == 0) ready_.insert(i);
+      for (const size_t before : (*nodes_)[i].after) followers_[before].push_back(i);
+    }
+  }
+
+  bool step() {
+    if (ready_.empty()) return true;
+    const auto chosen = choose();
+    const size_t node = *chosen;
+    ready_.erase(chosen);
+    (*nodes_)[node].run();
+    for (const size_t follower : followers_[node])
+      if (--missing_[follower] == 0) ready_.insert(follower);
+    return ready_.empty();
+  }
+
+ private:
+  std::set<size_t>::iterator choose() const {
+    if (settings().order == Order::now) return ready_.begin();
+    if (settings().order == Order::late) return std::prev(ready_.end());
+    return std::next(ready_.begin(), random(ready_.size()));
+  }
+
+  std::shared_ptr<const Nodes> nodes_;
+  std::vector<size_t> missing_;  // nodes that each one waits for
+  std::vector<std::vector<size_t>> followers_;
+  std::set<size_t> ready_;
+};
+
+}  // namespace
+
+cudaError_t check_captures(const char* call) {
+  bool forbidden = false;
+  for (const auto& capture : captures) {
+    if (!forbids(*capture)) continue;
+    capture->invalid = forbidden = true;
+  }
+  if (!forbidden) return cudaSuccess;
+  return refuse(cudaErrorStreamCaptureUnsupported, "%s while a stream is captured", call);
+}
+
+cudaError_t refuse_captured(Stream& stream, const char* what) {
+  stream.capture->invalid = true;
+  return refuse(cudaErrorStreamCaptureUnsupported, "%s on a stream that is captured", what);
+}
+
+}  // namespace fake_cuda
+
+using namespace fake_cuda;
+
+FAKE_CUDA_API cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
+  std::swap(*mode, thread_mode);
+  return cudaSuccess;
+}
+
+FAKE_CUDA_API cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode) {
+  FAKE_CUDA_LOCK;
+  static unsigned long long ids = 0;
+  if (!stream || stream == cudaStreamLegacy)
+    return refuse(cudaErrorStreamCaptureUnsupported, "capture of the default stream");
+  if (stream->capture) return refuse(cudaErrorIllegalState, "capture of a stream that is captured");
+  stream->last.clear();
+  stream->capture = captures.emplace_back(std::make_shared<Capture>());
+  *stream->capture = {++ids, mode, std::this_thread::get_id(), stream, {stream}, {}};
+  return cudaSuccess;
+}
+
+FAKE_CUDA_API cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
+  FAKE_CUDA_LOCK;
+  *graph = nullptr;
+  const std::shared_ptr<Capture> capture = stream->capture;
+  if (!capture) return refuse(cudaErrorIllegalState, "no capture to end");
+  if (capture->origin != stream)
+    return refuse(cudaErrorStreamCaptureUnmatched, "a capture ends on another stream");
+  if (capture->mode != cudaStreamCaptureModeRelaxed &&
+      capture->thread != std::this_thread::get_id())
+    return refuse(cudaErrorStreamCaptureWrongThread, "a capture ends on another thread");
+  for (Stream* other : capture->streams) other->capture = nullptr;
+  capture->streams.clear();
+  std::erase(captures, capture);
+  if (capture->invalid) return refuse(cudaErrorStreamCaptureInvalidated, "an invalid capture");
+  if (!is_joined(*capture))
+    return refuse(cudaErrorStreamCaptureUnjoined, "a captured stream was not joined");
+  *graph = new CUgraph_st{std::make_shared<const Nodes>(std::move(capture->nodes))};
+  return cudaSuccess;
+}
+
+FAKE_CUDA_API cudaError_t cudaStreamIsCapturing(cudaStream_t handle,
+                                                cudaStreamCaptureStatus* status) {
+  FAKE_CUDA_LOCK;
+  const Stream* const stream = find_stream(handle);
+  if (!stream) return refuse(cudaErrorInvalidResourceHandle, "no stream");
+  *status = !stream->capture           ? cudaStreamCaptureStatusNone
+            : stream->capture->invalid ? cudaStreamCaptureStatusInvalidated
+                                       : cudaStreamCaptureStatusActive;
+  return cudaSuccess;
+}
+
+FAKE_CUDA_API cudaError_t cudaStreamGetCaptureInfo(cudaStream_t handle,
+                                                   cudaStreamCaptureStatus* status,
+                                                   unsigned long long* id, cudaGraph_t* graph,
+                                                   const cudaGraphNode_t** nodes,
+                                                   const cudaGraphEdgeData** edges, size_t* count) {
+  FAKE_CUDA_LOCK;
+  FAKE_CUDA_CHECK(cudaStreamIsCapturing(handle, status));
+  if (const auto& capture = find_stream(handle)->capture; capture && id) *id = capture->id;
+  if (graph) *graph = nullptr;  // edges can be captured, not asked for
+  if (nodes) *nodes = nullptr;
+  if (edges) *edges = nullptr;
+  if (count) *count = 0;
+  return cudaSuccess;
+}
+
+FAKE_CUDA_API cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t* nodes,
+                                            size_t* count) {
+  if (nodes) return refuse(cudaErrorNotSupported, "the nodes of a graph");
+  *count = graph->nodes->size();
+  return cudaSuccess;
+}
+
+FAKE_CUDA_API cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t* exec, cudaGraph_t graph,
+                                                        unsigned long long) {
+  *exec = new CUgraphExec_st{graph->nodes};
+  return cudaSuccess;
+}
+
+FAKE_CUDA_API cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph,
+                                               unsigned long long flags) {
+  return cudaGraphInstantiateWithFlags(exec, graph, flags);
+}
+
+FAKE_CUDA_API cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t handle) {
+  FAKE_CUDA_LOCK;
+  Stream* const stream = find_stream(handle);
+  if (!stream) return refuse(cudaErrorInvalidResourceHandle, "no stream");
+  if (stream->capture) return refuse_captured(*stream, "cudaGraphLaunch");
+  if (lost_context != cudaSuccess) return done(lost_context);
+  record("graph", std::to_string(exec->nodes->size()) + " operations");
+  const auto replay = std::make_shared<Replay>(exec->nodes);
+  enqueue_steps(*stream, [replay, before = exec->stream, at = exec->at] {
+    if (before) run_until(*before, at);
+    return replay->step();
+  });
+  exec->stream = stream;
+  exec->at = stream->issued;
+  return done(lost_context);
+}
+
+FAKE_CUDA_API cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
+  delete graph;
+  return cudaSuccess;
+}
+
+FAKE_CUDA_API cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
+  FAKE_CUDA_LOCK;
+  delete exec;  // launches under way keep the nodes
+  return cudaSuccess;
+}

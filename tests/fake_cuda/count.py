@@ -1,0 +1,102 @@
+"""Print what one training step asks of a GPU, with torch.amp and with amp_ext.
+
+    python tests/fake_cuda/count.py
+
+Launches, copies and memsets, and waits of the host, counted by the fake CUDA runtime in the fourth
+step; products are those of torch's library. An operator of torch counts as one launch, however many
+kernels it has.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+sys.path.append(str(Path(__file__).resolve().parents[2] / "bench"))
+
+import amp_ext
+from fake_cuda.recorder import is_running, recorded
+from workloads import checkerboard, digits, regression
+from workloads.common import Trainer
+from workloads.networks import GPT2
+
+CUDA = torch.device("cuda")
+STEPS = 4
+SMALL = GPT2(layers=4, width=96, heads=12, vocabulary=6282, positions=128, batch=1)
+
+Workload = tuple[nn.Module, Callable[[Tensor, Tensor], Tensor], tuple[Tensor, Tensor]]
+
+
+def of(trainer: Trainer) -> Workload:
+    return trainer.network, trainer.loss, next(trainer.batches)
+
+
+def images() -> tuple[Tensor, Tensor]:
+    return torch.rand(64, digits.SIDE, digits.SIDE, device=CUDA), torch.arange(64, device=CUDA) % 10
+
+
+WORKLOADS: dict[str, Callable[[], Workload]] = {
+    "checkerboard": lambda: of(checkerboard.training("none", CUDA, 16)),
+    "regression": lambda: of(regression.training("none", CUDA, regression.batches())),
+    "digits": lambda: of(digits.training("none", CUDA, [images()])),
+    "GPT-2, 4 layers": lambda: (SMALL.network().to(CUDA), SMALL.loss, SMALL.data(CUDA)),
+}
+OPTIMIZERS: dict[str, Callable[[Iterable[Tensor]], Optimizer]] = {
+    "SGD": lambda parameters: torch.optim.SGD(parameters, lr=1e-3),
+    "fused Adam": lambda parameters: torch.optim.Adam(parameters, lr=1e-3, fused=True),
+}
+
+
+def count(package: Any, workload: str, optimizer_name: str, clips: bool) -> tuple[int, int, int]:
+    """Return launches, copies and memsets, and waits."""
+    torch.manual_seed(0)
+    network, loss_of, (inputs, targets) = WORKLOADS[workload]()
+    optimizer = OPTIMIZERS[optimizer_name](network.parameters())
+    scaler = package.GradScaler("cuda")
+
+    def step() -> None:
+        optimizer.zero_grad()
+        with package.autocast("cuda", torch.float16):
+            loss = loss_of(network(inputs), targets)
+        scaler.scale(loss).backward()
+        if clips and package is amp_ext:
+            scaler.clip_grad_norm_(optimizer, 1.0)
+        elif clips:
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+
+    for _ in range(STEPS - 1):
+        step()
+    torch.cuda.synchronize()
+    with recorded() as calls:
+        step()
+    kinds = calls.counts()
+    return kinds["launch"], kinds["copy"] + kinds["memset"], kinds["wait"]
+
+
+def main() -> None:
+    if not is_running():
+        os.environ["AMP_EXT_GEMM"] = "library"
+        run = str(Path(__file__).with_name("run.py"))
+        os.execv(sys.executable, [sys.executable, run, *sys.argv])
+    print("| workload | optimizer | clipping | torch.amp | amp_ext |")
+    print("| --- | --- | --- | --- | --- |")
+    for workload, optimizer, clips in product(WORKLOADS, OPTIMIZERS, (False, True)):
+        cells = [workload, optimizer, "yes" if clips else "no"]
+        for package in (torch.amp, amp_ext):
+            cells.append("{}, {}, {}".format(*count(package, workload, optimizer, clips)))
+        print("|", " | ".join(cells), "|", flush=True)
+
+
+main()

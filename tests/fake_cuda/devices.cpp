@@ -1,0 +1,254 @@
+// Devices and what they say of themselves, errors, the record of calls, and the driver's functions.
+#include <cuda.h>
+#include <dlfcn.h>
+
+#include <cstdarg>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include "kernels.h"
+#include "runtime.h"
+
+namespace fake_cuda {
+namespace {
+
+thread_local cudaError_t last_error = cudaSuccess;
+thread_local cudaError_t explained = cudaSuccess;  // by `reason`
+thread_local std::string reason;
+bool is_recording = false;
+std::string recorded;
+
+const char* variable(const char* name, const char* otherwise) {
+  const char* const value = getenv(name);
+  return value ? value : otherwise;
+}
+
+uint64_t number(const char* name, const char* otherwise) {
+  return strtoull(variable(name, otherwise), nullptr, 10);
+}
+
+void set_order(Settings& settings, const std::string& order) {
+  settings.order = order == "now" ? Order::now : order == "late" ? Order::late : Order::random;
+  settings.generator.seed(strtoull(order.c_str(), nullptr, 10));
+}
+
+Settings read_settings() {
+  Settings read{.devices = static_cast<int>(number("FAKE_CUDA_DEVICES", "1")),
+                .multiprocessors = static_cast<int>(number("FAKE_CUDA_MULTIPROCESSORS", "4")),
+                .capability = static_cast<int>(number("FAKE_CUDA_CAPABILITY", "90")),
+                .memory = number("FAKE_CUDA_MEMORY", "8589934592"),
+                .guarded = number("FAKE_CUDA_GUARDED", "0") != 0};
+  set_order(read, variable("FAKE_CUDA_ORDER", "late"));
+  return read;
+}
+
+std::string formatted(const char* format, va_list arguments) {
+  char text[4096];
+  vsnprintf(text, sizeof text, format, arguments);
+  return text;
+}
+
+void say(const std::string& text) { fprintf(stderr, "fake cuda: %s\n", text.c_str()); }
+
+// What CUDA's own library says of an error, which it does without a driver.
+const char* cudas_text(cudaError_t error, const char* function) {
+  using Text = const char* (*)(cudaError_t);
+  static void* const library = dlopen("libcudart.so.13", RTLD_LAZY | RTLD_LOCAL);
+  const auto text = library ? reinterpret_cast<Text>(dlsym(library, function)) : nullptr;
+  return text ? text(error) : "an error of the fake CUDA runtime";
+}
+
+// torch's CPU kernels in the place of its CUDA kernels, before torch can use a device.
+void load_fallback() {
+  static const bool loaded = [] {
+    const char* const path = getenv("FAKE_CUDA_FALLBACK");
+    if (path && !dlopen(path, RTLD_NOW | RTLD_LOCAL)) {
+      say(dlerror());
+      abort();
+    }
+    return true;
+  }();
+  (void)loaded;
+}
+
+}  // namespace
+
+Settings& settings() {
+  static Settings instance = read_settings();
+  return instance;
+}
+
+cudaError_t done(cudaError_t error) {
+  if (error != cudaSuccess) last_error = error;
+  return error;
+}
+
+cudaError_t refuse(cudaError_t error, const char* format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  reason = formatted(format, arguments);
+  va_end(arguments);
+  explained = error;
+  return done(error);
+}
+
+void lose_context(const char* format, ...) {
+  if (lost_context != cudaSuccess) return;
+  va_list arguments;
+  va_start(arguments, format);
+  reason = formatted(format, arguments);
+  va_end(arguments);
+  explained = lost_context = cudaErrorLaunchFailure;
+  say(reason);
+}
+
+void record(const char* kind, const std::string& what) {
+  if (is_recording) recorded += kind + ("\t" + what + "\n");
+}
+
+}  // namespace fake_cuda
+
+using namespace fake_cuda;
+
+// A function of CUDA that is not here; see build.py.
+extern "C" int fake_cuda_missing(const char* name) {
+  say(std::string(name) + " is missing");
+  return refuse(cudaErrorNotSupported, "%s is missing", name);
+}
+
+// The order of the operations to come: "now", "late" or a seed.
+FAKE_CUDA_API void fake_cuda_set_order(const char* order) {
+  FAKE_CUDA_LOCK;
+  run_all();
+  set_order(settings(), order);
+}
+
+FAKE_CUDA_API void fake_cuda_record(bool on) {
+  FAKE_CUDA_LOCK;
+  is_recording = on;
+  if (on) recorded.clear();
+}
+
+// A line for each call that was recorded: its kind, a tab, and what it did.
+FAKE_CUDA_API const char* fake_cuda_recorded() { return recorded.c_str(); }
+
+FAKE_CUDA_API cudaError_t cudaGetDeviceCount(int* count) {
+  load_fallback();
+  *count = settings().devices;
+  return cudaSuccess;
+}
+
+FAKE_CUDA_API cudaError_t cudaGetDevice(int* device) {
+  *device = current_device;
+  return cudaSuccess;
+}
+
+FAKE_CUDA_API cudaError_t cudaSetDevice(int device) {
+  if (device < 0 || device >= settings().devices) return done(cudaErrorInvalidDevice);
+  current_device = device;
+  return cudaSuccess;
+}
+
+FAKE_CUDA_API cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
+  if (device < 0 || device >= settings().devices) return done(cudaErrorInvalidDevice);
+  *properties = {};
+  strcpy(properties->name, "fake CUDA device");
+  properties->totalGlobalMem = settings().memory;
+  properties->major = settings().capability / 10;
+  properties->minor = settings().capability % 10;
+  properties->multiProcessorCount = settings().multiprocessors;
+  properties->warpSize = 32;
+  properties->maxThreadsPerBlock = properties->maxThreadsDim[0] = properties->maxThreadsDim[1] =
+      1024;
+  properties->maxThreadsDim[2] = 64;
+  properties->maxGridSize[0] = INT32_MAX;
+  properties->maxGridSize[1] = properties->maxGridSize[2] = 65535;
+  properties->maxThreadsPerMultiProcessor = 2048;
+  properties->regsPerBlock = properties->regsPerMultiprocessor = 65536;
+  properties->sharedMemPerBlock = kMostSharedUnasked;
+  properties->sharedMemPerBlockOptin = kMostShared;
+  properties->sharedMemPerMultiprocessor = kMostShared + 1024;
+  properties->l2CacheSize = 50 << 20;
+  properties->unifiedAddressing = properties->canMapHostMemory = 1;
+  return cudaSuccess;
+}
+
+FAKE_CUDA_API cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
+  cudaDeviceProp properties;
+  FAKE_CUDA_CHECK(cudaGetDeviceProperties(&properties, device));
+  switch (attribute) {
+    case cudaDevAttrMultiProcessorCount: *value = properties.multiProcessorCount; break;
+    case cudaDevAttrComputeCapabilityMajor: *value = properties.major; break;
+    case cudaDevAttrComputeCapabilityMinor: *value = properties.minor; break;
+    case cudaDevAttrMaxSharedMemoryPerBlock: *value = kMostSharedUnasked; break;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = kMostShared; break;
+    case cudaDevAttrMaxThreadsPerBlock: *value = properties.maxThreadsPerBlock; break;
+    case cudaDevAttrWarpSize: *value = properties.warpSize; break;
+    default: return refuse(cudaErrorNotSupported, "attribute %d of a device", attribute);
+  }
+  return cudaSuccess;
+}
+
+FAKE_CUDA_API cudaError_t cudaDeviceGetPCIBusId(char* text, int length, int device) {
+  snprintf(text, length, "0000:%02x:00.0", device);
+  return cudaSuccess;
+}
+
+FAKE_CUDA_API cudaError_t cudaDeviceCanAccessPeer(int* can, int, int) {
+  *can = 0;
+  return cudaSuccess;
+}
+
+FAKE_CUDA_API cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
+  if (least) *least = 0;
+  if (greatest) *greatest = -5;
+  return cudaSuccess;
+}
+
+FAKE_CUDA_API cudaError_t cudaDriverGetVersion(int* version) {
+  *version = CUDART_VERSION;
+  return cudaSuccess;
+}
+
+FAKE_CUDA_API cudaError_t cudaRuntimeGetVersion(int* version) {
+  *version = CUDART_VERSION;
+  return cudaSuccess;
+}
+
+FAKE_CUDA_API cudaError_t cudaProfilerStart() { return cudaSuccess; }
+FAKE_CUDA_API cudaError_t cudaProfilerStop() { return cudaSuccess; }
+
+FAKE_CUDA_API cudaError_t cudaGetLastError() {
+  const cudaError_t error = last_error;
+  last_error = lost_context;
+  return error;
+}
+
+FAKE_CUDA_API cudaError_t cudaPeekAtLastError() { return last_error; }
+
+FAKE_CUDA_API const char* cudaGetErrorName(cudaError_t error) {
+  return cudas_text(error, "cudaGetErrorName");
+}
+
+FAKE_CUDA_API const char* cudaGetErrorString(cudaError_t error) {
+  thread_local std::string text;
+  text = cudas_text(error, "cudaGetErrorString");
+  if (error == explained) text += " (fake cuda: " + reason + ")";
+  return text.c_str();
+}
+
+FAKE_CUDA_API cudaError_t
+cudaGetDriverEntryPointByVersion(const char* symbol, void** function, unsigned, unsigned long long,
+                                 cudaDriverEntryPointQueryResult* status) {
+  const bool found = strcmp(symbol, "cuTensorMapEncodeTiled") == 0;
+  *function = found ? kernels().encode_tensor_map : nullptr;
+  if (status) *status = found ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
+  return cudaSuccess;
+}
+
+FAKE_CUDA_API CUresult cuDevicePrimaryCtxGetState(CUdevice, unsigned* flags, int* active) {
+  *flags = 0;
+  *active = 1;
+  return CUDA_SUCCESS;
+}

@@ -1,0 +1,29 @@
+// What the fake CUDA runtime asks of the library of kernels, which is built with tests/simt.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace fake_cuda {
+
+struct Kernel {
+  const void* function;
+  std::vector<size_t> parameters;                         // their bytes
+  void (*call)(const void* function, void** parameters);  // for one CUDA thread
+};
+
+struct Kernels {
+  // The kernel of a symbol in nvcc's code; null if there is none.
+  const Kernel* (*find)(const char* symbol);
+  // What went wrong; empty if nothing did.
+  const char* (*launch)(const cudaLaunchConfig_t& config, const Kernel& kernel, void** parameters,
+                        uint64_t seed);
+  void* encode_tensor_map;
+};
+
+const Kernels& kernels();
+
+}  // namespace fake_cuda

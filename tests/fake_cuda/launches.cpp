@@ -1,0 +1,238 @@
+// Launches: checked as the driver would, their parameters copied, and run by the library of
+// kernels.
+#include <cxxabi.h>
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <unordered_map>
+
+#include "kernels.h"
+#include "runtime.h"
+
+namespace fake_cuda {
+namespace {
+
+constexpr unsigned kMostBlocksAcross = 65535;  // along y, and z
+constexpr unsigned kMostThreads = 1024, kMostThreadsDeep = 64;
+constexpr unsigned kMostClusterBlocks = 8;
+constexpr size_t kAlignment = 64;  // of a parameter
+
+struct Function {
+  const char* symbol;
+  const Kernel* kernel = nullptr;  // null if it is not one of ours
+  bool is_known = false;
+  std::vector<size_t> most_shared;  // bytes of a block, on each device
+};
+
+struct Configuration {
+  dim3 grid, block;
+  size_t shared;
+  cudaStream_t stream;
+};
+
+thread_local std::vector<Configuration> pushed;  // by <<<...>>>
+
+std::unordered_map<const void*, Function>& functions() {
+  static auto* const all = new std::unordered_map<const void*, Function>;  // for static objects
+  return *all;
+}
+
+std::string name_of(const Function& function) {
+  char* const text = abi::__cxa_demangle(function.symbol, nullptr, nullptr, nullptr);
+  std::string name = text ? text : function.symbol;
+  free(text);
+  if (name.starts_with("void ")) name = name.substr(strlen("void "));
+  return name.substr(0, name.find("_kernel") + strlen("_kernel"));
+}
+
+Function* find_function(const void* pointer) {
+  const auto found = functions().find(pointer);
+  if (found == functions().end()) return nullptr;
+  Function& function = found->second;
+  if (!function.is_known) {
+    function.is_known = true;
+    function.kernel = kernels().find(function.symbol);
+    function.most_shared.assign(settings().devices, kMostSharedUnasked);
+  }
+  return &function;
+}
+
+// What the driver would not launch; nothing if it would.
+const char* refusal(const cudaLaunchConfig_t& config, size_t most_shared) {
+  const dim3 grid = config.gridDim, block = config.blockDim;
+  if (grid.x == 0 || grid.y == 0 || grid.z == 0 || grid.x > INT32_MAX ||
+      std::max(grid.y, grid.z) > kMostBlocksAcross)
+    return "its grid";
+  const size_t threads = size_t{block.x} * block.y * block.z;
+  if (threads == 0 || threads > kMostThreads || block.z > kMostThreadsDeep) return "its block";
+  if (config.dynamicSmemBytes > most_shared) return "more shared memory than it may have";
+  for (unsigned i = 0; i < config.numAttrs; ++i) {
+    const auto& n = config.attrs[i].val.clusterDim;
+    if (config.attrs[i].id != cudaLaunchAttributeClusterDimension) return "an unknown attribute";
+    if (settings().capability < 90) return "a cluster before compute capability 9.0";
+    if (n.x == 0 || n.y == 0 || n.z == 0 || n.x * n.y * n.z > kMostClusterBlocks)
+      return "the size of its cluster";
+    if (grid.x % n.x || grid.y % n.y || grid.z % n.z) return "a grid that is no whole clusters";
+  }
+  return nullptr;
+}
+
+// The parameters of a launch, each in memory of its own.
+class Parameters {
+ public:
+  Parameters(const Kernel& kernel, void** from) {
+    for (const size_t bytes : kernel.parameters) {
+      const size_t whole = (bytes + kAlignment - 1) / kAlignment * kAlignment;
+      pointers_.push_back(aligned_alloc(kAlignment, whole));
+      memcpy(pointers_.back(), from[pointers_.size() - 1], bytes);
+    }
+  }
+  Parameters(const Parameters&) = delete;
+  ~Parameters() {
+    for (void* pointer : pointers_) free(pointer);
+  }
+  void** get() { return pointers_.data(); }
+
+ private:
+  std::vector<void*> pointers_;
+};
+
+cudaError_t launch(const cudaLaunchConfig_t& config, const void* pointer, void** parameters) {
+  Function* const function = find_function(pointer);
+  if (!function)
+    return refuse(cudaErrorInvalidDeviceFunction, "a launch of %p, no kernel", pointer);
+  const std::string name = name_of(*function);
+  Stream* const stream = find_stream(config.stream);
+  if (!stream || stream->device != current_device)
+    return refuse(cudaErrorInvalidResourceHandle, "%s: no stream of device %d", name.c_str(),
+                  current_device);
+  if (const char* why = refusal(config, function->most_shared[current_device]))
+    return refuse(cudaErrorInvalidConfiguration, "%s: %s", name.c_str(), why);
+  if (!function->kernel) {
+    fprintf(stderr, "fake cuda: nothing can run %s\n", function->symbol);
+    return refuse(cudaErrorNotSupported, "nothing can run %s", name.c_str());
+  }
+  return enqueue(*stream, "launch", name,
+                 [name, config = config,
+                  attributes = std::vector(config.attrs, config.attrs + config.numAttrs),
+                  kernel = function->kernel, seed = settings().generator(),
+                  copies = std::make_shared<Parameters>(*function->kernel, parameters)]() mutable {
+                   const Access access;
+                   config.attrs = attributes.data();
+                   const char* fault = kernels().launch(config, *kernel, copies->get(), seed);
+                   if (*fault) lose_context("%s: %s", name.c_str(), fault);
+                 });
+}
+
+}  // namespace
+
+const Kernels& kernels() {
+  static const Kernels& instance = []() -> const Kernels& {
+    const char* const path = getenv("FAKE_CUDA_KERNELS");
+    void* const library = dlopen(path ? path : "", RTLD_NOW | RTLD_LOCAL);
+    void* const get = library ? dlsym(library, "fake_cuda_kernels") : nullptr;
+    if (!get) {
+      fprintf(stderr, "fake cuda: FAKE_CUDA_KERNELS: %s\n", dlerror());
+      abort();
+    }
+    return *reinterpret_cast<const Kernels* (*)()>(get)();
+  }();
+  return instance;
+}
+
+// For torch's operators: `run` as an operation on the stream.
+__attribute__((visibility("default"))) cudaError_t launch_on_host(cudaStream_t handle,
+                                                                  const std::string& name,
+                                                                  std::function<void()> run) {
+  FAKE_CUDA_LOCK;
+  Stream* const stream = find_stream(handle);
+  if (!stream || stream->device != current_device)
+    return refuse(cudaErrorInvalidResourceHandle, "%s: no stream of device %d", name.c_str(),
+                  current_device);
+  return enqueue(*stream, "launch", name, [name, run = std::move(run)] {
+    const Access access;
+    try {
+      run();
+    } catch (const std::exception& error) {
+      lose_context("%s: %s", name.c_str(), error.what());
+    }
+  });
+}
+
+}  // namespace fake_cuda
+
+using namespace fake_cuda;
+
+FAKE_CUDA_API void** __cudaRegisterFatBinary(void*) {
+  static void* handle;
+  return &handle;
+}
+FAKE_CUDA_API void __cudaRegisterFatBinaryEnd(void**) {}
+FAKE_CUDA_API void __cudaUnregisterFatBinary(void**) {}
+FAKE_CUDA_API void __cudaRegisterVar(void**, char*, char*, const char*, int, size_t, int, int) {}
+FAKE_CUDA_API char __cudaInitModule(void**) { return 1; }
+
+FAKE_CUDA_API void __cudaRegisterFunction(void**, const char* pointer, char*, const char* symbol,
+                                          int, uint3*, uint3*, dim3*, dim3*, int*) {
+  functions()[pointer] = {symbol};
+}
+
+FAKE_CUDA_API unsigned __cudaPushCallConfiguration(dim3 grid, dim3 block, size_t shared,
+                                                   void* stream) {
+  pushed.push_back({grid, block, shared, static_cast<cudaStream_t>(stream)});
+  return 0;
+}
+
+FAKE_CUDA_API cudaError_t __cudaPopCallConfiguration(dim3* grid, dim3* block, size_t* shared,
+                                                     void* stream) {
+  if (pushed.empty()) return done(cudaErrorMissingConfiguration);
+  *grid = pushed.back().grid;
+  *block = pushed.back().block;
+  *shared = pushed.back().shared;
+  *static_cast<cudaStream_t*>(stream) = pushed.back().stream;
+  pushed.pop_back();
+  return cudaSuccess;
+}
+
+FAKE_CUDA_API cudaError_t __cudaGetKernel(cudaKernel_t* kernel, const void* pointer) {
+  *kernel = static_cast<cudaKernel_t>(const_cast<void*>(pointer));
+  return cudaSuccess;
+}
+
+FAKE_CUDA_API cudaError_t cudaLaunchKernel(const void* pointer, dim3 grid, dim3 block,
+                                           void** parameters, size_t shared, cudaStream_t stream) {
+  FAKE_CUDA_LOCK;
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = block;
+  config.dynamicSmemBytes = shared;
+  config.stream = stream;
+  return launch(config, pointer, parameters);
+}
+
+FAKE_CUDA_API cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block,
+                                             void** parameters, size_t shared,
+                                             cudaStream_t stream) {
+  return cudaLaunchKernel(kernel, grid, block, parameters, shared, stream);
+}
+
+FAKE_CUDA_API cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* pointer,
+                                              void** parameters) {
+  FAKE_CUDA_LOCK;
+  return launch(*config, pointer, parameters);
+}
+
+FAKE_CUDA_API cudaError_t cudaFuncSetAttribute(const void* pointer, cudaFuncAttribute attribute,
+                                               int value) {
+  FAKE_CUDA_LOCK;
+  Function* const function = find_function(pointer);
+  if (!function) return refuse(cudaErrorInvalidDeviceFunction, "%p is no kernel", pointer);
+  if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize || value < 0 ||
+      static_cast<size_t>(value) > kMostShared)
+    return refuse(cudaErrorInvalidValue, "attribute %d of a kernel: %d", attribute, value);
+  function->most_shared[current_device] = value;
+  return cudaSuccess;
+}

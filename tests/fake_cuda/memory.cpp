@@ -1,0 +1,334 @@
+// Device memory, which is the host's but may be closed to it, pinned memory, and copies.
+#include <signal.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+
+#include "runtime.h"
+
+namespace fake_cuda {
+namespace {
+
+constexpr size_t kPage = 4096;
+constexpr size_t kAddresses = size_t{1} << 42;  // of each device; none is used twice
+constexpr size_t kFilled = 16 << 20;            // bytes of fresh memory; more only takes time
+constexpr int kNan = 0xff;                      // in any format
+constexpr int kPinned = -1;
+
+struct Block {
+  size_t bytes;
+  int device;  // or kPinned
+};
+
+std::map<const char*, Block> blocks;  // that are allocated
+int accesses = 0;
+
+size_t pages(size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
+
+void protect(const char* begin, size_t bytes, int protection) {
+  if (mprotect(const_cast<char*>(begin), pages(bytes), protection) != 0) {
+    perror("fake cuda: mprotect");
+    abort();
+  }
+}
+
+void protect_all(int protection) {
+  if (!settings().guarded) return;
+  for (const auto& [begin, block] : blocks)
+    if (block.device != kPinned) protect(begin, block.bytes, protection);
+}
+
+struct sigaction other_handler;
+
+class Addresses {
+ public:
+  Addresses() {
+    const size_t all = kAddresses * settings().devices;
+    begin_ = static_cast<char*>(
+        mmap(nullptr, all, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+    if (begin_ == MAP_FAILED) {
+      perror("fake cuda: mmap");
+      abort();
+    }
+    free_.resize(settings().devices, kPage);
+    struct sigaction action{};
+    action.sa_sigaction = tell;
+    action.sa_flags = SA_SIGINFO | SA_NODEFER;
+    sigaction(SIGSEGV, &action, &other_handler);
+  }
+
+  // Inaccessible memory, with such memory around it.
+  char* take(int device, size_t bytes) {
+    char* const begin = begin_ + device * kAddresses + free_[device];
+    free_[device] += pages(bytes) + kPage;
+    return begin;
+  }
+
+  bool holds(const void* pointer) const {
+    return pointer >= begin_ && pointer < begin_ + kAddresses * free_.size();
+  }
+
+ private:
+  static void tell(int, siginfo_t* info, void*);
+
+  char* begin_;
+  std::vector<size_t> free_;
+};
+
+Addresses& addresses() {
+  static Addresses instance;
+  return instance;
+}
+
+void Addresses::tell(int, siginfo_t* info, void*) {
+  if (addresses().holds(info->si_addr)) {
+    char text[128];
+    const int length = snprintf(text, sizeof text, "fake cuda: %s touched device memory at %p\n",
+                                accesses ? "an operation" : "the host", info->si_addr);
+    (void)!write(STDERR_FILENO, text, length);
+  }
+  sigaction(SIGSEGV, &other_handler, nullptr);  // which the same access now comes to
+}
+
+// The allocation that an address is in, or nothing.
+std::map<const char*, Block>::const_iterator find_block(const void* pointer) {
+  const auto* const at = static_cast<const char*>(pointer);
+  auto block = blocks.upper_bound(at);
+  if (block == blocks.begin()) return blocks.end();
+  --block;
+  return at < block->first + std::max<size_t>(block->second.bytes, 1) ? block : blocks.end();
+}
+
+cudaError_t free_block(void* pointer, bool pinned, const char* call) {
+  FAKE_CUDA_CHECK(check_captures(call));
+  if (!pointer) return cudaSuccess;
+  record("wait", call);
+  run_all();
+  const auto block = blocks.find(static_cast<char*>(pointer));
+  if (block == blocks.end() || (block->second.device == kPinned) != pinned)
+    return refuse(cudaErrorInvalidValue, "%s of %p", call, pointer);
+  const size_t bytes = block->second.bytes;
+  blocks.erase(block);
+  if (pinned) {
+    free(pointer);
+  } else {
+    madvise(pointer, pages(bytes), MADV_DONTNEED);
+    protect(static_cast<char*>(pointer), bytes, PROT_NONE);
+  }
+  return done(lost_context);
+}
+
+const char* name_of(Place place) {
+  return place == Place::device ? "device" : place == Place::pinned ? "pinned" : "pageable";
+}
+
+cudaMemcpyKind kind_of(Place to, Place from) {
+  if (to == Place::device)
+    return from == Place::device ? cudaMemcpyDeviceToDevice : cudaMemcpyHostToDevice;
+  return from == Place::device ? cudaMemcpyDeviceToHost : cudaMemcpyHostToHost;
+}
+
+cudaError_t copy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
+                 cudaStream_t handle) {
+  Stream* const stream = find_stream(handle);
+  if (!stream) return refuse(cudaErrorInvalidResourceHandle, "a copy on no stream");
+  if (bytes == 0) return cudaSuccess;
+  const Place target = place_of(to), source = place_of(from);
+  for (const void* pointer : {const_cast<const void*>(to), from})
+    if (!is_allocated(pointer, bytes))
+      return refuse(cudaErrorInvalidValue, "a copy of %zu bytes at %p, not all allocated", bytes,
+                    pointer);
+  if (kind != cudaMemcpyDefault && kind != kind_of(target, source))
+    return refuse(cudaErrorInvalidValue, "a copy from %s to %s memory as one of kind %d",
+                  name_of(source), name_of(target), kind);
+  const bool pageable = target == Place::pageable || source == Place::pageable;
+  if (pageable && stream->capture) return refuse_captured(*stream, "a copy of pageable memory");
+
+  std::function<void()> run = [=] {
+    if (!is_allocated(to, bytes) || !is_allocated(from, bytes))
+      return lose_context("a copy of %zu bytes from %p to %p, where memory was freed", bytes, from,
+                          to);
+    const Access access;
+    memmove(to, from, bytes);
+  };
+  if (source == Place::pageable) {  // it is read before the call returns
+    const auto* const first = static_cast<const char*>(from);
+    run = [to, kept = std::vector<char>(first, first + bytes)] {
+      const Access access;
+      memcpy(to, kept.data(), kept.size());
+    };
+  }
+  const std::string name = std::to_string(bytes) + " bytes from " + name_of(source) + " to " +
+                           name_of(target) + " memory";
+  FAKE_CUDA_CHECK(enqueue(*stream, "copy", name, std::move(run)));
+  if (target == Place::pageable) run_until(*stream, stream->issued);
+  return done(lost_context);
+}
+
+cudaError_t set(void* to, int value, size_t bytes, cudaStream_t handle) {
+  Stream* const stream = find_stream(handle);
+  if (!stream) return refuse(cudaErrorInvalidResourceHandle, "a memset on no stream");
+  if (bytes == 0) return cudaSuccess;
+  if (place_of(to) != Place::device || !is_allocated(to, bytes))
+    return refuse(cudaErrorInvalidValue, "a memset of %zu bytes at %p", bytes, to);
+  return enqueue(*stream, "memset", std::to_string(bytes) + " bytes", [=] {
+    const Access access;
+    memset(to, value, bytes);
+  });
+}
+
+size_t allocated() {
+  size_t sum = 0;
+  for (const auto& [begin, block] : blocks)
+    if (block.device == current_device) sum += block.bytes;
+  return sum;
+}
+
+}  // namespace
+
+Access::Access() {
+  if (accesses++ == 0) protect_all(PROT_READ | PROT_WRITE);
+}
+
+Access::~Access() {
+  if (--accesses == 0) protect_all(PROT_NONE);
+}
+
+Place place_of(const void* pointer) {
+  if (addresses().holds(pointer)) return Place::device;
+  return find_block(pointer) == blocks.end() ? Place::pageable : Place::pinned;
+}
+
+int device_of(const void* pointer) { return find_block(pointer)->second.device; }
+
+bool is_allocated(const void* pointer, size_t bytes) {
+  const auto block = find_block(pointer);
+  if (block == blocks.end()) return !addresses().holds(pointer);
+  return static_cast<const char*>(pointer) + bytes <= block->first + block->second.bytes;
+}
+
+}  // namespace fake_cuda
+
+using namespace fake_cuda;
+
+FAKE_CUDA_API cudaError_t cudaMalloc(void** pointer, size_t bytes) {
+  FAKE_CUDA_LOCK;
+  *pointer = nullptr;
+  FAKE_CUDA_CHECK(check_captures("cudaMalloc"));
+  if (bytes == 0) return cudaSuccess;
+  if (allocated() + bytes > settings().memory) return done(cudaErrorMemoryAllocation);
+  record("malloc", std::to_string(bytes) + " bytes");
+  char* const begin = addresses().take(current_device, bytes);
+  protect(begin, bytes, PROT_READ | PROT_WRITE);
+  memset(begin, kNan, std::min(bytes, kFilled));
+  if (settings().guarded && !accesses) protect(begin, bytes, PROT_NONE);
+  blocks[begin] = {bytes, current_device};
+  *pointer = begin;
+  return cudaSuccess;
+}
+
+FAKE_CUDA_API cudaError_t cudaFree(void* pointer) {
+  FAKE_CUDA_LOCK;
+  return free_block(pointer, /*pinned=*/false, "cudaFree");
+}
+
+FAKE_CUDA_API cudaError_t cudaHostAlloc(void** pointer, size_t bytes, unsigned) {
+  FAKE_CUDA_LOCK;
+  *pointer = nullptr;
+  FAKE_CUDA_CHECK(check_captures("cudaHostAlloc"));
+  record("malloc", std::to_string(bytes) + " bytes of pinned memory");
+  *pointer = aligned_alloc(kPage, pages(bytes));
+  if (!*pointer) return done(cudaErrorMemoryAllocation);
+  memset(*pointer, kNan, bytes);
+  blocks[static_cast<char*>(*pointer)] = {bytes, kPinned};
+  return cudaSuccess;
+}
+
+FAKE_CUDA_API cudaError_t cudaFreeHost(void* pointer) {
+  FAKE_CUDA_LOCK;
+  return free_block(pointer, /*pinned=*/true, "cudaFreeHost");
+}
+
+FAKE_CUDA_API cudaError_t cudaHostRegister(void* pointer, size_t bytes, unsigned) {
+  FAKE_CUDA_LOCK;
+  FAKE_CUDA_CHECK(check_captures("cudaHostRegister"));
+  if (place_of(pointer) != Place::pageable)
+    return refuse(cudaErrorHostMemoryAlreadyRegistered, "cudaHostRegister of %p", pointer);
+  blocks[static_cast<char*>(pointer)] = {bytes, kPinned};
+  return cudaSuccess;
+}
+
+FAKE_CUDA_API cudaError_t cudaHostUnregister(void* pointer) {
+  FAKE_CUDA_LOCK;
+  FAKE_CUDA_CHECK(check_captures("cudaHostUnregister"));
+  run_all();
+  if (blocks.erase(static_cast<char*>(pointer)) == 0)
+    return refuse(cudaErrorHostMemoryNotRegistered, "cudaHostUnregister of %p", pointer);
+  return done(lost_context);
+}
+
+FAKE_CUDA_API cudaError_t cudaMemGetInfo(size_t* available, size_t* total) {
+  FAKE_CUDA_LOCK;
+  *total = settings().memory;
+  *available = *total - allocated();
+  return cudaSuccess;
+}
+
+FAKE_CUDA_API cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes,
+                                                   const void* pointer) {
+  FAKE_CUDA_LOCK;
+  *attributes = {};
+  auto* const at = const_cast<void*>(pointer);
+  const auto block = find_block(pointer);
+  if (block == blocks.end()) {
+    attributes->type = cudaMemoryTypeUnregistered;
+    attributes->device = -2;
+    attributes->hostPointer = at;
+    return cudaSuccess;
+  }
+  const bool pinned = block->second.device == kPinned;
+  attributes->type = pinned ? cudaMemoryTypeHost : cudaMemoryTypeDevice;
+  attributes->device = pinned ? 0 : block->second.device;
+  attributes->devicePointer = at;
+  attributes->hostPointer = pinned ? at : nullptr;
+  return cudaSuccess;
+}
+
+FAKE_CUDA_API cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes,
+                                          cudaMemcpyKind kind, cudaStream_t stream) {
+  FAKE_CUDA_LOCK;
+  return copy(to, from, bytes, kind, stream);
+}
+
+FAKE_CUDA_API cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes,
+                                     cudaMemcpyKind kind) {
+  FAKE_CUDA_LOCK;
+  FAKE_CUDA_CHECK(check_captures("cudaMemcpy"));
+  FAKE_CUDA_CHECK(copy(to, from, bytes, kind, nullptr));
+  return cudaStreamSynchronize(nullptr);
+}
+
+FAKE_CUDA_API cudaError_t cudaMemcpyPeerAsync(void* to, int to_device, const void* from,
+                                              int from_device, size_t bytes, cudaStream_t stream) {
+  FAKE_CUDA_LOCK;
+  if (bytes && (place_of(to) != Place::device || place_of(from) != Place::device ||
+                device_of(to) != to_device || device_of(from) != from_device))
+    return refuse(cudaErrorInvalidValue, "a copy between memory of other devices than it says");
+  return copy(to, from, bytes, cudaMemcpyDefault, stream);
+}
+
+FAKE_CUDA_API cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stream) {
+  FAKE_CUDA_LOCK;
+  return set(to, value, bytes, stream);
+}
+
+FAKE_CUDA_API cudaError_t cudaMemset(void* to, int value, size_t bytes) {
+  FAKE_CUDA_LOCK;
+  FAKE_CUDA_CHECK(check_captures("cudaMemset"));
+  return set(to, value, bytes, nullptr);
+}

@@ -1,0 +1,143 @@
+// What the files of the fake CUDA runtime share: operations, streams, captures and errors.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#define FAKE_CUDA_API extern "C" __attribute__((visibility("default")))
+
+namespace fake_cuda {
+
+// ---- settings, from the environment -------------------------------------------------------------
+
+enum class Order { now, late, random };
+
+struct Settings {
+  Order order;
+  std::mt19937_64 generator;  // of a random order, and of the schedules of kernels
+  int devices;
+  int multiprocessors;
+  int capability;  // 90 for 9.0
+  size_t memory;   // bytes of a device
+  bool guarded;    // the host may not touch device memory
+};
+
+Settings& settings();
+inline uint64_t random(uint64_t below) { return settings().generator() % below; }
+constexpr size_t kMostShared = 232448;           // bytes of a block
+constexpr size_t kMostSharedUnasked = 48 << 10;  // without cudaFuncSetAttribute
+
+// ---- errors and the record ----------------------------------------------------------------------
+
+// Every function of the API holds it, and so do operations while they run.
+inline std::recursive_mutex mutex;
+#define FAKE_CUDA_LOCK const std::lock_guard<std::recursive_mutex> lock(fake_cuda::mutex)
+
+inline thread_local int current_device = 0;
+inline cudaError_t lost_context = cudaSuccess;  // the error of an operation, which stays
+
+cudaError_t done(cudaError_t error);  // remembers it for cudaGetLastError
+
+// The same, and has cudaGetErrorString tell why.
+__attribute__((format(printf, 2, 3))) cudaError_t refuse(cudaError_t error, const char* format,
+                                                         ...);
+
+// Fails all calls from now on, as an operation has.
+__attribute__((format(printf, 1, 2))) void lose_context(const char* format, ...);
+
+// `kind` is launch, graph, copy, memset, host, wait or malloc.
+void record(const char* kind, const std::string& what);
+
+// ---- memory -------------------------------------------------------------------------------------
+
+// Device memory is accessible to this process while one lives.
+class Access {
+ public:
+  Access();
+  ~Access();
+  Access(const Access&) = delete;
+};
+
+enum class Place { device, pinned, pageable };
+
+Place place_of(const void* pointer);
+int device_of(const void* pointer);  // of device memory
+// Whether all bytes are of one allocation, where they are memory that CUDA has allocated.
+bool is_allocated(const void* pointer, size_t bytes);
+
+// ---- streams and captures -----------------------------------------------------------------------
+
+struct Node {  // of a graph
+  std::string name;
+  std::function<void()> run;
+  std::set<size_t> after;
+};
+using Nodes = std::vector<Node>;
+
+struct Capture {
+  unsigned long long id;
+  cudaStreamCaptureMode mode;
+  std::thread::id thread;
+  CUstream_st* origin;
+  std::vector<CUstream_st*> streams;
+  Nodes nodes;
+  bool invalid = false;
+};
+
+// A part of an operation; true if it was the last one.
+using Step = std::function<bool()>;
+
+}  // namespace fake_cuda
+
+struct CUstream_st {
+  int device = 0;
+  int number = 0;
+  int priority = 0;
+  bool destroyed = false;
+  std::deque<fake_cuda::Step> queue;
+  int64_t issued = 0, finished = 0;
+  std::shared_ptr<fake_cuda::Capture> capture;
+  std::set<size_t> last;  // nodes of the capture, after which the next one comes
+};
+
+struct CUevent_st {
+  unsigned flags = 0;
+  CUstream_st* stream = nullptr;  // null before it is recorded
+  int64_t at = 0;                 // done once the stream has finished so many operations
+  std::shared_ptr<fake_cuda::Capture> capture;
+  std::set<size_t> last;
+};
+
+namespace fake_cuda {
+
+using Stream = CUstream_st;
+
+// The stream of a handle, the current device's default stream if it is null. Null if it is none.
+Stream* find_stream(cudaStream_t handle);
+
+// Has the stream run an operation, now or later, or captures it.
+cudaError_t enqueue(Stream& stream, const char* kind, const std::string& name,
+                    std::function<void()> run);
+void enqueue_steps(Stream& stream, Step step);
+
+void run_until(Stream& stream, int64_t at);
+void run_all();
+
+// Refuses a call that captures forbid, unless the thread's mode allows it, and ends these.
+cudaError_t check_captures(const char* call);
+cudaError_t refuse_captured(Stream& stream, const char* what);
+
+}  // namespace fake_cuda
+
+#define FAKE_CUDA_CHECK(call) \
+  if (const cudaError_t error_ = (call); error_ != cudaSuccess) return error_

@@ -1,0 +1,273 @@
+// Streams as queues of operations: these run when they are issued, as late as the program allows,
+// or at random. Events are positions in a queue.
+#include <algorithm>
+
+#include "runtime.h"
+
+namespace fake_cuda {
+namespace {
+
+constexpr int kRunOneIn = 3;  // in a random order, the chance that another operation runs
+
+std::deque<Stream> streams;  // which stay, as events name them
+bool is_running = false;
+
+void step(Stream& stream) {
+  const bool was_running = is_running;
+  is_running = true;
+  const bool last = stream.queue.front()();
+  is_running = was_running;
+  if (!last) return;
+  stream.queue.pop_front();
+  ++stream.finished;
+}
+
+void run_some() {
+  std::vector<Stream*> waiting;
+  while (random(kRunOneIn) == 0) {
+    waiting.clear();
+    for (Stream& stream : streams)
+      if (!stream.queue.empty()) waiting.push_back(&stream);
+    if (waiting.empty()) return;
+    step(*waiting[random(waiting.size())]);
+  }
+}
+
+cudaError_t create(cudaStream_t* stream, unsigned flags, int priority) {
+  FAKE_CUDA_LOCK;
+  if (flags != cudaStreamNonBlocking)
+    return refuse(cudaErrorNotSupported, "a stream that waits for the default one");
+  Stream& made = streams.emplace_back();
+  made.device = current_device;
+  made.number = static_cast<int>(streams.size());
+  made.priority = priority;
+  *stream = &made;
+  return cudaSuccess;
+}
+
+cudaError_t no_stream() { return refuse(cudaErrorInvalidResourceHandle, "no stream"); }
+
+bool is_done(const CUevent_st& event) {
+  return !event.stream || event.stream->finished >= event.at;
+}
+
+cudaError_t check_event(const CUevent_st& event, const char* call) {
+  if (event.capture) return refuse(cudaErrorCapturedEvent, "%s of a captured event", call);
+  return check_captures(call);
+}
+
+}  // namespace
+
+Stream* find_stream(cudaStream_t handle) {
+  static std::vector<Stream*> defaults(settings().devices);
+  if (handle == cudaStreamPerThread) return nullptr;
+  if (handle && handle != cudaStreamLegacy) return handle->destroyed ? nullptr : handle;
+  Stream*& stream = defaults[current_device];
+  if (!stream) {
+    stream = &streams.emplace_back();
+    stream->device = current_device;
+    stream->number = static_cast<int>(streams.size());
+  }
+  return stream;
+}
+
+void run_until(Stream& stream, int64_t at) {
+  while (stream.finished < at) step(stream);
+}
+
+void run_all() {
+  for (Stream& stream : streams) run_until(stream, stream.issued);
+}
+
+void enqueue_steps(Stream& stream, Step step) {
+  stream.queue.push_back(std::move(step));
+  ++stream.issued;
+  if (is_running) return;  // an operation that issues others
+  if (settings().order == Order::now) run_until(stream, stream.issued);
+  if (settings().order == Order::random) run_some();
+}
+
+cudaError_t enqueue(Stream& stream, const char* kind, const std::string& name,
+                    std::function<void()> run) {
+  if (lost_context != cudaSuccess) return done(lost_context);
+  if (const auto& capture = stream.capture) {
+    if (capture->invalid)
+      return refuse(cudaErrorStreamCaptureInvalidated, "%s in an invalid capture", name.c_str());
+    capture->nodes.push_back({name, std::move(run), stream.last});
+    stream.last = {capture->nodes.size() - 1};
+    return cudaSuccess;
+  }
+  record(kind, name);
+  enqueue_steps(stream, [run = std::move(run)] {
+    run();
+    return true;
+  });
+  return done(lost_context);
+}
+
+}  // namespace fake_cuda
+
+using namespace fake_cuda;
+
+FAKE_CUDA_API cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags,
+                                                       int priority) {
+  return create(stream, flags, priority);
+}
+
+FAKE_CUDA_API cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
+  return create(stream, flags, 0);
+}
+
+FAKE_CUDA_API cudaError_t cudaStreamCreate(cudaStream_t* stream) { return create(stream, 0, 0); }
+
+FAKE_CUDA_API cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  FAKE_CUDA_LOCK;
+  stream->destroyed = true;  // its operations still run
+  return cudaSuccess;
+}
+
+FAKE_CUDA_API cudaError_t cudaStreamGetPriority(cudaStream_t handle, int* priority) {
+  FAKE_CUDA_LOCK;
+  Stream* const stream = find_stream(handle);
+  if (!stream) return no_stream();
+  *priority = stream->priority;
+  return cudaSuccess;
+}
+
+FAKE_CUDA_API cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
+  FAKE_CUDA_LOCK;
+  Stream* const stream = find_stream(handle);
+  if (!stream) return no_stream();
+  if (stream->capture) return refuse_captured(*stream, "cudaStreamSynchronize");
+  FAKE_CUDA_CHECK(check_captures("cudaStreamSynchronize"));
+  record("wait", "cudaStreamSynchronize");
+  run_until(*stream, stream->issued);
+  return done(lost_context);
+}
+
+FAKE_CUDA_API cudaError_t cudaDeviceSynchronize() {
+  FAKE_CUDA_LOCK;
+  FAKE_CUDA_CHECK(check_captures("cudaDeviceSynchronize"));
+  record("wait", "cudaDeviceSynchronize");
+  run_all();
+  return done(lost_context);
+}
+
+// A query lets the stream go on, so that polling comes to an end.
+FAKE_CUDA_API cudaError_t cudaStreamQuery(cudaStream_t handle) {
+  FAKE_CUDA_LOCK;
+  Stream* const stream = find_stream(handle);
+  if (!stream) return no_stream();
+  FAKE_CUDA_CHECK(check_captures("cudaStreamQuery"));
+  if (stream->queue.empty()) return done(lost_context);
+  step(*stream);
+  return cudaErrorNotReady;
+}
+
+FAKE_CUDA_API cudaError_t cudaStreamWaitEvent(cudaStream_t handle, cudaEvent_t event, unsigned) {
+  FAKE_CUDA_LOCK;
+  Stream* const stream = find_stream(handle);
+  if (!stream) return no_stream();
+  if (event->capture) {
+    if (stream->capture && stream->capture != event->capture)
+      return refuse(cudaErrorStreamCaptureMerge, "two captures meet");
+    if (!stream->capture) {
+      if (event->capture->streams.empty())
+        return refuse(cudaErrorCapturedEvent, "the event of a capture that has ended");
+      stream->capture = event->capture;
+      stream->capture->streams.push_back(stream);
+      stream->last.clear();
+    }
+    stream->last.insert(event->last.begin(), event->last.end());
+    return cudaSuccess;
+  }
+  if (!event->stream) return cudaSuccess;
+  if (stream->capture) {
+    stream->capture->invalid = true;
+    return refuse(cudaErrorStreamCaptureIsolation, "a capture waits for an event from outside");
+  }
+  enqueue_steps(*stream, [other = event->stream, at = event->at] {
+    run_until(*other, at);
+    return true;
+  });
+  return done(lost_context);
+}
+
+FAKE_CUDA_API cudaError_t cudaLaunchHostFunc(cudaStream_t handle, cudaHostFn_t call, void* data) {
+  FAKE_CUDA_LOCK;
+  Stream* const stream = find_stream(handle);
+  if (!stream) return no_stream();
+  return enqueue(*stream, "host", "cudaLaunchHostFunc", [=] { call(data); });
+}
+
+FAKE_CUDA_API cudaError_t cudaStreamAddCallback(cudaStream_t handle, cudaStreamCallback_t call,
+                                                void* data, unsigned) {
+  FAKE_CUDA_LOCK;
+  Stream* const stream = find_stream(handle);
+  if (!stream) return no_stream();
+  if (stream->capture) return refuse_captured(*stream, "cudaStreamAddCallback");
+  return enqueue(*stream, "host", "cudaStreamAddCallback",
+                 [=] { call(handle, lost_context, data); });
+}
+
+FAKE_CUDA_API cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
+  *event = new CUevent_st{.flags = flags};
+  return cudaSuccess;
+}
+
+FAKE_CUDA_API cudaError_t cudaEventCreate(cudaEvent_t* event) {
+  return cudaEventCreateWithFlags(event, cudaEventDefault);
+}
+
+FAKE_CUDA_API cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  FAKE_CUDA_LOCK;
+  delete event;
+  return cudaSuccess;
+}
+
+FAKE_CUDA_API cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t handle,
+                                                   unsigned flags) {
+  FAKE_CUDA_LOCK;
+  Stream* const stream = find_stream(handle);
+  if (!stream) return no_stream();
+  if (flags != cudaEventRecordDefault)
+    return refuse(cudaErrorNotSupported, "an event that a graph records");
+  event->stream = stream;
+  event->capture = stream->capture;
+  event->last = stream->last;
+  if (stream->capture) return cudaSuccess;
+  enqueue_steps(*stream, [] { return true; });
+  event->at = stream->issued;
+  return done(lost_context);
+}
+
+FAKE_CUDA_API cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  return cudaEventRecordWithFlags(event, stream, cudaEventRecordDefault);
+}
+
+FAKE_CUDA_API cudaError_t cudaEventQuery(cudaEvent_t event) {
+  FAKE_CUDA_LOCK;
+  FAKE_CUDA_CHECK(check_event(*event, "cudaEventQuery"));
+  if (is_done(*event)) return done(lost_context);
+  step(*event->stream);
+  return cudaErrorNotReady;
+}
+
+FAKE_CUDA_API cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+  FAKE_CUDA_LOCK;
+  FAKE_CUDA_CHECK(check_event(*event, "cudaEventSynchronize"));
+  record("wait", "cudaEventSynchronize");
+  if (event->stream) run_until(*event->stream, event->at);
+  return done(lost_context);
+}
+
+// A millisecond for an operation: time is not modelled.
+FAKE_CUDA_API cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start,
+                                               cudaEvent_t end) {
+  FAKE_CUDA_LOCK;
+  if (!start->stream || !end->stream || (start->flags | end->flags) & cudaEventDisableTiming)
+    return refuse(cudaErrorInvalidResourceHandle, "the time of an event that has none");
+  if (!is_done(*start) || !is_done(*end)) return cudaErrorNotReady;
+  *milliseconds = static_cast<float>(std::max<int64_t>(end->at - start->at, 1));
+  return done(lost_context);
+}
