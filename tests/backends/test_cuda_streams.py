@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -64,10 +66,12 @@ class Product:
         assert result.cpu().equal(self.a.cpu().float() @ self.b.cpu().float())
 
 
-def captured(body: Callable[[], object]) -> torch.cuda.CUDAGraph:
+def captured(
+    body: Callable[[], object], stream: torch.cuda.Stream | None = None
+) -> torch.cuda.CUDAGraph:
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, stream=stream):
         body()
     return graph
 
@@ -114,14 +118,14 @@ def test_two_streams(device: str) -> None:
     results = []
     streams = [torch.cuda.Stream(device) for _ in lists]
     torch.cuda.synchronize(device)
-    for _ in range(2):
+    for _ in range(3):
         for stream, grads in zip(streams, lists, strict=True):
             with torch.cuda.stream(stream):
                 grads.unscale()
                 results.append(product.compute())
     torch.cuda.synchronize(device)
     for grads in lists:
-        grads.check(2)
+        grads.check(3)
     for result in results:
         product.check(result)
 
@@ -149,15 +153,19 @@ def test_graph(device: str, warm: bool) -> None:
         norms.append(ops.grad_norm(grads.list, grads.found_inf))
         results.append(product.compute())
 
-    if warm:
-        step()
-    graph = captured(step)
-    gc.collect()
-    kept = use_pinned_memory()
-    for _ in range(3):
-        graph.replay()
-        others.unscale()
-        product.check(product.compute())
+    stream = torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        if warm:
+            step()
+        graph = captured(step, stream)
+        gc.collect()
+        kept = use_pinned_memory()
+        for _ in range(3):
+            others.unscale()
+            graph.replay()
+            product.check(product.compute())
+    torch.cuda.synchronize()
     grads.check(3 + warm)
     others.check(3)
     product.check(results[-1])
@@ -214,7 +222,8 @@ def test_thread_during_a_capture(device: str, ends: bool) -> None:
     def step() -> None:
         if ends:
             go.set()
-            thread.join()
+            while Path(f"/proc/self/task/{thread.native_id}").exists():
+                time.sleep(0.001)  # join() returns before the thread's memory has been freed
         else:
             in_thread(work)
         others.unscale()

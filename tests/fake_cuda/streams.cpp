@@ -22,14 +22,18 @@ void step(Stream& stream) {
   ++stream.finished;
 }
 
+std::vector<Stream*> busy_streams() {
+  std::vector<Stream*> busy;
+  for (Stream& stream : streams)
+    if (!stream.queue.empty()) busy.push_back(&stream);
+  return busy;
+}
+
 void run_some() {
-  std::vector<Stream*> waiting;
   while (random(kRunOneIn) == 0) {
-    waiting.clear();
-    for (Stream& stream : streams)
-      if (!stream.queue.empty()) waiting.push_back(&stream);
-    if (waiting.empty()) return;
-    step(*waiting[random(waiting.size())]);
+    const std::vector<Stream*> busy = busy_streams();
+    if (busy.empty()) return;
+    step(*busy[random(busy.size())]);
   }
 }
 
@@ -75,8 +79,15 @@ void run_until(Stream& stream, int64_t at) {
   while (stream.finished < at) step(stream);
 }
 
+// By turns, so that streams that do not wait for each other meet.
 void run_all() {
-  for (Stream& stream : streams) run_until(stream, stream.issued);
+  while (true) {
+    std::vector<Stream*> busy = busy_streams();
+    if (busy.empty()) return;
+    if (settings().order == Order::random) std::ranges::shuffle(busy, settings().generator);
+    for (Stream* stream : busy)
+      if (!stream->queue.empty()) step(*stream);  // another one may have waited for it
+  }
 }
 
 void enqueue_steps(Stream& stream, Step step) {
