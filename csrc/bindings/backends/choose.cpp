@@ -81,15 +81,16 @@ const Backend& choose(const char* op, c10::Device device) {
 }
 
 const Backend& choose_gemm(c10::Device device, const GemmArgs& args, std::string* reason) {
+  if (under_test && !under_test->why_not(args)) return *under_test;
   const auto because = [reason](const char* text) {
     if (reason) *reason = text;
   };
   const Backend* const kernels = backend_of(device.type());
   const char* obstacle = "amp_ext has no kernels here";
   if (kernels && kernels != &cpu_backend()) {
-    obstacle = gemm_kernels || is_under_test() ? kernels->why_not(args)
-                                               : "AMP_EXT_GEMM is library, as by default";
-    if (!obstacle && !is_verified(*kernels, family_of(args), device)) obstacle = "not verified";
+    obstacle = gemm_kernels ? kernels->why_not(args) : "AMP_EXT_GEMM is library, as by default";
+    if (!obstacle && !is_verified(*kernels, family_of(args), device))
+      obstacle = "the kernels have not passed their verification; see python -m amp_ext";
     if (!obstacle) {
       because("AMP_EXT_GEMM is kernel");
       return *kernels;
