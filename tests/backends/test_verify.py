@@ -18,6 +18,7 @@ import amp_ext
 from amp_ext import _C, _cache, ops, verify
 from amp_ext import __main__ as doctor
 from amp_ext._verify_cases import FAMILIES, cases
+from amp_ext.ops import LIST_OPS
 from cases import bits
 from executors import CPU
 from simt.backend import Simt
@@ -70,6 +71,11 @@ CASES = len(list(cases("update_scale", False, False)))
 
 
 # ---- the comparison ----------------------------------------------------------------------------
+
+
+def test_every_op_on_lists_has_cases() -> None:
+    lists = {family for family in FAMILIES if not family.startswith("gemm")}
+    assert lists == {op.removesuffix("_") for op in LIST_OPS}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
