@@ -123,7 +123,9 @@ def _unscale() -> Iterator[Case]:
     yield case("products beyond the dtype", grads, 16.0)
     yield case("an infinity at the end", _with(-INF, grads, 3, CHUNK + 2), 0.3)
     yield case("a NaN and a factor of 1", _with(NAN, grads, 7, 36), 1.0)
-    yield case("a norm that is clipped", grads, 0.3, norm=_tensor(5.0), max_norm=2.0)
+    for factor in (0.3, 1.0):
+        what = f"a factor of {factor}, and clipping"
+        yield case(what, grads, factor, norm=_tensor(5.0), max_norm=2.0)
     yield case("a norm that is not finite", grads, 0.3, norm=_tensor(INF), max_norm=2.0)
     yield case("a long list", Parts(_numbers(7001).float()), 0.3)
 
@@ -159,7 +161,7 @@ def _grad_norm() -> Iterator[Case]:
     yield case("a factor, and the norm of each", grads, inv_scale=half, norms=norms(len(grads)))
     yield case("an infinity", _with(INF, grads, 3, CHUNK), inv_scale=half, norms=norms(len(grads)))
     yield case("a NaN", _with(NAN, grads, 0, 0), inv_scale=half)
-    several = list(_integers(2000).float().split(5))
+    several = list(_integers(2003).float().split(5))
     yield case("several tensors to a block", several, norms=norms(len(several)))
     yield case("a long list", Parts(_integers(7001).float()), inv_scale=half)
 
