@@ -105,8 +105,11 @@ def print_verification() -> None:
     if not verify.is_on():
         print("  off: AMP_EXT_VERIFY is 0")
     for backend, device in verify.verified_backends():
+        families: dict[str, list[str]] = {}
         for family in verify.FAMILIES:
-            print(f"  {device:<8}{backend:<8}{family:<14}{verify.state(backend, family, device)}")
+            families.setdefault(verify.state(backend, family, device), []).append(family)
+        for state, those in families.items():
+            print(f"  {device:<8}{backend:<8}{state}: {' '.join(those)}")
     if not any(verify.verified_backends()):
         print("  no GPU kernels are in use here")
 

@@ -51,16 +51,19 @@ class Parts(NamedTuple):
         return list(self.whole.split(5))
 
 
-def cases(family: str, sm90: bool, cuda: bool) -> Iterator[Case]:
+def cases(family: str, backend: str, sm90: bool) -> Iterator[Case]:
     """The cases of a family.
 
     Args:
         family: a key of FAMILIES.
+        backend: with "cuda" products are computed with each tile too; with "triton", which takes
+            seconds to compile each kind of product, by a few kinds.
         sm90: whether the kernels for sm_90a run on the device.
-        cuda: whether the kernels are CUDA's, with each tile of which products are computed too.
     """
-    yield from FAMILIES[family]()
-    if cuda and family.startswith("gemm"):
+    products = family.startswith("gemm")
+    all_of_them = FAMILIES[family]()
+    yield from itertools.islice(all_of_them, 0, None, 5 if products and backend == "triton" else 1)
+    if products and backend == "cuda":
         yield from _tiles(FP16 if family == "gemm_f16" else BF16, sm90)
 
 

@@ -61,15 +61,15 @@ def is_right(backend: str, family: str, device: str) -> bool | None:
     if not is_on():
         return True
     with _lock:
-        result = results(backend, device).get(family) or _compare_all(backend, family, device)
+        result = results(backend, device).get(family) or verify_family(backend, family, device)
     if result is None:
         return None
     if result.failure and (backend, family, device) not in _warned:
         _warned.add((backend, family, device))
         warnings.warn(
-            f"amp_ext: the {backend} kernels of {family} are wrong on {device} "
-            f"({_name_of(device)}): {result.failure}. From now on torch's own ops compute what "
-            "they would. Please report this, with what `python -m amp_ext verify` prints.",
+            f"amp_ext: the {backend} kernels of {family} did not pass their verification on "
+            f"{device} ({_name_of(device)}): {result.failure}. torch's own ops run in their place. "
+            "Please report what `python -m amp_ext verify` prints; it also tries again.",
             RuntimeWarning,
             stacklevel=2,
         )
@@ -156,8 +156,10 @@ def _driver() -> str:
 # ---- the comparison ----------------------------------------------------------------------------
 
 
-def _compare_all(backend: str, family: str, device: str) -> Result | None:
-    """Compares all cases of a family, and remembers the result; None for lack of memory."""
+def verify_family(backend: str, family: str, device: str) -> Result | None:
+    """Compares all cases, whatever the record says, and remembers the result; None where there is
+    too little memory for them.
+    """
     outcome: list[str | None] = []
 
     def work() -> None:
@@ -169,7 +171,7 @@ def _compare_all(backend: str, family: str, device: str) -> Result | None:
                 torch.cuda.set_device(where)
             torch.set_flush_denormal(False)
             sm90 = where.type == "cuda" and torch.cuda.get_device_capability(where) == (9, 0)
-            for case in cases(family, sm90, backend == "cuda"):
+            for case in cases(family, backend, sm90):
                 what = f"{case.op}, {case.what}"
                 _compare(case, where)
         except Exception as error:  # whatever it is, training goes on with torch's ops
@@ -274,10 +276,8 @@ def state(backend: str, family: str, device: str) -> str:
     """In a few words, whether a family has been verified."""
     result = results(backend, device).get(family)
     if result is None:
-        return "not yet verified: its first call will be preceded by that"
-    if result.failure:
-        return f"FAILED at {result.time}, torch's own ops run instead: {result.failure}"
-    return f"verified at {result.time}"
+        return "not yet verified"
+    return f"{'FAILED' if result.failure else 'verified'} at {result.time}"
 
 
 def main() -> int:
@@ -287,7 +287,7 @@ def main() -> int:
         print(f"\n{backend} on {device}, {_name_of(device)}, driver {_driver()}")
         for family in FAMILIES:
             start = time.perf_counter()
-            result = _compare_all(backend, family, device)
+            result = verify_family(backend, family, device)
             seconds = time.perf_counter() - start
             words = "not verified: out of memory" if result is None else result.failure or "ok"
             wrong |= words != "ok"
