@@ -71,18 +71,9 @@ def build(folder: Path) -> None:
 
 
 def fails(folder: Path) -> bool:
-    tests = ROOT / "tests" / "backends" / "test_choose.py"
+    options = ["-xq", "-pno:cacheprovider", "-c", ROOT / "pyproject.toml"]
     done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-xqp",
-            "no:cacheprovider",
-            "-c",
-            ROOT / "pyproject.toml",
-            tests,
-        ],
+        [sys.executable, "-m", "pytest", *options, ROOT / "tests/backends/test_choose.py"],
         cwd=folder,  # where Python finds amp_ext first
         capture_output=True,
         text=True,

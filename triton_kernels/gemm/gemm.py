@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import functools
-import os
 from typing import Any
 
 import torch
 from amp_ext.triton_kernels.gemm.launches import Launches, launches
-from amp_ext.triton_kernels.gemm.plan import INTERPRETED_DEVICE, Device, candidates
+from amp_ext.triton_kernels.gemm.plan import INTERPRETED_DEVICE, Device, fastest
 from amp_ext.triton_kernels.gemm.product import Product, matrices
 from amp_ext.triton_kernels.numerics import INTERPRETED
 from torch import Tensor
-
-AUTOTUNE = os.environ.get("AMP_EXT_TRITON_AUTOTUNE") == "1"
 
 
 def gemm(
@@ -73,20 +70,14 @@ def gemm(
     }
     if INTERPRETED:
         planned(product, INTERPRETED_DEVICE).run(_with_one_storage_per_address(values))
-        return
-    device = _device(out.device.index)
-    if AUTOTUNE:
-        from amp_ext.triton_kernels.gemm.autotune import fastest
-
-        fastest(product, device, values).run(values)
     else:
-        planned(product, device).run(values)
+        planned(product, _device(out.device.index)).run(values)
 
 
 @functools.lru_cache(maxsize=1024)
 def planned(product: Product, device: Device) -> Launches:
     """Return what is predicted to be the fastest."""
-    return launches(product, candidates(product.problem(device.has_tma), device)[0], device)
+    return launches(product, fastest(product.problem(device.has_tma), device), device)
 
 
 def _with_one_storage_per_address(values: dict[str, Any]) -> dict[str, Any]:

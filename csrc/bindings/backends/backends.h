@@ -44,7 +44,7 @@ bool has_backend(c10::DeviceType type);
 // The backend that is chosen for ops on lists, verified or not. Throws for a device that has none.
 const Backend& choose(const char* op, c10::Device device);
 
-// The backend of a product, before anything is allocated or copied for it; `reason` receives why,
+// The backend of a product, before any operand is copied; `reason` receives why,
 // if it is not null.
 const Backend& choose_gemm(c10::Device device, const GemmArgs& args, std::string* reason = nullptr);
 
@@ -69,12 +69,8 @@ void run(const char* op, c10::Device device,
 // check.
 Status run_on_cuda(c10::Device device, c10::function_ref<Status(Services&)> launch);
 
-// Whether the device's current stream is being captured in a CUDA graph. (is_cuda_capturing is in
-// cuda.cpp or none.cpp.)
-bool is_cuda_capturing(c10::Device device);
-inline bool is_capturing(c10::Device device) {
-  return device.is_cuda() && is_cuda_capturing(device);
-}
+// Likewise: whether the device's current stream is being captured in a CUDA graph.
+bool is_capturing(c10::Device device);
 
 inline at::TensorOptions bytes_on(c10::Device device) {
   return at::TensorOptions(at::kByte).device(device);
