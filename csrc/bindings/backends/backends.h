@@ -44,8 +44,7 @@ bool has_backend(c10::DeviceType type);
 // The backend that is chosen for ops on lists, verified or not. Throws for a device that has none.
 const Backend& choose(const char* op, c10::Device device);
 
-// The backend of a product, before any operand is copied; `reason` receives why,
-// if it is not null.
+// The backend of a product; `reason` receives why it is this one, if it is not null.
 const Backend& choose_gemm(c10::Device device, const GemmArgs& args, std::string* reason = nullptr);
 
 // ---- the call ----------------------------------------------------------------------------------
@@ -89,9 +88,11 @@ inline c10::Device device_of(Services& services) {
                    : c10::Device(at::kCUDA, static_cast<c10::DeviceIndex>(index));
 }
 
-// Arguments of a product without a copy: a tensor [count, rows, columns], and one [size].
+// Arguments of a product without a copy: tensors [count, rows, columns], [rows, columns] and
+// [size].
 at::Tensor tensor_of(const MatrixRef& matrix, int64_t count, int64_t rows, int64_t columns,
                      c10::Device device);
+at::Tensor tensor_of(const MatrixRef& matrix, int64_t rows, int64_t columns, c10::Device device);
 at::Tensor tensor_of(const VectorRef& vector, int64_t size, c10::Device device);
 
 }  // namespace amp_ext
