@@ -1,6 +1,7 @@
 """The doctor: ``python -m amp_ext`` says what is installed and in use here, and whether it works.
 
-Exit status 1 when something is broken.
+``python -m amp_ext verify`` verifies all GPU kernels again (verify.py). Exit status 1 when
+something is broken.
 """
 
 import importlib
@@ -23,7 +24,7 @@ DIFFERENTIABLE = ("gemm", "gemm_with_aux", "linear", "mlp")
 Check = tuple[str, Callable[[], None]]
 
 
-def main() -> int:
+def main(command: str = "") -> int:
     print_versions()
     try:
         for module in ("_library", "backend"):
@@ -32,7 +33,10 @@ def main() -> int:
         print(f"\nFAIL  {error}")
         return 1
     print_devices()
+    if command:
+        return COMMANDS[command]()
     print_backends()
+    print_verification()
     print_autocast()
 
     print("\nchecks")
@@ -97,6 +101,22 @@ def print_backends() -> None:
             print(f"       {' '.join(ops)}")
 
 
+def print_verification() -> None:
+    from amp_ext import verify
+
+    print("\nself-verification")
+    if not verify.is_on():
+        print("  off: AMP_EXT_VERIFY is 0")
+    for backend, device in verify.verified_backends():
+        families: dict[str, list[str]] = {}
+        for family in verify.FAMILIES:
+            families.setdefault(verify.state(backend, family, device), []).append(family)
+        for state, those in families.items():
+            print(f"  {device:<8}{backend:<8}{state}: {' '.join(those)}")
+    if not any(verify.verified_backends()):
+        print("  no GPU kernels are in use here")
+
+
 def print_autocast() -> None:
     print("\nautocast")
     if amp_ext.is_installed():
@@ -129,6 +149,21 @@ def all_checks() -> Iterator[Check]:
             yield f"{op} on {device}", lambda op=op, device=device: check_op(op, device)
         if len(supported) == len(OPS):
             yield f"training step on {device}", lambda device=device: check_training(device)
+    yield from failed_verifications()
+
+
+def failed_verifications() -> Iterator[Check]:
+    """What the checks do not see, since torch's ops run in place of what has failed."""
+    from amp_ext import verify
+
+    def check(failure: str) -> None:
+        raise ValueError(failure)
+
+    for backend, device in verify.verified_backends():
+        for family, result in verify.results(backend, device).items():
+            if result.failure:
+                name = f"{backend} kernels of {family} on {device}"
+                yield name, lambda failure=result.failure: check(failure)
 
 
 def expect_equal(actual: list[Tensor], expected: list[Tensor], what: str) -> None:
@@ -212,6 +247,16 @@ def train_once(device: str, enabled: bool) -> list[Tensor]:
     return [param.detach() for param in params]
 
 
+def verify_all() -> int:
+    from amp_ext import verify
+
+    return verify.main()
+
+
+COMMANDS = {"verify": verify_all}
+
 if __name__ == "__main__":
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # a reader such as head may close the pipe
-    sys.exit(main())
+    if sys.argv[1:] and sys.argv[1] not in COMMANDS:
+        sys.exit(f"usage: python -m amp_ext [{'|'.join(COMMANDS)}]")
+    sys.exit(main(*sys.argv[1:2]))

@@ -28,6 +28,7 @@ PYBIND11_MODULE(_C, m) {
     return amp_ext::choose(op.c_str(), c10::Device(device_type)).name();
   });
   m.def("load_backend", &amp_ext::load_backend);
+  m.def("put_under_test", &amp_ext::put_under_test);
   m.attr("GRAD_NORM_MAX_BLOCKS") = amp_ext::kGradNormMaxBlocks;
 
   m.attr("REGION_MARK") = c10::DeviceTypeName(amp_ext::kRegionMark, /*lower_case=*/true);

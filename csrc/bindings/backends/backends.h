@@ -8,6 +8,7 @@
 #include <string>
 
 #include "amp_ext/backend.h"
+#include "backends/verified.h"
 
 namespace amp_ext {
 
@@ -15,6 +16,7 @@ const Backend& cpu_backend();
 const Backend* cuda_backend();  // null in a build without the CUDA kernels
 const Backend& triton_backend();
 const Backend& torch_library();  // products only
+const Backend& torch_lists();    // ops on lists only
 
 // ---- the choice --------------------------------------------------------------------------------
 
@@ -26,6 +28,11 @@ void use_backend(c10::DeviceType type, const std::string& name);
 // returns it. Its tensors are in host memory. Returns its name.
 std::string load_backend(const std::string& path);
 
+// From now on calls of this thread run on the named backend, whatever else is chosen and whether it
+// has been verified or not.
+void put_under_test(const std::string& name);
+bool is_under_test();
+
 // Whether the backends other than the CPU's compute those products that they can compute; else
 // torch's library does.
 void use_gemm_kernels(bool on);
@@ -34,7 +41,7 @@ bool uses_gemm_kernels();
 // Whether the tensors of a type of device have a backend for ops on lists.
 bool has_backend(c10::DeviceType type);
 
-// The backend of an op on lists. Throws for a device that has none.
+// The backend that is chosen for ops on lists, verified or not. Throws for a device that has none.
 const Backend& choose(const char* op, c10::Device device);
 
 // The backend of a product; `reason` receives why it is this one, if it is not null.
@@ -47,11 +54,13 @@ const Backend& choose_gemm(c10::Device device, const GemmArgs& args, std::string
 void run(const char* op, const Backend& backend, c10::Device device,
          c10::function_ref<Status(Services&)> launch);
 
-// The same of an op on lists, by the backend of the device.
+// The same of an op on lists, by the backend of the device, or by torch's ops where that has not
+// been verified.
 template <class Args>
 void run(const char* op, c10::Device device,
          Status (Backend::*method)(const Args&, Services&) const, const Args& args) {
-  const Backend& backend = choose(op, device);
+  const Backend& chosen = choose(op, device);
+  const Backend& backend = is_verified(chosen, family_of(args), device) ? chosen : torch_lists();
   run(op, backend, device, [&](Services& services) { return (backend.*method)(args, services); });
 }
 

@@ -21,11 +21,22 @@ std::map<std::string, const Backend*>& loaded() {
   return instance;
 }
 
+thread_local const Backend* under_test = nullptr;
+
 // null where there is none.
 const Backend* backend_of(c10::DeviceType type) {
   if (type != at::kCPU && type != at::kCUDA) return nullptr;
+  if (under_test) return under_test;
   if (const Backend* const backend = chosen[type == at::kCUDA]) return backend;
   return type == at::kCPU ? &cpu_backend() : cuda_backend();
+}
+
+// null: the device's own.
+const Backend* backend_named(const std::string& name) {
+  if (name == "triton") return &triton_backend();
+  if (const auto found = loaded().find(name); found != loaded().end()) return found->second;
+  TORCH_CHECK_VALUE(name == "cpu" || name == "cuda", "amp_ext: unknown backend ", name);
+  return nullptr;
 }
 
 }  // namespace
@@ -33,16 +44,13 @@ const Backend* backend_of(c10::DeviceType type) {
 void use_backend(c10::DeviceType type, const std::string& name) {
   TORCH_CHECK_VALUE(type == at::kCPU || type == at::kCUDA, "amp_ext: device type must be cpu or ",
                     "cuda, got ", type);
-  const Backend* backend = nullptr;
-  if (name == "triton") {
-    backend = &triton_backend();
-  } else if (const auto found = loaded().find(name); found != loaded().end()) {
-    backend = found->second;
-  } else {
-    TORCH_CHECK_VALUE(name == "cpu" || name == "cuda", "amp_ext: unknown backend ", name);
-  }
-  chosen[type == at::kCUDA] = backend;
+  chosen[type == at::kCUDA] = backend_named(name);
 }
+
+void put_under_test(const std::string& name) {
+  under_test = name == "cuda" ? cuda_backend() : backend_named(name);
+}
+bool is_under_test() { return under_test; }
 
 std::string load_backend(const std::string& path) {
   void* const library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
@@ -73,6 +81,7 @@ const Backend& choose(const char* op, c10::Device device) {
 }
 
 const Backend& choose_gemm(c10::Device device, const GemmArgs& args, std::string* reason) {
+  if (under_test && !under_test->why_not(args)) return *under_test;
   const auto because = [reason](const char* text) {
     if (reason) *reason = text;
   };
@@ -80,6 +89,8 @@ const Backend& choose_gemm(c10::Device device, const GemmArgs& args, std::string
   const char* obstacle = "amp_ext has no kernels here";
   if (kernels && kernels != &cpu_backend()) {
     obstacle = gemm_kernels ? kernels->why_not(args) : "AMP_EXT_GEMM is library, as by default";
+    if (!obstacle && !is_verified(*kernels, family_of(args), device))
+      obstacle = "the kernels have not passed their verification; see python -m amp_ext";
     if (!obstacle) {
       because("AMP_EXT_GEMM is kernel");
       return *kernels;

@@ -76,7 +76,8 @@ inline GemmCandidate best_sm90(const GemmArgs& g, int multiprocessors) {
   return best;
 }
 
-// For tests, which set it between launches: the tile of every product that it can compute.
+// For tests and verification, which set it between launches: the tile of every product of this
+// thread that it can compute.
 struct ForcedTile {
   bool sm90;
   int tile;  // its index in kSm90Tiles or kGemmTiles
@@ -85,7 +86,7 @@ struct ForcedTile {
   int64_t splits = 1;
   int64_t whole = -1;  // the first so many tiles are not split; -1 as the planner would
 };
-inline std::optional<ForcedTile> forced_tile;
+inline thread_local std::optional<ForcedTile> forced_tile;
 
 inline std::optional<GemmCandidate> forced_candidate(const GemmArgs& g,
                                                      const cuda::Target& target) {
