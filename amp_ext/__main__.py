@@ -1,6 +1,6 @@
 """The doctor: ``python -m amp_ext`` says what is installed and in use here, and whether it works.
 
-Exit status 1 when something is broken.
+Exit status 1 when something is broken. ``python -m amp_ext tune SCRIPT`` is amp_ext/tune.py.
 """
 
 import importlib
@@ -8,13 +8,13 @@ import itertools
 import platform
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 import amp_ext
+from amp_ext._table import cpu_name
 from amp_ext._triton import triton_version
 
 Check = tuple[str, Callable[[], None]]
@@ -68,15 +68,6 @@ def print_devices() -> None:
         print(f"  cuda:{index}   {gpu.name}, {memory}, compute capability {gpu.major}.{gpu.minor}")
     if not cuda_devices():
         print(f"  cuda     {'no GPU is visible' if torch.version.cuda else 'torch is a CPU build'}")
-
-
-def cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
 
 
 def cuda_devices() -> int:
@@ -255,5 +246,16 @@ def train_once(device: str, enabled: bool) -> list[Tensor]:
     return [param.detach() for param in params]
 
 
+def command(arguments: list[str]) -> int:
+    if not arguments:
+        return main()
+    if arguments[0] == "tune":
+        from amp_ext.tune import main as tune
+
+        return tune(arguments[1:])
+    print(f"usage: python -m amp_ext [tune SCRIPT]; got {arguments[0]}", file=sys.stderr)
+    return 2
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command(sys.argv[1:]))

@@ -6,6 +6,7 @@ import collections
 import contextlib
 import os
 import re
+import tempfile
 import zlib
 from collections.abc import Iterator
 from typing import Any
@@ -20,9 +21,10 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 import torch
 
-os.environ.setdefault(
-    "AMP_EXT_GEMM", "kernel"
-)  # where there is a GPU, its tests are of the kernels
+# Where there is a GPU, its tests are of the kernels; and nothing is by what a user has measured.
+os.environ.setdefault("AMP_EXT_GEMM", "kernel")
+CACHE = tempfile.TemporaryDirectory()
+os.environ["XDG_CACHE_HOME"] = CACHE.name
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is imported
 

@@ -6,6 +6,7 @@
 #include <c10/util/FunctionRef.h>
 
 #include <string>
+#include <vector>
 
 #include "amp_ext/backend.h"
 
@@ -26,10 +27,12 @@ void use_backend(c10::DeviceType type, const std::string& name);
 // returns it. Its tensors are in host memory. Returns its name.
 std::string load_backend(const std::string& path);
 
-// Whether the backends other than the CPU's compute those products that they can compute; else
-// torch's library does.
-void use_gemm_kernels(bool on);
-bool uses_gemm_kernels();
+// How the backend of a product is chosen, AMP_EXT_GEMM: "auto", as it was measured (table.h), what
+// was not by torch's library, or on a CPU by a rule; "measure", the same, and what is used again
+// and again is measured; "kernel", by the device's backend wherever it can; "library", nothing by
+// the table.
+void set_gemm_mode(const std::string& mode);
+std::string gemm_mode();
 
 // Whether the tensors of a type of device have a backend for ops on lists.
 bool has_backend(c10::DeviceType type);
@@ -37,9 +40,16 @@ bool has_backend(c10::DeviceType type);
 // The backend of an op on lists. Throws for a device that has none.
 const Backend& choose(const char* op, c10::Device device);
 
-// The backend of a product, before anything is allocated or copied for it; `reason` receives why,
-// if it is not null.
-const Backend& choose_gemm(c10::Device device, const GemmArgs& args, std::string* reason = nullptr);
+// The backend of a product, before anything is copied for it. Sets args.variant; `reason` receives
+// why, if it is not null.
+const Backend& choose_gemm(c10::Device device, GemmArgs& args, std::string* reason = nullptr);
+
+// The backends that may compute a product, the one that does where nothing is measured first. The
+// Triton kernels are among them if they can be used, or are the device's backend.
+std::vector<const Backend*> gemm_candidates(c10::Device device, const GemmArgs& args, bool triton);
+
+// One that may compute products on a type of device; null if there is none of this name.
+const Backend* gemm_backend(c10::DeviceType type, const std::string& name);
 
 // ---- the call ----------------------------------------------------------------------------------
 
@@ -82,6 +92,12 @@ inline c10::Device device_of(Services& services) {
   const int index = services.target().device;
   return index < 0 ? c10::Device(at::kCPU)
                    : c10::Device(at::kCUDA, static_cast<c10::DeviceIndex>(index));
+}
+
+// torch's word for an activation.
+inline const char* activation_name(Activation activation) {
+  constexpr const char* kNames[] = {"none", "relu", "gelu", "gelu_tanh"};
+  return kNames[static_cast<int>(activation)];
 }
 
 // Arguments of a product without a copy: a tensor [count, rows, columns], and one [size].
