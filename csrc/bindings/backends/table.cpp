@@ -12,7 +12,6 @@
 #include <unordered_map>
 
 #include "backends/backends.h"
-#include "gemm/plan/serves.h"
 
 namespace py = pybind11;
 
@@ -77,27 +76,31 @@ bool is_empty(const GemmArgs& g) {
 }  // namespace
 
 GemmKey key_of(c10::Device device, const GemmArgs& g) {
-  const auto layout = [](const OperandLayout& x) {
-    return x.contiguous ? 1 + 2 * (x.major == Major::k) + x.aligned : 0;
+  // By rows or by columns, if it is, and whether all of them begin at multiples of 16 bytes (of
+  // 32, if they are FP32).
+  const auto layout = [](const MatrixRef& x, int64_t rows, int64_t columns) {
+    const bool by_rows = x.column_stride == 1 || columns <= 1;
+    const bool by_columns = x.row_stride == 1 || rows <= 1;
+    const int64_t line = by_rows ? x.row_stride : x.column_stride;
+    const bool aligned =
+        reinterpret_cast<uintptr_t>(x.data) % 16 == 0 && (line | x.batch_stride) % 8 == 0;
+    return by_rows ? 1 + aligned : by_columns ? 3 + aligned : 0;
   };
   const auto type = [](const auto& x) { return x.data ? 1 + static_cast<int>(x.dtype) : 0; };
-  const int is_sum = g.c.data && g.c.data == g.out.data;
-  return {device.is_cpu() ? at::get_num_threads() : 0,
-          static_cast<int>(g.a.dtype),
-          static_cast<int>(g.b.dtype),
-          static_cast<int>(g.out.dtype),
-          layout(layout_of_a(g)),
-          layout(layout_of_b(g)),
-          is_sum ? -1 : type(g.c),
-          type(g.bias),
-          type(g.aux),
-          2 * static_cast<int>(g.activation) + g.derivative,
-          g.alpha == 1,
-          g.batch,
-          g.terms,
-          g.m,
-          g.n,
-          g.k};
+  const bool adds_to_out = g.c.data && g.c.data == g.out.data;
+  const int kinds[] = {static_cast<int>(g.a.dtype),
+                       static_cast<int>(g.b.dtype),
+                       static_cast<int>(g.out.dtype),
+                       layout(g.a, g.m, g.k),
+                       layout(g.b, g.k, g.n),
+                       adds_to_out ? 1 + kDTypes : type(g.c),
+                       type(g.bias),
+                       type(g.aux),
+                       2 * static_cast<int>(g.activation) + g.derivative,
+                       g.alpha == 1};
+  int64_t packed = 0;
+  for (const int kind : kinds) packed = packed * 16 + kind;
+  return {device.is_cpu() ? at::get_num_threads() : 0, packed, g.batch, g.terms, g.m, g.n, g.k};
 }
 
 const Measured* find_measured(c10::Device device, const GemmArgs& args) {

@@ -15,8 +15,8 @@
 
 namespace amp_ext {
 
-// What the time of a product depends on.
-using GemmKey = std::array<int64_t, 16>;
+// What the time of a product depends on: a CPU's threads; dtypes, layouts, epilogue; sizes.
+using GemmKey = std::array<int64_t, 7>;
 GemmKey key_of(c10::Device device, const GemmArgs& args);
 
 struct Measured {
