@@ -6,6 +6,7 @@ Exit status 1 when something is broken. ``python -m amp_ext tune SCRIPT`` is amp
 import importlib
 import itertools
 import platform
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,7 +17,9 @@ from torch import Tensor
 import amp_ext
 from amp_ext._table import cpu_name
 from amp_ext._triton import triton_version
+from amp_ext.testing import arguments
 
+DIFFERENTIABLE = ("gemm", "gemm_with_aux", "linear", "mlp")
 Check = tuple[str, Callable[[], None]]
 
 
@@ -30,6 +33,7 @@ def main() -> int:
         return 1
     print_devices()
     print_backends()
+    print_measured()
     print_autocast()
 
     print("\nchecks")
@@ -85,6 +89,14 @@ def print_backends() -> None:
             print(f"       {' '.join(ops)}")
 
 
+def print_measured() -> None:
+    from amp_ext._table import read
+
+    for device in ("cpu", *(f"cuda:{index}" for index in range(cuda_devices()))):
+        if entries := read(torch.device(device)):
+            print(f"  {device:<9}{len(entries)} products as amp_ext.tune() has measured them")
+
+
 def print_autocast() -> None:
     print("\nautocast")
     if amp_ext.is_installed():
@@ -126,64 +138,18 @@ def expect_equal(actual: list[Tensor], expected: list[Tensor], what: str) -> Non
 
 
 def check_op(op: str, device: str) -> None:
-    """The op against the oracle, on numbers that leave nothing to round."""
+    """The op against the oracle, bit by bit, and its gradients where it is differentiable."""
     from amp_ext import reference
 
-    ours, theirs = (
-        run_op(getattr(module, op), arguments(op, device)) for module in (amp_ext.ops, reference)
-    )
+    def run(module: Any) -> list[Tensor]:
+        values = arguments(op, device)
+        for value in values.values() if op in DIFFERENTIABLE else ():
+            if isinstance(value, Tensor):
+                value.requires_grad_()
+        return run_op(getattr(module, op), values)
+
+    ours, theirs = run(amp_ext.ops), run(reference)
     expect_equal(ours, theirs, f"amp_ext.reference.{op}")
-
-
-def product_arguments(op: str, device: str) -> dict[str, Any]:
-    def integers(rows: int, columns: int, values: int) -> Tensor:
-        numbers = torch.arange(1.0 * rows * columns, device=device).view(rows, columns)
-        return numbers.remainder(values).sub(values // 2)
-
-    x, weight, bias = integers(3, 67, 7).half(), integers(5, 67, 5), integers(1, 5, 5)[0]
-    operands = {"a": x, "b": weight, "trans_b": True}
-    if op == "gemm_with_aux":
-        return {**operands, "bias": bias, "activation": "relu"}
-    if op == "gemm_times_derivative":
-        return {**operands, "aux": integers(3, 5, 3), "activation": "relu"}
-    if op == "gemm_accumulate_":
-        return {**operands, "c": integers(3, 5, 9)}
-    x, weight, bias = (tensor.requires_grad_() for tensor in (x, weight, bias))
-    if op == "gemm":
-        return {**operands, "bias": bias, "activation": "relu"}
-    if op == "linear":
-        return {"x": x, "weight": weight, "bias": bias, "activation": "relu"}
-    second = {"weight2": integers(2, 5, 3).requires_grad_(), "bias2": None}
-    return {"x": x, "weight1": weight, "bias1": bias, **second, "activation": "relu"}
-
-
-def arguments(op: str, device: str) -> dict[str, Any]:
-    from amp_ext.backend import GEMM_OPS
-
-    def tensor(*values: Any, dtype: torch.dtype = torch.float32) -> Tensor:
-        return torch.tensor(values, dtype=dtype, device=device)
-
-    if op in GEMM_OPS:
-        return product_arguments(op, device)
-    update = {
-        "scale": tensor(4.0),
-        "growth_tracker": tensor(0, dtype=torch.int32),
-        "growth_factor": 2.0,
-        "backoff_factor": 0.5,
-        "growth_interval": 1,
-    }
-    if op == "update_scale_":
-        return update | {"found_infs": [tensor(0.0), tensor(1.0)]}
-    grads = [tensor(*[4.0] * 9), tensor(*[2.0] * 16, dtype=torch.float16), tensor(12.0).double()]
-    if op == "cast_":
-        return {
-            "outputs": [torch.zeros_like(grad, dtype=torch.bfloat16) for grad in grads],
-            "inputs": grads,
-        }
-    if op == "check_finite":
-        grads[1][3] = torch.inf
-        return {"grads": grads, "found_inf": tensor(0.0)}
-    return {"grads": grads, "found_inf": tensor(0.0), "inv_scale": tensor(0.5)}
 
 
 def run_op(function: Callable[..., Any], values: dict[str, Any]) -> list[Tensor]:
@@ -258,4 +224,5 @@ def command(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # a reader such as head may close the pipe
     sys.exit(command(sys.argv[1:]))

@@ -5,17 +5,18 @@ Files that are damaged, or of another device or build, count as empty.
 
 from __future__ import annotations
 
+import functools
 import json
-import os
 import platform
 import re
-import tempfile
+import warnings
 from collections.abc import Iterable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from amp_ext import _cache
 
 PACKAGED = Path(__file__).parent / "tables"
 """Tables that come with the package; the user's own come first."""
@@ -35,6 +36,7 @@ def cpu_name() -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
+@functools.cache
 def identity(device: torch.device) -> str:
     """What measurements hold for: the device and the build."""
     import amp_ext
@@ -51,31 +53,32 @@ def identity(device: torch.device) -> str:
     return " ".join(map(str, words))
 
 
-def path_of(device: torch.device) -> Path:
-    """The user's table of a device.
-
-    Raises:
-        RuntimeError: there is no home directory.
-    """
-    cache = os.environ.get("XDG_CACHE_HOME", "")
-    folder = Path(cache) if os.path.isabs(cache) else Path.home() / ".cache"
-    return folder / "amp_ext" / file_name(device)
+def name_of(device: torch.device) -> str:
+    """Of the file, for amp_ext._cache."""
+    return f"gemm-{re.sub(r'[^A-Za-z0-9.+-]+', '-', identity(device))}"
 
 
-def file_name(device: torch.device) -> str:
-    return f"gemm-{re.sub(r'[^A-Za-z0-9.+-]+', '-', identity(device))}.json"
+def read(device: torch.device) -> dict[Key, Entry]:
+    """The user's own entries."""
+    return _entries(_cache.read(name_of(device)), device)
 
 
-def read(path: Path, of: str) -> dict[Key, Entry]:
-    """The entries of a file that is of this identity."""
+def _packaged(device: torch.device) -> dict[Key, Entry]:
     try:
-        stored = json.loads(path.read_text())
-        if stored["of"] != of:
-            return {}
-        entries = [_checked(entry) for entry in stored["products"]]
-    except (OSError, ValueError, TypeError, KeyError):
+        stored = json.loads((PACKAGED / f"{name_of(device)}.json").read_text())
+    except (OSError, ValueError):
         return {}
-    return {tuple(entry["key"]): entry for entry in entries}
+    return _entries(stored, device)
+
+
+def _entries(stored: Any, device: torch.device) -> dict[Key, Entry]:
+    """None of a file that is damaged, or of another device or build."""
+    try:
+        if stored["of"] != identity(device):
+            return {}
+        return {tuple(entry["key"]): _checked(entry) for entry in stored["products"]}
+    except (TypeError, KeyError, ValueError):
+        return {}
 
 
 def _checked(entry: Entry) -> Entry:
@@ -96,35 +99,24 @@ def _checked(entry: Entry) -> Entry:
 def load(name: str) -> None:
     """Have C++ know the entries of a device; at the first product on it."""
     device = torch.device(name)
-    of = identity(device)
-    known = read(PACKAGED / file_name(device), of)
-    with suppress(RuntimeError):  # no home directory
-        known |= read(path_of(device), of)
-    _tell(device, known.values())
+    _tell(device, _packaged(device) | read(device))
 
 
-def update(device: torch.device, entries: Iterable[Entry]) -> Path:
+def update(device: torch.device, entries: Iterable[Entry]) -> None:
     """Add entries to the user's table of a device, in place of older ones of the same products.
 
-    The file is complete at any time, also for processes that read it now.
-
-    Raises:
-        OSError: it cannot be written; this process knows the entries nevertheless.
+    Where it cannot be written, this process knows them nevertheless, and a warning says so.
     """
-    new = {tuple(entry["key"]): entry for entry in entries}
-    path, of = path_of(device), identity(device)
-    known = read(path, of) | new
-    _tell(device, (read(PACKAGED / file_name(device), of) | known).values())
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lines = ",\n".join(json.dumps(entry) for entry in known.values())
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
-        file.write(f'{{"of": {json.dumps(of)}, "products": [\n{lines}\n]}}\n')
-    os.replace(file.name, path)
-    return path
+    known = read(device) | {tuple(entry["key"]): entry for entry in entries}
+    _tell(device, _packaged(device) | known)
+    content = {"of": identity(device), "products": list(known.values())}
+    _cache.write(name_of(device), content)
+    if _cache.read(name_of(device)) != content:
+        warnings.warn("amp_ext: cannot write measurements to the cache folder", stacklevel=2)
 
 
-def _tell(device: torch.device, entries: Iterable[Entry]) -> None:
+def _tell(device: torch.device, entries: dict[Key, Entry]) -> None:
     from amp_ext._library import _C
 
-    rows = [(e["key"], e["backend"], e["variant"], e["reason"]) for e in entries]
+    rows = [(e["key"], e["backend"], e["variant"], e["reason"]) for e in entries.values()]
     _C.set_measured(str(device), rows)

@@ -123,7 +123,7 @@ def cast_weights_together(on: bool = True) -> None:
     it needs the first; in the whole process, off by default.
 
     Only for models whose weights are not written within a region before they are used there, other
-    than by ops that autograd knows of, ``.data =`` and :meth:`GradScaler.step`: what is written in
+    than by ops that autograd records, ``.data =`` and :meth:`GradScaler.step`: what is written in
     place through ``.data``, by a fused optimizer alone, or by another stream (as by a prefetch of
     offloaded weights) may not be seen.
     """

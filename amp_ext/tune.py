@@ -105,7 +105,7 @@ def _measure_all(noted: list[_C.NotedProduct], deadline: float, results: list[Tu
     entries: dict[str, list[_table.Entry]] = {}
     left = 0
     for index, product in enumerate(noted):
-        _show(f"amp_ext.tune: product {index + 1} of {len(noted)}: {product}")
+        _show(f"amp_ext.tune: {'#' * index:-<{len(noted)}} {product}")
         remaining = deadline - time.perf_counter()
         if remaining <= 0:
             left = len(noted) - index
@@ -115,7 +115,7 @@ def _measure_all(noted: list[_C.NotedProduct], deadline: float, results: list[Tu
             entries.setdefault(product.device, []).append(_entry(product, tuned))
     _show("")
     for device, of_device in entries.items():
-        _remember(torch.device(device), of_device)
+        _table.update(torch.device(device), of_device)
     return left
 
 
@@ -127,7 +127,7 @@ def measure_in_passing(product: _C.NotedProduct) -> None:
     start = time.perf_counter()
     try:
         if tuned := _measure(product, min(_time_left, IN_PASSING / 20)):
-            _remember(torch.device(product.device), [_entry(product, tuned)])
+            _table.update(torch.device(product.device), [_entry(product, tuned)])
     finally:
         _time_left -= time.perf_counter() - start
         _in_passing.release()
@@ -175,14 +175,14 @@ def _right(product: _C.NotedProduct, trial: _C.Trial, deadline: float) -> list[W
             break
         try:
             results = _results(product, trial, way)
-        except RuntimeError as error:
+        except Exception as error:  # of any type, as when a Triton kernel does not compile
             problem = str(error).partition("\n")[0]
         else:
-            if _near(product, results, expected):
-                right.append(way)
-                continue
-            problem = "its results differ from {}'s".format(*default)
-        warnings.warn(f"amp_ext.tune: {product}: without {way}: {problem}", stacklevel=2)
+            problem = "" if _near(product, results, expected) else "its results are wrong"
+        if problem:
+            warnings.warn(f"amp_ext.tune: {product}: without {way}: {problem}", stacklevel=2)
+        else:
+            right.append(way)
     return right
 
 
@@ -218,7 +218,7 @@ def _interleaved(
 ) -> dict[Way, float]:
     """Seconds of each, 20th percentile: timed in turn, every second round in reverse order.
 
-    What takes twice the time of another in the first rounds sits out the others.
+    What takes twice the time of another in the first rounds sits out the others, but for the first.
     """
     sample = _device_seconds if device_type == "cuda" else _C.Trial.run
     shortest = min(sample(trial, *way, 1) for way in ways)
@@ -233,7 +233,7 @@ def _interleaved(
             samples[way].append(sample(trial, *way, launches) / launches)
         if count == LEAST_ROUNDS:
             least = min(map(min, samples.values()))
-            ways = [way for way in ways if min(samples[way]) < 2 * least]
+            ways = [ways[0], *(way for way in ways[1:] if min(samples[way]) < 2 * least)]
         if count >= LEAST_ROUNDS and time.perf_counter() > deadline:
             break
         if count % ENOUGH_ROUNDS == 0 and all(
@@ -268,13 +268,6 @@ def _entry(product: _C.NotedProduct, tuned: Tuned) -> _table.Entry:
         "variant": tuned.variant,
         "reason": reason,
     }
-
-
-def _remember(device: torch.device, entries: list[_table.Entry]) -> None:
-    try:
-        _table.update(device, entries)
-    except (OSError, RuntimeError) as error:
-        warnings.warn(f"amp_ext.tune: the table is not written: {error}", stacklevel=2)
 
 
 def _show(text: str) -> None:

@@ -3,7 +3,7 @@
     python bench/run.py unscale --device cpu
     python bench/run.py scaler gemm --device cpu --quick --json results.jsonl
     python bench/run.py all --device cuda --dtype bf16
-    python bench/run.py unscale norm --device cpu --base main
+    python bench/run.py unscale grad_norm --device cpu --base main
 
 A provider with a wrong result gets no ratio, and the exit status is 1.
 """

@@ -1,4 +1,4 @@
-"""Element types: how each is computed, rounded and judged.
+"""Element types: what each is computed in, how it is rounded, which values are finite.
 
 16-bit types are computed in fp32, fp32 and fp64 in themselves. Under Triton's interpreter bfloat16
 goes by way of its bits: the interpreter's own conversions lose the carry of the rounding and

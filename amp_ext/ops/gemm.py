@@ -93,7 +93,7 @@ def gemm(
 def gemm_with_aux(a: Tensor, b: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
     """:func:`gemm`, and what its activation was applied to, of one product.
 
-    It is what :func:`gemm` with a gelu runs on where gradients are wanted; differentiable twice.
+    :func:`gemm` with a gelu uses it where gradients are needed. Differentiable twice.
 
     Args:
         a, b: as for :func:`gemm`.
@@ -148,13 +148,7 @@ def gemm_times_derivative(
         NotImplementedError, ValueError: as :func:`gemm`.
     """
     return _ops.gemm_times_derivative(
-        a,
-        b,
-        aux,
-        trans_a=trans_a,
-        trans_b=trans_b,
-        activation=activation,
-        out_dtype=out_dtype,
+        a, b, aux, trans_a=trans_a, trans_b=trans_b, activation=activation, out_dtype=out_dtype
     )
 
 
@@ -190,13 +184,7 @@ def gemm_accumulate_(
         NotImplementedError: as :func:`gemm`.
     """
     _ops.gemm_accumulate_(
-        c,
-        a,
-        b,
-        trans_a=trans_a,
-        trans_b=trans_b,
-        sum_batch=sum_batch,
-        alpha=alpha,
+        c, a, b, trans_a=trans_a, trans_b=trans_b, sum_batch=sum_batch, alpha=alpha
     )
 
 
@@ -224,7 +212,7 @@ def linear(
             of the product, used once in the graph, without hooks (as data-parallel wrappers have
             them), with a ``.grad`` in the same layout; and the pass is that of ``backward()``,
             without ``inputs``, ``create_graph`` or anomaly mode, not of ``torch.autograd.grad``,
-            nor compiled. Else the gradient is returned as ever.
+            nor compiled. Otherwise the gradient is returned as usual.
 
     Returns:
         A new tensor of shape [*, n] and dtype ``torch.promote_types(x.dtype, weight.dtype)``.
@@ -269,11 +257,5 @@ def mlp(
         RuntimeError, NotImplementedError, ValueError: as :func:`gemm`.
     """
     return _ops.mlp(
-        x,
-        weight1,
-        bias1,
-        weight2,
-        bias2,
-        activation=activation,
-        accumulate_grad=accumulate_grad,
+        x, weight1, bias1, weight2, bias2, activation=activation, accumulate_grad=accumulate_grad
     )

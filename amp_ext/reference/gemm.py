@@ -9,14 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-__all__ = [
-    "gemm",
-    "gemm_accumulate_",
-    "gemm_times_derivative",
-    "gemm_with_aux",
-    "linear",
-    "mlp",
-]
+__all__ = ["gemm", "gemm_accumulate_", "gemm_times_derivative", "gemm_with_aux", "linear", "mlp"]
 
 
 def gemm_with_aux(

@@ -63,7 +63,12 @@ class GradScaler(ScalerState):
         hysteresis: int = 1,
     ) -> None:
         super().__init__(
-            *(device, init_scale, growth_factor, backoff_factor, growth_interval, enabled),
+            device,
+            init_scale,
+            growth_factor,
+            backoff_factor,
+            growth_interval,
+            enabled,
             min_scale=min_scale,
             max_scale=max_scale,
             hysteresis=hysteresis,
@@ -203,7 +208,7 @@ class GradScaler(ScalerState):
                     return self._step_with_found_inf(optimizer, state, *args, **kwargs)
             return super().step(optimizer, *args, **kwargs)
         finally:
-            # Fused steps write to weights without a new version, which autocast's copies go by.
+            # Fused steps write weights without bumping their version, by which copies are checked.
             torch.clear_autocast_cache()
 
     def _step_with_found_inf(

@@ -34,14 +34,13 @@ def _takes_grad_scaler(step: Any) -> bool:
 
 # A fused SGD step allocates momentum without initialising it and, on an overflow, leaves before it
 # is written; from the next step on it is used. So momentum that a step allocates is zeroed if the
-# step overflowed. Which that is takes a look at every parameter before an optimizer's first step;
-# after it, only a parameter that is new in optimizer.state has none.
+# step overflowed. To find it, every parameter is inspected before an optimizer's first step; later
+# only a parameter that is new in optimizer.state has none.
 _known_states: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
 
 
 def momentum_to_come(optimizer: Optimizer) -> list[Tensor]:
-    """Parameters without momentum, where a first look is due; those that had no gradient before
-    come to light after the step."""
+    """Before an optimizer's first step, its parameters without momentum."""
     if not isinstance(optimizer, torch.optim.SGD) or optimizer in _known_states:
         return []
     _known_states[optimizer] = len(optimizer.state)

@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import json
-import string
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from figures import style
-from figures.style import number, size
+from figures.style import number
 from harness.evidence import Run
 from harness.ledger import FP32_LINE, OURS, Record
 
-LISTS = ("unscale", "cast", "check", "norm")  # ops that read or write lists of tensors
 FACES = {"fp16": "full", "bf16": "none", "fp32": "left"}  # how a marker is filled
 DASHES = {"fp16": "-", "bf16": "--", "fp32": ":"}
 SLOPE = 2.4  # the width of its line
 DECADES = 30  # at least, so that an axis has two numbers
-WIDE = 20  # largest over smallest rate from which an axis is logarithmic
 
 
 class Missing(Exception):
@@ -118,80 +114,6 @@ def fastest_of_others(gemm: Run) -> dict[str, float]:
     return dict(sorted(rates.items(), key=lambda item: -item[1]))
 
 
-# ---- bandwidth ---------------------------------------------------------------------------------
-
-
-def bandwidth(runs: Sequence[Run]) -> Figure:
-    """GB/s over a list's bytes, a panel for each op."""
-    panels = [run for run in runs if run.op in LISTS]
-    if not panels:
-        raise Missing("the ledger has no op on lists of tensors")
-    figure = canvas(10, 0.5 + 2.9 * len(panels), "Bandwidth over the size of a list", panels)
-    grid = figure.subplots(len(panels), 2, width_ratios=(2.2, 1), squeeze=False)
-    seen: dict[str, None] = {}
-    for (axes, key), run in zip(grid, panels, strict=True):
-        seen |= dict.fromkeys(bandwidth_panel(axes, key, run))
-    grid[-1][0].set_xlabel("bytes read and written by one launch (cases of one size side by side)")
-    handles = [Line2D([], [], label=style.name(p), **point(p)) for p in seen]
-    grid[0][1].legend(handles=handles, loc="lower left")
-    return figure
-
-
-def point(provider: str) -> dict[str, object]:
-    """amp_ext's points are filled, and show through others' at the same place."""
-    return style.look(provider, fillstyle="full" if provider in OURS else "none")
-
-
-def bandwidth_panel(axes: Axes, key: Axes, run: Run) -> list[str]:
-    """Points on the left, and on the right what the letters stand for; returns the providers."""
-    cases = list(cases_of([run], run.op, "gb_per_s").items())
-    cases.sort(key=lambda case: case[1][0]["bytes"])
-    places = side_by_side([lines[0]["bytes"] for _, lines in cases])
-    words, shown = [], []
-    for letter, place, (case, lines) in zip(string.ascii_lowercase, places, cases, strict=False):
-        rates = [record["gb_per_s"] for record in lines]
-        shown += rates
-        ends = [min(rates), max(rates)]
-        axes.plot(2 * [place], ends, color=style.GRID, linewidth=1, zorder=1)
-        for record in lines:
-            axes.plot(place, record["gb_per_s"], **point(record["provider"]))
-        axes.annotate(
-            letter,
-            (place, max(rates)),
-            (0, 7),
-            textcoords="offset points",
-            ha="center",
-            fontsize=9,
-            bbox={"color": "white", "alpha": 0.7, "pad": 0.5},
-        )
-        words.append(f"{letter}  {case}: {size(lines[0]['bytes'])}")
-    for limit in run.limits:
-        if limit["gb_per_s"]:
-            axes.axhline(limit["gb_per_s"], color=style.INK, linewidth=1, linestyle="--")
-            words.append(f"--  {limit['case']}: {number(limit['gb_per_s'])} GB/s")
-    axes.set(xscale="log", title=run.op, ylabel="GB/s at p20")
-    axes.margins(x=0.08, y=0.14)
-    if max(shown) > WIDE * min(shown):
-        axes.set_yscale("log")
-    else:
-        axes.set_ylim(bottom=0)
-    axes.xaxis.set_major_formatter(lambda value, _: size(value))
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
-    axes.grid(which="major")
-    key.axis("off")
-    text = "\n".join(words)
-    key.text(0, 0.98, text, transform=key.transAxes, va="top", fontsize=8, linespacing=1.5)
-    return [record["provider"] for _, lines in cases for record in lines]
-
-
-def side_by_side(sizes: list[float]) -> list[float]:
-    """Places on a logarithmic axis, at least a tenth apart, for sizes in ascending order."""
-    places: list[float] = []
-    for value in sizes:
-        places.append(max(value, places[-1] * 1.3 if places else 0))
-    return places
-
-
 # ---- steps --------------------------------------------------------------------------------------
 
 
@@ -233,7 +155,8 @@ def steps(runs: Sequence[Run]) -> Figure:
 # ---- files --------------------------------------------------------------------------------------
 
 FIGURES: dict[str, Callable[[Sequence[Run]], Figure]] = {
-    function.__name__: function for function in (steps, roofline, bandwidth)
+    "steps": steps,
+    "roofline": roofline,
 }
 
 

@@ -14,7 +14,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 SHEET = matplotlib.rc_params_from_file(
     Path(__file__).with_name("figures.mplstyle"), use_default_template=False
 )
-INK, PALE, GRID = (SHEET[key] for key in ("text.color", "axes.edgecolor", "grid.color"))
+INK, PALE = SHEET["text.color"], SHEET["axes.edgecolor"]
 FOOTER_SIZE = 7.5  # points
 FOOTER_INCHES = 0.13  # a line
 
@@ -64,15 +64,6 @@ def name(provider: str) -> str:
 def number(value: float) -> str:
     """Three digits, and all of those before the point: 0.0123, 1.20, 57.4, 2,955."""
     return f"{value:#.3g}".rstrip(".") if value < 1000 else f"{value:,.0f}"
-
-
-def size(count: float) -> str:
-    """Bytes in words, by powers of 1000."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            break
-        count /= 1000 if unit != "GB" else 1
-    return f"{count:.3g} {unit}"
 
 
 def canvas(width: float, height: float, title: str, footer: Sequence[str]) -> Figure:

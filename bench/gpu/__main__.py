@@ -1,8 +1,8 @@
 """One run of everything that wants a GPU, with the torch at hand and without downloads.
 
-    python bench/gpu [RESULTS]
-    python bench/gpu --only bench --budget 300 [RESULTS]
-    python bench/gpu --dry-run [RESULTS]
+    python bench/gpu RESULTS
+    python bench/gpu --only bench --budget 300 RESULTS
+    python bench/gpu --dry-run RESULTS
 
 Builds amp_ext for the GPU that is present, runs the tests ("tests"), then the probe of what
 tests/simt assumes of it and the small cases under compute-sanitizer where that is installed
@@ -25,13 +25,13 @@ from pathlib import Path
 from types import FrameType
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from gpu.stages import ROOT, Summary, run_all
+from gpu.stages import Summary, run_all
 from harness import evidence
 from harness.evidence import ratio_text
 
-GROUPS = ("build", "tests", "checks", "bench")
+GROUPS = ("tests", "checks", "bench")
 BUDGET = 540  # seconds
-ROW = "{:<10}{:<10}{:>6}{:>8}{:>8}{:>8}"
+ROW = "{:<14}{:<10}{:>6}{:>8}{:>8}{:>8}"
 
 
 def table(ledger: Path) -> str:
@@ -54,16 +54,6 @@ def table(ledger: Path) -> str:
     return "\n".join(lines)
 
 
-def groups(text: str) -> frozenset[str]:
-    """Of "tests,bench"."""
-    names = frozenset(text.split(","))
-    if wrong := names - set(GROUPS):
-        raise argparse.ArgumentTypeError(
-            f"{', '.join(sorted(wrong))}: choose from {', '.join(GROUPS)}"
-        )
-    return names
-
-
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__.partition("\n")[0],
@@ -71,14 +61,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("results", nargs="?", type=Path, help="a folder, by default bench/results")
-    add(
-        "--only",
-        type=groups,
-        default=frozenset(GROUPS),
-        metavar="GROUP,...",
-        help=f"of {', '.join(GROUPS)}",
-    )
+    add("results", type=Path, help="a folder")
+    add("--only", choices=GROUPS, help="after the build")
     add("--budget", type=float, default=BUDGET, metavar="S", help=f"seconds, by default {BUDGET}")
     add("--dry-run", action="store_true", help="the CPU in the GPU's place")
     return parser.parse_args(argv)
@@ -91,18 +75,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     from gpu import targets
 
-    if options.dry_run:
-        target = targets.Rehearsal.of(options.results or ROOT / "build/rehearsal")
-    elif torch.cuda.is_available():
-        target = targets.Gpu.of(options.results or ROOT / "bench/results")
-    else:
+    if not (options.dry_run or torch.cuda.is_available()):
         print(f"gpu: torch {torch.__version__} of {sys.executable} sees no GPU", file=sys.stderr)
         return 1
+    target = (targets.Rehearsal if options.dry_run else targets.Gpu).of(options.results)
     built = " ".join(f"{name}={value}" for name, value in target.build_options().items())
     heading = f"{target.name}, torch {torch.__version__}, built with {built}"
     target.ledger.parent.mkdir(parents=True, exist_ok=True)
     summary = Summary(target.ledger.with_suffix(".summary.txt"), heading)
-    stages, end = target.stages(options.only), start + options.budget
+    stages = target.stages([options.only] if options.only else GROUPS)
+    end = start + options.budget
     try:
         run_all(stages, target.environment(), end, summary, target.ledger.with_suffix(".log"))
     finally:

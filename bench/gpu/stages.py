@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import re
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections import deque
@@ -27,8 +25,6 @@ CAUSE = re.compile(r'\b(FAILED|ERROR)\b|crashed while|\berror: |File ".*/tests/|
 COUNTS = re.compile(
     r"\d+ (passed|failed|errors?|skipped|deselected)\b.* in |no tests ran|is well$|probes agree$"
 )
-LIBC = ctypes.CDLL(None)
-PR_SET_PDEATHSIG = 1
 
 
 class Status(Enum):
@@ -140,7 +136,7 @@ class Stage:
                 text=True,
                 errors="replace",
                 start_new_session=True,
-                preexec_fn=begin,
+                preexec_fn=obey_interrupts,
             )
         except OSError as error:
             return f"it could not be started: {error}"
@@ -157,12 +153,9 @@ class Stage:
             reader.join(GRACE)
 
 
-def begin() -> None:
-    """In a child: obey interrupts, which a job in the background inherits as ignored; and on Linux
-    be killed when the parent is, which then cannot do it."""
+def obey_interrupts() -> None:
+    """In a child: a job in the background inherits them as ignored."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    if sys.platform == "linux":
-        LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def interrupt(process: subprocess.Popen) -> None:

@@ -15,72 +15,46 @@ from harness.registry import check, faults
 UNIT = 2.0**-24  # half a unit in the last place of float32
 DEVIATIONS = 4  # as many standard deviations no sum of terms of random signs is expected to reach
 PARTS_OF_16_BITS = 4
-SLOPE, CURVATURE = 1.13, 1.13  # the largest |gelu'|, and a bound of |gelu''|
-TANH_UNITS = 64  # of float32: what an implementation of erf, exp or tanh may be off
-PARTS = 32
+PARTS = 32  # in which a term of a sum in float32 may come
 ROWS = 1024
+TANH_UNITS = 64  # of float32: what an implementation of erf, exp or tanh may be off
 BLOCK = 128
+ELEMENT = 8  # times the relative error that a block may have
 
 
 @dataclass(frozen=True)
 class Bounded:
-    """A matrix in float64, and a bound of its error, element by element; 0.0 where it is exact."""
+    """A matrix in float64, and a bound of its error, element by element."""
 
     value: Tensor
-    error: Tensor | float = 0.0
+    error: Tensor
 
     @classmethod
-    def exact(cls, tensor: Tensor) -> Bounded:
-        return cls(tensor.detach().double())
-
-    @property
-    def mT(self) -> Bounded:
-        error = self.error if isinstance(self.error, float) else self.error.mT
-        return Bounded(self.value.mT, error)
-
-    @property
-    def reach(self) -> Tensor:
-        """The largest magnitude there may be."""
-        return self.value.abs() + self.error
-
-    def __matmul__(self, other: Bounded) -> Bounded:
-        """A product summed in float32, in any order.
+    def product(cls, a: Tensor, b: Tensor, c: Tensor | None = None) -> Bounded:
+        """a @ b + c, summed in float32 in any order.
 
         Products of 16-bit numbers are exact in float32. Each of the k - 1 additions is off by at
         most UNIT times the partial sum that it makes, and no partial sum is larger than |a| @ |b|.
-        That bound grows with k, while sums of terms of random signs grow with its square root. Of
-        exact operands a partial sum is therefore taken to be at most DEVIATIONS times its standard
-        deviation sqrt(a^2 @ b^2). This holds for random operands only, and by probability: a sum
-        passes it with 2 exp(-DEVIATIONS^2 / 2) = 7e-4 at most (Hoeffding's inequality), and an
-        error passes the bound only where such sums come with roundings that all go one way.
-
-        Where an operand is in error itself the first bound holds, and its error is multiplied like
-        a value.
+        That bound grows with k, while sums of terms of random signs grow with its square root. A
+        partial sum is therefore taken to be at most DEVIATIONS times its standard deviation
+        sqrt(a^2 @ b^2). This holds for random operands only, and by probability: a sum passes it
+        with 2 exp(-DEVIATIONS^2 / 2) = 7e-4 at most (Hoeffding's inequality), and an error passes
+        the bound only where such sums come with roundings that all go one way.
         """
-        value = self.value @ other.value
-        magnitude = self.value.abs() @ other.value.abs()
-        rounding = self.value.shape[-1] * UNIT
-        if isinstance(self.error, float) and isinstance(other.error, float):
-            deviation = (self.value.square() @ other.value.square()).sqrt_()
-            return Bounded(value, rounding * torch.minimum(magnitude, DEVIATIONS * deviation))
-        propagated = self.reach @ other.reach - magnitude
-        return Bounded(value, propagated + rounding * magnitude)
-
-    def __add__(self, other: Bounded) -> Bounded:
-        """A sum in float32, of which one term may come in up to PARTS parts."""
-        rounding = PARTS * UNIT * (self.reach + other.reach)
-        return Bounded(self.value + other.value, self.error + other.error + rounding)
-
-    def column_sums(self) -> Bounded:
-        """Of a matrix [m, n], in float32: [n]."""
-        rounding = self.value.shape[0] * UNIT * self.reach.sum(0)
-        error = (torch.zeros_like(self.value) + self.error).sum(0)
-        return Bounded(self.value.sum(0), error + rounding)
+        a, b = a.double(), b.double()
+        value, magnitude = a @ b, a.abs() @ b.abs()
+        deviation = (a.square() @ b.square()).sqrt_()
+        error = a.shape[-1] * UNIT * torch.minimum(magnitude, DEVIATIONS * deviation)
+        if c is not None:
+            error += PARTS * UNIT * (value.abs() + error + c.abs())
+            value += c
+        return cls(value, error)
 
     def rounded(self, dtype: torch.dtype) -> Bounded:
         """By half a unit in the last place of a dtype, or of its smallest subnormal number."""
         info = torch.finfo(dtype)
-        half_unit = (info.eps / 2 * self.reach).clamp(min=info.tiny * info.eps / 2)
+        reach = self.value.abs() + self.error
+        half_unit = (info.eps / 2 * reach).clamp(min=info.tiny * info.eps / 2)
         return Bounded(self.value, self.error + half_unit)
 
     def in_parts(self, terms: int, dtype: torch.dtype) -> Bounded:
@@ -91,21 +65,6 @@ class Bounded:
         """
         units = PARTS_OF_16_BITS * torch.finfo(dtype).eps / (terms * UNIT)
         return Bounded(self.value, self.error * (1 + units))
-
-    def gelu(self) -> Bounded:
-        value = torch.nn.functional.gelu(self.value)
-        return Bounded(value, SLOPE * self.error + TANH_UNITS * UNIT * self.reach)
-
-    def times_gelu_derivative(self, at: Bounded) -> Bounded:
-        """self * gelu'(at)."""
-        inputs = at.value.clone().requires_grad_()
-        with torch.enable_grad():
-            total = torch.nn.functional.gelu(inputs).sum()
-        derivative = torch.autograd.grad(total, inputs)[0]
-        slack = CURVATURE * at.error + TANH_UNITS * UNIT
-        return Bounded(
-            self.value * derivative, SLOPE * self.error + self.reach * slack + UNIT * self.reach
-        )
 
     def compare(self, result: Tensor, name: str) -> None:
         """Raise CheckError unless the result, of any floating-point dtype, is near enough."""
@@ -142,12 +101,9 @@ def compare_products(
         ends(total).compare(result[rows], f"{name}'s result")
 
     wrong = faults({name: partial(check_shape, name) for name in results})
-    right = Bounded.exact(b)
     for start in range(0, a.shape[0], ROWS):
         rows = slice(start, start + ROWS)
-        total = Bounded.exact(a[rows]) @ right
-        if c is not None:
-            total = total + Bounded.exact(c[rows])
+        total = Bounded.product(a[rows], b, None if c is None else c[rows])
         left = [name for name in results if name not in wrong]
         wrong |= faults({name: partial(compare_rows, name, rows, total) for name in left})
     return wrong
@@ -162,9 +118,9 @@ def block_norms(matrix: Tensor) -> Tensor:
     return sums.sqrt_()
 
 
-def compare_norms(result: Tensor, exact: Tensor, terms: int, name: str) -> None:
-    """Raise CheckError where a block of the result is further from the exact one than roundings
-    of its dtype explain: by more than eps of the exact block's norm.
+def compare_blocks(result: Tensor, exact: Tensor, terms: int, name: str) -> None:
+    """Raise CheckError where a block of the result is further from the exact one, in norm, than
+    roundings of its dtype explain: by more than eps of the exact block's norm.
 
     Rounding errors are at most eps / 2 of the values. Spread evenly, as those of random numbers
     are, they come to eps / sqrt(12) of the norm, products with random matrices pass them on in
@@ -172,7 +128,8 @@ def compare_norms(result: Tensor, exact: Tensor, terms: int, name: str) -> None:
     six in a row at most; sums of 16-bit parts may add to them. Sums in float32 of `terms` products
     add UNIT * sqrt(terms) likewise, and an activation TANH_UNITS.
 
-    This says nothing of a single element: its error may be as large as that of a whole block.
+    A single element may be off by ELEMENT times as much, of itself and of the result's root mean
+    square: more than six standard deviations of such errors.
 
     Args:
         result: a matrix or a vector, of any floating-point dtype.
@@ -183,6 +140,11 @@ def compare_norms(result: Tensor, exact: Tensor, terms: int, name: str) -> None:
     check(result.shape == exact.shape, f"{name} is of shape {tuple(result.shape)}")
     result = result.detach()
     allowed = torch.finfo(result.dtype).eps + UNIT * (TANH_UNITS + math.sqrt(terms))
-    limits = (allowed * block_norms(exact)).clamp(min=torch.finfo(torch.float64).tiny)
-    worst = (block_norms(result.double() - exact) / limits).max().item()
-    check(worst <= 1, f"a block of {name} is {worst:.2f} times as far off as it may be, in norm")
+    error = result.double() - exact
+    size = exact.abs() + exact.square().mean().sqrt()
+    for what, found, limit in (
+        ("a block", block_norms(error), allowed * block_norms(exact)),
+        ("an element", error.abs(), ELEMENT * allowed * size),
+    ):
+        worst = (found / limit.clamp(min=torch.finfo(torch.float64).tiny)).max().item()
+        check(worst <= 1, f"{what} of {name} is {worst:.2f} times as far off as it may be")

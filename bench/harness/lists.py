@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from amp_ext import testing
 from harness import providers
 from harness.providers import Line
 from harness.registry import (
+    BASELINE,
     BF16,
     FP16,
     FP32,
@@ -26,14 +25,13 @@ from harness.registry import (
     Trial,
     Work,
     check,
-    faults,
 )
+from workloads.gradients import Shape, gpt2_shapes, gradient, gradients, parameters
 
 KI, MI = 1 << 10, 1 << 20
 L2_MULTIPLE = 3
 MAX_COPIES = 1000
 MAX_COMPILED = 200  # tensors: torch.compile takes a second for every few
-ALIGNMENT = 512  # bytes, at a multiple of which torch's CUDA allocator starts every tensor
 INTEGERS = {2: torch.int16, 4: torch.int32}  # by size in bytes
 T = TypeVar("T")
 
@@ -53,10 +51,10 @@ class Gradients:
     @classmethod
     def of_parameters(cls, grads: list[Tensor]) -> Gradients:
         """The .grad of parameters."""
-        leaves = testing.parameters(grads)
-        gradients = cls([leaf.grad for leaf in leaves])
-        gradients.leaves = leaves
-        return gradients
+        leaves = parameters(grads)
+        made = cls([leaf.grad for leaf in leaves])
+        made.leaves = leaves
+        return made
 
     def clone(self) -> Gradients:
         return Gradients(clones(self.flat))
@@ -73,7 +71,7 @@ class GradientList:
     """A case's tensors; several dtypes are dealt out in turn."""
 
     name: str
-    shapes: Sequence[testing.Shape]
+    shapes: Sequence[Shape]
     dtypes: Sequence[torch.dtype]
     counted: bool = True
 
@@ -84,7 +82,7 @@ class GradientList:
 
     def gradients(self, device: torch.device) -> Gradients:
         """Of parameters, with the same values every time."""
-        return Gradients.of_parameters(testing.gradients(self.shapes, self.dtypes, device))
+        return Gradients.of_parameters(gradients(self.shapes, self.dtypes, device))
 
     def compiles(self, setup: Setup) -> bool:
         """Whether torch.compile is to take part."""
@@ -113,12 +111,17 @@ def gradient_lists(setup: Setup, mixed: Sequence[torch.dtype]) -> list[GradientL
     return lists
 
 
-def gpt2_shapes(quick: bool) -> tuple[str, list[testing.Shape]]:
-    """The parameters of GPT-2 small under their name; scaled down when `quick`."""
-    if quick:
-        shapes = testing.gpt2_small_shapes(width=24, vocabulary=1571, positions=32)
-        return "GPT-2 small at 1/32 width", shapes
-    return "GPT-2 small, 148 tensors", testing.gpt2_small_shapes()
+def cases(
+    setup: Setup,
+    mixed: Sequence[torch.dtype],
+    build: Callable[[GradientList, Setup], Trial],
+    baseline: str = BASELINE,
+) -> list[Case]:
+    """An op's cases, a list of gradients each."""
+    return [
+        Case(each.name, partial(build, each, setup), each.counted, baseline, each.dtype)
+        for each in gradient_lists(setup, mixed)
+    ]
 
 
 # ---- providers that take the same gradients ----------------------------------------------------
@@ -126,9 +129,10 @@ def gpt2_shapes(quick: bool) -> tuple[str, list[testing.Shape]]:
 
 def build(
     case: GradientList,
-    lines: Mapping[str, Line],
-    verify: Callable[[Line, Gradients], None],
     setup: Setup,
+    lines: dict[str, Line],
+    verify: Callable[[Line, Gradients], None],
+    composed: Callable[[list[Tensor], Tensor, Tensor], object] | None,
     factors: Sequence[float] = (1.0,),
     passes: int = 1,
 ) -> Trial:
@@ -136,14 +140,18 @@ def build(
 
     Args:
         case: whose gradients.
+        setup: as given to the op's cases.
         lines: `launch` takes Gradients, a flag [1] to be raised by what is not finite, and a
             factor [].
         verify: raises CheckError where a line's result for copies of gradients is wrong.
-        setup: as given to the op's cases.
+        composed: the op of torch's ordinary ones, for torch.compile where that takes part; takes
+            tensors, a flag and a factor.
         factors: taken in turn, each for as many launches as there are sets of gradients.
         passes: how many times a launch has to move every byte of the gradients.
     """
     device = setup.device
+    if composed and case.compiles(setup) and (line := compiled_line(composed, case, device)):
+        lines[providers.COMPILE] = line
     grads = case.gradients(device)
     sets = rotated(grads, grads.bytes, Gradients.clone, device)
     tensors = [torch.tensor(value, device=device) for value in factors]
@@ -159,48 +167,31 @@ def build(
 
         return Provider(name, launch, around=line.around)
 
-    def verify_all(names: Collection[str]) -> dict[str, str]:
-        raised = {name for name in names if flags[name].item() != 0}
-        if raised and not all(each.are_finite() for each in sets):
-            raised = set()  # rightly: one of them has made infinities of what all share
-        fresh = grads if grads.are_finite() else case.gradients(device)
+    @cache
+    def finite_gradients() -> Gradients:
+        return grads if grads.are_finite() else case.gradients(device)
 
-        def verify_line(name: str) -> None:
-            check(name not in raised, "found_inf was raised for finite gradients")
-            with lines[name].around():
-                verify(lines[name], fresh)
+    def verify_line(name: str, line: Line) -> None:
+        if flags[name].item() != 0:  # rightly where another has made infinities of what all share
+            spoilt = not all(each.are_finite() for each in sets)
+            check(spoilt, "found_inf was raised for finite gradients")
+        verify(line, finite_gradients())
 
-        return faults({name: partial(verify_line, name) for name in names})
-
-    return Trial(
-        tuple(timed(name, line) for name, line in lines.items()),
-        verify_all,
-        Work(bytes=passes * grads.bytes),
-        alive=sets,
-    )
+    return providers.trial(lines, timed, verify_line, Work(bytes=passes * grads.bytes), alive=sets)
 
 
 def compiled_line(
-    function: Callable[[list[Tensor], Tensor, Tensor], object], case: GradientList, setup: Setup
+    function: Callable[[list[Tensor], Tensor, Tensor], object],
+    case: GradientList,
+    device: torch.device,
 ) -> Line | None:
-    """A line of `build`'s by torch.compile; None where it does not take part, or fails.
-
-    Args:
-        function: takes gradients, a flag and a factor [].
-        case: whose gradients.
-        setup: as given to the op's cases.
-    """
-    if not case.compiles(setup):
-        return None
+    """A line of `build`'s by torch.compile; None where that fails."""
 
     def run(program: Callable) -> None:
-        flag = torch.zeros(1, device=setup.device)
-        program(case.gradients(setup.device).flat, flag, torch.ones((), device=setup.device))
+        program(case.gradients(device).flat, new_flag(device), torch.ones((), device=device))
 
     program = providers.compiled(function, run)
-    if program is None:
-        return None
-    return Line(lambda grads, flag, factor: program(grads.flat, flag, factor))
+    return program and Line(lambda grads, flag, factor: program(grads.flat, flag, factor))
 
 
 def new_flag(device: torch.device) -> Tensor:
@@ -210,73 +201,41 @@ def new_flag(device: torch.device) -> Tensor:
 
 def different(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> int:
     """How many tensors differ from their partner in a bit, where not both have a NaN."""
-    if not tensors[0].is_cuda:
-        return sum(differ(*pair) for pair in zip(tensors, others, strict=True))
-    # All at once: a GPU would be waited for at each of thousands.
-    joined = [torch.cat([t.reshape(-1) for t in each]) for each in (tensors, others)]
-    if not differ(*joined):
-        return 0
-    parts = zip(*(each.split([t.numel() for t in tensors]) for each in joined), strict=True)
-    return sum(differ(*pair) for pair in parts)
 
+    def differ(mine: Tensor, theirs: Tensor) -> Tensor:
+        unequal = mine.view(INTEGERS[mine.itemsize]) != theirs.view(INTEGERS[mine.itemsize])
+        return (unequal & ~(mine.isnan() & theirs.isnan())).any()
 
-def differ(mine: Tensor, theirs: Tensor) -> bool:
-    """Whether two dense tensors of one dtype differ in a bit, where not both have a NaN."""
-    if bits(mine).equal(bits(theirs)):
-        return False
-    both = mine.isnan() & theirs.isnan()
-    return bool(((bits(mine) != bits(theirs)) & ~both).any())
-
-
-def bits(tensor: Tensor) -> Tensor:
-    return tensor.view(INTEGERS[tensor.itemsize])
+    return int(torch.stack([differ(*pair) for pair in zip(tensors, others, strict=True)]).sum())
 
 
 # ---- copies that leave no input in a GPU's L2 cache --------------------------------------------
 
 
-def copies(size: int, device: torch.device) -> int:
-    """How many sets of inputs of `size` bytes together leave none of them in a GPU's L2 cache.
-
-    On a CPU one: gradients and activations are still in its caches when they are used.
-    """
-    if device.type != "cuda":
-        return 1
-    l2_bytes = torch.cuda.get_device_properties(device).L2_cache_size
-    return 1 + min(MAX_COPIES, L2_MULTIPLE * l2_bytes // max(size, 1))
-
-
 def rotated(first: T, size: int, copy: Callable[[T], T], device: torch.device) -> list[T]:
-    """`first` and as many copies as it takes; used one after the other, each is found cold."""
-    return [first, *(copy(first) for _ in range(copies(size, device) - 1))]
+    """Inputs to be used one after the other: `first`, and on a GPU as many copies as together leave
+    none of them in its L2 cache.
+
+    On a CPU `first` alone: gradients and activations are still in its caches when they are used.
+
+    Args:
+        first: inputs.
+        size: of `first`, in bytes.
+        copy: copies inputs.
+        device: where they lie.
+    """
+    copies = 0
+    if device.type == "cuda":
+        l2_bytes = torch.cuda.get_device_properties(device).L2_cache_size
+        copies = min(MAX_COPIES, L2_MULTIPLE * l2_bytes // max(size, 1))
+    return [first, *(copy(first) for _ in range(copies))]
 
 
 def clones(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Copies in one buffer for each dtype, aligned as if they were allocated one by one: a GPU's
-    many sets of thousands of tensors would take seconds.
-
-    Args:
-        tensors: dense, all on one device; at least one.
-    """
-    places = list(offsets(tensors))
-    ends = {tensor.dtype: offset + tensor.numel() for tensor, offset in places}
-    device = tensors[0].device
-    buffers = {dtype: torch.empty(end, dtype=dtype, device=device) for dtype, end in ends.items()}
-    copied = [
-        buffers[tensor.dtype].as_strided(tensor.shape, tensor.stride(), offset)
-        for tensor, offset in places
-    ]
+    """Copies, by few launches: one for each of thousands of tensors and sets would take seconds."""
+    copied = [torch.empty_like(tensor) for tensor in tensors]
     torch._foreach_copy_(copied, list(tensors))
     return copied
-
-
-def offsets(tensors: Sequence[Tensor]) -> Iterator[tuple[Tensor, int]]:
-    """Each tensor, and its offset in elements in the buffer of its dtype."""
-    taken: Counter[torch.dtype] = Counter()
-    for tensor in tensors:
-        yield tensor, taken[tensor.dtype]
-        unit = ALIGNMENT // tensor.itemsize
-        taken[tensor.dtype] += -(-tensor.numel() // unit) * unit
 
 
 # ---- limits ------------------------------------------------------------------------------------
@@ -287,23 +246,20 @@ def binary(size: int) -> str:
     return f"{size // MI} Mi" if size % MI == 0 else f"{size // KI} Ki"
 
 
-def limit_size(setup: Setup) -> int:
-    """Elements of the one tensor that a limit is measured on."""
-    return MI if setup.quick else 64 * MI
+def limit(setup: Setup, name: str, passes: int, op: Callable[[Tensor], Callable]) -> Case:
+    """A case of one large FP32 tensor, which is moved so many times by what `op` makes for it."""
+    size = MI if setup.quick else 64 * MI
+
+    def build_limit() -> Trial:
+        tensor = gradient(size, device=setup.device)
+        return Trial((Provider(name, op(tensor)),), work=Work(bytes=passes * tensor.nbytes))
+
+    return Case(f"{name} {binary(size)} fp32", build_limit, dtype=FP32, limit=True)
 
 
 def copy_limit(setup: Setup) -> Case:
     """A copy of memory: as many bytes read as written."""
-    size = limit_size(setup)
-
-    def build_copy() -> Trial:
-        source = testing.gradient(size, device=setup.device)
-        target = torch.empty_like(source)
-        return Trial(
-            (Provider("copy", lambda: target.copy_(source)),), work=Work(bytes=2 * source.nbytes)
-        )
-
-    return Case(f"copy {binary(size)} fp32", build_copy, dtype=FP32, limit=True)
+    return limit(setup, "copy", 2, lambda source: partial(torch.empty_like(source).copy_, source))
 
 
 def in_place_limit(setup: Setup) -> Case:
@@ -311,25 +267,10 @@ def in_place_limit(setup: Setup) -> Case:
     where caches read what a copy is to overwrite."""
     if setup.on_gpu:
         return copy_limit(setup)
-    size = limit_size(setup)
-
-    def build_products() -> Trial:
-        tensor = testing.gradient(size, device=setup.device)
-        factors = itertools.cycle([2.0, 0.5])
-        return Trial(
-            (Provider("mul_", lambda: tensor.mul_(next(factors))),),
-            work=Work(bytes=2 * tensor.nbytes),
-        )
-
-    return Case(f"mul_ {binary(size)} fp32", build_products, dtype=FP32, limit=True)
+    factors = itertools.cycle([2.0, 0.5])
+    return limit(setup, "mul_", 2, lambda tensor: lambda: tensor.mul_(next(factors)))
 
 
 def read_limit(setup: Setup) -> Case:
     """A sum over memory: nothing but reads."""
-    size = limit_size(setup)
-
-    def build_sum() -> Trial:
-        source = testing.gradient(size, device=setup.device)
-        return Trial((Provider("sum", source.sum),), work=Work(bytes=source.nbytes))
-
-    return Case(f"sum {binary(size)} fp32", build_sum, dtype=FP32, limit=True)
+    return limit(setup, "sum", 1, lambda source: source.sum)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ import torch
 
 import amp_ext
 from amp_ext._library import _C
-from harness.registry import BASELINE, Provider
+from harness.registry import BASELINE, Provider, Trial, Work, faults
 
 COMPILE = "compile"
 LIBRARY = "library"  # amp_ext with products by torch's GEMM
@@ -77,6 +77,36 @@ def lines(
         **{name: Line(mine, around) for name, around in contexts.items()},
         BASELINE: Line(theirs),
     }
+
+
+def trial(
+    lines: Mapping[str, Line],
+    timed: Callable[[str, Line], Provider],
+    verify: Callable[[str, Line], None],
+    work: Work,
+    unchecked: Collection[str] = (),
+    alive: object = None,
+) -> Trial:
+    """A trial of one provider a line.
+
+    Args:
+        lines: by name.
+        timed: makes a line's provider, within its context.
+        verify: raises CheckError where a line's result is wrong, within its context.
+        work: of one launch.
+        unchecked: names of lines that the others are compared with.
+        alive: what else has to live as long as the inputs.
+    """
+
+    def within(function: Callable[[str, Line], Any], name: str) -> Any:
+        with lines[name].around():
+            return function(name, lines[name])
+
+    def verify_all(names: Collection[str]) -> dict[str, str]:
+        return faults({n: partial(within, verify, n) for n in names if n not in unchecked})
+
+    made = tuple(guarded(name, partial(within, timed, name)) for name in lines)
+    return Trial(made, verify_all, work, alive)
 
 
 def guarded(name: str, make: Callable[[], Provider]) -> Provider:

@@ -1,4 +1,4 @@
-"""What a benchmark consists of. One op is one module of ops/, which defines `OP`."""
+"""What a benchmark consists of. An op is a module of ops/ of its name, which defines `OP`."""
 
 from __future__ import annotations
 
@@ -6,21 +6,12 @@ import importlib
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
-OPS = {  # as on the command line and in ledgers, with the modules of ops/
-    "train": "train",
-    "unscale": "unscale_",
-    "check": "check_finite",
-    "norm": "grad_norm",
-    "update": "update_scale_",
-    "cast": "cast_",
-    "scaler": "scaler",
-    "gemm": "gemm",
-    "linear": "linear",
-    "autocast": "autocast",
-}
+OPS = tuple(sorted(path.stem for path in Path(__file__).parents[1].glob("ops/[!_]*.py")))
+"""As on the command line and in ledgers."""
 BASELINE = "torch"
 FP16, BF16, FP32 = torch.float16, torch.bfloat16, torch.float32
 DTYPES = {"fp16": FP16, "bf16": BF16, "fp32": FP32}
@@ -183,5 +174,5 @@ class Op:
 
 
 def load(name: str) -> Op:
-    """Import the op's module; KeyError for an unknown name."""
-    return importlib.import_module(f"ops.{OPS[name]}").OP
+    """Import the op's module."""
+    return importlib.import_module(f"ops.{name}").OP

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -26,7 +26,6 @@ from harness.registry import (
     Trial,
     Work,
     check,
-    faults,
 )
 
 CALLS, QUICK_CALLS = 100, 10
@@ -108,26 +107,12 @@ def build(call: Call, mode: str, calls: int, dtype: torch.dtype, device: torch.d
         return Loop(line.launch, call, mode, calls, dtype, device)
 
     def timed(name: str, line: Line) -> Provider:
-        def make() -> Provider:
-            with line.around():
-                return Provider(name, loop(line, calls).run, around=line.around)
+        return Provider(name, loop(line, calls).run, around=line.around)
 
-        return providers.guarded(name, make)
+    def verify_line(name: str, line: Line) -> None:
+        verify(*(loop(each, min(calls, CHECKED_CALLS)) for each in (line, lines[BASELINE])))
 
-    def verify_line(line: Line) -> None:
-        checked = min(calls, CHECKED_CALLS)
-        theirs = loop(lines[BASELINE], checked)
-        with line.around():
-            verify(loop(line, checked), theirs)
-
-    def verify_all(names: Collection[str]) -> dict[str, str]:
-        return faults(
-            {name: partial(verify_line, lines[name]) for name in names if name != BASELINE}
-        )
-
-    return Trial(
-        tuple(timed(name, line) for name, line in lines.items()), verify_all, Work(calls=calls)
-    )
+    return providers.trial(lines, timed, verify_line, Work(calls=calls), unchecked=[BASELINE])
 
 
 def verify(mine: Loop, theirs: Loop) -> None:

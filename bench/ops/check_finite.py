@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 from torch import Tensor
 
 from amp_ext import ops
 from harness import lists, providers
-from harness.lists import GradientList, Gradients, gradient_lists, read_limit
+from harness.lists import GradientList, Gradients, read_limit
 from harness.providers import Line
 from harness.registry import BASELINE, BF16, FP16, FP32, Case, Op, Setup, Trial, check
 
@@ -38,19 +36,13 @@ def composed(grads: list[Tensor], flag: Tensor, one: Tensor) -> None:
     flag.copy_(torch.maximum(flag, (~finite).float()))
 
 
-def lines(case: GradientList, setup: Setup) -> dict[str, Line]:
-    found = providers.lines(ours, theirs, setup.device)
-    if setup.on_gpu and BF16 in case.dtypes:  # torch's CUDA op takes no bfloat16
-        del found[BASELINE]
-    if setup.on_gpu or setup.quick:  # on a CPU ten times as slow
-        found[NORMS] = Line(by_norms)
-    if line := lists.compiled_line(composed, case, setup):
-        found[providers.COMPILE] = line
-    return found
-
-
 def build(case: GradientList, setup: Setup) -> Trial:
-    return lists.build(case, lines(case, setup), verify, setup)
+    lines = providers.lines(ours, theirs, setup.device)
+    if setup.on_gpu and BF16 in case.dtypes:  # torch's CUDA op takes no bfloat16
+        del lines[BASELINE]
+    if setup.on_gpu or setup.quick:  # on a CPU ten times as slow
+        lines[NORMS] = Line(by_norms)
+    return lists.build(case, setup, lines, verify, composed)
 
 
 def verify(line: Line, grads: Gradients) -> None:
@@ -73,14 +65,11 @@ def verify(line: Line, grads: Gradients) -> None:
 def cases(setup: Setup) -> list[Case]:
     mixed = (FP32, FP16) if setup.on_gpu else (FP32, FP16, BF16)
     baseline = NORMS if setup.on_gpu and setup.dtype == BF16 else BASELINE
-    return [
-        Case(case.name, partial(build, case, setup), case.counted, baseline, case.dtype)
-        for case in gradient_lists(setup, mixed)
-    ]
+    return lists.cases(setup, mixed, build, baseline)
 
 
 OP = Op(
-    name="check",
+    name="check_finite",
     notes=(
         "Contiguous .grad tensors of parameters, sizes in elements; nothing is subtracted. torch "
         "multiplies by 1 in place, as its GradScaler does for optimizers that unscale; inf norms "

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 from torch import Tensor
 
 from amp_ext import ops
 from harness import lists, providers
-from harness.lists import GradientList, Gradients, gradient_lists, read_limit
+from harness.lists import GradientList, Gradients, read_limit
 from harness.providers import Line
 from harness.registry import BF16, FP16, FP32, Case, Op, Setup, Trial, check
 
@@ -39,15 +37,10 @@ def theirs(grads: Gradients, flag: Tensor, inv_scale: Tensor) -> Tensor:
     return torch.linalg.vector_norm(torch.stack(groups))
 
 
-def lines(case: GradientList, setup: Setup) -> dict[str, Line]:
-    found = providers.lines(ours, theirs, setup.device)
-    if case.dtype and (line := lists.compiled_line(of_list, case, setup)):
-        found[providers.COMPILE] = line
-    return found
-
-
 def build(case: GradientList, setup: Setup) -> Trial:
-    return lists.build(case, lines(case, setup), verify, setup, [INV_SCALE])
+    lines = providers.lines(ours, theirs, setup.device)
+    composed = of_list if case.dtype else None
+    return lists.build(case, setup, lines, verify, composed, [INV_SCALE])
 
 
 def exact_norm(grads: Gradients) -> float:
@@ -78,14 +71,11 @@ def verify(line: Line, grads: Gradients) -> None:
 
 
 def cases(setup: Setup) -> list[Case]:
-    return [
-        Case(case.name, partial(build, case, setup), case.counted, dtype=case.dtype)
-        for case in gradient_lists(setup, mixed=(FP32, FP16, BF16))
-    ]
+    return lists.cases(setup, (FP32, FP16, BF16), build)
 
 
 OP = Op(
-    name="norm",
+    name="grad_norm",
     notes=(
         "The norm of gradients / 65536 and the check for overflow, read only. torch is "
         "torch._foreach_norm in float32, the norm of these, times inv_scale, and a check of that. "

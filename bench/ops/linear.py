@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import copy
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,8 @@ from torch.nn import functional as F
 import amp_ext.nn
 from amp_ext import ops
 from harness import providers
-from harness.bounds import Bounded, compare_norms
+from harness.bounds import compare_blocks
+from harness.providers import Line
 from harness.registry import (
     BASELINE,
     BF16,
@@ -28,7 +29,6 @@ from harness.registry import (
     Trial,
     Work,
     check,
-    faults,
 )
 from workloads.gemm_shapes import BILLION_1, BILLION_8, TOKENS, VIT_TOKENS, VIT_WIDTH
 
@@ -77,61 +77,34 @@ class Layers(nn.Module):
         return self.fc2(x) if self.block.has_second else x
 
 
-class Fused(nn.Module):
-    """amp_ext's layers, with the parameters of `Layers`."""
-
-    def __init__(self, layers: Layers) -> None:
-        super().__init__()
-        block, weight = layers.block, layers.fc1.weight
-        if block.has_second:
-            options = {"device": weight.device, "dtype": weight.dtype, "activation": "gelu"}
-            self.fused = amp_ext.nn.MLP(block.width, block.hidden, **options)
-            self.fused.fc1, self.fused.fc2 = layers.fc1, layers.fc2
-        else:
-            bias = layers.fc1.bias
-            self.fused = lambda x: ops.linear(x, weight, bias, activation="gelu")
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fused(x)
+def fused(layers: Layers) -> Callable[[Tensor], Tensor]:
+    """amp_ext's layers, with the parameters of `layers`."""
+    block, weight, bias = layers.block, layers.fc1.weight, layers.fc1.bias
+    if not block.has_second:
+        return lambda x: ops.linear(x, weight, bias, activation="gelu")
+    options = {"device": weight.device, "dtype": weight.dtype, "activation": "gelu"}
+    mlp = amp_ext.nn.MLP(block.width, block.hidden, **options)
+    mlp.fc1, mlp.fc2 = layers.fc1, layers.fc2
+    return mlp
 
 
-@dataclass(frozen=True)
-class Variant:
-    """One implementation of the layers.
-
-    Args:
-        module: computes them.
-        parameters: whose gradients it computes, in the order of those of `Layers`.
-        around: the context in which it does.
-    """
-
-    module: Callable[[Tensor], Tensor]
-    parameters: Sequence[Tensor]
-    around: Callable[[], AbstractContextManager] = nullcontext
-
-
-@dataclass(frozen=True)
-class Pass:
-    """What a launch does: a forward pass, and with `grad`, the result's, a backward pass too."""
-
-    variant: Variant
-    x: Tensor
-    grad: Tensor | None
-
-    def run(self) -> list[Tensor]:
-        """The result; with `grad` also the gradients of the input and of all parameters."""
-        module, parameters = self.variant.module, self.variant.parameters
-        if self.grad is None:
-            with torch.no_grad():
-                return [module(self.x)]
-        out = module(self.x)
-        return [out, *torch.autograd.grad(out, [self.x, *parameters], self.grad)]
+def run_pass(
+    module: Callable[[Tensor], Tensor],
+    parameters: Sequence[Tensor],
+    x: Tensor,
+    grad: Tensor | None,
+) -> list[Tensor]:
+    """The result; with `grad`, the result's, also the gradients of the input and parameters."""
+    if grad is None:
+        with torch.no_grad():
+            return [module(x)]
+    out = module(x)
+    return [out, *torch.autograd.grad(out, [x, *parameters], grad)]
 
 
 def build(block: Block, dtype: torch.dtype, backward: bool, setup: Setup) -> Trial:
-    """All providers have the same input; parameters are shared, or of the same values."""
+    """All providers have the same input and parameters."""
     layers = Layers(block, dtype, setup.device)
-    shared = list(layers.parameters())
     generator = torch.Generator(setup.device).manual_seed(0)
     outputs = block.width if block.has_second else block.hidden
     x, grad = (
@@ -139,87 +112,47 @@ def build(block: Block, dtype: torch.dtype, backward: bool, setup: Setup) -> Tri
         for n in (block.width, outputs)
     )
     x.requires_grad_(backward)
-    passes: dict[str, Pass] = {}
+    parameters = list(layers.parameters())
 
-    def pass_of(variant: Variant) -> Pass:
-        return Pass(variant, x, grad if backward else None)
+    def run(module: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        return run_pass(module, parameters, x, grad if backward else None)
 
-    def provider(name: str, make: Callable[[], Variant]) -> Provider:
-        each = passes[name] = pass_of(make())
-        return Provider(name, each.run, around=each.variant.around)
+    lines = providers.lines(fused(layers), layers, setup.device, products=True)
+    if setup.compiled and (program := providers.compiled(layers.forward, run)):
+        lines[providers.COMPILE] = Line(program)
 
-    def run_program(program: Callable[[Tensor], Tensor]) -> None:
-        pass_of(Variant(program, shared)).run()
+    def timed(name: str, line: Line) -> Provider:
+        return Provider(name, partial(run, line.launch), around=line.around)
 
-    makers: dict[str, Callable[[], Variant]] = {
-        name: partial(Variant, Fused(layers), shared, around)
-        for name, around in providers.ours(setup.device, products=True).items()
-    }
-    makers[BASELINE] = partial(Variant, layers, shared)
-    if setup.compiled and (program := providers.compiled(layers.forward, run_program)):
-        makers[providers.COMPILE] = partial(Variant, program, shared)
+    @cache
+    def expected() -> Expected:
+        return Expected(layers, x, grad)
 
-    def verify(names: Collection[str]) -> dict[str, str]:
-        expected = Expected(layers, x, grad)
+    def verify(name: str, line: Line) -> None:
+        expected().compare(name, run(line.launch))
 
-        def run(name: str) -> None:
-            with passes[name].variant.around():
-                results = passes[name].run()
-            expected.compare(name, results)
-
-        return faults({name: partial(run, name) for name in names})
-
-    return Trial(
-        tuple(
-            providers.guarded(name, partial(provider, name, make)) for name, make in makers.items()
-        ),
-        verify,
-        Work(flops=block.flops * (3 if backward else 1)),
-    )
+    work = Work(flops=block.flops * (3 if backward else 1))
+    return providers.trial(lines, timed, verify, work)
 
 
 class Expected:
-    """The result and the gradients in FP64, with bounds for any order of roundings to 16 bits."""
+    """The result and the gradients in FP64."""
 
     def __init__(self, layers: Layers, x: Tensor, grad: Tensor) -> None:
-        block, exact = layers.block, Bounded.exact
+        block, exact = layers.block, copy.deepcopy(layers).double()
+        inputs = x.detach().double().requires_grad_()
+        self.tensors = run_pass(exact, list(exact.parameters()), inputs, grad.double())
+        names = [f"gradient of {name}" for name, _ in layers.named_parameters()]
+        self.names = ["result", "gradient of the input", *names]
         self.dtype = x.dtype
         self.terms = block.tokens + block.width + block.hidden
-        inputs = exact(x)
-        before = self.rounded(inputs @ exact(layers.fc1.weight).mT + exact(layers.fc1.bias))
-        hidden = self.rounded(before.gelu())
-        given = exact(grad)
-        second: list[Bounded] = []
-        self.out = hidden
-        if block.has_second:
-            weight = exact(layers.fc2.weight)
-            self.out = self.rounded(hidden @ weight.mT + exact(layers.fc2.bias))
-            second = [given.mT @ hidden, given.column_sums()]
-            given = self.rounded(given @ weight)
-        given = self.rounded(given.times_gelu_derivative(before))
-        self.to_input = self.rounded(given @ exact(layers.fc1.weight))
-        first = [given.mT @ inputs, given.column_sums()]
-        self.gradients = [self.rounded(each) for each in (*first, *second)]
-
-    def rounded(self, value: Bounded) -> Bounded:
-        return value if self.dtype == torch.float32 else value.rounded(self.dtype)
 
     def compare(self, name: str, results: Sequence[Tensor]) -> None:
         """Raise CheckError unless the result, and the gradients if there are any, are near."""
-        self.compare_one(self.out, results[0], f"{name}'s result")
-        if len(results) == 1:
-            return
-        self.compare_one(self.to_input, results[1], f"{name}'s gradient of the input")
-        rest = results[2:]
-        check(len(rest) == len(self.gradients), f"{name} has {len(rest)} gradients")
-        for place, (bounded, gradient) in enumerate(zip(self.gradients, rest, strict=True)):
-            self.compare_one(bounded, gradient, f"{name}'s gradient of parameter {place}")
-
-    def compare_one(self, bounded: Bounded, result: Tensor, title: str) -> None:
-        """Each element, to a bound that grows with every product; and blocks, in norm."""
-        check(result.dtype == self.dtype, f"{title} is {result.dtype}")
-        bounded.compare(result, title)
-        compare_norms(result, bounded.value, self.terms, title)
+        check(len(results) in (1, len(self.tensors)), f"{name} has {len(results)} results")
+        for what, exact, result in zip(self.names, self.tensors, results, strict=False):
+            check(result.dtype == self.dtype, f"{name}'s {what} is {result.dtype}")
+            compare_blocks(result, exact.detach(), self.terms, f"{name}'s {what}")
 
 
 def limit(setup: Setup) -> Case:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Collection
 from functools import partial
 
 import torch
 
 import amp_ext
-from amp_ext import testing
 from harness import providers
 from harness.providers import Line
-from harness.registry import BASELINE, FP32, Case, Op, Provider, Setup, Trial, Work, check, faults
+from harness.registry import BASELINE, FP32, Case, Op, Provider, Setup, Trial, Work, check
+from workloads.gradients import gradients, parameters
 
 ELEMENTS = 4
 MAX_NORM = 0.1
@@ -25,8 +24,8 @@ class Model:
 
     def __init__(self, count: int, device: torch.device) -> None:
         torch.manual_seed(0)
-        grads = testing.gradients(count * [ELEMENTS], device=device)
-        self.parameters = testing.parameters(grads)
+        grads = gradients(count * [ELEMENTS], device=device)
+        self.parameters = parameters(grads)
         self.scaled = torch._foreach_mul(grads, INIT_SCALE)
 
     def write_gradients(self) -> None:
@@ -101,31 +100,15 @@ def build(kind: type[Loop], count: int, fused: bool, device: torch.device) -> Tr
     def loop(line: Line, model: Model) -> Loop:
         return kind(line.launch, model, fused, device)
 
-    def verify_line(line: Line) -> None:
-        with line.around():
-            verify(*(loop(each, Model(count, device)) for each in (line, lines[BASELINE])))
+    def timed(name: str, line: Line) -> Provider:
+        """Without the time of the optimizer."""
+        own = loop(line, model)
+        return Provider(name, own.run, own.prepare, lambda: own.step.ns, line.around)
 
-    def verify_all(names: Collection[str]) -> dict[str, str]:
-        return faults(
-            {name: partial(verify_line, lines[name]) for name in names if name != BASELINE}
-        )
+    def verify_line(name: str, line: Line) -> None:
+        verify(*(loop(each, Model(count, device)) for each in (line, lines[BASELINE])))
 
-    return Trial(
-        tuple(timed(name, line, partial(loop, line, model)) for name, line in lines.items()),
-        verify_all,
-        Work(parameters=count),
-    )
-
-
-def timed(name: str, line: Line, make: Callable[[], Loop]) -> Provider:
-    """The provider of a loop, whose time excludes its optimizer's."""
-
-    def build_provider() -> Provider:
-        with line.around():
-            loop = make()
-        return Provider(name, loop.run, loop.prepare, lambda: loop.step.ns, line.around)
-
-    return providers.guarded(name, build_provider)
+    return providers.trial(lines, timed, verify_line, Work(parameters=count), [BASELINE])
 
 
 def verify(mine: Loop, theirs: Loop) -> None:

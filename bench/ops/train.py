@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable, Collection, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from itertools import islice, pairwise
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from harness import providers
 from harness.ledger import FP32_LINE
 from harness.providers import Line
-from harness.registry import BF16, FP16, NAMES, Case, Op, Provider, Setup, Trial, check, faults
+from harness.registry import BF16, FP16, NAMES, Case, Op, Provider, Setup, Trial, Work, check
 from workloads import checkerboard, digits, regression
 from workloads.common import Trainer
 from workloads.networks import GPT2, ResNet50
@@ -125,26 +125,23 @@ def build(start: Start, dtype: torch.dtype, setup: Setup) -> Trial:
     trainers: dict[str, Trainer] = {}
 
     def timed(name: str, line: Line) -> Provider:
-        def make() -> Provider:
-            trainers[name] = trainer = line.launch()
-            return Provider(name, trainer.run, trainer.advance, around=line.around)
+        trainers[name] = trainer = line.launch()
+        return Provider(name, trainer.run, trainer.advance, around=line.around)
 
-        return providers.guarded(name, make)
-
-    def verify_all(names: Collection[str]) -> dict[str, str]:
+    @cache
+    def expected() -> tuple[float, FirstSteps]:
+        """The learning rate, and where it leads in FP32."""
         with providers.without_tf32():
             lr = training.stride()
-            expected = training.restart(new[NO_AMP](), lr)
+            return lr, training.restart(new[NO_AMP](), lr)
 
-        def verify_line(name: str) -> None:
-            scale = trainers[name].scaler.get_scale()
-            check(scale == SCALER["init_scale"], f"steps were skipped: the scale is {scale:g}")
-            with lines[name].around():
-                verify(training.restart(trainers[name], lr), expected)
+    def verify_line(name: str, line: Line) -> None:
+        scale = trainers[name].scaler.get_scale()
+        check(scale == SCALER["init_scale"], f"steps were skipped: the scale is {scale:g}")
+        lr, steps = expected()
+        verify(training.restart(trainers[name], lr), steps)
 
-        return faults({name: partial(verify_line, name) for name in names if name != FP32_LINE})
-
-    return Trial(tuple(timed(name, line) for name, line in lines.items()), verify_all)
+    return providers.trial(lines, timed, verify_line, Work(), unchecked=[FP32_LINE])
 
 
 def compiled(new: Callable[[], Trainer]) -> Trainer | None:

@@ -1,6 +1,6 @@
 """A network of four 1x1 convolutions learns a checkerboard from pixel coordinates.
 
-    python bench/workloads/checkerboard.py [--device cuda] [--amp amp_ext] [--size 512] [--script]
+    python bench/workloads/checkerboard.py [--device cuda] [--amp amp_ext] [--size 512]
 
 The input is 1 x 2 x N x N pixel coordinates in [0, 1), the target a checkerboard of 8 x 8 fields;
 mean squared error, Adam(1e-3), 500 steps. A prediction of 0.5 everywhere has a loss of 0.25.
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 import sys
-import warnings
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -47,34 +46,24 @@ def checkerboard(pixels: Tensor) -> Tensor:
     return (pixels * FIELDS).floor().sum(dim=1, keepdim=True).remainder(2)
 
 
-def training(
-    amp: str, device: torch.device, size: int, script: bool = False, **scaler_options
-) -> Trainer:
-    """The same initial network every time, eager or as a TorchScript module."""
+def training(amp: str, device: torch.device, size: int, **scaler_options) -> Trainer:
+    """The same initial network every time."""
     torch.manual_seed(0)
-    model = scripted(network()) if script else network()
+    model = network()
     pixels = coordinates(size).to(device)
     batches = itertools.repeat((pixels, checkerboard(pixels)))
     return Trainer(model, nn.functional.mse_loss, batches, amp, device, **scaler_options)
-
-
-def scripted(model: nn.Module) -> torch.jit.ScriptModule:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "`torch.jit.script` is", DeprecationWarning)
-        return torch.jit.script(model)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = Parser(__doc__)
     parser.add_argument("--size", type=positive, help=f"pixels per side; by default {SIZES}")
     parser.add_argument("--steps", type=positive, default=500)
-    parser.add_argument("--script", action="store_true", help="as a TorchScript module")
     options = parser.parse_args(argv)
     size = options.size or SIZES[options.device.type]
-    trainer = training(options.amp, options.device, size, options.script)
+    trainer = training(options.amp, options.device, size)
     records = follow(trainer, options.steps)
-    name = f"checkerboard {size}x{size}{' TorchScript' if options.script else ''}"
-    print(summary(name, trainer, records))
+    print(summary(f"checkerboard {size}x{size}", trainer, records))
 
 
 if __name__ == "__main__":

@@ -56,12 +56,10 @@ def training(amp: str, device: torch.device, loader: DataLoader, **scaler_option
 def main(argv: Sequence[str] | None = None) -> None:
     parser = Parser(__doc__)
     parser.add_argument("--epochs", type=positive, default=10)
-    parser.add_argument("--steps", type=positive, help="stop after so many, whatever the epochs")
     options = parser.parse_args(argv)
     loader = batches()
     trainer = training(options.amp, options.device, loader)
-    steps = options.steps or options.epochs * len(loader)
-    records = follow(trainer, steps, len(loader), EVERY)
+    records = follow(trainer, options.epochs * len(loader), len(loader), EVERY)
     print(summary("regression", trainer, records))
 
 

@@ -4,8 +4,8 @@
 
 #include "amp_ext/cpu.h"
 #include "autocast/autocast.h"
+#include "autocast/copy_cache.h"
 #include "autocast/regions.h"
-#include "autocast/weight_copies.h"
 #include "backends/backends.h"
 #include "backends/tune.h"
 #include "gemm/python.h"

@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "checks/tensors.h"
+
 namespace amp_ext {
 
 // The names of all ops, by the part of the package to which they belong: "lists" or "gemm".
@@ -65,21 +67,22 @@ void define(torch::Library& m, const char* part, const std::string& schema, Func
 
 // ---- for functions on tensors without data -----------------------------------------------------
 
-inline void check_device(const char* op, at::Device device, const at::Tensor& tensor) {
-  TORCH_CHECK(tensor.device() == device, op,
-              ": Expected all tensors to be on the same device, but found ", device, " and ",
-              tensor.device());
+inline void check_device(const char* op, const char* name, const std::optional<at::Tensor>& tensor,
+                         at::Device device) {
+  if (tensor) check_device(op, name, *tensor, device);
 }
-inline void check_device(const char* op, at::Device device,
-                         const std::optional<at::Tensor>& tensor) {
-  if (tensor) check_device(op, device, *tensor);
+inline void check_device(const char* op, const char* name, at::TensorList tensors,
+                         at::Device device) {
+  for (size_t i = 0; i < tensors.size(); ++i)
+    check_device(op, Item{op, name, i}, tensors[i], device);
 }
-inline void check_device(const char* op, at::Device device, at::TensorList tensors) {
-  for (const at::Tensor& tensor : tensors) check_device(op, device, tensor);
-}
-template <class... Tensors>
-void check_devices(const char* op, at::Device device, const Tensors&... tensors) {
-  (check_device(op, device, tensors), ...);
+
+// Arguments by name: check_devices(op, device, "grads", grads, "norm", norm).
+template <class Tensors, class... Others>
+void check_devices(const char* op, at::Device device, const char* name, const Tensors& tensors,
+                   const Others&... others) {
+  check_device(op, name, tensors, device);
+  if constexpr (sizeof...(others) > 0) check_devices(op, device, others...);
 }
 
 }  // namespace amp_ext

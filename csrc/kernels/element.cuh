@@ -1,4 +1,4 @@
-// Element types: how each is computed, rounded and judged, and 16 bytes of it.
+// Element types: what each is computed in, rounding, the test for finite values, 16 bytes of it.
 #pragma once
 
 #include <cuda_bf16.h>

@@ -218,7 +218,7 @@ def test_frozen_tensors_get_no_gradient(frozen: int) -> None:
 @pytest.mark.parametrize("view", [lambda w: w, lambda w: w.t().t()], ids=["weight", "view"])
 @every_dtype
 def test_weight_seen_under_no_grad_first(dtype: torch.dtype, view: Any) -> None:
-    """A copy made while gradients were off must not serve a call that needs them."""
+    """A copy made while gradients were off must not be used by a call that needs them."""
     x, weight = whole(2, 4), whole(3, 4).requires_grad_()
     with amp_ext.autocast("cpu", dtype=dtype):
         with torch.no_grad():

@@ -131,7 +131,7 @@ BETWEEN: dict[str, tuple[Any, Callable[[], None]]] = {
     "torch's, both kinds": (torch.autocast, lambda: both_kinds_of_regions(1000)),
 }
 """The region of a checkpoint, and what runs between its passes: up to 1024 changes of a thread from
-torch's regions to ours and back are told apart, and older ones count as ours."""
+torch's regions to ours and back are distinguished, and older ones count as ours."""
 
 
 @pytest.mark.parametrize(("region", "between"), BETWEEN.values(), ids=BETWEEN)
@@ -314,7 +314,7 @@ def training_step(net: nn.Module, x: Tensor, context: Any) -> list[Tensor]:
 
 
 def why_torch_cannot(name: str, dtype: torch.dtype) -> str:
-    """The error of torch.autocast with a network: its LSTM wants a processor with FP16."""
+    """The error of torch.autocast with a network: its LSTM needs a processor with FP16."""
     try:
         training_step(
             NETWORKS[name][0](), torch.randn(3, 5, 16), torch.autocast("cpu", dtype=dtype)

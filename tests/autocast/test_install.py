@@ -1,4 +1,4 @@
-"""amp_ext.install() serves every torch.autocast region, and uninstall() leaves nothing behind."""
+"""amp_ext.install() changes every torch.autocast region, and uninstall() leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -234,7 +234,7 @@ def test_afterwards_torch_is_as_in_a_fresh_process(torchs_results: str, history:
 
 
 def test_the_cache_is_not_mixed_with_torchs() -> None:
-    """A copy that torch made of a weight does not serve a routed call, nor the other way round."""
+    """Neither torch's calls nor ours use the copies of weights that the other has cached."""
     weight = torch.ones(3, 4, requires_grad=True)
 
     def gradient(result: Tensor) -> Tensor:

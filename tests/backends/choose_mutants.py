@@ -88,17 +88,10 @@ def build(folder: Path) -> None:
 
 
 def fails(folder: Path) -> bool:
+    options = ["-xq", "-pno:cacheprovider", "-c", ROOT / "pyproject.toml"]
+    tests = [ROOT / "tests" / "backends" / name for name in TESTS]
     done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-xqp",
-            "no:cacheprovider",
-            "-c",
-            ROOT / "pyproject.toml",
-            *(ROOT / "tests" / "backends" / name for name in TESTS),
-        ],
+        [sys.executable, "-m", "pytest", *options, *tests],
         cwd=folder,  # where Python finds amp_ext first
         capture_output=True,
         text=True,

@@ -1,4 +1,4 @@
-"""set_backend and AMP_EXT_BACKEND: who serves which device, and what is said where nobody can."""
+"""set_backend and AMP_EXT_BACKEND: the backend of a device, and the error where there is none."""
 
 from __future__ import annotations
 
@@ -65,15 +65,15 @@ def without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_triton, "triton_version", lambda: None)
 
 
-def served(device_type: str) -> set[str]:
+def backends_of(device_type: str) -> set[str]:
     return {backend_for(device_type, op).name for op in OPS}
 
 
-def test_without_a_toolkit_triton_serves_every_op_of_a_gpu(without_kernels: None) -> None:
+def test_without_a_toolkit_triton_runs_every_op_of_a_gpu(without_kernels: None) -> None:
     _C.set_gemm_mode("kernel")
     amp_ext.set_backend(None)
-    assert served("cuda") == {"triton"}
-    assert served("cpu") == {"cpu"}
+    assert backends_of("cuda") == {"triton"}
+    assert backends_of("cpu") == {"cpu"}
 
 
 @pytest.mark.skipif(_C.cuda_built(), reason="this module has CUDA kernels")
@@ -90,11 +90,11 @@ def test_without_either_list_ops_are_refused(without_kernels: None, without_trit
 def test_cuda_kernels_come_first(with_kernels: None) -> None:
     _C.set_gemm_mode("kernel")
     amp_ext.set_backend(None)
-    assert served("cuda") == {"cuda"}
+    assert backends_of("cuda") == {"cuda"}
     amp_ext.set_backend("triton")
-    assert served("cuda") == {"triton"}
+    assert backends_of("cuda") == {"triton"}
     amp_ext.set_backend("cuda")
-    assert served("cuda") == {"cuda"}
+    assert backends_of("cuda") == {"cuda"}
     assert amp_ext.get_backend() == "cuda"
 
 
@@ -112,11 +112,11 @@ def test_the_cpu_is_tritons_where_it_is_interpreted(
 ) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", interpreted)
     amp_ext.set_backend("triton")
-    assert served("cpu") == {"cpu" if interpreted == "0" else "triton"}
+    assert backends_of("cpu") == {"cpu" if interpreted == "0" else "triton"}
     on_cuda = backend_for("cuda", "unscale_").name
     assert (on_cuda == "triton") == (interpreted == "0"), "the interpreter has the host's memory"
     amp_ext.set_backend("cpu")
-    assert served("cpu") == {"cpu"}
+    assert backends_of("cpu") == {"cpu"}
 
 
 @pytest.mark.parametrize("name", ["", "Triton", "rocm", 3])

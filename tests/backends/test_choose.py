@@ -1,9 +1,11 @@
-"""Which backend runs a call: chosen once, before anything is allocated or copied.
+"""Which backend runs a call: chosen once, before any operand is copied.
 
 choose_mutants.py breaks the choice; these tests must fail each time.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -60,6 +62,14 @@ def test_the_reason_is_given() -> None:
     assert _C.gemm_choice(double, double) == ("library", "FP64 operands")
 
 
+@pytest.mark.simt
+def test_batches_and_sums_of_them_are_different_products() -> None:
+    """The kernels count a sum's steps along k in 32 bits."""
+    a, b = (torch.zeros(*size, dtype=FP16).expand(2**30, *size) for size in ((2, 64), (64, 2)))
+    assert _C.gemm_choice(a, b)[0] == "simt"
+    assert _C.gemm_choice(a, b, sum_batch=True)[0] == "cpu"
+
+
 @pytest.mark.parametrize("dtype", [FP16, FP64])
 def test_nothing_is_copied_before_the_choice(dtype: torch.dtype) -> None:
     """Of operands whose leading dimensions have no common stride, such as an attention's heads."""
@@ -71,3 +81,21 @@ def test_nothing_is_copied_before_the_choice(dtype: torch.dtype) -> None:
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         ops.gemm(heads, keys)
     assert [event.name for event in profiler.events()].count("aten::clone") == 2
+
+
+def test_batches_are_one_product_where_they_can_be() -> None:
+    a, b, bias = (torch.ones(shape, dtype=FP64) for shape in ((2, 3, 4, 8), (8, 5), 5))
+    assert shapes_in_torch(lambda: ops.gemm(a, b)) == [[24, 8], [8, 5]]
+    assert shapes_in_torch(lambda: ops.gemm(a, b, bias=bias)) == [[24, 8], [8, 5]]
+    terms = torch.ones(3, 8, 4, dtype=FP64)
+    summed = lambda: ops.gemm(terms, terms, trans_a=True, sum_batch=True)  # noqa: E731
+    assert shapes_in_torch(summed) == [[4, 24], [24, 4]]
+
+
+def shapes_in_torch(call: Callable[[], object]) -> list[list[int]]:
+    """The shapes of a and b in the one matrix product that torch's library computes."""
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
+        call()
+    operands = {"aten::mm": slice(0, 2), "aten::addmm": slice(1, 3)}
+    (event,) = [event for event in profiler.events() if event.name in operands]
+    return event.input_shapes[operands[event.name]]

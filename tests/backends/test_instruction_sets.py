@@ -11,9 +11,7 @@ import pytest
 
 pytestmark = pytest.mark.full
 SUITES = (
-    "lists/test_unscale.py",
-    "lists/test_check_finite.py",
-    "lists/test_grad_norm.py",
+    "lists",
     "gemm/test_gemm.py",
     "gemm/test_gemm_epilogue.py",
     "gemm/test_gemm_activations.py",

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import amp_ext
-from amp_ext import _C, _table, ops
+from amp_ext import _C, _cache, _table, ops
 from simt.backend import Simt
 
 FP16, BF16, FP32 = torch.float16, torch.bfloat16, torch.float32
@@ -32,7 +32,7 @@ def file(backend: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
     before = _C.gemm_mode()
     _C.set_gemm_mode("auto")
     _C.set_measured("cpu", [])
-    yield _table.path_of(CPU)
+    yield _cache.folder() / f"{_table.name_of(CPU)}.json"
     _C.set_gemm_mode(before)
     _C.set_measured("cpu", [])
 
@@ -149,7 +149,7 @@ def test_a_wrong_way_is_left_out(wrong: str, monkeypatch: pytest.MonkeyPatch) ->
         return [*others, last]
 
     monkeypatch.setattr(tune, "_results", broken)
-    words = "out of registers" if wrong == "raises" else "its results differ from cpu's"
+    words = "out of registers" if wrong == "raises" else "its results are wrong"
     with pytest.warns(UserWarning, match=words), amp_ext.tune() as measured:
         ops.gemm_with_aux(*small_products(), activation="gelu")
     assert measured == [], "there is nothing left to compare"
@@ -266,7 +266,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Mon
     """This process knows what it has measured."""
     (tmp_path / "amp_ext").write_text("a file")
     a, b = small_products()
-    with pytest.warns(UserWarning, match="the table is not written"), amp_ext.tune(1):
+    with pytest.warns(UserWarning, match="cannot write measurements"), amp_ext.tune(1):
         ops.gemm(a, b)
     assert _C.gemm_choice(a, b)[1].startswith("measured: ")
 

@@ -43,7 +43,7 @@ def test_demo_prints_a_table_and_draws(demo, tmp_path, capsys):
     assert ours[-1] in ("65536", "32768", "16384"), "the scale starts at 65536 and may be halved"
     assert "torch.amp FP16 was stopped after 2 of 6 steps: FP16" in output.out
     for name in ("FP32", "amp_ext FP16"):
-        assert f"{name}: too few steps to learn, 300 are needed." in lines
+        assert f"{name} has NOT learned the checkerboard: loss " in output.out
     assert "14/14" in output.err, "the progress bar counts the steps of all legs"
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert picture.stat().st_size > 20_000
@@ -65,21 +65,11 @@ def leg(demo, losses: list[float]):
 @pytest.mark.parametrize(
     ("losses", "words"),
     [
-        (300 * [0.099], "FP32 has learned the checkerboard: loss 0.0990 after 300 steps."),
-        (300 * [0.1], "FP32 has NOT learned the checkerboard: loss 0.1000 after 300 steps."),
-        (
-            [*300 * [0.2], *50 * [0.01], 0.5],
-            "FP32 has learned the checkerboard: loss 0.2000 after 300 steps, 0.0100 after 351 "
-            "steps.",
-        ),
-        (
-            [*349 * [0.2], 0.01],
-            "FP32 has NOT learned the checkerboard: loss 0.2000 after 300 steps, 0.2000 after 350 "
-            "steps.",
-        ),
-        (299 * [0.01], "FP32: too few steps to learn, 300 are needed."),
+        ([0.2, *25 * [0.099]], "FP32 has learned the checkerboard: loss 0.0990."),
+        (25 * [0.1], "FP32 has NOT learned the checkerboard: loss 0.1000."),
+        ([*24 * [0.01], 0.5], "FP32 has learned the checkerboard: loss 0.0100."),
     ],
-    ids=["learned", "on the border", "spike at the end", "dip at the end", "too few"],
+    ids=["learned", "on the border", "spike at the end"],
 )
 def test_whether_it_has_learned(demo, losses, words):
     assert demo.outcome(leg(demo, losses), len(losses)) == words

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -56,25 +55,27 @@ def run_all(folder: Path, *chosen, budget: float = 600) -> list[str]:
 
 
 def test_a_failed_stage_leaves_the_others_their_results(stage, tmp_path):
-    """By exit status, time-out, crash, a program that is not there."""
-    file = tmp_path / "made"
-    lines = run_all(
-        tmp_path,
-        stage("exits", "print('why'); raise SystemExit(3)"),
-        stage("hangs", SLEEPS, limit=0.5),
-        stage("crashes", "import os; os.abort()"),
-        stages.Stage("absent", [str(tmp_path / "no program")], 60),
-        stage("works", f"open({str(file)!r}, 'w'); print('5 passed in 0.1s')"),
-    )
-    assert file.exists()
+    """By exit status, time-out, crash, a program that is not there. Stages obey interrupts that a
+    run in the background ignores: one out of time can still say what it has found."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        lines = run_all(
+            tmp_path,
+            stage("exits", "print('why'); raise SystemExit(3)"),
+            stage("hangs", SLEEPS, limit=2.0),
+            stage("crashes", "import os; os.abort()"),
+            stages.Stage("absent", [str(tmp_path / "no program")], 60),
+            stage("works", "print('5 passed in 0.1s')"),
+        )
+    finally:
+        signal.signal(signal.SIGINT, before)
     shown = [line.rpartition(" (")[0] for line in lines if "(" in line and "|" not in line]
     assert shown[0] == "exits            FAILED, exit status 3"
-    assert shown[1] == "hangs            FAILED, out of time after 0 s"
+    assert shown[1] == "hangs            FAILED, out of time after 2 s"
     assert shown[2] == "crashes          FAILED, killed by SIGABRT"
     assert shown[3].startswith("absent           FAILED, it could not be started: [Errno 2]")
     assert shown[4] == "works            ok, 5 passed in 0.1s"
-    assert "    | why" in lines
-    assert "    | begun" in lines
+    assert {"    | why", "    | begun", "    | KeyboardInterrupt"} <= set(lines)
 
 
 def test_what_failed_is_in_the_summary_and_everything_in_the_log(stage, tmp_path):
@@ -88,13 +89,6 @@ def test_what_failed_is_in_the_summary_and_everything_in_the_log(stage, tmp_path
     logged = (tmp_path / "log").read_text().splitlines()
     assert [line for line in logged if line in said] == said
     assert [line for line in logged if line.startswith("== ok  ")]
-
-
-@pytest.mark.full
-def test_a_hanging_child_of_a_stage_is_ended_too(stage, tmp_path):
-    code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {SLEEPS!r}])"
-    lines = run_all(tmp_path, stage("hangs", code, limit=1.5))
-    assert lines[2].startswith("hangs            FAILED, out of time")
 
 
 def test_what_is_missing_or_advice_fails_nothing(stage, tmp_path):
@@ -118,18 +112,6 @@ def test_a_budget_is_kept_and_time_reserved(stage, tmp_path):
     assert lines[2].startswith("greedy           FAILED, out of time after ")
     assert any(line.startswith("later            ok") for line in lines)
     assert lines[-1] == "never            left out, no time"
-
-
-@pytest.mark.full
-def test_stages_obey_interrupts_that_the_run_ignores(stage, tmp_path):
-    """As a run in the background does: a stage out of time can still say what it has found."""
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        lines = run_all(tmp_path, stage("sleeps", SLEEPS), budget=3.0)
-    finally:
-        signal.signal(signal.SIGINT, before)
-    assert lines[2].startswith("sleeps           FAILED, out of time after ")
-    assert lines[-1] == "    | KeyboardInterrupt"
 
 
 def test_a_second_run_leaves_the_summary_of_the_first(stage, tmp_path):
@@ -167,12 +149,12 @@ def test_the_most_wanted_come_first_and_benchmarks_keep_their_time(target):
     assert on_gpu[0].limit + on_gpu[0].reserve <= gpu.BUDGET
 
 
-@pytest.mark.parametrize("group", GROUPS)
-def test_one_group_alone(target, group: str) -> None:
-    build, *others = target.gpu.stages([group])
-    assert build.name == "build"
-    assert {stage.group for stage in others} == {group}
-    assert (build.reserve > 0) == (group == "bench")
+def test_one_group_alone(target) -> None:
+    for group in GROUPS:
+        build, *others = target.gpu.stages([group])
+        assert build.name == "build"
+        assert {stage.group for stage in others} == {group}
+        assert (build.reserve > 0) == (group == "bench")
 
 
 def test_every_test_file_has_one_place():
@@ -183,48 +165,28 @@ def test_every_test_file_has_one_place():
     assert "bench/test_cublaslt.py" in targets.files(targets.PRODUCTS)
 
 
-@pytest.mark.parametrize(
-    ("capability", "arch"), [((8, 0), "8.0"), ((9, 0), "9.0a"), ((12, 0), "12.0a")]
-)
-def test_builds_for_the_present_gpu(capability: tuple[int, int], arch: str) -> None:
-    assert targets.architecture(capability) == arch
-
-
 def test_the_callers_choice_of_kernels_is_not_taken(target, monkeypatch):
     choices = {"TRITON_INTERPRET", "AMP_EXT_BACKEND", "AMP_EXT_GEMM"}
     for name in choices:
         monkeypatch.setenv(name, "1")
     assert not choices & target.gpu.environment().keys()
     assert target.rehearsal.environment()["TRITON_INTERPRET"] == "1"
+    assert target.gpu.environment()["TORCH_CUDA_ARCH_LIST"] == "9.0a"
 
 
 # ---- the command -------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def rehearse(stage, tmp_path, monkeypatch) -> Callable:
-    """Run the command with other stages; the exit status and the summary's lines."""
-
-    def measured(target) -> None:
+def test_from_the_command_line_to_the_table(stage, tmp_path, monkeypatch, capsys):
+    def stages(target, groups):
         target.ledger.write_text(json.dumps(record(ratio=2.5)))
+        yield from (stage("build", "exit(1)"), stage("bench unscale", ""))
+        yield stage("bench norm", "exit(2)")
 
-    def run(*chosen, arguments: Sequence[str] = ()) -> tuple[int, list[str]]:
-        def given(target, groups):
-            measured(target)
-            return iter(chosen)
-
-        monkeypatch.setattr(targets.Rehearsal, "stages", given)
-        status = gpu.main(["--dry-run", str(tmp_path), *arguments])
-        (file,) = tmp_path.glob("rehearsal/*.summary.txt")
-        return status, file.read_text().splitlines()
-
-    return run
-
-
-def test_from_the_command_line_to_the_table(rehearse, stage, tmp_path, capsys):
-    broken = stage("build", "exit(1)"), stage("bench unscale", ""), stage("bench norm", "exit(2)")
-    status, lines = rehearse(*broken)
-    assert status == 1
+    monkeypatch.setattr(targets.Rehearsal, "stages", stages)
+    assert gpu.main(["--dry-run", str(tmp_path)]) == 1
+    (file,) = tmp_path.glob("rehearsal/*.summary.txt")
+    lines = file.read_text().splitlines()
     assert lines[0].startswith("REHEARSAL on the CPU: no figure of it is a GPU's")
     assert lines[2].startswith("build            FAILED, exit status 1")
     assert lines[3].startswith("bench unscale    ok")
@@ -234,26 +196,17 @@ def test_from_the_command_line_to_the_table(rehearse, stage, tmp_path, capsys):
     assert len(list((tmp_path / "rehearsal").iterdir())) == 3
 
 
-def test_an_unknown_group_is_refused(capsys):
-    with pytest.raises(SystemExit):
-        gpu.main(["--only", "tests,benches"])
-    assert "benches: choose from build, tests, checks, bench" in capsys.readouterr().err
-
-
+SAYS_ITS_NUMBER = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
 ENDLESS = f"""
 import signal, sys
 sys.path.insert(0, {str(ROOT / "bench")!r})
 from gpu import __main__ as gpu, stages, targets
-child = [sys.executable, "-c", "import os, time; print(os.getpid(), flush=True); time.sleep(60)"]
-targets.Rehearsal.stages = lambda self, groups: [stages.Stage("sleeps", child, 60)]
+child = [sys.executable, "-c", {SAYS_ITS_NUMBER!r}]
+stage = [sys.executable, "-c", f"import subprocess; subprocess.run({{child}})"]
+targets.Rehearsal.stages = lambda self, groups: [stages.Stage("sleeps", stage, 60)]
 signal.signal(signal.SIGTERM, gpu.stop)
 sys.exit(gpu.main(["--dry-run", sys.argv[1]]))
 """
-
-
-def obey_interrupts() -> None:
-    """In a child: a job in the background inherits them as ignored."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def ended(process: int) -> bool:
@@ -263,26 +216,17 @@ def ended(process: int) -> bool:
         return True
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="a killed process takes its child on Linux")
-@pytest.mark.parametrize(
-    "number", [pytest.param(signal.SIGINT, marks=pytest.mark.full), signal.SIGTERM, signal.SIGKILL]
-)
-def test_when_it_is_ended_no_stage_is_left_running(tmp_path, number):
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are looked up in /proc")
+def test_when_it_is_ended_no_stage_is_left_running(tmp_path):
+    """Nor a child of one."""
     command = [sys.executable, "-c", ENDLESS, str(tmp_path)]
-    pipe = {"stdout": subprocess.PIPE, "text": True, "preexec_fn": obey_interrupts}
-    with subprocess.Popen(command, cwd=ROOT / "tests", **pipe) as run:
+    with subprocess.Popen(command, cwd=ROOT / "tests", stdout=subprocess.PIPE, text=True) as run:
         lines = (line.strip() for line in run.stdout)
         child = int(next(line for line in lines if line.isdigit()))
-        os.kill(run.pid, number)
+        run.terminate()
         run.stdout.close()
-        status = run.wait(20)
-    deadline = time.monotonic() + 10
-    while not ended(child) and time.monotonic() < deadline:
-        time.sleep(0.05)
+        assert run.wait(20) == 128 + signal.SIGTERM
     assert ended(child)
-    if number == signal.SIGKILL:
-        return
-    assert status == {signal.SIGINT: -signal.SIGINT, signal.SIGTERM: 143}[number]
     (summary,) = tmp_path.glob("rehearsal/*.summary.txt")
     lines = summary.read_text().splitlines()
     assert lines[2].startswith("sleeps           FAILED, interrupted (")
@@ -294,12 +238,6 @@ def test_a_ledger_that_was_cut_off_has_no_table(tmp_path):
     assert gpu.table(ledger) == "nothing was measured"
     ledger.write_text('{"op": "uns')
     assert gpu.table(ledger).startswith(f"no table: {ledger}:1 is not a JSON object")
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
-def test_without_a_gpu_it_says_so(capsys):
-    assert gpu.main([]) == 1
-    assert "sees no GPU" in capsys.readouterr().err
 
 
 # ---- what the stages run -----------------------------------------------------------------------

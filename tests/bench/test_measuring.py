@@ -76,10 +76,10 @@ def test_readme_quotes_the_ledgers() -> None:
     runs = {run.op: run for run in evidence.newest(RESULTS)["cpu-amd-epyc"]}
     train, fp32 = runs["train"].ratios["cpu"], runs["train"].against_fp32("cpu")
     ends = [evidence.ratio_text(fp32.cases[case]) for case in (fp32.worst, fp32.best)]
-    assert f"ran in FP16 at {evidence.ratio_text(fp32.mean)} of the speed" in text
+    assert f"ran in FP16 at {evidence.ratio_text(fp32.mean)} times the speed" in text
     assert f"{ends[0]} to {ends[1]}): {evidence.ratio_text(train.mean)} times the speed" in text
     scaler = evidence.ratio_text(runs["scaler"].ratios["cpu"].mean)
-    assert f"1/{scaler} of torch's host time" in text
+    assert f"1/{scaler} of torch's time" in text
 
 
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/*.md"])
@@ -103,11 +103,6 @@ def test_committed_figures_are_of_the_ledgers() -> None:
     assert [path.name for path in found] == sorted(wanted), "run `make figures`"
     for path in found:
         assert f">data {wanted[path.name]}<" in path.read_text(), "run `make figures`"
-
-
-def test_a_page_without_the_comments_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"measuring\.md lacks <!-- results"):
-        measuring.replaced("# amp_ext\n", "")
 
 
 def test_the_table(tmp_path: Path) -> None:
@@ -190,5 +185,5 @@ def test_figures_of_every_machine(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert [file for _, file, _ in measuring.figures(results)] == ["a.steps.svg", "a.roofline.svg"]
     options = ["--results", str(results), "--out", str(tmp_path), "--formats", "png"]
     assert plot.main(options) == 0
-    assert len(list(tmp_path.glob("*.png"))) == 3 + 1
+    assert len(list(tmp_path.glob("*.png"))) == 2 + 1
     assert "b: no roofline, the ledger has no right result of gemm" in capsys.readouterr().out

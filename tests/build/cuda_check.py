@@ -65,7 +65,7 @@ def foreach_constant(name: str) -> int:
 
 
 def bytes_in_flight(kernel: Kernel) -> int | None:
-    """What a multiprocessor has asked memory for when every thread waits, for a walk.
+    """Bytes of loads in flight on a multiprocessor when every thread waits, in a list kernel.
 
     16 bytes a load, times the loads of a thread, times the threads of the blocks for which there
     are registers, which a warp gets by 256.
@@ -105,7 +105,7 @@ def faults(kernel: Kernel) -> list[str]:
 
 
 def excess(kernels: Kernels, size: int) -> list[str]:
-    """Of what a library of so many bytes has too much."""
+    """Return the limits that a library of this size in bytes exceeds."""
     found = []
     if (count := sum(bool(kernel.instructions) for kernel in kernels.values())) > MOST_KERNELS:
         found.append(f"{count} kernels in the library, {MOST_KERNELS} are allowed")
@@ -122,7 +122,7 @@ def missing_arches(kernels: Kernels, arches: list[str]) -> list[str]:
 
 
 def missing_names(kernels: Kernels) -> list[str]:
-    """Names in NEEDED that no kernel bears."""
+    """Names in NEEDED that no kernel has."""
     names = {name for name, _ in kernels}
     return [
         f"no kernel is called {wanted}"

@@ -36,7 +36,7 @@ class Kernel:
         )
 
     def loads_in_flight(self, loops: int) -> int:
-        """How many 16-byte loads at least so many loops issue before they use the first."""
+        """16-byte loads that at least `loops` loops issue before they use the first."""
         sizes = sorted(self.batches.elements(), reverse=True)
         return sizes[loops - 1] if len(sizes) >= loops else 0
 

@@ -46,6 +46,11 @@ def package(tmp_path: Path) -> Path:
     )
 
 
+def test_a_reader_may_close_the_pipe() -> None:
+    command = f"{sys.executable} -m amp_ext | true"
+    assert subprocess.run(command, shell=True, capture_output=True).stderr == b""
+
+
 def test_healthy() -> None:
     process = run("-m", "amp_ext")
     said = process.stdout

@@ -75,7 +75,7 @@ def test_build_info_describes_this_module() -> None:
 @pytest.mark.skipif(_C.cuda_built(), reason="this module has CUDA kernels")
 @pytest.mark.parametrize("op", LIST_OPS)
 def test_cuda_tensor_given_to_a_cpu_only_module(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What every op asks first of the device of its tensors: no CUDA tensor can be had here."""
+    """By the choice of a backend, which every op makes first: there is no CUDA tensor here."""
     monkeypatch.setenv("TRITON_INTERPRET", "1")  # whose kernels take no CUDA tensors
     amp_ext.set_backend(None)
     with pytest.raises(RuntimeError, match=f"^amp_ext::{op}: amp_ext was built without") as raised:

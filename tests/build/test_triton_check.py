@@ -70,7 +70,7 @@ def test_too_much_shared_memory_is_seen() -> None:
 
 @pytest.mark.parametrize(
     ("registers", "warps", "programs", "fit"),
-    [(64, 8, 4, 4), (65, 8, 4, 3), (128, 4, 5, 4)],
+    [(64, 8, 4, 4), (65, 8, 4, 3)],
 )
 def test_more_programs_than_registers_are_seen(
     registers: int, warps: int, programs: int, fit: int
@@ -123,7 +123,6 @@ def test_a_last_program_that_waits_passes() -> None:
             "cg before the ticket",
         ),
         ("atom.global", "ld.global", "0 atomic operations"),
-        ("ret;", "red.global.add.u32 [ %rd599 + 0 ], %r408;", "2 atomic operations"),
         ("st.global", "st.shared", "nothing is stored before the ticket"),
     ],
 )
@@ -133,15 +132,6 @@ def test_a_last_program_that_may_read_too_early_is_seen(
     assert there in LAST_READS
     (found,) = order_faults(LAST_READS.replace(there, instead))
     assert fault in found
-
-
-def test_a_store_behind_the_barrier_is_seen() -> None:
-    """As are the barrier and the store when they change places."""
-    barrier, ticket = "	bar.sync 	0;  // stored\n", "	// begin inline asm\n"
-    late = LAST_READS.replace(barrier, "").replace(
-        ticket, barrier + "	st.global.b32 [%r], %r;\n"
-    )
-    assert order_faults(late) == ["no bar.sync right before the ticket"]
 
 
 def test_a_kernel_without_a_variant_is_seen() -> None:

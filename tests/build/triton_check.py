@@ -21,7 +21,7 @@ from typing import Any
 
 from cuda_check import REGISTERS, cuobjdump
 from sass import Kernel, Kernels, read_sass, read_usage
-from triton_variants import Variant, variants
+from triton_variants import Variant, kernels_of, variants
 
 SHARED_LIMITS = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}
 """Architectures, and the bytes of shared memory that a block may have."""
@@ -118,18 +118,12 @@ def order_faults(ptx: str) -> list[str]:
 
 
 def library_kernels() -> dict[str, Any]:
-    """The kernels of triton_kernels by name: what is compiled and called *_kernel."""
+    """The kernels of triton_kernels by name."""
     import amp_ext.triton_kernels as package
-    from triton.runtime.jit import JITFunction
 
     found = pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
     modules = [importlib.import_module(module.name) for module in found]
-    return {
-        name: value
-        for module in modules
-        for name, value in vars(module).items()
-        if name.endswith("_kernel") and isinstance(value, JITFunction)
-    }
+    return {name: kernel for module in modules for name, kernel in kernels_of(module).items()}
 
 
 def missing(kernels: dict[str, Any], checked: Iterable[Variant]) -> list[str]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import itertools
+import pkgutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,55 +35,46 @@ class Variant:
     last_reads: bool = False
 
 
-def _module(name: str) -> Any:
-    # The package's attributes of the same names are the ops.
-    return importlib.import_module(f"amp_ext.triton_kernels.lists.{name}")
-
-
-def _of_numbers(
-    kernel: Any,
-    options: dict[str, Any],
-    needed: tuple[str, ...] = (),
-    programs: int = 1,
-    last_reads: bool = False,
-    **constexprs: Any,
-) -> Variant:
-    """A kernel whose arguments are annotated with their types, as those of lists are."""
-    types = {parameter.name: parameter.annotation_type for parameter in kernel.params}
-    signature = {name: "constexpr" if name in constexprs else of for name, of in types.items()}
-    name = " ".join([kernel.__name__, *(f"{name}={value}" for name, value in constexprs.items())])
-    return Variant(
-        name,
-        kernel,
-        signature,
-        constexprs,
-        options,
-        needed,
-        programs=programs,
-        last_reads=last_reads,
-    )
-
-
 def list_variants() -> Iterator[Variant]:
-    """The kernels of the ops on lists of tensors."""
-    loads, stores = ("LDG.E.128",), ("LDG.E.128", "STG.E.128")
-    foreach, cast, grad_norm, update = map(
-        _module, ("foreach", "cast", "grad_norm", "update_scale")
-    )
-    options, programs = foreach.OPTIONS, foreach.PROGRAMS_PER_MULTIPROCESSOR
-    yield _of_numbers(_module("unscale").unscale_kernel, options, stores, programs)
-    yield _of_numbers(_module("check_finite").check_finite_kernel, options, loads, programs)
-    yield _of_numbers(cast.cast_kernel, options, stores, cast.PROGRAMS_PER_MULTIPROCESSOR)
-    for per_tensor in (False, True):
-        yield _of_numbers(
-            grad_norm.grad_norm_kernel,
-            grad_norm.OPTIONS,
-            loads,
-            grad_norm.PROGRAMS_PER_MULTIPROCESSOR,
-            last_reads=True,
-            PER_TENSOR=per_tensor,
-        )
-    yield _of_numbers(update.update_scale_kernel, update.OPTIONS)
+    """The kernels of the ops on lists, with either value of each constexpr parameter.
+
+    All else is in a kernel's module: the types of arguments in its annotations, 16-byte accesses
+    where it imports those of rows.
+    """
+    package = importlib.import_module("amp_ext.triton_kernels.lists")
+    names = [module.name for module in pkgutil.iter_modules(package.__path__)]
+    modules = {name: importlib.import_module(f"{package.__name__}.{name}") for name in names}
+    usual = vars(modules["foreach"])
+    for module in modules.values():
+        known = usual | vars(module)
+        accesses = {"load_rows": "LDG.E.128", "store_rows": "STG.E.128"}
+        needed = tuple(accesses[name] for name in accesses if hasattr(module, name))
+        for kernel in kernels_of(module).values():
+            types = {p.name: p.annotation_type for p in kernel.params if not p.is_constexpr}
+            flags = [p.name for p in kernel.params if p.is_constexpr]
+            for values in itertools.product((False, True), repeat=len(flags)):
+                constexprs = dict(zip(flags, values, strict=True))
+                yield Variant(
+                    " ".join([kernel.__name__, *(f"{n}={v}" for n, v in constexprs.items())]),
+                    kernel,
+                    types | dict.fromkeys(flags, "constexpr"),
+                    constexprs,
+                    known["OPTIONS"],
+                    needed,
+                    programs=known["PROGRAMS_PER_MULTIPROCESSOR"],
+                    last_reads="ticket" in types,
+                )
+
+
+def kernels_of(module: Any) -> dict[str, Any]:
+    """A module's kernels by name: what is compiled and called *_kernel."""
+    from triton.runtime.jit import JITFunction
+
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if name.endswith("_kernel") and isinstance(value, JITFunction)
+    }
 
 
 def variants() -> list[Variant]:

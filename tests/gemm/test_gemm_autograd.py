@@ -1,4 +1,4 @@
-"""What amp_ext::gemm owes autograd: no work in vain, versions, repeatability, tracing."""
+"""amp_ext::gemm under autograd: no needless products, versions, repeatability, tracing."""
 
 from __future__ import annotations
 

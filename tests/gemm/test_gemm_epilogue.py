@@ -9,11 +9,7 @@ import pytest
 import torch
 
 from cases import FLOATS, KINDS, NON_FINITE, OPERANDS, PAIRS, assert_equal, integers, normal
-from executors import (
-    Executor,
-    every_gemm_executor,
-    gemm_against_oracle,
-)
+from executors import Executor, every_gemm_executor, gemm_against_oracle
 from gemm_cases import SIZES, assert_near_oracle, gemm
 
 FP16, BF16, FP32, FP64 = FLOATS

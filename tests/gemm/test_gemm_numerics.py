@@ -8,12 +8,7 @@ import pytest
 import torch
 
 from cases import FLOATS, KINDS, assert_equal, assert_same, integers, normal, stored
-from executors import (
-    Executor,
-    against_oracle,
-    every_gemm_executor,
-    gemm_against_oracle,
-)
+from executors import Executor, against_oracle, every_gemm_executor, gemm_against_oracle
 
 FP16, BF16, FP32, FP64 = FLOATS
 

@@ -158,7 +158,7 @@ CHANGES: dict[str, Callable[[Linear], None]] = {
 @against_oracle
 @pytest.mark.parametrize("name", CHANGES)
 def test_refusals(executor: Executor, name: str) -> None:
-    """Each leaves the way to autograd, with the same gradients as a layer that never asks."""
+    """Each has autograd add the gradient, as for a layer without accumulate_grad."""
     results = []
     for asks in (True, False):
         torch.manual_seed(1)

@@ -86,11 +86,7 @@ def test_bit_patterns_as_torch(
     ids=str,
 )
 def test_rounding(
-    executor: Executor,
-    dtype: torch.dtype,
-    output_dtype: torch.dtype,
-    value: float,
-    expected: float,
+    executor: Executor, dtype: torch.dtype, output_dtype: torch.dtype, value: float, expected: float
 ) -> None:
     for size in (1, 37):
         source = torch.full((size,), value, dtype=dtype, device=executor.device)

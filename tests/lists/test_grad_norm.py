@@ -160,10 +160,7 @@ def test_squares_beyond_fp32(executor: Executor, value: float) -> None:
     """The squares are not representable in fp32, the norm is."""
     grad = torch.full((64,), value, device=executor.device)
     expected = 8.0 * grad[0].item()
-    assert norm(executor, [grad]) == (
-        pytest.approx(expected, rel=tolerance(64), abs=0.0),
-        0.0,
-    )
+    assert norm(executor, [grad]) == (pytest.approx(expected, rel=tolerance(64), abs=0.0), 0.0)
 
 
 @every_executor

@@ -1,4 +1,4 @@
-"""What every op owes torch: a schema, a meta kernel, tracing, and word to autograd."""
+"""What torch requires of an op: a schema, a meta kernel, tracing, versions for autograd."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from torch import Tensor
 
 from amp_ext import ops, reference
 from amp_ext.ops import GEMM_OPS, LIST_OPS
-from cases import arguments, assert_all_same, whole_and_view
+from amp_ext.testing import arguments
+from cases import assert_all_same, whole_and_view
 from executors import Executor, against_oracle
 
 
@@ -37,18 +38,15 @@ def test_signature_is_the_schema(name: str, functions: Any) -> None:
 
 @pytest.mark.parametrize("name", LIST_OPS + GEMM_OPS)
 def test_meta(name: str) -> None:
-    values = arguments(name, torch.device("meta"))
-    result = getattr(ops, name)(**values)
-    shapes = {"gemm_with_aux": [(2, 3, 5)] * 2, "gemm_times_derivative": [(2, 3, 5), (5,)]}
-    if name in GEMM_OPS and name != "gemm_accumulate_":
-        results = result if isinstance(result, tuple) else (result,)
-        assert [tensor.shape for tensor in results] == shapes.get(name, [(2, 3, 5)])
-        for tensor in results:
-            assert (tensor.device.type, tensor.dtype) == ("meta", torch.float32)
-    elif name == "grad_norm":
-        assert (result.device.type, result.dtype, result.shape) == ("meta", torch.float32, ())
-    else:
-        assert result is None
+    """Results have the shape and dtype that they have on the CPU."""
+    one, other = (getattr(ops, name)(**arguments(name, device)) for device in ("meta", "cpu"))
+    assert type(one) is type(other)
+    for meta, real in zip(as_tuple(one), as_tuple(other), strict=True):
+        assert (meta.shape, meta.dtype, meta.device.type) == (real.shape, real.dtype, "meta")
+
+
+def as_tuple(result: Tensor | tuple[Tensor, ...] | None) -> tuple[Tensor, ...]:
+    return result if isinstance(result, tuple) else () if result is None else (result,)
 
 
 def one_step(

@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 
 from amp_ext import ops
-from cases import arguments, unwritten, whole_and_view
+from amp_ext.ops import LIST_OPS
+from amp_ext.testing import arguments
+from cases import unwritten, whole_and_view
 
 CPU = torch.device("cpu")
 ELSEWHERE = "Expected all tensors to be on the same device"
@@ -34,7 +36,7 @@ class Fault(NamedTuple):
     like_torch: bool = False
 
     def arguments(self) -> dict[str, Any]:
-        good = arguments(self.op, CPU)
+        good = arguments(self.op)
         return good | {self.argument: self.spoil(good.get(self.argument))}
 
 
@@ -203,7 +205,7 @@ def aux_faults() -> Iterator[Fault]:
 
 
 def all_faults() -> Iterator[Fault]:
-    for op in ("unscale_", "check_finite", "grad_norm"):
+    for op in (op for op in LIST_OPS if "grads" in arguments(op)):
         yield from gradient_faults(op)
         yield from scalar_faults(op, "found_inf", "a float", op == "unscale_")
     yield from scalar_faults("unscale_", "inv_scale", "a float", True)

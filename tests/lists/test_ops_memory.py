@@ -16,16 +16,9 @@ from torch import Tensor
 import amp_ext
 from amp_ext import ops, reference
 from amp_ext.ops import GEMM_OPS, LIST_OPS
-from cases import (
-    WRITTEN,
-    arguments,
-    assert_all_same,
-    assert_same,
-    copies,
-    unwritten,
-)
+from amp_ext.testing import arguments
+from cases import assert_all_same, assert_same, copies, unwritten, written
 
-CPU = torch.device("cpu")
 SAID = {"scale": "current_scale", "found_infs": "found_inf"}
 """What errors call an argument, where that is not its name."""
 
@@ -39,12 +32,12 @@ class Place(NamedTuple):
 
     @property
     def said(self) -> str:
-        listed = self.argument in ("grads", "outputs", "inputs")
-        return rf"{self.argument}\[1\]" if listed else SAID.get(self.argument, self.argument)
+        name = self.argument if self.index is None else rf"{self.argument}\[{self.index}\]"
+        return SAID.get(self.argument, name)
 
     @property
     def is_written(self) -> bool:
-        return self.argument in WRITTEN[self.op]
+        return self.argument in written(self.op)
 
     def of(self, values: dict[str, Any]) -> Tensor:
         value = values[self.argument]
@@ -57,14 +50,8 @@ class Place(NamedTuple):
             values[self.argument][self.index] = tensor
 
 
-def good(op: str) -> dict[str, Any]:
-    """Return valid arguments; the lists are the caller's own."""
-    values = arguments(op, CPU)
-    return {k: list(v) if isinstance(v, list) else v for k, v in values.items()}
-
-
 def places(op: str) -> Iterator[Place]:
-    for name, value in good(op).items():
+    for name, value in arguments(op).items():
         if isinstance(value, list):
             yield Place(op, name, 1)
         elif isinstance(value, Tensor):
@@ -98,7 +85,7 @@ def assert_refused(op: str, values: dict[str, Any], text: str) -> None:
 @of_ops(LIST_OPS + GEMM_OPS)
 def test_freed_storage(place: Place) -> None:
     """As FSDP frees it. linear and mlp leave the check to gemm."""
-    values = good(place.op)
+    values = arguments(place.op)
     place.put(values, place.of(values).clone())
     place.of(values).untyped_storage().resize_(0)
     said = place.said if place.op not in ("linear", "mlp") else r"(a|b|bias)"
@@ -147,33 +134,29 @@ def test_scaler_with_a_freed_gradient(method: str, fused: bool) -> None:
 
 # ---- negated -----------------------------------------------------------------------------------
 
-SERVED = ("grads", "inputs", "a", "b")
-MUTATING = tuple(WRITTEN)
+NEGATABLE = ("grads", "inputs", "a", "b")
+MUTATING = tuple(op for op in LIST_OPS + GEMM_OPS if written(op))
 
 
-@of_ops(MUTATING, lambda place: place.argument not in SERVED)
+@of_ops(MUTATING, lambda place: place.argument not in NEGATABLE)
 def test_negated_view_is_refused(place: Place) -> None:
-    values = good(place.op)
+    values = arguments(place.op)
     place.put(values, torch._neg_view(place.of(values).clone()))
     assert_refused(place.op, values, rf"{place.said} is a negated view, expected .*: resolve_neg\(")
 
 
-@pytest.mark.parametrize("op", MUTATING)
-def test_conjugate_meta_tensors(op: str) -> None:
+@of_ops(MUTATING, lambda place: place.is_written)
+def test_conjugate_meta_tensors(place: Place) -> None:
     """Those in fake tensors are not looked at as closely."""
-    values = arguments(op, torch.device("meta"))
-    name = next(n for n in WRITTEN[op] if isinstance(values[n], Tensor)) if op != "cast_" else ""
-    if name:
-        values[name] = torch.zeros(values[name].shape, dtype=torch.cfloat, device="meta").conj()
-    else:
-        values["outputs"] = [t.cfloat().conj() for t in values["outputs"]]
+    values = arguments(place.op, "meta")
+    place.put(values, place.of(values).cfloat().conj())
     with contextlib.suppress(RuntimeError):
-        getattr(ops, op)(**values)
+        getattr(ops, place.op)(**values)
 
 
-@of_ops(MUTATING, lambda place: place.argument in SERVED)
-def test_negated_view_is_served(place: Place) -> None:
-    values = good(place.op)
+@of_ops(MUTATING, lambda place: place.argument in NEGATABLE)
+def test_negated_view_is_accepted(place: Place) -> None:
+    values = arguments(place.op)
     original = place.of(values).clone()
     place.put(values, original)
     expected = {
@@ -221,7 +204,7 @@ def shared_with_another(op: str) -> Iterator[tuple[Place, Place]]:
 def test_what_is_written_is_apart_from_all_else(one: Place, other: Place) -> None:
     """By 4 or 8 bytes, and side by side."""
     for apart in (False, True):
-        values, memory = good(one.op), torch.zeros(64, dtype=torch.float64)
+        values, memory = arguments(one.op), torch.zeros(64, dtype=torch.float64)
         first, second = one.of(values).contiguous(), other.of(values).contiguous()
         end = first.nbytes if apart else first.nbytes - min(first.nbytes, second.element_size())
         for place, tensor, start in (

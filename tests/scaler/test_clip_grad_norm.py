@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.amp.grad_scaler import OptState
 from torch.optim import Optimizer
 
-from amp_ext.testing import parameters
 from cases import FLOATS, LAYOUTS, assert_all_same, copies, unwritten, whole_and_view
 from clip_cases import (
     Clip,
@@ -132,7 +131,7 @@ def test_gradients_are_near_torchs(optimizer: str, device: str, clip: Clip) -> N
 def test_any_dtype_and_layout(clip: Clip) -> None:
     """As the ops do it one after the other."""
     views = [whole_and_view(name, dtype, CPU)[1] for name in LAYOUTS for dtype in FLOATS[1:]]
-    scaler, optimizer = started(OURS), sgd(*parameters(views))
+    scaler, optimizer = started(OURS), sgd(*(leaf(view, view.dtype) for view in views))
     expected = copies(grads(optimizer))
     flag, inv_scale = torch.zeros(()), torch.tensor(0.25)
     if clip is after_unscale:

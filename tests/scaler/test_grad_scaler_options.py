@@ -33,7 +33,7 @@ def take_steps(scaler: Any, values: list[float]) -> list[float]:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("scale", [3.0])
 def test_16_bit_gradients(dtype: torch.dtype, scale: float) -> None:
-    """bf16 is served as it comes, fp16 where it is allowed: as the oracle unscales them."""
+    """bf16 gradients are unscaled as the oracle does, and fp16 ones where that is allowed."""
     grad = torch.randn(1000).mul(100).to(dtype)
     expected = grad.clone()
     inv_scale = torch.tensor(scale).double().reciprocal().float()

@@ -182,7 +182,7 @@ def all_sources(kernels: Path = KERNELS) -> list[Path]:
     return [*sorted(kernels.rglob("*.cu")), *sorted(HERE.glob("*.cpp"))]
 
 
-# Of the GEMM kernels' tests with a tile in their ids, those that few_sources() serves.
+# Of the GEMM kernels' tests with a tile in their ids, those that few_sources() has kernels for.
 FEW_TILES = "(128x64x32 or 64x64x64 or 16x128x64 or 64x64x32)"
 FEW_SM90_TILES = "(sm90-128x256 or sm90-128x128)"
 

@@ -40,7 +40,7 @@ class Forks:
         )
 
     def pytest(self, library: Path, limit_s: int, *arguments: str) -> Done:
-        """Run tests on a library, for so many seconds of the processor's time at most."""
+        """Run tests on a library, for at most `limit_s` seconds of the processor's time."""
         requests, answers = self._process.stdin, self._process.stdout
         assert requests and answers
         with tempfile.NamedTemporaryFile("r", errors="replace") as output:

@@ -77,7 +77,7 @@ class Form:
         """The values that the product is taken of, in fp64."""
         count = len(self.operands)
         operands = [tensor.detach().to(dtype).double() for tensor in tensors[:count]]
-        # torch's library rounds addends; it serves where the processor multiplies bf16 itself.
+        # torch's library rounds addends; it is used where the processor multiplies bf16 itself.
         torchs = dtype == torch.bfloat16 and amp_ext._C.multiplies_bf16()
         addends = [tensor.detach().to(dtype if torchs else tensor.dtype) for tensor in tensors]
         return operands + [addend.double() for addend in addends[count:]]
@@ -176,11 +176,7 @@ EXPANDED = ("mm, expanded", "bmm, expanded", "matmul, batches broadcast")
 
 
 def assert_within(
-    actual: Tensor,
-    expected: Tensor,
-    magnitude: Tensor,
-    terms: Tensor,
-    partial_sums: bool = False,
+    actual: Tensor, expected: Tensor, magnitude: Tensor, terms: Tensor, partial_sums: bool = False
 ) -> None:
     """Assert the accuracy of sums that were accumulated in fp32 and rounded once to their dtype.
 
@@ -193,7 +189,7 @@ def assert_within(
         expected: the same sums in fp64.
         magnitude: sums of the terms' magnitudes.
         terms: how many terms each sum has.
-        partial_sums: each sum was formed of parts, which had been rounded to 16 bits as well.
+        partial_sums: each is a sum of partial sums, which were rounded to 16 bits as well.
     """
     error = (terms + 3) * 2.0**-24 * magnitude
     if actual.dtype in LOW:

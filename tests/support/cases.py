@@ -5,22 +5,9 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
-
-from amp_ext.ops import GEMM_OPS
-
-WRITTEN = {
-    "unscale_": ("grads", "found_inf"),
-    "check_finite": ("found_inf",),
-    "grad_norm": ("found_inf", "norms"),
-    "update_scale_": ("scale", "growth_tracker", "hysteresis_tracker", "skipped_steps"),
-    "cast_": ("outputs",),
-    "gemm_accumulate_": ("c",),
-}
-"""The arguments that an op writes to."""
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 NON_FINITE = (float("inf"), float("-inf"), float("nan"))
@@ -86,50 +73,10 @@ def whole_and_view(name: str, dtype: torch.dtype, device: torch.device) -> tuple
     return whole, view(whole)
 
 
-def arguments(name: str, device: torch.device) -> dict[str, Any]:
-    """Return valid arguments of an op."""
-    if name in GEMM_OPS:
-        batch = torch.arange(24.0, device=device).view(2, 3, 4)
-        weight = torch.ones(5, 4, device=device).half()
-        bias = torch.full((5,), 0.5, device=device)
-        if name == "linear":
-            return {"x": batch, "weight": weight, "bias": bias, "activation": "relu"}
-        if name == "mlp":
-            layers = {"weight1": weight, "bias1": bias, "weight2": weight.new_ones(5, 5)}
-            return {"x": batch, **layers, "bias2": bias}
-        operands = {"a": batch, "b": weight, "trans_b": True}
-        sums = torch.full((2, 3, 5), 0.5, device=device)
-        if name == "gemm_accumulate_":
-            return {"c": sums, **operands, "alpha": 2.0}
-        if name == "gemm_times_derivative":
-            return {**operands, "aux": sums.half(), "activation": "gelu"}
-        c = torch.ones(3, 1, device=device).double()
-        scalars = {"alpha": 2.0, "beta": -1.0, "activation": "relu", "out_dtype": torch.float32}
-        return {**operands, "c": c, "bias": bias, **scalars}
-    one = torch.ones((), device=device)
-    zero = torch.zeros((), device=device)
-    update = {
-        "scale": 4 * one,
-        "growth_tracker": zero.int(),
-        "growth_factor": 2.0,
-        "backoff_factor": 0.5,
-        "growth_interval": 1,
-        "hysteresis": 2,
-        "hysteresis_tracker": 2 * one.int(),
-        "skipped_steps": zero.long(),
-    }
-    if name == "update_scale_":
-        return update | {"found_infs": [zero, one.clone()]}
-    grads = [torch.ones(3, device=device), torch.ones(2, 4, device=device).half().t(), 2 * one]
-    if name == "cast_":
-        outputs = [torch.zeros_like(grad, dtype=torch.bfloat16) for grad in grads]
-        return {"outputs": outputs, "inputs": grads}
-    more = {
-        "unscale_": {"inv_scale": one / 2, "norm": 3 * one, "max_norm": 2.0},
-        "check_finite": {},
-        "grad_norm": {"inv_scale": one / 2, "norms": torch.zeros(3, device=device)},
-    }
-    return {"grads": grads, "found_inf": zero, **more[name]}
+def written(op: str) -> tuple[str, ...]:
+    """Return the arguments that an op writes to."""
+    schema = getattr(torch.ops.amp_ext, op).default._schema
+    return tuple(a.name for a in schema.arguments if a.alias_info and a.alias_info.is_write)
 
 
 def bits(tensor: Tensor) -> Tensor:

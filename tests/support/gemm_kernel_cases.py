@@ -60,12 +60,12 @@ class Tile(NamedTuple):
         """Columns of a result without gaps that TMA can store."""
         return 8 if self.sm90 else 1
 
-    def serves(self, majors: str) -> bool:
-        """Tell whether it takes operands that lie so: columns of b come in atoms of 64."""
+    def accepts(self, majors: str) -> bool:
+        """Tell whether it can load operands of these layouts: columns of b in atoms of 64."""
         return not (self.sm90 and MAJORS[majors][1] and self.n % 64)
 
     def of(self, m: int, n: int) -> tuple[int, int]:
-        """Return the size of so many tiles, the last ones of a few rows and columns."""
+        """Return the size of m by n tiles, the last ones of a few rows and columns."""
         return (m - 1) * self.m + 5, (n - 1) * self.n + (8 if self.sm90 else 9)
 
 
@@ -99,7 +99,7 @@ every_tile_and_majors = pytest.mark.parametrize(
         pytest.param(tile, majors, id=f"{_name(tile)}-{majors}")
         for tile in TILES
         for majors in MAJORS
-        if tile.serves(majors)
+        if tile.accepts(majors)
     ],
 )
 every_type = pytest.mark.parametrize("dtype", OUT_TYPES, ids=["fp32", "fp16", "bf16"])

@@ -1,4 +1,4 @@
-"""Hostile calls of every op, from a seed, and the judge of what comes of them.
+"""Hostile calls of every op, from a seed, and checks of what they do.
 
 A call is right if its results and all memory around its arguments are as the oracle leaves them, or
 if it raises an ordinary exception and no argument has changed by a bit. Either way the thread's
@@ -28,10 +28,10 @@ from torch import Tensor
 from torch._subclasses import FakeTensor, FakeTensorMode
 
 import amp_ext
-from amp_ext import ops
+from amp_ext import ops, testing
 from amp_ext.ops import GEMM_OPS, LIST_OPS
-from cases import FLOATS, WRITTEN, raw
-from hostile_results import judge_results
+from cases import FLOATS, raw, written
+from hostile_results import compare_results
 
 SECONDS_OF_A_CALL = 20
 ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh")
@@ -79,45 +79,42 @@ def shape_of(rng: Random) -> tuple[int, ...]:
     return tuple(rng.choice([0, 1, 2, 3, 5, 8]) for _ in range(rng.choice([0, 1, 1, 2, 2, 3, 4])))
 
 
-def good_update(rng: Random) -> Values:
-    hysteresis = rng.choice([1, 1, 2, 3])
-    return {
+def good_lists(rng: Random, op: str) -> Values:
+    """Return an example's arguments, with random ones for the parameters that are known by name.
+
+    Together they may be refused, as a max_norm without a norm is.
+    """
+    flag = lambda: one(rng.choice([0.0, 0.0, 1.0]))  # noqa: E731
+    count = rng.choice([0, 1, 1, 2, 3, 5, 40])
+    grads = [tensor(rng, shape_of(rng), rng.choice(FLOATS)) for _ in range(count)]
+    known = {
+        "grads": grads,
+        "inputs": grads,
+        "outputs": [arranged(rng, torch.zeros(g.shape, dtype=rng.choice(FLOATS))) for g in grads],
+        "found_inf": flag(),
+        "found_infs": [flag() for _ in range(rng.choice([1, 1, 2, 4]))],
+        "inv_scale": one(rng.choice(FACTORS)),
+        "norm": one(rng.choice(FACTORS)).abs(),
+        "max_norm": rng.choice([1.0, 0.0, 1e30]),
+        "norms": torch.ones(count),
         "scale": one(rng.choice([4.0, 1.0, 65536.0, 2.0**-126, 3e38, 0.0, torch.inf])),
         "growth_tracker": one(rng.choice([0, 1, 5, -1, 2**31 - 2]), torch.int32),
         "growth_factor": rng.choice([2.0, 1.5, 1e30, 1.0]),
         "backoff_factor": rng.choice([0.5, 1 / 3, 1e-30, 1.0]),
         "growth_interval": rng.choice([1, 2, 6, 2000]),
-        "min_scale": rng.choice([None, None, 0.0, 1.0]),
-        "max_scale": rng.choice([None, None, 4.0, 2.0**24]),
-        "hysteresis": hysteresis,
-        "hysteresis_tracker": one(rng.choice([1, 2, 0]), torch.int32)
-        if hysteresis > 1 or rng.random() < 0.5
-        else None,
-        "skipped_steps": one(7, torch.int64) if rng.random() < 0.5 else None,
+        "min_scale": rng.choice([0.0, 1.0]),
+        "max_scale": rng.choice([4.0, 2.0**24]),
+        "hysteresis": rng.choice([1, 1, 2, 3]),
+        "hysteresis_tracker": one(rng.choice([1, 2, 0]), torch.int32),
+        "skipped_steps": one(7, torch.int64),
     }
-
-
-def good_lists(rng: Random, op: str) -> Values:
-    flag = lambda: one(rng.choice([0.0, 0.0, 1.0]))  # noqa: E731
-    if op == "update_scale_":
-        return {"found_infs": [flag() for _ in range(rng.choice([1, 1, 2, 4]))], **good_update(rng)}
-    count = rng.choice([0, 1, 1, 2, 3, 5, 40])
-    grads = [tensor(rng, shape_of(rng), rng.choice(FLOATS)) for _ in range(count)]
-    if op == "cast_":
-        outputs = [arranged(rng, torch.zeros(g.shape, dtype=rng.choice(FLOATS))) for g in grads]
-        return {"outputs": outputs, "inputs": grads}
-    values: Values = {"grads": grads, "found_inf": flag()}
-    factor = one(rng.choice(FACTORS))
-    if op == "check_finite":
-        return values
-    if op == "unscale_":
-        norm = rng.choice([None, one(rng.choice(FACTORS)).abs()])
-        limit = rng.choice([None, 1.0, 0.0, 1e30]) if norm is not None else None
-        return {**values, "inv_scale": factor, "norm": norm, "max_norm": limit}
-    return values | {
-        "inv_scale": rng.choice([None, factor]),
-        "norms": rng.choice([None, torch.ones(count)]),
-    }
+    values = testing.arguments(op)
+    for argument in getattr(torch.ops.amp_ext, op).default._schema.arguments:
+        if argument.name in known:
+            values[argument.name] = known[argument.name]
+        if argument.has_default_value() and argument.default_value is None and rng.random() < 0.4:
+            values[argument.name] = None
+    return values
 
 
 def good_product(rng: Random, op: str) -> Values:
@@ -380,7 +377,7 @@ def spoil(rng: Random, op: str, values: Values) -> list[str]:
     return done
 
 
-# ---- calls and their judge ---------------------------------------------------------------------
+# ---- calls and their checks --------------------------------------------------------------------
 
 CONTEXTS: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
     "": contextlib.nullcontext,
@@ -497,12 +494,12 @@ class Snapshot:
         ):
             assert one == other, f"{name} was {other}, is {one}"
 
-    def assert_as(self, op: str, judged: set[str]) -> None:
-        """Assert that memory is as the oracle left its copies; of `judged` ones all is said."""
-        judged = {name for name in judged if name.split("[")[0] in WRITTEN.get(op, ())}
+    def assert_as(self, op: str, compared: set[str]) -> None:
+        """Assert that memory is as the oracle left its copies; `compared` ones may differ."""
+        compared = {name for name in compared if name.split("[")[0] in written(op)}
         copied = dict(flattened(self.copies))
         for name, t in self.tensors:
-            if name in judged and t.numel():
+            if name in compared and t.numel():
                 copied[name].copy_(t.detach())
         for name, t in self.tensors:
             if is_readable(t):
@@ -531,12 +528,12 @@ def is_own_input(values: Values, name: str) -> bool:
 def shared_writes(op: str, values: Values) -> str:
     """Return what is written and shares memory, with itself or with another argument."""
     tensors = [(name, t) for name, t in flattened(values) if has_memory(t) and t.numel()]
-    written = {n for n, _ in tensors if n.split("[")[0] in WRITTEN.get(op, ())}
+    names = {n for n, _ in tensors if n.split("[")[0] in written(op)}
     if op == "cast_":
-        written -= {name for name in written if is_own_input(values, name)}
-    seen = {name: set(addresses(t).tolist()) for name, t in tensors if name in written}
+        names -= {name for name in names if is_own_input(values, name)}
+    seen = {name: set(addresses(t).tolist()) for name, t in tensors if name in names}
     for name, t in tensors:
-        if name in written and len(seen[name]) < t.numel() * t.element_size():
+        if name in names and len(seen[name]) < t.numel() * t.element_size():
             return f"elements of {name} share memory"
     for name, bytes_ in seen.items():
         for other, t in tensors:
@@ -570,7 +567,7 @@ def is_of_torch(error: Exception) -> bool:
 
 
 class Call:
-    """A call, its arguments made but not yet judged."""
+    """A call that has its arguments and is yet to be made."""
 
     def __init__(self, seed: int, index: int) -> None:
         rng = Random(f"{seed} {index}")
@@ -605,8 +602,8 @@ class Call:
 
         return TRANSFORMS[self.transform](of_place, self.place.tensor)
 
-    def judge(self) -> str:
-        """Make the call; return "raised", "right" or, where values cannot be known, "served"."""
+    def check(self) -> str:
+        """Make the call; return "raised", "right" or, where values cannot be known, "accepted"."""
         snapshot = Snapshot(self.values)
         original = {n: list(v) if isinstance(v, list) else v for n, v in self.values.items()}
         with CONTEXTS[self.context]():
@@ -627,9 +624,9 @@ class Call:
         if raised and not self.returned:  # by what a transform does afterwards
             snapshot.assert_unchanged()
             return "raised"
-        return "served" if raised else self.judge_served(snapshot, original, result)
+        return "accepted" if raised else self.check_result(snapshot, original, result)
 
-    def judge_served(self, snapshot: Snapshot, original: Values, result: Any) -> str:
+    def check_result(self, snapshot: Snapshot, original: Values, result: Any) -> str:
         values = {
             n: [held(item) for item in v] if isinstance(v, list) else held(v)
             for n, v in original.items()
@@ -637,20 +634,20 @@ class Call:
         tensors = [(name, t) for name, t in flattened(values) if isinstance(t, Tensor)]
         without_data = any(t.is_meta or is_traced(t) for _, t in tensors)
         if self.transform or self.context == "FakeTensorMode" or without_data:
-            return "served"
+            return "accepted"
         for name, t in tensors:
             assert has_memory(t) or t._is_zerotensor(), f"{name} of {t.layout} was accepted"
             assert not is_freed(t), f"{name} is freed and was accepted"
         shared = shared_writes(self.op, values)
         assert not shared, f"{shared}, and the call was accepted"
         if "autocast" in self.context and self.op in ("linear", "mlp"):
-            return "served"
+            return "accepted"
         with torch.no_grad():
             try:
-                judged = judge_results(self.op, snapshot.copies, values, result)
+                compared = compare_results(self.op, snapshot.copies, values, result)
             except Exception as error:
                 raise AssertionError(f"{type(error).__name__}: {error}") from error
-            snapshot.assert_as(self.op, judged)
+            snapshot.assert_as(self.op, compared)
         return "right"
 
 
@@ -664,7 +661,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True, warn_only=True)  # fresh memory is NaN
-    came: dict[str, int] = {}
+    counts: dict[str, int] = {}
     with open(options.log, "w") as log:
         for index in range(options.first, options.first + options.count):
             call = Call(options.seed, index)
@@ -674,13 +671,13 @@ def main() -> None:
             log.flush()
             signal.alarm(SECONDS_OF_A_CALL)
             try:
-                verdict = call.judge()
+                outcome = call.check()
             except AssertionError as error:
-                verdict = "wrong"
+                outcome = "wrong"
                 print(f"WRONG seed {options.seed} call {index} {call}\n  {error}", flush=True)
             signal.alarm(0)
-            came[verdict] = came.get(verdict, 0) + 1
-    print("DONE", came)
+            counts[outcome] = counts.get(outcome, 0) + 1
+    print("DONE", counts)
 
 
 if __name__ == "__main__":

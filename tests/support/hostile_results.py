@@ -87,18 +87,18 @@ def assert_dtype(actual: Tensor, expected: torch.dtype) -> None:
     assert actual.dtype == expected, f"{actual.dtype}, expected {expected}"
 
 
-def judge_gemm(copies: Values, values: Values, result: Tensor) -> None:
+def compare_gemm(copies: Values, values: Values, result: Tensor) -> None:
     dtype = result_dtype(copies)
     assert_dtype(result, dtype)
     product(copies).activated(copies.get("activation", "none"), dtype).assert_near(result)
 
 
-def judge_gemm_with_aux(copies: Values, values: Values, result: Any) -> None:
-    judge_gemm(copies, values, result[0])
+def compare_gemm_with_aux(copies: Values, values: Values, result: Any) -> None:
+    compare_gemm(copies, values, result[0])
     product(copies).assert_near(result[1])
 
 
-def judge_gemm_times_derivative(copies: Values, values: Values, result: Any) -> None:
+def compare_gemm_times_derivative(copies: Values, values: Values, result: Any) -> None:
     exact, _ = reference.gemm_times_derivative(**copies | {"out_dtype": torch.float64})
     x = product(copies)
     error = x.error
@@ -115,7 +115,7 @@ def judge_gemm_times_derivative(copies: Values, values: Values, result: Any) -> 
     Sum(exact.sum(0), error.sum(0) + rounding, terms.sum(0)).assert_near(result[1])
 
 
-def judge_gemm_accumulate_(copies: Values, values: Values, result: None) -> set[str]:
+def compare_gemm_accumulate_(copies: Values, values: Values, result: None) -> set[str]:
     c = values["c"].detach()
     x, before = product(copies, c=None), copies["c"].double()
     terms = x.terms + before.abs().nan_to_num(0, 0, 0)
@@ -137,7 +137,7 @@ def exactly(x: Tensor) -> Sum:
     return Sum(x.double(), torch.zeros_like(x, dtype=torch.float64), x.double().abs())
 
 
-def judge_linear(copies: Values, values: Values, result: Tensor) -> None:
+def compare_linear(copies: Values, values: Values, result: Tensor) -> None:
     x, weight = copies["x"], copies["weight"]
     dtype = result_dtype(copies, "x", "weight")
     assert_dtype(result, dtype)
@@ -145,7 +145,7 @@ def judge_linear(copies: Values, values: Values, result: Tensor) -> None:
     exact.activated(copies.get("activation", "none"), dtype).assert_near(result)
 
 
-def judge_mlp(copies: Values, values: Values, result: Tensor) -> None:
+def compare_mlp(copies: Values, values: Values, result: Tensor) -> None:
     x, weight1, weight2 = (copies[name] for name in ("x", "weight1", "weight2"))
     dtype = torch.promote_types(x.dtype, weight1.dtype)
     assert_dtype(result, torch.promote_types(dtype, weight2.dtype))
@@ -166,7 +166,7 @@ def resolved(value: Any) -> Any:
     return value.resolve_neg() if isinstance(value, Tensor) else value
 
 
-def judge_list_op(op: str, copies: Values, values: Values, result: Any) -> set[str]:
+def compare_list_op(op: str, copies: Values, values: Values, result: Any) -> set[str]:
     if copies.get("max_scale") is not None:  # torch's clamp takes no more
         copies["max_scale"] = min(copies["max_scale"], torch.finfo(torch.float32).max)
     expected = getattr(reference, op)(**copies)
@@ -191,17 +191,17 @@ def _length(value: Any) -> int:
     return len(value) if isinstance(value, list) else 0
 
 
-def judge_results(op: str, copies: Values, values: Values, result: Any) -> set[str]:
+def compare_results(op: str, copies: Values, values: Values, result: Any) -> set[str]:
     """Let the oracle do the same with `copies` and compare.
 
     Returns the names of written arguments that are right without being equal bit by bit.
     """
     plain = {name: resolved(value) for name, value in copies.items()}
     if op in LIST_OPS:
-        judged = judge_list_op(op, plain, values, result)
+        compared = compare_list_op(op, plain, values, result)
         for name, value in copies.items():
             for view, tensor in zip(value, plain[name], strict=True) if _length(value) else ():
                 if view.is_neg():
                     view.copy_(tensor)
-        return judged
-    return globals()[f"judge_{op}"](plain, values, result) or set()
+        return compared
+    return globals()[f"compare_{op}"](plain, values, result) or set()

@@ -116,7 +116,7 @@ def gemm_kernel(
     ACTIVATION: tl.constexpr,
     DERIVATIVE: tl.constexpr,
 ):
-    """Program i of p forms the units i, i + p, ...: tiles of the result, or shares of their steps.
+    """Program i of p computes the units i, i + p, ...: tiles of the result, or splits of them.
 
     Args:
         a, b: a descriptor of three dimensions, then the strides of batch and term count matrices;

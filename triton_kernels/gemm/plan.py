@@ -1,4 +1,4 @@
-"""Which tile a product is formed by, into how many splits, and in which order of tiles.
+"""The tile size of a product, its number of splits along k, and the order of its tiles.
 
 The figures are those of data sheets and of the kernels' structure: the choices are predictions.
 """
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class Tile(NamedTuple):
-    """A part of the result, the step along k, and the program that forms it."""
+    """A part of the result, the step along k, and the program that computes it."""
 
     m: int
     n: int
@@ -21,9 +21,8 @@ class Tile(NamedTuple):
     """Programs that a multiprocessor has at a time."""
 
     def parts(self, vector: int) -> int:
-        """Return the number of parts in which the result is finished, side by side: of so many
-        elements a thread that there are registers for what belongs to them, and for the addresses
-        of their vectors.
+        """Return into how many parts, side by side, the epilogue divides the tile: a thread needs
+        registers for a part's elements, for those of c and aux, and for their addresses.
         """
         elements = 32 if vector >= 4 else 8
         return max(1, self.m * self.n // (self.warps * 32 * elements))
@@ -143,7 +142,7 @@ class Problem(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """How a product is formed."""
+    """How a product is computed."""
 
     tile: Tile
     splits: int
@@ -250,10 +249,6 @@ def candidates(problem: Problem, device: Device) -> tuple[Plan, ...]:
             continue
         most = _most_splits(problem, tile, device)
         counts = {1, most, *(s for s in (2, 3, 4, 6, 8, 12, 16, 24, 32, 48) if s <= most)}
-        plans.append(
-            min(
-                (plan_with(problem, tile, splits, device) for splits in sorted(counts)),
-                key=lambda plan: plan.cycles,
-            )
-        )
+        of_tile = (plan_with(problem, tile, splits, device) for splits in sorted(counts))
+        plans.append(min(of_tile, key=lambda plan: plan.cycles))
     return tuple(sorted(plans, key=lambda plan: plan.cycles))

@@ -18,13 +18,7 @@ from amp_ext.triton_kernels.numerics import (
 
 
 def unscale_(
-    table: int,
-    size: int,
-    chunks: int,
-    inv_scale: int,
-    found_inf: int,
-    norm: int,
-    max_norm: float,
+    table: int, size: int, chunks: int, inv_scale: int, found_inf: int, norm: int, max_norm: float
 ) -> None:
     if chunks or norm:
         grid = (foreach.programs(chunks),)

@@ -38,7 +38,7 @@ using OptionalTensor = std::optional<at::Tensor>;
 
 // Whether gemm accepts the tensor: a plain one on the region's device, of a type that autocast
 // casts.
-bool is_served(const at::Tensor& tensor, c10::DeviceType device) {
+bool is_accepted(const at::Tensor& tensor, c10::DeviceType device) {
   constexpr c10::DispatchKeySet functorch({c10::DispatchKey::FuncTorchBatched,
                                            c10::DispatchKey::FuncTorchGradWrapper,
                                            c10::DispatchKey::BatchedNestedTensor});
@@ -50,24 +50,21 @@ bool is_served(const at::Tensor& tensor, c10::DeviceType device) {
          (!tensor.unsafeGetTensorImpl()->is_python_dispatch() || is_traced(tensor));
 }
 
-bool is_served(const OptionalTensor& tensor, c10::DeviceType device) {
-  return !tensor || is_served(*tensor, device);
+bool is_accepted(const OptionalTensor& tensor, c10::DeviceType device) {
+  return !tensor || is_accepted(*tensor, device);
 }
 
 template <class... Tensors>
 bool is_routed(c10::DeviceType device, const Tensors&... tensors) {
-  return in_our_region() && (is_served(tensors, device) && ...);
+  return in_our_region() && (is_accepted(tensors, device) && ...);
 }
 
 bool expands(const at::Tensor& tensor, std::initializer_list<c10::SymInt> sizes) {
   const auto own = tensor.sym_sizes();
-  if (own.size() > sizes.size()) return false;
-  auto target = sizes.end();
-  for (auto size = own.end(); size != own.begin();) {
-    --size, --target;
-    if (*size != *target && *size != 1) return false;
-  }
-  return true;
+  return own.size() <= sizes.size() && std::equal(own.begin(), own.end(), sizes.end() - own.size(),
+                                                  [](const auto& size, const auto& target) {
+                                                    return size == target || size == 1;
+                                                  });
 }
 
 bool all_are(c10::SymIntArrayRef values, int64_t value) {
@@ -116,8 +113,7 @@ struct Routes {
                       (!bias || (bias->dim() == 1 && bias->sym_size(0) == weight.sym_size(0)));
     if (!fits) return AMP_EXT_TORCHS(linear)(x, weight, bias);
     const NoAutocast guard;
-    GemmOptions options;
-    options.trans_b = true;
+    GemmOptions options{.trans_b = true};
     if (bias) options.bias = addend(*bias);
     if (x.dim() > 1) return low_gemm(x, weight, options);
     return low_gemm(x.unsqueeze(0), weight, options).squeeze(0);
@@ -141,11 +137,7 @@ struct Routes {
 
   static GemmOptions with_addend(const at::Tensor& c, const at::Scalar& beta,
                                  const at::Scalar& alpha) {
-    GemmOptions options;
-    options.c = addend(c);
-    options.alpha = alpha.toDouble();
-    options.beta = beta.toDouble();
-    return options;
+    return {.c = addend(c), .alpha = alpha.toDouble(), .beta = beta.toDouble()};
   }
 
   static at::Tensor addmm(const at::Tensor& c, const at::Tensor& a, const at::Tensor& b,
@@ -265,12 +257,12 @@ struct Routes {
 
   // Ops of ours are cast in every region of torch's autocast.
   static at::Tensor cast(const at::Tensor& tensor) {
-    if (is_served(tensor, kDevice)) return low(tensor);
+    if (is_accepted(tensor, kDevice)) return low(tensor);
     return at::autocast::cached_cast(at::autocast::get_autocast_dtype(kDevice), tensor, kDevice);
   }
 
   static OptionalTensor cast_bias(const OptionalTensor& bias) {
-    return is_served(bias, kDevice) && bias ? addend(*bias) : bias;
+    return is_accepted(bias, kDevice) && bias ? addend(*bias) : bias;
   }
 
   // A view of a copy would pass on a gradient of the copy's type: x is made a matrix before.

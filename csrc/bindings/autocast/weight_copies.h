@@ -14,11 +14,6 @@ namespace amp_ext {
 // fused optimizers, .data and NumPy write to weights without a new version.
 at::Tensor lowered(const at::Tensor& tensor, at::ScalarType type);
 
-// From now on a region casts all weights that it is expected to need in one launch, when it needs
-// the first; off until then, since a weight may be written behind autograd's back between that and
-// its own first use.
-void cast_weights_together(bool on);
-
 // The weight [n, k, 1, 1] of a convolution of single pixels, lowered, as a matrix [n, k].
 at::Tensor lowered_matrix(const at::Tensor& weight, at::ScalarType type);
 

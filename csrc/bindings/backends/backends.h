@@ -40,8 +40,8 @@ bool has_backend(c10::DeviceType type);
 // The backend of an op on lists. Throws for a device that has none.
 const Backend& choose(const char* op, c10::Device device);
 
-// The backend of a product, before anything is copied for it. Sets args.variant; `reason` receives
-// why, if it is not null.
+// The backend of a product, before any operand is copied. Sets args.variant; `reason` receives why,
+// if it is not null.
 const Backend& choose_gemm(c10::Device device, GemmArgs& args, std::string* reason = nullptr);
 
 // The backends that may compute a product, the one that does where nothing is measured first. The
@@ -70,12 +70,8 @@ void run(const char* op, c10::Device device,
 // check.
 Status run_on_cuda(c10::Device device, c10::function_ref<Status(Services&)> launch);
 
-// Whether the device's current stream is being captured in a CUDA graph. (is_cuda_capturing is in
-// cuda.cpp or none.cpp.)
-bool is_cuda_capturing(c10::Device device);
-inline bool is_capturing(c10::Device device) {
-  return device.is_cuda() && is_cuda_capturing(device);
-}
+// Likewise: whether the device's current stream is being captured in a CUDA graph.
+bool is_capturing(c10::Device device);
 
 inline at::TensorOptions bytes_on(c10::Device device) {
   return at::TensorOptions(at::kByte).device(device);

@@ -23,10 +23,6 @@
 namespace amp_ext {
 namespace {
 
-bool capturing() {
-  return c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;
-}
-
 // Device memory that a thread keeps from call to call. It is not the caching allocator's, which may
 // allocate it in the memory pool of a CUDA graph, where nothing may outlive the capture.
 class KeptMemory {
@@ -43,8 +39,8 @@ class KeptMemory {
     (void)cudaThreadExchangeStreamCaptureMode(&mode);
   }
 
-  // At least so many bytes; when they are more than ever, new ones. The old ones are freed once the
-  // device has passed them.
+  // At least `bytes` bytes; memory that grows is replaced, and the old one freed once the device
+  // has passed it.
   void* reserve(size_t bytes) {
     if (bytes <= size_) return data_;
     // Another thread may be capturing.
@@ -122,7 +118,7 @@ class CudaServices final : public Services {
 
   uint32_t* tickets(size_t count) override {
     const size_t bytes = count * sizeof(uint32_t);
-    if (capturing()) {
+    if (is_capturing(stream_.device())) {
       void* const tickets = scratch(bytes);
       C10_CUDA_CHECK(cudaMemsetAsync(tickets, 0, bytes, stream_.stream()));
       return static_cast<uint32_t*>(tickets);
@@ -137,7 +133,7 @@ class CudaServices final : public Services {
 
   const void* table(const void* entries, size_t count, size_t entry_bytes) override {
     const size_t bytes = count * entry_bytes;
-    if (capturing()) {
+    if (is_capturing(stream_.device())) {
       void* const memory = scratch(bytes);
       send(entries, bytes, memory);
       return memory;
@@ -160,7 +156,7 @@ class CudaServices final : public Services {
     std::memcpy(staged.mutable_data_ptr(), from, size);
     // The caching allocator keeps the pinned memory until the copy is done.
     at::from_blob(to, {bytes}, bytes_on(stream_.device())).copy_(staged, /*non_blocking=*/true);
-    if (capturing()) keep_for_graph(staged);
+    if (is_capturing(stream_.device())) keep_for_graph(staged);
   }
 
   c10::cuda::CUDAGuard guard_;
@@ -175,9 +171,10 @@ Status run_on_cuda(c10::Device device, c10::function_ref<Status(Services&)> laun
   return launch(services);
 }
 
-bool is_cuda_capturing(c10::Device device) {
+bool is_capturing(c10::Device device) {
+  if (!device.is_cuda()) return false;
   const c10::cuda::CUDAGuard guard(device);
-  return capturing();
+  return c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;
 }
 
 const Backend* cuda_backend() {

@@ -13,11 +13,6 @@
 namespace amp_ext {
 namespace {
 
-bool capturing() {
-  const pybind11::gil_scoped_acquire gil;
-  return pybind11::module_::import("torch.cuda").attr("is_current_stream_capturing")().cast<bool>();
-}
-
 class DeviceServices final : public Services {
  public:
   explicit DeviceServices(c10::Device device) : guard_(device), device_(device) {}
@@ -35,7 +30,7 @@ class DeviceServices final : public Services {
     at::Tensor staged = at::empty({bytes}, at::TensorOptions(at::kByte).pinned_memory(true));
     std::memcpy(staged.mutable_data_ptr(), entries, bytes);
     void* const sent = keep(staged.to(device_, /*non_blocking=*/true));
-    if (capturing()) keep_for_graph(std::move(staged));
+    if (is_capturing(device_)) keep_for_graph(std::move(staged));
     return sent;
   }
 
@@ -56,9 +51,11 @@ Status run_on_cuda(c10::Device device, c10::function_ref<Status(Services&)> laun
   return launch(services);
 }
 
-bool is_cuda_capturing(c10::Device device) {
+bool is_capturing(c10::Device device) {
+  if (!device.is_cuda()) return false;
   const c10::DeviceGuard guard(device);
-  return capturing();
+  const pybind11::gil_scoped_acquire gil;
+  return pybind11::module_::import("torch.cuda").attr("is_current_stream_capturing")().cast<bool>();
 }
 
 const Backend* cuda_backend() { return nullptr; }

@@ -12,57 +12,51 @@
 namespace amp_ext {
 namespace {
 
-// `words` names the dtype in the error.
-void* one_element(const char* op, const char* name, const at::Tensor& tensor, at::ScalarType dtype,
-                  const char* words, at::Device device) {
-  TORCH_CHECK(tensor.device() == device, op,
-              ": Expected all tensors to be on the same device, but ", name, " is on ",
-              tensor.device(), " and others are on ", device);
+void check_strided(const char* op, const char* name, const at::Tensor& tensor, at::Device device) {
+  check_device(op, name, tensor, device);
   TORCH_CHECK(tensor.layout() == at::kStrided, op, ": ", name,
               " must be a strided tensor, got layout ", tensor.layout());
-  TORCH_CHECK(tensor.numel() == 1, op, ": ", name, " must be a 1-element tensor, got shape ",
-              tensor.sizes());
-  TORCH_CHECK(tensor.scalar_type() == dtype, op, ": ", name, " must be ", words, ", got ",
-              tensor.scalar_type());
+}
+
+template <class T>
+constexpr const char* kWords = nullptr;
+template <>
+constexpr const char* kWords<float> = "a float tensor";
+template <>
+constexpr const char* kWords<int32_t> = "an int tensor";
+template <>
+constexpr const char* kWords<int64_t> = "a long tensor";
+
+template <class T>
+T* checked_data(const char* op, const char* name, const at::Tensor& tensor) {
+  TORCH_CHECK(tensor.scalar_type() == c10::CppTypeToScalarType<T>::value, op, ": ", name,
+              " must be ", kWords<T>, ", got ", tensor.scalar_type());
   check_not_negated(op, name, tensor);
-  return checked_memory(op, name, tensor, Access::write).data();
+  return static_cast<T*>(checked_memory(op, name, tensor, Access::write).data());
 }
 
 }  // namespace
 
-template <>
-float* one_element(const char* op, const char* name, const at::Tensor& tensor, at::Device device) {
-  return static_cast<float*>(one_element(op, name, tensor, at::kFloat, "a float tensor", device));
+template <class T>
+T* one_element(const char* op, const char* name, const at::Tensor& tensor, at::Device device) {
+  check_strided(op, name, tensor, device);
+  TORCH_CHECK(tensor.numel() == 1, op, ": ", name, " must be a 1-element tensor, got shape ",
+              tensor.sizes());
+  return checked_data<T>(op, name, tensor);
 }
 
-template <>
-int32_t* one_element(const char* op, const char* name, const at::Tensor& tensor,
-                     at::Device device) {
-  return static_cast<int32_t*>(one_element(op, name, tensor, at::kInt, "an int tensor", device));
-}
+template float* one_element(const char*, const char*, const at::Tensor&, at::Device);
+template int32_t* one_element(const char*, const char*, const at::Tensor&, at::Device);
+template int64_t* one_element(const char*, const char*, const at::Tensor&, at::Device);
 
-template <>
-int64_t* one_element(const char* op, const char* name, const at::Tensor& tensor,
-                     at::Device device) {
-  return static_cast<int64_t*>(one_element(op, name, tensor, at::kLong, "a long tensor", device));
-}
-
-template <>
 float* elements(const char* op, const char* name, const at::Tensor& tensor, int64_t size,
                 at::Device device) {
-  TORCH_CHECK(tensor.device() == device, op,
-              ": Expected all tensors to be on the same device, but ", name, " is on ",
-              tensor.device(), " and others are on ", device);
-  TORCH_CHECK(tensor.layout() == at::kStrided, op, ": ", name,
-              " must be a strided tensor, got layout ", tensor.layout());
+  check_strided(op, name, tensor, device);
   TORCH_CHECK(tensor.dim() == 1 && tensor.size(0) == size, op, ": ", name, " must have shape [",
               size, "], got shape ", tensor.sizes());
   TORCH_CHECK(tensor.is_contiguous(), op, ": ", name, " must be contiguous, got strides ",
               tensor.strides());
-  TORCH_CHECK(tensor.scalar_type() == at::kFloat, op, ": ", name, " must be a float tensor, got ",
-              tensor.scalar_type());
-  check_not_negated(op, name, tensor);
-  return static_cast<float*>(checked_memory(op, name, tensor, Access::write).data());
+  return checked_data<float>(op, name, tensor);
 }
 
 void check_max_norm(const char* op, std::optional<double> max_norm, bool norm_given) {
@@ -99,9 +93,7 @@ std::ostream& operator<<(std::ostream& out, const Item& item) {
 DType checked_dtype(const Item& item, const at::Tensor& tensor, at::Device device) {
   TORCH_CHECK_NOT_IMPLEMENTED(tensor.layout() == at::kStrided, item.op, ": ", item,
                               " must be a strided tensor, got layout ", tensor.layout());
-  TORCH_CHECK(tensor.device() == device, item.op,
-              ": Expected all tensors to be on the same device, but ", item, " is on ",
-              tensor.device(), " and others are on ", device);
+  check_device(item.op, item, tensor, device);
   const std::optional<DType> dtype = dtype_of(tensor.scalar_type());
   TORCH_CHECK_NOT_IMPLEMENTED(dtype, '"', item.op, "\" not implemented for '", tensor.scalar_type(),
                               "': ", item, " must be float16, bfloat16, float32 or float64");

@@ -17,16 +17,22 @@ namespace amp_ext {
 std::optional<DType> dtype_of(at::ScalarType type);
 at::ScalarType scalar_type_of(DType type);
 
+template <class Name>
+void check_device(const char* op, const Name& name, const at::Tensor& tensor, at::Device device) {
+  TORCH_CHECK(tensor.device() == device, op,
+              ": Expected all tensors to be on the same device, but ", name, " is on ",
+              tensor.device(), " and others are on ", device);
+}
+
 // A pointer to the one element of `tensor`. Throws unless it has one element of T's dtype, in
 // memory of its own and as it is stored there, and lies on `device`.
 template <class T>
 T* one_element(const char* op, const char* name, const at::Tensor& tensor, at::Device device);
 
-// A pointer to the elements of `tensor`. Throws likewise unless it is a contiguous tensor of shape
-// [size].
-template <class T>
-T* elements(const char* op, const char* name, const at::Tensor& tensor, int64_t size,
-            at::Device device);
+// A pointer to the elements of `tensor`. Throws likewise unless it is a contiguous float32 tensor
+// of shape [size].
+float* elements(const char* op, const char* name, const at::Tensor& tensor, int64_t size,
+                at::Device device);
 
 // Throws for a tensor whose values are the negatives of what is stored.
 template <class Name>
@@ -177,9 +183,8 @@ class Arguments {
   }
 
   // As elements.
-  template <class T>
-  T* write_all(const char* name, const std::optional<at::Tensor>& tensor, int64_t size) {
-    return tensor ? added(name, *tensor, elements<T>(op_, name, *tensor, size, device_), size)
+  float* write_all(const char* name, const std::optional<at::Tensor>& tensor, int64_t size) {
+    return tensor ? added(name, *tensor, elements(op_, name, *tensor, size, device_), size)
                   : nullptr;
   }
 

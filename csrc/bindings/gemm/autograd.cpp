@@ -93,13 +93,11 @@ struct GemmBackward final : Node {
   // An operand without leading dimensions is shared by the batch: its gradient is a sum.
   GemmOptions options(const at::Tensor& left, bool trans_left, bool trans_right, bool sum,
                       at::ScalarType type) const {
-    GemmOptions options;
-    options.sum_batch = sum && left.dim() > 2;
-    options.trans_a = trans_left;
-    options.trans_b = trans_right;
-    options.alpha = alpha;
-    options.out_dtype = type;
-    return options;
+    return {.trans_a = trans_left,
+            .trans_b = trans_right,
+            .sum_batch = sum && left.dim() > 2,
+            .alpha = alpha,
+            .out_dtype = type};
   }
 
   // No view is taken of a or b: its gradient would have the type of the low-precision copy.

@@ -19,12 +19,6 @@ c10::ArrayRef<Int> sizes_of(const at::Tensor& tensor) {
   }
 }
 
-void check_device(const char* op, const char* name, const at::Tensor& tensor, at::Device device) {
-  TORCH_CHECK(tensor.device() == device, op,
-              ": Expected all tensors to be on the same device, but ", name, " is on ",
-              tensor.device(), " and others are on ", device);
-}
-
 void check_dtype(const char* op, const char* name, at::ScalarType type) {
   TORCH_CHECK_NOT_IMPLEMENTED(dtype_of(type), op, ": ", name,
                               " must be float16, bfloat16, float32 or float64, got ", type);

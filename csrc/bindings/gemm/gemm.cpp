@@ -39,10 +39,12 @@ bool columns_join(const MatrixRef& x, int64_t columns) {
   return x.batch_stride == columns * x.column_stride;
 }
 
-// A placeholder for memory that is allocated once a backend has been chosen.
-void* const kPending = reinterpret_cast<void*>(256);
+// What a product has written; undefined where it has none.
+struct Results {
+  at::Tensor out, aux, column_sums;
+};
 
-// A product as backends take it. Nothing is allocated or copied before the backend is chosen.
+// A product as backends take it. Operands are copied only once the backend is chosen.
 class Product {
  public:
   Product(const char* op, const at::Tensor& a, const at::Tensor& b, const GemmOptions& options,
@@ -67,7 +69,7 @@ class Product {
     args_.activation = activation_of(op, options.activation);
     out_type_ = out_dtype_of(a, b, options.out_dtype);
     sums_type_ = sums_dtype_of(a, b);
-    args_.out = {kPending, *dtype_of(out_type_), args_.m * args_.n, args_.n, 1};
+    args_.out = {nullptr, *dtype_of(out_type_), args_.m * args_.n, args_.n, 1};
   }
   Product(const Product&) = delete;
   Product& operator=(const Product&) = delete;
@@ -75,11 +77,13 @@ class Product {
   void differentiate_at(const at::Tensor& aux) {
     describe(args_.aux, aux, /*transposed=*/false, /*as_rows=*/true);
     args_.derivative = true;
-    args_.column_sums = kPending;
   }
-  void write_aux() { args_.aux = args_.out; }
+  void write_aux() {
+    args_.aux = args_.out;
+    results_.aux = allocate(args_.aux.data, sizes_, out_type_);
+  }
   void accumulate_into(const at::Tensor& c) {
-    out = c;
+    results_.out = c;
     describe(args_.out, c);
     args_.out.data = c.mutable_data_ptr();
     args_.c = args_.out;
@@ -92,28 +96,26 @@ class Product {
     return choose_gemm(options_.device(), args_, reason);
   }
 
-  void run() {
+  Results run() {
+    if (!results_.out.defined()) results_.out = allocate(args_.out.data, sizes_, out_type_);
+    if (args_.derivative) results_.column_sums = allocate(args_.column_sums, {args_.n}, sums_type_);
     const Backend& backend = choose();
     for (auto& [matrix, tensor] : copies_) {
       tensor = tensor.clone(at::MemoryFormat::Contiguous);
       matrix->data = tensor.mutable_data_ptr();
     }
-    const auto allocate = [&](void*& data, at::IntArrayRef sizes, at::ScalarType type) {
-      if (data != kPending) return at::Tensor();
-      const at::Tensor tensor = at::empty(sizes, options_.dtype(type));
-      data = tensor.mutable_data_ptr();
-      return tensor;
-    };
-    if (!out.defined()) out = allocate(args_.out.data, sizes_, out_type_);
-    aux = allocate(args_.aux.data, sizes_, out_type_);
-    column_sums = allocate(args_.column_sums, {args_.n}, sums_type_);
     amp_ext::run(op_, backend, options_.device(),
                  [&](Services& services) { return backend.gemm(args_, services); });
+    return results_;
   }
 
-  at::Tensor out, aux, column_sums;  // what run() has written, if the product has it
-
  private:
+  at::Tensor allocate(void*& data, at::IntArrayRef sizes, at::ScalarType type) const {
+    const at::Tensor tensor = at::empty(sizes, options_.dtype(type));
+    data = tensor.mutable_data_ptr();
+    return tensor;
+  }
+
   // One long product instead of a sum of several.
   void join_terms() {
     if (args_.terms <= 1 || !columns_join(args_.a, args_.k) || !rows_join(args_.b, args_.k)) return;
@@ -140,7 +142,9 @@ class Product {
     matrix = {const_cast<void*>(tensor.const_data_ptr()), *dtype_of(tensor.scalar_type()),
               stride.value_or(0), tensor.stride(-2), tensor.stride(-1)};
     if (!stride || (as_rows && columns > 1 && matrix.column_stride != 1)) {
-      matrix.batch_stride = rows * columns, matrix.row_stride = columns, matrix.column_stride = 1;
+      matrix.batch_stride = rows * columns;
+      matrix.row_stride = columns;
+      matrix.column_stride = 1;
       copies_.push_back({&matrix, tensor});
     }
     if (rows == 1) matrix.row_stride = matrix.batch_stride;
@@ -157,21 +161,20 @@ class Product {
   at::TensorOptions options_;
   at::ScalarType out_type_, sums_type_;
   GemmArgs args_{};
+  Results results_;
   c10::SmallVector<Copy, 2> copies_;
 };
 
 at::Tensor gemm_kernel(const at::Tensor& a, const at::Tensor& b, const GemmOptions& options) {
-  Product product(kGemm, a, b, options, check_gemm<int64_t>(kGemm, a, b, options));
-  product.run();
-  return product.out;
+  return Product(kGemm, a, b, options, check_gemm<int64_t>(kGemm, a, b, options)).run().out;
 }
 
 TensorPair gemm_with_aux_kernel(const at::Tensor& a, const at::Tensor& b,
                                 const GemmOptions& options) {
   Product product(kGemmWithAux, a, b, options, check_gemm<int64_t>(kGemmWithAux, a, b, options));
   product.write_aux();
-  product.run();
-  return {product.out, product.aux};
+  const Results results = product.run();
+  return {results.out, results.aux};
 }
 
 TensorPair gemm_times_derivative_kernel(const at::Tensor& a, const at::Tensor& b,
@@ -179,8 +182,8 @@ TensorPair gemm_times_derivative_kernel(const at::Tensor& a, const at::Tensor& b
   Product product(kGemmTimesDerivative, a, b, options,
                   check_gemm_times_derivative<int64_t>(a, b, aux, options));
   product.differentiate_at(aux);
-  product.run();
-  return {product.out, product.column_sums};
+  const Results results = product.run();
+  return {results.out, results.column_sums};
 }
 
 // Whether kernels can write it: rows one after another, and matrices.
@@ -264,11 +267,12 @@ void gemm_accumulate_(const at::Tensor& c, const at::Tensor& a, const at::Tensor
   op.call(written, a, b, o.trans_a, o.trans_b, o.sum_batch, o.alpha);
 }
 
-GemmChoice gemm_choice(const at::Tensor& a, const at::Tensor& b, const GemmOptions& options) {
-  GemmChoice choice;
+std::pair<std::string, std::string> gemm_choice(const at::Tensor& a, const at::Tensor& b,
+                                                const GemmOptions& options) {
+  std::string reason;
   Product product(kGemm, a, b, options, check_gemm<int64_t>(kGemm, a, b, options));
-  choice.backend = product.choose(&choice.reason).name();
-  return choice;
+  const Backend& backend = product.choose(&reason);
+  return {backend.name(), reason};
 }
 
 TORCH_LIBRARY_FRAGMENT(amp_ext, m) {

@@ -10,6 +10,7 @@
 #include <string>
 #include <string_view>
 #include <tuple>
+#include <utility>
 
 #include "amp_ext/gemm.h"
 
@@ -64,24 +65,20 @@ template <auto kFunction>
 TensorPair gemm_times_derivative_op(const at::Tensor& a, const at::Tensor& b, const at::Tensor& aux,
                                     bool trans_a, bool trans_b, std::string_view activation,
                                     std::optional<at::ScalarType> out_dtype) {
-  GemmOptions options;
-  options.trans_a = trans_a;
-  options.trans_b = trans_b;
-  options.activation = activation;
-  options.out_dtype = out_dtype;
-  return kFunction(a, b, aux, options);
+  return kFunction(a, b, aux,
+                   GemmOptions{.trans_a = trans_a,
+                               .trans_b = trans_b,
+                               .activation = activation,
+                               .out_dtype = out_dtype});
 }
 
 // ... and gemm_accumulate_.
 template <auto kFunction>
 void gemm_accumulate_op(at::Tensor& c, const at::Tensor& a, const at::Tensor& b, bool trans_a,
                         bool trans_b, bool sum_batch, double alpha) {
-  GemmOptions options;
-  options.trans_a = trans_a;
-  options.trans_b = trans_b;
-  options.sum_batch = sum_batch;
-  options.alpha = alpha;
-  kFunction(c, a, b, options);
+  kFunction(
+      c, a, b,
+      GemmOptions{.trans_a = trans_a, .trans_b = trans_b, .sum_batch = sum_batch, .alpha = alpha});
 }
 
 // The checks of one argument of `op`.
@@ -125,11 +122,8 @@ template <class Int>
 void check_gemm_accumulate(const at::Tensor& c, const at::Tensor& a, const at::Tensor& b,
                            const GemmOptions& options);
 
-// Which backend computes gemm(a, b, ...), and why. Nothing is computed.
-struct GemmChoice {
-  std::string backend;
-  std::string reason;
-};
-GemmChoice gemm_choice(const at::Tensor& a, const at::Tensor& b, const GemmOptions& options);
+// The name of the backend that computes gemm(a, b, ...), and why. Nothing is computed.
+std::pair<std::string, std::string> gemm_choice(const at::Tensor& a, const at::Tensor& b,
+                                                const GemmOptions& options);
 
 }  // namespace amp_ext

@@ -41,11 +41,7 @@ void check_layer(const char* op, const char* entering_name, const at::Tensor& en
 }
 
 GemmOptions layer(const OptionalTensor& bias, std::string_view activation = "none") {
-  GemmOptions options;
-  options.trans_b = true;
-  options.bias = bias;
-  options.activation = activation;
-  return options;
+  return {.trans_b = true, .bias = bias, .activation = activation};
 }
 
 at::Tensor linear_op(const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& bias,
@@ -97,8 +93,7 @@ struct MlpBackward final : Node {
     // The gradient of what the activation is applied to.
     at::Tensor inner, column_sums;
     const bool only_result = grad.defined() && !grad_hidden.defined() && !grad_before.defined();
-    GemmOptions options;
-    options.out_dtype = hidden_type;
+    GemmOptions options{.out_dtype = hidden_type};
     if (only_result && !at::GradMode::is_enabled()) {
       options.activation = activation;
       std::tie(inner, column_sums) =
@@ -117,11 +112,7 @@ struct MlpBackward final : Node {
     }
     if (wanted(kWeight1))
       results[kWeight1] = weight_gradient(kWeight1, inner, x.unpack(), weight1_type);
-    if (wanted(kX)) {
-      GemmOptions to_x;
-      to_x.out_dtype = x_type;
-      results[kX] = gemm(inner, weight1.unpack(), to_x);
-    }
+    if (wanted(kX)) results[kX] = gemm(inner, weight1.unpack(), {.out_dtype = x_type});
     return results;
   }
 
@@ -138,10 +129,7 @@ struct MlpBackward final : Node {
 
   at::Tensor weight_gradient(Input input, const at::Tensor& grad, const at::Tensor& entered,
                              at::ScalarType type) {
-    GemmOptions options;
-    options.trans_a = true;
-    options.sum_batch = grad.dim() > 2;
-    options.out_dtype = type;
+    const GemmOptions options{.trans_a = true, .sum_batch = grad.dim() > 2, .out_dtype = type};
     return leaf_gradient(*this, input, grad, entered, options, accumulate_grad);
   }
 };

@@ -64,7 +64,11 @@ std::pair<std::string, double> plan(int64_t m, int64_t n, int64_t k, const std::
   TORCH_CHECK_VALUE(multiprocessors > 0, op, "multiprocessors must be at least 1, got ",
                     multiprocessors);
   GemmArgs g{};
-  g.batch = g.terms = 1, g.m = m, g.n = n, g.k = k, g.alpha = 1;
+  g.batch = g.terms = 1;
+  g.m = m;
+  g.n = n;
+  g.k = k;
+  g.alpha = 1;
   g.a = dense(m, k, layout[0] == 'T', DType::f16);
   g.b = dense(k, n, layout[1] == 'T', DType::f16);
   g.out = dense(m, n, false, fp32_out ? DType::f32 : DType::f16);
@@ -75,15 +79,16 @@ std::pair<std::string, double> plan(int64_t m, int64_t n, int64_t k, const std::
 
 // (backend, reason) of gemm(a, b, ...).
 std::pair<std::string, std::string> choice_of(py::handle a, py::handle b, py::handle c,
-                                              py::handle bias, bool trans_a, bool trans_b) {
+                                              py::handle bias, bool trans_a, bool trans_b,
+                                              bool sum_batch) {
   HANDLE_TH_ERRORS
   GemmOptions options;
   options.trans_a = trans_a;
   options.trans_b = trans_b;
+  options.sum_batch = sum_batch;
   if (!c.is_none()) options.c = tensor_of("c", c);
   if (!bias.is_none()) options.bias = tensor_of("bias", bias);
-  const GemmChoice choice = gemm_choice(tensor_of("a", a), tensor_of("b", b), options);
-  return {choice.backend, choice.reason};
+  return gemm_choice(tensor_of("a", a), tensor_of("b", b), options);
   END_HANDLE_TH_ERRORS_PYBIND
 }
 
@@ -92,6 +97,7 @@ std::pair<std::string, std::string> choice_of(py::handle a, py::handle b, py::ha
 void bind_gemm(py::module_& m) {
   m.def("gemm_choice", &choice_of, py::arg("a"), py::arg("b"), py::arg("c") = py::none(),
         py::arg("bias") = py::none(), py::arg("trans_a") = false, py::arg("trans_b") = false,
+        py::arg("sum_batch") = false,
         "Which backend computes gemm(a, b, ...), and why. Computes nothing.");
   m.def("gemm_tiles", &tiles, "The tiles of each kernel of the CUDA gemm, by their number.");
   m.def("gemm_plan", &plan, py::arg("m"), py::arg("n"), py::arg("k"), py::arg("layout") = "NN",

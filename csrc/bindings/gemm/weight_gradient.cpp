@@ -88,8 +88,8 @@ AccumulateGrad* leaf_behind(Node& node, size_t input) {
   return leaf;
 }
 
-bool takes(const at::Tensor& grad, const at::Tensor& weight, const at::Tensor& left,
-           const at::Tensor& right) {
+bool can_add_to(const at::Tensor& grad, const at::Tensor& weight, const at::Tensor& left,
+                const at::Tensor& right) {
   return grad.defined() && is_plain_fp32(grad) && !grad.requires_grad() &&
          grad.device() == left.device() && grad.sizes() == weight.sizes() &&
          grad.strides() == weight.strides() && !grad.is_alias_of(weight) &&
@@ -103,7 +103,7 @@ at::Tensor leaf_gradient(Node& node, size_t input, const at::Tensor& left, const
   if (AccumulateGrad* const leaf = in_place ? leaf_behind(node, input) : nullptr) {
     const std::lock_guard<std::mutex> lock(NodeMutex::of(*leaf));
     const at::Tensor& grad = leaf->variable.grad();
-    if (takes(grad, leaf->variable, left, right)) {
+    if (can_add_to(grad, leaf->variable, left, right)) {
       gemm_accumulate_(grad, left, right, options);
       return {};
     }

@@ -42,7 +42,7 @@ void cast_op(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack*
 void cast_fake(at::TensorList outputs, at::TensorList inputs) {
   check_cast_lengths(outputs.size(), inputs.size());
   if (outputs.empty()) return;
-  check_devices(kCast, outputs[0].device(), outputs, inputs);
+  check_devices(kCast, outputs[0].device(), "outputs", outputs, "inputs", inputs);
   for (size_t i = 0; i < outputs.size(); ++i)
     check_cast_shapes(i, outputs[i].sym_sizes(), inputs[i].sym_sizes());
 }

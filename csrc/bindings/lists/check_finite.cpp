@@ -24,7 +24,7 @@ void check_finite_op(at::TensorList grads, at::Tensor& found_inf) {
 }
 
 void check_finite_fake(at::TensorList grads, at::Tensor& found_inf) {
-  check_devices("amp_ext::check_finite", found_inf.device(), grads);
+  check_devices("amp_ext::check_finite", found_inf.device(), "grads", grads);
 }
 
 }  // namespace

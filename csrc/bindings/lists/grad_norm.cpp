@@ -16,7 +16,7 @@ at::Tensor grad_norm(const GradList& grads, const at::Tensor& found_inf,
   args.grads = grads.args();
   args.found_inf = arguments.write<float>("found_inf", found_inf);
   args.inv_scale = arguments.read<float>("inv_scale", inv_scale);
-  args.norms = arguments.write_all<float>("norms", norms, args.grads.size);
+  args.norms = arguments.write_all("norms", norms, args.grads.size);
   if (others == Others::given) arguments.check_apart_from(grads);
   const at::Tensor norm = at::empty({}, found_inf.options());
   args.norm = norm.mutable_data_ptr<float>();
@@ -37,7 +37,8 @@ at::Tensor grad_norm_op(at::TensorList grads, at::Tensor& found_inf,
 at::Tensor grad_norm_fake(at::TensorList grads, at::Tensor& found_inf,
                           const std::optional<at::Tensor>& inv_scale,
                           const std::optional<at::Tensor>& norms) {
-  check_devices("amp_ext::grad_norm", found_inf.device(), grads, inv_scale, norms);
+  check_devices("amp_ext::grad_norm", found_inf.device(), "grads", grads, "inv_scale", inv_scale,
+                "norms", norms);
   return at::empty({}, found_inf.options().dtype(at::kFloat));
 }
 

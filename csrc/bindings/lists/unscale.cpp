@@ -45,7 +45,7 @@ void unscale_fake(at::TensorList grads, at::Tensor& found_inf, const at::Tensor&
                   const std::optional<at::Tensor>& norm, std::optional<double> max_norm) {
   constexpr auto op = "amp_ext::unscale_";
   check_max_norm(op, max_norm, norm.has_value());
-  check_devices(op, found_inf.device(), grads, inv_scale, norm);
+  check_devices(op, found_inf.device(), "grads", grads, "inv_scale", inv_scale, "norm", norm);
 }
 
 }  // namespace

@@ -84,8 +84,9 @@ void update_scale_fake(at::Tensor& scale, at::Tensor& growth_tracker, at::Tensor
                        double, double, int64_t, std::optional<double>, std::optional<double>,
                        int64_t, const std::optional<at::Tensor>& hysteresis_tracker,
                        const std::optional<at::Tensor>& skipped_steps) {
-  check_devices("amp_ext::update_scale_", scale.device(), growth_tracker, found_infs,
-                hysteresis_tracker, skipped_steps);
+  check_devices("amp_ext::update_scale_", scale.device(), "growth_tracker", growth_tracker,
+                "found_infs", found_infs, "hysteresis_tracker", hysteresis_tracker, "skipped_steps",
+                skipped_steps);
 }
 
 }  // namespace

@@ -275,18 +275,11 @@ void update_scale(py::handle scale, py::handle growth_tracker, const py::list& f
 }  // namespace
 
 void bind_scaler(py::module_& m) {
-  m.def("unscale_grads", &unscale_grads, py::arg("param_groups"), py::arg("scale_and_inf"),
-        py::arg("allow_fp16"));
-  m.def("unscale_grads_by", &unscale_grads_by, py::arg("param_groups"), py::arg("inv_scale"),
-        py::arg("found_inf"), py::arg("allow_fp16"));
-  m.def("check_grads", &check_grads, py::arg("param_groups"));
-  m.def("clip_grads", &clip_grads, py::arg("param_groups"), py::arg("scale_and_inf"),
-        py::arg("found_infs"), py::arg("max_norm"), py::arg("error_if_nonfinite"),
-        py::arg("allow_fp16"));
-  m.def("update_scale", &update_scale, py::arg("scale"), py::arg("growth_tracker"),
-        py::arg("found_infs"), py::arg("growth_factor"), py::arg("backoff_factor"),
-        py::arg("growth_interval"), py::arg("min_scale"), py::arg("max_scale"),
-        py::arg("hysteresis"), py::arg("hysteresis_tracker"), py::arg("skipped_steps"));
+  m.def("unscale_grads", &unscale_grads);
+  m.def("unscale_grads_by", &unscale_grads_by);
+  m.def("check_grads", &check_grads);
+  m.def("clip_grads", &clip_grads);
+  m.def("update_scale", &update_scale);
 }
 
 }  // namespace amp_ext

@@ -70,8 +70,7 @@ class Backend {
   AMP_EXT_LIST_OPS(AMP_EXT_NOT_BUILT)
 #undef AMP_EXT_NOT_BUILT
 
-  // Why it cannot compute a product, in a few words; null if it can. Pointers are not followed:
-  // some stand for memory that is yet to be allocated.
+  // Why it cannot compute a product, in a few words; null if it can. Follows no pointers.
   virtual const char* why_not(const GemmArgs&) const = 0;
   virtual Status gemm(const GemmArgs&, Services&) const = 0;
 

@@ -62,7 +62,7 @@ AMP_EXT_HOST_DEVICE inline void move_scale(const ScaleUpdate& a, bool overflow) 
   *a.scale = backed_off(*a.scale, a.backoff_factor, a.min_scale);
 }
 
-// min(1, max_norm / (norm + 1e-6)) as torch's clip_grads_with_norm_ forms it in fp32, each
+// min(1, max_norm / (norm + 1e-6)) as torch's clip_grads_with_norm_ computes it in fp32, each
 // operation rounded: the sum, its reciprocal, and that times max_norm. `norm` is finite.
 AMP_EXT_HOST_DEVICE inline float clip_coefficient(float norm, float max_norm) {
   const float reciprocal = 1.0f / (norm + 1e-6f);

@@ -32,8 +32,8 @@ std::vector<int64_t> CudaBackend::gemm_variants(const GemmArgs& g, Services& ser
 }
 
 Status CudaBackend::gemm(const GemmArgs& args, Services& services) const {
-  // Of an index with a single value the stride means nothing: with 0, addresses that are formed but
-  // not read are aligned too.
+  // Of an index with a single value the stride means nothing: with 0, addresses that are computed
+  // but not read are aligned too.
   GemmArgs g = args;
   if (g.m <= 1) g.a.row_stride = 0;
   if (g.n <= 1) g.b.column_stride = 0;

@@ -49,11 +49,7 @@ def test_a_forced_tile() -> None:
         ("gemm_plan", (1, -2, 3), "m, n and k must be at least 0, got 1, -2 and 3"),
         ("gemm_plan", (2**32, 2**32, 1), "the kernels cannot compute 4294967296x4294967296x1"),
         ("force_gemm_tile", (99,), "tile must be None or a number below 8, got 99"),
-        (
-            "force_gemm_tile",
-            (0, (2, 2)),
-            "cluster must be (1, 1), (2, 1) or (1, 2), got (2, 2)",
-        ),
+        ("force_gemm_tile", (0, (2, 2)), "cluster must be (1, 1), (2, 1) or (1, 2), got (2, 2)"),
         ("force_gemm_tile", (0, (1, 1), 0), "splits must be at least 1, got 0"),
     ],
 )

@@ -1,4 +1,4 @@
-// Faults, and how they are told.
+// Reports of faults.
 #include <algorithm>
 #include <cstdarg>
 #include <cstdio>

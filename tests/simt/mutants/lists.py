@@ -148,7 +148,7 @@ MUTANTS = (
     ),
     _mutant("only thread 0 is asked", UNSCALE, "ptx::block_any(body.bad)", "body.bad", "unscale"),
     _mutant(
-        "the product is not judged", UNSCALE, "!E::finite(product)", "!E::finite(x)", "unscale"
+        "the input is checked instead", UNSCALE, "!E::finite(product)", "!E::finite(x)", "unscale"
     ),
     _mutant(
         "found_inf decides",

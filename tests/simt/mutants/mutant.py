@@ -15,7 +15,7 @@ class Mutant:
         old: occurs once in the file.
         new: replaces it.
         tests: test_<this>.py must fail.
-        select: which of its tests, of those that few_sources() of build.py serves; all when empty.
+        select: which of its tests that few_sources() of build.py has kernels for; all if empty.
         variant: of build.VARIANTS.
     """
 

@@ -71,7 +71,7 @@ def control(mutant: Mutant) -> float:
 CAUGHT = ("1 failed", "1 error", "ERROR: AddressSanitizer", "runtime error:", "data race")
 
 
-def judge(mutant: Mutant, control_s: Future[float], folder: Path) -> tuple[bool, str]:
+def tested(mutant: Mutant, control_s: Future[float], folder: Path) -> tuple[bool, str]:
     """Return whether the mutant was caught, and how."""
     if not applies(mutant):
         return False, "THE EDIT DOES NOT APPLY"
@@ -83,7 +83,7 @@ def judge(mutant: Mutant, control_s: Future[float], folder: Path) -> tuple[bool,
         limit_s = max(10, round(5 * control_s.result()))
         library = build_few(mutant.variant, kernels, folder)
     except RuntimeError as error:
-        return False, f"NOT JUDGED: {error}"
+        return False, f"NOT BUILT: {error}"
     done = run_tests(mutant, library, limit_s)
     if done.hung:
         return True, f"hangs for {done.seconds:.0f} s"
@@ -98,10 +98,10 @@ def judge(mutant: Mutant, control_s: Future[float], folder: Path) -> tuple[bool,
 
 
 def run(mutant: Mutant, control_s: Future[float]) -> bool:
-    """Judge a mutant and print its line of the table."""
+    """Test a mutant and print its line of the table."""
     start = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        caught, how = judge(mutant, control_s, Path(folder))
+        caught, how = tested(mutant, control_s, Path(folder))
     seconds = time.monotonic() - start
     print(f"{mutant.file:22} {mutant.name:52} {seconds:4.0f} s  {how[:90]}", flush=True)
     return caught

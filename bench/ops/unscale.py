@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 from torch import Tensor
 
 from amp_ext import ops
 from harness import lists, providers
-from harness.lists import GradientList, Gradients, gradient_lists, in_place_limit
+from harness.lists import GradientList, Gradients, in_place_limit
 from harness.providers import Line
 from harness.registry import BF16, FP16, FP32, Case, Op, Setup, Trial, check
 
@@ -33,16 +31,10 @@ def composed(grads: list[Tensor], flag: Tensor, inv_scale: Tensor) -> None:
     flag.copy_(torch.maximum(flag, (~finite).float()))
 
 
-def lines(case: GradientList, setup: Setup) -> dict[str, Line]:
-    found = providers.lines(ours, theirs, setup.device)
-    if line := lists.compiled_line(composed, case, setup):
-        found[providers.COMPILE] = line
-    return found
-
-
 def build(case: GradientList, setup: Setup) -> Trial:
     """Gradients are doubled and halved in turn."""
-    return lists.build(case, lines(case, setup), verify, setup, FACTORS, passes=2)
+    lines = providers.lines(ours, theirs, setup.device)
+    return lists.build(case, setup, lines, verify, composed, FACTORS, passes=2)
 
 
 def verify(line: Line, grads: Gradients) -> None:
@@ -67,10 +59,7 @@ def cases(setup: Setup) -> list[Case]:
     mixed = (FP32, FP16) if setup.on_gpu else (FP32, FP16, BF16)
     if setup.on_gpu and setup.dtype == BF16:
         return []
-    return [
-        Case(case.name, partial(build, case, setup), case.counted, dtype=case.dtype)
-        for case in gradient_lists(setup, mixed)
-    ]
+    return lists.cases(setup, mixed, build)
 
 
 OP = Op(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from amp_ext import ops
 from harness import providers
 from harness.providers import Line
-from harness.registry import FP32, Case, Op, Provider, Setup, Trial, Work, check, faults
+from harness.registry import FP32, Case, Op, Provider, Setup, Trial, Work, check
 
 GROWTH, BACKOFF = 2.0, 0.5
 INIT_SCALE = 65536.0
@@ -54,7 +54,6 @@ def build(count: int, moves: bool, setup: Setup) -> Trial:
     """The scale stands still, or is doubled and halved in turn: by every other step's overflow."""
     interval = 1 if moves else INTERVAL
     calls = range(QUICK_CALLS if setup.quick else CALLS)
-    lines = providers.lines(ours, theirs, setup.device)
 
     def timed(name: str, line: Line) -> Provider:
         state = State(setup.device)
@@ -68,14 +67,11 @@ def build(count: int, moves: bool, setup: Setup) -> Trial:
 
         return Provider(name, launch, around=line.around)
 
-    def verify_all(names: Collection[str]) -> dict[str, str]:
-        return faults({name: partial(verify, lines[name], count, setup.device) for name in names})
+    def verify_line(name: str, line: Line) -> None:
+        verify(line, count, setup.device)
 
-    return Trial(
-        tuple(timed(name, line) for name, line in lines.items()),
-        verify_all,
-        Work(calls=len(calls)),
-    )
+    lines = providers.lines(ours, theirs, setup.device)
+    return providers.trial(lines, timed, verify_line, Work(calls=len(calls)))
 
 
 def verify(line: Line, count: int, device: torch.device) -> None:
@@ -85,8 +81,7 @@ def verify(line: Line, count: int, device: torch.device) -> None:
     generator = torch.Generator().manual_seed(0)
     for step in range(CHECKED_STEPS):
         overflow = bool(torch.rand((), generator=generator) < 1 / 3)
-        with line.around():
-            line.launch(state, flags(count, overflow, device), interval)
+        line.launch(state, flags(count, overflow, device), interval)
         tracker = 0 if overflow else tracker + 1
         if overflow:
             scale *= BACKOFF
@@ -127,7 +122,7 @@ def cases(setup: Setup) -> list[Case]:
 
 
 OP = Op(
-    name="update",
+    name="update_scale",
     notes=(
         "One found_inf an optimizer; the scale is never due, or doubled and halved in turn. torch "
         "adds several found_infs up one by one before torch._amp_update_scale_.",

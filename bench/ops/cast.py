@@ -3,30 +3,18 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from amp_ext import ops, testing
+from amp_ext import ops
 from harness import providers
-from harness.lists import KI, MI, binary, clones, copy_limit, different, gpt2_shapes, rotated
+from harness.lists import KI, MI, binary, clones, copy_limit, different, rotated
 from harness.providers import Line
-from harness.registry import (
-    BF16,
-    FP16,
-    FP32,
-    NAMES,
-    Case,
-    Op,
-    Provider,
-    Setup,
-    Trial,
-    Work,
-    check,
-    faults,
-)
+from harness.registry import BF16, FP16, FP32, NAMES, Case, Op, Provider, Setup, Trial, Work, check
+from workloads.gradients import Shape, gpt2_shapes, gradients
 
 Pair = tuple[list[Tensor], list[Tensor]]  # outputs and inputs
 
@@ -39,11 +27,9 @@ def theirs(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:
     torch._foreach_copy_(outputs, inputs)
 
 
-def build(
-    shapes: Sequence[testing.Shape], source: torch.dtype, target: torch.dtype, setup: Setup
-) -> Trial:
+def build(shapes: Sequence[Shape], source: torch.dtype, target: torch.dtype, setup: Setup) -> Trial:
     """All providers read the same inputs and write the same outputs."""
-    inputs = testing.gradients(shapes, source, setup.device)
+    inputs = gradients(shapes, source, setup.device)
     outputs = [torch.empty_like(tensor, dtype=target) for tensor in inputs]
     moved = sum(tensor.nbytes for tensor in (*inputs, *outputs))
 
@@ -52,28 +38,21 @@ def build(
         return clones(outputs), clones(inputs)
 
     turns = itertools.cycle(rotated((outputs, inputs), moved, copy, setup.device))
-    lines = providers.lines(ours, theirs, setup.device)
 
     def timed(name: str, line: Line) -> Provider:
         return Provider(name, lambda: line.launch(*next(turns)), around=line.around)
 
-    def verify_all(names: Collection[str]) -> dict[str, str]:
-        fresh = testing.gradients(shapes, source, setup.device)
+    def verify(name: str, line: Line) -> None:
+        """Every bit is that of tensor.to(dtype)."""
+        fresh = gradients(shapes, source, setup.device)
         expected = [tensor.to(target) for tensor in fresh]
-        return faults({name: partial(verify, lines[name], expected, fresh) for name in names})
+        results = [torch.zeros_like(tensor) for tensor in expected]
+        line.launch(results, fresh)
+        wrong = different(results, expected)
+        check(wrong == 0, f"{wrong} of {len(results)} tensors are wrong")
 
-    return Trial(
-        tuple(timed(name, line) for name, line in lines.items()), verify_all, Work(bytes=moved)
-    )
-
-
-def verify(line: Line, expected: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:
-    """Every bit is that of tensor.to(dtype)."""
-    outputs = [torch.zeros_like(tensor) for tensor in expected]
-    with line.around():
-        line.launch(outputs, clones(inputs))
-    wrong = different(outputs, expected)
-    check(wrong == 0, f"{wrong} of {len(outputs)} tensors are wrong")
+    lines = providers.lines(ours, theirs, setup.device)
+    return providers.trial(lines, timed, verify, Work(bytes=moved))
 
 
 def wanted(setup: Setup, source: torch.dtype, target: torch.dtype) -> bool:
