@@ -40,7 +40,8 @@ def set_backend(name: str | None) -> None:
 
     For others the choice is amp_ext's own, as with None: the CPU's backend for CPU tensors; for
     CUDA tensors the CUDA kernels where they were built, else the Triton kernels where Triton is
-    installed. When amp_ext is imported, the environment variable ``AMP_EXT_BACKEND`` chooses.
+    installed. When amp_ext is imported, the environment variable ``AMP_EXT_BACKEND`` chooses. Which
+    products it computes is a matter of ``AMP_EXT_GEMM`` (docs/kernels.md).
 
     Args:
         name: "cuda", the CUDA kernels of this build; "triton"; "cpu"; or None. The Triton kernels

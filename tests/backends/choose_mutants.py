@@ -88,7 +88,7 @@ def build(folder: Path) -> None:
 
 
 def fails(folder: Path) -> bool:
-    options = ["-xq", "-pno:cacheprovider", "-c", ROOT / "pyproject.toml"]
+    options = ["-xq", "-knot a_script", "-pno:cacheprovider", "-c", ROOT / "pyproject.toml"]
     tests = [ROOT / "tests" / "backends" / name for name in TESTS]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *options, *tests],

@@ -87,13 +87,12 @@ GemmKey key_of(c10::Device device, const GemmArgs& g) {
     return by_rows ? 1 + aligned : by_columns ? 3 + aligned : 0;
   };
   const auto type = [](const auto& x) { return x.data ? 1 + static_cast<int>(x.dtype) : 0; };
-  const bool adds_to_out = g.c.data && g.c.data == g.out.data;
   const int kinds[] = {static_cast<int>(g.a.dtype),
                        static_cast<int>(g.b.dtype),
                        static_cast<int>(g.out.dtype),
                        layout(g.a, g.m, g.k),
                        layout(g.b, g.k, g.n),
-                       adds_to_out ? 1 + kDTypes : type(g.c),
+                       adds_to_out(g) ? 1 + kDTypes : type(g.c),
                        type(g.bias),
                        type(g.aux),
                        2 * static_cast<int>(g.activation) + g.derivative,

@@ -33,6 +33,8 @@ void set_measured(c10::Device device, const std::vector<std::pair<GemmKey, Measu
 
 // ---- the products of a region ------------------------------------------------------------------
 
+inline bool adds_to_out(const GemmArgs& g) { return g.c.data && g.c.data == g.out.data; }
+
 struct NotedProduct {
   c10::Device device;
   GemmArgs args;  // its pointers say what is there, and how it is aligned; none is followed

@@ -35,7 +35,7 @@ std::string in_words(const GemmArgs& g) {
   text << ", " << name(g.a.dtype);
   if (g.b.dtype != g.a.dtype) text << " and " << name(g.b.dtype);
   if (g.out.dtype != g.a.dtype) text << " into " << name(g.out.dtype);
-  if (g.c.data) text << (g.c.data == g.out.data ? ", added to it" : ", + c");
+  if (g.c.data) text << (adds_to_out(g) ? ", added to it" : ", + c");
   if (g.bias.data) text << ", + bias";
   if (g.activation != Activation::none) text << ", " << activation_name(g.activation);
   if (g.derivative) text << "'";
@@ -49,7 +49,6 @@ class Trial {
   explicit Trial(const NotedProduct& product) : device_(product.device), args_(product.args) {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     GemmArgs& g = args_;
-    const bool is_sum = g.c.data && g.c.data == g.out.data;
     // A clone, so that the user's random numbers stay what they are.
     at::Generator generator = at::globalContext().defaultGenerator(device_).clone();
     const auto fill = [&](void*& data, DType type, int64_t size) {
@@ -69,7 +68,7 @@ class Trial {
     matrices(g.a, g.batch * g.terms, g.m, g.k);
     matrices(g.b, g.batch * g.terms, g.k, g.n);
     matrices(g.out, g.batch, g.m, g.n);
-    if (is_sum) {
+    if (adds_to_out(product.args)) {
       g.c.data = g.out.data;
     } else {
       matrices(g.c, g.batch, g.m, g.n);
