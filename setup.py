@@ -27,10 +27,9 @@ from setuptools.errors import CompileError, PlatformError
 
 DEFAULT_ARCHES = ["8.0+PTX", "9.0a"]
 
-# A folder of kernel files with instructions of 9.0a alone: compiled for it where the list has 9.0
-# or 9.0a. Every other file is compiled for the whole list, those of sm80 too: later GPUs run what
-# the kernels of their own architecture refuse.
-HOPPER_FOLDER = "sm90"
+# Folders of kernel files for some architectures only; every other file is compiled for the whole
+# list, those of sm80 too: later GPUs run what the kernels of their own architecture refuse.
+ARCH_SPECIFIC = {"sm90": lambda arch: arch.removesuffix("+PTX") == "9.0a"}
 
 # Compiled once per instruction set; which one runs is decided at run time.
 SIMD_SOURCES = {"span.cpp", "tile.cpp"}
@@ -53,19 +52,27 @@ Unit = tuple[Path, str, list[str]]  # source, object file, flags
 
 
 def parse_arch_list(text: str) -> list[str]:
-    """Split a list in torch's syntax, such as "8.0+PTX;9.0a" or "8.0 8.6"; the default if empty."""
-    arches = text.replace(";", " ").split() or DEFAULT_ARCHES
-    for arch in arches:
+    """Split a list in torch's syntax, such as "8.0+PTX;9.0a" or "8.0 8.6"; the default if empty.
+
+    9.0 becomes 9.0a, which the Hopper kernels need and which runs on the same GPUs; 9.0+PTX remains
+    for later ones.
+    """
+    arches = []
+    for arch in text.replace(";", " ").split() or DEFAULT_ARCHES:
         if not re.fullmatch(r"\d+\.\d[af]?(\+PTX)?", arch):
             raise PlatformError(f"TORCH_CUDA_ARCH_LIST takes 8.0+PTX or 9.0a, but not {arch!r}")
+        if arch in ("9.0", "9.0+PTX"):
+            print("amp_ext: for 9.0 code for 9.0a is built, which the Hopper GEMM kernels need")
+            arches.append("9.0a")
+        if arch != "9.0":
+            arches.append(arch)
     return arches
 
 
 def arches_of(source: Path, arches: list[str]) -> list[str]:
     """The architectures to compile a kernel file for; a file without any is left out."""
-    if source.parent.name != HOPPER_FOLDER:
-        return arches
-    return ["9.0a"] if any(re.match(r"9\.0a?(\+|$)", arch) for arch in arches) else []
+    selects = ARCH_SPECIFIC.get(source.parent.name)
+    return [arch for arch in arches if selects(arch)] if selects else arches
 
 
 def gencode_flags(arches: list[str]) -> list[str]:
@@ -223,8 +230,6 @@ class BuildExtension(build_ext):
         if not builds_kernels(force_cpu, force_cuda, nvcc, torch.version.cuda):
             toolkit = None
         arches = parse_arch_list(os.environ.get("TORCH_CUDA_ARCH_LIST", "")) if toolkit else []
-        if {"9.0", "9.0+PTX"} & {*arches}:
-            print("amp_ext: the GEMM kernels for 9.0 are compiled for 9.0a, which they need")
 
         target = Path(self.get_ext_fullpath(ext.name))
         module = build_folder(torch.__version__, toolkit is not None) / target.name

@@ -42,6 +42,12 @@ def test_arch_list_takes_torchs_separators(text: str) -> None:
     assert setup.parse_arch_list(text) == ["8.0+PTX", "9.0a"]
 
 
+def test_hopper_is_built_with_its_own_instructions(capsys: pytest.CaptureFixture[str]) -> None:
+    assert setup.parse_arch_list("8.0+PTX;9.0") == ["8.0+PTX", "9.0a"]
+    assert setup.parse_arch_list("9.0+PTX") == ["9.0a", "9.0+PTX"]
+    assert "for 9.0 code for 9.0a is built" in capsys.readouterr().out
+
+
 def test_empty_arch_list_is_the_default() -> None:
     assert setup.parse_arch_list("") == ["8.0+PTX", "9.0a"]
 
@@ -146,7 +152,6 @@ def test_every_source_is_compiled_where_it_belongs(in_root: None, kernels: bool)
     [
         (["8.0+PTX", "9.0a"], "sm90/gemm_f16.cu", True),
         (["9.0a"], "sm90/gemm_f16.cu", True),
-        (["8.0", "9.0+PTX"], "sm90/gemm_f16.cu", True),
         (["8.0+PTX", "10.0a"], "sm90/gemm_f16.cu", False),
         (["8.0+PTX", "9.0a"], "sm80/gemm_f16.cu", False),
     ],

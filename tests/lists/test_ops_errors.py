@@ -14,7 +14,7 @@ from torch import Tensor
 from amp_ext import ops
 from amp_ext.ops import LIST_OPS
 from amp_ext.testing import arguments
-from cases import unwritten, whole_and_view
+from cases import unwritten, whole_and_view, written
 
 CPU = torch.device("cpu")
 ELSEWHERE = "Expected all tensors to be on the same device"
@@ -47,6 +47,18 @@ def second(spoil: Callable[[Tensor], Tensor]) -> Callable[[list[Tensor]], list[T
 
 def meta(tensor: Tensor) -> Tensor:
     return tensor.to("meta")
+
+
+KINDS = {torch.float32: "a float", torch.int32: "an int", torch.int64: "a long"}
+IN_TORCH = {
+    *(("unscale_", "found_inf"), ("unscale_", "inv_scale"), ("update_scale_", "found_infs")),
+    *(("update_scale_", "scale"), ("update_scale_", "growth_tracker")),
+}
+"""The tensors of one element that torch's own two ops take, which say the same of them."""
+
+
+def with_grad(tensor: Tensor) -> Tensor:
+    return tensor.clone().requires_grad_()
 
 
 def scalar_faults(op: str, argument: str, kind: str, in_torch: bool) -> Iterator[Fault]:
@@ -205,33 +217,28 @@ def aux_faults() -> Iterator[Fault]:
 
 
 def all_faults() -> Iterator[Fault]:
-    for op in (op for op in LIST_OPS if "grads" in arguments(op)):
-        yield from gradient_faults(op)
-        yield from scalar_faults(op, "found_inf", "a float", op == "unscale_")
-    yield from scalar_faults("unscale_", "inv_scale", "a float", True)
-    yield from scalar_faults("grad_norm", "inv_scale", "a float", False)
+    for op in LIST_OPS:
+        for name, value in arguments(op).items():
+            if name == "grads":
+                yield from gradient_faults(op)
+            one = value[0] if name == "found_infs" else value
+            if isinstance(one, Tensor) and one.dim() == 0:
+                yield from scalar_faults(op, name, KINDS[one.dtype], (op, name) in IN_TORCH)
+            if isinstance(value, list) and name in written(op):
+                text = rf"{name}\[1\] requires grad, and this op is not differentiable"
+                yield Fault(op, name, "requires-grad", second(with_grad), RuntimeError, text)
     yield from norms_faults("grad_norm")
-    yield from scalar_faults("unscale_", "norm", "a float", False)
     for value in (-1.0, -math.inf, math.nan):
         text = f"max_norm must be a number that is not negative, got {value:g}"
         spoil = lambda _, value=value: value  # noqa: E731
         yield Fault("unscale_", "max_norm", f"{value}", spoil, ValueError, text)
-    history = second(lambda tensor: tensor.clone().requires_grad_())
-    for op, argument in (("unscale_", "grads"), ("cast_", "outputs")):
-        text = rf"{argument}\[1\] requires grad, and this op is not differentiable"
-        yield Fault(op, argument, "requires-grad", history, RuntimeError, text)
     text = "max_norm = 2 needs a norm, got None"
     yield Fault("unscale_", "norm", "none", lambda _: None, ValueError, text)
     yield from overlap_faults()
     yield from cast_faults()
 
-    yield from scalar_faults("update_scale_", "found_infs", "a float", True)
-    yield Fault("update_scale_", "found_infs", "none", lambda _: [], RuntimeError, "at least one")
     op = "update_scale_"
-    yield from scalar_faults(op, "scale", "a float", True)
-    yield from scalar_faults(op, "growth_tracker", "an int", True)
-    yield from scalar_faults(op, "hysteresis_tracker", "an int", False)
-    yield from scalar_faults(op, "skipped_steps", "a long", False)
+    yield Fault(op, "found_infs", "none", lambda _: [], RuntimeError, "at least one")
     text = "from 1 to 2147483647, got 0"
     yield Fault(op, "hysteresis", "zero", lambda _: 0, RuntimeError, text)
     yield Fault(op, "hysteresis_tracker", "missing", lambda _: None, RuntimeError, "got None")

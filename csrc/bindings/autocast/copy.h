@@ -32,7 +32,7 @@ inline at::Tensor as_matrix(const at::Tensor& weight) {
   return weight.view_symint({weight.sym_size(0), weight.sym_size(1)});
 }
 
-// Traced tensors have no memory.
+// Traced tensors have no memory, nor have zeros that autograd stands in for.
 inline bool has_memory(const at::Tensor& tensor) {
   return !tensor.unsafeGetTensorImpl()->is_python_dispatch() &&
          !tensor.key_set().has(c10::DispatchKey::Functionalize) && !tensor._is_zerotensor();

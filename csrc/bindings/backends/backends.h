@@ -40,8 +40,8 @@ bool has_backend(c10::DeviceType type);
 // The backend of an op on lists. Throws for a device that has none.
 const Backend& choose(const char* op, c10::Device device);
 
-// The backend of a product, before any operand is copied. Sets args.variant; `reason` receives why,
-// if it is not null.
+// The backend of a product, and its args.variant; `reason` receives why it is this one, if it is
+// not null.
 const Backend& choose_gemm(c10::Device device, GemmArgs& args, std::string* reason = nullptr);
 
 // The backends that may compute a product, the one that does where nothing is measured first. The
@@ -96,9 +96,11 @@ inline const char* activation_name(Activation activation) {
   return kNames[static_cast<int>(activation)];
 }
 
-// Arguments of a product without a copy: a tensor [count, rows, columns], and one [size].
+// Arguments of a product without a copy: tensors [count, rows, columns], [rows, columns] and
+// [size].
 at::Tensor tensor_of(const MatrixRef& matrix, int64_t count, int64_t rows, int64_t columns,
                      c10::Device device);
+at::Tensor tensor_of(const MatrixRef& matrix, int64_t rows, int64_t columns, c10::Device device);
 at::Tensor tensor_of(const VectorRef& vector, int64_t size, c10::Device device);
 
 }  // namespace amp_ext

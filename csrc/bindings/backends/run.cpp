@@ -88,6 +88,10 @@ at::Tensor tensor_of(const MatrixRef& x, int64_t count, int64_t rows, int64_t co
               {x.batch_stride, x.row_stride, x.column_stride}, device);
 }
 
+at::Tensor tensor_of(const MatrixRef& x, int64_t rows, int64_t columns, c10::Device device) {
+  return blob(x.data, x.dtype, {rows, columns}, {x.row_stride, x.column_stride}, device);
+}
+
 at::Tensor tensor_of(const VectorRef& x, int64_t size, c10::Device device) {
   return blob(x.data, x.dtype, {size}, {x.stride}, device);
 }

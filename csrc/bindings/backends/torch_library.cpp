@@ -30,8 +30,8 @@ struct Operands {
   Operands(const GemmArgs& g, c10::Device device)
       : adds_to_out(g.c.data && g.c.data == g.out.data && g.beta != 0) {
     const auto matrices = [&](const MatrixRef& x, int64_t rows, int64_t columns) {
-      const at::Tensor batch = tensor_of(x, g.batch, rows, columns, device);
-      return g.batch == 1 ? batch.squeeze(0) : batch;
+      return g.batch == 1 ? tensor_of(x, rows, columns, device)
+                          : tensor_of(x, g.batch, rows, columns, device);
     };
     if (g.terms != 1) {
       // One long product: the terms side by side in a, one below the other in b. (batch is 1.)
@@ -83,7 +83,8 @@ bool widens(const Operands& o, at::ScalarType type) {
 }
 
 // Whether torch computes alpha * a @ b + beta * c + bias with a result of `type` by one op. torch
-// omits terms whose factor is 0, and would lose their NaN.
+// omits terms whose factor is 0, and would lose their NaN. (It adds an FP32 matrix to a product of
+// 16 bits; of an FP32 bias its documentation says nothing.)
 bool is_one_op(const Operands& o, const GemmArgs& g, at::ScalarType type) {
   const auto vanishes = [&](double factor) {
     return (o.sums == at::kDouble ? factor : static_cast<float>(factor)) == 0;
@@ -147,6 +148,12 @@ at::Tensor sum_of_terms(const Operands& o, const GemmArgs& g, at::Tensor out, at
 class TorchLibrary final : public Backend {
  public:
   const char* name() const override { return "library"; }
+
+#define AMP_EXT_NOT_BUILT(op, Args) \
+  Status op(const Args&, Services&) const override { return Status::not_built; }
+  AMP_EXT_LIST_OPS(AMP_EXT_NOT_BUILT)
+#undef AMP_EXT_NOT_BUILT
+
   const char* why_not(const GemmArgs&) const override { return nullptr; }
 
   Status gemm(const GemmArgs& g, Services& services) const override {

@@ -50,8 +50,7 @@ class TritonBackend final : public Backend {
     });
   }
   Status grad_norm(const GradNormArgs& a, Services& services) const override {
-    const size_t sums = kGradNormMaxBlocks + (a.norms ? a.grads.size : 0);
-    const int64_t partial_sums = address(services.scratch(sums * sizeof(double)));
+    const int64_t partial_sums = address(services.scratch(partial_sum_count(a) * sizeof(double)));
     const int64_t ticket = address(services.tickets(1));
     return with_table(a.grads, services, [&](int64_t table, int64_t size, uint32_t chunks) {
       function("lists.grad_norm", "grad_norm")(table, size, chunks, address(a.inv_scale),

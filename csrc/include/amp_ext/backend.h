@@ -55,7 +55,7 @@ class Services {
   OP(cast, CastArgs)                \
   OP(update_scale, UpdateScaleArgs)
 
-// For backends that have all of them: AMP_EXT_LIST_OPS(AMP_EXT_OVERRIDE).
+// AMP_EXT_LIST_OPS(AMP_EXT_OVERRIDE) declares them in a backend.
 #define AMP_EXT_OVERRIDE(op, Args) Status op(const Args&, Services&) const override;
 
 // What runs the ops on the tensors of one device. Arguments have been checked.
@@ -65,10 +65,9 @@ class Backend {
 
   virtual const char* name() const = 0;
 
-#define AMP_EXT_NOT_BUILT(op, Args) \
-  virtual Status op(const Args&, Services&) const { return Status::not_built; }
-  AMP_EXT_LIST_OPS(AMP_EXT_NOT_BUILT)
-#undef AMP_EXT_NOT_BUILT
+#define AMP_EXT_DECLARE(op, Args) virtual Status op(const Args&, Services&) const = 0;
+  AMP_EXT_LIST_OPS(AMP_EXT_DECLARE)
+#undef AMP_EXT_DECLARE
 
   // Why it cannot compute a product, in a few words; null if it can. Follows no pointers.
   virtual const char* why_not(const GemmArgs&) const = 0;

@@ -127,8 +127,10 @@ struct GradNormArgs {
   float* norms;  // may be null
 };
 
-// The CUDA and the Triton kernel sum the squares of that many parts of a list, and of one more for
-// each tensor if there are norms.
+// How many sums of squares, of parts of the list, the CUDA and the Triton kernel need memory for.
 constexpr int kGradNormMaxBlocks = 1024;
+inline int64_t partial_sum_count(const GradNormArgs& args) {
+  return kGradNormMaxBlocks + (args.norms ? args.grads.size : 0);
+}
 
 }  // namespace amp_ext

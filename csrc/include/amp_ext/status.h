@@ -5,7 +5,7 @@ namespace amp_ext {
 
 enum class Status {
   ok,
-  list_too_long,    // more tensors than fit the kernel's parameters, and no device table given
+  list_too_long,    // more numbers than fit the kernel's parameters
   too_many_chunks,  // the list needs more than 2^32 - 1 chunks
   launch_failed,    // the CUDA runtime refused; cudaGetLastError() says why
   no_tensor_map,    // the driver refused to describe a tensor to TMA

@@ -40,18 +40,21 @@ Status CudaBackend::gemm(const GemmArgs& args, Services& services) const {
   if (g.k <= 1) g.a.column_stride = g.b.row_stride = 0;
   if (g.batch * g.terms <= 1) g.a.batch_stride = g.b.batch_stride = 0;
   Target target = services.target();
-  const auto launch = [&](const GemmPlan& plan) {
-    const GemmLauncher launch = launcher(g.a.dtype, plan.sm90);
-    if (plan.blocks == 0) return Status::ok;
+  const auto run = [&](const GemmPlan& chosen) {
+    if (chosen.blocks == 0) return Status::ok;
+    const GemmLauncher launch = launcher(g.a.dtype, chosen.sm90);
     if (!launch) return Status::not_built;
-    void* const workspace = plan.workspace_bytes ? services.scratch(plan.workspace_bytes) : nullptr;
-    uint32_t* const tickets = plan.tickets ? services.tickets(plan.tickets) : nullptr;
-    return launch(g, plan, workspace, tickets, target.stream);
+    void* const workspace =
+        chosen.workspace_bytes ? services.scratch(chosen.workspace_bytes) : nullptr;
+    uint32_t* const tickets = chosen.tickets ? services.tickets(chosen.tickets) : nullptr;
+    return launch(g, chosen, workspace, tickets, target.stream);
   };
-  const Status status = launch(plan(args, target));
-  if (status != Status::no_tensor_map) return status;
+  const Status status = run(plan(args, target));
+  if (status != Status::no_tensor_map || forced_tile) return status;
+  // The driver may refuse what can_run_sm90 accepts, or have no encoder. The kernel for sm_80 needs
+  // no tensor maps.
   target.sm90 = false;
-  return launch(plan(args, target));
+  return run(plan(args, target));
 }
 
 }  // namespace cuda

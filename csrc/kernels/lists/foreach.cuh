@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <ptx/common.cuh>
 #include <type_traits>
-#include <utility>
 
 #include "backend.h"
 #include "element.cuh"
@@ -156,16 +155,16 @@ Status launch_list(const ListOf<Ref>& list, Services& services, LaunchTable laun
   using Entry = EntryOf<Ref>;
   static_assert(sizeof(InlineTable<Entry>) <= 32764 - 256,
                 "the table and an op's arguments share 32,764 bytes of parameters");
-  const auto launch_as = [&](auto& table, Status built) {
+  const auto launch = [&](auto& table, Status built) {
     table.size = static_cast<int32_t>(list.size);
-    return built == Status::ok ? launch_table(std::as_const(table), services.target()) : built;
+    return built == Status::ok ? launch_table(table, services.target()) : built;
   };
   if (list.size > kInlineEntries<Entry>) {
     DeviceTable<Entry> table;
-    return launch_as(table, send_table(list, services, &table.device_entries, &table.chunks));
+    return launch(table, send_table(list, services, &table.device_entries, &table.chunks));
   }
   InlineTable<Entry> table;
-  return launch_as(table, build_chunk_table(list, table.inline_entries, &table.chunks));
+  return launch(table, build_chunk_table(list, table.inline_entries, &table.chunks));
 }
 
 }  // namespace amp_ext

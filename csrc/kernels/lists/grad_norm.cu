@@ -120,8 +120,8 @@ __global__ __launch_bounds__(kForeachThreads, kForeachBlocksPerSm) void grad_nor
 }  // namespace
 
 Status cuda::CudaBackend::grad_norm(const GradNormArgs& args, Services& services) const {
-  const size_t sums = kGradNormMaxBlocks + (args.norms ? args.grads.size : 0);
-  auto* const partial_sums = static_cast<double*>(services.scratch(sums * sizeof(double)));
+  auto* const partial_sums =
+      static_cast<double*>(services.scratch(partial_sum_count(args) * sizeof(double)));
   uint32_t* const tickets = services.tickets(1);
   return launch_list(args.grads, services, [&](const auto& table, const Target& target) {
     using Table = std::decay_t<decltype(table)>;
