@@ -1,7 +1,7 @@
 """The doctor: ``python -m amp_ext`` says what is installed and in use here, and whether it works.
 
-``python -m amp_ext verify`` verifies all GPU kernels again (verify.py). Exit status 1 when
-something is broken.
+``python -m amp_ext verify`` verifies all GPU kernels again (verify.py), and ``python -m amp_ext tune
+SCRIPT`` measures the products of a script (tune.py). Exit status 1 when something is broken.
 """
 
 import importlib
@@ -10,13 +10,13 @@ import platform
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 import amp_ext
+from amp_ext._table import cpu_name
 from amp_ext._triton import triton_version
 from amp_ext.testing import arguments
 
@@ -24,7 +24,7 @@ DIFFERENTIABLE = ("gemm", "gemm_with_aux", "linear", "mlp")
 Check = tuple[str, Callable[[], None]]
 
 
-def main(command: str = "") -> int:
+def main() -> int:
     print_versions()
     try:
         for module in ("_library", "backend"):
@@ -33,9 +33,8 @@ def main(command: str = "") -> int:
         print(f"\nFAIL  {error}")
         return 1
     print_devices()
-    if command:
-        return COMMANDS[command]()
     print_backends()
+    print_measured()
     print_verification()
     print_autocast()
 
@@ -77,15 +76,6 @@ def print_devices() -> None:
         print(f"  cuda     {'no GPU is visible' if torch.version.cuda else 'torch is a CPU build'}")
 
 
-def cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
-
-
 def cuda_devices() -> int:
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
@@ -115,6 +105,14 @@ def print_verification() -> None:
             print(f"  {device:<8}{backend:<8}{state}: {' '.join(those)}")
     if not any(verify.verified_backends()):
         print("  no GPU kernels are in use here")
+
+
+def print_measured() -> None:
+    from amp_ext._table import read
+
+    for device in ("cpu", *(f"cuda:{index}" for index in range(cuda_devices()))):
+        if entries := read(torch.device(device)):
+            print(f"  {device:<9}{len(entries)} products as amp_ext.tune() has measured them")
 
 
 def print_autocast() -> None:
@@ -247,16 +245,23 @@ def train_once(device: str, enabled: bool) -> list[Tensor]:
     return [param.detach() for param in params]
 
 
-def verify_all() -> int:
+def verify_all(arguments: list[str]) -> int:
     from amp_ext import verify
 
     return verify.main()
 
 
-COMMANDS = {"verify": verify_all}
+def tune(arguments: list[str]) -> int:
+    from amp_ext.tune import main
+
+    return main(arguments)
+
+
+COMMANDS = {"verify": verify_all, "tune": tune}
 
 if __name__ == "__main__":
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # a reader such as head may close the pipe
-    if sys.argv[1:] and sys.argv[1] not in COMMANDS:
-        sys.exit(f"usage: python -m amp_ext [{'|'.join(COMMANDS)}]")
-    sys.exit(main(*sys.argv[1:2]))
+    name, *arguments = sys.argv[1:] or [""]
+    if name and name not in COMMANDS:
+        sys.exit(f"usage: python -m amp_ext [{'|'.join(COMMANDS)}]; got {name}")
+    sys.exit(COMMANDS[name](arguments) if name else main())

@@ -22,10 +22,10 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 import torch
 
-os.environ.setdefault(
-    "AMP_EXT_GEMM", "kernel"
-)  # where there is a GPU, its tests are of the kernels
-os.environ.setdefault("AMP_EXT_VERIFY", "0")  # a wrong kernel is to fail its tests
+# Where there is a GPU, its tests are of the kernels; a wrong kernel is to fail its tests; and nothing
+# is by what a user has measured.
+os.environ.setdefault("AMP_EXT_GEMM", "kernel")
+os.environ.setdefault("AMP_EXT_VERIFY", "0")
 CACHE = Path(__file__).parents[1] / "build" / "cache"
 os.environ["XDG_CACHE_HOME"] = str(CACHE)
 if "PYTEST_XDIST_WORKER" not in os.environ:

@@ -64,7 +64,7 @@ def train(
     """Return the losses, and all parameters before and after."""
     with executor.chosen():
         if by_library:
-            _C.use_gemm_kernels(False)
+            _C.set_gemm_mode("library")
         trainer, losses = program(executor.device), []
         parameters = list(trainer.network.parameters())
         before = torch.cat([p.detach().flatten() for p in parameters])

@@ -23,26 +23,41 @@ constexpr const char* kFamilies[] = {
 constexpr size_t kFamilyCount = std::size(kFamilies);
 constexpr size_t kMostDevices = 65;  // the CPU, and as many GPUs as torch can have
 
-// The backends for which the answer was yes and no the last time. One backend does not take over
-// another one's answer: whichever is chosen, it has to be the one that is named here.
+// The backends that have been asked about, of which there are few, and the answers. One backend
+// does not take over another one's.
 struct Answer {
-  std::atomic<const Backend*> yes, no;
+  std::atomic<const Backend*> backend;
+  std::atomic<bool> is_right;
 };
-std::array<std::array<Answer, kFamilyCount>, kMostDevices> answers{};
+using Answers = std::array<Answer, 8>;
+std::array<std::array<Answers, kFamilyCount>, kMostDevices> answers{};
 
-Answer& answer_of(Family family, c10::Device device) {
+Answers& answers_of(Family family, c10::Device device) {
   const size_t index = device.is_cpu() ? 0 : 1 + device.index();
   TORCH_INTERNAL_ASSERT(index < kMostDevices);
   return answers[index][static_cast<size_t>(family)];
 }
 
-bool ask(Answer& answer, const Backend& backend, Family family, c10::Device device) {
-  if (is_under_test()) return true;
-  const bool on_cpu = &backend == &cpu_backend() || &backend == &triton_backend();
-  if (device.is_cpu() && on_cpu) {
-    answer.yes = &backend;
-    return true;
+// null where there is none.
+const Answer* find(const Answers& answers, const Backend& backend) {
+  for (const Answer& each : answers)
+    if (each.backend.load(std::memory_order_acquire) == &backend) return &each;
+  return nullptr;
+}
+
+// Under the GIL.
+void add(Answers& answers, const Backend& backend, bool is_right) {
+  for (Answer& each : answers) {
+    const Backend* const known = each.backend;
+    if (known && known != &backend) continue;
+    each.is_right = is_right;
+    each.backend.store(&backend, std::memory_order_release);
+    return;
   }
+}
+
+bool ask(Answers& answers, const Backend& backend, Family family, c10::Device device) {
+  if (is_under_test()) return true;
   if (is_capturing(device)) return false;
   const py::gil_scoped_acquire gil;
   const py::object found =
@@ -50,22 +65,28 @@ bool ask(Answer& answer, const Backend& backend, Family family, c10::Device devi
           .attr("is_right")(backend.name(), kFamilies[static_cast<size_t>(family)], device.str());
   if (found.is_none()) return false;  // for lack of memory, say: the next call asks again
   const bool is_right = found.cast<bool>();
-  (is_right ? answer.yes : answer.no) = &backend;
+  add(answers, backend, is_right);
   return is_right;
+}
+
+// Whether the backend's code is not a GPU's: the CPU's own, torch's, or interpreted.
+bool needs_none(const Backend& backend, c10::Device device) {
+  return &backend == &cpu_backend() || &backend == &torch_library() ||
+         (device.is_cpu() && &backend == &triton_backend());
 }
 
 }  // namespace
 
 bool is_verified(const Backend& backend, Family family, c10::Device device) {
-  Answer& answer = answer_of(family, device);
-  if (answer.yes.load(std::memory_order_relaxed) == &backend) return true;
-  if (answer.no.load(std::memory_order_relaxed) == &backend) return is_under_test();
-  return ask(answer, backend, family, device);
+  if (needs_none(backend, device)) return true;
+  Answers& answers = answers_of(family, device);
+  const Answer* const known = find(answers, backend);
+  if (known) return known->is_right || is_under_test();
+  return ask(answers, backend, family, device);
 }
 
 bool is_known(const Backend& backend, Family family, c10::Device device) {
-  const Answer& answer = answer_of(family, device);
-  return answer.yes == &backend || answer.no == &backend;
+  return needs_none(backend, device) || find(answers_of(family, device), backend);
 }
 
 }  // namespace amp_ext
