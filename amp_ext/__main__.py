@@ -1,7 +1,7 @@
 """The doctor: ``python -m amp_ext`` says what is installed and in use here, and whether it works.
 
-``python -m amp_ext verify`` verifies all GPU kernels again (verify.py), and ``python -m amp_ext tune
-SCRIPT`` measures the products of a script (tune.py). Exit status 1 when something is broken.
+``python -m amp_ext verify`` verifies all GPU kernels again (verify.py), and ``python -m amp_ext
+tune SCRIPT`` measures the products of a script (tune.py). Exit status 1 when something is broken.
 """
 
 import importlib

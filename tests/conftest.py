@@ -22,8 +22,8 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 import torch
 
-# Where there is a GPU, its tests are of the kernels; a wrong kernel is to fail its tests; and nothing
-# is by what a user has measured.
+# Where there is a GPU, its tests are of the kernels; a wrong kernel is to fail its tests; and
+# nothing is by what a user has measured.
 os.environ.setdefault("AMP_EXT_GEMM", "kernel")
 os.environ.setdefault("AMP_EXT_VERIFY", "0")
 CACHE = Path(__file__).parents[1] / "build" / "cache"
