@@ -259,9 +259,15 @@ def tune(arguments: list[str]) -> int:
 
 COMMANDS = {"verify": verify_all, "tune": tune}
 
+
+def command(name: str = "", *rest: str) -> int:
+    if not name:
+        return main()
+    if name not in COMMANDS:
+        sys.exit(f"usage: python -m amp_ext [{'|'.join(COMMANDS)}]; got {name}")
+    return COMMANDS[name](list(rest))
+
+
 if __name__ == "__main__":
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # a reader such as head may close the pipe
-    name, *arguments = sys.argv[1:] or [""]
-    if name and name not in COMMANDS:
-        sys.exit(f"usage: python -m amp_ext [{'|'.join(COMMANDS)}]; got {name}")
-    sys.exit(COMMANDS[name](arguments) if name else main())
+    sys.exit(command(*sys.argv[1:]))
