@@ -19,6 +19,7 @@ try:
     )
     from amp_ext.backend import get_backend, set_backend
     from amp_ext.scaler import GradScaler
+    from amp_ext.tune import tune
 except ImportError:
     # `python -m amp_ext`, which is on its way then, reports it.
     if sys.argv[:1] != ["-m"] or "amp_ext" not in sys.orig_argv:
@@ -39,5 +40,6 @@ __all__ = [
     "is_installed",
     "ops",
     "set_backend",
+    "tune",
     "uninstall",
 ]

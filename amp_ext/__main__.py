@@ -1,6 +1,7 @@
 """The doctor: ``python -m amp_ext`` says what is installed and in use here, and whether it works.
 
-Exit status 1 when something is broken.
+``python -m amp_ext verify`` verifies all GPU kernels again (verify.py), and ``python -m amp_ext
+tune SCRIPT`` measures the products of a script (tune.py). Exit status 1 when something is broken.
 """
 
 import importlib
@@ -9,13 +10,13 @@ import platform
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 import amp_ext
+from amp_ext._table import cpu_name
 from amp_ext._triton import triton_version
 from amp_ext.testing import arguments
 
@@ -33,6 +34,8 @@ def main() -> int:
         return 1
     print_devices()
     print_backends()
+    print_measured()
+    print_verification()
     print_autocast()
 
     print("\nchecks")
@@ -73,15 +76,6 @@ def print_devices() -> None:
         print(f"  cuda     {'no GPU is visible' if torch.version.cuda else 'torch is a CPU build'}")
 
 
-def cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
-
-
 def cuda_devices() -> int:
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
@@ -95,6 +89,30 @@ def print_backends() -> None:
         for backend, ops in by_backend:
             print(f"  {device_type:<5}{backend.name:<9}{backend.reason}")
             print(f"       {' '.join(ops)}")
+
+
+def print_verification() -> None:
+    from amp_ext import verify
+
+    print("\nself-verification")
+    if not verify.is_on():
+        print("  off: AMP_EXT_VERIFY is 0")
+    for backend, device in verify.verified_backends():
+        families: dict[str, list[str]] = {}
+        for family in verify.FAMILIES:
+            families.setdefault(verify.state(backend, family, device), []).append(family)
+        for state, those in families.items():
+            print(f"  {device:<8}{backend:<8}{state}: {' '.join(those)}")
+    if not any(verify.verified_backends()):
+        print("  no GPU kernels are in use here")
+
+
+def print_measured() -> None:
+    from amp_ext._table import read
+
+    for device in ("cpu", *(f"cuda:{index}" for index in range(cuda_devices()))):
+        if entries := read(torch.device(device)):
+            print(f"  {device:<9}{len(entries)} products as amp_ext.tune() has measured them")
 
 
 def print_autocast() -> None:
@@ -129,6 +147,21 @@ def all_checks() -> Iterator[Check]:
             yield f"{op} on {device}", lambda op=op, device=device: check_op(op, device)
         if len(supported) == len(OPS):
             yield f"training step on {device}", lambda device=device: check_training(device)
+    yield from failed_verifications()
+
+
+def failed_verifications() -> Iterator[Check]:
+    """What the checks do not see, since torch's ops run in place of what has failed."""
+    from amp_ext import verify
+
+    def check(failure: str) -> None:
+        raise ValueError(failure)
+
+    for backend, device in verify.verified_backends():
+        for family, result in verify.results(backend, device).items():
+            if result.failure:
+                name = f"{backend} kernels of {family} on {device}"
+                yield name, lambda failure=result.failure: check(failure)
 
 
 def expect_equal(actual: list[Tensor], expected: list[Tensor], what: str) -> None:
@@ -212,6 +245,29 @@ def train_once(device: str, enabled: bool) -> list[Tensor]:
     return [param.detach() for param in params]
 
 
+def verify_all(arguments: list[str]) -> int:
+    from amp_ext import verify
+
+    return verify.main()
+
+
+def tune(arguments: list[str]) -> int:
+    from amp_ext.tune import main
+
+    return main(arguments)
+
+
+COMMANDS = {"verify": verify_all, "tune": tune}
+
+
+def command(name: str = "", *rest: str) -> int:
+    if not name:
+        return main()
+    if name not in COMMANDS:
+        sys.exit(f"usage: python -m amp_ext [{'|'.join(COMMANDS)}]; got {name}")
+    return COMMANDS[name](list(rest))
+
+
 if __name__ == "__main__":
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # a reader such as head may close the pipe
-    sys.exit(main())
+    sys.exit(command(*sys.argv[1:]))

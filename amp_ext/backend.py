@@ -12,6 +12,7 @@ from amp_ext.ops import GEMM_OPS, LIST_OPS
 
 OPS = (*LIST_OPS, *GEMM_OPS)
 BACKENDS = ("cuda", "triton", "cpu")
+GEMM_MODES = ("auto", "measure", "kernel", "library")
 
 _REBUILD = f"FORCE_CUDA=1 {REBUILD}"
 _VARIABLE = "AMP_EXT_BACKEND"
@@ -39,7 +40,8 @@ def set_backend(name: str | None) -> None:
 
     For others the choice is amp_ext's own, as with None: the CPU's backend for CPU tensors; for
     CUDA tensors the CUDA kernels where they were built, else the Triton kernels where Triton is
-    installed. When amp_ext is imported, the environment variable ``AMP_EXT_BACKEND`` chooses.
+    installed. When amp_ext is imported, the environment variable ``AMP_EXT_BACKEND`` chooses. Which
+    products it computes is a matter of ``AMP_EXT_GEMM`` (docs/kernels.md).
 
     Args:
         name: "cuda", the CUDA kernels of this build; "triton"; "cpu"; or None. The Triton kernels
@@ -79,10 +81,11 @@ def _choose_by_environment() -> None:
         set_backend(name)
     except (RuntimeError, ValueError) as error:
         raise ImportError(f"amp_ext, {_VARIABLE}={name}: {error}") from None
-    products = os.environ.get(_GEMM_VARIABLE) or "library"
-    if products not in ("library", "kernel"):
-        raise ImportError(f"amp_ext: {_GEMM_VARIABLE} must be library or kernel, got {products!r}")
-    _C.use_gemm_kernels(products == "kernel")
+    mode = os.environ.get(_GEMM_VARIABLE) or "auto"
+    if mode not in GEMM_MODES:
+        modes = f"{', '.join(GEMM_MODES[:-1])} or {GEMM_MODES[-1]}"
+        raise ImportError(f"amp_ext: {_GEMM_VARIABLE} must be {modes}, got {mode!r}")
+    _C.set_gemm_mode(mode)
 
 
 _chosen: str | None = None
@@ -120,16 +123,20 @@ def _triton_kernels(device_type: str) -> str:
 
 
 def _products(device_type: str, name: str) -> Backend:
-    if name in ("cuda", "triton") and _C.uses_gemm_kernels():
+    mode = _C.gemm_mode()
+    if name in ("cuda", "triton") and mode == "kernel":
         kernels = _triton_kernels(device_type) if name == "triton" else "CUDA kernels"
         others = "the CPU's backend" if device_type == "cpu" else "torch's GEMM"
         return Backend(name, f"{kernels}, for FP16 and BF16; other operands by {others}")
+    measured = "what amp_ext.tune() has measured as it was fastest; else "
+    if mode not in ("auto", "measure"):
+        measured = ""
     if device_type == "cpu":
-        reason = "FP32 sums: small products here, large ones by torch's FP32 GEMM"
+        reason = f"{measured}FP32 sums: small products here, large ones by torch's FP32 GEMM"
         if _C.multiplies_bf16():
             reason += "; BF16 into BF16 by torch's own, which uses the processor's instructions"
         return Backend("cpu", reason)
-    reason = "torch's GEMM with FP32 weight gradients"
+    reason = f"{measured}torch's GEMM with FP32 weight gradients"
     if name != "none":
         reason += f"; {_GEMM_VARIABLE}=kernel turns on our own kernels, not measured yet"
     return Backend("library", reason)

@@ -11,6 +11,7 @@ A provider with a wrong result gets no ratio, and the exit status is 1.
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -129,7 +130,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parse(argv)
     if options.base:
         return compare_with_base(options)
-    command = shlex.join(["python", "bench/run.py", *argv])
+    mode = os.environ["AMP_EXT_GEMM"]
+    chosen = [] if mode == "library" else [f"AMP_EXT_GEMM={mode}"]
+    command = shlex.join([*chosen, "python", "bench/run.py", *argv])
     about = environment.describe(torch.device(options.device), command)
     if options.results:
         names = (about[key] for key in ("device", "device_name", "commit"))

@@ -6,8 +6,10 @@ import collections
 import contextlib
 import os
 import re
+import shutil
 import zlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,9 +22,14 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 import torch
 
-os.environ.setdefault(
-    "AMP_EXT_GEMM", "kernel"
-)  # where there is a GPU, its tests are of the kernels
+# Where there is a GPU, its tests are of the kernels; a wrong kernel is to fail its tests; and
+# nothing is by what a user has measured.
+os.environ.setdefault("AMP_EXT_GEMM", "kernel")
+os.environ.setdefault("AMP_EXT_VERIFY", "0")
+CACHE = Path(__file__).parents[1] / "build" / "cache"
+os.environ["XDG_CACHE_HOME"] = str(CACHE)
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    shutil.rmtree(CACHE / "amp_ext", ignore_errors=True)
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is imported
 

@@ -68,7 +68,7 @@ def small_case(device: torch.device) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
-    _C.use_gemm_kernels(True)
+    _C.set_gemm_mode("kernel")
     small_case(torch.device(parser.parse_args().device))
     return 0
 

@@ -85,7 +85,7 @@ BENCHMARKS = (*WANTED, *((op, "", 20) for op in OPS if op not in _NAMED), *LAST)
 SHORT = ("--seconds", "0.1", "--no-compile")
 
 # With these a caller would have other kernels tested and measured.
-CHOICES = ("AMP_EXT_BACKEND", "AMP_EXT_GEMM", "TRITON_INTERPRET")
+CHOICES = ("AMP_EXT_BACKEND", "AMP_EXT_GEMM", "AMP_EXT_VERIFY", "TRITON_INTERPRET")
 
 
 @dataclass(frozen=True)
@@ -181,6 +181,7 @@ class Gpu:
         def check(name: str, command: list[str], limit: float, **options: object) -> Stage:
             return Stage(name, command, limit, group="checks", reserve=reserve, **options)
 
+        yield check("verify", [PYTHON, "-m", "amp_ext", "verify"], 60, cwd=FOLDER)
         yield check("doctor", [PYTHON, "-m", "amp_ext"], 60, cwd=FOLDER)
         yield from map(of, TESTS)
         yield check("probe", self.probe(), 100)

@@ -31,16 +31,16 @@ class Line(NamedTuple):
 
 
 @contextmanager
-def _choice(backend: str | None, gemm_kernels: bool) -> Iterator[None]:
+def _choice(backend: str | None, gemm_mode: str) -> Iterator[None]:
     """Choose a backend, and whether its kernels form products or torch's library."""
-    before = amp_ext.get_backend(), _C.uses_gemm_kernels()
+    before = amp_ext.get_backend(), _C.gemm_mode()
     amp_ext.set_backend(backend)
-    _C.use_gemm_kernels(gemm_kernels)
+    _C.set_gemm_mode(gemm_mode)
     try:
         yield
     finally:
         amp_ext.set_backend(before[0])
-        _C.use_gemm_kernels(before[1])
+        _C.set_gemm_mode(before[1])
 
 
 def ours(
@@ -57,11 +57,11 @@ def ours(
 
     lines = {}
     if _C.cuda_built():
-        lines["cuda"] = lambda: _choice("cuda", True)
+        lines["cuda"] = lambda: _choice("cuda", "kernel")
     if triton_version():
-        lines["triton"] = lambda: _choice("triton", True)
+        lines["triton"] = lambda: _choice("triton", "kernel")
     if products:
-        lines[LIBRARY] = lambda: _choice(None, False)
+        lines[LIBRARY] = lambda: _choice(None, "library")
     return lines
 
 

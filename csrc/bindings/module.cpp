@@ -7,6 +7,7 @@
 #include "autocast/copy_cache.h"
 #include "autocast/regions.h"
 #include "backends/backends.h"
+#include "backends/tune.h"
 #include "gemm/python.h"
 #include "op.h"
 #include "scaler/scaler.h"
@@ -19,8 +20,8 @@ PYBIND11_MODULE(_C, m) {
       "Whether CUDA kernels were built.");
   m.def("multiplies_bf16", &amp_ext::cpu::multiplies_bf16,
         "Whether this processor has instructions for products of bfloat16.");
-  m.def("use_gemm_kernels", &amp_ext::use_gemm_kernels);
-  m.def("uses_gemm_kernels", &amp_ext::uses_gemm_kernels);
+  m.def("set_gemm_mode", &amp_ext::set_gemm_mode);
+  m.def("gemm_mode", &amp_ext::gemm_mode);
   m.def("use_backend", [](const std::string& device_type, const std::string& name) {
     amp_ext::use_backend(c10::Device(device_type).type(), name);
   });
@@ -28,6 +29,7 @@ PYBIND11_MODULE(_C, m) {
     return amp_ext::choose(op.c_str(), c10::Device(device_type)).name();
   });
   m.def("load_backend", &amp_ext::load_backend);
+  m.def("put_under_test", &amp_ext::put_under_test);
   m.attr("GRAD_NORM_MAX_BLOCKS") = amp_ext::kGradNormMaxBlocks;
 
   m.attr("REGION_MARK") = c10::DeviceTypeName(amp_ext::kRegionMark, /*lower_case=*/true);
@@ -39,5 +41,6 @@ PYBIND11_MODULE(_C, m) {
   m.def("is_installed", &amp_ext::is_installed);
 
   amp_ext::bind_gemm(m);
+  amp_ext::bind_tune(m);
   amp_ext::bind_scaler(m);
 }

@@ -1,4 +1,4 @@
-"""Break the choice of a backend, one edit at a time, and see that test_choose.py fails.
+"""Break the choice of a backend, one edit at a time, and see that its tests fail.
 
     python tests/backends/choose_mutants.py
 
@@ -16,34 +16,51 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 CHOOSE, GEMM = "csrc/bindings/backends/choose.cpp", "csrc/bindings/gemm/gemm.cpp"
+TABLE = "csrc/bindings/backends/table.cpp"
+TESTS = ("test_choose.py", "test_tune.py")
 
 # What is wrong; the file; a text that occurs once in it; what replaces it.
 MUTANTS = (
     (
         "kernels without being asked for",
         CHOOSE,
-        "gemm_kernels ? kernels->why_not",
-        "true ? kernels->why_not",
+        "if (mode == GemmMode::kernel) {",
+        "if (mode != GemmMode::library) {",
     ),
     (
         "kernels for what they cannot compute",
         CHOOSE,
-        '    if (!obstacle) {\n      because("AMP_EXT_GEMM is',
-        '    {\n      because("AMP_EXT_GEMM is',
+        "if (!obstacle && kernels != &cpu_backend()) {",
+        "if (kernels != &cpu_backend()) {",
     ),
     (
         "the CPU's kernels for FP64",
         CHOOSE,
-        "    obstacle = cpu_backend().why_not(args);\n",
-        "    obstacle = nullptr;\n",
+        "  if (const char* const obstacle = cpu_backend().why_not(g)) return",
+        "  if (const char* const obstacle = nullptr) return",
     ),
     (
         "the library for everything",
         CHOOSE,
-        "  if (device.is_cpu()) {\n    obstacle",
-        "  if (false) {\n    obstacle",
+        'return {&cpu_backend(), "16-bit',
+        'return {&torch_library(), "16-bit',
     ),
     ("never the kernels", CHOOSE, "kernels != &cpu_backend()", "kernels == &cpu_backend()"),
+    (
+        "a measured backend for what it cannot compute",
+        CHOOSE,
+        "if (found && !found->backend->why_not(args)) {",
+        "if (found) {",
+    ),
+    ("the table in every mode", CHOOSE, "by_table ? find_measured", "true ? find_measured"),
+    (
+        "torch's BF16 for an odd k",
+        CHOOSE,
+        "cpu::multiplies_bf16() && g.k % 2 == 0 &&",
+        "cpu::multiplies_bf16() &&",
+    ),
+    ("a backend without its variant", CHOOSE, "args.variant = found->variant;", ""),
+    ("a key without the bias", TABLE, "type(g.bias)", "0"),
     (
         "a copy before the choice",
         GEMM,
@@ -71,9 +88,10 @@ def build(folder: Path) -> None:
 
 
 def fails(folder: Path) -> bool:
-    options = ["-xq", "-pno:cacheprovider", "-c", ROOT / "pyproject.toml"]
+    options = ["-xq", "-knot a_script", "-pno:cacheprovider", "-c", ROOT / "pyproject.toml"]
+    tests = [ROOT / "tests" / "backends" / name for name in TESTS]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", *options, ROOT / "tests/backends/test_choose.py"],
+        [sys.executable, "-m", "pytest", *options, *tests],
         cwd=folder,  # where Python finds amp_ext first
         capture_output=True,
         text=True,
@@ -90,7 +108,7 @@ def main() -> int:
         copy_of_the_project(folder)
         build(folder)
         if fails(folder):
-            raise RuntimeError("test_choose.py fails without an edit")
+            raise RuntimeError("the tests fail without an edit")
         for what, file, old, new in MUTANTS:
             path = folder / file
             text = path.read_text()

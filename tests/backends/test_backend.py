@@ -32,9 +32,9 @@ TRITON = {
 
 @pytest.fixture(autouse=True)
 def gemm_kernels() -> Iterator[None]:
-    before = _C.uses_gemm_kernels()
+    before = _C.gemm_mode()
     yield
-    _C.use_gemm_kernels(before)
+    _C.set_gemm_mode(before)
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def backends_of(device_type: str) -> set[str]:
 
 
 def test_without_a_toolkit_triton_runs_every_op_of_a_gpu(without_kernels: None) -> None:
-    _C.use_gemm_kernels(True)
+    _C.set_gemm_mode("kernel")
     amp_ext.set_backend(None)
     assert backends_of("cuda") == {"triton"}
     assert backends_of("cpu") == {"cpu"}
@@ -88,7 +88,7 @@ def test_without_either_list_ops_are_refused(without_kernels: None, without_trit
 
 
 def test_cuda_kernels_come_first(with_kernels: None) -> None:
-    _C.use_gemm_kernels(True)
+    _C.set_gemm_mode("kernel")
     amp_ext.set_backend(None)
     assert backends_of("cuda") == {"cuda"}
     amp_ext.set_backend("triton")
@@ -101,7 +101,7 @@ def test_cuda_kernels_come_first(with_kernels: None) -> None:
 @pytest.mark.parametrize("name", ["cuda", "triton"])
 def test_kernels_of_products_have_to_be_asked_for(with_kernels: None, name: str) -> None:
     amp_ext.set_backend(name)
-    _C.use_gemm_kernels(False)
+    _C.set_gemm_mode("library")
     assert {backend_for("cuda", op).name for op in GEMM_OPS} == {"library"}
     assert {backend_for("cuda", op).name for op in LIST_OPS} == {name}
 
@@ -221,7 +221,8 @@ def test_wrong_environment_variable_fails_the_import() -> None:
     process = imported("", AMP_EXT_GEMM="kernels")
     assert process.returncode == 1
     last = process.stderr.splitlines()[-1]
-    assert last == "ImportError: amp_ext: AMP_EXT_GEMM must be library or kernel, got 'kernels'"
+    modes = "auto, measure, kernel or library"
+    assert last == f"ImportError: amp_ext: AMP_EXT_GEMM must be {modes}, got 'kernels'"
 
 
 @pytest.mark.parametrize(
@@ -236,7 +237,7 @@ def test_wrong_environment_variable_fails_the_import() -> None:
 def test_triton_refuses_products_that_32_bits_cannot_count(
     too_large: tuple[int, int, int], fits: tuple[int, int, int], interpreted_triton: None
 ) -> None:
-    _C.use_gemm_kernels(True)
+    _C.set_gemm_mode("kernel")
     one = torch.ones(1, dtype=torch.float16)
     for (m, k, n), backend in ((too_large, "cpu"), (fits, "triton")):
         assert _C.gemm_choice(one.expand(m, k), one.expand(k, n))[0] == backend

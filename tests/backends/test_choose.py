@@ -39,12 +39,12 @@ def test_bf16_by_the_processors_instructions() -> None:
 @pytest.mark.simt
 def test_kernels_have_to_be_asked_for(simt: Simt) -> None:
     a = torch.zeros(16, 16, dtype=FP16)
-    for asked in (True, False):
-        _C.use_gemm_kernels(asked)
-        assert of(FP16, FP16) == ("simt" if asked else "cpu")
+    for mode in ("kernel", "auto", "library"):
+        _C.set_gemm_mode(mode)
+        assert of(FP16, FP16) == ("simt" if mode == "kernel" else "cpu")
         before = simt.counters().launches
         ops.gemm(a, a)
-        assert (simt.counters().launches > before) == asked
+        assert (simt.counters().launches > before) == (mode == "kernel")
 
 
 @pytest.mark.simt

@@ -108,8 +108,8 @@ def chosen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str | None, object]]:
     calls: list[tuple[str | None, object]] = []
     monkeypatch.setattr(providers._C, "cuda_built", lambda: True)
     monkeypatch.setattr(amp_ext, "set_backend", lambda name: calls.append(("backend", name)))
-    kernels = lambda on: calls.append(("kernels", on))  # noqa: E731
-    monkeypatch.setattr(providers._C, "use_gemm_kernels", kernels)
+    mode = lambda name: calls.append(("products", name))  # noqa: E731
+    monkeypatch.setattr(providers._C, "set_gemm_mode", mode)
     monkeypatch.setattr("amp_ext._triton.triton_version", lambda: "3.9")
     return calls
 
@@ -119,11 +119,11 @@ def test_a_line_for_each_backend_of_a_gpu(chosen) -> None:
     assert list(providers.ours(CUDA)) == ["cuda", "triton"]
     lines = providers.ours(CUDA, products=True)
     assert lines.keys() <= ledger.OURS
-    before = [("backend", amp_ext.get_backend()), ("kernels", providers._C.uses_gemm_kernels())]
+    before = [("backend", amp_ext.get_backend()), ("products", providers._C.gemm_mode())]
     expected = {
-        "cuda": [("backend", "cuda"), ("kernels", True)],
-        "triton": [("backend", "triton"), ("kernels", True)],
-        "library": [("backend", None), ("kernels", False)],
+        "cuda": [("backend", "cuda"), ("products", "kernel")],
+        "triton": [("backend", "triton"), ("products", "kernel")],
+        "library": [("backend", None), ("products", "library")],
     }
     for name, line in lines.items():
         with contextlib.suppress(ZeroDivisionError), line():

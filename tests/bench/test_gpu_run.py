@@ -141,7 +141,7 @@ def test_a_rehearsal_has_the_stages_of_a_gpu_run(target):
 def test_the_most_wanted_come_first_and_benchmarks_keep_their_time(target):
     on_gpu = list(target.gpu.stages(GROUPS))
     names = [stage.name for stage in on_gpu]
-    assert names[:4] == ["build", "doctor", "tests lists", "tests products"]
+    assert names[:5] == ["build", "verify", "doctor", "tests lists", "tests products"]
     first = names.index("bench unscale")
     assert {name.split()[1] for name in names[first:]} == set(OPS)
     assert all(s.reserve >= targets.BENCHMARKS_S for s in on_gpu[:first])

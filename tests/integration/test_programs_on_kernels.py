@@ -63,8 +63,8 @@ def train(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the losses, and all parameters before and after."""
     with executor.chosen():
-        if executor.device.type == "cuda":
-            _C.use_gemm_kernels(not by_library)
+        if by_library or executor.device.type == "cuda":
+            _C.set_gemm_mode("library" if by_library else "kernel")
         trainer, losses = program(executor.device), []
         parameters = list(trainer.network.parameters())
         before = torch.cat([p.detach().flatten() for p in parameters])

@@ -74,6 +74,11 @@ class SimtBackend final : public cuda::CudaBackend {
     return run("gemm", host, [&](Services& s) { return CudaBackend::gemm(args, s); });
   }
 
+  std::vector<int64_t> gemm_variants(const GemmArgs& args, Services& host) const override {
+    SimtServices services(host);
+    return CudaBackend::gemm_variants(args, services);
+  }
+
  protected:
   GemmPlan plan(const GemmArgs& g, const cuda::Target& target) const override {
     const std::optional<ForcedTile> asked = forced_tile;

@@ -207,6 +207,14 @@ const char* simt_check_plans(uint64_t seed, bool sm90) {
       check(g, plan, multiprocessors);
       plan = make_plan(g, problems.candidate(g, sm90), multiprocessors);
       check(g, plan, multiprocessors);
+      for (GemmArgs measured = g; const int64_t variant : plan_variants(g, target)) {
+        measured.variant = variant;
+        const GemmCandidate x = choose(measured, target);
+        plan = make_plan(g, x, multiprocessors);
+        CHECK((variant_of(x) == variant) == (variant != 0));
+        check_choice(g, plan, multiprocessors);
+        check(g, plan, multiprocessors);
+      }
     } catch (const std::runtime_error& error) {
       text = std::string(error.what()) + " does not hold for " + describe(plan);
       return text.c_str();

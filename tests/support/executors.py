@@ -51,21 +51,21 @@ class Executor:
     @contextmanager
     def chosen(self) -> Iterator[None]:
         """Have amp_ext run the ops on it; conftest.py does for a test's executor."""
-        before, products = amp_ext.get_backend(), _C.uses_gemm_kernels()
+        before, mode = amp_ext.get_backend(), _C.gemm_mode()
         if self.backend == "simt":
             library = simt()
             library.seed(torch.initial_seed())
             library.set_sm90(self.sm90)
             library.force_tile()
             _C.use_backend("cpu", "simt")
-            _C.use_gemm_kernels(True)
+            _C.set_gemm_mode("kernel")
         else:
             amp_ext.set_backend(self.backend or before)
         try:
             yield
         finally:
             amp_ext.set_backend(before)
-            _C.use_gemm_kernels(products)
+            _C.set_gemm_mode(mode)
 
     def scalar(self, value: float, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """Return a 0-dim tensor on the device."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from amp_ext.triton_kernels.gemm.launches import Launches, launches
-from amp_ext.triton_kernels.gemm.plan import INTERPRETED_DEVICE, Device, fastest
+from amp_ext.triton_kernels.gemm.plan import INTERPRETED_DEVICE, Device, candidates
 from amp_ext.triton_kernels.gemm.product import Product, matrices
 from amp_ext.triton_kernels.numerics import INTERPRETED
 from torch import Tensor
@@ -26,6 +26,7 @@ def gemm(
     beta: float,
     activation: str,
     derivative: bool,
+    variant: int = 0,
 ) -> None:
     """x = alpha * A @ B + beta * c + bias in fp32; out = act(x), or x * act'(aux).
 
@@ -40,6 +41,7 @@ def gemm(
         column_sums: fp32, [n]: receives the sums of the unrounded results of each column.
         terms: products that are summed in each matrix of out.
         activation: "none", "relu", "gelu" or "gelu_tanh".
+        variant: the number of the plan, in the order of their predicted times.
     """
     if out.numel() == 0:
         if column_sums is not None:
@@ -71,13 +73,14 @@ def gemm(
     if INTERPRETED:
         planned(product, INTERPRETED_DEVICE).run(_with_one_storage_per_address(values))
     else:
-        planned(product, _device(out.device.index)).run(values)
+        planned(product, _device(out.device.index), variant).run(values)
 
 
 @functools.lru_cache(maxsize=1024)
-def planned(product: Product, device: Device) -> Launches:
-    """Return what is predicted to be the fastest."""
-    return launches(product, fastest(product.problem(device.has_tma), device), device)
+def planned(product: Product, device: Device, variant: int = 0) -> Launches:
+    """Return the launches of a plan, the last one's if there are fewer plans."""
+    plans = candidates(product.problem(device.has_tma), device)
+    return launches(product, plans[min(variant, len(plans) - 1)], device)
 
 
 def _with_one_storage_per_address(values: dict[str, Any]) -> dict[str, Any]:

@@ -239,15 +239,16 @@ def _interpreted(p: Problem) -> Plan:
     return plan_with(p, tile, min(3, _most_splits(p, tile, device)), device)
 
 
-def fastest(problem: Problem, device: Device) -> Plan:
-    """Return the plan that is predicted to take the fewest cycles."""
+def candidates(problem: Problem, device: Device) -> tuple[Plan, ...]:
+    """Return plans, the one that is predicted to take the fewest cycles first, one for a tile."""
     if device.capability == 0:
-        return _interpreted(problem)
+        return (_interpreted(problem),)
     plans = []
     for tile in device.architecture.tiles if problem.vector > 2 else (UNALIGNED,):
         if tile.shared_bytes > device.shared_bytes:
             continue
         most = _most_splits(problem, tile, device)
         counts = {1, most, *(s for s in (2, 3, 4, 6, 8, 12, 16, 24, 32, 48) if s <= most)}
-        plans += (plan_with(problem, tile, splits, device) for splits in sorted(counts))
-    return min(plans, key=lambda plan: plan.cycles)
+        of_tile = (plan_with(problem, tile, splits, device) for splits in sorted(counts))
+        plans.append(min(of_tile, key=lambda plan: plan.cycles))
+    return tuple(sorted(plans, key=lambda plan: plan.cycles))

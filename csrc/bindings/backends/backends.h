@@ -6,8 +6,10 @@
 #include <c10/util/FunctionRef.h>
 
 #include <string>
+#include <vector>
 
 #include "amp_ext/backend.h"
+#include "backends/verified.h"
 
 namespace amp_ext {
 
@@ -15,6 +17,7 @@ const Backend& cpu_backend();
 const Backend* cuda_backend();  // null in a build without the CUDA kernels
 const Backend& triton_backend();
 const Backend& torch_library();  // products only
+const Backend& torch_lists();    // ops on lists only
 
 // ---- the choice --------------------------------------------------------------------------------
 
@@ -26,19 +29,34 @@ void use_backend(c10::DeviceType type, const std::string& name);
 // returns it. Its tensors are in host memory. Returns its name.
 std::string load_backend(const std::string& path);
 
-// Whether the backends other than the CPU's compute those products that they can compute; else
-// torch's library does.
-void use_gemm_kernels(bool on);
-bool uses_gemm_kernels();
+// From now on calls of this thread run on the named backend, whatever else is chosen and whether it
+// has been verified or not.
+void put_under_test(const std::string& name);
+bool is_under_test();
+
+// How the backend of a product is chosen, AMP_EXT_GEMM: "auto", as it was measured (table.h), what
+// was not by torch's library, or on a CPU by a rule; "measure", the same, and what is used again
+// and again is measured; "kernel", by the device's backend wherever it can; "library", nothing by
+// the table.
+void set_gemm_mode(const std::string& mode);
+std::string gemm_mode();
 
 // Whether the tensors of a type of device have a backend for ops on lists.
 bool has_backend(c10::DeviceType type);
 
-// The backend of an op on lists. Throws for a device that has none.
+// The backend that is chosen for ops on lists, verified or not. Throws for a device that has none.
 const Backend& choose(const char* op, c10::Device device);
 
-// The backend of a product; `reason` receives why it is this one, if it is not null.
-const Backend& choose_gemm(c10::Device device, const GemmArgs& args, std::string* reason = nullptr);
+// The backend of a product, and its args.variant; `reason` receives why it is this one, if it is
+// not null.
+const Backend& choose_gemm(c10::Device device, GemmArgs& args, std::string* reason = nullptr);
+
+// The backends that may compute a product, the one that does where nothing is measured first. The
+// Triton kernels are among them if they can be used, or are the device's backend.
+std::vector<const Backend*> gemm_candidates(c10::Device device, const GemmArgs& args, bool triton);
+
+// One that may compute products on a type of device; null if there is none of this name.
+const Backend* gemm_backend(c10::DeviceType type, const std::string& name);
 
 // ---- the call ----------------------------------------------------------------------------------
 
@@ -47,11 +65,13 @@ const Backend& choose_gemm(c10::Device device, const GemmArgs& args, std::string
 void run(const char* op, const Backend& backend, c10::Device device,
          c10::function_ref<Status(Services&)> launch);
 
-// The same of an op on lists, by the backend of the device.
+// The same of an op on lists, by the backend of the device, or by torch's ops where that has not
+// been verified.
 template <class Args>
 void run(const char* op, c10::Device device,
          Status (Backend::*method)(const Args&, Services&) const, const Args& args) {
-  const Backend& backend = choose(op, device);
+  const Backend& chosen = choose(op, device);
+  const Backend& backend = is_verified(chosen, family_of(args), device) ? chosen : torch_lists();
   run(op, backend, device, [&](Services& services) { return (backend.*method)(args, services); });
 }
 
@@ -77,6 +97,12 @@ inline c10::Device device_of(Services& services) {
   const int index = services.target().device;
   return index < 0 ? c10::Device(at::kCPU)
                    : c10::Device(at::kCUDA, static_cast<c10::DeviceIndex>(index));
+}
+
+// torch's word for an activation.
+inline const char* activation_name(Activation activation) {
+  constexpr const char* kNames[] = {"none", "relu", "gelu", "gelu_tanh"};
+  return kNames[static_cast<int>(activation)];
 }
 
 // Arguments of a product without a copy: tensors [count, rows, columns], [rows, columns] and

@@ -2,16 +2,21 @@
 #include <c10/util/Exception.h>
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <map>
 
+#include "amp_ext/cpu.h"
 #include "backends/backends.h"
+#include "backends/table.h"
 
 namespace amp_ext {
 namespace {
 
-std::atomic<bool> gemm_kernels = false;
+enum class GemmMode { automatic, measure, kernel, library };
+constexpr std::array<const char*, 4> kModes{"auto", "measure", "kernel", "library"};
+std::atomic<GemmMode> mode = GemmMode::automatic;
 
 // null: the device's own.
 std::array<std::atomic<const Backend*>, 2> chosen{};
@@ -21,11 +26,22 @@ std::map<std::string, const Backend*>& loaded() {
   return instance;
 }
 
+thread_local const Backend* under_test = nullptr;
+
 // null where there is none.
 const Backend* backend_of(c10::DeviceType type) {
   if (type != at::kCPU && type != at::kCUDA) return nullptr;
+  if (under_test) return under_test;
   if (const Backend* const backend = chosen[type == at::kCUDA]) return backend;
   return type == at::kCPU ? &cpu_backend() : cuda_backend();
+}
+
+// null: the device's own.
+const Backend* backend_named(const std::string& name) {
+  if (name == "triton") return &triton_backend();
+  if (const auto found = loaded().find(name); found != loaded().end()) return found->second;
+  TORCH_CHECK_VALUE(name == "cpu" || name == "cuda", "amp_ext: unknown backend ", name);
+  return nullptr;
 }
 
 }  // namespace
@@ -33,16 +49,13 @@ const Backend* backend_of(c10::DeviceType type) {
 void use_backend(c10::DeviceType type, const std::string& name) {
   TORCH_CHECK_VALUE(type == at::kCPU || type == at::kCUDA, "amp_ext: device type must be cpu or ",
                     "cuda, got ", type);
-  const Backend* backend = nullptr;
-  if (name == "triton") {
-    backend = &triton_backend();
-  } else if (const auto found = loaded().find(name); found != loaded().end()) {
-    backend = found->second;
-  } else {
-    TORCH_CHECK_VALUE(name == "cpu" || name == "cuda", "amp_ext: unknown backend ", name);
-  }
-  chosen[type == at::kCUDA] = backend;
+  chosen[type == at::kCUDA] = backend_named(name);
 }
+
+void put_under_test(const std::string& name) {
+  under_test = name == "cuda" ? cuda_backend() : backend_named(name);
+}
+bool is_under_test() { return under_test; }
 
 std::string load_backend(const std::string& path) {
   void* const library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
@@ -54,8 +67,22 @@ std::string load_backend(const std::string& path) {
   return backend->name();
 }
 
-void use_gemm_kernels(bool on) { gemm_kernels = on; }
-bool uses_gemm_kernels() { return gemm_kernels; }
+const Backend* gemm_backend(c10::DeviceType type, const std::string& name) {
+  const Backend* const all[] = {backend_of(type), &torch_library(),
+                                type == at::kCPU ? &cpu_backend() : cuda_backend(),
+                                type == at::kCPU ? nullptr : &triton_backend()};
+  const auto* const found =
+      std::ranges::find_if(all, [&](const Backend* x) { return x && x->name() == name; });
+  return found == std::end(all) ? nullptr : *found;
+}
+
+void set_gemm_mode(const std::string& name) {
+  const auto* const found = std::ranges::find(kModes, name);
+  TORCH_CHECK_VALUE(found != kModes.end(), "amp_ext: how products are computed must be auto, ",
+                    "measure, kernel or library, got ", name);
+  mode = static_cast<GemmMode>(found - kModes.begin());
+}
+std::string gemm_mode() { return kModes[static_cast<int>(mode.load())]; }
 
 bool has_backend(c10::DeviceType type) { return backend_of(type) != nullptr; }
 
@@ -72,28 +99,86 @@ const Backend& choose(const char* op, c10::Device device) {
   return *backend;
 }
 
-const Backend& choose_gemm(c10::Device device, const GemmArgs& args, std::string* reason) {
-  const auto because = [reason](const char* text) {
+namespace {
+
+// Whether torch's library multiplies with the processor's instructions for BF16, and what it rounds
+// is within bounds. (With an odd k its products read one element past a row and multiply it by 0: a
+// NaN there spreads.)
+bool library_multiplies_bf16(const GemmArgs& g) {
+  const auto bf16 = [](const auto& x) { return !x.data || x.dtype == DType::bf16; };
+  return cpu::multiplies_bf16() && g.k % 2 == 0 && bf16(g.a) && bf16(g.b) && bf16(g.c) &&
+         bf16(g.bias) && g.out.dtype == DType::bf16;
+}
+
+// On a CPU, where nothing is measured, smaller BF16 products than this are the CPU backend's.
+constexpr int64_t kSmallProduct = 1 << 17;
+
+// Why a backend is not to compute a product; null if it may.
+const char* obstacle_of(const Backend& backend, c10::Device device, const GemmArgs& g) {
+  if (const char* const obstacle = backend.why_not(g)) return obstacle;
+  return is_verified(backend, family_of(g), device)
+             ? nullptr
+             : "the kernels have not passed their verification; see python -m amp_ext";
+}
+
+// What computes a product where nothing is measured, and why.
+std::pair<const Backend*, const char*> default_gemm(c10::Device device, const GemmArgs& g) {
+  if (!device.is_cpu()) return {&torch_library(), "not measured: torch's library"};
+  if (const char* const obstacle = cpu_backend().why_not(g)) return {&torch_library(), obstacle};
+  if (library_multiplies_bf16(g) && g.batch * g.terms * g.m * g.n * g.k >= kSmallProduct)
+    return {&torch_library(), "the processor's instructions for BF16"};
+  return {&cpu_backend(), "16-bit or FP32 operands on a CPU"};
+}
+
+}  // namespace
+
+const Backend& choose_gemm(c10::Device device, GemmArgs& args, std::string* reason) {
+  const auto because = [reason](const auto& text) {
     if (reason) *reason = text;
   };
-  const Backend* const kernels = backend_of(device.type());
-  const char* obstacle = "amp_ext has no kernels here";
-  if (kernels && kernels != &cpu_backend()) {
-    obstacle = gemm_kernels ? kernels->why_not(args) : "AMP_EXT_GEMM is library, as by default";
-    if (!obstacle) {
+  args.variant = 0;
+  if (under_test && !under_test->why_not(args)) return *under_test;
+  const GemmMode mode = amp_ext::mode;
+  const bool by_table = mode == GemmMode::automatic || mode == GemmMode::measure;
+  if (device.is_cpu() || device.is_cuda()) {
+    if (!reason) note(device, args);
+    const Measured* found = by_table ? find_measured(device, args) : nullptr;
+    if (!found && mode == GemmMode::measure && !reason) {
+      measure_if_due(device, args);
+      found = find_measured(device, args);
+    }
+    if (found && !obstacle_of(*found->backend, device, args)) {
+      because(found->reason);
+      args.variant = found->variant;
+      return *found->backend;
+    }
+  }
+  const auto [backend, why] = default_gemm(device, args);
+  because(why);
+  if (mode == GemmMode::kernel) {
+    const Backend* const kernels = backend_of(device.type());
+    const char* const obstacle =
+        kernels ? obstacle_of(*kernels, device, args) : "amp_ext has no kernels here";
+    if (!obstacle && kernels != &cpu_backend()) {
       because("AMP_EXT_GEMM is kernel");
       return *kernels;
     }
+    if (!device.is_cpu()) because(obstacle);
   }
-  if (device.is_cpu()) {
-    obstacle = cpu_backend().why_not(args);
-    if (!obstacle) {
-      because("16-bit or FP32 operands on a CPU");
-      return cpu_backend();
-    }
-  }
-  because(obstacle);
-  return torch_library();
+  return *backend;
+}
+
+std::vector<const Backend*> gemm_candidates(c10::Device device, const GemmArgs& args, bool triton) {
+  std::vector<const Backend*> candidates{default_gemm(device, args).first};
+  const auto add = [&](const Backend* backend) {
+    if (backend && !obstacle_of(*backend, device, args) && !std::ranges::count(candidates, backend))
+      candidates.push_back(backend);
+  };
+  add(backend_of(device.type()));
+  if (device.is_cpu()) add(&cpu_backend());
+  if (device.is_cpu() && library_multiplies_bf16(args)) add(&torch_library());
+  if (device.is_cuda() && triton) add(&triton_backend());
+  return candidates;
 }
 
 }  // namespace amp_ext

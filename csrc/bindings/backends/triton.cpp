@@ -34,11 +34,6 @@ py::object object_of(const at::Tensor& tensor) {
   return py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor));
 }
 
-const char* activation_name(Activation activation) {
-  constexpr const char* kNames[] = {"none", "relu", "gelu", "gelu_tanh"};
-  return kNames[static_cast<int>(activation)];
-}
-
 class TritonBackend final : public Backend {
  public:
   const char* name() const override { return "triton"; }
@@ -93,6 +88,11 @@ class TritonBackend final : public Backend {
     return nullptr;
   }
 
+  // The plans that triton_kernels/gemm/plan.py predicts to be the fastest, by their number.
+  std::vector<int64_t> gemm_variants(const GemmArgs&, Services&) const override {
+    return {0, 1, 2, 3};
+  }
+
   Status gemm(const GemmArgs& g, Services& services) const override {
     const c10::Device device = device_of(services);
     const auto matrices = [&](const MatrixRef& x, int64_t count, int64_t rows, int64_t columns) {
@@ -111,7 +111,8 @@ class TritonBackend final : public Backend {
     const py::gil_scoped_acquire gil;
     function("gemm.gemm", "gemm")(object_of(out), object_of(a), object_of(b), object_of(c),
                                   object_of(bias), object_of(aux), object_of(column_sums), g.terms,
-                                  g.alpha, g.beta, activation_name(g.activation), g.derivative);
+                                  g.alpha, g.beta, activation_name(g.activation), g.derivative,
+                                  g.variant);
     return Status::ok;
   }
 

@@ -21,17 +21,18 @@ namespace py = pybind11;
 namespace amp_ext {
 namespace {
 
-void force(std::optional<int> tile, std::array<int, 2> cluster, int splits) {
+void force(std::optional<int> tile, std::array<int, 2> cluster, int splits, bool sm90) {
   constexpr auto op = "amp_ext._C.force_gemm_tile: ";
-  TORCH_CHECK_VALUE(!tile || (*tile >= 0 && *tile < kSm90TileCount), op,
-                    "tile must be None or a number below ", kSm90TileCount, ", got ", *tile);
+  const int count = sm90 ? kSm90TileCount : kGemmTileCount;
+  TORCH_CHECK_VALUE(!tile || (*tile >= 0 && *tile < count), op,
+                    "tile must be None or a number below ", count, ", got ", *tile);
   const auto [m, n] = cluster;
   TORCH_CHECK_VALUE(m >= 1 && n >= 1 && m * n <= 2, op,
                     "cluster must be (1, 1), (2, 1) or (1, 2), got (", m, ", ", n, ")");
   TORCH_CHECK_VALUE(splits >= 1, op, "splits must be at least 1, got ", splits);
   forced_tile.reset();
   if (tile)
-    forced_tile = {.sm90 = true, .tile = *tile, .cluster_m = m, .cluster_n = n, .splits = splits};
+    forced_tile = {.sm90 = sm90, .tile = *tile, .cluster_m = m, .cluster_n = n, .splits = splits};
 }
 
 template <class Tile, int kCount>
@@ -106,9 +107,9 @@ void bind_gemm(py::module_& m) {
         "How the CUDA gemm would multiply dense 16-bit matrices, in words, and the cycles that "
         "this is predicted to take. Launches nothing.");
   m.def("force_gemm_tile", &force, py::arg("tile"), py::arg("cluster") = std::array<int, 2>{1, 1},
-        py::arg("splits") = 1,
-        "Products that this tile of gemm_sm90_kernel can compute are computed by it, whatever the "
-        "planner thinks, until force_gemm_tile(None); for tests.");
+        py::arg("splits") = 1, py::arg("sm90") = true,
+        "Products of this thread that this tile of gemm_sm90_kernel, or of gemm_kernel, can "
+        "compute are computed by it, whatever the planner thinks, until force_gemm_tile(None).");
 }
 
 }  // namespace amp_ext

@@ -14,6 +14,7 @@
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <cmath>
+#include <initializer_list>
 #include <optional>
 #include <vector>
 
@@ -47,17 +48,21 @@ std::optional<at::Tensor> optional_tensor(const char* name, py::handle object) {
 // Elements from which on a pass is long enough on a CPU to let other Python threads run.
 constexpr int64_t kLongPass = 1 << 20;
 
-bool runs_python_on(at::Device device) { return &choose("amp_ext", device) == &triton_backend(); }
+bool runs_python(Family op, at::Device device) {
+  const Backend& backend = choose("amp_ext", device);
+  return &backend == &triton_backend() || !is_known(backend, op, device);
+}
 
 // Releases the GIL during a pass that is long, that waits for a device (another thread may have to
 // launch what it waits for), or that runs Python code (which may release the GIL anyway), and keeps
 // the tensors alive meanwhile.
 class GilFreePass {
  public:
-  GilFreePass(const OptimizerGrads& grads, bool waits) {
-    bool runs_python = false;
-    for (const GradList& list : grads.lists()) runs_python |= runs_python_on(list.device());
-    if (!waits && !runs_python && grads.cpu_numel() < kLongPass) return;
+  GilFreePass(const OptimizerGrads& grads, bool waits, std::initializer_list<Family> ops) {
+    bool is_quick = !waits && grads.cpu_numel() < kLongPass;
+    for (const GradList& list : grads.lists())
+      for (const Family op : ops) is_quick &= !runs_python(op, list.device());
+    if (is_quick) return;
     owners_ = grads.owners();
     release_.emplace();
   }
@@ -123,7 +128,7 @@ py::object unscale_grads(py::handle param_groups, py::handle scale_and_inf, bool
 
   std::vector<Scalars> scalars;
   {
-    const GilFreePass pass(grads, !grads.are_all_on(scale.device()));
+    const GilFreePass pass(grads, !grads.are_all_on(scale.device()), {Family::unscale});
     scalars = reciprocals(grads, scale);
     unscale_all(grads, scalars);
   }
@@ -150,7 +155,7 @@ py::object unscale_grads_by(py::handle param_groups, py::handle inv_scale, py::h
 
   std::vector<Scalars> scalars;
   {
-    const GilFreePass pass(grads, !grads.are_all_on(factor.device()));
+    const GilFreePass pass(grads, !grads.are_all_on(factor.device()), {Family::unscale});
     for (const GradList& list : grads.lists()) {
       scalars.push_back({copy_to(factor, list.device(), /*copy=*/false),
                          copy_to(initial, list.device(), /*copy=*/true)});
@@ -175,7 +180,7 @@ py::object check_grads(py::handle param_groups) {
   std::vector<Scalars> scalars;
   for (const GradList& list : grads.lists()) scalars.push_back({{}, zero_on(list.device())});
   {
-    const GilFreePass pass(grads, /*waits=*/false);
+    const GilFreePass pass(grads, /*waits=*/false, {Family::check_finite});
     for (size_t i = 0; i < scalars.size(); ++i) {
       check_finite(grads.lists()[i], scalars[i].found_inf, Others::fresh);
     }
@@ -221,7 +226,8 @@ py::object clip_grads(py::handle param_groups, py::handle scale_and_inf,
 
   at::Tensor norm;
   {
-    const GilFreePass pass(grads, error_if_nonfinite || !grads.are_all_on(scale.device()));
+    const GilFreePass pass(grads, error_if_nonfinite || !grads.are_all_on(scale.device()),
+                           {Family::grad_norm, Family::unscale});
     if (!found_infs) scalars = reciprocals(grads, scale);
     std::vector<at::Tensor> norms;
     for (size_t i = 0; i < lists.size(); ++i) {
@@ -267,7 +273,8 @@ void update_scale(py::handle scale, py::handle growth_tracker, const py::list& f
                              optional_tensor("hysteresis_tracker", hysteresis_tracker),
                              optional_tensor("skipped_steps", skipped_steps)};
   std::optional<py::gil_scoped_release> release;
-  if (runs_python_on(scale_tensor.device())) release.emplace();  // it may have to wait for memory
+  if (runs_python(Family::update_scale, scale_tensor.device()))
+    release.emplace();  // it may have to wait for memory
   update_scale_(scale_tensor, tracker_tensor, found, options);
   END_HANDLE_TH_ERRORS_PYBIND
 }

@@ -12,8 +12,14 @@
 namespace amp_ext::cpu {
 namespace {
 
-// Products up to this many multiplications are done here: the library's call alone costs as much.
+// GemmArgs::variant: multiplied here, or by the library. 0: here if it is small.
+constexpr int64_t kHere = 1, kByLibrary = 2;
+
+// So many multiplications at most: the library's call alone costs as much.
 constexpr int64_t kSmallProduct = 1 << 17;
+// In one thread, and with all of both operands widened at a time, more never pay.
+constexpr int64_t kMostHere = 1 << 23;
+constexpr int64_t kMostWorkspace = 1 << 22;  // elements
 
 // Elements of a widened block, which is to be cached still when it is read, unless one has to be
 // larger (16 MiB at most) to have this many rows or columns, for widening to be a small part of the
@@ -186,6 +192,14 @@ int64_t small_workspace(const GemmArgs& g) {
   return g.m * g.k + (g.k + g.m) * round_up(g.n, kTileColumns) + g.k * g.n;
 }
 
+bool is_small(const GemmArgs& g, int64_t most) {
+  return g.terms == 1 && g.m * g.n <= most / std::max<int64_t>(g.k, 1);
+}
+
+bool can_be_here(const GemmArgs& g) {
+  return is_small(g, kMostHere) && g.k <= kSmallProduct && small_workspace(g) <= kMostWorkspace;
+}
+
 void small_product(const GemmArgs& g, int64_t batch, float* workspace, const CpuContext& serial) {
   const int64_t ldb = round_up(g.n, kTileColumns);
   float* const b = workspace;
@@ -275,21 +289,21 @@ void large_products(const GemmArgs& g, const CpuContext& context) {
 }  // namespace
 
 const char* CpuBackend::why_not(const GemmArgs& g) const {
-  if (g.a.dtype == DType::f64 || g.b.dtype == DType::f64) return "FP64 operands";
-  // With an odd k the library's BF16 products read one element past a row and multiply it by 0: a
-  // NaN there spreads.
-  const auto bf16 = [](const auto& x) { return !x.data || x.dtype == DType::bf16; };
-  if (multiplies_bf16() && g.k % 2 == 0 && bf16(g.a) && bf16(g.b) && bf16(g.c) && bf16(g.bias) &&
-      g.out.dtype == DType::bf16 && g.batch * g.terms * g.m * g.n * g.k >= kSmallProduct)
-    return "the processor's instructions for BF16";
-  return nullptr;
+  return g.a.dtype == DType::f64 || g.b.dtype == DType::f64 ? "FP64 operands" : nullptr;
+}
+
+std::vector<int64_t> CpuBackend::gemm_variants(const GemmArgs& g, Services&) const {
+  if (is_small(g, kSmallProduct)) return {0, kByLibrary};
+  if (can_be_here(g)) return {0, kHere};
+  return {0};
 }
 
 Status CpuBackend::gemm(const GemmArgs& g, Services&) const {
   if (g.column_sums) std::fill_n(static_cast<float*>(g.column_sums), g.n, 0.0f);
   if (g.batch * g.m * g.n == 0) {
     // There is nothing to do.
-  } else if (g.terms == 1 && g.m * g.n <= kSmallProduct / std::max<int64_t>(g.k, 1)) {
+  } else if (g.variant == kHere ? can_be_here(g)
+                                : g.variant != kByLibrary && is_small(g, kSmallProduct)) {
     small_products(g, context_);
   } else {
     large_products(g, context_);

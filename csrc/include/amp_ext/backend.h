@@ -73,6 +73,10 @@ class Backend {
   virtual const char* why_not(const GemmArgs&) const = 0;
   virtual Status gemm(const GemmArgs&, Services&) const = 0;
 
+  // The values of GemmArgs::variant that are worth measuring for a product that it can compute, 0
+  // the first. A value that means nothing for a product, as from another build, is 0 to gemm.
+  virtual std::vector<int64_t> gemm_variants(const GemmArgs&, Services&) const { return {0}; }
+
   // More about the last Status other than `ok`; may be empty.
   virtual const char* last_error() const { return ""; }
 };

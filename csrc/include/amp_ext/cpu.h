@@ -46,9 +46,9 @@ class CpuBackend final : public Backend {
 
   const char* name() const override { return "cpu"; }
   AMP_EXT_LIST_OPS(AMP_EXT_OVERRIDE)
-  // Not null also where torch's library is to compute the product.
   const char* why_not(const GemmArgs&) const override;
   Status gemm(const GemmArgs&, Services&) const override;
+  std::vector<int64_t> gemm_variants(const GemmArgs&, Services&) const override;
 
  private:
   CpuContext context_;

@@ -55,6 +55,8 @@ struct GemmArgs {
   // n, the sums of out's columns over rows and batch before they are rounded, in fp64 where a
   // product is, else in fp32; may be null
   void* column_sums;
+  // Which of a backend's ways to compute it (Backend::gemm_variants); 0: the backend's own choice.
+  int64_t variant = 0;
 };
 
 }  // namespace amp_ext

@@ -27,6 +27,10 @@ GemmPlan CudaBackend::plan(const GemmArgs& g, const Target& target) const {
   return choose_plan(g, target);
 }
 
+std::vector<int64_t> CudaBackend::gemm_variants(const GemmArgs& g, Services& services) const {
+  return plan_variants(g, services.target());
+}
+
 Status CudaBackend::gemm(const GemmArgs& args, Services& services) const {
   // Of an index with a single value the stride means nothing: with 0, addresses that are computed
   // but not read are aligned too.

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "amp_ext/backend.h"
 #include "gemm/plan/cost.h"
@@ -35,25 +36,28 @@ inline GemmCandidate sm90_candidate(const Sm90Cost& cost, int tile, int cluster_
   return {true, tile, cluster_m, cluster_n, cost.whole(splits), splits, cost.cycles(splits)};
 }
 
-inline GemmCandidate best_sm80(const GemmArgs& g, int multiprocessors) {
+// Calls visit(candidate) with the cheapest number of splits for each tile.
+template <class Visit>
+void each_sm80(const GemmArgs& g, int multiprocessors, Visit visit) {
   const bool aligned = layout_of_a(g).aligned && layout_of_b(g).aligned;
-  GemmCandidate best;
   for (int tile = 0; tile < kGemmTileCount; ++tile) {
     if (kGemmTiles[tile].aligned != aligned) continue;
     const Sm80Cost cost(g, kGemmTiles[tile], multiprocessors);
     if (cost.tiles > kGemmMostBlocks) continue;
     const int64_t most = cost.most_splits();
+    GemmCandidate best;
     for (int64_t splits = 1; splits <= most; ++splits)
       if (const double cycles = cost.cycles(splits); cycles < best.cycles)
         best = {.tile = tile, .splits = splits, .cycles = cycles};
+    visit(best);
   }
-  return best;
 }
 
-inline GemmCandidate best_sm90(const GemmArgs& g, int multiprocessors) {
+// The same for each tile and cluster.
+template <class Visit>
+void each_sm90(const GemmArgs& g, int multiprocessors, Visit visit) {
   constexpr int kClusters[][2] = {{1, 1}, {2, 1}, {1, 2}};
   const Major b_major = layout_of_b(g).major;
-  GemmCandidate best;
   for (int tile = 0; tile < kSm90TileCount; ++tile) {
     const Sm90Tile& t = kSm90Tiles[tile];
     if (!t.serves(b_major)) continue;
@@ -61,22 +65,23 @@ inline GemmCandidate best_sm90(const GemmArgs& g, int multiprocessors) {
       // Each block of a cluster has a tile.
       if (m * n > multiprocessors || (m > 1 && g.m <= t.m) || (n > 1 && g.n <= t.n)) continue;
       const Sm90Cost cost(g, t, m, n, multiprocessors);
+      GemmCandidate best;
       const auto consider = [&](int64_t splits) {
         const GemmCandidate x = sm90_candidate(cost, tile, m, n, splits);
         if (x.cycles < best.cycles) best = x;
       };
       consider(1);
-      const int64_t most = cost.most_splits();
-      if (most < 2) continue;
-      const auto about = static_cast<int64_t>(std::min<double>(most, cost.best_splits()));
-      consider(std::max<int64_t>(2, about));
-      if (about > 0) consider(std::min(most, about + 1));
+      if (const int64_t most = cost.most_splits(); most >= 2) {
+        const auto about = static_cast<int64_t>(std::min<double>(most, cost.best_splits()));
+        consider(std::max<int64_t>(2, about));
+        if (about > 0) consider(std::min(most, about + 1));
+      }
+      visit(best);
     }
   }
-  return best;
 }
 
-// For tests, which set it between launches: the tile of every product that it can compute.
+// A tile that is given instead of chosen.
 struct ForcedTile {
   bool sm90;
   int tile;  // its index in kSm90Tiles or kGemmTiles
@@ -85,12 +90,37 @@ struct ForcedTile {
   int64_t splits = 1;
   int64_t whole = -1;  // the first so many tiles are not split; -1 as the planner would
 };
-inline std::optional<ForcedTile> forced_tile;
+// For tests and verification, which set it between launches: the tile of every product of this
+// thread that it can compute.
+inline thread_local std::optional<ForcedTile> forced_tile;
+
+// GemmArgs::variant is a tile with its cluster and splits, in digits of these bases.
+constexpr int64_t kVariantTiles = 64, kVariantSplits = 256;
+static_assert(kSm90TileCount <= kVariantTiles && kGemmTileCount <= kVariantTiles);
+static_assert(kMostSplits < kVariantSplits);
+
+inline int64_t variant_of(const GemmCandidate& x) {
+  const int64_t cluster = x.cluster_m > 1 ? 1 : x.cluster_n > 1 ? 2 : 0;
+  return ((cluster * kVariantTiles + x.tile) * kVariantSplits + x.splits) * 2 + x.sm90;
+}
+
+inline std::optional<ForcedTile> tile_of_variant(int64_t variant) {
+  const bool sm90 = variant % 2 != 0;
+  const int64_t splits = variant / 2 % kVariantSplits;
+  const int64_t tile = variant / 2 / kVariantSplits % kVariantTiles;
+  const int64_t cluster = variant / 2 / kVariantSplits / kVariantTiles;
+  const bool is_one = tile >= 0 && tile < (sm90 ? kSm90TileCount : kGemmTileCount) && splits >= 1 &&
+                      cluster >= 0 && cluster <= (sm90 ? 2 : 0);
+  if (!is_one) return std::nullopt;
+  return ForcedTile{sm90, static_cast<int>(tile), cluster == 1 ? 2 : 1, cluster == 2 ? 2 : 1,
+                    splits};
+}
 
 inline std::optional<GemmCandidate> forced_candidate(const GemmArgs& g,
                                                      const cuda::Target& target) {
-  if (!forced_tile) return std::nullopt;
-  const auto& [sm90, tile, m, n, splits, whole] = *forced_tile;
+  const std::optional<ForcedTile> forced = forced_tile ? forced_tile : tile_of_variant(g.variant);
+  if (!forced) return std::nullopt;
+  const auto& [sm90, tile, m, n, splits, whole] = *forced;
   GemmCandidate x{sm90, tile, m, n, std::max<int64_t>(whole, 0), splits};
   if (sm90) {
     const Sm90Tile& t = kSm90Tiles[tile];
@@ -105,14 +135,31 @@ inline std::optional<GemmCandidate> forced_candidate(const GemmArgs& g,
 // The cheapest candidate for a product that can_run_sm80.
 inline GemmCandidate choose(const GemmArgs& g, const cuda::Target& target) {
   if (const auto forced = forced_candidate(g, target)) return *forced;
-  const int multiprocessors = target.multiprocessors;
-  GemmCandidate sm90;
+  GemmCandidate best;
+  const auto consider = [&](const GemmCandidate& x) {
+    if (x.cycles < best.cycles) best = x;
+  };
   if (target.sm90 && can_run_sm90(g)) {
-    sm90 = best_sm90(g, multiprocessors);
-    if (sm90.splits == 1 && sm90.cycles >= kSm90CertainCycles) return sm90;
+    each_sm90(g, target.multiprocessors, consider);
+    if (best.splits == 1 && best.cycles >= kSm90CertainCycles && best.sm90) return best;
   }
-  const GemmCandidate sm80 = best_sm80(g, multiprocessors);
-  return sm90.cycles <= sm80.cycles ? sm90 : sm80;
+  each_sm80(g, target.multiprocessors, consider);
+  return best;
+}
+
+// As Backend::gemm_variants: 0, and the cheapest candidates that choose(g, target) does not return.
+inline std::vector<int64_t> plan_variants(const GemmArgs& g, const cuda::Target& target) {
+  constexpr size_t kMost = 5;
+  std::vector<GemmCandidate> all;
+  const auto add = [&](const GemmCandidate& x) { all.push_back(x); };
+  if (target.sm90 && can_run_sm90(g)) each_sm90(g, target.multiprocessors, add);
+  each_sm80(g, target.multiprocessors, add);
+  std::ranges::sort(all, {}, &GemmCandidate::cycles);
+  const int64_t chosen = variant_of(choose(g, target));
+  std::vector<int64_t> variants{0};
+  for (const GemmCandidate& x : all)
+    if (variant_of(x) != chosen && variants.size() < kMost) variants.push_back(variant_of(x));
+  return variants;
 }
 
 // The plan with this tile, cluster and splits, which can compute the product.

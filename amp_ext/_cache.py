@@ -1,0 +1,40 @@
+"""Small files that outlive a process, in the user's cache folder: a name -> a dict, as JSON."""
+
+import contextlib
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+
+def folder() -> Path:
+    """``$XDG_CACHE_HOME/amp_ext``, by default ``~/.cache/amp_ext``; it need not exist.
+
+    Raises:
+        RuntimeError: there is no home folder.
+    """
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "amp_ext")
+
+
+def read(name: str) -> dict[str, Any] | None:
+    """What was written under the name; None where that is nothing, or cannot be read."""
+    try:
+        content = json.loads((folder() / f"{name}.json").read_text())
+    except (OSError, RuntimeError, ValueError):
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def write(name: str, content: dict[str, Any]) -> None:
+    """Writes it, whole or not at all; not at all where the folder cannot be written."""
+    with contextlib.suppress(OSError, RuntimeError):
+        folder().mkdir(parents=True, exist_ok=True)
+        descriptor, unfinished = tempfile.mkstemp(dir=folder(), prefix=name)
+        try:
+            with open(descriptor, "w") as file:
+                json.dump(content, file, indent=1)
+            os.replace(unfinished, folder() / f"{name}.json")
+        except BaseException:
+            os.unlink(unfinished)
+            raise

@@ -1,0 +1,297 @@
+"""Compares a GPU's kernels with the reference before they are first used, and remembers the result.
+
+A family is what is verified apart from the rest: an op on lists, or the products of one operand
+type, by one backend on one kind of device. ``python -m amp_ext verify`` runs all of them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+import warnings
+import zlib
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+import amp_ext
+from amp_ext import _cache, ops, reference
+from amp_ext._library import _C
+from amp_ext._triton import triton_version
+from amp_ext._verify_cases import FAMILIES, Case, Parts, cases
+
+CPU = torch.device("cpu")
+
+
+class Result(NamedTuple):
+    """What came of a comparison.
+
+    Attributes:
+        failure: what differs; empty where nothing does.
+        time: when it was compared.
+    """
+
+    failure: str
+    time: str
+
+
+_lock = threading.Lock()
+_records: dict[str, dict[str, Result]] = {}  # what has been read or written, by name
+_warned: set[tuple[str, str, str]] = set()
+
+
+# ---- the answer --------------------------------------------------------------------------------
+
+
+def is_on() -> bool:
+    return os.environ.get("AMP_EXT_VERIFY") != "0"
+
+
+def is_right(backend: str, family: str, device: str) -> bool | None:
+    """Whether a backend may run the calls of a family; None where that is unknown for now.
+
+    Reads the record, or compares. Called where a backend is chosen (verified.cpp).
+    """
+    if not is_on():
+        return True
+    with _lock:
+        result = results(backend, device).get(family) or verify_family(backend, family, device)
+    if result is None:
+        return None
+    if result.failure and (backend, family, device) not in _warned:
+        _warned.add((backend, family, device))
+        warnings.warn(
+            f"amp_ext: the {backend} kernels of {family} did not pass their verification on "
+            f"{device} ({_name_of(device)}): {result.failure}. torch's own ops run in their place. "
+            "Please report what `python -m amp_ext verify` prints; it also tries again.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    return not result.failure
+
+
+def verified_backends() -> Iterator[tuple[str, str]]:
+    """The backends that are active here and have to be verified, and their devices."""
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    for device in ("cpu", *(f"cuda:{index}" for index in range(gpus))):
+        try:
+            backend = _C.choose("amp_ext", device.partition(":")[0])
+        except (NotImplementedError, RuntimeError):
+            continue
+        if device != "cpu" or backend not in ("cpu", "triton"):
+            yield backend, device
+
+
+# ---- the record --------------------------------------------------------------------------------
+
+
+def results(backend: str, device: str) -> dict[str, Result]:
+    """What is known of each family."""
+    identity = _identity(backend, device)
+    name = _record_name(identity)
+    if name not in _records:
+        record = _cache.read(name)
+        try:
+            same = record is not None and record["identity"] == identity
+            known = {k: Result(**v) for k, v in record["results"].items()} if same else {}
+        except (AttributeError, KeyError, TypeError):
+            known = {}
+        _records[name] = known
+    return _records[name]
+
+
+def _remember(backend: str, family: str, device: str, result: Result) -> None:
+    results(backend, device)[family] = result
+    identity = _identity(backend, device)
+    known = {k: v._asdict() for k, v in results(backend, device).items()}
+    _cache.write(_record_name(identity), {"identity": identity, "results": known})
+
+
+def _record_name(identity: dict[str, Any]) -> str:
+    return f"verified-{zlib.crc32(json.dumps(identity).encode()):08x}"
+
+
+def _identity(backend: str, device: str) -> dict[str, Any]:
+    """All that a result depends on."""
+    files = [Path(_C.__file__)]
+    if backend == "triton":
+        for folder in find_spec("amp_ext.triton_kernels").submodule_search_locations:
+            files += sorted(Path(folder).rglob("*.py"))
+    code = json.dumps([(file.stat().st_size, file.stat().st_mtime_ns) for file in files])
+    return {
+        "backend": backend,
+        "device": _name_of(device),
+        "driver": _driver(),
+        "amp_ext": amp_ext.__version__,
+        "code": f"{zlib.crc32(code.encode()):08x}",
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "triton": triton_version() if backend == "triton" else None,
+    }
+
+
+def _name_of(device: str) -> str:
+    if device == "cpu":
+        return "emulated"
+    gpu = torch.cuda.get_device_properties(device)
+    return f"{gpu.name}, compute capability {gpu.major}.{gpu.minor}"
+
+
+def _driver() -> str:
+    """The version of the CUDA driver's interface, and where Linux tells it that of the driver."""
+    interface = torch._C._cuda_getDriverVersion() if torch.version.cuda else "no CUDA"
+    try:
+        driver = Path("/proc/driver/nvidia/version").read_text().partition("\n")[0]
+    except OSError:
+        driver = ""
+    return f"{interface} {driver}".strip()
+
+
+# ---- the comparison ----------------------------------------------------------------------------
+
+
+def verify_family(backend: str, family: str, device: str) -> Result | None:
+    """Compares all cases, whatever the record says, and remembers the result; None where there is
+    too little memory for them.
+    """
+    outcome: list[str | None] = []
+
+    def work() -> None:
+        what = family
+        try:
+            _C.put_under_test(backend)
+            where = torch.device(device)
+            if where.type == "cuda":
+                torch.cuda.set_device(where)
+            torch.set_flush_denormal(False)
+            sm90 = where.type == "cuda" and torch.cuda.get_device_capability(where) == (9, 0)
+            for case in cases(family, backend, sm90):
+                what = f"{case.op}, {case.what}"
+                _compare(case, where)
+        except Exception as error:  # whatever it is, training goes on with torch's ops
+            is_for_memory = "out of memory" in str(error)
+            outcome.append(None if is_for_memory else f"{what}: {error}")
+        else:
+            outcome.append("")
+
+    # A thread of its own has none of the caller's modes: autocast, inference, default device,
+    # stream, dispatch keys.
+    thread = threading.Thread(target=work, name="amp_ext verification", daemon=True)
+    thread.start()
+    thread.join()
+    (failure,) = outcome
+    if failure is None:
+        return None
+    result = Result(failure, time.strftime("%Y-%m-%d %H:%M"))
+    _remember(backend, family, device, result)
+    return result
+
+
+def _compare(case: Case, device: torch.device) -> None:
+    """Raises ValueError where results differ, or what the arguments' memory holds afterwards."""
+    expected = _outcome(reference, case, CPU)
+    for plan in case.plans or ((None,),):
+        _C.force_gemm_tile(*plan)
+        actual = _copy(_outcome(ops, case, device), CPU, {})
+        for (name, one), (_, other) in zip(_named(actual), _named(expected), strict=True):
+            _expect_equal(name, one, other, case.tolerance)
+        for one, other in zip(_beside(actual), _beside(expected), strict=True):
+            _expect_equal("memory beside the arguments", one, other)
+
+
+def _outcome(module: Any, case: Case, device: torch.device) -> dict[str, Any]:
+    """The arguments after a call, and its results."""
+    arguments = _copy(case.arguments, device, {})
+
+    def given(value: Any) -> Any:
+        if not isinstance(value, Parts):
+            return value
+        return [value.whole] if module is reference else value.tensors()
+
+    result = getattr(module, case.op)(**{name: given(each) for name, each in arguments.items()})
+    return {**arguments, "result": result}
+
+
+def _expect_equal(name: str, actual: Tensor, expected: Tensor, tolerance: float = 0.0) -> None:
+    if (actual.dtype, actual.shape) != (expected.dtype, expected.shape):
+        raise ValueError(f"{name} is {actual.dtype} of shape {list(actual.shape)}")
+    same = (actual == expected) | (actual.isnan() & expected.isnan())
+    if tolerance:
+        same |= (actual - expected).abs() <= tolerance * expected.abs().clamp(min=1)
+    if not same.all():
+        index = (~same).nonzero()[0].tolist()
+        ours, theirs = actual[tuple(index)].item(), expected[tuple(index)].item()
+        raise ValueError(f"element {index} of {name} is {ours}, expected {theirs}")
+
+
+def _named(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
+    """The tensors in a value, and what to call them."""
+    if isinstance(value, Tensor):
+        yield name, value
+    elif isinstance(value, dict):
+        for key, each in value.items():
+            yield from _named(each, key)
+    elif isinstance(value, (list, tuple)):
+        for i, each in enumerate(value):
+            yield from _named(each, f"{name}[{i}]")
+
+
+def _beside(outcome: dict[str, Any]) -> list[Tensor]:
+    """The bytes of the memory of which its tensors are views, with zeros in place of these."""
+    memory: dict[int, Tensor] = {}
+    for _, tensor in _named(_copy(outcome, CPU, memory)):
+        tensor.zero_()
+    return list(memory.values())
+
+
+def _copy(value: Any, device: torch.device, memory: dict[int, Tensor]) -> Any:
+    """A copy of tensors and what holds them on a device, with all memory that they are views of."""
+    if isinstance(value, Tensor):
+        storage = value.untyped_storage()
+        if storage.data_ptr() not in memory:
+            whole = torch.empty(0, dtype=torch.uint8, device=value.device).set_(storage)
+            memory[storage.data_ptr()] = whole.to(device, copy=True)
+        copy = torch.empty(0, dtype=value.dtype, device=device)
+        whole = memory[storage.data_ptr()].untyped_storage()
+        return copy.set_(whole, value.storage_offset(), value.shape, value.stride())
+    if isinstance(value, Parts):
+        return Parts(_copy(value.whole, device, memory))
+    if isinstance(value, dict):
+        return {name: _copy(each, device, memory) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_copy(each, device, memory) for each in value]
+    return value
+
+
+# ---- the command -------------------------------------------------------------------------------
+
+
+def state(backend: str, family: str, device: str) -> str:
+    """In a few words, whether a family has been verified."""
+    result = results(backend, device).get(family)
+    if result is None:
+        return "not yet verified"
+    return f"{'FAILED' if result.failure else 'verified'} at {result.time}"
+
+
+def main() -> int:
+    """Verifies every family of the active backends on all devices; 1 where one is wrong."""
+    wrong = False
+    for backend, device in verified_backends():
+        print(f"\n{backend} on {device}, {_name_of(device)}, driver {_driver()}")
+        for family in FAMILIES:
+            start = time.perf_counter()
+            result = verify_family(backend, family, device)
+            seconds = time.perf_counter() - start
+            words = "not verified: out of memory" if result is None else result.failure or "ok"
+            wrong |= words != "ok"
+            print(f"  {family:<13} {seconds * 1e3:6.0f} ms  {'FAIL  ' * (words != 'ok')}{words}")
+    if not any(verified_backends()):
+        print("\nnothing to verify: no GPU kernels are in use here")
+    return int(wrong)

@@ -1,0 +1,181 @@
+// For amp_ext/tune.py: the products that were noted, and each way to compute one of them, on
+// operands of random values.
+#include "backends/tune.h"
+
+#include <ATen/Context.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/empty.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <sstream>
+#include <tuple>
+
+#include "backends/backends.h"
+#include "backends/table.h"
+#include "checks/tensors.h"
+
+namespace py = pybind11;
+
+namespace amp_ext {
+namespace {
+
+constexpr auto kTune = "amp_ext.tune";
+
+std::string in_words(const GemmArgs& g) {
+  std::ostringstream text;
+  const auto name = [](DType type) { return c10::toString(scalar_type_of(type)); };
+  if (g.batch > 1) text << g.batch << " x ";
+  text << '[' << g.m << ", " << g.k << "] @ [" << g.k << ", " << g.n << ']';
+  if (g.terms > 1) text << ", sum of " << g.terms;
+  text << ", " << name(g.a.dtype);
+  if (g.b.dtype != g.a.dtype) text << " and " << name(g.b.dtype);
+  if (g.out.dtype != g.a.dtype) text << " into " << name(g.out.dtype);
+  if (g.c.data) text << (adds_to_out(g) ? ", added to it" : ", + c");
+  if (g.bias.data) text << ", + bias";
+  if (g.activation != Activation::none) text << ", " << activation_name(g.activation);
+  if (g.derivative) text << "'";
+  if (g.aux.data && !g.derivative) text << ", + aux";
+  return text.str();
+}
+
+// A noted product with memory for its arguments.
+class Trial {
+ public:
+  explicit Trial(const NotedProduct& product) : device_(product.device), args_(product.args) {
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    GemmArgs& g = args_;
+    // A clone, so that the user's random numbers stay what they are.
+    at::Generator generator = at::globalContext().defaultGenerator(device_).clone();
+    const auto fill = [&](void*& data, DType type, int64_t size) {
+      const int64_t shift = reinterpret_cast<uintptr_t>(data) % 16 / size_of(type);
+      const at::Tensor memory =
+          at::empty({shift + size}, bytes_on(device_).dtype(scalar_type_of(type)));
+      memory.normal_(0, 1, generator);
+      data = static_cast<char*>(memory.mutable_data_ptr()) + shift * size_of(type);
+      memory_.push_back(memory);
+    };
+    const auto matrices = [&](MatrixRef& x, int64_t count, int64_t rows, int64_t columns) {
+      if (!x.data && &x != &g.out) return;
+      fill(x.data, x.dtype,
+           1 + (count - 1) * x.batch_stride + (rows - 1) * x.row_stride +
+               (columns - 1) * x.column_stride);
+    };
+    matrices(g.a, g.batch * g.terms, g.m, g.k);
+    matrices(g.b, g.batch * g.terms, g.k, g.n);
+    matrices(g.out, g.batch, g.m, g.n);
+    if (adds_to_out(product.args)) {
+      g.c.data = g.out.data;
+    } else {
+      matrices(g.c, g.batch, g.m, g.n);
+    }
+    matrices(g.aux, g.batch, g.m, g.n);
+    if (g.bias.data) fill(g.bias.data, g.bias.dtype, 1 + (g.n - 1) * g.bias.stride);
+    if (g.derivative) fill(g.column_sums, DType::f32, g.n);
+  }
+
+  // Computes it so many times, and returns the host's seconds.
+  double run(const std::string& name, int64_t variant, int64_t times) {
+    const Backend* const backend = gemm_backend(device_.type(), name);
+    TORCH_CHECK_VALUE(backend, kTune, ": no backend ", name, " computes products on ", device_);
+    args_.variant = variant;
+    const auto start = std::chrono::steady_clock::now();
+    for (int64_t i = 0; i < times; ++i)
+      amp_ext::run(kTune, *backend, device_,
+                   [&](Services& services) { return backend->gemm(args_, services); });
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  }
+
+  // What it writes.
+  std::vector<at::Tensor> results() const {
+    const GemmArgs& g = args_;
+    std::vector<at::Tensor> tensors{tensor_of(g.out, g.batch, g.m, g.n, device_)};
+    if (g.aux.data && !g.derivative)
+      tensors.push_back(tensor_of(g.aux, g.batch, g.m, g.n, device_));
+    if (g.column_sums) tensors.push_back(tensor_of({g.column_sums, DType::f32, 1}, g.n, device_));
+    return tensors;
+  }
+
+ private:
+  c10::Device device_;
+  GemmArgs args_;
+  std::vector<at::Tensor> memory_;
+};
+
+// (backend, variant), what is the choice while nothing is known first.
+std::vector<std::pair<std::string, int64_t>> candidates(const NotedProduct& product, bool triton) {
+  std::vector<std::pair<std::string, int64_t>> all;
+  for (const Backend* const backend : gemm_candidates(product.device, product.args, triton)) {
+    run(kTune, *backend, product.device, [&](Services& services) {
+      for (const int64_t variant : backend->gemm_variants(product.args, services))
+        all.emplace_back(backend->name(), variant);
+      return Status::ok;
+    });
+  }
+  return all;
+}
+
+py::list wrapped(const std::vector<at::Tensor>& tensors) {
+  py::list list;
+  for (const at::Tensor& tensor : tensors)
+    list.append(py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor)));
+  return list;
+}
+
+// (key, backend, variant, reason)
+using Entry = std::tuple<GemmKey, std::string, int64_t, std::string>;
+
+void set_entries(const std::string& name, const std::vector<Entry>& entries) {
+  const c10::Device device(name);
+  std::vector<std::pair<GemmKey, Measured>> known;
+  for (const auto& [key, name, variant, reason] : entries)
+    if (const Backend* const backend = gemm_backend(device.type(), name))
+      known.push_back({key, {backend, variant, reason}});
+  set_measured(device, known);
+}
+
+}  // namespace
+
+void bind_tune(py::module_& m) {
+  const py::call_guard<py::gil_scoped_release> released;
+  py::class_<NotedProduct>(m, "NotedProduct")
+      .def("__str__", [](const NotedProduct& p) { return in_words(p.args); })
+      .def_property_readonly("device", [](const NotedProduct& p) { return p.device.str(); })
+      .def_property_readonly("key", [](const NotedProduct& p) { return key_of(p.device, p.args); })
+      .def_property_readonly("multiplications",
+                             [](const NotedProduct& p) {
+                               return 1.0 * p.args.batch * p.args.terms * p.args.m * p.args.n *
+                                      p.args.k;
+                             })
+      .def_property_readonly("terms", [](const NotedProduct& p) { return p.args.terms * p.args.k; })
+      .def_property_readonly("rows", [](const NotedProduct& p) { return p.args.batch * p.args.m; })
+      .def_property_readonly(
+          "factor",
+          [](const NotedProduct& p) {
+            return std::max({1.0, std::abs(p.args.alpha), std::abs(p.args.beta)});
+          })
+      .def_property_readonly(
+          "adds_to_out",
+          [](const NotedProduct& p) { return p.args.c.data && p.args.c.data == p.args.out.data; })
+      .def_readonly("calls", &NotedProduct::calls)
+      .def(
+          "candidates", &candidates, py::arg("triton"), released,
+          "(backend, variant) of all ways to compute it, the one where nothing is measured first.");
+  py::class_<Trial>(m, "Trial", "A noted product, on random operands of its own.")
+      .def(py::init<const NotedProduct&>(), released)
+      .def("run", &Trial::run, py::arg("backend"), py::arg("variant"), py::arg("times") = 1,
+           released, "Computes it so many times; returns the host's seconds.")
+      .def("results", [](const Trial& trial) { return wrapped(trial.results()); });
+  m.attr("GEMM_KEY_SIZE") = std::tuple_size_v<GemmKey>;
+  m.def("start_noting", &start_noting,
+        "Notes all products from now on; False if that is so already.");
+  m.def("stop_noting", &stop_noting, "The products that were noted.");
+  m.def("set_measured", &set_entries, py::arg("device"), py::arg("entries"),
+        "Replaces what is known of the products of a device: (key, backend, variant, reason).");
+}
+
+}  // namespace amp_ext

@@ -1,0 +1,40 @@
+// Whether the kernels of a backend have been verified on a device. A GPU's kernels are compared
+// with the reference, by amp_ext/verify.py, before they are first used there; those that differ are
+// not used.
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <cstdint>
+
+#include "amp_ext/backend.h"
+
+namespace amp_ext {
+
+// What is verified apart from the rest: the kernels of an op on lists, and those of the products of
+// one operand type.
+enum class Family : uint8_t {
+#define AMP_EXT_FAMILY(op, Args) op,
+  AMP_EXT_LIST_OPS(AMP_EXT_FAMILY)
+#undef AMP_EXT_FAMILY
+      gemm_f16,
+  gemm_bf16,
+};
+
+#define AMP_EXT_FAMILY_OF(op, Args) \
+  inline Family family_of(const Args&) { return Family::op; }
+AMP_EXT_LIST_OPS(AMP_EXT_FAMILY_OF)
+#undef AMP_EXT_FAMILY_OF
+inline Family family_of(const GemmArgs& g) {
+  return g.a.dtype == DType::bf16 ? Family::gemm_bf16 : Family::gemm_f16;
+}
+
+// Whether a backend may run a call. The first call of a family on a device verifies it, which runs
+// Python and waits for the device; a call that is captured in a CUDA graph before that may not run.
+// The CPU's own backend, the backend under test and Triton's interpreter always may.
+bool is_verified(const Backend& backend, Family family, c10::Device device);
+
+// Whether is_verified answers at once.
+bool is_known(const Backend& backend, Family family, c10::Device device);
+
+}  // namespace amp_ext

@@ -1,0 +1,308 @@
+"""Products by what was measured: amp_ext.tune(), its table, and AMP_EXT_GEMM=measure."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import amp_ext
+from amp_ext import _C, _cache, _table, ops
+from simt.backend import Simt
+
+FP16, BF16, FP32 = torch.float16, torch.bfloat16, torch.float32
+CPU = torch.device("cpu")
+# The module: amp_ext.tune is its function.
+tune = sys.modules["amp_ext.tune"]
+UNMEASURED = "16-bit or FP32 operands on a CPU"
+
+
+@pytest.fixture(autouse=True)
+def file(backend: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The file of the CPU's table, which is not there; products are computed by the table."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    before = _C.gemm_mode()
+    _C.set_gemm_mode("auto")
+    _C.set_measured("cpu", [])
+    yield _cache.folder() / f"{_table.name_of(CPU)}.json"
+    _C.set_gemm_mode(before)
+    _C.set_measured("cpu", [])
+
+
+def small_products() -> tuple[Tensor, Tensor]:
+    """300 of them: torch's FP32 GEMM, called for each, takes several times as long as our own."""
+    return torch.randn(300, 4, 8).to(FP16), torch.randn(300, 8, 4).to(FP16)
+
+
+def noted(call: Callable[..., object], *arguments: object, **options: object) -> Any:
+    assert _C.start_noting()
+    call(*arguments, **options)
+    (product,) = _C.stop_noting()
+    return product
+
+
+def entry(product: Any, backend: str, variant: int) -> dict[str, Any]:
+    ours = {"backend": backend, "variant": variant, "reason": "a test says so"}
+    return {"product": str(product), "key": product.key, **ours}
+
+
+def test_a_table_that_lies_is_corrected(file: Path) -> None:
+    """What is not measured is kept."""
+    a, b = small_products()
+    lie, other = (
+        entry(noted(ops.gemm, a, b), "cpu", 2),
+        entry(noted(ops.gemm, a[0], b[0]), "cpu", 2),
+    )
+    _table.update(CPU, [lie, other])
+    assert _C.gemm_choice(a, b) == ("cpu", "a test says so")
+    with amp_ext.tune(seconds=2) as results:
+        ops.gemm(a, b)
+        ops.gemm(a, b)
+    assert [(r.backend, r.variant, r.calls) for r in results] == [("cpu", 0, 2)]
+    reason = "measured: nothing is faster than the default"
+    assert _C.gemm_choice(a, b) == ("cpu", reason)
+    assert _C.gemm_choice(a[0], b[0]) == ("cpu", "a test says so")
+    _C.set_measured("cpu", [])
+    _table.load("cpu")
+    assert _C.gemm_choice(a, b) == ("cpu", reason), "as a process finds it that starts now"
+    assert [e["variant"] for e in json.loads(file.read_text())["products"]] == [0, 2]
+
+
+def test_the_fastest_way_becomes_the_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = {("cpu", 0): 3.0, ("cpu", 2): 2.0}
+    monkeypatch.setattr(tune, "_interleaved", lambda *_: times)
+    a, b = small_products()
+    with amp_ext.tune() as results:
+        expected = ops.gemm(a, b)
+    assert results == [("300 x [4, 8] @ [8, 4], Half", 1, "cpu", 2, 3.0, 2.0)]
+    assert _C.gemm_choice(a, b) == ("cpu", "measured: 1.50 times the default")
+    torch.testing.assert_close(ops.gemm(a, b), expected, rtol=2**-10, atol=2**-20)
+    for mode in ("kernel", "library"):
+        _C.set_gemm_mode(mode)
+        assert _C.gemm_choice(a, b) == ("cpu", UNMEASURED)
+    _C.set_gemm_mode("auto")
+    times["cpu", 2] = 2.95
+    with amp_ext.tune():
+        ops.gemm(a, b)
+    assert _C.gemm_choice(a, b)[1].startswith("measured: nothing"), "that is noise"
+
+
+def test_products_that_differ_in_anything_are_different() -> None:
+    def key(*operands: Tensor, call: Callable[..., object] = ops.gemm, **options: object) -> tuple:
+        return tuple(noted(call, *operands, **options).key)
+
+    a, b, c = torch.randn(16, 24).to(FP16), torch.randn(24, 8).to(FP16), torch.randn(16, 8)
+    aux, vector = c.to(FP16), torch.randn(8)
+    threads = torch.get_num_threads()
+    keys = [
+        key(a, b),
+        key(a.to(BF16), b),
+        key(a, b.to(BF16)),
+        key(a, b, out_dtype=FP32),
+        key(a.t().contiguous().t(), b),
+        key(a, b.t().contiguous().t()),
+        key(torch.randn(1 + a.numel()).to(FP16)[1:].view(16, 24), b),
+        key(a, torch.randn(24, 9).to(FP16)[:, :8]),
+        key(a, torch.randn(24, 16).to(FP16)[:, ::2]),
+        key(a, b, c=c),
+        key(c, a, b, call=ops.gemm_accumulate_),
+        key(a, b, bias=vector),
+        key(a, b, bias=vector.to(FP16)),
+        key(a, b, activation="relu"),
+        key(a, b, activation="relu", call=ops.gemm_with_aux),
+        key(a, b, aux, call=ops.gemm_times_derivative),
+        key(a, b, alpha=0.5),
+        key(a.expand(3, 16, 24), b.expand(3, 24, 8)),
+        key(a.expand(3, 16, 24), b.expand(3, 24, 8), sum_batch=True),
+        key(a[:8], b),
+        key(a[:, :16].contiguous(), b[:16]),
+        key(a, b[:, :1].contiguous()),
+    ]
+    torch.set_num_threads(threads + 1)
+    try:
+        keys.append(key(a, b))
+    finally:
+        torch.set_num_threads(threads)
+    assert len(set(keys)) == len(keys)
+    assert key(a.clone(), b.clone()) == keys[0]
+
+
+@pytest.mark.parametrize("wrong", ["results", "raises"])
+def test_a_wrong_way_is_left_out(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    results = tune._results
+
+    def broken(product: Any, trial: Any, way: tuple[str, int]) -> list[Tensor]:
+        if way == ("cpu", 0):
+            return results(product, trial, way)
+        if wrong == "raises":
+            raise RuntimeError("out of registers")
+        *others, last = results(product, trial, way)
+        last.view(-1)[-1] += 1
+        return [*others, last]
+
+    monkeypatch.setattr(tune, "_results", broken)
+    words = "out of registers" if wrong == "raises" else "its results are wrong"
+    with pytest.warns(UserWarning, match=words), amp_ext.tune() as measured:
+        ops.gemm_with_aux(*small_products(), activation="gelu")
+    assert measured == [], "there is nothing left to compare"
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda a, b, c: ops.gemm(a, b, bias=c[0, 0], activation="gelu"),
+        lambda a, b, c: ops.gemm_times_derivative(a, b, c.to(FP16), activation="gelu_tanh"),
+        lambda a, b, c: ops.gemm_accumulate_(c, a, b),
+    ],
+    ids=["bias", "derivative", "accumulate"],
+)
+@pytest.mark.parametrize("dtype", [FP16, BF16])
+def test_all_ways_compute_the_same(dtype: torch.dtype, call: Callable[..., Any]) -> None:
+    """No warning says otherwise. On random numbers of their own: the user's stay what they are."""
+    a, b = (operand.to(dtype) for operand in small_products())
+    c = torch.randn(300, 4, 4)
+    with amp_ext.tune(seconds=0.2) as results:
+        call(a, b, c)
+        state, before = torch.get_rng_state(), c.clone()
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(c, before)
+    assert len(results) == 1
+
+
+@pytest.mark.simt
+def test_plans_of_the_kernels_are_ways(simt: Simt) -> None:
+    a, b = torch.randn(48, 64).to(FP16), torch.randn(64, 40).to(FP16)
+    _C.set_gemm_mode("auto")
+    product = noted(ops.gemm, a, b)
+    ways = product.candidates(triton=False)
+    variants = [variant for backend, variant in ways if backend == "simt"]
+    assert ways[0] == ("cpu", 0)
+    assert len(set(variants)) == len(variants) > 2
+    plans = set()
+    for variant in variants:
+        _table.update(CPU, [entry(product, "simt", variant)])
+        assert _C.gemm_choice(a, b)[0] == "simt"
+        result = ops.gemm(a, b)
+        torch.testing.assert_close(result.float(), a.float() @ b.float(), rtol=2**-10, atol=2**-10)
+        plans.add(simt.plan())
+    assert len(plans) == len(variants)
+    a, b = a.float(), b.float()
+    _table.update(CPU, [entry(noted(ops.gemm, a, b), "simt", 0)])
+    assert _C.gemm_choice(a, b) == ("cpu", UNMEASURED), "an entry that cannot be right"
+
+
+def test_who_may_compute_a_product_on_a_cpu() -> None:
+    def backends(dtype: torch.dtype, k: int) -> set[str]:
+        product = noted(ops.gemm, torch.zeros(4, k, dtype=dtype), torch.zeros(k, 4, dtype=dtype))
+        return {backend for backend, _ in product.candidates(triton=False)}
+
+    assert backends(FP16, 8) == backends(FP32, 8) == {"cpu"}
+    assert backends(BF16, 8) == {"cpu", "library"} if _C.multiplies_bf16() else {"cpu"}
+    assert backends(BF16, 9) == {"cpu"}, "torch reads one element past a row"
+    assert backends(torch.float64, 8) == {"library"}
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda stored: "",
+        lambda stored: json.dumps(stored)[:-9],
+        lambda stored: json.dumps([stored]),
+        lambda stored: json.dumps({**stored, "of": "another machine"}),
+        lambda stored: json.dumps({**stored, "products": [{**stored["products"][0], "key": [1]}]}),
+        lambda stored: json.dumps(
+            {**stored, "products": [{**stored["products"][0], "variant": "2"}]}
+        ),
+        lambda stored: json.dumps(
+            {**stored, "products": [{**stored["products"][0], "backend": "hip"}]}
+        ),
+    ],
+    ids=["empty", "cut off", "a list", "foreign", "key", "variant", "backend"],
+)
+def test_a_damaged_or_foreign_file_is_no_table(
+    damage: Callable[[dict[str, Any]], str], file: Path
+) -> None:
+    a, b = small_products()
+    _table.update(CPU, [entry(noted(ops.gemm, a, b), "cpu", 2)])
+    file.write_text(damage(json.loads(file.read_text())))
+    _table.load("cpu")
+    assert _C.gemm_choice(a, b) == ("cpu", UNMEASURED)
+
+
+def test_a_table_of_the_package_is_there_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: Path
+) -> None:
+    a, b = small_products()
+    _table.update(CPU, [entry(noted(ops.gemm, a, b), "cpu", 2)])
+    monkeypatch.setattr(_table, "PACKAGED", file.parent)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "empty"))
+    _table.load("cpu")
+    assert _C.gemm_choice(a, b) == ("cpu", "a test says so")
+    _table.update(CPU, [entry(noted(ops.gemm, a, b), "cpu", 0) | {"reason": "the user's own"}])
+    assert _C.gemm_choice(a, b) == ("cpu", "the user's own")
+
+
+def test_what_is_used_again_and_again_is_measured_in_passing(file: Path) -> None:
+    a, b = small_products()
+    _C.set_gemm_mode("measure")
+    for _ in range(7):
+        ops.gemm(a, b)
+        assert _C.gemm_choice(a, b)[1] == UNMEASURED
+    assert not file.exists()
+    ops.gemm(a, b)
+    assert _C.gemm_choice(a, b)[1].startswith("measured: ")
+    assert len(json.loads(file.read_text())["products"]) == 1
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process knows what it has measured."""
+    (tmp_path / "amp_ext").write_text("a file")
+    a, b = small_products()
+    with pytest.warns(UserWarning, match="cannot write measurements"), amp_ext.tune(1):
+        ops.gemm(a, b)
+    assert _C.gemm_choice(a, b)[1].startswith("measured: ")
+
+
+def test_regions_do_not_nest_and_errors_leave_them() -> None:
+    with pytest.raises(RuntimeError, match="within another"), amp_ext.tune(), amp_ext.tune():
+        pass
+    with pytest.raises(ValueError, match="seconds must be positive, got 0"), amp_ext.tune(0):
+        pass
+    with pytest.raises(ZeroDivisionError), amp_ext.tune():
+        raise ZeroDivisionError
+    assert _C.start_noting()
+    assert _C.stop_noting() == []
+
+
+def test_a_script(tmp_path: Path) -> None:
+    """What it has measured, the next process uses."""
+    script = tmp_path / "scripts" / "script.py"
+    script.parent.mkdir()
+    script.write_text(
+        "import sys, torch\nfrom amp_ext import _C, ops\n"
+        "a, b = torch.ones(300, 4, 8).half(), torch.ones(300, 8, 4).half()\n"
+        "ops.gemm(a, b)\nprint(__name__, sys.argv[1:], _C.gemm_choice(a, b)[1])\nsys.exit(3)\n"
+    )
+    package = str(Path(amp_ext.__file__).parents[1])
+    environment = {**os.environ, "AMP_EXT_GEMM": "auto", "PYTHONPATH": package}
+
+    def run(*command: str) -> str:
+        done = subprocess.run(
+            [sys.executable, *command], env=environment, capture_output=True, text=True, check=False
+        )
+        assert (done.returncode, done.stderr) == (3, "")
+        return done.stdout
+
+    said = run("-m", "amp_ext", "tune", "--seconds", "2", str(script), "--size", "5")
+    assert said.startswith(
+        f"__main__ ['--size', '5'] {UNMEASURED}\namp_ext.tune: 1 products measured"
+    )
+    assert run(str(script)).startswith("__main__ [] measured: ")
