@@ -1,27 +1,31 @@
 """The cases by which the kernels of a family are compared with amp_ext.reference.
 
-They reach each path of a kernel: dtypes, alignments, what is left over beside chunks, packs and
-tiles, long lists, infinities and NaNs at the edges, layouts, epilogues, splits of k. Numbers are
-such that whatever the order of summation, every kernel returns the reference's bits; only GELU has
-a tolerance.
+An op on lists has the example in amp_ext/testing.py and, where that is not enough, cases here. They
+reach each path of a kernel: dtypes, alignments, what is left over beside chunks, packs and tiles,
+long lists, infinities and NaNs at the edges, layouts, epilogues, splits of k. Numbers are such that
+whatever the order of summation, every kernel returns the reference's bits; only GELU has a
+tolerance.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from amp_ext import testing
 from amp_ext._library import _C
+from amp_ext.ops import LIST_OPS
 
 CHUNK = 16384  # elements, of the kernels of list ops
 INF, NAN = float("inf"), float("nan")
 FP16, BF16, FP32, FP64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
 DTYPES = (FP32, FP16, BF16, FP64)
+
+Calls = Iterator[tuple[Any, ...]]  # Case.what, .arguments and, where that is not 0, .parts
 
 
 class Case(NamedTuple):
@@ -31,6 +35,7 @@ class Case(NamedTuple):
         what: is special about it.
         op: its name in amp_ext.ops and amp_ext.reference.
         arguments: of the call, on the CPU.
+        parts: where not 0, each list holds one tensor, which the op is given in parts of this size.
         tolerance: beside numbers up to 1; relative to larger ones.
         plans: arguments of _C.force_gemm_tile, for a call with each.
     """
@@ -38,33 +43,30 @@ class Case(NamedTuple):
     what: str
     op: str
     arguments: dict[str, Any]
+    parts: int = 0
     tolerance: float = 0.0
     plans: tuple[tuple[Any, ...], ...] = ()
-
-
-class Parts(NamedTuple):
-    """A long list of short tensors, side by side; for the reference one long tensor."""
-
-    whole: Tensor
-
-    def tensors(self) -> list[Tensor]:
-        return list(self.whole.split(5))
 
 
 def cases(family: str, backend: str, sm90: bool) -> Iterator[Case]:
     """The cases of a family.
 
     Args:
-        family: a key of FAMILIES.
+        family: one of FAMILIES.
         backend: with "cuda" products are computed with each tile too; with "triton", which takes
             seconds to compile each kind of product, by a few kinds.
         sm90: whether the kernels for sm_90a run on the device.
     """
-    products = family.startswith("gemm")
-    all_of_them = FAMILIES[family]()
-    yield from itertools.islice(all_of_them, 0, None, 5 if products and backend == "triton" else 1)
-    if products and backend == "cuda":
-        yield from _tiles(FP16 if family == "gemm_f16" else BF16, sm90)
+    if family in _PRODUCTS:
+        dtype = _PRODUCTS[family]
+        yield from itertools.islice(_products(dtype), 0, None, 5 if backend == "triton" else 1)
+        if backend == "cuda":
+            yield from _tiles(dtype, sm90)
+    else:
+        op = _LISTS[family]
+        yield Case("the example", op, testing.arguments(op))
+        for what, arguments, *parts in _OF_LISTS[op]() if op in _OF_LISTS else ():
+            yield Case(what, op, arguments, *parts)
 
 
 # ---- lists -------------------------------------------------------------------------------------
@@ -114,107 +116,98 @@ def _with(value: float, grads: list[Tensor], index: int, position: int) -> list[
     return copies
 
 
-def _unscale() -> Iterator[Case]:
+def _unscale() -> Calls:
     grads = _gradients(_numbers(CHUNK + 3))
 
-    def case(what: str, grads: Any, inv_scale: float, **clip: Any) -> Case:
-        scalars = {"found_inf": _tensor(0.0), "inv_scale": _tensor(inv_scale), **clip}
-        return Case(what, "unscale_", {"grads": grads, **scalars})
+    def call(grads: list[Tensor], inv_scale: float, **clip: Any) -> dict[str, Any]:
+        scalars = {"found_inf": _tensor(0.0), "inv_scale": _tensor(inv_scale)}
+        return {"grads": grads, **scalars, **clip}
 
-    yield case("a factor", grads, 0.3)
-    yield case("a factor of 1", grads, 1.0)
-    yield case("products beyond the dtype", grads, 16.0)
-    yield case("an infinity at the end", _with(-INF, grads, 3, CHUNK + 2), 0.3)
-    yield case("a NaN and a factor of 1", _with(NAN, grads, 7, 36), 1.0)
+    yield "a factor", call(grads, 0.3)
+    yield "products beyond the dtype", call(grads, 16.0)
+    yield "an infinity at the end", call(_with(-INF, grads, 3, CHUNK + 2), 0.3)
+    yield "a NaN and a factor of 1", call(_with(NAN, grads, 7, 36), 1.0)
     for factor in (0.3, 1.0):
-        what = f"a factor of {factor}, and clipping"
-        yield case(what, grads, factor, norm=_tensor(5.0), max_norm=2.0)
-    yield case("a norm that is not finite", grads, 0.3, norm=_tensor(INF), max_norm=2.0)
-    yield case("a long list", Parts(_numbers(7001).float()), 0.3)
+        clip = {"norm": _tensor(5.0), "max_norm": 2.0}
+        yield f"a factor of {factor}, and clipping", call(grads, factor, **clip)
+    yield "a norm that is not finite", call(grads, 0.3, norm=_tensor(INF), max_norm=2.0)
+    yield "a long list", call([_numbers(7001).float()], 0.3), 5
 
 
-def _check_finite() -> Iterator[Case]:
-    def case(what: str, grads: Any) -> Case:
-        return Case(what, "check_finite", {"grads": grads, "found_inf": _tensor(0.0)})
+def _check_finite() -> Calls:
+    def call(grads: list[Tensor]) -> dict[str, Any]:
+        return {"grads": grads, "found_inf": _tensor(0.0)}
 
     grads = _gradients(_numbers(CHUNK + 3))
-    yield case("finite gradients", grads)
+    yield "finite gradients", call(grads)
     values = itertools.cycle((INF, NAN, -INF))
     for i, grad in enumerate(grads):
         for position in {0, CHUNK - 1, CHUNK, grad.numel() - 1}:
             if 0 <= position < grad.numel():
                 value = next(values)
                 what = f"{value} in element {position} of {grad.dtype}"
-                yield case(what, _with(value, grads, i, position))
-    long = _numbers(7001)
+                yield what, call(_with(value, grads, i, position))
+    long = _numbers(7001).float()
     long[7000] = INF
-    yield case("a long list", Parts(long.float()))
+    yield "a long list", call([long]), 5
 
 
-def _grad_norm() -> Iterator[Case]:
-    def case(what: str, grads: Any, **more: Any) -> Case:
-        return Case(what, "grad_norm", {"grads": grads, "found_inf": _tensor(0.0), **more})
+def _grad_norm() -> Calls:
+    def call(grads: list[Tensor], norms: bool = False, **more: Any) -> dict[str, Any]:
+        if norms:
+            more["norms"] = torch.zeros(len(grads), dtype=FP32, device="cpu")
+        return {"grads": grads, "found_inf": _tensor(0.0), **more}
 
-    def norms(count: int) -> Tensor:
-        return torch.zeros(count, dtype=FP32, device="cpu")
-
-    half = _tensor(0.5)
+    half = {"inv_scale": _tensor(0.5)}
     grads = _gradients(_integers(CHUNK + 3))
-    yield case("the norm alone", grads)
-    yield case("a factor, and the norm of each", grads, inv_scale=half, norms=norms(len(grads)))
-    yield case("an infinity", _with(INF, grads, 3, CHUNK), inv_scale=half, norms=norms(len(grads)))
-    yield case("a NaN", _with(NAN, grads, 0, 0), inv_scale=half)
+    yield "the norm alone", call(grads)
+    yield "a factor, and the norm of each", call(grads, norms=True, **half)
+    yield "an infinity", call(_with(INF, grads, 3, CHUNK), norms=True, **half)
+    yield "a NaN", call(_with(NAN, grads, 0, 0), **half)
     several = list(_integers(2003).float().split(5))
-    yield case("several tensors to a block", several, norms=norms(len(several)))
-    yield case("a long list", Parts(_integers(7001).float()), inv_scale=half)
+    yield "several tensors to a block", call(several, norms=True)
+    yield "a long list", call([_integers(7001).float()], **half), 5
 
 
-def _cast() -> Iterator[Case]:
+def _cast() -> Calls:
     pairs = list(itertools.product(DTYPES, repeat=2))
-
-    def case(what: str, size: int, shift: int) -> Case:
+    for what, size, shift in (("the same alignments", CHUNK + 37, 0), ("other alignments", 150, 1)):
         numbers = _numbers(size)
         numbers[6:11] = _tensor((INF, -INF, NAN, 65520.0, 3.4e38), FP64)
         numbers[11 : size // 2] = _integers(size)[11 : size // 2]
         outputs = [torch.zeros(size, dtype=to, device="cpu") for to, _ in pairs]
         inputs = [numbers.to(dtype) for _, dtype in pairs]
-        arguments = {"outputs": _placed(outputs), "inputs": _placed(inputs, shift)}
-        return Case(what, "cast_", arguments)
-
-    yield case("the same alignments", CHUNK + 37, shift=0)
-    yield case("other alignments", 150, shift=1)
+        yield what, {"outputs": _placed(outputs), "inputs": _placed(inputs, shift)}
     long = _numbers(7001).float()
-    yield Case("a long list", "cast_", {"outputs": Parts(long.half()), "inputs": Parts(long * 3)})
+    yield "a long list", {"outputs": [long.half()], "inputs": [long * 3]}, 5
 
 
-def _update_scale() -> Iterator[Case]:
-    def case(what: str, found_infs: tuple[float, ...], **changes: Any) -> Case:
+def _update_scale() -> Calls:
+    def call(*found_infs: float, **changes: Any) -> dict[str, Any]:
         arguments = {
             "scale": _tensor(1024.0),
             "growth_tracker": _tensor(1, torch.int32),
             "found_infs": [_tensor(found_inf) for found_inf in found_infs],
             "growth_factor": 2.1,
             "backoff_factor": 0.3,
-            "growth_interval": 2000,
+            "growth_interval": 2,
             "skipped_steps": _tensor(5, torch.int64),
         }
-        return Case(what, "update_scale_", {**arguments, **changes})
+        return {**arguments, **changes}
 
     def patient(left: int) -> dict[str, Any]:
         return {"hysteresis": 2, "hysteresis_tracker": _tensor(left, torch.int32)}
 
-    grow = {"growth_interval": 2}
-    yield case("no overflow", (0.0,))
-    yield case("growth", (0.0, 0.0), **grow)
-    yield case("growth up to the ceiling", (0.0,), max_scale=1500.0, **grow)
-    yield case("growth beyond FP32", (0.0,), scale=_tensor(3e38), **grow)
-    yield case("an overflow", (0.0, 1.0))
-    yield case("an overflow in the last of many", (0.0,) * 39 + (1.0,))
-    yield case("an overflow above the floor", (1.0,), min_scale=1000.0)
-    yield case("an overflow at the floor", (1.0,), scale=_tensor(2.0**-126))
-    yield case("a tolerated overflow", (1.0,), **patient(2))
-    yield case("one overflow too many", (1.0,), **patient(1))
-    yield case("no overflow, tolerance restored", (0.0,), **patient(1))
+    yield "no overflow", call(0.0, growth_interval=3)
+    yield "growth", call(0.0, 0.0)
+    yield "growth up to the ceiling", call(0.0, max_scale=1500.0)
+    yield "growth beyond FP32", call(0.0, scale=_tensor(3e38))
+    yield "an overflow", call(0.0, 1.0)
+    yield "an overflow in the last of many", call(*(0.0,) * 39, 1.0)
+    yield "an overflow above the floor", call(1.0, min_scale=1000.0)
+    yield "an overflow at the floor", call(1.0, scale=_tensor(2.0**-126))
+    yield "a tolerated overflow", call(1.0, **patient(2))
+    yield "no overflow, tolerance restored", call(0.0, **patient(1))
 
 
 # ---- products ----------------------------------------------------------------------------------
@@ -290,12 +283,13 @@ def _tiles(dtype: torch.dtype, sm90: bool) -> Iterator[Case]:
         yield Case(f"{what}, epilogue", "gemm_with_aux", {**operands, **more}, plans=tuple(plans))
 
 
-FAMILIES: dict[str, Callable[[], Iterator[Case]]] = {
-    "unscale": _unscale,
+_LISTS = {op.removesuffix("_"): op for op in LIST_OPS}
+_OF_LISTS = {
+    "unscale_": _unscale,
     "check_finite": _check_finite,
     "grad_norm": _grad_norm,
-    "cast": _cast,
-    "update_scale": _update_scale,
-    "gemm_f16": partial(_products, FP16),
-    "gemm_bf16": partial(_products, BF16),
+    "cast_": _cast,
+    "update_scale_": _update_scale,
 }
+_PRODUCTS = {"gemm_f16": FP16, "gemm_bf16": BF16}
+FAMILIES = (*_LISTS, *_PRODUCTS)

@@ -19,12 +19,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves, tree_map_only
 
 import amp_ext
 from amp_ext import _cache, ops, reference
 from amp_ext._library import _C
 from amp_ext._triton import triton_version
-from amp_ext._verify_cases import FAMILIES, Case, Parts, cases
+from amp_ext._verify_cases import FAMILIES, Case, cases
 
 CPU = torch.device("cpu")
 
@@ -198,24 +199,27 @@ def _compare(case: Case, device: torch.device) -> None:
     expected = _outcome(reference, case, CPU)
     for plan in case.plans or ((None,),):
         _C.force_gemm_tile(*plan)
-        actual = _copy(_outcome(ops, case, device), CPU, {})
-        for (name, one), (_, other) in zip(_named(actual), _named(expected), strict=True):
+        actual = _copy(_outcome(ops, case, device), CPU)
+        names, ours = zip(*tree_flatten_with_path(actual)[0], strict=True)
+        tensors = [
+            (f"{name[0].key}{keystr(name[1:])}", one, other)
+            for name, one, other in zip(names, ours, tree_leaves(expected), strict=True)
+            if isinstance(one, Tensor)
+        ]
+        for name, one, other in tensors:
             _expect_equal(name, one, other, case.tolerance)
-        for one, other in zip(_beside(actual), _beside(expected), strict=True):
-            _expect_equal("memory beside the arguments", one, other)
+            one.copy_(other)
+        for name, one, other in tensors:
+            _expect_equal(f"the memory around {name}", _memory(one), _memory(other))
 
 
 def _outcome(module: Any, case: Case, device: torch.device) -> dict[str, Any]:
-    """The arguments after a call, and its results."""
-    arguments = _copy(case.arguments, device, {})
-
-    def given(value: Any) -> Any:
-        if not isinstance(value, Parts):
-            return value
-        return [value.whole] if module is reference else value.tensors()
-
-    result = getattr(module, case.op)(**{name: given(each) for name, each in arguments.items()})
-    return {**arguments, "result": result}
+    """The arguments after a call, and its result."""
+    arguments = call = _copy(case.arguments, device)
+    if case.parts and module is ops:
+        parts = [name for name, value in call.items() if isinstance(value, list)]
+        call = {**call, **{name: list(call[name][0].split(case.parts)) for name in parts}}
+    return {**arguments, "result": getattr(module, case.op)(**call)}
 
 
 def _expect_equal(name: str, actual: Tensor, expected: Tensor, tolerance: float = 0.0) -> None:
@@ -230,43 +234,24 @@ def _expect_equal(name: str, actual: Tensor, expected: Tensor, tolerance: float 
         raise ValueError(f"element {index} of {name} is {ours}, expected {theirs}")
 
 
-def _named(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
-    """The tensors in a value, and what to call them."""
-    if isinstance(value, Tensor):
-        yield name, value
-    elif isinstance(value, dict):
-        for key, each in value.items():
-            yield from _named(each, key)
-    elif isinstance(value, (list, tuple)):
-        for i, each in enumerate(value):
-            yield from _named(each, f"{name}[{i}]")
-
-
-def _beside(outcome: dict[str, Any]) -> list[Tensor]:
-    """The bytes of the memory of which its tensors are views, with zeros in place of these."""
-    memory: dict[int, Tensor] = {}
-    for _, tensor in _named(_copy(outcome, CPU, memory)):
-        tensor.zero_()
-    return list(memory.values())
-
-
-def _copy(value: Any, device: torch.device, memory: dict[int, Tensor]) -> Any:
+def _copy(value: Any, device: torch.device) -> Any:
     """A copy of tensors and what holds them on a device, with all memory that they are views of."""
-    if isinstance(value, Tensor):
-        storage = value.untyped_storage()
-        if storage.data_ptr() not in memory:
-            whole = torch.empty(0, dtype=torch.uint8, device=value.device).set_(storage)
-            memory[storage.data_ptr()] = whole.to(device, copy=True)
-        copy = torch.empty(0, dtype=value.dtype, device=device)
-        whole = memory[storage.data_ptr()].untyped_storage()
-        return copy.set_(whole, value.storage_offset(), value.shape, value.stride())
-    if isinstance(value, Parts):
-        return Parts(_copy(value.whole, device, memory))
-    if isinstance(value, dict):
-        return {name: _copy(each, device, memory) for name, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_copy(each, device, memory) for each in value]
-    return value
+    memory: dict[int, torch.UntypedStorage] = {}
+
+    def copy(tensor: Tensor) -> Tensor:
+        address = tensor.untyped_storage().data_ptr()
+        if address not in memory:
+            memory[address] = _memory(tensor).to(device, copy=True).untyped_storage()
+        result = torch.empty(0, dtype=tensor.dtype, device=device)
+        offset, shape, stride = tensor.storage_offset(), tensor.shape, tensor.stride()
+        return result.set_(memory[address], offset, shape, stride)
+
+    return tree_map_only(Tensor, copy, value)
+
+
+def _memory(tensor: Tensor) -> Tensor:
+    """The bytes of the memory that it is a view of."""
+    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
 
 
 # ---- the command -------------------------------------------------------------------------------

@@ -17,7 +17,6 @@ const Backend& cpu_backend();
 const Backend* cuda_backend();  // null in a build without the CUDA kernels
 const Backend& triton_backend();
 const Backend& torch_library();  // products only
-const Backend& torch_lists();    // ops on lists only
 
 // ---- the choice --------------------------------------------------------------------------------
 
@@ -64,16 +63,6 @@ const Backend* gemm_backend(c10::DeviceType type, const std::string& name);
 // naming the op, if the status is not ok.
 void run(const char* op, const Backend& backend, c10::Device device,
          c10::function_ref<Status(Services&)> launch);
-
-// The same of an op on lists, by the backend of the device, or by torch's ops where that has not
-// been verified.
-template <class Args>
-void run(const char* op, c10::Device device,
-         Status (Backend::*method)(const Args&, Services&) const, const Args& args) {
-  const Backend& chosen = choose(op, device);
-  const Backend& backend = is_verified(chosen, family_of(args), device) ? chosen : torch_lists();
-  run(op, backend, device, [&](Services& services) { return (backend.*method)(args, services); });
-}
 
 // In cuda.cpp, or without the CUDA kernels in none.cpp: the same on a CUDA device, without the
 // check.

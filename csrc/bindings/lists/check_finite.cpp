@@ -1,6 +1,6 @@
 // check_finite.
-#include "backends/backends.h"
 #include "lists/lists.h"
+#include "lists/run.h"
 #include "op.h"
 
 namespace amp_ext {
@@ -28,6 +28,12 @@ void check_finite_fake(at::TensorList grads, at::Tensor& found_inf) {
 }
 
 }  // namespace
+
+Status TorchLists::check_finite(const CheckFiniteArgs& args, Services& services) const {
+  const TorchCall call(services);
+  call.check_finite(call.tensors(args.grads), args.found_inf);
+  return Status::ok;
+}
 
 TORCH_LIBRARY_FRAGMENT(amp_ext, m) {
   define(m, "lists", "check_finite(Tensor[] grads, Tensor(a!) found_inf) -> ()",

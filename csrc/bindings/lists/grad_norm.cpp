@@ -1,8 +1,10 @@
 // grad_norm.
 #include <ATen/ops/empty.h>
+#include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/zeros.h>
 
-#include "backends/backends.h"
 #include "lists/lists.h"
+#include "lists/run.h"
 #include "op.h"
 
 namespace amp_ext {
@@ -43,6 +45,23 @@ at::Tensor grad_norm_fake(at::TensorList grads, at::Tensor& found_inf,
 }
 
 }  // namespace
+
+Status TorchLists::grad_norm(const GradNormArgs& args, Services& services) const {
+  const TorchCall call(services);
+  std::vector<at::Tensor> products = call.tensors(args.grads);
+  for (at::Tensor& product : products) {
+    product = widened(product);
+    if (args.inv_scale) product = product * call.scalar(args.inv_scale);
+  }
+  call.check_finite(products, args.found_inf);
+  at::Tensor norm = call.scalar(args.norm);
+  const at::Tensor norms = products.empty()
+                               ? at::zeros({0}, norm.options().dtype(at::kDouble))
+                               : at::stack(at::_foreach_norm(products, 2, at::kDouble));
+  norm.copy_(at::linalg_vector_norm(norms));
+  if (args.norms) call.flat(args.norms, DType::f32, norms.numel()).copy_(norms);
+  return Status::ok;
+}
 
 TORCH_LIBRARY_FRAGMENT(amp_ext, m) {
   define(m, "lists",

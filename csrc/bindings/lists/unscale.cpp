@@ -1,8 +1,14 @@
 // unscale_.
+#include <ATen/ops/_amp_foreach_non_finite_check_and_unscale.h>
+#include <ATen/ops/clamp.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/where.h>
+
+#include <algorithm>
 #include <cmath>
 
-#include "backends/backends.h"
 #include "lists/lists.h"
+#include "lists/run.h"
 #include "op.h"
 
 namespace amp_ext {
@@ -49,6 +55,28 @@ void unscale_fake(at::TensorList grads, at::Tensor& found_inf, const at::Tensor&
 }
 
 }  // namespace
+
+Status TorchLists::unscale(const UnscaleArgs& args, Services& services) const {
+  const TorchCall call(services);
+  std::vector<at::Tensor> grads = call.tensors(args.grads);
+  at::Tensor found_inf = call.scalar(args.found_inf), factor = call.scalar(args.inv_scale);
+  at::Tensor coefficient = at::ones({}, factor.options());
+  if (args.norm) {
+    const at::Tensor norm = call.scalar(args.norm), finite = at::isfinite(norm);
+    const at::Tensor clip = at::clamp((norm + 1e-6).reciprocal() * args.max_norm, std::nullopt, 1);
+    factor = at::where(finite, factor, coefficient);
+    coefficient = at::where(finite, clip, coefficient);
+    found_inf.masked_fill_(finite.logical_not(), 1);
+  }
+  const auto is_bf16 = [](const at::Tensor& grad) { return grad.scalar_type() == at::kBFloat16; };
+  if (args.norm || std::ranges::any_of(grads, is_bf16)) {
+    for (at::Tensor& grad : grads) grad.copy_(widened(grad) * factor * coefficient);
+  } else {  // one launch; torch has it for other dtypes than BF16
+    at::_amp_foreach_non_finite_check_and_unscale_(grads, found_inf, factor);
+  }
+  call.check_finite(grads, args.found_inf);
+  return Status::ok;
+}
 
 TORCH_LIBRARY_FRAGMENT(amp_ext, m) {
   define(m, "lists",

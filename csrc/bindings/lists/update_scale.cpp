@@ -1,12 +1,17 @@
 // update_scale_.
+#include <ATen/ops/_amp_update_scale.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/clamp.h>
+#include <ATen/ops/maximum.h>
+#include <ATen/ops/minimum.h>
+#include <ATen/ops/where.h>
 
 #include <algorithm>
 #include <cfloat>
 #include <vector>
 
-#include "backends/backends.h"
 #include "lists/lists.h"
+#include "lists/run.h"
 #include "op.h"
 
 namespace amp_ext {
@@ -90,6 +95,35 @@ void update_scale_fake(at::Tensor& scale, at::Tensor& growth_tracker, at::Tensor
 }
 
 }  // namespace
+
+Status TorchLists::update_scale(const UpdateScaleArgs& args, Services& services) const {
+  const TorchCall call(services);
+  const ScaleUpdate& u = args.update;
+  std::vector<at::Tensor> found_infs;
+  for (int64_t i = 0; i < args.found_inf_count; ++i)
+    found_infs.push_back(call.scalar(args.found_infs[i]));
+  const at::Tensor overflow = at::stack(found_infs).ne(0).any();
+
+  at::Tensor scale = call.scalar(u.scale), tracker = call.scalar(u.growth_tracker);
+  const at::Tensor before = scale.clone();
+  const int64_t interval = std::min<int64_t>(u.growth_interval, INT32_MAX);
+  tracker.clamp_max_(interval - 1);  // torch's scale grows at the interval, not beyond it
+  at::_amp_update_scale_(scale, tracker, overflow.to(at::kFloat), u.growth_factor, u.backoff_factor,
+                         interval);
+  const at::Tensor floor = at::clamp(before, std::nullopt, u.min_scale);
+  const at::Tensor ceiling = at::clamp(before, u.max_scale);
+  scale.copy_(at::where(overflow, at::maximum(scale, floor), at::minimum(scale, ceiling)));
+  if (u.hysteresis_tracker) {
+    at::Tensor left = call.scalar(u.hysteresis_tracker);
+    if (u.hysteresis > 1) {
+      left.sub_(overflow.to(at::kInt));
+      scale.copy_(at::where(overflow.logical_and(left > 0), before, scale));
+    }
+    left.masked_fill_(overflow.logical_not(), u.hysteresis);
+  }
+  if (u.skipped_steps) call.scalar(u.skipped_steps).add_(overflow.to(at::kLong));
+  return Status::ok;
+}
 
 TORCH_LIBRARY_FRAGMENT(amp_ext, m) {
   define(m, "lists",
