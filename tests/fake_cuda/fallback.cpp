@@ -168,6 +168,10 @@ void compute(const c10::OperatorHandle& op, Stack& stack) {
         .findSchemaOrThrow(name.c_str(), overload == "dtype" ? "" : "out")
         .callBoxed(&stack);
   }
+  if (name == "aten::_amp_foreach_non_finite_check_and_unscale_")
+    for (const Tensor& grad : stack[0].toTensorVector())
+      TORCH_CHECK_NOT_IMPLEMENTED(grad.scalar_type() != at::kBFloat16, name,
+                                  ": torch's kernel for CUDA is not implemented for BFloat16");
   if ((name == "aten::_softmax" || name == "aten::_log_softmax") && stack[2].toBool()) {
     stack[0] = stack[0].toTensor().to(at::kFloat);
     stack[2] = false;

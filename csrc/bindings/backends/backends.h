@@ -29,7 +29,7 @@ void use_backend(c10::DeviceType type, const std::string& name);
 std::string load_backend(const std::string& path);
 
 // From now on calls of this thread run on the named backend, whatever else is chosen and whether it
-// has been verified or not.
+// has been verified or not; and they end no other thread's capture of a CUDA graph.
 void put_under_test(const std::string& name);
 bool is_under_test();
 
@@ -70,6 +70,9 @@ Status run_on_cuda(c10::Device device, c10::function_ref<Status(Services&)> laun
 
 // Likewise: whether the device's current stream is being captured in a CUDA graph.
 bool is_capturing(c10::Device device);
+
+// Likewise: from now on this thread may wait for a device while another one captures a graph.
+void relax_capture_mode();
 
 inline at::TensorOptions bytes_on(c10::Device device) {
   return at::TensorOptions(at::kByte).device(device);

@@ -179,6 +179,11 @@ bool is_capturing(c10::Device device) {
   return c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;
 }
 
+void relax_capture_mode() {
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+  (void)cudaThreadExchangeStreamCaptureMode(&mode);
+}
+
 const Backend* cuda_backend() {
   static const cuda::CudaBackend backend;
   return &backend;

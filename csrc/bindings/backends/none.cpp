@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "backends/backends.h"
+#include "backends/python.h"
 
 namespace amp_ext {
 namespace {
@@ -54,9 +55,11 @@ Status run_on_cuda(c10::Device device, c10::function_ref<Status(Services&)> laun
 bool is_capturing(c10::Device device) {
   if (!device.is_cuda()) return false;
   const c10::DeviceGuard guard(device);
-  const pybind11::gil_scoped_acquire gil;
+  const UntracedPython python;
   return pybind11::module_::import("torch.cuda").attr("is_current_stream_capturing")().cast<bool>();
 }
+
+void relax_capture_mode() {}
 
 const Backend* cuda_backend() { return nullptr; }
 

@@ -12,6 +12,7 @@
 #include <unordered_map>
 
 #include "backends/backends.h"
+#include "backends/python.h"
 
 namespace py = pybind11;
 
@@ -105,7 +106,7 @@ GemmKey key_of(c10::Device device, const GemmArgs& g) {
 const Measured* find_measured(c10::Device device, const GemmArgs& args) {
   const Table* table = table_of(device).load(std::memory_order_acquire);
   if (!table) {
-    const py::gil_scoped_acquire gil;
+    const UntracedPython python;
     call_python("amp_ext._table", "load", py::str(device.str()));
     table = table_of(device).load(std::memory_order_acquire);
   }
@@ -133,7 +134,7 @@ void measure_if_due(c10::Device device, const GemmArgs& args) {
   static Notes uses;
   constexpr int64_t kUses = 8;
   if (is_empty(args) || is_capturing(device) || uses.add(device, args) != kUses) return;
-  const py::gil_scoped_acquire gil;
+  const UntracedPython python;
   call_python("amp_ext.tune", "measure_in_passing", py::cast(NotedProduct{device, args, kUses}));
 }
 

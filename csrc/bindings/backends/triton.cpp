@@ -10,6 +10,7 @@
 #include <string>
 
 #include "backends/backends.h"
+#include "backends/python.h"
 
 namespace py = pybind11;
 
@@ -68,7 +69,7 @@ class TritonBackend final : public Backend {
     const void* found_infs = a.found_infs[0];
     if (a.found_inf_count > 1)
       found_infs = services.table(a.found_infs, a.found_inf_count, sizeof(void*));
-    const py::gil_scoped_acquire gil;
+    const UntracedPython python;
     function("lists.update_scale", "update_scale_")(address(found_infs), a.found_inf_count,
                                                     as_tuple(a.update));
     return Status::ok;
@@ -108,7 +109,7 @@ class TritonBackend final : public Backend {
     const at::Tensor c = matrices(g.c, g.batch, g.m, g.n), aux = matrices(g.aux, g.batch, g.m, g.n);
     const at::Tensor bias = vector(g.bias);
     const at::Tensor column_sums = vector({g.column_sums, DType::f32, 1});
-    const py::gil_scoped_acquire gil;
+    const UntracedPython python;
     function("gemm.gemm", "gemm")(object_of(out), object_of(a), object_of(b), object_of(c),
                                   object_of(bias), object_of(aux), object_of(column_sums), g.terms,
                                   g.alpha, g.beta, activation_name(g.activation), g.derivative,
@@ -124,7 +125,7 @@ class TritonBackend final : public Backend {
     uint32_t chunks = 0;
     if (const Status status = send_table(list, services, &table, &chunks); status != Status::ok)
       return status;
-    const py::gil_scoped_acquire gil;
+    const UntracedPython python;
     launch(address(table), list.size, chunks);
     return Status::ok;
   }

@@ -6,6 +6,7 @@
 #include <tuple>
 
 #include "backends/backends.h"
+#include "backends/python.h"
 
 namespace py = pybind11;
 
@@ -45,7 +46,7 @@ bool is_verified(const Backend& backend, Family family, c10::Device device) {
   const auto known = answers.find(question(backend, family, device));
   if (known != answers.end()) return known->second;
   if (is_capturing(device)) return false;
-  const py::gil_scoped_acquire gil;
+  const UntracedPython python;
   const py::object found =
       py::module_::import("amp_ext.verify")
           .attr("is_right")(backend.name(), kFamilies[static_cast<size_t>(family)], device.str());
