@@ -146,7 +146,7 @@ def _check_finite() -> Calls:
             if 0 <= position < grad.numel():
                 value = next(values)
                 what = f"{value} in element {position} of {grad.dtype}"
-                yield what, call(_with(value, grads, i, position))
+                yield what, call([_with(value, grads, i, position)[i]])
     long = _numbers(7001).float()
     long[7000] = INF
     yield "a long list", call([long]), 5

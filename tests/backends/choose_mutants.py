@@ -17,7 +17,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 CHOOSE, GEMM = "csrc/bindings/backends/choose.cpp", "csrc/bindings/gemm/gemm.cpp"
 TABLE = "csrc/bindings/backends/table.cpp"
-TESTS = ("test_choose.py", "test_tune.py")
+VERIFIED, LISTS = "csrc/bindings/backends/verified.cpp", "csrc/bindings/lists"
+TESTS = ("test_choose.py", "test_tune.py", "test_verify.py")
 
 # What is wrong; the file; a text that occurs once in it; what replaces it.
 MUTANTS = (
@@ -49,7 +50,7 @@ MUTANTS = (
     (
         "a measured backend for what it cannot compute",
         CHOOSE,
-        "if (found && !found->backend->why_not(args)) {",
+        "if (found && !obstacle_of(*found->backend, device, args)) {",
         "if (found) {",
     ),
     ("the table in every mode", CHOOSE, "by_table ? find_measured", "true ? find_measured"),
@@ -61,6 +62,43 @@ MUTANTS = (
     ),
     ("a backend without its variant", CHOOSE, "args.variant = found->variant;", ""),
     ("a key without the bias", TABLE, "type(g.bias)", "0"),
+    (
+        "products that are not verified",
+        CHOOSE,
+        "return is_verified(backend, family_of(g), device)",
+        "return true",
+    ),
+    ("wrong kernels", VERIFIED, "= found.cast<bool>()", "= true"),
+    (
+        "lack of memory is kept",
+        VERIFIED,
+        "found.is_none()) return",
+        "found.is_none()) return answers[question(backend, family, device)] =",
+    ),
+    (
+        "gradients may be freed",
+        VERIFIED,
+        "needs_none(backend, device) || answers",
+        "true || answers",
+    ),
+    (
+        "torch.compile traces it",
+        "csrc/bindings/backends/python.h",
+        "before_ = set_(pybind11::none())",
+        "before_ = pybind11::none()",
+    ),
+    (
+        "torch's ops see no overflow",
+        f"{LISTS}/unscale.cpp",
+        "call.check_finite(grads, args.found_inf);",
+        "",
+    ),
+    (
+        "torch's ops have no floor",
+        f"{LISTS}/update_scale.cpp",
+        "at::maximum(scale, floor)",
+        "scale",
+    ),
     (
         "a copy before the choice",
         GEMM,

@@ -9,11 +9,13 @@ import shutil
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor
 from torch._C._dynamo.eval_frame import get_eval_frame_callback
+from torch.multiprocessing.reductions import StorageWeakRef
 
 import amp_ext
 from amp_ext import _C, _cache, _verify_cases, ops, verify
@@ -93,6 +95,17 @@ def test_right_kernels_for_sm90_pass(load: Load, family: str) -> None:
     assert verify.verify_family("simt", family, "cpu").failure == ""
 
 
+def test_memory_around_arguments_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unscale_(grads: list[Tensor], **others: Tensor) -> None:
+        ops.unscale_(grads, **others)
+        verify._memory(grads[0])[-1] += 1
+
+    monkeypatch.setattr(verify, "ops", SimpleNamespace(unscale_=unscale_))
+    (case,) = (case for case in cases("unscale", "simt", False) if case.what == "a factor")
+    with pytest.raises(ValueError, match=r"the memory around grads\[0\] is not as it was"):
+        verify._compare(case, CPU)
+
+
 def test_modes_of_the_caller_do_not_matter(load: Load) -> None:
     load()
     grads, found_inf, inv_scale = [torch.ones(3)], torch.zeros(()), torch.tensor(0.5)
@@ -146,6 +159,26 @@ def test_what_says_nothing_of_a_kernel(
     assert library.calls("update_scale") == 0
     update_scale()
     assert library.calls("update_scale") == CASES + 1
+
+
+def test_gradients_outlive_it(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other threads run meanwhile, and may free them."""
+    load()
+    parameter = torch.ones(3, requires_grad=True)
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    scaler = amp_ext.GradScaler("cpu")
+    scaler.scale(parameter.sum()).backward()
+    memory = StorageWeakRef(parameter.grad.untyped_storage())
+    freed = []
+
+    def is_right(*arguments: str) -> bool:
+        parameter.grad = None
+        freed.append(memory.expired())
+        return True
+
+    monkeypatch.setattr(verify, "is_right", is_right)
+    scaler.unscale_(optimizer)
+    assert freed == [False]
 
 
 def train(scaler_class: type[torch.amp.GradScaler]) -> list[Tensor]:
