@@ -35,11 +35,11 @@ class Result(NamedTuple):
 
     Attributes:
         failure: what differs; empty where nothing does.
-        time: when it was compared.
+        day: of the comparison.
     """
 
     failure: str
-    time: str
+    day: str
 
 
 _lock = threading.Lock()
@@ -187,7 +187,7 @@ def verify_family(backend: str, family: str, device: str) -> Result | None:
     (failure,) = outcome
     if failure is None:
         return None
-    result = Result(failure, time.strftime("%Y-%m-%d %H:%M"))
+    result = Result(failure, time.strftime("%Y-%m-%d"))
     _remember(backend, family, device, result)
     return result
 
@@ -263,7 +263,7 @@ def state(backend: str, family: str, device: str) -> str:
     result = results(backend, device).get(family)
     if result is None:
         return "not yet verified"
-    return f"{'FAILED' if result.failure else 'verified'} at {result.time}"
+    return f"{'FAILED' if result.failure else 'verified'} on {result.day}"
 
 
 def main() -> int:

@@ -212,7 +212,7 @@ def test_torch_runs_in_place_of_a_wrong_kernel(
     assert library.calls("update_scale") == CASES + 6  # right, and so in use
 
     doctor.print_verification()
-    assert re.search("  cpu     simt    FAILED at .*: unscale\n", capsys.readouterr().out)
+    assert re.search("  cpu     simt    FAILED on .*: unscale\n", capsys.readouterr().out)
     assert [name for name, _ in doctor.failed_verifications()] == ["simt kernels of unscale on cpu"]
     assert verify.main() == 1
     said = capsys.readouterr().out
@@ -251,7 +251,7 @@ def test_a_failure_is_remembered(load: Load) -> None:
     load()
     update_scale()
     content = json.loads(record().read_text())
-    failed = {"failure": "it is off", "time": "yesterday"}
+    failed = {"failure": "it is off", "day": "yesterday"}
     content["results"] = {"update_scale": failed, "gemm_f16": failed}
     record().write_text(json.dumps(content))
     library = load()
