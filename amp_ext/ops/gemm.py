@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from amp_ext import _flops  # noqa: F401  (has torch count them)
-from amp_ext._library import _C  # noqa: F401  (registers the ops)
+from amp_ext.ops._op import op
 
 __all__ = [  # noqa: RUF022
     "gemm",
@@ -18,9 +18,8 @@ __all__ = [  # noqa: RUF022
     "mlp",
 ]
 
-_ops = torch.ops.amp_ext
 
-
+@op
 def gemm(
     a: Tensor,
     b: Tensor,
@@ -75,21 +74,9 @@ def gemm(
         NotImplementedError: a tensor that is not strided, or another dtype than the above.
         ValueError: another activation.
     """
-    return _ops.gemm(
-        a,
-        b,
-        trans_a=trans_a,
-        trans_b=trans_b,
-        sum_batch=sum_batch,
-        c=c,
-        alpha=alpha,
-        beta=beta,
-        bias=bias,
-        activation=activation,
-        out_dtype=out_dtype,
-    )
 
 
+@op
 def gemm_with_aux(a: Tensor, b: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
     """:func:`gemm`, and what its activation was applied to, of one product.
 
@@ -107,12 +94,12 @@ def gemm_with_aux(a: Tensor, b: Tensor, **options: Any) -> tuple[Tensor, Tensor]
         RuntimeError, NotImplementedError, ValueError: as :func:`gemm`. RuntimeError too when a
             tensor requires a gradient, outside of ``torch.no_grad()``.
     """
-    return _ops.gemm_with_aux(a, b, **options)
 
 
 gemm_with_aux.__signature__ = signature(gemm).replace(return_annotation=tuple[Tensor, Tensor])
 
 
+@op
 def gemm_times_derivative(
     a: Tensor,
     b: Tensor,
@@ -147,11 +134,9 @@ def gemm_times_derivative(
             outside of ``torch.no_grad()``.
         NotImplementedError, ValueError: as :func:`gemm`.
     """
-    return _ops.gemm_times_derivative(
-        a, b, aux, trans_a=trans_a, trans_b=trans_b, activation=activation, out_dtype=out_dtype
-    )
 
 
+@op
 def gemm_accumulate_(
     c: Tensor,
     a: Tensor,
@@ -183,11 +168,9 @@ def gemm_accumulate_(
             outside of ``torch.no_grad()``.
         NotImplementedError: as :func:`gemm`.
     """
-    _ops.gemm_accumulate_(
-        c, a, b, trans_a=trans_a, trans_b=trans_b, sum_batch=sum_batch, alpha=alpha
-    )
 
 
+@op
 def linear(
     x: Tensor,
     weight: Tensor,
@@ -220,9 +203,9 @@ def linear(
     Raises:
         RuntimeError, NotImplementedError, ValueError: as :func:`gemm`.
     """
-    return _ops.linear(x, weight, bias, activation=activation, accumulate_grad=accumulate_grad)
 
 
+@op
 def mlp(
     x: Tensor,
     weight1: Tensor,
@@ -256,6 +239,3 @@ def mlp(
     Raises:
         RuntimeError, NotImplementedError, ValueError: as :func:`gemm`.
     """
-    return _ops.mlp(
-        x, weight1, bias1, weight2, bias2, activation=activation, accumulate_grad=accumulate_grad
-    )

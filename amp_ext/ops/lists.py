@@ -2,16 +2,14 @@
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
-from amp_ext._library import _C  # noqa: F401  (registers the ops)
+from amp_ext.ops._op import op
 
 __all__ = ["unscale_", "check_finite", "grad_norm", "update_scale_", "cast_"]  # noqa: RUF022
 
-_ops = torch.ops.amp_ext
 
-
+@op
 def unscale_(
     grads: Sequence[Tensor],
     found_inf: Tensor,
@@ -44,9 +42,9 @@ def unscale_(
     Raises:
         ValueError: ``max_norm`` is negative or NaN, or is given without a ``norm``.
     """
-    _ops.unscale_(grads, found_inf, inv_scale, norm=norm, max_norm=max_norm)
 
 
+@op
 def check_finite(grads: Sequence[Tensor], found_inf: Tensor) -> None:
     """Looks for infinities and NaNs without writing to the gradients.
 
@@ -54,9 +52,9 @@ def check_finite(grads: Sequence[Tensor], found_inf: Tensor) -> None:
         grads: the gradients.
         found_inf: float32, 1 element. Set to 1.0 if an element is not finite; never cleared.
     """
-    _ops.check_finite(grads, found_inf)
 
 
+@op
 def grad_norm(
     grads: Sequence[Tensor],
     found_inf: Tensor,
@@ -78,9 +76,9 @@ def grad_norm(
         and summed in float64 in a fixed order, so that it is bitwise the same in every run and for
         any number of threads. Not finite when a gradient is not.
     """
-    return _ops.grad_norm(grads, found_inf, inv_scale, norms=norms)
 
 
+@op
 def cast_(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:
     """Copies each input into the output of the same index, rounded to the output's dtype.
 
@@ -104,9 +102,9 @@ def cast_(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:
             whose memory, from its first element to its last, overlaps that of an output.
         NotImplementedError: a tensor that is not strided, or another dtype than the above.
     """
-    _ops.cast_(outputs, inputs)
 
 
+@op
 def update_scale_(
     scale: Tensor,
     growth_tracker: Tensor,
@@ -141,16 +139,3 @@ def update_scale_(
             starts at ``hysteresis``, counts overflows down, is reset by a step without one.
         skipped_steps: int64, 1 element, in place: counts overflows.
     """
-    _ops.update_scale_(
-        scale,
-        growth_tracker,
-        found_infs,
-        growth_factor,
-        backoff_factor,
-        growth_interval,
-        min_scale=min_scale,
-        max_scale=max_scale,
-        hysteresis=hysteresis,
-        hysteresis_tracker=hysteresis_tracker,
-        skipped_steps=skipped_steps,
-    )
