@@ -184,13 +184,16 @@ def _without_wrong_ones(
         try:
             results = _results(product, trial, candidate)
         except Exception as error:  # of any type, as when a Triton kernel does not compile
+            # The same text for all products, so that it is shown once.
             problem = str(error).partition("\n")[0]
-        else:
-            problem = "" if _near(product, results, expected) else "its results are wrong"
-        if problem:
-            warnings.warn(f"amp_ext.tune: {product}: without {candidate}: {problem}", stacklevel=2)
-        else:
+            warnings.warn(f"amp_ext.tune: left out: {candidate[0]}: {problem}", stacklevel=2)
+            continue
+        if _near(product, results, expected):
             right.append(candidate)
+        else:
+            warnings.warn(
+                f"amp_ext.tune: left out: {candidate}: wrong results of {product}", stacklevel=2
+            )
     return right
 
 
