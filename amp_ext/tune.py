@@ -81,11 +81,17 @@ def tune(seconds: float = 30.0) -> Iterator[list[Tuned]]:
         A list, which holds a Tuned for each measured product in the end. A summary is printed.
 
     Raises:
-        RuntimeError: within another such region.
+        RuntimeError: within another such region, or in a process of several that train together:
+            each would measure something else.
         ValueError: seconds is not a positive number.
     """
     if not seconds > 0:
         raise ValueError(f"amp_ext.tune: seconds must be positive, got {seconds}")
+    if _is_distributed():
+        raise RuntimeError(
+            "amp_ext.tune: the processes of a distributed training would choose differently; "
+            "measure in one process before it, such as with: python -m amp_ext tune SCRIPT"
+        )
     if not _C.start_noting():
         raise RuntimeError("amp_ext.tune: this is within another amp_ext.tune() region")
     results: list[Tuned] = []
@@ -125,7 +131,7 @@ def measure_in_use(product: _C.NotedProduct) -> None:
     Then the process goes on as with AMP_EXT_GEMM=auto.
     """
     global _time_left
-    if not _in_use.acquire(blocking=False):
+    if _is_distributed() or not _in_use.acquire(blocking=False):
         return
     start = time.perf_counter()
     try:
@@ -136,6 +142,15 @@ def measure_in_use(product: _C.NotedProduct) -> None:
         if _time_left <= 0:
             _C.set_gemm_mode("auto")
         _in_use.release()
+
+
+def _is_distributed() -> bool:
+    distributed = torch.distributed
+    return (
+        distributed.is_available()
+        and distributed.is_initialized()
+        and distributed.get_world_size() > 1
+    )
 
 
 _time_left = MEASURE_SECONDS

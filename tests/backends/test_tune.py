@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import amp_ext
 from amp_ext import _C, _cache, _table, ops
@@ -290,6 +291,20 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.warns(UserWarning, match="cannot write measurements"), amp_ext.tune(1):
         ops.gemm(a, b)
     assert _C.gemm_choice(a, b)[1].startswith("measured: ")
+
+
+def test_ranks_do_not_measure_what_they_choose(file: Path) -> None:
+    torch.use_deterministic_algorithms(False)
+    _C.set_gemm_mode("measure")
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        with pytest.raises(RuntimeError, match="in one process before it"), amp_ext.tune():
+            pass
+        for _ in range(9):
+            ops.gemm(*small_products())
+    finally:
+        torch.distributed.destroy_process_group()
+    assert not file.exists()
 
 
 def test_regions_do_not_nest_and_errors_leave_them() -> None:
