@@ -49,8 +49,20 @@ MUTANTS = (
     (
         "a measured backend for what it cannot compute",
         CHOOSE,
-        "if (found && !found->backend->why_not(args)) {",
-        "if (found) {",
+        "if (found && !obstacle_of(*found->backend, device, args)) {",
+        "if (found && is_allowed(*found->backend, device.type())) {",
+    ),
+    (
+        "another backend than the chosen one",
+        CHOOSE,
+        "if (!is_allowed(backend, device.type())) return",
+        "if (false) return",
+    ),
+    (
+        "what TMA cannot load by the kernel for sm_80",
+        CHOOSE,
+        "if (!obstacle) obstacle = why_slow(*kernels, device, args);",
+        "",
     ),
     ("the table in every mode", CHOOSE, "by_table ? find_measured", "true ? find_measured"),
     (
@@ -61,6 +73,12 @@ MUTANTS = (
     ),
     ("a backend without its variant", CHOOSE, "args.variant = found->variant;", ""),
     ("a key without the bias", TABLE, "type(g.bias)", "0"),
+    (
+        "measuring under deterministic algorithms",
+        TABLE,
+        "at::globalContext().deterministicAlgorithms() ||",
+        "",
+    ),
     (
         "a copy before the choice",
         GEMM,
