@@ -10,7 +10,6 @@ import platform
 import re
 import warnings
 from collections.abc import Iterable
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -43,11 +42,11 @@ class Entry(NamedTuple):
 def cpu_name() -> str:
     """The processor's."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        with open("/proc/cpuinfo") as file:  # which is long where there are many processors
+            line = next((line for line in file if line.startswith("model name")), "")
     except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
+        line = ""
+    return line.partition(":")[2].strip() or platform.processor() or platform.machine()
 
 
 @functools.cache

@@ -26,9 +26,9 @@ from amp_ext._triton import is_interpreted, why_not_triton
 Candidate = tuple[str, int]
 """A backend, and one of its variants of a product."""
 
-MIN_ROUNDS, ROUNDS = 3, 100
-STEADY = 1.1
-"""After so many rounds the times are known if no median is above the 20th percentile by more."""
+PRODUCT_SECONDS = 1.0
+"""For a product at most: long enough for what disturbs a machine to pass."""
+MIN_ROUNDS = 3
 SAMPLE_SECONDS = {"cpu": 2e-5, "cuda": 1e-3}
 """A sample is of as many calls as take so long, for the clock to be exact."""
 MIN_GAIN = 1.03
@@ -74,8 +74,8 @@ def tune(seconds: float = 30.0) -> Iterator[list[Tuned]]:
     training that read one table choose alike.
 
     Args:
-        seconds: how long to measure, after the region. Those products with the least work that it
-            does not suffice for keep their entries.
+        seconds: how long to measure at most, after the region. Those products with the least work
+            that it does not suffice for keep their entries.
 
     Yields:
         A list, which holds a Tuned for each measured product in the end. A summary is printed.
@@ -100,23 +100,28 @@ def tune(seconds: float = 30.0) -> Iterator[list[Tuned]]:
     finally:
         noted = _C.stop_noting()
     start = time.perf_counter()
-    products = [product for product in noted if len(_candidates(product)) > 1]
-    _measure_all(products, start + seconds, results)
-    print(_summary(results, len(products), time.perf_counter() - start))
+    triton = not why_not_triton() and not is_interpreted()
+    choices = [(product, product.candidates(triton)) for product in noted]
+    choices = [(product, candidates) for product, candidates in choices if len(candidates) > 1]
+    _measure_all(choices, start + seconds, results)
+    print(_summary(results, len(choices), time.perf_counter() - start))
 
 
-def _measure_all(products: list[_C.NotedProduct], deadline: float, results: list[Tuned]) -> None:
+def _measure_all(
+    choices: list[tuple[_C.NotedProduct, list[Candidate]]], deadline: float, results: list[Tuned]
+) -> None:
     """Appends to the results while there is time, those with the most work first."""
-    products.sort(key=lambda product: -product.calls * product.multiplications)
+    choices.sort(key=lambda choice: -choice[0].calls * choice[0].multiplications)
     entries: dict[str, list[_table.Entry]] = {}
     try:
-        for index, product in enumerate(products):
-            done = 20 * index // len(products)
-            _show(f"amp_ext.tune: [{'#' * done:-<20}] {index + 1}/{len(products)} {product}")
+        for index, (product, candidates) in enumerate(choices):
+            done = 20 * index // len(choices)
+            _show(f"amp_ext.tune: [{'#' * done:-<20}] {index + 1}/{len(choices)} {product}")
             remaining = deadline - time.perf_counter()
             if remaining <= 0:
                 break
-            if tuned := _measure(product, remaining / (len(products) - index)):
+            seconds = min(PRODUCT_SECONDS, remaining / (len(choices) - index))
+            if tuned := _measure(product, candidates, seconds):
                 results.append(tuned)
                 entries.setdefault(product.device, []).append(_entry(product, tuned))
     finally:
@@ -128,14 +133,16 @@ def _measure_all(products: list[_C.NotedProduct], deadline: float, results: list
 def measure_in_use(product: _C.NotedProduct) -> None:
     """For C++, with AMP_EXT_GEMM=measure: measures a product, while there is time in this process.
 
-    Then the process goes on as with AMP_EXT_GEMM=auto.
+    Then the process goes on as with AMP_EXT_GEMM=auto. Kernels that Triton would have to compile
+    first, for seconds, take part only where they are the device's backend.
     """
     global _time_left
     if _is_distributed() or not _in_use.acquire(blocking=False):
         return
     start = time.perf_counter()
     try:
-        if tuned := _measure(product, min(_time_left, MEASURE_SECONDS / 20)):
+        candidates = product.candidates(triton=False)
+        if tuned := _measure(product, candidates, min(_time_left, MEASURE_SECONDS / 20)):
             _table.update(torch.device(product.device), [_entry(product, tuned)])
     finally:
         _time_left -= time.perf_counter() - start
@@ -160,19 +167,16 @@ _in_use = threading.Lock()
 # ---- one product -------------------------------------------------------------------------------
 
 
-def _candidates(product: _C.NotedProduct) -> list[Candidate]:
-    """The default first."""
-    return product.candidates(triton=not why_not_triton() and not is_interpreted())
-
-
-def _measure(product: _C.NotedProduct, seconds: float) -> Tuned | None:
+def _measure(product: _C.NotedProduct, candidates: list[Candidate], seconds: float) -> Tuned | None:
     """Which candidate takes the least time; None where there is nothing to compare."""
+    if len(candidates) < 2:
+        return None
     deadline = time.perf_counter() + seconds
     device = torch.device(product.device)
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
         try:
             trial = _C.Trial(product)
-            candidates = _without_wrong_ones(product, trial, deadline)
+            candidates = _without_wrong_ones(product, trial, candidates, deadline)
             if len(candidates) < 2:
                 return None
             times = _interleaved(trial, candidates, device.type, deadline)
@@ -187,10 +191,10 @@ def _measure(product: _C.NotedProduct, seconds: float) -> Tuned | None:
 
 
 def _without_wrong_ones(
-    product: _C.NotedProduct, trial: _C.Trial, deadline: float
+    product: _C.NotedProduct, trial: _C.Trial, candidates: list[Candidate], deadline: float
 ) -> list[Candidate]:
     """Those whose results are the first one's but for rounding, as far as there is time."""
-    default, *others = _candidates(product)
+    default, *others = candidates
     expected = _results(product, trial, default)
     right = [default]
     for candidate in others:
@@ -251,10 +255,6 @@ def _interleaved(
     shortest = min(sample(trial, *candidate, 1) for candidate in candidates)
     calls = max(1, math.ceil(SAMPLE_SECONDS[device_type] / shortest))
     samples: dict[Candidate, list[float]] = {candidate: [] for candidate in candidates}
-
-    def quantile(candidate: Candidate, share: float) -> float:
-        return sorted(samples[candidate])[int(len(samples[candidate]) * share)]
-
     for count in itertools.count(1):
         for candidate in candidates if count % 2 == 0 else reversed(candidates):
             samples[candidate].append(sample(trial, *candidate, calls) / calls)
@@ -263,11 +263,7 @@ def _interleaved(
             candidates = [c for c in candidates if c == candidates[0] or min(samples[c]) < limit]
         if count >= MIN_ROUNDS and time.perf_counter() > deadline:
             break
-        if count % ROUNDS == 0 and all(
-            quantile(c, 0.5) < STEADY * quantile(c, 0.2) for c in candidates
-        ):
-            break
-    return {candidate: quantile(candidate, 0.2) for candidate in samples}
+    return {candidate: sorted(times)[len(times) // 5] for candidate, times in samples.items()}
 
 
 def _device_seconds(trial: _C.Trial, backend: str, variant: int, calls: int) -> float:

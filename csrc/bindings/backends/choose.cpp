@@ -46,7 +46,7 @@ const Backend* backend_named(const std::string& name) {
   return found->second;
 }
 
-// Whether it may compute products: the backend of use_backend excludes other kernels.
+// Whether it may compute products: a backend that was chosen excludes the kernels of others.
 bool is_allowed(const Backend& backend, c10::DeviceType type) {
   const Backend* const only = chosen[type == at::kCUDA];
   return !only || &backend == only || &backend == &torch_library() || &backend == &cpu_backend();
