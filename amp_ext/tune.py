@@ -26,8 +26,9 @@ from amp_ext._triton import is_interpreted, why_not_triton
 Candidate = tuple[str, int]
 """A backend, and one of its variants of a product."""
 
-PRODUCT_SECONDS = 1.0
-"""For a product at most: long enough for what disturbs a machine to pass."""
+PASSES, PASS_SECONDS = 3, 0.3
+"""All products are measured so often, each for so long at most, and the shortest times count: what
+disturbs the machine for a while does not decide."""
 MIN_ROUNDS = 3
 SAMPLE_SECONDS = {"cpu": 2e-5, "cuda": 1e-3}
 """A sample is of as many calls as take so long, for the clock to be exact."""
@@ -112,20 +113,26 @@ def _measure_all(
 ) -> None:
     """Appends to the results while there is time, those with the most work first."""
     choices.sort(key=lambda choice: -choice[0].calls * choice[0].multiplications)
-    entries: dict[str, list[_table.Entry]] = {}
+    times: list[dict[Candidate, float]] = [{} for _ in choices]
+    steps = PASSES * len(choices)
     try:
-        for index, (product, candidates) in enumerate(choices):
-            done = 20 * index // len(choices)
-            _show(f"amp_ext.tune: [{'#' * done:-<20}] {index + 1}/{len(choices)} {product}")
+        for step in range(steps):
+            product, candidates = choices[step % len(choices)]
+            known = times[step % len(choices)]
+            _show(f"amp_ext.tune: [{'#' * (20 * step // steps):-<20}] {product}")
             remaining = deadline - time.perf_counter()
             if remaining <= 0:
                 break
-            seconds = min(PRODUCT_SECONDS, remaining / (len(choices) - index))
-            if tuned := _measure(product, candidates, seconds):
-                results.append(tuned)
-                entries.setdefault(product.device, []).append(_entry(product, tuned))
+            seconds = min(PASS_SECONDS, remaining / (steps - step))
+            for candidate, shortest in _measure(product, candidates, seconds).items():
+                known[candidate] = min(shortest, known.get(candidate, math.inf))
     finally:
         _show("")
+        entries: dict[str, list[_table.Entry]] = {}
+        for (product, candidates), of_product in zip(choices, times, strict=True):
+            if of_product:
+                results.append(_fastest(product, candidates[0], of_product))
+                entries.setdefault(product.device, []).append(_entry(product, results[-1]))
         for device, of_device in entries.items():
             _table.update(torch.device(device), of_device)
 
@@ -142,8 +149,9 @@ def measure_in_use(product: _C.NotedProduct) -> None:
     start = time.perf_counter()
     try:
         candidates = product.candidates(triton=False)
-        if tuned := _measure(product, candidates, min(_time_left, MEASURE_SECONDS / 20)):
-            _table.update(torch.device(product.device), [_entry(product, tuned)])
+        if times := _measure(product, candidates, min(_time_left, MEASURE_SECONDS / 20)):
+            entry = _entry(product, _fastest(product, candidates[0], times))
+            _table.update(torch.device(product.device), [entry])
     finally:
         _time_left -= time.perf_counter() - start
         if _time_left <= 0:
@@ -167,10 +175,12 @@ _in_use = threading.Lock()
 # ---- one product -------------------------------------------------------------------------------
 
 
-def _measure(product: _C.NotedProduct, candidates: list[Candidate], seconds: float) -> Tuned | None:
-    """Which candidate takes the least time; None where there is nothing to compare."""
+def _measure(
+    product: _C.NotedProduct, candidates: list[Candidate], seconds: float
+) -> dict[Candidate, float]:
+    """Seconds of a call by each candidate; none where there is nothing to compare."""
     if len(candidates) < 2:
-        return None
+        return {}
     deadline = time.perf_counter() + seconds
     device = torch.device(product.device)
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
@@ -178,12 +188,14 @@ def _measure(product: _C.NotedProduct, candidates: list[Candidate], seconds: flo
             trial = _C.Trial(product)
             candidates = _without_wrong_ones(product, trial, candidates, deadline)
             if len(candidates) < 2:
-                return None
-            times = _interleaved(trial, candidates, device.type, deadline)
+                return {}
+            return _interleaved(trial, candidates, device.type, deadline)
         except RuntimeError as error:  # out of memory, most likely
             warnings.warn(f"amp_ext.tune: {product}: not measured: {error}", stacklevel=2)
-            return None
-    default = candidates[0]
+            return {}
+
+
+def _fastest(product: _C.NotedProduct, default: Candidate, times: dict[Candidate, float]) -> Tuned:
     best = min(times, key=times.__getitem__)
     if times[default] < MIN_GAIN * times[best]:
         best = default

@@ -97,6 +97,14 @@ def test_the_fastest_candidate_becomes_the_choice(monkeypatch: pytest.MonkeyPatc
     assert _C.gemm_choice(a, b)[1].startswith("measured: nothing"), "that is noise"
 
 
+def test_what_disturbs_one_pass_does_not_decide(monkeypatch: pytest.MonkeyPatch) -> None:
+    passes = iter([{("cpu", 0): 9.0, ("cpu", 2): 2.0}, *[{("cpu", 0): 1.0, ("cpu", 2): 2.0}] * 2])
+    monkeypatch.setattr(tune, "_interleaved", lambda *_: next(passes))
+    with amp_ext.tune() as results:
+        ops.gemm(*small_products())
+    assert [(r.variant, r.before, r.after) for r in results] == [(0, 1.0, 1.0)]
+
+
 def test_products_that_differ_in_anything_are_different() -> None:
     def key(*operands: Tensor, call: Callable[..., object] = ops.gemm, **options: object) -> tuple:
         return tuple(noted(call, *operands, **options).key)
