@@ -24,7 +24,7 @@ struct Target {
   Stream stream = nullptr;
   int multiprocessors = 1;
   int capability = 0;  // 90 for compute capability 9.0
-  bool sm90 = false;  // runs code for sm_90a, and the build has it
+  bool sm90 = false;   // runs code for sm_90a, and the build has it
 };
 
 }  // namespace cuda
