@@ -67,7 +67,7 @@ cuda-check: .venv-cuda/made ## compile and inspect all kernels, test with the ol
 	cd tests && ../.venv-cuda/$(PYTEST) -m "not full" -k "not simt" \
 	    autocast backends build layers scaler lists/test_ops_contract.py integration/test_seeds.py
 	cd tests && $(FAKE_CUDA) --order late -m pytest $(WORKERS) $(ON_FAKE_CUDA)
-	cd tests && $(FAKE_CUDA) --order 1 -m pytest $(WORKERS) -m "not full" $(ON_FAKE_CUDA)
+	cd tests && $(FAKE_CUDA) --order 1 --capability 80 -m pytest $(WORKERS) -m "not full" $(ON_FAKE_CUDA)
 
 gpu: ## test and measure on a GPU; ONLY=tests|checks|bench, BUDGET=SECONDS, DRY_RUN=1
 	$(if $(COMMIT),AMP_EXT_COMMIT=$(COMMIT)) $(PYTHON) bench/gpu $(if $(DRY_RUN),--dry-run) \

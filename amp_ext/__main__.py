@@ -251,7 +251,7 @@ def verify_all(arguments: list[str]) -> int:
     return verify.main()
 
 
-def tune(arguments: list[str]) -> int:
+def tune(arguments: list[str]) -> object:
     from amp_ext.tune import main
 
     return main(arguments)
@@ -260,8 +260,10 @@ def tune(arguments: list[str]) -> int:
 COMMANDS = {"verify": verify_all, "tune": tune}
 
 
-def command(name: str = "", *rest: str) -> int:
+def command(name: str = "", *rest: str) -> object:
+    """Returns what sys.exit takes."""
     if not name:
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # a reader such as head may close the pipe
         return main()
     if name not in COMMANDS:
         sys.exit(f"usage: python -m amp_ext [{'|'.join(COMMANDS)}]; got {name}")
@@ -269,5 +271,4 @@ def command(name: str = "", *rest: str) -> int:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # a reader such as head may close the pipe
     sys.exit(command(*sys.argv[1:]))

@@ -1,6 +1,5 @@
 """Small files that outlive a process, in the user's cache folder: a name -> a dict, as JSON."""
 
-import contextlib
 import json
 import os
 import tempfile
@@ -26,9 +25,9 @@ def read(name: str) -> dict[str, Any] | None:
     return content if isinstance(content, dict) else None
 
 
-def write(name: str, content: dict[str, Any]) -> None:
-    """Writes it, whole or not at all; not at all where the folder cannot be written."""
-    with contextlib.suppress(OSError, RuntimeError):
+def write(name: str, content: dict[str, Any]) -> bool:
+    """Writes it, whole or not at all; False where the folder cannot be written."""
+    try:
         folder().mkdir(parents=True, exist_ok=True)
         descriptor, unfinished = tempfile.mkstemp(dir=folder(), prefix=name)
         try:
@@ -38,3 +37,6 @@ def write(name: str, content: dict[str, Any]) -> None:
         except BaseException:
             os.unlink(unfinished)
             raise
+    except (OSError, RuntimeError):
+        return False
+    return True

@@ -1,46 +1,58 @@
-"""The table of measured products: a JSON file for each device and build; C++ has its entries.
+"""The measured products of a device: a JSON file, and what C++ knows of it.
 
-Files that are damaged, or of another device or build, count as empty.
+A file that is damaged, or of another device or build, counts as empty.
 """
 
 from __future__ import annotations
 
 import functools
-import json
 import platform
 import re
 import warnings
 from collections.abc import Iterable
-from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import torch
 
+import amp_ext
 from amp_ext import _cache
-
-PACKAGED = Path(__file__).parent / "tables"
-"""Tables that come with the package; the user's own come first."""
+from amp_ext._triton import triton_version
 
 Key = tuple[int, ...]
-Entry = dict[str, Any]
-"""key, backend, variant, reason; and product, in words."""
+
+
+class Entry(NamedTuple):
+    """What computes a product.
+
+    Attributes:
+        product: in words.
+        key: GemmKey in table.h.
+        backend: its name.
+        variant: which of its plans, as GemmArgs::variant has it.
+        reason: why this is the choice.
+    """
+
+    product: str
+    key: list[int]
+    backend: str
+    variant: int
+    reason: str
 
 
 def cpu_name() -> str:
     """The processor's."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        with open("/proc/cpuinfo") as file:  # which is long where there are many processors
+            line = next((line for line in file if line.startswith("model name")), "")
     except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
+        line = ""
+    return line.partition(":")[2].strip() or platform.processor() or platform.machine()
 
 
 @functools.cache
 def identity(device: torch.device) -> str:
     """What measurements hold for: the device and the build."""
-    import amp_ext
-    from amp_ext._triton import triton_version
+    from amp_ext._build_info import CUDA_ARCHES
 
     if device.type == "cpu":
         name = f"{cpu_name()} {torch.backends.cpu.get_cpu_capability()}"
@@ -48,35 +60,23 @@ def identity(device: torch.device) -> str:
     else:
         gpu = torch.cuda.get_device_properties(device)
         name = f"{gpu.name} {gpu.major}.{gpu.minor}"
-        software = ["CUDA", torch.version.cuda, "Triton", triton_version()]
+        software = ["CUDA", torch.version.cuda, *CUDA_ARCHES, "Triton", triton_version()]
     words = [name, "amp_ext", amp_ext.__version__, "torch", torch.__version__, *software]
     return " ".join(map(str, words))
 
 
-def name_of(device: torch.device) -> str:
-    """Of the file, for amp_ext._cache."""
+def file_name(device: torch.device) -> str:
+    """For amp_ext._cache."""
     return f"gemm-{re.sub(r'[^A-Za-z0-9.+-]+', '-', identity(device))}"
 
 
 def read(device: torch.device) -> dict[Key, Entry]:
-    """The user's own entries."""
-    return _entries(_cache.read(name_of(device)), device)
-
-
-def _packaged(device: torch.device) -> dict[Key, Entry]:
-    try:
-        stored = json.loads((PACKAGED / f"{name_of(device)}.json").read_text())
-    except (OSError, ValueError):
-        return {}
-    return _entries(stored, device)
-
-
-def _entries(stored: Any, device: torch.device) -> dict[Key, Entry]:
-    """None of a file that is damaged, or of another device or build."""
+    """The entries of a device's file."""
+    stored = _cache.read(file_name(device))
     try:
         if stored["of"] != identity(device):
             return {}
-        return {tuple(entry["key"]): _checked(entry) for entry in stored["products"]}
+        return {tuple(each["key"]): _checked(Entry(**each)) for each in stored["products"]}
     except (TypeError, KeyError, ValueError):
         return {}
 
@@ -84,39 +84,34 @@ def _entries(stored: Any, device: torch.device) -> dict[Key, Entry]:
 def _checked(entry: Entry) -> Entry:
     from amp_ext._library import _C
 
-    is_entry = (
-        len(entry["key"]) == _C.GEMM_KEY_SIZE
-        and all(type(field) is int and abs(field) < 2**63 for field in entry["key"])
-        and type(entry["variant"]) is int
-        and 0 <= entry["variant"] < 2**63
-        and all(type(entry[name]) is str for name in ("product", "backend", "reason"))
-    )
-    if not is_entry:
+    numbers = [*entry.key, entry.variant]
+    if (
+        len(entry.key) != _C.GEMM_KEY_SIZE
+        or not all(type(number) is int and abs(number) < 2**63 for number in numbers)
+        or not all(type(text) is str for text in (entry.product, entry.backend, entry.reason))
+    ):
         raise ValueError(f"not an entry: {entry}")
     return entry
 
 
-def load(name: str) -> None:
-    """Have C++ know the entries of a device; at the first product on it."""
-    device = torch.device(name)
-    _tell(device, _packaged(device) | read(device))
+def load(device: str) -> None:
+    """For C++, at the first product on a device: has it know the entries."""
+    _tell(torch.device(device), read(torch.device(device)))
 
 
 def update(device: torch.device, entries: Iterable[Entry]) -> None:
-    """Add entries to the user's table of a device, in place of older ones of the same products.
+    """Adds entries to those of a device, in place of older ones of the same products.
 
-    Where it cannot be written, this process knows them nevertheless, and a warning says so.
+    Where the file cannot be written, this process knows them nevertheless, and a warning says so.
     """
-    known = read(device) | {tuple(entry["key"]): entry for entry in entries}
-    _tell(device, _packaged(device) | known)
-    content = {"of": identity(device), "products": list(known.values())}
-    _cache.write(name_of(device), content)
-    if _cache.read(name_of(device)) != content:
+    known = read(device) | {tuple(entry.key): entry for entry in entries}
+    _tell(device, known)
+    content = {"of": identity(device), "products": [entry._asdict() for entry in known.values()]}
+    if not _cache.write(file_name(device), content):
         warnings.warn("amp_ext: cannot write measurements to the cache folder", stacklevel=2)
 
 
 def _tell(device: torch.device, entries: dict[Key, Entry]) -> None:
     from amp_ext._library import _C
 
-    rows = [(e["key"], e["backend"], e["variant"], e["reason"]) for e in entries.values()]
-    _C.set_measured(str(device), rows)
+    _C.set_measured(str(device), [tuple(entry[1:]) for entry in entries.values()])

@@ -41,7 +41,8 @@ def set_backend(name: str | None) -> None:
     For others the choice is amp_ext's own, as with None: the CPU's backend for CPU tensors; for
     CUDA tensors the CUDA kernels where they were built, else the Triton kernels where Triton is
     installed. When amp_ext is imported, the environment variable ``AMP_EXT_BACKEND`` chooses. Which
-    products it computes is a matter of ``AMP_EXT_GEMM`` (docs/kernels.md).
+    products it computes is a matter of ``AMP_EXT_GEMM`` (docs/kernels.md); a backend that is named
+    excludes the kernels of others, even if :func:`amp_ext.tune` has measured them to be faster.
 
     Args:
         name: "cuda", the CUDA kernels of this build; "triton"; "cpu"; or None. The Triton kernels
@@ -65,8 +66,8 @@ def set_backend(name: str | None) -> None:
     by_default = name != "cuda" and not _C.cuda_built() and not why_not_triton()
     # The interpreter reads and writes the host's memory.
     triton = (name == "triton" or by_default) and not is_interpreted()
-    _C.use_backend("cuda", "triton" if triton else "cuda")
-    _C.use_backend("cpu", "triton" if name == "triton" and is_interpreted() else "cpu")
+    _C.use_backend("cuda", "triton" if triton else "cuda" if name == "cuda" else "")
+    _C.use_backend("cpu", "triton" if name == "triton" and is_interpreted() else "")
 
 
 def get_backend() -> str | None:

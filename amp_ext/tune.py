@@ -1,5 +1,5 @@
-"""Which backend computes which product, by measurement: ``amp_ext.tune()``, and ``python -m amp_ext
-tune SCRIPT``.
+"""Measures which backend computes a matrix product fastest: ``amp_ext.tune()``, ``python -m amp_ext
+tune SCRIPT``, and ``AMP_EXT_GEMM=measure``.
 """
 
 from __future__ import annotations
@@ -23,18 +23,19 @@ from amp_ext import _table
 from amp_ext._library import _C
 from amp_ext._triton import is_interpreted, why_not_triton
 
-Way = tuple[str, int]
-"""A backend, and which of its ways to compute a product."""
+Candidate = tuple[str, int]
+"""A backend, and one of its variants of a product."""
 
-LEAST_ROUNDS, ENOUGH_ROUNDS = 3, 100
-CALM = 1.1
-"""Rounds are enough while medians are not above the 20th percentiles by more."""
-SAMPLE = {"cpu": 2e-5, "cuda": 1e-3}
-"""Seconds that a sample takes at least: as many launches as make them up."""
-GAIN = 1.03
-"""What is faster by less is not told from noise: the default stays."""
-IN_PASSING = 2.0
-"""Seconds a process that AMP_EXT_GEMM=measure may take."""
+PASSES, PASS_SECONDS = 3, 0.3
+"""All products are measured so often, each for so long at most, and the shortest times count: what
+disturbs the machine for a while does not decide."""
+MIN_ROUNDS = 3
+SAMPLE_SECONDS = {"cpu": 2e-5, "cuda": 1e-3}
+"""A sample is of as many calls as take so long, for the clock to be exact."""
+MIN_GAIN = 1.03
+"""A candidate that is faster by less than this does not replace the default: it may be noise."""
+MEASURE_SECONDS = 2.0
+"""What AMP_EXT_GEMM=measure may take of a process, and a twentieth of it for each product."""
 
 
 class Tuned(NamedTuple):
@@ -44,9 +45,9 @@ class Tuned(NamedTuple):
         product: in words.
         calls: how often it was computed in the region.
         backend: what computes it from now on.
-        variant: which of the backend's ways.
-        before: its seconds, 20th percentile, by the default, without a table.
-        after: those by the backend.
+        variant: which of the backend's plans, 0 for the one that it prefers itself.
+        before: seconds of a call by default, as where nothing is measured; 20th percentile.
+        after: seconds of a call by that backend; 20th percentile.
     """
 
     product: str
@@ -62,30 +63,36 @@ def tune(seconds: float = 30.0) -> Iterator[list[Tuned]]:
     """Measures the matrix products of a region, for this process and later ones.
 
     A few training steps in the region are enough: it notes which products amp_ext computes, of
-    which sizes, layouts and dtypes. At its end each of them is computed, on random operands, in
-    every way that there is here: the plans of the CUDA and Triton kernels, torch's library; on a
-    CPU our own kernel and FP32 or BF16 products of torch's library. Ways whose results differ from
-    the default's by more than rounding are left out with a warning, the others timed in turn. The
-    fastest one goes into a table in ``$XDG_CACHE_HOME/amp_ext`` (by default ``~/.cache/amp_ext``),
-    in place of an older entry. Products are computed by it where ``AMP_EXT_GEMM`` is ``auto``, as
-    by default, or ``measure``.
+    which sizes, layouts and dtypes. At its end each of them is computed, on random operands, by
+    all that can compute it here: torch's library, the plans of the CUDA and of the Triton kernels;
+    on a CPU our own kernel, torch's FP32 and torch's BF16 GEMM. Those whose results differ from the
+    default's by more than rounding are left out with a warning, the others timed in turn. The
+    fastest goes into a table in ``$XDG_CACHE_HOME/amp_ext`` (by default ``~/.cache/amp_ext``), in
+    place of an older entry. Where ``AMP_EXT_GEMM`` is ``auto``, as by default, or ``measure``, it
+    computes the product from then on.
 
     A process reads the table of a device at its first product there. All processes of a distributed
     training that read one table choose alike.
 
     Args:
-        seconds: how long to measure, after the region. Products that it does not suffice for, those
-            of least work, keep their entries.
+        seconds: how long to measure at most, after the region. Those products with the least work
+            that it does not suffice for keep their entries.
 
     Yields:
         A list, which holds a Tuned for each measured product in the end. A summary is printed.
 
     Raises:
-        RuntimeError: within another such region.
+        RuntimeError: within another such region, or in a process of several that train together:
+            each would measure something else.
         ValueError: seconds is not a positive number.
     """
     if not seconds > 0:
         raise ValueError(f"amp_ext.tune: seconds must be positive, got {seconds}")
+    if _is_distributed():
+        raise RuntimeError(
+            "amp_ext.tune: the processes of a distributed training would choose differently; "
+            "measure in one process before it, such as with: python -m amp_ext tune SCRIPT"
+        )
     if not _C.start_noting():
         raise RuntimeError("amp_ext.tune: this is within another amp_ext.tune() region")
     results: list[Tuned] = []
@@ -94,102 +101,137 @@ def tune(seconds: float = 30.0) -> Iterator[list[Tuned]]:
     finally:
         noted = _C.stop_noting()
     start = time.perf_counter()
-    left = _measure_all(noted, start + seconds, results)
-    print(_summary(results, left, time.perf_counter() - start))
+    triton = not why_not_triton() and not is_interpreted()
+    choices = [(product, product.candidates(triton)) for product in noted]
+    choices = [(product, candidates) for product, candidates in choices if len(candidates) > 1]
+    _measure_all(choices, start + seconds, results)
+    print(_summary(results, len(choices), time.perf_counter() - start))
 
 
-def _measure_all(noted: list[_C.NotedProduct], deadline: float, results: list[Tuned]) -> int:
-    """Appends to the results, and returns how many products there was no time for."""
-    noted = [product for product in noted if len(_ways(product)) > 1]
-    noted.sort(key=lambda product: -product.calls * product.multiplications)
-    entries: dict[str, list[_table.Entry]] = {}
-    left = 0
-    for index, product in enumerate(noted):
-        _show(f"amp_ext.tune: {'#' * index:-<{len(noted)}} {product}")
-        remaining = deadline - time.perf_counter()
-        if remaining <= 0:
-            left = len(noted) - index
-            break
-        if tuned := _measure(product, remaining / (len(noted) - index)):
-            results.append(tuned)
-            entries.setdefault(product.device, []).append(_entry(product, tuned))
-    _show("")
-    for device, of_device in entries.items():
-        _table.update(torch.device(device), of_device)
-    return left
+def _measure_all(
+    choices: list[tuple[_C.NotedProduct, list[Candidate]]], deadline: float, results: list[Tuned]
+) -> None:
+    """Appends to the results while there is time, those with the most work first."""
+    choices.sort(key=lambda choice: -choice[0].calls * choice[0].multiplications)
+    times: list[dict[Candidate, float]] = [{} for _ in choices]
+    steps = PASSES * len(choices)
+    try:
+        for step in range(steps):
+            product, candidates = choices[step % len(choices)]
+            known = times[step % len(choices)]
+            _show(f"amp_ext.tune: [{'#' * (20 * step // steps):-<20}] {product}")
+            remaining = deadline - time.perf_counter()
+            if remaining <= 0:
+                break
+            seconds = min(PASS_SECONDS, remaining / (steps - step))
+            for candidate, shortest in _measure(product, candidates, seconds).items():
+                known[candidate] = min(shortest, known.get(candidate, math.inf))
+    finally:
+        _show("")
+        entries: dict[str, list[_table.Entry]] = {}
+        for (product, candidates), of_product in zip(choices, times, strict=True):
+            if of_product:
+                results.append(_fastest(product, candidates[0], of_product))
+                entries.setdefault(product.device, []).append(_entry(product, results[-1]))
+        for device, of_device in entries.items():
+            _table.update(torch.device(device), of_device)
 
 
-def measure_in_passing(product: _C.NotedProduct) -> None:
-    """For C++, with AMP_EXT_GEMM=measure: measures a product that is in use, if there is time."""
+def measure_in_use(product: _C.NotedProduct) -> None:
+    """For C++, with AMP_EXT_GEMM=measure: measures a product, while there is time in this process.
+
+    Then the process goes on as with AMP_EXT_GEMM=auto. Kernels that Triton would have to compile
+    first, for seconds, take part only where they are the device's backend.
+    """
     global _time_left
-    if _time_left <= 0 or not _in_passing.acquire(blocking=False):
+    if _is_distributed() or not _in_use.acquire(blocking=False):
         return
     start = time.perf_counter()
     try:
-        if tuned := _measure(product, min(_time_left, IN_PASSING / 20)):
-            _table.update(torch.device(product.device), [_entry(product, tuned)])
+        candidates = product.candidates(triton=False)
+        if times := _measure(product, candidates, min(_time_left, MEASURE_SECONDS / 20)):
+            entry = _entry(product, _fastest(product, candidates[0], times))
+            _table.update(torch.device(product.device), [entry])
     finally:
         _time_left -= time.perf_counter() - start
-        _in_passing.release()
+        if _time_left <= 0:
+            _C.set_gemm_mode("auto")
+        _in_use.release()
 
 
-_time_left = IN_PASSING
-_in_passing = threading.Lock()
+def _is_distributed() -> bool:
+    distributed = torch.distributed
+    return (
+        distributed.is_available()
+        and distributed.is_initialized()
+        and distributed.get_world_size() > 1
+    )
+
+
+_time_left = MEASURE_SECONDS
+_in_use = threading.Lock()
 
 
 # ---- one product -------------------------------------------------------------------------------
 
 
-def _ways(product: _C.NotedProduct) -> list[Way]:
-    return product.candidates(triton=not why_not_triton() and not is_interpreted())
-
-
-def _measure(product: _C.NotedProduct, seconds: float) -> Tuned | None:
-    """Which way takes the least time; None where nothing can be compared."""
+def _measure(
+    product: _C.NotedProduct, candidates: list[Candidate], seconds: float
+) -> dict[Candidate, float]:
+    """Seconds of a call by each candidate; none where there is nothing to compare."""
+    if len(candidates) < 2:
+        return {}
     deadline = time.perf_counter() + seconds
     device = torch.device(product.device)
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
         try:
             trial = _C.Trial(product)
-            ways = _right(product, trial, deadline)
-            if len(ways) < 2:
-                return None
-            times = _interleaved(trial, ways, device.type, deadline)
+            candidates = _without_wrong_ones(product, trial, candidates, deadline)
+            if len(candidates) < 2:
+                return {}
+            return _interleaved(trial, candidates, device.type, deadline)
         except RuntimeError as error:  # out of memory, most likely
             warnings.warn(f"amp_ext.tune: {product}: not measured: {error}", stacklevel=2)
-            return None
-    default = ways[0]
+            return {}
+
+
+def _fastest(product: _C.NotedProduct, default: Candidate, times: dict[Candidate, float]) -> Tuned:
     best = min(times, key=times.__getitem__)
-    if times[default] < GAIN * times[best]:
+    if times[default] < MIN_GAIN * times[best]:
         best = default
     return Tuned(str(product), product.calls, *best, times[default], times[best])
 
 
-def _right(product: _C.NotedProduct, trial: _C.Trial, deadline: float) -> list[Way]:
-    """The ways whose results are the first one's but for rounding, as far as there is time."""
-    default, *others = _ways(product)
+def _without_wrong_ones(
+    product: _C.NotedProduct, trial: _C.Trial, candidates: list[Candidate], deadline: float
+) -> list[Candidate]:
+    """Those whose results are the first one's but for rounding, as far as there is time."""
+    default, *others = candidates
     expected = _results(product, trial, default)
     right = [default]
-    for way in others:
+    for candidate in others:
         if time.perf_counter() > deadline:
             break
         try:
-            results = _results(product, trial, way)
+            results = _results(product, trial, candidate)
         except Exception as error:  # of any type, as when a Triton kernel does not compile
+            # The same text for all products, so that it is shown once.
             problem = str(error).partition("\n")[0]
+            warnings.warn(f"amp_ext.tune: left out: {candidate[0]}: {problem}", stacklevel=2)
+            continue
+        if _near(product, results, expected):
+            right.append(candidate)
         else:
-            problem = "" if _near(product, results, expected) else "its results are wrong"
-        if problem:
-            warnings.warn(f"amp_ext.tune: {product}: without {way}: {problem}", stacklevel=2)
-        else:
-            right.append(way)
+            warnings.warn(
+                f"amp_ext.tune: left out: {candidate}: wrong results of {product}", stacklevel=2
+            )
     return right
 
 
-def _results(product: _C.NotedProduct, trial: _C.Trial, way: Way) -> list[torch.Tensor]:
+def _results(product: _C.NotedProduct, trial: _C.Trial, candidate: Candidate) -> list[torch.Tensor]:
     for result in trial.results():
         result.fill_(0.0 if product.adds_to_out else math.nan)
-    trial.run(*way)
+    trial.run(*candidate)
     return [result.clone() for result in trial.results()]
 
 
@@ -214,39 +256,32 @@ def _near(
 
 
 def _interleaved(
-    trial: _C.Trial, ways: Sequence[Way], device_type: str, deadline: float
-) -> dict[Way, float]:
-    """Seconds of each, 20th percentile: timed in turn, every second round in reverse order.
+    trial: _C.Trial, candidates: Sequence[Candidate], device_type: str, deadline: float
+) -> dict[Candidate, float]:
+    """Seconds of a call by each, 20th percentile, timed in turn and every second round in reverse.
 
-    What takes twice the time of another in the first rounds sits out the others, but for the first.
+    What takes twice the time of another in the first rounds is left out of the others, but for the
+    default, which is the first.
     """
     sample = _device_seconds if device_type == "cuda" else _C.Trial.run
-    shortest = min(sample(trial, *way, 1) for way in ways)
-    launches = max(1, math.ceil(SAMPLE[device_type] / shortest))
-    samples: dict[Way, list[float]] = {way: [] for way in ways}
-
-    def quantile(way: Way, share: float) -> float:
-        return sorted(samples[way])[int(len(samples[way]) * share)]
-
+    shortest = min(sample(trial, *candidate, 1) for candidate in candidates)
+    calls = max(1, math.ceil(SAMPLE_SECONDS[device_type] / shortest))
+    samples: dict[Candidate, list[float]] = {candidate: [] for candidate in candidates}
     for count in itertools.count(1):
-        for way in ways if count % 2 == 0 else reversed(ways):
-            samples[way].append(sample(trial, *way, launches) / launches)
-        if count == LEAST_ROUNDS:
-            least = min(map(min, samples.values()))
-            ways = [ways[0], *(way for way in ways[1:] if min(samples[way]) < 2 * least)]
-        if count >= LEAST_ROUNDS and time.perf_counter() > deadline:
+        for candidate in candidates if count % 2 == 0 else reversed(candidates):
+            samples[candidate].append(sample(trial, *candidate, calls) / calls)
+        if count == MIN_ROUNDS:
+            limit = 2 * min(map(min, samples.values()))
+            candidates = [c for c in candidates if c == candidates[0] or min(samples[c]) < limit]
+        if count >= MIN_ROUNDS and time.perf_counter() > deadline:
             break
-        if count % ENOUGH_ROUNDS == 0 and all(
-            quantile(way, 0.5) < CALM * quantile(way, 0.2) for way in ways
-        ):
-            break
-    return {way: quantile(way, 0.2) for way in samples}
+    return {candidate: sorted(times)[len(times) // 5] for candidate, times in samples.items()}
 
 
-def _device_seconds(trial: _C.Trial, backend: str, variant: int, times: int) -> float:
+def _device_seconds(trial: _C.Trial, backend: str, variant: int, calls: int) -> float:
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
-    trial.run(backend, variant, times)
+    trial.run(backend, variant, calls)
     end.record()
     end.synchronize()
     return start.elapsed_time(end) / 1e3
@@ -256,18 +291,10 @@ def _device_seconds(trial: _C.Trial, backend: str, variant: int, times: int) -> 
 
 
 def _entry(product: _C.NotedProduct, tuned: Tuned) -> _table.Entry:
-    default = _ways(product)[0]
     reason = "measured: nothing is faster than the default"
-    if (tuned.backend, tuned.variant) != default:
-        other = "torch's library" if default[0] == "library" else "the default"
-        reason = f"measured: {tuned.before / tuned.after:.2f} times {other}"
-    return {
-        "product": tuned.product,
-        "key": product.key,
-        "backend": tuned.backend,
-        "variant": tuned.variant,
-        "reason": reason,
-    }
+    if tuned.before > tuned.after:
+        reason = f"measured: {tuned.before / tuned.after:.2f} times as fast as the default"
+    return _table.Entry(tuned.product, product.key, tuned.backend, tuned.variant, reason)
 
 
 def _show(text: str) -> None:
@@ -276,63 +303,48 @@ def _show(text: str) -> None:
         print(f"\r\033[K{text[:100]}", end="", file=sys.stderr, flush=True)
 
 
-def _summary(results: Sequence[Tuned], left: int, seconds: float) -> str:
+def _summary(results: Sequence[Tuned], products: int, seconds: float) -> str:
     faster = [tuned for tuned in results if tuned.before > tuned.after]
-    lines = [f"amp_ext.tune: {len(results)} products measured in {seconds:.1f} s"]
-    if left:
-        lines[0] += f", {left} not, since the time was over"
+    lines = [f"amp_ext.tune: {len(results)} of {products} products measured in {seconds:.1f} s"]
     if results:
-        before, after = (
-            sum(tuned.calls * getattr(tuned, when) for tuned in results)
-            for when in ("before", "after")
-        )
+        before = sum(tuned.calls * tuned.before for tuned in results)
+        after = sum(tuned.calls * tuned.after for tuned in results)
         lines.append(
-            f"  {len(faster)} have something faster than the default; all calls of the region took "
-            f"{before * 1e3:.3g} ms by the default, take {after * 1e3:.3g} ms"
+            f"  {len(faster)} can be computed faster than by default; all calls of the region: "
+            f"{before * 1e3:.3g} ms before, {after * 1e3:.3g} ms now"
         )
     for tuned in sorted(faster, key=lambda tuned: tuned.calls * (tuned.after - tuned.before)):
         gain = f"{tuned.before / tuned.after:.2f} times"
-        way = f"{tuned.backend}{f' ({tuned.variant})' if tuned.variant else ''}"
-        lines.append(f"  {gain:>12}  {way:12} {tuned.product}, {tuned.calls} calls")
+        by = f"{tuned.backend}{f' ({tuned.variant})' if tuned.variant else ''}"
+        lines.append(f"  {gain:>12}  {by:12} {tuned.product}, {tuned.calls} calls")
     if (mode := _C.gemm_mode()) not in ("auto", "measure"):
-        lines.append(f"  AMP_EXT_GEMM is {mode}: this process does not use it")
+        lines.append(f"  AMP_EXT_GEMM is {mode}: this process does not use the measurements")
     return "\n".join(lines)
 
 
-def main(arguments: Sequence[str]) -> int:
-    """``python -m amp_ext tune``: runs a script under :func:`tune`; returns its exit status."""
+def main(arguments: Sequence[str]) -> object:
+    """``python -m amp_ext tune``: runs a script under :func:`tune`; returns what sys.exit takes."""
     parser = argparse.ArgumentParser(
         prog="python -m amp_ext tune",
         description="Measures which backend computes the matrix products of a script fastest. A "
         "few steps are enough: Ctrl-C ends the script, and the measurement begins.",
     )
-    parser.add_argument("--seconds", type=_positive, default=30.0, help="to measure (%(default)s)")
+    parser.add_argument("--seconds", type=float, default=30.0, help="to measure (%(default)s)")
     parser.add_argument("script", type=Path)
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's own")
     options = parser.parse_args(arguments)
+    if not options.seconds > 0:
+        parser.error(f"--seconds must be positive, got {options.seconds}")
     if not options.script.is_file():
         parser.error(f"there is no file {options.script}")
     sys.argv = [str(options.script), *options.arguments]
     sys.path[0] = str(options.script.resolve().parent)
+    status: object = 0
     with tune(options.seconds):
-        return _run(options.script)
-
-
-def _positive(text: str) -> float:
-    seconds = float(text)
-    if not seconds > 0:
-        raise argparse.ArgumentTypeError(f"must be positive, got {text}")
-    return seconds
-
-
-def _run(script: Path) -> int:
-    try:
-        runpy.run_path(str(script), run_name="__main__")
-    except KeyboardInterrupt:
-        print("amp_ext.tune: the script was stopped", file=sys.stderr)
-    except SystemExit as end:
-        if not isinstance(end.code, int):
-            print(end.code or "", end="\n" if end.code else "", file=sys.stderr)
-            return int(bool(end.code))
-        return end.code
-    return 0
+        try:
+            runpy.run_path(str(options.script), run_name="__main__")
+        except KeyboardInterrupt:
+            print("amp_ext.tune: the script was stopped", file=sys.stderr)
+        except SystemExit as end:
+            status = end.code
+    return status

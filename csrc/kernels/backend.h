@@ -16,6 +16,7 @@ class CudaBackend : public Backend {
   AMP_EXT_LIST_OPS(AMP_EXT_OVERRIDE)
   const char* why_not(const GemmArgs&) const override;
   Status gemm(const GemmArgs&, Services&) const override;
+  const char* why_slow(const GemmArgs&, Services&) const override;
   std::vector<int64_t> gemm_variants(const GemmArgs&, Services&) const override;
   const char* last_error() const override;
 

@@ -51,7 +51,19 @@ MUTANTS = (
         "a measured backend for what it cannot compute",
         CHOOSE,
         "if (found && !obstacle_of(*found->backend, device, args)) {",
-        "if (found) {",
+        "if (found && is_allowed(*found->backend, device.type())) {",
+    ),
+    (
+        "another backend than the chosen one",
+        CHOOSE,
+        "if (!is_allowed(backend, device.type())) return",
+        "if (false) return",
+    ),
+    (
+        "what TMA cannot load by the kernel for sm_80",
+        CHOOSE,
+        "if (!obstacle) obstacle = why_slow(*kernels, device, args);",
+        "",
     ),
     ("the table in every mode", CHOOSE, "by_table ? find_measured", "true ? find_measured"),
     (
@@ -98,6 +110,12 @@ MUTANTS = (
         f"{LISTS}/update_scale.cpp",
         "at::maximum(scale, floor)",
         "scale",
+    ),
+    (
+        "measuring under deterministic algorithms",
+        TABLE,
+        "at::globalContext().deterministicAlgorithms() ||",
+        "",
     ),
     (
         "a copy before the choice",

@@ -5,6 +5,9 @@ choose_mutants.py breaks the choice; these tests must fail each time.
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -12,6 +15,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from amp_ext import _C, ops
+from fake_cuda.recorder import is_running
 from simt.backend import Simt
 
 FP16, BF16, FP32, FP64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
@@ -53,6 +57,39 @@ def test_what_the_kernels_cannot_compute_is_anothers() -> None:
     assert of(FP16, BF16) == of(FP32, FP32) == "cpu"
     assert of(FP64, FP64) == "library"
     assert _C.gemm_choice(*[torch.zeros(9, 9, 9, dtype=FP16)[:, :, 0]] * 2)[0] == "cpu"
+
+
+@pytest.mark.simt
+@pytest.mark.parametrize(
+    ("capability", "chosen"), [(80, "simt"), (90, "cpu"), (100, "cpu"), (120, "simt")]
+)
+def test_what_tma_cannot_load_is_measured_first(capability: int, chosen: str, simt: Simt) -> None:
+    """On Hopper and on Blackwell's large GPUs, whose speed the kernel for sm_80 does not reach."""
+    simt.set_capability(capability)
+    a = torch.zeros(16, 24, dtype=FP16)
+    assert _C.gemm_choice(a[:, :16], a[:, :16])[0] == "simt"
+    rows_of_17 = torch.zeros(16, 17, dtype=FP16)[:, :16]
+    assert _C.gemm_choice(a[:, :16], rows_of_17)[0] == chosen
+    assert _C.gemm_choice(a[:, 1:17], a[:, :16])[0] == chosen
+    assert _C.start_noting()
+    ops.gemm(a[:, :16], rows_of_17)
+    (product,) = _C.stop_noting()
+    assert "simt" in dict(product.candidates(triton=False))
+
+
+@pytest.mark.skipif(not is_running(), reason="the capability of tests/fake_cuda can be chosen")
+@pytest.mark.parametrize("capability", ["80", "90", "103", "120"])
+def test_what_tma_cannot_load_is_measured_first_cuda(capability: str) -> None:
+    code = (
+        "import torch; from amp_ext import _C; a = torch.zeros(16, 17, device='cuda').half(); "
+        "print(*(_C.gemm_choice(b, b)[0] for b in (a[:, :16].contiguous(), a[:, :16])))"
+    )
+    environment = {**os.environ, "FAKE_CUDA_CAPABILITY": capability}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    other = "cuda" if capability in ("80", "120") else "library"
+    assert done.stdout.split() == ["cuda", other]
 
 
 @pytest.mark.simt

@@ -270,6 +270,8 @@ CLUSTER = 4
 )
 def test_launches_are_checked(options: dict[str, object], text: str) -> None:
     """Of a kernel that is not ours, so that at last it is that nothing runs it."""
+    if "cluster" in text and torch.cuda.get_device_capability() < (9, 0):
+        text = "a cluster before compute capability 9.0"
     pointer, symbol = ctypes.c_char_p(b"the host's function"), ctypes.c_char_p(b"_Z9no_kernelv")
     RUNTIME.__cudaRegisterFunction(None, pointer, None, symbol, -1, *[None] * 5)
     attribute = options.get("attribute")

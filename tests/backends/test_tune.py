@@ -13,13 +13,16 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import amp_ext
 from amp_ext import _C, _cache, _table, ops
 from simt.backend import Simt
+from simt.library import Schedule
 
 FP16, BF16, FP32 = torch.float16, torch.bfloat16, torch.float32
 CPU = torch.device("cpu")
+HAS_CUDA = torch.cuda.is_available() and _C.cuda_built()
 # The module: amp_ext.tune is its function.
 tune = sys.modules["amp_ext.tune"]
 UNMEASURED = "16-bit or FP32 operands on a CPU"
@@ -32,7 +35,7 @@ def file(backend: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
     before = _C.gemm_mode()
     _C.set_gemm_mode("auto")
     _C.set_measured("cpu", [])
-    yield _cache.folder() / f"{_table.name_of(CPU)}.json"
+    yield _cache.folder() / f"{_table.file_name(CPU)}.json"
     _C.set_gemm_mode(before)
     _C.set_measured("cpu", [])
 
@@ -49,9 +52,8 @@ def noted(call: Callable[..., object], *arguments: object, **options: object) ->
     return product
 
 
-def entry(product: Any, backend: str, variant: int) -> dict[str, Any]:
-    ours = {"backend": backend, "variant": variant, "reason": "a test says so"}
-    return {"product": str(product), "key": product.key, **ours}
+def entry(product: Any, backend: str, variant: int) -> _table.Entry:
+    return _table.Entry(str(product), product.key, backend, variant, "a test says so")
 
 
 def test_a_table_that_lies_is_corrected(file: Path) -> None:
@@ -76,14 +78,14 @@ def test_a_table_that_lies_is_corrected(file: Path) -> None:
     assert [e["variant"] for e in json.loads(file.read_text())["products"]] == [0, 2]
 
 
-def test_the_fastest_way_becomes_the_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fastest_candidate_becomes_the_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     times = {("cpu", 0): 3.0, ("cpu", 2): 2.0}
     monkeypatch.setattr(tune, "_interleaved", lambda *_: times)
     a, b = small_products()
     with amp_ext.tune() as results:
         expected = ops.gemm(a, b)
     assert results == [("300 x [4, 8] @ [8, 4], Half", 1, "cpu", 2, 3.0, 2.0)]
-    assert _C.gemm_choice(a, b) == ("cpu", "measured: 1.50 times the default")
+    assert _C.gemm_choice(a, b) == ("cpu", "measured: 1.50 times as fast as the default")
     torch.testing.assert_close(ops.gemm(a, b), expected, rtol=2**-10, atol=2**-20)
     for mode in ("kernel", "library"):
         _C.set_gemm_mode(mode)
@@ -93,6 +95,14 @@ def test_the_fastest_way_becomes_the_choice(monkeypatch: pytest.MonkeyPatch) -> 
     with amp_ext.tune():
         ops.gemm(a, b)
     assert _C.gemm_choice(a, b)[1].startswith("measured: nothing"), "that is noise"
+
+
+def test_what_disturbs_one_pass_does_not_decide(monkeypatch: pytest.MonkeyPatch) -> None:
+    passes = iter([{("cpu", 0): 9.0, ("cpu", 2): 2.0}, *[{("cpu", 0): 1.0, ("cpu", 2): 2.0}] * 2])
+    monkeypatch.setattr(tune, "_interleaved", lambda *_: next(passes))
+    with amp_ext.tune() as results:
+        ops.gemm(*small_products())
+    assert [(r.variant, r.before, r.after) for r in results] == [(0, 1.0, 1.0)]
 
 
 def test_products_that_differ_in_anything_are_different() -> None:
@@ -136,20 +146,20 @@ def test_products_that_differ_in_anything_are_different() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["results", "raises"])
-def test_a_wrong_way_is_left_out(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_candidate_is_left_out(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
     results = tune._results
 
-    def broken(product: Any, trial: Any, way: tuple[str, int]) -> list[Tensor]:
-        if way == ("cpu", 0):
-            return results(product, trial, way)
+    def broken(product: Any, trial: Any, candidate: tuple[str, int]) -> list[Tensor]:
+        if candidate == ("cpu", 0):
+            return results(product, trial, candidate)
         if wrong == "raises":
             raise RuntimeError("out of registers")
-        *others, last = results(product, trial, way)
+        *others, last = results(product, trial, candidate)
         last.view(-1)[-1] += 1
         return [*others, last]
 
     monkeypatch.setattr(tune, "_results", broken)
-    words = "out of registers" if wrong == "raises" else "its results are wrong"
+    words = "cpu: out of registers" if wrong == "raises" else "wrong results of 300 x"
     with pytest.warns(UserWarning, match=words), amp_ext.tune() as measured:
         ops.gemm_with_aux(*small_products(), activation="gelu")
     assert measured == [], "there is nothing left to compare"
@@ -165,7 +175,7 @@ def test_a_wrong_way_is_left_out(wrong: str, monkeypatch: pytest.MonkeyPatch) ->
     ids=["bias", "derivative", "accumulate"],
 )
 @pytest.mark.parametrize("dtype", [FP16, BF16])
-def test_all_ways_compute_the_same(dtype: torch.dtype, call: Callable[..., Any]) -> None:
+def test_all_candidates_compute_the_same(dtype: torch.dtype, call: Callable[..., Any]) -> None:
     """No warning says otherwise. On random numbers of their own: the user's stay what they are."""
     a, b = (operand.to(dtype) for operand in small_products())
     c = torch.randn(300, 4, 4)
@@ -178,13 +188,14 @@ def test_all_ways_compute_the_same(dtype: torch.dtype, call: Callable[..., Any])
 
 
 @pytest.mark.simt
-def test_plans_of_the_kernels_are_ways(simt: Simt) -> None:
+def test_plans_of_the_kernels_are_candidates(simt: Simt) -> None:
+    simt.pin(Schedule())  # a plan depends on the number of multiprocessors
     a, b = torch.randn(48, 64).to(FP16), torch.randn(64, 40).to(FP16)
     _C.set_gemm_mode("auto")
     product = noted(ops.gemm, a, b)
-    ways = product.candidates(triton=False)
-    variants = [variant for backend, variant in ways if backend == "simt"]
-    assert ways[0] == ("cpu", 0)
+    candidates = product.candidates(triton=False)
+    variants = [variant for backend, variant in candidates if backend == "simt"]
+    assert candidates[0] == ("cpu", 0)
     assert len(set(variants)) == len(variants) > 2
     plans = set()
     for variant in variants:
@@ -197,6 +208,23 @@ def test_plans_of_the_kernels_are_ways(simt: Simt) -> None:
     a, b = a.float(), b.float()
     _table.update(CPU, [entry(noted(ops.gemm, a, b), "simt", 0)])
     assert _C.gemm_choice(a, b) == ("cpu", UNMEASURED), "an entry that cannot be right"
+
+
+@pytest.mark.simt
+def test_a_chosen_backend_excludes_the_kernels_of_others(simt: Simt) -> None:
+    a, b = small_products()
+    _C.set_gemm_mode("auto")
+    _table.update(CPU, [entry(noted(ops.gemm, a, b), "simt", 0)])
+    for chosen, measured in (("simt", "simt"), ("", "simt"), ("cpu", "cpu")):
+        _C.use_backend("cpu", chosen)
+        assert _C.gemm_choice(a, b)[0] == measured
+
+
+def test_compilation_computes_nothing() -> None:
+    a, b = small_products()
+    compiled = torch.compile(lambda a, b: ops.gemm(a, b) + 1, backend="aot_eager")
+    product = noted(compiled, a, b)
+    assert product.calls == 1
 
 
 def test_who_may_compute_a_product_on_a_cpu() -> None:
@@ -237,22 +265,13 @@ def test_a_damaged_or_foreign_file_is_no_table(
     assert _C.gemm_choice(a, b) == ("cpu", UNMEASURED)
 
 
-def test_a_table_of_the_package_is_there_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: Path
-) -> None:
-    a, b = small_products()
-    _table.update(CPU, [entry(noted(ops.gemm, a, b), "cpu", 2)])
-    monkeypatch.setattr(_table, "PACKAGED", file.parent)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "empty"))
-    _table.load("cpu")
-    assert _C.gemm_choice(a, b) == ("cpu", "a test says so")
-    _table.update(CPU, [entry(noted(ops.gemm, a, b), "cpu", 0) | {"reason": "the user's own"}])
-    assert _C.gemm_choice(a, b) == ("cpu", "the user's own")
-
-
-def test_what_is_used_again_and_again_is_measured_in_passing(file: Path) -> None:
+def test_what_is_used_again_and_again_is_measured(file: Path) -> None:
     a, b = small_products()
     _C.set_gemm_mode("measure")
+    for _ in range(9):
+        ops.gemm(a, b)
+    assert not file.exists(), "deterministic algorithms are asked for"
+    torch.use_deterministic_algorithms(False)
     for _ in range(7):
         ops.gemm(a, b)
         assert _C.gemm_choice(a, b)[1] == UNMEASURED
@@ -262,6 +281,17 @@ def test_what_is_used_again_and_again_is_measured_in_passing(file: Path) -> None
     assert len(json.loads(file.read_text())["products"]) == 1
 
 
+def test_there_is_a_time_for_what_is_measured_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.use_deterministic_algorithms(False)
+    monkeypatch.setattr(tune, "_time_left", 1e-9)
+    _C.set_gemm_mode("measure")
+    a, b = torch.randn(3, 301).to(FP16), torch.randn(301, 3).to(FP16)
+    for _ in range(8):
+        assert _C.gemm_mode() == "measure"
+        ops.gemm(a, b)
+    assert _C.gemm_mode() == "auto"
+
+
 def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """This process knows what it has measured."""
     (tmp_path / "amp_ext").write_text("a file")
@@ -269,6 +299,20 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.warns(UserWarning, match="cannot write measurements"), amp_ext.tune(1):
         ops.gemm(a, b)
     assert _C.gemm_choice(a, b)[1].startswith("measured: ")
+
+
+def test_ranks_do_not_measure_what_they_choose(file: Path) -> None:
+    torch.use_deterministic_algorithms(False)
+    _C.set_gemm_mode("measure")
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        with pytest.raises(RuntimeError, match="in one process before it"), amp_ext.tune():
+            pass
+        for _ in range(9):
+            ops.gemm(*small_products())
+    finally:
+        torch.distributed.destroy_process_group()
+    assert not file.exists()
 
 
 def test_regions_do_not_nest_and_errors_leave_them() -> None:
@@ -282,27 +326,64 @@ def test_regions_do_not_nest_and_errors_leave_them() -> None:
     assert _C.stop_noting() == []
 
 
-def test_a_script(tmp_path: Path) -> None:
+def run(*command: str, status: int = 0) -> str:
+    """What a process prints whose products are computed by the table, without Triton."""
+    package = str(Path(amp_ext.__file__).parents[1])
+    without_triton = {"AMP_EXT_BACKEND": "cuda" if HAS_CUDA else "cpu"}
+    done = subprocess.run(
+        [sys.executable, *command],
+        env={**os.environ, "AMP_EXT_GEMM": "auto", "PYTHONPATH": package} | without_triton,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert (done.returncode, done.stderr) == (status, ""), done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"] if HAS_CUDA else ["cpu"])
+def test_a_script(device: str, tmp_path: Path) -> None:
     """What it has measured, the next process uses."""
     script = tmp_path / "scripts" / "script.py"
     script.parent.mkdir()
     script.write_text(
-        "import sys, torch\nfrom amp_ext import _C, ops\n"
-        "a, b = torch.ones(300, 4, 8).half(), torch.ones(300, 8, 4).half()\n"
-        "ops.gemm(a, b)\nprint(__name__, sys.argv[1:], _C.gemm_choice(a, b)[1])\nsys.exit(3)\n"
+        "import signal, sys, torch\nfrom amp_ext import _C, ops\n"
+        "a = torch.ones(100, 4, 8, dtype=torch.half, device=sys.argv[1])\n"
+        "ops.gemm(a, a.mT)\nprint(__name__, _C.gemm_choice(a, a.mT)[1])\n"
+        "sys.exit(3 if signal.getsignal(signal.SIGPIPE) == signal.SIG_IGN else 4)\n"
     )
-    package = str(Path(amp_ext.__file__).parents[1])
-    environment = {**os.environ, "AMP_EXT_GEMM": "auto", "PYTHONPATH": package}
+    said = run("-m", "amp_ext", "tune", "--seconds", "2", str(script), device, status=3)
+    unmeasured = UNMEASURED if device == "cpu" else "not measured: torch's library"
+    assert said.startswith(f"__main__ {unmeasured}\namp_ext.tune: 1 of 1 products measured")
+    assert run(str(script), device, status=3).startswith("__main__ measured: ")
 
-    def run(*command: str) -> str:
-        done = subprocess.run(
-            [sys.executable, *command], env=environment, capture_output=True, text=True, check=False
-        )
-        assert (done.returncode, done.stderr) == (3, "")
-        return done.stdout
 
-    said = run("-m", "amp_ext", "tune", "--seconds", "2", str(script), "--size", "5")
-    assert said.startswith(
-        f"__main__ ['--size', '5'] {UNMEASURED}\namp_ext.tune: 1 products measured"
-    )
-    assert run(str(script)).startswith("__main__ [] measured: ")
+@pytest.mark.skipif(not HAS_CUDA, reason="needs the CUDA kernels and a device")
+@pytest.mark.parametrize("where", ["backward", "capture"])
+def test_the_first_product_reads_the_table_wherever_it_is_cuda(where: str) -> None:
+    """In a thread that has not the GIL; in a capture, which ends at a call that waits."""
+    a = torch.randn(16, 16, device="cuda").half()
+    product = noted(ops.gemm, a, a.clone())
+    variant = [v for backend, v in product.candidates(triton=False) if backend == "cuda"][-1]
+    _table.update(torch.device("cuda:0"), [entry(product, "cuda", variant)])
+    code = """
+import sys, torch
+from amp_ext import _C, ops
+a, b = (torch.ones(16, 16, device="cuda").half().requires_grad_() for _ in range(2))
+_C.set_gemm_mode("library")
+result = ops.gemm(a, b)
+torch.cuda.synchronize()
+_C.set_gemm_mode("auto")
+if sys.argv[1] == "backward":
+    result.backward(torch.ones_like(result))
+    result = b.grad
+else:
+    graph = torch.cuda.CUDAGraph()
+    with torch.no_grad(), torch.cuda.graph(graph):
+        result = ops.gemm(a, b)
+    graph.replay()
+print(*_C.gemm_choice(a, b), result.sum().item())
+"""
+    assert run("-c", code, where) == f"cuda a test says so {16.0**3}\n"
+    _C.set_measured("cuda:0", [])

@@ -22,6 +22,7 @@ std::map<std::string, int64_t> calls;  // of each op
 std::optional<Options> pinned;
 
 bool sm90 = false;
+int capability = 0;
 GemmPlan last_plan;
 
 void set_schedule() {
@@ -35,7 +36,10 @@ class SimtServices final : public Services {
   explicit SimtServices(Services& host) : host_(host) {}
 
   cuda::Target target() override {
-    return {.device = -1, .multiprocessors = options.multiprocessors, .sm90 = sm90};
+    return {.device = -1,
+            .multiprocessors = options.multiprocessors,
+            .capability = capability,
+            .sm90 = sm90};
   }
   void* scratch(size_t bytes) override {
     constexpr int kNan = 0xff;  // in any format
@@ -72,6 +76,11 @@ class SimtBackend final : public cuda::CudaBackend {
 
   Status gemm(const GemmArgs& args, Services& host) const override {
     return run("gemm", host, [&](Services& s) { return CudaBackend::gemm(args, s); });
+  }
+
+  const char* why_slow(const GemmArgs& args, Services& host) const override {
+    SimtServices services(host);
+    return CudaBackend::why_slow(args, services);
   }
 
   std::vector<int64_t> gemm_variants(const GemmArgs& args, Services& host) const override {
@@ -125,6 +134,9 @@ void simt_pin(uint64_t seed, int resident_blocks, int multiprocessors) {
 // Whether the device is one of sm_90: then its kernel computes each product that it can, with a
 // tile that follows from the seed.
 void simt_set_sm90(bool sm90) { simt::sm90 = sm90; }
+
+// What the device says of itself, 90 for 9.0; 0, as by default, for none in particular.
+void simt_set_capability(int capability) { simt::capability = capability; }
 
 void simt_refuse_tensor_maps(bool refuse) { simt::refuse_tensor_maps = refuse; }
 

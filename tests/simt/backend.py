@@ -42,6 +42,10 @@ class Simt(Library):
         """Have products computed by the kernel for sm_90a, with some tile, where it can."""
         self.functions.simt_set_sm90(c_bool(sm90))
 
+    def set_capability(self, capability: int) -> None:
+        """Have the device say that this is its compute capability, 90 for 9.0; 0 for none."""
+        self.functions.simt_set_capability(capability)
+
     def refuse_tensor_maps(self, refuse: bool) -> None:
         """Have the driver refuse each tensor map."""
         self.functions.simt_refuse_tensor_maps(c_bool(refuse))

@@ -56,6 +56,7 @@ class Executor:
             library = simt()
             library.seed(torch.initial_seed())
             library.set_sm90(self.sm90)
+            library.set_capability(0)
             library.force_tile()
             _C.use_backend("cpu", "simt")
             _C.set_gemm_mode("kernel")

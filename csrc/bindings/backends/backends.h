@@ -20,8 +20,9 @@ const Backend& torch_library();  // products only
 
 // ---- the choice --------------------------------------------------------------------------------
 
-// From now on calls on a type of device run on the named backend: "cpu", "cuda", "triton" or one
-// that load_backend has returned. The policy is in amp_ext/backend.py.
+// From now on calls on a type of device run on the named backend: "cpu", "cuda", "triton", one that
+// load_backend has returned, or, if the name is empty, on the device's own, where products may be
+// computed by any that was measured. The policy is in amp_ext/backend.py.
 void use_backend(c10::DeviceType type, const std::string& name);
 
 // Loads a backend from a shared library, whose function `const amp_ext::Backend* amp_ext_backend()`

@@ -36,12 +36,20 @@ const Backend* backend_of(c10::DeviceType type) {
   return type == at::kCPU ? &cpu_backend() : cuda_backend();
 }
 
-// null: the device's own.
+// null: the CUDA kernels where they were not built.
 const Backend* backend_named(const std::string& name) {
+  if (name == "cpu") return &cpu_backend();
+  if (name == "cuda") return cuda_backend();
   if (name == "triton") return &triton_backend();
-  if (const auto found = loaded().find(name); found != loaded().end()) return found->second;
-  TORCH_CHECK_VALUE(name == "cpu" || name == "cuda", "amp_ext: unknown backend ", name);
-  return nullptr;
+  const auto found = loaded().find(name);
+  TORCH_CHECK_VALUE(found != loaded().end(), "amp_ext: unknown backend ", name);
+  return found->second;
+}
+
+// Whether it may compute products: a backend that was chosen excludes the kernels of others.
+bool is_allowed(const Backend& backend, c10::DeviceType type) {
+  const Backend* const only = chosen[type == at::kCUDA];
+  return !only || &backend == only || &backend == &torch_library() || &backend == &cpu_backend();
 }
 
 }  // namespace
@@ -49,11 +57,11 @@ const Backend* backend_named(const std::string& name) {
 void use_backend(c10::DeviceType type, const std::string& name) {
   TORCH_CHECK_VALUE(type == at::kCPU || type == at::kCUDA, "amp_ext: device type must be cpu or ",
                     "cuda, got ", type);
-  chosen[type == at::kCUDA] = backend_named(name);
+  chosen[type == at::kCUDA] = name.empty() ? nullptr : backend_named(name);
 }
 
 void put_under_test(const std::string& name) {
-  under_test = name == "cuda" ? cuda_backend() : backend_named(name);
+  under_test = backend_named(name);
   relax_capture_mode();
 }
 bool is_under_test() { return under_test; }
@@ -116,10 +124,20 @@ constexpr int64_t kSmallProduct = 1 << 17;
 
 // Why a backend is not to compute a product; null if it may.
 const char* obstacle_of(const Backend& backend, c10::Device device, const GemmArgs& g) {
+  if (!is_allowed(backend, device.type())) return "another backend was chosen";
   if (const char* const obstacle = backend.why_not(g)) return obstacle;
   return is_verified(backend, family_of(g), device)
              ? nullptr
              : "the kernels have not passed their verification; see python -m amp_ext";
+}
+
+const char* why_slow(const Backend& backend, c10::Device device, const GemmArgs& g) {
+  const char* reason = nullptr;
+  run("amp_ext", backend, device, [&](Services& services) {
+    reason = backend.why_slow(g, services);
+    return Status::ok;
+  });
+  return reason;
 }
 
 // What computes a product where nothing is measured, and why.
@@ -158,8 +176,9 @@ const Backend& choose_gemm(c10::Device device, GemmArgs& args, std::string* reas
   because(why);
   if (mode == GemmMode::kernel) {
     const Backend* const kernels = backend_of(device.type());
-    const char* const obstacle =
+    const char* obstacle =
         kernels ? obstacle_of(*kernels, device, args) : "amp_ext has no kernels here";
+    if (!obstacle) obstacle = why_slow(*kernels, device, args);
     if (!obstacle && kernels != &cpu_backend()) {
       because("AMP_EXT_GEMM is kernel");
       return *kernels;

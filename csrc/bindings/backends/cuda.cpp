@@ -11,7 +11,6 @@
 #include <array>
 #include <atomic>
 #include <bit>
-#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <utility>
@@ -84,7 +83,9 @@ StreamState& state_of(c10::cuda::CUDAStream stream) {
 
 // Asks the driver once for each device.
 cuda::Target target_on(c10::cuda::CUDAStream stream) {
-  static std::array<std::atomic<int>, C10_COMPILE_TIME_MAX_GPUS> known{};  // negative with sm90
+  constexpr int kCapabilities = 1000;
+  // multiprocessors * kCapabilities + capability
+  static std::array<std::atomic<int>, C10_COMPILE_TIME_MAX_GPUS> known{};
   std::atomic<int>& kept = known[stream.device_index()];
   if (kept == 0) {
     const auto attribute = [&](cudaDeviceAttr which) {
@@ -92,15 +93,18 @@ cuda::Target target_on(c10::cuda::CUDAStream stream) {
       C10_CUDA_CHECK(cudaDeviceGetAttribute(&value, which, stream.device_index()));
       return value;
     };
-    const int count = attribute(cudaDevAttrMultiProcessorCount);
-    bool sm90 = false;
-#ifdef AMP_EXT_SM90
-    sm90 = attribute(cudaDevAttrComputeCapabilityMajor) == 9 &&
-           attribute(cudaDevAttrComputeCapabilityMinor) == 0;
-#endif
-    kept = sm90 ? -count : count;
+    kept = attribute(cudaDevAttrMultiProcessorCount) * kCapabilities +
+           attribute(cudaDevAttrComputeCapabilityMajor) * 10 +
+           attribute(cudaDevAttrComputeCapabilityMinor);
   }
-  return {stream.device_index(), stream.stream(), std::abs(kept), kept < 0};
+  cuda::Target target{.device = stream.device_index(),
+                      .stream = stream.stream(),
+                      .multiprocessors = kept / kCapabilities,
+                      .capability = kept % kCapabilities};
+#ifdef AMP_EXT_SM90
+  target.sm90 = target.capability == 90;
+#endif
+  return target;
 }
 
 // During a capture all memory is the graph's own, since it may be replayed at any time.

@@ -1,6 +1,7 @@
 // The table of measured products, and the notes of what is to be measured.
 #include "backends/table.h"
 
+#include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <pybind11/pybind11.h>
 
@@ -133,9 +134,12 @@ void note(c10::Device device, const GemmArgs& args) {
 void measure_if_due(c10::Device device, const GemmArgs& args) {
   static Notes uses;
   constexpr int64_t kUses = 8;
-  if (is_empty(args) || is_capturing(device) || uses.add(device, args) != kUses) return;
+  // What is measured may change the last bits of results, in each run at another step.
+  if (is_empty(args) || at::globalContext().deterministicAlgorithms() || is_capturing(device) ||
+      uses.add(device, args) != kUses)
+    return;
   const UntracedPython python;
-  call_python("amp_ext.tune", "measure_in_passing", py::cast(NotedProduct{device, args, kUses}));
+  call_python("amp_ext.tune", "measure_in_use", py::cast(NotedProduct{device, args, kUses}));
 }
 
 }  // namespace amp_ext

@@ -158,9 +158,8 @@ void bind_tune(py::module_& m) {
           [](const NotedProduct& p) {
             return std::max({1.0, std::abs(p.args.alpha), std::abs(p.args.beta)});
           })
-      .def_property_readonly(
-          "adds_to_out",
-          [](const NotedProduct& p) { return p.args.c.data && p.args.c.data == p.args.out.data; })
+      .def_property_readonly("adds_to_out",
+                             [](const NotedProduct& p) { return adds_to_out(p.args); })
       .def_readonly("calls", &NotedProduct::calls)
       .def(
           "candidates", &candidates, py::arg("triton"), released,

@@ -23,7 +23,8 @@ struct Target {
   int device = 0;  // its index; -1 for the host
   Stream stream = nullptr;
   int multiprocessors = 1;
-  bool sm90 = false;  // runs code for sm_90a, and the build has it
+  int capability = 0;  // 90 for compute capability 9.0
+  bool sm90 = false;   // runs code for sm_90a, and the build has it
 };
 
 }  // namespace cuda
@@ -72,6 +73,10 @@ class Backend {
   // Why it cannot compute a product, in a few words; null if it can. Follows no pointers.
   virtual const char* why_not(const GemmArgs&) const = 0;
   virtual Status gemm(const GemmArgs&, Services&) const = 0;
+
+  // Why a product that it can compute is left to torch's library where neither has been measured;
+  // null if it is not.
+  virtual const char* why_slow(const GemmArgs&, Services&) const { return nullptr; }
 
   // The values of GemmArgs::variant that are worth measuring for a product that it can compute, 0
   // the first. A value that means nothing for a product, as from another build, is 0 to gemm.
