@@ -23,6 +23,7 @@ from executors import EXECUTORS
 CUDA = EXECUTORS[2]
 DEVICES = [] if CUDA.missing else [f"cuda:{i}" for i in range(torch.cuda.device_count())]
 LONG = 3000  # tensors, which no kernel takes as parameters
+LIMIT = 60  # seconds that a thread waits for another
 FP16, FP32 = torch.float16, torch.float32
 
 on_cuda = pytest.mark.parametrize("device", DEVICES[:1], ids=["cuda"] if DEVICES else [])
@@ -86,9 +87,10 @@ def in_thread(body: Callable[[], object]) -> None:
         except Exception as error:
             errors.append(error)
 
-    thread = threading.Thread(target=run)
+    thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    thread.join()
+    thread.join(LIMIT)
+    assert not thread.is_alive()
     for error in errors:
         raise error
 
@@ -101,7 +103,7 @@ def use_pinned_memory() -> list[Tensor]:
 @on_every_device
 def test_lists_in_turn(device: str) -> None:
     """The table that is kept is overwritten between launches; the host runs ahead."""
-    lists = [Grads(device, LONG), Grads(device, LONG + 500)]
+    lists = [Grads(device, LONG), Grads(device, LONG), Grads(device, LONG + 500)]
     for _ in range(3):
         for grads in lists:
             grads.unscale()
@@ -145,6 +147,7 @@ def test_more_tickets_than_ever(device: str) -> None:
 def test_graph(device: str, warm: bool) -> None:
     """With tables and tickets of its own, wherever other lists and products go meanwhile."""
     grads, others, product = Grads(device), Grads(device), Product(device)
+    wide = Product(device, columns=2056)
     _C.force_gemm_tile(0, (1, 1), 3)
     norms, results = [], []
 
@@ -161,6 +164,7 @@ def test_graph(device: str, warm: bool) -> None:
         graph = captured(step, stream)
         gc.collect()
         kept = use_pinned_memory()
+        wide.check(wide.compute())  # with more tickets than before
         for _ in range(3):
             others.unscale()
             graph.replay()
@@ -212,17 +216,19 @@ def test_thread_during_a_capture(device: str, ends: bool) -> None:
         work()
         torch.cuda.synchronize()
         ready.set()
-        go.wait()
+        go.wait(LIMIT)
 
     thread = threading.Thread(target=wait)
     if ends:
         thread.start()
-        ready.wait()
+        assert ready.wait(LIMIT)
 
     def step() -> None:
         if ends:
             go.set()
+            end = time.monotonic() + LIMIT
             while Path(f"/proc/self/task/{thread.native_id}").exists():
+                assert time.monotonic() < end
                 time.sleep(0.001)  # join() returns before the thread's memory has been freed
         else:
             in_thread(work)
