@@ -171,6 +171,16 @@ def test_table_that_was_not_sent() -> None:
     assert torch.cat(long).unique().tolist() == [1]
 
 
+def test_table_is_sent_once() -> None:
+    grads = [torch.ones(1, device="cuda") for _ in range(20000)]
+    found_inf, half = torch.zeros((), device="cuda"), torch.tensor(0.5, device="cuda")
+    ops.unscale_(grads, found_inf, half)
+    with recorded() as calls:
+        for _ in range(5):
+            ops.unscale_(grads, found_inf, half)
+    assert calls.counts() == {"launch": 5}
+
+
 def test_copy_between_devices() -> None:
     code = "x = torch.ones(4, device='cuda:0')\nprint(x.to('cuda:1').add(1).to('cuda:0').tolist())"
     assert printed(code, devices="2") == "[2.0, 2.0, 2.0, 2.0]"
