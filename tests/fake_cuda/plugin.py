@@ -22,6 +22,7 @@ LEFT_OUT = (
         r"refusals\[sparse grad-cuda\]",
         "a sparse tensor's kernels, which are not dispatched",
     ),
+    ("test_cublaslt.py", "", "cuBLASLt, which needs a driver"),
     ("test_gemm_sm90_cuda.py", "", "products of a size that takes the engine hours"),
 )
 OWN = ("test_fake_cuda.py", "test_cuda_runtime.py")
