@@ -67,11 +67,19 @@ cuda-check: .venv-cuda/made ## compile and inspect all kernels, test with the ol
 	cd tests && ../.venv-cuda/$(PYTEST) -m "not full" -k "not simt" \
 	    autocast backends build layers scaler lists/test_ops_contract.py integration/test_seeds.py
 	cd tests && $(FAKE_CUDA) --order late -m pytest $(WORKERS) $(ON_FAKE_CUDA)
-	cd tests && $(FAKE_CUDA) --order 1 --capability 80 -m pytest $(WORKERS) -m "not full" $(ON_FAKE_CUDA)
+	cd tests && $(FAKE_CUDA) --order 1 --guarded 1 --capability 80 \
+	    -m pytest $(WORKERS) -m "not full" $(ON_FAKE_CUDA)
+	cd tests && $(FAKE_CUDA) --order 2 --multiprocessors 7 \
+	    -m pytest $(WORKERS) -m "not full" $(ON_FAKE_CUDA)
+	.venv-cuda/bin/python tests/backends/cuda_mutants.py
+	.venv-cuda/bin/python tests/fake_cuda/count.py --check
+	$(MAKE) gpu DRY_RUN=1
 
-gpu: ## test and measure on a GPU; ONLY=tests|checks|bench, BUDGET=SECONDS, DRY_RUN=1
-	$(if $(COMMIT),AMP_EXT_COMMIT=$(COMMIT)) $(PYTHON) bench/gpu $(if $(DRY_RUN),--dry-run) \
-	    $(if $(ONLY),--only $(ONLY)) $(if $(BUDGET),--budget $(BUDGET)) $(RESULTS)
+gpu: $(if $(DRY_RUN),.venv-cuda/made) ## test and measure on a GPU; ONLY=tests|checks|bench, BUDGET=SECONDS, DRY_RUN=1
+	$(if $(COMMIT),AMP_EXT_COMMIT=$(COMMIT)) \
+	    $(if $(DRY_RUN),.venv-cuda/bin/python tests/fake_cuda/run.py,$(PYTHON)) bench/gpu \
+	    $(if $(DRY_RUN),--dry-run) $(if $(ONLY),--only $(ONLY)) $(if $(BUDGET),--budget $(BUDGET)) \
+	    $(RESULTS)
 
 clean: ## remove everything that was built or installed here
 	rm -rf .venv .venv-cuda .venv-lint build dist *.egg-info amp_ext/*.so amp_ext/_build_info.py demo.png
@@ -103,5 +111,5 @@ clean: ## remove everything that was built or installed here
 .venv-cuda/made:
 	rm -rf .venv-cuda
 	$(PYTHON) -m venv .venv-cuda
-	.venv-cuda/$(INSTALL) torch==$(TORCH_CUDA)
+	.venv-cuda/$(INSTALL) torch==$(TORCH_CUDA) setuptools wheel ninja pytest pytest-xdist
 	touch $@

@@ -98,13 +98,14 @@ def figures(results: Path) -> Iterator[tuple[str, str, list[Run]]]:
                 yield kind, f"{machine}.{kind}.svg", runs
 
 
-def replaced(text: str, new: str) -> str:
-    """The page with other results; ValueError where the comments are not there, in order."""
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
+def replaced(text: str, new: str, first: str = BEGIN, last: str = END) -> str:
+    """The page with other text between two comments; ValueError where these are not there, in
+    order."""
+    before, begin, rest = text.partition(first)
+    _, end, after = rest.partition(last)
     if not begin or not end:
-        raise ValueError(f"{PAGE.name} lacks {BEGIN} or, below it, {END}")
-    return f"{before}{BEGIN}\n{new}\n{END}{after}"
+        raise ValueError(f"{PAGE.name} lacks {first} or, below it, {last}")
+    return f"{before}{first}\n{new}\n{last}{after}"
 
 
 def main() -> None:

@@ -10,13 +10,15 @@ tests/simt assumes of it and the small cases under compute-sanitizer where that 
 Beside it, of the same name, are .log, which is all that was said, and .summary.txt, which is
 written as it goes; its table of ratios comes last. A stage that fails, or whose program is missing,
 leaves the others running. The exit status is 1 when a stage has failed. Where the files are a copy
-without their repository, AMP_EXT_COMMIT names the commit. --dry-run rehearses all that with the CPU
-in the GPU's place.
+without their repository, AMP_EXT_COMMIT names the commit. --dry-run rehearses all that on the fake
+CUDA runtime, which has to run it: `make gpu DRY_RUN=1`, or python tests/fake_cuda/run.py bench/gpu
+--dry-run RESULTS.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 import time
@@ -64,7 +66,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("results", type=Path, help="a folder")
     add("--only", choices=GROUPS, help="after the build")
     add("--budget", type=float, default=BUDGET, metavar="S", help=f"seconds, by default {BUDGET}")
-    add("--dry-run", action="store_true", help="the CPU in the GPU's place")
+    add("--dry-run", action="store_true", help="on the fake CUDA runtime")
     return parser.parse_args(argv)
 
 
@@ -75,8 +77,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     from gpu import targets
 
-    if not (options.dry_run or torch.cuda.is_available()):
-        print(f"gpu: torch {torch.__version__} of {sys.executable} sees no GPU", file=sys.stderr)
+    obstacle = ""
+    if options.dry_run != ("FAKE_CUDA_KERNELS" in os.environ):
+        obstacle = "--dry-run is for tests/fake_cuda/run.py, which needs it"
+    elif not torch.cuda.is_available():
+        obstacle = f"torch {torch.__version__} of {sys.executable} sees no GPU"
+    if obstacle:
+        print(f"gpu: {obstacle}", file=sys.stderr)
         return 1
     target = (targets.Rehearsal if options.dry_run else targets.Gpu).of(options.results)
     built = " ".join(f"{name}={value}" for name, value in target.build_options().items())

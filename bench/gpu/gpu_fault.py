@@ -1,6 +1,6 @@
 """For pytest on a GPU: a test that hangs, or spoils its process, takes no other test with it.
 
-    pytest -n 8 --dist worksteal -p gpu_fault [--test-limit 40]
+    pytest -n 8 --dist worksteal -p gpu_fault [--test-limit 40] [--tests 10]
 
 A kernel that faults makes every later call of CUDA in its process fail, and one that hangs does
 not return. So the process is ended; pytest-xdist starts another, and reports the test as the one
@@ -22,6 +22,13 @@ WORKER = "PYTEST_XDIST_WORKER" in os.environ
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--test-limit", type=float, default=40, help="seconds that a test may take")
+    parser.addoption("--tests", type=int, help="how many to run of all that are selected")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if count := config.getoption("tests"):
+        items[:] = items[:: max(1, len(items) // count)][:count]
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,4 +1,4 @@
-"""What `make gpu` runs, on a GPU or in rehearsal on the CPU: the same stages, other commands."""
+"""What `make gpu` runs, on a GPU or in rehearsal on the fake CUDA runtime: the same stages."""
 
 from __future__ import annotations
 
@@ -99,6 +99,7 @@ class Gpu:
     ledger: Path
     lib: ClassVar[Path] = ROOT / "build/gpu"  # where amp_ext is built
     device: ClassVar[str] = "cuda"
+    measures: ClassVar[bool] = True
 
     @classmethod
     def of(cls, results: Path) -> Gpu:
@@ -136,6 +137,9 @@ class Gpu:
             command += ["-n", "8", "--dist", "worksteal"]
         return command
 
+    def without_tests(self, tests: Tests) -> str:
+        return "" if importlib.util.find_spec("pytest") else "pytest is not installed"
+
     def probe(self) -> list[str]:
         """Of the GPU alone: what the executor says is known without one."""
         return [PYTHON, PROBE, "--device", self.device]
@@ -172,10 +176,9 @@ class Gpu:
 
     def before(self, reserve: float) -> Iterator[Stage]:
         """Tests and checks."""
-        lacking = "" if importlib.util.find_spec("pytest") else "pytest is not installed"
 
         def of(tests: Tests) -> Stage:
-            command = self.tests(tests)
+            command, lacking = self.tests(tests), self.without_tests(tests)
             return Stage(tests.name, command, tests.limit, FOLDER, "tests", reserve, lacking)
 
         def check(name: str, command: list[str], limit: float, **options: object) -> Stage:
@@ -193,20 +196,23 @@ class Gpu:
     def benchmarks(self) -> Iterator[Stage]:
         for op, more, limit in BENCHMARKS:
             name = f"bench {op} {more.removeprefix('--dtype ')}".strip()
-            yield Stage(name, self.benchmark(op, more), limit, group="bench")
+            command = self.benchmark(op, more)
+            yield Stage(name, command, limit, group="bench", advisory=not self.measures)
 
 
 class Rehearsal(Gpu):
-    """The CPU in the GPU's place: tests are collected only, and benchmarks are quick."""
+    """The fake CUDA runtime of tests/fake_cuda in the GPU's place: a few tests, the probe on the
+    executor, benchmarks of small cases, and no sanitizers."""
 
     lib: ClassVar[Path] = ROOT / "build/rehearsal-lib"
-    device: ClassVar[str] = "cpu"
+    measures: ClassVar[bool] = False  # Triton and cuBLASLt have no ratios there
     CASES: ClassVar = {
         "gemm": "64^3",
         "train": "regression",
         "linear": "MLP",
         "scaler": "40 parameters, SGD",
         "autocast": "mm, no grad",
+        "update_scale": "",
     }
 
     @classmethod
@@ -215,19 +221,24 @@ class Rehearsal(Gpu):
 
     @property
     def name(self) -> str:
-        return "REHEARSAL on the CPU: no figure of it is a GPU's"
+        return "REHEARSAL on tests/fake_cuda: no figure of it is a GPU's"
 
     def build_options(self) -> dict[str, str]:
-        return {"FORCE_CPU": "1", "TRITON_INTERPRET": "1"}
+        return {"FORCE_CUDA": "1", "TORCH_CUDA_ARCH_LIST": "8.0+PTX;9.0a"}  # as make cuda-check
 
     def tests(self, tests: Tests) -> list[str]:
-        return [*PYTEST, "--collect-only", "-qq", "-k", tests.words, *files(tests.files)]
+        return [word if word != "8" else "2" for word in super().tests(tests)] + ["--tests", "12"]
+
+    def without_tests(self, tests: Tests) -> str:
+        if tests in TRITON_TESTS:
+            return "the fake runtime has no Triton"
+        return "products of a size that takes the executor hours" if tests.files == TILES else ""
 
     def probe(self) -> list[str]:
         return [PYTHON, PROBE, "--device", "simt"]
 
     def benchmark(self, op: str, more: str) -> list[str]:
-        return [*super().benchmark(op, more), "--quick", "--filter", self.CASES.get(op, "")]
+        return [*super().benchmark(op, more), "--quick", "--filter", self.CASES.get(op, "2 x 10 ")]
 
     def without_sanitizer(self) -> str:
         return "a rehearsal has no GPU to watch"

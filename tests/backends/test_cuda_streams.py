@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,22 +17,18 @@ import torch
 from torch import Tensor
 
 import amp_ext
-from amp_ext import _C, ops
+from amp_ext import ops
 from executors import EXECUTORS
 
 CUDA = EXECUTORS[2]
 DEVICES = [] if CUDA.missing else [f"cuda:{i}" for i in range(torch.cuda.device_count())]
 LONG = 3000  # tensors, which no kernel takes as parameters
+WIDE = (64, 128)  # rows and columns of a product with more tickets
+LIMIT = 60  # seconds that a thread waits for another
 FP16, FP32 = torch.float16, torch.float32
 
 on_cuda = pytest.mark.parametrize("device", DEVICES[:1], ids=["cuda"] if DEVICES else [])
 on_every_device = pytest.mark.parametrize("device", DEVICES, ids=[f"{d}-cuda" for d in DEVICES])
-
-
-@pytest.fixture(autouse=True)
-def planner_again() -> Iterator[None]:
-    yield
-    _C.force_gemm_tile(None)
 
 
 class Grads:
@@ -52,11 +48,11 @@ class Grads:
 
 
 class Product:
-    """A product in several splits, which need tickets."""
+    """A product of few tiles, each in several splits, which need a ticket."""
 
-    def __init__(self, device: str, columns: int = 264) -> None:
-        self.a = torch.randint(-3, 4, (130, 520), device=device).to(FP16)
-        self.b = torch.randint(-3, 4, (520, columns), device=device).to(FP16)
+    def __init__(self, device: str, rows: int = 16, columns: int = 64) -> None:
+        self.a = torch.randint(-3, 4, (rows, 2048), device=device).to(FP16)
+        self.b = torch.randint(-3, 4, (2048, columns), device=device).to(FP16)
         torch.cuda.synchronize()
 
     def compute(self) -> Tensor:
@@ -86,9 +82,10 @@ def in_thread(body: Callable[[], object]) -> None:
         except Exception as error:
             errors.append(error)
 
-    thread = threading.Thread(target=run)
+    thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    thread.join()
+    thread.join(LIMIT)
+    assert not thread.is_alive()
     for error in errors:
         raise error
 
@@ -101,7 +98,7 @@ def use_pinned_memory() -> list[Tensor]:
 @on_every_device
 def test_lists_in_turn(device: str) -> None:
     """The table that is kept is overwritten between launches; the host runs ahead."""
-    lists = [Grads(device, LONG), Grads(device, LONG + 500)]
+    lists = [Grads(device, LONG), Grads(device, LONG), Grads(device, LONG + 500)]
     for _ in range(3):
         for grads in lists:
             grads.unscale()
@@ -114,7 +111,6 @@ def test_lists_in_turn(device: str) -> None:
 def test_two_streams(device: str) -> None:
     lists = [Grads(device), Grads(device)]
     product = Product(device)
-    _C.force_gemm_tile(0, (1, 1), 3)
     results = []
     streams = [torch.cuda.Stream(device) for _ in lists]
     torch.cuda.synchronize(device)
@@ -133,8 +129,7 @@ def test_two_streams(device: str) -> None:
 @on_cuda
 def test_more_tickets_than_ever(device: str) -> None:
     """They are replaced while launches with the old ones may be under way."""
-    _C.force_gemm_tile(0, (1, 1), 3)
-    products = [Product(device, columns) for columns in (264, 1032, 2056)]
+    products = [Product(device), Product(device, *WIDE)]
     results = [product.compute() for product in products]
     for product, result in zip(products, results, strict=True):
         product.check(result)
@@ -145,7 +140,7 @@ def test_more_tickets_than_ever(device: str) -> None:
 def test_graph(device: str, warm: bool) -> None:
     """With tables and tickets of its own, wherever other lists and products go meanwhile."""
     grads, others, product = Grads(device), Grads(device), Product(device)
-    _C.force_gemm_tile(0, (1, 1), 3)
+    wide = Product(device, *WIDE)
     norms, results = [], []
 
     def step() -> None:
@@ -161,6 +156,7 @@ def test_graph(device: str, warm: bool) -> None:
         graph = captured(step, stream)
         gc.collect()
         kept = use_pinned_memory()
+        wide.check(wide.compute())  # with more tickets than before
         for _ in range(3):
             others.unscale()
             graph.replay()
@@ -212,17 +208,19 @@ def test_thread_during_a_capture(device: str, ends: bool) -> None:
         work()
         torch.cuda.synchronize()
         ready.set()
-        go.wait()
+        go.wait(LIMIT)
 
     thread = threading.Thread(target=wait)
     if ends:
         thread.start()
-        ready.wait()
+        assert ready.wait(LIMIT)
 
     def step() -> None:
         if ends:
             go.set()
+            end = time.monotonic() + LIMIT
             while Path(f"/proc/self/task/{thread.native_id}").exists():
+                assert time.monotonic() < end
                 time.sleep(0.001)  # join() returns before the thread's memory has been freed
         else:
             in_thread(work)

@@ -24,6 +24,7 @@ from harness.registry import OPS
 ROOT = Path(__file__).resolve().parents[2]
 SLEEPS = "import time; print('begun', flush=True); time.sleep(60)"
 GROUPS = ("tests", "checks", "bench")
+SANITIZERS = ("memcheck", "synccheck", "racecheck")
 
 
 @pytest.fixture
@@ -129,11 +130,10 @@ def test_a_rehearsal_has_the_stages_of_a_gpu_run(target):
     for stage in [*on_gpu, *rehearsed]:
         files = [word for word in stage.command if word.endswith(".py")]
         assert all((stage.cwd / file).exists() for file in files), stage
-    watched = [stage for stage in rehearsed if "compute-sanitizer" in stage.command]
-    assert [bool(stage.missing) for stage in watched] == 3 * [True]
-    asked = [s for s in rehearsed if "--device" in s.command and s not in watched]
-    devices = {stage.command[stage.command.index("--device") + 1] for stage in asked}
-    assert devices == {"cpu", "simt"}
+    left_out = [stage.name for stage in rehearsed if stage.missing]
+    assert left_out == ["tests sm_90", "triton lists", "triton products", *SANITIZERS]
+    tested = [s for s in rehearsed if s.name.startswith("tests")]
+    assert all(s.command[-2] == "--tests" for s in tested)
     assert all("--quick" in s.command for s in rehearsed if s.name.startswith("bench"))
     assert not any("--quick" in s.command for s in on_gpu)
 
@@ -170,7 +170,6 @@ def test_the_callers_choice_of_kernels_is_not_taken(target, monkeypatch):
     for name in choices:
         monkeypatch.setenv(name, "1")
     assert not choices & target.gpu.environment().keys()
-    assert target.rehearsal.environment()["TRITON_INTERPRET"] == "1"
     assert target.gpu.environment()["TORCH_CUDA_ARCH_LIST"] == "9.0a"
 
 
@@ -184,10 +183,14 @@ def test_from_the_command_line_to_the_table(stage, tmp_path, monkeypatch, capsys
         yield stage("bench norm", "exit(2)")
 
     monkeypatch.setattr(targets.Rehearsal, "stages", stages)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert gpu.main(["--dry-run", str(tmp_path)]) == 1
+    assert "is for tests/fake_cuda/run.py" in capsys.readouterr().err
+    monkeypatch.setenv("FAKE_CUDA_KERNELS", "here")
     assert gpu.main(["--dry-run", str(tmp_path)]) == 1
     (file,) = tmp_path.glob("rehearsal/*.summary.txt")
     lines = file.read_text().splitlines()
-    assert lines[0].startswith("REHEARSAL on the CPU: no figure of it is a GPU's")
+    assert lines[0].startswith("REHEARSAL on tests/fake_cuda: no figure of it is a GPU's")
     assert lines[2].startswith("build            FAILED, exit status 1")
     assert lines[3].startswith("bench unscale    ok")
     assert lines[4].startswith("bench norm       FAILED, exit status 2")
@@ -198,11 +201,16 @@ def test_from_the_command_line_to_the_table(stage, tmp_path, monkeypatch, capsys
 
 SAYS_ITS_NUMBER = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
 ENDLESS = f"""
-import signal, sys
+import os, signal, sys
+
+import torch
+
 sys.path.insert(0, {str(ROOT / "bench")!r})
 from gpu import __main__ as gpu, stages, targets
 child = [sys.executable, "-c", {SAYS_ITS_NUMBER!r}]
 stage = [sys.executable, "-c", f"import subprocess; subprocess.run({{child}})"]
+os.environ["FAKE_CUDA_KERNELS"] = "here"
+torch.cuda.is_available = lambda: True
 targets.Rehearsal.stages = lambda self, groups: [stages.Stage("sleeps", stage, 60)]
 signal.signal(signal.SIGTERM, gpu.stop)
 sys.exit(gpu.main(["--dry-run", sys.argv[1]]))

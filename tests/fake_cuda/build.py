@@ -18,6 +18,7 @@ from simt import build as simt
 
 HERE = Path(__file__).resolve().parent
 RUNTIME = ("capture", "devices", "launches", "memory", "streams")
+CUDA = "nvidia/cu13"  # the folder of NVIDIA's packages
 FLAGS = ("-O1",)
 
 
@@ -32,6 +33,8 @@ def missing() -> str:
     """Return why it cannot be built here; empty if it can."""
     if not (site_packages() / "torch" / "lib" / "libc10_cuda.so").is_file():
         return "torch is no CUDA build"
+    if not (site_packages() / CUDA / "lib/libcudart.so.13").is_file():
+        return "torch is no build for CUDA 13 with NVIDIA's packages beside it"
     return simt.missing()
 
 
@@ -55,8 +58,10 @@ def _link(name: str, objects: Iterable[Path], into: Path, *flags: str) -> Path:
 def _build_runtime(objects: list[Path], into: Path) -> Path:
     """Link it, with an error for each function of CUDA that it does not have."""
     site = site_packages()
-    wanted = symbols(site / "nvidia/cu13/lib/libcudart.so.13", "T", r"\w*[cC]uda\w+")
+    wanted = symbols(site / CUDA / "lib/libcudart.so.13", "T", r"\w*[cC]uda\w+")
     wanted |= symbols(site / "torch/lib/libcaffe2_nvrtc.so", "U", r"cu[A-Z]\w+")
+    looked_up = (site / "torch/lib/libc10_cuda.so").read_bytes()
+    wanted |= {name.decode() for name in re.findall(rb"\0(cu[A-Z]\w+)(?=\0)", looked_up)}
     for path in objects:
         wanted -= symbols(path, "T", r"\w+")
     lines = ['extern "C" int fake_cuda_missing(const char*);']
@@ -72,13 +77,14 @@ def _build_runtime(objects: list[Path], into: Path) -> Path:
 
 
 def build() -> dict[str, str]:
-    """Return the environment in which Python runs on the fake CUDA runtime."""
+    """Return the environment in which Python runs on the fake CUDA runtime, without what is in it
+    already."""
     torch = site_packages() / "torch"
     version = re.search(r"^__version__ = '(.+)'", (torch / "version.py").read_text(), re.MULTILINE)
     assert version
     into = simt.BUILD / f"fake_cuda-torch{version[1]}"
     into.mkdir(parents=True, exist_ok=True)
-    headers = ("torch/include", "torch/include/torch/csrc/api/include", "nvidia/cu13/include")
+    headers = ("torch/include", "torch/include/torch/csrc/api/include", f"{CUDA}/include")
     of_torch = [f"-isystem{site_packages() / folder}" for folder in headers]
     with simt.alone(into), ThreadPoolExecutor(2) as pool:
         fallback = pool.submit(
@@ -88,8 +94,14 @@ def build() -> dict[str, str]:
             pool.submit(simt.compile_object, HERE / f"{name}.cpp", FLAGS, (), into)
             for name in RUNTIME
         ]
+        # A machine with a GPU has another number of devices, and other processes on them.
+        nvml = simt.compile_object(HERE / "nvml.cpp", FLAGS, (), into)
+        preloaded = (
+            _build_runtime([job.result() for job in runtime], into),
+            _link("nvml", [nvml], into, "-Wl,-soname,libnvidia-ml.so.1"),
+        )
         paths = {
-            "LD_PRELOAD": _build_runtime([job.result() for job in runtime], into),
+            "LD_PRELOAD": ":".join(map(str, preloaded)),
             "FAKE_CUDA_FALLBACK": _link(
                 "fallback",
                 [fallback.result()],

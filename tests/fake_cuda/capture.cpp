@@ -17,7 +17,7 @@ struct CUgraphExec_st {
 namespace fake_cuda {
 namespace {
 
-std::vector<std::shared_ptr<Capture>> captures;
+auto& captures = *new std::vector<std::shared_ptr<Capture>>;
 thread_local cudaStreamCaptureMode thread_mode = cudaStreamCaptureModeGlobal;
 
 bool forbids(const Capture& capture) {
@@ -25,6 +25,15 @@ bool forbids(const Capture& capture) {
   if (capture.thread == std::this_thread::get_id())
     return capture.mode != cudaStreamCaptureModeRelaxed;
   return thread_mode == cudaStreamCaptureModeGlobal && capture.mode == cudaStreamCaptureModeGlobal;
+}
+
+template <class Forbids>
+cudaError_t end_captures(const char* call, Forbids forbids) {
+  bool forbidden = false;
+  for (const auto& capture : captures)
+    if (forbids(*capture)) capture->invalid = forbidden = true;
+  if (!forbidden) return cudaSuccess;
+  return refuse(cudaErrorStreamCaptureUnsupported, "%s while a stream is captured", call);
 }
 
 // Whether all nodes come before the end of the stream that the capture began with.
@@ -78,14 +87,11 @@ class Replay {
 
 }  // namespace
 
-cudaError_t check_captures(const char* call) {
-  bool forbidden = false;
-  for (const auto& capture : captures) {
-    if (!forbids(*capture)) continue;
-    capture->invalid = forbidden = true;
-  }
-  if (!forbidden) return cudaSuccess;
-  return refuse(cudaErrorStreamCaptureUnsupported, "%s while a stream is captured", call);
+cudaError_t check_captures(const char* call) { return end_captures(call, forbids); }
+
+cudaError_t check_device_captures(const char* call) {
+  return end_captures(
+      call, [](const Capture& capture) { return capture.origin->device == current_device; });
 }
 
 cudaError_t refuse_captured(Stream& stream, const char* what) {
@@ -127,10 +133,12 @@ FAKE_CUDA_API cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t*
   for (Stream* other : capture->streams) other->capture = nullptr;
   capture->streams.clear();
   std::erase(captures, capture);
+  const bool joined = is_joined(*capture);
+  const auto nodes = std::make_shared<const Nodes>(std::move(capture->nodes));
+  discard(nodes);
   if (capture->invalid) return refuse(cudaErrorStreamCaptureInvalidated, "an invalid capture");
-  if (!is_joined(*capture))
-    return refuse(cudaErrorStreamCaptureUnjoined, "a captured stream was not joined");
-  *graph = new CUgraph_st{std::make_shared<const Nodes>(std::move(capture->nodes))};
+  if (!joined) return refuse(cudaErrorStreamCaptureUnjoined, "a captured stream was not joined");
+  *graph = new CUgraph_st{nodes};
   return cudaSuccess;
 }
 
@@ -202,6 +210,7 @@ FAKE_CUDA_API cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
 
 FAKE_CUDA_API cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
   FAKE_CUDA_LOCK;
-  delete exec;  // launches under way keep the nodes
+  discard(exec->nodes);  // launches under way keep them
+  delete exec;
   return cudaSuccess;
 }

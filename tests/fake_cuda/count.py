@@ -1,6 +1,8 @@
 """Print what one training step asks of a GPU, with torch.amp and with amp_ext.
 
-    python tests/fake_cuda/count.py
+    python tests/fake_cuda/count.py            # prints the table
+    python tests/fake_cuda/count.py --check    # fails where docs/measuring.md has another
+    python tests/fake_cuda/count.py --write    # writes it there
 
 Launches, copies and memsets, and waits of the host, counted by the fake CUDA runtime in the fourth
 step; products are those of torch's library. An operator of torch counts as one launch, however many
@@ -9,6 +11,7 @@ kernels it has.
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 from collections.abc import Callable, Iterable
@@ -25,11 +28,14 @@ sys.path.append(str(Path(__file__).resolve().parents[2] / "bench"))
 
 import amp_ext
 from fake_cuda.recorder import is_running, recorded
+from figures.measuring import PAGE, replaced
 from workloads import checkerboard, digits, regression
 from workloads.common import Trainer
 from workloads.networks import GPT2
 
 CUDA = torch.device("cuda")
+BEGIN = "<!-- counts: written by `python tests/fake_cuda/count.py --write`, not by hand -->"
+END = "<!-- end of counts -->"
 STEPS = 4
 SMALL = GPT2(layers=4, width=96, heads=12, vocabulary=6282, positions=128, batch=1)
 
@@ -85,18 +91,41 @@ def count(package: Any, workload: str, optimizer_name: str, clips: bool) -> tupl
     return kinds["launch"], kinds["copy"] + kinds["memset"], kinds["wait"]
 
 
+def row(*cells: str) -> str:
+    """Return a line of the table, once it has been printed."""
+    line = f"| {' | '.join(cells)} |"
+    print(line, flush=True)
+    return line
+
+
+def table() -> str:
+    lines = [row("workload", "optimizer", "clipping", "torch.amp", "amp_ext"), row(*["---"] * 5)]
+    for workload, optimizer, clips in product(WORKLOADS, OPTIMIZERS, (False, True)):
+        counts = [count(package, workload, optimizer, clips) for package in (torch.amp, amp_ext)]
+        if any(ours > theirs for theirs, ours in zip(*counts, strict=True)):
+            sys.exit(f"{workload}, {optimizer}: amp_ext asks for more than torch: {counts}")
+        cells = (", ".join(map(str, numbers)) for numbers in counts)
+        lines.append(row(workload, optimizer, "yes" if clips else "no", *cells))
+    return "\n".join(lines)
+
+
 def main() -> None:
     if not is_running():
         os.environ["AMP_EXT_GEMM"] = "library"
         run = str(Path(__file__).with_name("run.py"))
         os.execv(sys.executable, [sys.executable, run, *sys.argv])
-    print("| workload | optimizer | clipping | torch.amp | amp_ext |")
-    print("| --- | --- | --- | --- | --- |")
-    for workload, optimizer, clips in product(WORKLOADS, OPTIMIZERS, (False, True)):
-        cells = [workload, optimizer, "yes" if clips else "no"]
-        for package in (torch.amp, amp_ext):
-            cells.append("{}, {}, {}".format(*count(package, workload, optimizer, clips)))
-        print("|", " | ".join(cells), "|", flush=True)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="compare it with docs/measuring.md")
+    parser.add_argument("--write", action="store_true", help="write it into docs/measuring.md")
+    options = parser.parse_args()
+    text = PAGE.read_text()
+    page = replaced(text, table(), BEGIN, END)
+    if options.write:
+        PAGE.write_text(page)
+    elif options.check and page != text:
+        sys.exit(
+            "docs/measuring.md has other counts: run `python tests/fake_cuda/count.py --write`"
+        )
 
 
 main()

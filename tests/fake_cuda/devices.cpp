@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <mutex>
 
 #include "kernels.h"
 #include "runtime.h"
@@ -13,11 +14,17 @@
 namespace fake_cuda {
 namespace {
 
+// Nothing here is destroyed: programs call CUDA until their very end.
+std::recursive_mutex& mutex = *new std::recursive_mutex;
+int depth = 0;  // of locks, which the thread holds that has the mutex
+auto& discarded = *new std::vector<std::shared_ptr<const void>>;
+
+constexpr size_t kText = 4096;
 thread_local cudaError_t last_error = cudaSuccess;
 thread_local cudaError_t explained = cudaSuccess;  // by `reason`
-thread_local std::string reason;
+thread_local char reason[kText];
 bool is_recording = false;
-std::string recorded;
+std::string& recorded = *new std::string;
 
 const char* variable(const char* name, const char* otherwise) {
   const char* const value = getenv(name);
@@ -43,13 +50,7 @@ Settings read_settings() {
   return read;
 }
 
-std::string formatted(const char* format, va_list arguments) {
-  char text[4096];
-  vsnprintf(text, sizeof text, format, arguments);
-  return text;
-}
-
-void say(const std::string& text) { fprintf(stderr, "fake cuda: %s\n", text.c_str()); }
+void say(const char* text) { fprintf(stderr, "fake cuda: %s\n", text); }
 
 // What CUDA's own library says of an error, which it does without a driver.
 const char* cudas_text(cudaError_t error, const char* function) {
@@ -75,9 +76,32 @@ void load_fallback() {
 }  // namespace
 
 Settings& settings() {
-  static Settings instance = read_settings();
+  static Settings& instance = *new Settings(read_settings());
   return instance;
 }
+
+size_t most_shared() {
+  switch (settings().capability) {
+    case 80: return 163 << 10;
+    case 86:
+    case 89:
+    case 120: return 99 << 10;
+    default: return 227 << 10;
+  }
+}
+
+Lock::Lock() {
+  mutex.lock();
+  ++depth;
+}
+
+Lock::~Lock() {
+  std::vector<std::shared_ptr<const void>> last;
+  if (--depth == 0) last.swap(discarded);
+  mutex.unlock();
+}
+
+void discard(std::shared_ptr<const void> kept) { discarded.push_back(std::move(kept)); }
 
 cudaError_t done(cudaError_t error) {
   if (error != cudaSuccess) last_error = error;
@@ -87,7 +111,7 @@ cudaError_t done(cudaError_t error) {
 cudaError_t refuse(cudaError_t error, const char* format, ...) {
   va_list arguments;
   va_start(arguments, format);
-  reason = formatted(format, arguments);
+  vsnprintf(reason, sizeof reason, format, arguments);
   va_end(arguments);
   explained = error;
   return done(error);
@@ -97,7 +121,7 @@ void lose_context(const char* format, ...) {
   if (lost_context != cudaSuccess) return;
   va_list arguments;
   va_start(arguments, format);
-  reason = formatted(format, arguments);
+  vsnprintf(reason, sizeof reason, format, arguments);
   va_end(arguments);
   explained = lost_context = cudaErrorLaunchFailure;
   say(reason);
@@ -113,7 +137,7 @@ using namespace fake_cuda;
 
 // A function of CUDA that is not here; see build.py.
 extern "C" int fake_cuda_missing(const char* name) {
-  say(std::string(name) + " is missing");
+  say((std::string(name) + " is missing").c_str());
   return refuse(cudaErrorNotSupported, "%s is missing", name);
 }
 
@@ -128,6 +152,13 @@ FAKE_CUDA_API void fake_cuda_record(bool on) {
   FAKE_CUDA_LOCK;
   is_recording = on;
   if (on) recorded.clear();
+}
+
+// Forgets the fault of an operation, which on a GPU only the end of the process does.
+FAKE_CUDA_API void fake_cuda_forget_fault() {
+  FAKE_CUDA_LOCK;
+  run_all();
+  last_error = lost_context = cudaSuccess;
 }
 
 // A line for each call that was recorded: its kind, a tab, and what it did.
@@ -164,11 +195,11 @@ FAKE_CUDA_API cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, in
   properties->maxThreadsDim[2] = 64;
   properties->maxGridSize[0] = INT32_MAX;
   properties->maxGridSize[1] = properties->maxGridSize[2] = 65535;
-  properties->maxThreadsPerMultiProcessor = 2048;
+  properties->maxThreadsPerMultiProcessor = most_shared() < 128 << 10 ? 1536 : 2048;
   properties->regsPerBlock = properties->regsPerMultiprocessor = 65536;
   properties->sharedMemPerBlock = kMostSharedUnasked;
-  properties->sharedMemPerBlockOptin = kMostShared;
-  properties->sharedMemPerMultiprocessor = kMostShared + 1024;
+  properties->sharedMemPerBlockOptin = most_shared();
+  properties->sharedMemPerMultiprocessor = most_shared() + 1024;
   properties->l2CacheSize = 50 << 20;
   properties->unifiedAddressing = properties->canMapHostMemory = 1;
   return cudaSuccess;
@@ -182,7 +213,7 @@ FAKE_CUDA_API cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attr
     case cudaDevAttrComputeCapabilityMajor: *value = properties.major; break;
     case cudaDevAttrComputeCapabilityMinor: *value = properties.minor; break;
     case cudaDevAttrMaxSharedMemoryPerBlock: *value = kMostSharedUnasked; break;
-    case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = kMostShared; break;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = most_shared(); break;
     case cudaDevAttrMaxThreadsPerBlock: *value = properties.maxThreadsPerBlock; break;
     case cudaDevAttrWarpSize: *value = properties.warpSize; break;
     default: return refuse(cudaErrorNotSupported, "attribute %d of a device", attribute);
@@ -232,18 +263,20 @@ FAKE_CUDA_API const char* cudaGetErrorName(cudaError_t error) {
 }
 
 FAKE_CUDA_API const char* cudaGetErrorString(cudaError_t error) {
-  thread_local std::string text;
-  text = cudas_text(error, "cudaGetErrorString");
-  if (error == explained) text += " (fake cuda: " + reason + ")";
-  return text.c_str();
+  const char* const words = cudas_text(error, "cudaGetErrorString");
+  if (error != explained) return words;
+  thread_local char text[2 * kText];
+  snprintf(text, sizeof text, "%s (fake cuda: %s)", words, reason);
+  return text;
 }
 
 FAKE_CUDA_API cudaError_t
 cudaGetDriverEntryPointByVersion(const char* symbol, void** function, unsigned, unsigned long long,
                                  cudaDriverEntryPointQueryResult* status) {
-  const bool found = strcmp(symbol, "cuTensorMapEncodeTiled") == 0;
-  *function = found ? kernels().encode_tensor_map : nullptr;
-  if (status) *status = found ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
+  *function = strcmp(symbol, "cuTensorMapEncodeTiled") == 0 ? kernels().encode_tensor_map
+                                                            : dlsym(RTLD_DEFAULT, symbol);
+  if (status)
+    *status = *function ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
   return cudaSuccess;
 }
 

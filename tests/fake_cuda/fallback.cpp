@@ -16,8 +16,10 @@
 
 #include <algorithm>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace fake_cuda {
@@ -268,9 +270,10 @@ class Call {
   }
 
   Stack compute_at_once() {
-    Stack computed;
-    launch([&](const Stack& results) { computed = results; });
+    const auto shared = std::make_shared<Stack>();  // which outlives this call in a capture
+    launch([shared](const Stack& results) { *shared = results; });
     C10_CUDA_CHECK(cudaStreamSynchronize(c10::cuda::getCurrentCUDAStream().stream()));
+    const Stack computed = std::exchange(*shared, {});
     Stack results;
     for (size_t i = 0; i < computed.size(); ++i) {
       if (returned_[i] >= 0) {

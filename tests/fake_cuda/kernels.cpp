@@ -7,6 +7,7 @@
 #include <dlfcn.h>
 #include <elf.h>
 
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
@@ -65,8 +66,12 @@ std::map<std::string, Kernel> read_kernels() {
       const auto [kernel, parameters] = split(demangled(name));
       const auto signature = signatures.find(parameters);
       if (signature == signatures.end()) continue;
-      found[kernel] = {static_cast<char*>(info.dli_fbase) + symbol->st_value,
-                       signature->second.parameters, signature->second.call};
+      const void* const function = static_cast<char*>(info.dli_fbase) + symbol->st_value;
+      const auto& [parameter_bytes, call] = signature->second;
+      const auto [other, is_new] = found.insert({kernel, {function, parameter_bytes, call}});
+      if (is_new || other->second.function == function) continue;
+      fprintf(stderr, "fake cuda: there are two kernels %s\n", kernel.c_str());
+      abort();
     }
   }
   return found;

@@ -116,11 +116,11 @@ cudaError_t launch(const cudaLaunchConfig_t& config, const void* pointer, void**
     return refuse(cudaErrorNotSupported, "nothing can run %s", name.c_str());
   }
   return enqueue(*stream, "launch", name,
-                 [name, config = config,
+                 [name, config = config, device = current_device,
                   attributes = std::vector(config.attrs, config.attrs + config.numAttrs),
                   kernel = function->kernel, seed = settings().generator(),
                   copies = std::make_shared<Parameters>(*function->kernel, parameters)]() mutable {
-                   const Access access;
+                   const Access access(device);
                    config.attrs = attributes.data();
                    const char* fault = kernels().launch(config, *kernel, copies->get(), seed);
                    if (*fault) lose_context("%s: %s", name.c_str(), fault);
@@ -152,8 +152,8 @@ __attribute__((visibility("default"))) cudaError_t launch_on_host(cudaStream_t h
   if (!stream || stream->device != current_device)
     return refuse(cudaErrorInvalidResourceHandle, "%s: no stream of device %d", name.c_str(),
                   current_device);
-  return enqueue(*stream, "launch", name, [name, run = std::move(run)] {
-    const Access access;
+  return enqueue(*stream, "launch", name, [name, device = current_device, run = std::move(run)] {
+    const Access access(device);
     try {
       run();
     } catch (const std::exception& error) {
@@ -231,7 +231,7 @@ FAKE_CUDA_API cudaError_t cudaFuncSetAttribute(const void* pointer, cudaFuncAttr
   Function* const function = find_function(pointer);
   if (!function) return refuse(cudaErrorInvalidDeviceFunction, "%p is no kernel", pointer);
   if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize || value < 0 ||
-      static_cast<size_t>(value) > kMostShared)
+      static_cast<size_t>(value) > most_shared())
     return refuse(cudaErrorInvalidValue, "attribute %d of a kernel: %d", attribute, value);
   function->most_shared[current_device] = value;
   return cudaSuccess;

@@ -25,8 +25,9 @@ struct Block {
   int device;  // or kPinned
 };
 
-std::map<const char*, Block> blocks;  // that are allocated
+auto& blocks = *new std::map<const char*, Block>;  // that are allocated
 int accesses = 0;
+bool refuses_pinned = false;
 
 size_t pages(size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
 
@@ -37,10 +38,12 @@ void protect(const char* begin, size_t bytes, int protection) {
   }
 }
 
-void protect_all(int protection) {
+// Of one device, or of all.
+void protect_all(int device, int protection) {
   if (!settings().guarded) return;
   for (const auto& [begin, block] : blocks)
-    if (block.device != kPinned) protect(begin, block.bytes, protection);
+    if (block.device != kPinned && (device == Access::kAll || device == block.device))
+      protect(begin, block.bytes, protection);
 }
 
 struct sigaction other_handler;
@@ -81,7 +84,7 @@ class Addresses {
 };
 
 Addresses& addresses() {
-  static Addresses instance;
+  static Addresses& instance = *new Addresses;
   return instance;
 }
 
@@ -149,20 +152,19 @@ cudaError_t copy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
   const bool pageable = target == Place::pageable || source == Place::pageable;
   if (pageable && stream->capture) return refuse_captured(*stream, "a copy of pageable memory");
 
+  std::shared_ptr<std::vector<char>> read;  // pageable memory, before the call returns
+  if (const auto* const first = static_cast<const char*>(from); source == Place::pageable)
+    read = std::make_shared<std::vector<char>>(first, first + bytes);
   std::function<void()> run = [=] {
-    if (!is_allocated(to, bytes) || !is_allocated(from, bytes))
+    const auto is_there = [&](const void* pointer, Place place) {
+      return place_of(pointer) == place && is_allocated(pointer, bytes);
+    };
+    if (!is_there(to, target) || (!read && !is_there(from, source)))
       return lose_context("a copy of %zu bytes from %p to %p, where memory was freed", bytes, from,
                           to);
-    const Access access;
-    memmove(to, from, bytes);
+    const Access access(Access::kAll);
+    memmove(to, read ? read->data() : from, bytes);
   };
-  if (source == Place::pageable) {  // it is read before the call returns
-    const auto* const first = static_cast<const char*>(from);
-    run = [to, kept = std::vector<char>(first, first + bytes)] {
-      const Access access;
-      memcpy(to, kept.data(), kept.size());
-    };
-  }
   const std::string name = std::to_string(bytes) + " bytes from " + name_of(source) + " to " +
                            name_of(target) + " memory";
   FAKE_CUDA_CHECK(enqueue(*stream, "copy", name, std::move(run)));
@@ -177,7 +179,9 @@ cudaError_t set(void* to, int value, size_t bytes, cudaStream_t handle) {
   if (place_of(to) != Place::device || !is_allocated(to, bytes))
     return refuse(cudaErrorInvalidValue, "a memset of %zu bytes at %p", bytes, to);
   return enqueue(*stream, "memset", std::to_string(bytes) + " bytes", [=] {
-    const Access access;
+    if (!is_allocated(to, bytes))
+      return lose_context("a memset of %zu bytes at %p, where memory was freed", bytes, to);
+    const Access access(Access::kAll);
     memset(to, value, bytes);
   });
 }
@@ -191,12 +195,12 @@ size_t allocated() {
 
 }  // namespace
 
-Access::Access() {
-  if (accesses++ == 0) protect_all(PROT_READ | PROT_WRITE);
+Access::Access(int device) : device_(device) {
+  if (accesses++ == 0) protect_all(device_, PROT_READ | PROT_WRITE);
 }
 
 Access::~Access() {
-  if (--accesses == 0) protect_all(PROT_NONE);
+  if (--accesses == 0) protect_all(device_, PROT_NONE);
 }
 
 Place place_of(const void* pointer) {
@@ -204,7 +208,10 @@ Place place_of(const void* pointer) {
   return find_block(pointer) == blocks.end() ? Place::pageable : Place::pinned;
 }
 
-int device_of(const void* pointer) { return find_block(pointer)->second.device; }
+int device_of(const void* pointer) {
+  const auto block = find_block(pointer);
+  return block == blocks.end() ? -1 : block->second.device;
+}
 
 bool is_allocated(const void* pointer, size_t bytes) {
   const auto block = find_block(pointer);
@@ -215,6 +222,8 @@ bool is_allocated(const void* pointer, size_t bytes) {
 }  // namespace fake_cuda
 
 using namespace fake_cuda;
+
+FAKE_CUDA_API void fake_cuda_refuse_pinned(bool on) { refuses_pinned = on; }
 
 FAKE_CUDA_API cudaError_t cudaMalloc(void** pointer, size_t bytes) {
   FAKE_CUDA_LOCK;
@@ -241,6 +250,7 @@ FAKE_CUDA_API cudaError_t cudaHostAlloc(void** pointer, size_t bytes, unsigned) 
   FAKE_CUDA_LOCK;
   *pointer = nullptr;
   FAKE_CUDA_CHECK(check_captures("cudaHostAlloc"));
+  if (refuses_pinned) return done(cudaErrorMemoryAllocation);
   record("malloc", std::to_string(bytes) + " bytes of pinned memory");
   *pointer = aligned_alloc(kPage, pages(bytes));
   if (!*pointer) return done(cudaErrorMemoryAllocation);

@@ -50,6 +50,17 @@ def in_order(order: str) -> Iterator[None]:
 
 
 @contextmanager
+def no_pinned_memory() -> Iterator[None]:
+    """Have every allocation of pinned memory fail."""
+    runtime = ctypes.CDLL(None)
+    runtime.fake_cuda_refuse_pinned(ctypes.c_bool(True))
+    try:
+        yield
+    finally:
+        runtime.fake_cuda_refuse_pinned(ctypes.c_bool(False))
+
+
+@contextmanager
 def recorded() -> Iterator[Calls]:
     """Record the calls of a region, which is in no other such region."""
     runtime = ctypes.CDLL(None)

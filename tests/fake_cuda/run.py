@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -20,16 +21,25 @@ from fake_cuda import build
 TESTS = Path(__file__).resolve().parents[1]
 
 
+def order(text: str) -> str:
+    if not re.fullmatch(r"now|late|\d+", text):
+        raise argparse.ArgumentTypeError(f"expected now, late or a seed, not {text}")
+    return text
+
+
 def arguments() -> tuple[argparse.Namespace, list[str]]:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument(
         "--order",
+        type=order,
         default="late",
         help="when operations run: as they are issued (now), when the host waits for them (late) "
         "or at random by a seed",
     )
     parser.add_argument("--devices", type=int, default=1)
-    parser.add_argument("--capability", type=int, default=90, help="90 for 9.0")
+    parser.add_argument(
+        "--capability", type=int, choices=(80, 86, 89, 90, 100, 120), default=90, help="90 for 9.0"
+    )
     parser.add_argument("--multiprocessors", type=int, default=4, help="of each device")
     parser.add_argument("--memory", type=int, default=8 << 30, help="bytes of each device")
     parser.add_argument(
@@ -49,11 +59,12 @@ def main() -> None:
     os.environ.update(
         {f"FAKE_CUDA_{name.upper()}": str(value) for name, value in vars(options).items()}
     )
-    os.environ.update(build.build())
+    more = {**build.build(), "PYTEST_PLUGINS": "fake_cuda.plugin", "PYTHONPATH": str(TESTS)}
+    for name, value in more.items():
+        separator = "," if name == "PYTEST_PLUGINS" else ":"
+        os.environ[name] = separator.join(filter(None, [value, os.environ.get(name)]))
+    os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # of a GPU that may be here
     os.environ.setdefault("AMP_EXT_GEMM", "kernel")
-    os.environ["PYTEST_PLUGINS"] = "fake_cuda.plugin"
-    folders = [str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
-    os.environ["PYTHONPATH"] = os.pathsep.join(folders)
     os.execv(sys.executable, [sys.executable, *python])
 
 

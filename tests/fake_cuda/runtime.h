@@ -7,7 +7,6 @@
 #include <deque>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <random>
 #include <set>
 #include <string>
@@ -34,14 +33,22 @@ struct Settings {
 
 Settings& settings();
 inline uint64_t random(uint64_t below) { return settings().generator() % below; }
-constexpr size_t kMostShared = 232448;           // bytes of a block
+size_t most_shared();                            // bytes of a block, by the compute capability
 constexpr size_t kMostSharedUnasked = 48 << 10;  // without cudaFuncSetAttribute
 
 // ---- errors and the record ----------------------------------------------------------------------
 
-// Every function of the API holds it, and so do operations while they run.
-inline std::recursive_mutex mutex;
-#define FAKE_CUDA_LOCK const std::lock_guard<std::recursive_mutex> lock(fake_cuda::mutex)
+// Every function of the API holds it, and so do operations while they run. What these keep is
+// destroyed once it has been left: Python objects among it take the GIL, whose holder may wait
+// here.
+class Lock {
+ public:
+  Lock();
+  ~Lock();
+  Lock(const Lock&) = delete;
+};
+#define FAKE_CUDA_LOCK const fake_cuda::Lock lock
+void discard(std::shared_ptr<const void> kept);
 
 inline thread_local int current_device = 0;
 inline cudaError_t lost_context = cudaSuccess;  // the error of an operation, which stays
@@ -60,18 +67,22 @@ void record(const char* kind, const std::string& what);
 
 // ---- memory -------------------------------------------------------------------------------------
 
-// Device memory is accessible to this process while one lives.
+// The memory of a device is accessible to this process while one lives. They are not nested.
 class Access {
  public:
-  Access();
+  static constexpr int kAll = -1;  // devices
+  explicit Access(int device);
   ~Access();
   Access(const Access&) = delete;
+
+ private:
+  int device_;
 };
 
 enum class Place { device, pinned, pageable };
 
 Place place_of(const void* pointer);
-int device_of(const void* pointer);  // of device memory
+int device_of(const void* pointer);  // of device memory; -1 if it is none
 // Whether all bytes are of one allocation, where they are memory that CUDA has allocated.
 bool is_allocated(const void* pointer, size_t bytes);
 
@@ -135,6 +146,8 @@ void run_all();
 
 // Refuses a call that captures forbid, unless the thread's mode allows it, and ends these.
 cudaError_t check_captures(const char* call);
+// Refuses to wait for the current device while a stream of it is captured, whatever the mode.
+cudaError_t check_device_captures(const char* call);
 cudaError_t refuse_captured(Stream& stream, const char* what);
 
 }  // namespace fake_cuda

@@ -9,7 +9,7 @@ namespace {
 
 constexpr int kRunOneIn = 3;  // in a random order, the chance that another operation runs
 
-std::deque<Stream> streams;  // which stay, as events name them
+auto& streams = *new std::deque<Stream>;  // which stay, as events name them
 bool is_running = false;
 
 void step(Stream& stream) {
@@ -18,6 +18,7 @@ void step(Stream& stream) {
   const bool last = stream.queue.front()();
   is_running = was_running;
   if (!last) return;
+  discard(std::make_shared<Step>(std::move(stream.queue.front())));
   stream.queue.pop_front();
   ++stream.finished;
 }
@@ -63,7 +64,7 @@ cudaError_t check_event(const CUevent_st& event, const char* call) {
 }  // namespace
 
 Stream* find_stream(cudaStream_t handle) {
-  static std::vector<Stream*> defaults(settings().devices);
+  static auto& defaults = *new std::vector<Stream*>(settings().devices);
   if (handle == cudaStreamPerThread) return nullptr;
   if (handle && handle != cudaStreamLegacy) return handle->destroyed ? nullptr : handle;
   Stream*& stream = defaults[current_device];
@@ -158,7 +159,7 @@ FAKE_CUDA_API cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
 
 FAKE_CUDA_API cudaError_t cudaDeviceSynchronize() {
   FAKE_CUDA_LOCK;
-  FAKE_CUDA_CHECK(check_captures("cudaDeviceSynchronize"));
+  FAKE_CUDA_CHECK(check_device_captures("cudaDeviceSynchronize"));
   record("wait", "cudaDeviceSynchronize");
   run_all();
   return done(lost_context);

@@ -64,17 +64,19 @@ def _digest(command: Sequence[str], sources: Sequence[Path]) -> str:
     return digest.hexdigest()[:16]
 
 
-def compile(name: str, sources: Sequence[Path], arch: str) -> tuple[Path, str]:
+def compile(
+    name: str, sources: Sequence[Path], arch: str, cudart: str = "static"
+) -> tuple[Path, str]:
     """Return a library of the sources for an architecture, and what ptxas said of the kernels.
 
-    Needs no GPU. A warning is an error.
+    Needs no GPU. A warning is an error. With the `cudart` "shared" it has torch's CUDA runtime.
     """
     nvcc = find()
     if nvcc is None:
         raise RuntimeError(f"{name}: {missing(arch)}")
     includes = (f"-I{folder}" for folder in INCLUDES)
     code = f"-gencode=arch=compute_{arch},code=[sm_{arch},compute_{arch}]"
-    command = [nvcc, *FLAGS, *includes, code]
+    command = [nvcc, *FLAGS, *includes, code, f"-cudart={cudart}"]
     library = INTO / f"{name}-{arch}-{_digest(command, sources)}.so"
     log = library.with_suffix(".log")
     if library.exists():
@@ -90,11 +92,11 @@ def compile(name: str, sources: Sequence[Path], arch: str) -> tuple[Path, str]:
         ]
         log.write_text("".join(job.result() for job in jobs))
         unfinished = f"{made}/{library.name}"
-        _run([nvcc, "-shared", "-cudart=static", *objects, "-o", unfinished])
+        _run([nvcc, "-shared", f"-cudart={cudart}", *objects, "-o", unfinished])
         os.replace(unfinished, library)
     return library, log.read_text()
 
 
-def build(name: str, sources: Sequence[Path], arch: str) -> Path:
+def build(name: str, sources: Sequence[Path], arch: str, cudart: str = "static") -> Path:
     """Return a library of the sources for a GPU, as build.build does for the executor."""
-    return compile(name, sources, arch)[0]
+    return compile(name, sources, arch, cudart)[0]

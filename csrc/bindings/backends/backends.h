@@ -79,11 +79,6 @@ inline at::TensorOptions bytes_on(c10::Device device) {
   return at::TensorOptions(at::kByte).device(device);
 }
 
-// Keeps host memory for the life of the process: a captured graph copies from it at every replay,
-// and nothing reports when it is destroyed. (Device memory that a capture allocates belongs to the
-// graph.)
-void keep_for_graph(at::Tensor staged);
-
 // ---- for backends that take tensors ------------------------------------------------------------
 
 inline c10::Device device_of(Services& services) {

@@ -155,14 +155,14 @@ class CudaServices final : public Services {
 
  private:
   void send(const void* from, size_t size, void* to) {
-    // Another thread may be capturing.
+    // Pinned memory is allocated, or events of its earlier copies are queried: either would end a
+    // capture of this thread or another.
     const c10::cuda::CUDAStreamCaptureModeGuard relaxed(cudaStreamCaptureModeRelaxed);
     const auto bytes = static_cast<int64_t>(size);
     const at::Tensor staged = at::empty({bytes}, at::TensorOptions(at::kByte).pinned_memory(true));
     std::memcpy(staged.mutable_data_ptr(), from, size);
-    // The caching allocator keeps the pinned memory until the copy is done.
+    // The caching allocator keeps the pinned memory until the copy is done, a graph's for good.
     at::from_blob(to, {bytes}, bytes_on(stream_.device())).copy_(staged, /*non_blocking=*/true);
-    if (is_capturing(stream_.device())) keep_for_graph(staged);
   }
 
   c10::cuda::CUDAGuard guard_;

@@ -28,11 +28,10 @@ class DeviceServices final : public Services {
   }
   const void* table(const void* entries, size_t count, size_t entry_bytes) override {
     const auto bytes = static_cast<int64_t>(count * entry_bytes);
-    at::Tensor staged = at::empty({bytes}, at::TensorOptions(at::kByte).pinned_memory(true));
+    // The caching allocator keeps the pinned memory until the copy is done, a graph's for good.
+    const at::Tensor staged = at::empty({bytes}, at::TensorOptions(at::kByte).pinned_memory(true));
     std::memcpy(staged.mutable_data_ptr(), entries, bytes);
-    void* const sent = keep(staged.to(device_, /*non_blocking=*/true));
-    if (is_capturing(device_)) keep_for_graph(std::move(staged));
-    return sent;
+    return keep(staged.to(device_, /*non_blocking=*/true));
   }
 
  private:

@@ -5,10 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
-#include <mutex>
 #include <span>
-#include <utility>
-#include <vector>
 
 #include "backends/backends.h"
 #include "checks/tensors.h"
@@ -59,14 +56,6 @@ void run(const char* op, const Backend& backend, c10::Device device,
   if (status == Status::ok) return;
   const std::string more = backend.last_error();
   TORCH_CHECK(false, op, ": ", text(status), more.empty() ? "" : ": ", more);
-}
-
-void keep_for_graph(at::Tensor staged) {
-  static std::mutex mutex;
-  // Never destroyed: the CUDA context may be destroyed first.
-  static auto* kept = new std::vector<at::Tensor>;
-  const std::lock_guard<std::mutex> lock(mutex);
-  kept->push_back(std::move(staged));
 }
 
 namespace {

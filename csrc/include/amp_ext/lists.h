@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "amp_ext/dtype.h"
 #include "amp_ext/status.h"
@@ -35,12 +36,13 @@ constexpr int64_t chunk_count(int64_t numel) {
 }
 
 // A ref, packed, and where its chunks begin in the flattened list. One without elements owns no
-// chunk.
+// chunk. There is no padding: equal tables, which need not be sent again, have equal bytes.
 struct ChunkEntry {
   void* data;
   int64_t numel;
   uint32_t first_chunk;
   DType dtype;
+  uint8_t zeros[3] = {};
 };
 
 struct CastEntry {
@@ -50,7 +52,11 @@ struct CastEntry {
   uint32_t first_chunk;
   DType output_dtype;
   DType input_dtype;
+  uint8_t zeros[2] = {};
 };
+
+static_assert(std::has_unique_object_representations_v<ChunkEntry> &&
+              std::has_unique_object_representations_v<CastEntry>);
 
 constexpr ChunkEntry entry_of(const TensorRef& t, uint32_t first_chunk) {
   return {t.data, t.numel, first_chunk, t.dtype};

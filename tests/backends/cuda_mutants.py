@@ -1,0 +1,261 @@
+"""Break cuda.cpp, one edit at a time, and see that its tests on the fake CUDA runtime fail.
+
+    python tests/backends/cuda_mutants.py [part of a name...]
+
+The Python is that of tests/fake_cuda/run.py. Each edit is compiled alone and linked with the
+objects of the last build. Prints a table; the exit status is 1 when a mutant survives or an edit
+does not apply.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+TESTS = Path(__file__).resolve().parents[1]
+ROOT = TESTS.parent
+SOURCE = ROOT / "csrc/bindings/backends/cuda.cpp"
+INSTALLED = Path(sysconfig.get_path("purelib")) / "amp_ext"
+LIMIT_S = 120
+STREAMS, FAKE = "test_cuda_streams", "test_fake_cuda"
+
+
+class Mutant(NamedTuple):
+    """One edit.
+
+    Attributes:
+        name: what is wrong with it.
+        old: occurs once in the file.
+        new: replaces it.
+        select: the tests that have to fail, for pytest's -k.
+        tests: the file in which they are.
+        options: of tests/fake_cuda/run.py.
+    """
+
+    name: str
+    old: str
+    new: str
+    select: str
+    tests: str = STREAMS
+    options: str = ""
+
+
+IF_CAPTURING = "    if (is_capturing(stream_.device())) {\n"
+TICKETS, TABLE = "      void* const tickets = scratch", "      void* const memory = scratch"
+STAGED = "at::empty({bytes}, at::TensorOptions(at::kByte).pinned_memory(true))"
+GUARD = "    const c10::cuda::CUDAStreamCaptureModeGuard relaxed(cudaStreamCaptureModeRelaxed);\n"
+MUTANTS = (
+    Mutant(
+        "tickets are not zeroed",
+        "    if (kept.size() != before)\n",
+        "    if (kept.size() == 0)\n",
+        "more_tickets",
+    ),
+    Mutant(
+        "tickets of a graph are not zeroed",
+        "      C10_CUDA_CHECK(cudaMemsetAsync(tickets, 0, bytes, stream_.stream()));\n",
+        "",
+        "test_graph",
+    ),
+    Mutant(
+        "a graph has the thread's tickets",
+        IF_CAPTURING + TICKETS,
+        "    if (false) {\n" + TICKETS,
+        "test_graph",
+    ),
+    Mutant(
+        "a graph has the thread's table",
+        IF_CAPTURING + TABLE,
+        "    if (false) {\n" + TABLE,
+        "test_graph",
+    ),
+    Mutant(
+        "streams share what is kept",
+        "states[{stream.device_index(), stream.stream()}]",
+        "states[{stream.device_index(), nullptr}]",
+        "two_streams",
+    ),
+    Mutant(
+        "devices share what is kept",
+        "states[{stream.device_index(), stream.stream()}]",
+        "states[{0, stream.stream()}]",
+        "lists_in_turn",
+        options="--devices 2 --guarded 1",
+    ),
+    Mutant(
+        "another device is the current one",
+        "guard_(device)",
+        "guard_(c10::Device(at::kCUDA, 0))",
+        "lists_in_turn",
+        options="--devices 2",
+    ),
+    Mutant(
+        "a table is taken for another of its size",
+        " && std::memcmp(sent.bytes.data(), entries, bytes) == 0",
+        "",
+        "lists_in_turn",
+    ),
+    Mutant(
+        "a table that was not sent is taken for sent",
+        "    sent.bytes.clear();",
+        "    //",
+        "was_not_sent",
+        FAKE,
+    ),
+    Mutant(
+        "staged memory is overwritten early",
+        f"const at::Tensor staged = {STAGED}",
+        "static const at::Tensor all = at::empty({1 << 24}, "
+        "at::TensorOptions(at::kByte).pinned_memory(true));\n"
+        "    const at::Tensor staged = all.narrow(0, 0, bytes)",
+        "lists_in_turn",
+    ),
+    Mutant(
+        "what is sent ends another thread's capture",
+        GUARD + "    const auto bytes",
+        "    const auto bytes",
+        "thread_during",
+    ),
+    Mutant(
+        "what is allocated ends another thread's capture",
+        GUARD + "    const size_t size",
+        "    const size_t size",
+        "thread_during",
+    ),
+    Mutant(
+        "what is freed ends another thread's capture",
+        "cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed",
+        "cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal",
+        "thread_during",
+    ),
+    Mutant(
+        "torch's cache is not emptied when memory is short",
+        "      c10::cuda::CUDACachingAllocator::emptyCache();\n",
+        "",
+        "out_of_memory",
+        FAKE,
+    ),
+)
+
+
+class Build:
+    """The module with another cuda.cpp, from the objects of the last build."""
+
+    def __init__(self, folder: Path) -> None:
+        (kept,) = ROOT.glob(f"build/*-torch{torch.__version__}-cuda")
+        self.folder = folder
+        self.module = next(kept.glob("_C.*.so")).name
+        self.link = self.command(kept, kept / self.module)
+        self.objects = kept / "csrc/bindings/backends.o"
+        compile = self.command(kept, self.objects)
+        at = compile.index("-MMD")
+        self.flags = [word for word in compile[:at] if not word.startswith("-include")]
+        self.flags = [word for word in self.flags if word != "-O3"]
+        self.rest = folder / "rest.o"
+        rest = sorted(
+            path for path in SOURCE.parent.glob("*.cpp") if path.stem not in ("cuda", "none")
+        )
+        self.run(
+            [
+                *self.flags,
+                *(f"-include{path}" for path in rest[:-1]),
+                "-c",
+                rest[-1],
+                "-o",
+                self.rest,
+            ]
+        )
+
+    @staticmethod
+    def command(kept: Path, target: Path) -> list[str]:
+        """Return the last of those that make a target."""
+        paths = (path.relative_to(ROOT) for path in (kept / "build.ninja", target))
+        ninja = [sys.executable, "-m", "ninja", "-f", next(paths), "-t", "commands", next(paths)]
+        done = subprocess.run(ninja, cwd=ROOT, capture_output=True, text=True, check=True)
+        return shlex.split(done.stdout.splitlines()[-1])
+
+    @staticmethod
+    def run(command: list[object]) -> None:
+        subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+
+    def package(self, name: str, text: str) -> Path:
+        """Return a folder with amp_ext, of which cuda.cpp has the text."""
+        folder = self.folder / name
+        source, compiled = folder / "cuda.cpp", folder / "cuda.o"
+        ignored = shutil.ignore_patterns("*.so", "__pycache__")
+        shutil.copytree(INSTALLED, folder / "amp_ext", ignore=ignored)
+        source.write_text(text)
+        self.run([*self.flags, "-c", source, "-o", compiled])
+        link = [word for word in self.link if not word.endswith("bindings/backends.o")]
+        link[link.index("-o") + 1] = str(folder / "amp_ext" / self.module)
+        self.run([*link, self.rest, compiled])
+        return folder
+
+
+def run_tests(mutant: Mutant, folder: Path) -> tuple[int, str]:
+    """Return pytest's exit status, that of a process which ended by a signal or hung, and why."""
+    options = ["-xq", "--no-header", "-pno:cacheprovider", "-k", mutant.select]
+    command = [sys.executable, "fake_cuda/run.py", *mutant.options.split(), "-m", "pytest"]
+    try:
+        done = subprocess.run(
+            [*command, *options, f"backends/{mutant.tests}.py"],
+            cwd=TESTS,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+            env={**os.environ, "PYTHONPATH": str(folder)},
+        )
+    except subprocess.TimeoutExpired:
+        return -signal.SIGKILL, f"no end within {LIMIT_S} s"
+    lines = (done.stdout + done.stderr).splitlines()
+    why = next((line for line in lines if line.startswith(("E  ", "fake cuda: "))), lines[-1])
+    return done.returncode, why.removeprefix("E").strip()
+
+
+def is_caught(build: Build, number: int, mutant: Mutant) -> bool:
+    """Test a mutant and print its line of the table."""
+    start, text = time.monotonic(), SOURCE.read_text()
+    caught = False
+    if text.count(mutant.old) != 1:
+        how = "THE EDIT DOES NOT APPLY"
+    else:
+        folder = build.package(str(number), text.replace(mutant.old, mutant.new))
+        status, how = run_tests(mutant, folder)
+        caught = status == 1 or status < 0
+        how = how if caught else f"SURVIVES (exit status {status})"
+    seconds = time.monotonic() - start
+    print(f"{mutant.name:52} {seconds:4.0f} s  {how[:90]}", flush=True)
+    return caught
+
+
+def main(names: list[str]) -> int:
+    chosen = [m for m in MUTANTS if not names or any(name in m.name for name in names)]
+    jobs = int(os.environ.get("MAX_JOBS", os.cpu_count() or 1))
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(jobs) as pool:
+        build = Build(Path(folder))
+        unbroken = build.package("unbroken", SOURCE.read_text())
+        distinct = {(m.select, m.tests, m.options): m for m in chosen}.values()
+        controls = pool.map(partial(run_tests, folder=unbroken), distinct)
+        for mutant, (status, why) in zip(distinct, controls, strict=True):
+            if status:
+                raise RuntimeError(f"the tests of {mutant.name!r} fail without an edit: {why}")
+        caught = list(pool.map(partial(is_caught, build), range(len(chosen)), chosen))
+    print(f"{sum(caught)} of {len(caught)} mutants were caught")
+    return int(not all(caught))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

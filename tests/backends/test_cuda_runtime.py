@@ -1,0 +1,459 @@
+"""What the CUDA backend and tests/fake_cuda assume of the CUDA runtime: on that one, and on a GPU.
+
+By the functions of CUDA themselves, in one process; no test leaves an error behind.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from fake_cuda.recorder import is_running
+from simt import nvcc
+
+if not torch.cuda.is_available():
+    pytest.skip("torch sees no CUDA device", allow_module_level=True)
+
+RUNTIME = ctypes.CDLL(None)
+RUNTIME.cudaGetErrorString.restype = ctypes.c_char_p
+SMALL, LARGE = 1 << 12, 1 << 22
+GLOBAL, THREAD_LOCAL, RELAXED = 0, 1, 2
+SUCCESS, INVALID_VALUE, OUT_OF_MEMORY, NOT_READY = 0, 1, 2, 600
+UNSUPPORTED, INVALIDATED, UNJOINED, ISOLATION, CAPTURED_EVENT = 900, 901, 904, 905, 907
+HOST_TO_DEVICE, DEVICE_TO_HOST = 1, 2
+
+
+def call(name: str, *arguments: object) -> int:
+    """Return the error of a function of CUDA, which then is not the last one."""
+    error = getattr(RUNTIME, name)(*arguments)
+    RUNTIME.cudaGetLastError()
+    return error
+
+
+def stream_of(stream: torch.cuda.Stream) -> ctypes.c_void_p:
+    return ctypes.c_void_p(stream.cuda_stream)
+
+
+def address(tensor: Tensor) -> ctypes.c_void_p:
+    return ctypes.c_void_p(tensor.data_ptr())
+
+
+def size(bytes: int) -> ctypes.c_size_t:
+    return ctypes.c_size_t(bytes)
+
+
+def on_device(*shape: int) -> Tensor:
+    made = torch.zeros(shape, device="cuda")
+    torch.cuda.synchronize()
+    return made
+
+
+def in_a_thread(body: Callable[[], int]) -> int:
+    results: list[int] = []
+    thread = threading.Thread(target=lambda: results.append(body()), daemon=True)
+    thread.start()
+    thread.join(60)
+    return results[0]
+
+
+def allowing(mode: int, body: Callable[[], int]) -> Callable[[], int]:
+    """The body with another mode of its thread."""
+
+    def run() -> int:
+        before = ctypes.c_int(mode)
+        assert call("cudaThreadExchangeStreamCaptureMode", ctypes.byref(before)) == SUCCESS
+        try:
+            return body()
+        finally:
+            call("cudaThreadExchangeStreamCaptureMode", ctypes.byref(before))
+
+    return run
+
+
+@dataclass
+class Capture:
+    """A capture, and once it is over its error and its graph."""
+
+    stream: torch.cuda.Stream
+    error: int = -1
+    executable: ctypes.c_void_p | None = None
+
+    def replay(self, stream: torch.cuda.Stream) -> None:
+        assert call("cudaGraphLaunch", self.executable, stream_of(stream)) == SUCCESS
+
+
+@contextmanager
+def capture(mode: int = GLOBAL) -> Iterator[Capture]:
+    captured, graph = Capture(torch.cuda.Stream()), ctypes.c_void_p()
+    torch.cuda.synchronize()
+    stream = stream_of(captured.stream)
+    assert call("cudaStreamBeginCapture", stream, mode) == SUCCESS
+    try:
+        yield captured
+    finally:
+        captured.error = call("cudaStreamEndCapture", stream, ctypes.byref(graph))
+        if captured.error == SUCCESS:
+            captured.executable = ctypes.c_void_p()
+            executable = ctypes.byref(captured.executable)
+            flags = ctypes.c_ulonglong(0)
+            assert call("cudaGraphInstantiateWithFlags", executable, graph, flags) == SUCCESS
+            call("cudaGraphDestroy", graph)
+
+
+# ---- what captures forbid ----------------------------------------------------------------------
+
+
+class Calls:
+    """Calls of CUDA with what they need, which is made before the capture."""
+
+    def __init__(self) -> None:
+        self.x, self.pinned = on_device(SMALL), torch.zeros(SMALL).pin_memory()
+        self.other, self.event = torch.cuda.Stream(), torch.cuda.Event()
+        self.event.record(self.other)
+        self.freed, self.freed_host = ctypes.c_void_p(), ctypes.c_void_p()
+        assert call("cudaMalloc", ctypes.byref(self.freed), size(SMALL)) == SUCCESS
+        assert call("cudaHostAlloc", ctypes.byref(self.freed_host), size(SMALL), 0) == SUCCESS
+        self.made = ctypes.c_void_p()
+        torch.cuda.synchronize()
+
+    # Those that may wait for other streams.
+    def malloc(self) -> int:
+        return call("cudaMalloc", ctypes.byref(self.made), size(SMALL))
+
+    def free(self) -> int:
+        return call("cudaFree", self.freed)
+
+    def host_alloc(self) -> int:
+        return call("cudaHostAlloc", ctypes.byref(self.made), size(SMALL), 0)
+
+    def event_query(self) -> int:
+        return call("cudaEventQuery", ctypes.c_void_p(self.event.cuda_event))
+
+    # Those that do not.
+    def event_record(self) -> int:
+        return call(
+            "cudaEventRecord", ctypes.c_void_p(self.event.cuda_event), stream_of(self.other)
+        )
+
+    def wait_event(self) -> int:
+        event = ctypes.c_void_p(self.event.cuda_event)
+        return call("cudaStreamWaitEvent", stream_of(self.other), event, 0)
+
+    def copy(self) -> int:
+        to, bytes = address(self.x), size(SMALL)
+        stream = stream_of(self.other)
+        return call("cudaMemcpyAsync", to, address(self.pinned), bytes, HOST_TO_DEVICE, stream)
+
+    def memset(self) -> int:
+        return call("cudaMemsetAsync", address(self.x), 0, size(SMALL), stream_of(self.other))
+
+
+UNSAFE = ("malloc", "free", "host_alloc", "event_query")
+SAFE = ("event_record", "wait_event", "copy", "memset")
+
+
+@pytest.mark.parametrize("mode", [GLOBAL, THREAD_LOCAL], ids=["global", "thread_local"])
+@pytest.mark.parametrize("name", UNSAFE)
+def test_unsafe_call_of_another_thread_ends_a_global_capture(name: str, mode: int) -> None:
+    body = getattr(Calls(), name)
+    with capture(mode) as captured:
+        error = in_a_thread(body)
+    if mode == GLOBAL:
+        assert (error, captured.error) == (UNSUPPORTED, INVALIDATED)
+    else:
+        assert (error, captured.error) == (SUCCESS, SUCCESS)
+
+
+@pytest.mark.parametrize("name", UNSAFE)
+@pytest.mark.parametrize("where", ["here", "in a thread"])
+def test_unsafe_call_of_a_relaxed_thread_does_not(name: str, where: str) -> None:
+    """As what the backend keeps for a stream is allocated, sent and freed."""
+    body = allowing(RELAXED, getattr(Calls(), name))
+    with capture() as captured:
+        error = body() if where == "here" else in_a_thread(body)
+    assert (error, captured.error) == (SUCCESS, SUCCESS)
+
+
+@pytest.mark.parametrize("name", SAFE)
+@pytest.mark.parametrize("where", ["here", "in a thread"])
+def test_another_stream_goes_on_during_a_capture(name: str, where: str) -> None:
+    body = getattr(Calls(), name)
+    with capture() as captured:
+        error = body() if where == "here" else in_a_thread(body)
+    assert (error, captured.error) == (SUCCESS, SUCCESS)
+
+
+@pytest.mark.parametrize("mode", [GLOBAL, RELAXED], ids=["global", "relaxed"])
+@pytest.mark.parametrize("what", ["stream", "device"])
+def test_nothing_waits_for_a_captured_stream(what: str, mode: int) -> None:
+    with capture(mode) as captured:
+        if what == "stream":
+            error = call("cudaStreamSynchronize", stream_of(captured.stream))
+        else:
+            error = call("cudaDeviceSynchronize")
+    assert (error, captured.error) == (UNSUPPORTED, INVALIDATED)
+
+
+def test_capture_does_not_wait_for_an_event_from_outside() -> None:
+    event = torch.cuda.Event()
+    event.record()
+    with capture() as captured:
+        raw = ctypes.c_void_p(event.cuda_event)
+        error = call("cudaStreamWaitEvent", stream_of(captured.stream), raw, 0)
+    assert (error, captured.error) == (ISOLATION, INVALIDATED)
+
+
+def fork(captured: Capture, other: torch.cuda.Stream) -> torch.cuda.Event:
+    """Have the other stream join the capture; return the event by which it did."""
+    event = torch.cuda.Event()
+    event.record(captured.stream)
+    other.wait_event(event)
+    return event
+
+
+def test_captured_event_is_not_queried() -> None:
+    with capture() as captured:
+        event = torch.cuda.Event()
+        event.record(captured.stream)
+        error = call("cudaEventQuery", ctypes.c_void_p(event.cuda_event))
+    assert error == CAPTURED_EVENT
+
+
+def test_stream_that_was_not_joined() -> None:
+    other, x = torch.cuda.Stream(), on_device(4)
+    with capture() as captured:
+        fork(captured, other)
+        call("cudaMemsetAsync", address(x), 0, size(16), stream_of(other))
+    assert captured.error == UNJOINED
+
+
+# ---- graphs ------------------------------------------------------------------------------------
+
+
+def test_edges_order_a_graph() -> None:
+    """One stream writes, another copies, and the first one writes again once that is over."""
+    x, y, other = on_device(LARGE), on_device(LARGE), torch.cuda.Stream()
+    bytes = size(4 * LARGE)
+    with capture() as captured:
+        first, second = stream_of(captured.stream), stream_of(other)
+        call("cudaMemsetAsync", address(x), 1, bytes, first)
+        fork(captured, other)
+        call("cudaMemcpyAsync", address(y), address(x), bytes, 3, second)
+        event = torch.cuda.Event()
+        event.record(other)
+        captured.stream.wait_event(event)
+        call("cudaMemsetAsync", address(x), 2, bytes, first)
+    assert captured.error == SUCCESS
+    for _ in range(3):
+        captured.replay(captured.stream)
+    torch.cuda.synchronize()
+    assert y.view(torch.uint8).eq(1).all()
+    assert x.view(torch.uint8).eq(2).all()
+
+
+def test_replays_of_a_graph_are_in_order() -> None:
+    """Whatever their streams: none begins before the one before it has ended."""
+    numbers, ring = on_device(LARGE), on_device(2, LARGE)
+    numbers.fill_(1)
+    bytes = size(4 * LARGE)
+    with capture() as captured:  # [0] to [1], and the numbers to [0]
+        stream = stream_of(captured.stream)
+        call("cudaMemcpyAsync", address(ring[1]), address(ring[0]), bytes, 3, stream)
+        call("cudaMemcpyAsync", address(ring[0]), address(numbers), bytes, 3, stream)
+    torch.cuda.synchronize()
+    for _ in range(2):
+        captured.replay(torch.cuda.Stream())
+    torch.cuda.synchronize()
+    assert ring.eq(1).all()
+
+
+def test_graph_reads_pinned_memory_when_it_is_replayed() -> None:
+    x, pinned = on_device(SMALL), torch.ones(SMALL).pin_memory()
+    with capture() as captured:
+        stream = stream_of(captured.stream)
+        call("cudaMemcpyAsync", address(x), address(pinned), size(4 * SMALL), 1, stream)
+    pinned.fill_(2)
+    captured.replay(captured.stream)
+    torch.cuda.synchronize()
+    assert x.eq(2).all()
+
+
+# ---- copies and events -------------------------------------------------------------------------
+
+
+def test_pageable_memory_is_read_before_the_call_returns() -> None:
+    x, host = on_device(LARGE), torch.ones(LARGE)
+    stream = stream_of(torch.cuda.Stream())
+    call("cudaMemcpyAsync", address(x), address(host), size(4 * LARGE), HOST_TO_DEVICE, stream)
+    host.fill_(2)
+    torch.cuda.synchronize()
+    assert x.eq(1).all()
+
+
+def test_pageable_memory_is_written_before_the_call_returns() -> None:
+    x, host = on_device(LARGE), torch.ones(LARGE)
+    stream = stream_of(torch.cuda.Stream())
+    call("cudaMemcpyAsync", address(host), address(x), size(4 * LARGE), DEVICE_TO_HOST, stream)
+    assert host.eq(0).all()
+
+
+def test_event_that_was_not_recorded_is_over() -> None:
+    event = ctypes.c_void_p()
+    assert call("cudaEventCreateWithFlags", ctypes.byref(event), 2) == SUCCESS
+    assert call("cudaEventQuery", event) == SUCCESS
+    assert call("cudaStreamWaitEvent", stream_of(torch.cuda.Stream()), event, 0) == SUCCESS
+    assert call("cudaEventDestroy", event) == SUCCESS
+
+
+def test_event_is_over_once_all_before_it_is() -> None:
+    """Pinned memory is reused then."""
+    x, pinned = on_device(LARGE), torch.ones(LARGE).pin_memory()
+    stream, event = torch.cuda.Stream(), torch.cuda.Event()
+    bytes = size(4 * LARGE)
+    raw = stream_of(stream)
+    for _ in range(8):
+        call("cudaMemcpyAsync", address(x), address(pinned), bytes, HOST_TO_DEVICE, raw)
+    event.record(stream)
+    while error := call("cudaEventQuery", ctypes.c_void_p(event.cuda_event)):
+        assert error == NOT_READY
+    pinned.fill_(2)
+    torch.cuda.synchronize()
+    assert x.eq(1).all()
+
+
+# ---- memory ------------------------------------------------------------------------------------
+
+
+def test_too_much_memory_leaves_no_fault() -> None:
+    pointer, total = ctypes.c_void_p(), torch.cuda.mem_get_info()[1]
+    assert call("cudaMalloc", ctypes.byref(pointer), size(2 * total)) == OUT_OF_MEMORY
+    assert call("cudaFree", None) == SUCCESS
+    assert on_device(4).add(1).sum() == 4
+
+
+# ---- launches ----------------------------------------------------------------------------------
+
+PROBE = Path(__file__).resolve().parents[1] / "fake_cuda" / "launch_probe.cu"
+MOST_SHARED = torch.cuda.get_device_properties(0).shared_memory_per_block_optin
+HOPPER = torch.cuda.get_device_capability() >= (9, 0)
+
+
+@pytest.fixture(scope="module")
+def library() -> ctypes.CDLL:
+    if nvcc.find() is None:
+        pytest.skip("there is no nvcc")
+    return ctypes.CDLL(str(nvcc.build("launch", [PROBE], "80", cudart="shared")))
+
+
+def launch(
+    library: ctypes.CDLL,
+    grid: tuple[int, int, int] = (4, 1, 1),
+    block: tuple[int, int, int] = (32, 1, 1),
+    shared: int = 0,
+    cluster: int = 0,
+) -> int:
+    three, to = ctypes.c_uint * 3, on_device(4)
+    stream = stream_of(torch.cuda.current_stream())
+    return library.launch(three(*grid), three(*block), size(shared), cluster, stream, address(to))
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"grid": (0, 1, 1)}, "its grid"),
+        ({"grid": (1, 65536, 1)}, "its grid"),
+        ({"block": (0, 1, 1)}, "its block"),
+        ({"block": (1025, 1, 1)}, "its block"),
+        ({"block": (1, 1, 65)}, "its block"),
+        ({"shared": (48 << 10) + 1}, "more shared memory than it may have"),
+        ({"cluster": 9}, "the size of its cluster" if HOPPER else "a cluster before"),
+        ({"cluster": 3}, "a grid that is no whole clusters" if HOPPER else "a cluster before"),
+    ],
+    ids=str,
+)
+def test_launch_is_refused(library: ctypes.CDLL, options: dict[str, object], why: str) -> None:
+    """With an error at once and none later."""
+    error = launch(library, **options)
+    assert error != SUCCESS
+    if is_running():
+        assert why in RUNTIME.cudaGetErrorString(error).decode()
+        assert "nothing can run" in RUNTIME.cudaGetErrorString(launch(library)).decode()
+    else:
+        assert launch(library) == SUCCESS
+    assert call("cudaDeviceSynchronize") == SUCCESS
+
+
+def test_shared_memory_that_is_asked_for(library: ctypes.CDLL) -> None:
+    assert library.allow_shared_memory(MOST_SHARED + 1) != SUCCESS
+    assert library.allow_shared_memory(MOST_SHARED) == SUCCESS
+    assert launch(library, shared=MOST_SHARED + 1) != SUCCESS
+    if not is_running():
+        assert launch(library, shared=MOST_SHARED) == SUCCESS
+        torch.cuda.synchronize()
+    assert library.allow_shared_memory(0) == SUCCESS
+
+
+# ---- tensor maps -------------------------------------------------------------------------------
+
+FLOAT16, NO_SWIZZLE, SWIZZLE_128B = 6, 0, 3
+GOOD = {"address": 0, "sizes": (256, 64, 2), "strides": (512, 32768), "box": (64, 32, 1)}
+REFUSED = {
+    "address": {"address": 8},
+    "a size of 0": {"sizes": (0, 64, 2)},
+    "stride": {"strides": (520, 32768)},
+    "box of more than 256": {"box": (64, 257, 1)},
+    "rows of the box that are no 16 bytes": {"box": (4, 32, 1), "swizzle": NO_SWIZZLE},
+    "rows of the box longer than the swizzle": {"box": (128, 32, 1)},
+}
+
+
+def encode(change: dict[str, object]) -> int:
+    """Return the error of a tensor map, which is good but for the change."""
+    tensor = {**GOOD, "swizzle": SWIZZLE_128B, **change}
+    function, status = ctypes.c_void_p(), ctypes.c_int()
+    pointers = ctypes.byref(function), ctypes.byref(status)
+    name = b"cuTensorMapEncodeTiled"
+    version, flags = 12000, ctypes.c_ulonglong(0)
+    assert (
+        call("cudaGetDriverEntryPointByVersion", name, pointers[0], version, flags, pointers[1])
+        == 0
+    )
+    x = on_device(1 << 16)
+    encoded = (ctypes.c_uint64 * 32)()
+    place = (ctypes.addressof(encoded) + 127) // 128 * 128  # as CUtensorMap is aligned
+    encoder = ctypes.CFUNCTYPE(
+        ctypes.c_int,
+        ctypes.c_void_p,
+        *(ctypes.c_int, ctypes.c_uint32, ctypes.c_void_p),
+        *[ctypes.c_void_p] * 4,
+        *[ctypes.c_int] * 4,
+    )(function.value)
+    return encoder(
+        place,
+        FLOAT16,
+        3,
+        x.data_ptr() + tensor["address"],
+        (ctypes.c_uint64 * 3)(*tensor["sizes"]),
+        (ctypes.c_uint64 * 2)(*tensor["strides"]),
+        (ctypes.c_uint32 * 3)(*tensor["box"]),
+        (ctypes.c_uint32 * 3)(1, 1, 1),
+        0,
+        tensor["swizzle"],
+        3,
+        0,
+    )
+
+
+@pytest.mark.skipif(not HOPPER, reason="tensor maps are for compute capability 9.0 and later")
+@pytest.mark.parametrize("name", REFUSED)
+def test_tensor_map_is_refused(name: str) -> None:
+    assert encode({}) == SUCCESS
+    assert encode(REFUSED[name]) == INVALID_VALUE
