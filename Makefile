@@ -67,10 +67,11 @@ cuda-check: .venv-cuda/made ## compile and inspect all kernels, test with the ol
 	cd tests && ../.venv-cuda/$(PYTEST) -m "not full" -k "not simt" \
 	    autocast backends build layers scaler lists/test_ops_contract.py integration/test_seeds.py
 	cd tests && $(FAKE_CUDA) --order late -m pytest $(WORKERS) $(ON_FAKE_CUDA)
-	cd tests && $(FAKE_CUDA) --order 1 --guarded 1 --capability 80 \
+	cd tests && $(FAKE_CUDA) --order 1 --capability 80 \
 	    -m pytest $(WORKERS) -m "not full" $(ON_FAKE_CUDA)
 	cd tests && $(FAKE_CUDA) --order 2 --multiprocessors 7 \
 	    -m pytest $(WORKERS) -m "not full" $(ON_FAKE_CUDA)
+	cd tests && $(FAKE_CUDA) --order 3 --guarded 1 -m pytest $(WORKERS) backends
 	.venv-cuda/bin/python tests/backends/cuda_mutants.py
 	.venv-cuda/bin/python tests/fake_cuda/count.py --check
 	$(MAKE) gpu DRY_RUN=1
