@@ -37,6 +37,8 @@ def cast_together() -> Iterator[None]:
 
 # At least; of two layers, products forward, for weights and for what lies between the layers.
 CALLS_A_STEP = {"unscale": 1, "grad_norm": 1, "update_scale": 1, "cast": 1, "gemm": 5}
+# From compute capability 9.0 on, where torch's library computes what TMA cannot load.
+PRODUCTS_BY_TMA = {"checkerboard": 5, "regression": 0, "digits": 2}
 
 
 def small_images() -> list[tuple[Tensor, Tensor]]:
@@ -119,9 +121,12 @@ def test_trains_as_on_the_cpu(
     losses, before, after = train(library, PROGRAMS[name], steps, by_library=on_cuda)
     with counted(kernels) as calls:
         their_losses, _, their_after = train(kernels, PROGRAMS[name], steps)
+    least = dict(CALLS_A_STEP)
+    if on_cuda and torch.cuda.get_device_capability() >= (9, 0):
+        least["gemm"] = PRODUCTS_BY_TMA[name]
     for op, count in calls.items():
         # The first region does not know yet which weights to cast together.
-        assert count >= CALLS_A_STEP[op] * steps - (op == "cast"), op
+        assert count >= least[op] * steps - (op == "cast"), op
     if name == "digits" and kernels.backend == "simt":
         assert simt().plan().startswith("sm90") == kernels.sm90
     assert ((their_losses - losses).abs() <= 2.0**-7 * losses).all()
