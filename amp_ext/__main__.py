@@ -97,11 +97,11 @@ def print_verification() -> None:
     print("\nself-verification")
     if not verify.is_on():
         print("  off: AMP_EXT_VERIFY is 0")
-    for backend, device in verify.verified_backends():
-        families: dict[str, list[str]] = {}
-        for family in verify.FAMILIES:
-            families.setdefault(verify.state(backend, family, device), []).append(family)
-        for state, those in families.items():
+    for backend, device, families in verify.verified_backends():
+        by_state: dict[str, list[str]] = {}
+        for family in families:
+            by_state.setdefault(verify.state(backend, family, device), []).append(family)
+        for state, those in by_state.items():
             print(f"  {device:<8}{backend:<8}{state}: {' '.join(those)}")
     if not any(verify.verified_backends()):
         print("  no GPU kernels are in use here")
@@ -157,7 +157,7 @@ def failed_verifications() -> Iterator[Check]:
     def check(failure: str) -> None:
         raise ValueError(failure)
 
-    for backend, device in verify.verified_backends():
+    for backend, device, _ in verify.verified_backends():
         for family, result in verify.results(backend, device).items():
             if result.failure:
                 name = f"{backend} kernels of {family} on {device}"

@@ -1,8 +1,11 @@
 """Small files that outlive a process, in the user's cache folder: a name -> a dict, as JSON."""
 
+import functools
 import json
 import os
 import tempfile
+import zlib
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -40,3 +43,15 @@ def write(name: str, content: dict[str, Any]) -> bool:
     except (OSError, RuntimeError):
         return False
     return True
+
+
+@functools.cache
+def fingerprint() -> str:
+    """Of the code of this build: of the module and of the Triton kernels."""
+    from amp_ext._library import _C
+
+    files = [Path(_C.__file__)]
+    for folder in find_spec("amp_ext.triton_kernels").submodule_search_locations:
+        files += sorted(Path(folder).rglob("*.py"))
+    code = json.dumps([(file.stat().st_size, file.stat().st_mtime_ns) for file in files])
+    return f"{zlib.crc32(code.encode()):08x}"

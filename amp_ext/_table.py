@@ -61,7 +61,8 @@ def identity(device: torch.device) -> str:
         gpu = torch.cuda.get_device_properties(device)
         name = f"{gpu.name} {gpu.major}.{gpu.minor}"
         software = ["CUDA", torch.version.cuda, *CUDA_ARCHES, "Triton", triton_version()]
-    words = [name, "amp_ext", amp_ext.__version__, "torch", torch.__version__, *software]
+    build = [amp_ext.__version__, _cache.fingerprint()]
+    words = [name, "amp_ext", *build, "torch", torch.__version__, *software]
     return " ".join(map(str, words))
 
 
@@ -94,6 +95,9 @@ def _checked(entry: Entry) -> Entry:
     return entry
 
 
+_known: dict[torch.device, dict[Key, Entry]] = {}  # what C++ knows
+
+
 def load(device: str) -> None:
     """For C++, at the first product on a device: has it know the entries."""
     _tell(torch.device(device), read(torch.device(device)))
@@ -104,7 +108,8 @@ def update(device: torch.device, entries: Iterable[Entry]) -> None:
 
     Where the file cannot be written, this process knows them nevertheless, and a warning says so.
     """
-    known = read(device) | {tuple(entry.key): entry for entry in entries}
+    new = {tuple(entry.key): entry for entry in entries}
+    known = _known.get(device, {}) | read(device) | new
     _tell(device, known)
     content = {"of": identity(device), "products": [entry._asdict() for entry in known.values()]}
     if not _cache.write(file_name(device), content):
@@ -114,4 +119,5 @@ def update(device: torch.device, entries: Iterable[Entry]) -> None:
 def _tell(device: torch.device, entries: dict[Key, Entry]) -> None:
     from amp_ext._library import _C
 
+    _known[device] = entries
     _C.set_measured(str(device), [tuple(entry[1:]) for entry in entries.values()])

@@ -233,7 +233,7 @@ TRANSPOSES = list(itertools.product((False, True), repeat=2))
 def _products(dtype: torch.dtype) -> Iterator[Case]:
     for trans_a, trans_b in TRANSPOSES:
         layout = f"{'NT'[trans_a]}{'NT'[trans_b]}"
-        operands = _operands(130, 136, 72, dtype, trans_a, trans_b)
+        operands = _operands(136, 264, 72, dtype, trans_a, trans_b)
         yield Case(f"layout {layout}", "gemm", {**operands, "out_dtype": FP32})
         operands = _operands(67, 45, 35, dtype, trans_a, trans_b, skip=1)
         yield Case(f"layout {layout}, unaligned", "gemm", {**operands, "out_dtype": FP32})
@@ -270,17 +270,23 @@ def _tiles(dtype: torch.dtype, sm90: bool) -> Iterator[Case]:
     """Products of several tiles, by each tile."""
     tiles = _C.gemm_tiles()
     plans = [(i, (1, 1), 1 + i % 2, False) for i in range(len(tiles["gemm_kernel"]))]
-    if sm90:
-        clusters = itertools.cycle(((1, 1), (2, 1), (1, 2)))
-        count = len(tiles["gemm_sm90_kernel"])
-        plans += [(i, next(clusters), 1 + i % 2, True) for i in range(count)]
+    clusters = itertools.cycle(((1, 1), (2, 1), (1, 2)))
+    count = len(tiles["gemm_sm90_kernel"]) if sm90 else 0
+    plans += [(i, next(clusters), 1 + i % 2, True) for i in range(count)]
     for trans_a, trans_b in TRANSPOSES:
-        operands = _operands(260, 264, 136, dtype, trans_a, trans_b)
+        operands = _operands(264, 264, 136, dtype, trans_a, trans_b)
         what = f"each tile, layout {'NT'[trans_a]}{'NT'[trans_b]}"
         arguments = {**operands, "out_dtype": FP32}
         yield Case(what, "gemm", arguments, plans=tuple(plans))
         more = {"bias": _integers(264, limit=9).float(), "activation": "relu"}
         yield Case(f"{what}, epilogue", "gemm_with_aux", {**operands, **more}, plans=tuple(plans))
+    if sm90:
+        # Steps go round each ring of buffers; blocks have several tiles each, of the smallest size.
+        plans = [(i, (1, 1), 1, True) for i in range(count)]
+        arguments = {**_operands(72, 72, 1096, dtype, False, True), "out_dtype": FP32}
+        yield Case("many steps", "gemm", arguments, plans=tuple(plans))
+        arguments = {**_operands(1608, 1544, 40, dtype, False, True), "out_dtype": FP32}
+        yield Case("many tiles", "gemm", arguments, plans=tuple(plans[-1:]))
 
 
 _LISTS = {op.removesuffix("_"): op for op in LIST_OPS}

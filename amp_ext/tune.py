@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import math
+import os
 import runpy
 import sys
 import threading
@@ -88,11 +89,7 @@ def tune(seconds: float = 30.0) -> Iterator[list[Tuned]]:
     """
     if not seconds > 0:
         raise ValueError(f"amp_ext.tune: seconds must be positive, got {seconds}")
-    if _is_distributed():
-        raise RuntimeError(
-            "amp_ext.tune: the processes of a distributed training would choose differently; "
-            "measure in one process before it, such as with: python -m amp_ext tune SCRIPT"
-        )
+    _refuse_several_processes()
     if not _C.start_noting():
         raise RuntimeError("amp_ext.tune: this is within another amp_ext.tune() region")
     results: list[Tuned] = []
@@ -100,6 +97,7 @@ def tune(seconds: float = 30.0) -> Iterator[list[Tuned]]:
         yield results
     finally:
         noted = _C.stop_noting()
+    _refuse_several_processes()
     start = time.perf_counter()
     triton = not why_not_triton() and not is_interpreted()
     choices = [(product, product.candidates(triton)) for product in noted]
@@ -144,11 +142,15 @@ def measure_in_use(product: _C.NotedProduct) -> None:
     first, for seconds, take part only where they are the device's backend.
     """
     global _time_left
-    if _is_distributed() or not _in_use.acquire(blocking=False):
+    if _is_distributed():
+        _C.set_gemm_mode("auto")
+        return
+    if not _in_use.acquire(blocking=False):
         return
     start = time.perf_counter()
     try:
         candidates = product.candidates(triton=False)
+        start = time.perf_counter()  # they may have been verified first
         if times := _measure(product, candidates, min(_time_left, MEASURE_SECONDS / 20)):
             entry = _entry(product, _fastest(product, candidates[0], times))
             _table.update(torch.device(product.device), [entry])
@@ -157,6 +159,14 @@ def measure_in_use(product: _C.NotedProduct) -> None:
         if _time_left <= 0:
             _C.set_gemm_mode("auto")
         _in_use.release()
+
+
+def _refuse_several_processes() -> None:
+    if _is_distributed() or int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise RuntimeError(
+            "amp_ext.tune: the processes of a distributed training would choose differently; "
+            "measure in one process before it, such as with: python -m amp_ext tune SCRIPT"
+        )
 
 
 def _is_distributed() -> bool:

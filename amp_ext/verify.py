@@ -6,6 +6,7 @@ type, by one backend on one kind of device. ``python -m amp_ext verify`` runs al
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import threading
@@ -13,7 +14,6 @@ import time
 import warnings
 import zlib
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +23,7 @@ from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves, tre
 
 import amp_ext
 from amp_ext import _cache, ops, reference
+from amp_ext._cache import fingerprint
 from amp_ext._library import _C
 from amp_ext._triton import triton_version
 from amp_ext._verify_cases import FAMILIES, Case, cases
@@ -42,9 +43,15 @@ class Result(NamedTuple):
     day: str
 
 
+class WrongResult(Exception):
+    """Of a kernel."""
+
+
 _lock = threading.Lock()
 _records: dict[str, dict[str, Result]] = {}  # what has been read or written, by name
-_warned: set[tuple[str, str, str]] = set()
+_unusable: dict[tuple[str, str, str], str] = {}
+"""Why a backend cannot run a family on a device in this process, which says nothing of others."""
+_warned: set[str] = set()
 
 
 # ---- the answer --------------------------------------------------------------------------------
@@ -54,31 +61,50 @@ def is_on() -> bool:
     return os.environ.get("AMP_EXT_VERIFY") != "0"
 
 
-def is_right(backend: str, family: str, device: str) -> bool | None:
+def may_run(backend: str, family: str, device: str, capturing: bool) -> bool | None:
     """Whether a backend may run the calls of a family; None where that is unknown for now.
 
-    Reads the record, or compares. Called where a backend is chosen (verified.cpp).
+    Reads the record, or else compares, unless a CUDA graph is being captured. Called where a
+    backend is chosen (verified.cpp).
     """
     if not is_on():
         return True
+    kernels = f"the {backend} kernels of {family}"
     with _lock:
-        result = results(backend, device).get(family) or verify_family(backend, family, device)
+        result = results(backend, device).get(family)
+        reason = _unusable.get((backend, family, device), "")
+        if result is None and not reason and capturing:
+            _warn(
+                f"{kernels} have not been verified on {device}, and a CUDA graph captures torch's "
+                "ops in their place: run a step before the capture"
+            )
+            return None
+        if result is None and not reason:
+            result = verify_family(backend, family, device)
+            reason = _unusable.get((backend, family, device), "")
+    if reason:
+        _warn(f"{kernels} cannot run on {device}: {reason}. torch's own ops run in their place")
+        return False
     if result is None:
         return None
-    if result.failure and (backend, family, device) not in _warned:
-        _warned.add((backend, family, device))
-        warnings.warn(
-            f"amp_ext: the {backend} kernels of {family} did not pass their verification on "
-            f"{device} ({_name_of(device)}): {result.failure}. torch's own ops run in their place. "
-            "Please report what `python -m amp_ext verify` prints; it also tries again.",
-            RuntimeWarning,
-            stacklevel=2,
+    if result.failure:
+        _warn(
+            f"{kernels} did not pass their verification on {device} ({_name_of(device)}): "
+            f"{result.failure}. torch's own ops run in their place. Please report what "
+            "`python -m amp_ext verify` prints; it also tries again."
         )
     return not result.failure
 
 
-def verified_backends() -> Iterator[tuple[str, str]]:
-    """The backends that are active here and have to be verified, and their devices."""
+def _warn(text: str) -> None:
+    if text not in _warned:
+        _warned.add(text)
+        warnings.warn(f"amp_ext: {text}", RuntimeWarning, stacklevel=3)
+
+
+def verified_backends() -> Iterator[tuple[str, str, tuple[str, ...]]]:
+    """The backends that have to be verified, their devices, and the families that they are used
+    for: all of the active backend, and of Triton's products those that tune() has tried."""
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     for device in ("cpu", *(f"cuda:{index}" for index in range(gpus))):
         try:
@@ -86,7 +112,9 @@ def verified_backends() -> Iterator[tuple[str, str]]:
         except (NotImplementedError, RuntimeError):
             continue
         if device != "cpu" or backend not in ("cpu", "triton"):
-            yield backend, device
+            yield backend, device, FAMILIES
+        if device != "cpu" and backend != "triton" and (tried := results("triton", device)):
+            yield "triton", device, tuple(family for family in FAMILIES if family in tried)
 
 
 # ---- the record --------------------------------------------------------------------------------
@@ -118,19 +146,15 @@ def _record_name(identity: dict[str, Any]) -> str:
     return f"verified-{zlib.crc32(json.dumps(identity).encode()):08x}"
 
 
+@functools.cache
 def _identity(backend: str, device: str) -> dict[str, Any]:
     """All that a result depends on."""
-    files = [Path(_C.__file__)]
-    if backend == "triton":
-        for folder in find_spec("amp_ext.triton_kernels").submodule_search_locations:
-            files += sorted(Path(folder).rglob("*.py"))
-    code = json.dumps([(file.stat().st_size, file.stat().st_mtime_ns) for file in files])
     return {
         "backend": backend,
         "device": _name_of(device),
         "driver": _driver(),
         "amp_ext": amp_ext.__version__,
-        "code": f"{zlib.crc32(code.encode()):08x}",
+        "code": fingerprint(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "triton": triton_version() if backend == "triton" else None,
@@ -156,44 +180,71 @@ def _driver() -> str:
 
 
 def verify_family(backend: str, family: str, device: str) -> Result | None:
-    """Compares all cases, whatever the record says, and remembers the result; None where there is
-    too little memory for them, or a graph is being captured.
+    """Compares all cases, whatever the record says, and remembers the result.
+
+    None where there is none: there is too little memory, a graph is being captured, or the device
+    has an error of before; or the kernels cannot run in this process, as for want of a compiler.
     """
-    outcome: list[str | None] = []
+    outcome: list[Result | None] = []
+    _unusable.pop((backend, family, device), None)
 
     def work() -> None:
-        what = family
-        try:
-            _C.put_under_test(backend)
-            where = torch.device(device)
-            if where.type == "cuda":
-                torch.cuda.set_device(where)
-            torch.set_flush_denormal(False)
-            sm90 = where.type == "cuda" and torch.cuda.get_device_capability(where) == (9, 0)
-            for case in cases(family, backend, sm90):
-                what = f"{case.op}, {case.what}"
-                _compare(case, where)
-        except Exception as error:  # whatever it is, training goes on with torch's ops
-            no_answer = any(words in str(error) for words in ("out of memory", "is capturing"))
-            outcome.append(None if no_answer else f"{what}: {error}")
-        else:
-            outcome.append("")
+        outcome.append(_outcome_of(backend, family, torch.device(device)))
 
     # A thread of its own has none of the caller's modes: autocast, inference, default device,
     # stream, dispatch keys.
     thread = threading.Thread(target=work, name="amp_ext verification", daemon=True)
     thread.start()
     thread.join()
-    (failure,) = outcome
-    if failure is None:
-        return None
-    result = Result(failure, time.strftime("%Y-%m-%d"))
-    _remember(backend, family, device, result)
-    return result
+    if outcome[0] is not None:
+        _remember(backend, family, device, outcome[0])
+    return outcome[0]
+
+
+def _outcome_of(backend: str, family: str, device: torch.device) -> Result | None:
+    what, failure = family, ""
+    is_gpu = device.type == "cuda"
+    # Copies wait for the device, which a mode of the whole process may forbid.
+    sync_mode = torch.cuda.get_sync_debug_mode() if is_gpu else 0
+    try:
+        if is_gpu:
+            torch.cuda.set_sync_debug_mode(0)
+            torch.cuda.set_device(device)
+        _C.put_under_test(backend)
+        torch.set_flush_denormal(False)
+        if _has_failed(device):
+            return None
+        sm90 = is_gpu and torch.cuda.get_device_capability(device) == (9, 0)
+        for case in cases(family, backend, sm90):
+            what = f"{case.op}, {case.what}"
+            _compare(case, device)
+    except WrongResult as error:
+        failure = f"{what}: {error}"
+    except Exception as error:  # whatever it is, training goes on with torch's ops
+        if any(words in str(error) for words in ("out of memory", "is capturing")):
+            return None
+        failure = f"{what}: {error}"
+        if not _has_failed(device):
+            _unusable[backend, family, str(device)] = failure
+            return None
+    finally:
+        if is_gpu:
+            torch.cuda.set_sync_debug_mode(sync_mode)
+    return Result(failure, time.strftime("%Y-%m-%d"))
+
+
+def _has_failed(device: torch.device) -> bool:
+    """Whether a kernel has ended this process's use of the device."""
+    try:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+    except RuntimeError as error:
+        return "is capturing" not in str(error)
+    return False
 
 
 def _compare(case: Case, device: torch.device) -> None:
-    """Raises ValueError where results differ, or what the arguments' memory holds afterwards."""
+    """Raises WrongResult where results differ, or what the arguments' memory holds afterwards."""
     expected = _outcome(reference, case, CPU)
     for plan in case.plans or ((None,),):
         _C.force_gemm_tile(*plan)
@@ -209,7 +260,7 @@ def _compare(case: Case, device: torch.device) -> None:
             one.copy_(other)
         for name, one, other in tensors:
             if not torch.equal(_memory(one), _memory(other)):
-                raise ValueError(f"the memory around {name} is not as it was")
+                raise WrongResult(f"the memory around {name} is not as it was")
 
 
 def _outcome(module: Any, case: Case, device: torch.device) -> dict[str, Any]:
@@ -223,7 +274,7 @@ def _outcome(module: Any, case: Case, device: torch.device) -> dict[str, Any]:
 
 def _expect_equal(name: str, actual: Tensor, expected: Tensor, tolerance: float = 0.0) -> None:
     if (actual.dtype, actual.shape) != (expected.dtype, expected.shape):
-        raise ValueError(f"{name} is {actual.dtype} of shape {list(actual.shape)}")
+        raise WrongResult(f"{name} is {actual.dtype} of shape {list(actual.shape)}")
     if torch.equal(actual, expected):
         return
     same = (actual == expected) | (actual.isnan() & expected.isnan())
@@ -232,7 +283,7 @@ def _expect_equal(name: str, actual: Tensor, expected: Tensor, tolerance: float 
     if not same.all():
         index = (~same).nonzero()[0].tolist()
         ours, theirs = actual[tuple(index)].item(), expected[tuple(index)].item()
-        raise ValueError(f"element {index} of {name} is {ours}, expected {theirs}")
+        raise WrongResult(f"element {index} of {name} is {ours}, expected {theirs}")
 
 
 def _copy(value: Any, device: torch.device) -> Any:
@@ -269,13 +320,17 @@ def state(backend: str, family: str, device: str) -> str:
 def main() -> int:
     """Verifies every family of the active backends on all devices; 1 where one is wrong."""
     wrong = False
-    for backend, device in verified_backends():
+    for backend, device, families in verified_backends():
         print(f"\n{backend} on {device}, {_name_of(device)}, driver {_driver()}")
-        for family in FAMILIES:
+        for family in families:
             start = time.perf_counter()
             result = verify_family(backend, family, device)
             seconds = time.perf_counter() - start
-            words = "not verified: out of memory" if result is None else result.failure or "ok"
+            if result is None:
+                reason = _unusable.get((backend, family, device), "too little memory")
+                words = f"not verified: {reason}"
+            else:
+                words = result.failure or "ok"
             wrong |= words != "ok"
             print(f"  {family:<13} {seconds * 1e3:6.0f} ms  {'FAIL  ' * (words != 'ok')}{words}")
     if not any(verified_backends()):

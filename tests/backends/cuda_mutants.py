@@ -57,6 +57,7 @@ IF_CAPTURING = "    if (is_capturing(stream_.device())) {\n"
 TICKETS, TABLE = "      void* const tickets = scratch", "      void* const memory = scratch"
 STAGED = "at::empty({bytes}, at::TensorOptions(at::kByte).pinned_memory(true))"
 GUARD = "    const c10::cuda::CUDAStreamCaptureModeGuard relaxed(cudaStreamCaptureModeRelaxed);\n"
+BEFORE_FREE = "gone before.\n    cudaStreamCaptureMode mode = cudaStreamCaptureMode"
 MUTANTS = (
     Mutant(
         "tickets are not zeroed",
@@ -137,8 +138,8 @@ MUTANTS = (
     ),
     Mutant(
         "what is freed ends another thread's capture",
-        "cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed",
-        "cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal",
+        BEFORE_FREE + "Relaxed",
+        BEFORE_FREE + "Global",
         "thread_during",
     ),
     Mutant(

@@ -30,7 +30,8 @@ void use_backend(c10::DeviceType type, const std::string& name);
 std::string load_backend(const std::string& path);
 
 // From now on calls of this thread run on the named backend, whatever else is chosen and whether it
-// has been verified or not; and they end no other thread's capture of a CUDA graph.
+// has been verified or not; and those of the CUDA backend end no other thread's capture of a CUDA
+// graph.
 void put_under_test(const std::string& name);
 bool is_under_test();
 

@@ -129,8 +129,8 @@ py::list wrapped(const std::vector<at::Tensor>& tensors) {
 // (key, backend, variant, reason)
 using Entry = std::tuple<GemmKey, std::string, int64_t, std::string>;
 
-void set_entries(const std::string& name, const std::vector<Entry>& entries) {
-  const c10::Device device(name);
+void set_entries(const std::string& device_name, const std::vector<Entry>& entries) {
+  const c10::Device device(device_name);
   std::vector<std::pair<GemmKey, Measured>> known;
   for (const auto& [key, name, variant, reason] : entries)
     if (const Backend* const backend = gemm_backend(device.type(), name))

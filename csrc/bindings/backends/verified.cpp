@@ -45,11 +45,12 @@ bool is_verified(const Backend& backend, Family family, c10::Device device) {
   if (needs_none(backend, device)) return true;
   const auto known = answers.find(question(backend, family, device));
   if (known != answers.end()) return known->second;
-  if (is_capturing(device)) return false;
+  const bool captures = is_capturing(device);
   const UntracedPython python;
-  const py::object found =
-      py::module_::import("amp_ext.verify")
-          .attr("is_right")(backend.name(), kFamilies[static_cast<size_t>(family)], device.str());
+  const py::object found = py::module_::import("amp_ext.verify")
+                               .attr("may_run")(backend.name(),
+                                                kFamilies[static_cast<size_t>(family)],
+                                                device.str(), captures);
   if (found.is_none()) return false;  // for lack of memory, say: the next call asks again
   return answers[question(backend, family, device)] = found.cast<bool>();
 }

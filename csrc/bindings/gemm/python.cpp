@@ -99,7 +99,8 @@ void bind_gemm(py::module_& m) {
   m.def("gemm_choice", &choice_of, py::arg("a"), py::arg("b"), py::arg("c") = py::none(),
         py::arg("bias") = py::none(), py::arg("trans_a") = false, py::arg("trans_b") = false,
         py::arg("sum_batch") = false,
-        "Which backend computes gemm(a, b, ...), and why. Computes nothing.");
+        "Which backend computes gemm(a, b, ...), and why. Computes no product, but may have the "
+        "backend's kernels verified first.");
   m.def("gemm_tiles", &tiles, "The tiles of each kernel of the CUDA gemm, by their number.");
   m.def("gemm_plan", &plan, py::arg("m"), py::arg("n"), py::arg("k"), py::arg("layout") = "NN",
         py::kw_only(), py::arg("fp32_out") = false, py::arg("multiprocessors") = 132,

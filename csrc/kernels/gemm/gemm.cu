@@ -23,8 +23,8 @@ const char* CudaBackend::why_not(const GemmArgs& g) const {
   return can_run_sm80(g) ? nullptr : "the kernels take no such dtypes, strides or sizes";
 }
 
-// What TMA cannot load or store only the kernel for sm_80 computes, at a fraction of the speed of
-// these GPUs.
+// What TMA cannot load or store only the kernel for sm_80 computes, without these GPUs' wgmma or
+// tcgen05.
 const char* CudaBackend::why_slow(const GemmArgs& g, Services& services) const {
   const int major = services.target().capability / 10;
   return major >= 9 && major < 12 && !can_run_sm90(g)
