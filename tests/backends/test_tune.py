@@ -293,12 +293,13 @@ def test_there_is_a_time_for_what_is_measured_in_use(monkeypatch: pytest.MonkeyP
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """This process knows what it has measured."""
+    """This process knows all that it has measured."""
     (tmp_path / "amp_ext").write_text("a file")
     a, b = small_products()
-    with pytest.warns(UserWarning, match="cannot write measurements"), amp_ext.tune(1):
-        ops.gemm(a, b)
-    assert _C.gemm_choice(a, b)[1].startswith("measured: ")
+    for operands in ((a, b), (b, a)):
+        with pytest.warns(UserWarning, match="cannot write measurements"), amp_ext.tune(1):
+            ops.gemm(*operands)
+    assert all(_C.gemm_choice(*x)[1].startswith("measured: ") for x in ((a, b), (b, a)))
 
 
 def test_ranks_do_not_measure_what_they_choose(file: Path) -> None:
@@ -311,6 +312,22 @@ def test_ranks_do_not_measure_what_they_choose(file: Path) -> None:
         for _ in range(9):
             ops.gemm(*small_products())
     finally:
+        torch.distributed.destroy_process_group()
+    assert not file.exists()
+
+
+@pytest.mark.parametrize("variable", [False, True])
+def test_a_script_that_trains_in_several_processes(
+    file: Path, monkeypatch: pytest.MonkeyPatch, variable: bool
+) -> None:
+    """Of which tune() knows only when the script is over, or by its launcher's variable."""
+    with pytest.raises(RuntimeError, match="in one process before it"), amp_ext.tune():
+        ops.gemm(*small_products())
+        if variable:
+            monkeypatch.setenv("WORLD_SIZE", "2")
+        else:
+            torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    if not variable:
         torch.distributed.destroy_process_group()
     assert not file.exists()
 

@@ -40,6 +40,7 @@ def load(simt: Simt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
 
     def load(library: str | Path = original) -> Simt:
         monkeypatch.setattr(verify, "_records", {})
+        monkeypatch.setattr(verify, "_unusable", {})
         copy = shutil.copy(library, tmp_path / f"{len(list(tmp_path.glob('*.so')))}.so")
         loaded = Simt(str(copy))
         _C.use_backend("cpu", "simt")
@@ -159,6 +160,33 @@ def test_what_says_nothing_of_a_kernel(
     assert library.calls("update_scale") == 0
     update_scale()
     assert library.calls("update_scale") == CASES + 1
+
+
+def test_what_fails_for_another_reason_is_not_remembered(
+    load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A compiler that is missing, say: this process has torch's op, the next one verifies."""
+
+    def fail(*arguments: object) -> None:
+        raise RuntimeError("no C compiler")
+
+    library = load()
+    with monkeypatch.context() as patch, pytest.warns(RuntimeWarning, match="no C compiler"):
+        patch.setattr(verify, "_compare", fail)
+        update_scale()
+    update_scale()
+    assert library.calls("update_scale") == 0
+    library = load()
+    update_scale()
+    assert library.calls("update_scale") == CASES + 1
+
+
+def test_a_capture_reads_the_record(load: Load) -> None:
+    load()
+    with pytest.warns(RuntimeWarning, match="run a step before the capture"):
+        assert verify.may_run("simt", "update_scale", "cpu", True) is None
+    update_scale()
+    assert verify.may_run("simt", "update_scale", "cpu", True)
 
 
 def test_gradients_outlive_it(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
