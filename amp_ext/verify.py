@@ -207,8 +207,9 @@ def _outcome_of(backend: str, family: str, device: torch.device) -> Result | Non
     # Copies wait for the device, which a mode of the whole process may forbid.
     sync_mode = torch.cuda.get_sync_debug_mode() if is_gpu else 0
     try:
-        if is_gpu:
+        if sync_mode:
             torch.cuda.set_sync_debug_mode(0)
+        if is_gpu:
             torch.cuda.set_device(device)
         _C.put_under_test(backend)
         torch.set_flush_denormal(False)
@@ -228,7 +229,7 @@ def _outcome_of(backend: str, family: str, device: torch.device) -> Result | Non
             _unusable[backend, family, str(device)] = failure
             return None
     finally:
-        if is_gpu:
+        if sync_mode:
             torch.cuda.set_sync_debug_mode(sync_mode)
     return Result(failure, time.strftime("%Y-%m-%d"))
 
@@ -237,9 +238,10 @@ def _has_failed(device: torch.device) -> bool:
     """Whether a kernel has ended this process's use of the device."""
     try:
         if device.type == "cuda":
-            torch.cuda.synchronize(device)
-    except RuntimeError as error:
-        return "is capturing" not in str(error)
+            # Not the device, which would end another thread's capture.
+            torch.cuda.current_stream(device).synchronize()
+    except RuntimeError:
+        return True
     return False
 
 
