@@ -47,10 +47,10 @@ bool is_verified(const Backend& backend, Family family, c10::Device device) {
   if (known != answers.end()) return known->second;
   const bool captures = is_capturing(device);
   const UntracedPython python;
-  const py::object found = py::module_::import("amp_ext.verify")
-                               .attr("may_run")(backend.name(),
-                                                kFamilies[static_cast<size_t>(family)],
-                                                device.str(), captures);
+  const py::object found =
+      py::module_::import("amp_ext.verify")
+          .attr("may_run")(backend.name(), kFamilies[static_cast<size_t>(family)], device.str(),
+                           captures);
   if (found.is_none()) return false;  // for lack of memory, say: the next call asks again
   return answers[question(backend, family, device)] = found.cast<bool>();
 }
