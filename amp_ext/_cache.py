@@ -51,7 +51,8 @@ def fingerprint() -> str:
     from amp_ext._library import _C
 
     files = [Path(_C.__file__)]
-    for folder in find_spec("amp_ext.triton_kernels").submodule_search_locations:
+    kernels = find_spec("amp_ext.triton_kernels")
+    for folder in kernels.submodule_search_locations if kernels else ():
         files += sorted(Path(folder).rglob("*.py"))
     code = json.dumps([(file.stat().st_size, file.stat().st_mtime_ns) for file in files])
     return f"{zlib.crc32(code.encode()):08x}"
