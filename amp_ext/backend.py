@@ -129,7 +129,7 @@ def _products(device_type: str, name: str) -> Backend:
         kernels = _triton_kernels(device_type) if name == "triton" else "CUDA kernels"
         others = "the CPU's backend" if device_type == "cpu" else "torch's GEMM"
         return Backend(name, f"{kernels}, for FP16 and BF16; other operands by {others}")
-    measured = "what amp_ext.tune() has measured as it was fastest; else "
+    measured = "what amp_ext.tune() has measured to be the fastest; else "
     if mode not in ("auto", "measure"):
         measured = ""
     if device_type == "cpu":

@@ -41,7 +41,7 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
         file = kernels / mutant.file
         assert file.read_text().count(mutant.old) == 1
         file.write_text(file.read_text().replace(mutant.old, mutant.new))
-    names = Path(__file__).parents[1] / "fake_cuda" / "kernels.cpp"
+    names = Path(__file__).parents[1] / "fake_cuda" / "runtime" / "kernels.cpp"
     sources = [path for path in few_sources(kernels) if path.suffix == ".cu"]
     return build("plain", "kernels", [*sources, names], kernels, folder)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from simt import build as simt
 
-HERE = Path(__file__).resolve().parent
+SOURCES = Path(__file__).resolve().parent / "runtime"
 RUNTIME = ("capture", "devices", "launches", "memory", "streams")
 CUDA = "nvidia/cu13"  # the folder of NVIDIA's packages
 FLAGS = ("-O1",)
@@ -88,14 +88,14 @@ def build() -> dict[str, str]:
     of_torch = [f"-isystem{site_packages() / folder}" for folder in headers]
     with simt.alone(into), ThreadPoolExecutor(2) as pool:
         fallback = pool.submit(
-            simt.compile_object, HERE / "fallback.cpp", [*FLAGS, *of_torch], (), into
+            simt.compile_object, SOURCES / "fallback.cpp", [*FLAGS, *of_torch], (), into
         )
         runtime = [
-            pool.submit(simt.compile_object, HERE / f"{name}.cpp", FLAGS, (), into)
+            pool.submit(simt.compile_object, SOURCES / f"{name}.cpp", FLAGS, (), into)
             for name in RUNTIME
         ]
         # A machine with a GPU has another number of devices, and other processes on them.
-        nvml = simt.compile_object(HERE / "nvml.cpp", FLAGS, (), into)
+        nvml = simt.compile_object(SOURCES / "nvml.cpp", FLAGS, (), into)
         preloaded = (
             _build_runtime([job.result() for job in runtime], into),
             _link("nvml", [nvml], into, "-Wl,-soname,libnvidia-ml.so.1"),
@@ -109,6 +109,6 @@ def build() -> dict[str, str]:
                 *(f"-L{torch / 'lib'}", "-lc10", "-lc10_cuda", "-ltorch_cpu"),
             ),
         }
-    kernels = [*sorted(simt.KERNELS.rglob("*.cu")), HERE / "kernels.cpp"]
+    kernels = [*sorted(simt.KERNELS.rglob("*.cu")), SOURCES / "kernels.cpp"]
     paths["FAKE_CUDA_KERNELS"] = simt.build("plain", "kernels", kernels)
     return {name: str(path) for name, path in paths.items()}
