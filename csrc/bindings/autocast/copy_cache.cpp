@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "autocast/copy.h"
+#include "autocast/provided_copies.h"
 #include "autocast/weight_history.h"
 #include "backends/backends.h"
 #include "lists/lists.h"
@@ -37,6 +38,16 @@ c10::StorageImpl* storage_of(const at::Tensor& tensor) {
 
 c10::Stream current_stream(at::Device device) {
   return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+}
+
+// The copy that an optimizer has written, or a cast. The former is a view, whose version says when
+// the next step has overwritten what a backward pass needs.
+at::Tensor new_copy_of(const at::Tensor& leaf, at::ScalarType type) {
+  if (const at::Tensor provided = provided_copy(leaf, type); provided.defined()) {
+    const at::NoGradGuard no_grad;
+    return provided.detach();
+  }
+  return copy_of(leaf, type);
 }
 
 // Whether a dispatch mode or a tracer has to see every op.
@@ -97,7 +108,7 @@ class Copies final : public c10::BackendMeta {
   Entry& entry(const at::Tensor& leaf, at::ScalarType type) {
     Entry& entry = entries_[{leaf.unsafeGetTensorImpl(), type}];
     if (casts_together && !entry.copy.defined() && has_memory(leaf)) begin(entry, leaf, type);
-    if (!is_current(entry, leaf)) set(entry, leaf, copy_of(leaf, type));
+    if (!is_current(entry, leaf)) set(entry, leaf, new_copy_of(leaf, type));
     if (const Run* const run = std::exchange(entry.unused_in, nullptr))
       history().note_use(*run->sequence, leaf);
     return entry;
@@ -149,6 +160,7 @@ class Copies final : public c10::BackendMeta {
       if (!alive) continue;
       at::Tensor weight(std::move(alive));
       if (!is_kept(weight) || weight.device() != run.device || !is_whole(weight) ||
+          provided_copy(weight, run.type).defined() ||
           entries_[{weight.unsafeGetTensorImpl(), run.type}].copy.defined())
         continue;
       copies.push_back(at::empty_like(weight, weight.options().dtype(run.type)));
