@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
+import amp_ext
 from amp_ext import reference
-from cases import FLOATS, KINDS, PAIRS, assert_equal, assert_sum_near, integers, normal
+from cases import FLOATS, KINDS, PAIRS, assert_equal, assert_same, assert_sum_near, integers, normal
 from executors import Executor, against_oracle, every_executor
 from gemm_cases import FORMS, LARGE, SMALL, Form, Leaves, cast, doubles, gradients, gradients_of
 
@@ -116,6 +117,27 @@ def test_gradients_of_fp32_tensors_never_pass_through_fp16(executor: Executor) -
     assert found["bias"].tolist() == [513.0, 513 * 2.0**-24]
     leaves["b"] = weight.detach().half().requires_grad_()
     assert gradients(executor.ops.gemm, leaves, grad, **options)["b"][0].item() == math.inf
+
+
+@against_oracle
+@pytest.mark.parametrize("way", ["linear", "mlp", "autocast"])
+def test_grad_dtype_of_leaves(executor: Executor, way: str) -> None:
+    """FP32 gradients of FP16 leaves, biases too, never pass through FP16."""
+    x = torch.full((4, 6), 256.0, dtype=FP16, device=executor.device)
+    weight = torch.eye(6, dtype=FP16, device=executor.device).requires_grad_()
+    bias = torch.zeros(6, dtype=FP16, device=executor.device).requires_grad_()
+    for leaf in (weight, bias):
+        leaf.grad_dtype = FP32
+    if way == "linear":
+        out = executor.ops.linear(x, weight, bias)
+    elif way == "mlp":
+        out = executor.ops.mlp(x, weight, bias, torch.eye(6, dtype=FP16, device=x.device), None)
+    else:
+        with amp_ext.autocast(x.device.type, dtype=FP16):
+            out = torch.nn.functional.linear(x, weight, bias)
+    out.backward(torch.full_like(out, 32768.0))
+    assert_same(weight.grad, torch.full_like(weight, 4 * 256 * 32768.0, dtype=FP32))
+    assert_same(bias.grad, torch.full_like(bias, 4 * 32768.0, dtype=FP32))
 
 
 @every_executor

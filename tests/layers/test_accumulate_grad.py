@@ -342,3 +342,19 @@ def test_transforms_return_gradients(executor: Executor) -> None:
     assert seen.count == 0
     assert_same(layer.weight.grad, before)
     assert_same(grad, torch.autograd.grad(layer(x).sum(), layer.weight)[0])
+
+
+@against_oracle
+def test_fp32_gradient_of_an_fp16_weight(executor: Executor) -> None:
+    """By Tensor.grad_dtype: never rounded to float16, in which the first one is infinite."""
+    layer = Linear(6, 5, bias=False, device=executor.device, dtype=FP16, accumulate_grad=True)
+    layer.weight.grad_dtype = FP32
+    x = torch.full((4, 6), 256.0, dtype=FP16, device=executor.device)
+    grad = torch.full((4, 5), 255.0, dtype=FP16, device=executor.device)
+    for step, added in enumerate((0, 1), start=1):
+        with Ops() as seen:
+            layer(x).backward(grad)
+        assert seen.count == added
+        assert_same(
+            layer.weight.grad, torch.full_like(layer.weight, step * 4 * 256 * 255.0, dtype=FP32)
+        )

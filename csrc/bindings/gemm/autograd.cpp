@@ -23,7 +23,8 @@ at::ScalarType gradient_type(const at::Tensor& tensor) {
   if (!tensor.requires_grad()) return tensor.scalar_type();
   const auto edge = torch::autograd::impl::gradient_edge(tensor);
   if (!edge.is_valid()) return tensor.scalar_type();
-  return c10::typeMetaToScalarType(edge.function->input_metadata(edge.input_nr).options().dtype());
+  const auto& metadata = edge.function->input_metadata(edge.input_nr);
+  return metadata.grad_dtype().value_or(c10::typeMetaToScalarType(metadata.options().dtype()));
 }
 
 at::Tensor Addend::gradient(const at::Tensor& grad, double factor) const {
