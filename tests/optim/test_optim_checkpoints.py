@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from amp_ext import optim
-from optim_cases import assert_close, assert_same_bits, bits, params_of, tolerance, train
+from optimizer_cases import assert_close, assert_same_bits, bits, params_of, tolerance, train
 
 LR = 0.01
 OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -17,7 +17,7 @@ import amp_ext
 from amp_ext import optim
 from amp_ext.optim._scalars import StepScalars
 from executors import Executor, against_oracle
-from optim_cases import assert_close, assert_same_bits, bits, params_of, set_grads, tolerance, train
+from optimizer_cases import assert_close, assert_same_bits, bits, params_of, set_grads, tolerance, train
 
 LR = 0.01
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from amp_ext import optim
 from amp_ext.optim._scalars import StepScalars
 from executors import Executor, against_oracle
-from optim_cases import assert_close, assert_same_bits, bits, params_of, set_grads, tolerance, train
+from optimizer_cases import assert_close, assert_same_bits, bits, params_of, set_grads, tolerance, train
 
 LR = 0.01
 OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
