@@ -1,11 +1,12 @@
 """The step of this package's optimizers: one launch for each group, or torch's own step.
 
-What a step reads from ``param_groups`` and ``state`` is found in C++ (csrc/bindings/optim), anew for
-each step. Python decides who makes the step, and creates the state that is missing.
+What a step reads from ``param_groups`` and ``state`` is found in C++ (csrc/bindings/optim), anew
+for each step. Python decides who makes the step, and creates the state that is missing.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +21,8 @@ KEPT = (MASTER, "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer")
 """Those tensors of a state that torch would cast to the dtype of the parameter."""
 
 
-class Storage(NamedTuple):
+@dataclass(frozen=True)
+class Storage:
     """How state is kept, where that differs from torch.
 
     Attributes:
@@ -31,13 +33,12 @@ class Storage(NamedTuple):
     """
 
     master_weights: bool = False
-    dtypes: dict[str, torch.dtype] = {}
+    dtypes: dict[str, torch.dtype] = field(default_factory=dict)
     stochastic_rounding: bool = False
 
 
 class KernelStep(Optimizer):
-    """What :class:`Adam`, :class:`AdamW` and :class:`SGD` add to torch's classes, their other base.
-    """
+    """The base of :class:`Adam`, :class:`AdamW` and :class:`SGD` beside torch's classes."""
 
     _step_scalars: StepScalars | None = None
     """Set by the scaler while it calls step()."""

@@ -43,7 +43,9 @@ def through_a_file(value: Any) -> Any:
     return torch.load(file)
 
 
-def continued(source: torch.optim.Optimizer, target: torch.optim.Optimizer) -> torch.optim.Optimizer:
+def continued(
+    source: torch.optim.Optimizer, target: torch.optim.Optimizer
+) -> torch.optim.Optimizer:
     """The target, with the weights and the checkpoint of the source, after three more steps."""
     with torch.no_grad():
         for mine, other in zip(params(target), params(source), strict=True):
@@ -78,7 +80,11 @@ def test_keys_are_torchs() -> None:
         assert list(mine["state"][index]) == list(state)
         for name, value in state.items():
             saved = mine["state"][index][name]
-            assert (saved.shape, saved.dtype, saved.stride()) == (value.shape, value.dtype, value.stride())
+            assert (saved.shape, saved.dtype, saved.stride()) == (
+                value.shape,
+                value.dtype,
+                value.stride(),
+            )
 
 
 def halves(case: str = "adamw", **more: Any) -> Any:
@@ -165,7 +171,7 @@ def test_distributed_checkpoint_names() -> None:
     models = model, copy.deepcopy(model)
     optimizers = [optim.AdamW(m.parameters(), lr=LR, master_weights=True) for m in models]
     train(optimizers[0], range(2))
-    saved = get_optimizer_state_dict(models[0], optimizers[0])
+    saved = through_a_file(get_optimizer_state_dict(models[0], optimizers[0]))
     assert set(saved["state"]["0.weight"]) == {"step", "exp_avg", "exp_avg_sq", "master_param"}
     models[1].load_state_dict(models[0].state_dict())
     set_optimizer_state_dict(models[1], optimizers[1], saved)

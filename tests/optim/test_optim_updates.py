@@ -12,7 +12,15 @@ from torch import Tensor
 from amp_ext import optim
 from amp_ext.optim._scalars import StepScalars
 from executors import Executor, against_oracle
-from optimizer_cases import assert_close, assert_same_bits, bits, params_of, set_grads, tolerance, train
+from optimizer_cases import (
+    assert_close,
+    assert_same_bits,
+    bits,
+    params_of,
+    set_grads,
+    tolerance,
+    train,
+)
 
 LR = 0.01
 OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -128,7 +136,9 @@ def test_master_weights(executor: Executor, case: str, dtype: torch.dtype) -> No
     name, options = OPTIONS[case]
     make = getattr(optim, name)
     halves = make(params_of(dtype=dtype), lr=LR, master_weights=True, **options)
-    wide = make([param.float().detach().requires_grad_() for param in params(halves)], lr=LR, **options)
+    wide = make(
+        [param.float().detach().requires_grad_() for param in params(halves)], lr=LR, **options
+    )
     for i in range(4):
         set_grads(params(halves), i)
         for param, half in zip(params(wide), params(halves), strict=True):

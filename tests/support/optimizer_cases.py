@@ -65,7 +65,10 @@ def assert_close(ours: Sequence[Tensor], torchs: Sequence[Tensor], most: float) 
 def bits(optimizer: Optimizer) -> list[Any]:
     """Copies of all that a step writes."""
     return [
-        (param.detach().clone(), {name: value.clone() for name, value in optimizer.state[param].items()})
+        (
+            param.detach().clone(),
+            {name: value.clone() for name, value in optimizer.state[param].items()},
+        )
         for group in optimizer.param_groups
         for param in group["params"]
         if param in optimizer.state

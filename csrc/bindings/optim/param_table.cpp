@@ -53,8 +53,8 @@ const char* why_not_param(const at::Tensor& param, at::Device device) {
   return param.is_non_overlapping_and_dense() ? nullptr : "has holes in memory";
 }
 
-// Whether kernels can use a tensor of a parameter's state. What is wrong in other ways is refused by
-// the checks of the op.
+// Whether kernels can use a tensor of a parameter's state. What is wrong in other ways is refused
+// by the checks of the op.
 bool is_usable(state::Name name, const at::Tensor& tensor, const at::Tensor& param) {
   if (name == state::step)
     return tensor.scalar_type() == at::kFloat && tensor.numel() == 1 &&
@@ -227,15 +227,15 @@ std::vector<py::list> ParamTable::read_state(py::handle state,
       ParamRow& row = rows_[i];
       bool complete = true;
       for (const state::Name name : names) {
-        if (name == state::master_param && row.param->scalar_type() == at::kFloat) continue;
+        if (name == state::master_param) {
+          if (row.param->scalar_type() == at::kFloat) continue;
+          const Written now = Written::of(*row.param);
+          complete &= std::exchange(written_[i], now) == now;
+        }
         PyObject* const object = objects[i][name];
         const bool found = object && is_plain(object);
         if (found) row.state[name] = &THPVariable_Unpack(object);
         complete &= found && is_usable(name, *row.state[name], *row.param);
-      }
-      if (row.state[state::master_param]) {
-        const Written now = Written::of(*row.param);
-        complete &= std::exchange(written_[i], now) == now;
       }
       if (!complete) missing[group].append(py::handle(params_[param_of_row_[i]]));
     }

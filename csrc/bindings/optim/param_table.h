@@ -40,7 +40,8 @@ class ParamTable {
   // Reads what each group needs of the states of the parameters just read. Returns, for each group,
   // the parameters for which something is missing or not as kernels need it: `step` a float32
   // number on the parameter's device, all else in the order of the parameter's elements, and since
-  // the last step no one else has written a parameter that has a master. Then rows are not complete.
+  // the last step no one else has written a parameter that has a master. Then rows are not
+  // complete.
   std::vector<pybind11::list> read_state(pybind11::handle state,
                                          const std::vector<std::vector<std::string>>& needed);
 
@@ -75,10 +76,10 @@ class ParamTable {
   std::optional<state::Name> name_of(PyObject* key);
 
   std::vector<Group> groups_;
-  std::vector<PyObject*> params_;      // of all groups
-  std::vector<PyObject*> dicts_;       // the states of these
-  std::vector<size_t> param_of_row_;   // index into params_
-  std::vector<size_t> param_of_entry_; // of optimizer.state
+  std::vector<PyObject*> params_;       // of all groups
+  std::vector<PyObject*> dicts_;        // the states of these
+  std::vector<size_t> param_of_row_;    // index into params_
+  std::vector<size_t> param_of_entry_;  // of optimizer.state
   std::vector<ParamRow> rows_;
   std::vector<Written> written_;  // by row
   // What a key of a state was last, beside the interned name: a checkpoint has keys of its own.

@@ -55,7 +55,8 @@ UpdateTensors tensors_of(const ParamRow& row) {
   UpdateTensors tensors{};
   tensors[kParam] = master ? master : row.param;
   tensors[kGrad] = row.grad;
-  tensors[kExpAvg] = row.state[state::exp_avg] ? row.state[state::exp_avg] : row.state[state::momentum_buffer];
+  tensors[kExpAvg] =
+      row.state[state::exp_avg] ? row.state[state::exp_avg] : row.state[state::momentum_buffer];
   tensors[kExpAvgSq] = row.state[state::exp_avg_sq];
   tensors[kMaxExpAvgSq] = row.state[state::max_exp_avg_sq];
   tensors[kCopy] = master ? row.param : nullptr;
@@ -148,8 +149,8 @@ using AdamGroup = std::tuple<py::object, double, double, double, double, bool, b
 // lr, momentum, dampening, weight_decay, nesterov, maximize
 using SgdGroup = std::tuple<py::object, double, double, double, bool, bool>;
 
-void adam_step(ParamTable& table, const std::vector<AdamGroup>& groups,
-               bool stochastic_rounding, const std::optional<GivenScalars>& scalars) {
+void adam_step(ParamTable& table, const std::vector<AdamGroup>& groups, bool stochastic_rounding,
+               const std::optional<GivenScalars>& scalars) {
   HANDLE_TH_ERRORS
   const auto options = [&](const AdamGroup& group, double lr) -> AdamOptions {
     const auto& [_, beta1, beta2, eps, weight_decay, decoupled, maximize] = group;
@@ -159,8 +160,8 @@ void adam_step(ParamTable& table, const std::vector<AdamGroup>& groups,
   END_HANDLE_TH_ERRORS_PYBIND
 }
 
-void sgd_step(ParamTable& table, const std::vector<SgdGroup>& groups,
-              bool stochastic_rounding, const std::optional<GivenScalars>& scalars) {
+void sgd_step(ParamTable& table, const std::vector<SgdGroup>& groups, bool stochastic_rounding,
+              const std::optional<GivenScalars>& scalars) {
   HANDLE_TH_ERRORS
   const auto options = [&](const SgdGroup& group, double lr) -> SgdOptions {
     const auto& [_, momentum, dampening, weight_decay, nesterov, maximize] = group;
