@@ -12,6 +12,7 @@
 #include "checks/python.h"
 #include "gemm/python.h"
 #include "op.h"
+#include "optim/param_table.h"
 #include "scaler/scaler.h"
 
 namespace py = pybind11;
@@ -54,5 +55,6 @@ PYBIND11_MODULE(_C, m) {
 
   amp_ext::bind_gemm(m);
   amp_ext::bind_tune(m);
+  amp_ext::bind_optim(m);
   amp_ext::bind_scaler(m);
 }
