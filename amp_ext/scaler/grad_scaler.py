@@ -14,11 +14,19 @@ from amp_ext._library import _C
 from amp_ext.scaler.optimizers import (
     clip_as_torch,
     momentum_to_come,
+    supports_amp_scaling,
     takes_found_inf,
     zero_unwritten_momentum,
 )
 from amp_ext.scaler.report import found_infs_of
 from amp_ext.scaler.state import ScalerState
+
+_NO_CHECKS = (
+    "No inf checks were recorded for this optimizer. None of its parameters had a gradient when it "
+    "was checked: usually it was given other parameters than those of the model that was trained, "
+    "or zero_grad() came between backward() and step(). If steps without gradients are meant, "
+    "construct the scaler with allow_no_grads=True"
+)
 
 
 class GradScaler(ScalerState):
@@ -206,6 +214,11 @@ class GradScaler(ScalerState):
                 may_step = found_infs if stage is OptState.UNSCALED else stage is OptState.READY
                 if may_step and takes_found_inf(optimizer):
                     return self._step_with_found_inf(optimizer, state, *args, **kwargs)
+                if stage is not OptState.STEPPED and not supports_amp_scaling(optimizer):
+                    if stage is OptState.READY:
+                        self.unscale_(optimizer)
+                    if not state["found_inf_per_device"]:
+                        raise AssertionError(_NO_CHECKS)
             return super().step(optimizer, *args, **kwargs)
         finally:
             # Fused steps write weights without bumping their version, by which copies are checked.

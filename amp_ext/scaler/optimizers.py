@@ -12,11 +12,14 @@ from torch.optim import Optimizer
 _takes_grad_scaler_of: WeakKeyDictionary[FunctionType, bool] = WeakKeyDictionary()
 
 
+def supports_amp_scaling(optimizer: Optimizer) -> bool:
+    """Whether its step unscales and skips by itself, given either of torch's two protocols."""
+    return getattr(optimizer, "_step_supports_amp_scaling", False)
+
+
 def takes_found_inf(optimizer: Optimizer) -> bool:
     """Whether its step looks for the attributes ``grad_scale`` and ``found_inf``."""
-    if not getattr(optimizer, "_step_supports_amp_scaling", False):
-        return False
-    return not _takes_grad_scaler(optimizer.step)
+    return supports_amp_scaling(optimizer) and not _takes_grad_scaler(optimizer.step)
 
 
 def _takes_grad_scaler(step: Any) -> bool:

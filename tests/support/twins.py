@@ -23,6 +23,12 @@ DEVICES = [
     pytest.param("cpu", id="simt", marks=pytest.mark.simt),
 ]
 
+# Errors of torch's after which ours say what helps.
+SAYS_MORE = (
+    "Attempting to unscale FP16 gradients.",
+    "No inf checks were recorded for this optimizer.",
+)
+
 
 def plain(value: Any) -> Any:
     """Return `value` with tensors as (dtype, shape, bit patterns), so that == compares everything.
@@ -42,11 +48,14 @@ def plain(value: Any) -> Any:
 
 
 def outcome(script: Callable[[], Any]) -> tuple[Any, ...]:
-    """Return what the script returned, or the type and the text of what it raised."""
+    """Return what the script returned, or the type and the text of what it raised, in so far as
+    torch says it."""
     try:
         return "returned", plain(script())
     except Exception as error:  # a test compares it
-        return "raised", type(error), str(error)
+        said = str(error)
+        torchs = [sentence for sentence in SAYS_MORE if said.startswith(sentence)]
+        return "raised", type(error), *(torchs or [said])
 
 
 def same_outcome(script: Callable[[ScalerClass], Any]) -> tuple[Any, ...]:
