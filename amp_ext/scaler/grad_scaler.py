@@ -1,6 +1,7 @@
 """The scaler: which gradients are unscaled, clipped and checked when, and what a step is given."""
 
 import functools
+import operator
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -11,11 +12,13 @@ from torch.amp.grad_scaler import OptState, _refresh_per_optimizer_state
 from torch.optim import Optimizer
 
 from amp_ext._library import _C
+from amp_ext.optim._scalars import StepScalars
+from amp_ext.scaler.clip import SCALED, UNSCALED, Clip, clip_as_torch
 from amp_ext.scaler.optimizers import (
-    clip_as_torch,
     momentum_to_come,
     supports_amp_scaling,
     takes_found_inf,
+    takes_step_scalars,
     zero_unwritten_momentum,
 )
 from amp_ext.scaler.report import found_infs_of
@@ -91,9 +94,12 @@ class GradScaler(ScalerState):
         state = self._state_of(optimizer)
         if state["stage"] is not OptState.READY or self._has_own_unscale_grads():
             return super().unscale_(optimizer)
+        numbers = self._step_numbers()
+        found_inf = numbers.offer()
         found_infs = _C.unscale_grads(
-            optimizer.param_groups, self._scale_and_inf(), self._allow_fp16_grads
+            optimizer.param_groups, numbers.inv_scale, found_inf, self._allow_fp16_grads
         )
+        numbers.settle(found_inf, found_infs)
         if found_infs is None:
             return super().unscale_(optimizer)
         state["found_inf_per_device"] = self._or_no_overflow(found_infs)
@@ -103,13 +109,21 @@ class GradScaler(ScalerState):
         self, optimizer: Optimizer, max_norm: float, *, error_if_nonfinite: bool = False
     ) -> Tensor:
         """``unscale_`` and ``torch.nn.utils.clip_grad_norm_`` in one: a pass that only reads the
-        gradients, for the overflow check and their L2 norm, and one that writes them where that
-        changes them.
+        gradients, for the overflow check and their L2 norm. Then
+
+        * an optimizer of :mod:`amp_ext.optim`, or one that takes ``grad_scale`` and ``found_inf``
+          (``fused=True``), unscales and clips in its own step. Until then ``.grad`` stays as it is,
+          scaled and unclipped;
+        * any other's gradients are rewritten here, where that changes them.
 
         To be called once before :meth:`step`, in the place of :meth:`unscale_` or after it; then it
-        only clips. When the norm is not finite, gradients stay as they are, scaled and unclipped,
-        and :meth:`step` skips the optimizer's step. A float16 gradient that overflows float16 only
-        when it is unscaled does not make the norm infinite: the check sees it clipped.
+        only clips. To see unscaled gradients, call :meth:`unscale_` first. When the norm is not
+        finite, gradients stay as they are and :meth:`step` skips the optimizer's step. A float16
+        gradient that overflows float16 only when it is unscaled does not make the norm infinite:
+        the check sees it clipped.
+
+        An optimizer that takes ``grad_scale`` is given the scale divided by the clip coefficient;
+        where that is beyond float32, gradients become 0.
 
         Args:
             optimizer: the norm is that of all of its gradients together, sparse ones too.
@@ -123,7 +137,8 @@ class GradScaler(ScalerState):
             tensor subclasses, go torch's way and return what torch returns.
 
         Raises:
-            ValueError: ``max_norm`` is negative or NaN, or as :meth:`unscale_` for float16.
+            ValueError: ``max_norm`` is negative or NaN, or as :meth:`unscale_` for float16
+                gradients that would be rewritten.
             RuntimeError: a second call before :meth:`update` or one after :meth:`step`; a norm that
                 is not finite with ``error_if_nonfinite``. Nothing has been written then, unless
                 gradients went torch's way: they are unscaled.
@@ -139,7 +154,7 @@ class GradScaler(ScalerState):
         state = self._state_of(optimizer)
         if state["stage"] is OptState.STEPPED:
             raise RuntimeError("clip_grad_norm_() is being called after step().")
-        if state.get("clipped"):
+        if "clip" in state:
             raise RuntimeError(
                 "clip_grad_norm_() has already been called on this optimizer since the last "
                 "update()."
@@ -148,25 +163,32 @@ class GradScaler(ScalerState):
         if replaced and state["stage"] is OptState.READY:
             self.unscale_(optimizer)
         unscaled = state["stage"] is OptState.UNSCALED
+        by_step = takes_step_scalars(optimizer) or takes_found_inf(optimizer)
+        numbers = self._step_numbers()
+        # With an error, what has been found must not stay.
+        found_inf = None if unscaled or error_if_nonfinite else numbers.offer()
         clipped = _C.clip_grads(
             optimizer.param_groups,
-            self._scale_and_inf(),
+            numbers.inv_scale,
+            found_inf,
             state["found_inf_per_device"] if unscaled else None,
-            float(max_norm),
+            None if by_step else float(max_norm),
             error_if_nonfinite,
-            unscaled or self._allow_fp16_grads,
+            by_step or unscaled or self._allow_fp16_grads,
         )
+        found_infs, norm = clipped or (None, None)
+        numbers.settle(found_inf, found_infs)
         if clipped is None:
             if not unscaled:
                 self.unscale_(optimizer)
             norm = clip_as_torch(optimizer, max_norm, error_if_nonfinite)
+            state["clip"] = None
         else:
-            found_infs, norm = clipped
             if unscaled:
                 found_infs = {**state["found_inf_per_device"], **found_infs}
             state["found_inf_per_device"] = self._or_no_overflow(found_infs)
             state["stage"] = OptState.UNSCALED
-        state["clipped"] = True
+            state["clip"] = Clip(norm, float(max_norm), by_step, by_step and not unscaled)
         return norm
 
     def _unscale_grads_(
@@ -183,7 +205,10 @@ class GradScaler(ScalerState):
         state = self._state_of(optimizer)
         if self._has_own_unscale_grads():
             return super()._check_inf_per_device(optimizer)
-        found_infs = _C.check_grads(optimizer.param_groups)
+        numbers = self._step_numbers()
+        found_inf = numbers.offer()
+        found_infs = _C.check_grads(optimizer.param_groups, found_inf)
+        numbers.settle(found_inf, found_infs)
         if found_infs is None:
             return super()._check_inf_per_device(optimizer)
         state["found_inf_per_device"] = self._or_no_overflow(found_infs)
@@ -202,7 +227,8 @@ class GradScaler(ScalerState):
 
         An optimizer that unscales and skips by itself is given ``grad_scale`` and ``found_inf``,
         0-dim float32 tensors on the scale's device, which it must not write to; its step needs no
-        host synchronisation. Any other optimizer's gradients are unscaled here, and its step is
+        host synchronisation. They hold for this step alone: :meth:`update` makes the same memory
+        ready for the next. Any other optimizer's gradients are unscaled here, and its step is
         skipped after an overflow.
 
         Clears autocast's cached copies of weights, torch's included.
@@ -212,6 +238,8 @@ class GradScaler(ScalerState):
                 state = self._state_of(optimizer)
                 stage, found_infs = state["stage"], state["found_inf_per_device"]
                 may_step = found_infs if stage is OptState.UNSCALED else stage is OptState.READY
+                if may_step and takes_step_scalars(optimizer):
+                    return self._step_with_scalars(optimizer, state, *args, **kwargs)
                 if may_step and takes_found_inf(optimizer):
                     return self._step_with_found_inf(optimizer, state, *args, **kwargs)
                 if stage is not OptState.STEPPED and not supports_amp_scaling(optimizer):
@@ -224,18 +252,43 @@ class GradScaler(ScalerState):
             # Fused steps write weights without bumping their version, by which copies are checked.
             torch.clear_autocast_cache()
 
+    def _step_with_scalars(
+        self, optimizer: Optimizer, state: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> float | None:
+        clip = self._clip_of_step(optimizer, state)
+        if not state["found_inf_per_device"]:
+            raise AssertionError(_NO_CHECKS)
+        optimizer._step_scalars = StepScalars(
+            self._combined_found_inf(state["found_inf_per_device"].values()),
+            self._step_numbers().inv_scale if clip.scaled else None,
+            *((clip.norm, clip.max_norm) if clip.by_step else (None, None)),
+        )
+        try:
+            result = optimizer.step(*args, **kwargs)
+        finally:
+            del optimizer._step_scalars
+        state["stage"] = OptState.STEPPED
+        return result
+
+    def _clip_of_step(self, optimizer: Optimizer, state: dict[str, Any]) -> Clip:
+        """What is left to do for the step of an optimizer, whose gradients have been checked."""
+        if state["stage"] is OptState.READY:
+            self._check_inf_per_device(optimizer)
+            return SCALED
+        return state.get("clip") or UNSCALED
+
     def _step_with_found_inf(
         self, optimizer: Optimizer, state: dict[str, Any], *args: Any, **kwargs: Any
     ) -> float | None:
-        unscaled = state["stage"] is OptState.UNSCALED
-        if not unscaled:
-            self._check_inf_per_device(optimizer)
+        clip = self._clip_of_step(optimizer, state)
         preset = getattr(optimizer, "grad_scale", None)
         found_inf = self._combined_found_inf(state["found_inf_per_device"].values())
-        if unscaled:
-            optimizer.grad_scale = preset
-        else:
-            optimizer.grad_scale = self._scale if preset is None else self._scale * preset
+        divisors = [self._scale] if clip.scaled else []
+        if clip.by_step:
+            divisors.append(clip.inverse_coefficient())
+        if preset is not None:
+            divisors.append(preset)
+        optimizer.grad_scale = functools.reduce(operator.mul, divisors) if divisors else None
         optimizer.found_inf = found_inf
         fresh = momentum_to_come(optimizer)
         try:
@@ -267,6 +320,7 @@ class GradScaler(ScalerState):
             super().update(new_scale)
             if self._skipped_steps is not None:
                 self._skipped_steps += self._combined_found_inf(found_infs).long()
+            ready = False
         else:
             _C.update_scale(
                 self._scale,
@@ -280,9 +334,13 @@ class GradScaler(ScalerState):
                 self._hysteresis,
                 self._hysteresis_tracker,
                 self._skipped_steps,
+                self._step_numbers().next_step,
+                None,
+                None,
             )
+            ready = True
             self._per_optimizer_states = defaultdict(_refresh_per_optimizer_state)
-        self._close_step(states)
+        self._close_step(states, ready)
 
 
 def _is_replaced(method: Callable[..., Any], ours: Callable[..., Any]) -> bool:

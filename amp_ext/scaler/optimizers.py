@@ -22,6 +22,11 @@ def takes_found_inf(optimizer: Optimizer) -> bool:
     return supports_amp_scaling(optimizer) and not _takes_grad_scaler(optimizer.step)
 
 
+def takes_step_scalars(optimizer: Optimizer) -> bool:
+    """Whether its step reads ``_step_scalars``, as those of ``amp_ext.optim`` do."""
+    return getattr(optimizer, "_takes_step_scalars", False)
+
+
 def _takes_grad_scaler(step: Any) -> bool:
     """Whether an optimizer's step has the deprecated parameter ``grad_scaler``.
 
@@ -64,8 +69,3 @@ def zero_unwritten_momentum(optimizer: Optimizer, fresh: list[Tensor], found_inf
         if momentum is not None:
             skipped = found_inf.to(momentum.device, non_blocking=momentum.is_cuda) != 0
             momentum.detach().masked_fill_(skipped, 0.0)
-
-
-def clip_as_torch(optimizer: Optimizer, max_norm: float, error_if_nonfinite: bool) -> Tensor:
-    params = [param for group in optimizer.param_groups for param in group["params"]]
-    return torch.nn.utils.clip_grad_norm_(params, max_norm, error_if_nonfinite=error_if_nonfinite)

@@ -10,9 +10,9 @@ from weakref import ref
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 from torch.optim import Optimizer
 
+from amp_ext.scaler.numbers import StepNumbers
 from amp_ext.scaler.report import NamedParameters, OverflowReport, found_infs_of, report_on
 
 _OWN_STATE = "amp_ext"
@@ -64,7 +64,7 @@ class ScalerState(torch.amp.GradScaler):
         # Created on the device together with the scale.
         self._hysteresis_tracker: Tensor | None = None
         self._skipped_steps: Tensor | None = None
-        self._scale_pair: Tensor | None = None
+        self._numbers: StepNumbers | None = None
         # The optimizers of this step and of the last one by their id, as torch keeps their states.
         self._optimizers: dict[int, Callable[[], Optimizer | None]] = {}
         self._last_optimizers: dict[int, Callable[[], Optimizer | None]] = {}
@@ -72,8 +72,9 @@ class ScalerState(torch.amp.GradScaler):
 
     def _lazy_init_scale_growth_tracker(self, dev: torch.device | str) -> None:
         super()._lazy_init_scale_growth_tracker(dev)
-        self._scale_pair = _with_inf(self._scale)
-        self._scale = self._scale_pair[0]
+        self._numbers = StepNumbers(self._scale)
+        self._scale = self._numbers.scale
+        self._numbers.follow(self._scale)
         self._skipped_steps = torch.full(
             (), self._init_skipped_steps, dtype=torch.int64, device=dev
         )
@@ -82,13 +83,12 @@ class ScalerState(torch.amp.GradScaler):
                 (), self._init_hysteresis_tracker, dtype=torch.int32, device=dev
             )
 
-    def _scale_and_inf(self) -> Tensor:
-        """[2]: their reciprocals are the factor of unscaling and a found_inf of 0."""
-        pair = self._scale_pair
-        # Somebody may have replaced the scale, or its memory.
-        if pair is None or self._scale.data_ptr() != pair.data_ptr():
-            return _with_inf(self._scale)
-        return pair
+    def _step_numbers(self) -> StepNumbers:
+        """Those of the scale as it is now: somebody may have set or replaced it."""
+        if self._numbers is None or not self._numbers.follow(self._scale):
+            self._numbers = StepNumbers(self._scale)
+            self._numbers.follow(self._scale)
+        return self._numbers
 
     # ---- the current step and the last one -----------------------------------------------------
 
@@ -101,7 +101,10 @@ class ScalerState(torch.amp.GradScaler):
                 self._optimizers[id(optimizer)] = lambda: None
         return self._per_optimizer_states[id(optimizer)]
 
-    def _close_step(self, states: Mapping[int, Mapping[str, Any]]) -> None:
+    def _close_step(self, states: Mapping[int, Mapping[str, Any]], ready: bool) -> None:
+        if self._numbers is not None:
+            found_infs = (state["found_inf_per_device"] for state in states.values())
+            self._numbers.close_step(self._scale, found_infs, ready)
         self._last_states, self._last_optimizers, self._optimizers = states, self._optimizers, {}
 
     @property
@@ -201,6 +204,8 @@ class ScalerState(torch.amp.GradScaler):
         super().load_state_dict(
             {key: _checked(key, state_dict[key], *limits) for key, limits in torchs.items()}
         )
+        if self._scale is not None:
+            self._step_numbers()
         self._init_skipped_steps = own.get("skipped_steps", 0)
         self._init_hysteresis_tracker = tracker
         if self._skipped_steps is not None:
@@ -212,13 +217,9 @@ class ScalerState(torch.amp.GradScaler):
         state = super().__getstate__()
         state["_init_skipped_steps"] = self.get_skipped_steps()
         state["_init_hysteresis_tracker"] = self._get_hysteresis_tracker()
-        state["_skipped_steps"] = state["_hysteresis_tracker"] = state["_scale_pair"] = None
+        state["_skipped_steps"] = state["_hysteresis_tracker"] = state["_numbers"] = None
         state["_optimizers"], state["_last_optimizers"], state["_last_states"] = {}, {}, {}
         return state
-
-
-def _with_inf(scale: Tensor) -> Tensor:
-    return pad(scale.reshape(1), (0, 1), value=math.inf)
 
 
 def _checked(
