@@ -22,7 +22,7 @@ from amp_ext.scaler.optimizers import (
     zero_unwritten_momentum,
 )
 from amp_ext.scaler.report import found_infs_of
-from amp_ext.scaler.state import ScalerState
+from amp_ext.scaler.state import ScalerState, skips_of
 
 _NO_CHECKS = (
     "No inf checks were recorded for this optimizer. None of its parameters had a gradient when it "
@@ -43,10 +43,19 @@ class GradScaler(ScalerState):
         min_scale: a backoff stops here. None stands for the smallest normal float32, 2**-126.
         max_scale: a growth stops here. None stands for no limit.
         hysteresis: how many consecutive overflows it takes before the scale backs off.
+        dynamic: False for a scale that stays at ``init_scale``, or where it is set. With one of 1.0
+            this is a guard for bfloat16 that skips steps whose gradients are not finite and writes
+            no gradient.
+        max_consecutive_skips: so many steps skipped in a row are an error, raised where the host
+            next reads something of the scaler, as ``step_was_skipped``; nothing waits for it.
+        skip_above_norm: a step is skipped, and counted as skipped, where ``clip_grad_norm_``
+            returns more than this; the scale does not back off. None stands for no limit.
 
     Raises:
         ValueError: a negative or infinite ``min_scale``, a ``max_scale`` that is not positive or
-            below ``min_scale``, a ``hysteresis`` that is not an integer from 1 to 2**31 - 1.
+            below ``min_scale``, a ``hysteresis`` that is not an integer from 1 to 2**31 - 1, a
+            ``max_consecutive_skips`` that is none from 1 to 2**16 - 1, a ``skip_above_norm`` that
+            is not positive.
 
     It differs from torch where torch can fail silently:
 
@@ -72,6 +81,9 @@ class GradScaler(ScalerState):
         min_scale: float | None = None,
         max_scale: float | None = None,
         hysteresis: int = 1,
+        dynamic: bool = True,
+        max_consecutive_skips: int | None = None,
+        skip_above_norm: float | None = None,
     ) -> None:
         super().__init__(
             device,
@@ -83,7 +95,10 @@ class GradScaler(ScalerState):
             min_scale=min_scale,
             max_scale=max_scale,
             hysteresis=hysteresis,
+            max_consecutive_skips=max_consecutive_skips,
+            skip_above_norm=skip_above_norm,
         )
+        self._dynamic = dynamic
         self._allow_fp16_grads = allow_fp16_grads
         self._allow_no_grads = allow_no_grads
 
@@ -189,6 +204,9 @@ class GradScaler(ScalerState):
             state["found_inf_per_device"] = self._or_no_overflow(found_infs)
             state["stage"] = OptState.UNSCALED
             state["clip"] = Clip(norm, float(max_norm), by_step, by_step and not unscaled)
+        if self._skip_above_norm is not None:
+            whole = norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # of a DTensor
+            state["too_long"] = (whole > self._skip_above_norm).float()
         return norm
 
     def _unscale_grads_(
@@ -259,7 +277,7 @@ class GradScaler(ScalerState):
         if not state["found_inf_per_device"]:
             raise AssertionError(_NO_CHECKS)
         optimizer._step_scalars = StepScalars(
-            self._combined_found_inf(state["found_inf_per_device"].values()),
+            self._combined_found_inf(skips_of(state)),
             self._step_numbers().inv_scale if clip.scaled else None,
             *((clip.norm, clip.max_norm) if clip.by_step else (None, None)),
         )
@@ -282,7 +300,7 @@ class GradScaler(ScalerState):
     ) -> float | None:
         clip = self._clip_of_step(optimizer, state)
         preset = getattr(optimizer, "grad_scale", None)
-        found_inf = self._combined_found_inf(state["found_inf_per_device"].values())
+        found_inf = self._combined_found_inf(skips_of(state))
         divisors = [self._scale] if clip.scaled else []
         if clip.by_step:
             divisors.append(clip.inverse_coefficient())
@@ -302,6 +320,13 @@ class GradScaler(ScalerState):
         state["stage"] = OptState.STEPPED
         return result
 
+    def _maybe_opt_step(
+        self, optimizer: Optimizer, optimizer_state: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> float | None:
+        if any(flag.item() for flag in skips_of(optimizer_state)):
+            return None
+        return optimizer.step(*args, **kwargs)
+
     def _combined_found_inf(self, found_infs: Iterable[Tensor]) -> Tensor:
         device = self._scale.device
         lazy = device.type != "cpu"  # a copy to the CPU must have arrived before it is read
@@ -316,18 +341,25 @@ class GradScaler(ScalerState):
             return
         states = self._per_optimizer_states
         found_infs = found_infs_of(states.values())
+        too_long = [state["too_long"] for state in states.values() if "too_long" in state]
+        more = None  # steps that are skipped without an overflow
+        if too_long:
+            overflow = self._combined_found_inf(found_infs)
+            more = (self._combined_found_inf(too_long) > overflow).long()
         if new_scale is not None or self._scale is None or not found_infs:
             super().update(new_scale)
             if self._skipped_steps is not None:
                 self._skipped_steps += self._combined_found_inf(found_infs).long()
             ready = False
         else:
+            clips = [state["clip"] for state in states.values() if state.get("clip")]
+            norms = [clip.norm for clip in clips]
             _C.update_scale(
                 self._scale,
                 self._growth_tracker,
                 found_infs,
-                self._growth_factor,
-                self._backoff_factor,
+                self._growth_factor if self._dynamic else 1.0,
+                self._backoff_factor if self._dynamic else 1.0,
                 self._growth_interval,
                 self._min_scale,
                 self._max_scale,
@@ -335,11 +367,13 @@ class GradScaler(ScalerState):
                 self._hysteresis_tracker,
                 self._skipped_steps,
                 self._step_numbers().next_step,
-                None,
-                None,
+                self._history,
+                functools.reduce(torch.maximum, norms) if norms else None,
             )
             ready = True
             self._per_optimizer_states = defaultdict(_refresh_per_optimizer_state)
+        if more is not None:
+            self._skipped_steps += more
         self._close_step(states, ready)
 
 
