@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -113,12 +112,19 @@ class Apart {
       return false;
     for (int64_t i = 0; i < list.size; ++i) {
       const UpdateRef &now = list.refs[i], &before = refs_[i];
-      if (std::memcmp(&now, &before, sizeof(UpdateRef)) == 0) continue;
-      UpdateRef same = now;
-      same.grad = before.grad, same.grad_dtype = before.grad_dtype;
-      if (std::memcmp(&same, &before, sizeof(UpdateRef)) != 0 || is_written(now)) return false;
+      if (!writes_as(now, before)) return false;
+      const bool reads_as = now.grad == before.grad && now.grad_dtype == before.grad_dtype;
+      if (!reads_as && is_written(now)) return false;
     }
     return true;
+  }
+
+  static bool writes_as(const UpdateRef& a, const UpdateRef& b) {
+    return a.param == b.param && a.exp_avg == b.exp_avg && a.exp_avg_sq == b.exp_avg_sq &&
+           a.max_exp_avg_sq == b.max_exp_avg_sq && a.copy == b.copy && a.step == b.step &&
+           a.numel == b.numel && a.param_dtype == b.param_dtype &&
+           a.exp_avg_dtype == b.exp_avg_dtype && a.exp_avg_sq_dtype == b.exp_avg_sq_dtype &&
+           a.copy_dtype == b.copy_dtype;
   }
 
   // Whether the gradient overlaps anything that is written.
