@@ -10,6 +10,7 @@
 #include "backends/tune.h"
 #include "gemm/python.h"
 #include "op.h"
+#include "optim/param_table.h"
 #include "scaler/scaler.h"
 
 PYBIND11_MODULE(_C, m) {
@@ -42,5 +43,6 @@ PYBIND11_MODULE(_C, m) {
 
   amp_ext::bind_gemm(m);
   amp_ext::bind_tune(m);
+  amp_ext::bind_optim(m);
   amp_ext::bind_scaler(m);
 }

@@ -76,6 +76,9 @@ class TritonBackend final : public Backend {
     return Status::ok;
   }
 
+  Status adam(const AdamArgs&, Services&) const override { return Status::not_built; }
+  Status sgd(const SgdArgs&, Services&) const override { return Status::not_built; }
+
   const char* why_not(const GemmArgs& g) const override {
     const auto is_16_bit = [](DType type) { return type == DType::f16 || type == DType::bf16; };
     if (!is_16_bit(g.a.dtype) || g.a.dtype != g.b.dtype)

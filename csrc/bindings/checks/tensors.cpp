@@ -3,6 +3,7 @@
 #include <ATen/MemoryOverlap.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty_strided.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -131,6 +132,18 @@ void check_no_internal_overlap(const Item& item, const at::Tensor& tensor) {
               tensor.strides(),
               ": more than one element of the written-to tensor refers to a single memory "
               "location, clone() it");
+}
+
+bool same_order(const at::Tensor& a, const at::Tensor& b) {
+  if (a.strides() == b.strides()) return true;
+  for (int64_t d = 0; d < a.dim(); ++d) {
+    if (a.size(d) != 1 && a.stride(d) != b.stride(d)) return false;
+  }
+  return true;
+}
+
+at::Tensor empty_in_order_of(const at::Tensor& order, const at::Tensor& dtype) {
+  return at::empty_strided(order.sizes(), order.strides(), dtype.options());
 }
 
 void mark_written(const std::vector<at::TensorImpl*>& tensors) {

@@ -102,6 +102,12 @@ inline void check_no_history(const Item& item, const at::Tensor& tensor, bool re
               " requires grad, and this op is not differentiable: expected torch.no_grad()");
 }
 
+// Whether elements of the same index lie at the same place of two tensors of one shape.
+bool same_order(const at::Tensor& a, const at::Tensor& b);
+
+// A new tensor whose elements lie in the order of those of `order`, which is dense.
+at::Tensor empty_in_order_of(const at::Tensor& order, const at::Tensor& dtype);
+
 // The gradients of one call, all on one device. Tensors must outlive the list.
 class GradList {
  public:
