@@ -179,8 +179,10 @@ def compile_units(torch_dir: Path, toolkit: Toolkit | None, arches: list[str]) -
     kernels = [*common, "-Icsrc/kernels", "-Xcompiler=-fPIC,-fvisibility=hidden", "-Xptxas=-v"]
     kernels += ["-lineinfo"] if env_flag("AMP_EXT_LINEINFO") else []
     for source in kernel_sources:
+        # The updates' arithmetic is the same, to the bit, on every device.
+        exact = ["-fmad=false"] if source.parent.name == "optim" else []
         if gencode := gencode_flags(arches_of(source, arches)):
-            units.append((source, f"{source}.o", [*kernels, *gencode]))
+            units.append((source, f"{source}.o", [*kernels, *exact, *gencode]))
     return sorted(units, key=lambda unit: unit[0].suffix != ".cu")  # what takes longest first
 
 

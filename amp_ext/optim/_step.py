@@ -43,17 +43,21 @@ class KernelStep(Optimizer):
     _step_scalars: StepScalars | None = None
     """Set by the scaler while it calls step()."""
     _storage = Storage()
-    _param_table: Any = None
+    _kernel_step: Any = None
 
-    def _launch_groups(self, table: Any) -> None:
-        """Step all groups, whose tensors are in the table."""
+    def _launch_groups(self, names: list[list[str]]) -> str | list[list[Tensor]] | None:
+        """Launch the step of each group, which needs the state of these names.
+
+        Returns why kernels cannot make the step, or the parameters of each group whose state is
+        not complete; None if it is done.
+        """
         raise NotImplementedError
 
     def _state_names(self, group: dict[str, Any]) -> list[str]:
         """Which tensors a step of the group needs in the state of each parameter."""
         raise NotImplementedError
 
-    def _why_options(self, group: dict[str, Any]) -> str | None:
+    def _why_option(self, group: dict[str, Any]) -> str | None:
         """Which of the group's options kernels do not serve; None if they serve all."""
         raise NotImplementedError
 
@@ -70,7 +74,7 @@ class KernelStep(Optimizer):
     def _takes_step_scalars(self) -> bool:
         """Whether a step by :attr:`_step_scalars` can be made now: kernels serve all parameters and
         gradients. To be asked for each step, before the gradients are unscaled."""
-        return self._why_not() is None
+        return self._why_options() is None and self._kernels().why_not(self.param_groups) is None
 
     @torch._disable_dynamo
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -84,26 +88,33 @@ class KernelStep(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        why = self._why_not()
-        if why is None:
-            with torch.no_grad():
-                self._launch()
-        else:
+        why = self._why_options() or self._launch()
+        if why is not None:
             self._step_as_torch(why)
         return loss
 
-    def _why_not(self) -> str | None:
-        """Why kernels cannot make the step; None if they can."""
-        for group in self.param_groups:
-            why = self._why_options(group)
-            if why is not None:
-                return why
-        return self._table().read(self.param_groups)
+    def _kernels(self) -> Any:
+        if self._kernel_step is None:
+            self._kernel_step = _C.OptimizerStep()
+        return self._kernel_step
 
-    def _table(self) -> Any:
-        if self._param_table is None:
-            self._param_table = _C.ParamTable()
-        return self._param_table
+    def _why_options(self) -> str | None:
+        whys = (self._why_option(group) for group in self.param_groups)
+        return next((why for why in whys if why is not None), None)
+
+    @torch.no_grad()
+    def _launch(self) -> str | None:
+        """Make the step, or say why kernels cannot."""
+        names = [self._state_names(group) for group in self.param_groups]
+        for _ in range(2):
+            outcome = self._launch_groups(names)
+            if not isinstance(outcome, list):
+                return outcome
+            for params, needed in zip(outcome, names, strict=True):
+                self._make_state(params, needed)
+        raise RuntimeError(
+            f"{type(self).__name__}.step: a state has something else than strided tensors"
+        )
 
     def _step_as_torch(self, why: str) -> None:
         name = type(self).__name__
@@ -122,20 +133,6 @@ class KernelStep(Optimizer):
         if getattr(step, "hooked", False):  # hooks have been run
             step = step.__wrapped__
         step(self)
-
-    def _launch(self) -> None:
-        table = self._table()
-        names = [self._state_names(group) for group in self.param_groups]
-        missing = table.read_state(self.state, names)
-        if any(missing):
-            for params, needed in zip(missing, names, strict=True):
-                self._make_state(params, needed)
-            table.read(self.param_groups)
-            if any(table.read_state(self.state, names)):
-                raise RuntimeError(
-                    f"{type(self).__name__}.step: a state has something else than strided tensors"
-                )
-        self._launch_groups(table)
 
     # ---- state -----------------------------------------------------------------------------------
 
@@ -178,7 +175,7 @@ class KernelStep(Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._param_table = None
+        self._kernel_step = None
         for param, values in self.state.items():
             if isinstance(values, dict):
                 self._convert_loaded(param, values)

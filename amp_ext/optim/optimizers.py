@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from amp_ext._library import _C
 from amp_ext.optim._step import MASTER, KernelStep, Storage
 
 
@@ -17,16 +16,18 @@ class _AdamStep(KernelStep):
             names.append("max_exp_avg_sq")
         return names + [MASTER] * self._storage.master_weights
 
-    def _why_options(self, group: dict[str, Any]) -> str | None:
+    def _why_option(self, group: dict[str, Any]) -> str | None:
         if group["differentiable"]:
             return "differentiable=True"
         if any(isinstance(beta, Tensor) for beta in group["betas"]):
             return "betas are tensors"
         return None
 
-    def _launch_groups(self, table: Any) -> None:
-        _C.adam_step(
-            table,
+    def _launch_groups(self, names: list[list[str]]) -> str | list[list[Tensor]] | None:
+        return self._kernels().adam(
+            self.param_groups,
+            self.state,
+            names,
             [
                 (
                     group["lr"],
@@ -212,7 +213,7 @@ class SGD(KernelStep, torch.optim.SGD):
             + [MASTER] * self._storage.master_weights
         )
 
-    def _why_options(self, group: dict[str, Any]) -> str | None:
+    def _why_option(self, group: dict[str, Any]) -> str | None:
         if group["differentiable"]:
             return "differentiable=True"
         return "weight_decay is a tensor" if isinstance(group["weight_decay"], Tensor) else None
@@ -220,9 +221,11 @@ class SGD(KernelStep, torch.optim.SGD):
     def _steps_before(self, param: Tensor) -> float:
         return 0.0 if self.state[param].get("momentum_buffer") is None else 1.0
 
-    def _launch_groups(self, table: Any) -> None:
-        _C.sgd_step(
-            table,
+    def _launch_groups(self, names: list[list[str]]) -> str | list[list[Tensor]] | None:
+        return self._kernels().sgd(
+            self.param_groups,
+            self.state,
+            names,
             [
                 (
                     group["lr"],

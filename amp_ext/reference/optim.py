@@ -75,7 +75,8 @@ def adam_(
             largest.copy_(noise.rounded(second, largest.dtype, 1, 16))
         inv_root = _fp32(1 / math.sqrt(1 - _power(beta2, update)), params)
         step_size = _fp32(factors.lr / (1 - _power(beta1, update)), params)
-        new = param.float() * keep - step_size * (first / (second.sqrt() * inv_root + eps))
+        root = second.double().sqrt().float()  # torch's root in fp32 may be off by one unit
+        new = param.float() * keep - step_size * (first / (root * inv_root + eps))
         _store(param, new, noise, copies[i] if copies else None)
         step += 1
 

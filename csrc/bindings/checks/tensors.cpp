@@ -55,6 +55,11 @@ float* elements(const char* op, const char* name, const at::Tensor& tensor, int6
   check_strided(op, name, tensor, device);
   TORCH_CHECK(tensor.dim() == 1 && tensor.size(0) == size, op, ": ", name, " must have shape [",
               size, "], got shape ", tensor.sizes());
+  return elements(op, name, tensor, device);
+}
+
+float* elements(const char* op, const char* name, const at::Tensor& tensor, at::Device device) {
+  check_strided(op, name, tensor, device);
   TORCH_CHECK(tensor.is_contiguous(), op, ": ", name, " must be contiguous, got strides ",
               tensor.strides());
   return checked_data<float>(op, name, tensor);

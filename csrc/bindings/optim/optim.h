@@ -82,8 +82,8 @@ class Updates {
     MemoryRange range;
   };
 
-  void add_written(const char* name, int64_t index, const MemoryRange& range,
-                   const at::Tensor& tensor);
+  bool add_plain(const UpdateTensors& tensors);
+  void add_checked(const UpdateTensors& tensors);
   [[noreturn]] void throw_overlap(const Place& a, const Place& b) const;
 
   const char* op_;
@@ -92,8 +92,9 @@ class Updates {
   bool records_gradients_ = at::GradMode::is_enabled();
   std::vector<UpdateRef> refs_;
   std::vector<c10::TensorImpl*> written_;
-  std::vector<Place> writes_, reads_;
-  std::vector<at::Tensor> gathered_;  // dense copies of gradients, kept for the launch
+  std::vector<Place> writes_, reads_;  // the scalars
+  c10::DispatchKeySet plain_keys_;     // of a strided tensor that is stored as it is
+  std::vector<at::Tensor> gathered_;   // dense copies of gradients, kept for the launch
 };
 
 }  // namespace amp_ext

@@ -62,9 +62,34 @@ bool is_usable(state::Name name, const at::Tensor& tensor, const at::Tensor& par
   return tensor.sizes() != param.sizes() || same_order(tensor, param);
 }
 
-void prefetch_object(PyObject* object) { __builtin_prefetch(object); }
+// Some parameters whose tensors fit into the nearest cache.
+constexpr size_t kBlock = 32;
+
+template <class Object>
+void prefetch_all(const Object* object) {
+  constexpr size_t kLine = 64;
+  const auto* const begin = reinterpret_cast<const char*>(object);
+  for (size_t at = 0; at < sizeof(Object); at += kLine) __builtin_prefetch(begin + at);
+  __builtin_prefetch(begin + sizeof(Object) - 1);
+}
+
+void prefetch_storage(const at::TensorImpl* tensor) {
+  if (tensor->has_storage()) prefetch_ends(tensor->unsafe_storage().unsafeGetStorageImpl());
+}
+
+void prefetch_keys(PyObject* dict) {
+  const void* const keys = reinterpret_cast<PyDictObject*>(dict)->ma_keys;
+  __builtin_prefetch(keys);
+  __builtin_prefetch(static_cast<const char*>(keys) + 64);
+}
 
 }  // namespace
+
+state::Name state_name(const std::string& name) {
+  const auto found = std::find(kStateNames.begin(), kStateNames.end(), name);
+  TORCH_CHECK_VALUE(found != kStateNames.end(), "amp_ext: states have no ", name);
+  return state::Name(found - kStateNames.begin());
+}
 
 ParamTable::ParamTable() {
   for (size_t i = 0; i < kStateNames.size(); ++i) {
@@ -73,78 +98,37 @@ ParamTable::ParamTable() {
   }
 }
 
-std::optional<std::string> ParamTable::read(py::handle param_groups) {
-  groups_.clear();
+void ParamTable::open(py::handle param_groups, py::handle state) {
+  close();
   params_.clear();
-  param_of_row_.clear();
   rows_.clear();
-  size_t index = 0;
   for (const py::handle group : param_groups) {
-    if (auto why = read_group(group, index++)) return why;
+    const py::object params = group[py::str("params")];
+    auto sequence =
+        py::reinterpret_steal<py::object>(PySequence_Fast(params.ptr(), "params must be iterable"));
+    if (!sequence) throw py::error_already_set();
+    PyObject** const objects = PySequence_Fast_ITEMS(sequence.ptr());
+    const auto n = static_cast<size_t>(PySequence_Fast_GET_SIZE(sequence.ptr()));
+    groups_.push_back({std::move(sequence), params_.size(), n});
+    params_.insert(params_.end(), objects, objects + n);
   }
-  return std::nullopt;
+  rows_.reserve(params_.size());
+  written_.resize(params_.size());
+  if (state) find_states(state.ptr());
 }
 
-// From a parameter to its gradient's memory leads a chain of pointers, each a cache miss; every
-// loop prefetches some parameters ahead, so that the misses of different parameters overlap.
-std::optional<std::string> ParamTable::read_group(py::handle group, size_t index) {
-  PyObject* const sequence =
-      PySequence_Fast(py::object(group[py::str("params")]).ptr(), "params must be iterable");
-  if (!sequence) throw py::error_already_set();
-  Group& read = groups_.emplace_back(
-      Group{py::reinterpret_steal<py::object>(sequence), params_.size(), 0, rows_.size(), 0});
-  PyObject** const objects = PySequence_Fast_ITEMS(sequence);
-  const auto n = static_cast<size_t>(PySequence_Fast_GET_SIZE(sequence));
-  read.params_count = n;
-  params_.insert(params_.end(), objects, objects + n);
-
-  const auto refused = [&](size_t i, const char* what, const char* why) {
-    std::ostringstream out;
-    out << what << "param_groups[" << index << "]['params'][" << i << "] " << why;
-    return out.str();
-  };
-  rows_.reserve(rows_.size() + n);
-  param_of_row_.reserve(rows_.size() + n);
-  for (size_t i = 0; i < n; ++i) {
-    if (i + kAhead < n) prefetch_object(objects[i + kAhead]);
-    if (!is_plain(objects[i])) return refused(i, "", "is a tensor subclass");
-    const at::Tensor& param = THPVariable_Unpack(objects[i]);
-    prefetch_tensor(param.unsafeGetTensorImpl());
-    rows_.push_back({&param, nullptr, {}});
-  }
-  size_t kept = read.first_row;
-  const size_t end = rows_.size();
-  for (size_t row = kept; row < end; ++row) {
-    if (row + kAhead < end)
-      __builtin_prefetch(rows_[row + kAhead].param->unsafeGetTensorImpl()->autograd_meta());
-    const at::Tensor& grad = rows_[row].param->unsafeGetTensorImpl()->grad();
-    if (!grad.defined()) continue;
-    prefetch_tensor(grad.unsafeGetTensorImpl());
-    rows_[kept++] = {rows_[row].param, &grad, {}};
-    param_of_row_.push_back(read.first_param + row - read.first_row);
-  }
-  rows_.resize(kept);
-  read.rows = kept - read.first_row;
-  for (size_t row = read.first_row; row < kept; ++row) {
-    const auto& [param, grad, state] = rows_[row];
-    const at::Device device = rows_.front().param->device();
-    const size_t i = param_of_row_[row] - read.first_param;
-    if (const char* why = why_not_param(*param, device)) return refused(i, "", why);
-    if (const char* why = why_not(*grad, device)) return refused(i, "the gradient of ", why);
-  }
-  return std::nullopt;
-}
-
-// Sets dicts_. False if a parameter is there twice.
-bool ParamTable::find_dicts(PyObject* state) {
+void ParamTable::find_states(PyObject* state) {
+  TORCH_CHECK_TYPE(PyDict_Check(state), "an optimizer's state must be a dict, got ",
+                   Py_TYPE(state)->tp_name);
   dicts_.assign(params_.size(), nullptr);
-  std::unordered_map<PyObject*, size_t> params;  // built when an entry is not where it was
+  std::unordered_map<PyObject*, size_t> indices;  // made when an entry is not where it was
   const auto find = [&](PyObject* key) {
-    if (params.empty()) {
-      for (size_t i = 0; i < params_.size(); ++i) params.emplace(params_[i], i);
+    for (size_t i = 0; indices.size() < params_.size(); ++i) {
+      TORCH_CHECK_VALUE(indices.emplace(params_[i], i).second,
+                        "a parameter is more than once in an optimizer's param_groups");
     }
-    const auto found = params.find(key);
-    return found == params.end() ? kNone : found->second;
+    const auto found = indices.find(key);
+    return found == indices.end() ? kNone : found->second;
   };
   PyObject *key, *value;
   Py_ssize_t position = 0;
@@ -152,9 +136,8 @@ bool ParamTable::find_dicts(PyObject* state) {
   for (size_t entry = 0; PyDict_Next(state, &position, &key, &value); ++entry) {
     size_t& i = param_of_entry_[entry];
     if (i >= params_.size() || params_[i] != key) i = find(key);
-    if (i != kNone) dicts_[i] = value;
+    if (i != kNone && PyDict_Check(value)) dicts_[i] = value;
   }
-  return params.empty() || params.size() == params_.size();
 }
 
 std::optional<state::Name> ParamTable::name_of(PyObject* key) {
@@ -180,67 +163,92 @@ ParamTable::StateObjects ParamTable::objects_of(PyObject* dict) {
   return objects;
 }
 
-std::vector<py::list> ParamTable::read_state(py::handle state,
-                                             const std::vector<std::vector<std::string>>& needed) {
-  TORCH_CHECK_TYPE(PyDict_Check(state.ptr()), "an optimizer's state must be a dict, got ",
-                   Py_TYPE(state.ptr())->tp_name);
-  TORCH_INTERNAL_ASSERT(needed.size() == groups_.size());
-  TORCH_CHECK_VALUE(find_dicts(state.ptr()),
-                    "a parameter is more than once in an optimizer's param_groups");
-  const size_t n = rows_.size();
-  std::vector<StateObjects> objects(n);
-  written_.resize(n);
-  const auto dict_of = [&](size_t row) {
-    PyObject* const dict = dicts_[param_of_row_[row]];
-    return dict && PyDict_Check(dict) ? dict : nullptr;
-  };
-  for (size_t i = 0; i < n; ++i) {
-    if (i + 2 * kAhead < n) __builtin_prefetch(dicts_[param_of_row_[i + 2 * kAhead]]);
-    if (i + kAhead < n) {
-      if (PyObject* const ahead = dict_of(i + kAhead)) {
-        const void* const keys = reinterpret_cast<PyDictObject*>(ahead)->ma_keys;
-        __builtin_prefetch(keys);
-        __builtin_prefetch(static_cast<const char*>(keys) + 64);
-      }
+bool ParamTable::complete(ParamRow& row, size_t index, const StateObjects& objects,
+                          const std::vector<state::Name>& needed) {
+  bool complete = true;
+  for (const state::Name name : needed) {
+    if (name == state::master_param) {
+      if (row.param->scalar_type() == at::kFloat) continue;
+      const Written now = Written::of(*row.param);
+      complete &= std::exchange(written_[index], now) == now;
     }
-    if (PyObject* const dict = dict_of(i)) objects[i] = objects_of(dict);
+    PyObject* const object = objects[name];
+    const bool found = object && is_plain(object);
+    if (found) row.state[name] = &THPVariable_Unpack(object);
+    complete &= found && is_usable(name, *row.state[name], *row.param);
   }
+  return complete;
+}
 
-  std::vector<py::list> missing(groups_.size());
-  for (size_t group = 0; group < groups_.size(); ++group) {
-    std::vector<state::Name> names;
-    for (const std::string& name : needed[group]) {
-      const auto found = std::find(kStateNames.begin(), kStateNames.end(), name);
-      TORCH_INTERNAL_ASSERT(found != kStateNames.end());
-      names.push_back(state::Name(found - kStateNames.begin()));
+// From a parameter to its gradient's and its state's memory lead chains of pointers, each a cache
+// miss. Each loop follows one pointer of all chains of a block and prefetches what is behind, so
+// that the misses of a block overlap.
+std::optional<std::string> ParamTable::read(size_t group, const std::vector<state::Name>& needed,
+                                            py::list& missing,
+                                            c10::function_ref<void(Rows)> visit) {
+  const auto& [sequence, first, count] = groups_[group];
+  const auto refused = [&, first = first](size_t i, const char* what, const char* why) {
+    std::ostringstream out;
+    out << what << "param_groups[" << group << "]['params'][" << i - first << "] " << why;
+    return out.str();
+  };
+  for (size_t begin = first; begin < first + count; begin += kBlock) {
+    const size_t end = std::min(begin + kBlock, first + count);
+    for (size_t i = begin; i < end; ++i) {
+      if (i + kBlock < first + count) __builtin_prefetch(params_[i + kBlock]);
+      if (!is_plain(params_[i])) return refused(i, "", "is a tensor subclass");
+      prefetch_all(THPVariable_Unpack(params_[i]).unsafeGetTensorImpl());
+      if (!needed.empty()) __builtin_prefetch(dicts_[i]);
     }
-    const size_t end = groups_[group].first_row + groups_[group].rows;
-    for (size_t i = groups_[group].first_row; i < end; ++i) {
-      for (const state::Name name : names) {
-        if (i + 2 * kAhead < end) prefetch_object(objects[i + 2 * kAhead][name]);
-        if (i + kAhead < end) {
-          PyObject* const ahead = objects[i + kAhead][name];
-          if (ahead && THPVariable_CheckExact(ahead))
-            prefetch_tensor(THPVariable_Unpack(ahead).unsafeGetTensorImpl());
-        }
-      }
-      ParamRow& row = rows_[i];
-      bool complete = true;
-      for (const state::Name name : names) {
-        if (name == state::master_param) {
-          if (row.param->scalar_type() == at::kFloat) continue;
-          const Written now = Written::of(*row.param);
-          complete &= std::exchange(written_[i], now) == now;
-        }
-        PyObject* const object = objects[i][name];
-        const bool found = object && is_plain(object);
-        if (found) row.state[name] = &THPVariable_Unpack(object);
-        complete &= found && is_usable(name, *row.state[name], *row.param);
-      }
-      if (!complete) missing[group].append(py::handle(params_[param_of_row_[i]]));
+    for (size_t i = begin; i < end; ++i) {
+      const at::TensorImpl* const param = THPVariable_Unpack(params_[i]).unsafeGetTensorImpl();
+      __builtin_prefetch(const_cast<at::TensorImpl*>(param)->autograd_meta());
+      prefetch_storage(param);
+      if (!needed.empty() && dicts_[i]) prefetch_keys(dicts_[i]);
     }
+
+    std::array<StateObjects, kBlock> objects;
+    std::array<size_t, kBlock> indices;
+    const size_t first_row = rows_.size();
+    for (size_t i = begin; i < end; ++i) {
+      const at::Tensor& param = THPVariable_Unpack(params_[i]);
+      const at::Tensor& grad = param.unsafeGetTensorImpl()->grad();
+      if (!grad.defined()) continue;
+      prefetch_all(grad.unsafeGetTensorImpl());
+      const size_t row = rows_.size() - first_row;
+      indices[row] = i;
+      rows_.push_back({&param, &grad, {}});
+      if (needed.empty()) continue;
+      objects[row] = dicts_[i] ? objects_of(dicts_[i]) : StateObjects{};
+      for (const state::Name name : needed) __builtin_prefetch(objects[row][name]);
+    }
+    const size_t n = rows_.size() - first_row;
+    for (size_t k = 0; k < n; ++k) {
+      prefetch_storage(rows_[first_row + k].grad->unsafeGetTensorImpl());
+      for (const state::Name name : needed) {
+        PyObject* const object = objects[k][name];
+        if (object && THPVariable_CheckExact(object))
+          prefetch_all(THPVariable_Unpack(object).unsafeGetTensorImpl());
+      }
+    }
+    const at::Device device = n == 0 ? at::Device(at::kCPU) : rows_.front().param->device();
+    bool all_complete = true;
+    for (size_t k = 0; k < n; ++k) {
+      ParamRow& row = rows_[first_row + k];
+      if (const char* why = why_not_param(*row.param, device)) return refused(indices[k], "", why);
+      if (const char* why = why_not(*row.grad, device))
+        return refused(indices[k], "the gradient of ", why);
+      if (!complete(row, first_row + k, objects[k], needed)) {
+        all_complete = false;
+        missing.append(py::handle(params_[indices[k]]));
+      }
+      for (const at::Tensor* const tensor : row.state) {
+        if (tensor) prefetch_storage(tensor->unsafeGetTensorImpl());
+      }
+    }
+    if (all_complete) visit(rows().slice(first_row));
   }
-  return missing;
+  return std::nullopt;
 }
 
 ParamTable::Written ParamTable::Written::of(const at::Tensor& param) {
@@ -248,10 +256,17 @@ ParamTable::Written ParamTable::Written::of(const at::Tensor& param) {
           param.is_inference() ? 0 : static_cast<int64_t>(param._version())};
 }
 
-void ParamTable::note_written() {
-  for (size_t i = 0; i < rows_.size(); ++i) {
+void ParamTable::finish_step() {
+  const size_t n = rows_.size();
+  for (size_t i = 0; i < n; ++i) {
+    if (i + 2 * kAhead < n)
+      __builtin_prefetch(&rows_[i + 2 * kAhead].param->unsafeGetTensorImpl()->version_counter());
+    if (i + kAhead < n) prefetch_version(rows_[i + kAhead].param->unsafeGetTensorImpl());
+    mark_written(rows_[i].param->unsafeGetTensorImpl());
     if (rows_[i].state[state::master_param]) written_[i] = Written::of(*rows_[i].param);
   }
 }
+
+void ParamTable::close() { groups_.clear(); }
 
 }  // namespace amp_ext
