@@ -65,10 +65,10 @@ def sgd_kernel(
     ticket: tl.int64,
 ):
     if runs(found_inf, norm):
-        lr, unscale, clip = step_factors(lr, tensor_lr, inv_scale, norm, max_norm, maximize)
+        rate, unscale, clip = step_factors(lr, tensor_lr, inv_scale, norm, max_norm, maximize)
         rates = (double(momentum).to(tl.float32), (1.0 - double(dampening)).to(tl.float32))
         l2 = double(weight_decay).to(tl.float32)
-        factors = (unscale, clip, l2, rates, lr.to(tl.float32), nesterov != 0)
+        factors = (unscale, clip, l2, rates, rate.to(tl.float32), nesterov != 0)
         walk(table, ENTRY_WORDS, size, chunks, _update_entry, None, None, (), (factors, by_chance))
         advance_steps(table, size, ticket)
 
