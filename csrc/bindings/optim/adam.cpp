@@ -60,8 +60,6 @@ void adam_fake(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stac
 
 }  // namespace
 
-Status TorchLists::adam(const AdamArgs&, Services&) const { return Status::not_built; }
-
 TORCH_LIBRARY_FRAGMENT(amp_ext, m) {
   define(m, "lists",
          "adam_(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] exp_avgs, "

@@ -64,8 +64,6 @@ void sgd_fake(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack
 
 }  // namespace
 
-Status TorchLists::sgd(const SgdArgs&, Services&) const { return Status::not_built; }
-
 TORCH_LIBRARY_FRAGMENT(amp_ext, m) {
   define(m, "lists",
          "sgd_(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[]? momentum_buffers=None, "
