@@ -1,4 +1,4 @@
-"""The seed programs for 300 steps, some of which overflow, by this package's Adam and by torch's."""
+"""The seed programs for 300 steps, a few of which overflow, by amp_ext.optim and by torch."""
 
 from __future__ import annotations
 

@@ -238,7 +238,8 @@ def test_hooks_closure_and_profiler() -> None:
 def test_tensor_lr_and_scheduler(executor: Executor, dtype: torch.dtype) -> None:
     """The scheduler writes into the tensor; steps by it are those by the number, bit for bit."""
     tensor, number = (
-        optim.AdamW(params_of(), lr=lr) for lr in (torch.tensor(0.25, dtype=dtype), 0.25)
+        optim.AdamW(params_of(device=executor.device), lr=lr)
+        for lr in (executor.scalar(0.25, dtype), 0.25)
     )
     for optimizer in (tensor, number):
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
