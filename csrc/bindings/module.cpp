@@ -9,6 +9,7 @@
 #include "backends/backends.h"
 #include "backends/tune.h"
 #include "gemm/python.h"
+#include "graph/graph.h"
 #include "op.h"
 #include "scaler/scaler.h"
 
@@ -41,6 +42,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("is_installed", &amp_ext::is_installed);
 
   amp_ext::bind_gemm(m);
+  amp_ext::bind_graph(m);
   amp_ext::bind_tune(m);
   amp_ext::bind_scaler(m);
 }
