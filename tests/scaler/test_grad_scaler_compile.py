@@ -1,0 +1,127 @@
+"""torch.compile of a training step: no more graph breaks than with torch's scaler, same bits."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from subprocess import run
+from types import FunctionType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._dynamo.utils import counters
+
+import amp_ext
+from amp_ext.scaler import grad_scaler, optimizers, report, state
+from twins import OURS, THEIRS, ScalerClass, plain
+
+STEPS = 4
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "SGD": lambda params: torch.optim.SGD(params, lr=0.5),
+    "fused": lambda params: torch.optim.SGD(params, lr=0.5, momentum=0.5, fused=True),
+}
+
+
+@pytest.fixture(autouse=True)
+def _nothing_compiled() -> Iterator[None]:
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
+def scale_alone(scaler: Any, optimizer: Any, params: list[Tensor]) -> None:
+    pass
+
+
+def plain_step(scaler: Any, optimizer: Any, params: list[Tensor]) -> None:
+    scaler.step(optimizer)
+    scaler.update()
+
+
+def unscaled(scaler: Any, optimizer: Any, params: list[Tensor]) -> None:
+    scaler.unscale_(optimizer)
+    scaler.step(optimizer)
+    scaler.update()
+
+
+def clipped(scaler: Any, optimizer: Any, params: list[Tensor]) -> None:
+    """Each in its own way."""
+    if isinstance(scaler, OURS):
+        scaler.clip_grad_norm_(optimizer, 1.0)
+    else:
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(params, 1.0)
+    scaler.step(optimizer)
+    scaler.update()
+
+
+def trained(cls: ScalerClass, rest: Callable[..., None], make: Any, compiles: bool) -> Any:
+    """Parameters and scale after some steps, one of them with an overflow."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 4)
+    params = list(model.parameters())
+    optimizer = make(params)
+    scaler = cls("cpu", init_scale=4.0, growth_interval=2)
+
+    def step(inputs: Tensor) -> Tensor:
+        loss = scaler.scale(model(inputs).square().sum())
+        loss.backward()
+        rest(scaler, optimizer, params)
+        return loss
+
+    run = torch.compile(step, backend="eager") if compiles else step
+    losses = []
+    for number in range(STEPS):
+        optimizer.zero_grad()
+        inputs = torch.full((2, 4), float("inf") if number == 2 else 0.25)
+        losses.append(run(inputs).detach())
+    return plain([losses, params, scaler.state_dict()])
+
+
+@pytest.mark.parametrize("rest", [scale_alone, plain_step, unscaled, clipped])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_graph_breaks(name: str, rest: Callable[..., None]) -> None:
+    breaks = []
+    for cls in (THEIRS, OURS):
+        torch._dynamo.reset()
+        counters.clear()
+        result = trained(cls, rest, OPTIMIZERS[name], compiles=True)
+        breaks.append(sum(counters["graph_break"].values()))
+        if cls is OURS:
+            torch._dynamo.reset()
+            assert result == trained(cls, rest, OPTIMIZERS[name], compiles=False)
+    theirs, ours = breaks
+    assert 0 < ours <= theirs, dict(counters["graph_break"])
+
+
+def test_every_function_is_called_untraced() -> None:
+    """A helper that is traced has graph breaks of its own, where it calls the extension module."""
+    for module in (grad_scaler, optimizers, report, state):
+        for owner in (module, *(v for v in vars(module).values() if isinstance(v, type))):
+            for value in vars(owner).values():
+                value = getattr(value, "fget", value)
+                if (
+                    isinstance(value, FunctionType)
+                    and value.__code__.co_filename == module.__file__
+                ):
+                    assert getattr(value, "_torchdynamo_disable", False), value
+
+
+def test_the_compiler_is_not_imported() -> None:
+    code = "import sys, amp_ext; assert 'torch._dynamo' not in sys.modules"
+    assert run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_subclasses_are_traced() -> None:
+    """Of this package's scaler as of torch's: only what is in its own files is called untraced."""
+
+    class Own(amp_ext.GradScaler):
+        def scale(self, outputs: Any) -> Any:
+            return outputs * 2.0
+
+    scaler = Own("cpu")
+    compiled = torch.compile(lambda x: scaler.scale(x), backend="eager", fullgraph=True)
+    assert compiled(torch.ones(2)).tolist() == [2.0, 2.0]
