@@ -118,6 +118,26 @@ def test_gradients_of_fp32_tensors_never_pass_through_fp16(executor: Executor) -
     assert gradients(executor.ops.gemm, leaves, grad, **options)["b"][0].item() == math.inf
 
 
+@against_oracle
+@pytest.mark.parametrize("dtype", [FP16, BF16])
+def test_fp32_gradients_of_16_bit_leaves(executor: Executor, dtype: torch.dtype) -> None:
+    """Where a leaf's grad_dtype is float32, every bit of sums that 16 bits do not represent."""
+    shapes = {"a": (65, 7), "b": (5, 7), "bias": (5,), "c": (65, 1)}
+    leaves = {name: integers(s, dtype, executor.device, limit=200) for name, s in shapes.items()}
+    for leaf in leaves.values():
+        leaf.requires_grad_().grad_dtype = FP32
+    grad = integers((65, 5), dtype, executor.device, limit=200) * 200
+    exact = gradients(
+        reference.gemm, doubles(leaves), grad.double(), trans_b=True, alpha=0.5, beta=2.0
+    )
+    found = gradients(executor.ops.gemm, leaves, grad, trans_b=True, alpha=0.5, beta=2.0)
+    for name, actual in found.items():
+        assert actual.dtype == FP32
+        assert actual.double().equal(exact[name])
+        assert actual.abs().max() > 65504
+        assert not actual.to(dtype).double().equal(exact[name])
+
+
 @every_executor
 @every_form
 @pytest.mark.parametrize("dtypes", [(FP16, FP32), (FP16, FP16)], ids=str)

@@ -23,7 +23,9 @@ at::ScalarType gradient_type(const at::Tensor& tensor) {
   if (!tensor.requires_grad()) return tensor.scalar_type();
   const auto edge = torch::autograd::impl::gradient_edge(tensor);
   if (!edge.is_valid()) return tensor.scalar_type();
-  return c10::typeMetaToScalarType(edge.function->input_metadata(edge.input_nr).options().dtype());
+  const auto& metadata = edge.function->input_metadata(edge.input_nr);
+  const auto type = c10::typeMetaToScalarType(metadata.options().dtype());
+  return at::isReducedFloatingType(type) && metadata.grad_dtype() == at::kFloat ? at::kFloat : type;
 }
 
 at::Tensor Addend::gradient(const at::Tensor& grad, double factor) const {

@@ -60,15 +60,15 @@ bool has_hooks(AccumulateGrad& node) {
          node.tensor_post_acc_grad_hooks();
 }
 
-// An FP32 tensor whose elements are in memory as they are: no subclass, no wrapper of a transform,
-// no negated view, no ZeroTensor.
-bool is_plain_fp32(const at::Tensor& tensor) {
+// A tensor whose elements are in memory as they are: no subclass, no wrapper of a transform, no
+// negated view, no ZeroTensor.
+bool is_plain(const at::Tensor& tensor) {
   constexpr c10::DispatchKeySet functorch({c10::DispatchKey::FuncTorchBatched,
                                            c10::DispatchKey::FuncTorchGradWrapper,
                                            c10::DispatchKey::Functionalize});
-  return tensor.scalar_type() == at::kFloat && tensor.layout() == at::kStrided &&
-         (tensor.is_cpu() || tensor.is_cuda()) && !tensor.is_nested() && !tensor.is_inference() &&
-         !tensor.is_neg() && !tensor._is_zerotensor() && !tensor.key_set().has_any(functorch) &&
+  return tensor.layout() == at::kStrided && (tensor.is_cpu() || tensor.is_cuda()) &&
+         !tensor.is_nested() && !tensor.is_inference() && !tensor.is_neg() &&
+         !tensor._is_zerotensor() && !tensor.key_set().has_any(functorch) &&
          !tensor.unsafeGetTensorImpl()->is_python_dispatch();
 }
 
@@ -81,8 +81,8 @@ AccumulateGrad* leaf_behind(Node& node, size_t input) {
   auto* const leaf = dynamic_cast<AccumulateGrad*>(node.next_edge(input).function.get());
   if (!leaf || has_hooks(*leaf) || uses_in_this_pass(leaf, node) != 1 ||
       leaf->stream() != node.stream() || !leaf->variable.defined() ||
-      !leaf->variable.requires_grad() || !leaf->variable.is_leaf() ||
-      !is_plain_fp32(leaf->variable) || !leaf->variable.is_contiguous()) {
+      !leaf->variable.requires_grad() || !leaf->variable.is_leaf() || !is_plain(leaf->variable) ||
+      !leaf->variable.is_contiguous()) {
     return nullptr;
   }
   return leaf;
@@ -90,16 +90,17 @@ AccumulateGrad* leaf_behind(Node& node, size_t input) {
 
 bool can_add_to(const at::Tensor& grad, const at::Tensor& weight, const at::Tensor& left,
                 const at::Tensor& right) {
-  return grad.defined() && is_plain_fp32(grad) && !grad.requires_grad() &&
-         grad.device() == left.device() && grad.sizes() == weight.sizes() &&
-         grad.strides() == weight.strides() && !grad.is_alias_of(weight) &&
-         !grad.is_alias_of(left) && !grad.is_alias_of(right);
+  return grad.defined() && grad.scalar_type() == at::kFloat && is_plain(grad) &&
+         !grad.requires_grad() && grad.device() == left.device() &&
+         grad.sizes() == weight.sizes() && grad.strides() == weight.strides() &&
+         !grad.is_alias_of(weight) && !grad.is_alias_of(left) && !grad.is_alias_of(right);
 }
 
 }  // namespace
 
 at::Tensor leaf_gradient(Node& node, size_t input, const at::Tensor& left, const at::Tensor& right,
                          const GemmOptions& options, bool in_place) {
+  in_place = in_place && options.out_dtype == at::kFloat;
   if (AccumulateGrad* const leaf = in_place ? leaf_behind(node, input) : nullptr) {
     const std::lock_guard<std::mutex> lock(NodeMutex::of(*leaf));
     const at::Tensor& grad = leaf->variable.grad();
