@@ -32,7 +32,7 @@ DEFAULT_ARCHES = ["8.0+PTX", "9.0a"]
 ARCH_SPECIFIC = {"sm90": lambda arch: arch.removesuffix("+PTX") == "9.0a"}
 
 # Compiled once per instruction set; which one runs is decided at run time.
-SIMD_SOURCES = {"span.cpp", "tile.cpp"}
+SIMD_SOURCES = {"span.cpp", "tile.cpp", "update.cpp"}
 SIMD_FLAGS = {
     "baseline": "",
     "avx2": "-mavx2 -mfma -mf16c",
@@ -159,7 +159,14 @@ def compile_units(torch_dir: Path, toolkit: Toolkit | None, arches: list[str]) -
         units.append((last, f"{folder}.o", [*bindings, *(f"-include{path}" for path in before)]))
 
     x86 = platform.machine() in ("x86_64", "AMD64")
-    cpu = [*host, "-Icsrc/cpu", "-fopenmp-simd", *(["-DAMP_EXT_X86"] if x86 else [])]
+    # Square roots are vectorised where they need not set errno.
+    cpu = [
+        *host,
+        "-Icsrc/cpu",
+        "-fopenmp-simd",
+        "-fno-math-errno",
+        *(["-DAMP_EXT_X86"] if x86 else []),
+    ]
     for source in sorted(Path("csrc/cpu").rglob("*.cpp")):
         # Fused multiply-adds would make results depend on the instruction set. Only matrix
         # products, whose order of summation is open, may have them.
@@ -172,8 +179,10 @@ def compile_units(torch_dir: Path, toolkit: Toolkit | None, arches: list[str]) -
     kernels = [*common, "-Icsrc/kernels", "-Xcompiler=-fPIC,-fvisibility=hidden", "-Xptxas=-v"]
     kernels += ["-lineinfo"] if env_flag("AMP_EXT_LINEINFO") else []
     for source in kernel_sources:
+        # The updates' arithmetic is the same, to the bit, on every device.
+        exact = ["-fmad=false"] if source.parent.name == "optim" else []
         if gencode := gencode_flags(arches_of(source, arches)):
-            units.append((source, f"{source}.o", [*kernels, *gencode]))
+            units.append((source, f"{source}.o", [*kernels, *exact, *gencode]))
     return sorted(units, key=lambda unit: unit[0].suffix != ".cu")  # what takes longest first
 
 

@@ -166,6 +166,7 @@ def _grad_norm() -> Calls:
     yield "a NaN", call(_with(NAN, grads, 0, 0), **half)
     several = list(_integers(2003).float().split(5))
     yield "several tensors to a block", call(several, norms=True)
+    yield "a norm beyond FP32", call([torch.full((5,), 3e38, device="cpu")])
     yield "a long list", call([_integers(7001).float()], **half), 5
 
 
@@ -208,6 +209,12 @@ def _update_scale() -> Calls:
     yield "an overflow at the floor", call(1.0, scale=_tensor(2.0**-126))
     yield "a tolerated overflow", call(1.0, **patient(2))
     yield "no overflow, tolerance restored", call(0.0, **patient(1))
+    next_step = {"next_step": torch.tensor([0.0, 1.0, 0.0])}
+    yield "growth, and the next step", call(0.0, **next_step, scale=_tensor(3.0))
+    history = torch.tensor([[2.0, 0.0, 0.0], *[[1.0, 2.0, 3.0]] * 3])
+    yield "a record with a norm", call(1.0, history=history, norm=_tensor(5.0))
+    history = torch.tensor([[3.0, 0.0, 0.0], *[[1.0, 2.0, 3.0]] * 3])
+    yield "a record in the place of the oldest", call(0.0, history=history)
 
 
 # ---- products ----------------------------------------------------------------------------------

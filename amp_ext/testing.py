@@ -32,7 +32,27 @@ def arguments(op: str, device: torch.device | str = "cpu") -> dict[str, Any]:
     gemm = {**operands, "c": integers(3, 1).double(), "bias": bias, **scaled, **relu}
     grads = [full(4.0, 19), full(2.0, 2, 4, dtype=torch.float16).t(), full(12.0).double()]
     checked = {"grads": grads, "found_inf": full(0.0), "inv_scale": full(0.5)}
+    step = {
+        "params": [full(4.0, 19), full(3.0, 3, 2), full(-2.0, 2, 4).t()],
+        "grads": [full(4.0, 19), full(12.0, 3, 2).bfloat16(), full(2.0, 4, 2).half()],
+        "steps": [full(0.0), full(1.0), full(7.0)],
+        "copies": [full(0.0, 19).half(), full(0.0, 3, 2).bfloat16(), full(0.0, 2, 4).half().t()],
+        **{"lr": 0.1, "weight_decay": 0.01, "maximize": True, "stochastic_rounding": True},
+        **{"tensor_lr": full(0.25), "found_inf": full(0.0), "inv_scale": full(0.5)},
+        **{"norm": full(3.0), "max_norm": 2.0},
+    }
+
+    def moments(value: float) -> list[Tensor]:
+        return [full(value, 19), full(value, 3, 2).bfloat16(), full(value, 2, 4).t()]
+
+    betas = {"beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "decoupled": True}
+    moved = {"momentum": 0.9, "dampening": 0.1, "nesterov": False}
     return {
+        "adam_": {
+            **{**step, **betas, "exp_avgs": moments(0.5), "exp_avg_sqs": moments(0.25)},
+            "max_exp_avg_sqs": moments(0.3),
+        },
+        "sgd_": {**step, **moved, "momentum_buffers": moments(0.5)},
         "unscale_": {**checked, "norm": full(3.0), "max_norm": 2.0},
         "check_finite": {"grads": [*grads, full(math.inf)], "found_inf": full(0.0)},
         "grad_norm": {**checked, "norms": full(0.0, 3)},
@@ -46,6 +66,9 @@ def arguments(op: str, device: torch.device | str = "cpu") -> dict[str, Any]:
             "hysteresis": 2,
             "hysteresis_tracker": full(1, dtype=torch.int32),
             "skipped_steps": full(0, dtype=torch.int64),
+            "next_step": full(1.0, 3),
+            "history": full(2.0, 4, 3),
+            "norm": full(3.0),
         },
         "cast_": {
             "outputs": [torch.zeros_like(grad, dtype=torch.bfloat16) for grad in grads],

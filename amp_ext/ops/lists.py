@@ -66,7 +66,8 @@ def grad_norm(
 
     Args:
         grads: the gradients; they are not written.
-        found_inf: float32, 1 element. Set to 1.0 if a product is not finite; never cleared.
+        found_inf: float32, 1 element. Set to 1.0 if a product or the norm is not finite; never
+            cleared.
         inv_scale: float32, 1 element; 1 when it is None. The product is float32, or float64 for
             float64 gradients.
         norms: float32, shape [len(grads)], contiguous. Receives the norm of each tensor alone.
@@ -118,6 +119,9 @@ def update_scale_(
     hysteresis: int = 1,
     hysteresis_tracker: Tensor | None = None,
     skipped_steps: Tensor | None = None,
+    next_step: Tensor | None = None,
+    history: Tensor | None = None,
+    norm: Tensor | None = None,
 ) -> None:
     """Moves the loss scale: backoff after an overflow, growth after enough steps without one.
 
@@ -138,4 +142,11 @@ def update_scale_(
         hysteresis_tracker: int32, 1 element, in place, needed when ``hysteresis`` is above 1:
             starts at ``hysteresis``, counts overflows down, is reset by a step without one.
         skipped_steps: int64, 1 element, in place: counts overflows.
+        next_step: float32, shape [3], contiguous, in place: what the next step reads. Receives 1 /
+            ``scale`` as it is now; 0, the next step's found_inf; and what that was before. The
+            found_inf may be one of ``found_infs``.
+        history: float32, shape [1 + records, 3], contiguous, in place. Receives a record of this
+            step, in the place of the oldest: the scale before it was moved; 1 for an overflow or 0;
+            the norm. ``history[0, 0]`` is the row that was written last, 0 at the start.
+        norm: float32, 1 element: of the step's gradients, for the history; NaN when it is None.
     """

@@ -20,3 +20,4 @@ every partial sum is representable in fp32, as with small integers.
 
 from amp_ext.reference.gemm import *  # noqa: F403
 from amp_ext.reference.lists import *  # noqa: F403
+from amp_ext.reference.optim import *  # noqa: F403

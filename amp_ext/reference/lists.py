@@ -82,7 +82,8 @@ def grad_norm(
 
     norm = sqrt(sum_i sum_j round(grads[i][j] * inv_scale)**2), with the products rounded to fp32
     (those of fp64 gradients to fp64), the squares summed in fp64 and the root rounded once to fp32.
-    When all products are finite, the norm is inf only beyond the range of fp32, without a flag.
+    When all products are finite, the norm is inf only beyond the range of fp32; found_inf := 1 then
+    too.
     """
     factor = 1.0 if inv_scale is None else inv_scale.item()
     products = [_product(grad, factor) for grad in grads]
@@ -92,7 +93,10 @@ def grad_norm(
         square += product.double().square().sum()
     if norms is not None:
         norms.copy_(squares.sqrt())
-    return squares.sum().sqrt().float()
+    norm = squares.sum().sqrt().float()
+    if not torch.isfinite(norm):
+        found_inf.fill_(1.0)
+    return norm
 
 
 def cast_(outputs: list[Tensor], inputs: list[Tensor]) -> None:
@@ -119,6 +123,9 @@ def update_scale_(
     hysteresis: int = 1,
     hysteresis_tracker: Tensor | None = None,
     skipped_steps: Tensor | None = None,
+    next_step: Tensor | None = None,
+    history: Tensor | None = None,
+    norm: Tensor | None = None,
 ) -> None:
     """Move the loss scale after a step: down when a found_inf is set, up after enough without.
 
@@ -135,8 +142,47 @@ def update_scale_(
 
     Products are rounded once from fp64 to fp32. min and max keep an update from pushing the scale
     past a bound, and leave it where it is when it already lies beyond.
+
+    history[0, 0] := r = history[0, 0] + 1, or 1 after the last row and where history[0, 0] is none
+    but 0, and history[r] := the scale before, 1 or 0 for an overflow, norm or NaN.
+    At the end, next_step := 1 / scale, 0, next_step[1].
     """
-    if any(bool(found_inf != 0) for found_inf in found_infs):
+    overflow = any(bool(found_inf != 0) for found_inf in found_infs)
+    if history is not None:
+        last = history[0, 0].item()
+        row = int(last) + 1 if 1 <= last < len(history) - 1 else 1
+        history[0, 0] = row
+        record = scale.item(), float(overflow), math.nan if norm is None else norm.item()
+        history[row] = torch.tensor(record)
+    _move_scale(
+        scale,
+        growth_tracker,
+        overflow,
+        (growth_factor, backoff_factor, growth_interval),
+        (min_scale, max_scale),
+        hysteresis,
+        hysteresis_tracker,
+        skipped_steps,
+    )
+    if next_step is not None:
+        next_step[2] = next_step[1]
+        next_step[1] = 0
+        next_step[0] = scale.reshape(()).reciprocal()
+
+
+def _move_scale(
+    scale: Tensor,
+    growth_tracker: Tensor,
+    overflow: bool,
+    factors: tuple[float, float, int],
+    bounds: tuple[float | None, float | None],
+    hysteresis: int,
+    hysteresis_tracker: Tensor | None,
+    skipped_steps: Tensor | None,
+) -> None:
+    growth_factor, backoff_factor, growth_interval = factors
+    min_scale, max_scale = bounds
+    if overflow:
         _count_overflow(growth_tracker, skipped_steps)
         if hysteresis > 1:
             hysteresis_tracker -= 1

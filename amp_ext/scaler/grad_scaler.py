@@ -1,6 +1,7 @@
 """The scaler: which gradients are unscaled, clipped and checked when, and what a step is given."""
 
 import functools
+import operator
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -11,14 +12,24 @@ from torch.amp.grad_scaler import OptState, _refresh_per_optimizer_state
 from torch.optim import Optimizer
 
 from amp_ext._library import _C
+from amp_ext.optim._scalars import StepScalars
+from amp_ext.scaler.clip import SCALED, UNSCALED, Clip, clip_as_torch
 from amp_ext.scaler.optimizers import (
-    clip_as_torch,
     momentum_to_come,
+    supports_amp_scaling,
     takes_found_inf,
+    takes_step_scalars,
     zero_unwritten_momentum,
 )
 from amp_ext.scaler.report import found_infs_of
-from amp_ext.scaler.state import ScalerState
+from amp_ext.scaler.state import ScalerState, skips_of
+
+_NO_CHECKS = (
+    "No inf checks were recorded for this optimizer. None of its parameters had a gradient when it "
+    "was checked: usually it was given other parameters than those of the model that was trained, "
+    "or zero_grad() came between backward() and step(). If steps without gradients are meant, "
+    "construct the scaler with allow_no_grads=True"
+)
 
 
 class GradScaler(ScalerState):
@@ -32,10 +43,19 @@ class GradScaler(ScalerState):
         min_scale: a backoff stops here. None stands for the smallest normal float32, 2**-126.
         max_scale: a growth stops here. None stands for no limit.
         hysteresis: how many consecutive overflows it takes before the scale backs off.
+        dynamic: False for a scale that stays at ``init_scale``, or where it is set. With one of 1.0
+            this is a guard for bfloat16 that skips steps whose gradients are not finite and writes
+            no gradient.
+        max_consecutive_skips: so many steps skipped in a row are an error, raised where the host
+            next reads something of the scaler, as ``step_was_skipped``; nothing waits for it.
+        skip_above_norm: a step is skipped, and counted as skipped, where ``clip_grad_norm_``
+            returns more than this; the scale does not back off. None stands for no limit.
 
     Raises:
         ValueError: a negative or infinite ``min_scale``, a ``max_scale`` that is not positive or
-            below ``min_scale``, a ``hysteresis`` that is not an integer from 1 to 2**31 - 1.
+            below ``min_scale``, a ``hysteresis`` that is not an integer from 1 to 2**31 - 1, a
+            ``max_consecutive_skips`` that is none from 1 to 2**16 - 1, a ``skip_above_norm`` that
+            is not positive.
 
     It differs from torch where torch can fail silently:
 
@@ -61,6 +81,9 @@ class GradScaler(ScalerState):
         min_scale: float | None = None,
         max_scale: float | None = None,
         hysteresis: int = 1,
+        dynamic: bool = True,
+        max_consecutive_skips: int | None = None,
+        skip_above_norm: float | None = None,
     ) -> None:
         super().__init__(
             device,
@@ -72,7 +95,10 @@ class GradScaler(ScalerState):
             min_scale=min_scale,
             max_scale=max_scale,
             hysteresis=hysteresis,
+            max_consecutive_skips=max_consecutive_skips,
+            skip_above_norm=skip_above_norm,
         )
+        self._dynamic = dynamic
         self._allow_fp16_grads = allow_fp16_grads
         self._allow_no_grads = allow_no_grads
 
@@ -83,9 +109,12 @@ class GradScaler(ScalerState):
         state = self._state_of(optimizer)
         if state["stage"] is not OptState.READY or self._has_own_unscale_grads():
             return super().unscale_(optimizer)
+        numbers = self._step_numbers()
+        found_inf = numbers.offer()
         found_infs = _C.unscale_grads(
-            optimizer.param_groups, self._scale_and_inf(), self._allow_fp16_grads
+            optimizer.param_groups, numbers.inv_scale, found_inf, self._allow_fp16_grads
         )
+        numbers.settle(found_inf, found_infs)
         if found_infs is None:
             return super().unscale_(optimizer)
         state["found_inf_per_device"] = self._or_no_overflow(found_infs)
@@ -95,13 +124,21 @@ class GradScaler(ScalerState):
         self, optimizer: Optimizer, max_norm: float, *, error_if_nonfinite: bool = False
     ) -> Tensor:
         """``unscale_`` and ``torch.nn.utils.clip_grad_norm_`` in one: a pass that only reads the
-        gradients, for the overflow check and their L2 norm, and one that writes them where that
-        changes them.
+        gradients, for the overflow check and their L2 norm. Then
+
+        * an optimizer of :mod:`amp_ext.optim`, or one that takes ``grad_scale`` and ``found_inf``
+          (``fused=True``), unscales and clips in its own step. Until then ``.grad`` stays as it is,
+          scaled and unclipped;
+        * any other's gradients are rewritten here, where that changes them.
 
         To be called once before :meth:`step`, in the place of :meth:`unscale_` or after it; then it
-        only clips. When the norm is not finite, gradients stay as they are, scaled and unclipped,
-        and :meth:`step` skips the optimizer's step. A float16 gradient that overflows float16 only
-        when it is unscaled does not make the norm infinite: the check sees it clipped.
+        only clips. To see unscaled gradients, call :meth:`unscale_` first. When the norm is not
+        finite, gradients stay as they are and :meth:`step` skips the optimizer's step. A float16
+        gradient that overflows float16 only when it is unscaled does not make the norm infinite:
+        the check sees it clipped.
+
+        An optimizer that takes ``grad_scale`` is given the scale divided by the clip coefficient;
+        where that is beyond float32, gradients become 0.
 
         Args:
             optimizer: the norm is that of all of its gradients together, sparse ones too.
@@ -115,7 +152,8 @@ class GradScaler(ScalerState):
             tensor subclasses, go torch's way and return what torch returns.
 
         Raises:
-            ValueError: ``max_norm`` is negative or NaN, or as :meth:`unscale_` for float16.
+            ValueError: ``max_norm`` is negative or NaN, or as :meth:`unscale_` for float16
+                gradients that would be rewritten.
             RuntimeError: a second call before :meth:`update` or one after :meth:`step`; a norm that
                 is not finite with ``error_if_nonfinite``. Nothing has been written then, unless
                 gradients went torch's way: they are unscaled.
@@ -131,7 +169,7 @@ class GradScaler(ScalerState):
         state = self._state_of(optimizer)
         if state["stage"] is OptState.STEPPED:
             raise RuntimeError("clip_grad_norm_() is being called after step().")
-        if state.get("clipped"):
+        if "clip" in state:
             raise RuntimeError(
                 "clip_grad_norm_() has already been called on this optimizer since the last "
                 "update()."
@@ -140,25 +178,35 @@ class GradScaler(ScalerState):
         if replaced and state["stage"] is OptState.READY:
             self.unscale_(optimizer)
         unscaled = state["stage"] is OptState.UNSCALED
+        by_step = takes_step_scalars(optimizer) or takes_found_inf(optimizer)
+        numbers = self._step_numbers()
+        # With an error, what has been found must not stay.
+        found_inf = None if unscaled or error_if_nonfinite else numbers.offer()
         clipped = _C.clip_grads(
             optimizer.param_groups,
-            self._scale_and_inf(),
+            numbers.inv_scale,
+            found_inf,
             state["found_inf_per_device"] if unscaled else None,
-            float(max_norm),
+            None if by_step else float(max_norm),
             error_if_nonfinite,
-            unscaled or self._allow_fp16_grads,
+            by_step or unscaled or self._allow_fp16_grads,
         )
+        found_infs, norm = clipped or (None, None)
+        numbers.settle(found_inf, found_infs)
         if clipped is None:
             if not unscaled:
                 self.unscale_(optimizer)
             norm = clip_as_torch(optimizer, max_norm, error_if_nonfinite)
+            state["clip"] = None
         else:
-            found_infs, norm = clipped
             if unscaled:
                 found_infs = {**state["found_inf_per_device"], **found_infs}
             state["found_inf_per_device"] = self._or_no_overflow(found_infs)
             state["stage"] = OptState.UNSCALED
-        state["clipped"] = True
+            state["clip"] = Clip(norm, float(max_norm), by_step, by_step and not unscaled)
+        if self._skip_above_norm is not None:
+            whole = norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # of a DTensor
+            state["too_long"] = (whole > self._skip_above_norm).float()
         return norm
 
     def _unscale_grads_(
@@ -175,7 +223,10 @@ class GradScaler(ScalerState):
         state = self._state_of(optimizer)
         if self._has_own_unscale_grads():
             return super()._check_inf_per_device(optimizer)
-        found_infs = _C.check_grads(optimizer.param_groups)
+        numbers = self._step_numbers()
+        found_inf = numbers.offer()
+        found_infs = _C.check_grads(optimizer.param_groups, found_inf)
+        numbers.settle(found_inf, found_infs)
         if found_infs is None:
             return super()._check_inf_per_device(optimizer)
         state["found_inf_per_device"] = self._or_no_overflow(found_infs)
@@ -194,7 +245,8 @@ class GradScaler(ScalerState):
 
         An optimizer that unscales and skips by itself is given ``grad_scale`` and ``found_inf``,
         0-dim float32 tensors on the scale's device, which it must not write to; its step needs no
-        host synchronisation. Any other optimizer's gradients are unscaled here, and its step is
+        host synchronisation. They hold for this step alone: :meth:`update` makes the same memory
+        ready for the next. Any other optimizer's gradients are unscaled here, and its step is
         skipped after an overflow.
 
         Clears autocast's cached copies of weights, torch's included.
@@ -204,25 +256,57 @@ class GradScaler(ScalerState):
                 state = self._state_of(optimizer)
                 stage, found_infs = state["stage"], state["found_inf_per_device"]
                 may_step = found_infs if stage is OptState.UNSCALED else stage is OptState.READY
+                if may_step and takes_step_scalars(optimizer):
+                    return self._step_with_scalars(optimizer, state, *args, **kwargs)
                 if may_step and takes_found_inf(optimizer):
                     return self._step_with_found_inf(optimizer, state, *args, **kwargs)
+                if stage is not OptState.STEPPED and not supports_amp_scaling(optimizer):
+                    if stage is OptState.READY:
+                        self.unscale_(optimizer)
+                    if not state["found_inf_per_device"]:
+                        raise AssertionError(_NO_CHECKS)
             return super().step(optimizer, *args, **kwargs)
         finally:
             # Fused steps write weights without bumping their version, by which copies are checked.
             torch.clear_autocast_cache()
 
+    def _step_with_scalars(
+        self, optimizer: Optimizer, state: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> float | None:
+        clip = self._clip_of_step(optimizer, state)
+        if not state["found_inf_per_device"]:
+            raise AssertionError(_NO_CHECKS)
+        optimizer._step_scalars = StepScalars(
+            self._combined_found_inf(skips_of(state)),
+            self._step_numbers().inv_scale if clip.scaled else None,
+            *((clip.norm, clip.max_norm) if clip.by_step else (None, None)),
+        )
+        try:
+            result = optimizer.step(*args, **kwargs)
+        finally:
+            del optimizer._step_scalars
+        state["stage"] = OptState.STEPPED
+        return result
+
+    def _clip_of_step(self, optimizer: Optimizer, state: dict[str, Any]) -> Clip:
+        """What is left to do for the step of an optimizer, whose gradients have been checked."""
+        if state["stage"] is OptState.READY:
+            self._check_inf_per_device(optimizer)
+            return SCALED
+        return state.get("clip") or UNSCALED
+
     def _step_with_found_inf(
         self, optimizer: Optimizer, state: dict[str, Any], *args: Any, **kwargs: Any
     ) -> float | None:
-        unscaled = state["stage"] is OptState.UNSCALED
-        if not unscaled:
-            self._check_inf_per_device(optimizer)
+        clip = self._clip_of_step(optimizer, state)
         preset = getattr(optimizer, "grad_scale", None)
-        found_inf = self._combined_found_inf(state["found_inf_per_device"].values())
-        if unscaled:
-            optimizer.grad_scale = preset
-        else:
-            optimizer.grad_scale = self._scale if preset is None else self._scale * preset
+        found_inf = self._combined_found_inf(skips_of(state))
+        divisors = [self._scale] if clip.scaled else []
+        if clip.by_step:
+            divisors.append(clip.inverse_coefficient())
+        if preset is not None:
+            divisors.append(preset)
+        optimizer.grad_scale = functools.reduce(operator.mul, divisors) if divisors else None
         optimizer.found_inf = found_inf
         fresh = momentum_to_come(optimizer)
         try:
@@ -235,6 +319,13 @@ class GradScaler(ScalerState):
         zero_unwritten_momentum(optimizer, fresh, found_inf)
         state["stage"] = OptState.STEPPED
         return result
+
+    def _maybe_opt_step(
+        self, optimizer: Optimizer, optimizer_state: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> float | None:
+        if any(flag.item() for flag in skips_of(optimizer_state)):
+            return None
+        return optimizer.step(*args, **kwargs)
 
     def _combined_found_inf(self, found_infs: Iterable[Tensor]) -> Tensor:
         device = self._scale.device
@@ -250,26 +341,40 @@ class GradScaler(ScalerState):
             return
         states = self._per_optimizer_states
         found_infs = found_infs_of(states.values())
+        too_long = [state["too_long"] for state in states.values() if "too_long" in state]
+        more = None  # steps that are skipped without an overflow
+        if too_long:
+            overflow = self._combined_found_inf(found_infs)
+            more = (self._combined_found_inf(too_long) > overflow).long()
         if new_scale is not None or self._scale is None or not found_infs:
             super().update(new_scale)
             if self._skipped_steps is not None:
                 self._skipped_steps += self._combined_found_inf(found_infs).long()
+            ready = False
         else:
+            clips = [state["clip"] for state in states.values() if state.get("clip")]
+            norms = [clip.norm for clip in clips]
             _C.update_scale(
                 self._scale,
                 self._growth_tracker,
                 found_infs,
-                self._growth_factor,
-                self._backoff_factor,
+                self._growth_factor if self._dynamic else 1.0,
+                self._backoff_factor if self._dynamic else 1.0,
                 self._growth_interval,
                 self._min_scale,
                 self._max_scale,
                 self._hysteresis,
                 self._hysteresis_tracker,
                 self._skipped_steps,
+                self._step_numbers().next_step,
+                self._history,
+                functools.reduce(torch.maximum, norms) if norms else None,
             )
+            ready = True
             self._per_optimizer_states = defaultdict(_refresh_per_optimizer_state)
-        self._close_step(states)
+        if more is not None:
+            self._skipped_steps += more
+        self._close_step(states, ready)
 
 
 def _is_replaced(method: Callable[..., Any], ours: Callable[..., Any]) -> bool:

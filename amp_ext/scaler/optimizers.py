@@ -12,11 +12,19 @@ from torch.optim import Optimizer
 _takes_grad_scaler_of: WeakKeyDictionary[FunctionType, bool] = WeakKeyDictionary()
 
 
+def supports_amp_scaling(optimizer: Optimizer) -> bool:
+    """Whether its step unscales and skips by itself, given either of torch's two protocols."""
+    return getattr(optimizer, "_step_supports_amp_scaling", False)
+
+
 def takes_found_inf(optimizer: Optimizer) -> bool:
     """Whether its step looks for the attributes ``grad_scale`` and ``found_inf``."""
-    if not getattr(optimizer, "_step_supports_amp_scaling", False):
-        return False
-    return not _takes_grad_scaler(optimizer.step)
+    return supports_amp_scaling(optimizer) and not _takes_grad_scaler(optimizer.step)
+
+
+def takes_step_scalars(optimizer: Optimizer) -> bool:
+    """Whether its step reads ``_step_scalars``, as those of ``amp_ext.optim`` do."""
+    return getattr(optimizer, "_takes_step_scalars", False)
 
 
 def _takes_grad_scaler(step: Any) -> bool:
@@ -61,8 +69,3 @@ def zero_unwritten_momentum(optimizer: Optimizer, fresh: list[Tensor], found_inf
         if momentum is not None:
             skipped = found_inf.to(momentum.device, non_blocking=momentum.is_cuda) != 0
             momentum.detach().masked_fill_(skipped, 0.0)
-
-
-def clip_as_torch(optimizer: Optimizer, max_norm: float, error_if_nonfinite: bool) -> Tensor:
-    params = [param for group in optimizer.param_groups for param in group["params"]]
-    return torch.nn.utils.clip_grad_norm_(params, max_norm, error_if_nonfinite=error_if_nonfinite)

@@ -10,9 +10,10 @@ from weakref import ref
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 from torch.optim import Optimizer
 
+from amp_ext.scaler.history import RECORDS, StepRecord, new_history, read_history
+from amp_ext.scaler.numbers import StepNumbers
 from amp_ext.scaler.report import NamedParameters, OverflowReport, found_infs_of, report_on
 
 _OWN_STATE = "amp_ext"
@@ -39,7 +40,13 @@ class ScalerState(torch.amp.GradScaler):
     saves too, and with what it says of the last step, which it does not save."""
 
     def __init__(
-        self, *args: Any, min_scale: float | None, max_scale: float | None, hysteresis: int
+        self,
+        *args: Any,
+        min_scale: float | None,
+        max_scale: float | None,
+        hysteresis: int,
+        max_consecutive_skips: int | None,
+        skip_above_norm: float | None,
     ) -> None:
         if min_scale is not None and not 0 <= min_scale <= _FLOAT32_MAX:
             raise ValueError(
@@ -55,7 +62,18 @@ class ScalerState(torch.amp.GradScaler):
             raise ValueError(
                 f"GradScaler: hysteresis must be an integer from 1 to 2**31 - 1, got {hysteresis!r}"
             )
+        skips = max_consecutive_skips
+        if skips is not None and not (isinstance(skips, int) and 1 <= skips < 2**16):
+            raise ValueError(
+                "GradScaler: max_consecutive_skips must be an integer from 1 to 2**16 - 1, "
+                f"got {skips!r}"
+            )
+        if skip_above_norm is not None and not skip_above_norm > 0:
+            raise ValueError(f"GradScaler: skip_above_norm must be positive, got {skip_above_norm}")
         super().__init__(*args)
+        self._max_consecutive_skips = skips
+        self._skip_above_norm = skip_above_norm
+        self._told_of_skips = False
         self._min_scale = min_scale
         self._max_scale = max_scale
         self._hysteresis = hysteresis
@@ -64,7 +82,8 @@ class ScalerState(torch.amp.GradScaler):
         # Created on the device together with the scale.
         self._hysteresis_tracker: Tensor | None = None
         self._skipped_steps: Tensor | None = None
-        self._scale_pair: Tensor | None = None
+        self._history: Tensor | None = None
+        self._numbers: StepNumbers | None = None
         # The optimizers of this step and of the last one by their id, as torch keeps their states.
         self._optimizers: dict[int, Callable[[], Optimizer | None]] = {}
         self._last_optimizers: dict[int, Callable[[], Optimizer | None]] = {}
@@ -72,8 +91,10 @@ class ScalerState(torch.amp.GradScaler):
 
     def _lazy_init_scale_growth_tracker(self, dev: torch.device | str) -> None:
         super()._lazy_init_scale_growth_tracker(dev)
-        self._scale_pair = _with_inf(self._scale)
-        self._scale = self._scale_pair[0]
+        self._numbers = StepNumbers(self._scale)
+        self._scale = self._numbers.scale
+        self._numbers.follow(self._scale)
+        self._history = new_history(max(RECORDS, self._max_consecutive_skips or 0), dev)
         self._skipped_steps = torch.full(
             (), self._init_skipped_steps, dtype=torch.int64, device=dev
         )
@@ -82,13 +103,12 @@ class ScalerState(torch.amp.GradScaler):
                 (), self._init_hysteresis_tracker, dtype=torch.int32, device=dev
             )
 
-    def _scale_and_inf(self) -> Tensor:
-        """[2]: their reciprocals are the factor of unscaling and a found_inf of 0."""
-        pair = self._scale_pair
-        # Somebody may have replaced the scale, or its memory.
-        if pair is None or self._scale.data_ptr() != pair.data_ptr():
-            return _with_inf(self._scale)
-        return pair
+    def _step_numbers(self) -> StepNumbers:
+        """Those of the scale as it is now: somebody may have set or replaced it."""
+        if self._numbers is None or not self._numbers.follow(self._scale):
+            self._numbers = StepNumbers(self._scale)
+            self._numbers.follow(self._scale)
+        return self._numbers
 
     # ---- the current step and the last one -----------------------------------------------------
 
@@ -101,14 +121,18 @@ class ScalerState(torch.amp.GradScaler):
                 self._optimizers[id(optimizer)] = lambda: None
         return self._per_optimizer_states[id(optimizer)]
 
-    def _close_step(self, states: Mapping[int, Mapping[str, Any]]) -> None:
+    def _close_step(self, states: Mapping[int, Mapping[str, Any]], ready: bool) -> None:
+        if self._numbers is not None:
+            found_infs = (state["found_inf_per_device"] for state in states.values())
+            self._numbers.close_step(self._scale, found_infs, ready)
         self._last_states, self._last_optimizers, self._optimizers = states, self._optimizers, {}
 
     @property
     def step_was_skipped(self) -> bool:
-        """Whether the last :meth:`update` closed a step with an overflow. Synchronises with the
+        """Whether the last :meth:`update` closed a step that was skipped. Synchronises with the
         device when it is read."""
-        return any(found.item() for found in found_infs_of(self._last_states.values()))
+        self._check_skips()
+        return any(flag.item() for state in self._last_states.values() for flag in skips_of(state))
 
     def overflow_report(self, named_parameters: NamedParameters | None = None) -> OverflowReport:
         """Says which gradients are not finite, after an overflow in this step or in the one that
@@ -132,12 +156,57 @@ class ScalerState(torch.amp.GradScaler):
         ]
         return report_on(overflowed, named_parameters)
 
+    # ---- the steps before ----------------------------------------------------------------------
+
+    def history(self, n: int = RECORDS) -> list[StepRecord]:
+        """The last ``n`` steps that :meth:`update` closed, at most 64 (or
+        ``max_consecutive_skips``), the newest last. An update with a ``new_scale`` leaves no
+        record. Synchronises with the device; pickles and checkpoints do not hold it.
+
+        Raises:
+            ValueError: ``n`` is negative.
+        """
+        if n < 0:
+            raise ValueError(f"GradScaler.history: n must not be negative, got {n}")
+        self._check_skips()
+        return self._records()[-n:] if n else []
+
+    def _records(self) -> list[StepRecord]:
+        return [] if self._history is None else read_history(self._history)
+
+    def _check_skips(self) -> None:
+        """To be called where the host waits for the device anyway. Raises once for a run of skipped
+        steps, so that whoever catches the error can read on."""
+        limit = self._max_consecutive_skips
+        if limit is None:
+            return
+        above = math.inf if self._skip_above_norm is None else self._skip_above_norm
+        last = self._records()[-limit:]
+        skipped = [record.overflow or record.norm > above for record in last]
+        stuck = len(last) == limit and all(skipped)
+        told, self._told_of_skips = self._told_of_skips, stuck
+        if stuck and not told:
+            report = self.overflow_report()
+            why = report if report.overflow else f"Norms are above skip_above_norm={above}."
+            raise RuntimeError(
+                f"GradScaler: the last {limit} steps have been skipped, as many as "
+                f"max_consecutive_skips={limit} allows; the scale is {super().get_scale()}. "
+                f"{why}"
+            )
+
+    def get_scale(self) -> float:
+        """As ``torch.amp.GradScaler.get_scale``."""
+        self._check_skips()
+        return super().get_scale()
+
     # ---- counters and checkpoints --------------------------------------------------------------
 
     def get_skipped_steps(self) -> int:
-        """Number of calls of :meth:`update` that saw an overflow. Synchronises with the device."""
+        """Number of steps that were skipped, by calls of :meth:`update`. Synchronises with the
+        device."""
         if self._skipped_steps is None:
             return self._init_skipped_steps
+        self._check_skips()
         return int(self._skipped_steps.item())
 
     def _get_hysteresis_tracker(self) -> int:
@@ -201,6 +270,8 @@ class ScalerState(torch.amp.GradScaler):
         super().load_state_dict(
             {key: _checked(key, state_dict[key], *limits) for key, limits in torchs.items()}
         )
+        if self._scale is not None:
+            self._step_numbers()
         self._init_skipped_steps = own.get("skipped_steps", 0)
         self._init_hysteresis_tracker = tracker
         if self._skipped_steps is not None:
@@ -212,13 +283,16 @@ class ScalerState(torch.amp.GradScaler):
         state = super().__getstate__()
         state["_init_skipped_steps"] = self.get_skipped_steps()
         state["_init_hysteresis_tracker"] = self._get_hysteresis_tracker()
-        state["_skipped_steps"] = state["_hysteresis_tracker"] = state["_scale_pair"] = None
+        state["_history"] = None
+        state["_skipped_steps"] = state["_hysteresis_tracker"] = state["_numbers"] = None
         state["_optimizers"], state["_last_optimizers"], state["_last_states"] = {}, {}, {}
         return state
 
 
-def _with_inf(scale: Tensor) -> Tensor:
-    return pad(scale.reshape(1), (0, 1), value=math.inf)
+def skips_of(state: Mapping[str, Any]) -> list[Tensor]:
+    """By which an optimizer's step is skipped: its overflows, and a norm above the limit."""
+    too_long = state.get("too_long")
+    return [*found_infs_of([state]), *([] if too_long is None else [too_long])]
 
 
 def _checked(

@@ -11,6 +11,7 @@
 #include "gemm/python.h"
 #include "graph/graph.h"
 #include "op.h"
+#include "optim/param_table.h"
 #include "scaler/scaler.h"
 
 PYBIND11_MODULE(_C, m) {
@@ -44,5 +45,6 @@ PYBIND11_MODULE(_C, m) {
   amp_ext::bind_gemm(m);
   amp_ext::bind_graph(m);
   amp_ext::bind_tune(m);
+  amp_ext::bind_optim(m);
   amp_ext::bind_scaler(m);
 }

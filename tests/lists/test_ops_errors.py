@@ -92,18 +92,32 @@ def gradient_faults(op: str) -> Iterator[Fault]:
         yield Fault(op, "grads", what, second(spoil), error, text, like_torch)
 
 
-def norms_faults(op: str) -> Iterator[Fault]:
-    """Yield the faults of grad_norm's norms, which must be float32 of shape [3]."""
+def vector_faults(op: str, name: str) -> Iterator[Fault]:
+    """Yield the faults of an argument that must be float32 of shape [3]."""
     good = torch.zeros(3)
     for what, bad, text in (
-        ("length", torch.zeros(2), r"norms must have shape \[3\], got shape \[2\]"),
-        ("matrix", good[:, None], r"norms must have shape \[3\], got shape \[3, 1\]"),
-        ("strided", torch.zeros(6)[::2], r"norms must be contiguous, got strides \[2\]"),
-        ("sparse", good.to_sparse(), "norms must be a strided tensor, got layout Sparse"),
-        ("dtype", good.double(), "norms must be a float tensor, got Double"),
-        ("device", meta(good), ELSEWHERE),
+        ("length", torch.zeros(2), r"must have shape \[3\], got shape \[2\]"),
+        ("matrix", good[:, None], r"must have shape \[3\], got shape \[3, 1\]"),
+        ("strided", torch.zeros(6)[::2], r"must be contiguous, got strides \[2\]"),
+        ("sparse", good.to_sparse(), "must be a strided tensor, got layout Sparse"),
+        ("dtype", good.double(), "must be a float tensor, got Double"),
+        ("device", meta(good), None),
     ):
-        yield Fault(op, "norms", what, lambda _, bad=bad: bad, RuntimeError, text)
+        says = f"{name} {text}" if text else ELSEWHERE
+        yield Fault(op, name, what, lambda _, bad=bad: bad, RuntimeError, says)
+
+
+def history_faults() -> Iterator[Fault]:
+    """Yield the faults of update_scale_'s history, float32 of shape [1 + records, 3]."""
+    shape = r"history must have shape \[from 2 to 16777216, 3\], got shape "
+    for what, bad, text in (
+        ("no record", torch.zeros(1, 3), shape + r"\[1, 3\]"),
+        ("columns", torch.zeros(4, 2), shape + r"\[4, 2\]"),
+        ("flat", torch.zeros(12), shape + r"\[12\]"),
+        ("strided", torch.zeros(3, 4).t(), r"history must be contiguous, got strides \[1, 4\]"),
+        ("dtype", torch.zeros(4, 3).half(), "history must be a float tensor, got Half"),
+    ):
+        yield Fault("update_scale_", "history", what, lambda _, bad=bad: bad, RuntimeError, text)
 
 
 def cast_faults() -> Iterator[Fault]:
@@ -227,7 +241,9 @@ def all_faults() -> Iterator[Fault]:
             if isinstance(value, list) and name in written(op):
                 text = rf"{name}\[1\] requires grad, and this op is not differentiable"
                 yield Fault(op, name, "requires-grad", second(with_grad), RuntimeError, text)
-    yield from norms_faults("grad_norm")
+    yield from vector_faults("grad_norm", "norms")
+    yield from vector_faults("update_scale_", "next_step")
+    yield from history_faults()
     for value in (-1.0, -math.inf, math.nan):
         text = f"max_norm must be a number that is not negative, got {value:g}"
         spoil = lambda _, value=value: value  # noqa: E731

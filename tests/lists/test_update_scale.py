@@ -53,7 +53,9 @@ class State:
         return self
 
     def tensors(self) -> tuple[Tensor, ...]:
-        return self.scale, self.tracker, self.hysteresis_tracker, self.skipped
+        more = (self.options.get(name) for name in ("next_step", "history"))
+        counters = self.scale, self.tracker, self.hysteresis_tracker, self.skipped
+        return *counters, *(tensor for tensor in more if tensor is not None)
 
 
 def state(executor: Executor, scale: float, tracker: int = 0, **options: Any) -> State:
@@ -245,6 +247,48 @@ def test_hysteresis(executor: Executor) -> None:
     ]
 
 
+@every_executor
+def test_the_next_step_is_made_ready(executor: Executor) -> None:
+    """1 / scale, a found_inf of 0, and the found_inf that was there, which may be one of them all.
+
+    One third, and the reciprocal of 6, are exact in no format: rounding them shows how it is done.
+    """
+    next_step = torch.tensor([7.0, 1.0, 5.0], device=executor.device)
+    ours = state(executor, 12.0, next_step=next_step)
+    found_infs = [next_step[1], executor.scalar(0.0)]
+    executor.ops.update_scale_(
+        ours.scale, ours.tracker, found_infs, 2.0, 0.5, 9, next_step=next_step
+    )
+    assert (ours.scale.item(), next_step.tolist()) == (6.0, [torch.tensor(6.0).reciprocal(), 0, 1])
+    ours.update(0.0, growth=0.5, interval=1)
+    assert next_step.tolist() == [torch.tensor(3.0).reciprocal(), 0, 0]
+    next_step[1] = 1.0  # it counts where it is among the found_infs, and only there
+    ours.update(0.0, interval=9)
+    assert (ours.scale.item(), ours.skipped.item(), next_step[2].item()) == (3.0, 0, 1.0)
+
+
+@every_executor
+@pytest.mark.parametrize(
+    ("last", "rows"),
+    [(0.0, [1, 2, 3, 1]), (3.0, [1, 2, 3, 1]), (4.0, [1, 2]), (-2.0, [1]), (math.nan, [1])],
+    ids=str,
+)
+def test_history(executor: Executor, last: float, rows: list[int]) -> None:
+    """Nothing but the row is written, whatever number the first element is."""
+    rows_before = [[last, 8.0, 9.0]] + [[5.0, 6.0, 7.0]] * 3
+    history = torch.tensor(rows_before, device=executor.device)
+    expected = history.cpu().clone()
+    ours = state(executor, 4.0, history=history)
+    for index, row in enumerate(rows):
+        ours.options["norm"] = executor.scalar(float(index)) if index % 2 else None
+        scale = ours.scale.item()
+        ours.update(float(index == 0), interval=1)
+        norm = float(index) if index % 2 else math.nan
+        expected[row] = torch.tensor([scale, float(index == 0), norm])
+        expected[0, 0] = row
+        assert_same(history.cpu(), expected)
+
+
 @against_oracle
 @settings(max_examples=400, deadline=None)
 @given(
@@ -260,6 +304,8 @@ def test_hysteresis(executor: Executor) -> None:
             "min_scale": st.floats(0.0, width=32, exclude_min=True, allow_infinity=False),
             "max_scale": st.floats(0.0, width=32, exclude_min=True, allow_infinity=False),
             "hysteresis": st.integers(1, 4),
+            "next_step": st.just([0.0, 1.0, 0.0]),
+            "history": st.just([[0.0, 0.0, 0.0]] + [[0.0, 0.0, 0.0]] * 2),
         },
     ),
 )
@@ -274,7 +320,16 @@ def test_any_numbers(
     options: dict[str, Any],
 ) -> None:
     """Three updates in a row, so that growth and hysteresis trackers come into play."""
-    ours, oracle = (state(executor, scale, tracker, **options) for _ in range(2))
+
+    def started() -> State:
+        tensors = {
+            name: torch.tensor(value, device=executor.device)
+            for name, value in options.items()
+            if isinstance(value, list)
+        }
+        return state(executor, scale, tracker, **options | tensors)
+
+    ours, oracle = started(), started()
     for values in (found, found, [0.0]):
         ours.update(*values, growth=growth, backoff=backoff, interval=interval)
         oracle.update(*values, growth=growth, backoff=backoff, interval=interval, ops=reference)

@@ -16,6 +16,7 @@ from cases import FLOATS, LAYOUTS, assert_all_same, copies, unwritten, whole_and
 from clip_cases import (
     Clip,
     after_unscale,
+    at_once,
     clip_as_torch,
     every_way,
     found_inf,
@@ -27,6 +28,7 @@ from twins import (
     THEIRS,
     Recording,
     ScalerClass,
+    StepsByScalars,
     grads,
     leaf,
     params,
@@ -44,6 +46,12 @@ OPTIMIZERS: dict[str, Callable[[Any], Optimizer]] = {
     "adam": lambda p: optim.Adam(p, lr=0.1, foreach=True),
     "adam-fused": lambda p: optim.Adam(p, lr=0.1, fused=True),
 }
+STEP_CLIPS: dict[str, Callable[[Any], Optimizer]] = {
+    "sgd-fused": lambda p: optim.SGD(p, lr=0.5, fused=True),
+    "scalars": lambda p: StepsByScalars(p, lr=0.5),
+}
+"""Optimizers whose step unscales and clips."""
+
 # ---- as torch ----------------------------------------------------------------------------------
 
 
@@ -81,7 +89,7 @@ class Training:
 
 @every_way
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_trains_as_torch(optimizer: str, device: str, clip: Clip) -> None:
     """Bit for bit, as these norms are exact in any arithmetic: 3, 4 and 12 have a norm of 13."""
     ours = Training(OURS, clip, optimizer, device, [2, 1, 3])
@@ -141,6 +149,65 @@ def test_any_dtype_and_layout(clip: Clip) -> None:
     torch.ops.amp_ext.unscale_(expected, flag, inv_scale, norm=norm, max_norm=0.7)
     assert clip(scaler, optimizer, 0.7).item() == norm.item()
     assert_all_same(grads(optimizer), expected)
+
+
+@every_way
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("max_norm", [1 / 3, 0.0, 7.0, math.inf], ids=str)
+@pytest.mark.parametrize("make", STEP_CLIPS)
+def test_a_step_that_clips(make: str, max_norm: float, device: str, clip: Clip) -> None:
+    """Parameters near those that torch gets by unscale_ and its clipping, for several dtypes.
+
+    3, 4 and 12 have a norm of 13, exact in any arithmetic, and so is a scale of 64. The clip factor
+    takes either side 4 roundings in fp32 (max_norm, the sum, the quotient or a reciprocal and a
+    product), multiplying or dividing by it, or by it and the scale, 2 more. torch rounds what it
+    leaves in the gradient to its dtype; either side rounds lr * grad, and the parameter, twice.
+    """
+    results = []
+    for scaler_class, way in ((OURS, clip), (THEIRS, torchs_recipe)):
+        kind = STEP_CLIPS[make] if scaler_class is OURS else STEP_CLIPS["sgd-fused"]
+        values = {torch.float32: 3.0, torch.float64: -4.0, torch.bfloat16: 12.0}
+        leaves = [leaf([64.0 * value], dtype, device) for dtype, value in values.items()]
+        optimizer = kind(leaves)
+        scaler = started(scaler_class, 64.0, device=device)
+        assert way(scaler, optimizer, max_norm).item() == 13.0
+        scaler.step(optimizer)
+        scaler.update()
+        results.append(params(optimizer))
+    for ours, theirs in zip(*results, strict=True):
+        unit = max(2.0**-24, torch.finfo(theirs.dtype).eps / 2)
+        allowed = 12 * 2.0**-24 + 5 * unit  # of lr * grad and of the parameter, 7 at most
+        torch.testing.assert_close(ours, theirs, rtol=0.0, atol=7.0 * allowed)
+
+
+@pytest.mark.parametrize("make", STEP_CLIPS)
+def test_gradients_are_only_read_where_the_step_clips(make: str) -> None:
+    """Also float16 ones, which nobody unscales in float16 then."""
+    optimizer, scaler = STEP_CLIPS[make]([leaf([12.0, 16.0], torch.float16)]), started(OURS)
+    with unwritten(grads(optimizer)):
+        assert scaler.clip_grad_norm_(optimizer, 1.0).item() == 5.0
+
+
+@pytest.mark.parametrize("preset", [None, 0.5])
+@pytest.mark.parametrize("unscale_first", [False, True])
+def test_grad_scale_of_a_step_that_clips(unscale_first: bool, preset: float | None) -> None:
+    """max_norm is half of 5 + 1e-6, so that the coefficient is exactly 1/2."""
+    seen = []
+
+    class Takes(torch.optim.SGD):
+        _step_supports_amp_scaling = True
+
+        def step(self, closure: Any = None) -> None:
+            seen.append((self.grad_scale.item(), self.found_inf.item()))
+
+    optimizer, scaler = Takes([leaf([12.0, 16.0])], lr=0.5), started(OURS)
+    if preset:
+        optimizer.grad_scale = preset
+    clip = after_unscale if unscale_first else at_once
+    max_norm = (torch.tensor(5.0) + 1e-6).item() / 2
+    clip(scaler, optimizer, max_norm)
+    scaler.step(optimizer)
+    assert seen == [(2.0 * (1.0 if unscale_first else 4.0) * (preset or 1.0), 0.0)]
 
 
 # ---- what is clipped ---------------------------------------------------------------------------

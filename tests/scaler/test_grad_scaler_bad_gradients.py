@@ -22,7 +22,7 @@ BAD: dict[str, tuple[Callable[[], Tensor], type[Exception], str]] = {
     "fp16": (
         lambda: leaf(GOOD, torch.float16),
         ValueError,
-        r"^Attempting to unscale FP16 gradients\.$",
+        r"^Attempting to unscale FP16 gradients\. .* allow_fp16_grads=True$",
     ),
     "int": (lambda: leaf([4, 8], torch.int32), NotImplementedError, "not implemented for 'Int'"),
     "complex": (

@@ -170,6 +170,23 @@ def test_raises_as_torch(script: Script, error: type[Exception], text: str) -> N
 
 
 @pytest.mark.parametrize(
+    ("param", "helps"),
+    [
+        (
+            lambda: leaf(1.0, torch.float16),
+            ["FP32 weights under autocast", "master_weights=True", "allow_fp16_grads=True"],
+        ),
+        (lambda: torch.ones(2), ["other parameters", "zero_grad()", "allow_no_grads=True"]),
+    ],
+    ids=["fp16", "no gradients"],
+)
+def test_errors_name_what_helps(param: Callable[[], Any], helps: list[str]) -> None:
+    with pytest.raises((ValueError, AssertionError)) as raised:
+        started(OURS).step(sgd(param()))
+    assert [text for text in helps if text in str(raised.value)] == helps
+
+
+@pytest.mark.parametrize(
     "make",
     [
         lambda: torch.ones(2),

@@ -23,14 +23,14 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from torch import Tensor, nn
 from torch.amp.grad_scaler import OptState
 from torch.optim import Optimizer
 
-from twins import OURS, THEIRS, ScalerClass, grads, outcome, params, state_of
+from twins import OURS, THEIRS, ScalerClass, StepsByScalars, grads, outcome, params, state_of
 
 STEPS = 40
 TORCH_KEYS = ("scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker")
@@ -57,6 +57,12 @@ class World:
             "half": lambda p: torch.optim.SGD(p, lr=0.1),
         }
         self.optimizers = {name: make[name](m.parameters()) for name, m in self.models.items()}
+
+    def add(self, name: str, make: Callable[..., Optimizer]) -> None:
+        self.models[name] = nn.ModuleList([nn.Linear(3, 2), nn.Linear(2, 1).double()])
+        for index, param in enumerate(self.models[name].parameters()):
+            nn.init.constant_(param, 0.5 - 0.25 * index)
+        self.optimizers[name] = make(self.models[name].parameters(), lr=0.1)
 
     def loss(self, name: str) -> Tensor:
         if name == "sparse":
@@ -192,6 +198,62 @@ class Machine(RuleBasedStateMachine):
             world.scaler = pickle.loads(pickle.dumps(world.scaler))
 
         self.both(action)
+
+
+CLIPPED = ("sgd", "adam", "fused", "scalars")
+WAYS = st.sampled_from(["nothing", "step", "unscale", "clip", "unscale and clip"])
+BETWEEN = st.sampled_from(["update", "new scale", "write", "load", "pickle"])
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    steps=st.lists(
+        st.tuples(
+            st.permutations(CLIPPED),
+            st.tuples(*[st.tuples(WAYS, st.sampled_from([0.0, 0.0, math.inf]))] * len(CLIPPED)),
+            BETWEEN,
+        ),
+        max_size=8,
+    )
+)
+def test_several_optimizers_and_clips(steps: list[Any]) -> None:
+    """Clips of a limit that is not reached, which change no bit: one way or another of unscaling,
+    the parameters are torch's, whichever optimizer is the first of a step, and whoever sets the
+    scale. Gradients are not compared, as some are unscaled by the step."""
+    ours, theirs = World(OURS, growth_interval=2), World(THEIRS, growth_interval=2)
+    ours.add("scalars", StepsByScalars)
+    theirs.add("scalars", torch.optim.SGD)
+    for order, choices, between in steps:
+        stepped = {name: choice for name, choice in zip(order, choices, strict=True)}
+        stepped = {name: choice for name, choice in stepped.items() if choice[0] != "nothing"}
+        for world in (ours, theirs):
+            for name, (way, value) in stepped.items():
+                world.optimizers[name].zero_grad()
+                world.scaler.scale(world.loss(name)).backward()
+                if value:
+                    grads(world.optimizers[name])[0].view(-1)[-1] = value
+                if "unscale" in way or (way == "clip" and world is theirs):
+                    world.scaler.unscale_(world.optimizers[name])
+                if "clip" in way and world is ours:
+                    ours.scaler.clip_grad_norm_(ours.optimizers[name], math.inf)
+            for name in stepped:
+                world.step(name)
+            if stepped and between != "new scale":
+                world.scaler.update()
+            elif world.scaler._scale is not None:
+                world.scaler.update(8.0)
+            scale = world.scaler._scale
+            if between == "write" and scale is not None:
+                scale.mul_(2.0)
+            elif between == "load":
+                world.scaler.load_state_dict({**world.scaler.state_dict(), "scale": 64.0})
+            elif between == "pickle":
+                world.scaler = pickle.loads(pickle.dumps(world.scaler))
+        bad = any(value for _, value in stepped.values())
+        if between != "pickle":
+            assert ours.scaler.step_was_skipped == bad
+        for key in ("scale", "tracker", "params", "optimizers"):
+            assert ours.state()[key] == theirs.state()[key], key
 
 
 TestMachine = Machine.TestCase

@@ -17,7 +17,17 @@ import torch.distributed.checkpoint as dcp
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.checkpoint import CheckpointException, DefaultLoadPlanner
 
-from twins import OURS, THEIRS, ScalerClass, leaf, raises_as_torch, same_outcome, sgd, started
+from twins import (
+    OURS,
+    THEIRS,
+    ScalerClass,
+    leaf,
+    plain,
+    raises_as_torch,
+    same_outcome,
+    sgd,
+    started,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 TORCH_KEYS = ["scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker"]
@@ -247,7 +257,7 @@ BAD_ENTRIES = {
 def everything_of(scaler: Any) -> dict[str, Any]:
     """Its attributes, tensors by their values and identity."""
     return {
-        name: (id(value), value.tolist()) if isinstance(value, torch.Tensor) else value
+        name: (id(value), plain(value)) if isinstance(value, torch.Tensor) else value
         for name, value in vars(scaler).items()
     }
 

@@ -17,8 +17,10 @@ from twins import (
     OURS,
     THEIRS,
     ScalerClass,
+    StepsByScalars,
     grads,
     leaf,
+    params,
     plain,
     raises_as_torch,
     same_outcome,
@@ -268,20 +270,59 @@ def test_first_fused_step_with_momentum_may_be_skipped() -> None:
     assert torch.equal(after_skip, without)
 
 
-def test_one_launch_makes_the_scalars_of_a_step() -> None:
-    """The factor of unscaling and a found_inf of 0; a zero alone for an optimizer that unscales."""
-
-    def launched(optimizer: torch.optim.Optimizer) -> list[str]:
-        scaler = started(OURS)
+def test_no_launch_makes_the_scalars_of_a_step() -> None:
+    """The factor of unscaling and a found_inf of 0 are left by the last update."""
+    scaler = started(OURS)
+    for fused in (False, True):
+        optimizer = torch.optim.SGD([leaf([4.0])], lr=0.5, fused=fused)
         with torch.profiler.profile() as profile:
             scaler.step(optimizer)
             scaler.update()
         names = {event.key for event in profile.key_averages()}
-        return sorted(names & {"aten::reciprocal", "aten::zeros", "aten::full", "aten::_to_copy"})
+        launches = {"aten::reciprocal", "aten::zeros", "aten::zero_", "aten::fill_", "aten::copy_"}
+        assert not names & launches
 
-    assert launched(sgd(leaf([4.0]))) == ["aten::reciprocal"]
-    fused = torch.optim.SGD([leaf([4.0])], lr=0.5, fused=True)
-    assert launched(fused) == ["aten::zeros"]
+
+@pytest.mark.parametrize("unscale_first", [False, True], ids=["step", "unscale_+step"])
+@pytest.mark.parametrize("value", [8.0, math.inf], ids=str)
+def test_step_scalars(value: float, unscale_first: bool) -> None:
+    """What an optimizer of this package is handed; and nothing is left behind."""
+    optimizer, scaler = StepsByScalars([leaf([4.0, value])], lr=0.5), started(OURS)
+    if unscale_first:
+        scaler.unscale_(optimizer)
+    bad = math.isinf(value)
+    assert scaler.step(optimizer) == (None if bad else "stepped")
+    expected = torch.tensor(float(bad)), None if unscale_first else torch.tensor(0.25), None, None
+    assert plain(optimizer.seen) == plain(expected)
+    assert not hasattr(optimizer, "_step_scalars")
+    assert params(optimizer)[0].tolist() == ([1.0, 1.0] if bad else [0.5, 0.0])
+    scaler.update()
+    assert (scaler.get_scale(), scaler.step_was_skipped) == (2.0 if bad else 4.0, bad)
+    assert optimizer.seen.found_inf.item() == 0.0  # its memory serves every step
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_step_scalars_without_gradients(allowed: bool) -> None:
+    optimizer = StepsByScalars([torch.ones(2)], lr=0.5)
+    scaler = started(OURS, allow_no_grads=allowed)
+    if allowed:
+        assert scaler.step(optimizer) == "stepped"
+    else:
+        with pytest.raises(AssertionError, match="No inf checks were recorded"):
+            scaler.step(optimizer)
+    assert not hasattr(optimizer, "_step_scalars")
+
+
+def test_an_attempt_that_failed_leaves_no_overflow() -> None:
+    """Nor does a step that is given up: the next one starts with a found_inf of 0."""
+    scaler, bad = started(OURS), StepsByScalars([leaf([math.inf])], lr=0.5)
+    scaler.unscale_(bad)
+    scaler._per_optimizer_states.clear()
+    good = StepsByScalars([leaf([4.0])], lr=0.5)
+    assert scaler.step(good) == "stepped"
+    scaler.update()
+    assert (scaler.get_scale(), scaler.step_was_skipped) == (4.0, False)
+    assert scaler.step(good) == "stepped"
 
 
 def replace(scaler: Any, scale: Tensor) -> None:
@@ -292,14 +333,27 @@ def replace_data(scaler: Any, scale: Tensor) -> None:
     scaler._scale.data = scale
 
 
-@pytest.mark.parametrize("how", [replace, replace_data])
+def write(scaler: Any, scale: Tensor) -> None:
+    scaler._scale.copy_(scale.reshape(()))
+
+
+def update(scaler: Any, scale: Tensor) -> None:
+    scaler.update(scale.item())
+
+
+def load(scaler: Any, scale: Tensor) -> None:
+    scaler.load_state_dict(scaler.state_dict() | {"scale": scale.item()})
+
+
+@pytest.mark.parametrize("how", [replace, replace_data, write, update, load])
 @pytest.mark.parametrize("shape", [(), (1,)])
 def test_a_scale_that_was_replaced_is_used(
     shape: tuple[int, ...], how: Callable[[Any, Tensor], None]
 ) -> None:
-    scaler, optimizer = started(OURS, 4.0), sgd(leaf([4.0]))
+    scaler, optimizer = started(OURS, 4.0, growth_interval=1), sgd(leaf([4.0]))
     how(scaler, torch.full(shape, 2.0))
-    scaler.step(optimizer)
-    scaler.update()
-    assert grads(optimizer)[0].tolist() == [2.0]
-    assert not scaler.step_was_skipped
+    for grad in (2.0, 0.5):  # of the scale that was set, and of the one after
+        scaler.step(optimizer)
+        scaler.update()
+        assert grads(optimizer)[0].tolist() == [grad]
+        assert not scaler.step_was_skipped

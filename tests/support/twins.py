@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 import amp_ext
+from amp_ext import reference
 from cases import bits
 
 ScalerClass = type[torch.amp.GradScaler]
@@ -22,6 +23,12 @@ DEVICES = [
     *(["cuda"] if torch.cuda.is_available() and amp_ext._C.cuda_built() else []),
     pytest.param("cpu", id="simt", marks=pytest.mark.simt),
 ]
+
+# Errors of torch's after which ours say what helps.
+SAYS_MORE = (
+    "Attempting to unscale FP16 gradients.",
+    "No inf checks were recorded for this optimizer.",
+)
 
 
 def plain(value: Any) -> Any:
@@ -42,11 +49,14 @@ def plain(value: Any) -> Any:
 
 
 def outcome(script: Callable[[], Any]) -> tuple[Any, ...]:
-    """Return what the script returned, or the type and the text of what it raised."""
+    """Return what the script returned, or the type and the text of what it raised, in so far as
+    torch says it."""
     try:
         return "returned", plain(script())
     except Exception as error:  # a test compares it
-        return "raised", type(error), str(error)
+        said = str(error)
+        torchs = [sentence for sentence in SAYS_MORE if said.startswith(sentence)]
+        return "raised", type(error), *(torchs or [said])
 
 
 def same_outcome(script: Callable[[ScalerClass], Any]) -> tuple[Any, ...]:
@@ -120,6 +130,29 @@ def started(scaler_class: ScalerClass, scale: float = 4.0, **options: Any) -> An
     scaler = scaler_class(device, init_scale=scale, **options)
     scaler.scale(torch.ones((), device=device))
     return scaler
+
+
+class StepsByScalars(torch.optim.SGD):
+    """Unscales, clips and skips by itself as amp_ext.optim's do, in plain torch; without momentum.
+
+    Attributes:
+        seen: the last StepScalars.
+    """
+
+    _takes_step_scalars = True
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> str | None:
+        self.seen = found_inf, inv_scale, norm, max_norm = self._step_scalars
+        if found_inf != 0:
+            return None
+        for param in params(self):
+            if param.grad is not None:
+                grad = param.grad.clone() if inv_scale is None else param.grad * inv_scale
+                if norm is not None:
+                    grad *= reference.clip_coefficient(norm, max_norm)
+                param.add_(grad, alpha=-self.param_groups[0]["lr"])
+        return "stepped"
 
 
 def grads(optimizer: Optimizer) -> list[Tensor | None]:

@@ -22,6 +22,7 @@ from amp_ext.triton_kernels.lists.foreach import (
 from amp_ext.triton_kernels.numerics import (
     any_row,
     device_function,
+    is_finite,
     largest,
     load_rows,
     rows_finite,
@@ -101,7 +102,9 @@ def grad_norm_kernel(
             sums = partial_sums + i
             mask = i < tl.num_programs(0)
             squares = total(tl.load(sums, mask=mask, other=0.0, cache_modifier=".cg"), axis=0)
-        tl.store(pointer(norm, tl.float32), tl.sqrt(squares).to(tl.float32))
+        root = tl.sqrt(squares).to(tl.float32)
+        tl.store(pointer(norm, tl.float32), root)
+        tl.store(pointer(found_inf, tl.float32), 1.0, mask=is_finite(root) == 0)
 
 
 @device_function

@@ -26,7 +26,8 @@ int64_t address(const void* data) { return std::bit_cast<int64_t>(data); }
 
 py::tuple as_tuple(const ScaleUpdate& u) {
   return py::make_tuple(address(u.scale), address(u.growth_tracker), address(u.hysteresis_tracker),
-                        address(u.skipped_steps), u.growth_factor, u.backoff_factor,
+                        address(u.skipped_steps), address(u.next_step), address(u.history),
+                        address(u.norm), u.history_records, u.growth_factor, u.backoff_factor,
                         u.growth_interval, u.hysteresis, u.min_scale, u.max_scale);
 }
 
@@ -74,6 +75,9 @@ class TritonBackend final : public Backend {
                                                     as_tuple(a.update));
     return Status::ok;
   }
+
+  Status adam(const AdamArgs&, Services&) const override { return Status::not_built; }
+  Status sgd(const SgdArgs&, Services&) const override { return Status::not_built; }
 
   const char* why_not(const GemmArgs& g) const override {
     const auto is_16_bit = [](DType type) { return type == DType::f16 || type == DType::bf16; };

@@ -3,6 +3,7 @@
 #include <ATen/MemoryOverlap.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty_strided.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -54,6 +55,11 @@ float* elements(const char* op, const char* name, const at::Tensor& tensor, int6
   check_strided(op, name, tensor, device);
   TORCH_CHECK(tensor.dim() == 1 && tensor.size(0) == size, op, ": ", name, " must have shape [",
               size, "], got shape ", tensor.sizes());
+  return elements(op, name, tensor, device);
+}
+
+float* elements(const char* op, const char* name, const at::Tensor& tensor, at::Device device) {
+  check_strided(op, name, tensor, device);
   TORCH_CHECK(tensor.is_contiguous(), op, ": ", name, " must be contiguous, got strides ",
               tensor.strides());
   return checked_data<float>(op, name, tensor);
@@ -126,6 +132,18 @@ void check_no_internal_overlap(const Item& item, const at::Tensor& tensor) {
               tensor.strides(),
               ": more than one element of the written-to tensor refers to a single memory "
               "location, clone() it");
+}
+
+bool same_order(const at::Tensor& a, const at::Tensor& b) {
+  if (a.strides() == b.strides()) return true;
+  for (int64_t d = 0; d < a.dim(); ++d) {
+    if (a.size(d) != 1 && a.stride(d) != b.stride(d)) return false;
+  }
+  return true;
+}
+
+at::Tensor empty_in_order_of(const at::Tensor& order, const at::Tensor& dtype) {
+  return at::empty_strided(order.sizes(), order.strides(), dtype.options());
 }
 
 void mark_written(const std::vector<at::TensorImpl*>& tensors) {

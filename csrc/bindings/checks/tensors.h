@@ -30,9 +30,10 @@ template <class T>
 T* one_element(const char* op, const char* name, const at::Tensor& tensor, at::Device device);
 
 // A pointer to the elements of `tensor`. Throws likewise unless it is a contiguous float32 tensor
-// of shape [size].
+// of shape [size], or of any.
 float* elements(const char* op, const char* name, const at::Tensor& tensor, int64_t size,
                 at::Device device);
+float* elements(const char* op, const char* name, const at::Tensor& tensor, at::Device device);
 
 // Throws for a tensor whose values are the negatives of what is stored.
 template <class Name>
@@ -100,6 +101,12 @@ inline void check_no_history(const Item& item, const at::Tensor& tensor, bool re
   TORCH_CHECK(!(records_gradients && tensor.requires_grad()), item.op, ": ", item,
               " requires grad, and this op is not differentiable: expected torch.no_grad()");
 }
+
+// Whether elements of the same index lie at the same place of two tensors of one shape.
+bool same_order(const at::Tensor& a, const at::Tensor& b);
+
+// A new tensor whose elements lie in the order of those of `order`, which is dense.
+at::Tensor empty_in_order_of(const at::Tensor& order, const at::Tensor& dtype);
 
 // The gradients of one call, all on one device. Tensors must outlive the list.
 class GradList {
@@ -186,6 +193,11 @@ class Arguments {
   float* write_all(const char* name, const std::optional<at::Tensor>& tensor, int64_t size) {
     return tensor ? added(name, *tensor, elements(op_, name, *tensor, size, device_), size)
                   : nullptr;
+  }
+
+  // A float32 tensor of any shape, contiguous.
+  float* write_rows(const char* name, const at::Tensor& tensor) {
+    return added(name, tensor, elements(op_, name, tensor, device_), tensor.numel());
   }
 
   // A tensor of any shape.

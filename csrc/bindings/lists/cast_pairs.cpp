@@ -3,29 +3,12 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/empty_strided.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <initializer_list>
 
 namespace amp_ext {
-namespace {
-
-// Whether elements of the same index lie at the same place of two tensors of one shape.
-bool same_order(const at::Tensor& a, const at::Tensor& b) {
-  if (a.strides() == b.strides()) return true;
-  for (int64_t d = 0; d < a.dim(); ++d) {
-    if (a.size(d) != 1 && a.stride(d) != b.stride(d)) return false;
-  }
-  return true;
-}
-
-at::Tensor empty_in_order_of(const at::Tensor& order, const at::Tensor& dtype) {
-  return at::empty_strided(order.sizes(), order.strides(), dtype.options());
-}
-
-}  // namespace
 
 void check_cast_lengths(size_t outputs, size_t inputs) {
   TORCH_CHECK(outputs == inputs, kCast, ": inputs must have as many tensors as outputs, ", outputs,

@@ -59,6 +59,7 @@ Status TorchLists::grad_norm(const GradNormArgs& args, Services& services) const
                                ? at::zeros({0}, norm.options().dtype(at::kDouble))
                                : at::stack(at::_foreach_norm(products, 2, at::kDouble));
   norm.copy_(at::linalg_vector_norm(norms));
+  call.scalar(args.found_inf).masked_fill_(at::isfinite(norm).logical_not(), 1);
   if (args.norms) call.flat(args.norms, DType::f32, norms.numel()).copy_(norms);
   return Status::ok;
 }

@@ -75,7 +75,11 @@ void OptimizerGrads::find_grads() {
 bool OptimizerGrads::add(at::TensorImpl* param, const at::Tensor& grad) {
   if (grad.unsafeGetTensorImpl()->is_python_dispatch()) return false;
   const bool half = grad.scalar_type() == at::kHalf;
-  TORCH_CHECK_VALUE(allow_fp16_ || !half, "Attempting to unscale FP16 gradients.");
+  TORCH_CHECK_VALUE(
+      allow_fp16_ || !half,
+      "Attempting to unscale FP16 gradients. Either train FP32 weights under autocast, "
+      "or FP16 weights by an optimizer of amp_ext.optim with master_weights=True, or "
+      "construct the scaler with allow_fp16_grads=True");
   if (grad.layout() != at::kSparse) {
     list_for(grad.device()).add(grad);
     return true;

@@ -4,7 +4,6 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/ones.h>
-#include <ATen/ops/reciprocal.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
@@ -78,24 +77,21 @@ struct Scalars {
   at::Tensor found_inf;
 };
 
-// Element `i` of a list of numbers, as a tensor of shape () in the same memory.
-at::Tensor element(const at::Tensor& numbers, int64_t i) {
-  at::Tensor result = at::detail::make_tensor<c10::TensorImpl>(
-      c10::TensorImpl::VIEW, c10::Storage(numbers.storage()), numbers.key_set(), numbers.dtype());
-  result.unsafeGetTensorImpl()->set_sizes_contiguous({});
-  result.unsafeGetTensorImpl()->set_storage_offset(numbers.storage_offset() + i);
-  return result;
+at::Tensor zero_on(at::Device device) { return at::zeros({}, device); }
+
+// Of one list: the given factor, and the given found_inf, which is 0, or else a new one.
+Scalars scalars_on(at::Device device, const at::Tensor& inv_scale,
+                   const std::optional<at::Tensor>& found_inf) {
+  const bool is_here = found_inf && found_inf->device() == device;
+  const at::Tensor factor = inv_scale.defined() ? copy_to(inv_scale, device, false) : at::Tensor();
+  return {factor, is_here ? *found_inf : zero_on(device)};
 }
 
-// {1 / scale, 0} for each list: the reciprocals, in one launch, of {scale, inf}. They are correctly
-// rounded, and so bitwise what torch gets by dividing in fp64 and rounding.
-std::vector<Scalars> reciprocals(const OptimizerGrads& grads, const at::Tensor& scale_and_inf) {
-  const at::Tensor both = scale_and_inf.reciprocal();
+std::vector<Scalars> scalars_of(const OptimizerGrads& grads, const at::Tensor& inv_scale,
+                                const std::optional<at::Tensor>& found_inf) {
   std::vector<Scalars> result;
-  for (const GradList& list : grads.lists()) {
-    const at::Tensor here = copy_to(both, list.device(), /*copy=*/false);
-    result.push_back({element(here, 0), element(here, 1)});
-  }
+  for (const GradList& list : grads.lists())
+    result.push_back(scalars_on(list.device(), inv_scale, found_inf));
   return result;
 }
 
@@ -115,28 +111,31 @@ void unscale_all(OptimizerGrads& grads, const std::vector<Scalars>& scalars) {
   }
 }
 
-// {device: found_inf on it} for the gradients of `param_groups`, which are multiplied by 1 / scale.
-// None when a gradient is a Python tensor subclass; then nothing has been touched.
-py::object unscale_grads(py::handle param_groups, py::handle scale_and_inf, bool allow_fp16) {
+// {device: found_inf on it} for the gradients of `param_groups`, which are multiplied by inv_scale.
+// `found_inf`, 0 or None, is that of its device. None when a gradient is a Python tensor subclass;
+// then nothing has been touched.
+py::object unscale_grads(py::handle param_groups, py::handle inv_scale, py::handle found_inf,
+                         bool allow_fp16) {
   HANDLE_TH_ERRORS
   const at::NoGradGuard no_grad;
   OptimizerGrads grads("amp_ext::unscale_", Access::write, allow_fp16, Coalesce::fp16);
   if (!grads.collect(param_groups)) return py::none();
-  const at::Tensor& scale = tensor_of("scale_and_inf", scale_and_inf);
+  const at::Tensor& factor = tensor_of("inv_scale", inv_scale);
+  const std::optional<at::Tensor> free = optional_tensor("found_inf", found_inf);
   grads.close();
   grads.install_coalesced();
 
   std::vector<Scalars> scalars;
   {
-    const GilFreePass pass(grads, !grads.are_all_on(scale.device()), {Family::unscale});
-    scalars = reciprocals(grads, scale);
+    const GilFreePass pass(grads, !grads.are_all_on(factor.device()), {Family::unscale});
+    scalars = scalars_of(grads, factor, free);
     unscale_all(grads, scalars);
   }
   return found_infs_of(scalars);
   END_HANDLE_TH_ERRORS_PYBIND
 }
 
-// As unscale_grads, by a given factor; each found_inf starts as a copy of the given one.
+// As unscale_grads, but each found_inf starts as a copy of the given one.
 py::object unscale_grads_by(py::handle param_groups, py::handle inv_scale, py::handle found_inf,
                             bool allow_fp16) {
   HANDLE_TH_ERRORS
@@ -166,19 +165,17 @@ py::object unscale_grads_by(py::handle param_groups, py::handle inv_scale, py::h
   END_HANDLE_TH_ERRORS_PYBIND
 }
 
-at::Tensor zero_on(at::Device device) { return at::zeros({}, device); }
-
 // As unscale_grads, but the gradients are only read.
-py::object check_grads(py::handle param_groups) {
+py::object check_grads(py::handle param_groups, py::handle found_inf) {
   HANDLE_TH_ERRORS
   const at::NoGradGuard no_grad;
   OptimizerGrads grads("amp_ext::check_finite", Access::read, /*allow_fp16=*/true, Coalesce::fp16);
   if (!grads.collect(param_groups)) return py::none();
+  const std::optional<at::Tensor> free = optional_tensor("found_inf", found_inf);
   grads.close();
   grads.install_coalesced();
 
-  std::vector<Scalars> scalars;
-  for (const GradList& list : grads.lists()) scalars.push_back({{}, zero_on(list.device())});
+  std::vector<Scalars> scalars = scalars_of(grads, {}, free);
   {
     const GilFreePass pass(grads, /*waits=*/false, {Family::check_finite});
     for (size_t i = 0; i < scalars.size(); ++i) {
@@ -201,46 +198,53 @@ at::Tensor total_norm(const std::vector<at::Tensor>& norms, at::Device device) {
 }
 
 // ({device: found_inf on it}, norm) for the gradients of `param_groups`, which are multiplied by
-// 1 / scale and clipped to max_norm. `found_infs` is None, or a dict like the result where they are
-// unscaled already: then they are only clipped, and each found_inf starts as a copy of the given
-// one. None when a gradient is a Python tensor subclass; then nothing has been touched.
-py::object clip_grads(py::handle param_groups, py::handle scale_and_inf,
-                      const std::optional<py::dict>& found_infs, double max_norm,
+// inv_scale and clipped to max_norm, or only read where max_norm is None. `found_infs` is None, or
+// a dict like the result where they are unscaled already. `found_inf` is as for unscale_grads. None
+// when a gradient is a Python tensor subclass; then nothing has been touched.
+py::object clip_grads(py::handle param_groups, py::handle inv_scale, py::handle found_inf,
+                      const std::optional<py::dict>& found_infs, std::optional<double> max_norm,
                       bool error_if_nonfinite, bool allow_fp16) {
   HANDLE_TH_ERRORS
   const at::NoGradGuard no_grad;
-  OptimizerGrads grads("amp_ext::grad_norm", Access::write, allow_fp16, Coalesce::all);
+  const Access access = max_norm ? Access::write : Access::read;
+  OptimizerGrads grads("amp_ext::grad_norm", access, allow_fp16, Coalesce::all);
   if (!grads.collect(param_groups)) return py::none();
-  const at::Tensor& scale = tensor_of("scale_and_inf", scale_and_inf);
+  const at::Tensor& factor = tensor_of("inv_scale", inv_scale);
+  const std::optional<at::Tensor> free = optional_tensor("found_inf", found_inf);
   std::vector<GradList>& lists = grads.lists();
   std::vector<Scalars> scalars;
   for (size_t i = 0; found_infs && i < lists.size(); ++i) {
     const at::Device device = lists[i].device();
     const py::object key = device_object(device);
-    scalars.push_back(
-        {at::ones({}, device), found_infs->contains(key)
-                                   ? tensor_of("found_inf", (*found_infs)[key]).clone()
-                                   : zero_on(device)});
+    at::Tensor before =
+        found_infs->contains(key) ? tensor_of("found_inf", (*found_infs)[key]) : zero_on(device);
+    if (error_if_nonfinite) before = before.clone();  // an error leaves it as it is
+    scalars.push_back({max_norm ? at::ones({}, device) : at::Tensor(), before});
   }
   grads.close();
 
   at::Tensor norm;
   {
-    const GilFreePass pass(grads, error_if_nonfinite || !grads.are_all_on(scale.device()),
+    const GilFreePass pass(grads, error_if_nonfinite || !grads.are_all_on(factor.device()),
                            {Family::grad_norm, Family::unscale});
-    if (!found_infs) scalars = reciprocals(grads, scale);
+    if (!found_infs) scalars = scalars_of(grads, factor, free);
     std::vector<at::Tensor> norms;
     for (size_t i = 0; i < lists.size(); ++i) {
-      const auto& [inv_scale, found_inf] = scalars[i];
-      norms.push_back(grad_norm(lists[i], found_inf, inv_scale, std::nullopt, Others::fresh));
+      const std::optional<at::Tensor> by =
+          found_infs ? std::nullopt : std::optional(scalars[i].inv_scale);
+      norms.push_back(grad_norm(lists[i], scalars[i].found_inf, by, std::nullopt, Others::fresh));
     }
-    norm = total_norm(norms, scale.device());
+    norm = total_norm(norms, factor.device());
+    if (norms.size() > 1) {  // each is finite, perhaps, but not the total
+      at::Tensor& found = scalars[0].found_inf;
+      found.masked_fill_(copy_to(norm, found.device(), false).isfinite().logical_not(), 1);
+    }
     TORCH_CHECK(!error_if_nonfinite || std::isfinite(norm.item<float>()),
                 "The total norm of order 2.0 for gradients from `optimizer` is non-finite, so it "
                 "cannot be clipped. To disable this error and let step() skip the optimizer's step "
                 "instead, set `error_if_nonfinite=False`");
     grads.install_coalesced();
-    for (size_t i = 0; i < lists.size(); ++i) {
+    for (size_t i = 0; max_norm && i < lists.size(); ++i) {
       const at::Tensor here = copy_to(norm, lists[i].device(), /*copy=*/false);
       unscale_(lists[i], scalars[i].found_inf, scalars[i].inv_scale, here, max_norm, Others::fresh);
     }
@@ -255,7 +259,8 @@ py::object clip_grads(py::handle param_groups, py::handle scale_and_inf,
 void update_scale(py::handle scale, py::handle growth_tracker, const py::list& found_infs,
                   double growth_factor, double backoff_factor, int64_t growth_interval,
                   std::optional<double> min_scale, std::optional<double> max_scale,
-                  int64_t hysteresis, py::handle hysteresis_tracker, py::handle skipped_steps) {
+                  int64_t hysteresis, py::handle hysteresis_tracker, py::handle skipped_steps,
+                  py::handle next_step, py::handle history, py::handle norm) {
   HANDLE_TH_ERRORS
   const at::NoGradGuard no_grad;
   at::Tensor scale_tensor = tensor_of("scale", scale);
@@ -271,7 +276,10 @@ void update_scale(py::handle scale, py::handle growth_tracker, const py::list& f
                              max_scale,
                              hysteresis,
                              optional_tensor("hysteresis_tracker", hysteresis_tracker),
-                             optional_tensor("skipped_steps", skipped_steps)};
+                             optional_tensor("skipped_steps", skipped_steps),
+                             optional_tensor("next_step", next_step),
+                             optional_tensor("history", history),
+                             optional_tensor("norm", norm)};
   std::optional<py::gil_scoped_release> release;
   if (runs_python(Family::update_scale, scale_tensor.device()))
     release.emplace();  // it may have to wait for memory

@@ -5,13 +5,15 @@
 #include "amp_ext/cpu.h"
 #include "isa/span.h"
 #include "isa/tile.h"
+#include "isa/update.h"
 
 namespace amp_ext::cpu {
 
-#define AMP_EXT_DECLARE_KERNELS(isa)     \
-  namespace isa {                        \
-  extern const SpanKernels kernels;      \
-  extern const TileKernels tile_kernels; \
+#define AMP_EXT_DECLARE_KERNELS(isa)         \
+  namespace isa {                            \
+  extern const SpanKernels kernels;          \
+  extern const TileKernels tile_kernels;     \
+  extern const UpdateKernels update_kernels; \
   }
 
 AMP_EXT_DECLARE_KERNELS(baseline)
@@ -25,6 +27,7 @@ namespace {
 struct Kernels {
   const SpanKernels& span;
   const TileKernels& tile;
+  const UpdateKernels& update;
 };
 
 // torch's own variable: ATEN_CPU_CAPABILITY=default or avx2 asks for less than the processor has.
@@ -42,10 +45,11 @@ Kernels choose() {
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
                       __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
                       __builtin_cpu_supports("avx512vl");
-  if (avx512 && allowed("avx512")) return {avx512::kernels, avx512::tile_kernels};
-  if (avx2 && allowed("avx2")) return {avx2::kernels, avx2::tile_kernels};
+  if (avx512 && allowed("avx512"))
+    return {avx512::kernels, avx512::tile_kernels, avx512::update_kernels};
+  if (avx2 && allowed("avx2")) return {avx2::kernels, avx2::tile_kernels, avx2::update_kernels};
 #endif
-  return {baseline::kernels, baseline::tile_kernels};
+  return {baseline::kernels, baseline::tile_kernels, baseline::update_kernels};
 }
 
 const Kernels& kernels() {
@@ -57,6 +61,7 @@ const Kernels& kernels() {
 
 const SpanKernels& span_kernels() { return kernels().span; }
 const TileKernels& tile_kernels() { return kernels().tile; }
+const UpdateKernels& update_kernels() { return kernels().update; }
 
 bool multiplies_bf16() {
 #ifdef AMP_EXT_X86

@@ -28,6 +28,13 @@ inline void prefetch(const CastRef& c) {
   prefetch(c.input, c.numel * size_of(c.input_dtype));
 }
 
+inline void prefetch(const UpdateRef& u) {
+  prefetch(u.param, u.numel * size_of(u.param_dtype));
+  prefetch(u.grad, u.numel * size_of(u.grad_dtype));
+  if (u.exp_avg) prefetch(u.exp_avg, u.numel * size_of(u.exp_avg_dtype));
+  if (u.exp_avg_sq) prefetch(u.exp_avg_sq, u.numel * size_of(u.exp_avg_sq_dtype));
+}
+
 inline char* element(void* data, DType dtype, int64_t index) {
   return static_cast<char*>(data) + index * size_of(dtype);
 }

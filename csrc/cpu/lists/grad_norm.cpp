@@ -32,7 +32,7 @@ Status CpuBackend::grad_norm(const GradNormArgs& args, Services& services) const
     total += sum;
   }
   *args.norm = static_cast<float>(std::sqrt(total));
-  if (found) *args.found_inf = 1.0f;
+  if (found || !std::isfinite(*args.norm)) *args.found_inf = 1.0f;
   return Status::ok;
 }
 

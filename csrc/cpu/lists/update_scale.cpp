@@ -6,7 +6,7 @@ namespace amp_ext::cpu {
 Status CpuBackend::update_scale(const UpdateScaleArgs& args, Services&) const {
   bool overflow = false;
   for (int64_t i = 0; i < args.found_inf_count; ++i) overflow |= *args.found_infs[i] != 0.0f;
-  move_scale(args.update, overflow);
+  close_step(args.update, overflow);
   return Status::ok;
 }
 

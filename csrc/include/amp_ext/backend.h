@@ -9,6 +9,7 @@
 
 #include "amp_ext/gemm.h"
 #include "amp_ext/lists.h"
+#include "amp_ext/optim.h"
 #include "amp_ext/scale.h"
 #include "amp_ext/status.h"
 
@@ -54,7 +55,9 @@ class Services {
   OP(check_finite, CheckFiniteArgs) \
   OP(grad_norm, GradNormArgs)       \
   OP(cast, CastArgs)                \
-  OP(update_scale, UpdateScaleArgs)
+  OP(update_scale, UpdateScaleArgs) \
+  OP(adam, AdamArgs)                \
+  OP(sgd, SgdArgs)
 
 // AMP_EXT_LIST_OPS(AMP_EXT_OVERRIDE) declares them in a backend.
 #define AMP_EXT_OVERRIDE(op, Args) Status op(const Args&, Services&) const override;

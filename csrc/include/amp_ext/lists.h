@@ -124,7 +124,7 @@ struct CastArgs {
 };
 
 // *norm = L2 norm of grads * inv_scale, norms[i] = that of tensor i alone, found_inf = 1 if a
-// product is not finite.
+// product or the norm is not finite.
 struct GradNormArgs {
   TensorList grads;
   const float* inv_scale;  // may be null: 1

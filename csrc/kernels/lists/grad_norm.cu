@@ -114,7 +114,9 @@ __global__ __launch_bounds__(kForeachThreads, kForeachBlocksPerSm) void grad_nor
       mine += ptx::load_l2(&partial_sums[i]);
   }
   const double total = block_sum(mine, shared.sum);
-  if (threadIdx.x == 0) *norm = static_cast<float>(sqrt(total));
+  if (threadIdx.x != 0) return;
+  *norm = static_cast<float>(sqrt(total));
+  if (!Element<float>::finite(*norm)) ptx::store_any(found_inf, 1.0f);
 }
 
 }  // namespace

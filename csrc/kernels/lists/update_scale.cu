@@ -22,7 +22,7 @@ __global__ __launch_bounds__(32) void update_scale_kernel(
   bool overflow = false;
   for (int i = threadIdx.x; i < found_infs.count; i += 32) overflow |= *found_infs.at[i] != 0.0f;
   overflow = ptx::warp_any(overflow);
-  if (threadIdx.x == 0) move_scale(update, overflow);
+  if (threadIdx.x == 0) close_step(update, overflow);
 }
 
 template <int kCapacity>

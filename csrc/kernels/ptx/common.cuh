@@ -76,6 +76,18 @@ __device__ __forceinline__ void store16(void* to, uint4 value) {
                : "memory");
 }
 
+// The same of 8 bytes, with that alignment.
+__device__ __forceinline__ uint2 load8(const void* from) {
+  return *static_cast<const uint2*>(from);
+}
+
+__device__ __forceinline__ void store8(void* to, uint2 value) {
+  asm volatile("st.global.v2.u32 [%0], {%1, %2};"
+               :
+               : "l"(__cvta_generic_to_global(to)), "r"(value.x), "r"(value.y)
+               : "memory");
+}
+
 // A load that does not come from L1: what other blocks wrote before a fence and an atomic is seen.
 template <class T>
 __device__ __forceinline__ T load_l2(const T* from) {

@@ -53,6 +53,8 @@ bool is_shared(const void* address);  // of any block
 void load16(const void* from);
 void store16(const void* to);
 
+void check_aligned(const char* operation, const void* address, size_t bytes);
+
 // ---- what the ptx headers' templates call; they themselves declare the other functions ----------
 
 void order_atomic(const void* address);  // to be called by every relaxed atomic operation

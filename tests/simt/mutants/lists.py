@@ -215,4 +215,6 @@ MUTANTS = (
     _mutant("every chunk from the first", CAST, "from + offset, n", "from, n", "cast_memory"),
     _mutant("every second found_inf", UPDATE, "i += 32", "i += 64", "update_scale"),
     _mutant("lane 0 decides", UPDATE, "overflow = ptx::warp_any(overflow);", "", "update_scale"),
+    _mutant("a norm of inf is no overflow", NORM, "::finite(*norm)", "::finite(0.0f)", "grad_norm"),
+    _mutant("every lane updates", UPDATE, "if (threadIdx.x == 0) close", "close", "update_scale"),
 )

@@ -59,6 +59,16 @@ inline void store16(void* to, uint4 value) {
   *static_cast<uint4*>(to) = value;
 }
 
+inline uint2 load8(const void* from) {
+  simt::check_aligned("load8", from, 8);
+  return *static_cast<const uint2*>(from);
+}
+
+inline void store8(void* to, uint2 value) {
+  simt::check_aligned("store8", to, 8);
+  *static_cast<uint2*>(to) = value;
+}
+
 template <class T>
 T load_l2(const T* from) {
   return *from;

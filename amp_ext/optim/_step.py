@@ -1,0 +1,264 @@
+"""The step of this package's optimizers: one launch for each group, or torch's own step.
+
+What a step reads from ``param_groups`` and ``state`` is found in C++ (csrc/bindings/optim), anew
+for each step. Python decides who makes the step, and creates the state that is missing.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from amp_ext._library import _C
+from amp_ext.optim._scalars import StepScalars
+
+MASTER = "master_param"
+HALVES = (torch.float16, torch.bfloat16)
+KEPT = (MASTER, "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer")
+"""Those tensors of a state that torch would cast to the dtype of the parameter."""
+
+
+@dataclass(frozen=True)
+class Storage:
+    """How state is kept, where that differs from torch.
+
+    Attributes:
+        master_weights: whether 16-bit parameters have float32 masters.
+        dtypes: of tensors of a state, by name. Those that have none are of the dtype of what is
+            updated, the master or the parameter.
+        stochastic_rounding: of bfloat16 parameters without masters, and of bfloat16 moments.
+    """
+
+    master_weights: bool = False
+    dtypes: dict[str, torch.dtype] = field(default_factory=dict)
+    stochastic_rounding: bool = False
+
+
+class KernelStep(Optimizer):
+    """The base of :class:`Adam`, :class:`AdamW` and :class:`SGD` beside torch's classes."""
+
+    _step_scalars: StepScalars | None = None
+    """Set by the scaler while it calls step()."""
+    _storage = Storage()
+    _kernel_step: Any = None
+
+    def _launch_groups(self, names: list[list[str]]) -> str | list[list[Tensor]] | None:
+        """Launch the step of each group, which needs the state of these names.
+
+        Returns why kernels cannot make the step, or the parameters of each group whose state is
+        not complete; None if it is done.
+        """
+        raise NotImplementedError
+
+    def _state_names(self, group: dict[str, Any]) -> list[str]:
+        """Which tensors a step of the group needs in the state of each parameter."""
+        raise NotImplementedError
+
+    def _why_option(self, group: dict[str, Any]) -> str | None:
+        """Which of the group's options kernels do not serve; None if they serve all."""
+        raise NotImplementedError
+
+    def _use(self, storage: Storage) -> None:
+        """The end of a constructor."""
+        self._storage = storage
+        # Set by torch for fused=True; by it scalers would pass grad_scale, and Lightning refuse to
+        # clip.
+        self.__dict__.pop("_step_supports_amp_scaling", None)
+
+    # ---- the step --------------------------------------------------------------------------------
+
+    @property
+    def _takes_step_scalars(self) -> bool:
+        """Whether a step by :attr:`_step_scalars` can be made now: kernels serve all parameters and
+        gradients. To be asked for each step, before the gradients are unscaled."""
+        return self._why_options() is None and self._kernels().why_not(self.param_groups) is None
+
+    @torch._disable_dynamo
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """As torch's, by one launch for each group. The host waits for no device.
+
+        Gradients that are sparse, and parameters that are complex, float64, of a tensor subclass or
+        on several devices, are torch's to update; so they are with ``differentiable=True`` and with
+        tensors for ``betas`` or ``weight_decay``.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        why = self._why_options() or self._launch()
+        if why is not None:
+            self._step_as_torch(why)
+        return loss
+
+    def _kernels(self) -> Any:
+        if self._kernel_step is None:
+            self._kernel_step = _C.OptimizerStep()
+        return self._kernel_step
+
+    def _why_options(self) -> str | None:
+        whys = (self._why_option(group) for group in self.param_groups)
+        return next((why for why in whys if why is not None), None)
+
+    @torch.no_grad()
+    def _launch(self) -> str | None:
+        """Make the step, or say why kernels cannot."""
+        names = [self._state_names(group) for group in self.param_groups]
+        for _ in range(2):
+            outcome = self._launch_groups(names)
+            if not isinstance(outcome, list):
+                return outcome
+            for params, needed in zip(outcome, names, strict=True):
+                self._make_state(params, needed)
+        raise RuntimeError(
+            f"{type(self).__name__}.step: a state has something else than strided tensors"
+        )
+
+    def _step_as_torch(self, why: str) -> None:
+        name = type(self).__name__
+        if self._step_scalars is not None:
+            raise RuntimeError(
+                f"{name}.step: kernels, which alone read the scaler's scalars, cannot make this "
+                f"step: {why}. Ask _takes_step_scalars before setting _step_scalars."
+            )
+        if self._storage != Storage():
+            raise RuntimeError(
+                f"{name}.step: kernels cannot make this step, and torch knows no master weights, "
+                f"dtypes of moments or stochastic rounding: {why}. Leave these options out to have "
+                "torch make it."
+            )
+        step = super().step.__func__
+        if getattr(step, "hooked", False):  # hooks have been run
+            step = step.__wrapped__
+        step(self)
+
+    # ---- state -----------------------------------------------------------------------------------
+
+    def _make_state(self, params: Sequence[Tensor], needed: Sequence[str]) -> None:
+        """Make what is missing of the states of parameters, and the rest as kernels need it."""
+        if "step" in needed and params:
+            # Views of one tensor: one allocation, and one copy to the device.
+            steps = [self.state[param].get("step", self._steps_before(param)) for param in params]
+            for param, step in zip(params, _counters(steps, params[0].device), strict=True):
+                self.state[param]["step"] = step
+        for param in params:
+            if MASTER in needed and param.dtype != torch.float32:
+                self.state[param][MASTER] = _master(param, self.state[param].get(MASTER))
+            for name in needed:
+                if name not in ("step", MASTER):
+                    self._make_moment(name, param)
+
+    def _make_moment(self, name: str, param: Tensor) -> None:
+        moment = self.state[param].get(name)
+        if not isinstance(moment, Tensor):
+            moment = torch.zeros_like(
+                param, dtype=self._moment_dtype(name, param), memory_format=torch.preserve_format
+            )
+        elif moment.shape == param.shape and moment.stride() != param.stride():
+            moment = torch.empty_like(param, dtype=moment.dtype).copy_(moment)
+        self.state[param][name] = moment
+
+    def _moment_dtype(self, name: str, param: Tensor) -> torch.dtype:
+        has_master = self._storage.master_weights and param.dtype in HALVES
+        return self._storage.dtypes.get(name, torch.float32 if has_master else param.dtype)
+
+    def _steps_before(self, param: Tensor) -> float:
+        """How many updates a parameter without a ``step`` has had."""
+        return 0.0
+
+    # ---- checkpoints -----------------------------------------------------------------------------
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_storage": self._storage}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._kernel_step = None
+        for param, values in self.state.items():
+            if isinstance(values, dict):
+                self._convert_loaded(param, values)
+
+    def _convert_loaded(self, param: Any, values: dict[str, Any]) -> None:
+        for name, value in values.items():
+            if not isinstance(value, _AsSaved):
+                continue
+            values[name] = value.tensor
+            if isinstance(param, Tensor):
+                dtype = torch.float32 if name == MASTER else self._moment_dtype(name, param)
+                values[name] = value.tensor.to(device=param.device, dtype=dtype)
+        if not self._storage.master_weights:
+            values.pop(MASTER, None)  # it would be out of date after the next step
+
+    @torch._disable_dynamo
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As torch's, for checkpoints of torch's and of this package's optimizers.
+
+        Moments get the dtypes of this optimizer, and masters float32, from the values that were
+        saved. A master that does not round to its parameter, or is not in the checkpoint, is made
+        from the parameter at the next step.
+        """
+        # The last hook before torch casts state to the dtypes of parameters.
+        handle = self.register_load_state_dict_pre_hook(_keep_as_saved)
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            handle.remove()
+
+    @torch._disable_dynamo
+    def state_dict(self) -> dict[str, Any]:
+        """As torch's: with ``step`` on the CPU, unless a group is ``fused`` or ``capturable``."""
+        result = super().state_dict()
+        for group in result["param_groups"]:
+            if group.get("fused") or group.get("capturable"):
+                continue
+            states = [
+                (index, result["state"][index])
+                for index in group["params"]
+                if index in result["state"] and _is_on_device(result["state"][index].get("step"))
+            ]
+            if states:
+                steps = torch.stack([state["step"] for _, state in states]).cpu().unbind()
+                for (index, state), step in zip(states, steps, strict=True):
+                    result["state"][index] = {**state, "step": step}
+        return result
+
+
+class _AsSaved:
+    """Hides a tensor of a checkpoint from torch's casts."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+
+def _keep_as_saved(_: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+    def kept(name: str, value: Any) -> Any:
+        return _AsSaved(value) if name in KEPT and isinstance(value, Tensor) else value
+
+    state = {
+        key: {name: kept(name, value) for name, value in values.items()}
+        if isinstance(values, dict)
+        else values
+        for key, values in state_dict["state"].items()
+    }
+    return {**state_dict, "state": state}
+
+
+def _is_on_device(step: Any) -> bool:
+    return isinstance(step, Tensor) and not step.is_cpu
+
+
+def _counters(steps: Sequence[Any], device: torch.device) -> Sequence[Tensor]:
+    if not any(isinstance(step, Tensor) or step for step in steps):
+        return torch.zeros(len(steps), dtype=torch.float32, device=device).unbind()
+    moved = [torch.as_tensor(step, dtype=torch.float32).reshape(()).to(device) for step in steps]
+    return torch.stack(moved).unbind()
+
+
+def _master(param: Tensor, before: Tensor | None) -> Tensor:
+    """The master of a parameter: what it was, where it still rounds to the parameter."""
+    weight = param.detach().to(torch.float32, memory_format=torch.preserve_format)
+    if before is None or before.shape != param.shape or before.device != param.device:
+        return weight
+    return torch.where(before.to(param.dtype) == param, before.float(), weight, out=weight)

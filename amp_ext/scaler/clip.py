@@ -1,0 +1,35 @@
+"""A clip of an optimizer's gradients, done or left to its step."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+
+class Clip(NamedTuple):
+    """Attributes:
+    norm: of the unscaled gradients, a float32 tensor of shape ().
+    max_norm: what it is clipped to.
+    by_step: whether that is left to the optimizer's step.
+    scaled: whether unscaling is left to it too.
+    """
+
+    norm: Tensor | None
+    max_norm: float
+    by_step: bool
+    scaled: bool
+
+    def inverse_coefficient(self) -> Tensor:
+        """What gradients are divided by: max(1, (norm + 1e-6) / max_norm). By infinity, and so
+        they become 0, where max_norm is 0 and where the quotient is beyond float32."""
+        return (self.norm + 1e-6).div_(self.max_norm).clamp_(min=1.0)
+
+
+SCALED = Clip(None, 0.0, by_step=False, scaled=True)
+UNSCALED = Clip(None, 0.0, by_step=False, scaled=False)
+
+
+def clip_as_torch(optimizer: Optimizer, max_norm: float, error_if_nonfinite: bool) -> Tensor:
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    return torch.nn.utils.clip_grad_norm_(params, max_norm, error_if_nonfinite=error_if_nonfinite)

@@ -1,0 +1,49 @@
+#include "optim/call.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+
+#include "op.h"
+
+namespace amp_ext {
+
+void check_lengths(const char* op, const RoleNames& names, const RoleLists& lists,
+                   std::initializer_list<Role> optional) {
+  const size_t n = lists[kParam].size();
+  for (int role = 0; role < kRoles; ++role) {
+    const size_t size = lists[role].size();
+    const bool may_be_empty = !names[role] || std::ranges::count(optional, Role(role));
+    TORCH_CHECK(size == n || (size == 0 && may_be_empty), op, ": ", names[role],
+                " must have as many tensors as params, ", n, ", got ", size);
+  }
+}
+
+UpdateTensors tensors_of(const RoleLists& lists, size_t index) {
+  UpdateTensors tensors;
+  for (int role = 0; role < kRoles; ++role)
+    tensors[role] = lists[role].empty() ? nullptr : &lists[role][index].toTensor();
+  return tensors;
+}
+
+void check_fakes(const char* op, const RoleNames& names, const RoleLists& lists,
+                 const ScalarTensors& scalars) {
+  check_max_norm(op, scalars.max_norm, scalars.norm.has_value());
+  if (lists[kParam].empty()) return;
+  const at::Device device = lists[kParam][0].toTensor().device();
+  for (int role = 0; role < kRoles; ++role) {
+    for (size_t i = 0; i < lists[role].size(); ++i) {
+      const Item item{op, names[role], i};
+      const at::Tensor& tensor = lists[role][i].toTensor();
+      const at::Tensor& param = lists[kParam][i].toTensor();
+      check_device(op, item, tensor, device);
+      TORCH_CHECK(role == kStep || tensor.sym_sizes() == param.sym_sizes(), op, ": ", item,
+                  " must have the shape of params[", i, "], ", param.sym_sizes(), ", got ",
+                  tensor.sym_sizes());
+    }
+  }
+  check_devices(op, device, "tensor_lr", scalars.tensor_lr, "found_inf", scalars.found_inf,
+                "inv_scale", scalars.inv_scale, "norm", scalars.norm);
+}
+
+}  // namespace amp_ext

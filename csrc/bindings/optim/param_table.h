@@ -1,0 +1,99 @@
+// The tensors of an optimizer's step, from its param_groups and state without a loop in Python.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/FunctionRef.h>
+#include <pybind11/pybind11.h>
+
+#include <array>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace amp_ext {
+
+// The tensors of a parameter's state, by the names that torch's optimizers give them;
+// master_param is this package's.
+namespace state {
+enum Name : size_t { step, exp_avg, exp_avg_sq, max_exp_avg_sq, momentum_buffer, master_param };
+}
+constexpr std::array kStateNames{"step",           "exp_avg",         "exp_avg_sq",
+                                 "max_exp_avg_sq", "momentum_buffer", "master_param"};
+state::Name state_name(const std::string& name);
+
+// A parameter that has a gradient. Of the state, null is what its group does not need.
+struct ParamRow {
+  const at::Tensor* param;
+  const at::Tensor* grad;
+  std::array<const at::Tensor*, kStateNames.size()> state;
+};
+
+// Everything is read anew for each step, so that nothing can be out of date: .grad, .data, groups
+// and states may have been replaced since the last one. Kept from step to step is only where each
+// parameter's state was, to be found there again. Tensors are borrowed: rows are valid until Python
+// code runs.
+class ParamTable {
+ public:
+  ParamTable();
+
+  // Finds the parameters of all groups, and their states where these are given.
+  void open(pybind11::handle param_groups, pybind11::handle state = {});
+  size_t groups() const { return groups_.size(); }
+  // Of a group's parameters.
+  size_t size(size_t group) const { return groups_[group].count; }
+
+  // Reads the parameters of a group that have gradients, and what is `needed` of their states.
+  // Returns why kernels do not serve them, if so. Calls visit(rows) for some rows at a time, which
+  // are in the processor's caches then.
+  //
+  // `missing` receives the parameters, and the call leaves out their rows, for which something is
+  // missing or not as kernels need it: `step` a float32 number on the parameter's device, all else
+  // in the order of the parameter's elements, and since the last step no one else has written a
+  // parameter that has a master.
+  using Rows = c10::ArrayRef<ParamRow>;
+  std::optional<std::string> read(size_t group, const std::vector<state::Name>& needed,
+                                  pybind11::list& missing, c10::function_ref<void(Rows)> visit);
+
+  // What has been read since open().
+  Rows rows() const { return rows_; }
+
+  // To be called after the launch: bumps the versions of parameters, so that autograd knows.
+  // (States are nobody else's to watch, and torch's fused optimizers bump no versions at all.)
+  void finish_step();
+  // To be called when all is done.
+  void close();
+
+ private:
+  struct Group {
+    pybind11::object params;  // a list or tuple
+    size_t first, count;      // in params_
+  };
+  // A parameter with a master as a step has left it.
+  struct Written {
+    const at::TensorImpl* param = nullptr;
+    const void* data = nullptr;
+    int64_t version = 0;
+    bool operator==(const Written&) const = default;
+    static Written of(const at::Tensor& param);
+  };
+  using StateObjects = std::array<PyObject*, kStateNames.size()>;
+
+  void find_states(PyObject* state);
+  StateObjects objects_of(PyObject* dict);
+  std::optional<state::Name> name_of(PyObject* key);
+  bool complete(ParamRow& row, size_t index, const StateObjects& objects,
+                const std::vector<state::Name>& needed);
+
+  std::vector<Group> groups_;
+  std::vector<PyObject*> params_;  // of all groups
+  std::vector<PyObject*> dicts_;   // their states
+  std::vector<ParamRow> rows_;
+  std::vector<size_t> param_of_entry_;  // of optimizer.state, the index in params_
+  std::vector<Written> written_;        // by row
+  // What a key of a state was last, beside the interned name: a checkpoint has keys of its own.
+  std::array<pybind11::object, kStateNames.size()> names_, other_names_;
+};
+
+void bind_optim(pybind11::module_& m);
+
+}  // namespace amp_ext

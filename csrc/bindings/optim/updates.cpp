@@ -1,0 +1,205 @@
+// The checks of an update's arguments.
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <optional>
+#include <vector>
+
+#include "optim/optim.h"
+
+namespace amp_ext {
+
+const RoleNames kAdamNames = {"params",          "grads",  "exp_avgs", "exp_avg_sqs",
+                              "max_exp_avg_sqs", "copies", "steps"};
+const RoleNames kSgdNames = {"params", "grads", "momentum_buffers", nullptr, nullptr,
+                             "copies", "steps"};
+
+void Updates::reserve(size_t n) {
+  refs_.reserve(n);
+  written_.reserve(3 * n);
+}
+
+void Updates::add(const UpdateTensors& tensors) {
+  if (!add_plain(tensors)) add_checked(tensors);
+}
+
+namespace {
+
+UpdateRef ref_of(int64_t numel, const std::array<void*, kRoles>& data,
+                 const std::array<DType, kRoles>& dtypes) {
+  return {.param = data[kParam],
+          .grad = data[kGrad],
+          .exp_avg = data[kExpAvg],
+          .exp_avg_sq = data[kExpAvgSq],
+          .max_exp_avg_sq = data[kMaxExpAvgSq],
+          .copy = data[kCopy],
+          .step = static_cast<float*>(data[kStep]),
+          .numel = numel,
+          .param_dtype = dtypes[kParam],
+          .grad_dtype = dtypes[kGrad],
+          .exp_avg_dtype = dtypes[kExpAvg],
+          .exp_avg_sq_dtype = dtypes[kExpAvgSq],
+          .copy_dtype = dtypes[kCopy]};
+}
+
+bool is_half(DType dtype) { return dtype == DType::f16 || dtype == DType::bf16; }
+
+}  // namespace
+
+// Appends contiguous tensors that are as plain as the parameters before, about which nothing has to
+// be said, in a third of the time of add_checked. False, and nothing done, for others.
+bool Updates::add_plain(const UpdateTensors& tensors) {
+  const at::TensorImpl* const param = tensors[kParam]->unsafeGetTensorImpl();
+  const int64_t numel = param->numel();
+  if (records_gradients_ || numel == 0) return false;
+  std::array<void*, kRoles> data{};
+  std::array<DType, kRoles> dtypes{};
+  for (int role = 0; role < kRoles; ++role) {
+    if (!tensors[role]) continue;
+    const at::TensorImpl* const tensor = tensors[role]->unsafeGetTensorImpl();
+    if (tensor->key_set() != plain_keys_ || tensor->device() != device_ || !tensor->is_contiguous())
+      return false;
+    const std::optional<DType> dtype = dtype_of(c10::typeMetaToScalarType(tensor->dtype()));
+    if (!dtype || *dtype == DType::f64) return false;
+    dtypes[role] = *dtype;
+    if (role == kStep ? tensor->numel() != 1 || *dtype != DType::f32
+                      : !std::ranges::equal(tensor->sizes(), param->sizes()))
+      return false;
+    c10::StorageImpl* const storage = tensor->unsafe_storage().unsafeGetStorageImpl();
+    const int64_t size = size_of(*dtype), offset = tensor->storage_offset() * size;
+    if (static_cast<int64_t>(storage->nbytes()) < offset + tensor->numel() * size) return false;
+    auto* const memory = static_cast<char*>(role == kGrad ? const_cast<void*>(storage->data())
+                                                          : storage->mutable_data());
+    if (!memory) return false;
+    data[role] = memory + offset;
+  }
+  if (data[kCopy] && !(is_half(dtypes[kCopy]) && dtypes[kParam] == DType::f32)) return false;
+  if (data[kMaxExpAvgSq] && dtypes[kMaxExpAvgSq] != dtypes[kExpAvgSq]) return false;
+  for (int role = 0; role < kRoles; ++role) {
+    if (role != kGrad && data[role]) written_.push_back(tensors[role]->unsafeGetTensorImpl());
+  }
+  refs_.push_back(ref_of(numel, data, dtypes));
+  return true;
+}
+
+void Updates::add_checked(const UpdateTensors& tensors) {
+  const size_t index = refs_.size();
+  const at::Tensor& param = *tensors[kParam];
+  std::array<void*, kRoles> data{};
+  std::array<DType, kRoles> dtypes{};
+  for (int role = 0; role < kRoles; ++role) {
+    if (!tensors[role]) continue;
+    const at::Tensor& tensor = *tensors[role];
+    const Item item{op_, names_[role], index};
+    const DType dtype = dtypes[role] = checked_dtype(item, tensor, device_);
+    const bool is_step = role == kStep, is_copy = role == kCopy;
+    TORCH_CHECK_NOT_IMPLEMENTED(dtype != DType::f64, op_, ": ", item, " is ", tensor.scalar_type(),
+                                ", expected float32, float16 or bfloat16: updates are computed in "
+                                "float32, torch's own optimizers do them in float64");
+    TORCH_CHECK(!is_step || (dtype == DType::f32 && tensor.numel() == 1), op_, ": ", item,
+                " must be a float tensor of 1 element, got ", tensor.scalar_type(), " of shape ",
+                tensor.sizes());
+    TORCH_CHECK(is_step || tensor.sizes() == param.sizes(), op_, ": ", item,
+                " must have the shape of params[", index, "], ", param.sizes(), ", got ",
+                tensor.sizes());
+    TORCH_CHECK(!is_copy || (is_half(dtype) && dtypes[kParam] == DType::f32), op_, ": ", item,
+                " must be float16 or bfloat16, of a float32 parameter, got ", tensor.scalar_type(),
+                " of ", param.scalar_type());
+    TORCH_CHECK(role != kMaxExpAvgSq || dtype == dtypes[kExpAvgSq], op_, ": ", item,
+                " must have the dtype of exp_avg_sqs[", index, "], got ", tensor.scalar_type());
+    if (role == kGrad) {
+      data[role] = checked_memory(op_, item, tensor, Access::read).data();
+      continue;
+    }
+    check_not_negated(op_, item, tensor);
+    TORCH_CHECK(!tensor._is_zerotensor(), op_, ": ZeroTensors are immutable, expected ", item,
+                " to have memory: clone() it");
+    if (!tensor.is_non_overlapping_and_dense()) {
+      check_no_internal_overlap(item, tensor);
+      TORCH_CHECK(false, op_, ": ", item, " has holes (shape ", tensor.sizes(), ", strides ",
+                  tensor.strides(), "), expected dense memory: clone() it");
+    }
+    TORCH_CHECK(is_step || same_order(tensor, param), op_, ": ", item,
+                " must have the strides of params[", index, "], ", param.strides(), ", got ",
+                tensor.strides(), ": torch.empty_like(param) has them");
+    check_no_history(item, tensor, records_gradients_);
+    data[role] = checked_memory(op_, item, tensor, Access::write).data();
+    written_.push_back(tensor.unsafeGetTensorImpl());
+  }
+  const at::Tensor& grad = *tensors[kGrad];
+  if (param.numel() > 0 && (grad._is_zerotensor() || grad.is_neg() ||
+                            !grad.is_non_overlapping_and_dense() || !same_order(grad, param))) {
+    const at::NoGradGuard no_grad;
+    gathered_.push_back(empty_in_order_of(param, grad).copy_(grad));
+    data[kGrad] = gathered_.back().mutable_data_ptr();
+  }
+  refs_.push_back(ref_of(param.numel(), data, dtypes));
+  if (!param.unsafeGetTensorImpl()->is_python_dispatch()) plain_keys_ = param.key_set();
+}
+
+StepScalars Updates::add_scalars(const ScalarTensors& scalars) {
+  check_max_norm(op_, scalars.max_norm, scalars.norm.has_value());
+  const auto element = [&](const char* name, const std::optional<at::Tensor>& tensor,
+                           Access access) -> float* {
+    if (!tensor) return nullptr;
+    float* const data = one_element<float>(op_, name, *tensor, device_);
+    const MemoryRange range(data, sizeof(float));
+    if (access == Access::write) {
+      writes_.push_back({name, -1, range});
+      written_.push_back(tensor->unsafeGetTensorImpl());
+    } else {
+      reads_.push_back({name, -1, range});
+    }
+    return data;
+  };
+  return {element("tensor_lr", scalars.tensor_lr, Access::read),
+          element("found_inf", scalars.found_inf, Access::write),
+          element("inv_scale", scalars.inv_scale, Access::read),
+          element("norm", scalars.norm, Access::read),
+          static_cast<float>(scalars.max_norm.value_or(INFINITY))};
+}
+
+void Updates::close() const {
+  std::vector<Place> writes = writes_, reads = reads_;
+  const int64_t n = list().size;
+  writes.reserve(4 * n);
+  reads.reserve(n + reads.size());
+  for (int64_t i = 0; i < n; ++i) {
+    const UpdateRef& u = refs_[i];
+    const auto add = [&](std::vector<Place>& places, Role role, const void* data, DType dtype) {
+      const int64_t bytes = (role == kStep ? 1 : u.numel) * size_of(dtype);
+      if (data && bytes > 0) places.push_back({names_[role], i, {data, bytes}});
+    };
+    add(writes, kParam, u.param, u.param_dtype);
+    add(reads, kGrad, u.grad, u.grad_dtype);
+    add(writes, kExpAvg, u.exp_avg, u.exp_avg_dtype);
+    add(writes, kExpAvgSq, u.exp_avg_sq, u.exp_avg_sq_dtype);
+    add(writes, kMaxExpAvgSq, u.max_exp_avg_sq, u.exp_avg_sq_dtype);
+    add(writes, kCopy, u.copy, u.copy_dtype);
+    add(writes, kStep, u.step, DType::f32);
+  }
+  std::ranges::sort(writes, {}, [](const Place& place) { return place.range.begin; });
+  for (size_t i = 1; i < writes.size(); ++i) {
+    if (overlap(writes[i - 1].range, writes[i].range)) throw_overlap(writes[i - 1], writes[i]);
+  }
+  for (const Place& read : reads) {
+    const auto behind = std::ranges::partition_point(
+        writes, [&](const Place& place) { return place.range.begin < read.range.end; });
+    if (behind != writes.begin() && overlap(behind[-1].range, read.range))
+      throw_overlap(behind[-1], read);
+  }
+}
+
+void Updates::throw_overlap(const Place& a, const Place& b) const {
+  const auto said = [](const Place& place) {
+    return place.index < 0 ? std::string(place.name) : c10::str(place.name, '[', place.index, ']');
+  };
+  TORCH_CHECK(false, op_, ": ", said(a), " and ", said(b),
+              " overlap in memory, expected what is written apart from all else: clone() one");
+}
+
+}  // namespace amp_ext

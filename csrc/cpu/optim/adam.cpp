@@ -1,0 +1,19 @@
+#include "optim/update.h"
+
+namespace amp_ext::cpu {
+
+Status CpuBackend::adam(const AdamArgs& args, Services&) const {
+  if (leaves_out(args.scalars)) return Status::ok;
+  const AdamOptions& options = args.options;
+  const StepFactors step = step_factors(args.scalars, options.lr, options.maximize);
+  const UpdateKernels& kernels = update_kernels();
+  for_each_chunk(args.list, context_, [&](const UpdateRef& u, const Chunk& chunk) {
+    const uint32_t update = update_number(*u.step), key = key_of(update, chunk);
+    kernels.adam(part_of(u, chunk), adam_factors(options, step, update),
+                 options.stochastic_rounding ? &key : nullptr);
+  });
+  advance_steps(args.list);
+  return Status::ok;
+}
+
+}  // namespace amp_ext::cpu

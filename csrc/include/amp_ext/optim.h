@@ -1,0 +1,287 @@
+// The updates of parameters by Adam and by SGD: what they read and write, and their arithmetic, one
+// text for all backends so that they agree bit for bit. It is compiled without fused multiply-adds.
+//
+// Formulas: torch/optim/adam.py and sgd.py. Elements are computed in fp32, and what is the same for
+// all elements of a tensor in fp64, once.
+#pragma once
+
+#include <math.h>
+
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include "amp_ext/host_device.h"
+#include "amp_ext/lists.h"
+#include "amp_ext/scale.h"
+
+// Not merged by the linker: each instruction set of the CPU has a copy of its own.
+#define AMP_EXT_ARITHMETIC AMP_EXT_HOST_DEVICE static inline
+
+namespace amp_ext {
+
+// A parameter and what belongs to it, elements in the same order, dense. Null where there is none.
+struct UpdateRef {
+  void* param;
+  const void* grad;
+  void* exp_avg;  // sgd: the momentum buffer
+  void* exp_avg_sq;
+  void* max_exp_avg_sq;  // of the dtype of exp_avg_sq
+  void* copy;            // receives the new param, rounded; the param is fp32 then
+  float* step;           // one element: how many updates it has had; null for all or for none
+  int64_t numel;
+  DType param_dtype;
+  DType grad_dtype;
+  DType exp_avg_dtype;
+  DType exp_avg_sq_dtype;
+  DType copy_dtype;
+};
+
+struct UpdateEntry {
+  void* param;
+  const void* grad;
+  void* exp_avg;
+  void* exp_avg_sq;
+  void* max_exp_avg_sq;
+  void* copy;
+  float* step;
+  int64_t numel;
+  uint32_t first_chunk;
+  DType param_dtype;
+  DType grad_dtype;
+  DType exp_avg_dtype;
+  DType exp_avg_sq_dtype;
+  DType copy_dtype;
+  uint8_t zeros[7] = {};
+};
+
+static_assert(std::has_unique_object_representations_v<UpdateEntry>);
+
+constexpr UpdateEntry entry_of(const UpdateRef& t, uint32_t first_chunk) {
+  return {t.param,
+          t.grad,
+          t.exp_avg,
+          t.exp_avg_sq,
+          t.max_exp_avg_sq,
+          t.copy,
+          t.step,
+          t.numel,
+          first_chunk,
+          t.param_dtype,
+          t.grad_dtype,
+          t.exp_avg_dtype,
+          t.exp_avg_sq_dtype,
+          t.copy_dtype};
+}
+
+using UpdateList = ListOf<UpdateRef>;
+
+// Scalars of a step, one element each. All may be null.
+struct StepScalars {
+  const float* lr;         // replaces that of the options
+  float* found_inf;        // not 0: nothing is written
+  const float* inv_scale;  // what gradients are multiplied by
+  const float* norm;       // of the unscaled gradients. Not finite: found_inf = 1, and no update
+  float max_norm;          // what the norm is clipped to
+};
+
+struct AdamOptions {
+  double lr;
+  double beta1;
+  double beta2;
+  double eps;
+  double weight_decay;
+  bool decoupled;  // AdamW's decay
+  bool maximize;
+  bool stochastic_rounding;  // of bf16 that is state: params, moments
+};
+
+struct AdamArgs {
+  UpdateList list;
+  AdamOptions options;
+  StepScalars scalars;
+};
+
+struct SgdOptions {
+  double lr;
+  double momentum;
+  double dampening;
+  double weight_decay;
+  bool nesterov;
+  bool maximize;
+  bool stochastic_rounding;
+};
+
+// exp_avg is null where momentum is 0. Where there are steps, the first update of a parameter sets
+// its momentum buffer to the gradient.
+struct SgdArgs {
+  UpdateList list;
+  SgdOptions options;
+  StepScalars scalars;
+};
+
+inline bool has_steps(const UpdateList& list) { return list.size > 0 && list.refs[0].step; }
+
+// ---- the scalars of a step ---------------------------------------------------------------------
+
+AMP_EXT_ARITHMETIC bool has_bad_norm(const StepScalars& s) {
+  return s.norm && !(*s.norm - *s.norm == 0.0f);
+}
+
+// Not to be asked with a bad norm, when another thread may write found_inf.
+AMP_EXT_ARITHMETIC bool is_skipped(const StepScalars& s) {
+  return s.found_inf && *s.found_inf != 0.0f;
+}
+
+struct StepFactors {
+  double lr;
+  float inv_scale;
+  float coefficient;  // of clipping, negative to maximize
+};
+
+AMP_EXT_ARITHMETIC StepFactors step_factors(const StepScalars& s, double lr, bool maximize) {
+  const float coefficient = s.norm ? clip_coefficient(*s.norm, s.max_norm) : 1.0f;
+  return {s.lr ? *s.lr : lr, s.inv_scale ? *s.inv_scale : 1.0f,
+          maximize ? -coefficient : coefficient};
+}
+
+// The number of the update that follows `step` of them, from 1 on.
+AMP_EXT_ARITHMETIC uint32_t update_number(float step) {
+  constexpr float kMost = 1073741824.0f;
+  const float limited = step < kMost ? step : kMost;
+  return limited > 0 ? static_cast<uint32_t>(limited) + 1 : 1;
+}
+
+// base^exponent by repeated squaring.
+AMP_EXT_ARITHMETIC double power(double base, uint32_t exponent) {
+  double result = 1;
+  for (; exponent; exponent /= 2) {
+    if (exponent % 2) result *= base;
+    base *= base;
+  }
+  return result;
+}
+
+// ---- rounding ----------------------------------------------------------------------------------
+
+// The last step of MurmurHash3.
+AMP_EXT_ARITHMETIC uint32_t mixed(uint32_t x) {
+  x = (x ^ (x >> 16)) * 0x85ebca6bu;
+  x = (x ^ (x >> 13)) * 0xc2b2ae35u;
+  return x ^ (x >> 16);
+}
+
+// Random bits for the roundings of an update, a function of their place: the number of the update,
+// the index of the tensor, of the chunk in the tensor and of the element in the chunk.
+AMP_EXT_ARITHMETIC uint32_t noise_key(uint32_t update, uint32_t tensor, uint32_t chunk) {
+  return mixed(mixed(mixed(update) + tensor) + chunk);
+}
+
+// 16 bits each for the param (low) and exp_avg (high), with `pair` 0, for exp_avg_sq and
+// max_exp_avg_sq with 1.
+AMP_EXT_ARITHMETIC uint32_t noise(uint32_t key, uint32_t element, uint32_t pair) {
+  return mixed(key + (2 * element + pair) * 0x9e3779b9u);
+}
+
+// Towards either neighbour with a probability that is linear in the distance, by 16 random bits.
+AMP_EXT_ARITHMETIC uint16_t bf16_by_chance(float value, uint32_t random_bits) {
+  uint32_t bits;
+  memcpy(&bits, &value, sizeof bits);
+  const uint32_t magnitude = bits & 0x7fffffffu;
+  const uint32_t special = magnitude > 0x7f800000u ? 0x7fc00000u : bits;
+  return static_cast<uint16_t>((magnitude >= 0x7f800000u ? special : bits + random_bits) >> 16);
+}
+
+// ---- adam --------------------------------------------------------------------------------------
+
+struct AdamFactors {
+  float inv_scale;
+  float coefficient;
+  float l2;  // the weight decay that is part of the gradient
+  float beta1, rest1;
+  float beta2, rest2;
+  float inv_root;  // 1 / sqrt(1 - beta2^t)
+  float eps;
+  float keep;  // what the decoupled decay leaves of a param
+  float step_size;
+};
+
+AMP_EXT_ARITHMETIC AdamFactors adam_factors(const AdamOptions& o, const StepFactors& step,
+                                            uint32_t update) {
+  const double correction1 = 1 - power(o.beta1, update), correction2 = 1 - power(o.beta2, update);
+  return {step.inv_scale,
+          step.coefficient,
+          o.decoupled ? 0.0f : static_cast<float>(o.weight_decay),
+          static_cast<float>(o.beta1),
+          static_cast<float>(1 - o.beta1),
+          static_cast<float>(o.beta2),
+          static_cast<float>(1 - o.beta2),
+          static_cast<float>(1 / sqrt(correction2)),
+          static_cast<float>(o.eps),
+          o.decoupled ? static_cast<float>(1 - step.lr * o.weight_decay) : 1.0f,
+          static_cast<float>(step.lr / correction1)};
+}
+
+// A stored gradient as the formulas have it. `l2` is a weight decay.
+template <class Factors>
+AMP_EXT_ARITHMETIC float used_gradient(const Factors& f, float grad, float param) {
+  const float unscaled = grad * f.inv_scale * f.coefficient;
+  return f.l2 == 0.0f ? unscaled : unscaled + f.l2 * param;
+}
+
+AMP_EXT_ARITHMETIC float next_exp_avg(const AdamFactors& f, float exp_avg, float grad) {
+  return f.beta1 * exp_avg + f.rest1 * grad;
+}
+
+AMP_EXT_ARITHMETIC float next_exp_avg_sq(const AdamFactors& f, float exp_avg_sq, float grad) {
+  return f.beta2 * exp_avg_sq + f.rest2 * grad * grad;
+}
+
+// The larger one; a NaN if one is.
+AMP_EXT_ARITHMETIC float larger(float a, float b) { return a > b || a != a ? a : b; }
+
+AMP_EXT_ARITHMETIC float next_param(const AdamFactors& f, float param, float exp_avg,
+                                    float exp_avg_sq) {
+  const float denominator = sqrtf(exp_avg_sq) * f.inv_root + f.eps;
+  return param * f.keep - f.step_size * (exp_avg / denominator);
+}
+
+// ---- sgd ---------------------------------------------------------------------------------------
+
+struct SgdFactors {
+  float inv_scale;
+  float coefficient;
+  float l2;
+  float momentum;
+  float rest;  // 1 - dampening
+  float lr;
+  bool nesterov;
+  bool is_first;  // the momentum buffer is set to the gradient
+};
+
+AMP_EXT_ARITHMETIC SgdFactors sgd_factors(const SgdOptions& o, const StepFactors& step,
+                                          bool is_first) {
+  return {step.inv_scale,
+          step.coefficient,
+          static_cast<float>(o.weight_decay),
+          static_cast<float>(o.momentum),
+          static_cast<float>(1 - o.dampening),
+          static_cast<float>(step.lr),
+          o.nesterov,
+          is_first};
+}
+
+AMP_EXT_ARITHMETIC float next_momentum(const SgdFactors& f, float momentum, float grad) {
+  return f.is_first ? grad : f.momentum * momentum + f.rest * grad;
+}
+
+// `momentum` is the new one.
+AMP_EXT_ARITHMETIC float with_lookahead(const SgdFactors& f, float momentum, float grad) {
+  return f.nesterov ? grad + f.momentum * momentum : momentum;
+}
+
+AMP_EXT_ARITHMETIC float next_param(const SgdFactors& f, float param, float direction) {
+  return param - f.lr * direction;
+}
+
+}  // namespace amp_ext

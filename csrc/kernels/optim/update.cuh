@@ -1,0 +1,205 @@
+// An optimizer's step by one launch: the walk of the parameters, and the access to their tensors.
+#pragma once
+
+#include <cstring>
+
+#include "amp_ext/optim.h"
+#include "lists/foreach.cuh"
+#include "reduce.cuh"
+
+namespace amp_ext {
+
+constexpr int kUpdateThreads = 256;
+constexpr int kUpdateBlocksPerSm = 4;
+constexpr int kUpdateElements = 4;  // that a thread takes at a time: 16 bytes of fp32
+
+// How bf16 that is state is rounded: to nearest or, by_chance, by noise(key, element, pair).
+struct Rounding {
+  bool by_chance;
+  uint32_t key;
+};
+
+// A chunk of a tensor of any dtype but fp64, if there is one. kPlain: it is_plain.
+template <bool kPlain>
+struct ChunkOf {
+  char* data = nullptr;
+  DType dtype_ = DType::f32;
+  bool aligned_ = true;  // kUpdateElements of them are loaded and stored at once
+
+  __device__ ChunkOf(const void* tensor, DType dtype, int64_t offset) : dtype_(dtype) {
+    if (!tensor) return;
+    data = static_cast<char*>(ptx::global(const_cast<void*>(tensor))) + offset * size_of(dtype);
+    const uintptr_t mask = kUpdateElements * (dtype == DType::f32 ? 4 : 2) - 1;
+    aligned_ = (reinterpret_cast<uintptr_t>(data) & mask) == 0;
+  }
+
+  __device__ bool is_plain() const { return !data || (dtype_ == DType::f32 && aligned_); }
+  __device__ bool is_f32() const { return kPlain || dtype_ == DType::f32; }
+  __device__ bool is_aligned() const { return kPlain || aligned_; }
+  __device__ char* at(int i) const { return data + i * (is_f32() ? 4 : 2); }
+
+  // The bits of kSize elements from `i` on, one after the other. They are not looked at, so that
+  // many loads can be under way.
+  template <int kSize>
+  __device__ uint4 load(int i) const {
+    uint4 bits{};
+    if (kSize == kUpdateElements && is_aligned()) {
+      if (is_f32()) return ptx::load16(at(i));
+      const uint2 half = ptx::load8(at(i));
+      return {half.x, half.y, 0, 0};
+    }
+    if (is_f32()) {
+      uint32_t words[4] = {};
+#pragma unroll
+      for (int j = 0; j < kSize; ++j) words[j] = *reinterpret_cast<const uint32_t*>(at(i + j));
+      memcpy(&bits, words, sizeof bits);
+    } else {
+      uint16_t halves[8] = {};
+#pragma unroll
+      for (int j = 0; j < kSize; ++j) halves[j] = *reinterpret_cast<const uint16_t*>(at(i + j));
+      memcpy(&bits, halves, sizeof bits);
+    }
+    return bits;
+  }
+
+  template <int kSize>
+  __device__ void store(int i, uint4 bits) const {
+    if (kSize == kUpdateElements && is_aligned()) {
+      if (is_f32()) return ptx::store16(at(i), bits);
+      return ptx::store8(at(i), {bits.x, bits.y});
+    }
+    if (is_f32()) {
+      uint32_t words[4];
+      memcpy(words, &bits, sizeof bits);
+#pragma unroll
+      for (int j = 0; j < kSize; ++j) *reinterpret_cast<uint32_t*>(at(i + j)) = words[j];
+    } else {
+      uint16_t halves[8];
+      memcpy(halves, &bits, sizeof bits);
+#pragma unroll
+      for (int j = 0; j < kSize; ++j) *reinterpret_cast<uint16_t*>(at(i + j)) = halves[j];
+    }
+  }
+
+  template <int kSize>
+  __device__ void widen(uint4 bits, float (&values)[kSize]) const {
+    if (is_f32()) return widen_as<float>(bits, values);
+    dtype_ == DType::f16 ? widen_as<__half>(bits, values) : widen_as<__nv_bfloat16>(bits, values);
+  }
+
+  template <int kSize>
+  __device__ uint4 rounded(const float (&values)[kSize]) const {
+    if (is_f32()) return rounded_as<float>(values);
+    return dtype_ == DType::f16 ? rounded_as<__half>(values) : rounded_as<__nv_bfloat16>(values);
+  }
+
+  template <int kSize>
+  __device__ void store_nearest(int i, const float (&values)[kSize]) const {
+    store<kSize>(i, rounded(values));
+  }
+
+  // Takes the bits of noise() from `shift` on.
+  template <int kSize>
+  __device__ void store_state(int i, const float (&values)[kSize], Rounding rounding, uint32_t pair,
+                              int shift) const {
+    if (!rounding.by_chance || is_f32() || dtype_ != DType::bf16) return store_nearest(i, values);
+    uint16_t halves[8] = {};
+#pragma unroll
+    for (int j = 0; j < kSize; ++j)
+      halves[j] = bf16_by_chance(values[j], noise(rounding.key, i + j, pair) >> shift & 0xffff);
+    uint4 bits;
+    memcpy(&bits, halves, sizeof bits);
+    store<kSize>(i, bits);
+  }
+
+ private:
+  template <class T, int kSize>
+  __device__ static void widen_as(uint4 bits, float (&values)[kSize]) {
+    const Pack<T> pack = Pack<T>::from(bits);
+#pragma unroll
+    for (int j = 0; j < kSize; ++j) values[j] = Element<T>::widen(pack.at[j]);
+  }
+  template <class T, int kSize>
+  __device__ static uint4 rounded_as(const float (&values)[kSize]) {
+    Pack<T> pack = Pack<T>::from({});
+#pragma unroll
+    for (int j = 0; j < kSize; ++j) pack.at[j] = Element<T>::round(values[j]);
+    return pack.bits();
+  }
+};
+
+// Calls update.visit<kSize>(i) for the n elements of a chunk: kSize of them from `i` on.
+template <class Update>
+__device__ void update_chunk(const Update& update, int n) {
+  const int thread = ptx::thread_index();
+#pragma unroll 1
+  for (int i = thread * kUpdateElements; i + kUpdateElements <= n;
+       i += kUpdateThreads * kUpdateElements)
+    update.template visit<kUpdateElements>(i);
+  const int last = n - n % kUpdateElements + thread;
+  if (last < n) update.template visit<1>(last);
+}
+
+template <class Factors>
+struct UpdateShared {
+  Factors factors;
+  float step;  // for which they are
+  uint32_t number;
+  bool last;
+};
+
+// The whole step. Op has
+//   Factors factors(const StepFactors&, uint32_t number) of the update,
+//   update(entry, offset, n, factors, rounding) for a chunk.
+template <class Op, class Table>
+__device__ void update_list(const Op& op, const Table& table, const StepScalars& scalars,
+                            uint32_t* tickets) {
+  using Factors = typename Op::Factors;
+  auto& shared = ptx::shared<UpdateShared<Factors>>();
+  if (has_bad_norm(scalars)) {
+    if (blockIdx.x == 0 && threadIdx.x == 0 && scalars.found_inf)
+      ptx::store_any(scalars.found_inf, 1.0f);
+    return;
+  }
+  if (is_skipped(scalars)) return;
+  int tensor = -1;  // whose factors are in shared memory
+  for_each_chunk(table, [&](int i, const UpdateEntry& entry, int64_t offset, int n) {
+    if (i != tensor) {
+      ptx::block_sync();  // all threads have used those of the last tensor
+      if (threadIdx.x == 0) {
+        const float step = entry.step ? *entry.step : -1.0f;
+        if (tensor < 0 || step != shared.step) {
+          shared.step = step;
+          shared.number = entry.step ? update_number(step) : 0;
+          shared.factors =
+              op.factors(step_factors(scalars, op.options.lr, op.options.maximize), shared.number);
+        }
+      }
+      ptx::block_sync();
+      tensor = i;
+    }
+    const auto chunk = static_cast<uint32_t>(offset / kChunkElements);
+    const Rounding rounding{op.options.stochastic_rounding,
+                            noise_key(shared.number, static_cast<uint32_t>(i), chunk)};
+    op.update(entry, offset, n, shared.factors, rounding);
+  });
+  // Once no block will read a step.
+  if (!tickets || !is_last_block(tickets, gridDim.x, shared.last)) return;
+  for (int i = threadIdx.x; i < table.size; i += kUpdateThreads) *table.entries()[i].step += 1.0f;
+}
+
+// Launches kernel(table, op, scalars, tickets), of type Kernel<Table>.
+template <class Op, class GetKernel>
+Status launch_update(const UpdateList& list, const Op& op, const StepScalars& scalars,
+                     Services& services, GetKernel kernel_of) {
+  uint32_t* const tickets = has_steps(list) ? services.tickets(1) : nullptr;
+  return launch_list(list, services, [&](const auto& table, const cuda::Target& target) {
+    const int most = kUpdateBlocksPerSm * target.multiprocessors;
+    const int blocks = std::clamp(static_cast<int>(std::min<int64_t>(table.chunks, most)), 1, most);
+    return launch(kernel_of(table), blocks, kUpdateThreads,
+                  sizeof(UpdateShared<typename Op::Factors>), target.stream, table, op, scalars,
+                  tickets);
+  });
+}
+
+}  // namespace amp_ext

@@ -1,0 +1,180 @@
+"""Checkpoints between torch's optimizers and these, in both directions; copies and pickles."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
+
+from amp_ext import optim
+from optimizer_cases import assert_close, assert_same_bits, bits, params_of, tolerance, train
+
+LR = 0.01
+OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
+    "adam": ("Adam", {"amsgrad": True}),
+    "adamw": ("AdamW", {}),
+    "momentum": ("SGD", {"momentum": 0.9}),
+    "dampening": ("SGD", {"momentum": 0.9, "dampening": 0.5}),
+}
+
+
+def make(module: Any, case: str, **more: Any) -> Any:
+    name, options = OPTIONS[case]
+    return getattr(module, name)(params_of(), lr=LR, **options, **more)
+
+
+def params(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    return [param for group in optimizer.param_groups for param in group["params"]]
+
+
+def through_a_file(value: Any) -> Any:
+    file = io.BytesIO()
+    torch.save(value, file)
+    file.seek(0)
+    return torch.load(file)
+
+
+def continued(
+    source: torch.optim.Optimizer, target: torch.optim.Optimizer
+) -> torch.optim.Optimizer:
+    """The target, with the weights and the checkpoint of the source, after three more steps."""
+    with torch.no_grad():
+        for mine, other in zip(params(target), params(source), strict=True):
+            mine.copy_(other)
+    target.load_state_dict(through_a_file(source.state_dict()))
+    train(target, range(3, 6))
+    return target
+
+
+@pytest.mark.parametrize("case", OPTIONS)
+def test_across(case: str) -> None:
+    ours, torchs = make(optim, case), make(torch.optim, case)
+    for optimizer in (ours, torchs):
+        train(optimizer, range(3))
+    from_ours = [continued(ours, make(module, case)) for module in (optim, torch.optim)]
+    from_torch = [continued(torchs, make(module, case)) for module in (optim, torch.optim)]
+    for optimizer in (ours, torchs):
+        train(optimizer, range(3, 6))
+    assert_same_bits(bits(from_ours[0]), bits(ours))
+    assert_same_bits(bits(from_torch[1]), bits(torchs))
+    for optimizer in (ours, from_ours[1], from_torch[0]):
+        assert_close(params(optimizer), params(torchs), tolerance(6, LR))
+
+
+def test_keys_are_torchs() -> None:
+    ours, torchs = make(optim, "adam"), make(torch.optim, "adam")
+    for optimizer in (ours, torchs):
+        train(optimizer, range(1))
+    mine, other = ours.state_dict(), torchs.state_dict()
+    assert mine["param_groups"] == other["param_groups"]
+    for index, state in other["state"].items():
+        assert list(mine["state"][index]) == list(state)
+        for name, value in state.items():
+            saved = mine["state"][index][name]
+            assert (saved.shape, saved.dtype, saved.stride()) == (
+                value.shape,
+                value.dtype,
+                value.stride(),
+            )
+
+
+def halves(case: str = "adamw", **more: Any) -> Any:
+    name, options = OPTIONS[case]
+    return getattr(optim, name)(params_of(dtype=torch.bfloat16), lr=LR, **options, **more)
+
+
+def test_masters_are_loaded_in_float32() -> None:
+    source = halves(master_weights=True)
+    train(source, range(3))
+    target = continued(source, halves(master_weights=True))
+    train(source, range(3, 6))
+    assert_same_bits(bits(target), bits(source))
+    assert target.state[params(target)[0]]["exp_avg"].dtype == torch.float32
+
+
+@pytest.mark.parametrize("through_torch", [False, True])
+def test_masters_from_weights(through_torch: bool) -> None:
+    """Of a checkpoint that has none, and of one whose masters torch's optimizer let go stale."""
+    source = torch.optim.AdamW(params_of(dtype=torch.bfloat16), lr=LR)
+    if through_torch:
+        before = halves(master_weights=True)
+        train(before, range(1))
+        source.load_state_dict(before.state_dict())
+    train(source, range(3))
+    target = halves(master_weights=True)
+    with torch.no_grad():
+        for mine, other in zip(params(target), params(source), strict=True):
+            mine.copy_(other)
+    target.load_state_dict(source.state_dict())
+    for group in target.param_groups:
+        group["lr"] = group["weight_decay"] = 0.0
+    train(target, [3])
+    for mine, other in zip(params(target), params(source), strict=True):
+        assert_same_bits(target.state[mine]["master_param"], other.detach().float())
+
+
+def test_moments_get_the_dtypes_of_the_optimizer() -> None:
+    wide = halves(exp_avg_dtype=torch.float32)
+    train(wide, range(1))
+    same, narrow = (halves(exp_avg_dtype=dtype) for dtype in (torch.float32, torch.bfloat16))
+    for optimizer in (same, narrow):
+        optimizer.load_state_dict(wide.state_dict())
+    first, of_same, of_narrow = (o.state[params(o)[0]]["exp_avg"] for o in (wide, same, narrow))
+    assert_same_bits(of_same, first)
+    assert_same_bits(of_narrow, first.bfloat16())
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o))])
+def test_copies_and_pickles(copied: Any) -> None:
+    optimizer = halves(master_weights=True, exp_avg_dtype=torch.bfloat16)
+    train(optimizer, range(2))
+    other = copied(optimizer)
+    for each in (optimizer, other):
+        train(each, range(2, 4))
+    assert_same_bits(bits(other), bits(optimizer))
+
+
+def test_loading_between_steps_and_hooks() -> None:
+    """A user's hook sees tensors, and what it returns is loaded."""
+    source = make(optim, "adamw")
+    train(source, range(2))
+    saved = copy.deepcopy(source.state_dict())
+    train(source, range(2, 4))
+
+    def forget_moments(_: Any, state_dict: dict[str, Any]) -> dict[str, Any]:
+        for state in state_dict["state"].values():
+            assert isinstance(state["exp_avg"], Tensor)
+        return {**state_dict, "state": {}}
+
+    handle = source.register_load_state_dict_pre_hook(forget_moments)
+    source.load_state_dict(saved)
+    assert not source.state
+    handle.remove()
+    source.load_state_dict(saved)
+    train(source, range(1))
+    assert source.state[params(source)[0]]["step"] == 3
+
+
+def test_distributed_checkpoint_names() -> None:
+    """By torch.distributed.checkpoint, which knows parameters by their names."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)).to(torch.bfloat16)
+    models = model, copy.deepcopy(model)
+    optimizers = [optim.AdamW(m.parameters(), lr=LR, master_weights=True) for m in models]
+    train(optimizers[0], range(2))
+    saved = through_a_file(get_optimizer_state_dict(models[0], optimizers[0]))
+    assert set(saved["state"]["0.weight"]) == {"step", "exp_avg", "exp_avg_sq", "master_param"}
+    models[1].load_state_dict(models[0].state_dict())
+    set_optimizer_state_dict(models[1], optimizers[1], saved)
+    for optimizer in optimizers:
+        train(optimizer, range(2, 4))
+    assert_same_bits(bits(optimizers[1]), bits(optimizers[0]))

@@ -1,0 +1,320 @@
+"""The step as one of an ordinary optimizer: what may change between steps, who makes a step, hooks,
+schedulers, closures, tensor learning rates, versions, errors."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
+
+import amp_ext
+from amp_ext import optim
+from amp_ext.optim._scalars import StepScalars
+from executors import Executor, against_oracle
+from optimizer_cases import (
+    assert_close,
+    assert_same_bits,
+    bits,
+    params_of,
+    set_grads,
+    tolerance,
+    train,
+)
+
+LR = 0.01
+
+
+def replace_state(optimizer: Any) -> None:
+    for state in optimizer.state.values():
+        for name, value in state.items():
+            state[name] = value.clone()
+
+
+def clear_state(optimizer: Any) -> None:
+    optimizer.state.clear()
+
+
+def forget_a_state(optimizer: Any) -> None:
+    del optimizer.state[optimizer.param_groups[0]["params"][1]]
+
+
+def reorder_states(optimizer: Any) -> None:
+    items = list(optimizer.state.items())[::-1]
+    optimizer.state.clear()
+    optimizer.state.update(items)
+
+
+def replace_data(optimizer: Any) -> None:
+    for param in optimizer.param_groups[0]["params"]:
+        param.data = param.data.clone() * 2
+
+
+def replace_a_param(optimizer: Any) -> None:
+    optimizer.param_groups[0]["params"][2] = nn.Parameter(torch.tensor(3.0))
+
+
+def add_a_group(optimizer: Any) -> None:
+    optimizer.add_param_group({"params": params_of([(3, 3)], seed=5), "lr": 0.1, "amsgrad": True})
+
+
+def change_options(optimizer: Any) -> None:
+    optimizer.param_groups[0].update(lr=0.1, betas=(0.5, 0.5), eps=0.1, weight_decay=0.1)
+
+
+def turn_on_amsgrad(optimizer: Any) -> None:
+    optimizer.param_groups[0]["amsgrad"] = True
+    for param, state in optimizer.state.items():
+        state["max_exp_avg_sq"] = torch.zeros_like(param)
+
+
+def channels_last(optimizer: Any) -> None:
+    """Moments stay as they are."""
+    param = optimizer.param_groups[0]["params"][0]
+    param.data = param.data.t().contiguous().t()
+
+
+CHANGES: list[Callable[[Any], None]] = [
+    replace_state,
+    clear_state,
+    forget_a_state,
+    reorder_states,
+    replace_data,
+    replace_a_param,
+    add_a_group,
+    change_options,
+    turn_on_amsgrad,
+    channels_last,
+]
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_changes_between_steps(change: Callable[[Any], None]) -> None:
+    optimizers = optim.AdamW(params_of(), lr=LR), torch.optim.AdamW(params_of(), lr=LR)
+    for optimizer in optimizers:
+        train(optimizer, range(2))
+        change(optimizer)
+        train(optimizer, range(2, 4))
+    ours, torchs = ([p for group in o.param_groups for p in group["params"]] for o in optimizers)
+    # Numbers grow to twice theirs, learning rates to tenfold.
+    assert_close(ours, torchs, tolerance(4, 0.1))
+    counts = [
+        [o.state[p]["step"].item() for p in params]
+        for o, params in zip(optimizers, (ours, torchs), strict=True)
+    ]
+    assert counts[0] == counts[1]
+
+
+def test_no_gradients_at_all() -> None:
+    optimizer = optim.AdamW(params_of())
+    optimizer.step()
+    assert not optimizer.state
+
+
+# ---- torch's own way ---------------------------------------------------------------------------
+
+
+class Labelled(torch.Tensor):
+    """A subclass with Python code in the way of every op."""
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        return super().__torch_function__(function, types, args, kwargs or {})
+
+
+def sparse() -> Tensor:
+    param = nn.Parameter(torch.ones(4, 2))
+    param.grad = torch.sparse_coo_tensor([[1]], torch.ones(1, 2), (4, 2))
+    return param
+
+
+def with_grad(param: Tensor) -> Tensor:
+    param.grad = torch.ones_like(param)
+    return param
+
+
+REFUSED: dict[str, tuple[Callable[[], Tensor], dict[str, Any], str]] = {
+    "sparse": (sparse, {}, r"the gradient of param_groups\[0\]\['params'\]\[0\] is not strided"),
+    "fp64": (
+        lambda: with_grad(nn.Parameter(torch.ones(3, dtype=torch.float64))),
+        {},
+        "is not float32, float16 or bfloat16",
+    ),
+    "complex": (
+        lambda: with_grad(nn.Parameter(torch.ones(3, dtype=torch.complex64))),
+        {},
+        "is not float32, float16 or bfloat16",
+    ),
+    "subclass": (
+        lambda: with_grad(torch.ones(3).as_subclass(Labelled).requires_grad_()),
+        {},
+        "is a tensor subclass",
+    ),
+    "holes": (
+        lambda: with_grad(torch.ones(3, 2)[:, 0].detach().requires_grad_()),
+        {},
+        "has holes in memory",
+    ),
+    "weight_decay": (
+        lambda: with_grad(nn.Parameter(torch.ones(3))),
+        {"weight_decay": torch.tensor(0.5)},
+        "weight_decay is a tensor",
+    ),
+    "differentiable": (
+        lambda: with_grad(nn.Parameter(torch.ones(3))),
+        {"differentiable": True},
+        "differentiable=True",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_left_to_torch(case: str) -> None:
+    make, options, why = REFUSED[case]
+    ours, torchs = (cls([make()], lr=LR, **options) for cls in (optim.SGD, torch.optim.SGD))
+    if case == "differentiable":
+        for optimizer in (ours, torchs):
+            optimizer.param_groups[0]["params"][0].requires_grad_(False)
+    assert not ours._takes_step_scalars
+    calls = []
+    ours.register_step_post_hook(lambda *_: calls.append(1))
+    for optimizer in (ours, torchs):
+        optimizer.step()
+    assert calls == [1]
+    mine, other = (optimizer.param_groups[0]["params"][0] for optimizer in (ours, torchs))
+    assert_same_bits(mine.detach(), other.detach())
+
+    ours._step_scalars = StepScalars(torch.tensor(0.0))
+    with pytest.raises(RuntimeError, match=f"SGD.step: kernels, which alone.*{why}"):
+        ours.step()
+    own = optim.SGD([make()], lr=LR, master_weights=True, **options)
+    with pytest.raises(RuntimeError, match=f"SGD.step: kernels cannot.*master weights.*{why}"):
+        own.step()
+
+
+def test_kernels_after_torch_and_before() -> None:
+    """A gradient that is sparse in one step only."""
+    optimizers = [
+        cls([nn.Parameter(torch.ones(4, 2))], 0.5, 0.5) for cls in (optim.SGD, torch.optim.SGD)
+    ]
+    for optimizer in optimizers:
+        (param,) = optimizer.param_groups[0]["params"]
+        for grad in (sparse().grad.to_dense(), sparse().grad, sparse().grad.to_dense()):
+            param.grad = grad
+            optimizer.step()
+    ours, torchs = (optimizer.param_groups[0]["params"][0] for optimizer in optimizers)
+    assert_same_bits(ours.detach(), torchs.detach())  # numbers of few bits
+
+
+# ---- an ordinary optimizer ---------------------------------------------------------------------
+
+
+def test_hooks_closure_and_profiler() -> None:
+    optimizer = optim.AdamW(params_of())
+    calls: list[Any] = []
+    optimizer.register_step_pre_hook(lambda _, args, kwargs: calls.append("pre"))
+    optimizer.register_step_post_hook(lambda _, args, kwargs: calls.append("post"))
+
+    def closure() -> float:
+        assert torch.is_grad_enabled()
+        set_grads(optimizer.param_groups[0]["params"], 0)
+        calls.append("closure")
+        return 3.0
+
+    with profile(activities=[ProfilerActivity.CPU]) as prof:
+        assert optimizer.step(closure) == 3.0
+    assert calls == ["pre", "closure", "post"]
+    assert "Optimizer.step#AdamW.step" in [event.name for event in prof.events()]
+
+
+@against_oracle
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_tensor_lr_and_scheduler(executor: Executor, dtype: torch.dtype) -> None:
+    """The scheduler writes into the tensor; steps by it are those by the number, bit for bit."""
+    tensor, number = (
+        optim.AdamW(params_of(), lr=lr) for lr in (torch.tensor(0.25, dtype=dtype), 0.25)
+    )
+    for optimizer in (tensor, number):
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+        for i in range(3):
+            train(optimizer, [i])
+            scheduler.step()
+    assert isinstance(tensor.param_groups[0]["lr"], Tensor)
+    assert number.param_groups[0]["lr"] == tensor.param_groups[0]["lr"] == 0.25 / 8
+    for mine, other in zip(
+        tensor.param_groups[0]["params"], number.param_groups[0]["params"], strict=True
+    ):
+        assert_same_bits(mine.detach(), other.detach())
+
+
+def test_a_step_is_seen_by_autograd_and_autocast() -> None:
+    layer = nn.Linear(4, 4)
+    optimizer = optim.SGD(layer.parameters(), lr=1.0)
+    x = torch.ones(1, 4)
+    with amp_ext.autocast("cpu", dtype=torch.float16):
+        before = layer(x)
+        before.sum().backward()
+        loss = layer.weight.square().sum()
+        optimizer.step()
+        assert not torch.equal(layer(x), before)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_in_compiled_code() -> None:
+    eager, compiled = (optim.AdamW(params_of(), lr=LR) for _ in range(2))
+    train(eager, range(2))
+    step = torch.compile(lambda: compiled.step(), backend="eager")
+    for i in range(2):
+        set_grads(compiled.param_groups[0]["params"], i)
+        step()
+    assert_same_bits(bits(eager), bits(compiled))
+
+
+def test_an_error_changes_nothing() -> None:
+    """Of a second group, whose gradient's memory has been freed."""
+    good, bad = params_of([(3,), (4,)])
+    optimizer = optim.AdamW([{"params": [good]}, {"params": [bad]}])
+    train(optimizer, range(1))
+    set_grads([good, bad], 1)
+    bad.grad.untyped_storage().resize_(0)
+    before = bits(optimizer)
+    with pytest.raises(RuntimeError, match=r"adam_: grads\[0\] needs a storage of 16 bytes"):
+        optimizer.step()
+    assert_same_bits(bits(optimizer), before)
+
+
+def test_keeps_nothing_alive() -> None:
+    """Neither replaced state nor parameters that are optimized no more."""
+    optimizer = optim.AdamW(params_of())
+    train(optimizer, range(2))
+    (state, *_), params = optimizer.state.values(), optimizer.param_groups[0]["params"]
+    gone = weakref.ref(state["exp_avg"]), weakref.ref(params[0]), weakref.ref(params[0].grad)
+    del state
+    optimizer.state.clear()
+    params.clear()
+    assert [each() for each in gone] == [None, None, None]
+
+
+# ---- under torch's scaler ----------------------------------------------------------------------
+
+
+def test_under_torchs_scaler() -> None:
+    """Which unscales, and does not call step() after an overflow."""
+    optimizers = optim.AdamW(params_of(), lr=LR), torch.optim.AdamW(params_of(), lr=LR)
+    for optimizer in optimizers:
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        scaler.scale(torch.ones(()))
+        for i in range(4):
+            set_grads(optimizer.param_groups[0]["params"], i, scale=1024.0 if i != 1 else torch.inf)
+            scaler.step(optimizer)
+            scaler.update(1024.0)
+    ours, torchs = (optimizer.param_groups[0]["params"] for optimizer in optimizers)
+    assert_close(ours, torchs, tolerance(3, LR))
+    assert optimizers[0].state[ours[0]]["step"] == 3

@@ -1,0 +1,219 @@
+"""What a step computes: torch's numbers, masters, dtypes of moments, skips, scalars."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from amp_ext import optim
+from amp_ext.optim._scalars import StepScalars
+from executors import Executor, against_oracle
+from optimizer_cases import (
+    assert_close,
+    assert_same_bits,
+    bits,
+    params_of,
+    set_grads,
+    tolerance,
+    train,
+)
+
+LR = 0.01
+OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
+    "adam": ("Adam", {}),
+    "adam_l2": ("Adam", {"weight_decay": 0.1, "maximize": True}),
+    "amsgrad": ("Adam", {"amsgrad": True, "betas": (0.5, 0.9), "eps": 1e-3}),
+    "adam_decoupled": ("Adam", {"weight_decay": 0.1, "decoupled_weight_decay": True}),
+    "adamw": ("AdamW", {}),
+    "adamw_amsgrad": ("AdamW", {"amsgrad": True, "weight_decay": 0.1, "maximize": True}),
+    "sgd": ("SGD", {"weight_decay": 0.1}),
+    "momentum": ("SGD", {"momentum": 0.9, "maximize": True}),
+    "dampening": ("SGD", {"momentum": 0.9, "dampening": 0.5}),
+    "nesterov": ("SGD", {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1}),
+}
+
+
+def pair(name: str, options: dict[str, Any], **ours: Any) -> tuple[Any, Any]:
+    """The same optimizer of this package and of torch, each with parameters of its own."""
+    return (
+        getattr(optim, name)(params_of(), lr=LR, **options, **ours),
+        getattr(torch.optim, name)(params_of(), lr=LR, **options),
+    )
+
+
+def params(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    return [param for group in optimizer.param_groups for param in group["params"]]
+
+
+def no_grad_of_first(optimizer: torch.optim.Optimizer) -> Any:
+    def leave_out(i: int) -> None:
+        if i % 2 == 0:
+            params(optimizer)[0].grad = None
+
+    return leave_out
+
+
+@against_oracle
+@pytest.mark.parametrize("case", OPTIONS)
+def test_as_torch(executor: Executor, case: str) -> None:
+    """Parameters, moments and counts, also of one that has a gradient in every other step only."""
+    ours, torchs = pair(*OPTIONS[case])
+    assert ours._takes_step_scalars
+    for optimizer in (ours, torchs):
+        train(optimizer, range(5), no_grad_of_first(optimizer))
+    assert_close(params(ours), params(torchs), tolerance(5, LR))
+    for mine, other in zip(params(ours), params(torchs), strict=True):
+        state, expected = dict(ours.state[mine]), torchs.state[other]
+        if case == "dampening":
+            assert state.pop("step") == (2 if mine is params(ours)[0] else 5)
+        assert list(state) == list(expected)
+        for name, value in expected.items():
+            assert state[name].dtype == value.dtype
+            # Squares are below 9, with weight decay.
+            torch.testing.assert_close(state[name], value, rtol=0, atol=9 * 28 * 2**-24)
+
+
+@pytest.mark.parametrize("name", ["Adam", "AdamW", "SGD"])
+def test_is_torchs(name: str) -> None:
+    ours, torchs = pair(name, {})
+    assert isinstance(ours, getattr(torch.optim, name))
+    assert repr(ours) == repr(torchs)
+    assert ours.defaults == torchs.defaults
+    fused = getattr(optim, name)(params_of(), fused=True)
+    assert not hasattr(fused, "_step_supports_amp_scaling")
+
+
+@against_oracle
+def test_a_skip_changes_nothing(executor: Executor) -> None:
+    for name, options in OPTIONS.values():
+        optimizer, _ = pair(name, options)
+        for before in range(2):  # the first step of all is one that is skipped
+            train(optimizer, range(before))
+            set_grads(params(optimizer), 7, scale=math.inf)
+            optimizer._step_scalars = StepScalars(torch.tensor(1.0))
+            states = bits(optimizer)
+            optimizer.step()
+            del optimizer._step_scalars
+            after = bits(optimizer)
+            if before:
+                assert_same_bits(after, states)
+            steps = [state["step"] for state in optimizer.state.values() if "step" in state]
+            assert all(step == before for step in steps)
+        never, _ = pair(name, options)
+        train(never, range(1))
+        assert_same_bits(params(optimizer), params(never))
+
+
+@against_oracle
+@pytest.mark.parametrize("name", ["AdamW", "SGD"])
+def test_scalars(executor: Executor, name: str) -> None:
+    """Scaled gradients are unscaled and clipped as by hand; powers of two, so bit for bit."""
+    scaled, plain = (getattr(optim, name)(params_of(), lr=LR) for _ in range(2))
+    set_grads(params(scaled), 0, scale=1024.0)
+    grads = [param.grad.clone() for param in params(scaled)]
+    scaled._step_scalars = StepScalars(
+        torch.tensor(0.0), torch.tensor(1 / 1024), torch.tensor(8.0), 2.0
+    )
+    scaled.step()
+    assert_same_bits([param.grad for param in params(scaled)], grads)
+    set_grads(params(plain), 0)
+    coefficient = torch.tensor(8.0).add(1e-6).reciprocal().mul(2.0)
+    for param in params(plain):
+        param.grad *= coefficient
+    plain.step()
+    assert_same_bits(params(scaled), params(plain))
+
+
+@against_oracle
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("case", ["adamw", "amsgrad", "momentum"])
+def test_master_weights(executor: Executor, case: str, dtype: torch.dtype) -> None:
+    """Masters are what float32 parameters would be, and parameters are their roundings."""
+    name, options = OPTIONS[case]
+    make = getattr(optim, name)
+    halves = make(params_of(dtype=dtype), lr=LR, master_weights=True, **options)
+    wide = make(
+        [param.float().detach().requires_grad_() for param in params(halves)], lr=LR, **options
+    )
+    for i in range(4):
+        set_grads(params(halves), i)
+        for param, half in zip(params(wide), params(halves), strict=True):
+            param.grad = half.grad.float()
+        halves.step()
+        wide.step()
+    for param, half in zip(params(wide), params(halves), strict=True):
+        assert_same_bits(halves.state[half].pop("master_param"), param.detach())
+        assert_same_bits(half.detach(), param.detach().to(dtype))
+        assert_same_bits(dict(halves.state[half]), dict(wide.state[param]))
+
+
+def test_masters_follow_what_others_write() -> None:
+    """In place or by a new .data; where a weight is as it was, its master is too."""
+    optimizer = optim.SGD(params_of(dtype=torch.bfloat16), lr=2**-12, master_weights=True)
+    train(optimizer, range(1))
+    first, second, *_ = params(optimizer)
+    masters = [optimizer.state[param]["master_param"].clone() for param in (first, second)]
+    with torch.no_grad():
+        first[0, 0] = 3.0
+    second.data = torch.full_like(second, -3.0)
+    set_grads(params(optimizer), 1, scale=0.0)
+    optimizer.step()
+    masters[0][0, 0], masters[1][:] = 3.0, -3.0
+    for param, master in zip((first, second), masters, strict=True):
+        assert_same_bits(optimizer.state[param]["master_param"], master)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_16_bits_in_place(dtype: torch.dtype) -> None:
+    """As torch's fused step, which computes in float32 and rounds: to a unit in the last place, by
+    a step of a tenth of which the parameter's rounding decides."""
+    ours = optim.AdamW(params_of(dtype=dtype), lr=LR)
+    torchs = torch.optim.AdamW(params_of(dtype=dtype), lr=LR, fused=True)
+    for optimizer in (ours, torchs):
+        train(optimizer, range(1))
+    for mine, other in zip(params(ours), params(torchs), strict=True):
+        for name in ("exp_avg", "exp_avg_sq"):
+            assert ours.state[mine][name].dtype == dtype
+        ulp = 2 * torch.finfo(dtype).eps  # of magnitudes below 4
+        torch.testing.assert_close(mine, other, rtol=0, atol=ulp)
+
+
+@against_oracle
+def test_dtypes_of_moments(executor: Executor) -> None:
+    """After one step a bfloat16 moment is the rounding of the float32 one."""
+    narrow = optim.Adam(
+        params_of(), exp_avg_dtype=torch.bfloat16, exp_avg_sq_dtype=torch.bfloat16, amsgrad=True
+    )
+    wide = optim.Adam(params_of(), amsgrad=True)
+    for optimizer in (narrow, wide):
+        train(optimizer, range(1))
+    for mine, other in zip(params(narrow), params(wide), strict=True):
+        assert_same_bits(mine.detach(), other.detach())
+        for name in ("exp_avg", "exp_avg_sq", "max_exp_avg_sq"):
+            assert_same_bits(narrow.state[mine][name], wide.state[other][name].bfloat16())
+    with pytest.raises(ValueError, match=r"exp_avg_dtype must be torch.float32, torch.bfloat16"):
+        optim.Adam(params_of(), exp_avg_dtype=torch.float64)
+
+
+@against_oracle
+def test_stochastic_rounding(executor: Executor) -> None:
+    """Parameters that rounding to nearest would leave as they are move by their mean.
+
+    Of n = 65,536 that move by 1/16 of the distance to the next bfloat16, n/16 = 4096 do, give or
+    take 6 standard deviations of sqrt(n/16 * 15/16) = 62. The same again, the same ones.
+    """
+    n = 65536
+    moved = []
+    for _ in range(2):
+        param = torch.nn.Parameter(torch.ones(n, dtype=torch.bfloat16))
+        optimizer = optim.SGD([param], lr=2.0**-11, stochastic_rounding=True)
+        param.grad = torch.full_like(param, -1.0)
+        optimizer.step()
+        assert set(param.tolist()) == {1.0, 1.0 + 2.0**-7}
+        moved.append(param != 1)
+    assert torch.equal(*moved)
+    assert abs(moved[0].sum().item() - n / 16) < 6 * 62

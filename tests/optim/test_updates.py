@@ -1,0 +1,301 @@
+"""adam_ and sgd_: what both do, compared bit for bit with the oracle."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from amp_ext import ops, reference
+from cases import CHUNKS, assert_all_same, assert_same, threads, unwritten
+from executors import CPU, Executor, against_oracle, every_executor
+from optim_cases import (
+    BF16,
+    FP16,
+    FP32,
+    OPS,
+    Values,
+    call,
+    check,
+    copied,
+    placed,
+    tensors,
+)
+
+every_op = pytest.mark.parametrize("op", OPS)
+CHUNK = CHUNKS[0]
+
+
+@against_oracle
+@every_op
+@pytest.mark.parametrize("amsgrad", [False, True])
+def test_dtypes(executor: Executor, op: str, amsgrad: bool) -> None:
+    """Each of parameter, gradient and moments, which have several of their own."""
+    kinds = list(itertools.product((FP32, FP16, BF16), repeat=3))
+    for i, (dtype, grad_dtype, moment) in enumerate(kinds):
+        state = {"dtypes": (moment, kinds[i - 1][2]), "amsgrad": amsgrad}
+        check(executor, op, call(executor, op, [(37,)], dtype, grad_dtype, state))
+
+
+@against_oracle
+@every_op
+def test_sizes(executor: Executor, op: str) -> None:
+    """One tensor after the other, so that each has chunks of its own."""
+    sizes = executor.some([1, 2, 3, 4, 5, 1023, 1025, 4096, CHUNK - 1, CHUNK, CHUNK + 5], 4)
+    check(executor, op, call(executor, op, [(size,) for size in [*sizes, 0, 3 * CHUNK + 7]]))
+
+
+@against_oracle
+@every_op
+@pytest.mark.parametrize("lists", [1, 2, 3])
+def test_alignments(executor: Executor, op: str, lists: int) -> None:
+    """Whatever the alignment of each tensor; what lies around it stays as it is."""
+    for dtype, offset in itertools.product((FP32, BF16), (1, 2, 4)):
+        values = call(executor, op, [(4099,), (30,)], dtype, dtype)
+        places = ["params", "grads", "exp_avgs" if op == "adam_" else "momentum_buffers"]
+        for name in places[:lists]:
+            values[name] = [placed(x.cpu(), offset).to(executor.device) for x in values[name]]
+        check(executor, op, values)
+
+
+LAYOUTS = {
+    "transposed": lambda t: t.t(),
+    "holes": lambda t: torch.stack([t, t], -1)[..., 1],
+    "expanded": lambda t: t[:1, :1].expand_as(t),
+    "negated": lambda t: torch._neg_view(t),
+}
+
+
+@against_oracle
+@every_op
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_gradients_in_another_order(executor: Executor, op: str, layout: str) -> None:
+    values = call(executor, op, [(6, 6), (5, 5)])
+    values["grads"][0] = LAYOUTS[layout](values["grads"][0])
+    expected = copied(values) | {"grads": [g.clone().resolve_neg() for g in values["grads"]]}
+    getattr(reference, op)(**expected)
+    with unwritten(values["grads"]):
+        getattr(executor.ops, op)(**values)
+    assert_all_same(tensors(values | {"grads": []}), tensors(expected | {"grads": []}))
+
+
+@against_oracle
+@every_op
+def test_parameters_in_any_order(executor: Executor, op: str) -> None:
+    values = call(executor, op, [(6, 4), (2, 3, 4, 5)], copies=[])
+    for name, value in values.items():
+        if isinstance(value, list) and name not in ("steps", "copies"):
+            value[0] = value[0].clone().as_strided((6, 4), (1, 6))
+            value[1] = value[1].to(memory_format=torch.channels_last)
+    check(executor, op, values)
+
+
+@every_executor
+@every_op
+def test_copies_are_the_rounded_parameters(executor: Executor, op: str) -> None:
+    values = call(executor, op, [(4100,), (40, 3), (0,), ()])
+    kinds = (FP16, BF16, FP16, BF16)
+    made = [torch.empty_like(p, dtype=d) for p, d in zip(values["params"], kinds, strict=True)]
+    getattr(executor.ops, op)(**values, copies=made)
+    for copy, param in zip(made, values["params"], strict=True):
+        assert_same(copy, param.to(copy.dtype))
+
+
+@against_oracle
+@every_op
+@pytest.mark.parametrize("count", [1, 403, 404, 2000])
+def test_long_lists(executor: Executor, op: str, count: int) -> None:
+    """Each parameter by its own step; empty tensors, which own no chunk, are counted too."""
+    count = executor.length(count)
+    values = call(executor, op, [(i % 7,) for i in range(count)])
+    before = [step.item() for step in values["steps"]]
+    check(executor, op, values)
+    assert [step.item() - 1 for step in values["steps"]] == before
+
+
+@every_executor
+@every_op
+def test_nothing_but_empty_parameters(executor: Executor, op: str) -> None:
+    values = call(executor, op, [(0,), (0, 3)])
+    getattr(executor.ops, op)(**values)
+    assert [step.item() for step in values["steps"]] == [1.0, 4.0]
+    lists = {name: [] if isinstance(x, list) else x for name, x in values.items()}
+    getattr(executor.ops, op)(**lists)
+
+
+# ---- scalars of the step -----------------------------------------------------------------------
+
+
+@every_executor
+@every_op
+@pytest.mark.parametrize("value", [1.0, 2.0, math.inf, math.nan])
+def test_nothing_is_written_after_an_overflow(executor: Executor, op: str, value: float) -> None:
+    values = call(executor, op, [(CHUNK + 5,), (0,), (3,)], found_inf=executor.scalar(value))
+    values["copies"] = [torch.zeros_like(p, dtype=BF16) for p in values["params"]]
+    values["inv_scale"] = executor.scalar(0.5)
+    with unwritten(tensors(values)):
+        getattr(executor.ops, op)(**values)
+
+
+@every_executor
+@every_op
+@pytest.mark.parametrize("norm", [math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize("flagged", [False, True])
+def test_a_norm_that_is_not_finite_is_an_overflow(
+    executor: Executor, op: str, norm: float, flagged: bool
+) -> None:
+    values = call(executor, op, [(CHUNK + 5,), (3,)], norm=executor.scalar(norm), max_norm=1.0)
+    with unwritten(tensors(values)):
+        found_inf = executor.scalar(0.0) if flagged else None
+        getattr(executor.ops, op)(**values, found_inf=found_inf)
+    assert not flagged or found_inf.item() == 1.0
+
+
+@every_executor
+@every_op
+@pytest.mark.parametrize("max_norm", [None, 0.5, 7.0])
+def test_unscaled_and_clipped_as_by_unscale(
+    executor: Executor, op: str, max_norm: float | None
+) -> None:
+    """Of float32 gradients, whose products unscale_ does not round once more."""
+    scalars = {"inv_scale": executor.scalar(0.3)}
+    if max_norm:
+        scalars["norm"] = executor.scalar(6.0)
+    values = call(executor, op, found_inf=executor.scalar(0.0))
+    plain = copied(values)
+    executor.ops.unscale_(plain["grads"], plain["found_inf"], **scalars, max_norm=max_norm)
+    with unwritten(values["grads"]):
+        getattr(executor.ops, op)(**values, **scalars, max_norm=max_norm)
+    getattr(executor.ops, op)(**plain)
+    assert_all_same(values["params"], plain["params"])
+
+
+@against_oracle
+@every_op
+def test_scaled_half_gradients(executor: Executor, op: str) -> None:
+    """Products below the range of float16 are not lost."""
+    values = call(executor, op, grad_dtype=FP16, inv_scale=executor.scalar(2.0**-40))
+    values |= {"norm": executor.scalar(0.3), "max_norm": 0.1, "maximize": True}
+    check(executor, op, values)
+
+
+@every_executor
+@every_op
+def test_learning_rate_as_a_tensor(executor: Executor, op: str) -> None:
+    values = call(executor, op, lr=0.25)
+    other = copied(values) | {"lr": 99.0, "tensor_lr": executor.scalar(0.25)}
+    for arguments in (values, other):
+        getattr(executor.ops, op)(**arguments)
+    assert_all_same(values["params"], other["params"])
+
+
+@against_oracle
+@every_op
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 3e38, 1e-45])
+def test_extreme_gradients(executor: Executor, op: str, value: float) -> None:
+    """What nobody has checked enters the state as in torch."""
+    values = call(executor, op, state={"amsgrad": True}, maximize=True)
+    values["grads"][0][3] = value
+    values["params"][0][5] = value
+    values["grads"][1].fill_(value)
+    check(executor, op, values)
+
+
+# ---- stochastic rounding -----------------------------------------------------------------------
+
+
+def rounded_at_random(
+    executor: Executor, op: str, value: float, count: int, step: float = 5.0, index: int = 0
+) -> Tensor:
+    """Return bfloat16 parameters, updated by SGD to a value that is not of bfloat16."""
+    params = [torch.zeros(count, dtype=BF16, device=executor.device) for _ in range(index + 1)]
+    grads = [torch.full((count,), -value, device=executor.device) for _ in params]
+    options: Values = {"lr": 1.0, "weight_decay": 0.0, "stochastic_rounding": True}
+    options |= {"momentum": 0.0, "dampening": 0.0, "nesterov": False}
+    steps = [executor.scalar(step) for _ in params]
+    executor.ops.sgd_(params, grads, None, steps, **options)
+    return params[index]
+
+
+@every_executor
+def test_rounded_to_either_neighbour_without_a_bias(executor: Executor) -> None:
+    """1 + 2**-7 / 4 becomes 1 + 2**-7 with a probability of 1/4.
+
+    Of n = 3 * 16384 elements; a share that is off by more than 5 standard deviations,
+    sqrt(3 / 16 / n) each, has a probability of 6e-7.
+    """
+    count = 3 * CHUNK
+    values = rounded_at_random(executor, "sgd_", 1 + 2.0**-9, count).float()
+    assert set(values.unique().tolist()) == {1.0, 1 + 2.0**-7}
+    share = (values > 1).double().mean().item()
+    assert abs(share - 0.25) < 5 * math.sqrt(3 / 16 / count)
+    for chunk in values.split(CHUNK):
+        assert abs((chunk > 1).double().mean().item() - 0.25) < 5 * math.sqrt(3 / 16 / CHUNK)
+
+
+@every_executor
+def test_bits_differ_by_element_chunk_tensor_and_step(executor: Executor) -> None:
+    """Two independent rows of 16384 bits agree in a half of them, +- 5 * 64."""
+    one = rounded_at_random(executor, "sgd_", 1 + 2.0**-8, 2 * CHUNK)
+    others = [one[CHUNK:], one[:CHUNK].roll(1), one[:CHUNK].roll(4)]
+    others += [rounded_at_random(executor, "sgd_", 1 + 2.0**-8, CHUNK, step=6.0)]
+    others += [rounded_at_random(executor, "sgd_", 1 + 2.0**-8, CHUNK, index=1)]
+    for other in others:
+        assert abs((one[:CHUNK] == other).sum().item() - CHUNK // 2) < 5 * 64
+    assert_same(one, rounded_at_random(executor, "sgd_", 1 + 2.0**-8, 2 * CHUNK))
+
+
+@every_executor
+def test_what_bfloat16_has_is_not_rounded(executor: Executor) -> None:
+    for value in (1.0, -0.375, math.inf, -math.inf):
+        values = rounded_at_random(executor, "sgd_", value, 500)
+        assert values.unique().tolist() == [value]
+    assert rounded_at_random(executor, "sgd_", math.nan, 500).isnan().all()
+
+
+@against_oracle
+@every_op
+@pytest.mark.parametrize("dtype", [BF16, FP16, FP32], ids=str)
+def test_stochastic_rounding(executor: Executor, op: str, dtype: torch.dtype) -> None:
+    """Of bfloat16 state alone, the same bits on every backend; copies are rounded to nearest."""
+    for copies_too, moment in ((dtype == FP32, BF16), (False, FP32), (False, FP16)):
+        shapes = [(CHUNK + 40,), (3,)]
+        state: Any = {"dtypes": (moment, BF16), "amsgrad": True}
+        values = call(executor, op, shapes, dtype, state=state, stochastic_rounding=True)
+        if copies_too:
+            values["copies"] = [torch.empty_like(p, dtype=BF16) for p in values["params"]]
+        check(executor, op, values)
+
+
+# ---- threads, versions -------------------------------------------------------------------------
+
+
+@every_op
+def test_same_result_for_any_number_of_threads(op: str) -> None:
+    executor = Executor("cpu", CPU, ops)
+    values = call(executor, op, [(1 << 20,), (3,), ((1 << 20) + 9,)])
+    results = []
+    for count in (1, 2, 3):
+        mine = copied(values)
+        with threads(count):
+            getattr(executor.ops, op)(**mine)
+        results.append(tensors(mine))
+    assert_all_same(results[0], results[1])
+    assert_all_same(results[0], results[2])
+
+
+@against_oracle
+@every_op
+def test_versions(executor: Executor, op: str) -> None:
+    values = call(executor, op, inv_scale=executor.scalar(1.0))
+    values["copies"] = [torch.empty_like(p, dtype=FP16) for p in values["params"]]
+    before = {id(t): t._version for t in tensors(values)}
+    getattr(executor.ops, op)(**values)
+    kept = [*values["grads"], values["inv_scale"]]
+    for tensor in tensors(values):
+        written = not any(tensor is other for other in kept)
+        assert (tensor._version > before[id(tensor)]) == written

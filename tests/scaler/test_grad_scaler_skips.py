@@ -1,0 +1,180 @@
+"""Skipped steps: the history, too many in a row, a limit of the norm, a scale that stays."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.optim import Optimizer
+
+from cases import unwritten
+from twins import DEVICES, OURS, StepsByScalars, grads, leaf, params, sgd, started
+
+KINDS: dict[str, Callable[[torch.Tensor], Optimizer]] = {
+    "plain": sgd,
+    "fused": lambda param: torch.optim.SGD([param], lr=0.5, fused=True),
+    "scalars": lambda param: StepsByScalars([param], lr=0.5),
+}
+every_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+def take_steps(scaler: Any, *values: float, max_norm: float | None = None) -> None:
+    for value in values:
+        optimizer = sgd(leaf([value], device=scaler._scale.device.type))
+        if max_norm is not None:
+            scaler.clip_grad_norm_(optimizer, max_norm)
+        scaler.step(optimizer)
+        scaler.update()
+
+
+# ---- the history -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_history(device: str) -> None:
+    scaler = started(OURS, device=device, growth_interval=2)
+    assert scaler.history() == []
+    take_steps(scaler, math.inf, 1.0)
+    take_steps(scaler, 8.0, max_norm=1.0)
+    first, second, third = scaler.history()
+    assert (*first[:2], *second[:2], *third) == (4.0, True, 2.0, False, 2.0, False, 4.0)
+    assert math.isnan(first.norm)
+    assert (third.scale, third.overflow, third.norm) == (2.0, False, 4.0)
+    assert scaler.history(1) == [third]
+    assert scaler.history(0) == []
+    with pytest.raises(ValueError, match="n must not be negative, got -1"):
+        scaler.history(-1)
+
+
+@pytest.mark.parametrize("more", [{}, {"max_consecutive_skips": 70}], ids=str)
+def test_history_keeps_the_last_records(more: dict[str, int]) -> None:
+    scaler = started(OURS, 1.0, growth_interval=1, **more)
+    take_steps(scaler, *[1.0] * 100)
+    kept = max(64, *more.values()) if more else 64
+    scales = [record.scale for record in scaler.history(1000)]
+    assert scales == [2.0**step for step in range(100 - kept, 100)]
+    assert len(scaler.history()) == 64
+
+
+def test_history_of_several_clips_has_the_largest_norm() -> None:
+    scaler, optimizers = started(OURS), [sgd(leaf(value)) for value in (4.0, 12.0, 8.0)]
+    for optimizer in optimizers:
+        scaler.clip_grad_norm_(optimizer, 1.0)
+        scaler.step(optimizer)
+    scaler.update()
+    assert scaler.history() == [(4.0, False, 3.0)]
+
+
+def test_a_new_scaler_has_no_history() -> None:
+    scaler = started(OURS)
+    take_steps(scaler, 1.0)
+    assert copy.deepcopy(scaler).history() == []
+
+
+# ---- too many in a row -------------------------------------------------------------------------
+
+READS: dict[str, Callable[[Any], Any]] = {
+    "step_was_skipped": lambda scaler: scaler.step_was_skipped,
+    "get_skipped_steps": lambda scaler: scaler.get_skipped_steps(),
+    "get_scale": lambda scaler: scaler.get_scale(),
+    "history": lambda scaler: scaler.history(),
+    "state_dict": lambda scaler: scaler.state_dict(),
+}
+
+
+@pytest.mark.parametrize("read", READS)
+def test_too_many_skips_in_a_row(read: str) -> None:
+    """Raised once, wherever something is read; and again for another run of them."""
+    scaler = started(OURS, 64.0, max_consecutive_skips=3)
+    take_steps(scaler, math.inf, math.inf, 1.0, math.inf, math.inf)
+    READS[read](scaler)
+    for _ in range(2):
+        optimizer = sgd(leaf([math.inf, 1.0]))
+        optimizer.param_groups[0]["param_names"] = ["head.weight"]
+        scaler.step(optimizer)
+        scaler.update()
+        text = (
+            r"the last 3 steps have been skipped.*max_consecutive_skips=3(.|\n)*head\.weight: 1 inf"
+        )
+        with pytest.raises(RuntimeError, match=text):
+            READS[read](scaler)
+        READS[read](scaler)
+        take_steps(scaler, 1.0)
+        READS[read](scaler)
+        take_steps(scaler, math.inf, math.inf)
+
+
+def test_too_many_skips_whose_gradients_are_gone() -> None:
+    scaler, optimizer = started(OURS, max_consecutive_skips=1), sgd(leaf(math.inf))
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+    with pytest.raises(RuntimeError, match="all gradients have been cleared since"):
+        scaler.get_scale()
+
+
+@pytest.mark.parametrize("value", [0, -1, 2**16, 1.5, "3"])
+def test_bad_max_consecutive_skips(value: Any) -> None:
+    with pytest.raises(ValueError, match="max_consecutive_skips must be an integer from 1"):
+        OURS("cpu", max_consecutive_skips=value)
+
+
+# ---- a limit of the norm -----------------------------------------------------------------------
+
+
+@every_kind
+@pytest.mark.parametrize("unscale_first", [False, True])
+def test_a_norm_above_the_limit_skips(unscale_first: bool, kind: str) -> None:
+    """The scale goes on as after any step without an overflow."""
+    scaler = started(OURS, growth_interval=2, skip_above_norm=5.0)
+    seen = []
+    for value, scale in ((20.0, 4.0), (20.5, 4.0), (math.inf, 8.0), (8.0, 4.0)):
+        optimizer = KINDS[kind](leaf([value]))
+        if unscale_first:
+            scaler.unscale_(optimizer)
+        scaler.clip_grad_norm_(optimizer, 1.0)
+        assert scaler.get_scale() == scale
+        scaler.step(optimizer)
+        scaler.update()
+        skipped = params(optimizer)[0].item() == 1.0
+        seen.append((skipped, scaler.step_was_skipped, scaler.get_skipped_steps()))
+    assert seen == [(False, False, 0), (True, True, 1), (True, True, 2), (False, False, 2)]
+
+
+def test_skips_by_the_norm_count_in_a_row() -> None:
+    scaler = started(OURS, 1.0, skip_above_norm=5.0, max_consecutive_skips=2)
+    take_steps(scaler, 6.0, max_norm=1.0)
+    assert scaler.step_was_skipped
+    take_steps(scaler, 6.0, max_norm=1.0)
+    with pytest.raises(
+        RuntimeError, match=r"the last 2 steps have been skipped.* above skip_above_norm=5"
+    ):
+        scaler.get_skipped_steps()
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, math.nan])
+def test_bad_skip_above_norm(value: float) -> None:
+    with pytest.raises(ValueError, match="skip_above_norm must be positive"):
+        OURS("cpu", skip_above_norm=value)
+
+
+# ---- a scale that stays ------------------------------------------------------------------------
+
+
+@every_kind
+def test_a_scale_that_is_not_dynamic(kind: str) -> None:
+    scaler = started(OURS, 1.0, growth_interval=1, dynamic=False)
+    for value, skipped in ((1.0, False), (math.nan, True), (1.0, False)):
+        optimizer = KINDS[kind](leaf([value], torch.bfloat16))
+        with unwritten(grads(optimizer)):  # the factor is 1
+            scaler.step(optimizer)
+        scaler.update()
+        assert (scaler.step_was_skipped, scaler.get_scale()) == (skipped, 1.0)
+        assert (params(optimizer)[0].item() == 1.0) == skipped
+    assert scaler.get_skipped_steps() == 1
+    scaler.update(8.0)
+    assert scaler.get_scale() == 8.0
