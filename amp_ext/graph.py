@@ -13,7 +13,8 @@ from torch.optim import Optimizer
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from amp_ext._library import _C
-from amp_ext.scaler.optimizers import takes_found_inf
+from amp_ext.optim._step import MASTER
+from amp_ext.scaler.optimizers import takes_found_inf, takes_step_scalars
 
 _NUMBERS = (bool, int, float)
 
@@ -58,18 +59,19 @@ def make_graphed_step(
     Gradients are cleared before each step, not by ``step_fn``, and are the graph's own: ``.grad``
     of a parameter holds that of the last step. A number as learning rate is passed to the step in a
     float32 tensor, so that ``param_groups`` and schedulers, which step outside of ``step_fn``, work
-    as ever. ``capturable`` is set to True where an optimizer has it.
+    as ever. ``capturable`` is set to True where an optimizer of torch has it.
 
     All else in Python is as it was when captured: hooks, counters, conditions, hyperparameters but
     for the learning rate. A replay is refused where these have changed: parameters, buffers,
     training mode and numbers among the attributes of the modules and their children; parameters,
-    state and hyperparameters of the optimizers; memory and options of the scaler.
+    state and hyperparameters of the optimizers, and the values of parameters that have masters;
+    memory and options of the scaler.
 
     On devices other than CUDA, every step runs ``step_fn``, with the same checks.
 
     Args:
         step_fn: one training step. It must not wait for the device; the optimizers of a scaler
-            that is enabled are those that take ``found_inf`` (``fused=True``).
+            that is enabled are of :mod:`amp_ext.optim`, or take ``found_inf`` (``fused=True``).
         modules: those that it trains or evaluates.
         optimizers: those whose steps it takes; their parameters are on one device.
         scaler: the one it uses.
@@ -106,11 +108,11 @@ def make_graphed_step(
         )
     if scaler is not None and scaler.is_enabled():
         for optimizer in optimizers:
-            if not takes_found_inf(optimizer):
+            if not (takes_step_scalars(optimizer) or takes_found_inf(optimizer)):
                 raise ValueError(
                     "make_graphed_step: a scaler waits for the device before the step of this "
-                    f"{type(optimizer).__name__}, which cannot be captured: make it with "
-                    "fused=True, or train without a scaler"
+                    f"{type(optimizer).__name__}, which cannot be captured: take one of "
+                    "amp_ext.optim, make it with fused=True, or train without a scaler"
                 )
     return GraphedStep(step_fn, modules, optimizers, scaler, warmup, pool, devices.pop())
 
@@ -148,9 +150,12 @@ class GraphedStep:
         self._lrs = [float(group["lr"]) for group in self._lr_groups]
         self._lr_tensors = [torch.full((), lr, device=device) for lr in self._lrs]
         self._snapshot: _C.Snapshot | None = None
+        self._with_masters: list[Tensor] = []  # parameters that masters overwrite
+        self._written = 0  # how often they have been written
         if self._is_cuda:
             for optimizer in optimizers:
-                _make_capturable(optimizer)
+                if not takes_step_scalars(optimizer):
+                    _make_capturable(optimizer)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._warmup > 0:
@@ -162,6 +167,8 @@ class GraphedStep:
             self._capture(leaves, spec)
         self._check_inputs(leaves, spec)
         self._check_captured()
+        if getattr(self._scaler, "_numbers", None) is not None:
+            self._scaler._step_numbers()  # the scale may have been written
         if self.graph is None:
             return self.eager(*args, **kwargs)
         for leaf, static in zip(leaves, self._inputs, strict=True):
@@ -185,6 +192,7 @@ class GraphedStep:
         self._send_lrs()
         with self._on_stream():
             outputs, spec = self._run([self._on_device(leaf) for leaf in leaves], spec)
+        self._written = _C.sum_of_versions(self._with_masters)
         return tree_unflatten(outputs, spec)
 
     # ---- the step ------------------------------------------------------------------------------
@@ -272,6 +280,13 @@ class GraphedStep:
             names = [name for name in ("_last_states", "_last_optimizers") if name in known]
             self._last_step = {name: known[name] for name in names} or None
             self.graph = graph
+        self._with_masters = [
+            param
+            for optimizer in self._optimizers
+            for param, state in optimizer.state.items()
+            if isinstance(state, dict) and MASTER in state
+        ]
+        self._written = _C.sum_of_versions(self._with_masters)
         self._content = (
             self._content_of_optimizers() + self._content_of_scaler() + self._content_of_modules()
         )
@@ -317,24 +332,24 @@ class GraphedStep:
             {param: (state, dict(state)) for param, state in optimizer.state.items()}
             for optimizer in self._optimizers
         ]
-        known = vars(self._scaler) if self._scaler is not None else {}
-        scaler = {
-            key: copy.copy(value) if isinstance(value, dict) else value
-            for key, value in known.items()
-        }
+        kept = [
+            (known, {k: copy.copy(v) if isinstance(v, dict) else v for k, v in known.items()})
+            for known in self._states_of_scaler()
+        ]
         try:
             yield
         except Exception:
             for param, grad in zip(params, grads, strict=True):
                 param.grad = grad
-            for optimizer, kept in zip(self._optimizers, states, strict=True):
+            for optimizer, before in zip(self._optimizers, states, strict=True):
                 optimizer.state.clear()
-                for param, (state, content) in kept.items():
+                for param, (state, content) in before.items():
                     state.clear()
                     state.update(content)
                     optimizer.state[param] = state
-            known.clear()
-            known.update(scaler)
+            for known, content in kept:
+                known.clear()
+                known.update(content)
             raise
 
     # ---- the checks ----------------------------------------------------------------------------
@@ -371,6 +386,12 @@ class GraphedStep:
 
     def _check_captured(self) -> None:
         self._refuse_change(self._content, self._snapshot.first_change(), "since the capture")
+        if _C.sum_of_versions(self._with_masters) != self._written:
+            raise RuntimeError(
+                "make_graphed_step: a parameter that has a master weight has been written since "
+                "the last step. A replay would overwrite it: call .eager(), which makes the master "
+                "anew, and make_graphed_step again"
+            )
 
     def _refuse_change(
         self, content: Sequence[_Content], change: tuple[int, int] | None, when: str
@@ -407,16 +428,24 @@ class GraphedStep:
                     content.append((state, None, f"the {name}.state of a parameter"))
         return content
 
+    def _states_of_scaler(self) -> list[dict[str, Any]]:
+        numbers = getattr(self._scaler, "_numbers", None)  # amp_ext.GradScaler's
+        return [vars(part) for part in (self._scaler, numbers) if part is not None]
+
     def _content_of_scaler(self) -> list[_Content]:
-        if self._scaler is None:
-            return []
-        known = vars(self._scaler)
-        keys = [
-            key
-            for key, value in known.items()
-            if isinstance(value, (Tensor, *_NUMBERS)) and not key.startswith("_init_")
+        passing = ("_init_", "_told_")
+        return [
+            (
+                known,
+                [
+                    key
+                    for key, value in known.items()
+                    if isinstance(value, (Tensor, *_NUMBERS)) and not key.startswith(passing)
+                ],
+                type(self._scaler).__name__,
+            )
+            for known in self._states_of_scaler()
         ]
-        return [(known, keys, type(self._scaler).__name__)]
 
     def _content_of_modules(self) -> list[_Content]:
         content: list[_Content] = []

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import amp_ext
+import amp_ext.optim
 from amp_ext.graph import make_graphed_step
 from fake_cuda.recorder import is_running, recorded
 from twins import plain
@@ -102,6 +103,7 @@ class Training:
                 "scaler": self.scaler.state_dict(),
                 "grads": grads,
                 "skipped": [self.scaler.get_skipped_steps(), self.scaler.step_was_skipped],
+                "history": torch.tensor([[*map(float, r)] for r in self.scaler.history()]),
             }
         )
 
@@ -124,6 +126,15 @@ def started(device: str, **options: Any) -> tuple[Training, Any]:
 
 
 OPTIMIZERS: dict[str, Callable[[list[Tensor]], torch.optim.Optimizer]] = {
+    "ours": lambda params: amp_ext.optim.AdamW(params, lr=LR, amsgrad=True),
+    "our SGD": lambda params: amp_ext.optim.SGD(params, lr=LR, momentum=0.9, dampening=0.5),
+    "bfloat16": lambda params: amp_ext.optim.Adam(
+        params,
+        lr=LR,
+        exp_avg_dtype=torch.bfloat16,
+        exp_avg_sq_dtype=torch.bfloat16,
+        stochastic_rounding=True,
+    ),
     "AdamW": lambda params: torch.optim.AdamW(params, lr=LR, fused=True, amsgrad=True),
     "SGD": lambda params: torch.optim.SGD(params, lr=LR, momentum=0.9, fused=True),
     "groups": lambda params: torch.optim.Adam(
@@ -276,10 +287,44 @@ def test_overflow_report(device: str) -> None:
 def test_checkpoint_of_the_scaler(device: str) -> None:
     """It loads into the same memory, so that replays go on from it."""
     training, step = started(device)
-    training.scaler.load_state_dict({**training.scaler.state_dict(), "scale": 64.0})
-    step(*batch(device, 0, overflow=True))
-    step(*batch(device, 1, overflow=True))
+    eager = Training(device)
+    for number in range(WARMUP + 1):
+        eager.eager(*batch(device, number))
+    for scaler in (training.scaler, eager.scaler):
+        scaler.load_state_dict({**scaler.state_dict(), "scale": 64.0})
+    for number in range(4):
+        data = batch(device, number, overflow=number < 2)
+        step(*data)
+        eager.eager(*data)
+        assert training.state() == eager.state()
     assert training.scaler.get_scale() == 32.0
+
+
+@every_device
+def test_masters(device: str) -> None:
+    """16-bit weights with masters are as without a graph; one that is written is not overwritten
+    unnoticed."""
+
+    def make(params: list[Tensor]) -> torch.optim.Optimizer:
+        return amp_ext.optim.AdamW(params, lr=LR, master_weights=True)
+
+    trainings = []
+    for _ in range(2):
+        trainings.append(Training(device, make))
+        trainings[-1].model[0].bfloat16()
+    eager, graphed = trainings
+    step = graphed.graphed()
+    for number in range(STEPS):
+        data = batch(device, number, size=5 if number == 6 else 8, overflow=number == 7)
+        eager.eager(*data)
+        (step.eager if number == 6 else step)(*data)
+        assert graphed.state() == eager.state()
+    with torch.no_grad():
+        graphed.model[0].weight.mul_(2.0)
+    before = graphed.state()
+    with pytest.raises(RuntimeError, match="a parameter that has a master weight has been written"):
+        step(*data)
+    assert graphed.state() == before
 
 
 # ---- refusals ----------------------------------------------------------------------------------

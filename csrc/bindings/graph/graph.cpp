@@ -124,6 +124,16 @@ void set_grads(const py::list& params, const py::list& grads) {
   END_HANDLE_TH_ERRORS_PYBIND
 }
 
+// Each grows with every write that autograd knows of.
+int64_t sum_of_versions(const py::list& tensors) {
+  int64_t sum = 0;
+  for (const py::handle tensor : tensors) {
+    const at::Tensor& unpacked = THPVariable_Unpack(tensor.ptr());
+    if (!unpacked.is_inference()) sum += unpacked._version();
+  }
+  return sum;
+}
+
 }  // namespace
 
 void bind_graph(py::module_& m) {
@@ -131,6 +141,7 @@ void bind_graph(py::module_& m) {
       .def(py::init<const py::iterable&>())
       .def("first_change", &Snapshot::first_change);
   m.def("set_grads", &set_grads);
+  m.def("sum_of_versions", &sum_of_versions);
 }
 
 }  // namespace amp_ext

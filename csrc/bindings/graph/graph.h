@@ -4,7 +4,7 @@
 
 namespace amp_ext {
 
-// Adds Snapshot and set_grads to the module.
+// Adds Snapshot, set_grads and sum_of_versions to the module.
 void bind_graph(pybind11::module_& m);
 
 }  // namespace amp_ext
