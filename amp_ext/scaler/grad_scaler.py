@@ -3,7 +3,7 @@
 import functools
 import operator
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -256,10 +256,12 @@ class GradScaler(ScalerState):
                 state = self._state_of(optimizer)
                 stage, found_infs = state["stage"], state["found_inf_per_device"]
                 may_step = found_infs if stage is OptState.UNSCALED else stage is OptState.READY
-                if may_step and takes_step_scalars(optimizer):
-                    return self._step_with_scalars(optimizer, state, *args, **kwargs)
                 if may_step and takes_found_inf(optimizer):
                     return self._step_with_found_inf(optimizer, state, *args, **kwargs)
+                # A clip that is left to the step has asked already.
+                clip = state.get("clip")
+                if may_step and ((clip and clip.by_step) or takes_step_scalars(optimizer)):
+                    return self._step_with_scalars(optimizer, state, *args, **kwargs)
                 if stage is not OptState.STEPPED and not supports_amp_scaling(optimizer):
                     if stage is OptState.READY:
                         self.unscale_(optimizer)
@@ -326,14 +328,6 @@ class GradScaler(ScalerState):
         if any(flag.item() for flag in skips_of(optimizer_state)):
             return None
         return optimizer.step(*args, **kwargs)
-
-    def _combined_found_inf(self, found_infs: Iterable[Tensor]) -> Tensor:
-        device = self._scale.device
-        lazy = device.type != "cpu"  # a copy to the CPU must have arrived before it is read
-        found_infs = [found.to(device, non_blocking=lazy) for found in found_infs]
-        if not found_infs:
-            return torch.zeros((), dtype=torch.float32, device=device)
-        return functools.reduce(torch.maximum, found_infs)
 
     def update(self, new_scale: float | Tensor | None = None) -> None:
         """As ``torch.amp.GradScaler.update``, with this class's options, and never waiting."""

@@ -1,8 +1,9 @@
 """What the scaler keeps beside torch's scaler: options, counters, and its last step."""
 
+import functools
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from numbers import Real
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from amp_ext.scaler.arriving import Arriving
 from amp_ext.scaler.history import RECORDS, StepRecord, new_history, read_history
 from amp_ext.scaler.numbers import StepNumbers
 from amp_ext.scaler.report import NamedParameters, OverflowReport, found_infs_of, report_on
@@ -134,6 +136,13 @@ class ScalerState(torch.amp.GradScaler):
         self._check_skips()
         return any(flag.item() for state in self._last_states.values() for flag in skips_of(state))
 
+    def _skip_of(self, optimizer: Optimizer) -> Arriving | None:
+        """Whether the optimizer's step was skipped that the last :meth:`update` closed; None if
+        there was none."""
+        state = self._last_states.get(id(optimizer))
+        flags = skips_of(state) if state is not None else []
+        return Arriving(self._combined_found_inf(flags)) if flags else None
+
     def overflow_report(self, named_parameters: NamedParameters | None = None) -> OverflowReport:
         """Says which gradients are not finite, after an overflow in this step or in the one that
         the last :meth:`update` closed. To be called before the gradients are cleared.
@@ -155,6 +164,14 @@ class ScalerState(torch.amp.GradScaler):
             find() for find, found in checked.values() if any(flag.item() for flag in found)
         ]
         return report_on(overflowed, named_parameters)
+
+    def _combined_found_inf(self, found_infs: Iterable[Tensor]) -> Tensor:
+        device = self._scale.device
+        lazy = device.type != "cpu"  # a copy to the CPU must have arrived before it is read
+        found_infs = [found.to(device, non_blocking=lazy) for found in found_infs]
+        if not found_infs:
+            return torch.zeros((), dtype=torch.float32, device=device)
+        return functools.reduce(torch.maximum, found_infs)
 
     # ---- the steps before ----------------------------------------------------------------------
 

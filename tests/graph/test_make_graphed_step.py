@@ -301,6 +301,23 @@ def test_checkpoint_of_the_scaler(device: str) -> None:
 
 
 @every_device
+def test_torchs_scaler(device: str) -> None:
+    """It keeps less, which is as right over replays."""
+    states = []
+    for graphs in (False, True):
+        training = Training(device, max_norm=None)
+        training.scaler = torch.amp.GradScaler(device, init_scale=2.0**10, growth_interval=3)
+        step = training.graphed() if graphs else training.eager
+        for number in range(STEPS):
+            step(*batch(device, number, overflow=number in (1, 5)))
+        optimizers = [optimizer.state_dict()["state"] for optimizer in training.optimizers]
+        states.append(
+            plain([training.model.state_dict(), optimizers, training.scaler.state_dict()])
+        )
+    assert states[0] == states[1]
+
+
+@every_device
 def test_masters(device: str) -> None:
     """16-bit weights with masters are as without a graph; one that is written is not overwritten
     unnoticed."""

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.amp.grad_scaler import OptState
 from torch.optim import Optimizer
 
+import amp_ext.optim
 from cases import FLOATS, LAYOUTS, assert_all_same, copies, unwritten, whole_and_view
 from clip_cases import (
     Clip,
@@ -49,6 +50,7 @@ OPTIMIZERS: dict[str, Callable[[Any], Optimizer]] = {
 STEP_CLIPS: dict[str, Callable[[Any], Optimizer]] = {
     "sgd-fused": lambda p: optim.SGD(p, lr=0.5, fused=True),
     "scalars": lambda p: StepsByScalars(p, lr=0.5),
+    "amp_ext.optim": lambda p: amp_ext.optim.SGD(p, lr=0.5),
 }
 """Optimizers whose step unscales and clips."""
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.optim import Optimizer
 
+import amp_ext.optim
 from cases import unwritten
 from twins import DEVICES, OURS, StepsByScalars, grads, leaf, params, sgd, started
 
@@ -18,6 +19,7 @@ KINDS: dict[str, Callable[[torch.Tensor], Optimizer]] = {
     "plain": sgd,
     "fused": lambda param: torch.optim.SGD([param], lr=0.5, fused=True),
     "scalars": lambda param: StepsByScalars([param], lr=0.5),
+    "amp_ext.optim": lambda param: amp_ext.optim.SGD([param], lr=0.5),
 }
 every_kind = pytest.mark.parametrize("kind", KINDS)
 

@@ -1,0 +1,90 @@
+"""Learning-rate schedules that count the steps that were made."""
+
+from typing import Any
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from amp_ext.scaler import GradScaler
+from amp_ext.scaler.arriving import Arriving
+
+__all__ = ["SkipAware"]
+
+
+class SkipAware:
+    """A scheduler of torch's that does not advance for a step that the scaler skipped.
+
+    To be stepped after ``scaler.update()``, in the place of the scheduler::
+
+        scheduler = SkipAware(torch.optim.lr_scheduler.StepLR(optimizer, 1000), scaler)
+
+    Where the scaler decides on the host whether to call ``optimizer.step()``, the schedule knows at
+    once. Where the optimizer skips on the device (``fused=True``, and :mod:`amp_ext.optim`), it
+    reads of one call at the next, so that the host never waits for the step that was launched last:
+    it advances, and stands still at the next call if the step turns out to have been skipped. So
+    only the step that follows a skipped one has a rate that is one step ahead. ``exact=True`` waits
+    instead.
+
+    torch's warning about ``lr_scheduler.step()`` before ``optimizer.step()`` does not come up when
+    the first steps are skipped.
+
+    Args:
+        scheduler: made for one optimizer. Its attributes and methods are this object's too.
+        scaler: whose steps of that optimizer are counted.
+        exact: wait for the device at each call.
+
+    Checkpoints are those of the scheduler: a skip that is not yet read of when one is written is
+    read of then, and made up for at the next call, which is saved too.
+    """
+
+    def __init__(self, scheduler: LRScheduler, scaler: GradScaler, *, exact: bool = False) -> None:
+        self.scheduler = scheduler
+        self._scaler = scaler
+        self._exact = exact
+        self._called = False
+        self._last: Arriving | None = None
+        self._ahead = 0
+        optimizer: Optimizer = scheduler.optimizer
+        optimizer.register_step_post_hook(self._note_call)
+
+    def _note_call(self, *_: Any) -> None:
+        self._called = True
+
+    def step(self, *args: Any, **kwargs: Any) -> None:
+        """As the scheduler's, after a step that was made; otherwise nothing."""
+        self._settle()
+        called, self._called = self._called, False
+        if not called:
+            return
+        self._last = self._scaler._skip_of(self.scheduler.optimizer)
+        if self._exact:
+            self._settle()
+        if self._ahead:
+            self._ahead -= 1
+        else:
+            self.scheduler.step(*args, **kwargs)
+
+    def _settle(self) -> None:
+        """Read whether the last step was skipped, for which the schedule has advanced."""
+        if self._last is not None:
+            self._ahead += self._last.read() != 0
+            self._last = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """The scheduler's, and by how many skipped steps it is ahead, where it is. Waits for the
+        device."""
+        self._settle()
+        ahead = {"amp_ext_ahead": self._ahead} if self._ahead else {}
+        return self.scheduler.state_dict() | ahead
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loads a state of this class or of the scheduler's."""
+        self._last = None
+        self._ahead = state_dict.get("amp_ext_ahead", 0)
+        rest = {key: value for key, value in state_dict.items() if key != "amp_ext_ahead"}
+        self.scheduler.load_state_dict(rest)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "scheduler":  # not made yet, as within copy.copy
+            raise AttributeError(name)
+        return getattr(self.scheduler, name)

@@ -1,0 +1,104 @@
+"""Schedules that count the steps that were made: amp_ext.optim.lr_scheduler."""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ExponentialLR, StepLR
+
+from amp_ext.optim.lr_scheduler import SkipAware
+from twins import OURS, THEIRS, StepsByScalars, leaf, params, started
+
+KINDS: dict[str, Callable[..., Optimizer]] = {
+    "host": torch.optim.SGD,
+    "fused": lambda p, lr: torch.optim.SGD(p, lr=lr, fused=True),
+    "scalars": StepsByScalars,
+}
+
+
+def train(scaler: Any, optimizer: Optimizer, schedule: Any, values: list[float]) -> list[float]:
+    """Return the rate of each step, in halvings."""
+    rates = []
+    for value in values:
+        rates.append(-math.log2(optimizer.param_groups[0]["lr"]))
+        params(optimizer)[0].grad.fill_(value)
+        scaler.step(optimizer)
+        scaler.update()
+        schedule.step()
+    return rates
+
+
+def halving(kind: str, **options: Any) -> tuple[Any, Optimizer, SkipAware]:
+    optimizer, scaler = KINDS[kind]([leaf([1.0])], lr=1.0), started(OURS, 64.0)
+    return scaler, optimizer, SkipAware(ExponentialLR(optimizer, 0.5), scaler, **options)
+
+
+@pytest.mark.parametrize(
+    ("kind", "exact", "rates"),
+    [
+        ("host", False, [0, 0, 1, 1, 1, 2, 3]),
+        ("fused", True, [0, 0, 1, 1, 1, 2, 3]),
+        ("scalars", True, [0, 0, 1, 1, 1, 2, 3]),
+        ("fused", False, [0, 1, 1, 2, 2, 2, 3]),  # one ahead after a skip
+        ("scalars", False, [0, 1, 1, 2, 2, 2, 3]),
+    ],
+)
+def test_skipped_steps_do_not_count(kind: str, exact: bool, rates: list[int]) -> None:
+    bad = math.inf
+    assert train(*halving(kind, exact=exact), [bad, 1.0, bad, bad, 1.0, 1.0, 1.0]) == rates
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_warning_where_torch_warns(kind: str) -> None:
+    """That a skipped first step is lr_scheduler.step() before optimizer.step(), for torch's."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(*halving(kind), [math.inf, math.inf, 1.0])
+    if kind == "host":
+        optimizer, scaler = torch.optim.SGD([leaf([1.0])], lr=1.0), started(THEIRS)
+        with pytest.warns(UserWarning, match=r"`lr_scheduler.step\(\)` before `optimizer.step"):
+            train(scaler, optimizer, StepLR(optimizer, 1), [math.inf])
+
+
+def test_another_optimizers_overflow_does_not_count() -> None:
+    scaler, optimizer, schedule = halving("scalars", exact=True)
+    other = StepsByScalars([leaf([math.inf])], lr=1.0)
+    scaler.step(other)
+    scaler.step(optimizer)
+    scaler.update()
+    schedule.step()
+    assert (schedule.get_last_lr(), scaler.step_was_skipped) == ([0.5], True)
+
+
+@pytest.mark.parametrize("into", ["itself", "another", "torch"])
+def test_checkpoints(into: str) -> None:
+    """What is not made up for yet is saved too."""
+    scaler, optimizer, schedule = halving("fused")
+    train(scaler, optimizer, schedule, [1.0, math.inf])
+    state = copy.deepcopy(schedule.state_dict())
+    assert (state["last_epoch"], state["amp_ext_ahead"]) == (2, 1)
+    if into == "torch":
+        plain = ExponentialLR(torch.optim.SGD([leaf([1.0])], lr=1.0), 0.5)
+        plain.load_state_dict(state)
+        assert plain.last_epoch == 2
+        return
+    if into == "another":
+        scaler, optimizer, schedule = halving("fused")
+        optimizer.param_groups[0]["lr"] = 0.25
+    schedule.load_state_dict(state)
+    assert train(scaler, optimizer, schedule, [1.0, 1.0, 1.0]) == [2, 2, 3]
+
+
+def test_disabled_scaler() -> None:
+    optimizer, scaler = torch.optim.SGD([leaf([1.0])], lr=1.0), OURS("cpu", enabled=False)
+    assert train(scaler, optimizer, SkipAware(StepLR(optimizer, 1), scaler), [1.0, 1.0]) == [
+        0,
+        -0.0 - math.log2(0.1),
+    ]
