@@ -182,8 +182,8 @@ def linear(
     """``act(x @ weight.T + bias)``: :func:`gemm` with the weight as ``torch.nn.Linear`` stores it.
 
     Under autocast, torch's or :class:`amp_ext.autocast`, operands are cast as those of
-    ``torch.nn.functional.linear`` are, and the gradient of a float32 weight stays float32; so does
-    that of a 16-bit weight whose ``grad_dtype`` is float32.
+    ``torch.nn.functional.linear`` are, and the gradient of a float32 weight stays float32. So does
+    that of a 16-bit leaf whose ``grad_dtype`` is ``torch.float32``, though not when compiled.
 
     Args:
         x: [*, k], also [k]; float16, bfloat16, float32 or float64, any strides.
@@ -192,12 +192,11 @@ def linear(
         activation: as for :func:`gemm`.
         accumulate_grad: whether a backward pass may add the weight's gradient to ``weight.grad`` in
             the product itself, with the roundings of :func:`gemm_accumulate_`. It does so where
-            autograd would add the same there: ``weight`` is a contiguous leaf on the device of the
-            product, used once in the graph, without hooks (as data-parallel wrappers have them),
-            with a float32 ``.grad`` in the same layout (a 16-bit weight has one where its
-            ``grad_dtype`` is float32); and the pass is that of ``backward()``, without ``inputs``,
-            ``create_graph`` or anomaly mode, not of ``torch.autograd.grad``, nor compiled.
-            Otherwise the gradient is returned as usual.
+            autograd would add the same there: ``weight`` is a contiguous leaf with a float32
+            gradient, on the device of the product, used once in the graph, without hooks (as
+            data-parallel wrappers have them), with a ``.grad`` in the same layout; and the pass is
+            that of ``backward()``, without ``inputs``, ``create_graph`` or anomaly mode, not of
+            ``torch.autograd.grad``, nor compiled. Otherwise the gradient is returned as usual.
 
     Returns:
         A new tensor of shape [*, n] and dtype ``torch.promote_types(x.dtype, weight.dtype)``.

@@ -10,9 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-import amp_ext
 from amp_ext import reference
-from cases import FLOATS, KINDS, PAIRS, assert_equal, assert_same, assert_sum_near, integers, normal
+from cases import FLOATS, KINDS, PAIRS, assert_equal, assert_sum_near, integers, normal
 from executors import Executor, against_oracle, every_executor
 from gemm_cases import FORMS, LARGE, SMALL, Form, Leaves, cast, doubles, gradients, gradients_of
 
@@ -120,24 +119,23 @@ def test_gradients_of_fp32_tensors_never_pass_through_fp16(executor: Executor) -
 
 
 @against_oracle
-@pytest.mark.parametrize("way", ["linear", "mlp", "autocast"])
-def test_grad_dtype_of_leaves(executor: Executor, way: str) -> None:
-    """FP32 gradients of FP16 leaves, biases too, never pass through FP16."""
-    x = torch.full((4, 6), 256.0, dtype=FP16, device=executor.device)
-    weight = torch.eye(6, dtype=FP16, device=executor.device).requires_grad_()
-    bias = torch.zeros(6, dtype=FP16, device=executor.device).requires_grad_()
-    for leaf in (weight, bias):
-        leaf.grad_dtype = FP32
-    if way == "linear":
-        out = executor.ops.linear(x, weight, bias)
-    elif way == "mlp":
-        out = executor.ops.mlp(x, weight, bias, torch.eye(6, dtype=FP16, device=x.device), None)
-    else:
-        with amp_ext.autocast(x.device.type, dtype=FP16):
-            out = torch.nn.functional.linear(x, weight, bias)
-    out.backward(torch.full_like(out, 32768.0))
-    assert_same(weight.grad, torch.full_like(weight, 4 * 256 * 32768.0, dtype=FP32))
-    assert_same(bias.grad, torch.full_like(bias, 4 * 32768.0, dtype=FP32))
+@pytest.mark.parametrize("dtype", [FP16, BF16])
+def test_fp32_gradients_of_16_bit_leaves(executor: Executor, dtype: torch.dtype) -> None:
+    """Where a leaf's grad_dtype is float32, every bit of sums that 16 bits do not represent."""
+    shapes = {"a": (65, 7), "b": (5, 7), "bias": (5,), "c": (65, 1)}
+    leaves = {name: integers(s, dtype, executor.device, limit=200) for name, s in shapes.items()}
+    for leaf in leaves.values():
+        leaf.requires_grad_().grad_dtype = FP32
+    grad = integers((65, 5), dtype, executor.device, limit=200) * 200
+    exact = gradients(
+        reference.gemm, doubles(leaves), grad.double(), trans_b=True, alpha=0.5, beta=2.0
+    )
+    found = gradients(executor.ops.gemm, leaves, grad, trans_b=True, alpha=0.5, beta=2.0)
+    for name, actual in found.items():
+        assert actual.dtype == FP32
+        assert actual.double().equal(exact[name])
+        assert actual.abs().max() > 65504
+        assert not actual.to(dtype).double().equal(exact[name])
 
 
 @every_executor

@@ -89,6 +89,51 @@ def test_is_what_autograd_does(
         torch.testing.assert_close(mine.grad, other.grad, rtol=1e-6, atol=1e-4)
 
 
+@against_oracle
+@pytest.mark.parametrize("dtype", [FP16, torch.bfloat16])
+@pytest.mark.parametrize("region", [contextlib.nullcontext, amp_ext.autocast])
+@pytest.mark.parametrize(
+    ("make", "grad"),
+    [
+        (lambda **o: Linear(6, 5, **o), 2.0**15),
+        (lambda **o: MLP(6, 5, 4, activation="relu", **o), 2.0**12),
+    ],
+    ids=["Linear", "MLP"],
+)
+def test_fp32_gradients_of_16_bit_weights(
+    executor: Executor,
+    make: Callable[..., nn.Module],
+    grad: float,
+    region: Callable[..., Any],
+    dtype: torch.dtype,
+) -> None:
+    """Where their grad_dtype is float32: added in place, beyond what float16 represents. All that
+    is rounded to 16 bits is an integer, or that times 2**12, and exact."""
+    layers = [make(device=executor.device, accumulate_grad=added) for added in (True, False)]
+    layers[1].load_state_dict(whole(layers[0]).state_dict())
+    x = rows(executor).to(dtype)
+    counts = []
+    for layer in layers:
+        layer.to(dtype)
+        for parameter in layer.parameters():
+            parameter.grad = None
+            parameter.grad_dtype = FP32
+        for _ in range(2):
+            with region(
+                *(() if region is contextlib.nullcontext else (executor.device.type, dtype))
+            ):
+                out = layer(x)
+            with Ops() as seen:
+                out.backward(torch.full_like(out, grad))
+            counts.append(seen.count)
+    weights = sum(parameter.dim() == 2 for parameter in layers[0].parameters())
+    assert counts == [0, weights, 0, 0]
+    for mine, other in zip(layers[0].parameters(), layers[1].parameters(), strict=True):
+        assert mine.grad.dtype == FP32
+        assert mine.grad.equal(other.grad)
+        assert mine.dim() == 1 or 65504 < mine.grad.abs().max() < math.inf
+
+
 def hooked_before(layer: Linear) -> None:
     layer.weight.register_hook(lambda grad: grad * 2)
 
@@ -342,19 +387,3 @@ def test_transforms_return_gradients(executor: Executor) -> None:
     assert seen.count == 0
     assert_same(layer.weight.grad, before)
     assert_same(grad, torch.autograd.grad(layer(x).sum(), layer.weight)[0])
-
-
-@against_oracle
-def test_fp32_gradient_of_an_fp16_weight(executor: Executor) -> None:
-    """By Tensor.grad_dtype: never rounded to float16, in which the first one is infinite."""
-    layer = Linear(6, 5, bias=False, device=executor.device, dtype=FP16, accumulate_grad=True)
-    layer.weight.grad_dtype = FP32
-    x = torch.full((4, 6), 256.0, dtype=FP16, device=executor.device)
-    grad = torch.full((4, 5), 255.0, dtype=FP16, device=executor.device)
-    for step, added in enumerate((0, 1), start=1):
-        with Ops() as seen:
-            layer(x).backward(grad)
-        assert seen.count == added
-        assert_same(
-            layer.weight.grad, torch.full_like(layer.weight, step * 4 * 256 * 255.0, dtype=FP32)
-        )

@@ -24,7 +24,8 @@ at::ScalarType gradient_type(const at::Tensor& tensor) {
   const auto edge = torch::autograd::impl::gradient_edge(tensor);
   if (!edge.is_valid()) return tensor.scalar_type();
   const auto& metadata = edge.function->input_metadata(edge.input_nr);
-  return metadata.grad_dtype().value_or(c10::typeMetaToScalarType(metadata.options().dtype()));
+  const auto type = c10::typeMetaToScalarType(metadata.options().dtype());
+  return at::isReducedFloatingType(type) && metadata.grad_dtype() == at::kFloat ? at::kFloat : type;
 }
 
 at::Tensor Addend::gradient(const at::Tensor& grad, double factor) const {

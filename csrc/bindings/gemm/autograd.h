@@ -23,8 +23,8 @@ auto make_node() {
 }
 
 // The type that the gradient of `tensor` has to have. It is not always the tensor's own: an FP16
-// copy may take the place of its FP32 original (autocast/weight_copies.h), and a leaf has a
-// grad_dtype.
+// copy may take the place of its FP32 original (autocast/weight_copies.h), and the grad_dtype of a
+// 16-bit leaf may be FP32.
 at::ScalarType gradient_type(const at::Tensor& tensor);
 
 // An addend of the result.

@@ -60,7 +60,7 @@ bool has_hooks(AccumulateGrad& node) {
          node.tensor_post_acc_grad_hooks();
 }
 
-// Whether the elements are in memory as they are: no subclass, no wrapper of a transform, no
+// A tensor whose elements are in memory as they are: no subclass, no wrapper of a transform, no
 // negated view, no ZeroTensor.
 bool is_plain(const at::Tensor& tensor) {
   constexpr c10::DispatchKeySet functorch({c10::DispatchKey::FuncTorchBatched,
@@ -100,6 +100,7 @@ bool can_add_to(const at::Tensor& grad, const at::Tensor& weight, const at::Tens
 
 at::Tensor leaf_gradient(Node& node, size_t input, const at::Tensor& left, const at::Tensor& right,
                          const GemmOptions& options, bool in_place) {
+  in_place = in_place && options.out_dtype == at::kFloat;
   if (AccumulateGrad* const leaf = in_place ? leaf_behind(node, input) : nullptr) {
     const std::lock_guard<std::mutex> lock(NodeMutex::of(*leaf));
     const at::Tensor& grad = leaf->variable.grad();

@@ -1,0 +1,602 @@
+"""amp_ext.graph.make_graphed_step: as many steps without a graph, bit for bit; what it refuses.
+
+On the CPU it runs each step, with the same checks. On the fake CUDA runtime of tests/fake_cuda it
+captures and replays; random numbers are not among what that replays.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import amp_ext
+import amp_ext.optim
+from amp_ext.graph import make_graphed_step
+from fake_cuda.recorder import is_running, recorded
+from twins import plain
+
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() and amp_ext._C.cuda_built() else [])]
+every_device = pytest.mark.parametrize("device", DEVICES)
+on_cuda = pytest.mark.parametrize("device", DEVICES[1:])
+WARMUP = 2
+STEPS = 10
+LR = 2.0**-7  # which float32 has exactly, as it has half of it
+
+
+@pytest.fixture(autouse=True)
+def _warnings_are_errors() -> Iterator[None]:
+    """torch would warn of an optimizer that is capturable, and is not captured."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+
+
+class Training:
+    """A network with statistics of batches, its optimizers and a scaler.
+
+    Args:
+        make: a list of parameters to an optimizer.
+        scaled: whether there is a scaler.
+        max_norm: what gradients are clipped to.
+    """
+
+    def __init__(
+        self,
+        device: str,
+        make: Callable[[list[Tensor]], torch.optim.Optimizer] | None = None,
+        scaled: bool = True,
+        max_norm: float | None = 1.0,
+    ) -> None:
+        torch.manual_seed(0)
+        self.device, self.max_norm = device, max_norm
+        layers = nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2)
+        self.model = nn.Sequential(*layers).to(device)
+        params = list(self.model.parameters())
+        make = make or (lambda params: torch.optim.AdamW(params, lr=LR, fused=True))
+        self.optimizers = [make(params[:2]), make(params[2:])]
+        self.scaler = amp_ext.GradScaler(
+            device, init_scale=2.0**10, growth_interval=3, hysteresis=2, enabled=scaled
+        )
+
+    def step_fn(self, inputs: Tensor, targets: Tensor, weight: float = 1.0) -> tuple[Tensor, ...]:
+        dtype = torch.float16 if self.device == "cuda" else torch.bfloat16
+        with amp_ext.autocast(self.device, dtype):
+            loss = nn.functional.mse_loss(self.model(inputs).float(), targets) * weight
+        self.scaler.scale(loss).backward()
+        norms = []
+        for optimizer in self.optimizers:
+            if self.max_norm is not None:
+                norms.append(self.scaler.clip_grad_norm_(optimizer, self.max_norm))
+            self.scaler.step(optimizer)
+        self.scaler.update()
+        return loss, *norms
+
+    def graphed(self, **options: Any) -> Any:
+        given = {
+            "modules": self.model,
+            "optimizers": self.optimizers,
+            "scaler": self.scaler,
+            "warmup": WARMUP,
+        }
+        return make_graphed_step(self.step_fn, **{**given, **options})
+
+    def eager(self, *args: Any) -> tuple[Tensor, ...]:
+        """A step as a user takes it."""
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
+        return tuple(result.detach() for result in self.step_fn(*args))
+
+    def state(self) -> Any:
+        """All that a step writes, as bits."""
+        grads = [p.grad for o in self.optimizers for g in o.param_groups for p in g["params"]]
+        return plain(
+            {
+                "model": self.model.state_dict(),
+                "state": [optimizer.state_dict()["state"] for optimizer in self.optimizers],
+                "scaler": self.scaler.state_dict(),
+                "grads": grads,
+                "skipped": [self.scaler.get_skipped_steps(), self.scaler.step_was_skipped],
+                "history": torch.tensor([[*map(float, r)] for r in self.scaler.history()]),
+            }
+        )
+
+
+def batch(device: str, number: int, size: int = 8, overflow: bool = False) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(number)
+    inputs = torch.randn(size, 4, generator=generator)
+    if overflow:
+        inputs[0, 0] = math.inf
+    return inputs.to(device), torch.randn(size, 2, generator=generator).to(device)
+
+
+def started(device: str, **options: Any) -> tuple[Training, Any]:
+    """A training whose next step is replayed, as the last was."""
+    training = Training(device, **options)
+    step = training.graphed()
+    for number in range(WARMUP + 1):
+        step(*batch(device, number))
+    return training, step
+
+
+OPTIMIZERS: dict[str, Callable[[list[Tensor]], torch.optim.Optimizer]] = {
+    "ours": lambda params: amp_ext.optim.AdamW(params, lr=LR, amsgrad=True),
+    "our SGD": lambda params: amp_ext.optim.SGD(params, lr=LR, momentum=0.9, dampening=0.5),
+    "bfloat16": lambda params: amp_ext.optim.Adam(
+        params,
+        lr=LR,
+        exp_avg_dtype=torch.bfloat16,
+        exp_avg_sq_dtype=torch.bfloat16,
+        stochastic_rounding=True,
+    ),
+    "AdamW": lambda params: torch.optim.AdamW(params, lr=LR, fused=True, amsgrad=True),
+    "SGD": lambda params: torch.optim.SGD(params, lr=LR, momentum=0.9, fused=True),
+    "groups": lambda params: torch.optim.Adam(
+        [{"params": params[:1], "lr": 2 * LR}, {"params": params[1:]}], lr=LR, fused=True
+    ),
+}
+
+
+@every_device
+@pytest.mark.parametrize("max_norm", [None, 1.0], ids=["check", "clip"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_same_bits(device: str, name: str, max_norm: float | None) -> None:
+    """Overflows in the warm-up, in the step that is captured and in two replays; a scheduler."""
+    eager, graphed = (Training(device, OPTIMIZERS[name], max_norm=max_norm) for _ in range(2))
+    step = graphed.graphed()
+    schedulers = [
+        torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+        for training in (eager, graphed)
+        for optimizer in training.optimizers
+    ]
+    for number in range(STEPS):
+        data = batch(device, number, overflow=number in (0, WARMUP, 6, 7))
+        expected, got = eager.eager(*data), step(*data)
+        assert plain(got) == plain(expected)
+        assert graphed.state() == eager.state()
+        for scheduler in schedulers:
+            scheduler.step()
+    assert eager.scaler.get_skipped_steps() == 4
+    assert (step.graph is not None) == (device == "cuda")
+
+
+@every_device
+@pytest.mark.parametrize("foreach", [False, True])
+def test_without_a_scaler(device: str, foreach: bool) -> None:
+    """An optimizer that is made capturable after it has taken a step. Its arithmetic is another
+    then, so that the other one is made so, too."""
+
+    def make(params: list[Tensor]) -> torch.optim.Optimizer:
+        return torch.optim.Adam(params, lr=LR, foreach=foreach, capturable=capturable)
+
+    capturable = False
+    graphed = Training(device, make, scaled=False, max_norm=None)
+    capturable = device == "cuda"
+    eager = Training(device, make, scaled=False, max_norm=None)
+    for optimizer in eager.optimizers:
+        optimizer._warned_capturable_if_run_uncaptured = True
+    eager.eager(*batch(device, 99))
+    graphed.eager(*batch(device, 99))
+    graphed.model.load_state_dict(eager.model.state_dict())
+    for optimizer, other in zip(graphed.optimizers, eager.optimizers, strict=True):
+        optimizer.load_state_dict(copy.deepcopy(other.state_dict()))
+        for group in optimizer.param_groups:
+            group["capturable"] = False
+            for param in group["params"]:
+                optimizer.state[param]["step"] = optimizer.state[param]["step"].cpu()
+    if device == "cuda":
+        for optimizer in eager.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = torch.tensor(group["lr"], device=device)
+    step = graphed.graphed()
+    for number in range(STEPS):
+        data = batch(device, number)
+        for optimizer in eager.optimizers:
+            optimizer.zero_grad()
+        expected = eager.step_fn(*data)
+        assert plain(step(*data)) == plain([result.detach() for result in expected])
+        assert graphed.state() == eager.state()
+
+
+@every_device
+def test_other_steps_in_between(device: str) -> None:
+    """A batch of another size, one with an overflow, step_fn itself, gradients set to None."""
+    eager, graphed = Training(device), Training(device)
+    step = graphed.graphed()
+    for number in range(14):
+        size, overflow = (5 if number % 4 == 3 else 8), number in (7, 10)
+        data = batch(device, number, size, overflow)
+        expected = eager.eager(*data)
+        if number == 13:
+            for optimizer in graphed.optimizers:
+                optimizer.zero_grad()
+            graphed.step_fn(*data)
+        else:
+            got = (step.eager if size == 5 else step)(*data)
+            assert plain(got) == plain(expected)
+        assert graphed.state() == eager.state()
+        for optimizer in graphed.optimizers:
+            optimizer.zero_grad(set_to_none=number % 2 == 0)
+
+
+@every_device
+def test_results_are_not_overwritten(device: str) -> None:
+    _, step = started(device)
+    first = step(*batch(device, 0))
+    before = plain(first)
+    step(*batch(device, 1))
+    assert plain(first) == before
+    assert not any(result.requires_grad for result in first)
+
+
+@every_device
+def test_arguments_of_any_structure(device: str) -> None:
+    """Tensors on the CPU come to the device. Constants are constants."""
+    model = nn.Linear(4, 2, device=device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, fused=True)
+
+    def step_fn(data: dict[str, Tensor], *, scale: float) -> dict[str, Any]:
+        assert data["x"].device.type == device
+        loss = model(data["x"]).sum() * scale
+        loss.backward()
+        optimizer.step()
+        return {"loss": loss, "scale": scale}
+
+    step = make_graphed_step(step_fn, modules=model, optimizers=optimizer, warmup=1)
+    twin = copy.deepcopy(model)
+    for number in range(4):
+        x = batch("cpu", number)[0]
+        result = step({"x": x}, scale=2.0)
+        expected = twin(x.to(device)).sum() * 2.0
+        twin.zero_grad()
+        expected.backward()
+        with torch.no_grad():
+            for param in twin.parameters():
+                param -= 0.5 * param.grad
+        assert result["scale"] == 2.0
+        torch.testing.assert_close(result["loss"], expected.detach())
+    with pytest.raises(ValueError, match=r"argument 1 was captured as 2\.0, got 3\.0: call \.eag"):
+        step({"x": x}, scale=3.0)
+    with pytest.raises(ValueError, match="arguments of the structure"):
+        step(x, scale=2.0)
+
+
+@every_device
+def test_overflow_report(device: str) -> None:
+    """After a replay, of the gradients that it has written, after others have been there."""
+    training, step = started(device)
+    step.eager(*batch(device, 0, size=3))
+    for optimizer in training.optimizers:
+        optimizer.zero_grad()
+    step(*batch(device, 0, overflow=True))
+    assert training.scaler.step_was_skipped
+    report = training.scaler.overflow_report(training.model)
+    assert {bad.name for bad in report.gradients} >= {"0.weight"}
+    step(*batch(device, 1))
+    assert not training.scaler.step_was_skipped
+    assert not training.scaler.overflow_report(training.model).overflow
+
+
+@every_device
+def test_checkpoint_of_the_scaler(device: str) -> None:
+    """It loads into the same memory, so that replays go on from it."""
+    training, step = started(device)
+    eager = Training(device)
+    for number in range(WARMUP + 1):
+        eager.eager(*batch(device, number))
+    for scaler in (training.scaler, eager.scaler):
+        scaler.load_state_dict({**scaler.state_dict(), "scale": 64.0})
+    for number in range(4):
+        data = batch(device, number, overflow=number < 2)
+        step(*data)
+        eager.eager(*data)
+        assert training.state() == eager.state()
+    assert training.scaler.get_scale() == 32.0
+
+
+@every_device
+def test_torchs_scaler(device: str) -> None:
+    """It keeps less, which is as right over replays."""
+    states = []
+    for graphs in (False, True):
+        training = Training(device, max_norm=None)
+        training.scaler = torch.amp.GradScaler(device, init_scale=2.0**10, growth_interval=3)
+        step = training.graphed() if graphs else training.eager
+        for number in range(STEPS):
+            step(*batch(device, number, overflow=number in (1, 5)))
+        optimizers = [optimizer.state_dict()["state"] for optimizer in training.optimizers]
+        states.append(
+            plain([training.model.state_dict(), optimizers, training.scaler.state_dict()])
+        )
+    assert states[0] == states[1]
+
+
+@every_device
+def test_masters(device: str) -> None:
+    """16-bit weights with masters are as without a graph; one that is written is not overwritten
+    unnoticed."""
+
+    def make(params: list[Tensor]) -> torch.optim.Optimizer:
+        return amp_ext.optim.AdamW(params, lr=LR, master_weights=True)
+
+    trainings = []
+    for _ in range(2):
+        trainings.append(Training(device, make))
+        trainings[-1].model[0].bfloat16()
+    eager, graphed = trainings
+    step = graphed.graphed()
+    for number in range(STEPS):
+        data = batch(device, number, size=5 if number == 6 else 8, overflow=number == 7)
+        eager.eager(*data)
+        (step.eager if number == 6 else step)(*data)
+        assert graphed.state() == eager.state()
+    with torch.no_grad():
+        graphed.model[0].weight.mul_(2.0)
+    before = graphed.state()
+    with pytest.raises(RuntimeError, match="a parameter that has a master weight has been written"):
+        step(*data)
+    assert graphed.state() == before
+
+
+# ---- refusals ----------------------------------------------------------------------------------
+
+
+def moved_weight(training: Training) -> None:
+    weight = training.model[0].weight
+    weight.data = weight.data.clone()
+
+
+def replaced_weight(training: Training) -> None:
+    training.model[3].weight = nn.Parameter(training.model[3].weight.detach().clone())
+
+
+def loaded_optimizer(training: Training) -> None:
+    optimizer = training.optimizers[1]
+    optimizer.load_state_dict(optimizer.state_dict())
+
+
+def other_moment(training: Training) -> None:
+    state = training.optimizers[0].state[training.model[0].weight]
+    state["exp_avg"] = state["exp_avg"].clone()
+
+
+def other_betas(training: Training) -> None:
+    training.optimizers[0].param_groups[0]["betas"] = (0.5, 0.99)
+
+
+def more_params(training: Training) -> None:
+    extra = nn.Parameter(torch.zeros(1, device=training.device))
+    training.optimizers[0].add_param_group({"params": [extra]})
+
+
+def other_interval(training: Training) -> None:
+    training.scaler.set_growth_interval(7)
+
+
+def other_scale(training: Training) -> None:
+    training.scaler._scale = training.scaler._scale.clone()
+
+
+def evaluation(training: Training) -> None:
+    training.model.eval()
+
+
+def other_momentum(training: Training) -> None:
+    training.model[1].momentum = 0.5
+
+
+def other_buffer(training: Training) -> None:
+    training.model[1].running_mean = torch.zeros(8, device=training.device)
+
+
+@every_device
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (moved_weight, r"AdamW\.param_groups\[0\]\['params'\]\[0\]"),
+        (replaced_weight, r"Linear\._parameters\['weight'\]"),
+        (loaded_optimizer, r"AdamW\['param_groups'\]"),
+        (other_moment, r"the AdamW\.state of a parameter\['exp_avg'\]"),
+        (other_betas, r"AdamW\.param_groups\[0\]\['betas'\]"),
+        (more_params, r"AdamW\.param_groups\[1\]"),
+        (other_interval, r"GradScaler\['_growth_interval'\]"),
+        (other_scale, r"GradScaler\['_scale'\]"),
+        (evaluation, r"Sequential\['training'\]"),
+        (other_momentum, r"BatchNorm1d\['momentum'\]"),
+        (other_buffer, r"BatchNorm1d\._buffers\['running_mean'\]"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_what_a_replay_would_not_see(
+    device: str, change: Callable[[Training], None], named: str
+) -> None:
+    training, step = started(device)
+    change(training)
+    before = training.state()
+    with pytest.raises(RuntimeError, match=f"make_graphed_step: {named} has changed since the c"):
+        step(*batch(device, 0))
+    assert training.state() == before
+    if change is not replaced_weight:  # whose gradient nobody has asked for
+        step.eager(*batch(device, 0))
+        assert training.state() != before
+
+
+@every_device
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (
+            lambda x, y: (x[:5], y[:5]),
+            r"float32 tensor of shape \[8, 4\] on \w+(:0)?, got a .*\[5,",
+        ),
+        (lambda x, y: (x.double(), y), r"argument 0 was .*, got a torch\.float64 tensor"),
+        (lambda x, y: (x, 1.0), r"argument 1 was .*, got 1\.0"),
+        (lambda x, y: (x.to("meta"), y), r"argument 0 was .* on meta"),
+    ],
+    ids=["shape", "dtype", "number", "device"],
+)
+def test_other_inputs(device: str, change: Callable[..., Any], text: str) -> None:
+    training, step = started(device)
+    before = training.state()
+    with pytest.raises(ValueError, match=text):
+        step(*change(*batch(device, 0)))
+    assert training.state() == before
+
+
+@every_device
+def test_an_input_that_requires_a_gradient(device: str) -> None:
+    training = Training(device)
+    step = training.graphed(warmup=1)
+    x, y = batch(device, 0)
+    step(x, y)
+    with pytest.raises(ValueError, match="requires a gradient"):
+        step(x.requires_grad_(), y)
+
+
+@every_device
+def test_autocast_around_it(device: str) -> None:
+    _, step = started(device)
+    with amp_ext.autocast(device, torch.bfloat16):
+        for call in (step, step.eager):
+            with pytest.raises(RuntimeError, match="enter autocast within step_fn"):
+                call(*batch(device, 0))
+
+
+@every_device
+def test_a_scheduler_in_the_step(device: str) -> None:
+    model = nn.Linear(2, 2, device=device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, fused=True)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+
+    def step_fn(x: Tensor) -> None:
+        model(x).sum().backward()
+        optimizer.step()
+        scheduler.step()
+
+    step = make_graphed_step(step_fn, modules=model, optimizers=optimizer)
+    with pytest.raises(RuntimeError, match="let the scheduler step after the call"):
+        step(torch.ones(1, 2, device=device))
+
+
+@every_device
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"modules": []}, TypeError, "modules must be one or more Modules, got none"),
+        ({"optimizers": [nn.ReLU()]}, TypeError, "one or more Optimizers, got ReLU"),
+        ({"warmup": 0}, ValueError, "warmup must be an integer of at least 1, got 0"),
+        ({"warmup": 2.5}, ValueError, r"at least 1, got 2\.5"),
+    ],
+    ids=["modules", "optimizers", "warmup", "no integer"],
+)
+def test_wrong_arguments(
+    device: str, options: dict[str, Any], error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error, match=text):
+        Training(device).graphed(**options)
+
+
+@every_device
+def test_an_optimizer_for_which_the_scaler_waits(device: str) -> None:
+    training = Training(device, lambda params: torch.optim.SGD(params, lr=0.1))
+    with pytest.raises(ValueError, match="the step of this SGD, which cannot be captured"):
+        training.graphed()
+
+
+# ---- captures ----------------------------------------------------------------------------------
+
+
+def waits(training: Training, loss: Tensor) -> None:
+    loss.item()
+
+
+def fails(training: Training, loss: Tensor) -> None:
+    raise ValueError("by intention")
+
+
+def adds_state(training: Training, loss: Tensor) -> None:
+    param = training.model[0].weight
+    training.optimizers[0].state[param]["more"] = torch.zeros_like(param)
+
+
+def counts(training: Training, loss: Tensor) -> None:
+    """As an optimizer does that has its number of steps in Python."""
+    state = training.optimizers[0].state[training.model[0].weight]
+    state["count"] = state.get("count", 0) + 1
+
+
+@on_cuda
+@pytest.mark.parametrize(
+    ("does", "text"),
+    [
+        (waits, "step_fn cannot be captured: .*"),
+        (fails, "step_fn cannot be captured: by intention"),
+        (adds_state, r"the AdamW\.state of a parameter\['more'\] has changed during the capture"),
+        (counts, r"the AdamW\.state of a parameter\['count'\] has changed during the capture"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_capture_that_fails(
+    device: str, does: Callable[[Training, Tensor], None], text: str
+) -> None:
+    """Everything is as before it, and eager steps go on."""
+    eager, graphed = Training(device), Training(device)
+    calls = [0]
+
+    def step_fn(*args: Any) -> tuple[Tensor, ...]:
+        results = graphed.step_fn(*args)
+        calls[0] += 1
+        if does is counts or calls[0] == WARMUP + 1:
+            does(graphed, results[0])
+        return results
+
+    step = make_graphed_step(
+        step_fn,
+        modules=graphed.model,
+        optimizers=graphed.optimizers,
+        scaler=graphed.scaler,
+        warmup=WARMUP,
+    )
+    for number in range(WARMUP):
+        step(*batch(device, number))
+        eager.eager(*batch(device, number))
+    before, stream = graphed.state(), torch.cuda.current_stream()
+    with pytest.raises(RuntimeError, match=text):
+        step(*batch(device, 50))
+    assert torch.cuda.current_stream() == stream
+    assert graphed.state() == before
+    if does is not counts:
+        for number in range(50, 53):
+            step.eager(*batch(device, number))
+            eager.eager(*batch(device, number))
+        assert graphed.state() == eager.state()
+
+
+@pytest.mark.skipif(not is_running(), reason="counts by the fake CUDA runtime")
+@on_cuda
+def test_what_a_replay_asks_for(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One launch of the graph, a copy of each argument and of each result; no wait, no memory."""
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)
+    training, step = started(device)
+    data = batch(device, 0)
+    step(*data)
+    torch.cuda.synchronize()
+    with recorded() as calls:
+        results = step(*data)
+    counts = calls.counts()
+    assert counts["graph"] == 1
+    assert counts["wait"] == counts["malloc"] == counts["host"] == 0
+    assert counts["launch"] + counts["copy"] == len(data) + len(results), calls.all
+    for optimizer in training.optimizers:
+        optimizer.param_groups[0]["lr"] = 0.5
+    with recorded() as calls:
+        step(*data)
+    more = calls.counts()
+    assert more["launch"] + more["copy"] == counts["launch"] + counts["copy"] + 2
+    assert more["wait"] == 0
