@@ -1,11 +1,10 @@
 """Gradient scaling: ``torch.amp.GradScaler``'s interface on this package's ops."""
 
 from amp_ext._untraced import call_untraced
-from amp_ext.scaler import clip, grad_scaler, history, numbers, optimizers, report, state
 from amp_ext.scaler.grad_scaler import GradScaler
+from amp_ext.scaler.history import StepRecord
 from amp_ext.scaler.report import BadGradient, OverflowReport
 
-__all__ = ["BadGradient", "GradScaler", "OverflowReport"]
+__all__ = ["BadGradient", "GradScaler", "OverflowReport", "StepRecord"]
 
-for _module in (clip, grad_scaler, history, numbers, optimizers, report, state):
-    call_untraced(_module)
+call_untraced(__name__)
