@@ -35,6 +35,8 @@ PROGRAMS_PER_MULTIPROCESSOR = update.PROGRAMS_PER_MULTIPROCESSOR
 
 def adam_(table: int, size: int, chunks: int, options: tuple, scalars: tuple, ticket: int) -> None:
     """Launch the update. `options` and `scalars` are AdamOptions and StepScalars."""
+    if not update.is_needed(chunks, scalars, ticket):
+        return
     *numbers, decoupled, maximize, by_chance = options
     grid = (foreach.programs(chunks, PROGRAMS_PER_MULTIPROCESSOR),)
     adam_kernel[grid](

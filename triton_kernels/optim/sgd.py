@@ -33,9 +33,9 @@ PROGRAMS_PER_MULTIPROCESSOR = update.PROGRAMS_PER_MULTIPROCESSOR
 
 def sgd_(table: int, size: int, chunks: int, options: tuple, scalars: tuple, ticket: int) -> None:
     """Launch the update. `options` and `scalars` are SgdOptions and StepScalars."""
-    *numbers, nesterov, maximize, by_chance = options
-    if chunks == 0 and not ticket and not scalars[3]:
+    if not update.is_needed(chunks, scalars, ticket):
         return
+    *numbers, nesterov, maximize, by_chance = options
     grid = (foreach.programs(chunks, PROGRAMS_PER_MULTIPROCESSOR),)
     sgd_kernel[grid](
         *(table, size, chunks, *update.patterns(*numbers)),

@@ -37,6 +37,11 @@ ROWS = tl.constexpr(4096 if INTERPRETED.value else 256)
 TENSORS = tl.constexpr(256)
 
 
+def is_needed(chunks: int, scalars: tuple, ticket: int) -> bool:
+    """Whether there is an element to update, a step to count, or a norm to look at."""
+    return bool(chunks or ticket or scalars[3])
+
+
 def patterns(*numbers: float) -> tuple[int, ...]:
     """Return doubles as kernels take them: by their bits."""
     return struct.unpack(f"<{len(numbers)}q", struct.pack(f"<{len(numbers)}d", *numbers))

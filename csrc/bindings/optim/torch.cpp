@@ -31,8 +31,7 @@ class TorchUpdate {
   TorchUpdate(Services& services, const UpdateList& list, const StepScalars& s, double lr,
               bool maximize, bool by_chance)
       : call_(services), list_(list), by_chance_(by_chance) {
-    if (list.size == 0) return;
-    const auto options = call_.flat(list.refs[0].param, DType::f32, 0).options();
+    const auto options = at::TensorOptions(at::kFloat).device(device_of(services));
     const at::Tensor one = at::full({}, 1.0f, options);
     at::Tensor coefficient = one;
     if (s.norm) {
@@ -132,7 +131,6 @@ class TorchUpdate {
 
 Status TorchLists::adam(const AdamArgs& args, Services& services) const {
   const AdamOptions& o = args.options;
-  if (args.list.size == 0) return Status::ok;
   const TorchUpdate update(services, args.list, args.scalars, o.lr, o.maximize,
                            o.stochastic_rounding);
   const at::Tensor inv_roots = (1 - update.powers(o.beta2)).sqrt().reciprocal().to(at::kFloat);
@@ -163,7 +161,6 @@ Status TorchLists::adam(const AdamArgs& args, Services& services) const {
 
 Status TorchLists::sgd(const SgdArgs& args, Services& services) const {
   const SgdOptions& o = args.options;
-  if (args.list.size == 0) return Status::ok;
   const TorchUpdate update(services, args.list, args.scalars, o.lr, o.maximize,
                            o.stochastic_rounding);
   const at::Tensor lr = update.lr().to(at::kFloat), is_first = update.numbers().eq(1);
