@@ -33,10 +33,10 @@ OPTIONS = update.OPTIONS
 PROGRAMS_PER_MULTIPROCESSOR = update.PROGRAMS_PER_MULTIPROCESSOR
 
 
-def adam_(
-    table: int, size: int, chunks: int, options: tuple, scalars: tuple, ticket: int
-) -> None:
+def adam_(table: int, size: int, chunks: int, options: tuple, scalars: tuple, ticket: int) -> None:
     """Launch the update. `options` and `scalars` are AdamOptions and StepScalars."""
+    if not update.is_needed(chunks, scalars, ticket):
+        return
     *numbers, decoupled, maximize, by_chance = options
     grid = (foreach.programs(chunks, PROGRAMS_PER_MULTIPROCESSOR),)
     adam_kernel[grid](
@@ -68,9 +68,9 @@ def adam_kernel(
     ticket: tl.int64,
 ):
     if runs(found_inf, norm):
-        lr, unscale, clip = step_factors(lr, tensor_lr, inv_scale, norm, max_norm, maximize)
+        rate, unscale, clip = step_factors(lr, tensor_lr, inv_scale, norm, max_norm, maximize)
         options = (double(beta1), double(beta2), double(eps), double(weight_decay), decoupled != 0)
-        arguments = (lr, unscale, clip, options, by_chance != 0)
+        arguments = (rate, unscale, clip, options, by_chance != 0)
         walk(table, ENTRY_WORDS, size, chunks, _update_entry, None, None, (), arguments)
         advance_steps(table, size, ticket)
 

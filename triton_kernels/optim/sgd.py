@@ -33,9 +33,9 @@ PROGRAMS_PER_MULTIPROCESSOR = update.PROGRAMS_PER_MULTIPROCESSOR
 
 def sgd_(table: int, size: int, chunks: int, options: tuple, scalars: tuple, ticket: int) -> None:
     """Launch the update. `options` and `scalars` are SgdOptions and StepScalars."""
-    *numbers, nesterov, maximize, by_chance = options
-    if chunks == 0 and not ticket and not scalars[3]:
+    if not update.is_needed(chunks, scalars, ticket):
         return
+    *numbers, nesterov, maximize, by_chance = options
     grid = (foreach.programs(chunks, PROGRAMS_PER_MULTIPROCESSOR),)
     sgd_kernel[grid](
         *(table, size, chunks, *update.patterns(*numbers)),
@@ -65,10 +65,10 @@ def sgd_kernel(
     ticket: tl.int64,
 ):
     if runs(found_inf, norm):
-        lr, unscale, clip = step_factors(lr, tensor_lr, inv_scale, norm, max_norm, maximize)
+        rate, unscale, clip = step_factors(lr, tensor_lr, inv_scale, norm, max_norm, maximize)
         rates = (double(momentum).to(tl.float32), (1.0 - double(dampening)).to(tl.float32))
         l2 = double(weight_decay).to(tl.float32)
-        factors = (unscale, clip, l2, rates, lr.to(tl.float32), nesterov != 0)
+        factors = (unscale, clip, l2, rates, rate.to(tl.float32), nesterov != 0)
         walk(table, ENTRY_WORDS, size, chunks, _update_entry, None, None, (), (factors, by_chance))
         advance_steps(table, size, ticket)
 

@@ -10,9 +10,10 @@ import struct
 
 import triton.language as tl
 from amp_ext.triton_kernels.lists import foreach
-from amp_ext.triton_kernels.lists.foreach import CHUNK, ROWS, aligned_pointer, number, pointer
+from amp_ext.triton_kernels.lists.foreach import CHUNK, aligned_pointer, number, pointer
 from amp_ext.triton_kernels.lists.unscale import clip_coefficient
 from amp_ext.triton_kernels.numerics import (
+    INTERPRETED,
     bits,
     device_function,
     is_finite,
@@ -31,7 +32,14 @@ STEP_WORD = tl.constexpr(6)
 DTYPES_WORD = tl.constexpr(7)
 ROW = tl.constexpr(4)
 """Elements: 16 bytes of fp32."""
+ROWS = tl.constexpr(4096 if INTERPRETED.value else 256)
+"""Of a block: one for each thread, which has registers for one of each tensor."""
 TENSORS = tl.constexpr(256)
+
+
+def is_needed(chunks: int, scalars: tuple, ticket: int) -> bool:
+    """Whether there is an element to update, a step to count, or a norm to look at."""
+    return bool(chunks or ticket or scalars[3])
 
 
 def patterns(*numbers: float) -> tuple[int, ...]:
@@ -235,7 +243,7 @@ def update_segment(update: tl.constexpr, tensors, dtypes, count, arguments):
     addresses = tensors[0][0]
     for k in tl.static_range(1, len(tensors)):
         addresses |= tensors[k][0]
-    whole = 0 if addresses & 15 != 0 else count // ROW
+    whole = count // ROW if addresses & 15 == 0 else count - count
     rows = tl.arange(0, ROWS)
     for done in range(0, whole, ROWS):
         i = rows_of(rows + done, ROW)
@@ -258,10 +266,11 @@ def advance_steps(table, size, ticket):
         if drawn == tl.num_programs(0) - 1:
             tl.debug_barrier()
             tl.store(pointer(ticket, tl.int32), 0)  # for the next launch
-            table = pointer(table, tl.int64)
-            for done in range(0, number(size), TENSORS):
-                tensor = done + tl.arange(0, TENSORS)
+            entries = pointer(table, tl.int64)
+            for first in range(0, number(size), TENSORS):
+                tensor = first + tl.arange(0, TENSORS)
                 mask = tensor < size
-                word = table + (tensor * ENTRY_WORDS + STEP_WORD)
+                word = entries + (tensor * ENTRY_WORDS + STEP_WORD)
                 step = pointer(tl.load(word, mask=mask, other=0), tl.float32)
-                tl.store(step, tl.load(step, mask=mask, other=0.0) + 1.0, mask=mask)
+                done = tl.load(step, mask=mask, other=0.0, cache_modifier=".cg")
+                tl.store(step, done + 1.0, mask=mask)
