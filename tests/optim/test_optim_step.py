@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.profiler import ProfilerActivity, profile
 
 import amp_ext
@@ -233,6 +234,28 @@ def test_hooks_closure_and_profiler() -> None:
     names = [event.name for event in prof.events()]
     assert "Optimizer.step#AdamW.step" in names
     assert "amp_ext::adam_" in names
+
+
+class Noisy(optim.SGD):
+    def step(self, closure: Any = None) -> Any:
+        self.param_groups[0]["params"][0].grad.add_(1)
+        return super().step(closure)
+
+
+def test_whoever_looks_at_gradients_is_given_unscaled_ones() -> None:
+    """Before the step; hooks that run after it do not keep the scaler from handing scalars over."""
+    params = params_of()
+    set_grads(params, 0)
+    assert not Noisy(params)._takes_step_scalars
+    optimizer = optim.SGD(params)
+    optimizer.register_step_post_hook(lambda *_: None)
+    torch.optim.lr_scheduler.StepLR(optimizer, 1)  # replaces optimizer.step
+    assert optimizer._takes_step_scalars
+    for register in (optimizer.register_step_pre_hook, register_optimizer_step_pre_hook):
+        handle = register(lambda *_: None)
+        assert not optimizer._takes_step_scalars
+        handle.remove()
+        assert optimizer._takes_step_scalars
 
 
 @against_oracle

@@ -64,7 +64,7 @@ bool is_usable(state::Name name, const at::Tensor& tensor, const at::Tensor& par
 }
 
 // Some parameters whose tensors fit into the nearest cache.
-constexpr size_t kBlock = 32;
+constexpr size_t kBlock = 16;
 
 template <class Object>
 void prefetch_all(const Object* object) {

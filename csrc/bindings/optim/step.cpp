@@ -146,12 +146,13 @@ constexpr int64_t kLongStep = 1 << 18;
 // meanwhile.
 class GilFreeLaunches {
  public:
-  GilFreeLaunches(const ParamTable& table, const std::vector<Updates>& all, Family op) {
+  GilFreeLaunches(const char* op, Family family, const ParamTable& table,
+                  const std::vector<Updates>& all) {
     int64_t numel = 0;
     bool is_quick = true;
     for (const Updates& updates : all) {
-      const Backend& backend = choose("amp_ext", updates.device());
-      is_quick &= &backend != &triton_backend() && is_known(backend, op, updates.device());
+      const Backend& backend = choose(op, updates.device());
+      is_quick &= &backend != &triton_backend() && is_known(backend, family, updates.device());
       const UpdateList list = updates.list();
       for (int64_t i = 0; updates.device().is_cpu() && i < list.size; ++i)
         numel += list.refs[i].numel;
@@ -270,7 +271,7 @@ class Step {
     if (!is_complete) return NoStep(std::move(missing));
     RECORD_FUNCTION(op, c10::ArrayRef<const c10::IValue>{});
     {
-      const GilFreeLaunches free(table_, all, family);
+      const GilFreeLaunches free(op, family, table_, all);
       for (size_t i = 0; i < all.size(); ++i) launch(all[i].device(), args[i]);
     }
     table_.finish_step();
