@@ -9,7 +9,7 @@ import sys
 from torch.amp import custom_bwd, custom_fwd, is_autocast_available
 
 try:
-    from amp_ext import ops
+    from amp_ext import ops, optim
     from amp_ext.autocast import (
         autocast,
         cast_weights_together,
@@ -39,6 +39,7 @@ __all__ = [
     "is_autocast_available",
     "is_installed",
     "ops",
+    "optim",
     "set_backend",
     "tune",
     "uninstall",

@@ -9,6 +9,7 @@ tolerance.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -183,6 +184,52 @@ def _cast() -> Calls:
     yield "a long list", {"outputs": [long.half()], "inputs": [long * 3]}, 5
 
 
+def _updated(op: str) -> Calls:
+    """Of FP32 and of each other dtype, at other alignments too, in a long list, and skipped."""
+    momentum = {"momentum": 0.9, "dampening": 0.25, "nesterov": False}
+    betas = {"beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "decoupled": False}
+    options = {"lr": 0.125, "weight_decay": 0.01, **(betas if op == "adam_" else momentum)}
+
+    def numbers(size: int, seed: int) -> Tensor:
+        return _integers(size + seed)[seed:] / 2048
+
+    def call(sizes: list[int], dtypes: Any, shift: int = 0, **more: Any) -> dict[str, Any]:
+        param, grad, first, second = dtypes
+
+        def listed(dtype: torch.dtype, seed: int, shift: int = 0) -> list[Tensor]:
+            return _placed([numbers(size, seed).to(dtype) for size in sizes], shift)
+
+        steps = [_tensor(float(i % 7)) for i in range(len(sizes))]
+        lists = {"params": listed(param, 1, shift), "grads": listed(grad, 2, 2 * shift)}
+        if op == "adam_":
+            squares = [x.square_() for x in listed(second, 4, shift)]
+            lists |= {"exp_avgs": listed(first, 3), "exp_avg_sqs": squares}
+        else:
+            lists |= {"momentum_buffers": listed(first, 3)}
+        if param == FP32:
+            lists |= {"copies": listed((FP16, BF16)[shift], 5)}
+        return {**lists, "steps": steps, **options, **more}
+
+    sizes = [CHUNK + 3, 37, 0, 4]
+    yield "FP32", call(sizes, (FP32,) * 4)
+    kinds = itertools.product((FP32, FP16, BF16), repeat=2)
+    for i, (dtype, grad_dtype) in enumerate(kinds):
+        state = (DTYPES[i % 3], DTYPES[(i + 1) % 3])
+        more = {"stochastic_rounding": i % 2 == 0, "inv_scale": _tensor(0.5)}
+        what = f"{dtype} by {grad_dtype}, {state[0]} and {state[1]}"
+        yield what, call(sizes, (dtype, grad_dtype, *state), i % 2, **more)
+    if op == "sgd_":
+        plain = call(sizes, (FP32,) * 4, momentum=0.0, dampening=0.0)
+        yield "without momentum", {**plain, "momentum_buffers": None, "steps": None}
+        yield "Nesterov's", call(sizes, (FP32,) * 4, nesterov=True, dampening=0.0)
+    yield "a long list", call([i % 5 for i in range(450)], (FP32,) * 4)
+    for value in (1.0, NAN):
+        skipped = {"found_inf": _tensor(value), "norm": _tensor(2.0), "max_norm": 1.0}
+        yield f"an overflow, {value}", call(sizes, (FP32,) * 4, **skipped)
+    bad = {"found_inf": _tensor(0.0), "norm": _tensor(INF)}
+    yield "a norm that is not finite", call(sizes, (FP32,) * 4, **bad)
+
+
 def _update_scale() -> Calls:
     def call(*found_infs: float, **changes: Any) -> dict[str, Any]:
         arguments = {
@@ -303,6 +350,8 @@ _OF_LISTS = {
     "grad_norm": _grad_norm,
     "cast_": _cast,
     "update_scale_": _update_scale,
+    "adam_": functools.partial(_updated, "adam_"),
+    "sgd_": functools.partial(_updated, "sgd_"),
 }
 _PRODUCTS = {"gemm_f16": FP16, "gemm_bf16": BF16}
 FAMILIES = (*_LISTS, *_PRODUCTS)

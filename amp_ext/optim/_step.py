@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.optim.optimizer import _global_optimizer_pre_hooks
 
 from amp_ext._library import _C
 from amp_ext.optim._scalars import StepScalars
@@ -73,7 +74,11 @@ class KernelStep(Optimizer):
     @property
     def _takes_step_scalars(self) -> bool:
         """Whether a step by :attr:`_step_scalars` can be made now: kernels serve all parameters and
-        gradients. To be asked for each step, before the gradients are unscaled."""
+        gradients, and nobody looks at the gradients in step(), where they would be scaled still.
+        To be asked for each step, before the gradients are unscaled."""
+        is_overridden = _unhooked(type(self).step) is not KernelStep.step
+        if is_overridden or self._optimizer_step_pre_hooks or _global_optimizer_pre_hooks:
+            return False
         return self._why_options() is None and self._kernels().why_not(self.param_groups) is None
 
     @torch._disable_dynamo
@@ -129,10 +134,7 @@ class KernelStep(Optimizer):
                 f"dtypes of moments or stochastic rounding: {why}. Leave these options out to have "
                 "torch make it."
             )
-        step = super().step.__func__
-        if getattr(step, "hooked", False):  # hooks have been run
-            step = step.__wrapped__
-        step(self)
+        _unhooked(super().step.__func__)(self)  # hooks have been run
 
     # ---- state -----------------------------------------------------------------------------------
 
@@ -223,6 +225,10 @@ class KernelStep(Optimizer):
                 for (index, state), step in zip(states, steps, strict=True):
                     result["state"][index] = {**state, "step": step}
         return result
+
+
+def _unhooked(step: Any) -> Any:
+    return step.__wrapped__ if getattr(step, "hooked", False) else step
 
 
 class _AsSaved:

@@ -12,6 +12,7 @@ import pytest
 pytestmark = pytest.mark.full
 SUITES = (
     "lists",
+    "optim",
     "gemm/test_gemm.py",
     "gemm/test_gemm_epilogue.py",
     "gemm/test_gemm_activations.py",

@@ -19,6 +19,7 @@ import sys
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
@@ -37,17 +38,36 @@ NEEDED = {
     "grad_norm_kernel": ("LDG.128",),
     "gemm_sm90_kernel": ("UTMALDG", "HGMMA", "STSM", "UTMASTG", "UTMAREDG", "USETMAXREG"),
     "cast_kernel": ("LDG.128", "STG.128"),
+    "adam_kernel": ("LDG.128", "STG.128", "LDG.64", "STG.64"),
+    "sgd_kernel": ("LDG.128", "STG.128", "LDG.64", "STG.64"),
     "gemm_kernel": ("LDSM", "HMMA.16816", "LDG.128", "STG.128"),
     r"gemm_kernelI\w+?Li[0-6]E": ("LDGSTS.128",),
 }
 
-# The walks of csrc/kernels/lists/foreach.cuh, and how many loops they have: one for each dtype or
-# pair of dtypes, unscale's once with stores and once without.
+
+class Walk(NamedTuple):
+    """How a kernel reads a list.
+
+    Attributes:
+        loops: with many loads in flight.
+        header: of csrc/kernels, with the number of threads and of blocks for each multiprocessor.
+        prefix: of these constants' names.
+    """
+
+    loops: int
+    header: str = "lists/foreach.cuh"
+    prefix: str = "kForeach"
+
+
+# One loop for each dtype or pair of dtypes, unscale's once with stores and once without; those of
+# the updates for FP32.
 WALKS = {
-    "unscale_kernel": 8,
-    "check_finite_kernel": 4,
-    "grad_norm_kernel": 4,
-    "cast_kernel": 16,
+    "unscale_kernel": Walk(8),
+    "check_finite_kernel": Walk(4),
+    "grad_norm_kernel": Walk(4),
+    "cast_kernel": Walk(16),
+    "adam_kernel": Walk(1, "optim/update.cuh", "kUpdate"),
+    "sgd_kernel": Walk(1, "optim/update.cuh", "kUpdate"),
 }
 # Bytes that the loads of a multiprocessor must keep in flight to reach the memory's bandwidth.
 LEAST_IN_FLIGHT = 32 << 10
@@ -58,24 +78,22 @@ MOST_KERNELS = 400
 MOST_BYTES = 40 << 20
 
 
-def foreach_constant(name: str) -> int:
-    """A constant of csrc/kernels/lists/foreach.cuh."""
-    text = (ROOT / "csrc/kernels/lists/foreach.cuh").read_text()
-    return int(re.search(rf"constexpr int {name} = (\d+);", text)[1])
-
-
 def bytes_in_flight(kernel: Kernel) -> int | None:
     """Bytes of loads in flight on a multiprocessor when every thread waits, in a list kernel.
 
     16 bytes a load, times the loads of a thread, times the threads of the blocks for which there
     are registers, which a warp gets by 256.
     """
-    for name, loops in WALKS.items():
+    for name, walk in WALKS.items():
         if name in kernel.name and kernel.registers:
-            threads = foreach_constant("kForeachThreads")
+            text = (ROOT / "csrc/kernels" / walk.header).read_text()
+            threads, most = (
+                int(re.search(rf"constexpr int {walk.prefix}{constant} = (\d+);", text)[1])
+                for constant in ("Threads", "BlocksPerSm")
+            )
             block_registers = threads * ((kernel.registers + 7) // 8 * 8)
-            blocks = min(foreach_constant("kForeachBlocksPerSm"), REGISTERS // block_registers)
-            return 16 * kernel.loads_in_flight(loops) * threads * blocks
+            blocks = min(most, REGISTERS // block_registers)
+            return 16 * kernel.loads_in_flight(walk.loops) * threads * blocks
     return None
 
 

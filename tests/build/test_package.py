@@ -181,6 +181,13 @@ def test_no_file_gets_fast_math(in_root: None) -> None:
     assert flags <= {"-ffp-contract=fast"}
 
 
+def test_updates_are_without_fused_multiply_adds(in_root: None) -> None:
+    """Their results are the same, to the bit, on every device."""
+    kernels = {name for name, flags in units(True).items() if "-fmad=false" in flags}
+    assert kernels == {"csrc/kernels/optim/adam.cu.o", "csrc/kernels/optim/sgd.cu.o"}
+    assert "-ffp-contract=off" in units(True)["csrc/cpu/isa/update.cpp.baseline.o"]
+
+
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
 def test_vector_code_per_instruction_set(
     in_root: None, monkeypatch: pytest.MonkeyPatch, machine: str

@@ -179,7 +179,7 @@ from triton.runtime.jit import create_function_from_signature
 from triton_variants import list_variants
 
 backend = make_backend(GPUTarget("cuda", 90, 32))
-for variant in list_variants():
+for variant in [*list_variants("lists"), *list_variants("optim")]:
     params = variant.kernel.params
     bind = create_function_from_signature(variant.kernel.signature, params, backend)
     keys = set()
@@ -195,5 +195,5 @@ for variant in list_variants():
     print(variant.name, len(keys))
 """
     lines = compiling(program).splitlines()
-    assert len(lines) >= 6
+    assert len(lines) >= 8
     assert [line for line in lines if not line.endswith(" 1")] == []

@@ -35,16 +35,16 @@ class Variant:
     last_reads: bool = False
 
 
-def list_variants() -> Iterator[Variant]:
-    """The kernels of the ops on lists, with either value of each constexpr parameter.
+def list_variants(part: str) -> Iterator[Variant]:
+    """The kernels of "lists" or "optim", with either value of each constexpr parameter.
 
     All else is in a kernel's module: the types of arguments in its annotations, 16-byte accesses
     where it imports those of rows.
     """
-    package = importlib.import_module("amp_ext.triton_kernels.lists")
+    package = importlib.import_module(f"amp_ext.triton_kernels.{part}")
     names = [module.name for module in pkgutil.iter_modules(package.__path__)]
     modules = {name: importlib.import_module(f"{package.__name__}.{name}") for name in names}
-    usual = vars(modules["foreach"])
+    usual = vars(importlib.import_module("amp_ext.triton_kernels.lists.foreach"))
     for module in modules.values():
         known = usual | vars(module)
         accesses = {"load_rows": "LDG.E.128", "store_rows": "STG.E.128"}
@@ -81,4 +81,4 @@ def variants() -> list[Variant]:
     """All of them."""
     from gemm_triton_variants import gemm_variants
 
-    return [*list_variants(), *gemm_variants()]
+    return [*list_variants("lists"), *list_variants("optim"), *gemm_variants()]

@@ -16,6 +16,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from amp_ext import optim
+from executors import Executor, against_oracle
 from optimizer_cases import assert_close, assert_same_bits, bits, params_of, tolerance, train
 
 LR = 0.01
@@ -162,6 +163,29 @@ def test_loading_between_steps_and_hooks() -> None:
     source.load_state_dict(saved)
     train(source, range(1))
     assert source.state[params(source)[0]]["step"] == 3
+
+
+@against_oracle
+@pytest.mark.parametrize("fused", [None, True])
+def test_where_steps_are_saved(executor: Executor, fused: bool | None) -> None:
+    """On the CPU where torch's optimizer would have them there, and as torch's saves them."""
+    optimizer, other = (
+        cls(params_of(device=executor.device), lr=LR, fused=fused)
+        for cls in (optim.Adam, torch.optim.Adam)
+    )
+    train(optimizer, range(2))
+    saved = copy.deepcopy(optimizer.state_dict())
+    expected = executor.device if fused else torch.device("cpu")
+    assert {state["step"].device.type for state in saved["state"].values()} == {expected.type}
+    with torch.no_grad():
+        for mine, source in zip(params(other), params(optimizer), strict=True):
+            mine.copy_(source)
+    other.load_state_dict(saved)
+    optimizer.load_state_dict(copy.deepcopy(saved))
+    for each in (optimizer, other):
+        train(each, range(2, 4))
+    assert_close(params(optimizer), params(other), tolerance(4, LR))
+    assert optimizer.state[params(optimizer)[0]]["step"] == 4
 
 
 def test_distributed_checkpoint_names() -> None:

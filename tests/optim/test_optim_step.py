@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.profiler import ProfilerActivity, profile
 
 import amp_ext
@@ -230,7 +231,31 @@ def test_hooks_closure_and_profiler() -> None:
     with profile(activities=[ProfilerActivity.CPU]) as prof:
         assert optimizer.step(closure) == 3.0
     assert calls == ["pre", "closure", "post"]
-    assert "Optimizer.step#AdamW.step" in [event.name for event in prof.events()]
+    names = [event.name for event in prof.events()]
+    assert "Optimizer.step#AdamW.step" in names
+    assert "amp_ext::adam_" in names
+
+
+class Noisy(optim.SGD):
+    def step(self, closure: Any = None) -> Any:
+        self.param_groups[0]["params"][0].grad.add_(1)
+        return super().step(closure)
+
+
+def test_whoever_looks_at_gradients_is_given_unscaled_ones() -> None:
+    """Before the step; hooks that run after it do not keep the scaler from handing scalars over."""
+    params = params_of()
+    set_grads(params, 0)
+    assert not Noisy(params)._takes_step_scalars
+    optimizer = optim.SGD(params)
+    optimizer.register_step_post_hook(lambda *_: None)
+    torch.optim.lr_scheduler.StepLR(optimizer, 1)  # replaces optimizer.step
+    assert optimizer._takes_step_scalars
+    for register in (optimizer.register_step_pre_hook, register_optimizer_step_pre_hook):
+        handle = register(lambda *_: None)
+        assert not optimizer._takes_step_scalars
+        handle.remove()
+        assert optimizer._takes_step_scalars
 
 
 @against_oracle
@@ -238,7 +263,8 @@ def test_hooks_closure_and_profiler() -> None:
 def test_tensor_lr_and_scheduler(executor: Executor, dtype: torch.dtype) -> None:
     """The scheduler writes into the tensor; steps by it are those by the number, bit for bit."""
     tensor, number = (
-        optim.AdamW(params_of(), lr=lr) for lr in (torch.tensor(0.25, dtype=dtype), 0.25)
+        optim.AdamW(params_of(device=executor.device), lr=lr)
+        for lr in (executor.scalar(0.25, dtype), 0.25)
     )
     for optimizer in (tensor, number):
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
@@ -288,6 +314,38 @@ def test_an_error_changes_nothing() -> None:
     with pytest.raises(RuntimeError, match=r"adam_: grads\[0\] needs a storage of 16 bytes"):
         optimizer.step()
     assert_same_bits(bits(optimizer), before)
+
+
+@pytest.mark.parametrize("others", [0, 3])
+def test_overlaps_are_found_in_every_step(others: int) -> None:
+    """Of a gradient, a state and a scalar with what is written, after steps without any."""
+    params = params_of([(4,)] * (others + 2))
+    optimizer = optim.AdamW(params)
+
+    def step(message: str) -> None:
+        before = bits(optimizer)
+        with pytest.raises(RuntimeError, match=f"{message} overlap in memory"):
+            optimizer.step()
+        assert_same_bits(bits(optimizer), before)
+        set_grads(params, 1)
+        if "_step_scalars" in vars(optimizer):
+            del optimizer._step_scalars
+        optimizer.step()
+
+    train(optimizer, range(2))
+    params[0].grad = params[1].detach()[:4]
+    step(r"params\[1\] and grads\[0\]")
+    found_inf = params[1].grad[0]
+    optimizer._step_scalars = StepScalars(found_inf)
+    step(r"found_inf and grads\[1\]")
+    optimizer._step_scalars = StepScalars(torch.tensor(0.0), params[1].detach()[0])
+    step(r"params\[1\] and inv_scale")
+    state = optimizer.state[params[0]]
+    moment, state["exp_avg"] = state["exp_avg"], optimizer.state[params[1]]["exp_avg_sq"]
+    with pytest.raises(RuntimeError, match="overlap in memory"):
+        optimizer.step()
+    state["exp_avg"] = moment
+    optimizer.step()
 
 
 def test_keeps_nothing_alive() -> None:

@@ -37,12 +37,12 @@ OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def pair(name: str, options: dict[str, Any], **ours: Any) -> tuple[Any, Any]:
-    """The same optimizer of this package and of torch, each with parameters of its own."""
-    return (
-        getattr(optim, name)(params_of(), lr=LR, **options, **ours),
-        getattr(torch.optim, name)(params_of(), lr=LR, **options),
-    )
+def ours_of(name: str, options: dict[str, Any], device: torch.device) -> Any:
+    return getattr(optim, name)(params_of(device=device), lr=LR, **options)
+
+
+def torchs_of(name: str, options: dict[str, Any], device: torch.device) -> Any:
+    return getattr(torch.optim, name)(params_of(device=device), lr=LR, **options)
 
 
 def params(optimizer: torch.optim.Optimizer) -> list[Tensor]:
@@ -61,7 +61,8 @@ def no_grad_of_first(optimizer: torch.optim.Optimizer) -> Any:
 @pytest.mark.parametrize("case", OPTIONS)
 def test_as_torch(executor: Executor, case: str) -> None:
     """Parameters, moments and counts, also of one that has a gradient in every other step only."""
-    ours, torchs = pair(*OPTIONS[case])
+    ours = ours_of(*OPTIONS[case], executor.device)
+    torchs = torchs_of(*OPTIONS[case], executor.device)
     assert ours._takes_step_scalars
     for optimizer in (ours, torchs):
         train(optimizer, range(5), no_grad_of_first(optimizer))
@@ -79,7 +80,7 @@ def test_as_torch(executor: Executor, case: str) -> None:
 
 @pytest.mark.parametrize("name", ["Adam", "AdamW", "SGD"])
 def test_is_torchs(name: str) -> None:
-    ours, torchs = pair(name, {})
+    ours, torchs = (make(name, {}, torch.device("cpu")) for make in (ours_of, torchs_of))
     assert isinstance(ours, getattr(torch.optim, name))
     assert repr(ours) == repr(torchs)
     assert ours.defaults == torchs.defaults
@@ -90,11 +91,11 @@ def test_is_torchs(name: str) -> None:
 @against_oracle
 def test_a_skip_changes_nothing(executor: Executor) -> None:
     for name, options in OPTIONS.values():
-        optimizer, _ = pair(name, options)
+        optimizer = ours_of(name, options, executor.device)
         for before in range(2):  # the first step of all is one that is skipped
             train(optimizer, range(before))
             set_grads(params(optimizer), 7, scale=math.inf)
-            optimizer._step_scalars = StepScalars(torch.tensor(1.0))
+            optimizer._step_scalars = StepScalars(executor.scalar(1.0))
             states = bits(optimizer)
             optimizer.step()
             del optimizer._step_scalars
@@ -103,7 +104,7 @@ def test_a_skip_changes_nothing(executor: Executor) -> None:
                 assert_same_bits(after, states)
             steps = [state["step"] for state in optimizer.state.values() if "step" in state]
             assert all(step == before for step in steps)
-        never, _ = pair(name, options)
+        never = ours_of(name, options, executor.device)
         train(never, range(1))
         assert_same_bits(params(optimizer), params(never))
 
@@ -112,16 +113,14 @@ def test_a_skip_changes_nothing(executor: Executor) -> None:
 @pytest.mark.parametrize("name", ["AdamW", "SGD"])
 def test_scalars(executor: Executor, name: str) -> None:
     """Scaled gradients are unscaled and clipped as by hand; powers of two, so bit for bit."""
-    scaled, plain = (getattr(optim, name)(params_of(), lr=LR) for _ in range(2))
+    scaled, plain = (ours_of(name, {}, executor.device) for _ in range(2))
     set_grads(params(scaled), 0, scale=1024.0)
     grads = [param.grad.clone() for param in params(scaled)]
-    scaled._step_scalars = StepScalars(
-        torch.tensor(0.0), torch.tensor(1 / 1024), torch.tensor(8.0), 2.0
-    )
+    scaled._step_scalars = StepScalars(*(executor.scalar(x) for x in (0.0, 1 / 1024, 8.0)), 2.0)
     scaled.step()
     assert_same_bits([param.grad for param in params(scaled)], grads)
     set_grads(params(plain), 0)
-    coefficient = torch.tensor(8.0).add(1e-6).reciprocal().mul(2.0)
+    coefficient = executor.scalar(8.0).add(1e-6).reciprocal().mul(2.0)
     for param in params(plain):
         param.grad *= coefficient
     plain.step()
@@ -135,7 +134,9 @@ def test_master_weights(executor: Executor, case: str, dtype: torch.dtype) -> No
     """Masters are what float32 parameters would be, and parameters are their roundings."""
     name, options = OPTIONS[case]
     make = getattr(optim, name)
-    halves = make(params_of(dtype=dtype), lr=LR, master_weights=True, **options)
+    halves = make(
+        params_of(dtype=dtype, device=executor.device), lr=LR, master_weights=True, **options
+    )
     wide = make(
         [param.float().detach().requires_grad_() for param in params(halves)], lr=LR, **options
     )
@@ -186,9 +187,12 @@ def test_16_bits_in_place(dtype: torch.dtype) -> None:
 def test_dtypes_of_moments(executor: Executor) -> None:
     """After one step a bfloat16 moment is the rounding of the float32 one."""
     narrow = optim.Adam(
-        params_of(), exp_avg_dtype=torch.bfloat16, exp_avg_sq_dtype=torch.bfloat16, amsgrad=True
+        params_of(device=executor.device),
+        exp_avg_dtype=torch.bfloat16,
+        exp_avg_sq_dtype=torch.bfloat16,
+        amsgrad=True,
     )
-    wide = optim.Adam(params_of(), amsgrad=True)
+    wide = optim.Adam(params_of(device=executor.device), amsgrad=True)
     for optimizer in (narrow, wide):
         train(optimizer, range(1))
     for mine, other in zip(params(narrow), params(wide), strict=True):
@@ -209,7 +213,7 @@ def test_stochastic_rounding(executor: Executor) -> None:
     n = 65536
     moved = []
     for _ in range(2):
-        param = torch.nn.Parameter(torch.ones(n, dtype=torch.bfloat16))
+        param = torch.nn.Parameter(torch.ones(n, dtype=torch.bfloat16, device=executor.device))
         optimizer = optim.SGD([param], lr=2.0**-11, stochastic_rounding=True)
         param.grad = torch.full_like(param, -1.0)
         optimizer.step()

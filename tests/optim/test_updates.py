@@ -35,9 +35,10 @@ CHUNK = CHUNKS[0]
 @pytest.mark.parametrize("amsgrad", [False, True])
 def test_dtypes(executor: Executor, op: str, amsgrad: bool) -> None:
     """Each of parameter, gradient and moments, which have several of their own."""
-    kinds = list(itertools.product((FP32, FP16, BF16), repeat=3))
-    for i, (dtype, grad_dtype, moment) in enumerate(kinds):
-        state = {"dtypes": (moment, kinds[i - 1][2]), "amsgrad": amsgrad}
+    others = {FP32: FP16, FP16: BF16, BF16: FP32}
+    for i, kinds in enumerate(itertools.product(others, repeat=3)):
+        dtype, grad_dtype, moment = kinds
+        state = {"dtypes": (moment, others[moment] if i % 2 else moment), "amsgrad": amsgrad}
         check(executor, op, call(executor, op, [(37,)], dtype, grad_dtype, state))
 
 
@@ -125,6 +126,9 @@ def test_nothing_but_empty_parameters(executor: Executor, op: str) -> None:
     assert [step.item() for step in values["steps"]] == [1.0, 4.0]
     lists = {name: [] if isinstance(x, list) else x for name, x in values.items()}
     getattr(executor.ops, op)(**lists)
+    found_inf, norm = executor.scalar(0.0), executor.scalar(math.nan)
+    getattr(executor.ops, op)(**lists, found_inf=found_inf, norm=norm)
+    assert found_inf.item() == 1.0
 
 
 # ---- scalars of the step -----------------------------------------------------------------------
@@ -177,10 +181,16 @@ def test_unscaled_and_clipped_as_by_unscale(
 @against_oracle
 @every_op
 def test_scaled_half_gradients(executor: Executor, op: str) -> None:
-    """Products below the range of float16 are not lost."""
+    """Products below the range of float16 are not lost, and lead upwards."""
     values = call(executor, op, grad_dtype=FP16, inv_scale=executor.scalar(2.0**-40))
     values |= {"norm": executor.scalar(0.3), "max_norm": 0.1, "maximize": True}
+    values |= {"weight_decay": 0.0, "eps": 0.0} if op == "adam_" else {"lr": 2.0**40}
+    for name in ("params", "steps", "exp_avgs", "exp_avg_sqs", "momentum_buffers"):
+        for tensor in values.get(name, ()):
+            tensor.zero_()
     check(executor, op, values)
+    for param, grad in zip(values["params"], values["grads"], strict=True):
+        assert (param.sign() == grad.sign()).all()
 
 
 @every_executor

@@ -11,7 +11,9 @@ from torch import Tensor
 
 from amp_ext import ops
 from cases import FLOATS
-from executors import Executor, against_oracle
+from executors import SIMT, Executor, against_oracle
+from optim_cases import OPS
+from optim_cases import call as update
 from simt.backend import Simt
 from simt.library import Schedule
 
@@ -92,6 +94,36 @@ def test_clipping_moves_memory_only_where_it_must(
     size = sum(grad.nbytes for grad in grads)
     assert counted.launches == 1
     assert (counted.bytes_loaded, counted.bytes_stored) == (passes * size, passes * size)
+
+
+@pytest.mark.simt
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("count", [1, 403, 404, 5_000])
+def test_one_launch_updates_any_list(simt: Simt, op: str, count: int) -> None:
+    values = update(SIMT, op, [(3,)] * count)
+    assert simt.cost(getattr(ops, op), **values).launches == 1
+    assert values["steps"][-1].item() == 3 * (count - 1) + 1
+
+
+@pytest.mark.simt
+@pytest.mark.parametrize("op", OPS)
+def test_no_launch_updates_nothing(simt: Simt, op: str) -> None:
+    lists = {n: [] if isinstance(x, list) else x for n, x in update(SIMT, op).items()}
+    assert simt.cost(getattr(ops, op), **lists).launches == 0
+
+
+@pytest.mark.simt
+@pytest.mark.parametrize("op", OPS)
+def test_an_update_moves_each_tensor_once(simt: Simt, op: str) -> None:
+    """Weight, gradient and moments in, weight and moments out, and nothing after an overflow."""
+    moments, size = {"adam_": 2, "sgd_": 1}[op], 4 * (3 * 16384 - 8)
+    for found_inf in (0.0, 1.0):
+        values = update(SIMT, op, [(size // 4,)], found_inf=torch.tensor(found_inf))
+        values["copies"] = [torch.empty_like(p, dtype=torch.half) for p in values["params"]]
+        counted = simt.cost(getattr(ops, op), **values)
+        assert counted.launches == 1
+        assert counted.bytes_loaded == (2 + moments) * size * (found_inf == 0)
+        assert counted.bytes_stored == (1 + moments + 0.5) * size * (found_inf == 0)
 
 
 def lazily_mapped(elements: int, last: float) -> Tensor:

@@ -112,12 +112,48 @@ def good_lists(rng: Random, op: str) -> Values:
         "history": torch.full((3, 3), rng.choice([0.0, 1.0, 2.0, 1e9, -1.0, math.nan])),
     }
     values = testing.arguments(op)
+    if "params" in values:
+        known |= good_updates(rng)
     for argument in getattr(torch.ops.amp_ext, op).default._schema.arguments:
         if argument.name in known:
             values[argument.name] = known[argument.name]
         if argument.has_default_value() and argument.default_value is None and rng.random() < 0.4:
             values[argument.name] = None
     return values
+
+
+def good_updates(rng: Random) -> Values:
+    """Return the lists of an optimizer's op, and options that fit more often than not."""
+    params, grads = [], []
+    for _ in range(rng.choice([0, 1, 1, 2, 3, 40])):
+        shape, dtype = shape_of(rng), rng.choice([torch.float32, torch.float32, *FLOATS[:3]])
+        param = tensor(rng, shape, dtype)
+        params.append(param if param.is_contiguous() or rng.random() < 0.1 else param.contiguous())
+        if len(shape) == 2 and rng.random() < 0.3:
+            params[-1] = params[-1].t().contiguous().t()
+        grads.append(tensor(rng, shape, rng.choice(FLOATS[:3])))
+
+    def like(dtypes: list[torch.dtype]) -> list[Tensor]:
+        return [torch.empty_like(p, dtype=rng.choice(dtypes)).copy_(torch.rand(p.shape))
+                for p in params]  # fmt: skip
+
+    moments = [torch.float32, torch.float32, torch.bfloat16, torch.float16]
+    second = like(moments)
+    has_momentum, dampens = rng.random() < 0.8, rng.random() < 0.3
+    return {
+        **{"params": params, "grads": grads, "exp_avgs": like(moments), "exp_avg_sqs": second},
+        "max_exp_avg_sqs": [torch.ones_like(x) for x in second],
+        "momentum_buffers": like(moments) if has_momentum else None,
+        "steps": [one(float(rng.choice([0, 1, 2, 1000, 2**24, -1]))) for _ in params],
+        "copies": like([torch.float16, torch.bfloat16]) if rng.random() < 0.3 else None,
+        "momentum": 0.9 if has_momentum else 0.0,
+        "dampening": 0.3 if has_momentum and dampens else 0.0,
+        "nesterov": has_momentum and not dampens and rng.random() < 0.4,
+        "lr": rng.choice([0.1, 1e-3, 0.0, 1e30]),
+        "weight_decay": rng.choice([0.0, 0.01]),
+        **{flag: rng.random() < 0.4 for flag in ("maximize", "decoupled", "stochastic_rounding")},
+        "tensor_lr": one(rng.choice([0.1, 1.0])),
+    }
 
 
 def good_product(rng: Random, op: str) -> Values:

@@ -13,18 +13,21 @@ SHAPES = ((5, 3), (7,), (), (2, 3, 4), (0,), (1025,))
 
 
 def params_of(
-    shapes: Iterable[Sequence[int]] = SHAPES, dtype: torch.dtype = torch.float32, seed: int = 0
+    shapes: Iterable[Sequence[int]] = SHAPES,
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
 ) -> list[torch.nn.Parameter]:
     """Parameters of magnitudes from 1/2 to 2, the same for the same seed."""
     generator = torch.Generator().manual_seed(seed)
-    return [torch.nn.Parameter(_numbers(shape, generator).to(dtype)) for shape in shapes]
+    return [torch.nn.Parameter(_numbers(shape, generator).to(device, dtype)) for shape in shapes]
 
 
 def set_grads(params: Sequence[Tensor], seed: int, scale: float = 1.0) -> None:
     """Gradients of magnitudes from 1/2 to 2, times the scale."""
     generator = torch.Generator().manual_seed(1000 + seed)
     for param in params:
-        param.grad = (_numbers(param.shape, generator) * scale).to(param.dtype)
+        param.grad = (_numbers(param.shape, generator) * scale).to(param)
 
 
 def _numbers(shape: Sequence[int], generator: torch.Generator) -> Tensor:

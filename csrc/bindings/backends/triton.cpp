@@ -31,6 +31,16 @@ py::tuple as_tuple(const ScaleUpdate& u) {
                         u.growth_interval, u.hysteresis, u.min_scale, u.max_scale);
 }
 
+py::tuple as_tuple(const AdamOptions& o) {
+  return py::make_tuple(o.lr, o.beta1, o.beta2, o.eps, o.weight_decay, o.decoupled, o.maximize,
+                        o.stochastic_rounding);
+}
+
+py::tuple as_tuple(const SgdOptions& o) {
+  return py::make_tuple(o.lr, o.momentum, o.dampening, o.weight_decay, o.nesterov, o.maximize,
+                        o.stochastic_rounding);
+}
+
 py::object object_of(const at::Tensor& tensor) {
   if (!tensor.defined()) return py::none();
   return py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor));
@@ -76,8 +86,12 @@ class TritonBackend final : public Backend {
     return Status::ok;
   }
 
-  Status adam(const AdamArgs&, Services&) const override { return Status::not_built; }
-  Status sgd(const SgdArgs&, Services&) const override { return Status::not_built; }
+  Status adam(const AdamArgs& a, Services& services) const override {
+    return update("optim.adam", "adam_", a, services);
+  }
+  Status sgd(const SgdArgs& a, Services& services) const override {
+    return update("optim.sgd", "sgd_", a, services);
+  }
 
   const char* why_not(const GemmArgs& g) const override {
     const auto is_16_bit = [](DType type) { return type == DType::f16 || type == DType::bf16; };
@@ -132,6 +146,18 @@ class TritonBackend final : public Backend {
     const UntracedPython python;
     launch(address(table), list.size, chunks);
     return Status::ok;
+  }
+
+  template <class Args>
+  static Status update(const char* module, const char* name, const Args& args, Services& services) {
+    const int64_t ticket = has_steps(args.list) ? address(services.tickets(1)) : 0;
+    const StepScalars& s = args.scalars;
+    return with_table(args.list, services, [&](int64_t table, int64_t size, uint32_t chunks) {
+      function(module, name)(table, size, chunks, as_tuple(args.options),
+                             py::make_tuple(address(s.lr), address(s.found_inf),
+                                            address(s.inv_scale), address(s.norm), s.max_norm),
+                             ticket);
+    });
   }
 };
 

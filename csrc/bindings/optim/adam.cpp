@@ -37,13 +37,14 @@ struct AdamCall {
 void adam_op(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) {
   {
     const AdamCall call(torch::jit::last(*stack, AdamCall::kArguments));
-    if (const size_t n = call.lists[kParam].size()) {
-      Updates updates(kAdam, kAdamNames, call.lists[kParam][0].toTensor().device());
+    const size_t n = call.lists[kParam].size();
+    if (const std::optional<at::Device> device = device_of(call.lists, call.scalars)) {
+      Updates updates(kAdam, kAdamNames, *device);
       updates.reserve(n);
       for (size_t i = 0; i < n; ++i) updates.add(tensors_of(call.lists, i));
       const StepScalars scalars = updates.add_scalars(call.scalars);
       updates.close();
-      adam_(updates.device(), {updates.list(), call.options, scalars});
+      adam_(*device, {updates.list(), call.options, scalars});
       updates.mark_written();
     }
   }
@@ -59,8 +60,6 @@ void adam_fake(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stac
 }
 
 }  // namespace
-
-Status TorchLists::adam(const AdamArgs&, Services&) const { return Status::not_built; }
 
 TORCH_LIBRARY_FRAGMENT(amp_ext, m) {
   define(m, "lists",

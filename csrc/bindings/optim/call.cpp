@@ -19,6 +19,15 @@ void check_lengths(const char* op, const RoleNames& names, const RoleLists& list
   }
 }
 
+std::optional<at::Device> device_of(const RoleLists& lists, const ScalarTensors& scalars) {
+  if (!lists[kParam].empty()) return lists[kParam][0].toTensor().device();
+  for (const auto* scalar :
+       {&scalars.tensor_lr, &scalars.found_inf, &scalars.inv_scale, &scalars.norm}) {
+    if (*scalar) return (*scalar)->device();
+  }
+  return std::nullopt;
+}
+
 UpdateTensors tensors_of(const RoleLists& lists, size_t index) {
   UpdateTensors tensors;
   for (int role = 0; role < kRoles; ++role)
@@ -29,20 +38,20 @@ UpdateTensors tensors_of(const RoleLists& lists, size_t index) {
 void check_fakes(const char* op, const RoleNames& names, const RoleLists& lists,
                  const ScalarTensors& scalars) {
   check_max_norm(op, scalars.max_norm, scalars.norm.has_value());
-  if (lists[kParam].empty()) return;
-  const at::Device device = lists[kParam][0].toTensor().device();
+  const std::optional<at::Device> device = device_of(lists, scalars);
+  if (!device) return;
   for (int role = 0; role < kRoles; ++role) {
     for (size_t i = 0; i < lists[role].size(); ++i) {
       const Item item{op, names[role], i};
       const at::Tensor& tensor = lists[role][i].toTensor();
       const at::Tensor& param = lists[kParam][i].toTensor();
-      check_device(op, item, tensor, device);
+      check_device(op, item, tensor, *device);
       TORCH_CHECK(role == kStep || tensor.sym_sizes() == param.sym_sizes(), op, ": ", item,
                   " must have the shape of params[", i, "], ", param.sym_sizes(), ", got ",
                   tensor.sym_sizes());
     }
   }
-  check_devices(op, device, "tensor_lr", scalars.tensor_lr, "found_inf", scalars.found_inf,
+  check_devices(op, *device, "tensor_lr", scalars.tensor_lr, "found_inf", scalars.found_inf,
                 "inv_scale", scalars.inv_scale, "norm", scalars.norm);
 }
 

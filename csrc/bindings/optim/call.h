@@ -21,6 +21,9 @@ inline Values list_of(const c10::IValue& value) {
 void check_lengths(const char* op, const RoleNames& names, const RoleLists& lists,
                    std::initializer_list<Role> optional);
 
+// That of the first tensor; none where there is none.
+std::optional<at::Device> device_of(const RoleLists& lists, const ScalarTensors& scalars);
+
 // The tensors of one parameter.
 UpdateTensors tensors_of(const RoleLists& lists, size_t index);
 

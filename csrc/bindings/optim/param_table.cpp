@@ -59,11 +59,12 @@ bool is_usable(state::Name name, const at::Tensor& tensor, const at::Tensor& par
   if (name == state::step)
     return tensor.scalar_type() == at::kFloat && tensor.numel() == 1 &&
            tensor.device() == param.device();
-  return tensor.sizes() != param.sizes() || same_order(tensor, param);
+  return (tensor.is_contiguous() && param.is_contiguous()) || tensor.sizes() != param.sizes() ||
+         same_order(tensor, param);
 }
 
 // Some parameters whose tensors fit into the nearest cache.
-constexpr size_t kBlock = 32;
+constexpr size_t kBlock = 16;
 
 template <class Object>
 void prefetch_all(const Object* object) {

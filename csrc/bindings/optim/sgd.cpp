@@ -41,13 +41,14 @@ struct SgdCall {
 void sgd_op(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) {
   {
     const SgdCall call(torch::jit::last(*stack, SgdCall::kArguments));
-    if (const size_t n = call.lists[kParam].size()) {
-      Updates updates(kSgd, kSgdNames, call.lists[kParam][0].toTensor().device());
+    const size_t n = call.lists[kParam].size();
+    if (const std::optional<at::Device> device = device_of(call.lists, call.scalars)) {
+      Updates updates(kSgd, kSgdNames, *device);
       updates.reserve(n);
       for (size_t i = 0; i < n; ++i) updates.add(tensors_of(call.lists, i));
       const StepScalars scalars = updates.add_scalars(call.scalars);
       updates.close();
-      sgd_(updates.device(), {updates.list(), call.options, scalars});
+      sgd_(*device, {updates.list(), call.options, scalars});
       updates.mark_written();
     }
   }
@@ -63,8 +64,6 @@ void sgd_fake(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack
 }
 
 }  // namespace
-
-Status TorchLists::sgd(const SgdArgs&, Services&) const { return Status::not_built; }
 
 TORCH_LIBRARY_FRAGMENT(amp_ext, m) {
   define(m, "lists",

@@ -1,5 +1,6 @@
 // The steps of this package's optimizers.
 #include <ATen/core/grad_mode.h>
+#include <ATen/record_function.h>
 #include <c10/util/Exception.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/Exceptions.h>
@@ -68,8 +69,8 @@ UpdateTensors tensors_of(const ParamRow& row) {
   return tensors;
 }
 
-// A list whose tensors share no memory. To find that out takes 0.1 us a parameter, so a step looks
-// only at what lies elsewhere than in the one before, as gradients may.
+// Whether what a step writes shares memory with anything. To find that out takes 0.1 us a
+// parameter; a step that writes what the last one wrote looks only at what it reads elsewhere.
 class Apart {
  public:
   void check(const Updates& updates, const StepScalars& scalars) {
@@ -78,7 +79,6 @@ class Apart {
     refs_.clear();
     updates.close();
     refs_.assign(list.refs, list.refs + list.size);
-    scalars_ = addresses_of(scalars);
     written_.clear();
     for (const UpdateRef& ref : refs_) {
       for (const MemoryRange& range : written_by(ref)) {
@@ -89,12 +89,6 @@ class Apart {
   }
 
  private:
-  using Addresses = std::array<const void*, 4>;
-
-  static Addresses addresses_of(const StepScalars& s) {
-    return {s.lr, s.found_inf, s.inv_scale, s.norm};
-  }
-
   static std::array<MemoryRange, 6> written_by(const UpdateRef& u) {
     const auto range = [&](const void* data, DType dtype) {
       return data ? MemoryRange(data, u.numel * size_of(dtype)) : MemoryRange();
@@ -104,19 +98,7 @@ class Apart {
             range(u.exp_avg_sq, u.exp_avg_sq_dtype),
             range(u.max_exp_avg_sq, u.exp_avg_sq_dtype),
             range(u.copy, u.copy_dtype),
-            u.step ? MemoryRange(u.step, sizeof(float)) : MemoryRange()};
-  }
-
-  bool is_known(const UpdateList& list, const StepScalars& scalars) {
-    if (list.size != static_cast<int64_t>(refs_.size()) || addresses_of(scalars) != scalars_)
-      return false;
-    for (int64_t i = 0; i < list.size; ++i) {
-      const UpdateRef &now = list.refs[i], &before = refs_[i];
-      if (!writes_as(now, before)) return false;
-      const bool reads_as = now.grad == before.grad && now.grad_dtype == before.grad_dtype;
-      if (!reads_as && is_written(now)) return false;
-    }
-    return true;
+            of(u.step)};
   }
 
   static bool writes_as(const UpdateRef& a, const UpdateRef& b) {
@@ -127,16 +109,34 @@ class Apart {
            a.copy_dtype == b.copy_dtype;
   }
 
-  // Whether the gradient overlaps anything that is written.
-  bool is_written(const UpdateRef& u) const {
-    const MemoryRange grad(u.grad, u.numel * size_of(u.grad_dtype));
-    const auto behind = std::ranges::lower_bound(written_, grad.end, {}, &MemoryRange::begin);
-    return behind != written_.begin() && overlap(behind[-1], grad);
+  bool is_known(const UpdateList& list, const StepScalars& scalars) const {
+    if (list.size == 0 || list.size != static_cast<int64_t>(refs_.size())) return false;
+    const MemoryRange found_inf = of(scalars.found_inf);
+    for (const float* const scalar : {scalars.lr, scalars.inv_scale, scalars.norm}) {
+      if (overlap(of(scalar), found_inf) || is_written(of(scalar))) return false;
+    }
+    if (is_written(found_inf)) return false;
+    for (int64_t i = 0; i < list.size; ++i) {
+      const UpdateRef &now = list.refs[i], &before = refs_[i];
+      const MemoryRange grad(now.grad, now.numel * size_of(now.grad_dtype));
+      if (!writes_as(now, before) || overlap(grad, found_inf)) return false;
+      const bool reads_as = now.grad == before.grad && now.grad_dtype == before.grad_dtype;
+      if (!reads_as && is_written(grad)) return false;
+    }
+    return true;
+  }
+
+  static MemoryRange of(const float* scalar) {
+    return scalar ? MemoryRange(scalar, sizeof(float)) : MemoryRange();
+  }
+
+  bool is_written(const MemoryRange& range) const {
+    const auto behind = std::ranges::lower_bound(written_, range.end, {}, &MemoryRange::begin);
+    return behind != written_.begin() && overlap(behind[-1], range);
   }
 
   std::vector<UpdateRef> refs_;
   std::vector<MemoryRange> written_;  // by address
-  Addresses scalars_{};
 };
 
 // Elements from which on a step is long enough on a CPU to let other Python threads run.
@@ -146,12 +146,13 @@ constexpr int64_t kLongStep = 1 << 18;
 // meanwhile.
 class GilFreeLaunches {
  public:
-  GilFreeLaunches(const ParamTable& table, const std::vector<Updates>& all, Family op) {
+  GilFreeLaunches(const char* op, Family family, const ParamTable& table,
+                  const std::vector<Updates>& all) {
     int64_t numel = 0;
     bool is_quick = true;
     for (const Updates& updates : all) {
-      const Backend& backend = choose("amp_ext", updates.device());
-      is_quick &= &backend != &triton_backend() && is_known(backend, op, updates.device());
+      const Backend& backend = choose(op, updates.device());
+      is_quick &= &backend != &triton_backend() && is_known(backend, family, updates.device());
       const UpdateList list = updates.list();
       for (int64_t i = 0; updates.device().is_cpu() && i < list.size; ++i)
         numel += list.refs[i].numel;
@@ -268,8 +269,9 @@ class Step {
       apart_[group].check(*updates, args.back().scalars);
     }
     if (!is_complete) return NoStep(std::move(missing));
+    RECORD_FUNCTION(op, c10::ArrayRef<const c10::IValue>{});
     {
-      const GilFreeLaunches free(table_, all, family);
+      const GilFreeLaunches free(op, family, table_, all);
       for (size_t i = 0; i < all.size(); ++i) launch(all[i].device(), args[i]);
     }
     table_.finish_step();

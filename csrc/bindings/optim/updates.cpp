@@ -46,6 +46,16 @@ UpdateRef ref_of(int64_t numel, const std::array<void*, kRoles>& data,
           .copy_dtype = dtypes[kCopy]};
 }
 
+// Without a call for their few numbers.
+bool same_sizes(const at::TensorImpl& a, const at::TensorImpl& b) {
+  const at::IntArrayRef of_a = a.sizes(), of_b = b.sizes();
+  if (of_a.size() != of_b.size()) return false;
+  for (size_t d = 0; d < of_a.size(); ++d) {
+    if (of_a[d] != of_b[d]) return false;
+  }
+  return true;
+}
+
 bool is_half(DType dtype) { return dtype == DType::f16 || dtype == DType::bf16; }
 
 }  // namespace
@@ -66,8 +76,7 @@ bool Updates::add_plain(const UpdateTensors& tensors) {
     const std::optional<DType> dtype = dtype_of(c10::typeMetaToScalarType(tensor->dtype()));
     if (!dtype || *dtype == DType::f64) return false;
     dtypes[role] = *dtype;
-    if (role == kStep ? tensor->numel() != 1 || *dtype != DType::f32
-                      : !std::ranges::equal(tensor->sizes(), param->sizes()))
+    if (role == kStep ? tensor->numel() != 1 || *dtype != DType::f32 : !same_sizes(*tensor, *param))
       return false;
     c10::StorageImpl* const storage = tensor->unsafe_storage().unsafeGetStorageImpl();
     const int64_t size = size_of(*dtype), offset = tensor->storage_offset() * size;

@@ -45,14 +45,15 @@ struct UpdateEntry {
   void* max_exp_avg_sq;
   void* copy;
   float* step;
-  int64_t numel;
-  uint32_t first_chunk;
   DType param_dtype;
   DType grad_dtype;
   DType exp_avg_dtype;
   DType exp_avg_sq_dtype;
   DType copy_dtype;
-  uint8_t zeros[7] = {};
+  uint8_t zeros[3];
+  int64_t numel;
+  uint32_t first_chunk;
+  uint32_t zero;
 };
 
 static_assert(std::has_unique_object_representations_v<UpdateEntry>);
@@ -65,13 +66,15 @@ constexpr UpdateEntry entry_of(const UpdateRef& t, uint32_t first_chunk) {
           t.max_exp_avg_sq,
           t.copy,
           t.step,
-          t.numel,
-          first_chunk,
           t.param_dtype,
           t.grad_dtype,
           t.exp_avg_dtype,
           t.exp_avg_sq_dtype,
-          t.copy_dtype};
+          t.copy_dtype,
+          {},
+          t.numel,
+          first_chunk,
+          0};
 }
 
 using UpdateList = ListOf<UpdateRef>;
@@ -147,9 +150,9 @@ AMP_EXT_ARITHMETIC StepFactors step_factors(const StepScalars& s, double lr, boo
 
 // The number of the update that follows `step` of them, from 1 on.
 AMP_EXT_ARITHMETIC uint32_t update_number(float step) {
-  constexpr float kMost = 1073741824.0f;
-  const float limited = step < kMost ? step : kMost;
-  return limited > 0 ? static_cast<uint32_t>(limited) + 1 : 1;
+  constexpr uint32_t kMost = 1u << 30;
+  if (!(step > 0)) return 1;
+  return (step < static_cast<float>(kMost) ? static_cast<uint32_t>(step) : kMost) + 1;
 }
 
 // base^exponent by repeated squaring.

@@ -10,7 +10,7 @@
 namespace amp_ext {
 
 constexpr int kUpdateThreads = 256;
-constexpr int kUpdateBlocksPerSm = 4;
+constexpr int kUpdateBlocksPerSm = 3;
 constexpr int kUpdateElements = 4;  // that a thread takes at a time: 16 bytes of fp32
 
 // How bf16 that is state is rounded: to nearest or, by_chance, by noise(key, element, pair).
@@ -28,7 +28,7 @@ struct ChunkOf {
 
   __device__ ChunkOf(const void* tensor, DType dtype, int64_t offset) : dtype_(dtype) {
     if (!tensor) return;
-    data = static_cast<char*>(ptx::global(const_cast<void*>(tensor))) + offset * size_of(dtype);
+    data = static_cast<char*>(const_cast<void*>(tensor)) + offset * size_of(dtype);
     const uintptr_t mask = kUpdateElements * (dtype == DType::f32 ? 4 : 2) - 1;
     aligned_ = (reinterpret_cast<uintptr_t>(data) & mask) == 0;
   }
@@ -36,7 +36,7 @@ struct ChunkOf {
   __device__ bool is_plain() const { return !data || (dtype_ == DType::f32 && aligned_); }
   __device__ bool is_f32() const { return kPlain || dtype_ == DType::f32; }
   __device__ bool is_aligned() const { return kPlain || aligned_; }
-  __device__ char* at(int i) const { return data + i * (is_f32() ? 4 : 2); }
+  __device__ char* at(int i) const { return ptx::global(data + i * (is_f32() ? 4 : 2)); }
 
   // The bits of kSize elements from `i` on, one after the other. They are not looked at, so that
   // many loads can be under way.
@@ -188,12 +188,13 @@ __device__ void update_list(const Op& op, const Table& table, const StepScalars&
   for (int i = threadIdx.x; i < table.size; i += kUpdateThreads) *table.entries()[i].step += 1.0f;
 }
 
-// Launches kernel(table, op, scalars, tickets), of type Kernel<Table>.
+// Launches kernel_of(table)(table, op, scalars, tickets).
 template <class Op, class GetKernel>
 Status launch_update(const UpdateList& list, const Op& op, const StepScalars& scalars,
                      Services& services, GetKernel kernel_of) {
   uint32_t* const tickets = has_steps(list) ? services.tickets(1) : nullptr;
   return launch_list(list, services, [&](const auto& table, const cuda::Target& target) {
+    if (table.chunks == 0 && !tickets && !scalars.norm) return Status::ok;
     const int most = kUpdateBlocksPerSm * target.multiprocessors;
     const int blocks = std::clamp(static_cast<int>(std::min<int64_t>(table.chunks, most)), 1, most);
     return launch(kernel_of(table), blocks, kUpdateThreads,

@@ -157,6 +157,16 @@ void store16(const void* to) {
   if (holds(*current->block, to)) wrote_shared(to, 16);
 }
 
+void load8(const void* from) {
+  check_aligned("load8", from, 8);
+  counters.bytes_loaded += 8;
+}
+
+void store8(const void* to) {
+  check_aligned("store8", to, 8);
+  counters.bytes_stored += 8;
+}
+
 }  // namespace simt
 
 namespace amp_ext::ptx {

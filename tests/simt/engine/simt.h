@@ -49,11 +49,11 @@ void wrote_shared(const void* to, size_t bytes);
 
 bool is_shared(const void* address);  // of any block
 
-// Fails unless the address of a 16-byte access is aligned, and counts it.
+// Fails unless the address of an access of this size is aligned, and counts it.
 void load16(const void* from);
 void store16(const void* to);
-
-void check_aligned(const char* operation, const void* address, size_t bytes);
+void load8(const void* from);
+void store8(const void* to);
 
 // ---- what the ptx headers' templates call; they themselves declare the other functions ----------
 

@@ -23,13 +23,14 @@ if __name__ == "__main__":
 
 from simt.build import BUILD, HERE, KERNELS, build, few_sources
 from simt.forks import Done, Forks
-from simt.mutants import gemm_sm80, gemm_sm80_epilogue, gemm_sm90, lists
+from simt.mutants import gemm_sm80, gemm_sm80_epilogue, gemm_sm90, lists, optim
 from simt.mutants.mutant import Mutant
 from simt.sanitize import environment
 
 TESTS = HERE.parent
 MUTANTS: tuple[Mutant, ...] = (
     *lists.MUTANTS,
+    *optim.MUTANTS,
     *gemm_sm80.MUTANTS,
     *gemm_sm80_epilogue.MUTANTS,
     *gemm_sm90.MUTANTS,

@@ -60,12 +60,12 @@ inline void store16(void* to, uint4 value) {
 }
 
 inline uint2 load8(const void* from) {
-  simt::check_aligned("load8", from, 8);
+  simt::load8(from);
   return *static_cast<const uint2*>(from);
 }
 
 inline void store8(void* to, uint2 value) {
-  simt::check_aligned("store8", to, 8);
+  simt::store8(to);
   *static_cast<uint2*>(to) = value;
 }
 
