@@ -28,6 +28,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 sys.path.append(str(Path(__file__).resolve().parents[2] / "bench"))
 
 import amp_ext
+import amp_ext.optim
 from fake_cuda.recorder import is_running, recorded
 from figures.measuring import PAGE, replaced
 from workloads import checkerboard, digits, regression
@@ -68,7 +69,7 @@ WORKLOADS: dict[str, Callable[[], Workload]] = {
 OPTIMIZERS: dict[str, Callable[[Any, Iterable[Tensor]], Optimizer]] = {
     "SGD": lambda package, parameters: torch.optim.SGD(parameters, lr=1e-3),
     "fused AdamW": lambda package, parameters: torch.optim.AdamW(parameters, fused=True),
-    "own AdamW": lambda package, parameters: package.optim.AdamW(parameters),
+    "AdamW": lambda package, parameters: package.optim.AdamW(parameters),
 }
 
 Counts = tuple[int, int, int]  # launches, copies and memsets, waits
