@@ -19,6 +19,7 @@ from torch import Tensor, nn
 import amp_ext
 import amp_ext.optim
 from amp_ext.graph import make_graphed_step
+from amp_ext.optim.lr_scheduler import SkipAware
 from fake_cuda.recorder import is_running, recorded
 from twins import plain
 
@@ -298,6 +299,24 @@ def test_checkpoint_of_the_scaler(device: str) -> None:
         eager.eager(*data)
         assert training.state() == eager.state()
     assert training.scaler.get_scale() == 32.0
+
+
+@every_device
+def test_a_schedule_that_counts_the_steps_that_were_made(device: str) -> None:
+    rates = []
+    for graphs in (False, True):
+        training = Training(device)
+        optimizer = training.optimizers[0]
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
+        scheduler = SkipAware(schedule, training.scaler, exact=True)
+        step = training.graphed() if graphs else training.eager
+        rates.append([])
+        for number in range(STEPS):
+            step(*batch(device, number, overflow=number in (0, 5, 6)))
+            scheduler.step()
+            rates[-1].append(optimizer.param_groups[0]["lr"])
+    assert rates[0] == rates[1]
+    assert rates[0][-1] == LR / 2 ** ((STEPS - 3) // 2)
 
 
 @every_device
