@@ -27,6 +27,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 sys.path.append(str(Path(__file__).resolve().parents[2] / "bench"))
 
 import amp_ext
+import amp_ext.optim
 from fake_cuda.recorder import is_running, recorded
 from figures.measuring import PAGE, replaced
 from workloads import checkerboard, digits, regression
@@ -59,13 +60,17 @@ WORKLOADS: dict[str, Callable[[], Workload]] = {
 OPTIMIZERS: dict[str, Callable[[Iterable[Tensor]], Optimizer]] = {
     "SGD": lambda parameters: torch.optim.SGD(parameters, lr=1e-3),
     "fused Adam": lambda parameters: torch.optim.Adam(parameters, lr=1e-3, fused=True),
+    "amp_ext Adam": lambda parameters: amp_ext.optim.Adam(parameters, lr=1e-3),
 }
+"""The last is amp_ext's; it is compared with torch's scaler and fused Adam."""
 
 
 def count(package: Any, workload: str, optimizer_name: str, clips: bool) -> tuple[int, int, int]:
     """Return launches, copies and memsets, and waits."""
     torch.manual_seed(0)
     network, loss_of, (inputs, targets) = WORKLOADS[workload]()
+    if optimizer_name == "amp_ext Adam" and package is not amp_ext:
+        optimizer_name = "fused Adam"
     optimizer = OPTIMIZERS[optimizer_name](network.parameters())
     scaler = package.GradScaler("cuda")
 

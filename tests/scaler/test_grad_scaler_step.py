@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 from torch.amp.grad_scaler import OptState
 
+import amp_ext.optim
 from cases import unwritten
+from fake_cuda import recorder
 from twins import (
     OURS,
     THEIRS,
@@ -281,6 +283,25 @@ def test_no_launch_makes_the_scalars_of_a_step() -> None:
         names = {event.key for event in profile.key_averages()}
         launches = {"aten::reciprocal", "aten::zeros", "aten::zero_", "aten::fill_", "aten::copy_"}
         assert not names & launches
+
+
+@pytest.mark.skipif(not recorder.is_running(), reason="only the fake CUDA runtime counts launches")
+@pytest.mark.parametrize("clips", [False, True])
+def test_three_launches_cuda(clips: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the check to the update, the optimizer's step among them; no copy, and nothing waits."""
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)
+    params = [leaf([4.0] * size, device="cuda") for size in (3, 1000, 70000)]
+    optimizer, scaler = amp_ext.optim.AdamW(params), started(OURS, device="cuda")
+    for _ in range(3):
+        with recorder.recorded() as calls:
+            if clips:
+                scaler.clip_grad_norm_(optimizer, 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+    kernels = ["grad_norm" if clips else "check_finite", "adam", "update_scale"]
+    asked = [(kind, text) for kind, text in calls.all if kind not in ("malloc", "host")]
+    assert [kind for kind, _ in asked] == ["launch"] * 3, asked
+    assert [name for name, (_, text) in zip(kernels, asked, strict=True) if name in text] == kernels
 
 
 @pytest.mark.parametrize("unscale_first", [False, True], ids=["step", "unscale_+step"])
