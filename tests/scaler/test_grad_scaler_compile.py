@@ -14,12 +14,14 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
 import amp_ext
+import amp_ext.optim
 from twins import OURS, THEIRS, ScalerClass, plain
 
 STEPS = 4
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "SGD": lambda params: torch.optim.SGD(params, lr=0.5),
     "fused": lambda params: torch.optim.SGD(params, lr=0.5, momentum=0.5, fused=True),
+    "amp_ext": lambda params: amp_ext.optim.SGD(params, lr=0.5, momentum=0.5),
 }
 
 
