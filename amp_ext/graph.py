@@ -179,6 +179,10 @@ class GraphedStep:
         _C.set_grads(self._params, self._grads)
         if self._last_step is not None:
             vars(self._scaler).update(self._last_step)
+        for optimizer in self._optimizers:  # a schedule may count its steps
+            for hook in optimizer._optimizer_step_post_hooks.values():
+                if getattr(hook, "_after_replays", False):
+                    hook(optimizer, (), {})
         outputs = [out.clone() if isinstance(out, Tensor) else out for out in self._outputs]
         return tree_unflatten(outputs, self._output_spec)
 

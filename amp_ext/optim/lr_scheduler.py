@@ -50,6 +50,8 @@ class SkipAware:
     def _note_call(self, *_: Any) -> None:
         self._called = True
 
+    _note_call._after_replays = True  # of a graphed step, which runs no other hook
+
     def step(self, *args: Any, **kwargs: Any) -> None:
         """As the scheduler's, after a step that was made; otherwise nothing."""
         self._settle()

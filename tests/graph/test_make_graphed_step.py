@@ -19,6 +19,7 @@ from torch import Tensor, nn
 import amp_ext
 import amp_ext.optim
 from amp_ext.graph import make_graphed_step
+from amp_ext.optim.lr_scheduler import SkipAware
 from fake_cuda.recorder import is_running, recorded
 from twins import plain
 
@@ -301,6 +302,24 @@ def test_checkpoint_of_the_scaler(device: str) -> None:
 
 
 @every_device
+def test_a_schedule_that_counts_the_steps_that_were_made(device: str) -> None:
+    rates = []
+    for graphs in (False, True):
+        training = Training(device)
+        optimizer = training.optimizers[0]
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
+        scheduler = SkipAware(schedule, training.scaler, exact=True)
+        step = training.graphed() if graphs else training.eager
+        rates.append([])
+        for number in range(STEPS):
+            step(*batch(device, number, overflow=number in (0, 5, 6)))
+            scheduler.step()
+            rates[-1].append(optimizer.param_groups[0]["lr"])
+    assert rates[0] == rates[1]
+    assert rates[0][-1] == LR / 2 ** ((STEPS - 3) // 2)
+
+
+@every_device
 def test_torchs_scaler(device: str) -> None:
     """It keeps less, which is as right over replays."""
     states = []
@@ -576,6 +595,55 @@ def test_a_capture_that_fails(
             step.eager(*batch(device, number))
             eager.eager(*batch(device, number))
         assert graphed.state() == eager.state()
+
+
+@every_device
+def test_a_compiled_model(device: str) -> None:
+    eager, graphed = Training(device), Training(device)
+    whole = graphed.model
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")  # torch's compiler has some
+        graphed.model = torch.compile(whole, backend="aot_eager")
+        step = graphed.graphed()
+        for number in range(WARMUP + 3):
+            data = batch(device, number, overflow=number == WARMUP + 1)
+            eager.eager(*data)
+            step(*data)
+        torch._dynamo.reset()
+    graphed.model = whole
+    assert graphed.state() == eager.state()
+
+
+@pytest.mark.skipif(not is_running(), reason="counts by the fake CUDA runtime")
+@on_cuda
+def test_the_end_of_a_step_is_three_kernels(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check with the norm, the optimizer's step and the update. The first two of them have
+    tickets, which are the graph's own and set to zero there."""
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)
+    operations = []
+    for steps in (True, False):
+        model = nn.Linear(4, 2, device=device)
+        optimizer = amp_ext.optim.AdamW(model.parameters(), lr=LR)
+        scaler = amp_ext.GradScaler(device)
+
+        def step_fn(inputs: Tensor) -> None:
+            scaler.scale(model(inputs).sum()).backward()  # noqa: B023
+            if steps:  # noqa: B023
+                scaler.clip_grad_norm_(optimizer, 1.0)  # noqa: B023
+                scaler.step(optimizer)  # noqa: B023
+                scaler.update()  # noqa: B023
+
+        step = make_graphed_step(
+            step_fn, modules=model, optimizers=optimizer, scaler=scaler, warmup=1
+        )
+        inputs = torch.ones(3, 4, device=device)
+        for _ in range(2):
+            step(inputs)
+        with recorded() as calls:
+            step(inputs)
+        (graph,) = calls.of("graph")
+        operations.append(int(graph.split()[0]))
+    assert operations[0] - operations[1] == 3 + 2
 
 
 @pytest.mark.skipif(not is_running(), reason="counts by the fake CUDA runtime")
