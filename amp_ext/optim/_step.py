@@ -81,7 +81,6 @@ class KernelStep(Optimizer):
             return False
         return self._why_options() is None and self._kernels().why_not(self.param_groups) is None
 
-    @torch._disable_dynamo
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """As torch's, by one launch for each group. The host waits for no device.
 
@@ -193,7 +192,6 @@ class KernelStep(Optimizer):
         if not self._storage.master_weights:
             values.pop(MASTER, None)  # it would be out of date after the next step
 
-    @torch._disable_dynamo
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As torch's, for checkpoints of torch's and of this package's optimizers.
 
@@ -208,7 +206,6 @@ class KernelStep(Optimizer):
         finally:
             handle.remove()
 
-    @torch._disable_dynamo
     def state_dict(self) -> dict[str, Any]:
         """As torch's: with ``step`` on the CPU, unless a group is ``fused`` or ``capturable``."""
         result = super().state_dict()

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
 import amp_ext
+import amp_ext.optim
 from amp_ext._untraced import functions_of
 from twins import OURS, THEIRS, ScalerClass, plain
 
@@ -20,6 +21,7 @@ STEPS = 4
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "SGD": lambda params: torch.optim.SGD(params, lr=0.5),
     "fused": lambda params: torch.optim.SGD(params, lr=0.5, momentum=0.5, fused=True),
+    "amp_ext": lambda params: amp_ext.optim.SGD(params, lr=0.5, momentum=0.5),
 }
 
 
