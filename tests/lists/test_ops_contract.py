@@ -61,7 +61,15 @@ def one_step(
     ops.update_scale_(scale, tracker, [found_inf], 2.0, 0.5, 1, skipped_steps=skipped)
     copies = [torch.empty_like(grad, dtype=torch.float16) for grad in grads]
     ops.cast_(copies, grads)
-    return norm, found_inf, *copies
+    params = [torch.ones_like(grad, dtype=torch.float32) for grad in grads]
+    first, second = ([torch.zeros_like(p) for p in params] for _ in range(2))
+    steps = [torch.zeros_like(scale) for _ in params]
+    common: dict[str, Any] = {"lr": 0.5, "weight_decay": 0.1, "found_inf": found_inf}
+    betas = {"beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "decoupled": True}
+    ops.adam_(params, grads, first, second, steps, **betas, **common, copies=copies)
+    moved = {"momentum": 0.9, "dampening": 0.0, "nesterov": True}
+    ops.sgd_(params, grads, first, **moved, **common)
+    return norm, found_inf, *copies, *params, *first, *second, *steps
 
 
 @against_oracle

@@ -118,11 +118,11 @@ def test_a_fault_is_the_error_of_the_op(simt: Simt) -> None:
 
 ASAN = (
     "every_layout or mixed or any_found_inf or (edge and float16-1) or at-2-from-5 or clips_any "
-    "or (norm_of_each and 2000)"
+    "or (norm_of_each and 2000) or test_sizes or test_alignments or test_dtypes or (long and 403)"
 )
 TSAN = (
     "small_exact or found_inf or (random_bit_patterns and float32-1.5) or from-3 or is_its_own "
-    "or (clips_any and -3-)"
+    "or (clips_any and -3-) or (long_lists and 403) or norm_that_is_not_finite"
 )
 
 
@@ -131,11 +131,11 @@ def test_conformance_under_a_sanitizer(variant: str, tests: str) -> None:
     library = build_few_sanitized(variant)
     files = (
         *("unscale", "check_finite", "grad_norm", "update_scale"),
-        *("cast", "cast_memory"),
+        *("cast", "cast_memory", "updates"),
     )
     pytest_ = ("-m", "pytest", "-q", "-s", "-x", "-p", "no:cacheprovider", "-k")
     expression = f"simt and ({tests})"
-    paths = (str(TESTS / f"lists/test_{name}.py") for name in files)
+    paths = (str(path) for name in files for path in TESTS.glob(f"*/test_{name}.py"))
     done = sanitized(variant, *pytest_, expression, *paths, library=library)
     assert done.returncode == 0, done.stdout + done.stderr
     assert " passed" in done.stdout

@@ -28,7 +28,7 @@ struct UpdateRef {
   void* exp_avg_sq;
   void* max_exp_avg_sq;  // of the dtype of exp_avg_sq
   void* copy;            // receives the new param, rounded; the param is fp32 then
-  float* step;           // one element: how many updates it has had; null for all or for none
+  float* step;           // its own: how many updates it has had; null for all or for none
   int64_t numel;
   DType param_dtype;
   DType grad_dtype;
