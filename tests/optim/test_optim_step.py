@@ -199,6 +199,16 @@ def test_what_is_left_to_torch(case: str) -> None:
         own.step()
 
 
+def test_several_devices_are_left_to_torch() -> None:
+    here, there = params_of([(3,)]) + params_of([(3,)], device="meta")
+    optimizer = optim.SGD([{"params": [here]}, {"params": [there]}], lr=0.5)
+    here.grad, there.grad = torch.ones(3), torch.ones(3, device="meta")
+    expected = here.detach() - 0.5
+    assert not optimizer._takes_step_scalars
+    optimizer.step()
+    assert_same_bits(here.detach(), expected)
+
+
 def test_kernels_after_torch_and_before() -> None:
     """A gradient that is sparse in one step only."""
     optimizers = [

@@ -74,8 +74,10 @@ def test_as_torch(executor: Executor, case: str) -> None:
         assert list(state) == list(expected)
         for name, value in expected.items():
             assert state[name].dtype == value.dtype
-            # Squares are below 9, with weight decay.
-            torch.testing.assert_close(state[name], value, rtol=0, atol=9 * 28 * 2**-24)
+            # Squares are below 9, with weight decay. Torch's steps are on the CPU.
+            torch.testing.assert_close(
+                state[name], value, rtol=0, atol=9 * 28 * 2**-24, check_device=False
+            )
 
 
 @pytest.mark.parametrize("name", ["Adam", "AdamW", "SGD"])

@@ -257,6 +257,12 @@ ParamTable::Written ParamTable::Written::of(const at::Tensor& param) {
           param.is_inference() ? 0 : static_cast<int64_t>(param._version())};
 }
 
+std::vector<py::object> ParamTable::params() const {
+  std::vector<py::object> result;
+  for (PyObject* const param : params_) result.push_back(py::reinterpret_borrow<py::object>(param));
+  return result;
+}
+
 void ParamTable::finish_step() {
   const size_t n = rows_.size();
   for (size_t i = 0; i < n; ++i) {

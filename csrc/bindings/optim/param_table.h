@@ -54,6 +54,9 @@ class ParamTable {
   std::optional<std::string> read(size_t group, const std::vector<state::Name>& needed,
                                   pybind11::list& missing, c10::function_ref<void(Rows)> visit);
 
+  // Keeps the parameters alive.
+  std::vector<pybind11::object> params() const;
+
   // What has been read since open().
   Rows rows() const { return rows_; }
 

@@ -142,8 +142,8 @@ class Apart {
 // Elements from which on a step is long enough on a CPU to let other Python threads run.
 constexpr int64_t kLongStep = 1 << 18;
 
-// Releases the GIL during launches that are long or run Python code, and keeps the tensors alive
-// meanwhile.
+// Releases the GIL during launches that are long or run Python code, and keeps what they use alive
+// until it is destroyed.
 class GilFreeLaunches {
  public:
   GilFreeLaunches(const char* op, Family family, const ParamTable& table,
@@ -163,11 +163,15 @@ class GilFreeLaunches {
         if (tensor) owners_.push_back(*tensor);
       }
     }
+    params_ = table.params();
     release_.emplace();
   }
 
+  void end() { release_.reset(); }
+
  private:
   std::vector<at::Tensor> owners_;
+  std::vector<py::object> params_;
   std::optional<py::gil_scoped_release> release_;
 };
 
@@ -181,7 +185,7 @@ class Step {
   // Why kernels cannot make the step that is due, if so.
   std::optional<std::string> why_not(py::handle param_groups) {
     HANDLE_TH_ERRORS
-    const Closing closing{table_};
+    const Opened opened(*this);
     table_.open(param_groups);
     py::list none;
     for (size_t group = 0; group < table_.groups(); ++group) {
@@ -225,9 +229,22 @@ class Step {
   }
 
  private:
-  struct Closing {
-    ParamTable& table;
-    ~Closing() { table.close(); }
+  // Of the table, for one call. Another thread may come while the GIL is released.
+  class Opened {
+   public:
+    explicit Opened(Step& step) : step_(step) {
+      TORCH_CHECK(!step.is_open_,
+                  "an optimizer's step() was called while another thread makes one");
+      step.is_open_ = true;
+    }
+    Opened(const Opened&) = delete;
+    ~Opened() {
+      step_.table_.close();
+      step_.is_open_ = false;
+    }
+
+   private:
+    Step& step_;
   };
 
   // Everything is read and checked before anything is written.
@@ -238,7 +255,7 @@ class Step {
                                const std::vector<Group>& groups, const OptionsOf& options_of,
                                const std::optional<GivenScalars>& given) {
     const at::NoGradGuard no_grad;
-    const Closing closing{table_};
+    const Opened opened(*this);
     table_.open(param_groups, state);
     apart_.resize(table_.groups());
 
@@ -271,14 +288,16 @@ class Step {
     if (!is_complete) return NoStep(std::move(missing));
     RECORD_FUNCTION(op, c10::ArrayRef<const c10::IValue>{});
     {
-      const GilFreeLaunches free(op, family, table_, all);
+      GilFreeLaunches free(op, family, table_, all);
       for (size_t i = 0; i < all.size(); ++i) launch(all[i].device(), args[i]);
+      free.end();
+      table_.finish_step();
     }
-    table_.finish_step();
     return std::nullopt;
   }
 
   ParamTable table_;
+  bool is_open_ = false;
   std::vector<Apart> apart_;
 };
 
