@@ -23,8 +23,9 @@ def takes_found_inf(optimizer: Optimizer) -> bool:
 
 
 def takes_step_scalars(optimizer: Optimizer) -> bool:
-    """Whether its step reads ``_step_scalars``, as those of ``amp_ext.optim`` do."""
-    return getattr(optimizer, "_takes_step_scalars", False)
+    """Whether its step reads ``_step_scalars``, as those of ``amp_ext.optim`` do; not for a wrapper
+    that has the attributes of such an optimizer, whose step would not find them."""
+    return hasattr(type(optimizer), "_takes_step_scalars") and optimizer._takes_step_scalars
 
 
 def _takes_grad_scaler(step: Any) -> bool:

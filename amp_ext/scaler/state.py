@@ -75,7 +75,7 @@ class ScalerState(torch.amp.GradScaler):
         super().__init__(*args)
         self._max_consecutive_skips = skips
         self._skip_above_norm = skip_above_norm
-        self._told_of_skips = False
+        self._skips_told_of: int | None = None
         self._min_scale = min_scale
         self._max_scale = max_scale
         self._hysteresis = hysteresis
@@ -192,17 +192,17 @@ class ScalerState(torch.amp.GradScaler):
         return [] if self._history is None else read_history(self._history)
 
     def _check_skips(self) -> None:
-        """To be called where the host waits for the device anyway. Raises once for a run of skipped
+        """To be called where the host waits for the device anyway. Raises once for so many skipped
         steps, so that whoever catches the error can read on."""
         limit = self._max_consecutive_skips
-        if limit is None:
+        if limit is None or self._skipped_steps is None:
             return
         above = math.inf if self._skip_above_norm is None else self._skip_above_norm
         last = self._records()[-limit:]
         skipped = [record.overflow or record.norm > above for record in last]
-        stuck = len(last) == limit and all(skipped)
-        told, self._told_of_skips = self._told_of_skips, stuck
-        if stuck and not told:
+        count, told_of = int(self._skipped_steps.item()), self._skips_told_of
+        if len(last) == limit and all(skipped) and (told_of is None or count >= told_of + limit):
+            self._skips_told_of = count
             report = self.overflow_report()
             why = report if report.overflow else f"Norms are above skip_above_norm={above}."
             raise RuntimeError(
@@ -290,6 +290,7 @@ class ScalerState(torch.amp.GradScaler):
         if self._scale is not None:
             self._step_numbers()
         self._init_skipped_steps = own.get("skipped_steps", 0)
+        self._skips_told_of = None
         self._init_hysteresis_tracker = tracker
         if self._skipped_steps is not None:
             self._skipped_steps.fill_(self._init_skipped_steps)

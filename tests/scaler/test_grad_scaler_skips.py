@@ -110,6 +110,17 @@ def test_too_many_skips_in_a_row(read: str) -> None:
         take_steps(scaler, math.inf, math.inf)
 
 
+def test_another_run_of_skips_is_another_error() -> None:
+    """Though nothing was read between the two, or the run went on."""
+    scaler = started(OURS, 2.0**20, max_consecutive_skips=2)
+    for values in ([math.inf] * 2, [1.0, math.inf, math.inf], [math.inf] * 2):
+        take_steps(scaler, *values)
+        with pytest.raises(RuntimeError, match="the last 2 steps have been skipped"):
+            scaler.get_scale()
+    take_steps(scaler, math.inf)
+    scaler.get_scale()
+
+
 def test_too_many_skips_whose_gradients_are_gone() -> None:
     scaler, optimizer = started(OURS, max_consecutive_skips=1), sgd(leaf(math.inf))
     scaler.step(optimizer)

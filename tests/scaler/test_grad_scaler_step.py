@@ -322,6 +322,25 @@ def test_step_scalars(value: float, unscale_first: bool) -> None:
     assert optimizer.seen.found_inf.item() == 0.0  # its memory serves every step
 
 
+def test_a_wrapper_is_not_handed_what_its_optimizer_reads() -> None:
+    class Wrapper:
+        def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+            self.optimizer = optimizer
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.optimizer, name)
+
+    scaler = started(OURS)
+    for clips in (False, True):
+        optimizer = amp_ext.optim.SGD([leaf([4.0])], lr=0.5)
+        wrapper: Any = Wrapper(optimizer)
+        if clips:
+            scaler.clip_grad_norm_(wrapper, 2.0)
+        scaler.step(wrapper)
+        scaler.update()
+        assert params(optimizer)[0].tolist() == [0.5]
+
+
 @pytest.mark.parametrize("allowed", [False, True])
 def test_step_scalars_without_gradients(allowed: bool) -> None:
     optimizer = StepsByScalars([torch.ones(2)], lr=0.5)

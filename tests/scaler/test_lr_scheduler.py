@@ -13,6 +13,7 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ExponentialLR, StepLR
 
+import amp_ext.optim
 from amp_ext.optim.lr_scheduler import SkipAware
 from twins import OURS, THEIRS, StepsByScalars, leaf, params, started
 
@@ -20,6 +21,7 @@ KINDS: dict[str, Callable[..., Optimizer]] = {
     "host": torch.optim.SGD,
     "fused": lambda p, lr: torch.optim.SGD(p, lr=lr, fused=True),
     "scalars": StepsByScalars,
+    "amp_ext.optim": amp_ext.optim.SGD,
 }
 
 
@@ -47,6 +49,7 @@ def halving(kind: str, **options: Any) -> tuple[Any, Optimizer, SkipAware]:
         ("fused", True, [0, 0, 1, 1, 1, 2, 3]),
         ("scalars", True, [0, 0, 1, 1, 1, 2, 3]),
         ("fused", False, [0, 1, 1, 2, 2, 2, 3]),  # one ahead after a skip
+        ("amp_ext.optim", False, [0, 1, 1, 2, 2, 2, 3]),
         ("scalars", False, [0, 1, 1, 2, 2, 2, 3]),
     ],
 )
