@@ -409,8 +409,9 @@ class GraphedStep:
         key = keys[change[1]] if change[1] < len(keys) else None
         entry = f"[{key!r}]" if isinstance(key, (str, int)) else ""
         raise RuntimeError(
-            f"make_graphed_step: {what}{entry} has changed {when}: another value, or its memory "
-            "has moved. A replay would not see it: call make_graphed_step again, or .eager()"
+            f"make_graphed_step: {what}{entry} has changed {when}: another value or memory, or "
+            "another requires_grad. A replay would not see it: call make_graphed_step again, or "
+            ".eager()"
         )
 
     def _content_of_optimizers(self) -> list[_Content]:

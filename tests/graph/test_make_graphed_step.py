@@ -371,6 +371,10 @@ def moved_weight(training: Training) -> None:
     weight.data = weight.data.clone()
 
 
+def frozen_weight(training: Training) -> None:
+    training.model[0].weight.requires_grad_(False)
+
+
 def replaced_weight(training: Training) -> None:
     training.model[3].weight = nn.Parameter(training.model[3].weight.detach().clone())
 
@@ -419,6 +423,7 @@ def other_buffer(training: Training) -> None:
     ("change", "named"),
     [
         (moved_weight, r"AdamW\.param_groups\[0\]\['params'\]\[0\]"),
+        (frozen_weight, r"AdamW\.param_groups\[0\]\['params'\]\[0\]"),
         (replaced_weight, r"Linear\._parameters\['weight'\]"),
         (loaded_optimizer, r"AdamW\['param_groups'\]"),
         (other_moment, r"the AdamW\.state of a parameter\['exp_avg'\]"),
