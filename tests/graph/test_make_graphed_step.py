@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -481,6 +482,29 @@ def test_an_input_that_requires_a_gradient(device: str) -> None:
     step(x, y)
     with pytest.raises(ValueError, match="requires a gradient"):
         step(x.requires_grad_(), y)
+
+
+@every_device
+def test_an_array(device: str) -> None:
+    model = nn.Linear(2, 2, device=device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, fused=True)
+    step = make_graphed_step(lambda x: None, modules=model, optimizers=optimizer, warmup=1)
+    step(np.ones(2))
+    with pytest.raises(TypeError, match=r"an argument is a ndarray.*: make it a tensor"):
+        step(np.ones(2))
+
+
+@every_device
+def test_a_step_that_fails_is_none_of_the_warm_up(device: str) -> None:
+    """So that a capture always comes after as many steps."""
+    training = Training(device)
+    step = training.graphed(warmup=1)
+    x, y = batch(device, 0)
+    with pytest.raises(RuntimeError, match="shape"):
+        step(x[:, :2], y)
+    step(x, y)  # would otherwise be captured, as the first that makes states
+    step(x, y)
+    assert (step.graph is not None) == (device == "cuda")
 
 
 @every_device
