@@ -228,6 +228,15 @@ def test_other_steps_in_between(device: str) -> None:
 
 
 @every_device
+def test_an_eager_step_waits_for_its_inputs(device: str) -> None:
+    model = nn.Linear(2, 2, device=device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, fused=True)
+    step = make_graphed_step(lambda x: x.sum().item(), modules=model, optimizers=optimizer)
+    inputs = torch.ones(4, device=device)
+    assert step(inputs.mul_(3.0)) == 12.0
+
+
+@every_device
 def test_results_are_not_overwritten(device: str) -> None:
     _, step = started(device)
     first = step(*batch(device, 0))
@@ -285,17 +294,26 @@ def test_overflow_report(device: str) -> None:
     assert not training.scaler.overflow_report(training.model).overflow
 
 
+def loads(scaler: amp_ext.GradScaler) -> None:
+    scaler.load_state_dict({**scaler.state_dict(), "scale": 64.0})
+
+
+def writes(scaler: amp_ext.GradScaler) -> None:
+    scaler._scale.fill_(64.0)
+
+
 @every_device
-def test_checkpoint_of_the_scaler(device: str) -> None:
-    """It loads into the same memory, so that replays go on from it."""
+@pytest.mark.parametrize("change", [loads, writes])
+def test_another_scale(device: str, change: Callable[[amp_ext.GradScaler], None]) -> None:
+    """In the same memory, so that replays go on from it."""
     training, step = started(device)
     eager = Training(device)
     for number in range(WARMUP + 1):
         eager.eager(*batch(device, number))
     for scaler in (training.scaler, eager.scaler):
-        scaler.load_state_dict({**scaler.state_dict(), "scale": 64.0})
+        change(scaler)
     for number in range(4):
-        data = batch(device, number, overflow=number < 2)
+        data = batch(device, number, overflow=number in (1, 2))
         step(*data)
         eager.eager(*data)
         assert training.state() == eager.state()
