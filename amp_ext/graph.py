@@ -146,7 +146,7 @@ class GraphedStep:
         self._stream = torch.cuda.Stream(device) if self._is_cuda else None
         self._groups = [group for optimizer in optimizers for group in optimizer.param_groups]
         # Learning rates that are numbers to the optimizer's owner, and tensors to its step.
-        self._lr_groups = [g for g in self._groups if "lr" in g and not _on_device(g["lr"])]
+        self._lr_groups = [g for g in self._groups if "lr" in g and not _is_on_device(g["lr"])]
         self._lrs = [float(group["lr"]) for group in self._lr_groups]
         self._lr_tensors = [torch.full((), lr, device=device) for lr in self._lrs]
         self._snapshot: _C.Snapshot | None = None
@@ -159,8 +159,9 @@ class GraphedStep:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._warmup > 0:
+            outputs = self.eager(*args, **kwargs)
             self._warmup -= 1
-            return self.eager(*args, **kwargs)
+            return outputs
         self._refuse_autocast()
         leaves, spec = tree_flatten((args, kwargs))
         if self._snapshot is None:
@@ -257,6 +258,11 @@ class GraphedStep:
 
     def _capture(self, leaves: Sequence[Any], spec: TreeSpec) -> None:
         for leaf in leaves:
+            if hasattr(leaf, "__array__") and not isinstance(leaf, Tensor):
+                raise TypeError(
+                    f"make_graphed_step: an argument is a {type(leaf).__name__}, which the graph "
+                    "would have as a constant: make it a tensor"
+                )
             if isinstance(leaf, Tensor) and leaf.requires_grad:
                 raise ValueError(
                     "make_graphed_step: a tensor among the arguments requires a gradient, which "
@@ -409,8 +415,9 @@ class GraphedStep:
         key = keys[change[1]] if change[1] < len(keys) else None
         entry = f"[{key!r}]" if isinstance(key, (str, int)) else ""
         raise RuntimeError(
-            f"make_graphed_step: {what}{entry} has changed {when}: another value, or its memory "
-            "has moved. A replay would not see it: call make_graphed_step again, or .eager()"
+            f"make_graphed_step: {what}{entry} has changed {when}: another value or memory, or "
+            "another requires_grad. A replay would not see it: call make_graphed_step again, or "
+            ".eager()"
         )
 
     def _content_of_optimizers(self) -> list[_Content]:
@@ -422,7 +429,7 @@ class GraphedStep:
             for number, group in enumerate(optimizer.param_groups):
                 what = f"{name}.param_groups[{number}]"
                 keys = [key for key in optimizer.defaults if key in group]
-                if "lr" in keys and not _on_device(group["lr"]):
+                if "lr" in keys and not _is_on_device(group["lr"]):
                     keys.remove("lr")
                 content.append((group, ["params", *keys], what))
                 content.append((group["params"], None, f"{what}['params']"))
@@ -470,7 +477,7 @@ _Content = tuple[Any, list[str] | None, str]
 """A dict or list, which of its keys count (None: all), and what errors call it."""
 
 
-def _on_device(lr: Any) -> bool:
+def _is_on_device(lr: Any) -> bool:
     """Whether a learning rate is one that its owner writes in place, as a graph can read it."""
     return isinstance(lr, Tensor) and not lr.is_cpu
 

@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -227,6 +228,15 @@ def test_other_steps_in_between(device: str) -> None:
 
 
 @every_device
+def test_an_eager_step_waits_for_its_inputs(device: str) -> None:
+    model = nn.Linear(2, 2, device=device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, fused=True)
+    step = make_graphed_step(lambda x: x.sum().item(), modules=model, optimizers=optimizer)
+    inputs = torch.ones(4, device=device)
+    assert step(inputs.mul_(3.0)) == 12.0
+
+
+@every_device
 def test_results_are_not_overwritten(device: str) -> None:
     _, step = started(device)
     first = step(*batch(device, 0))
@@ -284,17 +294,26 @@ def test_overflow_report(device: str) -> None:
     assert not training.scaler.overflow_report(training.model).overflow
 
 
+def loads(scaler: amp_ext.GradScaler) -> None:
+    scaler.load_state_dict({**scaler.state_dict(), "scale": 64.0})
+
+
+def writes(scaler: amp_ext.GradScaler) -> None:
+    scaler._scale.fill_(64.0)
+
+
 @every_device
-def test_checkpoint_of_the_scaler(device: str) -> None:
-    """It loads into the same memory, so that replays go on from it."""
+@pytest.mark.parametrize("change", [loads, writes])
+def test_another_scale(device: str, change: Callable[[amp_ext.GradScaler], None]) -> None:
+    """In the same memory, so that replays go on from it."""
     training, step = started(device)
     eager = Training(device)
     for number in range(WARMUP + 1):
         eager.eager(*batch(device, number))
     for scaler in (training.scaler, eager.scaler):
-        scaler.load_state_dict({**scaler.state_dict(), "scale": 64.0})
+        change(scaler)
     for number in range(4):
-        data = batch(device, number, overflow=number < 2)
+        data = batch(device, number, overflow=number in (1, 2))
         step(*data)
         eager.eager(*data)
         assert training.state() == eager.state()
@@ -371,6 +390,10 @@ def moved_weight(training: Training) -> None:
     weight.data = weight.data.clone()
 
 
+def frozen_weight(training: Training) -> None:
+    training.model[0].weight.requires_grad_(False)
+
+
 def replaced_weight(training: Training) -> None:
     training.model[3].weight = nn.Parameter(training.model[3].weight.detach().clone())
 
@@ -419,6 +442,7 @@ def other_buffer(training: Training) -> None:
     ("change", "named"),
     [
         (moved_weight, r"AdamW\.param_groups\[0\]\['params'\]\[0\]"),
+        (frozen_weight, r"AdamW\.param_groups\[0\]\['params'\]\[0\]"),
         (replaced_weight, r"Linear\._parameters\['weight'\]"),
         (loaded_optimizer, r"AdamW\['param_groups'\]"),
         (other_moment, r"the AdamW\.state of a parameter\['exp_avg'\]"),
@@ -476,6 +500,29 @@ def test_an_input_that_requires_a_gradient(device: str) -> None:
     step(x, y)
     with pytest.raises(ValueError, match="requires a gradient"):
         step(x.requires_grad_(), y)
+
+
+@every_device
+def test_an_array(device: str) -> None:
+    model = nn.Linear(2, 2, device=device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, fused=True)
+    step = make_graphed_step(lambda x: None, modules=model, optimizers=optimizer, warmup=1)
+    step(np.ones(2))
+    with pytest.raises(TypeError, match=r"an argument is a ndarray.*: make it a tensor"):
+        step(np.ones(2))
+
+
+@every_device
+def test_a_step_that_fails_is_none_of_the_warm_up(device: str) -> None:
+    """So that a capture always comes after as many steps."""
+    training = Training(device)
+    step = training.graphed(warmup=1)
+    x, y = batch(device, 0)
+    with pytest.raises(RuntimeError, match="shape"):
+        step(x[:, :2], y)
+    step(x, y)  # would otherwise be captured, as the first that makes states
+    step(x, y)
+    assert (step.graph is not None) == (device == "cuda")
 
 
 @every_device

@@ -22,8 +22,8 @@ const void* memory_of(PyObject* tensor) {
 class Snapshot {
  public:
   // Of (container, keys): a list with keys None, or a dict with the keys of interest, None for all.
-  // Strings, numbers and tuples are compared by value, tensors by identity and memory, and anything
-  // else by identity.
+  // Strings, numbers and tuples are compared by value, tensors by identity, memory and whether they
+  // require a gradient, and anything else by identity.
   explicit Snapshot(const py::iterable& contents) {
     for (const py::handle pair : contents) {
       Container container{py::reinterpret_borrow<py::object>(pair[py::int_(0)]), true, {}};
@@ -62,10 +62,14 @@ class Snapshot {
           is_tensor(THPVariable_Check(value.ptr())),
           by_value(PyFloat_Check(value.ptr()) || PyLong_Check(value.ptr()) ||
                    PyUnicode_Check(value.ptr()) || PyTuple_Check(value.ptr())),
+          requires_grad(is_tensor && THPVariable_Unpack(value.ptr()).requires_grad()),
           memory(is_tensor ? memory_of(value.ptr()) : nullptr) {}
 
     bool is(PyObject* now) const {
-      if (now == value.ptr()) return !is_tensor || memory_of(now) == memory;
+      if (now == value.ptr()) {
+        return !is_tensor || (memory_of(now) == memory &&
+                              THPVariable_Unpack(now).requires_grad() == requires_grad);
+      }
       if (!now || !by_value || Py_TYPE(now) != Py_TYPE(value.ptr())) return false;
       const int equal = PyObject_RichCompareBool(now, value.ptr(), Py_EQ);
       if (equal < 0) throw py::error_already_set();
@@ -73,7 +77,7 @@ class Snapshot {
     }
 
     py::object key, value;
-    bool is_tensor, by_value;
+    bool is_tensor, by_value, requires_grad;
     const void* memory;
   };
 
