@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from amp_ext._library import _C
-from amp_ext.optim._step import MASTER
+from amp_ext.optim._step import COPY, MASTER
 from amp_ext.scaler.optimizers import takes_found_inf, takes_step_scalars
 
 _NUMBERS = (bool, int, float)
@@ -64,8 +64,8 @@ def make_graphed_step(
     All else in Python is as it was when captured: hooks, counters, conditions, hyperparameters but
     for the learning rate. A replay is refused where these have changed: parameters, buffers,
     training mode and numbers among the attributes of the modules and their children; parameters,
-    state and hyperparameters of the optimizers, and the values of parameters that have masters;
-    memory and options of the scaler.
+    state and hyperparameters of the optimizers, and the values of parameters that have masters or
+    copies; memory and options of the scaler.
 
     On devices other than CUDA, every step runs ``step_fn``, with the same checks.
 
@@ -150,7 +150,7 @@ class GraphedStep:
         self._lrs = [float(group["lr"]) for group in self._lr_groups]
         self._lr_tensors = [torch.full((), lr, device=device) for lr in self._lrs]
         self._snapshot: _C.Snapshot | None = None
-        self._with_masters: list[Tensor] = []  # parameters that masters overwrite
+        self._doubles: list[Tensor] = []  # parameters that have a master or a copy
         self._written = 0  # how often they have been written
         if self._is_cuda:
             for optimizer in optimizers:
@@ -197,7 +197,7 @@ class GraphedStep:
         self._send_lrs()
         with self._on_stream():
             outputs, spec = self._run([self._on_device(leaf) for leaf in leaves], spec)
-        self._written = _C.sum_of_versions(self._with_masters)
+        self._written = _C.sum_of_versions(self._doubles)
         return tree_unflatten(outputs, spec)
 
     # ---- the step ------------------------------------------------------------------------------
@@ -290,13 +290,13 @@ class GraphedStep:
             names = [name for name in ("_last_states", "_last_optimizers") if name in known]
             self._last_step = {name: known[name] for name in names} or None
             self.graph = graph
-        self._with_masters = [
+        self._doubles = [
             param
             for optimizer in self._optimizers
             for param, state in optimizer.state.items()
-            if isinstance(state, dict) and MASTER in state
+            if isinstance(state, dict) and not state.keys().isdisjoint((COPY, MASTER))
         ]
-        self._written = _C.sum_of_versions(self._with_masters)
+        self._written = _C.sum_of_versions(self._doubles)
         self._content = (
             self._content_of_optimizers() + self._content_of_scaler() + self._content_of_modules()
         )
@@ -396,11 +396,11 @@ class GraphedStep:
 
     def _check_captured(self) -> None:
         self._refuse_change(self._content, self._snapshot.first_change(), "since the capture")
-        if _C.sum_of_versions(self._with_masters) != self._written:
+        if _C.sum_of_versions(self._doubles) != self._written:
             raise RuntimeError(
-                "make_graphed_step: a parameter that has a master weight has been written since "
-                "the last step. A replay would overwrite it: call .eager(), which makes the master "
-                "anew, and make_graphed_step again"
+                "make_graphed_step: a parameter that has a master weight, or a copy for autocast, "
+                "has been written since the last step, which a replay would not see: call "
+                ".eager(), which makes these anew, and make_graphed_step again"
             )
 
     def _refuse_change(

@@ -17,6 +17,7 @@ from amp_ext._library import _C
 from amp_ext.optim._scalars import StepScalars
 
 MASTER = "master_param"
+COPY = "autocast_copy"
 HALVES = (torch.float16, torch.bfloat16)
 KEPT = (MASTER, "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer")
 """Those tensors of a state that torch would cast to the dtype of the parameter."""
@@ -31,11 +32,17 @@ class Storage:
         dtypes: of tensors of a state, by name. Those that have none are of the dtype of what is
             updated, the master or the parameter.
         stochastic_rounding: of bfloat16 parameters without masters, and of bfloat16 moments.
+        autocast_copies: the dtype of the copies of float32 parameters; None for no copies.
     """
 
     master_weights: bool = False
     dtypes: dict[str, torch.dtype] = field(default_factory=dict)
     stochastic_rounding: bool = False
+    autocast_copies: torch.dtype | None = None
+
+    def names(self) -> list[str]:
+        """Those tensors of a state that torch's have not."""
+        return [MASTER] * self.master_weights + [COPY] * (self.autocast_copies is not None)
 
 
 class KernelStep(Optimizer):
@@ -130,8 +137,8 @@ class KernelStep(Optimizer):
         if self._storage != Storage():
             raise RuntimeError(
                 f"{name}.step: kernels cannot make this step, and torch knows no master weights, "
-                f"dtypes of moments or stochastic rounding: {why}. Leave these options out to have "
-                "torch make it."
+                f"dtypes of moments, stochastic rounding or copies: {why}. Leave these options out "
+                "to have torch make it."
             )
         _unhooked(super().step.__func__)(self)  # hooks have been run
 
@@ -145,10 +152,13 @@ class KernelStep(Optimizer):
             for param, step in zip(params, _counters(steps, params[0].device), strict=True):
                 self.state[param]["step"] = step
         for param in params:
+            state = self.state[param]
             if MASTER in needed and param.dtype != torch.float32:
-                self.state[param][MASTER] = _master(param, self.state[param].get(MASTER))
+                state[MASTER] = _master(param, state.get(MASTER))
+            if COPY in needed and param.dtype == torch.float32:
+                state[COPY] = _copy(param, state.get(COPY), self._storage.autocast_copies)
             for name in needed:
-                if name not in ("step", MASTER):
+                if name not in ("step", MASTER, COPY):
                     self._make_moment(name, param)
 
     def _make_moment(self, name: str, param: Tensor) -> None:
@@ -207,8 +217,12 @@ class KernelStep(Optimizer):
             handle.remove()
 
     def state_dict(self) -> dict[str, Any]:
-        """As torch's: with ``step`` on the CPU, unless a group is ``fused`` or ``capturable``."""
+        """As torch's: with ``step`` on the CPU, unless a group is ``fused`` or ``capturable``.
+        Copies of parameters are left out."""
         result = super().state_dict()
+        for index, state in result["state"].items():
+            if isinstance(state, dict) and COPY in state:
+                result["state"][index] = {k: v for k, v in state.items() if k != COPY}
         for group in result["param_groups"]:
             if group.get("fused") or group.get("capturable"):
                 continue
@@ -265,3 +279,10 @@ def _master(param: Tensor, before: Tensor | None) -> Tensor:
     if before is None or before.shape != param.shape or before.device != param.device:
         return weight
     return torch.where(before.to(param.dtype) == param, before.float(), weight, out=weight)
+
+
+def _copy(param: Tensor, before: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """The copy of a parameter, in the memory that it had."""
+    if before is None or before.shape != param.shape or before.device != param.device:
+        before = torch.empty_like(param, dtype=dtype, memory_format=torch.preserve_format)
+    return before.copy_(param.detach())

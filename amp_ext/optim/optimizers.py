@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from amp_ext.optim._step import MASTER, KernelStep, Storage
+from amp_ext.optim._step import HALVES, KernelStep, Storage
 
 
 class _AdamStep(KernelStep):
@@ -14,7 +14,7 @@ class _AdamStep(KernelStep):
         names = ["step", "exp_avg", "exp_avg_sq"]
         if group["amsgrad"]:
             names.append("max_exp_avg_sq")
-        return names + [MASTER] * self._storage.master_weights
+        return names + self._storage.names()
 
     def _why_option(self, group: dict[str, Any]) -> str | None:
         if group["differentiable"]:
@@ -65,9 +65,14 @@ class Adam(_AdamStep, torch.optim.Adam):
         stochastic_rounding: round bfloat16 moments, and bfloat16 parameters without masters, up or
             down with the probability that makes the mean exact. The same step of the same numbers
             rounds the same way.
+        autocast_copies: torch.float16 or torch.bfloat16: the step also writes a copy of each
+            float32 parameter, which :class:`amp_ext.autocast` of that dtype then uses in the place
+            of a cast. A parameter that something else has written since is cast as ever, other than
+            by ``.data`` to the same memory, which nobody can see: not for programs that do so
+            between steps, as some do to average weights. None for no copies.
 
     Raises:
-        ValueError: as in torch; a dtype of moments that is none of these.
+        ValueError: as in torch; a dtype of moments or copies that is none of these.
     """
 
     def __init__(
@@ -89,8 +94,12 @@ class Adam(_AdamStep, torch.optim.Adam):
         exp_avg_dtype: torch.dtype | None = None,
         exp_avg_sq_dtype: torch.dtype | None = None,
         stochastic_rounding: bool = False,
+        autocast_copies: torch.dtype | None = None,
     ) -> None:
-        storage = _moments(master_weights, exp_avg_dtype, exp_avg_sq_dtype, stochastic_rounding)
+        dtypes = _checked_dtypes(exp_avg=exp_avg_dtype, exp_avg_sq=exp_avg_sq_dtype)
+        if exp_avg_sq_dtype is not None:
+            dtypes["max_exp_avg_sq"] = exp_avg_sq_dtype
+        storage = _storage(master_weights, dtypes, stochastic_rounding, autocast_copies)
         super().__init__(
             params,
             lr,
@@ -114,7 +123,7 @@ class AdamW(_AdamStep, torch.optim.AdamW):
     Args:
         params, lr, betas, eps, weight_decay, amsgrad, maximize: as in torch.
         foreach, capturable, differentiable, fused, master_weights, exp_avg_dtype, exp_avg_sq_dtype,
-            stochastic_rounding: as for :class:`Adam`.
+            stochastic_rounding, autocast_copies: as for :class:`Adam`.
 
     Raises:
         ValueError: as :class:`Adam`.
@@ -138,8 +147,12 @@ class AdamW(_AdamStep, torch.optim.AdamW):
         exp_avg_dtype: torch.dtype | None = None,
         exp_avg_sq_dtype: torch.dtype | None = None,
         stochastic_rounding: bool = False,
+        autocast_copies: torch.dtype | None = None,
     ) -> None:
-        storage = _moments(master_weights, exp_avg_dtype, exp_avg_sq_dtype, stochastic_rounding)
+        dtypes = _checked_dtypes(exp_avg=exp_avg_dtype, exp_avg_sq=exp_avg_sq_dtype)
+        if exp_avg_sq_dtype is not None:
+            dtypes["max_exp_avg_sq"] = exp_avg_sq_dtype
+        storage = _storage(master_weights, dtypes, stochastic_rounding, autocast_copies)
         super().__init__(
             params,
             lr,
@@ -165,7 +178,8 @@ class SGD(KernelStep, torch.optim.SGD):
     Args:
         params, lr, momentum, dampening, weight_decay, nesterov, maximize: as in torch. A tensor
             ``lr`` is read on the device.
-        foreach, differentiable, fused, master_weights, stochastic_rounding: as for :class:`Adam`.
+        foreach, differentiable, fused, master_weights, stochastic_rounding, autocast_copies: as for
+            :class:`Adam`.
         momentum_buffer_dtype: as ``exp_avg_dtype`` of :class:`Adam`.
 
     Raises:
@@ -188,8 +202,10 @@ class SGD(KernelStep, torch.optim.SGD):
         master_weights: bool = False,
         momentum_buffer_dtype: torch.dtype | None = None,
         stochastic_rounding: bool = False,
+        autocast_copies: torch.dtype | None = None,
     ) -> None:
         dtypes = _checked_dtypes(momentum_buffer=momentum_buffer_dtype)
+        storage = _storage(master_weights, dtypes, stochastic_rounding, autocast_copies)
         super().__init__(
             params,
             lr,
@@ -202,16 +218,12 @@ class SGD(KernelStep, torch.optim.SGD):
             differentiable=differentiable,
             fused=fused,
         )
-        self._use(Storage(master_weights, dtypes, stochastic_rounding))
+        self._use(storage)
 
     def _state_names(self, group: dict[str, Any]) -> list[str]:
         moves = group["momentum"] != 0
         counts = (moves and group["dampening"] != 0) or self._storage.stochastic_rounding
-        return (
-            ["step"] * counts
-            + ["momentum_buffer"] * moves
-            + [MASTER] * self._storage.master_weights
-        )
+        return ["step"] * counts + ["momentum_buffer"] * moves + self._storage.names()
 
     def _why_option(self, group: dict[str, Any]) -> str | None:
         if group["differentiable"]:
@@ -242,16 +254,18 @@ class SGD(KernelStep, torch.optim.SGD):
         )
 
 
-def _moments(
+def _storage(
     master_weights: bool,
-    exp_avg: torch.dtype | None,
-    exp_avg_sq: torch.dtype | None,
+    dtypes: dict[str, torch.dtype],
     stochastic_rounding: bool,
+    autocast_copies: torch.dtype | None,
 ) -> Storage:
-    dtypes = _checked_dtypes(exp_avg=exp_avg, exp_avg_sq=exp_avg_sq)
-    if exp_avg_sq is not None:
-        dtypes["max_exp_avg_sq"] = exp_avg_sq
-    return Storage(master_weights, dtypes, stochastic_rounding)
+    if autocast_copies not in (None, *HALVES):
+        raise ValueError(
+            "autocast_copies must be torch.float16, torch.bfloat16 or None, "
+            f"got {autocast_copies!r}"
+        )
+    return Storage(master_weights, dtypes, stochastic_rounding, autocast_copies)
 
 
 def _checked_dtypes(**dtypes: torch.dtype | None) -> dict[str, torch.dtype]:

@@ -5,18 +5,14 @@
 #include "amp_ext/cpu.h"
 #include "autocast/autocast.h"
 #include "autocast/copy_cache.h"
-#include "autocast/provided_copies.h"
 #include "autocast/regions.h"
 #include "backends/backends.h"
 #include "backends/tune.h"
-#include "checks/python.h"
 #include "gemm/python.h"
 #include "graph/graph.h"
 #include "op.h"
 #include "optim/param_table.h"
 #include "scaler/scaler.h"
-
-namespace py = pybind11;
 
 PYBIND11_MODULE(_C, m) {
   m.def("all_ops", &amp_ext::all_ops, "The names of all ops, by the part that they belong to.");
@@ -42,14 +38,6 @@ PYBIND11_MODULE(_C, m) {
   m.def("enter_region", &amp_ext::enter_region);
   m.def("exit_region", &amp_ext::exit_region);
   m.def("cast_weights_together", &amp_ext::cast_weights_together);
-  m.def("provide_copies", [](const py::list& weights, const py::list& copies) {
-    const auto tensors = [](const char* name, const py::list& list) {
-      std::vector<at::Tensor> result;
-      for (const py::handle each : list) result.push_back(amp_ext::tensor_of(name, each));
-      return result;
-    };
-    amp_ext::provide_copies(tensors("weights", weights), tensors("copies", copies));
-  });
   m.def("install", &amp_ext::install);
   m.def("uninstall", &amp_ext::uninstall);
   m.def("is_installed", &amp_ext::is_installed);

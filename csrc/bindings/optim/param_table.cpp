@@ -9,6 +9,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "autocast/provided_copies.h"
 #include "checks/tensors.h"
 
 namespace py = pybind11;
@@ -168,8 +169,9 @@ bool ParamTable::complete(ParamRow& row, size_t index, const StateObjects& objec
                           const std::vector<state::Name>& needed) {
   bool complete = true;
   for (const state::Name name : needed) {
-    if (name == state::master_param) {
-      if (row.param->scalar_type() == at::kFloat) continue;
+    if (name == state::master_param || name == state::autocast_copy) {
+      const bool is_fp32 = row.param->scalar_type() == at::kFloat;
+      if (is_fp32 == (name == state::master_param)) continue;
       const Written now = Written::of(*row.param);
       complete &= std::exchange(written_[index], now) == now;
     }
@@ -265,13 +267,21 @@ std::vector<py::object> ParamTable::params() const {
 
 void ParamTable::finish_step() {
   const size_t n = rows_.size();
+  std::vector<at::Tensor> weights, copies;
   for (size_t i = 0; i < n; ++i) {
     if (i + 2 * kAhead < n)
       __builtin_prefetch(&rows_[i + 2 * kAhead].param->unsafeGetTensorImpl()->version_counter());
     if (i + kAhead < n) prefetch_version(rows_[i + kAhead].param->unsafeGetTensorImpl());
     mark_written(rows_[i].param->unsafeGetTensorImpl());
-    if (rows_[i].state[state::master_param]) written_[i] = Written::of(*rows_[i].param);
+    const at::Tensor* const copy = rows_[i].state[state::autocast_copy];
+    if (copy) {
+      mark_written(copy->unsafeGetTensorImpl());
+      weights.push_back(*rows_[i].param);
+      copies.push_back(*copy);
+    }
+    if (copy || rows_[i].state[state::master_param]) written_[i] = Written::of(*rows_[i].param);
   }
+  if (!copies.empty()) provide_copies(weights, copies);
 }
 
 void ParamTable::close() { groups_.clear(); }

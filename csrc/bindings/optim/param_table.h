@@ -12,13 +12,22 @@
 
 namespace amp_ext {
 
-// The tensors of a parameter's state, by the names that torch's optimizers give them;
-// master_param is this package's.
+// The tensors of a parameter's state, by the names that torch's optimizers give them; the last two
+// are this package's, the first of 16-bit parameters, the second of FP32 ones.
 namespace state {
-enum Name : size_t { step, exp_avg, exp_avg_sq, max_exp_avg_sq, momentum_buffer, master_param };
+enum Name : size_t {
+  step,
+  exp_avg,
+  exp_avg_sq,
+  max_exp_avg_sq,
+  momentum_buffer,
+  master_param,
+  autocast_copy
+};
 }
 constexpr std::array kStateNames{"step",           "exp_avg",         "exp_avg_sq",
-                                 "max_exp_avg_sq", "momentum_buffer", "master_param"};
+                                 "max_exp_avg_sq", "momentum_buffer", "master_param",
+                                 "autocast_copy"};
 state::Name state_name(const std::string& name);
 
 // A parameter that has a gradient. Of the state, null is what its group does not need.
@@ -49,7 +58,7 @@ class ParamTable {
   // `missing` receives the parameters, and the call leaves out their rows, for which something is
   // missing or not as kernels need it: `step` a float32 number on the parameter's device, all else
   // in the order of the parameter's elements, and since the last step no one else has written a
-  // parameter that has a master.
+  // parameter that has a master or a copy.
   using Rows = c10::ArrayRef<ParamRow>;
   std::optional<std::string> read(size_t group, const std::vector<state::Name>& needed,
                                   pybind11::list& missing, c10::function_ref<void(Rows)> visit);
@@ -60,8 +69,9 @@ class ParamTable {
   // What has been read since open().
   Rows rows() const { return rows_; }
 
-  // To be called after the launch: bumps the versions of parameters, so that autograd knows.
-  // (States are nobody else's to watch, and torch's fused optimizers bump no versions at all.)
+  // To be called after the launch: bumps the versions of parameters and of their copies, so that
+  // autograd knows, and provides the copies to autocast. (Other states are nobody else's to watch,
+  // and torch's fused optimizers bump no versions at all.)
   void finish_step();
   // To be called when all is done.
   void close();
@@ -71,7 +81,7 @@ class ParamTable {
     pybind11::object params;  // a list or tuple
     size_t first, count;      // in params_
   };
-  // A parameter with a master as a step has left it.
+  // A parameter with a master or a copy as a step has left it.
   struct Written {
     const at::TensorImpl* param = nullptr;
     const void* data = nullptr;

@@ -54,7 +54,7 @@ double learning_rate(py::handle lr, at::Device device, ScalarTensors& scalars) {
   return 0;
 }
 
-// What a group's row is to an update. A master is what is updated, its parameter the copy.
+// What a group's row is to an update. A master is what is updated, and its parameter is the copy.
 UpdateTensors tensors_of(const ParamRow& row) {
   const at::Tensor* const master = row.state[state::master_param];
   UpdateTensors tensors{};
@@ -64,7 +64,7 @@ UpdateTensors tensors_of(const ParamRow& row) {
       row.state[state::exp_avg] ? row.state[state::exp_avg] : row.state[state::momentum_buffer];
   tensors[kExpAvgSq] = row.state[state::exp_avg_sq];
   tensors[kMaxExpAvgSq] = row.state[state::max_exp_avg_sq];
-  tensors[kCopy] = master ? row.param : nullptr;
+  tensors[kCopy] = master ? row.param : row.state[state::autocast_copy];
   tensors[kStep] = row.state[state::step];
   return tensors;
 }

@@ -1,0 +1,144 @@
+"""Copies of float32 weights that a step writes: autocast uses them while they are right."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+import amp_ext
+from amp_ext.optim import SGD, AdamW
+from amp_ext.optim._scalars import StepScalars
+from autocast_cases import Seen
+
+FP16 = torch.float16
+
+
+@pytest.fixture
+def weight() -> Tensor:
+    return torch.randint(-3, 4, (4, 4)).float().requires_grad_()
+
+
+@pytest.fixture
+def optimizer(weight: Tensor) -> SGD:
+    """One that has made a step."""
+    optimizer = SGD([weight], lr=1.0, autocast_copies=FP16)
+    step(optimizer)
+    return optimizer
+
+
+def step(optimizer: torch.optim.Optimizer, found_inf: float | None = None) -> None:
+    for weight in optimizer.param_groups[0]["params"]:
+        weight.grad = torch.ones_like(weight)
+    if found_inf is not None:
+        optimizer._step_scalars = StepScalars(torch.tensor(found_inf))
+    optimizer.step()
+    optimizer._step_scalars = None
+
+
+def casts(weight: Tensor, dtype: torch.dtype = FP16) -> int:
+    """How many casts of the weight a product takes, which is right."""
+    x = torch.eye(4).to(dtype)
+    with amp_ext.autocast("cpu", dtype=dtype), Seen() as seen:
+        product = x @ weight
+    assert product.equal(weight.to(dtype))
+    return seen.casts
+
+
+@pytest.mark.parametrize("kind", [SGD, AdamW], ids=lambda kind: kind.__name__)
+def test_no_casts(weight: Tensor, kind: type[torch.optim.Optimizer]) -> None:
+    optimizer = kind([weight], lr=0.25, autocast_copies=FP16)
+    assert casts(weight) == 1
+    for _ in range(2):
+        step(optimizer)
+        assert casts(weight) == 0
+        assert casts(weight) == 0  # in another region too
+        with torch.no_grad():
+            assert casts(weight) == 0
+    weight.grad = None
+    with amp_ext.autocast("cpu", dtype=FP16):
+        (torch.eye(4) @ weight).sum().backward()
+    assert weight.grad.equal(torch.ones(4, 4))
+
+
+def test_other_dtypes_are_cast(weight: Tensor, optimizer: SGD) -> None:
+    assert casts(weight, torch.bfloat16) == 1
+
+
+def other_memory(weight: Tensor) -> None:
+    weight.data = weight.data + 1
+
+
+def in_place(weight: Tensor) -> None:
+    with torch.no_grad():
+        weight.add_(1)
+
+
+@pytest.mark.parametrize("change", [other_memory, in_place], ids=lambda change: change.__name__)
+@pytest.mark.parametrize("found_inf", [None, 1.0], ids=["", "a skipped step"])
+def test_written_by_someone_else(
+    weight: Tensor, optimizer: SGD, change: Callable[[Tensor], None], found_inf: float | None
+) -> None:
+    """A skipped step, too, leaves a copy that is right."""
+    change(weight)
+    assert casts(weight) == 1
+    step(optimizer, found_inf)
+    assert casts(weight) == 0
+
+
+def test_copy_that_someone_writes(weight: Tensor, optimizer: SGD) -> None:
+    optimizer.state[weight]["autocast_copy"].zero_()
+    assert casts(weight) == 1
+
+
+def test_held_by_the_optimizer_alone(weight: Tensor, optimizer: SGD) -> None:
+    optimizer.state.clear()
+    assert casts(weight) == 1
+
+
+def test_checkpoints_have_none(weight: Tensor, optimizer: SGD) -> None:
+    state = copy.deepcopy(optimizer.state_dict())
+    assert all("autocast_copy" not in entry for entry in state["state"].values())
+    optimizer.load_state_dict(state)
+    assert casts(weight) == 1
+    step(optimizer)
+    assert casts(weight) == 0
+
+
+def test_16_bit_weights_have_none() -> None:
+    weight = torch.ones(4, 4, dtype=FP16).requires_grad_()
+    step(optimizer := SGD([weight], lr=1.0, autocast_copies=FP16))
+    assert "autocast_copy" not in optimizer.state[weight]
+    assert weight.equal(torch.zeros(4, 4, dtype=FP16))
+
+
+def test_not_cast_together(weight: Tensor, optimizer: SGD) -> None:
+    other = weight.detach().clone().requires_grad_()
+    x = torch.eye(4).half()
+    amp_ext.cast_weights_together()
+    try:
+        for _ in range(2):
+            with amp_ext.autocast("cpu", dtype=FP16), Seen() as seen:
+                product = x @ other @ weight
+            assert seen.casts <= 1
+            assert product.equal((other @ weight).half())
+    finally:
+        amp_ext.cast_weights_together(False)
+
+
+def test_step_before_backward(weight: Tensor, optimizer: SGD) -> None:
+    """An error, as of a weight that is itself an operand."""
+    x = torch.eye(4).requires_grad_()
+    with amp_ext.autocast("cpu", dtype=FP16):
+        loss = (x @ weight).sum()
+    step(optimizer)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_bad_dtype(weight: Tensor) -> None:
+    with pytest.raises(ValueError, match=r"autocast_copies must be torch\.float16"):
+        SGD([weight], autocast_copies=torch.float32)
