@@ -11,7 +11,7 @@ INSTALL = bin/python -m pip install -c constraints.txt
 WORKERS = -n $${MAX_JOBS:-logical} --maxprocesses 8 --dist worksteal
 PYTEST = bin/pytest $(WORKERS)
 FAKE_CUDA = ../.venv-cuda/bin/python fake_cuda/run.py --devices 2
-ON_FAKE_CUDA = autocast backends gemm graph integration layers lists scaler
+ON_FAKE_CUDA = autocast backends gemm graph integration layers lists optim scaler
 
 .DEFAULT_GOAL = help
 .DELETE_ON_ERROR:
