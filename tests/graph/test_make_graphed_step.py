@@ -356,17 +356,21 @@ def test_torchs_scaler(device: str) -> None:
 
 
 @every_device
-def test_masters(device: str) -> None:
-    """16-bit weights with masters are as without a graph; one that is written is not overwritten
-    unnoticed."""
+@pytest.mark.parametrize("has_masters", [True, False], ids=["masters", "copies"])
+def test_two_of_a_weight(device: str, has_masters: bool) -> None:
+    """16-bit weights with masters, and FP32 ones with copies, are as without a graph; one that is
+    written is not overwritten unnoticed."""
+    low = torch.float16 if device == "cuda" else torch.bfloat16
+    options = {"master_weights": True} if has_masters else {"autocast_copies": low}
 
     def make(params: list[Tensor]) -> torch.optim.Optimizer:
-        return amp_ext.optim.AdamW(params, lr=LR, master_weights=True)
+        return amp_ext.optim.AdamW(params, lr=LR, **options)
 
     trainings = []
     for _ in range(2):
         trainings.append(Training(device, make))
-        trainings[-1].model[0].bfloat16()
+        if has_masters:
+            trainings[-1].model[0].bfloat16()
     eager, graphed = trainings
     step = graphed.graphed()
     for number in range(STEPS):
@@ -377,7 +381,7 @@ def test_masters(device: str) -> None:
     with torch.no_grad():
         graphed.model[0].weight.mul_(2.0)
     before = graphed.state()
-    with pytest.raises(RuntimeError, match="a parameter that has a master weight has been written"):
+    with pytest.raises(RuntimeError, match="a parameter that has a master weight, or a copy"):
         step(*data)
     assert graphed.state() == before
 
