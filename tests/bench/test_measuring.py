@@ -80,6 +80,9 @@ def test_readme_quotes_the_ledgers() -> None:
     assert f"{ends[0]} to {ends[1]}): {evidence.ratio_text(train.mean)} times the speed" in text
     scaler = evidence.ratio_text(runs["scaler"].ratios["cpu"].mean)
     assert f"1/{scaler} of torch's time" in text
+    step = runs["step"].ratios["cpu"]
+    ends = [evidence.ratio_text(step.cases[case]) for case in (step.worst, step.best)]
+    assert f"{ends[0]} to {ends[1]} times the speed of torch.amp with fused AdamW" in text
 
 
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/*.md"])
