@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from amp_ext import _flops  # noqa: F401  (has torch count them)
+from amp_ext.ops import _flops  # noqa: F401  (has torch count them)
 from amp_ext.ops._op import op
 
 __all__ = [  # noqa: RUF022
