@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from amp_ext._library import _C
-from amp_ext.optim._step import COPY, MASTER
+from amp_ext.optim._step import COPY, MASTER, KernelStep
 from amp_ext.scaler.optimizers import takes_found_inf, takes_step_scalars
 
 _NUMBERS = (bool, int, float)
@@ -144,18 +144,11 @@ class GraphedStep:
         self._device = device
         self._is_cuda = device.type == "cuda"
         self._stream = torch.cuda.Stream(device) if self._is_cuda else None
-        self._groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-        # Learning rates that are numbers to the optimizer's owner, and tensors to its step.
-        self._lr_groups = [g for g in self._groups if "lr" in g and not _is_on_device(g["lr"])]
-        self._lrs = [float(group["lr"]) for group in self._lr_groups]
-        self._lr_tensors = [torch.full((), lr, device=device) for lr in self._lrs]
+        self._groups: list[dict[str, Any]] = []
+        self._find_groups()
         self._snapshot: _C.Snapshot | None = None
         self._doubles: list[Tensor] = []  # parameters that have a master or a copy
         self._written = 0  # how often they have been written
-        if self._is_cuda:
-            for optimizer in optimizers:
-                if not takes_step_scalars(optimizer):
-                    _make_capturable(optimizer)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._warmup > 0:
@@ -191,6 +184,7 @@ class GraphedStep:
         """A step without the graph, such as that of a last batch of another shape. It works on the
         same parameters, states and scale; the next call may replay again."""
         self._refuse_autocast()
+        self._find_groups()
         leaves, spec = tree_flatten((args, kwargs))
         for optimizer in self._optimizers:
             optimizer.zero_grad(set_to_none=True)
@@ -201,6 +195,21 @@ class GraphedStep:
         return tree_unflatten(outputs, spec)
 
     # ---- the step ------------------------------------------------------------------------------
+
+    def _find_groups(self) -> None:
+        """load_state_dict of an optimizer makes new groups, and add_param_group adds one."""
+        groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
+        if list(map(id, groups)) == list(map(id, self._groups)):
+            return
+        self._groups = groups
+        # Learning rates that are numbers to the optimizer's owner, and tensors to its step.
+        self._lr_groups = [g for g in groups if "lr" in g and not _is_on_device(g["lr"])]
+        self._lrs = [float(group["lr"]) for group in self._lr_groups]
+        self._lr_tensors = [torch.full((), lr, device=self._device) for lr in self._lrs]
+        if self._is_cuda:
+            for optimizer in self._optimizers:
+                if not takes_step_scalars(optimizer):
+                    _make_capturable(optimizer)
 
     def _run(self, leaves: Sequence[Any], spec: TreeSpec) -> tuple[list[Any], TreeSpec]:
         """Call step_fn, with tensors as learning rates. Returns its outputs, flattened."""
@@ -273,6 +282,7 @@ class GraphedStep:
             for leaf in leaves
         ]
         self._spec = spec
+        self._find_groups()
         if self._is_cuda:
             graph = torch.cuda.CUDAGraph()
             with self._undone_on_error():
@@ -352,6 +362,8 @@ class GraphedStep:
             for param, grad in zip(params, grads, strict=True):
                 param.grad = grad
             for optimizer, before in zip(self._optimizers, states, strict=True):
+                if isinstance(optimizer, KernelStep):
+                    optimizer.forget_written()
                 optimizer.state.clear()
                 for param, (state, content) in before.items():
                     state.clear()
@@ -444,7 +456,7 @@ class GraphedStep:
         return [vars(part) for part in (self._scaler, numbers) if part is not None]
 
     def _content_of_scaler(self) -> list[_Content]:
-        passing = ("_init_", "_told_")
+        passing = ("_init_", "_skips_told_of")
         return [
             (
                 known,

@@ -53,8 +53,11 @@ class KernelStep(Optimizer):
     _storage = Storage()
     _kernel_step: Any = None
 
-    def _launch_groups(self, names: list[list[str]]) -> str | list[list[Tensor]] | None:
-        """Launch the step of each group, which needs the state of these names.
+    def _launch_groups(
+        self, names: list[list[str]], renewed: bool
+    ) -> str | list[list[Tensor]] | None:
+        """Launch the step of each group, which needs the state of these names; what has been
+        missing of it has just been `renewed`.
 
         Returns why kernels cannot make the step, or the parameters of each group whose state is
         not complete; None if it is done.
@@ -117,8 +120,8 @@ class KernelStep(Optimizer):
     def _launch(self) -> str | None:
         """Make the step, or say why kernels cannot."""
         names = [self._state_names(group) for group in self.param_groups]
-        for _ in range(2):
-            outcome = self._launch_groups(names)
+        for renewed in (False, True):
+            outcome = self._launch_groups(names, renewed)
             if not isinstance(outcome, list):
                 return outcome
             for params, needed in zip(outcome, names, strict=True):
@@ -143,6 +146,13 @@ class KernelStep(Optimizer):
         _unhooked(super().step.__func__)(self)  # hooks have been run
 
     # ---- state -----------------------------------------------------------------------------------
+
+    def forget_written(self) -> None:
+        """Have masters and copies made anew, as after a step that was captured and not computed."""
+        self._kernel_step = None
+        for state in self.state.values():
+            if isinstance(state, dict) and COPY in state:
+                torch.autograd.graph.increment_version(state[COPY])
 
     def _make_state(self, params: Sequence[Tensor], needed: Sequence[str]) -> None:
         """Make what is missing of the states of parameters, and the rest as kernels need it."""
@@ -283,6 +293,10 @@ def _master(param: Tensor, before: Tensor | None) -> Tensor:
 
 def _copy(param: Tensor, before: Tensor | None, dtype: torch.dtype) -> Tensor:
     """The copy of a parameter, in the memory that it had."""
-    if before is None or before.shape != param.shape or before.device != param.device:
-        before = torch.empty_like(param, dtype=dtype, memory_format=torch.preserve_format)
-    return before.copy_(param.detach())
+    new = torch.empty_like(param, dtype=dtype, memory_format=torch.preserve_format)
+    kept = before is not None and all(
+        getattr(before, name) == getattr(new, name) for name in ("shape", "dtype", "device")
+    )
+    if kept and before.stride() == new.stride():
+        new = before
+    return new.copy_(param.detach())

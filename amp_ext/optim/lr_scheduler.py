@@ -14,7 +14,7 @@ __all__ = ["SkipAware"]
 class SkipAware:
     """A scheduler of torch's that does not advance for a step that the scaler skipped.
 
-    To be stepped after ``scaler.update()``, in the place of the scheduler::
+    To be stepped after each ``scaler.update()``, in the place of the scheduler::
 
         scheduler = SkipAware(torch.optim.lr_scheduler.StepLR(optimizer, 1000), scaler)
 
@@ -46,6 +46,15 @@ class SkipAware:
         self._ahead = 0
         optimizer: Optimizer = scheduler.optimizer
         optimizer.register_step_post_hook(self._note_call)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Waits for the device."""
+        self._settle()
+        return vars(self).copy()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self.scheduler.optimizer.register_step_post_hook(self._note_call)
 
     def _note_call(self, *_: Any) -> None:
         self._called = True

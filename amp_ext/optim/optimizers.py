@@ -21,13 +21,16 @@ class _AdamStep(KernelStep):
             return "differentiable=True"
         if any(isinstance(beta, Tensor) for beta in group["betas"]):
             return "betas are tensors"
-        return None
+        return "weight_decay is a tensor" if isinstance(group["weight_decay"], Tensor) else None
 
-    def _launch_groups(self, names: list[list[str]]) -> str | list[list[Tensor]] | None:
+    def _launch_groups(
+        self, names: list[list[str]], renewed: bool
+    ) -> str | list[list[Tensor]] | None:
         return self._kernels().adam(
             self.param_groups,
             self.state,
             names,
+            renewed,
             [
                 (
                     group["lr"],
@@ -69,7 +72,8 @@ class Adam(_AdamStep, torch.optim.Adam):
             float32 parameter, which :class:`amp_ext.autocast` of that dtype then uses in the place
             of a cast. A parameter that something else has written since is cast as ever, other than
             by ``.data`` to the same memory, which nobody can see: not for programs that do so
-            between steps, as some do to average weights. None for no copies.
+            between steps, as some do to average weights. A backward pass through a region before
+            the step is an error after it, as through weights themselves. None for no copies.
 
     Raises:
         ValueError: as in torch; a dtype of moments or copies that is none of these.
@@ -233,11 +237,14 @@ class SGD(KernelStep, torch.optim.SGD):
     def _steps_before(self, param: Tensor) -> float:
         return 0.0 if self.state[param].get("momentum_buffer") is None else 1.0
 
-    def _launch_groups(self, names: list[list[str]]) -> str | list[list[Tensor]] | None:
+    def _launch_groups(
+        self, names: list[list[str]], renewed: bool
+    ) -> str | list[list[Tensor]] | None:
         return self._kernels().sgd(
             self.param_groups,
             self.state,
             names,
+            renewed,
             [
                 (
                     group["lr"],

@@ -13,12 +13,14 @@ class Clip(NamedTuple):
     max_norm: what it is clipped to.
     by_step: whether that is left to the optimizer's step.
     scaled: whether unscaling is left to it too.
+    version: of the norm, which users get too.
     """
 
     norm: Tensor | None
     max_norm: float
     by_step: bool
     scaled: bool
+    version: int = 0
 
     def inverse_coefficient(self) -> Tensor:
         """What gradients are divided by: max(1, (norm + 1e-6) / max_norm). By infinity, and so

@@ -107,6 +107,11 @@ class GradScaler(ScalerState):
         if not self._enabled or self._scale is None:
             return super().unscale_(optimizer)
         state = self._state_of(optimizer)
+        if state.get("clip") and state["clip"].scaled:
+            raise RuntimeError(
+                "unscale_() is being called after clip_grad_norm_(), which has left unscaling to "
+                "step(): call it before."
+            )
         if state["stage"] is not OptState.READY or self._has_own_unscale_grads():
             return super().unscale_(optimizer)
         numbers = self._step_numbers()
@@ -148,7 +153,8 @@ class GradScaler(ScalerState):
 
         Returns:
             The norm of the unscaled gradients before clipping, a 0-dim float32 tensor on the
-            scale's device; after an overflow inf or NaN. A disabled scaler, and gradients that are
+            scale's device, which the step reads: write to a clone only, as in ``all_reduce``. After
+            an overflow it is inf or NaN. A disabled scaler, and gradients that are
             tensor subclasses, go torch's way and return what torch returns.
 
         Raises:
@@ -203,10 +209,13 @@ class GradScaler(ScalerState):
                 found_infs = {**state["found_inf_per_device"], **found_infs}
             state["found_inf_per_device"] = self._or_no_overflow(found_infs)
             state["stage"] = OptState.UNSCALED
-            state["clip"] = Clip(norm, float(max_norm), by_step, by_step and not unscaled)
+            state["clip"] = Clip(
+                norm, float(max_norm), by_step, by_step and not unscaled, norm._version
+            )
+        whole = norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # of a DTensor
+        state["norm"] = whole.to(self._scale)
         if self._skip_above_norm is not None:
-            whole = norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # of a DTensor
-            state["too_long"] = (whole > self._skip_above_norm).float()
+            state["too_long"] = (state["norm"] > self._skip_above_norm).float()
         return norm
 
     def _unscale_grads_(
@@ -295,7 +304,13 @@ class GradScaler(ScalerState):
         if state["stage"] is OptState.READY:
             self._check_inf_per_device(optimizer)
             return SCALED
-        return state.get("clip") or UNSCALED
+        clip = state.get("clip") or UNSCALED
+        if clip.norm is not None and clip.norm._version != clip.version:
+            raise RuntimeError(
+                "The norm that clip_grad_norm_() returned has been written in place before step(), "
+                "which reads it: write to a clone() of it."
+            )
+        return clip
 
     def _step_with_found_inf(
         self, optimizer: Optimizer, state: dict[str, Any], *args: Any, **kwargs: Any
@@ -346,8 +361,7 @@ class GradScaler(ScalerState):
                 self._skipped_steps += self._combined_found_inf(found_infs).long()
             ready = False
         else:
-            clips = [state["clip"] for state in states.values() if state.get("clip")]
-            norms = [clip.norm for clip in clips]
+            norms = [state["norm"] for state in states.values() if "norm" in state]
             _C.update_scale(
                 self._scale,
                 self._growth_tracker,

@@ -289,6 +289,8 @@ class ScalerState(torch.amp.GradScaler):
         )
         if self._scale is not None:
             self._step_numbers()
+        if self._history is not None:  # in place: a captured graph has its address
+            self._history.copy_(new_history(self._history.shape[0] - 1, self._history.device))
         self._init_skipped_steps = own.get("skipped_steps", 0)
         self._skips_told_of = None
         self._init_hysteresis_tracker = tracker

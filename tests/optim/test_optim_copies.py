@@ -89,6 +89,53 @@ def test_written_by_someone_else(
     assert casts(weight) == 0
 
 
+@pytest.mark.parametrize("options", [{"master_weights": True}, {"autocast_copies": FP16}], ids=str)
+def test_written_before_a_step_that_fails(options: dict[str, object]) -> None:
+    """What was to be made anew then is made anew by the next step."""
+    dtype = torch.bfloat16 if "master_weights" in options else torch.float32
+    weight, other = (torch.ones(4, 4, dtype=dtype).requires_grad_() for _ in range(2))
+    optimizer = SGD([{"params": [weight]}, {"params": [other]}], lr=0.0, **options)
+    for param in (weight, other):
+        param.grad = torch.ones_like(param)
+    optimizer.step()
+    with torch.no_grad():
+        weight.fill_(5.0)
+    other.grad = torch.ones_like(other).to_sparse()
+    with pytest.raises(RuntimeError, match="kernels cannot make this step"):
+        optimizer.step()
+    other.grad = torch.ones_like(other)
+    optimizer._step_scalars = StepScalars(torch.tensor(float("autocast_copies" in options)))
+    optimizer.step()
+    assert weight.equal(torch.full_like(weight, 5.0))
+    if "autocast_copies" in options:
+        assert casts(weight) == 0
+
+
+def test_another_order_of_elements() -> None:
+    weight = torch.ones(2, 3, 4, 4).requires_grad_()
+    optimizer = SGD([weight], lr=1.0, autocast_copies=FP16)
+    step(optimizer)
+    weight.data = weight.data.to(memory_format=torch.channels_last)
+    step(optimizer)
+    assert optimizer.state[weight]["autocast_copy"].stride() == weight.stride()
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["", "with one version"])
+def test_nothing_is_made_anew(shared: bool) -> None:
+    """Where no one else has written, whichever parameters have gradients."""
+    flat = torch.ones(30)
+    parts = flat.split(10) if shared else [torch.ones(10) for _ in range(3)]
+    weights = [torch.nn.Parameter(part) for part in parts]
+    optimizer = SGD(weights, lr=1.0, momentum=0.5, dampening=0.5, autocast_copies=FP16)
+    step(optimizer)
+    before = [optimizer.state[weight]["step"] for weight in weights]
+    for missing in (None, None) if shared else (None, 0, 2, None):
+        for i, weight in enumerate(weights):
+            weight.grad = None if i == missing else torch.ones(10)
+        optimizer.step()
+        assert all(optimizer.state[w]["step"] is b for w, b in zip(weights, before, strict=True))
+
+
 def test_copy_that_someone_writes(weight: Tensor, optimizer: SGD) -> None:
     optimizer.state[weight]["autocast_copy"].zero_()
     assert casts(weight) == 1

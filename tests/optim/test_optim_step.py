@@ -30,6 +30,14 @@ from optimizer_cases import (
 LR = 0.01
 
 
+def test_gradient_without_memory() -> None:
+    """As autograd's zeros have none."""
+    weight = torch.ones(4).requires_grad_()
+    weight.grad = torch._efficientzerotensor(4)
+    optim.SGD([weight], lr=1.0, weight_decay=0.5).step()
+    assert weight.tolist() == [0.5] * 4
+
+
 def replace_state(optimizer: Any) -> None:
     for state in optimizer.state.values():
         for name, value in state.items():

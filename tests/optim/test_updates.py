@@ -52,15 +52,36 @@ def test_sizes(executor: Executor, op: str) -> None:
 
 @against_oracle
 @every_op
-@pytest.mark.parametrize("lists", [1, 2, 3])
-def test_alignments(executor: Executor, op: str, lists: int) -> None:
-    """Whatever the alignment of each tensor; what lies around it stays as it is."""
-    for dtype, offset in itertools.product((FP32, BF16), (1, 2, 4)):
-        values = call(executor, op, [(4099,), (30,)], dtype, dtype)
-        places = ["params", "grads", "exp_avgs" if op == "adam_" else "momentum_buffers"]
-        for name in places[:lists]:
+@pytest.mark.parametrize("kind", [FP32, BF16], ids=str)
+def test_alignments(executor: Executor, op: str, kind: torch.dtype) -> None:
+    """Whatever the alignment of one tensor or of all; what lies around it stays as it is."""
+    names = ["params", "grads", "copies"]
+    names += ["exp_avgs", "exp_avg_sqs", "max_exp_avg_sqs"] * (op == "adam_")
+    names += ["momentum_buffers"] * (op == "sgd_")
+    for moved, offset in itertools.product([*([name] for name in names), names], (1, 2)):
+        state = {"dtypes": (kind, kind), "amsgrad": op == "adam_"}
+        values = call(executor, op, [(executor.length(1030),), (30,)], FP32, kind, state)
+        values["copies"] = [torch.empty_like(p, dtype=FP16) for p in values["params"]]
+        for name in moved:
             values[name] = [placed(x.cpu(), offset).to(executor.device) for x in values[name]]
         check(executor, op, values)
+
+
+@against_oracle
+@pytest.mark.parametrize("amsgrad", [False, True])
+def test_second_moment_of_its_own_dtype(executor: Executor, amsgrad: bool) -> None:
+    """All else is plain float32."""
+    state = {"dtypes": (FP32, BF16), "amsgrad": amsgrad}
+    check(executor, "adam_", call(executor, "adam_", [(37,)], FP32, FP32, state))
+
+
+@against_oracle
+@every_op
+@pytest.mark.parametrize("step", [-1.0, math.nan, 2.0**24, 2.0**31, math.inf], ids=str)
+def test_steps_beyond_what_is_counted(executor: Executor, op: str, step: float) -> None:
+    values = call(executor, op, [(7,)], stochastic_rounding=True)
+    values["steps"] = [executor.scalar(step)]
+    check(executor, op, values)
 
 
 LAYOUTS = {

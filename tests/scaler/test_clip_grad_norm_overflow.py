@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+import amp_ext.optim
 from cases import unwritten
 from clip_cases import (
     Clip,
@@ -164,3 +165,15 @@ def test_max_norm_is_what_torch_takes_for_a_number(max_norm: Any) -> None:
     at_once(started(OURS), optimizers[0], max_norm)
     torchs_recipe(started(OURS), optimizers[1], max_norm)
     assert plain(grads(optimizers[0])) == plain(grads(optimizers[1]))
+
+
+def test_what_is_left_to_the_step() -> None:
+    """The norm must not be written, and the gradients cannot be unscaled any more."""
+    optimizer = amp_ext.optim.SGD([leaf([3.0])], lr=0.5)
+    scaler = started(OURS)
+    norm = scaler.clip_grad_norm_(optimizer, 1.0)
+    with pytest.raises(RuntimeError, match="which has left unscaling to step"):
+        scaler.unscale_(optimizer)
+    norm.mul_(2)
+    with pytest.raises(RuntimeError, match="has been written in place before step"):
+        scaler.step(optimizer)

@@ -52,6 +52,20 @@ def test_history(device: str) -> None:
         scaler.history(-1)
 
 
+def test_a_loaded_state_starts_a_history_of_its_own() -> None:
+    """So training goes on after too many skips from a checkpoint."""
+    scaler = started(OURS, max_consecutive_skips=2)
+    good = copy.deepcopy(scaler.state_dict())
+    take_steps(scaler, math.inf, math.inf)
+    with pytest.raises(RuntimeError, match="the last 2 steps have been skipped"):
+        scaler.get_scale()
+    scaler.load_state_dict(good)
+    assert scaler.history() == []
+    assert scaler.get_scale() == good["scale"]
+    take_steps(scaler, math.inf)
+    assert scaler.get_scale() == good["scale"] / 2
+
+
 @pytest.mark.parametrize("more", [{}, {"max_consecutive_skips": 70}], ids=str)
 def test_history_keeps_the_last_records(more: dict[str, int]) -> None:
     scaler = started(OURS, 1.0, growth_interval=1, **more)

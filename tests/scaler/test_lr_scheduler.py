@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import pickle
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -105,3 +106,14 @@ def test_disabled_scaler() -> None:
         0,
         -0.0 - math.log2(0.1),
     ]
+
+
+@pytest.mark.filterwarnings("ignore:Seems like")  # of torch's schedulers, whoever duplicates them
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+def test_a_duplicate_goes_on(duplicate: Callable[[Any], Any]) -> None:
+    optimizer = torch.optim.SGD([leaf([1.0])], lr=1.0)
+    schedule = SkipAware(StepLR(optimizer, 1, gamma=0.5), started(OURS))
+    twin, its_schedule = duplicate((optimizer, schedule))
+    twin.step()
+    its_schedule.step()
+    assert twin.param_groups[0]["lr"] == 0.5

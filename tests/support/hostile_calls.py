@@ -380,6 +380,11 @@ def schema_types(op: str) -> dict[str, str]:
     return {a.name: str(a.type).removeprefix("Optional[").rstrip("]") for a in schema.arguments}
 
 
+def optional_lists(op: str) -> set[str]:
+    schema = getattr(torch.ops.amp_ext, op).default._schema
+    return {a.name for a in schema.arguments if str(a.type) == "Optional[List[Tensor]]"}
+
+
 def spoil_once(rng: Random, op: str, values: Values) -> str:
     """Make the arguments worse in one place; return what has been done."""
     found = [place for place in places(values) if is_readable(place.tensor)]
@@ -389,7 +394,10 @@ def spoil_once(rng: Random, op: str, values: Values) -> str:
         place.put(HOSTILE[name](place.tensor))
         return f"{place!r}: {name}"
     if len(found) > 1 and kind < 0.8:
-        return share(rng, *rng.sample(found, 2))
+        one, other = rng.sample(found, 2)
+        # A found_inf may be the one of next_step, which is cleared.
+        if {one.name, other.name} != {"next_step", "found_infs"}:
+            return share(rng, one, other)
     types = {n: t for n, t in schema_types(op).items() if t in SCALARS and n in values}
     if types and kind < 0.95:
         name = rng.choice(list(types))
@@ -650,9 +658,11 @@ class Call:
             try:
                 result = self.run()
             except ORDINARY as error:
-                # Of views that torch cannot differentiate: its own, of a conjugated one's tangent.
+                # torch's own: of views that it cannot differentiate, of a conjugated one's tangent;
+                # of vmap, which does not look for its tensors in lists that may be None.
                 of_views = "Expected the output of forward differentiable view" in str(error)
-                assert of_views or "INTERNAL ASSERT" not in str(error), error
+                of_lists = self.transform == "vmap" and self.place.name in optional_lists(self.op)
+                assert of_views or of_lists or "INTERNAL ASSERT" not in str(error), error
                 raised = True
             except Exception as error:
                 assert is_of_torch(error), f"{type(error).__name__} is not ordinary: {error}"

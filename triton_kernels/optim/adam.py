@@ -29,8 +29,9 @@ from amp_ext.triton_kernels.optim.update import (
     where_also,
 )
 
-OPTIONS = update.OPTIONS
-PROGRAMS_PER_MULTIPROCESSOR = update.PROGRAMS_PER_MULTIPROCESSOR
+# For sm_80 ptxas would take 128 registers, which are too few.
+OPTIONS = update.OPTIONS | {"maxnreg": 168}
+PROGRAMS_PER_MULTIPROCESSOR = 1
 
 
 def adam_(table: int, size: int, chunks: int, options: tuple, scalars: tuple, ticket: int) -> None:

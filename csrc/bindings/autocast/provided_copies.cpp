@@ -1,34 +1,12 @@
 #include "autocast/provided_copies.h"
 
-#include <c10/util/Exception.h>
-
 #include <mutex>
 #include <unordered_map>
 
-#include "autocast/weight_history.h"
+#include "checks/seen.h"
 
 namespace amp_ext {
 namespace {
-
-// A tensor as it was. The weak reference keeps its address from becoming another tensor's.
-struct Seen {
-  WeakTensor tensor;
-  uint32_t version;
-  const void* data;
-
-  explicit Seen(const at::Tensor& tensor)
-      : tensor(tensor.getIntrusivePtr()),
-        version(tensor._version()),
-        data(tensor.const_data_ptr()) {}
-
-  // The tensor, if nothing has changed.
-  at::Tensor unchanged() const {
-    auto alive = tensor.lock();
-    if (!alive) return {};
-    at::Tensor now(std::move(alive));
-    return now._version() == version && now.const_data_ptr() == data ? now : at::Tensor();
-  }
-};
 
 struct Provided {
   Seen weight;
@@ -57,7 +35,7 @@ void provide_copies(const std::vector<at::Tensor>& weights, const std::vector<at
   }
   if (provided.size() <= 2 * swept + weights.size()) return;
   std::erase_if(provided, [](const auto& entry) {
-    return entry.second.weight.tensor.expired() || entry.second.copy.tensor.expired();
+    return entry.second.weight.is_gone() || entry.second.copy.is_gone();
   });
   swept = provided.size();
 }

@@ -9,9 +9,9 @@
 #include <utility>
 #include <vector>
 
-namespace amp_ext {
+#include "checks/seen.h"
 
-using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+namespace amp_ext {
 
 // Weights of one device in the order in which a region first used them.
 struct Sequence {

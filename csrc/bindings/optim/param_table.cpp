@@ -165,15 +165,15 @@ ParamTable::StateObjects ParamTable::objects_of(PyObject* dict) {
   return objects;
 }
 
-bool ParamTable::complete(ParamRow& row, size_t index, const StateObjects& objects,
-                          const std::vector<state::Name>& needed) {
+bool ParamTable::complete(ParamRow& row, const StateObjects& objects,
+                          const std::vector<state::Name>& needed, bool renewed) {
   bool complete = true;
   for (const state::Name name : needed) {
     if (name == state::master_param || name == state::autocast_copy) {
       const bool is_fp32 = row.param->scalar_type() == at::kFloat;
       if (is_fp32 == (name == state::master_param)) continue;
-      const Written now = Written::of(*row.param);
-      complete &= std::exchange(written_[index], now) == now;
+      const std::optional<Seen>& written = written_[row.index];
+      complete &= renewed || (written && written->is(*row.param));
     }
     PyObject* const object = objects[name];
     const bool found = object && is_plain(object);
@@ -187,7 +187,7 @@ bool ParamTable::complete(ParamRow& row, size_t index, const StateObjects& objec
 // miss. Each loop follows one pointer of all chains of a block and prefetches what is behind, so
 // that the misses of a block overlap.
 std::optional<std::string> ParamTable::read(size_t group, const std::vector<state::Name>& needed,
-                                            py::list& missing,
+                                            bool renewed, py::list& missing,
                                             c10::function_ref<void(Rows)> visit) {
   const auto& [sequence, first, count] = groups_[group];
   const auto refused = [&, first = first](size_t i, const char* what, const char* why) {
@@ -211,7 +211,6 @@ std::optional<std::string> ParamTable::read(size_t group, const std::vector<stat
     }
 
     std::array<StateObjects, kBlock> objects;
-    std::array<size_t, kBlock> indices;
     const size_t first_row = rows_.size();
     for (size_t i = begin; i < end; ++i) {
       const at::Tensor& param = THPVariable_Unpack(params_[i]);
@@ -219,8 +218,7 @@ std::optional<std::string> ParamTable::read(size_t group, const std::vector<stat
       if (!grad.defined()) continue;
       prefetch_all(grad.unsafeGetTensorImpl());
       const size_t row = rows_.size() - first_row;
-      indices[row] = i;
-      rows_.push_back({&param, &grad, {}});
+      rows_.push_back({i, &param, &grad, {}});
       if (needed.empty()) continue;
       objects[row] = dicts_[i] ? objects_of(dicts_[i]) : StateObjects{};
       for (const state::Name name : needed) __builtin_prefetch(objects[row][name]);
@@ -238,12 +236,12 @@ std::optional<std::string> ParamTable::read(size_t group, const std::vector<stat
     bool all_complete = true;
     for (size_t k = 0; k < n; ++k) {
       ParamRow& row = rows_[first_row + k];
-      if (const char* why = why_not_param(*row.param, device)) return refused(indices[k], "", why);
+      if (const char* why = why_not_param(*row.param, device)) return refused(row.index, "", why);
       if (const char* why = why_not(*row.grad, device))
-        return refused(indices[k], "the gradient of ", why);
-      if (!complete(row, first_row + k, objects[k], needed)) {
+        return refused(row.index, "the gradient of ", why);
+      if (!complete(row, objects[k], needed, renewed)) {
         all_complete = false;
-        missing.append(py::handle(params_[indices[k]]));
+        missing.append(py::handle(params_[row.index]));
       }
       for (const at::Tensor* const tensor : row.state) {
         if (tensor) prefetch_storage(tensor->unsafeGetTensorImpl());
@@ -252,11 +250,6 @@ std::optional<std::string> ParamTable::read(size_t group, const std::vector<stat
     if (all_complete) visit(rows().slice(first_row));
   }
   return std::nullopt;
-}
-
-ParamTable::Written ParamTable::Written::of(const at::Tensor& param) {
-  return {param.unsafeGetTensorImpl(), param.const_data_ptr(),
-          param.is_inference() ? 0 : static_cast<int64_t>(param._version())};
 }
 
 std::vector<py::object> ParamTable::params() const {
@@ -273,13 +266,17 @@ void ParamTable::finish_step() {
       __builtin_prefetch(&rows_[i + 2 * kAhead].param->unsafeGetTensorImpl()->version_counter());
     if (i + kAhead < n) prefetch_version(rows_[i + kAhead].param->unsafeGetTensorImpl());
     mark_written(rows_[i].param->unsafeGetTensorImpl());
-    const at::Tensor* const copy = rows_[i].state[state::autocast_copy];
-    if (copy) {
+    if (const at::Tensor* const copy = rows_[i].state[state::autocast_copy]) {
       mark_written(copy->unsafeGetTensorImpl());
+      if (copy->is_inference()) continue;
       weights.push_back(*rows_[i].param);
       copies.push_back(*copy);
     }
-    if (copy || rows_[i].state[state::master_param]) written_[i] = Written::of(*rows_[i].param);
+  }
+  // Only now, since parameters may share a version.
+  for (const ParamRow& row : rows_) {
+    if (row.state[state::autocast_copy] || row.state[state::master_param])
+      written_[row.index].emplace(*row.param);
   }
   if (!copies.empty()) provide_copies(weights, copies);
 }

@@ -10,6 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "checks/seen.h"
+
 namespace amp_ext {
 
 // The tensors of a parameter's state, by the names that torch's optimizers give them; the last two
@@ -32,6 +34,7 @@ state::Name state_name(const std::string& name);
 
 // A parameter that has a gradient. Of the state, null is what its group does not need.
 struct ParamRow {
+  size_t index;  // of the parameter, among those of all groups
   const at::Tensor* param;
   const at::Tensor* grad;
   std::array<const at::Tensor*, kStateNames.size()> state;
@@ -58,10 +61,11 @@ class ParamTable {
   // `missing` receives the parameters, and the call leaves out their rows, for which something is
   // missing or not as kernels need it: `step` a float32 number on the parameter's device, all else
   // in the order of the parameter's elements, and since the last step no one else has written a
-  // parameter that has a master or a copy.
+  // parameter that has a master or a copy, unless what was missing has just been `renewed`.
   using Rows = c10::ArrayRef<ParamRow>;
   std::optional<std::string> read(size_t group, const std::vector<state::Name>& needed,
-                                  pybind11::list& missing, c10::function_ref<void(Rows)> visit);
+                                  bool renewed, pybind11::list& missing,
+                                  c10::function_ref<void(Rows)> visit);
 
   // Keeps the parameters alive.
   std::vector<pybind11::object> params() const;
@@ -81,28 +85,21 @@ class ParamTable {
     pybind11::object params;  // a list or tuple
     size_t first, count;      // in params_
   };
-  // A parameter with a master or a copy as a step has left it.
-  struct Written {
-    const at::TensorImpl* param = nullptr;
-    const void* data = nullptr;
-    int64_t version = 0;
-    bool operator==(const Written&) const = default;
-    static Written of(const at::Tensor& param);
-  };
   using StateObjects = std::array<PyObject*, kStateNames.size()>;
 
   void find_states(PyObject* state);
   StateObjects objects_of(PyObject* dict);
   std::optional<state::Name> name_of(PyObject* key);
-  bool complete(ParamRow& row, size_t index, const StateObjects& objects,
-                const std::vector<state::Name>& needed);
+  bool complete(ParamRow& row, const StateObjects& objects, const std::vector<state::Name>& needed,
+                bool renewed);
 
   std::vector<Group> groups_;
   std::vector<PyObject*> params_;  // of all groups
   std::vector<PyObject*> dicts_;   // their states
   std::vector<ParamRow> rows_;
   std::vector<size_t> param_of_entry_;  // of optimizer.state, the index in params_
-  std::vector<Written> written_;        // by row
+  // Parameters with a master or a copy, as a step has left them, by ParamRow::index.
+  std::vector<std::optional<Seen>> written_;
   // What a key of a state was last, beside the interned name: a checkpoint has keys of its own.
   std::array<pybind11::object, kStateNames.size()> names_, other_names_;
 };

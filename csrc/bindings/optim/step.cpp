@@ -189,7 +189,7 @@ class Step {
     table_.open(param_groups);
     py::list none;
     for (size_t group = 0; group < table_.groups(); ++group) {
-      if (auto why = table_.read(group, {}, none, [](auto) {})) return why;
+      if (auto why = table_.read(group, {}, /*renewed=*/false, none, [](auto) {})) return why;
     }
     return std::nullopt;
     END_HANDLE_TH_ERRORS_PYBIND
@@ -201,30 +201,31 @@ class Step {
   using SgdGroup = std::tuple<py::object, double, double, double, bool, bool>;
   using Names = std::vector<std::vector<std::string>>;
 
-  // Launch the step of all groups, which need the states of these names. None if done.
+  // Launch the step of all groups, which need the states of these names. None if done. `renewed` is
+  // that of ParamTable::read.
   std::optional<NoStep> adam(py::handle param_groups, py::handle state, const Names& needed,
-                             const std::vector<AdamGroup>& groups, bool stochastic_rounding,
-                             const std::optional<GivenScalars>& scalars) {
+                             bool renewed, const std::vector<AdamGroup>& groups,
+                             bool stochastic_rounding, const std::optional<GivenScalars>& scalars) {
     HANDLE_TH_ERRORS
     const auto options = [&](const AdamGroup& group, double lr) -> AdamOptions {
       const auto& [_, beta1, beta2, eps, weight_decay, decoupled, maximize] = group;
       return {lr, beta1, beta2, eps, weight_decay, decoupled, maximize, stochastic_rounding};
     };
     return launch<AdamArgs>(kAdam, kAdamNames, Family::adam, adam_, param_groups, state, needed,
-                            groups, options, scalars);
+                            renewed, groups, options, scalars);
     END_HANDLE_TH_ERRORS_PYBIND
   }
 
   std::optional<NoStep> sgd(py::handle param_groups, py::handle state, const Names& needed,
-                            const std::vector<SgdGroup>& groups, bool stochastic_rounding,
-                            const std::optional<GivenScalars>& scalars) {
+                            bool renewed, const std::vector<SgdGroup>& groups,
+                            bool stochastic_rounding, const std::optional<GivenScalars>& scalars) {
     HANDLE_TH_ERRORS
     const auto options = [&](const SgdGroup& group, double lr) -> SgdOptions {
       const auto& [_, momentum, dampening, weight_decay, nesterov, maximize] = group;
       return {lr, momentum, dampening, weight_decay, nesterov, maximize, stochastic_rounding};
     };
-    return launch<SgdArgs>(kSgd, kSgdNames, Family::sgd, sgd_, param_groups, state, needed, groups,
-                           options, scalars);
+    return launch<SgdArgs>(kSgd, kSgdNames, Family::sgd, sgd_, param_groups, state, needed, renewed,
+                           groups, options, scalars);
     END_HANDLE_TH_ERRORS_PYBIND
   }
 
@@ -251,7 +252,7 @@ class Step {
   template <class Args, class Group, class OptionsOf>
   std::optional<NoStep> launch(const char* op, const RoleNames& names, Family family,
                                void (*launch)(at::Device, const Args&), py::handle param_groups,
-                               py::handle state, const Names& needed,
+                               py::handle state, const Names& needed, bool renewed,
                                const std::vector<Group>& groups, const OptionsOf& options_of,
                                const std::optional<GivenScalars>& given) {
     const at::NoGradGuard no_grad;
@@ -276,7 +277,7 @@ class Step {
         }
         for (const ParamRow& row : rows) updates->add(tensors_of(row));
       };
-      if (auto why = table_.read(group, indices, missing[group], add)) return NoStep(*why);
+      if (auto why = table_.read(group, indices, renewed, missing[group], add)) return NoStep(*why);
       is_complete &= missing[group].empty();
       if (!updates || !is_complete) continue;
       const at::Device device = updates->device();

@@ -121,7 +121,8 @@ void Updates::add_checked(const UpdateTensors& tensors) {
     TORCH_CHECK(role != kMaxExpAvgSq || dtype == dtypes[kExpAvgSq], op_, ": ", item,
                 " must have the dtype of exp_avg_sqs[", index, "], got ", tensor.scalar_type());
     if (role == kGrad) {
-      data[role] = checked_memory(op_, item, tensor, Access::read).data();
+      if (!tensor._is_zerotensor())
+        data[role] = checked_memory(op_, item, tensor, Access::read).data();
       continue;
     }
     check_not_negated(op_, item, tensor);
