@@ -228,6 +228,23 @@ def test_other_steps_in_between(device: str) -> None:
 
 
 @every_device
+def test_a_state_that_is_loaded_before_the_capture(device: str) -> None:
+    """load_state_dict makes new groups, whose learning rates count."""
+    eager, graphed = Training(device), Training(device)
+    step = graphed.graphed()
+    for number in range(STEPS):
+        for training in (eager, graphed):
+            for optimizer in training.optimizers:
+                if number == 1:
+                    optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+                optimizer.param_groups[0]["lr"] = LR / 2 if number > 5 else LR
+        data = batch(device, number)
+        eager.eager(*data)
+        step(*data)
+        assert graphed.state() == eager.state()
+
+
+@every_device
 def test_an_eager_step_waits_for_its_inputs(device: str) -> None:
     model = nn.Linear(2, 2, device=device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5, fused=True)
