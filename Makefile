@@ -11,14 +11,16 @@ INSTALL = bin/python -m pip install -c constraints.txt
 WORKERS = -n $${MAX_JOBS:-logical} --maxprocesses 8 --dist worksteal
 PYTEST = bin/pytest $(WORKERS)
 FAKE_CUDA = ../.venv-cuda/bin/python fake_cuda/run.py --devices 2
+TRAINERS = lightning accelerate transformers timm torchvision peft
 ON_FAKE_CUDA = autocast backends gemm graph integration layers lists optim scaler
 
 .DEFAULT_GOAL = help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check all-tests bench figures lint format hostile mutants cuda-check gpu clean
+.PHONY: help demo test check all-tests bench figures lint format hostile mutants cuda-check \
+    test-trainers gpu clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s%s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-15s%s\n", $$1, $$2}' Makefile
 
 demo: .venv/built ## train a small network with and without amp_ext; writes demo.png
 	.venv/bin/python bench/demo.py
@@ -26,7 +28,7 @@ demo: .venv/built ## train a small network with and without amp_ext; writes demo
 test: .venv/built ## the test suite, without what only combines the same cases or takes long
 	.venv/$(PYTEST) -m "not full" tests
 
-check: lint cuda-check all-tests hostile mutants ## everything that needs no GPU; needs nvcc
+check: lint cuda-check test-trainers all-tests hostile mutants ## everything that needs no GPU; needs nvcc
 
 all-tests: .venv/built
 	.venv/$(PYTEST) tests
@@ -59,22 +61,24 @@ format: .venv-lint/made ## format everything
 
 # The tests of what torch's oldest version may do in its own way. Not from here, where Python would
 # find the source of amp_ext.
-cuda-check: .venv-cuda/made ## compile and inspect all kernels, test with the oldest torch; needs nvcc
-	@command -v nvcc || { echo "cuda-check needs nvcc on PATH: install the CUDA toolkit" >&2; exit 1; }
-	FORCE_CUDA=1 TORCH_CUDA_ARCH_LIST="8.0+PTX;9.0a" .venv-cuda/$(INSTALL) '.[test]'
+cuda-check: .venv-cuda/built ## compile and inspect all kernels, test with the oldest torch; needs nvcc
 	.venv-cuda/bin/python tests/build/cuda_check.py
 	env -u TRITON_INTERPRET .venv-cuda/bin/python tests/build/triton_check.py
 	cd tests && ../.venv-cuda/$(PYTEST) -m "not full" -k "not simt" \
 	    autocast backends build layers scaler lists/test_ops_contract.py integration/test_seeds.py
 	cd tests && $(FAKE_CUDA) --order late -m pytest $(WORKERS) $(ON_FAKE_CUDA)
-	cd tests && $(FAKE_CUDA) --order 1 --capability 80 \
+	cd tests && $(FAKE_CUDA) --order 1 --capability 80 --multiprocessors 7 \
 	    -m pytest $(WORKERS) -m "not full" $(ON_FAKE_CUDA)
-	cd tests && $(FAKE_CUDA) --order 2 --multiprocessors 7 \
-	    -m pytest $(WORKERS) -m "not full" $(ON_FAKE_CUDA)
+	cd tests && $(FAKE_CUDA) --order 2 -m pytest $(WORKERS) -m "not full" backends gemm graph optim
 	cd tests && $(FAKE_CUDA) --order 3 --guarded 1 -m pytest $(WORKERS) backends
 	.venv-cuda/bin/python tests/backends/cuda_mutants.py
 	.venv-cuda/bin/python tests/fake_cuda/count.py --check
 	$(MAKE) gpu DRY_RUN=1
+
+# As users have it: products by torch's library.
+test-trainers: .venv-trainers/made .venv-cuda/built ## the integrations, with the real packages; needs nvcc
+	cd tests && AMP_EXT_GEMM=library ../.venv-trainers/bin/python fake_cuda/run.py \
+	    -m pytest $(WORKERS) --dist loadfile trainers
 
 gpu: $(if $(DRY_RUN),.venv-cuda/made) ## test and measure on a GPU; ONLY=tests|checks|bench, BUDGET=SECONDS, DRY_RUN=1
 	$(if $(COMMIT),AMP_EXT_COMMIT=$(COMMIT)) \
@@ -83,7 +87,7 @@ gpu: $(if $(DRY_RUN),.venv-cuda/made) ## test and measure on a GPU; ONLY=tests|c
 	    $(RESULTS)
 
 clean: ## remove everything that was built or installed here
-	rm -rf .venv .venv-cuda .venv-lint build dist *.egg-info amp_ext/*.so amp_ext/_build_info.py demo.png
+	rm -rf .venv .venv-cuda .venv-lint .venv-trainers build dist *.egg-info amp_ext/*.so amp_ext/_build_info.py demo.png
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The torch that PYTHON already has, reached through a .pth file because PYTHON may itself be a
@@ -113,4 +117,19 @@ clean: ## remove everything that was built or installed here
 	rm -rf .venv-cuda
 	$(PYTHON) -m venv .venv-cuda
 	.venv-cuda/$(INSTALL) torch==$(TORCH_CUDA) setuptools wheel ninja pytest pytest-xdist
+	touch $@
+
+.venv-cuda/built: .venv-cuda/made setup.py pyproject.toml constraints.txt \
+    $(shell find csrc amp_ext triton_kernels -name '*.so' -o -name '*.pyc' -o -name _build_info.py -o -type f -print)
+	@command -v nvcc || { echo "This needs nvcc on PATH: install the CUDA toolkit" >&2; exit 1; }
+	FORCE_CUDA=1 TORCH_CUDA_ARCH_LIST="8.0+PTX;9.0a" .venv-cuda/$(INSTALL) '.[test]'
+	touch $@
+
+# With the torch and the amp_ext of .venv-cuda; compiling what nobody imports takes longest.
+.venv-trainers/made: .venv-cuda/made constraints.txt
+	rm -rf .venv-trainers
+	$(PYTHON) -m venv .venv-trainers
+	purelib="import sysconfig; print(sysconfig.get_path('purelib'))"; \
+	    .venv-cuda/bin/python -c "$$purelib" > $$(.venv-trainers/bin/python -c "$$purelib")/cuda.pth
+	.venv-trainers/$(INSTALL) --no-compile $(TRAINERS)
 	touch $@

@@ -1,7 +1,8 @@
 """A backend for torch.amp: the names of ``torch.amp`` on hand-written kernels.
 
 A script that says ``from torch.amp import GradScaler, autocast`` says ``from amp_ext import ...``
-instead. Importing the package changes nothing in torch.
+instead; one that says ``from torch.cuda.amp import ...``, ``from amp_ext.cuda.amp import ...``.
+Importing the package changes nothing in torch.
 """
 
 import sys
@@ -9,14 +10,9 @@ import sys
 from torch.amp import custom_bwd, custom_fwd, is_autocast_available
 
 try:
-    from amp_ext import ops, optim
-    from amp_ext.autocast import (
-        autocast,
-        cast_weights_together,
-        install,
-        is_installed,
-        uninstall,
-    )
+    from amp_ext import cpu, cuda, ops, optim
+    from amp_ext.autocast import autocast, cast_weights_together
+    from amp_ext.autocast.installation import install, is_installed, uninstall
     from amp_ext.backend import get_backend, set_backend
     from amp_ext.scaler import GradScaler
     from amp_ext.tune import tune
@@ -32,6 +28,8 @@ __all__ = [
     "__version__",
     "autocast",
     "cast_weights_together",
+    "cpu",
+    "cuda",
     "custom_bwd",
     "custom_fwd",
     "get_backend",

@@ -20,7 +20,7 @@ from amp_ext._table import cpu_name
 from amp_ext._triton import triton_version
 from amp_ext.testing import arguments
 
-DIFFERENTIABLE = ("gemm", "gemm_with_aux", "linear", "mlp")
+DIFFERENTIABLE = ("gemm", "gemm_with_aux", "linear", "mlp", "gated_mlp")
 Check = tuple[str, Callable[[], None]]
 
 

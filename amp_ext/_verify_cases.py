@@ -302,7 +302,7 @@ def _products(dtype: torch.dtype) -> Iterator[Case]:
         yield Case(f"epilogue into {out}", "gemm_with_aux", arguments)
         arguments = {**operands, "aux": addend.to(out), "activation": "relu", "out_dtype": out}
         yield Case(f"derivative into {out}", "gemm_times_derivative", arguments)
-    for activation in ("gelu", "gelu_tanh"):
+    for activation in ("gelu", "gelu_tanh", "silu"):
         small = {**operands, "a": operands["a"] / 32, "activation": activation, "out_dtype": FP32}
         arguments = {**small, "bias": bias.float()}
         yield Case(activation, "gemm_with_aux", arguments, tolerance=1e-5)

@@ -14,6 +14,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from amp_ext._library import _C
 from amp_ext.optim._step import COPY, MASTER, KernelStep
+from amp_ext.scaler.capture import can_capture_if
 from amp_ext.scaler.optimizers import takes_found_inf, takes_step_scalars
 
 _NUMBERS = (bool, int, float)
@@ -70,8 +71,10 @@ def make_graphed_step(
     On devices other than CUDA, every step runs ``step_fn``, with the same checks.
 
     Args:
-        step_fn: one training step. It must not wait for the device; the optimizers of a scaler
-            that is enabled are of :mod:`amp_ext.optim`, or take ``found_inf`` (``fused=True``).
+        step_fn: one training step. It must not wait for the device. The optimizers of a scaler
+            that is enabled are of :mod:`amp_ext.optim`, or take ``found_inf`` (``fused=True``), or
+            torch has conditional nodes of CUDA graphs, behind which any optimizer's step is
+            captured that can be (``capturable=True``) and that calls no collective.
         modules: those that it trains or evaluates.
         optimizers: those whose steps it takes; their parameters are on one device.
         scaler: the one it uses.
@@ -106,13 +109,14 @@ def make_graphed_step(
         raise ValueError(
             f"make_graphed_step: the parameters of optimizers must be on one device, got {got}"
         )
-    if scaler is not None and scaler.is_enabled():
+    if scaler is not None and scaler.is_enabled() and not can_capture_if():
         for optimizer in optimizers:
             if not (takes_step_scalars(optimizer) or takes_found_inf(optimizer)):
                 raise ValueError(
                     "make_graphed_step: a scaler waits for the device before the step of this "
                     f"{type(optimizer).__name__}, which cannot be captured: take one of "
-                    "amp_ext.optim, make it with fused=True, or train without a scaler"
+                    "amp_ext.optim, make it with fused=True, train without a scaler, or take a "
+                    "torch that has CUDAGraph.begin_capture_to_if_node"
                 )
     return GraphedStep(step_fn, modules, optimizers, scaler, warmup, pool, devices.pop())
 

@@ -83,4 +83,9 @@ def arguments(op: str, device: torch.device | str = "cpu") -> dict[str, Any]:
             **{"x": x, "weight1": weight, "bias1": bias},
             **{"weight2": integers(5, 5).half(), "bias2": bias.clone(), **relu},
         },
+        "gated_mlp": {
+            **{"x": x, "gate_weight": weight, "gate_bias": bias},
+            **{"up_weight": weight.clone(), "up_bias": bias.clone()},
+            **{"down_weight": integers(5, 5).half(), "down_bias": bias.clone(), **relu},
+        },
     }[op]

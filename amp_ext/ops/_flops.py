@@ -1,8 +1,6 @@
 """What torch.utils.flop_counter counts for the products: 2 * m * n * k each, as for torch's own."""
 
-import sys
 from collections.abc import Sequence
-from importlib.machinery import ModuleSpec, PathFinder
 from math import prod
 from types import ModuleType
 from typing import Any
@@ -10,8 +8,8 @@ from typing import Any
 import torch
 
 from amp_ext._library import _C  # noqa: F401  (registers the ops)
+from amp_ext.ops._when_imported import when_imported
 
-_COUNTER = "torch.utils.flop_counter"
 _Shape = Sequence[int]
 
 
@@ -30,34 +28,27 @@ def _mlp(
     return 2 * prod(x[:-1]) * (prod(weight1) + prod(weight2))
 
 
+def _gated_mlp(
+    x: _Shape,
+    gate_weight: _Shape,
+    gate_bias: _Shape | None,
+    up_weight: _Shape,
+    up_bias: _Shape | None,
+    down_weight: _Shape,
+    *_: Any,
+    **__: Any,
+) -> int:
+    return 2 * prod(x[:-1]) * (prod(gate_weight) + prod(up_weight) + prod(down_weight))
+
+
 def _register(counter: ModuleType) -> None:
     """The formulas of all ops but linear, which reaches a counter as a gemm."""
     ops, register = torch.ops.amp_ext, counter.register_flop_formula
     register([ops.gemm, ops.gemm_with_aux, ops.gemm_times_derivative])(_product)
     register(ops.gemm_accumulate_)(_accumulated_product)
     register(ops.mlp)(_mlp)
+    register(ops.gated_mlp)(_gated_mlp)
 
 
-class _Finder:
-    """Registers the formulas when the counter is imported, and not before: the counter imports
-    Triton, which takes longer than importing all of this package."""
-
-    @staticmethod
-    def find_spec(name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        spec = PathFinder.find_spec(name, path, target) if name == _COUNTER else None
-        if spec is not None:
-            load = spec.loader.exec_module
-
-            def load_and_register(module: ModuleType) -> None:
-                sys.meta_path.remove(_Finder)
-                load(module)
-                _register(module)
-
-            spec.loader.exec_module = load_and_register
-        return spec
-
-
-if _COUNTER in sys.modules:
-    _register(sys.modules[_COUNTER])
-else:
-    sys.meta_path.insert(0, _Finder)
+# Not imported for it: it imports Triton, which takes longer than importing all of this package.
+when_imported("torch.utils.flop_counter", _register)

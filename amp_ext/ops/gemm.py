@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from amp_ext.ops import _flops  # noqa: F401  (has torch count them)
+from amp_ext.ops import _checkpoint, _flops, _sharding  # noqa: F401  (tell torch of them)
 from amp_ext.ops._op import op
 
 __all__ = [  # noqa: RUF022
@@ -16,6 +16,7 @@ __all__ = [  # noqa: RUF022
     "gemm_accumulate_",
     "linear",
     "mlp",
+    "gated_mlp",
 ]
 
 
@@ -58,9 +59,10 @@ def gemm(
             NaN.
         beta: factor of ``c``, likewise.
         bias: [n], dtypes as of ``c``.
-        activation: "none", "relu", which keeps NaN, "gelu" or its approximation "gelu_tanh", as in
-            :func:`torch.nn.functional.gelu`; applied to the sum before that is rounded, unless
-            torch's library computes it in bfloat16 (on a CPU with instructions for that).
+        activation: "none", "relu", which keeps NaN, "gelu", its approximation "gelu_tanh", or
+            "silu", as in :func:`torch.nn.functional.gelu` and ``silu``; applied to the sum before
+            that is rounded, unless torch's library computes it in bfloat16 (on a CPU with
+            instructions for that).
         out_dtype: float16, bfloat16, float32 or float64; ``torch.promote_types(a.dtype, b.dtype)``
             when None.
 
@@ -80,7 +82,7 @@ def gemm(
 def gemm_with_aux(a: Tensor, b: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
     """:func:`gemm`, and what its activation was applied to, of one product.
 
-    :func:`gemm` with a gelu uses it where gradients are needed. Differentiable twice.
+    :func:`gemm` with a gelu or silu uses it where gradients are needed. Differentiable twice.
 
     Args:
         a, b: as for :func:`gemm`.
@@ -121,7 +123,7 @@ def gemm_times_derivative(
         aux: float16, bfloat16, float32 or float64, of the result's shape; what
             :func:`gemm_with_aux` returned.
         activation: as for :func:`gemm`. The derivative of "relu" is 0 where ``aux <= 0``, else 1;
-            those of the gelus are 1 at +inf and 0 at -inf.
+            those of the gelus and of "silu" are 1 at +inf and 0 at -inf.
 
     Returns:
         (out, column_sums): the product in the sum's dtype, rounded once; and the sums of its
@@ -231,6 +233,46 @@ def mlp(
         bias2: [n].
         activation: as for :func:`gemm`.
         accumulate_grad: as for :func:`linear`, of both weights.
+
+    Returns:
+        A new tensor of shape [*, n] and the dtype to which ``x`` and the weights promote.
+
+    Under autocast operands are cast as in :func:`linear`.
+
+    Raises:
+        RuntimeError, NotImplementedError, ValueError: as :func:`gemm`.
+    """
+
+
+@op
+def gated_mlp(
+    x: Tensor,
+    gate_weight: Tensor,
+    gate_bias: Tensor | None,
+    up_weight: Tensor,
+    up_bias: Tensor | None,
+    down_weight: Tensor,
+    down_bias: Tensor | None,
+    *,
+    activation: str = "silu",
+    accumulate_grad: bool = False,
+) -> Tensor:
+    """``hidden @ down_weight.T + down_bias``, three layers as one node of the graph.
+
+    ``hidden = act(x @ gate_weight.T + gate_bias) * (x @ up_weight.T + up_bias)``, SwiGLU with the
+    default. Forward keeps the two factors, the first as it is before the activation (for "relu",
+    after it); the backward pass computes ``hidden`` again. Differentiable twice.
+
+    Args:
+        x: [*, k], also [k]; float16, bfloat16, float32 or float64, any strides.
+        gate_weight: [h, k], likewise.
+        gate_bias: [h], of any of these dtypes.
+        up_weight: [h, k].
+        up_bias: [h].
+        down_weight: [n, h].
+        down_bias: [n].
+        activation: as for :func:`gemm`.
+        accumulate_grad: as for :func:`linear`, of all weights.
 
     Returns:
         A new tensor of shape [*, n] and the dtype to which ``x`` and the weights promote.

@@ -86,10 +86,16 @@ class KernelStep(Optimizer):
         """Whether a step by :attr:`_step_scalars` can be made now: kernels serve all parameters and
         gradients, and nobody looks at the gradients in step(), where they would be scaled still.
         To be asked for each step, before the gradients are unscaled."""
+        return self._asks_kernels and self._kernels().why_not(self.param_groups) is None
+
+    @property
+    def _asks_kernels(self) -> bool:
+        """Whether kernels alone are left to be asked for :attr:`_takes_step_scalars`. A scaler asks
+        them in its own pass over the gradients, which costs nothing."""
         is_overridden = _unhooked(type(self).step) is not KernelStep.step
         if is_overridden or self._optimizer_step_pre_hooks or _global_optimizer_pre_hooks:
             return False
-        return self._why_options() is None and self._kernels().why_not(self.param_groups) is None
+        return self._why_options() is None
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """As torch's, by one launch for each group. The host waits for no device.

@@ -9,7 +9,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-__all__ = ["gemm", "gemm_accumulate_", "gemm_times_derivative", "gemm_with_aux", "linear", "mlp"]
+__all__ = [
+    "gated_mlp",
+    "gemm",
+    "gemm_accumulate_",
+    "gemm_times_derivative",
+    "gemm_with_aux",
+    "linear",
+    "mlp",
+]
 
 
 def gemm_with_aux(
@@ -36,7 +44,8 @@ def gemm(a: Tensor, b: Tensor, **options: Any) -> Tensor:
     """Return round(act(alpha * A @ B + beta * c + bias)), computed in fp64 and rounded once.
 
     act is the identity; "relu", max(x, 0), NaN for NaN; "gelu", x * Phi(x), Phi the normal
-    distribution; or "gelu_tanh", torch's approximation of that. With beta = 0 c is not read.
+    distribution; "gelu_tanh", torch's approximation of that; or "silu", x / (1 + exp(-x)). With
+    beta = 0 c is not read.
     """
     return gemm_with_aux(a, b, **options)[0]
 
@@ -62,8 +71,8 @@ def gemm_times_derivative(
     if activation == "relu":
         y = torch.where(aux <= 0, 0.0, y)
     else:
-        # Beyond 40 even exp(-aux**2 / 2) is 0 in fp64.
-        at = aux.detach().double().clamp(-40, 40).requires_grad_()
+        # Beyond 800 even exp(-aux) is 0 in fp64.
+        at = aux.detach().double().clamp(-800, 800).requires_grad_()
         with torch.enable_grad():
             (derivative,) = torch.autograd.grad(_activated(at, activation).sum(), at)
         y = y * derivative
@@ -111,6 +120,23 @@ def mlp(
     return linear(linear(x, weight1, bias1, activation=activation), weight2, bias2)
 
 
+def gated_mlp(
+    x: Tensor,
+    gate_weight: Tensor,
+    gate_bias: Tensor | None,
+    up_weight: Tensor,
+    up_bias: Tensor | None,
+    down_weight: Tensor,
+    down_bias: Tensor | None,
+    *,
+    activation: str = "silu",
+    accumulate_grad: bool = False,
+) -> Tensor:
+    """Return `linear` of the product of two results of `linear`, the first one activated."""
+    factor = linear(x, gate_weight, gate_bias, activation=activation)
+    return linear(factor * linear(x, up_weight, up_bias), down_weight, down_bias)
+
+
 def _sum(
     a: Tensor,
     b: Tensor,
@@ -143,6 +169,8 @@ def _activated(x: Tensor, activation: str) -> Tensor:
         return x
     if activation == "relu":
         return x.relu()
+    if activation == "silu":
+        return F.silu(x)
     return F.gelu(x, approximate="tanh" if activation == "gelu_tanh" else "none")
 
 

@@ -32,6 +32,8 @@ SCALED = Clip(None, 0.0, by_step=False, scaled=True)
 UNSCALED = Clip(None, 0.0, by_step=False, scaled=False)
 
 
-def clip_as_torch(optimizer: Optimizer, max_norm: float, error_if_nonfinite: bool) -> Tensor:
+def clip_as_torch(
+    optimizer: Optimizer, max_norm: float, norm_type: float, error_if_nonfinite: bool
+) -> Tensor:
     params = [param for group in optimizer.param_groups for param in group["params"]]
-    return torch.nn.utils.clip_grad_norm_(params, max_norm, error_if_nonfinite=error_if_nonfinite)
+    return torch.nn.utils.clip_grad_norm_(params, max_norm, norm_type, error_if_nonfinite)

@@ -7,19 +7,30 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, distributed
 from torch.amp.grad_scaler import OptState, _refresh_per_optimizer_state
 from torch.optim import Optimizer
 
 from amp_ext._library import _C
 from amp_ext.optim._scalars import StepScalars
+from amp_ext.scaler.arriving import ArrivingSkip
+from amp_ext.scaler.capture import captured_if, captures_if
 from amp_ext.scaler.clip import SCALED, UNSCALED, Clip, clip_as_torch
 from amp_ext.scaler.optimizers import (
+    asks_kernels,
     momentum_to_come,
+    skips_by_itself,
     supports_amp_scaling,
     takes_found_inf,
     takes_step_scalars,
     zero_unwritten_momentum,
+)
+from amp_ext.scaler.parameters import (
+    OrParameters,
+    Parameters,
+    combined,
+    unscaled_with,
+    with_gradients,
 )
 from amp_ext.scaler.report import found_infs_of
 from amp_ext.scaler.state import ScalerState, skips_of
@@ -106,7 +117,10 @@ class GradScaler(ScalerState):
         """As ``torch.amp.GradScaler.unscale_``."""
         if not self._enabled or self._scale is None:
             return super().unscale_(optimizer)
+        ready = self._per_optimizer_states[id(optimizer)]["stage"] is OptState.READY
         state = self._state_of(optimizer)
+        if ready and state["stage"] is OptState.UNSCALED:
+            return None
         if state.get("clip") and state["clip"].scaled:
             raise RuntimeError(
                 "unscale_() is being called after clip_grad_norm_(), which has left unscaling to "
@@ -124,12 +138,18 @@ class GradScaler(ScalerState):
             return super().unscale_(optimizer)
         state["found_inf_per_device"] = self._or_no_overflow(found_infs)
         state["stage"] = OptState.UNSCALED
+        self._send_skip(optimizer, state)
 
     def clip_grad_norm_(
-        self, optimizer: Optimizer, max_norm: float, *, error_if_nonfinite: bool = False
+        self,
+        optimizer_or_parameters: OrParameters,
+        max_norm: float,
+        norm_type: float = 2.0,
+        *,
+        error_if_nonfinite: bool = False,
     ) -> Tensor:
         """``unscale_`` and ``torch.nn.utils.clip_grad_norm_`` in one: a pass that only reads the
-        gradients, for the overflow check and their L2 norm. Then
+        gradients, for the overflow check and their L2 norm. Then, given an optimizer,
 
         * an optimizer of :mod:`amp_ext.optim`, or one that takes ``grad_scale`` and ``found_inf``
           (``fused=True``), unscales and clips in its own step. Until then ``.grad`` stays as it is,
@@ -145,9 +165,17 @@ class GradScaler(ScalerState):
         An optimizer that takes ``grad_scale`` is given the scale divided by the clip coefficient;
         where that is beyond float32, gradients become 0.
 
+        Parameters, such as ``model.parameters()``, have their gradients rewritten here, whoever
+        steps them: :meth:`step` and :meth:`unscale_` of their optimizers, one or several, unscale
+        what gradients are left, and skip after an overflow here. They may be given in several
+        parts, each clipped to its own norm.
+
         Args:
-            optimizer: the norm is that of all of its gradients together, sparse ones too.
+            optimizer_or_parameters: an optimizer, a tensor or an iterable of tensors; the norm is
+                that of all of their gradients together, sparse ones too.
             max_norm: what the norm is clipped to.
+            norm_type: the order of the norm. With another than 2, ``inf`` included, gradients are
+                unscaled here and clipped by torch's code, as after :meth:`unscale_`.
             error_if_nonfinite: raise for a norm that is not finite. Synchronises with the device;
                 otherwise nothing does.
 
@@ -158,14 +186,19 @@ class GradScaler(ScalerState):
             tensor subclasses, go torch's way and return what torch returns.
 
         Raises:
+            TypeError: neither an optimizer nor parameters.
             ValueError: ``max_norm`` is negative or NaN, or as :meth:`unscale_` for float16
                 gradients that would be rewritten.
-            RuntimeError: a second call before :meth:`update` or one after :meth:`step`; a norm that
-                is not finite with ``error_if_nonfinite``. Nothing has been written then, unless
-                gradients went torch's way: they are unscaled.
+            RuntimeError: a second call for an optimizer before :meth:`update`, or one after
+                :meth:`step`; a norm that is not finite with ``error_if_nonfinite``. Nothing has
+                been written then, unless gradients went torch's way, or some of the parameters had
+                been unscaled before: they are unscaled.
         """
+        optimizer = optimizer_or_parameters
+        if not hasattr(optimizer, "param_groups"):
+            optimizer = Parameters(optimizer_or_parameters)
         if not self._enabled:
-            return clip_as_torch(optimizer, max_norm, error_if_nonfinite)
+            return clip_as_torch(optimizer, max_norm, norm_type, error_if_nonfinite)
         if not float(max_norm) >= 0:
             raise ValueError(
                 "GradScaler.clip_grad_norm_: max_norm must be a number that is not negative, "
@@ -184,25 +217,35 @@ class GradScaler(ScalerState):
         if replaced and state["stage"] is OptState.READY:
             self.unscale_(optimizer)
         unscaled = state["stage"] is OptState.UNSCALED
-        by_step = takes_step_scalars(optimizer) or takes_found_inf(optimizer)
         numbers = self._step_numbers()
+        by_ours = float(norm_type) == 2.0
         # With an error, what has been found must not stay.
-        found_inf = None if unscaled or error_if_nonfinite else numbers.offer()
-        clipped = _C.clip_grads(
+        may_stay = by_ours and not unscaled and not error_if_nonfinite
+        found_inf = numbers.offer() if may_stay else None
+        given = (
             optimizer.param_groups,
             numbers.inv_scale,
             found_inf,
             state["found_inf_per_device"] if unscaled else None,
-            None if by_step else float(max_norm),
-            error_if_nonfinite,
-            by_step or unscaled or self._allow_fp16_grads,
         )
+        by_step, clipped = by_ours and asks_kernels(optimizer), None
+        if by_step:
+            clipped = _C.clip_grads(*given, None, error_if_nonfinite, True, True)
+        if by_ours and clipped is None:
+            by_step = not by_step and (takes_step_scalars(optimizer) or takes_found_inf(optimizer))
+            clipped = _C.clip_grads(
+                *given,
+                None if by_step else float(max_norm),
+                error_if_nonfinite,
+                by_step or unscaled or self._allow_fp16_grads,
+                False,
+            )
         found_infs, norm = clipped or (None, None)
         numbers.settle(found_inf, found_infs)
         if clipped is None:
             if not unscaled:
                 self.unscale_(optimizer)
-            norm = clip_as_torch(optimizer, max_norm, error_if_nonfinite)
+            norm = clip_as_torch(optimizer, max_norm, norm_type, error_if_nonfinite)
             state["clip"] = None
         else:
             if unscaled:
@@ -216,7 +259,52 @@ class GradScaler(ScalerState):
         state["norm"] = whole.to(self._scale)
         if self._skip_above_norm is not None:
             state["too_long"] = (state["norm"] > self._skip_above_norm).float()
+        if isinstance(optimizer, Parameters):
+            optimizer.note_unscaled()
+        for its in state.get("of", ()):  # they have one norm, and are skipped together
+            its |= combined([state])
+        self._send_skip(optimizer, state)
         return norm
+
+    def _state_of(self, optimizer: Optimizer | Parameters) -> dict[str, Any]:
+        """That of this step. Where some of its gradients have been unscaled already, without the
+        optimizer or, if these are parameters, with theirs, the others are unscaled now."""
+        alone = isinstance(optimizer, Parameters)
+        if alone:  # nobody else refers to them; a report takes names from optimizers that follow
+            self._optimizers = {id(optimizer): lambda: optimizer} | self._optimizers
+        state = super()._state_of(optimizer)
+        if state["stage"] is not OptState.READY:
+            return state
+        others = [other for find in self._optimizers.values() if (other := find()) is not None]
+        others = [other for other in others if alone or isinstance(other, Parameters)]
+        left = with_gradients(optimizer) if others else {}
+        shared = []
+        for other in others:
+            its, its_params = self._per_optimizer_states[id(other)], unscaled_with(other)
+            if its["stage"] is OptState.READY or left.keys().isdisjoint(its_params):
+                continue
+            if its["stage"] is OptState.STEPPED:
+                raise RuntimeError("clip_grad_norm_() is being called after step().")
+            if its.get("clip") and its["clip"].by_step:
+                raise RuntimeError(
+                    "clip_grad_norm_() has already been called on an optimizer of these parameters "
+                    "since the last update(), and has left clipping to its step()."
+                )
+            shared.append((its, its_params))
+        for _, its_params in shared:
+            left = {key: param for key, param in left.items() if key not in its_params}
+        if shared and left:
+            rest = Parameters(left.values())
+            self.unscale_(rest)
+            rest.note_unscaled()
+            shared.append((self._per_optimizer_states[id(rest)], left))
+        if shared:
+            states = [its for its, _ in shared]
+            state |= {"stage": OptState.UNSCALED, "of": states} | combined(states)
+        return state
+
+    def _found_inf_per_device(self, optimizer: Optimizer) -> dict[torch.device, Tensor]:
+        return self._state_of(optimizer)["found_inf_per_device"]
 
     def _unscale_grads_(
         self, optimizer: Optimizer, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool
@@ -230,16 +318,21 @@ class GradScaler(ScalerState):
     def _check_inf_per_device(self, optimizer: Optimizer) -> dict[torch.device, Tensor]:
         self._check_scale_growth_tracker("_check_inf_per_device")
         state = self._state_of(optimizer)
-        if self._has_own_unscale_grads():
+        if self._has_own_unscale_grads() or not self._check(optimizer, for_kernels=False):
             return super()._check_inf_per_device(optimizer)
+        return state["found_inf_per_device"]
+
+    def _check(self, optimizer: Optimizer, for_kernels: bool) -> bool:
+        """Check the gradients. False, and nothing done, where that is left to torch, and with
+        ``for_kernels`` where the optimizer's step is too."""
         numbers = self._step_numbers()
         found_inf = numbers.offer()
-        found_infs = _C.check_grads(optimizer.param_groups, found_inf)
+        found_infs = _C.check_grads(optimizer.param_groups, found_inf, for_kernels)
         numbers.settle(found_inf, found_infs)
         if found_infs is None:
-            return super()._check_inf_per_device(optimizer)
-        state["found_inf_per_device"] = self._or_no_overflow(found_infs)
-        return state["found_inf_per_device"]
+            return False
+        self._state_of(optimizer)["found_inf_per_device"] = self._or_no_overflow(found_infs)
+        return True
 
     def _has_own_unscale_grads(self) -> bool:
         return _is_replaced(self._unscale_grads_, GradScaler._unscale_grads_)
@@ -267,9 +360,7 @@ class GradScaler(ScalerState):
                 may_step = found_infs if stage is OptState.UNSCALED else stage is OptState.READY
                 if may_step and takes_found_inf(optimizer):
                     return self._step_with_found_inf(optimizer, state, *args, **kwargs)
-                # A clip that is left to the step has asked already.
-                clip = state.get("clip")
-                if may_step and ((clip and clip.by_step) or takes_step_scalars(optimizer)):
+                if may_step and self._hands_scalars_to(optimizer, state):
                     return self._step_with_scalars(optimizer, state, *args, **kwargs)
                 if stage is not OptState.STEPPED and not supports_amp_scaling(optimizer):
                     if stage is OptState.READY:
@@ -281,10 +372,27 @@ class GradScaler(ScalerState):
             # Fused steps write weights without bumping their version, by which copies are checked.
             torch.clear_autocast_cache()
 
+    def _hands_scalars_to(self, optimizer: Optimizer, state: dict[str, Any]) -> bool:
+        """Whether its step unscales, clips and skips by scalars. Its gradients are checked then."""
+        clip = state.get("clip")
+        if clip and clip.by_step:  # has asked already
+            return True
+        is_ready = state["stage"] is OptState.READY
+        is_replaced = self._has_own_unscale_grads() or _is_replaced(
+            self._check_inf_per_device, GradScaler._check_inf_per_device
+        )
+        if is_ready and not is_replaced and asks_kernels(optimizer):
+            return self._check(optimizer, for_kernels=True)
+        if not takes_step_scalars(optimizer):
+            return False
+        if is_ready:
+            self._check_inf_per_device(optimizer)
+        return True
+
     def _step_with_scalars(
         self, optimizer: Optimizer, state: dict[str, Any], *args: Any, **kwargs: Any
     ) -> float | None:
-        clip = self._clip_of_step(optimizer, state)
+        clip = self._clip_of_step(state)
         if not state["found_inf_per_device"]:
             raise AssertionError(_NO_CHECKS)
         optimizer._step_scalars = StepScalars(
@@ -299,10 +407,9 @@ class GradScaler(ScalerState):
         state["stage"] = OptState.STEPPED
         return result
 
-    def _clip_of_step(self, optimizer: Optimizer, state: dict[str, Any]) -> Clip:
+    def _clip_of_step(self, state: dict[str, Any]) -> Clip:
         """What is left to do for the step of an optimizer, whose gradients have been checked."""
         if state["stage"] is OptState.READY:
-            self._check_inf_per_device(optimizer)
             return SCALED
         clip = state.get("clip") or UNSCALED
         if clip.norm is not None and clip.norm._version != clip.version:
@@ -315,7 +422,9 @@ class GradScaler(ScalerState):
     def _step_with_found_inf(
         self, optimizer: Optimizer, state: dict[str, Any], *args: Any, **kwargs: Any
     ) -> float | None:
-        clip = self._clip_of_step(optimizer, state)
+        if state["stage"] is OptState.READY:
+            self._check_inf_per_device(optimizer)
+        clip = self._clip_of_step(state)
         preset = getattr(optimizer, "grad_scale", None)
         found_inf = self._combined_found_inf(skips_of(state))
         divisors = [self._scale] if clip.scaled else []
@@ -340,9 +449,33 @@ class GradScaler(ScalerState):
     def _maybe_opt_step(
         self, optimizer: Optimizer, optimizer_state: dict[str, Any], *args: Any, **kwargs: Any
     ) -> float | None:
-        if any(flag.item() for flag in skips_of(optimizer_state)):
-            return None
-        return optimizer.step(*args, **kwargs)
+        flags, arriving = skips_of(optimizer_state), optimizer_state.pop("arriving_skip", None)
+        if captures_if(self._scale.device):
+            with captured_if(self._combined_found_inf(flags) == 0):
+                return optimizer.step(*args, **kwargs)
+        if arriving is not None and arriving.is_of(flags):
+            skipped = arriving.read() != 0
+        else:
+            skipped = any(flag.item() for flag in flags)
+        optimizer_state["skipped"] = skipped
+        return None if skipped else optimizer.step(*args, **kwargs)
+
+    def _send_skip(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
+        """Lets the host know whether to skip the step without waiting for what the device is given
+        to do before :meth:`step`. In a process group, a trainer may still reduce the flags, which
+        no version counts."""
+        flags, sent = skips_of(state), state.get("arriving_skip")
+        if (
+            not flags
+            or self._scale.device.type != "cuda"
+            or isinstance(optimizer, Parameters)
+            or skips_by_itself(optimizer)
+            or (distributed.is_available() and distributed.is_initialized())
+            or torch.cuda.is_current_stream_capturing()
+            or (sent is not None and sent.is_of(flags))
+        ):
+            return
+        state["arriving_skip"] = ArrivingSkip(flags, self._combined_found_inf(flags))
 
     def update(self, new_scale: float | Tensor | None = None) -> None:
         """As ``torch.amp.GradScaler.update``, with this class's options, and never waiting."""

@@ -28,6 +28,16 @@ def takes_step_scalars(optimizer: Optimizer) -> bool:
     return hasattr(type(optimizer), "_takes_step_scalars") and optimizer._takes_step_scalars
 
 
+def skips_by_itself(optimizer: Optimizer) -> bool:
+    """Whether its step usually skips on the device, so that nobody has to ask on the host."""
+    return supports_amp_scaling(optimizer) or hasattr(type(optimizer), "_takes_step_scalars")
+
+
+def asks_kernels(optimizer: Optimizer) -> bool:
+    """Whether it takes step scalars if kernels serve its parameters and gradients."""
+    return hasattr(type(optimizer), "_asks_kernels") and optimizer._asks_kernels
+
+
 def _takes_grad_scaler(step: Any) -> bool:
     """Whether an optimizer's step has the deprecated parameter ``grad_scaler``.
 

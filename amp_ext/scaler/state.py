@@ -11,11 +11,13 @@ from weakref import ref
 
 import torch
 from torch import Tensor
+from torch.amp import GradScaler as TorchsScaler
 from torch.optim import Optimizer
 
 from amp_ext.scaler.arriving import Arriving
 from amp_ext.scaler.history import RECORDS, StepRecord, new_history, read_history
 from amp_ext.scaler.numbers import StepNumbers
+from amp_ext.scaler.parameters import Parameters
 from amp_ext.scaler.report import NamedParameters, OverflowReport, found_infs_of, report_on
 
 _OWN_STATE = "amp_ext"
@@ -37,7 +39,7 @@ _COUNTERS = {
 }
 
 
-class ScalerState(torch.amp.GradScaler):
+class ScalerState(TorchsScaler):
     """torch's scaler with more options, with counters of skipped steps and of hysteresis, which it
     saves too, and with what it says of the last step, which it does not save."""
 
@@ -72,7 +74,8 @@ class ScalerState(torch.amp.GradScaler):
             )
         if skip_above_norm is not None and not skip_above_norm > 0:
             raise ValueError(f"GradScaler: skip_above_norm must be positive, got {skip_above_norm}")
-        super().__init__(*args)
+        # Not super(): in amp_ext.cuda.amp's scaler that is torch.cuda.amp's, of other arguments.
+        TorchsScaler.__init__(self, *args)
         self._max_consecutive_skips = skips
         self._skip_above_norm = skip_above_norm
         self._skips_told_of: int | None = None
@@ -127,20 +130,29 @@ class ScalerState(torch.amp.GradScaler):
         if self._numbers is not None:
             found_infs = (state["found_inf_per_device"] for state in states.values())
             self._numbers.close_step(self._scale, found_infs, ready)
-        self._last_states, self._last_optimizers, self._optimizers = states, self._optimizers, {}
+        # Parameters that were clipped by themselves would be kept alive. Their optimizers stay.
+        self._last_optimizers = {
+            key: find
+            for key, find in self._optimizers.items()
+            if not isinstance(find(), Parameters)
+        }
+        self._last_states, self._optimizers = states, {}
 
     @property
     def step_was_skipped(self) -> bool:
         """Whether the last :meth:`update` closed a step that was skipped. Synchronises with the
         device when it is read."""
         self._check_skips()
-        return any(flag.item() for state in self._last_states.values() for flag in skips_of(state))
+        return any(
+            state["skipped"] if "skipped" in state else any(flag.item() for flag in skips_of(state))
+            for state in self._last_states.values()
+        )
 
     def _skip_of(self, optimizer: Optimizer) -> Arriving | None:
-        """Whether the optimizer's step was skipped that the last :meth:`update` closed; None if
-        there was none."""
-        state = self._last_states.get(id(optimizer))
-        flags = skips_of(state) if state is not None else []
+        """Whether the step of an optimizer was skipped that was called in the step that the last
+        :meth:`update` closed; None if the host has decided that it was to be called."""
+        state = self._last_states.get(id(optimizer), {})
+        flags = skips_of(state) if state and "skipped" not in state else []
         return Arriving(self._combined_found_inf(flags)) if flags else None
 
     def overflow_report(self, named_parameters: NamedParameters | None = None) -> OverflowReport:

@@ -75,7 +75,8 @@ def test_checkpoint(way: str, dtype: torch.dtype, region: Any) -> None:
     expected = step("eager", net, net, x, region("cpu", dtype=dtype))
     with Seen() as seen:
         actual = step(way, net, net, x, region("cpu", dtype=dtype))
-    assert (seen.gemms, seen.torchs) == (8, 0), "2 forward, 2 again, 4 backward"
+    again = 2 if way.startswith("reentrant") else 1  # the last is not needed again
+    assert (seen.gemms, seen.torchs) == (2 + again + 4, 0)
     for one, other in zip(actual, expected, strict=True):
         assert_same(one, other)
 

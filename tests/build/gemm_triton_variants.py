@@ -31,7 +31,7 @@ EPILOGUES: dict[str, tuple[int, int, dict[str, Any]]] = {
         1,
         {"aux": HALF, "activation": "gelu_tanh", "derivative": True, "trans": (False, False)},
     ),
-    "splits": (2, 4, {"bias": HALF, "activation": "relu"}),
+    "splits": (2, 4, {"bias": HALF, "activation": "silu"}),
     "odd sizes": (0, 1, {"m": 511, "n": 513, "k": 515}),
     "terms": (4, 1, {"terms": 3, "trans": (True, False), "out": FLOAT}),
 }

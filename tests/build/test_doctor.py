@@ -242,5 +242,5 @@ def test_refused_tensors_come_with_a_command(
 
 
 def test_unknown_op() -> None:
-    with pytest.raises(ValueError, match=r"op must be one of .*linear, mlp, got 'gelu'"):
+    with pytest.raises(ValueError, match=r"op must be one of .*linear, mlp, gated_mlp, got 'gelu'"):
         backend_for("cpu", "gelu")

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from amp_ext import ops, reference
 from cases import (
+    ACTIVATIONS,
+    CURVED,
     FLOATS,
     KINDS,
     assert_equal,
@@ -26,15 +28,15 @@ from executors import Executor, against_oracle, every_executor
 from gemm_cases import SIZES, gemm
 
 FP16, BF16, FP32, FP64 = FLOATS
-GELUS = {"gelu": "none", "gelu_tanh": "tanh"}
 BATCHES = [(), (3,), (2, 3)]
 SLOPE = 1.13
-"""The derivatives of both gelus are at most 1.129, from -0.129 on: an error of x grows by that."""
+"""The derivatives of gelus are at most 1.129, from -0.129 on, that of silu 1.1: an error of x grows
+by that."""
 
 every_size = pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
 every_kind = pytest.mark.parametrize("dtypes", KINDS, ids=lambda p: f"{p[0]}-{p[1]}")
-every_gelu = pytest.mark.parametrize("activation", GELUS)
-every_activation = pytest.mark.parametrize("activation", ["none", "relu", *GELUS])
+every_curved = pytest.mark.parametrize("activation", CURVED)
+every_activation = pytest.mark.parametrize("activation", ACTIVATIONS)
 
 
 def unit_of(dtypes: tuple[torch.dtype, torch.dtype]) -> float:
@@ -46,7 +48,7 @@ def assert_activated_near(actual: Tensor, a: Tensor, b: Tensor, **options: Any) 
 
     The activation of a sum x that is off by e is off by SLOPE * e, and by its own rounding errors:
     x * (1 + erf) / 2 in FP32, erf within one unit, takes three roundings, each of a term that is at
-    most |x|; so does the logistic form of the other. Four units of the sum's magnitude cover both.
+    most |x|; so does the logistic form of the others. Four units of the sum's magnitude cover both.
     """
     exact = reference.gemm(a, b, **options, out_dtype=FP64)
     magnitudes = {"bias": options["bias"].abs()} if "bias" in options else {}
@@ -60,7 +62,7 @@ def assert_activated_near(actual: Tensor, a: Tensor, b: Tensor, **options: Any) 
 @against_oracle
 @every_size
 @every_kind
-@every_gelu
+@every_curved
 def test_values_and_aux(
     executor: Executor,
     activation: str,
@@ -102,14 +104,21 @@ def test_aux_of_exact_sums(executor: Executor, activation: str) -> None:
     assert_equal(summed[1], (a.double() @ b.double().mT).sum(0))
 
 
+def test_these_are_all_activations() -> None:
+    one = torch.ones(1, 1)
+    names = re.escape(", ".join(ACTIVATIONS))
+    with pytest.raises(ValueError, match=rf"activation must be one of {names}, got 'swish'"):
+        ops.gemm(one, one, activation="swish")
+
+
 @every_executor
-@every_gelu
+@every_curved
 def test_is_torchs_activation(executor: Executor, activation: str) -> None:
     """Of every FP16 number, against torch in float64; within the error of the FP32 formula."""
     x = torch.arange(-(2**15), 2**15, device=executor.device).to(torch.int16).view(FP16)
     one = torch.ones(1, 1, device=executor.device)
     actual = executor.ops.gemm(x[:, None], one, activation=activation)[:, 0]
-    exact = F.gelu(x.double(), approximate=GELUS[activation])
+    exact = ACTIVATIONS[activation](x.double())
     finite = x.isfinite()
     error = (actual.double() - exact)[finite].abs()
     assert (error <= 4 * 2.0**-24 * x[finite].double().abs()).all()
@@ -153,7 +162,7 @@ def test_product_times_derivative(
 
 
 @against_oracle
-@every_gelu
+@every_curved
 def test_products_of_bf16_by_a_library(executor: Executor, activation: str) -> None:
     """Which may round to BF16 before the activation, or its derivative, as torch does."""
     m, n, k = 130, 70, 65
@@ -233,6 +242,19 @@ def test_derivatives_of_infinities_and_nans(
     nan = {"none": 1.0, "relu": 1.0}.get(activation, math.nan)
     expected = [[1.0, 1.0 if activation == "none" else 0.0, nan]]
     assert_equal(y, torch.tensor(expected, dtype=FP64))
+
+
+@against_oracle
+@every_curved
+def test_second_derivatives_far_out(executor: Executor, activation: str) -> None:
+    """Those of a NaN are NaN; at numbers whose square float16 does not hold they are 0."""
+    a = torch.tensor([[300.0], [-300.0], [torch.nan]], dtype=FP16, device=executor.device)
+    out = ops.gemm(a.requires_grad_(), torch.ones_like(a[:1]), activation=activation)
+    (first,) = torch.autograd.grad(out.sum(), a, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), a)
+    assert first.flatten()[:2].tolist() == [1.0, 0.0]
+    assert second.flatten()[:2].tolist() == [0.0, 0.0]
+    assert second[2].isnan()
 
 
 @every_executor

@@ -87,12 +87,15 @@ def test_layers_without_modules(
         torch.zeros(s, **made, requires_grad=True) for s in ((*rows, 5), (7, 5), (3, 7))
     )
     bias1, bias2 = torch.zeros(7, **made), torch.zeros(3, **made)
+    gate = torch.zeros(7, 5, **made)
     with mode():
         linear = counted(lambda: ops.linear(x, weight1, bias1, activation="gelu"))
         mlp = counted(lambda: ops.mlp(x, weight1, bias1, weight2, bias2))
+        gated = counted(lambda: ops.gated_mlp(x, gate, None, weight1, bias1, weight2, bias2))
     count = math.prod(rows)
     assert linear == {"Global": 2 * count * 5 * 7}
     assert mlp == {"Global": 2 * count * (5 * 7 + 7 * 3)}
+    assert gated == {"Global": 2 * count * (2 * 5 * 7 + 7 * 3)}
 
 
 # ---- models --------------------------------------------------------------------------------------

@@ -5,8 +5,10 @@ Each check runs under amp_ext.autocast and under torch.autocast after amp_ext.in
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -219,3 +221,85 @@ def test_loss_gradients_and_optimizer_are_fp32(
     grads = [parameter.grad for parameter in model.parameters()]
     assert {t.dtype for t in (*tensors, *grads, *model.parameters())} == {FP32}
     assert any(not a.equal(b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+# ---- the programs as they are written ------------------------------------------------------------
+
+PROGRAMS = Path(__file__).parents[1] / "support" / "seed_programs.py"
+OURS, TORCHS = "amp_ext.cuda.amp", "torch.cuda.amp"
+LINE = "from {} import GradScaler, autocast\n"
+here = pytest.mark.parametrize(
+    "device", [torch.device("cuda" if torch.cuda.is_available() else "cpu")], ids=str
+)
+Program = Callable[[dict[str, Any]], Any]
+
+
+def programs_of(package: str) -> dict[str, Any]:
+    """The programs, with one line changed: they import autocast and GradScaler from the package."""
+    text = PROGRAMS.read_text()
+    assert text.count(LINE.format(TORCHS)) == 1
+    space: dict[str, Any] = {"__name__": "seeds"}
+    exec(text.replace(LINE.format(TORCHS), LINE.format(package)), space)
+    return space
+
+
+def small_images() -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(0)
+    return [(torch.rand(8, 1, 28, 28, generator=generator), torch.arange(8)) for _ in range(3)]
+
+
+TRAININGS: dict[str, Program] = {
+    "checkerboard": lambda space: space["checkerboard"](size=16, width=16, steps=6),
+    "regression": lambda space: space["regression"](count=320, epochs=2),
+    "digits": lambda space: space["digits"](small_images(), epochs=2),
+    "checkerboard scripted": lambda space: space["checkerboard"](16, 16, steps=6, script=True),
+}
+OTHERS = {name: lambda space, name=name: space[name]() for name in ("operand_dtypes", "softmax")}
+
+
+def run_seed(package: str, program: Program) -> tuple[Any, set[tuple[type, str]]]:
+    """What it returns, and what it warns of apart from torch.cuda.amp being deprecated."""
+    torch.manual_seed(0)
+    with (
+        warnings.catch_warnings(record=True) as caught,
+        torch.jit.optimized_execution(False),  # whose fused kernels are compiled by a GPU's driver
+    ):
+        warnings.simplefilter("always")
+        result = program(programs_of(package))
+    said = {(w.category, str(w.message)) for w in caught if w.category is not FutureWarning}
+    deprecations = [w for w in caught if "is deprecated. Please use `torch.amp" in str(w.message)]
+    assert bool(deprecations) == (package == TORCHS)
+    return result, said
+
+
+@here
+@pytest.mark.parametrize("name", TRAININGS)
+def test_with_one_line_changed_it_trains(device: torch.device, name: str) -> None:
+    """On a GPU in FP16. Without one, autocast and scaler warn, disable themselves, and it trains in
+    FP32, bit for bit as with torch.cuda.amp."""
+    (model, optimizer, scaler, outputs, losses), said = run_seed(OURS, TRAININGS[name])
+    (theirs, *_, their_losses), they_said = run_seed(TORCHS, TRAININGS[name])
+    assert type(scaler) is amp_ext.cuda.amp.GradScaler
+    assert said == they_said
+    half = len(losses) // 2
+    assert sum(losses[half:]) < sum(losses[:half])
+    state = [value for values in optimizer.state.values() for value in values.values()]
+    assert {t.dtype for t in (*model.parameters(), *state)} == {FP32}
+    if device.type == "cpu":
+        assert not scaler.is_enabled()
+        assert losses == their_losses
+        assert all(map(torch.equal, model.parameters(), theirs.parameters()))
+    else:
+        assert outputs.dtype == FP16
+        assert scaler.get_skipped_steps() == 0
+
+
+@here
+@pytest.mark.parametrize("program", OTHERS.values(), ids=OTHERS)
+def test_with_one_line_changed_it_says_the_same(device: torch.device, program: Program) -> None:
+    result, said = run_seed(OURS, program)
+    assert (result, said) == run_seed(TORCHS, program)
+    if program is OTHERS["operand_dtypes"]:
+        assert result == [FP32, FP32, FP16 if device.type == "cuda" else FP32]
+    else:
+        assert result == ([[1.0, 0.0]], 1000.0, FP32)

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 import amp_ext
 from amp_ext import ops
-from amp_ext.nn import MLP, Linear
+from amp_ext.nn import MLP, GatedMLP, Linear
 from cases import assert_same, integers
 from executors import Executor, against_oracle
 
@@ -61,7 +61,14 @@ def backward(layer: Linear, loss: Callable[[], Tensor], **options: Any) -> int:
 
 @against_oracle
 @pytest.mark.parametrize("region", [contextlib.nullcontext, torch.autocast, amp_ext.autocast])
-@pytest.mark.parametrize("make", [lambda **o: Linear(6, 5, **o), lambda **o: MLP(6, 5, 4, **o)])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda **o: Linear(6, 5, **o),
+        lambda **o: MLP(6, 5, 4, **o),
+        lambda **o: GatedMLP(6, 5, 4, **o),
+    ],
+)
 def test_is_what_autograd_does(
     executor: Executor, make: Callable[..., nn.Module], region: Callable[..., Any]
 ) -> None:

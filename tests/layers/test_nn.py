@@ -15,18 +15,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import amp_ext
 from amp_ext import ops
-from amp_ext.nn import MLP, Linear, LinearActivation
-from cases import FLOATS, assert_equal, assert_same, integers, normal, unwritten
+from amp_ext.nn import MLP, GatedMLP, Linear, LinearActivation
+from cases import ACTIVATIONS, FLOATS, assert_equal, assert_same, integers, normal, unwritten
 from executors import Executor, against_oracle, every_executor
 from gemm_cases import cast, doubles
 
 FP16, BF16, FP32, FP64 = FLOATS
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "none": lambda x: x,
-    "relu": F.relu,
-    "gelu": F.gelu,
-    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
-}
 SHAPES = [(7,), (5, 7), (2, 3, 5, 7), (0, 7)]
 NAMES = ("x", "weight1", "bias1", "weight2", "bias2")
 
@@ -190,9 +184,9 @@ def test_opcheck(executor: Executor, activation: str, bias: bool) -> None:
 
 MLP_FAULTS = {
     "x": (lambda t: t[..., :3], r"x must have 7 columns.*got shape \[5, 3\]"),
-    "weight1": (lambda t: t[:, :3], r"x must have 3 columns for a weight1.*, got shape \[5, 7\]"),
+    "weight1": (lambda t: t[:, :3], r"x must have 3 columns for weight1.*, got shape \[5, 7\]"),
     "bias1": (lambda t: t[:3], r"bias1 must have shape \[6\], got shape \[3\]"),
-    "weight2": (lambda t: t[:, :3], r"weight1 must have 3 rows for a weight2.*got shape \[6, 7\]"),
+    "weight2": (lambda t: t[:, :3], r"weight1 must have 3 rows for weight2.*got shape \[6, 7\]"),
     "bias2": (lambda t: t[:3], r"bias2 must have shape \[4\], got shape \[3\]"),
 }
 
@@ -214,29 +208,38 @@ def test_parameters_are_torchs(bias: bool) -> None:
     """Names, initial values and the way they are drawn."""
     torch.manual_seed(0)
     ours, fused, mlp = Linear(5, 3, bias), LinearActivation(5, 3, bias), MLP(5, 4, 3, bias)
+    gated = GatedMLP(5, 4, 3, bias)
     torch.manual_seed(0)
     theirs, others = nn.Linear(5, 3, bias), nn.Linear(5, 3, bias)
     two = nn.ModuleDict({"fc1": nn.Linear(5, 4, bias), "fc2": nn.Linear(4, 3, bias)})
-    for module, other in ((ours, theirs), (fused, others), (mlp, two)):
+    shapes = {"gate_proj": (5, 4), "up_proj": (5, 4), "down_proj": (4, 3)}
+    three = nn.ModuleDict({name: nn.Linear(*shape, bias) for name, shape in shapes.items()})
+    for module, other in ((ours, theirs), (fused, others), (mlp, two), (gated, three)):
         state = other.state_dict()
         assert list(module.state_dict()) == list(state)
         for name, value in module.state_dict().items():
             assert_same(value, state[name])
         module.load_state_dict(state)
-    assert MLP(5, 4).fc2.out_features == 5
+    assert MLP(5, 4).fc2.out_features == GatedMLP(5, 4).down_proj.out_features == 5
+    assert GatedMLP(5, 4).up_proj.bias is None
     assert repr(fused) == f"LinearActivation({theirs.extra_repr()}, activation='gelu')"
     assert repr(Linear(5, 3, bias, accumulate_grad=True)).endswith(", accumulate_grad=True)")
 
 
 def test_unknown_activation() -> None:
-    for make in (LinearActivation, MLP):
-        with pytest.raises(ValueError, match=r"activation must be one of none, relu.*'swish'"):
+    for make in (LinearActivation, MLP, GatedMLP):
+        with pytest.raises(ValueError, match=r"must be None or one of none, relu.*, got 'swish'"):
             make(2, 2, activation="swish")
 
 
 @pytest.mark.parametrize("activation", ["gelu"])
 @pytest.mark.parametrize(
-    "make", [lambda a: LinearActivation(7, 4, activation=a), lambda a: MLP(7, 6, 4, activation=a)]
+    "make",
+    [
+        lambda a: LinearActivation(7, 4, activation=a),
+        lambda a: MLP(7, 6, 4, activation=a),
+        lambda a: GatedMLP(7, 6, 4, activation=a),
+    ],
 )
 def test_copies_and_pickles(make: Callable[[str], nn.Module], activation: str) -> None:
     layer, x = make(activation), torch.randn(3, 7)
@@ -248,7 +251,7 @@ def test_copies_and_pickles(make: Callable[[str], nn.Module], activation: str) -
 @every_activation
 @pytest.mark.parametrize("shape", SHAPES[:3:2], ids=str)
 @pytest.mark.parametrize("region", [torch.autocast, amp_ext.autocast])
-@pytest.mark.parametrize("make", [LinearActivation, MLP])
+@pytest.mark.parametrize("make", [LinearActivation, MLP, GatedMLP])
 def test_autocast(
     executor: Executor,
     make: type[nn.Module],
@@ -260,11 +263,12 @@ def test_autocast(
     layer = make(7, 6, activation=activation, device=executor.device)
     keys = list(layer.state_dict())
     x = torch.full(shape, 2.0**9, device=executor.device).requires_grad_()
+    products = sum(parameter.dim() == 2 for parameter in layer.parameters())
     with region(executor.device.type, dtype=FP16), Seen() as seen:
         out = layer(x)
     assert out.dtype == FP16
     assert out.shape == (*shape[:-1], layer(x).shape[-1])
-    assert seen.names.count("gemm") + seen.names.count("gemm_with_aux") == (2 if make is MLP else 1)
+    assert seen.names.count("gemm") + seen.names.count("gemm_with_aux") == products
     out.backward(torch.full_like(out, 2.0**9))
     for tensor in (x, *layer.parameters()):
         assert tensor.grad.dtype == FP32
@@ -276,7 +280,7 @@ def test_autocast(
 
 @against_oracle
 @pytest.mark.parametrize("inside", [True, False])
-@pytest.mark.parametrize("make", [LinearActivation, MLP])
+@pytest.mark.parametrize("make", [LinearActivation, MLP, GatedMLP])
 def test_compiles(executor: Executor, make: type[nn.Module], inside: bool) -> None:
     torch._dynamo.reset()
     layer = make(7, 6, activation="gelu", device=executor.device, accumulate_grad=True)

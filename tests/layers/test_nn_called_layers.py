@@ -20,22 +20,19 @@ from torch.nn.modules.module import (
 from torch.nn.utils import parametrize, prune
 
 import amp_ext
-from amp_ext.nn import MLP, Linear, LinearActivation
-from cases import assert_same, integers
+from amp_ext.nn import MLP, GatedMLP, Linear, LinearActivation
+from cases import ACTIVATIONS, assert_same, integers
 
 FP16, BF16, FP32 = torch.float16, torch.bfloat16, torch.float32
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "none": lambda x: x,
-    "relu": F.relu,
-    "gelu": F.gelu,
-    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
-}
-LAYERS = ("fc1", "fc2")
-every_layer = pytest.mark.parametrize("name", LAYERS)
+BLOCKS = {"fc1": MLP, "fc2": MLP, "gate_proj": GatedMLP, "up_proj": GatedMLP, "down_proj": GatedMLP}
+every_layer = pytest.mark.parametrize("name", BLOCKS)
 
 
-def called(mlp: MLP, x: Tensor) -> Tensor:
-    return mlp.fc2(ACTIVATIONS[mlp.activation](mlp.fc1(x)))
+def called(block: nn.Module, x: Tensor) -> Tensor:
+    activation = ACTIVATIONS[block.activation]
+    if isinstance(block, MLP):
+        return block.fc2(activation(block.fc1(x)))
+    return block.down_proj(activation(block.gate_proj(x)) * block.up_proj(x))
 
 
 class Adapter(nn.Module):
@@ -99,53 +96,55 @@ CHANGES: dict[str, Callable[[nn.Linear], Any]] = {
 }
 
 
-def test_plain_layers_are_fused() -> None:
+@every_layer
+def test_plain_layers_are_fused(name: str) -> None:
     """Also while something else than a parameter stands for a weight."""
-    mlp, x = MLP(7, 6, 4), torch.randn(3, 7)
-    views = {name: value.view_as(value) for name, value in mlp.named_parameters()}
-    for out in (mlp(x), torch.func.functional_call(mlp, views, (x,))):
-        assert out.grad_fn.name() == "MlpBackward"
-    mlp.fc1.register_forward_hook(lambda module, inputs, out: None).remove()
-    assert mlp(x).grad_fn.name() == "MlpBackward"
+    block, x = BLOCKS[name](7, 6, 4), torch.randn(3, 7)
+    node = {MLP: "MlpBackward", GatedMLP: "GatedMlpBackward"}[BLOCKS[name]]
+    views = {name: value.view_as(value) for name, value in block.named_parameters()}
+    for out in (block(x), torch.func.functional_call(block, views, (x,))):
+        assert out.grad_fn.name() == node
+    getattr(block, name).register_forward_hook(lambda module, inputs, out: None).remove()
+    assert block(x).grad_fn.name() == node
 
 
 @every_layer
 @pytest.mark.parametrize("change", CHANGES)
 def test_changed_layer_is_called(change: str, name: str) -> None:
-    mlp, x = MLP(7, 6, 4), torch.randn(3, 7)
-    before = mlp(x)
-    CHANGES[change](getattr(mlp, name))
-    expected = called(mlp, x)
+    block, x = BLOCKS[name](7, 6, 4), torch.randn(3, 7)
+    before = block(x)
+    CHANGES[change](getattr(block, name))
+    expected = called(block, x)
     assert (expected - before).norm() > 0.1 * before.norm()
-    assert_same(mlp(x), expected)
+    assert_same(block(x), expected)
 
 
 @every_layer
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_replaced_layer_is_called(activation: str, name: str) -> None:
-    mlp, x = MLP(7, 7, 7, activation=activation), torch.randn(3, 7)
-    setattr(mlp, name, Adapter(getattr(mlp, name)))
+    block, x = BLOCKS[name](7, 7, 7, activation=activation), torch.randn(3, 7)
+    setattr(block, name, Adapter(getattr(block, name)))
     results = []
-    for run in (mlp, lambda x: called(mlp, x)):
-        mlp.zero_grad()
+    for run in (block, lambda x: called(block, x)):
+        block.zero_grad()
         out = run(x)
         out.sum().backward()
-        adapter = getattr(mlp, name)
+        adapter = getattr(block, name)
         results.append([out, adapter.down.weight.grad, adapter.up.weight.grad])
         assert adapter.base.weight.grad is None
     for mine, expected in zip(*results, strict=True):
         assert_same(mine, expected)
-    setattr(mlp, name, nn.Identity())
-    assert_same(mlp(x), called(mlp, x))
+    setattr(block, name, nn.Identity())
+    assert_same(block(x), called(block, x))
 
 
 @every_layer
 @pytest.mark.parametrize("kind", ["register_full_backward_hook", "register_full_backward_pre_hook"])
 def test_backward_hooks_are_called(kind: str, name: str) -> None:
-    mlp, seen = MLP(7, 6, 4), []
-    getattr(getattr(mlp, name), kind)(lambda module, *grads: seen.append(module))
-    mlp(torch.randn(3, 7, requires_grad=True)).sum().backward()
-    assert seen == [getattr(mlp, name)]
+    block, seen = BLOCKS[name](7, 6, 4), []
+    getattr(getattr(block, name), kind)(lambda module, *grads: seen.append(module))
+    block(torch.randn(3, 7, requires_grad=True)).sum().backward()
+    assert seen == [getattr(block, name)]
 
 
 @pytest.mark.parametrize(
@@ -194,16 +193,20 @@ def test_forward_of_the_class_is_called(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.parametrize("dtype", [FP16, BF16], ids=str)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_called_and_fused_agree(activation: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("make", "of_out", "of_grads"), [(MLP, 3, 5), (GatedMLP, 5, 8)])
+def test_called_and_fused_agree(
+    make: type[nn.Module], of_out: int, of_grads: int, activation: str, dtype: torch.dtype
+) -> None:
     """In dtypes, and up to the roundings to 16 bits.
 
     A called layer's sum is rounded once more before its activation, whose slope is at most 1.13;
     what both ways round may fall to either side: twice three roundings of eps / 2 each at most
-    stand between the outputs, five between the gradients.
+    stand between the outputs of an MLP, five between its gradients. A gated one rounds what gates,
+    what is gated and their product, each of which enters gradients once more.
     """
-    fused = MLP(64, 96, 48, activation=activation)
+    fused = make(64, 96, 48, activation=activation)
     hooked = copy.deepcopy(fused)
-    for layer in (hooked.fc1, hooked.fc2):
+    for layer in hooked.children():
         layer.register_forward_hook(lambda module, inputs, out: None)
     results = []
     x = torch.randn(256, 64)
@@ -214,25 +217,28 @@ def test_called_and_fused_agree(activation: str, dtype: torch.dtype) -> None:
         out.backward(torch.ones_like(out))
         results.append([out, leaf.grad, *(p.grad for p in mlp.parameters())])
     eps = torch.finfo(dtype).eps
-    for mine, other, roundings in zip(*results, [3] + 5 * [5], strict=True):
+    roundings = [of_out, *[of_grads] * (len(results[0]) - 1)]
+    for mine, other, count in zip(*results, roundings, strict=True):
         assert mine.dtype == other.dtype
         error = (mine.double() - other.double()).norm()
-        assert error <= 1.13 * 2 * roundings * eps / 2 * other.double().norm()
+        assert error <= 1.13 * 2 * count * eps / 2 * other.double().norm()
 
 
 @every_layer
 def test_accumulated_gradients_of_a_hooked_layer(name: str) -> None:
     """Of integers: exact in any order."""
-    mlps = [MLP(6, 5, 4, activation="relu", accumulate_grad=added) for added in (True, False)]
-    for parameter in mlps[0].parameters():
+    blocks = [
+        BLOCKS[name](6, 5, 4, activation="relu", accumulate_grad=added) for added in (True, False)
+    ]
+    for parameter in blocks[0].parameters():
         parameter.data = integers(tuple(parameter.shape), FP32, torch.device("cpu"))
-    mlps[1].load_state_dict(mlps[0].state_dict())
-    getattr(mlps[0], name).register_forward_hook(lambda module, inputs, out: None)
+    blocks[1].load_state_dict(blocks[0].state_dict())
+    getattr(blocks[0], name).register_forward_hook(lambda module, inputs, out: None)
     x = integers((3, 6), FP32, torch.device("cpu"))
-    for mlp in mlps:
+    for block in blocks:
         for _ in range(2):
-            mlp(x).sum().backward()
-    for mine, other in zip(mlps[0].parameters(), mlps[1].parameters(), strict=True):
+            block(x).sum().backward()
+    for mine, other in zip(blocks[0].parameters(), blocks[1].parameters(), strict=True):
         assert_same(mine.grad, other.grad)
 
 
@@ -240,18 +246,18 @@ def test_accumulated_gradients_of_a_hooked_layer(name: str) -> None:
 @pytest.mark.parametrize("change", ["forward hook", "forward", "class", "parametrization"])
 def test_changed_layer_compiles(change: str, name: str) -> None:
     torch._dynamo.reset()
-    mlp, x = MLP(7, 6, 4), torch.randn(3, 7)
-    CHANGES[change](getattr(mlp, name))
-    program = torch.compile(mlp, fullgraph=True, backend="aot_eager")
-    assert_same(program(x), called(mlp, x))
+    block, x = BLOCKS[name](7, 6, 4), torch.randn(3, 7)
+    CHANGES[change](getattr(block, name))
+    program = torch.compile(block, fullgraph=True, backend="aot_eager")
+    assert_same(program(x), called(block, x))
 
 
 @every_layer
 def test_symbolic_trace_of_a_replaced_layer(name: str) -> None:
-    mlp, x = MLP(7, 6, 4), torch.randn(3, 7)
-    setattr(mlp, name, Adapter(getattr(mlp, name)))
-    graph = torch.fx.symbolic_trace(mlp)
-    assert_same(graph(x), mlp(x))
+    block, x = BLOCKS[name](7, 6, 4), torch.randn(3, 7)
+    setattr(block, name, Adapter(getattr(block, name)))
+    graph = torch.fx.symbolic_trace(block)
+    assert_same(graph(x), block(x))
     assert "down" in "".join(str(node.target) for node in graph.graph.nodes)
 
 

@@ -82,14 +82,17 @@ def assert_refused(op: str, values: dict[str, Any], text: str) -> None:
 # ---- freed and shrunk --------------------------------------------------------------------------
 
 
+LAYERS = ("linear", "mlp", "gated_mlp")
+
+
 @of_ops(LIST_OPS + GEMM_OPS)
 def test_freed_storage(place: Place) -> None:
-    """As FSDP frees it. linear and mlp leave the check to gemm."""
+    """As FSDP frees it. The layers leave the check to gemm."""
     values = arguments(place.op)
     place.put(values, place.of(values).clone())
     place.of(values).untyped_storage().resize_(0)
-    said = place.said if place.op not in ("linear", "mlp") else r"(a|b|bias)"
-    op = place.op if place.op not in ("linear", "mlp") else "gemm"
+    said = place.said if place.op not in LAYERS else r"(a|b|bias)"
+    op = place.op if place.op not in LAYERS else "gemm"
     text = rf"amp_ext::{op}: {said} needs a storage of \d+ bytes, but its storage has 0"
     assert_refused(place.op, values, text)
 

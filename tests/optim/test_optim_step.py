@@ -58,6 +58,12 @@ def reorder_states(optimizer: Any) -> None:
     optimizer.state.update(items)
 
 
+def replace_keys(optimizer: Any) -> None:
+    """By equal ones, as a checkpoint brings them."""
+    for param, state in optimizer.state.items():
+        optimizer.state[param] = {"".join([*name]): value for name, value in state.items()}
+
+
 def replace_data(optimizer: Any) -> None:
     for param in optimizer.param_groups[0]["params"]:
         param.data = param.data.clone() * 2
@@ -92,6 +98,7 @@ CHANGES: list[Callable[[Any], None]] = [
     clear_state,
     forget_a_state,
     reorder_states,
+    replace_keys,
     replace_data,
     replace_a_param,
     add_a_group,
@@ -116,6 +123,24 @@ def test_changes_between_steps(change: Callable[[Any], None]) -> None:
         for o, params in zip(optimizers, (ours, torchs), strict=True)
     ]
     assert counts[0] == counts[1]
+
+
+def test_each_parameter_is_updated_as_if_alone() -> None:
+    """Though dtypes and shapes change from one to the next."""
+    f32, f16, bf16 = torch.float32, torch.float16, torch.bfloat16
+    kinds = [((4,), f32), ((3, 2), bf16), ((4,), f32), ((2, 3), f16), ((6,), f16), ((4,), bf16)]
+    params = [param for shape, dtype in kinds for param in params_of([shape], dtype)]
+    alone = [nn.Parameter(param.detach().clone()) for param in params]
+    together, *each = (optim.AdamW(group, lr=LR) for group in (params, *([p] for p in alone)))
+    for i in range(3):
+        set_grads(params, i)
+        for param, same in zip(params, alone, strict=True):
+            same.grad = param.grad.clone()
+        for optimizer in (together, *each):
+            optimizer.step()
+    for param, same, optimizer in zip(params, alone, each, strict=True):
+        assert_same_bits(param.detach(), same.detach())
+        assert_same_bits(together.state[param], optimizer.state[same])
 
 
 def test_no_gradients_at_all() -> None:
@@ -331,6 +356,40 @@ def test_an_error_changes_nothing() -> None:
     before = bits(optimizer)
     with pytest.raises(RuntimeError, match=r"adam_: grads\[0\] needs a storage of 16 bytes"):
         optimizer.step()
+    assert_same_bits(bits(optimizer), before)
+
+
+def freed(like: Tensor) -> Tensor:
+    result = torch.zeros_like(like)
+    result.untyped_storage().resize_(0)
+    return result
+
+
+BAD_MOMENTS: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
+    "shape": (
+        lambda m: m.reshape(2, 3),
+        r"must have the shape of params\[3\], \[3, 2\], got \[2, 3",
+    ),
+    "dims": (lambda m: m.flatten(), r"the shape of params\[3\], \[3, 2\], got \[6"),
+    "dtype": (lambda m: m.double(), "is Double"),
+    "freed": (freed, "needs a storage of 24 bytes, but its storage has 0"),
+    "device": (lambda m: m.to("meta"), "exp_avgs.3. is on meta and others are on cpu"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_MOMENTS)
+def test_a_moment_that_goes_bad_behind_good_ones(case: str) -> None:
+    spoiled, message = BAD_MOMENTS[case]
+    params = params_of([(4,), (3, 2), (3, 2), (3, 2)])
+    optimizer = optim.AdamW(params)
+    train(optimizer, range(2))
+    set_grads(params, 2)
+    moment = optimizer.state[params[3]].pop("exp_avg")
+    before = bits(optimizer)
+    optimizer.state[params[3]]["exp_avg"] = spoiled(moment)
+    with pytest.raises((RuntimeError, NotImplementedError), match=message):
+        optimizer.step()
+    del optimizer.state[params[3]]["exp_avg"]
     assert_same_bits(bits(optimizer), before)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -18,10 +20,12 @@ from clip_cases import (
     Clip,
     after_unscale,
     at_once,
+    by_parameters,
     clip_as_torch,
     every_way,
     found_inf,
     torchs_recipe,
+    with_parameters,
 )
 from twins import (
     DEVICES,
@@ -89,7 +93,7 @@ class Training:
         return plain([scaler, self.found_inf, params(self.optimizer), self.optimizer.state_dict()])
 
 
-@every_way
+@with_parameters
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_trains_as_torch(optimizer: str, device: str, clip: Clip) -> None:
@@ -137,7 +141,7 @@ def test_gradients_are_near_torchs(optimizer: str, device: str, clip: Clip) -> N
             )
 
 
-@every_way
+@with_parameters
 def test_any_dtype_and_layout(clip: Clip) -> None:
     """As the ops do it one after the other."""
     views = [whole_and_view(name, dtype, CPU)[1] for name in LAYOUTS for dtype in FLOATS[1:]]
@@ -153,7 +157,7 @@ def test_any_dtype_and_layout(clip: Clip) -> None:
     assert_all_same(grads(optimizer), expected)
 
 
-@every_way
+@with_parameters
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("max_norm", [1 / 3, 0.0, 7.0, math.inf], ids=str)
 @pytest.mark.parametrize("make", STEP_CLIPS)
@@ -230,7 +234,7 @@ def test_clipping_after_unscale_changes_nothing_where_it_need_not() -> None:
         assert scaler.clip_grad_norm_(optimizer, math.inf).item() == 5.0
 
 
-@every_way
+@with_parameters
 def test_sparse_gradients_count_with_their_duplicates_added_up(clip: Clip) -> None:
     """4 and 5 + 7 are a norm of 4, and of 3 after unscaling by 4: torch cannot do this at all."""
     param = sparse_leaf(torch.float32, (16.0, 20.0, 28.0))
@@ -263,7 +267,7 @@ def test_no_gradients(allowed: bool, clip: Clip) -> None:
             scaler.step(optimizer)
 
 
-@every_way
+@with_parameters
 def test_tensor_subclass_gradients_take_torchs_way(clip: Clip) -> None:
     inner = torch.tensor([12.0, 16.0])
     param = Recording(torch.ones(2))
@@ -274,8 +278,9 @@ def test_tensor_subclass_gradients_take_torchs_way(clip: Clip) -> None:
     assert norm.inner.item() == 13.0
     torch.testing.assert_close(inner, torch.tensor([1.5, 2.0]))
     torch.testing.assert_close(grads(optimizer)[0], torch.tensor([6.0]))
-    with pytest.raises(RuntimeError, match="already been called"):
-        scaler.clip_grad_norm_(optimizer, 1.0)
+    if clip is not by_parameters:
+        with pytest.raises(RuntimeError, match="already been called"):
+            scaler.clip_grad_norm_(optimizer, 1.0)
 
 
 @pytest.mark.parametrize("method", ["unscale_", "_unscale_grads_"])
@@ -309,6 +314,162 @@ def test_disabled_scaler_clips_as_torch() -> None:
     grads(ours)[0].fill_(math.nan)
     with pytest.raises(RuntimeError, match="non-finite"):
         scaler.clip_grad_norm_(ours, 1.0, error_if_nonfinite=True)
+
+
+# ---- norms of other orders -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("alone", [False, True])
+@pytest.mark.parametrize("norm_type", [math.inf, 1.0, 3, "inf"])
+@pytest.mark.parametrize("make", ["sgd-fused", "amp_ext.optim"])
+def test_norms_of_other_orders(make: str, norm_type: Any, alone: bool) -> None:
+    """Unscaled and clipped at once, by torch's code."""
+    ours, theirs = STEP_CLIPS[make]([leaf([12.0, 16.0])]), sgd(leaf([3.0, 4.0]))
+    scaler = started(OURS)
+    norm = scaler.clip_grad_norm_(params(ours) if alone else ours, 2.0, norm_type)
+    assert plain(norm) == plain(clip_as_torch(params(theirs), 2.0, norm_type=norm_type))
+    assert plain(grads(ours)) == plain(grads(theirs))
+    scaler.step(ours)
+    scaler.update()
+    assert plain(params(ours)[0]) == plain(1.0 - 0.5 * grads(theirs)[0])
+    assert scaler.history()[-1].norm == norm.item()
+
+
+# ---- parameters ----------------------------------------------------------------------------------
+
+STEPPED = {**STEP_CLIPS, "sgd": lambda p: optim.SGD(p, lr=0.5)}
+"""By a learning rate of 0.5, from a parameter of 1."""
+
+
+def half(norm: float) -> float:
+    """The max_norm whose clip coefficient is exactly 1/2."""
+    return (torch.tensor(norm) + 1e-6).item() / 2
+
+
+@pytest.mark.parametrize("bad", [False, True])
+@pytest.mark.parametrize("make", STEPPED)
+def test_parameters_of_several_optimizers_have_one_norm(make: str, bad: bool) -> None:
+    """3, 4 and 12 have one of 13: after an overflow of one, none steps."""
+    first = STEPPED[make]([leaf([12.0, 16.0])])
+    second = STEPPED[make]([leaf([math.inf if bad else 48.0]), torch.ones(1)])
+    scaler = started(OURS)
+    if make == "sgd":
+        scaler.unscale_(second)
+    norm = scaler.clip_grad_norm_([*params(first), *params(second)], half(13.0))
+    assert math.isinf(norm) if bad else norm.item() == 13.0
+    for optimizer in (first, second):
+        scaler.step(optimizer)
+    after = [param.tolist() for param in (*params(first), *params(second))]
+    assert scaler.get_scale() == 4.0
+    scaler.update()
+    assert scaler.step_was_skipped == bad
+    assert scaler.get_scale() == (2.0 if bad else 4.0)
+    stepped = [[0.25, 0.0], [-2.0], [1.0]]
+    assert after == ([[1.0, 1.0], [1.0], [1.0]] if bad else stepped)
+
+
+@pytest.mark.parametrize("bad", [None, 0, 2])
+@pytest.mark.parametrize("make", STEPPED)
+def test_parameters_in_parts(make: str, bad: int | None) -> None:
+    """Each part has its norm; what is in none is unscaled by the step."""
+    optimizer = STEPPED[make]([leaf([12.0, 16.0]), leaf([48.0]), leaf([4.0])])
+    weights, scaler = params(optimizer), started(OURS)
+    if bad is not None:
+        weights[bad].grad[0] = math.inf
+    parts = zip(weights, (5.0, 12.0), strict=False)
+    norms = [scaler.clip_grad_norm_(part, half(norm)).item() for part, norm in parts]
+    assert norms == [math.inf if bad == 0 else 5.0, 12.0]
+    scaler.step(optimizer)
+    scaler.update()
+    assert scaler.step_was_skipped == (bad is not None)
+    if bad is None:
+        assert grads(optimizer)[2].item() == 1.0
+        values = [value for weight in weights for value in weight.tolist()]
+        assert values == [0.25, 0.0, -2.0, 0.5]
+    else:
+        assert f"['params'][{bad}]: 1 inf" in str(scaler.overflow_report())
+
+
+@pytest.mark.parametrize("make", STEPPED)
+def test_unscale_and_clip_after_parameters(make: str) -> None:
+    optimizer = STEPPED[make]([leaf([12.0, 16.0]), leaf([48.0])])
+    scaler = started(OURS)
+    scaler.clip_grad_norm_(params(optimizer)[0], math.inf)
+    scaler.unscale_(optimizer)
+    assert grads(optimizer)[1].item() == 12.0
+    with pytest.raises(RuntimeError, match="already been called"):
+        scaler.unscale_(optimizer)
+    assert scaler.clip_grad_norm_(optimizer, math.inf).item() == 13.0
+    scaler.step(optimizer)
+    assert params(optimizer)[1].item() == -5.0
+
+
+def test_parameters_are_forgotten_with_the_step() -> None:
+    optimizer, scaler = sgd(leaf([12.0, 16.0])), started(OURS)
+    for _ in range(2):
+        params(optimizer)[0].grad = torch.tensor([12.0, 16.0])
+        assert scaler.clip_grad_norm_(params(optimizer), 9.0).item() == 5.0
+        scaler.step(optimizer)
+        scaler.update()
+        assert grads(optimizer)[0].tolist() == [3.0, 4.0]
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_gradients_that_come_after_a_clip_of_parameters_are_unscaled(again: bool) -> None:
+    """As where a discriminator is clipped with all parameters and stepped before the generator."""
+    first, second = (torch.ones(1, requires_grad=True) for _ in range(2))
+    optimizer, scaler = sgd(second), started(OURS, 4.0)
+    scaler.scale(first.sum()).backward()
+    assert scaler.clip_grad_norm_([first, second], math.inf).item() == 1.0
+    first.grad = None
+    scaler.scale(3.0 * first.sum() + 4.0 * second.sum()).backward()
+    if again:
+        assert scaler.clip_grad_norm_([first, second], math.inf).item() == 5.0
+    scaler.step(optimizer)
+    assert grads(optimizer)[0].tolist() == [4.0]
+
+
+def test_parameters_are_not_kept() -> None:
+    scaler, param = started(OURS), torch.ones(1, requires_grad=True)
+    optimizer = sgd(param)
+    scaler.scale(param.sum()).backward()
+    scaler.clip_grad_norm_([param], 1.0)
+    scaler.step(optimizer)
+    scaler.update()
+    seen = weakref.ref(param)
+    del param, optimizer
+    gc.collect()
+    assert seen() is None
+
+
+def test_parameters_whose_norm_is_above_the_limit() -> None:
+    optimizer, scaler = sgd(leaf([12.0, 16.0])), started(OURS, skip_above_norm=4.0)
+    scaler.clip_grad_norm_(params(optimizer), 1.0)
+    scaler.step(optimizer)
+    scaler.update()
+    assert params(optimizer)[0].tolist() == [1.0, 1.0]
+    assert (scaler.get_skipped_steps(), scaler.get_scale()) == (1, 4.0)
+
+
+def test_refused_parameters() -> None:
+    optimizer = STEP_CLIPS["amp_ext.optim"]([leaf([12.0, 16.0])])
+    scaler, model = started(OURS), torch.nn.Sequential(torch.nn.Linear(1, 1))
+    with unwritten(grads(optimizer)):
+        for wrong in (model[0], model, 1.0, [1.0], model.named_parameters()):
+            with pytest.raises(TypeError, match=r"an optimizer, or parameters as in model.param"):
+                scaler.clip_grad_norm_(wrong, 1.0)
+        scaler.clip_grad_norm_(optimizer, 1.0)
+        with pytest.raises(RuntimeError, match=r"has left clipping to its step\(\)"):
+            scaler.clip_grad_norm_(params(optimizer), 1.0)
+        scaler.step(optimizer)
+        with pytest.raises(RuntimeError, match=r"called after step\(\)"):
+            scaler.clip_grad_norm_(params(optimizer), 1.0)
+    other, scaler = sgd(leaf([math.inf])), started(OURS)
+    with unwritten(grads(other)), pytest.raises(RuntimeError, match="non-finite"):
+        scaler.clip_grad_norm_(params(other), 1.0, error_if_nonfinite=True)
+    scaler.step(other)
+    scaler.update()
+    assert scaler.step_was_skipped
 
 
 # ---- on a GPU ----------------------------------------------------------------------------------

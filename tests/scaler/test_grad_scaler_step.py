@@ -304,6 +304,64 @@ def test_three_launches_cuda(clips: bool, monkeypatch: pytest.MonkeyPatch) -> No
     assert [name for name, (_, text) in zip(kernels, asked, strict=True) if name in text] == kernels
 
 
+def unscaled_on_cuda(value: float = 4.0) -> tuple[Any, torch.optim.Optimizer]:
+    """An optimizer whose step the host has to decide on."""
+    scaler, optimizer = started(OURS, device="cuda"), sgd(leaf([value], device="cuda"))
+    scaler.unscale_(optimizer)
+    return scaler, optimizer
+
+
+@pytest.mark.skipif(not recorder.is_running(), reason="a GPU may be done with the rest by then")
+@pytest.mark.parametrize("clips", ["no clip", "torch's clip", "clip_grad_norm_"])
+def test_the_host_waits_for_what_it_asks_alone_cuda(clips: str) -> None:
+    """Not for what the device is given to do between the check and step()."""
+    with recorder.in_order("late"):
+        scaler, optimizer = unscaled_on_cuda()
+        if clips == "clip_grad_norm_":
+            scaler.clip_grad_norm_(optimizer, 1.0)
+        elif clips == "torch's clip":
+            torch.nn.utils.clip_grad_norm_(params(optimizer), 1.0)
+        torch.zeros((), device="cuda").add_(1.0)
+        behind = torch.cuda.Event()
+        behind.record()
+        with recorder.recorded() as calls:
+            scaler.step(optimizer)
+        assert (len(calls.of("wait")), behind.query()) == (1, False)
+        torch.cuda.synchronize()
+    assert params(optimizer)[0].tolist() != [1.0]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="without a GPU nothing is sent ahead")
+@pytest.mark.parametrize("how", ["fill_", "replaced", "all_reduce"])
+def test_a_flag_that_is_written_after_the_check_cuda(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As trainers do that have all ranks skip; a collective counts no version."""
+    if how == "all_reduce":
+        monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    scaler, optimizer = unscaled_on_cuda()
+    found_infs = scaler._found_inf_per_device(optimizer)
+    ((device, found_inf),) = found_infs.items()
+    if how == "replaced":
+        found_infs[device] = torch.ones_like(found_inf)
+    else:
+        (found_inf if how == "fill_" else found_inf.data).fill_(1.0)
+    assert scaler.step(optimizer) is None
+    scaler.update()
+    assert (params(optimizer)[0].tolist(), scaler.step_was_skipped) == ([1.0], True)
+
+
+@pytest.mark.skipif(not recorder.is_running(), reason="only the fake CUDA runtime counts waits")
+@pytest.mark.parametrize("value", [4.0, math.inf], ids=str)
+def test_what_the_host_has_decided_it_knows_cuda(value: float) -> None:
+    scaler, optimizer = unscaled_on_cuda(value)
+    scaler.step(optimizer)
+    scaler.update()
+    with recorder.recorded() as calls:
+        assert scaler.step_was_skipped == math.isinf(value)
+    assert not calls.all
+
+
 @pytest.mark.parametrize("unscale_first", [False, True], ids=["step", "unscale_+step"])
 @pytest.mark.parametrize("value", [8.0, math.inf], ids=str)
 def test_step_scalars(value: float, unscale_first: bool) -> None:
@@ -339,6 +397,29 @@ def test_a_wrapper_is_not_handed_what_its_optimizer_reads() -> None:
         scaler.step(wrapper)
         scaler.update()
         assert params(optimizer)[0].tolist() == [0.5]
+
+
+@pytest.mark.parametrize("clips", [False, True])
+def test_steps_that_kernels_do_not_serve(clips: bool) -> None:
+    """In between those that they do: a gradient is of float64, and infinite once."""
+    outcomes = []
+    for scaler_class, make in ((OURS, amp_ext.optim.SGD), (THEIRS, torch.optim.SGD)):
+        single, double = leaf([1.0, 2.0]), leaf([1.0]).double().detach().requires_grad_()
+        optimizer, scaler = make([single, double], lr=0.5), started(scaler_class)
+        outcome = []
+        for number in (None, 8.0, math.inf, None, 8.0):
+            single.grad = torch.tensor([4.0, 16.0])
+            double.grad = None if number is None else torch.full_like(double, number)
+            if clips and scaler_class is OURS:
+                scaler.clip_grad_norm_(optimizer, 1000.0)
+            elif clips:
+                scaler.unscale_(optimizer)
+                torch.nn.utils.clip_grad_norm_([single, double], 1000.0)
+            scaler.step(optimizer)
+            scaler.update()
+            outcome.append((single.tolist(), double.tolist(), scaler.get_scale()))
+        outcomes.append(outcome)
+    assert outcomes[0] == outcomes[1]
 
 
 @pytest.mark.parametrize("allowed", [False, True])

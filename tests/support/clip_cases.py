@@ -30,7 +30,12 @@ def torchs_recipe(scaler: Any, optimizer: Optimizer, max_norm: float) -> Tensor:
     return clip_as_torch(params(optimizer), max_norm)
 
 
+def by_parameters(scaler: Any, optimizer: Optimizer, max_norm: float) -> Tensor:
+    return scaler.clip_grad_norm_(iter(params(optimizer)), max_norm)
+
+
 every_way = pytest.mark.parametrize("clip", [at_once, after_unscale])
+with_parameters = pytest.mark.parametrize("clip", [at_once, after_unscale, by_parameters])
 
 
 def found_inf(scaler: Any, optimizer: Optimizer) -> float:

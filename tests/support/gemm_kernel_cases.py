@@ -18,7 +18,6 @@ from simt.library import Schedule
 
 FP16, BF16, FP32 = torch.float16, torch.bfloat16, torch.float32
 OUT_TYPES = (FP32, FP16, BF16)
-ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh")
 CPU = torch.device("cpu")
 SURROUNDINGS = float("nan")
 
@@ -243,9 +242,12 @@ def planned(pattern: str) -> int:
 # ---- what must come out ------------------------------------------------------------------------
 
 
-def _phi(x: Tensor, tanh: bool) -> tuple[Tensor, Tensor]:
-    """Return the distribution of gelu or gelu_tanh, and its derivative."""
-    if not tanh:
+def _factor(name: str, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the factor of x in a curved activation, a distribution, and its derivative."""
+    if name == "silu":
+        cdf = torch.sigmoid(x)
+        return cdf, cdf * torch.sigmoid(-x)
+    if name == "gelu":
         cdf = torch.special.ndtr(x)
         return cdf, torch.exp(-x * x / 2) / (2 * torch.pi) ** 0.5
     factor = (2 / torch.pi) ** 0.5
@@ -258,7 +260,7 @@ def activated(name: str, x: Tensor) -> Tensor:
         return x
     if name == "relu":
         return torch.where(x <= 0, 0.0, x)
-    return x * _phi(x, name == "gelu_tanh")[0]
+    return x * _factor(name, x)[0]
 
 
 def derivative(name: str, at: Tensor) -> Tensor:
@@ -266,13 +268,13 @@ def derivative(name: str, at: Tensor) -> Tensor:
         return torch.ones_like(at)
     if name == "relu":
         return torch.where(at <= 0, 0.0, 1.0).double()
-    cdf, slope = _phi(at, name == "gelu_tanh")
+    cdf, slope = _factor(name, at)
     return cdf + at * slope
 
 
 def special_values() -> Tensor:
     """Return numbers at which formulas of activations overflow or are not defined."""
-    values = (0.0, -0.0, 1e-30, -1e-30, 30.0, -30.0, 1e30, -1e30, float("inf"), float("nan"))
+    values = (0.0, -0.0, 1e-30, -1e-30, 200.0, -200.0, 1e30, -1e30, float("inf"), float("nan"))
     return torch.tensor(values)
 
 

@@ -31,11 +31,10 @@ from torch._subclasses import FakeTensor, FakeTensorMode
 import amp_ext
 from amp_ext import ops, testing
 from amp_ext.ops import GEMM_OPS, LIST_OPS
-from cases import FLOATS, raw, written
+from cases import ACTIVATIONS, FLOATS, raw, written
 from hostile_results import compare_results
 
 SECONDS_OF_A_CALL = 20
-ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh")
 SPECIAL = (0.0, -0.0, 1e-45, -6e-8, 1e-310, 65504.0, 3e38, torch.inf, -torch.inf, torch.nan)
 FACTORS = (1.0, 0.5, 2.0**-16, 1 / 3, -0.7, 0.0, 1e-40, 1e30, torch.inf, torch.nan)
 
@@ -161,12 +160,16 @@ def good_product(rng: Random, op: str) -> Values:
     dtypes = rng.choice([(torch.float16,), (torch.bfloat16,), (torch.float32,), FLOATS])
     make = lambda *shape: tensor(rng, shape, rng.choice(dtypes), 0.05)  # noqa: E731
     maybe = lambda *shape: make(*shape) if rng.random() < 0.4 else None  # noqa: E731
-    activation = rng.choice(ACTIVATIONS)
+    activation = rng.choice(tuple(ACTIVATIONS))
     batch = rng.choice([(), (), (2,), (3, 2)])
-    if op in ("linear", "mlp"):
+    if op in ("linear", "mlp", "gated_mlp"):
         x = make(*rng.choice([(k,), (m, k), (2, m, k)]))
         if op == "linear":
             return {"x": x, "weight": make(n, k), "bias": maybe(n), "activation": activation}
+        if op == "gated_mlp":
+            gate = {"gate_weight": make(n, k), "gate_bias": maybe(n), "up_weight": make(n, k)}
+            rest = {"up_bias": maybe(n), "down_weight": make(m, n), "down_bias": maybe(m)}
+            return {"x": x, **gate, **rest, "activation": activation}
         layers = {"weight1": make(n, k), "bias1": maybe(n), "weight2": make(m, n)}
         return {"x": x, **layers, "bias2": maybe(m), "activation": activation}
     trans_a, trans_b, shared = (rng.random() < 0.4 for _ in range(3))
@@ -689,7 +692,7 @@ class Call:
             assert not is_freed(t), f"{name} is freed and was accepted"
         shared = shared_writes(self.op, values)
         assert not shared, f"{shared}, and the call was accepted"
-        if "autocast" in self.context and self.op in ("linear", "mlp"):
+        if "autocast" in self.context and self.op in ("linear", "mlp", "gated_mlp"):
             return "accepted"
         with torch.no_grad():
             try:

@@ -6,15 +6,14 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from amp_ext import reference
 from amp_ext.ops import LIST_OPS
-from cases import assert_same, assert_sum_near, spacing
+from cases import ACTIVATIONS, CURVED, assert_same, assert_sum_near, spacing
 
 Values = dict[str, Any]
 UNIT = 2.0**-24  # half a unit in the last place of float32
-SLOPE, TANH_UNITS = 1.13, 64  # of both gelus: the steepest slope, and what they may be off in UNITs
+SLOPE, TANH_UNITS = 1.13, 64  # of what is curved: the steepest slope, and errors in UNITs
 BEYOND = 1e37  # sums of such terms may overflow float32 on the way to a result that does not
 
 
@@ -31,12 +30,12 @@ class Sum(NamedTuple):
             return self
         if activation == "relu":
             return self._replace(value=self.value.relu())
-        value = F.gelu(self.value, approximate="tanh" if activation == "gelu_tanh" else "none")
+        value = ACTIVATIONS[activation](self.value)
         reach = self.value.abs() + self.error
         error = SLOPE * self.error + TANH_UNITS * UNIT * reach
         if dtype == torch.bfloat16:  # to which torch's library rounds first
             error = error + SLOPE * spacing(reach, dtype) / 2
-        infinite = self.value.isinf()  # where torch's own gelu is NaN, or the limit
+        infinite = self.value.isinf()  # where torch's own is NaN, or the limit
         terms = torch.where(infinite, torch.inf, self.terms)
         return Sum(torch.where(infinite, 0.0, value), error, terms)
 
@@ -106,7 +105,7 @@ def compare_gemm_times_derivative(copies: Values, values: Values, result: Any) -
         tiny = (copies["aux"] > 0) & (copies["aux"].double() < 2.0**-149)
         x = x._replace(terms=torch.where(tiny, torch.inf, x.terms))
         error = torch.where(copies["aux"] <= 0, 0.0, error)
-    if copies.get("activation", "none") in ("gelu", "gelu_tanh"):
+    if copies.get("activation") in CURVED:
         error = SLOPE * error + TANH_UNITS * UNIT * (x.value.abs() + error)
     assert_dtype(result[0], result_dtype(copies))
     Sum(exact, error, x.terms).assert_near(result[0])
@@ -151,12 +150,36 @@ def compare_mlp(copies: Values, values: Values, result: Tensor) -> None:
     assert_dtype(result, torch.promote_types(dtype, weight2.dtype))
     hidden = layer(exactly(x), unit_of(x, weight1), weight1, copies.get("bias1"))
     hidden = hidden.activated(copies.get("activation", "gelu"), dtype).rounded(dtype)
-    reach = hidden.value.abs() + hidden.error
-    tame = (reach < torch.finfo(dtype).max / 2).all() and (hidden.terms < BEYOND).all()
-    if not tame or not weight2.isfinite().all():
+    if not is_tame(hidden, dtype) or not weight2.isfinite().all():
         return  # an element of the hidden layer may be infinite, or 0 and meet an infinity
     unit = unit_of(weight2, torch.zeros((), dtype=dtype))
     layer(hidden, unit, weight2, copies.get("bias2")).assert_near(result)
+
+
+def compare_gated_mlp(copies: Values, values: Values, result: Tensor) -> None:
+    x, weight = copies["x"], copies["down_weight"]
+    factors, dtypes = [], []
+    for name, activation in (("gate", copies.get("activation", "silu")), ("up", "none")):
+        factor = copies[f"{name}_weight"]
+        dtypes.append(torch.promote_types(x.dtype, factor.dtype))
+        linear = layer(exactly(x), unit_of(x, factor), factor, copies.get(f"{name}_bias"))
+        factors.append(linear.activated(activation, dtypes[-1]).rounded(dtypes[-1]))
+    dtype = torch.promote_types(*dtypes)
+    assert_dtype(result, torch.promote_types(dtype, weight.dtype))
+    gate, up = factors
+    error = gate.value.abs() * up.error + gate.error * (up.value.abs() + up.error)
+    hidden = Sum(gate.value * up.value, error, gate.terms * up.terms).rounded(dtype)
+    tame = all(map(is_tame, (gate, up, hidden), (*dtypes, dtype)))
+    if not tame or not weight.isfinite().all():
+        return  # as for mlp
+    unit = unit_of(weight, torch.zeros((), dtype=dtype))
+    layer(hidden, unit, weight, copies.get("down_bias")).assert_near(result)
+
+
+def is_tame(sums: Sum, dtype: torch.dtype) -> bool:
+    """Tell whether all of it is finite in this dtype, and no sum on the way overflows."""
+    reach = sums.value.abs() + sums.error
+    return bool((reach < torch.finfo(dtype).max / 2).all() and (sums.terms < BEYOND).all())
 
 
 def resolved(value: Any) -> Any:

@@ -163,13 +163,19 @@ def params(optimizer: Optimizer) -> list[Tensor]:
     return [param for group in optimizer.param_groups for param in group["params"]]
 
 
+def torchs_state(scaler: Any, optimizer: Optimizer) -> dict[str, Any] | None:
+    """What torch's scaler notes of an optimizer in a step; ours notes more."""
+    state = scaler._per_optimizer_states.get(id(optimizer))
+    return state and {key: state[key] for key in ("stage", "found_inf_per_device")}
+
+
 def state_of(scaler: Any, optimizers: Iterable[Optimizer]) -> dict[str, Any]:
     """Return what a script can see of a scaler and its optimizers now, as plain values."""
     optimizers = list(optimizers)
     seen = {
         "scale": scaler.get_scale(),
         "tracker": scaler._get_growth_tracker(),
-        "states": [scaler._per_optimizer_states.get(id(optimizer)) for optimizer in optimizers],
+        "states": [torchs_state(scaler, optimizer) for optimizer in optimizers],
         "params": [params(optimizer) for optimizer in optimizers],
         "grads": [grads(optimizer) for optimizer in optimizers],
         "optimizers": [list(optimizer.state.values()) for optimizer in optimizers],

@@ -16,6 +16,8 @@ def activate(x, ACTIVATION: tl.constexpr):
         return x * _normal_cdf(x)
     elif ACTIVATION == "gelu_tanh":
         return x * _normal_cdf_tanh(x)
+    elif ACTIVATION == "silu":
+        return x * _logistic(x)
     else:
         return x
 
@@ -33,6 +35,9 @@ def times_derivative(x, at, ACTIVATION: tl.constexpr):
     elif ACTIVATION == "gelu_tanh":
         near = _bounded(at)
         return x * (_normal_cdf_tanh(near) + near * _normal_density_tanh(near))
+    elif ACTIVATION == "silu":
+        near = _bounded(at)
+        return x * (_logistic(near) + near * _logistic_density(near))
     else:
         return x
 
@@ -41,7 +46,7 @@ def times_derivative(x, at, ACTIVATION: tl.constexpr):
 def _bounded(at):
     # Farther out the derivatives are 0 and 1; squares would overflow. NaN stays.
     at = at.to(tl.float32)
-    return tl.where(at > 16.0, 16.0, tl.where(at < -16.0, -16.0, at))
+    return tl.where(at > 128.0, 128.0, tl.where(at < -128.0, -128.0, at))
 
 
 @device_function
@@ -77,15 +82,24 @@ def _twice_u(x):
 
 @device_function
 def _normal_cdf_tanh(x):
-    # (1 + tanh(u)) / 2 by e = exp(-2 |u|): for x > 0 it is 1 / (1 + e), else e / (1 + e), and
-    # nothing cancels or overflows.
-    u2 = _twice_u(x)
-    e = tl.exp(-tl.abs(u2))
-    return tl.where(u2 > 0.0, 1.0, e) / (1.0 + e)
+    return _logistic(_twice_u(x))  # (1 + tanh(u)) / 2
 
 
 @device_function
 def _normal_density_tanh(x):
-    e = tl.exp(-tl.abs(_twice_u(x)))
+    return _logistic_density(_twice_u(x)) * 1.5957691 * (1.0 + 3 * 0.044715 * x * x)
+
+
+@device_function
+def _logistic(x):
+    # By e = exp(-|x|): for x > 0 it is 1 / (1 + e), else e / (1 + e), and nothing cancels or
+    # overflows.
+    e = tl.exp(-tl.abs(x))
+    return tl.where(x > 0.0, 1.0, e) / (1.0 + e)
+
+
+@device_function
+def _logistic_density(x):
+    e = tl.exp(-tl.abs(x))
     r = 1.0 / (1.0 + e)
-    return e * r * r * 1.5957691 * (1.0 + 3 * 0.044715 * x * x)
+    return e * r * r

@@ -40,7 +40,7 @@ def gemm(
             without, x is written to it.
         column_sums: fp32, [n]: receives the sums of the unrounded results of each column.
         terms: products that are summed in each matrix of out.
-        activation: "none", "relu", "gelu" or "gelu_tanh".
+        activation: "none", "relu", "gelu", "gelu_tanh" or "silu".
         variant: the number of the plan, in the order of their predicted times.
     """
     if out.numel() == 0:

@@ -288,9 +288,26 @@ struct Routes {
                         activation, accumulate_grad);
   }
 
+  static at::Tensor our_gated_mlp(const at::Tensor& x, const at::Tensor& gate_weight,
+                                  const OptionalTensor& gate_bias, const at::Tensor& up_weight,
+                                  const OptionalTensor& up_bias, const at::Tensor& down_weight,
+                                  const OptionalTensor& down_bias, std::string_view activation,
+                                  bool accumulate_grad) {
+    const NoAutocast guard;
+    if (x.dim() == 1) {
+      return our_gated_mlp(x.unsqueeze(0), gate_weight, gate_bias, up_weight, up_bias, down_weight,
+                           down_bias, activation, accumulate_grad)
+          .squeeze(0);
+    }
+    return amp_ext::gated_mlp(cast(x), cast(gate_weight), cast_bias(gate_bias), cast(up_weight),
+                              cast_bias(up_bias), cast(down_weight), cast_bias(down_bias),
+                              activation, accumulate_grad);
+  }
+
   static void register_ours(torch::Library& m) {
     m.impl("linear", TORCH_FN(our_linear));
     m.impl("mlp", TORCH_FN(our_mlp));
+    m.impl("gated_mlp", TORCH_FN(our_gated_mlp));
   }
 
   static std::unique_ptr<torch::Library> override_torchs(c10::DispatchKey key) {

@@ -88,12 +88,6 @@ inline c10::Device device_of(Services& services) {
                    : c10::Device(at::kCUDA, static_cast<c10::DeviceIndex>(index));
 }
 
-// torch's word for an activation.
-inline const char* activation_name(Activation activation) {
-  constexpr const char* kNames[] = {"none", "relu", "gelu", "gelu_tanh"};
-  return kNames[static_cast<int>(activation)];
-}
-
 // Arguments of a product without a copy: tensors [count, rows, columns], [rows, columns] and
 // [size].
 at::Tensor tensor_of(const MatrixRef& matrix, int64_t count, int64_t rows, int64_t columns,

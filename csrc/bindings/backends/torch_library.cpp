@@ -1,13 +1,21 @@
 // Matrix products by torch's own library.
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/addcmul.h>
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/baddbmm.h>
 #include <ATen/ops/bmm.h>
-#include <ATen/ops/clamp.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/gelu_backward.h>
+#include <ATen/ops/hardtanh.h>
 #include <ATen/ops/mm.h>
+#include <ATen/ops/mul.h>
+#include <ATen/ops/neg.h>
+#include <ATen/ops/relu.h>
+#include <ATen/ops/sigmoid.h>
+#include <ATen/ops/silu.h>
+#include <ATen/ops/silu_backward.h>
 #include <ATen/ops/sum.h>
 #include <ATen/ops/threshold_backward.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -66,6 +74,8 @@ void activate_(at::Tensor& x, Activation activation) {
   if (activation == Activation::none) return;
   if (activation == Activation::relu) {
     x.relu_();
+  } else if (activation == Activation::silu) {
+    at::silu_(x);
   } else {
     at::gelu_(x, approximation(activation));
   }
@@ -169,7 +179,7 @@ class TorchLibrary final : public Backend {
     const at::ScalarType rounded = o.out.scalar_type();
     const bool rounds_first = rounds_before_activation(o) && o.sums != at::kDouble;
     if (!o.aux.defined()) {
-      const bool may_round = !is_gelu(g.activation) || rounds_before_activation(o);
+      const bool may_round = !is_curved(g.activation) || rounds_before_activation(o);
       at::Tensor x = sum_of_terms(o, g, o.out, may_round ? rounded : o.sums);
       activate_(x, g.activation);
       if (!x.is_same(o.out)) o.out.copy_(x);
@@ -192,11 +202,26 @@ class TorchLibrary final : public Backend {
 
 }  // namespace
 
+at::Tensor activated(const at::Tensor& x, Activation activation) {
+  if (activation == Activation::none) return x;
+  if (activation == Activation::relu) return at::relu(x);
+  if (activation == Activation::silu) return at::silu(x);
+  return at::gelu(x, approximation(activation));
+}
+
 at::Tensor activation_gradient(const at::Tensor& grad, const at::Tensor& x, Activation activation) {
   if (activation == Activation::none) return grad;
   if (activation == Activation::relu) return at::threshold_backward(grad, x, 0);
-  // Beyond this range derivatives are 0 or 1, as at infinities, for which torch returns NaN.
-  return at::gelu_backward(grad, at::clamp(x, -1e3, 1e3), approximation(activation));
+  // Beyond this range derivatives are 0 or 1, as at infinities, for which torch returns NaN; it
+  // squares what a gelu is applied to. Unlike a clamp, hardtanh has NaN as derivative at NaN.
+  const double bound = activation == Activation::silu ? 1e3 : 40;
+  const at::Tensor near = at::hardtanh(x, -bound, bound);
+  if (activation != Activation::silu)
+    return at::gelu_backward(grad, near, approximation(activation));
+  if (!at::GradMode::is_enabled()) return at::silu_backward(grad, near);
+  // torch has no derivative of silu_backward. One minus the sigmoid would cancel.
+  const at::Tensor sigmoid = at::sigmoid(near), rest = at::sigmoid(at::neg(near));
+  return at::mul(grad, at::addcmul(sigmoid, at::mul(near, sigmoid), rest));
 }
 
 const Backend& torch_library() {

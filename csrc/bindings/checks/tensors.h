@@ -49,14 +49,23 @@ void check_max_norm(const char* op, std::optional<double> max_norm, bool norm_gi
 // points to. Each is prefetched kAhead tensors before the next pointer of the chain is followed.
 constexpr size_t kAhead = 32;
 
-// The first and the last cache line of an object: what lies between is not read.
-template <class Object>
-inline void prefetch_ends(const Object* object) {
-  __builtin_prefetch(object);
-  __builtin_prefetch(reinterpret_cast<const char*>(object + 1) - 1);
+// Of the object at an address, the cache lines of these bytes, which are two at most.
+inline void prefetch_bytes(const void* object, size_t from, size_t to) {
+  __builtin_prefetch(static_cast<const char*>(object) + from);
+  __builtin_prefetch(static_cast<const char*>(object) + to - 1);
 }
 
-inline void prefetch_tensor(const at::TensorImpl* tensor) { prefetch_ends(tensor); }
+// The pointers at a tensor's beginning, and at its end what is no pointer. Between them are the
+// sizes.
+inline void prefetch_tensor(const at::TensorImpl* tensor) {
+  prefetch_bytes(&tensor->unsafe_storage(), 0, 48);
+  prefetch_bytes(tensor, sizeof(at::TensorImpl) - 32, sizeof(at::TensorImpl));
+}
+
+// Where a storage's data are, and their size. The tensor may have none.
+inline void prefetch_storage(const at::TensorImpl* tensor) {
+  prefetch_bytes(tensor->unsafe_storage().unsafeGetStorageImpl(), 16, 64);
+}
 
 // Where a version is counted. The address is private, but a VariableVersion holds nothing else.
 inline const void* address_of(const c10::VariableVersion& version) {
@@ -68,14 +77,17 @@ inline void prefetch_version(const at::TensorImpl* tensor) {
   __builtin_prefetch(address_of(tensor->version_counter()), 1);
 }
 
-inline void prefetch_links(at::TensorImpl* tensor) {
-  if (tensor->has_storage()) prefetch_ends(tensor->unsafe_storage().unsafeGetStorageImpl());
+// Where a parameter's gradient is.
+inline void prefetch_grad(at::TensorImpl* param) { prefetch_bytes(param->autograd_meta(), 0, 48); }
+
+inline void prefetch_links(const at::TensorImpl* tensor) {
+  prefetch_storage(tensor);
   prefetch_version(tensor);
 }
 
 // To be called for every tensor that a launch writes: bumps its version, so that autograd knows.
 inline void mark_written(at::TensorImpl* tensor) {
-  if (!tensor->is_inference()) tensor->bump_version();
+  if (tensor->version_counter().enabled()) tensor->bump_version();  // an inference tensor has none
 }
 void mark_written(const std::vector<at::TensorImpl*>& tensors);
 

@@ -48,8 +48,8 @@ at::Tensor total(const at::Tensor& a, const at::Tensor& b) {
 
 namespace {
 
-// Its outputs are the result, and x = alpha * a @ b + beta * c + bias where the activation is a
-// gelu. Only backward passes see that one: its derivative depends on x, and x on the inputs.
+// Its outputs are the result, and x = alpha * a @ b + beta * c + bias where the activation is
+// curved. Only backward passes see that one: its derivative depends on x, and x on the inputs.
 struct GemmBackward final : Node {
   std::string name() const override { return "GemmBackward"; }
 
@@ -125,15 +125,6 @@ struct GemmBackward final : Node {
 // The result, and what the activation is applied to if `with_aux`, both with a history.
 TensorPair recorded_gemm(const at::Tensor& a, const at::Tensor& b, const GemmOptions& options,
                          bool with_aux, bool accumulate_grad) {
-  at::Tensor out, x;
-  {
-    const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    if (with_aux) {
-      std::tie(out, x) = gemm_with_aux(a, b, options);
-    } else {
-      out = gemm(a, b, options);
-    }
-  }
   const auto node = make_node<GemmBackward>();
   node->set_next_edges(torch::autograd::collect_next_edges(a, b, options.c, options.bias));
   node->trans_a = options.trans_a;
@@ -148,11 +139,20 @@ TensorPair recorded_gemm(const at::Tensor& a, const at::Tensor& b, const GemmOpt
   node->b_type = gradient_type(b);
   if (options.c && options.c->requires_grad()) node->c = Addend(*options.c);
   if (options.bias && options.bias->requires_grad()) node->bias = Addend(*options.bias);
-  node->save(a, b);
+  node->save(a, b);  // before the product, which a checkpoint may not need again
+  at::Tensor out, x;
+  {
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    if (with_aux) {
+      std::tie(out, x) = gemm_with_aux(a, b, options);
+    } else {
+      out = gemm(a, b, options);
+    }
+  }
   if (node->activation == Activation::relu) node->save_activated(out.detach(), /*is_output=*/false);
   torch::autograd::set_history(out, node);
   if (with_aux) torch::autograd::set_history(x, node);
-  if (is_gelu(node->activation)) node->save_activated(x, /*is_output=*/true);
+  if (is_curved(node->activation)) node->save_activated(x, /*is_output=*/true);
   return {out, x};
 }
 
@@ -200,7 +200,7 @@ at::Tensor differentiable_gemm(const at::Tensor& a, const at::Tensor& b, const G
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     return gemm(a, b, options);
   }
-  const bool with_aux = is_gelu(activation_of(kGemm, options.activation));
+  const bool with_aux = is_curved(activation_of(kGemm, options.activation));
   return std::get<0>(recorded_gemm(a, b, options, with_aux, accumulate_grad));
 }
 

@@ -1,7 +1,10 @@
 // The checks of the ops of matrix products.
 #include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
 
+#include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <limits>
 
 #include "checks/tensors.h"
@@ -56,12 +59,11 @@ void check_operand(const char* op, const char* name, const at::Tensor& tensor, a
 }
 
 Activation activation_of(const char* op, std::string_view name) {
-  if (name == "none") return Activation::none;
-  if (name == "relu") return Activation::relu;
-  if (name == "gelu") return Activation::gelu;
-  TORCH_CHECK_VALUE(name == "gelu_tanh", op,
-                    ": activation must be 'none', 'relu', 'gelu' or 'gelu_tanh', got '", name, "'");
-  return Activation::gelu_tanh;
+  const auto found = std::ranges::find(kActivationNames, name);
+  TORCH_CHECK_VALUE(found != std::end(kActivationNames), op, ": activation must be one of ",
+                    c10::Join(", ", c10::ArrayRef<const char*>(kActivationNames)), ", got '", name,
+                    "'");
+  return static_cast<Activation>(found - std::begin(kActivationNames));
 }
 
 template <class Int>

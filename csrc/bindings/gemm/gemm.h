@@ -84,8 +84,9 @@ void gemm_accumulate_op(at::Tensor& c, const at::Tensor& a, const at::Tensor& b,
 // The checks of one argument of `op`.
 void check_operand(const char* op, const char* name, const at::Tensor& tensor, at::Device device);
 Activation activation_of(const char* op, std::string_view name);
-inline bool is_gelu(Activation activation) {
-  return activation == Activation::gelu || activation == Activation::gelu_tanh;
+// Whether its derivative is known only where its argument is; else from its result, too.
+inline bool is_curved(Activation activation) {
+  return activation != Activation::none && activation != Activation::relu;
 }
 
 inline at::ScalarType out_dtype_of(const at::Tensor& a, const at::Tensor& b,
@@ -105,7 +106,9 @@ inline at::ScalarType sums_dtype_of(const at::Tensor& a, const at::Tensor& b) {
   return wide(c10::promoteTypes(a.scalar_type(), b.scalar_type()));
 }
 
-// grad * activation'(x); for relu also of its result x. Differentiable.
+// activation(x), and grad * activation'(x). Differentiable. Where an activation is not curved x may
+// be its result.
+at::Tensor activated(const at::Tensor& x, Activation activation);
 at::Tensor activation_gradient(const at::Tensor& grad, const at::Tensor& x, Activation activation);
 
 // Check every argument but memory, and return the shape of the result. Int is int64_t, or

@@ -13,17 +13,7 @@
 #include "gemm/weight_gradient.h"
 
 namespace amp_ext {
-namespace {
 
-using torch::autograd::Node;
-using torch::autograd::SavedVariable;
-using torch::autograd::variable_list;
-using OptionalTensor = std::optional<at::Tensor>;
-
-constexpr auto kLinear = "amp_ext::linear";
-constexpr auto kMlp = "amp_ext::mlp";
-
-// Checks a layer whose input is `entering`, along one of its dimensions.
 void check_layer(const char* op, const char* entering_name, const at::Tensor& entering, int64_t dim,
                  const char* weight_name, const at::Tensor& weight, const char* bias_name,
                  const OptionalTensor& bias) {
@@ -33,16 +23,21 @@ void check_layer(const char* op, const char* entering_name, const at::Tensor& en
               weight.sym_sizes());
   TORCH_CHECK(entering.dim() >= 1 && entering.sym_size(dim) == weight.sym_size(1), op, ": ",
               entering_name, " must have ", weight.sym_size(1), dim == 0 ? " rows" : " columns",
-              " for a ", weight_name, " of shape ", weight.sym_sizes(), ", got shape ",
+              " for ", weight_name, " of shape ", weight.sym_sizes(), ", got shape ",
               entering.sym_sizes());
   TORCH_CHECK(!bias || (bias->dim() == 1 && bias->sym_size(0) == weight.sym_size(0)), op, ": ",
               bias_name, " must have shape [", weight.sym_size(0), "], got shape ",
               bias->sym_sizes());
 }
 
-GemmOptions layer(const OptionalTensor& bias, std::string_view activation = "none") {
-  return {.trans_b = true, .bias = bias, .activation = activation};
-}
+namespace {
+
+using torch::autograd::Node;
+using torch::autograd::SavedVariable;
+using torch::autograd::variable_list;
+
+constexpr auto kLinear = "amp_ext::linear";
+constexpr auto kMlp = "amp_ext::mlp";
 
 at::Tensor linear_op(const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& bias,
                      std::string_view activation, bool accumulate_grad) {
@@ -64,8 +59,8 @@ void check_mlp(const at::Tensor& x, const at::Tensor& weight1, const OptionalTen
   check_layer(kMlp, "weight1", weight1, 0, "weight2", weight2, "bias2", bias2);
 }
 
-// Its outputs are the result, the hidden layer and, where the activation is a gelu, what that was
-// applied to: backward passes see these, as those of GemmBackward.
+// Its outputs are the hidden layer, where the activation is curved what that was applied to, and
+// the result: backward passes see the former, as those of GemmBackward.
 struct MlpBackward final : Node {
   enum Input { kX, kWeight1, kBias1, kWeight2, kBias2, kInputs };
 
@@ -79,16 +74,27 @@ struct MlpBackward final : Node {
   variable_list apply(variable_list&& grads) override {
     const std::lock_guard<std::mutex> lock(mutex_);
     variable_list results(kInputs);
-    const at::Tensor &grad = grads[0], &grad_hidden = grads[1];
-    const at::Tensor grad_before = grads.size() > 2 ? grads[2] : at::Tensor();
+    const at::Tensor &grad = grads.back(), &grad_hidden = grads[0];
+    const at::Tensor grad_before = grads.size() > 2 ? grads[1] : at::Tensor();
     const auto wanted = [&](Input input) { return task_should_compute_output(input); };
+    const bool wants_inner = wanted(kX) || wanted(kWeight1) || wanted(kBias1);
+    const Activation kind = activation_of(kMlp, activation);
+
+    // All at once, before a gradient is written, and each once, as checkpoints let it be.
+    at::Tensor out_of_first, activated, second, entered, first;
+    if ((grad.defined() && wanted(kWeight2)) || (wants_inner && !is_curved(kind)))
+      out_of_first = hidden.unpack(getptr());
+    if (wants_inner) activated = is_curved(kind) ? before.unpack(getptr()) : out_of_first;
+    if (wants_inner && grad.defined()) second = weight2.unpack();
+    if (wanted(kWeight1)) entered = x.unpack();
+    if (wanted(kX)) first = weight1.unpack();
+
     if (grad.defined()) {
-      if (wanted(kWeight2)) {
-        results[kWeight2] = weight_gradient(kWeight2, grad, hidden.unpack(getptr()), weight2_type);
-      }
+      if (wanted(kWeight2))
+        results[kWeight2] = weight_gradient(kWeight2, grad, out_of_first, weight2_type);
       if (wanted(kBias2)) results[kBias2] = bias2.gradient(grad, 1);
     }
-    if (!wanted(kX) && !wanted(kWeight1) && !wanted(kBias1)) return results;
+    if (!wants_inner) return results;
 
     // The gradient of what the activation is applied to.
     at::Tensor inner, column_sums;
@@ -96,13 +102,11 @@ struct MlpBackward final : Node {
     GemmOptions options{.out_dtype = hidden_type};
     if (only_result && !at::GradMode::is_enabled()) {
       options.activation = activation;
-      std::tie(inner, column_sums) =
-          gemm_times_derivative(grad, weight2.unpack(), activated(), options);
+      std::tie(inner, column_sums) = gemm_times_derivative(grad, second, activated, options);
     } else {
-      if (grad.defined()) inner = gemm(grad, weight2.unpack(), options);
+      if (grad.defined()) inner = gemm(grad, second, options);
       inner = total(inner, grad_hidden);
-      if (inner.defined())
-        inner = activation_gradient(inner, activated(), activation_of(kMlp, activation));
+      if (inner.defined()) inner = activation_gradient(inner, activated, kind);
       inner = total(inner, grad_before);
     }
     if (!inner.defined()) return results;
@@ -111,8 +115,8 @@ struct MlpBackward final : Node {
           column_sums.defined() ? column_sums.to(bias1.type) : bias1.gradient(inner, 1);
     }
     if (wanted(kWeight1))
-      results[kWeight1] = weight_gradient(kWeight1, inner, x.unpack(), weight1_type);
-    if (wanted(kX)) results[kX] = gemm(inner, weight1.unpack(), {.out_dtype = x_type});
+      results[kWeight1] = weight_gradient(kWeight1, inner, entered, weight1_type);
+    if (wanted(kX)) results[kX] = gemm(inner, first, {.out_dtype = x_type});
     return results;
   }
 
@@ -123,10 +127,6 @@ struct MlpBackward final : Node {
   Addend bias1, bias2;
 
  private:
-  at::Tensor activated() {
-    return (is_gelu(activation_of(kMlp, activation)) ? before : hidden).unpack(getptr());
-  }
-
   at::Tensor weight_gradient(Input input, const at::Tensor& grad, const at::Tensor& entered,
                              at::ScalarType type) {
     const GemmOptions options{.trans_a = true, .sum_batch = grad.dim() > 2, .out_dtype = type};
@@ -162,34 +162,39 @@ at::Tensor mlp_autograd(const at::Tensor& x, const at::Tensor& weight1, const Op
   const auto wants = [&](MlpBackward::Input input) { return node->should_compute_output(input); };
   const bool wants_inner =
       wants(MlpBackward::kX) || wants(MlpBackward::kWeight1) || wants(MlpBackward::kBias1);
-  at::Tensor hidden, before, out;
-  {
-    const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    if (wants_inner && is_gelu(activation_of(kMlp, activation))) {
-      std::tie(hidden, before) = gemm_with_aux(x, weight1, layer(bias1, activation));
-    } else {
-      hidden = gemm(x, weight1, layer(bias1, activation));
-    }
-    out = gemm(hidden, weight2, layer(bias2));
-  }
   node->activation = activation;
   node->accumulate_grad = accumulate_grad;
   node->x_type = gradient_type(x);
   node->weight1_type = gradient_type(weight1);
   node->weight2_type = gradient_type(weight2);
-  node->hidden_type = hidden.scalar_type();
   if (bias1 && bias1->requires_grad()) node->bias1 = Addend(*bias1);
   if (bias2 && bias2->requires_grad()) node->bias2 = Addend(*bias2);
+  // Each before the product that it enters, which a checkpoint may not need again.
   if (wants(MlpBackward::kWeight1)) node->x = SavedVariable(x, false);
   if (wants(MlpBackward::kX)) node->weight1 = SavedVariable(weight1, false);
   if (wants_inner) node->weight2 = SavedVariable(weight2, false);
-  torch::autograd::set_history({out, hidden}, node);
+  at::Tensor hidden, before, out;
+  {
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    if (wants_inner && is_curved(activation_of(kMlp, activation))) {
+      std::tie(hidden, before) = gemm_with_aux(x, weight1, layer(bias1, activation));
+    } else {
+      hidden = gemm(x, weight1, layer(bias1, activation));
+    }
+  }
+  node->hidden_type = hidden.scalar_type();
+  torch::autograd::set_history(hidden, node);
   if (wants(MlpBackward::kWeight2) || (wants_inner && !before.defined()))
     node->hidden = SavedVariable(hidden, /*is_output=*/true);
   if (before.defined()) {
     torch::autograd::set_history(before, node);
     node->before = SavedVariable(before, /*is_output=*/true);
   }
+  {
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    out = gemm(hidden, weight2, layer(bias2));
+  }
+  torch::autograd::set_history(out, node);
   return out;
 }
 

@@ -45,7 +45,7 @@ void adam_op(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack*
       const StepScalars scalars = updates.add_scalars(call.scalars);
       updates.close();
       adam_(*device, {updates.list(), call.options, scalars});
-      updates.mark_written();
+      mark_written(call.lists, call.scalars);
     }
   }
   torch::jit::drop(*stack, AdamCall::kArguments);

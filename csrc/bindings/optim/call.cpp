@@ -35,6 +35,15 @@ UpdateTensors tensors_of(const RoleLists& lists, size_t index) {
   return tensors;
 }
 
+void mark_written(const RoleLists& lists, const ScalarTensors& scalars) {
+  for (int role = 0; role < kRoles; ++role) {
+    if (role == kGrad) continue;
+    for (const c10::IValue& value : lists[role])
+      mark_written(value.toTensor().unsafeGetTensorImpl());
+  }
+  if (scalars.found_inf) mark_written(scalars.found_inf->unsafeGetTensorImpl());
+}
+
 void check_fakes(const char* op, const RoleNames& names, const RoleLists& lists,
                  const ScalarTensors& scalars) {
   check_max_norm(op, scalars.max_norm, scalars.norm.has_value());

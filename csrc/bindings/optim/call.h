@@ -27,6 +27,9 @@ std::optional<at::Device> device_of(const RoleLists& lists, const ScalarTensors&
 // The tensors of one parameter.
 UpdateTensors tensors_of(const RoleLists& lists, size_t index);
 
+// To be called after the launch: bumps the versions of what is written so that autograd knows.
+void mark_written(const RoleLists& lists, const ScalarTensors& scalars);
+
 // For tensors without data: all on the device, of the shapes that they must have.
 void check_fakes(const char* op, const RoleNames& names, const RoleLists& lists,
                  const ScalarTensors& scalars);

@@ -11,6 +11,7 @@
 
 #include "autocast/provided_copies.h"
 #include "checks/tensors.h"
+#include "optim/served.h"
 
 namespace py = pybind11;
 
@@ -18,41 +19,6 @@ namespace amp_ext {
 namespace {
 
 constexpr size_t kNone = std::numeric_limits<size_t>::max();
-
-// Whether an object is a tensor without Python code of its own in the way of `.grad` and of ops.
-bool is_plain(PyObject* object) {
-  if (THPVariable_CheckExact(object)) return true;
-  if (!THPVariable_Check(object)) return false;
-  const auto type = py::type::handle_of(object);
-  const py::handle tensor(THPVariableClass), parameter(ParameterClass);
-  const py::object function = type.attr("__torch_function__");
-  const auto is_tensors = [&] {
-    return py::hasattr(function, "__func__") &&
-           function.attr("__func__").is(tensor.attr("__torch_function__").attr("__func__"));
-  };
-  return !THPVariable_Unpack(object).unsafeGetTensorImpl()->is_python_dispatch() &&
-         type.attr("grad").is(tensor.attr("grad")) &&
-         (function.is(parameter.attr("__torch_function__")) || is_tensors());
-}
-
-bool is_served(at::ScalarType type) {
-  return type == at::kFloat || type == at::kHalf || type == at::kBFloat16;
-}
-
-// Why kernels do not serve a tensor. `device` is that of the others.
-const char* why_not(const at::Tensor& tensor, at::Device device) {
-  if (tensor.unsafeGetTensorImpl()->is_python_dispatch()) return "is a tensor subclass";
-  if (tensor.layout() != at::kStrided) return "is not strided";
-  if (!is_served(tensor.scalar_type())) return "is not float32, float16 or bfloat16";
-  if (tensor.device() != device) return "is on another device than the first parameter";
-  return nullptr;
-}
-
-const char* why_not_param(const at::Tensor& param, at::Device device) {
-  if (const char* why = why_not(param, device)) return why;
-  if (!device.is_cpu() && !device.is_cuda()) return "is neither on the CPU nor on a CUDA device";
-  return param.is_non_overlapping_and_dense() ? nullptr : "has holes in memory";
-}
 
 // Whether kernels can use a tensor of a parameter's state. What is wrong in other ways is refused
 // by the checks of the op.
@@ -64,19 +30,30 @@ bool is_usable(state::Name name, const at::Tensor& tensor, const at::Tensor& par
          same_order(tensor, param);
 }
 
+bool is_usable(const ParamRow& row) {
+  for (size_t name = 0; name < row.state.size(); ++name) {
+    const at::Tensor* const tensor = row.state[name];
+    if (tensor && !is_usable(state::Name(name), *tensor, *row.param)) return false;
+  }
+  return true;
+}
+
+// The value of a key, or null. Both are borrowed.
+PyObject* entry_of(PyObject* dict, PyObject* key) {
+  PyObject* const value = PyDict_GetItemWithError(dict, key);
+  if (!value && PyErr_Occurred()) throw py::error_already_set();
+  return value;
+}
+
 // Some parameters whose tensors fit into the nearest cache.
 constexpr size_t kBlock = 16;
 
-template <class Object>
-void prefetch_all(const Object* object) {
-  constexpr size_t kLine = 64;
-  const auto* const begin = reinterpret_cast<const char*>(object);
-  for (size_t at = 0; at < sizeof(Object); at += kLine) __builtin_prefetch(begin + at);
-  __builtin_prefetch(begin + sizeof(Object) - 1);
-}
+void prefetch_object(PyObject* object) { prefetch_bytes(object, 0, sizeof(THPVariable)); }
 
-void prefetch_storage(const at::TensorImpl* tensor) {
-  if (tensor->has_storage()) prefetch_ends(tensor->unsafe_storage().unsafeGetStorageImpl());
+// A tensor of this number of dimensions: their sizes too, where one does not say all.
+void prefetch_all(const at::TensorImpl* tensor, size_t dims) {
+  prefetch_tensor(tensor);
+  if (dims > 1) __builtin_prefetch(&tensor->unsafe_storage() + 6);
 }
 
 void prefetch_keys(PyObject* dict) {
@@ -96,7 +73,6 @@ state::Name state_name(const std::string& name) {
 ParamTable::ParamTable() {
   for (size_t i = 0; i < kStateNames.size(); ++i) {
     names_[i] = py::reinterpret_steal<py::object>(PyUnicode_InternFromString(kStateNames[i]));
-    other_names_[i] = names_[i];
   }
 }
 
@@ -142,70 +118,50 @@ void ParamTable::find_states(PyObject* state) {
   }
 }
 
-std::optional<state::Name> ParamTable::name_of(PyObject* key) {
-  for (size_t i = 0; i < names_.size(); ++i) {
-    if (key == names_[i].ptr() || key == other_names_[i].ptr()) return state::Name(i);
-  }
-  if (!PyUnicode_Check(key)) return std::nullopt;
-  for (size_t i = 0; i < names_.size(); ++i) {
-    if (PyUnicode_Compare(key, names_[i].ptr()) != 0) continue;
-    other_names_[i] = py::reinterpret_borrow<py::object>(key);
-    return state::Name(i);
-  }
-  return std::nullopt;
-}
-
-ParamTable::StateObjects ParamTable::objects_of(PyObject* dict) {
-  StateObjects objects{};
-  PyObject *key, *value;
-  Py_ssize_t position = 0;
-  while (PyDict_Next(dict, &position, &key, &value)) {
-    if (const auto name = name_of(key)) objects[*name] = value;
-  }
-  return objects;
-}
-
-bool ParamTable::complete(ParamRow& row, const StateObjects& objects,
-                          const std::vector<state::Name>& needed, bool renewed) {
-  bool complete = true;
-  for (const state::Name name : needed) {
+bool ParamTable::find_state(ParamRow& row, const StateObjects& objects,
+                            const std::vector<state::Name>& needed, bool renewed) {
+  bool found = true;
+  for (size_t i = 0; i < needed.size(); ++i) {
+    const state::Name name = needed[i];
     if (name == state::master_param || name == state::autocast_copy) {
       const bool is_fp32 = row.param->scalar_type() == at::kFloat;
       if (is_fp32 == (name == state::master_param)) continue;
       const std::optional<Seen>& written = written_[row.index];
-      complete &= renewed || (written && written->is(*row.param));
+      found &= renewed || (written && written->is(*row.param));
     }
-    PyObject* const object = objects[name];
-    const bool found = object && is_plain(object);
-    if (found) row.state[name] = &THPVariable_Unpack(object);
-    complete &= found && is_usable(name, *row.state[name], *row.param);
+    if (objects[i] && is_plain(objects[i])) {
+      row.state[name] = &THPVariable_Unpack(objects[i]);
+    } else {
+      found = false;
+    }
   }
-  return complete;
+  return found;
 }
 
 // From a parameter to its gradient's and its state's memory lead chains of pointers, each a cache
 // miss. Each loop follows one pointer of all chains of a block and prefetches what is behind, so
 // that the misses of a block overlap.
 std::optional<std::string> ParamTable::read(size_t group, const std::vector<state::Name>& needed,
-                                            bool renewed, py::list& missing,
-                                            c10::function_ref<void(Rows)> visit) {
+                                            bool renewed, py::list& missing, Visit visit) {
+  TORCH_INTERNAL_ASSERT(needed.size() <= kStateNames.size());
   const auto& [sequence, first, count] = groups_[group];
   const auto refused = [&, first = first](size_t i, const char* what, const char* why) {
     std::ostringstream out;
     out << what << "param_groups[" << group << "]['params'][" << i - first << "] " << why;
     return out.str();
   };
+  bool is_complete = true;
   for (size_t begin = first; begin < first + count; begin += kBlock) {
     const size_t end = std::min(begin + kBlock, first + count);
     for (size_t i = begin; i < end; ++i) {
-      if (i + kBlock < first + count) __builtin_prefetch(params_[i + kBlock]);
+      if (i + kBlock < first + count) prefetch_object(params_[i + kBlock]);
       if (!is_plain(params_[i])) return refused(i, "", "is a tensor subclass");
-      prefetch_all(THPVariable_Unpack(params_[i]).unsafeGetTensorImpl());
+      prefetch_tensor(THPVariable_Unpack(params_[i]).unsafeGetTensorImpl());
       if (!needed.empty()) __builtin_prefetch(dicts_[i]);
     }
     for (size_t i = begin; i < end; ++i) {
-      const at::TensorImpl* const param = THPVariable_Unpack(params_[i]).unsafeGetTensorImpl();
-      __builtin_prefetch(const_cast<at::TensorImpl*>(param)->autograd_meta());
+      at::TensorImpl* const param = THPVariable_Unpack(params_[i]).unsafeGetTensorImpl();
+      prefetch_grad(param);
       prefetch_storage(param);
       if (!needed.empty() && dicts_[i]) prefetch_keys(dicts_[i]);
     }
@@ -216,38 +172,45 @@ std::optional<std::string> ParamTable::read(size_t group, const std::vector<stat
       const at::Tensor& param = THPVariable_Unpack(params_[i]);
       const at::Tensor& grad = param.unsafeGetTensorImpl()->grad();
       if (!grad.defined()) continue;
-      prefetch_all(grad.unsafeGetTensorImpl());
-      const size_t row = rows_.size() - first_row;
+      prefetch_all(grad.unsafeGetTensorImpl(), param.dim());
+      StateObjects& found = objects[rows_.size() - first_row];
       rows_.push_back({i, &param, &grad, {}});
-      if (needed.empty()) continue;
-      objects[row] = dicts_[i] ? objects_of(dicts_[i]) : StateObjects{};
-      for (const state::Name name : needed) __builtin_prefetch(objects[row][name]);
+      for (size_t k = 0; k < needed.size(); ++k) {
+        found[k] = dicts_[i] ? entry_of(dicts_[i], names_[needed[k]].ptr()) : nullptr;
+        prefetch_object(found[k]);
+      }
     }
     const size_t n = rows_.size() - first_row;
     for (size_t k = 0; k < n; ++k) {
-      prefetch_storage(rows_[first_row + k].grad->unsafeGetTensorImpl());
-      for (const state::Name name : needed) {
-        PyObject* const object = objects[k][name];
+      const ParamRow& row = rows_[first_row + k];
+      prefetch_storage(row.grad->unsafeGetTensorImpl());
+      for (size_t j = 0; j < needed.size(); ++j) {
+        PyObject* const object = objects[k][j];
         if (object && THPVariable_CheckExact(object))
-          prefetch_all(THPVariable_Unpack(object).unsafeGetTensorImpl());
+          prefetch_all(THPVariable_Unpack(object).unsafeGetTensorImpl(), row.param->dim());
       }
     }
-    const at::Device device = n == 0 ? at::Device(at::kCPU) : rows_.front().param->device();
-    bool all_complete = true;
+    std::array<bool, kBlock> found;
     for (size_t k = 0; k < n; ++k) {
       ParamRow& row = rows_[first_row + k];
-      if (const char* why = why_not_param(*row.param, device)) return refused(row.index, "", why);
-      if (const char* why = why_not(*row.grad, device))
-        return refused(row.index, "the gradient of ", why);
-      if (!complete(row, objects[k], needed, renewed)) {
-        all_complete = false;
-        missing.append(py::handle(params_[row.index]));
-      }
-      for (const at::Tensor* const tensor : row.state) {
-        if (tensor) prefetch_storage(tensor->unsafeGetTensorImpl());
+      found[k] = find_state(row, objects[k], needed, renewed);
+      for (const state::Name name : needed) {
+        if (row.state[name]) prefetch_storage(row.state[name]->unsafeGetTensorImpl());
       }
     }
-    if (all_complete) visit(rows().slice(first_row));
+    for (size_t k = 0; k < n; ++k) {
+      const ParamRow& row = rows_[first_row + k];
+      if (found[k] && is_complete && visit(row, Rows::plain)) continue;
+      if (const char* why = why_not_param(*row.param, device())) return refused(row.index, "", why);
+      if (const char* why = why_not_grad(*row.grad, device()))
+        return refused(row.index, "the gradient of ", why);
+      if (!found[k] || !is_usable(row)) {
+        is_complete = false;
+        missing.append(py::handle(params_[row.index]));
+      } else if (is_complete) {
+        visit(row, Rows::any);
+      }
+    }
   }
   return std::nullopt;
 }

@@ -55,23 +55,28 @@ class ParamTable {
   size_t size(size_t group) const { return groups_[group].count; }
 
   // Reads the parameters of a group that have gradients, and what is `needed` of their states.
-  // Returns why kernels do not serve them, if so. Calls visit(rows) for some rows at a time, which
-  // are in the processor's caches then.
+  // Returns why kernels do not serve them, if so. Calls visit(row, Rows::plain) for each row, which
+  // returns false and does nothing for one that is not plain: of contiguous tensors that kernels
+  // serve. That is then looked at, and visited again as Rows::any. Rows before one that kernels do
+  // not serve may have been visited.
   //
   // `missing` receives the parameters, and the call leaves out their rows, for which something is
   // missing or not as kernels need it: `step` a float32 number on the parameter's device, all else
   // in the order of the parameter's elements, and since the last step no one else has written a
   // parameter that has a master or a copy, unless what was missing has just been `renewed`.
-  using Rows = c10::ArrayRef<ParamRow>;
+  enum class Rows { plain, any };
+  using Visit = c10::function_ref<bool(const ParamRow&, Rows)>;
   std::optional<std::string> read(size_t group, const std::vector<state::Name>& needed,
-                                  bool renewed, pybind11::list& missing,
-                                  c10::function_ref<void(Rows)> visit);
+                                  bool renewed, pybind11::list& missing, Visit visit);
+
+  // That of the first parameter that has been read.
+  at::Device device() const { return rows_.front().param->device(); }
 
   // Keeps the parameters alive.
   std::vector<pybind11::object> params() const;
 
   // What has been read since open().
-  Rows rows() const { return rows_; }
+  const std::vector<ParamRow>& rows() const { return rows_; }
 
   // To be called after the launch: bumps the versions of parameters and of their copies, so that
   // autograd knows, and provides the copies to autocast. (Other states are nobody else's to watch,
@@ -85,13 +90,11 @@ class ParamTable {
     pybind11::object params;  // a list or tuple
     size_t first, count;      // in params_
   };
-  using StateObjects = std::array<PyObject*, kStateNames.size()>;
+  using StateObjects = std::array<PyObject*, kStateNames.size()>;  // as they are needed
 
   void find_states(PyObject* state);
-  StateObjects objects_of(PyObject* dict);
-  std::optional<state::Name> name_of(PyObject* key);
-  bool complete(ParamRow& row, const StateObjects& objects, const std::vector<state::Name>& needed,
-                bool renewed);
+  bool find_state(ParamRow& row, const StateObjects& objects,
+                  const std::vector<state::Name>& needed, bool renewed);
 
   std::vector<Group> groups_;
   std::vector<PyObject*> params_;  // of all groups
@@ -100,8 +103,7 @@ class ParamTable {
   std::vector<size_t> param_of_entry_;  // of optimizer.state, the index in params_
   // Parameters with a master or a copy, as a step has left them, by ParamRow::index.
   std::vector<std::optional<Seen>> written_;
-  // What a key of a state was last, beside the interned name: a checkpoint has keys of its own.
-  std::array<pybind11::object, kStateNames.size()> names_, other_names_;
+  std::array<pybind11::object, kStateNames.size()> names_;  // interned
 };
 
 void bind_optim(pybind11::module_& m);

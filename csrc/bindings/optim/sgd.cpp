@@ -49,7 +49,7 @@ void sgd_op(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* 
       const StepScalars scalars = updates.add_scalars(call.scalars);
       updates.close();
       sgd_(*device, {updates.list(), call.options, scalars});
-      updates.mark_written();
+      mark_written(call.lists, call.scalars);
     }
   }
   torch::jit::drop(*stack, SgdCall::kArguments);

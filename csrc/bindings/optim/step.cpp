@@ -189,7 +189,8 @@ class Step {
     table_.open(param_groups);
     py::list none;
     for (size_t group = 0; group < table_.groups(); ++group) {
-      if (auto why = table_.read(group, {}, /*renewed=*/false, none, [](auto) {})) return why;
+      const auto pass = [](const ParamRow&, auto) { return false; };
+      if (auto why = table_.read(group, {}, /*renewed=*/false, none, pass)) return why;
     }
     return std::nullopt;
     END_HANDLE_TH_ERRORS_PYBIND
@@ -270,12 +271,15 @@ class Step {
       std::vector<state::Name> indices;
       for (const std::string& name : needed.at(group)) indices.push_back(state_name(name));
       Updates* updates = nullptr;
-      const auto add = [&](ParamTable::Rows rows) {
-        if (!updates && !rows.empty()) {
-          updates = &all.emplace_back(op, names, rows[0].param->device());
+      const auto add = [&](const ParamRow& row, ParamTable::Rows rows) {
+        if (!updates) {
+          updates = &all.emplace_back(op, names, table_.device());
           updates->reserve(table_.size(group));
         }
-        for (const ParamRow& row : rows) updates->add(tensors_of(row));
+        const UpdateTensors tensors = tensors_of(row);
+        if (rows == ParamTable::Rows::plain) return updates->add_plain(tensors);
+        updates->add_checked(tensors);
+        return true;
       };
       if (auto why = table_.read(group, indices, renewed, missing[group], add)) return NoStep(*why);
       is_complete &= missing[group].empty();

@@ -18,14 +18,7 @@ const RoleNames kAdamNames = {"params",          "grads",  "exp_avgs", "exp_avg_
 const RoleNames kSgdNames = {"params", "grads", "momentum_buffers", nullptr, nullptr,
                              "copies", "steps"};
 
-void Updates::reserve(size_t n) {
-  refs_.reserve(n);
-  written_.reserve(3 * n);
-}
-
-void Updates::add(const UpdateTensors& tensors) {
-  if (!add_plain(tensors)) add_checked(tensors);
-}
+void Updates::reserve(size_t n) { refs_.reserve(n); }
 
 namespace {
 
@@ -46,11 +39,13 @@ UpdateRef ref_of(int64_t numel, const std::array<void*, kRoles>& data,
           .copy_dtype = dtypes[kCopy]};
 }
 
-// Without a call for their few numbers.
+// Of contiguous tensors. Of one dimension the number of elements says all.
 bool same_sizes(const at::TensorImpl& a, const at::TensorImpl& b) {
+  const int64_t dims = a.dim();
+  if (dims != b.dim() || a.numel() != b.numel()) return false;
+  if (dims <= 1) return true;
   const at::IntArrayRef of_a = a.sizes(), of_b = b.sizes();
-  if (of_a.size() != of_b.size()) return false;
-  for (size_t d = 0; d < of_a.size(); ++d) {
+  for (int64_t d = 0; d < dims; ++d) {
     if (of_a[d] != of_b[d]) return false;
   }
   return true;
@@ -60,9 +55,7 @@ bool is_half(DType dtype) { return dtype == DType::f16 || dtype == DType::bf16; 
 
 }  // namespace
 
-// Appends contiguous tensors that are as plain as the parameters before, about which nothing has to
-// be said, in a third of the time of add_checked. False, and nothing done, for others.
-bool Updates::add_plain(const UpdateTensors& tensors) {
+[[gnu::flatten]] bool Updates::add_plain(const UpdateTensors& tensors) {
   const at::TensorImpl* const param = tensors[kParam]->unsafeGetTensorImpl();
   const int64_t numel = param->numel();
   if (records_gradients_ || numel == 0) return false;
@@ -73,14 +66,19 @@ bool Updates::add_plain(const UpdateTensors& tensors) {
     const at::TensorImpl* const tensor = tensors[role]->unsafeGetTensorImpl();
     if (tensor->key_set() != plain_keys_ || tensor->device() != device_ || !tensor->is_contiguous())
       return false;
-    const std::optional<DType> dtype = dtype_of(c10::typeMetaToScalarType(tensor->dtype()));
-    if (!dtype || *dtype == DType::f64) return false;
-    dtypes[role] = *dtype;
-    if (role == kStep ? tensor->numel() != 1 || *dtype != DType::f32 : !same_sizes(*tensor, *param))
+    if (tensor->dtype() != plain_types_[role]) {
+      const std::optional<DType> dtype = dtype_of(c10::typeMetaToScalarType(tensor->dtype()));
+      if (!dtype || *dtype == DType::f64) return false;
+      plain_types_[role] = tensor->dtype();
+      plain_dtypes_[role] = *dtype;
+    }
+    const DType dtype = dtypes[role] = plain_dtypes_[role];
+    if (role == kStep ? tensor->numel() != 1 || dtype != DType::f32 : !same_sizes(*tensor, *param))
       return false;
     c10::StorageImpl* const storage = tensor->unsafe_storage().unsafeGetStorageImpl();
-    const int64_t size = size_of(*dtype), offset = tensor->storage_offset() * size;
-    if (static_cast<int64_t>(storage->nbytes()) < offset + tensor->numel() * size) return false;
+    const int64_t size = size_of(dtype), offset = tensor->storage_offset() * size;
+    const int64_t bytes = role == kStep ? size : numel * size;
+    if (static_cast<int64_t>(storage->nbytes()) < offset + bytes) return false;
     auto* const memory = static_cast<char*>(role == kGrad ? const_cast<void*>(storage->data())
                                                           : storage->mutable_data());
     if (!memory) return false;
@@ -88,9 +86,6 @@ bool Updates::add_plain(const UpdateTensors& tensors) {
   }
   if (data[kCopy] && !(is_half(dtypes[kCopy]) && dtypes[kParam] == DType::f32)) return false;
   if (data[kMaxExpAvgSq] && dtypes[kMaxExpAvgSq] != dtypes[kExpAvgSq]) return false;
-  for (int role = 0; role < kRoles; ++role) {
-    if (role != kGrad && data[role]) written_.push_back(tensors[role]->unsafeGetTensorImpl());
-  }
   refs_.push_back(ref_of(numel, data, dtypes));
   return true;
 }
@@ -138,7 +133,6 @@ void Updates::add_checked(const UpdateTensors& tensors) {
                 tensor.strides(), ": torch.empty_like(param) has them");
     check_no_history(item, tensor, records_gradients_);
     data[role] = checked_memory(op_, item, tensor, Access::write).data();
-    written_.push_back(tensor.unsafeGetTensorImpl());
   }
   const at::Tensor& grad = *tensors[kGrad];
   if (param.numel() > 0 && (grad._is_zerotensor() || grad.is_neg() ||
@@ -160,7 +154,6 @@ StepScalars Updates::add_scalars(const ScalarTensors& scalars) {
     const MemoryRange range(data, sizeof(float));
     if (access == Access::write) {
       writes_.push_back({name, -1, range});
-      written_.push_back(tensor->unsafeGetTensorImpl());
     } else {
       reads_.push_back({name, -1, range});
     }

@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/python_variable.h>
 
 #include "backends/backends.h"
+#include "optim/served.h"
 
 namespace py = pybind11;
 
@@ -29,8 +30,8 @@ bool OptimizerGrads::collect(py::handle param_groups) {
   const size_t n = grads_.size();
   for (size_t i = 0; i < n; ++i) {
     if (i + 2 * kAhead < n) prefetch_tensor(grad_impls_[i + 2 * kAhead]);
-    if (i + kAhead < n) prefetch_links(grad_impls_[i + kAhead]);
-    if (!add(params_[i], *grads_[i])) return false;
+    if (i + kAhead < n) prefetch_storage(grad_impls_[i + kAhead]);
+    if (!add(*params_[i], *grads_[i])) return false;
   }
   return true;
 }
@@ -43,14 +44,14 @@ bool OptimizerGrads::find_params(py::handle params) {
   const auto n = static_cast<size_t>(PySequence_Fast_GET_SIZE(sequence));
   params_.reserve(params_.size() + n);
   for (size_t i = 0; i < n; ++i) {
-    if (i + kAhead < n) __builtin_prefetch(objects[i + kAhead]);
+    if (i + kAhead < n) prefetch_bytes(objects[i + kAhead], 0, sizeof(THPVariable));
     if (!THPVariable_Check(objects[i])) {
       const py::str name = py::type::handle_of(objects[i]).attr("__name__");
       PyErr_Format(PyExc_AssertionError, "expected param to be torch.Tensor, got %U", name.ptr());
       throw py::error_already_set();
     }
-    if (!has_tensors_grad(objects[i])) return false;
-    params_.push_back(THPVariable_Unpack(objects[i]).unsafeGetTensorImpl());
+    if (!(taken_ == Taken::all ? has_tensors_grad(objects[i]) : is_plain(objects[i]))) return false;
+    params_.push_back(&THPVariable_Unpack(objects[i]));
   }
   return true;
 }
@@ -61,9 +62,9 @@ void OptimizerGrads::find_grads() {
   grads_.reserve(n);
   grad_impls_.reserve(n);
   for (size_t i = 0; i < n; ++i) {
-    if (i + 2 * kAhead < n) __builtin_prefetch(params_[i + 2 * kAhead]);
-    if (i + kAhead < n) __builtin_prefetch(params_[i + kAhead]->autograd_meta());
-    const at::Tensor& grad = params_[i]->grad();
+    if (i + 2 * kAhead < n) prefetch_tensor(params_[i + 2 * kAhead]->unsafeGetTensorImpl());
+    if (i + kAhead < n) prefetch_grad(params_[i + kAhead]->unsafeGetTensorImpl());
+    const at::Tensor& grad = params_[i]->unsafeGetTensorImpl()->grad();
     if (!grad.defined()) continue;
     grads_.push_back(&grad);
     grad_impls_.push_back(grad.unsafeGetTensorImpl());
@@ -72,8 +73,12 @@ void OptimizerGrads::find_grads() {
   params_.resize(found);
 }
 
-bool OptimizerGrads::add(at::TensorImpl* param, const at::Tensor& grad) {
+bool OptimizerGrads::add(const at::Tensor& param, const at::Tensor& grad) {
   if (grad.unsafeGetTensorImpl()->is_python_dispatch()) return false;
+  if (taken_ == Taken::served) {
+    const at::Device device = params_[0]->device();
+    if (why_not_param(param, device) || why_not_grad(grad, device)) return false;
+  }
   const bool half = grad.scalar_type() == at::kHalf;
   TORCH_CHECK_VALUE(
       allow_fp16_ || !half,
@@ -87,7 +92,7 @@ bool OptimizerGrads::add(at::TensorImpl* param, const at::Tensor& grad) {
   // An uncoalesced fp16 gradient may overflow only once its duplicates are added up.
   const bool coalesce = half || coalesce_ == Coalesce::all;
   const at::Tensor sparse = coalesce ? grad.coalesce() : grad;
-  if (coalesce) coalesced_.emplace_back(param, sparse);
+  if (coalesce) coalesced_.emplace_back(param.unsafeGetTensorImpl(), sparse);
   list_for(sparse.device()).add(sparse_values_.emplace_back(sparse._values()));
   return true;
 }

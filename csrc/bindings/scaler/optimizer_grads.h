@@ -14,15 +14,20 @@ namespace amp_ext {
 // all, as a norm needs them.
 enum class Coalesce { fp16, all };
 
+// Which parameters and gradients are taken: all that C++ code can read, or those alone that the
+// kernels of amp_ext.optim serve.
+enum class Taken { all, served };
+
 // The gradients of one optimizer, by device in order of first appearance.
 class OptimizerGrads {
  public:
   // `op` is what errors name.
-  OptimizerGrads(const char* op, Access access, bool allow_fp16, Coalesce coalesce)
-      : op_(op), access_(access), allow_fp16_(allow_fp16), coalesce_(coalesce) {}
+  OptimizerGrads(const char* op, Access access, bool allow_fp16, Coalesce coalesce,
+                 Taken taken = Taken::all)
+      : op_(op), access_(access), allow_fp16_(allow_fp16), coalesce_(coalesce), taken_(taken) {}
 
-  // Reads `.grad` of every parameter. False when only Python code can handle them: a gradient is a
-  // Python tensor subclass, or a parameter's class has a `grad` of its own.
+  // Reads `.grad` of every parameter. False when one is not taken. Python code alone can handle a
+  // gradient that is a Python tensor subclass, and a parameter whose class has a `grad` of its own.
   bool collect(pybind11::handle param_groups);
 
   // To be called before anything is written: throws the errors that concern the whole list.
@@ -57,15 +62,16 @@ class OptimizerGrads {
  private:
   bool find_params(pybind11::handle params);
   void find_grads();
-  bool add(at::TensorImpl* param, const at::Tensor& grad);
+  bool add(const at::Tensor& param, const at::Tensor& grad);
   GradList& list_for(at::Device device);
 
   const char* op_;
   Access access_;
   bool allow_fp16_;
   Coalesce coalesce_;
+  Taken taken_;
   std::vector<pybind11::object> sequences_;  // keep the parameters alive
-  std::vector<at::TensorImpl*> params_;      // those that have a gradient
+  std::vector<const at::Tensor*> params_;    // those that have a gradient
   std::vector<const at::Tensor*> grads_;
   std::vector<at::TensorImpl*> grad_impls_;
   std::vector<GradList> lists_;

@@ -165,11 +165,13 @@ py::object unscale_grads_by(py::handle param_groups, py::handle inv_scale, py::h
   END_HANDLE_TH_ERRORS_PYBIND
 }
 
-// As unscale_grads, but the gradients are only read.
-py::object check_grads(py::handle param_groups, py::handle found_inf) {
+// As unscale_grads, but the gradients are only read. None also, with `for_kernels`, where the
+// kernels of amp_ext.optim do not serve a parameter or a gradient.
+py::object check_grads(py::handle param_groups, py::handle found_inf, bool for_kernels) {
   HANDLE_TH_ERRORS
   const at::NoGradGuard no_grad;
-  OptimizerGrads grads("amp_ext::check_finite", Access::read, /*allow_fp16=*/true, Coalesce::fp16);
+  OptimizerGrads grads("amp_ext::check_finite", Access::read, /*allow_fp16=*/true, Coalesce::fp16,
+                       for_kernels ? Taken::served : Taken::all);
   if (!grads.collect(param_groups)) return py::none();
   const std::optional<at::Tensor> free = optional_tensor("found_inf", found_inf);
   grads.close();
@@ -200,14 +202,16 @@ at::Tensor total_norm(const std::vector<at::Tensor>& norms, at::Device device) {
 // ({device: found_inf on it}, norm) for the gradients of `param_groups`, which are multiplied by
 // inv_scale and clipped to max_norm, or only read where max_norm is None. `found_infs` is None, or
 // a dict like the result where they are unscaled already. `found_inf` is as for unscale_grads. None
-// when a gradient is a Python tensor subclass; then nothing has been touched.
+// when a gradient is a Python tensor subclass, and as for check_grads; then nothing has been
+// touched.
 py::object clip_grads(py::handle param_groups, py::handle inv_scale, py::handle found_inf,
                       const std::optional<py::dict>& found_infs, std::optional<double> max_norm,
-                      bool error_if_nonfinite, bool allow_fp16) {
+                      bool error_if_nonfinite, bool allow_fp16, bool for_kernels) {
   HANDLE_TH_ERRORS
   const at::NoGradGuard no_grad;
   const Access access = max_norm ? Access::write : Access::read;
-  OptimizerGrads grads("amp_ext::grad_norm", access, allow_fp16, Coalesce::all);
+  OptimizerGrads grads("amp_ext::grad_norm", access, allow_fp16, Coalesce::all,
+                       for_kernels ? Taken::served : Taken::all);
   if (!grads.collect(param_groups)) return py::none();
   const at::Tensor& factor = tensor_of("inv_scale", inv_scale);
   const std::optional<at::Tensor> free = optional_tensor("found_inf", found_inf);

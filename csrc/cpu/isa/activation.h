@@ -46,8 +46,8 @@ inline Vector magnitude(Vector x) { return x < 0.0f ? -x : x; }
 
 // Nearer to 0 if x is so far that derivatives are 0 or 1; infinities would make NaNs of them.
 inline Vector where_curved(Vector x) {
-  x = x < -16.0f ? Vector{} - 16.0f : x;
-  return x > 16.0f ? Vector{} + 16.0f : x;
+  x = x < -128.0f ? Vector{} - 128.0f : x;
+  return x > 128.0f ? Vector{} + 128.0f : x;
 }
 
 struct Relu {
@@ -82,27 +82,44 @@ struct Gelu {
   Vector cdf;
 };
 
+// 1 / (1 + 2^-exponent), and its complement to 1.
+struct Logistic {
+  explicit Logistic(Vector exponent) {
+    const Vector small = exp2_down(-magnitude(exponent));
+    const Vector large = 1.0f / (1.0f + small);
+    value = exponent < 0.0f ? small * large : large;
+    complement = exponent < 0.0f ? large : small * large;
+  }
+
+  Vector value;
+  Vector complement;
+};
+
 // x * (1 + tanh(u)) / 2 = x / (1 + exp(-2u)) with u = sqrt(2 / pi) * (x + 0.044715 x^3).
 struct GeluTanh {
-  static Vector value(Vector x) { return x * GeluTanh(x).logistic; }
+  static Vector value(Vector x) { return x * at(x).value; }
   static Vector times_derivative(Vector grad, Vector x) {
     x = where_curved(x);
-    const GeluTanh at(x);
+    const Logistic cdf = at(x);
     const Vector slope = 1.595769122f + 0.214064449f * x * x;
-    return grad * (at.logistic + x * at.logistic * at.complement * slope);
+    return grad * (cdf.value + x * cdf.value * cdf.complement * slope);
   }
 
  private:
-  explicit GeluTanh(Vector x) {
-    const Vector exponent = x * (2.302208198f + 0.102943240f * x * x);
-    const Vector small = exp2_down(-magnitude(exponent));
-    const Vector large = 1.0f / (1.0f + small);
-    logistic = x < 0.0f ? small * large : large;
-    complement = x < 0.0f ? large : small * large;
+  static Logistic at(Vector x) { return Logistic(x * (2.302208198f + 0.102943240f * x * x)); }
+};
+
+// x / (1 + exp(-x))
+struct Silu {
+  static Vector value(Vector x) { return x * at(x).value; }
+  static Vector times_derivative(Vector grad, Vector x) {
+    x = where_curved(x);
+    const Logistic sigmoid = at(x);
+    return grad * (sigmoid.value + x * sigmoid.value * sigmoid.complement);
   }
 
-  Vector logistic;
-  Vector complement;
+ private:
+  static Logistic at(Vector x) { return Logistic(1.442695041f * x); }
 };
 
 }  // namespace

@@ -105,8 +105,9 @@ extern const TileKernels tile_kernels;
 const TileKernels tile_kernels = {
     multiply,
     combine,
-    {nullptr, activate<Relu>, activate<Gelu>, activate<GeluTanh>},
-    {nullptr, differentiate<Relu>, differentiate<Gelu>, differentiate<GeluTanh>},
+    {nullptr, activate<Relu>, activate<Gelu>, activate<GeluTanh>, activate<Silu>},
+    {nullptr, differentiate<Relu>, differentiate<Gelu>, differentiate<GeluTanh>,
+     differentiate<Silu>},
     add_rows,
 };
 

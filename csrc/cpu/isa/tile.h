@@ -4,12 +4,12 @@
 
 #include <cstdint>
 
+#include "amp_ext/gemm.h"
+
 namespace amp_ext::cpu {
 
 // Columns are computed in groups of this many.
 constexpr int64_t kTileColumns = 32;
-
-constexpr int kActivations = 4;
 
 constexpr int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
 

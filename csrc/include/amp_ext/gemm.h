@@ -27,8 +27,15 @@ struct VectorRef {
   int64_t stride = 0;
 };
 
-// relu keeps NaN. gelu is x * Phi(x) by erf, gelu_tanh its approximation by tanh, as in torch.
-enum class Activation : uint8_t { none, relu, gelu, gelu_tanh };
+// relu keeps NaN. gelu is x * Phi(x) by erf, gelu_tanh its approximation by tanh, silu
+// x / (1 + exp(-x)), as in torch.
+enum class Activation : uint8_t { none, relu, gelu, gelu_tanh, silu };
+constexpr int kActivations = 5;
+constexpr const char* kActivationNames[kActivations] = {"none", "relu", "gelu", "gelu_tanh",
+                                                        "silu"};
+inline const char* activation_name(Activation activation) {
+  return kActivationNames[static_cast<int>(activation)];
+}
 
 // x = alpha * a @ b + beta * c + bias, accumulated in fp32; a and b are not fp64. Matrix i of out
 // has the sum of the products i * terms, ..., (i + 1) * terms - 1 of a and b.

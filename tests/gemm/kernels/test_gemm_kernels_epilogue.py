@@ -9,9 +9,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from cases import assert_equal, assert_same, assert_sum_near, bits, integers, normal, spacing
-from gemm_kernel_cases import (
+from cases import (
     ACTIVATIONS,
+    CURVED,
+    assert_equal,
+    assert_same,
+    assert_sum_near,
+    bits,
+    integers,
+    normal,
+    spacing,
+)
+from gemm_kernel_cases import (
     CPU,
     FP16,
     FP32,
@@ -197,7 +206,7 @@ def test_derivative(tile: Tile, dtype: torch.dtype, activation: str) -> None:
 def test_activations_of_special_values(sm90: bool) -> None:
     """And the derivatives' limits, where their formulas overflow."""
     special = torch.cat((special_values(), torch.ones(6)))
-    for activation in ACTIVATIONS[1:]:
+    for activation in ("relu", *CURVED):
         gemm = product("nn", 4, len(special), 8, activation=activation, bias=special, alpha=0.0)
         expected = activated(activation, special.double()).float()
         actual = run(gemm, sm90=sm90).out[0, 0]
@@ -209,18 +218,18 @@ def test_activations_of_special_values(sm90: bool) -> None:
         torch.testing.assert_close(actual, slopes, rtol=0, atol=1e-20, equal_nan=True)
 
 
-@pytest.mark.parametrize("activation", ["gelu", "gelu_tanh"])
-def test_gelus_keep_their_tails(activation: str) -> None:
-    """They are x * Phi(x): far out Phi is exp of a number that a few roundings of 2**-24 precede.
+@pytest.mark.parametrize("activation", CURVED)
+def test_tails_are_kept(activation: str) -> None:
+    """Of x * Phi(x): far out Phi is exp of a number that a few roundings of 2**-24 precede.
 
     Each of them counts as often as that number is large. Results are FP32, of exact sums.
     """
     x = torch.arange(-96, 97, dtype=torch.float64) / 8
-    u2 = 2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)
+    logit = 2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x**3) if activation != "silu" else x
     if activation == "gelu":
         phi, exponent = torch.special.erfc(-x / math.sqrt(2)) / 2, x**2 / 2
     else:
-        phi, exponent = u2.sigmoid(), u2.abs()
+        phi, exponent = logit.sigmoid(), logit.abs()
     ones = torch.ones(1, 1, 1, dtype=FP16)
     actual = compute(Product(x.half()[None, :, None], ones, activation=activation)).out
     error = (actual[0, :, 0].double() - x * phi).abs()

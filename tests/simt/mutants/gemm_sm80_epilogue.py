@@ -11,7 +11,8 @@ EPILOGUE, VECTOR, ACTIVATION = (
 )
 EPILOGUES = (
     f"{FEW_TILES} and (all_at_once or sums_of_many) or "
-    "not True and (layouts_of_c or test_bias or test_activation or test_derivative or gelus_keep)"
+    "not True and "
+    "(layouts_of_c or test_bias or test_activation or test_derivative or tails_are_kept)"
 )
 ALL = f"{FEW_TILES} and all_at_once"
 SUMS_RACE = {"tests": "gemm_kernels_epilogue", "select": f"{ALL} and fp32", "variant": "tsan"}
@@ -119,10 +120,16 @@ MUTANTS = (
         "1.0f - 0.5f * erfcf(x * 0.70710678f)",
     ),
     _epilogue(
+        "silu's derivative is that of a number nearer to 0",
+        ACTIVATION,
+        "at[i] > 128.0f ? 128.0f : at[i] < -128.0f ? -128.0f : at[i]",
+        "at[i] > 4.0f ? 4.0f : at[i] < -4.0f ? -4.0f : at[i]",
+    ),
+    _epilogue(
         "NaN is bounded",
         ACTIVATION,
-        ": at[i] < -16.0f ? -16.0f : at[i]",
-        ": at[i] > -16.0f ? at[i] : -16.0f",
+        ": at[i] < -128.0f ? -128.0f : at[i]",
+        ": at[i] > -128.0f ? at[i] : -128.0f",
     ),
     _epilogue(
         "tickets of tiles and columns are the same",

@@ -12,18 +12,25 @@ __device__ inline float normal_cdf(float x) { return 0.5f * erfcf(x * -0.7071067
 
 __device__ inline float normal_density(float x) { return 0.39894228f * expf(-0.5f * x * x); }
 
-// gelu_tanh's Phi(x), (1 + tanh(u)) / 2, and its derivative, by e = exp(-2 |u|): for x > 0 it is
-// 1 / (1 + e), else e / (1 + e), and nothing cancels or overflows.
-__device__ inline float twice_u(float x) { return 1.5957691f * (x + 0.044715f * x * x * x); }
-
-__device__ inline float normal_cdf_tanh(float x) {
-  const float u2 = twice_u(x), e = expf(-fabsf(u2));
-  return (u2 > 0.0f ? 1.0f : e) * ptx::reciprocal(1.0f + e);
+// 1 / (1 + exp(-x)) and its derivative, by e = exp(-|x|): for x > 0 it is 1 / (1 + e), else
+// e / (1 + e), and nothing cancels or overflows.
+__device__ inline float logistic(float x) {
+  const float e = expf(-fabsf(x));
+  return (x > 0.0f ? 1.0f : e) * ptx::reciprocal(1.0f + e);
 }
 
+__device__ inline float logistic_density(float x) {
+  const float e = expf(-fabsf(x)), r = ptx::reciprocal(1.0f + e);
+  return e * r * r;
+}
+
+// gelu_tanh's Phi(x), (1 + tanh(u)) / 2, and its derivative.
+__device__ inline float twice_u(float x) { return 1.5957691f * (x + 0.044715f * x * x * x); }
+
+__device__ inline float normal_cdf_tanh(float x) { return logistic(twice_u(x)); }
+
 __device__ inline float normal_density_tanh(float x) {
-  const float e = expf(-fabsf(twice_u(x))), r = ptx::reciprocal(1.0f + e);
-  return e * r * r * 1.5957691f * (1.0f + 3 * 0.044715f * x * x);
+  return logistic_density(twice_u(x)) * 1.5957691f * (1.0f + 3 * 0.044715f * x * x);
 }
 
 // x = f(x).
@@ -38,6 +45,7 @@ __device__ void activate(Activation activation, float (&x)[kSize]) {
     case Activation::relu: each([](float v) { return v <= 0.0f ? 0.0f : v; }); break;
     case Activation::gelu: each([](float v) { return v * normal_cdf(v); }); break;
     case Activation::gelu_tanh: each([](float v) { return v * normal_cdf_tanh(v); }); break;
+    case Activation::silu: each([](float v) { return v * logistic(v); }); break;
   }
 }
 
@@ -49,7 +57,7 @@ __device__ void multiply_by_derivative(Activation activation, const float (&at)[
 #pragma unroll
     for (int i = 0; i < kSize; ++i) {
       // Farther out the derivatives are 0 and 1; squares would overflow. NaN stays.
-      const float bounded = at[i] > 16.0f ? 16.0f : at[i] < -16.0f ? -16.0f : at[i];
+      const float bounded = at[i] > 128.0f ? 128.0f : at[i] < -128.0f ? -128.0f : at[i];
       x[i] = f(x[i], bounded);
     }
   };
@@ -63,6 +71,9 @@ __device__ void multiply_by_derivative(Activation activation, const float (&at)[
       each([](float v, float at) {
         return v * (normal_cdf_tanh(at) + at * normal_density_tanh(at));
       });
+      break;
+    case Activation::silu:
+      each([](float v, float at) { return v * (logistic(at) + at * logistic_density(at)); });
       break;
   }
 }

@@ -58,26 +58,35 @@ class autocast:
         _check_type("enabled", enabled, (bool,))
         _check_type("cache_enabled", cache_enabled, (bool, NoneType))
         self._arguments = (device_type, dtype, enabled, cache_enabled)
-        self._enabled = enabled
         self._region = None if is_compiling() else torchs_autocast(*self._arguments)
+
+    def __getattr__(self, name: str) -> Any:
+        """``device``, ``fast_dtype`` and what else ``torch.autocast`` has."""
+        if name.startswith("__") or "_arguments" not in vars(self):  # as copy.copy asks for them
+            raise AttributeError(name)
+        return getattr(self._torchs_region(), name)
+
+    def _torchs_region(self) -> torchs_autocast:
+        if self._region is None:  # it was made in a compiled function
+            self._region = torchs_autocast(*self._arguments)
+        return self._region
 
     def __enter__(self) -> "autocast":
         if is_compiling():
             self._traced = _traced_region(self._arguments)
             self._traced.__enter__()
             return self
-        if self._region is None:
-            self._region = torchs_autocast(*self._arguments)
+        region = self._torchs_region()
         _C.enter_region()
         try:
-            self._region.__enter__()
+            region.__enter__()
         except BaseException:
             _C.exit_region()
             raise
         self._was_marked = is_autocast_enabled(_MARK)
         set_autocast_enabled(_MARK, False)
         within_ours = self._was_marked and _is_any_autocast_enabled()  # of another device type
-        set_autocast_enabled(_MARK, self._enabled or within_ours)
+        set_autocast_enabled(_MARK, self._arguments[2] or within_ours)
         return self
 
     def __exit__(self, *exception: Any) -> bool | None:
@@ -128,22 +137,3 @@ def cast_weights_together(on: bool = True) -> None:
     offloaded weights) may not be seen.
     """
     _C.cast_weights_together(on)
-
-
-def install() -> None:
-    """Lets every ``torch.autocast`` region, of every thread and library, run its matrix products as
-    :class:`amp_ext.autocast` does, until :func:`uninstall`. A second call changes nothing.
-
-    Not to be called between a checkpoint's forward and backward pass, which have to do the same.
-    Programs compiled before go on as they were compiled."""
-    _C.install()
-
-
-def uninstall() -> None:
-    """Undoes :func:`install`; the same holds. Regions of :class:`amp_ext.autocast` keep working."""
-    _C.uninstall()
-
-
-def is_installed() -> bool:
-    """Whether :func:`install` is in effect."""
-    return _C.is_installed()

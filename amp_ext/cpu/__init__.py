@@ -1,0 +1,5 @@
+"""For programs that name ``torch.cpu.amp``."""
+
+from amp_ext.cpu import amp
+
+__all__ = ["amp"]

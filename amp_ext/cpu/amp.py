@@ -1,0 +1,43 @@
+"""The names and arguments of ``torch.cpu.amp``, without its warnings that it is deprecated.
+
+A script that says ``from torch.cpu.amp import GradScaler, autocast`` says
+``from amp_ext.cpu.amp import GradScaler, autocast`` instead.
+"""
+
+from typing import Any
+
+import torch
+
+from amp_ext.autocast.regions import autocast as _autocast
+from amp_ext.scaler import GradScaler as _GradScaler
+
+__all__ = ["GradScaler", "autocast"]
+
+
+class autocast(_autocast):
+    """:class:`amp_ext.autocast` for "cpu"."""
+
+    def __init__(
+        self,
+        enabled: bool = True,
+        dtype: torch.dtype = torch.bfloat16,
+        cache_enabled: bool = True,
+    ) -> None:
+        super().__init__("cpu", dtype, enabled, cache_enabled)
+
+
+class GradScaler(_GradScaler, torch.cpu.amp.GradScaler):
+    """:class:`amp_ext.GradScaler` for "cpu", with its keyword-only options."""
+
+    def __init__(
+        self,
+        init_scale: float = 2.0**16,
+        growth_factor: float = 2.0,
+        backoff_factor: float = 0.5,
+        growth_interval: int = 2000,
+        enabled: bool = True,
+        **options: Any,
+    ) -> None:
+        super().__init__(
+            "cpu", init_scale, growth_factor, backoff_factor, growth_interval, enabled, **options
+        )

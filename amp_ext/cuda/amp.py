@@ -1,0 +1,57 @@
+"""The names and arguments of ``torch.cuda.amp``, without its warnings that it is deprecated.
+
+A script that says ``from torch.cuda.amp import GradScaler, autocast`` says
+``from amp_ext.cuda.amp import GradScaler, autocast`` instead.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.cuda.amp import amp_definitely_not_available
+
+from amp_ext.autocast.regions import autocast as _autocast
+from amp_ext.scaler import GradScaler as _GradScaler
+
+__all__ = ["GradScaler", "amp_definitely_not_available", "autocast", "custom_bwd", "custom_fwd"]
+
+
+class autocast(_autocast):
+    """:class:`amp_ext.autocast` for "cuda"."""
+
+    def __init__(
+        self,
+        enabled: bool = True,
+        dtype: torch.dtype = torch.float16,
+        cache_enabled: bool = True,
+    ) -> None:
+        super().__init__("cuda", dtype, enabled, cache_enabled)
+
+
+class GradScaler(_GradScaler, torch.cuda.amp.GradScaler):
+    """:class:`amp_ext.GradScaler` for "cuda", with its keyword-only options."""
+
+    def __init__(
+        self,
+        init_scale: float = 2.0**16,
+        growth_factor: float = 2.0,
+        backoff_factor: float = 0.5,
+        growth_interval: int = 2000,
+        enabled: bool = True,
+        **options: Any,
+    ) -> None:
+        super().__init__(
+            "cuda", init_scale, growth_factor, backoff_factor, growth_interval, enabled, **options
+        )
+
+
+def custom_fwd(
+    fwd: Callable[..., Any] | None = None, *, cast_inputs: torch.dtype | None = None
+) -> Callable[..., Any]:
+    """``torch.amp.custom_fwd`` for "cuda"."""
+    return torch.amp.custom_fwd(fwd, device_type="cuda", cast_inputs=cast_inputs)
+
+
+def custom_bwd(bwd: Callable[..., Any]) -> Callable[..., Any]:
+    """``torch.amp.custom_bwd`` for "cuda"."""
+    return torch.amp.custom_bwd(bwd, device_type="cuda")

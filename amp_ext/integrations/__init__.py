@@ -1,0 +1,39 @@
+"""The scaler in training frameworks: a module for each, imported by who uses that framework."""
+
+from collections.abc import Iterable
+
+from torch import Tensor
+from torch.amp.grad_scaler import OptState
+from torch.optim import Optimizer
+
+from amp_ext.scaler import GradScaler
+from amp_ext.scaler.parameters import with_gradients
+
+
+def has_gradients_of(optimizer: Optimizer, parameters: Iterable[Tensor]) -> bool:
+    """Whether the gradients of an optimizer are those of ``parameters``, so that their norm may be
+    clipped in its step."""
+    given = {id(parameter) for parameter in parameters if parameter.grad is not None}
+    return with_gradients(optimizer).keys() == given
+
+
+def is_unscaled(scaler: GradScaler, optimizer: Optimizer) -> bool:
+    """Whether its gradients have been unscaled or clipped for a step that is to come."""
+    state = scaler._per_optimizer_states.get(id(optimizer))
+    return state is not None and state["stage"] is OptState.UNSCALED
+
+
+def check_alone(scaler: GradScaler | None, optimizer: Optimizer) -> None:
+    """To be called before a step that a framework ends with ``scaler.update()``, by which what is
+    known of other optimizers is lost.
+
+    Raises:
+        RuntimeError: another optimizer's gradients are unscaled or clipped, and it has not stepped.
+    """
+    states = scaler._per_optimizer_states.items() if scaler is not None else ()
+    if any(key != id(optimizer) and state["stage"] is OptState.UNSCALED for key, state in states):
+        raise RuntimeError(
+            f"{type(optimizer).__name__}.step: another optimizer's gradients have been unscaled or "
+            "clipped, and it has not stepped yet. The scaler is updated after each step: clip and "
+            "step one optimizer after the other."
+        )

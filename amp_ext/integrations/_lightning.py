@@ -1,0 +1,83 @@
+"""What the scaler changes of Lightning's plugin, under any name of its package."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from amp_ext.autocast import autocast
+from amp_ext.integrations import check_alone, is_unscaled
+from amp_ext.scaler import GradScaler
+
+
+class WithScaler:
+    """``MixedPrecision`` with :class:`amp_ext.GradScaler` and :class:`amp_ext.autocast`.
+
+    Args:
+        precision: "16-mixed" or "bf16-mixed".
+        device: type of the devices, as in "cuda".
+        scaler: a new one by default, none for "bf16-mixed"; there it may be a guard,
+            ``GradScaler(device, init_scale=1.0, dynamic=False)``.
+    """
+
+    def __init__(
+        self,
+        precision: str = "16-mixed",
+        device: str = "cuda",
+        scaler: GradScaler | None = None,
+    ) -> None:
+        if scaler is None and precision == "16-mixed":
+            scaler = GradScaler(device)
+        super().__init__(precision, device, None if precision == "bf16-mixed" else scaler)
+        self.scaler = scaler  # Lightning refuses one for bfloat16
+
+    @property
+    def skipped_steps(self) -> int:
+        """How many steps were skipped, earlier runs of a checkpoint included. Synchronises with the
+        device."""
+        return self.scaler.get_skipped_steps() if self.scaler else 0
+
+    def _region(self) -> autocast:
+        dtype = torch.bfloat16 if self.precision == "bf16-mixed" else torch.float16
+        return autocast(self.device, dtype)
+
+
+class InTrainer(WithScaler):
+    """Norms are clipped by the scaler, optimizers that unscale in their step may be clipped, and in
+    manual optimization too it is unscaled gradients that are clipped."""
+
+    def clip_gradients(
+        self, optimizer: Optimizer, clip_val: float = 0.0, gradient_clip_algorithm: str = "norm"
+    ) -> None:
+        if self.scaler is None or clip_val <= 0:
+            return super().clip_gradients(optimizer, clip_val, gradient_clip_algorithm)
+        own = unwrapped(optimizer)
+        manual = own is not optimizer  # and nothing has been unscaled
+        if gradient_clip_algorithm == "norm":
+            self.scaler.clip_grad_norm_(own, clip_val)
+            return
+        if manual or getattr(own, "_step_supports_amp_scaling", False):
+            self.scaler.unscale_(own)
+        self.clip_grad_by_value(own, clip_val)
+
+    def optimizer_step(
+        self, optimizer: Optimizer, model: nn.Module, closure: Callable[[], Any], **kwargs: Any
+    ) -> Any:
+        check_alone(self.scaler, optimizer)
+        if self.scaler is None or not is_unscaled(self.scaler, optimizer):
+            return super().optimizer_step(optimizer, model=model, closure=closure, **kwargs)
+        closure()
+        self._after_closure(model, optimizer)
+        result = self.scaler.step(optimizer, **kwargs)
+        self.scaler.update()
+        return result
+
+    def autocast_context_manager(self) -> autocast:
+        return self._region()
+
+
+def unwrapped(optimizer: Optimizer) -> Optimizer:
+    """The optimizer within that of Lightning, which manual optimization and Fabric hand out."""
+    return optimizer.optimizer if hasattr(optimizer, "_strategy") else optimizer

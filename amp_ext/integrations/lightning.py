@@ -1,0 +1,23 @@
+"""Lightning and Fabric: ``Trainer(plugins=MixedPrecision())``, or ``Fabric(plugins=
+FabricMixedPrecision())`` with the ``Fabric`` that is here."""
+
+import lightning
+from lightning.fabric.plugins import MixedPrecision as _FabricMixedPrecision
+from lightning.pytorch.plugins import MixedPrecision as _MixedPrecision
+
+from amp_ext.integrations._fabric import ClipsByScaler, InFabric
+from amp_ext.integrations._lightning import InTrainer
+
+__all__ = ["Fabric", "FabricMixedPrecision", "MixedPrecision"]
+
+
+class MixedPrecision(InTrainer, _MixedPrecision):  # checkpoints know torch's scaler by this name
+    __doc__ = InTrainer.__doc__
+
+
+class FabricMixedPrecision(InFabric, _FabricMixedPrecision):
+    __doc__ = InFabric.__doc__
+
+
+class Fabric(ClipsByScaler, lightning.Fabric):
+    __doc__ = ClipsByScaler.__doc__

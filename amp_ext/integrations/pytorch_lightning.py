@@ -1,0 +1,23 @@
+"""As :mod:`amp_ext.integrations.lightning`, for programs that import ``pytorch_lightning`` and
+``lightning_fabric``."""
+
+import lightning_fabric
+from lightning_fabric.plugins import MixedPrecision as _FabricMixedPrecision
+from pytorch_lightning.plugins import MixedPrecision as _MixedPrecision
+
+from amp_ext.integrations._fabric import ClipsByScaler, InFabric
+from amp_ext.integrations._lightning import InTrainer
+
+__all__ = ["Fabric", "FabricMixedPrecision", "MixedPrecision"]
+
+
+class MixedPrecision(InTrainer, _MixedPrecision):  # checkpoints know torch's scaler by this name
+    __doc__ = InTrainer.__doc__
+
+
+class FabricMixedPrecision(InFabric, _FabricMixedPrecision):
+    __doc__ = InFabric.__doc__
+
+
+class Fabric(ClipsByScaler, lightning_fabric.Fabric):
+    __doc__ = ClipsByScaler.__doc__

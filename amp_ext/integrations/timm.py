@@ -1,0 +1,65 @@
+"""timm: ``loss_scaler = NativeScaler()``, in the place of ``timm.utils.NativeScaler``."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import timm.utils
+from torch import Tensor
+from torch.optim import Optimizer
+
+from amp_ext.integrations import has_gradients_of
+from amp_ext.scaler import GradScaler
+from amp_ext.scaler.parameters import with_gradients
+
+__all__ = ["NativeScaler"]
+
+
+class NativeScaler(timm.utils.NativeScaler):
+    """timm's with :class:`amp_ext.GradScaler`, which clips the norm (``clip_mode="norm"``) when
+    ``parameters`` are the optimizer's.
+
+    Args:
+        device: type of the device, as in "cuda".
+        options: of :class:`amp_ext.GradScaler`.
+    """
+
+    def __init__(self, device: str = "cuda", **options: Any) -> None:
+        self._scaler = GradScaler(device, **options)
+
+    def __call__(
+        self,
+        loss: Tensor,
+        optimizer: Optimizer,
+        clip_grad: float | None = None,
+        clip_mode: str = "norm",
+        parameters: Iterable[Tensor] | None = None,
+        create_graph: bool = False,
+        need_update: bool = True,
+    ) -> None:
+        """As timm's: the backward pass and, with ``need_update``, clipping and the step.
+        ``parameters`` are the optimizer's when None."""
+        scaler = self._scaler
+        scaler.scale(loss).backward(create_graph=create_graph)
+        if not need_update:
+            return
+        if clip_grad is not None:
+            parameters = with_gradients(optimizer).values() if parameters is None else parameters
+            parameters = list(parameters)
+            if clip_mode == "norm" and has_gradients_of(optimizer, parameters):
+                scaler.clip_grad_norm_(optimizer, clip_grad)
+            else:
+                scaler.unscale_(optimizer)
+                timm.utils.dispatch_clip_grad(parameters, clip_grad, mode=clip_mode)
+        scaler.step(optimizer)
+        scaler.update()
+
+    @property
+    def step_was_skipped(self) -> bool:
+        """Whether the last step was skipped. Synchronises with the device."""
+        return self._scaler.step_was_skipped
+
+    @property
+    def skipped_steps(self) -> int:
+        """How many steps were skipped, earlier runs of a checkpoint included. Synchronises with the
+        device."""
+        return self._scaler.get_skipped_steps()

@@ -1,0 +1,57 @@
+"""Has selective activation checkpointing ask a policy about the products of torch's for which ours
+stand, so that one that names ``aten.mm`` saves them."""
+
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import checkpoint
+
+from amp_ext._library import _C  # noqa: F401  (registers the ops)
+
+_UNDECIDED = (False, checkpoint.CheckpointPolicy.PREFER_RECOMPUTE)
+
+
+def _as_torchs(
+    a: Tensor,
+    b: Tensor,
+    *_: Any,
+    trans_a: bool = False,
+    trans_b: bool = False,
+    c: Tensor | None = None,
+    bias: Tensor | None = None,
+    **__: Any,
+) -> tuple[Any, ...]:
+    """The op by which torch forms the product, and its arguments."""
+    a, b = a.mT if trans_a else a, b.mT if trans_b else b
+    addends = [term for term in (bias, c) if term is not None][:1]
+    if a.dim() > 2 and b.dim() > 2:
+        op = torch.ops.aten.baddbmm if addends else torch.ops.aten.bmm
+        return op.default, *addends, a.flatten(0, -3), b.flatten(0, -3)
+    if b.dim() > 2:  # A @ B of a shared A is the transpose of B.T @ A.T
+        a, b = b.mT, a.mT
+    op = torch.ops.aten.addmm if addends else torch.ops.aten.mm
+    return op.default, *addends, a.flatten(0, -2), b
+
+
+def _dispatch(mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    asked = getattr(mode, "policy_fn", None)
+    if asked is None:  # a recomputation, of a torch that remembers what the policy said
+        return mode.__torch_dispatch__(func, types, args, kwargs)
+
+    def policy_fn(context: Any, func: Any, *args: Any, **kwargs: Any) -> Any:
+        of_torchs = asked(context, *_as_torchs(*args, **kwargs))
+        return asked(context, func, *args, **kwargs) if of_torchs in _UNDECIDED else of_torchs
+
+    mode.policy_fn = policy_fn
+    try:
+        return mode.__torch_dispatch__(func, types, args, kwargs)
+    finally:
+        mode.policy_fn = asked
+
+
+with suppress(AttributeError):  # of a torch that has other modes: policies are asked about gemm
+    for _mode in (checkpoint._CachingTorchDispatchMode, checkpoint._CachedTorchDispatchMode):
+        for _op in ("gemm", "gemm_with_aux", "gemm_times_derivative"):
+            torch.library.register_torch_dispatch(f"amp_ext::{_op}", _mode, _dispatch)

@@ -1,0 +1,113 @@
+"""Products of DTensors, as under tensor parallelism: each rank multiplies its own shards."""
+
+from contextlib import suppress
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from amp_ext._library import _C  # noqa: F401  (registers the ops)
+from amp_ext.ops._when_imported import when_imported
+
+_Labels = list[Any]  # of a tensor's dimensions: "m", "k", "n", and negative numbers of leading ones
+
+
+def _labels(func: Any, given: dict[str, Any]) -> tuple[dict[str, _Labels], list[_Labels]]:
+    """Those of the arguments and of the results."""
+    a, b = (list(range(2 - given[name].dim(), 0)) for name in "ab")
+    out = [*([] if given.get("sum_batch") else max(a, b, key=len)), "m", "n"]
+    a += ["k", "m"] if given.get("trans_a") else ["m", "k"]
+    b += ["n", "k"] if given.get("trans_b") else ["k", "n"]
+    labels = {"a": a, "b": b, "bias": ["n"], "aux": out}
+    if given.get("c") is not None:  # broadcast
+        ends = zip(reversed(given["c"].shape), reversed(out), strict=False)
+        labels["c"] = [label if size != 1 else None for size, label in ends][::-1]
+    returned = [out for _ in func._schema.returns]
+    if func is torch.ops.amp_ext.gemm_times_derivative.default:
+        returned[1] = ["n"]
+    return labels, returned
+
+
+def _register(tensor: ModuleType) -> None:
+    DTensor, Partial, Replicate, Shard = (
+        getattr(tensor, name) for name in ("DTensor", "Partial", "Replicate", "Shard")
+    )
+
+    def place(labels: _Labels, split: Any, *, partial: bool) -> Any:
+        if split is not None and split in labels:
+            return Shard(labels.index(split))
+        return Partial() if partial else Replicate()
+
+    def as_tuple(outs: Any) -> tuple[Tensor, ...]:
+        return outs if isinstance(outs, tuple) else (outs,)
+
+    @torch.no_grad()
+    def multiply(cls: type, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        names = [argument.name for argument in func._schema.arguments]
+        given = dict(zip(names, args, strict=False)) | (kwargs or {})
+        tensors = {name: value for name, value in given.items() if isinstance(value, Tensor)}
+        for name, value in tensors.items():
+            if not isinstance(value, DTensor):
+                raise RuntimeError(
+                    f"{func._schema.name}: {name} must be a DTensor, as another argument is, got "
+                    f"a {type(value).__name__}: torch.distributed.tensor.distribute_tensor makes it"
+                )
+        without_data = {
+            name: torch.empty(value.shape, dtype=value.dtype, device="meta")
+            for name, value in tensors.items()
+        }
+        wholes = as_tuple(func(**given | without_data))  # raises for what does not fit
+        labels, returned = _labels(func, given)
+        summed = {*labels["a"], *labels["b"]} - {*returned[0]}
+        linear = "aux" in tensors or given.get("activation", "none") == "none"
+
+        mesh = given["a"].device_mesh
+        placements = {name: [] for name in tensors}
+        results = [[] for _ in returned]
+        for dim in range(mesh.ndim):
+            # Along which of the product's dimensions this one of the mesh splits it.
+            splits = [
+                labels[name][placement.dim]
+                for name in "ab"
+                if isinstance(placement := given[name].placements[dim], Shard)
+            ]
+            split = next((label for label in splits if linear or label not in summed), None)
+            for name, places in placements.items():
+                places.append(place(labels[name], split, partial=False))
+            for places, of_result in zip(results, returned, strict=True):
+                places.append(place(of_result, split, partial=split is not None))
+
+        coordinate = mesh.get_coordinate()
+        if coordinate is None:  # a rank outside of the mesh, which has no shards
+            device = given["a"].to_local().device
+            shards = [torch.empty(0, dtype=whole.dtype, device=device) for whole in wholes]
+        else:
+            own = {
+                name: value.detach().redistribute(mesh, placements[name]).to_local()
+                for name, value in tensors.items()
+            }
+            placed = zip(coordinate, results[0], strict=True)
+            if any(number > 0 for number, place in placed if place.is_partial()):
+                # Of the ranks whose results are added up, only the first adds these.
+                own |= dict.fromkeys(tensors.keys() & {"bias", "c"})
+            shards = as_tuple(func(**given | own))
+        outs = tuple(
+            DTensor.from_local(
+                out, mesh, places, run_check=False, shape=whole.shape, stride=whole.stride()
+            )
+            for out, places, whole in zip(shards, results, wholes, strict=True)
+        )
+        return outs if len(outs) > 1 else outs[0]
+
+    def handle(func: Any, args: Any, kwargs: Any) -> Any:
+        return multiply(DTensor, func, (), args, kwargs)
+
+    for op in ("gemm", "gemm_with_aux", "gemm_times_derivative"):
+        torch.library.register_torch_dispatch(f"amp_ext::{op}", DTensor, multiply)
+        with suppress(AttributeError):  # an older torch looks only there
+            handlers = DTensor._op_dispatcher._custom_op_handlers
+            handlers[getattr(torch.ops.amp_ext, op).default] = handle
+
+
+when_imported("torch.distributed.tensor", _register)

@@ -1,0 +1,35 @@
+"""Registrations with modules of torch that are not imported for them."""
+
+import sys
+from collections.abc import Callable
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+from typing import Any
+
+
+def when_imported(name: str, register: Callable[[ModuleType], None]) -> None:
+    """Calls ``register`` with the module as soon as it is imported; now if it has been."""
+    module = sys.modules.get(name)
+    if module is not None and not getattr(module.__spec__, "_initializing", False):
+        register(module)
+    else:
+        sys.meta_path.insert(0, _Finder(name, register))
+
+
+class _Finder:
+    def __init__(self, name: str, register: Callable[[ModuleType], None]) -> None:
+        self.name, self.register = name, register
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        spec = PathFinder.find_spec(name, path, target) if name == self.name else None
+        if spec is not None:
+            load = spec.loader.exec_module
+
+            def load_and_register(module: ModuleType) -> None:
+                load(module)
+                if self in sys.meta_path:  # else somebody has loaded it a second time
+                    sys.meta_path.remove(self)
+                    self.register(module)
+
+            spec.loader.exec_module = load_and_register
+        return spec

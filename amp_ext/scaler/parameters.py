@@ -1,0 +1,68 @@
+"""Parameters whose gradients are unscaled and clipped without their optimizer."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+OrParameters = torch.optim.Optimizer | Tensor | Iterable[Tensor]
+
+
+class Parameters:
+    """Parameters as an optimizer has them, for what the scaler does with optimizers.
+
+    Args:
+        given: a tensor or an iterable of tensors.
+
+    Raises:
+        TypeError: it is something else.
+    """
+
+    def __init__(self, given: Tensor | Iterable[Tensor]) -> None:
+        iterable = isinstance(given, Iterable) and not isinstance(given, Tensor)
+        params = list(given) if iterable else [given]
+        for param in params:
+            if not isinstance(param, Tensor):
+                of = f" of {type(param).__name__}" if iterable else ""
+                raise TypeError(
+                    "GradScaler.clip_grad_norm_: expected an optimizer, or parameters as in "
+                    "model.parameters(): a tensor or an iterable of tensors, got "
+                    f"{type(given).__name__}{of}"
+                )
+        with_grad = {id(param): param for param in params if param.grad is not None}
+        self.param_groups = [{"params": list(with_grad.values())}]
+        self._unscaled: dict[int, Tensor | None] = {}
+
+    def note_unscaled(self) -> None:
+        """That the gradients are unscaled which the parameters have now."""
+        self._unscaled = {id(param): param.grad for param in self.param_groups[0]["params"]}
+
+    def unscaled(self) -> dict[int, Tensor]:
+        """The parameters that still have these gradients, by their id."""
+        params = with_gradients(self)
+        return {key: p for key, p in params.items() if p.grad is self._unscaled.get(key)}
+
+
+def with_gradients(optimizer: Any) -> dict[int, Tensor]:
+    """An optimizer's parameters that have gradients, by their id."""
+    params = (param for group in optimizer.param_groups for param in group["params"])
+    return {id(param): param for param in params if param.grad is not None}
+
+
+def unscaled_with(optimizer: Any) -> dict[int, Tensor]:
+    """The parameters whose gradients have been unscaled with an optimizer's."""
+    return optimizer.unscaled() if isinstance(optimizer, Parameters) else with_gradients(optimizer)
+
+
+def combined(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """By what the scaler's states of several optimizers would skip all of their steps."""
+    flags: dict[torch.device, Tensor] = {}
+    result = {"found_inf_per_device": flags}
+    for state in states:
+        for device, found in state["found_inf_per_device"].items():
+            flags[device] = torch.maximum(flags[device], found) if device in flags else found
+        if "too_long" in state:
+            before = result.get("too_long", state["too_long"])
+            result["too_long"] = torch.maximum(before, state["too_long"])
+    return result

@@ -1,0 +1,191 @@
+"""amp_ext.install(scaler=True): programs that make torch's scaler get ours, until uninstall()."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import copy
+import functools
+import pickle
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.amp import GradScaler  # as a library does, long before install()
+from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+
+import amp_ext
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::FutureWarning", "ignore:torch.cuda.amp.GradScaler is enabled"
+)
+
+
+@pytest.fixture(autouse=True)
+def uninstalled() -> Iterator[None]:
+    init = torch.amp.GradScaler.__init__
+    yield
+    amp_ext.uninstall()
+    assert torch.amp.GradScaler.__init__ is init
+
+
+LOOKUPS: dict[str, Callable[[], torch.amp.GradScaler]] = {
+    "torch.amp": lambda: torch.amp.GradScaler(device="cpu", init_scale=8.0),
+    "torch.amp.grad_scaler": lambda: torch.amp.grad_scaler.GradScaler("cpu", 8.0),
+    "imported before": lambda: GradScaler("cpu", init_scale=8.0),
+    "torch.cuda.amp": lambda: torch.cuda.amp.GradScaler(8.0),
+    "torch.cuda.amp.grad_scaler": lambda: torch.cuda.amp.grad_scaler.GradScaler(init_scale=8.0),
+    "torch.cpu.amp": lambda: torch.cpu.amp.GradScaler(8.0),
+    "torch.cpu.amp.grad_scaler": lambda: torch.cpu.amp.grad_scaler.GradScaler(8.0),
+}
+
+
+@pytest.mark.parametrize("make", LOOKUPS.values(), ids=LOOKUPS)
+def test_every_way_to_make_one(make: Callable[[], torch.amp.GradScaler]) -> None:
+    before = make()
+    torchs = type(before)
+    amp_ext.install()
+    assert type(make()) is torchs
+    amp_ext.install(scaler=True)
+    ours = make()
+    for _ in range(2):
+        assert isinstance(ours, amp_ext.GradScaler)
+        assert isinstance(ours, torchs)
+        assert isinstance(before, torchs)
+        assert type(before) is torchs
+        assert isinstance(ours, torch.amp.GradScaler)
+        assert issubclass(amp_ext.GradScaler, torch.amp.GradScaler)
+        assert ours.state_dict() == before.state_dict()
+        amp_ext.uninstall()
+    assert type(make()) is torchs
+
+
+def test_a_step_is_ours() -> None:
+    amp_ext.install(scaler=True)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0, hysteresis=2)
+    amp_ext.uninstall()
+    weight = torch.nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    for factor in (float("inf"), 1.0):
+        optimizer.zero_grad()
+        scaler.scale((weight * factor).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert (scaler.get_skipped_steps(), scaler.get_scale()) == (1, 4.0)
+    assert weight.eq(0).all()
+
+
+def test_subclasses_stay_as_they_are() -> None:
+    class Own(torch.amp.GradScaler):
+        pass
+
+    amp_ext.install(scaler=True)
+    assert type(Own("cpu")) is Own
+    assert type(ShardedGradScaler("cpu")) is ShardedGradScaler
+    assert type(amp_ext.GradScaler("cpu")) is amp_ext.GradScaler
+
+
+def test_copies_and_pickles_of_torchs_scaler_stay_torchs() -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    text = pickle.dumps(scaler)
+    amp_ext.install(scaler=True)
+    for again in (pickle.loads(text), copy.copy(scaler), copy.deepcopy(scaler)):
+        assert type(again) is torch.amp.GradScaler
+        assert again.get_scale() == 8.0
+
+
+LOAD = """
+import pickle, sys
+scaler = pickle.loads(bytes.fromhex(sys.argv[1]))
+import torch
+print(type(scaler).__module__, scaler.get_scale(), type(torch.amp.GradScaler("cpu")).__module__)
+"""
+
+
+def test_pickles_made_while_installed_load_everywhere() -> None:
+    amp_ext.install(scaler=True)
+    text = pickle.dumps(torch.amp.GradScaler("cpu", init_scale=8.0))
+    amp_ext.uninstall()
+    assert pickle.loads(text).get_scale() == 8.0
+    command = [sys.executable, "-c", LOAD, text.hex()]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert run.stdout.split() == ["amp_ext.scaler.grad_scaler", "8.0", "torch.amp.grad_scaler"]
+
+
+def test_repeated() -> None:
+    made = []
+    for change in (
+        *(amp_ext.uninstall, functools.partial(amp_ext.install, scaler=True)),
+        *(functools.partial(amp_ext.install, scaler=True), amp_ext.install),
+        *(amp_ext.uninstall, amp_ext.uninstall, amp_ext.install),
+        *(functools.partial(amp_ext.install, scaler=True), amp_ext.uninstall),
+    ):
+        change()
+        made.append(isinstance(torch.amp.GradScaler("cpu"), amp_ext.GradScaler))
+    assert made == [False, True, True, True, False, False, False, True, False]
+
+
+@pytest.mark.parametrize("keeps", [True, False], ids=["wraps ours", "replaces ours"])
+def test_what_somebody_has_put_in_its_place_stays(
+    monkeypatch: pytest.MonkeyPatch, keeps: bool
+) -> None:
+    calls = []
+    torchs = torch.amp.GradScaler.__init__
+    amp_ext.install(scaler=True)
+    inner = torch.amp.GradScaler.__init__ if keeps else torchs
+
+    @functools.wraps(inner)
+    def theirs(self: Any, *args: Any, **kwargs: Any) -> None:
+        calls.append(type(self))
+        inner(self, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.amp.GradScaler, "__init__", theirs)
+        patch.setattr(torch.amp, "GradScaler", torch.amp.GradScaler)
+        assert isinstance(torch.amp.GradScaler("cpu"), amp_ext.GradScaler) == keeps
+        amp_ext.uninstall()
+        assert torch.amp.GradScaler.__init__ is theirs
+        assert type(torch.amp.GradScaler("cpu")) is torch.amp.GradScaler
+        amp_ext.install(scaler=True)
+        assert isinstance(torch.amp.GradScaler("cpu"), amp_ext.GradScaler)
+        amp_ext.uninstall()
+        assert torch.amp.GradScaler.__init__ is theirs
+    assert len(calls) >= 3
+    torch.amp.GradScaler.__init__ = torchs  # their patch took ours for what was there before
+
+
+def test_a_replaced_name_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Theirs(torch.amp.GradScaler):
+        pass
+
+    amp_ext.install(scaler=True)
+    monkeypatch.setattr(torch.amp, "GradScaler", Theirs)
+    assert type(torch.amp.GradScaler("cpu")) is Theirs
+    amp_ext.uninstall()
+    assert torch.amp.GradScaler is Theirs
+    monkeypatch.undo()
+
+
+def test_while_other_threads_make_scalers() -> None:
+    """Each is of one kind or the other, and whole."""
+    done = threading.Event()
+
+    def scalers() -> set[type]:
+        kinds = set()
+        while not done.is_set():
+            scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+            assert scaler.state_dict()["scale"] == 8.0
+            kinds.add(type(scaler))
+        return kinds
+
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:
+        works = [pool.submit(scalers) for _ in range(3)]
+        for _ in range(2000):
+            amp_ext.install(scaler=True)
+            amp_ext.uninstall()
+        done.set()
+        kinds = set().union(*(work.result() for work in works))
+    assert kinds <= {torch.amp.GradScaler, amp_ext.GradScaler}

@@ -1,0 +1,141 @@
+"""amp_ext.cuda.amp and amp_ext.cpu.amp: torch's names and arguments, without its deprecation."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+import amp_ext
+
+FP16 = torch.float16
+PAIRS = {"cuda": (amp_ext.cuda.amp, torch.cuda.amp), "cpu": (amp_ext.cpu.amp, torch.cpu.amp)}
+every_pair = pytest.mark.parametrize(("ours", "torchs"), PAIRS.values(), ids=PAIRS)
+
+
+def arguments(function: Callable[..., Any]) -> list[tuple[Any, ...]]:
+    parameters = inspect.signature(function).parameters.values()
+    return [(p.name, p.kind, p.default) for p in parameters if p.kind is not p.VAR_KEYWORD]
+
+
+@every_pair
+def test_names_and_arguments(ours: Any, torchs: Any) -> None:
+    names = set(getattr(torchs, "__all__", ["GradScaler", "autocast"]))
+    assert set(ours.__all__) == names
+    for name in names:
+        assert getattr(ours, name).__name__ == name
+        assert arguments(getattr(ours, name)) == arguments(getattr(torchs, name)), name
+
+
+def program(package: Any) -> list[Any]:
+    scaler = package.GradScaler(2.0**10, growth_interval=7)
+    with package.autocast():
+        enabled = torch.is_autocast_enabled(scaler._device)
+    return [enabled, scaler.state_dict(), scaler.is_enabled()]
+
+
+@every_pair
+def test_warns_and_disables_itself_as_torch_does(ours: Any, torchs: Any) -> None:
+    results = []
+    for package in (ours, torchs):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            result = program(package)
+        said = {(w.category, str(w.message)) for w in caught if w.category is not FutureWarning}
+        results.append((result, said))
+    assert results[0] == results[1]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FutureWarning)
+        program(ours)
+
+
+def enters(x: Tensor, weight: Tensor) -> Tensor:
+    with amp_ext.cpu.amp.autocast(dtype=FP16):
+        return F.linear(x, weight)
+
+
+ways = {
+    "eager": enters,
+    "decorated": amp_ext.cpu.amp.autocast(True, FP16)(F.linear),
+    "compiled": torch.compile(enters, backend="aot_eager", fullgraph=True),
+}
+
+
+@pytest.mark.parametrize("run", ways.values(), ids=ways)
+def test_region_of_the_cpu_is_ours(run: Callable[..., Tensor]) -> None:
+    """2 x 61440 = 122880, beyond the 65504 of FP16."""
+    torch._dynamo.reset()
+    weight = torch.ones(3, 4, requires_grad=True)
+    result = run(torch.ones(2, 4), weight)
+    assert result.dtype == FP16
+    result.backward(torch.full_like(result, 61440.0))
+    assert weight.grad.eq(122880.0).all()
+
+
+@pytest.mark.filterwarnings("ignore:CUDA is not available")
+@pytest.mark.parametrize("wide", [False, True], ids=["plain", "cast_inputs"])
+def test_decorated_autograd_function(wide: bool) -> None:
+    """With and without parentheses, as torch allows it."""
+    fwd, bwd = amp_ext.cuda.amp.custom_fwd, amp_ext.cuda.amp.custom_bwd
+    fwd = fwd(cast_inputs=torch.float32) if wide else fwd
+    seen: list[bool] = []
+
+    class Twice(torch.autograd.Function):
+        @staticmethod
+        @fwd
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            seen.append(torch.is_autocast_enabled("cuda"))
+            return x * 2
+
+        @staticmethod
+        @bwd
+        def backward(ctx: Any, grad: Tensor) -> Tensor:
+            seen.append(torch.is_autocast_enabled("cuda"))
+            return grad * 2
+
+    before = torch.is_autocast_enabled("cuda")
+    torch.set_autocast_enabled("cuda", True)  # a region would not enable it without a GPU
+    try:
+        result = Twice.apply(x := torch.ones(3, requires_grad=True))
+    finally:
+        torch.set_autocast_enabled("cuda", before)
+    result.sum().backward()
+    assert x.grad.eq(2).all()
+    assert seen == [not wide, not wide and torch.cuda.is_available()]
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:torch.cuda.amp.GradScaler is enabled")
+@every_pair
+def test_scaler(ours: Any, torchs: Any) -> None:
+    """It has the options of amp_ext.GradScaler, is an instance of what torch's would be, and comes
+    back from a pickle."""
+    scaler = ours.GradScaler(init_scale=4.0, hysteresis=3)
+    assert isinstance(scaler, amp_ext.GradScaler)
+    assert isinstance(scaler, torchs.GradScaler)
+    again = pickle.loads(pickle.dumps(scaler))
+    assert type(again) is ours.GradScaler
+    assert again.state_dict() == scaler.state_dict() == torchs.GradScaler(4.0).state_dict()
+    assert again._hysteresis == 3
+    with pytest.raises(TypeError, match="histeresis"):
+        ours.GradScaler(histeresis=3)
+
+
+@pytest.mark.filterwarnings("ignore:CUDA is not available")
+@pytest.mark.parametrize("device_type", ["cpu", "cuda"])
+@pytest.mark.parametrize("options", [{}, {"dtype": FP16, "cache_enabled": False}], ids=str)
+def test_regions_have_torchs_attributes(device_type: str, options: dict[str, Any]) -> None:
+    regions = [package.autocast(device_type, **options) for package in (torch, amp_ext)]
+    names = list(vars(regions[0]))
+    assert {"device", "fast_dtype"} < {*names}
+    with regions[0], regions[1]:
+        pass
+    for name in names:
+        assert getattr(regions[1], name) == getattr(regions[0], name), name
+    assert not hasattr(regions[1], "nonsense")

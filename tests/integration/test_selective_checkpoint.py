@@ -1,0 +1,160 @@
+"""Selective activation checkpointing: what names a product of torch's saves ours as well."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
+
+import amp_ext
+import amp_ext.nn
+
+BF16 = torch.bfloat16
+aten = torch.ops.aten
+PRODUCTS = {
+    *(aten.mm, aten.addmm, aten.bmm, aten.baddbmm),
+    *(getattr(torch.ops.amp_ext, f"gemm{more}") for more in ("", "_with_aux", "_times_derivative")),
+}
+
+
+class Products(TorchDispatchMode):
+    """Counts them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += getattr(func, "overloadpacket", None) in PRODUCTS
+        return func(*args, **(kwargs or {}))
+
+
+class TorchsMLP(nn.Sequential):
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width))
+
+
+class Block(nn.Module):
+    """Attention with products of each kind, and an MLP."""
+
+    def __init__(self, linear: Any, mlp: Any) -> None:
+        super().__init__()
+        self.query, self.key = linear(8, 8), linear(8, 8, bias=False)
+        self.mlp = mlp(8, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = self.query(x) @ self.key(x).mT
+        attended = torch.baddbmm(x.to(scores.dtype), scores.softmax(-1).to(scores.dtype), x)
+        return x + self.mlp(attended).float()
+
+
+def every_other_product() -> Callable[..., CheckpointPolicy]:
+    """Counts the calls of an op, as policies of trainers do."""
+    seen = {"forward": 0, "recompute": 0}
+
+    def policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        if op not in (aten.mm.default, aten.addmm.default):
+            return CheckpointPolicy.PREFER_RECOMPUTE
+        mode = "recompute" if context.is_recompute else "forward"
+        seen[mode] += 1
+        saves = seen[mode] % 2 == 1
+        return CheckpointPolicy.MUST_SAVE if saves else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return policy
+
+
+def narrow(context: Any, op: Any, *args: Any, **kwargs: Any) -> bool:
+    """By the shapes of torch's arguments."""
+    return op is aten.addmm.default and args[1].dim() == 2 and args[2].shape == (8, 8)
+
+
+def all_but_addmm(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    if op is aten.addmm.default:
+        return CheckpointPolicy.MUST_RECOMPUTE
+    return CheckpointPolicy.PREFER_SAVE
+
+
+POLICIES: dict[str, Callable[[], Any]] = {
+    "none": list,
+    "mm": lambda: [aten.mm.default],
+    "mm, addmm": lambda: [aten.mm.default, aten.addmm.default],
+    "bmm, baddbmm": lambda: [aten.bmm.default, aten.baddbmm.default],
+    "casts": lambda: [aten._to_copy.default],
+    "every other": every_other_product,
+    "by shape": lambda: narrow,
+    "all but addmm": lambda: all_but_addmm,
+}
+
+
+def trained(
+    blocks: nn.Module, region: Callable[[], Any], policy: Callable[[], Any] | None
+) -> tuple[int, list[Tensor]]:
+    """The number of products that a step takes, and the gradients."""
+    blocks.zero_grad()
+    x = torch.linspace(-1.0, 1.0, 64).reshape(2, 4, 8)
+    with Products() as products:
+        with region():
+            for block in blocks:
+                if policy is None:
+                    x = block(x)
+                else:
+                    contexts = functools.partial(create_selective_checkpoint_contexts, policy())
+                    x = checkpoint(block, x, use_reentrant=False, context_fn=contexts)
+        x.square().sum().backward()
+    return products.count, [param.grad.clone() for param in blocks.parameters()]
+
+
+def assert_as_many(theirs: tuple[Any, Any], ours: tuple[Any, Any], policy: str | None) -> None:
+    """Where each has blocks and a region."""
+    make = policy and POLICIES[policy]
+    count, gradients = trained(*ours, make)
+    assert count == trained(*theirs, make)[0]
+    for gradient, plain in zip(gradients, trained(*ours, None)[1], strict=True):
+        assert torch.equal(gradient, plain)
+
+
+def blocks(linear: Any, mlp: Any) -> nn.Module:
+    return nn.ModuleList([Block(linear, mlp) for _ in range(3)])
+
+
+@pytest.mark.parametrize("policy", [None, *POLICIES])
+def test_products_of_a_region(policy: str | None) -> None:
+    net = blocks(nn.Linear, TorchsMLP)
+    theirs = net, functools.partial(torch.autocast, "cpu", dtype=BF16)
+    ours = net, functools.partial(amp_ext.autocast, "cpu", dtype=BF16)
+    assert_as_many(theirs, ours, policy)
+
+
+@pytest.mark.parametrize("policy", [None, *POLICIES])
+def test_layers(policy: str | None) -> None:
+    """Also where the recomputation has the activation's argument from the same product."""
+    theirs = blocks(nn.Linear, TorchsMLP), nullcontext
+    ours = blocks(amp_ext.nn.Linear, amp_ext.nn.MLP), nullcontext
+    assert_as_many(theirs, ours, policy)
+
+
+def test_ops_of_ours_can_be_named() -> None:
+    net, region = blocks(nn.Linear, TorchsMLP), functools.partial(amp_ext.autocast, "cpu", BF16)
+    unchecked, _ = trained(net, region, None)
+    assert trained(net, region, lambda: [torch.ops.amp_ext.gemm.default])[0] == unchecked
+
+
+def test_a_checkpoint_leaves_out_what_nobody_needs() -> None:
+    """The last product of a region: its operands are there before it is."""
+    x = torch.ones(2, 4, requires_grad=True)
+    with Products() as products:
+        out = checkpoint(amp_ext.nn.Linear(4, 3), x, use_reentrant=False)
+        assert products.count == 1
+        out.sum().backward()
+    assert products.count == 3

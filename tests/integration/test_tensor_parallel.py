@@ -1,0 +1,239 @@
+"""Products of DTensors on two ranks: what one process computes, bit for bit.
+
+All numbers are small integers, so that every sum is exact in every dtype and order.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, distributed, nn
+
+import amp_ext
+import amp_ext.nn
+from amp_ext import ops
+
+CASES: dict[str, Callable[[Any], None]] = {}
+
+
+def case(function: Callable[..., None], *args: Any) -> Callable[..., None]:
+    """To be run by both ranks with a mesh of them."""
+    name = " ".join([function.__name__, *map(str, args)])
+    CASES[name] = lambda mesh: function(mesh, *args)
+    return function
+
+
+def integers(*shape: int) -> Tensor:
+    return torch.randint(-1, 2, shape).float()
+
+
+def whole(tensor: Tensor | None) -> Tensor | None:
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+# ---- the ops -------------------------------------------------------------------------------------
+
+
+def assert_same(mesh: Any, call: Callable[..., Any], tensors: list[Tensor], *fixed: Any) -> None:
+    """Results and gradients of the call, for the first two tensors in all placements."""
+    from torch.distributed.tensor import Partial, Replicate, distribute_tensor
+
+    expected, gradients = differentiated(call, [*tensors])
+    placements = [[*map(shard, range(tensor.dim())), Replicate()] for tensor in tensors[:2]]
+    placements[0].append(Partial())
+    for chosen in itertools.product(*placements):
+        placed = [*chosen, *fixed]
+        given = [
+            distribute_tensor(tensor, mesh, [Replicate() if place.is_partial() else place])
+            for tensor, place in zip(tensors, placed, strict=True)
+        ]
+        if placed[0].is_partial():
+            local = tensors[0] if mesh.get_local_rank() == 0 else torch.zeros_like(tensors[0])
+            given[0] = type(given[0]).from_local(local, mesh, [Partial()], run_check=False)
+        outs, grads = differentiated(call, given)
+        for ours, theirs in zip([*outs, *grads], [*expected, *gradients], strict=True):
+            assert torch.equal(ours, theirs), chosen
+
+
+def shard(dim: int) -> Any:
+    from torch.distributed.tensor import Shard
+
+    return Shard(dim)
+
+
+def differentiated(call: Callable[..., Any], tensors: list[Tensor]) -> tuple[Any, Any]:
+    leaves = [tensor.detach().requires_grad_(call not in NOT_DIFFERENTIABLE) for tensor in tensors]
+    outs = call(*leaves)
+    outs = outs if isinstance(outs, tuple) else (outs,)
+    if call in NOT_DIFFERENTIABLE:
+        return [whole(out) for out in outs], []
+    (outs[0] * outs[0].detach()).sum().backward()
+    return [whole(outs[0].detach())], [whole(leaf.grad) for leaf in leaves]
+
+
+def with_c(a: Tensor, b: Tensor, c: Tensor, bias: Tensor) -> Tensor:
+    return ops.gemm(a, b, trans_b=True, c=c, beta=2.0, bias=bias)
+
+
+def activated(a: Tensor, b: Tensor, bias: Tensor) -> Tensor:
+    return ops.gemm(a, b, trans_a=True, bias=bias, activation="relu")
+
+
+def summed(a: Tensor, b: Tensor) -> Tensor:
+    return ops.gemm(a, b, trans_a=True, sum_batch=True)
+
+
+def mlp(x: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2: Tensor) -> Tensor:
+    return ops.mlp(x, weight1, bias1, weight2, bias2, activation="relu")
+
+
+def derivative(a: Tensor, b: Tensor, aux: Tensor) -> Tensor:
+    return ops.gemm_times_derivative(a, b, aux, activation="relu")
+
+
+def both(a: Tensor, b: Tensor, bias: Tensor) -> Tensor:
+    return ops.gemm_with_aux(a, b, bias=bias, activation="relu")
+
+
+NOT_DIFFERENTIABLE = {derivative, both}
+
+
+@case
+def gemm(mesh: Any) -> None:
+    """Dimensions that two ranks share unevenly, too."""
+    from torch.distributed.tensor import Replicate
+
+    replicate = Replicate()
+    assert_same(mesh, ops.gemm, [integers(3, 4), integers(4, 5)])
+    assert_same(mesh, ops.gemm, [integers(2, 3, 4), integers(4, 4)])
+    assert_same(mesh, ops.gemm, [integers(2, 4, 4), integers(2, 4, 4)])
+    addends = [integers(1, 4), integers(4)]
+    assert_same(mesh, with_c, [integers(3, 4), integers(4, 4), *addends], replicate, shard(0))
+    assert_same(mesh, activated, [integers(4, 4), integers(4, 4), integers(4)], replicate)
+    assert_same(mesh, summed, [integers(2, 4, 3), integers(2, 4, 5)])
+    assert_same(mesh, both, [integers(2, 3, 4), integers(4, 4), integers(4)], replicate)
+    assert_same(mesh, derivative, [integers(3, 4), integers(4, 6), integers(3, 6)], shard(1))
+    layers = [integers(3, 4), integers(6, 4), integers(6), integers(4, 6), integers(4)]
+    assert_same(mesh, mlp, layers, replicate, shard(1), replicate)
+
+
+@case
+def errors(mesh: Any) -> None:
+    """On every rank, before anything is sent."""
+    from torch.distributed.tensor import Replicate, distribute_tensor
+
+    a = distribute_tensor(integers(2, 7), mesh, [shard(1)])
+    with pytest.raises(RuntimeError, match="amp_ext::gemm: b must be a DTensor"):
+        ops.gemm(a, integers(7, 2))
+    with pytest.raises(RuntimeError, match="8"):
+        ops.gemm(a, distribute_tensor(integers(8, 2), mesh, [Replicate()]))
+
+
+# ---- layers --------------------------------------------------------------------------------------
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = amp_ext.nn.Linear(8, 6), amp_ext.nn.Linear(6, 8)
+        self.mlp = amp_ext.nn.MLP(8, 6, 4, activation="relu")
+        for param in self.parameters():
+            param.data.copy_(integers(*param.shape))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.mlp(self.second(self.first(x).relu()).clamp(-1.0, 1.0))
+
+
+def parallelized(net: nn.Module, mesh: Any, sequence: bool) -> nn.Module:
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
+
+    gather = {"input_layouts": shard(1)} if sequence else {}
+    scatter = {"output_layouts": shard(1)} if sequence else {}
+    plan = {
+        "first": ColwiseParallel(),
+        "second": RowwiseParallel(**scatter),
+        "mlp.fc1": ColwiseParallel(**gather),
+        "mlp.fc2": RowwiseParallel(),
+    }
+    return parallelize_module(copy.deepcopy(net), mesh, plan)
+
+
+def step(net: nn.Module, x: Tensor, region: Any) -> list[Tensor]:
+    x = x.clone().requires_grad_()
+    with region():
+        out = net(x)
+    out.float().sum().backward()
+    return [out.detach(), x.grad, *(whole(param.grad) for param in net.parameters())]
+
+
+def layers(mesh: Any, dtype: torch.dtype | None, own: bool, sequence: bool) -> None:
+    net, x = Net(), integers(3, 4, 8)
+    of = amp_ext.autocast if own else torch.autocast
+    region = partial(of, "cpu", dtype, enabled=dtype is not None)
+    expected = step(net, x, region)
+    assert expected[0].count_nonzero() and all(grad is not None for grad in expected)
+    for ours, theirs in zip(
+        step(parallelized(net, mesh, sequence), x, region), expected, strict=True
+    ):
+        assert torch.equal(ours, theirs)
+
+
+for dtype in (None, torch.float16, torch.bfloat16):
+    for own, sequence in ((False, False), (True, True)):
+        case(layers, dtype, own, sequence)
+
+
+# ---- two ranks -----------------------------------------------------------------------------------
+
+
+def rank_of_two(rank: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    store = distributed.FileStore(f"{folder}/store", 2)
+    distributed.init_process_group(
+        "gloo", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=60)
+    )
+    mesh = distributed.init_device_mesh("cpu", (2,))
+    errors = {}
+    for name, run in CASES.items():
+        torch.manual_seed(0)
+        try:
+            run(mesh)
+        except Exception:
+            errors[name] = traceback.format_exc()
+    torch.save(errors, f"{folder}/{rank}")
+    distributed.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def errors_of_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
+    folder = tmp_path_factory.mktemp("ranks")
+    torch.multiprocessing.spawn(rank_of_two, (str(folder),), nprocs=2)
+    return [torch.load(Path(folder, str(rank))) for rank in range(2)]
+
+
+@pytest.mark.skipif(not distributed.is_available(), reason="this torch is built without gloo")
+@pytest.mark.parametrize("name", CASES)
+def test_two_ranks(name: str, errors_of_ranks: list[dict[str, str]]) -> None:
+    assert [errors.get(name) for errors in errors_of_ranks] == [None, None]
+
+
+def test_import_of_the_package() -> None:
+    """Does not import what DTensor needs, which takes longer."""
+    code = "import sys, torch; before = set(sys.modules); import amp_ext; "
+    code += "assert not {name for name in set(sys.modules) - before if 'distributed' in name}"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

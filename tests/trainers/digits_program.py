@@ -1,0 +1,118 @@
+"""The digits program for training frameworks: six steps, the third of which overflows.
+
+The network computes its own loss and remembers what it was called with, so that the same questions
+can be asked whoever trains it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import amp_ext
+import amp_ext.optim
+
+SIDE, HIDDEN, CLASSES, BATCH = 28, 256, 10, 16
+STEPS, OVERFLOW, MAX_NORM = 6, 2, 0.25
+
+# What all of them refuse or do without on a CPU is float16; tests/fake_cuda has a GPU.
+on_cuda = pytest.mark.parametrize(
+    "device", ["cuda"] if torch.cuda.is_available() and amp_ext._C.cuda_built() else []
+)
+
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "plain": lambda parameters: torch.optim.AdamW(parameters, lr=1e-3),
+    "fused": lambda parameters: torch.optim.AdamW(parameters, lr=1e-3, fused=True),
+    "amp_ext.optim": lambda parameters: amp_ext.optim.AdamW(parameters, lr=1e-3),
+}
+every_optimizer = pytest.mark.parametrize("optimizer", OPTIMIZERS)
+
+
+class Network(nn.Module):
+    """784-256-10 with ReLU and its cross-entropy.
+
+    Attributes:
+        losses: of each call, as a number.
+        weights: all parameters in one tensor on the CPU, as they were in each call.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(
+            nn.Linear(SIDE * SIDE, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, CLASSES)
+        )
+        self.losses: list[float] = []
+        self.weights: list[Tensor] = []
+
+    def forward(self, images: Tensor, labels: Tensor) -> Tensor:
+        self.weights.append(self.values())
+        loss = F.cross_entropy(self.layers(images), labels)
+        self.losses.append(loss.item())
+        return loss
+
+    def values(self) -> Tensor:
+        return torch.cat([parameter.detach().flatten().cpu() for parameter in self.parameters()])
+
+
+def batches() -> list[tuple[Tensor, Tensor]]:
+    """STEPS times BATCH images of SIDE * SIDE float32 and their int64 labels: a pattern for each
+    class, and noise. One pixel of the batch OVERFLOW is infinite."""
+    generator = torch.Generator().manual_seed(0)
+    patterns = torch.rand(CLASSES, SIDE * SIDE, generator=generator)
+    made = []
+    for _ in range(STEPS):
+        labels = torch.randint(CLASSES, (BATCH,), generator=generator)
+        noise = torch.rand(BATCH, SIDE * SIDE, generator=generator)
+        made.append((patterns[labels] + noise / 4, labels))
+    made[OVERFLOW][0][0, 0] = torch.inf
+    return made
+
+
+def samples(first: int = 0, last: int = STEPS) -> list[tuple[Tensor, Tensor]]:
+    """The images one by one, of which a loader of BATCH makes these batches again."""
+    return [sample for batch in batches()[first:last] for sample in zip(*batch, strict=True)]
+
+
+@functools.cache
+def written_out(optimizer: str, clip_as: str = "scaler", images_as: str = "float32") -> Network:
+    """What a framework should come to: the same steps in a loop. Norms are clipped by the scaler or
+    by "torch", or else it is each "value" that is clipped."""
+    network = Network().cuda()
+    stepping = OPTIMIZERS[optimizer](network.parameters())
+    scaler = amp_ext.GradScaler("cuda")
+    for images, labels in batches():
+        stepping.zero_grad()
+        with amp_ext.autocast("cuda", torch.float16):
+            loss = network(images.cuda().to(getattr(torch, images_as)), labels.cuda())
+        scaler.scale(loss).backward()
+        if clip_as == "scaler":
+            scaler.clip_grad_norm_(stepping, MAX_NORM)
+        else:
+            scaler.unscale_(stepping)
+            clip = nn.utils.clip_grad_norm_ if clip_as == "torch" else nn.utils.clip_grad_value_
+            clip(network.parameters(), MAX_NORM)
+        scaler.step(stepping)
+        scaler.update()
+    return network
+
+
+def assert_learned(network: Network) -> None:
+    """One step was skipped, no other, and the others have learned something."""
+    weights = [*network.weights, network.values()]
+    made = [not torch.equal(old, new) for old, new in pairwise(weights)]
+    assert made == [step != OVERFLOW for step in range(STEPS)]
+    assert network.losses[-1] < network.losses[0]
+
+
+def assert_same(network: Network, other: Network) -> None:
+    """As many steps as `network` has made last, bit for bit."""
+    losses = torch.tensor(network.losses), torch.tensor(other.losses[-len(network.losses) :])
+    torch.testing.assert_close(*losses, rtol=0, atol=0, equal_nan=True)
+    assert torch.equal(network.values(), other.values())

@@ -1,0 +1,236 @@
+"""Accelerate on the digits program."""
+
+from __future__ import annotations
+
+import collections
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from digits_program import (
+    BATCH,
+    MAX_NORM,
+    OPTIMIZERS,
+    OVERFLOW,
+    STEPS,
+    Network,
+    assert_learned,
+    assert_same,
+    every_optimizer,
+    on_cuda,
+    samples,
+    written_out,
+)
+
+accelerate = pytest.importorskip("accelerate", reason="needs it, as in make test-trainers")
+
+
+@pytest.fixture(autouse=True)
+def _one_accelerator() -> Iterator[None]:
+    """Its state is the process's."""
+    yield
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+    accelerate.state.GradientState._reset_state()
+
+
+class Training:
+    def __init__(self, optimizer: str, accelerator: Any, first: int = 0, last: int = STEPS) -> None:
+        self.accelerator = accelerator
+        network = Network()
+        stepping = OPTIMIZERS[optimizer](network.parameters())
+        self.network, self.optimizer, self.loader, self.schedule = accelerator.prepare(
+            network,
+            stepping,
+            DataLoader(samples(first, last), BATCH),
+            torch.optim.lr_scheduler.ConstantLR(stepping, 1.0),
+        )
+        self.skipped: list[bool] = []
+
+    def steps(self) -> Training:
+        for images, labels in self.loader:
+            with self.accelerator.accumulate(self.network):
+                self.accelerator.backward(self.network(images, labels))
+                if self.accelerator.sync_gradients:
+                    self.accelerator.clip_grad_norm_(self.network.parameters(), MAX_NORM)
+                self.optimizer.step()
+                self.schedule.step()
+                if self.accelerator.sync_gradients:
+                    self.skipped.append(self.accelerator.optimizer_step_was_skipped)
+                self.optimizer.zero_grad()
+        return self
+
+
+def fp16(**arguments: Any) -> Any:
+    return accelerate.Accelerator(mixed_precision="fp16", **arguments)
+
+
+@on_cuda
+@every_optimizer
+def test_training_is_the_loop(
+    device: str, optimizer: str, calls: collections.Counter[str], installed: None
+) -> None:
+    from amp_ext.integrations.accelerate import with_scaler
+
+    training = Training(optimizer, with_scaler(fp16())).steps()
+    assert calls == {"clip_grads": STEPS}
+    assert training.skipped == [step == OVERFLOW for step in range(STEPS)]
+    assert training.schedule.scheduler.last_epoch == STEPS - 1
+    assert_learned(training.network)
+    assert_same(training.network, written_out(optimizer))
+
+
+@on_cuda
+def test_without_it_a_fused_step_that_is_skipped_is_said_to_be_made(device: str) -> None:
+    assert not any(Training("fused", fp16()).steps().skipped)
+
+
+@on_cuda
+def test_a_skip_needs_no_lower_scale(device: str) -> None:
+    from amp_ext.integrations.accelerate import with_scaler
+
+    handler = accelerate.utils.GradScalerKwargs(init_scale=1024.0)
+    accelerator = with_scaler(fp16(kwargs_handlers=[handler]), hysteresis=2)
+    assert Training("fused", accelerator).steps().skipped[OVERFLOW]
+    assert accelerator.scaler.get_scale() == 1024.0
+
+
+@on_cuda
+def test_accumulation(device: str, calls: collections.Counter[str]) -> None:
+    from amp_ext.integrations.accelerate import with_scaler
+
+    training = Training("amp_ext.optim", with_scaler(fp16(gradient_accumulation_steps=2))).steps()
+    assert training.skipped == [False, True, False]
+    assert calls == {"clip_grads": STEPS // 2}
+
+
+@on_cuda
+def test_each_optimizer_knows_its_own_skip(device: str) -> None:
+    from amp_ext.integrations.accelerate import with_scaler
+
+    accelerator = with_scaler(fp16())
+    weights = [torch.nn.Parameter(torch.ones(2, device=device)) for _ in range(2)]
+    optimizers = [accelerator.prepare(OPTIMIZERS["fused"]([weight])) for weight in weights]
+    for weight, factor in zip(weights, (torch.inf, 1.0), strict=True):
+        accelerator.backward((weight * factor).sum())
+    for optimizer, weight in zip(optimizers, weights, strict=True):
+        accelerator.clip_grad_norm_([weight], MAX_NORM)
+        optimizer.step()
+    assert [optimizer.step_was_skipped for optimizer in optimizers] == [True, False]
+    assert accelerator.optimizer_step_was_skipped
+    assert not pickle.loads(pickle.dumps(optimizers[1])).step_was_skipped
+
+
+@on_cuda
+def test_optimizers_are_clipped_in_turn(device: str) -> None:
+    """Accelerate updates the scaler after each step, by which the other's clip would be lost."""
+    from amp_ext.integrations.accelerate import with_scaler
+
+    accelerator = with_scaler(fp16())
+    weights = [torch.nn.Parameter(torch.ones(2, device=device)) for _ in range(2)]
+    optimizers = [accelerator.prepare(OPTIMIZERS["fused"]([weight])) for weight in weights]
+    accelerator.backward(sum(weight.sum() for weight in weights))
+    accelerator.clip_grad_norm_(weights[:1], MAX_NORM)
+    with pytest.raises(RuntimeError, match="one optimizer after the other"):
+        optimizers[1].step()
+    optimizers[0].step()
+    accelerator.clip_grad_norm_(weights[1:], MAX_NORM)
+    optimizers[1].step()
+
+
+@on_cuda
+def test_parameters_of_several_optimizers_are_not_unscaled_twice(device: str) -> None:
+    """Accelerate's clip unscales all of them, and the first step's update forgets it."""
+    from amp_ext.integrations.accelerate import with_scaler
+
+    accelerator = with_scaler(fp16())
+    weights = [torch.nn.Parameter(torch.ones(2, device=device)) for _ in range(2)]
+    optimizers = [accelerator.prepare(OPTIMIZERS["plain"]([weight])) for weight in weights]
+    accelerator.backward(sum(weight.sum() for weight in weights))
+    accelerator.clip_grad_norm_(weights, MAX_NORM)
+    with pytest.raises(RuntimeError, match="one optimizer after the other"):
+        optimizers[0].step()
+
+
+@on_cuda
+def test_an_accelerator_of_ones_own_clips_at_every_micro_step(device: str) -> None:
+    from amp_ext.integrations.accelerate import with_scaler
+
+    class Own(accelerate.Accelerator):
+        def hello(self) -> str:
+            return "hello"
+
+    accelerator = with_scaler(Own(mixed_precision="bf16", gradient_accumulation_steps=2))
+    weight = torch.nn.Parameter(torch.ones(2, device=device))
+    optimizer = accelerator.prepare(OPTIMIZERS["plain"]([weight]))
+    for _ in range(4):
+        with accelerator.accumulate():
+            accelerator.backward(weight.sum())
+            accelerator.clip_grad_norm_([weight], MAX_NORM)
+            optimizer.step()
+            optimizer.zero_grad()
+    assert (isinstance(accelerator, Own), accelerator.hello()) == (True, "hello")
+    assert weight.lt(1).all()
+
+
+@on_cuda
+def test_resume_is_bit_equal(device: str, tmp_path: Path, installed: None) -> None:
+    from amp_ext.integrations.accelerate import with_scaler
+
+    accelerator = with_scaler(fp16())
+    Training("fused", accelerator, last=4).steps()
+    accelerator.save_state(tmp_path)
+    again = Training("fused", with_scaler(fp16(), init_scale=2.0), first=4)
+    again.accelerator.load_state(tmp_path)
+    again.steps()
+    assert_same(again.network, written_out("fused"))
+    assert again.accelerator.scaler.get_skipped_steps() == 1
+
+
+@on_cuda
+def test_a_guard_for_bfloat16(device: str) -> None:
+    from amp_ext.integrations.accelerate import with_scaler
+
+    accelerator = with_scaler(accelerate.Accelerator(mixed_precision="bf16"))
+    training = Training("amp_ext.optim", accelerator).steps()
+    assert training.skipped == [step == OVERFLOW for step in range(STEPS)]
+    assert accelerator.scaler.get_scale() == 1.0
+    assert_learned(training.network)
+
+
+@on_cuda
+@pytest.mark.parametrize(
+    ("arguments", "prepared", "message"),
+    [
+        ({"mixed_precision": "fp16"}, True, "must not have prepared an optimizer"),
+        ({"mixed_precision": "fp16", "cpu": True}, False, "must be for a GPU"),
+    ],
+    ids=["prepared", "cpu"],
+)
+def test_what_it_refuses(device: str, arguments: dict, prepared: bool, message: str) -> None:
+    from amp_ext.integrations.accelerate import with_scaler
+
+    accelerator = accelerate.Accelerator(**arguments)
+    if prepared:
+        accelerator.prepare(OPTIMIZERS["plain"](Network().parameters()))
+    scaler = accelerator.scaler
+    with pytest.raises(ValueError, match=f"with_scaler: accelerator {message}"):
+        with_scaler(accelerator)
+    assert accelerator.scaler is scaler
+
+
+@on_cuda
+def test_installed_alone(
+    device: str, calls: collections.Counter[str], installed_scaler: None
+) -> None:
+    """Accelerate's own scaler is then ours, and what the optimizer did is seen on the host."""
+    training = Training("plain", fp16()).steps()
+    assert calls == {"unscale_grads": STEPS}
+    assert training.skipped == [step == OVERFLOW for step in range(STEPS)]
+    assert training.accelerator.scaler.get_skipped_steps() == 1
+    assert_learned(training.network)
+    assert_same(training.network, written_out("plain", clip_as="torch"))

@@ -1,0 +1,143 @@
+"""Lightning's Fabric on the digits program."""
+
+from __future__ import annotations
+
+import collections
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import amp_ext
+from digits_program import (
+    MAX_NORM,
+    OPTIMIZERS,
+    STEPS,
+    Network,
+    assert_learned,
+    assert_same,
+    batches,
+    every_optimizer,
+    on_cuda,
+    written_out,
+)
+
+lightning = pytest.importorskip("lightning", reason="needs it, as in make test-trainers")
+
+
+class Training:
+    def __init__(self, optimizer: str, fabric: Any) -> None:
+        self.fabric, self.network = fabric, Network()
+        self.model, self.optimizer = fabric.setup(
+            self.network, OPTIMIZERS[optimizer](self.network.parameters())
+        )
+
+    def steps(self, first: int = 0, last: int = STEPS, **clip: Any) -> Training:
+        for images, labels in batches()[first:last]:
+            self.optimizer.zero_grad()
+            self.fabric.backward(self.model(*self.fabric.to_device((images, labels))))
+            self.fabric.clip_gradients(
+                self.model, self.optimizer, **(clip or {"max_norm": MAX_NORM})
+            )
+            self.optimizer.step()
+        return self
+
+
+@pytest.fixture
+def fabric() -> Any:
+    from amp_ext.integrations.lightning import Fabric, FabricMixedPrecision
+
+    return Fabric(accelerator="cuda", devices=1, plugins=FabricMixedPrecision())
+
+
+@on_cuda
+@every_optimizer
+def test_training_is_the_loop(
+    device: str, optimizer: str, calls: collections.Counter[str], fabric: Any
+) -> None:
+    training = Training(optimizer, fabric).steps()
+    assert calls == {"clip_grads": STEPS}
+    assert fabric.strategy.precision.skipped_steps == 1
+    assert_learned(training.network)
+    assert_same(training.network, written_out(optimizer, images_as="float16"))
+
+
+@on_cuda
+def test_values_are_clipped(device: str, fabric: Any) -> None:
+    training = Training("fused", fabric).steps(clip_val=MAX_NORM)
+    assert_same(training.network, written_out("fused", clip_as="value", images_as="float16"))
+
+
+@on_cuda
+def test_an_overflow_is_an_error_where_one_is_asked_for(device: str, fabric: Any) -> None:
+    with pytest.raises(RuntimeError, match="non-finite"):
+        Training("fused", fabric).steps(max_norm=MAX_NORM, error_if_nonfinite=True)
+
+
+@on_cuda
+def test_without_a_scaler_it_is_lightnings_clip(device: str) -> None:
+    from amp_ext.integrations.lightning import Fabric
+
+    with pytest.raises(RuntimeError, match="non-finite"):
+        Training("plain", Fabric(accelerator="cuda", devices=1)).steps()
+
+
+@on_cuda
+@pytest.mark.parametrize("second", [{"max_norm": MAX_NORM}, {"clip_val": MAX_NORM}])
+def test_optimizers_are_clipped_in_turn(device: str, second: dict, fabric: Any) -> None:
+    """Fabric updates the scaler after each step, by which the other's clip would be lost."""
+    pair = [Training("plain", fabric) for _ in range(2)]
+    images, labels = fabric.to_device(batches()[0])
+    fabric.backward(sum(training.model(images, labels) for training in pair))
+    fabric.clip_gradients(pair[0].model, pair[0].optimizer, **second)
+    with pytest.raises(RuntimeError, match="one optimizer after the other"):
+        pair[1].optimizer.step()
+    pair[0].optimizer.step()
+    fabric.clip_gradients(pair[1].model, pair[1].optimizer, **second)
+    pair[1].optimizer.step()
+
+
+@on_cuda
+@pytest.mark.parametrize(
+    ("optimizer", "error", "message"),
+    [
+        ("fused", NotImplementedError, "not implemented for optimizers handling the unscaling"),
+        ("plain", RuntimeError, "non-finite"),
+    ],
+)
+def test_without_it_there_are_no_fused_optimizers_and_no_skips(
+    device: str, optimizer: str, error: type[Exception], message: str
+) -> None:
+    theirs = lightning.Fabric(accelerator="cuda", devices=1, precision="16-mixed")
+    with pytest.raises(error, match=message):
+        Training(optimizer, theirs).steps()
+
+
+@on_cuda
+def test_resume_is_bit_equal(device: str, fabric: Any, tmp_path: Path) -> None:
+    from amp_ext.integrations.lightning import FabricMixedPrecision
+
+    def state_of(training: Training) -> dict[str, Any]:
+        plugin = training.fabric.strategy.precision
+        return {"model": training.model, "optimizer": training.optimizer, "precision": plugin}
+
+    fabric.save(tmp_path / "half.ckpt", state_of(Training("fused", fabric).steps(last=4)))
+    plugin = FabricMixedPrecision(scaler=amp_ext.GradScaler(init_scale=2.0))
+    again = Training("fused", type(fabric)(accelerator="cuda", devices=1, plugins=plugin))
+    again.fabric.load(tmp_path / "half.ckpt", state_of(again))
+    assert_same(again.steps(first=4).network, written_out("fused", images_as="float16"))
+    assert plugin.skipped_steps == 1
+
+
+@on_cuda
+def test_installed_alone(
+    device: str, calls: collections.Counter[str], installed_scaler: None
+) -> None:
+    """Fabric's own plugin makes our scaler then, and clips by torch."""
+    theirs = lightning.Fabric(accelerator="cuda", devices=1, precision="16-mixed")
+    training = Training("plain", theirs).steps(max_norm=MAX_NORM, error_if_nonfinite=False)
+    assert calls == {"unscale_grads": STEPS}
+    assert theirs.strategy.precision.scaler.get_skipped_steps() == 1
+    assert_learned(training.network)
+    expected = written_out("plain", clip_as="torch", images_as="float16")
+    assert_same(training.network, expected)

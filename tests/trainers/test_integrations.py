@@ -1,0 +1,64 @@
+"""What importing the integrations takes, and what they share."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import amp_ext
+
+PACKAGES = {
+    "lightning": "lightning",
+    "pytorch_lightning": "lightning_fabric",
+    "accelerate": "accelerate",
+    "transformers": "transformers",
+    "timm": "timm",
+}
+
+
+def test_importing_amp_ext_imports_no_trainer() -> None:
+    program = "import sys, amp_ext; print(*sys.modules)"
+    listed = subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True
+    )
+    assert not {*PACKAGES.values(), "amp_ext.integrations"} & set(listed.stdout.split())
+
+
+@pytest.mark.parametrize("module", PACKAGES)
+def test_a_package_that_is_missing_is_named(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, PACKAGES[module], None)
+    monkeypatch.delitem(sys.modules, f"amp_ext.integrations.{module}", raising=False)
+    with pytest.raises(ImportError) as error:
+        importlib.import_module(f"amp_ext.integrations.{module}")
+    assert error.value.name.split(".")[0] == PACKAGES[module]
+
+
+def test_frozen_parameters_do_not_matter() -> None:
+    from amp_ext.integrations import has_gradients_of
+
+    frozen, first, second = (torch.nn.Parameter(torch.ones(2)) for _ in range(3))
+    first.grad = second.grad = torch.ones(2)
+    optimizer = torch.optim.SGD([frozen, first], lr=1.0)
+    assert has_gradients_of(optimizer, [first])
+    assert has_gradients_of(optimizer, iter([first, torch.nn.Parameter(torch.ones(2))]))
+    assert not has_gradients_of(optimizer, [first, second])
+    assert not has_gradients_of(optimizer, [frozen])
+
+
+def test_optimizers_take_turns() -> None:
+    from amp_ext.integrations import check_alone
+
+    scaler, weights = amp_ext.GradScaler("cpu"), [torch.nn.Parameter(torch.ones(2)) for _ in "ab"]
+    first, second = (torch.optim.SGD([weight]) for weight in weights)
+    scaler.scale(sum(weight.sum() for weight in weights)).backward()
+    check_alone(scaler, second)
+    scaler.clip_grad_norm_(first, 1.0)
+    check_alone(scaler, first)
+    with pytest.raises(RuntimeError, match="clip and step one optimizer after the other"):
+        check_alone(scaler, second)
+    scaler.step(first)
+    check_alone(scaler, second)

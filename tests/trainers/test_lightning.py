@@ -1,0 +1,225 @@
+"""Lightning's Trainer on the digits program."""
+
+from __future__ import annotations
+
+import collections
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+import amp_ext
+from digits_program import (
+    MAX_NORM,
+    OPTIMIZERS,
+    STEPS,
+    Network,
+    assert_learned,
+    assert_same,
+    batches,
+    every_optimizer,
+    on_cuda,
+    written_out,
+)
+
+lightning = pytest.importorskip("lightning", reason="needs it, as in make test-trainers")
+plugins = pytest.importorskip("lightning.pytorch.plugins")
+HALF = STEPS // 2
+
+
+class Module(lightning.LightningModule):
+    """The digits in two epochs of three steps."""
+
+    def __init__(self, optimizer: str) -> None:
+        super().__init__()
+        self.network = Network()
+        self.optimizer = optimizer
+
+    def training_step(self, batch: Any, index: int) -> torch.Tensor:
+        return self.network(*batch)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return OPTIMIZERS[self.optimizer](self.parameters())
+
+    def train_dataloader(self) -> Any:
+        first = HALF * self.trainer.current_epoch
+        return DataLoader(batches()[first : first + HALF], batch_size=None)
+
+
+class Manual(Module):
+    """Manual optimization, as Lightning's documentation has it."""
+
+    automatic_optimization = False
+
+    def __init__(self, optimizer: str, clip_as: str = "norm") -> None:
+        super().__init__(optimizer)
+        self.clip_as = clip_as
+
+    def training_step(self, batch: Any, index: int) -> None:
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(self.network(*batch))
+        self.clip_gradients(optimizer, MAX_NORM, self.clip_as)
+        optimizer.step()
+
+
+def trainer_of(plugin: Any, folder: Path, epochs: int = 2, **arguments: Any) -> Any:
+    return lightning.Trainer(
+        accelerator="cuda",
+        devices=1,
+        plugins=plugin,
+        max_epochs=epochs,
+        reload_dataloaders_every_n_epochs=1,
+        default_root_dir=folder,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        **arguments,
+    )
+
+
+@on_cuda
+@every_optimizer
+def test_training_is_the_loop(
+    device: str, optimizer: str, calls: collections.Counter[str], tmp_path: Path
+) -> None:
+    from amp_ext.integrations.lightning import MixedPrecision
+
+    plugin, module = MixedPrecision(), Module(optimizer)
+    trainer_of(plugin, tmp_path, gradient_clip_val=MAX_NORM).fit(module)
+    unscaled_before = {"unscale_grads": STEPS} if optimizer != "fused" else {}
+    assert calls == {"clip_grads": STEPS, **unscaled_before}
+    assert plugin.skipped_steps == 1
+    assert_learned(module.network)
+    assert_same(module.network, written_out(optimizer))
+
+
+@on_cuda
+@every_optimizer
+@pytest.mark.parametrize("clip_as", ["norm", "value"])
+def test_manual_optimization_is_the_loop(
+    device: str, optimizer: str, clip_as: str, tmp_path: Path
+) -> None:
+    from amp_ext.integrations.lightning import MixedPrecision
+
+    plugin, module = MixedPrecision(), Manual(optimizer, clip_as)
+    trainer_of(plugin, tmp_path).fit(module)
+    assert plugin.skipped_steps == 1
+    expected = written_out(optimizer, clip_as="scaler" if clip_as == "norm" else clip_as)
+    assert_same(module.network, expected)
+
+
+@on_cuda
+def test_without_it_manual_optimization_clips_scaled_gradients(device: str, tmp_path: Path) -> None:
+    norms = []
+
+    class Measuring(Manual):
+        def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+            norms.append(nn.utils.get_total_norm([p.grad for p in self.parameters()]))
+
+    plugin = plugins.MixedPrecision("16-mixed", "cuda")
+    trainer_of(plugin, tmp_path, max_steps=1).fit(Measuring("plain"))
+    assert norms[0] <= MAX_NORM / 2.0**16
+
+
+@on_cuda
+def test_values_are_clipped(device: str, tmp_path: Path) -> None:
+    from amp_ext.integrations.lightning import MixedPrecision
+
+    clip = {"gradient_clip_val": MAX_NORM, "gradient_clip_algorithm": "value"}
+    module = Module("fused")
+    trainer_of(MixedPrecision(), tmp_path, **clip).fit(module)
+    assert_same(module.network, written_out("fused", clip_as="value"))
+
+
+@on_cuda
+def test_without_it_fused_optimizers_are_not_clipped(device: str, tmp_path: Path) -> None:
+    plugin = plugins.MixedPrecision("16-mixed", "cuda")
+    with pytest.raises(RuntimeError, match="does not allow for gradient clipping"):
+        trainer_of(plugin, tmp_path, gradient_clip_val=MAX_NORM).fit(Module("fused"))
+
+
+@on_cuda
+@pytest.mark.parametrize("before", ["amp_ext", "lightning"])
+def test_resume_is_bit_equal(device: str, before: str, tmp_path: Path) -> None:
+    """From checkpoints of Lightning's plugin too, with which it shares the key."""
+    from amp_ext.integrations.lightning import MixedPrecision
+
+    file = tmp_path / "half.ckpt"
+    clip = {"gradient_clip_val": MAX_NORM}
+    trainer = trainer_of(MixedPrecision(), tmp_path, epochs=1, **clip)
+    trainer.fit(Module("fused"))
+    trainer.save_checkpoint(file)
+    if before == "lightning":
+        theirs = plugins.MixedPrecision("16-mixed", "cuda")
+        trainer = trainer_of(theirs, tmp_path, epochs=1)
+        trainer.fit(Module("fused"), ckpt_path=file)
+        trainer.save_checkpoint(file)
+    plugin, module = MixedPrecision(scaler=amp_ext.GradScaler(init_scale=2.0)), Module("fused")
+    trainer_of(plugin, tmp_path, **clip).fit(module, ckpt_path=file)
+    assert len(module.network.losses) == HALF
+    assert_same(module.network, written_out("fused"))
+    assert plugin.skipped_steps == (before == "amp_ext")
+
+
+@on_cuda
+def test_a_guard_for_bfloat16(device: str, tmp_path: Path) -> None:
+    from amp_ext.integrations.lightning import MixedPrecision
+
+    guard = amp_ext.GradScaler(init_scale=1.0, dynamic=False)
+    plugin, module = MixedPrecision("bf16-mixed", scaler=guard), Module("amp_ext.optim")
+    trainer_of(plugin, tmp_path, gradient_clip_val=MAX_NORM).fit(module)
+    assert plugin.skipped_steps == 1
+    assert_learned(module.network)
+
+
+@on_cuda
+def test_schedules_that_count_the_steps_made(device: str, tmp_path: Path) -> None:
+    """With the method of docs/trainers.md."""
+    from amp_ext.integrations.lightning import MixedPrecision
+    from test_page import names_of
+
+    class Scheduled(Module):
+        lr_scheduler_step = names_of("Lightning")["lr_scheduler_step"]
+
+        def configure_optimizers(self) -> dict[str, Any]:
+            self.schedule = torch.optim.lr_scheduler.ConstantLR(super().configure_optimizers(), 1.0)
+            every_step = {"scheduler": self.schedule, "interval": "step"}
+            return {"optimizer": self.schedule.optimizer, "lr_scheduler": every_step}
+
+    module = Scheduled("fused")
+    trainer_of(MixedPrecision(), tmp_path, gradient_clip_val=MAX_NORM).fit(module)
+    assert module.schedule.last_epoch == STEPS - 1
+
+
+@on_cuda
+def test_the_other_name(device: str, tmp_path: Path) -> None:
+    """``pytorch_lightning`` does not take plugins of ``lightning``."""
+    pytorch_lightning = pytest.importorskip("pytorch_lightning")
+    from amp_ext.integrations.pytorch_lightning import Fabric, FabricMixedPrecision, MixedPrecision
+
+    plugin = MixedPrecision()
+    trainer = pytorch_lightning.Trainer(
+        accelerator="cuda", devices=1, plugins=plugin, logger=False, default_root_dir=tmp_path
+    )
+    assert trainer.precision_plugin is plugin
+    plugin = FabricMixedPrecision()
+    assert Fabric(accelerator="cuda", devices=1, plugins=plugin).strategy.precision is plugin
+
+
+@on_cuda
+def test_installed_alone(
+    device: str, calls: collections.Counter[str], installed_scaler: None, tmp_path: Path
+) -> None:
+    """Lightning's own plugin makes our scaler then, and clips by torch."""
+    module = Module("plain")
+    trainer = trainer_of(None, tmp_path, precision="16-mixed", gradient_clip_val=MAX_NORM)
+    trainer.fit(module)
+    assert calls == {"unscale_grads": STEPS}
+    assert trainer.precision_plugin.scaler.get_skipped_steps() == 1
+    assert_learned(module.network)
+    assert_same(module.network, written_out("plain", clip_as="torch"))

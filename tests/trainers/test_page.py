@@ -1,0 +1,57 @@
+"""The lines that docs/trainers.md asks for run as they are, and put our scaler in."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import amp_ext
+from digits_program import Network, on_cuda
+
+for package in ("lightning", "accelerate", "transformers", "timm"):
+    pytest.importorskip(package, reason="needs it, as in make test-trainers")
+
+PAGE = (Path(__file__).parents[2] / "docs/trainers.md").read_text()
+SECTIONS = dict(re.findall(r"^#+ (.*?)\n(.*?)(?=^#|\Z)", PAGE, re.MULTILINE | re.DOTALL))
+
+
+@pytest.fixture(autouse=True)
+def _uninstalled() -> Iterator[None]:
+    yield
+    amp_ext.uninstall()
+
+
+def names_of(section: str) -> dict[str, Any]:
+    """What a section's blocks define."""
+    names: dict[str, Any] = {}
+    for block in re.findall(r"^```python\n(.*?)^```", SECTIONS[section], re.MULTILINE | re.DOTALL):
+        exec(block, names)
+    return names
+
+
+def scaler_of_transformers(names: dict[str, Any]) -> Any:
+    arguments = names["transformers"].TrainingArguments(fp16=True, report_to=[])
+    trainers = [names[kind](Network(), arguments) for kind in ("Trainer", "MyTrainer")]
+    assert trainers[1].accelerator.scaler._max_consecutive_skips == 100
+    return trainers[0].accelerator.scaler
+
+
+@on_cuda
+@pytest.mark.parametrize(
+    ("section", "scaler_of"),
+    [
+        ("Lightning", lambda names: names["trainer"].precision_plugin.scaler),
+        ("Fabric", lambda names: names["fabric"].strategy.precision.scaler),
+        ("Accelerate", lambda names: names["accelerator"].scaler),
+        ("transformers", scaler_of_transformers),
+        ("timm", lambda names: names["loss_scaler"]._scaler),
+        ("Training frameworks", lambda names: torch.amp.GradScaler()),
+    ],
+)
+def test_the_lines_put_our_scaler_in(device: str, section: str, scaler_of: Any) -> None:
+    assert isinstance(scaler_of(names_of(section)), amp_ext.GradScaler)

@@ -1,0 +1,96 @@
+"""LoRA by peft on amp_ext's layers, and on torch's in regions of amp_ext's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import amp_ext
+import amp_ext.nn
+import amp_ext.optim
+
+peft = pytest.importorskip("peft", reason="needs it, as in make test-trainers")
+
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() and amp_ext._C.cuda_built() else [])]
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "amp_ext.nn.Linear": lambda: nn.Sequential(amp_ext.nn.Linear(24, 16)),
+    "amp_ext.nn.MLP": lambda: nn.Sequential(amp_ext.nn.MLP(24, 40, 16, activation="gelu")),
+    "torch.nn.Linear": lambda: nn.Sequential(nn.Linear(24, 16)),
+}
+TARGETS = {model: ["fc1", "fc2"] if "MLP" in model else ["0"] for model in MODELS}
+every_model = pytest.mark.parametrize("model", MODELS)
+every_device = pytest.mark.parametrize("device", DEVICES)
+
+
+def with_adapters(model: str, device: str) -> nn.Module:
+    """On every linear layer; other than zero from the start, so that all have gradients."""
+    config = peft.LoraConfig(r=4, init_lora_weights=False, target_modules=TARGETS[model])
+    return peft.get_peft_model(MODELS[model](), config).to(device)
+
+
+def float16_inputs(device: str) -> Tensor:
+    """8 x 24 float32 that float16 represents."""
+    return torch.randn(8, 24).half().float().to(device)
+
+
+@every_device
+@every_model
+def test_every_adapter_trains_and_nothing_else(device: str, model: str) -> None:
+    network = with_adapters(model, device)
+    named = dict(network.named_parameters())
+    before = {name: parameter.detach().clone() for name, parameter in named.items()}
+    trained = [name for name in named if "lora_" in name]
+    assert len(trained) == (4 if "MLP" in model else 2)
+    scaler = amp_ext.GradScaler(device, init_scale=2.0**8)
+    optimizer = amp_ext.optim.AdamW([named[name] for name in trained], lr=1e-3)
+    with amp_ext.autocast(device, torch.float16):
+        loss = network(float16_inputs(device)).square().mean()
+    scaler.scale(loss).backward()
+    scaler.clip_grad_norm_(optimizer, 1.0)
+    scaler.step(optimizer)
+    scaler.update()
+    assert not scaler.step_was_skipped
+    for name, parameter in named.items():
+        assert torch.equal(parameter, before[name]) is (name not in trained), name
+
+
+@every_device
+@every_model
+def test_merged_and_unmerged_agree_to_rounding(device: str, model: str) -> None:
+    network = with_adapters(model, device)
+    inputs = float16_inputs(device)
+    bound = difference(network, inputs)
+    outputs = []
+    for change in (lambda: None, network.merge_adapter, network.unmerge_adapter):
+        change()
+        with torch.no_grad(), amp_ext.autocast(device, torch.float16):
+            outputs.append(network(inputs))
+    plain = network.merge_and_unload()
+    kinds = {type(layer) for layer in plain.modules() if isinstance(layer, nn.Linear)}
+    assert kinds == {amp_ext.nn.Linear if model == "amp_ext.nn.Linear" else nn.Linear}
+    with torch.no_grad(), amp_ext.autocast(device, torch.float16):
+        outputs.append(plain(inputs))
+    for output in outputs[1:]:
+        assert ((output.double() - outputs[0].double()).abs() <= bound).all()
+
+
+def difference(network: nn.Module, inputs: Tensor) -> Tensor:
+    """What merging may change, to first order. A layer of weight W, adapters A and B and the factor
+    s has M = |W| + s |B| |A|. Unmerged, W, A and B, the products with W, A and B, and their sum are
+    rounded to float16; merged, W and its product: at most 8 half ULPs of M |x| + |b|. The
+    activation has a slope of at most 1.13, and it is rounded."""
+    half_ulp = 2.0**-11
+    value, error = inputs.double().abs(), torch.zeros_like(inputs, dtype=torch.float64)
+    for layer in network.modules():
+        if not hasattr(layer, "lora_A"):
+            continue
+        a, b = layer.lora_A["default"].weight, layer.lora_B["default"].weight
+        product = layer.scaling["default"] * (b.double().abs() @ a.double().abs())
+        m = layer.base_layer.weight.double().abs() + product
+        after = value @ m.T + layer.base_layer.bias.double().abs()
+        error = (1.13 * error + half_ulp * value) @ m.T + 8 * half_ulp * after
+        value = after
+    return error

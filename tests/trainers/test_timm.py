@@ -1,0 +1,136 @@
+"""timm's loss scaler on the digits program."""
+
+from __future__ import annotations
+
+import collections
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+from digits_program import (
+    MAX_NORM,
+    OPTIMIZERS,
+    OVERFLOW,
+    STEPS,
+    Network,
+    assert_learned,
+    assert_same,
+    batches,
+    every_optimizer,
+    on_cuda,
+    written_out,
+)
+
+utils = pytest.importorskip("timm.utils", reason="needs timm, as in make test-trainers")
+
+
+class Training:
+    """As timm's train.py goes about it."""
+
+    def __init__(self, optimizer: str, loss_scaler: Any) -> None:
+        self.network = Network().cuda()
+        self.optimizer = OPTIMIZERS[optimizer](self.network.parameters())
+        self.loss_scaler = loss_scaler
+        self.parts = self.network, self.optimizer, self.loss_scaler
+        self.skipped: list[bool] = []
+
+    def steps(self, first: int = 0, last: int = STEPS, clip_mode: str = "norm") -> Training:
+        for images, labels in batches()[first:last]:
+            self.optimizer.zero_grad()
+            with torch.autocast("cuda", torch.float16):
+                loss = self.network(images.cuda(), labels.cuda())
+            self.loss_scaler(
+                loss,
+                self.optimizer,
+                clip_grad=MAX_NORM,
+                clip_mode=clip_mode,
+                parameters=self.network.parameters(),
+            )
+            self.skipped.append(getattr(self.loss_scaler, "step_was_skipped", False))
+        return self
+
+
+@on_cuda
+@every_optimizer
+def test_training_is_the_loop(
+    device: str, optimizer: str, calls: collections.Counter[str], installed: None
+) -> None:
+    from amp_ext.integrations.timm import NativeScaler
+
+    training = Training(optimizer, NativeScaler(growth_interval=1000)).steps()
+    assert calls == {"clip_grads": STEPS}
+    assert training.skipped == [step == OVERFLOW for step in range(STEPS)]
+    assert training.loss_scaler.skipped_steps == 1
+    assert_learned(training.network)
+    assert_same(training.network, written_out(optimizer))
+
+
+@on_cuda
+def test_values_are_clipped_by_timm(device: str, installed: None) -> None:
+    from amp_ext.integrations.timm import NativeScaler
+
+    training = Training("fused", NativeScaler()).steps(clip_mode="value")
+    assert_same(training.network, written_out("fused", clip_as="value"))
+
+
+@on_cuda
+def test_the_norm_of_other_parameters_is_clipped_by_timm(device: str, installed: None) -> None:
+    """As without a head: the optimizer has more gradients than are clipped."""
+    from amp_ext.integrations.timm import NativeScaler
+
+    training = Training("amp_ext.optim", NativeScaler())
+    body, head = training.network.layers[0], training.network.layers[2]
+    loss = training.network(*(part.cuda() for part in batches()[0]))
+    expected = torch.autograd.grad(loss, [body.weight, head.weight], retain_graph=True)
+    training.loss_scaler(loss, training.optimizer, MAX_NORM, parameters=body.parameters())
+    assert body.weight.grad.norm() < MAX_NORM < expected[0].norm()
+    torch.testing.assert_close(head.weight.grad, expected[1])
+
+
+@on_cuda
+def test_accumulation_clips_and_steps_at_its_end(
+    device: str, calls: collections.Counter[str]
+) -> None:
+    from amp_ext.integrations.timm import NativeScaler
+
+    training = Training("fused", NativeScaler())
+    before = training.network.values()
+    for need_update in (False, True):
+        loss = training.network(*(part.cuda() for part in batches()[0]))
+        training.loss_scaler(loss, training.optimizer, MAX_NORM, need_update=need_update)
+        assert torch.equal(training.network.values(), before) is not need_update
+    assert calls == {"clip_grads": 1}
+
+
+@on_cuda
+@pytest.mark.parametrize("before", ["amp_ext", "timm"])
+def test_resume_is_bit_equal(device: str, before: str, installed: None) -> None:
+    """From timm's own checkpoints too, whose scaler has counted no skips."""
+    from amp_ext.integrations.timm import NativeScaler
+
+    first = Training("fused", NativeScaler()).steps(last=4)
+    states = [copy.deepcopy(part.state_dict()) for part in first.parts]
+    if before == "timm":
+        scaler = utils.NativeScaler()
+        scaler.load_state_dict(states[-1])
+        states[-1] = scaler.state_dict()
+    second = Training("fused", NativeScaler(init_scale=2.0))
+    for part, state in zip(second.parts, states, strict=True):
+        part.load_state_dict(state)
+    second.steps(first=4)
+    assert_same(second.network, written_out("fused"))
+    assert second.loss_scaler.skipped_steps == (before == "amp_ext")
+
+
+@on_cuda
+def test_installed_alone(
+    device: str, calls: collections.Counter[str], installed_scaler: None
+) -> None:
+    """timm's own loss scaler then makes ours, and clips by torch."""
+    training = Training("plain", utils.NativeScaler()).steps()
+    assert calls == {"unscale_grads": STEPS}
+    assert training.loss_scaler._scaler.get_skipped_steps() == 1
+    assert_learned(training.network)
+    assert_same(training.network, written_out("plain", clip_as="torch"))
