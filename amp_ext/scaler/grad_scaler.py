@@ -1,10 +1,12 @@
 """The scaler: which gradients are unscaled, clipped and checked when, and what a step is given."""
 
+from __future__ import annotations
+
 import functools
 import operator
 from collections import defaultdict
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, distributed
@@ -32,8 +34,12 @@ from amp_ext.scaler.parameters import (
     unscaled_with,
     with_gradients,
 )
+from amp_ext.scaler.processes import Reduce, reduce, reduction
 from amp_ext.scaler.report import found_infs_of
 from amp_ext.scaler.state import ScalerState, skips_of
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 _NO_CHECKS = (
     "No inf checks were recorded for this optimizer. None of its parameters had a gradient when it "
@@ -61,6 +67,10 @@ class GradScaler(ScalerState):
             next reads something of the scaler, as ``step_was_skipped``; nothing waits for it.
         skip_above_norm: a step is skipped, and counted as skipped, where ``clip_grad_norm_``
             returns more than this; the scale does not back off. None stands for no limit.
+        process_group: the processes of ``torch.distributed`` that have parts of the gradients and
+            skip steps together, where parameters do not tell: those of FSDP1 (None stands for all
+            processes), as for ``ShardedGradScaler``, or of a pipeline. DTensors are known to be
+            spread over their meshes, and gradients of DDP to be the same everywhere.
 
     Raises:
         ValueError: a negative or infinite ``min_scale``, a ``max_scale`` that is not positive or
@@ -95,6 +105,7 @@ class GradScaler(ScalerState):
         dynamic: bool = True,
         max_consecutive_skips: int | None = None,
         skip_above_norm: float | None = None,
+        process_group: ProcessGroup | None = None,
     ) -> None:
         super().__init__(
             device,
@@ -109,6 +120,7 @@ class GradScaler(ScalerState):
             max_consecutive_skips=max_consecutive_skips,
             skip_above_norm=skip_above_norm,
         )
+        self.process_group = process_group
         self._dynamic = dynamic
         self._allow_fp16_grads = allow_fp16_grads
         self._allow_no_grads = allow_no_grads
@@ -131,7 +143,11 @@ class GradScaler(ScalerState):
         numbers = self._step_numbers()
         found_inf = numbers.offer()
         found_infs = _C.unscale_grads(
-            optimizer.param_groups, numbers.inv_scale, found_inf, self._allow_fp16_grads
+            optimizer.param_groups,
+            numbers.inv_scale,
+            found_inf,
+            self._allow_fp16_grads,
+            self._reduction(),
         )
         numbers.settle(found_inf, found_infs)
         if found_infs is None:
@@ -229,8 +245,9 @@ class GradScaler(ScalerState):
             state["found_inf_per_device"] if unscaled else None,
         )
         by_step, clipped = by_ours and asks_kernels(optimizer), None
+        across = self._reduction()
         if by_step:
-            clipped = _C.clip_grads(*given, None, error_if_nonfinite, True, True)
+            clipped = _C.clip_grads(*given, None, error_if_nonfinite, True, True, across)
         if by_ours and clipped is None:
             by_step = not by_step and (takes_step_scalars(optimizer) or takes_found_inf(optimizer))
             clipped = _C.clip_grads(
@@ -239,6 +256,7 @@ class GradScaler(ScalerState):
                 error_if_nonfinite,
                 by_step or unscaled or self._allow_fp16_grads,
                 False,
+                across,
             )
         found_infs, norm = clipped or (None, None)
         numbers.settle(found_inf, found_infs)
@@ -310,9 +328,12 @@ class GradScaler(ScalerState):
         self, optimizer: Optimizer, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool
     ) -> dict[torch.device, Tensor]:
         groups, allow_fp16 = optimizer.param_groups, allow_fp16 or self._allow_fp16_grads
-        found_infs = _C.unscale_grads_by(groups, inv_scale, found_inf, allow_fp16)
-        if found_infs is None:
+        across = self._reduction()
+        found_infs = _C.unscale_grads_by(groups, inv_scale, found_inf, allow_fp16, across)
+        if found_infs is None:  # torch reduces over the meshes of DTensors
             found_infs = super()._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16)
+            if self.process_group is not None:
+                reduce(self._scale, self.process_group, found_infs, [None])
         return self._or_no_overflow(found_infs)
 
     def _check_inf_per_device(self, optimizer: Optimizer) -> dict[torch.device, Tensor]:
@@ -327,12 +348,17 @@ class GradScaler(ScalerState):
         ``for_kernels`` where the optimizer's step is too."""
         numbers = self._step_numbers()
         found_inf = numbers.offer()
-        found_infs = _C.check_grads(optimizer.param_groups, found_inf, for_kernels)
+        found_infs = _C.check_grads(
+            optimizer.param_groups, found_inf, for_kernels, self._reduction()
+        )
         numbers.settle(found_inf, found_infs)
         if found_infs is None:
             return False
         self._state_of(optimizer)["found_inf_per_device"] = self._or_no_overflow(found_infs)
         return True
+
+    def _reduction(self) -> Reduce | None:
+        return reduction(self._scale, self.process_group)
 
     def _has_own_unscale_grads(self) -> bool:
         return _is_replaced(self._unscale_grads_, GradScaler._unscale_grads_)

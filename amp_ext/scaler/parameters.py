@@ -30,8 +30,7 @@ class Parameters:
                     "model.parameters(): a tensor or an iterable of tensors, got "
                     f"{type(given).__name__}{of}"
                 )
-        with_grad = {id(param): param for param in params if param.grad is not None}
-        self.param_groups = [{"params": list(with_grad.values())}]
+        self.param_groups = [{"params": list({id(param): param for param in params}.values())}]
         self._unscaled: dict[int, Tensor | None] = {}
 
     def note_unscaled(self) -> None:

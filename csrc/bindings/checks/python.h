@@ -15,4 +15,8 @@ inline const at::Tensor& tensor_of(const char* name, pybind11::handle object) {
   return THPVariable_Unpack(object.ptr());
 }
 
+inline pybind11::object object_of(const at::Tensor& tensor) {
+  return pybind11::reinterpret_steal<pybind11::object>(THPVariable_Wrap(tensor));
+}
+
 }  // namespace amp_ext

@@ -2,9 +2,15 @@
 
 #include <ATen/ops/_values.h>
 #include <c10/util/Exception.h>
+#include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/autograd/utils/lambda_post_hook.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
 
 #include "backends/backends.h"
+#include "checks/python.h"
 #include "optim/served.h"
 
 namespace py = pybind11;
@@ -17,6 +23,20 @@ bool has_tensors_grad(PyObject* tensor) {
   return py::type::handle_of(tensor).attr("grad").is(py::handle(THPVariableClass).attr("grad"));
 }
 
+// Whether all processes have the same gradient of a plain parameter, or none. DDP waits for
+// gradients by hooks of this kind.
+bool is_replicated(const at::Tensor& param) {
+  if (!param.requires_grad()) return true;
+  const auto node = torch::autograd::impl::try_get_grad_accumulator(param);
+  return node && std::ranges::any_of(node->post_hooks(), [](const auto& hook) {
+           return dynamic_cast<const torch::autograd::utils::LambdaPostHook*>(hook.get());
+         });
+}
+
+// As torch.distributed.fsdp marks the parameters that it has flattened, of which each process has
+// a part, perhaps an empty one.
+bool is_flattened(PyObject* param) { return py::hasattr(param, "_fsdp_flattened"); }
+
 }  // namespace
 
 // From a parameter to its gradient's memory leads a chain of pointers, each a cache miss. Each loop
@@ -26,12 +46,12 @@ bool OptimizerGrads::collect(py::handle param_groups) {
   for (const py::handle group : param_groups) {
     if (!find_params(group[py::str("params")])) return false;
   }
-  find_grads();
+  if (!find_grads()) return false;
   const size_t n = grads_.size();
   for (size_t i = 0; i < n; ++i) {
     if (i + 2 * kAhead < n) prefetch_tensor(grad_impls_[i + 2 * kAhead]);
     if (i + kAhead < n) prefetch_storage(grad_impls_[i + kAhead]);
-    if (!add(*params_[i], *grads_[i])) return false;
+    if (!add(i, *grads_[i])) return false;
   }
   return true;
 }
@@ -50,13 +70,35 @@ bool OptimizerGrads::find_params(py::handle params) {
       PyErr_Format(PyExc_AssertionError, "expected param to be torch.Tensor, got %U", name.ptr());
       throw py::error_already_set();
     }
-    if (!(taken_ == Taken::all ? has_tensors_grad(objects[i]) : is_plain(objects[i]))) return false;
+    const bool taken =
+        use_.taken == Taken::all ? has_tensors_grad(objects[i]) : is_plain(objects[i]);
+    if (!taken && !(use_.across && is_dtensor(objects[i]))) return false;
     params_.push_back(&THPVariable_Unpack(objects[i]));
+    if (use_.across) spread_of_param_.push_back(find_spread(objects[i]));
   }
   return true;
 }
 
-void OptimizerGrads::find_grads() {
+size_t OptimizerGrads::find_spread(PyObject* param) {
+  static const py::handle replicated = py::str("replicated").release();
+  static const py::handle fsdp = py::str("fsdp").release();
+  py::object spread = py::none();
+  if (is_dtensor(param)) {
+    Spread found = spread_of(param);
+    spread = py::make_tuple(std::move(found.mesh), std::move(found.placements));
+  } else if (is_replicated(THPVariable_Unpack(param))) {
+    spread = py::reinterpret_borrow<py::object>(replicated);
+  } else if (is_flattened(param)) {
+    spread = py::reinterpret_borrow<py::object>(fsdp);
+  }
+  size_t index = 0;
+  while (index < spreads_.size() && !spreads_[index].is(spread) && !spreads_[index].equal(spread))
+    ++index;
+  if (index == spreads_.size()) spreads_.push_back(std::move(spread));
+  return index;
+}
+
+bool OptimizerGrads::find_grads() {
   const size_t n = params_.size();
   size_t found = 0;
   grads_.reserve(n);
@@ -64,45 +106,69 @@ void OptimizerGrads::find_grads() {
   for (size_t i = 0; i < n; ++i) {
     if (i + 2 * kAhead < n) prefetch_tensor(params_[i + 2 * kAhead]->unsafeGetTensorImpl());
     if (i + kAhead < n) prefetch_grad(params_[i + kAhead]->unsafeGetTensorImpl());
-    const at::Tensor& grad = params_[i]->unsafeGetTensorImpl()->grad();
-    if (!grad.defined()) continue;
-    grads_.push_back(&grad);
-    grad_impls_.push_back(grad.unsafeGetTensorImpl());
+    at::TensorImpl* const param = params_[i]->unsafeGetTensorImpl();
+    const at::Tensor* grad = &param->grad();
+    if (!grad->defined()) continue;
+    if (use_.across) {
+      if (param->is_python_dispatch() && !(grad = local_grad(params_[i]))) return false;
+      spread_of_param_[found] = spread_of_param_[i];
+    }
+    grads_.push_back(grad);
+    grad_impls_.push_back(grad->unsafeGetTensorImpl());
     params_[found++] = params_[i];
   }
   params_.resize(found);
+  return true;
 }
 
-bool OptimizerGrads::add(const at::Tensor& param, const at::Tensor& grad) {
+// The gradient of a DTensor in this process, or null if it is no plain tensor. `param` becomes the
+// part of the DTensor.
+const at::Tensor* OptimizerGrads::local_grad(const at::Tensor*& param) {
+  const py::object dtensor = object_of(*param);
+  if (!is_dtensor(dtensor.ptr()) || !spread_grad_as_param(dtensor.ptr())) return nullptr;
+  const at::Tensor& whole = param->unsafeGetTensorImpl()->grad();
+  PyObject* const grad = local_of(object_of(whole).ptr());
+  PyObject* const local = local_of(dtensor.ptr());
+  if (!is_plain(grad) || !is_plain(local)) return nullptr;
+  dtensors_.push_back(whole.unsafeGetTensorImpl());
+  param = &THPVariable_Unpack(local);
+  return &THPVariable_Unpack(grad);
+}
+
+bool OptimizerGrads::add(size_t index, const at::Tensor& grad) {
+  const at::Tensor& param = *params_[index];
   if (grad.unsafeGetTensorImpl()->is_python_dispatch()) return false;
-  if (taken_ == Taken::served) {
+  if (use_.taken == Taken::served) {
     const at::Device device = params_[0]->device();
     if (why_not_param(param, device) || why_not_grad(grad, device)) return false;
   }
   const bool half = grad.scalar_type() == at::kHalf;
   TORCH_CHECK_VALUE(
-      allow_fp16_ || !half,
+      use_.allow_fp16 || !half,
       "Attempting to unscale FP16 gradients. Either train FP32 weights under autocast, "
       "or FP16 weights by an optimizer of amp_ext.optim with master_weights=True, or "
       "construct the scaler with allow_fp16_grads=True");
+  const size_t spread = use_.across ? spread_of_param_[index] : 0;
   if (grad.layout() != at::kSparse) {
-    list_for(grad.device()).add(grad);
+    list_for(grad.device(), spread).add(grad);
     return true;
   }
   // An uncoalesced fp16 gradient may overflow only once its duplicates are added up.
-  const bool coalesce = half || coalesce_ == Coalesce::all;
+  const bool coalesce = half || use_.coalesce == Coalesce::all;
   const at::Tensor sparse = coalesce ? grad.coalesce() : grad;
   if (coalesce) coalesced_.emplace_back(param.unsafeGetTensorImpl(), sparse);
-  list_for(sparse.device()).add(sparse_values_.emplace_back(sparse._values()));
+  list_for(sparse.device(), spread).add(sparse_values_.emplace_back(sparse._values()));
   return true;
 }
 
-GradList& OptimizerGrads::list_for(at::Device device) {
-  for (GradList& list : lists_) {
-    if (list.device() == device) return list;
+GradList& OptimizerGrads::list_for(at::Device device, size_t spread) {
+  if (use_.lists == Lists::by_device) spread = 0;
+  for (size_t i = 0; i < lists_.size(); ++i) {
+    if (lists_[i].device() == device && spread_of_list_[i] == spread) return lists_[i];
   }
-  choose(op_, device);  // throws where there is none
-  lists_.emplace_back(op_, access_, device);
+  choose(use_.op, device);  // throws where there is none
+  spread_of_list_.push_back(spread);
+  lists_.emplace_back(use_.op, use_.access, device);
   lists_.back().reserve(grads_.size());
   return lists_.back();
 }

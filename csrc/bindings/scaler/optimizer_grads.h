@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "checks/dtensor.h"
 #include "checks/tensors.h"
 
 namespace amp_ext {
@@ -18,16 +19,30 @@ enum class Coalesce { fp16, all };
 // kernels of amp_ext.optim serve.
 enum class Taken { all, served };
 
-// The gradients of one optimizer, by device in order of first appearance.
+// How the lists of an optimizer are made: one for each device, or also for each way in which
+// gradients are spread over processes, as norms need it.
+enum class Lists { by_device, by_spread };
+
+// What becomes of an optimizer's gradients.
+struct GradsUse {
+  const char* op;  // what errors name
+  Access access;
+  bool allow_fp16;
+  Coalesce coalesce;
+  Taken taken = Taken::all;
+  Lists lists = Lists::by_device;
+  bool across = false;  // whether other processes may have parts of them
+};
+
+// The gradients of one optimizer, as far as they are in this process, in order of first appearance.
 class OptimizerGrads {
  public:
-  // `op` is what errors name.
-  OptimizerGrads(const char* op, Access access, bool allow_fp16, Coalesce coalesce,
-                 Taken taken = Taken::all)
-      : op_(op), access_(access), allow_fp16_(allow_fp16), coalesce_(coalesce), taken_(taken) {}
+  explicit OptimizerGrads(const GradsUse& use) : use_(use) {}
 
   // Reads `.grad` of every parameter. False when one is not taken. Python code alone can handle a
-  // gradient that is a Python tensor subclass, and a parameter whose class has a `grad` of its own.
+  // gradient that is a Python tensor subclass, other than a DTensor of plain tensors, and a
+  // parameter whose class has a `grad` of its own. A DTensor's gradient is given the DTensor's
+  // placements first.
   bool collect(pybind11::handle param_groups);
 
   // To be called before anything is written: throws the errors that concern the whole list.
@@ -38,6 +53,17 @@ class OptimizerGrads {
 
   std::vector<GradList>& lists() { return lists_; }
   const std::vector<GradList>& lists() const { return lists_; }
+
+  // The ways in which the parameters are spread over processes, those without gradients too: the
+  // (mesh, placements) of DTensors, "fsdp" for those that FSDP1 has flattened, "replicated" where
+  // all processes have the same gradient (of DDP) or none, None where nothing tells.
+  const std::vector<pybind11::object>& spreads() const { return spreads_; }
+  // That of a list, an index of these.
+  size_t spread_index(size_t list) const { return spread_of_list_[list]; }
+
+  // To be called after the launch of lists that are written: GradList::finish_writes() knows
+  // nothing of the DTensors.
+  void mark_dtensors_written() const { mark_written(dtensors_); }
 
   // Of the gradients on the CPU.
   int64_t cpu_numel() const {
@@ -61,20 +87,22 @@ class OptimizerGrads {
 
  private:
   bool find_params(pybind11::handle params);
-  void find_grads();
-  bool add(const at::Tensor& param, const at::Tensor& grad);
-  GradList& list_for(at::Device device);
+  bool find_grads();
+  const at::Tensor* local_grad(const at::Tensor*& param);
+  size_t find_spread(PyObject* param);
+  bool add(size_t index, const at::Tensor& grad);
+  GradList& list_for(at::Device device, size_t spread);
 
-  const char* op_;
-  Access access_;
-  bool allow_fp16_;
-  Coalesce coalesce_;
-  Taken taken_;
+  GradsUse use_;
   std::vector<pybind11::object> sequences_;  // keep the parameters alive
   std::vector<const at::Tensor*> params_;    // those that have a gradient
+  std::vector<size_t> spread_of_param_;      // of these
   std::vector<const at::Tensor*> grads_;
   std::vector<at::TensorImpl*> grad_impls_;
+  std::vector<at::TensorImpl*> dtensors_;  // gradients
+  std::vector<pybind11::object> spreads_;
   std::vector<GradList> lists_;
+  std::vector<size_t> spread_of_list_;
   std::vector<at::Tensor> sparse_values_;                          // kept alive for lists_
   std::vector<std::pair<at::TensorImpl*, at::Tensor>> coalesced_;  // parameter, its new gradient
 };

@@ -12,6 +12,7 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <algorithm>
 #include <cmath>
 #include <initializer_list>
 #include <optional>
@@ -79,29 +80,50 @@ struct Scalars {
 
 at::Tensor zero_on(at::Device device) { return at::zeros({}, device); }
 
-// Of one list: the given factor, and the given found_inf, which is 0, or else a new one.
-Scalars scalars_on(at::Device device, const at::Tensor& inv_scale,
-                   const std::optional<at::Tensor>& found_inf) {
-  const bool is_here = found_inf && found_inf->device() == device;
-  const at::Tensor factor = inv_scale.defined() ? copy_to(inv_scale, device, false) : at::Tensor();
-  return {factor, is_here ? *found_inf : zero_on(device)};
+// Of each list: inv_scale on its device, if defined, and `found_inf_on` of the device.
+template <class FoundInfOn>
+std::vector<Scalars> scalars_of(const OptimizerGrads& grads, const at::Tensor& inv_scale,
+                                const FoundInfOn& found_inf_on) {
+  std::vector<Scalars> result;
+  for (const GradList& list : grads.lists()) {
+    const auto before = std::ranges::find_if(
+        result, [&](const Scalars& each) { return each.found_inf.device() == list.device(); });
+    if (before != result.end()) {
+      result.push_back(Scalars(*before));
+      continue;
+    }
+    result.push_back({inv_scale.defined() ? copy_to(inv_scale, list.device(), false) : inv_scale,
+                      found_inf_on(list.device())});
+  }
+  return result;
 }
 
-std::vector<Scalars> scalars_of(const OptimizerGrads& grads, const at::Tensor& inv_scale,
-                                const std::optional<at::Tensor>& found_inf) {
-  std::vector<Scalars> result;
-  for (const GradList& list : grads.lists())
-    result.push_back(scalars_on(list.device(), inv_scale, found_inf));
-  return result;
+// The given found_inf, which is 0, on its device, and new ones on others.
+auto free_or_new(const std::optional<at::Tensor>& free) {
+  return [&free](at::Device device) {
+    return free && free->device() == device ? *free : zero_on(device);
+  };
 }
 
 py::dict found_infs_of(const std::vector<Scalars>& scalars) {
   py::dict result;
-  for (const Scalars& each : scalars) {
-    result[device_object(each.found_inf.device())] =
-        py::reinterpret_steal<py::object>(THPVariable_Wrap(each.found_inf));
-  }
+  for (const Scalars& each : scalars)
+    result[device_object(each.found_inf.device())] = object_of(each.found_inf);
   return result;
+}
+
+// Makes found_infs and norms those of all processes. `reduce` is amp_ext.scaler.processes.reduce
+// with the scaler's arguments, or None where there is one process. Returns the total norm if there
+// are `norms` of the lists and other processes have a part in it.
+std::optional<at::Tensor> reduced(py::handle reduce, const OptimizerGrads& grads,
+                                  py::dict& found_infs, const std::vector<at::Tensor>& norms = {}) {
+  if (reduce.is_none()) return std::nullopt;
+  py::list by_spread;
+  for (size_t i = 0; i < grads.spreads().size(); ++i) by_spread.append(py::list());
+  for (size_t i = 0; i < norms.size(); ++i)
+    by_spread[grads.spread_index(i)].attr("append")(object_of(norms[i]));
+  const py::object norm = reduce(found_infs, py::cast(grads.spreads()), by_spread);
+  return optional_tensor("norm", norm);
 }
 
 void unscale_all(OptimizerGrads& grads, const std::vector<Scalars>& scalars) {
@@ -109,16 +131,21 @@ void unscale_all(OptimizerGrads& grads, const std::vector<Scalars>& scalars) {
     unscale_(grads.lists()[i], scalars[i].found_inf, scalars[i].inv_scale, std::nullopt,
              std::nullopt, Others::fresh);
   }
+  grads.mark_dtensors_written();
 }
 
 // {device: found_inf on it} for the gradients of `param_groups`, which are multiplied by inv_scale.
-// `found_inf`, 0 or None, is that of its device. None when a gradient is a Python tensor subclass;
-// then nothing has been touched.
+// `found_inf`, 0 or None, is that of its device. `reduce` is as for reduced(). None when a gradient
+// is a Python tensor subclass that is left to torch; then nothing has been touched.
 py::object unscale_grads(py::handle param_groups, py::handle inv_scale, py::handle found_inf,
-                         bool allow_fp16) {
+                         bool allow_fp16, py::handle reduce) {
   HANDLE_TH_ERRORS
   const at::NoGradGuard no_grad;
-  OptimizerGrads grads("amp_ext::unscale_", Access::write, allow_fp16, Coalesce::fp16);
+  OptimizerGrads grads({.op = "amp_ext::unscale_",
+                        .access = Access::write,
+                        .allow_fp16 = allow_fp16,
+                        .coalesce = Coalesce::fp16,
+                        .across = !reduce.is_none()});
   if (!grads.collect(param_groups)) return py::none();
   const at::Tensor& factor = tensor_of("inv_scale", inv_scale);
   const std::optional<at::Tensor> free = optional_tensor("found_inf", found_inf);
@@ -128,20 +155,26 @@ py::object unscale_grads(py::handle param_groups, py::handle inv_scale, py::hand
   std::vector<Scalars> scalars;
   {
     const GilFreePass pass(grads, !grads.are_all_on(factor.device()), {Family::unscale});
-    scalars = scalars_of(grads, factor, free);
+    scalars = scalars_of(grads, factor, free_or_new(free));
     unscale_all(grads, scalars);
   }
-  return found_infs_of(scalars);
+  py::dict found_infs = found_infs_of(scalars);
+  reduced(reduce, grads, found_infs);
+  return found_infs;
   END_HANDLE_TH_ERRORS_PYBIND
 }
 
 // As unscale_grads, but each found_inf starts as a copy of the given one.
 py::object unscale_grads_by(py::handle param_groups, py::handle inv_scale, py::handle found_inf,
-                            bool allow_fp16) {
+                            bool allow_fp16, py::handle reduce) {
   HANDLE_TH_ERRORS
   constexpr auto op = "amp_ext::unscale_";
   const at::NoGradGuard no_grad;
-  OptimizerGrads grads(op, Access::write, allow_fp16, Coalesce::fp16);
+  OptimizerGrads grads({.op = op,
+                        .access = Access::write,
+                        .allow_fp16 = allow_fp16,
+                        .coalesce = Coalesce::fp16,
+                        .across = !reduce.is_none()});
   if (!grads.collect(param_groups)) return py::none();
   const at::Tensor& factor = tensor_of("inv_scale", inv_scale);
   const at::Tensor& initial = tensor_of("found_inf", found_inf);
@@ -155,36 +188,43 @@ py::object unscale_grads_by(py::handle param_groups, py::handle inv_scale, py::h
   std::vector<Scalars> scalars;
   {
     const GilFreePass pass(grads, !grads.are_all_on(factor.device()), {Family::unscale});
-    for (const GradList& list : grads.lists()) {
-      scalars.push_back({copy_to(factor, list.device(), /*copy=*/false),
-                         copy_to(initial, list.device(), /*copy=*/true)});
-    }
+    scalars = scalars_of(
+        grads, factor, [&](at::Device device) { return copy_to(initial, device, /*copy=*/true); });
     unscale_all(grads, scalars);
   }
-  return found_infs_of(scalars);
+  py::dict found_infs = found_infs_of(scalars);
+  reduced(reduce, grads, found_infs);
+  return found_infs;
   END_HANDLE_TH_ERRORS_PYBIND
 }
 
 // As unscale_grads, but the gradients are only read. None also, with `for_kernels`, where the
 // kernels of amp_ext.optim do not serve a parameter or a gradient.
-py::object check_grads(py::handle param_groups, py::handle found_inf, bool for_kernels) {
+py::object check_grads(py::handle param_groups, py::handle found_inf, bool for_kernels,
+                       py::handle reduce) {
   HANDLE_TH_ERRORS
   const at::NoGradGuard no_grad;
-  OptimizerGrads grads("amp_ext::check_finite", Access::read, /*allow_fp16=*/true, Coalesce::fp16,
-                       for_kernels ? Taken::served : Taken::all);
+  OptimizerGrads grads({.op = "amp_ext::check_finite",
+                        .access = Access::read,
+                        .allow_fp16 = true,
+                        .coalesce = Coalesce::fp16,
+                        .taken = for_kernels ? Taken::served : Taken::all,
+                        .across = !reduce.is_none()});
   if (!grads.collect(param_groups)) return py::none();
   const std::optional<at::Tensor> free = optional_tensor("found_inf", found_inf);
   grads.close();
   grads.install_coalesced();
 
-  std::vector<Scalars> scalars = scalars_of(grads, {}, free);
+  const std::vector<Scalars> scalars = scalars_of(grads, {}, free_or_new(free));
   {
     const GilFreePass pass(grads, /*waits=*/false, {Family::check_finite});
     for (size_t i = 0; i < scalars.size(); ++i) {
       check_finite(grads.lists()[i], scalars[i].found_inf, Others::fresh);
     }
   }
-  return found_infs_of(scalars);
+  py::dict found_infs = found_infs_of(scalars);
+  reduced(reduce, grads, found_infs);
+  return found_infs;
   END_HANDLE_TH_ERRORS_PYBIND
 }
 
@@ -201,60 +241,73 @@ at::Tensor total_norm(const std::vector<at::Tensor>& norms, at::Device device) {
 
 // ({device: found_inf on it}, norm) for the gradients of `param_groups`, which are multiplied by
 // inv_scale and clipped to max_norm, or only read where max_norm is None. `found_infs` is None, or
-// a dict like the result where they are unscaled already. `found_inf` is as for unscale_grads. None
-// when a gradient is a Python tensor subclass, and as for check_grads; then nothing has been
-// touched.
+// a dict like the result where they are unscaled already. `found_inf` and `reduce` are as for
+// unscale_grads. None when a gradient is a Python tensor subclass that is left to torch, and as for
+// check_grads; then nothing has been touched.
 py::object clip_grads(py::handle param_groups, py::handle inv_scale, py::handle found_inf,
                       const std::optional<py::dict>& found_infs, std::optional<double> max_norm,
-                      bool error_if_nonfinite, bool allow_fp16, bool for_kernels) {
+                      bool error_if_nonfinite, bool allow_fp16, bool for_kernels,
+                      py::handle reduce) {
   HANDLE_TH_ERRORS
   const at::NoGradGuard no_grad;
-  const Access access = max_norm ? Access::write : Access::read;
-  OptimizerGrads grads("amp_ext::grad_norm", access, allow_fp16, Coalesce::all,
-                       for_kernels ? Taken::served : Taken::all);
+  OptimizerGrads grads({.op = "amp_ext::grad_norm",
+                        .access = max_norm ? Access::write : Access::read,
+                        .allow_fp16 = allow_fp16,
+                        .coalesce = Coalesce::all,
+                        .taken = for_kernels ? Taken::served : Taken::all,
+                        .lists = Lists::by_spread,
+                        .across = !reduce.is_none()});
   if (!grads.collect(param_groups)) return py::none();
   const at::Tensor& factor = tensor_of("inv_scale", inv_scale);
   const std::optional<at::Tensor> free = optional_tensor("found_inf", found_inf);
   std::vector<GradList>& lists = grads.lists();
   std::vector<Scalars> scalars;
-  for (size_t i = 0; found_infs && i < lists.size(); ++i) {
-    const at::Device device = lists[i].device();
-    const py::object key = device_object(device);
-    at::Tensor before =
-        found_infs->contains(key) ? tensor_of("found_inf", (*found_infs)[key]) : zero_on(device);
-    if (error_if_nonfinite) before = before.clone();  // an error leaves it as it is
-    scalars.push_back({max_norm ? at::ones({}, device) : at::Tensor(), before});
+  if (found_infs) {
+    scalars = scalars_of(grads, {}, [&](at::Device device) {
+      const py::object key = device_object(device);
+      const at::Tensor before =
+          found_infs->contains(key) ? tensor_of("found_inf", (*found_infs)[key]) : zero_on(device);
+      return error_if_nonfinite ? before.clone() : before;  // an error leaves it as it is
+    });
   }
   grads.close();
 
-  at::Tensor norm;
+  const bool waits = error_if_nonfinite || !grads.are_all_on(factor.device());
+  std::vector<at::Tensor> norms;
   {
-    const GilFreePass pass(grads, error_if_nonfinite || !grads.are_all_on(factor.device()),
-                           {Family::grad_norm, Family::unscale});
-    if (!found_infs) scalars = scalars_of(grads, factor, free);
-    std::vector<at::Tensor> norms;
+    const GilFreePass pass(grads, waits, {Family::grad_norm});
+    if (!found_infs) scalars = scalars_of(grads, factor, free_or_new(free));
     for (size_t i = 0; i < lists.size(); ++i) {
       const std::optional<at::Tensor> by =
           found_infs ? std::nullopt : std::optional(scalars[i].inv_scale);
       norms.push_back(grad_norm(lists[i], scalars[i].found_inf, by, std::nullopt, Others::fresh));
     }
-    norm = total_norm(norms, factor.device());
-    if (norms.size() > 1) {  // each is finite, perhaps, but not the total
-      at::Tensor& found = scalars[0].found_inf;
-      found.masked_fill_(copy_to(norm, found.device(), false).isfinite().logical_not(), 1);
+  }
+  py::dict found = found_infs_of(scalars);
+  const std::optional<at::Tensor> of_all = reduced(reduce, grads, found, norms);
+  const at::Tensor norm = of_all ? *of_all : total_norm(norms, factor.device());
+  {
+    const GilFreePass pass(grads, waits, {Family::unscale});
+    if (norms.size() > 1 && !of_all) {  // each is finite, perhaps, but not the total
+      at::Tensor& found_here = scalars[0].found_inf;
+      found_here.masked_fill_(copy_to(norm, found_here.device(), false).isfinite().logical_not(),
+                              1);
     }
     TORCH_CHECK(!error_if_nonfinite || std::isfinite(norm.item<float>()),
                 "The total norm of order 2.0 for gradients from `optimizer` is non-finite, so it "
                 "cannot be clipped. To disable this error and let step() skip the optimizer's step "
                 "instead, set `error_if_nonfinite=False`");
     grads.install_coalesced();
-    for (size_t i = 0; max_norm && i < lists.size(); ++i) {
-      const at::Tensor here = copy_to(norm, lists[i].device(), /*copy=*/false);
-      unscale_(lists[i], scalars[i].found_inf, scalars[i].inv_scale, here, max_norm, Others::fresh);
+    if (max_norm) {
+      for (size_t i = 0; i < lists.size(); ++i) {
+        const at::Tensor here = copy_to(norm, lists[i].device(), /*copy=*/false);
+        const at::Tensor by = found_infs ? at::ones({}, lists[i].device()) : scalars[i].inv_scale;
+        unscale_(lists[i], scalars[i].found_inf, by, here, max_norm, Others::fresh);
+      }
+      grads.mark_dtensors_written();
     }
   }
-  return py::make_tuple(found_infs_of(scalars),
-                        py::reinterpret_steal<py::object>(THPVariable_Wrap(norm)));
+  return py::make_tuple(found, object_of(norm));
   END_HANDLE_TH_ERRORS_PYBIND
 }
 
