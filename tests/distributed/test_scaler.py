@@ -1,0 +1,376 @@
+"""The scaler across processes: parameters as of one process, and the same decision everywhere.
+
+Inputs and weights are small integers, learning rates and scales powers of two, so that all sums of
+the few steps are exact: without a clip, parameters are bit-equal. The coefficient of a clip may
+differ by the roundings of a norm, 2**-23, which three steps multiply less than a thousandfold.
+Gradients in 16 bits are rounded before they are summed over processes, and each is at most 128.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, distributed, nn
+
+import amp_ext
+from ranks import errors_of
+
+CASES: dict[int, dict[str, Callable[[], None]]] = {2: {}, 4: {}}
+LR, SCALE = 2.0**-5, 8.0
+
+
+def case(*args: Any, worlds: tuple[int, ...] = (2, 4), name: str = "") -> Callable[..., Any]:
+    """Registers a function to be run by that many ranks with the arguments."""
+
+    def register(function: Callable[..., None]) -> Callable[..., None]:
+        words = [function.__name__, name or " ".join(map(str, args))]
+        for world in worlds:
+            CASES[world][" ".join(filter(None, words))] = functools.partial(function, *args)
+        return function
+
+    return register
+
+
+def integers(*shape: int) -> Tensor:
+    return torch.randint(-2, 3, shape).float()
+
+
+def rank() -> int:
+    return distributed.get_rank()
+
+
+def world() -> int:
+    return distributed.get_world_size()
+
+
+# ---- whole trainings -----------------------------------------------------------------------------
+
+
+class Net(nn.Module):
+    """With three outputs, some of four ranks have no part of the last layer."""
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__()
+        self.fc1, self.fc2, self.fc3 = nn.Linear(4, 8), nn.Linear(8, 6), nn.Linear(6, outputs)
+        for param in self.parameters():
+            param.data.copy_(integers(*param.shape))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc3(self.fc2(self.fc1(x).relu()).relu())
+
+
+def ddp(net: nn.Module) -> nn.Module:
+    return nn.parallel.DistributedDataParallel(net)
+
+
+def fsdp1(use_orig_params: bool, net: nn.Module) -> nn.Module:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    wrap = functools.partial(
+        FullyShardedDataParallel,
+        use_orig_params=use_orig_params,
+        device_id=torch.device("cpu"),
+    )
+    net.fc1, net.fc2 = wrap(net.fc1), wrap(net.fc2)
+    return wrap(net)
+
+
+def fsdp2(net: nn.Module, mesh: Any = None, **options: Any) -> nn.Module:
+    from torch.distributed.fsdp import fully_shard
+
+    for layer in (net.fc1, net.fc2, net.fc3):
+        fully_shard(layer, mesh=mesh, **options)
+    return fully_shard(net, mesh=mesh, **options)
+
+
+def fsdp2_in(dtype: torch.dtype, net: nn.Module) -> nn.Module:
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+    return fsdp2(net, mp_policy=policy)
+
+
+def hsdp(net: nn.Module) -> nn.Module:
+    """Each pair of ranks has a replica."""
+    return fsdp2(net, distributed.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "shard")))
+
+
+def tensor_parallel(net: nn.Module) -> nn.Module:
+    """Over two ranks, and FSDP2 over two."""
+    from torch.distributed.tensor import Replicate
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
+
+    mesh = distributed.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    plan = {
+        "fc1": ColwiseParallel(),
+        "fc2": RowwiseParallel(),
+        "fc3": ColwiseParallel(output_layouts=Replicate()),
+    }
+    return fsdp2(parallelize_module(net, mesh["tp"], plan), mesh["dp"])
+
+
+class In16Bits(nn.Module):
+    """As FSDP2's param_dtype, by one process."""
+
+    def __init__(self, dtype: torch.dtype, net: nn.Module) -> None:
+        super().__init__()
+        self.net, self.dtype = net, dtype
+
+    def forward(self, x: Tensor) -> Tensor:
+        params = {name: param.to(self.dtype) for name, param in self.net.named_parameters()}
+        return torch.func.functional_call(self.net, params, x.to(self.dtype))
+
+
+WRAPPERS = {
+    "ddp": ddp,
+    "fsdp1": functools.partial(fsdp1, False),
+    "fsdp1_orig_params": functools.partial(fsdp1, True),
+    "fsdp2": fsdp2,
+    "fsdp2_no_reshard": functools.partial(fsdp2, reshard_after_forward=False),
+    "fsdp2_float16": functools.partial(fsdp2_in, torch.float16),
+    "fsdp2_bfloat16": functools.partial(fsdp2_in, torch.bfloat16),
+    "hsdp": hsdp,
+    "tensor_parallel": tensor_parallel,
+}
+
+
+def sgd(params: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(params, LR, momentum=0.5)
+
+
+def adamw(params: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(params, LR, fused=True)
+
+
+def our_adamw(params: Any) -> torch.optim.Optimizer:
+    return amp_ext.optim.AdamW(params, LR)
+
+
+WAYS: dict[str, Callable[..., Any]] = {
+    "step": lambda scaler, optimizer, net: None,
+    "unscale": lambda scaler, optimizer, net: scaler.unscale_(optimizer),
+    "clip": lambda scaler, optimizer, net: scaler.clip_grad_norm_(optimizer, 8.0),
+    "clip_parameters": lambda scaler, optimizer, net: scaler.clip_grad_norm_(net.parameters(), 8.0),
+}
+
+
+def first_grad(net: nn.Module) -> Tensor | None:
+    """The first gradient of which this process has a part."""
+    grads = (param.grad for param in net.parameters() if param.grad is not None)
+    locals_ = (grad.to_local() if hasattr(grad, "to_local") else grad for grad in grads)
+    return next((grad for grad in locals_ if grad.numel()), None)
+
+
+def counted(function: Callable[[], Any]) -> tuple[Any, int]:
+    """What it returns, and how often it has communicated."""
+    from torch.distributed.tensor.debug import CommDebugMode
+
+    with CommDebugMode() as mode:
+        result = function()
+    return result, mode.get_total_counts()
+
+
+def steps(
+    net: nn.Module, make: Callable[..., Any], way: str, x: Tensor, share: float, overflow: Any
+) -> tuple[list[Any], list[int]]:
+    """Three steps, of which the second overflows; what is to be seen of each, and how often the
+    scaler has communicated. The loss is this share of the sum of the outputs."""
+    optimizer = make(net.parameters())
+    scaler = amp_ext.GradScaler("cpu", init_scale=SCALE)
+    seen, counts = [], []
+    for step in range(3):
+        optimizer.zero_grad()
+        scaler.scale(net(x).float().sum() * share).backward()
+        if step == 1:
+            overflow(net)
+
+        def rest() -> Any:
+            norm = WAYS[way](scaler, optimizer, net)
+            scaler.step(optimizer)
+            scaler.update()
+            return norm
+
+        norm, count = counted(rest)
+        counts.append(count)
+        seen.append((scaler.get_scale(), scaler.step_was_skipped, scaler.get_skipped_steps()))
+        assert norm is None or math.isfinite(norm) == (step != 1)
+    return seen, counts
+
+
+def whole_parameters(net: nn.Module) -> list[Tensor]:
+    from torch.distributed.fsdp import FullyShardedDataParallel as Fsdp1
+
+    if isinstance(net, Fsdp1):
+        with Fsdp1.summon_full_params(net, writeback=False):
+            return [param.detach().clone() for param in net.parameters()]
+    params = [param.detach() for param in net.parameters()]
+    return [param.full_tensor() if hasattr(param, "full_tensor") else param for param in params]
+
+
+def trains_as_one(wrapper: str, make: Callable[..., Any], way: str) -> None:
+    split = 2 if wrapper == "tensor_parallel" else 1  # processes that compute one batch together
+    batches = world() // split
+    net, x = Net(outputs=4 if split > 1 else 3), integers(8, 4)
+    alone = copy.deepcopy(net)
+    net = WRAPPERS[wrapper](net)
+    half = getattr(torch, wrapper.removeprefix("fsdp2_"), None)
+    if half:
+        alone = In16Bits(half, alone)
+
+    def overflow(net: nn.Module) -> None:
+        first_grad(net).view(-1)[0] = torch.inf
+
+    def overflow_somewhere(net: nn.Module) -> None:
+        """In a part that one process alone has; DDP's gradients are the same everywhere."""
+        if wrapper == "ddp" or rank() == world() - 1:
+            overflow(net)
+
+    own = x.chunk(batches)[rank() // split]
+    seen, counts = steps(net, make, way, own, 1.0, overflow_somewhere)
+    expected, _ = steps(alone, make, way, x, 1 / batches, overflow)
+    assert seen == expected
+    assert [skipped for _, skipped, _ in seen] == [False, True, False]
+    assert counts == [0 if wrapper == "ddp" else 1] * 3
+    tolerance = 0.0 if make is sgd and not way.startswith("clip") else 2.0**-13
+    if half:
+        tolerance += 2 * LR * 128 * torch.finfo(half).eps
+    for ours, theirs in zip(whole_parameters(net), whole_parameters(alone), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
+
+
+for wrapper, way in itertools.product(WRAPPERS, WAYS):
+    exact = getattr(torch, wrapper.removeprefix("fsdp2_"), None) is None
+    for make in (sgd, adamw, our_adamw) if exact and way in ("step", "clip") else (sgd,):
+        worlds = (4,) if wrapper in ("hsdp", "tensor_parallel") else (2, 4)
+        name = f"{wrapper} {make.__name__} {way}"
+        case(wrapper, make, way, worlds=worlds, name=name)(trains_as_one)
+
+
+# ---- lists of gradients --------------------------------------------------------------------------
+
+
+def placed(tensor: Tensor, mesh: Any, *placements: Any) -> Tensor:
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(tensor, mesh, placements)
+
+
+def with_grads(grads: list[Tensor | None], like: list[Tensor]) -> torch.optim.Optimizer:
+    params = [nn.Parameter(torch.zeros_like(tensor)) for tensor in like]
+    for param, grad in zip(params, grads, strict=True):
+        param.grad = grad
+    return sgd(params)
+
+
+def found(optimizer: torch.optim.Optimizer) -> tuple[list[float], int]:
+    """The norm by a clip, whether the step is skipped; and how often it communicates."""
+    scaler = amp_ext.GradScaler("cpu", init_scale=SCALE)
+    scaler.scale(torch.ones(()))
+    norm, count = counted(lambda: scaler.clip_grad_norm_(optimizer, 1e6))
+    scaler.step(optimizer)
+    scaler.update()
+    return [float(norm) * SCALE, scaler.step_was_skipped], count
+
+
+@case(worlds=(4,))
+def mixed_list() -> None:
+    """DTensors of several meshes and placements, uneven and empty parts, and plain tensors: one
+    launch each, one reduction, and each element counted once."""
+    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+
+    flat = distributed.init_device_mesh("cpu", (4,))
+    square = distributed.init_device_mesh("cpu", (2, 2))
+    wholes = [integers(*shape) for shape in [(5, 3), (3,), (4, 6), (2, 2), (7,), (4,), (3, 3)]]
+    places = [
+        (flat, Shard(0)),
+        (flat, Shard(0)),
+        (square, Shard(0), Shard(1)),
+        (square, Replicate(), Shard(1)),
+        (square, Replicate(), Replicate()),
+        (square, Shard(0), Replicate()),
+    ]
+    like = [placed(whole, *place) for whole, place in zip(wholes, places, strict=False)]
+    optimizer = with_grads([*like, wholes[6]], [*like, wholes[6]])
+    expected = math.sqrt(sum(float(whole.double().square().sum()) for whole in wholes))
+    (norm, skipped), count = found(optimizer)
+    assert norm == pytest.approx(expected, rel=2**-22)
+    assert (skipped, count) == (False, 1)
+
+    # A sum over processes that autograd has left to be made: infinite only when it has been made.
+    big = torch.full((4,), 2.0**127)
+    param = placed(big, square, Replicate(), Replicate())
+    grad = DTensor.from_local(big, square, [Replicate(), Partial()], run_check=False)
+    optimizer = with_grads([grad], [param])
+    (norm, skipped), count = found(optimizer)
+    assert (norm, skipped) == (math.inf, True)
+    grad = DTensor.from_local(wholes[5], square, [Replicate(), Partial()], run_check=False)
+    (norm, skipped), _ = found(with_grads([grad], [param]))
+    assert norm == pytest.approx(2 * float(wholes[5].norm()), rel=2**-22)
+
+
+@case(worlds=(4,))
+def experts() -> None:
+    """Each pair of processes has its own experts: their norms are their own, the skip is all's."""
+    from torch.distributed.tensor import Shard
+
+    flat = distributed.init_device_mesh("cpu", (4,))
+    pairs = distributed.init_device_mesh("cpu", (2, 2), mesh_dim_names=("ep", "shard"))["shard"]
+    dense, expert = torch.ones(4), torch.full((2,), 2.0 + rank() // 2)
+    grads = [placed(dense, flat, Shard(0)), placed(expert, pairs, Shard(0))]
+    (norm, skipped), count = found(with_grads(grads, grads))
+    assert norm == pytest.approx(math.sqrt(4 + 2 * expert[0] ** 2), rel=2**-22)
+    assert (skipped, count) == (False, 2)  # one for each set of processes
+    if rank() == 3:
+        grads[1].to_local().fill_(torch.nan)
+    assert found(with_grads(grads, grads))[0][1]
+
+
+@case()
+def rank_without_gradients() -> None:
+    """Takes part."""
+    from torch.distributed.tensor import Shard
+
+    mesh = distributed.init_device_mesh("cpu", (world(),))
+    for value in (1.0, torch.inf):
+        grad = placed(torch.full((8,), value), mesh, Shard(0))
+        optimizer = with_grads([None if rank() == 0 else grad], [grad])
+        (norm, skipped), count = found(optimizer)
+        assert (skipped, count) == (value == torch.inf, 1)
+        assert norm == pytest.approx(value * math.sqrt(8 - 8 // world()))
+
+
+@case()
+def process_group() -> None:
+    """Of parameters that do not tell: a skip together; norms stay their own."""
+    optimizer = with_grads([torch.ones(4) * (torch.nan if rank() == 1 else 1)], [torch.ones(4)])
+    scaler = amp_ext.GradScaler("cpu", init_scale=SCALE, process_group=distributed.group.WORLD)
+    scaler.scale(torch.ones(()))
+    _, count = counted(lambda: scaler.step(optimizer))
+    scaler.update()
+    assert (scaler.step_was_skipped, count) == (True, 1)
+    assert scaler.get_scale() == SCALE / 2
+
+
+@pytest.fixture(scope="module", params=CASES)
+def errors(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return request.param, errors_of(__name__, request.param, tmp_path_factory.mktemp("ranks"))
+
+
+@pytest.mark.skipif(not distributed.is_available(), reason="this torch is built without gloo")
+@pytest.mark.parametrize("name", dict.fromkeys(itertools.chain(*CASES.values())))
+def test_on_ranks(name: str, errors: tuple[int, dict[str, list[str]]]) -> None:
+    world, by_case = errors
+    if name not in CASES[world]:
+        pytest.skip("a case of another number of processes")
+    assert not by_case.get(name), "\n".join(by_case[name])
