@@ -1,0 +1,192 @@
+"""The programs of docs/recipes_distributed.md run, on two and four ranks, and do what they are said
+to: the norm of the first step is that of one process in FP32, and all processes skip together."""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, distributed, nn
+
+import amp_ext
+from ranks import errors_of
+
+TEXT = (Path(__file__).parents[2] / "docs" / "recipes_distributed.md").read_text()
+SECTIONS = re.split(r"^#+ ", TEXT, flags=re.MULTILINE)[1:]
+PROGRAMS = {
+    section.split("\n", 1)[0]: program
+    for section in SECTIONS
+    for program in re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+}
+BEGINNING = PROGRAMS.pop("What is reduced, and when")
+# A gradient has at most 32 numbers on its way that are rounded to FP16, by 2**-11 of them.
+ROUNDINGS = 32 * 2.0**-11
+
+CASES: dict[int, dict[str, Callable[[], None]]] = {2: {}, 4: {}}
+Space = dict[str, Any]
+
+
+def case(world: int, heading: str) -> Callable[..., Any]:
+    def register(function: Callable[[str], None]) -> Callable[[str], None]:
+        CASES[world][heading] = lambda: function(heading)
+        return function
+
+    return register
+
+
+class Overflowing(amp_ext.GradScaler):
+    """Of which the last rank alone has one loss that is infinite."""
+
+    number: int
+
+    def scale(self, loss: Any) -> Any:
+        self.number -= 1
+        is_here = self.number == 0 and distributed.get_rank() == distributed.get_world_size() - 1
+        return super().scale(loss * math.inf if is_here else loss)
+
+
+def beginning(count: int, overflow: int) -> Space:
+    """What all begin with, of fewer batches, or with an infinite loss in one of them."""
+    sys.modules["recipe"] = module = ModuleType("recipe")
+    space = vars(module)
+    text = BEGINNING.replace("distributed.init_process_group()\n", "")
+    exec(text.replace('"cuda" if torch.cuda.is_available() else "cpu"', '"cpu"'), space)
+    sequences = space["sequences"]
+    space["sequences"] = lambda part: sequences(part)[:count]
+    space["GradScaler"] = type("Overflowing", (Overflowing,), {"number": overflow})
+    return space
+
+
+def run(heading: str, count: int = 16, overflow: int = 0, **replacements: str) -> Space:
+    space, text = beginning(count, overflow), PROGRAMS[heading]
+    for old, new in replacements.items():
+        assert old in text
+        text = text.replace(old, new)
+    exec(text, space)
+    return space
+
+
+def gathered(value: Any) -> list[Any]:
+    values = [None] * distributed.get_world_size()
+    distributed.all_gather_object(values, value)
+    return values
+
+
+def whole(tensors: Any) -> list[Tensor]:
+    return [t.full_tensor() if hasattr(t, "full_tensor") else t for t in tensors]
+
+
+def norm_by_one_process(space: Space, model: nn.Module, count: int, parts: int) -> float:
+    """In FP32, of the first batches of all parts."""
+    tokens = torch.cat([space["sequences"](part)[:count].flatten(0, 1) for part in range(parts)])
+    loss = space["loss_of"](model(tokens[:, :-1]), tokens[:, 1:])
+    grads = torch.autograd.grad(loss, model.parameters())
+    return float(torch.nn.utils.get_total_norm(grads))
+
+
+def assert_first_norm(heading: str, count: int = 1, **replacements: str) -> None:
+    space = run(heading, count=count, **replacements)
+    torch.manual_seed(0)
+    model = space["LanguageModel"]()
+    expected = norm_by_one_process(space, model, count, distributed.get_world_size())
+    assert float(space["norm"]) == pytest.approx(expected, rel=ROUNDINGS)
+
+
+def assert_all_skip(heading: str, number: int, made: int) -> Space:
+    """One step, in which the last rank has an overflow."""
+    space = run(heading, overflow=number)
+    scaler, states = space["scaler"], space["optimizer"].state.values()
+    steps = {float(whole([state["step"]])[0]) for state in states}
+    seen = scaler.get_scale(), scaler.get_skipped_steps(), float(space["norm"])
+    assert (steps, *seen[:2]) == ({made}, 2.0**15, 1)
+    assert gathered(seen) == [seen] * distributed.get_world_size()
+    return space
+
+
+def mean(value: Any) -> float:
+    """Over all processes."""
+    return sum(gathered(float(value))) / distributed.get_world_size()
+
+
+@case(2, "FP16 reinforcement learning with FSDP2")
+def reinforcement_learning(heading: str) -> None:
+    space = assert_all_skip(heading, number=3, made=7)
+    rewards = torch.stack(space["rewards_seen"])
+    assert mean(rewards[-4:].mean()) > mean(rewards[:4].mean()) + 0.1
+    torch.manual_seed(0)
+    start = space["LanguageModel"]().parameters()
+    for before, after in zip(start, whole(space["reference"].parameters()), strict=True):
+        assert before.equal(after)
+
+    # As reducing in each backward pass, but for the order of the sums of two batches.
+    norm = run(heading, count=2)["norm"]
+    always = {"set_requires_gradient_sync(number % accumulate == 0)": "train()"}
+    torch.testing.assert_close(norm, run(heading, count=2, **always)["norm"], rtol=2.0**-20, atol=0)
+
+
+@case(2, "Pretraining with DDP")
+def pretraining(heading: str) -> None:
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert_first_norm(heading, count=2)
+        first = run(heading, count=2)["loss"]
+        space = assert_all_skip(heading, number=3, made=7)
+        saved = torch.load("checkpoint.pt") if distributed.get_rank() == 0 else None
+    assert mean(space["loss"]) < 0.75 * mean(first)
+    assert space["scheduler"].last_epoch == 7
+    (saved, _) = gathered(saved)
+    for ours, theirs in zip(space["model"].parameters(), saved[0].values(), strict=True):
+        assert ours.equal(theirs)
+    assert saved[3] == space["scaler"].state_dict()
+
+
+@case(4, "Tensor and sequence parallel")
+def tensor_parallel(heading: str) -> None:
+    space = run(heading, count=1)
+    torch.manual_seed(0)
+    block = space["Block"]
+    layers = nn.Embedding(32, 32), block(), block(), nn.LayerNorm(32), nn.Linear(32, 32)
+    expected = norm_by_one_process(space, nn.Sequential(*layers), 1, parts=2)
+    assert float(space["norm"]) == pytest.approx(expected, rel=ROUNDINGS)
+    after = assert_all_skip(heading, number=3, made=15)
+    assert mean(after["loss"]) < 0.75 * mean(space["loss"])
+
+
+@case(2, "FSDP1")
+def fsdp1(heading: str) -> None:
+    assert_first_norm(heading)
+    assert_first_norm(heading, FULL_SHARD="SHARD_GRAD_OP")
+    (lines,) = re.findall(r"^    (scaler.unscale_.*)\n    (norm = .*)$", TEXT, re.MULTILINE)
+    clip = {"norm = scaler.clip_grad_norm_(optimizer, 1.0)": "\n    ".join(lines)}
+    assert_first_norm(heading, FULL_SHARD="NO_SHARD", **clip)
+    first = run(heading, count=1)["loss"]
+    space = assert_all_skip(heading, number=3, made=15)
+    assert mean(space["loss"]) < 0.75 * mean(first)
+
+
+@pytest.fixture(scope="module", params=CASES)
+def errors(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return request.param, errors_of(__name__, request.param, tmp_path_factory.mktemp("ranks"))
+
+
+@pytest.mark.skipif(not distributed.is_available(), reason="this torch is built without gloo")
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_on_ranks(name: str, errors: tuple[int, dict[str, list[str]]]) -> None:
+    world, by_case = errors
+    if name not in CASES[world]:
+        pytest.skip("a case of another number of processes")
+    assert not by_case.get(name), "\n".join(by_case[name])
+
+
+def test_every_program_is_tested() -> None:
+    """And short enough to be read at once."""
+    assert {*PROGRAMS} == {*CASES[2], *CASES[4]}
+    assert max(text.count("\n") for text in PROGRAMS.values()) <= 41
