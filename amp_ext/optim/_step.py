@@ -100,9 +100,10 @@ class KernelStep(Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """As torch's, by one launch for each group. The host waits for no device.
 
-        Gradients that are sparse, and parameters that are complex, float64, of a tensor subclass or
-        on several devices, are torch's to update; so they are with ``differentiable=True`` and with
-        tensors for ``betas`` or ``weight_decay``.
+        Of DTensors, each process updates what it holds, and sends nothing. Gradients that are
+        sparse, and parameters that are complex, float64, of another tensor subclass or on several
+        devices, are torch's to update; so they are with ``differentiable=True`` and with tensors
+        for ``betas`` or ``weight_decay``.
         """
         loss = None
         if closure is not None:
@@ -133,7 +134,8 @@ class KernelStep(Optimizer):
             for params, needed in zip(outcome, names, strict=True):
                 self._make_state(params, needed)
         raise RuntimeError(
-            f"{type(self).__name__}.step: a state has something else than strided tensors"
+            f"{type(self).__name__}.step: a state has something else than strided tensors of its "
+            "parameter's shape, which are DTensors if that is one"
         )
 
     def _step_as_torch(self, why: str) -> None:
@@ -183,8 +185,8 @@ class KernelStep(Optimizer):
             moment = torch.zeros_like(
                 param, dtype=self._moment_dtype(name, param), memory_format=torch.preserve_format
             )
-        elif moment.shape == param.shape and moment.stride() != param.stride():
-            moment = torch.empty_like(param, dtype=moment.dtype).copy_(moment)
+        elif moment.shape == param.shape:
+            moment = _laid_out_as(param, moment)
         self.state[param][name] = moment
 
     def _moment_dtype(self, name: str, param: Tensor) -> torch.dtype:
@@ -289,11 +291,26 @@ def _counters(steps: Sequence[Any], device: torch.device) -> Sequence[Tensor]:
     return torch.stack(moved).unbind()
 
 
+def _layout(tensor: Tensor) -> tuple[Any, ...]:
+    """Where its elements are: in memory and, of a DTensor, in which processes."""
+    if not hasattr(tensor, "placements"):
+        return tensor.stride()
+    return tensor.device_mesh, tensor.placements, tensor.to_local().stride()
+
+
+def _laid_out_as(param: Tensor, tensor: Tensor) -> Tensor:
+    """The tensor, or a copy of it whose elements are where the parameter's are."""
+    if _layout(tensor) == _layout(param):
+        return tensor
+    return torch.empty_like(param, dtype=tensor.dtype).copy_(tensor)
+
+
 def _master(param: Tensor, before: Tensor | None) -> Tensor:
     """The master of a parameter: what it was, where it still rounds to the parameter."""
     weight = param.detach().to(torch.float32, memory_format=torch.preserve_format)
     if before is None or before.shape != param.shape or before.device != param.device:
         return weight
+    before = _laid_out_as(param, before)
     return torch.where(before.to(param.dtype) == param, before.float(), weight, out=weight)
 
 

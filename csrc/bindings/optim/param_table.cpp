@@ -11,6 +11,7 @@
 
 #include "autocast/provided_copies.h"
 #include "checks/tensors.h"
+#include "optim/local_row.h"
 #include "optim/served.h"
 
 namespace py = pybind11;
@@ -70,6 +71,15 @@ state::Name state_name(const std::string& name) {
   return state::Name(found - kStateNames.begin());
 }
 
+// Ops on a DTensor count in its own version alone, those on its local tensor in that one's.
+ParamTable::Written::Written(const ParamRow& row) : param(*row.param) {
+  if (row.dtensor) dtensor.emplace(*row.dtensor);
+}
+
+bool ParamTable::Written::is(const ParamRow& now) const {
+  return param.is(*now.param) && (now.dtensor ? dtensor && dtensor->is(*now.dtensor) : !dtensor);
+}
+
 ParamTable::ParamTable() {
   for (size_t i = 0; i < kStateNames.size(); ++i) {
     names_[i] = py::reinterpret_steal<py::object>(PyUnicode_InternFromString(kStateNames[i]));
@@ -126,8 +136,8 @@ bool ParamTable::find_state(ParamRow& row, const StateObjects& objects,
     if (name == state::master_param || name == state::autocast_copy) {
       const bool is_fp32 = row.param->scalar_type() == at::kFloat;
       if (is_fp32 == (name == state::master_param)) continue;
-      const std::optional<Seen>& written = written_[row.index];
-      found &= renewed || (written && written->is(*row.param));
+      const std::optional<Written>& written = written_[row.index];
+      found &= renewed || (written && written->is(row));
     }
     if (objects[i] && is_plain(objects[i])) {
       row.state[name] = &THPVariable_Unpack(objects[i]);
@@ -153,9 +163,11 @@ std::optional<std::string> ParamTable::read(size_t group, const std::vector<stat
   bool is_complete = true;
   for (size_t begin = first; begin < first + count; begin += kBlock) {
     const size_t end = std::min(begin + kBlock, first + count);
+    std::array<PyObject*, kBlock> held;
     for (size_t i = begin; i < end; ++i) {
       if (i + kBlock < first + count) prefetch_object(params_[i + kBlock]);
-      if (!is_plain(params_[i])) return refused(i, "", "is a tensor subclass");
+      held[i - begin] = held_of(params_[i]);
+      if (!held[i - begin]) return refused(i, "", "is a tensor subclass");
       prefetch_tensor(THPVariable_Unpack(params_[i]).unsafeGetTensorImpl());
       if (!needed.empty()) __builtin_prefetch(dicts_[i]);
     }
@@ -167,18 +179,23 @@ std::optional<std::string> ParamTable::read(size_t group, const std::vector<stat
     }
 
     std::array<StateObjects, kBlock> objects;
+    std::array<bool, kBlock> found;
     const size_t first_row = rows_.size();
     for (size_t i = begin; i < end; ++i) {
-      const at::Tensor& param = THPVariable_Unpack(params_[i]);
-      const at::Tensor& grad = param.unsafeGetTensorImpl()->grad();
+      const at::Tensor& grad = THPVariable_Unpack(params_[i]).unsafeGetTensorImpl()->grad();
       if (!grad.defined()) continue;
+      const at::Tensor& param = THPVariable_Unpack(held[i - begin]);
       prefetch_all(grad.unsafeGetTensorImpl(), param.dim());
-      StateObjects& found = objects[rows_.size() - first_row];
-      rows_.push_back({i, &param, &grad, {}});
+      StateObjects& own = objects[rows_.size() - first_row];
+      bool& is_placed = found[rows_.size() - first_row] = true;
+      rows_.push_back({i, &param, &grad, {}, nullptr});
       for (size_t k = 0; k < needed.size(); ++k) {
-        found[k] = dicts_[i] ? entry_of(dicts_[i], names_[needed[k]].ptr()) : nullptr;
-        prefetch_object(found[k]);
+        own[k] = dicts_[i] ? entry_of(dicts_[i], names_[needed[k]].ptr()) : nullptr;
+        prefetch_object(own[k]);
       }
+      if (held[i - begin] == params_[i]) continue;
+      if (const char* why = localize(params_[i], needed, rows_.back(), own, is_placed))
+        return refused(i, "", why);
     }
     const size_t n = rows_.size() - first_row;
     for (size_t k = 0; k < n; ++k) {
@@ -190,10 +207,9 @@ std::optional<std::string> ParamTable::read(size_t group, const std::vector<stat
           prefetch_all(THPVariable_Unpack(object).unsafeGetTensorImpl(), row.param->dim());
       }
     }
-    std::array<bool, kBlock> found;
     for (size_t k = 0; k < n; ++k) {
       ParamRow& row = rows_[first_row + k];
-      found[k] = find_state(row, objects[k], needed, renewed);
+      found[k] &= find_state(row, objects[k], needed, renewed);
       for (const state::Name name : needed) {
         if (row.state[name]) prefetch_storage(row.state[name]->unsafeGetTensorImpl());
       }
@@ -229,6 +245,7 @@ void ParamTable::finish_step() {
       __builtin_prefetch(&rows_[i + 2 * kAhead].param->unsafeGetTensorImpl()->version_counter());
     if (i + kAhead < n) prefetch_version(rows_[i + kAhead].param->unsafeGetTensorImpl());
     mark_written(rows_[i].param->unsafeGetTensorImpl());
+    if (rows_[i].dtensor) mark_written(rows_[i].dtensor->unsafeGetTensorImpl());
     if (const at::Tensor* const copy = rows_[i].state[state::autocast_copy]) {
       mark_written(copy->unsafeGetTensorImpl());
       if (copy->is_inference()) continue;
@@ -239,7 +256,7 @@ void ParamTable::finish_step() {
   // Only now, since parameters may share a version.
   for (const ParamRow& row : rows_) {
     if (row.state[state::autocast_copy] || row.state[state::master_param])
-      written_[row.index].emplace(*row.param);
+      written_[row.index].emplace(row);
   }
   if (!copies.empty()) provide_copies(weights, copies);
 }

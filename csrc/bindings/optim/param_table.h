@@ -32,13 +32,18 @@ constexpr std::array kStateNames{"step",           "exp_avg",         "exp_avg_s
                                  "autocast_copy"};
 state::Name state_name(const std::string& name);
 
-// A parameter that has a gradient. Of the state, null is what its group does not need.
+// A parameter that has a gradient. Of the state, null is what its group does not need. The row of a
+// DTensor consists of its local tensors.
 struct ParamRow {
   size_t index;  // of the parameter, among those of all groups
   const at::Tensor* param;
   const at::Tensor* grad;
   std::array<const at::Tensor*, kStateNames.size()> state;
+  const at::Tensor* dtensor;  // null for another parameter
 };
+
+// Of a parameter's state, as they are needed.
+using StateObjects = std::array<PyObject*, kStateNames.size()>;
 
 // Everything is read anew for each step, so that nothing can be out of date: .grad, .data, groups
 // and states may have been replaced since the last one. Kept from step to step is only where each
@@ -62,8 +67,9 @@ class ParamTable {
   //
   // `missing` receives the parameters, and the call leaves out their rows, for which something is
   // missing or not as kernels need it: `step` a float32 number on the parameter's device, all else
-  // in the order of the parameter's elements, and since the last step no one else has written a
-  // parameter that has a master or a copy, unless what was missing has just been `renewed`.
+  // in the order of the parameter's elements, the gradient and all but `step` of a DTensor placed
+  // as it is, and since the last step no one else has written a parameter that has a master or a
+  // copy, unless what was missing has just been `renewed`.
   enum class Rows { plain, any };
   using Visit = c10::function_ref<bool(const ParamRow&, Rows)>;
   std::optional<std::string> read(size_t group, const std::vector<state::Name>& needed,
@@ -90,7 +96,14 @@ class ParamTable {
     pybind11::object params;  // a list or tuple
     size_t first, count;      // in params_
   };
-  using StateObjects = std::array<PyObject*, kStateNames.size()>;  // as they are needed
+  // A parameter with a master or a copy, as a step has left it.
+  struct Written {
+    Seen param;
+    std::optional<Seen> dtensor;
+
+    explicit Written(const ParamRow& row);
+    bool is(const ParamRow& now) const;
+  };
 
   void find_states(PyObject* state);
   bool find_state(ParamRow& row, const StateObjects& objects,
@@ -100,9 +113,8 @@ class ParamTable {
   std::vector<PyObject*> params_;  // of all groups
   std::vector<PyObject*> dicts_;   // their states
   std::vector<ParamRow> rows_;
-  std::vector<size_t> param_of_entry_;  // of optimizer.state, the index in params_
-  // Parameters with a master or a copy, as a step has left them, by ParamRow::index.
-  std::vector<std::optional<Seen>> written_;
+  std::vector<size_t> param_of_entry_;           // of optimizer.state, the index in params_
+  std::vector<std::optional<Written>> written_;  // by ParamRow::index
   std::array<pybind11::object, kStateNames.size()> names_;  // interned
 };
 

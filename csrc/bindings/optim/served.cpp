@@ -1,5 +1,7 @@
 #include "optim/served.h"
 
+#include "checks/dtensor.h"
+
 namespace py = pybind11;
 
 namespace amp_ext {
@@ -16,6 +18,11 @@ bool is_plain_subclass(PyObject* object) {
   return !THPVariable_Unpack(object).unsafeGetTensorImpl()->is_python_dispatch() &&
          type.attr("grad").is(tensor.attr("grad")) &&
          (function.is(parameter.attr("__torch_function__")) || is_tensors());
+}
+
+PyObject* held_of_subclass(PyObject* param) {
+  PyObject* const held = is_dtensor(param) ? local_of(param) : param;
+  return is_plain(held) ? held : nullptr;
 }
 
 const char* why_not_grad(const at::Tensor& tensor, at::Device device) {

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "backends/backends.h"
+#include "checks/dtensor.h"
 #include "checks/python.h"
 #include "optim/optim.h"
 #include "optim/param_table.h"
@@ -202,7 +203,8 @@ class Step {
   using SgdGroup = std::tuple<py::object, double, double, double, bool, bool>;
   using Names = std::vector<std::vector<std::string>>;
 
-  // Launch the step of all groups, which need the states of these names. None if done. `renewed` is
+  // Launch the step of all groups, which need the states of these names. None if done; otherwise
+  // the gradients of DTensors have been placed as these are. `renewed` is
   // that of ParamTable::read.
   std::optional<NoStep> adam(py::handle param_groups, py::handle state, const Names& needed,
                              bool renewed, const std::vector<AdamGroup>& groups,
@@ -249,6 +251,15 @@ class Step {
     Step& step_;
   };
 
+  // Gradients that are placed otherwise than their DTensors.
+  static void spread_grads(const std::vector<py::list>& missing) {
+    for (const py::list& params : missing) {
+      for (const py::handle param : params) {
+        if (is_dtensor(param.ptr())) spread_grad_as_param(param.ptr());
+      }
+    }
+  }
+
   // Everything is read and checked before anything is written.
   template <class Args, class Group, class OptionsOf>
   std::optional<NoStep> launch(const char* op, const RoleNames& names, Family family,
@@ -290,7 +301,10 @@ class Step {
       args.push_back({updates->list(), options_of(groups[group], lr), updates->add_scalars(own)});
       apart_[group].check(*updates, args.back().scalars);
     }
-    if (!is_complete) return NoStep(std::move(missing));
+    if (!is_complete) {
+      spread_grads(missing);
+      return NoStep(std::move(missing));
+    }
     RECORD_FUNCTION(op, c10::ArrayRef<const c10::IValue>{});
     {
       GilFreeLaunches free(op, family, table_, all);

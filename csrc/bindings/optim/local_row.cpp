@@ -1,0 +1,48 @@
+#include "optim/local_row.h"
+
+#include <torch/csrc/autograd/python_variable.h>
+
+#include "checks/dtensor.h"
+#include "optim/served.h"
+
+namespace py = pybind11;
+
+namespace amp_ext {
+namespace {
+
+bool has_partial(const Spread& spread) {
+  for (const py::handle placement : spread.placements) {
+    if (placement.attr("is_partial")().cast<bool>()) return true;
+  }
+  return false;
+}
+
+PyObject* local_state(PyObject* object, const Spread& spread) {
+  if (!object || !is_dtensor(object) || !(spread_of(object) == spread)) return nullptr;
+  return local_of(object);
+}
+
+}  // namespace
+
+const char* localize(PyObject* param, const std::vector<state::Name>& needed, ParamRow& row,
+                     StateObjects& objects, bool& is_placed) {
+  const Spread spread = spread_of(param);
+  if (has_partial(spread)) return "is a DTensor that is a sum over processes (Partial)";
+  const py::object grad = py::handle(param).attr("grad");
+  const char* const other_grad = "is a DTensor, and its gradient is none on the same mesh";
+  if (!is_dtensor(grad.ptr())) return other_grad;
+  const Spread of_grad = spread_of(grad.ptr());
+  is_placed = of_grad == spread;
+  if (!is_placed && !of_grad.mesh.equal(spread.mesh)) return other_grad;
+  row.dtensor = &THPVariable_Unpack(param);
+  row.grad = &THPVariable_Unpack(local_of(grad.ptr()));
+  for (size_t i = 0; i < needed.size(); ++i) {
+    if (needed[i] == state::autocast_copy && row.param->scalar_type() == at::kFloat)
+      return "is a DTensor, of which autocast uses what it gathers or computes: leave out "
+             "autocast_copies, which would be copies of its parts";
+    if (needed[i] != state::step) objects[i] = local_state(objects[i], spread);
+  }
+  return nullptr;
+}
+
+}  // namespace amp_ext
