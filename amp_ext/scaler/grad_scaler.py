@@ -330,7 +330,7 @@ class GradScaler(ScalerState):
         return self._state_of(optimizer)["found_inf_per_device"]
 
     def _unscale_grads_(
-        self, optimizer: Optimizer, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool
+        self, optimizer: Optimizer, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool = True
     ) -> dict[torch.device, Tensor]:
         groups, allow_fp16 = optimizer.param_groups, allow_fp16 or self._allow_fp16_grads
         across = self._reduction()
