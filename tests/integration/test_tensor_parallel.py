@@ -91,6 +91,10 @@ def mlp(x: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2: Tenso
     return ops.mlp(x, weight1, bias1, weight2, bias2, activation="relu")
 
 
+def gated(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
+    return ops.gated_mlp(x, gate, None, up, None, down, None, activation="relu")
+
+
 def derivative(a: Tensor, b: Tensor, aux: Tensor) -> Tensor:
     return ops.gemm_times_derivative(a, b, aux, activation="relu")
 
@@ -119,6 +123,8 @@ def gemm(mesh: Any) -> None:
     assert_same(mesh, derivative, [integers(3, 4), integers(4, 6), integers(3, 6)], shard(1))
     layers = [integers(3, 4), integers(6, 4), integers(6), integers(4, 6), integers(4)]
     assert_same(mesh, mlp, layers, replicate, shard(1), replicate)
+    layers = [integers(3, 4), integers(6, 4), integers(6, 4), integers(4, 6)]
+    assert_same(mesh, gated, layers, shard(0), shard(1))
 
 
 def in_region(product: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -156,6 +162,10 @@ def arguments(mesh: Any) -> None:
         ops.gemm(a, integers(7, 2))
     with pytest.raises(RuntimeError, match="8"):
         ops.gemm(a, distribute_tensor(integers(8, 2), mesh, [Replicate()]))
+    with pytest.raises(NotImplementedError, match="gemm_accumulate_: expected plain tensors"):
+        ops.gemm_accumulate_(torch.zeros(2, 2), a, a, trans_b=True)
+    with torch.inference_mode(), pytest.raises(NotImplementedError, match="mlp: expected plain"):
+        ops.mlp(a, a, None, a, None)
 
 
 # ---- layers --------------------------------------------------------------------------------------
