@@ -123,7 +123,8 @@ def test_gradients_of_fp32_tensors_never_pass_through_fp16(executor: Executor) -
 def test_fp32_gradients_of_16_bit_leaves(
     executor: Executor, dtype: torch.dtype, grad_dtype: torch.dtype | None
 ) -> None:
-    """Where a leaf's grad_dtype is float32, or None for any, every bit of sums that 16 bits do not represent."""
+    """Where a leaf's grad_dtype is float32, or None: every bit of sums that 16 bits do not
+    represent."""
     shapes = {"a": (65, 7), "b": (5, 7), "bias": (5,), "c": (65, 1)}
     leaves = {name: integers(s, dtype, executor.device, limit=200) for name, s in shapes.items()}
     for leaf in leaves.values():

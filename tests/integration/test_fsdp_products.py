@@ -185,6 +185,29 @@ def ops(mesh: Any) -> None:
     assert found[0][0].total() == 2 * (2 + 2 + 2 + 2 + 4) - 1  # x has no gradient
 
 
+@case
+def of_dtensors(mesh: Any) -> None:
+    """What FSDP2 gathers are DTensors where layers are tensor parallel, too."""
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
+
+    plain = network()
+    both = torch.distributed.init_device_mesh("cpu", (RANKS, 1), mesh_dim_names=("data", "tensor"))
+    net = copy.deepcopy(plain)
+    for part in net:
+        plan = {"own": ColwiseParallel(), "torchs": RowwiseParallel()}
+        plan |= {"mlp.fc1": ColwiseParallel(), "mlp.fc2": RowwiseParallel()}
+        parallelize_module(part, both["tensor"], plan)
+    net = sharded(both["data"], net)
+    for way in (synchronized, in_one_region, in_one_region):
+        given = batches()
+        way(net, *own(mesh, given))
+        assert_same(net, reference(plain, given))
+
+
 def wide_gradients(module: nn.Module, args: Any) -> None:
     for param in module.parameters():
         param.grad_dtype = FP32

@@ -146,10 +146,32 @@ def products_of_torch(mesh: Any) -> None:
     layer = [integers(2, 3, 4), integers(6, 4), integers(6)]
     assert_same(mesh, in_region(nn.functional.linear), layer, shard(0))
     assert_same(mesh, in_region(torch.mm), [integers(4, 4), integers(4, 6)])
+    assert_same(mesh, in_region(torch.bmm), [integers(2, 4, 4), integers(2, 4, 4)])
     assert_same(mesh, in_region(torch.matmul), [integers(2, 4, 3, 4), integers(2, 4, 4, 2)])
     assert_same(mesh, in_region(torch.matmul), [integers(4), integers(4, 6)])
     addend = [integers(4, 4), integers(4, 6), integers(6)]
     assert_same(mesh, in_region(lambda a, b, c: torch.addmm(c, a, b)), addend, Replicate())
+
+
+@case
+def updates_within_a_region(mesh: Any) -> None:
+    """A weight is cast once until it is written. DTensor does not count updates of lists."""
+    from torch.distributed.tensor import distribute_tensor
+
+    x = distribute_tensor(torch.eye(4), mesh, [shard(1)])
+    weight = nn.Parameter(distribute_tensor(torch.ones(4, 4), mesh, [shard(1)]))
+    with amp_ext.autocast("cpu", torch.float16):
+        for expected in (1.0, 2.0, 3.0):
+            with Seen() as seen:
+                outs = [nn.functional.linear(x, weight) for _ in range(2)]
+            assert seen.casts == 2 + 1  # x at each use
+            assert all(whole(out).eq(expected).all() for out in outs)
+            with torch.no_grad():
+                if expected == 1:
+                    weight.add_(1)
+                else:
+                    torch._foreach_add_([weight], 1)
+                    torch.clear_autocast_cache()
 
 
 @case
