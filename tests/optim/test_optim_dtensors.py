@@ -201,7 +201,7 @@ for write in (add_on_dtensor, add_on_one_local):
 
 @CASES.add
 def left_to_torch(world: int, folder: Path) -> None:
-    """Sums that are still to be made, gradients that are no DTensors, and copies for autocast."""
+    """Sums that are still to be made, gradients on other meshes, and copies for autocast."""
     mesh = init_device_mesh("cpu", (world,))
     summed = nn.Parameter(DTensor.from_local(torch.ones(3), mesh, [Partial()], run_check=False))
     summed.grad = torch.ones_like(summed)
@@ -214,6 +214,9 @@ def left_to_torch(world: int, folder: Path) -> None:
     assert_same_bits(whole(summed.detach()), whole(twin.detach()))
 
     params, _ = placed_params(world)
+    params[0].grad = torch.ones_like(distribute_tensor(torch.ones(8, 3), params[6].device_mesh))
+    refused = optim.SGD(params)
+    assert "none on the same mesh" in refused._kernels().why_not(refused.param_groups)
     set_grads(params, params, 0)
     optimizer = optim.SGD(params[::-1], lr=LR, momentum=0.5, autocast_copies=torch.float16)
     before = everything(optimizer, local)

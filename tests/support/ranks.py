@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import multiprocessing
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
@@ -28,7 +29,12 @@ class Cases(dict[str, Case]):
 
 def run(module: str, world: int, folder: Path) -> list[dict[str, str]]:
     """Run ``CASES`` of a module on so many ranks. Returns each rank's tracebacks by case."""
-    torch.multiprocessing.spawn(_rank, (module, world, folder), nprocs=world)
+    # Imported once, in a process from which ranks are forked.
+    slow = ["torch.distributed.fsdp", "torch.distributed.checkpoint"]
+    multiprocessing.set_forkserver_preload(slow)
+    torch.multiprocessing.start_processes(
+        _rank, (module, world, folder), nprocs=world, start_method="forkserver"
+    )
     return [torch.load(folder / f"errors.{world}.{rank}") for rank in range(world)]
 
 
