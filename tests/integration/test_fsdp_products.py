@@ -22,12 +22,12 @@ from torch.utils.checkpoint import checkpoint
 import amp_ext
 import amp_ext.nn
 from autocast_cases import Seen
-from ranks import RANKS, Cases, errors_of_ranks, needs_ranks
+from ranks import Cases, mesh_of_all, needs_gloo, run
 
 FP16, FP32 = torch.float16, torch.float32
 ACCUMULATE = torch.ops.amp_ext.gemm_accumulate_.default
 region = partial(amp_ext.autocast, "cpu", FP16)
-CASES = Cases()
+CASES = Cases(mesh_of_all)
 case = CASES.add
 
 
@@ -82,7 +82,7 @@ def sharded(mesh: Any, net: nn.Module, **options: Any) -> nn.Module:
 
 def batches() -> list[Tensor]:
     """Two for each rank, one behind the other."""
-    return [torch.randint(-1, 2, (RANKS * 64, 8)).float() for _ in range(2)]
+    return [torch.randint(-1, 2, (2 * 64, 8)).float() for _ in range(2)]
 
 
 def loss_of(net: nn.Module, x: Tensor) -> Tensor:
@@ -92,7 +92,7 @@ def loss_of(net: nn.Module, x: Tensor) -> Tensor:
 def reference(net: nn.Module, batches: list[Tensor]) -> list[Tensor]:
     """The gradients of one process, in the mean over ranks; steps."""
     sum(loss_of(net, x) for x in batches).backward()
-    found = [param.grad / RANKS for param in net.parameters()]
+    found = [param.grad / 2 for param in net.parameters()]
     update(net)
     assert all(grad.abs().max() > 65504 for grad in found if grad.dim() == 2)
     return found
@@ -113,7 +113,7 @@ def assert_same(net: nn.Module, expected: list[Tensor]) -> None:
 
 
 def own(mesh: Any, batches: list[Tensor]) -> list[Tensor]:
-    return [x.chunk(RANKS)[mesh.get_local_rank()] for x in batches]
+    return [x.chunk(2)[mesh.get_local_rank()] for x in batches]
 
 
 def backward_of(net: nn.Module, x: Tensor) -> int:
@@ -195,7 +195,7 @@ def of_dtensors(mesh: Any) -> None:
     )
 
     plain = network()
-    both = torch.distributed.init_device_mesh("cpu", (RANKS, 1), mesh_dim_names=("data", "tensor"))
+    both = torch.distributed.init_device_mesh("cpu", (2, 1), mesh_dim_names=("data", "tensor"))
     net = copy.deepcopy(plain)
     for part in net:
         plan = {"own": ColwiseParallel(), "torchs": RowwiseParallel()}
@@ -284,10 +284,10 @@ for views in (True, False):
 
 @pytest.fixture(scope="module")
 def errors(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
-    return errors_of_ranks(__name__, tmp_path_factory.mktemp("ranks"))
+    return run(__name__, 2, tmp_path_factory.mktemp("ranks"))
 
 
-@needs_ranks
+@needs_gloo
 @pytest.mark.parametrize("name", CASES)
 def test_two_ranks(name: str, errors: list[dict[str, str]]) -> None:
     assert [of_rank.get(name) for of_rank in errors] == [None, None]

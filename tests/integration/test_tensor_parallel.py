@@ -21,9 +21,9 @@ import amp_ext
 import amp_ext.nn
 from amp_ext import ops
 from autocast_cases import Seen
-from ranks import Cases, errors_of_ranks, needs_ranks
+from ranks import Cases, mesh_of_all, needs_gloo, run
 
-CASES = Cases()
+CASES = Cases(mesh_of_all)
 case = CASES.add
 
 
@@ -263,10 +263,10 @@ for dtype in (None, torch.float16, torch.bfloat16):
 
 @pytest.fixture(scope="module")
 def errors(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
-    return errors_of_ranks(__name__, tmp_path_factory.mktemp("ranks"))
+    return run(__name__, 2, tmp_path_factory.mktemp("ranks"))
 
 
-@needs_ranks
+@needs_gloo
 @pytest.mark.parametrize("name", CASES)
 def test_two_ranks(name: str, errors: list[dict[str, str]]) -> None:
     assert [of_rank.get(name) for of_rank in errors] == [None, None]
