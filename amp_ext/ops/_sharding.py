@@ -1,5 +1,6 @@
 """Products of DTensors, as under tensor parallelism: each rank multiplies its own shards."""
 
+from collections.abc import Callable
 from contextlib import suppress
 from types import ModuleType
 from typing import Any
@@ -100,14 +101,24 @@ def _register(tensor: ModuleType) -> None:
         )
         return outs if len(outs) > 1 else outs[0]
 
-    def handle(func: Any, args: Any, kwargs: Any) -> Any:
-        return multiply(DTensor, func, (), args, kwargs)
+    def refuse(cls: type, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise NotImplementedError(
+            f"{func._schema.name}: expected plain tensors, got a DTensor: amp_ext.ops.gemm takes "
+            "DTensors, and so do linear, mlp and gated_mlp outside of torch.inference_mode()"
+        )
 
-    for op in ("gemm", "gemm_with_aux", "gemm_times_derivative"):
-        torch.library.register_torch_dispatch(f"amp_ext::{op}", DTensor, multiply)
+    def handle(op: str, rule: Callable[..., Any]) -> None:
+        torch.library.register_torch_dispatch(f"amp_ext::{op}", DTensor, rule)
         with suppress(AttributeError):  # an older torch looks only there
             handlers = DTensor._op_dispatcher._custom_op_handlers
-            handlers[getattr(torch.ops.amp_ext, op).default] = handle
+            handlers[getattr(torch.ops.amp_ext, op).default] = lambda func, args, kwargs: rule(
+                DTensor, func, (), args, kwargs
+            )
+
+    for op in ("gemm", "gemm_with_aux", "gemm_times_derivative"):
+        handle(op, multiply)
+    for op in ("gemm_accumulate_", "mlp", "gated_mlp"):  # the latter two are gemms to autograd
+        handle(op, refuse)
 
 
 when_imported("torch.distributed.tensor", _register)

@@ -185,7 +185,8 @@ def linear(
 
     Under autocast, torch's or :class:`amp_ext.autocast`, operands are cast as those of
     ``torch.nn.functional.linear`` are, and the gradient of a float32 weight stays float32. So does
-    that of a 16-bit leaf whose ``grad_dtype`` is ``torch.float32``, though not when compiled.
+    that of a 16-bit leaf whose ``grad_dtype`` is ``torch.float32`` or None, though not when
+    compiled.
 
     Args:
         x: [*, k], also [k]; float16, bfloat16, float32 or float64, any strides.

@@ -185,7 +185,7 @@ class KernelStep(Optimizer):
             moment = torch.zeros_like(
                 param, dtype=self._moment_dtype(name, param), memory_format=torch.preserve_format
             )
-        elif moment.shape == param.shape:
+        elif _is_alike(moment, param):
             moment = _laid_out_as(param, moment)
         self.state[param][name] = moment
 
@@ -291,16 +291,24 @@ def _counters(steps: Sequence[Any], device: torch.device) -> Sequence[Tensor]:
     return torch.stack(moved).unbind()
 
 
-def _layout(tensor: Tensor) -> tuple[Any, ...]:
-    """Where its elements are: in memory and, of a DTensor, in which processes."""
-    if not hasattr(tensor, "placements"):
-        return tensor.stride()
-    return tensor.device_mesh, tensor.placements, tensor.to_local().stride()
+def _is_dtensor(tensor: Tensor) -> bool:
+    return hasattr(tensor, "placements")
 
 
-def _laid_out_as(param: Tensor, tensor: Tensor) -> Tensor:
-    """The tensor, or a copy of it whose elements are where the parameter's are."""
-    if _layout(tensor) == _layout(param):
+def _is_alike(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and _is_dtensor(a) == _is_dtensor(b)
+
+
+def _laid_out_as(param: Any, tensor: Any) -> Tensor:
+    """A tensor that is like the parameter, or a copy of it, whose elements are where those of the
+    parameter are: in which processes, and in memory."""
+    if _is_dtensor(param):
+        if (tensor.device_mesh, tensor.placements) != (param.device_mesh, param.placements):
+            tensor = tensor.redistribute(param.device_mesh, param.placements)
+        order, wanted = tensor.to_local().stride(), param.to_local().stride()
+    else:
+        order, wanted = tensor.stride(), param.stride()
+    if order == wanted:
         return tensor
     return torch.empty_like(param, dtype=tensor.dtype).copy_(tensor)
 
@@ -308,7 +316,7 @@ def _laid_out_as(param: Tensor, tensor: Tensor) -> Tensor:
 def _master(param: Tensor, before: Tensor | None) -> Tensor:
     """The master of a parameter: what it was, where it still rounds to the parameter."""
     weight = param.detach().to(torch.float32, memory_format=torch.preserve_format)
-    if before is None or before.shape != param.shape or before.device != param.device:
+    if before is None or not _is_alike(before, param) or before.device != param.device:
         return weight
     before = _laid_out_as(param, before)
     return torch.where(before.to(param.dtype) == param, before.float(), weight, out=weight)

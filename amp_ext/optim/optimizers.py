@@ -73,10 +73,13 @@ class Adam(_AdamStep, torch.optim.Adam):
             of a cast. A parameter that something else has written since is cast as ever, other than
             by ``.data`` to the same memory, which nobody can see: not for programs that do so
             between steps, as some do to average weights. A backward pass through a region before
-            the step is an error after it, as through weights themselves. None for no copies.
+            the step is an error after it, as through weights themselves. None for no copies, as is
+            needed for DTensors.
 
     Raises:
         ValueError: as in torch; a dtype of moments or copies that is none of these.
+        RuntimeError: by :meth:`step`, where kernels cannot make it and torch does not know the
+            options, such as copies of DTensors.
     """
 
     def __init__(

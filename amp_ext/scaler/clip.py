@@ -32,6 +32,17 @@ SCALED = Clip(None, 0.0, by_step=False, scaled=True)
 UNSCALED = Clip(None, 0.0, by_step=False, scaled=False)
 
 
+def check_unsplit(optimizer: Optimizer) -> None:
+    """Raise for parameters that FSDP1 has split: torch's code would take a part of the norm."""
+    params = (param for group in optimizer.param_groups for param in group["params"])
+    if any(hasattr(param, "_fsdp_flattened") for param in params):
+        raise RuntimeError(
+            "GradScaler.clip_grad_norm_: each process has a part of FullyShardedDataParallel's "
+            "parameters, of which only an enabled scaler with norm_type=2 takes the whole norm: "
+            "call unscale_(optimizer), and clip_grad_norm_ of the FullyShardedDataParallel module"
+        )
+
+
 def clip_as_torch(
     optimizer: Optimizer, max_norm: float, norm_type: float, error_if_nonfinite: bool
 ) -> Tensor:

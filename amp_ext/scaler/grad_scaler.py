@@ -17,7 +17,7 @@ from amp_ext._library import _C
 from amp_ext.optim._scalars import StepScalars
 from amp_ext.scaler.arriving import ArrivingSkip
 from amp_ext.scaler.capture import captured_if, captures_if
-from amp_ext.scaler.clip import SCALED, UNSCALED, Clip, clip_as_torch
+from amp_ext.scaler.clip import SCALED, UNSCALED, Clip, check_unsplit, clip_as_torch
 from amp_ext.scaler.optimizers import (
     asks_kernels,
     momentum_to_come,
@@ -30,9 +30,9 @@ from amp_ext.scaler.optimizers import (
 from amp_ext.scaler.parameters import (
     OrParameters,
     Parameters,
+    by_id,
     combined,
     unscaled_with,
-    with_gradients,
 )
 from amp_ext.scaler.processes import Reduce, reduce, reduction
 from amp_ext.scaler.report import found_infs_of
@@ -206,13 +206,16 @@ class GradScaler(ScalerState):
             ValueError: ``max_norm`` is negative or NaN, or as :meth:`unscale_` for float16
                 gradients that would be rewritten.
             RuntimeError: a second call for an optimizer before :meth:`update`, or one after
-                :meth:`step`; a norm that is not finite with ``error_if_nonfinite``. Nothing has
-                been written then, unless gradients went torch's way, or some of the parameters had
-                been unscaled before: they are unscaled.
+                :meth:`step`; a norm that is not finite with ``error_if_nonfinite``; parameters of
+                FSDP1, which torch cannot clip, with another ``norm_type`` or a disabled scaler.
+                Nothing has been written then, unless gradients went torch's way, or some of the
+                parameters had been unscaled before: they are unscaled.
         """
         optimizer = optimizer_or_parameters
         if not hasattr(optimizer, "param_groups"):
             optimizer = Parameters(optimizer_or_parameters)
+        if not self._enabled or float(norm_type) != 2.0:
+            check_unsplit(optimizer)
         if not self._enabled:
             return clip_as_torch(optimizer, max_norm, norm_type, error_if_nonfinite)
         if not float(max_norm) >= 0:
@@ -295,7 +298,7 @@ class GradScaler(ScalerState):
             return state
         others = [other for find in self._optimizers.values() if (other := find()) is not None]
         others = [other for other in others if alone or isinstance(other, Parameters)]
-        left = with_gradients(optimizer) if others else {}
+        left = by_id(optimizer) if others else {}
         shared = []
         for other in others:
             its, its_params = self._per_optimizer_states[id(other)], unscaled_with(other)
@@ -311,6 +314,8 @@ class GradScaler(ScalerState):
             shared.append((its, its_params))
         for _, its_params in shared:
             left = {key: param for key, param in left.items() if key not in its_params}
+        if self._reduction() is None:  # other processes may have gradients that this one has not
+            left = {key: param for key, param in left.items() if param.grad is not None}
         if shared and left:
             rest = Parameters(left.values())
             self.unscale_(rest)
@@ -325,7 +330,7 @@ class GradScaler(ScalerState):
         return self._state_of(optimizer)["found_inf_per_device"]
 
     def _unscale_grads_(
-        self, optimizer: Optimizer, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool
+        self, optimizer: Optimizer, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool = True
     ) -> dict[torch.device, Tensor]:
         groups, allow_fp16 = optimizer.param_groups, allow_fp16 or self._allow_fp16_grads
         across = self._reduction()

@@ -34,24 +34,27 @@ class Parameters:
         self._unscaled: dict[int, Tensor | None] = {}
 
     def note_unscaled(self) -> None:
-        """That the gradients are unscaled which the parameters have now."""
+        """That the gradients are unscaled which the parameters have now, some perhaps none."""
         self._unscaled = {id(param): param.grad for param in self.param_groups[0]["params"]}
 
     def unscaled(self) -> dict[int, Tensor]:
-        """The parameters that still have these gradients, by their id."""
-        params = with_gradients(self)
-        return {key: p for key, p in params.items() if p.grad is self._unscaled.get(key)}
+        """The parameters that still have these gradients, or none, by their id."""
+        return {
+            key: param
+            for key, param in by_id(self).items()
+            if key in self._unscaled and param.grad is self._unscaled[key]
+        }
 
 
-def with_gradients(optimizer: Any) -> dict[int, Tensor]:
-    """An optimizer's parameters that have gradients, by their id."""
+def by_id(optimizer: Any) -> dict[int, Tensor]:
+    """An optimizer's parameters by their id."""
     params = (param for group in optimizer.param_groups for param in group["params"])
-    return {id(param): param for param in params if param.grad is not None}
+    return {id(param): param for param in params}
 
 
 def unscaled_with(optimizer: Any) -> dict[int, Tensor]:
     """The parameters whose gradients have been unscaled with an optimizer's."""
-    return optimizer.unscaled() if isinstance(optimizer, Parameters) else with_gradients(optimizer)
+    return optimizer.unscaled() if isinstance(optimizer, Parameters) else by_id(optimizer)
 
 
 def combined(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

@@ -87,7 +87,7 @@ class OverflowReport:
         return (
             f"There was an overflow, but of {left} gradients none is infinite or NaN now: they "
             "have been overwritten since, or it came about when they were unscaled or added up to "
-            f"a norm.{without}"
+            f"a norm, or in another process.{without}"
         )
 
 

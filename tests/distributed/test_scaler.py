@@ -20,22 +20,16 @@ import torch
 from torch import Tensor, distributed, nn
 
 import amp_ext
-from ranks import errors_of
+from ranks import Cases, needs_gloo, run
 
-CASES: dict[int, dict[str, Callable[[], None]]] = {2: {}, 4: {}}
+CASES_OF_2, CASES_OF_4 = Cases(lambda *_: ()), Cases(lambda *_: ())
 LR, SCALE = 2.0**-5, 8.0
 
 
-def case(*args: Any, worlds: tuple[int, ...] = (2, 4), name: str = "") -> Callable[..., Any]:
-    """Registers a function to be run by that many ranks with the arguments."""
-
-    def register(function: Callable[..., None]) -> Callable[..., None]:
-        words = [function.__name__, name or " ".join(map(str, args))]
-        for world in worlds:
-            CASES[world][" ".join(filter(None, words))] = functools.partial(function, *args)
-        return function
-
-    return register
+def case(function: Callable[..., None], *args: Any) -> Callable[..., None]:
+    """Of two ranks, and of four."""
+    CASES_OF_2.add(function, *args)
+    return CASES_OF_4.add(function, *args)
 
 
 def integers(*shape: int) -> Tensor:
@@ -252,9 +246,8 @@ def trains_as_one(wrapper: str, make: Callable[..., Any], way: str) -> None:
 for wrapper, way in itertools.product(WRAPPERS, WAYS):
     exact = getattr(torch, wrapper.removeprefix("fsdp2_"), None) is None
     for make in (sgd, adamw, our_adamw) if exact and way in ("step", "clip") else (sgd,):
-        worlds = (4,) if wrapper in ("hsdp", "tensor_parallel") else (2, 4)
-        name = f"{wrapper} {make.__name__} {way}"
-        case(wrapper, make, way, worlds=worlds, name=name)(trains_as_one)
+        add = CASES_OF_4.add if wrapper in ("hsdp", "tensor_parallel") else case
+        add(trains_as_one, wrapper, make, way)
 
 
 # ---- lists of gradients --------------------------------------------------------------------------
@@ -283,7 +276,7 @@ def found(optimizer: torch.optim.Optimizer) -> tuple[list[float], int]:
     return [float(norm) * SCALE, scaler.step_was_skipped], count
 
 
-@case(worlds=(4,))
+@CASES_OF_4.add
 def mixed_list() -> None:
     """DTensors of several meshes and placements, uneven and empty parts, and plain tensors: one
     launch each, one reduction, and each element counted once."""
@@ -319,7 +312,7 @@ def mixed_list() -> None:
     assert norm == pytest.approx(2 * float(wholes[5].norm()), rel=2**-22)
 
 
-@case(worlds=(4,))
+@CASES_OF_4.add
 def experts() -> None:
     """Each pair of processes has its own experts: their norms are their own, the skip is all's."""
     from torch.distributed.tensor import Shard
@@ -336,7 +329,7 @@ def experts() -> None:
     assert found(with_grads(grads, grads))[0][1]
 
 
-@case()
+@case
 def rank_without_gradients() -> None:
     """Takes part."""
     from torch.distributed.tensor import Shard
@@ -350,7 +343,7 @@ def rank_without_gradients() -> None:
         assert norm == pytest.approx(value * math.sqrt(8 - 8 // world()))
 
 
-@case()
+@case
 def process_group() -> None:
     """Of parameters that do not tell: a skip together; norms stay their own."""
     optimizer = with_grads([torch.ones(4) * (torch.nan if rank() == 1 else 1)], [torch.ones(4)])
@@ -362,15 +355,15 @@ def process_group() -> None:
     assert scaler.get_scale() == SCALE / 2
 
 
-@pytest.fixture(scope="module", params=CASES)
-def errors(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return request.param, errors_of(__name__, request.param, tmp_path_factory.mktemp("ranks"))
+@pytest.fixture(scope="module")
+def errors(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str, str]]]:
+    folder = tmp_path_factory.mktemp("ranks")
+    return {world: run(__name__, world, folder, f"CASES_OF_{world}") for world in (2, 4)}
 
 
-@pytest.mark.skipif(not distributed.is_available(), reason="this torch is built without gloo")
-@pytest.mark.parametrize("name", dict.fromkeys(itertools.chain(*CASES.values())))
-def test_on_ranks(name: str, errors: tuple[int, dict[str, list[str]]]) -> None:
-    world, by_case = errors
-    if name not in CASES[world]:
-        pytest.skip("a case of another number of processes")
-    assert not by_case.get(name), "\n".join(by_case[name])
+@needs_gloo
+@pytest.mark.parametrize(
+    ("world", "name"), [*((2, name) for name in CASES_OF_2), *((4, name) for name in CASES_OF_4)]
+)
+def test_on_ranks(world: int, name: str, errors: dict[int, list[dict[str, str]]]) -> None:
+    assert [of_rank.get(name) for of_rank in errors[world]] == [None] * world

@@ -119,13 +119,16 @@ def test_gradients_of_fp32_tensors_never_pass_through_fp16(executor: Executor) -
 
 
 @against_oracle
-@pytest.mark.parametrize("dtype", [FP16, BF16])
-def test_fp32_gradients_of_16_bit_leaves(executor: Executor, dtype: torch.dtype) -> None:
-    """Where a leaf's grad_dtype is float32, every bit of sums that 16 bits do not represent."""
+@pytest.mark.parametrize(("dtype", "grad_dtype"), [(FP16, FP32), (BF16, FP32), (FP16, None)])
+def test_fp32_gradients_of_16_bit_leaves(
+    executor: Executor, dtype: torch.dtype, grad_dtype: torch.dtype | None
+) -> None:
+    """Where a leaf's grad_dtype is float32, or None: every bit of sums that 16 bits do not
+    represent."""
     shapes = {"a": (65, 7), "b": (5, 7), "bias": (5,), "c": (65, 1)}
     leaves = {name: integers(s, dtype, executor.device, limit=200) for name, s in shapes.items()}
     for leaf in leaves.values():
-        leaf.requires_grad_().grad_dtype = FP32
+        leaf.requires_grad_().grad_dtype = grad_dtype
     grad = integers((65, 5), dtype, executor.device, limit=200) * 200
     exact = gradients(
         reference.gemm, doubles(leaves), grad.double(), trans_b=True, alpha=0.5, beta=2.0

@@ -9,29 +9,22 @@ import copy
 import itertools
 import subprocess
 import sys
-import traceback
 from collections.abc import Callable
-from datetime import timedelta
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
 
 import amp_ext
 import amp_ext.nn
 from amp_ext import ops
+from autocast_cases import Seen
+from ranks import Cases, mesh_of_all, needs_gloo, run
 
-CASES: dict[str, Callable[[Any], None]] = {}
-
-
-def case(function: Callable[..., None], *args: Any) -> Callable[..., None]:
-    """To be run by both ranks with a mesh of them."""
-    name = " ".join([function.__name__, *map(str, args)])
-    CASES[name] = lambda mesh: function(mesh, *args)
-    return function
+CASES = Cases(mesh_of_all)
+case = CASES.add
 
 
 def integers(*shape: int) -> Tensor:
@@ -98,6 +91,10 @@ def mlp(x: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2: Tenso
     return ops.mlp(x, weight1, bias1, weight2, bias2, activation="relu")
 
 
+def gated(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
+    return ops.gated_mlp(x, gate, None, up, None, down, None, activation="relu")
+
+
 def derivative(a: Tensor, b: Tensor, aux: Tensor) -> Tensor:
     return ops.gemm_times_derivative(a, b, aux, activation="relu")
 
@@ -126,10 +123,59 @@ def gemm(mesh: Any) -> None:
     assert_same(mesh, derivative, [integers(3, 4), integers(4, 6), integers(3, 6)], shard(1))
     layers = [integers(3, 4), integers(6, 4), integers(6), integers(4, 6), integers(4)]
     assert_same(mesh, mlp, layers, replicate, shard(1), replicate)
+    layers = [integers(3, 4), integers(6, 4), integers(6, 4), integers(4, 6)]
+    assert_same(mesh, gated, layers, shard(0), shard(1))
+
+
+def in_region(product: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A product of torch's that has to run on gemm."""
+
+    def run(*tensors: Tensor) -> Tensor:
+        with amp_ext.autocast("cpu", torch.float16), Seen() as seen:
+            out = product(*tensors)
+        assert seen.gemms and not seen.torchs
+        return out
+
+    return run
 
 
 @case
-def errors(mesh: Any) -> None:
+def products_of_torch(mesh: Any) -> None:
+    from torch.distributed.tensor import Replicate
+
+    layer = [integers(2, 3, 4), integers(6, 4), integers(6)]
+    assert_same(mesh, in_region(nn.functional.linear), layer, shard(0))
+    assert_same(mesh, in_region(torch.mm), [integers(4, 4), integers(4, 6)])
+    assert_same(mesh, in_region(torch.bmm), [integers(2, 4, 4), integers(2, 4, 4)])
+    assert_same(mesh, in_region(torch.matmul), [integers(2, 4, 3, 4), integers(2, 4, 4, 2)])
+    assert_same(mesh, in_region(torch.matmul), [integers(4), integers(4, 6)])
+    addend = [integers(4, 4), integers(4, 6), integers(6)]
+    assert_same(mesh, in_region(lambda a, b, c: torch.addmm(c, a, b)), addend, Replicate())
+
+
+@case
+def updates_within_a_region(mesh: Any) -> None:
+    """A weight is cast once until it is written. DTensor does not count updates of lists."""
+    from torch.distributed.tensor import distribute_tensor
+
+    x = distribute_tensor(torch.eye(4), mesh, [shard(1)])
+    weight = nn.Parameter(distribute_tensor(torch.ones(4, 4), mesh, [shard(1)]))
+    with amp_ext.autocast("cpu", torch.float16):
+        for expected in (1.0, 2.0, 3.0):
+            with Seen() as seen:
+                outs = [nn.functional.linear(x, weight) for _ in range(2)]
+            assert seen.casts == 2 + 1  # x at each use
+            assert all(whole(out).eq(expected).all() for out in outs)
+            with torch.no_grad():
+                if expected == 1:
+                    weight.add_(1)
+                else:
+                    torch._foreach_add_([weight], 1)
+                    torch.clear_autocast_cache()
+
+
+@case
+def arguments(mesh: Any) -> None:
     """On every rank, before anything is sent."""
     from torch.distributed.tensor import Replicate, distribute_tensor
 
@@ -138,6 +184,10 @@ def errors(mesh: Any) -> None:
         ops.gemm(a, integers(7, 2))
     with pytest.raises(RuntimeError, match="8"):
         ops.gemm(a, distribute_tensor(integers(8, 2), mesh, [Replicate()]))
+    with pytest.raises(NotImplementedError, match="gemm_accumulate_: expected plain tensors"):
+        ops.gemm_accumulate_(torch.zeros(2, 2), a, a, trans_b=True)
+    with torch.inference_mode(), pytest.raises(NotImplementedError, match="mlp: expected plain"):
+        ops.mlp(a, a, None, a, None)
 
 
 # ---- layers --------------------------------------------------------------------------------------
@@ -146,7 +196,7 @@ def errors(mesh: Any) -> None:
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second = amp_ext.nn.Linear(8, 6), amp_ext.nn.Linear(6, 8)
+        self.first, self.second = amp_ext.nn.Linear(8, 6, accumulate_grad=True), nn.Linear(6, 8)
         self.mlp = amp_ext.nn.MLP(8, 6, 4, activation="relu")
         for param in self.parameters():
             param.data.copy_(integers(*param.shape))
@@ -173,24 +223,34 @@ def parallelized(net: nn.Module, mesh: Any, sequence: bool) -> nn.Module:
     return parallelize_module(copy.deepcopy(net), mesh, plan)
 
 
-def step(net: nn.Module, x: Tensor, region: Any) -> list[Tensor]:
+def passes(net: nn.Module, x: Tensor, region: Any, factor: float) -> tuple[list[Tensor], int]:
+    """Output and gradients of two passes, and how many products were added in place."""
     x = x.clone().requires_grad_()
-    with region():
-        out = net(x)
-    out.float().sum().backward()
-    return [out.detach(), x.grad, *(whole(param.grad) for param in net.parameters())]
+    with Seen() as seen:
+        for _ in range(2):
+            with region():
+                out = net(x)
+            (out.float().sum() * factor).backward()
+    outs = [out.detach(), x.grad, *(whole(param.grad) for param in net.parameters())]
+    return outs, seen.ops.count(torch.ops.amp_ext.gemm_accumulate_.default)
 
 
 def layers(mesh: Any, dtype: torch.dtype | None, own: bool, sequence: bool) -> None:
-    net, x = Net(), integers(3, 4, 8)
+    """In our regions, with gradients of weights beyond what FP16 represents."""
+    net, x = Net(), integers(16, 4, 8)
     of = amp_ext.autocast if own else torch.autocast
     region = partial(of, "cpu", dtype, enabled=dtype is not None)
-    expected = step(net, x, region)
+    factor = 2.0**12 if own and dtype == torch.float16 else 1.0
+    sharded = parallelized(net, mesh, sequence)
+    expected, added = passes(net, x, region, factor)
     assert expected[0].count_nonzero() and all(grad is not None for grad in expected)
-    for ours, theirs in zip(
-        step(parallelized(net, mesh, sequence), x, region), expected, strict=True
-    ):
+    found, added_to_shards = passes(sharded, x, region, factor)
+    for ours, theirs in zip(found, expected, strict=True):
         assert torch.equal(ours, theirs)
+    if factor > 1:
+        assert all(p.grad.abs().max() > 65504 for p in net.parameters() if p.dim() == 2)
+    assert all(p.grad.placements == p.placements for p in sharded.parameters())
+    assert (added, added_to_shards) == (1, 0)
 
 
 for dtype in (None, torch.float16, torch.bfloat16):
@@ -201,35 +261,15 @@ for dtype in (None, torch.float16, torch.bfloat16):
 # ---- two ranks -----------------------------------------------------------------------------------
 
 
-def rank_of_two(rank: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    store = distributed.FileStore(f"{folder}/store", 2)
-    distributed.init_process_group(
-        "gloo", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=60)
-    )
-    mesh = distributed.init_device_mesh("cpu", (2,))
-    errors = {}
-    for name, run in CASES.items():
-        torch.manual_seed(0)
-        try:
-            run(mesh)
-        except Exception:
-            errors[name] = traceback.format_exc()
-    torch.save(errors, f"{folder}/{rank}")
-    distributed.destroy_process_group()
-
-
 @pytest.fixture(scope="module")
-def errors_of_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
-    folder = tmp_path_factory.mktemp("ranks")
-    torch.multiprocessing.spawn(rank_of_two, (str(folder),), nprocs=2)
-    return [torch.load(Path(folder, str(rank))) for rank in range(2)]
+def errors(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
+    return run(__name__, 2, tmp_path_factory.mktemp("ranks"))
 
 
-@pytest.mark.skipif(not distributed.is_available(), reason="this torch is built without gloo")
+@needs_gloo
 @pytest.mark.parametrize("name", CASES)
-def test_two_ranks(name: str, errors_of_ranks: list[dict[str, str]]) -> None:
-    assert [errors.get(name) for errors in errors_of_ranks] == [None, None]
+def test_two_ranks(name: str, errors: list[dict[str, str]]) -> None:
+    assert [of_rank.get(name) for of_rank in errors] == [None, None]
 
 
 def test_import_of_the_package() -> None:

@@ -1,40 +1,72 @@
-"""Cases that several processes run together, in one spawn."""
+"""Cases that processes connected by gloo run together."""
 
 from __future__ import annotations
 
 import importlib
+import multiprocessing
 import traceback
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 from torch import distributed
 
-
-def errors_of(module: str, world: int, folder: Path) -> dict[str, list[str]]:
-    """Runs ``CASES[world]`` of a module, functions by name, on so many ranks of gloo, one after the
-    other. What went wrong, by case; a case that leaves a rank alone is an error on all of them."""
-    torch.multiprocessing.spawn(_rank_of, (world, module, str(folder)), nprocs=world)
-    errors = [torch.load(folder / str(rank)) for rank in range(world)]
-    return {name: [of[name] for of in errors if name in of] for name in set().union(*errors)}
+needs_gloo = pytest.mark.skipif(
+    not distributed.is_available(), reason="this torch is built without gloo"
+)
 
 
-def _rank_of(rank: int, world: int, module: str, folder: str) -> None:
+def mesh_of_all(world: int, folder: Path) -> tuple[Any]:
+    return (distributed.init_device_mesh("cpu", (world,)),)
+
+
+class Cases(dict[str, Callable[[int, Path], None]]):
+    """By name. They are called in this order by each rank.
+
+    Args:
+        first: from the number of ranks and a folder that they share, the first arguments of each
+            case's function.
+    """
+
+    def __init__(self, first: Callable[[int, Path], tuple[Any, ...]]) -> None:
+        super().__init__()
+        self.first = first
+
+    def add(self, function: Callable[..., None], *args: Any) -> Callable[..., None]:
+        """The case of a function that takes these arguments too. A decorator if there are none."""
+        name = " ".join(getattr(each, "__name__", str(each)) for each in (function, *args))
+        self[name] = lambda world, folder: function(*self.first(world, folder), *args)
+        return function
+
+
+def run(module: str, world: int, folder: Path, cases: str = "CASES") -> list[dict[str, str]]:
+    """Run cases of a module on so many ranks. Returns each rank's tracebacks by case."""
+    # Imported once, in a process from which ranks are forked.
+    slow = ["torch.distributed.fsdp", "torch.distributed.checkpoint"]
+    multiprocessing.set_forkserver_preload(slow)
+    torch.multiprocessing.start_processes(
+        _rank, (module, world, folder, cases), nprocs=world, start_method="forkserver"
+    )
+    return [torch.load(folder / f"errors.{world}.{rank}") for rank in range(world)]
+
+
+def _rank(rank: int, module: str, world: int, folder: Path, cases: str) -> None:
     torch.set_num_threads(1)
+    store = distributed.FileStore(str(folder / f"store.{world}"), world)
     distributed.init_process_group(
-        "gloo",
-        store=distributed.FileStore(f"{folder}/store", world),
-        rank=rank,
-        world_size=world,
-        timeout=timedelta(seconds=60),
+        "gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=60)
     )
     errors = {}
-    for name, run in importlib.import_module(module).CASES[world].items():
+    for name, case in getattr(importlib.import_module(module), cases).items():
         torch.manual_seed(0)
         try:
-            run()
-            distributed.barrier()
-        except Exception:
+            case(world, folder)
+        except BaseException:  # as errors of checkpoints are
+            traceback.print_exc()  # should the others not come to an end
             errors[name] = traceback.format_exc()
-    torch.save(errors, f"{folder}/{rank}")
+    distributed.barrier()
+    torch.save(errors, folder / f"errors.{world}.{rank}")
     distributed.destroy_process_group()

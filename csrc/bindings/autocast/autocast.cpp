@@ -19,25 +19,30 @@
 #include "amp_ext/cpu.h"
 #include "autocast/regions.h"
 #include "autocast/weight_copies.h"
+#include "checks/dtensor.h"
 #include "gemm/gemm.h"
 #include "gemm/linear.h"
 
 namespace amp_ext {
 namespace {
 
-// Whether a tensor subclass is that of a plain tensor while torch traces a program.
-bool is_traced(const at::Tensor& tensor) {
-  const pybind11::gil_scoped_acquire gil;
-  const auto object = pybind11::reinterpret_steal<pybind11::object>(THPVariable_Wrap(tensor));
-  const std::string_view name = Py_TYPE(object.ptr())->tp_name;
-  return name == "FakeTensor" || name == "FunctionalTensor";
-}
-
 using at::autocast::CastPolicy;
 using OptionalTensor = std::optional<at::Tensor>;
 
-// Whether gemm accepts the tensor: a plain one on the region's device, of a type that autocast
-// casts.
+// A tensor subclass is one of these too: that of a plain tensor while torch traces a program, a
+// DTensor, whose shards gemm multiplies (amp_ext/ops/_sharding.py), or foreign.
+enum class Kind { plain, dtensor, foreign };
+
+Kind kind_of(const at::Tensor& tensor) {
+  if (!tensor.unsafeGetTensorImpl()->is_python_dispatch()) return Kind::plain;
+  const pybind11::gil_scoped_acquire gil;
+  const auto object = pybind11::reinterpret_steal<pybind11::object>(THPVariable_Wrap(tensor));
+  if (is_dtensor(object.ptr())) return Kind::dtensor;
+  const std::string_view name = Py_TYPE(object.ptr())->tp_name;
+  return name == "FakeTensor" || name == "FunctionalTensor" ? Kind::plain : Kind::foreign;
+}
+
+// Whether gemm accepts the tensor: one on the region's device, of a type that autocast casts.
 bool is_accepted(const at::Tensor& tensor, c10::DeviceType device) {
   constexpr c10::DispatchKeySet functorch({c10::DispatchKey::FuncTorchBatched,
                                            c10::DispatchKey::FuncTorchGradWrapper,
@@ -46,17 +51,20 @@ bool is_accepted(const at::Tensor& tensor, c10::DeviceType device) {
   return (type == at::kFloat || type == at::kHalf || type == at::kBFloat16) &&
          tensor.device().type() == device && tensor.layout() == at::kStrided &&
          !tensor.is_nested() && !tensor.key_set().has_any(functorch) &&
-         !torch::autograd::isFwGradDefined(tensor) &&
-         (!tensor.unsafeGetTensorImpl()->is_python_dispatch() || is_traced(tensor));
+         !torch::autograd::isFwGradDefined(tensor) && kind_of(tensor) != Kind::foreign;
 }
 
 bool is_accepted(const OptionalTensor& tensor, c10::DeviceType device) {
   return !tensor || is_accepted(*tensor, device);
 }
 
+bool is_of(Kind kind, const OptionalTensor& tensor) { return !tensor || kind_of(*tensor) == kind; }
+
+// All are plain, or all are DTensors.
 template <class... Tensors>
-bool is_routed(c10::DeviceType device, const Tensors&... tensors) {
-  return in_our_region() && (is_accepted(tensors, device) && ...);
+bool is_routed(c10::DeviceType device, const at::Tensor& first, const Tensors&... others) {
+  return in_our_region() && is_accepted(first, device) && (is_accepted(others, device) && ...) &&
+         (is_of(kind_of(first), others) && ...);
 }
 
 bool expands(const at::Tensor& tensor, std::initializer_list<c10::SymInt> sizes) {
@@ -203,10 +211,10 @@ struct Routes {
   static bool is_matrix_product(const at::Tensor& x, const at::Tensor& weight,
                                 const OptionalTensor& bias, c10::SymIntArrayRef stride,
                                 c10::SymIntArrayRef dilation, const c10::SymInt& groups) {
-    return is_routed(kDevice, x, weight, bias) && (x.dim() == 4 || x.dim() == 3) &&
-           weight.dim() == 4 && weight.sym_size(2) == 1 && weight.sym_size(3) == 1 &&
-           x.sym_size(-3) == weight.sym_size(1) && groups == 1 && all_are(stride, 1) &&
-           (dilation.size() == 1 || dilation.size() == 2) &&
+    return is_routed(kDevice, x, weight, bias) && is_of(Kind::plain, x) &&
+           (x.dim() == 4 || x.dim() == 3) && weight.dim() == 4 && weight.sym_size(2) == 1 &&
+           weight.sym_size(3) == 1 && x.sym_size(-3) == weight.sym_size(1) && groups == 1 &&
+           all_are(stride, 1) && (dilation.size() == 1 || dilation.size() == 2) &&
            std::all_of(dilation.begin(), dilation.end(), [](const auto& d) { return d > 0; }) &&
            (!bias || (bias->dim() == 1 && bias->sym_size(0) == weight.sym_size(0)));
   }

@@ -25,7 +25,8 @@ at::ScalarType gradient_type(const at::Tensor& tensor) {
   if (!edge.is_valid()) return tensor.scalar_type();
   const auto& metadata = edge.function->input_metadata(edge.input_nr);
   const auto type = c10::typeMetaToScalarType(metadata.options().dtype());
-  return at::isReducedFloatingType(type) && metadata.grad_dtype() == at::kFloat ? at::kFloat : type;
+  const bool may_be_wide = metadata.grad_dtype().value_or(at::kFloat) == at::kFloat;
+  return at::isReducedFloatingType(type) && may_be_wide ? at::kFloat : type;
 }
 
 at::Tensor Addend::gradient(const at::Tensor& grad, double factor) const {

@@ -24,7 +24,7 @@ auto make_node() {
 
 // The type that the gradient of `tensor` has to have. It is not always the tensor's own: an FP16
 // copy may take the place of its FP32 original (autocast/weight_copies.h), and the grad_dtype of a
-// 16-bit leaf may be FP32.
+// 16-bit leaf may be FP32, or none, which allows it.
 at::ScalarType gradient_type(const at::Tensor& tensor);
 
 // An addend of the result.

@@ -38,8 +38,7 @@ const char* localize(PyObject* param, const std::vector<state::Name>& needed, Pa
   row.grad = &THPVariable_Unpack(local_of(grad.ptr()));
   for (size_t i = 0; i < needed.size(); ++i) {
     if (needed[i] == state::autocast_copy && row.param->scalar_type() == at::kFloat)
-      return "is a DTensor, of which autocast uses what it gathers or computes: leave out "
-             "autocast_copies, which would be copies of its parts";
+      return "is a DTensor, whose local tensor autocast does not use: leave out autocast_copies";
     if (needed[i] != state::step) objects[i] = local_state(objects[i], spread);
   }
   return nullptr;

@@ -1,0 +1,293 @@
+"""Products of layers that FSDP2 or DDP wraps, on two ranks: what one process computes in FP32.
+
+All numbers are integers times powers of two that FP16 represents, except for gradients of weights:
+these are sums beyond its range. Each step changes every parameter, so that a copy of an old one
+shows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import amp_ext
+import amp_ext.nn
+from autocast_cases import Seen
+from ranks import Cases, mesh_of_all, needs_gloo, run
+
+FP16, FP32 = torch.float16, torch.float32
+ACCUMULATE = torch.ops.amp_ext.gemm_accumulate_.default
+region = partial(amp_ext.autocast, "cpu", FP16)
+CASES = Cases(mesh_of_all)
+case = CASES.add
+
+
+def signs() -> Tensor:
+    return torch.randint(0, 2, (8,)) * 2.0 - 1
+
+
+def permutation() -> Tensor:
+    """A product of it and a vector is as large as that: a layer's is at most three times."""
+    return torch.eye(8)[torch.randperm(8)] * signs()
+
+
+class Block(nn.Module):
+    """Three layers: of ours, of torch's, and two in one node."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.own = amp_ext.nn.Linear(8, 8, accumulate_grad=True)
+        self.torchs = nn.Linear(8, 8)
+        self.mlp = amp_ext.nn.MLP(8, 8, activation="relu", accumulate_grad=True)
+        for param in self.parameters():
+            param.data.copy_(signs() if param.dim() == 1 else permutation() + permutation())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.mlp(self.torchs(self.own(x)))
+
+
+ACCUMULATING = 3  # weights of a Block whose layers have accumulate_grad
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(self.inner, x, use_reentrant=False)
+
+
+def network() -> nn.Module:
+    return nn.Sequential(Block(), Block())
+
+
+def sharded(mesh: Any, net: nn.Module, **options: Any) -> nn.Module:
+    from torch.distributed.fsdp import fully_shard
+
+    net = copy.deepcopy(net)
+    for part in (*net, net):
+        fully_shard(part, mesh=mesh, **options)
+    return net
+
+
+def batches() -> list[Tensor]:
+    """Two for each rank, one behind the other."""
+    return [torch.randint(-1, 2, (2 * 64, 8)).float() for _ in range(2)]
+
+
+def loss_of(net: nn.Module, x: Tensor) -> Tensor:
+    return net(x).float().sum() * 2.0**10
+
+
+def reference(net: nn.Module, batches: list[Tensor]) -> list[Tensor]:
+    """The gradients of one process, in the mean over ranks; steps."""
+    sum(loss_of(net, x) for x in batches).backward()
+    found = [param.grad / 2 for param in net.parameters()]
+    update(net)
+    assert all(grad.abs().max() > 65504 for grad in found if grad.dim() == 2)
+    return found
+
+
+@torch.no_grad()
+def update(net: nn.Module) -> None:
+    for param in net.parameters():
+        param.neg_()
+        param.grad = None
+
+
+def assert_same(net: nn.Module, expected: list[Tensor]) -> None:
+    for (name, param), grad in zip(net.named_parameters(), expected, strict=True):
+        full = param.grad.full_tensor() if hasattr(param.grad, "full_tensor") else param.grad
+        assert torch.equal(full, grad), name
+    update(net)
+
+
+def own(mesh: Any, batches: list[Tensor]) -> list[Tensor]:
+    return [x.chunk(2)[mesh.get_local_rank()] for x in batches]
+
+
+def backward_of(net: nn.Module, x: Tensor) -> int:
+    """Add gradients as in training; return how many products were added in place."""
+    with region():
+        loss = loss_of(net, x)
+    with Seen() as seen:
+        loss.backward()
+    return seen.ops.count(ACCUMULATE)
+
+
+# ---- FSDP2 ---------------------------------------------------------------------------------------
+
+
+def synchronized(net: nn.Module, first: Tensor, second: Tensor) -> None:
+    """No product is added to a gradient: FSDP2 takes it away after each pass."""
+    assert [backward_of(net, first), backward_of(net, second)] == [0, 0]
+
+
+def unsynchronized(net: nn.Module, first: Tensor, second: Tensor) -> None:
+    """In between autograd keeps the gradient of the gathered weight, as for any."""
+    net.set_requires_gradient_sync(False)
+    assert backward_of(net, first) == 0
+    net.set_requires_gradient_sync(True)
+    assert backward_of(net, second) == len(net) * ACCUMULATING
+
+
+def in_one_region(net: nn.Module, first: Tensor, second: Tensor) -> None:
+    """The second forward pass gathers what the first has freed."""
+    with region():
+        losses = [loss_of(net, first), loss_of(net, second)]
+    sum(losses).backward()
+
+
+@contextlib.contextmanager
+def casts_together(on: bool) -> Iterator[None]:
+    amp_ext.cast_weights_together(on)
+    yield
+    amp_ext.cast_weights_together(False)
+
+
+def fsdp(mesh: Any, reshard: bool, together: bool) -> None:
+    plain = network()
+    net = sharded(mesh, plain, reshard_after_forward=reshard)
+    with casts_together(together):
+        for way in (synchronized, unsynchronized, in_one_region, in_one_region):
+            given = batches()
+            way(net, *own(mesh, given))
+            assert_same(net, reference(plain, given))
+
+
+for reshard in (True, False):
+    for together in (True, False):
+        case(fsdp, reshard, together)
+
+
+@case
+def ops(mesh: Any) -> None:
+    """Those of the same layers in one process, none of torch's, and as many casts."""
+    plain = network()
+    found = []
+    for net in (plain, sharded(mesh, plain)):
+        with Seen() as seen, region():
+            loss_of(net, own(mesh, batches())[0]).backward()
+        assert seen.torchs == 0
+        of_ours = Counter(op for op in seen.ops if op.namespace == "amp_ext")
+        found.append((of_ours, seen.casts))
+    assert found[0] == found[1]
+    assert found[0][0].total() == 2 * (2 + 2 + 2 + 2 + 4) - 1  # x has no gradient
+
+
+@case
+def of_dtensors(mesh: Any) -> None:
+    """What FSDP2 gathers are DTensors where layers are tensor parallel, too."""
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
+
+    plain = network()
+    both = torch.distributed.init_device_mesh("cpu", (2, 1), mesh_dim_names=("data", "tensor"))
+    net = copy.deepcopy(plain)
+    for part in net:
+        plan = {"own": ColwiseParallel(), "torchs": RowwiseParallel()}
+        plan |= {"mlp.fc1": ColwiseParallel(), "mlp.fc2": RowwiseParallel()}
+        parallelize_module(part, both["tensor"], plan)
+    net = sharded(both["data"], net)
+    for way in (synchronized, in_one_region, in_one_region):
+        given = batches()
+        way(net, *own(mesh, given))
+        assert_same(net, reference(plain, given))
+
+
+def wide_gradients(module: nn.Module, args: Any) -> None:
+    for param in module.parameters():
+        param.grad_dtype = FP32
+
+
+def param_dtype(mesh: Any, wide: bool) -> None:
+    """Where weights are gathered in FP16, their gradients are FP16 unless asked for in FP32."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    plain = network()
+    policy = MixedPrecisionPolicy(param_dtype=FP16, reduce_dtype=FP32)
+    net = sharded(mesh, plain, mp_policy=policy)
+    if wide:
+        net.register_forward_pre_hook(wide_gradients)
+        for part in net:
+            part.register_forward_pre_hook(wide_gradients)
+    for way in (synchronized, unsynchronized, in_one_region):
+        given = batches()
+        way(net, *own(mesh, given))
+        if not wide:
+            assert not net[0].own.weight.grad.full_tensor().isfinite().all()
+            return
+        assert_same(net, reference(plain, given))
+
+
+for wide in (True, False):
+    case(param_dtype, wide)
+
+
+def checkpoints(mesh: Any, outside: bool) -> None:
+    """Inside of what is sharded, and around it: the second forward pass gathers once more."""
+    plain = network()
+    net = sharded(mesh, plain if outside else nn.Sequential(*map(Checkpointed, plain)))
+    if outside:
+        net = nn.Sequential(*map(Checkpointed, net))
+    for _ in range(2):
+        given = batches()
+        with region():
+            losses = [loss_of(net, x) for x in own(mesh, given)]
+        with Seen() as seen:
+            sum(losses).backward()
+        assert seen.torchs == 0
+        assert_same(net, reference(plain, given))
+
+
+for outside in (False, True):
+    case(checkpoints, outside)
+
+
+# ---- DDP -----------------------------------------------------------------------------------------
+
+
+def ddp(mesh: Any, views: bool) -> None:
+    """Its hooks are there in passes that it does not reduce, too."""
+    plain = network()
+    wrapped = nn.parallel.DistributedDataParallel(
+        copy.deepcopy(plain), gradient_as_bucket_view=views
+    )
+    for _ in range(2):
+        given = batches()
+        first, second = own(mesh, given)
+        with wrapped.no_sync():
+            assert backward_of(wrapped, first) == 0
+        assert backward_of(wrapped, second) == 0
+        assert_same(wrapped, reference(plain, given))
+
+
+for views in (True, False):
+    case(ddp, views)
+
+
+# ---- two ranks -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def errors(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
+    return run(__name__, 2, tmp_path_factory.mktemp("ranks"))
+
+
+@needs_gloo
+@pytest.mark.parametrize("name", CASES)
+def test_two_ranks(name: str, errors: list[dict[str, str]]) -> None:
+    assert [of_rank.get(name) for of_rank in errors] == [None, None]

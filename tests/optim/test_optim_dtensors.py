@@ -1,0 +1,505 @@
+"""Steps of DTensors, on two and four ranks: those of whole parameters in one process, bit for bit,
+without a message of their own."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, distributed, nn
+
+import amp_ext
+import ranks
+from amp_ext import optim
+from optimizer_cases import assert_close, assert_same_bits, params_of, tolerance
+
+CASES = ranks.Cases(lambda world, folder: (world, folder))
+LR = 0.01
+F32, BF16 = torch.float32, torch.bfloat16
+MASTERS = {"master_weights": True, "exp_avg_dtype": BF16}
+
+if distributed.is_available():
+    from torch.distributed import checkpoint as dcp
+    from torch.distributed import init_device_mesh
+    from torch.distributed.checkpoint import state_dict as names
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+    from torch.distributed.tensor.debug import CommDebugMode
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        SequenceParallel,
+        parallelize_module,
+    )
+
+
+def whole(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def everything(optimizer: torch.optim.Optimizer, of: Callable[[Tensor], Tensor]) -> list[Any]:
+    """What a step writes."""
+    return [
+        (
+            of(param.detach()).clone(),
+            {name: of(value).clone() for name, value in optimizer.state.get(param, {}).items()},
+        )
+        for group in optimizer.param_groups
+        for param in group["params"]
+    ]
+
+
+def assert_same_wholes(a: torch.optim.Optimizer, b: torch.optim.Optimizer) -> None:
+    assert_same_bits(everything(a, whole), everything(b, whole))
+
+
+# ---- parameters with gradients of known numbers --------------------------------------------------
+
+
+def placed_params(world: int, dtype: torch.dtype = F32) -> tuple[list[Tensor], list[Tensor]]:
+    """Of several meshes and placements, uneven, empty and no DTensors; and the same as wholes."""
+    line = init_device_mesh("cpu", (world,))
+    square = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("a", "b"))
+    spreads = {
+        (8, 3): (line, [Shard(0)]),
+        (5, 2): (line, [Shard(0)]),
+        (1, 4): (line, [Shard(0)]),  # empty but on one rank
+        (3, 9): (line, [Shard(1)]),
+        (7,): (line, [Replicate()]),
+        (): (line, [Replicate()]),
+        (6, 4): (square, [Shard(0), Shard(1)]),
+        (3, 5): (square, [Replicate(), Shard(0)]),
+        (4,): None,
+    }
+    wholes = params_of(spreads, dtype)
+    params = [
+        nn.Parameter(distribute_tensor(param.detach(), *spread) if spread else param.detach())
+        for param, spread in zip(params_of(spreads, dtype), spreads.values(), strict=True)
+    ]
+    return params, wholes
+
+
+def set_grads(params: list[Tensor], wholes: list[Tensor], seed: int) -> None:
+    numbers = params_of([param.shape for param in wholes], wholes[0].dtype, seed=1000 + seed)
+    for param, same, number in zip(params, wholes, numbers, strict=True):
+        same.grad = number.detach()
+        param.grad = number.detach().clone()
+        if isinstance(param, DTensor):
+            param.grad = distribute_tensor(number.detach(), param.device_mesh, param.placements)
+
+
+def train_both(ours: Any, same: Any, steps: range) -> None:
+    params, wholes = (
+        [param for group in optimizer.param_groups for param in group["params"]]
+        for optimizer in (ours, same)
+    )
+    for seed in steps:
+        set_grads(params, wholes, seed)
+        same.step()
+        with CommDebugMode() as sent:
+            ours.step()
+        assert sent.get_total_counts() == 0
+
+
+def pair(world: int, kind: Any = optim.AdamW, dtype: torch.dtype = F32, **options: Any) -> Any:
+    """An optimizer of DTensors and one of the same wholes."""
+    return [kind(params, lr=LR, **options) for params in placed_params(world, dtype)]
+
+
+def updates(world: int, folder: Path, kind: str, dtype: torch.dtype, options: Any) -> None:
+    ours, same = pair(world, getattr(optim, kind), dtype, **options)
+    assert ours._takes_step_scalars
+    train_both(ours, same, range(3))
+    assert_same_wholes(ours, same)
+    for param, state in ours.state.items():
+        for name, value in state.items():
+            assert isinstance(value, DTensor) == (isinstance(param, DTensor) and name != "step")
+            if isinstance(value, DTensor):
+                assert (value.device_mesh, value.placements) == (
+                    param.device_mesh,
+                    param.placements,
+                )
+
+
+for kind, dtype, options in (
+    ("AdamW", F32, {"amsgrad": True}),
+    ("SGD", F32, {"momentum": 0.9, "dampening": 0.5}),
+    ("SGD", F32, {}),
+    ("AdamW", BF16, MASTERS),
+    ("Adam", torch.float16, {"master_weights": True}),
+):
+    CASES.add(updates, kind, dtype, options)
+
+
+@CASES.add
+def gradients_and_states_placed_otherwise(world: int, folder: Path) -> None:
+    """As sequence parallelism leaves sums that are still to be made."""
+    mesh = init_device_mesh("cpu", (world,))
+    ours, same = pair(world, **MASTERS, dtype=BF16)
+    train_both(ours, same, range(2))
+    for param, state in ours.state.items():
+        if isinstance(param, DTensor) and param.device_mesh == mesh:
+            for name in ("exp_avg", "master_param"):
+                state[name] = state[name].redistribute(placements=[Replicate()])
+    params, wholes = (optimizer.param_groups[0]["params"] for optimizer in (ours, same))
+    set_grads(params, wholes, 2)
+    for param, of_whole in zip(params, wholes, strict=True):
+        if isinstance(param, DTensor) and param.device_mesh == mesh:
+            mine = of_whole.grad if mesh.get_local_rank() == 1 else torch.zeros_like(of_whole)
+            param.grad = DTensor.from_local(mine.clone(), mesh, [Partial()], run_check=False)
+    for optimizer in (ours, same):
+        optimizer.step()
+    assert_same_wholes(ours, same)
+    train_both(ours, same, range(3, 4))
+
+
+def add_on_dtensor(param: Tensor) -> None:
+    param.add_(1)
+
+
+def add_on_one_local(param: Tensor) -> None:
+    if distributed.get_rank() == 1:
+        local(param).add_(1)
+
+
+def written(world: int, folder: Path, write: Callable[[Tensor], None]) -> None:
+    """By others, which a parameter's master follows."""
+    (param, *_, other, _, _, _, _), _ = placed_params(world, BF16)
+    optimizer = optim.SGD([param, other], lr=1.0, master_weights=True)
+    for each in (param, other):
+        each.grad = torch.full_like(each, 2.0**-12)
+    optimizer.step()
+    before = local(other).clone()
+    with torch.no_grad():
+        write(param)
+    expected = local(param).float() - 2.0**-12
+    optimizer.step()
+    is_written = write is add_on_dtensor or distributed.get_rank() == 1
+    assert torch.equal(local(optimizer.state[param]["master_param"]), expected) == is_written
+    kept = local(optimizer.state[other]["master_param"])
+    assert not torch.equal(kept, before.float() - 2.0**-12)
+    versions = param._version, local(param)._version
+    optimizer.step()
+    assert (param._version, local(param)._version) == (versions[0] + 1, versions[1] + 1)
+
+
+for write in (add_on_dtensor, add_on_one_local):
+    CASES.add(written, write)
+
+
+# ---- who makes a step ----------------------------------------------------------------------------
+
+
+@CASES.add
+def left_to_torch(world: int, folder: Path) -> None:
+    """Sums that are still to be made, gradients on other meshes, and copies for autocast."""
+    mesh = init_device_mesh("cpu", (world,))
+    summed = nn.Parameter(DTensor.from_local(torch.ones(3), mesh, [Partial()], run_check=False))
+    summed.grad = torch.ones_like(summed)
+    optimizer = optim.SGD([summed], lr=0.5)
+    assert "(Partial)" in optimizer._kernels().why_not(optimizer.param_groups)
+    twin = nn.Parameter(summed.detach().clone())
+    twin.grad = summed.grad
+    optimizer.step()
+    torch.optim.SGD([twin], lr=0.5).step()
+    assert_same_bits(whole(summed.detach()), whole(twin.detach()))
+
+    params, _ = placed_params(world)
+    params[0].grad = torch.ones_like(distribute_tensor(torch.ones(8, 3), params[6].device_mesh))
+    refused = optim.SGD(params)
+    assert "none on the same mesh" in refused._kernels().why_not(refused.param_groups)
+    set_grads(params, params, 0)
+    optimizer = optim.SGD(params[::-1], lr=LR, momentum=0.5, autocast_copies=torch.float16)
+    before = everything(optimizer, local)
+    with pytest.raises(RuntimeError, match=r"a DTensor.* leave out autocast_copies"):
+        optimizer.step()
+    assert_same_bits(everything(optimizer, local), before)
+
+
+@CASES.add
+def error_on_one_rank(world: int, folder: Path) -> None:
+    """It changes nothing there, and keeps no other rank waiting."""
+    ours, same = pair(world)
+    train_both(ours, same, range(1))
+    params, wholes = (optimizer.param_groups[0]["params"] for optimizer in (ours, same))
+    set_grads(params, wholes, 1)
+    before = everything(ours, local)
+    good = local(params[4].grad).clone()
+    if distributed.get_rank() == 1:
+        memory = local(params[4].grad).untyped_storage()
+        memory.resize_(0)
+        with pytest.raises(RuntimeError, match=r"grads\[4\] needs a storage of 28 bytes"):
+            ours.step()
+        assert_same_bits(everything(ours, local), before)
+        memory.resize_(28)
+        local(params[4].grad).copy_(good)
+    ours.step()
+    same.step()
+    assert_same_wholes(ours, same)
+
+
+def scaled(world: int, folder: Path, module: Any) -> None:
+    """An overflow on one rank skips the step of all."""
+    mesh = init_device_mesh("cpu", (world,))
+    models = []
+    for kind in (optim.SGD, torch.optim.SGD):
+        model = nn.Sequential(nn.Linear(4, 6, bias=False), nn.Linear(6, 1, bias=False))
+        for param in model.parameters():
+            param.data.copy_(params_of([param.shape])[0].detach().round())
+        fully_shard(model, mesh=mesh)
+        optimizer = kind(model.parameters(), lr=0.25, momentum=0.5)
+        scaler = module.GradScaler("cpu", init_scale=8.0)
+        for step in range(3):
+            x = torch.full((1, 4), float(distributed.get_rank() + 1))
+            if step == 1 and distributed.get_rank() == 1:
+                x.fill_(torch.inf)
+            scaler.scale(model(x).sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+        assert scaler.get_scale() == 4.0
+        models.append(model)
+    for ours, torchs in zip(*(model.parameters() for model in models), strict=True):
+        assert_same_bits(whole(ours.detach()), whole(torchs.detach()))  # numbers of few bits
+
+
+for module in (torch.amp, amp_ext):
+    CASES.add(scaled, module)
+
+
+# ---- training, and what else looks at an optimizer -----------------------------------------------
+
+
+class Block(nn.Module):
+    """Of layers that ranks share unevenly, some of them in less rows than there are ranks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.second = nn.Linear(6, 8), nn.LayerNorm(8), nn.Linear(8, 4)
+        self.last = nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.second(self.norm(self.first(x).relu())))
+
+
+def sharded(world: int, model: nn.Module, reshard: bool = True, parallel: int = 1) -> nn.Module:
+    """By FSDP2 and, if some are, by tensor parallelism of so many ranks."""
+    mesh = init_device_mesh("cpu", (world // parallel, parallel), mesh_dim_names=("data", "model"))
+    if parallel > 1:
+        plan = {
+            "first": ColwiseParallel(output_layouts=Shard(1), use_local_output=False),
+            "norm": SequenceParallel(),
+            "second": RowwiseParallel(input_layouts=Shard(1)),
+        }
+        parallelize_module(model, mesh["model"], plan)
+    fully_shard(model.first, mesh=mesh["data"], reshard_after_forward=reshard)
+    return fully_shard(model, mesh=mesh["data"], reshard_after_forward=reshard)
+
+
+def backward(model: nn.Module, seed: int) -> None:
+    generator = torch.Generator().manual_seed(10 * seed + distributed.get_rank())
+    model(torch.randn(2, 4, 6, generator=generator)).square().sum().backward()
+
+
+def training(world: int, folder: Path, reshard: bool, parallel: int) -> None:
+    """With groups, one of which is added later, and gradients clipped in between. What torch's
+    optimizers make of the same gradients is as close as that of wholes."""
+    if parallel == world:
+        return
+    model = sharded(world, Block(), reshard, parallel)
+    first, *rest = model.parameters()
+    wholes = [nn.Parameter(whole(param.detach()).clone()) for param in (first, *rest)]
+    twins = [nn.Parameter(param.detach().clone()) for param in (first, *rest)]
+    all_params = [first, *rest], wholes, twins
+    kinds = optim.AdamW, optim.AdamW, torch.optim.AdamW
+    ours, same, torchs = (
+        kind(params[1:], lr=LR) for kind, params in zip(kinds, all_params, strict=True)
+    )
+    for step in range(4):
+        if step == 2:
+            for optimizer, params in zip((ours, same, torchs), all_params, strict=True):
+                optimizer.add_param_group({"params": params[:1], "lr": 2 * LR})
+        backward(model, step)
+        for layer in model.children():  # whose parameters are on one mesh
+            nn.utils.clip_grad_norm_(layer.parameters(), 0.5)
+        for param, of_whole, twin in zip(*all_params, strict=True):
+            twin.grad, of_whole.grad = param.grad.clone(), whole(param.grad)
+        for optimizer in (ours, same, torchs):
+            optimizer.step()
+            optimizer.zero_grad()
+    assert ours.state.keys() == {first, *rest}
+    assert_same_wholes(ours, same)
+    mine, other = ([local(p.detach()) for p in params] for params in all_params[::2])
+    assert_close(mine, other, tolerance(4, 2 * LR))
+
+
+for reshard, parallel in ((True, 1), (False, 1), (True, 2)):
+    CASES.add(training, reshard, parallel)
+
+
+def copies(world: int, folder: Path, copied: Callable[[Any], Any]) -> None:
+    ours, same = pair(world, dtype=BF16, **MASTERS)
+    train_both(ours, same, range(2))
+    other = copied(ours)
+    for optimizer in (ours, other):
+        train_both(optimizer, copy.deepcopy(same), range(2, 4))
+    assert_same_bits(everything(other, local), everything(ours, local))
+
+
+def pickled(optimizer: Any) -> Any:
+    return pickle.loads(pickle.dumps(optimizer))
+
+
+for copied in (copy.deepcopy, pickled):
+    CASES.add(copies, copied)
+
+
+# ---- checkpoints ---------------------------------------------------------------------------------
+
+
+def block(dtype: torch.dtype) -> nn.Module:
+    torch.manual_seed(0)
+    return Block().to(dtype)
+
+
+def in_parts(world: int, dtype: torch.dtype, parts: int) -> nn.Module:
+    mesh = init_device_mesh("cpu", (world // parts, parts), mesh_dim_names=("copies", "parts"))
+    return fully_shard(block(dtype), mesh=mesh)
+
+
+def train(optimizer: torch.optim.Optimizer, steps: range) -> None:
+    params = optimizer.param_groups[0]["params"]
+    for seed in steps:
+        wholes = [torch.empty(param.shape, dtype=param.dtype) for param in params]
+        set_grads(params, wholes, seed)
+        optimizer.step()
+
+
+def adam(model: nn.Module, module: Any = optim, **options: Any) -> Any:
+    kind = module.AdamW if "fused" in options else module.Adam
+    return kind(model.parameters(), lr=LR, **options)
+
+
+def save(model: nn.Module, optimizer: Any, path: Path) -> None:
+    dcp.save(
+        dict(zip("mo", names.get_state_dict(model, optimizer), strict=True)), checkpoint_id=path
+    )
+
+
+def load(model: nn.Module, optimizer: Any, path: Path) -> None:
+    state = dict(zip("mo", names.get_state_dict(model, optimizer), strict=True))
+    dcp.load(state, checkpoint_id=path)
+    names.set_state_dict(model, optimizer, model_state_dict=state["m"], optim_state_dict=state["o"])
+
+
+def expected(dtype: torch.dtype, options: dict[str, Any]) -> Any:
+    """After five steps of a process that is alone."""
+    optimizer = adam(block(dtype), **options)
+    train(optimizer, range(5))
+    return optimizer
+
+
+def saved(world: int, folder: Path, dtype: torch.dtype, options: Any, by_two: bool) -> None:
+    """By ranks that share parameters by two, or all of them; loaded by the others."""
+    parts = {True: 2, False: world}
+    path = folder / f"{world}.{dtype}"
+    models = [in_parts(world, dtype, parts[by]) for by in (by_two, not by_two)]
+    before, after = (adam(model, **options) for model in models)
+    train(before, range(2))
+    save(models[0], before, path)
+    load(models[1], after, path)
+    assert_same_wholes(after, before)
+    train(after, range(2, 5))
+    assert_same_wholes(after, expected(dtype, options))
+
+
+def saved_by_four(world: int, folder: Path, dtype: torch.dtype, options: Any) -> None:
+    if world == 2:
+        model = in_parts(world, dtype, 2)
+        optimizer = adam(model, **options)
+        load(model, optimizer, folder / f"4.{dtype}")
+        train(optimizer, range(2, 5))
+        assert_same_wholes(optimizer, expected(dtype, options))
+
+
+SAVED = ((F32, {"amsgrad": True}), (BF16, MASTERS))
+for dtype, options in SAVED:
+    CASES.add(saved, dtype, options, True)
+    CASES.add(saved, dtype, options, False)
+    CASES.add(saved_by_four, dtype, options)
+
+
+def across(world: int, folder: Path, how: str) -> None:
+    """From torch's optimizers to these and back."""
+    models = [in_parts(world, F32, world) for _ in range(3)]
+    torchs, ours, again = (
+        adam(model, module, fused=True if how == "fused" else None)
+        for model, module in zip(models, (torch.optim, optim, torch.optim), strict=True)
+    )
+    train(torchs, range(2))
+    for source, target in ((0, 1), (1, 2)):
+        optimizers = torchs, ours, again
+        models[target].load_state_dict(models[source].state_dict())
+        if how == "plain":
+            state = copy.deepcopy(optimizers[source].state_dict())
+            optimizers[target].load_state_dict(state)
+            continue
+        given = names.StateDictOptions(full_state_dict=how == "whole", broadcast_from_rank0=False)
+        state = names.get_optimizer_state_dict(models[source], optimizers[source], options=given)
+        state = copy.deepcopy(state)
+        names.set_optimizer_state_dict(models[target], optimizers[target], state, options=given)
+    for optimizer in (ours, again):
+        assert_same_bits(everything(optimizer, local), everything(torchs, local))
+    for optimizer in (torchs, ours, again):
+        train(optimizer, range(2, 4))
+    assert_same_bits(everything(again, local), everything(torchs, local))
+    for model in models[1:]:
+        mine, other = ([local(p.detach()) for p in m.parameters()] for m in (model, models[0]))
+        assert_close(mine, other, tolerance(4, LR))
+
+
+for how in ("fused", "plain", "whole"):
+    CASES.add(across, how)
+
+
+# ---- the ranks -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("ranks")
+
+
+@pytest.fixture(scope="module")
+def errors(folder: Path) -> dict[int, list[dict[str, str]]]:
+    return {world: ranks.run(__name__, world, folder) for world in (4, 2)}
+
+
+@ranks.needs_gloo
+@pytest.mark.parametrize("world", [4, 2])
+@pytest.mark.parametrize("name", CASES)
+def test_ranks(name: str, world: int, errors: dict[int, list[dict[str, str]]]) -> None:
+    assert [of_rank.get(name) for of_rank in errors[world]] == [None] * world
+
+
+@ranks.needs_gloo
+@pytest.mark.parametrize("world", [4, 2])
+@pytest.mark.parametrize(("dtype", "options"), SAVED)
+def test_saved_by_ranks(
+    world: int, dtype: torch.dtype, options: Any, errors: Any, folder: Path
+) -> None:
+    """And loaded in one process."""
+    model = block(dtype)
+    optimizer = adam(model, **options)
+    load(model, optimizer, folder / f"{world}.{dtype}")
+    train(optimizer, range(2, 5))
+    assert_same_wholes(optimizer, expected(dtype, options))
