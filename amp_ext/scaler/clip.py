@@ -47,4 +47,6 @@ def clip_as_torch(
     optimizer: Optimizer, max_norm: float, norm_type: float, error_if_nonfinite: bool
 ) -> Tensor:
     params = [param for group in optimizer.param_groups for param in group["params"]]
-    return torch.nn.utils.clip_grad_norm_(params, max_norm, norm_type, error_if_nonfinite)
+    norm = torch.nn.utils.clip_grad_norm_(params, max_norm, norm_type, error_if_nonfinite)
+    # The number in a DTensor may be of this process alone.
+    return norm.full_tensor() if hasattr(norm, "full_tensor") else norm

@@ -199,7 +199,7 @@ class GradScaler(ScalerState):
             The norm of the unscaled gradients before clipping, a 0-dim float32 tensor on the
             scale's device, which the step reads: write to a clone only, as in ``all_reduce``. After
             an overflow it is inf or NaN. A disabled scaler, and gradients that are
-            tensor subclasses, go torch's way and return what torch returns.
+            tensor subclasses, go torch's way and return what torch returns, a DTensor as a whole.
 
         Raises:
             TypeError: neither an optimizer nor parameters.
@@ -276,8 +276,7 @@ class GradScaler(ScalerState):
             state["clip"] = Clip(
                 norm, float(max_norm), by_step, by_step and not unscaled, norm._version
             )
-        whole = norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # of a DTensor
-        state["norm"] = whole.to(self._scale)
+        state["norm"] = norm.to(self._scale)
         if self._skip_above_norm is not None:
             state["too_long"] = (state["norm"] > self._skip_above_norm).float()
         if isinstance(optimizer, Parameters):

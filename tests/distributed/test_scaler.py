@@ -355,6 +355,35 @@ def process_group() -> None:
     assert scaler.get_scale() == SCALE / 2
 
 
+@case
+def no_gradients_anywhere() -> None:
+    """As of one process, as after a backward pass that FSDP2 was told not to reduce: an error."""
+    from torch.distributed.tensor import Shard
+
+    param = placed(integers(8), distributed.init_device_mesh("cpu", (world(),)), Shard(0))
+    for way in ("step", "unscale", "clip"):
+        optimizer, scaler = with_grads([None], [param]), amp_ext.GradScaler("cpu")
+        scaler.scale(torch.ones(()))
+        WAYS[way](scaler, optimizer, None)
+        with pytest.raises(AssertionError, match="No inf checks"):
+            scaler.step(optimizer)
+
+
+@case
+def norm_of_another_order() -> None:
+    """Is a number that is the same everywhere, not a DTensor of each process's own."""
+    from torch.distributed.tensor import Shard
+
+    mesh = distributed.init_device_mesh("cpu", (world(),))
+    for enabled in (True, False):
+        grad = placed(torch.arange(8.0) * SCALE, mesh, Shard(0))
+        optimizer = with_grads([grad], [grad])
+        scaler = amp_ext.GradScaler("cpu", init_scale=SCALE, enabled=enabled)
+        scaler.scale(torch.ones(()))
+        norm = scaler.clip_grad_norm_(optimizer, 1.0, norm_type=math.inf)
+        assert norm.item() == (7.0 if enabled else 7.0 * SCALE)
+
+
 @pytest.fixture(scope="module")
 def errors(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str, str]]]:
     folder = tmp_path_factory.mktemp("ranks")
