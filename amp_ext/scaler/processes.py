@@ -33,13 +33,13 @@ def reduce(
     norms: Sequence[Sequence[Tensor]] = (),
 ) -> Tensor | None:
     """Make what this process has found in its gradients what all have found, by one reduction for
-    each set of processes. The host does not wait for a GPU.
+    each set of processes. The host waits for a GPU only where this process has no gradients.
 
     Args:
         scale: of the device on which it is done.
         process_group: the scaler's.
-        found_infs: by device, float32 tensors of shape (), 0.0 or 1.0; written. If there is none,
-            one is added.
+        found_infs: by device, float32 tensors of shape (), 0.0 or 1.0; written. One is added if
+            there is none, as this process has no gradients, but another process has some.
         spreads: all those of the optimizer's parameters, with or without gradients, in an order
             that is the same everywhere.
         norms: for each spread, those of this process's gradients.
@@ -61,21 +61,22 @@ def reduce(
     found = functools.reduce(torch.maximum, _on(scale, found_infs.values()), zero)
     squares = [sum(_on(scale, of_spread), zero) for of_spread in map(_squares, norms)]
     squares = squares or [zero] * len(spreads)
+    have_gradients = zero + len(found_infs)
     packed = [
-        torch.stack([found, *(squares[index] for index in indices)])
+        torch.stack([found, have_gradients, *(squares[index] for index in indices)])
         for _, indices in shared.values()
     ]
     _sum_over(packed, [groups for groups, _ in shared.values()])
 
     for numbers, (_, indices) in zip(packed, shared.values(), strict=True):
-        for number, index in zip(numbers[1:], indices, strict=True):
+        for number, index in zip(numbers[2:], indices, strict=True):
             squares[index] = number / _replicas(spreads[index])
     norm = sum(squares, zero).sqrt().float()
-    overflow = torch.stack([numbers[0] for numbers in packed]).sum() > 0
-    overflow = (overflow | ~norm.isfinite()).float()
+    sums = torch.stack([numbers[:2] for numbers in packed]).sum(0)
+    overflow = ((sums[0] > 0) | ~norm.isfinite()).float()
     for flag in found_infs.values():
         flag.copy_(overflow)
-    if not found_infs:
+    if not found_infs and sums[1] > 0:
         found_infs[scale.device] = overflow
     return norm
 
