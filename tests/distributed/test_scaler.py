@@ -373,8 +373,11 @@ def errors(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str,
 
 
 @needs_gloo
+@pytest.mark.parametrize("device", [DEVICE])
 @pytest.mark.parametrize(
     ("world", "name"), [*((2, name) for name in CASES_OF_2), *((4, name) for name in CASES_OF_4)]
 )
-def test_on_ranks(world: int, name: str, errors: dict[int, list[dict[str, str]]]) -> None:
+def test_on_ranks(
+    world: int, name: str, device: str, errors: dict[int, list[dict[str, str]]]
+) -> None:
     assert [of_rank.get(name) for of_rank in errors[world]] == [None] * world
