@@ -243,6 +243,8 @@ def trains_as_one(wrapper: str, make: Callable[..., Any], way: str) -> None:
 
 
 for wrapper in WRAPPERS:
+    if DEVICE == "cuda" and not wrapper.startswith(("ddp", "fsdp1")):
+        continue  # gloo would read CUDA tensors as if they were the CPU's
     programs = [(sgd, "step"), (sgd, "clip")]
     if not isinstance(getattr(torch, wrapper.removeprefix("fsdp2_"), None), torch.dtype):
         programs.append((our_adamw, "clip"))
@@ -261,14 +263,14 @@ for wrapper in WRAPPERS:
 def placed(tensor: Tensor, mesh: Any, *placements: Any) -> Tensor:
     from torch.distributed.tensor import distribute_tensor
 
-    return distribute_tensor(tensor, mesh, placements)
+    return distribute_tensor(tensor, mesh, placements, src_data_rank=None)  # which all have
 
 
 def with_grads(grads: list[Tensor | None], like: list[Tensor]) -> torch.optim.Optimizer:
     params = [nn.Parameter(torch.zeros_like(tensor)) for tensor in like]
     for param, grad in zip(params, grads, strict=True):
         param.grad = grad
-    return sgd(params)
+    return torch.optim.SGD(params, LR, foreach=False)  # which takes DTensors with plain tensors
 
 
 def found(optimizer: torch.optim.Optimizer) -> tuple[list[float], int]:
