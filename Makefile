@@ -12,7 +12,8 @@ WORKERS = -n $${MAX_JOBS:-logical} --maxprocesses 8 --dist worksteal
 PYTEST = bin/pytest $(WORKERS)
 FAKE_CUDA = ../.venv-cuda/bin/python fake_cuda/run.py --devices 2
 TRAINERS = lightning accelerate transformers timm torchvision peft
-ON_FAKE_CUDA = autocast backends gemm graph integration layers lists optim scaler
+KERNELS = backends gemm graph lists optim
+USES = autocast distributed integration layers scaler
 
 .DEFAULT_GOAL = help
 .DELETE_ON_ERROR:
@@ -31,7 +32,7 @@ test: .venv/built ## the test suite, without what only combines the same cases o
 check: lint cuda-check test-trainers all-tests hostile mutants ## everything that needs no GPU; needs nvcc
 
 all-tests: .venv/built
-	.venv/$(PYTEST) tests
+	.venv/$(PYTEST) --durations 20 tests
 
 bench: RESULTS = build/bench
 bench: .venv/built ## amp_ext against torch on this machine, with figures; RESULTS=DIR
@@ -42,8 +43,8 @@ bench: .venv/built ## amp_ext against torch on this machine, with figures; RESUL
 figures: .venv/built ## the results in docs/measuring.md, from bench/results
 	.venv/bin/python bench/figures/measuring.py
 
-hostile: .venv/built ## 60,000 hostile calls of the ops: right, or an error and nothing changed
-	.venv/$(PYTEST) tests/integration/test_hostile_calls.py --hostile-calls 20000
+hostile: .venv/built ## 20,000 hostile calls of the ops: right, or an error and nothing changed
+	.venv/$(PYTEST) tests/integration/test_hostile_calls.py --hostile-calls 5000
 
 mutants: .venv/built ## break the CUDA kernels and the choice of a backend; their tests must fail
 	.venv/bin/python tests/simt/mutants/run.py
@@ -65,11 +66,13 @@ cuda-check: .venv-cuda/built ## compile and inspect all kernels, test with the o
 	.venv-cuda/bin/python tests/build/cuda_check.py
 	env -u TRITON_INTERPRET .venv-cuda/bin/python tests/build/triton_check.py
 	cd tests && ../.venv-cuda/$(PYTEST) -m "not full" -k "not simt" \
-	    autocast backends build layers scaler lists/test_ops_contract.py integration/test_seeds.py
-	cd tests && $(FAKE_CUDA) --order late -m pytest $(WORKERS) $(ON_FAKE_CUDA)
+	    autocast backends build distributed layers scaler lists/test_ops_contract.py \
+	    integration/test_seeds.py integration/test_fsdp_products.py \
+	    integration/test_tensor_parallel.py optim/test_optim_dtensors.py
+	cd tests && $(FAKE_CUDA) --order late -m pytest $(WORKERS) $(KERNELS) $(USES)
 	cd tests && $(FAKE_CUDA) --order 1 --capability 80 --multiprocessors 7 \
-	    -m pytest $(WORKERS) -m "not full" $(ON_FAKE_CUDA)
-	cd tests && $(FAKE_CUDA) --order 2 -m pytest $(WORKERS) -m "not full" backends gemm graph optim
+	    -m pytest $(WORKERS) -m "not full" $(KERNELS)
+	cd tests && $(FAKE_CUDA) --order 2 -m pytest $(WORKERS) -m "not full" $(USES)
 	cd tests && $(FAKE_CUDA) --order 3 --guarded 1 -m pytest $(WORKERS) backends
 	.venv-cuda/bin/python tests/backends/cuda_mutants.py
 	.venv-cuda/bin/python tests/fake_cuda/count.py --check

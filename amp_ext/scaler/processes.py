@@ -33,20 +33,20 @@ def reduce(
     norms: Sequence[Sequence[Tensor]] = (),
 ) -> Tensor | None:
     """Make what this process has found in its gradients what all have found, by one reduction for
-    each set of processes. The host does not wait for a GPU, but where this process has no gradient.
+    each set of processes. The host waits for a GPU only where this process has no gradients.
 
     Args:
         scale: of the device on which it is done.
         process_group: the scaler's.
-        found_infs: by device, float32 tensors of shape (), 0.0 or 1.0; written. If there is none,
-            one is added, unless no process has any.
+        found_infs: by device, float32 tensors of shape (), 0.0 or 1.0; written. One is added if
+            there is none, as this process has no gradients, but another process has some.
         spreads: all those of the optimizer's parameters, with or without gradients, in an order
             that is the same everywhere.
         norms: for each spread, those of this process's gradients.
 
     Returns:
         The norm of the gradients of all processes, a float32 tensor of shape () on the scale's
-        device; None where there is nothing to reduce, or no gradient in any of them.
+        device; None where there is nothing to reduce.
     """
     shared: dict[Any, tuple[Groups, list[int]]] = {}  # by processes: the spreads over them
     if process_group is not None and not all(spread == "replicated" for spread in spreads):
@@ -59,26 +59,24 @@ def reduce(
 
     zero = torch.zeros((), dtype=torch.float64, device=scale.device)
     found = functools.reduce(torch.maximum, _on(scale, found_infs.values()), zero)
-    has_gradients = zero + bool(found_infs)
     squares = [sum(_on(scale, of_spread), zero) for of_spread in map(_squares, norms)]
     squares = squares or [zero] * len(spreads)
+    have_gradients = zero + len(found_infs)
     packed = [
-        torch.stack([found, has_gradients, *(squares[index] for index in indices)])
+        torch.stack([found, have_gradients, *(squares[index] for index in indices)])
         for _, indices in shared.values()
     ]
     _sum_over(packed, [groups for groups, _ in shared.values()])
-    if not found_infs and not any(numbers[1].item() for numbers in packed):
-        return None
 
     for numbers, (_, indices) in zip(packed, shared.values(), strict=True):
         for number, index in zip(numbers[2:], indices, strict=True):
             squares[index] = number / _replicas(spreads[index])
     norm = sum(squares, zero).sqrt().float()
-    overflow = torch.stack([numbers[0] for numbers in packed]).sum() > 0
-    overflow = (overflow | ~norm.isfinite()).float()
+    sums = torch.stack([numbers[:2] for numbers in packed]).sum(0)
+    overflow = ((sums[0] > 0) | ~norm.isfinite()).float()
     for flag in found_infs.values():
         flag.copy_(overflow)
-    if not found_infs:
+    if not found_infs and sums[1] > 0:
         found_infs[scale.device] = overflow
     return norm
 

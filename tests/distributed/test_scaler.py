@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +19,7 @@ import torch
 from torch import Tensor, distributed, nn
 
 import amp_ext
-from ranks import Cases, needs_gloo, run
+from ranks import DEVICE, Cases, needs_gloo, run
 
 CASES_OF_2, CASES_OF_4 = Cases(lambda *_: ()), Cases(lambda *_: ())
 LR, SCALE = 2.0**-5, 8.0
@@ -33,7 +32,7 @@ def case(function: Callable[..., None], *args: Any) -> Callable[..., None]:
 
 
 def integers(*shape: int) -> Tensor:
-    return torch.randint(-2, 3, shape).float()
+    return torch.randint(-2, 3, shape).float().to(DEVICE)
 
 
 def rank() -> int:
@@ -54,7 +53,7 @@ class Net(nn.Module):
         super().__init__()
         self.fc1, self.fc2, self.fc3 = nn.Linear(4, 8), nn.Linear(8, 6), nn.Linear(6, outputs)
         for param in self.parameters():
-            param.data.copy_(integers(*param.shape))
+            param.data = integers(*param.shape)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.fc3(self.fc2(self.fc1(x).relu()).relu())
@@ -70,7 +69,7 @@ def fsdp1(use_orig_params: bool, net: nn.Module) -> nn.Module:
     wrap = functools.partial(
         FullyShardedDataParallel,
         use_orig_params=use_orig_params,
-        device_id=torch.device("cpu"),
+        device_id=torch.device(DEVICE),
     )
     net.fc1, net.fc2 = wrap(net.fc1), wrap(net.fc2)
     return wrap(net)
@@ -93,7 +92,7 @@ def fsdp2_in(dtype: torch.dtype, net: nn.Module) -> nn.Module:
 
 def hsdp(net: nn.Module) -> nn.Module:
     """Each pair of ranks has a replica."""
-    return fsdp2(net, distributed.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "shard")))
+    return fsdp2(net, distributed.init_device_mesh(DEVICE, (2, 2), mesh_dim_names=("dp", "shard")))
 
 
 def tensor_parallel(net: nn.Module) -> nn.Module:
@@ -105,7 +104,7 @@ def tensor_parallel(net: nn.Module) -> nn.Module:
         parallelize_module,
     )
 
-    mesh = distributed.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    mesh = distributed.init_device_mesh(DEVICE, (2, 2), mesh_dim_names=("dp", "tp"))
     plan = {
         "fc1": ColwiseParallel(),
         "fc2": RowwiseParallel(),
@@ -181,7 +180,7 @@ def steps(
     """Three steps, of which the second overflows; what is to be seen of each, and how often the
     scaler has communicated. The loss is this share of the sum of the outputs."""
     optimizer = make(net.parameters())
-    scaler = amp_ext.GradScaler("cpu", init_scale=SCALE)
+    scaler = amp_ext.GradScaler(DEVICE, init_scale=SCALE)
     seen, counts = [], []
     for step in range(3):
         optimizer.zero_grad()
@@ -243,11 +242,19 @@ def trains_as_one(wrapper: str, make: Callable[..., Any], way: str) -> None:
         torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
 
 
-for wrapper, way in itertools.product(WRAPPERS, WAYS):
-    exact = getattr(torch, wrapper.removeprefix("fsdp2_"), None) is None
-    for make in (sgd, adamw, our_adamw) if exact and way in ("step", "clip") else (sgd,):
+for wrapper in WRAPPERS:
+    if DEVICE == "cuda" and not wrapper.startswith(("ddp", "fsdp1")):
+        continue  # gloo would read CUDA tensors as if they were the CPU's
+    programs = [(sgd, "step"), (sgd, "clip")]
+    if not isinstance(getattr(torch, wrapper.removeprefix("fsdp2_"), None), torch.dtype):
+        programs.append((our_adamw, "clip"))
+    if wrapper in ("fsdp1_orig_params", "tensor_parallel"):
+        programs += [(sgd, "unscale"), (sgd, "clip_parameters"), (our_adamw, "step")]
+    if wrapper in ("fsdp2", "tensor_parallel"):
+        programs += [(adamw, "step"), (adamw, "clip")]
+    for program in programs:
         add = CASES_OF_4.add if wrapper in ("hsdp", "tensor_parallel") else case
-        add(trains_as_one, wrapper, make, way)
+        add(trains_as_one, wrapper, *program)
 
 
 # ---- lists of gradients --------------------------------------------------------------------------
@@ -256,20 +263,20 @@ for wrapper, way in itertools.product(WRAPPERS, WAYS):
 def placed(tensor: Tensor, mesh: Any, *placements: Any) -> Tensor:
     from torch.distributed.tensor import distribute_tensor
 
-    return distribute_tensor(tensor, mesh, placements)
+    return distribute_tensor(tensor, mesh, placements, src_data_rank=None)  # which all have
 
 
 def with_grads(grads: list[Tensor | None], like: list[Tensor]) -> torch.optim.Optimizer:
     params = [nn.Parameter(torch.zeros_like(tensor)) for tensor in like]
     for param, grad in zip(params, grads, strict=True):
         param.grad = grad
-    return sgd(params)
+    return torch.optim.SGD(params, LR, foreach=False)  # which takes DTensors with plain tensors
 
 
 def found(optimizer: torch.optim.Optimizer) -> tuple[list[float], int]:
     """The norm by a clip, whether the step is skipped; and how often it communicates."""
-    scaler = amp_ext.GradScaler("cpu", init_scale=SCALE)
-    scaler.scale(torch.ones(()))
+    scaler = amp_ext.GradScaler(DEVICE, init_scale=SCALE)
+    scaler.scale(torch.ones((), device=DEVICE))
     norm, count = counted(lambda: scaler.clip_grad_norm_(optimizer, 1e6))
     scaler.step(optimizer)
     scaler.update()
@@ -282,8 +289,8 @@ def mixed_list() -> None:
     launch each, one reduction, and each element counted once."""
     from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
-    flat = distributed.init_device_mesh("cpu", (4,))
-    square = distributed.init_device_mesh("cpu", (2, 2))
+    flat = distributed.init_device_mesh(DEVICE, (4,))
+    square = distributed.init_device_mesh(DEVICE, (2, 2))
     wholes = [integers(*shape) for shape in [(5, 3), (3,), (4, 6), (2, 2), (7,), (4,), (3, 3)]]
     places = [
         (flat, Shard(0)),
@@ -301,7 +308,7 @@ def mixed_list() -> None:
     assert (skipped, count) == (False, 1)
 
     # A sum over processes that autograd has left to be made: infinite only when it has been made.
-    big = torch.full((4,), 2.0**127)
+    big = torch.full((4,), 2.0**127, device=DEVICE)
     param = placed(big, square, Replicate(), Replicate())
     grad = DTensor.from_local(big, square, [Replicate(), Partial()], run_check=False)
     optimizer = with_grads([grad], [param])
@@ -317,9 +324,9 @@ def experts() -> None:
     """Each pair of processes has its own experts: their norms are their own, the skip is all's."""
     from torch.distributed.tensor import Shard
 
-    flat = distributed.init_device_mesh("cpu", (4,))
-    pairs = distributed.init_device_mesh("cpu", (2, 2), mesh_dim_names=("ep", "shard"))["shard"]
-    dense, expert = torch.ones(4), torch.full((2,), 2.0 + rank() // 2)
+    flat = distributed.init_device_mesh(DEVICE, (4,))
+    pairs = distributed.init_device_mesh(DEVICE, (2, 2), mesh_dim_names=("ep", "shard"))["shard"]
+    dense, expert = torch.ones(4, device=DEVICE), torch.full((2,), 2.0 + rank() // 2, device=DEVICE)
     grads = [placed(dense, flat, Shard(0)), placed(expert, pairs, Shard(0))]
     (norm, skipped), count = found(with_grads(grads, grads))
     assert norm == pytest.approx(math.sqrt(4 + 2 * expert[0] ** 2), rel=2**-22)
@@ -331,24 +338,30 @@ def experts() -> None:
 
 @case
 def rank_without_gradients() -> None:
-    """Takes part."""
+    """Takes part. Where none has any, all say so."""
     from torch.distributed.tensor import Shard
 
-    mesh = distributed.init_device_mesh("cpu", (world(),))
+    mesh = distributed.init_device_mesh(DEVICE, (world(),))
     for value in (1.0, torch.inf):
-        grad = placed(torch.full((8,), value), mesh, Shard(0))
+        grad = placed(torch.full((8,), value, device=DEVICE), mesh, Shard(0))
         optimizer = with_grads([None if rank() == 0 else grad], [grad])
         (norm, skipped), count = found(optimizer)
         assert (skipped, count) == (value == torch.inf, 1)
         assert norm == pytest.approx(value * math.sqrt(8 - 8 // world()))
+    optimizer = with_grads([None], [grad])
+    scaler = amp_ext.GradScaler(DEVICE)
+    scaler.scale(torch.ones((), device=DEVICE))
+    with pytest.raises(AssertionError, match="No inf checks were recorded"):
+        scaler.step(optimizer)
 
 
 @case
 def process_group() -> None:
     """Of parameters that do not tell: a skip together; norms stay their own."""
-    optimizer = with_grads([torch.ones(4) * (torch.nan if rank() == 1 else 1)], [torch.ones(4)])
-    scaler = amp_ext.GradScaler("cpu", init_scale=SCALE, process_group=distributed.group.WORLD)
-    scaler.scale(torch.ones(()))
+    ones = torch.ones(4, device=DEVICE)
+    optimizer = with_grads([ones * (torch.nan if rank() == 1 else 1)], [ones])
+    scaler = amp_ext.GradScaler(DEVICE, init_scale=SCALE, process_group=distributed.group.WORLD)
+    scaler.scale(torch.ones((), device=DEVICE))
     _, count = counted(lambda: scaler.step(optimizer))
     scaler.update()
     assert (scaler.step_was_skipped, count) == (True, 1)
@@ -356,30 +369,16 @@ def process_group() -> None:
 
 
 @case
-def no_gradients_anywhere() -> None:
-    """As of one process, as after a backward pass that FSDP2 was told not to reduce: an error."""
-    from torch.distributed.tensor import Shard
-
-    param = placed(integers(8), distributed.init_device_mesh("cpu", (world(),)), Shard(0))
-    for way in ("step", "unscale", "clip"):
-        optimizer, scaler = with_grads([None], [param]), amp_ext.GradScaler("cpu")
-        scaler.scale(torch.ones(()))
-        WAYS[way](scaler, optimizer, None)
-        with pytest.raises(AssertionError, match="No inf checks"):
-            scaler.step(optimizer)
-
-
-@case
 def norm_of_another_order() -> None:
     """Is a number that is the same everywhere, not a DTensor of each process's own."""
     from torch.distributed.tensor import Shard
 
-    mesh = distributed.init_device_mesh("cpu", (world(),))
+    mesh = distributed.init_device_mesh(DEVICE, (world(),))
     for enabled in (True, False):
-        grad = placed(torch.arange(8.0) * SCALE, mesh, Shard(0))
+        grad = placed(torch.arange(8.0, device=DEVICE) * SCALE, mesh, Shard(0))
         optimizer = with_grads([grad], [grad])
-        scaler = amp_ext.GradScaler("cpu", init_scale=SCALE, enabled=enabled)
-        scaler.scale(torch.ones(()))
+        scaler = amp_ext.GradScaler(DEVICE, init_scale=SCALE, enabled=enabled)
+        scaler.scale(torch.ones((), device=DEVICE))
         norm = scaler.clip_grad_norm_(optimizer, 1.0, norm_type=math.inf)
         assert norm.item() == (7.0 if enabled else 7.0 * SCALE)
 
@@ -391,8 +390,11 @@ def errors(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str,
 
 
 @needs_gloo
+@pytest.mark.parametrize("device", [DEVICE])
 @pytest.mark.parametrize(
     ("world", "name"), [*((2, name) for name in CASES_OF_2), *((4, name) for name in CASES_OF_4)]
 )
-def test_on_ranks(world: int, name: str, errors: dict[int, list[dict[str, str]]]) -> None:
+def test_on_ranks(
+    world: int, name: str, device: str, errors: dict[int, list[dict[str, str]]]
+) -> None:
     assert [of_rank.get(name) for of_rank in errors[world]] == [None] * world

@@ -17,6 +17,7 @@ from torch import distributed
 needs_gloo = pytest.mark.skipif(
     not distributed.is_available(), reason="this torch is built without gloo"
 )
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def mesh_of_all(world: int, folder: Path) -> tuple[Any]:
@@ -55,6 +56,8 @@ def run(module: str, world: int, folder: Path, cases: str = "CASES") -> list[dic
 
 def _rank(rank: int, module: str, world: int, folder: Path, cases: str) -> None:
     torch.set_num_threads(1)
+    if DEVICE == "cuda":
+        torch.cuda.set_device(rank % torch.cuda.device_count())
     store = distributed.FileStore(str(folder / f"store.{world}"), world)
     distributed.init_process_group(
         "gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=60)
