@@ -27,7 +27,7 @@ PROGRAMS = {
     for section in SECTIONS
     for program in re.findall(r"```python\n(.*?)```", section, re.DOTALL)
 }
-BEGINNING = PROGRAMS.pop("What is reduced, and when")
+BEGINNING = PROGRAMS.pop("Set-up")
 # A gradient has at most 32 numbers on its way that are rounded to FP16, by 2**-11 of them.
 ROUNDINGS = 32 * 2.0**-11
 
