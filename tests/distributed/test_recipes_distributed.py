@@ -1,5 +1,5 @@
-"""The programs of docs/recipes_distributed.md run, on two and four ranks, and do what they are said
-to: the norm of the first step is that of one process in FP32, and all processes skip together."""
+"""The programs of docs/recipes_distributed.md run on processes of the CPU, and do what they are
+said to: the norm of the first step is that of one process in FP32, and all skip together."""
 
 from __future__ import annotations
 
@@ -112,9 +112,9 @@ def assert_all_skip(heading: str, number: int, made: int) -> Space:
     return space
 
 
-def mean(value: Any) -> float:
+def mean(value: Tensor) -> float:
     """Over all processes."""
-    return sum(gathered(float(value))) / distributed.get_world_size()
+    return sum(gathered(value.item())) / distributed.get_world_size()
 
 
 @case(CASES_OF_2, "FP16 reinforcement learning with FSDP2")

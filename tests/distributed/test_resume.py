@@ -22,11 +22,9 @@ import torch.multiprocessing
 from torch import Tensor, distributed, nn
 
 import amp_ext
+from ranks import needs_gloo
 
 STEPS, SAVED = 10, 5
-needs_gloo = pytest.mark.skipif(
-    not distributed.is_available(), reason="this torch is built without gloo"
-)
 
 
 def rank_of(
@@ -73,7 +71,8 @@ class Training:
         from torch.distributed.fsdp import fully_shard
 
         torch.manual_seed(0)
-        self.model = fully_shard(nn.Linear(6, 5, bias=False))
+        mesh = distributed.init_device_mesh("cpu", (distributed.get_world_size(),))
+        self.model = fully_shard(nn.Linear(6, 5, bias=False), mesh=mesh)
         self.optimizer = amp_ext.optim.AdamW(self.model.parameters(), 2.0**-5)
         self.scaler = amp_ext.GradScaler(
             "cpu", init_scale=2.0**12, growth_factor=8.0, backoff_factor=0.125, growth_interval=2
