@@ -140,16 +140,16 @@ class KernelStep(Optimizer):
 
     def _step_as_torch(self, why: str) -> None:
         name = type(self).__name__
-        if self._step_scalars is not None:
-            raise RuntimeError(
-                f"{name}.step: kernels, which alone read the scaler's scalars, cannot make this "
-                f"step: {why}. Ask _takes_step_scalars before setting _step_scalars."
-            )
         if self._storage != Storage():
             raise RuntimeError(
                 f"{name}.step: kernels cannot make this step, and torch knows no master weights, "
                 f"dtypes of moments, stochastic rounding or copies: {why}. Leave these options out "
                 "to have torch make it."
+            )
+        if self._step_scalars is not None:
+            raise RuntimeError(
+                f"{name}.step: kernels, which alone read the scaler's scalars, cannot make this "
+                f"step: {why}. Ask _takes_step_scalars before setting _step_scalars."
             )
         _unhooked(super().step.__func__)(self)  # hooks have been run
 

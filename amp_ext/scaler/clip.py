@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from amp_ext.scaler.processes import is_flattened, is_split, params_of, several
+
 
 class Clip(NamedTuple):
     """Attributes:
@@ -34,8 +36,7 @@ UNSCALED = Clip(None, 0.0, by_step=False, scaled=False)
 
 def check_unsplit(optimizer: Optimizer) -> None:
     """Raise for parameters that FSDP1 has split: torch's code would take a part of the norm."""
-    params = (param for group in optimizer.param_groups for param in group["params"])
-    if any(hasattr(param, "_fsdp_flattened") for param in params):
+    if several() and any(is_flattened(p) and is_split(p) for p in params_of(optimizer)):
         raise RuntimeError(
             "GradScaler.clip_grad_norm_: each process has a part of FullyShardedDataParallel's "
             "parameters, of which only an enabled scaler with norm_type=2 takes the whole norm: "
@@ -46,7 +47,7 @@ def check_unsplit(optimizer: Optimizer) -> None:
 def clip_as_torch(
     optimizer: Optimizer, max_norm: float, norm_type: float, error_if_nonfinite: bool
 ) -> Tensor:
-    params = [param for group in optimizer.param_groups for param in group["params"]]
+    params = list(params_of(optimizer))
     norm = torch.nn.utils.clip_grad_norm_(params, max_norm, norm_type, error_if_nonfinite)
     # The number in a DTensor may be of this process alone.
     return norm.full_tensor() if hasattr(norm, "full_tensor") else norm

@@ -34,7 +34,7 @@ from amp_ext.scaler.parameters import (
     combined,
     unscaled_with,
 )
-from amp_ext.scaler.processes import Reduce, reduce, reduction
+from amp_ext.scaler.processes import Reduction, is_flattened, params_of, several
 from amp_ext.scaler.report import found_infs_of
 from amp_ext.scaler.state import ScalerState, skips_of
 
@@ -67,10 +67,10 @@ class GradScaler(ScalerState):
             next reads something of the scaler, as ``step_was_skipped``; nothing waits for it.
         skip_above_norm: a step is skipped, and counted as skipped, where ``clip_grad_norm_``
             returns more than this; the scale does not back off. None stands for no limit.
-        process_group: the processes of ``torch.distributed`` that have parts of the gradients and
-            skip steps together, where parameters do not tell: those of FSDP1 (None stands for all
-            processes), as for ``ShardedGradScaler``, or of a pipeline. DTensors are known to be
-            spread over their meshes, and gradients of DDP to be the same everywhere.
+        process_group: the processes of ``torch.distributed`` that skip steps together where the
+            parameters do not show it, as those of a pipeline; and those that have parts of FSDP1's
+            parameters, as for ``ShardedGradScaler`` (None stands for all processes). DTensors show
+            their meshes, and DDP has the same gradients everywhere: they need none.
 
     Raises:
         ValueError: a negative or infinite ``min_scale``, a ``max_scale`` that is not positive or
@@ -147,7 +147,7 @@ class GradScaler(ScalerState):
             numbers.inv_scale,
             found_inf,
             self._allow_fp16_grads,
-            self._reduction(),
+            self._reduction(optimizer),
         )
         numbers.settle(found_inf, found_infs)
         if found_infs is None:
@@ -188,7 +188,8 @@ class GradScaler(ScalerState):
 
         Args:
             optimizer_or_parameters: an optimizer, a tensor or an iterable of tensors; the norm is
-                that of all of their gradients together, sparse ones too.
+                that of all of their gradients together, sparse ones too, and of all processes that
+                have parts of DTensors or of FSDP1's parameters.
             max_norm: what the norm is clipped to.
             norm_type: the order of the norm. With another than 2, ``inf`` included, gradients are
                 unscaled here and clipped by torch's code, as after :meth:`unscale_`.
@@ -206,8 +207,9 @@ class GradScaler(ScalerState):
             ValueError: ``max_norm`` is negative or NaN, or as :meth:`unscale_` for float16
                 gradients that would be rewritten.
             RuntimeError: a second call for an optimizer before :meth:`update`, or one after
-                :meth:`step`; a norm that is not finite with ``error_if_nonfinite``; parameters of
-                FSDP1, which torch cannot clip, with another ``norm_type`` or a disabled scaler.
+                :meth:`step`; a norm that is not finite with ``error_if_nonfinite``; parameters that
+                FSDP1 has split, with another ``norm_type`` or a disabled scaler, and those of its
+                NO_SHARD, which its own ``clip_grad_norm_`` clips.
                 Nothing has been written then, unless gradients went torch's way, or some of the
                 parameters had been unscaled before: they are unscaled.
         """
@@ -248,7 +250,7 @@ class GradScaler(ScalerState):
             state["found_inf_per_device"] if unscaled else None,
         )
         by_step, clipped = by_ours and asks_kernels(optimizer), None
-        across = self._reduction()
+        across = self._reduction(optimizer)
         if by_step:
             clipped = _C.clip_grads(*given, None, error_if_nonfinite, True, True, across)
         if by_ours and clipped is None:
@@ -279,6 +281,8 @@ class GradScaler(ScalerState):
         state["norm"] = norm.to(self._scale)
         if self._skip_above_norm is not None:
             state["too_long"] = (state["norm"] > self._skip_above_norm).float()
+            if across is not None and not across.norm_is_common:
+                across.share(state["too_long"])
         if isinstance(optimizer, Parameters):
             optimizer.note_unscaled()
         for its in state.get("of", ()):  # they have one norm, and are skipped together
@@ -313,7 +317,7 @@ class GradScaler(ScalerState):
             shared.append((its, its_params))
         for _, its_params in shared:
             left = {key: param for key, param in left.items() if key not in its_params}
-        if self._reduction() is None:  # other processes may have gradients that this one has not
+        if not several():  # other processes may have gradients that this one has not
             left = {key: param for key, param in left.items() if param.grad is not None}
         if shared and left:
             rest = Parameters(left.values())
@@ -332,12 +336,13 @@ class GradScaler(ScalerState):
         self, optimizer: Optimizer, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool = True
     ) -> dict[torch.device, Tensor]:
         groups, allow_fp16 = optimizer.param_groups, allow_fp16 or self._allow_fp16_grads
-        across = self._reduction()
+        across = self._reduction(optimizer)
         found_infs = _C.unscale_grads_by(groups, inv_scale, found_inf, allow_fp16, across)
         if found_infs is None:  # torch reduces over the meshes of DTensors
             found_infs = super()._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16)
-            if self.process_group is not None:
-                reduce(self._scale, self.process_group, found_infs, [None])
+            if across is not None:
+                flattened = any(map(is_flattened, params_of(optimizer)))
+                across(found_infs, ["fsdp" if flattened else None], None)
         return self._or_no_overflow(found_infs)
 
     def _check_inf_per_device(self, optimizer: Optimizer) -> dict[torch.device, Tensor]:
@@ -353,7 +358,7 @@ class GradScaler(ScalerState):
         numbers = self._step_numbers()
         found_inf = numbers.offer()
         found_infs = _C.check_grads(
-            optimizer.param_groups, found_inf, for_kernels, self._reduction()
+            optimizer.param_groups, found_inf, for_kernels, self._reduction(optimizer)
         )
         numbers.settle(found_inf, found_infs)
         if found_infs is None:
@@ -361,8 +366,8 @@ class GradScaler(ScalerState):
         self._state_of(optimizer)["found_inf_per_device"] = self._or_no_overflow(found_infs)
         return True
 
-    def _reduction(self) -> Reduce | None:
-        return reduction(self._scale, self.process_group)
+    def _reduction(self, optimizer: Optimizer | Parameters) -> Reduction | None:
+        return Reduction(self._scale, self.process_group, optimizer) if several() else None
 
     def _has_own_unscale_grads(self) -> bool:
         return _is_replaced(self._unscale_grads_, GradScaler._unscale_grads_)

@@ -176,12 +176,12 @@ def counted(function: Callable[[], Any]) -> tuple[Any, int]:
 
 def steps(
     net: nn.Module, make: Callable[..., Any], way: str, x: Tensor, share: float, overflow: Any
-) -> tuple[list[Any], list[int]]:
-    """Three steps, of which the second overflows; what is to be seen of each, and how often the
-    scaler has communicated. The loss is this share of the sum of the outputs."""
+) -> tuple[list[Any], list[float], list[int]]:
+    """Three steps, of which the second overflows; what is to be seen of each, norms, and how often
+    the scaler has communicated. The loss is this share of the sum of the outputs."""
     optimizer = make(net.parameters())
     scaler = amp_ext.GradScaler(DEVICE, init_scale=SCALE)
-    seen, counts = [], []
+    seen, norms, counts = [], [], []
     for step in range(3):
         optimizer.zero_grad()
         scaler.scale(net(x).float().sum() * share).backward()
@@ -197,8 +197,10 @@ def steps(
         norm, count = counted(rest)
         counts.append(count)
         seen.append((scaler.get_scale(), scaler.step_was_skipped, scaler.get_skipped_steps()))
-        assert norm is None or math.isfinite(norm) == (step != 1)
-    return seen, counts
+        if norm is not None:
+            assert math.isfinite(norm) == (step != 1)
+            norms.append(float(norm) if step != 1 else 0.0)
+    return seen, norms, counts
 
 
 def whole_parameters(net: nn.Module) -> list[Tensor]:
@@ -230,9 +232,10 @@ def trains_as_one(wrapper: str, make: Callable[..., Any], way: str) -> None:
             overflow(net)
 
     own = x.chunk(batches)[rank() // split]
-    seen, counts = steps(net, make, way, own, 1.0, overflow_somewhere)
-    expected, _ = steps(alone, make, way, x, 1 / batches, overflow)
+    seen, norms, counts = steps(net, make, way, own, 1.0, overflow_somewhere)
+    expected, expected_norms, _ = steps(alone, make, way, x, 1 / batches, overflow)
     assert seen == expected
+    assert norms == pytest.approx(expected_norms, rel=2**-6 if half else 2**-13)
     assert [skipped for _, skipped, _ in seen] == [False, True, False]
     assert counts == [0 if wrapper == "ddp" else 1] * 3
     tolerance = 0.0 if make is sgd and not way.startswith("clip") else 2.0**-13
@@ -357,30 +360,63 @@ def rank_without_gradients() -> None:
 
 @case
 def process_group() -> None:
-    """Of parameters that do not tell: a skip together; norms stay their own."""
+    """Of parameters that do not show it: a skip together, also of a norm; norms stay their own. An
+    optimizer without parameters takes part, and one under DDP; a process outside does not."""
+    first = distributed.new_group([0])
     ones = torch.ones(4, device=DEVICE)
-    optimizer = with_grads([ones * (torch.nan if rank() == 1 else 1)], [ones])
-    scaler = amp_ext.GradScaler(DEVICE, init_scale=SCALE, process_group=distributed.group.WORLD)
-    scaler.scale(torch.ones((), device=DEVICE))
-    _, count = counted(lambda: scaler.step(optimizer))
-    scaler.update()
-    assert (scaler.step_was_skipped, count) == (True, 1)
-    assert scaler.get_scale() == SCALE / 2
+    inside = with_grads([ones * (torch.nan if rank() == 1 else 1)], [ones])
+    reduced = nn.parallel.DistributedDataParallel(nn.Linear(2, 2).to(DEVICE))
+    reduced(torch.ones(2, 2, device=DEVICE)).sum().backward()
+    empty = sgd([{"params": []}])
+    for group, optimizer, skips in (
+        (distributed.group.WORLD, inside, True),
+        (distributed.group.WORLD, inside if rank() == 1 else empty, True),
+        (distributed.group.WORLD, inside if rank() == 1 else sgd(reduced.parameters()), True),
+        (first, inside, rank() == 1),
+    ):
+        scaler = amp_ext.GradScaler(DEVICE, init_scale=SCALE, process_group=group)
+        scaler.scale(torch.ones((), device=DEVICE))
+        _, count = counted(functools.partial(scaler.step, optimizer))
+        scaler.update()
+        assert count == (group is not first or rank() == 0)
+        assert (scaler.step_was_skipped, scaler.get_scale()) == (skips, SCALE / (1 + skips))
+
+    scaler = amp_ext.GradScaler(
+        DEVICE, init_scale=SCALE, process_group=distributed.group.WORLD, skip_above_norm=3.0
+    )
+    for largest, skips in ((4.0, True), (1.0, False)):
+        scaler.scale(torch.ones((), device=DEVICE))
+        optimizer = with_grads([ones * SCALE * (largest if rank() == 1 else 1.0)], [ones])
+        norm = scaler.clip_grad_norm_(optimizer, 100.0)
+        assert norm == 2 * (largest if rank() == 1 else 1)
+        scaler.step(optimizer)
+        scaler.update()
+        assert (scaler.step_was_skipped, scaler.get_scale()) == (skips, SCALE)
 
 
 @case
-def norm_of_another_order() -> None:
-    """Is a number that is the same everywhere, not a DTensor of each process's own."""
-    from torch.distributed.tensor import Shard
+def fsdp1_without_shards() -> None:
+    """Its clip is refused before anything is written."""
+    from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 
-    mesh = distributed.init_device_mesh(DEVICE, (world(),))
-    for enabled in (True, False):
-        grad = placed(torch.arange(8.0, device=DEVICE) * SCALE, mesh, Shard(0))
-        optimizer = with_grads([grad], [grad])
-        scaler = amp_ext.GradScaler(DEVICE, init_scale=SCALE, enabled=enabled)
-        scaler.scale(torch.ones((), device=DEVICE))
-        norm = scaler.clip_grad_norm_(optimizer, 1.0, norm_type=math.inf)
-        assert norm.item() == (7.0 if enabled else 7.0 * SCALE)
+    for orig in (False, True):
+        net = FullyShardedDataParallel(
+            nn.Linear(4, 4),
+            sharding_strategy=ShardingStrategy.NO_SHARD,
+            use_orig_params=orig,
+            device_id=torch.device(DEVICE),
+        )
+        optimizer = sgd(net.parameters())
+        scaler = amp_ext.GradScaler(DEVICE, init_scale=SCALE)
+        scaler.scale(net(torch.ones(2, 4, device=DEVICE)).sum()).backward()
+        before = [param.grad.clone() for param in net.parameters()]
+        with pytest.raises(RuntimeError, match="NO_SHARD"):
+            scaler.clip_grad_norm_(optimizer, 1.0)
+        for param, grad in zip(net.parameters(), before, strict=True):
+            assert torch.equal(param.grad, grad)
+        scaler.unscale_(optimizer)
+        expected = torch.cat([grad.flatten() / SCALE for grad in before]).norm()
+        torch.testing.assert_close(net.clip_grad_norm_(1.0), expected)
 
 
 @pytest.fixture(scope="module")

@@ -41,6 +41,13 @@ bool Spread::operator==(const Spread& other) const {
   return is_equal(mesh, other.mesh) && is_equal(placements, other.placements);
 }
 
+bool Spread::has_partial() const {
+  for (const py::handle placement : placements) {
+    if (placement.attr("is_partial")().cast<bool>()) return true;
+  }
+  return false;
+}
+
 Spread spread_of(PyObject* dtensor) {
   const py::object spec = py::handle(dtensor).attr("_spec");
   return {spec.attr("mesh"), spec.attr("placements")};
@@ -50,7 +57,7 @@ bool spread_grad_as_param(PyObject* param) {
   const py::object grad = py::handle(param).attr("grad");
   if (!is_dtensor(grad.ptr())) return false;
   const Spread wanted = spread_of(param), has = spread_of(grad.ptr());
-  if (!is_equal(wanted.mesh, has.mesh)) return false;
+  if (!is_equal(wanted.mesh, has.mesh) || wanted.has_partial()) return false;
   if (is_equal(wanted.placements, has.placements)) return true;
   const at::NoGradGuard no_grad;
   py::handle(param).attr("grad") =

@@ -17,13 +17,16 @@ struct Spread {
   pybind11::object mesh, placements;
 
   bool operator==(const Spread& other) const;
+  // Whether it is a sum over processes that is still to be made.
+  bool has_partial() const;
 };
 
 Spread spread_of(PyObject* dtensor);
 
 // Gives the gradient of a DTensor, which it has, the DTensor's own placements, by communication
 // where it has others: what autograd leaves may be a sum that is still to be made over processes.
-// False, and nothing done, for a gradient that is no DTensor on the same mesh.
+// False, and nothing done, for a gradient that is no DTensor on the same mesh, and where the
+// DTensor has a Partial placement itself.
 bool spread_grad_as_param(PyObject* param);
 
 }  // namespace amp_ext

@@ -10,13 +10,6 @@ namespace py = pybind11;
 namespace amp_ext {
 namespace {
 
-bool has_partial(const Spread& spread) {
-  for (const py::handle placement : spread.placements) {
-    if (placement.attr("is_partial")().cast<bool>()) return true;
-  }
-  return false;
-}
-
 PyObject* local_state(PyObject* object, const Spread& spread) {
   if (!object || !is_dtensor(object) || !(spread_of(object) == spread)) return nullptr;
   return local_of(object);
@@ -27,7 +20,7 @@ PyObject* local_state(PyObject* object, const Spread& spread) {
 const char* localize(PyObject* param, const std::vector<state::Name>& needed, ParamRow& row,
                      StateObjects& objects, bool& is_placed) {
   const Spread spread = spread_of(param);
-  if (has_partial(spread)) return "is a DTensor that is a sum over processes (Partial)";
+  if (spread.has_partial()) return "is a DTensor that is a sum over processes (Partial)";
   const py::object grad = py::handle(param).attr("grad");
   const char* const other_grad = "is a DTensor, and its gradient is none on the same mesh";
   if (!is_dtensor(grad.ptr())) return other_grad;

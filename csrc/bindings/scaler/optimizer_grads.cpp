@@ -2,12 +2,7 @@
 
 #include <ATen/ops/_values.h>
 #include <c10/util/Exception.h>
-#include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/python_variable.h>
-#include <torch/csrc/autograd/utils/lambda_post_hook.h>
-#include <torch/csrc/autograd/variable.h>
-
-#include <algorithm>
 
 #include "backends/backends.h"
 #include "checks/python.h"
@@ -21,16 +16,6 @@ namespace {
 bool has_tensors_grad(PyObject* tensor) {
   if (THPVariable_CheckExact(tensor)) return true;
   return py::type::handle_of(tensor).attr("grad").is(py::handle(THPVariableClass).attr("grad"));
-}
-
-// Whether all processes have the same gradient of a plain parameter, or none. DDP waits for
-// gradients by hooks of this kind.
-bool is_replicated(const at::Tensor& param) {
-  if (!param.requires_grad()) return true;
-  const auto node = torch::autograd::impl::try_get_grad_accumulator(param);
-  return node && std::ranges::any_of(node->post_hooks(), [](const auto& hook) {
-           return dynamic_cast<const torch::autograd::utils::LambdaPostHook*>(hook.get());
-         });
 }
 
 // As torch.distributed.fsdp marks the parameters that it has flattened, of which each process has
@@ -80,14 +65,11 @@ bool OptimizerGrads::find_params(py::handle params) {
 }
 
 size_t OptimizerGrads::find_spread(PyObject* param) {
-  static const py::handle replicated = py::str("replicated").release();
   static const py::handle fsdp = py::str("fsdp").release();
   py::object spread = py::none();
   if (is_dtensor(param)) {
     Spread found = spread_of(param);
     spread = py::make_tuple(std::move(found.mesh), std::move(found.placements));
-  } else if (is_replicated(THPVariable_Unpack(param))) {
-    spread = py::reinterpret_borrow<py::object>(replicated);
   } else if (is_flattened(param)) {
     spread = py::reinterpret_borrow<py::object>(fsdp);
   }

@@ -55,8 +55,8 @@ class OptimizerGrads {
   const std::vector<GradList>& lists() const { return lists_; }
 
   // The ways in which the parameters are spread over processes, those without gradients too: the
-  // (mesh, placements) of DTensors, "fsdp" for those that FSDP1 has flattened, "replicated" where
-  // all processes have the same gradient (of DDP) or none, None where nothing tells.
+  // (mesh, placements) of DTensors, "fsdp" for those that FSDP1 has flattened, None where nothing
+  // tells.
   const std::vector<pybind11::object>& spreads() const { return spreads_; }
   // That of a list, an index of these.
   size_t spread_index(size_t list) const { return spread_of_list_[list]; }

@@ -11,6 +11,7 @@
 #include <torch/csrc/Device.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/pybind.h>
 
 #include <algorithm>
 #include <cmath>
@@ -112,18 +113,20 @@ py::dict found_infs_of(const std::vector<Scalars>& scalars) {
   return result;
 }
 
-// Makes found_infs and norms those of all processes. `reduce` is amp_ext.scaler.processes.reduce
-// with the scaler's arguments, or None where there is one process. Returns the total norm if there
-// are `norms` of the lists and other processes have a part in it.
+// Makes found_infs and norms those of all processes. `reduce` is a Reduction of
+// amp_ext.scaler.processes, or None where there is one process. Returns the total norm if `norms`
+// of the lists are given and other processes have a part in it.
 std::optional<at::Tensor> reduced(py::handle reduce, const OptimizerGrads& grads,
-                                  py::dict& found_infs, const std::vector<at::Tensor>& norms = {}) {
+                                  py::dict& found_infs,
+                                  const std::optional<std::vector<at::Tensor>>& norms) {
   if (reduce.is_none()) return std::nullopt;
-  py::list by_spread;
-  for (size_t i = 0; i < grads.spreads().size(); ++i) by_spread.append(py::list());
-  for (size_t i = 0; i < norms.size(); ++i)
-    by_spread[grads.spread_index(i)].attr("append")(object_of(norms[i]));
-  const py::object norm = reduce(found_infs, py::cast(grads.spreads()), by_spread);
-  return optional_tensor("norm", norm);
+  py::object by_spread = py::none();
+  if (norms) {
+    std::vector<std::vector<at::Tensor>> lists(grads.spreads().size());
+    for (size_t i = 0; i < norms->size(); ++i) lists[grads.spread_index(i)].push_back((*norms)[i]);
+    by_spread = py::cast(lists);
+  }
+  return optional_tensor("norm", reduce(found_infs, py::cast(grads.spreads()), by_spread));
 }
 
 void unscale_all(OptimizerGrads& grads, const std::vector<Scalars>& scalars) {
@@ -159,7 +162,7 @@ py::object unscale_grads(py::handle param_groups, py::handle inv_scale, py::hand
     unscale_all(grads, scalars);
   }
   py::dict found_infs = found_infs_of(scalars);
-  reduced(reduce, grads, found_infs);
+  reduced(reduce, grads, found_infs, std::nullopt);
   return found_infs;
   END_HANDLE_TH_ERRORS_PYBIND
 }
@@ -193,7 +196,7 @@ py::object unscale_grads_by(py::handle param_groups, py::handle inv_scale, py::h
     unscale_all(grads, scalars);
   }
   py::dict found_infs = found_infs_of(scalars);
-  reduced(reduce, grads, found_infs);
+  reduced(reduce, grads, found_infs, std::nullopt);
   return found_infs;
   END_HANDLE_TH_ERRORS_PYBIND
 }
@@ -223,7 +226,7 @@ py::object check_grads(py::handle param_groups, py::handle found_inf, bool for_k
     }
   }
   py::dict found_infs = found_infs_of(scalars);
-  reduced(reduce, grads, found_infs);
+  reduced(reduce, grads, found_infs, std::nullopt);
   return found_infs;
   END_HANDLE_TH_ERRORS_PYBIND
 }
