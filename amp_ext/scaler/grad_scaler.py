@@ -281,7 +281,7 @@ class GradScaler(ScalerState):
         state["norm"] = norm.to(self._scale)
         if self._skip_above_norm is not None:
             state["too_long"] = (state["norm"] > self._skip_above_norm).float()
-            if across is not None and not across.norm_is_common:
+            if across is not None and not (self.process_group is None and across.norm_is_common):
                 across.share(state["too_long"])
         if isinstance(optimizer, Parameters):
             optimizer.note_unscaled()

@@ -93,7 +93,10 @@ class Reduction:
         self({flag.device: flag}, self._spreads, None)
 
     def _check_split(self) -> None:
-        if any(is_flattened(p) and not is_split(p) for p in params_of(self._optimizer)):
+        (group,) = self._groups_of("fsdp")
+        if distributed.get_world_size(group) > 1 and any(
+            is_flattened(p) and not is_split(p) for p in params_of(self._optimizer)
+        ):
             raise RuntimeError(
                 "GradScaler.clip_grad_norm_: processes have all of FullyShardedDataParallel's "
                 "parameters, as with NO_SHARD, and would count them several times: call "

@@ -395,6 +395,46 @@ def process_group() -> None:
 
 
 @case
+def gradients_dropped_meanwhile() -> None:
+    """By another thread, while this one waits for others: what is written is still there."""
+    from torch.distributed.tensor import Shard
+
+    mesh = distributed.init_device_mesh(DEVICE, (world(),))
+    grads = [placed(torch.full((8,), 2 * SCALE, device=DEVICE), mesh, Shard(0)) for _ in range(99)]
+    optimizer = with_grads(grads, grads)
+    part = grads[0].to_local()
+    del grads
+    all_reduce = distributed.all_reduce
+
+    def dropping(*args: Any, **kwargs: Any) -> Any:
+        optimizer.zero_grad()
+        return all_reduce(*args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(distributed, "all_reduce", dropping)
+        scaler = amp_ext.GradScaler(DEVICE, init_scale=SCALE)
+        scaler.scale(torch.ones((), device=DEVICE))
+        norm = scaler.clip_grad_norm_(optimizer, 1.0)
+    expected = 2 * math.sqrt(8 * 99)
+    assert norm == pytest.approx(expected, rel=2**-22)
+    torch.testing.assert_close(part, torch.full_like(part, 2 / expected))
+
+
+@case
+def sum_over_processes() -> None:
+    """As a parameter, and so its gradient: left to torch, whose scaler unscales it."""
+    from torch.distributed.tensor import DTensor, Partial
+
+    mesh = distributed.init_device_mesh(DEVICE, (world(),))
+    param = nn.Parameter(DTensor.from_local(torch.ones(4, device=DEVICE), mesh, [Partial()]))
+    param.grad = DTensor.from_local(torch.full((4,), SCALE, device=DEVICE), mesh, [Partial()])
+    scaler = amp_ext.GradScaler(DEVICE, init_scale=SCALE)
+    scaler.scale(torch.ones((), device=DEVICE))
+    scaler.unscale_(torch.optim.SGD([param], LR))
+    assert torch.equal(param.grad.to_local(), torch.ones(4, device=DEVICE))
+
+
+@case
 def fsdp1_without_shards() -> None:
     """Its clip is refused before anything is written."""
     from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy

@@ -20,6 +20,7 @@
 #include "autocast/regions.h"
 #include "autocast/weight_copies.h"
 #include "checks/dtensor.h"
+#include "checks/python.h"
 #include "gemm/gemm.h"
 #include "gemm/linear.h"
 
@@ -29,14 +30,14 @@ namespace {
 using at::autocast::CastPolicy;
 using OptionalTensor = std::optional<at::Tensor>;
 
-// A tensor subclass is one of these too: that of a plain tensor while torch traces a program, a
-// DTensor, whose shards gemm multiplies (amp_ext/ops/_sharding.py), or foreign.
+// What a tensor is to gemm, which multiplies the shards of DTensors (amp_ext/ops/_sharding.py). The
+// tensors by which torch traces programs count as plain.
 enum class Kind { plain, dtensor, foreign };
 
 Kind kind_of(const at::Tensor& tensor) {
   if (!tensor.unsafeGetTensorImpl()->is_python_dispatch()) return Kind::plain;
   const pybind11::gil_scoped_acquire gil;
-  const auto object = pybind11::reinterpret_steal<pybind11::object>(THPVariable_Wrap(tensor));
+  const pybind11::object object = object_of(tensor);
   if (is_dtensor(object.ptr())) return Kind::dtensor;
   const std::string_view name = Py_TYPE(object.ptr())->tp_name;
   return name == "FakeTensor" || name == "FunctionalTensor" ? Kind::plain : Kind::foreign;

@@ -57,7 +57,7 @@ bool spread_grad_as_param(PyObject* param) {
   const py::object grad = py::handle(param).attr("grad");
   if (!is_dtensor(grad.ptr())) return false;
   const Spread wanted = spread_of(param), has = spread_of(grad.ptr());
-  if (!is_equal(wanted.mesh, has.mesh) || wanted.has_partial()) return false;
+  if (!is_equal(wanted.mesh, has.mesh)) return false;
   if (is_equal(wanted.placements, has.placements)) return true;
   const at::NoGradGuard no_grad;
   py::handle(param).attr("grad") =

@@ -22,7 +22,7 @@ const char* localize(PyObject* param, const std::vector<state::Name>& needed, Pa
   const Spread spread = spread_of(param);
   if (spread.has_partial()) return "is a DTensor that is a sum over processes (Partial)";
   const py::object grad = py::handle(param).attr("grad");
-  const char* const other_grad = "is a DTensor, and its gradient is none on the same mesh";
+  const char* const other_grad = "is a DTensor whose gradient is not a DTensor on the same mesh";
   if (!is_dtensor(grad.ptr())) return other_grad;
   const Spread of_grad = spread_of(grad.ptr());
   is_placed = of_grad == spread;

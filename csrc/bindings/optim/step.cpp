@@ -203,9 +203,9 @@ class Step {
   using SgdGroup = std::tuple<py::object, double, double, double, bool, bool>;
   using Names = std::vector<std::vector<std::string>>;
 
-  // Launch the step of all groups, which need the states of these names. None if done; otherwise
-  // the gradients of DTensors have been placed as these are. `renewed` is
-  // that of ParamTable::read.
+  // Launch the step of all groups, which need the states of these names. None if done. Where states
+  // are missing, the gradients of DTensors have been given the placements of their parameters.
+  // `renewed` is that of ParamTable::read.
   std::optional<NoStep> adam(py::handle param_groups, py::handle state, const Names& needed,
                              bool renewed, const std::vector<AdamGroup>& groups,
                              bool stochastic_rounding, const std::optional<GivenScalars>& scalars) {

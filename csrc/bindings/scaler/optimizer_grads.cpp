@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/python_variable.h>
 
 #include "backends/backends.h"
+#include "checks/dtensor.h"
 #include "checks/python.h"
 #include "optim/served.h"
 
@@ -18,9 +19,25 @@ bool has_tensors_grad(PyObject* tensor) {
   return py::type::handle_of(tensor).attr("grad").is(py::handle(THPVariableClass).attr("grad"));
 }
 
+// As Python's hasattr, which makes no exception where there is none.
+bool has_attribute(PyObject* object, py::handle name) {
+  PyObject* found = nullptr;
+#if PY_VERSION_HEX >= 0x030d0000
+  const int status = PyObject_GetOptionalAttr(object, name.ptr(), &found);
+#else
+  const int status = _PyObject_LookupAttr(object, name.ptr(), &found);
+#endif
+  if (status < 0) throw py::error_already_set();
+  Py_XDECREF(found);
+  return status > 0;
+}
+
 // As torch.distributed.fsdp marks the parameters that it has flattened, of which each process has
 // a part, perhaps an empty one.
-bool is_flattened(PyObject* param) { return py::hasattr(param, "_fsdp_flattened"); }
+bool is_flattened(PyObject* param) {
+  static const py::handle name = PyUnicode_InternFromString("_fsdp_flattened");
+  return has_attribute(param, name);
+}
 
 }  // namespace
 
@@ -59,25 +76,31 @@ bool OptimizerGrads::find_params(py::handle params) {
         use_.taken == Taken::all ? has_tensors_grad(objects[i]) : is_plain(objects[i]);
     if (!taken && !(use_.across && is_dtensor(objects[i]))) return false;
     params_.push_back(&THPVariable_Unpack(objects[i]));
-    if (use_.across) spread_of_param_.push_back(find_spread(objects[i]));
+    if (!use_.across) continue;
+    const std::optional<size_t> spread = find_spread(objects[i]);
+    if (!spread) return false;
+    spread_of_param_.push_back(*spread);
   }
   return true;
 }
 
-size_t OptimizerGrads::find_spread(PyObject* param) {
-  static const py::handle fsdp = py::str("fsdp").release();
+// None for a DTensor that is a sum over processes.
+std::optional<size_t> OptimizerGrads::find_spread(PyObject* param) {
+  static const py::handle fsdp = PyUnicode_InternFromString("fsdp");
   py::object spread = py::none();
+  std::optional<Spread> of_dtensor;
   if (is_dtensor(param)) {
-    Spread found = spread_of(param);
-    spread = py::make_tuple(std::move(found.mesh), std::move(found.placements));
+    of_dtensor = spread_of(param);
+    spread = py::make_tuple(of_dtensor->mesh, of_dtensor->placements);
   } else if (is_flattened(param)) {
     spread = py::reinterpret_borrow<py::object>(fsdp);
   }
-  size_t index = 0;
-  while (index < spreads_.size() && !spreads_[index].is(spread) && !spreads_[index].equal(spread))
-    ++index;
-  if (index == spreads_.size()) spreads_.push_back(std::move(spread));
-  return index;
+  for (size_t i = 0; i < spreads_.size(); ++i) {
+    if (spreads_[i].is(spread) || spreads_[i].equal(spread)) return i;
+  }
+  if (of_dtensor && of_dtensor->has_partial()) return std::nullopt;
+  spreads_.push_back(std::move(spread));
+  return spreads_.size() - 1;
 }
 
 bool OptimizerGrads::find_grads() {
@@ -92,7 +115,11 @@ bool OptimizerGrads::find_grads() {
     const at::Tensor* grad = &param->grad();
     if (!grad->defined()) continue;
     if (use_.across) {
-      if (param->is_python_dispatch() && !(grad = local_grad(params_[i]))) return false;
+      const bool is_wrapped =
+          grad->unsafeGetTensorImpl()->is_python_dispatch() ||
+          (param->is_python_dispatch() && is_dtensor(object_of(*params_[i]).ptr()));
+      if (is_wrapped && !(grad = local_grad(params_[i]))) return false;
+      grad = &kept_.emplace_back(*grad);
       spread_of_param_[found] = spread_of_param_[i];
     }
     grads_.push_back(grad);
@@ -103,17 +130,17 @@ bool OptimizerGrads::find_grads() {
   return true;
 }
 
-// The gradient of a DTensor in this process, or null if it is no plain tensor. `param` becomes the
-// part of the DTensor.
+// The gradient of a DTensor in this process, or null if it is no plain, strided tensor. `param`
+// becomes the part of the DTensor.
 const at::Tensor* OptimizerGrads::local_grad(const at::Tensor*& param) {
   const py::object dtensor = object_of(*param);
   if (!is_dtensor(dtensor.ptr()) || !spread_grad_as_param(dtensor.ptr())) return nullptr;
-  const at::Tensor& whole = param->unsafeGetTensorImpl()->grad();
+  const at::Tensor& whole = dtensors_.emplace_back(param->unsafeGetTensorImpl()->grad());
   PyObject* const grad = local_of(object_of(whole).ptr());
   PyObject* const local = local_of(dtensor.ptr());
   if (!is_plain(grad) || !is_plain(local)) return nullptr;
-  dtensors_.push_back(whole.unsafeGetTensorImpl());
-  param = &THPVariable_Unpack(local);
+  if (THPVariable_Unpack(grad).layout() != at::kStrided) return nullptr;
+  param = &kept_.emplace_back(THPVariable_Unpack(local));
   return &THPVariable_Unpack(grad);
 }
 

@@ -3,10 +3,11 @@
 
 #include <pybind11/pybind11.h>
 
+#include <deque>
+#include <optional>
 #include <utility>
 #include <vector>
 
-#include "checks/dtensor.h"
 #include "checks/tensors.h"
 
 namespace amp_ext {
@@ -41,8 +42,8 @@ class OptimizerGrads {
 
   // Reads `.grad` of every parameter. False when one is not taken. Python code alone can handle a
   // gradient that is a Python tensor subclass, other than a DTensor of plain tensors, and a
-  // parameter whose class has a `grad` of its own. A DTensor's gradient is given the DTensor's
-  // placements first.
+  // parameter whose class has a `grad` of its own. The gradients of DTensors have been given the
+  // placements of their parameters then.
   bool collect(pybind11::handle param_groups);
 
   // To be called before anything is written: throws the errors that concern the whole list.
@@ -63,7 +64,9 @@ class OptimizerGrads {
 
   // To be called after the launch of lists that are written: GradList::finish_writes() knows
   // nothing of the DTensors.
-  void mark_dtensors_written() const { mark_written(dtensors_); }
+  void mark_dtensors_written() const {
+    for (const at::Tensor& dtensor : dtensors_) mark_written(dtensor.unsafeGetTensorImpl());
+  }
 
   // Of the gradients on the CPU.
   int64_t cpu_numel() const {
@@ -89,7 +92,7 @@ class OptimizerGrads {
   bool find_params(pybind11::handle params);
   bool find_grads();
   const at::Tensor* local_grad(const at::Tensor*& param);
-  size_t find_spread(PyObject* param);
+  std::optional<size_t> find_spread(PyObject* param);
   bool add(size_t index, const at::Tensor& grad);
   GradList& list_for(at::Device device, size_t spread);
 
@@ -99,7 +102,10 @@ class OptimizerGrads {
   std::vector<size_t> spread_of_param_;      // of these
   std::vector<const at::Tensor*> grads_;
   std::vector<at::TensorImpl*> grad_impls_;
-  std::vector<at::TensorImpl*> dtensors_;  // gradients
+  // Across processes, where others may run while this one waits: gradients and, of DTensors, their
+  // parts and those of their parameters.
+  std::deque<at::Tensor> kept_;
+  std::vector<at::Tensor> dtensors_;  // gradients
   std::vector<pybind11::object> spreads_;
   std::vector<GradList> lists_;
   std::vector<size_t> spread_of_list_;

@@ -90,7 +90,7 @@ std::vector<Scalars> scalars_of(const OptimizerGrads& grads, const at::Tensor& i
     const auto before = std::ranges::find_if(
         result, [&](const Scalars& each) { return each.found_inf.device() == list.device(); });
     if (before != result.end()) {
-      result.push_back(Scalars(*before));
+      result.push_back(*before);
       continue;
     }
     result.push_back({inv_scale.defined() ? copy_to(inv_scale, list.device(), false) : inv_scale,
@@ -139,7 +139,7 @@ void unscale_all(OptimizerGrads& grads, const std::vector<Scalars>& scalars) {
 
 // {device: found_inf on it} for the gradients of `param_groups`, which are multiplied by inv_scale.
 // `found_inf`, 0 or None, is that of its device. `reduce` is as for reduced(). None when a gradient
-// is a Python tensor subclass that is left to torch; then nothing has been touched.
+// is a Python tensor subclass that is left to torch; then nothing has been written.
 py::object unscale_grads(py::handle param_groups, py::handle inv_scale, py::handle found_inf,
                          bool allow_fp16, py::handle reduce) {
   HANDLE_TH_ERRORS
@@ -246,7 +246,7 @@ at::Tensor total_norm(const std::vector<at::Tensor>& norms, at::Device device) {
 // inv_scale and clipped to max_norm, or only read where max_norm is None. `found_infs` is None, or
 // a dict like the result where they are unscaled already. `found_inf` and `reduce` are as for
 // unscale_grads. None when a gradient is a Python tensor subclass that is left to torch, and as for
-// check_grads; then nothing has been touched.
+// check_grads; then nothing has been written.
 py::object clip_grads(py::handle param_groups, py::handle inv_scale, py::handle found_inf,
                       const std::optional<py::dict>& found_infs, std::optional<double> max_norm,
                       bool error_if_nonfinite, bool allow_fp16, bool for_kernels,
