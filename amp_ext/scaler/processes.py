@@ -66,8 +66,8 @@ class Reduction:
             for of_spread in norms or ()
         ]
         packed = [
-            torch.stack([found, zero + len(found_infs), *(squares[i] for i in spread if squares)])
-            for _, spread in sets
+            torch.stack([found, zero + len(found_infs), *(squares[i] for i in indices if squares)])
+            for _, indices in sets
         ]
         _sum_over(packed, [groups for groups, _ in sets])
 
@@ -75,8 +75,8 @@ class Reduction:
         overflow = sums[0] > 0
         norm = None
         if norms is not None:
-            for numbers, (_, spread) in zip(packed, sets, strict=True):
-                for number, i in zip(numbers[2:], spread, strict=True):
+            for numbers, (_, indices) in zip(packed, sets, strict=True):
+                for number, i in zip(numbers[2:], indices, strict=True):
                     squares[i] = number / _replicas(spreads[i])
             norm = sum(squares, zero).sqrt().float()
             overflow = overflow | ~norm.isfinite()
@@ -104,7 +104,7 @@ class Reduction:
             )
 
     def _sets(self) -> list[tuple[Groups, list[int]]]:
-        """Sets of processes, each with the spreads over it. No process is in two of one kind."""
+        """The sets of processes to be reduced over, each with the indices of its spreads."""
         sets: dict[Any, tuple[Groups, list[int]]] = {}
 
         def add(groups: Groups) -> list[int]:
