@@ -7,14 +7,19 @@ from torch.amp.grad_scaler import OptState
 from torch.optim import Optimizer
 
 from amp_ext.scaler import GradScaler
-from amp_ext.scaler.parameters import with_gradients
+from amp_ext.scaler.parameters import params_of
 
 
 def has_gradients_of(optimizer: Optimizer, parameters: Iterable[Tensor]) -> bool:
     """Whether the gradients of an optimizer are those of ``parameters``, so that their norm may be
     clipped in its step."""
     given = {id(parameter) for parameter in parameters if parameter.grad is not None}
-    return with_gradients(optimizer).keys() == given
+    return {id(param) for param in with_gradients(optimizer)} == given
+
+
+def with_gradients(optimizer: Optimizer) -> list[Tensor]:
+    """The parameters of an optimizer that have gradients."""
+    return [param for param in params_of(optimizer) if param.grad is not None]
 
 
 def is_unscaled(scaler: GradScaler, optimizer: Optimizer) -> bool:

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from amp_ext.scaler.processes import is_flattened, is_split, params_of, several
+from amp_ext.scaler.parameters import params_of
+from amp_ext.scaler.processes import is_flattened, is_split, several
 
 
 class Clip(NamedTuple):

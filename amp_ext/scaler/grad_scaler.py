@@ -32,9 +32,10 @@ from amp_ext.scaler.parameters import (
     Parameters,
     by_id,
     combined,
+    params_of,
     unscaled_with,
 )
-from amp_ext.scaler.processes import Reduction, is_flattened, params_of, several
+from amp_ext.scaler.processes import Reduction, is_flattened, several
 from amp_ext.scaler.report import found_infs_of
 from amp_ext.scaler.state import ScalerState, skips_of
 

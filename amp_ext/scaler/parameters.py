@@ -1,6 +1,6 @@
 """Parameters whose gradients are unscaled and clipped without their optimizer."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -46,10 +46,13 @@ class Parameters:
         }
 
 
+def params_of(optimizer: Any) -> Iterator[Tensor]:
+    return (param for group in optimizer.param_groups for param in group["params"])
+
+
 def by_id(optimizer: Any) -> dict[int, Tensor]:
     """An optimizer's parameters by their id."""
-    params = (param for group in optimizer.param_groups for param in group["params"])
-    return {id(param): param for param in params}
+    return {id(param): param for param in params_of(optimizer)}
 
 
 def unscaled_with(optimizer: Any) -> dict[int, Tensor]:

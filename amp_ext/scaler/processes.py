@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 
+from amp_ext.scaler.parameters import params_of
+
 Spread = tuple[Any, tuple[Any, ...]] | str | None
 """How parameters are spread over processes: the mesh and the placements of DTensors, ``"fsdp"`` for
 those that FSDP1 has flattened, None where nothing tells."""
@@ -140,10 +142,6 @@ class Reduction:
 def several() -> bool:
     """Whether this is one of several processes."""
     return distributed.is_available() and distributed.is_initialized()
-
-
-def params_of(optimizer: Any) -> Iterable[Tensor]:
-    return (param for group in optimizer.param_groups for param in group["params"])
 
 
 def is_flattened(param: Tensor) -> bool:

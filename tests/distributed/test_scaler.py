@@ -63,12 +63,13 @@ def ddp(net: nn.Module) -> nn.Module:
     return nn.parallel.DistributedDataParallel(net)
 
 
-def fsdp1(use_orig_params: bool, net: nn.Module) -> nn.Module:
-    from torch.distributed.fsdp import FullyShardedDataParallel
+def fsdp1(use_orig_params: bool, net: nn.Module, offload: bool = False) -> nn.Module:
+    from torch.distributed.fsdp import CPUOffload, FullyShardedDataParallel
 
     wrap = functools.partial(
         FullyShardedDataParallel,
         use_orig_params=use_orig_params,
+        cpu_offload=CPUOffload(offload_params=offload),
         device_id=torch.device(DEVICE),
     )
     net.fc1, net.fc2 = wrap(net.fc1), wrap(net.fc2)
@@ -129,6 +130,7 @@ WRAPPERS = {
     "ddp": ddp,
     "fsdp1": functools.partial(fsdp1, False),
     "fsdp1_orig_params": functools.partial(fsdp1, True),
+    "fsdp1_offload": functools.partial(fsdp1, True, offload=True),
     "fsdp2": fsdp2,
     "fsdp2_no_reshard": functools.partial(fsdp2, reshard_after_forward=False),
     "fsdp2_float16": functools.partial(fsdp2_in, torch.float16),
@@ -242,12 +244,14 @@ def trains_as_one(wrapper: str, make: Callable[..., Any], way: str) -> None:
     if half:
         tolerance += 2 * LR * 128 * torch.finfo(half).eps
     for ours, theirs in zip(whole_parameters(net), whole_parameters(alone), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
+        torch.testing.assert_close(ours.to(DEVICE), theirs, rtol=tolerance, atol=tolerance)
 
 
 for wrapper in WRAPPERS:
     if DEVICE == "cuda" and not wrapper.startswith(("ddp", "fsdp1")):
         continue  # gloo would read CUDA tensors as if they were the CPU's
+    if DEVICE == "cpu" and wrapper == "fsdp1_offload":
+        continue  # from the CPU
     programs = [(sgd, "step"), (sgd, "clip")]
     if not isinstance(getattr(torch, wrapper.removeprefix("fsdp2_"), None), torch.dtype):
         programs.append((our_adamw, "clip"))
