@@ -311,7 +311,7 @@ def mixed_list() -> None:
     optimizer = with_grads([*like, wholes[6]], [*like, wholes[6]])
     expected = math.sqrt(sum(float(whole.double().square().sum()) for whole in wholes))
     (norm, skipped), count = found(optimizer)
-    assert norm == pytest.approx(expected, rel=2**-22)
+    assert float(norm) == pytest.approx(expected, rel=2**-22)
     assert (skipped, count) == (False, 1)
 
     # A sum over processes that autograd has left to be made: infinite only when it has been made.
@@ -420,7 +420,7 @@ def gradients_dropped_meanwhile() -> None:
         scaler.scale(torch.ones((), device=DEVICE))
         norm = scaler.clip_grad_norm_(optimizer, 1.0)
     expected = 2 * math.sqrt(8 * 99)
-    assert norm == pytest.approx(expected, rel=2**-22)
+    assert float(norm) == pytest.approx(expected, rel=2**-22)
     torch.testing.assert_close(part, torch.full_like(part, 2 / expected))
 
 
