@@ -216,7 +216,7 @@ def left_to_torch(world: int, folder: Path) -> None:
     params, _ = placed_params(world)
     params[0].grad = torch.ones_like(distribute_tensor(torch.ones(8, 3), params[6].device_mesh))
     refused = optim.SGD(params)
-    assert "none on the same mesh" in refused._kernels().why_not(refused.param_groups)
+    assert "not a DTensor on the same mesh" in refused._kernels().why_not(refused.param_groups)
     set_grads(params, params, 0)
     optimizer = optim.SGD(params[::-1], lr=LR, momentum=0.5, autocast_copies=torch.float16)
     before = everything(optimizer, local)
