@@ -81,11 +81,11 @@ class OptimizerGrads {
     return lists_.empty() || (lists_.size() == 1 && lists_[0].device() == device);
   }
 
-  // The gradients, so that they live on while the GIL is released.
-  std::vector<at::Tensor> owners() const {
-    std::vector<at::Tensor> result;
-    for (const at::Tensor* grad : grads_) result.push_back(*grad);
-    return result;
+  // Keeps the gradients alive as long as this, since other threads may drop them while the GIL is
+  // released.
+  void keep_alive() {
+    if (!kept_.empty()) return;
+    for (const at::Tensor* grad : grads_) kept_.push_back(*grad);
   }
 
  private:
@@ -102,8 +102,8 @@ class OptimizerGrads {
   std::vector<size_t> spread_of_param_;      // of these
   std::vector<const at::Tensor*> grads_;
   std::vector<at::TensorImpl*> grad_impls_;
-  // Across processes, where others may run while this one waits: gradients and, of DTensors, their
-  // parts and those of their parameters.
+  // Gradients and, of DTensors, their parts and those of their parameters. Across processes they
+  // are kept from the start: other threads may run while this one waits for a process.
   std::deque<at::Tensor> kept_;
   std::vector<at::Tensor> dtensors_;  // gradients
   std::vector<pybind11::object> spreads_;

@@ -59,17 +59,16 @@ bool runs_python(Family op, at::Device device) {
 // the tensors alive meanwhile.
 class GilFreePass {
  public:
-  GilFreePass(const OptimizerGrads& grads, bool waits, std::initializer_list<Family> ops) {
+  GilFreePass(OptimizerGrads& grads, bool waits, std::initializer_list<Family> ops) {
     bool is_quick = !waits && grads.cpu_numel() < kLongPass;
     for (const GradList& list : grads.lists())
       for (const Family op : ops) is_quick &= !runs_python(op, list.device());
     if (is_quick) return;
-    owners_ = grads.owners();
+    grads.keep_alive();
     release_.emplace();
   }
 
  private:
-  std::vector<at::Tensor> owners_;
   std::optional<py::gil_scoped_release> release_;
 };
 
