@@ -61,6 +61,7 @@ def _product(
     out: torch.dtype | None = None,
     c: torch.dtype | None = None,
     aux: torch.dtype | None = None,
+    bias: torch.dtype | None = None,
     activation: str = "none",
     derivative: bool = False,
 ) -> Any:
@@ -80,6 +81,7 @@ def _product(
         out=result(out or dtype),
         c=result(c),
         aux=result(aux),
+        bias=bias,
         has_column_sums=derivative,
         batch=1,
         terms=terms,
@@ -110,17 +112,12 @@ def _variant(
         else:
             signature[parameter.name] = "constexpr"
             constexprs[parameter.name] = launch.arguments.get(parameter.name)
-    options = {
-        name: value
-        for name, value in launch.arguments.items()
-        if name in ("num_warps", "num_stages", "enable_fp_fusion")
-    }
     return Variant(
         f"{launch.kernel.__name__} {name}",
         launch.kernel,
         signature,
         constexprs,
-        options,
+        launch.options,
         tuple(needed),
         attributes,
         (arch,),
@@ -134,7 +131,7 @@ def _variants_of(
     table = plans.Device(arch, MULTIPROCESSORS[arch], SHARED[arch])
     device = table if tma else table._replace(capability=80)
     types = {"bias": options.get("bias")}
-    product = _product(**{name: value for name, value in options.items() if name != "bias"})
+    product = _product(**options)
     types |= {
         name: x.dtype for name in ("out", "a", "b", "c", "aux") if (x := getattr(product, name))
     }

@@ -17,7 +17,7 @@ from pathlib import Path
 from simt import build as simt
 
 SOURCES = Path(__file__).resolve().parent / "runtime"
-RUNTIME = ("capture", "devices", "launches", "memory", "streams")
+RUNTIME = ("capture", "devices", "driver", "launches", "memory", "streams")
 CUDA = "nvidia/cu13"  # the folder of NVIDIA's packages
 FLAGS = ("-O1",)
 
@@ -62,6 +62,8 @@ def _build_runtime(objects: list[Path], into: Path) -> Path:
     wanted |= symbols(site / "torch/lib/libcaffe2_nvrtc.so", "U", r"cu[A-Z]\w+")
     looked_up = (site / "torch/lib/libc10_cuda.so").read_bytes()
     wanted |= {name.decode() for name in re.findall(rb"\0(cu[A-Z]\w+)(?=\0)", looked_up)}
+    triton = site / "triton/backends/nvidia/driver.c"
+    wanted |= set(re.findall(r"\b(cu[A-Z]\w+)\(", triton.read_text()))
     for path in objects:
         wanted -= symbols(path, "T", r"\w+")
     lines = ['extern "C" int fake_cuda_missing(const char*);']
@@ -71,9 +73,14 @@ def _build_runtime(objects: list[Path], into: Path) -> Path:
     ]
     rest = into / "missing.cpp"
     rest.write_text("\n".join(lines) + "\n")
-    # torch looks for the driver under this name.
+    # torch looks for the driver under this name, and Triton links to it.
     objects = [*objects, simt.compile_object(rest, FLAGS, (), into)]
-    return _link("runtime", objects, into, "-Wl,-soname,libcuda.so.1")
+    library = _link("runtime", objects, into, "-Wl,-soname,libcuda.so.1")
+    driver = into / "driver" / "libcuda.so.1"
+    driver.parent.mkdir(exist_ok=True)
+    driver.unlink(missing_ok=True)
+    driver.symlink_to(library)
+    return library
 
 
 def build() -> dict[str, str]:
@@ -102,6 +109,7 @@ def build() -> dict[str, str]:
         )
         paths = {
             "LD_PRELOAD": ":".join(map(str, preloaded)),
+            "TRITON_LIBCUDA_PATH": str(into / "driver"),
             "FAKE_CUDA_FALLBACK": _link(
                 "fallback",
                 [fallback.result()],

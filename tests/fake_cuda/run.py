@@ -38,7 +38,11 @@ def arguments() -> tuple[argparse.Namespace, list[str]]:
     )
     parser.add_argument("--devices", type=int, default=1)
     parser.add_argument(
-        "--capability", type=int, choices=(80, 86, 89, 90, 100, 120), default=90, help="90 for 9.0"
+        "--capability",
+        type=int,
+        choices=(75, 80, 86, 89, 90, 100, 120),
+        default=90,
+        help="90 for 9.0",
     )
     parser.add_argument("--multiprocessors", type=int, default=4, help="of each device")
     parser.add_argument("--memory", type=int, default=8 << 30, help="bytes of each device")

@@ -12,8 +12,12 @@ from amp_ext.triton_kernels.gemm.product import Product, matrices
 from amp_ext.triton_kernels.numerics import INTERPRETED
 from torch import Tensor
 
+_known: dict[bytes, Launches] = {}
+_MOST_KNOWN = 4096
+
 
 def gemm(
+    key: bytes,
     out: Tensor,
     a: Tensor,
     b: Tensor,
@@ -31,7 +35,9 @@ def gemm(
     """x = alpha * A @ B + beta * c + bias in fp32; out = act(x), or x * act'(aux).
 
     Args:
-        out: fp16, bf16 or fp32, [batch, m, n], column stride 1.
+        key: differs between products that differ in anything but alpha, beta and addresses; the
+            device and whether an address is a multiple of 16 are in it.
+        out: fp16, bf16 or fp32, [batch, m, n], column stride 1; not empty.
         a, b: fp16 or bf16, both the same; [batch * terms, m, k] and [batch * terms, k, n], any
             strides. One of batch and terms is 1.
         c: floating, [batch, m, n], any strides; may be out itself.
@@ -43,41 +49,42 @@ def gemm(
         activation: "none", "relu", "gelu", "gelu_tanh" or "silu".
         variant: the number of the plan, in the order of their predicted times.
     """
-    if out.numel() == 0:
-        if column_sums is not None:
-            column_sums.zero_()
-        return
-    product = Product(
-        out=matrices(out),
-        a=matrices(a),
-        b=matrices(b),
-        c=None if c is None else matrices(c),
-        aux=None if aux is None else matrices(aux),
-        has_column_sums=column_sums is not None,
-        batch=out.shape[0],
-        terms=terms,
-        activation=activation,
-        derivative=derivative,
-    )
+    known = _known.get(key)
+    if known is None:
+        product = Product(
+            out=matrices(out),
+            a=matrices(a),
+            b=matrices(b),
+            c=None if c is None else matrices(c),
+            aux=None if aux is None else matrices(aux),
+            bias=None if bias is None else bias.dtype,
+            has_column_sums=column_sums is not None,
+            batch=out.shape[0],
+            terms=terms,
+            activation=activation,
+            derivative=derivative,
+        )
+        device = INTERPRETED_DEVICE if INTERPRETED else _device(out.device.index)
+        if len(_known) == _MOST_KNOWN:
+            _known.clear()
+        known = _known[key] = planned(product, device, variant)
+    if bias is not None and bias.stride(0) != 1:
+        bias = bias.contiguous()
     values = {
         "out": out,
         "a": a,
         "b": b,
         "c": c,
-        "bias": None if bias is None else bias.contiguous(),
+        "bias": bias,
         "aux": aux,
         "column_sums": column_sums,
         "alpha": alpha,
         "beta": beta,
     }
-    if INTERPRETED:
-        planned(product, INTERPRETED_DEVICE).run(_with_one_storage_per_address(values))
-    else:
-        planned(product, _device(out.device.index), variant).run(values)
+    known.run(_with_one_storage_per_address(values) if INTERPRETED else values)
 
 
-@functools.lru_cache(maxsize=1024)
-def planned(product: Product, device: Device, variant: int = 0) -> Launches:
+def planned(product: Product, device: Device, variant: int) -> Launches:
     """Return the launches of a plan, the last one's if there are fewer plans."""
     plans = candidates(product.problem(device.has_tma), device)
     return launches(product, plans[min(variant, len(plans) - 1)], device)

@@ -8,23 +8,53 @@ import torch
 from amp_ext.triton_kernels.gemm.kernels import add_rows_kernel, add_shares_kernel, gemm_kernel
 from amp_ext.triton_kernels.gemm.plan import Device, Plan
 from amp_ext.triton_kernels.gemm.product import Matrices, Product
+from amp_ext.triton_kernels.launch import Launcher
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 ADDING = {"num_warps": 4, "num_stages": 3, "enable_fp_fusion": True}
 """Options of the kernels that add up what others left."""
 
 
-class Launch(NamedTuple):
-    """A kernel, and all of its arguments but those that differ from call to call."""
+class _Descriptor(TensorDescriptor):
+    """One that need not be checked at every launch: Matrices.stored() has."""
 
-    kernel: Any
-    programs: int
-    values: dict[str, str]
-    """The parameters that get them, with their names in `run`."""
-    descriptors: dict[str, tuple[list[int], list[int], list[int]]]
-    """Shape, strides and tile of each that TMA loads."""
-    arguments: dict[str, Any]
-    """Numbers, constants and options."""
+    def __post_init__(self) -> None:
+        pass
+
+
+class Launch:
+    """A kernel, and all of its arguments but those that differ from call to call.
+
+    Args:
+        values: the parameters that get them, with their names in `run`.
+        descriptors: shape, strides and tile of each that TMA loads.
+        arguments: numbers and constants.
+    """
+
+    def __init__(
+        self,
+        kernel: Any,
+        programs: int,
+        values: dict[str, str],
+        descriptors: dict[str, tuple[list[int], list[int], list[int]]],
+        arguments: dict[str, Any],
+        options: dict[str, Any],
+    ) -> None:
+        self.kernel, self.programs, self.values = kernel, programs, values
+        self.descriptors, self.arguments, self.options = descriptors, arguments, options
+        self._launcher = Launcher(kernel, options)
+        names = kernel.arg_names
+        self._fixed = [arguments.get(name) for name in names]
+        self._values = [(names.index(name), value) for name, value in values.items()]
+        self._descriptors = [(names.index(name), x) for name, x in descriptors.items()]
+
+    def run(self, values: dict[str, Any]) -> None:
+        arguments = self._fixed.copy()
+        for index, name in self._values:
+            arguments[index] = values[name]
+        for index, layout in self._descriptors:
+            arguments[index] = _Descriptor(arguments[index], *layout)
+        self._launcher(self.programs, *arguments)
 
 
 class Launches(NamedTuple):
@@ -40,10 +70,7 @@ class Launches(NamedTuple):
         for name, shape in self.scratch.items():
             values[name] = torch.empty(shape, dtype=torch.float32, device=device)
         for step in self.steps:
-            given = {parameter: values[name] for parameter, name in step.values.items()}
-            for parameter, layout in step.descriptors.items():
-                given[parameter] = TensorDescriptor(given[parameter], *layout)
-            step.kernel[(step.programs,)](**given, **step.arguments)
+            step.run(values)
 
 
 def launches(p: Product, plan: Plan, device: Device) -> Launches:
@@ -66,10 +93,8 @@ def launches(p: Product, plan: Plan, device: Device) -> Launches:
         "TILE_K": tile.k,
         "TERMS": p.terms > 1,
         "SPLIT": plan.splits > 1,
-        "num_warps": tile.warps,
-        "num_stages": tile.stages,
-        "enable_fp_fusion": True,
     }
+    options = {"num_warps": tile.warps, "num_stages": tile.stages, "enable_fp_fusion": True}
     descriptors = {}
     for name, x, extent in (("a", p.a, (tile.m, tile.k)), ("b", p.b, (tile.k, tile.n))):
         stored = x.stored() if device.has_tma else None
@@ -115,16 +140,15 @@ def launches(p: Product, plan: Plan, device: Device) -> Launches:
             "TILE_M": tile_m,
             "TILE_N": tile_n,
             **_epilogue(p),
-            **ADDING,
         }
         width = tiles_n * tile_n
         names = {"shares": "shares", **_epilogue_values(p)}
-        steps = [Launch(add_shares_kernel, tiles * tiles_n, names, {}, adding)]
+        steps = [Launch(add_shares_kernel, tiles * tiles_n, names, {}, adding, ADDING)]
 
     values |= {"a": "a", "b": "b"}
     vector = min(abs(x.layout()) for x in (written.out, written.c, written.aux) if x)
     arguments |= {**_epilogue(written), "PARTS": tile.parts(vector)}
-    steps.insert(0, Launch(gemm_kernel, plan.programs, values, descriptors, arguments))
+    steps.insert(0, Launch(gemm_kernel, plan.programs, values, descriptors, arguments, options))
     if p.has_column_sums:
         scratch["sums_of_tiles"] = (tiles, width)
         arguments = {
@@ -133,10 +157,10 @@ def launches(p: Product, plan: Plan, device: Device) -> Launches:
             "row_stride": width,
             "ROWS": 64,
             "COLUMNS": 32,
-            **ADDING,
         }
         names = {"x": "sums_of_tiles", "out": "column_sums"}
-        steps.append(Launch(add_rows_kernel, -(-p.out.columns // 32), names, {}, arguments))
+        programs = -(-p.out.columns // 32)
+        steps.append(Launch(add_rows_kernel, programs, names, {}, arguments, ADDING))
     return Launches(scratch, steps)
 
 

@@ -1,4 +1,4 @@
-"""What a plan depends on: sizes, memory layouts and dtypes of a product's tensors, hashable."""
+"""What a plan depends on: sizes, memory layouts and dtypes of a product's tensors."""
 
 from __future__ import annotations
 
@@ -79,6 +79,7 @@ class Product(NamedTuple):
     b: Matrices
     c: Matrices | None
     aux: Matrices | None
+    bias: torch.dtype | None
     has_column_sums: bool
     batch: int
     terms: int

@@ -1,6 +1,7 @@
 """cast_: outputs = inputs, rounded to nearest even into the outputs' dtypes. One launch."""
 
 import triton.language as tl
+from amp_ext.triton_kernels.launch import Launcher
 from amp_ext.triton_kernels.lists import foreach
 from amp_ext.triton_kernels.lists.foreach import (
     ROWS,
@@ -28,13 +29,15 @@ BLOCK_BYTES = tl.constexpr(16384)
 
 def cast_(table: int, size: int, chunks: int) -> None:
     if chunks:
-        grid = (foreach.programs(chunks, PROGRAMS_PER_MULTIPROCESSOR),)
-        cast_kernel[grid](table, size, chunks, **foreach.OPTIONS)
+        _launch(foreach.programs(chunks, PROGRAMS_PER_MULTIPROCESSOR), table, size, chunks)
 
 
 @foreach.kernel
 def cast_kernel(table: tl.int64, size: tl.int64, chunks: tl.int64):
     walk(table, ENTRY_WORDS, size, chunks, _cast_entry, None, None, (), None)
+
+
+_launch = Launcher(cast_kernel, foreach.OPTIONS)
 
 
 @device_function

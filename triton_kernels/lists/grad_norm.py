@@ -8,6 +8,7 @@ result is bitwise the same in every run.
 """
 
 import triton.language as tl
+from amp_ext.triton_kernels.launch import Launcher
 from amp_ext.triton_kernels.lists import foreach
 from amp_ext.triton_kernels.lists.foreach import (
     ENTRY_WORDS,
@@ -50,19 +51,10 @@ def grad_norm(
     partial_sums: int,
     ticket: int,
 ) -> None:
-    grid = (foreach.programs(chunks, PROGRAMS_PER_MULTIPROCESSOR),)
-    grad_norm_kernel[grid](
-        table,
-        size,
-        chunks,
-        inv_scale,
-        found_inf,
-        norm,
-        norms,
-        partial_sums,
-        ticket,
-        PER_TENSOR=norms != 0,
-        **OPTIONS,
+    _launch(
+        foreach.programs(chunks, PROGRAMS_PER_MULTIPROCESSOR),
+        *(table, size, chunks, inv_scale, found_inf, norm, norms, partial_sums, ticket),
+        norms != 0,
     )
 
 
@@ -105,6 +97,9 @@ def grad_norm_kernel(
         root = tl.sqrt(squares).to(tl.float32)
         tl.store(pointer(norm, tl.float32), root)
         tl.store(pointer(found_inf, tl.float32), 1.0, mask=is_finite(root) == 0)
+
+
+_launch = Launcher(grad_norm_kernel, OPTIONS)
 
 
 @device_function

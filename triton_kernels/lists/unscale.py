@@ -3,6 +3,7 @@ rounded product is not finite. One launch.
 """
 
 import triton.language as tl
+from amp_ext.triton_kernels.launch import Launcher
 from amp_ext.triton_kernels.lists import foreach
 from amp_ext.triton_kernels.lists.foreach import ROWS, pointer, walk_tensors
 from amp_ext.triton_kernels.numerics import (
@@ -21,10 +22,8 @@ def unscale_(
     table: int, size: int, chunks: int, inv_scale: int, found_inf: int, norm: int, max_norm: float
 ) -> None:
     if chunks or norm:
-        grid = (foreach.programs(chunks),)
-        unscale_kernel[grid](
-            table, size, chunks, inv_scale, found_inf, norm, max_norm, **foreach.OPTIONS
-        )
+        programs = foreach.programs(chunks)
+        _launch(programs, table, size, chunks, inv_scale, found_inf, norm, max_norm)
 
 
 @foreach.kernel
@@ -52,6 +51,9 @@ def unscale_kernel(
         tl.store(found_inf, 1.0, mask=any_row(bad))
     else:
         tl.store(found_inf, 1.0, mask=finite == 0)
+
+
+_launch = Launcher(unscale_kernel, foreach.OPTIONS)
 
 
 @device_function

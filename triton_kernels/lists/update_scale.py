@@ -3,6 +3,7 @@
 import struct
 
 import triton.language as tl
+from amp_ext.triton_kernels.launch import Launcher
 from amp_ext.triton_kernels.lists import foreach
 from amp_ext.triton_kernels.lists.foreach import pointer
 from amp_ext.triton_kernels.numerics import any_row, device_function, is_finite
@@ -13,7 +14,7 @@ OPTIONS = {"num_warps": 1, "enable_fp_fusion": False}
 
 def update_scale_(found_infs: int, count: int, update: tuple) -> None:
     """Launch the update. `found_infs` is the address of the one float, or of `count` addresses."""
-    update_scale_kernel[(1,)](found_infs, count, *scalars(update), **OPTIONS)
+    _launch(1, found_infs, count, *scalars(update))
 
 
 def scalars(update: tuple) -> tuple:
@@ -102,6 +103,9 @@ def update_scale_kernel(
     tl.store(next_step, tl.div_rn(1.0, new), mask=prepares)
     tl.store(next_step + 1, 0.0, mask=prepares)
     tl.store(next_step + 2, found_inf, mask=prepares)
+
+
+_launch = Launcher(update_scale_kernel, OPTIONS)
 
 
 @device_function

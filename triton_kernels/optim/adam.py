@@ -1,6 +1,7 @@
 """adam_: an update of every parameter by Adam, AdamW or AMSGrad. One launch."""
 
 import triton.language as tl
+from amp_ext.triton_kernels.launch import Launcher
 from amp_ext.triton_kernels.lists import foreach
 from amp_ext.triton_kernels.lists.foreach import number, pointer, walk
 from amp_ext.triton_kernels.numerics import (
@@ -39,12 +40,11 @@ def adam_(table: int, size: int, chunks: int, options: tuple, scalars: tuple, ti
     if not update.is_needed(chunks, scalars, ticket):
         return
     *numbers, decoupled, maximize, by_chance = options
-    grid = (foreach.programs(chunks, PROGRAMS_PER_MULTIPROCESSOR),)
-    adam_kernel[grid](
+    _launch(
+        foreach.programs(chunks, PROGRAMS_PER_MULTIPROCESSOR),
         *(table, size, chunks, *update.patterns(*numbers)),
         *(int(decoupled), int(maximize), int(by_chance)),
         *(*scalars, ticket),
-        **OPTIONS,
     )
 
 
@@ -74,6 +74,9 @@ def adam_kernel(
         arguments = (rate, unscale, clip, options, by_chance != 0)
         walk(table, ENTRY_WORDS, size, chunks, _update_entry, None, None, (), arguments)
         advance_steps(table, size, ticket)
+
+
+_launch = Launcher(adam_kernel, OPTIONS)
 
 
 @device_function

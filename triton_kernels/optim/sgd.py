@@ -1,6 +1,7 @@
 """sgd_: an update of every parameter by gradient descent with momentum. One launch."""
 
 import triton.language as tl
+from amp_ext.triton_kernels.launch import Launcher
 from amp_ext.triton_kernels.lists import foreach
 from amp_ext.triton_kernels.lists.foreach import number, pointer, walk
 from amp_ext.triton_kernels.numerics import (
@@ -36,12 +37,11 @@ def sgd_(table: int, size: int, chunks: int, options: tuple, scalars: tuple, tic
     if not update.is_needed(chunks, scalars, ticket):
         return
     *numbers, nesterov, maximize, by_chance = options
-    grid = (foreach.programs(chunks, PROGRAMS_PER_MULTIPROCESSOR),)
-    sgd_kernel[grid](
+    _launch(
+        foreach.programs(chunks, PROGRAMS_PER_MULTIPROCESSOR),
         *(table, size, chunks, *update.patterns(*numbers)),
         *(int(nesterov), int(maximize), int(by_chance)),
         *(*scalars, ticket),
-        **OPTIONS,
     )
 
 
@@ -71,6 +71,9 @@ def sgd_kernel(
         factors = (unscale, clip, l2, rates, rate.to(tl.float32), nesterov != 0)
         walk(table, ENTRY_WORDS, size, chunks, _update_entry, None, None, (), (factors, by_chance))
         advance_steps(table, size, ticket)
+
+
+_launch = Launcher(sgd_kernel, OPTIONS)
 
 
 @device_function

@@ -127,15 +127,43 @@ class TritonBackend final : public Backend {
     const at::Tensor c = matrices(g.c, g.batch, g.m, g.n), aux = matrices(g.aux, g.batch, g.m, g.n);
     const at::Tensor bias = vector(g.bias);
     const at::Tensor column_sums = vector({g.column_sums, DType::f32, 1});
+    if (out.numel() == 0) {
+      if (column_sums.defined()) column_sums.zero_();
+      return Status::ok;
+    }
     const UntracedPython python;
-    function("gemm.gemm", "gemm")(object_of(out), object_of(a), object_of(b), object_of(c),
-                                  object_of(bias), object_of(aux), object_of(column_sums), g.terms,
-                                  g.alpha, g.beta, activation_name(g.activation), g.derivative,
-                                  g.variant);
+    function("gemm.gemm", "gemm")(key(g, device), object_of(out), object_of(a), object_of(b),
+                                  object_of(c), object_of(bias), object_of(aux),
+                                  object_of(column_sums), g.terms, g.alpha, g.beta,
+                                  activation_name(g.activation), g.derivative, g.variant);
     return Status::ok;
   }
 
  private:
+  // All that a product's launches depend on: addresses count by their alignment.
+  static py::bytes key(const GemmArgs& g, c10::Device device) {
+    std::vector<int64_t> numbers{device.index(),
+                                 g.batch,
+                                 g.terms,
+                                 g.m,
+                                 g.n,
+                                 g.k,
+                                 g.derivative,
+                                 g.variant,
+                                 static_cast<int64_t>(g.activation),
+                                 g.column_sums != nullptr};
+    numbers.reserve(48);
+    const auto add = [&](const void* data, DType dtype, std::initializer_list<int64_t> strides) {
+      numbers.push_back(data ? 1 + (address(data) % 16 == 0) : 0);
+      numbers.push_back(static_cast<int64_t>(dtype));
+      numbers.insert(numbers.end(), strides);
+    };
+    for (const MatrixRef& x : {g.a, g.b, g.c, g.aux, g.out})
+      add(x.data, x.dtype, {x.batch_stride, x.row_stride, x.column_stride});
+    add(g.bias.data, g.bias.dtype, {});
+    return {reinterpret_cast<const char*>(numbers.data()), numbers.size() * sizeof(int64_t)};
+  }
+
   // Calls launch(address of the table, entries, chunks) with the GIL.
   template <class Ref, class Launch>
   static Status with_table(const ListOf<Ref>& list, Services& services, Launch launch) {

@@ -82,6 +82,7 @@ Settings& settings() {
 
 size_t most_shared() {
   switch (settings().capability) {
+    case 75: return 64 << 10;
     case 80: return 163 << 10;
     case 86:
     case 89:
@@ -216,6 +217,11 @@ FAKE_CUDA_API cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attr
     case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = most_shared(); break;
     case cudaDevAttrMaxThreadsPerBlock: *value = properties.maxThreadsPerBlock; break;
     case cudaDevAttrWarpSize: *value = properties.warpSize; break;
+    case cudaDevAttrMaxRegistersPerBlock: *value = properties.regsPerBlock; break;
+    case cudaDevAttrMaxSharedMemoryPerMultiprocessor: *value = most_shared() + (1 << 10); break;
+    case cudaDevAttrClockRate:
+    case cudaDevAttrMemoryClockRate:
+    case cudaDevAttrGlobalMemoryBusWidth: *value = 0; break;  // nothing here has a speed
     default: return refuse(cudaErrorNotSupported, "attribute %d of a device", attribute);
   }
   return cudaSuccess;

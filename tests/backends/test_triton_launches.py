@@ -1,0 +1,130 @@
+"""What Triton launches on a GPU get, where fake_cuda records them and computes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import amp_ext
+from amp_ext import _triton, ops
+from fake_cuda import recorder
+
+pytestmark = [
+    pytest.mark.skipif(not recorder.is_running(), reason="the fake CUDA runtime records launches"),
+    pytest.mark.skipif(_triton.triton_version() is None, reason="Triton is not installed"),
+]
+FP16, BF16 = torch.float16, torch.bfloat16
+
+
+@pytest.fixture(autouse=True)
+def triton(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setenv("AMP_EXT_VERIFY", "0")
+    amp_ext.set_backend("triton")
+    yield
+    amp_ext.set_backend(None)
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """The arguments of all launches: grid, stream, compiled function, and what the kernel gets."""
+    from triton.backends.nvidia.driver import CudaLauncher
+
+    launches = []
+    launch = CudaLauncher.__call__
+
+    def keeping(self: Any, *arguments: Any) -> None:
+        launches.append(tuple(described(x) for x in arguments))
+        launch(self, *arguments)
+
+    monkeypatch.setattr(CudaLauncher, "__call__", keeping)
+    return launches
+
+
+def described(x: Any) -> Any:
+    """An argument without the address of what an op allocates."""
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    if isinstance(x, Tensor):
+        return x.dtype, x.shape, x.stride()
+    if isinstance(x, TensorDescriptor):
+        return described(x.base), x.shape, x.strides, x.block_shape
+    return x
+
+
+def on_gpu(*shape: int, dtype: torch.dtype = FP16) -> Tensor:
+    return torch.zeros(shape, device="cuda", dtype=dtype)
+
+
+def list_calls() -> Iterator[Callable[[], object]]:
+    grads, outputs = [on_gpu(100, dtype=torch.float32) for _ in range(2)], [on_gpu(100)] * 2
+    found_inf, one = on_gpu(dtype=torch.float32), torch.ones((), device="cuda")
+    tracker = on_gpu(dtype=torch.int32)
+    yield lambda: ops.check_finite(grads, found_inf)
+    yield lambda: ops.unscale_(grads, found_inf, one)
+    yield lambda: ops.cast_(outputs[:1], grads[:1])
+    yield lambda: ops.update_scale_(one, tracker, [found_inf])
+
+
+def gemm_calls() -> Iterator[Callable[[], object]]:
+    a, odd = on_gpu(64, 64), on_gpu(64, 65)[:, 1:]
+    bias, wide = on_gpu(64), on_gpu(64, dtype=torch.float32)
+    yield lambda: ops.gemm(a, a)
+    yield lambda: ops.gemm(odd, a)
+    yield lambda: ops.gemm(a, a, alpha=2.0)
+    yield lambda: ops.linear(a, a, bias)
+    yield lambda: ops.linear(a, a, wide)
+    yield lambda: ops.linear(a, a, bias, activation="gelu")
+    yield lambda: ops.gemm(a.bfloat16(), a.bfloat16())
+
+
+@pytest.mark.parametrize("calls", [list_calls, gemm_calls])
+def test_later_launches_get_what_the_first_one_got_cuda(
+    calls: Callable[[], Iterator[Callable[[], object]]],
+    launched: list[tuple[Any, ...]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from triton.runtime.jit import JITFunction
+
+    calls = list(calls())
+    for call in calls:
+        call()
+    first = launched.copy()
+    launched.clear()
+    assert len(first) == len(calls)
+    monkeypatch.delattr(JITFunction, "run")  # Triton's own look-up
+    for call in calls:
+        call()
+    assert launched == first
+
+
+def test_products_that_are_compiled_apart_cuda(launched: list[tuple[Any, ...]]) -> None:
+    for call in gemm_calls():
+        call()
+    functions = [launch[4] for launch in launched]
+    plain, unaligned, doubled, *others = functions
+    assert doubled == plain
+    assert len({plain, unaligned, *others}) == 2 + len(others)
+
+
+def test_each_device_loads_its_own_cuda(launched: list[tuple[Any, ...]]) -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two devices")
+    for device in ("cuda:0", "cuda:1", "cuda:0"):
+        ops.check_finite([torch.ones(9, device=device)], torch.zeros((), device=device))
+    functions = [launch[4] for launch in launched]
+    assert functions[0] == functions[2] != functions[1]
+
+
+def test_a_stream_of_its_own_cuda(launched: list[tuple[Any, ...]]) -> None:
+    stream = torch.cuda.Stream()
+    check = next(list_calls())
+    check()
+    with torch.cuda.stream(stream):
+        check()
+    check()
+    assert [launch[3] for launch in launched] == [0, stream.cuda_stream, 0]
