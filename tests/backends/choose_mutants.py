@@ -8,10 +8,13 @@ a table. The exit status is 1 when a mutant survives or an edit does not apply.
 
 from __future__ import annotations
 
+import os
+import queue
 import shutil
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -21,7 +24,8 @@ VERIFIED, LISTS = "csrc/bindings/backends/verified.cpp", "csrc/bindings/lists"
 TESTS = ("test_choose.py", "test_tune.py", "test_verify.py")
 
 # What is wrong; the file; a text that occurs once in it; what replaces it.
-MUTANTS = (
+Mutant = tuple[str, str, str, str]
+MUTANTS: tuple[Mutant, ...] = (
     (
         "kernels without being asked for",
         CHOOSE,
@@ -157,26 +161,44 @@ def fails(folder: Path) -> bool:
     return done.returncode == 1
 
 
+def result_of(mutant: Mutant, folder: Path) -> str:
+    _, file, old, new = mutant
+    path = folder / file
+    text = path.read_text()
+    if text.count(old) != 1:
+        return "THE EDIT DOES NOT APPLY"
+    path.write_text(text.replace(old, new))
+    build(folder)
+    result = "caught" if fails(folder) else "SURVIVES"
+    path.write_text(text)
+    return result
+
+
 def main() -> int:
+    folders: queue.SimpleQueue[Path] = queue.SimpleQueue()
+
+    def work(mutant: Mutant) -> str:
+        folder = folders.get()
+        try:
+            return result_of(mutant, folder)
+        finally:
+            folders.put(folder)
+
     survivors = 0
+    jobs = int(os.environ.get("MAX_JOBS", os.cpu_count() or 1))
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        copy_of_the_project(folder)
-        build(folder)
-        if fails(folder):
+        first = Path(name, "0")
+        copy_of_the_project(first)
+        build(first)
+        if fails(first):
             raise RuntimeError("the tests fail without an edit")
-        for what, file, old, new in MUTANTS:
-            path = folder / file
-            text = path.read_text()
-            if text.count(old) != 1:
-                result = "THE EDIT DOES NOT APPLY"
-            else:
-                path.write_text(text.replace(old, new))
-                build(folder)
-                result = "caught" if fails(folder) else "SURVIVES"
-                path.write_text(text)
-            survivors += result != "caught"
-            print(f"{Path(file).name:12} {what:40} {result}", flush=True)
+        folders.put(first)
+        for other in range(1, jobs):
+            folders.put(shutil.copytree(first, Path(name, str(other))))
+        with ThreadPoolExecutor(jobs) as pool:
+            for (what, file, _, _), result in zip(MUTANTS, pool.map(work, MUTANTS), strict=True):
+                survivors += result != "caught"
+                print(f"{Path(file).name:12} {what:40} {result}", flush=True)
     print(f"{len(MUTANTS) - survivors} of {len(MUTANTS)} mutants were caught")
     return int(survivors > 0)
 
