@@ -3,7 +3,8 @@
 Environment variables:
     FORCE_CPU=1            leave the CUDA kernels out
     FORCE_CUDA=1           fail where the CUDA kernels cannot be built
-    TORCH_CUDA_ARCH_LIST   architectures of the kernels, "8.0+PTX;9.0a" by default
+    TORCH_CUDA_ARCH_LIST   architectures of the kernels, by default those of DEFAULT_ARCHES that
+                           nvcc knows
     CUDA_HOME              the CUDA toolkit, by default the one whose nvcc is on PATH
     CXX                    the host compiler, c++ by default
     MAX_JOBS               how many compilers run at once
@@ -18,6 +19,7 @@ import shlex
 import shutil
 import subprocess
 import sysconfig
+from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,11 +27,7 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.errors import CompileError, PlatformError
 
-DEFAULT_ARCHES = ["8.0+PTX", "9.0a"]
-
-# Folders of kernel files for some architectures only; every other file is compiled for the whole
-# list, those of sm80 too: later GPUs run what the kernels of their own architecture refuse.
-ARCH_SPECIFIC = {"sm90": lambda arch: arch.removesuffix("+PTX") == "9.0a"}
+DEFAULT_ARCHES = ["7.5", "8.0+PTX", "9.0a", "10.0", "12.0"]
 
 # Compiled once per instruction set; which one runs is decided at run time.
 SIMD_SOURCES = {"span.cpp", "tile.cpp", "update.cpp"}
@@ -41,24 +39,27 @@ SIMD_FLAGS = {
 
 
 class Toolkit(NamedTuple):
-    """A CUDA toolkit: its compiler, its version ("13.0") and its folder."""
+    """A CUDA toolkit: its compiler, its version ("13.0"), its folder and the architectures that it
+    knows ("80").
+    """
 
     nvcc: str
     version: str
     root: Path
+    arches: frozenset[str] = frozenset()
 
 
 Unit = tuple[Path, str, list[str]]  # source, object file, flags
 
 
-def parse_arch_list(text: str) -> list[str]:
-    """Split a list in torch's syntax, such as "8.0+PTX;9.0a" or "8.0 8.6"; the default if empty.
+def parse_arch_list(text: str, known: Collection[str]) -> list[str]:
+    """Split a list in torch's syntax, such as "8.0+PTX;9.0a" or "8.0 8.6".
 
-    9.0 becomes 9.0a, which the Hopper kernels need and which runs on the same GPUs; 9.0+PTX remains
-    for later ones.
+    If it is empty, the default: what nvcc knows of it ("75", "80"). 9.0 becomes 9.0a, which the
+    Hopper kernels need and which runs on the same GPUs; 9.0+PTX remains for later ones.
     """
     arches = []
-    for arch in text.replace(";", " ").split() or DEFAULT_ARCHES:
+    for arch in text.replace(";", " ").split():
         if not re.fullmatch(r"\d+\.\d[af]?(\+PTX)?", arch):
             raise PlatformError(f"TORCH_CUDA_ARCH_LIST takes 8.0+PTX or 9.0a, but not {arch!r}")
         if arch in ("9.0", "9.0+PTX"):
@@ -66,21 +67,33 @@ def parse_arch_list(text: str) -> list[str]:
             arches.append("9.0a")
         if arch != "9.0":
             arches.append(arch)
-    return arches
+    return arches or [arch for arch in DEFAULT_ARCHES if str(number(arch)) in known]
+
+
+def number(arch: str) -> int:
+    """80 for 8.0+PTX, 90 for 9.0a."""
+    return int(re.sub(r"\D", "", arch))
 
 
 def arches_of(source: Path, arches: list[str]) -> list[str]:
     """The architectures to compile a kernel file for; a file without any is left out."""
-    selects = ARCH_SPECIFIC.get(source.parent.name)
-    return [arch for arch in arches if selects(arch)] if selects else arches
+    if source.parent.name == "sm90":
+        return [arch for arch in arches if arch.removesuffix("+PTX") == "9.0a"]
+    if source.parent.name == "sm80":
+        # Later GPUs run what the kernels of their own architecture refuse. Where products are
+        # torch's library's, PTX will do.
+        has_ptx = any(arch.endswith("+PTX") and number(arch) <= 90 for arch in arches)
+        left_out = range(100, 120) if has_ptx else ()
+        return [arch for arch in arches if number(arch) >= 80 and number(arch) not in left_out]
+    return arches
 
 
 def gencode_flags(arches: list[str]) -> list[str]:
     flags = []
     for arch in arches:
-        number = arch.removesuffix("+PTX").replace(".", "")
+        name = arch.removesuffix("+PTX").replace(".", "")
         codes = ["sm", "compute"] if arch.endswith("+PTX") else ["sm"]
-        flags += [f"-gencode=arch=compute_{number},code={code}_{number}" for code in codes]
+        flags += [f"-gencode=arch=compute_{name},code={code}_{name}" for code in codes]
     return flags
 
 
@@ -99,7 +112,13 @@ def find_toolkit() -> Toolkit | None:
         return None
     version = subprocess.run([nvcc, "--version"], capture_output=True, text=True).stdout
     dryrun = subprocess.run([nvcc, "--dryrun", "x.cu"], capture_output=True, text=True).stderr
-    return Toolkit(nvcc, re.search(r"release (\d+\.\d+)", version)[1], toolkit_root(dryrun))
+    arches = subprocess.run([nvcc, "--list-gpu-arch"], capture_output=True, text=True).stdout
+    return Toolkit(
+        nvcc,
+        re.search(r"release (\d+\.\d+)", version)[1],
+        toolkit_root(dryrun),
+        frozenset(re.findall(r"compute_(\d+)", arches)),
+    )
 
 
 def find_ninja() -> str:
@@ -140,8 +159,8 @@ def compile_units(torch_dir: Path, toolkit: Toolkit | None, arches: list[str]) -
     """Every object file, with flags of its own."""
     common = ["-std=c++20", "-Icsrc/include", *(["-O0", "-g"] if env_flag("DEBUG") else ["-O3"])]
     kernel_sources = sorted(Path("csrc/kernels").rglob("*.cu")) if toolkit else []
-    if any(source.parent.name == "sm90" and arches_of(source, arches) for source in kernel_sources):
-        common.append("-DAMP_EXT_SM90")
+    built = {source.parent.name for source in kernel_sources if arches_of(source, arches)}
+    common += [f"-DAMP_EXT_{name.upper()}" for name in ("sm80", "sm90") if name in built]
     host = [*common, "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra"]
 
     units: list[Unit] = []
@@ -238,7 +257,8 @@ class BuildExtension(build_ext):
         nvcc = toolkit and toolkit.version
         if not builds_kernels(force_cpu, force_cuda, nvcc, torch.version.cuda):
             toolkit = None
-        arches = parse_arch_list(os.environ.get("TORCH_CUDA_ARCH_LIST", "")) if toolkit else []
+        listed = os.environ.get("TORCH_CUDA_ARCH_LIST", "")
+        arches = parse_arch_list(listed, toolkit.arches) if toolkit else []
 
         target = Path(self.get_ext_fullpath(ext.name))
         module = build_folder(torch.__version__, toolkit is not None) / target.name

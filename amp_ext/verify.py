@@ -112,9 +112,15 @@ def verified_backends() -> Iterator[tuple[str, str, tuple[str, ...]]]:
         except (NotImplementedError, RuntimeError):
             continue
         if device != "cpu" or backend not in ("cpu", "triton"):
-            yield backend, device, FAMILIES
+            yield backend, device, _families_on(device)
         if device != "cpu" and backend != "triton" and (tried := results("triton", device)):
             yield "triton", device, tuple(family for family in FAMILIES if family in tried)
+
+
+def _families_on(device: str) -> tuple[str, ...]:
+    if device == "cpu" or torch.cuda.get_device_capability(device) >= (8, 0):
+        return FAMILIES
+    return tuple(family for family in FAMILIES if not family.startswith("gemm"))
 
 
 # ---- the record --------------------------------------------------------------------------------

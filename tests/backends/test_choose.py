@@ -78,18 +78,33 @@ def test_what_tma_cannot_load_is_measured_first(capability: int, chosen: str, si
 
 
 @pytest.mark.skipif(not is_running(), reason="the capability of tests/fake_cuda can be chosen")
-@pytest.mark.parametrize("capability", ["80", "90", "103", "120"])
-def test_what_tma_cannot_load_is_measured_first_cuda(capability: str) -> None:
-    code = (
-        "import torch; from amp_ext import _C; a = torch.zeros(16, 17, device='cuda').half(); "
-        "print(*(_C.gemm_choice(b, b)[0] for b in (a[:, :16].contiguous(), a[:, :16])))"
-    )
+@pytest.mark.parametrize(
+    ("capability", "aligned", "other"),
+    [
+        ("75", "library", "library"),  # no product of ours, as no cp.async and no BF16
+        ("80", "cuda", "cuda"),
+        ("90", "cuda", "library"),
+        ("103", "cuda", "library"),
+        ("120", "cuda", "cuda"),
+    ],
+)
+def test_products_by_compute_capability(capability: str, aligned: str, other: str) -> None:
+    """On Hopper and Blackwell's large GPUs what TMA cannot load is measured first; list ops run on
+    the kernels everywhere."""
+    code = """
+import torch, amp_ext
+
+a = torch.zeros(16, 17, device="cuda").half()
+print(*(amp_ext._C.gemm_choice(b, b)[0] for b in (a[:, :16].contiguous(), a[:, :16])))
+grad, one = torch.full((9,), 4.0, device="cuda"), torch.ones((), device="cuda")
+amp_ext.ops.unscale_([grad], one * 0, one / 4)
+print(amp_ext._C.choose("amp_ext", "cuda"), grad.sum().item())
+"""
     environment = {**os.environ, "FAKE_CUDA_CAPABILITY": capability}
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
     )
-    other = "cuda" if capability in ("80", "120") else "library"
-    assert done.stdout.split() == ["cuda", other]
+    assert done.stdout.split() == [aligned, other, "cuda", "9.0"]
 
 
 @pytest.mark.simt

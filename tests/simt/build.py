@@ -210,8 +210,8 @@ def build(
         into: where objects and library are kept.
     """
     kernel_flags, engine_flags, _ = VARIANTS[variant]
-    if any(kernels.glob("**/sm90/*.cu")):  # as setup.py
-        kernel_flags = (*kernel_flags, "-DAMP_EXT_SM90")
+    built = [name for name in ("sm80", "sm90") if any(kernels.glob(f"**/{name}/*.cu"))]
+    kernel_flags += tuple(f"-DAMP_EXT_{name.upper()}" for name in built)  # as setup.py
     if sources is None:
         sources = all_sources(kernels)
     kept, made = BUILD / variant, into / variant

@@ -122,9 +122,20 @@ bool library_multiplies_bf16(const GemmArgs& g) {
 // On a CPU, where nothing is measured, smaller BF16 products than this are the CPU backend's.
 constexpr int64_t kSmallProduct = 1 << 17;
 
+int capability_of(c10::Device device) {
+  int capability = 0;
+  run("amp_ext", *cuda_backend(), device, [&](Services& services) {
+    capability = services.target().capability;
+    return Status::ok;
+  });
+  return capability;
+}
+
 // Why a backend is not to compute a product; null if it may.
 const char* obstacle_of(const Backend& backend, c10::Device device, const GemmArgs& g) {
   if (!is_allowed(backend, device.type())) return "another backend was chosen";
+  if (&backend == cuda_backend() && device.is_cuda() && capability_of(device) < 80)
+    return "the CUDA kernels' products need compute capability 8.0";
   if (const char* const obstacle = backend.why_not(g)) return obstacle;
   return is_verified(backend, family_of(g), device)
              ? nullptr

@@ -11,8 +11,10 @@ GemmLauncher launcher(DType operands, bool sm90) {
 #ifdef AMP_EXT_SM90
   if (sm90) return half ? launch_gemm_sm90_f16 : launch_gemm_sm90_bf16;
 #endif
-  if (sm90) return nullptr;
-  return half ? launch_gemm_f16 : launch_gemm_bf16;
+#ifdef AMP_EXT_SM80
+  if (!sm90) return half ? launch_gemm_f16 : launch_gemm_bf16;
+#endif
+  return nullptr;
 }
 
 }  // namespace
