@@ -4,6 +4,7 @@
 #include <ptx/sm90.cuh>
 
 #include "engine.h"
+#include "sanitizers.h"
 
 namespace simt {
 namespace {
@@ -50,6 +51,7 @@ void add_bytes(const char* operation, BarrierState& barrier, int64_t bytes) {
 }
 
 void arrive(const char* operation, BarrierState& barrier, int bytes = 0) {
+  tsan::release(&barrier);
   if (barrier.pending == 0)
     fail(
         "%s: over-arrival at the mbarrier at shared+%zu: phase %lu expects %d arrivals, and all "
@@ -62,8 +64,11 @@ void arrive(const char* operation, BarrierState& barrier, int bytes = 0) {
 
 // Whether the phase of this parity has completed; if it has not, then after something happened.
 bool has_completed(const char* operation, const Mbarrier& mbarrier, int parity) {
-  const BarrierState& barrier = find(operation, mbarrier);
-  if (barrier.phase % 2 != static_cast<uint64_t>(parity & 1)) return true;
+  BarrierState& barrier = find(operation, mbarrier);
+  if (barrier.phase % 2 != static_cast<uint64_t>(parity & 1)) {
+    tsan::acquire(&barrier);
+    return true;
+  }
   poll([&barrier] {
     return text("wait at the mbarrier at shared+%zu, phase %lu, for %d arrivals and %ld bytes",
                 barrier.offset, barrier.phase, barrier.pending, barrier.bytes);
