@@ -11,6 +11,7 @@ from amp_ext import ops
 from gemm_kernel_cases import (
     FP16,
     OUT_TYPES,
+    TYPES,
     Tile,
     check,
     every_sm90_tile,
@@ -89,12 +90,13 @@ def boxes_of(extent: int, tile_extent: int, box: int) -> int:
 @every_sm90_tile
 @every_cluster
 def test_memory_is_moved_as_planned(simt: Simt, tile: Tile, cluster: tuple[int, int]) -> None:
-    """A cluster fetches what its blocks share once; boxes are stored that have elements."""
+    """A cluster fetches what its blocks share once; boxes are stored that have elements, those of
+    plain results with rows of 128 bytes."""
     m, n = tile.of(1 + cluster[0], 1 + cluster[1])
-    steps = 3
+    steps, dtype = 3, TYPES[tile.majors]
     step_bytes = (tile.m * cluster[0] + tile.n * cluster[1]) * tile.k * 2
-    for splits, c in itertools.product((1, 2), (None, placed(torch.ones(1, m, n, dtype=FP16)))):
-        gemm = product_for(tile, m, n, steps * tile.k, FP16, c=c)
+    for splits, c in itertools.product((1, 2), (None, placed(torch.ones(1, m, n, dtype=dtype)))):
+        gemm = product_for(tile, m, n, steps * tile.k, dtype, c=c)
         counted = simt.cost(check, gemm, tile, cluster=cluster, splits=splits, whole=0)
         assert (counted.launches, counted.blocks) == (1, planned(r"(\d+) blocks"))
         clusters = planned(r"(\d+)x\d+ tiles") * planned(r"\d+x(\d+) tiles")

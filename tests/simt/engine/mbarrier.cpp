@@ -51,7 +51,6 @@ void add_bytes(const char* operation, BarrierState& barrier, int64_t bytes) {
 }
 
 void arrive(const char* operation, BarrierState& barrier, int bytes = 0) {
-  tsan::release(&barrier);
   if (barrier.pending == 0)
     fail(
         "%s: over-arrival at the mbarrier at shared+%zu: phase %lu expects %d arrivals, and all "
@@ -60,6 +59,13 @@ void arrive(const char* operation, BarrierState& barrier, int bytes = 0) {
   --barrier.pending;
   add_bytes(operation, barrier, bytes);
   may_preempt();
+}
+
+// As arrive, at a barrier of this block: only its threads see what this one wrote.
+void arrive_here(const char* operation, const Mbarrier& mbarrier, int bytes = 0) {
+  BarrierState& barrier = find(operation, mbarrier);
+  tsan::release(&barrier);
+  arrive(operation, barrier, bytes);
 }
 
 // Whether the phase of this parity has completed; if it has not, then after something happened.
@@ -113,13 +119,10 @@ void fence_mbarrier_init() {
   may_preempt();
 }
 
-void mbarrier_arrive(Mbarrier& barrier) {
-  arrive("mbarrier_arrive", find("mbarrier_arrive", barrier));
-}
+void mbarrier_arrive(Mbarrier& barrier) { arrive_here("mbarrier_arrive", barrier); }
 
 void mbarrier_arrive_expect_tx(Mbarrier& barrier, int bytes) {
-  constexpr char kOperation[] = "mbarrier_arrive_expect_tx";
-  arrive(kOperation, find(kOperation, barrier), bytes);
+  arrive_here("mbarrier_arrive_expect_tx", barrier, bytes);
 }
 
 void mbarrier_arrive_cluster(Mbarrier& barrier, int rank) {

@@ -229,10 +229,14 @@ MUTANTS = (
     ),
     _mutant("there is no last unit", MAINLOOP, "  write_unit(header, round, {});\n", ""),
     _epilogue(
-        "units are for consumers alone", GEMM, "kAllWarps + (g.bias.data ? 1 : 0)", "kAllWarps"
+        "units are for consumers alone",
+        GEMM,
+        "kAllWarps + (g.bias.data ? 1 : 0)",
+        "kAllWarps",
+        PLAIN,
     ),
-    _mutant("turns are not waited for", GEMM, WAIT_TURN, ";"),
-    _mutant(
+    _epilogue("turns are not waited for", GEMM, WAIT_TURN, ";", SIDES),
+    _epilogue(
         "turns end before the steps",
         GEMM,
         "    accumulate<Gemm>(sums,",
@@ -242,6 +246,7 @@ MUTANTS = (
         "      accumulate<Gemm>(sums, header, stages, plan, first_row, work.steps, unit.stages,\n"
         "                       [] {});\n"
         "    else\n    accumulate<Gemm>(sums,",
+        SIDES,
     ),
     _mutant("turns are one's own", GEMM, "header.turn[consumer ^ 1]", "header.turn[consumer]"),
     _mutant("turns of every other phase", GEMM, "round / Sm90Tile::kConsumers % 2", "round % 2"),

@@ -111,10 +111,10 @@ inline bool adds_in_memory(const GemmArgs& g) {
          g.activation == Activation::none && !g.derivative && !g.column_sums;
 }
 
-// Whether alpha and the bias alone make the result of the sums.
+// Whether alpha and the bias alone make the result of the sums, as fp32 or of the operands' type.
 inline bool is_plain(const GemmArgs& g) {
   return (!g.c.data || adds_in_memory(g)) && !g.aux.data && g.activation == Activation::none &&
-         !g.column_sums;
+         !g.column_sums && (g.out.dtype == DType::f32 || g.out.dtype == g.a.dtype);
 }
 
 // Whether consumers of the kernel for sm_90a move more than the result through their boxes.

@@ -41,12 +41,16 @@ class Sm90Epilogue {
   __device__ void finish(const typename Gemm::Sums& sums, const BlockTile& tile,
                          const float* bias) {
     if (!plan_.plain) return finish_parts(sums, tile, bias);
-    with_type(g_.out.dtype, [&](auto zero) {
+    const auto finish_as = [&](auto zero) {
       if (bias)
         finish_plain<decltype(zero), true>(sums, tile, bias);
       else
         finish_plain<decltype(zero), false>(sums, tile, bias);
-    });
+    };
+    if (g_.out.dtype == DType::f32)
+      finish_as(float());
+    else
+      finish_as(typename Gemm::Element());
   }
 
   // Shared memory has to outlive the last store.
