@@ -3,9 +3,12 @@
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <cuda_runtime.h>
 
 #include <cstdint>
 #include <cstring>
+
+#include "amp_ext/dtype.h"
 
 namespace amp_ext {
 
@@ -49,6 +52,14 @@ struct Element<__nv_bfloat16> {
     return (__bfloat16_as_ushort(x) & 0x7fffu) < 0x7f80u;
   }
 };
+
+// Calls use(T()) with an element of the type, which is not fp64.
+template <class Use>
+__device__ void with_type(DType dtype, Use use) {
+  if (dtype == DType::f32) return use(float());
+  if (dtype == DType::f16) return use(__half());
+  use(__nv_bfloat16());
+}
 
 // What one 16-byte access moves.
 template <class T>

@@ -7,7 +7,8 @@ kernels of that build, and compiles those of tests/simt/probe, where a warning o
 It prints a table of the kernels and fails on a register spill, on a remark of ptxas about
 serialised or unpipelined matrix instructions (C75xx), on a missing architecture, on local memory,
 where a kernel has none of the instructions that it was written for, where a walk of a list keeps
-too few bytes in flight, and where the library has too many kernels or bytes.
+too few bytes in flight, where the sm_90a GEMM takes too many instructions from tile to tile, and
+where the library has too many kernels or bytes.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import NamedTuple
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
+import sass_gemm
 from sass import Kernel, Kernels, read_ptxas, read_sass
 from simt import nvcc
 from simt.probe import run as probe
@@ -119,6 +121,8 @@ def faults(kernel: Kernel) -> list[str]:
     in_flight = bytes_in_flight(kernel)
     if in_flight is not None and in_flight < LEAST_IN_FLIGHT:
         found.append(f"{in_flight} bytes in flight, {LEAST_IN_FLIGHT} are needed")
+    if "gemm_sm90_kernel" in kernel.name and kernel.count("UTMASTG"):
+        found += sass_gemm.faults(kernel)
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -12,6 +13,7 @@ class Kernel:
     """One kernel for one architecture; memory in bytes.
 
     Attributes:
+        sequence: the instructions in their order.
         instructions: how often each occurs.
         batches: numbers of 16-byte loads from global memory that a thread issues before it uses the
             first, and how often each occurs.
@@ -23,6 +25,7 @@ class Kernel:
     shared: int = 0
     stack: int = 0
     spills: int = 0
+    sequence: list[str] = field(default_factory=list)
     instructions: Counter[str] = field(default_factory=Counter)
     batches: Counter[int] = field(default_factory=Counter)
 
@@ -102,5 +105,6 @@ def read_sass(sass: str, kernels: Kernels) -> None:
         elif match := re.match(r"\s+Function : (\S+)", line):
             batch = _Batch(kernels.setdefault((match[1], arch), Kernel(match[1], arch)))
         elif match := instruction.match(line):
+            batch.kernel.sequence.append(sys.intern(match[1]))
             batch.kernel.instructions[match[1]] += 1
             batch.add(match[1], match[2])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import cuda_check
+import sass_gemm
 from sass import Kernel, Kernels, read_ptxas, read_sass
 
 PTXAS = """\
@@ -90,6 +91,30 @@ def test_cuda_check_reads_a_good_kernel() -> None:
 )
 def test_cuda_check_sees_a_bad_kernel(ptxas: str, sass: str, fault: str) -> None:
     assert fault in " ".join(checked(ptxas, sass))
+
+
+def gemm_sm90(boxes: int = 8, slots: int = 100, consumer: str = "FMUL") -> Kernel:
+    """Return an instance whose tile has 128 columns and consumers of 64 rows."""
+    (number,) = (i for i, tile in enumerate(sass_gemm.tiles()) if tile == (64, 128, True))
+    box = ["FMUL"] * (slots - 1) + ["UTMASTG.3D"]
+    consumers = ["USETMAXREG.TRY_ALLOC.CTAPOOL", consumer, "UTMASTG.3D", *boxes * box]
+    producers = ["USETMAXREG.DEALLOC.CTAPOOL", "I2F.U32.RP"]
+    return Kernel(f"gemm_sm90_kernelI6__halfLi{number}EL", "sm_90a", sequence=consumers + producers)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "fault"),
+    [
+        (gemm_sm90(), ""),
+        (gemm_sm90(slots=sass_gemm.MOST_SLOTS + 1), "instructions a box"),
+        (gemm_sm90(slots=sass_gemm.LEAST_SLOTS - 1), "instructions a box"),
+        (gemm_sm90(boxes=7), "instructions a box"),
+        (gemm_sm90(consumer="I2F.RP"), "1 integer divisions"),
+    ],
+)
+def test_sass_between_tiles(kernel: Kernel, fault: str) -> None:
+    assert fault in " ".join(sass_gemm.faults(kernel))
+    assert bool(fault) == bool(sass_gemm.faults(kernel))
 
 
 def test_cuda_check_sees_remarks_about_matrix_instructions() -> None:

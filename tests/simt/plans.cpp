@@ -95,11 +95,14 @@ void check_memory(const GemmArgs& g, const GemmPlan& plan) {
 void check_sm90(const GemmArgs& g, const GemmPlan& plan, int multiprocessors) {
   const Sm90Tile& tile = kSm90Tiles[plan.tile];
   const int stage = (tile.m + tile.n) * 64 * 2, most = 227 << 10;
-  const int boxes = 2 * plan.boxes * 64 * 32 * (g.out.dtype == DType::f32 ? 4 : 2);
+  const bool is_fp32 = g.out.dtype == DType::f32;
+  const int boxes = 2 * plan.boxes * 64 * plan.box_columns * (is_fp32 ? 4 : 2);
   CHECK(plan.shared_bytes == 3072 + boxes + plan.stages * stage && plan.shared_bytes <= most);
   CHECK(plan.stages >= 3 && (plan.stages == 8 || plan.shared_bytes + stage > most));
   const bool has_side = (g.c.data && !plan.reduce) || g.aux.data;
-  CHECK(has_side ? plan.boxes == 4 : plan.boxes == 2 || plan.boxes == 3);
+  CHECK(has_side || (is_fp32 && !tile.ping_pong) ? plan.boxes == 4 : plan.boxes >= 2);
+  CHECK(!has_side || !plan.plain);
+  CHECK(plan.box_columns == (plan.plain && !is_fp32 && tile.n % 64 == 0 ? 64 : 32));
   const int cluster = plan.cluster_m * plan.cluster_n;
   const auto clusters = static_cast<uint32_t>(std::max(1, multiprocessors / cluster));
   CHECK(plan.blocks == cluster * std::min(plan.units, clusters));

@@ -121,6 +121,9 @@ __device__ __forceinline__ T shuffle_xor(T value, int mask) {
   return __shfl_xor_sync(kAllLanes, value, mask);
 }
 
+// The value of lane 0. The compiler knows that it is the same in all lanes.
+__device__ __forceinline__ int warp_uniform(int value) { return __shfl_sync(kAllLanes, value, 0); }
+
 // True in every lane if `predicate` is true in one.
 __device__ __forceinline__ bool warp_any(bool predicate) {
   return __any_sync(kAllLanes, predicate);

@@ -19,6 +19,14 @@ __device__ __forceinline__ void pin(T (&array)[kSize]) {
   for (T& element : array) pin(element);
 }
 
+// Forgets values, so that none reaches the next wgmma from code that only some warps pass through.
+__device__ __forceinline__ void forget(float& value) { asm volatile("" : "=f"(value)); }
+
+template <class T, int kSize>
+__device__ __forceinline__ void forget(T (&array)[kSize]) {
+  for (T& element : array) forget(element);
+}
+
 }  // namespace amp_ext
 
 namespace amp_ext::ptx {

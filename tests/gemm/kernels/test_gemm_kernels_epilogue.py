@@ -51,7 +51,7 @@ from simt.library import Schedule
 
 pytestmark = [pytest.mark.full, pytest.mark.simt]
 
-SIDES = ("none", "c", "in-place", "aux", "derivative")
+SIDES = ("none", "plain", "c", "in-place", "aux", "derivative")
 
 # One of sm_80 for each of long and short lines and rows of warps, and one of either kind of sm_90a.
 SOME_TILES = (*(SM80_TILES[i] for i in (2, 4, 5)), SM90_TILES[0], SM90_TILES[5])
@@ -71,7 +71,10 @@ def with_side(gemm: Product, side: str, tile: Tile, bias_dtype: torch.dtype) -> 
     if side == "in-place":
         return gemm._replace(into=values(gemm, FP32, tile.aligned))
     bias = integers((gemm.shape[-1],), bias_dtype, CPU)
-    gemm = gemm._replace(bias=bias, activation="relu", with_aux=side == "aux")
+    gemm = gemm._replace(bias=bias)
+    if side == "plain":
+        return gemm
+    gemm = gemm._replace(activation="relu", with_aux=side == "aux")
     if side == "c" or (side == "aux" and not tile.sm90):
         gemm = gemm._replace(c=values(gemm, other_dtype), beta=-2.0)
     return gemm

@@ -11,6 +11,7 @@ from amp_ext import ops
 from gemm_kernel_cases import (
     FP16,
     OUT_TYPES,
+    TYPES,
     Tile,
     check,
     every_sm90_tile,
@@ -25,7 +26,7 @@ pytestmark = [pytest.mark.full, pytest.mark.simt]
 
 SEEDS = range(6)  # asynchronous copies are early, late and at random by turns
 CLUSTERS = ((1, 1), (2, 1), (1, 2))
-BOX_ROWS, BOX_COLUMNS = 64, 32  # as in amp_ext::Sm90Tile
+BOX_ROWS = 64  # as in amp_ext::Sm90Tile
 every_cluster = pytest.mark.parametrize("cluster", CLUSTERS, ids=str)
 
 
@@ -89,16 +90,19 @@ def boxes_of(extent: int, tile_extent: int, box: int) -> int:
 @every_sm90_tile
 @every_cluster
 def test_memory_is_moved_as_planned(simt: Simt, tile: Tile, cluster: tuple[int, int]) -> None:
-    """A cluster fetches what its blocks share once; boxes are stored that have elements."""
+    """A cluster fetches what its blocks share once; boxes are stored that have elements, those of
+    plain results with rows of 128 bytes."""
     m, n = tile.of(1 + cluster[0], 1 + cluster[1])
-    steps, box_bytes = 3, BOX_ROWS * BOX_COLUMNS * 2
-    boxes = boxes_of(m, tile.m, BOX_ROWS) * boxes_of(n, tile.n, BOX_COLUMNS)
+    steps, dtype = 3, TYPES[tile.majors]
     step_bytes = (tile.m * cluster[0] + tile.n * cluster[1]) * tile.k * 2
-    for splits, c in itertools.product((1, 2), (None, placed(torch.ones(1, m, n, dtype=FP16)))):
-        gemm = product_for(tile, m, n, steps * tile.k, FP16, c=c)
+    for splits, c in itertools.product((1, 2), (None, placed(torch.ones(1, m, n, dtype=dtype)))):
+        gemm = product_for(tile, m, n, steps * tile.k, dtype, c=c)
         counted = simt.cost(check, gemm, tile, cluster=cluster, splits=splits, whole=0)
         assert (counted.launches, counted.blocks) == (1, planned(r"(\d+) blocks"))
         clusters = planned(r"(\d+)x\d+ tiles") * planned(r"\d+x(\d+) tiles")
+        columns = 64 if c is None and tile.n % 64 == 0 else 32
+        boxes = boxes_of(m, tile.m, BOX_ROWS) * boxes_of(n, tile.n, columns)
+        box_bytes = BOX_ROWS * columns * 2
         moved = clusters * steps * step_bytes + (1 + (c is not None)) * boxes * box_bytes
         assert counted.bytes_copied == moved
         shares = splits * (splits > 1) * -(-m // tile.m) * -(-n // tile.n)

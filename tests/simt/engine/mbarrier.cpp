@@ -4,6 +4,7 @@
 #include <ptx/sm90.cuh>
 
 #include "engine.h"
+#include "sanitizers.h"
 
 namespace simt {
 namespace {
@@ -60,10 +61,20 @@ void arrive(const char* operation, BarrierState& barrier, int bytes = 0) {
   may_preempt();
 }
 
+// As arrive, at a barrier of this block: only its threads see what this one wrote.
+void arrive_here(const char* operation, const Mbarrier& mbarrier, int bytes = 0) {
+  BarrierState& barrier = find(operation, mbarrier);
+  tsan::release(&barrier);
+  arrive(operation, barrier, bytes);
+}
+
 // Whether the phase of this parity has completed; if it has not, then after something happened.
 bool has_completed(const char* operation, const Mbarrier& mbarrier, int parity) {
-  const BarrierState& barrier = find(operation, mbarrier);
-  if (barrier.phase % 2 != static_cast<uint64_t>(parity & 1)) return true;
+  BarrierState& barrier = find(operation, mbarrier);
+  if (barrier.phase % 2 != static_cast<uint64_t>(parity & 1)) {
+    tsan::acquire(&barrier);
+    return true;
+  }
   poll([&barrier] {
     return text("wait at the mbarrier at shared+%zu, phase %lu, for %d arrivals and %ld bytes",
                 barrier.offset, barrier.phase, barrier.pending, barrier.bytes);
@@ -108,13 +119,10 @@ void fence_mbarrier_init() {
   may_preempt();
 }
 
-void mbarrier_arrive(Mbarrier& barrier) {
-  arrive("mbarrier_arrive", find("mbarrier_arrive", barrier));
-}
+void mbarrier_arrive(Mbarrier& barrier) { arrive_here("mbarrier_arrive", barrier); }
 
 void mbarrier_arrive_expect_tx(Mbarrier& barrier, int bytes) {
-  constexpr char kOperation[] = "mbarrier_arrive_expect_tx";
-  arrive(kOperation, find(kOperation, barrier), bytes);
+  arrive_here("mbarrier_arrive_expect_tx", barrier, bytes);
 }
 
 void mbarrier_arrive_cluster(Mbarrier& barrier, int rank) {

@@ -8,16 +8,15 @@ from __future__ import annotations
 from simt.build import FEW_SM90_TILES as FEW
 from simt.mutants.mutant import Mutant
 
-MAINLOOP, SPLIT, PART, EPILOGUE, GEMM, SCHEDULER = (
-    f"gemm/{name}.cuh"
-    for name in (
-        *("sm90/mainloop", "sm90/split", "sm90/part", "sm90/epilogue", "sm90/gemm"),
-        "shared/scheduler",
-    )
+HEADER, MAINLOOP, BIAS, SPLIT, PART, EPILOGUE, GEMM = (
+    f"gemm/sm90/{name}.cuh"
+    for name in ("header", "mainloop", "bias", "split", "part", "epilogue", "gemm")
 )
+SCHEDULER = "gemm/shared/scheduler.cuh"
 RING = f"{FEW} and every_schedule"
 RESULTS = f"{FEW} and all_at_once"
 SIDES = f"{FEW} and test_boxes"
+PLAIN = f"{SIDES} and plain"
 SUMS = f"{FEW} and sums"
 SHARES = f"{FEW} and shares_behind"
 ASAN = {"select": f"{FEW} and all_at_once and fp32", "variant": "asan"}
@@ -50,8 +49,12 @@ RELEASE = "    if (step > 0) release(header.empty[ring.before(1, plan.stages)], 
 WAIT_AND_RELEASE = "    ptx::wgmma_wait<1>();\n" + RELEASE
 LAST_RELEASE = "  release(header.empty[ring.before(1, plan.stages)], cluster);\n}"
 WAIT_TURN = "ptx::mbarrier_wait(header.turn[consumer], consumer == 0 ? turn ^ 1 : turn);"
-STORE_BARRIER = "    consumer_sync(consumer_);\n    if (is_leader()) {\n      if (plan_.reduce)"
-WAIT_STORES = "      else\n        ptx::bulk_wait_read<1>();\n"
+WAIT_UNIT = "  ptx::mbarrier_wait(header.unit_full[at], lap % 2);\n"
+WAIT_UNIT_READ = "  ptx::mbarrier_wait(header.unit_empty[at], lap % 2 ^ 1);\n"
+NEXT_TURN = "ptx::mbarrier_arrive(header.turn[consumer ^ 1]);\n"
+WAIT_BIAS = "    if (exists_) ptx::mbarrier_wait("
+WAIT_BIAS_READ = "    ptx::mbarrier_wait(header.bias_empty[at], lap % 2 ^ 1);\n"
+STORE_BARRIER = "    consumer_sync(consumer_);\n  }\n\n  template <bool kMayAdd"
 NO_SIDE = "    if (!has_side() || !is_leader()) return;\n"
 WAIT_SIDE = "    if (has_side()) ptx::mbarrier_wait("
 TICKET = "  consumer_sync(consumer);\n  if (consumer_thread() == 0) {\n"
@@ -59,10 +62,11 @@ COLUMN_CONSUMERS = "g_.batch * tile_rows() * Gemm::kTeam);"
 
 MUTANTS = (
     # ---- the ring
-    _mutant("phases do not change", MAINLOOP, "    parity ^= 1;\n", ""),
-    _mutant("rounds are not skipped", MAINLOOP, "    parity ^= to / size & 1;\n", ""),
-    _mutant("the other tile's steps are not skipped", GEMM, "ring.skip(steps,", "ring.skip(0,"),
-    _mutant("the stage before the first one", MAINLOOP, "at - places + size :", "at :"),
+    _mutant("phases do not change", HEADER, "    parity ^= 1;\n", ""),
+    _mutant(
+        "all units begin at the first stage", MAINLOOP, "{work, tile, ring}", "{work, tile, {}}"
+    ),
+    _mutant("the stage before the first one", HEADER, "at - places + size :", "at :"),
     _mutant("stages are not waited for to be empty", MAINLOOP, WAIT_EMPTY, "      //"),
     _mutant(
         "waits for the other phase",
@@ -215,7 +219,35 @@ MUTANTS = (
         "plan.splits",
         SHARES,
     ),
-    _mutant("turns are not waited for", GEMM, WAIT_TURN, ";"),
+    _mutant("units are not waited for", HEADER, WAIT_UNIT, ""),
+    _epilogue("units are written over others", HEADER, WAIT_UNIT_READ, "", SIDES),
+    _mutant(
+        "laps of units have one phase",
+        HEADER,
+        "header.unit_full[at], lap % 2",
+        "header.unit_full[at], 0",
+    ),
+    _mutant("there is no last unit", MAINLOOP, "  write_unit(header, round, {});\n", ""),
+    _epilogue(
+        "units are for consumers alone",
+        GEMM,
+        "kAllWarps + (g.bias.data ? 1 : 0)",
+        "kAllWarps",
+        PLAIN,
+    ),
+    _epilogue("turns are not waited for", GEMM, WAIT_TURN, ";", SIDES),
+    _epilogue(
+        "turns end before the steps",
+        GEMM,
+        "    accumulate<Gemm>(sums,",
+        "    if (kTile.ping_pong && threadIdx.x % 32 == 0) "
+        + NEXT_TURN
+        + "    if (kTile.ping_pong)\n"
+        "      accumulate<Gemm>(sums, header, stages, plan, first_row, work.steps, unit.stages,\n"
+        "                       [] {});\n"
+        "    else\n    accumulate<Gemm>(sums,",
+        SIDES,
+    ),
     _mutant("turns are one's own", GEMM, "header.turn[consumer ^ 1]", "header.turn[consumer]"),
     _mutant("turns of every other phase", GEMM, "round / Sm90Tile::kConsumers % 2", "round % 2"),
     _mutant(
@@ -239,10 +271,10 @@ MUTANTS = (
         SHARES,
     ),
     _mutant(
-        "shares of parts overlap",
+        "packs of a share overlap",
         SPLIT,
-        "number * (kSize / 4) * kWarpgroup",
-        "number * kWarpgroup",
+        "load_l2(from + i * kWarpgroup)",
+        "load_l2(from + i)",
         SHARES,
     ),
     _mutant(
@@ -278,33 +310,84 @@ MUTANTS = (
     _epilogue(
         "quarters change places",
         PART,
-        "groups[i + j / 2].at + j % 2 * 2",
-        "groups[i + j % 2].at + j / 2 * 2",
+        "x.groups[i + j / 2].at + j % 2 * 2",
+        "x.groups[i + j % 2].at + j / 2 * 2",
         SIDES,
     ),
     _mutant(
         "stored before all have written", EPILOGUE, STORE_BARRIER, STORE_BARRIER.partition("\n")[2]
     ),
     _epilogue(
-        "boxes are not waited for to be read",
-        EPILOGUE,
-        WAIT_STORES,
-        "      else\n        ;\n",
-        SIDES,
-    ),
-    _epilogue(
-        "waits one store short",
-        EPILOGUE,
-        WAIT_STORES,
-        WAIT_STORES.replace("<1>", "<2>"),
-        SIDES,
-    ),
-    _epilogue(
         "one of two boxes is not waited for",
         EPILOGUE,
-        "stores_read() == 1)\n        ptx::bulk_wait_read<0>()",
-        "stores_read() == 1)\n        ptx::bulk_wait_read<1>()",
+        "ptx::bulk_wait_read<0>();\n      else if",
+        "ptx::bulk_wait_read<1>();\n      else if",
         SIDES,
+    ),
+    _epilogue(
+        "one store is never waited for", EPILOGUE, "bulk_wait_read<1>", "bulk_wait_read<2>", SIDES
+    ),
+    _epilogue(
+        "two stores are never waited for", EPILOGUE, "bulk_wait_read<2>", "bulk_wait_read<3>", SIDES
+    ),
+    _epilogue(
+        "plain boxes are waited for one short",
+        EPILOGUE,
+        "plan_.boxes - 1);",
+        "plan_.boxes);",
+        PLAIN,
+    ),
+    _epilogue(
+        "plain boxes are one",
+        EPILOGUE,
+        "slots_.at * kRows * kBoxColumns",
+        "0 * kRows * kBoxColumns",
+        PLAIN,
+    ),
+    _epilogue(
+        "plain boxes lie half a box apart",
+        EPILOGUE,
+        "slots_.at * kRows * kBoxColumns",
+        "slots_.at * kRows / 2 * kBoxColumns",
+        PLAIN,
+    ),
+    _epilogue(
+        "plain boxes change places",
+        EPILOGUE,
+        "&sums[i][j * kBoxColumns / 2]",
+        "&sums[i][j * kBoxColumns / 4]",
+        PLAIN,
+    ),
+    _epilogue(
+        "alpha is left out",
+        EPILOGUE,
+        "        x.scale(alpha_);\n        if constexpr",
+        "        if constexpr",
+        PLAIN,
+    ),
+    _epilogue(
+        "warps lie over each other",
+        PART,
+        "warp_row = thread / 32 * 16",
+        "warp_row = thread / 32 * 8",
+        PLAIN,
+    ),
+    _epilogue(
+        "odd rows are in even rows' groups",
+        PART,
+        "group_offset(is_odd_ ? 2 : 0)",
+        "group_offset(0)",
+        PLAIN,
+    ),
+    _epilogue(
+        "odd rows are even rows", PART, "is_odd_ ? other.at[j] : own.at[j]", "own.at[j]", PLAIN
+    ),
+    _epilogue(
+        "results of 64 columns have parts' boxes",
+        "gemm/plan/tiles.h",
+        "plain && n % whole == 0 ? whole :",
+        "false ? whole :",
+        PLAIN,
     ),
     _mutant("exits before boxes are read", GEMM, "  epilogue.close();\n", ""),
     _epilogue(
@@ -346,14 +429,14 @@ MUTANTS = (
     _epilogue(
         "the last share fetches no side",
         GEMM,
-        "      epilogue.prefetch(tile.batch, row, tile.column);\n",
+        "      epilogue.prefetch(tile);\n",
         "",
     ),
     _epilogue(
         "overwritten before other lanes have read, race",
         EPILOGUE,
-        "      if (has_side()) ptx::warp_sync();",
-        "     ",
+        "    if (has_side()) ptx::warp_sync();",
+        "   ",
         **RACE,
     ),
     _epilogue(
@@ -362,20 +445,43 @@ MUTANTS = (
     _epilogue(
         "stored, not added",
         EPILOGUE,
-        "      if (plan_.reduce)\n",
-        "      if (false)\n",
+        "kMayAdd && plan_.reduce",
+        "false",
         f"{FEW} and memory_system",
     ),
     # ---- the numbers
     _epilogue(
         "bias beyond the edge",
-        EPILOGUE,
-        "at < left ? Element<T>::widen(from[at]) : 0.0f",
-        "Element<T>::widen(from[at])",
+        BIAS,
+        "column < g.n ? Element<T>::widen(from[column]) : 0.0f",
+        "Element<T>::widen(from[column])",
         **ASAN,
     ),
     _epilogue(
-        "bias of the upper rows", EPILOGUE, "        x.groups[i / 2].at[i % 2 + 2] += bias;\n", ""
+        "bias of the upper rows", PART, "j < Group::kSize; ++j)", "j < Group::kSize / 2; ++j)"
+    ),
+    _epilogue("bias of the first tile", BIAS, "unit.tile.column + i * kWarp", "i * kWarp", PLAIN),
+    _epilogue("bias of the other tile", BIAS, "header_.bias[at_]", "header_.bias[at_ ^ 1]", PLAIN),
+    _epilogue(
+        "bias is not waited for", BIAS, WAIT_BIAS, "    if (false) ptx::mbarrier_wait(", PLAIN
+    ),
+    _epilogue("bias is written over another", BIAS, WAIT_BIAS_READ, "", PLAIN),
+    _epilogue(
+        "bias is told of half written",
+        BIAS,
+        "    ptx::warp_sync();\n    if (lane == 0)",
+        "    if (lane == 0)",
+        PLAIN,
+    ),
+    _epilogue(
+        "bias of a box is the first one's", EPILOGUE, "bias + j * kBoxColumns", "bias", PLAIN
+    ),
+    _epilogue(
+        "bias is never read",
+        BIAS,
+        "ptx::mbarrier_arrive(header_.bias_empty[at_])",
+        "(void)0",
+        PLAIN,
     ),
     _epilogue("groups change places", PART, "groups[kGroups - 1] = group;", "groups[0] = group;"),
     _epilogue(
@@ -398,8 +504,8 @@ MUTANTS = (
     _epilogue(
         "column sums of one buffer",
         EPILOGUE,
-        "column + j * kColumns, number);",
-        "column + j * kColumns, 0);",
+        "j * kColumns, number);",
+        "j * kColumns, 0);",
         SUMS,
     ),
     _epilogue(

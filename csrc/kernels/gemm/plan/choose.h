@@ -202,11 +202,13 @@ inline GemmPlan make_plan(const GemmArgs& g, const GemmCandidate& x, int multipr
   plan.group = group_rows(g, plan, tile_m, tile_n, at_a_time);
 
   if (x.sm90) {
-    const int bytes = size_of(g.out.dtype);
+    const Sm90Memory memory = sm90_memory(g, sm90);
     plan.reduce = adds_in_memory(g);
-    plan.boxes = sm90.boxes(has_c_or_aux(g), bytes);
-    plan.stages = sm90.stages(plan.boxes, bytes);
-    plan.shared_bytes = sm90.shared_bytes(plan.stages, plan.boxes, bytes);
+    plan.plain = is_plain(g);
+    plan.stages = memory.stages;
+    plan.boxes = memory.boxes;
+    plan.box_columns = memory.box_columns;
+    plan.shared_bytes = memory.bytes;
   }
 
   const int64_t width = int64_t{plan.tiles_n} * x.cluster_n;  // in tiles of a block

@@ -116,12 +116,12 @@ class Sm90Cost {
  public:
   Sm90Cost(const GemmArgs& g, const Sm90Tile& t, int cluster_m, int cluster_n, int multiprocessors)
       : ping_pong_(t.ping_pong), steps_(ceil_div(g.k, Sm90Tile::kStep) * g.terms) {
-    const int cluster = cluster_m * cluster_n, out_bytes = size_of(g.out.dtype);
+    const int cluster = cluster_m * cluster_n;
     tiles_ =
         g.batch * ceil_div(g.m, int64_t{t.m} * cluster_m) * ceil_div(g.n, int64_t{t.n} * cluster_n);
     clusters_ = sm90_clusters(cluster, multiprocessors);
 
-    const int stages = t.stages(t.boxes(has_c_or_aux(g), out_bytes), out_bytes);
+    const int stages = sm90_memory(g, t).stages;
     const double m = std::min<int64_t>(t.m, g.m), n = std::min<int64_t>(t.n, g.n);
     const double multiply_adds = double(t.m) * t.n * Sm90Tile::kStep / kSm90MultiplyAdds;
     constexpr double kLineBytes = Sm90Tile::kStep * 2;
@@ -134,10 +134,8 @@ class Sm90Cost {
         std::max({multiply_adds, shared, loaded, arriving, kLatency / (stages - 1)});
     step_ = step * (cluster > 1 ? kSm90ClusterFactor : 1);
 
-    const bool is_plain = (!g.c.data || adds_in_memory(g)) && !g.aux.data &&
-                          g.activation == Activation::none && !g.column_sums;
-    const double boxes = double(t.consumer_m()) / Sm90Tile::kBoxRows * t.n / Sm90Tile::kBoxColumns;
-    const double box = is_plain ? kSm90BoxCycles : kSm90LongBoxCycles;
+    const double boxes = double(t.consumer_m()) / Sm90Tile::kBoxRows * t.n / Sm90Tile::kPartColumns;
+    const double box = is_plain(g) ? kSm90BoxCycles : kSm90LongBoxCycles;
     epilogue_ = kSm90TileCycles + std::max(boxes * box, m * n * epilogue_bytes(g) / kSm90L2Bytes);
     const double share_bytes = double(t.m) * t.n * 4;
     const double consumers = t.ping_pong ? 1 : Sm90Tile::kConsumers;

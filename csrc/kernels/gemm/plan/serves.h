@@ -97,7 +97,8 @@ inline bool can_run_sm90(const GemmArgs& g) {
   return tma_can_load(g.a, layout_of_a(g), g.a.row_stride, g.a.column_stride, g.m, g.k, matrices) &&
          tma_can_load(g.b, layout_of_b(g), g.b.column_stride, g.b.row_stride, g.n, g.k, matrices) &&
          tma_can_store(g.out, g) && !(g.c.data && g.aux.data) && is_like_out(g.c) &&
-         is_like_out(g.aux) && (!g.bias.data || g.n <= 1 || g.bias.stride == 1);
+         is_like_out(g.aux) && !(g.bias.data && g.column_sums) &&
+         (!g.bias.data || g.n <= 1 || g.bias.stride == 1);
 }
 
 // Whether TMA can add the product to out in memory: nothing else may be asked of the sums. (Like
@@ -110,9 +111,32 @@ inline bool adds_in_memory(const GemmArgs& g) {
          g.activation == Activation::none && !g.derivative && !g.column_sums;
 }
 
+// Whether alpha and the bias alone make the result of the sums, as fp32 or of the operands' type.
+inline bool is_plain(const GemmArgs& g) {
+  return (!g.c.data || adds_in_memory(g)) && !g.aux.data && g.activation == Activation::none &&
+         !g.column_sums && (g.out.dtype == DType::f32 || g.out.dtype == g.a.dtype);
+}
+
 // Whether consumers of the kernel for sm_90a move more than the result through their boxes.
 inline bool has_c_or_aux(const GemmArgs& g) {
   return (g.c.data && !adds_in_memory(g)) || g.aux.data;
+}
+
+// How that kernel divides its shared memory.
+struct Sm90Memory {
+  int stages;
+  int boxes;  // of a consumer
+  int box_columns;
+  int bytes;
+};
+
+inline Sm90Memory sm90_memory(const GemmArgs& g, const Sm90Tile& t) {
+  const int element_bytes = size_of(g.out.dtype);
+  const int columns = t.box_columns(is_plain(g), element_bytes);
+  const int box_bytes = Sm90Tile::kBoxRows * columns * element_bytes;
+  const int boxes = t.boxes(has_c_or_aux(g), element_bytes == 4, box_bytes);
+  const int stages = t.stages(boxes, box_bytes);
+  return {stages, boxes, columns, t.shared_bytes(stages, boxes, box_bytes)};
 }
 
 }  // namespace amp_ext

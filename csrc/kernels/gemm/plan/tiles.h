@@ -93,11 +93,17 @@ struct Sm90Tile {
   static constexpr int kStep = 64;  // along k, and what TMA and wgmma call an atom: 128 bytes
   static constexpr int kConsumers = 2;
   static constexpr int kThreads = (1 + kConsumers) * 128;
-  // What a consumer finishes at a time: 64 rows by 32 columns, which TMA stores as a box.
+  // What a consumer finishes at a time, and TMA stores as a box of shared memory: 64 rows by 32
+  // columns. Where a result is plain, alpha and the bias making all of it, its boxes have rows of
+  // 128 bytes, if those fill the tile.
   static constexpr int kBoxRows = 64;
-  static constexpr int kBoxColumns = 32;
+  static constexpr int kPartColumns = 32;
+  AMP_EXT_HOST_DEVICE constexpr int box_columns(bool plain, int element_bytes) const {
+    const int whole = 128 / element_bytes;
+    return plain && n % whole == 0 ? whole : kPartColumns;
+  }
   static constexpr int kMostStages = 8;
-  static constexpr int kMostBoxes = 8;            // of a consumer
+  static constexpr int kMostBoxes = 4;            // of a consumer
   static constexpr int kHeaderBytes = 3 << 10;    // barriers and small sums
   static constexpr int kSharedBytes = 227 << 10;  // that a block may have
 
@@ -110,24 +116,25 @@ struct Sm90Tile {
 
   // Shared memory: the header, the consumers' boxes, and as many stages as fit.
   AMP_EXT_HOST_DEVICE constexpr int stage_bytes() const { return (m + n) * kStep * 2; }
-  AMP_EXT_HOST_DEVICE static constexpr int box_bytes(int element_bytes) {
-    return kBoxRows * kBoxColumns * element_bytes;
+  AMP_EXT_HOST_DEVICE static constexpr int boxes_bytes(int boxes, int box_bytes) {
+    return kConsumers * boxes * box_bytes;
   }
-  AMP_EXT_HOST_DEVICE static constexpr int boxes_bytes(int boxes, int element_bytes) {
-    return kConsumers * boxes * box_bytes(element_bytes);
+  constexpr int shared_bytes(int stages, int boxes, int box_bytes) const {
+    return kHeaderBytes + boxes_bytes(boxes, box_bytes) + stages * stage_bytes();
   }
-  constexpr int shared_bytes(int stages, int boxes, int element_bytes) const {
-    return kHeaderBytes + boxes_bytes(boxes, element_bytes) + stages * stage_bytes();
-  }
-  constexpr int stages(int boxes, int element_bytes) const {
-    const int room = kSharedBytes - kHeaderBytes - boxes_bytes(boxes, element_bytes);
+  constexpr int stages(int boxes, int box_bytes) const {
+    const int room = kSharedBytes - kHeaderBytes - boxes_bytes(boxes, box_bytes);
     return std::min(kMostStages, room / stage_bytes());
   }
   // Four boxes where more than the result goes through them: c or aux is loaded earlier, or stored
-  // from boxes of its own. Else a third one where it costs no stage.
-  constexpr int boxes(bool has_c_or_aux, int element_bytes) const {
-    if (has_c_or_aux) return 4;
-    return stages(3, element_bytes) == stages(2, element_bytes) ? 3 : 2;
+  // from boxes of its own. Four for fp32 results of a cooperative tile too: all blocks store at
+  // about the same time, and what waits in boxes does not keep the next tile waiting. Else as many
+  // as cost no stage.
+  constexpr int boxes(bool has_c_or_aux, bool is_fp32, int box_bytes) const {
+    if (has_c_or_aux || (is_fp32 && !ping_pong)) return kMostBoxes;
+    int boxes = kMostBoxes;
+    while (boxes > 2 && stages(boxes, box_bytes) < stages(2, box_bytes)) --boxes;
+    return boxes;
   }
 
   // Columns that are contiguous in memory come in atoms of 64.
@@ -146,7 +153,7 @@ constexpr bool is_sound(const Sm90Tile& t) {
   return t.consumer_m() % 64 == 0 && t.m <= 256 && t.n % 32 == 0 && t.n <= 256 &&
          kRegisters <= 65536 && kRegisters <= 168 * Sm90Tile::kThreads &&
          t.sums() + 100 <= Sm90Tile::kConsumerRegisters &&
-         t.shared_bytes(t.stages(4, 4), 4, 4) <= Sm90Tile::kSharedBytes && t.stages(4, 4) >= 3;
+         t.stages(Sm90Tile::kMostBoxes, Sm90Tile::kBoxRows * 128) >= 3;
 }
 
 static_assert(std::ranges::all_of(kSm90Tiles, [](const Sm90Tile& t) { return is_sound(t); }));
@@ -180,6 +187,8 @@ struct GemmPlan {
   int cluster_n = 1;  // or side by side: they share a
   int stages = 0;
   int boxes = 0;  // of a consumer
+  int box_columns = 0;
+  bool plain = false;  // as is_plain, of serves.h
   int shared_bytes = 0;
   bool reduce = false;  // TMA adds the product to out
 

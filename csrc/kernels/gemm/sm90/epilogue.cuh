@@ -1,9 +1,11 @@
-// From a consumer's sums to the result on Hopper, part by part: 64 rows by 32 columns, of which a
-// thread has 16 elements in registers. Each part goes through a box of shared memory to TMA, which
-// stores it while the next ones are computed. A part of c, or of the aux of a derivative, comes the
-// same way and is replaced in its box by the result.
+// From a consumer's sums to the result on Hopper, box by box: each goes through shared memory to
+// TMA, which stores it while the next ones are computed. Plain results, of alpha and the bias, are
+// written by code without branches for each type. All others pass part by part, 64 rows by 32
+// columns, through the same code: a part of c, or of the aux of a derivative, comes by TMA and is
+// replaced in its box by the result.
 #pragma once
 
+#include "bias.cuh"
 #include "gemm/shared/activation.cuh"
 #include "part.cuh"
 
@@ -22,43 +24,33 @@ class Sm90Epilogue {
         plan_(plan),
         consumer_(consumer),
         boxes_(boxes + consumer * plan.boxes * box_bytes()),
+        alpha_(static_cast<float>(g.alpha)),
         workspace_(workspace),
         tickets_(tickets) {}
 
-  // Starts to fetch the first parts of a tile's side matrix. This consumer's begins at `row`.
-  __device__ void prefetch(int batch, int row, int column) {
+  // Starts to fetch the first parts of a tile's side matrix. `tile` is this consumer's rows of it.
+  __device__ void prefetch(const BlockTile& tile) {
     if (!has_side() || !is_leader()) return;
     ptx::bulk_wait_read<0>();
     Ring to = slots_;
 #pragma unroll 1
-    for (int i = 0; i < plan_.boxes; ++i, to.advance(plan_.boxes))
-      fetch_side(batch, row, column, 0, i, to.at);
+    for (int i = 0; i < plan_.boxes; ++i, to.advance(plan_.boxes)) fetch_side(tile, 0, i, to.at);
   }
 
-  // Stores the result of a tile, and the sums of its columns. The sums are in registers, or all of
-  // them in memory.
-  __device__ void finish(const typename Gemm::Sums& sums, const Shares<Gemm>& shares, int batch,
-                         int row, int column) {
-    const int rows = part_rows(row), columns = part_columns(column);
-    int number = 0;
-#pragma unroll 1
-    for (int i = 0; i < rows; ++i) {
-#pragma unroll 1
-      for (int j = 0; j < columns; ++j, ++number, slots_.advance(slots())) {
-        Part x;
-        if (shares.count() > 1)
-          shares.sum(x, i * kRowParts + j);
-        else
-          take(x, sums, i * kRowParts + j);
-        finish_part(x, batch, row + i * kRows, column + j * kColumns, number);
-        // The box of an earlier part is free, for one that comes when all other boxes have had
-        // their turn.
-        if (has_side() && is_leader() && number >= stores_read())
-          fetch_side(batch, row, column, i, j + plan_.boxes - stores_read(),
-                     slots_.before(stores_read(), plan_.boxes));
-      }
-    }
-    if (g_.column_sums) finish_column_sums(column);
+  // Stores the result of a tile, and the sums of its columns. `bias` is of its columns, or null.
+  __device__ void finish(const typename Gemm::Sums& sums, const BlockTile& tile,
+                         const float* bias) {
+    if (!plan_.plain) return finish_parts(sums, tile, bias);
+    const auto finish_as = [&](auto zero) {
+      if (bias)
+        finish_plain<decltype(zero), true>(sums, tile, bias);
+      else
+        finish_plain<decltype(zero), false>(sums, tile, bias);
+    };
+    if (g_.out.dtype == DType::f32)
+      finish_as(float());
+    else
+      finish_as(typename Gemm::Element());
   }
 
   // Shared memory has to outlive the last store.
@@ -68,8 +60,9 @@ class Sm90Epilogue {
 
  private:
   static constexpr Sm90Tile kTile = Gemm::kTile;
-  static constexpr int kRows = Sm90Tile::kBoxRows, kColumns = Sm90Tile::kBoxColumns;
+  static constexpr int kRows = Sm90Tile::kBoxRows, kColumns = Sm90Tile::kPartColumns;
   static constexpr int kRowParts = kTile.n / kColumns;
+  using Part = amp_ext::Part<kColumns>;
 
   __device__ static bool is_leader() { return consumer_thread() == 0; }
   __device__ bool stores_aux() const { return g_.aux.data && !g_.derivative; }
@@ -78,31 +71,33 @@ class Sm90Epilogue {
   }
   __device__ int slot_boxes() const { return stores_aux() ? 2 : 1; }
   __device__ int slots() const { return stores_aux() ? plan_.boxes / 2 : plan_.boxes; }
-  // While a part is computed, the slots of all but so many parts before it are known to be free.
-  // With three of them a store has a part's time to be read.
-  __device__ int stores_read() const { return slots() > 2 ? 2 : 1; }
+  // While a slot is written, all but so many before it are known to be free. Of the side's the
+  // third last one is fetched anew.
+  __device__ int stores_read() const { return has_side() ? 2 : slots() - 1; }
 
   // The parts of a consumer's tile that have elements in the matrix.
+  template <int kOfColumns = kColumns>
   __device__ int part_columns(int column) const {
-    const int left = (static_cast<int>(g_.n) - column + kColumns - 1) / kColumns;
-    return left < kRowParts ? left : kRowParts;
+    const int left = (static_cast<int>(g_.n) - column + kOfColumns - 1) / kOfColumns;
+    return left < kTile.n / kOfColumns ? left : kTile.n / kOfColumns;
   }
   __device__ int part_rows(int row) const {
     const int left = (static_cast<int>(g_.m) - row + kRows - 1) / kRows;
     return left < 0 ? 0 : left < Gemm::kRowBlocks ? left : Gemm::kRowBlocks;
   }
 
-  __device__ int box_bytes() const { return Sm90Tile::box_bytes(size_of(g_.out.dtype)); }
+  __device__ int box_bytes() const { return kRows * plan_.box_columns * size_of(g_.out.dtype); }
   __device__ unsigned char* box(int index) const { return boxes_ + index * box_bytes(); }
 
   // Part j of row i of the side matrix, or one of the next row, if there is one.
-  __device__ void fetch_side(int batch, int row, int column, int i, int j, int to) {
-    const int columns = part_columns(column);
+  __device__ void fetch_side(const BlockTile& tile, int i, int j, int to) {
+    const int columns = part_columns(tile.column);
     for (; j >= columns; j -= columns) ++i;
-    if (i >= part_rows(row)) return;
+    if (i >= part_rows(tile.row)) return;
     ptx::Mbarrier& full = header_.side_full[consumer_][to];
     ptx::mbarrier_arrive_expect_tx(full, box_bytes());
-    ptx::tma_load(box(to), maps_.side, full, column + j * kColumns, row + i * kRows, batch);
+    ptx::tma_load(box(to), maps_.side, full, tile.column + j * kColumns, tile.row + i * kRows,
+                  tile.batch);
   }
 
   // Only constants can number registers: a part's are chosen by its number in the tile.
@@ -126,45 +121,99 @@ class Sm90Epilogue {
     }
   }
 
-  __device__ void finish_part(Part& x, int batch, int row, int column, int number) {
-    unsigned char* const to = box(slots_.at * slot_boxes());
-    if (has_side()) ptx::mbarrier_wait(header_.side_full[consumer_][slots_.at], slots_.parity);
-    const float alpha = static_cast<float>(g_.alpha);
+  template <class T, bool kBias>
+  __device__ void finish_plain(const typename Gemm::Sums& sums, const BlockTile& tile,
+                               const float* bias) {
+    constexpr int kBoxColumns = kTile.box_columns(true, sizeof(T));
+    using Box = amp_ext::Part<kBoxColumns>;
+    const BoxWriter<T, kBoxColumns> writer;
+    const bool leads = is_leader();
+    const int rows = part_rows(tile.row), columns = part_columns<kBoxColumns>(tile.column);
 #pragma unroll
-    for (Group& group : x.groups) {
+    for (int i = 0; i < Gemm::kRowBlocks; ++i) {
 #pragma unroll
-      for (float& value : group.at) value *= alpha;
+      for (int j = 0; j < kTile.n / kBoxColumns; ++j) {
+        if (i >= rows || j >= columns) continue;
+        Box x;
+        memcpy(&x, &sums[i][j * kBoxColumns / 2], sizeof(x));
+        x.scale(alpha_);
+        if constexpr (kBias) x.add(bias + j * kBoxColumns);
+        unsigned char* const to = boxes_ + slots_.at * kRows * kBoxColumns * int{sizeof(T)};
+        writer.write(x, to);
+        meet(leads, plan_.boxes - 1);
+        if (leads) {
+          store_out<sizeof(T) == 4>(to, tile, i * kRows, j * kBoxColumns);
+          ptx::bulk_commit();
+        }
+        slots_.advance(plan_.boxes);
+      }
     }
-    if (g_.bias.data) add_bias(x, column);
-    if (!is_plain()) {
-      x.each([&](Group& group, int i) { finish_group(group, to, i, row, number); });
-      if (has_side()) ptx::warp_sync();  // stmatrix overwrites what other lanes have read
-    }
-    with_type(g_.out.dtype, [&](auto zero) { x.write<decltype(zero)>(to); });
-
-    // By every thread that wrote: TMA reads through another proxy.
-    ptx::fence_proxy_async();
-    if (is_leader()) {
-      if (stores_read() == 1)
-        ptx::bulk_wait_read<0>();
-      else
-        ptx::bulk_wait_read<1>();
-    }
-    // All have written, and know which boxes are free.
-    consumer_sync(consumer_);
-    if (is_leader()) {
-      if (plan_.reduce)
-        ptx::tma_reduce_add(maps_.out, to, column, row, batch);
-      else
-        ptx::tma_store(maps_.out, to, column, row, batch);
-      if (stores_aux()) ptx::tma_store(maps_.side, to + box_bytes(), column, row, batch);
-      ptx::bulk_commit();
-    }
-    if (g_.column_sums) store_column_sums(batch, row, column, number);
   }
 
-  __device__ bool is_plain() const {
-    return !has_side() && !g_.aux.data && g_.activation == Activation::none && !g_.column_sums;
+  __device__ void finish_parts(const typename Gemm::Sums& sums, const BlockTile& tile,
+                               const float* bias) {
+    const int rows = part_rows(tile.row), columns = part_columns(tile.column);
+    int number = 0;
+#pragma unroll 1
+    for (int i = 0; i < rows; ++i) {
+#pragma unroll 1
+      for (int j = 0; j < columns; ++j, ++number, slots_.advance(slots())) {
+        Part x;
+        take(x, sums, i * kRowParts + j);
+        x.scale(alpha_);
+        if (bias) x.add(bias + j * kColumns);
+        finish_part(x, tile, i * kRows, j * kColumns, number);
+        // The box of an earlier part is free, for one that comes when all other boxes have had
+        // their turn.
+        if (has_side() && is_leader() && number >= stores_read())
+          fetch_side(tile, i, j + plan_.boxes - stores_read(),
+                     slots_.before(stores_read(), plan_.boxes));
+      }
+    }
+    if (g_.column_sums) finish_column_sums(tile.column);
+  }
+
+  // The part that begins so many rows and columns from the tile's first.
+  __device__ void finish_part(Part& x, const BlockTile& tile, int row, int column, int number) {
+    unsigned char* const to = box(slots_.at * slot_boxes());
+    if (has_side()) ptx::mbarrier_wait(header_.side_full[consumer_][slots_.at], slots_.parity);
+    x.each([&](Group& group, int i) { finish_group(group, to, i, tile.row + row, number); });
+    if (has_side()) ptx::warp_sync();  // stmatrix overwrites what other lanes have read
+    with_type(g_.out.dtype, [&](auto zero) { BoxWriter<decltype(zero), kColumns>().write(x, to); });
+    meet(is_leader(), stores_read());
+    if (is_leader()) {
+      store_out(to, tile, row, column);
+      if (stores_aux())
+        ptx::tma_store(maps_.side, to + box_bytes(), tile.column + column, tile.row + row,
+                       tile.batch);
+      ptx::bulk_commit();
+    }
+    if (g_.column_sums) store_column_sums(tile.batch, tile.row + row, tile.column + column, number);
+  }
+
+  // When a consumer has written a box. Behind it all of it is written, and all boxes but this one
+  // and those of the last so many stores less one are free.
+  __device__ void meet(bool leads, int stores) const {
+    // By every thread that wrote: TMA reads through another proxy.
+    ptx::fence_proxy_async();
+    if (leads) {
+      if (stores == 1)
+        ptx::bulk_wait_read<0>();
+      else if (stores == 2)
+        ptx::bulk_wait_read<1>();
+      else
+        ptx::bulk_wait_read<2>();
+    }
+    consumer_sync(consumer_);
+  }
+
+  template <bool kMayAdd = true>
+  __device__ void store_out(const unsigned char* box, const BlockTile& tile, int row,
+                            int column) const {
+    if (kMayAdd && plan_.reduce)
+      ptx::tma_reduce_add(maps_.out, box, tile.column + column, tile.row + row, tile.batch);
+    else
+      ptx::tma_store(maps_.out, box, tile.column + column, tile.row + row, tile.batch);
   }
 
   // What is rare, and has to be done before the result is rounded. The group begins at this row.
@@ -184,22 +233,6 @@ class Sm90Epilogue {
       activate(g_.activation, x.at);
     }
     if (g_.column_sums) sum_columns(x, row, number, part);
-  }
-
-  __device__ void add_bias(Part& x, int column) const {
-    with_type(g_.bias.dtype, [&](auto zero) {
-      using T = decltype(zero);
-      const T* const from =
-          static_cast<const T*>(ptx::global(g_.bias.data)) + column + Group::column(0);
-      const int left = static_cast<int>(g_.n) - column - Group::column(0);
-#pragma unroll
-      for (int i = 0; i < Part::kGroups * 2; ++i) {
-        const int at = i / 2 * Group::kColumns + i % 2;
-        const float bias = at < left ? Element<T>::widen(from[at]) : 0.0f;
-        x.groups[i / 2].at[i % 2] += bias;
-        x.groups[i / 2].at[i % 2 + 2] += bias;
-      }
-    });
   }
 
   // Adds up the columns of a group over this warp's rows. Always in the same order, as below.
@@ -254,6 +287,7 @@ class Sm90Epilogue {
   const GemmPlan& plan_;
   const int consumer_;
   unsigned char* const boxes_;
+  const float alpha_;
   unsigned char* const workspace_;
   uint32_t* const tickets_;
   Ring slots_;  // boxes of the result, or pairs of boxes of it and of aux

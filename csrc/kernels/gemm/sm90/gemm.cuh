@@ -21,45 +21,42 @@ __device__ void consume(Sm90Header& header, unsigned char* boxes, const unsigned
                         unsigned char* workspace, uint32_t* tickets) {
   constexpr Sm90Tile kTile = Gemm::kTile;
   Sm90Epilogue<Gemm> epilogue(header, boxes, maps, g, plan, consumer, workspace, tickets);
-  Ring ring;
   const int first_row = kTile.ping_pong ? 0 : consumer * kTile.consumer_m();
-  for (uint32_t round = 0; unit_of(plan, round) < plan.units; ++round) {
-    const int steps = work_of(plan, unit_of(plan, round)).steps;
-    if (kTile.ping_pong && round % Sm90Tile::kConsumers != consumer) {
-      ring.skip(steps, plan.stages);
-      continue;
-    }
-    {
-      const GemmWork work = work_of(plan, unit_of(plan, round));
-      const BlockTile tile = block_tile<Gemm>(g, plan, work);
-      if (tile.inside && work.splits == 1)
-        epilogue.prefetch(tile.batch, tile.row + first_row, tile.column);
-    }
+  for (uint32_t round = 0;; ++round) {
+    const Sm90Unit unit = read_unit(header, round);
+    const GemmWork& work = unit.work;
+    if (work.steps == 0) break;
+    if (kTile.ping_pong && round % Sm90Tile::kConsumers != consumer) continue;
+    BlockTile tile = unit.tile;
+    tile.row += first_row;
+    if (tile.inside && work.splits == 1) epilogue.prefetch(tile);
     // In turns: parity does not tell a stage's phase from the one two before, so a consumer begins
-    // when the other one has seen all of its steps. The tensor cores then do one tile at a time.
+    // when the other one has seen all of its steps. The tensor cores do one tile at a time, and
+    // begin with one as they end the other.
     const int turn = round / Sm90Tile::kConsumers % 2;
     if (kTile.ping_pong) ptx::mbarrier_wait(header.turn[consumer], consumer == 0 ? turn ^ 1 : turn);
     typename Gemm::Sums sums;
-    accumulate<Gemm>(sums, header, stages, plan, first_row, steps, ring);
-    if (kTile.ping_pong && threadIdx.x % 32 == 0) ptx::mbarrier_arrive(header.turn[consumer ^ 1]);
-    const GemmWork work = work_of(plan, unit_of(plan, round));
-    const BlockTile tile = block_tile<Gemm>(g, plan, work);
-    const int row = tile.row + first_row;
+    forget(sums);
+    accumulate<Gemm>(sums, header, stages, plan, first_row, work.steps, unit.stages, [&] {
+      if (kTile.ping_pong && threadIdx.x % 32 == 0) ptx::mbarrier_arrive(header.turn[consumer ^ 1]);
+    });
+    const StagedBias bias(header, g, round);
     if (!tile.inside) continue;
-    const Shares<Gemm> shares(plan, work, consumer, workspace);
     if (work.splits > 1) {
+      const Shares<Gemm> shares(plan, work, consumer, workspace);
       shares.store(sums, work.split);
       uint32_t* const ticket = tickets + shares.number();
       if (!is_last_consumer(ticket, work.splits, header.last[consumer], consumer)) continue;
-      epilogue.prefetch(tile.batch, row, tile.column);
+      epilogue.prefetch(tile);
+      shares.add_up(sums);
     }
-    epilogue.finish(sums, shares, tile.batch, row, tile.column);
+    epilogue.finish(sums, tile, bias.columns());
   }
   epilogue.close();
 }
 
 template <class Gemm>
-__device__ void init_barriers(Sm90Header& header, const GemmPlan& plan) {
+__device__ void init_barriers(Sm90Header& header, const GemmArgs& g, const GemmPlan& plan) {
   constexpr int kWarps = Gemm::kTeam * kWarpgroup / 32;
   for (int i = 0; i < plan.stages; ++i) {
     ptx::mbarrier_init(header.full[i], 1);
@@ -68,6 +65,12 @@ __device__ void init_barriers(Sm90Header& header, const GemmPlan& plan) {
   for (ptx::Mbarrier& turn : header.turn) ptx::mbarrier_init(turn, kWarpgroup / 32);
   for (auto& of_consumer : header.side_full)
     for (int i = 0; i < plan.boxes; ++i) ptx::mbarrier_init(of_consumer[i], 1);
+  constexpr int kAllWarps = Sm90Tile::kConsumers * kWarpgroup / 32;
+  for (ptx::Mbarrier& full : header.unit_full) ptx::mbarrier_init(full, 1);
+  for (ptx::Mbarrier& empty : header.unit_empty)
+    ptx::mbarrier_init(empty, kAllWarps + (g.bias.data ? 1 : 0));
+  for (ptx::Mbarrier& full : header.bias_full) ptx::mbarrier_init(full, 1);
+  for (ptx::Mbarrier& empty : header.bias_empty) ptx::mbarrier_init(empty, kWarps);
   ptx::fence_mbarrier_init();
 }
 
@@ -81,10 +84,11 @@ __global__ void __launch_bounds__(Sm90Tile::kThreads, 1)
     constexpr Sm90Tile kTile = Gemm::kTile;
     auto& header = ptx::shared<Sm90Header>();
     auto* const boxes = reinterpret_cast<unsigned char*>(&header + 1);
-    auto* const stages = boxes + Sm90Tile::boxes_bytes(plan.boxes, size_of(args.out.dtype));
+    const int box_bytes = Sm90Tile::kBoxRows * plan.box_columns * size_of(args.out.dtype);
+    auto* const stages = boxes + Sm90Tile::boxes_bytes(plan.boxes, box_bytes);
     if (threadIdx.x == 0) {
       for (const CUtensorMap* map : {&maps.a, &maps.b, &maps.out}) ptx::tma_prefetch(*map);
-      init_barriers<Gemm>(header, plan);
+      init_barriers<Gemm>(header, args, plan);
     }
     // Nobody uses a barrier before it is one: the other block's TMA and consumers use them too.
     if (plan.cluster_m * plan.cluster_n > 1)
@@ -95,7 +99,9 @@ __global__ void __launch_bounds__(Sm90Tile::kThreads, 1)
     const int warpgroup = threadIdx.x / kWarpgroup;
     if (warpgroup == 0) {
       ptx::setmaxnreg_dec<Sm90Tile::kProducerRegisters>();
-      if (threadIdx.x < 32 && ptx::warp_elect()) produce<Gemm>(header, stages, maps, args, plan);
+      const int warp = threadIdx.x / 32;
+      if (warp == 0 && ptx::warp_elect()) produce<Gemm>(header, stages, maps, args, plan);
+      if (warp == 1 && args.bias.data) stage_bias<Gemm>(header, args);
     } else {
       ptx::setmaxnreg_inc<Sm90Tile::kConsumerRegisters>();
       consume<Gemm>(header, boxes, stages, maps, args, plan, warpgroup - 1, workspace, tickets);
@@ -138,8 +144,7 @@ bool encode_operand(CUtensorMap& map, const MatrixRef& x, int64_t mn, int64_t mn
 template <class Gemm>
 bool encode_maps(Sm90Maps& maps, const GemmArgs& g, const GemmPlan& plan) {
   const auto result = [&](CUtensorMap& map, const MatrixRef& x) {
-    return encode(map, x, g.n, g.m, x.row_stride, g.batch, Sm90Tile::kBoxColumns,
-                  Sm90Tile::kBoxRows);
+    return encode(map, x, g.n, g.m, x.row_stride, g.batch, plan.box_columns, Sm90Tile::kBoxRows);
   };
   const MatrixRef& side = g.c.data ? g.c : g.aux;
   const int64_t products = g.batch * g.terms;

@@ -5,15 +5,12 @@
 #include <cuda.h>
 
 #include <cstdint>
-#include <ptx/sm90.cuh>
 
 #include "amp_ext/gemm.h"
-#include "gemm/shared/scheduler.cuh"
-#include "gemm/shared/swizzle.h"
+#include "header.cuh"
 
 namespace amp_ext {
 
-constexpr int kWarpgroup = 128;
 constexpr int kAtom = Sm90Tile::kStep;  // elements in a swizzled row of 128 bytes
 
 // What TMA has to know of memory. `side` is c or aux.
@@ -22,38 +19,6 @@ struct Sm90Maps {
   CUtensorMap b;
   CUtensorMap out;
   CUtensorMap side;
-};
-
-// The beginning of shared memory. The consumers' boxes and the stages follow it.
-struct alignas(kSwizzleAlignment) Sm90Header {
-  ptx::Mbarrier full[Sm90Tile::kMostStages];   // TMA has written the stage
-  ptx::Mbarrier empty[Sm90Tile::kMostStages];  // all who read what this block fetches have read it
-  ptx::Mbarrier turn[Sm90Tile::kConsumers];    // the other consumer of a ping-pong has multiplied
-  ptx::Mbarrier side_full[Sm90Tile::kConsumers][Sm90Tile::kMostBoxes];  // TMA has written the box
-  // Of each warp, over the rows of a box: of two boxes, because a warp may be one ahead.
-  float column_sums[Sm90Tile::kConsumers][2][4][Sm90Tile::kBoxColumns];
-  bool last[Sm90Tile::kConsumers];
-};
-static_assert(sizeof(Sm90Header) == Sm90Tile::kHeaderBytes);
-
-// A place in a ring of `size` stages or boxes. A round completes one phase of each one's barrier.
-struct Ring {
-  int at = 0;
-  int parity = 0;  // of the phase that this round completes
-
-  __device__ void advance(int size) {
-    if (++at < size) return;
-    at = 0;
-    parity ^= 1;
-  }
-  __device__ void skip(int places, int size) {
-    const int to = at + places;
-    parity ^= to / size & 1;
-    at = to % size;
-  }
-  __device__ int before(int places, int size) const {
-    return at < places ? at - places + size : at - places;
-  }
 };
 
 // A step of an operand in shared memory, of kExtent of m or n. Lines are contiguous as in global
@@ -113,15 +78,6 @@ struct Sm90Gemm {
   }
 };
 
-// A tile of this block's: where it begins, and whether any of it is in the matrix. Of a cluster's
-// two tiles the second one may lie outside; then the block only feeds the other one.
-struct BlockTile {
-  int batch;
-  int row;
-  int column;
-  bool inside;
-};
-
 template <class Gemm>
 __device__ BlockTile block_tile(const GemmArgs& g, const GemmPlan& plan, const GemmWork& work) {
   const int rank = plan.cluster_m * plan.cluster_n > 1 ? ptx::cluster_rank() : 0;
@@ -132,14 +88,13 @@ __device__ BlockTile block_tile(const GemmArgs& g, const GemmPlan& plan, const G
   return tile;
 }
 
-// The block's unit of a round, or one that does not exist when it has no more. Found out anew at
-// each use, to hold no registers in between.
+// The block's unit of a round, or one that does not exist when it has no more.
 __device__ inline uint32_t unit_of(const GemmPlan& plan, uint32_t round) {
   const uint32_t blocks = plan.cluster_m * plan.cluster_n;
   return ptx::block_index() / blocks + round * (plan.blocks / blocks);
 }
 
-// One thread fetches the steps of all of the block's units.
+// One thread fetches the steps of all of the block's units, and tells the others of each.
 template <class Gemm>
 __device__ void produce(Sm90Header& header, unsigned char* stages, const Sm90Maps& maps,
                         const GemmArgs& g, const GemmPlan& plan) {
@@ -148,9 +103,11 @@ __device__ void produce(Sm90Header& header, unsigned char* stages, const Sm90Map
   const int a_shares = plan.cluster_n, a_share = a_shares > 1 ? rank : 0;
   const int b_shares = plan.cluster_m, b_share = b_shares > 1 ? rank : 0;
   Ring ring;
-  for (uint32_t round = 0; unit_of(plan, round) < plan.units; ++round) {
+  uint32_t round = 0;
+  for (; unit_of(plan, round) < plan.units; ++round) {
     const GemmWork work = work_of(plan, unit_of(plan, round));
     const BlockTile tile = block_tile<Gemm>(g, plan, work);
+    write_unit(header, round, {work, tile, ring});
     int matrix = static_cast<int>(work.matrix), step = work.step;
     for (int i = 0; i < work.steps; ++i, ring.advance(plan.stages)) {
       ptx::Mbarrier& full = header.full[ring.at];
@@ -169,6 +126,7 @@ __device__ void produce(Sm90Header& header, unsigned char* stages, const Sm90Map
       }
     }
   }
+  write_unit(header, round, {});
   // The other block still arrives at these barriers: they have to outlive that.
   if (cluster > 1)
     for (int i = 0; i < plan.stages; ++i, ring.advance(plan.stages))
@@ -185,11 +143,12 @@ __device__ inline void release(ptx::Mbarrier& empty, int cluster) {
   }
 }
 
-// Sums up a consumer's rows of a tile, from `row` on, over so many steps of the ring.
-template <class Gemm>
+// Sums up a consumer's rows of a tile, from `row` on, over so many steps of the ring. All of them
+// have been seen when it calls `next`.
+template <class Gemm, class Next>
 __device__ void accumulate(typename Gemm::Sums& sums, Sm90Header& header,
                            const unsigned char* stages, const GemmPlan& plan, int row, int steps,
-                           Ring& ring) {
+                           Ring ring, Next next) {
   const int cluster = plan.cluster_m * plan.cluster_n;
   constexpr int kRowBlocks = Gemm::kRowBlocks;
   static_assert(kRowBlocks <= 2);
@@ -215,6 +174,7 @@ __device__ void accumulate(typename Gemm::Sums& sums, Sm90Header& header,
     ptx::wgmma_wait<1>();
     if (step > 0) release(header.empty[ring.before(1, plan.stages)], cluster);
   }
+  next();
   ptx::wgmma_wait<0>(sums);
   release(header.empty[ring.before(1, plan.stages)], cluster);
 }

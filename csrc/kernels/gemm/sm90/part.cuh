@@ -1,5 +1,5 @@
-// Parts of a tile: 64 rows by 32 columns, of which each thread of a consumer has 16 elements, and
-// which lie in a box of shared memory as TMA stores them.
+// Parts of a tile, of which each thread of a consumer has some elements, and boxes of shared
+// memory, in which they lie as TMA stores them.
 #pragma once
 
 #include <cstring>
@@ -8,14 +8,6 @@
 #include "split.cuh"
 
 namespace amp_ext {
-
-// Calls use(T()) with an element of the type.
-template <class Use>
-__device__ void with_type(DType dtype, Use use) {
-  if (dtype == DType::f32) return use(float());
-  if (dtype == DType::f16) return use(__half());
-  use(__nv_bfloat16());
-}
 
 // A thread's elements of 8 columns of a part: of lane l of warp w, element 2 h + i in row
 // 16 w + l / 4 + 8 h and column 2 (l % 4) + i.
@@ -34,10 +26,11 @@ struct Group {
     T low, high;
   };
 
-  // The place of elements i and i + 1 in a box of T, in which the group has this number.
+  // The place of elements i and i + 1 in a box of T and 32 columns, in which the group has this
+  // number.
   template <class T>
   __device__ static Pair<T>* place(unsigned char* box, int number, int i) {
-    constexpr int kRowBytes = Sm90Tile::kBoxColumns * sizeof(T);
+    constexpr int kRowBytes = Sm90Tile::kPartColumns * sizeof(T);
     const int byte = (number * kColumns + column(i)) * static_cast<int>(sizeof(T));
     return reinterpret_cast<Pair<T>*>(box + swizzled<kRowBytes>(row(i), byte / 16) + byte % 16);
   }
@@ -63,10 +56,28 @@ struct Group {
   }
 };
 
-// A thread's elements of a part.
+// A thread's elements of 64 rows by kColumns, of a part or of several side by side.
+template <int kColumns>
 struct Part {
-  static constexpr int kGroups = Sm90Tile::kBoxColumns / Group::kColumns;
+  static constexpr int kGroups = kColumns / Group::kColumns;
   Group groups[kGroups];
+
+  // x = alpha x + bias.
+  __device__ void scale(float alpha) {
+#pragma unroll
+    for (Group& group : groups) {
+#pragma unroll
+      for (float& value : group.at) value *= alpha;
+    }
+  }
+  __device__ void add(const float* bias) {
+    bias += Group::column(0);
+#pragma unroll
+    for (int i = 0; i < kGroups; ++i) {
+#pragma unroll
+      for (int j = 0; j < Group::kSize; ++j) groups[i].at[j] += bias[i * Group::kColumns + j % 2];
+    }
+  }
 
   // Calls use(group, number) for each. In a loop, through which they pass by turns: what is done to
   // four numbers is long enough, and takes registers enough.
@@ -81,31 +92,62 @@ struct Part {
       groups[kGroups - 1] = group;
     }
   }
+};
 
-  // Rounds them and writes them to a box of T.
-  template <class T>
-  __device__ void write(unsigned char* box) const {
+// Rounds a thread's elements to T and writes them to boxes of so many columns.
+template <class T, int kColumns>
+class BoxWriter {
+ public:
+  __device__ BoxWriter() {
+    const int thread = consumer_thread(), lane = thread % 32, warp_row = thread / 32 * 16;
     if constexpr (sizeof(T) == 4) {
-#pragma unroll
-      for (int i = 0; i < kGroups; ++i) groups[i].write<T>(box, i);
+      const int row = warp_row + lane / 4, byte = lane % 4 * 8;
+      is_odd_ = row % 2;
+      place_ = (swizzled<kRowBytes>(row, byte / 16) + byte % 16) ^ group_offset(is_odd_ ? 2 : 0);
     } else {
-      constexpr int kRowBytes = Sm90Tile::kBoxColumns * sizeof(T);
-      const int thread = consumer_thread(), lane = thread % 32;
-      const int row = thread / 32 * 16 + lane % 16;
+      place_ = swizzled<kRowBytes>(warp_row + lane % 16, lane / 16);
+    }
+  }
+
+  __device__ void write(const Part<kColumns>& x, unsigned char* box) const {
+    if constexpr (sizeof(T) == 4) {
+      // The same group of rows 2 r and 2 r + 1 has chunks in the same banks: odd rows are a group
+      // of the other half ahead.
+#pragma unroll
+      for (int i = 0; i < kGroups; ++i) {
+        const Group &own = x.groups[i], &other = x.groups[i ^ 2];
+        const auto value = [&](int j) { return is_odd_ ? other.at[j] : own.at[j]; };
+        unsigned char* const to = box + (place_ ^ group_offset(i));
+        ptx::store_shared(reinterpret_cast<float2*>(to), float2{value(0), value(1)});
+        ptx::store_shared(reinterpret_cast<float2*>(to + 8 * kRowBytes),
+                          float2{value(2), value(3)});
+      }
+    } else {
       // Four matrices of 8x8 at a time: upper and lower rows, then the same of the next 8 columns.
 #pragma unroll
       for (int i = 0; i < kGroups; i += 2) {
         uint32_t matrices[4];
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-          const float* const at = groups[i + j / 2].at + j % 2 * 2;
+          const float* const at = x.groups[i + j / 2].at + j % 2 * 2;
           const T pair[2] = {Element<T>::round(at[0]), Element<T>::round(at[1])};
           memcpy(&matrices[j], pair, sizeof(pair));
         }
-        ptx::stmatrix(box + swizzled<kRowBytes>(row, i + lane / 16), matrices);
+        ptx::stmatrix(box + (place_ ^ group_offset(i)), matrices);
       }
     }
   }
+
+ private:
+  static constexpr int kGroups = Part<kColumns>::kGroups, kRowBytes = kColumns * sizeof(T);
+
+  // From the first group, or pair of them, on: by exclusive or, as the swizzle has it.
+  __device__ static constexpr int group_offset(int group) {
+    return group * Group::kColumns * static_cast<int>(sizeof(T));
+  }
+
+  int place_;  // of what this thread writes of the first group, or pair of them
+  bool is_odd_ = false;
 };
 
 }  // namespace amp_ext

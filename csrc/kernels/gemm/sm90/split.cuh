@@ -31,7 +31,7 @@ __device__ inline bool is_last_consumer(uint32_t* ticket, uint32_t consumers, bo
     ptx::device_fence();
   }
   consumer_sync(consumer);
-  return shared;
+  return ptx::warp_uniform(shared);
 }
 
 // A consumer's sums of each of a tile's shares, in the workspace: a thread's in packs of four,
@@ -47,8 +47,6 @@ class Shares {
         member_(Gemm::kTeam > 1 ? consumer : 0),
         count_(work.splits) {}
 
-  __device__ uint32_t count() const { return count_; }
-
   // That of this consumer's ticket.
   __device__ uint32_t number() const { return index(tile_); }
 
@@ -62,23 +60,20 @@ class Shares {
     }
   }
 
-  // Adds the shares of a part up, in their order.
-  template <class Part>
-  __device__ void sum(Part& x, int number) const {
-    constexpr int kSize = sizeof(Part) / sizeof(float);
-    float sums[kSize] = {};
+  // Adds the shares up, in their order.
+  __device__ void add_up(typename Gemm::Sums& sums) const {
+    memset(&sums, 0, sizeof(sums));
     for (uint32_t split = 0; split < count_; ++split) {
-      const uint4* const from = packs(split) + number * (kSize / 4) * kWarpgroup;
+      const uint4* const from = packs(split);
 #pragma unroll
-      for (int i = 0; i < kSize; i += 4) {
-        const uint4 bits = ptx::load_l2(from + i / 4 * kWarpgroup);
+      for (int i = 0; i < kPacks; ++i) {
+        const uint4 bits = ptx::load_l2(from + i * kWarpgroup);
         float share[4];
         memcpy(share, &bits, sizeof(bits));
 #pragma unroll
-        for (int j = 0; j < 4; ++j) sums[i + j] += share[j];
+        for (int j = 0; j < 4; ++j) sums[i * 4 / kRowSums][i * 4 % kRowSums + j] += share[j];
       }
     }
-    memcpy(&x, sums, sizeof(x));
   }
 
  private:

@@ -98,6 +98,8 @@ T shuffle_xor(T value, int mask) {
   return simt::value_of_lane("shuffle_xor", value, simt::lane() ^ mask);
 }
 
+inline int warp_uniform(int value) { return simt::value_of_lane("warp_uniform", value, 0); }
+
 bool warp_any(bool predicate);
 void warp_sync();
 

@@ -2,7 +2,19 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <ptx/sm80.cuh>
+
+namespace amp_ext {
+
+inline void forget(float& value) { value = std::numeric_limits<float>::quiet_NaN(); }
+
+template <class T, int kSize>
+void forget(T (&array)[kSize]) {
+  for (T& element : array) forget(element);
+}
+
+}  // namespace amp_ext
 
 namespace amp_ext::ptx {
 
