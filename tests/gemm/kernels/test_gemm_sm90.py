@@ -55,6 +55,16 @@ def test_every_schedule(tile: Tile, seed: int) -> None:
 
 
 @every_sm90_tile
+@pytest.mark.parametrize("seed", range(3))
+def test_a_tile_for_each_way_through_the_ring(tile: Tile, seed: int) -> None:
+    """A tile's first step has the stage of the first one of a tile before it, of the consumer whose
+    turn it is not."""
+    for steps in range(2, 9):
+        gemm = product_for(tile, *tile.of(3, 1), steps * tile.k)
+        check(gemm, tile, schedule=Schedule(seed, 1, 1))
+
+
+@every_sm90_tile
 @pytest.mark.parametrize("splits", [2, 3, 5])
 def test_shares_behind_whole_tiles(simt: Simt, tile: Tile, splits: int) -> None:
     """Of unequal numbers of steps, of one block's or cluster's tiles or of several ones'."""

@@ -14,6 +14,7 @@ HEADER, MAINLOOP, BIAS, SPLIT, PART, EPILOGUE, GEMM = (
 )
 SCHEDULER = "gemm/shared/scheduler.cuh"
 RING = f"{FEW} and every_schedule"
+TURNS = f"{FEW} and way_through_the_ring"
 RESULTS = f"{FEW} and all_at_once"
 SIDES = f"{FEW} and test_boxes"
 PLAIN = f"{SIDES} and plain"
@@ -235,8 +236,8 @@ MUTANTS = (
         "kAllWarps",
         PLAIN,
     ),
-    _epilogue("turns are not waited for", GEMM, WAIT_TURN, ";", SIDES),
-    _epilogue(
+    _mutant("turns are not waited for", GEMM, WAIT_TURN, ";", TURNS),
+    _mutant(
         "turns end before the steps",
         GEMM,
         "    accumulate<Gemm>(sums,",
@@ -246,7 +247,7 @@ MUTANTS = (
         "      accumulate<Gemm>(sums, header, stages, plan, first_row, work.steps, unit.stages,\n"
         "                       [] {});\n"
         "    else\n    accumulate<Gemm>(sums,",
-        SIDES,
+        TURNS,
     ),
     _mutant("turns are one's own", GEMM, "header.turn[consumer ^ 1]", "header.turn[consumer]"),
     _mutant("turns of every other phase", GEMM, "round / Sm90Tile::kConsumers % 2", "round % 2"),
@@ -382,12 +383,13 @@ MUTANTS = (
     _epilogue(
         "odd rows are even rows", PART, "is_odd_ ? other.at[j] : own.at[j]", "own.at[j]", PLAIN
     ),
-    _epilogue(
-        "results of 64 columns have parts' boxes",
+    Mutant(
+        "sm90: plain boxes are as narrow as others",
         "gemm/plan/tiles.h",
         "plain && n % whole == 0 ? whole :",
         "false ? whole :",
-        PLAIN,
+        "gemm_plan",
+        "every_plan",
     ),
     _mutant("exits before boxes are read", GEMM, "  epilogue.close();\n", ""),
     _epilogue(
