@@ -11,14 +11,14 @@
 namespace amp_ext {
 
 // A multiprocessor's shared memory, in bytes per cycle (data sheet); cycles until a load from
-// device memory arrives, and one from L2.
+// device memory arrives, and one from L2 when all multiprocessors load.
 constexpr double kSharedBytes = 128;
 constexpr double kLatency = 800;
-constexpr double kL2Latency = 400;
+constexpr double kL2Latency = 650;
 
 constexpr int64_t kMostSplits = 64;
-// The predicted cycles of split-K are divided by this: it takes memory, and the prediction of what
-// it costs is the least certain.
+// The predicted cycles of tiles that are split are divided by this: that takes memory, and the
+// prediction of what it costs is the least certain.
 constexpr double kSplitFactor = 0.9;
 
 // Bytes read or written for an element of the result.
@@ -158,21 +158,25 @@ class Sm90Cost {
   double best_splits() const { return std::sqrt(steps_ * step_ / add_share_); }
 
   double cycles(int64_t splits) const {
-    double cycles = kSm90Start + kLatency;
-    const double sum = steps_ * step_, rounds = ceil_div(whole(splits), clusters_);
-    if (rounds > 0) {
-      const double next = ping_pong_ ? std::max(sum, (sum + epilogue_) / 2) : sum + epilogue_;
-      cycles += sum + epilogue_ + (rounds - 1) * next;
-    }
+    const double rounds = ceil_div(whole(splits), clusters_);
+    const double cycles = kSm90Start + kLatency + whole_cycles(rounds);
     if (splits == 1) return cycles;
     const double share = std::ceil(double(steps_) / splits) * step_;
+    const double adding = store_share_ + splits * add_share_ + 2 * kLatency + epilogue_;
     // Behind a whole tile the other consumer of a ping-pong tile has its sums ready meanwhile.
-    if (ping_pong_ && rounds > 0) cycles -= std::min(epilogue_, share);
-    cycles += share + store_share_ + splits * add_share_ + 2 * kLatency + epilogue_;
-    return cycles / kSplitFactor;
+    const double hidden = ping_pong_ && rounds > 0 ? std::min(epilogue_, share) : 0;
+    return cycles + (share - hidden + adding) / kSplitFactor;
   }
 
  private:
+  // Of so many whole tiles, one after another.
+  double whole_cycles(double rounds) const {
+    if (rounds == 0) return 0;
+    const double sum = steps_ * step_;
+    const double next = ping_pong_ ? std::max(sum, (sum + epilogue_) / 2) : sum + epilogue_;
+    return sum + epilogue_ + (rounds - 1) * next;
+  }
+
   bool ping_pong_;
   int64_t steps_;
   int64_t tiles_;
