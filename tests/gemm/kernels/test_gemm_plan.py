@@ -52,7 +52,7 @@ class Plan(NamedTuple):
 
     @property
     def is_split(self) -> bool:
-        return "splits" in self.text
+        return re.search(r"\d+ (splits|ranges)", self.text) is not None
 
 
 def plan(m: int, n: int, k: int, layout: str = "NN", **options: Any) -> Plan:

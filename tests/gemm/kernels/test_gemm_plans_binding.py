@@ -35,6 +35,9 @@ def test_a_forced_tile() -> None:
     assert plan.startswith("sm90 tile 64x256x64, ping-pong, cluster 1x2") and "in 2 splits" in plan
     assert "sm90" not in _C.gemm_plan(4096, 4096, 4096, "NT", sm90=False)[0]
     assert "splits" not in _C.gemm_plan(64, 64, 64)[0]
+    _C.force_gemm_tile(6, (1, 2), splits=2, ranges=3)
+    plan, _ = _C.gemm_plan(512, 512, 4096, "NT")
+    assert "; 8x1 tiles, 2 splits and 3 ranges of their last 10 steps, 64 steps" in plan
     _C.force_gemm_tile(2)
     assert "128x224" in _C.gemm_plan(512, 512, 512, "NT")[0]
     assert "128x224" not in _C.gemm_plan(512, 512, 512, "NN")[0]
@@ -51,6 +54,8 @@ def test_a_forced_tile() -> None:
         ("force_gemm_tile", (99,), "tile must be None or a number below 8, got 99"),
         ("force_gemm_tile", (0, (2, 2)), "cluster must be (1, 1), (2, 1) or (1, 2), got (2, 2)"),
         ("force_gemm_tile", (0, (1, 1), 0), "splits must be at least 1, got 0"),
+        ("force_gemm_tile", (0, (1, 1), -1, True, 2), "splits must be at least 0, got -1"),
+        ("force_gemm_tile", (0, (1, 1), 1, False, 2), "ranges must be at least 0, and 0 for"),
     ],
 )
 def test_errors(function: str, arguments: tuple, message: str) -> None:

@@ -23,16 +23,17 @@ __device__ void consume(Sm90Header& header, unsigned char* boxes, const unsigned
   Sm90Epilogue<Gemm> epilogue(header, boxes, maps, g, plan, consumer, workspace, tickets);
   Ring ring;
   const int first_row = kTile.ping_pong ? 0 : consumer * kTile.consumer_m();
-  for (uint32_t round = 0; unit_of(plan, round) < plan.units; ++round) {
-    const int steps = work_of(plan, unit_of(plan, round)).steps;
+  uint32_t round = 0;
+  for (GemmPlace at = first_place(plan); at.unit < plan.units; advance(at, plan), ++round) {
+    const int steps = work_of(plan, at).steps;
     if (kTile.ping_pong && round % Sm90Tile::kConsumers != consumer) {
       ring.skip(steps, plan.stages);
       continue;
     }
     {
-      const GemmWork work = work_of(plan, unit_of(plan, round));
+      const GemmWork work = work_of(plan, at);
       const BlockTile tile = block_tile<Gemm>(g, plan, work);
-      if (tile.inside && work.splits == 1)
+      if (tile.inside && work.shares == 1)
         epilogue.prefetch(tile.batch, tile.row + first_row, tile.column);
     }
     // In turns: parity does not tell a stage's phase from the one two before, so a consumer begins
@@ -42,15 +43,15 @@ __device__ void consume(Sm90Header& header, unsigned char* boxes, const unsigned
     typename Gemm::Sums sums;
     accumulate<Gemm>(sums, header, stages, plan, first_row, steps, ring);
     if (kTile.ping_pong && threadIdx.x % 32 == 0) ptx::mbarrier_arrive(header.turn[consumer ^ 1]);
-    const GemmWork work = work_of(plan, unit_of(plan, round));
+    const GemmWork work = work_of(plan, at);
     const BlockTile tile = block_tile<Gemm>(g, plan, work);
     const int row = tile.row + first_row;
     if (!tile.inside) continue;
     const Shares<Gemm> shares(plan, work, consumer, workspace);
-    if (work.splits > 1) {
-      shares.store(sums, work.split);
+    if (work.shares > 1) {
+      shares.store(sums, work.share);
       uint32_t* const ticket = tickets + shares.number();
-      if (!is_last_consumer(ticket, work.splits, header.last[consumer], consumer)) continue;
+      if (!is_last_consumer(ticket, work.shares, header.last[consumer], consumer)) continue;
       epilogue.prefetch(tile.batch, row, tile.column);
     }
     epilogue.finish(sums, shares, tile.batch, row, tile.column);
