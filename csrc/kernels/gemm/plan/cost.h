@@ -237,16 +237,16 @@ class Sm90Cost {
     return sum + epilogue_ + (rounds - 1) * next;
   }
 
-  // A range's steps, and the sums of its pieces but the last one, which others add up, or of which
-  // one is a whole tile.
+  // A range's steps, and what its pieces but the last one take behind their sums. If there are
+  // equal shares, all pieces are shares; else the first and the last one.
   double range_cycles(const Sm90Cut& cut) const {
     if (cut.ranges == 0) return 0;
-    const int64_t tail = tiles_ - cut.whole;
+    const int64_t tail = tiles_ - cut.whole, most = tail / cut.ranges;
+    const bool is_even = tail % cut.ranges == 0;
     const double steps = std::ceil(double(tail) * rest_of(cut) / cut.ranges);
-    const double before = tail / cut.ranges + (tail % cut.ranges ? 1 : -1);
-    const double each =
-        cut.splits == 0 && tail > cut.ranges ? std::max(store_share_, epilogue_) : store_share_;
-    return steps * step_ + before * each / (ping_pong_ ? 2 : 1);
+    const double each = cut.splits > 0 ? store_share_ : epilogue_;
+    const double others = is_even ? (most - 1) * each : most * each + store_share_;
+    return steps * step_ + others / (ping_pong_ ? 2 : 1);
   }
 
   double most_shares(const Sm90Cut& cut) const {
