@@ -61,8 +61,8 @@ WAIT_STORES = "      else\n        ptx::bulk_wait_read<1>();\n"
 NO_SIDE = "    if (!has_side() || !is_leader()) return;\n"
 WAIT_SIDE = "    if (has_side()) ptx::mbarrier_wait("
 TICKET = "  consumer_sync(consumer);\n  if (consumer_thread() == 0) {\n"
-BACKWARDS = """    begin = share_begin(plan.steps - plan.rest, plan.splits, work.share);
-    end = share_begin(plan.steps - plan.rest, plan.splits, work.share + 1);
+BACKWARDS = """plan.splits, work.share);
+  work.steps = share_begin(plan.steps - plan.rest, plan.splits, work.share + 1) - begin;
 """
 COLUMN_CONSUMERS = "g_.batch * tile_rows() * Gemm::kTeam);"
 
@@ -213,15 +213,15 @@ MUTANTS = (
     _mutant(
         "shares are of whole tiles",
         SCHEDULER,
-        "work.tile = plan.whole + tile;",
-        "work.tile = tile;",
+        "work.tile = plan.whole + tile;\n  work.share = (unit",
+        "work.tile = tile;\n  work.share = (unit",
         SHARES,
     ),
     _mutant(
         "whole tiles are shares",
         SCHEDULER,
-        "at.unit < plan.whole ?",
-        "at.unit + 1 < plan.whole ?",
+        "else if (at.unit >= plan.whole)",
+        "else if (at.unit + 1 >= plan.whole)",
         SHARES,
     ),
     _mutant("turns are not waited for", GEMM, WAIT_TURN, ";"),
@@ -301,7 +301,11 @@ MUTANTS = (
         "pieces go on behind their tiles", SCHEDULER, "(to < behind ? to : behind)", "to", RANGES
     ),
     _mutant(
-        "ranges begin at the first step", SCHEDULER, "begin = before + (at", "begin = (at", RANGES
+        "ranges begin at the first step",
+        SCHEDULER,
+        "return plan.steps - plan.rest + begin;",
+        "return begin;",
+        RANGES,
     ),
     _mutant(
         "the range before",

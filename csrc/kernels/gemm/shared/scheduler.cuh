@@ -77,45 +77,56 @@ AMP_EXT_HOST_DEVICE inline void advance(GemmPlace& at, const GemmPlan& plan, uin
   at = {at.unit + workers};
 }
 
-// Its steps along k, beginning with the one that is returned: which share of the tail's tile it is.
-AMP_EXT_HOST_DEVICE inline int find_share(GemmWork& work, const GemmPlan& plan, GemmPlace at) {
-  const TailRests rests(plan);
-  uint32_t tile;  // of the tail
-  int begin, end;
-  if (at.unit < first_range_unit(plan)) {
-    const uint32_t unit = at.unit - plan.whole;
-    tile = unit / plan.splits;
-    work.share = unit % plan.splits;
-    begin = share_begin(plan.steps - plan.rest, plan.splits, work.share);
-    end = share_begin(plan.steps - plan.rest, plan.splits, work.share + 1);
-  } else {
-    const uint32_t range = at.unit - first_range_unit(plan);
-    const uint64_t from = rests.begin(range), to = rests.begin(range + 1);
-    tile = static_cast<uint32_t>(from / rests.of_tile) + at.piece;
-    work.share = plan.splits + range - rests.first_range(tile);
-    const uint64_t first = tile * rests.of_tile, behind = first + rests.of_tile;
-    const int before = plan.steps - plan.rest;
-    begin = before + (at.piece == 0 ? static_cast<int>(from - first) : 0);
-    end = before + static_cast<int>((to < behind ? to : behind) - first);
-  }
+// An equal share of a tile of the tail. Returns its first step along k.
+AMP_EXT_HOST_DEVICE inline int find_equal_share(GemmWork& work, const GemmPlan& plan,
+                                                uint32_t unit) {
+  const uint32_t tile = (unit - plan.whole) / plan.splits;
   work.tile = plan.whole + tile;
+  work.share = (unit - plan.whole) % plan.splits;
   work.shares = plan.splits;
   work.slot = tile * plan.splits;
-  if (plan.rest > 0) {
-    const uint32_t first = rests.first_range(tile);
-    work.shares += rests.last_range(tile) - first + 1;
-    work.slot += tile + first;
-  }
-  work.steps = end - begin;
+  const int begin = share_begin(plan.steps - plan.rest, plan.splits, work.share);
+  work.steps = share_begin(plan.steps - plan.rest, plan.splits, work.share + 1) - begin;
   return begin;
+}
+
+// The same of a piece of a range.
+AMP_EXT_HOST_DEVICE inline int find_piece(GemmWork& work, const GemmPlan& plan, GemmPlace at) {
+  const TailRests rests(plan);
+  const uint32_t range = at.unit - first_range_unit(plan);
+  const uint64_t from = rests.begin(range), to = rests.begin(range + 1);
+  const uint32_t tile = static_cast<uint32_t>(from / rests.of_tile) + at.piece;
+  work.tile = plan.whole + tile;
+  work.share = plan.splits + range - rests.first_range(tile);
+  work.shares = plan.splits;
+  work.slot = tile * plan.splits;
+  const uint64_t first = tile * rests.of_tile, behind = first + rests.of_tile;
+  const int begin = at.piece == 0 ? static_cast<int>(from - first) : 0;
+  work.steps = static_cast<int>((to < behind ? to : behind) - first) - begin;
+  return plan.steps - plan.rest + begin;
+}
+
+// The shares behind a tile's equal ones: a range has one of each tile that it begins or goes on
+// with, so that so many have their slots before this tile's.
+AMP_EXT_HOST_DEVICE inline void add_ranges(GemmWork& work, const GemmPlan& plan) {
+  const TailRests rests(plan);
+  const uint32_t tile = work.tile - plan.whole, first = rests.first_range(tile);
+  work.shares += rests.last_range(tile) - first + 1;
+  work.slot += tile + first;
 }
 
 // Units run about in order of their index. Those at work at the same time compute `group` rows of
 // tiles, column by column, so that they read few different parts of a and b, which L2 then holds.
-AMP_EXT_HOST_DEVICE inline GemmWork work_of(const GemmPlan& plan, GemmPlace at) {
+template <bool kHasRanges = true>
+AMP_EXT_HOST_DEVICE GemmWork work_of(const GemmPlan& plan, GemmPlace at) {
   GemmWork work{.tile = at.unit, .share = 0, .shares = 1, .slot = 0};
   work.steps = plan.steps;
-  const int begin = at.unit < plan.whole ? 0 : find_share(work, plan, at);
+  int begin = 0;
+  if (kHasRanges && at.unit >= first_range_unit(plan))
+    begin = find_piece(work, plan, at);
+  else if (at.unit >= plan.whole)
+    begin = find_equal_share(work, plan, at.unit);
+  if (kHasRanges && plan.rest > 0 && work.tile >= plan.whole) add_ranges(work, plan);
   const uint32_t tiles = plan.tiles_m * plan.tiles_n;
   work.batch = work.tile / tiles;
   const uint32_t in_matrix = work.tile % tiles;
