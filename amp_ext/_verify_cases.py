@@ -326,7 +326,9 @@ def _tiles(dtype: torch.dtype, sm90: bool) -> Iterator[Case]:
     plans = [(i, (1, 1), 1 + i % 2, False) for i in range(len(tiles["gemm_kernel"]))]
     clusters = itertools.cycle(((1, 1), (2, 1), (1, 2)))
     count = len(tiles["gemm_sm90_kernel"]) if sm90 else 0
-    plans += [(i, next(clusters), 1 + i % 2, True) for i in range(count)]
+    cuts = itertools.cycle(((1, 0), (2, 0), (0, 3), (1, 2)))  # splits and ranges
+    for i, cluster, (splits, ranges) in zip(range(count), clusters, cuts, strict=False):
+        plans.append((i, cluster, splits, True, ranges))
     for trans_a, trans_b in TRANSPOSES:
         operands = _operands(264, 264, 136, dtype, trans_a, trans_b)
         what = f"each tile, layout {'NT'[trans_a]}{'NT'[trans_b]}"

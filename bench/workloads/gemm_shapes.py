@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -73,25 +73,34 @@ def squares(sizes: Sequence[int]) -> list[Shape]:
 
 @dataclass(frozen=True)
 class Transformer:
-    """Widths of a language model: of its stream, of queries, keys and values, of the MLP."""
+    """Widths of a language model: of its stream, of queries, keys and values, of the MLP.
+
+    Args:
+        gated: the MLP has a gate's layer too.
+    """
 
     name: str
     width: int
     qkv: int
     hidden: int
+    gated: bool = True
 
     def shapes(self, tokens: int, only: Sequence[str] = ("qkv", "attn out", "up", "down")):
         """Its layers; up is the gate's layer too, in one product."""
         sizes = {
             "qkv": (self.qkv, self.width),
             "attn out": (self.width, self.width),
-            "up": (2 * self.hidden, self.width),
+            "up": ((1 + self.gated) * self.hidden, self.width),
             "down": (self.width, self.hidden),
         }
         return [s for n in only for s in layer(f"{self.name} {n}", tokens, *sizes[n])]
 
 
-# The widths of Llama 3.2 1B, Llama 3 8B and 70B; ViT-B/16 with 64 images of 197 tokens.
+# The widths of GPT-2, Llama 2 7B and 13B, Llama 3.2 1B, Llama 3 8B and 70B; ViT-B/16 with
+# 64 images of 197 tokens.
+GPT_2 = Transformer("GPT-2", 768, 2304, 3072, gated=False)
+BILLION_7 = Transformer("7B", 4096, 12288, 11008)
+BILLION_13 = Transformer("13B", 5120, 15360, 13824)
 BILLION_1 = Transformer("1B", 2048, 3072, 8192)
 BILLION_8 = Transformer("8B", 4096, 6144, 14336)
 BILLION_70 = Transformer("70B", 8192, 10240, 28672)
@@ -123,6 +132,17 @@ def small_shapes() -> list[Shape]:
 def planned_products() -> list[Shape]:
     """Of what gpu/plan_gemm.py shows the plans: all products for a GPU that are not added."""
     return [s for s in (*large_shapes(), *small_shapes()) if not s.accumulate]
+
+
+def grid_shapes() -> list[Shape]:
+    """The layers of language models by numbers of tokens, their weight gradients added."""
+    return [
+        replace(shape, name=f"{shape.name}, {tokens} tokens")
+        for model in (GPT_2, BILLION_7, BILLION_13, BILLION_70)
+        for tokens in (512, 1024, 2048, 4096, 8192, 16384)
+        for shape in model.shapes(tokens)
+        if shape.out is None or shape.accumulate
+    ]
 
 
 def example_shapes(quick: bool) -> list[Shape]:

@@ -60,7 +60,8 @@ ForcedTile some_tile(const GemmArgs& g) {
   int tile = static_cast<int>(seed % kSm90TileCount);
   while (!kSm90Tiles[tile].serves(layout_of_b(g).major)) tile = (tile + 1) % kSm90TileCount;
   const auto [m, n] = kClusters[options.multiprocessors > 1 ? seed / kSm90TileCount % 3 : 0];
-  return {true, tile, m, n, 1 + static_cast<int64_t>(seed % 3), /*whole=*/0};
+  const int64_t splits = seed % 4, ranges = splits == 0 ? 3 : seed / 4 % 3;
+  return {true, tile, m, n, splits, /*whole=*/0, ranges};
 }
 
 class SimtBackend final : public cuda::CudaBackend {
@@ -142,9 +143,9 @@ void simt_refuse_tensor_maps(bool refuse) { simt::refuse_tensor_maps = refuse; }
 
 // The tile of the products to come; -1 for none in particular. See amp_ext::ForcedTile.
 void simt_force_tile(bool sm90, int tile, int cluster_m, int cluster_n, int64_t splits,
-                     int64_t whole) {
+                     int64_t whole, int64_t ranges) {
   amp_ext::forced_tile.reset();
-  if (tile >= 0) amp_ext::forced_tile = {sm90, tile, cluster_m, cluster_n, splits, whole};
+  if (tile >= 0) amp_ext::forced_tile = {sm90, tile, cluster_m, cluster_n, splits, whole, ranges};
 }
 
 // How often an op has been called: unscale, check_finite, grad_norm, cast, update_scale or gemm.

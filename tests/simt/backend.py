@@ -23,7 +23,7 @@ class Simt(Library):
         super().__init__(path)
         self.functions.simt_seed.argtypes = [c_uint64]
         self.functions.simt_pin.argtypes = [c_uint64, c_int, c_int]
-        self.functions.simt_force_tile.argtypes = [c_bool, *[c_int] * 3, *[c_int64] * 2]
+        self.functions.simt_force_tile.argtypes = [c_bool, *[c_int] * 3, *[c_int64] * 3]
         self.functions.simt_calls.argtypes = [c_char_p]
         self.functions.simt_calls.restype = c_int64
         self.functions.simt_plan_text.restype = c_char_p
@@ -57,9 +57,10 @@ class Simt(Library):
         cluster: tuple[int, int] = (1, 1),
         splits: int = 1,
         whole: int = -1,
+        ranges: int = 0,
     ) -> None:
         """Have products computed with a tile, where it can; with any if it is -1."""
-        self.functions.simt_force_tile(sm90, tile, *cluster, splits, whole)
+        self.functions.simt_force_tile(sm90, tile, *cluster, splits, whole, ranges)
 
     def plan(self) -> str:
         """Return the plan of the last product, in words."""

@@ -42,46 +42,78 @@ void check_sizes(const GemmArgs& g, const GemmPlan& plan) {
   const Extents tile = extents(plan);
   CHECK(plan.tiles_m == ceil_div(g.m, tile.m) && plan.tiles_n == ceil_div(g.n, tile.n));
   CHECK(plan.term_steps == ceil_div(g.k, tile.k) && plan.steps == g.terms * plan.term_steps);
-  CHECK(plan.units == plan.whole + (tiles_of(g, plan) - plan.whole) * plan.splits);
+  CHECK(plan.whole + int64_t{plan.tail} == tiles_of(g, plan));
+  CHECK(plan.units == plan.whole + int64_t{plan.tail} * plan.splits + plan.ranges);
+  CHECK((plan.ranges > 0) == (plan.rest > 0) && plan.steps - plan.rest >= int(plan.splits));
   CHECK(plan.group >= 1 && plan.group <= plan.tiles_m);
 }
 
-// Each step of each tile is one unit's, and each tile has a number of its own.
+// What the workers compute, each in its order, by tile and share.
+using Shares = std::map<std::pair<uint32_t, uint32_t>, GemmWork>;
+
+Shares all_shares(const GemmPlan& plan) {
+  Shares shares;
+  const uint32_t workers = plan.sm90 ? plan.blocks / (plan.cluster_m * plan.cluster_n) : plan.units;
+  for (uint32_t worker = 0; worker < workers; ++worker) {
+    for (GemmPlace at{worker}; at.unit < plan.units; advance(at, plan, workers)) {
+      const GemmWork work = work_of(plan, at);
+      CHECK(shares.try_emplace({work.tile, work.share}, work).second);
+    }
+  }
+  return shares;
+}
+
+// Each step of each tile is one share's, in order, and no two tiles or shares are in one place.
 void check_units(const GemmArgs& g, const GemmPlan& plan) {
-  struct Tile {
-    int64_t place;  // in the result
-    int steps = 0, least = INT32_MAX, most = 0;
-  };
-  std::map<uint32_t, Tile> tiles;
-  for (uint32_t unit = 0; unit < plan.units; ++unit) {
-    const GemmWork work = work_of(plan, unit);
+  const Extents extent = extents(plan);
+  const int64_t slots = plan.column_sums_offset / (extent.m * extent.n * 4);
+  std::vector<int64_t> places, used;
+  int steps = plan.steps;  // that have been seen of a tile
+  for (const auto& [key, work] : all_shares(plan)) {
+    const auto [tile, share] = key;
     CHECK(work.batch < g.batch && work.m < plan.tiles_m && work.n < plan.tiles_n);
     const int64_t place = (work.batch * plan.tiles_m + work.m) * plan.tiles_n + work.n;
-    Tile& tile = tiles.try_emplace(work.tile, Tile{place}).first->second;
-    CHECK(tile.place == place);
-    CHECK(work.splits == (work.tile < plan.whole ? 1 : plan.splits));
+    if (share == 0) {
+      CHECK(tile == places.size() && steps == plan.steps);  // nothing is missing of the one before
+      places.push_back(place), steps = 0;
+    }
+    CHECK(place == places.back() && share < work.shares &&
+          (tile >= plan.whole || work.shares == 1));
     CHECK(work.steps > 0 && work.step < plan.term_steps);
-    CHECK((work.matrix - work.batch * g.terms) * plan.term_steps + work.step == tile.steps);
-    tile.steps += work.steps;
-    tile.least = std::min(tile.least, work.steps);
-    tile.most = std::max(tile.most, work.steps);
+    CHECK((work.matrix - work.batch * g.terms) * plan.term_steps + work.step == steps);
+    steps += work.steps;
+    CHECK((share + 1 == work.shares) == (steps == plan.steps));
+    if (work.shares > 1) used.push_back(work.slot + share);
+    CHECK(work.shares == 1 || work.slot + work.shares <= slots);
   }
-  CHECK(static_cast<int64_t>(tiles.size()) == tiles_of(g, plan));
-  std::vector<int64_t> places;
-  for (const auto& [number, tile] : tiles) {
-    CHECK(number < tiles.size() && tile.steps == plan.steps && tile.most - tile.least <= 1);
-    places.push_back(tile.place);
+  CHECK(static_cast<int64_t>(places.size()) == tiles_of(g, plan) && steps == plan.steps);
+  for (std::vector<int64_t>* numbers : {&places, &used}) {
+    std::ranges::sort(*numbers);
+    CHECK(std::ranges::adjacent_find(*numbers) == numbers->end());
   }
-  std::ranges::sort(places);
-  CHECK(std::ranges::adjacent_find(places) == places.end());
+}
+
+// Equal shares, and ranges, differ by a step at most.
+void check_balance(const GemmPlan& plan) {
+  int least[2] = {INT32_MAX, INT32_MAX}, most[2] = {};
+  for (uint32_t unit = plan.whole; unit < plan.units; ++unit) {
+    int steps = 0;
+    for (GemmPlace at{unit}; at.unit == unit; advance(at, plan, 1))
+      steps += work_of(plan, at).steps;
+    const bool is_range = unit >= plan.units - plan.ranges;
+    least[is_range] = std::min(least[is_range], steps);
+    most[is_range] = std::max(most[is_range], steps);
+  }
+  for (const int i : {0, 1}) CHECK(most[i] - least[i] <= 1 || most[i] == 0);
 }
 
 void check_memory(const GemmArgs& g, const GemmPlan& plan) {
   const Extents tile = extents(plan);
-  const int64_t split = tiles_of(g, plan) - plan.whole;
   const int64_t consumers = plan.sm90 && !kSm90Tiles[plan.tile].ping_pong ? 2 : 1;
-  int64_t bytes = split * plan.splits * tile.m * tile.n * 4;
-  int64_t tickets = split * plan.cluster_m * plan.cluster_n * consumers;
+  // A range has a share more than tiles end in it.
+  const int64_t of_ranges = plan.ranges > 0 ? plan.tail + plan.ranges : 0;
+  int64_t bytes = (int64_t{plan.tail} * plan.splits + of_ranges) * tile.m * tile.n * 4;
+  int64_t tickets = int64_t{plan.tail} * plan.cluster_m * plan.cluster_n * consumers;
   CHECK(plan.column_sums_offset == bytes && bytes % 16 == 0 && plan.column_tickets == tickets);
   if (g.column_sums) {
     const int64_t rows = plan.sm90 ? ceil_div(g.m, 64) : plan.tiles_m;
@@ -108,16 +140,28 @@ void check_sm90(const GemmArgs& g, const GemmPlan& plan, int multiprocessors) {
   CHECK(plan.blocks == cluster * std::min(plan.units, clusters));
 }
 
-// Where tiles are few, or those of a last round; no share has few steps.
+// Tiles are cut where they are few, or in a last round; each cluster has one unit of them at most,
+// and none has many more steps than others. No unit has few steps.
 void check_choice(const GemmArgs& g, const GemmPlan& plan, int multiprocessors) {
-  if (plan.splits == 1) return;
-  CHECK(plan.splits <= 64 && plan.steps / plan.splits >= (plan.sm90 ? 8u : 4u));
-  const int clusters = std::max(1, multiprocessors / (plan.cluster_m * plan.cluster_n));
-  const int64_t shared = tiles_of(g, plan) - plan.whole;
-  if (plan.sm90)
-    CHECK(plan.whole % clusters == 0 && 2 * shared <= clusters && shared * plan.splits <= clusters);
-  else
-    CHECK(shared < 2 * multiprocessors);
+  if (plan.tail == 0) return;
+  const int least = plan.sm90 ? 8 : 4;
+  CHECK(plan.splits <= 64);
+  CHECK(plan.splits == 0 || (plan.steps - plan.rest) / int(plan.splits) >= least);
+  if (!plan.sm90) {
+    CHECK(plan.ranges == 0 && plan.tail < 2 * multiprocessors);
+    return;
+  }
+  const auto clusters =
+      static_cast<uint32_t>(std::max(1, multiprocessors / (plan.cluster_m * plan.cluster_n)));
+  const uint32_t units = plan.units - plan.whole;
+  CHECK(plan.whole % clusters == 0 && units <= clusters);
+  CHECK(plan.tail < (plan.splits > 0 ? clusters : 2 * clusters));
+  if (plan.ranges == 0) return;
+  CHECK(units == clusters && (plan.splits > 0 || plan.rest == plan.steps));
+  const int64_t mean = ceil_div(int64_t{plan.tail} * plan.steps, clusters);
+  const int64_t range = int64_t{plan.tail} * plan.rest;
+  CHECK(plan.rest >= 4 && range / plan.ranges >= 8 && ceil_div(range, plan.ranges) <= mean);
+  if (plan.splits > 0) CHECK(ceil_div(plan.steps - plan.rest, plan.splits) <= mean + 1);
 }
 
 class Problems {
@@ -173,6 +217,7 @@ class Problems {
     x.cluster_m = kClusters[below(3)][0];
     x.cluster_n = x.cluster_m > 1 ? 1 : kClusters[below(3)][1];
     x.whole = below(40);
+    if (one_in(2)) x.ranges = 1 + below(40), x.splits = below(4);
     return x;
   }
 
@@ -183,7 +228,10 @@ class Problems {
 void check(const GemmArgs& g, const GemmPlan& plan, int multiprocessors) {
   check_sizes(g, plan);
   check_memory(g, plan);
-  if (plan.units <= kMostUnits) check_units(g, plan);
+  if (plan.units <= kMostUnits && plan.tail <= kMostUnits) {
+    check_units(g, plan);
+    check_balance(plan);
+  }
   if (plan.sm90) check_sm90(g, plan, multiprocessors);
 }
 

@@ -21,7 +21,7 @@ namespace py = pybind11;
 namespace amp_ext {
 namespace {
 
-void force(std::optional<int> tile, std::array<int, 2> cluster, int splits, bool sm90) {
+void force(std::optional<int> tile, std::array<int, 2> cluster, int splits, bool sm90, int ranges) {
   constexpr auto op = "amp_ext._C.force_gemm_tile: ";
   const int count = sm90 ? kSm90TileCount : kGemmTileCount;
   TORCH_CHECK_VALUE(!tile || (*tile >= 0 && *tile < count), op,
@@ -29,10 +29,18 @@ void force(std::optional<int> tile, std::array<int, 2> cluster, int splits, bool
   const auto [m, n] = cluster;
   TORCH_CHECK_VALUE(m >= 1 && n >= 1 && m * n <= 2, op,
                     "cluster must be (1, 1), (2, 1) or (1, 2), got (", m, ", ", n, ")");
-  TORCH_CHECK_VALUE(splits >= 1, op, "splits must be at least 1, got ", splits);
+  TORCH_CHECK_VALUE(splits >= (ranges > 0 ? 0 : 1), op, "splits must be at least ",
+                    ranges > 0 ? 0 : 1, ", got ", splits);
+  TORCH_CHECK_VALUE(ranges >= 0 && (sm90 || ranges == 0), op, "ranges must be at least 0, and 0 ",
+                    "for gemm_kernel, got ", ranges);
   forced_tile.reset();
   if (tile)
-    forced_tile = {.sm90 = sm90, .tile = *tile, .cluster_m = m, .cluster_n = n, .splits = splits};
+    forced_tile = {.sm90 = sm90,
+                   .tile = *tile,
+                   .cluster_m = m,
+                   .cluster_n = n,
+                   .splits = splits,
+                   .ranges = ranges};
 }
 
 template <class Tile, int kCount>
@@ -56,7 +64,8 @@ MatrixRef dense(int64_t rows, int64_t columns, bool transposed, DType dtype) {
 }
 
 std::pair<std::string, double> plan(int64_t m, int64_t n, int64_t k, const std::string& layout,
-                                    bool fp32_out, int multiprocessors, bool sm90) {
+                                    bool fp32_out, bool accumulate, int multiprocessors,
+                                    bool sm90) {
   constexpr auto op = "amp_ext._C.gemm_plan: ";
   TORCH_CHECK_VALUE(layout == "NN" || layout == "NT" || layout == "TN" || layout == "TT", op,
                     "layout must be NN, NT, TN or TT, got ", layout);
@@ -73,6 +82,10 @@ std::pair<std::string, double> plan(int64_t m, int64_t n, int64_t k, const std::
   g.a = dense(m, k, layout[0] == 'T', DType::f16);
   g.b = dense(k, n, layout[1] == 'T', DType::f16);
   g.out = dense(m, n, false, fp32_out ? DType::f32 : DType::f16);
+  if (accumulate) {
+    g.c = g.out;
+    g.beta = 1;
+  }
   TORCH_CHECK_VALUE(can_run_sm80(g), op, "the kernels cannot compute ", m, "x", n, "x", k);
   const GemmCandidate best = choose(g, {.multiprocessors = multiprocessors, .sm90 = sm90});
   return {describe(make_plan(g, best, multiprocessors)), best.cycles};
@@ -103,12 +116,12 @@ void bind_gemm(py::module_& m) {
         "backend's kernels verified first.");
   m.def("gemm_tiles", &tiles, "The tiles of each kernel of the CUDA gemm, by their number.");
   m.def("gemm_plan", &plan, py::arg("m"), py::arg("n"), py::arg("k"), py::arg("layout") = "NN",
-        py::kw_only(), py::arg("fp32_out") = false, py::arg("multiprocessors") = 132,
-        py::arg("sm90") = true,
-        "How the CUDA gemm would multiply dense 16-bit matrices, in words, and the cycles that "
-        "this is predicted to take. Launches nothing.");
+        py::kw_only(), py::arg("fp32_out") = false, py::arg("accumulate") = false,
+        py::arg("multiprocessors") = 132, py::arg("sm90") = true,
+        "How the CUDA gemm would multiply dense 16-bit matrices, and add the product to the result "
+        "or not, in words, and the cycles that this is predicted to take. Launches nothing.");
   m.def("force_gemm_tile", &force, py::arg("tile"), py::arg("cluster") = std::array<int, 2>{1, 1},
-        py::arg("splits") = 1, py::arg("sm90") = true,
+        py::arg("splits") = 1, py::arg("sm90") = true, py::arg("ranges") = 0,
         "Products of this thread that this tile of gemm_sm90_kernel, or of gemm_kernel, can "
         "compute are computed by it, whatever the planner thinks, until force_gemm_tile(None).");
 }

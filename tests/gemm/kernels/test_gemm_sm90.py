@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from amp_ext import ops
+from cases import assert_same, normal
 from gemm_kernel_cases import (
     FP16,
     OUT_TYPES,
@@ -18,6 +19,7 @@ from gemm_kernel_cases import (
     placed,
     planned,
     product_for,
+    run,
 )
 from simt.backend import Simt
 from simt.library import Schedule
@@ -75,6 +77,34 @@ def test_shares_behind_whole_tiles(simt: Simt, tile: Tile, splits: int) -> None:
         check(gemm, tile, cluster=cluster, whole=whole, splits=splits, schedule=schedule)
         words = f"{whole} whole, the others in {splits} splits" if whole else f" {splits} splits"
         assert words in simt.plan()
+
+
+@every_sm90_tile
+@pytest.mark.parametrize("splits", [0, 1, 2])
+def test_ranges_behind_whole_tiles(simt: Simt, tile: Tile, splits: int) -> None:
+    """Of a part of one tile, of parts of several ones; one or several for a block or cluster."""
+    for cluster, (whole, ranges) in itertools.product(CLUSTERS, ((0, 3), (1, 2), (1, 5))):
+        sizes = tile.of(1 + cluster[0], 1 + cluster[1])
+        gemm = product_for(tile, *sizes, 9 * tile.k - 3)
+        schedule = Schedule(ranges + splits, 2, (2, 6)[whole])
+        how = {"cluster": cluster, "whole": whole, "splits": splits, "ranges": ranges}
+        check(gemm, tile, schedule=schedule, **how)
+        assert f"{ranges} ranges of their last" in simt.plan()
+
+
+@every_sm90_tile
+@pytest.mark.parametrize("splits", [0, 1, 2])
+def test_ranges_are_added_in_one_order(tile: Tile, splits: int) -> None:
+    """Whichever ends last."""
+    cluster = CLUSTERS[(tile.number + splits) % 3]
+    sizes = tile.of(1 + cluster[0], 1 + cluster[1])
+    gemm = product_for(tile, *sizes, 9 * tile.k, make=normal)
+    gemm = gemm._replace(aux=torch.zeros(gemm.shape))
+    how = {"cluster": cluster, "splits": splits, "whole": 1, "ranges": 2 + splits}
+    results = [run(gemm, tile, schedule=Schedule(seed, 1 + seed, 6), **how) for seed in SEEDS]
+    for out, _, column_sums in results:
+        assert_same(out, results[0].out)
+        assert_same(column_sums, results[0].column_sums)
 
 
 def test_a_refused_tensor_map_is_not_the_end(simt: Simt) -> None:

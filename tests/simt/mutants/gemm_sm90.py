@@ -13,6 +13,7 @@ HEADER, MAINLOOP, BIAS, SPLIT, PART, EPILOGUE, GEMM = (
     for name in ("header", "mainloop", "bias", "split", "part", "epilogue", "gemm")
 )
 SCHEDULER = "gemm/shared/scheduler.cuh"
+CHOOSE, COST = "gemm/plan/choose.h", "gemm/plan/cost.h"
 RING = f"{FEW} and every_schedule"
 TURNS = f"{FEW} and way_through_the_ring"
 RESULTS = f"{FEW} and all_at_once"
@@ -20,6 +21,7 @@ SIDES = f"{FEW} and test_boxes"
 PLAIN = f"{SIDES} and plain"
 SUMS = f"{FEW} and sums"
 SHARES = f"{FEW} and shares_behind"
+RANGES = f"{FEW} and ranges_behind"
 ASAN = {"select": f"{FEW} and all_at_once and fp32", "variant": "asan"}
 RACE = {"select": f"{RESULTS} and fp16 and (none or derivative)", "variant": "tsan"}
 
@@ -45,6 +47,10 @@ def _epilogue(
     return Mutant(f"sm90: {name}", file, old, new, "gemm_kernels_epilogue", select, variant)
 
 
+def _plan(name: str, file: str, old: str, new: str) -> Mutant:
+    return Mutant(f"plan: {name}", file, old, new, "gemm_plan", "every_plan")
+
+
 WAIT_EMPTY = "      ptx::mbarrier_wait(header.empty[ring.at], ring.parity ^ 1);\n      //"
 RELEASE = "    if (step > 0) release(header.empty[ring.before(1, plan.stages)], cluster);\n"
 WAIT_AND_RELEASE = "    ptx::wgmma_wait<1>();\n" + RELEASE
@@ -59,6 +65,9 @@ STORE_BARRIER = "    consumer_sync(consumer_);\n  }\n\n  template <bool kMayAdd"
 NO_SIDE = "    if (!has_side() || !is_leader()) return;\n"
 WAIT_SIDE = "    if (has_side()) ptx::mbarrier_wait("
 TICKET = "  consumer_sync(consumer);\n  if (consumer_thread() == 0) {\n"
+BACKWARDS = """plan.splits, work.share);
+  work.steps = share_begin(plan.steps - plan.rest, plan.splits, work.share + 1) - begin;
+"""
 COLUMN_CONSUMERS = "g_.batch * tile_rows() * Gemm::kTeam);"
 
 MUTANTS = (
@@ -202,22 +211,22 @@ MUTANTS = (
     _mutant(
         "blocks are counted as clusters",
         MAINLOOP,
-        "round * (plan.blocks / blocks)",
-        "round * plan.blocks",
+        "advance(at, plan, plan.blocks / (plan.cluster_m * plan.cluster_n));",
+        "advance(at, plan, plan.blocks);",
     ),
     _mutant("a cluster's tiles are the same", MAINLOOP, "+ (plan.cluster_n > 1 ? rank : 0)", "+ 0"),
     _mutant(
         "shares are of whole tiles",
         SCHEDULER,
-        "plan.whole + shared / plan.splits",
-        "shared / plan.splits",
+        "work.tile = plan.whole + tile;\n  work.share = (unit",
+        "work.tile = tile;\n  work.share = (unit",
         SHARES,
     ),
     _mutant(
         "whole tiles are shares",
         SCHEDULER,
-        "is_whole ? 1 : plan.splits",
-        "plan.splits",
+        "else if (at.unit >= plan.whole)",
+        "else if (at.unit + 1 >= plan.whole)",
         SHARES,
     ),
     _mutant("units are not waited for", HEADER, WAIT_UNIT, ""),
@@ -267,8 +276,8 @@ MUTANTS = (
     _mutant(
         "the last share is left out",
         SPLIT,
-        "split < count_; ++split",
-        "split + 1 < count_; ++split",
+        "share < count_; ++share",
+        "share + 1 < count_; ++share",
         SHARES,
     ),
     _mutant(
@@ -281,16 +290,123 @@ MUTANTS = (
     _mutant(
         "the blocks of a cluster share sums",
         SPLIT,
-        "of_tile * cluster + rank",
-        "of_tile * cluster",
+        "number * cluster + rank",
+        "number * cluster",
         SHARES,
     ),
     _mutant("consumers share sums", SPLIT, "* Gemm::kTeam + member_", "* Gemm::kTeam", SHARES),
-    _mutant("tiles share sums", SPLIT, "index(tile_ * count_ + split)", "index(split)", SHARES),
+    _mutant("tiles share sums", SPLIT, "index(slot_ + share)", "index(share)", SHARES),
     _mutant("all tiles have one ticket", GEMM, "tickets + shares.number()", "tickets", SHARES),
     _mutant("a ticket before all have stored", SPLIT, TICKET, TICKET.partition("\n")[2], SHARES),
     _epilogue(
         "a ticket before all have stored, race", SPLIT, TICKET, TICKET.partition("\n")[2], **RACE
+    ),
+    # ---- ranges of steps
+    _mutant(
+        "a tile's second piece is left out",
+        SCHEDULER,
+        "      ++at.piece;\n      return;\n",
+        "",
+        RANGES,
+    ),
+    _mutant(
+        "a piece of no steps",
+        SCHEDULER,
+        "* rests.of_tile < rests.begin",
+        "* rests.of_tile <= rests.begin",
+        RANGES,
+    ),
+    _mutant(
+        "a piece begins with its tile",
+        SCHEDULER,
+        "static_cast<int>(from - first) : 0",
+        "0 : 0",
+        RANGES,
+    ),
+    _mutant(
+        "a piece begins where the one before did",
+        SCHEDULER,
+        "at.piece == 0 ?",
+        "at.piece < 2 ?",
+        RANGES,
+    ),
+    _mutant(
+        "pieces go on behind their tiles", SCHEDULER, "(to < behind ? to : behind)", "to", RANGES
+    ),
+    _mutant(
+        "ranges begin at the first step",
+        SCHEDULER,
+        "return plan.steps - plan.rest + begin;",
+        "return begin;",
+        RANGES,
+    ),
+    _mutant(
+        "the range before",
+        SCHEDULER,
+        "((step + 1) * ranges_ - 1) / steps_",
+        "step * ranges_ / steps_",
+        RANGES,
+    ),
+    _mutant(
+        "all tiles have as many shares",
+        SCHEDULER,
+        "rests.last_range(tile) - first + 1",
+        "1",
+        RANGES,
+    ),
+    _mutant(
+        "a share too many is waited for",
+        SCHEDULER,
+        "rests.last_range(tile) - first + 1",
+        "rests.last_range(tile) - first + 2",
+        RANGES,
+    ),
+    _mutant(
+        "a range is an equal share",
+        SCHEDULER,
+        "plan.splits + range - rests",
+        "range - rests",
+        RANGES,
+    ),
+    _mutant(
+        "ranges' shares are one tile's",
+        SCHEDULER,
+        "work.slot += tile + first;",
+        "work.slot += first;",
+        RANGES,
+    ),
+    _mutant(
+        "shares of a range are one",
+        SCHEDULER,
+        "work.slot += tile + first;",
+        "work.slot += tile;",
+        RANGES,
+    ),
+    _plan(
+        "equal shares are added backwards",
+        SCHEDULER,
+        BACKWARDS,
+        BACKWARDS.replace("splits, work.share + 1", "splits, plan.splits - work.share").replace(
+            "splits, work.share)", "splits, plan.splits - 1 - work.share)"
+        ),
+    ),
+    _plan(
+        "too little workspace for ranges",
+        CHOOSE,
+        "equal + plan.tail + plan.ranges",
+        "equal + plan.ranges",
+    ),
+    _plan(
+        "tickets of whole tiles",
+        CHOOSE,
+        "int64_t{plan.tail} * cluster",
+        "int64_t{plan.ranges} * cluster",
+    ),
+    _plan(
+        "what is left is not balanced",
+        COST,
+        "steps * ranges / (splits * tail + ranges)",
+        "steps * ranges / (splits * tail)",
     ),
     # ---- boxes
     _mutant("the proxy is not fenced", EPILOGUE, "    ptx::fence_proxy_async();\n", ""),
@@ -427,7 +543,7 @@ MUTANTS = (
         "[slots_.at], slots_.parity ^ 1)",
         SIDES,
     ),
-    _epilogue("a share fetches the side", GEMM, "tile.inside && work.splits == 1", "tile.inside"),
+    _epilogue("a share fetches the side", GEMM, "tile.inside && work.shares == 1", "tile.inside"),
     _epilogue(
         "the last share fetches no side",
         GEMM,

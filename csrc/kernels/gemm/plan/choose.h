@@ -1,5 +1,5 @@
-// The planner of the GEMM kernels: of every tile, cluster and number of splits that can compute a
-// product, the plan with those that are predicted to take the fewest cycles.
+// The planner of the GEMM kernels: of every tile, cluster and cut that can compute a product, the
+// plan with those that are predicted to take the fewest cycles.
 #pragma once
 
 #include <algorithm>
@@ -21,20 +21,17 @@ struct GemmCandidate {
   int tile = 0;
   int cluster_m = 1;
   int cluster_n = 1;
-  int64_t whole = 0;  // the first so many tiles are not split
+  int64_t whole = 0;
   int64_t splits = 1;
+  int64_t ranges = 0;
   double cycles = INFINITY;  // predicted
+
+  bool is_cut() const { return splits != 1 || ranges > 0; }
 };
 
-// Below this many predicted cycles, about 16 us, and with split-K, a candidate for sm_90a is
-// compared with those for sm_80, whose kernel starts faster and has smaller tiles.
+// Below this many predicted cycles, about 16 us, and with tiles that are cut, a candidate for
+// sm_90a is compared with those for sm_80, whose kernel starts faster and has smaller tiles.
 constexpr double kSm90CertainCycles = 28000;
-
-// A tile of the kernel for sm_90a, with its last round's tiles in `splits`.
-inline GemmCandidate sm90_candidate(const Sm90Cost& cost, int tile, int cluster_m, int cluster_n,
-                                    int64_t splits) {
-  return {true, tile, cluster_m, cluster_n, cost.whole(splits), splits, cost.cycles(splits)};
-}
 
 // Calls visit(candidate) with the cheapest number of splits for each tile.
 template <class Visit>
@@ -66,16 +63,11 @@ void each_sm90(const GemmArgs& g, int multiprocessors, Visit visit) {
       if (m * n > multiprocessors || (m > 1 && g.m <= t.m) || (n > 1 && g.n <= t.n)) continue;
       const Sm90Cost cost(g, t, m, n, multiprocessors);
       GemmCandidate best;
-      const auto consider = [&](int64_t splits) {
-        const GemmCandidate x = sm90_candidate(cost, tile, m, n, splits);
-        if (x.cycles < best.cycles) best = x;
-      };
-      consider(1);
-      if (const int64_t most = cost.most_splits(); most >= 2) {
-        const auto about = static_cast<int64_t>(std::min<double>(most, cost.best_splits()));
-        consider(std::max<int64_t>(2, about));
-        if (about > 0) consider(std::min(most, about + 1));
-      }
+      cost.each_cut([&](const Sm90Cut& cut) {
+        const double cycles = cost.cycles(cut);
+        if (cycles < best.cycles)
+          best = {true, tile, m, n, cut.whole, cut.splits, cut.ranges, cycles};
+      });
       visit(best);
     }
   }
@@ -88,44 +80,60 @@ struct ForcedTile {
   int cluster_m = 1;
   int cluster_n = 1;
   int64_t splits = 1;
-  int64_t whole = -1;  // the first so many tiles are not split; -1 as the planner would
+  // As in GemmPlan; -1 as the planner would, with ranges so that all clusters have as many steps.
+  int64_t whole = -1;
+  int64_t ranges = 0;
 };
 // For tests and verification, which set it between launches: the tile of every product of this
 // thread that it can compute.
 inline thread_local std::optional<ForcedTile> forced_tile;
 
-// GemmArgs::variant is a tile with its cluster and splits, in digits of these bases.
-constexpr int64_t kVariantTiles = 64, kVariantSplits = 256;
+// GemmArgs::variant is a tile with its cluster and splits, and whether there are ranges, in digits
+// of these bases.
+constexpr int64_t kVariantTiles = 64, kVariantSplits = 256, kVariantClusters = 3;
 static_assert(kSm90TileCount <= kVariantTiles && kGemmTileCount <= kVariantTiles);
 static_assert(kMostSplits < kVariantSplits);
 
 inline int64_t variant_of(const GemmCandidate& x) {
   const int64_t cluster = x.cluster_m > 1 ? 1 : x.cluster_n > 1 ? 2 : 0;
-  return ((cluster * kVariantTiles + x.tile) * kVariantSplits + x.splits) * 2 + x.sm90;
+  const int64_t kind = cluster + (x.ranges > 0 ? kVariantClusters : 0);
+  return ((kind * kVariantTiles + x.tile) * kVariantSplits + x.splits) * 2 + x.sm90;
 }
 
 inline std::optional<ForcedTile> tile_of_variant(int64_t variant) {
   const bool sm90 = variant % 2 != 0;
   const int64_t splits = variant / 2 % kVariantSplits;
   const int64_t tile = variant / 2 / kVariantSplits % kVariantTiles;
-  const int64_t cluster = variant / 2 / kVariantSplits / kVariantTiles;
-  const bool is_one = tile >= 0 && tile < (sm90 ? kSm90TileCount : kGemmTileCount) && splits >= 1 &&
-                      cluster >= 0 && cluster <= (sm90 ? 2 : 0);
+  const int64_t kind = variant / 2 / kVariantSplits / kVariantTiles;
+  const int64_t cluster = kind % kVariantClusters, ranges = -(kind / kVariantClusters);
+  const bool is_one = tile >= 0 && tile < (sm90 ? kSm90TileCount : kGemmTileCount) &&
+                      splits - ranges >= 1 && kind >= 0 && kind < (sm90 ? 2 * kVariantClusters : 1);
   if (!is_one) return std::nullopt;
-  return ForcedTile{sm90, static_cast<int>(tile), cluster == 1 ? 2 : 1, cluster == 2 ? 2 : 1,
-                    splits};
+  return ForcedTile{sm90,
+                    static_cast<int>(tile),
+                    cluster == 1 ? 2 : 1,
+                    cluster == 2 ? 2 : 1,
+                    splits,
+                    /*whole=*/-1,
+                    ranges};
 }
 
 inline std::optional<GemmCandidate> forced_candidate(const GemmArgs& g,
                                                      const cuda::Target& target) {
   const std::optional<ForcedTile> forced = forced_tile ? forced_tile : tile_of_variant(g.variant);
   if (!forced) return std::nullopt;
-  const auto& [sm90, tile, m, n, splits, whole] = *forced;
-  GemmCandidate x{sm90, tile, m, n, std::max<int64_t>(whole, 0), splits};
+  const auto& [sm90, tile, m, n, splits, whole, ranges] = *forced;
+  GemmCandidate x{
+      sm90, tile, m, n, std::max<int64_t>(whole, 0), splits, std::max<int64_t>(ranges, 0)};
   if (sm90) {
     const Sm90Tile& t = kSm90Tiles[tile];
     if (!target.sm90 || !can_run_sm90(g) || !t.serves(layout_of_b(g).major)) return std::nullopt;
-    if (whole < 0) x.whole = Sm90Cost(g, t, m, n, target.multiprocessors).whole(splits);
+    const Sm90Cost cost(g, t, m, n, target.multiprocessors);
+    const Sm90Cut cut = ranges != 0   ? cost.balanced(splits)
+                        : splits == 1 ? cost.uncut()
+                                      : cost.equal(splits);
+    if (whole < 0) x.whole = cut.whole;
+    if (ranges < 0) x.ranges = cut.ranges;
   } else if (kGemmTiles[tile].aligned && !(layout_of_a(g).aligned && layout_of_b(g).aligned)) {
     return std::nullopt;
   }
@@ -141,7 +149,7 @@ inline GemmCandidate choose(const GemmArgs& g, const cuda::Target& target) {
   };
   if (target.sm90 && can_run_sm90(g)) {
     each_sm90(g, target.multiprocessors, consider);
-    if (best.splits == 1 && best.cycles >= kSm90CertainCycles && best.sm90) return best;
+    if (!best.is_cut() && best.cycles >= kSm90CertainCycles && best.sm90) return best;
   }
   each_sm80(g, target.multiprocessors, consider);
   return best;
@@ -162,7 +170,28 @@ inline std::vector<int64_t> plan_variants(const GemmArgs& g, const cuda::Target&
   return variants;
 }
 
-// The plan with this tile, cluster and splits, which can compute the product.
+// Each share and each range has a step at least.
+inline void cut_tail(GemmPlan& plan, const GemmCandidate& x, int64_t tiles) {
+  const int64_t splits = std::min<int64_t>(x.splits, plan.steps);
+  int64_t tail = tiles - std::min(tiles, x.whole);
+  const int64_t rest = rest_steps(plan.steps, tail, splits, x.ranges);
+  if (splits <= 1 && rest == 0) tail = 0;
+  const int64_t ranges = std::min(x.ranges, tail * rest);
+  plan.whole = static_cast<uint32_t>(tiles - tail);
+  plan.tail = static_cast<uint32_t>(tail);
+  plan.splits = tail > 0 ? static_cast<uint32_t>(splits) : 1;
+  plan.ranges = static_cast<uint32_t>(ranges);
+  plan.rest = static_cast<int>(rest);
+  plan.units = static_cast<uint32_t>(plan.whole + tail * splits + ranges);
+}
+
+// The most shares of the tail's tiles: a range has one of each tile that it begins or goes on with.
+inline int64_t share_slots(const GemmPlan& plan) {
+  const int64_t equal = int64_t{plan.tail} * plan.splits;
+  return plan.ranges > 0 ? equal + plan.tail + plan.ranges : equal;
+}
+
+// The plan with this tile, cluster and cut, which can compute the product.
 inline GemmPlan make_plan(const GemmArgs& g, const GemmCandidate& x, int multiprocessors) {
   GemmPlan plan;
   plan.sm90 = x.sm90;
@@ -188,11 +217,7 @@ inline GemmPlan make_plan(const GemmArgs& g, const GemmCandidate& x, int multipr
   plan.steps = plan.term_steps * plan.terms;
 
   const int64_t tiles = batch * plan.tiles_m * plan.tiles_n;
-  const int64_t splits = std::min<int64_t>(x.splits, plan.steps);  // each has a step at least
-  const int64_t split_tiles = splits > 1 ? tiles - std::min(tiles, x.whole) : 0;
-  plan.whole = static_cast<uint32_t>(tiles - split_tiles);
-  plan.splits = split_tiles > 0 ? static_cast<uint32_t>(splits) : 1;
-  plan.units = static_cast<uint32_t>(plan.whole + split_tiles * splits);
+  cut_tail(plan, x, tiles);
   const int cluster = x.cluster_m * x.cluster_n;
   const int64_t at_a_time = x.sm90 ? sm90_clusters(cluster, multiprocessors)
                                    : int64_t{multiprocessors} * sm80.resident_blocks();
@@ -213,8 +238,8 @@ inline GemmPlan make_plan(const GemmArgs& g, const GemmCandidate& x, int multipr
 
   const int64_t width = int64_t{plan.tiles_n} * x.cluster_n;  // in tiles of a block
   const int64_t consumers = x.sm90 && !sm90.ping_pong ? Sm90Tile::kConsumers : 1;  // of a tile
-  plan.column_sums_offset = split_tiles * splits * tile_m * tile_n * 4;
-  plan.column_tickets = split_tiles * cluster * consumers;
+  plan.column_sums_offset = share_slots(plan) * tile_m * tile_n * 4;
+  plan.column_tickets = int64_t{plan.tail} * cluster * consumers;
   plan.workspace_bytes = plan.column_sums_offset;
   plan.tickets = plan.column_tickets;
   if (g.column_sums) {  // sm_90a: a row for each consumer's 64
@@ -251,9 +276,11 @@ inline std::string describe(const GemmPlan& plan) {
             number(plan.stages) + " stages" + (plan.reduce ? ", added to out by TMA" : "");
   text += std::string("; a ") + major(plan.a_major) + "-major, b " + major(plan.b_major) +
           "-major; " + number(plan.tiles_m) + "x" + number(plan.tiles_n) + " tiles, ";
-  if (plan.splits > 1)
-    text += (plan.whole ? number(plan.whole) + " whole, the others in " : "") +
-            number(plan.splits) + " splits, ";
+  if (plan.tail > 0 && plan.whole > 0) text += number(plan.whole) + " whole, the others in ";
+  if (plan.tail > 0 && plan.splits > 0)
+    text += number(plan.splits) + (plan.ranges > 0 ? " splits and " : " splits, ");
+  if (plan.ranges > 0)
+    text += number(plan.ranges) + " ranges of their last " + number(plan.rest) + " steps, ";
   return text + number(plan.steps) + " steps, groups of " + number(plan.group) + " rows; " +
          number(plan.blocks) + " blocks; " + number(plan.workspace_bytes) + " bytes of workspace";
 }

@@ -1,4 +1,4 @@
-// The predicted time of a product with a given tile, cluster and number of splits, in cycles.
+// The predicted time of a product with a given tile and cluster, its tiles cut or not, in cycles.
 // Figures are those of data sheets where that is said, else guesses: none has been measured.
 #pragma once
 
@@ -11,14 +11,20 @@
 namespace amp_ext {
 
 // A multiprocessor's shared memory, in bytes per cycle (data sheet); cycles until a load from
-// device memory arrives, and one from L2.
+// device memory arrives, and one from L2 when all multiprocessors load.
 constexpr double kSharedBytes = 128;
 constexpr double kLatency = 800;
-constexpr double kL2Latency = 400;
+constexpr double kL2Latency = 650;
+
+// Of an H200's memory, in bytes per cycle of each multiprocessor: nine tenths of the data sheet's.
+constexpr double kMemoryBytes = 18;
+// Half of an H200's L2 of 60 MB. A guess: the other half is for what passes through, and for
+// copies, since each half of the multiprocessors has an L2 of its own.
+constexpr double kKeptBytes = 30e6;
 
 constexpr int64_t kMostSplits = 64;
-// The predicted cycles of split-K are divided by this: it takes memory, and the prediction of what
-// it costs is the least certain.
+// The predicted cycles of tiles that are split are divided by this: that takes memory, and the
+// prediction of what it costs is the least certain.
 constexpr double kSplitFactor = 0.9;
 
 // Bytes read or written for an element of the result.
@@ -103,22 +109,38 @@ constexpr double kSm90BoxCycles = 500;
 constexpr double kSm90LongBoxCycles = 1500;
 constexpr double kSm90ClusterFactor = 1.01;    // the blocks of a cluster wait for each other
 constexpr double kSm90ShareBytes = 128 * 128;  // of sums that a consumer loads before it waits
-constexpr int64_t kSm90StepsOfSplit = 8;       // at least
+// At least, of shares and of what is left of a tile for ranges: each share costs a tile's sums
+// written and read.
+constexpr int64_t kSm90StepsOfShare = 8;
+constexpr int64_t kSm90StepsOfRest = 4;
 
 // The clusters that run at a time.
 inline int64_t sm90_clusters(int blocks, int multiprocessors) {
   return std::max(1, multiprocessors / blocks);
 }
 
-// With a tile and a cluster. Split-K is for the tiles of the last round, where that leaves at least
-// half of the clusters without work.
+// How the tiles of a plan are cut, as in GemmPlan.
+struct Sm90Cut {
+  int64_t whole;
+  int64_t splits = 1;
+  int64_t ranges = 0;
+};
+
+// The last steps of each of so many tiles that are for ranges: so many that no range or equal share
+// is longer than the others.
+inline int64_t rest_steps(int64_t steps, int64_t tail, int64_t splits, int64_t ranges) {
+  if (ranges == 0 || tail == 0) return 0;
+  return std::min(steps * ranges / (splits * tail + ranges), steps - splits);
+}
+
+// With a tile and a cluster.
 class Sm90Cost {
  public:
   Sm90Cost(const GemmArgs& g, const Sm90Tile& t, int cluster_m, int cluster_n, int multiprocessors)
       : ping_pong_(t.ping_pong), steps_(ceil_div(g.k, Sm90Tile::kStep) * g.terms) {
     const int cluster = cluster_m * cluster_n;
-    tiles_ =
-        g.batch * ceil_div(g.m, int64_t{t.m} * cluster_m) * ceil_div(g.n, int64_t{t.n} * cluster_n);
+    const int64_t tile_m = int64_t{t.m} * cluster_m, tile_n = int64_t{t.n} * cluster_n;
+    tiles_ = g.batch * ceil_div(g.m, tile_m) * ceil_div(g.n, tile_n);
     clusters_ = sm90_clusters(cluster, multiprocessors);
 
     const int stages = sm90_memory(g, t).stages;
@@ -141,51 +163,122 @@ class Sm90Cost {
     const double consumers = t.ping_pong ? 1 : Sm90Tile::kConsumers;
     store_share_ = share_bytes / kSm90L2Bytes;
     add_share_ = share_bytes * kL2Latency / (consumers * kSm90ShareBytes);
+
+    lines_ = double(g.m) + g.n;
+    tile_area_ = double(tile_m) * tile_n;
+    tile_lines_ = m * cluster_m + n * cluster_n;
+    step_memory_ = kLineBytes / (kMemoryBytes * multiprocessors);
   }
 
-  // The tiles that are not split.
-  int64_t whole(int64_t splits) const { return splits > 1 ? tiles_ - tiles_ % clusters_ : tiles_; }
-
-  int64_t most_splits() const {
-    const int64_t left = tiles_ % clusters_;
-    if (left == 0) return 1;
-    return std::min({clusters_ / left, steps_ / kSm90StepsOfSplit, kMostSplits});
+  // No tile is cut.
+  Sm90Cut uncut() const { return {tiles_}; }
+  // Those of the last round, if it has clusters to spare, into so many equal shares.
+  Sm90Cut equal(int64_t splits) const { return {tiles_ - left(), splits}; }
+  // So that all clusters have as many steps: of the last round's tiles equal shares first, of which
+  // all are at the same step along k. What is left is for the clusters that have none. Without
+  // equal shares those of the last full round are cut as well.
+  Sm90Cut balanced(int64_t splits) const {
+    if (splits == 0) return {std::max<int64_t>(0, tiles_ - left() - clusters_), 0, clusters_};
+    return {tiles_ - left(), splits, std::max<int64_t>(0, clusters_ - splits * left())};
   }
 
-  // The number of splits that costs about the fewest cycles.
-  double best_splits() const { return std::sqrt(steps_ * step_ / add_share_); }
-
-  double cycles(int64_t splits) const {
-    double cycles = kSm90Start + kLatency;
-    const double sum = steps_ * step_, rounds = ceil_div(whole(splits), clusters_);
-    if (rounds > 0) {
-      const double next = ping_pong_ ? std::max(sum, (sum + epilogue_) / 2) : sum + epilogue_;
-      cycles += sum + epilogue_ + (rounds - 1) * next;
+  // Calls visit(cut) with those that may cost the fewest cycles.
+  template <class Visit>
+  void each_cut(Visit visit) const {
+    visit(uncut());
+    if (left() == 0) return;
+    const int64_t room = clusters_ / left();
+    const int64_t most = std::min({room, steps_ / kSm90StepsOfShare, kMostSplits});
+    if (most >= 2) {
+      const auto about = static_cast<int64_t>(std::min<double>(most, best_splits()));
+      visit(equal(std::max<int64_t>(2, about)));
+      if (about > 0) visit(equal(std::min(most, about + 1)));
     }
-    if (splits == 1) return cycles;
-    const double share = std::ceil(double(steps_) / splits) * step_;
+    for (const Sm90Cut& cut : {balanced(0), balanced(room)})
+      if (cut.splits <= kMostSplits && has_long_shares(cut)) visit(cut);
+  }
+
+  double cycles(const Sm90Cut& cut) const {
+    const double rounds = ceil_div(cut.whole, clusters_);
+    const double whole = kSm90Start + kLatency + whole_cycles(rounds);
+    if (cut.whole == tiles_) return whole;
+    const double tail = tiles_ - cut.whole, rest = rest_of(cut);
+    const double equal = cut.splits > 0 ? std::ceil((steps_ - rest) / cut.splits) * step_ : 0;
+    const double sums = std::max({equal, range_cycles(cut), memory_cycles(tail, rest)});
+    const double adding = store_share_ + most_shares(cut) * add_share_ + 2 * kLatency + epilogue_;
     // Behind a whole tile the other consumer of a ping-pong tile has its sums ready meanwhile.
-    if (ping_pong_ && rounds > 0) cycles -= std::min(epilogue_, share);
-    cycles += share + store_share_ + splits * add_share_ + 2 * kLatency + epilogue_;
-    return cycles / kSplitFactor;
+    const double hidden = ping_pong_ && rounds > 0 ? std::min(epilogue_, sums) : 0;
+    return whole + (sums - hidden + adding) / kSplitFactor;
   }
 
  private:
+  // The tiles of the last round that is not full.
+  int64_t left() const { return tiles_ % clusters_; }
+  int64_t rest_of(const Sm90Cut& cut) const {
+    return rest_steps(steps_, tiles_ - cut.whole, cut.splits, cut.ranges);
+  }
+  // The number of equal shares that costs about the fewest cycles.
+  double best_splits() const { return std::sqrt(steps_ * step_ / add_share_); }
+
+  // A range is about as long as an equal share; what is left of a tile may be cut once more.
+  bool has_long_shares(const Sm90Cut& cut) const {
+    const int64_t tail = tiles_ - cut.whole, rest = rest_of(cut);
+    return cut.ranges > 0 && rest >= kSm90StepsOfRest &&
+           tail * rest / cut.ranges >= kSm90StepsOfShare;
+  }
+
+  // Of so many whole tiles, one after another.
+  double whole_cycles(double rounds) const {
+    if (rounds == 0) return 0;
+    const double sum = steps_ * step_;
+    const double next = ping_pong_ ? std::max(sum, (sum + epilogue_) / 2) : sum + epilogue_;
+    return sum + epilogue_ + (rounds - 1) * next;
+  }
+
+  // A range's steps, and what its pieces but the last one take behind their sums. If there are
+  // equal shares, all pieces are shares; else the first and the last one.
+  double range_cycles(const Sm90Cut& cut) const {
+    if (cut.ranges == 0) return 0;
+    const int64_t tail = tiles_ - cut.whole, most = tail / cut.ranges;
+    const bool is_even = tail % cut.ranges == 0;
+    const double steps = std::ceil(double(tail) * rest_of(cut) / cut.ranges);
+    const double each = cut.splits > 0 ? store_share_ : epilogue_;
+    const double others = is_even ? (most - 1) * each : most * each + store_share_;
+    return steps * step_ + others / (ping_pong_ ? 2 : 1);
+  }
+
+  double most_shares(const Sm90Cut& cut) const {
+    const int64_t tail = tiles_ - cut.whole;
+    if (cut.ranges == 0) return cut.splits;
+    if (tail % cut.ranges == 0) return cut.splits + 1;
+    return cut.splits + ceil_div(cut.ranges, tail) + (cut.ranges % tail ? 1 : 0);
+  }
+
+  // Until the operands of a tail have come from memory. Equal shares read the same rows of a and
+  // columns of b at about the same time, each once. Ranges are at different steps, and find in L2
+  // what others have read if it keeps all that they read.
+  double memory_cycles(double tail, double rest) const {
+    const double lines = std::min(lines_, 2 * std::sqrt(tail * tile_area_));
+    const double kept = kKeptBytes / (lines * rest * Sm90Tile::kStep * 2 + 1);
+    const double again = std::max(0.0, tail * tile_lines_ - lines) * std::max(0.0, 1 - kept);
+    return (lines * steps_ + again * rest) * step_memory_;
+  }
+
   bool ping_pong_;
   int64_t steps_;
   int64_t tiles_;
   int64_t clusters_;
   double step_;
   double epilogue_;     // of a tile
-  double store_share_;  // of a tile's sums, by one split
+  double store_share_;  // of a tile's sums, by one share
   double add_share_;
+  double lines_;  // of a and b, in all and by which a tile is computed
+  double tile_lines_;
+  double tile_area_;
+  double step_memory_;  // for a line's step
 };
 
 // ---- the order of tiles -------------------------------------------------------------------------
-
-// Half of an H200's L2 of 60 MB. A guess: the other half is for what passes through, and for
-// copies, since each half of the multiprocessors has an L2 of its own.
-constexpr double kKeptBytes = 30e6;
 
 // How many rows of tiles to compute together, column by column, when so many tiles are computed at
 // a time. For sm_90a the number for which the fewest bytes of a and b come from device memory,

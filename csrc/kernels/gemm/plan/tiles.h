@@ -160,12 +160,15 @@ static_assert(std::ranges::all_of(kSm90Tiles, [](const Sm90Tile& t) { return is_
 
 // ---- plans --------------------------------------------------------------------------------------
 
-// How a product is computed. The unit of work is a whole tile, or with split-K an equal share of
-// its steps along k; the shares' sums are added up by whichever of them ends last.
+// How a product is computed. The first tiles are whole: a unit of work is one of them. The steps
+// along k of the others, the tail, are shared: the first ones of each tile are `splits` equal
+// units; the last ones, `rest` of each, lie one tile's behind the other's and are cut into `ranges`
+// equal units, whatever tiles they begin and end in. A tile's shares are added up in their order by
+// whichever of them ends last.
 //
-// sm_80: one block for each unit, and all tiles are split or none. sm_90a: persistent blocks, in
-// clusters of one or two. The blocks of a cluster of two compute neighbouring tiles, and each loads
-// half of the operand that both need, for both; such a pair is one tile here.
+// sm_80: one block for each unit, and all tiles are split or none; no ranges. sm_90a: persistent
+// blocks, in clusters of one or two. The blocks of a cluster of two compute neighbouring tiles, and
+// each loads half of the operand that both need, for both; such a pair is one tile here.
 struct GemmPlan {
   bool sm90 = false;
   int tile = 0;  // its index in kSm90Tiles or kGemmTiles
@@ -173,9 +176,12 @@ struct GemmPlan {
   Major b_major = Major::k;
   uint32_t tiles_m = 0;
   uint32_t tiles_n = 0;
-  uint32_t units = 0;   // 0: there is nothing to do
-  uint32_t whole = 0;   // the first so many tiles are one unit each
-  uint32_t splits = 1;  // units of each of the other tiles
+  uint32_t units = 0;  // 0: there is nothing to do
+  uint32_t whole = 0;
+  uint32_t tail = 0;
+  uint32_t splits = 1;
+  uint32_t ranges = 0;
+  int rest = 0;
   uint32_t blocks = 0;
   uint32_t group = 1;  // rows of tiles that are computed together, column by column
   int terms = 1;
@@ -192,10 +198,10 @@ struct GemmPlan {
   int shared_bytes = 0;
   bool reduce = false;  // TMA adds the product to out
 
-  // In the workspace, in bytes; the splits' sums are at its beginning.
+  // In the workspace, in bytes; the shares' sums are at its beginning.
   int64_t column_sums_offset = 0;
   int64_t workspace_bytes = 0;
-  // Tickets: those of tiles that are split, then one for each column of tiles if there are column
+  // Tickets: those of the tail's tiles, then one for each column of tiles if there are column
   // sums.
   int64_t column_tickets = 0;
   int64_t tickets = 0;

@@ -27,9 +27,9 @@ __global__ __launch_bounds__(
   using Gemm = GemmInstance<T, kTileIndex, kA, kB>;
   auto& shared = ptx::shared<GemmShared<Gemm>>();
   typename Gemm::Sums sums = {};
-  accumulate<Gemm>(sums, shared.stages, args, plan, work_of(plan, ptx::block_index()));
+  accumulate<Gemm>(sums, shared.stages, args, plan, work_of<false>(plan, {ptx::block_index()}));
   // Found out anew: the loop has no registers to spare.
-  const GemmWork work = work_of(plan, ptx::block_index());
+  const GemmWork work = work_of<false>(plan, {ptx::block_index()});
   if (plan.splits > 1 &&
       !add_splits<Gemm>(sums, shared.epilogue.last, plan, work, workspace, tickets))
     return;

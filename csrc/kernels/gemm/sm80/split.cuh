@@ -27,7 +27,7 @@ __device__ bool add_splits(typename Gemm::Sums& sums, bool& shared, const GemmPl
     for (int j = 0; j < Gemm::kColumnParts; ++j) {
       uint4 bits;
       memcpy(&bits, sums[i][j], sizeof(bits));
-      ptx::store16(pack(work.split, i, j), bits);
+      ptx::store16(pack(work.share, i, j), bits);
     }
   }
   ptx::block_sync();

@@ -29,7 +29,7 @@ __device__ void consume(Sm90Header& header, unsigned char* boxes, const unsigned
     if (kTile.ping_pong && round % Sm90Tile::kConsumers != consumer) continue;
     BlockTile tile = unit.tile;
     tile.row += first_row;
-    if (tile.inside && work.splits == 1) epilogue.prefetch(tile);
+    if (tile.inside && work.shares == 1) epilogue.prefetch(tile);
     // In turns: parity does not tell a stage's phase from the one two before, so a consumer begins
     // when the other one has seen all of its steps. The tensor cores do one tile at a time, and
     // begin with one as they end the other.
@@ -42,11 +42,11 @@ __device__ void consume(Sm90Header& header, unsigned char* boxes, const unsigned
     });
     const StagedBias bias(header, g, round);
     if (!tile.inside) continue;
-    if (work.splits > 1) {
+    if (work.shares > 1) {
       const Shares<Gemm> shares(plan, work, consumer, workspace);
-      shares.store(sums, work.split);
+      shares.store(sums, work.share);
       uint32_t* const ticket = tickets + shares.number();
-      if (!is_last_consumer(ticket, work.splits, header.last[consumer], consumer)) continue;
+      if (!is_last_consumer(ticket, work.shares, header.last[consumer], consumer)) continue;
       epilogue.prefetch(tile);
       shares.add_up(sums);
     }

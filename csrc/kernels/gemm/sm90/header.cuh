@@ -79,7 +79,7 @@ __device__ inline Sm90Unit read_unit(Sm90Header& header, uint32_t round) {
   Sm90Unit unit = header.units[at];
   // What decides where warps go: wgmma has to be where all of them come.
   const auto make_uniform = [](auto& x) { x = ptx::warp_uniform(static_cast<int>(x)); };
-  make_uniform(unit.work.steps), make_uniform(unit.work.splits);
+  make_uniform(unit.work.steps), make_uniform(unit.work.shares);
   make_uniform(unit.tile.row), make_uniform(unit.tile.column), make_uniform(unit.tile.inside);
   make_uniform(unit.stages.at), make_uniform(unit.stages.parity);
   ptx::warp_sync();

@@ -88,10 +88,12 @@ __device__ BlockTile block_tile(const GemmArgs& g, const GemmPlan& plan, const G
   return tile;
 }
 
-// The block's unit of a round, or one that does not exist when it has no more.
-__device__ inline uint32_t unit_of(const GemmPlan& plan, uint32_t round) {
-  const uint32_t blocks = plan.cluster_m * plan.cluster_n;
-  return ptx::block_index() / blocks + round * (plan.blocks / blocks);
+// The first of the block's places, and the one behind another one.
+__device__ inline GemmPlace first_place(const GemmPlan& plan) {
+  return {ptx::block_index() / (plan.cluster_m * plan.cluster_n)};
+}
+__device__ inline void advance(GemmPlace& at, const GemmPlan& plan) {
+  advance(at, plan, plan.blocks / (plan.cluster_m * plan.cluster_n));
 }
 
 // One thread fetches the steps of all of the block's units, and tells the others of each.
@@ -104,8 +106,8 @@ __device__ void produce(Sm90Header& header, unsigned char* stages, const Sm90Map
   const int b_shares = plan.cluster_m, b_share = b_shares > 1 ? rank : 0;
   Ring ring;
   uint32_t round = 0;
-  for (; unit_of(plan, round) < plan.units; ++round) {
-    const GemmWork work = work_of(plan, unit_of(plan, round));
+  for (GemmPlace at = first_place(plan); at.unit < plan.units; advance(at, plan), ++round) {
+    const GemmWork work = work_of(plan, at);
     const BlockTile tile = block_tile<Gemm>(g, plan, work);
     write_unit(header, round, {work, tile, ring});
     int matrix = static_cast<int>(work.matrix), step = work.step;

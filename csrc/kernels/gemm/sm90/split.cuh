@@ -45,13 +45,14 @@ class Shares {
         workspace_(workspace),
         tile_(work.tile - plan.whole),
         member_(Gemm::kTeam > 1 ? consumer : 0),
-        count_(work.splits) {}
+        slot_(work.slot),
+        count_(work.shares) {}
 
   // That of this consumer's ticket.
   __device__ uint32_t number() const { return index(tile_); }
 
-  __device__ void store(const typename Gemm::Sums& sums, uint32_t split) const {
-    uint4* const to = packs(split);
+  __device__ void store(const typename Gemm::Sums& sums, uint32_t share) const {
+    uint4* const to = packs(share);
 #pragma unroll
     for (int i = 0; i < kPacks; ++i) {
       uint4 bits;
@@ -63,15 +64,15 @@ class Shares {
   // Adds the shares up, in their order.
   __device__ void add_up(typename Gemm::Sums& sums) const {
     memset(&sums, 0, sizeof(sums));
-    for (uint32_t split = 0; split < count_; ++split) {
-      const uint4* const from = packs(split);
+    for (uint32_t share = 0; share < count_; ++share) {
+      const uint4* const from = packs(share);
 #pragma unroll
       for (int i = 0; i < kPacks; ++i) {
         const uint4 bits = ptx::load_l2(from + i * kWarpgroup);
-        float share[4];
-        memcpy(share, &bits, sizeof(bits));
+        float of_share[4];
+        memcpy(of_share, &bits, sizeof(bits));
 #pragma unroll
-        for (int j = 0; j < 4; ++j) sums[i * 4 / kRowSums][i * 4 % kRowSums + j] += share[j];
+        for (int j = 0; j < 4; ++j) sums[i * 4 / kRowSums][i * 4 % kRowSums + j] += of_share[j];
       }
     }
   }
@@ -80,23 +81,24 @@ class Shares {
   static constexpr int kRowSums = Gemm::kTile.n / 2;
   static constexpr int kPacks = Gemm::kRowBlocks * kRowSums / 4;
 
-  // Among the consumers of all blocks of a cluster that have some of a tile.
-  __device__ uint32_t index(uint32_t of_tile) const {
+  // Of a tile or a share, among the consumers of all blocks of a cluster that have some of it.
+  __device__ uint32_t index(uint32_t number) const {
     const uint32_t cluster = plan_.cluster_m * plan_.cluster_n;
     const uint32_t rank = cluster > 1 ? ptx::cluster_rank() : 0;
-    return (of_tile * cluster + rank) * Gemm::kTeam + member_;
+    return (number * cluster + rank) * Gemm::kTeam + member_;
   }
 
   // The first of this thread's packs of a share.
-  __device__ uint4* packs(uint32_t split) const {
+  __device__ uint4* packs(uint32_t share) const {
     return reinterpret_cast<uint4*>(workspace_) +
-           int64_t{index(tile_ * count_ + split)} * (kPacks * kWarpgroup) + consumer_thread();
+           int64_t{index(slot_ + share)} * (kPacks * kWarpgroup) + consumer_thread();
   }
 
   const GemmPlan& plan_;
   unsigned char* const workspace_;
   const uint32_t tile_;
   const int member_;
+  const uint32_t slot_;
   const uint32_t count_;
 };
 
