@@ -37,7 +37,8 @@ class Case(NamedTuple):
         op: its name in amp_ext.ops and amp_ext.reference.
         arguments: of the call, on the CPU.
         parts: where not 0, each list holds one tensor, which the op is given in parts of this size.
-        tolerance: beside numbers up to 1; relative to larger ones.
+        tolerance: relative to what is larger than the floor.
+        floor: numbers below it are compared as if they were of its size.
         plans: arguments of _C.force_gemm_tile, for a call with each.
     """
 
@@ -46,6 +47,7 @@ class Case(NamedTuple):
     arguments: dict[str, Any]
     parts: int = 0
     tolerance: float = 0.0
+    floor: float = 1.0
     plans: tuple[tuple[Any, ...], ...] = ()
 
 
@@ -55,11 +57,14 @@ def cases(family: str, backend: str, sm90: bool) -> Iterator[Case]:
     Args:
         family: one of FAMILIES.
         backend: with "cuda" products are computed with each tile too; with "triton", which takes
-            seconds to compile each kind of product, by a few kinds.
+            seconds to compile each kind of product, by a few kinds; "cublaslt" has one activation.
         sm90: whether the kernels for sm_90a run on the device.
     """
     if family in _PRODUCTS:
         dtype = _PRODUCTS[family]
+        if backend == "cublaslt":
+            yield from _gelus(dtype)
+            return
         yield from itertools.islice(_products(dtype), 0, None, 5 if backend == "triton" else 1)
         if backend == "cuda":
             yield from _tiles(dtype, sm90)
@@ -343,6 +348,29 @@ def _tiles(dtype: torch.dtype, sm90: bool) -> Iterator[Case]:
         yield Case("many steps", "gemm", arguments, plans=tuple(plans))
         arguments = {**_operands(1608, 1544, 40, dtype, False, True), "out_dtype": FP32}
         yield Case("many tiles", "gemm", arguments, plans=tuple(plans[-1:]))
+
+
+def _gelus(dtype: torch.dtype) -> Iterator[Case]:
+    """By the approximation, in FP32 before the one rounding: also where it is close to 0."""
+    unit = torch.finfo(dtype).eps
+    rounded = {"tolerance": unit, "floor": 2**-17 / unit}
+    bias = _integers(136, limit=3).to(dtype)
+    points = torch.tensor([0.0, 30.0, -30.0], device="cpu").to(dtype)  # derivatives 1 / 2, 1 and 0
+    aux = points[_integers(72, 136, limit=3).long() % 3]
+    for trans_a, trans_b in TRANSPOSES:
+        layout = f"layout {'NT'[trans_a]}{'NT'[trans_b]}"
+        operands = _operands(72, 136, 40, dtype, trans_a, trans_b)
+        operands["activation"] = "gelu_tanh"
+        small = {**operands, "a": operands["a"] / 32}
+        for op in ("gemm", "gemm_with_aux"):
+            yield Case(f"gelu, {layout}", op, small, **rounded)
+            yield Case(f"gelu of a bias, {layout}", op, {**small, "bias": bias}, **rounded)
+        derivative = {**operands, "aux": aux}
+        yield Case(f"gelu's derivative, {layout}", "gemm_times_derivative", derivative)
+    row = _operands(1, 136, 40, dtype, False, True)  # whose sums are the row
+    row |= {"activation": "gelu_tanh", "aux": (_integers(1, 136, limit=99) / 16).to(dtype)}
+    accuracy = {"tolerance": unit, "floor": 2**-12 / unit}
+    yield Case("gelu's derivative", "gemm_times_derivative", row, **accuracy)
 
 
 _LISTS = {op.removesuffix("_"): op for op in LIST_OPS}

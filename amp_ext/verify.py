@@ -104,7 +104,7 @@ def _warn(text: str) -> None:
 
 def verified_backends() -> Iterator[tuple[str, str, tuple[str, ...]]]:
     """The backends that have to be verified, their devices, and the families that they are used
-    for: all of the active backend, and of Triton's products those that tune() has tried."""
+    for: all of the active backend, and those products of Triton and of cuBLASLt that were tried."""
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     for device in ("cpu", *(f"cuda:{index}" for index in range(gpus))):
         try:
@@ -113,8 +113,9 @@ def verified_backends() -> Iterator[tuple[str, str, tuple[str, ...]]]:
             continue
         if device != "cpu" or backend not in ("cpu", "triton"):
             yield backend, device, _families_on(device)
-        if device != "cpu" and backend != "triton" and (tried := results("triton", device)):
-            yield "triton", device, tuple(family for family in FAMILIES if family in tried)
+        for other in ("triton", "cublaslt"):
+            if device != "cpu" and backend != other and (tried := results(other, device)):
+                yield other, device, tuple(family for family in FAMILIES if family in tried)
 
 
 def _families_on(device: str) -> tuple[str, ...]:
@@ -264,7 +265,7 @@ def _compare(case: Case, device: torch.device) -> None:
             if isinstance(one, Tensor)
         ]
         for name, one, other in tensors:
-            _expect_equal(name, one, other, case.tolerance)
+            _expect_equal(name, one, other, case)
             one.copy_(other)
         for name, one, other in tensors:
             if not torch.equal(_memory(one), _memory(other)):
@@ -280,14 +281,15 @@ def _outcome(module: Any, case: Case, device: torch.device) -> dict[str, Any]:
     return {**arguments, "result": getattr(module, case.op)(**call)}
 
 
-def _expect_equal(name: str, actual: Tensor, expected: Tensor, tolerance: float = 0.0) -> None:
+def _expect_equal(name: str, actual: Tensor, expected: Tensor, case: Case) -> None:
     if (actual.dtype, actual.shape) != (expected.dtype, expected.shape):
         raise WrongResult(f"{name} is {actual.dtype} of shape {list(actual.shape)}")
     if torch.equal(actual, expected):
         return
     same = (actual == expected) | (actual.isnan() & expected.isnan())
-    if tolerance:
-        same |= (actual - expected).abs() <= tolerance * expected.abs().clamp(min=1)
+    if case.tolerance:
+        size = expected.double().abs().clamp(min=case.floor)
+        same |= (actual.double() - expected.double()).abs() <= case.tolerance * size
     if not same.all():
         index = (~same).nonzero()[0].tolist()
         ours, theirs = actual[tuple(index)].item(), expected[tuple(index)].item()

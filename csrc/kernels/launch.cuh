@@ -3,9 +3,27 @@
 
 #include <cuda_runtime.h>
 
+#include <atomic>
+#include <cstdint>
+
 #include "amp_ext/backend.h"
 
 namespace amp_ext {
+
+// Lets blocks of a kernel have so much shared memory on the current device. Which devices have been
+// told is kept.
+template <auto kKernel, int kBytes>
+cudaError_t allow_shared_bytes() {
+  static std::atomic<uint64_t> told = 0;  // a bit for each of the first devices
+  int device = 0;
+  if (const cudaError_t error = cudaGetDevice(&device); error != cudaSuccess) return error;
+  const uint64_t bit = device < 64 ? uint64_t{1} << device : 0;
+  if (told & bit) return cudaSuccess;
+  const cudaError_t error =
+      cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+  if (error == cudaSuccess) told |= bit;
+  return error;
+}
 
 // In clusters of `cluster` blocks.
 template <class... Params, class... Args>

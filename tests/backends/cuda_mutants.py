@@ -1,4 +1,5 @@
-"""Break cuda.cpp, one edit at a time, and see that its tests on the fake CUDA runtime fail.
+"""Break what only a CUDA build has of the bindings, one edit at a time: tests on the fake CUDA
+runtime must fail.
 
     python tests/backends/cuda_mutants.py [part of a name...]
 
@@ -27,10 +28,11 @@ import torch
 
 TESTS = Path(__file__).resolve().parents[1]
 ROOT = TESTS.parent
-SOURCE = ROOT / "csrc/bindings/backends/cuda.cpp"
+CUDA, CUBLASLT = "csrc/bindings/backends/cuda.cpp", "csrc/bindings/gemm/cublaslt.cpp"
 INSTALLED = Path(sysconfig.get_path("purelib")) / "amp_ext"
 LIMIT_S = 120
-STREAMS, FAKE = "test_cuda_streams", "test_fake_cuda"
+STREAMS, FAKE = "backends/test_cuda_streams.py", "backends/test_fake_cuda.py"
+EPILOGUES = "gemm/test_gemm_cublaslt.py"
 
 
 class Mutant(NamedTuple):
@@ -43,6 +45,7 @@ class Mutant(NamedTuple):
         select: the tests that have to fail, for pytest's -k.
         tests: the file in which they are.
         options: of tests/fake_cuda/run.py.
+        source: the file that is edited.
     """
 
     name: str
@@ -51,6 +54,7 @@ class Mutant(NamedTuple):
     select: str
     tests: str = STREAMS
     options: str = ""
+    source: str = CUDA
 
 
 IF_CAPTURING = "    if (is_capturing(stream_.device())) {\n"
@@ -149,36 +153,45 @@ MUTANTS = (
         "out_of_memory",
         FAKE,
     ),
+    *(
+        Mutant(name, old, new, select, EPILOGUES, source=CUBLASLT)
+        for name, old, new, select in (
+            ("another epilogue", "EPILOGUE_GELU_AUX_BIAS}", "EPILOGUE_GELU_AUX}", "each_form"),
+            ("gelu by erf", "g.activation != Activation::gelu_tanh", "false", "not_take"),
+            ("an addend is lost", " || (g.c.data && g.beta != 0)", "", "not_take"),
+            ("aux's rows", "AUX_LD, g.aux.row_stride)", "AUX_LD, g.n)", "each_form"),
+            ("aux of other rows", "? g.aux.row_stride : 0,", "? 0 : 0,", "each_form"),
+            ("a bias of another dtype", "!is_of_type(g.bias) || ", "", "not_take"),
+            ("a strided bias", "g.bias.stride != 1 || ", "", "not_take"),
+            ("old addresses", " || !set_pointers(g)", "", "other_addresses"),
+            ("transposes", "TRANSB, operation(a)", "TRANSB, operation(b)", "each_form"),
+            ("sums in 16 bits", "SCHEME_COMPUTE_TYPE", "SCHEME_MASK", "each_form"),
+            ("no sums of columns", "if (!g.derivative)", "if (true)", "each_form"),
+            ("a handle in a capture", "!is_capturing(device) && ", "", "before_its_first"),
+            ("another device's handle", "handles[device.index()]", "handles[0]", "of_two_devices"),
+        )
+    ),
 )
 
 
 class Build:
-    """The module with another cuda.cpp, from the objects of the last build."""
+    """The module with another source, from the objects of the last build."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, source: Path) -> None:
         (kept,) = ROOT.glob(f"build/*-torch{torch.__version__}-cuda")
-        self.folder = folder
+        self.folder, self.source = folder, source
         self.module = next(kept.glob("_C.*.so")).name
         self.link = self.command(kept, kept / self.module)
-        self.objects = kept / "csrc/bindings/backends.o"
-        compile = self.command(kept, self.objects)
+        self.object = f"bindings/{source.parent.name}.o"
+        compile = self.command(kept, kept / "csrc" / self.object)
         at = compile.index("-MMD")
         self.flags = [word for word in compile[:at] if not word.startswith("-include")]
         self.flags = [word for word in self.flags if word != "-O3"]
         self.rest = folder / "rest.o"
-        rest = sorted(
-            path for path in SOURCE.parent.glob("*.cpp") if path.stem not in ("cuda", "none")
-        )
-        self.run(
-            [
-                *self.flags,
-                *(f"-include{path}" for path in rest[:-1]),
-                "-c",
-                rest[-1],
-                "-o",
-                self.rest,
-            ]
-        )
+        left_out = (source.stem, "none")
+        *before, last = sorted(p for p in source.parent.glob("*.cpp") if p.stem not in left_out)
+        included = (f"-include{path}" for path in before)
+        self.run([*self.flags, *included, "-c", last, "-o", self.rest])
 
     @staticmethod
     def command(kept: Path, target: Path) -> list[str]:
@@ -193,14 +206,14 @@ class Build:
         subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
 
     def package(self, name: str, text: str) -> Path:
-        """Return a folder with amp_ext, of which cuda.cpp has the text."""
+        """Return a folder with amp_ext, of which the source has the text."""
         folder = self.folder / name
-        source, compiled = folder / "cuda.cpp", folder / "cuda.o"
+        source, compiled = folder / self.source.name, folder / "mutant.o"
         ignored = shutil.ignore_patterns("*.so", "__pycache__")
         shutil.copytree(INSTALLED, folder / "amp_ext", ignore=ignored)
         source.write_text(text)
         self.run([*self.flags, "-c", source, "-o", compiled])
-        link = [word for word in self.link if not word.endswith("bindings/backends.o")]
+        link = [word for word in self.link if not word.endswith(self.object)]
         link[link.index("-o") + 1] = str(folder / "amp_ext" / self.module)
         self.run([*link, self.rest, compiled])
         return folder
@@ -212,7 +225,7 @@ def run_tests(mutant: Mutant, folder: Path) -> tuple[int, str]:
     command = [sys.executable, "fake_cuda/run.py", *mutant.options.split(), "-m", "pytest"]
     try:
         done = subprocess.run(
-            [*command, *options, f"backends/{mutant.tests}.py"],
+            [*command, *options, mutant.tests],
             cwd=TESTS,
             capture_output=True,
             text=True,
@@ -228,7 +241,7 @@ def run_tests(mutant: Mutant, folder: Path) -> tuple[int, str]:
 
 def is_caught(build: Build, number: int, mutant: Mutant) -> bool:
     """Test a mutant and print its line of the table."""
-    start, text = time.monotonic(), SOURCE.read_text()
+    start, text = time.monotonic(), build.source.read_text()
     caught = False
     if text.count(mutant.old) != 1:
         how = "THE EDIT DOES NOT APPLY"
@@ -242,18 +255,26 @@ def is_caught(build: Build, number: int, mutant: Mutant) -> bool:
     return caught
 
 
-def main(names: list[str]) -> int:
-    chosen = [m for m in MUTANTS if not names or any(name in m.name for name in names)]
+def all_caught(source: str, chosen: list[Mutant]) -> list[bool]:
+    """Test the mutants of one source."""
     jobs = int(os.environ.get("MAX_JOBS", os.cpu_count() or 1))
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(jobs) as pool:
-        build = Build(Path(folder))
-        unbroken = build.package("unbroken", SOURCE.read_text())
+        build = Build(Path(folder), ROOT / source)
+        unbroken = build.package("unbroken", build.source.read_text())
         distinct = {(m.select, m.tests, m.options): m for m in chosen}.values()
         controls = pool.map(partial(run_tests, folder=unbroken), distinct)
         for mutant, (status, why) in zip(distinct, controls, strict=True):
             if status:
                 raise RuntimeError(f"the tests of {mutant.name!r} fail without an edit: {why}")
-        caught = list(pool.map(partial(is_caught, build), range(len(chosen)), chosen))
+        return list(pool.map(partial(is_caught, build), range(len(chosen)), chosen))
+
+
+def main(names: list[str]) -> int:
+    chosen = [m for m in MUTANTS if not names or any(name in m.name for name in names)]
+    caught = []
+    for source in (CUDA, CUBLASLT):
+        if mutants := [m for m in chosen if m.source == source]:
+            caught += all_caught(source, mutants)
     print(f"{sum(caught)} of {len(caught)} mutants were caught")
     return int(not all(caught))
 

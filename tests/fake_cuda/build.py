@@ -17,7 +17,7 @@ from pathlib import Path
 from simt import build as simt
 
 SOURCES = Path(__file__).resolve().parent / "runtime"
-RUNTIME = ("capture", "devices", "driver", "launches", "memory", "streams")
+RUNTIME = ("capture", "cublaslt", "devices", "driver", "launches", "memory", "streams")
 CUDA = "nvidia/cu13"  # the folder of NVIDIA's packages
 FLAGS = ("-O1",)
 
@@ -97,8 +97,9 @@ def build() -> dict[str, str]:
         fallback = pool.submit(
             simt.compile_object, SOURCES / "fallback.cpp", [*FLAGS, *of_torch], (), into
         )
+        with_cublas = (*FLAGS, f"-isystem{site_packages() / CUDA / 'include'}")
         runtime = [
-            pool.submit(simt.compile_object, SOURCES / f"{name}.cpp", FLAGS, (), into)
+            pool.submit(simt.compile_object, SOURCES / f"{name}.cpp", with_cublas, (), into)
             for name in RUNTIME
         ]
         # A machine with a GPU has another number of devices, and other processes on them.

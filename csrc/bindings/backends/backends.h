@@ -17,6 +17,10 @@ const Backend& cpu_backend();
 const Backend* cuda_backend();  // null in a build without the CUDA kernels
 const Backend& triton_backend();
 const Backend& torch_library();  // products only
+const Backend& cublaslt();  // those on a GPU that end in gelu_tanh, or begin with its derivative
+
+// How many products cuBLASLt had no algorithm for: torch_library() has computed them.
+int64_t refused_by_cublaslt();
 
 // ---- the choice --------------------------------------------------------------------------------
 

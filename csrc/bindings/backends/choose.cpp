@@ -41,6 +41,7 @@ const Backend* backend_named(const std::string& name) {
   if (name == "cpu") return &cpu_backend();
   if (name == "cuda") return cuda_backend();
   if (name == "triton") return &triton_backend();
+  if (name == "cublaslt") return &cublaslt();
   const auto found = loaded().find(name);
   TORCH_CHECK_VALUE(found != loaded().end(), "amp_ext: unknown backend ", name);
   return found->second;
@@ -49,7 +50,8 @@ const Backend* backend_named(const std::string& name) {
 // Whether it may compute products: a backend that was chosen excludes the kernels of others.
 bool is_allowed(const Backend& backend, c10::DeviceType type) {
   const Backend* const only = chosen[type == at::kCUDA];
-  return !only || &backend == only || &backend == &torch_library() || &backend == &cpu_backend();
+  const Backend* const libraries[] = {&torch_library(), &cublaslt(), &cpu_backend()};
+  return !only || &backend == only || std::ranges::count(libraries, &backend);
 }
 
 }  // namespace
@@ -77,9 +79,10 @@ std::string load_backend(const std::string& path) {
 }
 
 const Backend* gemm_backend(c10::DeviceType type, const std::string& name) {
-  const Backend* const all[] = {backend_of(type), &torch_library(),
-                                type == at::kCPU ? &cpu_backend() : cuda_backend(),
-                                type == at::kCPU ? nullptr : &triton_backend()};
+  const bool is_cpu = type == at::kCPU;
+  const Backend* const all[] = {backend_of(type), &torch_library(), is_cpu ? nullptr : &cublaslt(),
+                                is_cpu ? &cpu_backend() : cuda_backend(),
+                                is_cpu ? nullptr : &triton_backend()};
   const auto* const found =
       std::ranges::find_if(all, [&](const Backend* x) { return x && x->name() == name; });
   return found == std::end(all) ? nullptr : *found;
@@ -153,6 +156,8 @@ const char* why_slow(const Backend& backend, c10::Device device, const GemmArgs&
 
 // What computes a product where nothing is measured, and why.
 std::pair<const Backend*, const char*> default_gemm(c10::Device device, const GemmArgs& g) {
+  if (device.is_cuda() && !obstacle_of(cublaslt(), device, g))
+    return {&cublaslt(), "not measured: cuBLASLt, gelu and all"};
   if (!device.is_cpu()) return {&torch_library(), "not measured: torch's library"};
   if (const char* const obstacle = cpu_backend().why_not(g)) return {&torch_library(), obstacle};
   if (library_multiplies_bf16(g) && g.batch * g.terms * g.m * g.n * g.k >= kSmallProduct)
@@ -206,7 +211,7 @@ std::vector<const Backend*> gemm_candidates(c10::Device device, const GemmArgs& 
       candidates.push_back(backend);
   };
   add(backend_of(device.type()));
-  if (device.is_cpu()) add(&cpu_backend());
+  add(device.is_cpu() ? &cpu_backend() : &torch_library());
   if (device.is_cpu() && library_multiplies_bf16(args)) add(&torch_library());
   if (device.is_cuda() && triton) add(&triton_backend());
   return candidates;

@@ -18,6 +18,8 @@ struct MatrixRef {
   int64_t batch_stride = 0;
   int64_t row_stride = 0;
   int64_t column_stride = 0;
+
+  bool operator==(const MatrixRef&) const = default;
 };
 
 // A vector: element i is data[i * stride]. A stride of 0 repeats.
@@ -25,6 +27,8 @@ struct VectorRef {
   void* data = nullptr;
   DType dtype = DType::f32;
   int64_t stride = 0;
+
+  bool operator==(const VectorRef&) const = default;
 };
 
 // relu keeps NaN. gelu is x * Phi(x) by erf, gelu_tanh its approximation by tanh, silu
@@ -59,11 +63,13 @@ struct GemmArgs {
   double beta;
   Activation activation;
   bool derivative;
-  // n, the sums of out's columns over rows and batch before they are rounded, in fp64 where a
-  // product is, else in fp32; may be null
+  // n, the sums of out's columns over rows and batch before they are rounded (libraries: or after),
+  // in fp64 where a product is, else in fp32; may be null
   void* column_sums;
   // Which of a backend's ways to compute it (Backend::gemm_variants); 0: the backend's own choice.
   int64_t variant = 0;
+
+  bool operator==(const GemmArgs&) const = default;
 };
 
 }  // namespace amp_ext

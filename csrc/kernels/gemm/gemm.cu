@@ -2,9 +2,40 @@
 #include "backend.h"
 #include "gemm/plan/choose.h"
 #include "gemm/shared/instances.h"
+#include "memo.h"
 
 namespace amp_ext {
 namespace {
+
+// What a plan depends on.
+struct PlanKey {
+  GemmArgs args;
+  cuda::Target target;
+
+  bool operator==(const PlanKey&) const = default;
+  size_t hash() const {
+    const auto bits = [](const void* data) { return reinterpret_cast<uintptr_t>(data); };
+    return hash_of({uint64_t(args.m), uint64_t(args.n), uint64_t(args.k), uint64_t(args.batch),
+                    uint64_t(args.a.row_stride), uint64_t(args.b.row_stride),
+                    uint64_t(args.activation), uint64_t(args.variant), bits(args.c.data),
+                    bits(args.aux.data)});
+  }
+};
+
+// A product at other addresses: as aligned, and the same where they were.
+GemmArgs elsewhere(GemmArgs g) {
+  constexpr uintptr_t kFarApart = 4096, kAlignment = 256;
+  const bool in_place = g.c.data == g.out.data;
+  uintptr_t next = 0;
+  for (void** const data :
+       {&g.a.data, &g.b.data, &g.c.data, &g.aux.data, &g.out.data, &g.bias.data, &g.column_sums}) {
+    next += kFarApart;
+    if (*data)
+      *data = reinterpret_cast<void*>(next + reinterpret_cast<uintptr_t>(*data) % kAlignment);
+  }
+  if (in_place) g.c.data = g.out.data;
+  return g;
+}
 
 GemmLauncher launcher(DType operands, bool sm90) {
   const bool half = operands == DType::f16;
@@ -35,7 +66,13 @@ const char* CudaBackend::why_slow(const GemmArgs& g, Services& services) const {
 }
 
 GemmPlan CudaBackend::plan(const GemmArgs& g, const Target& target) const {
-  return choose_plan(g, target);
+  if (forced_tile) return choose_plan(g, target);
+  thread_local Memo<PlanKey, GemmPlan, 512> known;
+  PlanKey key{elsewhere(g), target};
+  key.target.device = 0;
+  key.target.stream = nullptr;
+  return *known.of(key,
+                   [](const PlanKey& k) { return std::optional(choose_plan(k.args, k.target)); });
 }
 
 std::vector<int64_t> CudaBackend::gemm_variants(const GemmArgs& g, Services& services) const {

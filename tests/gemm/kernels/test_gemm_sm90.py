@@ -44,6 +44,15 @@ def test_tiles_outside_of_the_matrix(tile: Tile, cluster: tuple[int, int]) -> No
 
 
 @every_sm90_tile
+def test_operands_elsewhere(tile: Tile) -> None:
+    """Tensor maps are kept: of the same sizes at other addresses, then with other rows."""
+    gemms = [product_for(tile, *tile.of(1, 1), 2 * tile.k, FP16) for _ in range(3)]
+    gemms.append(product_for(tile, *tile.of(1, 1), 3 * tile.k, FP16))
+    for gemm in (*gemms, *gemms):
+        check(gemm, tile)
+
+
+@every_sm90_tile
 @pytest.mark.parametrize("seed", SEEDS)
 def test_every_schedule(tile: Tile, seed: int) -> None:
     """One block, or cluster, passes through the ring several times on its way through its tiles."""

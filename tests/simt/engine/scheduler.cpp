@@ -231,6 +231,11 @@ cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute
   return cudaSuccess;
 }
 
+cudaError_t cudaGetDevice(int* device) {
+  *device = 0;
+  return cudaSuccess;
+}
+
 cudaError_t cudaGetLastError() {
   return simt::fault.empty() ? cudaSuccess : cudaErrorLaunchFailure;
 }

@@ -22,6 +22,7 @@ PLAIN = f"{SIDES} and plain"
 SUMS = f"{FEW} and sums"
 SHARES = f"{FEW} and shares_behind"
 RANGES = f"{FEW} and ranges_behind"
+ELSEWHERE = f"{FEW} and elsewhere"
 ASAN = {"select": f"{FEW} and all_at_once and fp32", "variant": "asan"}
 RACE = {"select": f"{RESULTS} and fp16 and (none or derivative)", "variant": "tsan"}
 
@@ -70,7 +71,33 @@ BACKWARDS = """plan.splits, work.share);
 """
 COLUMN_CONSUMERS = "g_.batch * tile_rows() * Gemm::kTeam);"
 
+KEY = "TensorMapKey&) const = default;\n  size_t hash() const {\n    return hash_of(\n        {"
+BASE = "reinterpret_cast<uintptr_t>(base), "
+MAP = "tensor_map.cuh"
+
+
+def _key(*kept: str) -> str:
+    """A key that is what is kept of it."""
+    same = " && ".join(f"{name} == o.{name}" for name in kept)
+    return KEY.replace("&) const = default;", f"& o) const {{ return {same}; }}")
+
+
 MUTANTS = (
+    # ---- what is kept of tensor maps
+    _mutant(
+        "maps of other addresses",
+        MAP,
+        KEY + BASE,
+        _key("type", "sizes", "byte_strides", "box", "swizzle"),
+        ELSEWHERE,
+    ),
+    _mutant(
+        "maps of other sizes",
+        MAP,
+        KEY + BASE + "sizes[0], sizes[1], byte_strides[0],",
+        _key("type", "base", "box", "swizzle") + BASE,
+        ELSEWHERE,
+    ),
     # ---- the ring
     _mutant("phases do not change", HEADER, "    parity ^= 1;\n", ""),
     _mutant(

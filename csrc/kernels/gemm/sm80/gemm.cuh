@@ -42,10 +42,8 @@ Status launch_instance(const GemmArgs& args, const GemmPlan& plan, void* workspa
   constexpr GemmTile kTile = kGemmTiles[kTileIndex];
   constexpr int kBytes = sizeof(GemmShared<GemmInstance<T, kTileIndex, kA, kB>>);
   static_assert(kBytes == kTile.shared_bytes(), "the planner's figure");
-  const auto kernel = gemm_kernel<T, kTileIndex, kA, kB>;
-  if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes) !=
-      cudaSuccess)
-    return Status::launch_failed;
+  constexpr auto kernel = gemm_kernel<T, kTileIndex, kA, kB>;
+  if (allow_shared_bytes<kernel, kBytes>() != cudaSuccess) return Status::launch_failed;
   return launch(kernel, static_cast<int>(plan.blocks), kTile.threads(), kBytes, stream, args, plan,
                 static_cast<unsigned char*>(workspace), tickets);
 }

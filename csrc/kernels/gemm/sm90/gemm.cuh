@@ -164,10 +164,9 @@ Status launch_sm90_instance(const GemmArgs& args, const GemmPlan& plan, void* wo
     Sm90Maps maps{};
     if (!encode_maps<Sm90Gemm<T, kTileIndex, kA, kB>>(maps, args, plan))
       return Status::no_tensor_map;
-    const auto kernel = gemm_sm90_kernel<T, kTileIndex, kA, kB>;
-    // The most that any plan takes: other threads may be launching the kernel by other plans.
-    if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             Sm90Tile::kSharedBytes) != cudaSuccess)
+    constexpr auto kernel = gemm_sm90_kernel<T, kTileIndex, kA, kB>;
+    // The most that any plan takes.
+    if (allow_shared_bytes<kernel, Sm90Tile::kSharedBytes>() != cudaSuccess)
       return Status::launch_failed;
     return launch_clusters(kernel, static_cast<int>(plan.blocks), plan.cluster_m * plan.cluster_n,
                            Sm90Tile::kThreads, plan.shared_bytes, stream, maps, args, plan,

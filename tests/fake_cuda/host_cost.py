@@ -1,0 +1,74 @@
+"""Print what a product by the CUDA kernels costs the host, in microseconds, with launches dropped.
+
+    python tests/fake_cuda/host_cost.py
+
+The best of several rounds. Of CUDA only the fake runtime is there: what its own calls cost is part
+of the figures, and what the driver's would cost is not.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+from amp_ext import _C
+from fake_cuda.recorder import is_running
+
+ROUNDS, CALLS = 7, 2000
+SHAPES = {"4096 x 4096 x 4096": (4096, 4096, 4096), "64 x 768 x 3072": (64, 768, 3072)}
+
+
+def best_us(call: Callable[[int], float]) -> float:
+    call(100)
+    return 1e6 / CALLS * min(call(CALLS) for _ in range(ROUNDS))
+
+
+def repeated(function: Callable[[], object]) -> Callable[[int], float]:
+    def run(times: int) -> float:
+        start = time.perf_counter()
+        for _ in range(times):
+            function()
+        return time.perf_counter() - start
+
+    return run
+
+
+def measure(m: int, n: int, k: int) -> dict[str, float]:
+    a = torch.empty(m, k, device="cuda", dtype=torch.float16)
+    b = torch.empty(k, n, device="cuda", dtype=torch.float16)
+    op = torch.ops.amp_ext.gemm.default
+    assert _C.gemm_choice(a, b)[0] == "cuda"
+    assert _C.start_noting()
+    op(a, b)
+    (product,) = _C.stop_noting()
+    trial = _C.Trial(product)
+    return {
+        "torch.empty, of the result": best_us(repeated(lambda: a.new_empty(m, n))),
+        "checks and choice, from Python": best_us(repeated(lambda: _C.gemm_choice(a, b))),
+        "plan, tensor maps, attribute, launch": best_us(lambda times: trial.run("cuda", 0, times)),
+        "the op, from Python": best_us(repeated(lambda: op(a, b))),
+    }
+
+
+def main() -> None:
+    if not is_running():
+        os.environ.update(AMP_EXT_GEMM="kernel", AMP_EXT_VERIFY="0")
+        run = str(Path(__file__).with_name("run.py"))
+        command = [sys.executable, run, "--multiprocessors", "132", *sys.argv]
+        os.execv(sys.executable, command)
+    ctypes.CDLL(None).fake_cuda_drop_launches(ctypes.c_bool(True))
+    for name, sizes in SHAPES.items():
+        print(name)
+        for what, us in measure(*sizes).items():
+            print(f"  {us:7.2f} us  {what}")
+
+
+main()

@@ -1,0 +1,58 @@
+"""Products that are alike but for one thing, in turn: what is kept of one is not the other's."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from cases import FLOATS, assert_equal, integers
+from executors import Executor, every_gemm_executor
+
+FP16, BF16, FP32, FP64 = FLOATS
+M, N, K = 40, 72, 48
+
+
+def operands(executor: Executor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Two of each kind: other addresses, longer rows, columns, no alignment, other sizes."""
+
+    def matrix(rows: int, columns: int, skip: int = 0, more: int = 0) -> Tensor:
+        dtype, device = torch.float16, executor.device
+        return integers((rows, columns + more + skip), dtype, device)[:, skip : skip + columns]
+
+    for _ in range(2):
+        yield matrix(M, K), matrix(K, N)
+        yield matrix(M, K, more=8), matrix(K, N, more=16)
+        yield matrix(K, M).mT, matrix(N, K).mT
+        yield matrix(M, K, skip=1), matrix(K, N)
+        yield matrix(M, K - 8), matrix(K - 8, N)
+
+
+@every_gemm_executor
+def test_operands_elsewhere(executor: Executor) -> None:
+    kept = list(operands(executor))  # all at once, so that each has an address of its own
+    for a, b in (*kept, *reversed(kept)):
+        assert_equal(executor.ops.gemm(a, b, out_dtype=FP32), a.double() @ b.double())
+
+
+@every_gemm_executor
+def test_results_elsewhere(executor: Executor) -> None:
+    """What is added to is the result, or another matrix, or there is none."""
+    a = integers((M, K), FP16, executor.device)
+    b = integers((K, N), FP16, executor.device)
+    product = a.double() @ b.double()
+    places = [torch.zeros(M, N + more, device=executor.device)[:, :N] for more in (0, 8, 0)]
+    sums = [torch.zeros(M, N, dtype=FP64, device=executor.device) for _ in places]
+    for _, (place, total) in itertools.product(range(2), zip(places, sums, strict=True)):
+        before = place.clone()
+        out = executor.ops.gemm(a, b, c=place, out_dtype=FP32)
+        assert_equal(place, before.double())
+        executor.ops.gemm_accumulate_(place, a, b)
+        total += product
+        assert_equal(out, total)
+        assert_equal(place, total)
+        assert_equal(executor.ops.gemm(a, b, out_dtype=FP32), product)
+        aux = executor.ops.gemm_with_aux(a, b, activation="relu", out_dtype=FP32)[1]
+        assert_equal(aux, product)
