@@ -62,7 +62,7 @@ WAIT_UNIT_READ = "  ptx::mbarrier_wait(header.unit_empty[at], lap % 2 ^ 1);\n"
 NEXT_TURN = "ptx::mbarrier_arrive(header.turn[consumer ^ 1]);\n"
 WAIT_BIAS = "    if (exists_) ptx::mbarrier_wait("
 WAIT_BIAS_READ = "    ptx::mbarrier_wait(header.bias_empty[at], lap % 2 ^ 1);\n"
-STORE_BARRIER = "    consumer_sync(consumer_);\n  }\n\n  template <bool kMayAdd"
+STORE_BARRIER = "    consumer_sync(consumer_);\n  }\n\n  // What is rare"
 NO_SIDE = "    if (!has_side() || !is_leader()) return;\n"
 WAIT_SIDE = "    if (has_side()) ptx::mbarrier_wait("
 TICKET = "  consumer_sync(consumer);\n  if (consumer_thread() == 0) {\n"
@@ -590,7 +590,7 @@ MUTANTS = (
     _epilogue(
         "stored, not added",
         EPILOGUE,
-        "kMayAdd && plan_.reduce",
+        "sizeof(T) == 4 && plan_.reduce",
         "false",
         f"{FEW} and memory_system",
     ),

@@ -104,7 +104,7 @@ struct Sm90Tile {
   }
   static constexpr int kMostStages = 8;
   static constexpr int kMostBoxes = 4;            // of a consumer
-  static constexpr int kHeaderBytes = 3 << 10;    // barriers and small sums
+  static constexpr int kHeaderBytes = 3 << 10;    // barriers, units, the bias or small sums
   static constexpr int kSharedBytes = 227 << 10;  // that a block may have
 
   AMP_EXT_HOST_DEVICE constexpr int consumer_m() const { return ping_pong ? m : m / kConsumers; }

@@ -142,7 +142,11 @@ class Sm90Epilogue {
         writer.write(x, to);
         meet(leads, plan_.boxes - 1);
         if (leads) {
-          store_out<sizeof(T) == 4>(to, tile, i * kRows, j * kBoxColumns);
+          const int x_at = tile.column + j * kBoxColumns, y_at = tile.row + i * kRows;
+          if (sizeof(T) == 4 && plan_.reduce)
+            ptx::tma_reduce_add(maps_.out, to, x_at, y_at, tile.batch);
+          else
+            ptx::tma_store(maps_.out, to, x_at, y_at, tile.batch);
           ptx::bulk_commit();
         }
         slots_.advance(plan_.boxes);
@@ -162,7 +166,7 @@ class Sm90Epilogue {
         take(x, sums, i * kRowParts + j);
         x.scale(alpha_);
         if (bias) x.add(bias + j * kColumns);
-        finish_part(x, tile, i * kRows, j * kColumns, number);
+        finish_part(x, tile.batch, tile.row + i * kRows, tile.column + j * kColumns, number);
         // The box of an earlier part is free, for one that comes when all other boxes have had
         // their turn.
         if (has_side() && is_leader() && number >= stores_read())
@@ -173,22 +177,19 @@ class Sm90Epilogue {
     if (g_.column_sums) finish_column_sums(tile.column);
   }
 
-  // The part that begins so many rows and columns from the tile's first.
-  __device__ void finish_part(Part& x, const BlockTile& tile, int row, int column, int number) {
+  __device__ void finish_part(Part& x, int batch, int row, int column, int number) {
     unsigned char* const to = box(slots_.at * slot_boxes());
     if (has_side()) ptx::mbarrier_wait(header_.side_full[consumer_][slots_.at], slots_.parity);
-    x.each([&](Group& group, int i) { finish_group(group, to, i, tile.row + row, number); });
+    x.each([&](Group& group, int i) { finish_group(group, to, i, row, number); });
     if (has_side()) ptx::warp_sync();  // stmatrix overwrites what other lanes have read
     with_type(g_.out.dtype, [&](auto zero) { BoxWriter<decltype(zero), kColumns>().write(x, to); });
     meet(is_leader(), stores_read());
     if (is_leader()) {
-      store_out(to, tile, row, column);
-      if (stores_aux())
-        ptx::tma_store(maps_.side, to + box_bytes(), tile.column + column, tile.row + row,
-                       tile.batch);
+      ptx::tma_store(maps_.out, to, column, row, batch);
+      if (stores_aux()) ptx::tma_store(maps_.side, to + box_bytes(), column, row, batch);
       ptx::bulk_commit();
     }
-    if (g_.column_sums) store_column_sums(tile.batch, tile.row + row, tile.column + column, number);
+    if (g_.column_sums) store_column_sums(batch, row, column, number);
   }
 
   // When a consumer has written a box. Behind it all of it is written, and all boxes but this one
@@ -205,15 +206,6 @@ class Sm90Epilogue {
         ptx::bulk_wait_read<2>();
     }
     consumer_sync(consumer_);
-  }
-
-  template <bool kMayAdd = true>
-  __device__ void store_out(const unsigned char* box, const BlockTile& tile, int row,
-                            int column) const {
-    if (kMayAdd && plan_.reduce)
-      ptx::tma_reduce_add(maps_.out, box, tile.column + column, tile.row + row, tile.batch);
-    else
-      ptx::tma_store(maps_.out, box, tile.column + column, tile.row + row, tile.batch);
   }
 
   // What is rare, and has to be done before the result is rounded. The group begins at this row.
