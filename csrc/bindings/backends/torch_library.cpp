@@ -191,10 +191,7 @@ class TorchLibrary final : public Backend {
       if (!x.is_same(o.out)) o.out.copy_(x);
     } else {
       const at::Tensor x = sum_of_terms(o, g, {}, rounds_first ? rounded : o.sums);
-      const bool widens_by_itself =
-          c10::promoteTypes(x.scalar_type(), o.aux.scalar_type()) == x.scalar_type();
-      const at::Tensor aux = widens_by_itself ? o.aux : o.aux.to(x.scalar_type());
-      const at::Tensor result = activation_gradient(x, aux, g.activation);
+      const at::Tensor result = activation_gradient(x, o.aux.to(x.scalar_type()), g.activation);
       o.out.copy_(result);
       at::Tensor sums = tensor_of({g.column_sums, *dtype_of(o.sums), 1}, g.n, device);
       at::sum_out(sums, result.flatten(0, -2), 0, /*keepdim=*/false, sums.scalar_type());
