@@ -81,6 +81,32 @@ def test_reads_and_writes_each_pack_once(
     assert counted.bytes_stored == (16 * packs if writes else 0)
 
 
+# Loads of 16 bytes for each element's share of a thread: those of the list, or of the tensors that
+# belong together. They are issued before the first of them is used.
+LOADS = {**dict.fromkeys(CALLS, 1), "cast_": 2, "adam_": 4, "sgd_": 3}
+
+
+@pytest.mark.simt
+@pytest.mark.parametrize("name", LOADS)
+def test_warps_read_tiny_tensors_side_by_side(simt: Simt, name: str) -> None:
+    """4,000 tensors of 100 elements, which keep one warp busy each, on 132 multiprocessors.
+
+    A block has 16 of them, or 11, and 16 warps, or 8.
+    """
+    grads = list(torch.ones(4000, 100).unbind())
+    simt.pin(Schedule(3, 2, 132))
+    if name in CALLS:
+        counted = simt.cost(CALLS[name], grads, torch.zeros(()))
+    elif name == "cast_":
+        counted = simt.cost(ops.cast_, [grad.half() for grad in grads], grads)
+    else:
+        values = update(SIMT, name, [(100,)] * 4000)
+        for step in values["steps"]:
+            step.fill_(7.0)
+        counted = simt.cost(getattr(ops, name), **values)
+    assert counted.most_loads == LOADS[name] * (2 if name in OPS else 1)
+
+
 @pytest.mark.simt
 @pytest.mark.parametrize(
     ("norm", "max_norm", "passes"), [(2.0, 1.0, 1), (2.0, 3.0, 0), (math.nan, 1.0, 0)]
