@@ -69,11 +69,6 @@ constexpr CastEntry entry_of(const CastRef& t, uint32_t first_chunk) {
 template <class Ref>
 using EntryOf = decltype(entry_of(Ref{}, 0));
 
-// Lists up to this length travel in the kernel's parameters (32,764 bytes at most, CUDA >= 12.1):
-// 1344 tensors, or 1008 pairs.
-template <class Entry>
-constexpr int kInlineEntries = 32256 / sizeof(Entry);
-
 // A list of tensors, or of tensors that belong together. `refs` is host memory.
 template <class Ref>
 struct ListOf {

@@ -43,12 +43,20 @@ __device__ int owner_by_warp(const Entry* entries, int size, uint32_t chunk) {
   return low;
 }
 
+// Sizes in bytes of tables that travel in a kernel's parameters. All of these are copied at each
+// launch, so a short list takes a small one: 42, 256 or 1344 tensors, 32, 192 or 1008 pairs.
+constexpr int kSmallTable = 1 << 10;
+constexpr int kMediumTable = 6 << 10;
+constexpr int kLargeTable = 32256;  // parameters have 32,764 bytes at most, CUDA >= 12.1
+
 // A chunk table as a kernel parameter: in the parameter itself, or in device memory.
-template <class Entry>
+template <class Entry, int kBytes>
 struct InlineTable {
+  static constexpr int64_t kCapacity = kBytes / sizeof(Entry);
+
   uint32_t chunks;
   int32_t size;
-  Entry inline_entries[kInlineEntries<Entry>];
+  Entry inline_entries[kCapacity];
   __device__ const Entry* entries() const { return inline_entries; }
   __device__ int owner_of(uint32_t chunk) const { return owner_by_halves(entries(), size, chunk); }
 };
@@ -214,22 +222,28 @@ inline int foreach_blocks(uint32_t chunks, const cuda::Target& target) {
   return static_cast<int>(std::min<uint32_t>(chunks, kForeachBlocksPerSm * target.multiprocessors));
 }
 
-// Calls launch_table(table, target) with the list as whichever table it fits.
+// Calls launch_table(table, target) with the list as the smallest table that it fits.
 template <class Ref, class LaunchTable>
 Status launch_list(const ListOf<Ref>& list, Services& services, LaunchTable launch_table) {
   using Entry = EntryOf<Ref>;
-  static_assert(sizeof(InlineTable<Entry>) <= 32764 - 256,
-                "the table and an op's arguments share 32,764 bytes of parameters");
   const auto launch = [&](auto& table, Status built) {
     table.size = static_cast<int32_t>(list.size);
     return built == Status::ok ? launch_table(table, services.target()) : built;
   };
-  if (list.size > kInlineEntries<Entry>) {
-    DeviceTable<Entry> table;
-    return launch(table, send_table(list, services, &table.device_entries, &table.chunks));
-  }
-  InlineTable<Entry> table;
-  return launch(table, build_chunk_table(list, table.inline_entries, &table.chunks));
+  const auto launch_inline = [&](auto bytes) {
+    InlineTable<Entry, bytes> table;
+    static_assert(sizeof table <= 32764 - 256, "an op's arguments are parameters too");
+    return launch(table, build_chunk_table(list, table.inline_entries, &table.chunks));
+  };
+  const auto fits = [&](auto bytes) { return list.size <= InlineTable<Entry, bytes>::kCapacity; };
+  constexpr std::integral_constant<int, kSmallTable> small;
+  constexpr std::integral_constant<int, kMediumTable> medium;
+  constexpr std::integral_constant<int, kLargeTable> large;
+  if (fits(small)) return launch_inline(small);
+  if (fits(medium)) return launch_inline(medium);
+  if (fits(large)) return launch_inline(large);
+  DeviceTable<Entry> table;
+  return launch(table, send_table(list, services, &table.device_entries, &table.chunks));
 }
 
 }  // namespace amp_ext

@@ -31,6 +31,7 @@ struct Counters {
   // Loads of 8 and 16 bytes by the thread of a launch that makes the most: its warp waits for
   // memory no more often, as loads that are issued together are waited for together.
   int64_t most_loads;
+  int64_t parameter_bytes;  // of launches
 };
 
 inline Options options;
