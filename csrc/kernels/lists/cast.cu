@@ -83,11 +83,6 @@ __device__ void move_units(To* to, const From* from, int count, int thread) {
   }
 }
 
-template <class T>
-__device__ int elements_to_alignment(const T* data) {
-  return static_cast<int>(-reinterpret_cast<uintptr_t>(data) % 16 / sizeof(T));
-}
-
 // How many of n elements come before the first group: all when the two sides are never aligned
 // together.
 template <class To, class From>

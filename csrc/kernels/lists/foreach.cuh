@@ -169,13 +169,17 @@ __device__ void visit_spans(const Table& table, Body& body) {
   visit_spans(table, body, [](const ForeachSpan&) {});
 }
 
+template <class T>
+__device__ int elements_to_alignment(const T* data) {
+  return static_cast<int>(-reinterpret_cast<uintptr_t>(data) % 16 / sizeof(T));
+}
+
 // Calls packs(T* at, uint4 (&bits)[k]) for k times 16 bytes of the span, each kForeachThreads packs
 // behind the one before, and single(T* at) for the elements at its ends that are no whole pack.
 template <class T, class Packs, class Single>
 __device__ void for_each_batch(const ForeachSpan& span, T* data, Packs packs, Single single) {
   constexpr int kPack = Pack<T>::kSize;
-  const int misaligned = static_cast<int>(reinterpret_cast<uintptr_t>(data) % 16 / sizeof(T));
-  const int head = misaligned ? (span.n < kPack - misaligned ? span.n : kPack - misaligned) : 0;
+  const int head = elements_to_alignment(data);
   const int count = (span.n - head) / kPack;
   const int singles = span.n - count * kPack;
 
