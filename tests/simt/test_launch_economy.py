@@ -127,6 +127,15 @@ def test_warps_read_tiny_tensors_side_by_side(simt: Simt, name: str) -> None:
 
 
 @pytest.mark.simt
+@pytest.mark.parametrize("name", CALLS)
+def test_blocks_share_what_is_no_multiple_of_them(simt: Simt, name: str) -> None:
+    """5 chunks, of 8 loads a thread, by 4 blocks: 10 loads each, not 16."""
+    simt.pin(Schedule(3, 2, 2))
+    counted = simt.cost(CALLS[name], [torch.ones(5 * 16384)], torch.zeros(()))
+    assert (counted.blocks, counted.most_loads) == (4, 10)
+
+
+@pytest.mark.simt
 @pytest.mark.parametrize(
     ("norm", "max_norm", "passes"), [(2.0, 1.0, 1), (2.0, 3.0, 0), (math.nan, 1.0, 0)]
 )

@@ -70,23 +70,24 @@ struct DeviceTable {
   __device__ int owner_of(uint32_t chunk) const { return owner_by_warp(entries(), size, chunk); }
 };
 
-// How a grid's blocks share the chunks: contiguous ranges, those of the first blocks one chunk
-// longer.
+// How a grid's blocks share the pieces of all chunks: contiguous ranges, those of the first blocks
+// one piece longer.
 struct Shares {
   uint32_t per_block, longer_blocks;
   __device__ explicit Shares(uint32_t chunks)
-      : per_block(chunks / gridDim.x), longer_blocks(chunks - per_block * gridDim.x) {}
+      : per_block(chunks * kChunkPieces / gridDim.x),
+        longer_blocks(chunks * kChunkPieces - per_block * gridDim.x) {}
   __device__ uint32_t begin(uint32_t block) const {
     return block * per_block + (block < longer_blocks ? block : longer_blocks);
   }
-  __device__ uint32_t block_of(uint32_t chunk) const {
-    const uint32_t of_longer = longer_blocks * (per_block + 1);  // their chunks
-    return chunk < of_longer ? chunk / (per_block + 1)
-                             : longer_blocks + (chunk - of_longer) / per_block;
+  __device__ uint32_t block_of(uint32_t piece) const {
+    const uint32_t of_longer = longer_blocks * (per_block + 1);  // their pieces
+    return piece < of_longer ? piece / (per_block + 1)
+                             : longer_blocks + (piece - of_longer) / per_block;
   }
 };
 
-// This block's, and the index of the first chunk's entry.
+// This block's, and the index of the first piece's entry.
 struct Share {
   uint32_t begin, end;
   int first = 0;
@@ -95,11 +96,12 @@ struct Share {
   __device__ explicit Share(const Table& table) {
     const Shares shares(table.chunks);
     begin = shares.begin(blockIdx.x), end = shares.begin(blockIdx.x + 1);
-    if (begin < end) first = table.owner_of(begin);
+    if (begin < end) first = table.owner_of(begin / kChunkPieces);
   }
 };
 
-// What a block of kThreads threads takes at a time: n elements of a tensor, from `offset` on.
+// What a block of kThreads threads takes at a time: n elements of a chunk, from the tensor's
+// element `offset` on.
 template <int kThreads>
 struct Span {
   int tensor;  // its index in the list
@@ -127,13 +129,17 @@ template <int kThreads, class Table, class Body>
 __device__ void for_each_span(const Table& table, const Share& share, Body body) {
   const auto* entries = table.entries();
   int i = share.first;
-  for (uint32_t chunk = share.begin; chunk < share.end; ++chunk) {
+  for (uint32_t piece = share.begin; piece < share.end;) {
+    const uint32_t chunk = piece / kChunkPieces, next = (chunk + 1) * kChunkPieces;
     while (i + 1 < table.size && entries[i + 1].first_chunk <= chunk) ++i;
     const auto& entry = entries[i];
-    const int64_t offset = static_cast<int64_t>(chunk - entry.first_chunk) * kChunkElements;
+    const int64_t offset =
+        static_cast<int64_t>(piece - entry.first_chunk * kChunkPieces) * kPieceElements;
     const int64_t left = entry.numel - offset;
-    const int n = static_cast<int>(left < kChunkElements ? left : kChunkElements);
-    body(entry, Span<kThreads>{i, chunk, offset, n});
+    const int most = ((next < share.end ? next : share.end) - piece) * kPieceElements;
+    if (left > 0)
+      body(entry, Span<kThreads>{i, chunk, offset, left < most ? static_cast<int>(left) : most});
+    piece = next;
   }
 }
 
@@ -221,9 +227,14 @@ __device__ void for_each_element(const ForeachSpan& span, T* data, F f) {
       });
 }
 
-// A grid that fills the device once, or one block per chunk of a short list.
+// A grid that fills the device once, or one block per piece of a short list.
+inline int foreach_blocks(uint32_t chunks, int blocks_per_sm, const cuda::Target& target) {
+  return static_cast<int>(
+      std::min<uint32_t>(chunks * kChunkPieces, blocks_per_sm * target.multiprocessors));
+}
+
 inline int foreach_blocks(uint32_t chunks, const cuda::Target& target) {
-  return static_cast<int>(std::min<uint32_t>(chunks, kForeachBlocksPerSm * target.multiprocessors));
+  return foreach_blocks(chunks, kForeachBlocksPerSm, target);
 }
 
 // Calls launch_table(table, target) with the list as the smallest table that it fits.

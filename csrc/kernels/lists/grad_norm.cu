@@ -179,11 +179,10 @@ __device__ double finish_norms(const Table& table, const double* partial_sums, f
   const int lane = threadIdx.x % 32;
   double mine = 0;
   for (int i = threadIdx.x / 32; i < table.size; i += kForeachThreads / 32) {
-    const uint32_t begin = entries[i].first_chunk;
-    const uint32_t end = i + 1 < table.size ? entries[i + 1].first_chunk : table.chunks;
     double sum = 0;
-    if (begin < end) {
-      const uint32_t last = shares.block_of(end - 1);
+    if (const int64_t numel = entries[i].numel; numel > 0) {
+      const uint32_t begin = entries[i].first_chunk * kChunkPieces;
+      const uint32_t last = shares.block_of(begin + (numel - 1) / kPieceElements);
       for (uint32_t block = shares.block_of(begin) + lane; block <= last; block += 32)
         sum += ptx::load_l2(&partial_sums[block + i]);
     }

@@ -182,7 +182,8 @@ __device__ void update_list(const Op& op, const Table& table, const StepScalars&
     const float* const step = entries[share.first].step;
     if (threadIdx.x == 0) set_factors(step);
     for (int i = share.first + threadIdx.x;
-         step && i < table.size && entries[i].first_chunk < share.end; i += kUpdateThreads)
+         step && i < table.size && entries[i].first_chunk * kChunkPieces < share.end;
+         i += kUpdateThreads)
       differ |= *entries[i].step != *step;
   }
   differ = ptx::block_any(differ);
@@ -199,9 +200,10 @@ __device__ void update_list(const Op& op, const Table& table, const StepScalars&
           if (threadIdx.x == 0) set_factors(entry.step);
           ptx::block_sync();
         }
-        const Rounding rounding{op.options.stochastic_rounding,
-                                noise_key(shared.number, static_cast<uint32_t>(span.tensor),
-                                          span.chunk - entry.first_chunk)};
+        const uint32_t key = noise_key(shared.number, static_cast<uint32_t>(span.tensor),
+                                       span.chunk - entry.first_chunk);
+        const auto behind = static_cast<uint32_t>(span.offset % kChunkElements);
+        const Rounding rounding{op.options.stochastic_rounding, noise_key_behind(key, behind)};
         op.update(entry, span, shared.factors, rounding);
       });
   // Once no block will read a step.
@@ -216,8 +218,7 @@ Status launch_update(const UpdateList& list, const Op& op, const StepScalars& sc
   uint32_t* const tickets = has_steps(list) ? services.tickets(1) : nullptr;
   return launch_list(list, services, [&](const auto& table, const cuda::Target& target) {
     if (table.chunks == 0 && !tickets && !scalars.norm) return Status::ok;
-    const int most = kUpdateBlocksPerSm * target.multiprocessors;
-    const int blocks = std::clamp(static_cast<int>(std::min<int64_t>(table.chunks, most)), 1, most);
+    const int blocks = std::max(foreach_blocks(table.chunks, kUpdateBlocksPerSm, target), 1);
     return launch(kernel_of(table), blocks, kUpdateThreads,
                   sizeof(UpdateShared<typename Op::Factors>), target.stream, table, op, scalars,
                   tickets);

@@ -27,6 +27,7 @@ RACE = {"select": "small_exact or found_inf", "variant": "tsan"}
 
 EACH = "norm_of_each"
 TINY = {"tests": "launch_economy", "select": "tiny and check"}
+EVEN = {"tests": "launch_economy", "select": "no_multiple"}
 TABLE = {"tests": "unscale", "select": "mixed and 2000"}
 CLIPS = "(clip or norm) and not clips_any"
 
@@ -59,11 +60,20 @@ MUTANTS = (
         "if (i + 1 < table.size &&",
         "unscale",
     ),
+    _mutant("nothing is no span", FOREACH, "if (left > 0)\n", "", "unscale"),
+    _mutant("chunks of two blocks", FOREACH, "next < share.end ? next : share.end", "next", **EVEN),
+    _mutant(
+        "a share from its chunk on",
+        FOREACH,
+        "piece - entry.first",
+        "chunk * kChunkPieces - entry.first",
+        "unscale",
+    ),
     _mutant(
         "past the end of a tensor",
         FOREACH,
-        "left < kChunkElements ? left : kChunkElements",
-        "kChunkElements",
+        "left < most ? static_cast<int>(left) : most",
+        "most",
         "unscale",
     ),
     _mutant("no head", FOREACH, "head = elements_to_alignment(data)", "head = 0", "unscale"),
@@ -203,7 +213,7 @@ MUTANTS = (
     _mutant(
         "the block of a tensor's last chunk",
         NORM,
-        "shares.block_of(end - 1)",
+        "shares.block_of(begin + (numel - 1) / kPieceElements)",
         "shares.block_of(begin)",
         "grad_norm",
         EACH,
