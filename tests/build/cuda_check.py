@@ -7,8 +7,8 @@ kernels of that build, and compiles those of tests/simt/probe, where a warning o
 It prints a table of the kernels and fails on a register spill, on a remark of ptxas about
 serialised or unpipelined matrix instructions (C75xx), on a missing architecture, on local memory,
 where a kernel has none of the instructions that it was written for, where a walk of a list keeps
-too few bytes in flight, where the sm_90a GEMM takes too many instructions from tile to tile, and
-where the library has too many kernels or bytes.
+too few bytes in flight, where the norm of a list is computed in FP64, where the sm_90a GEMM takes
+too many instructions from tile to tile, and where the library has too many kernels or bytes.
 """
 
 from __future__ import annotations
@@ -71,6 +71,8 @@ WALKS = {
     "adam_kernel": Walk(1, "optim/update.cuh", "kUpdate"),
     "sgd_kernel": Walk(1, "optim/update.cuh", "kUpdate"),
 }
+# Of grad_norm, for each batch of loads: many GPUs have one fp64 unit for 64 of fp32.
+MOST_CONVERSIONS = 1
 # Bytes that the loads of a multiprocessor must keep in flight to reach the memory's bandwidth.
 LEAST_IN_FLIGHT = 32 << 10
 REGISTERS = 65536  # of a multiprocessor
@@ -118,6 +120,8 @@ def faults(kernel: Kernel) -> list[str]:
     for name, needed in NEEDED.items():
         if re.search(name, kernel.name):
             found += [f"no {wanted}" for wanted in needed if not kernel.count(wanted)]
+    if "grad_norm_kernel" in kernel.name and kernel.conversions > MOST_CONVERSIONS:
+        found.append(f"{kernel.conversions} conversions to FP64, {MOST_CONVERSIONS} is allowed")
     in_flight = bytes_in_flight(kernel)
     if in_flight is not None and in_flight < LEAST_IN_FLIGHT:
         found.append(f"{in_flight} bytes in flight, {LEAST_IN_FLIGHT} are needed")

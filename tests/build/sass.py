@@ -17,6 +17,7 @@ class Kernel:
         instructions: how often each occurs.
         batches: numbers of 16-byte loads from global memory that a thread issues before it uses the
             first, and how often each occurs.
+        conversions: the most from fp32 to fp64 without a load or a branch between them.
     """
 
     name: str
@@ -28,6 +29,7 @@ class Kernel:
     sequence: list[str] = field(default_factory=list)
     instructions: Counter[str] = field(default_factory=Counter)
     batches: Counter[int] = field(default_factory=Counter)
+    conversions: int = 0
 
     def count(self, wanted: str) -> int:
         """How many instructions are `wanted`; LDG.128 is any LDG with 128 among its suffixes."""
@@ -79,11 +81,17 @@ class _Batch:
         self.kernel = kernel
         self.loads = 0
         self.arriving: set[int] = set()  # registers
+        self.conversions = 0
 
     def add(self, name: str, operands: str) -> None:
         registers = [int(number) for number in re.findall(r"\bR(\d+)", operands)]
         if self.arriving & set(registers) or name.startswith(("BRA", "EXIT", "RET", "BAR")):
             self.close()
+        if name.startswith("F2F.F64.F32"):
+            self.conversions += 1
+            self.kernel.conversions = max(self.kernel.conversions, self.conversions)
+        elif name.startswith(("BRA", "LDG")):
+            self.conversions = 0
         if name.startswith("LDG.") and "128" in name.split("."):
             self.loads += 1
             self.arriving |= set(range(registers[0], registers[0] + 4))

@@ -117,6 +117,16 @@ def test_sass_between_tiles(kernel: Kernel, fault: str) -> None:
     assert bool(fault) == bool(sass_gemm.faults(kernel))
 
 
+@pytest.mark.parametrize(("conversions", "found"), [(1, 0), (2, 1)])
+def test_cuda_check_sees_a_norm_in_fp64(conversions: int, found: int) -> None:
+    """What is behind a branch of its own is for few elements."""
+    convert = "        /*0048*/                   F2F.F64.F32 R22, R5 ;\n"
+    branch = "        /*0070*/               @P0 BRA"
+    sass = SASS.replace(branch, conversions * convert + 2 * f"{branch} 0x10 ;\n{convert}" + branch)
+    faults = checked(*(text.replace("unscale", "grad_norm") for text in (PTXAS, sass)))
+    assert sum("conversions to FP64" in fault for fault in faults) == found
+
+
 def test_cuda_check_sees_remarks_about_matrix_instructions() -> None:
     remark = "ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async is serialized"
     assert cuda_check.remarks(f"{PTXAS}{remark}\n") == [remark]

@@ -142,12 +142,13 @@ def test_simt_reads_and_writes_each_pack_once(
 ) -> None:
     """In one launch; what is not a whole pack on both sides goes one by one, as does a pair whose
     sides are never aligned together."""
-    chunks = [*4 * [16384], 16384 - 8, 40]
-    sizes = [sum(chunks[:-1]), chunks[-1]]
+    # What 4 blocks visit: each has 14 of the 8 * 7 pieces, of 2048 elements, of 7 chunks.
+    spans = [16384, 12288, 4096, 16384, 8192, 8192, 16384 - 8, 40]
+    sizes = [sum(spans[:-1]), spans[-1]]
     inputs = [torch.ones(size + offset, dtype=dtype)[offset:] for size in sizes]
     outputs = [torch.ones(size + offset, dtype=output_dtype)[offset:] for size in sizes]
     step = 16 // min(dtype.itemsize, output_dtype.itemsize)
-    packed = sum((chunk - -offset % step) // step * step for chunk in chunks)
+    packed = sum((span - -offset % step) // step * step for span in spans)
     inputs.append(torch.ones(33, dtype=dtype)[1:])
     outputs.append(torch.ones(32, dtype=output_dtype))
     simt.pin(Schedule(3, 2, 2))

@@ -15,7 +15,7 @@ class Counters(ctypes.Structure):
         (name, c_int64)
         for name in (
             *("launches", "blocks", "switches"),
-            *("bytes_loaded", "bytes_stored", "bytes_copied"),
+            *("bytes_loaded", "bytes_stored", "bytes_copied", "most_loads", "parameter_bytes"),
         )
     ]
 

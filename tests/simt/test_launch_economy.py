@@ -17,7 +17,7 @@ from optim_cases import call as update
 from simt.backend import Simt
 from simt.library import Schedule
 
-LISTS = (1, 110, 771, 5_000, 100_000)
+LISTS = (1, 42, 43, 256, 257, 1344, 1345, 5_000, 100_000)
 CALLS = {
     "unscale_": lambda grads, found: ops.unscale_(grads, found, torch.tensor(0.5)),
     "check_finite": ops.check_finite,
@@ -26,6 +26,23 @@ CALLS = {
         grads, found, norms=torch.zeros(len(grads))
     ),
 }
+
+
+def most_table_bytes(count: int, entry_bytes: int) -> int:
+    """Return how large a table in a launch's parameters may be: one tensor takes 4 KB of them."""
+    sizes = (1 << 10, 6 << 10, 32256)
+    return next((size for size in sizes if count * entry_bytes <= size), 0)
+
+
+@pytest.mark.simt
+@pytest.mark.parametrize("count", [1, 32, 33, 192, 193, 1008, 1009])
+def test_one_launch_casts_any_list(simt: Simt, count: int) -> None:
+    inputs = [torch.full((3,), float(i)) for i in range(count)]
+    outputs = [torch.empty(3, dtype=torch.float16) for _ in inputs]
+    counted = simt.cost(ops.cast_, outputs, inputs)
+    assert counted.launches == 1
+    assert counted.parameter_bytes <= 256 + most_table_bytes(count, 32)
+    assert [output[2].item() for output in outputs] == list(range(count))
 
 
 @pytest.mark.simt
@@ -37,7 +54,9 @@ CALLS = {
 def test_one_launch_for_any_list(simt: Simt, name: str, count: int) -> None:
     grads = list(torch.ones(count, 3).unbind())
     found_inf = torch.zeros(())
-    assert simt.cost(CALLS[name], grads, found_inf).launches == 1
+    counted = simt.cost(CALLS[name], grads, found_inf)
+    assert counted.launches == 1
+    assert counted.parameter_bytes <= 256 + most_table_bytes(count, 24)
     assert found_inf.item() == 0.0
     grads[-1][-1] = math.inf
     CALLS[name](grads, found_inf)
@@ -81,6 +100,41 @@ def test_reads_and_writes_each_pack_once(
     assert counted.bytes_stored == (16 * packs if writes else 0)
 
 
+# Loads of 16 bytes for each element's share of a thread: those of the list, or of the tensors that
+# belong together. They are issued before the first of them is used.
+LOADS = {**dict.fromkeys(CALLS, 1), "cast_": 2, "adam_": 4, "sgd_": 3}
+
+
+@pytest.mark.simt
+@pytest.mark.parametrize("name", LOADS)
+def test_warps_read_tiny_tensors_side_by_side(simt: Simt, name: str) -> None:
+    """4,000 tensors of 100 elements, which keep one warp busy each, on 132 multiprocessors.
+
+    A block has 16 of them, or 11, and 16 warps, or 8.
+    """
+    grads = list(torch.ones(4000, 100).unbind())
+    simt.pin(Schedule(3, 2, 132))
+    if name in CALLS:
+        counted = simt.cost(CALLS[name], grads, torch.zeros(()))
+    elif name == "cast_":
+        counted = simt.cost(ops.cast_, [grad.half() for grad in grads], grads)
+    else:
+        values = update(SIMT, name, [(100,)] * 4000)
+        for step in values["steps"]:
+            step.fill_(7.0)
+        counted = simt.cost(getattr(ops, name), **values)
+    assert counted.most_loads == LOADS[name] * (2 if name in OPS else 1)
+
+
+@pytest.mark.simt
+@pytest.mark.parametrize("name", CALLS)
+def test_blocks_share_what_is_no_multiple_of_them(simt: Simt, name: str) -> None:
+    """5 chunks, of 8 loads a thread, by 4 blocks: 10 loads each, not 16."""
+    simt.pin(Schedule(3, 2, 2))
+    counted = simt.cost(CALLS[name], [torch.ones(5 * 16384)], torch.zeros(()))
+    assert (counted.blocks, counted.most_loads) == (4, 10)
+
+
 @pytest.mark.simt
 @pytest.mark.parametrize(
     ("norm", "max_norm", "passes"), [(2.0, 1.0, 1), (2.0, 3.0, 0), (math.nan, 1.0, 0)]
@@ -98,10 +152,12 @@ def test_clipping_moves_memory_only_where_it_must(
 
 @pytest.mark.simt
 @pytest.mark.parametrize("op", OPS)
-@pytest.mark.parametrize("count", [1, 403, 404, 5_000])
+@pytest.mark.parametrize("count", [1, 12, 13, 76, 77, 403, 404, 5_000])
 def test_one_launch_updates_any_list(simt: Simt, op: str, count: int) -> None:
     values = update(SIMT, op, [(3,)] * count)
-    assert simt.cost(getattr(ops, op), **values).launches == 1
+    counted = simt.cost(getattr(ops, op), **values)
+    assert counted.launches == 1
+    assert counted.parameter_bytes <= 256 + most_table_bytes(count, 80)
     assert values["steps"][-1].item() == 3 * (count - 1) + 1
 
 

@@ -35,6 +35,10 @@ constexpr int64_t chunk_count(int64_t numel) {
   return (numel + kChunkElements - 1) / kChunkElements;
 }
 
+// What the CUDA kernels divide among blocks, so that these have as much to do as each other.
+constexpr int kPieceElements = 2048;
+constexpr uint32_t kChunkPieces = kChunkElements / kPieceElements;
+
 // A ref, packed, and where its chunks begin in the flattened list. One without elements owns no
 // chunk. There is no padding: equal tables, which need not be sent again, have equal bytes.
 struct ChunkEntry {
@@ -69,11 +73,6 @@ constexpr CastEntry entry_of(const CastRef& t, uint32_t first_chunk) {
 template <class Ref>
 using EntryOf = decltype(entry_of(Ref{}, 0));
 
-// Lists up to this length travel in the kernel's parameters (32,764 bytes at most, CUDA >= 12.1):
-// 1344 tensors, or 1008 pairs.
-template <class Entry>
-constexpr int kInlineEntries = 32256 / sizeof(Entry);
-
 // A list of tensors, or of tensors that belong together. `refs` is host memory.
 template <class Ref>
 struct ListOf {
@@ -88,7 +87,7 @@ Status build_chunk_table(const ListOf<Ref>& list, EntryOf<Ref>* entries, uint32_
   for (int64_t i = 0; i < list.size; ++i) {
     entries[i] = entry_of(list.refs[i], static_cast<uint32_t>(next));
     next += chunk_count(list.refs[i].numel);
-    if (next > UINT32_MAX) return Status::too_many_chunks;
+    if (next > UINT32_MAX / kChunkPieces) return Status::too_many_chunks;
   }
   *chunks = static_cast<uint32_t>(next);
   return Status::ok;

@@ -186,6 +186,11 @@ AMP_EXT_ARITHMETIC uint32_t noise(uint32_t key, uint32_t element, uint32_t pair)
   return mixed(key + (2 * element + pair) * 0x9e3779b9u);
 }
 
+// The key with which element i has the noise that the one `elements` behind it has with `key`.
+AMP_EXT_ARITHMETIC uint32_t noise_key_behind(uint32_t key, uint32_t elements) {
+  return key + 2 * elements * 0x9e3779b9u;
+}
+
 // Towards either neighbour with a probability that is linear in the distance, by 16 random bits.
 AMP_EXT_ARITHMETIC uint16_t bf16_by_chance(float value, uint32_t random_bits) {
   uint32_t bits;

@@ -6,7 +6,7 @@ namespace amp_ext {
 enum class Status {
   ok,
   list_too_long,    // more numbers than fit the kernel's parameters
-  too_many_chunks,  // the list needs more than 2^32 - 1 chunks
+  too_many_chunks,  // the list needs 2^29 chunks or more
   launch_failed,    // the CUDA runtime refused; cudaGetLastError() says why
   no_tensor_map,    // the driver refused to describe a tensor to TMA
   not_built,        // the kernel was left out of this build

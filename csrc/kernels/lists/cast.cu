@@ -58,9 +58,8 @@ struct Group {
 
 // The block moves `count` Units, each thread several at a time.
 template <class Unit, class To, class From>
-__device__ void move_units(To* to, const From* from, int count) {
+__device__ void move_units(To* to, const From* from, int count, int thread) {
   constexpr int kStride = kForeachThreads * Unit::kSize;
-  const int thread = ptx::thread_index();
   to += thread * Unit::kSize;
   from += thread * Unit::kSize;
   int left = (count - thread + kForeachThreads - 1) / kForeachThreads;
@@ -84,11 +83,6 @@ __device__ void move_units(To* to, const From* from, int count) {
   }
 }
 
-template <class T>
-__device__ int elements_to_alignment(const T* data) {
-  return static_cast<int>(-reinterpret_cast<uintptr_t>(data) % 16 / sizeof(T));
-}
-
 // How many of n elements come before the first group: all when the two sides are never aligned
 // together.
 template <class To, class From>
@@ -100,26 +94,29 @@ __device__ int head_of(const To* to, const From* from, int n) {
   return together && head < n ? head : n;
 }
 
-// to = from for the block's n elements, whatever their alignment.
+// to = from for the elements of a span, whatever their alignment.
 template <class To, class From>
-__device__ void cast(To* to, const From* from, int n) {
+__device__ void cast(const ForeachSpan& span, To* to, const From* from) {
+  const int n = span.n;
   const int head = head_of(to, from, n);
   const int groups = (n - head) / Group<To, From>::kSize;
   const int tail = head + groups * Group<To, From>::kSize;
-  move_units<Single<To, From>>(to, from, head);
-  move_units<Group<To, From>>(to + head, from + head, groups);
-  move_units<Single<To, From>>(to + tail, from + tail, n - tail);
+  move_units<Single<To, From>>(to, from, head, span.thread());
+  move_units<Group<To, From>>(to + head, from + head, groups, span.thread());
+  move_units<Single<To, From>>(to + tail, from + tail, n - tail, span.thread());
 }
 
 template <class Table>
 __global__ __launch_bounds__(kForeachThreads, kForeachBlocksPerSm) void cast_kernel(
     const Table __grid_constant__ table) {
-  for_each_chunk(table, [](int, const CastEntry& entry, int64_t offset, int n) {
-    with_elements(entry.output, entry.output_dtype, [&](auto* to) {
-      with_elements(entry.input, entry.input_dtype,
-                    [&](const auto* from) { cast(to + offset, from + offset, n); });
-    });
-  });
+  for_each_span<kForeachThreads>(
+      table, Share(table), [](const CastEntry& entry, const ForeachSpan& span) {
+        with_elements(entry.output, entry.output_dtype, [&](auto* to) {
+          with_elements(entry.input, entry.input_dtype, [&](const auto* from) {
+            cast(span, to + span.offset, from + span.offset);
+          });
+        });
+      });
 }
 
 }  // namespace

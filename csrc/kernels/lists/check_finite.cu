@@ -8,8 +8,8 @@ struct CheckFinite {
   bool bad = false;
 
   template <class T>
-  __device__ void visit(int, T* data, int n) {
-    for_each_element<false>(data, n, [&](T x) { return bad |= !Element<T>::finite(x), x; });
+  __device__ void visit(const ForeachSpan& span, T* data) {
+    for_each_element<false>(span, data, [&](T x) { return bad |= !Element<T>::finite(x), x; });
   }
 };
 
@@ -17,7 +17,7 @@ template <class Table>
 __global__ __launch_bounds__(kForeachThreads, kForeachBlocksPerSm) void check_finite_kernel(
     const Table __grid_constant__ table, float* found_inf) {
   CheckFinite body;
-  visit_chunks(table, body);
+  visit_spans(table, body);
   if (ptx::block_any(body.bad) && threadIdx.x == 0) ptx::store_any(found_inf, 1.0f);
 }
 

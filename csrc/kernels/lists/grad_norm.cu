@@ -10,54 +10,164 @@
 namespace amp_ext {
 namespace {
 
+constexpr int kWarps = kForeachThreads / 32;
+constexpr int kSumsInShared = 32;  // of tensors
+
 struct Shared {
   BlockSum<kForeachThreads> sum;
+  double of_warps[kSumsInShared][kWarps];
+  int tensors[kSumsInShared];
   bool last;
 };
 
+// An fp32 sum of squares from this on is as exact as its additions: each square that is subnormal
+// is off by 2^-150 at most, and those of a batch together by 2^-29 of the sum.
+constexpr float kLeastSum = 0x1p-116f;
+
+// The sum of `size` numbers of one sign: log2(size) roundings. Overwrites them.
+template <int kSize>
+__device__ float sum_by_pairs(float (&values)[kSize]) {
+#pragma unroll
+  for (int half = kSize / 2; half > 0; half /= 2)
+#pragma unroll
+    for (int i = 0; i < half; ++i) values[i] += values[i + half];
+  return values[0];
+}
+
+template <class T, int kPacks>
+__device__ bool all_zero(const uint4 (&bits)[kPacks]) {
+  uint32_t some = 0;
+#pragma unroll
+  for (const uint4& b : bits) some |= b.x | b.y | b.z | b.w;
+  return (some & (sizeof(T) == 4 ? 0x7fffffffu : 0x7fff7fffu)) == 0;
+}
+
+// The sum of squares of elements times a factor: that of a batch in fp32, those of batches, and of
+// what fp32 cannot hold, in fp64.
 struct SumSquares {
   float inv_scale;
   double sum = 0;
   bool bad = false;
 
   template <class T>
-  __device__ void visit(int, T* data, int n) {
+  __device__ void visit(const ForeachSpan& span, T* data) {
+    const auto single = [&](const T* at) { add(*at); };
+    if constexpr (std::is_same_v<T, double>) {
+      for_each_batch(
+          span, data, [&](const T* at, const auto& bits) { add_packs<T>(bits); }, single);
+    } else {
+      for_each_batch(
+          span, data, [&](const T* at, const auto& bits) { add_batch(at, bits); }, single);
+    }
+  }
+
+ private:
+  template <class T>
+  __device__ auto product(T x) const {
     using E = Element<T>;
-    using Compute = typename E::Compute;
-    for_each_element<false>(data, n, [&](T x) {
-      const Compute product = E::widen(x) * static_cast<Compute>(inv_scale);
-      bad |= !Element<Compute>::finite(product);
-      sum += static_cast<double>(product) * static_cast<double>(product);
-      return x;
-    });
+    return E::widen(x) * static_cast<typename E::Compute>(inv_scale);
+  }
+
+  template <class T>
+  __device__ void add(T x) {
+    const auto p = product(x);
+    bad |= !Element<std::decay_t<decltype(p)>>::finite(p);
+    sum += static_cast<double>(p) * static_cast<double>(p);
+  }
+
+  template <class T, int kPacks>
+  __device__ void add_packs(const uint4 (&bits)[kPacks]) {
+#pragma unroll
+    for (const uint4& b : bits) {
+      const Pack<T> pack = Pack<T>::from(b);
+#pragma unroll
+      for (const T x : pack.at) add(x);
+    }
+  }
+
+  // A sum that is finite has no product that is not.
+  template <class T, int kPacks>
+  __device__ void add_batch(const T* at, const uint4 (&bits)[kPacks]) {
+    const float squares = fp32_sum<T>(bits);
+    if (squares >= kLeastSum && Element<float>::finite(squares)) {
+      sum += static_cast<double>(squares);
+    } else if (squares != 0 || !all_zero<T>(bits)) {
+      add_again<kPacks>(at);
+    }
+  }
+
+  template <class T, int kPacks>
+  __device__ float fp32_sum(const uint4 (&bits)[kPacks]) const {
+    constexpr int kSize = Pack<T>::kSize;
+    float sums[kPacks];
+#pragma unroll
+    for (int k = 0; k < kPacks; ++k) {
+      const Pack<T> pack = Pack<T>::from(bits[k]);
+      float pairs[kSize / 2];
+#pragma unroll
+      for (int i = 0; i < kSize / 2; ++i) {
+        const float a = product(pack.at[2 * i]), b = product(pack.at[2 * i + 1]);
+        pairs[i] = fmaf(a, a, b * b);
+      }
+      sums[k] = sum_by_pairs(pairs);
+    }
+    return sum_by_pairs(sums);
+  }
+
+  // Reads the batch once more: it is rare, and few instructions are better than many registers.
+  template <int kPacks, class T>
+  __device__ void add_again(const T* at) {
+    constexpr int kSize = Pack<T>::kSize;
+#pragma unroll 1
+    for (int i = 0; i < kPacks * kSize; ++i)
+      add(at[i / kSize * kForeachThreads * kSize + i % kSize]);
   }
 };
 
 // The sums of a block's parts of tensors. The pairs (block, tensor) that have one, in order, grow
 // in one number or in both, so block + tensor is a slot of its own for each.
+//
+// Each warp leaves its part in shared memory, where those of several tensors are waited for at
+// once.
 struct SumSquaresPerTensor : SumSquares {
   double* partial_sums;
-  BlockSum<kForeachThreads>& shared;
+  Shared& shared;
   int tensor = -1;
+  int count = 0;  // of tensors in shared memory
 
-  __device__ SumSquaresPerTensor(float inv_scale, double* partial_sums,
-                                 BlockSum<kForeachThreads>& shared)
+  __device__ SumSquaresPerTensor(float inv_scale, double* partial_sums, Shared& shared)
       : SumSquares{inv_scale}, partial_sums(partial_sums), shared(shared) {}
 
-  template <class T>
-  __device__ void visit(int i, T* data, int n) {
-    if (i != tensor) finish();
-    tensor = i;
-    SumSquares::visit(i, data, n);
+  // All threads of the block take part, here and below.
+  __device__ void enter(int next) {
+    if (next != tensor) leave();
+    tensor = next;
   }
 
-  // All threads of the block take part.
   __device__ void finish() {
+    leave();
+    write();
+  }
+
+ private:
+  __device__ void leave() {
     if (tensor < 0) return;
-    const double total = block_sum(sum, shared);
-    if (threadIdx.x == 0) partial_sums[blockIdx.x + tensor] = total;
-    ptx::block_sync();
+    if (ptx::warp_any(sum != 0)) sum = warp_sum(sum);
+    if (threadIdx.x % 32 == 0) shared.of_warps[count][threadIdx.x / 32] = sum;
+    if (threadIdx.x == 0) shared.tensors[count] = tensor;
     sum = 0;
+    if (++count == kSumsInShared) write();
+  }
+
+  __device__ void write() {
+    const int lane = threadIdx.x % 32;
+    ptx::block_sync();
+    for (int i = threadIdx.x / 32; i < count; i += kWarps) {
+      const double total = warp_sum(lane < kWarps ? shared.of_warps[i][lane] : 0);
+      if (lane == 0) partial_sums[blockIdx.x + shared.tensors[i]] = total;
+    }
+    ptx::block_sync();
+    count = 0;
   }
 };
 
@@ -69,11 +179,10 @@ __device__ double finish_norms(const Table& table, const double* partial_sums, f
   const int lane = threadIdx.x % 32;
   double mine = 0;
   for (int i = threadIdx.x / 32; i < table.size; i += kForeachThreads / 32) {
-    const uint32_t begin = entries[i].first_chunk;
-    const uint32_t end = i + 1 < table.size ? entries[i + 1].first_chunk : table.chunks;
     double sum = 0;
-    if (begin < end) {
-      const uint32_t last = shares.block_of(end - 1);
+    if (const int64_t numel = entries[i].numel; numel > 0) {
+      const uint32_t begin = entries[i].first_chunk * kChunkPieces;
+      const uint32_t last = shares.block_of(begin + (numel - 1) / kPieceElements);
       for (uint32_t block = shares.block_of(begin) + lane; block <= last; block += 32)
         sum += ptx::load_l2(&partial_sums[block + i]);
     }
@@ -92,13 +201,13 @@ __global__ __launch_bounds__(kForeachThreads, kForeachBlocksPerSm) void grad_nor
   const float factor = inv_scale ? *inv_scale : 1.0f;
   bool bad = false;
   if constexpr (kPerTensor) {
-    SumSquaresPerTensor body(factor, partial_sums, shared.sum);
-    visit_chunks(table, body);
+    SumSquaresPerTensor body(factor, partial_sums, shared);
+    visit_spans(table, body, [&](const ForeachSpan& span) { body.enter(span.tensor); });
     body.finish();
     bad = body.bad;
   } else {
     SumSquares body{factor};
-    visit_chunks(table, body);
+    visit_spans(table, body);
     const double sum = block_sum(body.sum, shared.sum);
     if (threadIdx.x == 0) partial_sums[blockIdx.x] = sum;
     bad = body.bad;

@@ -13,13 +13,13 @@ struct Unscale {
   __device__ bool changes_nothing() const { return inv_scale == 1.0f && coefficient == 1.0f; }
 
   template <class T>
-  __device__ void visit(int, T* data, int n) {
+  __device__ void visit(const ForeachSpan& span, T* data) {
     using E = Element<T>;
     using Compute = typename E::Compute;
     if (changes_nothing()) {
-      for_each_element<false>(data, n, [&](T x) { return bad |= !E::finite(x), x; });
+      for_each_element<false>(span, data, [&](T x) { return bad |= !E::finite(x), x; });
     } else {
-      for_each_element<true>(data, n, [&](T x) {
+      for_each_element<true>(span, data, [&](T x) {
         const T product = E::round(E::widen(x) * static_cast<Compute>(inv_scale) *
                                    static_cast<Compute>(coefficient));
         bad |= !E::finite(product);
@@ -43,7 +43,7 @@ __global__ __launch_bounds__(kForeachThreads, kForeachBlocksPerSm) void unscale_
     body.coefficient = clip_coefficient(*norm, max_norm);
     if (body.changes_nothing()) return;
   }
-  visit_chunks(table, body);
+  visit_spans(table, body);
   if (ptx::block_any(body.bad) && threadIdx.x == 0) ptx::store_any(found_inf, 1.0f);
 }
 

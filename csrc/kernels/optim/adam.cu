@@ -71,13 +71,13 @@ struct Adam {
   __device__ Factors factors(const StepFactors& step, uint32_t number) const {
     return adam_factors(options, step, number);
   }
-  __device__ void update(const UpdateEntry& entry, int64_t offset, int n, const Factors& factors,
+  __device__ void update(const UpdateEntry& entry, const UpdateSpan& span, const Factors& factors,
                          Rounding rounding) const {
-    const AdamChunk<true> plain(entry, offset, factors, rounding);
+    const AdamChunk<true> plain(entry, span.offset, factors, rounding);
     if (plain.is_plain()) {
-      update_chunk(plain, n);
+      update_span(plain, span);
     } else {
-      update_chunk(AdamChunk<false>(entry, offset, factors, rounding), n);
+      update_span(AdamChunk<false>(entry, span.offset, factors, rounding), span);
     }
   }
 };

@@ -61,13 +61,13 @@ struct Sgd {
   __device__ Factors factors(const StepFactors& step, uint32_t number) const {
     return sgd_factors(options, step, /*is_first=*/number == 1);
   }
-  __device__ void update(const UpdateEntry& entry, int64_t offset, int n, const Factors& factors,
+  __device__ void update(const UpdateEntry& entry, const UpdateSpan& span, const Factors& factors,
                          Rounding rounding) const {
-    const SgdChunk<true> plain(entry, offset, factors, rounding);
+    const SgdChunk<true> plain(entry, span.offset, factors, rounding);
     if (plain.is_plain()) {
-      update_chunk(plain, n);
+      update_span(plain, span);
     } else {
-      update_chunk(SgdChunk<false>(entry, offset, factors, rounding), n);
+      update_span(SgdChunk<false>(entry, span.offset, factors, rounding), span);
     }
   }
 };

@@ -13,6 +13,8 @@ constexpr int kUpdateThreads = 256;
 constexpr int kUpdateBlocksPerSm = 3;
 constexpr int kUpdateElements = 4;  // that a thread takes at a time: 16 bytes of fp32
 
+using UpdateSpan = Span<kUpdateThreads>;
+
 // How bf16 that is state is rounded: to nearest or, by_chance, by noise(key, element, pair).
 struct Rounding {
   bool by_chance;
@@ -128,14 +130,15 @@ struct ChunkOf {
   }
 };
 
-// Calls update.visit<kSize>(i) for the n elements of a chunk: kSize of them from `i` on.
+// Calls update.visit<kSize>(i) for the elements of a span: kSize of them from `i` on.
 template <class Update>
-__device__ void update_chunk(const Update& update, int n) {
-  const int thread = ptx::thread_index();
+__device__ void update_span(const Update& update, const UpdateSpan& span) {
+  const int n = span.n;
+  int i = span.thread() * kUpdateElements;
 #pragma unroll 1
-  for (int i = thread * kUpdateElements; i + kUpdateElements <= n;
-       i += kUpdateThreads * kUpdateElements)
+  for (; i + kUpdateElements <= n; i += kUpdateThreads * kUpdateElements)
     update.template visit<kUpdateElements>(i);
+  const int thread = i / kUpdateElements % kUpdateThreads;  // again: a register less in the loop
   const int last = n - n % kUpdateElements + thread;
   if (last < n) update.template visit<1>(last);
 }
@@ -145,12 +148,14 @@ struct UpdateShared {
   Factors factors;
   float step;  // for which they are
   uint32_t number;
+  Share share;
+  bool differ;  // the steps of its tensors
   bool last;
 };
 
 // The whole step. Op has
 //   Factors factors(const StepFactors&, uint32_t number) of the update,
-//   update(entry, offset, n, factors, rounding) for a chunk.
+//   update(entry, span, factors, rounding).
 template <class Op, class Table>
 __device__ void update_list(const Op& op, const Table& table, const StepScalars& scalars,
                             uint32_t* tickets) {
@@ -162,27 +167,45 @@ __device__ void update_list(const Op& op, const Table& table, const StepScalars&
     return;
   }
   if (is_skipped(scalars)) return;
-  int tensor = -1;  // whose factors are in shared memory
-  for_each_chunk(table, [&](int i, const UpdateEntry& entry, int64_t offset, int n) {
-    if (i != tensor) {
-      ptx::block_sync();  // all threads have used those of the last tensor
-      if (threadIdx.x == 0) {
-        const float step = entry.step ? *entry.step : -1.0f;
-        if (tensor < 0 || step != shared.step) {
-          shared.step = step;
-          shared.number = entry.step ? update_number(step) : 0;
-          shared.factors =
-              op.factors(step_factors(scalars, op.options.lr, op.options.maximize), shared.number);
+  const auto set_factors = [&](const float* step) {
+    shared.step = step ? *step : -1.0f;
+    shared.number = step ? update_number(shared.step) : 0;
+    shared.factors =
+        op.factors(step_factors(scalars, op.options.lr, op.options.maximize), shared.number);
+  };
+
+  // Most often all steps are the same; they are asked at once, and nobody waits for anybody below.
+  const Share share(table);
+  const UpdateEntry* const entries = table.entries();
+  bool differ = false;
+  if (share.begin < share.end) {
+    const float* const step = entries[share.first].step;
+    if (threadIdx.x == 0) set_factors(step);
+    for (int i = share.first + threadIdx.x;
+         step && i < table.size && entries[i].first_chunk * kChunkPieces < share.end;
+         i += kUpdateThreads)
+      differ |= *entries[i].step != *step;
+  }
+  differ = ptx::block_any(differ);
+  if (threadIdx.x == 0) {  // registers are few
+    shared.differ = differ;
+    shared.share = share;
+  }
+  ptx::block_sync();
+
+  for_each_span<kUpdateThreads>(
+      table, shared.share, [&](const UpdateEntry& entry, const UpdateSpan& span) {
+        if (shared.differ && *entry.step != shared.step) {
+          ptx::block_sync();  // all threads have used those of the last tensor
+          if (threadIdx.x == 0) set_factors(entry.step);
+          ptx::block_sync();
         }
-      }
-      ptx::block_sync();
-      tensor = i;
-    }
-    const auto chunk = static_cast<uint32_t>(offset / kChunkElements);
-    const Rounding rounding{op.options.stochastic_rounding,
-                            noise_key(shared.number, static_cast<uint32_t>(i), chunk)};
-    op.update(entry, offset, n, shared.factors, rounding);
-  });
+        const uint32_t key = noise_key(shared.number, static_cast<uint32_t>(span.tensor),
+                                       span.chunk - entry.first_chunk);
+        const auto behind = static_cast<uint32_t>(span.offset % kChunkElements);
+        const Rounding rounding{op.options.stochastic_rounding, noise_key_behind(key, behind)};
+        op.update(entry, span, shared.factors, rounding);
+      });
   // Once no block will read a step.
   if (!tickets || !is_last_block(tickets, gridDim.x, shared.last)) return;
   for (int i = threadIdx.x; i < table.size; i += kUpdateThreads) *table.entries()[i].step += 1.0f;
@@ -195,8 +218,7 @@ Status launch_update(const UpdateList& list, const Op& op, const StepScalars& sc
   uint32_t* const tickets = has_steps(list) ? services.tickets(1) : nullptr;
   return launch_list(list, services, [&](const auto& table, const cuda::Target& target) {
     if (table.chunks == 0 && !tickets && !scalars.norm) return Status::ok;
-    const int most = kUpdateBlocksPerSm * target.multiprocessors;
-    const int blocks = std::clamp(static_cast<int>(std::min<int64_t>(table.chunks, most)), 1, most);
+    const int blocks = std::max(foreach_blocks(table.chunks, kUpdateBlocksPerSm, target), 1);
     return launch(kernel_of(table), blocks, kUpdateThreads,
                   sizeof(UpdateShared<typename Op::Factors>), target.stream, table, op, scalars,
                   tickets);

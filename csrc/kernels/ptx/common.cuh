@@ -26,6 +26,9 @@ __device__ __forceinline__ uint32_t block_index() {
   return index;
 }
 
+// Bit 31 - i is bit i of x.
+__device__ __forceinline__ uint32_t reversed_bits(uint32_t x) { return __brev(x); }
+
 // 1 / x, off by one unit in the last place at most; 0 where that is subnormal.
 __device__ __forceinline__ float reciprocal(float x) {
   float result;
@@ -127,6 +130,11 @@ __device__ __forceinline__ int warp_uniform(int value) { return __shfl_sync(kAll
 // True in every lane if `predicate` is true in one.
 __device__ __forceinline__ bool warp_any(bool predicate) {
   return __any_sync(kAllLanes, predicate);
+}
+
+// In how many lanes `predicate` is true, in every lane.
+__device__ __forceinline__ int warp_count(bool predicate) {
+  return __popc(__ballot_sync(kAllLanes, predicate));
 }
 
 // Orders the lanes' memory accesses within the warp.

@@ -149,6 +149,7 @@ void check_global(const char* operation, const void* pointer, size_t bytes) {
 void load16(const void* from) {
   check_aligned("load16", from, 16);
   counters.bytes_loaded += 16;
+  ++current->loads;
 }
 
 void store16(const void* to) {
@@ -160,6 +161,7 @@ void store16(const void* to) {
 void load8(const void* from) {
   check_aligned("load8", from, 8);
   counters.bytes_loaded += 8;
+  ++current->loads;
 }
 
 void store8(const void* to) {

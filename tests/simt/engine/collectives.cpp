@@ -131,6 +131,11 @@ bool warp_any(bool predicate) {
   return std::any_of(values, values + kWarpThreads, [](uint64_t value) { return value != 0; });
 }
 
+int warp_count(bool predicate) {
+  const uint64_t* values = warp_values("warp_count", predicate);
+  return static_cast<int>(std::count(values, values + kWarpThreads, uint64_t{1}));
+}
+
 void warp_sync() { whole_warp("warp_sync").meeting.barrier({"warp_sync", {}, true}); }
 
 bool warp_elect() {

@@ -70,7 +70,9 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
                                Args&&... args) {
   (void)simt::has_signature<Params...>;
   using Copies = std::tuple<std::decay_t<Params>...>;
-  static_assert((sizeof(std::decay_t<Params>) + ... + 0) <= 32764, "bytes of parameters");
+  constexpr size_t kBytes = (sizeof(std::decay_t<Params>) + ... + 0);
+  static_assert(kBytes <= 32764, "bytes of parameters");
+  simt::counters.parameter_bytes += kBytes;
   Copies copies(std::forward<Args>(args)...);
   return simt::launch(*config, reinterpret_cast<const void*>(kernel),
                       [&] { std::apply(kernel, copies); });

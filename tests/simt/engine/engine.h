@@ -145,6 +145,7 @@ struct Thread {
   CopyGroups copies;      // cp.async
   CopyGroups bulk;        // TMA stores
   uint32_t proxy_fences = 0;
+  int64_t loads = 0;  // of 8 and 16 bytes
 };
 
 struct BarrierState {  // of an mbarrier

@@ -29,6 +29,7 @@ std::vector<Thread*> polling;
 int idle_rounds;
 const std::function<void()>* thread_body;
 uint64_t launch_start, launch_end;  // tokens
+int64_t most_loads;                 // of a thread of this launch
 
 void demote(Warp& warp) { warp.priority = random(kPriorities); }
 
@@ -44,6 +45,7 @@ void run_thread() {
   check_wgmmas_at_exit(*current->warp);
   tsan::release(&launch_end);
   current->exited = true;
+  most_loads = std::max(most_loads, current->loads);
   --current->block->running;
 }
 
@@ -206,12 +208,14 @@ cudaError_t launch(const cudaLaunchConfig_t& config, const void* kernel,
   blockDim = config.blockDim;
   generator.seed(options.seed);
   thread_body = &thread;
+  most_loads = 0;
   try {
     run_grid(static_cast<int>(cluster_blocks), config.dynamicSmemBytes);
   } catch (const Stopped&) {
     current = nullptr;
   }
   tsan::acquire(&launch_end);
+  counters.most_loads += most_loads;
   polling.clear();
   forget_copies();
   ended.clear();

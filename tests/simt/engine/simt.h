@@ -28,6 +28,10 @@ struct Counters {
   int64_t bytes_loaded;  // by 16-byte loads
   int64_t bytes_stored;  // by 16-byte stores
   int64_t bytes_copied;  // asynchronously: by cp.async, and whole boxes by TMA
+  // Loads of 8 and 16 bytes by the thread of a launch that makes the most: its warp waits for
+  // memory no more often, as loads that are issued together are waited for together.
+  int64_t most_loads;
+  int64_t parameter_bytes;  // of launches
 };
 
 inline Options options;

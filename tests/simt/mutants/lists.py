@@ -21,10 +21,14 @@ BLOCK_SUM_WAITS = "= value;\n  ptx::block_sync();"
 RELEASE = "if (threadIdx.x == 0) {\n    ptx::device_fence();"
 ACQUIRE = f"{LAST_TICKET};\n    ptx::device_fence();"
 TICKET_WAITS = "  }\n  ptx::block_sync();"
-PART = "partial_sums[blockIdx.x + tensor] = total;\n    ptx::block_sync();"
+SUMS_WAIT = "    ptx::block_sync();\n    for (int i = threadIdx.x / 32; i < count"
+SUMS_ARE_READ = "    ptx::block_sync();\n    count = 0;"
 RACE = {"select": "small_exact or found_inf", "variant": "tsan"}
 
 EACH = "norm_of_each"
+TINY = {"tests": "launch_economy", "select": "tiny and check"}
+EVEN = {"tests": "launch_economy", "select": "no_multiple"}
+TABLE = {"tests": "unscale", "select": "mixed and 2000"}
 CLIPS = "(clip or norm) and not clips_any"
 
 # The others take seconds, where these take milliseconds.
@@ -56,31 +60,73 @@ MUTANTS = (
         "if (i + 1 < table.size &&",
         "unscale",
     ),
+    _mutant("nothing is no span", FOREACH, "if (left > 0)\n", "", "unscale"),
+    _mutant("chunks of two blocks", FOREACH, "next < share.end ? next : share.end", "next", **EVEN),
+    _mutant(
+        "a share from its chunk on",
+        FOREACH,
+        "piece - entry.first",
+        "chunk * kChunkPieces - entry.first",
+        "unscale",
+    ),
     _mutant(
         "past the end of a tensor",
         FOREACH,
-        "left < kChunkElements ? left : kChunkElements",
-        "kChunkElements",
+        "left < most ? static_cast<int>(left) : most",
+        "most",
         "unscale",
     ),
-    _mutant("no head", FOREACH, "misaligned ? (n <", "false ? (n <", "unscale"),
+    _mutant("no head", FOREACH, "head = elements_to_alignment(data)", "head = 0", "unscale"),
     _mutant(
-        "head of a short tensor",
+        "a list too long for its table",
         FOREACH,
-        "(n < kPack - misaligned ? n : kPack - misaligned)",
-        "(kPack - misaligned)",
-        "unscale",
+        "list.size <= InlineTable<Entry, bytes>::kCapacity",
+        "list.size <= InlineTable<Entry, bytes>::kCapacity + 1",
+        "launch_economy",
+        "any_list and check",
     ),
-    _mutant("no tail", FOREACH, "if (tail + thread < n)", "if (false)", "check_finite"),
+    _mutant(
+        "every table is large",
+        FOREACH,
+        "if (fits(small)) return launch_inline(small);",
+        "if (fits(small)) return launch_inline(medium);",
+        "launch_economy",
+        "any_list and check",
+    ),
+    _mutant("no singles", FOREACH, "if (thread < singles)", "if (false)", "check_finite"),
+    _mutant("no tail", FOREACH, "if (thread < singles)", "if (thread < head)", "check_finite"),
+    _mutant("no element twice", FOREACH, "(thread < head ? 0 :", "(true ? 0 :", "unscale"),
     _mutant(
         "unrolled loop runs too far",
         FOREACH,
-        "i + (kPacksInFlight - 1) * kForeachThreads < packs",
-        "i < packs",
+        "i + (kPacksInFlight - 1) * kForeachThreads < count",
+        "i < count",
         "unscale",
     ),
     _mutant(
-        "a pack too few", FOREACH, "for (; i < packs; i", "for (; i < packs - 1; i", "check_finite"
+        "a pack too few", FOREACH, "for (; i < count; i", "for (; i < count - 1; i", "check_finite"
+    ),
+    _mutant("one pack for all", FOREACH, "load16(at + k *", "load16(at + 0 *", "unscale"),
+    _mutant("all spans begin in one warp", FOREACH, "+ first_warp * 32", "+ 0", **TINY),
+    _mutant(
+        "neighbours share a warp",
+        FOREACH,
+        "reversed_bits(chunk)",
+        "reversed_bits(chunk / 2)",
+        **TINY,
+    ),
+    _mutant("turned by half a warp", FOREACH, "+ first_warp * 32", "+ first_warp * 16", **TINY),
+    _mutant(
+        "threads behind the last",
+        FOREACH,
+        "first_warp * 32) % kThreads",
+        "first_warp * 32)",
+        "unscale",
+    ),
+    _mutant("the warp's first probe", FOREACH, "chunk) - 1) * step", "chunk)) * step", **TABLE),
+    _mutant("probes beyond the table", FOREACH, "at < high && ", "", **TABLE, variant="asan"),
+    _mutant(
+        "a step too short", FOREACH, "(high - low + 31) / 32", "(high - low + 15) / 32", **TABLE
     ),
     _mutant("no barrier in block_sum", REDUCE, BLOCK_SUM_WAITS, "= value;", "grad_norm"),
     _mutant(
@@ -107,25 +153,67 @@ MUTANTS = (
     _mutant(
         "one partial sum too few", NORM, "i < gridDim.x; i", "i + 1 < gridDim.x; i", "grad_norm"
     ),
+    _mutant("a sum that overflows", NORM, " && Element<float>::finite(squares)", "", "grad_norm"),
     _mutant(
-        "sums of blocks share a slot", NORM, "[blockIdx.x + tensor]", "[tensor]", "grad_norm", EACH
+        "a sum of few bits", NORM, "squares >= kLeastSum", "squares > 0", "grad_norm", "squares"
+    ),
+    _mutant("squares that are 0", NORM, "squares != 0 || ", "squares != 0 && ", "grad_norm"),
+    _mutant("zeros times infinity", NORM, "squares != 0 || ", "", "grad_norm", "nothing_times"),
+    _mutant("batches are not read again", NORM, "add_again<kPacks>(at);", ";", "grad_norm"),
+    _mutant(
+        "one pack of a batch again", NORM, "i / kSize * kForeachThreads * kSize +", "", "grad_norm"
+    ),
+    _mutant("half of the pairs", NORM, "half = kSize / 2", "half = kSize / 4", "grad_norm"),
+    _mutant("one of each pair", NORM, "fmaf(a, a, b * b)", "a * a", "grad_norm"),
+    _mutant("the last product decides", NORM, "bad |= !", "bad = !", "grad_norm"),
+    _mutant(
+        "sums of blocks share a slot",
+        NORM,
+        "[blockIdx.x + shared.tensors[i]]",
+        "[shared.tensors[i]]",
+        "grad_norm",
+        EACH,
+    ),
+    _mutant(
+        "a tensor too many in shared memory", NORM, "++count ==", "count++ ==", "grad_norm", EACH
+    ),
+    _mutant(
+        "a warp's sum by some of its lanes",
+        NORM,
+        "if (ptx::warp_any(sum != 0))",
+        "if (sum != 0)",
+        "grad_norm",
+        EACH,
     ),
     _mutant(
         "parts of tensors are not told apart",
         NORM,
-        "if (i != tensor) finish()",
-        "finish()",
+        "if (next != tensor) leave()",
+        "leave()",
         "grad_norm",
         EACH,
     ),
     _mutant("a tensor's sum stays", NORM, "    sum = 0;\n", "", "grad_norm", EACH),
     _mutant(
-        "no barrier before the next tensor", NORM, PART, PART.split("\n")[0], "grad_norm", EACH
+        "sums of warps are not waited for",
+        NORM,
+        SUMS_WAIT,
+        SUMS_WAIT.partition("\n")[2],
+        "grad_norm",
+        EACH,
+    ),
+    _mutant(
+        "sums of warps are not read yet",
+        NORM,
+        SUMS_ARE_READ,
+        "    count = 0;",
+        "grad_norm",
+        EACH,
     ),
     _mutant(
         "the block of a tensor's last chunk",
         NORM,
-        "shares.block_of(end - 1)",
+        "shares.block_of(begin + (numel - 1) / kPieceElements)",
         "shares.block_of(begin)",
         "grad_norm",
         EACH,
@@ -212,7 +300,7 @@ MUTANTS = (
     _mutant("outputs lag", CAST, "to += Unit::kInFlight * kStride", "to += kStride", "cast_memory"),
     _mutant("outputs stay", CAST, "    to += kStride", "    to += 0", "cast_memory"),
     _mutant("a unit per thread too many", CAST, "count - thread +", "count +", "cast_memory"),
-    _mutant("every chunk from the first", CAST, "from + offset, n", "from, n", "cast_memory"),
+    _mutant("every chunk from the first", CAST, "from + span.offset", "from", "cast_memory"),
     _mutant("every second found_inf", UPDATE, "i += 32", "i += 64", "update_scale"),
     _mutant("lane 0 decides", UPDATE, "overflow = ptx::warp_any(overflow);", "", "update_scale"),
     _mutant("a norm of inf is no overflow", NORM, "::finite(*norm)", "::finite(0.0f)", "grad_norm"),

@@ -8,8 +8,9 @@ UPDATE, ADAM, SGD = "optim/update.cuh", "optim/adam.cu", "optim/sgd.cu"
 FLAG = """    if (blockIdx.x == 0 && threadIdx.x == 0 && scalars.found_inf)
       ptx::store_any(scalars.found_inf, 1.0f);
 """
-NEW_TENSOR = "      ptx::block_sync();  // all threads have used those of the last tensor\n"
-HAVE_FACTORS = "      ptx::block_sync();\n      tensor = i;"
+NEW_STEP = "          ptx::block_sync();  // all threads have used those of the last tensor\n"
+HAVE_FACTORS = "set_factors(entry.step);\n          ptx::block_sync();"
+SHARED = "  ptx::block_sync();\n\n  for_each_span"
 LAST = "if (!tickets || !is_last_block(tickets, gridDim.x, shared.last)) return;"
 BY_CHANCE = "if (!rounding.by_chance || is_f32() || dtype_ != DType::bf16)"
 COPY = "    if (copy.data) copy.store_nearest(i, p);\n"
@@ -30,19 +31,24 @@ MUTANTS = (
     _mutant("an overflow is no reason", UPDATE, "  if (is_skipped(scalars)) return;\n", "", SKIP),
     _mutant("a bad norm is no overflow", UPDATE, FLAG, "", NORM),
     _mutant("a bad norm updates", UPDATE, f"{FLAG}    return;\n", FLAG, NORM),
-    _mutant("the first tensor's factors", UPDATE, "if (i != tensor) {", "if (tensor < 0) {", LONG),
+    _mutant("the first tensor's factors", UPDATE, "if (shared.differ &&", "if (false &&", LONG),
     _mutant(
-        "the first tensor's step", UPDATE, "tensor < 0 || step != shared.step", "tensor < 0", LONG
+        "thread 0 alone compares steps",
+        UPDATE,
+        "differ = ptx::block_any(differ);",
+        "ptx::block_sync();",
+        LONG,
     ),
+    _mutant("the share is not waited for", UPDATE, SHARED, "  for_each_span", SIZES),
     _mutant(
         "factors change while they are used",
         UPDATE,
-        NEW_TENSOR,
+        NEW_STEP,
         "",
         "long_lists and 403",
         variant="tsan",
     ),
-    _mutant("factors are not waited for", UPDATE, HAVE_FACTORS, "      tensor = i;", SIZES),
+    _mutant("factors are not waited for", UPDATE, HAVE_FACTORS, "set_factors(entry.step);", LONG),
     _mutant("every block counts", UPDATE, LAST, "if (!tickets) return;", SIZES),
     _mutant("the first 256 are counted", UPDATE, "+= kUpdateThreads) *", "+= table.size) *", LONG),
     _mutant(
@@ -53,7 +59,14 @@ MUTANTS = (
         "test_sgd",
         "updates_torch",
     ),
-    _mutant("no block for empty tensors", UPDATE, "most)), 1, most)", "most)), 0, most)", EMPTY),
+    _mutant("no block for empty tensors", UPDATE, "target), 1);", "target), 0);", EMPTY),
+    _mutant(
+        "a piece's chance",
+        UPDATE,
+        "noise_key_behind(key, behind)",
+        "noise_key_behind(key, 0)",
+        SIZES,
+    ),
     _mutant("past the end", UPDATE, "i + kUpdateElements <= n;", "i < n;", SIZES),
     _mutant("no tail", UPDATE, "  if (last < n) update.template visit<1>(last);\n", "", SIZES),
     _mutant("every chunk is the first", UPDATE, " + offset * size_of(dtype)", "", SIZES),
@@ -85,11 +98,11 @@ MUTANTS = (
     _mutant(
         "a chunk's chance",
         UPDATE,
-        "static_cast<uint32_t>(i), chunk)",
-        "static_cast<uint32_t>(i), 0)",
+        "span.chunk - entry.first_chunk);",
+        "0);",
         CHANCE,
     ),
-    _mutant("a tensor's chance", UPDATE, "static_cast<uint32_t>(i), chunk)", "0, chunk)", CHANCE),
+    _mutant("a tensor's chance", UPDATE, "static_cast<uint32_t>(span.tensor),", "0,", CHANCE),
     _mutant(
         "no ascent", UPDATE, "op.options.lr, op.options.maximize", "op.options.lr, false", HALF
     ),

@@ -30,6 +30,12 @@ inline int thread_index() { return static_cast<int>(threadIdx.x); }
 inline uint32_t block_index() { return blockIdx.x; }
 inline float reciprocal(float x) { return 1.0f / x; }
 
+inline uint32_t reversed_bits(uint32_t x) {
+  uint32_t result = 0;
+  for (int i = 0; i < 32; ++i) result |= (x >> i & 1) << (31 - i);
+  return result;
+}
+
 template <class T>
 T& shared() {
   return *static_cast<T*>(simt::shared_memory(sizeof(T)));
@@ -101,6 +107,7 @@ T shuffle_xor(T value, int mask) {
 inline int warp_uniform(int value) { return simt::value_of_lane("warp_uniform", value, 0); }
 
 bool warp_any(bool predicate);
+int warp_count(bool predicate);
 void warp_sync();
 
 void block_sync();
