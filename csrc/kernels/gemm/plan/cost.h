@@ -102,11 +102,13 @@ constexpr double kSm90MultiplyAdds = 2048;
 constexpr double kSm90L2Bytes = 36;
 constexpr double kSm90ArrivingBytes = 64;
 // Guesses, in cycles: from the launch to the first load (barriers, tensor maps, the cluster); to
-// find the next tile; to store 64x32 elements of the result, and that with a longer epilogue.
+// find the next tile; to store 64x32 elements of a plain result of 16 and of 32 bits, from the
+// instructions that tests/build/sass_gemm.py counts, and those of any other.
 constexpr double kSm90Start = 1500;
-constexpr double kSm90TileCycles = 1000;
-constexpr double kSm90BoxCycles = 500;
-constexpr double kSm90LongBoxCycles = 1500;
+constexpr double kSm90TileCycles = 450;
+constexpr double kSm90PartCycles16 = 130;
+constexpr double kSm90PartCycles32 = 240;
+constexpr double kSm90LongPartCycles = 1500;
 constexpr double kSm90ClusterFactor = 1.01;    // the blocks of a cluster wait for each other
 constexpr double kSm90ShareBytes = 128 * 128;  // of sums that a consumer loads before it waits
 // At least, of shares and of what is left of a tile for ranges: each share costs a tile's sums
@@ -156,9 +158,10 @@ class Sm90Cost {
         std::max({multiply_adds, shared, loaded, arriving, kLatency / (stages - 1)});
     step_ = step * (cluster > 1 ? kSm90ClusterFactor : 1);
 
-    const double boxes = double(t.consumer_m()) / Sm90Tile::kBoxRows * t.n / Sm90Tile::kPartColumns;
-    const double box = is_plain(g) ? kSm90BoxCycles : kSm90LongBoxCycles;
-    epilogue_ = kSm90TileCycles + std::max(boxes * box, m * n * epilogue_bytes(g) / kSm90L2Bytes);
+    const double parts = double(t.consumer_m()) / Sm90Tile::kBoxRows * t.n / Sm90Tile::kPartColumns;
+    const double plain = g.out.dtype == DType::f32 ? kSm90PartCycles32 : kSm90PartCycles16;
+    const double part = is_plain(g) ? plain : kSm90LongPartCycles;
+    epilogue_ = kSm90TileCycles + std::max(parts * part, m * n * epilogue_bytes(g) / kSm90L2Bytes);
     const double share_bytes = double(t.m) * t.n * 4;
     const double consumers = t.ping_pong ? 1 : Sm90Tile::kConsumers;
     store_share_ = share_bytes / kSm90L2Bytes;

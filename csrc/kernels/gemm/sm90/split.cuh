@@ -63,16 +63,21 @@ class Shares {
 
   // Adds the shares up, in their order.
   __device__ void add_up(typename Gemm::Sums& sums) const {
+    constexpr int kAtATime = 8;  // packs, for which there are registers beside the sums
     memset(&sums, 0, sizeof(sums));
-    for (uint32_t share = 0; share < count_; ++share) {
-      const uint4* const from = packs(share);
 #pragma unroll
-      for (int i = 0; i < kPacks; ++i) {
-        const uint4 bits = ptx::load_l2(from + i * kWarpgroup);
-        float of_share[4];
-        memcpy(of_share, &bits, sizeof(bits));
+    for (int first = 0; first < kPacks; first += kAtATime) {
+#pragma unroll 1
+      for (uint32_t share = 0; share < count_; ++share) {
+        const uint4* const from = packs(share);
 #pragma unroll
-        for (int j = 0; j < 4; ++j) sums[i * 4 / kRowSums][i * 4 % kRowSums + j] += of_share[j];
+        for (int i = first; i < kPacks && i < first + kAtATime; ++i) {
+          const uint4 bits = ptx::load_l2(from + i * kWarpgroup);
+          float of_share[4];
+          memcpy(of_share, &bits, sizeof(bits));
+#pragma unroll
+          for (int j = 0; j < 4; ++j) sums[i * 4 / kRowSums][i * 4 % kRowSums + j] += of_share[j];
+        }
       }
     }
   }
