@@ -154,7 +154,7 @@ MUTANTS = (
         FAKE,
     ),
     *(
-        Mutant(name, old, new, select, EPILOGUES, source=CUBLASLT)
+        Mutant(name, old, new, select, EPILOGUES, "--devices 2", CUBLASLT)
         for name, old, new, select in (
             ("another epilogue", "EPILOGUE_GELU_AUX_BIAS}", "EPILOGUE_GELU_AUX}", "each_form"),
             ("gelu by erf", "g.activation != Activation::gelu_tanh", "false", "not_take"),
