@@ -16,14 +16,18 @@ M, N, K = 40, 72, 48
 
 
 def operands(executor: Executor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Two of each kind: other addresses, longer rows, columns, no alignment, other sizes."""
+    """Two of each: parts of one matrix, other addresses, longer rows, columns, no alignment."""
 
     def matrix(rows: int, columns: int, skip: int = 0, more: int = 0) -> Tensor:
         dtype, device = torch.float16, executor.device
         return integers((rows, columns + more + skip), dtype, device)[:, skip : skip + columns]
 
     for _ in range(2):
-        yield matrix(M, K), matrix(K, N)
+        a, b = matrix(M, K), matrix(K, N)
+        yield a, b
+        yield a[:, :-8], b[:-8]
+        yield a[:-8], b[:, :-8]
+        yield a[::2], b[:, :-8]
         yield matrix(M, K, more=8), matrix(K, N, more=16)
         yield matrix(K, M).mT, matrix(N, K).mT
         yield matrix(M, K, skip=1), matrix(K, N)
