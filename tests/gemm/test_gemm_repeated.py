@@ -16,7 +16,7 @@ M, N, K = 40, 72, 48
 
 
 def operands(executor: Executor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Two of each kind: parts of one matrix, other addresses, longer rows, columns, no alignment."""
+    """Two of each: parts of one matrix, other addresses, longer rows, columns, no alignment."""
 
     def matrix(rows: int, columns: int, skip: int = 0, more: int = 0) -> Tensor:
         dtype, device = torch.float16, executor.device
