@@ -47,7 +47,6 @@ __device__ bool all_zero(const uint4 (&bits)[kPacks]) {
 struct SumSquares {
   float inv_scale;
   double sum = 0;
-  bool bad = false;
 
   template <class T>
   __device__ void visit(const ForeachSpan& span, T* data) {
@@ -71,7 +70,6 @@ struct SumSquares {
   template <class T>
   __device__ void add(T x) {
     const auto p = product(x);
-    bad |= !Element<std::decay_t<decltype(p)>>::finite(p);
     sum += static_cast<double>(p) * static_cast<double>(p);
   }
 
@@ -85,7 +83,6 @@ struct SumSquares {
     }
   }
 
-  // A sum that is finite has no product that is not.
   template <class T, int kPacks>
   __device__ void add_batch(const T* at, const uint4 (&bits)[kPacks]) {
     const float squares = fp32_sum<T>(bits);
@@ -199,20 +196,16 @@ __global__ __launch_bounds__(kForeachThreads, kForeachBlocksPerSm) void grad_nor
     float* norms, double* partial_sums, uint32_t* tickets) {
   auto& shared = ptx::shared<Shared>();
   const float factor = inv_scale ? *inv_scale : 1.0f;
-  bool bad = false;
   if constexpr (kPerTensor) {
     SumSquaresPerTensor body(factor, partial_sums, shared);
     visit_spans(table, body, [&](const ForeachSpan& span) { body.enter(span.tensor); });
     body.finish();
-    bad = body.bad;
   } else {
     SumSquares body{factor};
     visit_spans(table, body);
     const double sum = block_sum(body.sum, shared.sum);
     if (threadIdx.x == 0) partial_sums[blockIdx.x] = sum;
-    bad = body.bad;
   }
-  if (ptx::block_any(bad) && threadIdx.x == 0) ptx::store_any(found_inf, 1.0f);
   if (!is_last_block(tickets, gridDim.x, shared.last)) return;
 
   double mine = 0;
@@ -224,7 +217,7 @@ __global__ __launch_bounds__(kForeachThreads, kForeachBlocksPerSm) void grad_nor
   }
   const double total = block_sum(mine, shared.sum);
   if (threadIdx.x != 0) return;
-  *norm = static_cast<float>(sqrt(total));
+  *norm = static_cast<float>(sqrt(total));  // not finite if a product is not
   if (!Element<float>::finite(*norm)) ptx::store_any(found_inf, 1.0f);
 }
 

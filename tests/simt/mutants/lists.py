@@ -125,9 +125,6 @@ MUTANTS = (
     ),
     _mutant("the warp's first probe", FOREACH, "chunk) - 1) * step", "chunk)) * step", **TABLE),
     _mutant("probes beyond the table", FOREACH, "at < high && ", "", **TABLE, variant="asan"),
-    _mutant(
-        "a step too short", FOREACH, "(high - low + 31) / 32", "(high - low + 15) / 32", **TABLE
-    ),
     _mutant("no barrier in block_sum", REDUCE, BLOCK_SUM_WAITS, "= value;", "grad_norm"),
     _mutant(
         "no barrier in block_sum, race", REDUCE, BLOCK_SUM_WAITS, "= value;", "grad_norm", **RACE
@@ -165,7 +162,6 @@ MUTANTS = (
     ),
     _mutant("half of the pairs", NORM, "half = kSize / 2", "half = kSize / 4", "grad_norm"),
     _mutant("one of each pair", NORM, "fmaf(a, a, b * b)", "a * a", "grad_norm"),
-    _mutant("the last product decides", NORM, "bad |= !", "bad = !", "grad_norm"),
     _mutant(
         "sums of blocks share a slot",
         NORM,

@@ -65,7 +65,7 @@ MUTANTS = (
         UPDATE,
         "noise_key_behind(key, behind)",
         "noise_key_behind(key, 0)",
-        SIZES,
+        CHANCE,
     ),
     _mutant("past the end", UPDATE, "i + kUpdateElements <= n;", "i < n;", SIZES),
     _mutant("no tail", UPDATE, "  if (last < n) update.template visit<1>(last);\n", "", SIZES),
