@@ -218,7 +218,8 @@ class Sm90Epilogue {
     } else {
       const float beta = static_cast<float>(g_.beta);
 #pragma unroll
-      for (int i = 0; i < Group::kSize; ++i) x.at[i] += has_side() ? beta * side.at[i] : 0.0f;
+      for (int i = 0; i < Group::kSize; ++i)
+        if (has_side()) x.at[i] += beta * side.at[i];
       if (stores_aux())
         with_type(g_.out.dtype,
                   [&](auto zero) { x.write<decltype(zero)>(box + box_bytes(), number); });
