@@ -257,8 +257,8 @@ MUTANTS = (
     _epilogue(
         "units are for consumers alone",
         GEMM,
-        "kAllWarps + (g.bias.data ? 1 : 0)",
-        "kAllWarps",
+        "kConsumerWarps + (g.bias.data ? 1 : 0)",
+        "kConsumerWarps",
         PLAIN,
     ),
     _mutant("turns are not waited for", GEMM, WAIT_TURN, ";", TURNS),
