@@ -67,7 +67,7 @@ def test_results_elsewhere(executor: Executor) -> None:
 
 @pytest.mark.skipif(not recorder.is_running(), reason="the fake CUDA runtime tells the kernels")
 def test_a_plan_in_place_is_not_for_a_sum_elsewhere_cuda() -> None:
-    """By the planner's own choice, which is kept: in place TMA adds to the result, else it reads."""
+    """By the planner's own choice, which is kept: in place TMA adds, elsewhere c is read."""
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("only Hopper's kernel has two ways")
     a = integers((256, 256), FP16, torch.device("cuda"))
