@@ -82,7 +82,7 @@ def arches_of(source: Path, arches: list[str]) -> list[str]:
     if source.parent.name == "sm80":
         # Later GPUs run what the kernels of their own architecture refuse. Where products are
         # torch's library's, PTX will do.
-        has_ptx = any(arch.endswith("+PTX") and number(arch) <= 90 for arch in arches)
+        has_ptx = any(re.fullmatch(r"(8\.\d|9\.0)\+PTX", arch) for arch in arches)
         left_out = range(100, 120) if has_ptx else ()
         return [arch for arch in arches if number(arch) >= 80 and number(arch) not in left_out]
     return arches

@@ -112,14 +112,14 @@ def verified_backends() -> Iterator[tuple[str, str, tuple[str, ...]]]:
         except (NotImplementedError, RuntimeError):
             continue
         if device != "cpu" or backend not in ("cpu", "triton"):
-            yield backend, device, _families_on(device)
+            yield backend, device, _families_of(backend, device)
         for other in ("triton", "cublaslt"):
             if device != "cpu" and backend != other and (tried := results(other, device)):
                 yield other, device, tuple(family for family in FAMILIES if family in tried)
 
 
-def _families_on(device: str) -> tuple[str, ...]:
-    if device == "cpu" or torch.cuda.get_device_capability(device) >= (8, 0):
+def _families_of(backend: str, device: str) -> tuple[str, ...]:
+    if backend != "cuda" or torch.cuda.get_device_capability(device) >= (8, 0):
         return FAMILIES
     return tuple(family for family in FAMILIES if not family.startswith("gemm"))
 

@@ -41,11 +41,15 @@ class Launcher:
             return
         stream = active.get_current_stream(device)
         hooks = knobs.runtime
-        enter, metadata = hooks.launch_enter_hook, None
-        if enter is not None:
-            metadata = compiled.launch_metadata((programs, 1, 1), stream, *arguments)
         compiled.run(
-            *(programs, 1, 1, stream, compiled.function, compiled.packed_metadata),
-            *(metadata, enter, hooks.launch_exit_hook),
+            programs,
+            1,
+            1,
+            stream,
+            compiled.function,
+            compiled.packed_metadata,
+            compiled.launch_metadata((programs, 1, 1), stream, *arguments),
+            hooks.launch_enter_hook,
+            hooks.launch_exit_hook,
             *arguments,
         )

@@ -61,12 +61,18 @@ def on_gpu(*shape: int, dtype: torch.dtype = FP16) -> Tensor:
 
 
 def list_calls() -> Iterator[Callable[[], object]]:
-    grads, outputs = [on_gpu(100, dtype=torch.float32) for _ in range(2)], [on_gpu(100)] * 2
+    grads, norms = (
+        [on_gpu(100, dtype=torch.float32) for _ in range(2)],
+        on_gpu(2, dtype=torch.float32),
+    )
     found_inf, one = on_gpu(dtype=torch.float32), torch.ones((), device="cuda")
     tracker = on_gpu(dtype=torch.int32)
     yield lambda: ops.check_finite(grads, found_inf)
     yield lambda: ops.unscale_(grads, found_inf, one)
-    yield lambda: ops.cast_(outputs[:1], grads[:1])
+    output = on_gpu(100)
+    yield lambda: ops.cast_([output], grads[:1])
+    yield lambda: ops.grad_norm(grads, found_inf)
+    yield lambda: ops.grad_norm(grads, found_inf, norms=norms)
     yield lambda: ops.update_scale_(one, tracker, [found_inf])
 
 
@@ -100,6 +106,16 @@ def test_later_launches_get_what_the_first_one_got_cuda(
     for call in calls:
         call()
     assert launched == first
+
+
+def test_lists_that_are_compiled_apart_cuda(launched: list[tuple[Any, ...]]) -> None:
+    for _ in range(2):
+        for call in list_calls():
+            call()
+    functions = [launch[4] for launch in launched]
+    half = len(functions) // 2
+    assert functions[:half] == functions[half:]
+    assert len(set(functions)) == half
 
 
 def test_products_that_are_compiled_apart_cuda(launched: list[tuple[Any, ...]]) -> None:

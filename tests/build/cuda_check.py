@@ -8,7 +8,7 @@ It prints a table of the kernels and fails on a register spill, on a remark of p
 serialised or unpipelined matrix instructions (C75xx), on a missing architecture, on local memory,
 where a kernel has none of the instructions that it was written for, where a walk of a list keeps
 too few bytes in flight, where the norm of a list is computed in FP64, where the sm_90a GEMM takes
-too many instructions from tile to tile, and where the library has too many kernels or bytes.
+too many instructions from box to box, and where the library has too many kernels or bytes.
 """
 
 from __future__ import annotations

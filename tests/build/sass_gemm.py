@@ -1,4 +1,6 @@
-"""What the machine code of the GEMM kernel for sm_90a must be like between two tiles."""
+"""What the machine code of the GEMM kernel for sm_90a must be like from box to box of a plain
+result, and that who multiplies divides no integers.
+"""
 
 from __future__ import annotations
 

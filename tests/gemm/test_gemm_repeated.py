@@ -5,11 +5,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
+import pytest
 import torch
 from torch import Tensor
 
+from amp_ext import ops
 from cases import FLOATS, assert_equal, integers
 from executors import Executor, every_gemm_executor
+from fake_cuda import recorder
 
 FP16, BF16, FP32, FP64 = FLOATS
 M, N, K = 40, 72, 48
@@ -60,3 +63,21 @@ def test_results_elsewhere(executor: Executor) -> None:
         assert_equal(executor.ops.gemm(a, b, out_dtype=FP32), product)
         aux = executor.ops.gemm_with_aux(a, b, activation="relu", out_dtype=FP32)[1]
         assert_equal(aux, product)
+
+
+@pytest.mark.skipif(not recorder.is_running(), reason="the fake CUDA runtime tells the kernels")
+def test_a_plan_in_place_is_not_for_a_sum_elsewhere_cuda() -> None:
+    """By the planner's own choice, which is kept: in place TMA adds, elsewhere c is read."""
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("only Hopper's kernel has two ways")
+    a = integers((256, 256), FP16, torch.device("cuda"))
+    b = integers((256, 512), FP16, torch.device("cuda"))
+    c = integers((256, 512), FP32, torch.device("cuda"))
+    before, product = c.double(), a.double() @ b.double()
+    with recorder.recorded() as calls:
+        for _ in range(2):
+            assert_equal(ops.gemm(a, b, c=c, out_dtype=FP32), before + product)
+            ops.gemm_accumulate_(c, a, b)
+            before += product
+            assert_equal(c, before)
+    assert len([name for name in calls.of("launch") if "gemm_sm90" in name]) == 4

@@ -60,7 +60,9 @@ ForcedTile some_tile(const GemmArgs& g) {
   int tile = static_cast<int>(seed % kSm90TileCount);
   while (!kSm90Tiles[tile].serves(layout_of_b(g).major)) tile = (tile + 1) % kSm90TileCount;
   const auto [m, n] = kClusters[options.multiprocessors > 1 ? seed / kSm90TileCount % 3 : 0];
-  const int64_t splits = seed % 4, ranges = splits == 0 ? 3 : seed / 4 % 3;
+  const uint64_t cut = seed / (3 * kSm90TileCount);
+  const auto splits = static_cast<int64_t>(cut % 4);
+  const auto ranges = static_cast<int64_t>(splits == 0 ? 3 : cut / 4 % 3);
   return {true, tile, m, n, splits, /*whole=*/0, ranges};
 }
 

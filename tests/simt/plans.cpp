@@ -110,7 +110,7 @@ void check_balance(const GemmPlan& plan) {
 void check_memory(const GemmArgs& g, const GemmPlan& plan) {
   const Extents tile = extents(plan);
   const int64_t consumers = plan.sm90 && !kSm90Tiles[plan.tile].ping_pong ? 2 : 1;
-  // A range has a share more than tiles end in it.
+  // A range has a share of each tile that it begins or goes on with.
   const int64_t of_ranges = plan.ranges > 0 ? plan.tail + plan.ranges : 0;
   int64_t bytes = (int64_t{plan.tail} * plan.splits + of_ranges) * tile.m * tile.n * 4;
   int64_t tickets = int64_t{plan.tail} * plan.cluster_m * plan.cluster_n * consumers;

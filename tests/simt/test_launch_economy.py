@@ -29,7 +29,7 @@ CALLS = {
 
 
 def most_table_bytes(count: int, entry_bytes: int) -> int:
-    """Return how large a table in a launch's parameters may be: one tensor takes 4 KB of them."""
+    """Return the bytes of the smallest table that holds so many entries; 0 where none does."""
     sizes = (1 << 10, 6 << 10, 32256)
     return next((size for size in sizes if count * entry_bytes <= size), 0)
 

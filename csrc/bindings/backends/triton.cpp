@@ -152,7 +152,6 @@ class TritonBackend final : public Backend {
                                  g.variant,
                                  static_cast<int64_t>(g.activation),
                                  g.column_sums != nullptr};
-    numbers.reserve(48);
     const auto add = [&](const void* data, DType dtype, std::initializer_list<int64_t> strides) {
       numbers.push_back(data ? 1 + (address(data) % 16 == 0) : 0);
       numbers.push_back(static_cast<int64_t>(dtype));

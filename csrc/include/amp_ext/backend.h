@@ -26,8 +26,6 @@ struct Target {
   int multiprocessors = 1;
   int capability = 0;  // 90 for compute capability 9.0
   bool sm90 = false;   // runs code for sm_90a, and the build has it
-
-  bool operator==(const Target&) const = default;
 };
 
 }  // namespace cuda

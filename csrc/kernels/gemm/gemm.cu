@@ -10,7 +10,8 @@ namespace {
 // What a plan depends on.
 struct PlanKey {
   GemmArgs args;
-  cuda::Target target;
+  int multiprocessors;
+  bool sm90;
 
   bool operator==(const PlanKey&) const = default;
   size_t hash() const {
@@ -22,9 +23,9 @@ struct PlanKey {
   }
 };
 
-// A product at other addresses: as aligned, and the same where they were.
+// A product at other addresses: aligned for TMA as they were, and the same where they were.
 GemmArgs elsewhere(GemmArgs g) {
-  constexpr uintptr_t kFarApart = 4096, kAlignment = 256;
+  constexpr uintptr_t kFarApart = 4096, kAlignment = 16;
   const bool in_place = g.c.data == g.out.data;
   uintptr_t next = 0;
   for (void** const data :
@@ -53,6 +54,9 @@ GemmLauncher launcher(DType operands, bool sm90) {
 namespace cuda {
 
 const char* CudaBackend::why_not(const GemmArgs& g) const {
+#ifndef AMP_EXT_SM80
+  return "this build has no kernel for products";
+#endif
   return can_run_sm80(g) ? nullptr : "the kernels take no such dtypes, strides or sizes";
 }
 
@@ -68,11 +72,10 @@ const char* CudaBackend::why_slow(const GemmArgs& g, Services& services) const {
 GemmPlan CudaBackend::plan(const GemmArgs& g, const Target& target) const {
   if (forced_tile) return choose_plan(g, target);
   thread_local Memo<PlanKey, GemmPlan, 512> known;
-  PlanKey key{elsewhere(g), target};
-  key.target.device = 0;
-  key.target.stream = nullptr;
-  return *known.of(key,
-                   [](const PlanKey& k) { return std::optional(choose_plan(k.args, k.target)); });
+  return *known.of({elsewhere(g), target.multiprocessors, target.sm90}, [](const PlanKey& k) {
+    return std::optional(
+        choose_plan(k.args, {.multiprocessors = k.multiprocessors, .sm90 = k.sm90}));
+  });
 }
 
 std::vector<int64_t> CudaBackend::gemm_variants(const GemmArgs& g, Services& services) const {

@@ -141,8 +141,8 @@ MUTANTS = (
     _mutant(
         "arrivals of one block",
         GEMM,
-        "plan.cluster_m * plan.cluster_n * kWarps",
-        "kWarps",
+        "plan.cluster_m * plan.cluster_n * kTeamWarps",
+        "kTeamWarps",
     ),
     _mutant("mbarriers are not fenced", GEMM, "  ptx::fence_mbarrier_init();\n", ""),
     _mutant("clusters do not meet", GEMM, "ptx::cluster_sync();", "ptx::block_sync();"),
@@ -257,8 +257,8 @@ MUTANTS = (
     _epilogue(
         "units are for consumers alone",
         GEMM,
-        "kAllWarps + (g.bias.data ? 1 : 0)",
-        "kAllWarps",
+        "kConsumerWarps + (g.bias.data ? 1 : 0)",
+        "kConsumerWarps",
         PLAIN,
     ),
     _mutant("turns are not waited for", GEMM, WAIT_TURN, ";", TURNS),

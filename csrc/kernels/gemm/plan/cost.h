@@ -275,8 +275,8 @@ class Sm90Cost {
   double epilogue_;     // of a tile
   double store_share_;  // of a tile's sums, by one share
   double add_share_;
-  double lines_;  // of a and b, in all and by which a tile is computed
-  double tile_lines_;
+  double lines_;       // rows of a and columns of b
+  double tile_lines_;  // of them, a tile's
   double tile_area_;
   double step_memory_;  // for a line's step
 };

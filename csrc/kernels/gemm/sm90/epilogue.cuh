@@ -192,8 +192,8 @@ class Sm90Epilogue {
     if (g_.column_sums) store_column_sums(batch, row, column, number);
   }
 
-  // When a consumer has written a box. Behind it all of it is written, and all boxes but this one
-  // and those of the last so many stores less one are free.
+  // When a consumer has written a box: behind it all of the box is written, and at most `stores` -
+  // 1 earlier stores may still read theirs.
   __device__ void meet(bool leads, int stores) const {
     // By every thread that wrote: TMA reads through another proxy.
     ptx::fence_proxy_async();
@@ -218,7 +218,8 @@ class Sm90Epilogue {
     } else {
       const float beta = static_cast<float>(g_.beta);
 #pragma unroll
-      for (int i = 0; i < Group::kSize; ++i) x.at[i] += has_side() ? beta * side.at[i] : 0.0f;
+      for (int i = 0; i < Group::kSize; ++i)
+        if (has_side()) x.at[i] += beta * side.at[i];
       if (stores_aux())
         with_type(g_.out.dtype,
                   [&](auto zero) { x.write<decltype(zero)>(box + box_bytes(), number); });

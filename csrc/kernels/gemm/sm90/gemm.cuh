@@ -57,20 +57,20 @@ __device__ void consume(Sm90Header& header, unsigned char* boxes, const unsigned
 
 template <class Gemm>
 __device__ void init_barriers(Sm90Header& header, const GemmArgs& g, const GemmPlan& plan) {
-  constexpr int kWarps = Gemm::kTeam * kWarpgroup / 32;
+  constexpr int kTeamWarps = Gemm::kTeam * kWarpgroup / 32;
   for (int i = 0; i < plan.stages; ++i) {
     ptx::mbarrier_init(header.full[i], 1);
-    ptx::mbarrier_init(header.empty[i], plan.cluster_m * plan.cluster_n * kWarps);
+    ptx::mbarrier_init(header.empty[i], plan.cluster_m * plan.cluster_n * kTeamWarps);
   }
   for (ptx::Mbarrier& turn : header.turn) ptx::mbarrier_init(turn, kWarpgroup / 32);
   for (auto& of_consumer : header.side_full)
     for (int i = 0; i < plan.boxes; ++i) ptx::mbarrier_init(of_consumer[i], 1);
-  constexpr int kAllWarps = Sm90Tile::kConsumers * kWarpgroup / 32;
+  constexpr int kConsumerWarps = Sm90Tile::kConsumers * kWarpgroup / 32;
   for (ptx::Mbarrier& full : header.unit_full) ptx::mbarrier_init(full, 1);
   for (ptx::Mbarrier& empty : header.unit_empty)
-    ptx::mbarrier_init(empty, kAllWarps + (g.bias.data ? 1 : 0));
+    ptx::mbarrier_init(empty, kConsumerWarps + (g.bias.data ? 1 : 0));
   for (ptx::Mbarrier& full : header.bias_full) ptx::mbarrier_init(full, 1);
-  for (ptx::Mbarrier& empty : header.bias_empty) ptx::mbarrier_init(empty, kWarps);
+  for (ptx::Mbarrier& empty : header.bias_empty) ptx::mbarrier_init(empty, kTeamWarps);
   ptx::fence_mbarrier_init();
 }
 

@@ -62,7 +62,7 @@ struct Part {
   static constexpr int kGroups = kColumns / Group::kColumns;
   Group groups[kGroups];
 
-  // x = alpha x + bias.
+  // x *= alpha.
   __device__ void scale(float alpha) {
 #pragma unroll
     for (Group& group : groups) {
@@ -70,6 +70,7 @@ struct Part {
       for (float& value : group.at) value *= alpha;
     }
   }
+  // x += the bias of its columns.
   __device__ void add(const float* bias) {
     bias += Group::column(0);
 #pragma unroll
