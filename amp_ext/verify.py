@@ -165,6 +165,7 @@ def _identity(backend: str, device: str) -> dict[str, Any]:
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "triton": triton_version() if backend == "triton" else None,
+        "cublaslt": _C.cublaslt_version() if backend == "cublaslt" else None,
     }
 
 
@@ -210,6 +211,7 @@ def verify_family(backend: str, family: str, device: str) -> Result | None:
 
 def _outcome_of(backend: str, family: str, device: torch.device) -> Result | None:
     what, failure = family, ""
+    refused = _C.refused_by_cublaslt()
     is_gpu = device.type == "cuda"
     # Copies wait for the device, which a mode of the whole process may forbid.
     sync_mode = torch.cuda.get_sync_debug_mode() if is_gpu else 0
@@ -238,6 +240,10 @@ def _outcome_of(backend: str, family: str, device: torch.device) -> Result | Non
     finally:
         if sync_mode:
             torch.cuda.set_sync_debug_mode(sync_mode)
+    was_refused = backend == "cublaslt" and _C.refused_by_cublaslt() != refused
+    if was_refused and not _has_failed(device):  # torch's own ops were compared
+        _unusable[backend, family, str(device)] = "cuBLASLt did not compute all of the cases"
+        return None
     return Result(failure, time.strftime("%Y-%m-%d"))
 
 

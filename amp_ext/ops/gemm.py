@@ -129,8 +129,7 @@ def gemm_times_derivative(
         (out, column_sums): the product in the sum's dtype, rounded once; and the sums of its
         columns before that rounding, over rows and leading dimensions, [n] in the sum's dtype,
         which is float32, or float64 when ``a`` or ``b`` is. Bitwise the same in every run. (What
-        torch's library computes in bfloat16 is rounded before too, as in :func:`gemm`; and
-        cuBLASLt's columns are summed when they have been rounded.)
+        torch's library computes in bfloat16 is rounded before too, as in :func:`gemm`.)
 
     Raises:
         RuntimeError: shapes that do not fit, several devices, or a tensor that requires a gradient,

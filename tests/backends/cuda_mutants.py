@@ -156,17 +156,15 @@ MUTANTS = (
     *(
         Mutant(name, old, new, select, EPILOGUES, "--devices 2", CUBLASLT)
         for name, old, new, select in (
-            ("another epilogue", "EPILOGUE_GELU_AUX_BIAS}", "EPILOGUE_GELU_AUX}", "each_form"),
+            ("another epilogue", "GELU_AUX_BIAS :", "GELU_AUX :", "each_form"),
             ("gelu by erf", "g.activation != Activation::gelu_tanh", "false", "not_take"),
-            ("an addend is lost", " || (g.c.data && g.beta != 0)", "", "not_take"),
-            ("aux's rows", "AUX_LD, g.aux.row_stride)", "AUX_LD, g.n)", "each_form"),
-            ("aux of other rows", "? g.aux.row_stride : 0,", "? 0 : 0,", "each_form"),
-            ("a bias of another dtype", "!is_of_type(g.bias) || ", "", "not_take"),
+            ("an addend is lost", " && (!g.c.data || g.beta == 0)", "", "not_take"),
+            ("a bias of another dtype", "is_of_type(g.bias) && ", "", "not_take"),
             ("a strided bias", "g.bias.stride != 1 || ", "", "not_take"),
             ("old addresses", " || !set_pointers(g)", "", "other_addresses"),
             ("transposes", "TRANSB, operation(a)", "TRANSB, operation(b)", "each_form"),
             ("sums in 16 bits", "SCHEME_COMPUTE_TYPE", "SCHEME_MASK", "each_form"),
-            ("no sums of columns", "if (!g.derivative)", "if (true)", "each_form"),
+            ("a derivative", " || g.derivative || g.column_sums", "", "no_derivative"),
             ("a handle in a capture", "!is_capturing(device) && ", "", "before_its_first"),
             ("another device's handle", "handles[device.index()]", "handles[0]", "of_two_devices"),
         )

@@ -17,10 +17,13 @@ const Backend& cpu_backend();
 const Backend* cuda_backend();  // null in a build without the CUDA kernels
 const Backend& triton_backend();
 const Backend& torch_library();  // products only
-const Backend& cublaslt();  // those on a GPU that end in gelu_tanh, or begin with its derivative
+const Backend& cublaslt();       // products on a GPU that end in gelu_tanh
 
-// How many products cuBLASLt had no algorithm for: torch_library() has computed them.
+// How many products cuBLASLt did not compute after all: torch_library() has computed them.
 int64_t refused_by_cublaslt();
+
+// As it says itself; 0 where there is none.
+int64_t cublaslt_version();
 
 // ---- the choice --------------------------------------------------------------------------------
 

@@ -1,20 +1,16 @@
 // Products with a gelu by one call of cuBLASLt, which torch has loaded: nothing links to it.
-#include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/ops/sum.h>
-
 #include "backends/backends.h"
-#include "checks/tensors.h"
-#include "gemm/gemm.h"
 
 #if __has_include(<cublasLt.h>)
 #include <cublasLt.h>
 #include <dlfcn.h>
 
-#include <algorithm>
 #include <array>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <string>
 #endif
 
 #include <atomic>
@@ -22,7 +18,7 @@
 namespace amp_ext {
 namespace {
 
-constexpr auto kAbsent = "torch has no cuBLASLt";
+constexpr auto kAbsent = "this build or torch has no cuBLASLt";
 
 #if __has_include(<cublasLt.h>)
 
@@ -49,6 +45,7 @@ struct Library {
     const std::string file = "libcublasLt.so." + std::to_string(CUBLAS_VER_MAJOR);
     void* const loaded = dlopen(file.c_str(), RTLD_LAZY | RTLD_NOLOAD);
     if (!loaded) return;
+    // First what was preloaded, as tests/fake_cuda is.
     const auto find = [&](const char* name) {
       void* const first = dlsym(RTLD_DEFAULT, name);
       return first ? first : dlsym(loaded, name);
@@ -74,27 +71,12 @@ bool is_ok(cublasStatus_t status) { return status == CUBLAS_STATUS_SUCCESS; }
 
 // ---- what it computes ---------------------------------------------------------------------------
 
-// Its gelu is the approximation by tanh. What its relu makes of NaN it does not say, and the
-// gradient of a bias (BGRAD) it rounds to the result's type: neither is used.
-struct Fusion {
-  bool has_aux, is_derivative, has_bias;
-  cublasLtEpilogue_t epilogue;
-};
-constexpr Fusion kFusions[] = {
-    {false, false, false, CUBLASLT_EPILOGUE_GELU},
-    {false, false, true, CUBLASLT_EPILOGUE_GELU_BIAS},
-    {true, false, false, CUBLASLT_EPILOGUE_GELU_AUX},
-    {true, false, true, CUBLASLT_EPILOGUE_GELU_AUX_BIAS},
-    {true, true, false, CUBLASLT_EPILOGUE_DGELU},
-};
-
-const Fusion* fusion_of(const GemmArgs& g) {
-  if (g.activation != Activation::gelu_tanh || (g.c.data && g.beta != 0)) return nullptr;
-  const bool has_aux = g.aux.data, has_bias = g.bias.data;
-  const auto* const found = std::ranges::find_if(kFusions, [&](const Fusion& f) {
-    return f.has_aux == has_aux && f.is_derivative == g.derivative && f.has_bias == has_bias;
-  });
-  return found == std::end(kFusions) ? nullptr : found;
+// Its gelu is the approximation by tanh. What the derivative of that is at infinities it does not
+// say, nor what its relu makes of NaN: neither is used.
+std::optional<cublasLtEpilogue_t> epilogue_of(const GemmArgs& g) {
+  if (g.activation != Activation::gelu_tanh || g.derivative || g.column_sums) return std::nullopt;
+  if (g.aux.data) return g.bias.data ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX;
+  return g.bias.data ? CUBLASLT_EPILOGUE_GELU_BIAS : CUBLASLT_EPILOGUE_GELU;
 }
 
 // What it takes in every layout, for 16-bit elements.
@@ -120,26 +102,44 @@ std::optional<Layout> layout_of(const MatrixRef& x, int64_t rows, int64_t column
 
 cudaDataType_t type_of(DType dtype) { return dtype == DType::f16 ? CUDA_R_16F : CUDA_R_16BF; }
 
-const char* obstacle(const GemmArgs& g) {
-  if (!library().is_complete) return kAbsent;
-  if (!fusion_of(g)) return "no such epilogue";
+bool is_of_one_type(const GemmArgs& g) {
   const DType type = g.a.dtype;
   const auto is_of_type = [&](const auto& x) { return !x.data || x.dtype == type; };
-  if ((type != DType::f16 && type != DType::bf16) || g.b.dtype != type || g.out.dtype != type ||
-      !is_of_type(g.bias) || !is_of_type(g.aux))
-    return "not of one type of 16 bits";
-  if (g.batch != 1 || g.terms != 1 || g.m < 1 || g.n < 1 || g.k < 1 ||
-      static_cast<float>(g.alpha) == 0)
-    return "not a single product";
-  const auto is_result = [&](const MatrixRef& x) {
+  return (type == DType::f16 || type == DType::bf16) && g.b.dtype == type && g.out.dtype == type &&
+         is_of_type(g.bias) && is_of_type(g.aux);
+}
+
+bool is_one_product(const GemmArgs& g) {
+  return g.batch == 1 && g.terms == 1 && g.m > 0 && g.n > 0 && g.k > 0 &&
+         static_cast<float>(g.alpha) != 0 && (!g.c.data || g.beta == 0);
+}
+
+bool are_results_in_place(const GemmArgs& g) {
+  const auto is_in_place = [&](const MatrixRef& x) {
     const auto layout = layout_of(x, g.m, g.n);
     return layout && !layout->transposed;
   };
-  if (!layout_of(g.a, g.m, g.k) || !layout_of(g.b, g.k, g.n) || !is_result(g.out) ||
-      (g.aux.data && !is_result(g.aux)) ||
-      (g.bias.data && (g.bias.stride != 1 || !is_aligned(g.bias.data))))
-    return "strides or addresses";
-  return nullptr;
+  return is_in_place(g.out) && (!g.aux.data || is_in_place(g.aux));
+}
+
+struct Form {
+  cublasLtEpilogue_t epilogue;
+  Layout a, b;
+};
+
+// Of a product that it computes.
+std::optional<Form> form_of(const GemmArgs& g) {
+  const auto epilogue = epilogue_of(g);
+  if (!epilogue || !is_of_one_type(g) || !is_one_product(g) || !are_results_in_place(g))
+    return std::nullopt;
+  if (g.bias.data && (g.bias.stride != 1 || !is_aligned(g.bias.data))) return std::nullopt;
+  const auto a = layout_of(g.a, g.m, g.k), b = layout_of(g.b, g.k, g.n);
+  return a && b ? std::optional(Form{*epilogue, *a, *b}) : std::nullopt;
+}
+
+const char* obstacle(const GemmArgs& g) {
+  if (!cuda_backend() || !library().is_complete) return kAbsent;
+  return form_of(g) ? nullptr : "not a product of one 16-bit type and its gelu by tanh, aligned";
 }
 
 // ---- the call -----------------------------------------------------------------------------------
@@ -177,10 +177,11 @@ uint32_t alignment_of(const void* data) {
   return static_cast<uint32_t>(address & -address);
 }
 
-Key key_of(const GemmArgs& g, const Fusion& fusion, const Layout& a, const Layout& b, int device) {
+Key key_of(const GemmArgs& g, const Form& form, int device) {
+  const auto& [epilogue, a, b] = form;
   return {device,
           static_cast<int64_t>(g.a.dtype),
-          fusion.epilogue,
+          epilogue,
           g.m,
           g.n,
           g.k,
@@ -200,9 +201,8 @@ Key key_of(const GemmArgs& g, const Fusion& fusion, const Layout& a, const Layou
 // A product as cuBLASLt describes it, and how it would compute it.
 class Problem {
  public:
-  Problem(const GemmArgs& g, const Fusion& fusion, const Layout& a, const Layout& b,
-          cublasLtHandle_t handle) {
-    has_algorithm_ = describe(g, fusion, a, b) && find_algorithm(g, handle);
+  Problem(const GemmArgs& g, const Form& form, cublasLtHandle_t handle) {
+    has_algorithm_ = describe(g, form) && find_algorithm(g, handle);
   }
 
   bool run(const GemmArgs& g, cublasLtHandle_t handle, Services& services) {
@@ -241,7 +241,8 @@ class Problem {
     return is_ok(status);
   }
 
-  bool describe(const GemmArgs& g, const Fusion& fusion, const Layout& a, const Layout& b) {
+  bool describe(const GemmArgs& g, const Form& form) {
+    const auto& [epilogue, a, b] = form;
     cublasLtMatmulDesc_t description = nullptr;
     const cublasStatus_t status =
         library().cublasLtMatmulDescCreate(&description, CUBLAS_COMPUTE_32F, CUDA_R_32F);
@@ -253,8 +254,8 @@ class Problem {
            lay_out(out_, g.out.dtype, {g.n, g.m, g.out.row_stride, false}) &&
            set(CUBLASLT_MATMUL_DESC_TRANSA, operation(b)) &&
            set(CUBLASLT_MATMUL_DESC_TRANSB, operation(a)) &&
-           set<uint32_t>(CUBLASLT_MATMUL_DESC_EPILOGUE, fusion.epilogue) &&
-           (!fusion.has_aux || set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, g.aux.row_stride)) &&
+           set<uint32_t>(CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue) &&
+           (!g.aux.data || set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, g.aux.row_stride)) &&
            set_pointers(g);
   }
 
@@ -289,31 +290,34 @@ class Problem {
 };
 
 // A thread's own. Bounded: where sizes never repeat, those of before are forgotten.
-Problem& problem_of(const GemmArgs& g, int device, cublasLtHandle_t handle) {
+Problem& problem_of(const GemmArgs& g, const Form& form, int device, cublasLtHandle_t handle) {
   constexpr size_t kMost = 512;
   thread_local std::map<Key, Problem> problems;
-  const Fusion& fusion = *fusion_of(g);
-  const Layout a = *layout_of(g.a, g.m, g.k), b = *layout_of(g.b, g.k, g.n);
-  const Key key = key_of(g, fusion, a, b, device);
+  const Key key = key_of(g, form, device);
   auto found = problems.find(key);
   if (found == problems.end()) {
     if (problems.size() == kMost) problems.clear();
-    found = problems.try_emplace(key, g, fusion, a, b, handle).first;
+    found = problems.try_emplace(key, g, form, handle).first;
   }
   return found->second;
 }
 
 bool multiply(const GemmArgs& g, Services& services) {
-  if (services.target().capability == 0) return false;  // a build that knows no streams
+  const auto form = form_of(g);
   const c10::Device device = device_of(services);
-  const cublasLtHandle_t handle = handle_on(device);
-  return handle && problem_of(g, device.index(), handle).run(g, handle, services);
+  const cublasLtHandle_t handle = form ? handle_on(device) : nullptr;
+  return handle && problem_of(g, *form, device.index(), handle).run(g, handle, services);
+}
+
+int64_t version() {
+  return library().is_complete ? static_cast<int64_t>(library().cublasLtGetVersion()) : 0;
 }
 
 #else
 
 const char* obstacle(const GemmArgs&) { return kAbsent; }
 bool multiply(const GemmArgs&, Services&) { return false; }
+int64_t version() { return 0; }
 #endif
 
 std::atomic<int64_t> refused = 0;
@@ -330,16 +334,9 @@ class CublasLt final : public Backend {
   const char* why_not(const GemmArgs& g) const override { return obstacle(g); }
 
   Status gemm(const GemmArgs& g, Services& services) const override {
-    if (!multiply(g, services)) {
-      ++refused;
-      return torch_library().gemm(g, services);
-    }
-    if (!g.derivative) return Status::ok;
-    const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    const c10::Device device = device_of(services);
-    at::Tensor sums = tensor_of({g.column_sums, DType::f32, 1}, g.n, device);
-    at::sum_out(sums, tensor_of(g.out, g.m, g.n, device), 0, /*keepdim=*/false, at::kFloat);
-    return Status::ok;
+    if (multiply(g, services)) return Status::ok;
+    ++refused;
+    return torch_library().gemm(g, services);
   }
 };
 
@@ -351,5 +348,6 @@ const Backend& cublaslt() {
 }
 
 int64_t refused_by_cublaslt() { return refused; }
+int64_t cublaslt_version() { return version(); }
 
 }  // namespace amp_ext

@@ -116,7 +116,8 @@ void bind_gemm(py::module_& m) {
         "Which backend computes gemm(a, b, ...), and why. Computes no product, but may have the "
         "backend's kernels verified first.");
   m.def("refused_by_cublaslt", &refused_by_cublaslt,
-        "How many products cuBLASLt had no algorithm for: torch's ops have computed them.");
+        "How many products cuBLASLt did not compute after all: torch's ops have computed them.");
+  m.def("cublaslt_version", &cublaslt_version, "As cuBLASLt says itself; 0 where there is none.");
   m.def("gemm_tiles", &tiles, "The tiles of each kernel of the CUDA gemm, by their number.");
   m.def("gemm_plan", &plan, py::arg("m"), py::arg("n"), py::arg("k"), py::arg("layout") = "NN",
         py::kw_only(), py::arg("fp32_out") = false, py::arg("accumulate") = false,

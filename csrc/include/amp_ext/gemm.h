@@ -63,8 +63,8 @@ struct GemmArgs {
   double beta;
   Activation activation;
   bool derivative;
-  // n, the sums of out's columns over rows and batch before they are rounded (libraries: or after),
-  // in fp64 where a product is, else in fp32; may be null
+  // n, the sums of out's columns over rows and batch before they are rounded, in fp64 where a
+  // product is, else in fp32; may be null
   void* column_sums;
   // Which of a backend's ways to compute it (Backend::gemm_variants); 0: the backend's own choice.
   int64_t variant = 0;

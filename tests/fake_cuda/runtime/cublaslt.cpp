@@ -57,10 +57,8 @@ cublasStatus_t read(T& value, const void* from, size_t bytes) {
 }
 
 bool is_short(cudaDataType_t type) { return type == CUDA_R_16F || type == CUDA_R_16BF; }
-size_t size_of(cudaDataType_t type) { return is_short(type) ? 2 : 4; }
 
 float load(const void* data, cudaDataType_t type, int64_t i) {
-  if (type == CUDA_R_32F) return static_cast<const float*>(data)[i];
   const uint16_t bits = static_cast<const uint16_t*>(data)[i];
   if (type == CUDA_R_16F) {
     _Float16 value;
@@ -74,10 +72,6 @@ float load(const void* data, cudaDataType_t type, int64_t i) {
 }
 
 void store(void* data, cudaDataType_t type, int64_t i, float value) {
-  if (type == CUDA_R_32F) {
-    static_cast<float*>(data)[i] = value;
-    return;
-  }
   uint16_t& bits = static_cast<uint16_t*>(data)[i];
   if (type == CUDA_R_16F) {
     const auto rounded = static_cast<_Float16>(value);
@@ -105,22 +99,14 @@ float tanh_of(float x) {
 
 float gelu(float x) { return 0.5f * x * (1 + tanh_of(kRoot * (x + kCubic * x * x * x))); }
 
-float gelu_derivative(float x) {
-  const float t = tanh_of(kRoot * (x + kCubic * x * x * x));
-  return 0.5f * (1 + t) + 0.5f * x * (1 - t * t) * kRoot * (1 + 3 * kCubic * x * x);
-}
-
 bool has_bias(uint32_t epilogue) {
-  return epilogue == CUBLASLT_EPILOGUE_BIAS || epilogue == CUBLASLT_EPILOGUE_GELU_BIAS ||
-         epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
+  return epilogue == CUBLASLT_EPILOGUE_GELU_BIAS || epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
 }
 bool has_aux(uint32_t epilogue) {
-  return epilogue == CUBLASLT_EPILOGUE_GELU_AUX || epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS ||
-         epilogue == CUBLASLT_EPILOGUE_DGELU;
+  return epilogue == CUBLASLT_EPILOGUE_GELU_AUX || epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
 }
 bool is_served(uint32_t epilogue) {
-  return epilogue == CUBLASLT_EPILOGUE_DEFAULT || epilogue == CUBLASLT_EPILOGUE_GELU ||
-         has_bias(epilogue) || has_aux(epilogue);
+  return epilogue == CUBLASLT_EPILOGUE_GELU || has_bias(epilogue) || has_aux(epilogue);
 }
 
 // Why the documentation has no such product; null if it has.
@@ -128,8 +114,7 @@ const char* refusal(const Description& d, const Layout& a, const Layout& b, cons
                     const Layout& out) {
   if (d.compute != CUBLAS_COMPUTE_32F || d.scale != CUDA_R_32F) return "the type of sums";
   if (!is_short(a.type) || b.type != a.type) return "the types of operands";
-  if (out.type != c.type || (out.type != a.type && out.type != CUDA_R_32F))
-    return "the type of the result";
+  if (out.type != a.type || c.type != a.type) return "the type of the result";
   for (const Layout* x : {&a, &b, &c, &out})
     if (x->leading < static_cast<int64_t>(x->rows)) return "a leading dimension";
   const bool ta = d.trans_a == CUBLAS_OP_T, tb = d.trans_b == CUBLAS_OP_T;
@@ -170,12 +155,11 @@ uint64_t hash(const Description& d, std::initializer_list<const Layout*> layouts
 
 bool is_there(const void* data, const Layout& x) {
   const size_t elements = (x.columns - 1) * x.leading + x.rows;
-  return place_of(data) == Place::device && is_allocated(data, elements * size_of(x.type));
+  return place_of(data) == Place::device && is_allocated(data, elements * sizeof(uint16_t));
 }
 
-void compute(const Description& d, float alpha, float beta, const void* a_data, const Layout& a,
-             const void* b_data, const Layout& b, const void* c_data, void* out_data,
-             const Layout& out) {
+void compute(const Description& d, float alpha, const void* a_data, const Layout& a,
+             const void* b_data, const Layout& b, void* out_data, const Layout& out) {
   const bool ta = d.trans_a == CUBLAS_OP_T, tb = d.trans_b == CUBLAS_OP_T;
   const int64_t k = ta ? a.rows : a.columns;
   const int64_t rows = out.rows, columns = out.columns;
@@ -186,16 +170,9 @@ void compute(const Description& d, float alpha, float beta, const void* a_data, 
         x += load(a_data, a.type, ta ? i * a.leading + p : p * a.leading + i) *
              load(b_data, b.type, tb ? p * b.leading + j : j * b.leading + p);
       x *= alpha;
-      const int64_t at = j * out.leading + i, aux_at = j * d.aux_leading + i;
-      if (beta != 0) x += beta * load(c_data, out.type, at);
       if (has_bias(d.epilogue)) x += load(d.bias, out.type, i);
-      if (d.epilogue == CUBLASLT_EPILOGUE_DGELU) {
-        x *= gelu_derivative(load(d.aux, out.type, aux_at));
-      } else if (d.epilogue != CUBLASLT_EPILOGUE_DEFAULT && d.epilogue != CUBLASLT_EPILOGUE_BIAS) {
-        if (has_aux(d.epilogue)) store(d.aux, out.type, aux_at, x);
-        x = gelu(x);
-      }
-      store(out_data, out.type, at, x);
+      if (has_aux(d.epilogue)) store(d.aux, out.type, j * d.aux_leading + i, x);
+      store(out_data, out.type, j * out.leading + i, gelu(x));
     }
   }
 }
@@ -320,6 +297,7 @@ FAKE_CUDA_API cublasStatus_t cublasLtMatmul(
   memcpy(&found, algorithm, sizeof(found));
   if (!handle || as<int>(handle) != current_device) return refused("the handle");
   if (const char* why = refusal(d, la, lb, lc, lout)) return refused(why);
+  if (*static_cast<const float*>(beta) != 0) return refused("an addend");
   if (found.problem != hash(d, {&la, &lb, &lc, &lout})) return refused("another's algorithm");
   const void* const pointers[] = {a, b, c, out, d.bias, d.aux};
   for (size_t i = 0; i < std::size(pointers); ++i)
@@ -337,10 +315,9 @@ FAKE_CUDA_API cublasStatus_t cublasLtMatmul(
       return refused("its workspace");
   }
   const float alpha_value = *static_cast<const float*>(alpha);
-  const float beta_value = *static_cast<const float*>(beta);
   const cudaError_t error = launch_on_host(stream, "cublasLtMatmul", [=] {
     memset(workspace, 0xff, workspace_bytes);
-    compute(d, alpha_value, beta_value, a, la, b, lb, c, out, lout);
+    compute(d, alpha_value, a, la, b, lb, out, lout);
   });
   return error == cudaSuccess ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_EXECUTION_FAILED;
 }
