@@ -19,7 +19,7 @@ from simt.build import API, BUILD, KERNELS, remove_old
 INTO = BUILD / "nvcc"
 INCLUDES = (API, KERNELS)
 JOBS = int(os.environ.get("MAX_JOBS", os.cpu_count() or 1))
-FLAGS = ("-std=c++17", "-Xcompiler=-fPIC", "-Xptxas=-v", "-Werror=all-warnings")
+FLAGS = ("-std=c++20", "-Xcompiler=-fPIC", "-Xptxas=-v", "-Werror=all-warnings")
 
 
 def find() -> str | None:

@@ -106,8 +106,15 @@ __device__ void cast(const ForeachSpan& span, To* to, const From* from) {
   move_units<Single<To, From>>(to + tail, from + tail, n - tail, span.thread());
 }
 
+// Of a multiprocessor at a time. For two, ptxas spills registers where it is not one of these.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ != 800 && __CUDA_ARCH__ != 900
+constexpr int kCastBlocksPerSm = 1;
+#else
+constexpr int kCastBlocksPerSm = kForeachBlocksPerSm;
+#endif
+
 template <class Table>
-__global__ __launch_bounds__(kForeachThreads, kForeachBlocksPerSm) void cast_kernel(
+__global__ __launch_bounds__(kForeachThreads, kCastBlocksPerSm) void cast_kernel(
     const Table __grid_constant__ table) {
   for_each_span<kForeachThreads>(
       table, Share(table), [](const CastEntry& entry, const ForeachSpan& span) {
