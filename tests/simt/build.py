@@ -33,6 +33,7 @@ FLAGS = (
     "-std=c++20",
     "-g1",
     "-fPIC",
+    "-fno-gnu-unique",  # several libraries in one process, each with variables of its own
     "-ffp-contract=off",
     "-Wall",
     "-Wno-unknown-pragmas",
