@@ -231,7 +231,7 @@ class Rehearsal(Gpu):
 
     def without_tests(self, tests: Tests) -> str:
         if tests in TRITON_TESTS:
-            return "the fake runtime has no Triton"
+            return "the fake runtime runs no Triton kernels"
         return "products of a size that takes the executor hours" if tests.files == TILES else ""
 
     def probe(self) -> list[str]:
