@@ -124,7 +124,6 @@ MUTANTS = (
         "unscale",
     ),
     _mutant("the warp's first probe", FOREACH, "chunk) - 1) * step", "chunk)) * step", **TABLE),
-    _mutant("probes beyond the table", FOREACH, "at < high && ", "", **TABLE, variant="asan"),
     _mutant("no barrier in block_sum", REDUCE, BLOCK_SUM_WAITS, "= value;", "grad_norm"),
     _mutant(
         "no barrier in block_sum, race", REDUCE, BLOCK_SUM_WAITS, "= value;", "grad_norm", **RACE
