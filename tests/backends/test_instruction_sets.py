@@ -14,6 +14,7 @@ SUITES = (
     "lists",
     "optim",
     "gemm/test_gemm.py",
+    "gemm/test_gemm_cpu.py",
     "gemm/test_gemm_epilogue.py",
     "gemm/test_gemm_activations.py",
 )

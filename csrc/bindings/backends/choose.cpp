@@ -160,7 +160,8 @@ std::pair<const Backend*, const char*> default_gemm(c10::Device device, const Ge
     return {&cublaslt(), "not measured: cuBLASLt, gelu and all"};
   if (!device.is_cpu()) return {&torch_library(), "not measured: torch's library"};
   if (const char* const obstacle = cpu_backend().why_not(g)) return {&torch_library(), obstacle};
-  if (library_multiplies_bf16(g) && g.batch * g.terms * g.m * g.n * g.k >= kSmallProduct)
+  const bool is_large = g.batch * g.terms * g.m * g.n * g.k >= kSmallProduct;
+  if (is_large && !cpu::has_few_rows(g) && library_multiplies_bf16(g))
     return {&torch_library(), "the processor's instructions for BF16"};
   return {&cpu_backend(), "16-bit or FP32 operands on a CPU"};
 }

@@ -1,11 +1,13 @@
 // Matrix products of 16-bit operands: blocks are widened to fp32, multiplied in fp32, and the
-// result is rounded once. Small products are multiplied here, large ones by the library's fp32
-// GEMM.
+// result is rounded once. Small products are multiplied here, large ones by the processor's
+// instructions for bf16 or by the library's fp32 GEMM.
 #include <algorithm>
-#include <cstring>
+#include <memory>
 #include <utility>
 
 #include "amp_ext/cpu.h"
+#include "gemm/large.h"
+#include "gemm/operand.h"
 #include "isa/span.h"
 #include "isa/tile.h"
 
@@ -21,106 +23,7 @@ constexpr int64_t kSmallProduct = 1 << 17;
 constexpr int64_t kMostHere = 1 << 23;
 constexpr int64_t kMostWorkspace = 1 << 22;  // elements
 
-// Elements of a widened block, which is to be cached still when it is read, unless one has to be
-// larger (16 MiB at most) to have this many rows or columns, for widening to be a small part of the
-// work.
-constexpr int64_t kBlockElements = 1 << 20;
-constexpr int64_t kBlockExtent = 2048;
-
-// Elements that are worth waking a thread for when they are only converted.
-constexpr int64_t kConvertGrain = 1 << 16;
 constexpr int64_t kLine = 1024;
-
-struct Range {
-  int64_t begin;
-  int64_t size;
-};
-
-const char* address(const MatrixRef& x, int64_t batch, int64_t row, int64_t column) {
-  const int64_t index = batch * x.batch_stride + row * x.row_stride + column * x.column_stride;
-  return static_cast<const char*>(x.data) + index * size_of(x.dtype);
-}
-
-const char* address(const VectorRef& x, int64_t index) {
-  return static_cast<const char*>(x.data) + index * x.stride * size_of(x.dtype);
-}
-
-// n elements, `stride` apart, as fp32.
-void widen(const char* from, DType dtype, int64_t stride, int64_t n, float* to) {
-  if (n == 0) return;
-  const auto convert = span_kernels().widen[static_cast<int>(dtype)];
-  if (stride == 1) return convert(from, n, to);
-  if (stride == 0) {
-    convert(from, 1, to);
-    return std::fill(to + 1, to + n, to[0]);
-  }
-  const int size = size_of(dtype);
-  alignas(8) char line[64 * 8];
-  for (int64_t i = 0; i < n; i += 64) {
-    const int64_t count = std::min<int64_t>(64, n - i);
-    for (int64_t j = 0; j < count; ++j) {
-      std::memcpy(line + j * size, from + (i + j) * stride * size, size);
-    }
-    convert(line, count, to + i);
-  }
-}
-
-template <class Body>
-void parallel(const CpuContext& context, int64_t count, int64_t grain, Body body) {
-  context.parallel_for(count, grain, &body, [](void* opaque, int64_t begin, int64_t end) {
-    (*static_cast<Body*>(opaque))(begin, end);
-  });
-}
-
-// A block in fp32, stored row by row, or column by column when `transposed`.
-struct Block {
-  const float* data = nullptr;
-  int64_t ld = 0;
-  bool transposed = false;
-};
-
-// Widens blocks of one operand, and keeps the last one.
-class Widened {
- public:
-  Widened(const MatrixRef& matrix, float* buffer) : matrix_(matrix), buffer_(buffer) {}
-
-  const Block& block(int64_t batch, Range rows, Range columns, const CpuContext& context) {
-    const char* const from = address(matrix_, batch, rows.begin, columns.begin);
-    if (from == from_ && rows.size == rows_ && columns.size == columns_) return block_;
-    from_ = from, rows_ = rows.size, columns_ = columns.size;
-    const bool transposed = matrix_.column_stride != 1 && matrix_.row_stride == 1;
-    const int64_t lines = transposed ? columns.size : rows.size;
-    const int64_t length = transposed ? rows.size : columns.size;
-    const int64_t line_stride = transposed ? matrix_.column_stride : matrix_.row_stride;
-    const int64_t stride = transposed ? matrix_.row_stride : matrix_.column_stride;
-    if (matrix_.dtype == DType::f32 && stride == 1 && line_stride >= length) {
-      block_ = {reinterpret_cast<const float*>(from), line_stride, transposed};
-      return block_;
-    }
-    block_ = {buffer_, length, transposed};
-    const int64_t grain = std::max<int64_t>(1, kConvertGrain / std::max<int64_t>(length, 1));
-    parallel(context, lines, grain, [&](int64_t begin, int64_t end) {
-      const char* line = from + begin * line_stride * size_of(matrix_.dtype);
-      float* to = buffer_ + begin * length;
-      if (stride == 1 && line_stride == length) {
-        return widen(line, matrix_.dtype, 1, (end - begin) * length, to);
-      }
-      for (int64_t i = begin; i < end; ++i, to += length) {
-        widen(line, matrix_.dtype, stride, length, to);
-        line += line_stride * size_of(matrix_.dtype);
-      }
-    });
-    return block_;
-  }
-
- private:
-  const MatrixRef& matrix_;
-  float* buffer_;
-  const char* from_ = nullptr;
-  int64_t rows_ = 0;
-  int64_t columns_ = 0;
-  Block block_;
-};
 
 // Whether the result is alpha * a @ b, or that added to what out holds, in fp32.
 bool accumulates(const GemmArgs& g) { return g.c.data && g.c.data == g.out.data && g.beta == 1; }
@@ -206,8 +109,8 @@ void small_product(const GemmArgs& g, int64_t batch, float* workspace, const Cpu
   float* const sums = b + g.k * ldb;
   float* const a_buffer = sums + g.m * ldb;
   float* const b_buffer = a_buffer + g.m * g.k;
-  const Block a = Widened(g.a, a_buffer).block(batch, {0, g.m}, {0, g.k}, serial);
-  const Block from = Widened(g.b, b_buffer).block(batch, {0, g.k}, {0, g.n}, serial);
+  const Block a = Widened(g.a).block(batch, {0, g.m}, {0, g.k}, a_buffer, serial);
+  const Block from = Widened(g.b).block(batch, {0, g.k}, {0, g.n}, b_buffer, serial);
   for (int64_t p = 0; p < g.k; ++p) {
     float* const row = b + p * ldb;
     if (from.transposed) {
@@ -238,19 +141,20 @@ void small_products(const GemmArgs& g, const CpuContext& context) {
 
 // ---- large products ----
 
-int64_t block_extent(int64_t extent, int64_t other) {
-  return std::min(extent, std::max(kBlockExtent, kBlockElements / std::max<int64_t>(other, 1)));
+std::unique_ptr<Multiplier> multiplier_for(const GemmArgs& g, int64_t rows, int64_t columns) {
+  if (g.variant != kByLibrary && has_few_rows(g)) return std::make_unique<FewRows>(g);
+  if (g.variant != kByLibrary && Bf16::can(g)) return std::make_unique<Bf16>(g, rows, columns);
+  return std::make_unique<Widening>(g, rows, columns);
 }
 
 void large_products(const GemmArgs& g, const CpuContext& context) {
   const int64_t block_n = std::min(g.n, kBlockExtent), block_k = std::min(g.k, kBlockExtent);
   const int64_t mb = block_extent(g.m, std::max(block_n, block_k));
   const int64_t nb = block_extent(g.n, std::max(std::min(mb, kBlockExtent), block_k));
-  const int64_t kb = block_extent(g.k, std::max(mb, nb));
   const bool direct = is_sum(g), adds = direct && accumulates(g);
-  float* const workspace = context.workspace(mb * kb + kb * nb + (direct ? 0 : mb * nb));
-  Widened a(g.a, workspace), b(g.b, workspace + mb * kb);
-  float* const sums = workspace + mb * kb + kb * nb;
+  const auto multiplier = multiplier_for(g, mb, nb);
+  float* const sums = context.workspace((direct ? 0 : mb * nb) + multiplier->workspace());
+  float* const workspace = sums + (direct ? 0 : mb * nb);
 
   for (int64_t batch = 0; batch < g.batch; ++batch) {
     for (int64_t j = 0; j < g.n; j += nb) {
@@ -260,26 +164,21 @@ void large_products(const GemmArgs& g, const CpuContext& context) {
         char* const out = const_cast<char*>(address(g.out, batch, i, j));
         float* const c = direct ? reinterpret_cast<float*>(out) : sums;
         const int64_t ldc = direct ? g.out.row_stride : columns.size;
+        const float alpha = direct ? static_cast<float>(g.alpha) : 1.0f;
         if (g.terms * g.k == 0 && !adds) {
           for (int64_t r = 0; r < rows.size; ++r) std::fill_n(c + r * ldc, columns.size, 0.0f);
         }
         for (int64_t term = 0; term < g.terms; ++term) {
-          for (int64_t p = 0; p < g.k; p += kb) {
-            const Range depth{p, std::min(kb, g.k - p)};
-            const Block& left = a.block(batch * g.terms + term, rows, depth, context);
-            const Block& right = b.block(batch * g.terms + term, depth, columns, context);
-            context.library_gemm({left.data, right.data, c, rows.size, columns.size, depth.size,
-                                  left.ld, right.ld, ldc, left.transposed, right.transposed,
-                                  adds || term + p > 0,
-                                  direct ? static_cast<float>(g.alpha) : 1.0f});
-          }
+          multiplier->multiply(
+              {batch * g.terms + term, rows, columns, c, ldc, alpha, adds || term > 0}, workspace,
+              context);
         }
         if (direct) continue;
-        const int64_t grain = std::max<int64_t>(1, kConvertGrain / columns.size);
-        parallel(context, rows.size, grain, [&](int64_t begin, int64_t end) {
-          const Range part{i + begin, end - begin};
-          finish_rows(g, batch, part, columns, c + begin * ldc, ldc);
-        });
+        parallel(context, rows.size, grain(kConvertGrain, columns.size),
+                 [&](int64_t begin, int64_t end) {
+                   const Range part{i + begin, end - begin};
+                   finish_rows(g, batch, part, columns, c + begin * ldc, ldc);
+                 });
         if (g.column_sums) add_column_sums(g, rows.size, columns, c, ldc, context);
       }
     }

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "amp_ext/cpu.h"
+#include "isa/bf16.h"
 #include "isa/span.h"
 #include "isa/tile.h"
 #include "isa/update.h"
@@ -20,6 +21,7 @@ AMP_EXT_DECLARE_KERNELS(baseline)
 #ifdef AMP_EXT_X86
 AMP_EXT_DECLARE_KERNELS(avx2)
 AMP_EXT_DECLARE_KERNELS(avx512)
+extern const Bf16Kernels avx512_bf16_kernels;
 #endif
 
 namespace {
@@ -63,14 +65,16 @@ const SpanKernels& span_kernels() { return kernels().span; }
 const TileKernels& tile_kernels() { return kernels().tile; }
 const UpdateKernels& update_kernels() { return kernels().update; }
 
-bool multiplies_bf16() {
+const Bf16Kernels* bf16_kernels() {
 #ifdef AMP_EXT_X86
   static const bool native =
       __builtin_cpu_supports("avx512bf16") && &kernels().tile == &avx512::tile_kernels;
-  return native;
+  return native ? &avx512_bf16_kernels : nullptr;
 #else
-  return false;
+  return nullptr;
 #endif
 }
+
+bool multiplies_bf16() { return bf16_kernels() != nullptr; }
 
 }  // namespace amp_ext::cpu

@@ -3,7 +3,7 @@
 // used: a merged copy of one could carry AVX-512 code to a machine without it.
 #include "isa/span.h"
 
-#include <cstring>
+#include "isa/half.h"
 
 #ifdef __F16C__
 #include <immintrin.h>
@@ -12,27 +12,10 @@
 namespace amp_ext::cpu {
 namespace {
 
-template <class To, class From>
-inline To bit_cast(From value) {
-  static_assert(sizeof(To) == sizeof(From));
-  To result;
-  std::memcpy(&result, &value, sizeof(To));
-  return result;
-}
-
 // ---- conversions ----
 
 struct F16 {
   static constexpr uint16_t kInfinity = 0x7c00;
-
-  static float widen(uint16_t half) {
-    const uint32_t sign = static_cast<uint32_t>(half & 0x8000) << 16;
-    const uint32_t magnitude = half & 0x7fff;
-    const float subnormal = static_cast<float>(static_cast<int32_t>(magnitude)) * 0x1p-24f;
-    const uint32_t rebias = magnitude >= kInfinity ? (255 - 31) << 23 : (127 - 15) << 23;
-    const uint32_t normal = (magnitude << 13) + rebias;
-    return bit_cast<float>(sign | (magnitude < 0x400 ? bit_cast<uint32_t>(subnormal) : normal));
-  }
 
   // Round to nearest even. Adding 0.5 to a magnitude below 2^-14 leaves its fp16 subnormal in the
   // low bits.
@@ -54,7 +37,7 @@ struct F16 {
       _mm256_storeu_ps(
           to + i, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i))));
     }
-    for (; i < n; ++i) to[i] = widen(from[i]);
+    for (; i < n; ++i) to[i] = widen_f16(from[i]);
   }
   static void narrow(const float* from, uint16_t* to, int64_t n) {
     int64_t i = 0;
@@ -66,7 +49,7 @@ struct F16 {
   }
 #else
   static void widen(const uint16_t* from, float* to, int64_t n) {
-    for (int64_t i = 0; i < n; ++i) to[i] = widen(from[i]);
+    for (int64_t i = 0; i < n; ++i) to[i] = widen_f16(from[i]);
   }
   static void narrow(const float* from, uint16_t* to, int64_t n) {
     for (int64_t i = 0; i < n; ++i) to[i] = narrow(from[i]);

@@ -5,6 +5,11 @@
 #include <cstring>
 
 #include "isa/activation.h"
+#include "isa/half.h"
+
+#ifdef __F16C__
+#include <immintrin.h>
+#endif
 
 namespace amp_ext::cpu {
 namespace {
@@ -70,6 +75,36 @@ inline Vector load(const float* from, int count) {
   return result;
 }
 
+// Elements of 16 bits as fp32; those beyond `count` are 0.
+struct F16 {
+  static Vector load(const uint16_t* from, int count) {
+    uint16_t line[kLanes] = {};
+    std::memcpy(line, from, count * sizeof(uint16_t));
+#if defined(__AVX512F__)
+    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(line)));
+#elif defined(__F16C__)
+    return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(line)));
+#else
+    Vector result;
+    for (int i = 0; i < kLanes; ++i) result[i] = widen_f16(line[i]);
+    return result;
+#endif
+  }
+};
+
+struct BF16 {
+  static Vector load(const uint16_t* from, int count) {
+    typedef uint16_t Halves __attribute__((vector_size(kLanes * 2)));
+    typedef uint32_t Words __attribute__((vector_size(kVectorBytes)));
+    Halves line{};
+    std::memcpy(&line, from, count * sizeof(uint16_t));
+    const Words words = __builtin_convertvector(line, Words) << 16;
+    Vector result;
+    std::memcpy(&result, &words, sizeof result);
+    return result;
+  }
+};
+
 inline void store(Vector value, int count, float* to) {
   std::memcpy(to, &value, count * sizeof(float));
 }
@@ -89,6 +124,81 @@ void differentiate(float* values, int64_t n, const float* at) {
   });
 }
 
+float sum_of(Vector x) {
+  float sum = 0;
+  for (int i = 0; i < kLanes; ++i) sum += x[i];
+  return sum;
+}
+
+// Calls body(Constant<number of them>, first) for groups of kMost, and then one at a time.
+template <int kValue>
+struct Constant {
+  static constexpr int value = kValue;
+};
+
+template <int kMost, class Body>
+void for_each_group(int64_t count, Body body) {
+  int64_t i = 0;
+  for (; i + kMost <= count; i += kMost) body(Constant<kMost>{}, i);
+  for (; i < count; ++i) body(Constant<1>{}, i);
+}
+
+// Streams from memory at a time, as registers allow.
+constexpr int kLines = kLanes == 16 ? 8 : 4;
+
+template <class Half, int kRowCount, int kLineCount>
+void add_dots(const FewRowsArgs& x, int64_t row, int64_t line) {
+  const float* const a = x.a + row * x.lda;
+  const uint16_t* const b = x.b + line * x.ldb;
+  Vector sums[kRowCount][kLineCount] = {};
+  const auto add = [&](int64_t i, int count) {
+    for (int l = 0; l < kLineCount; ++l) {
+      const Vector factor = Half::load(b + l * x.ldb + i, count);
+      for (int r = 0; r < kRowCount; ++r) sums[r][l] += load(a + r * x.lda + i, count) * factor;
+    }
+  };
+  for_each_vector(x.n, add);
+  for (int r = 0; r < kRowCount; ++r) {
+    float* const to = x.sums + (row + r) * x.sums_ld + line;
+    for (int l = 0; l < kLineCount; ++l) to[l] += sum_of(sums[r][l]);
+  }
+}
+
+template <class Half, int kRowCount, int kLineCount>
+void add_multiples(const FewRowsArgs& x, int64_t row, int64_t line) {
+  const float* const a = x.a + row * x.lda + line;
+  const uint16_t* const b = x.b + line * x.ldb;
+  float* const sums = x.sums + row * x.sums_ld;
+  for_each_vector(x.n, [&](int64_t i, int count) {
+    Vector factors[kLineCount];
+    for (int l = 0; l < kLineCount; ++l) factors[l] = Half::load(b + l * x.ldb + i, count);
+    for (int r = 0; r < kRowCount; ++r) {
+      float* const to = sums + r * x.sums_ld + i;
+      Vector sum = load(to, count);
+      for (int l = 0; l < kLineCount; ++l) sum += a[r * x.lda + l] * factors[l];
+      store(sum, count, to);
+    }
+  });
+}
+
+template <class Half>
+void add_dots(const FewRowsArgs& x) {
+  for_each_group<kLines>(x.lines, [&](auto lines, int64_t line) {
+    for_each_group<2>(x.rows, [&](auto rows, int64_t row) {
+      add_dots<Half, rows.value, lines.value>(x, row, line);
+    });
+  });
+}
+
+template <class Half>
+void add_multiples(const FewRowsArgs& x) {
+  for_each_group<kLines>(x.lines, [&](auto lines, int64_t line) {
+    for_each_group<2>(x.rows, [&](auto rows, int64_t row) {
+      add_multiples<Half, rows.value, lines.value>(x, row, line);
+    });
+  });
+}
+
 void add_rows(const float* values, int64_t rows, int64_t n, int64_t ld, float* sums) {
   for_each_vector(n, [=](int64_t j, int count) {
     Vector total{};
@@ -104,6 +214,8 @@ namespace AMP_EXT_ISA {
 extern const TileKernels tile_kernels;
 const TileKernels tile_kernels = {
     multiply,
+    {nullptr, add_dots<F16>, add_dots<BF16>, nullptr},
+    {nullptr, add_multiples<F16>, add_multiples<BF16>, nullptr},
     combine,
     {nullptr, activate<Relu>, activate<Gelu>, activate<GeluTanh>, activate<Silu>},
     {nullptr, differentiate<Relu>, differentiate<Gelu>, differentiate<GeluTanh>,

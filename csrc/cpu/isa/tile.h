@@ -26,9 +26,27 @@ struct TileArgs {
   int64_t ldb;
 };
 
-// Arrays are indexed by Activation; that of `none` is null.
+// Few rows of a times lines of b, which are rows or columns of it:
+// add_dots: sums[r * sums_ld + l] += the sum of a[r * lda + i] * b[l * ldb + i] over i < n
+// add_multiples: sums[r * sums_ld + i] += the sum of a[r * lda + l] * b[l * ldb + i] over l < lines
+struct FewRowsArgs {
+  const float* a;
+  const uint16_t* b;
+  float* sums;
+  int64_t lda;
+  int64_t ldb;
+  int64_t sums_ld;
+  int64_t rows;
+  int64_t lines;
+  int64_t n;
+};
+
+// Arrays are indexed by DType, or by Activation; that of `none` is null.
 struct TileKernels {
   void (*multiply)(const TileArgs&);
+  // Of the 16-bit types; null for others.
+  void (*add_dots[kDTypes])(const FewRowsArgs&);
+  void (*add_multiples[kDTypes])(const FewRowsArgs&);
   // values[i] = alpha * values[i] + beta * c[i] + bias[i]; c and bias may be null.
   void (*combine)(float* values, int64_t n, float alpha, float beta, const float* c,
                   const float* bias);

@@ -40,6 +40,9 @@ struct CpuContext {
 // Whether the processor has instructions for products of bf16.
 bool multiplies_bf16();
 
+// Whether a product is of so few rows that reading the other operand, of 16 bits, takes longest.
+bool has_few_rows(const GemmArgs& g);
+
 class CpuBackend final : public Backend {
  public:
   explicit CpuBackend(const CpuContext& context) : context_(context) {}

@@ -1,0 +1,56 @@
+// Threads share the columns. Lines of b are read once and multiplied with every row of a.
+#include "gemm/large.h"
+#include "isa/tile.h"
+
+namespace amp_ext::cpu {
+namespace {
+
+// That a thread has at hand at a time.
+constexpr int64_t kSums = 4096;
+
+}  // namespace
+
+bool has_few_rows(const GemmArgs& g) {
+  const bool is_16_bit = g.b.dtype == DType::f16 || g.b.dtype == DType::bf16;
+  const bool has_lines = g.b.column_stride == 1 || g.b.row_stride == 1;
+  return g.m <= (Bf16::can(g) ? 4 : 8) && is_16_bit && has_lines;
+}
+
+void FewRows::multiply(const Part& part, float* workspace, const CpuContext& context) {
+  for (int64_t r = 0; r < part.rows.size; ++r) {
+    widen(address(g_.a, part.matrix, part.rows.begin + r, 0), g_.a.dtype, g_.a.column_stride, g_.k,
+          workspace + r * g_.k);
+  }
+  parallel(context, part.columns.size, grain(kConvertGrain, g_.k), [&](int64_t begin, int64_t end) {
+    alignas(64) float sums[kSums];
+    const int64_t ld = kSums / part.rows.size;
+    for (int64_t j = begin; j < end; j += ld) {
+      const int64_t count = std::min(ld, end - j);
+      std::fill_n(sums, part.rows.size * ld, 0.0f);
+      add_columns(part, {part.columns.begin + j, count}, workspace, sums, ld);
+      for (int64_t r = 0; r < part.rows.size; ++r) {
+        float* const c = part.c + r * part.ldc + j;
+        for (int64_t i = 0; i < count; ++i) {
+          c[i] = (part.adds ? c[i] : 0) + part.alpha * sums[r * ld + i];
+        }
+      }
+    }
+  });
+}
+
+void FewRows::add_columns(const Part& part, Range columns, const float* a, float* sums,
+                          int64_t ld) const {
+  const TileKernels& tile = tile_kernels();
+  const int type = static_cast<int>(g_.b.dtype);
+  const auto b = [&](int64_t row) {
+    return reinterpret_cast<const uint16_t*>(address(g_.b, part.matrix, row, columns.begin));
+  };
+  if (g_.b.column_stride == 1) {
+    return tile.add_multiples[type](
+        {a, b(0), sums, g_.k, g_.b.row_stride, ld, part.rows.size, g_.k, columns.size});
+  }
+  tile.add_dots[type](
+      {a, b(0), sums, g_.k, g_.b.column_stride, ld, part.rows.size, columns.size, g_.k});
+}
+
+}  // namespace amp_ext::cpu

@@ -1,0 +1,80 @@
+"""amp_ext::gemm on a CPU, where products are large: several blocks, and few rows."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from amp_ext import _C, ops
+
+FP16, BF16, FP32 = torch.float16, torch.bfloat16, torch.float32
+BLOCKS = (12 * 64 + 5, 32 * 64 + 7, 2 * 512 + 3)  # m, n and k: a little over one or two blocks
+
+
+def integers(*shape: int, dtype: torch.dtype) -> Tensor:
+    """Up to 3 in magnitude: sums of 1027 products are exact in FP32, in any order."""
+    return torch.randint(-3, 4, shape).to(dtype)
+
+
+def product(a: Tensor, b: Tensor) -> Tensor:
+    return (a.double() @ b.double()).float()
+
+
+@pytest.mark.parametrize("trans_b", [False, True])
+@pytest.mark.parametrize("trans_a", [False, True])
+@pytest.mark.parametrize("dtype", [FP16, BF16], ids=str)
+def test_blocks(dtype: torch.dtype, trans_a: bool, trans_b: bool) -> None:
+    m, n, k = BLOCKS
+    a, b = integers(m, k, dtype=dtype), integers(k, n, dtype=dtype)
+    stored_a = a.t().contiguous() if trans_a else a
+    stored_b = b.t().contiguous() if trans_b else b
+    options = {"trans_a": trans_a, "trans_b": trans_b}
+    assert torch.equal(ops.gemm(stored_a, stored_b, out_dtype=FP32, **options), product(a, b))
+
+    total = integers(m, n, dtype=FP32)
+    expected = total + product(a, b)
+    ops.gemm_accumulate_(total, stored_a, stored_b, **options)
+    assert torch.equal(total, expected)
+
+
+def test_blocks_with_holes() -> None:
+    m, n, k = 40, 70, 600
+    a, b = integers(k, 2 * m, dtype=BF16)[:, ::2].t(), integers(k, 3 * n, dtype=BF16)[:, ::3]
+    c = integers(m, n, dtype=FP32)
+    result = ops.gemm(a, b, c=c, alpha=0.5, out_dtype=FP32)
+    assert torch.equal(result, 0.5 * product(a, b) + c)
+
+
+def test_an_odd_k_takes_nothing_of_the_next_row() -> None:
+    """BF16 is multiplied in pairs; NaN times the 0 beside the last one would be NaN."""
+    a, b = integers(70, 64, dtype=BF16), integers(64, 90, dtype=BF16)
+    expected = product(a[:, :63], b[:63])
+    a[:, 63], b[63] = torch.nan, torch.nan
+    assert torch.equal(ops.gemm(a[:, :63], b[:63], out_dtype=FP32), expected)
+
+
+@pytest.mark.parametrize("trans_b", [False, True])
+@pytest.mark.parametrize("m", [1, 4, 5, 8, 9])
+@pytest.mark.parametrize("dtype", [FP16, BF16], ids=str)
+def test_few_rows(dtype: torch.dtype, m: int, trans_b: bool) -> None:
+    """A thread has the sums of 512 columns, or more, at hand; 611 steps fill no vector."""
+    n, k = 1100, 611
+    a, b = integers(2, m, k, dtype=dtype), integers(2, k, n, dtype=dtype)
+    stored = b.mT.contiguous() if trans_b else b
+    bias = integers(n, dtype=FP32)
+    result = ops.gemm(a, stored, trans_b=trans_b, bias=bias, activation="relu", out_dtype=FP32)
+    assert torch.equal(result, (product(a, b) + bias).relu())
+
+    total = integers(m, n, dtype=FP32)
+    expected = total + product(a, b).sum(0)
+    ops.gemm_accumulate_(total, a, stored, trans_b=trans_b, sum_batch=True)
+    assert torch.equal(total, expected)
+
+
+def test_few_rows_of_bf16_are_not_the_librarys() -> None:
+    def backend(m: int) -> str:
+        return _C.gemm_choice(integers(m, 512, dtype=BF16), integers(512, 512, dtype=BF16))[0]
+
+    assert backend(4) == "cpu"
+    assert backend(64) == ("library" if _C.multiplies_bf16() else "cpu")
