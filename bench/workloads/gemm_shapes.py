@@ -163,8 +163,9 @@ def scaled_shapes(quick: bool) -> list[Shape]:
     tokens = TOKENS // (64 if quick else 16)
     vit_width = VIT_WIDTH // (16 if quick else 4)
     vit = layer(f"ViT-B up at 1/{VIT_WIDTH // vit_width}", 197, 4 * vit_width, vit_width)
-    skinny = Shape(f"{name} up, 1 token", 1, 2 * scaled.hidden, width, "NT")
-    return [*scaled.shapes(tokens, ("up",)), *vit, skinny]
+    skinny = [Shape(f"{name} up, 1 token", 1, 2 * scaled.hidden, width, "NT")]
+    skinny += [] if quick else [Shape("1x4096x4096", 1, 4096, 4096, "NT")]
+    return [*scaled.shapes(tokens, ("up",)), *vit, *skinny]
 
 
 def shapes(setup: Setup, dtype: torch.dtype) -> list[Shape]:
