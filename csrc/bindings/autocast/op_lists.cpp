@@ -35,7 +35,8 @@ using Lists = std::map<std::string, Type>;  // by the op's name with its namespa
 // ---- the lists of a thread ----------------------------------------------------------------------
 
 // torch.compile guards on the type of autocast on each kind of device. Two kinds that nothing else
-// uses tell lists from each other: their types are the digits of a number, 0 where they are torch's defaults.
+// uses tell lists from each other: their types are the digits of a number, 0 where they are torch's
+// defaults.
 constexpr std::array kDigits{
     at::kHalf,        at::kBFloat16,     at::kFloat,         at::kDouble,      at::kByte,
     at::kChar,        at::kShort,        at::kInt,           at::kLong,        at::kBool,
