@@ -10,7 +10,7 @@ import sys
 from torch.amp import custom_bwd, custom_fwd, is_autocast_available
 
 try:
-    from amp_ext import cpu, cuda, ops, optim
+    from amp_ext import cpu, cuda, keras, ops, optim
     from amp_ext.autocast import autocast, cast_weights_together
     from amp_ext.autocast.installation import install, is_installed, uninstall
     from amp_ext.backend import get_backend, set_backend
@@ -36,6 +36,7 @@ __all__ = [
     "install",
     "is_autocast_available",
     "is_installed",
+    "keras",
     "ops",
     "optim",
     "set_backend",

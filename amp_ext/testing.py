@@ -64,6 +64,7 @@ def arguments(op: str, device: torch.device | str = "cpu") -> dict[str, Any]:
             "backoff_factor": 0.5,
             "growth_interval": 1,
             "hysteresis": 2,
+            "restarts_hysteresis": True,
             "hysteresis_tracker": full(1, dtype=torch.int32),
             "skipped_steps": full(0, dtype=torch.int64),
             "next_step": full(1.0, 3),

@@ -117,6 +117,7 @@ def update_scale_(
     min_scale: float | None = None,
     max_scale: float | None = None,
     hysteresis: int = 1,
+    restarts_hysteresis: bool = False,
     hysteresis_tracker: Tensor | None = None,
     skipped_steps: Tensor | None = None,
     next_step: Tensor | None = None,
@@ -139,8 +140,11 @@ def update_scale_(
         min_scale: a backoff stops here; the smallest normal float32 (2**-126) when None.
         max_scale: a growth stops here; no limit when None.
         hysteresis: how many consecutive overflows it takes before the scale backs off.
+        restarts_hysteresis: whether it takes as many again for the next backoff; otherwise each
+            overflow that follows backs off.
         hysteresis_tracker: int32, 1 element, in place, needed when ``hysteresis`` is above 1:
-            starts at ``hysteresis``, counts overflows down, is reset by a step without one.
+            starts at ``hysteresis``, counts overflows down, is reset by a step without one and,
+            with ``restarts_hysteresis``, by a backoff.
         skipped_steps: int64, 1 element, in place: counts overflows.
         next_step: float32, shape [3], contiguous, in place: what the next step reads. Receives 1 /
             ``scale`` as it is now; 0, the next step's found_inf; and what that was before. The

@@ -67,7 +67,9 @@ class SkipAware:
         called, self._called = self._called, False
         if not called:
             return
-        self._last = self._scaler._skip_of(self.scheduler.optimizer)
+        optimizer = self.scheduler.optimizer
+        optimizer = getattr(optimizer, "inner_optimizer", optimizer)  # of a LossScaleOptimizer
+        self._last = self._scaler._skip_of(optimizer)
         if self._exact:
             self._settle()
         if self._ahead:

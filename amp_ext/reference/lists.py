@@ -121,6 +121,7 @@ def update_scale_(
     min_scale: float | None = None,
     max_scale: float | None = None,
     hysteresis: int = 1,
+    restarts_hysteresis: bool = False,
     hysteresis_tracker: Tensor | None = None,
     skipped_steps: Tensor | None = None,
     next_step: Tensor | None = None,
@@ -132,7 +133,8 @@ def update_scale_(
     overflow (some found_inf != 0):
         skipped_steps += 1, growth_tracker := 0, and with hysteresis > 1 hysteresis_tracker -= 1;
         unless a hysteresis_tracker > 0 is left,
-        scale := max(scale * backoff_factor, min(scale, floor)), floor = min_scale, or 2**-126.
+        scale := max(scale * backoff_factor, min(scale, floor)), floor = min_scale, or 2**-126;
+        restarts_hysteresis then sets hysteresis_tracker := hysteresis.
     no overflow:
         hysteresis_tracker := hysteresis, growth_tracker += 1; when that reaches growth_interval,
         growth_tracker := 0 and
@@ -161,6 +163,7 @@ def update_scale_(
         (growth_factor, backoff_factor, growth_interval),
         (min_scale, max_scale),
         hysteresis,
+        restarts_hysteresis,
         hysteresis_tracker,
         skipped_steps,
     )
@@ -177,6 +180,7 @@ def _move_scale(
     factors: tuple[float, float, int],
     bounds: tuple[float | None, float | None],
     hysteresis: int,
+    restarts_hysteresis: bool,
     hysteresis_tracker: Tensor | None,
     skipped_steps: Tensor | None,
 ) -> None:
@@ -188,6 +192,8 @@ def _move_scale(
             hysteresis_tracker -= 1
             if hysteresis_tracker.item() > 0:
                 return
+            if restarts_hysteresis:
+                hysteresis_tracker.fill_(hysteresis)
         floor = FLT_MIN if min_scale is None else min_scale
         smaller = _product(scale, backoff_factor)
         scale.copy_(torch.maximum(smaller, scale.clamp(max=floor)))

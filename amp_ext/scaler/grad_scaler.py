@@ -60,7 +60,11 @@ class GradScaler(ScalerState):
             as one without overflow.
         min_scale: a backoff stops here. None stands for the smallest normal float32, 2**-126.
         max_scale: a growth stops here. None stands for no limit.
-        hysteresis: how many consecutive overflows it takes before the scale backs off.
+        hysteresis: how many consecutive overflows it takes before the scale backs off; each that
+            follows backs off again.
+        decr_every_n_nan_or_inf: as in PaddlePaddle: the scale backs off at every n-th consecutive
+            overflow. A backoff and a step without overflow start the count again. In the place of
+            ``hysteresis``; None stands for that.
         dynamic: False for a scale that stays at ``init_scale``, or where it is set. With one of 1.0
             this is a guard for bfloat16 that skips steps whose gradients are not finite and writes
             no gradient.
@@ -75,9 +79,9 @@ class GradScaler(ScalerState):
 
     Raises:
         ValueError: a negative or infinite ``min_scale``, a ``max_scale`` that is not positive or
-            below ``min_scale``, a ``hysteresis`` that is not an integer from 1 to 2**31 - 1, a
-            ``max_consecutive_skips`` that is none from 1 to 2**16 - 1, a ``skip_above_norm`` that
-            is not positive.
+            below ``min_scale``, a ``hysteresis`` or ``decr_every_n_nan_or_inf`` that is not an
+            integer from 1 to 2**31 - 1, or both of them, a ``max_consecutive_skips`` that is none
+            from 1 to 2**16 - 1, a ``skip_above_norm`` that is not positive.
 
     It differs from torch where torch can fail silently:
 
@@ -103,6 +107,7 @@ class GradScaler(ScalerState):
         min_scale: float | None = None,
         max_scale: float | None = None,
         hysteresis: int = 1,
+        decr_every_n_nan_or_inf: int | None = None,
         dynamic: bool = True,
         max_consecutive_skips: int | None = None,
         skip_above_norm: float | None = None,
@@ -118,6 +123,7 @@ class GradScaler(ScalerState):
             min_scale=min_scale,
             max_scale=max_scale,
             hysteresis=hysteresis,
+            decr_every_n_nan_or_inf=decr_every_n_nan_or_inf,
             max_consecutive_skips=max_consecutive_skips,
             skip_above_norm=skip_above_norm,
         )
@@ -541,6 +547,7 @@ class GradScaler(ScalerState):
                 self._min_scale,
                 self._max_scale,
                 self._hysteresis,
+                self._restarts_hysteresis,
                 self._hysteresis_tracker,
                 self._skipped_steps,
                 self._step_numbers().next_step,

@@ -49,6 +49,7 @@ class ScalerState(TorchsScaler):
         min_scale: float | None,
         max_scale: float | None,
         hysteresis: int,
+        decr_every_n_nan_or_inf: int | None,
         max_consecutive_skips: int | None,
         skip_above_norm: float | None,
     ) -> None:
@@ -62,10 +63,16 @@ class ScalerState(TorchsScaler):
             raise ValueError(
                 f"GradScaler: min_scale must be at most max_scale, got {min_scale} and {max_scale}"
             )
-        if not isinstance(hysteresis, int) or not 1 <= hysteresis < 2**31:
-            raise ValueError(
-                f"GradScaler: hysteresis must be an integer from 1 to 2**31 - 1, got {hysteresis!r}"
-            )
+        _check_count("hysteresis", hysteresis)
+        if decr_every_n_nan_or_inf is not None:
+            _check_count("decr_every_n_nan_or_inf", decr_every_n_nan_or_inf)
+            if hysteresis != 1:
+                raise ValueError(
+                    "GradScaler: give either hysteresis, after which each overflow backs off, or "
+                    "decr_every_n_nan_or_inf, which counts anew after each backoff, got both: "
+                    f"{hysteresis} and {decr_every_n_nan_or_inf}"
+                )
+            hysteresis = decr_every_n_nan_or_inf
         skips = max_consecutive_skips
         if skips is not None and not (isinstance(skips, int) and 1 <= skips < 2**16):
             raise ValueError(
@@ -82,6 +89,7 @@ class ScalerState(TorchsScaler):
         self._min_scale = min_scale
         self._max_scale = max_scale
         self._hysteresis = hysteresis
+        self._restarts_hysteresis = decr_every_n_nan_or_inf is not None
         self._init_hysteresis_tracker = hysteresis
         self._init_skipped_steps = 0
         # Created on the device together with the scale.
@@ -325,6 +333,13 @@ def skips_of(state: Mapping[str, Any]) -> list[Tensor]:
     """By which an optimizer's step is skipped: its overflows, and a norm above the limit."""
     too_long = state.get("too_long")
     return [*found_infs_of([state]), *([] if too_long is None else [too_long])]
+
+
+def _check_count(name: str, count: int) -> None:
+    if not isinstance(count, int) or not 1 <= count < 2**31:
+        raise ValueError(
+            f"GradScaler: {name} must be an integer from 1 to 2**31 - 1, got {count!r}"
+        )
 
 
 def _checked(

@@ -83,9 +83,12 @@ def test_readme_quotes_the_ledgers() -> None:
     step = runs["step"].ratios["cpu"]
     ends = [evidence.ratio_text(step.cases[case]) for case in (step.worst, step.best)]
     assert f"{ends[0]} to {ends[1]} times the speed of torch.amp with fused AdamW" in text
+    chinese = (ROOT / "README.zh.md").read_text()
+    assert f"torch 的 1/{scaler}" in chinese
+    assert f"torch.amp 的 {ends[0]} 至 {ends[1]} 倍" in chinese
 
 
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/*.md"])
+@pytest.mark.parametrize("page", ["README*.md", "CONTRIBUTING.md", "docs/*.md"])
 def test_links_lead_somewhere(page: str) -> None:
     for file in ROOT.glob(page):
         text = re.sub(r"```.*?```", "", file.read_text(), flags=re.DOTALL)

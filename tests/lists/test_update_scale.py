@@ -248,6 +248,26 @@ def test_hysteresis(executor: Executor) -> None:
 
 
 @every_executor
+def test_hysteresis_that_restarts(executor: Executor) -> None:
+    """The scale moves at every third overflow in a row: both a backoff and a step without an
+    overflow start the count again. A tracker below 1, of a checkpoint, counts as used up."""
+    ours = state(executor, 64.0, hysteresis=3, restarts_hysteresis=True)
+    seen = []
+    for found in (1, 1, 0, 1, 1, 1, 1, 1, 1, 1):
+        ours.update(float(found), interval=1000)
+        seen.append((ours.scale.item(), ours.hysteresis_tracker.item(), ours.skipped.item()))
+    assert seen == [
+        *((64, 2, 1), (64, 1, 2), (64, 3, 2)),
+        *((64, 2, 3), (64, 1, 4), (32, 3, 5), (32, 2, 6), (32, 1, 7), (16, 3, 8), (16, 2, 9)),
+    ]
+    ours.hysteresis_tracker.fill_(-4)
+    ours.update(1.0)
+    assert (ours.scale.item(), ours.hysteresis_tracker.item()) == (8, 3)
+    once = state(executor, 64.0, hysteresis=1, restarts_hysteresis=True).update(1.0).update(1.0)
+    assert (once.scale.item(), once.hysteresis_tracker.item()) == (16, 1)
+
+
+@every_executor
 def test_the_next_step_is_made_ready(executor: Executor) -> None:
     """1 / scale, a found_inf of 0, and the found_inf that was there, which may be one of them all.
 
@@ -304,6 +324,7 @@ def test_history(executor: Executor, last: float, rows: list[int]) -> None:
             "min_scale": st.floats(0.0, width=32, exclude_min=True, allow_infinity=False),
             "max_scale": st.floats(0.0, width=32, exclude_min=True, allow_infinity=False),
             "hysteresis": st.integers(1, 4),
+            "restarts_hysteresis": st.booleans(),
             "next_step": st.just([0.0, 1.0, 0.0]),
             "history": st.just([[0.0, 0.0, 0.0]] + [[0.0, 0.0, 0.0]] * 2),
         },

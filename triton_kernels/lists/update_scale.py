@@ -19,11 +19,9 @@ def update_scale_(found_infs: int, count: int, update: tuple) -> None:
 
 def scalars(update: tuple) -> tuple:
     """Return what a kernel takes of an update: its factors as the bits of doubles."""
-    *pointers_and_records, growth_factor, backoff_factor, interval, hysteresis, lowest, highest = (
-        update
-    )
+    *pointers_and_records, growth_factor, backoff_factor = update[:-5]
     factors = struct.unpack("<qq", struct.pack("<dd", growth_factor, backoff_factor))
-    return (*pointers_and_records, *factors, interval, hysteresis, lowest, highest)
+    return (*pointers_and_records, *factors, *update[-5:])
 
 
 @foreach.kernel
@@ -42,6 +40,7 @@ def update_scale_kernel(
     backoff_factor: tl.int64,
     growth_interval: tl.int64,
     hysteresis: tl.int64,
+    restarts_hysteresis: tl.int64,
     min_scale: tl.float32,
     max_scale: tl.float32,
 ):
@@ -87,7 +86,8 @@ def update_scale_kernel(
         grown(old, _double(growth_factor), max_scale),
     )
     steps = tl.where(overflow | grows, 0, steps).to(tl.int32)
-    left = tl.where(overflow, left, tl.cast(hysteresis, tl.int32))
+    restarts = (overflow == 0) | (backs_off & (restarts_hysteresis != 0))
+    left = tl.where(restarts, tl.cast(hysteresis, tl.int32), left)
     tl.store(scale, new, mask=grows | backs_off)
     tl.store(growth_tracker, steps)
     tl.store(hysteresis_tracker, left, mask=tolerates & (several | (overflow == 0)))

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "amp_ext/cpu.h"
+#include "autocast/op_lists.h"
 #include "autocast/regions.h"
 #include "autocast/weight_copies.h"
 #include "checks/dtensor.h"
@@ -350,15 +351,17 @@ void override_torchs() {
   const std::lock_guard<std::mutex> lock(overrides_mutex);
   if (!overrides().empty()) return;
   const c10::WarningUtils::WarningHandlerGuard guard(&silent);
-  overrides().push_back(
-      Routes<c10::DeviceType::CPU>::override_torchs(c10::DispatchKey::AutocastCPU));
-  overrides().push_back(
-      Routes<c10::DeviceType::CUDA>::override_torchs(c10::DispatchKey::AutocastCUDA));
+  while_unlisted([] {
+    overrides().push_back(
+        Routes<c10::DeviceType::CPU>::override_torchs(c10::DispatchKey::AutocastCPU));
+    overrides().push_back(
+        Routes<c10::DeviceType::CUDA>::override_torchs(c10::DispatchKey::AutocastCUDA));
+  });
 }
 
 void restore_torchs() {
   const std::lock_guard<std::mutex> lock(overrides_mutex);
-  overrides().clear();
+  while_unlisted([] { overrides().clear(); });
 }
 
 // For regions inside a program that torch.compile traces.

@@ -28,7 +28,8 @@ py::tuple as_tuple(const ScaleUpdate& u) {
   return py::make_tuple(address(u.scale), address(u.growth_tracker), address(u.hysteresis_tracker),
                         address(u.skipped_steps), address(u.next_step), address(u.history),
                         address(u.norm), u.history_records, u.growth_factor, u.backoff_factor,
-                        u.growth_interval, u.hysteresis, u.min_scale, u.max_scale);
+                        u.growth_interval, u.hysteresis, u.restarts_hysteresis, u.min_scale,
+                        u.max_scale);
 }
 
 py::tuple as_tuple(const AdamOptions& o) {

@@ -30,6 +30,7 @@ struct ScaleOptions {
   std::optional<double> min_scale;
   std::optional<double> max_scale;
   int64_t hysteresis;
+  bool restarts_hysteresis;
   std::optional<at::Tensor> hysteresis_tracker;
   std::optional<at::Tensor> skipped_steps;
   std::optional<at::Tensor> next_step;

@@ -53,6 +53,7 @@ ScaleUpdate checked_update(Arguments& arguments, const at::Tensor& scale,
   update.backoff_factor = options.backoff_factor;
   update.growth_interval = options.growth_interval;
   update.hysteresis = static_cast<int32_t>(hysteresis);
+  update.restarts_hysteresis = options.restarts_hysteresis;
   update.min_scale = static_cast<float>(min_scale.value_or(FLT_MIN));
   update.max_scale = static_cast<float>(std::min<double>(max_scale.value_or(FLT_MAX), FLT_MAX));
   return update;
@@ -94,19 +95,20 @@ namespace {
 void update_scale_op(at::Tensor& scale, at::Tensor& growth_tracker, at::TensorList found_infs,
                      double growth_factor, double backoff_factor, int64_t growth_interval,
                      std::optional<double> min_scale, std::optional<double> max_scale,
-                     int64_t hysteresis, const std::optional<at::Tensor>& hysteresis_tracker,
+                     int64_t hysteresis, bool restarts_hysteresis,
+                     const std::optional<at::Tensor>& hysteresis_tracker,
                      const std::optional<at::Tensor>& skipped_steps,
                      const std::optional<at::Tensor>& next_step,
                      const std::optional<at::Tensor>& history,
                      const std::optional<at::Tensor>& norm) {
   update_scale_(scale, growth_tracker, found_infs,
                 {growth_factor, backoff_factor, growth_interval, min_scale, max_scale, hysteresis,
-                 hysteresis_tracker, skipped_steps, next_step, history, norm});
+                 restarts_hysteresis, hysteresis_tracker, skipped_steps, next_step, history, norm});
 }
 
 void update_scale_fake(at::Tensor& scale, at::Tensor& growth_tracker, at::TensorList found_infs,
                        double, double, int64_t, std::optional<double>, std::optional<double>,
-                       int64_t, const std::optional<at::Tensor>& hysteresis_tracker,
+                       int64_t, bool, const std::optional<at::Tensor>& hysteresis_tracker,
                        const std::optional<at::Tensor>& skipped_steps,
                        const std::optional<at::Tensor>& next_step,
                        const std::optional<at::Tensor>& history,
@@ -151,6 +153,7 @@ Status TorchLists::update_scale(const UpdateScaleArgs& args, Services& services)
     if (u.hysteresis > 1) {
       left.sub_(overflow.to(at::kInt));
       scale.copy_(at::where(overflow.logical_and(left > 0), before, scale));
+      if (u.restarts_hysteresis) left.masked_fill_(left <= 0, u.hysteresis);
     }
     left.masked_fill_(overflow.logical_not(), u.hysteresis);
   }
@@ -168,7 +171,8 @@ TORCH_LIBRARY_FRAGMENT(amp_ext, m) {
   define(m, "lists",
          "update_scale_(Tensor(a!) scale, Tensor(b!) growth_tracker, Tensor[] found_infs, "
          "float growth_factor, float backoff_factor, int growth_interval, *, "
-         "float? min_scale=None, float? max_scale=None, int hysteresis=1, "
+         "float? min_scale=None, float? max_scale=None, int hysteresis=1, bool "
+         "restarts_hysteresis=False, "
          "Tensor(c!)? hysteresis_tracker=None, Tensor(d!)? skipped_steps=None, "
          "Tensor(e!)? next_step=None, Tensor(f!)? history=None, Tensor? norm=None) -> ()",
          TORCH_FN(update_scale_op), TORCH_FN(update_scale_fake));

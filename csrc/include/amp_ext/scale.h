@@ -32,7 +32,8 @@ struct ScaleUpdate {
   double growth_factor;
   double backoff_factor;
   int64_t growth_interval;
-  int32_t hysteresis;  // consecutive overflows before the scale backs off
+  int32_t hysteresis;           // consecutive overflows before the scale backs off
+  int32_t restarts_hysteresis;  // whether a backoff, too, resets the tracker
   float min_scale;
   float max_scale;
 };
@@ -73,7 +74,10 @@ AMP_EXT_HOST_DEVICE inline void move_scale(const ScaleUpdate& a, bool overflow) 
   }
   if (a.skipped_steps) *a.skipped_steps += 1;
   *a.growth_tracker = 0;
-  if (a.hysteresis > 1 && --*a.hysteresis_tracker > 0) return;
+  if (a.hysteresis > 1) {
+    if (--*a.hysteresis_tracker > 0) return;
+    if (a.restarts_hysteresis) *a.hysteresis_tracker = a.hysteresis;
+  }
   *a.scale = backed_off(*a.scale, a.backoff_factor, a.min_scale);
 }
 
