@@ -17,6 +17,8 @@ from amp_ext.apex._options import HALVES, Options
 from amp_ext.apex._state import amp_state
 from amp_ext.autocast import autocast
 
+_GENERATED = (torch.jit.ScriptModule, torch.fx.GraphModule)  # of classes of their own
+
 
 class Casts(NamedTuple):
     """Attributes:
@@ -36,11 +38,11 @@ def check_models(models: list[nn.Module]) -> None:
         name = type(model).__name__
         if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
             raise RuntimeError(f"amp.initialize: got a {name}: wrap the model that it returns")
-        if "forward" in vars(model) or isinstance(model, torch.jit.ScriptModule):
+        if "forward" in vars(model) or isinstance(model, _GENERATED):
             raise RuntimeError(
                 f"amp.initialize: the forward of this {name} is not that of its class, as "
-                "torch.compile, TorchScript and some wrappers leave it: call amp.initialize before "
-                "them"
+                "torch.compile, TorchScript, torch.fx and some wrappers leave it: call "
+                "amp.initialize before them"
             )
         tensors = [*model.named_parameters(), *model.named_buffers()]
         for key, tensor in tensors:

@@ -21,9 +21,10 @@ from amp_ext.apex._functions import (
     register_promote_function,
 )
 from amp_ext.apex._options import Options, options_of
-from amp_ext.apex._scaler import LossScaler
+from amp_ext.apex._scaler import LossScaler, to_grad_scaler
 from amp_ext.apex._state import amp_state as _amp_state
 from amp_ext.apex._state import say
+from amp_ext.scaler import GradScaler
 from amp_ext.scaler.parameters import params_of
 
 __all__ = [
@@ -258,6 +259,8 @@ def load_state_dict(state_dict: Mapping[str, Any]) -> None:
     Raises:
         RuntimeError: before :func:`initialize`; other entries than of loss scalers.
         KeyError: an entry has no ``"loss_scale"`` or ``"unskipped"``.
+        TypeError, ValueError: as of ``GradScaler.load_state_dict``.
+        Nothing has changed then.
     """
     _options("load_state_dict")
     unexpected = [key for key in state_dict if "loss_scaler" not in key]
@@ -277,6 +280,7 @@ def load_state_dict(state_dict: Mapping[str, Any]) -> None:
     for state in state_dict.values():
         if not {"loss_scale", "unskipped"} <= set(state):
             raise KeyError(f"amp.load_state_dict: expected loss_scale and unskipped, got {state}")
+        GradScaler("cpu").load_state_dict(to_grad_scaler(state))  # raises for what is no number
     for scaler, state in zip(scalers, state_dict.values(), strict=False):
         scaler.load_apex_state(state)
 

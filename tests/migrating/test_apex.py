@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import amp_ext
-from amp_ext.apex import amp
+from amp_ext.apex import amp, install
 from apex_program import (
     DEVICES,
     LR,
@@ -198,12 +200,15 @@ class NoWait(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+@on_devices
 @pytest.mark.parametrize(
     ("opt_level", "optimizer"), [("O1", "optim.AdamW"), ("O2", "torch.SGD"), ("O2", "torch.AdamW")]
 )
-def test_a_step_that_is_skipped_waits_for_nothing(opt_level: str, optimizer: str) -> None:
-    model, optimizer = amp.initialize(*new(optimizer), opt_level=opt_level, verbosity=0)
-    x, y = next(batches())
+def test_a_step_that_is_skipped_waits_for_nothing(
+    opt_level: str, optimizer: str, device: str
+) -> None:
+    model, optimizer = amp.initialize(*new(optimizer, device), opt_level=opt_level, verbosity=0)
+    x, y = next(batches(device))
     for overflow in (False, True, False):
         before = model.fc1.weight.detach().clone()
         loss = loss_of(model, x, y, overflow)
@@ -224,3 +229,26 @@ def test_messages(capsys: pytest.CaptureFixture[str]) -> None:
     ]
     amp.initialize(*new(), verbosity=0)
     assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("has_apex", [False, True])
+def test_libraries_that_say_from_apex(
+    has_apex: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Where there is an Apex, its other parts stay."""
+    if has_apex:
+        (tmp_path / "apex").mkdir()
+        (tmp_path / "apex/__init__.py").touch()
+        (tmp_path / "apex/normalization.py").write_text("found = True")
+        monkeypatch.syspath_prepend(tmp_path)
+    names: dict[str, Any] = {}
+    try:
+        install()
+        exec("from apex import amp; import apex.amp; from apex.amp import scale_loss", names)
+        assert names["amp"] is names["apex"].amp is amp
+        assert names["scale_loss"] is amp.scale_loss
+        if has_apex:
+            exec("from apex.normalization import found", names)
+    finally:
+        for name in [name for name in sys.modules if name.split(".")[0] == "apex"]:
+            del sys.modules[name]

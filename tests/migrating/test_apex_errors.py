@@ -51,11 +51,12 @@ def assert_untouched(model: nn.Module, optimizer: Any) -> None:
     ("wrap", "message"),
     [
         (nn.DataParallel, "got a DataParallel: wrap the model that it returns"),
-        (lambda model: torch.compile(model, backend="eager"), "call amp.initialize before"),
-        (torch.jit.script, "call amp.initialize before"),
+        (lambda model: torch.compile(model, backend="eager"), "amp.initialize before"),
+        (torch.jit.script, "amp.initialize before"),
+        (torch.fx.symbolic_trace, "amp.initialize before"),
         (lambda model: model.half(), "weight of Linear is torch.float16.*do not call .half()"),
     ],
-    ids=["DataParallel", "compile", "script", "half"],
+    ids=["DataParallel", "compile", "script", "fx", "half"],
 )
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
 def test_models(wrap: Any, message: str) -> None:
@@ -202,12 +203,19 @@ def test_closures(opt_level: str) -> None:
     [
         ({"scale": 2.0}, RuntimeError, r"unexpected 'scale'.*from_grad_scaler\(state\)"),
         ({"loss_scaler0": {"loss_scale": 1.0}}, KeyError, "loss_scale and unskipped"),
-        ({"loss_scaler0": {"loss_scale": "x", "unskipped": 0}}, TypeError, "must be a number"),
+        (
+            {
+                "loss_scaler0": {"loss_scale": 1.0, "unskipped": 0},
+                "loss_scaler1": {"loss_scale": "x", "unskipped": 0},
+            },
+            TypeError,
+            "must be a number",
+        ),
     ],
     ids=["GradScaler", "missing", "text"],
 )
 def test_load_state_dict(state: dict[str, Any], error: type[Exception], message: str) -> None:
-    amp.initialize(*new(), verbosity=0)
+    amp.initialize(*new(), num_losses=len(state), verbosity=0)
     before = amp.state_dict()
     with pytest.raises(error, match=message):
         amp.load_state_dict(state)
