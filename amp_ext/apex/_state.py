@@ -11,7 +11,7 @@ class AmpState:
     opt_properties: None before the first ``amp.initialize``.
     device_types: of the models.
     casts: False within ``disable_casts()``.
-    forward_ran: whether a model's forward pass has run under autocast.
+    forward_ran: whether a model's forward pass has run since.
     """
 
     def __init__(self) -> None:

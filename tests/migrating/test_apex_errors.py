@@ -80,6 +80,9 @@ def test_optimizers_without_masters() -> None:
     with pytest.raises(RuntimeError, match=r"got RMSprop: write opt_level='O1'"):
         amp.initialize(model, [optimizer, other], opt_level="O2", verbosity=0)
     assert_untouched(model, optimizer)
+    amp.initialize(
+        Net(), torch.optim.RMSprop(Net().parameters()), opt_level="O0", master_weights=True
+    )
     losses = train_apex(*amp.initialize(model, other, opt_level="O1", verbosity=0), batches())
     assert losses[-1] == losses[-1]
 

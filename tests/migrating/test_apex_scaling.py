@@ -190,6 +190,15 @@ def test_accumulation_is_amp_exts(delay: bool, set_to_none: bool, overflow: int 
     assert amp.state_dict()["loss_scaler0"] == expected
 
 
+def test_a_delayed_loss_adds_to_unscaled_gradients() -> None:
+    """Not to gradients of another scale."""
+    optimizer = one_weight(loss_scale=128.0)
+    for delay in (False, True, True, False):
+        a_loss(optimizer, delay_unscale=delay)
+    optimizer.step()
+    assert optimizer.param_groups[0]["params"][0].item() == -4.0
+
+
 @pytest.mark.parametrize("delay", [True, False])
 def test_accumulation_with_masters(delay: bool) -> None:
     """Gradients are unscaled once: three equal ones are three times one."""
@@ -218,6 +227,24 @@ def test_gradients_that_float16_cannot_hold_unscaled() -> None:
         scaled_loss.backward()
     grad = model.fc2.weight.grad
     assert 0 < grad.abs().max() < 2.0**-16 and grad.half().count_nonzero() < grad.count_nonzero()
+
+
+def test_backward_passes_have_gradients_of_the_parameters_dtype() -> None:
+    """In each step, as DistributedDataParallel's buckets have: also of products of a region, which
+    would leave a parameter of ``grad_dtype`` None a float32 one."""
+
+    class Within(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with amp_ext.autocast("cpu", torch.float16):
+                return super().forward(x)
+
+    model = Within(8, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer = amp.initialize(model, optimizer, opt_level="O2", verbosity=0)
+    dtypes = []
+    model.weight.register_post_accumulate_grad_hook(lambda param: dtypes.append(param.grad.dtype))
+    train_apex(model, optimizer, batches(steps=2))
+    assert dtypes == [torch.float16] * 2 and model.weight.grad.dtype == torch.float32
 
 
 def test_parameters_that_are_added_later() -> None:
@@ -280,6 +307,24 @@ def test_states_of_other_numbers_of_losses() -> None:
     with pytest.warns(UserWarning, match=r"of 3 losses, .* num_losses=2: the first"):
         amp.load_state_dict(states)
     assert amp.state_dict() == {key: states[key] for key in ("loss_scaler0", "loss_scaler1")}
+
+
+def test_a_static_scale_counts_on_and_may_be_loaded() -> None:
+    """As Apex's: without a window, and also where it was 1, which needs no unscaling."""
+    optimizer = one_weight()
+    amp.load_state_dict({"loss_scaler0": {"loss_scale": 8.0, "unskipped": 1999}})
+    a_loss(optimizer)
+    assert amp.state_dict()["loss_scaler0"] == {"loss_scale": 8.0, "unskipped": 2000}
+    optimizer.step()
+    assert optimizer.param_groups[0]["params"][0].item() == -1.0
+
+
+def test_a_static_scale_has_no_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_scaler, "WINDOW", 1)
+    optimizer = one_weight(loss_scale=8.0)
+    for _ in range(2):
+        a_loss(optimizer)
+    assert amp.state_dict()["loss_scaler0"] == {"loss_scale": 8.0, "unskipped": 2}
 
 
 def test_the_scale_as_scripts_set_it() -> None:
