@@ -11,6 +11,7 @@ from torch import Tensor, nn
 import amp_ext
 import amp_ext.nn
 import amp_ext.optim
+from amp_ext.apex import amp
 
 peft = pytest.importorskip("peft", reason="needs it, as in make test-trainers")
 
@@ -94,3 +95,24 @@ def difference(network: nn.Module, inputs: Tensor) -> Tensor:
         error = (1.13 * error + half_ulp * value) @ m.T + 8 * half_ulp * after
         value = after
     return error
+
+
+@every_device
+@pytest.mark.parametrize("order", ["before", "after", "alone"])
+def test_apexs_o1_reaches_adapters(device: str, order: str) -> None:
+    """Of a model that is wrapped before amp.initialize, or afterwards, whose forward peft calls
+    without its module's __call__."""
+    config = peft.LoraConfig(r=4, init_lora_weights=False, target_modules=["0"])
+    network = MODELS["torch.nn.Linear"]().to(device)
+    if order != "before":
+        network = amp.initialize(network, verbosity=0)
+    if order != "alone":
+        network = peft.get_peft_model(network, config)
+    if order == "before":
+        network = amp.initialize(network, verbosity=0)
+    dtypes = []
+    layers = [module for module in network.modules() if type(module) is nn.Linear]
+    for layer in layers:
+        layer.register_forward_hook(lambda module, given, result: dtypes.append(result.dtype))
+    assert network(float16_inputs(device)).dtype == torch.float32
+    assert dtypes == [torch.float16] * (1 if order == "alone" else 3)
