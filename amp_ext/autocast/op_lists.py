@@ -8,6 +8,31 @@ from torch import nn
 
 from amp_ext._library import _C
 
+Listed = str | type[nn.Module]
+# The one op that the forward of a module is.
+MODULES: dict[type[nn.Module], str] = {
+    nn.BatchNorm1d: "batch_norm",
+    nn.BatchNorm2d: "batch_norm",
+    nn.BatchNorm3d: "batch_norm",
+    nn.Bilinear: "bilinear",
+    nn.Conv1d: "conv1d",
+    nn.Conv2d: "conv2d",
+    nn.Conv3d: "conv3d",
+    nn.CrossEntropyLoss: "cross_entropy_loss",
+    nn.ELU: "elu",
+    nn.GELU: "gelu",
+    nn.GroupNorm: "group_norm",
+    nn.LayerNorm: "layer_norm",
+    nn.Linear: "linear",
+    nn.LogSoftmax: "log_softmax",
+    nn.MSELoss: "mse_loss",
+    nn.RMSNorm: "rms_norm",
+    nn.SiLU: "silu",
+    nn.Sigmoid: "sigmoid",
+    nn.Softmax: "softmax",
+    nn.Softplus: "softplus",
+    nn.Tanh: "tanh",
+}
 _CANCELS = "binary_cross_entropy"  # torch's autocast refuses it: it overflows in 16 bits
 
 
@@ -15,15 +40,16 @@ class OpLists:
     """The ops that a region lists, by their names with a namespace.
 
     Args:
-        low, fp32: names of torch's ops, such as "softmax", or with a namespace, "aten::bmm".
+        low, fp32: names of torch's ops, such as "softmax", or with a namespace, "aten::bmm"; or
+            MODULES, by class or name: "LayerNorm".
 
     Raises:
-        TypeError: names that are no strings, or one string in the place of several.
+        TypeError: neither names nor classes, or one string in the place of several.
         ValueError: a name that is no op's, or one that is in both lists, or an op of which autocast
-            cannot choose the type.
+            cannot choose the type; a module of several ops.
     """
 
-    def __init__(self, low: Iterable[str] | None, fp32: Iterable[str] | None) -> None:
+    def __init__(self, low: Iterable[Listed] | None, fp32: Iterable[Listed] | None) -> None:
         self.low = _full_names("custom_fp16_ops", low)
         self.fp32 = _full_names("custom_fp32_ops", fp32)
         both = [name for name in self.low if name in self.fp32]
@@ -42,7 +68,7 @@ class OpLists:
         return _C.enter_op_lists(self.low, self.fp32)
 
 
-def _full_names(argument: str, names: Iterable[str] | None) -> list[str]:
+def _full_names(argument: str, names: Iterable[Listed] | None) -> list[str]:
     if isinstance(names, str) or not isinstance(names, Iterable | None):
         raise TypeError(
             f"amp_ext.autocast: {argument} must be several names, as {{'softmax'}}, got {names!r}"
@@ -50,18 +76,28 @@ def _full_names(argument: str, names: Iterable[str] | None) -> list[str]:
     return [_full_name(argument, name) for name in names or ()]
 
 
-def _full_name(argument: str, name: str) -> str:
+def _full_name(argument: str, name: str | type[nn.Module]) -> str:
     if isinstance(name, type) and issubclass(name, nn.Module):
-        raise TypeError(
-            f"amp_ext.autocast: {argument} takes names of ops, got the module class "
-            f"{name.__name__}: for modules there is amp_ext.keras.apply_policy(model, policy, "
-            f"only={name.__name__})"
-        )
+        return _of_a_module(argument, name)
     if not isinstance(name, str):
         raise TypeError(
-            f"amp_ext.autocast: {argument} takes names of ops, as 'softmax', got {name!r}"
+            f"amp_ext.autocast: {argument} takes names of ops, as 'softmax', or modules of "
+            f"torch.nn, got {name!r}"
         )
+    module = getattr(nn, name, None)
+    if isinstance(module, type) and issubclass(module, nn.Module):
+        return _of_a_module(argument, module)
     return _of_an_op(argument, name)
+
+
+def _of_a_module(argument: str, module: type[nn.Module]) -> str:
+    if module in MODULES:
+        return f"aten::{MODULES[module]}"
+    name = module.__name__
+    raise ValueError(
+        f"amp_ext.autocast: {argument}: {name} is none of the modules of torch.nn that stand for "
+        f"one op: give it a policy, amp_ext.keras.apply_policy(model, policy, only={name})"
+    )
 
 
 @functools.cache  # it looks through all ops

@@ -16,7 +16,7 @@ from torch._C import _is_any_autocast_enabled
 from torch.compiler import is_compiling
 
 from amp_ext._library import _C
-from amp_ext.autocast.op_lists import OpLists
+from amp_ext.autocast.op_lists import Listed, OpLists
 
 _MARK = _C.REGION_MARK  # a device type: autocast is enabled for it in a region of ours
 _override_autocast = ops.amp_ext._override_autocast.default
@@ -46,8 +46,9 @@ class autocast:
         enabled: whether to cast at all.
         cache_enabled: whether to keep casts of weights; as around the region when None.
         custom_fp16_ops: ops to run in ``dtype`` (bfloat16 as well) that torch would not, by the
-            names of torch's ops: ``{"softmax", "aten::gelu"}``. All overloads, also where torch
-            calls them within another op. Their float32 arguments are cast; float64 stays.
+            names of torch's ops, ``{"softmax", "aten::gelu"}``, or by modules of torch.nn that are
+            one op, ``{"LayerNorm", nn.GELU}``. All overloads, also where torch calls them within
+            another op. Their float32 arguments are cast; float64 stays.
         custom_fp32_ops: ops to run in float32. An inner region's lists add to the outer one's, and
             take precedence.
 
@@ -65,8 +66,8 @@ class autocast:
         enabled: bool = True,
         cache_enabled: bool | None = None,
         *,
-        custom_fp16_ops: Iterable[str] | None = None,
-        custom_fp32_ops: Iterable[str] | None = None,
+        custom_fp16_ops: Iterable[Listed] | None = None,
+        custom_fp32_ops: Iterable[Listed] | None = None,
     ) -> None:
         # torch raises for these while it enters its region, and leaves it half entered.
         _check_type("dtype", dtype, (torch.dtype, NoneType))
@@ -138,7 +139,7 @@ class autocast:
 
 
 def _lists_of(
-    device_type: str, low: Iterable[str] | None, fp32: Iterable[str] | None
+    device_type: str, low: Iterable[Listed] | None, fp32: Iterable[Listed] | None
 ) -> OpLists | None:
     if is_compiling():
         raise RuntimeError(

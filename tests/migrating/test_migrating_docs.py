@@ -4,7 +4,6 @@ same."""
 from __future__ import annotations
 
 import copy
-import math
 import re
 import sys
 import warnings
@@ -115,7 +114,7 @@ def check_effect(line: str, space: Space, before: list[Any], types: list[torch.d
             and space["scaler"].is_enabled()
             and space["scaler"].get_scale() == 1024.0
         ),
-        r"autocast\(": lambda: set(types) == {dtype_said(line)} and math.isfinite(space["loss"]),
+        r"autocast\(": lambda: set(types) == {dtype_said(line)} and space["loss"].isfinite(),
         r"backward\(\)": lambda: all(p.grad.isfinite().all() for p in space["model"].parameters()),
         r"clip_grad_norm_": lambda: space["norm"].item() > 0,
         r"state_dict": lambda: space["state"]["scale"] == space["scaler"].get_scale(),
@@ -125,7 +124,7 @@ def check_effect(line: str, space: Space, before: list[Any], types: list[torch.d
             hasattr(module, "dtype_policy") for module in space["model"].modules()
         ),
         r"LossScaleOptimizer\(": lambda: space["optimizer"].dynamic_scale == 1024.0,
-        r"^loss = loss_fn\(": lambda: math.isfinite(space["loss"]) and LOW[0] in types,
+        r"^loss = loss_fn\(": lambda: space["loss"].isfinite() and LOW[0] in types,
         r"^scaled_loss = ": lambda: (
             space["scaled_loss"].item() == pytest.approx(1024.0 * space["loss"].item())
         ),

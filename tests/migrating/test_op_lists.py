@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import amp_ext
+from amp_ext.autocast.op_lists import MODULES
 
 FP16, BF16, FP32, FP64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
 X = torch.linspace(-1, 1, 16).view(4, 4)
@@ -270,8 +271,9 @@ def test_compiled_functions_refuse_listed_ops(backend: str) -> None:
         (["arange"], ValueError, "'arange' takes no tensor"),
         ("softmax", TypeError, "several names, as {'softmax'}, got 'softmax'"),
         (3, TypeError, "several names, .* got 3"),
-        ([F.softmax], TypeError, "names of ops, as 'softmax', got <function"),
-        ([nn.LayerNorm], TypeError, "module class LayerNorm: .* amp_ext.keras.apply_policy"),
+        ([F.softmax], TypeError, "names of ops, as 'softmax', or .* got <function"),
+        ([nn.LSTM], ValueError, "LSTM is none of the modules .*apply_policy.*only=LSTM"),
+        (["Dropout2d"], ValueError, "Dropout2d is none of the modules"),
     ],
     ids=str,
 )
@@ -294,3 +296,30 @@ def test_binary_cross_entropy() -> None:
         region(custom_fp16_ops=["binary_cross_entropy"])
     with region(custom_fp32_ops=["binary_cross_entropy"]):
         assert F.binary_cross_entropy(X.half().sigmoid(), X.sigmoid()).dtype == FP32
+
+
+INPUTS = {nn.Conv1d: (2, 4, 4), nn.Conv3d: (2, 4, 4, 4, 4), nn.BatchNorm3d: (2, 4, 4, 4, 4)}
+ARGUMENTS = {
+    nn.Bilinear: (4, 4, 4),
+    nn.Linear: (4, 4),
+    nn.GroupNorm: (2, 4),
+    nn.Softmax: (-1,),
+    nn.LogSoftmax: (-1,),
+}
+
+
+@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)
+def test_a_module_stands_for_its_op(module: type[nn.Module], named: bool) -> None:
+    name = module.__name__
+    sizes = (4, 4, 1) if "Conv" in name else (4,) if "Norm" in name else ()
+    layer = module(*ARGUMENTS.get(module, sizes))
+    shape = (2, 4, 4, 4) if "2d" in name else INPUTS.get(module, (2, 4))
+    takes_two = module is nn.Bilinear or name.endswith("Loss")
+    values = [torch.randn(shape, dtype=torch.bfloat16) for _ in range(1 + takes_two)]
+    lists = {"custom_fp32_ops": [name if named else module]}
+    with amp_ext.autocast("cpu", torch.bfloat16, **lists):
+        assert layer(*values).dtype == torch.float32
+    low = {"custom_fp16_ops": [name if named else module]}
+    with amp_ext.autocast("cpu", torch.bfloat16, **low):
+        assert layer(*(value.float() for value in values)).dtype == torch.bfloat16
