@@ -232,6 +232,54 @@ def test_call_that_is_missing(capfd: pytest.CaptureFixture[str]) -> None:
     RUNTIME.cudaGetLastError()
 
 
+# ---- launches that need not wait for the kernel before -----------------------------------------
+
+CODE = """
+import amp_ext, ctypes
+a, found_inf = torch.ones(64, 64, device="cuda", dtype=torch.half), torch.zeros((), device="cuda")
+calls = {
+    "lists": lambda: amp_ext.ops.check_finite([a], found_inf),
+    "update_scale": lambda: amp_ext.ops.update_scale_(
+        torch.ones((), device="cuda"), torch.zeros((), device="cuda", dtype=torch.int32), [found_inf]
+    ),
+    "gemm": lambda: amp_ext.ops.gemm(a, a),
+}
+def early(name):
+    before = ctypes.CDLL(None).fake_cuda_early_launches()
+    calls[name]()
+    torch.cuda.synchronize()
+    return ctypes.CDLL(None).fake_cuda_early_launches() - before
+"""
+
+
+@pytest.mark.parametrize(
+    ("capability", "op", "begins_early"),
+    [
+        *(("90", op, 1) for op in ("lists", "update_scale", "gemm")),
+        *(("80", op, 0) for op in ("lists", "update_scale", "gemm")),
+        ("120", "lists", 1),
+        ("120", "gemm", 0),
+    ],
+)
+def test_kernel_begins_early_if_its_code_waits(capability: str, op: str, begins_early: int) -> None:
+    """Code of compute capability 9.0 or more does; for 12.0 products are by PTX for 8.0."""
+    code = f"{CODE}early({op!r})\nprint(early({op!r}))"
+    assert printed(code, capability=capability) == str(begins_early)
+
+
+def test_kernel_of_a_graph_does_not_begin_early() -> None:
+    code = f"""{CODE}
+for name in calls:
+    early(name)
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        before = ctypes.CDLL(None).fake_cuda_early_launches()
+        calls[name]()
+        assert ctypes.CDLL(None).fake_cuda_early_launches() == before
+    print(early(name))
+"""
+    assert printed(code) == "1\n1\n1"
+
+
 # ---- the recorder ------------------------------------------------------------------------------
 
 

@@ -47,6 +47,11 @@ NEEDED = {
 }
 
 
+# How global memory is accessed, and how a thread ends.
+ACCESSES = ("LD", "LDG", "LDGSTS", "ST", "STG", "RED", "REDG", "ATOM", "ATOMG", "UTMALDG")
+ENDS = ("EXIT", "RET", "BRX", "JMX")
+
+
 class Walk(NamedTuple):
     """How a kernel reads a list.
 
@@ -106,6 +111,21 @@ def remarks(log: str) -> list[str]:
     return [line for line in log.splitlines() if re.search(r"\bC75\d\d\b", line)]
 
 
+def early_grid(kernel: Kernel) -> list[str]:
+    """What an op's kernel does wrong if it begins before the one before it has ended.
+
+    It has one wait for that (ACQBULK), and comes to it whatever happens before anything else.
+    """
+    if "_kernel" not in kernel.name or kernel.capability < 90 or not kernel.instructions:
+        return []
+    waits = [i for i, name in enumerate(kernel.sequence) if name == "ACQBULK"]
+    if len(waits) != 1:
+        return [f"{len(waits)} waits for the grid before, 1 is needed"]
+    before = (name for name in kernel.sequence[: waits[0]] if name.split(".")[0] in ACCESSES + ENDS)
+    past = (f"a jump to {to}" for at, to in kernel.jumps.items() if at < waits[0] < to)
+    return [f"{what} comes before the wait for the grid before" for what in (*before, *past)]
+
+
 def faults(kernel: Kernel) -> list[str]:
     """What is wrong with one kernel."""
     found = []
@@ -125,6 +145,7 @@ def faults(kernel: Kernel) -> list[str]:
     in_flight = bytes_in_flight(kernel)
     if in_flight is not None and in_flight < LEAST_IN_FLIGHT:
         found.append(f"{in_flight} bytes in flight, {LEAST_IN_FLIGHT} are needed")
+    found += early_grid(kernel)
     if "gemm_sm90_kernel" in kernel.name and kernel.count("UTMASTG"):
         found += sass_gemm.faults(kernel)
     return found

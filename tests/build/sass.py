@@ -8,12 +8,17 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 
+BYTES = 16  # of an instruction
+JUMPS = ("BRA", "BSSY", "JMP", "CALL")
+
+
 @dataclass
 class Kernel:
     """One kernel for one architecture; memory in bytes.
 
     Attributes:
         sequence: the instructions in their order.
+        jumps: from places in it to others.
         instructions: how often each occurs.
         batches: numbers of 16-byte loads from global memory that a thread issues before it uses the
             first, and how often each occurs.
@@ -27,9 +32,15 @@ class Kernel:
     stack: int = 0
     spills: int = 0
     sequence: list[str] = field(default_factory=list)
+    jumps: dict[int, int] = field(default_factory=dict)
     instructions: Counter[str] = field(default_factory=Counter)
     batches: Counter[int] = field(default_factory=Counter)
     conversions: int = 0
+
+    @property
+    def capability(self) -> int:
+        """90 for sm_90a."""
+        return int(re.sub(r"\D", "", self.arch))
 
     def count(self, wanted: str) -> int:
         """How many instructions are `wanted`; LDG.128 is any LDG with 128 among its suffixes."""
@@ -113,6 +124,8 @@ def read_sass(sass: str, kernels: Kernels) -> None:
         elif match := re.match(r"\s+Function : (\S+)", line):
             batch = _Batch(kernels.setdefault((match[1], arch), Kernel(match[1], arch)))
         elif match := instruction.match(line):
+            if match[1].startswith(JUMPS) and (target := re.search(r"0x([0-9a-f]+)", match[2])):
+                batch.kernel.jumps[len(batch.kernel.sequence)] = int(target[1], 16) // BYTES
             batch.kernel.sequence.append(sys.intern(match[1]))
             batch.kernel.instructions[match[1]] += 1
             batch.add(match[1], match[2])

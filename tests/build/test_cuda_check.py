@@ -117,6 +117,33 @@ def test_sass_between_tiles(kernel: Kernel, fault: str) -> None:
     assert bool(fault) == bool(sass_gemm.faults(kernel))
 
 
+WAIT, LOAD, LATER = "/*0020*/ ACQBULK ;", "/*0030*/ LDG.E R0, [R2.64] ;", "/*0050*/ EXIT ;"
+
+
+@pytest.mark.parametrize(
+    ("code", "fault"),
+    [
+        ((WAIT, LOAD, LATER), ""),
+        (("/*0000*/ @P0 BRA 0x20 ;", "/*0010*/ NOP ;", WAIT, LOAD, LATER), ""),
+        ((LOAD, LATER), "0 waits"),
+        ((WAIT, LOAD, WAIT, LATER), "2 waits"),
+        ((LOAD, WAIT, LATER), "LDG.E comes before"),
+        (("/*0010*/ @P1 EXIT ;", WAIT, LATER), "EXIT comes before"),
+        (("/*0000*/ @P0 BRA 0x30 ;", "/*0010*/ NOP ;", WAIT, LOAD, LATER), "a jump to 3 comes"),
+    ],
+)
+def test_grid_that_begins_early(code: tuple[str, ...], fault: str) -> None:
+    """Code of 9.0 or more waits for the grid before whatever happens, before anything else."""
+    sass = SASS.replace("sm_80", "sm_90a").replace(8 * LOOP, "".join(f"    {x}\n" for x in code))
+    found = cuda_check.early_grid(read("", sass))
+    assert fault in " ".join(found)
+    assert bool(found) == bool(fault)
+
+
+def test_older_code_waits_for_no_grid() -> None:
+    assert cuda_check.early_grid(read(PTXAS, SASS)) == []
+
+
 @pytest.mark.parametrize(("conversions", "found"), [(1, 0), (2, 1)])
 def test_cuda_check_sees_a_norm_in_fp64(conversions: int, found: int) -> None:
     """What is behind a branch of its own is for few elements."""
