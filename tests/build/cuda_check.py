@@ -7,8 +7,10 @@ kernels of that build, and compiles those of tests/simt/probe, where a warning o
 It prints a table of the kernels and fails on a register spill, on a remark of ptxas about
 serialised or unpipelined matrix instructions (C75xx), on a missing architecture, on local memory,
 where a kernel has none of the instructions that it was written for, where a walk of a list keeps
-too few bytes in flight, where the norm of a list is computed in FP64, where the sm_90a GEMM takes
-too many instructions from box to box, and where the library has too many kernels or bytes.
+too few bytes in flight, where the norm of a list is computed in FP64, where a kernel for 9.0 or
+later does something before it waits for the one before it, where a launch for one tensor has too
+many bytes of parameters, where the sm_90a GEMM takes too many instructions from box to box, and
+where the library has too many kernels or bytes.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from typing import NamedTuple
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 import sass_gemm
-from sass import Kernel, Kernels, read_ptxas, read_sass
+from sass import Kernel, Kernels, read_constants, read_ptxas, read_sass
 from simt import nvcc
 from simt.probe import run as probe
 
@@ -81,6 +83,9 @@ MOST_CONVERSIONS = 1
 # Bytes that the loads of a multiprocessor must keep in flight to reach the memory's bandwidth.
 LEAST_IN_FLIGHT = 32 << 10
 REGISTERS = 65536  # of a multiprocessor
+
+# Bytes of parameters of a launch for one tensor. All are copied at each launch.
+MOST_CONSTANTS = 4 << 10
 
 # Of the library, for all architectures: it is built in minutes and loaded with a program.
 MOST_KERNELS = 400
@@ -161,6 +166,24 @@ def excess(kernels: Kernels, size: int) -> list[str]:
     return found
 
 
+def large_launches(kernels: Kernels) -> list[str]:
+    """What is launched for one tensor with too many bytes of parameters: the least table in them.
+
+    That it is that one the executor's tests see.
+    """
+    least: dict[tuple[str, str], int] = {}
+    for kernel in kernels.values():
+        for op in (*WALKS, "update_scale_kernel", "gemm_kernel", "gemm_sm90_kernel"):
+            if op in kernel.name and "DeviceTable" not in kernel.name and kernel.instructions:
+                key = op, kernel.arch
+                least[key] = min(kernel.constants or sys.maxsize, least.get(key, sys.maxsize))
+    return [
+        f"{op} for {arch}: no table has less than {count} bytes, {MOST_CONSTANTS} are allowed"
+        for (op, arch), count in least.items()
+        if count > MOST_CONSTANTS
+    ]
+
+
 def missing_arches(kernels: Kernels, arches: list[str]) -> list[str]:
     """Architectures without machine code."""
     wanted = {"sm_" + arch.removesuffix("+PTX").replace(".", "") for arch in arches}
@@ -230,6 +253,8 @@ def main() -> int:
             problems += remarks(log)
         if built is installed:
             size = library.stat().st_size
+            read_constants(cuobjdump(library, "-res-usage"), kernels)
+            problems += large_launches(kernels)
             problems += missing_arches(kernels, _build_info.CUDA_ARCHES) + excess(kernels, size)
             summary = f"{len(kernels)} kernels in the library, {size / 2**20:.1f} MiB"
     problems += missing_names(kernels)

@@ -6,7 +6,7 @@ import pytest
 
 import cuda_check
 import sass_gemm
-from sass import Kernel, Kernels, read_ptxas, read_sass
+from sass import Kernel, Kernels, read_constants, read_ptxas, read_sass
 
 PTXAS = """\
 ptxas info    : 0 bytes gmem
@@ -158,6 +158,37 @@ def test_cuda_check_sees_remarks_about_matrix_instructions() -> None:
     remark = "ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async is serialized"
     assert cuda_check.remarks(f"{PTXAS}{remark}\n") == [remark]
     assert cuda_check.remarks(PTXAS) == []
+
+
+USAGE = """\
+arch = sm_80
+code version = [1,8]
+
+Resource usage:
+ Function {name}:
+  REG:64 STACK:0 SHARED:0 LOCAL:0 CONSTANT[0]:{count} TEXTURE:0 SURFACE:0 SAMPLER:0
+"""
+
+
+@pytest.mark.parametrize(
+    ("tables", "fault"),
+    [
+        ({"InlineTable": 4096, "InlineTable6144": 32_800}, ""),
+        ({"InlineTable": 4104}, "unscale_kernel for sm_80: no table has less than 4104 bytes"),
+        ({"InlineTable": 4104, "DeviceTable": 552}, "no table has less than 4104"),
+        ({}, "no table has less than"),
+    ],
+)
+def test_cuda_check_sees_a_launch_with_many_parameters(tables: dict[str, int], fault: str) -> None:
+    kernels: Kernels = {}
+    usage = ""
+    for table, count in (tables or {"InlineTable": 0}).items():
+        name = f"unscale_kernel{table}"
+        read_sass(SASS.replace("unscale_kernel", name), kernels)
+        usage += "\n" + USAGE.format(name=name, count=count)
+    read_constants(usage if tables else "", kernels)
+    assert fault in " ".join(cuda_check.large_launches(kernels))
+    assert bool(cuda_check.large_launches(kernels)) == bool(fault)
 
 
 def test_cuda_check_sees_a_missing_architecture() -> None:
