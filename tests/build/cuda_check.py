@@ -119,7 +119,8 @@ def remarks(log: str) -> list[str]:
 def early_grid(kernel: Kernel) -> list[str]:
     """What an op's kernel does wrong if it begins before the one before it has ended.
 
-    It has one wait for that (ACQBULK), and comes to it whatever happens before anything else.
+    It has one wait for that (ACQBULK), and comes to it whatever happens before anything else. Some
+    time later it lets the next one begin (PREEXIT).
     """
     if "_kernel" not in kernel.name or kernel.capability < 90 or not kernel.instructions:
         return []
@@ -128,7 +129,8 @@ def early_grid(kernel: Kernel) -> list[str]:
         return [f"{len(waits)} waits for the grid before, 1 is needed"]
     before = (name for name in kernel.sequence[: waits[0]] if name.split(".")[0] in ACCESSES + ENDS)
     past = (f"a jump to {to}" for at, to in kernel.jumps.items() if at < waits[0] < to)
-    return [f"{what} comes before the wait for the grid before" for what in (*before, *past)]
+    found = [f"{what} comes before the wait for the grid before" for what in (*before, *past)]
+    return found if kernel.count("PREEXIT") else [*found, "it lets no other grid begin"]
 
 
 def faults(kernel: Kernel) -> list[str]:

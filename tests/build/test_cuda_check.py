@@ -117,7 +117,7 @@ def test_sass_between_tiles(kernel: Kernel, fault: str) -> None:
     assert bool(fault) == bool(sass_gemm.faults(kernel))
 
 
-WAIT, LOAD, LATER = "/*0020*/ ACQBULK ;", "/*0030*/ LDG.E R0, [R2.64] ;", "/*0050*/ EXIT ;"
+WAIT, LOAD, LATER = "/*0020*/ ACQBULK ;", "/*0030*/ LDG.E R0, [R2.64] ;", "/*0050*/ PREEXIT ;"
 
 
 @pytest.mark.parametrize(
@@ -126,6 +126,7 @@ WAIT, LOAD, LATER = "/*0020*/ ACQBULK ;", "/*0030*/ LDG.E R0, [R2.64] ;", "/*005
         ((WAIT, LOAD, LATER), ""),
         (("/*0000*/ @P0 BRA 0x20 ;", "/*0010*/ NOP ;", WAIT, LOAD, LATER), ""),
         ((LOAD, LATER), "0 waits"),
+        ((WAIT, LOAD), "no other grid"),
         ((WAIT, LOAD, WAIT, LATER), "2 waits"),
         ((LOAD, WAIT, LATER), "LDG.E comes before"),
         (("/*0010*/ @P1 EXIT ;", WAIT, LATER), "EXIT comes before"),
