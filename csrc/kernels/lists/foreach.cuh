@@ -18,8 +18,8 @@ constexpr int kForeachThreads = 512;
 constexpr int kForeachBlocksPerSm = 2;
 constexpr int kPacksInFlight = 4;  // 16-byte loads a thread issues before the first use
 
-// The first thing that a kernel on lists does. Its blocks take all of a multiprocessor's registers,
-// so that those of the next grid come in the places of the first ones that end.
+// The first thing that a kernel on lists does. Where it fills the device, the next grid's blocks
+// come in the places of its first ones that end: there are few registers left beside them.
 __device__ inline void begin_grid() {
   ptx::wait_for_previous_grid();
   ptx::let_next_grid_begin();
