@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "amp_ext/backend.h"
+#include "memo.h"
 
 namespace amp_ext {
 
@@ -25,20 +26,65 @@ cudaError_t allow_shared_bytes() {
   return error;
 }
 
+// A kernel on a device.
+struct KernelKey {
+  const void* kernel;
+  int device;
+
+  bool operator==(const KernelKey&) const = default;
+  size_t hash() const {
+    return hash_of({reinterpret_cast<uintptr_t>(kernel), static_cast<uint64_t>(device)});
+  }
+};
+
+// Whether the code that runs on the current device has ptx::wait_for_previous_grid: if its PTX is
+// of version 9.0 or more, which that of a driver's own compilation need not be on a later GPU.
+// Asked once a thread.
+inline bool waits_for_previous_grid(const void* kernel) {
+  constexpr int kSince = 90;
+  int device = 0;
+  if (cudaGetDevice(&device) != cudaSuccess) return false;
+  thread_local Memo<KernelKey, bool, 512> known;
+  const bool* const waits = known.of({kernel, device}, [](const KernelKey& key) {
+    cudaFuncAttributes code{};
+    const bool is_known = cudaFuncGetAttributes(&code, key.kernel) == cudaSuccess;
+    return is_known ? std::optional(code.ptxVersion >= kSince) : std::nullopt;
+  });
+  return waits && *waits;
+}
+
+// Whether blocks may begin before the grid before has ended. Not in a capture, whose graph would
+// have edges that not all who read it know.
+inline bool may_begin_early(const void* kernel, cudaStream_t stream) {
+  if (!waits_for_previous_grid(kernel)) return false;
+  cudaStreamCaptureStatus status;
+  if (cudaStreamIsCapturing(stream, &status) == cudaSuccess)
+    return status == cudaStreamCaptureStatusNone;
+  (void)cudaGetLastError();  // the launch has its own
+  return false;
+}
+
 // In clusters of `cluster` blocks.
 template <class... Params, class... Args>
 Status launch_clusters(void (*kernel)(Params...), int blocks, int cluster, int threads,
                        size_t shared_bytes, cuda::Stream stream, const Args&... args) {
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
+  cudaLaunchAttribute attributes[2] = {};
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(blocks);
   config.blockDim = dim3(threads);
   config.dynamicSmemBytes = shared_bytes;
   config.stream = static_cast<cudaStream_t>(stream);
-  config.attrs = &attribute;
-  config.numAttrs = cluster > 1 ? 1 : 0;
+  config.attrs = attributes;
+  if (cluster > 1) {
+    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
+  }
+  if (may_begin_early(reinterpret_cast<const void*>(kernel), config.stream)) {
+    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+  }
   return cudaLaunchKernelEx(&config, kernel, args...) == cudaSuccess ? Status::ok
                                                                      : Status::launch_failed;
 }

@@ -1,5 +1,5 @@
-"""Break what only a CUDA build has of the bindings, one edit at a time: tests on the fake CUDA
-runtime must fail.
+"""Break what only a CUDA build has of the bindings, and how kernels are launched, one edit at a
+time: tests on the fake CUDA runtime must fail.
 
     python tests/backends/cuda_mutants.py [part of a name...]
 
@@ -29,6 +29,10 @@ import torch
 TESTS = Path(__file__).resolve().parents[1]
 ROOT = TESTS.parent
 CUDA, CUBLASLT = "csrc/bindings/backends/cuda.cpp", "csrc/bindings/gemm/cublaslt.cpp"
+LAUNCH = "csrc/kernels/launch.cuh"
+# What includes it: two kernels, and kernels that are empty as PTX for 8.0.
+SCALE, PRODUCTS = "csrc/kernels/lists/update_scale.cu", "csrc/kernels/gemm/sm90/gemm_f16.cu"
+PTX, CODE = "compute_80,code=compute_80", "compute_90a,code=sm_90a"
 INSTALLED = Path(sysconfig.get_path("purelib")) / "amp_ext"
 LIMIT_S = 120
 STREAMS, FAKE = "backends/test_cuda_streams.py", "backends/test_fake_cuda.py"
@@ -46,6 +50,7 @@ class Mutant(NamedTuple):
         tests: the file in which they are.
         options: of tests/fake_cuda/run.py.
         source: the file that is edited.
+        kernels: the file that is compiled anew if that is a header of the kernels.
     """
 
     name: str
@@ -55,6 +60,7 @@ class Mutant(NamedTuple):
     tests: str = STREAMS
     options: str = ""
     source: str = CUDA
+    kernels: str = ""
 
 
 IF_CAPTURING = "    if (is_capturing(stream_.device())) {\n"
@@ -169,27 +175,42 @@ MUTANTS = (
             ("another device's handle", "handles[device.index()]", "handles[0]", "of_two_devices"),
         )
     ),
+    *(
+        Mutant(name, old, new, select, FAKE, "", LAUNCH, SCALE)
+        for name, old, new, select in (
+            ("early in a graph", "status == cudaStreamCaptureStatusNone", "true", "of_a_graph"),
+            ("early by any code", "code.ptxVersion >= kSince", "true", "no_other_kernel"),
+            ("early by a GPU's", "code.ptxVersion", "code.binaryVersion", "no_other_kernel"),
+            ("never early", "if (!waits_for_previous_grid(kernel))", "if (true)", "code_waits"),
+        )
+    ),
+    Mutant(
+        "another device's shared memory",
+        "told & bit",
+        "told",
+        "test_products_in_turn",
+        options="--devices 2",
+        source=LAUNCH,
+        kernels=PRODUCTS,
+    ),
 )
 
 
 class Build:
-    """The module with another source, from the objects of the last build."""
+    """The module with another object, from the objects of the last build.
 
-    def __init__(self, folder: Path, source: Path) -> None:
+    Attributes:
+        object: of the build's, in the folder csrc.
+        compile: the command that has made it.
+    """
+
+    def __init__(self, folder: Path, source: Path, object: str) -> None:
         (kept,) = ROOT.glob(f"build/*-torch{torch.__version__}-cuda")
-        self.folder, self.source = folder, source
+        self.folder, self.source, self.object = folder, source, object
         self.module = next(kept.glob("_C.*.so")).name
         self.link = self.command(kept, kept / self.module)
-        self.object = f"bindings/{source.parent.name}.o"
-        compile = self.command(kept, kept / "csrc" / self.object)
-        at = compile.index("-MMD")
-        self.flags = [word for word in compile[:at] if not word.startswith("-include")]
-        self.flags = [word for word in self.flags if word != "-O3"]
-        self.rest = folder / "rest.o"
-        left_out = (source.stem, "none")
-        *before, last = sorted(p for p in source.parent.glob("*.cpp") if p.stem not in left_out)
-        included = (f"-include{path}" for path in before)
-        self.run([*self.flags, *included, "-c", last, "-o", self.rest])
+        self.compile = self.command(kept, kept / "csrc" / object)
+        self.compile = self.compile[: self.compile.index("-MMD")]
 
     @staticmethod
     def command(kept: Path, target: Path) -> list[str]:
@@ -203,18 +224,58 @@ class Build:
     def run(command: list[object]) -> None:
         subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
 
+    def objects(self, folder: Path, text: str) -> list[Path]:
+        """Compile what replaces the object if the source has the text."""
+        raise NotImplementedError
+
     def package(self, name: str, text: str) -> Path:
         """Return a folder with amp_ext, of which the source has the text."""
         folder = self.folder / name
-        source, compiled = folder / self.source.name, folder / "mutant.o"
         ignored = shutil.ignore_patterns("*.so", "__pycache__")
         shutil.copytree(INSTALLED, folder / "amp_ext", ignore=ignored)
+        link = [word for word in self.link if not word.endswith(f"/{self.object}")]
+        link[link.index("-o") + 1] = str(folder / "amp_ext" / self.module)
+        self.run([*link, *self.objects(folder, text)])
+        return folder
+
+
+class BindingsBuild(Build):
+    """With another source of a folder of the bindings."""
+
+    def __init__(self, folder: Path, source: Path) -> None:
+        super().__init__(folder, source, f"bindings/{source.parent.name}.o")
+        self.flags = [word for word in self.compile if not word.startswith("-include")]
+        self.flags = [word for word in self.flags if word != "-O3"]
+        self.rest = folder / "rest.o"
+        left_out = (source.stem, "none")
+        *before, last = sorted(p for p in source.parent.glob("*.cpp") if p.stem not in left_out)
+        included = (f"-include{path}" for path in before)
+        self.run([*self.flags, *included, "-c", last, "-o", self.rest])
+
+    def objects(self, folder: Path, text: str) -> list[Path]:
+        source, compiled = folder / self.source.name, folder / "mutant.o"
         source.write_text(text)
         self.run([*self.flags, "-c", source, "-o", compiled])
-        link = [word for word in self.link if not word.endswith(self.object)]
-        link[link.index("-o") + 1] = str(folder / "amp_ext" / self.module)
-        self.run([*link, self.rest, compiled])
-        return folder
+        return [self.rest, compiled]
+
+
+class KernelsBuild(Build):
+    """With another header of the kernels, in one of their files."""
+
+    def __init__(self, folder: Path, source: Path, kernels: Path) -> None:
+        self.kernels = kernels.relative_to(ROOT / "csrc")
+        super().__init__(folder, source, f"{self.kernels}.o")
+        codes = (PTX,) if "gemm" in self.kernels.parts else (PTX, CODE)
+        flags = (word for word in self.compile if not word.startswith(("-gencode", "-Icsrc/k")))
+        self.flags = [*flags, *(f"-gencode=arch={code}" for code in codes)]
+
+    def objects(self, folder: Path, text: str) -> list[Path]:
+        csrc, compiled = folder / "csrc", folder / "mutant.o"
+        shutil.copytree(ROOT / "csrc/kernels", csrc / "kernels")
+        (csrc / self.source.relative_to(ROOT / "csrc")).write_text(text)
+        include = f"-I{csrc / 'kernels'}"
+        self.run([*self.flags, include, "-c", csrc / self.kernels, "-o", compiled])
+        return [compiled]
 
 
 def run_tests(mutant: Mutant, folder: Path) -> tuple[int, str]:
@@ -253,11 +314,14 @@ def is_caught(build: Build, number: int, mutant: Mutant) -> bool:
     return caught
 
 
-def all_caught(source: str, chosen: list[Mutant]) -> list[bool]:
+def all_caught(source: str, kernels: str, chosen: list[Mutant]) -> list[bool]:
     """Test the mutants of one source."""
     jobs = int(os.environ.get("MAX_JOBS", os.cpu_count() or 1))
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(jobs) as pool:
-        build = Build(Path(folder), ROOT / source)
+        if kernels:
+            build: Build = KernelsBuild(Path(folder), ROOT / source, ROOT / kernels)
+        else:
+            build = BindingsBuild(Path(folder), ROOT / source)
         unbroken = build.package("unbroken", build.source.read_text())
         distinct = {(m.select, m.tests, m.options): m for m in chosen}.values()
         controls = pool.map(partial(run_tests, folder=unbroken), distinct)
@@ -270,9 +334,9 @@ def all_caught(source: str, chosen: list[Mutant]) -> list[bool]:
 def main(names: list[str]) -> int:
     chosen = [m for m in MUTANTS if not names or any(name in m.name for name in names)]
     caught = []
-    for source in (CUDA, CUBLASLT):
-        if mutants := [m for m in chosen if m.source == source]:
-            caught += all_caught(source, mutants)
+    for place in dict.fromkeys((m.source, m.kernels) for m in chosen):
+        mutants = [m for m in chosen if (m.source, m.kernels) == place]
+        caught += all_caught(*place, mutants)
     print(f"{sum(caught)} of {len(caught)} mutants were caught")
     return int(not all(caught))
 

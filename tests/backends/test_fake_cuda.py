@@ -232,6 +232,60 @@ def test_call_that_is_missing(capfd: pytest.CaptureFixture[str]) -> None:
     RUNTIME.cudaGetLastError()
 
 
+# ---- launches that need not wait for the kernel before -----------------------------------------
+
+CODE = """
+import amp_ext, ctypes
+a, found_inf = torch.ones(64, 64, device="cuda", dtype=torch.half), torch.zeros((), device="cuda")
+scale, tracker = torch.ones((), device="cuda"), torch.zeros((), device="cuda", dtype=torch.int32)
+calls = {
+    "check": lambda: amp_ext.ops.check_finite([a], found_inf),
+    "update": lambda: amp_ext.ops.update_scale_(scale, tracker, [found_inf], 2.0, 0.5, 9),
+    "gemm": lambda: amp_ext.ops.gemm(a, a),
+}
+runtime = ctypes.CDLL(None)
+def early(name):
+    before = runtime.fake_cuda_early_launches()
+    calls[name]()
+    return runtime.fake_cuda_early_launches() - before
+"""
+
+
+@pytest.mark.parametrize(
+    ("capability", "op", "begins_early"),
+    [
+        *(("90", op, 1) for op in ("check", "update", "gemm")),
+        *(("80", op, 0) for op in ("check", "update", "gemm")),
+        ("120", "check", 1),
+        ("120", "gemm", 0),
+    ],
+)
+def test_kernel_begins_early_if_its_code_waits(capability: str, op: str, begins_early: int) -> None:
+    """Code of compute capability 9.0 or more does; for 12.0 products are by PTX for 8.0."""
+    code = f"{CODE}early({op!r})\nprint(early({op!r}))"
+    assert printed(code, capability=capability) == str(begins_early)
+
+
+@pytest.mark.parametrize("capability", ["86", "100", "120"])
+def test_no_other_kernel_does(capability: str) -> None:
+    """Whatever code there is: it would be refused."""
+    assert printed(f"{CODE}for name in calls: early(name)\nprint(1)", capability=capability) == "1"
+
+
+def test_kernel_of_a_graph_does_not_begin_early() -> None:
+    code = f"""{CODE}
+for name in calls:
+    early(name)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        in_capture = early(name)
+    print(in_capture, early(name))
+    graph.replay()
+    torch.cuda.synchronize()
+"""
+    assert printed(code).splitlines() == ["0 1"] * 3
+
+
 # ---- the recorder ------------------------------------------------------------------------------
 
 

@@ -7,8 +7,10 @@ kernels of that build, and compiles those of tests/simt/probe, where a warning o
 It prints a table of the kernels and fails on a register spill, on a remark of ptxas about
 serialised or unpipelined matrix instructions (C75xx), on a missing architecture, on local memory,
 where a kernel has none of the instructions that it was written for, where a walk of a list keeps
-too few bytes in flight, where the norm of a list is computed in FP64, where the sm_90a GEMM takes
-too many instructions from box to box, and where the library has too many kernels or bytes.
+too few bytes in flight, where the norm of a list is computed in FP64, where a kernel for 9.0 or
+later does something before it waits for the one before it, where a launch for one tensor has too
+many bytes of parameters, where the sm_90a GEMM takes too many instructions from box to box, and
+where the library has too many kernels or bytes.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from typing import NamedTuple
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 import sass_gemm
-from sass import Kernel, Kernels, read_ptxas, read_sass
+from sass import Kernel, Kernels, read_constants, read_ptxas, read_sass
 from simt import nvcc
 from simt.probe import run as probe
 
@@ -45,6 +47,11 @@ NEEDED = {
     "gemm_kernel": ("LDSM", "HMMA.16816", "LDG.128", "STG.128"),
     r"gemm_kernelI\w+?Li[0-6]E": ("LDGSTS.128",),
 }
+
+
+# How global memory is accessed, and how a thread ends.
+ACCESSES = ("LD", "LDG", "LDGSTS", "ST", "STG", "RED", "REDG", "ATOM", "ATOMG", "UTMALDG")
+ENDS = ("EXIT", "RET", "BRX", "JMX")
 
 
 class Walk(NamedTuple):
@@ -77,6 +84,9 @@ MOST_CONVERSIONS = 1
 LEAST_IN_FLIGHT = 32 << 10
 REGISTERS = 65536  # of a multiprocessor
 
+# Bytes of parameters of a launch for one tensor. All are copied at each launch.
+MOST_CONSTANTS = 4 << 10
+
 # Of the library, for all architectures: it is built in minutes and loaded with a program.
 MOST_KERNELS = 400
 MOST_BYTES = 40 << 20
@@ -106,6 +116,23 @@ def remarks(log: str) -> list[str]:
     return [line for line in log.splitlines() if re.search(r"\bC75\d\d\b", line)]
 
 
+def early_grid(kernel: Kernel) -> list[str]:
+    """What an op's kernel does wrong if it begins before the one before it has ended.
+
+    It has one wait for that (ACQBULK), and comes to it whatever happens before anything else. Some
+    time later it lets the next one begin (PREEXIT).
+    """
+    if "_kernel" not in kernel.name or kernel.capability < 90 or not kernel.instructions:
+        return []
+    waits = [i for i, name in enumerate(kernel.sequence) if name == "ACQBULK"]
+    if len(waits) != 1:
+        return [f"{len(waits)} waits for the grid before, 1 is needed"]
+    before = (name for name in kernel.sequence[: waits[0]] if name.split(".")[0] in ACCESSES + ENDS)
+    past = (f"a jump to {to}" for at, to in kernel.jumps.items() if at < waits[0] < to)
+    found = [f"{what} comes before the wait for the grid before" for what in (*before, *past)]
+    return found if kernel.count("PREEXIT") else [*found, "it lets no other grid begin"]
+
+
 def faults(kernel: Kernel) -> list[str]:
     """What is wrong with one kernel."""
     found = []
@@ -125,6 +152,7 @@ def faults(kernel: Kernel) -> list[str]:
     in_flight = bytes_in_flight(kernel)
     if in_flight is not None and in_flight < LEAST_IN_FLIGHT:
         found.append(f"{in_flight} bytes in flight, {LEAST_IN_FLIGHT} are needed")
+    found += early_grid(kernel)
     if "gemm_sm90_kernel" in kernel.name and kernel.count("UTMASTG"):
         found += sass_gemm.faults(kernel)
     return found
@@ -138,6 +166,24 @@ def excess(kernels: Kernels, size: int) -> list[str]:
     if size > MOST_BYTES:
         found.append(f"the library has {size} bytes, {MOST_BYTES} are allowed")
     return found
+
+
+def large_launches(kernels: Kernels) -> list[str]:
+    """What is launched for one tensor with too many bytes of parameters: the least table in them.
+
+    That it is that one the executor's tests see.
+    """
+    least: dict[tuple[str, str], int] = {}
+    for kernel in kernels.values():
+        for op in (*WALKS, "update_scale_kernel", "gemm_kernel", "gemm_sm90_kernel"):
+            if op in kernel.name and "DeviceTable" not in kernel.name and kernel.instructions:
+                key = op, kernel.arch
+                least[key] = min(kernel.constants or sys.maxsize, least.get(key, sys.maxsize))
+    return [
+        f"{op} for {arch}: no table has less than {count} bytes, {MOST_CONSTANTS} are allowed"
+        for (op, arch), count in least.items()
+        if count > MOST_CONSTANTS
+    ]
 
 
 def missing_arches(kernels: Kernels, arches: list[str]) -> list[str]:
@@ -209,6 +255,8 @@ def main() -> int:
             problems += remarks(log)
         if built is installed:
             size = library.stat().st_size
+            read_constants(cuobjdump(library, "-res-usage"), kernels)
+            problems += large_launches(kernels)
             problems += missing_arches(kernels, _build_info.CUDA_ARCHES) + excess(kernels, size)
             summary = f"{len(kernels)} kernels in the library, {size / 2**20:.1f} MiB"
     problems += missing_names(kernels)

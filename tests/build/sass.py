@@ -7,6 +7,9 @@ import sys
 from collections import Counter
 from dataclasses import dataclass, field
 
+BYTES = 16  # of an instruction
+JUMPS = ("BRA", "BSSY", "JMP", "CALL")
+
 
 @dataclass
 class Kernel:
@@ -14,6 +17,8 @@ class Kernel:
 
     Attributes:
         sequence: the instructions in their order.
+        jumps: from places in it to others.
+        constants: bytes of the bank with its parameters, before which it has a few hundred others.
         instructions: how often each occurs.
         batches: numbers of 16-byte loads from global memory that a thread issues before it uses the
             first, and how often each occurs.
@@ -26,10 +31,17 @@ class Kernel:
     shared: int = 0
     stack: int = 0
     spills: int = 0
+    constants: int = 0
     sequence: list[str] = field(default_factory=list)
+    jumps: dict[int, int] = field(default_factory=dict)
     instructions: Counter[str] = field(default_factory=Counter)
     batches: Counter[int] = field(default_factory=Counter)
     conversions: int = 0
+
+    @property
+    def capability(self) -> int:
+        """90 for sm_90a."""
+        return int(re.sub(r"\D", "", self.arch))
 
     def count(self, wanted: str) -> int:
         """How many instructions are `wanted`; LDG.128 is any LDG with 128 among its suffixes."""
@@ -74,6 +86,14 @@ def read_usage(usage: str, kernels: Kernels) -> None:
                 kernel.registers, kernel.stack, kernel.shared = map(int, (registers, stack, shared))
 
 
+def read_constants(usage: str, kernels: Kernels) -> None:
+    """Add what `cuobjdump -res-usage` says of the constants of a library's kernels."""
+    for section in usage.split("\narch = ")[1:]:
+        arch = section.partition("\n")[0]
+        for name, count in re.findall(r"Function (\S+):\s.*CONSTANT\[0\]:(\d+)", section):
+            kernels[name, arch].constants = int(count)
+
+
 class _Batch:
     """The loads of 16 bytes since the first of them that is not used yet."""
 
@@ -113,6 +133,8 @@ def read_sass(sass: str, kernels: Kernels) -> None:
         elif match := re.match(r"\s+Function : (\S+)", line):
             batch = _Batch(kernels.setdefault((match[1], arch), Kernel(match[1], arch)))
         elif match := instruction.match(line):
+            if match[1].startswith(JUMPS) and (target := re.search(r"0x([0-9a-f]+)", match[2])):
+                batch.kernel.jumps[len(batch.kernel.sequence)] = int(target[1], 16) // BYTES
             batch.kernel.sequence.append(sys.intern(match[1]))
             batch.kernel.instructions[match[1]] += 1
             batch.add(match[1], match[2])

@@ -6,7 +6,7 @@ import pytest
 
 import cuda_check
 import sass_gemm
-from sass import Kernel, Kernels, read_ptxas, read_sass
+from sass import Kernel, Kernels, read_constants, read_ptxas, read_sass
 
 PTXAS = """\
 ptxas info    : 0 bytes gmem
@@ -117,6 +117,34 @@ def test_sass_between_tiles(kernel: Kernel, fault: str) -> None:
     assert bool(fault) == bool(sass_gemm.faults(kernel))
 
 
+WAIT, LOAD, LATER = "/*0020*/ ACQBULK ;", "/*0030*/ LDG.E R0, [R2.64] ;", "/*0050*/ PREEXIT ;"
+
+
+@pytest.mark.parametrize(
+    ("code", "fault"),
+    [
+        ((WAIT, LOAD, LATER), ""),
+        (("/*0000*/ @P0 BRA 0x20 ;", "/*0010*/ NOP ;", WAIT, LOAD, LATER), ""),
+        ((LOAD, LATER), "0 waits"),
+        ((WAIT, LOAD), "no other grid"),
+        ((WAIT, LOAD, WAIT, LATER), "2 waits"),
+        ((LOAD, WAIT, LATER), "LDG.E comes before"),
+        (("/*0010*/ @P1 EXIT ;", WAIT, LATER), "EXIT comes before"),
+        (("/*0000*/ @P0 BRA 0x30 ;", "/*0010*/ NOP ;", WAIT, LOAD, LATER), "a jump to 3 comes"),
+    ],
+)
+def test_grid_that_begins_early(code: tuple[str, ...], fault: str) -> None:
+    """Code of 9.0 or more waits for the grid before whatever happens, before anything else."""
+    sass = SASS.replace("sm_80", "sm_90a").replace(8 * LOOP, "".join(f"    {x}\n" for x in code))
+    found = cuda_check.early_grid(read("", sass))
+    assert fault in " ".join(found)
+    assert bool(found) == bool(fault)
+
+
+def test_older_code_waits_for_no_grid() -> None:
+    assert cuda_check.early_grid(read(PTXAS, SASS)) == []
+
+
 @pytest.mark.parametrize(("conversions", "found"), [(1, 0), (2, 1)])
 def test_cuda_check_sees_a_norm_in_fp64(conversions: int, found: int) -> None:
     """What is behind a branch of its own is for few elements."""
@@ -131,6 +159,37 @@ def test_cuda_check_sees_remarks_about_matrix_instructions() -> None:
     remark = "ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async is serialized"
     assert cuda_check.remarks(f"{PTXAS}{remark}\n") == [remark]
     assert cuda_check.remarks(PTXAS) == []
+
+
+USAGE = """\
+arch = sm_80
+code version = [1,8]
+
+Resource usage:
+ Function {name}:
+  REG:64 STACK:0 SHARED:0 LOCAL:0 CONSTANT[0]:{count} TEXTURE:0 SURFACE:0 SAMPLER:0
+"""
+
+
+@pytest.mark.parametrize(
+    ("tables", "fault"),
+    [
+        ({"InlineTable": 4096, "InlineTable6144": 32_800}, ""),
+        ({"InlineTable": 4104}, "unscale_kernel for sm_80: no table has less than 4104 bytes"),
+        ({"InlineTable": 4104, "DeviceTable": 552}, "no table has less than 4104"),
+        ({}, "no table has less than"),
+    ],
+)
+def test_cuda_check_sees_a_launch_with_many_parameters(tables: dict[str, int], fault: str) -> None:
+    kernels: Kernels = {}
+    usage = ""
+    for table, count in (tables or {"InlineTable": 0}).items():
+        name = f"unscale_kernel{table}"
+        read_sass(SASS.replace("unscale_kernel", name), kernels)
+        usage += "\n" + USAGE.format(name=name, count=count)
+    read_constants(usage if tables else "", kernels)
+    assert fault in " ".join(cuda_check.large_launches(kernels))
+    assert bool(cuda_check.large_launches(kernels)) == bool(fault)
 
 
 def test_cuda_check_sees_a_missing_architecture() -> None:

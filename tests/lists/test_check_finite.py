@@ -95,6 +95,17 @@ def test_finds_one_bad_tensor_of_many(executor: Executor, bad: int) -> None:
 
 
 @every_executor
+def test_long_list_with_all_elements_at_its_end(executor: Executor) -> None:
+    """Who looks for the owner of a share looks behind the table, unless it is kept from that."""
+    count, few = executor.length(1400), 20
+    grads = [torch.empty(0, device=executor.device)] * (count - few)
+    grads += [random((5,), FLOATS[i % 4], executor.device) for i in range(few)]
+    assert check(executor, grads) == 0.0
+    grads[-1][-1] = math.inf
+    assert check(executor, grads) == 1.0
+
+
+@every_executor
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_nothing_to_check(executor: Executor, count: int) -> None:
     grads = [torch.empty(0, 3, device=executor.device) for _ in range(count)]

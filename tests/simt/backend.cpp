@@ -115,6 +115,21 @@ class SimtBackend final : public cuda::CudaBackend {
 }  // namespace
 }  // namespace simt
 
+// ---- what launchers ask of the CUDA runtime beside what the engine has --------------------------
+
+// The code of a kernel is for the device, or for one that lets grids begin early.
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void*) {
+  attributes->ptxVersion = simt::capability ? simt::capability : 90;
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* status) {
+  *status = cudaStreamCaptureStatusNone;
+  return cudaSuccess;
+}
+
+// ---- what Python calls -------------------------------------------------------------------------
+
 extern "C" {
 
 const amp_ext::Backend* amp_ext_backend() {

@@ -118,7 +118,8 @@ def test_a_fault_is_the_error_of_the_op(simt: Simt) -> None:
 
 ASAN = (
     "every_layout or mixed or any_found_inf or (edge and float16-1) or at-2-from-5 or clips_any "
-    "or (norm_of_each and 2000) or test_sizes or test_alignments or test_dtypes or (long and 403)"
+    "or (norm_of_each and 2000) or at_its_end or test_sizes or test_alignments "
+    "or test_dtypes or (long and 403)"
 )
 TSAN = (
     "small_exact or found_inf or (random_bit_patterns and float32-1.5) or from-3 or is_its_own "

@@ -54,7 +54,9 @@ BARRIER = r"the mbarrier at shared\+25600"
             r"shared overrun: 512 bytes of shared memory are used, 256 were asked for\n"
             r"  in block \d, thread \d+",
         ),
-        ("vector_alignment", r"store16: misaligned: 0x\w+, 4 bytes off\n  in block \d, thread 3\n"),
+        ("vector_alignment", r"store: misaligned: 0x\w+, 4 bytes off\n  in block \d, thread 3\n"),
+        ("early_exit", r"exit without wait_for_previous_grid\n  in block \d, thread \d+"),
+        ("early_load", r"load before wait_for_previous_grid\n  in block \d, thread \d+"),
         ("copy_at_exit", r"exit with cp_async16 in flight, at shared\+0: no wait follows"),
         ("copy_range", r"cp_async16: 0x\w+ is not in the block's shared memory"),
         ("row_alignment", r"ldmatrix: misaligned: shared\+\d+, which is no multiple of 16"),

@@ -116,6 +116,7 @@ constexpr int kCastBlocksPerSm = kForeachBlocksPerSm;
 template <class Table>
 __global__ __launch_bounds__(kForeachThreads, kCastBlocksPerSm) void cast_kernel(
     const Table __grid_constant__ table) {
+  begin_grid();
   for_each_span<kForeachThreads>(
       table, Share(table), [](const CastEntry& entry, const ForeachSpan& span) {
         with_elements(entry.output, entry.output_dtype, [&](auto* to) {

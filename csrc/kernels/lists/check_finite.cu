@@ -16,6 +16,7 @@ struct CheckFinite {
 template <class Table>
 __global__ __launch_bounds__(kForeachThreads, kForeachBlocksPerSm) void check_finite_kernel(
     const Table __grid_constant__ table, float* found_inf) {
+  begin_grid();
   CheckFinite body;
   visit_spans(table, body);
   if (ptx::block_any(body.bad) && threadIdx.x == 0) ptx::store_any(found_inf, 1.0f);

@@ -18,6 +18,13 @@ constexpr int kForeachThreads = 512;
 constexpr int kForeachBlocksPerSm = 2;
 constexpr int kPacksInFlight = 4;  // 16-byte loads a thread issues before the first use
 
+// The first thing that a kernel on lists does. Where it fills the device, the next grid's blocks
+// come in the places of its first ones that end: there are few registers left beside them.
+__device__ inline void begin_grid() {
+  ptx::wait_for_previous_grid();
+  ptx::let_next_grid_begin();
+}
+
 // The last entry that begins at or before `chunk`: its owner, since empty tensors come before the
 // entry they share a first chunk with.
 template <class Entry>

@@ -194,6 +194,7 @@ template <class Table, bool kPerTensor>
 __global__ __launch_bounds__(kForeachThreads, kForeachBlocksPerSm) void grad_norm_kernel(
     const Table __grid_constant__ table, const float* inv_scale, float* found_inf, float* norm,
     float* norms, double* partial_sums, uint32_t* tickets) {
+  begin_grid();
   auto& shared = ptx::shared<Shared>();
   const float factor = inv_scale ? *inv_scale : 1.0f;
   if constexpr (kPerTensor) {

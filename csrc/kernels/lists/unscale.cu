@@ -33,6 +33,7 @@ template <class Table>
 __global__ __launch_bounds__(kForeachThreads, kForeachBlocksPerSm) void unscale_kernel(
     const Table __grid_constant__ table, const float* inv_scale, const float* norm, float max_norm,
     float* found_inf) {
+  begin_grid();
   Unscale body{*inv_scale};
   if (norm) {
     // Every block decides by what no block writes: found_inf may change under way.

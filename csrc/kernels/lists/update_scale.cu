@@ -19,6 +19,7 @@ template <int kCapacity>
 __global__ __launch_bounds__(32) void update_scale_kernel(
     const FoundInfs<kCapacity> __grid_constant__ found_infs,
     const ScaleUpdate __grid_constant__ update) {
+  begin_grid();
   bool overflow = false;
   for (int i = threadIdx.x; i < found_infs.count; i += 32) overflow |= *found_infs.at[i] != 0.0f;
   overflow = ptx::warp_any(overflow);

@@ -159,6 +159,7 @@ struct UpdateShared {
 template <class Op, class Table>
 __device__ void update_list(const Op& op, const Table& table, const StepScalars& scalars,
                             uint32_t* tickets) {
+  begin_grid();
   using Factors = typename Op::Factors;
   auto& shared = ptx::shared<UpdateShared<Factors>>();
   if (has_bad_norm(scalars)) {

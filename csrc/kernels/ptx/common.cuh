@@ -97,6 +97,28 @@ __device__ __forceinline__ T load_l2(const T* from) {
   return __ldcg(from);
 }
 
+// ---- order between grids -----------------------------------------------------------------------
+//
+// A grid of code for compute capability 9.0 or more may begin while the one before it in the stream
+// still runs: see launch.cuh. On others these do nothing.
+
+// Waits until the grid before has ended, and sees what it wrote. Every thread of every kernel comes
+// here before it accesses global memory: that the grid before has ended then implies that all
+// before that one have.
+__device__ __forceinline__ void wait_for_previous_grid() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" : : : "memory");
+#endif
+}
+
+// Lets blocks of the next grid begin, up to that wait, once each block of this one has come here or
+// ended. One thread suffices.
+__device__ __forceinline__ void let_next_grid_begin() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
 // ---- order between blocks ----------------------------------------------------------------------
 
 // Orders this thread's earlier accesses before its later ones, for every thread of the device.

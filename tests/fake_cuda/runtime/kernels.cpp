@@ -96,6 +96,14 @@ const char* launch(const cudaLaunchConfig_t& config, const Kernel& kernel, void*
 }  // namespace
 }  // namespace fake_cuda
 
+// Launchers are here beside their kernels, and not called.
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes*, const void*) {
+  return cudaErrorNotSupported;
+}
+cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus*) {
+  return cudaErrorNotSupported;
+}
+
 extern "C" const fake_cuda::Kernels* fake_cuda_kernels() {
   static const fake_cuda::Kernels instance = {fake_cuda::find, fake_cuda::launch,
                                               reinterpret_cast<void*>(&cuTensorMapEncodeTiled)};

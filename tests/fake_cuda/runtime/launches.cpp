@@ -19,9 +19,12 @@ constexpr unsigned kMostBlocksAcross = 65535;  // along y, and z
 constexpr unsigned kMostThreads = 1024, kMostThreadsDeep = 64;
 constexpr unsigned kMostClusterBlocks = 8;
 constexpr size_t kAlignment = 64;  // of a parameter
+constexpr int kWaits = 90;         // PTX of this version has griddepcontrol.wait
 
 struct Function {
   const char* symbol;
+  const void* binary;              // with its code
+  int ptx = 0;                     // the version of what it was compiled from that runs
   const Kernel* kernel = nullptr;  // null if it is not one of ours
   bool is_known = false;
   std::vector<size_t> most_shared;  // bytes of a block, on each device
@@ -34,6 +37,7 @@ struct Configuration {
 };
 
 bool drops = false;
+int64_t early_launches = 0;
 thread_local std::vector<Configuration> pushed;  // by <<<...>>>
 
 std::unordered_map<const void*, Function>& functions() {
@@ -49,6 +53,29 @@ std::string name_of(const Function& function) {
   return name.substr(0, name.find("_kernel") + strlen("_kernel"));
 }
 
+template <class T>
+T read(const char* from) {
+  T value;
+  memcpy(&value, from, sizeof value);
+  return value;
+}
+
+// The version of PTX from which a binary has code for the devices: machine code of their own
+// generation, or else the PTX itself, both the newest. 0 if there is neither.
+int ptx_version(const void* binary) {
+  constexpr int kHeader = 16, kPtx = 1, kCode = 2;
+  const char* at = read<const char*>(static_cast<const char*>(binary) + 8);
+  const char* const end = at + kHeader + read<uint64_t>(at + 8);
+  int newest[kCode + 1] = {};
+  for (at += kHeader; at < end; at += read<uint32_t>(at + 4) + read<uint64_t>(at + 8)) {
+    const int kind = read<uint16_t>(at), version = read<uint32_t>(at + 28);
+    const bool runs = version <= settings().capability &&
+                      (kind == kPtx || version / 10 == settings().capability / 10);
+    if (runs && kind <= kCode) newest[kind] = std::max(newest[kind], version);
+  }
+  return newest[kCode] ? newest[kCode] : newest[kPtx];
+}
+
 Function* find_function(const void* pointer) {
   const auto found = functions().find(pointer);
   if (found == functions().end()) return nullptr;
@@ -56,21 +83,28 @@ Function* find_function(const void* pointer) {
   if (!function.is_known) {
     function.is_known = true;
     function.kernel = kernels().find(function.symbol);
+    function.ptx = ptx_version(function.binary);
     function.most_shared.assign(settings().devices, kMostSharedUnasked);
   }
   return &function;
 }
 
 // What the driver would not launch; nothing if it would.
-const char* refusal(const cudaLaunchConfig_t& config, size_t most_shared) {
+const char* refusal(const cudaLaunchConfig_t& config, const Function& function, bool captured) {
   const dim3 grid = config.gridDim, block = config.blockDim;
   if (grid.x == 0 || grid.y == 0 || grid.z == 0 || grid.x > INT32_MAX ||
       std::max(grid.y, grid.z) > kMostBlocksAcross)
     return "its grid";
   const size_t threads = size_t{block.x} * block.y * block.z;
   if (threads == 0 || threads > kMostThreads || block.z > kMostThreadsDeep) return "its block";
-  if (config.dynamicSmemBytes > most_shared) return "more shared memory than it may have";
+  if (config.dynamicSmemBytes > function.most_shared[current_device])
+    return "more shared memory than it may have";
   for (unsigned i = 0; i < config.numAttrs; ++i) {
+    if (config.attrs[i].id == cudaLaunchAttributeProgrammaticStreamSerialization) {
+      if (function.ptx < kWaits) return "that it begins early, which its code does not know";
+      if (captured) return "that it begins early, in a capture";
+      continue;
+    }
     const auto& n = config.attrs[i].val.clusterDim;
     if (config.attrs[i].id != cudaLaunchAttributeClusterDimension) return "an unknown attribute";
     if (settings().capability < 90) return "a cluster before compute capability 9.0";
@@ -110,12 +144,15 @@ cudaError_t launch(const cudaLaunchConfig_t& config, const void* pointer, void**
   if (!stream || stream->device != current_device)
     return refuse(cudaErrorInvalidResourceHandle, "%s: no stream of device %d", name.c_str(),
                   current_device);
-  if (const char* why = refusal(config, function->most_shared[current_device]))
+  if (const char* why = refusal(config, *function, stream->capture != nullptr))
     return refuse(cudaErrorInvalidConfiguration, "%s: %s", name.c_str(), why);
   if (!function->kernel) {
     fprintf(stderr, "fake cuda: nothing can run %s\n", function->symbol);
     return refuse(cudaErrorNotSupported, "nothing can run %s", name.c_str());
   }
+  early_launches += std::any_of(config.attrs, config.attrs + config.numAttrs, [](const auto& it) {
+    return it.id == cudaLaunchAttributeProgrammaticStreamSerialization;
+  });
   return enqueue(*stream, "launch", name,
                  [name, config = config, device = current_device,
                   attributes = std::vector(config.attrs, config.attrs + config.numAttrs),
@@ -170,18 +207,19 @@ using namespace fake_cuda;
 // From now on launches of amp_ext do nothing, and cost nothing.
 FAKE_CUDA_API void fake_cuda_drop_launches(bool drop) { drops = drop; }
 
-FAKE_CUDA_API void** __cudaRegisterFatBinary(void*) {
-  static void* handle;
-  return &handle;
-}
+// Launches so far that need not wait for the kernel before.
+FAKE_CUDA_API int64_t fake_cuda_early_launches() { return early_launches; }
+
+FAKE_CUDA_API void** __cudaRegisterFatBinary(void* binary) { return static_cast<void**>(binary); }
 FAKE_CUDA_API void __cudaRegisterFatBinaryEnd(void**) {}
 FAKE_CUDA_API void __cudaUnregisterFatBinary(void**) {}
 FAKE_CUDA_API void __cudaRegisterVar(void**, char*, char*, const char*, int, size_t, int, int) {}
 FAKE_CUDA_API char __cudaInitModule(void**) { return 1; }
 
-FAKE_CUDA_API void __cudaRegisterFunction(void**, const char* pointer, char*, const char* symbol,
-                                          int, uint3*, uint3*, dim3*, dim3*, int*) {
-  functions()[pointer] = {symbol};
+FAKE_CUDA_API void __cudaRegisterFunction(void** binary, const char* pointer, char*,
+                                          const char* symbol, int, uint3*, uint3*, dim3*, dim3*,
+                                          int*) {
+  functions()[pointer] = {symbol, binary};
 }
 
 FAKE_CUDA_API unsigned __cudaPushCallConfiguration(dim3 grid, dim3 block, size_t shared,
@@ -228,6 +266,17 @@ FAKE_CUDA_API cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, 
   if (drops) return cudaSuccess;
   FAKE_CUDA_LOCK;
   return launch(*config, pointer, parameters);
+}
+
+FAKE_CUDA_API cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes,
+                                                const void* pointer) {
+  FAKE_CUDA_LOCK;
+  const Function* const function = find_function(pointer);
+  if (!function) return refuse(cudaErrorInvalidDeviceFunction, "%p is no kernel", pointer);
+  *attributes = {};
+  attributes->ptxVersion = function->ptx;
+  attributes->binaryVersion = settings().capability;
+  return cudaSuccess;
 }
 
 FAKE_CUDA_API cudaError_t cudaFuncSetAttribute(const void* pointer, cudaFuncAttribute attribute,

@@ -142,31 +142,23 @@ void check_aligned(const char* operation, const void* address, size_t bytes) {
 }
 
 void check_global(const char* operation, const void* pointer, size_t bytes) {
+  if (!current->alone) fail("%s before wait_for_previous_grid", operation);
   if (asan::is_poisoned(pointer, bytes))
     fail("%s: global overrun: %zu bytes at %p are not all memory", operation, bytes, pointer);
 }
 
-void load16(const void* from) {
-  check_aligned("load16", from, 16);
-  counters.bytes_loaded += 16;
+void load(const void* from, size_t bytes) {
+  check_global("load", from, bytes);
+  check_aligned("load", from, bytes);
+  counters.bytes_loaded += bytes;
   ++current->loads;
 }
 
-void store16(const void* to) {
-  check_aligned("store16", to, 16);
-  counters.bytes_stored += 16;
-  if (holds(*current->block, to)) wrote_shared(to, 16);
-}
-
-void load8(const void* from) {
-  check_aligned("load8", from, 8);
-  counters.bytes_loaded += 8;
-  ++current->loads;
-}
-
-void store8(const void* to) {
-  check_aligned("store8", to, 8);
-  counters.bytes_stored += 8;
+void store(const void* to, size_t bytes) {
+  check_global("store", to, bytes);
+  check_aligned("store", to, bytes);
+  counters.bytes_stored += bytes;
+  if (holds(*current->block, to)) wrote_shared(to, bytes);
 }
 
 }  // namespace simt

@@ -68,6 +68,11 @@ const uint64_t* warp_values(const char* operation, uint64_t mine) {
   return warp.values;
 }
 
+static int count(const char* operation, bool predicate) {
+  const uint64_t* const values = warp_values(operation, predicate);
+  return static_cast<int>(std::count(values, values + kWarpThreads, uint64_t{1}));
+}
+
 int lane() { return current->lane; }
 
 void named_barrier(int id, int threads) {
@@ -114,9 +119,9 @@ void setmaxnreg(int registers, bool increase) {
 
 // A fence and an atomic operation behind it publish; an atomic operation and a fence behind it
 // receive.
-void order_atomic(const void* address) {
+void order_atomic(void* location) {
+  check_global("an atomic operation", location, sizeof(uint32_t));
   may_preempt();
-  void* const location = const_cast<void*>(address);
   tsan::hand_over(&current->fenced, location);
   tsan::hand_over(location, &current->observed);
 }
@@ -126,15 +131,8 @@ void order_atomic(const void* address) {
 namespace amp_ext::ptx {
 using namespace simt;
 
-bool warp_any(bool predicate) {
-  const uint64_t* values = warp_values("warp_any", predicate);
-  return std::any_of(values, values + kWarpThreads, [](uint64_t value) { return value != 0; });
-}
-
-int warp_count(bool predicate) {
-  const uint64_t* values = warp_values("warp_count", predicate);
-  return static_cast<int>(std::count(values, values + kWarpThreads, uint64_t{1}));
-}
+bool warp_any(bool predicate) { return count("warp_any", predicate) > 0; }
+int warp_count(bool predicate) { return count("warp_count", predicate); }
 
 void warp_sync() { whole_warp("warp_sync").meeting.barrier({"warp_sync", {}, true}); }
 
@@ -158,6 +156,8 @@ bool block_any(bool predicate) {
 int cluster_rank() { return current->block->rank; }
 
 void cluster_sync() { current->block->cluster.barrier.barrier({"cluster_sync", {}, true}); }
+
+void wait_for_previous_grid() { current->alone = true; }
 
 void device_fence() {
   tsan::release(&current->fenced);

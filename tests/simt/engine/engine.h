@@ -146,6 +146,7 @@ struct Thread {
   CopyGroups bulk;        // TMA stores
   uint32_t proxy_fences = 0;
   int64_t loads = 0;  // of 8 and 16 bytes
+  bool alone;         // it knows that the grid before has ended
 };
 
 struct BarrierState {  // of an mbarrier
@@ -245,7 +246,10 @@ void check_marks(const char* operation, const Block& block, size_t offset, size_
 void poison(Block& block, size_t offset, size_t bytes);  // a copy to it is under way
 
 void check_aligned(const char* operation, const void* address, size_t bytes);
-void check_global(const char* operation, const void* pointer, size_t bytes);  // in variant asan
+
+// Fails where the thread does not know that the grid before has ended, or, in variant asan, where
+// not all of it is memory.
+void check_global(const char* operation, const void* pointer, size_t bytes);
 
 // Of mbarriers, for TMA.
 BarrierState& mbarrier_for_others(const char* operation, Block& block, size_t offset);

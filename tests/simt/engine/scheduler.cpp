@@ -30,6 +30,7 @@ int idle_rounds;
 const std::function<void()>* thread_body;
 uint64_t launch_start, launch_end;  // tokens
 int64_t most_loads;                 // of a thread of this launch
+bool begins_early;                  // which need not wait for the one before
 
 void demote(Warp& warp) { warp.priority = random(kPriorities); }
 
@@ -40,7 +41,9 @@ void make_ready(Thread& thread) {
 
 void run_thread() {
   tsan::acquire(&launch_start);
+  current->alone = !begins_early;
   (*thread_body)();
+  if (!current->alone) fail("exit without wait_for_previous_grid");
   check_copies_at_exit(*current);
   check_wgmmas_at_exit(*current->warp);
   tsan::release(&launch_end);
@@ -137,8 +140,8 @@ void run_grid(int cluster_blocks, size_t shared_bytes) {
   }
 }
 
-// Finds the number of blocks in a cluster. Returns what is wrong with a launch; nothing if it can
-// run.
+// Finds the number of blocks in a cluster and whether it begins early. Returns what is wrong with a
+// launch; nothing if it can run.
 std::string refusal(const cudaLaunchConfig_t& config, const void* kernel, unsigned* cluster) {
   const size_t blocks = volume(config.gridDim), threads = volume(config.blockDim);
   const dim3 grid = config.gridDim, block = config.blockDim;
@@ -153,6 +156,10 @@ std::string refusal(const cudaLaunchConfig_t& config, const void* kernel, unsign
   for (unsigned i = 0; i < config.numAttrs; ++i) {
     const cudaLaunchAttribute& attribute = config.attrs[i];
     const auto& n = attribute.val.clusterDim;
+    if (attribute.id == cudaLaunchAttributeProgrammaticStreamSerialization) {
+      begins_early = attribute.val.programmaticStreamSerializationAllowed;
+      continue;
+    }
     if (attribute.id != cudaLaunchAttributeClusterDimension)
       return text("a launch with attribute %d", static_cast<int>(attribute.id));
     if (n.x == 0 || n.x > kMostClusterBlocks || n.y != 1 || n.z != 1)
@@ -200,6 +207,7 @@ cudaError_t launch(const cudaLaunchConfig_t& config, const void* kernel,
   fault.clear();
   ++counters.launches;
   unsigned cluster_blocks = 1;
+  begins_early = false;
   if (const std::string reason = refusal(config, kernel, &cluster_blocks); !reason.empty()) {
     set_fault(reason);
     return cudaErrorInvalidConfiguration;

@@ -25,8 +25,8 @@ struct Counters {
   int64_t launches;
   int64_t blocks;
   int64_t switches;
-  int64_t bytes_loaded;  // by 16-byte loads
-  int64_t bytes_stored;  // by 16-byte stores
+  int64_t bytes_loaded;  // by loads of 8 and 16 bytes
+  int64_t bytes_stored;  // by such stores
   int64_t bytes_copied;  // asynchronously: by cp.async, and whole boxes by TMA
   // Loads of 8 and 16 bytes by the thread of a launch that makes the most: its warp waits for
   // memory no more often, as loads that are issued together are waited for together.
@@ -54,14 +54,12 @@ void wrote_shared(const void* to, size_t bytes);
 bool is_shared(const void* address);  // of any block
 
 // Fails unless the address of an access of this size is aligned, and counts it.
-void load16(const void* from);
-void store16(const void* to);
-void load8(const void* from);
-void store8(const void* to);
+void load(const void* from, size_t bytes);
+void store(const void* to, size_t bytes);
 
 // ---- what the ptx headers' templates call; they themselves declare the other functions ----------
 
-void order_atomic(const void* address);  // to be called by every relaxed atomic operation
+void order_atomic(void* location);  // to be called by every relaxed atomic operation
 int lane();
 // What the lanes of the warp have come with; to be read before the warp's next collective.
 const uint64_t* warp_values(const char* operation, uint64_t mine);

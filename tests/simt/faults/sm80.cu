@@ -114,11 +114,25 @@ __global__ void hand_over(float* data) {
   if (second && blockIdx.x == 1) data[1] = data[0];
 }
 
-int launch(void (*kernel)(float*), float* data, int blocks, int threads) {
+// What the two below do wrong is seen where they may begin early.
+__global__ void waits_for_no_grid(float*) {}
+
+__global__ void waits_for_a_grid_too_late(float* data) {
+  const uint4 bits = ptx::load16(data);
+  ptx::wait_for_previous_grid();
+  ptx::store16(data, bits);
+}
+
+int launch(void (*kernel)(float*), float* data, int blocks, int threads, bool early = false) {
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(blocks);
   config.blockDim = dim3(threads);
   config.dynamicSmemBytes = sizeof(Shared);
+  config.attrs = &attribute;
+  config.numAttrs = early;
   return cudaLaunchKernelEx(&config, kernel, data);
 }
 
@@ -127,6 +141,10 @@ int launch(void (*kernel)(float*), float* data, int blocks, int threads) {
 #define KERNEL(name, ...)                              \
   int name(float* data, int blocks, int threads) {     \
     return launch(__VA_ARGS__, data, blocks, threads); \
+  }
+#define EARLY(name, kernel)                             \
+  int name(float* data, int blocks, int threads) {      \
+    return launch(kernel, data, blocks, threads, true); \
   }
 
 extern "C" {
@@ -153,5 +171,7 @@ KERNEL(scalar_alignment, misaligned_scalar)
 KERNEL(blocks_race, all_blocks_write)
 KERNEL(fenced, hand_over<true>)
 KERNEL(unfenced, hand_over<false>)
+EARLY(early_exit, waits_for_no_grid)
+EARLY(early_load, waits_for_a_grid_too_late)
 
 }  // extern "C"

@@ -44,7 +44,20 @@ ADD_IN_ORDER = (
     "  memset(sums, 0, sizeof(sums));\n  for (uint32_t split = 0; split < plan.splits; ++split) {\n"
 )
 
+WAIT_GRID = "  ptx::wait_for_previous_grid();\n"
+FIRST_FETCHES = (
+    "#pragma unroll\n  for (int stage = 0; stage < kStages - 1; ++stage) "
+    "steps.fetch(stages[stage]);\n"
+)
+
 MUTANTS = (
+    gemm_mutant("the grid before may still run", MAINLOOP, WAIT_GRID, ""),
+    gemm_mutant(
+        "operands are fetched before the grid before has ended",
+        MAINLOOP,
+        WAIT_GRID + FIRST_FETCHES,
+        FIRST_FETCHES + WAIT_GRID,
+    ),
     # ---- operands
     gemm_mutant("the swizzle's period is not 8 lines", OPERAND, "row % (8 / kRowLines)", "row % 8"),
     gemm_mutant(

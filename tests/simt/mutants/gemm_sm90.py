@@ -71,12 +71,21 @@ BACKWARDS = """plan.splits, work.share);
 """
 COLUMN_CONSUMERS = "g_.batch * tile_rows() * Gemm::kTeam);"
 
+WAIT_GRID = "    ptx::wait_for_previous_grid();\n"
+
 KEY = "TensorMapKey&) const = default;\n  size_t hash() const {\n    return hash_of(\n        {"
 BASE = "reinterpret_cast<uintptr_t>(base), "
 MAP = "tensor_map.cuh"
 
 
 MUTANTS = (
+    _mutant("the grid before may still run", GEMM, WAIT_GRID, ""),
+    _mutant(
+        "producers do not wait for the grid before",
+        GEMM,
+        WAIT_GRID,
+        f"    if (threadIdx.x >= kWarpgroup){WAIT_GRID[3:]}",
+    ),
     # ---- what is kept of tensor maps
     _mutant(
         "maps of other addresses",
@@ -600,6 +609,14 @@ MUTANTS = (
         "bias is not waited for", BIAS, WAIT_BIAS, "    if (false) ptx::mbarrier_wait(", PLAIN
     ),
     _epilogue("bias is written over another", BIAS, WAIT_BIAS_READ, "", PLAIN),
+    _mutant(
+        "a unit may be overwritten once one lane has read it",
+        HEADER,
+        "  ptx::warp_sync();\n",
+        "",
+        f"{FEW} and every_schedule",
+        "tsan",
+    ),
     _epilogue(
         "bias is told of half written",
         BIAS,

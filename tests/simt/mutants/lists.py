@@ -124,6 +124,25 @@ MUTANTS = (
         "unscale",
     ),
     _mutant("the warp's first probe", FOREACH, "chunk) - 1) * step", "chunk)) * step", **TABLE),
+    _mutant(
+        "a probe past the table's end",
+        FOREACH,
+        "warp_count(at < high && ",
+        "warp_count(",
+        "check_finite",
+        "at_its_end",
+        "asan",
+    ),
+    *(
+        _mutant("the grid before may still run", file, "  begin_grid();\n", "", op)
+        for file, op in (
+            (UNSCALE, "unscale"),
+            (CHECK, "check_finite"),
+            (NORM, "grad_norm"),
+            (CAST, "cast"),
+            (UPDATE, "update_scale"),
+        )
+    ),
     _mutant("no barrier in block_sum", REDUCE, BLOCK_SUM_WAITS, "= value;", "grad_norm"),
     _mutant(
         "no barrier in block_sum, race", REDUCE, BLOCK_SUM_WAITS, "= value;", "grad_norm", **RACE

@@ -28,6 +28,7 @@ def _mutant(
 
 
 MUTANTS = (
+    _mutant("the grid before may still run", UPDATE, "  begin_grid();\n", "", SIZES),
     _mutant("an overflow is no reason", UPDATE, "  if (is_skipped(scalars)) return;\n", "", SKIP),
     _mutant("a bad norm is no overflow", UPDATE, FLAG, "", NORM),
     _mutant("a bad norm updates", UPDATE, f"{FLAG}    return;\n", FLAG, NORM),

@@ -201,6 +201,22 @@ __global__ void __launch_bounds__(3 * kWarpgroup, 1)
   to[thread_of_grid()] = sum;
 }
 
+// ---- grids -------------------------------------------------------------------------------------
+
+constexpr int kGridThreads = 64;
+
+// Steps each number on, slowly: the first grid those of `from`, the others what the one before has
+// left, which another block wrote.
+__global__ void step_on(const uint32_t* from, uint32_t* to, int grid, int rounds) {
+  ptx::let_next_grid_begin();
+  ptx::wait_for_previous_grid();
+  const int thread = thread_of_grid(), last = static_cast<int>(gridDim.x * blockDim.x) - 1;
+  const int i = grid % 2 ? last - thread : thread;
+  uint32_t x = grid == 0 ? from[i] : ptx::load_l2(&to[i]);
+  for (int round = 0; round < rounds; ++round) x = x * (x | 1) + 1;
+  to[i] = x;
+}
+
 }  // namespace
 
 extern "C" {
@@ -231,6 +247,13 @@ int probe_mbarrier_remote(const uint32_t* from, uint32_t* to, int blocks, int cl
   constexpr int kThreads = 64;
   return launch({blocks, kThreads, sizeof(ptx::Mbarrier), cluster}, arrive_next_door, from, to,
                 cluster);
+}
+
+int probe_grids(const uint32_t* from, uint32_t* to, int blocks, int grids, int rounds) {
+  int error = 0;
+  for (int grid = 0; grid < grids && error == 0; ++grid)
+    error = launch({blocks, kGridThreads, 0, 1, grid > 0}, step_on, from, to, grid, rounds);
+  return error;
 }
 
 int probe_cluster(const void*, uint32_t* to, int blocks, int cluster) {

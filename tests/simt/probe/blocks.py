@@ -94,6 +94,16 @@ def mbarrier_remote() -> Iterator[Case]:
         yield Case((blocks, cluster), data, data + 1)
 
 
+def grids() -> Iterator[Case]:
+    """a grid that begins early waits for all grids before it"""
+    for blocks, rounds in ((2, 1), (8, 20), (300, 400)):
+        number, data = 5, integers(64 * blocks)
+        x = data.long()
+        for _ in range(number * rounds):
+            x = x * (x | 1) + 1 & 0xFFFFFFFF
+        yield Case((blocks, number, rounds), data, words(x))
+
+
 # ---- clusters, registers -----------------------------------------------------------------------
 
 
@@ -132,6 +142,7 @@ PROBES = (
     mbarrier_phases,
     mbarrier_order,
     mbarrier_remote,
+    grids,
     cluster,
     shared_address,
     setmaxnreg,

@@ -28,6 +28,7 @@ __global__ __launch_bounds__(
   auto& shared = ptx::shared<GemmShared<Gemm>>();
   typename Gemm::Sums sums = {};
   accumulate<Gemm>(sums, shared.stages, args, plan, work_of<false>(plan, {ptx::block_index()}));
+  ptx::let_next_grid_begin();
   // Found out anew: the loop has no registers to spare.
   const GemmWork work = work_of<false>(plan, {ptx::block_index()});
   if (plan.splits > 1 &&

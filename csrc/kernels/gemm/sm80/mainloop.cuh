@@ -110,6 +110,7 @@ __device__ void accumulate(typename Gemm::Sums& sums,
   static_assert(kDepths % 2 == 0, "fragments of even and odd depths take turns in registers");
 
   GemmSteps<Gemm> steps(g, plan, work);
+  ptx::wait_for_previous_grid();
 #pragma unroll
   for (int stage = 0; stage < kStages - 1; ++stage) steps.fetch(stages[stage]);
   // All of this thread's copies but those of the steps after the first one have come; behind the

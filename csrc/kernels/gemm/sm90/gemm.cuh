@@ -90,6 +90,7 @@ __global__ void __launch_bounds__(Sm90Tile::kThreads, 1)
       for (const CUtensorMap* map : {&maps.a, &maps.b, &maps.out}) ptx::tma_prefetch(*map);
       init_barriers<Gemm>(header, args, plan);
     }
+    ptx::wait_for_previous_grid();
     // Nobody uses a barrier before it is one: the other block's TMA and consumers use them too.
     if (plan.cluster_m * plan.cluster_n > 1)
       ptx::cluster_sync();

@@ -129,6 +129,7 @@ __device__ void produce(Sm90Header& header, unsigned char* stages, const Sm90Map
     }
   }
   write_unit(header, round, {});
+  ptx::let_next_grid_begin();  // the consumers have still to multiply and to store
   // The other block still arrives at these barriers: they have to outlive that.
   if (cluster > 1)
     for (int i = 0; i < plan.stages; ++i, ring.advance(plan.stages))

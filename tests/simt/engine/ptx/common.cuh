@@ -22,6 +22,18 @@ T value_of_lane(const char* operation, T value, int lane) {
   return value;
 }
 
+template <class T>
+T load_as(const void* from) {
+  load(from, sizeof(T));
+  return *static_cast<const T*>(from);
+}
+
+template <class T>
+void store_as(void* to, T value) {
+  store(to, sizeof(T));
+  *static_cast<T*>(to) = value;
+}
+
 }  // namespace simt
 
 namespace amp_ext::ptx {
@@ -55,30 +67,18 @@ T* global(T* pointer) {
   return pointer;
 }
 
-inline uint4 load16(const void* from) {
-  simt::load16(from);
-  return *static_cast<const uint4*>(from);
-}
-
-inline void store16(void* to, uint4 value) {
-  simt::store16(to);
-  *static_cast<uint4*>(to) = value;
-}
-
-inline uint2 load8(const void* from) {
-  simt::load8(from);
-  return *static_cast<const uint2*>(from);
-}
-
-inline void store8(void* to, uint2 value) {
-  simt::store8(to);
-  *static_cast<uint2*>(to) = value;
-}
+inline uint4 load16(const void* from) { return simt::load_as<uint4>(from); }
+inline uint2 load8(const void* from) { return simt::load_as<uint2>(from); }
+inline void store16(void* to, uint4 value) { simt::store_as(to, value); }
+inline void store8(void* to, uint2 value) { simt::store_as(to, value); }
 
 template <class T>
 T load_l2(const T* from) {
   return *from;
 }
+
+void wait_for_previous_grid();
+inline void let_next_grid_begin() {}
 
 void device_fence();
 
