@@ -70,7 +70,6 @@ WAIT_SIDE = "    if (has_side()) ptx::mbarrier_wait("
 LOOK = "ptx::look(ticket()) == work_.shares - 1;"
 LAST_TICKET = "    if (consumer_thread() == 0) ptx::ticket(ticket(), work_.shares - 1);\n"
 SEEN = "    consumer_sync(consumer_);\n    if (!ptx::warp_uniform(header_.others_there"
-FENCED = "    ptx::device_fence();\n  }\n\n  // Whether this is the last share"
 TICKET = "  consumer_sync(consumer);\n  if (consumer_thread() == 0) {\n"
 BACKWARDS = """plan.splits, work.share);
   work.steps = share_begin(plan.steps - plan.rest, plan.splits, work.share + 1) - begin;
@@ -328,9 +327,9 @@ MUTANTS = (
         "others are not seen by all",
         SPLIT,
         SEEN,
-        SEEN.replace("    consumer_sync(consumer_);\n", ""),
+        SEEN.partition("\n")[2],
+        SHARES,
     ),
-    _epilogue("others' sums are not fenced, race", SPLIT, FENCED, "", **RACE),
     _mutant(
         "shares before are left out",
         SPLIT,
@@ -352,7 +351,13 @@ MUTANTS = (
         "add<kBefore>(row + first * 4, 0,",
         ORDER,
     ),
-    _mutant("a ticket before all have stored", SPLIT, TICKET, TICKET.partition("\n")[2], SHARES),
+    _mutant(
+        "a ticket before all have stored",
+        SPLIT,
+        TICKET,
+        TICKET.partition("\n")[2],
+        f"{FEW} and (shares_behind or ranges_behind or one_order)",
+    ),
     _epilogue(
         "a ticket before all have stored, race", SPLIT, TICKET, TICKET.partition("\n")[2], **RACE
     ),
