@@ -70,6 +70,7 @@ WAIT_SIDE = "    if (has_side()) ptx::mbarrier_wait("
 LOOK = "ptx::look(ticket()) == work_.shares - 1;"
 LAST_TICKET = "    if (consumer_thread() == 0) ptx::ticket(ticket(), work_.shares - 1);\n"
 SEEN = "    consumer_sync(consumer_);\n    if (!ptx::warp_uniform(header_.others_there"
+FENCED = "    ptx::device_fence();\n  }\n\n  // Whether this is the last share"
 TICKET = "  consumer_sync(consumer);\n  if (consumer_thread() == 0) {\n"
 BACKWARDS = """plan.splits, work.share);
   work.steps = share_begin(plan.steps - plan.rest, plan.splits, work.share + 1) - begin;
@@ -329,6 +330,14 @@ MUTANTS = (
         SEEN,
         SEEN.partition("\n")[2],
         SHARES,
+    ),
+    _mutant(
+        "others' sums are not fenced, race",
+        SPLIT,
+        FENCED,
+        FENCED.replace("    ptx::device_fence();\n", ""),
+        f"{SHARES} and 128x128",
+        "tsan",
     ),
     _mutant(
         "shares before are left out",
