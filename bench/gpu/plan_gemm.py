@@ -5,8 +5,12 @@
     python bench/gpu/plan_gemm.py --grid
 
 Nothing is launched and no GPU is needed. Cycles are computed from figures of data sheets and
-guesses (csrc/kernels/gemm/plan/cost.h), not measured. Efficiency is the part of the cycles in which
-tensor cores would do the product's multiply-adds at the data sheet's rate: a prediction too.
+guesses (csrc/kernels/gemm/plan/cost.h), not measured. What is called attainable is the fewest
+cycles by the same figures, whatever the plan: those of the tensor cores, of the device memory or of
+L2, whichever are the most, with the work divided evenly among the multiprocessors, and what comes
+before the first step and behind the last one. Efficiency is the attainable part of the predicted
+cycles; that of the tensor cores is the part in which they would do the product's multiply-adds at
+the data sheet's rate. Both are predictions.
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ from workloads.gemm_shapes import Shape, grid_shapes, planned_products
 
 # Of FP16 by a multiprocessor, in a cycle: data sheets.
 MULTIPLY_ADDS = {"sm80": 1024, "sm90": 2048}
+GOOD = 0.85
 
 
 @dataclass(frozen=True)
@@ -34,7 +39,8 @@ class Prediction:
 
     Attributes:
         waves: tiles of 128x256 for each multiprocessor.
-        busy: cycles at the rate of the data sheet.
+        busy: cycles of the tensor cores at the rate of the data sheet.
+        least: cycles that are attainable; None where that is not known.
         cycles: all of them.
     """
 
@@ -42,15 +48,26 @@ class Prediction:
     plan: str
     waves: float
     busy: float
+    least: float | None
     cycles: float
 
     @property
-    def efficiency(self) -> float:
+    def efficiency(self) -> float | None:
+        return self.least and self.least / self.cycles
+
+    @property
+    def of_tensor_cores(self) -> float:
         return self.busy / self.cycles
+
+    def in_words(self) -> str:
+        words = f"{self.cycles / 1e3:.1f} thousand cycles, predicted efficiency "
+        if self.efficiency:
+            words += f"{self.efficiency:.3f}, "
+        return f"{words}{self.of_tensor_cores:.3f} of the tensor cores"
 
 
 def predict(shape: Shape, multiprocessors: int = 132, sm90: bool = True) -> Prediction:
-    plan, cycles = _C.gemm_plan(
+    plan, cycles, least = _C.gemm_plan(
         *(shape.m, shape.n, shape.k, shape.layout),
         fp32_out=shape.out == torch.float32,
         accumulate=shape.accumulate,
@@ -59,7 +76,20 @@ def predict(shape: Shape, multiprocessors: int = 132, sm90: bool = True) -> Pred
     )
     busy = shape.flops / 2 / multiprocessors / MULTIPLY_ADDS["sm90" if sm90 else "sm80"]
     waves = shape.m * shape.n / (128 * 256) / multiprocessors
-    return Prediction(shape, plan, waves, busy, cycles)
+    return Prediction(shape, plan, waves, busy, least, cycles)
+
+
+def asked(x: Prediction) -> bool:
+    """Return whether a product has k >= 2048 and half a wave of tiles."""
+    return x.shape.k >= 2048 and x.waves >= 0.5
+
+
+def summary(what: str, efficiencies: Sequence[float]) -> str:
+    good = sum(e >= GOOD for e in efficiencies)
+    return (
+        f"{what} is at least {min(efficiencies):.3f}, and {GOOD} or more for {good} of "
+        f"{len(efficiencies)} products"
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -73,13 +103,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     for x in predictions:
         sizes = "x".join(map(str, (x.shape.m, x.shape.n, x.shape.k)))
         print(f"{x.shape.name} {x.shape.layout}: {sizes}")
-        cycles = f"{x.cycles / 1e3:.1f} thousand cycles, predicted efficiency {x.efficiency:.3f}"
-        print(f"    {x.plan}; {cycles}")
+        print(f"    {x.plan}; {x.in_words()}")
     if options.grid:
-        asked = [x.efficiency for x in predictions if x.shape.k >= 2048 and x.waves >= 0.5]
-        good = sum(e >= 0.85 for e in asked)
-        print("Where k >= 2048 and there is half a wave of tiles, predicted efficiency is at least")
-        print(f"{min(asked):.3f}, and 0.85 or more for {good} of {len(asked)} products")
+        of_interest = [x for x in predictions if asked(x)]
+        print("Where k >= 2048 and there is half a wave of tiles, predicted")
+        if not options.sm80:
+            print(summary("efficiency", [x.efficiency for x in of_interest]))
+        print(summary("efficiency of the tensor cores", [x.of_tensor_cores for x in of_interest]))
     return 0
 
 

@@ -132,7 +132,9 @@ void check_sm90(const GemmArgs& g, const GemmPlan& plan, int multiprocessors) {
   CHECK(plan.shared_bytes == 3072 + boxes + plan.stages * stage && plan.shared_bytes <= most);
   CHECK(plan.stages >= 3 && (plan.stages == 8 || plan.shared_bytes + stage > most));
   const bool has_side = (g.c.data && !plan.reduce) || g.aux.data;
-  CHECK(has_side || (is_fp32 && !tile.ping_pong) ? plan.boxes == 4 : plan.boxes >= 2);
+  const bool is_long = is_fp32 && !tile.ping_pong;
+  const int least = has_side || is_long ? 4 : 2, most_boxes = is_long && !has_side ? 5 : 4;
+  CHECK(plan.boxes >= least && plan.boxes <= most_boxes);
   CHECK(!has_side || !plan.plain);
   CHECK(plan.box_columns == (plan.plain && !is_fp32 && tile.n % 64 == 0 ? 64 : 32));
   const int cluster = plan.cluster_m * plan.cluster_n;
@@ -141,7 +143,8 @@ void check_sm90(const GemmArgs& g, const GemmPlan& plan, int multiprocessors) {
 }
 
 // Tiles are cut where they are few, or in a last round; each cluster has one unit of them at most,
-// and none has many more steps than others. No unit has few steps.
+// and none has many more steps than others. Equal shares have some more than ranges, which store a
+// share for each piece: for each of them as many as take so long. No unit has few steps.
 void check_choice(const GemmArgs& g, const GemmPlan& plan, int multiprocessors) {
   if (plan.tail == 0) return;
   const int least = plan.sm90 ? 8 : 4;
@@ -161,7 +164,9 @@ void check_choice(const GemmArgs& g, const GemmPlan& plan, int multiprocessors) 
   const int64_t mean = ceil_div(int64_t{plan.tail} * plan.steps, clusters);
   const int64_t range = int64_t{plan.tail} * plan.rest;
   CHECK(plan.rest >= 4 && range / plan.ranges >= 8 && ceil_div(range, plan.ranges) <= mean);
-  if (plan.splits > 0) CHECK(ceil_div(plan.steps - plan.rest, plan.splits) <= mean + 1);
+  if (plan.splits == 0) return;
+  const int64_t longer = (plan.steps - plan.rest) / plan.splits - range / plan.ranges;
+  CHECK(longer >= 2 && longer <= 8 * (plan.tail / plan.ranges + 2));
 }
 
 class Problems {

@@ -64,9 +64,10 @@ MatrixRef dense(int64_t rows, int64_t columns, bool transposed, DType dtype) {
   return {data, dtype, rows * columns, transposed ? 1 : columns, transposed ? rows : 1};
 }
 
-std::pair<std::string, double> plan(int64_t m, int64_t n, int64_t k, const std::string& layout,
-                                    bool fp32_out, bool accumulate, int multiprocessors,
-                                    bool sm90) {
+std::tuple<std::string, double, std::optional<double>> plan(int64_t m, int64_t n, int64_t k,
+                                                            const std::string& layout,
+                                                            bool fp32_out, bool accumulate,
+                                                            int multiprocessors, bool sm90) {
   constexpr auto op = "amp_ext._C.gemm_plan: ";
   TORCH_CHECK_VALUE(layout == "NN" || layout == "NT" || layout == "TN" || layout == "TT", op,
                     "layout must be NN, NT, TN or TT, got ", layout);
@@ -89,7 +90,10 @@ std::pair<std::string, double> plan(int64_t m, int64_t n, int64_t k, const std::
   }
   TORCH_CHECK_VALUE(can_run_sm80(g), op, "the kernels cannot compute ", m, "x", n, "x", k);
   const GemmCandidate best = choose(g, {.multiprocessors = multiprocessors, .sm90 = sm90});
-  return {describe(make_plan(g, best, multiprocessors)), best.cycles};
+  const std::string text = describe(make_plan(g, best, multiprocessors));
+  if (!best.sm90) return {text, best.predicted.cycles, std::nullopt};
+  const double least = sm90_least_cycles(g, multiprocessors);
+  return {text, std::max(best.predicted.cycles, least), least};
 }
 
 // (backend, reason) of gemm(a, b, ...).
@@ -123,7 +127,8 @@ void bind_gemm(py::module_& m) {
         py::kw_only(), py::arg("fp32_out") = false, py::arg("accumulate") = false,
         py::arg("multiprocessors") = 132, py::arg("sm90") = true,
         "How the CUDA gemm would multiply dense 16-bit matrices, and add the product to the result "
-        "or not, in words, and the cycles that this is predicted to take. Launches nothing.");
+        "or not: in words, the cycles that this is predicted to take, and of a plan for Hopper the "
+        "cycles that none is predicted to take fewer than, else None. Launches nothing.");
   m.def("force_gemm_tile", &force, py::arg("tile"), py::arg("cluster") = std::array<int, 2>{1, 1},
         py::arg("splits") = 1, py::arg("sm90") = true, py::arg("ranges") = 0,
         "Products of this thread that this tile of gemm_sm90_kernel, or of gemm_kernel, can "

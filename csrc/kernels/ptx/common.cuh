@@ -129,6 +129,16 @@ __device__ __forceinline__ uint32_t ticket(uint32_t* counter, uint32_t last) {
   return atomicInc(counter, last);
 }
 
+// What a counter of tickets says. Orders nothing.
+__device__ __forceinline__ uint32_t look(const uint32_t* counter) {
+  uint32_t value;
+  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];"
+               : "=r"(value)
+               : "l"(__cvta_generic_to_global(counter))
+               : "memory");
+  return value;
+}
+
 // Stores a value that several threads may store at once; one of them stays. Orders nothing.
 __device__ __forceinline__ void store_any(int64_t* to, int64_t value) {
   atomicExch(reinterpret_cast<unsigned long long*>(to), static_cast<unsigned long long>(value));

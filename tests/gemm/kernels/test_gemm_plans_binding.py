@@ -17,13 +17,14 @@ def planner_again() -> Iterator[None]:
 
 
 def test_a_plan() -> None:
-    plan, cycles = _C.gemm_plan(4096, 4096, 4096, "NT")
+    plan, cycles, least = _C.gemm_plan(4096, 4096, 4096, "NT")
     assert re.match(
         r"sm90 tile \d+x\d+x64, cooperative, cluster [12]x[12], [345] stages; a k", plan
     )
-    assert 4096**3 / 132 / 2048 < cycles < 4096**3 / 132 / 1024
-    plan, slower = _C.gemm_plan(4096, 4096, 4096, "TN", sm90=False)
+    assert 4096**3 / 132 / 2048 < least < cycles < 4096**3 / 132 / 1024
+    plan, slower, nothing = _C.gemm_plan(4096, 4096, 4096, "TN", sm90=False)
     assert "sm90" not in plan and "a mn-major, b mn-major" in plan and slower > cycles
+    assert nothing is None
     assert "32 steps" in _C.gemm_plan(4096, 4096, 2048, fp32_out=True)[0]
 
 
@@ -31,12 +32,12 @@ def test_a_forced_tile() -> None:
     """Whatever it can compute, by as many splits as there are steps for."""
     planned = _C.gemm_plan(4096, 4096, 4096, "NT")
     _C.force_gemm_tile(6, (1, 2), splits=2)
-    plan, _ = _C.gemm_plan(4096, 4096, 4096, "NT")
+    plan = _C.gemm_plan(4096, 4096, 4096, "NT")[0]
     assert plan.startswith("sm90 tile 64x256x64, ping-pong, cluster 1x2") and "in 2 splits" in plan
     assert "sm90" not in _C.gemm_plan(4096, 4096, 4096, "NT", sm90=False)[0]
     assert "splits" not in _C.gemm_plan(64, 64, 64)[0]
     _C.force_gemm_tile(6, (1, 2), splits=2, ranges=3)
-    plan, _ = _C.gemm_plan(512, 512, 4096, "NT")
+    plan = _C.gemm_plan(512, 512, 4096, "NT")[0]
     assert "; 8x1 tiles, 2 splits and 3 ranges of their last 10 steps, 64 steps" in plan
     _C.force_gemm_tile(2)
     assert "128x224" in _C.gemm_plan(512, 512, 512, "NT")[0]
@@ -77,21 +78,29 @@ def test_plans_of_the_benchmark(capsys: pytest.CaptureFixture[str]) -> None:
     assert "sm90" not in other and other.count("thousand cycles") == text.count("thousand cycles")
 
 
-def test_predicted_efficiency_of_language_models() -> None:
-    """Of predictions, not measured: tails leave few multiprocessors without work.
+# Of the grid's products those that are predicted to take more than 1 / 0.85 of the attainable
+# cycles, as docs/measuring.md explains.
+FAR = {
+    "GPT-2 up accumulate, 2048 tokens": 0.68,
+    "GPT-2 down accumulate, 2048 tokens": 0.68,
+    "GPT-2 up accumulate, 4096 tokens": 0.67,
+    "GPT-2 down accumulate, 4096 tokens": 0.67,
+    "GPT-2 up accumulate, 8192 tokens": 0.8,
+    "GPT-2 down accumulate, 8192 tokens": 0.8,
+    "13B attn out forward, 512 tokens": 0.83,
+    "13B attn out dgrad, 512 tokens": 0.74,
+}
 
-    At least 0.85 of the peak where each multiprocessor has as much to do as five tiles of k = 4096.
-    With less, what comes before the first step and behind the last one shows: 27,000 cycles, among
-    them shares that are added up. FP32 results that are added to need more: their 8 bytes an
-    element take a fifth of the time of k = 2048.
-    """
-    from gpu.plan_gemm import predict
+
+def test_predicted_efficiency_of_language_models() -> None:
+    """Of predictions, not measured: at least 0.85 of what is attainable, but for a few products."""
+    from gpu.plan_gemm import asked, predict
     from workloads.gemm_shapes import grid_shapes
 
-    most = 27e3
-    for x in map(predict, grid_shapes()):
-        k, what = x.shape.k, f"predicted efficiency of {x.shape.name}: {x.efficiency:.3f}, {x.plan}"
-        if k >= (4096 if x.shape.accumulate else 2048) and x.waves >= 0.5:
-            assert x.cycles <= x.busy / 0.85 + most, what
-        if k >= (8192 if x.shape.accumulate else 2048) and x.waves * k >= 5 * 4096:
-            assert x.efficiency >= 0.85, what
+    predictions = [x for x in map(predict, grid_shapes()) if asked(x)]
+    assert {*FAR} < {x.shape.name for x in predictions} and len(predictions) == 204
+    for x in predictions:
+        least = FAR.get(x.shape.name, 0.85)
+        assert x.efficiency >= least, f"{x.efficiency:.3f} of {x.shape.name}: {x.plan}"
+        assert x.of_tensor_cores < x.efficiency <= 1, f"{x.efficiency:.3f} of {x.shape.name}"
+    assert sum(x.of_tensor_cores >= 0.85 for x in predictions) >= 183

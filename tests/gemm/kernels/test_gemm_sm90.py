@@ -140,7 +140,8 @@ def boxes_of(extent: int, tile_extent: int, box: int) -> int:
 @every_cluster
 def test_memory_is_moved_as_planned(simt: Simt, tile: Tile, cluster: tuple[int, int]) -> None:
     """A cluster fetches what its blocks share once; boxes are stored that have elements, those of
-    plain results with rows of 128 bytes."""
+    plain results with rows of 128 bytes. Of the shares of a section one at least is not stored,
+    if the others were there before its sums."""
     m, n = tile.of(1 + cluster[0], 1 + cluster[1])
     steps, dtype = 3, TYPES[tile.majors]
     step_bytes = (tile.m * cluster[0] + tile.n * cluster[1]) * tile.k * 2
@@ -155,4 +156,7 @@ def test_memory_is_moved_as_planned(simt: Simt, tile: Tile, cluster: tuple[int, 
         moved = clusters * steps * step_bytes + (1 + (c is not None)) * boxes * box_bytes
         assert counted.bytes_copied == moved
         shares = splits * (splits > 1) * -(-m // tile.m) * -(-n // tile.n)
-        assert counted.bytes_stored == shares * tile.m * tile.n * 4
+        most = shares * tile.m * tile.n * 4
+        assert most / 2 <= counted.bytes_stored <= most and (
+            most == 0 or counted.bytes_stored < most
+        )

@@ -21,6 +21,8 @@ SIDES = f"{FEW} and test_boxes"
 PLAIN = f"{SIDES} and plain"
 SUMS = f"{FEW} and sums"
 SHARES = f"{FEW} and shares_behind"
+MOVED = f"{FEW} and moved_as_planned"
+ORDER = f"{FEW} and added_in_one_order"
 RANGES = f"{FEW} and ranges_behind"
 ELSEWHERE = f"{FEW} and elsewhere"
 ASAN = {"select": f"{FEW} and all_at_once and fp32", "variant": "asan"}
@@ -65,6 +67,10 @@ WAIT_BIAS_READ = "    ptx::mbarrier_wait(header.bias_empty[at], lap % 2 ^ 1);\n"
 STORE_BARRIER = "    consumer_sync(consumer_);\n  }\n\n  // What is rare"
 NO_SIDE = "    if (!has_side() || !is_leader()) return;\n"
 WAIT_SIDE = "    if (has_side()) ptx::mbarrier_wait("
+LOOK = "ptx::look(ticket()) == work_.shares - 1;"
+LAST_TICKET = "    if (consumer_thread() == 0) ptx::ticket(ticket(), work_.shares - 1);\n"
+SEEN = "    consumer_sync(consumer_);\n    if (!ptx::warp_uniform(header_.others_there"
+FENCED = "    ptx::device_fence();\n  }\n\n  // Whether this is the last share"
 TICKET = "  consumer_sync(consumer);\n  if (consumer_thread() == 0) {\n"
 BACKWARDS = """plan.splits, work.share);
   work.steps = share_begin(plan.steps - plan.rest, plan.splits, work.share + 1) - begin;
@@ -301,8 +307,8 @@ MUTANTS = (
     _mutant(
         "the last share is left out",
         SPLIT,
-        "share < count_; ++share",
-        "share + 1 < count_; ++share",
+        "share < end; ++share",
+        "share + 1 < end; ++share",
         SHARES,
     ),
     _mutant(
@@ -319,10 +325,57 @@ MUTANTS = (
         "number * cluster",
         SHARES,
     ),
-    _mutant("consumers share sums", SPLIT, "* Gemm::kTeam + member_", "* Gemm::kTeam", SHARES),
-    _mutant("tiles share sums", SPLIT, "index(slot_ + share)", "index(share)", SHARES),
-    _mutant("all tiles have one ticket", GEMM, "tickets + shares.number()", "tickets", SHARES),
-    _mutant("a ticket before all have stored", SPLIT, TICKET, TICKET.partition("\n")[2], SHARES),
+    _mutant("consumers share sums", SPLIT, "Gemm::kTeam > 1 ? consumer_ : 0", "0", SHARES),
+    _mutant("tiles share sums", SPLIT, "index(work_.slot + share)", "index(share)", SHARES),
+    _mutant(
+        "all tiles have one ticket", SPLIT, "index(work_.tile - plan_.whole)", "index(0)", SHARES
+    ),
+    _mutant("one share too few is waited for", SPLIT, LOOK, LOOK.replace("- 1", "- 2"), SHARES),
+    _mutant("all shares are stored", SPLIT, LOOK, LOOK.replace("- 1", "+ 0"), MOVED),
+    _mutant("tickets are not taken", SPLIT, LAST_TICKET, "", SHARES),
+    _mutant(
+        "others are not seen by all",
+        SPLIT,
+        SEEN,
+        SEEN.partition("\n")[2],
+        SHARES,
+    ),
+    _mutant(
+        "others' sums are not fenced, race",
+        SPLIT,
+        FENCED,
+        FENCED.replace("    ptx::device_fence();\n", ""),
+        f"{SHARES} and 128x128",
+        "tsan",
+    ),
+    _mutant(
+        "shares before are left out",
+        SPLIT,
+        "add<kBefore>(before, 0, work_.share,",
+        "add<kBefore>(before, 0, 0,",
+        SHARES,
+    ),
+    _mutant(
+        "its own share is added twice",
+        SPLIT,
+        "work_.share + 1, work_.shares",
+        "work_.share, work_.shares",
+        SHARES,
+    ),
+    _mutant(
+        "the last share comes first",
+        SPLIT,
+        "add<kBefore>(before, 0,",
+        "add<kBefore>(row + first * 4, 0,",
+        ORDER,
+    ),
+    _mutant(
+        "a ticket before all have stored",
+        SPLIT,
+        TICKET,
+        TICKET.partition("\n")[2],
+        f"{FEW} and (shares_behind or ranges_behind or one_order)",
+    ),
     _epilogue(
         "a ticket before all have stored, race", SPLIT, TICKET, TICKET.partition("\n")[2], **RACE
     ),
@@ -430,9 +483,10 @@ MUTANTS = (
     _plan(
         "what is left is not balanced",
         COST,
-        "steps * ranges / (splits * tail + ranges)",
-        "steps * ranges / (splits * tail)",
+        "shared * ranges / (splits * tail + ranges)",
+        "shared * ranges / (splits * tail)",
     ),
+    _plan("equal shares are as long as ranges", COST, "steps - splits * lead", "steps"),
     # ---- boxes
     _mutant("the proxy is not fenced", EPILOGUE, "    ptx::fence_proxy_async();\n", ""),
     _epilogue(
@@ -471,6 +525,13 @@ MUTANTS = (
     ),
     _epilogue(
         "two stores are never waited for", EPILOGUE, "bulk_wait_read<2>", "bulk_wait_read<3>", SIDES
+    ),
+    _epilogue(
+        "three stores are never waited for",
+        EPILOGUE,
+        "bulk_wait_read<3>",
+        "bulk_wait_read<4>",
+        PLAIN,
     ),
     _epilogue(
         "plain boxes are waited for one short",

@@ -24,7 +24,8 @@ struct GemmCandidate {
   int64_t whole = 0;
   int64_t splits = 1;
   int64_t ranges = 0;
-  double cycles = INFINITY;  // predicted
+  int64_t lead = 0;  // as in Sm90Cut
+  Prediction predicted = INFINITY;
 
   bool is_cut() const { return splits != 1 || ranges > 0; }
 };
@@ -44,8 +45,8 @@ void each_sm80(const GemmArgs& g, int multiprocessors, Visit visit) {
     const int64_t most = cost.most_splits();
     GemmCandidate best;
     for (int64_t splits = 1; splits <= most; ++splits)
-      if (const double cycles = cost.cycles(splits); cycles < best.cycles)
-        best = {.tile = tile, .splits = splits, .cycles = cycles};
+      if (const Prediction x = cost.predict(splits); x.cost < best.predicted.cost)
+        best = {.tile = tile, .splits = splits, .predicted = x};
     visit(best);
   }
 }
@@ -64,9 +65,9 @@ void each_sm90(const GemmArgs& g, int multiprocessors, Visit visit) {
       const Sm90Cost cost(g, t, m, n, multiprocessors);
       GemmCandidate best;
       cost.each_cut([&](const Sm90Cut& cut) {
-        const double cycles = cost.cycles(cut);
-        if (cycles < best.cycles)
-          best = {true, tile, m, n, cut.whole, cut.splits, cut.ranges, cycles};
+        const Prediction x = cost.predict(cut);
+        if (x.cost < best.predicted.cost)
+          best = {true, tile, m, n, cut.whole, cut.splits, cut.ranges, cut.lead, x};
       });
       visit(best);
     }
@@ -133,7 +134,7 @@ inline std::optional<GemmCandidate> forced_candidate(const GemmArgs& g,
                         : splits == 1 ? cost.uncut()
                                       : cost.equal(splits);
     if (whole < 0) x.whole = cut.whole;
-    if (ranges < 0) x.ranges = cut.ranges;
+    if (ranges < 0) x.ranges = cut.ranges, x.lead = cut.lead;
   } else if (kGemmTiles[tile].aligned && !(layout_of_a(g).aligned && layout_of_b(g).aligned)) {
     return std::nullopt;
   }
@@ -145,11 +146,11 @@ inline GemmCandidate choose(const GemmArgs& g, const cuda::Target& target) {
   if (const auto forced = forced_candidate(g, target)) return *forced;
   GemmCandidate best;
   const auto consider = [&](const GemmCandidate& x) {
-    if (x.cycles < best.cycles) best = x;
+    if (x.predicted.cost < best.predicted.cost) best = x;
   };
   if (target.sm90 && can_run_sm90(g)) {
     each_sm90(g, target.multiprocessors, consider);
-    if (!best.is_cut() && best.cycles >= kSm90CertainCycles && best.sm90) return best;
+    if (!best.is_cut() && best.predicted.cycles >= kSm90CertainCycles && best.sm90) return best;
   }
   each_sm80(g, target.multiprocessors, consider);
   return best;
@@ -162,7 +163,7 @@ inline std::vector<int64_t> plan_variants(const GemmArgs& g, const cuda::Target&
   const auto add = [&](const GemmCandidate& x) { all.push_back(x); };
   if (target.sm90 && can_run_sm90(g)) each_sm90(g, target.multiprocessors, add);
   each_sm80(g, target.multiprocessors, add);
-  std::ranges::sort(all, {}, &GemmCandidate::cycles);
+  std::ranges::sort(all, {}, [](const GemmCandidate& x) { return x.predicted.cost; });
   const int64_t chosen = variant_of(choose(g, target));
   std::vector<int64_t> variants{0};
   for (const GemmCandidate& x : all)
@@ -174,7 +175,7 @@ inline std::vector<int64_t> plan_variants(const GemmArgs& g, const cuda::Target&
 inline void cut_tail(GemmPlan& plan, const GemmCandidate& x, int64_t tiles) {
   const int64_t splits = std::min<int64_t>(x.splits, plan.steps);
   int64_t tail = tiles - std::min(tiles, x.whole);
-  const int64_t rest = rest_steps(plan.steps, tail, splits, x.ranges);
+  const int64_t rest = rest_steps(plan.steps, tail, splits, x.ranges, x.lead);
   if (splits <= 1 && rest == 0) tail = 0;
   const int64_t ranges = std::min(x.ranges, tail * rest);
   plan.whole = static_cast<uint32_t>(tiles - tail);

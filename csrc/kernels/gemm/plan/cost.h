@@ -23,9 +23,16 @@ constexpr double kMemoryBytes = 18;
 constexpr double kKeptBytes = 30e6;
 
 constexpr int64_t kMostSplits = 64;
-// The predicted cycles of tiles that are split are divided by this: that takes memory, and the
-// prediction of what it costs is the least certain.
-constexpr double kSplitFactor = 0.9;
+
+// Predicted cycles, and the cost by which plans are compared: what the shares of cut tiles take to
+// be added up counts twice, since that takes memory, and its prediction is the least certain.
+struct Prediction {
+  double cycles;
+  double cost;
+
+  Prediction(double others, double adding = 0)
+      : cycles(others + adding), cost(others + 2 * adding) {}
+};
 
 // Bytes read or written for an element of the result.
 inline int epilogue_bytes(const GemmArgs& g) {
@@ -71,7 +78,7 @@ class Sm80Cost {
     return std::max<int64_t>(1, std::min({room, steps_ / kSm80StepsOfSplit, kMostSplits}));
   }
 
-  double cycles(int64_t splits) const {
+  Prediction predict(int64_t splits) const {
     const double rounds = std::ceil(std::max(tiles, 1.0) / multiprocessors_ * splits);
     const double at_a_time = std::min<double>(rounds, resident_);
     const double steps = std::ceil(double(steps_) / splits);
@@ -80,7 +87,7 @@ class Sm80Cost {
         std::ceil(rounds / at_a_time) * (steps * waiting_step_ + 2 * kLatency + epilogue_);
     const double computing = std::max(busy, waiting);
     const double adding = share_ * (splits + 1) + 2 * kLatency;
-    return splits > 1 ? (computing + adding) / kSplitFactor : computing;
+    return splits > 1 ? Prediction(computing, adding) : Prediction(computing);
   }
 
  private:
@@ -109,8 +116,10 @@ constexpr double kSm90TileCycles = 450;
 constexpr double kSm90PartCycles16 = 130;
 constexpr double kSm90PartCycles32 = 240;
 constexpr double kSm90LongPartCycles = 1500;
-constexpr double kSm90ClusterFactor = 1.01;    // the blocks of a cluster wait for each other
-constexpr double kSm90ShareBytes = 128 * 128;  // of sums that a consumer loads before it waits
+constexpr double kSm90ClusterFactor = 1.01;  // the blocks of a cluster wait for each other
+// Of sums that a consumer loads before it waits; the part of that for shares before its own.
+constexpr double kSm90ShareBytes = 128 * 128;
+constexpr double kSm90PartBefore = 7.0 / 8;
 // At least, of shares and of what is left of a tile for ranges: each share costs a tile's sums
 // written and read.
 constexpr int64_t kSm90StepsOfShare = 8;
@@ -126,13 +135,16 @@ struct Sm90Cut {
   int64_t whole;
   int64_t splits = 1;
   int64_t ranges = 0;
+  int64_t lead = 0;
 };
 
-// The last steps of each of so many tiles that are for ranges: so many that no range or equal share
-// is longer than the others.
-inline int64_t rest_steps(int64_t steps, int64_t tail, int64_t splits, int64_t ranges) {
+// The last steps of each of so many tiles that are for ranges: so many that equal shares are longer
+// than ranges by `lead` steps.
+inline int64_t rest_steps(int64_t steps, int64_t tail, int64_t splits, int64_t ranges,
+                          int64_t lead) {
   if (ranges == 0 || tail == 0) return 0;
-  return std::min(steps * ranges / (splits * tail + ranges), steps - splits);
+  const int64_t shared = std::max<int64_t>(0, steps - splits * lead);
+  return std::min(shared * ranges / (splits * tail + ranges), steps - splits);
 }
 
 // With a tile and a cluster.
@@ -145,7 +157,7 @@ class Sm90Cost {
     tiles_ = g.batch * ceil_div(g.m, tile_m) * ceil_div(g.n, tile_n);
     clusters_ = sm90_clusters(cluster, multiprocessors);
 
-    const int stages = sm90_memory(g, t).stages;
+    const Sm90Memory memory = sm90_memory(g, t);
     const double m = std::min<int64_t>(t.m, g.m), n = std::min<int64_t>(t.n, g.n);
     const double multiply_adds = double(t.m) * t.n * Sm90Tile::kStep / kSm90MultiplyAdds;
     constexpr double kLineBytes = Sm90Tile::kStep * 2;
@@ -155,17 +167,26 @@ class Sm90Cost {
     const double loaded = (m / cluster_n + n / cluster_m) * kLineBytes / kSm90L2Bytes;
     const double arriving = (m + n) * kLineBytes / kSm90ArrivingBytes;
     const double step =
-        std::max({multiply_adds, shared, loaded, arriving, kLatency / (stages - 1)});
+        std::max({multiply_adds, shared, loaded, arriving, kLatency / (memory.stages - 1)});
     step_ = step * (cluster > 1 ? kSm90ClusterFactor : 1);
 
     const double parts = double(t.consumer_m()) / Sm90Tile::kBoxRows * t.n / Sm90Tile::kPartColumns;
     const double plain = g.out.dtype == DType::f32 ? kSm90PartCycles32 : kSm90PartCycles16;
     const double part = is_plain(g) ? plain : kSm90LongPartCycles;
-    epilogue_ = kSm90TileCycles + std::max(parts * part, m * n * epilogue_bytes(g) / kSm90L2Bytes);
+    const double stored = m * n * epilogue_bytes(g) / kSm90L2Bytes;
+    epilogue_ = kSm90TileCycles + std::max(parts * part, stored);
+    // A plain result's last boxes but one are stored while the consumer multiplies again.
+    const double behind =
+        (memory.boxes - 1) * memory.box_columns / (parts * Sm90Tile::kPartColumns);
+    const double exposed = is_plain(g) ? std::max(0.0, 1 - behind) : 1;
+    to_next_ = kSm90TileCycles + std::max(parts * part, exposed * stored);
+    l2_ = steps_ * loaded + stored;
     const double share_bytes = double(t.m) * t.n * 4;
     const double consumers = t.ping_pong ? 1 : Sm90Tile::kConsumers;
     store_share_ = share_bytes / kSm90L2Bytes;
-    add_share_ = share_bytes * kL2Latency / (consumers * kSm90ShareBytes);
+    const double waits = share_bytes / (consumers * kSm90ShareBytes);
+    add_share_ = std::ceil(waits) * kL2Latency;
+    add_share_before_ = std::ceil(waits / kSm90PartBefore) * kL2Latency;
 
     lines_ = double(g.m) + g.n;
     tile_area_ = double(tile_m) * tile_n;
@@ -177,12 +198,14 @@ class Sm90Cost {
   Sm90Cut uncut() const { return {tiles_}; }
   // Those of the last round, if it has clusters to spare, into so many equal shares.
   Sm90Cut equal(int64_t splits) const { return {tiles_ - left(), splits}; }
-  // So that all clusters have as many steps: of the last round's tiles equal shares first, of which
-  // all are at the same step along k. What is left is for the clusters that have none. Without
-  // equal shares those of the last full round are cut as well.
+  // So that all clusters end at the same time: of the last round's tiles equal shares first, of
+  // which all are at the same step along k. What is left is for the clusters that have none.
+  // Without equal shares those of the last full round are cut as well, into as many steps for each.
   Sm90Cut balanced(int64_t splits) const {
     if (splits == 0) return {std::max<int64_t>(0, tiles_ - left() - clusters_), 0, clusters_};
-    return {tiles_ - left(), splits, std::max<int64_t>(0, clusters_ - splits * left())};
+    Sm90Cut cut{tiles_ - left(), splits, std::max<int64_t>(0, clusters_ - splits * left())};
+    cut.lead = std::ceil((between_pieces(cut) + share_cycles()) / step_);
+    return cut;
   }
 
   // Calls visit(cut) with those that may cost the fewest cycles.
@@ -201,27 +224,26 @@ class Sm90Cost {
       if (cut.splits <= kMostSplits && has_long_shares(cut)) visit(cut);
   }
 
-  double cycles(const Sm90Cut& cut) const {
+  Prediction predict(const Sm90Cut& cut) const {
     const double rounds = ceil_div(cut.whole, clusters_);
     const double whole = kSm90Start + kLatency + whole_cycles(rounds);
     if (cut.whole == tiles_) return whole;
     const double tail = tiles_ - cut.whole, rest = rest_of(cut);
     const double equal = cut.splits > 0 ? std::ceil((steps_ - rest) / cut.splits) * step_ : 0;
     const double sums = std::max({equal, range_cycles(cut), memory_cycles(tail, rest)});
-    const double adding = store_share_ + most_shares(cut) * add_share_ + 2 * kLatency + epilogue_;
     // Behind a whole tile the other consumer of a ping-pong tile has its sums ready meanwhile.
-    const double hidden = ping_pong_ && rounds > 0 ? std::min(epilogue_, sums) : 0;
-    return whole + (sums - hidden + adding) / kSplitFactor;
+    const double hidden = ping_pong_ ? std::min(epilogue_, sums) : epilogue_ - to_next_;
+    return {whole + sums - (rounds > 0 ? hidden : 0) + epilogue_, finishing(cut) - epilogue_};
   }
 
  private:
   // The tiles of the last round that is not full.
   int64_t left() const { return tiles_ % clusters_; }
   int64_t rest_of(const Sm90Cut& cut) const {
-    return rest_steps(steps_, tiles_ - cut.whole, cut.splits, cut.ranges);
+    return rest_steps(steps_, tiles_ - cut.whole, cut.splits, cut.ranges, cut.lead);
   }
   // The number of equal shares that costs about the fewest cycles.
-  double best_splits() const { return std::sqrt(steps_ * step_ / add_share_); }
+  double best_splits() const { return std::sqrt(steps_ * step_ / add_share_before_); }
 
   // A range is about as long as an equal share; what is left of a tile may be cut once more.
   bool has_long_shares(const Sm90Cut& cut) const {
@@ -234,20 +256,37 @@ class Sm90Cost {
   double whole_cycles(double rounds) const {
     if (rounds == 0) return 0;
     const double sum = steps_ * step_;
-    const double next = ping_pong_ ? std::max(sum, (sum + epilogue_) / 2) : sum + epilogue_;
-    return sum + epilogue_ + (rounds - 1) * next;
+    const double next = ping_pong_ ? std::max(sum, (sum + to_next_) / 2) : sum + to_next_;
+    return sum + epilogue_ + (rounds - 1) * std::max(next, l2_);
   }
 
-  // A range's steps, and what its pieces but the last one take behind their sums. If there are
-  // equal shares, all pieces are shares; else the first and the last one.
-  double range_cycles(const Sm90Cut& cut) const {
+  // What a range's pieces but the last one take behind their sums. If there are equal shares, all
+  // pieces are shares; else the first and the last one.
+  double between_pieces(const Sm90Cut& cut) const {
     if (cut.ranges == 0) return 0;
     const int64_t tail = tiles_ - cut.whole, most = tail / cut.ranges;
-    const bool is_even = tail % cut.ranges == 0;
-    const double steps = std::ceil(double(tail) * rest_of(cut) / cut.ranges);
-    const double each = cut.splits > 0 ? store_share_ : epilogue_;
-    const double others = is_even ? (most - 1) * each : most * each + store_share_;
-    return steps * step_ + others / (ping_pong_ ? 2 : 1);
+    const double each = cut.splits > 0 ? share_cycles() : to_next_;
+    const double others = tail % cut.ranges == 0 ? (most - 1) * each : most * each + share_cycles();
+    return others / (ping_pong_ ? 2 : 1);
+  }
+
+  double range_cycles(const Sm90Cut& cut) const {
+    if (cut.ranges == 0) return 0;
+    const double tail = tiles_ - cut.whole;
+    return std::ceil(tail * rest_of(cut) / cut.ranges) * step_ + between_pieces(cut);
+  }
+
+  // Of a share that is not its tile's last one, behind its sums.
+  double share_cycles() const { return store_share_ + 2 * kLatency; }
+
+  // Behind the sums of a tile's last share: the first of a tile, if it is the one that ends later.
+  // It is stored too if others may end at the same time.
+  double finishing(const Sm90Cut& cut) const {
+    const int64_t tail = tiles_ - cut.whole;
+    const bool is_later = cut.splits == 0 ? tail >= cut.ranges : cut.lead > 0 && cut.splits == 1;
+    const double others = most_shares(cut) - 1;
+    return epilogue_ + (is_later ? kLatency + others * add_share_
+                                 : share_cycles() + others * add_share_before_);
   }
 
   double most_shares(const Sm90Cut& cut) const {
@@ -272,14 +311,39 @@ class Sm90Cost {
   int64_t tiles_;
   int64_t clusters_;
   double step_;
-  double epilogue_;     // of a tile
-  double store_share_;  // of a tile's sums, by one share
-  double add_share_;
-  double lines_;       // rows of a and columns of b
-  double tile_lines_;  // of them, a tile's
+  double epilogue_;          // of a tile, until its result is stored
+  double to_next_;           // until its consumer can multiply again
+  double l2_;                // of a tile's operands and result
+  double store_share_;       // of a tile's sums, by one share
+  double add_share_;         // one behind the share that ends last
+  double add_share_before_;  // one before
+  double lines_;             // rows of a and columns of b
+  double tile_lines_;        // of them, a tile's
   double tile_area_;
   double step_memory_;  // for a line's step
 };
+
+// ---- the bound ----------------------------------------------------------------------------------
+
+// The cycles that no plan for sm_90a is predicted to need fewer than, by the rates above: with the
+// work divided evenly among the multiprocessors, those of the tensor cores until the sums that a
+// multiprocessor holds are stored, of the device memory for each operand and result once, or of L2
+// where pairs of blocks share the operands of 256 x 256 elements; behind the launch and the first
+// load.
+inline double sm90_least_cycles(const GemmArgs& g, int multiprocessors) {
+  constexpr double kPair = 256, kMostSums = 128 * 256;
+  const double products = double(g.batch) * g.terms;
+  const double elements = double(g.m) * g.n * g.batch, result = elements * epilogue_bytes(g);
+  const double lines = g.m * std::max(1.0, g.n / kPair) + g.n * std::max(1.0, g.m / kPair);
+  const double held = std::min(elements / multiprocessors, kMostSums) * epilogue_bytes(g);
+  const double tensor_cores = elements * g.k * g.terms / kSm90MultiplyAdds;
+  const double from_memory = (double(g.m) + g.n) * g.k * products * 2 + result;
+  const double from_l2 = lines * g.k * products * 2 + result;
+  return kSm90Start + kLatency +
+         std::max({tensor_cores / multiprocessors + held / kSm90L2Bytes,
+                   from_memory / (kMemoryBytes * multiprocessors),
+                   from_l2 / (kSm90L2Bytes * multiprocessors)});
+}
 
 // ---- the order of tiles -------------------------------------------------------------------------
 

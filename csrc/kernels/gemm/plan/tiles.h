@@ -103,7 +103,7 @@ struct Sm90Tile {
     return plain && n % whole == 0 ? whole : kPartColumns;
   }
   static constexpr int kMostStages = 8;
-  static constexpr int kMostBoxes = 4;            // of a consumer
+  static constexpr int kMostBoxes = 5;            // of a consumer
   static constexpr int kHeaderBytes = 3 << 10;    // barriers, units, the bias or small sums
   static constexpr int kSharedBytes = 227 << 10;  // that a block may have
 
@@ -127,13 +127,20 @@ struct Sm90Tile {
     return std::min(kMostStages, room / stage_bytes());
   }
   // Four boxes where more than the result goes through them: c or aux is loaded earlier, or stored
-  // from boxes of its own. Four for fp32 results of a cooperative tile too: all blocks store at
-  // about the same time, and what waits in boxes does not keep the next tile waiting. Else as many
-  // as cost no stage.
+  // from boxes of its own. At least four for fp32 results of a cooperative tile too: all blocks
+  // store at about the same time, and what waits in boxes does not keep the next tile waiting. As
+  // many more as cost no stage.
+  AMP_EXT_HOST_DEVICE constexpr int least_boxes(bool is_fp32) const {
+    return is_fp32 && !ping_pong ? 4 : 2;
+  }
+  AMP_EXT_HOST_DEVICE constexpr int most_boxes(bool is_fp32) const {
+    return is_fp32 && !ping_pong ? kMostBoxes : 4;
+  }
   constexpr int boxes(bool has_c_or_aux, bool is_fp32, int box_bytes) const {
-    if (has_c_or_aux || (is_fp32 && !ping_pong)) return kMostBoxes;
-    int boxes = kMostBoxes;
-    while (boxes > 2 && stages(boxes, box_bytes) < stages(2, box_bytes)) --boxes;
+    if (has_c_or_aux) return 4;
+    const int least = least_boxes(is_fp32);
+    int boxes = most_boxes(is_fp32);
+    while (boxes > least && stages(boxes, box_bytes) < stages(least, box_bytes)) --boxes;
     return boxes;
   }
 

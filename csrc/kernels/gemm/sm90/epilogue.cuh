@@ -140,7 +140,9 @@ class Sm90Epilogue {
         if constexpr (kBias) x.add(bias + j * kBoxColumns);
         unsigned char* const to = boxes_ + slots_.at * kRows * kBoxColumns * int{sizeof(T)};
         writer.write(x, to);
-        meet(leads, plan_.boxes - 1);
+        constexpr bool kIsFp32 = sizeof(T) == 4;
+        constexpr int kLeast = kTile.least_boxes(kIsFp32), kMost = kTile.most_boxes(kIsFp32);
+        meet<kLeast - 1, kMost - 1>(leads, plan_.boxes - 1);
         if (leads) {
           const int x_at = tile.column + j * kBoxColumns, y_at = tile.row + i * kRows;
           if (sizeof(T) == 4 && plan_.reduce)
@@ -183,7 +185,7 @@ class Sm90Epilogue {
     x.each([&](Group& group, int i) { finish_group(group, to, i, row, number); });
     if (has_side()) ptx::warp_sync();  // stmatrix overwrites what other lanes have read
     with_type(g_.out.dtype, [&](auto zero) { BoxWriter<decltype(zero), kColumns>().write(x, to); });
-    meet(is_leader(), stores_read());
+    meet<1, Sm90Tile::kMostBoxes - 1>(is_leader(), stores_read());
     if (is_leader()) {
       ptx::tma_store(maps_.out, to, column, row, batch);
       if (stores_aux()) ptx::tma_store(maps_.side, to + box_bytes(), column, row, batch);
@@ -193,17 +195,21 @@ class Sm90Epilogue {
   }
 
   // When a consumer has written a box: behind it all of the box is written, and at most `stores` -
-  // 1 earlier stores may still read theirs.
+  // 1 earlier stores may still read theirs. There are at least kLeast, at most kMost.
+  template <int kLeast, int kMost>
   __device__ void meet(bool leads, int stores) const {
+    static_assert(kMost <= 4);
     // By every thread that wrote: TMA reads through another proxy.
     ptx::fence_proxy_async();
     if (leads) {
-      if (stores == 1)
+      if (kLeast <= 1 && stores == 1)
         ptx::bulk_wait_read<0>();
-      else if (stores == 2)
+      else if (kLeast <= 2 && stores == 2)
         ptx::bulk_wait_read<1>();
-      else
+      else if (kMost <= 3 || stores == 3)
         ptx::bulk_wait_read<2>();
+      else
+        ptx::bulk_wait_read<3>();
     }
     consumer_sync(consumer_);
   }

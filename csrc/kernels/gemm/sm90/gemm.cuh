@@ -39,16 +39,15 @@ __device__ void consume(Sm90Header& header, unsigned char* boxes, const unsigned
     forget(sums);
     accumulate<Gemm>(sums, header, stages, plan, first_row, work.steps, unit.stages, [&] {
       if (kTile.ping_pong && threadIdx.x % 32 == 0) ptx::mbarrier_arrive(header.turn[consumer ^ 1]);
+      if (work.shares > 1) Share<Gemm>(header, plan, work, consumer, workspace, tickets).look();
     });
     const StagedBias bias(header, g, round);
     if (!tile.inside) continue;
     if (work.shares > 1) {
-      const Shares<Gemm> shares(plan, work, consumer, workspace);
-      shares.store(sums, work.share);
-      uint32_t* const ticket = tickets + shares.number();
-      if (!is_last_consumer(ticket, work.shares, header.last[consumer], consumer)) continue;
+      const Share<Gemm> share(header, plan, work, consumer, workspace, tickets);
+      if (!share.is_last(sums)) continue;
       epilogue.prefetch(tile);
-      shares.add_up(sums);
+      share.add_up(sums);
     }
     epilogue.finish(sums, tile, bias.columns());
   }

@@ -61,6 +61,7 @@ struct alignas(kSwizzleAlignment) Sm90Header {
     float column_sums[Sm90Tile::kConsumers][2][4][Sm90Tile::kPartColumns];
   };
   bool last[Sm90Tile::kConsumers];
+  bool others_there[Sm90Tile::kConsumers];  // the other shares of a tile
 };
 static_assert(sizeof(Sm90Header) == Sm90Tile::kHeaderBytes);
 

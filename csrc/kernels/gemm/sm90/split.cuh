@@ -34,77 +34,117 @@ __device__ inline bool is_last_consumer(uint32_t* ticket, uint32_t consumers, bo
   return ptx::warp_uniform(shared);
 }
 
-// A consumer's sums of each of a tile's shares, in the workspace: a thread's in packs of four,
-// those of neighbours side by side.
+// A consumer's share of a tile. Its sums go to the workspace if other shares are to come: a
+// thread's in packs of four, those of neighbours side by side.
 template <class Gemm>
-class Shares {
+class Share {
  public:
-  __device__ Shares(const GemmPlan& plan, const GemmWork& work, int consumer,
-                    unsigned char* workspace)
-      : plan_(plan),
+  __device__ Share(Sm90Header& header, const GemmPlan& plan, const GemmWork& work, int consumer,
+                   unsigned char* workspace, uint32_t* tickets)
+      : header_(header),
+        plan_(plan),
+        work_(work),
+        consumer_(consumer),
         workspace_(workspace),
-        tile_(work.tile - plan.whole),
-        member_(Gemm::kTeam > 1 ? consumer : 0),
-        slot_(work.slot),
-        count_(work.shares) {}
+        tickets_(tickets) {}
 
-  // That of this consumer's ticket.
-  __device__ uint32_t number() const { return index(tile_); }
+  // Sees, in one thread, whether all other shares are there. That takes time, in which tensor cores
+  // may end this one.
+  __device__ void look() const {
+    if (consumer_thread() != 0) return;
+    header_.others_there[consumer_] = ptx::look(ticket()) == work_.shares - 1;
+    ptx::device_fence();
+  }
 
-  __device__ void store(const typename Gemm::Sums& sums, uint32_t share) const {
-    uint4* const to = packs(share);
-#pragma unroll
-    for (int i = 0; i < kPacks; ++i) {
-      uint4 bits;
-      memcpy(&bits, &sums[i * 4 / kRowSums][i * 4 % kRowSums], sizeof(bits));
-      ptx::store16(to + i * kWarpgroup, bits);
+  // Whether this is the last share. Behind look(); stores the others.
+  __device__ bool is_last(const typename Gemm::Sums& sums) const {
+    consumer_sync(consumer_);
+    if (!ptx::warp_uniform(header_.others_there[consumer_])) {
+      store(sums);
+      return is_last_consumer(ticket(), work_.shares, header_.last[consumer_], consumer_);
     }
+    if (consumer_thread() == 0) ptx::ticket(ticket(), work_.shares - 1);
+    consumer_sync(consumer_);  // all have read what the next look() writes
+    return true;
   }
 
   // Adds the shares up, in their order.
   __device__ void add_up(typename Gemm::Sums& sums) const {
-    constexpr int kAtATime = 8;  // packs, for which there are registers beside the sums
-    memset(&sums, 0, sizeof(sums));
 #pragma unroll
-    for (int first = 0; first < kPacks; first += kAtATime) {
-#pragma unroll 1
-      for (uint32_t share = 0; share < count_; ++share) {
-        const uint4* const from = packs(share);
-#pragma unroll
-        for (int i = first; i < kPacks && i < first + kAtATime; ++i) {
-          const uint4 bits = ptx::load_l2(from + i * kWarpgroup);
-          float of_share[4];
-          memcpy(of_share, &bits, sizeof(bits));
-#pragma unroll
-          for (int j = 0; j < 4; ++j) sums[i * 4 / kRowSums][i * 4 % kRowSums + j] += of_share[j];
-        }
-      }
-    }
+    for (int i = 0; i < Gemm::kRowBlocks; ++i) add_up(sums[i], i);
   }
 
  private:
-  static constexpr int kRowSums = Gemm::kTile.n / 2;
-  static constexpr int kPacks = Gemm::kRowBlocks * kRowSums / 4;
+  static constexpr int kRowPacks = Gemm::kTile.n / 8;
+  // Packs at a time for which there are registers: beside the sums, and beside sums of others too.
+  static constexpr int kBehind = 8, kBefore = 7;
 
   // Of a tile or a share, among the consumers of all blocks of a cluster that have some of it.
   __device__ uint32_t index(uint32_t number) const {
     const uint32_t cluster = plan_.cluster_m * plan_.cluster_n;
     const uint32_t rank = cluster > 1 ? ptx::cluster_rank() : 0;
-    return (number * cluster + rank) * Gemm::kTeam + member_;
+    return (number * cluster + rank) * Gemm::kTeam + (Gemm::kTeam > 1 ? consumer_ : 0);
   }
 
-  // The first of this thread's packs of a share.
-  __device__ uint4* packs(uint32_t share) const {
-    return reinterpret_cast<uint4*>(workspace_) +
-           int64_t{index(slot_ + share)} * (kPacks * kWarpgroup) + consumer_thread();
+  __device__ uint32_t* ticket() const { return tickets_ + index(work_.tile - plan_.whole); }
+
+  // The first of this thread's packs of a share, in a block of rows.
+  __device__ uint4* packs(uint32_t share, int row_block) const {
+    const int64_t row = int64_t{index(work_.slot + share)} * Gemm::kRowBlocks + row_block;
+    return reinterpret_cast<uint4*>(workspace_) + row * (kRowPacks * kWarpgroup) +
+           consumer_thread();
   }
 
+  __device__ void store(const typename Gemm::Sums& sums) const {
+    uint4* const to = packs(work_.share, 0);
+#pragma unroll
+    for (int i = 0; i < Gemm::kRowBlocks * kRowPacks; ++i) {
+      uint4 bits;
+      memcpy(&bits, &sums[i / kRowPacks][i % kRowPacks * 4], sizeof(bits));
+      ptx::store16(to + i * kWarpgroup, bits);
+    }
+  }
+
+  // In a block of rows. This share's are in registers; those before it are added up first.
+  __device__ __forceinline__ void add_up(float (&row)[kRowPacks * 4], int row_block) const {
+#pragma unroll
+    for (int first = 0; first < kRowPacks; first += kBefore) {
+      float before[kBefore * 4] = {};
+      add<kBefore>(before, 0, work_.share, row_block, first);
+#pragma unroll
+      for (int i = 0; i < kBefore * 4; ++i)
+        if (first * 4 + i < kRowPacks * 4) row[first * 4 + i] += before[i];
+    }
+#pragma unroll
+    for (int first = 0; first < kRowPacks; first += kBehind)
+      add<kBehind>(row + first * 4, work_.share + 1, work_.shares, row_block, first);
+  }
+
+  // Adds so many packs, if there are, of the shares from one on up to the one before `end`.
+  template <int kCount>
+  __device__ __forceinline__ void add(float* sums, uint32_t share, uint32_t end, int row_block,
+                                      int first) const {
+#pragma unroll 1
+    for (; share < end; ++share) {
+      const uint4* const from = packs(share, row_block) + first * kWarpgroup;
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        if (first + i >= kRowPacks) continue;
+        const uint4 bits = ptx::load_l2(from + i * kWarpgroup);
+        float of_share[4];
+        memcpy(of_share, &bits, sizeof(bits));
+#pragma unroll
+        for (int j = 0; j < 4; ++j) sums[i * 4 + j] += of_share[j];
+      }
+    }
+  }
+
+  Sm90Header& header_;
   const GemmPlan& plan_;
+  const GemmWork& work_;
+  const int consumer_;
   unsigned char* const workspace_;
-  const uint32_t tile_;
-  const int member_;
-  const uint32_t slot_;
-  const uint32_t count_;
+  uint32_t* const tickets_;
 };
 
 }  // namespace amp_ext

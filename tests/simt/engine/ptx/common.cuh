@@ -89,6 +89,11 @@ inline uint32_t ticket(uint32_t* counter, uint32_t last) {
   return before;
 }
 
+inline uint32_t look(const uint32_t* counter) {
+  simt::order_atomic(counter);
+  return __atomic_load_n(counter, __ATOMIC_RELAXED);
+}
+
 inline void store_any(int64_t* to, int64_t value) {
   simt::order_atomic(to);
   __atomic_store_n(to, value, __ATOMIC_RELAXED);
