@@ -275,7 +275,6 @@ def test_compiled_functions_refuse_listed_ops(backend: str) -> None:
         ([nn.LSTM], ValueError, "LSTM is none of the modules .*apply_policy.*only=LSTM"),
         (["Dropout2d"], ValueError, "Dropout2d is none of the modules"),
     ],
-    ids=str,
 )
 def test_bad_names(names: Any, error: type[Exception], text: str) -> None:
     for argument in ("custom_fp16_ops", "custom_fp32_ops"):

@@ -82,24 +82,19 @@ inline void let_next_grid_begin() {}
 
 void device_fence();
 
+inline uint32_t look(const uint32_t* counter) {
+  simt::order_atomic(const_cast<uint32_t*>(counter));
+  return __atomic_load_n(counter, __ATOMIC_RELAXED);
+}
+
 inline uint32_t ticket(uint32_t* counter, uint32_t last) {
-  simt::order_atomic(counter);
-  const uint32_t before = __atomic_load_n(counter, __ATOMIC_RELAXED);
+  const uint32_t before = look(counter);
   __atomic_store_n(counter, before >= last ? 0 : before + 1, __ATOMIC_RELAXED);
   return before;
 }
 
-inline uint32_t look(const uint32_t* counter) {
-  simt::order_atomic(counter);
-  return __atomic_load_n(counter, __ATOMIC_RELAXED);
-}
-
-inline void store_any(int64_t* to, int64_t value) {
-  simt::order_atomic(to);
-  __atomic_store_n(to, value, __ATOMIC_RELAXED);
-}
-
-inline void store_any(float* to, float value) {
+template <class T>
+void store_any(T* to, T value) {
   simt::order_atomic(to);
   __atomic_store(to, &value, __ATOMIC_RELAXED);
 }
