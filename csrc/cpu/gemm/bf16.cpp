@@ -7,8 +7,15 @@ namespace amp_ext::cpu {
 namespace {
 
 // Rows, columns and steps of k of a block. A panel of b stays in the first level of the cache while
-// it is multiplied by panels of a, all of which stay in the second.
-constexpr int64_t kRows = 64 * kBf16Rows, kColumns = 64 * kBf16Columns, kSteps = 512;
+// it is multiplied by panels of a, all of which stay in the second. The fewer rows and columns
+// there are, the more steps: threads meet twice a block.
+constexpr int64_t kRows = 64 * kBf16Rows, kColumns = 64 * kBf16Columns;
+constexpr int64_t kElements = 1 << 20, kLeastSteps = 512, kMostSteps = 2048;
+
+int64_t steps_of(int64_t rows, int64_t columns) {
+  const int64_t lines = std::min(rows, kRows) + std::min(columns, kColumns);
+  return std::clamp(kElements / lines / 2 * 2, kLeastSteps, kMostSteps);
+}
 
 // Pairs, and multiplications, that are worth waking a thread for.
 constexpr int64_t kPackGrain = 1 << 14, kMultiplyGrain = 1 << 19;
@@ -68,7 +75,8 @@ bool Bf16::can(const GemmArgs& g) {
 int64_t Bf16::workspace() const {
   const int64_t rows = panels(std::min(rows_, kRows), kBf16Rows) * kBf16Rows;
   const int64_t columns = panels(std::min(columns_, kColumns), kBf16Columns) * kBf16Columns;
-  return (rows + columns) * bf16_pairs(std::min(g_.k, kSteps)) + kAlignment / sizeof(float);
+  return (rows + columns) * bf16_pairs(std::min(g_.k, steps_of(rows_, columns_))) +
+         kAlignment / sizeof(float);
 }
 
 void Bf16::multiply(const Part& part, float* workspace, const CpuContext& context) {
@@ -80,8 +88,9 @@ void Bf16::multiply(const Part& part, float* workspace, const CpuContext& contex
                   kernels.pack_a};
   const Operand b{at(g_.b, 0, part.columns.begin), g_.b.column_stride, g_.b.row_stride,
                   kBf16Columns, kernels.pack_b};
-  for (int64_t p = 0; p < g_.k; p += kSteps) {
-    const Range depth{p, std::min(kSteps, g_.k - p)};
+  const int64_t steps = steps_of(rows_, columns_);
+  for (int64_t p = 0; p < g_.k; p += steps) {
+    const Range depth{p, std::min(steps, g_.k - p)};
     const int64_t pack_grain = grain(kPackGrain, bf16_pairs(depth.size) * kBf16Columns);
     for (int64_t j = 0; j < part.columns.size; j += kColumns) {
       const Range columns{j, std::min(kColumns, part.columns.size - j)};
