@@ -98,8 +98,8 @@ def _casting(cls: type[nn.Module]) -> type[nn.Module]:
         casts = self._amp_casts
         if casts.inputs is not None:
             args, kwargs = _floats_to(casts.inputs, (args, kwargs))
-        amp_state.forward_ran = True
         if casts.region and amp_state.casts:
+            amp_state.forward_ran = True
             with autocast(device_type_of(self), torch.float16):
                 outputs = cls.forward(self, *args, **kwargs)
             if casts.outputs is None:

@@ -49,9 +49,9 @@ class Stash:
 
 
 def check_optimizers(optimizers: list[Optimizer], masters: bool, opt_level: str) -> None:
-    for optimizer in optimizers:
+    for index, optimizer in enumerate(optimizers):
         name = type(optimizer).__name__
-        if hasattr(optimizer, "_amp_stash"):
+        if hasattr(optimizer, "_amp_stash") or any(optimizer is o for o in optimizers[:index]):
             raise RuntimeError(
                 f"amp.initialize: this {name} has been given to amp.initialize before: make a new "
                 "one"
@@ -109,12 +109,12 @@ def before_backward(optimizer: Optimizer, scaler: LossScaler, delay_unscale: boo
     if stash.scaled_at is not None:
         return
     given = [param for param in params_of(optimizer) if param.grad is not None]
+    # Clones, since the gradients' memory may be DistributedDataParallel's buckets.
+    stash.before = [(param, param.grad.detach().clone()) for param in given]
     if delay_unscale and given:  # of zero_grad(set_to_none=False), or unscaled before
         for param, scaled in zip(given, scaler.scale([p.grad for p in given]), strict=True):
             param.grad.copy_(scaled)
     else:
-        # Clones, since the gradients' memory may be DistributedDataParallel's buckets.
-        stash.before = [(param, param.grad.detach().clone()) for param in given]
         for param in given:
             param.grad = None
     if stash.masters:
@@ -124,15 +124,20 @@ def before_backward(optimizer: Optimizer, scaler: LossScaler, delay_unscale: boo
 
 
 def give_up(optimizer: Optimizer) -> None:
-    """After a backward pass that failed: the gradients before it."""
+    """After a backward pass that failed: the gradients before it. What it has added to
+    gradients that are still scaled stays."""
     stash = optimizer._amp_stash
+    if stash.scaled_at is None:
+        for param in params_of(optimizer):
+            param.grad = None
     for param, grad in stash.before:
         _set_grad(param, grad)
     stash.before = []
 
 
 def after_delay(optimizer: Optimizer, scaler: LossScaler) -> None:
-    optimizer._amp_stash.scaled_at = scaler, scaler.updates
+    stash = optimizer._amp_stash
+    stash.before, stash.scaled_at = [], (scaler, scaler.updates)
 
 
 @torch.no_grad()
@@ -189,10 +194,10 @@ def _step(self: Optimizer, *args: Any, **kwargs: Any) -> Any:
         )
     if stash.found_inf is None:
         return _own_step(self, *args, **kwargs)
-    found_inf, stash.found_inf = stash.found_inf, None
     stash.steps = True
     try:
-        result, skipped = stash.scaler.step_unless(found_inf, self, *args, **kwargs)
+        result, skipped = stash.scaler.step_unless(stash.found_inf, self, *args, **kwargs)
+        stash.found_inf = None
     finally:
         stash.steps = False
     if skipped:

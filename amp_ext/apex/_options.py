@@ -113,9 +113,10 @@ def _loss_scale(value: Any) -> float | str:
         number = float(value)
     except (TypeError, ValueError):
         number = math.nan
-    if not 0 < number < math.inf:
+    if not 0 < number <= torch.finfo(torch.float32).max:
         raise ValueError(
-            f"amp.initialize: loss_scale must be 'dynamic' or a positive number, got {value!r}"
+            "amp.initialize: loss_scale must be 'dynamic' or a positive number of float32's range, "
+            f"got {value!r}"
         )
     return number
 

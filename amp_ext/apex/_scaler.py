@@ -80,6 +80,7 @@ class LossScaler(GradScaler):
         window = WINDOW if self.dynamic else _NEVER
         self.load_state_dict({**to_grad_scaler(state), "growth_interval": window})
         self._is_one = not self.dynamic and float(state["loss_scale"]) == 1.0
+        self.updates += 1
 
     def unscale_all(self, optimizers: list[Optimizer]) -> Tensor:
         """Unscale the gradients of optimizers, and update.

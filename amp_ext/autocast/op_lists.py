@@ -11,9 +11,6 @@ from amp_ext._library import _C
 Listed = str | type[nn.Module]
 # The one op that the forward of a module is.
 MODULES: dict[type[nn.Module], str] = {
-    nn.BatchNorm1d: "batch_norm",
-    nn.BatchNorm2d: "batch_norm",
-    nn.BatchNorm3d: "batch_norm",
     nn.Bilinear: "bilinear",
     nn.Conv1d: "conv1d",
     nn.Conv2d: "conv2d",

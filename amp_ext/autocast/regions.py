@@ -48,7 +48,7 @@ class autocast:
         custom_fp16_ops: ops to run in ``dtype`` (bfloat16 as well) that torch would not, by the
             names of torch's ops, ``{"softmax", "aten::gelu"}``, or by modules of torch.nn that are
             one op, ``{"LayerNorm", nn.GELU}``. All overloads, also where torch calls them within
-            another op. Their float32 arguments are cast; float64 stays.
+            another op that is not cast itself. Their float32 arguments are cast; float64 stays.
         custom_fp32_ops: ops to run in float32. An inner region's lists add to the outer one's, and
             take precedence.
 

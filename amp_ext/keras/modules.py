@@ -129,11 +129,10 @@ def _keep_from_fast_paths(module: nn.Module, args: Any) -> None:
 
 
 def _device_type(args: Any, kwargs: Any, module: nn.Module) -> str:
-    for leaf in tree_leaves((args, kwargs)):
-        if isinstance(leaf, Tensor):
-            return leaf.device.type
-    parameter = next(module.parameters(), None)
-    return "cpu" if parameter is None else parameter.device.type
+    for tensor in (*module.parameters(), *tree_leaves((args, kwargs))):
+        if isinstance(tensor, Tensor):
+            return tensor.device.type
+    return "cpu"
 
 
 def _widened(leaf: Any) -> Any:

@@ -303,6 +303,8 @@ class ScalerState(TorchsScaler):
         tracker = self._hysteresis
         if own.get("hysteresis") == self._hysteresis:
             tracker = min(own.get("hysteresis_tracker", tracker), tracker)
+            if tracker <= 0 and self._restarts_hysteresis:  # saved by one that does not
+                tracker = self._hysteresis
         torchs = _TORCHS_ENTRIES if state_dict else {}
         super().load_state_dict(
             {key: _checked(key, state_dict[key], *limits) for key, limits in torchs.items()}

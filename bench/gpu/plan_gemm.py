@@ -108,7 +108,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         of_interest = [x for x in predictions if asked(x)]
         print("Where k >= 2048 and there is half a wave of tiles, predicted")
         if not options.sm80:
-            print(summary("efficiency", [x.efficiency for x in of_interest]))
+            known = [x.efficiency for x in of_interest if x.efficiency is not None]  # not sm_80's
+            print(summary("efficiency", known))
         print(summary("efficiency of the tensor cores", [x.of_tensor_cores for x in of_interest]))
     return 0
 

@@ -84,7 +84,7 @@ struct Argument {
   explicit Argument(const c10::Argument& argument)
       : name(
             py::reinterpret_steal<py::object>(PyUnicode_InternFromString(argument.name().c_str()))),
-        value(argument.default_value()),
+        default_value(argument.default_value()),
         by_name_alone(argument.kwarg_only()) {
     std::string type = argument.real_type()->str();
     if (argument.real_type()->kind() == c10::TypeKind::OptionalType) {
@@ -99,13 +99,13 @@ struct Argument {
   }
 
   py::object name;
-  std::optional<c10::IValue> value;  // what is omitted has
+  std::optional<c10::IValue> default_value;
   bool by_name_alone;
   bool is_optional = false;
   Convert convert;
 };
 
-// (pybind11's looks up what it keeps of the thread.)
+// Faster than pybind11's, which looks up what it keeps of the thread.
 class NoGil {
  public:
   NoGil() : thread_(PyEval_SaveThread()) {}
@@ -142,7 +142,7 @@ class Caller {
   }
 
  private:
-  // Leaves out nothing that torch would refuse or would hand to somebody else.
+  // False for what torch would refuse, or hand to somebody else.
   bool parse(PyObject* const* args, Py_ssize_t count, PyObject* names,
              torch::jit::Stack& stack) const {
     const size_t size = arguments_.size(), named = names ? PyTuple_GET_SIZE(names) : 0;
@@ -163,9 +163,9 @@ class Caller {
         }
         used += given != nullptr;
       }
-      const auto value = given ? argument.from(given) : argument.value;
+      auto value = given ? argument.from(given) : argument.default_value;
       if (!value) return false;
-      stack.push_back(*value);
+      stack.push_back(std::move(*value));
     }
     return used == named;
   }

@@ -50,7 +50,10 @@ NEEDED = {
 
 
 # How global memory is accessed, and how a thread ends.
-ACCESSES = ("LD", "LDG", "LDGSTS", "ST", "STG", "RED", "REDG", "ATOM", "ATOMG", "UTMALDG")
+ACCESSES = (
+    *("LD", "LDG", "LDGSTS", "ST", "STG", "RED", "REDG", "ATOM", "ATOMG"),
+    *("UTMALDG", "UTMASTG", "UTMAREDG", "UBLKCP", "UBLKRED"),
+)
 ENDS = ("EXIT", "RET", "BRX", "JMX")
 
 

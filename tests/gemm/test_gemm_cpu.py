@@ -72,6 +72,19 @@ def test_few_rows(dtype: torch.dtype, m: int, trans_b: bool) -> None:
     assert torch.equal(total, expected)
 
 
+@pytest.mark.parametrize("n", [1, 15])
+def test_few_rows_and_columns(n: int) -> None:
+    """Of one column, both strides are 1; 15 fill no vector."""
+    a, b = integers(2, 9001, dtype=FP16), integers(9001, n, dtype=FP16)
+    assert torch.equal(ops.gemm(a, b, out_dtype=FP32), product(a, b))
+
+
+@pytest.mark.parametrize("m", [8, 64])
+def test_a_sum_of_no_products_is_zero(m: int) -> None:
+    a, b = integers(m, 0, dtype=FP16), integers(0, 40000, dtype=FP16)
+    assert not ops.gemm(a, b, alpha=torch.inf, out_dtype=FP32).any()
+
+
 def test_few_rows_of_bf16_are_not_the_librarys() -> None:
     def backend(m: int) -> str:
         return _C.gemm_choice(integers(m, 512, dtype=BF16), integers(512, 512, dtype=BF16))[0]

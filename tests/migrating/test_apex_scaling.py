@@ -355,3 +355,54 @@ def test_a_backward_pass_that_fails_leaves_gradients() -> None:
     for param, grad in zip(model.parameters(), grads, strict=True):
         assert torch.equal(param.grad, grad)
     assert amp.state_dict() == before
+
+
+class Failing(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("delay", [False, True])
+@pytest.mark.parametrize("has_grad", [False, True])
+def test_a_backward_pass_that_fails_on_the_way_leaves_no_scaled_gradient(
+    delay: bool, has_grad: bool
+) -> None:
+    optimizer = one_weight(loss_scale=128.0)
+    (param,) = optimizer.param_groups[0]["params"]
+    if has_grad:
+        a_loss(optimizer)
+    before = param.grad.clone() if has_grad else None
+    failing = Failing.apply(torch.ones((), requires_grad=True))
+    with (
+        pytest.raises(ZeroDivisionError),
+        amp.scale_loss(param.sum(), optimizer, delay_unscale=delay) as scaled_loss,
+    ):
+        scaled_loss.backward()
+        failing.backward()
+    assert param.grad == before if has_grad else param.grad is None
+
+
+def test_a_scale_that_is_loaded_between_delayed_losses_is_an_error() -> None:
+    optimizer = one_weight(loss_scale="dynamic")
+    a_loss(optimizer, delay_unscale=True)
+    amp.load_state_dict({"loss_scaler0": {"loss_scale": 4.0, "unskipped": 0}})
+    with pytest.raises(RuntimeError, match="its scale is another now"):
+        a_loss(optimizer)
+
+
+def test_a_step_that_fails_is_still_skipped_when_it_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    optimizer = one_weight(loss_scale="dynamic")
+    a_loss(optimizer, overflow=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(amp_ext.GradScaler, "step", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            optimizer.step()
+    optimizer.step()
+    assert optimizer.param_groups[0]["params"][0].item() == 0

@@ -267,6 +267,7 @@ def test_compiled_functions_refuse_listed_ops(backend: str) -> None:
         (["softmax", "add_"], ValueError, "'add_' writes to its argument"),
         (["view"], ValueError, "'view' .*returns a view"),
         (["to"], ValueError, "'to' .*view"),
+        (["batch_norm"], ValueError, "'batch_norm' writes to its argument"),  # running_mean
         (["_to_copy"], ValueError, "'_to_copy' converts types itself"),
         (["arange"], ValueError, "'arange' takes no tensor"),
         ("softmax", TypeError, "several names, as {'softmax'}, got 'softmax'"),
@@ -297,7 +298,7 @@ def test_binary_cross_entropy() -> None:
         assert F.binary_cross_entropy(X.half().sigmoid(), X.sigmoid()).dtype == FP32
 
 
-INPUTS = {nn.Conv1d: (2, 4, 4), nn.Conv3d: (2, 4, 4, 4, 4), nn.BatchNorm3d: (2, 4, 4, 4, 4)}
+INPUTS = {nn.Conv1d: (2, 4, 4), nn.Conv3d: (2, 4, 4, 4, 4)}
 ARGUMENTS = {
     nn.Bilinear: (4, 4, 4),
     nn.Linear: (4, 4),
@@ -322,3 +323,23 @@ def test_a_module_stands_for_its_op(module: type[nn.Module], named: bool) -> Non
     low = {"custom_fp16_ops": [name if named else module]}
     with amp_ext.autocast("cpu", torch.bfloat16, **low):
         assert layer(*(value.float() for value in values)).dtype == torch.bfloat16
+
+
+def test_casts_are_of_the_weights_as_they_are() -> None:
+    """In a region of another dtype, and after an update in place."""
+    layer, x = nn.LayerNorm(4, bias=False), torch.randn(3, 4)
+    with amp_ext.autocast("cpu", FP16, custom_fp16_ops={"layer_norm"}):
+        first = layer(x)
+        with amp_ext.autocast("cpu", torch.bfloat16):
+            assert layer(x).dtype == torch.bfloat16
+        with torch.no_grad():
+            layer.weight.mul_(2)
+        assert torch.equal(layer(x), 2 * first)
+
+
+def test_a_listed_einsum_keeps_float32_gradients() -> None:
+    x, weight = torch.ones(2, 3, dtype=FP16), torch.ones(4, 3, requires_grad=True)
+    with amp_ext.autocast("cpu", FP16, custom_fp16_ops={"einsum"}):
+        product = torch.einsum("ij,kj->ik", x, weight)
+    product.backward(torch.full_like(product, 4e4))
+    assert weight.grad.tolist() == [[8e4] * 3] * 4

@@ -220,7 +220,8 @@ at::Tensor cast(const c10::OperatorHandle& op, const at::Tensor& tensor, at::Sca
   TORCH_CHECK(!is_traced(tensor), "amp_ext.autocast: torch.compile and torch.export do not take ",
               "custom_fp16_ops and custom_fp32_ops, which list ", op.operator_name().name,
               ": compile parts without listed ops, or leave the region out of the compiled call");
-  return at::autocast::cached_cast(type, tensor, device);
+  const bool casts = at::autocast::is_eligible(tensor, device) && tensor.scalar_type() != type;
+  return casts ? tensor.to(type) : tensor;
 }
 
 void cast_arguments(const c10::OperatorHandle& op, torch::jit::Stack& stack, at::ScalarType type,
@@ -245,9 +246,10 @@ void cast_arguments(const c10::OperatorHandle& op, torch::jit::Stack& stack, at:
 // Whether a region runs the op in its type as it is. Products that run on gemm have to go on to
 // their own kernels.
 bool is_low_anyway(const std::string& name) {
-  static const std::set<std::string> names{"aten::linear", "aten::mm",      "aten::bmm",
-                                           "aten::addmm",  "aten::baddbmm", "aten::matmul",
-                                           "aten::conv2d"};
+  static const std::set<std::string> names{
+      "aten::linear",    "aten::mm",     "aten::bmm",          "aten::addmm",
+      "aten::baddbmm",   "aten::matmul", "aten::conv2d",       "aten::einsum",
+      "aten::tensordot", "aten::inner",  "aten::chain_matmul", "aten::linalg_multi_dot"};
   return names.count(name) > 0;
 }
 
@@ -281,9 +283,11 @@ bool takes_tensors(const c10::FunctionSchema& schema) {
 }
 
 bool is_functional(const c10::FunctionSchema& schema) {
+  // (Schemas do not say that statistics of batches are written.)
   const auto aliases = [](const auto& arguments) {
-    return std::any_of(arguments.begin(), arguments.end(),
-                       [](const c10::Argument& a) { return a.alias_info() != nullptr; });
+    return std::any_of(arguments.begin(), arguments.end(), [](const c10::Argument& a) {
+      return a.alias_info() != nullptr || a.name() == "running_mean";
+    });
   };
   return !aliases(schema.arguments()) && !aliases(schema.returns());
 }

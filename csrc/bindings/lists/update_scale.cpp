@@ -171,8 +171,8 @@ TORCH_LIBRARY_FRAGMENT(amp_ext, m) {
   define(m, "lists",
          "update_scale_(Tensor(a!) scale, Tensor(b!) growth_tracker, Tensor[] found_infs, "
          "float growth_factor, float backoff_factor, int growth_interval, *, "
-         "float? min_scale=None, float? max_scale=None, int hysteresis=1, bool "
-         "restarts_hysteresis=False, "
+         "float? min_scale=None, float? max_scale=None, int hysteresis=1, "
+         "bool restarts_hysteresis=False, "
          "Tensor(c!)? hysteresis_tracker=None, Tensor(d!)? skipped_steps=None, "
          "Tensor(e!)? next_step=None, Tensor(f!)? history=None, Tensor? norm=None) -> ()",
          TORCH_FN(update_scale_op), TORCH_FN(update_scale_fake));

@@ -168,7 +168,7 @@ void large_products(const GemmArgs& g, const CpuContext& context) {
         if (g.terms * g.k == 0 && !adds) {
           for (int64_t r = 0; r < rows.size; ++r) std::fill_n(c + r * ldc, columns.size, 0.0f);
         }
-        for (int64_t term = 0; term < g.terms; ++term) {
+        for (int64_t term = 0; term < (g.k ? g.terms : 0); ++term) {
           multiplier->multiply(
               {batch * g.terms + term, rows, columns, c, ldc, alpha, adds || term > 0}, workspace,
               context);

@@ -86,8 +86,7 @@ class Widened {
       return block_;
     }
     block_ = {buffer, length, transposed};
-    const int64_t grain = std::max<int64_t>(1, kConvertGrain / std::max<int64_t>(length, 1));
-    parallel(context, lines, grain, [&](int64_t begin, int64_t end) {
+    parallel(context, lines, grain(kConvertGrain, length), [&](int64_t begin, int64_t end) {
       const char* line = from + begin * line_stride * size_of(matrix_.dtype);
       float* to = buffer + begin * length;
       if (stride == 1 && line_stride == length) {

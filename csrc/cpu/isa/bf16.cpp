@@ -14,6 +14,8 @@ namespace amp_ext::cpu {
 namespace {
 
 constexpr int kLanes = 16;
+// (Without a mask, GCC 12 warns of what the intrinsics leave undefined.)
+constexpr __mmask16 kAll = 0xffff;
 constexpr int kVectors = kBf16Columns / kLanes;
 
 AMP_EXT_BF16 inline __mmask16 first(int64_t count) {
@@ -27,10 +29,12 @@ AMP_EXT_BF16 void interleave(const Bf16PanelArgs& x) {
     const uint16_t* const even = x.from + p * x.k_stride;
     for (int i = 0; i < kWidth; i += kLanes) {
       const __mmask16 given = first(x.count - i);
-      const __m512i low = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(given, even + i));
+      const __m512i low =
+          _mm512_maskz_cvtepu16_epi32(kAll, _mm256_maskz_loadu_epi16(given, even + i));
       const __m256i odd = p + 1 < x.k ? _mm256_maskz_loadu_epi16(given, even + x.k_stride + i)
                                       : _mm256_setzero_si256();
-      const __m512i pairs = _mm512_or_si512(low, _mm512_slli_epi32(_mm512_cvtepu16_epi32(odd), 16));
+      const __m512i pairs = _mm512_or_si512(
+          low, _mm512_maskz_slli_epi32(kAll, _mm512_maskz_cvtepu16_epi32(kAll, odd), 16));
       _mm512_mask_storeu_epi32(x.to + p / 2 * kWidth + i, first(kWidth - i), pairs);
     }
   }

@@ -69,31 +69,55 @@ void for_each_vector(int64_t n, Body body) {
   if (i < n) body(i, static_cast<int>(n - i));
 }
 
+#if defined(__AVX512F__)
+inline __mmask16 mask_of(int count) { return static_cast<__mmask16>((1u << count) - 1); }
+
+inline Vector load(const float* from, int count) {
+  return _mm512_maskz_loadu_ps(mask_of(count), from);
+}
+
+inline void store(Vector value, int count, float* to) {
+  _mm512_mask_storeu_ps(to, mask_of(count), value);
+}
+#else
 inline Vector load(const float* from, int count) {
   Vector result{};
   std::memcpy(&result, from, count * sizeof(float));
   return result;
 }
 
+inline void store(Vector value, int count, float* to) {
+  std::memcpy(to, &value, count * sizeof(float));
+}
+#endif
+
 // Elements of 16 bits as fp32; those beyond `count` are 0.
 struct F16 {
   static Vector load(const uint16_t* from, int count) {
+#if defined(__AVX512F__)
+    const __mmask16 given = mask_of(count);
+    return _mm512_maskz_cvtph_ps(given, _mm256_maskz_loadu_epi16(given, from));
+#else
     uint16_t line[kLanes] = {};
     std::memcpy(line, from, count * sizeof(uint16_t));
-#if defined(__AVX512F__)
-    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(line)));
-#elif defined(__F16C__)
+#if defined(__F16C__)
     return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(line)));
 #else
     Vector result;
     for (int i = 0; i < kLanes; ++i) result[i] = widen_f16(line[i]);
     return result;
 #endif
+#endif
   }
 };
 
 struct BF16 {
   static Vector load(const uint16_t* from, int count) {
+#if defined(__AVX512F__)
+    const __m256i halves = _mm256_maskz_loadu_epi16(mask_of(count), from);
+    return _mm512_castsi512_ps(
+        _mm512_maskz_slli_epi32(0xffff, _mm512_maskz_cvtepu16_epi32(0xffff, halves), 16));
+#else
     typedef uint16_t Halves __attribute__((vector_size(kLanes * 2)));
     typedef uint32_t Words __attribute__((vector_size(kVectorBytes)));
     Halves line{};
@@ -102,12 +126,9 @@ struct BF16 {
     Vector result;
     std::memcpy(&result, &words, sizeof result);
     return result;
+#endif
   }
 };
-
-inline void store(Vector value, int count, float* to) {
-  std::memcpy(to, &value, count * sizeof(float));
-}
 
 template <class Function>
 void activate(float* values, int64_t n) {

@@ -81,7 +81,8 @@ struct ForcedTile {
   int cluster_m = 1;
   int cluster_n = 1;
   int64_t splits = 1;
-  // As in GemmPlan; -1 as the planner would, with ranges so that all clusters have as many steps.
+  // As in GemmPlan; -1 as the planner would, with ranges so that all clusters end at about the same
+  // time. A given number of ranges has no lead.
   int64_t whole = -1;
   int64_t ranges = 0;
 };

@@ -245,7 +245,7 @@ class Sm90Cost {
   // The number of equal shares that costs about the fewest cycles.
   double best_splits() const { return std::sqrt(steps_ * step_ / add_share_before_); }
 
-  // A range is about as long as an equal share; what is left of a tile may be cut once more.
+  // A range is an equal share less its lead; what is left of a tile may be cut once more.
   bool has_long_shares(const Sm90Cut& cut) const {
     const int64_t tail = tiles_ - cut.whole, rest = rest_of(cut);
     return cut.ranges > 0 && rest >= kSm90StepsOfRest &&
