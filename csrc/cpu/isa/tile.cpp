@@ -172,7 +172,8 @@ void add_dots(const FewRowsArgs& x, int64_t row, int64_t line) {
   const float* const a = x.a + row * x.lda;
   const uint16_t* const b = x.b + line * x.ldb;
   Vector sums[kRowCount][kLineCount] = {};
-  const auto add = [&](int64_t i, int count) {
+  // Inlined, or the sums would be kept in memory.
+  const auto add = [&](int64_t i, int count) __attribute__((always_inline)) {
     for (int l = 0; l < kLineCount; ++l) {
       const Vector factor = Half::load(b + l * x.ldb + i, count);
       for (int r = 0; r < kRowCount; ++r) sums[r][l] += load(a + r * x.lda + i, count) * factor;
