@@ -127,10 +127,11 @@ class Caller {
   }
 
   PyObject* call(PyObject* const* args, Py_ssize_t count, PyObject* names) const {
-    HANDLE_TH_ERRORS
     torch::jit::Stack stack;
+    // Its errors are Python's already.
     if (!parse(args, count, names, stack))
       return PyObject_Vectorcall(torchs_.ptr(), args, count, names);
+    HANDLE_TH_ERRORS
     // A tensor that nothing but Python holds takes the GIL when it is let go.
     const c10::SmallVector<c10::IValue, 8> held(stack.begin(), stack.end());
     {

@@ -72,10 +72,11 @@ def test_few_rows(dtype: torch.dtype, m: int, trans_b: bool) -> None:
     assert torch.equal(total, expected)
 
 
+@pytest.mark.parametrize("holes", [False, True])
 @pytest.mark.parametrize("n", [1, 15])
-def test_few_rows_and_columns(n: int) -> None:
-    """Of one column, both strides are 1; 15 fill no vector."""
-    a, b = integers(2, 9001, dtype=FP16), integers(9001, n, dtype=FP16)
+def test_few_rows_and_columns(n: int, holes: bool) -> None:
+    """Of one dense column, both strides are 1; 15 fill no vector."""
+    a, b = integers(2, 9001, dtype=FP16), integers(9001, n + holes, dtype=FP16)[:, :n]
     assert torch.equal(ops.gemm(a, b, out_dtype=FP32), product(a, b))
 
 

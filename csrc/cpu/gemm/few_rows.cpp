@@ -45,7 +45,8 @@ void FewRows::add_columns(const Part& part, Range columns, const float* a, float
   const auto b = [&](int64_t row) {
     return reinterpret_cast<const uint16_t*>(address(g_.b, part.matrix, row, columns.begin));
   };
-  if (g_.b.column_stride == 1 && columns.size > 1) {
+  const bool is_one_line = columns.size == 1 && g_.b.row_stride == 1;
+  if (g_.b.column_stride == 1 && !is_one_line) {
     return tile.add_multiples[type](
         {a, b(0), sums, g_.k, g_.b.row_stride, ld, part.rows.size, g_.k, columns.size});
   }

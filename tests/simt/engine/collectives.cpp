@@ -100,9 +100,7 @@ void setmaxnreg(int registers, bool increase) {
   if (increase ? registers < group.registers : registers > group.registers)
     fail("%s %d: the threads have %d registers", operation, registers, group.registers);
   group.meeting.barrier({operation, {static_cast<uint64_t>(registers)}});
-  const auto needed = [&group, registers] {
-    return (registers - group.registers) * kWarpgroupThreads;
-  };
+  const auto needed = [&] { return (registers - group.registers) * kWarpgroupThreads; };
   while (needed() > pool) {
     poll([&pool, needed, registers] {
       return text("wait, as setmaxnreg.inc %d needs %d registers, the pool has %d", registers,

@@ -45,12 +45,9 @@ class Meeting {
   // before anyone goes on.
   template <class Argument, class Finish>
   void meet(const Operation& operation, int place, Argument* argument, Finish finish) {
-    if (come(operation, place, argument)) {
-      finish(reinterpret_cast<Argument* const*>(arguments_.data()));
-      release();
-    } else {
-      wait();
-    }
+    if (!come(operation, place, argument)) return wait();
+    finish(reinterpret_cast<Argument* const*>(arguments_.data()));
+    release();
   }
 
   void barrier(const Operation& operation) {

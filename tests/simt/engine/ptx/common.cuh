@@ -44,7 +44,7 @@ inline float reciprocal(float x) { return 1.0f / x; }
 
 inline uint32_t reversed_bits(uint32_t x) {
   uint32_t result = 0;
-  for (int i = 0; i < 32; ++i) result |= (x >> i & 1) << (31 - i);
+  for (int i = 0; i < 32; ++i, x >>= 1) result = result << 1 | (x & 1);
   return result;
 }
 
@@ -93,8 +93,12 @@ inline uint32_t ticket(uint32_t* counter, uint32_t last) {
   return before;
 }
 
-template <class T>
-void store_any(T* to, T value) {
+inline void store_any(int64_t* to, int64_t value) {
+  simt::order_atomic(to);
+  __atomic_store_n(to, value, __ATOMIC_RELAXED);
+}
+
+inline void store_any(float* to, float value) {
   simt::order_atomic(to);
   __atomic_store(to, &value, __ATOMIC_RELAXED);
 }
