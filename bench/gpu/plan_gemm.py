@@ -25,7 +25,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from amp_ext._library import _C
+from gpu.planner import gemm_plan
 from workloads.gemm_shapes import Shape, grid_shapes, planned_products
 
 # Of FP16 by a multiprocessor, in a cycle: data sheets.
@@ -67,7 +67,7 @@ class Prediction:
 
 
 def predict(shape: Shape, multiprocessors: int = 132, sm90: bool = True) -> Prediction:
-    plan, cycles, least = _C.gemm_plan(
+    plan, cycles, least = gemm_plan(
         *(shape.m, shape.n, shape.k, shape.layout),
         fp32_out=shape.out == torch.float32,
         accumulate=shape.accumulate,
