@@ -81,9 +81,9 @@ class _Grads:
                     f"expected param to be torch.Tensor, got {type(param).__name__}"
                 )
             found.append((param, self._spread_of(param) if across else 0))
-            if not (is_plain(param) if served else _has_tensors_grad(param)):
-                if not (across and _is_dtensor(param)):
-                    raise _LeftToTorch
+            taken = is_plain(param) if served else _has_tensors_grad(param)
+            if not taken and not (across and _is_dtensor(param)):
+                raise _LeftToTorch
         first = found[0][0].device if found else None
         for param, spread in found:
             grad = param.grad
@@ -278,8 +278,8 @@ def check_grads(
     for_kernels: bool,
     reduce: Reduce | None,
 ) -> FoundInfs | None:
-    """As unscale_grads, but gradients are only read. None also, with ``for_kernels``, where Triton's
-    kernels do not make the step."""
+    """As unscale_grads, but gradients are only read. None also, with ``for_kernels``, where
+    Triton's kernels do not make the step."""
     if for_kernels and not _are_for_kernels(groups):
         return None
     options = {"written": False, "allow_fp16": True, "served": for_kernels}

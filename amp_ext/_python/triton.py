@@ -132,7 +132,7 @@ def unscale_(
     device = found_inf.device
     dense = _gathered(grads)
     with _on(device):
-        table, place = _send_tensors(dense, device)
+        _table, place = _send_tensors(dense, device)
         scalars = address(inv_scale), address(found_inf), address(norm)
         _function("lists.unscale", "unscale_")(*place, *scalars, max_norm)
     for grad, copy in zip(grads, dense, strict=True):
@@ -144,7 +144,7 @@ def check_finite(grads: Sequence[Tensor], found_inf: Tensor) -> None:
     device = found_inf.device
     dense = _gathered(grads)
     with _on(device):
-        table, place = _send_tensors(dense, device)
+        _table, place = _send_tensors(dense, device)
         _function("lists.check_finite", "check_finite")(*place, address(found_inf))
 
 
@@ -157,7 +157,7 @@ def grad_norm(
     sums = torch.empty(SCRATCH + 8 * len(grads), dtype=torch.uint8, device=device)
     ticket = torch.zeros(1, dtype=torch.int32, device=device)
     with _on(device):
-        table, place = _send_tensors(dense, device)
+        _table, place = _send_tensors(dense, device)
         scalars = map(address, (inv_scale, found_inf, norm, norms, sums, ticket))
         _function("lists.grad_norm", "grad_norm")(*place, *scalars)
     return norm
@@ -180,7 +180,7 @@ def cast_(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:
         dtypes = _NUMBERS[target.dtype], _NUMBERS[source.dtype]
         entries.add(numel, target.data_ptr(), source.data_ptr(), numel, *dtypes)
     with _on(device):
-        table, place = entries.send(device)
+        _table, place = entries.send(device)
         _function("lists.cast", "cast_")(*place)
     for output, target in scattered:
         output.copy_(target)
@@ -247,6 +247,6 @@ def update(
     counts = any(step is not None for step in columns[6])
     ticket = torch.zeros(1, dtype=torch.int32, device=device) if counts else None
     with _on(device):
-        table, place = entries.send(device)
+        _table, place = entries.send(device)
         given = (*map(address, tensors), math.inf if max_norm is None else max_norm)
         _function(f"optim.{op.rstrip('_')}", op)(*place, options, given, address(ticket))
