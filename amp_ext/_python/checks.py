@@ -18,6 +18,11 @@ _TYPES = {  # as c10::toString has them
     torch.float64: ("Double", ""),
     torch.float16: ("Half", ""),
     torch.bfloat16: ("BFloat16", ""),
+    torch.complex64: ("ComplexFloat", ""),
+    torch.complex128: ("ComplexDouble", ""),
+    torch.uint8: ("Byte", ""),
+    torch.int8: ("Char", ""),
+    torch.int16: ("Short", ""),
 }
 
 Span = tuple[int, int]

@@ -7,7 +7,10 @@ No body waits for a device. Each is called below autograd and autocast (ops.py).
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -44,6 +47,16 @@ def mark_written(*tensors: Tensor | None) -> None:
     torch.autograd.graph.increment_version(given)
 
 
+def as_stored(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Without their signs, of negated views, on which nothing depends."""
+    return [tensor._neg_view() if tensor.is_neg() else tensor for tensor in tensors]
+
+
+def writing_inference_tensors(written: Sequence[Tensor]) -> AbstractContextManager[None]:
+    """torch refuses to write them outside of inference mode."""
+    return torch.inference_mode() if any(t.is_inference() for t in written) else nullcontext()
+
+
 # ---- unscale_, check_finite and grad_norm ------------------------------------------------------
 
 
@@ -74,10 +87,12 @@ def unscale_checked(
     max_norm: float | None = None,
 ) -> None:
     limit = math.inf if max_norm is None else max_norm
+    grads = as_stored(grads)
     if triton.serves("unscale", found_inf.device):
         triton.unscale_(grads, found_inf, inv_scale, norm, limit)
     else:
-        _unscale(grads, found_inf, inv_scale.reshape(()), norm, limit)
+        with writing_inference_tensors([*grads, found_inf]):
+            _unscale(grads, found_inf, inv_scale.reshape(()), norm, limit)
     mark_written(*grads, found_inf)
 
 
@@ -97,6 +112,8 @@ def _unscale(
         factor, coefficient = factor.where(finite, 1.0), coefficient.where(finite, 1.0)
         if found_inf.is_cpu and factor == 1 and coefficient == 1:
             return
+    elif found_inf.is_cpu and factor == 1:
+        return _check_finite(grads, found_inf)
     whole = [grad for grad in grads if grad.dtype not in HALVES]
     if whole:
         torch._foreach_mul_(whole, factor)
@@ -124,6 +141,7 @@ def check_finite(grads: Sequence[Tensor], found_inf: Tensor) -> None:
 
 
 def check_finite_checked(grads: Sequence[Tensor], found_inf: Tensor) -> None:
+    grads = as_stored(grads)
     if triton.serves("check_finite", found_inf.device):
         triton.check_finite(grads, found_inf)
     else:
@@ -160,6 +178,7 @@ def grad_norm_checked(
     inv_scale: Tensor | None,
     norms: Tensor | None = None,
 ) -> Tensor:
+    grads = as_stored(grads)
     if triton.serves("grad_norm", found_inf.device):
         norm = triton.grad_norm(grads, found_inf, inv_scale, norms)
     else:
@@ -215,7 +234,8 @@ def cast_(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:
     if triton.serves("cast", device):
         triton.cast_(outputs, inputs)
     else:
-        torch._foreach_copy_(list(outputs), list(inputs))
+        with writing_inference_tensors(outputs):
+            torch._foreach_copy_(list(outputs), [source.resolve_neg() for source in inputs])
     mark_written(*outputs)
 
 
@@ -262,16 +282,16 @@ def _check_casts_apart(
     order = [i for i in order if not is_itself(outputs[i], inputs[i])]
     if not order:
         return
-    places = [written[i] for i in order]
+    begins = [written[i][0] for i in order]
+    reach = [*accumulate((written[i][1] for i in order), max)]  # the furthest end so far
     for index, span in enumerate(read):
-        if span[0] >= places[-1][1] or span[1] <= places[0][0]:
-            continue
-        for i, place in zip(order, places, strict=True):
-            if overlaps(place, span):
-                raise RuntimeError(
-                    f"{CAST}: inputs[{index}] and outputs[{i}] overlap in memory, expected inputs "
-                    "apart from all that is written: clone() it"
-                )
+        before = bisect_left(begins, span[1])
+        if before and reach[before - 1] > span[0]:
+            i = next(i for i in order if overlaps(written[i], span))
+            raise RuntimeError(
+                f"{CAST}: inputs[{index}] and outputs[{i}] overlap in memory, expected inputs "
+                "apart from all that is written: clone() it"
+            )
 
 
 # ---- update_scale_ -----------------------------------------------------------------------------

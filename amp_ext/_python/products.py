@@ -340,6 +340,9 @@ def _check_operand(op: str, name: str, tensor: Tensor, device: torch.device) -> 
             f"{op}: {name} must be a strided tensor, got layout {tensor.layout}"
         )
     _check_dtype(op, name, tensor.dtype)
+    plain = type(tensor) in (Tensor, torch.nn.Parameter) and tensor.device.type != "meta"
+    if plain and torch._C._has_storage(tensor) and not torch._is_functional_tensor(tensor):
+        checked_span(op, name, tensor)
 
 
 def _check_activation(op: str, activation: str) -> None:

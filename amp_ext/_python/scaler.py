@@ -31,6 +31,12 @@ _FP16 = (
 )
 
 
+def _check_tensors(**given: Any) -> None:
+    for name, value in given.items():
+        if not isinstance(value, Tensor):
+            raise TypeError(f"amp_ext: {name} must be a tensor, got {type(value).__name__}")
+
+
 class _LeftToTorch(Exception):
     """A gradient that is a tensor subclass, or one that kernels do not serve."""
 
@@ -238,6 +244,7 @@ def unscale_grads_by(
         return found_inf.to(device, non_blocking=device.type != "cpu", copy=True)
 
     def check(grads: _Grads) -> None:
+        _check_tensors(inv_scale=inv_scale, found_inf=found_inf)
         given = Arguments("amp_ext::unscale_", inv_scale.device)
         given.one("inv_scale", inv_scale)
         Arguments("amp_ext::unscale_", found_inf.device).one("found_inf", found_inf)
@@ -262,6 +269,7 @@ def _unscale_grads(
     except _LeftToTorch:
         return None
     check(grads)
+    _check_tensors(inv_scale=inv_scale)
     grads.install_coalesced()
     flags = _flags(grads, flag_on, free)
     for each in grads.lists:
