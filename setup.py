@@ -276,6 +276,7 @@ class BuildExtension(build_ext):
         shutil.copy(module, target)  # with a new time, or an older build stays in the source tree
         target.with_name("_build_info.py").write_text(
             '"""What amp_ext._C was built for; written by setup.py."""\n\n'
+            "EXTENSION = True\n"
             f"TORCH_VERSION = {str(torch.__version__)!r}\n"
             f"CUDA_VERSION = {toolkit and torch.version.cuda!r}\n"
             f"CUDA_ARCHES = {arches!r}\n"

@@ -1,4 +1,5 @@
-"""Loads the extension module, and with it the ops under ``torch.ops.amp_ext``."""
+"""Loads the extension module, and with it the ops under ``torch.ops.amp_ext``; in an installation
+that was made without one, amp_ext._python in its place."""
 
 import re
 from importlib.util import find_spec
@@ -7,6 +8,10 @@ from pathlib import Path
 import torch
 
 REBUILD = "pip install --force-reinstall --no-deps ."
+GET_EXTENSION = (
+    "install amp_ext where there is a C++ compiler, or a wheel for this torch, with: "
+    "pip install --force-reinstall --no-deps --no-cache-dir amp-ext"
+)
 
 
 def check_build(built_against: str, installed: str) -> None:
@@ -27,16 +32,33 @@ def _interface(version: str) -> str:
     return re.sub(r"^(\d+\.\d+)\.\d+(?=$|\+(cpu$|cu\d+$))", r"\1", version)
 
 
-if find_spec("amp_ext._C") is None or find_spec("amp_ext._build_info") is None:
-    raise ImportError(
-        f"amp_ext in {Path(__file__).parent} has no extension module; start Python outside of the "
-        f"source tree to find an installed one, or build it from the source tree with: {REBUILD}"
-    )
+def need_extension(what: str) -> None:
+    """Raises RuntimeError in an installation without an extension module."""
+    if not EXTENSION:
+        raise RuntimeError(
+            f"{what} needs amp_ext's extension module, which this installation is without; "
+            f"{GET_EXTENSION}"
+        )
+
+
+_NOT_BUILT = (
+    f"amp_ext in {Path(__file__).parent} has no extension module; start Python outside of the "
+    f"source tree to find an installed one, or build it from the source tree with: {REBUILD}"
+)
+
+if find_spec("amp_ext._build_info") is None:
+    raise ImportError(_NOT_BUILT)
 
 from amp_ext import _build_info  # noqa: E402
 
-check_build(_build_info.TORCH_VERSION, torch.__version__)
+EXTENSION: bool = _build_info.EXTENSION
 
-from amp_ext import _C  # noqa: E402  (a module that was built against another torch cannot be loaded)
+if not EXTENSION:
+    from amp_ext import _python as _C
+elif find_spec("amp_ext._C") is None:
+    raise ImportError(_NOT_BUILT)
+else:
+    check_build(_build_info.TORCH_VERSION, torch.__version__)
+    from amp_ext import _C  # (one that was built against another torch cannot be loaded)
 
-__all__ = ["_C", "check_build"]
+__all__ = ["EXTENSION", "_C", "check_build", "need_extension"]
