@@ -1,6 +1,7 @@
 """Builds amp_ext and its one extension module, amp_ext._C. The metadata are in pyproject.toml.
 
 Environment variables:
+    FORCE_PYTHON=1         leave amp_ext._C out, as where there is no C++ compiler
     FORCE_CPU=1            leave the CUDA kernels out
     FORCE_CUDA=1           fail where the CUDA kernels cannot be built
     TORCH_CUDA_ARCH_LIST   architectures of the kernels, by default those of DEFAULT_ARCHES that
@@ -25,6 +26,7 @@ from typing import NamedTuple
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
 from setuptools.errors import CompileError, PlatformError
 
 DEFAULT_ARCHES = ["7.5", "8.0+PTX", "9.0a", "10.0", "12.0"]
@@ -137,6 +139,14 @@ def env_flag(name: str) -> bool:
     return os.environ.get(name, "0") not in ("", "0")
 
 
+def why_no_extension() -> str | None:
+    """Why amp_ext._C is left out of this build; None if it is built."""
+    if env_flag("FORCE_PYTHON"):
+        return "FORCE_PYTHON is set"
+    compiler, *_ = shlex.split(os.environ.get("CXX", "c++"))
+    return None if shutil.which(compiler) else f"there is no C++ compiler {compiler}"
+
+
 def builds_kernels(force_cpu: bool, force_cuda: bool, nvcc: str | None, torch: str | None) -> bool:
     """Whether to build the CUDA kernels, given the CUDA versions of nvcc and torch, if any."""
     if force_cpu:
@@ -244,6 +254,26 @@ def build_folder(torch_version: str, kernels: bool) -> Path:
     return Path("build", f"{python}-torch{torch_version}-{'cuda' if kernels else 'cpu'}")
 
 
+def write_build_info(
+    folder: Path, torch_version: str | None, cuda_version: str | None, arches: list[str]
+) -> None:
+    folder.joinpath("_build_info.py").write_text(
+        '"""What amp_ext was built for; written by setup.py."""\n\n'
+        f"EXTENSION = {torch_version is not None}\n"
+        f"TORCH_VERSION = {torch_version!r}\n"
+        f"CUDA_VERSION = {cuda_version!r}\n"
+        f"CUDA_ARCHES = {arches!r}\n"
+    )
+
+
+class BuildWithoutExtension(build_py):
+    """Writes the amp_ext/_build_info.py of a package that has no amp_ext._C."""
+
+    def run(self):
+        super().run()
+        write_build_info(Path(self.build_lib, "amp_ext"), None, None, [])
+
+
 class BuildExtension(build_ext):
     """Compiles amp_ext._C with ninja and writes amp_ext/_build_info.py beside it."""
 
@@ -269,18 +299,16 @@ class BuildExtension(build_ext):
         script.write_text(ninja_file(module, units, torch_dir, toolkit))
         jobs = os.environ.get("MAX_JOBS")
         if subprocess.run([find_ninja(), "-f", script, *(["-j", jobs] if jobs else [])]).returncode:
-            raise CompileError("amp_ext._C did not compile; the compiler's words are above")
+            raise CompileError(
+                "amp_ext._C did not compile: the compiler's words are above; to install amp_ext "
+                "without it, slower but complete, set FORCE_PYTHON=1"
+            )
 
         self.mkpath(str(target.parent))
         target.unlink(missing_ok=True)  # a running program may have it mapped
         shutil.copy(module, target)  # with a new time, or an older build stays in the source tree
-        target.with_name("_build_info.py").write_text(
-            '"""What amp_ext._C was built for; written by setup.py."""\n\n'
-            "EXTENSION = True\n"
-            f"TORCH_VERSION = {str(torch.__version__)!r}\n"
-            f"CUDA_VERSION = {toolkit and torch.version.cuda!r}\n"
-            f"CUDA_ARCHES = {arches!r}\n"
-        )
+        cuda = torch.version.cuda if toolkit else None
+        write_build_info(target.parent, str(torch.__version__), cuda, arches)
 
     def copy_extensions_to_source(self):
         super().copy_extensions_to_source()
@@ -288,5 +316,11 @@ class BuildExtension(build_ext):
 
 
 if __name__ == "__main__":
-    extension = Extension("amp_ext._C", [])
-    setup(license="BSD-3-Clause", ext_modules=[extension], cmdclass={"build_ext": BuildExtension})
+    build = {
+        "ext_modules": [Extension("amp_ext._C", [])],
+        "cmdclass": {"build_ext": BuildExtension},
+    }
+    if reason := why_no_extension():
+        print(f"amp_ext: built without its extension module: {reason}")
+        build = {"cmdclass": {"build_py": BuildWithoutExtension}}
+    setup(license="BSD-3-Clause", **build)
