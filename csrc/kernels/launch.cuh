@@ -47,20 +47,19 @@ inline bool waits_for_previous_grid(const void* kernel) {
   thread_local Memo<KernelKey, bool, 512> known;
   const bool* const waits = known.of({kernel, device}, [](const KernelKey& key) {
     cudaFuncAttributes code{};
-    if (cudaFuncGetAttributes(&code, key.kernel) == cudaSuccess)
-      return std::optional(code.ptxVersion >= kSince);
-    (void)cudaGetLastError();  // the launch has its own
-    return std::optional<bool>();
+    const bool is_known = cudaFuncGetAttributes(&code, key.kernel) == cudaSuccess;
+    return is_known ? std::optional(code.ptxVersion >= kSince) : std::nullopt;
   });
   return waits && *waits;
 }
 
 // Whether blocks may begin before the grid before has ended. Not in a capture, whose graph would
-// have edges that not all who read it know; nor is the kernel asked about then, which may load it.
+// have edges that not all who read it know.
 inline bool may_begin_early(const void* kernel, cudaStream_t stream) {
+  if (!waits_for_previous_grid(kernel)) return false;
   cudaStreamCaptureStatus status;
   if (cudaStreamIsCapturing(stream, &status) == cudaSuccess)
-    return status == cudaStreamCaptureStatusNone && waits_for_previous_grid(kernel);
+    return status == cudaStreamCaptureStatusNone;
   (void)cudaGetLastError();  // the launch has its own
   return false;
 }

@@ -37,7 +37,7 @@ struct Configuration {
 };
 
 bool drops = false;
-int64_t early_launches = 0, kernels_asked = 0;
+int64_t early_launches = 0;
 thread_local std::vector<Configuration> pushed;  // by <<<...>>>
 
 std::unordered_map<const void*, Function>& functions() {
@@ -210,9 +210,6 @@ FAKE_CUDA_API void fake_cuda_drop_launches(bool drop) { drops = drop; }
 // Launches so far that need not wait for the kernel before.
 FAKE_CUDA_API int64_t fake_cuda_early_launches() { return early_launches; }
 
-// Calls of cudaFuncGetAttributes, which loads a kernel that has not been launched yet.
-FAKE_CUDA_API int64_t fake_cuda_kernels_asked() { return kernels_asked; }
-
 FAKE_CUDA_API void** __cudaRegisterFatBinary(void* binary) { return static_cast<void**>(binary); }
 FAKE_CUDA_API void __cudaRegisterFatBinaryEnd(void**) {}
 FAKE_CUDA_API void __cudaUnregisterFatBinary(void**) {}
@@ -274,7 +271,6 @@ FAKE_CUDA_API cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, 
 FAKE_CUDA_API cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes,
                                                 const void* pointer) {
   FAKE_CUDA_LOCK;
-  ++kernels_asked;
   const Function* const function = find_function(pointer);
   if (!function) return refuse(cudaErrorInvalidDeviceFunction, "%p is no kernel", pointer);
   *attributes = {};
