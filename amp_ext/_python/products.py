@@ -206,6 +206,7 @@ def gemm_times_derivative(
     shape = _check_gemm(op, a, b, trans_a, trans_b, False, none, None, activation, out_dtype)
     _check_operand(op, "aux", aux, a.device)
     _check_shape(op, "aux", aux, shape)
+    _check_memory(op, aux=aux)
     _check_no_gradient(op, a, b, aux)
     sums = sums_dtype(a, b)
     y = _matrices(a, b, trans_a, trans_b, False, sums).reshape(shape)
@@ -340,9 +341,15 @@ def _check_operand(op: str, name: str, tensor: Tensor, device: torch.device) -> 
             f"{op}: {name} must be a strided tensor, got layout {tensor.layout}"
         )
     _check_dtype(op, name, tensor.dtype)
-    plain = type(tensor) in (Tensor, torch.nn.Parameter) and tensor.device.type != "meta"
-    if plain and torch._C._has_storage(tensor) and not torch._is_functional_tensor(tensor):
-        checked_span(op, name, tensor)
+
+
+def _check_memory(op: str, **tensors: Tensor | None) -> None:
+    """Of tensors with data."""
+    for name, tensor in tensors.items():
+        if type(tensor) not in (Tensor, torch.nn.Parameter) or tensor.device.type == "meta":
+            continue
+        if torch._C._has_storage(tensor) and not torch._is_functional_tensor(tensor):
+            checked_span(op, name, tensor)
 
 
 def _check_activation(op: str, activation: str) -> None:
@@ -411,6 +418,7 @@ def _check_gemm(
                 f"{op}: c must be expandable to the result's shape {shape}, "
                 f"got shape {list(c.shape)}"
             )
+    _check_memory(op, a=a, b=b, bias=bias, c=c)
     return shape
 
 
