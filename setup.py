@@ -144,7 +144,12 @@ def why_no_extension() -> str | None:
     if env_flag("FORCE_PYTHON"):
         return "FORCE_PYTHON is set"
     compiler, *_ = shlex.split(os.environ.get("CXX", "c++"))
-    return None if shutil.which(compiler) else f"there is no C++ compiler {compiler}"
+    if shutil.which(compiler):
+        return None
+    obstacle = f"there is no C++ compiler {compiler}"
+    if env_flag("FORCE_CUDA"):
+        raise PlatformError(f"FORCE_CUDA is set, but {obstacle}")
+    return obstacle
 
 
 def builds_kernels(force_cpu: bool, force_cuda: bool, nvcc: str | None, torch: str | None) -> bool:

@@ -248,6 +248,13 @@ def test_extension_is_left_out_without_a_compiler(
     assert setup.why_no_extension() == reason
 
 
+def test_forced_kernels_need_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-c++")
+    monkeypatch.setenv("FORCE_CUDA", "1")
+    with pytest.raises(PlatformError, match=r"^FORCE_CUDA is set, but there is no C\+\+ compiler"):
+        setup.why_no_extension()
+
+
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
     """What of a source tree a build without extension module reads."""
