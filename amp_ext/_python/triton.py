@@ -206,7 +206,7 @@ def update_scale_(
             at = table.data_ptr()
         tensors = map(address, (scale, *trackers, next_step, history, norm))
         records = 0 if history is None else len(history) - 1
-        update = (*tensors, records, *factors, *hysteresis, *bounds)
+        update = (*tensors, records, *factors, *map(int, hysteresis), *bounds)
         _function("lists.update_scale", "update_scale_")(at, len(places), update)
 
 
