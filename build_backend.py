@@ -1,5 +1,7 @@
 """The PEP 517 build backend: setuptools, building against the torch that is installed.
 
+Without a C++ compiler the package is made without its extension module, and needs no torch.
+
 pip builds in an environment of its own that hides the installed packages. A torch downloaded
 into it could differ from the one that the extension will meet, so the hooks here look up where
 the interpreter finds its packages outside of that environment.
@@ -18,6 +20,9 @@ from setuptools.build_meta import (  # noqa: F401 (hooks that need no torch)
     prepare_metadata_for_build_editable,
     prepare_metadata_for_build_wheel,
 )
+from setuptools.errors import PlatformError
+
+from setup import why_no_extension
 
 
 def _installed_path() -> list[str]:
@@ -32,6 +37,8 @@ def _installed_path() -> list[str]:
 
 
 def _requirements(requires: list[str]) -> list[str]:
+    if why_no_extension():
+        return requires
     installed = importlib.machinery.PathFinder.find_spec("torch", sys.path + _installed_path())
     return [*requires, "ninja", *([] if installed else ["torch>=2.11"])]
 
@@ -45,6 +52,8 @@ def get_requires_for_build_wheel(config_settings=None):
 
 
 def get_requires_for_build_editable(config_settings=None):
+    if reason := why_no_extension():
+        raise PlatformError(f"an editable install needs amp_ext's extension module, but {reason}")
     return _requirements(build_meta.get_requires_for_build_editable(config_settings))
 
 

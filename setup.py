@@ -4,6 +4,7 @@ The libraries need neither torch nor Python: one file serves all versions of the
 in pyproject.toml.
 
 Environment variables:
+    FORCE_PYTHON=1         leave amp_ext._C out, as where there is no C++ compiler
     FORCE_CPU=1            leave the CUDA kernels out
     FORCE_CUDA=1           fail where the CUDA kernels cannot be built
     TORCH_CUDA_ARCH_LIST   architectures of the kernels, by default those of DEFAULT_ARCHES that
@@ -31,6 +32,7 @@ from typing import NamedTuple
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
 from setuptools.errors import CompileError, PlatformError
 
 ROOT = Path(__file__).resolve().parent
@@ -143,6 +145,19 @@ def find_ninja() -> str:
 
 def env_flag(name: str) -> bool:
     return os.environ.get(name, "0") not in ("", "0")
+
+
+def why_no_extension() -> str | None:
+    """Why amp_ext._C is left out of this build; None if it is built."""
+    if env_flag("FORCE_PYTHON"):
+        return "FORCE_PYTHON is set"
+    compiler, *_ = shlex.split(os.environ.get("CXX", "c++"))
+    if shutil.which(compiler):
+        return None
+    obstacle = f"there is no C++ compiler {compiler}"
+    if env_flag("FORCE_CUDA"):
+        raise PlatformError(f"FORCE_CUDA is set, but {obstacle}")
+    return obstacle
 
 
 def builds_kernels(force_cpu: bool, force_cuda: bool, nvcc: str | None, torch: str | None) -> bool:
@@ -335,9 +350,30 @@ def build_folder(torch_version: str, kernels: bool) -> Path:
     return Path("build", f"{python}-torch{torch_version}-{'cuda' if kernels else 'cpu'}")
 
 
+<<<<<<< HEAD
 def install(file: Path, folder: Path) -> None:
     (folder / file.name).unlink(missing_ok=True)  # a running program may have it mapped
     shutil.copy(file, folder)  # with a new time, or an older build stays in the source tree
+=======
+def write_build_info(
+    folder: Path, torch_version: str | None, cuda_version: str | None, arches: list[str]
+) -> None:
+    folder.joinpath("_build_info.py").write_text(
+        '"""What amp_ext was built for; written by setup.py."""\n\n'
+        f"EXTENSION = {torch_version is not None}\n"
+        f"TORCH_VERSION = {torch_version!r}\n"
+        f"CUDA_VERSION = {cuda_version!r}\n"
+        f"CUDA_ARCHES = {arches!r}\n"
+    )
+
+
+class BuildWithoutExtension(build_py):
+    """Writes the amp_ext/_build_info.py of a package that has no amp_ext._C."""
+
+    def run(self):
+        super().run()
+        write_build_info(Path(self.build_lib, "amp_ext"), None, None, [])
+>>>>>>> main
 
 
 class BuildExtension(build_ext):
@@ -362,6 +398,7 @@ class BuildExtension(build_ext):
             libraries += [build_cpu_library()]
         target = Path(self.get_ext_fullpath(ext.name))
         torch_dir = Path(torch.__file__).parent
+<<<<<<< HEAD
         module = build(
             build_folder(torch.__version__, toolkit is not None) / target.name,
             module_units(torch_dir, toolkit),
@@ -379,6 +416,24 @@ class BuildExtension(build_ext):
             f"VERSION = {version()!r}\n"
             f"MODULE_ONLY = {module_only}  # the libraries are packages of their own\n"
         )
+=======
+        units = compile_units(torch_dir, toolkit, arches)
+        self.mkpath(str(module.parent))
+        script = module.with_name("build.ninja")
+        script.write_text(ninja_file(module, units, torch_dir, toolkit))
+        jobs = os.environ.get("MAX_JOBS")
+        if subprocess.run([find_ninja(), "-f", script, *(["-j", jobs] if jobs else [])]).returncode:
+            raise CompileError(
+                "amp_ext._C did not compile: the compiler's words are above; to install amp_ext "
+                "without it, slower but complete, set FORCE_PYTHON=1"
+            )
+
+        self.mkpath(str(target.parent))
+        target.unlink(missing_ok=True)  # a running program may have it mapped
+        shutil.copy(module, target)  # with a new time, or an older build stays in the source tree
+        cuda = torch.version.cuda if toolkit else None
+        write_build_info(target.parent, str(torch.__version__), cuda, arches)
+>>>>>>> main
 
     def copy_extensions_to_source(self):
         super().copy_extensions_to_source()
@@ -388,5 +443,11 @@ class BuildExtension(build_ext):
 
 
 if __name__ == "__main__":
-    extension = Extension("amp_ext._C", [])
-    setup(license="BSD-3-Clause", ext_modules=[extension], cmdclass={"build_ext": BuildExtension})
+    build = {
+        "ext_modules": [Extension("amp_ext._C", [])],
+        "cmdclass": {"build_ext": BuildExtension},
+    }
+    if reason := why_no_extension():
+        print(f"amp_ext: built without its extension module: {reason}")
+        build = {"cmdclass": {"build_py": BuildWithoutExtension}}
+    setup(license="BSD-3-Clause", **build)

@@ -1,39 +1,73 @@
+<<<<<<< HEAD
 """Loads the extension module, and with it the ops under ``torch.ops.amp_ext``, and the libraries of
 kernels.
 """
+=======
+"""Loads the extension module, and with it the ops under ``torch.ops.amp_ext``; in an installation
+that was made without one, amp_ext._python in its place."""
+>>>>>>> main
 
+import re
 from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 
 REBUILD = "pip install --force-reinstall --no-deps ."
+GET_EXTENSION = (
+    "install amp_ext where there is a C++ compiler, or a wheel for this torch, with: "
+    "pip install --force-reinstall --no-deps --no-cache-dir amp-ext"
+)
 
 
 def check_build(built_against: str, installed: str) -> None:
-    """Raises ImportError when the module was built against another torch than the installed one.
+    """Raises ImportError when the module was built against a torch whose C++ interface may differ.
 
-    torch's C++ interface differs from version to version and between its CPU and CUDA builds.
+    It does from minor version to minor version and between CPU and CUDA builds. Patch releases of
+    the same build keep it; development versions promise nothing.
     """
-    if built_against != installed:
+    if _interface(built_against) != _interface(installed):
         raise ImportError(
             f"amp_ext was built against torch {built_against}, but torch {installed} is installed; "
             f"rebuild it from its source tree with: {REBUILD}"
         )
 
 
-if find_spec("amp_ext._C") is None or find_spec("amp_ext._build_info") is None:
-    raise ImportError(
-        f"amp_ext in {Path(__file__).parent} has no extension module; start Python outside of the "
-        f"source tree to find an installed one, or build it from the source tree with: {REBUILD}"
-    )
+def _interface(version: str) -> str:
+    """2.14+cu130 for 2.14.1+cu130, and a development version as it is."""
+    return re.sub(r"^(\d+\.\d+)\.\d+(?=$|\+(cpu$|cu\d+$))", r"\1", version)
+
+
+def need_extension(what: str) -> None:
+    """Raises RuntimeError in an installation without an extension module."""
+    if not EXTENSION:
+        raise RuntimeError(
+            f"{what} needs amp_ext's extension module, which this installation is without; "
+            f"{GET_EXTENSION}"
+        )
+
+
+_NOT_BUILT = (
+    f"amp_ext in {Path(__file__).parent} has no extension module; start Python outside of the "
+    f"source tree to find an installed one, or build it from the source tree with: {REBUILD}"
+)
+
+if find_spec("amp_ext._build_info") is None:
+    raise ImportError(_NOT_BUILT)
 
 from amp_ext import _build_info  # noqa: E402
 
-check_build(_build_info.TORCH_VERSION, torch.__version__)
+EXTENSION: bool = _build_info.EXTENSION
 
-from amp_ext import _C  # noqa: E402  (a module that was built against another torch cannot be loaded)
+if not EXTENSION:
+    from amp_ext import _python as _C
+elif find_spec("amp_ext._C") is None:
+    raise ImportError(_NOT_BUILT)
+else:
+    check_build(_build_info.TORCH_VERSION, torch.__version__)
+    from amp_ext import _C  # (one that was built against another torch cannot be loaded)
 
+<<<<<<< HEAD
 
 def load_library(name: str, package: str) -> Path:
     """Loads the library of a backend: the one beside the module, else that of a package of its own.
@@ -62,3 +96,6 @@ if _CUDA:
     LIBRARIES += [load_library("cuda", f"amp_ext_kernels_cu{_CUDA}")]
 
 __all__ = ["LIBRARIES", "_C", "check_build", "load_library"]
+=======
+__all__ = ["EXTENSION", "_C", "check_build", "need_extension"]
+>>>>>>> main

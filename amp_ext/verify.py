@@ -111,6 +111,8 @@ def verified_backends() -> Iterator[tuple[str, str, tuple[str, ...]]]:
             backend = _C.choose("amp_ext", device.partition(":")[0])
         except (NotImplementedError, RuntimeError):
             continue
+        if backend == "library":
+            continue
         if device != "cpu" or backend not in ("cpu", "triton"):
             yield backend, device, _families_of(backend, device)
         for other in ("triton", "cublaslt"):

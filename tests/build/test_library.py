@@ -16,7 +16,11 @@ import torch
 
 import amp_ext
 from amp_ext import _C, _build_info
+<<<<<<< HEAD
 from amp_ext._library import LIBRARIES
+=======
+from amp_ext._library import check_build
+>>>>>>> main
 from amp_ext.ops import LIST_OPS
 
 # One sentence, without a stop inside, that ends with a command.
@@ -72,6 +76,31 @@ def test_module_built_against_another_torch(package: Path) -> None:
     assert re.match(SENTENCE, message), message
     assert "built against torch 1.13.1+other" in message
     assert f"torch {torch.__version__} is installed" in message
+
+
+@pytest.mark.parametrize(
+    ("built_against", "installed", "fits"),
+    [
+        ("2.14.0+cu130", "2.14.1+cu130", True),
+        ("2.13.0+cpu", "2.13.1+cpu", True),
+        ("2.14.0", "2.14.1", True),
+        ("2.14.0+cu130", "2.15.0+cu130", False),
+        ("2.1.0+cu130", "2.11.0+cu130", False),
+        ("2.14.0+cu130", "2.14.0+cu126", False),
+        ("2.14.0+cu130", "2.14.1+cpu", False),
+        ("2.14.0+cu130", "2.14.1", False),
+        ("2.15.0a0+git1a2b3c4", "2.15.0a0+git1a2b3c4", True),
+        ("2.15.0a0+git1a2b3c4", "2.15.0a0+git5d6e7f8", False),
+        ("2.15.0.dev20261101+cu130", "2.15.0.dev20261102+cu130", False),
+        ("2.15.0+cu130", "2.15.1.dev20261102+cu130", False),
+    ],
+)
+def test_patch_releases_of_one_build_fit(built_against: str, installed: str, fits: bool) -> None:
+    if fits:
+        check_build(built_against, installed)
+    else:
+        with pytest.raises(ImportError, match=SENTENCE):
+            check_build(built_against, installed)
 
 
 @pytest.mark.parametrize("missing", ["_build_info.py", "_C.*"])

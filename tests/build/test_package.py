@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -19,8 +21,8 @@ KNOWN = {"75", "80", "86", "90", "100", "120"}  # to nvcc 13.0, among others
 
 
 def load(name: str) -> ModuleType:
-    """Import a file of the repository that is not on sys.path."""
-    spec = importlib.util.spec_from_file_location(f"amp_ext_{name}", ROOT / f"{name}.py")
+    """Import a file of the repository, which is not on sys.path, by its name."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / f"{name}.py")
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -247,6 +249,81 @@ def test_build_uses_the_installed_torch(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(sys, "path", [])
     assert build_backend._requirements([]) == ["ninja", "torch>=2.11"]
     assert 'dependencies = ["torch>=2.11"]' in (ROOT / "pyproject.toml").read_text()
+
+    monkeypatch.setenv("FORCE_PYTHON", "1")
+    assert build_backend._requirements([]) == []
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "reason"),
+    [
+        ("CXX", "no-such-c++ -pipe", "there is no C++ compiler no-such-c++"),
+        ("CXX", f"{sys.executable} -pipe", None),
+        ("FORCE_PYTHON", "1", "FORCE_PYTHON is set"),
+        ("FORCE_PYTHON", "0", None),
+    ],
+)
+def test_extension_is_left_out_without_a_compiler(
+    variable: str, value: str, reason: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", sys.executable)
+    monkeypatch.setenv(variable, value)
+    assert setup.why_no_extension() == reason
+
+
+def test_forced_kernels_need_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-c++")
+    monkeypatch.setenv("FORCE_CUDA", "1")
+    with pytest.raises(PlatformError, match=r"^FORCE_CUDA is set, but there is no C\+\+ compiler"):
+        setup.why_no_extension()
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """What of a source tree a build without extension module reads."""
+    tree = tmp_path / "tree"
+    for folder in ("amp_ext", "triton_kernels"):
+        left_out = shutil.ignore_patterns("_C.*", "_build_info.py", "__pycache__")
+        shutil.copytree(ROOT / folder, tree / folder, ignore=left_out)
+    for name in ("setup.py", "build_backend.py", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tree)
+    return tree
+
+
+def pip(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pip", *arguments]
+    environment = {**os.environ, "CXX": "no-such-c++"}
+    return subprocess.run(command, capture_output=True, text=True, env=environment)
+
+
+def test_install_without_a_compiler(tree: Path, tmp_path: Path) -> None:
+    options = ("--no-build-isolation", "--no-deps")
+    done = pip("wheel", "-v", *options, "-w", tmp_path, tree)
+    said = "amp_ext: built without its extension module: there is no C++ compiler no-such-c++\n"
+    assert done.returncode == 0 and said in done.stdout + done.stderr, done.stdout + done.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    assert wheel.name.endswith("-py3-none-any.whl")
+
+    installed = tmp_path / "installed"
+    assert pip("install", "--no-deps", "--target", installed, wheel).returncode == 0
+    path = os.pathsep.join([str(installed), *sys.path])
+    doctor = subprocess.run(
+        [sys.executable, "-S", "-m", "amp_ext"],
+        cwd=installed,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+    )
+    assert doctor.returncode == 0, doctor.stdout + doctor.stderr
+    assert "without" in doctor.stdout
+
+
+def test_editable_install_needs_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-c++")
+    with pytest.raises(
+        PlatformError, match=r"editable .* there is no C\+\+ compiler no-such-c\+\+"
+    ):
+        build_backend.get_requires_for_build_editable()
 
 
 def test_sdist_holds_what_a_build_needs(tmp_path: Path) -> None:
