@@ -316,7 +316,7 @@ def ninja_file(target: Path, units: list[Unit], link: list[str], nvcc: str | Non
     return "\n".join(lines) + "\n"
 
 
-def build(target: Path, units: list[Unit], link: list[str], nvcc: str | None = None) -> Path:
+def make(target: Path, units: list[Unit], link: list[str], nvcc: str | None = None) -> Path:
     """Compile and link what has changed. Raises CompileError."""
     target.parent.mkdir(parents=True, exist_ok=True)
     # What takes longest first.
@@ -328,20 +328,23 @@ def build(target: Path, units: list[Unit], link: list[str], nvcc: str | None = N
         script.write_text(ninja_file(target, units, link, nvcc))
         command = [find_ninja(), "-f", script, *(["-j", jobs] if jobs else [])]
         if subprocess.run(command).returncode:
-            raise CompileError(f"{target.name} did not compile; the compiler's words are above")
+            raise CompileError(
+                f"{target.name} did not compile: the compiler's words are above; to install "
+                "amp_ext without it, slower but complete, set FORCE_PYTHON=1"
+            )
     return target
 
 
 def build_cpu_library() -> Path:
     """Needs no torch."""
-    return build(Path("build/cpu", CPU_LIBRARY), cpu_units(), library_link_flags())
+    return make(Path("build/cpu", CPU_LIBRARY), cpu_units(), library_link_flags())
 
 
 def build_cuda_library(toolkit: Toolkit, arches: list[str]) -> Path:
     """Needs no torch."""
     folder = Path("build", f"cuda{toolkit.version}")
     link = library_link_flags(toolkit)
-    return build(folder / CUDA_LIBRARY, cuda_units(arches), link, toolkit.nvcc)
+    return make(folder / CUDA_LIBRARY, cuda_units(arches), link, toolkit.nvcc)
 
 
 def build_folder(torch_version: str, kernels: bool) -> Path:
@@ -350,11 +353,14 @@ def build_folder(torch_version: str, kernels: bool) -> Path:
     return Path("build", f"{python}-torch{torch_version}-{'cuda' if kernels else 'cpu'}")
 
 
-<<<<<<< HEAD
-def install(file: Path, folder: Path) -> None:
-    (folder / file.name).unlink(missing_ok=True)  # a running program may have it mapped
-    shutil.copy(file, folder)  # with a new time, or an older build stays in the source tree
-=======
+def install(files: list[Path], folder: Path) -> None:
+    """With a new time, or an older build stays in the source tree; no library of that remains."""
+    for old in (*folder.glob("libamp_ext_*.so"), *(folder / file.name for file in files)):
+        old.unlink(missing_ok=True)  # a running program may have it mapped
+    for file in files:
+        shutil.copy(file, folder)
+
+
 def write_build_info(
     folder: Path, torch_version: str | None, cuda_version: str | None, arches: list[str]
 ) -> None:
@@ -364,6 +370,8 @@ def write_build_info(
         f"TORCH_VERSION = {torch_version!r}\n"
         f"CUDA_VERSION = {cuda_version!r}\n"
         f"CUDA_ARCHES = {arches!r}\n"
+        f"VERSION = {version()!r}\n"
+        f"MODULE_ONLY = {env_flag('AMP_EXT_MODULE_ONLY')}  # libraries are packages of their own\n"
     )
 
 
@@ -373,7 +381,6 @@ class BuildWithoutExtension(build_py):
     def run(self):
         super().run()
         write_build_info(Path(self.build_lib, "amp_ext"), None, None, [])
->>>>>>> main
 
 
 class BuildExtension(build_ext):
@@ -392,54 +399,27 @@ class BuildExtension(build_ext):
         listed = os.environ.get("TORCH_CUDA_ARCH_LIST", "")
         arches = parse_arch_list(listed, toolkit.arches) if toolkit else []
 
-        libraries, module_only = [], env_flag("AMP_EXT_MODULE_ONLY")
-        if not module_only:
+        libraries = []
+        if not env_flag("AMP_EXT_MODULE_ONLY"):
             libraries += [build_cuda_library(toolkit, arches)] if toolkit else []
             libraries += [build_cpu_library()]
         target = Path(self.get_ext_fullpath(ext.name))
         torch_dir = Path(torch.__file__).parent
-<<<<<<< HEAD
-        module = build(
+        module = make(
             build_folder(torch.__version__, toolkit is not None) / target.name,
             module_units(torch_dir, toolkit),
             module_link_flags(torch_dir, toolkit),
         )
 
         self.mkpath(str(target.parent))
-        for file in (module, *libraries):
-            install(file, target.parent)
-        target.with_name("_build_info.py").write_text(
-            '"""What amp_ext._C was built for; written by setup.py."""\n\n'
-            f"TORCH_VERSION = {str(torch.__version__)!r}\n"
-            f"CUDA_VERSION = {toolkit and torch.version.cuda!r}\n"
-            f"CUDA_ARCHES = {arches!r}\n"
-            f"VERSION = {version()!r}\n"
-            f"MODULE_ONLY = {module_only}  # the libraries are packages of their own\n"
-        )
-=======
-        units = compile_units(torch_dir, toolkit, arches)
-        self.mkpath(str(module.parent))
-        script = module.with_name("build.ninja")
-        script.write_text(ninja_file(module, units, torch_dir, toolkit))
-        jobs = os.environ.get("MAX_JOBS")
-        if subprocess.run([find_ninja(), "-f", script, *(["-j", jobs] if jobs else [])]).returncode:
-            raise CompileError(
-                "amp_ext._C did not compile: the compiler's words are above; to install amp_ext "
-                "without it, slower but complete, set FORCE_PYTHON=1"
-            )
-
-        self.mkpath(str(target.parent))
-        target.unlink(missing_ok=True)  # a running program may have it mapped
-        shutil.copy(module, target)  # with a new time, or an older build stays in the source tree
+        install([module, *libraries], target.parent)
         cuda = torch.version.cuda if toolkit else None
         write_build_info(target.parent, str(torch.__version__), cuda, arches)
->>>>>>> main
 
     def copy_extensions_to_source(self):
         super().copy_extensions_to_source()
         built = Path(self.build_lib, "amp_ext")
-        for file in (built / "_build_info.py", *built.glob("libamp_ext_*.so")):
-            install(file, Path("amp_ext"))
+        install([built / "_build_info.py", *built.glob("libamp_ext_*.so")], Path("amp_ext"))
 
 
 if __name__ == "__main__":

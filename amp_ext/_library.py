@@ -1,11 +1,6 @@
-<<<<<<< HEAD
 """Loads the extension module, and with it the ops under ``torch.ops.amp_ext``, and the libraries of
-kernels.
+kernels; in an installation that was made without them, amp_ext._python in their place.
 """
-=======
-"""Loads the extension module, and with it the ops under ``torch.ops.amp_ext``; in an installation
-that was made without one, amp_ext._python in its place."""
->>>>>>> main
 
 import re
 from importlib.util import find_spec
@@ -47,28 +42,6 @@ def need_extension(what: str) -> None:
         )
 
 
-_NOT_BUILT = (
-    f"amp_ext in {Path(__file__).parent} has no extension module; start Python outside of the "
-    f"source tree to find an installed one, or build it from the source tree with: {REBUILD}"
-)
-
-if find_spec("amp_ext._build_info") is None:
-    raise ImportError(_NOT_BUILT)
-
-from amp_ext import _build_info  # noqa: E402
-
-EXTENSION: bool = _build_info.EXTENSION
-
-if not EXTENSION:
-    from amp_ext import _python as _C
-elif find_spec("amp_ext._C") is None:
-    raise ImportError(_NOT_BUILT)
-else:
-    check_build(_build_info.TORCH_VERSION, torch.__version__)
-    from amp_ext import _C  # (one that was built against another torch cannot be loaded)
-
-<<<<<<< HEAD
-
 def load_library(name: str, package: str) -> Path:
     """Loads the library of a backend: the one beside the module, else that of a package of its own.
 
@@ -90,12 +63,30 @@ def load_library(name: str, package: str) -> Path:
     return path
 
 
-_CUDA = (_build_info.CUDA_VERSION or "").partition(".")[0]
-LIBRARIES = [load_library("cpu", "amp_ext_kernels_cpu")]
-if _CUDA:
-    LIBRARIES += [load_library("cuda", f"amp_ext_kernels_cu{_CUDA}")]
+_NOT_BUILT = (
+    f"amp_ext in {Path(__file__).parent} has no extension module; start Python outside of the "
+    f"source tree to find an installed one, or build it from the source tree with: {REBUILD}"
+)
 
-__all__ = ["LIBRARIES", "_C", "check_build", "load_library"]
-=======
-__all__ = ["EXTENSION", "_C", "check_build", "need_extension"]
->>>>>>> main
+if find_spec("amp_ext._build_info") is None:
+    raise ImportError(_NOT_BUILT)
+
+from amp_ext import _build_info  # noqa: E402
+
+EXTENSION: bool = _build_info.EXTENSION
+LIBRARIES: list[Path] = []
+
+if not EXTENSION:
+    from amp_ext import _python as _C
+elif find_spec("amp_ext._C") is None:
+    raise ImportError(_NOT_BUILT)
+else:
+    check_build(_build_info.TORCH_VERSION, torch.__version__)
+    from amp_ext import _C  # (one that was built against another torch cannot be loaded)
+
+    LIBRARIES.append(load_library("cpu", "amp_ext_kernels_cpu"))
+    if _build_info.CUDA_VERSION:
+        major = _build_info.CUDA_VERSION.partition(".")[0]
+        LIBRARIES.append(load_library("cuda", f"amp_ext_kernels_cu{major}"))
+
+__all__ = ["EXTENSION", "LIBRARIES", "_C", "check_build", "load_library", "need_extension"]

@@ -16,11 +16,7 @@ import torch
 
 import amp_ext
 from amp_ext import _C, _build_info
-<<<<<<< HEAD
-from amp_ext._library import LIBRARIES
-=======
-from amp_ext._library import check_build
->>>>>>> main
+from amp_ext._library import LIBRARIES, check_build
 from amp_ext.ops import LIST_OPS
 
 # One sentence, without a stop inside, that ends with a command.
