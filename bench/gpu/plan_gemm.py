@@ -8,7 +8,8 @@ Nothing is launched and no GPU is needed. Cycles are computed from figures of da
 guesses (csrc/kernels/gemm/plan/cost.h), not measured. What is called attainable is the fewest
 cycles by the same figures, whatever the plan: those of the tensor cores, of the device memory or of
 L2, whichever are the most, with the work divided evenly among the multiprocessors, and what comes
-before the first step and behind the last one. Efficiency is the attainable part of the predicted
+before the first step and behind the last one; of results of less than a tile for each, those of
+narrower tiles, or of shares that are added up. Efficiency is the attainable part of the predicted
 cycles; that of the tensor cores is the part in which they would do the product's multiply-adds at
 the data sheet's rate. Both are predictions.
 """
