@@ -43,8 +43,8 @@ const Host& host();
 // ---- the choice --------------------------------------------------------------------------------
 
 // From now on calls on a type of device run on the named backend: "cpu", "cuda", "triton", one that
-// load_backend has returned, or, if the name is empty, on the device's own, where
-// products may be computed by any that was measured. The policy is in amp_ext/backend.py.
+// load_backend has returned, or, if the name is empty, on the device's own, where products may be
+// computed by any that was measured. The policy is in amp_ext/backend.py.
 void use_backend(c10::DeviceType type, const std::string& name);
 
 // From now on calls of this thread run on the named backend, whatever else is chosen and whether it
