@@ -1,4 +1,7 @@
-"""Builds amp_ext and its one extension module, amp_ext._C. The metadata are in pyproject.toml.
+"""Builds amp_ext: its one extension module, amp_ext._C, and the libraries of kernels that it loads.
+
+The libraries need neither torch nor Python: one file serves all versions of them. The metadata are
+in pyproject.toml.
 
 Environment variables:
     FORCE_PYTHON=1         leave amp_ext._C out, as where there is no C++ compiler
@@ -11,8 +14,11 @@ Environment variables:
     MAX_JOBS               how many compilers run at once
     DEBUG=1                -O0 -g
     AMP_EXT_LINEINFO=1     nvcc -lineinfo, for profilers
+    AMP_EXT_MODULE_ONLY=1  the libraries are installed as packages of their own
 """
 
+import fcntl
+import hashlib
 import os
 import platform
 import re
@@ -29,6 +35,8 @@ from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 from setuptools.errors import CompileError, PlatformError
 
+ROOT = Path(__file__).resolve().parent
+CPU_LIBRARY, CUDA_LIBRARY = "libamp_ext_cpu.so", "libamp_ext_cuda.so"
 DEFAULT_ARCHES = ["7.5", "8.0+PTX", "9.0a", "10.0", "12.0"]
 
 # Compiled once per instruction set; which one runs is decided at run time.
@@ -170,17 +178,42 @@ def builds_kernels(force_cpu: bool, force_cuda: bool, nvcc: str | None, torch: s
     return False
 
 
-def compile_units(torch_dir: Path, toolkit: Toolkit | None, arches: list[str]) -> list[Unit]:
-    """Every object file, with flags of its own."""
-    common = ["-std=c++20", "-Icsrc/include", *(["-O0", "-g"] if env_flag("DEBUG") else ["-O3"])]
-    kernel_sources = sorted(Path("csrc/kernels").rglob("*.cu")) if toolkit else []
-    built = {source.parent.name for source in kernel_sources if arches_of(source, arches)}
-    common += [f"-DAMP_EXT_{name.upper()}" for name in ("sm80", "sm90") if name in built]
-    host = [*common, "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra"]
+# ---- what is compiled --------------------------------------------------------------------------
 
+
+def abi() -> str:
+    """A hash of the headers between amp_ext._C and the libraries: both must have been compiled
+    with the same ones.
+    """
+    digest = hashlib.sha256()
+    for header in sorted((ROOT / "csrc/include").rglob("*.h")):
+        digest.update(b"%s\0%s\0" % (header.name.encode(), header.read_bytes()))
+    return digest.hexdigest()[:16]
+
+
+def version() -> str:
+    text = (ROOT / "amp_ext/__init__.py").read_text()
+    return re.search(r'^__version__ = "(.+)"', text, re.MULTILINE)[1]
+
+
+def identity() -> list[str]:
+    """Flags of the files in which a library says what it is, or is asked."""
+    return [f'-DAMP_EXT_ABI="{abi()}"', f'-DAMP_EXT_VERSION="{version()}"']
+
+
+def common_flags() -> list[str]:
+    return ["-std=c++20", "-Icsrc/include", *(["-O0", "-g"] if env_flag("DEBUG") else ["-O3"])]
+
+
+def host_flags() -> list[str]:
+    return [*common_flags(), "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra"]
+
+
+def module_units(torch_dir: Path, toolkit: Toolkit | None) -> list[Unit]:
+    """The object files of amp_ext._C, with flags of their own."""
     units: list[Unit] = []
     # Without -fopenmp at::parallel_for is serial.
-    bindings = [*host, "-fopenmp", "-Icsrc/bindings", "-Icsrc/kernels"]
+    bindings = [*host_flags(), "-fopenmp", "-Icsrc/bindings"]
     system = [torch_dir / "include", sysconfig.get_path("include")]
     if toolkit:
         # Headers that the toolkit lacks come with torch's CUDA wheels.
@@ -190,12 +223,18 @@ def compile_units(torch_dir: Path, toolkit: Toolkit | None, arches: list[str]) -
     for folder in (Path("csrc/bindings"), *sorted(Path("csrc/bindings").glob("*/"))):
         # One file after the other: most of the time goes into torch's headers.
         *before, last = (source for source in sorted(folder.glob("*.cpp")) if source != left_out)
-        units.append((last, f"{folder}.o", [*bindings, *(f"-include{path}" for path in before)]))
+        flags = [*bindings, *(identity() if folder.name == "backends" else [])]
+        units.append((last, f"{folder}.o", [*flags, *(f"-include{path}" for path in before)]))
+    return units
 
+
+def cpu_units() -> list[Unit]:
+    """Those of libamp_ext_cpu.so."""
+    units: list[Unit] = []
     x86 = platform.machine() in ("x86_64", "AMD64")
     # Square roots are vectorised where they need not set errno.
     cpu = [
-        *host,
+        *host_flags(),
         "-Icsrc/cpu",
         "-fopenmp-simd",
         "-fno-math-errno",
@@ -207,21 +246,50 @@ def compile_units(torch_dir: Path, toolkit: Toolkit | None, arches: list[str]) -
         contract = "fast" if source.name == "tile.cpp" else "off"
         for isa in SIMD_FLAGS if x86 and source.name in SIMD_SOURCES else ["baseline"]:
             flags = [*cpu, f"-ffp-contract={contract}", f"-DAMP_EXT_ISA={isa}"]
-            flags += SIMD_FLAGS[isa].split()
+            flags += SIMD_FLAGS[isa].split() + (identity() if source.name == "library.cpp" else [])
             units.append((source, f"{source}.{isa}.o", flags))
+    return units
 
-    kernels = [*common, "-Icsrc/kernels", "-Xcompiler=-fPIC,-fvisibility=hidden", "-Xptxas=-v"]
+
+def cuda_units(arches: list[str]) -> list[Unit]:
+    """Those of libamp_ext_cuda.so."""
+    host = Path("csrc/kernels/library.cpp")
+    units = [(host, f"{host}.o", [*host_flags(), *identity(), "-Icsrc/kernels"])]
+    sources = sorted(Path("csrc/kernels").rglob("*.cu"))
+    built = {source.parent.name for source in sources if arches_of(source, arches)}
+    common = [f"-DAMP_EXT_{name.upper()}" for name in ("sm80", "sm90") if name in built]
+    common += [*common_flags(), "-Icsrc/kernels"]
+    kernels = [*common, "-Xcompiler=-fPIC,-fvisibility=hidden", "-Xptxas=-v"]
     kernels += ["-lineinfo"] if env_flag("AMP_EXT_LINEINFO") else []
-    for source in kernel_sources:
+    for source in sources:
         # The updates' arithmetic is the same, to the bit, on every device.
         exact = ["-fmad=false"] if source.parent.name == "optim" else []
         if gencode := gencode_flags(arches_of(source, arches)):
             units.append((source, f"{source}.o", [*kernels, *exact, *gencode]))
-    return sorted(units, key=lambda unit: unit[0].suffix != ".cu")  # what takes longest first
+    return units
 
 
-def ninja_file(module: Path, units: list[Unit], torch_dir: Path, toolkit: Toolkit | None) -> str:
-    """A build.ninja that links the units to `module` and keeps their objects beside it."""
+def module_link_flags(torch_dir: Path, toolkit: Toolkit | None) -> list[str]:
+    # No -fopenmp: the module uses the OpenMP runtime that torch has loaded.
+    link = [f"-L{torch_dir}/lib", "-lc10", "-ltorch", "-ltorch_cpu", "-ltorch_python"]
+    if toolkit:
+        link += ["-lc10_cuda", "-ltorch_cuda", "-lcudart"]
+        link += [f"-L{toolkit.root}/lib64", f"-L{toolkit.root}/lib"]
+    return link
+
+
+def library_link_flags(toolkit: Toolkit | None = None) -> list[str]:
+    """With one symbol for others, and none missing. The CUDA runtime is that of torch, which is
+    loaded by then.
+    """
+    link = ["-Wl,--version-script=csrc/library.map", "-Wl,-z,defs"]
+    if toolkit:
+        link += ["-lcudart", f"-L{toolkit.root}/lib64", f"-L{toolkit.root}/lib"]
+    return link
+
+
+def ninja_file(target: Path, units: list[Unit], link: list[str], nvcc: str | None) -> str:
+    """A build.ninja that links the units to `target` and keeps their objects beside it."""
 
     def path(value: Path) -> str:
         return re.sub(r"([$ :])", r"$\1", str(value))
@@ -229,34 +297,68 @@ def ninja_file(module: Path, units: list[Unit], torch_dir: Path, toolkit: Toolki
     def words(values: list[str]) -> str:
         return shlex.join(values).replace("$", "$$")
 
-    # No -fopenmp: the module uses the OpenMP runtime that torch has loaded.
-    link = [f"-L{torch_dir}/lib", "-lc10", "-ltorch", "-ltorch_cpu", "-ltorch_python"]
-    if toolkit:
-        link += ["-lc10_cuda", "-ltorch_cuda", "-lcudart"]
-        link += [f"-L{toolkit.root}/lib64", f"-L{toolkit.root}/lib"]
     cxx = os.environ.get("CXX", "c++")
-    nvcc = words([toolkit.nvcc]) if toolkit else ""
+    nvcc = words([nvcc]) if nvcc else ""
     args = "$flags -MMD -MF $out.d -c $in -o $out"
     depfile = "\n  depfile = $out.d\n  deps = gcc"
     lines = [
-        f"builddir = {path(module.parent)}",
+        f"builddir = {path(target.parent)}",
         f"rule link\n  command = {cxx} -shared $in -o $out {words(link)}",
         f"rule .cpp\n  command = {cxx} {args}{depfile}",
         # The log keeps what ptxas says about each kernel.
         f"rule .cu\n  command = {nvcc} {args} >$out.log 2>&1 || (cat $out.log; false){depfile}",
     ]
-    for source, target, flags in units:
-        target = path(module.parent / target)
-        lines.append(f"build {target}: {source.suffix} {path(source)}\n  flags = {words(flags)}")
-    objects = [path(module.parent / target) for _, target, _ in units]
-    lines.append(f"build {path(module)}: link {' '.join(objects)}")
+    for source, name, flags in units:
+        made = path(target.parent / name)
+        lines.append(f"build {made}: {source.suffix} {path(source)}\n  flags = {words(flags)}")
+    objects = [path(target.parent / name) for _, name, _ in units]
+    lines.append(f"build {path(target)}: link {' '.join(objects)}")
     return "\n".join(lines) + "\n"
 
 
+def make(target: Path, units: list[Unit], link: list[str], nvcc: str | None = None) -> Path:
+    """Compile and link what has changed. Raises CompileError."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    # What takes longest first.
+    units = sorted(units, key=lambda unit: unit[0].suffix != ".cu")
+    jobs = os.environ.get("MAX_JOBS")
+    with open(target.with_name(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # builds for several torches share the libraries' folders
+        script = target.with_name("build.ninja")
+        script.write_text(ninja_file(target, units, link, nvcc))
+        command = [find_ninja(), "-f", script, *(["-j", jobs] if jobs else [])]
+        if subprocess.run(command).returncode:
+            raise CompileError(
+                f"{target.name} did not compile: the compiler's words are above; to install "
+                "amp_ext without it, slower but complete, set FORCE_PYTHON=1"
+            )
+    return target
+
+
+def build_cpu_library() -> Path:
+    """Needs no torch."""
+    return make(Path("build/cpu", CPU_LIBRARY), cpu_units(), library_link_flags())
+
+
+def build_cuda_library(toolkit: Toolkit, arches: list[str]) -> Path:
+    """Needs no torch."""
+    folder = Path("build", f"cuda{toolkit.version}")
+    link = library_link_flags(toolkit)
+    return make(folder / CUDA_LIBRARY, cuda_units(arches), link, toolkit.nvcc)
+
+
 def build_folder(torch_version: str, kernels: bool) -> Path:
-    """Where objects are kept, so that each Python and each torch finds its own again."""
+    """Where the module's objects are, so that each Python and each torch finds its own again."""
     python = sysconfig.get_config_var("SOABI")
     return Path("build", f"{python}-torch{torch_version}-{'cuda' if kernels else 'cpu'}")
+
+
+def install(files: list[Path], folder: Path) -> None:
+    """With a new time, or an older build stays in the source tree; no library of that remains."""
+    for old in (*folder.glob("libamp_ext_*.so"), *(folder / file.name for file in files)):
+        old.unlink(missing_ok=True)  # a running program may have it mapped
+    for file in files:
+        shutil.copy(file, folder)
 
 
 def write_build_info(
@@ -268,6 +370,8 @@ def write_build_info(
         f"TORCH_VERSION = {torch_version!r}\n"
         f"CUDA_VERSION = {cuda_version!r}\n"
         f"CUDA_ARCHES = {arches!r}\n"
+        f"VERSION = {version()!r}\n"
+        f"MODULE_ONLY = {env_flag('AMP_EXT_MODULE_ONLY')}  # libraries are packages of their own\n"
     )
 
 
@@ -280,7 +384,7 @@ class BuildWithoutExtension(build_py):
 
 
 class BuildExtension(build_ext):
-    """Compiles amp_ext._C with ninja and writes amp_ext/_build_info.py beside it."""
+    """Compiles amp_ext._C and the libraries, and writes amp_ext/_build_info.py beside them."""
 
     def build_extension(self, ext):
         import torch
@@ -295,29 +399,27 @@ class BuildExtension(build_ext):
         listed = os.environ.get("TORCH_CUDA_ARCH_LIST", "")
         arches = parse_arch_list(listed, toolkit.arches) if toolkit else []
 
+        libraries = []
+        if not env_flag("AMP_EXT_MODULE_ONLY"):
+            libraries += [build_cuda_library(toolkit, arches)] if toolkit else []
+            libraries += [build_cpu_library()]
         target = Path(self.get_ext_fullpath(ext.name))
-        module = build_folder(torch.__version__, toolkit is not None) / target.name
         torch_dir = Path(torch.__file__).parent
-        units = compile_units(torch_dir, toolkit, arches)
-        self.mkpath(str(module.parent))
-        script = module.with_name("build.ninja")
-        script.write_text(ninja_file(module, units, torch_dir, toolkit))
-        jobs = os.environ.get("MAX_JOBS")
-        if subprocess.run([find_ninja(), "-f", script, *(["-j", jobs] if jobs else [])]).returncode:
-            raise CompileError(
-                "amp_ext._C did not compile: the compiler's words are above; to install amp_ext "
-                "without it, slower but complete, set FORCE_PYTHON=1"
-            )
+        module = make(
+            build_folder(torch.__version__, toolkit is not None) / target.name,
+            module_units(torch_dir, toolkit),
+            module_link_flags(torch_dir, toolkit),
+        )
 
         self.mkpath(str(target.parent))
-        target.unlink(missing_ok=True)  # a running program may have it mapped
-        shutil.copy(module, target)  # with a new time, or an older build stays in the source tree
+        install([module, *libraries], target.parent)
         cuda = torch.version.cuda if toolkit else None
         write_build_info(target.parent, str(torch.__version__), cuda, arches)
 
     def copy_extensions_to_source(self):
         super().copy_extensions_to_source()
-        shutil.copy2(Path(self.build_lib, "amp_ext", "_build_info.py"), "amp_ext")
+        built = Path(self.build_lib, "amp_ext")
+        install([built / "_build_info.py", *built.glob("libamp_ext_*.so")], Path("amp_ext"))
 
 
 if __name__ == "__main__":

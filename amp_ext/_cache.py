@@ -47,10 +47,10 @@ def write(name: str, content: dict[str, Any]) -> bool:
 
 @functools.cache
 def fingerprint() -> str:
-    """Of the code of this build: of the module and of the Triton kernels."""
-    from amp_ext._library import _C
+    """Of the code of this build: of the module, its libraries and the Triton kernels."""
+    from amp_ext._library import _C, LIBRARIES
 
-    files = [Path(_C.__file__)]
+    files = [Path(_C.__file__), *LIBRARIES]
     kernels = find_spec("amp_ext.triton_kernels")
     for folder in kernels.submodule_search_locations if kernels else ():
         files += sorted(Path(folder).rglob("*.py"))

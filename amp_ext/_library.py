@@ -1,5 +1,6 @@
-"""Loads the extension module, and with it the ops under ``torch.ops.amp_ext``; in an installation
-that was made without one, amp_ext._python in its place."""
+"""Loads the extension module, and with it the ops under ``torch.ops.amp_ext``, and the libraries of
+kernels; in an installation that was made without them, amp_ext._python in their place.
+"""
 
 import re
 from importlib.util import find_spec
@@ -41,6 +42,27 @@ def need_extension(what: str) -> None:
         )
 
 
+def load_library(name: str, package: str) -> Path:
+    """Loads the library of a backend: the one beside the module, else that of a package of its own.
+
+    Raises ImportError where there is none, or where it is not for this module; a sentence that ends
+    with what helps.
+    """
+    file = f"libamp_ext_{name}.so"
+    found = find_spec(package)
+    folders = (Path(_C.__file__).parent, *(found.submodule_search_locations or () if found else ()))
+    path = next((path for folder in folders if (path := Path(folder, file)).is_file()), None)
+    if _build_info.MODULE_ONLY:
+        wanted = f"{package.replace('_', '-')}=={_build_info.VERSION}"
+        remedy = f"install the one that fits with: pip install --force-reinstall {wanted}"
+    else:
+        remedy = f"rebuild it from its source tree with: {REBUILD}"
+    if path is None:
+        raise ImportError(f"amp_ext finds no library {file} in {folders[0]}; {remedy}")
+    _C.load_backend(str(path), remedy)
+    return path
+
+
 _NOT_BUILT = (
     f"amp_ext in {Path(__file__).parent} has no extension module; start Python outside of the "
     f"source tree to find an installed one, or build it from the source tree with: {REBUILD}"
@@ -52,6 +74,7 @@ if find_spec("amp_ext._build_info") is None:
 from amp_ext import _build_info  # noqa: E402
 
 EXTENSION: bool = _build_info.EXTENSION
+LIBRARIES: list[Path] = []
 
 if not EXTENSION:
     from amp_ext import _python as _C
@@ -61,4 +84,9 @@ else:
     check_build(_build_info.TORCH_VERSION, torch.__version__)
     from amp_ext import _C  # (one that was built against another torch cannot be loaded)
 
-__all__ = ["EXTENSION", "_C", "check_build", "need_extension"]
+    LIBRARIES.append(load_library("cpu", "amp_ext_kernels_cpu"))
+    if _build_info.CUDA_VERSION:
+        major = _build_info.CUDA_VERSION.partition(".")[0]
+        LIBRARIES.append(load_library("cuda", f"amp_ext_kernels_cu{major}"))
+
+__all__ = ["EXTENSION", "LIBRARIES", "_C", "check_build", "load_library", "need_extension"]

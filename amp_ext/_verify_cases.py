@@ -330,10 +330,9 @@ def _products(dtype: torch.dtype) -> Iterator[Case]:
 
 def _tiles(dtype: torch.dtype, sm90: bool) -> Iterator[Case]:
     """Products of several tiles, by each tile."""
-    tiles = _C.gemm_tiles()
-    plans = [(i, (1, 1), 1 + i % 2, False) for i in range(len(tiles["gemm_kernel"]))]
+    plans = [(i, (1, 1), 1 + i % 2, False) for i in range(_C.gemm_tile_count(sm90=False))]
     clusters = itertools.cycle(((1, 1), (2, 1), (1, 2)))
-    count = len(tiles["gemm_sm90_kernel"]) if sm90 else 0
+    count = _C.gemm_tile_count(sm90=True) if sm90 else 0
     cuts = itertools.cycle(((1, 0), (2, 0), (0, 3), (1, 2)))  # splits and ranges
     for i, cluster, (splits, ranges) in zip(range(count), clusters, cuts, strict=False):
         plans.append((i, cluster, splits, True, ranges))

@@ -8,7 +8,8 @@ Nothing is launched and no GPU is needed. Cycles are computed from figures of da
 guesses (csrc/kernels/gemm/plan/cost.h), not measured. What is called attainable is the fewest
 cycles by the same figures, whatever the plan: those of the tensor cores, of the device memory or of
 L2, whichever are the most, with the work divided evenly among the multiprocessors, and what comes
-before the first step and behind the last one. Efficiency is the attainable part of the predicted
+before the first step and behind the last one; of results of less than a tile for each, those of
+narrower tiles, or of shares that are added up. Efficiency is the attainable part of the predicted
 cycles; that of the tensor cores is the part in which they would do the product's multiply-adds at
 the data sheet's rate. Both are predictions.
 """
@@ -25,7 +26,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from amp_ext._library import _C
+from gpu.planner import gemm_plan
 from workloads.gemm_shapes import Shape, grid_shapes, planned_products
 
 # Of FP16 by a multiprocessor, in a cycle: data sheets.
@@ -67,7 +68,7 @@ class Prediction:
 
 
 def predict(shape: Shape, multiprocessors: int = 132, sm90: bool = True) -> Prediction:
-    plan, cycles, least = _C.gemm_plan(
+    plan, cycles, least = gemm_plan(
         *(shape.m, shape.n, shape.k, shape.layout),
         fp32_out=shape.out == torch.float32,
         accumulate=shape.accumulate,

@@ -2,13 +2,12 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include "amp_ext/cpu.h"
 #include "autocast/autocast.h"
 #include "autocast/copy_cache.h"
 #include "autocast/op_lists.h"
 #include "autocast/regions.h"
 #include "backends/backends.h"
-#include "backends/tune.h"
+#include "backends/python.h"
 #include "call.h"
 #include "gemm/python.h"
 #include "graph/graph.h"
@@ -21,9 +20,10 @@ PYBIND11_MODULE(_C, m) {
 
   m.def(
       "cuda_built", [] { return amp_ext::cuda_backend() != nullptr; },
-      "Whether CUDA kernels were built.");
-  m.def("multiplies_bf16", &amp_ext::cpu::multiplies_bf16,
-        "Whether this processor has instructions for products of bfloat16.");
+      "Whether there are CUDA kernels.");
+  m.def(
+      "multiplies_bf16", [] { return amp_ext::cpu_backend().multiplies(amp_ext::DType::bf16); },
+      "Whether this processor has instructions for products of bfloat16.");
   m.def("set_gemm_mode", &amp_ext::set_gemm_mode);
   m.def("gemm_mode", &amp_ext::gemm_mode);
   m.def("use_backend", [](const std::string& device_type, const std::string& name) {
@@ -32,7 +32,10 @@ PYBIND11_MODULE(_C, m) {
   m.def("choose", [](const std::string& op, const std::string& device_type) {
     return amp_ext::choose(op.c_str(), c10::Device(device_type)).name();
   });
-  m.def("load_backend", &amp_ext::load_backend);
+  m.def("load_backend", &amp_ext::load_backend, pybind11::arg("path"),
+        pybind11::arg("remedy") = "it is not of this build",
+        "Loads the backend of a shared library and returns its name, or raises ImportError, whose "
+        "text ends with the remedy.");
   m.def("put_under_test", &amp_ext::put_under_test);
   m.attr("GRAD_NORM_MAX_BLOCKS") = amp_ext::kGradNormMaxBlocks;
 

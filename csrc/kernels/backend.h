@@ -6,6 +6,7 @@
 
 namespace amp_ext {
 
+struct GemmDevice;
 struct GemmPlan;
 
 namespace cuda {
@@ -17,11 +18,14 @@ class CudaBackend : public Backend {
   const char* why_not(const GemmArgs&) const override;
   Status gemm(const GemmArgs&, Services&) const override;
   const char* why_slow(const GemmArgs&, Services&) const override;
+  int64_t variant_of(const GemmTileChoice&) const override;
   std::vector<int64_t> gemm_variants(const GemmArgs&, Services&) const override;
   const char* last_error() const override;
 
  protected:
-  virtual GemmPlan plan(const GemmArgs&, const Target&) const;
+  // Whether a device runs code for sm_90a, and the build has it.
+  virtual bool has_sm90(const Target&) const;
+  virtual GemmPlan plan(const GemmArgs&, const GemmDevice&) const;
 };
 
 }  // namespace cuda

@@ -73,8 +73,8 @@ MUTANTS: tuple[Mutant, ...] = (
     (
         "torch's BF16 for an odd k",
         CHOOSE,
-        "cpu::multiplies_bf16() && g.k % 2 == 0 &&",
-        "cpu::multiplies_bf16() &&",
+        "return g.k % 2 == 0 && bf16(g.a)",
+        "return bf16(g.a)",
     ),
     ("a backend without its variant", CHOOSE, "args.variant = found->variant;", ""),
     ("a key without the bias", TABLE, "type(g.bias)", "0"),

@@ -179,9 +179,16 @@ MUTANTS = (
         Mutant(name, old, new, select, FAKE, "", LAUNCH, SCALE)
         for name, old, new, select in (
             ("early in a graph", "status == cudaStreamCaptureStatusNone", "true", "of_a_graph"),
+            (
+                "code is asked for in a capture",
+                "status == cudaStreamCaptureStatusNone && waits_for_previous_grid(kernel)",
+                "waits_for_previous_grid(kernel) && status == cudaStreamCaptureStatusNone",
+                "asks_for_no_code",
+            ),
+            ("an error is left", "if (error != cudaSuccess) (void)", "if (false) (void)", "beside"),
             ("early by any code", "code.ptxVersion >= kSince", "true", "no_other_kernel"),
             ("early by a GPU's", "code.ptxVersion", "code.binaryVersion", "no_other_kernel"),
-            ("never early", "if (!waits_for_previous_grid(kernel))", "if (true)", "code_waits"),
+            ("never early", "&& waits_for_previous_grid(kernel)", "&& false", "code_waits"),
         )
     ),
     Mutant(
@@ -197,18 +204,19 @@ MUTANTS = (
 
 
 class Build:
-    """The module with another object, from the objects of the last build.
+    """The package with another object in the module or a library, from those of the last build.
 
     Attributes:
         object: of the build's, in the folder csrc.
-        compile: the command that has made it.
+        file: the module or library that it is in.
+        compile: the command that has made the object.
     """
 
-    def __init__(self, folder: Path, source: Path, object: str) -> None:
-        (kept,) = ROOT.glob(f"build/*-torch{torch.__version__}-cuda")
+    def __init__(self, folder: Path, source: Path, object: str, built: str) -> None:
+        path = max(ROOT.glob(f"build/{built}"), key=lambda path: path.stat().st_mtime)
+        kept, self.file = path.parent, path.name
         self.folder, self.source, self.object = folder, source, object
-        self.module = next(kept.glob("_C.*.so")).name
-        self.link = self.command(kept, kept / self.module)
+        self.link = self.command(kept, path)
         self.compile = self.command(kept, kept / "csrc" / object)
         self.compile = self.compile[: self.compile.index("-MMD")]
 
@@ -231,10 +239,10 @@ class Build:
     def package(self, name: str, text: str) -> Path:
         """Return a folder with amp_ext, of which the source has the text."""
         folder = self.folder / name
-        ignored = shutil.ignore_patterns("*.so", "__pycache__")
+        ignored = shutil.ignore_patterns(self.file, "__pycache__")
         shutil.copytree(INSTALLED, folder / "amp_ext", ignore=ignored)
         link = [word for word in self.link if not word.endswith(f"/{self.object}")]
-        link[link.index("-o") + 1] = str(folder / "amp_ext" / self.module)
+        link[link.index("-o") + 1] = str(folder / "amp_ext" / self.file)
         self.run([*link, *self.objects(folder, text)])
         return folder
 
@@ -243,7 +251,8 @@ class BindingsBuild(Build):
     """With another source of a folder of the bindings."""
 
     def __init__(self, folder: Path, source: Path) -> None:
-        super().__init__(folder, source, f"bindings/{source.parent.name}.o")
+        module = f"*-torch{torch.__version__}-cuda/_C.*.so"
+        super().__init__(folder, source, f"bindings/{source.parent.name}.o", module)
         self.flags = [word for word in self.compile if not word.startswith("-include")]
         self.flags = [word for word in self.flags if word != "-O3"]
         self.rest = folder / "rest.o"
@@ -264,7 +273,7 @@ class KernelsBuild(Build):
 
     def __init__(self, folder: Path, source: Path, kernels: Path) -> None:
         self.kernels = kernels.relative_to(ROOT / "csrc")
-        super().__init__(folder, source, f"{self.kernels}.o")
+        super().__init__(folder, source, f"{self.kernels}.o", "cuda[0-9]*/libamp_ext_cuda.so")
         codes = (PTX,) if "gemm" in self.kernels.parts else (PTX, CODE)
         flags = (word for word in self.compile if not word.startswith(("-gencode", "-Icsrc/k")))
         self.flags = [*flags, *(f"-gencode=arch={code}" for code in codes)]

@@ -19,14 +19,17 @@ import os
 import re
 import subprocess
 import sys
-import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-sys.path.append(str(Path(__file__).resolve().parents[1]))
+sys.path += [
+    str(Path(__file__).resolve().parents[1]),
+    str(Path(__file__).resolve().parents[2] / "bench"),
+]
 
 import sass_gemm
+from gpu.planner import gemm_tiles
 from sass import Kernel, Kernels, read_constants, read_ptxas, read_sass
 from simt import nvcc
 from simt.probe import run as probe
@@ -229,15 +232,13 @@ def cuobjdump(library: Path, option: str = "-sass") -> str:
 
 def installed() -> Iterator[tuple[Path, str]]:
     """The installed library and the logs of its kernels."""
-    import torch
+    from amp_ext._library import LIBRARIES
 
-    import amp_ext
-
-    # As setup.build_folder names it.
-    folder = ROOT / f"build/{sysconfig.get_config_var('SOABI')}-torch{torch.__version__}-cuda"
+    # As setup.build_cuda_library names it; of a second toolkit's it is the one that was built last.
+    folder = max(ROOT.glob("build/cuda[0-9]*"), key=lambda path: path.stat().st_mtime)
     sources = sorted((ROOT / "csrc/kernels").rglob("*.cu"))
     logs = [(folder / f"{source.relative_to(ROOT)}.o.log").read_text() for source in sources]
-    yield Path(amp_ext._C.__file__), "".join(logs)
+    yield LIBRARIES[-1], "".join(logs)
 
 
 def probes() -> Iterator[tuple[Path, str]]:
@@ -246,7 +247,6 @@ def probes() -> Iterator[tuple[Path, str]]:
 
 
 def main() -> int:
-    import amp_ext
     from amp_ext import _build_info
 
     kernels: Kernels = {}
@@ -278,9 +278,9 @@ def main() -> int:
         "that a multiprocessor's loads ask for before the first is used, computed"
     )
     print(f"{summary}, of {MOST_KERNELS} and {MOST_BYTES >> 20} MiB that are allowed")
-    for kernel, tiles in amp_ext._C.gemm_tiles().items():
+    for kernel, sm90 in (("gemm_kernel", False), ("gemm_sm90_kernel", True)):
         print(f"\n{kernel}, by the number behind the type of its operands:")
-        for number, tile in enumerate(tiles):
+        for number, tile in enumerate(gemm_tiles(sm90)):
             print(f"{number}: {tile}")
     for problem in problems:
         print(f"cuda-check: {problem}", file=sys.stderr)

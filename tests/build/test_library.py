@@ -1,4 +1,6 @@
-"""Loading the extension module: one that does not fit says so in one sentence with a command."""
+"""Loading the extension module and the libraries of kernels: one that does not fit says so in one
+sentence with a command.
+"""
 
 from __future__ import annotations
 
@@ -14,28 +16,42 @@ import torch
 
 import amp_ext
 from amp_ext import _C, _build_info
-from amp_ext._library import check_build
+from amp_ext._library import LIBRARIES, check_build
 from amp_ext.ops import LIST_OPS
 
 # One sentence, without a stop inside, that ends with a command.
-SENTENCE = r"^amp_ext [^\n]*(rebuild|build) it [^\n]*: (\w+=\S+ )?pip install \S.*$"
+SENTENCE = (
+    r"^amp_ext [^\n]*(rebuild|build|install) (it|the one) [^\n]*: (\w+=\S+ )?pip install \S.*$"
+)
 
 
-def import_error(package: Path) -> str:
-    """Import the package in `package`'s parent in a process of its own; return the last line."""
-    process = subprocess.run(
+def run_python(package: Path, code: str) -> subprocess.CompletedProcess[str]:
+    """Run it with the package, in a process of its own."""
+    return subprocess.run(
         # -S: without the finder of an editable install, which would supply what is missing here.
-        [sys.executable, "-S", "-c", "import amp_ext"],
+        [sys.executable, "-S", "-c", code],
         cwd=package.parent,
         env={"PYTHONPATH": os.pathsep.join([str(package.parent), *sys.path])},
         capture_output=True,
         text=True,
         check=False,
     )
+
+
+def import_error(package: Path) -> str:
+    """The last line of an import that fails."""
+    process = run_python(package, "import amp_ext")
     assert process.returncode == 1, process.stderr
     last = process.stderr.strip().splitlines()[-1]
     assert last.startswith("ImportError: "), process.stderr
     return last.removeprefix("ImportError: ")
+
+
+def without(package: Path) -> Path:
+    """The package, of which the libraries have been removed."""
+    for library in package.glob("libamp_ext_*.so"):
+        library.unlink()
+    return package
 
 
 @pytest.fixture
@@ -89,6 +105,96 @@ def test_module_that_is_not_built(package: Path, missing: str) -> None:
         file.unlink()
     message = import_error(package)
     assert re.match(SENTENCE, message), message
+
+
+# ---- libraries ---------------------------------------------------------------------------------
+
+OTHER = """
+#include <cstdlib>
+extern "C" const struct {
+  const char* abi;
+  const char* version;
+  void (*backend)();
+} amp_ext_backend_library{"another", "0.0.9", [] { abort(); }};
+"""
+LIBRARY_NAMES = [path.name for path in LIBRARIES]
+
+
+def compiled(into: Path, text: str) -> Path:
+    command = [os.environ.get("CXX", "c++"), "-shared", "-fPIC", "-xc++", "-", "-o", str(into)]
+    subprocess.run(command, input=text, text=True, check=True)
+    return into
+
+
+def spoil(library: Path, how: str) -> str:
+    """Replace a library; return what the error must say."""
+    whole = library.read_bytes()
+    library.unlink()  # others may have it mapped
+    if how == "missing":
+        return "finds no library"
+    if how == "older":
+        compiled(library, OTHER)
+        ours = rf"{re.escape(amp_ext.__version__)} needs [0-9a-f]{{16}};"
+        return rf"is of amp_ext 0\.0\.9 with the interface another, where amp_ext {ours}"
+    if how == "other":
+        compiled(library, "int nothing;")
+        return "has no symbol amp_ext_backend_library"
+    library.write_bytes(whole[: len(whole) // 2] if how == "truncated" else b"")
+    return "does not load"
+
+
+@pytest.mark.parametrize("how", ["missing", "older", "other", "truncated", "empty"])
+@pytest.mark.parametrize("name", LIBRARY_NAMES)
+def test_library_that_does_not_fit(package: Path, name: str, how: str) -> None:
+    expected = spoil(package / name, how)
+    message = import_error(package)
+    assert re.match(SENTENCE, message), message
+    assert re.search(expected, message) and name in message, message
+
+
+def test_library_that_is_a_package_of_its_own(package: Path) -> None:
+    """It is found, and named where it is missing."""
+    info = package / "_build_info.py"
+    info.write_text(info.read_text().replace("MODULE_ONLY = False", "MODULE_ONLY = True"))
+    without(package)
+    names = {"cpu": "cpu", "cuda": "cu" + (torch.version.cuda or "").partition(".")[0]}
+    for library in LIBRARIES:
+        name = names[library.stem.removeprefix("libamp_ext_")]
+        message = import_error(package)
+        wanted = f"pip install --force-reinstall amp-ext-kernels-{name}=={amp_ext.__version__}"
+        assert re.match(SENTENCE, message) and message.endswith(wanted), message
+        folder = package.parent / f"amp_ext_kernels_{name}"
+        folder.mkdir()
+        shutil.copy(library, folder)
+    done = run_python(package, "import amp_ext; print(*amp_ext._library.LIBRARIES)")
+    found = [Path(path).parents[1] for path in done.stdout.split()]
+    assert found == [package.parent] * len(LIBRARIES), done.stderr
+
+
+def test_a_refused_library_leaves_the_loaded_one(tmp_path: Path) -> None:
+    other = compiled(tmp_path / "other.so", OTHER)
+    with pytest.raises(
+        ImportError, match=r"amp_ext 0\.0\.9 with the interface another.*; do this$"
+    ):
+        _C.load_backend(str(other), "do this")
+    assert str(other) not in Path("/proc/self/maps").read_text()
+    assert amp_ext.ops.gemm(torch.ones(2, 2).half(), torch.ones(2, 2).half()).eq(2).all()
+
+
+@pytest.mark.parametrize("library", LIBRARIES, ids=lambda path: path.name)
+def test_one_file_serves_all_versions_of_torch_and_python(library: Path) -> None:
+    def symbols(kind: str) -> list[str]:
+        command = ["nm", "-D", "--without-symbol-versions", f"--{kind}-only", str(library)]
+        lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        return [line.split()[-1] for line in lines.splitlines()]
+
+    assert symbols("defined") == ["amp_ext_backend_library"]
+    foreign = r"^_?Py|torch|c10|_ZN2at|GOMP|omp_|caffe"
+    assert not [name for name in symbols("undefined") if re.search(foreign, name)]
+    dynamic = subprocess.run(["readelf", "-d", library], capture_output=True, text=True, check=True)
+    needed = re.findall(r"NEEDED.*\[(.+?)\.so", dynamic.stdout)
+    assert set(needed) <= {"libstdc++", "libm", "libgcc_s", "libc", "ld-linux-x86-64", "libcudart"}
+    assert ("libcudart" in needed) == ("cuda" in library.name)
 
 
 def test_build_info_describes_this_module() -> None:

@@ -139,8 +139,9 @@ def test_when_kernels_are_built(
 def compiled(kernels: bool) -> list[tuple[Path, str, list[str]]]:
     """Every object file, for a machine with or without a CUDA toolkit: source, name, flags."""
     toolkit = setup.Toolkit("nvcc", "13.0", Path(TOOLKIT_ROOT)) if kernels else None
-    torch_dir = Path(torch.__file__).parent
-    return setup.compile_units(torch_dir, toolkit, ["8.0+PTX", "9.0a"] if kernels else [])
+    module = setup.module_units(Path(torch.__file__).parent, toolkit)
+    cuda = setup.cuda_units(["8.0+PTX", "9.0a"]) if kernels else []
+    return [*module, *setup.cpu_units(), *cuda]
 
 
 def units(kernels: bool) -> dict[str, list[str]]:
@@ -155,7 +156,7 @@ def test_every_source_is_compiled_where_it_belongs(in_root: None, kernels: bool)
     expected = {path for path in Path("csrc").rglob("*.c*") if path.suffix != ".cuh"}
     absent = {Path("csrc/bindings/backends", "none.cpp" if kernels else "cuda.cpp")}
     if not kernels:
-        absent |= {path for path in expected if path.suffix == ".cu"}
+        absent |= {path for path in expected if path.is_relative_to("csrc/kernels")}
     assert sources == expected - absent
 
 
@@ -167,16 +168,38 @@ def test_every_source_is_compiled_where_it_belongs(in_root: None, kernels: bool)
         (["7.5"], set()),
     ],
 )
-def test_every_file_knows_for_which_gpus_there_are_products(
+def test_every_kernel_file_knows_for_which_gpus_there_are_products(
     in_root: None, arches: list[str], defined: set[str]
 ) -> None:
-    toolkit = setup.Toolkit("nvcc", "13.0", Path(TOOLKIT_ROOT))
-    units = setup.compile_units(Path(torch.__file__).parent, toolkit, arches)
-    assert {"csrc/bindings/backends.o", "csrc/kernels/gemm/gemm.cu.o"} <= {
-        target for _, target, _ in units
-    }
-    for _, _, flags in units:
-        assert {flag for flag in flags if flag.startswith("-DAMP_EXT_SM")} == defined
+    for source, _, flags in setup.cuda_units(arches):
+        found = {flag for flag in flags if flag.startswith("-DAMP_EXT_SM")}
+        assert found == (defined if source.suffix == ".cu" else set())
+
+
+def test_what_is_shared_by_all_torches_sees_none_of_them(in_root: None) -> None:
+    """And the module nothing of the libraries but the headers between them."""
+    for source, _, flags in compiled(True):
+        folders = {Path(f[2:]) for f in flags if f.startswith("-I")} | {source.parent}
+        folders = {folder.parts[1] for folder in folders if folder.parts[0] == "csrc"} - {"include"}
+        assert len(folders) == 1, (source, folders)
+        assert any(f.startswith("-isystem") for f in flags) == (folders == {"bindings"})
+
+
+def test_the_interface_is_all_of_its_headers(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(setup, "ROOT", tmp_path)
+    folder = tmp_path / "csrc/include/amp_ext"
+    folder.mkdir(parents=True)
+    texts = [{"a.h": "1"}, {"a.h": "2"}, {"b.h": "1"}, {"a.h": "1", "b.h": ""}]
+    found = []
+    for headers in (*texts, *texts):
+        for path in folder.iterdir():
+            path.unlink()
+        for name, text in headers.items():
+            (folder / name).write_text(text)
+        found.append(setup.abi())
+    assert found[:4] == found[4:] and len(set(found)) == 4
 
 
 def test_no_file_gets_fast_math(in_root: None) -> None:
@@ -209,7 +232,7 @@ def test_vector_code_per_instruction_set(
 
 def test_ninja_file_quotes_for_ninja_and_for_the_shell() -> None:
     unit = (Path("a b.cpp"), "a b.cpp.o", ["-isystem/c d", "-DX=$Y"])
-    text = setup.ninja_file(Path("out dir/_C.so"), [unit], Path("/torch"), None)
+    text = setup.ninja_file(Path("out dir/_C.so"), [unit], ["-lx"], None)
     assert "build out$ dir/a$ b.cpp.o: .cpp a$ b.cpp\n" in text
     assert "flags = '-isystem/c d' '-DX=$$Y'\n" in text
     assert "build out$ dir/_C.so: link out$ dir/a$ b.cpp.o\n" in text

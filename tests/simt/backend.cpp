@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 
+#include "amp_ext/library.h"
 #include "engine.h"
 #include "gemm/plan/choose.h"
 #include "gemm/shared/scheduler.cuh"
@@ -23,6 +24,7 @@ std::optional<Options> pinned;
 
 bool sm90 = false;
 int capability = 0;
+std::optional<ForcedTile> forced;
 GemmPlan last_plan;
 
 void set_schedule() {
@@ -36,10 +38,7 @@ class SimtServices final : public Services {
   explicit SimtServices(Services& host) : host_(host) {}
 
   cuda::Target target() override {
-    return {.device = -1,
-            .multiprocessors = options.multiprocessors,
-            .capability = capability,
-            .sm90 = sm90};
+    return {.device = -1, .multiprocessors = options.multiprocessors, .capability = capability};
   }
   void* scratch(size_t bytes) override {
     constexpr int kNan = 0xff;  // in any format
@@ -63,7 +62,7 @@ ForcedTile some_tile(const GemmArgs& g) {
   const uint64_t cut = seed / (3 * kSm90TileCount);
   const auto splits = static_cast<int64_t>(cut % 4);
   const auto ranges = static_cast<int64_t>(splits == 0 ? 3 : cut / 4 % 3);
-  return {true, tile, m, n, splits, /*whole=*/0, ranges};
+  return {{true, tile, m, n, splits, ranges}, /*whole=*/0};
 }
 
 class SimtBackend final : public cuda::CudaBackend {
@@ -92,12 +91,14 @@ class SimtBackend final : public cuda::CudaBackend {
   }
 
  protected:
-  GemmPlan plan(const GemmArgs& g, const cuda::Target& target) const override {
-    const std::optional<ForcedTile> asked = forced_tile;
-    if (!asked && sm90 && can_run_sm90(g)) forced_tile = some_tile(g);
-    last_plan = CudaBackend::plan(g, target);
-    forced_tile = asked;
-    return last_plan;
+  bool has_sm90(const cuda::Target&) const override { return sm90; }
+
+  GemmPlan plan(const GemmArgs& g, const GemmDevice& device) const override {
+    std::optional<ForcedTile> tile = forced;
+    if (!tile && device.sm90 && can_run_sm90(g)) tile = some_tile(g);
+    const auto candidate = tile ? forced_candidate(g, device, *tile) : std::nullopt;
+    return last_plan = candidate ? make_plan(g, *candidate, device.multiprocessors)
+                                 : CudaBackend::plan(g, device);
   }
 
  private:
@@ -130,12 +131,13 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* status)
 
 // ---- what Python calls -------------------------------------------------------------------------
 
-extern "C" {
+const amp_ext::BackendLibrary amp_ext_backend_library{
+    AMP_EXT_ABI, AMP_EXT_VERSION, [](const amp_ext::Host&) -> const amp_ext::Backend& {
+      static const simt::SimtBackend backend;
+      return backend;
+    }};
 
-const amp_ext::Backend* amp_ext_backend() {
-  static const simt::SimtBackend backend;
-  return &backend;
-}
+extern "C" {
 
 // Each launch from now on has a schedule of its own, and all have one device, as `seed` has it.
 void simt_seed(uint64_t seed) {
@@ -161,8 +163,8 @@ void simt_refuse_tensor_maps(bool refuse) { simt::refuse_tensor_maps = refuse; }
 // The tile of the products to come; -1 for none in particular. See amp_ext::ForcedTile.
 void simt_force_tile(bool sm90, int tile, int cluster_m, int cluster_n, int64_t splits,
                      int64_t whole, int64_t ranges) {
-  amp_ext::forced_tile.reset();
-  if (tile >= 0) amp_ext::forced_tile = {sm90, tile, cluster_m, cluster_n, splits, whole, ranges};
+  simt::forced.reset();
+  if (tile >= 0) simt::forced = {{sm90, tile, cluster_m, cluster_n, splits, ranges}, whole};
 }
 
 // How often an op has been called: unscale, check_finite, grad_norm, cast, update_scale or gemm.

@@ -113,6 +113,16 @@ def preload(variant: str) -> str:
 
 
 @cache
+def _identity() -> list[str]:
+    """Return the flags by which a library of backends says what it is, those of setup.py."""
+    spec = importlib.util.spec_from_file_location("amp_ext_setup", ROOT / "setup.py")
+    assert spec and spec.loader
+    setup = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(setup)
+    return setup.identity()
+
+
+@cache
 def _compiler() -> str:
     """Return what tells compilers and, for -march=native, processors apart."""
     return _output(CXX, "-march=native", "-v", "-E", "-x", "c++", "/dev/null").stderr
@@ -138,7 +148,8 @@ def compile_object(source: Path, flags: Sequence[str], folders: Sequence[Path], 
     assert include, missing()
     includes = [flag for folder in folders for flag in ("-I", str(folder))]
     includes += [flag for folder in _folders(include) for flag in ("-isystem", str(folder))]
-    command = [CXX, *FLAGS, *flags]
+    identity = _identity() if source == HERE / "backend.cpp" else []
+    command = [CXX, *FLAGS, *flags, *identity]
     digest = hashlib.sha256("\0".join([*command, str(include), _compiler()]).encode())
     for path in _included(source, folders):
         digest.update(path.name.encode() + path.read_bytes())

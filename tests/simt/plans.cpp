@@ -253,8 +253,8 @@ const char* simt_check_plans(uint64_t seed, bool sm90) {
     constexpr int kMultiprocessors[] = {1, 4, 108, 132};
     const int multiprocessors = kMultiprocessors[problems.below(4)];
     const GemmArgs g = problems.next(sm90);
-    const cuda::Target target{.multiprocessors = multiprocessors, .sm90 = sm90};
-    GemmPlan plan = choose_plan(g, target);
+    const GemmDevice device{multiprocessors, sm90};
+    GemmPlan plan = choose_plan(g, device);
     try {
       CHECK(can_run_sm80(g) && (!sm90 || can_run_sm90(g)) && (sm90 || !plan.sm90));
       const bool aligned = layout_of_a(g).aligned && layout_of_b(g).aligned;
@@ -263,9 +263,9 @@ const char* simt_check_plans(uint64_t seed, bool sm90) {
       check(g, plan, multiprocessors);
       plan = make_plan(g, problems.candidate(g, sm90), multiprocessors);
       check(g, plan, multiprocessors);
-      for (GemmArgs measured = g; const int64_t variant : plan_variants(g, target)) {
+      for (GemmArgs measured = g; const int64_t variant : plan_variants(g, device)) {
         measured.variant = variant;
-        const GemmCandidate x = choose(measured, target);
+        const GemmCandidate x = choose(measured, device);
         plan = make_plan(g, x, multiprocessors);
         CHECK((variant_of(x) == variant) == (variant != 0));
         check_choice(g, plan, multiprocessors);

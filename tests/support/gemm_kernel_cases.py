@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from amp_ext import _C, ops
+from amp_ext import ops
 from cases import assert_equal, integers, spacing
+from gpu.planner import gemm_tiles
 from simt.backend import simt
 from simt.library import Schedule
 
@@ -27,7 +28,7 @@ TYPES = {"nn": FP16, "nt": BF16, "tn": FP16, "tt": BF16}
 
 
 class Tile(NamedTuple):
-    """A tile of the kernels, as _C.gemm_tiles describes it.
+    """A tile of the kernels, as gemm_tiles describes it.
 
     Attributes:
         number: its index among those of its kernel.
@@ -85,8 +86,7 @@ def _name(tile: Tile) -> str:
 
 
 SM80_TILES, SM90_TILES = (
-    [_tile(i, text) for i, text in enumerate(_C.gemm_tiles()[kernel])]
-    for kernel in ("gemm_kernel", "gemm_sm90_kernel")
+    [_tile(i, text) for i, text in enumerate(gemm_tiles(sm90))] for sm90 in (False, True)
 )
 TILES = SM80_TILES + SM90_TILES
 every_tile = pytest.mark.parametrize("tile", TILES, ids=_name)

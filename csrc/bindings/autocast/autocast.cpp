@@ -16,10 +16,10 @@
 #include <mutex>
 #include <vector>
 
-#include "amp_ext/cpu.h"
 #include "autocast/op_lists.h"
 #include "autocast/regions.h"
 #include "autocast/weight_copies.h"
+#include "backends/backends.h"
 #include "checks/dtensor.h"
 #include "checks/python.h"
 #include "gemm/gemm.h"
@@ -104,9 +104,9 @@ struct Routes {
   // An addend enters the fp32 sum unrounded; where torch's library computes the sum, in torch's
   // type.
   static at::Tensor addend(const at::Tensor& tensor) {
-    const bool by_library =
-        kDevice == c10::DeviceType::CUDA ||
-        (at::autocast::get_autocast_dtype(kDevice) == at::kBFloat16 && cpu::multiplies_bf16());
+    const bool by_library = kDevice == c10::DeviceType::CUDA ||
+                            (at::autocast::get_autocast_dtype(kDevice) == at::kBFloat16 &&
+                             cpu_backend().multiplies(DType::bf16));
     return by_library ? low(tensor) : tensor;
   }
 

@@ -1,20 +1,22 @@
-// The backends of this build, which of them runs a call, and how it is called.
+// The backends, which of them runs a call, and how it is called.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 #include <c10/util/FunctionRef.h>
 
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "amp_ext/backend.h"
+#include "amp_ext/host.h"
 #include "backends/verified.h"
 
 namespace amp_ext {
 
 const Backend& cpu_backend();
-const Backend* cuda_backend();  // null in a build without the CUDA kernels
+const Backend* cuda_backend();  // null without the CUDA kernels
 const Backend& triton_backend();
 const Backend& torch_library();  // products only
 const Backend& cublaslt();       // products on a GPU that end in gelu_tanh
@@ -25,6 +27,19 @@ int64_t refused_by_cublaslt();
 // As it says itself; 0 where there is none.
 int64_t cublaslt_version();
 
+// ---- shared libraries --------------------------------------------------------------------------
+
+// Loads a library (amp_ext/library.h) and keeps its backend by its name, in the place of an older
+// one of this name. Raises ImportError, and keeps nothing, if it is none or is compiled with other
+// headers; the message ends with `remedy`. Returns the name.
+std::string load_backend(const std::string& path, const std::string& remedy);
+
+// null if none of this name has been loaded.
+const Backend* loaded_backend(const std::string& name);
+
+// What torch does for the CPU's.
+const Host& host();
+
 // ---- the choice --------------------------------------------------------------------------------
 
 // From now on calls on a type of device run on the named backend: "cpu", "cuda", "triton", one that
@@ -32,15 +47,19 @@ int64_t cublaslt_version();
 // computed by any that was measured. The policy is in amp_ext/backend.py.
 void use_backend(c10::DeviceType type, const std::string& name);
 
-// Loads a backend from a shared library, whose function `const amp_ext::Backend* amp_ext_backend()`
-// returns it. Its tensors are in host memory. Returns its name.
-std::string load_backend(const std::string& path);
-
 // From now on calls of this thread run on the named backend, whatever else is chosen and whether it
 // has been verified or not; and those of the CUDA backend end no other thread's capture of a CUDA
 // graph.
 void put_under_test(const std::string& name);
 bool is_under_test();
+
+// From now on products of this thread that the CUDA kernels compute, for a test or by
+// AMP_EXT_GEMM=kernel, are computed with this tile if it can, whatever the planner thinks. Throws
+// ValueError if there is no such tile; then none is forced.
+void force_gemm_tile(const std::optional<GemmTileChoice>& tile);
+
+// How many tiles the CUDA kernels have for sm_90a or for sm_80.
+int gemm_tile_count(bool sm90);
 
 // How the backend of a product is chosen, AMP_EXT_GEMM: "auto", as it was measured (table.h), what
 // was not by torch's library, or on a CPU by a rule; "measure", the same, and what is used again

@@ -1,13 +1,10 @@
 // Which backend runs a call.
 #include <c10/util/Exception.h>
-#include <dlfcn.h>
 
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <map>
 
-#include "amp_ext/cpu.h"
 #include "backends/backends.h"
 #include "backends/table.h"
 
@@ -21,12 +18,8 @@ std::atomic<GemmMode> mode = GemmMode::automatic;
 // null: the device's own.
 std::array<std::atomic<const Backend*>, 2> chosen{};
 
-std::map<std::string, const Backend*>& loaded() {
-  static std::map<std::string, const Backend*> instance;
-  return instance;
-}
-
 thread_local const Backend* under_test = nullptr;
+thread_local int64_t forced_variant = 0;  // of the CUDA kernels
 
 // null where there is none.
 const Backend* backend_of(c10::DeviceType type) {
@@ -38,13 +31,11 @@ const Backend* backend_of(c10::DeviceType type) {
 
 // null: the CUDA kernels where they were not built.
 const Backend* backend_named(const std::string& name) {
-  if (name == "cpu") return &cpu_backend();
-  if (name == "cuda") return cuda_backend();
   if (name == "triton") return &triton_backend();
   if (name == "cublaslt") return &cublaslt();
-  const auto found = loaded().find(name);
-  TORCH_CHECK_VALUE(found != loaded().end(), "amp_ext: unknown backend ", name);
-  return found->second;
+  const Backend* const found = loaded_backend(name);
+  TORCH_CHECK_VALUE(found || name == "cuda", "amp_ext: unknown backend ", name);
+  return found;
 }
 
 // Whether it may compute products: a backend that was chosen excludes the kernels of others.
@@ -68,14 +59,23 @@ void put_under_test(const std::string& name) {
 }
 bool is_under_test() { return under_test; }
 
-std::string load_backend(const std::string& path) {
-  void* const library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-  TORCH_CHECK(library, "amp_ext: cannot load the backend ", path, ": ", dlerror());
-  void* const function = dlsym(library, "amp_ext_backend");
-  TORCH_CHECK(function, "amp_ext: ", path, " has no function amp_ext_backend");
-  const Backend* const backend = reinterpret_cast<const Backend* (*)()>(function)();
-  loaded()[backend->name()] = backend;
-  return backend->name();
+void force_gemm_tile(const std::optional<GemmTileChoice>& tile) {
+  forced_variant = 0;
+  if (!tile) return;
+  const Backend* const kernels = cuda_backend();
+  const int64_t variant = kernels ? kernels->variant_of(*tile) : 0;
+  TORCH_CHECK_VALUE(variant != 0, "amp_ext: the CUDA kernels have no tile ", tile->tile,
+                    tile->sm90 ? " for sm_90a" : " for sm_80", " in clusters of ", tile->cluster_m,
+                    "x", tile->cluster_n, " with ", tile->splits, " splits and ", tile->ranges,
+                    " ranges");
+  forced_variant = variant;
+}
+
+int gemm_tile_count(bool sm90) {
+  const Backend* const kernels = cuda_backend();
+  int count = 0;
+  while (kernels && kernels->variant_of({.sm90 = sm90, .tile = count})) ++count;
+  return count;
 }
 
 const Backend* gemm_backend(c10::DeviceType type, const std::string& name) {
@@ -113,17 +113,14 @@ const Backend& choose(const char* op, c10::Device device) {
 
 namespace {
 
-// Whether torch's library multiplies with the processor's instructions for BF16, and what it rounds
-// is within bounds. (With an odd k its products read one element past a row and multiply it by 0: a
-// NaN there spreads.)
+// Whether torch's library multiplies with the processor's instructions for BF16, if it has some,
+// and what it rounds is within bounds. (With an odd k its products read one element past a row and
+// multiply it by 0: a NaN there spreads.)
 bool library_multiplies_bf16(const GemmArgs& g) {
   const auto bf16 = [](const auto& x) { return !x.data || x.dtype == DType::bf16; };
-  return cpu::multiplies_bf16() && g.k % 2 == 0 && bf16(g.a) && bf16(g.b) && bf16(g.c) &&
-         bf16(g.bias) && g.out.dtype == DType::bf16;
+  return g.k % 2 == 0 && bf16(g.a) && bf16(g.b) && bf16(g.c) && bf16(g.bias) &&
+         g.out.dtype == DType::bf16 && cpu_backend().multiplies(DType::bf16);
 }
-
-// On a CPU, where nothing is measured, smaller BF16 products than this are the CPU backend's.
-constexpr int64_t kSmallProduct = 1 << 17;
 
 int capability_of(c10::Device device) {
   int capability = 0;
@@ -160,9 +157,9 @@ std::pair<const Backend*, const char*> default_gemm(c10::Device device, const Ge
     return {&cublaslt(), "not measured: cuBLASLt, gelu and all"};
   if (!device.is_cpu()) return {&torch_library(), "not measured: torch's library"};
   if (const char* const obstacle = cpu_backend().why_not(g)) return {&torch_library(), obstacle};
-  const bool is_large = g.batch * g.terms * g.m * g.n * g.k >= kSmallProduct;
-  if (is_large && !cpu::has_few_rows(g) && library_multiplies_bf16(g))
-    return {&torch_library(), "the processor's instructions for BF16"};
+  if (library_multiplies_bf16(g))
+    if (const char* const reason = why_slow(cpu_backend(), device, g))
+      return {&torch_library(), reason};
   return {&cpu_backend(), "16-bit or FP32 operands on a CPU"};
 }
 
@@ -173,7 +170,10 @@ const Backend& choose_gemm(c10::Device device, GemmArgs& args, std::string* reas
     if (reason) *reason = text;
   };
   args.variant = 0;
-  if (under_test && !under_test->why_not(args)) return *under_test;
+  if (under_test && !under_test->why_not(args)) {
+    if (under_test == cuda_backend()) args.variant = forced_variant;
+    return *under_test;
+  }
   const GemmMode mode = amp_ext::mode;
   const bool by_table = mode == GemmMode::automatic || mode == GemmMode::measure;
   if (device.is_cpu() || device.is_cuda()) {
@@ -198,6 +198,7 @@ const Backend& choose_gemm(c10::Device device, GemmArgs& args, std::string* reas
     if (!obstacle) obstacle = why_slow(*kernels, device, args);
     if (!obstacle && kernels != &cpu_backend()) {
       because("AMP_EXT_GEMM is kernel");
+      if (kernels == cuda_backend()) args.variant = forced_variant;
       return *kernels;
     }
     if (!device.is_cpu()) because(obstacle);

@@ -16,7 +16,6 @@
 #include <utility>
 #include <vector>
 
-#include "backend.h"
 #include "backends/backends.h"
 
 namespace amp_ext {
@@ -97,14 +96,10 @@ cuda::Target target_on(c10::cuda::CUDAStream stream) {
            attribute(cudaDevAttrComputeCapabilityMajor) * 10 +
            attribute(cudaDevAttrComputeCapabilityMinor);
   }
-  cuda::Target target{.device = stream.device_index(),
-                      .stream = stream.stream(),
-                      .multiprocessors = kept / kCapabilities,
-                      .capability = kept % kCapabilities};
-#ifdef AMP_EXT_SM90
-  target.sm90 = target.capability == 90;
-#endif
-  return target;
+  return {.device = stream.device_index(),
+          .stream = stream.stream(),
+          .multiprocessors = kept / kCapabilities,
+          .capability = kept % kCapabilities};
 }
 
 // During a capture all memory is the graph's own, since it may be replayed at any time.
@@ -186,11 +181,6 @@ bool is_capturing(c10::Device device) {
 void relax_capture_mode() {
   cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
   (void)cudaThreadExchangeStreamCaptureMode(&mode);
-}
-
-const Backend* cuda_backend() {
-  static const cuda::CudaBackend backend;
-  return &backend;
 }
 
 }  // namespace amp_ext

@@ -60,6 +60,4 @@ bool is_capturing(c10::Device device) {
 
 void relax_capture_mode() {}
 
-const Backend* cuda_backend() { return nullptr; }
-
 }  // namespace amp_ext

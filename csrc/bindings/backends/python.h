@@ -1,9 +1,12 @@
-// Calls of Python from within an op.
+// What this folder has to do with Python.
 #pragma once
 
 #include <pybind11/pybind11.h>
 
 namespace amp_ext {
+
+// Adds what amp_ext/tune.py and amp_ext/_table.py need to the module.
+void bind_tune(pybind11::module_& m);
 
 // While it exists, this thread has the GIL and may call Python, which torch.compile does not trace.
 class UntracedPython {

@@ -1,7 +1,5 @@
 // For amp_ext/tune.py: the products that were noted, and each way to compute one of them, on
 // operands of random values.
-#include "backends/tune.h"
-
 #include <ATen/Context.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
@@ -16,6 +14,7 @@
 #include <tuple>
 
 #include "backends/backends.h"
+#include "backends/python.h"
 #include "backends/table.h"
 #include "checks/tensors.h"
 

@@ -4,7 +4,7 @@
 
 namespace amp_ext {
 
-// Adds gemm_choice, gemm_tiles, gemm_plan and force_gemm_tile to the module.
+// Adds gemm_choice, force_gemm_tile and more about products to the module.
 void bind_gemm(pybind11::module_& m);
 
 }  // namespace amp_ext

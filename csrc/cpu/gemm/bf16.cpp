@@ -51,11 +51,11 @@ struct Operand {
 
 // c = alpha * (block of a) @ (block of b), or added to c.
 void multiply_block(const uint32_t* a, const uint32_t* b, int64_t m, int64_t n, int64_t k, float* c,
-                    int64_t ldc, float alpha, bool adds, const CpuContext& context) {
+                    int64_t ldc, float alpha, bool adds, const Host& host) {
   const int64_t pairs = bf16_pairs(k), groups = panels(m, kGroup * kBf16Rows);
   const int64_t count = panels(n, kBf16Columns) * groups;
   const int64_t work = kGroup * kBf16Rows * kBf16Columns * k;
-  parallel(context, count, grain(kMultiplyGrain, work), [&](int64_t begin, int64_t end) {
+  parallel(host, count, grain(kMultiplyGrain, work), [&](int64_t begin, int64_t end) {
     for (int64_t x = begin; x < end; ++x) {
       const int64_t j = x / groups * kBf16Columns, first = x % groups * kGroup * kBf16Rows;
       for (int64_t i = first; i < std::min(m, first + kGroup * kBf16Rows); i += kBf16Rows) {
@@ -79,7 +79,7 @@ int64_t Bf16::workspace() const {
          kAlignment / sizeof(float);
 }
 
-void Bf16::multiply(const Part& part, float* workspace, const CpuContext& context) {
+void Bf16::multiply(const Part& part, float* workspace, const Host& host) {
   const Bf16Kernels& kernels = *bf16_kernels();
   const auto at = [&](const MatrixRef& x, int64_t row, int64_t column) {
     return reinterpret_cast<const uint16_t*>(address(x, part.matrix, row, column));
@@ -101,15 +101,14 @@ void Bf16::multiply(const Part& part, float* workspace, const CpuContext& contex
         const Range rows{i, std::min(kRows, part.rows.size - i)};
         const int64_t from_b = i == 0 ? b_panels : 0;
         const int64_t count = from_b + panels(rows.size, kBf16Rows);
-        parallel(context, count, pack_grain, [&](int64_t begin, int64_t end) {
+        parallel(host, count, pack_grain, [&](int64_t begin, int64_t end) {
           for (int64_t x = begin; x < end; ++x) {
             x < from_b ? b.pack_panel(x, columns, depth, packed_b)
                        : a.pack_panel(x - from_b, rows, depth, packed_a);
           }
         });
         multiply_block(packed_a, packed_b, rows.size, columns.size, depth.size,
-                       part.c + i * part.ldc + j, part.ldc, part.alpha, part.adds || p > 0,
-                       context);
+                       part.c + i * part.ldc + j, part.ldc, part.alpha, part.adds || p > 0, host);
       }
     }
   }

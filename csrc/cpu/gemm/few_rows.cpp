@@ -16,12 +16,12 @@ bool has_few_rows(const GemmArgs& g) {
   return g.m <= (Bf16::can(g) ? 4 : 8) && is_16_bit && has_lines;
 }
 
-void FewRows::multiply(const Part& part, float* workspace, const CpuContext& context) {
+void FewRows::multiply(const Part& part, float* workspace, const Host& host) {
   for (int64_t r = 0; r < part.rows.size; ++r) {
     widen(address(g_.a, part.matrix, part.rows.begin + r, 0), g_.a.dtype, g_.a.column_stride, g_.k,
           workspace + r * g_.k);
   }
-  parallel(context, part.columns.size, grain(kConvertGrain, g_.k), [&](int64_t begin, int64_t end) {
+  parallel(host, part.columns.size, grain(kConvertGrain, g_.k), [&](int64_t begin, int64_t end) {
     alignas(64) float sums[kSums];
     const int64_t ld = kSums / part.rows.size;
     for (int64_t j = begin; j < end; j += ld) {

@@ -5,7 +5,7 @@
 #include <memory>
 #include <utility>
 
-#include "amp_ext/cpu.h"
+#include "backend.h"
 #include "gemm/large.h"
 #include "gemm/operand.h"
 #include "isa/span.h"
@@ -77,11 +77,11 @@ void finish_rows(const GemmArgs& g, int64_t batch, Range rows, Range columns, fl
 // Rows are summed in groups of kRowGroup, and these one after another: the sums are the same for
 // any number of threads.
 void add_column_sums(const GemmArgs& g, int64_t rows, Range columns, const float* values,
-                     int64_t ld, const CpuContext& context) {
+                     int64_t ld, const Host& host) {
   constexpr int64_t kRowGroup = 64;
   auto* const sums = static_cast<float*>(g.column_sums);
   const int64_t grain = std::max<int64_t>(kTileColumns, kConvertGrain / std::max<int64_t>(rows, 1));
-  parallel(context, columns.size, grain, [&](int64_t begin, int64_t end) {
+  parallel(host, columns.size, grain, [&](int64_t begin, int64_t end) {
     for (int64_t i = 0; i < rows; i += kRowGroup) {
       tile_kernels().add_rows(values + i * ld + begin, std::min(kRowGroup, rows - i), end - begin,
                               ld, sums + columns.begin + begin);
@@ -103,7 +103,7 @@ bool can_be_here(const GemmArgs& g) {
   return is_small(g, kMostHere) && g.k <= kSmallProduct && small_workspace(g) <= kMostWorkspace;
 }
 
-void small_product(const GemmArgs& g, int64_t batch, float* workspace, const CpuContext& serial) {
+void small_product(const GemmArgs& g, int64_t batch, float* workspace, const Host& serial) {
   const int64_t ldb = round_up(g.n, kTileColumns);
   float* const b = workspace;
   float* const sums = b + g.k * ldb;
@@ -126,15 +126,15 @@ void small_product(const GemmArgs& g, int64_t batch, float* workspace, const Cpu
   if (g.column_sums) add_column_sums(g, g.m, {0, g.n}, sums, ldb, serial);
 }
 
-void small_products(const GemmArgs& g, const CpuContext& context) {
-  CpuContext serial = context;
+void small_products(const GemmArgs& g, const Host& host) {
+  Host serial = host;
   serial.parallel_for = [](int64_t count, int64_t, void* opaque, ParallelBody body) {
     body(opaque, 0, count);
   };
   const int64_t share = (1 << 20) / (g.m * g.n * std::max<int64_t>(g.k, 16));
   const int64_t grain = g.column_sums ? g.batch : std::max<int64_t>(1, share);
-  parallel(context, g.batch, grain, [&](int64_t begin, int64_t end) {
-    float* const workspace = context.workspace(small_workspace(g));
+  parallel(host, g.batch, grain, [&](int64_t begin, int64_t end) {
+    float* const workspace = host.workspace(small_workspace(g));
     for (int64_t i = begin; i < end; ++i) small_product(g, i, workspace, serial);
   });
 }
@@ -147,13 +147,13 @@ std::unique_ptr<Multiplier> multiplier_for(const GemmArgs& g, int64_t rows, int6
   return std::make_unique<Widening>(g, rows, columns);
 }
 
-void large_products(const GemmArgs& g, const CpuContext& context) {
+void large_products(const GemmArgs& g, const Host& host) {
   const int64_t block_n = std::min(g.n, kBlockExtent), block_k = std::min(g.k, kBlockExtent);
   const int64_t mb = block_extent(g.m, std::max(block_n, block_k));
   const int64_t nb = block_extent(g.n, std::max(std::min(mb, kBlockExtent), block_k));
   const bool direct = is_sum(g), adds = direct && accumulates(g);
   const auto multiplier = multiplier_for(g, mb, nb);
-  float* const sums = context.workspace((direct ? 0 : mb * nb) + multiplier->workspace());
+  float* const sums = host.workspace((direct ? 0 : mb * nb) + multiplier->workspace());
   float* const workspace = sums + (direct ? 0 : mb * nb);
 
   for (int64_t batch = 0; batch < g.batch; ++batch) {
@@ -171,15 +171,15 @@ void large_products(const GemmArgs& g, const CpuContext& context) {
         for (int64_t term = 0; term < (g.k ? g.terms : 0); ++term) {
           multiplier->multiply(
               {batch * g.terms + term, rows, columns, c, ldc, alpha, adds || term > 0}, workspace,
-              context);
+              host);
         }
         if (direct) continue;
-        parallel(context, rows.size, grain(kConvertGrain, columns.size),
+        parallel(host, rows.size, grain(kConvertGrain, columns.size),
                  [&](int64_t begin, int64_t end) {
                    const Range part{i + begin, end - begin};
                    finish_rows(g, batch, part, columns, c + begin * ldc, ldc);
                  });
-        if (g.column_sums) add_column_sums(g, rows.size, columns, c, ldc, context);
+        if (g.column_sums) add_column_sums(g, rows.size, columns, c, ldc, host);
       }
     }
   }
@@ -189,6 +189,12 @@ void large_products(const GemmArgs& g, const CpuContext& context) {
 
 const char* CpuBackend::why_not(const GemmArgs& g) const {
   return g.a.dtype == DType::f64 || g.b.dtype == DType::f64 ? "FP64 operands" : nullptr;
+}
+
+const char* CpuBackend::why_slow(const GemmArgs& g, Services&) const {
+  const bool is_large = g.batch * g.terms * g.m * g.n * g.k >= kSmallProduct;
+  return is_large && Bf16::can(g) && !has_few_rows(g) ? "the processor's instructions for BF16"
+                                                      : nullptr;
 }
 
 std::vector<int64_t> CpuBackend::gemm_variants(const GemmArgs& g, Services&) const {
@@ -203,9 +209,9 @@ Status CpuBackend::gemm(const GemmArgs& g, Services&) const {
     // There is nothing to do.
   } else if (g.variant == kHere ? can_be_here(g)
                                 : g.variant != kByLibrary && is_small(g, kSmallProduct)) {
-    small_products(g, context_);
+    small_products(g, host_);
   } else {
-    large_products(g, context_);
+    large_products(g, host_);
   }
   return Status::ok;
 }

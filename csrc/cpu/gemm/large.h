@@ -34,7 +34,7 @@ class Multiplier {
 
   // How many floats multiply() needs, the same ones at each call.
   virtual int64_t workspace() const = 0;
-  virtual void multiply(const Part& part, float* workspace, const CpuContext& context) = 0;
+  virtual void multiply(const Part& part, float* workspace, const Host& host) = 0;
 };
 
 // Widens blocks and has the library multiply them.
@@ -43,7 +43,7 @@ class Widening final : public Multiplier {
   Widening(const GemmArgs& g, int64_t rows, int64_t columns);
 
   int64_t workspace() const override { return (rows_ + columns_) * depth_; }
-  void multiply(const Part&, float* workspace, const CpuContext&) override;
+  void multiply(const Part&, float* workspace, const Host&) override;
 
  private:
   int64_t k_, rows_, columns_, depth_;
@@ -58,7 +58,7 @@ class Bf16 final : public Multiplier {
   Bf16(const GemmArgs& g, int64_t rows, int64_t columns) : g_(g), rows_(rows), columns_(columns) {}
 
   int64_t workspace() const override;
-  void multiply(const Part&, float* workspace, const CpuContext&) override;
+  void multiply(const Part&, float* workspace, const Host&) override;
 
  private:
   const GemmArgs& g_;
@@ -71,7 +71,7 @@ class FewRows final : public Multiplier {
   explicit FewRows(const GemmArgs& g) : g_(g) {}
 
   int64_t workspace() const override { return g_.m * g_.k; }
-  void multiply(const Part&, float* workspace, const CpuContext&) override;
+  void multiply(const Part&, float* workspace, const Host&) override;
 
  private:
   // sums[r * ld + j] += a[r] . column j of these.

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "amp_ext/cpu.h"
+#include "backend.h"
 #include "isa/span.h"
 
 namespace amp_ext::cpu {
@@ -12,10 +12,10 @@ namespace amp_ext::cpu {
 // Elements that are worth waking a thread for when they are only converted.
 constexpr int64_t kConvertGrain = 1 << 16;
 
-// Calls body(begin, end) as CpuContext::parallel_for does.
+// Calls body(begin, end) as Host::parallel_for does.
 template <class Body>
-void parallel(const CpuContext& context, int64_t count, int64_t grain, Body body) {
-  context.parallel_for(count, grain, &body, [](void* opaque, int64_t begin, int64_t end) {
+void parallel(const Host& host, int64_t count, int64_t grain, Body body) {
+  host.parallel_for(count, grain, &body, [](void* opaque, int64_t begin, int64_t end) {
     (*static_cast<Body*>(opaque))(begin, end);
   });
 }
@@ -71,8 +71,7 @@ class Widened {
  public:
   explicit Widened(const MatrixRef& matrix) : matrix_(matrix) {}
 
-  const Block& block(int64_t batch, Range rows, Range columns, float* buffer,
-                     const CpuContext& context) {
+  const Block& block(int64_t batch, Range rows, Range columns, float* buffer, const Host& host) {
     const char* const from = address(matrix_, batch, rows.begin, columns.begin);
     if (from == from_ && rows.size == rows_ && columns.size == columns_) return block_;
     from_ = from, rows_ = rows.size, columns_ = columns.size;
@@ -86,7 +85,7 @@ class Widened {
       return block_;
     }
     block_ = {buffer, length, transposed};
-    parallel(context, lines, grain(kConvertGrain, length), [&](int64_t begin, int64_t end) {
+    parallel(host, lines, grain(kConvertGrain, length), [&](int64_t begin, int64_t end) {
       const char* line = from + begin * line_stride * size_of(matrix_.dtype);
       float* to = buffer + begin * length;
       if (stride == 1 && line_stride == length) {

@@ -2,7 +2,7 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "amp_ext/cpu.h"
+#include "backend.h"
 #include "isa/bf16.h"
 #include "isa/span.h"
 #include "isa/tile.h"
@@ -76,5 +76,7 @@ const Bf16Kernels* bf16_kernels() {
 }
 
 bool multiplies_bf16() { return bf16_kernels() != nullptr; }
+
+bool CpuBackend::multiplies(DType type) const { return type == DType::bf16 && multiplies_bf16(); }
 
 }  // namespace amp_ext::cpu

@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "amp_ext/cpu.h"
+#include "backend.h"
 #include "isa/span.h"
 #include "lists/foreach.h"
 
@@ -41,7 +41,7 @@ struct Cast {
 
 Status CpuBackend::cast(const CastArgs& args, Services&) const {
   const SpanKernels& span = span_kernels();
-  for_each_chunk(args.casts, context_, [&](const CastRef& c, const Chunk& chunk) {
+  for_each_chunk(args.casts, host_, [&](const CastRef& c, const Chunk& chunk) {
     const Cast cast{span, c.output_dtype, c.input_dtype};
     cast(element(c.input, c.input_dtype, chunk.offset), chunk.numel,
          element(c.output, c.output_dtype, chunk.offset));

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "amp_ext/cpu.h"
+#include "backend.h"
 
 namespace amp_ext::cpu {
 
@@ -55,7 +55,7 @@ struct Chunk {
 // belongs to the thread whose share holds its first element, so chunks are the same whatever the
 // number of threads.
 template <class Ref, class Body>
-void for_each_chunk(const ListOf<Ref>& list, const CpuContext& context, Body body) {
+void for_each_chunk(const ListOf<Ref>& list, const Host& host, Body body) {
   struct Walk {
     const ListOf<Ref>& list;
     Body& body;
@@ -64,7 +64,7 @@ void for_each_chunk(const ListOf<Ref>& list, const CpuContext& context, Body bod
   int64_t total = 0;
   for (int64_t i = 0; i < list.size; ++i) total += list.refs[i].numel;
 
-  context.parallel_for(total, kGrainElements, &walk, [](void* opaque, int64_t begin, int64_t end) {
+  host.parallel_for(total, kGrainElements, &walk, [](void* opaque, int64_t begin, int64_t end) {
     auto& [list, body] = *static_cast<Walk*>(opaque);
     int64_t start = 0;  // of the ref, in elements of the flattened list
     int64_t first_chunk = 0;

@@ -1,7 +1,7 @@
 #include <atomic>
 #include <cmath>
 
-#include "amp_ext/cpu.h"
+#include "backend.h"
 #include "isa/span.h"
 #include "lists/foreach.h"
 
@@ -15,7 +15,7 @@ Status CpuBackend::grad_norm(const GradNormArgs& args, Services& services) const
   for (int64_t i = 0; i < args.grads.size; ++i) chunks += chunk_count(args.grads.refs[i].numel);
   auto* const partial_sums = static_cast<double*>(services.scratch(chunks * sizeof(double)));
   std::atomic<bool> found{false};
-  for_each_chunk(args.grads, context_, [&](const TensorRef& t, const Chunk& chunk) {
+  for_each_chunk(args.grads, host_, [&](const TensorRef& t, const Chunk& chunk) {
     double sum = 0;
     const void* data = element(t.data, t.dtype, chunk.offset);
     if (span.sum_squares[static_cast<int>(t.dtype)](data, chunk.numel, inv_scale, &sum))

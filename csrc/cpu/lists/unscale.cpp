@@ -1,8 +1,8 @@
 #include <atomic>
 #include <cmath>
 
-#include "amp_ext/cpu.h"
 #include "amp_ext/scale.h"
+#include "backend.h"
 #include "isa/span.h"
 #include "lists/foreach.h"
 
@@ -21,7 +21,7 @@ Status CpuBackend::unscale(const UnscaleArgs& args, Services&) const {
   }
   const SpanKernels& span = span_kernels();
   std::atomic<bool> found{false};
-  for_each_chunk(args.grads, context_, [&](const TensorRef& t, const Chunk& chunk) {
+  for_each_chunk(args.grads, host_, [&](const TensorRef& t, const Chunk& chunk) {
     const int type = static_cast<int>(t.dtype);
     void* data = element(t.data, t.dtype, chunk.offset);
     const bool bad = inv_scale == 1.0f && coefficient == 1.0f

@@ -1,5 +1,5 @@
-#include "amp_ext/cpu.h"
 #include "amp_ext/scale.h"
+#include "backend.h"
 
 namespace amp_ext::cpu {
 

@@ -10,7 +10,7 @@ Status CpuBackend::adam(const AdamArgs& args, Services&) const {
   // Nearly always those of all parameters; a small one takes less time than they do.
   const uint32_t first = has_steps(args.list) ? update_number(*args.list.refs[0].step) : 1;
   const AdamFactors of_first = adam_factors(options, step, first);
-  for_each_chunk(args.list, context_, [&](const UpdateRef& u, const Chunk& chunk) {
+  for_each_chunk(args.list, host_, [&](const UpdateRef& u, const Chunk& chunk) {
     const uint32_t update = update_number(*u.step), key = key_of(update, chunk);
     kernels.adam(part_of(u, chunk),
                  update == first ? of_first : adam_factors(options, step, update),

@@ -1,7 +1,7 @@
 // What the updates of all optimizers have in common.
 #pragma once
 
-#include "amp_ext/cpu.h"
+#include "backend.h"
 #include "isa/update.h"
 #include "lists/foreach.h"
 

@@ -1,6 +1,6 @@
 // The border between the ops and what runs them: one method per op, and what a backend needs from
-// its surroundings. No torch, no CUDA headers, so that a backend can come from a library of its
-// own.
+// its surroundings. No torch, no CUDA headers, so that a backend can come from a library of its own
+// (library.h), which shares the C++ library of its host: a vector may pass.
 #pragma once
 
 #include <cstddef>
@@ -25,7 +25,6 @@ struct Target {
   Stream stream = nullptr;
   int multiprocessors = 1;
   int capability = 0;  // 90 for compute capability 9.0
-  bool sm90 = false;   // runs code for sm_90a, and the build has it
 };
 
 }  // namespace cuda
@@ -80,6 +79,13 @@ class Backend {
   // Why a product that it can compute is left to torch's library where neither has been measured;
   // null if it is not.
   virtual const char* why_slow(const GemmArgs&, Services&) const { return nullptr; }
+
+  // Whether the device has instructions for products of a dtype.
+  virtual bool multiplies(DType) const { return false; }
+
+  // The value of GemmArgs::variant for one of the tiles of its kernels, which are numbered without
+  // a gap; 0 where there is none of this number, or it cannot be cut like this.
+  virtual int64_t variant_of(const GemmTileChoice&) const { return 0; }
 
   // The values of GemmArgs::variant that are worth measuring for a product that it can compute, 0
   // the first. A value that means nothing for a product, as from another build, is 0 to gemm.

@@ -72,4 +72,14 @@ struct GemmArgs {
   bool operator==(const GemmArgs&) const = default;
 };
 
+// A tile that is given instead of chosen, for verification, tests and tools.
+struct GemmTileChoice {
+  bool sm90 = false;  // of the kernels for sm_90a, or of those for sm_80
+  int tile = 0;       // its number
+  int cluster_m = 1;
+  int cluster_n = 1;
+  int64_t splits = 1;
+  int64_t ranges = 0;
+};
+
 }  // namespace amp_ext

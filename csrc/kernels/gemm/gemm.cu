@@ -10,8 +10,7 @@ namespace {
 // What a plan depends on.
 struct PlanKey {
   GemmArgs args;
-  int multiprocessors;
-  bool sm90;
+  GemmDevice device;
 
   bool operator==(const PlanKey&) const = default;
   size_t hash() const {
@@ -69,17 +68,27 @@ const char* CudaBackend::why_slow(const GemmArgs& g, Services& services) const {
              : nullptr;
 }
 
-GemmPlan CudaBackend::plan(const GemmArgs& g, const Target& target) const {
-  if (forced_tile) return choose_plan(g, target);
+bool CudaBackend::has_sm90(const Target& target) const {
+#ifdef AMP_EXT_SM90
+  return target.capability == 90;
+#else
+  return false;
+#endif
+}
+
+GemmPlan CudaBackend::plan(const GemmArgs& g, const GemmDevice& device) const {
   thread_local Memo<PlanKey, GemmPlan, 512> known;
-  return *known.of({elsewhere(g), target.multiprocessors, target.sm90}, [](const PlanKey& k) {
-    return std::optional(
-        choose_plan(k.args, {.multiprocessors = k.multiprocessors, .sm90 = k.sm90}));
-  });
+  return *known.of({elsewhere(g), device},
+                   [](const PlanKey& k) { return std::optional(choose_plan(k.args, k.device)); });
+}
+
+int64_t CudaBackend::variant_of(const GemmTileChoice& tile) const {
+  return amp_ext::variant_of(tile);
 }
 
 std::vector<int64_t> CudaBackend::gemm_variants(const GemmArgs& g, Services& services) const {
-  return plan_variants(g, services.target());
+  const Target target = services.target();
+  return plan_variants(g, {target.multiprocessors, has_sm90(target)});
 }
 
 Status CudaBackend::gemm(const GemmArgs& args, Services& services) const {
@@ -90,7 +99,8 @@ Status CudaBackend::gemm(const GemmArgs& args, Services& services) const {
   if (g.n <= 1) g.b.column_stride = 0;
   if (g.k <= 1) g.a.column_stride = g.b.row_stride = 0;
   if (g.batch * g.terms <= 1) g.a.batch_stride = g.b.batch_stride = 0;
-  Target target = services.target();
+  const Target target = services.target();
+  GemmDevice device{target.multiprocessors, has_sm90(target)};
   const auto run = [&](const GemmPlan& chosen) {
     if (chosen.blocks == 0) return Status::ok;
     const GemmLauncher launch = launcher(g.a.dtype, chosen.sm90);
@@ -100,12 +110,12 @@ Status CudaBackend::gemm(const GemmArgs& args, Services& services) const {
     uint32_t* const tickets = chosen.tickets ? services.tickets(chosen.tickets) : nullptr;
     return launch(g, chosen, workspace, tickets, target.stream);
   };
-  const Status status = run(plan(args, target));
-  if (status != Status::no_tensor_map || forced_tile) return status;
+  const Status status = run(plan(args, device));
+  if (status != Status::no_tensor_map) return status;
   // The driver may refuse what can_run_sm90 accepts, or have no encoder. The kernel for sm_80 needs
   // no tensor maps.
-  target.sm90 = false;
-  return run(plan(args, target));
+  device.sm90 = false;
+  return run(plan(args, device));
 }
 
 }  // namespace cuda

@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from amp_ext import _C
 from gemm_kernel_cases import (
     BF16,
     FP16,
@@ -24,6 +23,7 @@ from gemm_kernel_cases import (
     placed,
     product,
 )
+from gpu.planner import gemm_plan
 from simt.backend import Simt
 
 pytestmark = pytest.mark.simt
@@ -56,7 +56,7 @@ class Plan(NamedTuple):
 
 
 def plan(m: int, n: int, k: int, layout: str = "NN", **options: Any) -> Plan:
-    text = _C.gemm_plan(m, n, k, layout, **options)[0]
+    text = gemm_plan(m, n, k, layout, **options).text
 
     def numbers(pattern: str) -> tuple[int, ...]:
         return tuple(int(x) for x in re.findall(pattern, text)[0])

@@ -11,7 +11,7 @@ import torch
 from amp_ext import _C, ops, reference
 from cases import assert_equal, integers
 
-TILES = range(len(_C.gemm_tiles()["gemm_sm90_kernel"]))
+TILES = range(_C.gemm_tile_count(sm90=True))
 CLUSTERS = ((1, 1), (2, 1), (1, 2))
 CUTS = ((8200, 4104, 200, 1, 0), (264, 520, 2056, 4, 0), (520, 776, 2056, 1, 7))
 RUNS = 200

@@ -9,12 +9,20 @@
 #include <string>
 #include <vector>
 
-#include "amp_ext/backend.h"
+#include "amp_ext/gemm.h"
 #include "gemm/plan/cost.h"
 #include "gemm/plan/serves.h"
 #include "gemm/plan/tiles.h"
 
 namespace amp_ext {
+
+// What is planned for.
+struct GemmDevice {
+  int multiprocessors = 1;
+  bool sm90 = false;  // runs code for sm_90a
+
+  bool operator==(const GemmDevice&) const = default;
+};
 
 struct GemmCandidate {
   bool sm90 = false;
@@ -75,97 +83,101 @@ void each_sm90(const GemmArgs& g, int multiprocessors, Visit visit) {
 }
 
 // A tile that is given instead of chosen.
-struct ForcedTile {
-  bool sm90;
-  int tile;  // its index in kSm90Tiles or kGemmTiles
-  int cluster_m = 1;
-  int cluster_n = 1;
-  int64_t splits = 1;
-  // As in GemmPlan; -1 as the planner would, with ranges so that all clusters end at about the same
-  // time. A given number of ranges has no lead.
+struct ForcedTile : GemmTileChoice {
+  // As in GemmPlan; -1 as the planner would, and so many ranges that all clusters end at about the
+  // same time. A given number of ranges has no lead.
   int64_t whole = -1;
-  int64_t ranges = 0;
 };
-// For tests and verification, which set it between launches: the tile of every product of this
-// thread that it can compute.
-inline thread_local std::optional<ForcedTile> forced_tile;
 
-// GemmArgs::variant is a tile with its cluster and splits, and whether there are ranges, in digits
-// of these bases.
+// GemmArgs::variant is such a tile, in digits of these bases: with its cluster and splits, and with
+// no ranges, as many as the planner would have (-1), or one and more.
 constexpr int64_t kVariantTiles = 64, kVariantSplits = 256, kVariantClusters = 3;
+constexpr int64_t kVariantRanges = 1 << 16;
 static_assert(kSm90TileCount <= kVariantTiles && kGemmTileCount <= kVariantTiles);
 static_assert(kMostSplits < kVariantSplits);
 
-inline int64_t variant_of(const GemmCandidate& x) {
+// 0 where it is none.
+inline int64_t variant_of(const GemmTileChoice& x) {
+  const bool is_one = x.tile >= 0 && x.tile < (x.sm90 ? kSm90TileCount : kGemmTileCount) &&
+                      x.cluster_m >= 1 && x.cluster_n >= 1 && x.cluster_m * x.cluster_n <= 2 &&
+                      x.splits >= (x.ranges != 0 ? 0 : 1) && x.splits < kVariantSplits &&
+                      x.ranges >= -1 && x.ranges < kVariantRanges &&
+                      (x.sm90 || (x.cluster_m * x.cluster_n == 1 && x.ranges == 0));
+  if (!is_one) return 0;
   const int64_t cluster = x.cluster_m > 1 ? 1 : x.cluster_n > 1 ? 2 : 0;
-  const int64_t kind = cluster + (x.ranges > 0 ? kVariantClusters : 0);
+  const int64_t ranges = x.ranges == -1 ? 1 : x.ranges > 0 ? x.ranges + 1 : 0;
+  const int64_t kind = cluster + ranges * kVariantClusters;
   return ((kind * kVariantTiles + x.tile) * kVariantSplits + x.splits) * 2 + x.sm90;
 }
 
-inline std::optional<ForcedTile> tile_of_variant(int64_t variant) {
-  const bool sm90 = variant % 2 != 0;
-  const int64_t splits = variant / 2 % kVariantSplits;
-  const int64_t tile = variant / 2 / kVariantSplits % kVariantTiles;
-  const int64_t kind = variant / 2 / kVariantSplits / kVariantTiles;
-  const int64_t cluster = kind % kVariantClusters, ranges = -(kind / kVariantClusters);
-  const bool is_one = tile >= 0 && tile < (sm90 ? kSm90TileCount : kGemmTileCount) &&
-                      splits - ranges >= 1 && kind >= 0 && kind < (sm90 ? 2 * kVariantClusters : 1);
-  if (!is_one) return std::nullopt;
-  return ForcedTile{sm90,
-                    static_cast<int>(tile),
-                    cluster == 1 ? 2 : 1,
-                    cluster == 2 ? 2 : 1,
-                    splits,
-                    /*whole=*/-1,
-                    ranges};
+// With the planner's ranges, if it has any.
+inline int64_t variant_of(const GemmCandidate& x) {
+  return variant_of(
+      GemmTileChoice{x.sm90, x.tile, x.cluster_m, x.cluster_n, x.splits, x.ranges > 0 ? -1 : 0});
 }
 
-inline std::optional<GemmCandidate> forced_candidate(const GemmArgs& g,
-                                                     const cuda::Target& target) {
-  const std::optional<ForcedTile> forced = forced_tile ? forced_tile : tile_of_variant(g.variant);
-  if (!forced) return std::nullopt;
-  const auto& [sm90, tile, m, n, splits, whole, ranges] = *forced;
-  GemmCandidate x{
-      sm90, tile, m, n, std::max<int64_t>(whole, 0), splits, std::max<int64_t>(ranges, 0)};
-  if (sm90) {
-    const Sm90Tile& t = kSm90Tiles[tile];
-    if (!target.sm90 || !can_run_sm90(g) || !t.serves(layout_of_b(g).major)) return std::nullopt;
-    const Sm90Cost cost(g, t, m, n, target.multiprocessors);
-    const Sm90Cut cut = ranges != 0   ? cost.balanced(splits)
-                        : splits == 1 ? cost.uncut()
-                                      : cost.equal(splits);
-    if (whole < 0) x.whole = cut.whole;
-    if (ranges < 0) x.ranges = cut.ranges, x.lead = cut.lead;
-  } else if (kGemmTiles[tile].aligned && !(layout_of_a(g).aligned && layout_of_b(g).aligned)) {
+inline std::optional<ForcedTile> tile_of_variant(int64_t variant) {
+  if (variant <= 0) return std::nullopt;
+  const int64_t kind = variant / 2 / kVariantSplits / kVariantTiles;
+  const int64_t cluster = kind % kVariantClusters, ranges = kind / kVariantClusters;
+  const ForcedTile tile{{.sm90 = variant % 2 != 0,
+                         .tile = static_cast<int>(variant / 2 / kVariantSplits % kVariantTiles),
+                         .cluster_m = cluster == 1 ? 2 : 1,
+                         .cluster_n = cluster == 2 ? 2 : 1,
+                         .splits = variant / 2 % kVariantSplits,
+                         .ranges = ranges == 1 ? -1 : std::max<int64_t>(0, ranges - 1)}};
+  return variant_of(tile) == variant ? std::optional(tile) : std::nullopt;
+}
+
+inline std::optional<GemmCandidate> forced_candidate(const GemmArgs& g, const GemmDevice& device,
+                                                     const ForcedTile& forced) {
+  GemmCandidate x{forced.sm90,
+                  forced.tile,
+                  forced.cluster_m,
+                  forced.cluster_n,
+                  std::max<int64_t>(forced.whole, 0),
+                  forced.splits,
+                  std::max<int64_t>(forced.ranges, 0)};
+  if (x.sm90) {
+    const Sm90Tile& t = kSm90Tiles[x.tile];
+    if (!device.sm90 || !can_run_sm90(g) || !t.serves(layout_of_b(g).major)) return std::nullopt;
+    const Sm90Cost cost(g, t, x.cluster_m, x.cluster_n, device.multiprocessors);
+    const Sm90Cut cut = forced.ranges != 0 ? cost.balanced(x.splits)
+                        : x.splits == 1    ? cost.uncut()
+                                           : cost.equal(x.splits);
+    if (forced.whole < 0) x.whole = cut.whole;
+    if (forced.ranges < 0) x.ranges = cut.ranges, x.lead = cut.lead;
+  } else if (kGemmTiles[x.tile].aligned && !(layout_of_a(g).aligned && layout_of_b(g).aligned)) {
     return std::nullopt;
   }
   return x;
 }
 
 // The cheapest candidate for a product that can_run_sm80.
-inline GemmCandidate choose(const GemmArgs& g, const cuda::Target& target) {
-  if (const auto forced = forced_candidate(g, target)) return *forced;
+inline GemmCandidate choose(const GemmArgs& g, const GemmDevice& device) {
+  if (const auto forced = tile_of_variant(g.variant))
+    if (const auto candidate = forced_candidate(g, device, *forced)) return *candidate;
   GemmCandidate best;
   const auto consider = [&](const GemmCandidate& x) {
     if (x.predicted.cost < best.predicted.cost) best = x;
   };
-  if (target.sm90 && can_run_sm90(g)) {
-    each_sm90(g, target.multiprocessors, consider);
+  if (device.sm90 && can_run_sm90(g)) {
+    each_sm90(g, device.multiprocessors, consider);
     if (!best.is_cut() && best.predicted.cycles >= kSm90CertainCycles && best.sm90) return best;
   }
-  each_sm80(g, target.multiprocessors, consider);
+  each_sm80(g, device.multiprocessors, consider);
   return best;
 }
 
-// As Backend::gemm_variants: 0, and the cheapest candidates that choose(g, target) does not return.
-inline std::vector<int64_t> plan_variants(const GemmArgs& g, const cuda::Target& target) {
+// As Backend::gemm_variants: 0, and the cheapest candidates that choose(g, device) does not return.
+inline std::vector<int64_t> plan_variants(const GemmArgs& g, const GemmDevice& device) {
   constexpr size_t kMost = 5;
   std::vector<GemmCandidate> all;
   const auto add = [&](const GemmCandidate& x) { all.push_back(x); };
-  if (target.sm90 && can_run_sm90(g)) each_sm90(g, target.multiprocessors, add);
-  each_sm80(g, target.multiprocessors, add);
+  if (device.sm90 && can_run_sm90(g)) each_sm90(g, device.multiprocessors, add);
+  each_sm80(g, device.multiprocessors, add);
   std::ranges::sort(all, {}, [](const GemmCandidate& x) { return x.predicted.cost; });
-  const int64_t chosen = variant_of(choose(g, target));
+  const int64_t chosen = variant_of(choose(g, device));
   std::vector<int64_t> variants{0};
   for (const GemmCandidate& x : all)
     if (variant_of(x) != chosen && variants.size() < kMost) variants.push_back(variant_of(x));
@@ -252,8 +264,8 @@ inline GemmPlan make_plan(const GemmArgs& g, const GemmCandidate& x, int multipr
   return plan;
 }
 
-inline GemmPlan choose_plan(const GemmArgs& g, const cuda::Target& target) {
-  return make_plan(g, choose(g, target), target.multiprocessors);
+inline GemmPlan choose_plan(const GemmArgs& g, const GemmDevice& device) {
+  return make_plan(g, choose(g, device), device.multiprocessors);
 }
 
 // ---- in words -----------------------------------------------------------------------------------

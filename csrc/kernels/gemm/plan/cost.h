@@ -147,6 +147,17 @@ inline int64_t rest_steps(int64_t steps, int64_t tail, int64_t splits, int64_t r
   return std::min(shared * ranges / (splits * tail + ranges), steps - splits);
 }
 
+// A row of a, or a column of b, for a step along k.
+constexpr double kSm90LineBytes = Sm90Tile::kStep * 2;
+
+// A tile's step: of the tensor cores, or of shared memory, from which wgmma reads 64 rows of a and
+// all of b for them, and to which what arrives is written.
+inline double sm90_step_cycles(double m, double n) {
+  const double lines = m / 64 * (64 + n) + m + n;
+  return std::max(m * n * Sm90Tile::kStep / kSm90MultiplyAdds,
+                  lines * kSm90LineBytes / kSharedBytes);
+}
+
 // With a tile and a cluster.
 class Sm90Cost {
  public:
@@ -159,15 +170,10 @@ class Sm90Cost {
 
     const Sm90Memory memory = sm90_memory(g, t);
     const double m = std::min<int64_t>(t.m, g.m), n = std::min<int64_t>(t.n, g.n);
-    const double multiply_adds = double(t.m) * t.n * Sm90Tile::kStep / kSm90MultiplyAdds;
-    constexpr double kLineBytes = Sm90Tile::kStep * 2;
-    // wgmma reads 64 rows of a, and all of b for them; what arrives is written.
-    const double moved = t.m / 64 * (64.0 + t.n) + t.m + t.n;
-    const double shared = moved * kLineBytes / kSharedBytes;
-    const double loaded = (m / cluster_n + n / cluster_m) * kLineBytes / kSm90L2Bytes;
-    const double arriving = (m + n) * kLineBytes / kSm90ArrivingBytes;
+    const double loaded = (m / cluster_n + n / cluster_m) * kSm90LineBytes / kSm90L2Bytes;
+    const double arriving = (m + n) * kSm90LineBytes / kSm90ArrivingBytes;
     const double step =
-        std::max({multiply_adds, shared, loaded, arriving, kLatency / (memory.stages - 1)});
+        std::max({sm90_step_cycles(t.m, t.n), loaded, arriving, kLatency / (memory.stages - 1)});
     step_ = step * (cluster > 1 ? kSm90ClusterFactor : 1);
 
     const double parts = double(t.consumer_m()) / Sm90Tile::kBoxRows * t.n / Sm90Tile::kPartColumns;
@@ -191,7 +197,7 @@ class Sm90Cost {
     lines_ = double(g.m) + g.n;
     tile_area_ = double(tile_m) * tile_n;
     tile_lines_ = m * cluster_m + n * cluster_n;
-    step_memory_ = kLineBytes / (kMemoryBytes * multiprocessors);
+    step_memory_ = kSm90LineBytes / (kMemoryBytes * multiprocessors);
   }
 
   // No tile is cut.
@@ -325,23 +331,45 @@ class Sm90Cost {
 
 // ---- the bound ----------------------------------------------------------------------------------
 
+// At least, of a multiprocessor whose part of the result is `own` elements, of so many steps along
+// k, until it has their sums. Where they are fewer than a tile's, its tile is as narrow, for which
+// shared memory is slower than the tensor cores; or it has some of the steps of a larger tile, and
+// the sums that are not its own are written by one multiprocessor and read by another: with the
+// number of columns for which the two together take the fewest cycles. (Of tiles of so many sums,
+// those of 64 or 128 rows take the fewest cycles.)
+inline double sm90_sums_cycles(double own, double steps) {
+  constexpr double kMoved = 2 * sizeof(float) / kSm90L2Bytes, kMostColumns = 256;
+  constexpr double kMostRows = 128;
+  if (own >= kMostRows * kMostColumns) return own * steps * Sm90Tile::kStep / kSm90MultiplyAdds;
+  double least = INFINITY;
+  for (const double m : {kMostRows / 2, kMostRows}) {
+    const double narrowest = own / m;
+    if (narrowest > kMostColumns) continue;
+    // Reading a takes 2 m cycles a step, whatever the columns.
+    const double cheapest = std::sqrt(2 * own * steps / (m * kMoved));
+    const double n = std::clamp(cheapest, narrowest, kMostColumns);
+    const double cycles = steps * narrowest / n * sm90_step_cycles(m, n) + (m * n - own) * kMoved;
+    least = std::min(least, cycles);
+  }
+  return least;
+}
+
 // The cycles that no plan for sm_90a is predicted to need fewer than, by the rates above: with the
-// work divided evenly among the multiprocessors, those of the tensor cores until the sums that a
-// multiprocessor holds are stored, of the device memory for each operand and result once, or of L2
-// where pairs of blocks share the operands of 256 x 256 elements; behind the launch and the first
-// load.
+// work divided evenly among the multiprocessors, those until a multiprocessor has its sums and what
+// it holds of them is stored, of the device memory for each operand and result once, or of L2 where
+// pairs of blocks share the operands of 256 x 256 elements; behind the launch and the first load.
 inline double sm90_least_cycles(const GemmArgs& g, int multiprocessors) {
   constexpr double kPair = 256, kMostSums = 128 * 256;
   const double products = double(g.batch) * g.terms;
   const double elements = double(g.m) * g.n * g.batch, result = elements * epilogue_bytes(g);
   const double lines = g.m * std::max(1.0, g.n / kPair) + g.n * std::max(1.0, g.m / kPair);
-  const double held = std::min(elements / multiprocessors, kMostSums) * epilogue_bytes(g);
-  const double tensor_cores = elements * g.k * g.terms / kSm90MultiplyAdds;
+  const double own = std::max(1.0, elements / multiprocessors);
+  const double held = std::min(own, kMostSums) * epilogue_bytes(g);
+  const double sums = sm90_sums_cycles(own, double(g.k) * g.terms / Sm90Tile::kStep);
   const double from_memory = (double(g.m) + g.n) * g.k * products * 2 + result;
   const double from_l2 = lines * g.k * products * 2 + result;
   return kSm90Start + kLatency +
-         std::max({tensor_cores / multiprocessors + held / kSm90L2Bytes,
-                   from_memory / (kMemoryBytes * multiprocessors),
+         std::max({sums + held / kSm90L2Bytes, from_memory / (kMemoryBytes * multiprocessors),
                    from_l2 / (kSm90L2Bytes * multiprocessors)});
 }
 

@@ -1,6 +1,4 @@
-// The CPU backend with torch's threads and torch's FP32 matrix product.
-#include "amp_ext/cpu.h"
-
+// What the CPU's backend needs: torch's threads and torch's FP32 matrix product.
 #include <ATen/Parallel.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/addmm.h>
@@ -16,12 +14,12 @@
 namespace amp_ext {
 namespace {
 
-void parallel_for(int64_t count, int64_t grain, void* context, cpu::ParallelBody body) {
+void parallel_for(int64_t count, int64_t grain, void* context, ParallelBody body) {
   at::parallel_for(0, count, grain, [&](int64_t begin, int64_t end) { body(context, begin, end); });
 }
 
 // The library is torch's own matrix product.
-void library_gemm(const cpu::LibraryGemmArgs& g) {
+void library_gemm(const LibraryGemmArgs& g) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   const auto matrix = [](const float* data, int64_t rows, int64_t columns, int64_t ld,
                          bool transposed) {
@@ -53,9 +51,9 @@ float* workspace(int64_t count) {
 
 }  // namespace
 
-const Backend& cpu_backend() {
-  static const cpu::CpuBackend backend({parallel_for, library_gemm, workspace});
-  return backend;
+const Host& host() {
+  static constexpr Host functions{parallel_for, library_gemm, workspace};
+  return functions;
 }
 
 }  // namespace amp_ext

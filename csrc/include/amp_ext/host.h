@@ -1,11 +1,9 @@
-// The CPU kernels as a backend.
+// What the CPU's backend needs of the program that it is loaded into.
 #pragma once
 
-#include "amp_ext/backend.h"
+#include <cstdint>
 
 namespace amp_ext {
-
-namespace cpu {
 
 // Calls body(context, begin, end) for ranges that partition [0, count), on several threads when
 // count > grain.
@@ -30,33 +28,10 @@ struct LibraryGemmArgs {
   float alpha;
 };
 
-// What the kernels need of the host library.
-struct CpuContext {
+struct Host {
   ParallelFor parallel_for;
   void (*library_gemm)(const LibraryGemmArgs&);
   float* (*workspace)(int64_t count);  // the calling thread's own, valid until its next call
 };
-
-// Whether the processor has instructions for products of bf16.
-bool multiplies_bf16();
-
-// Whether a product is of so few rows that reading the other operand, of 16 bits, takes longest.
-bool has_few_rows(const GemmArgs& g);
-
-class CpuBackend final : public Backend {
- public:
-  explicit CpuBackend(const CpuContext& context) : context_(context) {}
-
-  const char* name() const override { return "cpu"; }
-  AMP_EXT_LIST_OPS(AMP_EXT_OVERRIDE)
-  const char* why_not(const GemmArgs&) const override;
-  Status gemm(const GemmArgs&, Services&) const override;
-  std::vector<int64_t> gemm_variants(const GemmArgs&, Services&) const override;
-
- private:
-  CpuContext context_;
-};
-
-}  // namespace cpu
 
 }  // namespace amp_ext

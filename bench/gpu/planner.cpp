@@ -1,0 +1,65 @@
+// The planner of the CUDA gemm for Python, with no more than a compiler of C++.
+#include <algorithm>
+#include <optional>
+#include <string>
+
+#include "gemm/plan/choose.h"
+
+namespace {
+
+using namespace amp_ext;
+
+// A dense matrix, or its transpose; its memory is never read.
+MatrixRef dense(int64_t rows, int64_t columns, bool transposed, DType dtype) {
+  void* const data = reinterpret_cast<void*>(1 << 20);
+  return {data, dtype, rows * columns, transposed ? 1 : columns, transposed ? rows : 1};
+}
+
+}  // namespace
+
+extern "C" {
+
+// A tile of the kernels for sm_90a or sm_80 in words; null where there is none of this number.
+const char* gemm_tile(bool sm90, int tile) {
+  if (tile < 0 || tile >= (sm90 ? kSm90TileCount : kGemmTileCount)) return nullptr;
+  static thread_local std::string text;
+  text = sm90 ? describe(kSm90Tiles[tile]) : describe(kGemmTiles[tile]);
+  return text.c_str();
+}
+
+// 0 where there is no such way to cut a product.
+int64_t gemm_variant(bool sm90, int tile, int cluster_m, int cluster_n, int64_t splits,
+                     int64_t ranges) {
+  return variant_of(GemmTileChoice{sm90, tile, cluster_m, cluster_n, splits, ranges});
+}
+
+// How dense 16-bit matrices are multiplied: the plan in words, null where there is none; `cycles`
+// receives what it is predicted to take, and `least`, of a plan for sm_90a, what none is predicted
+// to take less than, else 0.
+const char* gemm_plan(int64_t m, int64_t n, int64_t k, bool trans_a, bool trans_b, bool fp32_out,
+                      bool accumulate, int multiprocessors, bool sm90, int64_t variant,
+                      double* cycles, double* least) {
+  GemmArgs g{};
+  g.batch = g.terms = 1;
+  g.m = m;
+  g.n = n;
+  g.k = k;
+  g.alpha = 1;
+  g.a = dense(m, k, trans_a, DType::f16);
+  g.b = dense(k, n, trans_b, DType::f16);
+  g.out = dense(m, n, false, fp32_out ? DType::f32 : DType::f16);
+  g.variant = variant;
+  if (accumulate) {
+    g.c = g.out;
+    g.beta = 1;
+  }
+  if (!can_run_sm80(g)) return nullptr;
+  const GemmCandidate best = choose(g, {multiprocessors, sm90});
+  static thread_local std::string text;
+  text = describe(make_plan(g, best, multiprocessors));
+  *least = best.sm90 ? sm90_least_cycles(g, multiprocessors) : 0;
+  *cycles = std::max(best.predicted.cycles, *least);
+  return text.c_str();
+}
+
+}  // extern "C"

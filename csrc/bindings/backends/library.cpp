@@ -1,0 +1,86 @@
+// The backends that come from shared libraries.
+#include "amp_ext/library.h"
+
+#include <c10/util/Exception.h>
+#include <dlfcn.h>
+#include <link.h>
+#include <pybind11/pybind11.h>
+
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <memory>
+
+#include "backends/backends.h"
+
+namespace amp_ext {
+namespace {
+
+constexpr const char* kSymbol = "amp_ext_backend_library";
+
+struct Close {
+  void operator()(void* library) const { dlclose(library); }
+};
+
+// At hand, for each call.
+const Backend* cpu_kernels = nullptr;
+const Backend* cuda_kernels = nullptr;
+
+std::map<std::string, const Backend*>& others() {
+  static std::map<std::string, const Backend*> instance;
+  return instance;
+}
+
+// Whether the end of a library is missing, of which the loader would only hear by a signal. What a
+// linker writes last is the table of sections.
+bool is_cut_off(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  ElfW(Ehdr) header{};
+  file.read(reinterpret_cast<char*>(&header), sizeof(header));
+  if (!file || std::memcmp(header.e_ident, ELFMAG, SELFMAG) != 0) return false;
+  const uint64_t end = header.e_shoff + uint64_t{header.e_shnum} * header.e_shentsize;
+  return std::filesystem::file_size(path) < end;
+}
+
+void keep(const Backend& backend) {
+  const std::string name = backend.name();
+  (name == "cpu" ? cpu_kernels : name == "cuda" ? cuda_kernels : others()[name]) = &backend;
+}
+
+}  // namespace
+
+std::string load_backend(const std::string& path, const std::string& remedy) {
+  const auto refuse = [&](const std::string& why) {
+    throw pybind11::import_error("amp_ext cannot use the library " + path + ", " + why + "; " +
+                                 remedy);
+  };
+  if (is_cut_off(path)) refuse("which does not load (its end is missing)");
+  std::unique_ptr<void, Close> file(dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL));
+  if (!file) refuse(std::string("which does not load (") + dlerror() + ")");
+  const auto* const library = static_cast<const BackendLibrary*>(dlsym(file.get(), kSymbol));
+  if (!library) refuse(std::string("which has no symbol ") + kSymbol);
+  if (std::strcmp(library->abi, AMP_EXT_ABI) != 0)
+    refuse("which is of amp_ext " + std::string(library->version) + " with the interface " +
+           library->abi + ", where amp_ext " AMP_EXT_VERSION " needs " AMP_EXT_ABI);
+  const Backend& backend = library->backend(host());
+  keep(backend);
+  file.release();  // for good
+  return backend.name();
+}
+
+const Backend* loaded_backend(const std::string& name) {
+  if (name == "cpu") return cpu_kernels;
+  if (name == "cuda") return cuda_kernels;
+  const auto found = others().find(name);
+  return found == others().end() ? nullptr : found->second;
+}
+
+const Backend& cpu_backend() {
+  TORCH_CHECK(cpu_kernels, "amp_ext: the library of its CPU kernels has not been loaded");
+  return *cpu_kernels;
+}
+
+const Backend* cuda_backend() { return cuda_kernels; }
+
+}  // namespace amp_ext

@@ -1,0 +1,31 @@
+// The CPU kernels as a backend.
+#pragma once
+
+#include "amp_ext/backend.h"
+#include "amp_ext/host.h"
+
+namespace amp_ext::cpu {
+
+// Whether the processor has instructions for products of bf16.
+bool multiplies_bf16();
+
+// Whether a product is of so few rows that reading the other operand, of 16 bits, takes longest.
+bool has_few_rows(const GemmArgs& g);
+
+class CpuBackend final : public Backend {
+ public:
+  explicit CpuBackend(const Host& host) : host_(host) {}
+
+  const char* name() const override { return "cpu"; }
+  AMP_EXT_LIST_OPS(AMP_EXT_OVERRIDE)
+  const char* why_not(const GemmArgs&) const override;
+  Status gemm(const GemmArgs&, Services&) const override;
+  const char* why_slow(const GemmArgs&, Services&) const override;
+  std::vector<int64_t> gemm_variants(const GemmArgs&, Services&) const override;
+  bool multiplies(DType) const override;
+
+ private:
+  Host host_;
+};
+
+}  // namespace amp_ext::cpu
