@@ -37,35 +37,31 @@ struct KernelKey {
   }
 };
 
-// Whether a question was answered. Its error is not left for the launch, which has its own.
-inline bool is_answered(cudaError_t error) {
-  if (error != cudaSuccess) (void)cudaGetLastError();
-  return error == cudaSuccess;
-}
-
 // Whether the code that runs on the current device has ptx::wait_for_previous_grid: if its PTX is
 // of version 9.0 or more, which that of a driver's own compilation need not be on a later GPU.
 // Asked once a thread.
 inline bool waits_for_previous_grid(const void* kernel) {
   constexpr int kSince = 90;
   int device = 0;
-  if (!is_answered(cudaGetDevice(&device))) return false;
+  if (cudaGetDevice(&device) != cudaSuccess) return false;
   thread_local Memo<KernelKey, bool, 512> known;
   const bool* const waits = known.of({kernel, device}, [](const KernelKey& key) {
     cudaFuncAttributes code{};
-    const bool is_known = is_answered(cudaFuncGetAttributes(&code, key.kernel));
+    const bool is_known = cudaFuncGetAttributes(&code, key.kernel) == cudaSuccess;
     return is_known ? std::optional(code.ptxVersion >= kSince) : std::nullopt;
   });
   return waits && *waits;
 }
 
 // Whether blocks may begin before the grid before has ended. Not in a capture, whose graph would
-// have edges that not all who read it know; and there the code is not asked for, since CUDA may
-// have to load it first.
+// have edges that not all who read it know.
 inline bool may_begin_early(const void* kernel, cudaStream_t stream) {
+  if (!waits_for_previous_grid(kernel)) return false;
   cudaStreamCaptureStatus status;
-  if (!is_answered(cudaStreamIsCapturing(stream, &status))) return false;
-  return status == cudaStreamCaptureStatusNone && waits_for_previous_grid(kernel);
+  if (cudaStreamIsCapturing(stream, &status) == cudaSuccess)
+    return status == cudaStreamCaptureStatusNone;
+  (void)cudaGetLastError();  // the launch has its own
+  return false;
 }
 
 // In clusters of `cluster` blocks.

@@ -286,30 +286,6 @@ for name in calls:
     assert printed(code, capability="90").splitlines() == ["0 1"] * 3
 
 
-def test_first_launch_in_a_capture_asks_for_no_code() -> None:
-    """CUDA loads code when it is first asked for, which would end the capture."""
-    code = f"""{CODE}
-graph = torch.cuda.CUDAGraph()
-with torch.cuda.graph(graph):
-    print(early("update"), runtime.cudaPeekAtLastError())
-graph.replay()
-print(early("update"))
-"""
-    assert printed(code, capability="90").splitlines() == ["0 0", "1"]
-
-
-def test_launch_beside_a_capture_leaves_no_error() -> None:
-    """Of the same thread, which it ends."""
-    code = f"""{CODE}
-try:
-    with torch.cuda.graph(torch.cuda.CUDAGraph()), torch.cuda.stream(torch.cuda.default_stream()):
-        print(early("update"), runtime.cudaPeekAtLastError())
-except RuntimeError as error:
-    print("invalid capture" in str(error))
-"""
-    assert printed(code, capability="90").splitlines() == ["0 0", "True"]
-
-
 # ---- the recorder ------------------------------------------------------------------------------
 
 

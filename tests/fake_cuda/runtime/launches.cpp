@@ -27,7 +27,6 @@ struct Function {
   int ptx = 0;                     // the version of what it was compiled from that runs
   const Kernel* kernel = nullptr;  // null if it is not one of ours
   bool is_known = false;
-  bool is_loaded = false;           // by a launch, or by a question about it
   std::vector<size_t> most_shared;  // bytes of a block, on each device
 };
 
@@ -140,7 +139,6 @@ cudaError_t launch(const cudaLaunchConfig_t& config, const void* pointer, void**
   Function* const function = find_function(pointer);
   if (!function)
     return refuse(cudaErrorInvalidDeviceFunction, "a launch of %p, no kernel", pointer);
-  function->is_loaded = true;
   const std::string name = name_of(*function);
   Stream* const stream = find_stream(config.stream);
   if (!stream || stream->device != current_device)
@@ -273,10 +271,8 @@ FAKE_CUDA_API cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, 
 FAKE_CUDA_API cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes,
                                                 const void* pointer) {
   FAKE_CUDA_LOCK;
-  Function* const function = find_function(pointer);
+  const Function* const function = find_function(pointer);
   if (!function) return refuse(cudaErrorInvalidDeviceFunction, "%p is no kernel", pointer);
-  if (!function->is_loaded) FAKE_CUDA_CHECK(check_captures("a kernel is loaded"));
-  function->is_loaded = true;
   *attributes = {};
   attributes->ptxVersion = function->ptx;
   attributes->binaryVersion = settings().capability;
