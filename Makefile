@@ -3,10 +3,11 @@
 PYTHON ?= python3
 TORCH = 2.13.0
 TORCH_CUDA = 2.11.0
+TORCHES = $(TORCH) $(TORCH_CUDA)
 RESULTS ?= $(if $(DRY_RUN),build/rehearsal,bench/results)
 
 CXX_FILES = $(shell find csrc tests bench -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
-PY_FILES = setup.py build_backend.py amp_ext bench tests triton_kernels
+PY_FILES = setup.py build_backend.py amp_ext bench release tests triton_kernels
 INSTALL = bin/python -m pip install -c constraints.txt
 WORKERS = -n $${MAX_JOBS:-logical} --maxprocesses 8 --dist worksteal
 PYTEST = bin/pytest $(WORKERS)
@@ -18,7 +19,7 @@ USES = autocast distributed integration layers migrating scaler
 .DEFAULT_GOAL = help
 .DELETE_ON_ERROR:
 .PHONY: help demo test check all-tests bench figures lint format hostile mutants cuda-check \
-    test-trainers gpu clean
+    test-trainers gpu wheels clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-15s%s\n", $$1, $$2}' Makefile
@@ -88,6 +89,11 @@ gpu: $(if $(DRY_RUN),.venv-cuda/made) ## test and measure on a GPU; ONLY=tests|c
 	    $(if $(DRY_RUN),.venv-cuda/bin/python tests/fake_cuda/run.py,$(PYTHON)) bench/gpu \
 	    $(if $(DRY_RUN),--dry-run) $(if $(ONLY),--only $(ONLY)) $(if $(BUDGET),--budget $(BUDGET)) \
 	    $(RESULTS)
+
+wheels: .venv/made ## a release for the Pythons on PATH and TORCHES="2.13.0 2.11.0" in dist, tried; DIST_URL=URL
+	.venv/$(INSTALL) setuptools wheel ninja
+	.venv/bin/python release/wheels.py --torch $(TORCHES) $(if $(DIST_URL),--url $(DIST_URL)/wheels/index.html)
+	.venv/bin/python release/check.py --torch $(TORCHES)
 
 clean: ## remove everything that was built or installed here
 	rm -rf .venv .venv-cuda .venv-lint .venv-trainers build dist *.egg-info amp_ext/*.so amp_ext/_build_info.py demo.png

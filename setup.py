@@ -14,7 +14,8 @@ Environment variables:
     MAX_JOBS               how many compilers run at once
     DEBUG=1                -O0 -g
     AMP_EXT_LINEINFO=1     nvcc -lineinfo, for profilers
-    AMP_EXT_MODULE_ONLY=1  the libraries are installed as packages of their own
+    AMP_EXT_MODULE_ONLY=1  amp_ext._C alone, for which a host compiler will do; the libraries are
+                           installed as packages of their own
 """
 
 import fcntl
@@ -33,7 +34,10 @@ from typing import NamedTuple
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
+from setuptools.command.sdist import sdist
 from setuptools.errors import CompileError, PlatformError
+
+from build_backend import TORCH, env_flag, version, why_no_extension
 
 ROOT = Path(__file__).resolve().parent
 CPU_LIBRARY, CUDA_LIBRARY = "libamp_ext_cpu.so", "libamp_ext_cuda.so"
@@ -59,7 +63,7 @@ class Toolkit(NamedTuple):
     arches: frozenset[str] = frozenset()
 
 
-Unit = tuple[Path, str, list[str]]  # source, object file, flags
+Unit = tuple[Path, str, list[str]]  # source, object file (or precompiled header), flags
 
 
 def parse_arch_list(text: str, known: Collection[str]) -> list[str]:
@@ -143,23 +147,6 @@ def find_ninja() -> str:
     return ninja
 
 
-def env_flag(name: str) -> bool:
-    return os.environ.get(name, "0") not in ("", "0")
-
-
-def why_no_extension() -> str | None:
-    """Why amp_ext._C is left out of this build; None if it is built."""
-    if env_flag("FORCE_PYTHON"):
-        return "FORCE_PYTHON is set"
-    compiler, *_ = shlex.split(os.environ.get("CXX", "c++"))
-    if shutil.which(compiler):
-        return None
-    obstacle = f"there is no C++ compiler {compiler}"
-    if env_flag("FORCE_CUDA"):
-        raise PlatformError(f"FORCE_CUDA is set, but {obstacle}")
-    return obstacle
-
-
 def builds_kernels(force_cpu: bool, force_cuda: bool, nvcc: str | None, torch: str | None) -> bool:
     """Whether to build the CUDA kernels, given the CUDA versions of nvcc and torch, if any."""
     if force_cpu:
@@ -191,11 +178,6 @@ def abi() -> str:
     return digest.hexdigest()[:16]
 
 
-def version() -> str:
-    text = (ROOT / "amp_ext/__init__.py").read_text()
-    return re.search(r'^__version__ = "(.+)"', text, re.MULTILINE)[1]
-
-
 def identity() -> list[str]:
     """Flags of the files in which a library says what it is, or is asked."""
     return [f'-DAMP_EXT_ABI="{abi()}"', f'-DAMP_EXT_VERSION="{version()}"']
@@ -209,22 +191,42 @@ def host_flags() -> list[str]:
     return [*common_flags(), "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra"]
 
 
-def module_units(torch_dir: Path, toolkit: Toolkit | None) -> list[Unit]:
-    """The object files of amp_ext._C, with flags of their own."""
-    units: list[Unit] = []
+def cuda_folders(torch_dir: Path, toolkit: Toolkit | None) -> list[Path]:
+    """Where CUDA's headers and its runtime lie: in the toolkit, and in torch's CUDA wheels."""
+    wheels = sorted(path for path in torch_dir.parent.glob("nvidia/*") if path.is_dir())
+    return [toolkit.root, *wheels] if toolkit else wheels
+
+
+def cuda_runtime(folders: list[Path]) -> str:
+    """The CUDA runtime to link with, which the wheels have without the linker's name for it."""
+    found = [path for top in folders for path in sorted(top.glob("lib*/libcudart.so*"))]
+    if not found:
+        raise PlatformError(
+            "there is no CUDA runtime (libcudart.so) in the CUDA toolkit or beside torch: "
+            "pip install nvidia-cuda-runtime, or set FORCE_CPU=1"
+        )
+    return str(found[0])
+
+
+def module_units(folder: Path, torch_dir: Path, cuda: list[Path]) -> list[Unit]:
+    """The object files of amp_ext._C, with flags of their own, to be kept in `folder`; `cuda` are
+    the cuda_folders of a CUDA build.
+    """
     # Without -fopenmp at::parallel_for is serial.
-    bindings = [*host_flags(), "-fopenmp", "-Icsrc/bindings"]
+    flags = [*host_flags(), "-fopenmp", "-Icsrc/bindings"]
     system = [torch_dir / "include", sysconfig.get_path("include")]
-    if toolkit:
-        # Headers that the toolkit lacks come with torch's CUDA wheels.
-        system += [toolkit.root / "include", *sorted(torch_dir.parent.glob("nvidia/*/include"))]
-    bindings += [f"-isystem{path}" for path in system]
-    left_out = Path("csrc/bindings/backends", "none.cpp" if toolkit else "cuda.cpp")
-    for folder in (Path("csrc/bindings"), *sorted(Path("csrc/bindings").glob("*/"))):
-        # One file after the other: most of the time goes into torch's headers.
-        *before, last = (source for source in sorted(folder.glob("*.cpp")) if source != left_out)
-        flags = [*bindings, *(identity() if folder.name == "backends" else [])]
-        units.append((last, f"{folder}.o", [*flags, *(f"-include{path}" for path in before)]))
+    system += [top / "include" for top in cuda]
+    flags += [f"-isystem{path}" for path in system]
+    header = Path("csrc/bindings/precompiled.h")
+    units: list[Unit] = [(header, f"{header}.gch", flags)]
+    flags = [f"-I{folder / header.parent}", *flags, f"-include{header.name}"]
+    left_out = Path("csrc/bindings/backends", "none.cpp" if cuda else "cuda.cpp")
+    folders = sorted(path for path in Path("csrc/bindings").iterdir() if path.is_dir())
+    for part in (Path("csrc/bindings"), *folders):
+        # One file after the other: most of the time goes into headers.
+        *before, last = (source for source in sorted(part.glob("*.cpp")) if source != left_out)
+        own = identity() if part.name == "backends" else []
+        units.append((last, f"{part}.o", [*flags, *own, *(f"-include{file}" for file in before)]))
     return units
 
 
@@ -254,7 +256,8 @@ def cpu_units() -> list[Unit]:
 def cuda_units(arches: list[str]) -> list[Unit]:
     """Those of libamp_ext_cuda.so."""
     host = Path("csrc/kernels/library.cpp")
-    units = [(host, f"{host}.o", [*host_flags(), *identity(), "-Icsrc/kernels"])]
+    made_for = f'-DAMP_EXT_ARCHITECTURES="{" ".join(arches)}"'
+    units = [(host, f"{host}.o", [*host_flags(), *identity(), made_for, "-Icsrc/kernels"])]
     sources = sorted(Path("csrc/kernels").rglob("*.cu"))
     built = {source.parent.name for source in sources if arches_of(source, arches)}
     common = [f"-DAMP_EXT_{name.upper()}" for name in ("sm80", "sm90") if name in built]
@@ -269,27 +272,39 @@ def cuda_units(arches: list[str]) -> list[Unit]:
     return units
 
 
-def module_link_flags(torch_dir: Path, toolkit: Toolkit | None) -> list[str]:
+def module_link_flags(torch_dir: Path, cuda: list[Path]) -> list[str]:
     # No -fopenmp: the module uses the OpenMP runtime that torch has loaded.
     link = [f"-L{torch_dir}/lib", "-lc10", "-ltorch", "-ltorch_cpu", "-ltorch_python"]
-    if toolkit:
-        link += ["-lc10_cuda", "-ltorch_cuda", "-lcudart"]
-        link += [f"-L{toolkit.root}/lib64", f"-L{toolkit.root}/lib"]
-    return link
+    return [*link, "-lc10_cuda", "-ltorch_cuda", cuda_runtime(cuda)] if cuda else link
 
 
-def library_link_flags(toolkit: Toolkit | None = None) -> list[str]:
-    """With one symbol for others, and none missing. The CUDA runtime is that of torch, which is
-    loaded by then.
-    """
-    link = ["-Wl,--version-script=csrc/library.map", "-Wl,-z,defs"]
-    if toolkit:
-        link += ["-lcudart", f"-L{toolkit.root}/lib64", f"-L{toolkit.root}/lib"]
-    return link
+# One symbol for others, and none missing. The CUDA runtime is that of torch, which is loaded by
+# then.
+LIBRARY_LINK_FLAGS = ["-Wl,--version-script=csrc/library.map", "-Wl,-z,defs"]
 
 
-def ninja_file(target: Path, units: list[Unit], link: list[str], nvcc: str | None) -> str:
-    """A build.ninja that links the units to `target` and keeps their objects beside it."""
+class Target(NamedTuple):
+    """A shared library and the object files that are linked to it, which are kept beside it."""
+
+    path: Path
+    units: list[Unit]
+    link: list[str]
+
+
+def cpu_library() -> Target:
+    """Needs no torch."""
+    return Target(Path("build/cpu", CPU_LIBRARY), cpu_units(), LIBRARY_LINK_FLAGS)
+
+
+def cuda_library(toolkit: Toolkit, arches: list[str]) -> Target:
+    """Needs no torch."""
+    path = Path("build", f"cuda{toolkit.version}", CUDA_LIBRARY)
+    link = [*LIBRARY_LINK_FLAGS, cuda_runtime([toolkit.root])]
+    return Target(path, cuda_units(arches), link)
+
+
+def ninja_file(targets: list[Target], nvcc: str | None) -> str:
+    """A build.ninja that makes the targets. They share a log: so do builds for several torches."""
 
     def path(value: Path) -> str:
         return re.sub(r"([$ :])", r"$\1", str(value))
@@ -300,57 +315,51 @@ def ninja_file(target: Path, units: list[Unit], link: list[str], nvcc: str | Non
     cxx = os.environ.get("CXX", "c++")
     nvcc = words([nvcc]) if nvcc else ""
     args = "$flags -MMD -MF $out.d -c $in -o $out"
-    depfile = "\n  depfile = $out.d\n  deps = gcc"
+    depfile = "\n  depfile = $out.d\n  deps = gcc\n  description = compile $in"
     lines = [
-        f"builddir = {path(target.parent)}",
-        f"rule link\n  command = {cxx} -shared $in -o $out {words(link)}",
+        "builddir = build",
+        f"rule link\n  command = {cxx} -shared $in -o $out $flags\n  description = link $out",
         f"rule .cpp\n  command = {cxx} {args}{depfile}",
+        f"rule .h\n  command = {cxx} -x c++-header {args}{depfile}",
         # The log keeps what ptxas says about each kernel.
         f"rule .cu\n  command = {nvcc} {args} >$out.log 2>&1 || (cat $out.log; false){depfile}",
     ]
-    for source, name, flags in units:
-        made = path(target.parent / name)
-        lines.append(f"build {made}: {source.suffix} {path(source)}\n  flags = {words(flags)}")
-    objects = [path(target.parent / name) for _, name, _ in units]
-    lines.append(f"build {path(target)}: link {' '.join(objects)}")
+    for target in sorted(targets, key=lambda target: target.path.name != CUDA_LIBRARY):
+        # (what takes longest first)
+        objects, headers = [], []
+        for source, name, flags in target.units:
+            made = path(target.path.parent / name)
+            needed = f" | {' '.join(headers)}" if headers else ""
+            (headers if source.suffix == ".h" else objects).append(made)
+            lines.append(f"build {made}: {source.suffix} {path(source)}{needed}")
+            lines.append(f"  flags = {words(flags)}")
+        link = f"build {path(target.path)}: link {' '.join(objects)}"
+        lines.append(f"{link}\n  flags = {words(target.link)}")
     return "\n".join(lines) + "\n"
 
 
-def make(target: Path, units: list[Unit], link: list[str], nvcc: str | None = None) -> Path:
+def make(targets: list[Target], nvcc: str | None = None) -> list[Path]:
     """Compile and link what has changed. Raises CompileError."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    # What takes longest first.
-    units = sorted(units, key=lambda unit: unit[0].suffix != ".cu")
     jobs = os.environ.get("MAX_JOBS")
-    with open(target.with_name(".lock"), "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # builds for several torches share the libraries' folders
-        script = target.with_name("build.ninja")
-        script.write_text(ninja_file(target, units, link, nvcc))
+    script = targets[0].path.with_name("build.ninja")
+    script.parent.mkdir(parents=True, exist_ok=True)
+    with open("build/.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        script.write_text(ninja_file(targets, nvcc))
         command = [find_ninja(), "-f", script, *(["-j", jobs] if jobs else [])]
         if subprocess.run(command).returncode:
+            names = " and ".join(target.path.name for target in targets)
             raise CompileError(
-                f"{target.name} did not compile: the compiler's words are above; to install "
-                "amp_ext without it, slower but complete, set FORCE_PYTHON=1"
+                f"{names} did not compile: the compiler's words are above; to install "
+                "amp_ext without them, slower but complete, set FORCE_PYTHON=1"
             )
-    return target
+    return [target.path for target in targets]
 
 
-def build_cpu_library() -> Path:
-    """Needs no torch."""
-    return make(Path("build/cpu", CPU_LIBRARY), cpu_units(), library_link_flags())
-
-
-def build_cuda_library(toolkit: Toolkit, arches: list[str]) -> Path:
-    """Needs no torch."""
-    folder = Path("build", f"cuda{toolkit.version}")
-    link = library_link_flags(toolkit)
-    return make(folder / CUDA_LIBRARY, cuda_units(arches), link, toolkit.nvcc)
-
-
-def build_folder(torch_version: str, kernels: bool) -> Path:
+def build_folder(torch_version: str, cuda: str | None) -> Path:
     """Where the module's objects are, so that each Python and each torch finds its own again."""
     python = sysconfig.get_config_var("SOABI")
-    return Path("build", f"{python}-torch{torch_version}-{'cuda' if kernels else 'cpu'}")
+    return Path("build", f"{python}-torch{torch_version}-{'cuda' if cuda else 'cpu'}")
 
 
 def install(files: list[Path], folder: Path) -> None:
@@ -362,14 +371,13 @@ def install(files: list[Path], folder: Path) -> None:
 
 
 def write_build_info(
-    folder: Path, torch_version: str | None, cuda_version: str | None, arches: list[str]
+    folder: Path, torch_version: str | None = None, cuda_version: str | None = None
 ) -> None:
     folder.joinpath("_build_info.py").write_text(
         '"""What amp_ext was built for; written by setup.py."""\n\n'
         f"EXTENSION = {torch_version is not None}\n"
         f"TORCH_VERSION = {torch_version!r}\n"
         f"CUDA_VERSION = {cuda_version!r}\n"
-        f"CUDA_ARCHES = {arches!r}\n"
         f"VERSION = {version()!r}\n"
         f"MODULE_ONLY = {env_flag('AMP_EXT_MODULE_ONLY')}  # libraries are packages of their own\n"
     )
@@ -380,7 +388,7 @@ class BuildWithoutExtension(build_py):
 
     def run(self):
         super().run()
-        write_build_info(Path(self.build_lib, "amp_ext"), None, None, [])
+        write_build_info(Path(self.build_lib, "amp_ext"))
 
 
 class BuildExtension(build_ext):
@@ -390,31 +398,32 @@ class BuildExtension(build_ext):
         import torch
 
         if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 11):
-            raise PlatformError(f"torch {torch.__version__} is too old: pip install 'torch>=2.11'")
+            raise PlatformError(f"torch {torch.__version__} is too old: pip install '{TORCH}'")
         force_cpu, force_cuda = env_flag("FORCE_CPU"), env_flag("FORCE_CUDA")
-        toolkit = find_toolkit() if torch.version.cuda and not force_cpu else None
-        nvcc = toolkit and toolkit.version
-        if not builds_kernels(force_cpu, force_cuda, nvcc, torch.version.cuda):
-            toolkit = None
-        listed = os.environ.get("TORCH_CUDA_ARCH_LIST", "")
-        arches = parse_arch_list(listed, toolkit.arches) if toolkit else []
+        module_only = env_flag("AMP_EXT_MODULE_ONLY")
+        cuda = torch.version.cuda if not force_cpu else None
+        toolkit = find_toolkit() if cuda and not module_only else None
+        compiler = cuda if module_only else toolkit and toolkit.version
+        if not builds_kernels(force_cpu, force_cuda, compiler, torch.version.cuda):
+            cuda = toolkit = None
 
-        libraries = []
-        if not env_flag("AMP_EXT_MODULE_ONLY"):
-            libraries += [build_cuda_library(toolkit, arches)] if toolkit else []
-            libraries += [build_cpu_library()]
-        target = Path(self.get_ext_fullpath(ext.name))
         torch_dir = Path(torch.__file__).parent
-        module = make(
-            build_folder(torch.__version__, toolkit is not None) / target.name,
-            module_units(torch_dir, toolkit),
-            module_link_flags(torch_dir, toolkit),
-        )
+        folders = cuda_folders(torch_dir, toolkit) if cuda else []
+        target = Path(self.get_ext_fullpath(ext.name))
+        folder = build_folder(torch.__version__, cuda)
+        units = module_units(folder, torch_dir, folders)
+        link = module_link_flags(torch_dir, folders)
+        targets = [Target(folder / target.name, units, link)]
+        if toolkit:
+            arches = parse_arch_list(os.environ.get("TORCH_CUDA_ARCH_LIST", ""), toolkit.arches)
+            targets.append(cuda_library(toolkit, arches))
+        if not module_only:
+            targets.append(cpu_library())
+        files = make(targets, toolkit and toolkit.nvcc)
 
         self.mkpath(str(target.parent))
-        install([module, *libraries], target.parent)
-        cuda = torch.version.cuda if toolkit else None
-        write_build_info(target.parent, str(torch.__version__), cuda, arches)
+        install(files, target.parent)
+        write_build_info(target.parent, str(torch.__version__), cuda)
 
     def copy_extensions_to_source(self):
         super().copy_extensions_to_source()
@@ -422,12 +431,41 @@ class BuildExtension(build_ext):
         install([built / "_build_info.py", *built.glob("libamp_ext_*.so")], Path("amp_ext"))
 
 
+class SourceDistribution(sdist):
+    """Names in wheels.url the place of ready wheels (see build_backend.py), if the environment
+    does.
+    """
+
+    def make_release_tree(self, base_dir, files):
+        super().make_release_tree(base_dir, files)
+        if place := os.environ.get("AMP_EXT_WHEELS"):
+            Path(base_dir, "wheels.url").write_text(place + "\n")
+
+
+def kernels_packages(cuda: str | None) -> list[str]:
+    """The distributions of the libraries for a torch of that CUDA version."""
+    names = ["amp-ext-kernels-cpu"]
+    return [*names, f"amp-ext-kernels-cu{cuda.split('.')[0]}"] if cuda else names
+
+
+def dependencies() -> list[str]:
+    """Those of the package that is built now."""
+    if not env_flag("AMP_EXT_MODULE_ONLY"):
+        return [TORCH]
+    import torch
+
+    names = kernels_packages(torch.version.cuda if not env_flag("FORCE_CPU") else None)
+    return [TORCH, *(f"{name}=={version()}" for name in names)]
+
+
 if __name__ == "__main__":
-    build = {
-        "ext_modules": [Extension("amp_ext._C", [])],
-        "cmdclass": {"build_ext": BuildExtension},
-    }
-    if reason := why_no_extension():
+    reason = why_no_extension()
+    build = {"cmdclass": {"sdist": SourceDistribution, "build_ext": BuildExtension}}
+    if reason and env_flag("FORCE_CUDA"):
+        raise SystemExit(f"error: FORCE_CUDA is set, but {reason}")
+    if reason:
         print(f"amp_ext: built without its extension module: {reason}")
-        build = {"cmdclass": {"build_py": BuildWithoutExtension}}
-    setup(license="BSD-3-Clause", **build)
+        build["cmdclass"]["build_py"] = BuildWithoutExtension
+    else:
+        build["ext_modules"] = [Extension("amp_ext._C", [])]
+    setup(license="BSD-3-Clause", install_requires=dependencies(), **build)

@@ -51,16 +51,16 @@ def main() -> int:
 
 def print_versions() -> None:
     try:
-        from amp_ext._build_info import CUDA_ARCHES, CUDA_VERSION, EXTENSION, TORCH_VERSION
+        from amp_ext._build_info import CUDA_VERSION, EXTENSION, TORCH_VERSION
     except ImportError:
         built = "nothing yet"
     else:
         if not EXTENSION:
             built = "any torch, without extension module"
         else:
-            architectures = ", ".join(CUDA_ARCHES)
-            kernels = f"CUDA {CUDA_VERSION} ({architectures})" if CUDA_VERSION else "no CUDA"
-            built = f"torch {TORCH_VERSION}, {kernels}"
+            built = (
+                f"torch {TORCH_VERSION}, {f'CUDA {CUDA_VERSION}' if CUDA_VERSION else 'no CUDA'}"
+            )
     print(f"amp_ext {amp_ext.__version__}")
     print(f"  built for  {built}")
     cuda = f"CUDA {torch.version.cuda}" if torch.version.cuda else "no CUDA"

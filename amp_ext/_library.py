@@ -9,9 +9,10 @@ from pathlib import Path
 import torch
 
 REBUILD = "pip install --force-reinstall --no-deps ."
+# pip keeps the wheel that it has got from a release's sources, also for another torch.
+REINSTALL = "pip uninstall --yes amp-ext; pip install --no-cache-dir amp-ext"
 GET_EXTENSION = (
-    "install amp_ext where there is a C++ compiler, or a wheel for this torch, with: "
-    "pip install --force-reinstall --no-deps --no-cache-dir amp-ext"
+    "install amp_ext where there is a C++ compiler, or a wheel for this torch, with: " + REINSTALL
 )
 
 
@@ -22,9 +23,13 @@ def check_build(built_against: str, installed: str) -> None:
     the same build keep it; development versions promise nothing.
     """
     if _interface(built_against) != _interface(installed):
+        if _build_info.MODULE_ONLY:
+            remedy = f"install the one for this torch with: {REINSTALL}"
+        else:
+            remedy = f"rebuild it from its source tree with: {REBUILD}"
         raise ImportError(
             f"amp_ext was built against torch {built_against}, but torch {installed} is installed; "
-            f"rebuild it from its source tree with: {REBUILD}"
+            f"{remedy}"
         )
 
 
@@ -42,8 +47,10 @@ def need_extension(what: str) -> None:
         )
 
 
-def load_library(name: str, package: str) -> Path:
+def load_library(name: str, package: str) -> tuple[Path, list[str]]:
     """Loads the library of a backend: the one beside the module, else that of a package of its own.
+
+    Returns its path, and the architectures of its GPU code, such as "8.0+PTX".
 
     Raises ImportError where there is none, or where it is not for this module; a sentence that ends
     with what helps.
@@ -59,8 +66,7 @@ def load_library(name: str, package: str) -> Path:
         remedy = f"rebuild it from its source tree with: {REBUILD}"
     if path is None:
         raise ImportError(f"amp_ext finds no library {file} in {folders[0]}; {remedy}")
-    _C.load_backend(str(path), remedy)
-    return path
+    return path, _C.load_backend(str(path), remedy).split()
 
 
 _NOT_BUILT = (
@@ -75,6 +81,7 @@ from amp_ext import _build_info  # noqa: E402
 
 EXTENSION: bool = _build_info.EXTENSION
 LIBRARIES: list[Path] = []
+CUDA_ARCHES: list[str] = []
 
 if not EXTENSION:
     from amp_ext import _python as _C
@@ -84,9 +91,18 @@ else:
     check_build(_build_info.TORCH_VERSION, torch.__version__)
     from amp_ext import _C  # (one that was built against another torch cannot be loaded)
 
-    LIBRARIES.append(load_library("cpu", "amp_ext_kernels_cpu"))
+    LIBRARIES.append(load_library("cpu", "amp_ext_kernels_cpu")[0])
     if _build_info.CUDA_VERSION:
         major = _build_info.CUDA_VERSION.partition(".")[0]
-        LIBRARIES.append(load_library("cuda", f"amp_ext_kernels_cu{major}"))
+        path, CUDA_ARCHES = load_library("cuda", f"amp_ext_kernels_cu{major}")
+        LIBRARIES.append(path)
 
-__all__ = ["EXTENSION", "LIBRARIES", "_C", "check_build", "load_library", "need_extension"]
+__all__ = [
+    "CUDA_ARCHES",
+    "EXTENSION",
+    "LIBRARIES",
+    "_C",
+    "check_build",
+    "load_library",
+    "need_extension",
+]

@@ -52,7 +52,7 @@ def cpu_name() -> str:
 @functools.cache
 def identity(device: torch.device) -> str:
     """What measurements hold for: the device and the build."""
-    from amp_ext._build_info import CUDA_ARCHES
+    from amp_ext._library import CUDA_ARCHES
 
     if device.type == "cpu":
         name = f"{cpu_name()} {torch.backends.cpu.get_cpu_capability()}"

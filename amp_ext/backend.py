@@ -5,8 +5,7 @@ from typing import NamedTuple
 
 import torch
 
-from amp_ext import _build_info
-from amp_ext._library import _C, EXTENSION, REBUILD, need_extension
+from amp_ext._library import _C, CUDA_ARCHES, EXTENSION, REBUILD, need_extension
 from amp_ext._triton import is_interpreted, triton_version, why_not_triton
 from amp_ext.ops import GEMM_OPS, LIST_OPS
 
@@ -118,7 +117,7 @@ def backend_for(device_type: str, op: str) -> Backend:
     if name == "cpu":
         return Backend(name, f"C++ on torch's threads, {torch.backends.cpu.get_cpu_capability()}")
     if name == "cuda":
-        return Backend(name, f"CUDA kernels for {', '.join(_build_info.CUDA_ARCHES)}")
+        return Backend(name, f"CUDA kernels for {', '.join(CUDA_ARCHES)}")
     return Backend(name, f"{why_not_triton() or 'TRITON_INTERPRET is set'}; {obstacle}")
 
 

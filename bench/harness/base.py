@@ -36,8 +36,10 @@ def git(*arguments: str, folder: Path) -> str:
 
 
 def copy_module(package: Path, to: Path) -> None:
-    """The compiled module of a package's folder, and what it knows of its build, into another's."""
-    for file in (*package.glob("_C.*"), package / "_build_info.py"):
+    """The compiled module of a package's folder, its libraries and what it knows of its build: into
+    another's.
+    """
+    for file in (*package.glob("*.so"), package / "_build_info.py"):
         shutil.copy(file, to)
 
 

@@ -34,8 +34,8 @@ PYBIND11_MODULE(_C, m) {
   });
   m.def("load_backend", &amp_ext::load_backend, pybind11::arg("path"),
         pybind11::arg("remedy") = "it is not of this build",
-        "Loads the backend of a shared library and returns its name, or raises ImportError, whose "
-        "text ends with the remedy.");
+        "Loads the backend of a shared library and returns the architectures of its GPU code, or "
+        "raises ImportError, whose text ends with the remedy.");
   m.def("put_under_test", &amp_ext::put_under_test);
   m.attr("GRAD_NORM_MAX_BLOCKS") = amp_ext::kGradNormMaxBlocks;
 

@@ -11,4 +11,4 @@ const amp_ext::Backend& backend(const amp_ext::Host& host) {
 
 }  // namespace
 
-const amp_ext::BackendLibrary amp_ext_backend_library{AMP_EXT_ABI, AMP_EXT_VERSION, backend};
+const amp_ext::BackendLibrary amp_ext_backend_library{AMP_EXT_ABI, AMP_EXT_VERSION, backend, ""};

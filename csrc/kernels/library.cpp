@@ -11,4 +11,5 @@ const amp_ext::Backend& backend(const amp_ext::Host&) {
 
 }  // namespace
 
-const amp_ext::BackendLibrary amp_ext_backend_library{AMP_EXT_ABI, AMP_EXT_VERSION, backend};
+const amp_ext::BackendLibrary amp_ext_backend_library{AMP_EXT_ABI, AMP_EXT_VERSION, backend,
+                                                      AMP_EXT_ARCHITECTURES};

@@ -131,10 +131,11 @@ MUTANTS: tuple[Mutant, ...] = (
 
 
 def copy_of_the_project(folder: Path) -> None:
-    ignored = shutil.ignore_patterns("simt", "lib.*", "base", "rehearsal", "bench", "__pycache__")
+    others = ("simt", "lib.*", "base", "rehearsal", "bench", "release", "*-cuda", "cuda[0-9]*")
+    ignored = shutil.ignore_patterns(*others, "__pycache__")
     for name in ("csrc", "amp_ext", "triton_kernels", "build"):
         shutil.copytree(ROOT / name, folder / name, ignore=ignored)
-    for name in ("setup.py", "pyproject.toml", "README.md"):
+    for name in ("setup.py", "build_backend.py", "pyproject.toml", "README.md"):
         shutil.copy2(ROOT / name, folder)
 
 

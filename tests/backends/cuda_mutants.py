@@ -207,16 +207,17 @@ class Build:
 
     def __init__(self, folder: Path, source: Path, object: str, built: str) -> None:
         path = max(ROOT.glob(f"build/{built}"), key=lambda path: path.stat().st_mtime)
-        kept, self.file = path.parent, path.name
+        self.file = path.name
         self.folder, self.source, self.object = folder, source, object
-        self.link = self.command(kept, path)
-        self.compile = self.command(kept, kept / "csrc" / object)
+        self.link = self.command(path)
+        self.compile = self.command(path.parent / "csrc" / object)
         self.compile = self.compile[: self.compile.index("-MMD")]
 
     @staticmethod
-    def command(kept: Path, target: Path) -> list[str]:
+    def command(target: Path) -> list[str]:
         """Return the last of those that make a target."""
-        paths = (path.relative_to(ROOT) for path in (kept / "build.ninja", target))
+        last = max(ROOT.glob("build/*-cuda/build.ninja"), key=lambda path: path.stat().st_mtime)
+        paths = (path.relative_to(ROOT) for path in (last, target))
         ninja = [sys.executable, "-m", "ninja", "-f", next(paths), "-t", "commands", next(paths)]
         done = subprocess.run(ninja, cwd=ROOT, capture_output=True, text=True, check=True)
         return shlex.split(done.stdout.splitlines()[-1])

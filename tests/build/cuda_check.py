@@ -247,7 +247,7 @@ def probes() -> Iterator[tuple[Path, str]]:
 
 
 def main() -> int:
-    from amp_ext import _build_info
+    from amp_ext._library import CUDA_ARCHES
 
     kernels: Kernels = {}
     problems = []
@@ -260,7 +260,7 @@ def main() -> int:
             size = library.stat().st_size
             read_constants(cuobjdump(library, "-res-usage"), kernels)
             problems += large_launches(kernels)
-            problems += missing_arches(kernels, _build_info.CUDA_ARCHES) + excess(kernels, size)
+            problems += missing_arches(kernels, CUDA_ARCHES) + excess(kernels, size)
             summary = f"{len(kernels)} kernels in the library, {size / 2**20:.1f} MiB"
     problems += missing_names(kernels)
 

@@ -16,7 +16,7 @@ import torch
 
 import amp_ext
 from amp_ext import _C, _build_info
-from amp_ext._library import LIBRARIES, check_build
+from amp_ext._library import CUDA_ARCHES, LIBRARIES, check_build
 from amp_ext.ops import LIST_OPS
 
 # One sentence, without a stop inside, that ends with a command.
@@ -200,7 +200,7 @@ def test_one_file_serves_all_versions_of_torch_and_python(library: Path) -> None
 def test_build_info_describes_this_module() -> None:
     assert torch.__version__ == _build_info.TORCH_VERSION
     assert (_build_info.CUDA_VERSION is not None) == _C.cuda_built()
-    assert bool(_build_info.CUDA_ARCHES) == _C.cuda_built()
+    assert bool(CUDA_ARCHES) == _C.cuda_built()
     assert _build_info.CUDA_VERSION in (None, torch.version.cuda)
 
 

@@ -64,7 +64,7 @@ def test_doctor(folder: Path) -> None:
     result = run(folder, "-m", "amp_ext")
     assert result.returncode == 0, result.stdout
     assert "without extension module" in result.stdout
-    assert "pip install --force-reinstall --no-deps --no-cache-dir amp-ext" in result.stdout
+    assert "pip uninstall --yes amp-ext; pip install --no-cache-dir amp-ext" in result.stdout
     assert "FAIL" not in result.stdout
 
 
@@ -74,7 +74,7 @@ def test_what_is_refused(folder: Path, call: str) -> None:
     last = result.stderr.strip().splitlines()[-1]
     assert last.startswith("RuntimeError: "), result.stderr
     assert "needs amp_ext's extension module, which this installation is without; " in last
-    assert last.endswith("pip install --force-reinstall --no-deps --no-cache-dir amp-ext")
+    assert last.endswith("pip uninstall --yes amp-ext; pip install --no-cache-dir amp-ext")
 
 
 def test_install_says_that_autocast_stays_torchs(folder: Path) -> None:

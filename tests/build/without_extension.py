@@ -21,7 +21,7 @@ import pytest
 
 _FOLDER = "AMP_EXT_WITHOUT_EXTENSION"
 ROOT = Path(__file__).resolve().parents[2]
-BUILD_INFO = "EXTENSION = False\nTORCH_VERSION = CUDA_VERSION = None\nCUDA_ARCHES = []\n"
+BUILD_INFO = "EXTENSION = False\nTORCH_VERSION = CUDA_VERSION = None\n"
 ASKS = "needs amp_ext's extension module", "module 'amp_ext._python' has no attribute"
 
 _STEPS = "on a CPU torch makes the steps of amp_ext.optim, of unscaled gradients"

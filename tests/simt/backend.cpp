@@ -132,10 +132,12 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* status)
 // ---- what Python calls -------------------------------------------------------------------------
 
 const amp_ext::BackendLibrary amp_ext_backend_library{
-    AMP_EXT_ABI, AMP_EXT_VERSION, [](const amp_ext::Host&) -> const amp_ext::Backend& {
+    AMP_EXT_ABI, AMP_EXT_VERSION,
+    [](const amp_ext::Host&) -> const amp_ext::Backend& {
       static const simt::SimtBackend backend;
       return backend;
-    }};
+    },
+    ""};
 
 extern "C" {
 

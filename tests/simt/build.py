@@ -10,10 +10,12 @@ import contextlib
 import fcntl
 import hashlib
 import importlib.util
+import json
 import os
 import re
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -115,11 +117,9 @@ def preload(variant: str) -> str:
 @cache
 def _identity() -> list[str]:
     """Return the flags by which a library of backends says what it is, those of setup.py."""
-    spec = importlib.util.spec_from_file_location("amp_ext_setup", ROOT / "setup.py")
-    assert spec and spec.loader
-    setup = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(setup)
-    return setup.identity()
+    code = "import json, sys; sys.path.insert(0, sys.argv[1]); import setup as s; "
+    code += "print(json.dumps(s.identity()))"
+    return json.loads(_output(sys.executable, "-c", code, str(ROOT)).stdout)
 
 
 @cache

@@ -63,10 +63,9 @@ std::string load_backend(const std::string& path, const std::string& remedy) {
   if (std::strcmp(library->abi, AMP_EXT_ABI) != 0)
     refuse("which is of amp_ext " + std::string(library->version) + " with the interface " +
            library->abi + ", where amp_ext " AMP_EXT_VERSION " needs " AMP_EXT_ABI);
-  const Backend& backend = library->backend(host());
-  keep(backend);
+  keep(library->backend(host()));
   file.release();  // for good
-  return backend.name();
+  return library->architectures;
 }
 
 const Backend* loaded_backend(const std::string& name) {

@@ -14,6 +14,7 @@ struct BackendLibrary {
   const char* abi;  // a hash of all headers in csrc/include, AMP_EXT_ABI of the build
   const char* version;
   const Backend& (*backend)(const Host&);  // of which it keeps a copy
+  const char* architectures;  // of a GPU's code, as TORCH_CUDA_ARCH_LIST has them; else empty
 };
 
 }  // namespace amp_ext

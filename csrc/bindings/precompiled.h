@@ -1,0 +1,13 @@
+// What most files of the bindings include, read once for all of them. Each file includes what it
+// needs nevertheless.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <pybind11/pybind11.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <map>
+#include <vector>
