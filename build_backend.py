@@ -5,7 +5,7 @@ fits the installed torch, as `make wheels` compiles them. It is looked up on a p
 with the file's SHA-256:
 
     AMP_EXT_WHEELS   a folder with an index.html, or the page's URL; empty: compile. By default the
-                     place that is named in wheels.url, which release/make.py writes into the
+                     place that is named in wheels.url, which release/wheels.py writes into the
                      sources
 
 Where no wheel fits, amp_ext is compiled against the torch that is installed; without a C++ compiler

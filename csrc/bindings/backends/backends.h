@@ -31,8 +31,7 @@ int64_t cublaslt_version();
 
 // Loads a library (amp_ext/library.h) and keeps its backend by its name, in the place of an older
 // one of this name. Raises ImportError, and keeps nothing, if it is none or is compiled with other
-// headers; the message ends with `remedy`. Returns the
-// architectures of its code.
+// headers; the message ends with `remedy`. Returns the architectures of its GPU code.
 std::string load_backend(const std::string& path, const std::string& remedy);
 
 // null if none of this name has been loaded.
