@@ -16,6 +16,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PYTHONS = [f"python3.{minor}" for minor in range(10, 15)]
 # What builds need beside torch, and what a package that is tried imports.
 BESIDE_TORCH = ("setuptools", "wheel", "ninja", "numpy")
+# Headers that torch's CUDA wheels include and do not bring.
+HEADERS = {"12": "nvidia-cuda-nvcc-cu12", "13": "nvidia-cuda-crt"}
 ASK = """
 import json, sys, torch
 print(json.dumps([torch.__version__, torch.version.cuda, "cp%d%d" % sys.version_info[:2]]))
@@ -51,8 +53,12 @@ def torches(options: argparse.Namespace) -> Iterator[Torch]:
             if not (folder / "made").exists() and not make(name, version, folder):
                 print(f"torch {version}, {name}: left out, because pip cannot install it")
                 continue
-            found = subprocess.run([python, "-c", ASK], capture_output=True, text=True, check=True)
-            yield Torch(python, *json.loads(found.stdout))
+            yield installed(python)
+
+
+def installed(python: Path) -> Torch:
+    found = subprocess.run([python, "-c", ASK], capture_output=True, text=True, check=True)
+    return Torch(python, *json.loads(found.stdout))
 
 
 def make(name: str, version: str, folder: Path) -> bool:
@@ -60,8 +66,13 @@ def make(name: str, version: str, folder: Path) -> bool:
     shutil.rmtree(folder, ignore_errors=True)
     if subprocess.run([name, "-m", "venv", folder], stderr=subprocess.DEVNULL).returncode:
         return False
-    pip = [folder / "bin/python", "-m", "pip", "install", "--quiet", "-c", ROOT / "constraints.txt"]
-    done = subprocess.run([*pip, f"torch=={version}", *BESIDE_TORCH], stderr=subprocess.DEVNULL)
-    if done.returncode == 0:
-        (folder / "made").touch()
-    return done.returncode == 0
+    python = folder / "bin/python"
+    pip = [python, "-m", "pip", "install", "--quiet"]
+    beside = ["-c", ROOT / "constraints.txt", *BESIDE_TORCH]
+    if subprocess.run([*pip, f"torch=={version}", *beside], stderr=subprocess.DEVNULL).returncode:
+        return False
+    if cuda := installed(python).cuda:
+        headers = f"{HEADERS[cuda.split('.')[0]]}=={cuda}.*"
+        subprocess.run([*pip, headers], check=True)
+    (folder / "made").touch()
+    return True
