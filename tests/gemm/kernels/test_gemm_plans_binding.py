@@ -90,11 +90,9 @@ def test_plans_of_the_benchmark(capsys: pytest.CaptureFixture[str]) -> None:
 FAR = {
     "GPT-2 up accumulate, 2048 tokens": 0.77,
     "GPT-2 down accumulate, 2048 tokens": 0.77,
-    "GPT-2 up accumulate, 4096 tokens": 0.73,
-    "GPT-2 down accumulate, 4096 tokens": 0.73,
-    "GPT-2 up accumulate, 8192 tokens": 0.84,
-    "GPT-2 down accumulate, 8192 tokens": 0.84,
-    "13B attn out dgrad, 512 tokens": 0.78,
+    "GPT-2 up accumulate, 4096 tokens": 0.82,
+    "GPT-2 down accumulate, 4096 tokens": 0.82,
+    "13B attn out dgrad, 512 tokens": 0.83,
 }
 
 
@@ -109,4 +107,4 @@ def test_predicted_efficiency_of_language_models() -> None:
         least = FAR.get(x.shape.name, 0.85)
         assert x.efficiency >= least, f"{x.efficiency:.3f} of {x.shape.name}: {x.plan}"
         assert x.of_tensor_cores < x.efficiency <= 1, f"{x.efficiency:.3f} of {x.shape.name}"
-    assert sum(x.of_tensor_cores >= 0.85 for x in predictions) >= 183
+    assert sum(x.of_tensor_cores >= 0.85 for x in predictions) >= 184

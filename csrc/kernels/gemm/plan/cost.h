@@ -205,13 +205,18 @@ class Sm90Cost {
   // Those of the last round, if it has clusters to spare, into so many equal shares.
   Sm90Cut equal(int64_t splits) const { return {tiles_ - left(), splits}; }
   // So that all clusters end at the same time: of the last round's tiles equal shares first, of
-  // which all are at the same step along k. What is left is for the clusters that have none.
+  // which all are at the same step along k. What is left is for the clusters that have none: for
+  // all of them, or for so many that each has as many tiles, none of which has a third share then.
   // Without equal shares those of the last full round are cut as well, into as many steps for each.
   Sm90Cut balanced(int64_t splits) const {
     if (splits == 0) return {std::max<int64_t>(0, tiles_ - left() - clusters_), 0, clusters_};
-    Sm90Cut cut{tiles_ - left(), splits, std::max<int64_t>(0, clusters_ - splits * left())};
-    cut.lead = std::ceil((between_pieces(cut) + share_cycles()) / step_);
-    return cut;
+    const int64_t spare = std::max<int64_t>(0, clusters_ - splits * left());
+    const Sm90Cut cut = with_ranges(splits, spare);
+    if (spare == 0 || spare >= left()) return cut;
+    int64_t even = spare;
+    while (left() % even != 0) --even;
+    const Sm90Cut other = with_ranges(splits, even);
+    return has_long_shares(other) && predict(other).cost < predict(cut).cost ? other : cut;
   }
 
   // Calls visit(cut) with those that may cost the fewest cycles.
@@ -243,6 +248,12 @@ class Sm90Cost {
   }
 
  private:
+  // Such ranges that equal shares end when theirs are there.
+  Sm90Cut with_ranges(int64_t splits, int64_t ranges) const {
+    Sm90Cut cut{tiles_ - left(), splits, ranges};
+    cut.lead = std::ceil((between_pieces(cut) + share_cycles()) / step_);
+    return cut;
+  }
   // The tiles of the last round that is not full.
   int64_t left() const { return tiles_ % clusters_; }
   int64_t rest_of(const Sm90Cut& cut) const {
