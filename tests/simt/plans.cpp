@@ -219,8 +219,7 @@ class Problems {
       x.tile = static_cast<int>(below(kGemmTileCount));
       return x;
     }
-    do x.tile = static_cast<int>(below(kSm90TileCount));
-    while (!kSm90Tiles[x.tile].serves(layout_of_b(g).major));
+    x.tile = static_cast<int>(below(kSm90TileCount));
     x.cluster_m = kClusters[below(3)][0];
     x.cluster_n = x.cluster_m > 1 ? 1 : kClusters[below(3)][1];
     x.whole = below(40);
