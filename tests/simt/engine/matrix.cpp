@@ -90,7 +90,7 @@ constexpr uint32_t kNan = 0xffffffff;
 struct Operand {
   const char* name;
   uint32_t start, leading, stride;  // bytes
-  uint32_t row_bytes;  // of an atom, of which the swizzle changes the places of chunks
+  uint32_t row_bytes;               // of an atom, of which the swizzle changes the places of chunks
   bool is_mn_major;
 };
 

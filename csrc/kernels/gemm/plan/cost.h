@@ -302,7 +302,8 @@ class Sm90Cost {
     const int64_t tail = tiles_ - cut.whole;
     const bool is_later = cut.splits == 0 ? tail >= cut.ranges : cut.lead > 0 && cut.splits == 1;
     const double others = most_shares(cut) - 1;
-    return epilogue_ + (is_later ? kLatency + others * add_share_
+    // It looks for the others while the tensor cores do its last step.
+    return epilogue_ + (is_later ? std::max(0.0, kLatency - step_) + others * add_share_
                                  : share_cycles() + others * add_share_before_);
   }
 

@@ -159,8 +159,7 @@ template <class T, int kTileIndex, Major kA, Major kB>
 Status launch_sm90_instance(const GemmArgs& args, const GemmPlan& plan, void* workspace,
                             uint32_t* tickets, cuda::Stream stream) {
   Sm90Maps maps{};
-  if (!encode_maps<Sm90Gemm<T, kTileIndex, kA, kB>>(maps, args, plan))
-    return Status::no_tensor_map;
+  if (!encode_maps<Sm90Gemm<T, kTileIndex, kA, kB>>(maps, args, plan)) return Status::no_tensor_map;
   constexpr auto kernel = gemm_sm90_kernel<T, kTileIndex, kA, kB>;
   // The most that any plan takes.
   if (allow_shared_bytes<kernel, Sm90Tile::kSharedBytes>() != cudaSuccess)

@@ -22,8 +22,8 @@ struct Sm90Maps {
 };
 
 // A step of an operand in shared memory, of kExtent of m or n. Lines are contiguous as in global
-// memory, and lie in parts of a swizzled row by kLines: of 64 elements, or 32 where 64 do not divide
-// the extent.
+// memory, and lie in parts of a swizzled row by kLines: of 64 elements, or 32 where 64 do not
+// divide the extent.
 template <int kExtent, Major kMajor>
 struct Sm90Operand {
   static constexpr bool kByK = kMajor == Major::k;
