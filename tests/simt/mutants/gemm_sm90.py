@@ -15,6 +15,7 @@ HEADER, MAINLOOP, BIAS, SPLIT, PART, EPILOGUE, GEMM = (
 SCHEDULER = "gemm/shared/scheduler.cuh"
 CHOOSE, COST = "gemm/plan/choose.h", "gemm/plan/cost.h"
 RING = f"{FEW} and every_schedule"
+NARROW_ROWS = "sm90-128x160 and every_schedule"
 TURNS = f"{FEW} and way_through_the_ring"
 RESULTS = f"{FEW} and all_at_once"
 SIDES = f"{FEW} and test_boxes"
@@ -199,6 +200,20 @@ MUTANTS = (
         MAINLOOP,
         "kPartBytes, 8 * kRowBytes)",
         "8 * kRowBytes, 8 * kRowBytes)",
+    ),
+    _mutant(
+        "rows of 64 bytes are swizzled as those of 128",
+        MAINLOOP,
+        "wgmma_descriptor<kRowBytes>",
+        "wgmma_descriptor<2 * kAtom>",
+        NARROW_ROWS,
+    ),
+    _mutant(
+        "rows of 64 bytes are parts of 64",
+        MAINLOOP,
+        "part * kRow, y, z);",
+        "part * kAtom, y, z);",
+        NARROW_ROWS,
     ),
     _mutant("the lower rows are the upper ones", MAINLOOP, "block == 0 ? a : lower_a", "a"),
     _mutant(
