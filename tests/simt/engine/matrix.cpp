@@ -89,8 +89,7 @@ constexpr uint32_t kNan = 0xffffffff;
 
 struct Operand {
   const char* name;
-  uint32_t start, leading, stride;  // bytes
-  uint32_t row_bytes;               // of an atom, of which the swizzle changes the places of chunks
+  uint32_t start, leading, stride, row;  // bytes; a row is one of an atom
   bool is_mn_major;
 };
 
@@ -99,14 +98,13 @@ Operand decode(const char* name, uint64_t descriptor, bool is_mn_major) {
   const uint64_t swizzle = descriptor >> 62;
   if ((descriptor & ~kFields) != 0 || (swizzle != 1 && swizzle != 2))
     fail("%s: descriptor 0x%lx is not one of a swizzle of 128 or 64 bytes", name, descriptor);
-  const uint32_t row_bytes = swizzle == 1 ? 128 : 64;
   const auto bytes = [&](int bit) {
     return static_cast<uint32_t>(descriptor >> bit & 0x3fff) << 4;
   };
-  const Operand operand{name, bytes(0), bytes(16), bytes(32), row_bytes, is_mn_major};
-  if (operand.start % (8 * row_bytes) >= 128)
+  const Operand operand{name, bytes(0), bytes(16), bytes(32), 256u >> swizzle, is_mn_major};
+  if (operand.start % (8 * operand.row) >= 128)
     fail("%s: shared+%u does not begin in the first row of an atom of %u bytes", name,
-         operand.start - kSharedWindow, 8 * row_bytes);
+         operand.start - kSharedWindow, 8 * operand.row);
   return operand;
 }
 
@@ -120,7 +118,7 @@ Operand operand_b(const Wgmma& operation) {
 
 // Eight contiguous elements of an operand, from this index of m or n, and of k, on.
 const uint16_t* chunk_at(const Block& block, const Operand& operand, int i, int k) {
-  const int row = static_cast<int>(operand.row_bytes), in_row = row / 2;
+  const int row = static_cast<int>(operand.row), in_row = row / 2;
   const uint32_t place = operand.is_mn_major ? i / in_row * operand.leading + i % in_row * 2 +
                                                    k / 8 * operand.stride + k % 8 * row
                                              : i / 8 * operand.stride + i % 8 * row + k * 2;

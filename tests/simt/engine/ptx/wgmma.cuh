@@ -22,7 +22,6 @@ enum class Major { k, mn };
 
 template <int kRowBytes = 128>
 uint64_t wgmma_descriptor(const void* tile, int leading, int stride) {
-  static_assert(kRowBytes == 64 || kRowBytes == 128);
   constexpr uint64_t kSwizzle = (kRowBytes == 128 ? 1ull : 2ull) << 62;
   return kSwizzle | static_cast<uint64_t>(stride >> 4) << 32 |
          static_cast<uint64_t>(leading >> 4) << 16 | (shared_address(tile) & 0x3ffff) >> 4;
