@@ -143,8 +143,9 @@ void check_sm90(const GemmArgs& g, const GemmPlan& plan, int multiprocessors) {
 }
 
 // Tiles are cut where they are few, or in a last round; each cluster has one unit of them at most,
-// and none has many more steps than others. Equal shares have some more than ranges, which store a
-// share for each piece: for each of them as many as take so long. No unit has few steps.
+// and exactly one unless ranges have whole rests; none has many more steps than others. Equal
+// shares have some more than ranges, which store a share for each piece: for each of them as many
+// as take so long. No unit has few steps.
 void check_choice(const GemmArgs& g, const GemmPlan& plan, int multiprocessors) {
   if (plan.tail == 0) return;
   const int least = plan.sm90 ? 8 : 4;
@@ -160,8 +161,9 @@ void check_choice(const GemmArgs& g, const GemmPlan& plan, int multiprocessors) 
   CHECK(plan.whole % clusters == 0 && units <= clusters);
   CHECK(plan.tail < (plan.splits > 0 ? clusters : 2 * clusters));
   if (plan.ranges == 0) return;
-  CHECK(units == clusters && (plan.splits > 0 || plan.rest == plan.steps));
-  const int64_t mean = ceil_div(int64_t{plan.tail} * plan.steps, clusters);
+  CHECK(units == clusters || (plan.splits > 0 && plan.tail % plan.ranges == 0));
+  CHECK(plan.splits > 0 || plan.rest == plan.steps);
+  const int64_t mean = ceil_div(int64_t{plan.tail} * plan.steps, units);
   const int64_t range = int64_t{plan.tail} * plan.rest;
   CHECK(plan.rest >= 4 && range / plan.ranges >= 8 && ceil_div(range, plan.ranges) <= mean);
   if (plan.splits == 0) return;
@@ -217,8 +219,7 @@ class Problems {
       x.tile = static_cast<int>(below(kGemmTileCount));
       return x;
     }
-    do x.tile = static_cast<int>(below(kSm90TileCount));
-    while (!kSm90Tiles[x.tile].serves(layout_of_b(g).major));
+    x.tile = static_cast<int>(below(kSm90TileCount));
     x.cluster_m = kClusters[below(3)][0];
     x.cluster_n = x.cluster_m > 1 ? 1 : kClusters[below(3)][1];
     x.whole = below(40);

@@ -60,10 +60,6 @@ class Tile(NamedTuple):
         """Columns of a result without gaps that TMA can store."""
         return 8 if self.sm90 else 1
 
-    def accepts(self, majors: str) -> bool:
-        """Tell whether it can load operands of these layouts: columns of b in atoms of 64."""
-        return not (self.sm90 and MAJORS[majors][1] and self.n % 64)
-
     def of(self, m: int, n: int) -> tuple[int, int]:
         """Return the size of m by n tiles, the last ones of a few rows and columns."""
         return (m - 1) * self.m + 5, (n - 1) * self.n + (8 if self.sm90 else 9)
@@ -73,7 +69,7 @@ def _tile(number: int, text: str) -> Tile:
     sm90 = text.startswith("sm90")
     m, n, k = map(int, re.findall(r"tile (\d+)x(\d+)x(\d+)", text)[0])
     counts = [int(c) for c in re.findall(r"(\d+) (?:warps|stages)", text)] or [8, 0]
-    sm90_majors = ("nn", "tn", "nt", "tt", "nt", "tt", "nn", "tn")
+    sm90_majors = ("nn", "tn", "nt", "tt", "nn", "tt", "nt", "tn")
     majors = sm90_majors[number] if sm90 else ("nn", "tt")[number % 2]
     kind = ("single elements" not in text, "cooperative" in text)
     return Tile(text, sm90, number, m, n, k, *counts, *kind, majors)
@@ -98,7 +94,6 @@ every_tile_and_majors = pytest.mark.parametrize(
         pytest.param(tile, majors, id=f"{_name(tile)}-{majors}")
         for tile in TILES
         for majors in MAJORS
-        if tile.accepts(majors)
     ],
 )
 every_type = pytest.mark.parametrize("dtype", OUT_TYPES, ids=["fp32", "fp16", "bf16"])

@@ -34,13 +34,15 @@ namespace amp_ext::ptx {
 // Which index of an operand is contiguous in shared memory: k, or m of a and n of b.
 enum class Major { k, mn };
 
-// An operand in shared memory in TMA's swizzle of 128 bytes, in atoms of 8 rows of 128 bytes, each
-// atom aligned to 1024. Offsets in bytes: `stride` from 8 rows to the next 8, along m or n where k
-// is contiguous and along k where it is not; `leading` from 64 contiguous elements to the next 64
-// where k is not contiguous, else ignored.
+// An operand in shared memory in TMA's swizzle of 128 or 64 bytes, in atoms of 8 rows of as many
+// bytes, each atom aligned to its size. Offsets in bytes: `stride` from 8 rows to the next 8, along
+// m or n where k is contiguous and along k where it is not; `leading` from a row's contiguous
+// elements to the next ones where k is not contiguous, else ignored.
+template <int kRowBytes = 128>
 __device__ __forceinline__ uint64_t wgmma_descriptor(const void* tile, int leading, int stride) {
-  constexpr uint64_t kSwizzle128 = 1ull << 62;
-  return kSwizzle128 | static_cast<uint64_t>(stride >> 4) << 32 |
+  static_assert(kRowBytes == 64 || kRowBytes == 128);
+  constexpr uint64_t kSwizzle = (kRowBytes == 128 ? 1ull : 2ull) << 62;
+  return kSwizzle | static_cast<uint64_t>(stride >> 4) << 32 |
          static_cast<uint64_t>(leading >> 4) << 16 | (shared_address(tile) & 0x3ffff) >> 4;
 }
 

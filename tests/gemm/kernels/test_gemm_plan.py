@@ -15,8 +15,6 @@ from gemm_kernel_cases import (
     BF16,
     FP16,
     FP32,
-    MAJORS,
-    SM90_TILES,
     Product,
     check,
     compute,
@@ -208,12 +206,3 @@ FOR_SM90: dict[str, Callable[[], Product]] = {
 def test_for_sm90(simt: Simt, name: str) -> None:
     check((NOT_FOR_SM90 | FOR_SM90)[name](), sm90=True)
     assert simt.plan().startswith("sm90") == (name in FOR_SM90)
-
-
-def test_contiguous_columns_of_b_need_tiles_of_64(simt: Simt) -> None:
-    for tile in SM90_TILES:
-        for majors in MAJORS:
-            simt.set_sm90(True)
-            simt.force_tile(True, tile.number)
-            compute(product(majors, 64, 64, 64))
-            assert simt.plan().startswith(tile.text) == (majors[1] == "t" or tile.n % 64 == 0)

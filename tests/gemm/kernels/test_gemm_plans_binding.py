@@ -31,8 +31,7 @@ def test_a_forced_tile() -> None:
     assert "splits" not in gemm_plan(64, 64, 64, forced=forced).text
     plan = gemm_plan(512, 512, 4096, "NT", forced=forced._replace(ranges=3)).text
     assert "; 8x1 tiles, 2 splits and 3 ranges of their last 10 steps, 64 steps" in plan
-    assert "128x224" in gemm_plan(512, 512, 512, "NT", forced=Forced(2)).text
-    assert "128x224" not in gemm_plan(512, 512, 512, "NN", forced=Forced(2)).text
+    assert "128x224" in gemm_plan(512, 512, 512, "NN", forced=Forced(2)).text
 
 
 WRONG = (
@@ -85,28 +84,14 @@ def test_plans_of_the_benchmark(capsys: pytest.CaptureFixture[str]) -> None:
     assert "sm90" not in other and other.count("thousand cycles") == text.count("thousand cycles")
 
 
-# Of the grid's products those that are predicted to take more than 1 / 0.85 of the attainable
-# cycles, as docs/measuring.md explains.
-FAR = {
-    "GPT-2 up accumulate, 2048 tokens": 0.77,
-    "GPT-2 down accumulate, 2048 tokens": 0.77,
-    "GPT-2 up accumulate, 4096 tokens": 0.73,
-    "GPT-2 down accumulate, 4096 tokens": 0.73,
-    "GPT-2 up accumulate, 8192 tokens": 0.84,
-    "GPT-2 down accumulate, 8192 tokens": 0.84,
-    "13B attn out dgrad, 512 tokens": 0.78,
-}
-
-
 def test_predicted_efficiency_of_language_models() -> None:
-    """Of predictions, not measured: at least 0.85 of what is attainable, but for a few products."""
+    """Of predictions, not measured: at least 0.85 of what is attainable."""
     from gpu.plan_gemm import asked, predict
     from workloads.gemm_shapes import grid_shapes
 
     predictions = [x for x in map(predict, grid_shapes()) if asked(x)]
-    assert {*FAR} < {x.shape.name for x in predictions} and len(predictions) == 204
+    assert len(predictions) == 204
     for x in predictions:
-        least = FAR.get(x.shape.name, 0.85)
-        assert x.efficiency >= least, f"{x.efficiency:.3f} of {x.shape.name}: {x.plan}"
+        assert x.efficiency >= 0.85, f"{x.efficiency:.3f} of {x.shape.name}: {x.plan}"
         assert x.of_tensor_cores < x.efficiency <= 1, f"{x.efficiency:.3f} of {x.shape.name}"
-    assert sum(x.of_tensor_cores >= 0.85 for x in predictions) >= 183
+    assert sum(x.of_tensor_cores >= 0.85 for x in predictions) >= 184

@@ -89,22 +89,22 @@ constexpr uint32_t kNan = 0xffffffff;
 
 struct Operand {
   const char* name;
-  uint32_t start, leading, stride;  // bytes
+  uint32_t start, leading, stride, row;  // bytes; a row is one of an atom
   bool is_mn_major;
 };
 
 Operand decode(const char* name, uint64_t descriptor, bool is_mn_major) {
-  constexpr uint64_t kFields = 0x4000'3fff'3fff'3fff, kSwizzle128 = 1ull << 62;
-  constexpr uint32_t kRowOfAtom = 0x380;
-  if ((descriptor & ~kFields) != 0 || !(descriptor & kSwizzle128))
-    fail("%s: descriptor 0x%lx is not one of a swizzle of 128 bytes", name, descriptor);
+  constexpr uint64_t kFields = 0xc000'3fff'3fff'3fff;
+  const uint64_t swizzle = descriptor >> 62;
+  if ((descriptor & ~kFields) != 0 || (swizzle != 1 && swizzle != 2))
+    fail("%s: descriptor 0x%lx is not one of a swizzle of 128 or 64 bytes", name, descriptor);
   const auto bytes = [&](int bit) {
     return static_cast<uint32_t>(descriptor >> bit & 0x3fff) << 4;
   };
-  const Operand operand{name, bytes(0), bytes(16), bytes(32), is_mn_major};
-  if (operand.start & kRowOfAtom)
-    fail("%s: shared+%u does not begin in the first row of an atom of 1024 bytes", name,
-         operand.start - kSharedWindow);
+  const Operand operand{name, bytes(0), bytes(16), bytes(32), 256u >> swizzle, is_mn_major};
+  if (operand.start % (8 * operand.row) >= 128)
+    fail("%s: shared+%u does not begin in the first row of an atom of %u bytes", name,
+         operand.start - kSharedWindow, 8 * operand.row);
   return operand;
 }
 
@@ -118,11 +118,12 @@ Operand operand_b(const Wgmma& operation) {
 
 // Eight contiguous elements of an operand, from this index of m or n, and of k, on.
 const uint16_t* chunk_at(const Block& block, const Operand& operand, int i, int k) {
-  const uint32_t place = operand.is_mn_major ? i / 64 * operand.leading + i % 64 * 2 +
-                                                   k / 8 * operand.stride + k % 8 * 128
-                                             : i / 8 * operand.stride + i % 8 * 128 + k * 2;
+  const int row = static_cast<int>(operand.row), in_row = row / 2;
+  const uint32_t place = operand.is_mn_major ? i / in_row * operand.leading + i % in_row * 2 +
+                                                   k / 8 * operand.stride + k % 8 * row
+                                             : i / 8 * operand.stride + i % 8 * row + k * 2;
   const uint32_t address = operand.start + place;
-  const uint32_t offset = (address ^ (address >> 3 & 0x70)) - kSharedWindow;
+  const uint32_t offset = (address ^ (address >> 3 & (row - 16))) - kSharedWindow;
   if (address < kSharedWindow || offset + 2 * kChunk > block.shared_bytes)
     fail("%s: shared overrun: reads shared+%d of %zu", operand.name, static_cast<int>(offset),
          block.shared_bytes);

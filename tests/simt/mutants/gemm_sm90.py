@@ -15,6 +15,7 @@ HEADER, MAINLOOP, BIAS, SPLIT, PART, EPILOGUE, GEMM = (
 SCHEDULER = "gemm/shared/scheduler.cuh"
 CHOOSE, COST = "gemm/plan/choose.h", "gemm/plan/cost.h"
 RING = f"{FEW} and every_schedule"
+NARROW_ROWS = "sm90-128x160 and every_schedule"
 TURNS = f"{FEW} and way_through_the_ring"
 RESULTS = f"{FEW} and all_at_once"
 SIDES = f"{FEW} and test_boxes"
@@ -165,13 +166,13 @@ MUTANTS = (
     _mutant(
         "parts of a step are the same",
         MAINLOOP,
-        "full, x + part * kAtom, y, z);",
+        "full, x + part * kRow, y, z);",
         "full, x, y, z);",
     ),
     _mutant(
         "multicast parts are the same",
         MAINLOOP,
-        "full, x + part * kAtom, y, z, 0b11);",
+        "full, x + part * kRow, y, z, 0b11);",
         "full, x, y, z, 0b11);",
     ),
     _mutant("multicast to one block", MAINLOOP, "y, z, 0b11)", "y, z, 0b01)"),
@@ -187,18 +188,32 @@ MUTANTS = (
         "products, plan.cluster_m)",
     ),
     _mutant("steps of 32 of k within rows", MAINLOOP, "kByK ? 32 :", "kByK ? 64 :"),
-    _mutant("steps of 8 rows", MAINLOOP, ": 16 * kSwizzleRowBytes", ": 8 * kSwizzleRowBytes"),
+    _mutant("steps of 8 rows", MAINLOOP, ": 16 * kRowBytes", ": 8 * kRowBytes"),
     _mutant(
         "strides change places",
         MAINLOOP,
-        "kPartBytes, kSwizzleAlignment)",
-        "kSwizzleAlignment, kPartBytes)",
+        "kPartBytes, 8 * kRowBytes)",
+        "8 * kRowBytes, kPartBytes)",
     ),
     _mutant(
         "parts are eight rows",
         MAINLOOP,
-        "kPartBytes, kSwizzleAlignment)",
-        "kSwizzleAlignment, kSwizzleAlignment)",
+        "kPartBytes, 8 * kRowBytes)",
+        "8 * kRowBytes, 8 * kRowBytes)",
+    ),
+    _mutant(
+        "rows of 64 bytes are swizzled as those of 128",
+        MAINLOOP,
+        "wgmma_descriptor<kRowBytes>",
+        "wgmma_descriptor<2 * kAtom>",
+        NARROW_ROWS,
+    ),
+    _mutant(
+        "rows of 64 bytes are parts of 64",
+        MAINLOOP,
+        "part * kRow, y, z);",
+        "part * kAtom, y, z);",
+        NARROW_ROWS,
     ),
     _mutant("the lower rows are the upper ones", MAINLOOP, "block == 0 ? a : lower_a", "a"),
     _mutant(

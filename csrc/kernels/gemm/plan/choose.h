@@ -63,10 +63,8 @@ void each_sm80(const GemmArgs& g, int multiprocessors, Visit visit) {
 template <class Visit>
 void each_sm90(const GemmArgs& g, int multiprocessors, Visit visit) {
   constexpr int kClusters[][2] = {{1, 1}, {2, 1}, {1, 2}};
-  const Major b_major = layout_of_b(g).major;
   for (int tile = 0; tile < kSm90TileCount; ++tile) {
     const Sm90Tile& t = kSm90Tiles[tile];
-    if (!t.serves(b_major)) continue;
     for (const auto& [m, n] : kClusters) {
       // Each block of a cluster has a tile.
       if (m * n > multiprocessors || (m > 1 && g.m <= t.m) || (n > 1 && g.n <= t.n)) continue;
@@ -140,7 +138,7 @@ inline std::optional<GemmCandidate> forced_candidate(const GemmArgs& g, const Ge
                   std::max<int64_t>(forced.ranges, 0)};
   if (x.sm90) {
     const Sm90Tile& t = kSm90Tiles[x.tile];
-    if (!device.sm90 || !can_run_sm90(g) || !t.serves(layout_of_b(g).major)) return std::nullopt;
+    if (!device.sm90 || !can_run_sm90(g)) return std::nullopt;
     const Sm90Cost cost(g, t, x.cluster_m, x.cluster_n, device.multiprocessors);
     const Sm90Cut cut = forced.ranges != 0 ? cost.balanced(x.splits)
                         : x.splits == 1    ? cost.uncut()

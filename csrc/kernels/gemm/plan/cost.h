@@ -178,21 +178,20 @@ class Sm90Cost {
 
     const double parts = double(t.consumer_m()) / Sm90Tile::kBoxRows * t.n / Sm90Tile::kPartColumns;
     const double plain = g.out.dtype == DType::f32 ? kSm90PartCycles32 : kSm90PartCycles16;
-    const double part = is_plain(g) ? plain : kSm90LongPartCycles;
-    const double stored = m * n * epilogue_bytes(g) / kSm90L2Bytes;
-    epilogue_ = kSm90TileCycles + std::max(parts * part, stored);
+    parts_ = parts * (is_plain(g) ? plain : kSm90LongPartCycles);
+    result_bytes_ = m * n * epilogue_bytes(g);
+    const double stored = result_bytes_ / kSm90L2Bytes;
     // A plain result's last boxes but one are stored while the consumer multiplies again.
     const double behind =
         (memory.boxes - 1) * memory.box_columns / (parts * Sm90Tile::kPartColumns);
     const double exposed = is_plain(g) ? std::max(0.0, 1 - behind) : 1;
-    to_next_ = kSm90TileCycles + std::max(parts * part, exposed * stored);
+    to_next_ = kSm90TileCycles + std::max(parts_, exposed * stored);
     l2_ = steps_ * loaded + stored;
-    const double share_bytes = double(t.m) * t.n * 4;
+    share_bytes_ = double(t.m) * t.n * 4;
     const double consumers = t.ping_pong ? 1 : Sm90Tile::kConsumers;
-    store_share_ = share_bytes / kSm90L2Bytes;
-    const double waits = share_bytes / (consumers * kSm90ShareBytes);
-    add_share_ = std::ceil(waits) * kL2Latency;
-    add_share_before_ = std::ceil(waits / kSm90PartBefore) * kL2Latency;
+    const double waits = share_bytes_ / (consumers * kSm90ShareBytes);
+    wait_for_share_ = std::ceil(waits) * kL2Latency;
+    wait_for_share_before_ = std::ceil(waits / kSm90PartBefore) * kL2Latency;
 
     lines_ = double(g.m) + g.n;
     tile_area_ = double(tile_m) * tile_n;
@@ -205,13 +204,18 @@ class Sm90Cost {
   // Those of the last round, if it has clusters to spare, into so many equal shares.
   Sm90Cut equal(int64_t splits) const { return {tiles_ - left(), splits}; }
   // So that all clusters end at the same time: of the last round's tiles equal shares first, of
-  // which all are at the same step along k. What is left is for the clusters that have none.
+  // which all are at the same step along k. What is left is for the clusters that have none: for
+  // all of them, or for so many that each has as many tiles, none of which has a third share then.
   // Without equal shares those of the last full round are cut as well, into as many steps for each.
   Sm90Cut balanced(int64_t splits) const {
     if (splits == 0) return {std::max<int64_t>(0, tiles_ - left() - clusters_), 0, clusters_};
-    Sm90Cut cut{tiles_ - left(), splits, std::max<int64_t>(0, clusters_ - splits * left())};
-    cut.lead = std::ceil((between_pieces(cut) + share_cycles()) / step_);
-    return cut;
+    const int64_t spare = std::max<int64_t>(0, clusters_ - splits * left());
+    const Sm90Cut cut = with_ranges(splits, spare);
+    if (spare == 0 || spare >= left()) return cut;
+    int64_t even = spare;
+    while (left() % even != 0) --even;
+    const Sm90Cut other = with_ranges(splits, even);
+    return has_long_shares(other) && predict(other).cost < predict(cut).cost ? other : cut;
   }
 
   // Calls visit(cut) with those that may cost the fewest cycles.
@@ -231,25 +235,31 @@ class Sm90Cost {
   }
 
   Prediction predict(const Sm90Cut& cut) const {
-    const double rounds = ceil_div(cut.whole, clusters_);
-    const double whole = kSm90Start + kLatency + whole_cycles(rounds);
+    const double whole = kSm90Start + kLatency + whole_cycles(cut.whole);
     if (cut.whole == tiles_) return whole;
     const double tail = tiles_ - cut.whole, rest = rest_of(cut);
     const double equal = cut.splits > 0 ? std::ceil((steps_ - rest) / cut.splits) * step_ : 0;
     const double sums = std::max({equal, range_cycles(cut), memory_cycles(tail, rest)});
     // Behind a whole tile the other consumer of a ping-pong tile has its sums ready meanwhile.
-    const double hidden = ping_pong_ ? std::min(epilogue_, sums) : epilogue_ - to_next_;
-    return {whole + sums - (rounds > 0 ? hidden : 0) + epilogue_, finishing(cut) - epilogue_};
+    const double epilogue = last_epilogue(cut.whole);
+    const double hidden = ping_pong_ ? std::min(epilogue, sums) : epilogue - to_next_;
+    return {whole + sums - (cut.whole > 0 ? hidden : 0) + last_epilogue(tail), adding(cut)};
   }
 
  private:
+  // Such ranges that equal shares end when theirs are there.
+  Sm90Cut with_ranges(int64_t splits, int64_t ranges) const {
+    Sm90Cut cut{tiles_ - left(), splits, ranges};
+    cut.lead = std::ceil((between_pieces(cut) + share_cycles()) / step_);
+    return cut;
+  }
   // The tiles of the last round that is not full.
   int64_t left() const { return tiles_ % clusters_; }
   int64_t rest_of(const Sm90Cut& cut) const {
     return rest_steps(steps_, tiles_ - cut.whole, cut.splits, cut.ranges, cut.lead);
   }
   // The number of equal shares that costs about the fewest cycles.
-  double best_splits() const { return std::sqrt(steps_ * step_ / add_share_before_); }
+  double best_splits() const { return std::sqrt(steps_ * step_ / wait_for_share_before_); }
 
   // A range is an equal share less its lead; what is left of a tile may be cut once more.
   bool has_long_shares(const Sm90Cut& cut) const {
@@ -258,12 +268,24 @@ class Sm90Cost {
            tail * rest / cut.ranges >= kSm90StepsOfShare;
   }
 
+  // What L2 gives to each multiprocessor behind the last sums of so many tiles: to those that had
+  // one in the last round, which may be few, what it gives to all, as far as it can arrive.
+  double last_l2_bytes(int64_t tiles) const {
+    const int64_t last = tiles - (ceil_div(tiles, clusters_) - 1) * clusters_;
+    return std::min(kSm90ArrivingBytes, kSm90L2Bytes * clusters_ / last);
+  }
+  // Of the last of so many tiles, until its result is stored.
+  double last_epilogue(int64_t tiles) const {
+    if (tiles == 0) return 0;
+    return kSm90TileCycles + std::max(parts_, result_bytes_ / last_l2_bytes(tiles));
+  }
+
   // Of so many whole tiles, one after another.
-  double whole_cycles(double rounds) const {
-    if (rounds == 0) return 0;
+  double whole_cycles(int64_t tiles) const {
+    if (tiles == 0) return 0;
     const double sum = steps_ * step_;
     const double next = ping_pong_ ? std::max(sum, (sum + to_next_) / 2) : sum + to_next_;
-    return sum + epilogue_ + (rounds - 1) * std::max(next, l2_);
+    return sum + last_epilogue(tiles) + (ceil_div(tiles, clusters_) - 1) * std::max(next, l2_);
   }
 
   // What a range's pieces but the last one take behind their sums. If there are equal shares, all
@@ -283,16 +305,18 @@ class Sm90Cost {
   }
 
   // Of a share that is not its tile's last one, behind its sums.
-  double share_cycles() const { return store_share_ + 2 * kLatency; }
+  double share_cycles() const { return share_bytes_ / kSm90L2Bytes + 2 * kLatency; }
 
-  // Behind the sums of a tile's last share: the first of a tile, if it is the one that ends later.
-  // It is stored too if others may end at the same time.
-  double finishing(const Sm90Cut& cut) const {
+  // Behind the sums of a tile's last share, until its epilogue: the first of a tile, if it is the
+  // one that ends later. It is stored too if others may end at the same time.
+  double adding(const Sm90Cut& cut) const {
     const int64_t tail = tiles_ - cut.whole;
     const bool is_later = cut.splits == 0 ? tail >= cut.ranges : cut.lead > 0 && cut.splits == 1;
     const double others = most_shares(cut) - 1;
-    return epilogue_ + (is_later ? kLatency + others * add_share_
-                                 : share_cycles() + others * add_share_before_);
+    // It looks for the others while the tensor cores do its last step.
+    const double load = share_bytes_ / last_l2_bytes(std::min(tail, clusters_));
+    if (is_later) return std::max(0.0, kLatency - step_) + others * std::max(wait_for_share_, load);
+    return share_cycles() + others * std::max(wait_for_share_before_, load);
   }
 
   double most_shares(const Sm90Cut& cut) const {
@@ -317,14 +341,15 @@ class Sm90Cost {
   int64_t tiles_;
   int64_t clusters_;
   double step_;
-  double epilogue_;          // of a tile, until its result is stored
-  double to_next_;           // until its consumer can multiply again
-  double l2_;                // of a tile's operands and result
-  double store_share_;       // of a tile's sums, by one share
-  double add_share_;         // one behind the share that ends last
-  double add_share_before_;  // one before
-  double lines_;             // rows of a and columns of b
-  double tile_lines_;        // of them, a tile's
+  double parts_;                  // instructions of a tile's epilogue
+  double result_bytes_;           // that it moves
+  double to_next_;                // until the tile's consumer can multiply again
+  double l2_;                     // of a tile's operands and result
+  double share_bytes_;            // of a tile's sums
+  double wait_for_share_;         // for latencies, of one behind the share that ends last
+  double wait_for_share_before_;  // of one before
+  double lines_;                  // rows of a and columns of b
+  double tile_lines_;             // of them, a tile's
   double tile_area_;
   double step_memory_;  // for a line's step
 };

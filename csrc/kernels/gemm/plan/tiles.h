@@ -143,9 +143,6 @@ struct Sm90Tile {
     while (boxes > least && stages(boxes, box_bytes) < stages(least, box_bytes)) --boxes;
     return boxes;
   }
-
-  // Columns that are contiguous in memory come in atoms of 64.
-  constexpr bool serves(Major b) const { return b == Major::k || n % 64 == 0; }
 };
 
 inline constexpr Sm90Tile kSm90Tiles[] = {

@@ -137,8 +137,8 @@ template <class Operand>
 bool encode_operand(CUtensorMap& map, const MatrixRef& x, int64_t mn, int64_t mn_stride, int64_t k,
                     int64_t k_stride, int64_t count, int shares) {
   const uint32_t box_lines = Operand::kLines / shares;
-  return Operand::kByK ? encode(map, x, k, mn, mn_stride, count, kAtom, box_lines)
-                       : encode(map, x, mn, k, k_stride, count, kAtom, box_lines);
+  return Operand::kByK ? encode(map, x, k, mn, mn_stride, count, Operand::kRow, box_lines)
+                       : encode(map, x, mn, k, k_stride, count, Operand::kRow, box_lines);
 }
 
 template <class Gemm>
@@ -158,20 +158,15 @@ bool encode_maps(Sm90Maps& maps, const GemmArgs& g, const GemmPlan& plan) {
 template <class T, int kTileIndex, Major kA, Major kB>
 Status launch_sm90_instance(const GemmArgs& args, const GemmPlan& plan, void* workspace,
                             uint32_t* tickets, cuda::Stream stream) {
-  if constexpr (!kSm90Tiles[kTileIndex].serves(kB)) {
-    return Status::not_built;  // nor does the planner choose it
-  } else {
-    Sm90Maps maps{};
-    if (!encode_maps<Sm90Gemm<T, kTileIndex, kA, kB>>(maps, args, plan))
-      return Status::no_tensor_map;
-    constexpr auto kernel = gemm_sm90_kernel<T, kTileIndex, kA, kB>;
-    // The most that any plan takes.
-    if (allow_shared_bytes<kernel, Sm90Tile::kSharedBytes>() != cudaSuccess)
-      return Status::launch_failed;
-    return launch_clusters(kernel, static_cast<int>(plan.blocks), plan.cluster_m * plan.cluster_n,
-                           Sm90Tile::kThreads, plan.shared_bytes, stream, maps, args, plan,
-                           static_cast<unsigned char*>(workspace), tickets);
-  }
+  Sm90Maps maps{};
+  if (!encode_maps<Sm90Gemm<T, kTileIndex, kA, kB>>(maps, args, plan)) return Status::no_tensor_map;
+  constexpr auto kernel = gemm_sm90_kernel<T, kTileIndex, kA, kB>;
+  // The most that any plan takes.
+  if (allow_shared_bytes<kernel, Sm90Tile::kSharedBytes>() != cudaSuccess)
+    return Status::launch_failed;
+  return launch_clusters(kernel, static_cast<int>(plan.blocks), plan.cluster_m * plan.cluster_n,
+                         Sm90Tile::kThreads, plan.shared_bytes, stream, maps, args, plan,
+                         static_cast<unsigned char*>(workspace), tickets);
 }
 
 template <class T, int kTileIndex>

@@ -22,16 +22,19 @@ struct Sm90Maps {
 };
 
 // A step of an operand in shared memory, of kExtent of m or n. Lines are contiguous as in global
-// memory, and lie in parts of 64 elements by kLines.
+// memory, and lie in parts of a swizzled row by kLines: of 64 elements, or 32 where 64 do not
+// divide the extent.
 template <int kExtent, Major kMajor>
 struct Sm90Operand {
   static constexpr bool kByK = kMajor == Major::k;
+  static constexpr int kRow = kByK || kExtent % kAtom == 0 ? kAtom : kAtom / 2;
+  static constexpr int kRowBytes = kRow * 2;
   static constexpr int kLines = kByK ? kExtent : kAtom;
-  static constexpr int kParts = kByK ? 1 : kExtent / kAtom;
-  static constexpr int kPartBytes = kLines * kSwizzleRowBytes;
+  static constexpr int kParts = kByK ? 1 : kExtent / kRow;
+  static constexpr int kPartBytes = kLines * kRowBytes;
   static constexpr int kBytes = kParts * kPartBytes;
   // From the 16 of k of one wgmma to the next ones: within rows, or whole rows.
-  static constexpr int kAdvance = kByK ? 32 : 16 * kSwizzleRowBytes;
+  static constexpr int kAdvance = kByK ? 32 : 16 * kRowBytes;
 
   // Starts to fetch the step from `mn` of m or n and `k` of matrix z on: all of its lines, or one
   // half of them, to both blocks of the cluster.
@@ -43,16 +46,16 @@ struct Sm90Operand {
     for (int part = 0; part < kParts; ++part) {
       unsigned char* const box = to + part * kPartBytes;
       if (shares == 1)
-        ptx::tma_load(box, map, full, x + part * kAtom, y, z);
+        ptx::tma_load(box, map, full, x + part * kRow, y, z);
       else
-        ptx::tma_load_multicast(box, map, full, x + part * kAtom, y, z, 0b11);
+        ptx::tma_load_multicast(box, map, full, x + part * kRow, y, z, 0b11);
     }
   }
 
   // From `mn` on, a multiple of 64.
   __device__ static uint64_t descriptor(const unsigned char* step, int mn) {
-    const int offset = kByK ? mn * kSwizzleRowBytes : mn / kAtom * kPartBytes;
-    return ptx::wgmma_descriptor(step + offset, kPartBytes, kSwizzleAlignment);
+    const int offset = kByK ? mn * kRowBytes : mn / kRow * kPartBytes;
+    return ptx::wgmma_descriptor<kRowBytes>(step + offset, kPartBytes, 8 * kRowBytes);
   }
 };
 
@@ -61,7 +64,6 @@ template <class T, int kTileIndex, Major kMajorA, Major kMajorB>
 struct Sm90Gemm {
   using Element = T;
   static constexpr Sm90Tile kTile = kSm90Tiles[kTileIndex];
-  static_assert(kTile.serves(kMajorB));
   using A = Sm90Operand<kTile.m, kMajorA>;
   using B = Sm90Operand<kTile.n, kMajorB>;
   static_assert(A::kBytes + B::kBytes == kTile.stage_bytes());

@@ -20,9 +20,10 @@ namespace amp_ext::ptx {
 
 enum class Major { k, mn };
 
-inline uint64_t wgmma_descriptor(const void* tile, int leading, int stride) {
-  constexpr uint64_t kSwizzle128 = 1ull << 62;
-  return kSwizzle128 | static_cast<uint64_t>(stride >> 4) << 32 |
+template <int kRowBytes = 128>
+uint64_t wgmma_descriptor(const void* tile, int leading, int stride) {
+  constexpr uint64_t kSwizzle = (kRowBytes == 128 ? 1ull : 2ull) << 62;
+  return kSwizzle | static_cast<uint64_t>(stride >> 4) << 32 |
          static_cast<uint64_t>(leading >> 4) << 16 | (shared_address(tile) & 0x3ffff) >> 4;
 }
 
