@@ -48,7 +48,7 @@ print(digest.hexdigest()[:16])
 
 def new_environment(torch: environments.Torch, folder: Path) -> tuple[Path, dict[str, str]]:
     """An environment over that of the torch, and variables with which there is no compiler."""
-    subprocess.run([torch.python, "-m", "venv", folder], check=True)
+    subprocess.run([torch.python, "-m", "venv", "--without-pip", folder], check=True)
     purelib = "import sysconfig; print(sysconfig.get_path('purelib'))"
     ask = [torch.python, "-c", purelib]
     theirs = subprocess.run(ask, capture_output=True, text=True, check=True).stdout

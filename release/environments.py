@@ -17,7 +17,10 @@ PYTHONS = [f"python3.{minor}" for minor in range(10, 15)]
 # What builds need beside torch, and what a package that is tried imports.
 BESIDE_TORCH = ("setuptools", "wheel", "ninja", "numpy")
 # Headers that torch's CUDA wheels include and do not bring.
-HEADERS = {"12": "nvidia-cuda-nvcc-cu12", "13": "nvidia-cuda-crt"}
+HEADERS = {
+    "12": ("nvidia-cuda-nvcc-cu12", "nvidia-cuda-cccl-cu12"),
+    "13": ("nvidia-cuda-crt", "nvidia-cuda-cccl"),
+}
 ASK = """
 import json, sys, torch
 print(json.dumps([torch.__version__, torch.version.cuda, "cp%d%d" % sys.version_info[:2]]))
@@ -72,7 +75,7 @@ def make(name: str, version: str, folder: Path) -> bool:
     if subprocess.run([*pip, f"torch=={version}", *beside], stderr=subprocess.DEVNULL).returncode:
         return False
     if cuda := installed(python).cuda:
-        headers = f"{HEADERS[cuda.split('.')[0]]}=={cuda}.*"
-        subprocess.run([*pip, headers], check=True)
+        headers = [f"{name}=={cuda}.*" for name in HEADERS[cuda.split(".")[0]]]
+        subprocess.run([*pip, *headers], check=True)
     (folder / "made").touch()
     return True
