@@ -359,7 +359,8 @@ def make(targets: list[Target], nvcc: str | None = None) -> list[Path]:
 def build_folder(torch_version: str, cuda: str | None) -> Path:
     """Where the module's objects are, so that each Python and each torch finds its own again."""
     python = sysconfig.get_config_var("SOABI")
-    return Path("build", f"{python}-torch{torch_version}-{'cuda' if cuda else 'cpu'}")
+    alone = "-module" if env_flag("AMP_EXT_MODULE_ONLY") else ""
+    return Path("build", f"{python}-torch{torch_version}-{'cuda' if cuda else 'cpu'}{alone}")
 
 
 def install(files: list[Path], folder: Path) -> None:

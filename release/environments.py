@@ -53,8 +53,8 @@ def torches(options: argparse.Namespace) -> Iterator[Torch]:
         for version in options.torch:
             folder = ROOT / "build/release" / f"{name}-torch{version}"
             python = folder / "bin/python"
-            if not (folder / "made").exists() and not make(name, version, folder):
-                print(f"torch {version}, {name}: left out, because pip cannot install it")
+            if not (folder / "made").exists() and (reason := make(name, version, folder)):
+                print(f"torch {version}, {name}: left out: {reason}", flush=True)
                 continue
             yield installed(python)
 
@@ -64,18 +64,26 @@ def installed(python: Path) -> Torch:
     return Torch(python, *json.loads(found.stdout))
 
 
-def make(name: str, version: str, folder: Path) -> bool:
-    """Whether an environment with that torch could be made."""
+def make(name: str, version: str, folder: Path) -> str | None:
+    """Make an environment with that torch, or return why that cannot be done."""
     shutil.rmtree(folder, ignore_errors=True)
-    if subprocess.run([name, "-m", "venv", folder], stderr=subprocess.DEVNULL).returncode:
-        return False
     python = folder / "bin/python"
     pip = [python, "-m", "pip", "install", "--quiet"]
     beside = ["-c", ROOT / "constraints.txt", *BESIDE_TORCH]
-    if subprocess.run([*pip, f"torch=={version}", *beside], stderr=subprocess.DEVNULL).returncode:
-        return False
+    if reason := failure([name, "-m", "venv", folder]):
+        return reason
+    if reason := failure([*pip, f"torch=={version}", *beside]):
+        return reason
     if cuda := installed(python).cuda:
         headers = [f"{name}=={cuda}.*" for name in HEADERS[cuda.split(".")[0]]]
-        subprocess.run([*pip, *headers], check=True)
+        if reason := failure([*pip, *headers]):
+            return reason
     (folder / "made").touch()
-    return True
+    return None
+
+
+def failure(command: list[str | Path]) -> str | None:
+    """What a command says that fails: its last line."""
+    done = subprocess.run(command, capture_output=True, text=True)
+    said = (done.stdout + done.stderr).strip() or f"{command[0]} fails"
+    return said.splitlines()[-1] if done.returncode else None

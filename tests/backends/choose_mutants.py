@@ -131,8 +131,9 @@ MUTANTS: tuple[Mutant, ...] = (
 
 
 def copy_of_the_project(folder: Path) -> None:
-    others = ("simt", "lib.*", "base", "rehearsal", "bench", "release", "*-cuda", "cuda[0-9]*")
-    ignored = shutil.ignore_patterns(*others, "__pycache__")
+    built = ("simt", "lib.*", "base", "rehearsal", "bench", "release")
+    others = ("*-cuda*", "*-module", "cuda[0-9]*")
+    ignored = shutil.ignore_patterns(*built, *others, "__pycache__")
     for name in ("csrc", "amp_ext", "triton_kernels", "build"):
         shutil.copytree(ROOT / name, folder / name, ignore=ignored)
     for name in ("setup.py", "build_backend.py", "pyproject.toml", "README.md"):
