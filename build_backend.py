@@ -155,12 +155,14 @@ def find_wheel() -> ReadyWheel | str:
     place, asked = _place()
     if place is None:
         return "AMP_EXT_WHEELS is empty" if asked else "these sources name no place of wheels"
-    if variable := next(filter(os.environ.get, ("FORCE_PYTHON", *BUILD_VARIABLES)), None):
+    if variable := next(filter(env_flag, ("FORCE_PYTHON", *BUILD_VARIABLES)), None):
         return f"{variable} is set"
     torch = _find_torch()
     if torch is None:
         return "torch is not installed"
     built = runpy.run_path(str(torch / "version.py"))
+    if env_flag("FORCE_CUDA") and not built["cuda"]:
+        return "FORCE_CUDA is set"
     wanted = wheel_name(built["__version__"], built["cuda"])
     try:
         page = _read(place).decode()

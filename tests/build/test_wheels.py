@@ -26,7 +26,7 @@ FLAVOUR = "torch2.99-cu13"
 
 @pytest.fixture(autouse=True)
 def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("AMP_EXT_WHEELS", "FORCE_PYTHON", *build_backend.BUILD_VARIABLES):
+    for name in ("AMP_EXT_WHEELS", "FORCE_PYTHON", "FORCE_CUDA", *build_backend.BUILD_VARIABLES):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -158,12 +158,17 @@ def test_why_amp_ext_is_compiled(
     version.write_text("__version__ = '3.0.0a0+git123'\ncuda = None\n")
     assert build_backend.find_wheel() == f"{page} has no torch3.0-cpu/{wheel.name}"
     assert "ninja" in build_backend.get_requires_for_build_wheel()
+    with monkeypatch.context() as patch:
+        patch.setenv("FORCE_CUDA", "1")  # which a build from source refuses with this torch
+        assert build_backend.find_wheel() == "FORCE_CUDA is set"
     version.write_text(text)
 
     for variable in ("FORCE_PYTHON", *build_backend.BUILD_VARIABLES):
         with monkeypatch.context() as patch:
             patch.setenv(variable, "1")
             assert build_backend.find_wheel() == f"{variable} is set"
+            patch.setenv(variable, "0")
+            assert isinstance(build_backend.find_wheel(), build_backend.ReadyWheel)
 
     monkeypatch.setenv("AMP_EXT_WHEELS", "")
     assert build_backend.find_wheel() == "AMP_EXT_WHEELS is empty"
