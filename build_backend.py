@@ -19,6 +19,7 @@ known that something must be compiled: a ready wheel needs the standard library 
 
 import hashlib
 import html.parser
+import http.client
 import importlib.machinery
 import json
 import os
@@ -56,7 +57,7 @@ def why_no_extension() -> str | None:
     """Why amp_ext._C is left out of a build from source; None if it is built."""
     if env_flag("FORCE_PYTHON"):
         return "FORCE_PYTHON is set"
-    compiler, *_ = shlex.split(os.environ.get("CXX", "c++"))
+    compiler, *_ = shlex.split(os.environ.get("CXX") or "c++")
     return None if shutil.which(compiler) else f"there is no C++ compiler {compiler}"
 
 
@@ -80,18 +81,20 @@ def _find_torch() -> Path | None:
     return Path(found.origin).parent if found and found.origin else None
 
 
-def flavour(torch_version: str, cuda: str | None) -> str:
-    """The builds of torch that one amp_ext._C serves: torch2.11-cu13, torch2.13-cpu."""
-    minor = ".".join(torch_version.split(".")[:2])
-    return f"torch{minor}-{'cu' + cuda.split('.')[0] if cuda else 'cpu'}"
+def flavour(torch_version: str) -> str:
+    """The builds of torch that one amp_ext._C serves, as amp_ext._library compares them:
+    torch2.11-cu130, torch2.13-cpu.
+    """
+    interface = re.sub(r"^(\d+\.\d+)\.\d+(?=$|\+(cpu$|cu\d+$))", r"\1", torch_version)
+    return "torch" + interface.replace("+", "-")
 
 
-def wheel_name(torch_version: str, cuda: str | None) -> str:
+def wheel_name(torch_version: str) -> str:
     """Where the wheel for this Python and a torch lies, as seen from the page."""
     python = f"cp{sys.version_info.major}{sys.version_info.minor}"
     platform = re.sub(r"[-.]", "_", sysconfig.get_platform())
-    name = f"amp_ext-{version()}-{python}-{python}-{platform}.whl"
-    return f"{flavour(torch_version, cuda)}/{name}"
+    name = f"amp_ext-{version()}-{python}-{python}{sys.abiflags}-{platform}.whl"
+    return f"{flavour(torch_version)}/{name}"
 
 
 # ---- a ready wheel -----------------------------------------------------------------------------
@@ -119,7 +122,14 @@ class ReadyWheel(NamedTuple):
 
     def fetch(self, folder: Path) -> Path:
         """The verified file, in `folder`. Exits where it is not the one that the page promises."""
-        data = _read(self.url)
+        try:
+            data = _read(self.url)
+        except (OSError, http.client.HTTPException) as error:
+            reason = getattr(error, "reason", error)
+            sys.exit(
+                f"amp_ext: the wheel {self.url} cannot be read ({reason}); try again, or "
+                "set AMP_EXT_WHEELS= (empty) to compile amp_ext"
+            )
         found = hashlib.sha256(data).hexdigest()
         if found != self.sha256:
             sys.exit(
@@ -163,10 +173,10 @@ def find_wheel() -> ReadyWheel | str:
     built = runpy.run_path(str(torch / "version.py"))
     if env_flag("FORCE_CUDA") and not built["cuda"]:
         return "FORCE_CUDA is set"
-    wanted = wheel_name(built["__version__"], built["cuda"])
+    wanted = wheel_name(built["__version__"])
     try:
         page = _read(place).decode()
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:
         reason = f"{place} cannot be read ({getattr(error, 'reason', error)})"
         if asked:
             sys.exit(

@@ -312,7 +312,7 @@ def ninja_file(targets: list[Target], nvcc: str | None) -> str:
     def words(values: list[str]) -> str:
         return shlex.join(values).replace("$", "$$")
 
-    cxx = os.environ.get("CXX", "c++")
+    cxx = os.environ.get("CXX") or "c++"
     nvcc = words([nvcc]) if nvcc else ""
     args = "$flags -MMD -MF $out.d -c $in -o $out"
     depfile = "\n  depfile = $out.d\n  deps = gcc\n  description = compile $in"

@@ -54,7 +54,7 @@ def pip_wheel(python: Path, source: Path, folder: Path, environment: dict[str, s
 
 def module_wheel(torch: environments.Torch, wheels: Path) -> Path:
     """The wheel of amp_ext._C for a torch."""
-    folder = wheels / build_backend.flavour(torch.version, torch.cuda)
+    folder = wheels / build_backend.flavour(torch.version)
     environment = {**os.environ, "AMP_EXT_MODULE_ONLY": "1", "AMP_EXT_WHEELS": ""}
     pip_wheel(torch.python, ROOT, folder, environment)
     return max(folder.glob("*.whl"), key=lambda path: path.stat().st_mtime)

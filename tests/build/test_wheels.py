@@ -21,7 +21,7 @@ import pytest
 from test_package import ROOT, build_backend, tree  # noqa: F401 (tree is a fixture)
 
 MINOR, VERSION, CUDA = "2.99", "2.99.1+cu130", "13.0"
-FLAVOUR = "torch2.99-cu13"
+FLAVOUR = "torch2.99-cu130"
 
 
 @pytest.fixture(autouse=True)
@@ -68,9 +68,9 @@ def add_wheel(place: Path, name: str, text: str = "") -> Path:
 def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The wheel that fits, among others, in the place that AMP_EXT_WHEELS names."""
     place = tmp_path / "wheels"
-    fits = build_backend.wheel_name(VERSION, CUDA)
+    fits = build_backend.wheel_name(VERSION)
     name = Path(fits).name
-    for folder in ("torch2.98-cu13", "torch2.99-cpu", "torch2.99-cu12", "nottorch2.99-cu13"):
+    for folder in ("torch2.98-cu130", "torch2.99-cpu", "torch2.99-cu129", "nottorch2.99-cu130"):
         add_wheel(place, f"{folder}/{name}", folder)
     add_wheel(place, f"{FLAVOUR}/{name.replace('-cp', '-cp2')}", "another Python")
     add_wheel(place, f"{FLAVOUR}/{name.replace('linux', 'other')}", "another platform")
@@ -122,7 +122,7 @@ def cut_off(wheel: Path) -> None:
 
 def another(wheel: Path) -> None:
     """The wheel of another torch, in the place of the right one."""
-    wheel.write_bytes((wheel.parents[1] / "torch2.98-cu13" / wheel.name).read_bytes())
+    wheel.write_bytes((wheel.parents[1] / "torch2.98-cu130" / wheel.name).read_bytes())
 
 
 def without_hash(wheel: Path) -> None:
@@ -156,7 +156,7 @@ def test_why_amp_ext_is_compiled(
     assert isinstance(build_backend.find_wheel(), build_backend.ReadyWheel)
 
     version.write_text("__version__ = '3.0.0a0+git123'\ncuda = None\n")
-    assert build_backend.find_wheel() == f"{page} has no torch3.0-cpu/{wheel.name}"
+    assert build_backend.find_wheel() == f"{page} has no torch3.0.0a0-git123/{wheel.name}"
     assert "ninja" in build_backend.get_requires_for_build_wheel()
     with monkeypatch.context() as patch:
         patch.setenv("FORCE_CUDA", "1")  # which a build from source refuses with this torch
@@ -180,6 +180,9 @@ def test_why_amp_ext_is_compiled(
     (tmp_path / "amp_ext/__init__.py").write_text((ROOT / "amp_ext/__init__.py").read_text())
     (tmp_path / "wheels.url").write_text(page + "\n")
     assert isinstance(build_backend.find_wheel(), build_backend.ReadyWheel)
+    wheel.rename(wheel.with_suffix(".gone"))
+    with pytest.raises(SystemExit, match=r"^amp_ext: the wheel file:.* cannot be read \("):
+        build_backend.build_wheel(str(tmp_path))
     wheel.parents[1].joinpath("index.html").unlink()  # a place that nobody asked for
     assert build_backend.find_wheel().startswith(f"{page} cannot be read (")
 
