@@ -128,6 +128,19 @@ void ParamTable::find_states(PyObject* state) {
   }
 }
 
+// Nearly always a state begins with what is needed, in this order.
+void ParamTable::find_objects(PyObject* dict, const std::vector<state::Name>& needed,
+                              StateObjects& objects) const {
+  size_t k = 0;
+  PyObject *key, *value;
+  for (Py_ssize_t position = 0; k < needed.size() && dict; ++k) {
+    if (!PyDict_Next(dict, &position, &key, &value) || key != names_[needed[k]].ptr()) break;
+    objects[k] = value;
+  }
+  for (; k < needed.size(); ++k)
+    objects[k] = dict ? entry_of(dict, names_[needed[k]].ptr()) : nullptr;
+}
+
 bool ParamTable::find_state(ParamRow& row, const StateObjects& objects,
                             const std::vector<state::Name>& needed, bool renewed) {
   bool found = true;
@@ -188,13 +201,14 @@ std::optional<std::string> ParamTable::read(size_t group, const std::vector<stat
       prefetch_all(grad.unsafeGetTensorImpl(), param.dim());
       StateObjects& own = objects[rows_.size() - first_row];
       bool& is_placed = found[rows_.size() - first_row] = true;
-      rows_.push_back({i, &param, &grad, {}, nullptr});
-      for (size_t k = 0; k < needed.size(); ++k) {
-        own[k] = dicts_[i] ? entry_of(dicts_[i], names_[needed[k]].ptr()) : nullptr;
-        prefetch_object(own[k]);
-      }
+      ParamRow& row = rows_.emplace_back();
+      row.index = i;
+      row.param = &param;
+      row.grad = &grad;
+      if (!needed.empty()) find_objects(dicts_[i], needed, own);
+      for (size_t k = 0; k < needed.size(); ++k) prefetch_object(own[k]);
       if (held[i - begin] == params_[i]) continue;
-      if (const char* why = localize(params_[i], needed, rows_.back(), own, is_placed))
+      if (const char* why = localize(params_[i], needed, row, own, is_placed))
         return refused(i, "", why);
     }
     const size_t n = rows_.size() - first_row;

@@ -106,6 +106,8 @@ class ParamTable {
   };
 
   void find_states(PyObject* state);
+  void find_objects(PyObject* dict, const std::vector<state::Name>& needed,
+                    StateObjects& objects) const;
   bool find_state(ParamRow& row, const StateObjects& objects,
                   const std::vector<state::Name>& needed, bool renewed);
 
