@@ -7,6 +7,7 @@
 #include <array>
 #include <cmath>
 #include <optional>
+#include <type_traits>
 #include <vector>
 
 #include "optim/optim.h"
@@ -73,14 +74,9 @@ bool is_half(DType dtype) { return dtype == DType::f16 || dtype == DType::bf16; 
     dtype = plain_dtypes_[role];
     if (role == kStep ? tensor->numel() != 1 || dtype != DType::f32 : !same_sizes(*tensor, *param))
       return false;
-    c10::StorageImpl* const storage = tensor->unsafe_storage().unsafeGetStorageImpl();
-    const int64_t size = size_of(dtype), offset = tensor->storage_offset() * size;
-    const int64_t bytes = role == kStep ? size : numel * size;
-    if (static_cast<int64_t>(storage->nbytes()) < offset + bytes) return false;
-    void* const memory =
-        role == kGrad ? const_cast<void*>(storage->data()) : storage->mutable_data();
-    data = reinterpret_cast<std::remove_reference_t<decltype(data)>>(static_cast<char*>(memory) +
-                                                                      offset);
+    void* const memory = plain_memory(*tensor, role == kStep ? 1 : numel, size_of(dtype),
+                                      role == kGrad ? Access::read : Access::write);
+    data = static_cast<std::remove_reference_t<decltype(data)>>(memory);
     return memory != nullptr;
   };
   UpdateRef& ref = refs_.emplace_back();
