@@ -208,10 +208,7 @@ std::optional<std::string> ParamTable::read(size_t group, const std::vector<stat
       if (grad.defined()) {
         const at::Tensor& param = THPVariable_Unpack(held);
         prefetch_all(grad.unsafeGetTensorImpl(), param.dim());
-        row = &rows_.emplace_back();
-        row->index = first + i;
-        row->param = &param;
-        row->grad = &grad;
+        row = &rows_.emplace_back(first + i, &param, &grad);
         found = true;
         if (dicts) find_objects(dicts[i], needed, objects);
         for (size_t k = 0; k < needed.size(); ++k) prefetch_object(objects[k]);
