@@ -82,14 +82,14 @@ bool is_half(DType dtype) { return dtype == DType::f16 || dtype == DType::bf16; 
   UpdateRef& ref = refs_.emplace_back();
   ref.numel = numel;
   DType of_max{}, of_step{};
-  const bool is_plain =
-      take(kParam, ref.param, ref.param_dtype) && take(kGrad, ref.grad, ref.grad_dtype) &&
-      take(kExpAvg, ref.exp_avg, ref.exp_avg_dtype) &&
-      take(kExpAvgSq, ref.exp_avg_sq, ref.exp_avg_sq_dtype) &&
-      take(kMaxExpAvgSq, ref.max_exp_avg_sq, of_max) && take(kCopy, ref.copy, ref.copy_dtype) &&
-      take(kStep, ref.step, of_step) &&
-      (!ref.copy || (is_half(ref.copy_dtype) && ref.param_dtype == DType::f32)) &&
-      (!ref.max_exp_avg_sq || of_max == ref.exp_avg_sq_dtype);
+  const bool is_plain = take(kParam, ref.param, ref.param_dtype) &&
+                        take(kGrad, ref.grad, ref.grad_dtype) &&
+                        take(kExpAvg, ref.exp_avg, ref.exp_avg_dtype) &&
+                        take(kExpAvgSq, ref.exp_avg_sq, ref.exp_avg_sq_dtype) &&
+                        take(kMaxExpAvgSq, ref.max_exp_avg_sq, of_max) &&
+                        take(kCopy, ref.copy, ref.copy_dtype) && take(kStep, ref.step, of_step) &&
+                        (!ref.copy || (is_half(ref.copy_dtype) && ref.param_dtype == DType::f32)) &&
+                        (!ref.max_exp_avg_sq || of_max == ref.exp_avg_sq_dtype);
   if (!is_plain) refs_.pop_back();
   return is_plain;
 }
