@@ -1,4 +1,5 @@
-"""Print what a product by the CUDA kernels costs the host, in microseconds, with launches dropped.
+"""Print what a product by the CUDA kernels and a step of many small parameters cost the host, in
+microseconds, with launches dropped.
 
     python tests/fake_cuda/host_cost.py
 
@@ -19,16 +20,19 @@ import torch
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
-from amp_ext import _C
+from amp_ext import _C, GradScaler
+from amp_ext.optim import AdamW
 from fake_cuda.recorder import is_running
 
 ROUNDS, CALLS = 7, 2000
+STEPS = 100
+PARAMETERS, ELEMENTS = 4000, 4
 SHAPES = {"4096 x 4096 x 4096": (4096, 4096, 4096), "64 x 768 x 3072": (64, 768, 3072)}
 
 
-def best_us(call: Callable[[int], float]) -> float:
-    call(100)
-    return 1e6 / CALLS * min(call(CALLS) for _ in range(ROUNDS))
+def best_us(call: Callable[[int], float], calls: int = CALLS) -> float:
+    call(calls // 20)
+    return 1e6 / calls * min(call(calls) for _ in range(ROUNDS))
 
 
 def repeated(function: Callable[[], object]) -> Callable[[int], float]:
@@ -41,7 +45,7 @@ def repeated(function: Callable[[], object]) -> Callable[[int], float]:
     return run
 
 
-def measure(m: int, n: int, k: int) -> dict[str, float]:
+def measure_product(m: int, n: int, k: int) -> dict[str, float]:
     a = torch.empty(m, k, device="cuda", dtype=torch.float16)
     b = torch.empty(k, n, device="cuda", dtype=torch.float16)
     op = torch.ops.amp_ext.gemm.default
@@ -58,6 +62,28 @@ def measure(m: int, n: int, k: int) -> dict[str, float]:
     }
 
 
+def measure_step() -> dict[str, float]:
+    zeros = [torch.zeros(ELEMENTS, device="cuda") for _ in range(PARAMETERS)]
+    parameters = [torch.nn.Parameter(each) for each in zeros]
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    scaler, optimizer = GradScaler("cuda"), AdamW(parameters)
+    scaler.scale(torch.zeros((), device="cuda"))
+
+    def step() -> None:
+        scaler.step(optimizer)
+        scaler.update()
+
+    def clipped_step() -> None:
+        scaler.clip_grad_norm_(optimizer, 1.0)
+        step()
+
+    return {
+        "scaler.step of AdamW, update": best_us(repeated(step), STEPS),
+        "clip_grad_norm_, scaler.step of AdamW, update": best_us(repeated(clipped_step), STEPS),
+    }
+
+
 def main() -> None:
     if not is_running():
         os.environ.update(AMP_EXT_GEMM="kernel", AMP_EXT_VERIFY="0")
@@ -67,8 +93,11 @@ def main() -> None:
     ctypes.CDLL(None).fake_cuda_drop_launches(ctypes.c_bool(True))
     for name, sizes in SHAPES.items():
         print(name)
-        for what, us in measure(*sizes).items():
+        for what, us in measure_product(*sizes).items():
             print(f"  {us:7.2f} us  {what}")
+    print(f"{PARAMETERS} parameters of {ELEMENTS} elements, each")
+    for what, us in measure_step().items():
+        print(f"  {us / PARAMETERS:7.3f} us  {what}")
 
 
 main()

@@ -164,7 +164,23 @@ void GradList::reserve(size_t n) {
   if (is_written()) written_.reserve(n);
 }
 
-void GradList::add(const at::Tensor& grad) {
+// As add_checked, at a fraction of the cost. False, and nothing done, for a tensor that differs in
+// more than its size from one that has been checked.
+bool GradList::add_plain(const at::Tensor& grad) {
+  c10::TensorImpl* const tensor = grad.unsafeGetTensorImpl();
+  if ((is_written() && records_gradients_) || !plain_.has(*tensor)) return false;
+  const int64_t numel = tensor->numel();
+  void* const data = plain_memory(*tensor, numel, size_of(plain_dtype_), access_);
+  if (!data || numel == 0) return false;
+  refs_.push_back({data, numel, plain_dtype_});
+  if (is_written()) {
+    written_.push_back(tensor);
+    all_own_memory_ = all_own_memory_ && owns_memory(grad);
+  }
+  return true;
+}
+
+void GradList::add_checked(const at::Tensor& grad) {
   const Item item{op_, "grads", refs_.size()};
   const DType dtype = checked_dtype(item, grad, device_);
   if (grad._is_zerotensor()) {
@@ -183,6 +199,8 @@ void GradList::add(const at::Tensor& grad) {
   }
   if (dense) {
     refs_.push_back({memory.data(), grad.numel(), dtype});
+    plain_ = TensorKind(grad);
+    plain_dtype_ = dtype;
     return;
   }
   const at::NoGradGuard no_grad;

@@ -120,6 +120,24 @@ bool same_order(const at::Tensor& a, const at::Tensor& b);
 // A new tensor whose elements lie in the order of those of `order`, which is dense.
 at::Tensor empty_in_order_of(const at::Tensor& order, const at::Tensor& dtype);
 
+// What decides most checks of a contiguous tensor: what has been found of one holds for the next.
+class TensorKind {
+ public:
+  TensorKind() = default;
+  explicit TensorKind(const at::Tensor& tensor)
+      : keys_(tensor.key_set()), dtype_(tensor.dtype()), device_(tensor.device()) {}
+
+  bool has(const at::TensorImpl& tensor) const {
+    return tensor.key_set() == keys_ && tensor.dtype() == dtype_ && tensor.device() == device_ &&
+           tensor.is_contiguous();
+  }
+
+ private:
+  c10::DispatchKeySet keys_;  // none: no tensor is of this kind
+  caffe2::TypeMeta dtype_;
+  at::Device device_ = at::kCPU;
+};
+
 // The gradients of one call, all on one device. Tensors must outlive the list.
 class GradList {
  public:
@@ -132,7 +150,9 @@ class GradList {
   // a layout other than strided, another device, memory that has been freed, and, when writing, for
   // memory that overlaps within the tensor and for one that requires grad where gradients are
   // recorded. Negated views are accepted: no op on gradients depends on their signs.
-  void add(const at::Tensor& grad);
+  void add(const at::Tensor& grad) {
+    if (!add_plain(grad)) add_checked(grad);
+  }
 
   // To be called once after the last add: throws when two tensors to be written overlap. Of one
   // with holes only the first element counts, so that such views may interleave. Nothing has been
@@ -161,6 +181,8 @@ class GradList {
     at::Tensor dense;
   };
 
+  bool add_plain(const at::Tensor& grad);
+  void add_checked(const at::Tensor& grad);
   bool has_repeats() const;
 
   const char* op_;
@@ -170,6 +192,8 @@ class GradList {
   std::vector<TensorRef> refs_;
   std::vector<c10::TensorImpl*> written_;
   std::vector<Gathered> gathered_;
+  TensorKind plain_;  // of the last contiguous tensor
+  DType plain_dtype_{};
   bool all_own_memory_ = true;  // each tensor to be written is dense and has its memory alone
 };
 

@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <algorithm>
+#include <bit>
 #include <limits>
 #include <sstream>
 #include <unordered_map>
@@ -46,8 +47,8 @@ PyObject* entry_of(PyObject* dict, PyObject* key) {
   return value;
 }
 
-// Some parameters whose tensors fit into the nearest cache.
-constexpr size_t kBlock = 16;
+// Parameters between stages: more, and their tensors do not fit into the nearest cache.
+constexpr size_t kStride = 4;
 
 void prefetch_object(PyObject* object) { prefetch_bytes(object, 0, sizeof(THPVariable)); }
 
@@ -128,6 +129,19 @@ void ParamTable::find_states(PyObject* state) {
   }
 }
 
+// Nearly always a state begins with what is needed, in this order.
+void ParamTable::find_objects(PyObject* dict, const std::vector<state::Name>& needed,
+                              StateObjects& objects) const {
+  size_t k = 0;
+  PyObject *key, *value;
+  for (Py_ssize_t position = 0; k < needed.size() && dict; ++k) {
+    if (!PyDict_Next(dict, &position, &key, &value) || key != names_[needed[k]].ptr()) break;
+    objects[k] = value;
+  }
+  for (; k < needed.size(); ++k)
+    objects[k] = dict ? entry_of(dict, names_[needed[k]].ptr()) : nullptr;
+}
+
 bool ParamTable::find_state(ParamRow& row, const StateObjects& objects,
                             const std::vector<state::Name>& needed, bool renewed) {
   bool found = true;
@@ -149,80 +163,85 @@ bool ParamTable::find_state(ParamRow& row, const StateObjects& objects,
 }
 
 // From a parameter to its gradient's and its state's memory lead chains of pointers, each a cache
-// miss. Each loop follows one pointer of all chains of a block and prefetches what is behind, so
-// that the misses of a block overlap.
+// miss. Each stage follows one pointer and prefetches what is behind, kStride parameters before the
+// next stage comes there, so that misses overlap with each other and with the visits.
 std::optional<std::string> ParamTable::read(size_t group, const std::vector<state::Name>& needed,
                                             bool renewed, py::list& missing, Visit visit) {
   TORCH_INTERNAL_ASSERT(needed.size() <= kStateNames.size());
   const auto& [sequence, first, count] = groups_[group];
-  const auto refused = [&, first = first](size_t i, const char* what, const char* why) {
+  PyObject* const* const params = params_.data() + first;
+  PyObject* const* const dicts = needed.empty() ? nullptr : dicts_.data() + first;
+  const auto refused = [&](size_t i, const char* what, const char* why) {
     std::ostringstream out;
-    out << what << "param_groups[" << group << "]['params'][" << i - first << "] " << why;
+    out << what << "param_groups[" << group << "]['params'][" << i << "] " << why;
     return out.str();
   };
+  struct Reading {
+    PyObject* held;
+    ParamRow* row;  // null without a gradient
+    StateObjects objects;
+    bool found;
+  };
+  constexpr size_t kStages = 6;
+  std::array<Reading, std::bit_ceil(kStages * kStride)> readings;
+  const auto reading = [&](size_t i) -> Reading& { return readings[i % readings.size()]; };
   bool is_complete = true;
-  for (size_t begin = first; begin < first + count; begin += kBlock) {
-    const size_t end = std::min(begin + kBlock, first + count);
-    std::array<PyObject*, kBlock> held;
-    for (size_t i = begin; i < end; ++i) {
-      if (i + kBlock < first + count) prefetch_object(params_[i + kBlock]);
-      held[i - begin] = held_of(params_[i]);
-      if (!held[i - begin]) return refused(i, "", "is a tensor subclass");
-      prefetch_tensor(THPVariable_Unpack(params_[i]).unsafeGetTensorImpl());
-      if (!needed.empty()) __builtin_prefetch(dicts_[i]);
+  for (size_t begun = 0; begun < count + (kStages - 1) * kStride; ++begun) {
+    size_t i = begun;  // wraps around where a stage has not come to the first parameter
+    if (i < count) {
+      if (i + kStride < count) prefetch_object(params[i + kStride]);
+      PyObject* const held = reading(i).held = held_of(params[i]);
+      if (!held) return refused(i, "", "is a tensor subclass");
+      prefetch_tensor(THPVariable_Unpack(params[i]).unsafeGetTensorImpl());
+      if (dicts) __builtin_prefetch(dicts[i]);
     }
-    for (size_t i = begin; i < end; ++i) {
-      at::TensorImpl* const param = THPVariable_Unpack(params_[i]).unsafeGetTensorImpl();
+    if ((i -= kStride) < count) {
+      at::TensorImpl* const param = THPVariable_Unpack(params[i]).unsafeGetTensorImpl();
       prefetch_grad(param);
       prefetch_storage(param);
-      if (!needed.empty() && dicts_[i]) prefetch_keys(dicts_[i]);
+      if (dicts && dicts[i]) prefetch_keys(dicts[i]);
     }
-
-    std::array<StateObjects, kBlock> objects;
-    std::array<bool, kBlock> found;
-    const size_t first_row = rows_.size();
-    for (size_t i = begin; i < end; ++i) {
-      const at::Tensor& grad = THPVariable_Unpack(params_[i]).unsafeGetTensorImpl()->grad();
-      if (!grad.defined()) continue;
-      const at::Tensor& param = THPVariable_Unpack(held[i - begin]);
-      prefetch_all(grad.unsafeGetTensorImpl(), param.dim());
-      StateObjects& own = objects[rows_.size() - first_row];
-      bool& is_placed = found[rows_.size() - first_row] = true;
-      rows_.push_back({i, &param, &grad, {}, nullptr});
+    if ((i -= kStride) < count) {
+      auto& [held, row, objects, found] = reading(i);
+      row = nullptr;
+      const at::Tensor& grad = THPVariable_Unpack(params[i]).unsafeGetTensorImpl()->grad();
+      if (grad.defined()) {
+        const at::Tensor& param = THPVariable_Unpack(held);
+        prefetch_all(grad.unsafeGetTensorImpl(), param.dim());
+        row = &rows_.emplace_back(first + i, &param, &grad);
+        found = true;
+        if (dicts) find_objects(dicts[i], needed, objects);
+        for (size_t k = 0; k < needed.size(); ++k) prefetch_object(objects[k]);
+        const char* const why =
+            held == params[i] ? nullptr : localize(params[i], needed, *row, objects, found);
+        if (why) return refused(i, "", why);
+      }
+    }
+    if ((i -= kStride) < count && reading(i).row) {
+      const auto& [held, row, objects, found] = reading(i);
+      prefetch_storage(row->grad->unsafeGetTensorImpl());
       for (size_t k = 0; k < needed.size(); ++k) {
-        own[k] = dicts_[i] ? entry_of(dicts_[i], names_[needed[k]].ptr()) : nullptr;
-        prefetch_object(own[k]);
-      }
-      if (held[i - begin] == params_[i]) continue;
-      if (const char* why = localize(params_[i], needed, rows_.back(), own, is_placed))
-        return refused(i, "", why);
-    }
-    const size_t n = rows_.size() - first_row;
-    for (size_t k = 0; k < n; ++k) {
-      const ParamRow& row = rows_[first_row + k];
-      prefetch_storage(row.grad->unsafeGetTensorImpl());
-      for (size_t j = 0; j < needed.size(); ++j) {
-        PyObject* const object = objects[k][j];
-        if (object && THPVariable_CheckExact(object))
-          prefetch_all(THPVariable_Unpack(object).unsafeGetTensorImpl(), row.param->dim());
+        if (objects[k] && THPVariable_CheckExact(objects[k]))
+          prefetch_all(THPVariable_Unpack(objects[k]).unsafeGetTensorImpl(), row->param->dim());
       }
     }
-    for (size_t k = 0; k < n; ++k) {
-      ParamRow& row = rows_[first_row + k];
-      found[k] &= find_state(row, objects[k], needed, renewed);
+    if ((i -= kStride) < count && reading(i).row) {
+      auto& [held, row, objects, found] = reading(i);
+      found &= find_state(*row, objects, needed, renewed);
       for (const state::Name name : needed) {
-        if (row.state[name]) prefetch_storage(row.state[name]->unsafeGetTensorImpl());
+        if (row->state[name]) prefetch_storage(row->state[name]->unsafeGetTensorImpl());
       }
     }
-    for (size_t k = 0; k < n; ++k) {
-      const ParamRow& row = rows_[first_row + k];
-      if (found[k] && is_complete && visit(row, Rows::plain)) continue;
-      if (const char* why = why_not_param(*row.param, device())) return refused(row.index, "", why);
+    if ((i -= kStride) < count && reading(i).row) {
+      const auto& [held, row_at, objects, found] = reading(i);
+      const ParamRow& row = *row_at;
+      if (found && is_complete && visit(row, Rows::plain)) continue;
+      if (const char* why = why_not_param(*row.param, device())) return refused(i, "", why);
       if (const char* why = why_not_grad(*row.grad, device()))
-        return refused(row.index, "the gradient of ", why);
-      if (!found[k] || !is_usable(row)) {
+        return refused(i, "the gradient of ", why);
+      if (!found || !is_usable(row)) {
         is_complete = false;
-        missing.append(py::handle(params_[row.index]));
+        missing.append(py::handle(params[i]));
       } else if (is_complete) {
         visit(row, Rows::any);
       }

@@ -35,11 +35,14 @@ state::Name state_name(const std::string& name);
 // A parameter that has a gradient. Of the state, null is what its group does not need. The row of a
 // DTensor consists of its local tensors.
 struct ParamRow {
+  ParamRow(size_t index, const at::Tensor* param, const at::Tensor* grad)
+      : index(index), param(param), grad(grad) {}
+
   size_t index;  // of the parameter, among those of all groups
   const at::Tensor* param;
   const at::Tensor* grad;
-  std::array<const at::Tensor*, kStateNames.size()> state;
-  const at::Tensor* dtensor;  // null for another parameter
+  std::array<const at::Tensor*, kStateNames.size()> state{};
+  const at::Tensor* dtensor = nullptr;  // if the parameter is one
 };
 
 // Of a parameter's state, as they are needed.
@@ -106,6 +109,8 @@ class ParamTable {
   };
 
   void find_states(PyObject* state);
+  void find_objects(PyObject* dict, const std::vector<state::Name>& needed,
+                    StateObjects& objects) const;
   bool find_state(ParamRow& row, const StateObjects& objects,
                   const std::vector<state::Name>& needed, bool renewed);
 

@@ -7,6 +7,7 @@
 #include <array>
 #include <cmath>
 #include <optional>
+#include <type_traits>
 #include <vector>
 
 #include "optim/optim.h"
@@ -59,35 +60,38 @@ bool is_half(DType dtype) { return dtype == DType::f16 || dtype == DType::bf16; 
   const at::TensorImpl* const param = tensors[kParam]->unsafeGetTensorImpl();
   const int64_t numel = param->numel();
   if (records_gradients_ || numel == 0) return false;
-  std::array<void*, kRoles> data{};
-  std::array<DType, kRoles> dtypes{};
-  for (int role = 0; role < kRoles; ++role) {
-    if (!tensors[role]) continue;
+  const auto take = [&](Role role, auto*& data, DType& dtype) {
+    if (!tensors[role]) return true;
     const at::TensorImpl* const tensor = tensors[role]->unsafeGetTensorImpl();
     if (tensor->key_set() != plain_keys_ || tensor->device() != device_ || !tensor->is_contiguous())
       return false;
     if (tensor->dtype() != plain_types_[role]) {
-      const std::optional<DType> dtype = dtype_of(c10::typeMetaToScalarType(tensor->dtype()));
-      if (!dtype || *dtype == DType::f64) return false;
+      const std::optional<DType> other = dtype_of(c10::typeMetaToScalarType(tensor->dtype()));
+      if (!other || *other == DType::f64) return false;
       plain_types_[role] = tensor->dtype();
-      plain_dtypes_[role] = *dtype;
+      plain_dtypes_[role] = *other;
     }
-    const DType dtype = dtypes[role] = plain_dtypes_[role];
+    dtype = plain_dtypes_[role];
     if (role == kStep ? tensor->numel() != 1 || dtype != DType::f32 : !same_sizes(*tensor, *param))
       return false;
-    c10::StorageImpl* const storage = tensor->unsafe_storage().unsafeGetStorageImpl();
-    const int64_t size = size_of(dtype), offset = tensor->storage_offset() * size;
-    const int64_t bytes = role == kStep ? size : numel * size;
-    if (static_cast<int64_t>(storage->nbytes()) < offset + bytes) return false;
-    auto* const memory = static_cast<char*>(role == kGrad ? const_cast<void*>(storage->data())
-                                                          : storage->mutable_data());
-    if (!memory) return false;
-    data[role] = memory + offset;
-  }
-  if (data[kCopy] && !(is_half(dtypes[kCopy]) && dtypes[kParam] == DType::f32)) return false;
-  if (data[kMaxExpAvgSq] && dtypes[kMaxExpAvgSq] != dtypes[kExpAvgSq]) return false;
-  refs_.push_back(ref_of(numel, data, dtypes));
-  return true;
+    void* const memory = plain_memory(*tensor, role == kStep ? 1 : numel, size_of(dtype),
+                                      role == kGrad ? Access::read : Access::write);
+    data = static_cast<std::remove_reference_t<decltype(data)>>(memory);
+    return memory != nullptr;
+  };
+  UpdateRef& ref = refs_.emplace_back();
+  ref.numel = numel;
+  DType of_max{}, of_step{};
+  const bool is_plain = take(kParam, ref.param, ref.param_dtype) &&
+                        take(kGrad, ref.grad, ref.grad_dtype) &&
+                        take(kExpAvg, ref.exp_avg, ref.exp_avg_dtype) &&
+                        take(kExpAvgSq, ref.exp_avg_sq, ref.exp_avg_sq_dtype) &&
+                        take(kMaxExpAvgSq, ref.max_exp_avg_sq, of_max) &&
+                        take(kCopy, ref.copy, ref.copy_dtype) && take(kStep, ref.step, of_step) &&
+                        (!ref.copy || (is_half(ref.copy_dtype) && ref.param_dtype == DType::f32)) &&
+                        (!ref.max_exp_avg_sq || of_max == ref.exp_avg_sq_dtype);
+  if (!is_plain) refs_.pop_back();
+  return is_plain;
 }
 
 void Updates::add_checked(const UpdateTensors& tensors) {

@@ -146,6 +146,12 @@ const at::Tensor* OptimizerGrads::local_grad(const at::Tensor*& param) {
 
 bool OptimizerGrads::add(size_t index, const at::Tensor& grad) {
   const at::Tensor& param = *params_[index];
+  const size_t spread = use_.across ? spread_of_param_[index] : 0;
+  if (taken_grad_.has(*grad.unsafeGetTensorImpl()) &&
+      taken_param_.has(*param.unsafeGetTensorImpl())) {
+    list_for(grad.device(), spread).add(grad);
+    return true;
+  }
   if (grad.unsafeGetTensorImpl()->is_python_dispatch()) return false;
   if (use_.taken == Taken::served) {
     const at::Device device = params_[0]->device();
@@ -157,9 +163,10 @@ bool OptimizerGrads::add(size_t index, const at::Tensor& grad) {
       "Attempting to unscale FP16 gradients. Either train FP32 weights under autocast, "
       "or FP16 weights by an optimizer of amp_ext.optim with master_weights=True, or "
       "construct the scaler with allow_fp16_grads=True");
-  const size_t spread = use_.across ? spread_of_param_[index] : 0;
   if (grad.layout() != at::kSparse) {
     list_for(grad.device(), spread).add(grad);
+    taken_param_ = TensorKind(param);
+    taken_grad_ = TensorKind(grad);
     return true;
   }
   // An uncoalesced fp16 gradient may overflow only once its duplicates are added up.

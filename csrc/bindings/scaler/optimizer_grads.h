@@ -109,6 +109,7 @@ class OptimizerGrads {
   std::vector<pybind11::object> spreads_;
   std::vector<GradList> lists_;
   std::vector<size_t> spread_of_list_;
+  TensorKind taken_param_, taken_grad_;                            // the last that have been added
   std::vector<at::Tensor> sparse_values_;                          // kept alive for lists_
   std::vector<std::pair<at::TensorImpl*, at::Tensor>> coalesced_;  // parameter, its new gradient
 };

@@ -289,7 +289,7 @@ py::object clip_grads(py::handle param_groups, py::handle inv_scale, py::handle 
   const std::optional<at::Tensor> of_all = reduced(reduce, grads, found, norms);
   const at::Tensor norm = of_all ? *of_all : total_norm(norms, factor.device());
   {
-    const GilFreePass pass(grads, waits, {Family::unscale});
+    const GilFreePass pass(grads, waits, {max_norm ? Family::unscale : Family::grad_norm});
     if (norms.size() > 1 && !of_all) {  // each is finite, perhaps, but not the total
       at::Tensor& found_here = scalars[0].found_inf;
       found_here.masked_fill_(copy_to(norm, found_here.device(), false).isfinite().logical_not(),

@@ -11,7 +11,8 @@ Status CpuBackend::adam(const AdamArgs& args, Services&) const {
   const uint32_t first = has_steps(args.list) ? update_number(*args.list.refs[0].step) : 1;
   const AdamFactors of_first = adam_factors(options, step, first);
   for_each_chunk(args.list, host_, [&](const UpdateRef& u, const Chunk& chunk) {
-    const uint32_t update = update_number(*u.step), key = key_of(update, chunk);
+    const uint32_t update = update_number(*u.step);
+    const uint32_t key = options.stochastic_rounding ? key_of(update, chunk) : 0;
     kernels.adam(part_of(u, chunk),
                  update == first ? of_first : adam_factors(options, step, update),
                  options.stochastic_rounding ? &key : nullptr);

@@ -19,13 +19,14 @@ inline UpdateRef part_of(const UpdateRef& u, const Chunk& chunk) {
     return data ? element(data, dtype, chunk.offset) : nullptr;
   };
   UpdateRef part = u;
+  part.numel = chunk.numel;
+  if (chunk.offset == 0) return part;
   part.param = from(u.param, u.param_dtype);
   part.grad = from(u.grad, u.grad_dtype);
   part.exp_avg = from(u.exp_avg, u.exp_avg_dtype);
   part.exp_avg_sq = from(u.exp_avg_sq, u.exp_avg_sq_dtype);
   part.max_exp_avg_sq = from(u.max_exp_avg_sq, u.exp_avg_sq_dtype);
   part.copy = from(u.copy, u.copy_dtype);
-  part.numel = chunk.numel;
   return part;
 }
 
