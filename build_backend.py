@@ -123,7 +123,7 @@ class ReadyWheel(NamedTuple):
     def fetch(self, folder: Path) -> Path:
         """The verified file, in `folder`. Exits where it is not the one that the page promises."""
         try:
-            data = _read(self.url)
+            data, _ = _read(self.url)
         except (OSError, http.client.HTTPException) as error:
             reason = getattr(error, "reason", error)
             sys.exit(
@@ -141,12 +141,13 @@ class ReadyWheel(NamedTuple):
         return folder / self.name
 
 
-def _read(url: str) -> bytes:
+def _read(url: str) -> tuple[bytes, str]:
+    """What lies there, and the URL that it came from in the end."""
     with urllib.request.urlopen(url, timeout=60) as response:
-        return response.read()
+        return response.read(), response.url
 
 
-def _place() -> tuple[str | None, bool]:
+def place_of_wheels() -> tuple[str | None, bool]:
     """The URL of the page of wheels, if any, and whether the user asked for it."""
     asked = os.environ.get("AMP_EXT_WHEELS")
     if asked is None:
@@ -162,7 +163,7 @@ def find_wheel() -> ReadyWheel | str:
 
     Exits where the user named a place that cannot be read.
     """
-    place, asked = _place()
+    place, asked = place_of_wheels()
     if place is None:
         return "AMP_EXT_WHEELS is empty" if asked else "these sources name no place of wheels"
     if variable := next(filter(env_flag, ("FORCE_PYTHON", *BUILD_VARIABLES)), None):
@@ -175,7 +176,8 @@ def find_wheel() -> ReadyWheel | str:
         return "FORCE_CUDA is set"
     wanted = wheel_name(built["__version__"])
     try:
-        page = _read(place).decode()
+        page, base = _read(place)
+        links = _Links(page.decode()).found
     except (OSError, ValueError, http.client.HTTPException) as error:
         reason = f"{place} cannot be read ({getattr(error, 'reason', error)})"
         if asked:
@@ -184,8 +186,8 @@ def find_wheel() -> ReadyWheel | str:
                 "`make wheels` leaves it in dist/wheels, or the URL of such a page"
             )
         return reason
-    for link in _Links(page).found:
-        url, _, fragment = urllib.parse.urljoin(place, link).partition("#")
+    for link in links:
+        url, _, fragment = urllib.parse.urljoin(base, link).partition("#")
         if urllib.parse.unquote(url).endswith("/" + wanted):
             return ReadyWheel(url, fragment.removeprefix("sha256="))
     return f"{place} has no {wanted}"
@@ -203,8 +205,14 @@ def _requirements(why: str | None) -> list[str]:
 
 def _setuptools():
     """setuptools' own backend, which sees the installed torch."""
-    from setuptools import build_meta
-
+    try:
+        from setuptools import build_meta
+    except ImportError:
+        # With --no-build-isolation, or because the ready wheel that was found at first is gone.
+        sys.exit(
+            "amp_ext: a build from source needs setuptools, which is not installed here: "
+            f"pip install '{SETUPTOOLS}' ninja, or try again without --no-build-isolation"
+        )
     sys.path.extend(path for path in _installed_path() if path not in sys.path)
     return build_meta
 

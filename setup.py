@@ -37,7 +37,7 @@ from setuptools.command.build_py import build_py
 from setuptools.command.sdist import sdist
 from setuptools.errors import CompileError, PlatformError
 
-from build_backend import TORCH, env_flag, version, why_no_extension
+from build_backend import TORCH, env_flag, place_of_wheels, version, why_no_extension
 
 ROOT = Path(__file__).resolve().parent
 CPU_LIBRARY, CUDA_LIBRARY = "libamp_ext_cpu.so", "libamp_ext_cuda.so"
@@ -191,10 +191,21 @@ def host_flags() -> list[str]:
     return [*common_flags(), "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra"]
 
 
-def cuda_folders(torch_dir: Path, toolkit: Toolkit | None) -> list[Path]:
-    """Where CUDA's headers and its runtime lie: in the toolkit, and in torch's CUDA wheels."""
-    wheels = sorted(path for path in torch_dir.parent.glob("nvidia/*") if path.is_dir())
-    return [toolkit.root, *wheels] if toolkit else wheels
+def cuda_folders(torch_dir: Path, cuda: str, toolkit: Toolkit | None) -> list[Path]:
+    """Where the headers and the runtime of torch's CUDA lie: in the toolkit, and in the CUDA wheels
+    beside torch.
+    """
+    own = f"cu{cuda.split('.')[0]}"  # all of CUDA 13's wheels; each of CUDA 12's has its own name
+    found = [path for path in torch_dir.parent.glob("nvidia/*") if path.is_dir()]
+    wheels = [path for path in found if path.name == own or not re.fullmatch(r"cu\d+", path.name)]
+    wheels.sort(key=lambda path: (path.name != own, path.name))
+    folders = [toolkit.root, *wheels] if toolkit else wheels
+    if not folders:
+        raise PlatformError(
+            f"torch is a build for CUDA {cuda}, whose headers are neither in a CUDA toolkit nor in "
+            f"{torch_dir.parent}/nvidia: install torch from its wheels, or set FORCE_CPU=1"
+        )
+    return folders
 
 
 def cuda_runtime(folders: list[Path]) -> str:
@@ -409,7 +420,7 @@ class BuildExtension(build_ext):
             cuda = toolkit = None
 
         torch_dir = Path(torch.__file__).parent
-        folders = cuda_folders(torch_dir, toolkit) if cuda else []
+        folders = cuda_folders(torch_dir, cuda, toolkit) if cuda else []
         target = Path(self.get_ext_fullpath(ext.name))
         folder = build_folder(torch.__version__, cuda)
         units = module_units(folder, torch_dir, folders)
@@ -439,7 +450,8 @@ class SourceDistribution(sdist):
 
     def make_release_tree(self, base_dir, files):
         super().make_release_tree(base_dir, files)
-        if place := os.environ.get("AMP_EXT_WHEELS"):
+        place, asked = place_of_wheels()
+        if place and asked:
             Path(base_dir, "wheels.url").write_text(place + "\n")
 
 

@@ -133,13 +133,33 @@ def test_when_kernels_are_built(
             setup.builds_kernels(force_cpu, True, nvcc, torch_cuda)
 
 
+def test_the_folders_of_torchs_own_cuda(tmp_path: Path) -> None:
+    torch_dir = tmp_path / "site-packages/torch"
+    nvidia = torch_dir.parent / "nvidia"
+    toolkit = setup.Toolkit("nvcc", "13.0", Path(TOOLKIT_ROOT))
+    # A module without CUDA must not take itself for one with it.
+    with pytest.raises(PlatformError, match=r"build for CUDA 13\.0, whose headers .*FORCE_CPU=1"):
+        setup.cuda_folders(torch_dir, "13.0", None)
+    assert setup.cuda_folders(torch_dir, "13.0", toolkit) == [toolkit.root]
+    for name in ("cu13", "cu12", "cublas", "cuda_runtime"):
+        (nvidia / name).mkdir(parents=True)
+    (nvidia / "__init__.py").touch()
+    parts = [nvidia / "cublas", nvidia / "cuda_runtime"]
+    assert setup.cuda_folders(torch_dir, "12.8", None) == [nvidia / "cu12", *parts]
+    assert setup.cuda_folders(torch_dir, "13.0", toolkit) == [
+        toolkit.root,
+        nvidia / "cu13",
+        *parts,
+    ]
+
+
 # ---- flags of each file ------------------------------------------------------------------------
 
 
 def compiled(kernels: bool) -> list[tuple[Path, str, list[str]]]:
     """Every object file, for a machine with or without a CUDA toolkit: source, name, flags."""
     toolkit = setup.Toolkit("nvcc", "13.0", Path(TOOLKIT_ROOT)) if kernels else None
-    folders = setup.cuda_folders(Path(torch.__file__).parent, toolkit) if kernels else []
+    folders = setup.cuda_folders(Path(torch.__file__).parent, "13.0", toolkit) if kernels else []
     module = setup.module_units(Path("build/module"), Path(torch.__file__).parent, folders)
     cuda = setup.cuda_units(["8.0+PTX", "9.0a"]) if kernels else []
     return [*module, *setup.cpu_units(), *cuda]

@@ -101,16 +101,16 @@ def test_the_page_may_be_on_the_web(
     wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     handler = functools.partial(
-        http.server.SimpleHTTPRequestHandler, directory=str(wheel.parents[1])
+        http.server.SimpleHTTPRequestHandler, directory=str(wheel.parents[2])
     )
     monkeypatch.setattr(handler.func, "log_message", lambda *_: None)
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        place = f"http://127.0.0.1:{server.server_port}/"
-        monkeypatch.setenv("AMP_EXT_WHEELS", place)
+        place = f"http://127.0.0.1:{server.server_port}/{wheel.parents[1].name}"
+        monkeypatch.setenv("AMP_EXT_WHEELS", place)  # which the server redirects to place + "/"
         assert build_backend.build_wheel(str(tmp_path)) == wheel.name
         assert (tmp_path / wheel.name).read_bytes() == wheel.read_bytes()
-        monkeypatch.setenv("AMP_EXT_WHEELS", place + "nothing.html")
+        monkeypatch.setenv("AMP_EXT_WHEELS", place + "/nothing.html")
         with pytest.raises(SystemExit, match=r"nothing\.html cannot be read \(File not found\)"):
             build_backend.find_wheel()
         server.shutdown()
@@ -199,6 +199,16 @@ def test_a_place_that_was_asked_for_must_be_there(
         build_backend.get_requires_for_build_wheel()
 
 
+def test_a_page_that_is_gone_at_the_next_hook(
+    wheel: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert build_backend.get_requires_for_build_wheel() == []  # pip installs no setuptools
+    monkeypatch.setenv("AMP_EXT_WHEELS", "")
+    monkeypatch.setitem(sys.modules, "setuptools", None)
+    with pytest.raises(SystemExit, match=r"^amp_ext: a build from source needs setuptools, .*"):
+        build_backend.build_wheel(str(tmp_path))
+
+
 @pytest.fixture
 def sources(tree: Path, tmp_path: Path, wheel: Path) -> Iterator[Path]:  # noqa: F811
     """A folder with the sources of a release that name the place of the wheels."""
@@ -206,8 +216,7 @@ def sources(tree: Path, tmp_path: Path, wheel: Path) -> Iterator[Path]:  # noqa:
     dist.mkdir()
     (tree / "MANIFEST.in").write_text("include build_backend.py\n")
     code = "import sys, build_backend; build_backend.build_sdist(sys.argv[1])"
-    place = wheel.parents[1].joinpath("index.html").as_uri()
-    environment = {**os.environ, "AMP_EXT_WHEELS": place}
+    environment = {**os.environ, "AMP_EXT_WHEELS": str(wheel.parents[1])}
     subprocess.run([sys.executable, "-c", code, dist], cwd=tree, env=environment, check=True)
     assert [path.name for path in dist.iterdir()] == [f"amp_ext-{build_backend.version()}.tar.gz"]
     yield dist
