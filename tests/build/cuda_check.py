@@ -94,7 +94,7 @@ REGISTERS = 65536  # of a multiprocessor
 MOST_CONSTANTS = 4 << 10
 
 # Of the library, for all architectures: it is built in minutes and loaded with a program.
-MOST_KERNELS = 400
+MOST_KERNELS = 450
 MOST_BYTES = 40 << 20
 
 

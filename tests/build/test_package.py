@@ -79,7 +79,7 @@ DEFAULT = ["7.5", "8.0+PTX", "9.0a", "10.0", "12.0"]
     ("folder", "arches", "expected"),
     [
         ("lists", DEFAULT, DEFAULT),
-        ("gemm/sm80", DEFAULT, ["8.0+PTX", "9.0a"]),
+        ("gemm/sm80", DEFAULT, ["8.0+PTX", "9.0a", "12.0"]),
         ("gemm/sm80", ["10.0", "12.0"], ["10.0", "12.0"]),
         ("gemm/sm80", ["10.0+PTX"], ["10.0+PTX"]),
         ("gemm/sm80", ["7.5+PTX", "8.0", "10.0"], ["8.0", "10.0"]),

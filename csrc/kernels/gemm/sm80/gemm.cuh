@@ -27,14 +27,14 @@ __global__ __launch_bounds__(
   using Gemm = GemmInstance<T, kTileIndex, kA, kB>;
   auto& shared = ptx::shared<GemmShared<Gemm>>();
   typename Gemm::Sums sums = {};
-  accumulate<Gemm>(sums, shared.stages, args, plan, work_of<false>(plan, {ptx::block_index()}));
+  // Found out anew for each part: none has registers to spare.
+  const auto work = [&] { return work_of<false>(plan, {ptx::block_index()}); };
+  accumulate<Gemm>(sums, shared.stages, args, plan, work());
   ptx::let_next_grid_begin();
-  // Found out anew: the loop has no registers to spare.
-  const GemmWork work = work_of<false>(plan, {ptx::block_index()});
   if (plan.splits > 1 &&
-      !add_splits<Gemm>(sums, shared.epilogue.last, plan, work, workspace, tickets))
+      !add_splits<Gemm>(sums, shared.epilogue.last, plan, work(), workspace, tickets))
     return;
-  finish<Gemm>(sums, shared.epilogue, args, plan, work, workspace, tickets);
+  finish<Gemm>(sums, shared.epilogue, args, plan, work(), workspace, tickets);
 }
 
 template <class T, int kTileIndex, Major kA, Major kB>
