@@ -4,6 +4,7 @@ What a step reads from ``param_groups`` and ``state`` is found in C++ (csrc/bind
 for each step. Python decides who makes the step, and creates the state that is missing.
 """
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -172,13 +173,13 @@ class KernelStep(Optimizer):
                 self.state[param]["step"] = step
         for param in params:
             state = self.state[param]
+            for name in needed:
+                if name not in ("step", MASTER, COPY):
+                    self._make_moment(name, param)
             if MASTER in needed and param.dtype != torch.float32:
                 state[MASTER] = _master(param, state.get(MASTER))
             if COPY in needed and param.dtype == torch.float32:
                 state[COPY] = _copy(param, state.get(COPY), self._storage.autocast_copies)
-            for name in needed:
-                if name not in ("step", MASTER, COPY):
-                    self._make_moment(name, param)
 
     def _make_moment(self, name: str, param: Tensor) -> None:
         moment = self.state[param].get(name)
@@ -211,13 +212,16 @@ class KernelStep(Optimizer):
                 self._convert_loaded(param, values)
 
     def _convert_loaded(self, param: Any, values: dict[str, Any]) -> None:
-        for name, value in values.items():
-            if not isinstance(value, _AsSaved):
-                continue
-            values[name] = value.tensor
-            if isinstance(param, Tensor):
-                dtype = torch.float32 if name == MASTER else self._moment_dtype(name, param)
-                values[name] = value.tensor.to(device=param.device, dtype=dtype)
+        loaded = list(values.items())
+        values.clear()
+        for name, value in loaded:
+            if isinstance(value, _AsSaved):
+                value = value.tensor
+                if isinstance(param, Tensor):
+                    dtype = torch.float32 if name == MASTER else self._moment_dtype(name, param)
+                    value = value.to(device=param.device, dtype=dtype)
+            # The C++ side finds interned names without comparing texts; those of a file are not.
+            values[sys.intern(name) if type(name) is str else name] = value
         if not self._storage.master_weights:
             values.pop(MASTER, None)  # it would be out of date after the next step
 

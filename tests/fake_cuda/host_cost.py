@@ -95,7 +95,7 @@ def main() -> None:
         print(name)
         for what, us in measure_product(*sizes).items():
             print(f"  {us:7.2f} us  {what}")
-    print(f"{PARAMETERS} parameters of {ELEMENTS} elements, each")
+    print(f"a step of {PARAMETERS} parameters of {ELEMENTS} elements, per parameter")
     for what, us in measure_step().items():
         print(f"  {us / PARAMETERS:7.3f} us  {what}")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import sys
 from typing import Any
 
 import pytest
@@ -54,6 +55,20 @@ def continued(
     target.load_state_dict(through_a_file(source.state_dict()))
     train(target, range(3, 6))
     return target
+
+
+@pytest.mark.parametrize(
+    "option", [{}, {"autocast_copies": torch.float16}], ids=["plain", "copies"]
+)
+def test_states_begin_with_what_a_step_needs(option: dict[str, Any]) -> None:
+    """In the order of the step, under interned names: then C++ need not search for them."""
+    trained = make(optim, "adam", **option)
+    train(trained, range(3))
+    for optimizer in (trained, continued(trained, make(optim, "adam", **option))):
+        needed = optimizer._state_names(optimizer.param_groups[0])
+        assert len(needed) == 4 + len(option)
+        for state in optimizer.state.values():
+            assert [*map(id, state)] == [id(sys.intern(name)) for name in needed]
 
 
 @pytest.mark.parametrize("case", OPTIONS)

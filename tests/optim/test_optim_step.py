@@ -38,6 +38,19 @@ def test_gradient_without_memory() -> None:
     assert weight.tolist() == [0.5] * 4
 
 
+def test_parameters_of_a_transform() -> None:
+    """Inside torch.func's transforms tensors have no storage, which an empty one does not show."""
+
+    def step(x: Tensor) -> None:
+        params = [x[:0], x.clone()]
+        for param in params:
+            param.grad = torch.ones_like(param)
+        optim.SGD(params, lr=1.0).step()
+
+    with pytest.raises(NotImplementedError, match="storage"):
+        torch.func.vmap(step)(torch.ones(2, 3))
+
+
 def replace_state(optimizer: Any) -> None:
     for state in optimizer.state.values():
         for name, value in state.items():

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import amp_ext
 from twins import (
     OURS,
     Recording,
@@ -74,6 +75,18 @@ def test_tensor_subclass_gradients_take_torchs_way() -> None:
     assert plain(scaler._found_inf_per_device(optimizer)) == plain(
         {torch.device("cpu"): torch.tensor(0.0)}
     )
+
+
+def test_gradients_of_a_transform() -> None:
+    """Inside torch.func's transforms tensors have no storage, which an empty one does not show."""
+
+    def check(grad: Tensor) -> None:
+        params = [torch.ones(0), torch.ones(3)]
+        params[0].grad, params[1].grad = grad[:0], grad
+        started(OURS).step(amp_ext.optim.SGD(params))
+
+    with pytest.raises(NotImplementedError, match="storage"):
+        torch.func.vmap(check)(torch.ones(2, 3))
 
 
 @pytest.mark.parametrize("value", [8.0, math.inf])

@@ -59,12 +59,13 @@ MemoryRange checked_memory(const char* op, const Name& name, const at::Tensor& t
   return {static_cast<const char*>(data) + offset, bytes};
 }
 
-// Where a contiguous tensor's elements of `size` bytes lie; null unless its storage holds them.
+// Where a contiguous tensor's elements of `size` bytes lie; null unless it has a storage that holds
+// them.
 inline void* plain_memory(const at::TensorImpl& tensor, int64_t numel, int64_t size,
                           Access access) {
   c10::StorageImpl* const storage = tensor.unsafe_storage().unsafeGetStorageImpl();
   const int64_t offset = tensor.storage_offset() * size;
-  if (static_cast<int64_t>(storage->nbytes()) < offset + numel * size) return nullptr;
+  if (!storage || static_cast<int64_t>(storage->nbytes()) < offset + numel * size) return nullptr;
   auto* const data = static_cast<char*>(
       access == Access::write ? storage->mutable_data() : const_cast<void*>(storage->data()));
   return data ? data + offset : nullptr;

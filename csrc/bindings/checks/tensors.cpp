@@ -164,8 +164,8 @@ void GradList::reserve(size_t n) {
   if (is_written()) written_.reserve(n);
 }
 
-// As add_checked, at a fraction of the cost. False, and nothing done, for a tensor that differs in
-// more than its size from one that has been checked.
+// As add_checked, at a fraction of the cost, for a contiguous tensor of the kind of the last that
+// was checked. False, and nothing done, for others.
 bool GradList::add_plain(const at::Tensor& grad) {
   c10::TensorImpl* const tensor = grad.unsafeGetTensorImpl();
   if ((is_written() && records_gradients_) || !plain_.has(*tensor)) return false;

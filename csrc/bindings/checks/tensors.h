@@ -120,7 +120,8 @@ bool same_order(const at::Tensor& a, const at::Tensor& b);
 // A new tensor whose elements lie in the order of those of `order`, which is dense.
 at::Tensor empty_in_order_of(const at::Tensor& order, const at::Tensor& dtype);
 
-// What decides most checks of a contiguous tensor: what has been found of one holds for the next.
+// What decides all checks of a contiguous tensor but those of its size and its memory: what has
+// been found of one holds for the next.
 class TensorKind {
  public:
   TensorKind() = default;
@@ -192,7 +193,7 @@ class GradList {
   std::vector<TensorRef> refs_;
   std::vector<c10::TensorImpl*> written_;
   std::vector<Gathered> gathered_;
-  TensorKind plain_;  // of the last contiguous tensor
+  TensorKind plain_;  // of the last dense tensor that was checked
   DType plain_dtype_{};
   bool all_own_memory_ = true;  // each tensor to be written is dense and has its memory alone
 };

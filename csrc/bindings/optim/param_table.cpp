@@ -47,7 +47,8 @@ PyObject* entry_of(PyObject* dict, PyObject* key) {
   return value;
 }
 
-// Parameters between stages: more, and their tensors do not fit into the nearest cache.
+// How many parameters a stage is ahead of the next one. With more, their tensors would not fit into
+// the L1 cache.
 constexpr size_t kStride = 4;
 
 void prefetch_object(PyObject* object) { prefetch_bytes(object, 0, sizeof(THPVariable)); }
@@ -101,7 +102,7 @@ void ParamTable::open(py::handle param_groups, py::handle state) {
     groups_.push_back({std::move(sequence), params_.size(), n});
     params_.insert(params_.end(), objects, objects + n);
   }
-  rows_.reserve(params_.size());
+  rows_.reserve(params_.size());  // they do not move while they are read
   written_.resize(params_.size());
   if (state) find_states(state.ptr());
 }
@@ -129,7 +130,7 @@ void ParamTable::find_states(PyObject* state) {
   }
 }
 
-// Nearly always a state begins with what is needed, in this order.
+// Nearly always a state begins with what is needed, in this order, by the interned names.
 void ParamTable::find_objects(PyObject* dict, const std::vector<state::Name>& needed,
                               StateObjects& objects) const {
   size_t k = 0;
@@ -169,6 +170,7 @@ std::optional<std::string> ParamTable::read(size_t group, const std::vector<stat
                                             bool renewed, py::list& missing, Visit visit) {
   TORCH_INTERNAL_ASSERT(needed.size() <= kStateNames.size());
   const auto& [sequence, first, count] = groups_[group];
+  TORCH_INTERNAL_ASSERT(rows_.capacity() - rows_.size() >= count);
   PyObject* const* const params = params_.data() + first;
   PyObject* const* const dicts = needed.empty() ? nullptr : dicts_.data() + first;
   const auto refused = [&](size_t i, const char* what, const char* why) {
@@ -182,12 +184,12 @@ std::optional<std::string> ParamTable::read(size_t group, const std::vector<stat
     StateObjects objects;
     bool found;
   };
-  constexpr size_t kStages = 6;
+  constexpr size_t kStages = 6;  // the ifs of the loop
   std::array<Reading, std::bit_ceil(kStages * kStride)> readings;
   const auto reading = [&](size_t i) -> Reading& { return readings[i % readings.size()]; };
   bool is_complete = true;
   for (size_t begun = 0; begun < count + (kStages - 1) * kStride; ++begun) {
-    size_t i = begun;  // wraps around where a stage has not come to the first parameter
+    size_t i = begun;  // below 0, where a stage has not begun, it wraps around and is no index
     if (i < count) {
       if (i + kStride < count) prefetch_object(params[i + kStride]);
       PyObject* const held = reading(i).held = held_of(params[i]);

@@ -147,6 +147,7 @@ const at::Tensor* OptimizerGrads::local_grad(const at::Tensor*& param) {
 bool OptimizerGrads::add(size_t index, const at::Tensor& grad) {
   const at::Tensor& param = *params_[index];
   const size_t spread = use_.across ? spread_of_param_[index] : 0;
+  // All that is asked below depends on the kinds alone.
   if (taken_grad_.has(*grad.unsafeGetTensorImpl()) &&
       taken_param_.has(*param.unsafeGetTensorImpl())) {
     list_for(grad.device(), spread).add(grad);

@@ -15,7 +15,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <initializer_list>
 #include <optional>
 #include <vector>
 
@@ -59,7 +58,7 @@ bool runs_python(Family op, at::Device device) {
 // the tensors alive meanwhile.
 class GilFreePass {
  public:
-  GilFreePass(OptimizerGrads& grads, bool waits, std::initializer_list<Family> ops) {
+  GilFreePass(OptimizerGrads& grads, bool waits, const std::vector<Family>& ops) {
     bool is_quick = !waits && grads.cpu_numel() < kLongPass;
     for (const GradList& list : grads.lists())
       for (const Family op : ops) is_quick &= !runs_python(op, list.device());
@@ -289,7 +288,8 @@ py::object clip_grads(py::handle param_groups, py::handle inv_scale, py::handle 
   const std::optional<at::Tensor> of_all = reduced(reduce, grads, found, norms);
   const at::Tensor norm = of_all ? *of_all : total_norm(norms, factor.device());
   {
-    const GilFreePass pass(grads, waits, {max_norm ? Family::unscale : Family::grad_norm});
+    const GilFreePass pass(grads, waits,
+                           max_norm ? std::vector{Family::unscale} : std::vector<Family>());
     if (norms.size() > 1 && !of_all) {  // each is finite, perhaps, but not the total
       at::Tensor& found_here = scalars[0].found_inf;
       found_here.masked_fill_(copy_to(norm, found_here.device(), false).isfinite().logical_not(),
