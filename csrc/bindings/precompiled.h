@@ -1,6 +1,5 @@
 // What most files of the bindings include, read once for all of them. Each file includes what it
 // needs nevertheless.
-#pragma once
 
 #include <ATen/core/Tensor.h>
 #include <pybind11/pybind11.h>
