@@ -18,6 +18,8 @@ pytestmark = [
     pytest.mark.skipif(_triton.triton_version() is None, reason="Triton is not installed"),
 ]
 FP16, BF16 = torch.float16, torch.bfloat16
+LARGEST_NUMBER = 2**32
+"""Of an argument that is no address."""
 
 
 @pytest.fixture(autouse=True)
@@ -31,14 +33,16 @@ def triton(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
-    """The arguments of all launches: grid, stream, compiled function, and what the kernel gets."""
+    """The arguments of all launches: grid, stream, compiled function and its metadata, and what the
+    kernel gets.
+    """
     from triton.backends.nvidia.driver import CudaLauncher
 
     launches = []
     launch = CudaLauncher.__call__
 
     def keeping(self: Any, *arguments: Any) -> None:
-        launches.append(tuple(described(x) for x in arguments))
+        launches.append(tuple(arguments[:6]) + tuple(described(x) for x in arguments[9:]))
         launch(self, *arguments)
 
     monkeypatch.setattr(CudaLauncher, "__call__", keeping)
@@ -46,17 +50,13 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 
 
 def described(x: Any) -> Any:
-    """An argument without addresses of what an op allocates, and without what profilers get."""
-    from triton.compiler.compiler import LazyDict
+    """An argument; of a tensor or an address, that it is one."""
     from triton.tools.tensor_descriptor import TensorDescriptor
 
-    if isinstance(x, LazyDict):
-        return LazyDict
-    if isinstance(x, Tensor):
-        return x.dtype, x.shape, x.stride()
     if isinstance(x, TensorDescriptor):
         return described(x.base), x.shape, x.strides, x.block_shape
-    return x
+    is_address = isinstance(x, Tensor) or (isinstance(x, int) and x > LARGEST_NUMBER)
+    return "address" if is_address else x
 
 
 def on_gpu(*shape: int, dtype: torch.dtype = FP16) -> Tensor:
