@@ -147,3 +147,74 @@ def test_a_stream_of_its_own_cuda(launched: list[tuple[Any, ...]]) -> None:
         check()
     check()
     assert [launch[3] for launch in launched] == [usual, stream.cuda_stream, usual]
+
+
+@pytest.fixture
+def known(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """The arguments of later launches of products, by the names of the kernels' parameters."""
+    from amp_ext.triton_kernels.gemm import launches
+
+    found = []
+
+    def launch(compiled: Any, programs: int, stream: int, arguments: list[Any]) -> None:
+        values = (getattr(x, "base", x) for x in arguments)  # of descriptors
+        found.append(dict(zip(compiled.src.fn.arg_names, values, strict=True)))
+
+    monkeypatch.setattr(launches, "launch", launch)
+    return found
+
+
+def test_products_of_other_tensors_cuda(known: list[dict[str, Any]]) -> None:
+    ops.linear(on_gpu(64, 64), on_gpu(64, 64), on_gpu(64))
+    x, weight, bias = on_gpu(64, 64), on_gpu(64, 64), on_gpu(64)
+    given = {"a": x, "b": weight, "bias": bias, "out": ops.linear(x, weight, bias)}
+    got = known[-1]
+    assert all(got[name] == tensor.data_ptr() for name, tensor in given.items())
+
+
+def test_a_bias_with_holes_is_copied_cuda(known: list[dict[str, Any]]) -> None:
+    x, bias = on_gpu(64, 64), on_gpu(128)
+    ops.linear(x, x, bias[:64])
+    ops.linear(x, x, bias[::2])
+    assert known[-1]["bias"] not in (0, bias.data_ptr())
+
+
+def test_launches_of_a_product_share_memory_cuda(known: list[dict[str, Any]]) -> None:
+    a, b, aux = on_gpu(64, 4096), on_gpu(4096, 64), on_gpu(64, 64)
+    for _ in range(2):
+        out, sums = ops.gemm_times_derivative(a, b, aux, activation="gelu")
+    products, shares, rows = known[-3:]
+    assert products["out"] == shares["shares"]
+    assert shares["column_sums"] == rows["x"]
+    assert shares["shares"] < shares["column_sums"]
+    assert (shares["out"], rows["out"]) == (out.data_ptr(), sums.data_ptr())
+
+
+@pytest.mark.parametrize("calls", [list_calls, gemm_calls])
+def test_hooks_see_every_launch_cuda(
+    calls: Callable[[], Iterator[Callable[[], object]]], launched: list[tuple[Any, ...]]
+) -> None:
+    from triton import knobs
+
+    seen: list[tuple[str, str]] = []
+
+    def enter(metadata: Any) -> None:
+        seen.append(("enter", metadata.get()["name"]))
+
+    def leave(metadata: Any) -> None:
+        seen.append(("leave", metadata.get()["name"]))
+
+    calls = list(calls())
+    for call in calls:
+        call()
+    knobs.runtime.launch_enter_hook.add(enter)
+    knobs.runtime.launch_exit_hook.add(leave)
+    launched.clear()
+    try:
+        for call in calls:
+            call()
+    finally:
+        knobs.runtime.launch_enter_hook.remove(enter)
+        knobs.runtime.launch_exit_hook.remove(leave)
+    assert [what for what, _ in seen] == ["enter", "leave"] * len(launched)
+    assert all(name.endswith("_kernel") for _, name in seen)

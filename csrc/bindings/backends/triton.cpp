@@ -1,5 +1,5 @@
-// The Triton kernels as a backend: each launch is a call of the function with the op's name in a
-// module of amp_ext.triton_kernels.
+// The Triton kernels as a backend: an op calls the function with its name in a module of
+// amp_ext.triton_kernels; a product that is like an earlier one, what that call has returned.
 #include <ATen/core/Tensor.h>
 #include <c10/util/Exception.h>
 #include <pybind11/gil_safe_call_once.h>
@@ -170,13 +170,13 @@ class TritonBackend final : public Backend {
   }
 
  private:
-  // The launches of products on GPUs that have been computed, by their keys.
+  // Launches of products on GPUs by their keys: they take addresses, with no tensors around them.
   static py::dict& known_launches() {
     PYBIND11_CONSTINIT static py::gil_safe_call_once_and_store<py::dict> known;
     return known.call_once_and_store_result([] { return py::dict(); }).get_stored();
   }
 
-  // Computes a product with kernels that are compiled for its tensors. Returns its launches.
+  // Computes a product by kernels that may have to be compiled, and returns its launches.
   static py::object launch_first(const GemmArgs& g, c10::Device device) {
     static Function gemm("gemm.gemm", "gemm");
     const auto matrices = [&](const MatrixRef& x, int64_t count, int64_t rows, int64_t columns) {
