@@ -130,22 +130,35 @@ def test_products_that_are_compiled_apart_cuda(launched: list[tuple[Any, ...]]) 
     assert len({plain, unaligned, *others}) == 2 + len(others)
 
 
-def test_each_device_loads_its_own_cuda(launched: list[tuple[Any, ...]]) -> None:
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: ops.check_finite([x], x.new_zeros(1, dtype=torch.float32)),
+        lambda x: ops.gemm(x, x),
+    ],
+    ids=["check_finite", "gemm"],
+)
+def test_each_device_loads_its_own_cuda(
+    call: Callable[[Tensor], object], launched: list[tuple[Any, ...]]
+) -> None:
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two devices")
     for device in ("cuda:0", "cuda:1", "cuda:0"):
-        ops.check_finite([torch.ones(9, device=device)], torch.zeros((), device=device))
+        call(torch.ones(64, 64, device=device, dtype=FP16))
     functions = [launch[4] for launch in launched]
     assert functions[0] == functions[2] != functions[1]
 
 
-def test_a_stream_of_its_own_cuda(launched: list[tuple[Any, ...]]) -> None:
+@pytest.mark.parametrize("calls", [list_calls, gemm_calls])
+def test_a_stream_of_its_own_cuda(
+    calls: Callable[[], Iterator[Callable[[], object]]], launched: list[tuple[Any, ...]]
+) -> None:
     usual, stream = torch.cuda.current_stream().cuda_stream, torch.cuda.Stream()
-    check = next(list_calls())
-    check()
+    call = next(calls())
+    call()
     with torch.cuda.stream(stream):
-        check()
-    check()
+        call()
+    call()
     assert [launch[3] for launch in launched] == [usual, stream.cuda_stream, usual]
 
 

@@ -13,8 +13,6 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 ADDING = {"num_warps": 4, "num_stages": 3, "enable_fp_fusion": True}
 """Options of the kernels that add up what others left."""
-
-
 VALUES = ("out", "a", "b", "c", "bias", "aux", "column_sums", "alpha", "beta")
 """What differs from call to call."""
 SCRATCH = ("shares", "sums_of_tiles")
