@@ -9,6 +9,7 @@ from amp_ext.triton_kernels.gemm.kernels import add_rows_kernel, add_shares_kern
 from amp_ext.triton_kernels.gemm.plan import Device, Plan
 from amp_ext.triton_kernels.gemm.product import Matrices, Product
 from amp_ext.triton_kernels.launch import launch
+from triton.runtime import driver
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 ADDING = {"num_warps": 4, "num_stages": 3, "enable_fp_fusion": True}
@@ -90,17 +91,23 @@ class Launches:
         self._scratch = [scratch.get(name, 0) for name in SCRATCH]
         self._shares_bytes = 4 * self._scratch[0]
         self.scratch_bytes = 4 * sum(self._scratch)
+        self._device: int | None = None
 
     def run_first(self, values: tuple[Any, ...]) -> None:
         """Launch all for VALUES, tensors where they are not numbers; None where there is none."""
+        self._device = values[0].device.index
         scratch = values[0].new_empty(sum(self._scratch), dtype=torch.float32).split(self._scratch)
         for step in self.steps:
             step.run_first((*values, *scratch))
 
-    def run(self, stream: int, scratch: int, *values: float) -> None:
-        """Launch all again, on the current device, for addresses: of scratch_bytes bytes and of
-        VALUES.
+    def run(self, scratch: int, *values: float) -> None:
+        """Launch all again, on the same device, which is the current one.
+
+        Args:
+            scratch: the address of scratch_bytes bytes.
+            values: VALUES with addresses for tensors, and any number where there is none.
         """
+        stream = driver.active.get_current_stream(self._device)
         values = (*values, scratch, scratch + self._shares_bytes)
         for step in self.steps:
             step.run(stream, values)

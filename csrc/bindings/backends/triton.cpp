@@ -155,8 +155,7 @@ class TritonBackend final : public Backend {
     if (known.contains(key)) {
       const py::object launches = known[key];
       const auto scratch_bytes = launches.attr("scratch_bytes").cast<size_t>();
-      launches.attr("run")(address(services.target().stream),
-                           scratch_bytes ? address(services.scratch(scratch_bytes)) : 0,
+      launches.attr("run")(scratch_bytes ? address(services.scratch(scratch_bytes)) : 0,
                            address(g.out.data), address(g.a.data), address(g.b.data),
                            address(g.c.data), address(g.bias.data), address(g.aux.data),
                            address(g.column_sums), g.alpha, g.beta);
