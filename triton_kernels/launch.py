@@ -15,6 +15,32 @@ from triton import knobs
 from triton.runtime import driver
 
 
+def launch(compiled: Any, programs: int, stream: int, arguments: tuple[Any, ...]) -> None:
+    """Launch so many programs of a compiled kernel, for all parameters in their order.
+
+    For tensors it takes their addresses.
+    """
+    enter, leave = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
+    metadata = None
+    # Functions, None, or chains, which are usually empty.
+    if getattr(enter, "calls", enter) or getattr(leave, "calls", leave):
+        metadata = compiled.launch_metadata((programs, 1, 1), stream, *arguments)
+    else:
+        enter = leave = None
+    compiled.run(
+        programs,
+        1,
+        1,
+        stream,
+        compiled.function,
+        compiled.packed_metadata,
+        metadata,
+        enter,
+        leave,
+        *arguments,
+    )
+
+
 class Launcher:
     """A kernel with its options, and what it was compiled to on each device for each value of its
     constexpr parameters.
@@ -32,24 +58,10 @@ class Launcher:
         if INTERPRETED.value:
             self._kernel[(programs,)](*arguments, **self._options)
             return
-        active = driver.active
-        device = active.get_current_device()
+        device = driver.active.get_current_device()
         form = (device, self._constants(arguments))
         compiled = self._compiled.get(form)
         if compiled is None:
             self._compiled[form] = self._kernel[(programs,)](*arguments, **self._options)
-            return
-        stream = active.get_current_stream(device)
-        hooks = knobs.runtime
-        compiled.run(
-            programs,
-            1,
-            1,
-            stream,
-            compiled.function,
-            compiled.packed_metadata,
-            compiled.launch_metadata((programs, 1, 1), stream, *arguments),
-            hooks.launch_enter_hook,
-            hooks.launch_exit_hook,
-            *arguments,
-        )
+        else:
+            launch(compiled, programs, driver.active.get_current_stream(device), arguments)

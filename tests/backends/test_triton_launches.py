@@ -18,6 +18,8 @@ pytestmark = [
     pytest.mark.skipif(_triton.triton_version() is None, reason="Triton is not installed"),
 ]
 FP16, BF16 = torch.float16, torch.bfloat16
+LARGEST_NUMBER = 2**32
+"""Of an argument that is no address."""
 
 
 @pytest.fixture(autouse=True)
@@ -31,14 +33,16 @@ def triton(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
-    """The arguments of all launches: grid, stream, compiled function, and what the kernel gets."""
+    """The arguments of all launches: grid, stream, compiled function and its metadata, and what the
+    kernel gets.
+    """
     from triton.backends.nvidia.driver import CudaLauncher
 
     launches = []
     launch = CudaLauncher.__call__
 
     def keeping(self: Any, *arguments: Any) -> None:
-        launches.append(tuple(described(x) for x in arguments))
+        launches.append(tuple(arguments[:6]) + tuple(described(x) for x in arguments[9:]))
         launch(self, *arguments)
 
     monkeypatch.setattr(CudaLauncher, "__call__", keeping)
@@ -46,17 +50,13 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 
 
 def described(x: Any) -> Any:
-    """An argument without addresses of what an op allocates, and without what profilers get."""
-    from triton.compiler.compiler import LazyDict
+    """An argument; of a tensor or an address, that it is one."""
     from triton.tools.tensor_descriptor import TensorDescriptor
 
-    if isinstance(x, LazyDict):
-        return LazyDict
-    if isinstance(x, Tensor):
-        return x.dtype, x.shape, x.stride()
     if isinstance(x, TensorDescriptor):
         return described(x.base), x.shape, x.strides, x.block_shape
-    return x
+    is_address = isinstance(x, Tensor) or (isinstance(x, int) and x > LARGEST_NUMBER)
+    return "address" if is_address else x
 
 
 def on_gpu(*shape: int, dtype: torch.dtype = FP16) -> Tensor:
@@ -130,20 +130,104 @@ def test_products_that_are_compiled_apart_cuda(launched: list[tuple[Any, ...]]) 
     assert len({plain, unaligned, *others}) == 2 + len(others)
 
 
-def test_each_device_loads_its_own_cuda(launched: list[tuple[Any, ...]]) -> None:
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: ops.check_finite([x], x.new_zeros(1, dtype=torch.float32)),
+        lambda x: ops.gemm(x, x),
+    ],
+    ids=["check_finite", "gemm"],
+)
+def test_each_device_loads_its_own_cuda(
+    call: Callable[[Tensor], object], launched: list[tuple[Any, ...]]
+) -> None:
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two devices")
     for device in ("cuda:0", "cuda:1", "cuda:0"):
-        ops.check_finite([torch.ones(9, device=device)], torch.zeros((), device=device))
+        call(torch.ones(64, 64, device=device, dtype=FP16))
     functions = [launch[4] for launch in launched]
     assert functions[0] == functions[2] != functions[1]
 
 
-def test_a_stream_of_its_own_cuda(launched: list[tuple[Any, ...]]) -> None:
+@pytest.mark.parametrize("calls", [list_calls, gemm_calls])
+def test_a_stream_of_its_own_cuda(
+    calls: Callable[[], Iterator[Callable[[], object]]], launched: list[tuple[Any, ...]]
+) -> None:
     usual, stream = torch.cuda.current_stream().cuda_stream, torch.cuda.Stream()
-    check = next(list_calls())
-    check()
+    call = next(calls())
+    call()
     with torch.cuda.stream(stream):
-        check()
-    check()
+        call()
+    call()
     assert [launch[3] for launch in launched] == [usual, stream.cuda_stream, usual]
+
+
+@pytest.fixture
+def known(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """The arguments of later launches of products, by the names of the kernels' parameters."""
+    from amp_ext.triton_kernels.gemm import launches
+
+    found = []
+
+    def launch(compiled: Any, programs: int, stream: int, arguments: list[Any]) -> None:
+        values = (getattr(x, "base", x) for x in arguments)  # of descriptors
+        found.append(dict(zip(compiled.src.fn.arg_names, values, strict=True)))
+
+    monkeypatch.setattr(launches, "launch", launch)
+    return found
+
+
+def test_products_of_other_tensors_cuda(known: list[dict[str, Any]]) -> None:
+    ops.linear(on_gpu(64, 64), on_gpu(64, 64), on_gpu(64))
+    x, weight, bias = on_gpu(64, 64), on_gpu(64, 64), on_gpu(64)
+    given = {"a": x, "b": weight, "bias": bias, "out": ops.linear(x, weight, bias)}
+    got = known[-1]
+    assert all(got[name] == tensor.data_ptr() for name, tensor in given.items())
+
+
+def test_a_bias_with_holes_is_copied_cuda(known: list[dict[str, Any]]) -> None:
+    x, bias = on_gpu(64, 64), on_gpu(128)
+    ops.linear(x, x, bias[:64])
+    ops.linear(x, x, bias[::2])
+    assert known[-1]["bias"] not in (0, bias.data_ptr())
+
+
+def test_launches_of_a_product_share_memory_cuda(known: list[dict[str, Any]]) -> None:
+    a, b, aux = on_gpu(64, 4096), on_gpu(4096, 64), on_gpu(64, 64)
+    for _ in range(2):
+        out, sums = ops.gemm_times_derivative(a, b, aux, activation="gelu")
+    products, shares, rows = known[-3:]
+    assert products["out"] == shares["shares"]
+    assert shares["column_sums"] == rows["x"]
+    assert shares["shares"] < shares["column_sums"]
+    assert (shares["out"], rows["out"]) == (out.data_ptr(), sums.data_ptr())
+
+
+@pytest.mark.parametrize("calls", [list_calls, gemm_calls])
+def test_hooks_see_every_launch_cuda(
+    calls: Callable[[], Iterator[Callable[[], object]]], launched: list[tuple[Any, ...]]
+) -> None:
+    from triton import knobs
+
+    seen: list[tuple[str, str]] = []
+
+    def enter(metadata: Any) -> None:
+        seen.append(("enter", metadata.get()["name"]))
+
+    def leave(metadata: Any) -> None:
+        seen.append(("leave", metadata.get()["name"]))
+
+    calls = list(calls())
+    for call in calls:
+        call()
+    knobs.runtime.launch_enter_hook.add(enter)
+    knobs.runtime.launch_exit_hook.add(leave)
+    launched.clear()
+    try:
+        for call in calls:
+            call()
+    finally:
+        knobs.runtime.launch_enter_hook.remove(enter)
+        knobs.runtime.launch_exit_hook.remove(leave)
+    assert [what for what, _ in seen] == ["enter", "leave"] * len(launched)
+    assert all(name.endswith("_kernel") for _, name in seen)

@@ -1,5 +1,5 @@
-"""Print what a product by the CUDA kernels and a step of many small parameters cost the host, in
-microseconds, with launches dropped.
+"""Print what products and list ops by the CUDA and the Triton kernels, and a step of many small
+parameters by the CUDA kernels, cost the host, in microseconds, with launches dropped.
 
     python tests/fake_cuda/host_cost.py
 
@@ -20,7 +20,8 @@ import torch
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
-from amp_ext import _C, GradScaler
+import amp_ext
+from amp_ext import _C, GradScaler, ops
 from amp_ext.optim import AdamW
 from fake_cuda.recorder import is_running
 
@@ -45,11 +46,11 @@ def repeated(function: Callable[[], object]) -> Callable[[int], float]:
     return run
 
 
-def measure_product(m: int, n: int, k: int) -> dict[str, float]:
+def measure_product(backend: str, m: int, n: int, k: int) -> dict[str, float]:
     a = torch.empty(m, k, device="cuda", dtype=torch.float16)
     b = torch.empty(k, n, device="cuda", dtype=torch.float16)
     op = torch.ops.amp_ext.gemm.default
-    assert _C.gemm_choice(a, b)[0] == "cuda"
+    assert _C.gemm_choice(a, b)[0] == backend
     assert _C.start_noting()
     op(a, b)
     (product,) = _C.stop_noting()
@@ -57,8 +58,17 @@ def measure_product(m: int, n: int, k: int) -> dict[str, float]:
     return {
         "torch.empty, of the result": best_us(repeated(lambda: a.new_empty(m, n))),
         "checks and choice, from Python": best_us(repeated(lambda: _C.gemm_choice(a, b))),
-        "plan, tensor maps, attribute, launch": best_us(lambda times: trial.run("cuda", 0, times)),
+        "plan, tensor maps, launches": best_us(lambda times: trial.run(backend, 0, times)),
         "the op, from Python": best_us(repeated(lambda: op(a, b))),
+    }
+
+
+def measure_lists() -> dict[str, float]:
+    grads = [torch.zeros(ELEMENTS, device="cuda") for _ in range(2)]
+    found_inf, inv_scale = torch.zeros(1, device="cuda"), torch.ones(1, device="cuda")
+    return {
+        "check_finite": best_us(repeated(lambda: ops.check_finite(grads, found_inf))),
+        "unscale_": best_us(repeated(lambda: ops.unscale_(grads, found_inf, inv_scale))),
     }
 
 
@@ -84,6 +94,12 @@ def measure_step() -> dict[str, float]:
     }
 
 
+def show(title: str, measured: dict[str, float]) -> None:
+    print(title)
+    for what, us in measured.items():
+        print(f"  {us:7.3f} us  {what}")
+
+
 def main() -> None:
     if not is_running():
         os.environ.update(AMP_EXT_GEMM="kernel", AMP_EXT_VERIFY="0")
@@ -91,13 +107,13 @@ def main() -> None:
         command = [sys.executable, run, "--multiprocessors", "132", *sys.argv]
         os.execv(sys.executable, command)
     ctypes.CDLL(None).fake_cuda_drop_launches(ctypes.c_bool(True))
-    for name, sizes in SHAPES.items():
-        print(name)
-        for what, us in measure_product(*sizes).items():
-            print(f"  {us:7.2f} us  {what}")
-    print(f"a step of {PARAMETERS} parameters of {ELEMENTS} elements, per parameter")
-    for what, us in measure_step().items():
-        print(f"  {us / PARAMETERS:7.3f} us  {what}")
+    for backend in ("triton", "cuda"):
+        amp_ext.set_backend(backend)
+        for name, sizes in SHAPES.items():
+            show(f"{backend}, {name}", measure_product(backend, *sizes))
+        show(f"{backend}, 2 tensors of {ELEMENTS} elements", measure_lists())
+    step = {what: us / PARAMETERS for what, us in measure_step().items()}
+    show(f"{backend}, a step of {PARAMETERS} parameters, for each of them", step)
 
 
 main()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import torch
 from amp_ext.triton_kernels.gemm.launches import Launches, launches
@@ -12,12 +11,8 @@ from amp_ext.triton_kernels.gemm.product import Product, matrices
 from amp_ext.triton_kernels.numerics import INTERPRETED
 from torch import Tensor
 
-_known: dict[bytes, Launches] = {}
-_MOST_KNOWN = 4096
-
 
 def gemm(
-    key: bytes,
     out: Tensor,
     a: Tensor,
     b: Tensor,
@@ -30,58 +25,47 @@ def gemm(
     beta: float,
     activation: str,
     derivative: bool,
-    variant: int = 0,
-) -> None:
+    variant: int,
+) -> Launches:
     """x = alpha * A @ B + beta * c + bias in fp32; out = act(x), or x * act'(aux).
 
     Args:
-        key: differs between products that differ in anything but alpha, beta and addresses; the
-            device and whether an address is a multiple of 16 are in it.
         out: fp16, bf16 or fp32, [batch, m, n], column stride 1; not empty.
         a, b: fp16 or bf16, both the same; [batch * terms, m, k] and [batch * terms, k, n], any
             strides. One of batch and terms is 1.
         c: floating, [batch, m, n], any strides; may be out itself.
-        bias: floating, [n], any stride.
+        bias: floating, [n], stride 1.
         aux: [batch, m, n], column stride 1: with `derivative` floating, what act' is taken of;
             without, x is written to it.
         column_sums: fp32, [n]: receives the sums of the unrounded results of each column.
         terms: products that are summed in each matrix of out.
         activation: "none", "relu", "gelu", "gelu_tanh" or "silu".
         variant: the number of the plan, in the order of their predicted times.
+
+    Returns:
+        The launches, which compute any product that differs in nothing but alpha, beta and
+        addresses, and in these not in whether they are multiples of 16.
     """
-    known = _known.get(key)
-    if known is None:
-        product = Product(
-            out=matrices(out),
-            a=matrices(a),
-            b=matrices(b),
-            c=None if c is None else matrices(c),
-            aux=None if aux is None else matrices(aux),
-            bias=None if bias is None else bias.dtype,
-            has_column_sums=column_sums is not None,
-            batch=out.shape[0],
-            terms=terms,
-            activation=activation,
-            derivative=derivative,
-        )
-        device = INTERPRETED_DEVICE if INTERPRETED else _device(out.device.index)
-        if len(_known) == _MOST_KNOWN:
-            _known.clear()
-        known = _known[key] = planned(product, device, variant)
-    if bias is not None and bias.stride(0) != 1:
-        bias = bias.contiguous()
-    values = {
-        "out": out,
-        "a": a,
-        "b": b,
-        "c": c,
-        "bias": bias,
-        "aux": aux,
-        "column_sums": column_sums,
-        "alpha": alpha,
-        "beta": beta,
-    }
-    known.run(_with_one_storage_per_address(values) if INTERPRETED else values)
+    product = Product(
+        out=matrices(out),
+        a=matrices(a),
+        b=matrices(b),
+        c=None if c is None else matrices(c),
+        aux=None if aux is None else matrices(aux),
+        bias=None if bias is None else bias.dtype,
+        has_column_sums=column_sums is not None,
+        batch=out.shape[0],
+        terms=terms,
+        activation=activation,
+        derivative=derivative,
+    )
+    device = INTERPRETED_DEVICE if INTERPRETED else _device(out.device.index)
+    tensors = (out, a, b, c, bias, aux, column_sums)
+    if INTERPRETED:
+        tensors = _with_one_storage_per_address(tensors)
+    found = planned(product, device, variant)
+    found.run_first((*tensors, alpha, beta))
+    return found
 
 
 def planned(product: Product, device: Device, variant: int) -> Launches:
@@ -90,18 +74,17 @@ def planned(product: Product, device: Device, variant: int) -> Launches:
     return launches(product, plans[min(variant, len(plans) - 1)], device)
 
 
-def _with_one_storage_per_address(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the values with views of the largest storage where several begin at one address, which
+def _with_one_storage_per_address(tensors: tuple[Tensor | None, ...]) -> list[Tensor | None]:
+    """Return the tensors as views of the largest storage where several begin at one address, which
     the interpreter takes for the same.
     """
-    tensors = {name: x for name, x in values.items() if isinstance(x, Tensor)}
-    storages = sorted((x.untyped_storage() for x in tensors.values()), key=lambda x: x.nbytes())
+    storages = [x.untyped_storage() for x in tensors if x is not None]
+    storages.sort(key=lambda storage: storage.nbytes())
     largest = {storage.data_ptr(): storage for storage in storages}
-    views = {
-        name: x.new_empty(0).set_(largest[x.data_ptr()], 0, x.shape, x.stride())
-        for name, x in tensors.items()
-    }
-    return {**values, **views}
+    return [
+        None if x is None else x.new_empty(0).set_(largest[x.data_ptr()], 0, x.shape, x.stride())
+        for x in tensors
+    ]
 
 
 @functools.cache

@@ -2,33 +2,45 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from amp_ext.triton_kernels.gemm.kernels import add_rows_kernel, add_shares_kernel, gemm_kernel
 from amp_ext.triton_kernels.gemm.plan import Device, Plan
 from amp_ext.triton_kernels.gemm.product import Matrices, Product
-from amp_ext.triton_kernels.launch import Launcher
+from amp_ext.triton_kernels.launch import launch
+from triton.runtime import driver
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 ADDING = {"num_warps": 4, "num_stages": 3, "enable_fp_fusion": True}
 """Options of the kernels that add up what others left."""
+VALUES = ("out", "a", "b", "c", "bias", "aux", "column_sums", "alpha", "beta")
+"""What differs from call to call."""
+SCRATCH = ("shares", "sums_of_tiles")
+"""fp32 memory that passes something from launch to launch, behind the values."""
+
+
+class _Address(int):
+    """Where Triton expects a tensor."""
+
+    def data_ptr(self) -> int:
+        return self
 
 
 class _Descriptor(TensorDescriptor):
-    """One that need not be checked at every launch: Matrices.stored() has."""
+    """One of an address. It need not be checked at every launch: Matrices.stored() has."""
 
     def __post_init__(self) -> None:
-        pass
+        self.base = _Address(self.base)
 
 
 class Launch:
     """A kernel, and all of its arguments but those that differ from call to call.
 
     Args:
-        values: the parameters that get them, with their names in `run`.
+        values: the parameters that get one of VALUES or SCRATCH, with its name.
         descriptors: shape, strides and tile of each that TMA loads.
-        arguments: numbers and constants.
+        arguments: numbers and constants. All other parameters are None.
     """
 
     def __init__(
@@ -42,41 +54,69 @@ class Launch:
     ) -> None:
         self.kernel, self.programs, self.values = kernel, programs, values
         self.descriptors, self.arguments, self.options = descriptors, arguments, options
-        self._launcher = Launcher(kernel, options)
-        names = kernel.arg_names
+        names, sources = kernel.arg_names, (*VALUES, *SCRATCH)
         self._fixed = [arguments.get(name) for name in names]
-        self._values = [(names.index(name), value) for name, value in values.items()]
+        self._values = [(names.index(name), sources.index(x)) for name, x in values.items()]
         self._descriptors = [(names.index(name), x) for name, x in descriptors.items()]
+        self._compiled: Any = None
 
-    def run(self, values: dict[str, Any]) -> None:
+    def run_first(self, values: tuple[Any, ...]) -> None:
+        """Launch it for tensors, for which it is compiled."""
+        arguments = self._with(values, TensorDescriptor)
+        self._compiled = self.kernel[(self.programs,)](*arguments, **self.options)
+
+    def run(self, stream: int, values: tuple[Any, ...]) -> None:
+        """Launch it again, for addresses that are multiples of 16 where the first ones were."""
+        launch(self._compiled, self.programs, stream, self._with(values, _Descriptor))
+
+    def _with(self, values: tuple[Any, ...], descriptor: type) -> list[Any]:
         arguments = self._fixed.copy()
-        for index, name in self._values:
-            arguments[index] = values[name]
+        for index, source in self._values:
+            arguments[index] = values[source]
         for index, layout in self._descriptors:
-            arguments[index] = _Descriptor(arguments[index], *layout)
-        self._launcher(self.programs, *arguments)
+            arguments[index] = descriptor(arguments[index], *layout)
+        return arguments
 
 
-class Launches(NamedTuple):
-    """What computes a product."""
+class Launches:
+    """What computes a product.
 
-    scratch: dict[str, tuple[int, ...]]
-    """Shapes of the fp32 tensors that pass something from launch to launch."""
-    steps: list[Launch]
+    Args:
+        scratch: the elements of SCRATCH that it needs.
+        steps: in their order.
+    """
 
-    def run(self, values: dict[str, Any]) -> None:
-        """Launch all, for tensors by name, alpha and beta; None where there is none."""
-        device = values["out"].device
-        for name, shape in self.scratch.items():
-            values[name] = torch.empty(shape, dtype=torch.float32, device=device)
+    def __init__(self, scratch: dict[str, int], steps: list[Launch]) -> None:
+        self.steps = steps
+        self._scratch = [scratch.get(name, 0) for name in SCRATCH]
+        self._shares_bytes = 4 * self._scratch[0]
+        self.scratch_bytes = 4 * sum(self._scratch)
+        self._device: int | None = None
+
+    def run_first(self, values: tuple[Any, ...]) -> None:
+        """Launch all for VALUES, tensors where they are not numbers; None where there is none."""
+        self._device = values[0].device.index
+        scratch = values[0].new_empty(sum(self._scratch), dtype=torch.float32).split(self._scratch)
         for step in self.steps:
-            step.run(values)
+            step.run_first((*values, *scratch))
+
+    def run(self, scratch: int, *values: float) -> None:
+        """Launch all again, on the same device, which is the current one.
+
+        Args:
+            scratch: the address of scratch_bytes bytes.
+            values: VALUES with addresses for tensors, and any number where there is none.
+        """
+        stream = driver.active.get_current_stream(self._device)
+        values = (*values, scratch, scratch + self._shares_bytes)
+        for step in self.steps:
+            step.run(stream, values)
 
 
 def launches(p: Product, plan: Plan, device: Device) -> Launches:
     """Return the launches that compute a product by a plan."""
     tile = plan.tile
-    scratch: dict[str, tuple[int, ...]] = {}
+    scratch: dict[str, int] = {}
     arguments = {
         "units": plan.units,
         "steps": plan.steps,
@@ -117,13 +157,12 @@ def launches(p: Product, plan: Plan, device: Device) -> Launches:
         steps = []
     else:
         height, width = plan.tiles_m * tile.m, plan.tiles_n * tile.n
-        scratch["shares"] = (plan.splits, p.batch, height, width)
         share = height * width
+        scratch["shares"] = plan.splits * p.batch * share
         shares = Matrices(torch.float32, plan.splits, height, width, share, width, 1, True)
         written = p._replace(out=shares, c=None, aux=None, activation="none", derivative=False)
         values = {"out": "shares"}
-        absent = dict.fromkeys(("c", "bias", "aux", "column_sums"))
-        arguments |= {**absent, "alpha": 1.0, "beta": 1.0}
+        arguments |= {"alpha": 1.0, "beta": 1.0}
 
         tile_m, tile_n = min(tile.m, 32), min(tile.n, 64)
         tiles_m, tiles_n = -(-p.out.rows // tile_m), -(-p.out.columns // tile_n)
@@ -150,7 +189,7 @@ def launches(p: Product, plan: Plan, device: Device) -> Launches:
     arguments |= {**_epilogue(written), "PARTS": tile.parts(vector)}
     steps.insert(0, Launch(gemm_kernel, plan.programs, values, descriptors, arguments, options))
     if p.has_column_sums:
-        scratch["sums_of_tiles"] = (tiles, width)
+        scratch["sums_of_tiles"] = tiles * width
         arguments = {
             "rows": tiles,
             "columns": p.out.columns,
@@ -165,8 +204,9 @@ def launches(p: Product, plan: Plan, device: Device) -> Launches:
 
 
 def _epilogue_values(p: Product) -> dict[str, str]:
-    values = {name: name for name in ("out", "c", "bias", "aux", "alpha", "beta")}
-    return values | {"column_sums": "sums_of_tiles" if p.has_column_sums else "column_sums"}
+    given = {"out": "out", "alpha": "alpha", "beta": "beta"}
+    given |= {name: name for name in ("c", "bias", "aux") if getattr(p, name)}
+    return given | ({"column_sums": "sums_of_tiles"} if p.has_column_sums else {})
 
 
 def _epilogue(p: Product) -> dict[str, Any]:

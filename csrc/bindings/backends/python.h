@@ -1,6 +1,7 @@
 // What this folder has to do with Python.
 #pragma once
 
+#include <pybind11/gil_safe_call_once.h>
 #include <pybind11/pybind11.h>
 
 namespace amp_ext {
@@ -13,13 +14,20 @@ class UntracedPython {
  public:
   UntracedPython() = default;
   UntracedPython(const UntracedPython&) = delete;
-  ~UntracedPython() { set_(before_); }
+  ~UntracedPython() { set()(before_); }
 
  private:
+  static const pybind11::object& set() {
+    PYBIND11_CONSTINIT static pybind11::gil_safe_call_once_and_store<pybind11::object> function;
+    return function
+        .call_once_and_store_result([] {
+          return pybind11::module_::import("torch._C._dynamo.eval_frame").attr("set_eval_frame");
+        })
+        .get_stored();
+  }
+
   pybind11::gil_scoped_acquire gil_;
-  pybind11::object set_ =
-      pybind11::module_::import("torch._C._dynamo.eval_frame").attr("set_eval_frame");
-  pybind11::object before_ = set_(pybind11::none());
+  pybind11::object before_ = set()(pybind11::none());
 };
 
 }  // namespace amp_ext

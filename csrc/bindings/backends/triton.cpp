@@ -1,13 +1,16 @@
-// The Triton kernels as a backend: each launch is a call of the function with the op's name in a
-// module of amp_ext.triton_kernels.
+// The Triton kernels as a backend: an op calls the function with its name in a module of
+// amp_ext.triton_kernels; a product that is like an earlier one, what that call has returned.
 #include <ATen/core/Tensor.h>
 #include <c10/util/Exception.h>
+#include <pybind11/gil_safe_call_once.h>
 #include <pybind11/pybind11.h>
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <algorithm>
 #include <bit>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "backends/backends.h"
 #include "backends/python.h"
@@ -17,10 +20,26 @@ namespace py = pybind11;
 namespace amp_ext {
 namespace {
 
-// Triton is imported with the first call: that takes a second.
-py::object function(const std::string& module, const char* name) {
-  return py::module_::import(("amp_ext.triton_kernels." + module).c_str()).attr(name);
-}
+// A function in a module of amp_ext.triton_kernels, which is imported with the first call: if it is
+// the first of them, that takes a second.
+class Function {
+ public:
+  constexpr Function(const char* module, const char* name) : module_name_(module), name_(name) {}
+
+  template <class... Args>
+  py::object operator()(Args&&... args) {
+    const auto import = [&] {
+      return py::module_::import((std::string("amp_ext.triton_kernels.") + module_name_).c_str());
+    };
+    const py::module_& module = module_.call_once_and_store_result(import).get_stored();
+    return module.attr(name_)(std::forward<Args>(args)...);
+  }
+
+ private:
+  const char* module_name_;
+  const char* name_;
+  py::gil_safe_call_once_and_store<py::module_> module_;
+};
 
 int64_t address(const void* data) { return std::bit_cast<int64_t>(data); }
 
@@ -43,7 +62,6 @@ py::tuple as_tuple(const SgdOptions& o) {
 }
 
 py::object object_of(const at::Tensor& tensor) {
-  if (!tensor.defined()) return py::none();
   return py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor));
 }
 
@@ -52,46 +70,51 @@ class TritonBackend final : public Backend {
   const char* name() const override { return "triton"; }
 
   Status unscale(const UnscaleArgs& a, Services& services) const override {
+    static Function launch("lists.unscale", "unscale_");
     return with_table(a.grads, services, [&](int64_t table, int64_t size, uint32_t chunks) {
-      function("lists.unscale", "unscale_")(table, size, chunks, address(a.inv_scale),
-                                            address(a.found_inf), address(a.norm), a.max_norm);
+      launch(table, size, chunks, address(a.inv_scale), address(a.found_inf), address(a.norm),
+             a.max_norm);
     });
   }
   Status check_finite(const CheckFiniteArgs& a, Services& services) const override {
+    static Function launch("lists.check_finite", "check_finite");
     return with_table(a.grads, services, [&](int64_t table, int64_t size, uint32_t chunks) {
-      function("lists.check_finite", "check_finite")(table, size, chunks, address(a.found_inf));
+      launch(table, size, chunks, address(a.found_inf));
     });
   }
   Status grad_norm(const GradNormArgs& a, Services& services) const override {
+    static Function launch("lists.grad_norm", "grad_norm");
     const int64_t partial_sums = address(services.scratch(partial_sum_count(a) * sizeof(double)));
     const int64_t ticket = address(services.tickets(1));
     return with_table(a.grads, services, [&](int64_t table, int64_t size, uint32_t chunks) {
-      function("lists.grad_norm", "grad_norm")(table, size, chunks, address(a.inv_scale),
-                                               address(a.found_inf), address(a.norm),
-                                               address(a.norms), partial_sums, ticket);
+      launch(table, size, chunks, address(a.inv_scale), address(a.found_inf), address(a.norm),
+             address(a.norms), partial_sums, ticket);
     });
   }
   Status cast(const CastArgs& a, Services& services) const override {
+    static Function launch("lists.cast", "cast_");
     return with_table(a.casts, services, [&](int64_t table, int64_t size, uint32_t chunks) {
-      function("lists.cast", "cast_")(table, size, chunks);
+      launch(table, size, chunks);
     });
   }
   Status update_scale(const UpdateScaleArgs& a, Services& services) const override {
+    static Function launch("lists.update_scale", "update_scale_");
     // The only one itself, or else a list of addresses.
     const void* found_infs = a.found_infs[0];
     if (a.found_inf_count > 1)
       found_infs = services.table(a.found_infs, a.found_inf_count, sizeof(void*));
     const UntracedPython python;
-    function("lists.update_scale", "update_scale_")(address(found_infs), a.found_inf_count,
-                                                    as_tuple(a.update));
+    launch(address(found_infs), a.found_inf_count, as_tuple(a.update));
     return Status::ok;
   }
 
   Status adam(const AdamArgs& a, Services& services) const override {
-    return update("optim.adam", "adam_", a, services);
+    static Function launch("optim.adam", "adam_");
+    return update(launch, a, services);
   }
   Status sgd(const SgdArgs& a, Services& services) const override {
-    return update("optim.sgd", "sgd_", a, services);
+    static Function launch("optim.sgd", "sgd_");
+    return update(launch, a, services);
   }
 
   const char* why_not(const GemmArgs& g) const override {
@@ -113,36 +136,66 @@ class TritonBackend final : public Backend {
     return {0, 1, 2, 3};
   }
 
-  Status gemm(const GemmArgs& g, Services& services) const override {
+  Status gemm(const GemmArgs& args, Services& services) const override {
     const c10::Device device = device_of(services);
-    const auto matrices = [&](const MatrixRef& x, int64_t count, int64_t rows, int64_t columns) {
-      return x.data ? tensor_of(x, count, rows, columns, device) : at::Tensor();
-    };
-    const auto vector = [&](const VectorRef& x) {
-      return x.data ? tensor_of(x, g.n, device) : at::Tensor();
-    };
-    const int64_t products = g.batch * g.terms;
-    const at::Tensor out = tensor_of(g.out, g.batch, g.m, g.n, device);
-    const at::Tensor a = tensor_of(g.a, products, g.m, g.k, device);
-    const at::Tensor b = tensor_of(g.b, products, g.k, g.n, device);
-    const at::Tensor c = matrices(g.c, g.batch, g.m, g.n), aux = matrices(g.aux, g.batch, g.m, g.n);
-    const at::Tensor bias = vector(g.bias);
-    const at::Tensor column_sums = vector({g.column_sums, DType::f32, 1});
-    if (out.numel() == 0) {
-      if (column_sums.defined()) column_sums.zero_();
+    GemmArgs g = args;
+    if (g.batch == 0 || g.m == 0 || g.n == 0) {
+      if (g.column_sums) tensor_of({g.column_sums, DType::f32, 1}, g.n, device).zero_();
       return Status::ok;
     }
+    at::Tensor bias;
+    if (g.bias.data && g.bias.stride != 1) {
+      bias = tensor_of(g.bias, g.n, device).contiguous();
+      g.bias = {bias.mutable_data_ptr(), g.bias.dtype, 1};
+    }
+
     const UntracedPython python;
-    function("gemm.gemm", "gemm")(key(g, device), object_of(out), object_of(a), object_of(b),
-                                  object_of(c), object_of(bias), object_of(aux),
-                                  object_of(column_sums), g.terms, g.alpha, g.beta,
-                                  activation_name(g.activation), g.derivative, g.variant);
+    const py::bytes key = key_of(g, device);
+    py::dict& known = known_launches();
+    if (known.contains(key)) {
+      const py::object launches = known[key];
+      const auto scratch_bytes = launches.attr("scratch_bytes").cast<size_t>();
+      launches.attr("run")(scratch_bytes ? address(services.scratch(scratch_bytes)) : 0,
+                           address(g.out.data), address(g.a.data), address(g.b.data),
+                           address(g.c.data), address(g.bias.data), address(g.aux.data),
+                           address(g.column_sums), g.alpha, g.beta);
+      return Status::ok;
+    }
+    const py::object launches = launch_first(g, device);
+    constexpr size_t kMostKnown = 4096;
+    if (known.size() == kMostKnown) known.clear();
+    if (device.is_cuda()) known[key] = launches;
     return Status::ok;
   }
 
  private:
+  // Launches of products on GPUs by their keys: they take addresses, with no tensors around them.
+  static py::dict& known_launches() {
+    PYBIND11_CONSTINIT static py::gil_safe_call_once_and_store<py::dict> known;
+    return known.call_once_and_store_result([] { return py::dict(); }).get_stored();
+  }
+
+  // Computes a product by kernels that may have to be compiled, and returns its launches.
+  static py::object launch_first(const GemmArgs& g, c10::Device device) {
+    static Function gemm("gemm.gemm", "gemm");
+    const auto matrices = [&](const MatrixRef& x, int64_t count, int64_t rows, int64_t columns) {
+      return object_of(tensor_of(x, count, rows, columns, device));
+    };
+    const auto optional_matrices = [&](const MatrixRef& x) -> py::object {
+      return x.data ? matrices(x, g.batch, g.m, g.n) : py::none();
+    };
+    const auto optional_vector = [&](const VectorRef& x) -> py::object {
+      return x.data ? object_of(tensor_of(x, g.n, device)) : py::none();
+    };
+    const int64_t products = g.batch * g.terms;
+    return gemm(matrices(g.out, g.batch, g.m, g.n), matrices(g.a, products, g.m, g.k),
+                matrices(g.b, products, g.k, g.n), optional_matrices(g.c), optional_vector(g.bias),
+                optional_matrices(g.aux), optional_vector({g.column_sums, DType::f32, 1}), g.terms,
+                g.alpha, g.beta, activation_name(g.activation), g.derivative, g.variant);
+  }
+
   // All that a product's launches depend on: addresses count by their alignment.
-  static py::bytes key(const GemmArgs& g, c10::Device device) {
+  static py::bytes key_of(const GemmArgs& g, c10::Device device) {
     std::vector<int64_t> numbers{device.index(),
                                  g.batch,
                                  g.terms,
@@ -177,14 +230,14 @@ class TritonBackend final : public Backend {
   }
 
   template <class Args>
-  static Status update(const char* module, const char* name, const Args& args, Services& services) {
+  static Status update(Function& launch, const Args& args, Services& services) {
     const int64_t ticket = has_steps(args.list) ? address(services.tickets(1)) : 0;
     const StepScalars& s = args.scalars;
     return with_table(args.list, services, [&](int64_t table, int64_t size, uint32_t chunks) {
-      function(module, name)(table, size, chunks, as_tuple(args.options),
-                             py::make_tuple(address(s.lr), address(s.found_inf),
-                                            address(s.inv_scale), address(s.norm), s.max_norm),
-                             ticket);
+      launch(table, size, chunks, as_tuple(args.options),
+             py::make_tuple(address(s.lr), address(s.found_inf), address(s.inv_scale),
+                            address(s.norm), s.max_norm),
+             ticket);
     });
   }
 };
