@@ -206,7 +206,7 @@ def test_cuda_check_sees_a_library_that_is_too_large() -> None:
     read_sass(SASS, kernels)
     words = cuda_check.excess(kernels, cuda_check.MOST_BYTES + 1)
     assert [text.split(",")[0] for text in words] == [
-        "401 kernels in the library",
+        f"{cuda_check.MOST_KERNELS + 1} kernels in the library",
         "the library has 41943041 bytes",
     ]
 
