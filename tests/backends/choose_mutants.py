@@ -100,7 +100,7 @@ MUTANTS: tuple[Mutant, ...] = (
     (
         "torch.compile traces it",
         "csrc/bindings/backends/python.h",
-        "before_ = set_(pybind11::none())",
+        "before_ = set()(pybind11::none())",
         "before_ = pybind11::none()",
     ),
     (
