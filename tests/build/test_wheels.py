@@ -97,6 +97,16 @@ def test_the_wheel_that_fits_is_returned(
     assert capsys.readouterr().out == f"amp_ext: installed from the ready wheel {wheel.as_uri()}\n"
 
 
+@pytest.mark.parametrize(
+    "version", ["2.14.1", "2.14.1+cu130", "2.14.0+cpu", "2.14.0a0+git1", "2.14.0.dev1+cu130"]
+)
+def test_a_wheel_is_for_the_torches_that_the_import_takes(version: str) -> None:
+    from amp_ext._library import _interface
+
+    expected = "torch" + _interface(version).replace("+", "-")
+    assert build_backend.flavour(version) == expected
+
+
 def test_the_page_may_be_on_the_web(
     wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
