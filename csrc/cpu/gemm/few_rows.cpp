@@ -13,7 +13,8 @@ constexpr int64_t kSums = 4096;
 bool has_few_rows(const GemmArgs& g) {
   const bool is_16_bit = g.b.dtype == DType::f16 || g.b.dtype == DType::bf16;
   const bool has_lines = g.b.column_stride == 1 || g.b.row_stride == 1;
-  return g.m <= (Bf16::can(g) ? 4 : 8) && is_16_bit && has_lines;
+  const int64_t most = !Bf16::can(g) ? tile_kernels().few_rows : g.b.column_stride == 1 ? 8 : 4;
+  return g.m <= most && is_16_bit && has_lines;
 }
 
 void FewRows::multiply(const Part& part, float* workspace, const Host& host) {

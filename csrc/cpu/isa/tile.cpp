@@ -166,23 +166,40 @@ void for_each_group(int64_t count, Body body) {
 
 // Streams from memory at a time, as registers allow.
 constexpr int kLines = kLanes == 16 ? 8 : 4;
+constexpr int64_t kFewRows = kLanes == 16 ? 32 : kLanes == 8 ? 16 : 4;
 
+// Unrolled and inlined: a sum with an index of run time would be kept in memory.
 template <class Half, int kRowCount, int kLineCount>
 void add_dots(const FewRowsArgs& x, int64_t row, int64_t line) {
+  // Enough of them to hide an addition's latency.
+  constexpr int kSums = kLineCount > 1 ? 1 : 8 / kRowCount;
   const float* const a = x.a + row * x.lda;
   const uint16_t* const b = x.b + line * x.ldb;
-  Vector sums[kRowCount][kLineCount] = {};
-  // Inlined, or the sums would be kept in memory.
-  const auto add = [&](int64_t i, int count) __attribute__((always_inline)) {
+  Vector sums[kRowCount][kLineCount][kSums] = {};
+  const auto add = [&](int64_t i, int s, int count) __attribute__((always_inline)) {
+#pragma GCC unroll 8
     for (int l = 0; l < kLineCount; ++l) {
       const Vector factor = Half::load(b + l * x.ldb + i, count);
-      for (int r = 0; r < kRowCount; ++r) sums[r][l] += load(a + r * x.lda + i, count) * factor;
+#pragma GCC unroll 2
+      for (int r = 0; r < kRowCount; ++r) sums[r][l][s] += load(a + r * x.lda + i, count) * factor;
     }
   };
-  for_each_vector(x.n, add);
+  int64_t i = 0;
+  for (; i + kSums * kLanes <= x.n; i += kSums * kLanes) {
+#pragma GCC unroll 8
+    for (int s = 0; s < kSums; ++s) add(i + s * kLanes, s, kLanes);
+  }
+  for (; i + kLanes <= x.n; i += kLanes) add(i, 0, kLanes);
+  if (i < x.n) add(i, 0, static_cast<int>(x.n - i));
+#pragma GCC unroll 2
   for (int r = 0; r < kRowCount; ++r) {
     float* const to = x.sums + (row + r) * x.sums_ld + line;
-    for (int l = 0; l < kLineCount; ++l) to[l] += sum_of(sums[r][l]);
+#pragma GCC unroll 8
+    for (int l = 0; l < kLineCount; ++l) {
+#pragma GCC unroll 8
+      for (int s = 1; s < kSums; ++s) sums[r][l][0] += sums[r][l][s];
+      to[l] += sum_of(sums[r][l][0]);
+    }
   }
 }
 
@@ -205,11 +222,13 @@ void add_multiples(const FewRowsArgs& x, int64_t row, int64_t line) {
 
 template <class Half>
 void add_dots(const FewRowsArgs& x) {
-  for_each_group<kLines>(x.lines, [&](auto lines, int64_t line) {
+  const auto add = [&](auto lines, int64_t line) {
     for_each_group<2>(x.rows, [&](auto rows, int64_t row) {
       add_dots<Half, rows.value, lines.value>(x, row, line);
     });
-  });
+  };
+  // Several lines share what is loaded of a; a single stream gets the most from memory.
+  x.rows > 1 ? for_each_group<kLines>(x.lines, add) : for_each_group<1>(x.lines, add);
 }
 
 template <class Half>
@@ -236,6 +255,7 @@ namespace AMP_EXT_ISA {
 extern const TileKernels tile_kernels;
 const TileKernels tile_kernels = {
     multiply,
+    kFewRows,
     {nullptr, add_dots<F16>, add_dots<BF16>, nullptr},
     {nullptr, add_multiples<F16>, add_multiples<BF16>, nullptr},
     combine,
