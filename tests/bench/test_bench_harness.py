@@ -186,18 +186,18 @@ def timed(p20: float, **more: object) -> ledger.Record:
 
 
 def test_base_lines() -> None:
-    """Ratios of rounds, their geometric mean, and the mean over the cases that count."""
+    """Ratios of rounds, the middle one, and the geometric mean over the cases that count."""
     good, bad = timed(5.0, case="b"), timed(5.0, case="b", error="CheckError: wrong")
     others = [timed(1.0, provider="copy", limit=True, error="wrong"), timed(1.0, provider="torch")]
     lines, status = base.compared(
-        [timed(8.0), good, timed(2.0), bad, *others],
-        [timed(2.0), good, timed(2.0), good, timed(2.0, case="c"), *others],
+        [timed(8.0), good, timed(2.0), bad, timed(5.0), good, *others],
+        [timed(2.0), good, timed(2.0), good, timed(2.0), good, timed(2.0, case="c"), *others],
     )
     assert status == 1
-    assert " ".join(lines[1].split()) == "unscale 7 x 7 cpu 2.00 2.00 2.00 1.00..4.00"
+    assert " ".join(lines[1].split()) == "unscale 7 x 7 cpu 2.00 2.00 2.50 1.00..4.00"
     assert lines[2].endswith("NO RATIO, the base: CheckError: wrong")
     assert lines[3].endswith("NO RATIO, the base cannot run it")
-    assert " ".join(lines[4].split()) == "geometric mean of 1 ratios base / now cpu 2.00"
+    assert " ".join(lines[4].split()) == "geometric mean of 1 ratios base / now cpu 2.50"
     assert all(len(line) <= 100 for line in lines)
 
 
@@ -248,9 +248,9 @@ def test_both_sides_run_in_turn(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(base, "run_apart", pretend)
     before, now = base.measure_both("HEAD", ["unscale", "cast"], ["--quick"])
     assert list((root / "build/base/amp_ext").glob("_C.*"))
-    assert ran == [(op, s) for op in ("unscale", "cast") for s in 2 * ("base", "now")]
-    assert [record["p20_us"] for record in before] == 4 * [4.0]
-    assert [record["p20_us"] for record in now] == 4 * [2.0]
+    assert ran == [(op, s) for op in ("unscale", "cast") for s in 3 * ("base", "now")]
+    assert [record["p20_us"] for record in before] == 6 * [4.0]
+    assert [record["p20_us"] for record in now] == 6 * [2.0]
 
 
 @pytest.mark.full

@@ -49,7 +49,7 @@ class Product {
  public:
   Product(const char* op, const at::Tensor& a, const at::Tensor& b, const GemmOptions& options,
           at::IntArrayRef sizes)
-      : op_(op), sizes_(sizes.vec()), options_(a.options().requires_grad(false)) {
+      : op_(op), sizes_(sizes), options_(a.options().requires_grad(false)) {
     describe(args_.a, a, options.trans_a);
     describe(args_.b, b, options.trans_b);
     args_.m = sizes[sizes.size() - 2];
@@ -106,7 +106,7 @@ class Product {
     }
     amp_ext::run(op_, backend, options_.device(),
                  [&](Services& services) { return backend.gemm(args_, services); });
-    return results_;
+    return std::move(results_);
   }
 
  private:
@@ -157,7 +157,7 @@ class Product {
   };
 
   const char* op_;
-  std::vector<int64_t> sizes_;  // of the result
+  at::DimVector sizes_;  // of the result
   at::TensorOptions options_;
   at::ScalarType out_type_, sums_type_;
   GemmArgs args_{};

@@ -103,14 +103,14 @@ bool can_be_here(const GemmArgs& g) {
   return is_small(g, kMostHere) && g.k <= kSmallProduct && small_workspace(g) <= kMostWorkspace;
 }
 
-void small_product(const GemmArgs& g, int64_t batch, float* workspace, const Host& serial) {
+void small_product(const GemmArgs& g, int64_t batch, float* workspace, const Host& host) {
   const int64_t ldb = round_up(g.n, kTileColumns);
   float* const b = workspace;
   float* const sums = b + g.k * ldb;
   float* const a_buffer = sums + g.m * ldb;
   float* const b_buffer = a_buffer + g.m * g.k;
-  const Block a = Widened(g.a).block(batch, {0, g.m}, {0, g.k}, a_buffer, serial);
-  const Block from = Widened(g.b).block(batch, {0, g.k}, {0, g.n}, b_buffer, serial);
+  const Block a = Widened(g.a).block(batch, {0, g.m}, {0, g.k}, a_buffer, host);
+  const Block from = Widened(g.b).block(batch, {0, g.k}, {0, g.n}, b_buffer, host);
   for (int64_t p = 0; p < g.k; ++p) {
     float* const row = b + p * ldb;
     if (from.transposed) {
@@ -123,19 +123,15 @@ void small_product(const GemmArgs& g, int64_t batch, float* workspace, const Hos
   tile_kernels().multiply(
       {a.data, b, sums, g.m, g.k, a.transposed ? 1 : a.ld, a.transposed ? a.ld : 1, ldb});
   finish_rows(g, batch, {0, g.m}, {0, g.n}, sums, ldb);
-  if (g.column_sums) add_column_sums(g, g.m, {0, g.n}, sums, ldb, serial);
+  if (g.column_sums) add_column_sums(g, g.m, {0, g.n}, sums, ldb, host);
 }
 
 void small_products(const GemmArgs& g, const Host& host) {
-  Host serial = host;
-  serial.parallel_for = [](int64_t count, int64_t, void* opaque, ParallelBody body) {
-    body(opaque, 0, count);
-  };
   const int64_t share = (1 << 20) / (g.m * g.n * std::max<int64_t>(g.k, 16));
   const int64_t grain = g.column_sums ? g.batch : std::max<int64_t>(1, share);
   parallel(host, g.batch, grain, [&](int64_t begin, int64_t end) {
     float* const workspace = host.workspace(small_workspace(g));
-    for (int64_t i = begin; i < end; ++i) small_product(g, i, workspace, serial);
+    for (int64_t i = begin; i < end; ++i) small_product(g, i, workspace, host);
   });
 }
 

@@ -6,19 +6,12 @@
 
 #include "backend.h"
 #include "isa/span.h"
+#include "parallel.h"
 
 namespace amp_ext::cpu {
 
 // Elements that are worth waking a thread for when they are only converted.
 constexpr int64_t kConvertGrain = 1 << 16;
-
-// Calls body(begin, end) as Host::parallel_for does.
-template <class Body>
-void parallel(const Host& host, int64_t count, int64_t grain, Body body) {
-  host.parallel_for(count, grain, &body, [](void* opaque, int64_t begin, int64_t end) {
-    (*static_cast<Body*>(opaque))(begin, end);
-  });
-}
 
 // How many pieces are worth waking a thread for, when `least` is and a piece is `each`.
 inline int64_t grain(int64_t least, int64_t each) {

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "backend.h"
+#include "parallel.h"
 
 namespace amp_ext::cpu {
 
@@ -56,16 +57,10 @@ struct Chunk {
 // number of threads.
 template <class Ref, class Body>
 void for_each_chunk(const ListOf<Ref>& list, const Host& host, Body body) {
-  struct Walk {
-    const ListOf<Ref>& list;
-    Body& body;
-  } walk{list, body};
-
   int64_t total = 0;
   for (int64_t i = 0; i < list.size; ++i) total += list.refs[i].numel;
 
-  host.parallel_for(total, kGrainElements, &walk, [](void* opaque, int64_t begin, int64_t end) {
-    auto& [list, body] = *static_cast<Walk*>(opaque);
+  parallel(host, total, kGrainElements, [&](int64_t begin, int64_t end) {
     int64_t start = 0;  // of the ref, in elements of the flattened list
     int64_t first_chunk = 0;
     for (int64_t i = 0; i < list.size && start < end; ++i) {

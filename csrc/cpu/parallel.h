@@ -1,0 +1,18 @@
+// Loops by several threads.
+#pragma once
+
+#include "amp_ext/host.h"
+
+namespace amp_ext::cpu {
+
+// Calls body(begin, end) as Host::parallel_for does; here at once where it is one call, since what
+// torch does around that takes longer than a small product or list.
+template <class Body>
+void parallel(const Host& host, int64_t count, int64_t grain, Body body) {
+  if (count <= grain) return body(0, count);
+  host.parallel_for(count, grain, &body, [](void* opaque, int64_t begin, int64_t end) {
+    (*static_cast<Body*>(opaque))(begin, end);
+  });
+}
+
+}  // namespace amp_ext::cpu
