@@ -16,7 +16,7 @@ from harness import ledger
 from harness.table import microseconds
 
 ROOT = Path(__file__).resolve().parents[2]
-ROUNDS = 3  # a processor's speed may change between two
+ROUNDS = 3  # the median leaves out one in which the processor's speed changed
 ROW = "{:<12}{:<40}{:<8}{:>10}{:>10}{:>7}{:>13}"
 
 
@@ -112,7 +112,7 @@ def measure_both(
 
 
 def compared(base: Sequence[dict], now: Sequence[dict]) -> tuple[list[str], int]:
-    """The table of ratios base / now, each the median of the rounds, with their range.
+    """The table of times and of ratios base / now, medians of the rounds, and the ratios' range.
 
     Returns:
         Its lines and the exit status: 1 where a case has failed on either side.
@@ -129,12 +129,12 @@ def compared(base: Sequence[dict], now: Sequence[dict]) -> tuple[list[str], int]
             lines.append(f"{name[0]:<12}{name[1]:<40}{name[2]:<8} NO RATIO, {lacking}")
             continue
         each = [b["p20_us"] / n["p20_us"] for b, n in zip(*found, strict=True)]
-        middle = median(each)
+        ratio = median(each)
         if found[1][0]["counted"]:
-            ratios.setdefault(name[2], []).append(middle)
-        shown = (microseconds(min(record["p20_us"] for record in side)) for side in found)
+            ratios.setdefault(name[2], []).append(ratio)
+        shown = (microseconds(median(record["p20_us"] for record in side)) for side in found)
         spread = f"{min(each):.2f}..{max(each):.2f}"
-        lines.append(ROW.format(*name, *shown, f"{middle:.2f}", spread))
+        lines.append(ROW.format(*name, *shown, f"{ratio:.2f}", spread))
     for provider, of in ratios.items():
         words = f"geometric mean of {len(of)} ratios base / now"
         lines.append(ROW.format("", words, provider, "", "", f"{geometric_mean(of):.2f}", ""))

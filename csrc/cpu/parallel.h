@@ -5,8 +5,9 @@
 
 namespace amp_ext::cpu {
 
-// Calls body(begin, end) as Host::parallel_for does; here at once where it is one call, since what
-// torch does around that takes longer than a small product or list.
+// Calls body(begin, end) as Host::parallel_for does. A count within the grain is one direct call,
+// since torch's preparations take longer than a small product or list; loops inside of it may use
+// threads.
 template <class Body>
 void parallel(const Host& host, int64_t count, int64_t grain, Body body) {
   if (count <= grain) return body(0, count);

@@ -194,7 +194,7 @@ def test_base_lines() -> None:
         [timed(2.0), good, timed(2.0), good, timed(2.0), good, timed(2.0, case="c"), *others],
     )
     assert status == 1
-    assert " ".join(lines[1].split()) == "unscale 7 x 7 cpu 2.00 2.00 2.50 1.00..4.00"
+    assert " ".join(lines[1].split()) == "unscale 7 x 7 cpu 5.00 2.00 2.50 1.00..4.00"
     assert lines[2].endswith("NO RATIO, the base: CheckError: wrong")
     assert lines[3].endswith("NO RATIO, the base cannot run it")
     assert " ".join(lines[4].split()) == "geometric mean of 1 ratios base / now cpu 2.50"

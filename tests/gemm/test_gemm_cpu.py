@@ -55,7 +55,7 @@ def test_an_odd_k_takes_nothing_of_the_next_row() -> None:
 
 
 @pytest.mark.parametrize("trans_b", [False, True])
-@pytest.mark.parametrize("m", [1, 4, 5, 32, 33])
+@pytest.mark.parametrize("m", [1, 3, 8, 16, 32])
 @pytest.mark.parametrize("dtype", [FP16, BF16], ids=str)
 def test_few_rows(dtype: torch.dtype, m: int, trans_b: bool) -> None:
     """A thread has the sums of 128 columns, or more, at hand; 611 steps fill no vector."""
@@ -74,10 +74,27 @@ def test_few_rows(dtype: torch.dtype, m: int, trans_b: bool) -> None:
 
 @pytest.mark.parametrize("holes", [False, True])
 @pytest.mark.parametrize("n", [1, 15])
-def test_few_rows_and_columns(n: int, holes: bool) -> None:
+def test_few_columns(n: int, holes: bool) -> None:
     """Of one dense column, both strides are 1; 15 fill no vector."""
-    a, b = integers(2, 9001, dtype=FP16), integers(9001, n + holes, dtype=FP16)[:, :n]
+    a, b = integers(1, 9001, dtype=FP16), integers(9001, n + holes, dtype=FP16)[:, :n]
     assert torch.equal(ops.gemm(a, b, out_dtype=FP32), product(a, b))
+
+
+@pytest.mark.parametrize("trans_b", [False, True])
+@pytest.mark.parametrize("m", [1, 2, 3])
+def test_few_rows_by_any_number_of_threads(m: int, trans_b: bool) -> None:
+    """Threads cut the columns within what one thread takes at a time."""
+    a, b = torch.randn(m, 611).half(), torch.randn(611, 1100).half()
+    stored = b.t().contiguous() if trans_b else b
+    threads, results = torch.get_num_threads(), []
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            results.append(ops.gemm(a, stored, trans_b=trans_b, out_dtype=FP32))
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
 
 
 @pytest.mark.parametrize("m", [8, 64])

@@ -96,7 +96,7 @@ class Product {
     return choose_gemm(options_.device(), args_, reason);
   }
 
-  Results run() {
+  Results run() && {
     if (!results_.out.defined()) results_.out = allocate(args_.out.data, sizes_, out_type_);
     if (args_.derivative) results_.column_sums = allocate(args_.column_sums, {args_.n}, sums_type_);
     const Backend& backend = choose();
@@ -173,8 +173,8 @@ TensorPair gemm_with_aux_kernel(const at::Tensor& a, const at::Tensor& b,
                                 const GemmOptions& options) {
   Product product(kGemmWithAux, a, b, options, check_gemm<int64_t>(kGemmWithAux, a, b, options));
   product.write_aux();
-  const Results results = product.run();
-  return {results.out, results.aux};
+  Results results = std::move(product).run();
+  return {std::move(results.out), std::move(results.aux)};
 }
 
 TensorPair gemm_times_derivative_kernel(const at::Tensor& a, const at::Tensor& b,
@@ -182,8 +182,8 @@ TensorPair gemm_times_derivative_kernel(const at::Tensor& a, const at::Tensor& b
   Product product(kGemmTimesDerivative, a, b, options,
                   check_gemm_times_derivative<int64_t>(a, b, aux, options));
   product.differentiate_at(aux);
-  const Results results = product.run();
-  return {results.out, results.column_sums};
+  Results results = std::move(product).run();
+  return {std::move(results.out), std::move(results.column_sums)};
 }
 
 // Whether kernels can write it: rows one after another, and matrices.
@@ -212,7 +212,7 @@ void gemm_accumulate_kernel(const at::Tensor& c, const at::Tensor& given_a,
   given.read_tensor("b", b);
   Product product(kGemmAccumulate, a, b, options, c.sizes());
   product.accumulate_into(c);
-  product.run();
+  std::move(product).run();
   given.mark_written();
 }
 

@@ -8,20 +8,28 @@ namespace {
 // That a thread has at hand at a time.
 constexpr int64_t kSums = 4096;
 
+// Measured, where there are instructions for bf16, against them.
+int64_t most_rows(const GemmArgs& g) {
+  if (!Bf16::can(g)) return tile_kernels().most_rows;
+  return g.b.column_stride == 1 ? 8 : 4;
+}
+
 }  // namespace
 
 bool has_few_rows(const GemmArgs& g) {
   const bool is_16_bit = g.b.dtype == DType::f16 || g.b.dtype == DType::bf16;
   const bool has_lines = g.b.column_stride == 1 || g.b.row_stride == 1;
-  const int64_t most = !Bf16::can(g) ? tile_kernels().few_rows : g.b.column_stride == 1 ? 8 : 4;
-  return g.m <= most && is_16_bit && has_lines;
+  return g.m <= std::min(g.n, most_rows(g)) && g.m * g.k <= kMostWorkspace && is_16_bit &&
+         has_lines;
 }
 
 void FewRows::multiply(const Part& part, float* workspace, const Host& host) {
-  for (int64_t r = 0; r < part.rows.size; ++r) {
-    widen(address(g_.a, part.matrix, part.rows.begin + r, 0), g_.a.dtype, g_.a.column_stride, g_.k,
-          workspace + r * g_.k);
-  }
+  parallel(host, part.rows.size, grain(kConvertGrain, g_.k), [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) {
+      widen(address(g_.a, part.matrix, part.rows.begin + r, 0), g_.a.dtype, g_.a.column_stride,
+            g_.k, workspace + r * g_.k);
+    }
+  });
   parallel(host, part.columns.size, grain(kConvertGrain, g_.k), [&](int64_t begin, int64_t end) {
     alignas(64) float sums[kSums];
     const int64_t ld = kSums / part.rows.size;

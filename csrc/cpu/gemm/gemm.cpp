@@ -19,9 +19,8 @@ constexpr int64_t kHere = 1, kByLibrary = 2;
 
 // So many multiplications at most: the library's call alone costs as much.
 constexpr int64_t kSmallProduct = 1 << 17;
-// In one thread, and with all of both operands widened at a time, more never pay.
+// Multiplied in one thread, more never pay.
 constexpr int64_t kMostHere = 1 << 23;
-constexpr int64_t kMostWorkspace = 1 << 22;  // elements
 
 constexpr int64_t kLine = 1024;
 

@@ -11,6 +11,9 @@ namespace amp_ext::cpu {
 constexpr int64_t kBlockElements = 1 << 20;
 constexpr int64_t kBlockExtent = 2048;
 
+// Elements of operands that are widened whole, at most.
+constexpr int64_t kMostWorkspace = 1 << 22;
+
 inline int64_t block_extent(int64_t extent, int64_t other) {
   return std::min(extent, std::max(kBlockExtent, kBlockElements / std::max<int64_t>(other, 1)));
 }

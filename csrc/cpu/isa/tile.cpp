@@ -164,15 +164,15 @@ void for_each_group(int64_t count, Body body) {
   for (; i < count; ++i) body(Constant<1>{}, i);
 }
 
-// Streams from memory at a time, as registers allow.
+// As registers allow.
 constexpr int kLines = kLanes == 16 ? 8 : 4;
-constexpr int64_t kFewRows = kLanes == 16 ? 32 : kLanes == 8 ? 16 : 4;
+// Measured.
+constexpr int64_t kMostRows = kLanes == 16 ? 32 : kLanes == 8 ? 16 : 4;
 
-// Unrolled and inlined: a sum with an index of run time would be kept in memory.
-template <class Half, int kRowCount, int kLineCount>
+// Each row and line has kSums sums. Unrolled and inlined: sums indexed at run time would be kept in
+// memory.
+template <class Half, int kRowCount, int kLineCount, int kSums>
 void add_dots(const FewRowsArgs& x, int64_t row, int64_t line) {
-  // Enough of them to hide an addition's latency.
-  constexpr int kSums = kLineCount > 1 ? 1 : 8 / kRowCount;
   const float* const a = x.a + row * x.lda;
   const uint16_t* const b = x.b + line * x.ldb;
   Vector sums[kRowCount][kLineCount][kSums] = {};
@@ -220,15 +220,22 @@ void add_multiples(const FewRowsArgs& x, int64_t row, int64_t line) {
   });
 }
 
+// The order of a sum depends on the number of rows alone, not on a line's place in a group, which
+// differs with the number of threads.
 template <class Half>
 void add_dots(const FewRowsArgs& x) {
-  const auto add = [&](auto lines, int64_t line) {
+  // One row waits for memory, which a single stream reads fastest; eight sums hide the latency of
+  // an addition.
+  if (x.rows == 1) {
+    for (int64_t line = 0; line < x.lines; ++line) add_dots<Half, 1, 1, 8>(x, 0, line);
+    return;
+  }
+  // Several wait for arithmetic: lines share what is loaded of a.
+  for_each_group<kLines>(x.lines, [&](auto lines, int64_t line) {
     for_each_group<2>(x.rows, [&](auto rows, int64_t row) {
-      add_dots<Half, rows.value, lines.value>(x, row, line);
+      add_dots<Half, rows.value, lines.value, 1>(x, row, line);
     });
-  };
-  // Several lines share what is loaded of a; a single stream gets the most from memory.
-  x.rows > 1 ? for_each_group<kLines>(x.lines, add) : for_each_group<1>(x.lines, add);
+  });
 }
 
 template <class Half>
@@ -255,7 +262,7 @@ namespace AMP_EXT_ISA {
 extern const TileKernels tile_kernels;
 const TileKernels tile_kernels = {
     multiply,
-    kFewRows,
+    kMostRows,
     {nullptr, add_dots<F16>, add_dots<BF16>, nullptr},
     {nullptr, add_multiples<F16>, add_multiples<BF16>, nullptr},
     combine,

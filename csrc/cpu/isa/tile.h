@@ -44,9 +44,9 @@ struct FewRowsArgs {
 // Arrays are indexed by DType, or by Activation; that of `none` is null.
 struct TileKernels {
   void (*multiply)(const TileArgs&);
-  // At most so many rows are multiplied sooner by the next two than by a library that is given
-  // widened lines: lines are widened once for every two rows.
-  int64_t few_rows;
+  // Up to so many rows the next two, which widen a line once for every two rows, are faster than
+  // widening all of b for a library.
+  int64_t most_rows;
   // Of the 16-bit types; null for others.
   void (*add_dots[kDTypes])(const FewRowsArgs&);
   void (*add_multiples[kDTypes])(const FewRowsArgs&);
