@@ -18,7 +18,7 @@ USES = autocast distributed integration layers migrating scaler
 
 .DEFAULT_GOAL = help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check all-tests bench figures lint format hostile mutants cuda-check \
+.PHONY: help demo test check environments all-tests bench figures lint format hostile mutants cuda-check \
     test-trainers gpu wheels clean
 
 help: ## this list
@@ -31,6 +31,9 @@ test: .venv/built ## the test suite, without what only combines the same cases o
 	.venv/$(PYTEST) -m "not full" tests
 
 check: lint cuda-check test-trainers all-tests hostile mutants ## everything that needs no GPU; needs nvcc
+
+# With --jobs=2, packages are installed while others are installed or compile.
+environments: .venv-cuda/built .venv/made .venv-lint/made .venv-trainers/made
 
 all-tests: .venv/built
 	.venv/$(PYTEST) --durations 20 tests

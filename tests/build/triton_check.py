@@ -11,11 +11,13 @@ waiting for it, and where triton_kernels has a kernel that tests/build/triton_va
 from __future__ import annotations
 
 import importlib
+import multiprocessing
 import pkgutil
 import re
 import sys
 import tempfile
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +46,14 @@ def compiled(variant: Variant, arch: int) -> tuple[Kernel, str]:
     (kernel,) = kernels.values()
     kernel.shared = result.metadata.shared  # the launch asks for it
     return kernel, result.asm["ptx"]
+
+
+wanted = cache(variants)
+
+
+def compiled_at(index: int, arch: int) -> tuple[Kernel, str]:
+    """As `compiled`, by the variant's place: a kernel cannot be sent to another process."""
+    return compiled(wanted()[index], arch)
 
 
 def local_accesses(kernel: Kernel) -> int:
@@ -142,21 +152,21 @@ def main() -> int:
     if triton.knobs.runtime.interpret:
         print("triton-check: unset TRITON_INTERPRET, interpreted kernels are not compiled")
         return 1
-    wanted = variants()
-    problems = missing(library_kernels(), wanted)
+    problems = missing(library_kernels(), wanted())
+    jobs = [(index, arch) for index, variant in enumerate(wanted()) for arch in variant.archs]
+    with multiprocessing.get_context("fork").Pool() as pool:  # which have read the kernels already
+        results = pool.starmap(compiled_at, jobs, chunksize=1)
     heads = ("regs", "smem", "stack", "spills", "size")
     print(f"{'Triton kernel':<48}{'arch':<8}" + "".join(f"{head:>10}" for head in heads))
-    for variant in wanted:
-        for arch in variant.archs:
-            limit = SHARED_LIMITS[arch]
-            kernel, ptx = compiled(variant, arch)
-            found = faults(kernel, variant.needed, limit) + crowding(kernel, variant)
-            found += order_faults(ptx) if variant.last_reads else []
-            problems += [f"{variant.name} for sm_{arch}: {fault}" for fault in found]
-            columns = (kernel.registers, kernel.shared, kernel.stack, local_accesses(kernel))
-            columns += (kernel.instructions.total(),)
-            row = "".join(f"{column:>10}" for column in columns)
-            print(f"{variant.name:<48}sm_{arch:<5}{row}")
+    for (index, arch), (kernel, ptx) in zip(jobs, results, strict=True):
+        variant = wanted()[index]
+        found = faults(kernel, variant.needed, SHARED_LIMITS[arch]) + crowding(kernel, variant)
+        found += order_faults(ptx) if variant.last_reads else []
+        problems += [f"{variant.name} for sm_{arch}: {fault}" for fault in found]
+        columns = (kernel.registers, kernel.shared, kernel.stack, local_accesses(kernel))
+        columns += (kernel.instructions.total(),)
+        row = "".join(f"{column:>10}" for column in columns)
+        print(f"{variant.name:<48}sm_{arch:<5}{row}")
     print("shared memory and stack in bytes, spills and size in instructions")
     for problem in problems:
         print(f"triton-check: {problem}", file=sys.stderr)
