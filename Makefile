@@ -18,8 +18,8 @@ USES = autocast distributed integration layers migrating scaler
 
 .DEFAULT_GOAL = help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check environments all-tests bench figures lint format hostile mutants cuda-check \
-    test-trainers gpu wheels clean
+.PHONY: help demo test check environments all-tests bench figures lint format hostile mutants \
+    cuda-check test-trainers gpu wheels clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-15s%s\n", $$1, $$2}' Makefile

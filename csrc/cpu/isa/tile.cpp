@@ -189,8 +189,7 @@ void add_dots(const FewRowsArgs& x, int64_t row, int64_t line) {
 #pragma GCC unroll 8
     for (int s = 0; s < kSums; ++s) add(i + s * kLanes, s, kLanes);
   }
-  for (; i + kLanes <= x.n; i += kLanes) add(i, 0, kLanes);
-  if (i < x.n) add(i, 0, static_cast<int>(x.n - i));
+  for_each_vector(x.n - i, [&](int64_t j, int count) { add(i + j, 0, count); });
 #pragma GCC unroll 2
   for (int r = 0; r < kRowCount; ++r) {
     float* const to = x.sums + (row + r) * x.sums_ld + line;
