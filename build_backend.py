@@ -8,8 +8,7 @@ with the file's SHA-256:
                      place that is named in wheels.url, which release/wheels.py writes into the
                      sources
 
-Where no wheel fits, amp_ext is compiled against the torch that is installed; without a C++ compiler
-the package is made without its extension module, and needs no torch.
+Where no wheel fits, amp_ext is compiled against the torch that is installed.
 
 pip builds in an environment of its own that hides the installed packages. A torch downloaded
 into it could differ from the one that the extension will meet, so the hooks here look up where
@@ -25,8 +24,6 @@ import json
 import os
 import re
 import runpy
-import shlex
-import shutil
 import subprocess
 import sys
 import sysconfig
@@ -51,14 +48,6 @@ def env_flag(name: str) -> bool:
 def version() -> str:
     text = (ROOT / "amp_ext/__init__.py").read_text()
     return re.search(r'^__version__ = "(.+)"', text, re.MULTILINE)[1]
-
-
-def why_no_extension() -> str | None:
-    """Why amp_ext._C is left out of a build from source; None if it is built."""
-    if env_flag("FORCE_PYTHON"):
-        return "FORCE_PYTHON is set"
-    compiler, *_ = shlex.split(os.environ.get("CXX") or "c++")
-    return None if shutil.which(compiler) else f"there is no C++ compiler {compiler}"
 
 
 # ---- the installed torch -----------------------------------------------------------------------
@@ -166,7 +155,7 @@ def find_wheel() -> ReadyWheel | str:
     place, asked = place_of_wheels()
     if place is None:
         return "AMP_EXT_WHEELS is empty" if asked else "these sources name no place of wheels"
-    if variable := next(filter(env_flag, ("FORCE_PYTHON", *BUILD_VARIABLES)), None):
+    if variable := next(filter(env_flag, BUILD_VARIABLES), None):
         return f"{variable} is set"
     torch = _find_torch()
     if torch is None:
@@ -196,10 +185,8 @@ def find_wheel() -> ReadyWheel | str:
 # ---- hooks -------------------------------------------------------------------------------------
 
 
-def _requirements(why: str | None) -> list[str]:
-    """What a build from source needs, given why it is one without extension module."""
-    if why:
-        return [SETUPTOOLS]
+def _requirements() -> list[str]:
+    """What a build from source needs."""
     return [SETUPTOOLS, "ninja", *([] if _find_torch() else [TORCH])]
 
 
@@ -224,13 +211,11 @@ def get_requires_for_build_sdist(config_settings=None):
 def get_requires_for_build_wheel(config_settings=None):
     if isinstance(find_wheel(), ReadyWheel):
         return []
-    return _requirements(why_no_extension())
+    return _requirements()
 
 
 def get_requires_for_build_editable(config_settings=None):
-    if reason := why_no_extension():
-        sys.exit(f"amp_ext: an editable install needs the extension module, but {reason}")
-    return _requirements(None)
+    return _requirements()
 
 
 def prepare_metadata_for_build_wheel(metadata_directory, config_settings=None):

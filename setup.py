@@ -4,7 +4,6 @@ The libraries need neither torch nor Python: one file serves all versions of the
 in pyproject.toml.
 
 Environment variables:
-    FORCE_PYTHON=1         leave amp_ext._C out, as where there is no C++ compiler
     FORCE_CPU=1            leave the CUDA kernels out
     FORCE_CUDA=1           fail where the CUDA kernels cannot be built
     TORCH_CUDA_ARCH_LIST   architectures of the kernels, by default those of DEFAULT_ARCHES that
@@ -33,11 +32,10 @@ from typing import NamedTuple
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
-from setuptools.command.build_py import build_py
 from setuptools.command.sdist import sdist
 from setuptools.errors import CompileError, PlatformError
 
-from build_backend import TORCH, env_flag, place_of_wheels, version, why_no_extension
+from build_backend import TORCH, env_flag, place_of_wheels, version
 
 ROOT = Path(__file__).resolve().parent
 CPU_LIBRARY, CUDA_LIBRARY = "libamp_ext_cpu.so", "libamp_ext_cuda.so"
@@ -145,6 +143,15 @@ def find_ninja() -> str:
     if ninja is None:
         raise PlatformError("the build needs ninja: pip install ninja")
     return ninja
+
+
+def require_compiler() -> None:
+    compiler, *_ = shlex.split(os.environ.get("CXX") or "c++")
+    if shutil.which(compiler) is None:
+        raise PlatformError(
+            f"amp_ext needs a C++20 compiler, and there is no {compiler}: install one (apt install "
+            "g++), name it in CXX, or install a wheel of amp_ext for this torch"
+        )
 
 
 def builds_kernels(force_cpu: bool, force_cuda: bool, nvcc: str | None, torch: str | None) -> bool:
@@ -361,10 +368,7 @@ def make(targets: list[Target], nvcc: str | None = None) -> list[Path]:
         command = [find_ninja(), "-f", script, *(["-j", jobs] if jobs else [])]
         if subprocess.run(command).returncode:
             names = " and ".join(target.path.name for target in targets)
-            raise CompileError(
-                f"{names} did not compile: the compiler's words are above; to install "
-                "amp_ext without them, slower but complete, set FORCE_PYTHON=1"
-            )
+            raise CompileError(f"{names} did not compile: the compiler's errors are above")
     return [target.path for target in targets]
 
 
@@ -383,12 +387,9 @@ def install(files: list[Path], folder: Path) -> None:
         shutil.copy(file, folder)
 
 
-def write_build_info(
-    folder: Path, torch_version: str | None = None, cuda_version: str | None = None
-) -> None:
+def write_build_info(folder: Path, torch_version: str, cuda_version: str | None) -> None:
     folder.joinpath("_build_info.py").write_text(
         '"""What amp_ext was built for; written by setup.py."""\n\n'
-        f"EXTENSION = {torch_version is not None}\n"
         f"TORCH_VERSION = {torch_version!r}\n"
         f"CUDA_VERSION = {cuda_version!r}\n"
         f"VERSION = {version()!r}\n"
@@ -396,18 +397,11 @@ def write_build_info(
     )
 
 
-class BuildWithoutExtension(build_py):
-    """Writes the amp_ext/_build_info.py of a package that has no amp_ext._C."""
-
-    def run(self):
-        super().run()
-        write_build_info(Path(self.build_lib, "amp_ext"))
-
-
 class BuildExtension(build_ext):
     """Compiles amp_ext._C and the libraries, and writes amp_ext/_build_info.py beside them."""
 
     def build_extension(self, ext):
+        require_compiler()
         import torch
 
         if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 11):
@@ -473,13 +467,9 @@ def dependencies() -> list[str]:
 
 
 if __name__ == "__main__":
-    reason = why_no_extension()
-    build = {"cmdclass": {"sdist": SourceDistribution, "build_ext": BuildExtension}}
-    if reason and env_flag("FORCE_CUDA"):
-        raise SystemExit(f"error: FORCE_CUDA is set, but {reason}")
-    if reason:
-        print(f"amp_ext: built without its extension module: {reason}")
-        build["cmdclass"]["build_py"] = BuildWithoutExtension
-    else:
-        build["ext_modules"] = [Extension("amp_ext._C", [])]
-    setup(license="BSD-3-Clause", install_requires=dependencies(), **build)
+    setup(
+        license="BSD-3-Clause",
+        install_requires=dependencies(),
+        ext_modules=[Extension("amp_ext._C", [])],
+        cmdclass={"sdist": SourceDistribution, "build_ext": BuildExtension},
+    )

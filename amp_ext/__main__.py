@@ -32,7 +32,6 @@ def main() -> int:
     except ImportError as error:
         print(f"\nFAIL  {error}")
         return 1
-    print_what_is_missing()
     print_devices()
     print_backends()
     print_measured()
@@ -51,33 +50,17 @@ def main() -> int:
 
 def print_versions() -> None:
     try:
-        from amp_ext._build_info import CUDA_VERSION, EXTENSION, TORCH_VERSION
+        from amp_ext._build_info import CUDA_VERSION, TORCH_VERSION
     except ImportError:
         built = "nothing yet"
     else:
-        if not EXTENSION:
-            built = "any torch, without extension module"
-        else:
-            built = (
-                f"torch {TORCH_VERSION}, {f'CUDA {CUDA_VERSION}' if CUDA_VERSION else 'no CUDA'}"
-            )
+        built = f"torch {TORCH_VERSION}, {f'CUDA {CUDA_VERSION}' if CUDA_VERSION else 'no CUDA'}"
     print(f"amp_ext {amp_ext.__version__}")
     print(f"  built for  {built}")
     cuda = f"CUDA {torch.version.cuda}" if torch.version.cuda else "no CUDA"
     print(f"  running    torch {torch.__version__}, {cuda}, Python {platform.python_version()}")
     triton = triton_version()
     print(f"             {f'Triton {triton}' if triton else 'no Triton'}")
-
-
-def print_what_is_missing() -> None:
-    from amp_ext._library import EXTENSION, GET_EXTENSION
-
-    if not EXTENSION:
-        print("\nwithout extension module")
-        print("  slower: gradients are walked over in Python; the CPU's ops are several of torch's")
-        print("  torch's own: products, autocast, and on a CPU the steps of amp_ext.optim")
-        print("  refused: amp_ext.tune, amp_ext.graph, custom_fp16_ops and custom_fp32_ops")
-        print(f"  {GET_EXTENSION}")
 
 
 def print_devices() -> None:
@@ -240,11 +223,7 @@ def check_training(device: str) -> None:
 
 def train_once(device: str, enabled: bool) -> list[Tensor]:
     """The parameters after one step, in mixed precision if that is enabled."""
-
-    from amp_ext._library import EXTENSION
-
-    # torch's own rounds the gradients of weights to FP16.
-    linear = torch.nn.functional.linear if EXTENSION else amp_ext.ops.linear
+    linear = torch.nn.functional.linear
 
     def integers(limit: int, *shape: int) -> Tensor:
         return torch.randint(-limit, limit + 1, shape, generator=generator).float().to(device)

@@ -1,6 +1,4 @@
-"""Loads the extension module, and with it the ops under ``torch.ops.amp_ext``, and the libraries of
-kernels; in an installation that was made without them, amp_ext._python in their place.
-"""
+"""Load the extension module, the ops under ``torch.ops.amp_ext``, and the libraries of kernels."""
 
 import re
 from importlib.util import find_spec
@@ -11,9 +9,6 @@ import torch
 REBUILD = "pip install --force-reinstall --no-deps ."
 # pip keeps the wheel that it has got from a release's sources, also for another torch.
 REINSTALL = "pip uninstall --yes amp-ext; pip install --no-cache-dir amp-ext"
-GET_EXTENSION = (
-    "install amp_ext where there is a C++ compiler, or a wheel for this torch, with: " + REINSTALL
-)
 
 
 def check_build(built_against: str, installed: str) -> None:
@@ -36,15 +31,6 @@ def check_build(built_against: str, installed: str) -> None:
 def _interface(version: str) -> str:
     """2.14+cu130 for 2.14.1+cu130, and a development version as it is."""
     return re.sub(r"^(\d+\.\d+)\.\d+(?=$|\+(cpu$|cu\d+$))", r"\1", version)
-
-
-def need_extension(what: str) -> None:
-    """Raises RuntimeError in an installation without an extension module."""
-    if not EXTENSION:
-        raise RuntimeError(
-            f"{what} needs amp_ext's extension module, which this installation is without; "
-            f"{GET_EXTENSION}"
-        )
 
 
 def load_library(name: str, package: str) -> tuple[Path, list[str]]:
@@ -74,35 +60,20 @@ _NOT_BUILT = (
     f"source tree to find an installed one, or build it from the source tree with: {REBUILD}"
 )
 
-if find_spec("amp_ext._build_info") is None:
+if find_spec("amp_ext._build_info") is None or find_spec("amp_ext._C") is None:
     raise ImportError(_NOT_BUILT)
 
 from amp_ext import _build_info  # noqa: E402
 
-EXTENSION: bool = _build_info.EXTENSION
-LIBRARIES: list[Path] = []
+check_build(_build_info.TORCH_VERSION, torch.__version__)
+
+from amp_ext import _C  # noqa: E402  (a module built against another torch cannot be loaded)
+
+LIBRARIES: list[Path] = [load_library("cpu", "amp_ext_kernels_cpu")[0]]
 CUDA_ARCHES: list[str] = []
+if _build_info.CUDA_VERSION:
+    major = _build_info.CUDA_VERSION.partition(".")[0]
+    path, CUDA_ARCHES = load_library("cuda", f"amp_ext_kernels_cu{major}")
+    LIBRARIES.append(path)
 
-if not EXTENSION:
-    from amp_ext import _python as _C
-elif find_spec("amp_ext._C") is None:
-    raise ImportError(_NOT_BUILT)
-else:
-    check_build(_build_info.TORCH_VERSION, torch.__version__)
-    from amp_ext import _C  # (one that was built against another torch cannot be loaded)
-
-    LIBRARIES.append(load_library("cpu", "amp_ext_kernels_cpu")[0])
-    if _build_info.CUDA_VERSION:
-        major = _build_info.CUDA_VERSION.partition(".")[0]
-        path, CUDA_ARCHES = load_library("cuda", f"amp_ext_kernels_cu{major}")
-        LIBRARIES.append(path)
-
-__all__ = [
-    "CUDA_ARCHES",
-    "EXTENSION",
-    "LIBRARIES",
-    "_C",
-    "check_build",
-    "load_library",
-    "need_extension",
-]
+__all__ = ["CUDA_ARCHES", "LIBRARIES", "_C", "check_build", "load_library"]

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import torch
 
-from amp_ext._library import _C, CUDA_ARCHES, EXTENSION, REBUILD, need_extension
+from amp_ext._library import _C, CUDA_ARCHES, REBUILD
 from amp_ext._triton import is_interpreted, triton_version, why_not_triton
 from amp_ext.ops import GEMM_OPS, LIST_OPS
 
@@ -16,7 +16,6 @@ GEMM_MODES = ("auto", "measure", "kernel", "library")
 _REBUILD = f"FORCE_CUDA=1 {REBUILD}"
 _VARIABLE = "AMP_EXT_BACKEND"
 _GEMM_VARIABLE = "AMP_EXT_GEMM"
-_WITHOUT_EXTENSION = "torch's own ops: amp_ext is installed without its extension module"
 
 
 class Backend(NamedTuple):
@@ -55,8 +54,6 @@ def set_backend(name: str | None) -> None:
     """
     if name is not None and name not in BACKENDS:
         raise ValueError(f"set_backend: name must be one of {', '.join(BACKENDS)}, got {name!r}")
-    if name == "cuda":
-        need_extension("set_backend: the cuda backend")
     if name == "cuda" and not _C.cuda_built():
         raise RuntimeError(
             f"set_backend: the cuda backend was not built; rebuild amp_ext with: {_REBUILD}"
@@ -108,8 +105,6 @@ def backend_for(device_type: str, op: str) -> Backend:
         return Backend("none", str(error))
     except RuntimeError as error:
         name, obstacle = "none", str(error)
-    if not EXTENSION and (op in GEMM_OPS or name == "library"):
-        return Backend("library", _WITHOUT_EXTENSION)
     if op in GEMM_OPS:
         return _products(device_type, name)
     if name == "triton":

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from amp_ext._library import _C, need_extension
+from amp_ext._library import _C
 from amp_ext.optim._step import COPY, MASTER, KernelStep
 from amp_ext.scaler.capture import can_capture_if
 from amp_ext.scaler.optimizers import takes_found_inf, takes_step_scalars
@@ -85,7 +85,6 @@ def make_graphed_step(
     Raises:
         TypeError, ValueError: an argument is none of the above.
     """
-    need_extension("make_graphed_step")
     modules = [modules] if isinstance(modules, nn.Module) else list(modules)
     optimizers = [optimizers] if isinstance(optimizers, Optimizer) else list(optimizers)
     for name, values, kind in (

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import torch
 
 from amp_ext import _table
-from amp_ext._library import _C, need_extension
+from amp_ext._library import _C
 from amp_ext._triton import is_interpreted, why_not_triton
 
 Candidate = tuple[str, int]
@@ -87,7 +87,6 @@ def tune(seconds: float = 30.0) -> Iterator[list[Tuned]]:
             each would measure something else.
         ValueError: seconds is not a positive number.
     """
-    need_extension("amp_ext.tune")
     if not seconds > 0:
         raise ValueError(f"amp_ext.tune: seconds must be positive, got {seconds}")
     _refuse_several_processes()

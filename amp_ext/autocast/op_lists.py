@@ -6,7 +6,7 @@ from difflib import get_close_matches
 
 from torch import nn
 
-from amp_ext._library import _C, need_extension
+from amp_ext._library import _C
 
 Listed = str | type[nn.Module]
 # The one op that the forward of a module is.
@@ -47,7 +47,6 @@ class OpLists:
     """
 
     def __init__(self, low: Iterable[Listed] | None, fp32: Iterable[Listed] | None) -> None:
-        need_extension("amp_ext.autocast with custom_fp16_ops or custom_fp32_ops")
         self.low = _full_names("custom_fp16_ops", low)
         self.fp32 = _full_names("custom_fp32_ops", fp32)
         both = [name for name in self.low if name in self.fp32]

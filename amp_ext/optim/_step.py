@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_pre_hooks
 
-from amp_ext._library import _C, EXTENSION
+from amp_ext._library import _C
 from amp_ext.optim._scalars import StepScalars
 
 MASTER = "master_param"
@@ -117,8 +117,7 @@ class KernelStep(Optimizer):
 
     def _kernels(self) -> Any:
         if self._kernel_step is None:
-            by_torch = () if EXTENSION else (self._storage == Storage(),)
-            self._kernel_step = _C.OptimizerStep(*by_torch)
+            self._kernel_step = _C.OptimizerStep()
         return self._kernel_step
 
     def _why_options(self) -> str | None:

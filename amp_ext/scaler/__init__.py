@@ -1,6 +1,5 @@
 """Gradient scaling: ``torch.amp.GradScaler``'s interface on this package's ops."""
 
-from amp_ext._library import EXTENSION
 from amp_ext._untraced import call_untraced
 from amp_ext.scaler.grad_scaler import GradScaler
 from amp_ext.scaler.history import StepRecord
@@ -9,5 +8,3 @@ from amp_ext.scaler.report import BadGradient, OverflowReport
 __all__ = ["BadGradient", "GradScaler", "OverflowReport", "StepRecord"]
 
 call_untraced(__name__)
-if not EXTENSION:
-    call_untraced("amp_ext._python")

@@ -26,7 +26,7 @@ FLAVOUR = "torch2.99-cu130"
 
 @pytest.fixture(autouse=True)
 def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("AMP_EXT_WHEELS", "FORCE_PYTHON", "FORCE_CUDA", *build_backend.BUILD_VARIABLES):
+    for name in ("AMP_EXT_WHEELS", "FORCE_CUDA", *build_backend.BUILD_VARIABLES):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -173,7 +173,7 @@ def test_why_amp_ext_is_compiled(
         assert build_backend.find_wheel() == "FORCE_CUDA is set"
     version.write_text(text)
 
-    for variable in ("FORCE_PYTHON", *build_backend.BUILD_VARIABLES):
+    for variable in build_backend.BUILD_VARIABLES:
         with monkeypatch.context() as patch:
             patch.setenv(variable, "1")
             assert build_backend.find_wheel() == f"{variable} is set"
