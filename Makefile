@@ -7,7 +7,7 @@ TORCHES = $(TORCH) $(TORCH_CUDA)
 RESULTS ?= $(if $(DRY_RUN),build/rehearsal,bench/results)
 
 CXX_FILES = $(shell find csrc tests bench -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
-PY_FILES = setup.py build_backend.py amp_ext bench release tests triton_kernels
+PY_FILES = setup.py build_backend.py amp_ext bench tests triton_kernels
 INSTALL = bin/python -m pip install -c constraints.txt
 WORKERS = -n $${MAX_JOBS:-logical} --maxprocesses 8 --dist worksteal
 PYTEST = bin/pytest $(WORKERS)
@@ -93,10 +93,8 @@ gpu: $(if $(DRY_RUN),.venv-cuda/made) ## test and measure on a GPU; ONLY=tests|c
 	    $(if $(DRY_RUN),--dry-run) $(if $(ONLY),--only $(ONLY)) $(if $(BUDGET),--budget $(BUDGET)) \
 	    $(RESULTS)
 
-wheels: .venv/made ## a release for the Pythons on PATH and TORCHES="2.13.0 2.11.0" in dist, tried; DIST_URL=URL
-	.venv/$(INSTALL) setuptools wheel ninja
-	.venv/bin/python release/wheels.py --torch $(TORCHES) $(if $(DIST_URL),--url $(DIST_URL)/wheels/index.html)
-	.venv/bin/python release/check.py --torch $(TORCHES)
+wheels: ## wheels in dist for the Pythons on PATH and TORCHES="2.13.0 2.11.0", tried without a compiler
+	$(PYTHON) tests/build/wheels.py dist $(TORCHES)
 
 clean: ## remove everything that was built or installed here
 	rm -rf .venv .venv-cuda .venv-lint .venv-trainers build dist *.egg-info amp_ext/*.so amp_ext/_build_info.py demo.png

@@ -13,8 +13,6 @@ Environment variables:
     MAX_JOBS               how many compilers run at once
     DEBUG=1                -O0 -g
     AMP_EXT_LINEINFO=1     nvcc -lineinfo, for profilers
-    AMP_EXT_MODULE_ONLY=1  amp_ext._C alone, for which a host compiler will do; the libraries are
-                           installed as packages of their own
 """
 
 import fcntl
@@ -32,10 +30,9 @@ from typing import NamedTuple
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
-from setuptools.command.sdist import sdist
 from setuptools.errors import CompileError, PlatformError
 
-from build_backend import TORCH, env_flag, place_of_wheels, version
+from build_backend import TORCH
 
 ROOT = Path(__file__).resolve().parent
 CPU_LIBRARY, CUDA_LIBRARY = "libamp_ext_cpu.so", "libamp_ext_cuda.so"
@@ -62,6 +59,15 @@ class Toolkit(NamedTuple):
 
 
 Unit = tuple[Path, str, list[str]]  # source, object file (or precompiled header), flags
+
+
+def env_flag(name: str) -> bool:
+    return os.environ.get(name, "0") not in ("", "0")
+
+
+def version() -> str:
+    text = (ROOT / "amp_ext/__init__.py").read_text()
+    return re.search(r'^__version__ = "(.+)"', text, re.MULTILINE)[1]
 
 
 def parse_arch_list(text: str, known: Collection[str]) -> list[str]:
@@ -198,21 +204,16 @@ def host_flags() -> list[str]:
     return [*common_flags(), "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra"]
 
 
-def cuda_folders(torch_dir: Path, cuda: str, toolkit: Toolkit | None) -> list[Path]:
+def cuda_folders(torch_dir: Path, toolkit: Toolkit) -> list[Path]:
     """Where the headers and the runtime of torch's CUDA lie: in the toolkit, and in the CUDA wheels
     beside torch.
     """
-    own = f"cu{cuda.split('.')[0]}"  # all of CUDA 13's wheels; each of CUDA 12's has its own name
+    # The folder of all of CUDA 13's wheels; each of CUDA 12's has a name of its own.
+    own = f"cu{toolkit.version.split('.')[0]}"
     found = [path for path in torch_dir.parent.glob("nvidia/*") if path.is_dir()]
     wheels = [path for path in found if path.name == own or not re.fullmatch(r"cu\d+", path.name)]
     wheels.sort(key=lambda path: (path.name != own, path.name))
-    folders = [toolkit.root, *wheels] if toolkit else wheels
-    if not folders:
-        raise PlatformError(
-            f"torch is a build for CUDA {cuda}, whose headers are neither in a CUDA toolkit nor in "
-            f"{torch_dir.parent}/nvidia: install torch from its wheels, or set FORCE_CPU=1"
-        )
-    return folders
+    return [toolkit.root, *wheels]
 
 
 def cuda_runtime(folders: list[Path]) -> str:
@@ -375,8 +376,7 @@ def make(targets: list[Target], nvcc: str | None = None) -> list[Path]:
 def build_folder(torch_version: str, cuda: str | None) -> Path:
     """Where the module's objects are, so that each Python and each torch finds its own again."""
     python = sysconfig.get_config_var("SOABI")
-    alone = "-module" if env_flag("AMP_EXT_MODULE_ONLY") else ""
-    return Path("build", f"{python}-torch{torch_version}-{'cuda' if cuda else 'cpu'}{alone}")
+    return Path("build", f"{python}-torch{torch_version}-{'cuda' if cuda else 'cpu'}")
 
 
 def install(files: list[Path], folder: Path) -> None:
@@ -392,8 +392,6 @@ def write_build_info(folder: Path, torch_version: str, cuda_version: str | None)
         '"""What amp_ext was built for; written by setup.py."""\n\n'
         f"TORCH_VERSION = {torch_version!r}\n"
         f"CUDA_VERSION = {cuda_version!r}\n"
-        f"VERSION = {version()!r}\n"
-        f"MODULE_ONLY = {env_flag('AMP_EXT_MODULE_ONLY')}  # libraries are packages of their own\n"
     )
 
 
@@ -407,15 +405,14 @@ class BuildExtension(build_ext):
         if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 11):
             raise PlatformError(f"torch {torch.__version__} is too old: pip install '{TORCH}'")
         force_cpu, force_cuda = env_flag("FORCE_CPU"), env_flag("FORCE_CUDA")
-        module_only = env_flag("AMP_EXT_MODULE_ONLY")
-        cuda = torch.version.cuda if not force_cpu else None
-        toolkit = find_toolkit() if cuda and not module_only else None
-        compiler = cuda if module_only else toolkit and toolkit.version
-        if not builds_kernels(force_cpu, force_cuda, compiler, torch.version.cuda):
-            cuda = toolkit = None
+        toolkit = find_toolkit() if torch.version.cuda and not force_cpu else None
+        nvcc = toolkit and toolkit.version
+        if not builds_kernels(force_cpu, force_cuda, nvcc, torch.version.cuda):
+            toolkit = None
 
+        cuda = torch.version.cuda if toolkit else None
         torch_dir = Path(torch.__file__).parent
-        folders = cuda_folders(torch_dir, cuda, toolkit) if cuda else []
+        folders = cuda_folders(torch_dir, toolkit) if toolkit else []
         target = Path(self.get_ext_fullpath(ext.name))
         folder = build_folder(torch.__version__, cuda)
         units = module_units(folder, torch_dir, folders)
@@ -424,8 +421,7 @@ class BuildExtension(build_ext):
         if toolkit:
             arches = parse_arch_list(os.environ.get("TORCH_CUDA_ARCH_LIST", ""), toolkit.arches)
             targets.append(cuda_library(toolkit, arches))
-        if not module_only:
-            targets.append(cpu_library())
+        targets.append(cpu_library())
         files = make(targets, toolkit and toolkit.nvcc)
 
         self.mkpath(str(target.parent))
@@ -438,38 +434,10 @@ class BuildExtension(build_ext):
         install([built / "_build_info.py", *built.glob("libamp_ext_*.so")], Path("amp_ext"))
 
 
-class SourceDistribution(sdist):
-    """Names in wheels.url the place of ready wheels (see build_backend.py), if the environment
-    does.
-    """
-
-    def make_release_tree(self, base_dir, files):
-        super().make_release_tree(base_dir, files)
-        place, asked = place_of_wheels()
-        if place and asked:
-            Path(base_dir, "wheels.url").write_text(place + "\n")
-
-
-def kernels_packages(cuda: str | None) -> list[str]:
-    """The distributions of the libraries for a torch of that CUDA version."""
-    names = ["amp-ext-kernels-cpu"]
-    return [*names, f"amp-ext-kernels-cu{cuda.split('.')[0]}"] if cuda else names
-
-
-def dependencies() -> list[str]:
-    """Those of the package that is built now."""
-    if not env_flag("AMP_EXT_MODULE_ONLY"):
-        return [TORCH]
-    import torch
-
-    names = kernels_packages(torch.version.cuda if not env_flag("FORCE_CPU") else None)
-    return [TORCH, *(f"{name}=={version()}" for name in names)]
-
-
 if __name__ == "__main__":
     setup(
         license="BSD-3-Clause",
-        install_requires=dependencies(),
+        install_requires=[TORCH],
         ext_modules=[Extension("amp_ext._C", [])],
-        cmdclass={"sdist": SourceDistribution, "build_ext": BuildExtension},
+        cmdclass={"build_ext": BuildExtension},
     )

@@ -7,8 +7,6 @@ from pathlib import Path
 import torch
 
 REBUILD = "pip install --force-reinstall --no-deps ."
-# pip keeps the wheel that it has got from a release's sources, also for another torch.
-REINSTALL = "pip uninstall --yes amp-ext; pip install --no-cache-dir amp-ext"
 
 
 def check_build(built_against: str, installed: str) -> None:
@@ -18,13 +16,9 @@ def check_build(built_against: str, installed: str) -> None:
     the same build keep it; development versions promise nothing.
     """
     if _interface(built_against) != _interface(installed):
-        if _build_info.MODULE_ONLY:
-            remedy = f"install the one for this torch with: {REINSTALL}"
-        else:
-            remedy = f"rebuild it from its source tree with: {REBUILD}"
         raise ImportError(
             f"amp_ext was built against torch {built_against}, but torch {installed} is installed; "
-            f"{remedy}"
+            f"get the wheel for this torch, or rebuild it from its source tree with: {REBUILD}"
         )
 
 
@@ -33,25 +27,18 @@ def _interface(version: str) -> str:
     return re.sub(r"^(\d+\.\d+)\.\d+(?=$|\+(cpu$|cu\d+$))", r"\1", version)
 
 
-def load_library(name: str, package: str) -> tuple[Path, list[str]]:
-    """Loads the library of a backend: the one beside the module, else that of a package of its own.
+def load_library(name: str) -> tuple[Path, list[str]]:
+    """Load the library of a backend, which lies beside the module.
 
     Returns its path, and the architectures of its GPU code, such as "8.0+PTX".
 
     Raises ImportError where there is none, or where it is not for this module; a sentence that ends
     with what helps.
     """
-    file = f"libamp_ext_{name}.so"
-    found = find_spec(package)
-    folders = (Path(_C.__file__).parent, *(found.submodule_search_locations or () if found else ()))
-    path = next((path for folder in folders if (path := Path(folder, file)).is_file()), None)
-    if _build_info.MODULE_ONLY:
-        wanted = f"{package.replace('_', '-')}=={_build_info.VERSION}"
-        remedy = f"install the one that fits with: pip install --force-reinstall {wanted}"
-    else:
-        remedy = f"rebuild it from its source tree with: {REBUILD}"
-    if path is None:
-        raise ImportError(f"amp_ext finds no library {file} in {folders[0]}; {remedy}")
+    path = Path(_C.__file__).with_name(f"libamp_ext_{name}.so")
+    remedy = f"rebuild it from its source tree with: {REBUILD}"
+    if not path.is_file():
+        raise ImportError(f"amp_ext finds no library {path.name} in {path.parent}; {remedy}")
     return path, _C.load_backend(str(path), remedy).split()
 
 
@@ -69,11 +56,10 @@ check_build(_build_info.TORCH_VERSION, torch.__version__)
 
 from amp_ext import _C  # noqa: E402  (a module built against another torch cannot be loaded)
 
-LIBRARIES: list[Path] = [load_library("cpu", "amp_ext_kernels_cpu")[0]]
+LIBRARIES: list[Path] = [load_library("cpu")[0]]
 CUDA_ARCHES: list[str] = []
 if _build_info.CUDA_VERSION:
-    major = _build_info.CUDA_VERSION.partition(".")[0]
-    path, CUDA_ARCHES = load_library("cuda", f"amp_ext_kernels_cu{major}")
+    path, CUDA_ARCHES = load_library("cuda")
     LIBRARIES.append(path)
 
 __all__ = ["CUDA_ARCHES", "LIBRARIES", "_C", "check_build", "load_library"]

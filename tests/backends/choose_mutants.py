@@ -131,7 +131,7 @@ MUTANTS: tuple[Mutant, ...] = (
 
 
 def copy_of_the_project(folder: Path) -> None:
-    built = ("simt", "lib.*", "base", "rehearsal", "bench", "release")
+    built = ("simt", "lib.*", "base", "rehearsal", "bench", "wheels")
     others = ("*-cuda*", "*-module", "cuda[0-9]*")
     ignored = shutil.ignore_patterns(*built, *others, "__pycache__")
     for name in ("csrc", "amp_ext", "triton_kernels", "build"):

@@ -137,16 +137,17 @@ def test_the_folders_of_torchs_own_cuda(tmp_path: Path) -> None:
     torch_dir = tmp_path / "site-packages/torch"
     nvidia = torch_dir.parent / "nvidia"
     toolkit = setup.Toolkit("nvcc", "13.0", Path(TOOLKIT_ROOT))
-    # A module without CUDA must not take itself for one with it.
-    with pytest.raises(PlatformError, match=r"build for CUDA 13\.0, whose headers .*FORCE_CPU=1"):
-        setup.cuda_folders(torch_dir, "13.0", None)
-    assert setup.cuda_folders(torch_dir, "13.0", toolkit) == [toolkit.root]
+    assert setup.cuda_folders(torch_dir, toolkit) == [toolkit.root]
     for name in ("cu13", "cu12", "cublas", "cuda_runtime"):
         (nvidia / name).mkdir(parents=True)
     (nvidia / "__init__.py").touch()
     parts = [nvidia / "cublas", nvidia / "cuda_runtime"]
-    assert setup.cuda_folders(torch_dir, "12.8", None) == [nvidia / "cu12", *parts]
-    assert setup.cuda_folders(torch_dir, "13.0", toolkit) == [
+    assert setup.cuda_folders(torch_dir, toolkit._replace(version="12.8")) == [
+        toolkit.root,
+        nvidia / "cu12",
+        *parts,
+    ]
+    assert setup.cuda_folders(torch_dir, toolkit) == [
         toolkit.root,
         nvidia / "cu13",
         *parts,
@@ -159,7 +160,7 @@ def test_the_folders_of_torchs_own_cuda(tmp_path: Path) -> None:
 def compiled(kernels: bool) -> list[tuple[Path, str, list[str]]]:
     """Every object file, for a machine with or without a CUDA toolkit: source, name, flags."""
     toolkit = setup.Toolkit("nvcc", "13.0", Path(TOOLKIT_ROOT)) if kernels else None
-    folders = setup.cuda_folders(Path(torch.__file__).parent, "13.0", toolkit) if kernels else []
+    folders = setup.cuda_folders(Path(torch.__file__).parent, toolkit) if kernels else []
     module = setup.module_units(Path("build/module"), Path(torch.__file__).parent, folders)
     cuda = setup.cuda_units(["8.0+PTX", "9.0a"]) if kernels else []
     return [*module, *setup.cpu_units(), *cuda]
@@ -267,13 +268,12 @@ def test_ninja_file_quotes_for_ninja_and_for_the_shell() -> None:
 
 
 def test_build_uses_the_installed_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert str(Path(torch.__file__).parents[1]) in build_backend._installed_path()
-    assert build_backend._find_torch() == Path(torch.__file__).parent
-    assert build_backend._requirements() == ["setuptools>=65", "ninja"]
+    assert str(Path(torch.__file__).parents[1]) in build_backend.installed_path()
+    assert build_backend.get_requires_for_build_wheel() == []
 
-    monkeypatch.setattr(build_backend, "_installed_path", list)
+    monkeypatch.setattr(build_backend, "installed_path", list)
     monkeypatch.setattr(sys, "path", [])
-    assert build_backend._requirements() == ["setuptools>=65", "ninja", "torch>=2.11"]
+    assert build_backend.get_requires_for_build_wheel() == ["torch>=2.11"]
 
 
 @pytest.fixture
