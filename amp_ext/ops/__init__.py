@@ -9,8 +9,6 @@ NotImplementedError for an element type or layout that it does not support, Runt
 shape, dtype or device, with the op, the argument, what was expected and what came.
 """
 
-from amp_ext.ops._op import tell_dynamo
-from amp_ext.ops._when_imported import when_imported
 from amp_ext.ops.gemm import *  # noqa: F403
 from amp_ext.ops.gemm import __all__ as GEMM_OPS
 from amp_ext.ops.lists import *  # noqa: F403
@@ -21,5 +19,3 @@ from amp_ext.ops.optim import __all__ as _OF_OPTIMIZERS
 LIST_OPS = [*_OF_GRADIENTS, *_OF_OPTIMIZERS]
 
 __all__ = [*LIST_OPS, *GEMM_OPS]
-
-when_imported("torch._dynamo", tell_dynamo)

@@ -8,7 +8,6 @@
 #include "autocast/regions.h"
 #include "backends/backends.h"
 #include "backends/python.h"
-#include "call.h"
 #include "gemm/python.h"
 #include "graph/graph.h"
 #include "op.h"
@@ -52,7 +51,6 @@ PYBIND11_MODULE(_C, m) {
   m.def("uninstall", &amp_ext::uninstall);
   m.def("is_installed", &amp_ext::is_installed);
 
-  amp_ext::bind_call(m);
   amp_ext::bind_gemm(m);
   amp_ext::bind_graph(m);
   amp_ext::bind_tune(m);
