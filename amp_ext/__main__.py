@@ -4,6 +4,7 @@
 tune SCRIPT`` measures the products of a script (tune.py). Exit status 1 when something is broken.
 """
 
+import argparse
 import importlib
 import itertools
 import platform
@@ -83,11 +84,13 @@ def print_backends() -> None:
     from amp_ext.backend import OPS, backend_for
 
     print("\nbackends")
-    for device_type in ("cpu", "cuda"):
+    for device_type in ("cpu", "cuda") if torch.version.cuda else ("cpu",):
         by_backend = itertools.groupby(OPS, lambda op, device=device_type: backend_for(device, op))
         for backend, ops in by_backend:
             print(f"  {device_type:<5}{backend.name:<9}{backend.reason}")
             print(f"       {' '.join(ops)}")
+    if not torch.version.cuda:
+        print("  cuda none     torch is a CPU build: for a GPU, install a CUDA build of torch")
 
 
 def print_verification() -> None:
@@ -248,6 +251,10 @@ def train_once(device: str, enabled: bool) -> list[Tensor]:
 def verify_all(arguments: list[str]) -> int:
     from amp_ext import verify
 
+    description = "Verify all GPU kernels again; exit status 1 when one is wrong."
+    argparse.ArgumentParser("python -m amp_ext verify", description=description).parse_args(
+        arguments
+    )
     return verify.main()
 
 
@@ -260,14 +267,19 @@ def tune(arguments: list[str]) -> object:
 COMMANDS = {"verify": verify_all, "tune": tune}
 
 
-def command(name: str = "", *rest: str) -> object:
-    """Returns what sys.exit takes."""
-    if not name:
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # a reader such as head may close the pipe
-        return main()
-    if name not in COMMANDS:
-        sys.exit(f"usage: python -m amp_ext [{'|'.join(COMMANDS)}]; got {name}")
-    return COMMANDS[name](list(rest))
+def command(*arguments: str) -> object:
+    """Run the doctor or a command; return what sys.exit takes."""
+    parser = argparse.ArgumentParser(
+        prog="python -m amp_ext",
+        description="Print which backend runs each op here, and check every op. verify: verify "
+        "all GPU kernels again. tune SCRIPT: measure the matrix products of a script.",
+    )
+    parser.add_argument("command", nargs="?", choices=[*COMMANDS])
+    name = parser.parse_args(arguments[:1]).command
+    if name:
+        return COMMANDS[name](list(arguments[1:]))
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # a reader such as head may close the pipe
+    return main()
 
 
 if __name__ == "__main__":

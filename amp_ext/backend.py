@@ -55,8 +55,9 @@ def set_backend(name: str | None) -> None:
     if name is not None and name not in BACKENDS:
         raise ValueError(f"set_backend: name must be one of {', '.join(BACKENDS)}, got {name!r}")
     if name == "cuda" and not _C.cuda_built():
+        before = "" if torch.version.cuda else "install a CUDA build of torch, then "
         raise RuntimeError(
-            f"set_backend: the cuda backend was not built; rebuild amp_ext with: {_REBUILD}"
+            f"set_backend: the cuda backend was not built; {before}rebuild amp_ext with: {_REBUILD}"
         )
     if name == "triton" and (reason := why_not_triton()):
         raise RuntimeError(f"set_backend: the triton backend cannot be used: {reason}")
@@ -104,7 +105,7 @@ def backend_for(device_type: str, op: str) -> Backend:
     except NotImplementedError as error:
         return Backend("none", str(error))
     except RuntimeError as error:
-        name, obstacle = "none", str(error)
+        name, obstacle = "none", str(error).removeprefix(f"amp_ext::{op}: ")
     if op in GEMM_OPS:
         return _products(device_type, name)
     if name == "triton":

@@ -82,6 +82,20 @@ def test_imports_nothing_heavy() -> None:
     assert process.returncode == 0, process.stderr
 
 
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+def test_help(flag: str) -> None:
+    process = run("-m", "amp_ext", flag)
+    assert (process.returncode, process.stderr) == (0, "")
+    assert process.stdout.startswith("usage: python -m amp_ext ")
+    assert all(name in process.stdout for name in doctor.COMMANDS)
+
+
+def test_unknown_command() -> None:
+    process = run("-m", "amp_ext", "no-such")
+    assert (process.returncode, process.stdout) == (2, "")
+    assert "no-such" in process.stderr and "verify" in process.stderr
+
+
 def assert_says_what_to_do(process: subprocess.CompletedProcess[str], *words: str) -> None:
     """Exit status 1, no traceback, and one line with the command that helps."""
     assert (process.returncode, process.stderr) == (1, ""), process.stderr
@@ -235,10 +249,24 @@ def test_refused_tensors_come_with_a_command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(backend._C, "cuda_built", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
     _C.use_backend("cuda", "cuda")
     assert re.search(f"FORCE_CUDA=1 {COMMAND}$", backend_for("cuda", "unscale_").reason)
     doctor.print_backends()
-    assert re.search(f"none .*FORCE_CUDA=1 {COMMAND}", capsys.readouterr().out)
+    said = capsys.readouterr().out
+    assert len(re.findall(f"none .*FORCE_CUDA=1 {COMMAND}", said)) == 1, said
+
+
+def test_a_cpu_build_of_torch_has_no_cuda_backend(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line names the reason, and no command advises what would fail."""
+    monkeypatch.setattr(torch.version, "cuda", None)
+    _C.use_backend("cuda", "cuda")  # as where Triton is not installed
+    doctor.print_backends()
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  cuda")]
+    assert len(lines) == 1 and "torch is a CPU build" in lines[0], lines
+    assert "FORCE_CUDA" not in lines[0]
 
 
 def test_unknown_op() -> None:
