@@ -72,7 +72,11 @@ def main() -> None:
     dist, *torches = sys.argv[1:]
     for name in filter(shutil.which, PYTHONS):
         for torch in torches:
-            python = environment(name, torch)
+            try:
+                python = environment(name, torch)
+            except subprocess.CalledProcessError:  # its own words are above
+                print(f"torch {torch} for {name}: left out, since it does not install", flush=True)
+                continue
             folder = Path(dist).resolve() / run(python, "-c", NAME).strip()
             force = {"FORCE_CPU" if folder.name.endswith("-cpu") else "FORCE_CUDA": "1"}
             pip = (python, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation")
