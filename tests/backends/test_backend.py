@@ -127,11 +127,22 @@ def test_unknown_backend(name: object) -> None:
     assert amp_ext.get_backend() == before
 
 
-def test_missing_backends_say_what_to_install(without_kernels: None, without_triton: None) -> None:
+@pytest.mark.parametrize(
+    ("torch_cuda", "first"), [("13.0", ""), (None, "install a CUDA build of torch, then ")]
+)
+def test_missing_backends_say_what_to_install(
+    torch_cuda: str | None,
+    first: str,
+    without_kernels: None,
+    without_triton: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.version, "cuda", torch_cuda)
     amp_ext.set_backend("cpu")
     with pytest.raises(RuntimeError, match=r"Triton is not installed; pip install triton$"):
         amp_ext.set_backend("triton")
-    with pytest.raises(RuntimeError, match=r"was not built; rebuild amp_ext with: FORCE_CUDA=1 "):
+    expected = rf"was not built; {first}rebuild amp_ext with: FORCE_CUDA=1 "
+    with pytest.raises(RuntimeError, match=expected):
         amp_ext.set_backend("cuda")
     assert amp_ext.get_backend() == "cpu"
 
