@@ -262,14 +262,10 @@ def _update_scale() -> Calls:
     yield "an overflow above the floor", call(1.0, min_scale=1000.0)
     yield "an overflow at the floor", call(1.0, scale=_tensor(2.0**-126))
     yield "a tolerated overflow", call(1.0, **patient(2))
-    yield "a backoff, tolerance restored", call(1.0, restarts_hysteresis=True, **patient(1))
+    yield "a backoff, tolerance used up", call(1.0, **patient(1))
     yield "no overflow, tolerance restored", call(0.0, **patient(1))
     next_step = {"next_step": torch.tensor([0.0, 1.0, 0.0])}
     yield "growth, and the next step", call(0.0, **next_step, scale=_tensor(3.0))
-    history = torch.tensor([[2.0, 0.0, 0.0], *[[1.0, 2.0, 3.0]] * 3])
-    yield "a record with a norm", call(1.0, history=history, norm=_tensor(5.0))
-    history = torch.tensor([[3.0, 0.0, 0.0], *[[1.0, 2.0, 3.0]] * 3])
-    yield "a record in the place of the oldest", call(0.0, history=history)
 
 
 # ---- products ----------------------------------------------------------------------------------

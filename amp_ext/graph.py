@@ -460,14 +460,13 @@ class GraphedStep:
         return [vars(part) for part in (self._scaler, numbers) if part is not None]
 
     def _content_of_scaler(self) -> list[_Content]:
-        passing = ("_init_", "_skips_told_of")
         return [
             (
                 known,
                 [
                     key
                     for key, value in known.items()
-                    if isinstance(value, (Tensor, *_NUMBERS)) and not key.startswith(passing)
+                    if isinstance(value, (Tensor, *_NUMBERS)) and not key.startswith("_init_")
                 ],
                 type(self._scaler).__name__,
             )

@@ -64,12 +64,9 @@ def arguments(op: str, device: torch.device | str = "cpu") -> dict[str, Any]:
             "backoff_factor": 0.5,
             "growth_interval": 1,
             "hysteresis": 2,
-            "restarts_hysteresis": True,
             "hysteresis_tracker": full(1, dtype=torch.int32),
             "skipped_steps": full(0, dtype=torch.int64),
             "next_step": full(1.0, 3),
-            "history": full(2.0, 4, 3),
-            "norm": full(3.0),
         },
         "cast_": {
             "outputs": [torch.zeros_like(grad, dtype=torch.bfloat16) for grad in grads],

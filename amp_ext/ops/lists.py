@@ -117,12 +117,9 @@ def update_scale_(
     min_scale: float | None = None,
     max_scale: float | None = None,
     hysteresis: int = 1,
-    restarts_hysteresis: bool = False,
     hysteresis_tracker: Tensor | None = None,
     skipped_steps: Tensor | None = None,
     next_step: Tensor | None = None,
-    history: Tensor | None = None,
-    norm: Tensor | None = None,
 ) -> None:
     """Moves the loss scale: backoff after an overflow, growth after enough steps without one.
 
@@ -139,18 +136,12 @@ def update_scale_(
         growth_interval: number of steps.
         min_scale: a backoff stops here; the smallest normal float32 (2**-126) when None.
         max_scale: a growth stops here; no limit when None.
-        hysteresis: how many consecutive overflows it takes before the scale backs off.
-        restarts_hysteresis: whether it takes as many again for the next backoff; otherwise each
-            overflow that follows backs off.
+        hysteresis: how many consecutive overflows it takes before the scale backs off; each
+            overflow that follows backs off again.
         hysteresis_tracker: int32, 1 element, in place, needed when ``hysteresis`` is above 1:
-            starts at ``hysteresis``, counts overflows down, is reset by a step without one and,
-            with ``restarts_hysteresis``, by a backoff.
+            starts at ``hysteresis``, counts overflows down, is reset by a step without one.
         skipped_steps: int64, 1 element, in place: counts overflows.
         next_step: float32, shape [3], contiguous, in place: what the next step reads. Receives 1 /
             ``scale`` as it is now; 0, the next step's found_inf; and what that was before. The
             found_inf may be one of ``found_infs``.
-        history: float32, shape [1 + records, 3], contiguous, in place. Receives a record of this
-            step, in the place of the oldest: the scale before it was moved; 1 for an overflow or 0;
-            the norm. ``history[0, 0]`` is the row that was written last, 0 at the start.
-        norm: float32, 1 element: of the step's gradients, for the history; NaN when it is None.
     """

@@ -121,20 +121,16 @@ def update_scale_(
     min_scale: float | None = None,
     max_scale: float | None = None,
     hysteresis: int = 1,
-    restarts_hysteresis: bool = False,
     hysteresis_tracker: Tensor | None = None,
     skipped_steps: Tensor | None = None,
     next_step: Tensor | None = None,
-    history: Tensor | None = None,
-    norm: Tensor | None = None,
 ) -> None:
     """Move the loss scale after a step: down when a found_inf is set, up after enough without.
 
     overflow (some found_inf != 0):
         skipped_steps += 1, growth_tracker := 0, and with hysteresis > 1 hysteresis_tracker -= 1;
         unless a hysteresis_tracker > 0 is left,
-        scale := max(scale * backoff_factor, min(scale, floor)), floor = min_scale, or 2**-126;
-        restarts_hysteresis then sets hysteresis_tracker := hysteresis.
+        scale := max(scale * backoff_factor, min(scale, floor)), floor = min_scale, or 2**-126.
     no overflow:
         hysteresis_tracker := hysteresis, growth_tracker += 1; when that reaches growth_interval,
         growth_tracker := 0 and
@@ -145,17 +141,9 @@ def update_scale_(
     Products are rounded once from fp64 to fp32. min and max keep an update from pushing the scale
     past a bound, and leave it where it is when it already lies beyond.
 
-    history[0, 0] := r = history[0, 0] + 1, or 1 after the last row and where history[0, 0] is none
-    but 0, and history[r] := the scale before, 1 or 0 for an overflow, norm or NaN.
     At the end, next_step := 1 / scale, 0, next_step[1].
     """
     overflow = any(bool(found_inf != 0) for found_inf in found_infs)
-    if history is not None:
-        last = history[0, 0].item()
-        row = int(last) + 1 if 1 <= last < len(history) - 1 else 1
-        history[0, 0] = row
-        record = scale.item(), float(overflow), math.nan if norm is None else norm.item()
-        history[row] = torch.tensor(record)
     _move_scale(
         scale,
         growth_tracker,
@@ -163,7 +151,6 @@ def update_scale_(
         (growth_factor, backoff_factor, growth_interval),
         (min_scale, max_scale),
         hysteresis,
-        restarts_hysteresis,
         hysteresis_tracker,
         skipped_steps,
     )
@@ -180,7 +167,6 @@ def _move_scale(
     factors: tuple[float, float, int],
     bounds: tuple[float | None, float | None],
     hysteresis: int,
-    restarts_hysteresis: bool,
     hysteresis_tracker: Tensor | None,
     skipped_steps: Tensor | None,
 ) -> None:
@@ -192,8 +178,6 @@ def _move_scale(
             hysteresis_tracker -= 1
             if hysteresis_tracker.item() > 0:
                 return
-            if restarts_hysteresis:
-                hysteresis_tracker.fill_(hysteresis)
         floor = FLT_MIN if min_scale is None else min_scale
         smaller = _product(scale, backoff_factor)
         scale.copy_(torch.maximum(smaller, scale.clamp(max=floor)))

@@ -2,9 +2,8 @@
 
 from amp_ext._untraced import call_untraced
 from amp_ext.scaler.grad_scaler import GradScaler
-from amp_ext.scaler.history import StepRecord
 from amp_ext.scaler.report import BadGradient, OverflowReport
 
-__all__ = ["BadGradient", "GradScaler", "OverflowReport", "StepRecord"]
+__all__ = ["BadGradient", "GradScaler", "OverflowReport"]
 
 call_untraced(__name__)

@@ -62,9 +62,6 @@ class GradScaler(ScalerState):
         max_scale: a growth stops here. None stands for no limit.
         hysteresis: how many consecutive overflows it takes before the scale backs off; each that
             follows backs off again.
-        decr_every_n_nan_or_inf: as in PaddlePaddle: the scale backs off at every n-th consecutive
-            overflow. A backoff and a step without overflow start the count again. In the place of
-            ``hysteresis``; None stands for that.
         dynamic: False for a scale that stays at ``init_scale``, or where it is set. With one of 1.0
             this is a guard for bfloat16 that skips steps whose gradients are not finite and writes
             no gradient.
@@ -79,9 +76,8 @@ class GradScaler(ScalerState):
 
     Raises:
         ValueError: a negative or infinite ``min_scale``, a ``max_scale`` that is not positive or
-            below ``min_scale``, a ``hysteresis`` or ``decr_every_n_nan_or_inf`` that is not an
-            integer from 1 to 2**31 - 1, or both of them, a ``max_consecutive_skips`` that is none
-            from 1 to 2**16 - 1, a ``skip_above_norm`` that is not positive.
+            below ``min_scale``, a ``hysteresis`` or ``max_consecutive_skips`` that is not an
+            integer from 1 to 2**31 - 1, a ``skip_above_norm`` that is not positive.
 
     It differs from torch where torch can fail silently:
 
@@ -107,7 +103,6 @@ class GradScaler(ScalerState):
         min_scale: float | None = None,
         max_scale: float | None = None,
         hysteresis: int = 1,
-        decr_every_n_nan_or_inf: int | None = None,
         dynamic: bool = True,
         max_consecutive_skips: int | None = None,
         skip_above_norm: float | None = None,
@@ -123,7 +118,6 @@ class GradScaler(ScalerState):
             min_scale=min_scale,
             max_scale=max_scale,
             hysteresis=hysteresis,
-            decr_every_n_nan_or_inf=decr_every_n_nan_or_inf,
             max_consecutive_skips=max_consecutive_skips,
             skip_above_norm=skip_above_norm,
         )
@@ -285,9 +279,8 @@ class GradScaler(ScalerState):
             state["clip"] = Clip(
                 norm, float(max_norm), by_step, by_step and not unscaled, norm._version
             )
-        state["norm"] = norm.to(self._scale)
         if self._skip_above_norm is not None:
-            state["too_long"] = (state["norm"] > self._skip_above_norm).float()
+            state["too_long"] = (norm.to(self._scale) > self._skip_above_norm).float()
             if across is not None and not (self.process_group is None and across.norm_is_common):
                 across.share(state["too_long"])
         if isinstance(optimizer, Parameters):
@@ -530,13 +523,15 @@ class GradScaler(ScalerState):
         if too_long:
             overflow = self._combined_found_inf(found_infs)
             more = (self._combined_found_inf(too_long) > overflow).long()
+        if self._consecutive_skips is not None and found_infs:
+            skipped = self._combined_found_inf([*found_infs, *too_long]) != 0
+            self._consecutive_skips.add_(1).mul_(skipped)
         if new_scale is not None or self._scale is None or not found_infs:
             super().update(new_scale)
             if self._skipped_steps is not None:
                 self._skipped_steps += self._combined_found_inf(found_infs).long()
             ready = False
         else:
-            norms = [state["norm"] for state in states.values() if "norm" in state]
             _C.update_scale(
                 self._scale,
                 self._growth_tracker,
@@ -547,12 +542,9 @@ class GradScaler(ScalerState):
                 self._min_scale,
                 self._max_scale,
                 self._hysteresis,
-                self._restarts_hysteresis,
                 self._hysteresis_tracker,
                 self._skipped_steps,
                 self._step_numbers().next_step,
-                self._history,
-                functools.reduce(torch.maximum, norms) if norms else None,
             )
             ready = True
             self._per_optimizer_states = defaultdict(_refresh_per_optimizer_state)

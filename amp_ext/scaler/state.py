@@ -15,7 +15,6 @@ from torch.amp import GradScaler as TorchsScaler
 from torch.optim import Optimizer
 
 from amp_ext.scaler.arriving import Arriving
-from amp_ext.scaler.history import RECORDS, StepRecord, new_history, read_history
 from amp_ext.scaler.numbers import StepNumbers
 from amp_ext.scaler.parameters import Parameters
 from amp_ext.scaler.report import NamedParameters, OverflowReport, found_infs_of, report_on
@@ -49,7 +48,6 @@ class ScalerState(TorchsScaler):
         min_scale: float | None,
         max_scale: float | None,
         hysteresis: int,
-        decr_every_n_nan_or_inf: int | None,
         max_consecutive_skips: int | None,
         skip_above_norm: float | None,
     ) -> None:
@@ -64,38 +62,23 @@ class ScalerState(TorchsScaler):
                 f"GradScaler: min_scale must be at most max_scale, got {min_scale} and {max_scale}"
             )
         _check_count("hysteresis", hysteresis)
-        if decr_every_n_nan_or_inf is not None:
-            _check_count("decr_every_n_nan_or_inf", decr_every_n_nan_or_inf)
-            if hysteresis != 1:
-                raise ValueError(
-                    "GradScaler: give either hysteresis, after which each overflow backs off, or "
-                    "decr_every_n_nan_or_inf, which counts anew after each backoff, got both: "
-                    f"{hysteresis} and {decr_every_n_nan_or_inf}"
-                )
-            hysteresis = decr_every_n_nan_or_inf
-        skips = max_consecutive_skips
-        if skips is not None and not (isinstance(skips, int) and 1 <= skips < 2**16):
-            raise ValueError(
-                "GradScaler: max_consecutive_skips must be an integer from 1 to 2**16 - 1, "
-                f"got {skips!r}"
-            )
+        if max_consecutive_skips is not None:
+            _check_count("max_consecutive_skips", max_consecutive_skips)
         if skip_above_norm is not None and not skip_above_norm > 0:
             raise ValueError(f"GradScaler: skip_above_norm must be positive, got {skip_above_norm}")
         # Not super(): in amp_ext.cuda.amp's scaler that is torch.cuda.amp's, of other arguments.
         TorchsScaler.__init__(self, *args)
-        self._max_consecutive_skips = skips
+        self._max_consecutive_skips = max_consecutive_skips
         self._skip_above_norm = skip_above_norm
-        self._skips_told_of: int | None = None
         self._min_scale = min_scale
         self._max_scale = max_scale
         self._hysteresis = hysteresis
-        self._restarts_hysteresis = decr_every_n_nan_or_inf is not None
         self._init_hysteresis_tracker = hysteresis
         self._init_skipped_steps = 0
         # Created on the device together with the scale.
         self._hysteresis_tracker: Tensor | None = None
         self._skipped_steps: Tensor | None = None
-        self._history: Tensor | None = None
+        self._consecutive_skips: Tensor | None = None
         self._numbers: StepNumbers | None = None
         # The optimizers of this step and of the last one by their id, as torch keeps their states.
         self._optimizers: dict[int, Callable[[], Optimizer | None]] = {}
@@ -107,10 +90,11 @@ class ScalerState(TorchsScaler):
         self._numbers = StepNumbers(self._scale)
         self._scale = self._numbers.scale
         self._numbers.follow(self._scale)
-        self._history = new_history(max(RECORDS, self._max_consecutive_skips or 0), dev)
         self._skipped_steps = torch.full(
             (), self._init_skipped_steps, dtype=torch.int64, device=dev
         )
+        if self._max_consecutive_skips is not None:
+            self._consecutive_skips = torch.zeros((), dtype=torch.int64, device=dev)
         if self._hysteresis > 1:
             self._hysteresis_tracker = torch.full(
                 (), self._init_hysteresis_tracker, dtype=torch.int32, device=dev
@@ -195,41 +179,21 @@ class ScalerState(TorchsScaler):
 
     # ---- the steps before ----------------------------------------------------------------------
 
-    def history(self, n: int = RECORDS) -> list[StepRecord]:
-        """The last ``n`` steps that :meth:`update` closed, at most 64 (or
-        ``max_consecutive_skips``), the newest last. An update with a ``new_scale`` leaves no
-        record. Synchronises with the device; pickles and checkpoints do not hold it.
-
-        Raises:
-            ValueError: ``n`` is negative.
-        """
-        if n < 0:
-            raise ValueError(f"GradScaler.history: n must not be negative, got {n}")
-        self._check_skips()
-        return self._records()[-n:] if n else []
-
-    def _records(self) -> list[StepRecord]:
-        return [] if self._history is None else read_history(self._history)
-
     def _check_skips(self) -> None:
-        """To be called where the host waits for the device anyway. Raises once for so many skipped
-        steps, so that whoever catches the error can read on."""
-        limit = self._max_consecutive_skips
-        if limit is None or self._skipped_steps is None:
+        """Raise for max_consecutive_skips skipped steps. A read that waits anyway calls this.
+
+        The count starts again, so that a caller that catches the error can read on.
+        """
+        limit, skips = self._max_consecutive_skips, self._consecutive_skips
+        if skips is None or skips.item() < limit:
             return
-        above = math.inf if self._skip_above_norm is None else self._skip_above_norm
-        last = self._records()[-limit:]
-        skipped = [record.overflow or record.norm > above for record in last]
-        count, told_of = int(self._skipped_steps.item()), self._skips_told_of
-        if len(last) == limit and all(skipped) and (told_of is None or count >= told_of + limit):
-            self._skips_told_of = count
-            report = self.overflow_report()
-            why = report if report.overflow else f"Norms are above skip_above_norm={above}."
-            raise RuntimeError(
-                f"GradScaler: the last {limit} steps have been skipped, as many as "
-                f"max_consecutive_skips={limit} allows; the scale is {super().get_scale()}. "
-                f"{why}"
-            )
+        skips.zero_()
+        report, above = self.overflow_report(), self._skip_above_norm
+        why = report if report.overflow else f"Norms are above skip_above_norm={above}."
+        raise RuntimeError(
+            f"GradScaler: the last {limit} steps have been skipped, as many as "
+            f"max_consecutive_skips={limit} allows; the scale is {super().get_scale()}. {why}"
+        )
 
     def get_scale(self) -> float:
         """As ``torch.amp.GradScaler.get_scale``."""
@@ -303,18 +267,15 @@ class ScalerState(TorchsScaler):
         tracker = self._hysteresis
         if own.get("hysteresis") == self._hysteresis:
             tracker = min(own.get("hysteresis_tracker", tracker), tracker)
-            if tracker <= 0 and self._restarts_hysteresis:  # saved by one that does not
-                tracker = self._hysteresis
         torchs = _TORCHS_ENTRIES if state_dict else {}
         super().load_state_dict(
             {key: _checked(key, state_dict[key], *limits) for key, limits in torchs.items()}
         )
         if self._scale is not None:
             self._step_numbers()
-        if self._history is not None:  # in place: a captured graph has its address
-            self._history.copy_(new_history(self._history.shape[0] - 1, self._history.device))
+        if self._consecutive_skips is not None:  # in place: a captured graph has its address
+            self._consecutive_skips.zero_()
         self._init_skipped_steps = own.get("skipped_steps", 0)
-        self._skips_told_of = None
         self._init_hysteresis_tracker = tracker
         if self._skipped_steps is not None:
             self._skipped_steps.fill_(self._init_skipped_steps)
@@ -325,7 +286,7 @@ class ScalerState(TorchsScaler):
         state = super().__getstate__()
         state["_init_skipped_steps"] = self.get_skipped_steps()
         state["_init_hysteresis_tracker"] = self._get_hysteresis_tracker()
-        state["_history"] = None
+        state["_consecutive_skips"] = None
         state["_skipped_steps"] = state["_hysteresis_tracker"] = state["_numbers"] = None
         state["_optimizers"], state["_last_optimizers"], state["_last_states"] = {}, {}, {}
         return state

@@ -64,7 +64,12 @@ class Training:
         make = make or (lambda params: torch.optim.AdamW(params, lr=LR, fused=True))
         self.optimizers = [make(params[:2]), make(params[2:])]
         self.scaler = amp_ext.GradScaler(
-            device, init_scale=2.0**10, growth_interval=3, hysteresis=2, enabled=scaled
+            device,
+            init_scale=2.0**10,
+            growth_interval=3,
+            hysteresis=2,
+            enabled=scaled,
+            max_consecutive_skips=100,
         )
 
     def step_fn(self, inputs: Tensor, targets: Tensor, weight: float = 1.0) -> tuple[Tensor, ...]:
@@ -105,7 +110,7 @@ class Training:
                 "scaler": self.scaler.state_dict(),
                 "grads": grads,
                 "skipped": [self.scaler.get_skipped_steps(), self.scaler.step_was_skipped],
-                "history": torch.tensor([[*map(float, r)] for r in self.scaler.history()]),
+                "in a row": self.scaler._consecutive_skips,
             }
         )
 

@@ -107,19 +107,6 @@ def vector_faults(op: str, name: str) -> Iterator[Fault]:
         yield Fault(op, name, what, lambda _, bad=bad: bad, RuntimeError, says)
 
 
-def history_faults() -> Iterator[Fault]:
-    """Yield the faults of update_scale_'s history, float32 of shape [1 + records, 3]."""
-    shape = r"history must have shape \[from 2 to 16777216, 3\], got shape "
-    for what, bad, text in (
-        ("no record", torch.zeros(1, 3), shape + r"\[1, 3\]"),
-        ("columns", torch.zeros(4, 2), shape + r"\[4, 2\]"),
-        ("flat", torch.zeros(12), shape + r"\[12\]"),
-        ("strided", torch.zeros(3, 4).t(), r"history must be contiguous, got strides \[1, 4\]"),
-        ("dtype", torch.zeros(4, 3).half(), "history must be a float tensor, got Half"),
-    ):
-        yield Fault("update_scale_", "history", what, lambda _, bad=bad: bad, RuntimeError, text)
-
-
 def cast_faults() -> Iterator[Fault]:
     """Yield bad lists of cast_: [3], [4, 2], [] of bfloat16 from as many inputs."""
     op, both = "cast_", ("outputs", "inputs")
@@ -243,7 +230,6 @@ def all_faults() -> Iterator[Fault]:
                 yield Fault(op, name, "requires-grad", second(with_grad), RuntimeError, text)
     yield from vector_faults("grad_norm", "norms")
     yield from vector_faults("update_scale_", "next_step")
-    yield from history_faults()
     for value in (-1.0, -math.inf, math.nan):
         text = f"max_norm must be a number that is not negative, got {value:g}"
         spoil = lambda _, value=value: value  # noqa: E731

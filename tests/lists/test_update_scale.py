@@ -53,9 +53,8 @@ class State:
         return self
 
     def tensors(self) -> tuple[Tensor, ...]:
-        more = (self.options.get(name) for name in ("next_step", "history"))
-        counters = self.scale, self.tracker, self.hysteresis_tracker, self.skipped
-        return *counters, *(tensor for tensor in more if tensor is not None)
+        next_step = [self.options["next_step"]] if "next_step" in self.options else []
+        return self.scale, self.tracker, self.hysteresis_tracker, self.skipped, *next_step
 
 
 def state(executor: Executor, scale: float, tracker: int = 0, **options: Any) -> State:
@@ -248,26 +247,6 @@ def test_hysteresis(executor: Executor) -> None:
 
 
 @every_executor
-def test_hysteresis_that_restarts(executor: Executor) -> None:
-    """The scale moves at every third overflow in a row: both a backoff and a step without an
-    overflow start the count again. A tracker below 1, of a checkpoint, counts as used up."""
-    ours = state(executor, 64.0, hysteresis=3, restarts_hysteresis=True)
-    seen = []
-    for found in (1, 1, 0, 1, 1, 1, 1, 1, 1, 1):
-        ours.update(float(found), interval=1000)
-        seen.append((ours.scale.item(), ours.hysteresis_tracker.item(), ours.skipped.item()))
-    assert seen == [
-        *((64, 2, 1), (64, 1, 2), (64, 3, 2)),
-        *((64, 2, 3), (64, 1, 4), (32, 3, 5), (32, 2, 6), (32, 1, 7), (16, 3, 8), (16, 2, 9)),
-    ]
-    ours.hysteresis_tracker.fill_(-4)
-    ours.update(1.0)
-    assert (ours.scale.item(), ours.hysteresis_tracker.item()) == (8, 3)
-    once = state(executor, 64.0, hysteresis=1, restarts_hysteresis=True).update(1.0).update(1.0)
-    assert (once.scale.item(), once.hysteresis_tracker.item()) == (16, 1)
-
-
-@every_executor
 def test_the_next_step_is_made_ready(executor: Executor) -> None:
     """1 / scale, a found_inf of 0, and the found_inf that was there, which may be one of them all.
 
@@ -287,28 +266,6 @@ def test_the_next_step_is_made_ready(executor: Executor) -> None:
     assert (ours.scale.item(), ours.skipped.item(), next_step[2].item()) == (3.0, 0, 1.0)
 
 
-@every_executor
-@pytest.mark.parametrize(
-    ("last", "rows"),
-    [(0.0, [1, 2, 3, 1]), (3.0, [1, 2, 3, 1]), (4.0, [1, 2]), (-2.0, [1]), (math.nan, [1])],
-    ids=str,
-)
-def test_history(executor: Executor, last: float, rows: list[int]) -> None:
-    """Nothing but the row is written, whatever number the first element is."""
-    rows_before = [[last, 8.0, 9.0]] + [[5.0, 6.0, 7.0]] * 3
-    history = torch.tensor(rows_before, device=executor.device)
-    expected = history.cpu().clone()
-    ours = state(executor, 4.0, history=history)
-    for index, row in enumerate(rows):
-        ours.options["norm"] = executor.scalar(float(index)) if index % 2 else None
-        scale = ours.scale.item()
-        ours.update(float(index == 0), interval=1)
-        norm = float(index) if index % 2 else math.nan
-        expected[row] = torch.tensor([scale, float(index == 0), norm])
-        expected[0, 0] = row
-        assert_same(history.cpu(), expected)
-
-
 @against_oracle
 @settings(max_examples=400, deadline=None)
 @given(
@@ -324,9 +281,7 @@ def test_history(executor: Executor, last: float, rows: list[int]) -> None:
             "min_scale": st.floats(0.0, width=32, exclude_min=True, allow_infinity=False),
             "max_scale": st.floats(0.0, width=32, exclude_min=True, allow_infinity=False),
             "hysteresis": st.integers(1, 4),
-            "restarts_hysteresis": st.booleans(),
             "next_step": st.just([0.0, 1.0, 0.0]),
-            "history": st.just([[0.0, 0.0, 0.0]] + [[0.0, 0.0, 0.0]] * 2),
         },
     ),
 )

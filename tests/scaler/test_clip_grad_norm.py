@@ -332,7 +332,6 @@ def test_norms_of_other_orders(make: str, norm_type: Any, alone: bool) -> None:
     scaler.step(ours)
     scaler.update()
     assert plain(params(ours)[0]) == plain(1.0 - 0.5 * grads(theirs)[0])
-    assert scaler.history()[-1].norm == norm.item()
 
 
 # ---- parameters ----------------------------------------------------------------------------------

@@ -81,7 +81,6 @@ def test_optimizer_without_gradients_is_accepted_when_allowed(fused: bool) -> No
         ({"max_scale": 10.0, "growth_interval": 1}, [1.0] * 3, [8.0, 10.0, 10.0]),
         ({"hysteresis": 2}, [math.inf, 1.0, math.inf, math.nan, math.inf], [4, 4, 4, 2, 1]),
         ({"hysteresis": 1}, [math.inf, 1.0, math.inf], [2.0, 2.0, 1.0]),
-        ({"decr_every_n_nan_or_inf": 2}, [math.inf, 1.0, *[math.inf] * 4], [4, 4, 4, 2, 2, 1]),
     ],
     ids=str,
 )
@@ -119,8 +118,6 @@ def test_scale_grows_after_the_interval_has_been_lowered() -> None:
         ({"hysteresis": -3}, "hysteresis must be .* got -3"),
         ({"hysteresis": 1.5}, "hysteresis must be .* got 1.5"),
         ({"hysteresis": 2**31}, "hysteresis must be .* got 2147483648"),
-        ({"decr_every_n_nan_or_inf": 0}, "decr_every_n_nan_or_inf must be .* got 0"),
-        ({"hysteresis": 2, "decr_every_n_nan_or_inf": 2}, "either hysteresis.* got both: 2 and 2"),
     ],
     ids=str,
 )

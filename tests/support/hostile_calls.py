@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import copy
-import math
 import random
 import signal
 import sys
@@ -105,11 +104,9 @@ def good_lists(rng: Random, op: str) -> Values:
         "min_scale": rng.choice([0.0, 1.0]),
         "max_scale": rng.choice([4.0, 2.0**24]),
         "hysteresis": rng.choice([1, 1, 2, 3]),
-        "restarts_hysteresis": rng.choice([False, True]),
         "hysteresis_tracker": one(rng.choice([1, 2, 0]), torch.int32),
         "skipped_steps": one(7, torch.int64),
         "next_step": torch.tensor([1.0, 0.0, 1.0]),
-        "history": torch.full((3, 3), rng.choice([0.0, 1.0, 2.0, 1e9, -1.0, math.nan])),
     }
     values = testing.arguments(op)
     if "params" in values:

@@ -19,9 +19,9 @@ def update_scale_(found_infs: int, count: int, update: tuple) -> None:
 
 def scalars(update: tuple) -> tuple:
     """Return what a kernel takes of an update: its factors as the bits of doubles."""
-    *pointers_and_records, growth_factor, backoff_factor = update[:-5]
+    *pointers, growth_factor, backoff_factor = update[:-4]
     factors = struct.unpack("<qq", struct.pack("<dd", growth_factor, backoff_factor))
-    return (*pointers_and_records, *factors, *update[-5:])
+    return (*pointers, *factors, *update[-4:])
 
 
 @foreach.kernel
@@ -33,14 +33,10 @@ def update_scale_kernel(
     hysteresis_tracker: tl.int64,
     skipped_steps: tl.int64,
     next_step: tl.int64,
-    history: tl.int64,
-    norm: tl.int64,
-    records: tl.int64,
     growth_factor: tl.int64,
     backoff_factor: tl.int64,
     growth_interval: tl.int64,
     hysteresis: tl.int64,
-    restarts_hysteresis: tl.int64,
     min_scale: tl.float32,
     max_scale: tl.float32,
 ):
@@ -63,18 +59,13 @@ def update_scale_kernel(
     hysteresis_tracker = pointer(hysteresis_tracker, tl.int32)
     skipped_steps = pointer(skipped_steps, tl.int64)
     prepares = next_step != 0
-    remembers = history != 0
-    has_norm = norm != 0
     next_step = pointer(next_step, tl.float32)
-    history = pointer(history, tl.float32)
 
     old = tl.load(scale)
     steps = tl.load(growth_tracker).to(tl.int64) + 1
     left = tl.load(hysteresis_tracker, mask=tolerates, other=0) - 1
     skipped = tl.load(skipped_steps, mask=counts, other=0) + 1
     found_inf = tl.load(next_step + 1, mask=prepares, other=0.0)
-    last = tl.load(history, mask=remembers, other=0.0)
-    norm = tl.load(pointer(norm, tl.float32), mask=remembers & has_norm, other=float("nan"))
     tl.debug_barrier()  # every thread has read what one of them writes
 
     several = hysteresis > 1
@@ -86,19 +77,12 @@ def update_scale_kernel(
         grown(old, _double(growth_factor), max_scale),
     )
     steps = tl.where(overflow | grows, 0, steps).to(tl.int32)
-    restarts = (overflow == 0) | (backs_off & (restarts_hysteresis != 0))
-    left = tl.where(restarts, tl.cast(hysteresis, tl.int32), left)
+    left = tl.where(overflow, left, tl.cast(hysteresis, tl.int32))
     tl.store(scale, new, mask=grows | backs_off)
     tl.store(growth_tracker, steps)
     tl.store(hysteresis_tracker, left, mask=tolerates & (several | (overflow == 0)))
     tl.store(skipped_steps, skipped, mask=counts & overflow)
 
-    goes_on = (last >= 1) & (last < tl.cast(records, tl.int64))
-    row = tl.where(goes_on, last, 0.0).to(tl.int64) + 1
-    tl.store(history, row.to(tl.float32), mask=remembers)
-    tl.store(history + row * 3, old, mask=remembers)
-    tl.store(history + (row * 3 + 1), overflow.to(tl.float32), mask=remembers)
-    tl.store(history + (row * 3 + 2), norm, mask=remembers)
     new = tl.where(grows | backs_off, new, old)
     tl.store(next_step, tl.div_rn(1.0, new), mask=prepares)
     tl.store(next_step + 1, 0.0, mask=prepares)

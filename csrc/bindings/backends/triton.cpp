@@ -45,9 +45,8 @@ int64_t address(const void* data) { return std::bit_cast<int64_t>(data); }
 
 py::tuple as_tuple(const ScaleUpdate& u) {
   return py::make_tuple(address(u.scale), address(u.growth_tracker), address(u.hysteresis_tracker),
-                        address(u.skipped_steps), address(u.next_step), address(u.history),
-                        address(u.norm), u.history_records, u.growth_factor, u.backoff_factor,
-                        u.growth_interval, u.hysteresis, u.restarts_hysteresis, u.min_scale,
+                        address(u.skipped_steps), address(u.next_step), u.growth_factor,
+                        u.backoff_factor, u.growth_interval, u.hysteresis, u.min_scale,
                         u.max_scale);
 }
 

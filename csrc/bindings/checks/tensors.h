@@ -232,11 +232,6 @@ class Arguments {
                   : nullptr;
   }
 
-  // A float32 tensor of any shape, contiguous.
-  float* write_rows(const char* name, const at::Tensor& tensor) {
-    return added(name, tensor, elements(op_, name, tensor, device_), tensor.numel());
-  }
-
   // A tensor of any shape.
   void read_tensor(const char* name, const at::Tensor& tensor) {
     add({name, checked_memory(op_, name, tensor, Access::read)}, /*is_written=*/false);

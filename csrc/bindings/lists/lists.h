@@ -30,12 +30,9 @@ struct ScaleOptions {
   std::optional<double> min_scale;
   std::optional<double> max_scale;
   int64_t hysteresis;
-  bool restarts_hysteresis;
   std::optional<at::Tensor> hysteresis_tracker;
   std::optional<at::Tensor> skipped_steps;
   std::optional<at::Tensor> next_step;
-  std::optional<at::Tensor> history;
-  std::optional<at::Tensor> norm;
 };
 
 void update_scale_(at::Tensor& scale, at::Tensor& growth_tracker, at::TensorList found_infs,

@@ -38,22 +38,10 @@ ScaleUpdate checked_update(Arguments& arguments, const at::Tensor& scale,
       arguments.write<int32_t>("hysteresis_tracker", options.hysteresis_tracker);
   update.skipped_steps = arguments.write<int64_t>("skipped_steps", options.skipped_steps);
   update.next_step = arguments.write_all("next_step", options.next_step, NextStep::kSize);
-  if (options.history) {
-    const at::Tensor& history = *options.history;
-    const int64_t rows = history.dim() == 2 ? history.size(0) : 0;
-    // A float32 counts rows up to 2**24.
-    TORCH_CHECK(rows >= 2 && rows <= 1 << 24 && history.size(1) == StepRecord::kSize, op,
-                ": history must have shape [from 2 to 16777216, ", StepRecord::kSize,
-                "], got shape ", history.sizes());
-    update.history = arguments.write_rows("history", history);
-    update.history_records = static_cast<int32_t>(rows - 1);
-  }
-  update.norm = arguments.read<float>("norm", options.norm);
   update.growth_factor = options.growth_factor;
   update.backoff_factor = options.backoff_factor;
   update.growth_interval = options.growth_interval;
   update.hysteresis = static_cast<int32_t>(hysteresis);
-  update.restarts_hysteresis = options.restarts_hysteresis;
   update.min_scale = static_cast<float>(min_scale.value_or(FLT_MIN));
   update.max_scale = static_cast<float>(std::min<double>(max_scale.value_or(FLT_MAX), FLT_MAX));
   return update;
@@ -95,27 +83,22 @@ namespace {
 void update_scale_op(at::Tensor& scale, at::Tensor& growth_tracker, at::TensorList found_infs,
                      double growth_factor, double backoff_factor, int64_t growth_interval,
                      std::optional<double> min_scale, std::optional<double> max_scale,
-                     int64_t hysteresis, bool restarts_hysteresis,
-                     const std::optional<at::Tensor>& hysteresis_tracker,
+                     int64_t hysteresis, const std::optional<at::Tensor>& hysteresis_tracker,
                      const std::optional<at::Tensor>& skipped_steps,
-                     const std::optional<at::Tensor>& next_step,
-                     const std::optional<at::Tensor>& history,
-                     const std::optional<at::Tensor>& norm) {
+                     const std::optional<at::Tensor>& next_step) {
   update_scale_(scale, growth_tracker, found_infs,
                 {growth_factor, backoff_factor, growth_interval, min_scale, max_scale, hysteresis,
-                 restarts_hysteresis, hysteresis_tracker, skipped_steps, next_step, history, norm});
+                 hysteresis_tracker, skipped_steps, next_step});
 }
 
 void update_scale_fake(at::Tensor& scale, at::Tensor& growth_tracker, at::TensorList found_infs,
                        double, double, int64_t, std::optional<double>, std::optional<double>,
-                       int64_t, bool, const std::optional<at::Tensor>& hysteresis_tracker,
+                       int64_t, const std::optional<at::Tensor>& hysteresis_tracker,
                        const std::optional<at::Tensor>& skipped_steps,
-                       const std::optional<at::Tensor>& next_step,
-                       const std::optional<at::Tensor>& history,
-                       const std::optional<at::Tensor>& norm) {
+                       const std::optional<at::Tensor>& next_step) {
   check_devices("amp_ext::update_scale_", scale.device(), "growth_tracker", growth_tracker,
                 "found_infs", found_infs, "hysteresis_tracker", hysteresis_tracker, "skipped_steps",
-                skipped_steps, "next_step", next_step, "history", history, "norm", norm);
+                skipped_steps, "next_step", next_step);
 }
 
 }  // namespace
@@ -130,17 +113,6 @@ Status TorchLists::update_scale(const UpdateScaleArgs& args, Services& services)
 
   at::Tensor scale = call.scalar(u.scale), tracker = call.scalar(u.growth_tracker);
   const at::Tensor before = scale.clone();
-  if (u.history) {
-    const at::Tensor history =
-        call.flat(u.history, DType::f32, (u.history_records + 1) * StepRecord::kSize)
-            .view({u.history_records + 1, StepRecord::kSize});
-    at::Tensor last = history.select(0, 0).narrow(0, 0, 1);
-    const at::Tensor goes_on = last.ge(1).logical_and(last.lt(u.history_records));
-    last.copy_(at::where(goes_on, last.trunc() + 1, 1));
-    const at::Tensor norm = u.norm ? call.scalar(u.norm) : at::full_like(before, NAN);
-    const at::Tensor record = at::stack({before, overflow.to(at::kFloat), norm});
-    history.index_copy_(0, last.to(at::kLong), record.unsqueeze(0));
-  }
   const int64_t interval = std::min<int64_t>(u.growth_interval, INT32_MAX);
   tracker.clamp_max_(interval - 1);  // torch's scale grows at the interval, not beyond it
   at::_amp_update_scale_(scale, tracker, overflow.to(at::kFloat), u.growth_factor, u.backoff_factor,
@@ -153,7 +125,6 @@ Status TorchLists::update_scale(const UpdateScaleArgs& args, Services& services)
     if (u.hysteresis > 1) {
       left.sub_(overflow.to(at::kInt));
       scale.copy_(at::where(overflow.logical_and(left > 0), before, scale));
-      if (u.restarts_hysteresis) left.masked_fill_(left <= 0, u.hysteresis);
     }
     left.masked_fill_(overflow.logical_not(), u.hysteresis);
   }
@@ -172,9 +143,8 @@ TORCH_LIBRARY_FRAGMENT(amp_ext, m) {
          "update_scale_(Tensor(a!) scale, Tensor(b!) growth_tracker, Tensor[] found_infs, "
          "float growth_factor, float backoff_factor, int growth_interval, *, "
          "float? min_scale=None, float? max_scale=None, int hysteresis=1, "
-         "bool restarts_hysteresis=False, "
          "Tensor(c!)? hysteresis_tracker=None, Tensor(d!)? skipped_steps=None, "
-         "Tensor(e!)? next_step=None, Tensor(f!)? history=None, Tensor? norm=None) -> ()",
+         "Tensor(e!)? next_step=None) -> ()",
          TORCH_FN(update_scale_op), TORCH_FN(update_scale_fake));
 }
 

@@ -318,9 +318,8 @@ py::object clip_grads(py::handle param_groups, py::handle inv_scale, py::handle 
 void update_scale(py::handle scale, py::handle growth_tracker, const py::list& found_infs,
                   double growth_factor, double backoff_factor, int64_t growth_interval,
                   std::optional<double> min_scale, std::optional<double> max_scale,
-                  int64_t hysteresis, bool restarts_hysteresis, py::handle hysteresis_tracker,
-                  py::handle skipped_steps, py::handle next_step, py::handle history,
-                  py::handle norm) {
+                  int64_t hysteresis, py::handle hysteresis_tracker, py::handle skipped_steps,
+                  py::handle next_step) {
   HANDLE_TH_ERRORS
   const at::NoGradGuard no_grad;
   at::Tensor scale_tensor = tensor_of("scale", scale);
@@ -335,12 +334,9 @@ void update_scale(py::handle scale, py::handle growth_tracker, const py::list& f
                              min_scale,
                              max_scale,
                              hysteresis,
-                             restarts_hysteresis,
                              optional_tensor("hysteresis_tracker", hysteresis_tracker),
                              optional_tensor("skipped_steps", skipped_steps),
-                             optional_tensor("next_step", next_step),
-                             optional_tensor("history", history),
-                             optional_tensor("norm", norm)};
+                             optional_tensor("next_step", next_step)};
   std::optional<py::gil_scoped_release> release;
   if (runs_python(Family::update_scale, scale_tensor.device()))
     release.emplace();  // it may have to wait for memory
