@@ -174,7 +174,7 @@ def _grad_norm() -> Calls:
     yield "a NaN", call(_with(NAN, grads, 0, 0), **half)
     several = list(integers(2003).float().split(5))
     yield "several tensors to a block", call(several, norms=True)
-    yield "a norm beyond FP32", call([torch.full((5,), 3e38, device="cpu")])
+    yield "a norm beyond FP32", call([torch.full((5,), 3e38, dtype=FP32, device="cpu")])
     yield "a long list", call([integers(7001).float()], **half), 5
 
 
@@ -264,7 +264,7 @@ def _update_scale() -> Calls:
     yield "a tolerated overflow", call(1.0, **patient(2))
     yield "a backoff, tolerance used up", call(1.0, **patient(1))
     yield "no overflow, tolerance restored", call(0.0, **patient(1))
-    next_step = {"next_step": torch.tensor([0.0, 1.0, 0.0])}
+    next_step = {"next_step": _tensor([0.0, 1.0, 0.0])}
     yield "growth, and the next step", call(0.0, **next_step, scale=_tensor(3.0))
 
 

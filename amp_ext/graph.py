@@ -209,7 +209,8 @@ class GraphedStep:
         # Learning rates that are numbers to the optimizer's owner, and tensors to its step.
         self._lr_groups = [g for g in groups if "lr" in g and not _is_on_device(g["lr"])]
         self._lrs = [float(group["lr"]) for group in self._lr_groups]
-        self._lr_tensors = [torch.full((), lr, device=self._device) for lr in self._lrs]
+        kind = {"dtype": torch.float32, "device": self._device}
+        self._lr_tensors = [torch.full((), lr, **kind) for lr in self._lrs]
         if self._is_cuda:
             for optimizer in self._optimizers:
                 if not takes_step_scalars(optimizer):
@@ -339,7 +340,7 @@ class GraphedStep:
                 torch.cuda.stream(self._stream),
                 torch.cuda.graph(torch.cuda.CUDAGraph(), stream=self._stream),
             ):
-                torch.zeros((), device=self._device)
+                torch.zeros((), dtype=torch.float32, device=self._device)
             cause = cause or error
             raise RuntimeError(
                 f"make_graphed_step: step_fn cannot be captured: {cause}\nNothing has changed. A "

@@ -24,7 +24,8 @@ def arguments(op: str, device: torch.device | str = "cpu") -> dict[str, Any]:
         return torch.full(shape, value, dtype=dtype, device=device)
 
     def integers(*shape: int) -> Tensor:
-        return torch.arange(math.prod(shape), device=device).remainder(5).sub(2.0).view(shape)
+        count = torch.arange(math.prod(shape), dtype=torch.float32, device=device)
+        return count.remainder(5).sub(2.0).view(shape)
 
     x, weight, bias, sums = integers(2, 3, 4), integers(5, 4).half(), integers(5), integers(2, 3, 5)
     relu, operands = {"activation": "relu"}, {"a": x, "b": weight, "trans_b": True}

@@ -291,7 +291,8 @@ def _is_on_device(step: Any) -> bool:
 def _counters(steps: Sequence[Any], device: torch.device) -> Sequence[Tensor]:
     if not any(isinstance(step, Tensor) or step for step in steps):
         return torch.zeros(len(steps), dtype=torch.float32, device=device).unbind()
-    moved = [torch.as_tensor(step, dtype=torch.float32).reshape(()).to(device) for step in steps]
+    kind = {"dtype": torch.float32, "device": device}
+    moved = [torch.as_tensor(step, **kind).reshape(()) for step in steps]
     return torch.stack(moved).unbind()
 
 

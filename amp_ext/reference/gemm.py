@@ -150,7 +150,7 @@ def _sum(
 ) -> Tensor:
     """Return alpha * A @ B + beta * c + bias in fp64, the factors as numbers of the op's sum."""
     sums = torch.promote_types(torch.promote_types(a.dtype, b.dtype), torch.float32)
-    alpha, beta_of_sum = torch.tensor([alpha, beta], dtype=sums).tolist()
+    alpha, beta_of_sum = torch.tensor([alpha, beta], dtype=sums, device="cpu").tolist()
     left = a.double().mT if trans_a else a.double()
     right = b.double().mT if trans_b else b.double()
     product = left @ right

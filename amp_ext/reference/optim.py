@@ -194,7 +194,11 @@ def _gradient(param: Tensor, grad: Tensor, factors: _Factors, l2: float) -> Tens
         param.shape, param.stride(), dtype=torch.float32, device=param.device
     )
     g = _flat(in_order.copy_(grad)) * factors.inv_scale * factors.coefficient
-    return g + _flat(param).float() * l2 if torch.tensor(l2).float() != 0 else g
+    return (
+        g + _flat(param).float() * l2
+        if torch.tensor(l2, dtype=torch.float32, device="cpu") != 0
+        else g
+    )
 
 
 def _store(param: Tensor, new: Tensor, noise: _Noise, copy: Tensor | None) -> None:
@@ -210,7 +214,7 @@ class _Noise:
         self.key: Tensor | None = None
         if on:
             self.index = torch.arange(elements.numel(), device=elements.device)
-            seed = _mixed(_mixed(torch.tensor(update)) + tensor).to(elements.device)
+            seed = _mixed(_mixed(torch.tensor(update, device="cpu")) + tensor).to(elements.device)
             self.key = _mixed(seed + self.index // CHUNK)
 
     def rounded(self, value: Tensor, dtype: torch.dtype, pair: int, shift: int) -> Tensor:

@@ -152,8 +152,8 @@ def _have_finite_norms(tensors: Sequence[Tensor]) -> list[bool]:
             by_device.setdefault(tensor.device, []).append(index)
     result = [False] * len(tensors)
     for device, indices in by_device.items():
-        norms = torch.empty(len(indices), device=device)
-        found_inf = torch.zeros((), device=device)
+        norms = torch.empty(len(indices), dtype=torch.float32, device=device)
+        found_inf = torch.zeros((), dtype=torch.float32, device=device)
         ops.grad_norm([tensors[index] for index in indices], found_inf, norms=norms)
         for index, finite in zip(indices, norms.isfinite().tolist(), strict=True):
             result[index] = finite

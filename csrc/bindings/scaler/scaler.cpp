@@ -77,7 +77,11 @@ struct Scalars {
   at::Tensor found_inf;
 };
 
-at::Tensor zero_on(at::Device device) { return at::zeros({}, device); }
+at::Tensor filled_on(at::Device device, float value) {
+  return at::full({}, value, at::TensorOptions(at::kFloat).device(device));
+}
+
+at::Tensor zero_on(at::Device device) { return filled_on(device, 0); }
 
 // Of each list: inv_scale on its device, if defined, and `found_inf_on` of the device.
 template <class FoundInfOn>
@@ -303,7 +307,7 @@ py::object clip_grads(py::handle param_groups, py::handle inv_scale, py::handle 
     if (max_norm) {
       for (size_t i = 0; i < lists.size(); ++i) {
         const at::Tensor here = copy_to(norm, lists[i].device(), /*copy=*/false);
-        const at::Tensor by = found_infs ? at::ones({}, lists[i].device()) : scalars[i].inv_scale;
+        const at::Tensor by = found_infs ? filled_on(lists[i].device(), 1) : scalars[i].inv_scale;
         unscale_(lists[i], scalars[i].found_inf, by, here, max_norm, Others::fresh);
       }
       grads.mark_dtensors_written();

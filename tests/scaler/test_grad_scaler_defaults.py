@@ -1,0 +1,113 @@
+"""Defaults of dtype and device change nothing that the scaler computes."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+import amp_ext.optim
+from amp_ext import testing, verify
+from amp_ext.graph import make_graphed_step
+from amp_ext.ops import __all__ as OPS
+from twins import DEVICES, OURS, StepsByScalars, leaf, params, plain, sgd, started
+
+KINDS: dict[str, Callable[[Tensor], Optimizer]] = {
+    "plain": sgd,
+    "fused": lambda param: torch.optim.AdamW([param], fused=True),
+    "scalars": lambda param: StepsByScalars([param], lr=0.5),
+    "amp_ext.optim": lambda param: amp_ext.optim.AdamW([param], amsgrad=True),
+}
+OPTIONS: dict[str, Any] = {"hysteresis": 2, "max_consecutive_skips": 9, "skip_above_norm": 30.0}
+
+
+@pytest.fixture(params=[torch.float64, torch.bfloat16], ids=str)
+def in_both(request: pytest.FixtureRequest) -> Iterator[Callable[[Callable[[], Any]], Any]]:
+    """Compare what a function returns with what it returns under a default of float32."""
+    before = torch.get_default_dtype()
+
+    def compare(function: Callable[[], Any]) -> Any:
+        expected = plain(function())
+        torch.set_default_dtype(request.param)
+        with torch.device("meta"):
+            assert plain(function()) == expected
+        return expected
+
+    yield compare
+    torch.set_default_dtype(before)
+
+
+def clipped_norm(scaler: Any, optimizer: Optimizer, clips: str) -> Tensor | None:
+    if clips == "unscaled":
+        scaler.unscale_(optimizer)
+    if clips == "parameters":
+        return scaler.clip_grad_norm_(params(optimizer), 1.0)
+    return scaler.clip_grad_norm_(optimizer, 1.0) if clips != "no" else None
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("clips", ["no", "optimizer", "unscaled", "parameters"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_steps(in_both: Any, kind: str, clips: str, device: str) -> None:
+    def train() -> Any:
+        scaler, seen = started(OURS, growth_interval=2, device=device, **OPTIONS), []
+        optimizer = KINDS[kind](leaf([1.0, 2.0], device=device))
+        for value in (1.0, math.inf, 2.0**20, math.nan, math.inf, 3.0, 4.0):
+            for param in params(optimizer):
+                param.grad = torch.tensor([value, 2.0], dtype=torch.float32, device=device)
+            norm = clipped_norm(scaler, optimizer, clips)
+            scaler.step(optimizer)
+            scaler.update()
+            report, skipped = str(scaler.overflow_report()), scaler.step_was_skipped
+            seen.append((norm, report, skipped, params(optimizer)[0].clone(), scaler.state_dict()))
+        scaler.update(8.0)
+        again = OURS(device)
+        again.load_state_dict(scaler.state_dict())
+        return [*seen, optimizer.state_dict(), scaler.get_scale(), again.state_dict()]
+
+    assert in_both(train)[4][1].startswith("1 of 1 gradients are not finite")
+
+
+def test_a_step_without_a_graph_on_a_cpu(in_both: Any) -> None:
+    """A graphed step's learning rates keep their values."""
+
+    def train() -> Any:
+        param = leaf([1.0, 1.0, 1.0]).requires_grad_()
+        optimizer, scaler = amp_ext.optim.SGD([param], lr=0.3), started(OURS)
+
+        def step_fn(inputs: Tensor) -> Tensor:
+            loss = (param * inputs).sum()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            return loss
+
+        step = make_graphed_step(
+            step_fn, modules=torch.nn.Identity(), optimizers=optimizer, scaler=scaler
+        )
+        inputs = torch.full((3,), 2.0, dtype=torch.float32, device="cpu")
+        return [step(inputs) for _ in range(3)], param.detach(), step._lr_tensors
+
+    in_both(train)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_examples_of_ops(in_both: Any, op: str) -> None:
+    in_both(lambda: testing.arguments(op))
+
+
+def test_cases_of_verification(in_both: Any) -> None:
+    def arguments() -> Any:
+        families = ("update_scale", "grad_norm", "adam", "sgd", "gemm_f16")
+        return [
+            [case.arguments for case in itertools.islice(verify.cases(family, "cuda", False), 12)]
+            for family in families
+        ]
+
+    in_both(arguments)
