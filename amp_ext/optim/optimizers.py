@@ -228,8 +228,8 @@ class SGD(KernelStep, torch.optim.SGD):
         self._use(storage)
 
     def _state_names(self, group: dict[str, Any]) -> list[str]:
-        moves = group["momentum"] != 0
-        counts = (moves and group["dampening"] != 0) or self._storage.stochastic_rounding
+        moves = bool(group["momentum"])  # a comparison may be np.bool_, or a tensor
+        counts = (moves and bool(group["dampening"])) or self._storage.stochastic_rounding
         return ["step"] * counts + ["momentum_buffer"] * moves + self._storage.names()
 
     def _why_option(self, group: dict[str, Any]) -> str | None:

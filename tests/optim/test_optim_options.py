@@ -1,0 +1,90 @@
+"""Options of the optimizers as NumPy scalars and as tensors of no dimensions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from amp_ext import GradScaler, optim
+
+# Numbers that all kinds hold exactly.
+ADAM = {"lr": 0.125, "betas": (0.5, 0.75), "eps": 2.0**-20, "weight_decay": 0.25}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "Adam": ADAM,
+    "AdamW": ADAM,
+    "SGD": {"lr": 0.125, "momentum": 0.5, "dampening": 0.25, "weight_decay": 0.25},
+}
+FLAGS = {"Adam": ("amsgrad", "maximize"), "AdamW": ("amsgrad", "maximize"), "SGD": ("maximize",)}
+KINDS: dict[str, Callable[[float], Any]] = {
+    "float64": np.float64,
+    "float32": np.float32,
+    "float16": np.float16,
+    "float32 tensor": lambda value: torch.tensor(value, dtype=torch.float32),
+    "float64 tensor": lambda value: torch.tensor(value, dtype=torch.float64),
+}
+
+
+def trained(name: str, options: dict[str, Any], scaled: bool, **storage: Any) -> Tensor:
+    """Return the parameter after some steps, each with these options."""
+    param = torch.linspace(-1.0, 1.0, 7, dtype=torch.float32)
+    optimizer = getattr(optim, name)([param], **OPTIONS[name], **storage)
+    scaler = GradScaler("cpu", init_scale=4.0, enabled=scaled)
+    scaler.scale(torch.ones(()))
+    for step in range(3):
+        optimizer.param_groups[0].update(options)  # as a warm-up does
+        param.grad = (torch.arange(7, dtype=torch.float32) - step) * scaler.get_scale()
+        scaler.step(optimizer)
+        scaler.update()
+    return param
+
+
+@pytest.mark.parametrize("scaled", [False, True], ids=["alone", "scaler"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("name", "option"), [(name, option) for name in OPTIONS for option in OPTIONS[name]]
+)
+def test_numbers(name: str, option: str, kind: str, scaled: bool) -> None:
+    """Each option changes a step as the same number of Python does."""
+    number, make = OPTIONS[name][option], KINDS[kind]
+    value = tuple(map(make, number)) if isinstance(number, tuple) else make(number)
+    expected = trained(name, {}, scaled)
+    torch.testing.assert_close(trained(name, {option: value}, scaled), expected)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_numbers_with_options_of_storage(name: str) -> None:
+    """Steps that torch cannot make take NumPy's numbers too."""
+    options = {
+        option: tuple(map(np.float32, number)) if isinstance(number, tuple) else np.float32(number)
+        for option, number in OPTIONS[name].items()
+    }
+    expected = trained(name, {}, True, stochastic_rounding=True)
+    assert torch.equal(trained(name, options, True, stochastic_rounding=True), expected)
+
+
+@pytest.mark.parametrize(("name", "flag"), [(n, flag) for n in FLAGS for flag in FLAGS[n]])
+def test_flags(name: str, flag: str) -> None:
+    expected = trained(name, {flag: True}, True)
+    assert torch.equal(trained(name, {flag: np.bool_(True)}, True), expected)
+    assert not torch.equal(expected, trained(name, {}, True))
+
+
+def test_a_warm_up_from_no_momentum() -> None:
+    """The momentum of a warm-up by np.interp starts at 0."""
+
+    def run(module: Any) -> Tensor:
+        param = torch.ones(3)
+        optimizer = module.SGD([param], lr=np.float64(0.1), momentum=np.float64(0.9))
+        for step in range(6):
+            optimizer.param_groups[0]["lr"] = np.interp(step, [0, 4], [0.0, 0.1])
+            optimizer.param_groups[0]["momentum"] = np.interp(step, [0, 4], [0.0, 0.9])
+            param.grad = torch.full((3,), 1.0 + step)
+            optimizer.step()
+        return param
+
+    torch.testing.assert_close(run(optim), run(torch.optim))
