@@ -102,8 +102,8 @@ class KernelStep(Optimizer):
         """As torch's, by one launch for each group. The host waits for no device.
 
         Of DTensors, each process updates what it holds, and sends nothing. Gradients that are
-        sparse, and parameters that are complex, float64, of another tensor subclass or on several
-        devices, are torch's to update; so they are with ``differentiable=True`` and with tensors
+        sparse, and parameters that are complex, float64, of another tensor subclass, on several
+        devices or that share memory, are torch's to update; so they are with ``differentiable=True`` and with tensors
         for ``betas`` or ``weight_decay``.
         """
         loss = None

@@ -113,9 +113,8 @@ void ParamTable::find_states(PyObject* state) {
   dicts_.assign(params_.size(), nullptr);
   std::unordered_map<PyObject*, size_t> indices;  // made when an entry is not where it was
   const auto find = [&](PyObject* key) {
-    for (size_t i = 0; indices.size() < params_.size(); ++i) {
-      TORCH_CHECK_VALUE(indices.emplace(params_[i], i).second,
-                        "a parameter is more than once in an optimizer's param_groups");
+    if (indices.empty()) {
+      for (size_t i = 0; i < params_.size(); ++i) indices.emplace(params_[i], i);
     }
     const auto found = indices.find(key);
     return found == indices.end() ? kNone : found->second;
@@ -250,6 +249,22 @@ std::optional<std::string> ParamTable::read(size_t group, const std::vector<stat
     }
   }
   return std::nullopt;
+}
+
+std::optional<std::string> ParamTable::why_not_together(size_t group) const {
+  const auto& [sequence, first, count] = groups_[group];
+  const auto begin = std::ranges::lower_bound(rows_, first, {}, &ParamRow::index);
+  const auto end = std::ranges::lower_bound(rows_, first + count, {}, &ParamRow::index);
+  std::vector<MemoryRange> ranges;
+  ranges.reserve(end - begin);
+  for (auto row = begin; row != end; ++row)
+    ranges.emplace_back(row->param->const_data_ptr(), row->param->nbytes());
+  const auto shared = find_overlap(ranges);
+  if (!shared) return std::nullopt;
+  std::ostringstream out;
+  out << "param_groups[" << group << "]['params'][" << begin[shared->first].index - first
+      << "] shares memory with [" << begin[shared->second].index - first << "]";
+  return out.str();
 }
 
 std::vector<py::object> ParamTable::params() const {

@@ -78,6 +78,10 @@ class ParamTable {
   std::optional<std::string> read(size_t group, const std::vector<state::Name>& needed,
                                   bool renewed, pybind11::list& missing, Visit visit);
 
+  // Returns why kernels do not serve those rows of a group together, if so: parameters that share
+  // memory are updated one after the other, which one launch does not do.
+  std::optional<std::string> why_not_together(size_t group) const;
+
   // That of the first parameter that has been read.
   at::Device device() const { return rows_.front().param->device(); }
 

@@ -74,9 +74,25 @@ UpdateTensors tensors_of(const ParamRow& row) {
 // parameter; a step that writes what the last one wrote looks only at what it reads elsewhere.
 class Apart {
  public:
-  void check(const Updates& updates, const StepScalars& scalars) {
+  bool is_known(const UpdateList& list, const StepScalars& scalars) const {
+    if (list.size == 0 || list.size != static_cast<int64_t>(refs_.size())) return false;
+    const MemoryRange found_inf = of(scalars.found_inf);
+    for (const float* const scalar : {scalars.lr, scalars.inv_scale, scalars.norm}) {
+      if (overlap(of(scalar), found_inf) || is_written(of(scalar))) return false;
+    }
+    if (is_written(found_inf)) return false;
+    for (int64_t i = 0; i < list.size; ++i) {
+      const UpdateRef &now = list.refs[i], &before = refs_[i];
+      const MemoryRange grad(now.grad, now.numel * size_of(now.grad_dtype));
+      if (!writes_as(now, before) || overlap(grad, found_inf)) return false;
+      const bool reads_as = now.grad == before.grad && now.grad_dtype == before.grad_dtype;
+      if (!reads_as && is_written(grad)) return false;
+    }
+    return true;
+  }
+
+  void check(const Updates& updates) {
     const UpdateList list = updates.list();
-    if (is_known(list, scalars)) return;
     refs_.clear();
     updates.close();
     refs_.assign(list.refs, list.refs + list.size);
@@ -108,23 +124,6 @@ class Apart {
            a.numel == b.numel && a.param_dtype == b.param_dtype &&
            a.exp_avg_dtype == b.exp_avg_dtype && a.exp_avg_sq_dtype == b.exp_avg_sq_dtype &&
            a.copy_dtype == b.copy_dtype;
-  }
-
-  bool is_known(const UpdateList& list, const StepScalars& scalars) const {
-    if (list.size == 0 || list.size != static_cast<int64_t>(refs_.size())) return false;
-    const MemoryRange found_inf = of(scalars.found_inf);
-    for (const float* const scalar : {scalars.lr, scalars.inv_scale, scalars.norm}) {
-      if (overlap(of(scalar), found_inf) || is_written(of(scalar))) return false;
-    }
-    if (is_written(found_inf)) return false;
-    for (int64_t i = 0; i < list.size; ++i) {
-      const UpdateRef &now = list.refs[i], &before = refs_[i];
-      const MemoryRange grad(now.grad, now.numel * size_of(now.grad_dtype));
-      if (!writes_as(now, before) || overlap(grad, found_inf)) return false;
-      const bool reads_as = now.grad == before.grad && now.grad_dtype == before.grad_dtype;
-      if (!reads_as && is_written(grad)) return false;
-    }
-    return true;
   }
 
   static MemoryRange of(const float* scalar) {
@@ -192,6 +191,7 @@ class Step {
     for (size_t group = 0; group < table_.groups(); ++group) {
       const auto pass = [](const ParamRow&, auto) { return false; };
       if (auto why = table_.read(group, {}, /*renewed=*/false, none, pass)) return why;
+      if (auto why = table_.why_not_together(group)) return why;
     }
     return std::nullopt;
     END_HANDLE_TH_ERRORS_PYBIND
@@ -294,12 +294,17 @@ class Step {
       };
       if (auto why = table_.read(group, indices, renewed, missing[group], add)) return NoStep(*why);
       is_complete &= missing[group].empty();
+      if (!is_complete) {
+        if (auto why = table_.why_not_together(group)) return NoStep(*why);
+      }
       if (!updates || !is_complete) continue;
       const at::Device device = updates->device();
       ScalarTensors& own = scalars.emplace_back(scalars_on(device, given));
       const double lr = learning_rate(std::get<0>(groups.at(group)), device, own);
       args.push_back({updates->list(), options_of(groups[group], lr), updates->add_scalars(own)});
-      apart_[group].check(*updates, args.back().scalars);
+      if (apart_[group].is_known(updates->list(), args.back().scalars)) continue;
+      if (auto why = table_.why_not_together(group)) return NoStep(*why);
+      apart_[group].check(*updates);
     }
     if (!is_complete) {
       spread_grads(missing);

@@ -55,7 +55,12 @@ bool OptimizerGrads::collect(py::handle param_groups) {
     if (i + kAhead < n) prefetch_storage(grad_impls_[i + kAhead]);
     if (!add(i, *grads_[i])) return false;
   }
-  return true;
+  if (use_.taken == Taken::all) return true;
+  std::vector<MemoryRange> memory;
+  memory.reserve(n);
+  for (const at::Tensor* const param : params_)
+    memory.emplace_back(param->const_data_ptr(), param->nbytes());
+  return !find_overlap(memory);
 }
 
 bool OptimizerGrads::find_params(py::handle params) {
