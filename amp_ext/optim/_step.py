@@ -103,8 +103,8 @@ class KernelStep(Optimizer):
 
         Of DTensors, each process updates what it holds, and sends nothing. Gradients that are
         sparse, and parameters that are complex, float64, of another tensor subclass, on several
-        devices or that share memory, are torch's to update; so they are with ``differentiable=True`` and with tensors
-        for ``betas`` or ``weight_decay``.
+        devices or that share memory, are torch's to update; so they are with
+        ``differentiable=True`` and with tensors for ``betas`` or ``weight_decay``.
         """
         loss = None
         if closure is not None:

@@ -85,6 +85,7 @@ class ScalerState(TorchsScaler):
         self._last_optimizers: dict[int, Callable[[], Optimizer | None]] = {}
         self._last_states: Mapping[int, Mapping[str, Any]] = {}
 
+    @torch.inference_mode(False)  # an update outside could not write what is made within
     def _lazy_init_scale_growth_tracker(self, dev: torch.device | str) -> None:
         super()._lazy_init_scale_growth_tracker(dev)
         self._numbers = StepNumbers(self._scale)
