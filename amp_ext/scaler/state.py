@@ -2,6 +2,7 @@
 
 import functools
 import math
+import operator
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -61,13 +62,15 @@ class ScalerState(TorchsScaler):
             raise ValueError(
                 f"GradScaler: min_scale must be at most max_scale, got {min_scale} and {max_scale}"
             )
-        _check_count("hysteresis", hysteresis)
+        hysteresis = _count("hysteresis", hysteresis)
         if max_consecutive_skips is not None:
-            _check_count("max_consecutive_skips", max_consecutive_skips)
+            max_consecutive_skips = _count("max_consecutive_skips", max_consecutive_skips)
         if skip_above_norm is not None and not skip_above_norm > 0:
             raise ValueError(f"GradScaler: skip_above_norm must be positive, got {skip_above_norm}")
         # Not super(): in amp_ext.cuda.amp's scaler that is torch.cuda.amp's, of other arguments.
         TorchsScaler.__init__(self, *args)
+        if self._enabled:
+            self.set_growth_interval(self._growth_interval)
         self._max_consecutive_skips = max_consecutive_skips
         self._skip_above_norm = skip_above_norm
         self._min_scale = min_scale
@@ -85,21 +88,31 @@ class ScalerState(TorchsScaler):
         self._last_optimizers: dict[int, Callable[[], Optimizer | None]] = {}
         self._last_states: Mapping[int, Mapping[str, Any]] = {}
 
-    @torch.inference_mode(False)  # an update outside could not write what is made within
+    def set_growth_interval(self, new_interval: int) -> None:
+        """As ``torch.amp.GradScaler.set_growth_interval``."""
+        try:
+            self._growth_interval = operator.index(new_interval)
+        except TypeError:
+            raise TypeError(
+                f"GradScaler: growth_interval: expected an integer, got {new_interval!r}. Convert "
+                "it with int()."
+            ) from None
+
     def _lazy_init_scale_growth_tracker(self, dev: torch.device | str) -> None:
-        super()._lazy_init_scale_growth_tracker(dev)
-        self._numbers = StepNumbers(self._scale)
-        self._scale = self._numbers.scale
-        self._numbers.follow(self._scale)
-        self._skipped_steps = torch.full(
-            (), self._init_skipped_steps, dtype=torch.int64, device=dev
-        )
-        if self._max_consecutive_skips is not None:
-            self._consecutive_skips = torch.zeros((), dtype=torch.int64, device=dev)
-        if self._hysteresis > 1:
-            self._hysteresis_tracker = torch.full(
-                (), self._init_hysteresis_tracker, dtype=torch.int32, device=dev
+        with torch.inference_mode(False):  # an update could not write what inference mode made
+            super()._lazy_init_scale_growth_tracker(dev)
+            self._numbers = StepNumbers(self._scale)
+            self._scale = self._numbers.scale
+            self._numbers.follow(self._scale)
+            self._skipped_steps = torch.full(
+                (), self._init_skipped_steps, dtype=torch.int64, device=dev
             )
+            if self._max_consecutive_skips is not None:
+                self._consecutive_skips = torch.zeros((), dtype=torch.int64, device=dev)
+            if self._hysteresis > 1:
+                self._hysteresis_tracker = torch.full(
+                    (), self._init_hysteresis_tracker, dtype=torch.int32, device=dev
+                )
 
     def _step_numbers(self) -> StepNumbers:
         """Those of the scale as it is now: somebody may have set or replaced it."""
@@ -299,11 +312,16 @@ def skips_of(state: Mapping[str, Any]) -> list[Tensor]:
     return [*found_infs_of([state]), *([] if too_long is None else [too_long])]
 
 
-def _check_count(name: str, count: int) -> None:
-    if not isinstance(count, int) or not 1 <= count < 2**31:
+def _count(name: str, value: Any) -> int:
+    try:
+        count = operator.index(value)
+    except TypeError:
+        count = 0
+    if not 1 <= count < 2**31:
         raise ValueError(
-            f"GradScaler: {name} must be an integer from 1 to 2**31 - 1, got {count!r}"
+            f"GradScaler: {name} must be an integer from 1 to 2**31 - 1, got {value!r}"
         )
+    return count
 
 
 def _checked(
