@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import platform
 import re
-import warnings
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -17,6 +16,7 @@ import torch
 import amp_ext
 from amp_ext import _cache
 from amp_ext._triton import triton_version
+from amp_ext._warnings import warn
 
 Key = tuple[int, ...]
 
@@ -113,7 +113,7 @@ def update(device: torch.device, entries: Iterable[Entry]) -> None:
     _tell(device, known)
     content = {"of": identity(device), "products": [entry._asdict() for entry in known.values()]}
     if not _cache.write(file_name(device), content):
-        warnings.warn("amp_ext: cannot write measurements to the cache folder", stacklevel=2)
+        warn("amp_ext: cannot write measurements to the cache folder")
 
 
 def _tell(device: torch.device, entries: dict[Key, Entry]) -> None:

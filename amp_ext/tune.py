@@ -12,7 +12,6 @@ import runpy
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -23,6 +22,7 @@ import torch
 from amp_ext import _table
 from amp_ext._library import _C
 from amp_ext._triton import is_interpreted, why_not_triton
+from amp_ext._warnings import warn
 
 Candidate = tuple[str, int]
 """A backend, and one of its variants of a product."""
@@ -201,7 +201,7 @@ def _measure(
                 return {}
             return _interleaved(trial, candidates, device.type, deadline)
         except RuntimeError as error:  # out of memory, most likely
-            warnings.warn(f"amp_ext.tune: {product}: not measured: {error}", stacklevel=2)
+            warn(f"amp_ext.tune: {product}: not measured: {error}")
             return {}
 
 
@@ -227,14 +227,12 @@ def _without_wrong_ones(
         except Exception as error:  # of any type, as when a Triton kernel does not compile
             # The same text for all products, so that it is shown once.
             problem = str(error).partition("\n")[0]
-            warnings.warn(f"amp_ext.tune: left out: {candidate[0]}: {problem}", stacklevel=2)
+            warn(f"amp_ext.tune: left out: {candidate[0]}: {problem}")
             continue
         if _near(product, results, expected):
             right.append(candidate)
         else:
-            warnings.warn(
-                f"amp_ext.tune: left out: {candidate}: wrong results of {product}", stacklevel=2
-            )
+            warn(f"amp_ext.tune: left out: {candidate}: wrong results of {product}")
     return right
 
 

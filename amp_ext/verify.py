@@ -11,7 +11,6 @@ import json
 import os
 import threading
 import time
-import warnings
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +26,7 @@ from amp_ext._cache import fingerprint
 from amp_ext._library import _C
 from amp_ext._triton import triton_version
 from amp_ext._verify_cases import FAMILIES, Case, cases
+from amp_ext._warnings import warn
 
 CPU = torch.device("cpu")
 
@@ -99,7 +99,7 @@ def may_run(backend: str, family: str, device: str, capturing: bool) -> bool | N
 def _warn(text: str) -> None:
     if text not in _warned:
         _warned.add(text)
-        warnings.warn(f"amp_ext: {text}", RuntimeWarning, stacklevel=3)
+        warn(f"amp_ext: {text}", RuntimeWarning)
 
 
 def verified_backends() -> Iterator[tuple[str, str, tuple[str, ...]]]:

@@ -1,6 +1,5 @@
 """Apex's amp: ``from amp_ext.apex import amp`` in the place of ``from apex import amp``."""
 
-import warnings
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from amp_ext._warnings import warn
 from amp_ext.apex import _models, _optimizers
 from amp_ext.apex._functions import (
     disable_casts,
@@ -272,10 +272,9 @@ def load_state_dict(state_dict: Mapping[str, Any]) -> None:
         )
     scalers = _amp_state.loss_scalers
     if len(state_dict) != len(scalers):
-        warnings.warn(
+        warn(
             f"amp.load_state_dict: the state is of {len(state_dict)} losses, amp.initialize was "
-            f"given num_losses={len(scalers)}: the first ones are loaded",
-            stacklevel=2,
+            f"given num_losses={len(scalers)}: the first ones are loaded"
         )
     for state in state_dict.values():
         if not {"loss_scale", "unskipped"} <= set(state):

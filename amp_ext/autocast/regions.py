@@ -16,6 +16,7 @@ from torch._C import _is_any_autocast_enabled
 from torch.compiler import is_compiling
 
 from amp_ext._library import _C
+from amp_ext._warnings import torchs_region
 from amp_ext.autocast.op_lists import Listed, OpLists
 
 _MARK = _C.REGION_MARK  # a device type: autocast is enabled for it in a region of ours
@@ -78,7 +79,7 @@ class autocast:
         if custom_fp16_ops is not None or custom_fp32_ops is not None:
             lists = _lists_of(device_type, custom_fp16_ops, custom_fp32_ops)
             self._lists = lists if enabled else None
-        self._region = None if is_compiling() else torchs_autocast(*self._arguments)
+        self._region = None if is_compiling() else torchs_region(*self._arguments)
 
     def __getattr__(self, name: str) -> Any:
         """``device``, ``fast_dtype`` and what else ``torch.autocast`` has."""
@@ -88,7 +89,7 @@ class autocast:
 
     def _torchs_region(self) -> torchs_autocast:
         if self._region is None:  # it was made in a compiled function
-            self._region = torchs_autocast(*self._arguments)
+            self._region = torchs_region(*self._arguments)
         return self._region
 
     def __enter__(self) -> "autocast":

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.amp import GradScaler as TorchsScaler
 from torch.optim import Optimizer
 
+from amp_ext._warnings import torchs_warnings
 from amp_ext.scaler.arriving import Arriving
 from amp_ext.scaler.numbers import StepNumbers
 from amp_ext.scaler.parameters import Parameters
@@ -68,7 +69,8 @@ class ScalerState(TorchsScaler):
         if skip_above_norm is not None and not skip_above_norm > 0:
             raise ValueError(f"GradScaler: skip_above_norm must be positive, got {skip_above_norm}")
         # Not super(): in amp_ext.cuda.amp's scaler that is torch.cuda.amp's, of other arguments.
-        TorchsScaler.__init__(self, *args)
+        with torchs_warnings():
+            TorchsScaler.__init__(self, *args)
         if self._enabled:
             self.set_growth_interval(self._growth_interval)
         self._max_consecutive_skips = max_consecutive_skips

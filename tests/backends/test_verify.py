@@ -137,7 +137,7 @@ def test_torch_compile_does_not_trace_it(load: Load, monkeypatch: pytest.MonkeyP
 
     @torch.compile(backend="eager")
     def compiled(x: Tensor) -> Tensor:
-        update(None, None, 1, False, *[None] * 5)  # which torch.compile calls as it is
+        update(None, None, 1, *[None] * 3)  # which torch.compile calls as it is
         return x + 1
 
     compiled(found_inf)

@@ -1,0 +1,58 @@
+"""Warnings that point at the caller's line, outside of this package and of torch."""
+
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+_INNER = ("amp_ext", "torch", "contextlib", "functools")
+_Said = list[warnings.WarningMessage]
+
+
+def warn(text: str | Warning, category: type[Warning] = UserWarning) -> None:
+    """Warn at the line of the innermost caller that is not of these packages."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in _INNER:
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, category, stacklevel=level)
+
+
+@contextmanager
+def _caught() -> Iterator[_Said]:
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        yield said
+
+
+@contextmanager
+def torchs_warnings() -> Iterator[None]:
+    """Repeat the warnings of torch at the caller's line."""
+    with _caught() as said:
+        yield
+    for warning in said:
+        warn(warning.message, warning.category)
+
+
+_disabled: dict[tuple[str, torch.dtype], _Said] = {}
+"""What torch says when it disables a region of these arguments."""
+
+
+def torchs_region(
+    device_type: str, dtype: torch.dtype | None, enabled: bool, cache_enabled: bool | None
+) -> torch.autocast:
+    """Return torch's region. Its warnings point at the caller's line.
+
+    Torch is asked once for each dtype, since a caught warning makes Python repeat all others.
+    """
+    if enabled and isinstance(device_type, str):
+        key = device_type, dtype or torch.get_autocast_dtype(device_type)
+        if key not in _disabled:
+            with _caught() as said:
+                torch.autocast(*key)
+            _disabled[key] = said
+        for warning in _disabled[key]:
+            warn(warning.message, warning.category)
+        enabled = not _disabled[key]
+    return torch.autocast(device_type, dtype, enabled, cache_enabled)
