@@ -147,10 +147,7 @@ at::Tensor empty_in_order_of(const at::Tensor& order, const at::Tensor& dtype) {
 }
 
 void mark_written(const std::vector<at::TensorImpl*>& tensors) {
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    if (i + kAhead < tensors.size()) prefetch_version(tensors[i + kAhead]);
-    mark_written(tensors[i]);
-  }
+  for (at::TensorImpl* const tensor : tensors) mark_written(tensor);
 }
 
 namespace {

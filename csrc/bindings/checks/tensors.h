@@ -45,46 +45,6 @@ void check_not_negated(const char* op, const Name& name, const at::Tensor& tenso
 // Throws unless gradients can be clipped to max_norm, which needs a norm.
 void check_max_norm(const char* op, std::optional<double> max_norm, bool norm_given);
 
-// Prefetches for loops over many tensors: what GradList reads of a tensor, and then of what it
-// points to. Each is prefetched kAhead tensors before the next pointer of the chain is followed.
-constexpr size_t kAhead = 32;
-
-// Of the object at an address, the cache lines of these bytes, which are two at most.
-inline void prefetch_bytes(const void* object, size_t from, size_t to) {
-  __builtin_prefetch(static_cast<const char*>(object) + from);
-  __builtin_prefetch(static_cast<const char*>(object) + to - 1);
-}
-
-// The pointers at a tensor's beginning, and at its end what is no pointer. Between them are the
-// sizes.
-inline void prefetch_tensor(const at::TensorImpl* tensor) {
-  prefetch_bytes(&tensor->unsafe_storage(), 0, 48);
-  prefetch_bytes(tensor, sizeof(at::TensorImpl) - 32, sizeof(at::TensorImpl));
-}
-
-// Where a storage's data are, and their size. The tensor may have none.
-inline void prefetch_storage(const at::TensorImpl* tensor) {
-  prefetch_bytes(tensor->unsafe_storage().unsafeGetStorageImpl(), 16, 64);
-}
-
-// Where a version is counted. The address is private, but a VariableVersion holds nothing else.
-inline const void* address_of(const c10::VariableVersion& version) {
-  static_assert(sizeof(c10::VariableVersion) == sizeof(void*));
-  return *reinterpret_cast<void* const*>(&version);
-}
-
-inline void prefetch_version(const at::TensorImpl* tensor) {
-  __builtin_prefetch(address_of(tensor->version_counter()), 1);
-}
-
-// Where a parameter's gradient is.
-inline void prefetch_grad(at::TensorImpl* param) { prefetch_bytes(param->autograd_meta(), 0, 48); }
-
-inline void prefetch_links(const at::TensorImpl* tensor) {
-  prefetch_storage(tensor);
-  prefetch_version(tensor);
-}
-
 // To be called for every tensor that a launch writes: bumps its version, so that autograd knows.
 inline void mark_written(at::TensorImpl* tensor) {
   if (tensor->version_counter().enabled()) tensor->bump_version();  // an inference tensor has none

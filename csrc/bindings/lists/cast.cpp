@@ -15,13 +15,7 @@ void cast_(TensorPointers outputs, TensorPointers inputs) {
   const at::Device device = outputs[0]->device();
   CastPairs pairs(device);
   pairs.reserve(n);
-  for (size_t i = 0; i < n; ++i) {
-    for (const TensorPointers list : {outputs, inputs}) {
-      if (i + 2 * kAhead < n) prefetch_tensor(list[i + 2 * kAhead]->unsafeGetTensorImpl());
-      if (i + kAhead < n) prefetch_links(list[i + kAhead]->unsafeGetTensorImpl());
-    }
-    pairs.add(*outputs[i], *inputs[i]);
-  }
+  for (size_t i = 0; i < n; ++i) pairs.add(*outputs[i], *inputs[i]);
   pairs.close();
   run(kCast, device, &Backend::cast, CastArgs{pairs.args()});
   pairs.finish_writes();

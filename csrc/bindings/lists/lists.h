@@ -49,13 +49,8 @@ inline const at::Tensor& tensor_of(const c10::IValue& value) { return value.toTe
 template <class Item>
 GradList checked(const char* op, Access access, c10::ArrayRef<Item> grads, at::Device device) {
   GradList list(op, access, device);
-  const size_t n = grads.size();
-  list.reserve(n);
-  for (size_t i = 0; i < n; ++i) {
-    if (i + 2 * kAhead < n) prefetch_tensor(tensor_of(grads[i + 2 * kAhead]).unsafeGetTensorImpl());
-    if (i + kAhead < n) prefetch_links(tensor_of(grads[i + kAhead]).unsafeGetTensorImpl());
-    list.add(tensor_of(grads[i]));
-  }
+  list.reserve(grads.size());
+  for (const Item& grad : grads) list.add(tensor_of(grad));
   list.close();
   return list;
 }

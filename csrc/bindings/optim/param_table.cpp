@@ -4,7 +4,6 @@
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <algorithm>
-#include <bit>
 #include <limits>
 #include <sstream>
 #include <unordered_map>
@@ -45,24 +44,6 @@ PyObject* entry_of(PyObject* dict, PyObject* key) {
   PyObject* const value = PyDict_GetItemWithError(dict, key);
   if (!value && PyErr_Occurred()) throw py::error_already_set();
   return value;
-}
-
-// How many parameters a stage is ahead of the next one. With more, their tensors would not fit into
-// the L1 cache.
-constexpr size_t kStride = 4;
-
-void prefetch_object(PyObject* object) { prefetch_bytes(object, 0, sizeof(THPVariable)); }
-
-// A tensor of this number of dimensions: their sizes too, where one does not say all.
-void prefetch_all(const at::TensorImpl* tensor, size_t dims) {
-  prefetch_tensor(tensor);
-  if (dims > 1) __builtin_prefetch(&tensor->unsafe_storage() + 6);
-}
-
-void prefetch_keys(PyObject* dict) {
-  const void* const keys = reinterpret_cast<PyDictObject*>(dict)->ma_keys;
-  __builtin_prefetch(keys);
-  __builtin_prefetch(static_cast<const char*>(keys) + 64);
 }
 
 }  // namespace
@@ -162,9 +143,6 @@ bool ParamTable::find_state(ParamRow& row, const StateObjects& objects,
   return found;
 }
 
-// From a parameter to its gradient's and its state's memory lead chains of pointers, each a cache
-// miss. Each stage follows one pointer and prefetches what is behind, kStride parameters before the
-// next stage comes there, so that misses overlap with each other and with the visits.
 std::optional<std::string> ParamTable::read(size_t group, const std::vector<state::Name>& needed,
                                             bool renewed, py::list& missing, Visit visit) {
   TORCH_INTERNAL_ASSERT(needed.size() <= kStateNames.size());
@@ -177,75 +155,30 @@ std::optional<std::string> ParamTable::read(size_t group, const std::vector<stat
     out << what << "param_groups[" << group << "]['params'][" << i << "] " << why;
     return out.str();
   };
-  struct Reading {
-    PyObject* held;
-    ParamRow* row;  // null without a gradient
-    StateObjects objects;
-    bool found;
-  };
-  constexpr size_t kStages = 6;  // the ifs of the loop
-  std::array<Reading, std::bit_ceil(kStages * kStride)> readings;
-  const auto reading = [&](size_t i) -> Reading& { return readings[i % readings.size()]; };
   bool is_complete = true;
-  for (size_t begun = 0; begun < count + (kStages - 1) * kStride; ++begun) {
-    size_t i = begun;  // below 0, where a stage has not begun, it wraps around and is no index
-    if (i < count) {
-      if (i + kStride < count) prefetch_object(params[i + kStride]);
-      PyObject* const held = reading(i).held = held_of(params[i]);
-      if (!held) return refused(i, "", "is a tensor subclass");
-      prefetch_tensor(THPVariable_Unpack(params[i]).unsafeGetTensorImpl());
-      if (dicts) __builtin_prefetch(dicts[i]);
+  for (size_t i = 0; i < count; ++i) {
+    PyObject* const held = held_of(params[i]);
+    if (!held) return refused(i, "", "is a tensor subclass");
+    const at::Tensor& grad = THPVariable_Unpack(params[i]).unsafeGetTensorImpl()->grad();
+    if (!grad.defined()) continue;
+    ParamRow& row = rows_.emplace_back(first + i, &THPVariable_Unpack(held), &grad);
+    StateObjects objects{};
+    if (dicts) find_objects(dicts[i], needed, objects);
+    bool found = true;
+    if (held != params[i]) {
+      if (const char* why = localize(params[i], needed, row, objects, found))
+        return refused(i, "", why);
     }
-    if ((i -= kStride) < count) {
-      at::TensorImpl* const param = THPVariable_Unpack(params[i]).unsafeGetTensorImpl();
-      prefetch_grad(param);
-      prefetch_storage(param);
-      if (dicts && dicts[i]) prefetch_keys(dicts[i]);
-    }
-    if ((i -= kStride) < count) {
-      auto& [held, row, objects, found] = reading(i);
-      row = nullptr;
-      const at::Tensor& grad = THPVariable_Unpack(params[i]).unsafeGetTensorImpl()->grad();
-      if (grad.defined()) {
-        const at::Tensor& param = THPVariable_Unpack(held);
-        prefetch_all(grad.unsafeGetTensorImpl(), param.dim());
-        row = &rows_.emplace_back(first + i, &param, &grad);
-        found = true;
-        if (dicts) find_objects(dicts[i], needed, objects);
-        for (size_t k = 0; k < needed.size(); ++k) prefetch_object(objects[k]);
-        const char* const why =
-            held == params[i] ? nullptr : localize(params[i], needed, *row, objects, found);
-        if (why) return refused(i, "", why);
-      }
-    }
-    if ((i -= kStride) < count && reading(i).row) {
-      const auto& [held, row, objects, found] = reading(i);
-      prefetch_storage(row->grad->unsafeGetTensorImpl());
-      for (size_t k = 0; k < needed.size(); ++k) {
-        if (objects[k] && THPVariable_CheckExact(objects[k]))
-          prefetch_all(THPVariable_Unpack(objects[k]).unsafeGetTensorImpl(), row->param->dim());
-      }
-    }
-    if ((i -= kStride) < count && reading(i).row) {
-      auto& [held, row, objects, found] = reading(i);
-      found &= find_state(*row, objects, needed, renewed);
-      for (const state::Name name : needed) {
-        if (row->state[name]) prefetch_storage(row->state[name]->unsafeGetTensorImpl());
-      }
-    }
-    if ((i -= kStride) < count && reading(i).row) {
-      const auto& [held, row_at, objects, found] = reading(i);
-      const ParamRow& row = *row_at;
-      if (found && is_complete && visit(row, Rows::plain)) continue;
-      if (const char* why = why_not_param(*row.param, device())) return refused(i, "", why);
-      if (const char* why = why_not_grad(*row.grad, device()))
-        return refused(i, "the gradient of ", why);
-      if (!found || !is_usable(row)) {
-        is_complete = false;
-        missing.append(py::handle(params[i]));
-      } else if (is_complete) {
-        visit(row, Rows::any);
-      }
+    found &= find_state(row, objects, needed, renewed);
+    if (found && is_complete && visit(row, Rows::plain)) continue;
+    if (const char* why = why_not_param(*row.param, device())) return refused(i, "", why);
+    if (const char* why = why_not_grad(*row.grad, device()))
+      return refused(i, "the gradient of ", why);
+    if (!found || !is_usable(row)) {
+      is_complete = false;
+      missing.append(py::handle(params[i]));
+    } else if (is_complete) {
+      visit(row, Rows::any);
     }
   }
   return std::nullopt;
@@ -274,18 +207,14 @@ std::vector<py::object> ParamTable::params() const {
 }
 
 void ParamTable::finish_step() {
-  const size_t n = rows_.size();
   std::vector<at::Tensor> weights, copies;
-  for (size_t i = 0; i < n; ++i) {
-    if (i + 2 * kAhead < n)
-      __builtin_prefetch(&rows_[i + 2 * kAhead].param->unsafeGetTensorImpl()->version_counter());
-    if (i + kAhead < n) prefetch_version(rows_[i + kAhead].param->unsafeGetTensorImpl());
-    mark_written(rows_[i].param->unsafeGetTensorImpl());
-    if (rows_[i].dtensor) mark_written(rows_[i].dtensor->unsafeGetTensorImpl());
-    if (const at::Tensor* const copy = rows_[i].state[state::autocast_copy]) {
+  for (const ParamRow& row : rows_) {
+    mark_written(row.param->unsafeGetTensorImpl());
+    if (row.dtensor) mark_written(row.dtensor->unsafeGetTensorImpl());
+    if (const at::Tensor* const copy = row.state[state::autocast_copy]) {
       mark_written(copy->unsafeGetTensorImpl());
       if (copy->is_inference()) continue;
-      weights.push_back(*rows_[i].param);
+      weights.push_back(*row.param);
       copies.push_back(*copy);
     }
   }

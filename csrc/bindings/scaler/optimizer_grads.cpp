@@ -41,18 +41,12 @@ bool is_flattened(PyObject* param) {
 
 }  // namespace
 
-// From a parameter to its gradient's memory leads a chain of pointers, each a cache miss. Each loop
-// follows one or two of them and prefetches some parameters ahead, so that the misses of different
-// parameters overlap: that halves the time.
 bool OptimizerGrads::collect(py::handle param_groups) {
   for (const py::handle group : param_groups) {
     if (!find_params(group[py::str("params")])) return false;
   }
   if (!find_grads()) return false;
-  const size_t n = grads_.size();
-  for (size_t i = 0; i < n; ++i) {
-    if (i + 2 * kAhead < n) prefetch_tensor(grad_impls_[i + 2 * kAhead]);
-    if (i + kAhead < n) prefetch_storage(grad_impls_[i + kAhead]);
+  for (size_t i = 0; i < grads_.size(); ++i) {
     if (!add(i, *grads_[i])) return false;
   }
   if (use_.taken == Taken::all) return true;
@@ -71,7 +65,6 @@ bool OptimizerGrads::find_params(py::handle params) {
   const auto n = static_cast<size_t>(PySequence_Fast_GET_SIZE(sequence));
   params_.reserve(params_.size() + n);
   for (size_t i = 0; i < n; ++i) {
-    if (i + kAhead < n) prefetch_bytes(objects[i + kAhead], 0, sizeof(THPVariable));
     if (!THPVariable_Check(objects[i])) {
       const py::str name = py::type::handle_of(objects[i]).attr("__name__");
       PyErr_Format(PyExc_AssertionError, "expected param to be torch.Tensor, got %U", name.ptr());
@@ -112,10 +105,7 @@ bool OptimizerGrads::find_grads() {
   const size_t n = params_.size();
   size_t found = 0;
   grads_.reserve(n);
-  grad_impls_.reserve(n);
   for (size_t i = 0; i < n; ++i) {
-    if (i + 2 * kAhead < n) prefetch_tensor(params_[i + 2 * kAhead]->unsafeGetTensorImpl());
-    if (i + kAhead < n) prefetch_grad(params_[i + kAhead]->unsafeGetTensorImpl());
     at::TensorImpl* const param = params_[i]->unsafeGetTensorImpl();
     const at::Tensor* grad = &param->grad();
     if (!grad->defined()) continue;
@@ -128,7 +118,6 @@ bool OptimizerGrads::find_grads() {
       spread_of_param_[found] = spread_of_param_[i];
     }
     grads_.push_back(grad);
-    grad_impls_.push_back(grad->unsafeGetTensorImpl());
     params_[found++] = params_[i];
   }
   params_.resize(found);

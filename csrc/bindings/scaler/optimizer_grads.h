@@ -101,7 +101,6 @@ class OptimizerGrads {
   std::vector<const at::Tensor*> params_;    // those that have a gradient
   std::vector<size_t> spread_of_param_;      // of these
   std::vector<const at::Tensor*> grads_;
-  std::vector<at::TensorImpl*> grad_impls_;
   // Gradients and, of DTensors, their parts and those of their parameters. Across processes they
   // are kept from the start: other threads may run while this one waits for a process.
   std::deque<at::Tensor> kept_;
