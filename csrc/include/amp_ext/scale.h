@@ -13,27 +13,17 @@ struct NextStep {
   static constexpr int kInvScale = 0, kFoundInf = 1, kLastFoundInf = 2, kSize = 3;
 };
 
-// A row of the history, where the oldest record is overwritten. Row 0 is none: its first element is
-// the number of the row that was written last, 0 at the start.
-struct StepRecord {
-  static constexpr int kScale = 0, kFoundInf = 1, kNorm = 2, kSize = 3;
-};
-
-// How a loss scale moves after a step. Pointers to one element each but for the structs above.
+// How a loss scale moves after a step. Pointers are to one element each, except next_step.
 struct ScaleUpdate {
   float* scale;
   int32_t* growth_tracker;
   int32_t* hysteresis_tracker;  // overflows still to be tolerated; may be null when hysteresis is 1
   int64_t* skipped_steps;       // may be null
   float* next_step;             // NextStep, may be null
-  float* history;               // rows of StepRecord, may be null
-  int32_t history_records;
-  const float* norm;  // of the step's gradients, for the history; may be null
   double growth_factor;
   double backoff_factor;
   int64_t growth_interval;
-  int32_t hysteresis;           // consecutive overflows before the scale backs off
-  int32_t restarts_hysteresis;  // whether a backoff, too, resets the tracker
+  int32_t hysteresis;  // consecutive overflows before the scale backs off
   float min_scale;
   float max_scale;
 };
@@ -74,24 +64,12 @@ AMP_EXT_HOST_DEVICE inline void move_scale(const ScaleUpdate& a, bool overflow) 
   }
   if (a.skipped_steps) *a.skipped_steps += 1;
   *a.growth_tracker = 0;
-  if (a.hysteresis > 1) {
-    if (--*a.hysteresis_tracker > 0) return;
-    if (a.restarts_hysteresis) *a.hysteresis_tracker = a.hysteresis;
-  }
+  if (a.hysteresis > 1 && --*a.hysteresis_tracker > 0) return;
   *a.scale = backed_off(*a.scale, a.backoff_factor, a.min_scale);
 }
 
 // All of an update.
 AMP_EXT_HOST_DEVICE inline void close_step(const ScaleUpdate& a, bool overflow) {
-  if (a.history) {
-    const float last = a.history[0];
-    const int32_t row = last >= 1 && last < a.history_records ? static_cast<int32_t>(last) + 1 : 1;
-    float* const record = a.history + row * StepRecord::kSize;
-    record[StepRecord::kScale] = *a.scale;
-    record[StepRecord::kFoundInf] = overflow ? 1.0f : 0.0f;
-    record[StepRecord::kNorm] = a.norm ? *a.norm : __builtin_nanf("");
-    a.history[0] = static_cast<float>(row);
-  }
   move_scale(a, overflow);
   if (a.next_step) {
     a.next_step[NextStep::kInvScale] = 1.0f / *a.scale;
