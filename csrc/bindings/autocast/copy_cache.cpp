@@ -84,12 +84,15 @@ class Copies final : public c10::BackendMeta {
 
   at::Tensor keep(const Key& key, const Original& original, const at::Tensor& copy) {
     Kept entry = std::make_shared<const Entry>(original, copy);
-    const std::lock_guard<std::mutex> lock(mutex_);
-    entries_[key].swap(entry);  // the older one is destroyed after the lock
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      entries_[key].swap(entry);
+    }
     return copy;
   }
 
-  // Counting the references of a tensor may enter Python: the map shares entries, not tensors.
+  // Counting a tensor's references, and destroying it, may enter Python: under the mutex only
+  // entries are counted, and older ones are destroyed after it.
   std::mutex mutex_;
   std::map<Key, Kept> entries_;
 };

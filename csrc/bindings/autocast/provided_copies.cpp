@@ -17,8 +17,8 @@ struct Provided {
 
 using Entry = std::shared_ptr<const Provided>;
 
-// Counting the references of a tensor may enter Python: under the mutex only those of entries are
-// counted.
+// Counting a tensor's references, and destroying it, may enter Python: under the mutex only entries
+// are counted, and older ones are destroyed after it.
 struct Registry {
   std::mutex mutex;
   std::unordered_map<c10::TensorImpl*, Entry> entries;  // by the weight
@@ -33,7 +33,7 @@ Registry& registry() {
 }  // namespace
 
 void provide_copies(const std::vector<at::Tensor>& weights, const std::vector<at::Tensor>& copies) {
-  std::vector<Entry> entries;  // older ones are destroyed after the lock
+  std::vector<Entry> entries;  // then the older ones
   for (size_t i = 0; i < weights.size(); ++i)
     entries.push_back(std::make_shared<const Provided>(Seen(weights[i]), Seen(copies[i])));
   auto& [mutex, provided, swept] = registry();
