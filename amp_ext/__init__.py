@@ -11,7 +11,7 @@ from torch.amp import custom_bwd, custom_fwd, is_autocast_available
 
 try:
     from amp_ext import cpu, cuda, keras, ops, optim
-    from amp_ext.autocast import autocast, cast_weights_together
+    from amp_ext.autocast import autocast
     from amp_ext.autocast.installation import install, is_installed, uninstall
     from amp_ext.backend import get_backend, set_backend
     from amp_ext.scaler import GradScaler
@@ -27,7 +27,6 @@ __all__ = [
     "GradScaler",
     "__version__",
     "autocast",
-    "cast_weights_together",
     "cpu",
     "cuda",
     "custom_bwd",

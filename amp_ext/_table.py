@@ -109,10 +109,13 @@ def update(device: torch.device, entries: Iterable[Entry]) -> None:
     Where the file cannot be written, this process knows them nevertheless, and a warning says so.
     """
     new = {tuple(entry.key): entry for entry in entries}
-    known = _known.get(device, {}) | read(device) | new
+    with _cache.locked():
+        known = _known.get(device, {}) | read(device) | new
+        products = [entry._asdict() for entry in known.values()]
+        content = {"of": identity(device), "products": products}
+        is_written = _cache.write(file_name(device), content)
     _tell(device, known)
-    content = {"of": identity(device), "products": [entry._asdict() for entry in known.values()]}
-    if not _cache.write(file_name(device), content):
+    if not is_written:
         warn("amp_ext: cannot write measurements to the cache folder")
 
 

@@ -11,7 +11,7 @@ from amp_ext.ops import GEMM_OPS, LIST_OPS
 
 OPS = (*LIST_OPS, *GEMM_OPS)
 BACKENDS = ("cuda", "triton", "cpu")
-GEMM_MODES = ("auto", "measure", "kernel", "library")
+GEMM_MODES = ("auto", "kernel", "library")
 
 _REBUILD = f"FORCE_CUDA=1 {REBUILD}"
 _VARIABLE = "AMP_EXT_BACKEND"
@@ -130,7 +130,7 @@ def _products(device_type: str, name: str) -> Backend:
         others = "the CPU's backend" if device_type == "cpu" else "torch's GEMM"
         return Backend(name, f"{kernels}, for FP16 and BF16; other operands by {others}")
     measured = "what amp_ext.tune() has measured to be the fastest; else "
-    if mode not in ("auto", "measure"):
+    if mode != "auto":
         measured = ""
     if device_type == "cpu":
         reason = f"{measured}FP32 sums: small products here, large ones by torch's FP32 GEMM"

@@ -1,5 +1,5 @@
-"""Measures which backend computes a matrix product fastest: ``amp_ext.tune()``, ``python -m amp_ext
-tune SCRIPT``, and ``AMP_EXT_GEMM=measure``.
+"""Measures which backend computes a matrix product fastest: ``amp_ext.tune()``, and ``python -m
+amp_ext tune SCRIPT``.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import math
 import os
 import runpy
 import sys
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -35,8 +34,6 @@ SAMPLE_SECONDS = {"cpu": 2e-5, "cuda": 1e-3}
 """A sample is of as many calls as take so long, for the clock to be exact."""
 MIN_GAIN = 1.03
 """A candidate that is faster by less than this does not replace the default: it may be noise."""
-MEASURE_SECONDS = 2.0
-"""What AMP_EXT_GEMM=measure may take of a process, and a twentieth of it for each product."""
 
 
 class Tuned(NamedTuple):
@@ -70,7 +67,7 @@ def tune(seconds: float = 30.0) -> Iterator[list[Tuned]]:
     results differ from the default's by more than rounding are left out with a warning, the others
     timed in turn. The fastest goes into a table in ``$XDG_CACHE_HOME/amp_ext`` (by default
     ``~/.cache/amp_ext``), in place of an older entry. Where ``AMP_EXT_GEMM`` is ``auto``, as by
-    default, or ``measure``, it computes the product from then on.
+    default, it computes the product from then on.
 
     A process reads the table of a device at its first product there. All processes of a distributed
     training that read one table choose alike.
@@ -135,32 +132,6 @@ def _measure_all(
             _table.update(torch.device(device), of_device)
 
 
-def measure_in_use(product: _C.NotedProduct) -> None:
-    """For C++, with AMP_EXT_GEMM=measure: measures a product, while there is time in this process.
-
-    Then the process goes on as with AMP_EXT_GEMM=auto. Kernels that Triton would have to compile
-    first, for seconds, take part only where they are the device's backend.
-    """
-    global _time_left
-    if _is_distributed():
-        _C.set_gemm_mode("auto")
-        return
-    if not _in_use.acquire(blocking=False):
-        return
-    start = time.perf_counter()
-    try:
-        candidates = product.candidates(triton=False)
-        start = time.perf_counter()  # they may have been verified first
-        if times := _measure(product, candidates, min(_time_left, MEASURE_SECONDS / 20)):
-            entry = _entry(product, _fastest(product, candidates[0], times))
-            _table.update(torch.device(product.device), [entry])
-    finally:
-        _time_left -= time.perf_counter() - start
-        if _time_left <= 0:
-            _C.set_gemm_mode("auto")
-        _in_use.release()
-
-
 def _refuse_several_processes() -> None:
     if _is_distributed() or int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise RuntimeError(
@@ -176,10 +147,6 @@ def _is_distributed() -> bool:
         and distributed.is_initialized()
         and distributed.get_world_size() > 1
     )
-
-
-_time_left = MEASURE_SECONDS
-_in_use = threading.Lock()
 
 
 # ---- one product -------------------------------------------------------------------------------
@@ -325,7 +292,7 @@ def _summary(results: Sequence[Tuned], products: int, seconds: float) -> str:
         gain = f"{tuned.before / tuned.after:.2f} times"
         by = f"{tuned.backend}{f' ({tuned.variant})' if tuned.variant else ''}"
         lines.append(f"  {gain:>12}  {by:12} {tuned.product}, {tuned.calls} calls")
-    if (mode := _C.gemm_mode()) not in ("auto", "measure"):
+    if (mode := _C.gemm_mode()) != "auto":
         lines.append(f"  AMP_EXT_GEMM is {mode}: this process does not use the measurements")
     return "\n".join(lines)
 

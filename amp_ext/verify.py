@@ -73,15 +73,17 @@ def may_run(backend: str, family: str, device: str, capturing: bool) -> bool | N
     with _lock:
         result = results(backend, device).get(family)
         reason = _unusable.get((backend, family, device), "")
-        if result is None and not reason and capturing:
-            _warn(
-                f"{kernels} have not been verified on {device}, and a CUDA graph captures torch's "
-                "ops in their place: run a step before the capture"
-            )
-            return None
-        if result is None and not reason:
+        is_unknown = result is None and not reason
+        if is_unknown and not capturing:
             result = verify_family(backend, family, device)
             reason = _unusable.get((backend, family, device), "")
+    # Warnings run code of the user's, which may compute a product: not under the lock.
+    if is_unknown and capturing:
+        _warn(
+            f"{kernels} have not been verified on {device}, and a CUDA graph captures torch's "
+            "ops in their place: run a step before the capture"
+        )
+        return None
     if reason:
         _warn(f"{kernels} cannot run on {device}: {reason}. torch's own ops run in their place")
         return False
@@ -134,21 +136,25 @@ def results(backend: str, device: str) -> dict[str, Result]:
     identity = _identity(backend, device)
     name = _record_name(identity)
     if name not in _records:
-        record = _cache.read(name)
-        try:
-            same = record is not None and record["identity"] == identity
-            known = {k: Result(**v) for k, v in record["results"].items()} if same else {}
-        except (AttributeError, KeyError, TypeError):
-            known = {}
-        _records[name] = known
+        _records[name] = _read(identity)
     return _records[name]
 
 
+def _read(identity: dict[str, Any]) -> dict[str, Result]:
+    record = _cache.read(_record_name(identity))
+    try:
+        same = record is not None and record["identity"] == identity
+        return {k: Result(**v) for k, v in record["results"].items()} if same else {}
+    except (AttributeError, KeyError, TypeError):
+        return {}
+
+
 def _remember(backend: str, family: str, device: str, result: Result) -> None:
-    results(backend, device)[family] = result
-    identity = _identity(backend, device)
-    known = {k: v._asdict() for k, v in results(backend, device).items()}
-    _cache.write(_record_name(identity), {"identity": identity, "results": known})
+    known, identity = results(backend, device), _identity(backend, device)
+    with _cache.locked():
+        known |= _read(identity) | {family: result}
+        record = {name: each._asdict() for name, each in known.items()}
+        _cache.write(_record_name(identity), {"identity": identity, "results": record})
 
 
 def _record_name(identity: dict[str, Any]) -> str:

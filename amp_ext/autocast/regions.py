@@ -34,7 +34,7 @@ class autocast:
     * the gradient of a float32 operand, such as a weight, is computed in float32 and never passes
       through float16, where it could overflow above 65504 or vanish below 2**-24;
     * a float32 weight is cast once per version and dtype, so that a weight changed in place or a
-      region of another dtype is seen at once (:func:`cast_weights_together` saves launches);
+      region of another dtype is seen at once;
     * on a CPU, large float16 products are computed by torch's float32 library.
 
     Everything else is torch's own, operands of float64 or of other devices included, tensor
@@ -174,15 +174,3 @@ def _traced_region(arguments: tuple[Any, ...]) -> Iterator[None]:
     enabled = arguments[2] or is_autocast_enabled(_MARK)
     with torchs_autocast(*arguments), torchs_autocast(_MARK, torch.float16, enabled):
         yield
-
-
-def cast_weights_together(on: bool = True) -> None:
-    """From a region's second time on, casts all float32 weights that it needs in one launch, when
-    it needs the first; in the whole process, off by default.
-
-    Only for models whose weights are not written within a region before they are used there, other
-    than by ops that autograd records, ``.data =`` and :meth:`GradScaler.step`: what is written in
-    place through ``.data``, by a fused optimizer alone, or by another stream (as by a prefetch of
-    offloaded weights) may not be seen.
-    """
-    _C.cast_weights_together(on)

@@ -3,7 +3,6 @@
 #include <pybind11/stl.h>
 
 #include "autocast/autocast.h"
-#include "autocast/copy_cache.h"
 #include "autocast/op_lists.h"
 #include "autocast/regions.h"
 #include "backends/backends.h"
@@ -46,7 +45,6 @@ PYBIND11_MODULE(_C, m) {
   m.def("leave_op_lists", &amp_ext::leave_op_lists);
   m.def("why_not_listable", &amp_ext::why_not_listable);
   m.def("listable_ops", &amp_ext::listable_ops);
-  m.def("cast_weights_together", &amp_ext::cast_weights_together);
   m.def("install", &amp_ext::install);
   m.def("uninstall", &amp_ext::uninstall);
   m.def("is_installed", &amp_ext::is_installed);

@@ -361,3 +361,17 @@ def test_new_weight_at_an_old_address(x: Tensor, use: Any) -> None:
                 expected = use(x, weight).half()
             assert use(low, weight).equal(expected)
             del weight
+
+
+def test_new_memory_at_an_old_address(x: Tensor, weight: Tensor) -> None:
+    """Memory that a weight gave up makes room for the weight's next memory."""
+    low = x.half()
+    with torch.no_grad(), fp16():
+        for value in range(20):
+            F.linear(low, weight)
+            address = weight.untyped_storage()._cdata
+            for _ in range(9):
+                weight.data = torch.full((4, 4), float(value))
+                if weight.untyped_storage()._cdata == address:
+                    break
+            assert F.linear(low, weight).equal(low @ weight.half().t())

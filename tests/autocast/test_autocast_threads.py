@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import os
+import subprocess
+import sys
 import threading
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
 import amp_ext
 from autocast_cases import Seen
 
+PROGRAM = Path(__file__).parents[1] / "support" / "threads_program.py"
 FP16 = {"device_type": "cpu", "dtype": torch.float16}
 
 
@@ -72,3 +78,26 @@ def test_threads_share_weights() -> None:
         list(pool.map(work, inputs))
     expected = 2 * 20 * sum(inputs).sum(0)
     assert weight.grad.equal(expected[:, None].expand(4, 4))
+
+
+@pytest.mark.parametrize(
+    ("program", "count"),
+    [
+        ("training", 500),
+        ("evaluation", 200),
+        ("reentry", 3),
+        pytest.param("training", 20_000, marks=pytest.mark.full),
+        pytest.param("evaluation", 20_000, marks=pytest.mark.full),
+        pytest.param("interleavings", 500, marks=pytest.mark.full),
+    ],
+)
+def test_no_thread_waits_for_ever(program: str, count: int) -> None:
+    """No lock is held where Python may be entered."""
+    package = str(Path(amp_ext.__file__).parents[1])
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM), program, str(count)],
+        env={**os.environ, "PYTHONPATH": package},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr

@@ -69,7 +69,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "if (!obstacle) obstacle = why_slow(*kernels, device, args);",
         "",
     ),
-    ("the table in every mode", CHOOSE, "by_table ? find_measured", "true ? find_measured"),
+    ("the table in every mode", CHOOSE, "mode == GemmMode::automatic ? find", "true ? find"),
     (
         "torch's BF16 for an odd k",
         CHOOSE,

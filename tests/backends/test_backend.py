@@ -232,7 +232,7 @@ def test_wrong_environment_variable_fails_the_import() -> None:
     process = imported("", AMP_EXT_GEMM="kernels")
     assert process.returncode == 1
     last = process.stderr.splitlines()[-1]
-    modes = "auto, measure, kernel or library"
+    modes = "auto, kernel or library"
     assert last == f"ImportError: amp_ext: AMP_EXT_GEMM must be {modes}, got 'kernels'"
 
 

@@ -1,11 +1,13 @@
-"""Products by what was measured: amp_ext.tune(), its table, and AMP_EXT_GEMM=measure."""
+"""Products by what was measured: amp_ext.tune() and its table."""
 
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from torch import Tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import amp_ext
-from amp_ext import _C, _cache, _table, ops
+from amp_ext import _C, _cache, _table, ops, verify
 from simt.backend import Simt
 from simt.library import Schedule
 
@@ -265,31 +267,73 @@ def test_a_damaged_or_foreign_file_is_no_table(
     assert _C.gemm_choice(a, b) == ("cpu", UNMEASURED)
 
 
-def test_what_is_used_again_and_again_is_measured(file: Path) -> None:
+def test_a_fifo_is_no_table(file: Path) -> None:
+    """A FIFO in the table's place neither blocks a process nor outlives the next measurement."""
+    file.parent.mkdir()
+    os.mkfifo(file)
+    reader = threading.Thread(target=_table.load, args=("cpu",))
+    reader.start()
+    reader.join(10)
+    is_blocked = reader.is_alive()
+    if is_blocked:
+        os.close(os.open(file, os.O_WRONLY))
+    reader.join()
+    assert not is_blocked
+    product = noted(ops.gemm, *small_products())
+    _table.update(CPU, [entry(product, "cpu", 2)])
+    assert file.is_file()
+    assert tuple(product.key) in _table.read(CPU)
+
+
+def test_a_huge_file_is_no_table(file: Path) -> None:
     a, b = small_products()
-    _C.set_gemm_mode("measure")
-    for _ in range(9):
-        ops.gemm(a, b)
-    assert not file.exists(), "deterministic algorithms are asked for"
-    torch.use_deterministic_algorithms(False)
-    for _ in range(7):
-        ops.gemm(a, b)
-        assert _C.gemm_choice(a, b)[1] == UNMEASURED
-    assert not file.exists()
-    ops.gemm(a, b)
-    assert _C.gemm_choice(a, b)[1].startswith("measured: ")
-    assert len(json.loads(file.read_text())["products"]) == 1
+    file.parent.mkdir()
+    file.touch()
+    os.truncate(file, 1 << 42)
+    _table.load("cpu")
+    assert _C.gemm_choice(a, b) == ("cpu", UNMEASURED)
 
 
-def test_there_is_a_time_for_what_is_measured_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.use_deterministic_algorithms(False)
-    monkeypatch.setattr(tune, "_time_left", 1e-9)
-    _C.set_gemm_mode("measure")
-    a, b = torch.randn(3, 301).to(FP16), torch.randn(301, 3).to(FP16)
-    for _ in range(8):
-        assert _C.gemm_mode() == "measure"
-        ops.gemm(a, b)
-    assert _C.gemm_mode() == "auto"
+@pytest.mark.parametrize("cache", ["relative/cache", ""], ids=["relative", "empty"])
+def test_a_cache_folder_without_an_absolute_path_is_the_default(
+    cache: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", cache)
+    assert _cache.folder() == tmp_path / ".cache" / "amp_ext"
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+def test_processes_that_write_at_once_keep_all_entries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four processes measure 40 products each, and verify ten families each."""
+    product = noted(ops.gemm, *small_products())
+    monkeypatch.setattr(verify, "_records", {})
+
+    def write(process: int) -> None:
+        for i in range(40):
+            key = [*product.key[:-1], 1000 * process + i]
+            _table.update(CPU, [entry(product, "cpu", 2)._replace(key=key)])
+            if i % 4 == 0:
+                verify._remember("cpu", f"{process} {i}", "cpu", verify.Result("", "today"))
+
+    fork = multiprocessing.get_context("fork")
+    processes = [fork.Process(target=write, args=(i,)) for i in range(4)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+    assert [process.exitcode for process in processes] == [0, 0, 0, 0]
+    assert len(_table.read(CPU)) == 160
+    assert len(verify.results("cpu", "cpu")) == 40
+
+
+def test_a_lock_that_is_never_released_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stopped process may hold the lock: the measurement is written nevertheless."""
+    monkeypatch.setattr(_cache, "LOCK_SECONDS", 0.01)
+    product = noted(ops.gemm, *small_products())
+    with _cache.locked():
+        _table.update(CPU, [entry(product, "cpu", 2)])
+    assert len(_table.read(CPU)) == 1
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,14 +347,10 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_ranks_do_not_measure_what_they_choose(file: Path) -> None:
-    torch.use_deterministic_algorithms(False)
-    _C.set_gemm_mode("measure")
     torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
     try:
         with pytest.raises(RuntimeError, match="in one process before it"), amp_ext.tune():
             pass
-        for _ in range(9):
-            ops.gemm(*small_products())
     finally:
         torch.distributed.destroy_process_group()
     assert not file.exists()

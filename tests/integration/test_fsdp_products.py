@@ -7,10 +7,8 @@ shows.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 from collections import Counter
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -148,26 +146,17 @@ def in_one_region(net: nn.Module, first: Tensor, second: Tensor) -> None:
     sum(losses).backward()
 
 
-@contextlib.contextmanager
-def casts_together(on: bool) -> Iterator[None]:
-    amp_ext.cast_weights_together(on)
-    yield
-    amp_ext.cast_weights_together(False)
-
-
-def fsdp(mesh: Any, reshard: bool, together: bool) -> None:
+def fsdp(mesh: Any, reshard: bool) -> None:
     plain = network()
     net = sharded(mesh, plain, reshard_after_forward=reshard)
-    with casts_together(together):
-        for way in (synchronized, unsynchronized, in_one_region, in_one_region):
-            given = batches()
-            way(net, *own(mesh, given))
-            assert_same(net, reference(plain, given))
+    for way in (synchronized, unsynchronized, in_one_region):
+        given = batches()
+        way(net, *own(mesh, given))
+        assert_same(net, reference(plain, given))
 
 
 for reshard in (True, False):
-    for together in (True, False):
-        case(fsdp, reshard, together)
+    case(fsdp, reshard)
 
 
 @case

@@ -162,20 +162,6 @@ def test_16_bit_weights_have_none() -> None:
     assert weight.equal(torch.zeros(4, 4, dtype=FP16))
 
 
-def test_not_cast_together(weight: Tensor, optimizer: SGD) -> None:
-    other = weight.detach().clone().requires_grad_()
-    x = torch.eye(4).half()
-    amp_ext.cast_weights_together()
-    try:
-        for _ in range(2):
-            with amp_ext.autocast("cpu", dtype=FP16), Seen() as seen:
-                product = x @ other @ weight
-            assert seen.casts <= 1
-            assert product.equal((other @ weight).half())
-    finally:
-        amp_ext.cast_weights_together(False)
-
-
 def test_step_before_backward(weight: Tensor, optimizer: SGD) -> None:
     """An error, as of a weight that is itself an operand."""
     x = torch.eye(4).requires_grad_()

@@ -62,9 +62,8 @@ void force_gemm_tile(const std::optional<GemmTileChoice>& tile);
 int gemm_tile_count(bool sm90);
 
 // How the backend of a product is chosen, AMP_EXT_GEMM: "auto", as it was measured (table.h), what
-// was not by torch's library, or on a CPU by a rule; "measure", the same, and what is used again
-// and again is measured; "kernel", by the device's backend wherever it can; "library", nothing by
-// the table.
+// was not by torch's library, or on a CPU by a rule; "kernel", by the device's backend wherever it
+// can; "library", nothing by the table.
 void set_gemm_mode(const std::string& mode);
 std::string gemm_mode();
 

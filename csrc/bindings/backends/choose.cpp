@@ -11,8 +11,8 @@
 namespace amp_ext {
 namespace {
 
-enum class GemmMode { automatic, measure, kernel, library };
-constexpr std::array<const char*, 4> kModes{"auto", "measure", "kernel", "library"};
+enum class GemmMode { automatic, kernel, library };
+constexpr std::array<const char*, 3> kModes{"auto", "kernel", "library"};
 std::atomic<GemmMode> mode = GemmMode::automatic;
 
 // null: the device's own.
@@ -91,7 +91,7 @@ const Backend* gemm_backend(c10::DeviceType type, const std::string& name) {
 void set_gemm_mode(const std::string& name) {
   const auto* const found = std::ranges::find(kModes, name);
   TORCH_CHECK_VALUE(found != kModes.end(), "amp_ext: how products are computed must be auto, ",
-                    "measure, kernel or library, got ", name);
+                    "kernel or library, got ", name);
   mode = static_cast<GemmMode>(found - kModes.begin());
 }
 std::string gemm_mode() { return kModes[static_cast<int>(mode.load())]; }
@@ -175,14 +175,9 @@ const Backend& choose_gemm(c10::Device device, GemmArgs& args, std::string* reas
     return *under_test;
   }
   const GemmMode mode = amp_ext::mode;
-  const bool by_table = mode == GemmMode::automatic || mode == GemmMode::measure;
   if (device.is_cpu() || device.is_cuda()) {
     if (!reason) note(device, args);
-    const Measured* found = by_table ? find_measured(device, args) : nullptr;
-    if (!found && mode == GemmMode::measure && !reason) {
-      measure_if_due(device, args);
-      found = find_measured(device, args);
-    }
+    const Measured* found = mode == GemmMode::automatic ? find_measured(device, args) : nullptr;
     if (found && !obstacle_of(*found->backend, device, args)) {
       because(found->reason);
       args.variant = found->variant;

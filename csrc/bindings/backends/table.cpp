@@ -1,7 +1,6 @@
 // The table of measured products, and the notes of what is to be measured.
 #include "backends/table.h"
 
-#include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <pybind11/pybind11.h>
 
@@ -38,18 +37,13 @@ std::atomic<const Table*>& table_of(c10::Device device) {
   return tables[device.is_cpu() ? 0 : 1 + device.index()];
 }
 
-void call_python(const char* module, const char* function, py::object argument) {
-  py::module_::import(module).attr(function)(std::move(argument));
-}
-
 class Notes {
  public:
-  // How often it has been added.
-  int64_t add(c10::Device device, const GemmArgs& args) {
+  void add(c10::Device device, const GemmArgs& args) {
     const std::pair key(device.is_cpu() ? -1 : device.index(), key_of(device, args));
     const std::lock_guard<std::mutex> lock(mutex_);
     auto [place, is_new] = products_.try_emplace(key, NotedProduct{device, args, 0});
-    return ++place->second.calls;
+    ++place->second.calls;
   }
   std::vector<NotedProduct> take() {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -108,7 +102,7 @@ const Measured* find_measured(c10::Device device, const GemmArgs& args) {
   const Table* table = table_of(device).load(std::memory_order_acquire);
   if (!table) {
     const UntracedPython python;
-    call_python("amp_ext._table", "load", py::str(device.str()));
+    py::module_::import("amp_ext._table").attr("load")(device.str());
     table = table_of(device).load(std::memory_order_acquire);
   }
   if (table->empty()) return nullptr;
@@ -129,17 +123,6 @@ std::vector<NotedProduct> stop_noting() {
 
 void note(c10::Device device, const GemmArgs& args) {
   if (noting.load(std::memory_order_relaxed) && !is_empty(args)) noted().add(device, args);
-}
-
-void measure_if_due(c10::Device device, const GemmArgs& args) {
-  static Notes uses;
-  constexpr int64_t kUses = 8;
-  // What is measured may change the last bits of results, in each run at another step.
-  if (is_empty(args) || at::globalContext().deterministicAlgorithms() || is_capturing(device) ||
-      uses.add(device, args) != kUses)
-    return;
-  const UntracedPython python;
-  call_python("amp_ext.tune", "measure_in_use", py::cast(NotedProduct{device, args, kUses}));
 }
 
 }  // namespace amp_ext

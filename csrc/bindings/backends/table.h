@@ -49,8 +49,4 @@ std::vector<NotedProduct> stop_noting();
 // Notes a product if that is asked for.
 void note(c10::Device device, const GemmArgs& args);
 
-// With AMP_EXT_GEMM=measure, at the 8th use of a product outside of graph captures, unless torch is
-// to use deterministic algorithms: has amp_ext/tune.py measure it.
-void measure_if_due(c10::Device device, const GemmArgs& args);
-
 }  // namespace amp_ext

@@ -9,6 +9,15 @@
 namespace amp_ext {
 
 using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
+
+inline c10::StorageImpl* storage_of(const at::Tensor& tensor) {
+  return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+}
+
+inline WeakStorage weak_storage_of(const at::Tensor& tensor) {
+  return WeakStorage(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage_of(tensor)));
+}
 
 // By its version and its memory. The weak references keep the addresses of the tensor and of its
 // storage from becoming those of others.
@@ -16,15 +25,15 @@ class Seen {
  public:
   explicit Seen(const at::Tensor& tensor)
       : tensor_(tensor.getIntrusivePtr()),
-        storage_(storage_of(tensor)),
+        storage_(weak_storage_of(tensor)),
         data_(tensor.const_data_ptr()),
         version_(version_of(tensor)) {}
 
   // Whether `now` is the tensor, and nothing has changed.
   bool is(const at::Tensor& now) const {
     return tensor_._unsafe_get_target() == now.unsafeGetTensorImpl() &&
-           storage_._unsafe_get_target() == now.storage().unsafeGetStorageImpl() &&
-           data_ == now.const_data_ptr() && version_ == version_of(now);
+           storage_._unsafe_get_target() == storage_of(now) && data_ == now.const_data_ptr() &&
+           version_ == version_of(now);
   }
 
   // The tensor, if nothing has changed.
@@ -38,12 +47,6 @@ class Seen {
   bool is_gone() const { return tensor_.expired(); }
 
  private:
-  using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
-
-  static WeakStorage storage_of(const at::Tensor& tensor) {
-    return WeakStorage(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(
-        tensor.storage().unsafeGetStorageImpl()));
-  }
   static int64_t version_of(const at::Tensor& tensor) {
     return tensor.is_inference() ? 0 : static_cast<int64_t>(tensor._version());
   }

@@ -7,6 +7,9 @@
 #include "op.h"
 
 namespace amp_ext {
+namespace {
+
+using TensorPointers = c10::ArrayRef<const at::Tensor*>;
 
 void cast_(TensorPointers outputs, TensorPointers inputs) {
   const size_t n = outputs.size();
@@ -20,8 +23,6 @@ void cast_(TensorPointers outputs, TensorPointers inputs) {
   run(kCast, device, &Backend::cast, CastArgs{pairs.args()});
   pairs.finish_writes();
 }
-
-namespace {
 
 void cast_op(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) {
   const auto pointers = [](c10::ArrayRef<c10::IValue> list) {

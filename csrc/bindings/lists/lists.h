@@ -38,10 +38,6 @@ struct ScaleOptions {
 void update_scale_(at::Tensor& scale, at::Tensor& growth_tracker, at::TensorList found_infs,
                    const ScaleOptions& options);
 
-using TensorPointers = c10::ArrayRef<const at::Tensor*>;
-
-void cast_(TensorPointers outputs, TensorPointers inputs);
-
 // The list of a call, checked and closed. Items are tensors, or the dispatcher's values.
 inline const at::Tensor& tensor_of(const at::Tensor& tensor) { return tensor; }
 inline const at::Tensor& tensor_of(const c10::IValue& value) { return value.toTensor(); }

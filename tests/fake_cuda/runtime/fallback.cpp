@@ -178,6 +178,14 @@ void compute(const c10::OperatorHandle& op, Stack& stack) {
     stack[0] = stack[0].toTensor().to(at::kFloat);
     stack[2] = false;
   }
+  if ((name == "aten::_softmax_backward_data" || name == "aten::_log_softmax_backward_data") &&
+      overload.empty()) {
+    const at::ScalarType type =
+        std::exchange(stack[3], stack[0].toTensor().scalar_type()).toScalarType();
+    op.callBoxed(&stack);
+    stack[0] = stack[0].toTensor().to(type);
+    return;
+  }
   op.callBoxed(&stack);
 }
 
