@@ -14,8 +14,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from amp_ext._library import _C
 from amp_ext.optim._step import COPY, MASTER, KernelStep
-from amp_ext.scaler.capture import can_capture_if
-from amp_ext.scaler.optimizers import takes_found_inf, takes_step_scalars
+from amp_ext.scaler.optimizers import Handover, handover_of
 
 _NUMBERS = (bool, int, float)
 
@@ -72,9 +71,8 @@ def make_graphed_step(
 
     Args:
         step_fn: one training step. It must not wait for the device. The optimizers of a scaler
-            that is enabled are of :mod:`amp_ext.optim`, or take ``found_inf`` (``fused=True``), or
-            torch has conditional nodes of CUDA graphs, behind which any optimizer's step is
-            captured that can be (``capturable=True``) and that calls no collective.
+            that is enabled are of :mod:`amp_ext.optim`, without hooks or wrappers of their step, or
+            take ``found_inf`` (``fused=True``).
         modules: those that it trains or evaluates.
         optimizers: those whose steps it takes; their parameters are on one device.
         scaler: the one it uses.
@@ -109,14 +107,14 @@ def make_graphed_step(
         raise ValueError(
             f"make_graphed_step: the parameters of optimizers must be on one device, got {got}"
         )
-    if scaler is not None and scaler.is_enabled() and not can_capture_if():
+    if scaler is not None and scaler.is_enabled():
         for optimizer in optimizers:
-            if not (takes_step_scalars(optimizer) or takes_found_inf(optimizer)):
+            if handover_of(optimizer) is Handover.HOST:
                 raise ValueError(
                     "make_graphed_step: a scaler waits for the device before the step of this "
                     f"{type(optimizer).__name__}, which cannot be captured: take one of "
-                    "amp_ext.optim, make it with fused=True, train without a scaler, or take a "
-                    "torch that has CUDAGraph.begin_capture_to_if_node"
+                    "amp_ext.optim, without hooks or wrappers of its step, make it with "
+                    "fused=True, or train without a scaler"
                 )
     return GraphedStep(step_fn, modules, optimizers, scaler, warmup, pool, devices.pop())
 
@@ -179,7 +177,7 @@ class GraphedStep:
             vars(self._scaler).update(self._last_step)
         for optimizer in self._optimizers:  # a schedule may count its steps
             for hook in optimizer._optimizer_step_post_hooks.values():
-                if getattr(hook, "_after_replays", False):
+                if getattr(hook, "_counts_steps", False):
                     hook(optimizer, (), {})
         outputs = [out.clone() if isinstance(out, Tensor) else out for out in self._outputs]
         return tree_unflatten(outputs, self._output_spec)
@@ -213,7 +211,7 @@ class GraphedStep:
         self._lr_tensors = [torch.full((), lr, **kind) for lr in self._lrs]
         if self._is_cuda:
             for optimizer in self._optimizers:
-                if not takes_step_scalars(optimizer):
+                if not isinstance(optimizer, KernelStep) or optimizer._why_not() is not None:
                     _make_capturable(optimizer)
 
     def _run(self, leaves: Sequence[Any], spec: TreeSpec) -> tuple[list[Any], TreeSpec]:

@@ -28,7 +28,7 @@ class Stash:
     """What amp keeps with an optimizer.
 
     Attributes:
-        step: what stood in the place of its class's step; None for that.
+        step: the optimizer's own.
         masters: whether 16-bit parameters have masters, and so float32 gradients.
         scales: whether losses are scaled from the beginning.
         scaler: of the last loss.
@@ -38,7 +38,7 @@ class Stash:
         steps: whether its own step has been called.
     """
 
-    step: Callable[..., Any] | None
+    step: Callable[..., Any]
     masters: bool
     scales: bool
     scaler: LossScaler | None = None
@@ -64,7 +64,7 @@ def check_optimizers(optimizers: list[Optimizer], masters: bool, opt_level: str)
                 f"which Adam, AdamW and SGD of torch.optim and amp_ext.optim can have, got {name}: "
                 "write opt_level='O1', under which weights are float32 and any optimizer will do"
             )
-        if not hasattr(vars(optimizer).get("step", _step), "_wrapped_by_lr_sched"):
+        if "step" in vars(optimizer) and not hasattr(optimizer.step, "_wrapped_by_lr_sched"):
             raise RuntimeError(
                 f"amp.initialize: something has replaced the step of this {name}, of which "
                 f"opt_level={opt_level!r} makes another: call amp.initialize before it"
@@ -74,8 +74,14 @@ def check_optimizers(optimizers: list[Optimizer], masters: bool, opt_level: str)
 def prepare(optimizer: Optimizer, masters: bool, scales: bool) -> None:
     if masters:
         _keep_masters(optimizer)
-    optimizer._amp_stash = Stash(vars(optimizer).get("step"), masters, scales)
-    optimizer.step = MethodType(_step, optimizer)
+    optimizer._amp_stash = Stash(optimizer.step, masters, scales)
+
+    def step(self: Optimizer, *args: Any, **kwargs: Any) -> Any:
+        return _step(self, *args, **kwargs)
+
+    step.__wrapped__ = optimizer.step  # for the scaler, which tells other wrappers apart
+    step._wrapped_by_lr_sched = True
+    optimizer.step = MethodType(step, optimizer)
 
 
 def _keep_masters(optimizer: Optimizer) -> None:
@@ -178,7 +184,7 @@ def _step(self: Optimizer, *args: Any, **kwargs: Any) -> Any:
     """In the place of the optimizer's step: as if called by a scaler."""
     stash = self._amp_stash
     if stash.steps:
-        return _own_step(self, *args, **kwargs)
+        return stash.step(*args, **kwargs)
     self._opt_called = True  # for schedulers
     name = type(self).__name__
     if stash.scaled_at is not None:
@@ -193,7 +199,7 @@ def _step(self: Optimizer, *args: Any, **kwargs: Any) -> Any:
             "step: compute the loss and its gradients before step()"
         )
     if stash.found_inf is None:
-        return _own_step(self, *args, **kwargs)
+        return stash.step(*args, **kwargs)
     stash.steps = True
     try:
         result, skipped = stash.scaler.step_unless(stash.found_inf, self, *args, **kwargs)
@@ -204,13 +210,3 @@ def _step(self: Optimizer, *args: Any, **kwargs: Any) -> Any:
         scaler = stash.scaler
         say(f"overflow, step skipped; loss scale {scaler.index} is {scaler.loss_scale()} now")
     return result
-
-
-_step._wrapped_by_lr_sched = True
-
-
-def _own_step(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
-    step = optimizer._amp_stash.step
-    if step is None:
-        return type(optimizer).step(optimizer, *args, **kwargs)
-    return step(*args, **kwargs)

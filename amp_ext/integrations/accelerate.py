@@ -75,6 +75,8 @@ class _Optimizer(AcceleratedOptimizer):
         ends = self.gradient_state.sync_gradients
         if ends:
             check_alone(self.scaler, self.optimizer)
+            # For the scaler, which waits for the device before a step with any other wrapper.
+            self._optimizer_patched_step_method.__wrapped__ = self._optimizer_original_step_method
         super().step(closure)
         if ends:
             self._skipped = self.scaler._skip_of(self.optimizer)

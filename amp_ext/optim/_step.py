@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.optim.optimizer import _global_optimizer_pre_hooks
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from amp_ext._library import _C
 from amp_ext.optim._scalars import StepScalars
@@ -22,6 +22,14 @@ COPY = "autocast_copy"
 HALVES = (torch.float16, torch.bfloat16)
 KEPT = (MASTER, "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer")
 """Those tensors of a state that torch would cast to the dtype of the parameter."""
+
+_WRAPPERS = (
+    "torch.optim.optimizer",
+    "torch.optim.lr_scheduler",
+    "accelerate.optimizer",
+    "amp_ext.apex._optimizers",
+)
+"""Modules whose wrappers of a step do not touch gradients."""
 
 
 @dataclass(frozen=True)
@@ -76,27 +84,51 @@ class KernelStep(Optimizer):
     def _use(self, storage: Storage) -> None:
         """The end of a constructor."""
         self._storage = storage
-        # Set by torch for fused=True; by it scalers would pass grad_scale, and Lightning refuse to
-        # clip.
-        self.__dict__.pop("_step_supports_amp_scaling", None)
+        # torch sets it for fused=True, and Lightning then refuses to clip. It stays only where the
+        # step is torch's own.
+        if self._why_options() is None:
+            self.__dict__.pop("_step_supports_amp_scaling", None)
 
     # ---- the step --------------------------------------------------------------------------------
 
     @property
-    def _takes_step_scalars(self) -> bool:
-        """Whether a step by :attr:`_step_scalars` can be made now: kernels serve all parameters and
-        gradients, and nobody looks at the gradients in step(), where they would be scaled still.
-        To be asked for each step, before the gradients are unscaled."""
-        return self._asks_kernels and self._kernels().why_not(self.param_groups) is None
+    def _is_observed(self) -> bool:
+        """Whether other code runs in step(): an override, a wrapper or a hook."""
+        registries = (
+            _global_optimizer_pre_hooks,
+            _global_optimizer_post_hooks,
+            self._optimizer_step_pre_hooks,
+            self._optimizer_step_post_hooks,
+        )
+        hooks = (hook for registry in registries for hook in registry.values())
+        is_hooked = not all(getattr(hook, "_counts_steps", False) for hook in hooks)
+        return is_hooked or _unwrapped(self.step) is not KernelStep.step
 
     @property
-    def _asks_kernels(self) -> bool:
-        """Whether kernels alone are left to be asked for :attr:`_takes_step_scalars`. A scaler asks
-        them in its own pass over the gradients, which costs nothing."""
-        is_overridden = _unhooked(type(self).step) is not KernelStep.step
-        if is_overridden or self._optimizer_step_pre_hooks or _global_optimizer_pre_hooks:
-            return False
-        return self._why_options() is None
+    def _is_fused(self) -> bool:
+        """Whether torch's step of all groups takes ``grad_scale`` and ``found_inf``."""
+        return all(group.get("fused") for group in self.param_groups)
+
+    def _why_not(self) -> str | None:
+        """Return why kernels cannot make the step of the present gradients, or None."""
+        return self._why_options() or self._kernels().why_not(self.param_groups)
+
+    def _scalars(self) -> StepScalars | None:
+        """Return the scaler's scalars, with the ``grad_scale`` and ``found_inf`` that are set."""
+        scalars = self._step_scalars
+        grad_scale = getattr(self, "grad_scale", None)
+        found_inf = getattr(self, "found_inf", None)
+        if grad_scale is not None:
+            grad_scale = torch.as_tensor(grad_scale, dtype=torch.float32)
+            found_inf = torch.zeros_like(grad_scale) if found_inf is None else found_inf
+        if scalars is None and found_inf is not None:
+            scalars = StepScalars(found_inf)
+        if scalars is None or grad_scale is None:
+            return scalars
+        inv_scale = grad_scale.reciprocal()
+        if scalars.inv_scale is not None:
+            inv_scale = inv_scale.to(scalars.inv_scale.device) * scalars.inv_scale
+        return scalars._replace(inv_scale=inv_scale)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """As torch's, by one launch for each group. The host waits for no device.
@@ -105,6 +137,9 @@ class KernelStep(Optimizer):
         sparse, and parameters that are complex, float64, of another tensor subclass, on several
         devices or that share memory, are torch's to update; so they are with
         ``differentiable=True`` and with tensors for ``betas`` or ``weight_decay``.
+
+        As torch's fused steps, it divides gradients by ``self.grad_scale`` and does nothing where
+        ``self.found_inf`` is 1, if these tensors are set.
         """
         loss = None
         if closure is not None:
@@ -150,9 +185,11 @@ class KernelStep(Optimizer):
         if self._step_scalars is not None:
             raise RuntimeError(
                 f"{name}.step: kernels, which alone read the scaler's scalars, cannot make this "
-                f"step: {why}. Ask _takes_step_scalars before setting _step_scalars."
+                f"step: {why}. Call _why_not() before setting _step_scalars."
             )
-        _unhooked(super().step.__func__)(self)  # hooks have been run
+        step = super().step.__func__
+        # Hooks have been run.
+        (step.__wrapped__ if getattr(step, "hooked", False) else step)(self)
 
     # ---- state -----------------------------------------------------------------------------------
 
@@ -260,8 +297,15 @@ class KernelStep(Optimizer):
         return result
 
 
-def _unhooked(step: Any) -> Any:
-    return step.__wrapped__ if getattr(step, "hooked", False) else step
+def _unwrapped(step: Any) -> Any:
+    """Return the function within the wrappers that do not touch gradients."""
+    while True:
+        step = getattr(step, "__func__", step)
+        # functools.wraps copies a function's names and attributes, but not its globals.
+        module = getattr(step, "__globals__", {}).get("__name__")
+        if module not in _WRAPPERS or not hasattr(step, "__wrapped__"):
+            return step
+        step = step.__wrapped__
 
 
 class _AsSaved:

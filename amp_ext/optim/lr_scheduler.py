@@ -59,7 +59,7 @@ class SkipAware:
     def _note_call(self, *_: Any) -> None:
         self._called = True
 
-    _note_call._after_replays = True  # of a graphed step, which runs no other hook
+    _note_call._counts_steps = True  # touches no gradient; called after replays too
 
     def step(self, *args: Any, **kwargs: Any) -> None:
         """As the scheduler's, after a step that was made; otherwise nothing."""

@@ -43,7 +43,7 @@ class _AdamStep(KernelStep):
                 for group in self.param_groups
             ],
             self._storage.stochastic_rounding,
-            self._step_scalars,
+            self._scalars(),
         )
 
 
@@ -260,7 +260,7 @@ class SGD(KernelStep, torch.optim.SGD):
                 for group in self.param_groups
             ],
             self._storage.stochastic_rounding,
-            self._step_scalars,
+            self._scalars(),
         )
 
 

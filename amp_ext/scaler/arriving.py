@@ -1,7 +1,5 @@
 """Numbers of the device's on their way to the host."""
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -22,18 +20,3 @@ class Arriving:
         if self._sent is not None:
             self._sent.synchronize()
         return self._number.item()
-
-
-class ArrivingSkip(Arriving):
-    """Whether an optimizer's step is to be skipped: the largest of its flags, as they are now."""
-
-    def __init__(self, flags: Sequence[Tensor], largest: Tensor) -> None:
-        super().__init__(largest)
-        self._flags = [(flag, flag._version) for flag in flags]
-
-    def is_of(self, flags: Sequence[Tensor]) -> bool:
-        """Whether the flags are still those that were sent; a version counts what is written."""
-        return len(flags) == len(self._flags) and all(
-            flag is sent and flag._version == version
-            for flag, (sent, version) in zip(flags, self._flags, strict=True)
-        )

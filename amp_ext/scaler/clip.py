@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from amp_ext.scaler.optimizers import Handover
 from amp_ext.scaler.parameters import params_of
 from amp_ext.scaler.processes import is_flattened, is_split, several
 
@@ -14,16 +15,21 @@ class Clip(NamedTuple):
     """Attributes:
     norm: of the unscaled gradients, a float32 tensor of shape ().
     max_norm: what it is clipped to.
-    by_step: whether that is left to the optimizer's step.
-    scaled: whether unscaling is left to it too.
+    handover: who does that.
+    scaled: whether unscaling is left to the optimizer's step too.
     version: of the norm, which users get too.
     """
 
     norm: Tensor | None
     max_norm: float
-    by_step: bool
+    handover: Handover
     scaled: bool
     version: int = 0
+
+    @property
+    def by_step(self) -> bool:
+        """Whether clipping is left to the optimizer's step."""
+        return self.handover is not Handover.HOST
 
     def inverse_coefficient(self) -> Tensor:
         """What gradients are divided by: max(1, (norm + 1e-6) / max_norm). By infinity, and so
@@ -31,8 +37,8 @@ class Clip(NamedTuple):
         return (self.norm + 1e-6).div_(self.max_norm).clamp_(min=1.0)
 
 
-SCALED = Clip(None, 0.0, by_step=False, scaled=True)
-UNSCALED = Clip(None, 0.0, by_step=False, scaled=False)
+SCALED = Clip(None, 0.0, Handover.HOST, scaled=True)
+UNSCALED = Clip(None, 0.0, Handover.HOST, scaled=False)
 
 
 def check_unsplit(optimizer: Optimizer) -> None:

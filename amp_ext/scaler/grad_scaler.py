@@ -5,26 +5,22 @@ from __future__ import annotations
 import functools
 import operator
 from collections import defaultdict
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, distributed
+from torch import Tensor
 from torch.amp.grad_scaler import OptState, _refresh_per_optimizer_state
 from torch.optim import Optimizer
 
 from amp_ext._library import _C
 from amp_ext.optim._scalars import StepScalars
-from amp_ext.scaler.arriving import ArrivingSkip
-from amp_ext.scaler.capture import captured_if, captures_if
+from amp_ext.optim._step import KernelStep
 from amp_ext.scaler.clip import SCALED, UNSCALED, Clip, check_unsplit, clip_as_torch
 from amp_ext.scaler.optimizers import (
-    asks_kernels,
+    Handover,
+    handover_of,
     momentum_to_come,
-    skips_by_itself,
-    supports_amp_scaling,
-    takes_found_inf,
-    takes_step_scalars,
+    takes_scaler,
     zero_unwritten_momentum,
 )
 from amp_ext.scaler.parameters import (
@@ -48,6 +44,9 @@ _NO_CHECKS = (
     "or zero_grad() came between backward() and step(). If steps without gradients are meant, "
     "construct the scaler with allow_no_grads=True"
 )
+
+_HOST_METHODS = ("unscale_", "_unscale_grads_", "_maybe_opt_step")
+"""Methods that torch's scaler calls for a step on the host, and that users override."""
 
 
 class GradScaler(ScalerState):
@@ -139,7 +138,7 @@ class GradScaler(ScalerState):
                 "unscale_() is being called after clip_grad_norm_(), which has left unscaling to "
                 "step(): call it before."
             )
-        if state["stage"] is not OptState.READY or self._has_own_unscale_grads():
+        if state["stage"] is not OptState.READY or self._has_own("_unscale_grads_"):
             return super().unscale_(optimizer)
         numbers = self._step_numbers()
         found_inf = numbers.offer()
@@ -155,7 +154,6 @@ class GradScaler(ScalerState):
             return super().unscale_(optimizer)
         state["found_inf_per_device"] = self._or_no_overflow(found_infs)
         state["stage"] = OptState.UNSCALED
-        self._send_skip(optimizer, state)
 
     def clip_grad_norm_(
         self,
@@ -168,9 +166,9 @@ class GradScaler(ScalerState):
         """``unscale_`` and ``torch.nn.utils.clip_grad_norm_`` in one: a pass that only reads the
         gradients, for the overflow check and their L2 norm. Then, given an optimizer,
 
-        * an optimizer of :mod:`amp_ext.optim`, or one that takes ``grad_scale`` and ``found_inf``
-          (``fused=True``), unscales and clips in its own step. Until then ``.grad`` stays as it is,
-          scaled and unclipped;
+        * an optimizer of :mod:`amp_ext.optim` (unless its step is overridden, wrapped or hooked),
+          or one that takes ``grad_scale`` and ``found_inf`` (``fused=True``), unscales and clips in
+          its own step. Until then ``.grad`` stays as it is, scaled and unclipped;
         * any other's gradients are rewritten here, where that changes them.
 
         To be called once before :meth:`step`, in the place of :meth:`unscale_` or after it; then it
@@ -235,7 +233,7 @@ class GradScaler(ScalerState):
                 "clip_grad_norm_() has already been called on this optimizer since the last "
                 "update()."
             )
-        replaced = _is_replaced(self.unscale_, GradScaler.unscale_) or self._has_own_unscale_grads()
+        replaced = self._has_own("unscale_") or self._has_own("_unscale_grads_")
         if replaced and state["stage"] is OptState.READY:
             self.unscale_(optimizer)
         unscaled = state["stage"] is OptState.UNSCALED
@@ -244,24 +242,19 @@ class GradScaler(ScalerState):
         # With an error, what has been found must not stay.
         may_stay = by_ours and not unscaled and not error_if_nonfinite
         found_inf = numbers.offer() if may_stay else None
-        given = (
-            optimizer.param_groups,
-            numbers.inv_scale,
-            found_inf,
-            state["found_inf_per_device"] if unscaled else None,
-        )
-        by_step, clipped = by_ours and asks_kernels(optimizer), None
+        handover = self._handover(optimizer) if by_ours else Handover.HOST
+        by_step, clipped = handover is not Handover.HOST, None
         across = self._reduction(optimizer)
-        if by_step:
-            clipped = _C.clip_grads(*given, None, error_if_nonfinite, True, True, across)
-        if by_ours and clipped is None:
-            by_step = not by_step and (takes_step_scalars(optimizer) or takes_found_inf(optimizer))
+        if by_ours:
             clipped = _C.clip_grads(
-                *given,
+                optimizer.param_groups,
+                numbers.inv_scale,
+                found_inf,
+                state["found_inf_per_device"] if unscaled else None,
                 None if by_step else float(max_norm),
                 error_if_nonfinite,
                 by_step or unscaled or self._allow_fp16_grads,
-                False,
+                handover is not Handover.KERNELS,
                 across,
             )
         found_infs, norm = clipped or (None, None)
@@ -277,7 +270,7 @@ class GradScaler(ScalerState):
             state["found_inf_per_device"] = self._or_no_overflow(found_infs)
             state["stage"] = OptState.UNSCALED
             state["clip"] = Clip(
-                norm, float(max_norm), by_step, by_step and not unscaled, norm._version
+                norm, float(max_norm), handover, by_step and not unscaled, norm._version
             )
         if self._skip_above_norm is not None:
             state["too_long"] = (norm.to(self._scale) > self._skip_above_norm).float()
@@ -287,7 +280,6 @@ class GradScaler(ScalerState):
             optimizer.note_unscaled()
         for its in state.get("of", ()):  # they have one norm, and are skipped together
             its |= combined([state])
-        self._send_skip(optimizer, state)
         return norm
 
     def _state_of(self, optimizer: Optimizer | Parameters) -> dict[str, Any]:
@@ -348,29 +340,30 @@ class GradScaler(ScalerState):
     def _check_inf_per_device(self, optimizer: Optimizer) -> dict[torch.device, Tensor]:
         self._check_scale_growth_tracker("_check_inf_per_device")
         state = self._state_of(optimizer)
-        if self._has_own_unscale_grads() or not self._check(optimizer, for_kernels=False):
+        if self._has_own("_unscale_grads_"):
             return super()._check_inf_per_device(optimizer)
+        self._check(optimizer, written=True)
         return state["found_inf_per_device"]
 
-    def _check(self, optimizer: Optimizer, for_kernels: bool) -> bool:
-        """Check the gradients. False, and nothing done, where that is left to torch, and with
-        ``for_kernels`` where the optimizer's step is too."""
+    def _check(self, optimizer: Optimizer, written: bool) -> None:
+        """Check the gradients for a step, which may write them."""
         numbers = self._step_numbers()
         found_inf = numbers.offer()
         found_infs = _C.check_grads(
-            optimizer.param_groups, found_inf, for_kernels, self._reduction(optimizer)
+            optimizer.param_groups, found_inf, written, self._reduction(optimizer)
         )
         numbers.settle(found_inf, found_infs)
         if found_infs is None:
-            return False
-        self._state_of(optimizer)["found_inf_per_device"] = self._or_no_overflow(found_infs)
-        return True
+            super()._check_inf_per_device(optimizer)
+        else:
+            self._state_of(optimizer)["found_inf_per_device"] = self._or_no_overflow(found_infs)
 
     def _reduction(self, optimizer: Optimizer | Parameters) -> Reduction | None:
         return Reduction(self._scale, self.process_group, optimizer) if several() else None
 
-    def _has_own_unscale_grads(self) -> bool:
-        return _is_replaced(self._unscale_grads_, GradScaler._unscale_grads_)
+    def _has_own(self, name: str) -> bool:
+        """Whether a subclass or the user has put another method in the place of ours."""
+        return getattr(getattr(self, name), "__func__", None) is not getattr(GradScaler, name)
 
     def _or_no_overflow(self, found_infs: dict[torch.device, Tensor]) -> dict[torch.device, Tensor]:
         if found_infs or not self._allow_no_grads:
@@ -384,52 +377,63 @@ class GradScaler(ScalerState):
         0-dim float32 tensors on the scale's device, which it must not write to; its step needs no
         host synchronisation. They hold for this step alone: :meth:`update` makes the same memory
         ready for the next. Any other optimizer's gradients are unscaled here, and its step is
-        skipped after an overflow.
+        skipped after an overflow. An optimizer of :mod:`amp_ext.optim` is treated so where its step
+        is overridden, wrapped or hooked.
 
         Clears autocast's cached copies of weights, torch's included.
         """
         try:
-            if self._enabled and self._scale is not None and "closure" not in kwargs:
-                state = self._state_of(optimizer)
-                stage, found_infs = state["stage"], state["found_inf_per_device"]
-                may_step = found_infs if stage is OptState.UNSCALED else stage is OptState.READY
-                if may_step and takes_found_inf(optimizer):
-                    return self._step_with_found_inf(optimizer, state, *args, **kwargs)
-                if may_step and self._hands_scalars_to(optimizer, state):
-                    return self._step_with_scalars(optimizer, state, *args, **kwargs)
-                if stage is not OptState.STEPPED and not supports_amp_scaling(optimizer):
-                    if stage is OptState.READY:
-                        self.unscale_(optimizer)
-                    if not state["found_inf_per_device"]:
-                        raise AssertionError(_NO_CHECKS)
-            return super().step(optimizer, *args, **kwargs)
+            if not self._enabled or self._scale is None or "closure" in kwargs:
+                return super().step(optimizer, *args, **kwargs)
+            state = self._state_of(optimizer)
+            if state["stage"] is OptState.STEPPED or takes_scaler(optimizer):
+                return super().step(optimizer, *args, **kwargs)
+            handover = self._handover_of_step(optimizer, state)
+            if state["stage"] is OptState.READY:
+                if handover is Handover.HOST:
+                    self.unscale_(optimizer)
+                elif handover is Handover.KERNELS and not self._has_own("_check_inf_per_device"):
+                    self._check(optimizer, written=False)
+                else:
+                    self._check_inf_per_device(optimizer)
+            elif handover is Handover.FOUND_INF and not state["found_inf_per_device"]:
+                return super().step(optimizer, *args, **kwargs)
+            if handover is Handover.FOUND_INF:
+                result = self._step_with_found_inf(optimizer, state, *args, **kwargs)
+            elif not state["found_inf_per_device"]:
+                raise AssertionError(_NO_CHECKS)
+            elif handover is Handover.KERNELS:
+                result = self._step_with_scalars(optimizer, state, *args, **kwargs)
+            else:
+                result = self._maybe_opt_step(optimizer, state, *args, **kwargs)
+            state["stage"] = OptState.STEPPED
+            return result
         finally:
             # Fused steps write weights without bumping their version, by which copies are checked.
             torch.clear_autocast_cache()
 
-    def _hands_scalars_to(self, optimizer: Optimizer, state: dict[str, Any]) -> bool:
-        """Whether its step unscales, clips and skips by scalars. Its gradients are checked then."""
+    def _handover(self, optimizer: Optimizer | Parameters) -> Handover:
+        """Return the hand-over to an optimizer, which overridden methods of ours keep here."""
+        if isinstance(optimizer, KernelStep) and any(map(self._has_own, _HOST_METHODS)):
+            return Handover.HOST
+        return handover_of(optimizer)
+
+    def _handover_of_step(self, optimizer: Optimizer, state: dict[str, Any]) -> Handover:
         clip = state.get("clip")
-        if clip and clip.by_step:  # has asked already
-            return True
-        is_ready = state["stage"] is OptState.READY
-        is_replaced = self._has_own_unscale_grads() or _is_replaced(
-            self._check_inf_per_device, GradScaler._check_inf_per_device
-        )
-        if is_ready and not is_replaced and asks_kernels(optimizer):
-            return self._check(optimizer, for_kernels=True)
-        if not takes_step_scalars(optimizer):
-            return False
-        if is_ready:
-            self._check_inf_per_device(optimizer)
-        return True
+        if not clip or not clip.by_step:
+            return self._handover(optimizer)
+        if isinstance(optimizer, KernelStep) and optimizer._is_observed:
+            raise RuntimeError(
+                "GradScaler.step: optimizer: expected the step() to which clip_grad_norm_() has "
+                "left unscaling and clipping, got one that is wrapped or hooked since. Wrap it "
+                "before clip_grad_norm_()."
+            )
+        return clip.handover
 
     def _step_with_scalars(
         self, optimizer: Optimizer, state: dict[str, Any], *args: Any, **kwargs: Any
     ) -> float | None:
         clip = self._clip_of_step(state)
-        if not state["found_inf_per_device"]:
-            raise AssertionError(_NO_CHECKS)
         optimizer._step_scalars = StepScalars(
             self._combined_found_inf(skips_of(state)),
             self._step_numbers().inv_scale if clip.scaled else None,
@@ -439,7 +443,7 @@ class GradScaler(ScalerState):
             result = optimizer.step(*args, **kwargs)
         finally:
             del optimizer._step_scalars
-        state["stage"] = OptState.STEPPED
+        vars(optimizer).pop("grad_scale", None)  # a user's, for this step alone
         return result
 
     def _clip_of_step(self, state: dict[str, Any]) -> Clip:
@@ -457,8 +461,6 @@ class GradScaler(ScalerState):
     def _step_with_found_inf(
         self, optimizer: Optimizer, state: dict[str, Any], *args: Any, **kwargs: Any
     ) -> float | None:
-        if state["stage"] is OptState.READY:
-            self._check_inf_per_device(optimizer)
         clip = self._clip_of_step(state)
         preset = getattr(optimizer, "grad_scale", None)
         found_inf = self._combined_found_inf(skips_of(state))
@@ -478,39 +480,14 @@ class GradScaler(ScalerState):
             if preset is not None:
                 optimizer.grad_scale = preset
         zero_unwritten_momentum(optimizer, fresh, found_inf)
-        state["stage"] = OptState.STEPPED
         return result
 
     def _maybe_opt_step(
         self, optimizer: Optimizer, optimizer_state: dict[str, Any], *args: Any, **kwargs: Any
     ) -> float | None:
-        flags, arriving = skips_of(optimizer_state), optimizer_state.pop("arriving_skip", None)
-        if captures_if(self._scale.device):
-            with captured_if(self._combined_found_inf(flags) == 0):
-                return optimizer.step(*args, **kwargs)
-        if arriving is not None and arriving.is_of(flags):
-            skipped = arriving.read() != 0
-        else:
-            skipped = any(flag.item() for flag in flags)
+        skipped = any(flag.item() for flag in skips_of(optimizer_state))
         optimizer_state["skipped"] = skipped
         return None if skipped else optimizer.step(*args, **kwargs)
-
-    def _send_skip(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
-        """Lets the host know whether to skip the step without waiting for what the device is given
-        to do before :meth:`step`. In a process group, a trainer may still reduce the flags, which
-        no version counts."""
-        flags, sent = skips_of(state), state.get("arriving_skip")
-        if (
-            not flags
-            or self._scale.device.type != "cuda"
-            or isinstance(optimizer, Parameters)
-            or skips_by_itself(optimizer)
-            or (distributed.is_available() and distributed.is_initialized())
-            or torch.cuda.is_current_stream_capturing()
-            or (sent is not None and sent.is_of(flags))
-        ):
-            return
-        state["arriving_skip"] = ArrivingSkip(flags, self._combined_found_inf(flags))
 
     def update(self, new_scale: float | Tensor | None = None) -> None:
         """As ``torch.amp.GradScaler.update``, with this class's options, and never waiting."""
@@ -551,8 +528,3 @@ class GradScaler(ScalerState):
         if more is not None:
             self._skipped_steps += more
         self._close_step(states, ready)
-
-
-def _is_replaced(method: Callable[..., Any], ours: Callable[..., Any]) -> bool:
-    """Whether a subclass or the user has put another method in the place of ours."""
-    return getattr(method, "__func__", None) is not ours

@@ -1,6 +1,7 @@
 """What the scaler has to know of optimizers, such as those that unscale and skip by themselves."""
 
 import inspect
+from enum import Enum
 from types import FunctionType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -9,33 +10,45 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from amp_ext.optim._step import KernelStep
+
 _takes_grad_scaler_of: WeakKeyDictionary[FunctionType, bool] = WeakKeyDictionary()
 
 
-def supports_amp_scaling(optimizer: Optimizer) -> bool:
-    """Whether its step unscales and skips by itself, given either of torch's two protocols."""
+class Handover(Enum):
+    """Who unscales and clips gradients, and skips the step.
+
+    Attributes:
+        HOST: the scaler, which calls step() with unscaled gradients or not at all.
+        FOUND_INF: step(), by the attributes ``grad_scale`` and ``found_inf``.
+        KERNELS: step() of :mod:`amp_ext.optim`, by ``_step_scalars``.
+    """
+
+    HOST = 0
+    FOUND_INF = 1
+    KERNELS = 2
+
+
+def handover_of(optimizer: Any) -> Handover:
+    """Return the hand-over that a step of the present gradients allows."""
+    if isinstance(optimizer, KernelStep):
+        if optimizer._is_observed:
+            return Handover.HOST
+        if optimizer._why_not() is None:
+            return Handover.KERNELS
+        return Handover.FOUND_INF if optimizer._is_fused else Handover.HOST
+    takes_found_inf = _supports_amp_scaling(optimizer) and not _takes_grad_scaler(optimizer.step)
+    return Handover.FOUND_INF if takes_found_inf else Handover.HOST
+
+
+def takes_scaler(optimizer: Any) -> bool:
+    """Whether step() has the deprecated argument ``grad_scaler``, and drives the scaler itself."""
+    is_own = isinstance(optimizer, KernelStep)
+    return not is_own and _supports_amp_scaling(optimizer) and _takes_grad_scaler(optimizer.step)
+
+
+def _supports_amp_scaling(optimizer: Any) -> bool:
     return getattr(optimizer, "_step_supports_amp_scaling", False)
-
-
-def takes_found_inf(optimizer: Optimizer) -> bool:
-    """Whether its step looks for the attributes ``grad_scale`` and ``found_inf``."""
-    return supports_amp_scaling(optimizer) and not _takes_grad_scaler(optimizer.step)
-
-
-def takes_step_scalars(optimizer: Optimizer) -> bool:
-    """Whether its step reads ``_step_scalars``, as those of ``amp_ext.optim`` do; not for a wrapper
-    that has the attributes of such an optimizer, whose step would not find them."""
-    return hasattr(type(optimizer), "_takes_step_scalars") and optimizer._takes_step_scalars
-
-
-def skips_by_itself(optimizer: Optimizer) -> bool:
-    """Whether its step usually skips on the device, so that nobody has to ask on the host."""
-    return supports_amp_scaling(optimizer) or hasattr(type(optimizer), "_takes_step_scalars")
-
-
-def asks_kernels(optimizer: Optimizer) -> bool:
-    """Whether it takes step scalars if kernels serve its parameters and gradients."""
-    return hasattr(type(optimizer), "_asks_kernels") and optimizer._asks_kernels
 
 
 def _takes_grad_scaler(step: Any) -> bool:

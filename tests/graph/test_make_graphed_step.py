@@ -144,6 +144,9 @@ OPTIMIZERS: dict[str, Callable[[list[Tensor]], torch.optim.Optimizer]] = {
     ),
     "AdamW": lambda params: torch.optim.AdamW(params, lr=LR, fused=True, amsgrad=True),
     "SGD": lambda params: torch.optim.SGD(params, lr=LR, momentum=0.9, fused=True),
+    "betas that kernels do not serve": lambda params: amp_ext.optim.AdamW(
+        params, lr=LR, betas=(torch.tensor(0.9), torch.tensor(0.99)), fused=True
+    ),
     "groups": lambda params: torch.optim.Adam(
         [{"params": params[:1], "lr": 2 * LR}, {"params": params[1:]}], lr=LR, fused=True
     ),
@@ -595,63 +598,10 @@ def test_wrong_arguments(
 
 
 @every_device
-def test_an_optimizer_for_which_the_scaler_waits(
-    device: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("amp_ext.graph.can_capture_if", lambda: False)
+def test_an_optimizer_for_which_the_scaler_waits(device: str) -> None:
     training = Training(device, lambda params: torch.optim.SGD(params, lr=0.1))
     with pytest.raises(ValueError, match="the step of this SGD, which cannot be captured"):
         training.graphed()
-
-
-class Conditional:
-    """In the place of a graph with conditional nodes, which the oldest torch has not: what is
-    captured runs in any case, and where the condition is false its writes are undone."""
-
-    def __init__(self, written: Callable[[], list[Tensor]]) -> None:
-        self.written, self.nodes = written, 0
-
-    def begin_capture_to_if_node(self, condition: Tensor) -> None:
-        assert (condition.dtype, condition.shape) == (torch.bool, ())
-        self.condition = condition
-        self.before = [(tensor, tensor.detach().clone()) for tensor in self.written()]
-
-    def end_capture_to_conditional_node(self) -> None:
-        with torch.no_grad():
-            for tensor, before in self.before:
-                tensor.copy_(torch.where(self.condition, tensor, before))
-        self.nodes += 1
-
-
-@on_cuda
-def test_a_step_behind_a_condition(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of an optimizer that takes neither found_inf nor step scalars, where torch has the nodes."""
-
-    def make(params: list[Tensor]) -> torch.optim.Optimizer:
-        return torch.optim.RMSprop(params, lr=LR, capturable=True)
-
-    eager, graphed = Training(device, make), Training(device, make)
-
-    def written() -> list[Tensor]:
-        groups = [group for optimizer in graphed.optimizers for group in optimizer.param_groups]
-        states = [s for optimizer in graphed.optimizers for s in optimizer.state.values()]
-        return [
-            *(param for group in groups for param in group["params"]),
-            *(value for state in states for value in state.values() if isinstance(value, Tensor)),
-        ]
-
-    graph = Conditional(written)
-    for name in ("begin_capture_to_if_node", "end_capture_to_conditional_node"):
-        monkeypatch.setattr(torch.cuda.CUDAGraph, name, getattr(graph, name), raising=False)
-    monkeypatch.setattr(
-        torch.cuda.CUDAGraph, "get_currently_capturing_graph", lambda: graph, raising=False
-    )
-    step = graphed.graphed()
-    for number in range(STEPS):
-        given = batch(device, number, overflow=number in (4, 5))
-        assert plain(step(*given)) == plain(eager.eager(*given))
-        assert graphed.state() == eager.state()
-    assert (graph.nodes, eager.scaler.get_skipped_steps()) == (2, 2)  # a node for each optimizer
 
 
 # ---- captures ----------------------------------------------------------------------------------

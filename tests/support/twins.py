@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 import amp_ext
+import amp_ext.optim
 from amp_ext import reference
 from cases import bits
 
@@ -132,27 +133,26 @@ def started(scaler_class: ScalerClass, scale: float = 4.0, **options: Any) -> An
     return scaler
 
 
-class StepsByScalars(torch.optim.SGD):
-    """Unscales, clips and skips by itself as amp_ext.optim's do, in plain torch; without momentum.
+class StepsByScalars(amp_ext.optim.SGD):
+    """Unscales, clips and skips by itself, in plain torch; without momentum.
 
     Attributes:
         seen: the last StepScalars.
     """
 
-    _takes_step_scalars = True
+    def _why_not(self) -> None:
+        """Serve every dtype."""
 
-    @torch.no_grad()
-    def step(self, closure: None = None) -> str | None:
+    def _launch_groups(self, *_: Any) -> None:
         self.seen = found_inf, inv_scale, norm, max_norm = self._step_scalars
         if found_inf != 0:
-            return None
+            return
         for param in params(self):
             if param.grad is not None:
                 grad = param.grad.clone() if inv_scale is None else param.grad * inv_scale
                 if norm is not None:
                     grad *= reference.clip_coefficient(norm, max_norm)
                 param.add_(grad, alpha=-self.param_groups[0]["lr"])
-        return "stepped"
 
 
 def grads(optimizer: Optimizer) -> list[Tensor | None]:

@@ -70,9 +70,7 @@ bool OptimizerGrads::find_params(py::handle params) {
       PyErr_Format(PyExc_AssertionError, "expected param to be torch.Tensor, got %U", name.ptr());
       throw py::error_already_set();
     }
-    const bool taken =
-        use_.taken == Taken::all ? has_tensors_grad(objects[i]) : is_plain(objects[i]);
-    if (!taken && !(use_.across && is_dtensor(objects[i]))) return false;
+    if (!has_tensors_grad(objects[i]) && !(use_.across && is_dtensor(objects[i]))) return false;
     params_.push_back(&THPVariable_Unpack(objects[i]));
     if (!use_.across) continue;
     const std::optional<size_t> spread = find_spread(objects[i]);
@@ -148,10 +146,6 @@ bool OptimizerGrads::add(size_t index, const at::Tensor& grad) {
     return true;
   }
   if (grad.unsafeGetTensorImpl()->is_python_dispatch()) return false;
-  if (use_.taken == Taken::served) {
-    const at::Device device = params_[0]->device();
-    if (why_not_param(param, device) || why_not_grad(grad, device)) return false;
-  }
   const bool half = grad.scalar_type() == at::kHalf;
   TORCH_CHECK_VALUE(
       use_.allow_fp16 || !half,

@@ -16,10 +16,6 @@ namespace amp_ext {
 // all, as a norm needs them.
 enum class Coalesce { fp16, all };
 
-// Which parameters and gradients are taken: all that C++ code can read, or those alone that the
-// kernels of amp_ext.optim serve.
-enum class Taken { all, served };
-
 // How the lists of an optimizer are made: one for each device, or also for each way in which
 // gradients are spread over processes, as norms need it.
 enum class Lists { by_device, by_spread };
@@ -30,7 +26,6 @@ struct GradsUse {
   Access access;
   bool allow_fp16;
   Coalesce coalesce;
-  Taken taken = Taken::all;
   Lists lists = Lists::by_device;
   bool across = false;  // whether other processes may have parts of them
 };

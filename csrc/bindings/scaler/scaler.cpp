@@ -203,17 +203,16 @@ py::object unscale_grads_by(py::handle param_groups, py::handle inv_scale, py::h
   END_HANDLE_TH_ERRORS_PYBIND
 }
 
-// As unscale_grads, but the gradients are only read. None also, with `for_kernels`, where the
-// kernels of amp_ext.optim do not serve a parameter or a gradient.
-py::object check_grads(py::handle param_groups, py::handle found_inf, bool for_kernels,
+// As unscale_grads, but the gradients are only read. With `written` they are those that an
+// optimizer will write.
+py::object check_grads(py::handle param_groups, py::handle found_inf, bool written,
                        py::handle reduce) {
   HANDLE_TH_ERRORS
   const at::NoGradGuard no_grad;
   OptimizerGrads grads({.op = "amp_ext::check_finite",
-                        .access = Access::read,
+                        .access = written ? Access::write : Access::read,
                         .allow_fp16 = true,
                         .coalesce = Coalesce::fp16,
-                        .taken = for_kernels ? Taken::served : Taken::all,
                         .across = !reduce.is_none()});
   if (!grads.collect(param_groups)) return py::none();
   const std::optional<at::Tensor> free = optional_tensor("found_inf", found_inf);
@@ -247,19 +246,17 @@ at::Tensor total_norm(const std::vector<at::Tensor>& norms, at::Device device) {
 // ({device: found_inf on it}, norm) for the gradients of `param_groups`, which are multiplied by
 // inv_scale and clipped to max_norm, or only read where max_norm is None. `found_infs` is None, or
 // a dict like the result where they are unscaled already. `found_inf` and `reduce` are as for
-// unscale_grads. None when a gradient is a Python tensor subclass that is left to torch, and as for
-// check_grads; then nothing has been written.
+// unscale_grads, `written` as for check_grads. None when a gradient is a Python tensor subclass
+// that is left to torch; then nothing has been written.
 py::object clip_grads(py::handle param_groups, py::handle inv_scale, py::handle found_inf,
                       const std::optional<py::dict>& found_infs, std::optional<double> max_norm,
-                      bool error_if_nonfinite, bool allow_fp16, bool for_kernels,
-                      py::handle reduce) {
+                      bool error_if_nonfinite, bool allow_fp16, bool written, py::handle reduce) {
   HANDLE_TH_ERRORS
   const at::NoGradGuard no_grad;
   OptimizerGrads grads({.op = "amp_ext::grad_norm",
-                        .access = max_norm ? Access::write : Access::read,
+                        .access = written || max_norm ? Access::write : Access::read,
                         .allow_fp16 = allow_fp16,
                         .coalesce = Coalesce::all,
-                        .taken = for_kernels ? Taken::served : Taken::all,
                         .lists = Lists::by_spread,
                         .across = !reduce.is_none()});
   if (!grads.collect(param_groups)) return py::none();
