@@ -217,7 +217,6 @@ class GraphedStep:
             for leaf in leaves
         ]
         self._arguments = spec, [_kind(leaf) for leaf in self._inputs]
-        self._check_arguments(leaves, spec)
         if self._stream is not None:
             self._capture_graph()
         states = [item for optimizer in self._optimizers for item in optimizer.state.items()]
@@ -225,23 +224,31 @@ class GraphedStep:
         self._weights = [param for param, state in states if COPY in state or MASTER in state]
         self._note_versions()
         entries = [*self._entries_of_step(), *self._entries_of_modules()]
-        tensors = {id(value): (name, value) for name, _, _, value in entries if _has_memory(value)}
-        memory = [(name, _memory, value, _memory(value)) for name, value in tensors.values()]
+        tensors = {id(value): (name, value) for name, _, _, value in entries}
+        memory = [
+            (name, _memory, value, _memory(value))
+            for name, value in tensors.values()
+            if isinstance(value, Tensor)
+        ]
         self._entries = entries + memory
 
     def _capture_graph(self) -> None:
         """Capture a step, or restore all that the capture has changed in Python."""
         params = [param for group in self._groups() for param in group["params"]]
         grads = [param.grad for param in params]
-        dicts = [*(optimizer.state for optimizer in self._optimizers), *self._dicts_of_scaler()]
+        states = [optimizer.state for optimizer in self._optimizers]
+        dicts = [*self._groups(), *states, *self._dicts_of_scaler()]
         dicts += [value for outer in dicts for value in outer.values() if isinstance(value, dict)]
         contents = [dict(content) for content in dicts]
         try:
             self._prepare()
             entries = list(self._entries_of_step())
-            for name, _, _, value in tuple(entries):
-                if isinstance(value, Tensor) and value.is_cpu:  # counts steps on the host
-                    entries.append((name, _version, value, value._version))
+            for name, _, _, value in entries:
+                if isinstance(value, Tensor) and value.is_cpu:
+                    raise RuntimeError(
+                        f"make_graphed_step: {name} is on the CPU, where a replay does not write. "
+                        "Take an optimizer that counts steps on the device, or .eager()."
+                    )
             graph = self._captured()
             _refuse_change(entries, "during the capture")
         except Exception:
@@ -378,12 +385,9 @@ def _refuse_change(entries: Iterable[_Entry], when: str) -> None:
             )
 
 
-def _has_memory(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.layout == torch.strided
-
-
-def _memory(tensor: Tensor) -> tuple[int, bool]:
-    return tensor.data_ptr(), tensor.requires_grad
+def _memory(tensor: Tensor) -> tuple[int | None, bool]:
+    address = tensor.data_ptr() if tensor.layout == torch.strided else None
+    return address, tensor.requires_grad
 
 
 # torch's allocator goes on reading captures that CUDA has ended with an error, and the generator of
