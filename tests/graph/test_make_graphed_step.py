@@ -29,7 +29,7 @@ every_device = pytest.mark.parametrize("device", DEVICES)
 on_cuda = pytest.mark.parametrize("device", DEVICES[1:])
 WARMUP = 2
 STEPS = 10
-LR = 2.0**-7  # which float32 has exactly, as it has half of it
+LR = 2.0**-7  # exact in float32
 
 
 @pytest.fixture(autouse=True)
@@ -488,7 +488,7 @@ def test_what_a_replay_would_not_see(
     with pytest.raises(RuntimeError, match=f"make_graphed_step: {named} has changed since the c"):
         step(*batch(device, 0))
     assert training.state() == before
-    if change is not replaced_weight:  # whose gradient nobody has asked for
+    if change is not replaced_weight:  # the optimizer's parameter gets no gradient then
         step.eager(*batch(device, 0))
         assert training.state() != before
 
@@ -530,7 +530,7 @@ def test_a_step_that_fails_is_none_of_the_warm_up(device: str) -> None:
     x, y = batch(device, 0)
     with pytest.raises(RuntimeError, match="shape"):
         step(x[:, :2], y)
-    step(x, y)  # would otherwise be captured, as the first that makes states
+    step(x, y)  # a capture here would make states
     step(x, y)
     assert (step.graph is not None) == (device == "cuda")
 
