@@ -336,10 +336,11 @@ class GraphedStep:
         children = [child for module in self._modules for child in module.modules()]
         for module in dict.fromkeys(children):
             name, known = type(module).__name__, vars(module)
+            yield f"{name}.training", partial(getattr, module), "training", module.training
             numbers = [key for key, value in known.items() if isinstance(value, _NUMBERS)]
             yield from _entries_of(name, known, numbers)
             for part in ("_parameters", "_buffers", "_modules"):
-                if known[part]:
+                if isinstance(known.get(part), dict):  # TorchScript keeps tensors elsewhere
                     yield from _entries_of(f"{name}.{part}", known[part])
 
     def _dicts_of_scaler(self) -> list[dict[str, Any]]:

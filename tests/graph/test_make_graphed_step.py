@@ -472,7 +472,7 @@ def other_buffer(training: Training) -> None:
         (more_params, r"AdamW\.param_groups"),
         (other_interval, r"GradScaler\['_growth_interval'\]"),
         (other_scale, r"GradScaler\['_scale'\]"),
-        (evaluation, r"Sequential\['training'\]"),
+        (evaluation, r"Sequential\.training"),
         (replaced_layer, r"Sequential\._modules\['2'\]"),
         (other_buffer, r"BatchNorm1d\._buffers\['running_mean'\]"),
     ],
@@ -674,6 +674,25 @@ def test_a_compiled_model(device: str) -> None:
         torch._dynamo.reset()
     graphed.model = whole
     assert graphed.state() == eager.state()
+
+
+def test_a_scripted_model() -> None:
+    """A scripted model is trained, and refused after eval()."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        model = torch.jit.script(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+
+    def step_fn(x: Tensor) -> None:
+        model(x).sum().backward()
+        optimizer.step()
+
+    step = make_graphed_step(step_fn, modules=model, optimizers=optimizer, warmup=1)
+    for _ in range(3):
+        step(torch.ones(4, 2))
+    model.eval()
+    with pytest.raises(RuntimeError, match=r"RecursiveScriptModule\.training has changed"):
+        step(torch.ones(4, 2))
 
 
 @pytest.mark.skipif(not is_running(), reason="counts by the fake CUDA runtime")
