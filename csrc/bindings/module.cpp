@@ -8,7 +8,6 @@
 #include "backends/backends.h"
 #include "backends/python.h"
 #include "gemm/python.h"
-#include "graph/graph.h"
 #include "op.h"
 #include "optim/param_table.h"
 #include "scaler/scaler.h"
@@ -50,7 +49,6 @@ PYBIND11_MODULE(_C, m) {
   m.def("is_installed", &amp_ext::is_installed);
 
   amp_ext::bind_gemm(m);
-  amp_ext::bind_graph(m);
   amp_ext::bind_tune(m);
   amp_ext::bind_optim(m);
   amp_ext::bind_scaler(m);

@@ -1,7 +1,7 @@
-"""amp_ext.graph.make_graphed_step: as many steps without a graph, bit for bit; what it refuses.
+"""Compare amp_ext.graph.make_graphed_step with steps without a graph, bit for bit.
 
-On the CPU it runs each step, with the same checks. On the fake CUDA runtime of tests/fake_cuda it
-captures and replays; random numbers are not among what that replays.
+On the CPU, each call runs the step, with the same checks. The fake CUDA runtime of tests/fake_cuda
+captures and replays; it does not replay random numbers.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ every_device = pytest.mark.parametrize("device", DEVICES)
 on_cuda = pytest.mark.parametrize("device", DEVICES[1:])
 WARMUP = 2
 STEPS = 10
-LR = 2.0**-7  # which float32 has exactly, as it has half of it
+LR = 2.0**-7  # exact in float32
 
 
 @pytest.fixture(autouse=True)
 def _warnings_are_errors() -> Iterator[None]:
-    """torch would warn of an optimizer that is capturable, and is not captured."""
+    """Fail on torch's warning of a capturable optimizer outside of a capture."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         yield
@@ -124,7 +124,7 @@ def batch(device: str, number: int, size: int = 8, overflow: bool = False) -> tu
 
 
 def started(device: str, **options: Any) -> tuple[Training, Any]:
-    """A training whose next step is replayed, as the last was."""
+    """Return a training whose last step was replayed, as is the next."""
     training = Training(device, **options)
     step = training.graphed()
     for number in range(WARMUP + 1):
@@ -154,10 +154,11 @@ OPTIMIZERS: dict[str, Callable[[list[Tensor]], torch.optim.Optimizer]] = {
 
 
 @every_device
-@pytest.mark.parametrize("max_norm", [None, 1.0], ids=["check", "clip"])
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(
+    ("name", "max_norm"), [*((name, 1.0) for name in OPTIMIZERS), ("ours", None), ("AdamW", None)]
+)
 def test_same_bits(device: str, name: str, max_norm: float | None) -> None:
-    """Overflows in the warm-up, in the step that is captured and in two replays; a scheduler."""
+    """Graphed steps write the bits of eager steps, with overflows and a scheduler."""
     eager, graphed = (Training(device, OPTIMIZERS[name], max_norm=max_norm) for _ in range(2))
     step = graphed.graphed()
     schedulers = [
@@ -177,13 +178,11 @@ def test_same_bits(device: str, name: str, max_norm: float | None) -> None:
 
 
 @every_device
-@pytest.mark.parametrize("foreach", [False, True])
-def test_without_a_scaler(device: str, foreach: bool) -> None:
-    """An optimizer that is made capturable after it has taken a step. Its arithmetic is another
-    then, so that the other one is made so, too."""
+def test_without_a_scaler(device: str) -> None:
+    """An optimizer becomes capturable after its first step, and goes on with the same state."""
 
     def make(params: list[Tensor]) -> torch.optim.Optimizer:
-        return torch.optim.Adam(params, lr=LR, foreach=foreach, capturable=capturable)
+        return torch.optim.Adam(params, lr=LR, capturable=capturable)
 
     capturable = False
     graphed = Training(device, make, scaled=False, max_norm=None)
@@ -216,7 +215,7 @@ def test_without_a_scaler(device: str, foreach: bool) -> None:
 
 @every_device
 def test_other_steps_in_between(device: str) -> None:
-    """A batch of another size, one with an overflow, step_fn itself, gradients set to None."""
+    """Replays go on after eager steps, calls of step_fn, and cleared gradients."""
     eager, graphed = Training(device), Training(device)
     step = graphed.graphed()
     for number in range(14):
@@ -237,7 +236,7 @@ def test_other_steps_in_between(device: str) -> None:
 
 @every_device
 def test_a_state_that_is_loaded_before_the_capture(device: str) -> None:
-    """load_state_dict makes new groups, whose learning rates count."""
+    """The step reads learning rates from the groups that load_state_dict makes."""
     eager, graphed = Training(device), Training(device)
     step = graphed.graphed()
     for number in range(STEPS):
@@ -273,7 +272,7 @@ def test_results_are_not_overwritten(device: str) -> None:
 
 @every_device
 def test_arguments_of_any_structure(device: str) -> None:
-    """Tensors on the CPU come to the device. Constants are constants."""
+    """Tensors come to the device from nested arguments; constants stay constants."""
     model = nn.Linear(4, 2, device=device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5, fused=True)
 
@@ -297,15 +296,15 @@ def test_arguments_of_any_structure(device: str) -> None:
                 param -= 0.5 * param.grad
         assert result["scale"] == 2.0
         torch.testing.assert_close(result["loss"], expected.detach())
-    with pytest.raises(ValueError, match=r"argument 1 was captured as 2\.0, got 3\.0: call \.eag"):
+    with pytest.raises(ValueError, match=r"captured .*\(2\.0,\).*, got .*\(3\.0,\).*\.eager"):
         step({"x": x}, scale=3.0)
-    with pytest.raises(ValueError, match="arguments of the structure"):
+    with pytest.raises(ValueError, match="arguments: expected the captured"):
         step(x, scale=2.0)
 
 
 @every_device
 def test_overflow_report(device: str) -> None:
-    """After a replay, of the gradients that it has written, after others have been there."""
+    """overflow_report names the gradients that the last replay has written."""
     training, step = started(device)
     step.eager(*batch(device, 0, size=3))
     for optimizer in training.optimizers:
@@ -330,7 +329,7 @@ def writes(scaler: amp_ext.GradScaler) -> None:
 @every_device
 @pytest.mark.parametrize("change", [loads, writes])
 def test_another_scale(device: str, change: Callable[[amp_ext.GradScaler], None]) -> None:
-    """In the same memory, so that replays go on from it."""
+    """Replays go on from a scale that is loaded or written in place."""
     training, step = started(device)
     eager = Training(device)
     for number in range(WARMUP + 1):
@@ -365,7 +364,7 @@ def test_a_schedule_that_counts_the_steps_that_were_made(device: str) -> None:
 
 @every_device
 def test_torchs_scaler(device: str) -> None:
-    """It keeps less, which is as right over replays."""
+    """torch's scaler takes the same steps by replays."""
     states = []
     for graphs in (False, True):
         training = Training(device, max_norm=None)
@@ -383,8 +382,7 @@ def test_torchs_scaler(device: str) -> None:
 @every_device
 @pytest.mark.parametrize("has_masters", [True, False], ids=["masters", "copies"])
 def test_two_of_a_weight(device: str, has_masters: bool) -> None:
-    """16-bit weights with masters, and FP32 ones with copies, are as without a graph; one that is
-    written is not overwritten unnoticed."""
+    """A replay is refused where a user has written a weight with a master or a copy."""
     low = torch.float16 if device == "cuda" else torch.bfloat16
     options = {"master_weights": True} if has_masters else {"autocast_copies": low}
 
@@ -406,7 +404,7 @@ def test_two_of_a_weight(device: str, has_masters: bool) -> None:
     with torch.no_grad():
         graphed.model[0].weight.mul_(2.0)
     before = graphed.state()
-    with pytest.raises(RuntimeError, match="a parameter that has a master weight, or a copy"):
+    with pytest.raises(RuntimeError, match="a parameter with a master weight or a copy"):
         step(*data)
     assert graphed.state() == before
 
@@ -458,8 +456,8 @@ def evaluation(training: Training) -> None:
     training.model.eval()
 
 
-def other_momentum(training: Training) -> None:
-    training.model[1].momentum = 0.5
+def replaced_layer(training: Training) -> None:
+    training.model[2] = nn.GELU()
 
 
 def other_buffer(training: Training) -> None:
@@ -470,17 +468,17 @@ def other_buffer(training: Training) -> None:
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        (moved_weight, r"AdamW\.param_groups\[0\]\['params'\]\[0\]"),
-        (frozen_weight, r"AdamW\.param_groups\[0\]\['params'\]\[0\]"),
+        (moved_weight, r"Linear\._parameters\['weight'\]"),
+        (frozen_weight, r"Linear\._parameters\['weight'\]"),
         (replaced_weight, r"Linear\._parameters\['weight'\]"),
-        (loaded_optimizer, r"AdamW\['param_groups'\]"),
-        (other_moment, r"the AdamW\.state of a parameter\['exp_avg'\]"),
+        (loaded_optimizer, r"AdamW\.param_groups"),
+        (other_moment, r"AdamW\.state\['exp_avg'\]"),
         (other_betas, r"AdamW\.param_groups\[0\]\['betas'\]"),
-        (more_params, r"AdamW\.param_groups\[1\]"),
+        (more_params, r"AdamW\.param_groups"),
         (other_interval, r"GradScaler\['_growth_interval'\]"),
         (other_scale, r"GradScaler\['_scale'\]"),
-        (evaluation, r"Sequential\['training'\]"),
-        (other_momentum, r"BatchNorm1d\['momentum'\]"),
+        (evaluation, r"Sequential\.training"),
+        (replaced_layer, r"Sequential\._modules\['2'\]"),
         (other_buffer, r"BatchNorm1d\._buffers\['running_mean'\]"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
@@ -488,13 +486,14 @@ def other_buffer(training: Training) -> None:
 def test_what_a_replay_would_not_see(
     device: str, change: Callable[[Training], None], named: str
 ) -> None:
+    """A replay names what has changed since the capture, and changes nothing."""
     training, step = started(device)
     change(training)
     before = training.state()
     with pytest.raises(RuntimeError, match=f"make_graphed_step: {named} has changed since the c"):
         step(*batch(device, 0))
     assert training.state() == before
-    if change is not replaced_weight:  # whose gradient nobody has asked for
+    if change is not replaced_weight:  # the optimizer's parameter gets no gradient then
         step.eager(*batch(device, 0))
         assert training.state() != before
 
@@ -503,15 +502,12 @@ def test_what_a_replay_would_not_see(
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        (
-            lambda x, y: (x[:5], y[:5]),
-            r"float32 tensor of shape \[8, 4\] on \w+(:0)?, got a .*\[5,",
-        ),
-        (lambda x, y: (x.double(), y), r"argument 0 was .*, got a torch\.float64 tensor"),
-        (lambda x, y: (x, 1.0), r"argument 1 was .*, got 1\.0"),
-        (lambda x, y: (x.to("meta"), y), r"argument 0 was .* on meta"),
+        (lambda x, y: (x[:5], y[:5]), r"float32, torch.Size\(\[8, .*, got .*Size\(\[5, "),
+        (lambda x, y: (x.double(), y), r"float32, .*, got .*float64, "),
+        (lambda x, y: (x, 1.0), r"captured .*, got .*\(1\.0,\)"),
+        (lambda x, y: (x.requires_grad_(), y), "=False.*, got .*=True"),
     ],
-    ids=["shape", "dtype", "number", "device"],
+    ids=["shape", "dtype", "number", "gradient"],
 )
 def test_other_inputs(device: str, change: Callable[..., Any], text: str) -> None:
     training, step = started(device)
@@ -519,16 +515,6 @@ def test_other_inputs(device: str, change: Callable[..., Any], text: str) -> Non
     with pytest.raises(ValueError, match=text):
         step(*change(*batch(device, 0)))
     assert training.state() == before
-
-
-@every_device
-def test_an_input_that_requires_a_gradient(device: str) -> None:
-    training = Training(device)
-    step = training.graphed(warmup=1)
-    x, y = batch(device, 0)
-    step(x, y)
-    with pytest.raises(ValueError, match="requires a gradient"):
-        step(x.requires_grad_(), y)
 
 
 @every_device
@@ -543,13 +529,13 @@ def test_an_array(device: str) -> None:
 
 @every_device
 def test_a_step_that_fails_is_none_of_the_warm_up(device: str) -> None:
-    """So that a capture always comes after as many steps."""
+    """A capture follows as many complete steps as the warm-up has."""
     training = Training(device)
     step = training.graphed(warmup=1)
     x, y = batch(device, 0)
     with pytest.raises(RuntimeError, match="shape"):
         step(x[:, :2], y)
-    step(x, y)  # would otherwise be captured, as the first that makes states
+    step(x, y)  # a capture here would make states
     step(x, y)
     assert (step.graph is not None) == (device == "cuda")
 
@@ -581,19 +567,16 @@ def test_a_scheduler_in_the_step(device: str) -> None:
 
 @every_device
 @pytest.mark.parametrize(
-    ("options", "error", "text"),
+    ("options", "text"),
     [
-        ({"modules": []}, TypeError, "modules must be one or more Modules, got none"),
-        ({"optimizers": [nn.ReLU()]}, TypeError, "one or more Optimizers, got ReLU"),
-        ({"warmup": 0}, ValueError, "warmup must be an integer of at least 1, got 0"),
-        ({"warmup": 2.5}, ValueError, r"at least 1, got 2\.5"),
+        ({"optimizers": []}, "optimizers: expected parameters on one device, got none"),
+        ({"warmup": 0}, "warmup: expected an integer of at least 1, got 0"),
+        ({"warmup": 2.5}, r"at least 1, got 2\.5"),
     ],
-    ids=["modules", "optimizers", "warmup", "no integer"],
+    ids=["optimizers", "warmup", "no integer"],
 )
-def test_wrong_arguments(
-    device: str, options: dict[str, Any], error: type[Exception], text: str
-) -> None:
-    with pytest.raises(error, match=text):
+def test_wrong_arguments(device: str, options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
         Training(device).graphed(**options)
 
 
@@ -621,9 +604,15 @@ def adds_state(training: Training, loss: Tensor) -> None:
 
 
 def counts(training: Training, loss: Tensor) -> None:
-    """As an optimizer does that has its number of steps in Python."""
+    """Count steps in a group, as some optimizers do."""
+    group = training.optimizers[0].param_groups[0]
+    group["count"] = group.get("count", 0) + 1
+
+
+def counts_on_the_host(training: Training, loss: Tensor) -> None:
+    """Count steps on the host, as torch.optim.Adagrad does."""
     state = training.optimizers[0].state[training.model[0].weight]
-    state["count"] = state.get("count", 0) + 1
+    state.setdefault("count", torch.zeros(())).add_(1)
 
 
 @on_cuda
@@ -632,22 +621,23 @@ def counts(training: Training, loss: Tensor) -> None:
     [
         (waits, "step_fn cannot be captured: .*"),
         (fails, "step_fn cannot be captured: by intention"),
-        (adds_state, r"the AdamW\.state of a parameter\['more'\] has changed during the capture"),
-        (counts, r"the AdamW\.state of a parameter\['count'\] has changed during the capture"),
+        (adds_state, r"AdamW\.state has changed during the capture"),
+        (counts, r"AdamW\.param_groups\[0\]\['count'\] has changed during the capture"),
+        (counts_on_the_host, r"AdamW\.state\['count'\] is on the CPU"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_a_capture_that_fails(
     device: str, does: Callable[[Training, Tensor], None], text: str
 ) -> None:
-    """Everything is as before it, and eager steps go on."""
+    """A capture that fails changes nothing, and eager steps go on."""
     eager, graphed = Training(device), Training(device)
     calls = [0]
 
     def step_fn(*args: Any) -> tuple[Tensor, ...]:
         results = graphed.step_fn(*args)
         calls[0] += 1
-        if does is counts or calls[0] == WARMUP + 1:
+        if does in (counts, counts_on_the_host) or calls[0] == WARMUP + 1:
             does(graphed, results[0])
         return results
 
@@ -666,7 +656,8 @@ def test_a_capture_that_fails(
         step(*batch(device, 50))
     assert torch.cuda.current_stream() == stream
     assert graphed.state() == before
-    if does is not counts:
+    assert graphed.optimizers[0].param_groups[0].get("count") in (None, WARMUP)
+    if does not in (counts, counts_on_the_host):
         for number in range(50, 53):
             step.eager(*batch(device, number))
             eager.eager(*batch(device, number))
@@ -690,11 +681,29 @@ def test_a_compiled_model(device: str) -> None:
     assert graphed.state() == eager.state()
 
 
+def test_a_scripted_model() -> None:
+    """A scripted model is trained, and refused after eval()."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        model = torch.jit.script(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+
+    def step_fn(x: Tensor) -> None:
+        model(x).sum().backward()
+        optimizer.step()
+
+    step = make_graphed_step(step_fn, modules=model, optimizers=optimizer, warmup=1)
+    for _ in range(3):
+        step(torch.ones(4, 2))
+    model.eval()
+    with pytest.raises(RuntimeError, match=r"RecursiveScriptModule\.training has changed"):
+        step(torch.ones(4, 2))
+
+
 @pytest.mark.skipif(not is_running(), reason="counts by the fake CUDA runtime")
 @on_cuda
 def test_the_end_of_a_step_is_three_kernels(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The check with the norm, the optimizer's step and the update. The first two of them have
-    tickets, which are the graph's own and set to zero there."""
+    """Check, optimizer step and update are a kernel each; two of them clear their tickets."""
     monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)
     operations = []
     for steps in (True, False):
@@ -725,7 +734,7 @@ def test_the_end_of_a_step_is_three_kernels(device: str, monkeypatch: pytest.Mon
 @pytest.mark.skipif(not is_running(), reason="counts by the fake CUDA runtime")
 @on_cuda
 def test_what_a_replay_asks_for(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One launch of the graph, a copy of each argument and of each result; no wait, no memory."""
+    """A replay launches the graph and copies arguments and results, without a wait."""
     monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)
     training, step = started(device)
     data = batch(device, 0)
