@@ -61,7 +61,7 @@ def gemm(
         bias: [n], dtypes as of ``c``.
         activation: "none", "relu", which keeps NaN, "gelu", its approximation "gelu_tanh", or
             "silu", as in :func:`torch.nn.functional.gelu` and ``silu``; applied to the sum before
-            that is rounded, unless torch's library computes it in bfloat16 (on a CPU with
+            that is rounded, unless torch's library computes it in 16 bits (on a CPU with
             instructions for that).
         out_dtype: float16, bfloat16, float32 or float64; ``torch.promote_types(a.dtype, b.dtype)``
             when None.

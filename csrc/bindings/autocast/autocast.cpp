@@ -22,6 +22,7 @@
 #include "backends/backends.h"
 #include "checks/dtensor.h"
 #include "checks/python.h"
+#include "checks/tensors.h"
 #include "gemm/gemm.h"
 #include "gemm/linear.h"
 
@@ -104,9 +105,9 @@ struct Routes {
   // An addend enters the fp32 sum unrounded; where torch's library computes the sum, in torch's
   // type.
   static at::Tensor addend(const at::Tensor& tensor) {
-    const bool by_library = kDevice == c10::DeviceType::CUDA ||
-                            (at::autocast::get_autocast_dtype(kDevice) == at::kBFloat16 &&
-                             cpu_backend().multiplies(DType::bf16));
+    const auto dtype = dtype_of(at::autocast::get_autocast_dtype(kDevice));
+    const bool by_library =
+        kDevice == c10::DeviceType::CUDA || (dtype && cpu_backend().multiplies(*dtype));
     return by_library ? low(tensor) : tensor;
   }
 
