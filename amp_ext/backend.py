@@ -134,8 +134,14 @@ def _products(device_type: str, name: str) -> Backend:
         measured = ""
     if device_type == "cpu":
         reason = f"{measured}FP32 sums: small products here, large ones by torch's FP32 GEMM"
-        if _C.multiplies_bf16():
-            reason += "; BF16 into BF16 by torch's own, which uses the processor's instructions"
+        native = [
+            name
+            for name, dtype in (("FP16", torch.float16), ("BF16", torch.bfloat16))
+            if _C.multiplies(dtype)
+        ]
+        if native:
+            names = " and ".join(native)
+            reason += f"; {names} by oneDNN, which uses the processor's instructions"
         return Backend("cpu", reason)
     reason = f"{measured}torch's GEMM with FP32 weight gradients"
     if name != "none":

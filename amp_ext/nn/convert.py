@@ -52,7 +52,7 @@ def to_torch(module: nn.Module) -> nn.Module:
     """
     named = [(n, m) for n, m in module.named_modules() if isinstance(m, _LAYERS)]
     for layer, form in [(layer, _form_of(name, layer)) for name, layer in named]:
-        for option in ("accumulate_grad", "activation", "dropout"):
+        for option in ("activation", "dropout"):
             layer.__dict__.pop(option, None)
         layer.__class__ = form.of
         layer.__dict__.update(form.attributes)

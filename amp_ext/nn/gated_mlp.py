@@ -34,7 +34,6 @@ class GatedMLP(nn.Module):
         activation: of ``gate_proj``, as for :class:`LinearActivation`; "silu" makes it SwiGLU,
             "gelu" GEGLU, None a bilinear layer.
         dropout: as for :class:`amp_ext.nn.MLP`, of the input of ``down_proj``.
-        accumulate_grad: as for :class:`Linear`, of all weights.
     """
 
     def __init__(
@@ -48,7 +47,6 @@ class GatedMLP(nn.Module):
         *,
         activation: str | None = "silu",
         dropout: float = 0.0,
-        accumulate_grad: bool = False,
     ) -> None:
         super().__init__()
         out_features = in_features if out_features is None else out_features
@@ -57,20 +55,19 @@ class GatedMLP(nn.Module):
         self.down_proj = nn.Linear(hidden_features, out_features, bias, device, dtype)
         self.activation = checked_activation(activation)
         self.dropout = checked_dropout(dropout)
-        self.accumulate_grad = accumulate_grad
 
     def forward(self, input: Tensor) -> Tensor:
         gate, up, down = self.gate_proj, self.up_proj, self.down_proj
         if not are_plain(gate, up, down):
             hidden = ACTIVATIONS[self.activation](gate(input)) * up(input)
             return down(F.dropout(hidden, self.dropout) if drops(self) else hidden)
-        activation, accumulate = self.activation, self.accumulate_grad
+        activation = self.activation
         if drops(self):
-            hidden = ops.linear(
-                input, gate.weight, gate.bias, activation=activation, accumulate_grad=accumulate
-            ) * ops.linear(input, up.weight, up.bias, accumulate_grad=accumulate)
+            hidden = ops.linear(input, gate.weight, gate.bias, activation=activation) * ops.linear(
+                input, up.weight, up.bias
+            )
             hidden = F.dropout(hidden, self.dropout)
-            return ops.linear(hidden, down.weight, down.bias, accumulate_grad=accumulate)
+            return ops.linear(hidden, down.weight, down.bias)
         return ops.gated_mlp(
             input,
             gate.weight,
@@ -80,7 +77,6 @@ class GatedMLP(nn.Module):
             down.weight,
             down.bias,
             activation=activation,
-            accumulate_grad=accumulate,
         )
 
     def extra_repr(self) -> str:

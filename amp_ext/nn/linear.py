@@ -22,30 +22,10 @@ class Linear(nn.Linear):
         bias: whether to add a bias.
         device: of the parameters.
         dtype: of the parameters.
-        accumulate_grad: whether the weight's gradient may be added to ``weight.grad`` by the
-            product that computes it, where that is provably what autograd would do. A step that
-            accumulates gradients over several backward passes then needs no memory but that of
-            ``weight.grad``. :func:`amp_ext.ops.linear` says when it is done.
     """
 
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        bias: bool = True,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-        *,
-        accumulate_grad: bool = False,
-    ) -> None:
-        super().__init__(in_features, out_features, bias, device, dtype)
-        self.accumulate_grad = accumulate_grad
-
     def forward(self, input: Tensor) -> Tensor:
-        return ops.linear(input, self.weight, self.bias, accumulate_grad=self.accumulate_grad)
-
-    def extra_repr(self) -> str:
-        return super().extra_repr() + (", accumulate_grad=True" if self.accumulate_grad else "")
+        return ops.linear(input, self.weight, self.bias)
 
 
 class LinearActivation(nn.Module):
@@ -59,7 +39,6 @@ class LinearActivation(nn.Module):
         in_features, out_features, bias, device, dtype: as for :class:`Linear`.
         activation: "relu", "gelu", "gelu_tanh" or "silu", see :func:`amp_ext.ops.gemm`; None or
             "none" for none.
-        accumulate_grad: as for :class:`Linear`.
     """
 
     def __init__(
@@ -71,7 +50,6 @@ class LinearActivation(nn.Module):
         dtype: torch.dtype | None = None,
         *,
         activation: str | None = "gelu",
-        accumulate_grad: bool = False,
     ) -> None:
         super().__init__()
         like = nn.Linear(in_features, out_features, bias, device, dtype)
@@ -79,18 +57,11 @@ class LinearActivation(nn.Module):
         self.weight = like.weight
         self.register_parameter("bias", like.bias)
         self.activation = checked_activation(activation)
-        self.accumulate_grad = accumulate_grad
 
     reset_parameters = nn.Linear.reset_parameters
 
     def forward(self, input: Tensor) -> Tensor:
-        return ops.linear(
-            input,
-            self.weight,
-            self.bias,
-            activation=self.activation,
-            accumulate_grad=self.accumulate_grad,
-        )
+        return ops.linear(input, self.weight, self.bias, activation=self.activation)
 
     def extra_repr(self) -> str:
         return f"{nn.Linear.extra_repr(self)}, {in_words(self)}"

@@ -23,8 +23,8 @@ class MLP(nn.Module):
     would do nothing else. When one has been replaced or its ``forward`` overridden, when it has
     hooks, parametrizations or a weight of a subclass of ``Tensor``, and while there are hooks of
     all modules (as within ``FlopCounterMode``), both are called. They then do what they do in any
-    model: ``accumulate_grad`` has no effect on them, dtypes are not mixed outside of autocast, and
-    it takes :class:`amp_ext.autocast` to keep float32 gradients from passing through float16.
+    model: dtypes are not mixed outside of autocast, and it takes :class:`amp_ext.autocast` to keep
+    float32 gradients from passing through float16.
 
     Args:
         in_features: size of the last dimension of the input.
@@ -36,7 +36,6 @@ class MLP(nn.Module):
         activation: of the hidden layer, as for :class:`LinearActivation`.
         dropout: with which probability, while training, torch.nn.functional.dropout zeroes an
             element behind the activation. Each layer is then a node of its own, and more is kept.
-        accumulate_grad: as for :class:`Linear`, of both weights.
     """
 
     dropout: float = 0.0  # of what was pickled without it
@@ -52,7 +51,6 @@ class MLP(nn.Module):
         *,
         activation: str | None = "gelu",
         dropout: float = 0.0,
-        accumulate_grad: bool = False,
     ) -> None:
         super().__init__()
         out_features = in_features if out_features is None else out_features
@@ -60,20 +58,17 @@ class MLP(nn.Module):
         self.fc2 = nn.Linear(hidden_features, out_features, bias, device, dtype)
         self.activation = checked_activation(activation)
         self.dropout = checked_dropout(dropout)
-        self.accumulate_grad = accumulate_grad
 
     def forward(self, input: Tensor) -> Tensor:
         fc1, fc2 = self.fc1, self.fc2
         if not are_plain(fc1, fc2):
             hidden = ACTIVATIONS[self.activation](fc1(input))
             return fc2(F.dropout(hidden, self.dropout) if drops(self) else hidden)
-        activation, accumulate = self.activation, self.accumulate_grad
+        activation = self.activation
         if drops(self):
-            hidden = ops.linear(
-                input, fc1.weight, fc1.bias, activation=activation, accumulate_grad=accumulate
-            )
+            hidden = ops.linear(input, fc1.weight, fc1.bias, activation=activation)
             hidden = F.dropout(hidden, self.dropout)
-            return ops.linear(hidden, fc2.weight, fc2.bias, accumulate_grad=accumulate)
+            return ops.linear(hidden, fc2.weight, fc2.bias)
         return ops.mlp(
             input,
             fc1.weight,
@@ -81,7 +76,6 @@ class MLP(nn.Module):
             fc2.weight,
             fc2.bias,
             activation=activation,
-            accumulate_grad=accumulate,
         )
 
     def extra_repr(self) -> str:

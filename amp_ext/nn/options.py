@@ -38,6 +38,4 @@ def in_words(layer: nn.Module) -> str:
     said = [f"activation={layer.activation!r}"]
     if getattr(layer, "dropout", 0) > 0:
         said.append(f"dropout={layer.dropout}")
-    if layer.accumulate_grad:
-        said.append("accumulate_grad=True")
     return ", ".join(said)

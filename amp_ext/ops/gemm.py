@@ -61,7 +61,7 @@ def gemm(
         bias: [n], dtypes as of ``c``.
         activation: "none", "relu", which keeps NaN, "gelu", its approximation "gelu_tanh", or
             "silu", as in :func:`torch.nn.functional.gelu` and ``silu``; applied to the sum before
-            that is rounded, unless torch's library computes it in bfloat16 (on a CPU with
+            that is rounded, unless torch's library computes it in 16 bits (on a CPU with
             instructions for that).
         out_dtype: float16, bfloat16, float32 or float64; ``torch.promote_types(a.dtype, b.dtype)``
             when None.
@@ -179,7 +179,6 @@ def linear(
     bias: Tensor | None = None,
     *,
     activation: str = "none",
-    accumulate_grad: bool = False,
 ) -> Tensor:
     """``act(x @ weight.T + bias)``: :func:`gemm` with the weight as ``torch.nn.Linear`` stores it.
 
@@ -193,13 +192,6 @@ def linear(
         weight: [n, k], likewise.
         bias: [n], of any of these dtypes.
         activation: as for :func:`gemm`.
-        accumulate_grad: whether a backward pass may add the weight's gradient to ``weight.grad`` in
-            the product itself, with the roundings of :func:`gemm_accumulate_`. It does so where
-            autograd would add the same there: ``weight`` is a contiguous leaf with a float32
-            gradient, on the device of the product, used once in the graph, without hooks (as
-            data-parallel wrappers have them), with a ``.grad`` in the same layout; and the pass is
-            that of ``backward()``, without ``inputs``, ``create_graph`` or anomaly mode, not of
-            ``torch.autograd.grad``, nor compiled. Otherwise the gradient is returned as usual.
 
     Returns:
         A new tensor of shape [*, n] and dtype ``torch.promote_types(x.dtype, weight.dtype)``.
@@ -218,7 +210,6 @@ def mlp(
     bias2: Tensor | None,
     *,
     activation: str = "gelu",
-    accumulate_grad: bool = False,
 ) -> Tensor:
     """``act(x @ weight1.T + bias1) @ weight2.T + bias2``, two layers as one node of the graph.
 
@@ -233,7 +224,6 @@ def mlp(
         weight2: [n, h].
         bias2: [n].
         activation: as for :func:`gemm`.
-        accumulate_grad: as for :func:`linear`, of both weights.
 
     Returns:
         A new tensor of shape [*, n] and the dtype to which ``x`` and the weights promote.
@@ -256,7 +246,6 @@ def gated_mlp(
     down_bias: Tensor | None,
     *,
     activation: str = "silu",
-    accumulate_grad: bool = False,
 ) -> Tensor:
     """``hidden @ down_weight.T + down_bias``, three layers as one node of the graph.
 
@@ -273,7 +262,6 @@ def gated_mlp(
         down_weight: [n, h].
         down_bias: [n].
         activation: as for :func:`gemm`.
-        accumulate_grad: as for :func:`linear`, of all weights.
 
     Returns:
         A new tensor of shape [*, n] and the dtype to which ``x`` and the weights promote.

@@ -100,7 +100,6 @@ def linear(
     bias: Tensor | None = None,
     *,
     activation: str = "none",
-    accumulate_grad: bool = False,
 ) -> Tensor:
     """Return round(act(x @ weight.T + bias)): `gemm` with b = weight and trans_b."""
     return gemm(x, weight, trans_b=True, bias=bias, activation=activation)
@@ -114,7 +113,6 @@ def mlp(
     bias2: Tensor | None,
     *,
     activation: str = "gelu",
-    accumulate_grad: bool = False,
 ) -> Tensor:
     """Return `linear` of `linear`: the hidden layer is rounded to the dtype of its own result."""
     return linear(linear(x, weight1, bias1, activation=activation), weight2, bias2)
@@ -130,7 +128,6 @@ def gated_mlp(
     down_bias: Tensor | None,
     *,
     activation: str = "silu",
-    accumulate_grad: bool = False,
 ) -> Tensor:
     """Return `linear` of the product of two results of `linear`, the first one activated."""
     factor = linear(x, gate_weight, gate_bias, activation=activation)

@@ -47,7 +47,7 @@ class Tests:
 
 NOT_OF_A_GPU = r"(bench|build|simt)/|test_(bench|cuda_check|triton_check|package|simt)"
 TILES = "sm90_cuda"
-PRODUCTS = r"test_(gemm|linear|nn|accumulate_grad)|bench/test_cublaslt"
+PRODUCTS = r"test_(gemm|linear|nn)|bench/test_cublaslt"
 OTHERS = ""
 ON_GPU, BY_TRITON = "cuda or on_a_gpu", "triton and not cuda"
 TESTS = (

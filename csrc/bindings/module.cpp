@@ -1,12 +1,14 @@
 // amp_ext._C: the switches of the package and the scaler's paths. Everything else is an op (op.h).
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
 
 #include "autocast/autocast.h"
 #include "autocast/op_lists.h"
 #include "autocast/regions.h"
 #include "backends/backends.h"
 #include "backends/python.h"
+#include "checks/tensors.h"
 #include "gemm/python.h"
 #include "op.h"
 #include "optim/param_table.h"
@@ -19,8 +21,12 @@ PYBIND11_MODULE(_C, m) {
       "cuda_built", [] { return amp_ext::cuda_backend() != nullptr; },
       "Whether there are CUDA kernels.");
   m.def(
-      "multiplies_bf16", [] { return amp_ext::cpu_backend().multiplies(amp_ext::DType::bf16); },
-      "Whether this processor has instructions for products of bfloat16.");
+      "multiplies",
+      [](at::ScalarType type) {
+        const auto dtype = amp_ext::dtype_of(type);
+        return dtype && amp_ext::cpu_backend().multiplies(*dtype);
+      },
+      "Whether this processor has instructions for products of a dtype.");
   m.def("set_gemm_mode", &amp_ext::set_gemm_mode);
   m.def("gemm_mode", &amp_ext::gemm_mode);
   m.def("use_backend", [](const std::string& device_type, const std::string& name) {

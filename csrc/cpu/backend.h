@@ -6,11 +6,8 @@
 
 namespace amp_ext::cpu {
 
-// Whether the processor has instructions for products of bf16.
-bool multiplies_bf16();
-
 // Whether a product is of so few rows that reading the other operand, of 16 bits, takes longest.
-bool has_few_rows(const GemmArgs& g);
+bool has_few_rows(const GemmArgs& g, const Host& host);
 
 class CpuBackend final : public Backend {
  public:
@@ -22,7 +19,9 @@ class CpuBackend final : public Backend {
   Status gemm(const GemmArgs&, Services&) const override;
   const char* why_slow(const GemmArgs&, Services&) const override;
   std::vector<int64_t> gemm_variants(const GemmArgs&, Services&) const override;
-  bool multiplies(DType) const override;
+  bool multiplies(DType type) const override {
+    return host_.block_layout(type) != BlockLayout::none;
+  }
 
  private:
   Host host_;

@@ -71,10 +71,10 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     ("the table in every mode", CHOOSE, "mode == GemmMode::automatic ? find", "true ? find"),
     (
-        "torch's BF16 for an odd k",
+        "torch's 16-bit product for an odd k",
         CHOOSE,
-        "return g.k % 2 == 0 && bf16(g.a)",
-        "return bf16(g.a)",
+        "return g.k % 2 == 0 && is_same(g.b)",
+        "return is_same(g.b)",
     ),
     ("a backend without its variant", CHOOSE, "args.variant = found->variant;", ""),
     ("a key without the bias", TABLE, "type(g.bias)", "0"),

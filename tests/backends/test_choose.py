@@ -30,12 +30,13 @@ def test_products_of_a_cpu() -> None:
     assert of(FP64, FP64) == of(FP16, FP64) == "library"
 
 
-def test_bf16_by_the_processors_instructions() -> None:
-    """torch has them, but reads one element past the rows of a where k is odd."""
-    large = "library" if _C.multiplies_bf16() else "cpu"
-    assert of(BF16, BF16, 128, 128, 128) == large
-    assert of(BF16, BF16, 128, 129, 128) == of(BF16, FP16, 128, 128, 128) == "cpu"
-    a, b = torch.ones(128, 129, dtype=BF16), torch.ones(129, 128, dtype=BF16)
+@pytest.mark.parametrize("dtype", [FP16, BF16], ids=str)
+def test_products_by_the_processors_instructions(dtype: torch.dtype) -> None:
+    """torch uses the instructions, but reads one element past the rows of a where k is odd."""
+    large = "library" if _C.multiplies(dtype) else "cpu"
+    assert of(dtype, dtype, 128, 128, 128) == large
+    assert of(dtype, dtype, 128, 129, 128) == of(BF16, FP16, 128, 128, 128) == "cpu"
+    a, b = torch.ones(128, 129, dtype=dtype), torch.ones(129, 128, dtype=dtype)
     a[1, 0] = torch.inf
     assert ops.gemm(a, b)[0].isfinite().all()
 

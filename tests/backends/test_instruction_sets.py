@@ -1,18 +1,17 @@
-"""The CPU backend on narrower vectors than this processor's widest: same suite, same results."""
+"""The CPU backend with other instructions than this processor's: same suites, same results."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.full
-SUITES = (
-    "lists",
-    "optim",
+TESTS = Path(__file__).resolve().parents[1]
+PRODUCTS = (
     "gemm/test_gemm.py",
     "gemm/test_gemm_cpu.py",
     "gemm/test_gemm_epilogue.py",
@@ -20,15 +19,62 @@ SUITES = (
 )
 
 
-@pytest.mark.parametrize("capability", ["default", "avx2"])
-def test_conformance(capability: str) -> None:
-    options = ["-q", "-p", "no:cacheprovider", "-k", "cpu", "-m", "not full"]
-    run = subprocess.run(
-        [sys.executable, "-m", "pytest", *options, *SUITES],
-        cwd=Path(__file__).resolve().parents[1],
-        env={**os.environ, "ATEN_CPU_CAPABILITY": capability},
+def run(variables: Mapping[str, str], *arguments: str) -> str:
+    """Return the output of Python with more variables, which must succeed."""
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=TESTS,
+        env={**os.environ, **variables},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert run.returncode == 0, run.stdout
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def run_suites(variables: Mapping[str, str], *suites: str) -> None:
+    options = ["-q", "-n", "0", "-p", "no:cacheprovider", "-k", "cpu", "-m", "not full"]
+    run(variables, "-m", "pytest", *options, *suites)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("capability", ["default", "avx2"])
+def test_narrower_vectors(capability: str) -> None:
+    run_suites({"ATEN_CPU_CAPABILITY": capability}, "lists", "optim", *PRODUCTS)
+
+
+@pytest.fixture(scope="module")
+def brgemm(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
+    """The variables under which a stand-in takes the place of torch's brgemm."""
+    library = tmp_path_factory.mktemp("brgemm") / "libbrgemm.so"
+    flags = ["-std=c++20", "-O3", "-march=native", "-shared", "-fPIC"]
+    source = Path(__file__).with_name("brgemm.cpp")
+    command = [os.environ.get("CXX", "g++"), *flags, str(source), "-o", str(library)]
+    subprocess.run(command, check=True)
+    return {"LD_PRELOAD": str(library)}
+
+
+WHO_MULTIPLIES = """
+import torch
+from amp_ext import _C
+for dtype in (torch.float16, torch.bfloat16, torch.float32):
+    print(_C.multiplies(dtype))
+torch.backends.mkldnn.enabled = False
+print(_C.multiplies(torch.bfloat16))
+"""
+
+
+def test_brgemm_is_found(brgemm: Mapping[str, str]) -> None:
+    """A user of torch may turn oneDNN off."""
+    assert run(brgemm, "-c", WHO_MULTIPLIES).split() == ["True", "True", "False", "False"]
+
+
+def test_blocks_by_brgemm(brgemm: Mapping[str, str]) -> None:
+    """b is in pairs of rows for BF16, and in rows for FP16."""
+    run_suites(brgemm, "gemm/test_gemm_cpu.py")
+
+
+@pytest.mark.full
+def test_products_by_brgemm(brgemm: Mapping[str, str]) -> None:
+    run_suites(brgemm, *PRODUCTS)

@@ -18,7 +18,6 @@ LEFT_OUT = (
         "the error of torch's own kernel, here the CPU's",
     ),
     (
-        "test_accumulate_grad.py",
         r"refusals\[sparse grad-cuda\]",
         "a sparse tensor's kernels, which are not dispatched",
     ),

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from amp_ext import ops, reference
+from amp_ext import _C, ops, reference
 from cases import (
     ACTIVATIONS,
     CURVED,
@@ -148,8 +148,9 @@ def test_product_times_derivative(
         b = normal((k, n), dtypes[1], executor.device)
         aux = normal((*batch, m, n), aux_dtype, executor.device)
         aux[..., 0, 0] = 0.0
-        # In FP32, or a library may round a product of BF16 before.
-        options = {"activation": activation, "out_dtype": FP32 if dtypes[0] == BF16 else None}
+        # A library may round a 16-bit product before, where the processor multiplies the type.
+        may_round = dtypes[0] == BF16 or _C.multiplies(dtypes[0])
+        options = {"activation": activation, "out_dtype": FP32 if may_round else None}
         y, sums = executor.ops.gemm_times_derivative(a, b, aux, **options)
         exact, exact_sums = reference.gemm_times_derivative(
             a.double(), b.double(), aux, activation=activation
@@ -163,21 +164,22 @@ def test_product_times_derivative(
 
 @against_oracle
 @every_curved
-def test_products_of_bf16_by_a_library(executor: Executor, activation: str) -> None:
-    """Which may round to BF16 before the activation, or its derivative, as torch does."""
-    m, n, k = 130, 70, 65
-    a, b = normal((m, k), BF16, executor.device), normal((k, n), BF16, executor.device)
+@pytest.mark.parametrize("dtype", [FP16, BF16], ids=str)
+def test_products_by_a_library(executor: Executor, dtype: torch.dtype, activation: str) -> None:
+    """A library may round to 16 bits before the activation or its derivative, as torch does."""
+    m, n, k = 130, 70, 66
+    a, b = normal((m, k), dtype, executor.device), normal((k, n), dtype, executor.device)
     x = (a.double() @ b.double()).cpu()
     unrounded = (k + 8) * 2.0**-24 * (a.double().abs() @ b.double().abs()).cpu()
-    rounded = unrounded + SLOPE * spacing(x, BF16) / 2
+    rounded = unrounded + SLOPE * spacing(x, dtype) / 2
     out, aux = executor.ops.gemm_with_aux(a, b, activation=activation)
     exact = reference.gemm(a, b, activation=activation, out_dtype=FP64).cpu()
     for actual, expected, error in ((out, exact, rounded), (aux, x, unrounded)):
-        allowed = error + spacing(expected.abs() + error, BF16) / 2
+        allowed = error + spacing(expected.abs() + error, dtype) / 2
         assert ((actual.double().cpu() - expected).abs() <= allowed).all()
     y, sums = executor.ops.gemm_times_derivative(a, b, aux, activation=activation)
     exact, _ = reference.gemm_times_derivative(a.double(), b.double(), aux, activation=activation)
-    error = rounded + spacing(exact.cpu().abs() + rounded, BF16) / 2
+    error = rounded + spacing(exact.cpu().abs() + rounded, dtype) / 2
     assert ((y.double().cpu() - exact.cpu()).abs() <= error).all()
     assert ((sums.double().cpu() - exact.sum(0).cpu()).abs() <= error.sum(0)).all()
     assert sums.dtype == FP32

@@ -9,7 +9,7 @@ from torch import Tensor
 from amp_ext import _C, ops
 
 FP16, BF16, FP32 = torch.float16, torch.bfloat16, torch.float32
-BLOCKS = (12 * 64 + 5, 32 * 64 + 7, 2 * 512 + 3)  # m, n and k: a little over one or two blocks
+BLOCKS = (64 + 5, 2 * 2048 + 7)  # m and n: a little over one or two blocks
 
 
 def integers(*shape: int, dtype: torch.dtype) -> Tensor:
@@ -23,9 +23,10 @@ def product(a: Tensor, b: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("trans_b", [False, True])
 @pytest.mark.parametrize("trans_a", [False, True])
+@pytest.mark.parametrize("k", [2 * 512 + 3, 2 * 512 + 6])
 @pytest.mark.parametrize("dtype", [FP16, BF16], ids=str)
-def test_blocks(dtype: torch.dtype, trans_a: bool, trans_b: bool) -> None:
-    m, n, k = BLOCKS
+def test_blocks(dtype: torch.dtype, k: int, trans_a: bool, trans_b: bool) -> None:
+    m, n = BLOCKS
     a, b = integers(m, k, dtype=dtype), integers(k, n, dtype=dtype)
     stored_a = a.t().contiguous() if trans_a else a
     stored_b = b.t().contiguous() if trans_b else b
@@ -39,7 +40,7 @@ def test_blocks(dtype: torch.dtype, trans_a: bool, trans_b: bool) -> None:
 
 
 def test_blocks_with_holes() -> None:
-    m, n, k = 40, 70, 2048 + 7  # of so few rows and columns, a block has 2048 steps
+    m, n, k = 40, 70, 2048 + 7  # a block of so few rows and columns has 2048 steps
     a, b = integers(k, 2 * m, dtype=BF16)[:, ::2].t(), integers(k, 3 * n, dtype=BF16)[:, ::3]
     c = integers(m, n, dtype=FP32)
     result = ops.gemm(a, b, c=c, alpha=0.5, out_dtype=FP32)
@@ -97,15 +98,36 @@ def test_few_rows_by_any_number_of_threads(m: int, trans_b: bool) -> None:
     assert torch.equal(results[0], results[2])
 
 
-@pytest.mark.parametrize("m", [8, 64])
+@pytest.mark.parametrize("m", [4, 8, 64])
 def test_a_sum_of_no_products_is_zero(m: int) -> None:
     a, b = integers(m, 0, dtype=FP16), integers(0, 40000, dtype=FP16)
-    assert not ops.gemm(a, b, alpha=torch.inf, out_dtype=FP32).any()
+    assert not ops.gemm(a, b, alpha=2, out_dtype=FP32).any()
+    assert ops.gemm(a, b, alpha=torch.inf, out_dtype=FP32).isnan().all()
 
 
-def test_few_rows_of_bf16_are_not_the_librarys() -> None:
+@pytest.mark.parametrize("alpha", [torch.nan, torch.inf, -torch.inf, 0.0, 0.5])
+@pytest.mark.parametrize("shape", [(5, 7, 3), (3, 700, 611), (300, 130, 200)], ids=str)
+@pytest.mark.parametrize("dtype", [FP16, BF16, FP32], ids=str)
+def test_alpha_scales_the_sum(
+    dtype: torch.dtype, shape: tuple[int, int, int], alpha: float
+) -> None:
+    """An FP32 result is alpha times the finished sum, at every size."""
+    m, n, k = shape
+    a, b = integers(m, k, dtype=dtype), integers(k, n, dtype=dtype)
+    a[1] = torch.nan
+    scaled = alpha * product(a, b)
+    result = ops.gemm(a, b, alpha=alpha, out_dtype=FP32)
+    torch.testing.assert_close(result, scaled, rtol=0, atol=0, equal_nan=True)
+    total = integers(m, n, dtype=FP32)
+    expected = total + scaled
+    ops.gemm_accumulate_(total, a, b, alpha=alpha)
+    torch.testing.assert_close(total, expected, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [FP16, BF16], ids=str)
+def test_few_rows_are_not_the_librarys(dtype: torch.dtype) -> None:
     def backend(m: int) -> str:
-        return _C.gemm_choice(integers(m, 512, dtype=BF16), integers(512, 512, dtype=BF16))[0]
+        return _C.gemm_choice(integers(m, 512, dtype=dtype), integers(512, 512, dtype=dtype))[0]
 
     assert backend(4) == "cpu"
-    assert backend(64) == ("library" if _C.multiplies_bf16() else "cpu")
+    assert backend(64) == ("library" if _C.multiplies(dtype) else "cpu")

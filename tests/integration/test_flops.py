@@ -153,7 +153,7 @@ def test_training_step(region: Callable[..., Any] | None, device: str) -> None:
 
 @every_device
 def test_second_pass_with_accumulated_gradients(device: str) -> None:
-    layer = amp_ext.nn.Linear(5, 6, device=device, accumulate_grad=True)
+    layer = amp_ext.nn.Linear(5, 6, device=device)
     x = torch.zeros(4, 5, device=device)
     for _ in range(2):
         assert counted(lambda: layer(x).sum().backward())["Global"] == 2 * 2 * 4 * 5 * 6

@@ -177,9 +177,8 @@ def test_opcheck(executor: Executor, activation: str, bias: bool) -> None:
     leaves = mlp_leaves((3, 5, 7), lambda s: normal(s, FP32, executor.device))
     if not bias:
         leaves |= {"bias1": None, "bias2": None}
-    for accumulate in (False, True):
-        options = {"activation": activation, "accumulate_grad": accumulate}
-        torch.library.opcheck(torch.ops.amp_ext.mlp.default, (), leaves | options)
+    options = {"activation": activation}
+    torch.library.opcheck(torch.ops.amp_ext.mlp.default, (), leaves | options)
 
 
 MLP_FAULTS = {
@@ -223,7 +222,6 @@ def test_parameters_are_torchs(bias: bool) -> None:
     assert MLP(5, 4).fc2.out_features == GatedMLP(5, 4).down_proj.out_features == 5
     assert GatedMLP(5, 4).up_proj.bias is None
     assert repr(fused) == f"LinearActivation({theirs.extra_repr()}, activation='gelu')"
-    assert repr(Linear(5, 3, bias, accumulate_grad=True)).endswith(", accumulate_grad=True)")
 
 
 def test_unknown_activation() -> None:
@@ -283,7 +281,7 @@ def test_autocast(
 @pytest.mark.parametrize("make", [LinearActivation, MLP, GatedMLP])
 def test_compiles(executor: Executor, make: type[nn.Module], inside: bool) -> None:
     torch._dynamo.reset()
-    layer = make(7, 6, activation="gelu", device=executor.device, accumulate_grad=True)
+    layer = make(7, 6, activation="gelu", device=executor.device)
     x = normal((3, 5, 7), FP32, executor.device)
 
     def step(net: Callable[[Tensor], Tensor]) -> Tensor:

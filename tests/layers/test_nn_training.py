@@ -18,10 +18,10 @@ STEPS = 6
 
 def network(name: str, device: torch.device) -> nn.Module:
     if name == "MLP":
-        net: nn.Module = MLP(8, 8, 1, activation="relu", device=device, accumulate_grad=True)
+        net: nn.Module = MLP(8, 8, 1, activation="relu", device=device)
     elif name == "Linear":
-        first = LinearActivation(8, 8, activation="relu", device=device, accumulate_grad=True)
-        net = nn.Sequential(first, Linear(8, 1, device=device, accumulate_grad=True))
+        first = LinearActivation(8, 8, activation="relu", device=device)
+        net = nn.Sequential(first, Linear(8, 1, device=device))
     else:
         net = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1)).to(device)
     with torch.no_grad():

@@ -77,8 +77,8 @@ class Form:
         """The values that the product is taken of, in fp64."""
         count = len(self.operands)
         operands = [tensor.detach().to(dtype).double() for tensor in tensors[:count]]
-        # torch's library rounds addends; it is used where the processor multiplies bf16 itself.
-        torchs = dtype == torch.bfloat16 and amp_ext._C.multiplies_bf16()
+        # torch's library rounds addends; it serves where the processor multiplies the dtype itself.
+        torchs = amp_ext._C.multiplies(dtype)
         addends = [tensor.detach().to(dtype if torchs else tensor.dtype) for tensor in tensors]
         return operands + [addend.double() for addend in addends[count:]]
 

@@ -22,6 +22,7 @@
 #include "backends/backends.h"
 #include "checks/dtensor.h"
 #include "checks/python.h"
+#include "checks/tensors.h"
 #include "gemm/gemm.h"
 #include "gemm/linear.h"
 
@@ -104,9 +105,9 @@ struct Routes {
   // An addend enters the fp32 sum unrounded; where torch's library computes the sum, in torch's
   // type.
   static at::Tensor addend(const at::Tensor& tensor) {
-    const bool by_library = kDevice == c10::DeviceType::CUDA ||
-                            (at::autocast::get_autocast_dtype(kDevice) == at::kBFloat16 &&
-                             cpu_backend().multiplies(DType::bf16));
+    const auto dtype = dtype_of(at::autocast::get_autocast_dtype(kDevice));
+    const bool by_library =
+        kDevice == c10::DeviceType::CUDA || (dtype && cpu_backend().multiplies(*dtype));
     return by_library ? low(tensor) : tensor;
   }
 
@@ -277,41 +278,36 @@ struct Routes {
 
   // A view of a copy would pass on a gradient of the copy's type: x is made a matrix before.
   static at::Tensor our_linear(const at::Tensor& x, const at::Tensor& weight,
-                               const OptionalTensor& bias, std::string_view activation,
-                               bool accumulate_grad) {
+                               const OptionalTensor& bias, std::string_view activation) {
     const NoAutocast guard;
-    if (x.dim() == 1)
-      return our_linear(x.unsqueeze(0), weight, bias, activation, accumulate_grad).squeeze(0);
-    return amp_ext::linear(cast(x), cast(weight), cast_bias(bias), activation, accumulate_grad);
+    if (x.dim() == 1) return our_linear(x.unsqueeze(0), weight, bias, activation).squeeze(0);
+    return amp_ext::linear(cast(x), cast(weight), cast_bias(bias), activation);
   }
 
   static at::Tensor our_mlp(const at::Tensor& x, const at::Tensor& weight1,
                             const OptionalTensor& bias1, const at::Tensor& weight2,
-                            const OptionalTensor& bias2, std::string_view activation,
-                            bool accumulate_grad) {
+                            const OptionalTensor& bias2, std::string_view activation) {
     const NoAutocast guard;
     if (x.dim() == 1) {
-      return our_mlp(x.unsqueeze(0), weight1, bias1, weight2, bias2, activation, accumulate_grad)
-          .squeeze(0);
+      return our_mlp(x.unsqueeze(0), weight1, bias1, weight2, bias2, activation).squeeze(0);
     }
     return amp_ext::mlp(cast(x), cast(weight1), cast_bias(bias1), cast(weight2), cast_bias(bias2),
-                        activation, accumulate_grad);
+                        activation);
   }
 
   static at::Tensor our_gated_mlp(const at::Tensor& x, const at::Tensor& gate_weight,
                                   const OptionalTensor& gate_bias, const at::Tensor& up_weight,
                                   const OptionalTensor& up_bias, const at::Tensor& down_weight,
-                                  const OptionalTensor& down_bias, std::string_view activation,
-                                  bool accumulate_grad) {
+                                  const OptionalTensor& down_bias, std::string_view activation) {
     const NoAutocast guard;
     if (x.dim() == 1) {
       return our_gated_mlp(x.unsqueeze(0), gate_weight, gate_bias, up_weight, up_bias, down_weight,
-                           down_bias, activation, accumulate_grad)
+                           down_bias, activation)
           .squeeze(0);
     }
     return amp_ext::gated_mlp(cast(x), cast(gate_weight), cast_bias(gate_bias), cast(up_weight),
                               cast_bias(up_bias), cast(down_weight), cast_bias(down_bias),
-                              activation, accumulate_grad);
+                              activation);
   }
 
   static void register_ours(torch::Library& m) {

@@ -113,13 +113,13 @@ const Backend& choose(const char* op, c10::Device device) {
 
 namespace {
 
-// Whether torch's library multiplies with the processor's instructions for BF16, if it has some,
-// and what it rounds is within bounds. (With an odd k its products read one element past a row and
-// multiply it by 0: a NaN there spreads.)
-bool library_multiplies_bf16(const GemmArgs& g) {
-  const auto bf16 = [](const auto& x) { return !x.data || x.dtype == DType::bf16; };
-  return g.k % 2 == 0 && bf16(g.a) && bf16(g.b) && bf16(g.c) && bf16(g.bias) &&
-         g.out.dtype == DType::bf16 && cpu_backend().multiplies(DType::bf16);
+// Whether torch's library multiplies with the processor's instructions for a 16-bit type, and its
+// rounding is within bounds. (With an odd k its products read one element past a row and multiply
+// it by 0: a NaN there spreads.)
+bool library_multiplies(const GemmArgs& g) {
+  const auto is_same = [&](const auto& x) { return !x.data || x.dtype == g.a.dtype; };
+  return g.k % 2 == 0 && is_same(g.b) && is_same(g.c) && is_same(g.bias) &&
+         g.out.dtype == g.a.dtype && cpu_backend().multiplies(g.a.dtype);
 }
 
 int capability_of(c10::Device device) {
@@ -157,7 +157,7 @@ std::pair<const Backend*, const char*> default_gemm(c10::Device device, const Ge
     return {&cublaslt(), "not measured: cuBLASLt, gelu and all"};
   if (!device.is_cpu()) return {&torch_library(), "not measured: torch's library"};
   if (const char* const obstacle = cpu_backend().why_not(g)) return {&torch_library(), obstacle};
-  if (library_multiplies_bf16(g))
+  if (library_multiplies(g))
     if (const char* const reason = why_slow(cpu_backend(), device, g))
       return {&torch_library(), reason};
   return {&cpu_backend(), "16-bit or FP32 operands on a CPU"};
@@ -209,7 +209,7 @@ std::vector<const Backend*> gemm_candidates(c10::Device device, const GemmArgs& 
   };
   add(backend_of(device.type()));
   add(device.is_cpu() ? &cpu_backend() : &torch_library());
-  if (device.is_cpu() && library_multiplies_bf16(args)) add(&torch_library());
+  if (device.is_cpu() && library_multiplies(args)) add(&torch_library());
   if (device.is_cuda() && triton) add(&triton_backend());
   return candidates;
 }

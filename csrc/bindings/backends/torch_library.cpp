@@ -5,6 +5,7 @@
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/baddbmm.h>
 #include <ATen/ops/bmm.h>
+#include <ATen/ops/clamp_min.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/gelu_backward.h>
@@ -70,19 +71,42 @@ c10::string_view approximation(Activation activation) {
   return activation == Activation::gelu_tanh ? "tanh" : "none";
 }
 
-void activate_(at::Tensor& x, Activation activation) {
-  if (activation == Activation::none) return;
+// out = activation(x), of one type. They may be the same tensor.
+void activate(at::Tensor& out, const at::Tensor& x, Activation activation) {
   if (activation == Activation::relu) {
-    x.relu_();
+    at::clamp_min_out(out, x, 0);
   } else if (activation == Activation::silu) {
-    at::silu_(x);
+    at::silu_out(out, x);
+  } else if (activation != Activation::none) {
+    at::gelu_out(out, x, approximation(activation));
+  } else if (!x.is_same(out)) {
+    out.copy_(x);
+  }
+}
+
+// x within a range beyond which derivatives are 0 or 1, as at infinities, for which torch returns
+// NaN; torch squares the argument of a gelu. Unlike a clamp, hardtanh has NaN as derivative at NaN.
+at::Tensor bounded(const at::Tensor& x, Activation activation) {
+  const double bound = activation == Activation::silu ? 1e3 : 40;
+  return at::hardtanh(x, -bound, bound);
+}
+
+// out = grad * activation'(x), of one type.
+void differentiate(at::Tensor& out, const at::Tensor& grad, const at::Tensor& x,
+                   Activation activation) {
+  if (activation == Activation::relu) {
+    at::threshold_backward_out(out, grad, x, 0);
+  } else if (activation == Activation::silu) {
+    at::silu_backward_out(out, grad, bounded(x, activation));
+  } else if (activation != Activation::none) {
+    at::gelu_backward_out(out, grad, bounded(x, activation), approximation(activation));
   } else {
-    at::gelu_(x, approximation(activation));
+    out.copy_(grad);
   }
 }
 
 // Whether an activation is applied to a sum that is already rounded to the result's type: on a CPU
-// the library computes products of fp64, and of bf16 into bf16, which it cannot return in fp32.
+// the library computes products of fp64, and of a 16-bit type into that type.
 bool rounds_before_activation(const Operands& o) { return o.a.is_cpu(); }
 
 // Whether torch multiplies the operands, of 16 bits, into an FP32 result.
@@ -181,18 +205,19 @@ class TorchLibrary final : public Backend {
     if (!o.aux.defined()) {
       const bool may_round = !is_curved(g.activation) || rounds_before_activation(o);
       at::Tensor x = sum_of_terms(o, g, o.out, may_round ? rounded : o.sums);
-      activate_(x, g.activation);
+      activate(x, x, g.activation);
       if (!x.is_same(o.out)) o.out.copy_(x);
     } else if (!g.derivative) {
       at::Tensor x = sum_of_terms(o, g, o.aux, rounds_first ? rounded : o.sums);
       if (!x.is_same(o.aux)) o.aux.copy_(x);
-      if (x.scalar_type() == rounded) x = o.out.copy_(x);
-      activate_(x, g.activation);
-      if (!x.is_same(o.out)) o.out.copy_(x);
+      at::Tensor& result = x.scalar_type() == rounded ? o.out : x;
+      activate(result, x, g.activation);
+      if (!result.is_same(o.out)) o.out.copy_(result);
     } else {
       const at::Tensor x = sum_of_terms(o, g, {}, rounds_first ? rounded : o.sums);
-      const at::Tensor result = activation_gradient(x, o.aux.to(x.scalar_type()), g.activation);
-      o.out.copy_(result);
+      at::Tensor result = x.scalar_type() == rounded ? o.out : like(o.out, x.scalar_type());
+      differentiate(result, x, o.aux.to(x.scalar_type()), g.activation);
+      if (!result.is_same(o.out)) o.out.copy_(result);
       at::Tensor sums = tensor_of({g.column_sums, *dtype_of(o.sums), 1}, g.n, device);
       at::sum_out(sums, result.flatten(0, -2), 0, /*keepdim=*/false, sums.scalar_type());
     }
@@ -212,10 +237,7 @@ at::Tensor activated(const at::Tensor& x, Activation activation) {
 at::Tensor activation_gradient(const at::Tensor& grad, const at::Tensor& x, Activation activation) {
   if (activation == Activation::none) return grad;
   if (activation == Activation::relu) return at::threshold_backward(grad, x, 0);
-  // Beyond this range derivatives are 0 or 1, as at infinities, for which torch returns NaN; it
-  // squares what a gelu is applied to. Unlike a clamp, hardtanh has NaN as derivative at NaN.
-  const double bound = activation == Activation::silu ? 1e3 : 40;
-  const at::Tensor near = at::hardtanh(x, -bound, bound);
+  const at::Tensor near = bounded(x, activation);
   if (activation != Activation::silu)
     return at::gelu_backward(grad, near, approximation(activation));
   if (!at::GradMode::is_enabled()) return at::silu_backward(grad, near);

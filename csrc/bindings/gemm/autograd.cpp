@@ -11,8 +11,6 @@
 
 #include <mutex>
 
-#include "gemm/weight_gradient.h"
-
 namespace amp_ext {
 
 using torch::autograd::Node;
@@ -85,7 +83,7 @@ struct GemmBackward final : Node {
     activated_ = SavedVariable(tensor, is_output);
   }
 
-  bool trans_a, trans_b, accumulate_grad;
+  bool trans_a, trans_b;
   Activation activation;
   double alpha, beta;
   int64_t a_dim, b_dim;
@@ -111,13 +109,11 @@ struct GemmBackward final : Node {
                    : gemm(grad, b, options(grad, false, !trans_b, sum, a_type));
   }
 
-  at::Tensor gradient_of_b(const at::Tensor& grad) {
+  at::Tensor gradient_of_b(const at::Tensor& grad) const {
     const at::Tensor a = a_.unpack();
     const bool sum = b_dim == 2;
-    return trans_b ? leaf_gradient(*this, 1, grad, a, options(grad, true, trans_a, sum, b_type),
-                                   accumulate_grad)
-                   : leaf_gradient(*this, 1, a, grad, options(a, !trans_a, false, sum, b_type),
-                                   accumulate_grad);
+    return trans_b ? gemm(grad, a, options(grad, true, trans_a, sum, b_type))
+                   : gemm(a, grad, options(a, !trans_a, false, sum, b_type));
   }
 
   SavedVariable a_, b_, activated_;
@@ -125,12 +121,11 @@ struct GemmBackward final : Node {
 
 // The result, and what the activation is applied to if `with_aux`, both with a history.
 TensorPair recorded_gemm(const at::Tensor& a, const at::Tensor& b, const GemmOptions& options,
-                         bool with_aux, bool accumulate_grad) {
+                         bool with_aux) {
   const auto node = make_node<GemmBackward>();
   node->set_next_edges(torch::autograd::collect_next_edges(a, b, options.c, options.bias));
   node->trans_a = options.trans_a;
   node->trans_b = options.trans_b;
-  node->accumulate_grad = accumulate_grad;
   node->activation = activation_of(kGemm, options.activation);
   node->alpha = options.alpha;
   node->beta = options.beta;
@@ -158,7 +153,13 @@ TensorPair recorded_gemm(const at::Tensor& a, const at::Tensor& b, const GemmOpt
 }
 
 at::Tensor gemm_autograd(const at::Tensor& a, const at::Tensor& b, const GemmOptions& options) {
-  return differentiable_gemm(a, b, options, /*accumulate_grad=*/false);
+  check_no_forward_gradient(kGemm, a, b, options.c, options.bias);
+  if (!torch::autograd::compute_requires_grad(a, b, options.c, options.bias)) {
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    return gemm(a, b, options);
+  }
+  const bool with_aux = is_curved(activation_of(kGemm, options.activation));
+  return std::get<0>(recorded_gemm(a, b, options, with_aux));
 }
 
 template <class... Tensors>
@@ -173,7 +174,7 @@ TensorPair gemm_with_aux_autograd(const at::Tensor& a, const at::Tensor& b,
                                   const GemmOptions& options) {
   check_no_forward_gradient(kGemmWithAux, a, b, options.c, options.bias);
   if (torch::autograd::compute_requires_grad(a, b, options.c, options.bias))
-    return recorded_gemm(a, b, options, /*with_aux=*/true, /*accumulate_grad=*/false);
+    return recorded_gemm(a, b, options, /*with_aux=*/true);
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   return gemm_with_aux(a, b, options);
 }
@@ -193,17 +194,6 @@ void gemm_accumulate_autograd(const at::Tensor& c, const at::Tensor& a, const at
 }
 
 }  // namespace
-
-at::Tensor differentiable_gemm(const at::Tensor& a, const at::Tensor& b, const GemmOptions& options,
-                               bool accumulate_grad) {
-  check_no_forward_gradient(kGemm, a, b, options.c, options.bias);
-  if (!torch::autograd::compute_requires_grad(a, b, options.c, options.bias)) {
-    const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    return gemm(a, b, options);
-  }
-  const bool with_aux = is_curved(activation_of(kGemm, options.activation));
-  return std::get<0>(recorded_gemm(a, b, options, with_aux, accumulate_grad));
-}
 
 TORCH_LIBRARY_IMPL(amp_ext, Autograd, m) {
   m.impl("gemm", TORCH_FN(gemm_op<gemm_autograd>));

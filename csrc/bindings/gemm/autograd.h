@@ -49,9 +49,10 @@ void check_no_forward_gradient(const char* op, const Tensors&... tensors) {
                               ": forward-mode differentiation is not implemented");
 }
 
-// gemm with autograd. With accumulate_grad the gradient of b is added to .grad by the product
-// itself, when that is provably the same (weight_gradient.h).
-at::Tensor differentiable_gemm(const at::Tensor& a, const at::Tensor& b, const GemmOptions& options,
-                               bool accumulate_grad);
+// The gradient of a weight, as torch.nn.Linear stores it, from that of the layer's result.
+inline at::Tensor weight_gradient(const at::Tensor& grad, const at::Tensor& entered,
+                                  at::ScalarType type) {
+  return gemm(grad, entered, {.trans_a = true, .sum_batch = grad.dim() > 2, .out_dtype = type});
+}
 
 }  // namespace amp_ext

@@ -10,7 +10,6 @@
 
 #include "gemm/autograd.h"
 #include "gemm/linear.h"
-#include "gemm/weight_gradient.h"
 #include "op.h"
 
 namespace amp_ext {
@@ -79,8 +78,7 @@ struct GatedMlpBackward final : Node {
       at::Tensor activated_factor;
       if (wanted(kDownWeight) || wants_up) activated_factor = activated(factor, activation);
       if (wanted(kDownWeight)) {
-        results[kDownWeight] =
-            weight_gradient(kDownWeight, grad, at::mul(activated_factor, gated), down_type);
+        results[kDownWeight] = weight_gradient(grad, at::mul(activated_factor, gated), down_type);
       }
       if (wants_hidden) {
         const at::Tensor grad_hidden = gemm(grad, to_result, {.out_dtype = hidden_type});
@@ -95,13 +93,12 @@ struct GatedMlpBackward final : Node {
     if (wants_gate && grad_gate.defined()) {
       if (wanted(kGateBias)) results[kGateBias] = gate_bias.gradient(grad_gate, 1);
       if (wanted(kGateWeight))
-        results[kGateWeight] = weight_gradient(kGateWeight, grad_gate, entered, gate_type);
+        results[kGateWeight] = weight_gradient(grad_gate, entered, gate_type);
       if (wanted(kX)) results[kX] = gemm(grad_gate, to_gate, {.out_dtype = x_type});
     }
     if (wants_up && grad_up.defined()) {
       if (wanted(kUpBias)) results[kUpBias] = up_bias.gradient(grad_up, 1);
-      if (wanted(kUpWeight))
-        results[kUpWeight] = weight_gradient(kUpWeight, grad_up, entered, up_type);
+      if (wanted(kUpWeight)) results[kUpWeight] = weight_gradient(grad_up, entered, up_type);
       if (wanted(kX)) {
         GemmOptions options{.out_dtype = x_type};
         if (results[kX].defined()) options.c = results[kX];
@@ -113,23 +110,14 @@ struct GatedMlpBackward final : Node {
 
   SavedVariable x, gate_weight, up_weight, down_weight, gate, up;
   Activation activation;
-  bool accumulate_grad;
   at::ScalarType x_type, gate_type, up_type, down_type, hidden_type;
   Addend gate_bias, up_bias, down_bias;
-
- private:
-  at::Tensor weight_gradient(Input input, const at::Tensor& grad, const at::Tensor& entered,
-                             at::ScalarType type) {
-    const GemmOptions options{.trans_a = true, .sum_batch = grad.dim() > 2, .out_dtype = type};
-    return leaf_gradient(*this, input, grad, entered, options, accumulate_grad);
-  }
 };
 
 at::Tensor gated_mlp_op(const at::Tensor& x, const at::Tensor& gate_weight,
                         const OptionalTensor& gate_bias, const at::Tensor& up_weight,
                         const OptionalTensor& up_bias, const at::Tensor& down_weight,
-                        const OptionalTensor& down_bias, std::string_view activation,
-                        bool /*accumulate_grad*/) {
+                        const OptionalTensor& down_bias, std::string_view activation) {
   check_gated_mlp(x, gate_weight, gate_bias, up_weight, up_bias, down_weight, down_bias,
                   activation);
   const at::Tensor rows = x.dim() == 1 ? x.unsqueeze(0) : x;
@@ -142,22 +130,21 @@ at::Tensor gated_mlp_op(const at::Tensor& x, const at::Tensor& gate_weight,
 at::Tensor gated_mlp_autograd(const at::Tensor& x, const at::Tensor& gate_weight,
                               const OptionalTensor& gate_bias, const at::Tensor& up_weight,
                               const OptionalTensor& up_bias, const at::Tensor& down_weight,
-                              const OptionalTensor& down_bias, std::string_view activation,
-                              bool accumulate_grad) {
+                              const OptionalTensor& down_bias, std::string_view activation) {
   check_gated_mlp(x, gate_weight, gate_bias, up_weight, up_bias, down_weight, down_bias,
                   activation);
   check_no_forward_gradient(kGatedMlp, x, gate_weight, gate_bias, up_weight, up_bias, down_weight,
                             down_bias);
   if (x.dim() == 1) {
     return gated_mlp_autograd(x.unsqueeze(0), gate_weight, gate_bias, up_weight, up_bias,
-                              down_weight, down_bias, activation, accumulate_grad)
+                              down_weight, down_bias, activation)
         .squeeze(0);
   }
   if (!torch::autograd::compute_requires_grad(x, gate_weight, gate_bias, up_weight, up_bias,
                                               down_weight, down_bias)) {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     return gated_mlp_op(x, gate_weight, gate_bias, up_weight, up_bias, down_weight, down_bias,
-                        activation, false);
+                        activation);
   }
   using Backward = GatedMlpBackward;
   const auto node = make_node<Backward>();
@@ -169,7 +156,6 @@ at::Tensor gated_mlp_autograd(const at::Tensor& x, const at::Tensor& gate_weight
                            wants(Backward::kUpBias);
   const bool wants_hidden = wants_inner || wants(Backward::kDownWeight);
   node->activation = activation_of(kGatedMlp, activation);
-  node->accumulate_grad = accumulate_grad;
   node->x_type = gradient_type(x);
   node->gate_type = gradient_type(gate_weight);
   node->up_type = gradient_type(up_weight);
@@ -218,19 +204,17 @@ at::Tensor gated_mlp_autograd(const at::Tensor& x, const at::Tensor& gate_weight
 at::Tensor gated_mlp(const at::Tensor& x, const at::Tensor& gate_weight,
                      const OptionalTensor& gate_bias, const at::Tensor& up_weight,
                      const OptionalTensor& up_bias, const at::Tensor& down_weight,
-                     const OptionalTensor& down_bias, std::string_view activation,
-                     bool accumulate_grad) {
+                     const OptionalTensor& down_bias, std::string_view activation) {
   static const auto op = typed_op<decltype(gated_mlp_op)>(kGatedMlp);
-  return op.call(x, gate_weight, gate_bias, up_weight, up_bias, down_weight, down_bias, activation,
-                 accumulate_grad);
+  return op.call(x, gate_weight, gate_bias, up_weight, up_bias, down_weight, down_bias, activation);
 }
 
 TORCH_LIBRARY_FRAGMENT(amp_ext, m) {
   using Key = c10::DispatchKey;
   declare(m, "gemm",
           "gated_mlp(Tensor x, Tensor gate_weight, Tensor? gate_bias, Tensor up_weight, "
-          "Tensor? up_bias, Tensor down_weight, Tensor? down_bias, *, str activation=\"silu\", "
-          "bool accumulate_grad=False) -> Tensor");
+          "Tensor? up_bias, Tensor down_weight, Tensor? down_bias, *, str activation=\"silu\") "
+          "-> Tensor");
   m.impl("gated_mlp", torch::dispatch(Key::CompositeExplicitAutograd, TORCH_FN(gated_mlp_op)));
   m.impl("gated_mlp", torch::dispatch(Key::Autograd, TORCH_FN(gated_mlp_autograd)));
 }

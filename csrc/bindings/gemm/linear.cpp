@@ -10,7 +10,6 @@
 #include <mutex>
 
 #include "gemm/autograd.h"
-#include "gemm/weight_gradient.h"
 
 namespace amp_ext {
 
@@ -40,14 +39,12 @@ constexpr auto kLinear = "amp_ext::linear";
 constexpr auto kMlp = "amp_ext::mlp";
 
 at::Tensor linear_op(const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& bias,
-                     std::string_view activation, bool accumulate_grad) {
+                     std::string_view activation) {
   check_operand(kLinear, "x", x, x.device());
   activation_of(kLinear, activation);
   check_layer(kLinear, "x", x, -1, "weight", weight, "bias", bias);
-  if (x.dim() == 1)
-    return linear_op(x.unsqueeze(0), weight, bias, activation, accumulate_grad).squeeze(0);
-  const GemmOptions options = layer(bias, activation);
-  return accumulate_grad ? differentiable_gemm(x, weight, options, true) : gemm(x, weight, options);
+  if (x.dim() == 1) return linear_op(x.unsqueeze(0), weight, bias, activation).squeeze(0);
+  return gemm(x, weight, layer(bias, activation));
 }
 
 void check_mlp(const at::Tensor& x, const at::Tensor& weight1, const OptionalTensor& bias1,
@@ -90,8 +87,7 @@ struct MlpBackward final : Node {
     if (wanted(kX)) first = weight1.unpack();
 
     if (grad.defined()) {
-      if (wanted(kWeight2))
-        results[kWeight2] = weight_gradient(kWeight2, grad, out_of_first, weight2_type);
+      if (wanted(kWeight2)) results[kWeight2] = weight_gradient(grad, out_of_first, weight2_type);
       if (wanted(kBias2)) results[kBias2] = bias2.gradient(grad, 1);
     }
     if (!wants_inner) return results;
@@ -114,29 +110,20 @@ struct MlpBackward final : Node {
       results[kBias1] =
           column_sums.defined() ? column_sums.to(bias1.type) : bias1.gradient(inner, 1);
     }
-    if (wanted(kWeight1))
-      results[kWeight1] = weight_gradient(kWeight1, inner, entered, weight1_type);
+    if (wanted(kWeight1)) results[kWeight1] = weight_gradient(inner, entered, weight1_type);
     if (wanted(kX)) results[kX] = gemm(inner, first, {.out_dtype = x_type});
     return results;
   }
 
   SavedVariable x, weight1, weight2, hidden, before;
   std::string activation;
-  bool accumulate_grad;
   at::ScalarType x_type, weight1_type, weight2_type, hidden_type;
   Addend bias1, bias2;
-
- private:
-  at::Tensor weight_gradient(Input input, const at::Tensor& grad, const at::Tensor& entered,
-                             at::ScalarType type) {
-    const GemmOptions options{.trans_a = true, .sum_batch = grad.dim() > 2, .out_dtype = type};
-    return leaf_gradient(*this, input, grad, entered, options, accumulate_grad);
-  }
 };
 
 at::Tensor mlp_op(const at::Tensor& x, const at::Tensor& weight1, const OptionalTensor& bias1,
                   const at::Tensor& weight2, const OptionalTensor& bias2,
-                  std::string_view activation, bool /*accumulate_grad*/) {
+                  std::string_view activation) {
   check_mlp(x, weight1, bias1, weight2, bias2, activation);
   const at::Tensor rows = x.dim() == 1 ? x.unsqueeze(0) : x;
   const at::Tensor hidden = gemm(rows, weight1, layer(bias1, activation));
@@ -146,16 +133,15 @@ at::Tensor mlp_op(const at::Tensor& x, const at::Tensor& weight1, const Optional
 
 at::Tensor mlp_autograd(const at::Tensor& x, const at::Tensor& weight1, const OptionalTensor& bias1,
                         const at::Tensor& weight2, const OptionalTensor& bias2,
-                        std::string_view activation, bool accumulate_grad) {
+                        std::string_view activation) {
   check_mlp(x, weight1, bias1, weight2, bias2, activation);
   check_no_forward_gradient(kMlp, x, weight1, bias1, weight2, bias2);
   if (x.dim() == 1) {
-    return mlp_autograd(x.unsqueeze(0), weight1, bias1, weight2, bias2, activation, accumulate_grad)
-        .squeeze(0);
+    return mlp_autograd(x.unsqueeze(0), weight1, bias1, weight2, bias2, activation).squeeze(0);
   }
   if (!torch::autograd::compute_requires_grad(x, weight1, bias1, weight2, bias2)) {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    return mlp_op(x, weight1, bias1, weight2, bias2, activation, false);
+    return mlp_op(x, weight1, bias1, weight2, bias2, activation);
   }
   const auto node = make_node<MlpBackward>();
   node->set_next_edges(torch::autograd::collect_next_edges(x, weight1, bias1, weight2, bias2));
@@ -163,7 +149,6 @@ at::Tensor mlp_autograd(const at::Tensor& x, const at::Tensor& weight1, const Op
   const bool wants_inner =
       wants(MlpBackward::kX) || wants(MlpBackward::kWeight1) || wants(MlpBackward::kBias1);
   node->activation = activation;
-  node->accumulate_grad = accumulate_grad;
   node->x_type = gradient_type(x);
   node->weight1_type = gradient_type(weight1);
   node->weight2_type = gradient_type(weight2);
@@ -201,27 +186,27 @@ at::Tensor mlp_autograd(const at::Tensor& x, const at::Tensor& weight1, const Op
 }  // namespace
 
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& bias,
-                  std::string_view activation, bool accumulate_grad) {
+                  std::string_view activation) {
   static const auto op = typed_op<decltype(linear_op)>(kLinear);
-  return op.call(x, weight, bias, activation, accumulate_grad);
+  return op.call(x, weight, bias, activation);
 }
 
 at::Tensor mlp(const at::Tensor& x, const at::Tensor& weight1, const OptionalTensor& bias1,
-               const at::Tensor& weight2, const OptionalTensor& bias2, std::string_view activation,
-               bool accumulate_grad) {
+               const at::Tensor& weight2, const OptionalTensor& bias2,
+               std::string_view activation) {
   static const auto op = typed_op<decltype(mlp_op)>(kMlp);
-  return op.call(x, weight1, bias1, weight2, bias2, activation, accumulate_grad);
+  return op.call(x, weight1, bias1, weight2, bias2, activation);
 }
 
 TORCH_LIBRARY_FRAGMENT(amp_ext, m) {
   using Key = c10::DispatchKey;
   declare(m, "gemm",
-          "linear(Tensor x, Tensor weight, Tensor? bias=None, *, str activation=\"none\", "
-          "bool accumulate_grad=False) -> Tensor");
+          "linear(Tensor x, Tensor weight, Tensor? bias=None, *, str activation=\"none\") "
+          "-> Tensor");
   m.impl("linear", torch::dispatch(Key::CompositeImplicitAutograd, TORCH_FN(linear_op)));
   declare(m, "gemm",
           "mlp(Tensor x, Tensor weight1, Tensor? bias1, Tensor weight2, Tensor? bias2, *, "
-          "str activation=\"gelu\", bool accumulate_grad=False) -> Tensor");
+          "str activation=\"gelu\") -> Tensor");
   m.impl("mlp", torch::dispatch(Key::CompositeExplicitAutograd, TORCH_FN(mlp_op)));
   m.impl("mlp", torch::dispatch(Key::Autograd, TORCH_FN(mlp_autograd)));
 }

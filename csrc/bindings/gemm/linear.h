@@ -14,17 +14,15 @@ namespace amp_ext {
 using OptionalTensor = std::optional<at::Tensor>;
 
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& bias,
-                  std::string_view activation, bool accumulate_grad);
+                  std::string_view activation);
 
 at::Tensor mlp(const at::Tensor& x, const at::Tensor& weight1, const OptionalTensor& bias1,
-               const at::Tensor& weight2, const OptionalTensor& bias2, std::string_view activation,
-               bool accumulate_grad);
+               const at::Tensor& weight2, const OptionalTensor& bias2, std::string_view activation);
 
 at::Tensor gated_mlp(const at::Tensor& x, const at::Tensor& gate_weight,
                      const OptionalTensor& gate_bias, const at::Tensor& up_weight,
                      const OptionalTensor& up_bias, const at::Tensor& down_weight,
-                     const OptionalTensor& down_bias, std::string_view activation,
-                     bool accumulate_grad);
+                     const OptionalTensor& down_bias, std::string_view activation);
 
 // Checks a layer whose input is `entering`, along one of its dimensions.
 void check_layer(const char* op, const char* entering_name, const at::Tensor& entering, int64_t dim,

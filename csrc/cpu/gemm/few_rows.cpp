@@ -8,18 +8,18 @@ namespace {
 // That a thread has at hand at a time.
 constexpr int64_t kSums = 4096;
 
-// Measured, where there are instructions for bf16, against them.
-int64_t most_rows(const GemmArgs& g) {
-  if (!Bf16::can(g)) return tile_kernels().most_rows;
+// Measured, where there are instructions for BF16, against them.
+int64_t most_rows(const GemmArgs& g, const Host& host) {
+  if (!Blocks::can(g, host)) return tile_kernels().most_rows;
   return g.b.column_stride == 1 ? 8 : 4;
 }
 
 }  // namespace
 
-bool has_few_rows(const GemmArgs& g) {
+bool has_few_rows(const GemmArgs& g, const Host& host) {
   const bool is_16_bit = g.b.dtype == DType::f16 || g.b.dtype == DType::bf16;
   const bool has_lines = g.b.column_stride == 1 || g.b.row_stride == 1;
-  return g.m <= std::min(g.n, most_rows(g)) && g.m * g.k <= kMostWorkspace && is_16_bit &&
+  return g.m <= std::min(g.n, most_rows(g, host)) && g.m * g.k <= kMostWorkspace && is_16_bit &&
          has_lines;
 }
 
@@ -40,7 +40,7 @@ void FewRows::multiply(const Part& part, float* workspace, const Host& host) {
       for (int64_t r = 0; r < part.rows.size; ++r) {
         float* const c = part.c + r * part.ldc + j;
         for (int64_t i = 0; i < count; ++i) {
-          c[i] = (part.adds ? c[i] : 0) + part.alpha * sums[r * ld + i];
+          c[i] = (part.adds ? c[i] : 0) + sums[r * ld + i];
         }
       }
     }

@@ -1,6 +1,6 @@
 // Matrix products of 16-bit operands: blocks are widened to fp32, multiplied in fp32, and the
 // result is rounded once. Small products are multiplied here, large ones by the processor's
-// instructions for bf16 or by the library's fp32 GEMM.
+// instructions for 16-bit products or by the library's fp32 GEMM.
 #include <algorithm>
 #include <memory>
 #include <utility>
@@ -24,14 +24,13 @@ constexpr int64_t kMostHere = 1 << 23;
 
 constexpr int64_t kLine = 1024;
 
-// Whether the result is alpha * a @ b, or that added to what out holds, in fp32.
+// Whether the result is a @ b, or that added to what out holds, in fp32.
 bool accumulates(const GemmArgs& g) { return g.c.data && g.c.data == g.out.data && g.beta == 1; }
 
-// (The library leaves a product with a factor of 0 out, and with it NaN.)
 bool is_sum(const GemmArgs& g) {
   return g.out.dtype == DType::f32 && (!g.c.data || accumulates(g)) && !g.bias.data &&
          g.activation == Activation::none && !g.aux.data && !g.column_sums &&
-         static_cast<float>(g.alpha) != 0;
+         static_cast<float>(g.alpha) == 1;
 }
 
 // Rounds finished sums to rows of `out`. `sums` become what is rounded.
@@ -136,9 +135,11 @@ void small_products(const GemmArgs& g, const Host& host) {
 
 // ---- large products ----
 
-std::unique_ptr<Multiplier> multiplier_for(const GemmArgs& g, int64_t rows, int64_t columns) {
-  if (g.variant != kByLibrary && has_few_rows(g)) return std::make_unique<FewRows>(g);
-  if (g.variant != kByLibrary && Bf16::can(g)) return std::make_unique<Bf16>(g, rows, columns);
+std::unique_ptr<Multiplier> multiplier_for(const GemmArgs& g, const Host& host, int64_t rows,
+                                           int64_t columns) {
+  if (g.variant != kByLibrary && has_few_rows(g, host)) return std::make_unique<FewRows>(g);
+  if (g.variant != kByLibrary && Blocks::can(g, host))
+    return std::make_unique<Blocks>(g, host, rows, columns);
   return std::make_unique<Widening>(g, rows, columns);
 }
 
@@ -147,7 +148,7 @@ void large_products(const GemmArgs& g, const Host& host) {
   const int64_t mb = block_extent(g.m, std::max(block_n, block_k));
   const int64_t nb = block_extent(g.n, std::max(std::min(mb, kBlockExtent), block_k));
   const bool direct = is_sum(g), adds = direct && accumulates(g);
-  const auto multiplier = multiplier_for(g, mb, nb);
+  const auto multiplier = multiplier_for(g, host, mb, nb);
   float* const sums = host.workspace((direct ? 0 : mb * nb) + multiplier->workspace());
   float* const workspace = sums + (direct ? 0 : mb * nb);
 
@@ -159,14 +160,12 @@ void large_products(const GemmArgs& g, const Host& host) {
         char* const out = const_cast<char*>(address(g.out, batch, i, j));
         float* const c = direct ? reinterpret_cast<float*>(out) : sums;
         const int64_t ldc = direct ? g.out.row_stride : columns.size;
-        const float alpha = direct ? static_cast<float>(g.alpha) : 1.0f;
         if (g.terms * g.k == 0 && !adds) {
           for (int64_t r = 0; r < rows.size; ++r) std::fill_n(c + r * ldc, columns.size, 0.0f);
         }
         for (int64_t term = 0; term < (g.k ? g.terms : 0); ++term) {
-          multiplier->multiply(
-              {batch * g.terms + term, rows, columns, c, ldc, alpha, adds || term > 0}, workspace,
-              host);
+          multiplier->multiply({batch * g.terms + term, rows, columns, c, ldc, adds || term > 0},
+                               workspace, host);
         }
         if (direct) continue;
         parallel(host, rows.size, grain(kConvertGrain, columns.size),
@@ -188,8 +187,9 @@ const char* CpuBackend::why_not(const GemmArgs& g) const {
 
 const char* CpuBackend::why_slow(const GemmArgs& g, Services&) const {
   const bool is_large = g.batch * g.terms * g.m * g.n * g.k >= kSmallProduct;
-  return is_large && Bf16::can(g) && !has_few_rows(g) ? "the processor's instructions for BF16"
-                                                      : nullptr;
+  return is_large && Blocks::can(g, host_) && !has_few_rows(g, host_)
+             ? "the processor's instructions for 16-bit products"
+             : nullptr;
 }
 
 std::vector<int64_t> CpuBackend::gemm_variants(const GemmArgs& g, Services&) const {

@@ -18,15 +18,13 @@ inline int64_t block_extent(int64_t extent, int64_t other) {
   return std::min(extent, std::max(kBlockExtent, kBlockElements / std::max<int64_t>(other, 1)));
 }
 
-// Part of a result: c = alpha * (rows of a) @ (columns of b), or added to c, in fp32. c is
-// row-major.
+// Part of a result: c = (rows of a) @ (columns of b), or added to c, in fp32. c is row-major.
 struct Part {
   int64_t matrix;  // of the batches a and b
   Range rows;
   Range columns;
   float* c;
   int64_t ldc;
-  float alpha;
   bool adds;
 };
 
@@ -53,19 +51,24 @@ class Widening final : public Multiplier {
   Widened a_, b_;
 };
 
-// By the processor's instructions for bf16.
-class Bf16 final : public Multiplier {
+// Packs operands, where they do not lie as the processor's instructions for 16-bit products take
+// them, and multiplies block by block.
+class Blocks final : public Multiplier {
  public:
-  static bool can(const GemmArgs& g);
+  static bool can(const GemmArgs& g, const Host& host);
 
-  Bf16(const GemmArgs& g, int64_t rows, int64_t columns) : g_(g), rows_(rows), columns_(columns) {}
+  Blocks(const GemmArgs& g, const Host& host, int64_t rows, int64_t columns);
 
   int64_t workspace() const override;
   void multiply(const Part&, float* workspace, const Host&) override;
 
  private:
   const GemmArgs& g_;
+  BlockLayout layout_;
   int64_t rows_, columns_;
+  bool packs_a_, packs_b_;
+  int64_t step_unit_;  // blocks have a multiple of so many steps of k
+  int64_t steps_;      // at a time
 };
 
 // Where has_few_rows(): the other operand is read once and widened on the way.

@@ -18,7 +18,7 @@ void Widening::multiply(const Part& part, float* workspace, const Host& host) {
         b_.block(part.matrix, depth, part.columns, workspace + rows_ * depth_, host);
     host.library_gemm({left.data, right.data, part.c, part.rows.size, part.columns.size, depth.size,
                        left.ld, right.ld, part.ldc, left.transposed, right.transposed,
-                       part.adds || p > 0, part.alpha});
+                       part.adds || p > 0});
   }
 }
 

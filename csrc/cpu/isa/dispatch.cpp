@@ -2,8 +2,6 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "backend.h"
-#include "isa/bf16.h"
 #include "isa/span.h"
 #include "isa/tile.h"
 #include "isa/update.h"
@@ -21,7 +19,6 @@ AMP_EXT_DECLARE_KERNELS(baseline)
 #ifdef AMP_EXT_X86
 AMP_EXT_DECLARE_KERNELS(avx2)
 AMP_EXT_DECLARE_KERNELS(avx512)
-extern const Bf16Kernels avx512_bf16_kernels;
 #endif
 
 namespace {
@@ -64,19 +61,5 @@ const Kernels& kernels() {
 const SpanKernels& span_kernels() { return kernels().span; }
 const TileKernels& tile_kernels() { return kernels().tile; }
 const UpdateKernels& update_kernels() { return kernels().update; }
-
-const Bf16Kernels* bf16_kernels() {
-#ifdef AMP_EXT_X86
-  static const bool native =
-      __builtin_cpu_supports("avx512bf16") && &kernels().tile == &avx512::tile_kernels;
-  return native ? &avx512_bf16_kernels : nullptr;
-#else
-  return nullptr;
-#endif
-}
-
-bool multiplies_bf16() { return bf16_kernels() != nullptr; }
-
-bool CpuBackend::multiplies(DType type) const { return type == DType::bf16 && multiplies_bf16(); }
 
 }  // namespace amp_ext::cpu
