@@ -143,7 +143,7 @@ const char* obstacle_of(const Backend& backend, c10::Device device, GemmArgs& g)
   const std::optional<GemmKernels> kernels = gemm_kernels(backend, device);
   if (!kernels) return is_verified(backend, family_of(g), device) ? nullptr : kNotVerified;
   if (!kernels->sm80 && !kernels->sm90)
-    return "the CUDA kernels compute no products on this GPU (compute capability below 8, 10, 11)";
+    return "the CUDA kernels compute no products on compute capability 7.x, 10.x and 11.x";
   g.kernels.sm80 = kernels->sm80 && is_verified(backend, family_of_sm80(g), device);
   g.kernels.sm90 = kernels->sm90 && is_verified(backend, family_of_sm90(g), device);
   return backend.why_not(g) ? kNotVerified : nullptr;
