@@ -98,7 +98,7 @@ def test_what_the_kernel_for_sm80_is_too_slow_for(
         ("120", "cuda", "cuda"),
     ],
 )
-def test_products_by_compute_capability(capability: str, aligned: str, other: str) -> None:
+def test_products_by_compute_capability_cuda(capability: str, aligned: str, other: str) -> None:
     """List ops run on the kernels everywhere."""
     code = """
 import torch, amp_ext
