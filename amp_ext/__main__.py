@@ -41,6 +41,8 @@ def main() -> int:
 
     print("\nchecks")
     results = [passed(name, check) for name, check in all_checks()]
+    if refused := refused_tensor_maps():
+        print(f"\n{refused} products were left to torch's library: the driver refused tensor maps")
     failed = results.count(False)
     print(f"\n{failed} of {len(results)} checks FAILED" if failed else "\nall is well")
     return int(failed > 0)
@@ -164,6 +166,12 @@ def failed_verifications() -> Iterator[Check]:
             if result.failure:
                 name = f"{backend} kernels of {family} on {device}"
                 yield name, lambda failure=result.failure: check(failure)
+
+
+def refused_tensor_maps() -> int:
+    from amp_ext._library import _C
+
+    return _C.refused_tensor_maps()
 
 
 def expect_equal(actual: list[Tensor], expected: list[Tensor], what: str) -> None:

@@ -37,8 +37,7 @@ class Case(NamedTuple):
         op: its name in amp_ext.ops and amp_ext.reference.
         arguments: of the call, on the CPU.
         parts: where not 0, each list holds one tensor, which the op is given in parts of this size.
-        tolerance: relative to what is larger than the floor.
-        floor: numbers below it are compared as if they were of its size.
+        tolerance: relative to numbers above 1, absolute below.
         plans: arguments of _C.force_gemm_tile, for a call with each.
     """
 
@@ -47,27 +46,23 @@ class Case(NamedTuple):
     arguments: dict[str, Any]
     parts: int = 0
     tolerance: float = 0.0
-    floor: float = 1.0
     plans: tuple[tuple[Any, ...], ...] = ()
 
 
-def cases(family: str, backend: str, sm90: bool) -> Iterator[Case]:
+def cases(family: str, backend: str) -> Iterator[Case]:
     """The cases of a family.
 
     Args:
         family: one of FAMILIES.
         backend: with "cuda" products are computed with each tile too; with "triton", which takes
-            seconds to compile each kind of product, by a few kinds; "cublaslt" has one activation.
-        sm90: whether the kernels for sm_90a run on the device.
+            seconds to compile each kind of product, by a few kinds.
     """
-    if family in _PRODUCTS:
-        dtype = _PRODUCTS[family]
-        if backend == "cublaslt":
-            yield from _gelus(dtype)
-            return
+    if family.startswith("gemm"):
+        *_, kernel, name = family.split("_")
+        dtype = {"f16": FP16, "bf16": BF16}[name]
         yield from itertools.islice(_products(dtype), 0, None, 5 if backend == "triton" else 1)
         if backend == "cuda":
-            yield from _tiles(dtype, sm90)
+            yield from _tiles(dtype, kernel == "sm90")
     else:
         op = _LISTS[family]
         yield Case("the example", op, testing.arguments(op))
@@ -325,13 +320,14 @@ def _products(dtype: torch.dtype) -> Iterator[Case]:
 
 
 def _tiles(dtype: torch.dtype, sm90: bool) -> Iterator[Case]:
-    """Products of several tiles, by each tile."""
-    plans = [(i, (1, 1), 1 + i % 2, False) for i in range(_C.gemm_tile_count(sm90=False))]
-    clusters = itertools.cycle(((1, 1), (2, 1), (1, 2)))
-    count = _C.gemm_tile_count(sm90=True) if sm90 else 0
-    cuts = itertools.cycle(((1, 0), (2, 0), (0, 3), (1, 2)))  # splits and ranges
-    for i, cluster, (splits, ranges) in zip(range(count), clusters, cuts, strict=False):
-        plans.append((i, cluster, splits, True, ranges))
+    """Products of several tiles, by each tile of a kernel."""
+    count = _C.gemm_tile_count(sm90=sm90)
+    clusters = itertools.cycle(((1, 1), (2, 1), (1, 2)) if sm90 else ((1, 1),))
+    cuts = itertools.cycle(((1, 0), (2, 0), (0, 3), (1, 2)) if sm90 else ((1, 0), (2, 0)))
+    plans = [
+        (i, cluster, splits, sm90, ranges)
+        for i, cluster, (splits, ranges) in zip(range(count), clusters, cuts, strict=False)
+    ]
     for trans_a, trans_b in TRANSPOSES:
         operands = _operands(264, 264, 136, dtype, trans_a, trans_b)
         what = f"each tile, layout {'NT'[trans_a]}{'NT'[trans_b]}"
@@ -348,20 +344,6 @@ def _tiles(dtype: torch.dtype, sm90: bool) -> Iterator[Case]:
         yield Case("many tiles", "gemm", arguments, plans=tuple(plans[-1:]))
 
 
-def _gelus(dtype: torch.dtype) -> Iterator[Case]:
-    """By the approximation, in FP32 before the one rounding: also where it is close to 0."""
-    unit = torch.finfo(dtype).eps
-    rounded = {"tolerance": unit, "floor": 2**-17 / unit}
-    bias = _integers(136, limit=3).to(dtype)
-    for trans_a, trans_b in TRANSPOSES:
-        layout = f"layout {'NT'[trans_a]}{'NT'[trans_b]}"
-        operands = _operands(72, 136, 40, dtype, trans_a, trans_b)
-        small = {**operands, "a": operands["a"] / 32, "activation": "gelu_tanh"}
-        for op in ("gemm", "gemm_with_aux"):
-            yield Case(f"gelu, {layout}", op, small, **rounded)
-            yield Case(f"gelu of a bias, {layout}", op, {**small, "bias": bias}, **rounded)
-
-
 _LISTS = {op.removesuffix("_"): op for op in LIST_OPS}
 _OF_LISTS = {
     "unscale_": _unscale,
@@ -372,5 +354,10 @@ _OF_LISTS = {
     "adam_": functools.partial(_updated, "adam_"),
     "sgd_": functools.partial(_updated, "sgd_"),
 }
-_PRODUCTS = {"gemm_f16": FP16, "gemm_bf16": BF16}
-FAMILIES = (*_LISTS, *_PRODUCTS)
+PRODUCTS = ("gemm_f16", "gemm_bf16")
+"""Of a backend that has not several kernels for them."""
+FAMILIES = (
+    *_LISTS,
+    *PRODUCTS,
+    *("gemm_sm80_f16", "gemm_sm80_bf16", "gemm_sm90_f16", "gemm_sm90_bf16"),
+)

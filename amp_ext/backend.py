@@ -125,7 +125,8 @@ def _triton_kernels(device_type: str) -> str:
 
 def _products(device_type: str, name: str) -> Backend:
     mode = _C.gemm_mode()
-    if name in ("cuda", "triton") and mode == "kernel":
+    no_kernels = name == "cuda" and _has_no_kernels()
+    if name in ("cuda", "triton") and mode == "kernel" and not no_kernels:
         kernels = _triton_kernels(device_type) if name == "triton" else "CUDA kernels"
         others = "the CPU's backend" if device_type == "cpu" else "torch's GEMM"
         return Backend(name, f"{kernels}, for FP16 and BF16; other operands by {others}")
@@ -144,6 +145,14 @@ def _products(device_type: str, name: str) -> Backend:
             reason += f"; {names} by oneDNN, which uses the processor's instructions"
         return Backend("cpu", reason)
     reason = f"{measured}torch's GEMM with FP32 weight gradients"
-    if name != "none":
+    if no_kernels:
+        reason += "; the CUDA kernels compute no products on this GPU"
+    elif name != "none":
         reason += f"; {_GEMM_VARIABLE}=kernel turns on our own kernels, not measured yet"
     return Backend("library", reason)
+
+
+def _has_no_kernels() -> bool:
+    """Whether no GPU here is one that the CUDA kernels compute products on."""
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return gpus > 0 and not any(_C.gemm_kernels("cuda", f"cuda:{index}") for index in range(gpus))

@@ -62,8 +62,8 @@ def tune(seconds: float = 30.0) -> Iterator[list[Tuned]]:
 
     A few training steps in the region are enough: it notes which products amp_ext computes, of
     which sizes, layouts and dtypes. At its end each of them is computed, on random operands, by
-    all that can compute it here: torch's library, cuBLASLt with its gelu, the plans of the CUDA and
-    of the Triton kernels; on a CPU our own kernel, torch's FP32 and its 16-bit GEMM. Those whose
+    all that can compute it here: torch's library, the plans of the CUDA and of the Triton kernels;
+    on a CPU our own kernel, torch's FP32 and its 16-bit GEMM. Those whose
     results differ from the default's by more than rounding are left out with a warning, the others
     timed in turn. The fastest goes into a table in ``$XDG_CACHE_HOME/amp_ext`` (by default
     ``~/.cache/amp_ext``), in place of an older entry. Where ``AMP_EXT_GEMM`` is ``auto``, as by

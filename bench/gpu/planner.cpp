@@ -54,9 +54,10 @@ const char* gemm_plan(int64_t m, int64_t n, int64_t k, bool trans_a, bool trans_
     g.beta = 1;
   }
   if (!can_run_sm80(g)) return nullptr;
-  const GemmCandidate best = choose(g, {multiprocessors, sm90});
+  const GemmDevice device{multiprocessors, sm90};
+  const GemmCandidate best = choose(g, device);
   static thread_local std::string text;
-  text = describe(make_plan(g, best, multiprocessors));
+  text = describe(make_plan(g, best, device));
   *least = best.sm90 ? sm90_least_cycles(g, multiprocessors) : 0;
   *cycles = std::max(best.predicted.cycles, *least);
   return text.c_str();

@@ -17,14 +17,14 @@ class CudaBackend : public Backend {
   AMP_EXT_LIST_OPS(AMP_EXT_OVERRIDE)
   const char* why_not(const GemmArgs&) const override;
   Status gemm(const GemmArgs&, Services&) const override;
+  std::optional<GemmKernels> gemm_kernels(const Target&) const override;
   const char* why_slow(const GemmArgs&, Services&) const override;
   int64_t variant_of(const GemmTileChoice&) const override;
   std::vector<int64_t> gemm_variants(const GemmArgs&, Services&) const override;
   const char* last_error() const override;
 
  protected:
-  // Whether a device runs code for sm_90a, and the build has it.
-  virtual bool has_sm90(const Target&) const;
+  GemmDevice device_of(const Target&) const;
   virtual GemmPlan plan(const GemmArgs&, const GemmDevice&) const;
 };
 

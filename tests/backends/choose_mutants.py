@@ -81,8 +81,21 @@ MUTANTS: tuple[Mutant, ...] = (
     (
         "products that are not verified",
         CHOOSE,
-        "return is_verified(backend, family_of(g), device)",
-        "return true",
+        "kernels->sm80 && is_verified(backend, family_of_sm80(g), device)",
+        "kernels->sm80",
+    ),
+    (
+        "products of sm90 that are not verified",
+        CHOOSE,
+        "kernels->sm90 && is_verified(backend, family_of_sm90(g), device)",
+        "kernels->sm90",
+    ),
+    ("kernels that a GPU has not", CHOOSE, "if (!kernels->sm80 && !kernels->sm90)", "if (false)"),
+    (
+        "a library's products for those under test",
+        "csrc/bindings/backends/run.cpp",
+        "== Status::no_tensor_map && !is_under_test()",
+        "== Status::no_tensor_map",
     ),
     ("wrong kernels", VERIFIED, "= found.cast<bool>()", "= true"),
     (

@@ -28,7 +28,7 @@ import torch
 
 TESTS = Path(__file__).resolve().parents[1]
 ROOT = TESTS.parent
-CUDA, CUBLASLT = "csrc/bindings/backends/cuda.cpp", "csrc/bindings/gemm/cublaslt.cpp"
+CUDA = "csrc/bindings/backends/cuda.cpp"
 LAUNCH = "csrc/kernels/launch.cuh"
 # What includes it: two kernels, and kernels that are empty as PTX for 8.0.
 SCALE, PRODUCTS = "csrc/kernels/lists/update_scale.cu", "csrc/kernels/gemm/sm90/gemm_f16.cu"
@@ -36,7 +36,6 @@ PTX, CODE = "compute_80,code=compute_80", "compute_90a,code=sm_90a"
 INSTALLED = Path(sysconfig.get_path("purelib")) / "amp_ext"
 LIMIT_S = 120
 STREAMS, FAKE = "backends/test_cuda_streams.py", "backends/test_fake_cuda.py"
-EPILOGUES = "gemm/test_gemm_cublaslt.py"
 
 
 class Mutant(NamedTuple):
@@ -160,28 +159,26 @@ MUTANTS = (
         FAKE,
     ),
     *(
-        Mutant(name, old, new, select, EPILOGUES, "--devices 2", CUBLASLT)
-        for name, old, new, select in (
-            ("another epilogue", "GELU_AUX_BIAS :", "GELU_AUX :", "each_form"),
-            ("gelu by erf", "g.activation != Activation::gelu_tanh", "false", "not_take"),
-            ("an addend is lost", " && (!g.c.data || g.beta == 0)", "", "not_take"),
-            ("a bias of another dtype", "is_of_type(g.bias) && ", "", "not_take"),
-            ("a strided bias", "g.bias.stride != 1 || ", "", "not_take"),
-            ("old addresses", " || !set_pointers(g)", "", "other_addresses"),
-            ("transposes", "TRANSB, operation(a)", "TRANSB, operation(b)", "each_form"),
-            ("sums in 16 bits", "SCHEME_COMPUTE_TYPE", "SCHEME_MASK", "each_form"),
-            ("a derivative", " || g.derivative || g.column_sums", "", "no_derivative"),
-            ("a handle in a capture", "!is_capturing(device) && ", "", "before_its_first"),
-            ("another device's handle", "handles[device.index()]", "handles[0]", "of_two_devices"),
-        )
-    ),
-    *(
         Mutant(name, old, new, select, FAKE, "", LAUNCH, SCALE)
         for name, old, new, select in (
             ("early in a graph", "status == cudaStreamCaptureStatusNone", "true", "of_a_graph"),
             ("early by any code", "code.ptxVersion >= kSince", "true", "no_other_kernel"),
             ("early by a GPU's", "code.ptxVersion", "code.binaryVersion", "no_other_kernel"),
             ("never early", "if (!waits_for_previous_grid(kernel))", "if (true)", "code_waits"),
+            ("long parameters on any driver", "version >= kSince", "true", "on_any_driver"),
+        )
+    ),
+    *(
+        Mutant(name, old, new, select, FAKE, "", source, PRODUCTS)
+        for name, old, new, select, source in (
+            (
+                "maps before there is a context",
+                "  (void)waits_for_previous_grid(reinterpret_cast<const void*>(kernel));\n",
+                "",
+                "without_a_context",
+                "csrc/kernels/gemm/sm90/gemm.cuh",
+            ),
+            ("one question for all clusters", "device, cluster}", "device}", "with_some", LAUNCH),
         )
     ),
     Mutant(

@@ -62,20 +62,29 @@ def test_what_the_kernels_cannot_compute_is_anothers() -> None:
 
 @pytest.mark.simt
 @pytest.mark.parametrize(
-    ("capability", "chosen"), [(80, "simt"), (90, "cpu"), (100, "cpu"), (120, "simt")]
+    ("capability", "aligned", "other"),
+    [
+        (80, "simt", "simt"),
+        (90, "simt", "cpu"),
+        (100, "cpu", "cpu"),
+        (110, "cpu", "cpu"),
+        (120, "simt", "simt"),
+    ],
 )
-def test_what_tma_cannot_load_is_measured_first(capability: int, chosen: str, simt: Simt) -> None:
-    """On Hopper and on Blackwell's large GPUs, whose speed the kernel for sm_80 does not reach."""
+def test_what_the_kernel_for_sm80_is_too_slow_for(
+    capability: int, aligned: str, other: str, simt: Simt
+) -> None:
+    """On Hopper for what TMA cannot load, on Blackwell's large GPUs for everything."""
     simt.set_capability(capability)
     a = torch.zeros(16, 24, dtype=FP16)
-    assert _C.gemm_choice(a[:, :16], a[:, :16])[0] == "simt"
+    assert _C.gemm_choice(a[:, :16], a[:, :16])[0] == aligned
     rows_of_17 = torch.zeros(16, 17, dtype=FP16)[:, :16]
-    assert _C.gemm_choice(a[:, :16], rows_of_17)[0] == chosen
-    assert _C.gemm_choice(a[:, 1:17], a[:, :16])[0] == chosen
+    assert _C.gemm_choice(a[:, :16], rows_of_17)[0] == other
+    assert _C.gemm_choice(a[:, 1:17], a[:, :16])[0] == other
     assert _C.start_noting()
     ops.gemm(a[:, :16], rows_of_17)
     (product,) = _C.stop_noting()
-    assert "simt" in dict(product.candidates(triton=False))
+    assert ("simt" in dict(product.candidates(triton=False))) == (aligned == "simt")
 
 
 @pytest.mark.skipif(not is_running(), reason="the capability of tests/fake_cuda can be chosen")
@@ -85,13 +94,13 @@ def test_what_tma_cannot_load_is_measured_first(capability: int, chosen: str, si
         ("75", "library", "library"),  # no product of ours, as no cp.async and no BF16
         ("80", "cuda", "cuda"),
         ("90", "cuda", "library"),
-        ("103", "cuda", "library"),
+        ("103", "library", "library"),  # nor without tcgen05
+        ("110", "library", "library"),
         ("120", "cuda", "cuda"),
     ],
 )
-def test_products_by_compute_capability(capability: str, aligned: str, other: str) -> None:
-    """On Hopper and Blackwell's large GPUs what TMA cannot load is measured first; list ops run on
-    the kernels everywhere."""
+def test_products_by_compute_capability_cuda(capability: str, aligned: str, other: str) -> None:
+    """List ops run on the kernels everywhere."""
     code = """
 import torch, amp_ext
 
@@ -100,12 +109,13 @@ print(*(amp_ext._C.gemm_choice(b, b)[0] for b in (a[:, :16].contiguous(), a[:, :
 grad, one = torch.full((9,), 4.0, device="cuda"), torch.ones((), device="cuda")
 amp_ext.ops.unscale_([grad], one * 0, one / 4)
 print(amp_ext._C.choose("amp_ext", "cuda"), grad.sum().item())
+print(amp_ext.backend.backend_for("cuda", "gemm").name)
 """
     environment = {**os.environ, "FAKE_CUDA_CAPABILITY": capability}
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
     )
-    assert done.stdout.split() == [aligned, other, "cuda", "9.0"]
+    assert done.stdout.split() == [aligned, other, "cuda", "9.0", aligned]
 
 
 @pytest.mark.simt

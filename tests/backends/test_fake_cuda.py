@@ -257,12 +257,11 @@ def early(name):
         *(("90", op, 1) for op in ("check", "update", "gemm")),
         *(("80", op, 0) for op in ("check", "update", "gemm")),
         ("100", "check", 1),
-        ("100", "gemm", 0),
         ("120", "gemm", 1),
     ],
 )
 def test_kernel_begins_early_if_its_code_waits(capability: str, op: str, begins_early: int) -> None:
-    """Code of compute capability 9.0 or more does; for 10.0 products are by PTX for 8.0."""
+    """Code of compute capability 9.0 or more does."""
     code = f"{CODE}early({op!r})\nprint(early({op!r}))"
     assert printed(code, capability=capability) == str(begins_early)
 
@@ -301,6 +300,72 @@ def test_softmax_into_fp32(op: Callable[..., torch.Tensor]) -> None:
     expected.backward(weights)
     result.backward(weights.cuda())
     assert torch.equal(on_device.grad.cpu(), on_host.grad.half())
+
+
+# ---- what a driver says ------------------------------------------------------------------------
+
+LISTS = """
+import amp_ext
+one, found_inf = torch.ones((), device="cuda"), torch.zeros((), device="cuda")
+for count in (42, 43, 256, 257, 1344, 1345):
+    grads = [torch.full((2,), 4.0, device="cuda") for _ in range(count)]
+    amp_ext.ops.unscale_(grads, found_inf, one / 2)
+    assert all(grad.tolist() == [2.0, 2.0] for grad in grads)
+tracker = torch.zeros((), device="cuda", dtype=torch.int32)
+for count in (16, 17, 448, 449):
+    amp_ext.ops.update_scale_(one, tracker, [found_inf] * count, 2.0, 0.5, 1)
+print(one.item())
+"""
+
+
+@pytest.mark.parametrize("driver", ["12000", "12010"])
+def test_lists_of_any_length_on_any_driver(driver: str) -> None:
+    """Before CUDA 12.1 a launch has 4 KiB of parameters at most."""
+    assert printed(LISTS, driver=driver) == "16.0"
+
+
+PRODUCT = """
+import ctypes, threading
+import amp_ext
+from fake_cuda.recorder import recorded
+a = torch.ones(1024, 1024, device="cuda").half()
+"""
+
+
+def test_product_in_a_thread_without_a_context() -> None:
+    """Tensor maps need one, which a thread of autograd's need not have."""
+    code = f"""{PRODUCT}
+def multiply():
+    global out
+    out = amp_ext.ops.gemm(a, a)
+multiply()
+del out  # whose memory is the next result's
+with recorded() as calls:
+    thread = threading.Thread(target=multiply)
+    thread.start()
+    thread.join()
+print(amp_ext._C.refused_tensor_maps(), calls.of("launch"))
+"""
+    refused, launches = printed(code, multiprocessors="16").split(maxsplit=1)
+    assert refused == "0" and "gemm_sm90_kernel" in launches
+
+
+@pytest.mark.parametrize(("usable", "blocks"), [("16", 16), ("7", 7), ("6", 6)])
+def test_product_with_some_of_the_multiprocessors(usable: str, blocks: int) -> None:
+    """As MPS and green contexts leave them; the driver is asked once for each size of clusters."""
+    code = f"""{PRODUCT}
+amp_ext._C.force_gemm_tile(0)
+with recorded() as calls:
+    for cluster in ((1, 1), (2, 1)) * 2:
+        amp_ext._C.force_gemm_tile(0, cluster=cluster)
+        amp_ext.ops.gemm(a, a)
+        print(ctypes.CDLL(None).fake_cuda_last_blocks())
+print(len(calls.of("query")))
+"""
+    settings = {"multiprocessors": "16", "usable": usable}
+    pairs = blocks // 2 * 2
+    expected = [blocks, pairs, blocks, pairs, 2]
+    assert printed(code, **settings).split() == [str(number) for number in expected]
 
 
 # ---- the recorder ------------------------------------------------------------------------------

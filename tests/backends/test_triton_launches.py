@@ -231,3 +231,17 @@ def test_hooks_see_every_launch_cuda(
         knobs.runtime.launch_exit_hook.remove(leave)
     assert [what for what, _ in seen] == ["enter", "leave"] * len(launched)
     assert all(name.endswith("_kernel") for _, name in seen)
+
+
+def test_a_product_that_is_first_seen_in_a_capture_cuda(launched: list[tuple[Any, ...]]) -> None:
+    """Torch's library computes it: no module is loaded then. A known one is Triton's."""
+    known, new = on_gpu(48, 48), torch.full((40, 56), 2.0, device="cuda", dtype=FP16)
+    ops.gemm(known, known)
+    launched.clear()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        product = ops.gemm(new, new, trans_b=True)
+        ops.gemm(known, known)
+    graph.replay()
+    assert len(launched) == 1
+    assert (product == 4 * 56).all()

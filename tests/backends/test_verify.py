@@ -20,7 +20,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 import amp_ext
 from amp_ext import _C, _cache, _verify_cases, ops, verify
 from amp_ext import __main__ as doctor
-from amp_ext._verify_cases import FAMILIES, cases
+from amp_ext._verify_cases import FAMILIES, PRODUCTS, cases
 from cases import bits
 from executors import CPU
 from simt.backend import Simt
@@ -70,7 +70,7 @@ def update_scale() -> Tensor:
     return scale
 
 
-CASES = len(list(cases("update_scale", "simt", False)))
+CASES = len(list(cases("update_scale", "simt")))
 
 
 # ---- the comparison ----------------------------------------------------------------------------
@@ -83,14 +83,17 @@ def test_an_op_without_cases_has_its_example(load: Load, monkeypatch: pytest.Mon
     assert library.calls("update_scale") == 1 + 1
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+FAMILIES_OF_SM80 = [f for f in FAMILIES if f not in PRODUCTS and "sm90" not in f]
+
+
+@pytest.mark.parametrize("family", FAMILIES_OF_SM80)
 def test_right_kernels_pass(load: Load, family: str) -> None:
     load()
     assert verify.verify_family("simt", family, "cpu").failure == ""
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("family", [family for family in FAMILIES if family.startswith("gemm")])
+@pytest.mark.parametrize("family", ["gemm_sm90_f16", "gemm_sm90_bf16"])
 def test_right_kernels_for_sm90_pass(load: Load, family: str) -> None:
     load().set_sm90(True)
     assert verify.verify_family("simt", family, "cpu").failure == ""
@@ -102,7 +105,7 @@ def test_memory_around_arguments_is_compared(monkeypatch: pytest.MonkeyPatch) ->
         verify._memory(grads[0])[-1] += 1
 
     monkeypatch.setattr(verify, "ops", SimpleNamespace(unscale_=unscale_))
-    (case,) = (case for case in cases("unscale", "simt", False) if case.what == "a factor")
+    (case,) = (case for case in cases("unscale", "simt") if case.what == "a factor")
     with pytest.raises(verify.WrongResult, match=r"the memory around grads\[0\] is not as it was"):
         verify._compare(case, CPU)
 
@@ -233,7 +236,7 @@ def test_torch_runs_in_place_of_a_wrong_kernel(
     for words in ("simt kernels of unscale", "on cpu", "unscale_, ", "python -m amp_ext verify"):
         assert words in warning
     calls = library.calls("unscale")
-    assert calls <= len(list(cases("unscale", "simt", False)))
+    assert calls <= len(list(cases("unscale", "simt")))
     train(amp_ext.GradScaler)
     assert library.calls("unscale") == calls
     assert library.calls("update_scale") == CASES + 6  # right, and so in use
@@ -244,14 +247,87 @@ def test_torch_runs_in_place_of_a_wrong_kernel(
     assert verify.main() == 1
     said = capsys.readouterr().out
     assert said.count("FAIL") == 1
-    assert said.count("  ok\n") == len(FAMILIES) - 1
+    assert said.count("  ok\n") == len(FAMILIES_OF_SM80) - 1
+
+
+ALIGNED, UNALIGNED = torch.ones(64, 72).half()[:, :64], torch.ones(64, 65).half()[:, 1:]
+
+
+def kernel_of_product(library: Simt, a: Tensor) -> str:
+    """Which kernel computes a @ a; empty where none of ours does."""
+    before = library.calls("gemm")
+    assert (ops.gemm(a, a) == 64).all()
+    if library.calls("gemm") == before:
+        return ""
+    return "sm90" if "sm90" in library.plan() else "sm80"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "aligned", "unaligned"),
+    [("none", "sm90", "sm80"), ("sm80", "sm90", ""), ("sm90", "sm80", "sm80")],
+)
+def test_a_wrong_kernel_of_products_leaves_the_other(
+    load: Load, monkeypatch: pytest.MonkeyPatch, wrong: str, aligned: str, unaligned: str
+) -> None:
+    """TMA cannot load unaligned operands."""
+
+    def verify_family(backend: str, family: str, device: str) -> verify.Result:
+        return verify.Result("wrong" if wrong in family else "", "today")
+
+    monkeypatch.setattr(verify, "verify_family", verify_family)
+    library = load()
+    library.set_sm90(True)
+    try:
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            chosen = [kernel_of_product(library, a) for a in (ALIGNED, UNALIGNED)]
+    finally:
+        library.set_sm90(False)
+    assert chosen == [aligned, unaligned]
+    texts = [str(warning.message) for warning in warned]
+    assert len(texts) == (wrong != "none")
+    assert all(f"simt kernels of gemm_{wrong}_f16 did not pass" in text for text in texts)
+
+
+def test_a_tile_that_is_not_left_is_not_measured(
+    load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = load()
+    library.set_sm90(True)
+    result = verify.Result("", "today")
+    monkeypatch.setattr(
+        verify,
+        "verify_family",
+        lambda backend, family, device: result._replace(failure="sm90" * ("sm90" in family)),
+    )
+    try:
+        assert _C.start_noting()
+        with pytest.warns(RuntimeWarning, match="gemm_sm90_f16"):
+            ops.gemm(ALIGNED, ALIGNED)
+        (product,) = _C.stop_noting()
+        variants = [variant for name, variant in product.candidates(False) if name == "simt"]
+    finally:
+        library.set_sm90(False)
+    assert variants and all(variant % 2 == 0 for variant in variants)  # odd: of sm90
+
+
+def test_a_driver_without_tensor_maps_turns_off_sm90_alone(load: Load) -> None:
+    library = load()
+    library.set_sm90(True)
+    library.refuse_tensor_maps(True)
+    try:
+        with pytest.warns(RuntimeWarning, match=r"gemm_sm90_f16 cannot run.*tensor map"):
+            assert kernel_of_product(library, ALIGNED) == "sm80"
+    finally:
+        library.refuse_tensor_maps(False)
+        library.set_sm90(False)
 
 
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family[:4] != "gemm"])
 def test_the_ops_that_run_instead(load: Load, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     library = load()
     monkeypatch.setattr(verify, "may_run", lambda *arguments: None)
-    for case in cases(family, "simt", False):
+    for case in cases(family, "simt"):
         verify._compare(case, CPU)
     assert library.calls(family) == 0
 

@@ -86,7 +86,7 @@ def test_training_goes_on_without_broken_kernels_on_a_gpu(broken: Path, tmp_path
         *warnings, right = run(TRAIN, tmp_path, **settings).splitlines()
         warnings.sort()
         assert len(warnings) == 2
-        for warning, family in zip(warnings, ("gemm_f16", "unscale"), strict=True):
+        for warning, family in zip(warnings, ("gemm_sm80_f16", "unscale"), strict=True):
             assert f"the cuda kernels of {family} did not pass their verification" in warning
             assert "expected" in warning
         assert right == "right: update_scale"
@@ -161,7 +161,7 @@ TORCH_INSTEAD = """
     from amp_ext._verify_cases import FAMILIES, cases
     verify.may_run = lambda *arguments: False
     for family in FAMILIES:
-        for case in () if family.startswith("gemm") else cases(family, "cuda", False):
+        for case in () if family.startswith("gemm") else cases(family, "cuda"):
             verify._compare(case, torch.device("cuda"))
     assert not verify._records
     """

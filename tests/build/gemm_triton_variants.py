@@ -15,9 +15,9 @@ TYPES = {
     torch.bfloat16: "bf16",
     torch.float32: "fp32",
 }
-MULTIPROCESSORS = {80: 108, 90: 132, 100: 148}
-SHARED = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}
-MULTIPLY = {80: "HMMA", 90: "HGMMA", 100: "UTCHMMA"}
+MULTIPROCESSORS = {80: 108, 89: 142, 90: 132, 100: 148, 120: 170}
+SHARED = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
+MULTIPLY = {80: "HMMA", 89: "HMMA", 90: "HGMMA", 100: "UTCHMMA", 120: "HMMA"}
 
 HALF, BRAIN, FLOAT = torch.float16, torch.bfloat16, torch.float32
 
@@ -157,10 +157,14 @@ def gemm_variants() -> Iterator[Variant]:
     """Every tile, of both dtypes in turn; then the epilogues; then pointers where TMA is usual."""
     for arch in MULTIPROCESSORS:
         table = _module("plan").Device(arch, 1, 1).architecture.tiles
-        for number in range(len(table)):
+        for number, tile in enumerate(table):
+            if tile.shared_bytes > SHARED[arch]:  # as in a plan
+                continue
             dtype, trans = ((HALF, (False, True)), (BRAIN, (False, False)))[number % 2]
             name = f"{TYPES[dtype]} {'tn'[not trans[0]]}{'nt'[trans[1]]}"
             yield from _variants_of(arch, number, 1, name, True, {"dtype": dtype, "trans": trans})
+        if arch in (89, 120):  # the kernels of 80, with less shared memory
+            continue
         epilogues = EPILOGUES | ODD_ROWS if arch == 90 else EPILOGUES
         for name, (number, splits, options) in epilogues.items():
             yield from _variants_of(arch, number, splits, name, True, options)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import cuda_check
+import ptx_gemm
 import sass_gemm
 from sass import Kernel, Kernels, read_constants, read_ptxas, read_sass
 
@@ -115,6 +116,51 @@ def gemm_sm90(boxes: int = 8, slots: int = 100, consumer: str = "FMUL") -> Kerne
 def test_sass_between_tiles(kernel: Kernel, fault: str) -> None:
     assert fault in " ".join(sass_gemm.faults(kernel))
     assert bool(fault) == bool(sass_gemm.faults(kernel))
+
+
+def gemm_ptx(tile: int, handed_on: int) -> str:
+    """Return an instance whose epilogue hands on so many sums to its next pass."""
+    rows, _ = ptx_gemm.tiles()[tile]
+    name = f"_ZN7amp_ext11gemm_kernelI6__halfLi{tile}ELNS_5MajorE0ELS2_0EEEvNS_8GemmArgsE"
+    moves = "".join(f"\tmov.u32 \t%r{i}, %r{i + 500};\n" for i in range(handed_on))
+    return (
+        f".visible .entry {name}(\n)\n{{\n$L__BB0_99:\n\tst.shared.v2.f32 \t[%r9], {{%f1, %f2}};\n"
+        f"\tadd.s32 \t%r900, %r900, 32;\n\tsetp.lt.u32 \t%p433, %r900, {rows};\n"
+        f"{moves}\t@%p433 bra \t$L__BB0_99;\n\n\tret;\n}}\n"
+    )
+
+
+SUMS = (64, 64, 32, 0, 0, 0, 0, 0, 0)
+"""Of each tile, that a thread hands on."""
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ({}, ""),
+        ({2: 20}, "20 of 32 sums"),  # as nvcc made of a memcpy
+        ({0: 0}, "0 of 64 sums"),
+        ({8: None}, "no PTX of gemm_kernel for tiles [8]"),
+    ],
+)
+def test_epilogue_that_loses_sums(change: dict[int, int | None], fault: str) -> None:
+    sums = {**dict(enumerate(SUMS)), **change}
+    ptx = "".join(gemm_ptx(tile, count) for tile, count in sums.items() if count is not None)
+    found = ptx_gemm.faults(ptx)
+    assert fault in " ".join(found)
+    assert len(found) == bool(fault)
+
+
+def test_more_loads_in_flight_are_needed_where_memory_is_faster() -> None:
+    """On 10.0 one block of a cast with four loads of a thread is too slow, on others it is not."""
+    sass = SASS.replace(8 * LOOP, 16 * LOOP)
+    texts = [
+        text.replace("unscale", "cast").replace("64 registers", "65 registers")
+        for text in (PTXAS, sass)
+    ]
+    on_100 = [text.replace("sm_80", "sm_100") for text in texts]
+    assert "32768 bytes in flight, 49152 are needed" in checked(*on_100)
+    assert not any("in flight" in fault for fault in checked(*texts))
 
 
 WAIT, LOAD, LATER = "/*0020*/ ACQBULK ;", "/*0030*/ LDG.E R0, [R2.64] ;", "/*0050*/ PREEXIT ;"

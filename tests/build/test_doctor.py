@@ -228,6 +228,17 @@ def test_broken_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
 # ---- backends ----------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("refused", [0, 3])
+def test_tensor_maps_that_were_refused_are_counted(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], refused: int
+) -> None:
+    monkeypatch.setattr(doctor, "refused_tensor_maps", lambda: refused)
+    monkeypatch.setattr(doctor, "all_checks", list)
+    doctor.main()
+    said = capsys.readouterr().out
+    assert ("3 products were left to torch's library: the driver refused" in said) == (refused > 0)
+
+
 def test_every_op_is_listed() -> None:
     schemas = {schema.name.partition("::")[2] for schema in torch._C._jit_get_all_schemas()}
     assert [*OPS] == LIST_OPS + GEMM_OPS

@@ -170,6 +170,16 @@ print("update_scale_kernel" in kernels, missing(kernels, variants()))
     assert compiling(program) == "True []\n"
 
 
+def test_each_architecture_has_variants_of_lists_and_products() -> None:
+    program = """
+from triton_variants import variants
+for part in ("cast", "gemm_kernel"):
+    archs = {arch for x in variants() if x.name.startswith(part) for arch in x.archs}
+    print(*sorted(archs))
+"""
+    assert compiling(program) == 2 * "80 89 90 100 120\n"
+
+
 def test_no_number_compiles_a_kernel_of_lists_anew() -> None:
     """What the launch looks a compiled kernel up by is the same for every address and count."""
     program = """

@@ -25,7 +25,7 @@ from cuda_check import REGISTERS, cuobjdump
 from sass import Kernel, Kernels, read_sass, read_usage
 from triton_variants import Variant, kernels_of, variants
 
-SHARED_LIMITS = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}
+SHARED_LIMITS = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
 """Architectures, and the bytes of shared memory that a block may have."""
 
 

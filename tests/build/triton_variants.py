@@ -30,7 +30,7 @@ class Variant:
     options: dict[str, Any] = field(default_factory=dict)
     needed: tuple[str, ...] = ()
     attributes: dict[tuple[int, ...], Any] = field(default_factory=dict)
-    archs: tuple[int, ...] = (80, 90, 100)
+    archs: tuple[int, ...] = (80, 89, 90, 100, 120)
     programs: int = 1
     last_reads: bool = False
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from simt import build as simt
 
 SOURCES = Path(__file__).resolve().parent / "runtime"
-RUNTIME = ("capture", "cublaslt", "devices", "driver", "launches", "memory", "streams")
+RUNTIME = ("capture", "devices", "driver", "launches", "memory", "streams")
 CUDA = "nvidia/cu13"  # the folder of NVIDIA's packages
 FLAGS = ("-O1",)
 

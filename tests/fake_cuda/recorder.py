@@ -17,8 +17,8 @@ class Calls:
     Attributes:
         all: kind and text of each: ("launch", the kernel or torch's operator), ("graph", the number
             of its operations), ("copy", bytes and kinds of memory), ("memset", bytes), ("malloc",
-            bytes), ("host", a function of the host on a stream) or ("wait", the function in which
-            the host waits).
+            bytes), ("host", a function of the host on a stream), ("query", the function that asks)
+            or ("wait", the function in which the host waits).
     """
 
     all: list[tuple[str, str]] = field(default_factory=list)

@@ -24,6 +24,7 @@ std::optional<Options> pinned;
 
 bool sm90 = false;
 int capability = 0;
+constexpr int kDriverVersion = 13000;
 std::optional<ForcedTile> forced;
 GemmPlan last_plan;
 
@@ -89,15 +90,17 @@ class SimtBackend final : public cuda::CudaBackend {
     return CudaBackend::gemm_variants(args, services);
   }
 
- protected:
-  bool has_sm90(const cuda::Target&) const override { return sm90; }
+  std::optional<GemmKernels> gemm_kernels(const cuda::Target& target) const override {
+    const bool sm80 = capability == 0 || CudaBackend::gemm_kernels(target)->sm80;
+    return GemmKernels{sm80, sm90};
+  }
 
+ protected:
   GemmPlan plan(const GemmArgs& g, const GemmDevice& device) const override {
     std::optional<ForcedTile> tile = forced;
-    if (!tile && device.sm90 && can_run_sm90(g)) tile = some_tile();
+    if (!tile && may_run_sm90(g, device)) tile = some_tile();
     const auto candidate = tile ? forced_candidate(g, device, *tile) : std::nullopt;
-    return last_plan = candidate ? make_plan(g, *candidate, device.multiprocessors)
-                                 : CudaBackend::plan(g, device);
+    return last_plan = candidate ? make_plan(g, *candidate, device) : CudaBackend::plan(g, device);
   }
 
  private:
@@ -121,6 +124,15 @@ class SimtBackend final : public cuda::CudaBackend {
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void*) {
   attributes->ptxVersion = simt::capability ? simt::capability : 90;
   return cudaSuccess;
+}
+
+cudaError_t cudaDriverGetVersion(int* version) {
+  *version = simt::kDriverVersion;
+  return cudaSuccess;
+}
+
+cudaError_t cudaOccupancyMaxActiveClusters(int*, const void*, const cudaLaunchConfig_t*) {
+  return cudaErrorNotSupported;
 }
 
 cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* status) {

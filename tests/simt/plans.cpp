@@ -123,8 +123,14 @@ void check_memory(const GemmArgs& g, const GemmPlan& plan) {
   CHECK(plan.workspace_bytes == bytes && plan.tickets == tickets);
 }
 
+// Those that run at a time.
+uint32_t clusters_of(const GemmPlan& plan, const GemmDevice& device) {
+  const int blocks = plan.cluster_m * plan.cluster_n, active = device.active_clusters[blocks - 1];
+  return active ? active : std::max(1, device.multiprocessors / blocks);
+}
+
 // As many stages as there is shared memory for; each cluster has work.
-void check_sm90(const GemmArgs& g, const GemmPlan& plan, int multiprocessors) {
+void check_sm90(const GemmArgs& g, const GemmPlan& plan, const GemmDevice& device) {
   const Sm90Tile& tile = kSm90Tiles[plan.tile];
   const int stage = (tile.m + tile.n) * 64 * 2, most = 227 << 10;
   const bool is_fp32 = g.out.dtype == DType::f32;
@@ -138,7 +144,7 @@ void check_sm90(const GemmArgs& g, const GemmPlan& plan, int multiprocessors) {
   CHECK(!has_side || !plan.plain);
   CHECK(plan.box_columns == (plan.plain && !is_fp32 && tile.n % 64 == 0 ? 64 : 32));
   const int cluster = plan.cluster_m * plan.cluster_n;
-  const auto clusters = static_cast<uint32_t>(std::max(1, multiprocessors / cluster));
+  const uint32_t clusters = clusters_of(plan, device);
   CHECK(plan.blocks == cluster * std::min(plan.units, clusters));
 }
 
@@ -146,17 +152,16 @@ void check_sm90(const GemmArgs& g, const GemmPlan& plan, int multiprocessors) {
 // and exactly one unless ranges have whole rests; none has many more steps than others. Equal
 // shares have some more than ranges, which store a share for each piece: for each of them as many
 // as take so long. No unit has few steps.
-void check_choice(const GemmArgs& g, const GemmPlan& plan, int multiprocessors) {
+void check_choice(const GemmArgs& g, const GemmPlan& plan, const GemmDevice& device) {
   if (plan.tail == 0) return;
   const int least = plan.sm90 ? 8 : 4;
   CHECK(plan.splits <= 64);
   CHECK(plan.splits == 0 || (plan.steps - plan.rest) / int(plan.splits) >= least);
   if (!plan.sm90) {
-    CHECK(plan.ranges == 0 && plan.tail < 2 * multiprocessors);
+    CHECK(plan.ranges == 0 && plan.tail < 2 * device.multiprocessors);
     return;
   }
-  const auto clusters =
-      static_cast<uint32_t>(std::max(1, multiprocessors / (plan.cluster_m * plan.cluster_n)));
+  const uint32_t clusters = clusters_of(plan, device);
   const uint32_t units = plan.units - plan.whole;
   CHECK(plan.whole % clusters == 0 && units <= clusters);
   CHECK(plan.tail < (plan.splits > 0 ? clusters : 2 * clusters));
@@ -231,14 +236,14 @@ class Problems {
   std::mt19937_64 random_;
 };
 
-void check(const GemmArgs& g, const GemmPlan& plan, int multiprocessors) {
+void check(const GemmArgs& g, const GemmPlan& plan, const GemmDevice& device) {
   check_sizes(g, plan);
   check_memory(g, plan);
   if (plan.units <= kMostUnits && plan.tail <= kMostUnits) {
     check_units(g, plan);
     check_balance(plan);
   }
-  if (plan.sm90) check_sm90(g, plan, multiprocessors);
+  if (plan.sm90) check_sm90(g, plan, device);
 }
 
 }  // namespace
@@ -254,23 +259,26 @@ const char* simt_check_plans(uint64_t seed, bool sm90) {
     constexpr int kMultiprocessors[] = {1, 4, 108, 132};
     const int multiprocessors = kMultiprocessors[problems.below(4)];
     const GemmArgs g = problems.next(sm90);
-    const GemmDevice device{multiprocessors, sm90};
+    GemmDevice device{multiprocessors, sm90};
+    // A context that may use some of the multiprocessors only.
+    if (multiprocessors > 4 && problems.one_in(2))
+      device.active_clusters[0] = multiprocessors - 5, device.active_clusters[1] = 44;
     GemmPlan plan = choose_plan(g, device);
     try {
       CHECK(can_run_sm80(g) && (!sm90 || can_run_sm90(g)) && (sm90 || !plan.sm90));
       const bool aligned = layout_of_a(g).aligned && layout_of_b(g).aligned;
       CHECK(plan.sm90 || kGemmTiles[plan.tile].aligned == aligned);
-      check_choice(g, plan, multiprocessors);
-      check(g, plan, multiprocessors);
-      plan = make_plan(g, problems.candidate(g, sm90), multiprocessors);
-      check(g, plan, multiprocessors);
+      check_choice(g, plan, device);
+      check(g, plan, device);
+      plan = make_plan(g, problems.candidate(g, sm90), device);
+      check(g, plan, device);
       for (GemmArgs measured = g; const int64_t variant : plan_variants(g, device)) {
         measured.variant = variant;
         const GemmCandidate x = choose(measured, device);
-        plan = make_plan(g, x, multiprocessors);
+        plan = make_plan(g, x, device);
         CHECK((variant_of(x) == variant) == (variant != 0));
-        check_choice(g, plan, multiprocessors);
-        check(g, plan, multiprocessors);
+        check_choice(g, plan, device);
+        check(g, plan, device);
       }
     } catch (const std::runtime_error& error) {
       text = std::string(error.what()) + " does not hold for " + describe(plan);

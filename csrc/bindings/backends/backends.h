@@ -19,13 +19,6 @@ const Backend& cpu_backend();
 const Backend* cuda_backend();  // null without the CUDA kernels
 const Backend& triton_backend();
 const Backend& torch_library();  // products only
-const Backend& cublaslt();       // products on a GPU that end in gelu_tanh
-
-// How many products cuBLASLt did not compute after all: torch_library() has computed them.
-int64_t refused_by_cublaslt();
-
-// As it says itself; 0 where there is none.
-int64_t cublaslt_version();
 
 // ---- shared libraries --------------------------------------------------------------------------
 
@@ -47,10 +40,10 @@ const Host& host();
 // computed by any that was measured. The policy is in amp_ext/backend.py.
 void use_backend(c10::DeviceType type, const std::string& name);
 
-// From now on calls of this thread run on the named backend, whatever else is chosen and whether it
-// has been verified or not; and those of the CUDA backend end no other thread's capture of a CUDA
-// graph.
-void put_under_test(const std::string& name);
+// From now on calls of this thread run on the named backend, products by these of its kernels,
+// whatever else is chosen and whether it has been verified or not; and those of the CUDA backend
+// end no other thread's capture of a CUDA graph.
+void put_under_test(const std::string& name, GemmKernels kernels);
 bool is_under_test();
 
 // From now on products of this thread that the CUDA kernels compute, for a test or by
@@ -77,9 +70,20 @@ const Backend& choose(const char* op, c10::Device device);
 // not null.
 const Backend& choose_gemm(c10::Device device, GemmArgs& args, std::string* reason = nullptr);
 
-// The backends that may compute a product, the one that does where nothing is measured first. The
-// Triton kernels are among them if they can be used, or are the device's backend.
-std::vector<const Backend*> gemm_candidates(c10::Device device, const GemmArgs& args, bool triton);
+// The backends that may compute a product, the one that does where nothing is measured first, by
+// those of their kernels that are left in `args`. The Triton kernels are among them if they can be
+// used, or are the device's backend.
+std::vector<const Backend*> gemm_candidates(c10::Device device, GemmArgs& args, bool triton);
+
+// As Backend::gemm_kernels.
+std::optional<GemmKernels> gemm_kernels(const Backend& backend, c10::Device device);
+
+// Computes a product by a backend. Where the driver refuses a tensor map, by torch's library,
+// unless the backend is under test.
+void run_gemm(const char* op, const Backend& backend, c10::Device device, const GemmArgs& args);
+
+// How many products torch's library has computed for want of a tensor map.
+int64_t refused_tensor_maps();
 
 // One that may compute products on a type of device; null if there is none of this name.
 const Backend* gemm_backend(c10::DeviceType type, const std::string& name);

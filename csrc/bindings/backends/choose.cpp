@@ -19,6 +19,7 @@ std::atomic<GemmMode> mode = GemmMode::automatic;
 std::array<std::atomic<const Backend*>, 2> chosen{};
 
 thread_local const Backend* under_test = nullptr;
+thread_local GemmKernels kernels_under_test;
 thread_local int64_t forced_variant = 0;  // of the CUDA kernels
 
 // null where there is none.
@@ -32,7 +33,6 @@ const Backend* backend_of(c10::DeviceType type) {
 // null: the CUDA kernels where they were not built.
 const Backend* backend_named(const std::string& name) {
   if (name == "triton") return &triton_backend();
-  if (name == "cublaslt") return &cublaslt();
   const Backend* const found = loaded_backend(name);
   TORCH_CHECK_VALUE(found || name == "cuda", "amp_ext: unknown backend ", name);
   return found;
@@ -41,7 +41,7 @@ const Backend* backend_named(const std::string& name) {
 // Whether it may compute products: a backend that was chosen excludes the kernels of others.
 bool is_allowed(const Backend& backend, c10::DeviceType type) {
   const Backend* const only = chosen[type == at::kCUDA];
-  const Backend* const libraries[] = {&torch_library(), &cublaslt(), &cpu_backend()};
+  const Backend* const libraries[] = {&torch_library(), &cpu_backend()};
   return !only || &backend == only || std::ranges::count(libraries, &backend);
 }
 
@@ -53,8 +53,9 @@ void use_backend(c10::DeviceType type, const std::string& name) {
   chosen[type == at::kCUDA] = name.empty() ? nullptr : backend_named(name);
 }
 
-void put_under_test(const std::string& name) {
+void put_under_test(const std::string& name, GemmKernels kernels) {
   under_test = backend_named(name);
+  kernels_under_test = kernels;
   relax_capture_mode();
 }
 bool is_under_test() { return under_test; }
@@ -80,7 +81,7 @@ int gemm_tile_count(bool sm90) {
 
 const Backend* gemm_backend(c10::DeviceType type, const std::string& name) {
   const bool is_cpu = type == at::kCPU;
-  const Backend* const all[] = {backend_of(type), &torch_library(), is_cpu ? nullptr : &cublaslt(),
+  const Backend* const all[] = {backend_of(type), &torch_library(),
                                 is_cpu ? &cpu_backend() : cuda_backend(),
                                 is_cpu ? nullptr : &triton_backend()};
   const auto* const found =
@@ -95,6 +96,15 @@ void set_gemm_mode(const std::string& name) {
   mode = static_cast<GemmMode>(found - kModes.begin());
 }
 std::string gemm_mode() { return kModes[static_cast<int>(mode.load())]; }
+
+std::optional<GemmKernels> gemm_kernels(const Backend& backend, c10::Device device) {
+  std::optional<GemmKernels> kernels;
+  run("amp_ext", backend, device, [&](Services& services) {
+    kernels = backend.gemm_kernels(services.target());
+    return Status::ok;
+  });
+  return kernels;
+}
 
 bool has_backend(c10::DeviceType type) { return backend_of(type) != nullptr; }
 
@@ -122,24 +132,21 @@ bool library_multiplies(const GemmArgs& g) {
          g.out.dtype == g.a.dtype && cpu_backend().multiplies(g.a.dtype);
 }
 
-int capability_of(c10::Device device) {
-  int capability = 0;
-  run("amp_ext", *cuda_backend(), device, [&](Services& services) {
-    capability = services.target().capability;
-    return Status::ok;
-  });
-  return capability;
-}
+constexpr const char* kNotVerified =
+    "the kernels have not passed their verification; see python -m amp_ext";
 
-// Why a backend is not to compute a product; null if it may.
-const char* obstacle_of(const Backend& backend, c10::Device device, const GemmArgs& g) {
+// Why a backend is not to compute a product. Null if it may, by those of its kernels that are left
+// in `g`.
+const char* obstacle_of(const Backend& backend, c10::Device device, GemmArgs& g) {
   if (!is_allowed(backend, device.type())) return "another backend was chosen";
-  if (&backend == cuda_backend() && device.is_cuda() && capability_of(device) < 80)
-    return "the CUDA kernels' products need compute capability 8.0";
   if (const char* const obstacle = backend.why_not(g)) return obstacle;
-  return is_verified(backend, family_of(g), device)
-             ? nullptr
-             : "the kernels have not passed their verification; see python -m amp_ext";
+  const std::optional<GemmKernels> kernels = gemm_kernels(backend, device);
+  if (!kernels) return is_verified(backend, family_of(g), device) ? nullptr : kNotVerified;
+  if (!kernels->sm80 && !kernels->sm90)
+    return "the CUDA kernels compute no products on compute capability 7.x, 10.x and 11.x";
+  g.kernels.sm80 = kernels->sm80 && is_verified(backend, family_of_sm80(g), device);
+  g.kernels.sm90 = kernels->sm90 && is_verified(backend, family_of_sm90(g), device);
+  return backend.why_not(g) ? kNotVerified : nullptr;
 }
 
 const char* why_slow(const Backend& backend, c10::Device device, const GemmArgs& g) {
@@ -153,8 +160,6 @@ const char* why_slow(const Backend& backend, c10::Device device, const GemmArgs&
 
 // What computes a product where nothing is measured, and why.
 std::pair<const Backend*, const char*> default_gemm(c10::Device device, const GemmArgs& g) {
-  if (device.is_cuda() && !obstacle_of(cublaslt(), device, g))
-    return {&cublaslt(), "not measured: cuBLASLt, gelu and all"};
   if (!device.is_cpu()) return {&torch_library(), "not measured: torch's library"};
   if (const char* const obstacle = cpu_backend().why_not(g)) return {&torch_library(), obstacle};
   if (library_multiplies(g))
@@ -170,7 +175,9 @@ const Backend& choose_gemm(c10::Device device, GemmArgs& args, std::string* reas
     if (reason) *reason = text;
   };
   args.variant = 0;
-  if (under_test && !under_test->why_not(args)) {
+  args.kernels = under_test ? kernels_under_test : GemmKernels{true, true};
+  if (under_test) {
+    if (under_test->why_not(args)) return *default_gemm(device, args).first;
     if (under_test == cuda_backend()) args.variant = forced_variant;
     return *under_test;
   }
@@ -201,7 +208,7 @@ const Backend& choose_gemm(c10::Device device, GemmArgs& args, std::string* reas
   return *backend;
 }
 
-std::vector<const Backend*> gemm_candidates(c10::Device device, const GemmArgs& args, bool triton) {
+std::vector<const Backend*> gemm_candidates(c10::Device device, GemmArgs& args, bool triton) {
   std::vector<const Backend*> candidates{default_gemm(device, args).first};
   const auto add = [&](const Backend* backend) {
     if (backend && !obstacle_of(*backend, device, args) && !std::ranges::count(candidates, backend))

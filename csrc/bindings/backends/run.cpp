@@ -4,6 +4,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <span>
 
@@ -57,6 +58,22 @@ void run(const char* op, const Backend& backend, c10::Device device,
   const std::string more = backend.last_error();
   TORCH_CHECK(false, op, ": ", text(status), more.empty() ? "" : ": ", more);
 }
+
+namespace {
+std::atomic<int64_t> refused = 0;
+}  // namespace
+
+void run_gemm(const char* op, const Backend& backend, c10::Device device, const GemmArgs& args) {
+  bool is_refused = false;
+  run(op, backend, device, [&](Services& services) {
+    const Status status = backend.gemm(args, services);
+    is_refused = status == Status::no_tensor_map && !is_under_test();
+    return is_refused ? torch_library().gemm(args, services) : status;
+  });
+  if (is_refused) ++refused;
+}
+
+int64_t refused_tensor_maps() { return refused; }
 
 namespace {
 

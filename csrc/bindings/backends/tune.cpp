@@ -106,7 +106,7 @@ class Trial {
 };
 
 // (backend, variant), what is the choice while nothing is known first.
-std::vector<std::pair<std::string, int64_t>> candidates(const NotedProduct& product, bool triton) {
+std::vector<std::pair<std::string, int64_t>> candidates(NotedProduct& product, bool triton) {
   std::vector<std::pair<std::string, int64_t>> all;
   for (const Backend* const backend : gemm_candidates(product.device, product.args, triton)) {
     run(kTune, *backend, product.device, [&](Services& services) {

@@ -19,6 +19,10 @@ constexpr const char* kFamilies[] = {
 #undef AMP_EXT_NAME
         "gemm_f16",
     "gemm_bf16",
+    "gemm_sm80_f16",
+    "gemm_sm80_bf16",
+    "gemm_sm90_f16",
+    "gemm_sm90_bf16",
 };
 
 // A thread's own, so that a call waits for no other.

@@ -12,13 +12,17 @@
 namespace amp_ext {
 
 // What is verified apart from the rest: the kernels of an op on lists, and those of the products of
-// one operand type.
+// one operand type, each of GemmArgs::kernels alone where a backend has them.
 enum class Family : uint8_t {
 #define AMP_EXT_FAMILY(op, Args) op,
   AMP_EXT_LIST_OPS(AMP_EXT_FAMILY)
 #undef AMP_EXT_FAMILY
       gemm_f16,
   gemm_bf16,
+  gemm_sm80_f16,
+  gemm_sm80_bf16,
+  gemm_sm90_f16,
+  gemm_sm90_bf16,
 };
 
 #define AMP_EXT_FAMILY_OF(op, Args) \
@@ -27,6 +31,12 @@ AMP_EXT_LIST_OPS(AMP_EXT_FAMILY_OF)
 #undef AMP_EXT_FAMILY_OF
 inline Family family_of(const GemmArgs& g) {
   return g.a.dtype == DType::bf16 ? Family::gemm_bf16 : Family::gemm_f16;
+}
+inline Family family_of_sm80(const GemmArgs& g) {
+  return g.a.dtype == DType::bf16 ? Family::gemm_sm80_bf16 : Family::gemm_sm80_f16;
+}
+inline Family family_of_sm90(const GemmArgs& g) {
+  return g.a.dtype == DType::bf16 ? Family::gemm_sm90_bf16 : Family::gemm_sm90_f16;
 }
 
 // Whether a backend may run a call. The first call of a family on a device verifies it, which runs

@@ -104,8 +104,7 @@ class Product {
       tensor = tensor.clone(at::MemoryFormat::Contiguous);
       matrix->data = tensor.mutable_data_ptr();
     }
-    amp_ext::run(op_, backend, options_.device(),
-                 [&](Services& services) { return backend.gemm(args_, services); });
+    run_gemm(op_, backend, options_.device(), args_);
     return std::move(results_);
   }
 

@@ -32,6 +32,18 @@ void force(std::optional<int> tile, std::array<int, 2> cluster, int64_t splits, 
                     .ranges = ranges}});
 }
 
+std::optional<std::vector<std::string>> kernels_of(const std::string& backend,
+                                                   const std::string& device_name) {
+  const c10::Device device(device_name);
+  const Backend* const found = gemm_backend(device.type(), backend);
+  const auto kernels = found ? gemm_kernels(*found, device) : std::nullopt;
+  if (!kernels) return std::nullopt;
+  std::vector<std::string> names;
+  if (kernels->sm80) names.emplace_back("sm80");
+  if (kernels->sm90) names.emplace_back("sm90");
+  return names;
+}
+
 // (backend, reason) of gemm(a, b, ...).
 std::pair<std::string, std::string> choice_of(py::handle a, py::handle b, py::handle c,
                                               py::handle bias, bool trans_a, bool trans_b,
@@ -55,9 +67,12 @@ void bind_gemm(py::module_& m) {
         py::arg("sum_batch") = false,
         "Which backend computes gemm(a, b, ...), and why. Computes no product, but may have the "
         "backend's kernels verified first.");
-  m.def("refused_by_cublaslt", &refused_by_cublaslt,
-        "How many products cuBLASLt did not compute after all: torch's ops have computed them.");
-  m.def("cublaslt_version", &cublaslt_version, "As cuBLASLt says itself; 0 where there is none.");
+  m.def("refused_tensor_maps", &refused_tensor_maps,
+        "How many products torch's library has computed because the driver refused a tensor map.");
+  m.def(
+      "gemm_kernels", &kernels_of, py::arg("backend"), py::arg("device"),
+      "Which of the CUDA kernels, sm80 and sm90, compute products on a device; None for a backend "
+      "that has others.");
   m.def("gemm_tile_count", &gemm_tile_count, py::kw_only(), py::arg("sm90"),
         "How many tiles the CUDA gemm has for sm_90a, or else for sm_80; 0 without CUDA kernels.");
   m.def("force_gemm_tile", &force, py::arg("tile"), py::arg("cluster") = std::array<int, 2>{1, 1},

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "amp_ext/gemm.h"
@@ -75,6 +76,9 @@ class Backend {
   // Why it cannot compute a product, in a few words; null if it can. Follows no pointers.
   virtual const char* why_not(const GemmArgs&) const = 0;
   virtual Status gemm(const GemmArgs&, Services&) const = 0;
+
+  // Those of GemmArgs::kernels that compute products on a device; empty where it has others.
+  virtual std::optional<GemmKernels> gemm_kernels(const cuda::Target&) const { return {}; }
 
   // Why a product that it can compute is left to torch's library where neither has been measured;
   // null if it is not.

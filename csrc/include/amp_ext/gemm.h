@@ -41,6 +41,14 @@ inline const char* activation_name(Activation activation) {
   return kActivationNames[static_cast<int>(activation)];
 }
 
+// The kernels that the CUDA backend has for products: by mma.sync, and by wgmma and TMA.
+struct GemmKernels {
+  bool sm80 = false;
+  bool sm90 = false;
+
+  bool operator==(const GemmKernels&) const = default;
+};
+
 // x = alpha * a @ b + beta * c + bias, accumulated in fp32; a and b are not fp64. Matrix i of out
 // has the sum of the products i * terms, ..., (i + 1) * terms - 1 of a and b.
 //
@@ -63,6 +71,7 @@ struct GemmArgs {
   double beta;
   Activation activation;
   bool derivative;
+  GemmKernels kernels{true, true};  // that may compute it, of a backend that has them
   // n, the sums of out's columns over rows and batch before they are rounded, in fp64 where a
   // product is, else in fp32; may be null
   void* column_sums;

@@ -35,7 +35,7 @@ struct UpdateScaleArgs {
   int64_t found_inf_count;
 };
 
-constexpr int kMaxFoundInfs = 2048;  // cuda: they travel in the kernel's parameters
+constexpr int kMaxFoundInfs = 448;  // cuda: they travel in the kernel's parameters, of 4 KiB
 
 // Factors are applied in fp64 and rounded once, as torch._amp_update_scale_ does. The floor stops a
 // backoff and the ceiling stops a growth; neither moves a scale that already lies beyond it.

@@ -56,24 +56,39 @@ const char* CudaBackend::why_not(const GemmArgs& g) const {
 #ifndef AMP_EXT_SM80
   return "this build has no kernel for products";
 #endif
-  return can_run_sm80(g) ? nullptr : "the kernels take no such dtypes, strides or sizes";
+  const bool can_run = g.kernels.sm80 ? can_run_sm80(g) : g.kernels.sm90 && can_run_sm90(g);
+  return can_run ? nullptr : "the kernels take no such dtypes, strides or sizes";
 }
 
-// What TMA cannot load or store only the kernel for sm_80 computes, without these GPUs' wgmma or
-// tcgen05.
+// What TMA cannot load or store only the kernel for sm_80 computes, without this GPU's wgmma.
 const char* CudaBackend::why_slow(const GemmArgs& g, Services& services) const {
-  const int major = services.target().capability / 10;
-  return major >= 9 && major < 12 && !can_run_sm90(g)
+  return services.target().capability == 90 && !can_run_sm90(g)
              ? "not measured, and TMA takes no such addresses, strides or sizes: torch's library"
              : nullptr;
 }
 
-bool CudaBackend::has_sm90(const Target& target) const {
-#ifdef AMP_EXT_SM90
-  return target.capability == 90;
-#else
-  return false;
+// On 10 and 11 that for sm_80 would take four times as long as torch's library, without tcgen05,
+// and the driver tens of seconds to compile it.
+std::optional<GemmKernels> CudaBackend::gemm_kernels(const Target& target) const {
+  const int major = target.capability / 10;
+  GemmKernels kernels;
+#ifdef AMP_EXT_SM80
+  kernels.sm80 = major >= 8 && major != 10 && major != 11;
 #endif
+#ifdef AMP_EXT_SM90
+  kernels.sm90 = target.capability == 90;
+#endif
+  return kernels;
+}
+
+GemmDevice CudaBackend::device_of(const Target& target) const {
+  GemmDevice device{target.multiprocessors, gemm_kernels(target)->sm90};
+#ifdef AMP_EXT_SM90
+  if (device.sm90)
+    for (const int blocks : {1, 2})
+      device.active_clusters[blocks - 1] = active_sm90_clusters(blocks);
+#endif
+  return device;
 }
 
 GemmPlan CudaBackend::plan(const GemmArgs& g, const GemmDevice& device) const {
@@ -87,8 +102,7 @@ int64_t CudaBackend::variant_of(const GemmTileChoice& tile) const {
 }
 
 std::vector<int64_t> CudaBackend::gemm_variants(const GemmArgs& g, Services& services) const {
-  const Target target = services.target();
-  return plan_variants(g, {target.multiprocessors, has_sm90(target)});
+  return plan_variants(g, device_of(services.target()));
 }
 
 Status CudaBackend::gemm(const GemmArgs& args, Services& services) const {
@@ -100,22 +114,14 @@ Status CudaBackend::gemm(const GemmArgs& args, Services& services) const {
   if (g.k <= 1) g.a.column_stride = g.b.row_stride = 0;
   if (g.batch * g.terms <= 1) g.a.batch_stride = g.b.batch_stride = 0;
   const Target target = services.target();
-  GemmDevice device{target.multiprocessors, has_sm90(target)};
-  const auto run = [&](const GemmPlan& chosen) {
-    if (chosen.blocks == 0) return Status::ok;
-    const GemmLauncher launch = launcher(g.a.dtype, chosen.sm90);
-    if (!launch) return Status::not_built;
-    void* const workspace =
-        chosen.workspace_bytes ? services.scratch(chosen.workspace_bytes) : nullptr;
-    uint32_t* const tickets = chosen.tickets ? services.tickets(chosen.tickets) : nullptr;
-    return launch(g, chosen, workspace, tickets, target.stream);
-  };
-  const Status status = run(plan(args, device));
-  if (status != Status::no_tensor_map) return status;
-  // The driver may refuse what can_run_sm90 accepts, or have no encoder. The kernel for sm_80 needs
-  // no tensor maps.
-  device.sm90 = false;
-  return run(plan(args, device));
+  const GemmPlan chosen = plan(args, device_of(target));
+  if (chosen.blocks == 0) return Status::ok;
+  const GemmLauncher launch = launcher(g.a.dtype, chosen.sm90);
+  if (!launch) return Status::not_built;
+  void* const workspace =
+      chosen.workspace_bytes ? services.scratch(chosen.workspace_bytes) : nullptr;
+  uint32_t* const tickets = chosen.tickets ? services.tickets(chosen.tickets) : nullptr;
+  return launch(g, chosen, workspace, tickets, target.stream);
 }
 
 }  // namespace cuda

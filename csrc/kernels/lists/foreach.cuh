@@ -54,7 +54,7 @@ __device__ int owner_by_warp(const Entry* entries, int size, uint32_t chunk) {
 // launch, so a short list takes a small one: 42, 256 or 1344 tensors, 32, 192 or 1008 pairs.
 constexpr int kSmallTable = 1 << 10;
 constexpr int kMediumTable = 6 << 10;
-constexpr int kLargeTable = 32256;  // parameters have 32,764 bytes at most, CUDA >= 12.1
+constexpr int kLargeTable = 32256;  // parameters have 32,764 bytes at most
 
 // A chunk table as a kernel parameter: in the parameter itself, or in device memory.
 template <class Entry, int kBytes>
@@ -262,8 +262,10 @@ Status launch_list(const ListOf<Ref>& list, Services& services, LaunchTable laun
   constexpr std::integral_constant<int, kMediumTable> medium;
   constexpr std::integral_constant<int, kLargeTable> large;
   if (fits(small)) return launch_inline(small);
-  if (fits(medium)) return launch_inline(medium);
-  if (fits(large)) return launch_inline(large);
+  if (takes_long_parameters()) {
+    if (fits(medium)) return launch_inline(medium);
+    if (fits(large)) return launch_inline(large);
+  }
   DeviceTable<Entry> table;
   return launch(table, send_table(list, services, &table.device_entries, &table.chunks));
 }

@@ -207,8 +207,10 @@ __device__ void update_list(const Op& op, const Table& table, const StepScalars&
         const Rounding rounding{op.options.stochastic_rounding, noise_key_behind(key, behind)};
         op.update(entry, span, shared.factors, rounding);
       });
-  // Once no block will read a step.
-  if (!tickets || !is_last_block(tickets, gridDim.x, shared.last)) return;
+  // Once no thread of any block will read a step.
+  if (!tickets) return;
+  ptx::block_sync();
+  if (!is_last_block(tickets, gridDim.x, shared.last)) return;
   for (int i = threadIdx.x; i < table.size; i += kUpdateThreads) *table.entries()[i].step += 1.0f;
 }
 

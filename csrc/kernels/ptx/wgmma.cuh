@@ -37,7 +37,7 @@ enum class Major { k, mn };
 // An operand in shared memory in TMA's swizzle of 128 or 64 bytes, in atoms of 8 rows of as many
 // bytes, each atom aligned to its size. Offsets in bytes: `stride` from 8 rows to the next 8, along
 // m or n where k is contiguous and along k where it is not; `leading` from a row's contiguous
-// elements to the next ones where k is not contiguous, else ignored.
+// elements to the next ones where k is not contiguous, else 16, which the hardware assumes.
 template <int kRowBytes = 128>
 __device__ __forceinline__ uint64_t wgmma_descriptor(const void* tile, int leading, int stride) {
   static_assert(kRowBytes == 64 || kRowBytes == 128);

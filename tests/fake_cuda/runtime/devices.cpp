@@ -2,6 +2,7 @@
 #include <cuda.h>
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
@@ -43,10 +44,14 @@ void set_order(Settings& settings, const std::string& order) {
 Settings read_settings() {
   Settings read{.devices = static_cast<int>(number("FAKE_CUDA_DEVICES", "1")),
                 .multiprocessors = static_cast<int>(number("FAKE_CUDA_MULTIPROCESSORS", "4")),
+                .usable = 0,
                 .capability = static_cast<int>(number("FAKE_CUDA_CAPABILITY", "90")),
+                .driver = static_cast<int>(number("FAKE_CUDA_DRIVER", "0")),
                 .memory = number("FAKE_CUDA_MEMORY", "8589934592"),
                 .guarded = number("FAKE_CUDA_GUARDED", "0") != 0};
   set_order(read, variable("FAKE_CUDA_ORDER", "late"));
+  if (read.driver == 0) read.driver = CUDART_VERSION;
+  read.usable = std::min<int>(number("FAKE_CUDA_USABLE", "1000"), read.multiprocessors);
   return read;
 }
 
@@ -71,6 +76,16 @@ void load_fallback() {
     return true;
   }();
   (void)loaded;
+}
+
+CUresult encode_in_context(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, void* base,
+                           const cuuint64_t* sizes, const cuuint64_t* strides,
+                           const cuuint32_t* box, const cuuint32_t* steps,
+                           CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,
+                           CUtensorMapL2promotion promotion, CUtensorMapFloatOOBfill fill) {
+  if (!has_context) return CUDA_ERROR_INVALID_CONTEXT;
+  return cuTensorMapEncodeTiled(map, type, rank, base, sizes, strides, box, steps, interleave,
+                                swizzle, promotion, fill);
 }
 
 }  // namespace
@@ -179,6 +194,7 @@ FAKE_CUDA_API cudaError_t cudaGetDevice(int* device) {
 FAKE_CUDA_API cudaError_t cudaSetDevice(int device) {
   if (device < 0 || device >= settings().devices) return done(cudaErrorInvalidDevice);
   current_device = device;
+  has_context = true;
   return cudaSuccess;
 }
 
@@ -244,7 +260,7 @@ FAKE_CUDA_API cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* grea
 }
 
 FAKE_CUDA_API cudaError_t cudaDriverGetVersion(int* version) {
-  *version = CUDART_VERSION;
+  *version = settings().driver;
   return cudaSuccess;
 }
 
@@ -279,8 +295,9 @@ FAKE_CUDA_API const char* cudaGetErrorString(cudaError_t error) {
 FAKE_CUDA_API cudaError_t
 cudaGetDriverEntryPointByVersion(const char* symbol, void** function, unsigned, unsigned long long,
                                  cudaDriverEntryPointQueryResult* status) {
-  *function = strcmp(symbol, "cuTensorMapEncodeTiled") == 0 ? kernels().encode_tensor_map
-                                                            : dlsym(RTLD_DEFAULT, symbol);
+  *function = strcmp(symbol, "cuTensorMapEncodeTiled") == 0
+                  ? reinterpret_cast<void*>(&encode_in_context)
+                  : dlsym(RTLD_DEFAULT, symbol);
   if (status)
     *status = *function ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
   return cudaSuccess;

@@ -46,6 +46,9 @@ FAKE_CUDA_API CUresult cuPointerGetAttribute(void* value, CUpointer_attribute at
 }
 
 FAKE_CUDA_API CUresult cuModuleLoadData(CUmodule* module, const void*) {
+  FAKE_CUDA_LOCK;
+  if (check_captures("cuModuleLoadData") != cudaSuccess)
+    return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   *module = nullptr;  // a function is known by its name alone
   return CUDA_SUCCESS;
 }

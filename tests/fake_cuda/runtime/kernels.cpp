@@ -100,6 +100,10 @@ const char* launch(const cudaLaunchConfig_t& config, const Kernel& kernel, void*
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes*, const void*) {
   return cudaErrorNotSupported;
 }
+cudaError_t cudaDriverGetVersion(int*) { return cudaErrorNotSupported; }
+cudaError_t cudaOccupancyMaxActiveClusters(int*, const void*, const cudaLaunchConfig_t*) {
+  return cudaErrorNotSupported;
+}
 cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus*) {
   return cudaErrorNotSupported;
 }

@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <numeric>
 #include <unordered_map>
 
 #include "kernels.h"
@@ -18,8 +19,10 @@ namespace {
 constexpr unsigned kMostBlocksAcross = 65535;  // along y, and z
 constexpr unsigned kMostThreads = 1024, kMostThreadsDeep = 64;
 constexpr unsigned kMostClusterBlocks = 8;
-constexpr size_t kAlignment = 64;  // of a parameter
-constexpr int kWaits = 90;         // PTX of this version has griddepcontrol.wait
+constexpr size_t kAlignment = 64;           // of a parameter
+constexpr size_t kFewParameters = 4 << 10;  // bytes, that a driver for CUDA 12.0 takes
+constexpr int kManyParameters = 12010;
+constexpr int kWaits = 90;  // PTX of this version has griddepcontrol.wait
 
 struct Function {
   const char* symbol;
@@ -37,6 +40,7 @@ struct Configuration {
 };
 
 bool drops = false;
+int last_blocks = 0;
 int64_t early_launches = 0;
 thread_local std::vector<Configuration> pushed;  // by <<<...>>>
 
@@ -150,6 +154,12 @@ cudaError_t launch(const cudaLaunchConfig_t& config, const void* pointer, void**
     fprintf(stderr, "fake cuda: nothing can run %s\n", function->symbol);
     return refuse(cudaErrorNotSupported, "nothing can run %s", name.c_str());
   }
+  const auto& bytes = function->kernel->parameters;
+  if (settings().driver < kManyParameters &&
+      std::accumulate(bytes.begin(), bytes.end(), size_t{0}) > kFewParameters)
+    return refuse(cudaErrorInvalidConfiguration, "%s: its bytes of parameters", name.c_str());
+  last_blocks = config.gridDim.x;
+  has_context = true;
   early_launches += std::any_of(config.attrs, config.attrs + config.numAttrs, [](const auto& it) {
     return it.id == cudaLaunchAttributeProgrammaticStreamSerialization;
   });
@@ -209,6 +219,9 @@ FAKE_CUDA_API void fake_cuda_drop_launches(bool drop) { drops = drop; }
 
 // Launches so far that need not wait for the kernel before.
 FAKE_CUDA_API int64_t fake_cuda_early_launches() { return early_launches; }
+
+// Blocks of the last launch of amp_ext, along x.
+FAKE_CUDA_API int fake_cuda_last_blocks() { return last_blocks; }
 
 FAKE_CUDA_API void** __cudaRegisterFatBinary(void* binary) { return static_cast<void**>(binary); }
 FAKE_CUDA_API void __cudaRegisterFatBinaryEnd(void**) {}
@@ -273,9 +286,24 @@ FAKE_CUDA_API cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes,
   FAKE_CUDA_LOCK;
   const Function* const function = find_function(pointer);
   if (!function) return refuse(cudaErrorInvalidDeviceFunction, "%p is no kernel", pointer);
+  has_context = true;
   *attributes = {};
   attributes->ptxVersion = function->ptx;
   attributes->binaryVersion = settings().capability;
+  return cudaSuccess;
+}
+
+// A block has a multiprocessor to itself, as it has where it takes most of the shared memory.
+FAKE_CUDA_API cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, const void* pointer,
+                                                         const cudaLaunchConfig_t* config) {
+  FAKE_CUDA_LOCK;
+  const Function* const function = find_function(pointer);
+  if (!function) return refuse(cudaErrorInvalidDeviceFunction, "%p is no kernel", pointer);
+  if (const char* why = refusal(*config, *function, false))
+    return refuse(cudaErrorInvalidConfiguration, "%s: %s", name_of(*function).c_str(), why);
+  record("query", "cudaOccupancyMaxActiveClusters");
+  const auto& n = config->attrs->val.clusterDim;
+  *clusters = settings().usable / static_cast<int>(config->numAttrs ? n.x * n.y * n.z : 1);
   return cudaSuccess;
 }
 
@@ -287,6 +315,7 @@ FAKE_CUDA_API cudaError_t cudaFuncSetAttribute(const void* pointer, cudaFuncAttr
   if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize || value < 0 ||
       static_cast<size_t>(value) > most_shared())
     return refuse(cudaErrorInvalidValue, "attribute %d of a kernel: %d", attribute, value);
+  has_context = true;
   function->most_shared[current_device] = value;
   return cudaSuccess;
 }

@@ -226,6 +226,7 @@ using namespace fake_cuda;
 FAKE_CUDA_API void fake_cuda_refuse_pinned(bool on) { refuses_pinned = on; }
 
 FAKE_CUDA_API cudaError_t cudaMalloc(void** pointer, size_t bytes) {
+  has_context = true;
   FAKE_CUDA_LOCK;
   *pointer = nullptr;
   FAKE_CUDA_CHECK(check_captures("cudaMalloc"));

@@ -26,7 +26,9 @@ struct Settings {
   std::mt19937_64 generator;  // of a random order, and of the schedules of kernels
   int devices;
   int multiprocessors;
+  int usable;      // multiprocessors, by this process
   int capability;  // 90 for 9.0
+  int driver;      // the version of CUDA that it is for, 12010 for 12.1
   size_t memory;   // bytes of a device
   bool guarded;    // the host may not touch device memory
 };
@@ -51,6 +53,7 @@ class Lock {
 void discard(std::shared_ptr<const void> kept);
 
 inline thread_local int current_device = 0;
+inline thread_local bool has_context = false;   // a call has bound one to the thread
 inline cudaError_t lost_context = cudaSuccess;  // the error of an operation, which stays
 
 cudaError_t done(cudaError_t error);  // remembers it for cudaGetLastError
@@ -62,7 +65,7 @@ __attribute__((format(printf, 2, 3))) cudaError_t refuse(cudaError_t error, cons
 // Fails all calls from now on, as an operation has.
 __attribute__((format(printf, 1, 2))) void lose_context(const char* format, ...);
 
-// `kind` is launch, graph, copy, memset, host, wait or malloc.
+// `kind` is launch, graph, copy, memset, host, wait, query or malloc.
 void record(const char* kind, const std::string& what);
 
 // ---- memory -------------------------------------------------------------------------------------

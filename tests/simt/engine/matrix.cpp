@@ -105,6 +105,10 @@ Operand decode(const char* name, uint64_t descriptor, bool is_mn_major) {
   if (operand.start % (8 * operand.row) >= 128)
     fail("%s: shared+%u does not begin in the first row of an atom of %u bytes", name,
          operand.start - kSharedWindow, 8 * operand.row);
+  constexpr uint32_t kAssumed = 16;  // by the hardware, where it is not used
+  if (!is_mn_major && operand.leading != kAssumed)
+    fail("%s: a leading offset of %u bytes where k is contiguous, not %u", name, operand.leading,
+         kAssumed);
   return operand;
 }
 

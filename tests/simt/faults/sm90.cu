@@ -153,7 +153,7 @@ __global__ void registers_the_wrong_way(float*, const CUtensorMap __grid_constan
 
 // ---- wgmma -------------------------------------------------------------------------------------
 
-__device__ uint64_t descriptor(const void* tile) { return ptx::wgmma_descriptor(tile, 0, 1024); }
+__device__ uint64_t descriptor(const void* tile) { return ptx::wgmma_descriptor(tile, 16, 1024); }
 
 using Sums = float[64];
 

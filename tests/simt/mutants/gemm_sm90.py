@@ -192,15 +192,16 @@ MUTANTS = (
     _mutant(
         "strides change places",
         MAINLOOP,
-        "kPartBytes, 8 * kRowBytes)",
-        "8 * kRowBytes, kPartBytes)",
+        "kLeading, 8 * kRowBytes)",
+        "8 * kRowBytes, kLeading)",
     ),
     _mutant(
         "parts are eight rows",
         MAINLOOP,
-        "kPartBytes, 8 * kRowBytes)",
-        "8 * kRowBytes, 8 * kRowBytes)",
+        "kByK ? 16 : kPartBytes",
+        "kByK ? 16 : 8 * kRowBytes",
     ),
+    _mutant("parts where there are none", MAINLOOP, "kByK ? 16 : kPartBytes", "kPartBytes"),
     _mutant(
         "rows of 64 bytes are swizzled as those of 128",
         MAINLOOP,

@@ -217,8 +217,8 @@ struct Stages {
 using Sums = float[64];  // of 64 x 128
 
 __device__ __forceinline__ void add_stage(Sums& d, const Stage& stage) {
-  uint64_t a = ptx::wgmma_descriptor(stage.a, 0, 1024);
-  uint64_t b = ptx::wgmma_descriptor(stage.b, 0, 1024);
+  uint64_t a = ptx::wgmma_descriptor(stage.a, 16, 1024);
+  uint64_t b = ptx::wgmma_descriptor(stage.b, 16, 1024);
 #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     ptx::wgmma<__half, 128, Major::k, Major::k>(d, a, b, true);
@@ -289,7 +289,7 @@ int run(const uint4* from, float* to, Walk a, Walk b, bool accumulate) {
                 a, b, accumulate);
 }
 
-constexpr Walk kContiguous = {0, 1024, kStepBytes};
+constexpr Walk kContiguous = {16, 1024, kStepBytes};
 
 template <class T, int... kSizes>
 int run_size(const uint4* from, float* to, int n) {

@@ -203,8 +203,8 @@ def dumped(d: Tensor) -> Tensor:
 def wgmma(
     n: int,
     arguments: tuple[int, ...],
-    a_layout: tuple[bool, int, int] = (False, 0, 1024),
-    b_layout: tuple[bool, int, int] | tuple[bool, int, int, int] = (False, 0, 1024),
+    a_layout: tuple[bool, int, int] = (False, 16, 1024),
+    b_layout: tuple[bool, int, int] | tuple[bool, int, int, int] = (False, 16, 1024),
     dtype: torch.dtype = torch.float16,
     accumulate: bool = True,
 ) -> Case:
@@ -215,17 +215,17 @@ def wgmma(
 
 
 def wgmma_k_major() -> Iterator[Case]:
-    """SBO from 8 rows to the next 8, no LBO; k16 steps of 32 bytes"""
-    for leading, stride in ((0, 1024), (16, 1024), (8192, 2048)):
-        layout = (False, leading, stride)
-        yield wgmma(128, (leading, stride), layout, layout)
+    """SBO from 8 rows to the next 8, LBO 16; k16 steps of 32 bytes"""
+    for stride in (1024, 2048):
+        layout = (False, 16, stride)
+        yield wgmma(128, (16, stride), layout, layout)
 
 
 def wgmma_mn_major() -> Iterator[Case]:
     """SBO from 8 k to the next 8, LBO between 64s; steps of 2 SBO"""
     for leading, stride in ((8192, 1024), (16384, 2048), (1024, 2048)):
         for a, b in ((1, 0), (0, 1), (1, 1)):
-            layouts = [(True, leading, stride) if mn else (False, 0, 1024) for mn in (a, b)]
+            layouts = [(True, leading, stride) if mn else (False, 16, 1024) for mn in (a, b)]
             yield wgmma(128, (a, b, leading, stride), *layouts)
 
 
@@ -253,7 +253,7 @@ def wgmma_accumulate() -> Iterator[Case]:
 def wgmma_groups() -> Iterator[Case]:
     """wait<1>: the last group is pending, those before are done"""
     pairs = [(operand(64, K), operand(128, K)) for _ in range(3)]
-    images = [image(x, len(x) * K * 2, False, 0, 1024) for pair in pairs for x in pair]
+    images = [image(x, len(x) * K * 2, False, 16, 1024) for pair in pairs for x in pair]
     products = [a.float() @ b.float().mT for a, b in pairs]
     expected = torch.cat([dumped(products[0] + products[1]), dumped(products[2])])
     yield Case((), torch.cat(images), expected)

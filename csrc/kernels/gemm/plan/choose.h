@@ -16,14 +16,6 @@
 
 namespace amp_ext {
 
-// What is planned for.
-struct GemmDevice {
-  int multiprocessors = 1;
-  bool sm90 = false;  // runs code for sm_90a
-
-  bool operator==(const GemmDevice&) const = default;
-};
-
 struct GemmCandidate {
   bool sm90 = false;
   int tile = 0;
@@ -37,6 +29,10 @@ struct GemmCandidate {
 
   bool is_cut() const { return splits != 1 || ranges > 0; }
 };
+
+inline bool may_run_sm90(const GemmArgs& g, const GemmDevice& device) {
+  return device.sm90 && g.kernels.sm90 && can_run_sm90(g);
+}
 
 // Below this many predicted cycles, about 16 us, and with tiles that are cut, a candidate for
 // sm_90a is compared with those for sm_80, whose kernel starts faster and has smaller tiles.
@@ -61,14 +57,15 @@ void each_sm80(const GemmArgs& g, int multiprocessors, Visit visit) {
 
 // The same for each tile and cluster.
 template <class Visit>
-void each_sm90(const GemmArgs& g, int multiprocessors, Visit visit) {
+void each_sm90(const GemmArgs& g, const GemmDevice& device, Visit visit) {
   constexpr int kClusters[][2] = {{1, 1}, {2, 1}, {1, 2}};
   for (int tile = 0; tile < kSm90TileCount; ++tile) {
     const Sm90Tile& t = kSm90Tiles[tile];
     for (const auto& [m, n] : kClusters) {
       // Each block of a cluster has a tile.
-      if (m * n > multiprocessors || (m > 1 && g.m <= t.m) || (n > 1 && g.n <= t.n)) continue;
-      const Sm90Cost cost(g, t, m, n, multiprocessors);
+      if (m * n > device.multiprocessors || (m > 1 && g.m <= t.m) || (n > 1 && g.n <= t.n))
+        continue;
+      const Sm90Cost cost(g, t, m, n, device);
       GemmCandidate best;
       cost.each_cut([&](const Sm90Cut& cut) {
         const Prediction x = cost.predict(cut);
@@ -138,20 +135,21 @@ inline std::optional<GemmCandidate> forced_candidate(const GemmArgs& g, const Ge
                   std::max<int64_t>(forced.ranges, 0)};
   if (x.sm90) {
     const Sm90Tile& t = kSm90Tiles[x.tile];
-    if (!device.sm90 || !can_run_sm90(g)) return std::nullopt;
-    const Sm90Cost cost(g, t, x.cluster_m, x.cluster_n, device.multiprocessors);
+    if (!may_run_sm90(g, device)) return std::nullopt;
+    const Sm90Cost cost(g, t, x.cluster_m, x.cluster_n, device);
     const Sm90Cut cut = forced.ranges != 0 ? cost.balanced(x.splits)
                         : x.splits == 1    ? cost.uncut()
                                            : cost.equal(x.splits);
     if (forced.whole < 0) x.whole = cut.whole;
     if (forced.ranges < 0) x.ranges = cut.ranges, x.lead = cut.lead;
-  } else if (kGemmTiles[x.tile].aligned && !(layout_of_a(g).aligned && layout_of_b(g).aligned)) {
+  } else if (!g.kernels.sm80 ||
+             (kGemmTiles[x.tile].aligned && !(layout_of_a(g).aligned && layout_of_b(g).aligned))) {
     return std::nullopt;
   }
   return x;
 }
 
-// The cheapest candidate for a product that can_run_sm80.
+// The cheapest candidate for a product that one of its kernels can run.
 inline GemmCandidate choose(const GemmArgs& g, const GemmDevice& device) {
   if (const auto forced = tile_of_variant(g.variant))
     if (const auto candidate = forced_candidate(g, device, *forced)) return *candidate;
@@ -159,11 +157,11 @@ inline GemmCandidate choose(const GemmArgs& g, const GemmDevice& device) {
   const auto consider = [&](const GemmCandidate& x) {
     if (x.predicted.cost < best.predicted.cost) best = x;
   };
-  if (device.sm90 && can_run_sm90(g)) {
-    each_sm90(g, device.multiprocessors, consider);
+  if (may_run_sm90(g, device)) {
+    each_sm90(g, device, consider);
     if (!best.is_cut() && best.predicted.cycles >= kSm90CertainCycles && best.sm90) return best;
   }
-  each_sm80(g, device.multiprocessors, consider);
+  if (g.kernels.sm80) each_sm80(g, device.multiprocessors, consider);
   return best;
 }
 
@@ -172,8 +170,8 @@ inline std::vector<int64_t> plan_variants(const GemmArgs& g, const GemmDevice& d
   constexpr size_t kMost = 5;
   std::vector<GemmCandidate> all;
   const auto add = [&](const GemmCandidate& x) { all.push_back(x); };
-  if (device.sm90 && can_run_sm90(g)) each_sm90(g, device.multiprocessors, add);
-  each_sm80(g, device.multiprocessors, add);
+  if (may_run_sm90(g, device)) each_sm90(g, device, add);
+  if (g.kernels.sm80) each_sm80(g, device.multiprocessors, add);
   std::ranges::sort(all, {}, [](const GemmCandidate& x) { return x.predicted.cost; });
   const int64_t chosen = variant_of(choose(g, device));
   std::vector<int64_t> variants{0};
@@ -204,7 +202,7 @@ inline int64_t share_slots(const GemmPlan& plan) {
 }
 
 // The plan with this tile, cluster and cut, which can compute the product.
-inline GemmPlan make_plan(const GemmArgs& g, const GemmCandidate& x, int multiprocessors) {
+inline GemmPlan make_plan(const GemmArgs& g, const GemmCandidate& x, const GemmDevice& device) {
   GemmPlan plan;
   plan.sm90 = x.sm90;
   plan.tile = x.tile;
@@ -231,8 +229,8 @@ inline GemmPlan make_plan(const GemmArgs& g, const GemmCandidate& x, int multipr
   const int64_t tiles = batch * plan.tiles_m * plan.tiles_n;
   cut_tail(plan, x, tiles);
   const int cluster = x.cluster_m * x.cluster_n;
-  const int64_t at_a_time = x.sm90 ? sm90_clusters(cluster, multiprocessors)
-                                   : int64_t{multiprocessors} * sm80.resident_blocks();
+  const int64_t at_a_time = x.sm90 ? sm90_clusters(cluster, device)
+                                   : int64_t{device.multiprocessors} * sm80.resident_blocks();
   plan.blocks = plan.units;
   if (x.sm90)
     plan.blocks = static_cast<uint32_t>(std::min<int64_t>(plan.units, at_a_time) * cluster);
@@ -263,7 +261,7 @@ inline GemmPlan make_plan(const GemmArgs& g, const GemmCandidate& x, int multipr
 }
 
 inline GemmPlan choose_plan(const GemmArgs& g, const GemmDevice& device) {
-  return make_plan(g, choose(g, device), device.multiprocessors);
+  return make_plan(g, choose(g, device), device);
 }
 
 // ---- in words -----------------------------------------------------------------------------------

@@ -126,8 +126,9 @@ constexpr int64_t kSm90StepsOfShare = 8;
 constexpr int64_t kSm90StepsOfRest = 4;
 
 // The clusters that run at a time.
-inline int64_t sm90_clusters(int blocks, int multiprocessors) {
-  return std::max(1, multiprocessors / blocks);
+inline int64_t sm90_clusters(int blocks, const GemmDevice& device) {
+  const int active = device.active_clusters[blocks - 1];
+  return active > 0 ? active : std::max(1, device.multiprocessors / blocks);
 }
 
 // How the tiles of a plan are cut, as in GemmPlan.
@@ -161,12 +162,13 @@ inline double sm90_step_cycles(double m, double n) {
 // With a tile and a cluster.
 class Sm90Cost {
  public:
-  Sm90Cost(const GemmArgs& g, const Sm90Tile& t, int cluster_m, int cluster_n, int multiprocessors)
+  Sm90Cost(const GemmArgs& g, const Sm90Tile& t, int cluster_m, int cluster_n,
+           const GemmDevice& device)
       : ping_pong_(t.ping_pong), steps_(ceil_div(g.k, Sm90Tile::kStep) * g.terms) {
     const int cluster = cluster_m * cluster_n;
     const int64_t tile_m = int64_t{t.m} * cluster_m, tile_n = int64_t{t.n} * cluster_n;
     tiles_ = g.batch * ceil_div(g.m, tile_m) * ceil_div(g.n, tile_n);
-    clusters_ = sm90_clusters(cluster, multiprocessors);
+    clusters_ = sm90_clusters(cluster, device);
 
     const Sm90Memory memory = sm90_memory(g, t);
     const double m = std::min<int64_t>(t.m, g.m), n = std::min<int64_t>(t.n, g.n);
@@ -196,7 +198,7 @@ class Sm90Cost {
     lines_ = double(g.m) + g.n;
     tile_area_ = double(tile_m) * tile_n;
     tile_lines_ = m * cluster_m + n * cluster_n;
-    step_memory_ = kSm90LineBytes / (kMemoryBytes * multiprocessors);
+    step_memory_ = kSm90LineBytes / (kMemoryBytes * device.multiprocessors);
   }
 
   // No tile is cut.

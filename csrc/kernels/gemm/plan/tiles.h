@@ -162,6 +162,17 @@ constexpr bool is_sound(const Sm90Tile& t) {
 
 static_assert(std::ranges::all_of(kSm90Tiles, [](const Sm90Tile& t) { return is_sound(t); }));
 
+// ---- devices ------------------------------------------------------------------------------------
+
+// What is planned for.
+struct GemmDevice {
+  int multiprocessors = 1;
+  bool sm90 = false;            // runs code for sm_90a
+  int active_clusters[2] = {};  // of one block and of two, at a time; 0: all that there is room for
+
+  bool operator==(const GemmDevice&) const = default;
+};
+
 // ---- plans --------------------------------------------------------------------------------------
 
 // How a product is computed. The first tiles are whole: a unit of work is one of them. The steps

@@ -16,4 +16,8 @@ Status launch_gemm_bf16(const GemmArgs&, const GemmPlan&, void*, uint32_t*, cuda
 Status launch_gemm_sm90_f16(const GemmArgs&, const GemmPlan&, void*, uint32_t*, cuda::Stream);
 Status launch_gemm_sm90_bf16(const GemmArgs&, const GemmPlan&, void*, uint32_t*, cuda::Stream);
 
+// How many clusters of so many blocks run at once on the current device, which may leave a process
+// or a context some multiprocessors only; 0 where the runtime does not say. Asked once a thread.
+int active_sm90_clusters(int blocks);
+
 }  // namespace amp_ext

@@ -124,10 +124,14 @@ __device__ void finish(typename Gemm::Sums& sums, EpilogueShared<Gemm>& shared, 
         }
       }
     }
-    // Only constants can number registers, and those of the staged sums are free now.
+    // Only constants can number registers, and those of the staged sums are free now. One by one:
+    // for targets below 10.0 nvcc drops part of a memcpy within an array.
 #pragma unroll
     for (int i = kStagedParts; i < Gemm::kRowParts; ++i)
-      memcpy(sums[i - kStagedParts], sums[i], sizeof(sums[i]));
+#pragma unroll
+      for (int j = 0; j < Gemm::kColumnParts; ++j)
+#pragma unroll
+        for (int l = 0; l < 4; ++l) sums[i - kStagedParts][j][l] = sums[i][j][l];
     ptx::warp_sync();
 #pragma unroll 1
     for (int i = lane_row; i < kTile.staged_rows(); i += kPassRows) {

@@ -158,9 +158,11 @@ bool encode_maps(Sm90Maps& maps, const GemmArgs& g, const GemmPlan& plan) {
 template <class T, int kTileIndex, Major kA, Major kB>
 Status launch_sm90_instance(const GemmArgs& args, const GemmPlan& plan, void* workspace,
                             uint32_t* tickets, cuda::Stream stream) {
+  constexpr auto kernel = gemm_sm90_kernel<T, kTileIndex, kA, kB>;
+  // Asking binds the device's context to a thread that has none yet. The encoder needs one.
+  (void)waits_for_previous_grid(reinterpret_cast<const void*>(kernel));
   Sm90Maps maps{};
   if (!encode_maps<Sm90Gemm<T, kTileIndex, kA, kB>>(maps, args, plan)) return Status::no_tensor_map;
-  constexpr auto kernel = gemm_sm90_kernel<T, kTileIndex, kA, kB>;
   // The most that any plan takes.
   if (allow_shared_bytes<kernel, Sm90Tile::kSharedBytes>() != cudaSuccess)
     return Status::launch_failed;

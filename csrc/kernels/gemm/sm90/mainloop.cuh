@@ -55,7 +55,8 @@ struct Sm90Operand {
   // From `mn` on, a multiple of 64.
   __device__ static uint64_t descriptor(const unsigned char* step, int mn) {
     const int offset = kByK ? mn * kRowBytes : mn / kRow * kPartBytes;
-    return ptx::wgmma_descriptor<kRowBytes>(step + offset, kPartBytes, 8 * kRowBytes);
+    constexpr int kLeading = kByK ? 16 : kPartBytes;
+    return ptx::wgmma_descriptor<kRowBytes>(step + offset, kLeading, 8 * kRowBytes);
   }
 };
 
