@@ -16,7 +16,6 @@
 #include <mutex>
 #include <vector>
 
-#include "autocast/op_lists.h"
 #include "autocast/regions.h"
 #include "autocast/weight_copies.h"
 #include "backends/backends.h"
@@ -351,17 +350,15 @@ void override_torchs() {
   const std::lock_guard<std::mutex> lock(overrides_mutex);
   if (!overrides().empty()) return;
   const c10::WarningUtils::WarningHandlerGuard guard(&silent);
-  while_unlisted([] {
-    overrides().push_back(
-        Routes<c10::DeviceType::CPU>::override_torchs(c10::DispatchKey::AutocastCPU));
-    overrides().push_back(
-        Routes<c10::DeviceType::CUDA>::override_torchs(c10::DispatchKey::AutocastCUDA));
-  });
+  overrides().push_back(
+      Routes<c10::DeviceType::CPU>::override_torchs(c10::DispatchKey::AutocastCPU));
+  overrides().push_back(
+      Routes<c10::DeviceType::CUDA>::override_torchs(c10::DispatchKey::AutocastCUDA));
 }
 
 void restore_torchs() {
   const std::lock_guard<std::mutex> lock(overrides_mutex);
-  while_unlisted([] { overrides().clear(); });
+  overrides().clear();
 }
 
 // For regions inside a program that torch.compile traces.
