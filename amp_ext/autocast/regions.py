@@ -11,7 +11,7 @@ import torch
 # Imported by name: Dynamo does not compile a function that refers to no module of torch and no
 # tensor, and it would fail on __enter__ and __exit__ where a compiled program resumes in a region.
 from torch import autocast as torchs_autocast
-from torch import is_autocast_enabled, ops, set_autocast_enabled
+from torch import compiler, is_autocast_enabled, ops, set_autocast_enabled
 from torch._C import _is_any_autocast_enabled
 from torch.compiler import is_compiling
 
@@ -100,14 +100,19 @@ class autocast:
         _C.exit_region()
         return result
 
+    def __copy__(self) -> "autocast":
+        """Return a region of the same class that has not been entered."""
+        copied = type(self).__new__(type(self))
+        vars(copied).update(vars(self), _region=None)
+        return copied
+
     def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
         if not callable(function):
             return torchs_autocast(*self._arguments)(function)  # raises
 
         @functools.wraps(function)
         def within_region(*args: Any, **kwargs: Any) -> Any:
-            region = autocast(*self._arguments)  # a new one, since the function may call itself
-            with region:
+            with self.__copy__():  # the function may call itself
                 return function(*args, **kwargs)
 
         return within_region
@@ -124,11 +129,16 @@ def _check_type(name: str, value: Any, types: tuple[type, ...]) -> None:
 
 @contextmanager
 def _traced_region(arguments: tuple[Any, ...]) -> Iterator[None]:
-    """The same region, of context managers that Dynamo can trace."""
-    _override_autocast()
-    enabled = arguments[2] or is_autocast_enabled(_MARK)
-    with torchs_autocast(*arguments), torchs_autocast(_MARK, torch.float16, enabled):
-        yield
+    """Build the same region of context managers that Dynamo can trace."""
+    with torchs_autocast(*arguments):
+        # In torch 2.11 is_exporting() is also true in functions that torch.compile traces.
+        if compiler._is_exporting_flag:
+            yield
+        else:
+            _override_autocast()
+            is_ours = arguments[2] or is_autocast_enabled(_MARK)
+            with torchs_autocast(_MARK, torch.float16, is_ours):
+                yield
 
 
 def cast_weights_together(on: bool = True) -> None:

@@ -3,8 +3,8 @@
 They are subclasses of torch's, with the same arguments, groups, state and checkpoints.
 """
 
-from amp_ext.optim.optimizers import SGD, Adam, AdamW
 from amp_ext.ops._when_imported import when_imported
+from amp_ext.optim.optimizers import SGD, Adam, AdamW
 
 __all__ = ["SGD", "Adam", "AdamW"]
 

@@ -5,11 +5,12 @@ Importing amp_ext changes nothing in torch.
 
 from __future__ import annotations
 
+import copy
 import inspect
 import subprocess
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -220,6 +221,30 @@ def test_nothing_is_routed_after_an_exception() -> None:
 def test_decorated_function_is_routed_in_every_call() -> None:
     decorated = amp_ext.autocast(**FP16)(routed)
     assert [decorated(), routed(), decorated()] == [True, False, True]
+
+
+def test_a_decorator_enters_a_region_of_its_class() -> None:
+    class Counted(amp_ext.autocast):
+        entered: ClassVar[int] = 0
+
+        def __enter__(self) -> amp_ext.autocast:
+            Counted.entered += 1
+            return super().__enter__()
+
+    decorated = Counted(**FP16)(routed)
+    assert decorated() and decorated()
+    assert Counted.entered == 2
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy])
+def test_a_copy_of_an_entered_region_is_a_region_of_its_own(duplicate: Any) -> None:
+    region = amp_ext.autocast(**FP16)
+    with region:
+        with duplicate(region):
+            assert routed()
+        assert routed()
+    assert not routed()
+    assert not torch.is_autocast_enabled("cpu")
 
 
 IMPORT_CHANGES_NOTHING = """

@@ -1,5 +1,6 @@
 #include "autocast/copy_cache.h"
 
+#include <ATen/CachedTensorUtils.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -26,10 +27,11 @@ namespace {
 
 std::atomic<bool> casts_together = false;
 
-// Whether copies of a tensor are kept.
+// Whether copies of a tensor are kept. CUDA graphs of torch.compile write to the memory of their
+// "cached" tensors without a new version.
 bool is_kept(const at::Tensor& tensor) {
   return tensor.scalar_type() == at::kFloat && tensor.is_leaf() && tensor.requires_grad() &&
-         !tensor.is_view() && !tensor.is_inference();
+         !tensor.is_view() && !tensor.is_inference() && !at::caching::is_cached_tensor(tensor);
 }
 
 c10::StorageImpl* storage_of(const at::Tensor& tensor) {
@@ -76,18 +78,6 @@ class Copies final : public c10::BackendMeta {
     return entry(leaf, type).copy;
   }
 
-  at::Tensor matrix_of(const at::Tensor& leaf, at::ScalarType type) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    Entry& entry = this->entry(leaf, type);
-    if (!entry.matrix.defined()) {
-      const at::AutoGradMode with_history(true);
-      const at::Tensor original = as_matrix(leaf);
-      const at::AutoDispatchBelowADInplaceOrView below_autograd;
-      entry.matrix = with_gradient_edge(original, as_matrix(entry.copy));
-    }
-    return entry.matrix;
-  }
-
  private:
   // A sequence that is being recorded.
   struct Run {
@@ -101,7 +91,6 @@ class Copies final : public c10::BackendMeta {
     int64_t version = 0;
     c10::StorageImpl* storage = nullptr;
     at::Tensor copy;
-    at::Tensor matrix;
     Run* unused_in = nullptr;  // until the first use
   };
 
@@ -125,7 +114,6 @@ class Copies final : public c10::BackendMeta {
     entry.version = leaf._version();
     entry.storage = storage_of(leaf);
     entry.copy = with_gradient_edge(leaf, std::move(copy));
-    entry.matrix.reset();
   }
 
   // Makes a new entry part of a run; casts what is expected after it.
@@ -226,11 +214,6 @@ void cast_weights_together(bool on) { casts_together = on; }
 at::Tensor kept_copy(const at::Tensor& leaf, at::ScalarType type) {
   const auto cache = copies_for(leaf);
   return cache ? cache->of(leaf, type) : at::Tensor();
-}
-
-at::Tensor kept_matrix(const at::Tensor& leaf, at::ScalarType type) {
-  const auto cache = copies_for(leaf);
-  return cache ? cache->matrix_of(leaf, type) : at::Tensor();
 }
 
 }  // namespace amp_ext
