@@ -1,7 +1,7 @@
 """Mixed-precision regions, whose matrix products run on this package's GEMM."""
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import NoneType
 from typing import Any
@@ -11,13 +11,12 @@ import torch
 # Imported by name: Dynamo does not compile a function that refers to no module of torch and no
 # tensor, and it would fail on __enter__ and __exit__ where a compiled program resumes in a region.
 from torch import autocast as torchs_autocast
-from torch import is_autocast_enabled, ops, set_autocast_enabled
+from torch import compiler, is_autocast_enabled, ops, set_autocast_enabled
 from torch._C import _is_any_autocast_enabled
 from torch.compiler import is_compiling
 
 from amp_ext._library import _C
 from amp_ext._warnings import torchs_region
-from amp_ext.autocast.op_lists import Listed, OpLists
 
 _MARK = _C.REGION_MARK  # a device type: autocast is enabled for it in a region of ours
 _override_autocast = ops.amp_ext._override_autocast.default
@@ -46,18 +45,9 @@ class autocast:
         dtype: float16 or bfloat16; torch's default for the device type when None.
         enabled: whether to cast at all.
         cache_enabled: whether to keep casts of weights; as around the region when None.
-        custom_fp16_ops: ops to run in ``dtype`` (bfloat16 as well) that torch would not, by the
-            names of torch's ops, ``{"softmax", "aten::gelu"}``, or by modules of torch.nn that are
-            one op, ``{"LayerNorm", nn.GELU}``. All overloads, also where torch calls them within
-            another op that is not cast itself. Their float32 arguments are cast; float64 stays.
-        custom_fp32_ops: ops to run in float32. An inner region's lists add to the outer one's, and
-            take precedence.
 
     Raises:
-        TypeError: arguments of other types, or lists of anything but names.
-        ValueError: no op of torch's has a listed name, or it writes to its arguments or returns a
-            view of them; a name is in both lists; lists for another device than "cpu" and "cuda".
-        RuntimeError: lists in a function that torch.compile compiles, or a listed op in one.
+        TypeError: arguments of other types.
     """
 
     def __init__(
@@ -66,19 +56,12 @@ class autocast:
         dtype: torch.dtype | None = None,
         enabled: bool = True,
         cache_enabled: bool | None = None,
-        *,
-        custom_fp16_ops: Iterable[Listed] | None = None,
-        custom_fp32_ops: Iterable[Listed] | None = None,
     ) -> None:
         # torch raises for these while it enters its region, and leaves it half entered.
         _check_type("dtype", dtype, (torch.dtype, NoneType))
         _check_type("enabled", enabled, (bool,))
         _check_type("cache_enabled", cache_enabled, (bool, NoneType))
         self._arguments = (device_type, dtype, enabled, cache_enabled)
-        self._lists = None
-        if custom_fp16_ops is not None or custom_fp32_ops is not None:
-            lists = _lists_of(device_type, custom_fp16_ops, custom_fp32_ops)
-            self._lists = lists if enabled else None
         self._region = None if is_compiling() else torchs_region(*self._arguments)
 
     def __getattr__(self, name: str) -> Any:
@@ -98,13 +81,11 @@ class autocast:
             self._traced.__enter__()
             return self
         region = self._torchs_region()
-        if self._lists is not None:
-            self._outer_lists = self._lists.enter()
         _C.enter_region()
         try:
             region.__enter__()
         except BaseException:
-            self._leave()
+            _C.exit_region()
             raise
         self._was_marked = is_autocast_enabled(_MARK)
         set_autocast_enabled(_MARK, False)
@@ -117,13 +98,14 @@ class autocast:
             return self._traced.__exit__(*exception)
         set_autocast_enabled(_MARK, self._was_marked)
         result = self._region.__exit__(*exception)
-        self._leave()
+        _C.exit_region()
         return result
 
-    def _leave(self) -> None:
-        _C.exit_region()
-        if self._lists is not None:
-            _C.leave_op_lists(self._outer_lists)
+    def __copy__(self) -> "autocast":
+        """Return a region of the same class that has not been entered."""
+        copied = type(self).__new__(type(self))
+        vars(copied).update(vars(self), _region=None)
+        return copied
 
     def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
         if not callable(function):
@@ -131,31 +113,10 @@ class autocast:
 
         @functools.wraps(function)
         def within_region(*args: Any, **kwargs: Any) -> Any:
-            region = autocast(*self._arguments)  # a new one, since the function may call itself
-            region._lists = self._lists
-            with region:
+            with self.__copy__():  # the function may call itself
                 return function(*args, **kwargs)
 
         return within_region
-
-
-def _lists_of(
-    device_type: str, low: Iterable[Listed] | None, fp32: Iterable[Listed] | None
-) -> OpLists | None:
-    if is_compiling():
-        raise RuntimeError(
-            "amp_ext.autocast: torch.compile does not take custom_fp16_ops and custom_fp32_ops: "
-            "leave the region out of the compiled function"
-        )
-    lists = OpLists(low, fp32)
-    if not (lists.low or lists.fp32):
-        return None
-    if device_type not in ("cpu", "cuda"):
-        raise ValueError(
-            "amp_ext.autocast: custom_fp16_ops and custom_fp32_ops are for 'cpu' and 'cuda', "
-            f"got device_type {device_type!r}"
-        )
-    return lists
 
 
 def _check_type(name: str, value: Any, types: tuple[type, ...]) -> None:
@@ -169,8 +130,13 @@ def _check_type(name: str, value: Any, types: tuple[type, ...]) -> None:
 
 @contextmanager
 def _traced_region(arguments: tuple[Any, ...]) -> Iterator[None]:
-    """The same region, of context managers that Dynamo can trace."""
-    _override_autocast()
-    enabled = arguments[2] or is_autocast_enabled(_MARK)
-    with torchs_autocast(*arguments), torchs_autocast(_MARK, torch.float16, enabled):
-        yield
+    """Build the same region of context managers that Dynamo can trace."""
+    with torchs_autocast(*arguments):
+        # In torch 2.11 is_exporting() is also true in functions that torch.compile traces.
+        if compiler._is_exporting_flag:
+            yield
+        else:
+            _override_autocast()
+            is_ours = arguments[2] or is_autocast_enabled(_MARK)
+            with torchs_autocast(_MARK, torch.float16, is_ours):
+                yield

@@ -27,9 +27,11 @@ class _Finder:
 
             def load_and_register(module: ModuleType) -> None:
                 load(module)
-                if self in sys.meta_path:  # else somebody has loaded it a second time
-                    sys.meta_path.remove(self)
-                    self.register(module)
+                # A second load finds none.
+                for finder in [f for f in sys.meta_path if isinstance(f, _Finder)]:
+                    if finder.name == self.name:
+                        sys.meta_path.remove(finder)
+                        finder.register(module)
 
             spec.loader.exec_module = load_and_register
         return spec

@@ -3,9 +3,10 @@
 They are subclasses of torch's, with the same arguments, groups, state and checkpoints.
 """
 
-from amp_ext._untraced import call_untraced
+from amp_ext.ops._when_imported import when_imported
 from amp_ext.optim.optimizers import SGD, Adam, AdamW
 
 __all__ = ["SGD", "Adam", "AdamW"]
 
-call_untraced(__name__)
+# Dynamo does not trace these modules, as it does not trace torch.amp.grad_scaler.
+when_imported("torch._dynamo", lambda dynamo: dynamo.trace_rules.add(__name__))

@@ -4,7 +4,6 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "autocast/autocast.h"
-#include "autocast/op_lists.h"
 #include "autocast/regions.h"
 #include "backends/backends.h"
 #include "backends/python.h"
@@ -51,11 +50,6 @@ PYBIND11_MODULE(_C, m) {
   m.attr("REGION_MARK") = c10::DeviceTypeName(amp_ext::kRegionMark, /*lower_case=*/true);
   m.def("enter_region", &amp_ext::enter_region);
   m.def("exit_region", &amp_ext::exit_region);
-  pybind11::class_<amp_ext::OpListRegion>(m, "OpListRegion");
-  m.def("enter_op_lists", &amp_ext::enter_op_lists);
-  m.def("leave_op_lists", &amp_ext::leave_op_lists);
-  m.def("why_not_listable", &amp_ext::why_not_listable);
-  m.def("listable_ops", &amp_ext::listable_ops);
   m.def("install", &amp_ext::install);
   m.def("uninstall", &amp_ext::uninstall);
   m.def("is_installed", &amp_ext::is_installed);

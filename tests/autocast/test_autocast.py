@@ -5,11 +5,12 @@ Importing amp_ext changes nothing in torch.
 
 from __future__ import annotations
 
+import copy
 import inspect
 import subprocess
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -97,11 +98,11 @@ def test_decorates_functions_and_methods() -> None:
 
 def test_has_torchs_interface() -> None:
     assert amp_ext.autocast.__name__ == "autocast"
-    parameters = [inspect.signature(c).parameters for c in (amp_ext.autocast, torch.autocast)]
-    mine, torchs = ([(p.name, p.kind, p.default) for p in ps.values()] for ps in parameters)
-    assert mine[: len(torchs)] == torchs
-    own = [(name, kind.name, default) for name, kind, default in mine[len(torchs) :]]
-    assert own == [(f"custom_{dtype}_ops", "KEYWORD_ONLY", None) for dtype in ("fp16", "fp32")]
+    mine, torchs = (
+        [(p.name, p.kind, p.default) for p in inspect.signature(cls).parameters.values()]
+        for cls in (amp_ext.autocast, torch.autocast)
+    )
+    assert mine == torchs
     for function in ("custom_fwd", "custom_bwd", "is_autocast_available"):
         assert getattr(amp_ext, function) is getattr(torch.amp, function)
 
@@ -220,6 +221,30 @@ def test_nothing_is_routed_after_an_exception() -> None:
 def test_decorated_function_is_routed_in_every_call() -> None:
     decorated = amp_ext.autocast(**FP16)(routed)
     assert [decorated(), routed(), decorated()] == [True, False, True]
+
+
+def test_a_decorator_enters_a_region_of_its_class() -> None:
+    class Counted(amp_ext.autocast):
+        entered: ClassVar[int] = 0
+
+        def __enter__(self) -> amp_ext.autocast:
+            Counted.entered += 1
+            return super().__enter__()
+
+    decorated = Counted(**FP16)(routed)
+    assert decorated() and decorated()
+    assert Counted.entered == 2
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy])
+def test_a_copy_of_an_entered_region_is_a_region_of_its_own(duplicate: Any) -> None:
+    region = amp_ext.autocast(**FP16)
+    with region:
+        with duplicate(region):
+            assert routed()
+        assert routed()
+    assert not routed()
+    assert not torch.is_autocast_enabled("cpu")
 
 
 IMPORT_CHANGES_NOTHING = """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -293,6 +293,27 @@ def test_what_is_no_weight_is_not_kept(x: Tensor, weight: Tensor, kind: str) -> 
         gone = weakref.ref(operand)
         del operand
         assert gone() is None
+
+
+@pytest.fixture
+def graph_owned(weight: Tensor) -> Iterator[Tensor]:
+    """A weight whose memory CUDA graphs of torch.compile own."""
+    torch._C._set_cached_tensors_enabled(True)
+    torch._C._add_cached_tensor(weight)
+    yield weight
+    torch._C._remove_cached_tensor(weight)
+    torch._C._set_cached_tensors_enabled(False)
+
+
+@pytest.mark.parametrize("region", [torch.autocast, amp_ext.autocast])
+def test_memory_of_cuda_graphs_is_cast_at_every_use(
+    x: Tensor, graph_owned: Tensor, region: Any
+) -> None:
+    """A replay of a graph changes it without a new version."""
+    with region("cpu", FP16), Seen() as seen:
+        for _ in range(3):
+            F.linear(x.half(), graph_owned)
+    assert seen.casts == 3 + 3
 
 
 class Copies(TorchDispatchMode):

@@ -158,3 +158,25 @@ def test_a_checkpoint_leaves_out_what_nobody_needs() -> None:
         assert products.count == 1
         out.sum().backward()
     assert products.count == 3
+
+
+@pytest.mark.parametrize(
+    ("product", "shapes"),
+    [
+        (torch.matmul, [(4, 3), (3,)]),
+        (nn.functional.conv2d, [(2, 3, 4, 4), (5, 3, 1, 1)]),
+        (lambda x, w: nn.functional.conv2d(x.mT, w), [(2, 3, 4, 4), (5, 3, 1, 1)]),
+    ],
+)
+def test_a_saved_product_may_not_change(product: Any, shapes: list[tuple[int, ...]]) -> None:
+    """A change in place of a saved product is an error, not a second change."""
+    x, weight = (torch.ones(shape, requires_grad=True) for shape in shapes)
+    saves = functools.partial(
+        create_selective_checkpoint_contexts, [torch.ops.amp_ext.gemm.default]
+    )
+    with amp_ext.autocast("cpu", BF16):
+        result = checkpoint(
+            lambda: product(x, weight).mul_(2).square(), use_reentrant=False, context_fn=saves
+        )
+    with pytest.raises(RuntimeError, match="has been mutated"):
+        result.sum().backward()

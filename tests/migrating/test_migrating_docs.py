@@ -92,7 +92,7 @@ def run(line: str, space: Space) -> list[torch.dtype]:
 
 def dtype_said(line: str) -> torch.dtype | None:
     """In which type a region's products run."""
-    if "enabled=False" in line or "linear" in line:
+    if "enabled=False" in line:
         return torch.float32
     return torch.float16 if "float16" in line.replace("bfloat16", "") else torch.bfloat16
 

@@ -3,7 +3,6 @@
 #include "autocast/autocast.h"
 
 #include <ATen/autocast_mode.h>
-#include <ATen/ops/_unsafe_view.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
 #include <pybind11/pybind11.h>
@@ -16,7 +15,6 @@
 #include <mutex>
 #include <vector>
 
-#include "autocast/op_lists.h"
 #include "autocast/regions.h"
 #include "autocast/weight_copies.h"
 #include "backends/backends.h"
@@ -33,8 +31,13 @@ using at::autocast::CastPolicy;
 using OptionalTensor = std::optional<at::Tensor>;
 
 // What a tensor is to gemm, which multiplies the shards of DTensors (amp_ext/ops/_sharding.py). The
-// tensors by which torch traces programs count as plain.
+// tensors by which torch.compile traces programs count as plain.
 enum class Kind { plain, dtensor, foreign };
+
+// Whether torch.export traces a program, which has to run where amp_ext is not imported.
+bool is_exporting() {
+  return pybind11::module_::import("torch.compiler").attr("_is_exporting_flag").cast<bool>();
+}
 
 Kind kind_of(const at::Tensor& tensor) {
   if (!tensor.unsafeGetTensorImpl()->is_python_dispatch()) return Kind::plain;
@@ -42,8 +45,28 @@ Kind kind_of(const at::Tensor& tensor) {
   const pybind11::object object = object_of(tensor);
   if (is_dtensor(object.ptr())) return Kind::dtensor;
   const std::string_view name = Py_TYPE(object.ptr())->tp_name;
-  return name == "FakeTensor" || name == "FunctionalTensor" ? Kind::plain : Kind::foreign;
+  const bool is_traced = name == "FakeTensor" || name == "FunctionalTensor";
+  return is_traced && !is_exporting() ? Kind::plain : Kind::foreign;
 }
+
+// Whether torch.jit.trace records the program.
+bool is_recorded() { return c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::Tracer); }
+
+// torch.jit.trace cannot record a cast that the program's last call has left in torch's cache.
+class Uncached {
+ public:
+  Uncached() : enabled_(at::autocast::is_autocast_cache_enabled()) {
+    if (enabled_ && is_recorded()) at::autocast::set_autocast_cache_enabled(false);
+  }
+  ~Uncached() {
+    if (enabled_) at::autocast::set_autocast_cache_enabled(true);
+  }
+  Uncached(const Uncached&) = delete;
+  Uncached& operator=(const Uncached&) = delete;
+
+ private:
+  bool enabled_;
+};
 
 // Whether gemm accepts the tensor: one on the region's device, of a type that autocast casts.
 bool is_accepted(const at::Tensor& tensor, c10::DeviceType device) {
@@ -63,11 +86,25 @@ bool is_accepted(const OptionalTensor& tensor, c10::DeviceType device) {
 
 bool is_of(Kind kind, const OptionalTensor& tensor) { return !tensor || kind_of(*tensor) == kind; }
 
-// All are plain, or all are DTensors.
+// All are plain, or all are DTensors. A program that torch.jit.trace records is torch's alone.
 template <class... Tensors>
 bool is_routed(c10::DeviceType device, const at::Tensor& first, const Tensors&... others) {
-  return in_our_region() && is_accepted(first, device) && (is_accepted(others, device) && ...) &&
-         (is_of(kind_of(first), others) && ...);
+  return in_our_region() && !is_recorded() && is_accepted(first, device) &&
+         (is_accepted(others, device) && ...) && (is_of(kind_of(first), others) && ...);
+}
+
+// view(result) as a tensor of its own to autograd: it may be changed in place as torch's results
+// may, and a selective checkpoint that has saved `result` notices.
+template <class View>
+at::Tensor own(const at::Tensor& result, const View& view) {
+  const c10::impl::ExcludeDispatchKeyGuard no_views(c10::DispatchKey::ADInplaceOrView);
+  const at::Tensor own = view(result);
+  torch::autograd::impl::set_version_counter(own, torch::autograd::impl::version_counter(result));
+  return own;
+}
+
+at::Tensor squeezed(const at::Tensor& result, int64_t dim) {
+  return own(result, [&](const at::Tensor& tensor) { return tensor.squeeze(dim); });
 }
 
 bool expands(const at::Tensor& tensor, std::initializer_list<c10::SymInt> sizes) {
@@ -76,6 +113,10 @@ bool expands(const at::Tensor& tensor, std::initializer_list<c10::SymInt> sizes)
                                                   [](const auto& size, const auto& target) {
                                                     return size == target || size == 1;
                                                   });
+}
+
+bool is_channels_last(const at::Tensor& tensor) {
+  return tensor.suggest_memory_format() == at::MemoryFormat::ChannelsLast;
 }
 
 bool all_are(c10::SymIntArrayRef values, int64_t value) {
@@ -87,11 +128,18 @@ bool all_are(c10::SymIntArrayRef values, int64_t value) {
 // goes to torch.
 template <c10::DeviceType kDevice>
 struct Routes {
-  template <class Signature, Signature* kOp>
-  static constexpr auto torchs =
-      &at::autocast::WrapFunction<CastPolicy::lower_precision_fp, kDevice, Signature, Signature,
-                                  kOp>::type::call;
-#define AMP_EXT_TORCHS(op) torchs<decltype(at::_ops::op::call), &at::_ops::op::call>
+  template <auto kOp, class Signature = std::remove_pointer_t<decltype(kOp)>>
+  struct Torchs;
+  template <auto kOp, class... Args>
+  struct Torchs<kOp, at::Tensor(Args...)> {
+    static at::Tensor call(Args... args) {
+      const Uncached guard;
+      return at::autocast::WrapFunction<CastPolicy::lower_precision_fp, kDevice,
+                                        at::Tensor(Args...), at::Tensor(Args...),
+                                        kOp>::type::call(std::forward<Args>(args)...);
+    }
+  };
+#define AMP_EXT_TORCHS(op) Torchs<&at::_ops::op::call>::call
 
   static at::Tensor low(const at::Tensor& tensor) {
     return lowered(tensor, at::autocast::get_autocast_dtype(kDevice));
@@ -104,11 +152,15 @@ struct Routes {
 
   // An addend enters the fp32 sum unrounded; where torch's library computes the sum, in torch's
   // type.
-  static at::Tensor addend(const at::Tensor& tensor) {
-    const auto dtype = dtype_of(at::autocast::get_autocast_dtype(kDevice));
+  static at::ScalarType addend_type(const at::Tensor& tensor) {
+    const at::ScalarType type = at::autocast::get_autocast_dtype(kDevice);
+    const auto dtype = dtype_of(type);
     const bool by_library =
         kDevice == c10::DeviceType::CUDA || (dtype && cpu_backend().multiplies(*dtype));
-    return by_library ? low(tensor) : tensor;
+    return by_library ? type : tensor.scalar_type();
+  }
+  static at::Tensor addend(const at::Tensor& tensor) {
+    return lowered(tensor, addend_type(tensor));
   }
 
   struct NoAutocast : c10::impl::ExcludeDispatchKeyGuard {
@@ -127,7 +179,7 @@ struct Routes {
     GemmOptions options{.trans_b = true};
     if (bias) options.bias = addend(*bias);
     if (x.dim() > 1) return low_gemm(x, weight, options);
-    return low_gemm(x.unsqueeze(0), weight, options).squeeze(0);
+    return squeezed(low_gemm(x.unsqueeze(0), weight, options), -2);
   }
 
   static at::Tensor mm(const at::Tensor& a, const at::Tensor& b) {
@@ -179,8 +231,8 @@ struct Routes {
                       a.sym_size(-1) == b.sym_size(b.dim() == 1 ? 0 : -2) && batches_expand(a, b);
     if (!fits) return AMP_EXT_TORCHS(matmul)(a, b);
     const NoAutocast guard;
-    if (a.dim() == 1) return batched(a.unsqueeze(0), b).squeeze(-2);
-    if (b.dim() == 1) return batched(a, b.unsqueeze(1)).squeeze(-1);
+    if (a.dim() == 1) return squeezed(batched(a.unsqueeze(0), b), -2);
+    if (b.dim() == 1) return squeezed(batched(a, b.unsqueeze(1)), -1);
     return batched(a, b);
   }
 
@@ -222,26 +274,43 @@ struct Routes {
            (!bias || (bias->dim() == 1 && bias->sym_size(0) == weight.sym_size(0)));
   }
 
-  // A convolution with 1 x 1 filters. The result has torch's memory format.
+  // A convolution with 1 x 1 filters. Result and gradients have torch's memory formats. Gradients
+  // reach the arguments through views, whose nodes run in the order of torch's hooks: the last one
+  // made is the first.
   static at::Tensor pointwise(const at::Tensor& x, const at::Tensor& weight,
                               const OptionalTensor& bias) {
     const NoAutocast guard;
-    const at::Tensor matrix = lowered_matrix(weight, at::autocast::get_autocast_dtype(kDevice));
+    const bool unbatched = x.dim() == 3;
+    const bool weight_is_last = is_channels_last(weight);
+    const bool last = weight_is_last ||
+                      (unbatched ? is_channels_last(x.detach().unsqueeze(0)) : is_channels_last(x));
     GemmOptions options;
-    if (x.suggest_memory_format() == at::MemoryFormat::ChannelsLast ||
-        (x.dim() == 4 && weight.suggest_memory_format() == at::MemoryFormat::ChannelsLast)) {
-      options.trans_b = true;
-      if (bias) options.bias = addend(*bias);
-      return low_gemm(x.movedim(1, -1).contiguous(), matrix, options).movedim(-1, 1);
+    if (bias) {
+      const at::Tensor addends =
+          lowered_view(*bias, addend_type(*bias), [&](const at::Tensor& tensor) {
+            return last ? tensor.unsqueeze(0) : tensor.unsqueeze(1);
+          });
+      options.c = addends;
     }
-    if (bias) options.c = addend(bias->unsqueeze(1));
-    c10::SymDimVector sizes(x.sym_sizes());
-    sizes.pop_back();
-    sizes.back() *= x.sym_size(-1);
-    const at::Tensor pixels = x.reshape_symint(sizes);
-    sizes = x.sym_sizes();
-    sizes[sizes.size() - 3] = weight.sym_size(0);
-    return at::_unsafe_view_symint(low_gemm(matrix, pixels, options), sizes);
+    const auto type = at::autocast::get_autocast_dtype(kDevice);
+    const at::Tensor matrix = lowered_view(weight, type, [&](const at::Tensor& tensor) {
+      return (weight_is_last ? tensor.movedim(1, -1) : tensor)
+          .view_symint({weight.sym_size(0), weight.sym_size(1)});
+    });
+    const at::Tensor images = unbatched ? x.unsqueeze(0) : x;
+    at::Tensor result;
+    if (last) {
+      options.trans_b = true;
+      result = own(low_gemm(images.movedim(1, -1).contiguous(), matrix, options),
+                   [](const at::Tensor& tensor) { return tensor.movedim(-1, 1); });
+    } else {
+      c10::SymDimVector sizes(images.sym_sizes());
+      const at::Tensor pixels = images.reshape_symint({sizes[0], sizes[1], sizes[2] * sizes[3]});
+      sizes[1] = weight.sym_size(0);
+      result = own(low_gemm(matrix, pixels, options),
+                   [&](const at::Tensor& tensor) { return tensor.view_symint(sizes); });
+    }
+    return unbatched ? result.squeeze(0) : result;
   }
 
   static at::Tensor conv2d(const at::Tensor& x, const at::Tensor& weight,
@@ -347,17 +416,15 @@ void override_torchs() {
   const std::lock_guard<std::mutex> lock(overrides_mutex);
   if (!overrides().empty()) return;
   const c10::WarningUtils::WarningHandlerGuard guard(&silent);
-  while_unlisted([] {
-    overrides().push_back(
-        Routes<c10::DeviceType::CPU>::override_torchs(c10::DispatchKey::AutocastCPU));
-    overrides().push_back(
-        Routes<c10::DeviceType::CUDA>::override_torchs(c10::DispatchKey::AutocastCUDA));
-  });
+  overrides().push_back(
+      Routes<c10::DeviceType::CPU>::override_torchs(c10::DispatchKey::AutocastCPU));
+  overrides().push_back(
+      Routes<c10::DeviceType::CUDA>::override_torchs(c10::DispatchKey::AutocastCUDA));
 }
 
 void restore_torchs() {
   const std::lock_guard<std::mutex> lock(overrides_mutex);
-  while_unlisted([] { overrides().clear(); });
+  overrides().clear();
 }
 
 // For regions inside a program that torch.compile traces.

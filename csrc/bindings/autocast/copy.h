@@ -27,11 +27,6 @@ inline at::Tensor with_gradient_edge(const at::Tensor& original, at::Tensor copy
   return copy;
 }
 
-// The weight [n, k, 1, 1] of a convolution of single pixels as [n, k].
-inline at::Tensor as_matrix(const at::Tensor& weight) {
-  return weight.view_symint({weight.sym_size(0), weight.sym_size(1)});
-}
-
 // Traced tensors have no memory, nor have zeros that autograd stands in for.
 inline bool has_memory(const at::Tensor& tensor) {
   return !tensor.unsafeGetTensorImpl()->is_python_dispatch() &&

@@ -1,5 +1,6 @@
 #include "autocast/copy_cache.h"
 
+#include <ATen/CachedTensorUtils.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -7,7 +8,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <tuple>
+#include <utility>
 
 #include "autocast/copy.h"
 #include "autocast/provided_copies.h"
@@ -16,10 +17,11 @@
 namespace amp_ext {
 namespace {
 
-// Whether copies of a tensor are kept.
+// Whether copies of a tensor are kept. CUDA graphs of torch.compile write to the memory of their
+// "cached" tensors without a new version.
 bool is_kept(const at::Tensor& tensor) {
   return tensor.scalar_type() == at::kFloat && tensor.is_leaf() && tensor.requires_grad() &&
-         !tensor.is_view() && !tensor.is_inference();
+         !tensor.is_view() && !tensor.is_inference() && !at::caching::is_cached_tensor(tensor);
 }
 
 // The copy that an optimizer has written, or a cast. The former is a view, whose version says when
@@ -37,25 +39,14 @@ at::Tensor new_copy_of(const at::Tensor& leaf, at::ScalarType type) {
 class Copies final : public c10::BackendMeta {
  public:
   at::Tensor of(const at::Tensor& leaf, at::ScalarType type) {
-    const Key key{leaf.unsafeGetTensorImpl(), type, /*matrix=*/false};
+    const Key key{leaf.unsafeGetTensorImpl(), type};
     if (const Kept kept = current(key, leaf)) return kept->copy;
     const Original original(leaf);
     return keep(key, original, with_gradient_edge(leaf, new_copy_of(leaf, type)));
   }
 
-  at::Tensor matrix_of(const at::Tensor& leaf, at::ScalarType type) {
-    const Key key{leaf.unsafeGetTensorImpl(), type, /*matrix=*/true};
-    if (const Kept kept = current(key, leaf)) return kept->copy;
-    const Original original(leaf);
-    const at::Tensor copy = of(leaf, type);
-    const at::AutoGradMode with_history(true);
-    const at::Tensor matrix = as_matrix(leaf);
-    const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    return keep(key, original, with_gradient_edge(matrix, as_matrix(copy)));
-  }
-
  private:
-  using Key = std::tuple<c10::TensorImpl*, at::ScalarType, bool>;
+  using Key = std::pair<c10::TensorImpl*, at::ScalarType>;
   // The original's version and memory. Traced tensors have no address of their memory.
   struct Original {
     explicit Original(const at::Tensor& leaf)
@@ -123,11 +114,6 @@ c10::intrusive_ptr<Copies> copies_for(const at::Tensor& leaf) {
 at::Tensor kept_copy(const at::Tensor& leaf, at::ScalarType type) {
   const auto cache = copies_for(leaf);
   return cache ? cache->of(leaf, type) : at::Tensor();
-}
-
-at::Tensor kept_matrix(const at::Tensor& leaf, at::ScalarType type) {
-  const auto cache = copies_for(leaf);
-  return cache ? cache->matrix_of(leaf, type) : at::Tensor();
 }
 
 }  // namespace amp_ext

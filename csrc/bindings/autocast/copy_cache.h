@@ -7,7 +7,5 @@ namespace amp_ext {
 
 // The copy of `leaf` that is kept, made if need be; undefined where none is kept.
 at::Tensor kept_copy(const at::Tensor& leaf, at::ScalarType type);
-// The same of the weight [n, k, 1, 1] of a convolution, as a matrix [n, k].
-at::Tensor kept_matrix(const at::Tensor& leaf, at::ScalarType type);
 
 }  // namespace amp_ext

@@ -24,11 +24,16 @@ at::Tensor lowered(const at::Tensor& tensor, at::ScalarType type) {
   return with_gradient_edge(tensor, copy_of(tensor, type));
 }
 
-at::Tensor lowered_matrix(const at::Tensor& weight, at::ScalarType type) {
-  if (weight.scalar_type() != type && !needs_no_gradient(weight)) {
-    if (at::Tensor kept = kept_matrix(weight, type); kept.defined()) return kept;
-  }
-  return lowered(as_matrix(weight), type);
+at::Tensor lowered_view(const at::Tensor& tensor, at::ScalarType type,
+                        c10::function_ref<at::Tensor(const at::Tensor&)> view) {
+  const at::Tensor original = view(tensor);
+  if (tensor.scalar_type() == type) return original;
+  const at::Tensor copy = lowered(tensor, type);
+  if (!original.requires_grad()) return view(copy);
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  at::Tensor result = view(copy);
+  torch::autograd::impl::set_version_counter(result, torch::autograd::impl::version_counter(copy));
+  return with_gradient_edge(original, std::move(result));
 }
 
 }  // namespace amp_ext

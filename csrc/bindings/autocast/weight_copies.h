@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/FunctionRef.h>
 
 namespace amp_ext {
 
@@ -14,7 +15,8 @@ namespace amp_ext {
 // fused optimizers, .data and NumPy write to weights without a new version.
 at::Tensor lowered(const at::Tensor& tensor, at::ScalarType type);
 
-// The weight [n, k, 1, 1] of a convolution of single pixels, lowered, as a matrix [n, k].
-at::Tensor lowered_matrix(const at::Tensor& weight, at::ScalarType type);
+// view(tensor), lowered as a view of the copy of `tensor`.
+at::Tensor lowered_view(const at::Tensor& tensor, at::ScalarType type,
+                        c10::function_ref<at::Tensor(const at::Tensor&)> view);
 
 }  // namespace amp_ext

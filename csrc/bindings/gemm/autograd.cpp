@@ -50,6 +50,9 @@ namespace {
 // Its outputs are the result, and x = alpha * a @ b + beta * c + bias where the activation is
 // curved. Only backward passes see that one: its derivative depends on x, and x on the inputs.
 struct GemmBackward final : Node {
+  // In the order of the arguments of addmm and linear: hooks of leaves fire in it.
+  enum Input { kC, kA, kB, kBias, kInputs };
+
   std::string name() const override { return "GemmBackward"; }
 
   void release_variables() override {
@@ -61,22 +64,22 @@ struct GemmBackward final : Node {
 
   variable_list apply(variable_list&& grads) override {
     const std::lock_guard<std::mutex> lock(mutex_);
-    variable_list results(4);
+    variable_list results(kInputs);
     at::Tensor grad = grads[0];
     if (grad.defined() && activation != Activation::none)
       grad = activation_gradient(grad, activated_.unpack(getptr()), activation);
     if (grads.size() > 1) grad = total(grad, grads[1]);
     if (!grad.defined()) return results;
-    if (task_should_compute_output(0)) results[0] = gradient_of_a(grad);
-    if (task_should_compute_output(1)) results[1] = gradient_of_b(grad);
-    if (task_should_compute_output(2)) results[2] = c.gradient(grad, beta);
-    if (task_should_compute_output(3)) results[3] = bias.gradient(grad, 1);
+    if (task_should_compute_output(kC)) results[kC] = c.gradient(grad, beta);
+    if (task_should_compute_output(kA)) results[kA] = gradient_of_a(grad);
+    if (task_should_compute_output(kB)) results[kB] = gradient_of_b(grad);
+    if (task_should_compute_output(kBias)) results[kBias] = bias.gradient(grad, 1);
     return results;
   }
 
   void save(const at::Tensor& a, const at::Tensor& b) {
-    if (should_compute_output(1)) a_ = SavedVariable(a, false);
-    if (should_compute_output(0)) b_ = SavedVariable(b, false);
+    if (should_compute_output(kB)) a_ = SavedVariable(a, false);
+    if (should_compute_output(kA)) b_ = SavedVariable(b, false);
   }
   // What activation_gradient needs.
   void save_activated(const at::Tensor& tensor, bool is_output) {
@@ -123,7 +126,7 @@ struct GemmBackward final : Node {
 TensorPair recorded_gemm(const at::Tensor& a, const at::Tensor& b, const GemmOptions& options,
                          bool with_aux) {
   const auto node = make_node<GemmBackward>();
-  node->set_next_edges(torch::autograd::collect_next_edges(a, b, options.c, options.bias));
+  node->set_next_edges(torch::autograd::collect_next_edges(options.c, a, b, options.bias));
   node->trans_a = options.trans_a;
   node->trans_b = options.trans_b;
   node->activation = activation_of(kGemm, options.activation);

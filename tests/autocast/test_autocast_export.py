@@ -1,0 +1,101 @@
+"""Programs that torch.jit.trace and torch.export make run without amp_ext."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import amp_ext
+
+FP16 = torch.float16
+KINDS = ["trace", "export", "strict export", "decomposed export"]
+LOADS = """
+import sys, torch
+inputs, expected = torch.load("values")
+for kind in sys.argv[1:]:
+    model = torch.jit.load(kind) if kind == "trace" else torch.export.load(kind).module()
+    assert model(*inputs).float().equal(expected), kind
+assert not [name for name in sys.modules if name.startswith("amp_ext")]
+"""
+
+
+def whole(*shape: int) -> Tensor:
+    """Return small whole numbers, of which products are exact in every dtype."""
+    return torch.randint(-2, 3, shape).float()
+
+
+class Net(nn.Module):
+    """A linear, a convolution of single pixels and a product, perhaps in a region of their own."""
+
+    def __init__(self, region: Any) -> None:
+        super().__init__()
+        self.linear, self.conv, self.region = nn.Linear(4, 4), nn.Conv2d(2, 4, 1), region
+        for parameter in self.parameters():
+            parameter.data = whole(*parameter.shape)
+
+    def forward(self, x: Tensor, image: Tensor) -> Tensor:
+        if self.region is None:
+            return self.body(x, image)
+        with self.region("cpu", FP16):
+            return self.body(x, image)
+
+    def body(self, x: Tensor, image: Tensor) -> Tensor:
+        hidden = self.linear(x) @ self.linear.weight
+        return hidden + self.conv(image).flatten(2).sum(-1)
+
+
+def save(model: Net, inputs: tuple[Tensor, ...], kind: str, path: Path) -> None:
+    if kind == "trace":
+        torch.jit.trace(model, inputs).save(path)
+        return
+    program = torch.export.export(model, inputs, strict=kind.startswith("strict"))
+    if kind.startswith("decomposed"):
+        program = program.run_decompositions()
+    torch.export.save(program, path.with_suffix(".pt2"))
+    path.with_suffix(".pt2").rename(path)
+
+
+@pytest.mark.parametrize("place", ["within", "around"])
+@pytest.mark.parametrize("name", ["amp_ext.autocast", "install"])
+def test_programs_load_without_amp_ext(
+    name: str, place: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """A saved program gives the model's result in a process that has only torch."""
+    region: Any = amp_ext.autocast
+    if name == "install":
+        amp_ext.install()
+        request.addfinalizer(amp_ext.uninstall)
+        region = torch.autocast
+    model = Net(region if place == "within" else None)
+    inputs = whole(3, 4), whole(3, 2, 3, 3)
+    with region("cpu", FP16) if place == "around" else nullcontext():
+        torch.save((inputs, model(*inputs).detach().float()), tmp_path / "values")
+        for kind in KINDS:
+            save(model, inputs, kind, tmp_path / kind)
+    command = [sys.executable, "-c", LOADS, *KINDS]
+    subprocess.run(command, check=True, cwd=tmp_path)
+
+
+def test_compiled_programs_keep_our_products() -> None:
+    """An export before it changes nothing for torch.compile."""
+    torch._dynamo.reset()
+    model = Net(amp_ext.autocast)
+    inputs = whole(3, 4), whole(3, 2, 3, 3)
+    torch.export.export(model, inputs)
+    ops: list[Any] = []
+
+    def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
+        ops.extend(node.target for node in graph.graph.nodes)
+        return graph.forward
+
+    from torch._dynamo.backends.common import aot_autograd
+
+    torch.compile(model, backend=aot_autograd(fw_compiler=backend), fullgraph=True)(*inputs)
+    assert ops.count(torch.ops.amp_ext.gemm.default) == 3
