@@ -1,5 +1,5 @@
-// Packing takes a visible part of a product's time: squares of 16 bytes are transposed in registers,
-// with instructions that every x86-64 processor has.
+// Packing takes a visible part of a product's time: squares of 16 bytes are transposed in
+// registers, with instructions that every x86-64 processor has.
 #include "gemm/pack.h"
 
 #include <algorithm>
