@@ -90,8 +90,9 @@ class SimtBackend final : public cuda::CudaBackend {
     return CudaBackend::gemm_variants(args, services);
   }
 
-  std::optional<GemmKernels> gemm_kernels(const cuda::Target& target) const override {
-    const bool sm80 = capability == 0 || CudaBackend::gemm_kernels(target)->sm80;
+  std::optional<GemmKernels> gemm_kernels(const cuda::Target&) const override {
+    const bool sm80 =
+        capability == 0 || CudaBackend::gemm_kernels({.capability = capability})->sm80;
     return GemmKernels{sm80, sm90};
   }
 
