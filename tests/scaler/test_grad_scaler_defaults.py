@@ -104,9 +104,9 @@ def test_examples_of_ops(in_both: Any, op: str) -> None:
 
 def test_cases_of_verification(in_both: Any) -> None:
     def arguments() -> Any:
-        families = ("update_scale", "grad_norm", "adam", "sgd", "gemm_f16")
+        families = ("update_scale", "grad_norm", "adam", "sgd", "gemm_sm80_f16")
         return [
-            [case.arguments for case in itertools.islice(verify.cases(family, "cuda", False), 12)]
+            [case.arguments for case in itertools.islice(verify.cases(family, "cuda"), 12)]
             for family in families
         ]
 
