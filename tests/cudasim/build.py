@@ -104,13 +104,16 @@ def library(name: str = "cudasim", more: Iterable[Path] = (), flags: Sequence[st
         """Compile several files by one process."""
         if not sources:
             return
+        made = [made_of(source, flags) for source in sources]  # before anybody changes one
         with tempfile.TemporaryDirectory(dir=into) as folder:
             call([*command, *flags, "-c", *map(str, sources)], folder)
-            for source in sources:
-                os.replace(Path(folder) / f"{source.stem}.o", made_of(source, flags))
+            for source, whole in zip(sources, made, strict=True):
+                os.replace(Path(folder) / f"{source.stem}.o", whole)
 
     with alone(into), ThreadPoolExecutor(jobs()) as pool:
-        lacking = sorted((s for s in own if not made_of(s).exists()), key=lambda s: s.stat().st_size)
+        lacking = sorted(
+            (s for s in own if not made_of(s).exists()), key=lambda s: s.stat().st_size
+        )
         list(pool.map(compile_all, [lacking[i :: jobs()] for i in range(jobs())]))
         compile_all([source for source in more if not made_of(source, flags).exists()], flags)
         objects = [str(made_of(source)) for source in own]

@@ -88,28 +88,18 @@ def _build_runtime(objects: list[Path], into: Path) -> Path:
 
 def _units(architecture: str) -> list[tuple[Path, list[str]]]:
     """Return the kernels and their flags, those of setup.py."""
-    code = "import json, sys; sys.path.insert(0, '.'); import setup as s; print(json.dumps("
-    code += "[(str(u[0]), u[2]) for u in s.cuda_units([sys.argv[1]]) if u[0].suffix == '.cu']))"
     name = re.sub(r"(\d)(a?)$", r".\1\2", architecture)
-    listed = subprocess.run(
-        [sys.executable, "-c", code, name],
-        cwd=simt.ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    left_out = ("-gencode", "-Xcompiler", "-Xptxas", "-lineinfo")
-    return [
-        (
-            simt.ROOT / source,
-            [
-                f.replace("-Icsrc", f"-I{simt.ROOT}/csrc")
-                for f in flags
-                if not f.startswith(left_out)
-            ],
-        )
-        for source, flags in json.loads(listed.stdout)
-    ]
+    code = "import json, sys; sys.path.insert(0, '.'); import setup as s; print(json.dumps("
+    code += f"[(str(u[0]), u[2]) for u in s.cuda_units(['{name}']) if u[0].suffix == '.cu']))"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=simt.ROOT, capture_output=True, text=True, check=True)
+
+    def kept(flags: list[str]) -> list[str]:
+        left_out = ("-gencode", "-Xcompiler", "-Xptxas", "-lineinfo")
+        own = [flag for flag in flags if not flag.startswith(left_out)]
+        return [flag.replace("-Icsrc", f"-I{simt.ROOT}/csrc") for flag in own]
+
+    return [(simt.ROOT / source, kept(flags)) for source, flags in json.loads(done.stdout)]
 
 
 def build_ptx(capability: int) -> dict[str, str]:

@@ -68,14 +68,6 @@ struct Widened {
   }
 };
 
-template <int kSources, class T, class F>
-bool same_type(Decoder& d, F f) {
-  if constexpr (kSources == 3)
-    return d.lanes<T, T, T, T>(f);
-  else
-    return d.lanes<T, T, T>(f);
-}
-
 template <int kSources, class F>
 bool all_floats(Decoder& d, F f) {
   const std::string type = d.type();
@@ -87,12 +79,9 @@ bool all_floats(Decoder& d, F f) {
     return set_rounding(d);
   }
   if (d.has("sat") || d.has("relu") || d.has("ftz")) d.unknown("a modifier");
-  const auto pick = [&]<class T>() { same_type<kSources, T>(d, Widened<F>()); };
-  if (type == "f64") {
-    pick.template operator()<double>();
-    return set_rounding(d);
-  }
-  return with_type(Halves(), type, pick);
+  if (type == "f64")
+    return same_type<kSources>(d, Types<double>(), Widened<F>()) && set_rounding(d);
+  return same_type<kSources>(d, Halves(), Widened<F>());
 }
 
 // ---- whole numbers ------------------------------------------------------------------------------
@@ -186,9 +175,9 @@ bool decode_extreme(Decoder& d) {
   if (type == "f32" && d.has("ftz"))
     return d.lanes<float, float, float>(
         [](float a, float b) { return Extreme<kMax, kNan>()(flush(a), flush(b)); });
-  const auto pick = [&]<class T>() { d.lanes<T, T, T>(Extreme<kMax, kNan>()); };
-  return with_type(Integers(), type, pick) || with_type(Floats(), type, pick) ||
-         with_type(Halves(), type, pick);
+  constexpr Extreme<kMax, kNan> extreme;
+  return same_type<2>(d, Integers(), extreme) || same_type<2>(d, Floats(), extreme) ||
+         same_type<2>(d, Halves(), extreme);
 }
 
 // ---- signs --------------------------------------------------------------------------------------
@@ -213,9 +202,9 @@ bool decode_sign(Decoder& d) {
   const std::string type = d.type();
   if (type == "f32" && d.has("ftz"))
     return d.lanes<float, float>([](float a) { return flush(Sign<kAbsolute>()(a)); });
-  const auto pick = [&]<class T>() { d.lanes<T, T>(Sign<kAbsolute>()); };
-  return with_type(Types<s16, s32, s64>(), type, pick) || with_type(Floats(), type, pick) ||
-         with_type(Halves(), type, pick);
+  constexpr Sign<kAbsolute> sign;
+  return same_type<1>(d, Types<s16, s32, s64>(), sign) || same_type<1>(d, Floats(), sign) ||
+         same_type<1>(d, Halves(), sign);
 }
 
 }  // namespace
@@ -228,14 +217,10 @@ bool decode_arithmetic(Decoder& d) {
     if (!floating && (d.has("sat") || d.has("cc"))) d.unknown("a modifier");
     if (name == "add") {
       if (floating) return all_floats<2>(d, [](auto a, auto b) { return a + b; });
-      return with_type(Integers(), type, [&]<class T>() {
-        d.lanes<T, T, T>([](T a, T b) { return static_cast<T>(a + b); });
-      });
+      return same_type<2>(d, Integers(), [](auto a, auto b) { return a + b; });
     }
     if (floating) return all_floats<2>(d, [](auto a, auto b) { return a - b; });
-    return with_type(Integers(), type, [&]<class T>() {
-      d.lanes<T, T, T>([](T a, T b) { return static_cast<T>(a - b); });
-    });
+    return same_type<2>(d, Integers(), [](auto a, auto b) { return a - b; });
   }
   if (name == "fma" || (name == "mad" && floating))
     return all_floats<3>(d, [](auto a, auto b, auto c) { return std::fma(a, b, c); });
@@ -243,10 +228,9 @@ bool decode_arithmetic(Decoder& d) {
   if (name == "mul" || name == "mad") return decode_products(d);
   if (name == "div") {
     if (floating) return all_floats<2>(d, [](auto a, auto b) { return a / b; });
-    return with_type(Integers(), type, [&]<class T>() { d.lanes<T, T, T>(Divide()); });
+    return same_type<2>(d, Integers(), Divide());
   }
-  if (name == "rem")
-    return with_type(Integers(), type, [&]<class T>() { d.lanes<T, T, T>(Remainder()); });
+  if (name == "rem") return same_type<2>(d, Integers(), Remainder());
   if (name == "min")
     return d.has("NaN") ? decode_extreme<false, true>(d) : decode_extreme<false, false>(d);
   if (name == "max")
@@ -254,14 +238,10 @@ bool decode_arithmetic(Decoder& d) {
   if (name == "neg") return decode_sign<false>(d);
   if (name == "abs") return decode_sign<true>(d);
   if (name == "sad")
-    return with_type(Integers(), type, [&]<class T>() {
-      d.lanes<T, T, T, T>(
-          [](T a, T b, T c) { return static_cast<T>(c + (a < b ? b - a : a - b)); });
-    });
+    return same_type<3>(d, Integers(),
+                        [](auto a, auto b, auto c) { return c + (a < b ? b - a : a - b); });
   if (name == "copysign")  // the sign of the first, the size of the second
-    return with_type(Floats(), type, [&]<class T>() {
-      d.lanes<T, T, T>([](T a, T b) { return std::copysign(b, a); });
-    });
+    return same_type<2>(d, Floats(), [](auto a, auto b) { return std::copysign(b, a); });
   return false;
 }
 

@@ -15,7 +15,7 @@ void complete_bytes(Block& block, u32 offset, u32 bytes);
 
 // ---- tensor maps --------------------------------------------------------------------------------
 
-// What cuTensorMapEncodeTiled() was given.
+// The arguments of cuTensorMapEncodeTiled().
 struct TensorMap {
   u64 magic;
   u8* base;

@@ -24,7 +24,7 @@ void copy(Warp& w, const Instruction& it, u32 lanes) {
   copy.lanes = lanes;
   copy.bytes = it.count;
   const u32 bytes = static_cast<u32>(it.count);
-  const bool is_late = w.grid->is_late();
+  copy.is_late = w.grid->is_late();
   const int first = __builtin_ctz(lanes);
   Accesses writes(w, it, role_of_group(w, first, true)),
       reads(w, it, role_of_group(w, first, false));
@@ -47,14 +47,14 @@ void copy(Warp& w, const Instruction& it, u32 lanes) {
     copy.from[lane] = reinterpret_cast<const u8*>(from);
     copy.read[lane] = static_cast<int>(read);
     copy.group[lane] = w.copy_groups[lane];
-    if (is_late)
+    if (copy.is_late)
       memset(at.data, 0xff, bytes);
     else
       finish_copy(at, copy.from[lane], copy.read[lane], copy.bytes);
   });
   writes.finish();
   reads.finish();
-  if (is_late) w.copies.push_back(copy);
+  w.copies.push_back(copy);
 }
 
 void commit(Warp& w, const Instruction&, u32 lanes) {
@@ -66,9 +66,10 @@ void wait(Warp& w, const Instruction& it, u32 lanes) {
   for (CopyInFlight& copy : w.copies)
     each_lane(copy.lanes & lanes, [&](int lane) {
       if (!it.kind && s64{copy.group[lane]} >= s64{w.copy_groups[lane]} - it.offset) return;
-      const SharedBytes at =
-          shared_bytes(w, lane, copy.to[lane], static_cast<u32>(copy.bytes), 1, kWhat);
-      finish_copy(at, copy.from[lane], copy.read[lane], copy.bytes);
+      const u32 bytes = static_cast<u32>(copy.bytes);
+      if (copy.is_late)
+        finish_copy(shared_bytes(w, lane, copy.to[lane], bytes, 1, kWhat), copy.from[lane],
+                    copy.read[lane], copy.bytes);
       copy.lanes &= ~(1u << lane);
     });
   while (!w.copies.empty() && !w.copies.front().lanes) w.copies.pop_front();

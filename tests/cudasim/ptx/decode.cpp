@@ -11,50 +11,6 @@
 namespace cudasim {
 namespace {
 
-const char* const kSpecials[] = {"%tid.x",
-                                 "%tid.y",
-                                 "%tid.z",
-                                 "%ntid.x",
-                                 "%ntid.y",
-                                 "%ntid.z",
-                                 "%ctaid.x",
-                                 "%ctaid.y",
-                                 "%ctaid.z",
-                                 "%nctaid.x",
-                                 "%nctaid.y",
-                                 "%nctaid.z",
-                                 "%laneid",
-                                 "%warpid",
-                                 "%nwarpid",
-                                 "%cluster_ctarank",
-                                 "%cluster_nctarank",
-                                 "%clusterid.x",
-                                 "%clusterid.y",
-                                 "%clusterid.z",
-                                 "%nclusterid.x",
-                                 "%nclusterid.y",
-                                 "%nclusterid.z",
-                                 "%cluster_ctaid.x",
-                                 "%cluster_ctaid.y",
-                                 "%cluster_ctaid.z",
-                                 "%cluster_nctaid.x",
-                                 "%cluster_nctaid.y",
-                                 "%cluster_nctaid.z",
-                                 "%is_explicit_cluster",
-                                 "%lanemask_lt",
-                                 "%lanemask_le",
-                                 "%lanemask_eq",
-                                 "%lanemask_ge",
-                                 "%lanemask_gt",
-                                 "%dynamic_smem_size",
-                                 "%total_smem_size",
-                                 "%smid",
-                                 "%nsmid",
-                                 "%warpsize",
-                                 "%gridid",
-                                 "%clock",
-                                 "%globaltimer_lo"};
-
 class Body {
  public:
   explicit Body(Kernel& kernel) : kernel_(kernel) {
@@ -295,15 +251,8 @@ class Body {
     for (size_t i = scopes_.size(); i-- > 0;)
       if (const auto found = scopes_[i].find(text); found != scopes_[i].end())
         return register_operand(found->second);
-    if (std::find(std::begin(kSpecials), std::end(kSpecials), text) != std::end(kSpecials)) {
-      if (!specials_.count(text)) {
-        specials_[text] = new_register(32);
-        kernel_.specials.emplace_back(text, static_cast<u32>(specials_[text].at));
-      }
-      return register_operand(specials_[text]);
-    }
+    if (text[0] == '%') return special(text);
     if (const auto symbol = symbols_.find(text); symbol != symbols_.end()) return symbol->second;
-    if (text[0] == '%') fault("", "unknown register %s", text.c_str());
     if (isdigit(static_cast<unsigned char>(text[0])) || text[0] == '-') return number(text);
     if (const size_t plus = text.find('+'); plus != std::string::npos) {
       operand = parse(text.substr(0, plus));
@@ -313,6 +262,16 @@ class Body {
     operand.type = Operand::label;
     operand.name = text;
     return operand;
+  }
+
+  // Return the row of a special register, which the start of a block fills.
+  Operand special(const std::string& name) {
+    const auto [found, is_new] = specials_.try_emplace(name);
+    if (is_new) {
+      found->second = new_register(32);
+      kernel_.specials.emplace_back(name, static_cast<u32>(found->second.at));
+    }
+    return register_operand(found->second);
   }
 
   Operand parse_address(const std::string& text) {

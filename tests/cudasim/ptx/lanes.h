@@ -169,4 +169,15 @@ bool with_type(Types<T...>, std::string name, F f) {
   return ((name == type_name<T> && (f.template operator()<T>(), true)) || ...);
 }
 
+// Runs f on lanes with sources and result of the type, one of the list.
+template <int kSources, class... T, class F>
+bool same_type(Decoder& d, Types<T...> list, F) {
+  return with_type(list, d.type(), [&]<class U>() {
+    constexpr auto run = [](auto... x) { return static_cast<U>(F{}(x...)); };
+    if constexpr (kSources == 1) d.lanes<U, U>(run);
+    if constexpr (kSources == 2) d.lanes<U, U, U>(run);
+    if constexpr (kSources == 3) d.lanes<U, U, U, U>(run);
+  });
+}
+
 }  // namespace cudasim

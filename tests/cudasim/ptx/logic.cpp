@@ -71,6 +71,17 @@ u32 permuted(u32 a, u32 b, u32 selectors) {
   return result;
 }
 
+void funnel_shift(Warp& w, const Instruction& it, u32 lanes) {
+  each_lane(lanes, [&](int lane) {
+    const u32 a = w.source(it.rows[1])[lane], b = w.source(it.rows[2])[lane];
+    const u32 wanted = w.source(it.rows[3])[lane];
+    const u32 n = it.flags ? std::min(wanted, 32u) : wanted & 31;
+    const u64 pair = static_cast<u64>(b) << 32 | a;
+    w.destination(it.rows[0])[lane] =
+        static_cast<u32>(it.kind ? (n == 32 ? a : pair << n >> 32) : pair >> n);
+  });
+}
+
 bool decode_shift(Decoder& d) {
   const std::string type = d.type();
   if (d.name() == "shl")
@@ -86,20 +97,13 @@ bool decode_shift(Decoder& d) {
       });
     });
   if (d.name() != "shf") return false;
-  // Of the pair {b, a}. A clamped shift by 32 takes the other word whole.
-  if (d.has("wrap"))
-    return d.has("l") ? d.lanes<u32, u32, u32, u32>([](u32 a, u32 b, u32 n) {
-      return static_cast<u32>((static_cast<u64>(b) << 32 | a) << (n & 31) >> 32);
-    })
-                      : d.lanes<u32, u32, u32, u32>([](u32 a, u32 b, u32 n) {
-                          return static_cast<u32>((static_cast<u64>(b) << 32 | a) >> (n & 31));
-                        });
-  return d.has("l") ? d.lanes<u32, u32, u32, u32>([](u32 a, u32 b, u32 n) {
-    return n >= 32 ? a : static_cast<u32>((static_cast<u64>(b) << 32 | a) << n >> 32);
-  })
-                    : d.lanes<u32, u32, u32, u32>([](u32 a, u32 b, u32 n) {
-                        return n >= 32 ? b : static_cast<u32>((static_cast<u64>(b) << 32 | a) >> n);
-                      });
+  // The pair is {b, a}. A clamped shift by 32 or more takes the other word whole.
+  d.to.kind = d.has("l");
+  d.to.flags = d.has("clamp");
+  for (size_t i = 0; i < 4; ++i)
+    d.to.rows[i] = i ? d.source(d.operands.at(i), 32) : d.destination(d.operands.at(i), 32);
+  d.to.run = funnel_shift;
+  return true;
 }
 
 }  // namespace
@@ -118,28 +122,10 @@ bool decode_logic(Decoder& d) {
     d.to.run = predicate_logic;
     return true;
   }
-  if (name == "and")
-    return with_type(Integers(), type, [&]<class T>() {
-      d.lanes<T, T, T>([](T a, T b) { return static_cast<T>(a & b); });
-    });
-  if (name == "or")
-    return with_type(Integers(), type, [&]<class T>() {
-      d.lanes<T, T, T>([](T a, T b) { return static_cast<T>(a | b); });
-    });
-  if (name == "xor")
-    return with_type(Integers(), type, [&]<class T>() {
-      d.lanes<T, T, T>([](T a, T b) { return static_cast<T>(a ^ b); });
-    });
-  if (name == "not")
-    return with_type(Integers(), type,
-                     [&]<class T>() { d.lanes<T, T>([](T a) { return static_cast<T>(~a); }); });
-  if (name == "cnot")
-    return with_type(Integers(), type,
-                     [&]<class T>() { d.lanes<T, T>([](T a) { return static_cast<T>(a == 0); }); });
-  if (name == "popc")
-    return with_type(Types<u32, u64>(), type, [&]<class T>() {
-      d.lanes<u32, T>([](T a) { return static_cast<u32>(std::popcount(a)); });
-    });
+  if (name == "and") return same_type<2>(d, Integers(), [](auto a, auto b) { return a & b; });
+  if (name == "or") return same_type<2>(d, Integers(), [](auto a, auto b) { return a | b; });
+  if (name == "xor") return same_type<2>(d, Integers(), [](auto a, auto b) { return a ^ b; });
+  if (name == "not") return same_type<1>(d, Integers(), [](auto a) { return ~a; });
   if (name == "clz")
     return with_type(Types<u32, u64>(), type, [&]<class T>() {
       d.lanes<u32, T>([](T a) { return static_cast<u32>(std::countl_zero(a)); });

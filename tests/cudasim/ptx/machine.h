@@ -33,9 +33,10 @@ struct Group {
   u64 seen;  // the grid's progress when it last polled
 };
 
-// A cp.async of the lanes of a warp, not done.
+// A cp.async of the lanes of a warp that no wait has covered.
 struct CopyInFlight {
   u32 lanes;
+  bool is_late;  // its bytes arrive at the wait
   int bytes;
   u32 to[kLanes];
   const u8* from[kLanes];
@@ -86,8 +87,8 @@ struct Warp {
   // Order of accesses.
   Actor actor = 0;
   Clock clock;
-  // By scope, of a block and of the device: the clock at the last fence, and what was acquired
-  // since, which the next fence makes known.
+  // Two scopes, block and device: the clock at the last fence, and clocks acquired since, which
+  // the next fence joins.
   Clock fenced[2], unfenced[2];
   bool has_fenced[2] = {};
 

@@ -200,8 +200,7 @@ void Accesses::report(const Race& race) {
       "Is a barrier missing between the two, or a fence with the ticket, or a wait for the copy?",
       "race: %s %s memory at 0x%lx, and nothing orders it with a %s by %s\n  before: %s",
       role_.writes ? "writes" : "reads", is_shared_ ? "shared" : "global", at,
-      race.before.writes ? "write" : "read", who.c_str(),
-      describe(grid, *w_.kernel, race.code).c_str());
+      race.before.writes ? "write" : "read", who.c_str(), describe(*w_.kernel, race.code).c_str());
 }
 
 // ---- decoding -----------------------------------------------------------------------------------

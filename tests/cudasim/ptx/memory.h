@@ -66,7 +66,7 @@ class Accesses {
 
 // "file.cu:12" of a statement, with the calls that it was inlined through.
 std::string source_of(const Kernel& kernel, u32 statement);
-std::string describe(const Grid& grid, const Kernel& kernel, u32 code);
+std::string describe(const Kernel& kernel, u32 code);
 
 inline u64 address_of(const Warp& w, const Instruction& it, Row base, int lane) {
   if (it.wide) return get<u64>(w.source(base), lane) + static_cast<u64>(it.offset);

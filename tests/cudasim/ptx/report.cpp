@@ -16,7 +16,7 @@ std::string source_of(const Kernel& kernel, u32 statement) {
   return result.empty() ? "source unknown: compile with -lineinfo" : result;
 }
 
-std::string describe(const Grid&, const Kernel& kernel, u32 code) {
+std::string describe(const Kernel& kernel, u32 code) {
   const u32 number = kernel.code[code].statement;
   const Statement& statement = kernel.statements[number];
   const std::string& path = kernel.module->path;

@@ -150,9 +150,9 @@ bool have_met(Warp& w, const Instruction& it, u32 lanes) {
   const int lane = cause.lane >= 0 ? cause.lane : __builtin_ctz(lanes);
   const u32 code = static_cast<u32>(&it - w.kernel->code.data());
   throw Fault{text("%s\n  at: %s\n  by: block %u,%u,%u thread %d (warp %d lane %d)%s%s",
-                   cause.text.c_str(), describe(*w.grid, *w.kernel, code).c_str(),
-                   w.block->index[0], w.block->index[1], w.block->index[2], w.thread(lane), w.index,
-                   lane, cause.hint.empty() ? "" : "\n  hint: ", cause.hint.c_str()),
+                   cause.text.c_str(), describe(*w.kernel, code).c_str(), w.block->index[0],
+                   w.block->index[1], w.block->index[2], w.thread(lane), w.index, lane,
+                   cause.hint.empty() ? "" : "\n  hint: ", cause.hint.c_str()),
               ""};
 }
 
@@ -269,7 +269,9 @@ u32 special(const Warp& w, const std::string& name, u32 lane) {
   if (base == "%total_smem_size") return block.shared.end - kSharedStart;
   if (base == "%warpsize") return kLanes;
   if (base == "%nsmid") return 1;
-  return 0;
+  if (base == "%smid" || base == "%gridid" || base == "%clock" || base == "%globaltimer_lo")
+    return 0;
+  fault("", "unknown register %s", name.c_str());
 }
 
 void add_warps(Grid& grid, Block& block) {
@@ -368,7 +370,7 @@ std::string where_all_wait(const Grid& grid) {
           result +=
               text("\n  block %u warp %d lanes %08x %s: %s", block->number, w->index, group.lanes,
                    group.state == Group::converges ? "wait for other lanes" : "wait",
-                   describe(grid, *w->kernel, group.pc).c_str());
+                   describe(*w->kernel, group.pc).c_str());
         }
   return result;
 }
@@ -441,7 +443,8 @@ class Schedule {
     const int most = is_random ? kMostIdlePasses * 1000 : kMostIdlePasses;
     if (idle_ > most / 50 && next_ < numbers_.size()) start_next(), idle_ = 0;
     if (idle_ > most)
-      fault("Who ends the loop, and is it resident?", "endless: loops wait for what does not come%s", where_all_wait(grid_).c_str());
+      fault("Who ends the loop, and is it resident?",
+            "endless: loops wait for what does not come%s", where_all_wait(grid_).c_str());
     return true;
   }
 

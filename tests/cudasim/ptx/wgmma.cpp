@@ -10,8 +10,8 @@ constexpr const char* kWhat = "wgmma";
 
 // ---- operands -----------------------------------------------------------------------------------
 
-// Where element (mn, k) of an operand lies, by "Asynchronous Warpgroup Level Canonical Layouts" of
-// the PTX ISA. With a swizzle of S bytes and 16-bit elements:
+// The place of element (mn, k) of an operand, by "Asynchronous Warpgroup Level Canonical Layouts"
+// of the PTX ISA. With a swizzle of S bytes and 16-bit elements:
 //   K-major:  rows of S bytes along k; 8 of them, then the next 8 a stride offset on
 //   MN-major: rows of S bytes along mn; 8 of k, then a stride offset; the next S bytes of mn a
 //             leading offset on
@@ -36,7 +36,7 @@ struct Layout {
     span = mode == 1 ? 128 : mode == 2 ? 64 : 32;
   }
 
-  // Of 8 contiguous elements.
+  // The address of 8 contiguous elements.
   u32 address(u32 mn, u32 k) const {
     const u32 at = is_mn_major ? start + mn * 2 % span + mn * 2 / span * leading + k % 8 * span +
                                      k / 8 * stride

@@ -157,15 +157,11 @@ def test_traps_are_reported() -> None:
         module("faults").launch("trap", (1,), (64,))
 
 
-@pytest.mark.parametrize("asynchrony", ["late"])
-def test_copies_in_flight_at_the_exit_are_reported(asynchrony: str) -> None:
-    """An exit before a cp.async is done is a fault."""
-    executor.configure(**{"async": asynchrony})
-    try:
-        with pytest.raises(Fault, match=r"exits with cp.async in flight"):
-            module("faults").launch("copy_in_flight", (1,), (64,), Array(c_int, [0] * 64))
-    finally:
-        executor.configure(**{"async": "any"})
+@pytest.mark.parametrize("seed", SEEDS)
+def test_copies_in_flight_at_the_exit_are_reported(seed: int) -> None:
+    """An exit before the wait for a cp.async is a fault."""
+    with pytest.raises(Fault, match=r"exits with cp.async in flight"):
+        module("faults").launch("copy_in_flight", (1,), (64,), Array(c_int, [0] * 64), seed=seed)
 
 
 def race_arguments(name: str) -> tuple[tuple[int, ...], tuple[Array, ...]]:
