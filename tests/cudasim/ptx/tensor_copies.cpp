@@ -253,7 +253,7 @@ bool decode_tensor_copy(Decoder& d) {
   for (int rank = 1; rank <= 5; ++rank)
     if (d.has((std::to_string(rank) + "d").c_str())) d.to.count = rank;
   const bool loads = d.words.at(1) == "async" &&
-                     (d.words.at(4) == "shared::cluster" || d.words.at(4) == "shared::cta");
+                     (d.words.at(5) == "shared::cluster" || d.words.at(5) == "shared::cta");
   const Operand& map = d.operands.at(loads ? 1 : 0);
   const Operand& memory = d.operands.at(loads ? 0 : 1);
   if (map.parts.size() != 2 || static_cast<int>(map.parts[1].parts.size()) != d.to.count)

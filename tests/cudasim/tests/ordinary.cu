@@ -66,6 +66,17 @@ extern "C" __global__ void collatz(const unsigned* x, unsigned* steps) {
   steps[threadIdx.x] = count == seen[0] + seen[1] + seen[2] + seen[3] ? count : 0;
 }
 
+extern "C" __global__ void bits(const unsigned* x, unsigned* out) {
+  const unsigned a = x[threadIdx.x], b = a * 2654435761u;
+  unsigned* const to = out + 6 * threadIdx.x;
+  to[0] = __popc(a);
+  to[1] = __clz(a);
+  to[2] = __brev(a);
+  to[3] = __ffs(a);
+  to[4] = __funnelshift_l(a, b, a & 31);
+  to[5] = __byte_perm(a, b, 0x7610);
+}
+
 extern "C" __global__ void scale_halves(__half2* x, float factor) {
   x[threadIdx.x] = __hfma2(x[threadIdx.x], __float2half2_rn(factor), __float2half2_rn(1.0f));
 }

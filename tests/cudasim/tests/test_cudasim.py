@@ -72,6 +72,21 @@ class TestOrdinaryKernels:
         module("ordinary", architecture).launch("collatz", (1,), (40,), x, counts, seed=seed)
         assert list(counts.view) == [steps(n) for n in range(1, 41)]
 
+    def test_bits(self, architecture: str, seed: int) -> None:
+        numbers = [0, 1, 0x80000000, 0xFFFFFFFF, *random.Random(seed).choices(range(1 << 32), k=28)]
+        out = Array(c_uint, 6 * len(numbers))
+        module("ordinary", architecture).launch(
+            "bits", (1,), (len(numbers),), Array(c_uint, numbers), out, seed=seed
+        )
+        expected: list[int] = []
+        for a in numbers:
+            b = a * 2654435761 % 2**32
+            digits = f"{a:032b}"
+            expected += [digits.count("1"), 32 - a.bit_length(), int(digits[::-1], 2)]
+            expected += [(a & -a).bit_length(), ((b << 32 | a) << (a & 31)) >> 32 & 0xFFFFFFFF]
+            expected += [b >> 24 << 24 | (b >> 16 & 255) << 16 | a & 0xFFFF]
+        assert list(out.view) == expected
+
     def test_halves(self, architecture: str, seed: int) -> None:
         bits = range(seed, 0x10000, 977)
         halves = [struct.unpack("e", struct.pack("H", b))[0] for b in bits]
