@@ -188,7 +188,7 @@ class Body {
   Register new_register(int bits) {
     if (bits == 1) return {static_cast<int>(kernel_.predicates++), 1};
     const Register made{static_cast<int>(kernel_.words), bits};
-    kernel_.words += static_cast<u32>(kLanes * (bits + 31) / 32);
+    kernel_.words += static_cast<u32>((bits + 31) / 32 * kLanes);
     return made;
   }
 
