@@ -76,6 +76,8 @@ cuda-check: .venv-cuda/built ## compile and inspect all kernels, test with the o
 	cd tests && $(FAKE_CUDA) --order late -m pytest $(WORKERS) $(KERNELS) $(USES)
 	cd tests && $(FAKE_CUDA) --order 1 --capability 80 --multiprocessors 7 \
 	    -m pytest $(WORKERS) -m "not full" $(KERNELS)
+	cd tests && $(FAKE_CUDA) --kernels ptx --order 4 --capability 75 \
+	    -m pytest $(WORKERS) -m "not full" lists optim
 	cd tests && $(FAKE_CUDA) --order 2 -m pytest $(WORKERS) -m "not full" $(USES)
 	cd tests && $(FAKE_CUDA) --order 3 --guarded 1 -m pytest $(WORKERS) backends
 	.venv-cuda/bin/python tests/backends/cuda_mutants.py

@@ -7,13 +7,16 @@ whose objects of the kernels these are.
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import subprocess
+import sys
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 
+from cudasim import build as cudasim
 from simt import build as simt
 
 SOURCES = Path(__file__).resolve().parent / "runtime"
@@ -83,9 +86,41 @@ def _build_runtime(objects: list[Path], into: Path) -> Path:
     return library
 
 
-def build() -> dict[str, str]:
+def _units(architecture: str) -> list[tuple[Path, list[str]]]:
+    """Return the kernels and their flags, those of setup.py."""
+    name = re.sub(r"(\d)(a?)$", r".\1\2", architecture)
+    code = "import json, sys; sys.path.insert(0, '.'); import setup as s; print(json.dumps("
+    code += f"[(str(u[0]), u[2]) for u in s.cuda_units(['{name}']) if u[0].suffix == '.cu']))"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=simt.ROOT, capture_output=True, text=True, check=True)
+
+    def kept(flags: list[str]) -> list[str]:
+        left_out = ("-gencode", "-Xcompiler", "-Xptxas", "-lineinfo")
+        own = [flag for flag in flags if not flag.startswith(left_out)]
+        return [flag.replace("-Icsrc", f"-I{simt.ROOT}/csrc") for flag in own]
+
+    return [(simt.ROOT / source, kept(flags)) for source, flags in json.loads(done.stdout)]
+
+
+def build_ptx(capability: int) -> dict[str, str]:
+    """Return the environment in which kernels are their compiled PTX, run by tests/cudasim."""
+    architecture = {86: "80", 89: "80", 90: "90a"}.get(capability, str(capability))
+    folder = cudasim.ptx(_units(architecture), architecture, cudasim.BUILD / "kernels")
+    include = simt.cuda_include()
+    library = cudasim.library(
+        "runtime", [cudasim.HERE / "runtime.cpp"], [f"-I{SOURCES}", f"-isystem{include}"]
+    )
+    return {"FAKE_CUDA_KERNELS": str(library), "CUDASIM_PTX": str(folder)}
+
+
+def build(kernels: str = "simt", capability: int = 90) -> dict[str, str]:
     """Return the environment in which Python runs on the fake CUDA runtime, without what is in it
-    already."""
+    already.
+
+    Args:
+        kernels: "simt" for the sources, recompiled for the host, or "ptx" for what nvcc makes.
+        capability: of the devices, 90 for 9.0.
+    """
     torch = site_packages() / "torch"
     version = re.search(r"^__version__ = '(.+)'", (torch / "version.py").read_text(), re.MULTILINE)
     assert version
@@ -97,7 +132,8 @@ def build() -> dict[str, str]:
         fallback = pool.submit(
             simt.compile_object, SOURCES / "fallback.cpp", [*FLAGS, *of_torch], (), into
         )
-        with_cublas = (*FLAGS, f"-isystem{site_packages() / CUDA / 'include'}")
+        fresh = f"-I{cudasim.HERE / 'ptx'}"
+        with_cublas = (*FLAGS, fresh, f"-isystem{site_packages() / CUDA / 'include'}")
         runtime = [
             pool.submit(simt.compile_object, SOURCES / f"{name}.cpp", with_cublas, (), into)
             for name in RUNTIME
@@ -118,6 +154,8 @@ def build() -> dict[str, str]:
                 *(f"-L{torch / 'lib'}", "-lc10", "-lc10_cuda", "-ltorch_cpu"),
             ),
         }
-    kernels = [*sorted(simt.KERNELS.rglob("*.cu")), SOURCES / "kernels.cpp"]
-    paths["FAKE_CUDA_KERNELS"] = simt.build("plain", "kernels", kernels)
-    return {name: str(path) for name, path in paths.items()}
+    environment = {name: str(path) for name, path in paths.items()}
+    if kernels == "ptx":
+        return environment | build_ptx(capability)
+    sources = [*sorted(simt.KERNELS.rglob("*.cu")), SOURCES / "kernels.cpp"]
+    return environment | {"FAKE_CUDA_KERNELS": str(simt.build("plain", "kernels", sources))}

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <map>
 
+#include "fresh.h"
 #include "runtime.h"
 
 namespace fake_cuda {
@@ -17,7 +18,7 @@ namespace {
 constexpr size_t kPage = 4096;
 constexpr size_t kAddresses = size_t{1} << 42;  // of each device; none is used twice
 constexpr size_t kFilled = 16 << 20;            // bytes of fresh memory; more only takes time
-constexpr int kNan = 0xff;                      // in any format
+constexpr int kNan = 0xff;                      // in any format, as fresh device memory is
 constexpr int kPinned = -1;
 
 struct Block {
@@ -223,6 +224,15 @@ bool is_allocated(const void* pointer, size_t bytes) {
 
 using namespace fake_cuda;
 
+// The allocation around an address, for executors of kernels.
+FAKE_CUDA_API bool fake_cuda_allocation(const void* pointer, const void** begin, size_t* bytes) {
+  const auto block = find_block(pointer);
+  if (block == blocks.end()) return false;
+  *begin = block->first;
+  *bytes = block->second.bytes;
+  return true;
+}
+
 FAKE_CUDA_API void fake_cuda_refuse_pinned(bool on) { refuses_pinned = on; }
 
 FAKE_CUDA_API cudaError_t cudaMalloc(void** pointer, size_t bytes) {
@@ -235,7 +245,7 @@ FAKE_CUDA_API cudaError_t cudaMalloc(void** pointer, size_t bytes) {
   record("malloc", std::to_string(bytes) + " bytes");
   char* const begin = addresses().take(current_device, bytes);
   protect(begin, bytes, PROT_READ | PROT_WRITE);
-  memset(begin, kNan, std::min(bytes, kFilled));
+  cudasim::fill_fresh(begin, std::min(bytes, kFilled));
   if (settings().guarded && !accesses) protect(begin, bytes, PROT_NONE);
   blocks[begin] = {bytes, current_device};
   *pointer = begin;

@@ -1,0 +1,1 @@
+"""Run a CUDA extension's compiled PTX without a GPU."""

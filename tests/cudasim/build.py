@@ -1,0 +1,162 @@
+"""Build the executor by the host's C++ compiler, and PTX by nvcc.
+
+Both are kept in build/cudasim under the hash of all that they depend on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+BUILD = HERE.parents[1] / "build" / "cudasim"
+CXX = os.environ.get("CXX", "g++")
+# -frounding-math: instructions have rounding modes; -fwrapv: PTX's whole numbers wrap.
+FLAGS = [
+    "-std=c++20",
+    "-O2",
+    "-g1",
+    "-march=native",
+    "-ffp-contract=off",
+    "-frounding-math",
+    "-fwrapv",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-Wall",
+    "-Wextra",
+]
+
+
+def jobs() -> int:
+    return int(os.environ.get("MAX_JOBS", os.cpu_count() or 1))
+
+
+def missing(nvcc: bool = True) -> str:
+    """Return why nothing can be built here; empty when it can."""
+    tools = [CXX, "nvcc"] if nvcc else [CXX]
+    absent = [tool for tool in tools if not shutil.which(tool)]
+    return f"there is no {' and no '.join(absent)}" if absent else ""
+
+
+def digest(*parts: str | bytes) -> str:
+    whole = hashlib.sha256()
+    for part in parts:
+        whole.update(part.encode() if isinstance(part, str) else part)
+        whole.update(b"\0")
+    return whole.hexdigest()[:16]
+
+
+def call(command: Sequence[str], folder: str | Path = ".") -> None:
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)}\n{done.stderr}")
+
+
+def run(command: Sequence[str], result: Path) -> None:
+    """Run a compiler that writes `result`, whole or not at all."""
+    unfinished = result.with_suffix(f".{os.getpid()}.unfinished")
+    call([*command, "-o", str(unfinished)])
+    os.replace(unfinished, result)
+
+
+@contextlib.contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Let one process at a time build in a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _version(*command: str) -> str:
+    """Return what tells compilers and, for -march=native, processors apart."""
+    done = subprocess.run(command, capture_output=True, text=True)
+    return done.stdout + done.stderr
+
+
+def library(name: str = "cudasim", more: Iterable[Path] = (), flags: Sequence[str] = ()) -> Path:
+    """Return the executor as a shared library.
+
+    Args:
+        name: the library's.
+        more: further sources, compiled with `flags`.
+        flags: of `more`, such as folders of headers.
+    """
+    compiler = _version(CXX, "-march=native", "-v", "-E", "-x", "c++", "/dev/null")
+    headers = digest(*(path.read_bytes() for path in sorted(HERE.rglob("*.h"))))
+    into = BUILD / "objects"
+    own = [HERE / "api.cpp", *sorted((HERE / "ptx").glob("*.cpp"))]
+    command = [CXX, *FLAGS, f"-I{HERE / 'ptx'}"]
+
+    def made_of(source: Path, flags: Sequence[str] = ()) -> Path:
+        key = digest(compiler, headers, source.read_bytes(), *command, *flags)
+        return into / f"{source.stem}-{key}.o"
+
+    def compile_all(sources: Sequence[Path], flags: Sequence[str] = ()) -> None:
+        """Compile several files by one process."""
+        if not sources:
+            return
+        made = [made_of(source, flags) for source in sources]  # before anybody changes one
+        with tempfile.TemporaryDirectory(dir=into) as folder:
+            call([*command, *flags, "-c", *map(str, sources)], folder)
+            for source, whole in zip(sources, made, strict=True):
+                os.replace(Path(folder) / f"{source.stem}.o", whole)
+
+    with alone(into), ThreadPoolExecutor(jobs()) as pool:
+        lacking = sorted(
+            (s for s in own if not made_of(s).exists()), key=lambda s: s.stat().st_size
+        )
+        list(pool.map(compile_all, [lacking[i :: jobs()] for i in range(jobs())]))
+        compile_all([source for source in more if not made_of(source, flags).exists()], flags)
+        objects = [str(made_of(source)) for source in own]
+        objects += [str(made_of(source, flags)) for source in more]
+        made = into / f"{name}-{digest(*objects)}.so"
+        if not made.exists():
+            run([CXX, "-shared", "-Wl,-z,defs", *objects], made)
+    return made
+
+
+def ptx(units: Iterable[tuple[Path, Sequence[str]]], architecture: str, into: Path) -> Path:
+    """Return a folder with the PTX of each source, compiled where something has changed.
+
+    Args:
+        units: sources and their flags for nvcc.
+        architecture: such as "80" or "90a".
+        into: the folder of folders.
+    """
+    folder = into / architecture
+    compiler = _version("nvcc", "--version")
+
+    def compiled(unit: tuple[Path, Sequence[str]]) -> Path:
+        source, flags = unit
+        name = f"{source.parent.name}_{source.stem}"
+        made, record = folder / f"{name}.ptx", folder / f"{name}.key"
+        depends = folder / f"{name}.d"
+        command = ["nvcc", "-ptx", f"-arch=compute_{architecture}", "-lineinfo", *flags]
+        command += ["-MD", "-MF", str(depends), str(source)]
+        if not made.exists() or record.read_text() != _key(compiler, command, depends):
+            run(command, made)
+            record.write_text(_key(compiler, command, depends))
+        return made
+
+    with alone(folder), ThreadPoolExecutor(jobs()) as pool:
+        current = set(pool.map(compiled, units))
+        for old in set(folder.glob("*.ptx")) - current:
+            old.unlink()
+    return folder
+
+
+def _key(compiler: str, command: Sequence[str], depends: Path) -> str:
+    """Return the hash of a command and of the files that it read."""
+    files = depends.read_text().split(":", 1)[1].replace("\\\n", " ").split()
+    own = [Path(file) for file in files if "/targets/" not in file and "/usr/" not in file]
+    contents = [path.read_bytes() if path.exists() else b"" for path in own]
+    return digest(compiler, *command, *contents)

@@ -1,0 +1,29 @@
+// Split PTX text.
+#pragma once
+
+#include <vector>
+
+#include "base.h"
+
+namespace cudasim {
+
+bool is_name(char c);
+std::string strip(const std::string& text);
+bool starts_with(const std::string& text, const char* start);
+// Splits outside of brackets.
+std::vector<std::string> split(const std::string& text, char separator);
+// Bits of a type such as u32 or bf16x2; 0 if the word is none.
+int bits_of(const std::string& type);
+
+// A declaration of memory: ".shared .align 16 .b8 tile[1024] = {...}".
+struct Declaration {
+  std::string name;
+  u32 align = 1, element = 1;
+  size_t count = 1;
+  bool has_bounds = true;  // false: extern array of unknown size
+  std::vector<u64> values;
+
+  explicit Declaration(const std::string& text);
+};
+
+}  // namespace cudasim
