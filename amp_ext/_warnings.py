@@ -1,6 +1,7 @@
 """Warnings that point at the caller's line, outside of this package and of torch."""
 
 import sys
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,6 +10,8 @@ import torch
 
 _INNER = ("amp_ext", "torch", "contextlib", "functools")
 _Said = list[warnings.WarningMessage]
+_lock = threading.Lock()
+"""Of catch_warnings, which threads must not enter at once."""
 
 
 def warn(text: str | Warning, category: type[Warning] = UserWarning) -> None:
@@ -21,7 +24,7 @@ def warn(text: str | Warning, category: type[Warning] = UserWarning) -> None:
 
 @contextmanager
 def _caught() -> Iterator[_Said]:
-    with warnings.catch_warnings(record=True) as said:
+    with _lock, warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         yield said
 
@@ -35,8 +38,8 @@ def torchs_warnings() -> Iterator[None]:
         warn(warning.message, warning.category)
 
 
-_disabled: dict[tuple[str, torch.dtype], _Said] = {}
-"""What torch says when it disables a region of these arguments."""
+_regions: dict[tuple[str, torch.dtype], tuple[bool, _Said]] = {}
+"""By device type and dtype: whether torch enables a region, and its warnings if not."""
 
 
 def torchs_region(
@@ -44,15 +47,16 @@ def torchs_region(
 ) -> torch.autocast:
     """Return torch's region. Its warnings point at the caller's line.
 
-    Torch is asked once for each dtype, since a caught warning makes Python repeat all others.
+    A first region for each dtype catches them, since a caught warning makes Python repeat others.
     """
     if enabled and isinstance(device_type, str):
         key = device_type, dtype or torch.get_autocast_dtype(device_type)
-        if key not in _disabled:
+        said: _Said = []
+        if key not in _regions:
             with _caught() as said:
-                torch.autocast(*key)
-            _disabled[key] = said
-        for warning in _disabled[key]:
+                enabled = torch.autocast(*key)._enabled
+            _regions[key] = enabled, [] if enabled else said
+        enabled, repeated = _regions[key]
+        for warning in repeated or said:
             warn(warning.message, warning.category)
-        enabled = not _disabled[key]
     return torch.autocast(device_type, dtype, enabled, cache_enabled)

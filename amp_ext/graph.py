@@ -15,7 +15,8 @@ from torch.optim import Optimizer
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_map_only, tree_unflatten
 
 from amp_ext.optim._step import COPY, MASTER, KernelStep
-from amp_ext.scaler.optimizers import Handover, handover_of
+from amp_ext.scaler.grad_scaler import GradScaler
+from amp_ext.scaler.optimizers import Handover
 
 _NUMBERS = (bool, int, float)
 _BY_VALUE = (*_NUMBERS, str, tuple)
@@ -80,7 +81,7 @@ def make_graphed_step(
             f"make_graphed_step: optimizers: expected parameters on one device, got {got}."
         )
     for optimizer in optimizers if scaler is not None and scaler.is_enabled() else ():
-        if handover_of(optimizer) is Handover.HOST:
+        if _waits(scaler, optimizer):
             raise ValueError(
                 "make_graphed_step: a scaler waits for the device before the step of this "
                 f"{type(optimizer).__name__}, which cannot be captured. Take one of "
@@ -112,6 +113,7 @@ class GraphedStep:
         self._lr_tensors: list[Tensor] = []
         self._entries: list[_Entry] | None = None
         self._weights: list[Tensor] = []  # with a master or a copy
+        self._numbers = {child: dict(_numbers_of(child)) for child in self._children()}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._warmup > 0:
@@ -332,12 +334,16 @@ class GraphedStep:
             keys = [key for key in keys if not key.startswith("_init_")]
             yield from _entries_of(type(self._scaler).__name__, known, keys)
 
+    def _children(self) -> Iterable[nn.Module]:
+        return dict.fromkeys(child for module in self._modules for child in module.modules())
+
     def _entries_of_modules(self) -> Iterator[_Entry]:
-        children = [child for module in self._modules for child in module.modules()]
-        for module in dict.fromkeys(children):
+        for module in self._children():
             name, known = type(module).__name__, vars(module)
             yield f"{name}.training", partial(getattr, module), "training", module.training
-            numbers = [key for key, value in known.items() if isinstance(value, _NUMBERS)]
+            # Steps of the warm-up change counters, and a step after the capture may too.
+            first = self._numbers.get(module, {}).items()
+            numbers = [key for key, value in _numbers_of(module) if (key, value) in first]
             yield from _entries_of(name, known, numbers)
             for part in ("_parameters", "_buffers", "_modules"):
                 if isinstance(known.get(part), dict):  # TorchScript keeps tensors elsewhere
@@ -350,6 +356,17 @@ class GraphedStep:
 
 _Entry = tuple[str, Callable[[Any], Any], Any, Any]
 """A name in errors, a function that reads an entry, its argument, and the result."""
+
+
+def _numbers_of(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    return ((key, value) for key, value in vars(module).items() if isinstance(value, _NUMBERS))
+
+
+def _waits(scaler: torch.amp.GradScaler, optimizer: Optimizer) -> bool:
+    """Return whether the host waits for the device before a step."""
+    if isinstance(scaler, GradScaler):
+        return scaler._handover(optimizer) is Handover.HOST
+    return not getattr(optimizer, "_step_supports_amp_scaling", False)
 
 
 def _entries_of(

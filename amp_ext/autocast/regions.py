@@ -1,5 +1,6 @@
 """Mixed-precision regions, whose matrix products run on this package's GEMM."""
 
+import copy
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -34,7 +35,8 @@ class autocast:
       through float16, where it could overflow above 65504 or vanish below 2**-24;
     * a float32 weight is cast once per version and dtype, so that a weight changed in place or a
       region of another dtype is seen at once;
-    * on a CPU, large float16 products are computed by torch's float32 library.
+    * on a CPU without instructions for float16, torch's float32 library computes large float16
+      products.
 
     Everything else is torch's own, operands of float64 or of other devices included, tensor
     subclasses, nested tensors, and what runs within transforms of ``torch.func`` or in forward-mode
@@ -104,7 +106,7 @@ class autocast:
     def __copy__(self) -> "autocast":
         """Return a region of the same class that has not been entered."""
         copied = type(self).__new__(type(self))
-        vars(copied).update(vars(self), _region=None)
+        vars(copied).update(vars(self), _region=copy.copy(self._region))
         return copied
 
     def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -122,7 +122,7 @@ class KernelStep(Optimizer):
             grad_scale = torch.as_tensor(grad_scale, dtype=torch.float32)
             found_inf = torch.zeros_like(grad_scale) if found_inf is None else found_inf
         if scalars is None and found_inf is not None:
-            scalars = StepScalars(found_inf)
+            scalars = StepScalars(torch.as_tensor(found_inf, dtype=torch.float32))
         if scalars is None or grad_scale is None:
             return scalars
         inv_scale = grad_scale.reciprocal()
@@ -184,8 +184,8 @@ class KernelStep(Optimizer):
             )
         if self._step_scalars is not None:
             raise RuntimeError(
-                f"{name}.step: kernels, which alone read the scaler's scalars, cannot make this "
-                f"step: {why}. Call _why_not() before setting _step_scalars."
+                f"{name}.step: clip_grad_norm_() has left unscaling and clipping to a step that "
+                f"kernels can no longer make: {why}. Change options before clip_grad_norm_()."
             )
         step = super().step.__func__
         # Hooks have been run.
@@ -202,10 +202,12 @@ class KernelStep(Optimizer):
 
     def _make_state(self, params: Sequence[Tensor], needed: Sequence[str]) -> None:
         """Make what is missing of the states of parameters, and the rest as kernels need it."""
-        if "step" in needed and params:
+        # A tensor that kernels can use stays where it is, as captured graphs need it.
+        uncounted = [p for p in params if not _is_counter(self.state[p].get("step"), p.device)]
+        if "step" in needed and uncounted:
             # Views of one tensor: one allocation, and one copy to the device.
-            steps = [self.state[param].get("step", self._steps_before(param)) for param in params]
-            for param, step in zip(params, _counters(steps, params[0].device), strict=True):
+            steps = [self.state[p].get("step", self._steps_before(p)) for p in uncounted]
+            for param, step in zip(uncounted, _counters(steps, params[0].device), strict=True):
                 self.state[param]["step"] = step
         for param in params:
             state = self.state[param]
@@ -332,6 +334,15 @@ def _is_on_device(step: Any) -> bool:
     return isinstance(step, Tensor) and not step.is_cpu
 
 
+def _is_counter(step: Any, device: torch.device) -> bool:
+    return (
+        isinstance(step, Tensor)
+        and step.dtype == torch.float32
+        and step.numel() == 1
+        and step.device == device
+    )
+
+
 def _counters(steps: Sequence[Any], device: torch.device) -> Sequence[Tensor]:
     if not any(isinstance(step, Tensor) or step for step in steps):
         return torch.zeros(len(steps), dtype=torch.float32, device=device).unbind()
@@ -363,12 +374,15 @@ def _laid_out_as(param: Any, tensor: Any) -> Tensor:
 
 
 def _master(param: Tensor, before: Tensor | None) -> Tensor:
-    """The master of a parameter: what it was, where it still rounds to the parameter."""
+    """The master of a parameter: what it was, where it still rounds to the parameter.
+
+    It stays in its memory, as captured graphs need it.
+    """
     weight = param.detach().to(torch.float32, memory_format=torch.preserve_format)
     if before is None or not _is_alike(before, param) or before.device != param.device:
         return weight
-    before = _laid_out_as(param, before)
-    return torch.where(before.to(param.dtype) == param, before.float(), weight, out=weight)
+    before = _laid_out_as(param, before).float()
+    return before.copy_(torch.where(before.to(param.dtype) == param, before, weight))
 
 
 def _copy(param: Tensor, before: Tensor | None, dtype: torch.dtype) -> Tensor:

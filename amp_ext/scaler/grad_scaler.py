@@ -406,6 +406,8 @@ class GradScaler(ScalerState):
                 result = self._step_with_scalars(optimizer, state, *args, **kwargs)
             else:
                 result = self._maybe_opt_step(optimizer, state, *args, **kwargs)
+            if isinstance(optimizer, KernelStep):
+                vars(optimizer).pop("grad_scale", None)  # a user's, for this step alone
             state["stage"] = OptState.STEPPED
             return result
         finally:
@@ -443,7 +445,6 @@ class GradScaler(ScalerState):
             result = optimizer.step(*args, **kwargs)
         finally:
             del optimizer._step_scalars
-        vars(optimizer).pop("grad_scale", None)  # a user's, for this step alone
         return result
 
     def _clip_of_step(self, state: dict[str, Any]) -> Clip:
@@ -500,9 +501,9 @@ class GradScaler(ScalerState):
         if too_long:
             overflow = self._combined_found_inf(found_infs)
             more = (self._combined_found_inf(too_long) > overflow).long()
+        is_skipped = None
         if self._consecutive_skips is not None and found_infs:
-            skipped = self._combined_found_inf([*found_infs, *too_long]) != 0
-            self._consecutive_skips.add_(1).mul_(skipped)
+            is_skipped = self._combined_found_inf([*found_infs, *too_long]) != 0
         if new_scale is not None or self._scale is None or not found_infs:
             super().update(new_scale)
             if self._skipped_steps is not None:
@@ -527,4 +528,6 @@ class GradScaler(ScalerState):
             self._per_optimizer_states = defaultdict(_refresh_per_optimizer_state)
         if more is not None:
             self._skipped_steps += more
+        if is_skipped is not None:
+            self._consecutive_skips.add_(1).mul_(is_skipped)
         self._close_step(states, ready)

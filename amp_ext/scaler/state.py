@@ -299,8 +299,12 @@ class ScalerState(TorchsScaler):
             self._hysteresis_tracker.fill_(self._init_hysteresis_tracker)
 
     def __getstate__(self) -> dict[str, Any]:
-        state = super().__getstate__()
-        state["_init_skipped_steps"] = self.get_skipped_steps()
+        skips, self._consecutive_skips = self._consecutive_skips, None  # a copy is no read
+        try:
+            state = super().__getstate__()
+            state["_init_skipped_steps"] = self.get_skipped_steps()
+        finally:
+            self._consecutive_skips = skips
         state["_init_hysteresis_tracker"] = self._get_hysteresis_tracker()
         state["_consecutive_skips"] = None
         state["_skipped_steps"] = state["_hysteresis_tracker"] = state["_numbers"] = None

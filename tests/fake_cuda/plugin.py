@@ -18,15 +18,10 @@ LEFT_OUT = (
         "the error of torch's own kernel, here the CPU's",
     ),
     (
-        r"refusals\[sparse grad-cuda\]",
-        "a sparse tensor's kernels, which are not dispatched",
-    ),
-    (
         "test_updates.py",
         r"in_another_order\[negated-\w+-cuda\]",
         "torch's kernel that copies a negated view",
     ),
-    ("test_cublaslt.py", "", "cuBLASLt, which needs a driver"),
     ("test_gemm_sm90_cuda.py", "", "products of a size that takes the engine hours"),
 )
 OWN = ("test_fake_cuda.py", "test_cuda_runtime.py")

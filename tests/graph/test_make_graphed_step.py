@@ -407,6 +407,36 @@ def test_two_of_a_weight(device: str, has_masters: bool) -> None:
     with pytest.raises(RuntimeError, match="a parameter with a master weight or a copy"):
         step(*data)
     assert graphed.state() == before
+    with torch.no_grad():
+        eager.model[0].weight.mul_(2.0)
+    for take_step in (step.eager, step):  # the eager step makes the master or copy anew
+        eager.eager(*data)
+        take_step(*data)
+        assert graphed.state() == eager.state()
+
+
+class Counting(nn.Linear):
+    """Counts its calls in Python."""
+
+    calls = 0
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.calls += 1
+        return super().forward(inputs)
+
+
+@every_device
+def test_a_module_that_counts_its_calls(device: str) -> None:
+    """A number that the warm-up's steps have changed refuses no replay."""
+    training = Training(device)
+    training.model[3] = Counting(8, 2).to(device)
+    training.optimizers[1] = amp_ext.optim.AdamW(training.model[3].parameters(), lr=LR)
+    step = training.graphed()
+    for number in range(STEPS):
+        step(*batch(device, number))
+    step.eager(*batch(device, 0))
+    step(*batch(device, 0))
+    assert training.model[3].calls > WARMUP
 
 
 # ---- refusals ----------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from amp_ext.apex import amp, from_grad_scaler
 @pytest.fixture(autouse=True)
 def no_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(_warnings, "_disabled", {})
+    monkeypatch.setattr(_warnings, "_regions", {})
 
 
 def enter(region: Any) -> None:
@@ -96,6 +96,21 @@ def test_a_warning_of_a_loop_is_shown_once() -> None:
             warnings.warn("the program's own", stacklevel=1)
     assert [str(warning.message)[:20] for warning in shown].count("the program's own") == 1
     assert len(shown) == 3
+
+
+def test_another_warning_disables_no_region(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A region that torch enables with a warning is enabled."""
+    construct = torch.autocast.__init__
+
+    def warn_and_construct(region: Any, *args: Any, **kwargs: Any) -> None:
+        warnings.warn("the device is old", stacklevel=2)
+        construct(region, *args, **kwargs)
+
+    monkeypatch.setattr(torch.autocast, "__init__", warn_and_construct)
+    with pytest.warns(match="the device is old"):
+        region = amp_ext.autocast("cpu", torch.bfloat16)
+    with region:
+        assert torch.is_autocast_enabled("cpu")
 
 
 def test_a_warning_that_is_an_error() -> None:

@@ -236,13 +236,27 @@ def test_fused_with_an_option_that_kernels_do_not_serve(
 def test_a_grad_scale_that_users_have_set(
     preset: Any, unscale_first: bool, scaler_class: ScalerClass
 ) -> None:
-    """Steps of amp_ext.optim divide gradients by it, under either scaler."""
+    """Steps of amp_ext.optim divide gradients by grad_scale, under either scaler."""
     optimizer, scaler = amp_ext.optim.SGD([leaf([8.0])], lr=0.5), started(scaler_class)
     optimizer.grad_scale = preset
     if unscale_first:
         scaler.unscale_(optimizer)
     scaler.step(optimizer)
     assert params(optimizer)[0].tolist() == [0.5]
+
+
+@pytest.mark.parametrize("is_hooked", [False, True])
+def test_a_grad_scale_is_for_one_step(is_hooked: bool) -> None:
+    """A hook does not change for how long a user's grad_scale holds."""
+    optimizer, scaler = amp_ext.optim.SGD([leaf([8.0])], lr=0.5), started(OURS)
+    if is_hooked:
+        optimizer.register_step_pre_hook(lambda *_: None)
+    optimizer.grad_scale = 2.0
+    for expected in (0.5, -0.5):
+        scaler.step(optimizer)
+        scaler.update()
+        assert params(optimizer)[0].tolist() == [expected]
+        grads(optimizer)[0].fill_(8.0)
 
 
 def test_a_found_inf_that_users_have_set() -> None:

@@ -91,11 +91,23 @@ def test_a_loaded_state_starts_the_run_of_skips_again() -> None:
 
 def test_a_copy_starts_the_run_of_skips_again() -> None:
     scaler = started(OURS, max_consecutive_skips=2)
-    take_steps(scaler, math.inf)
-    again = copy.deepcopy(scaler)
+    take_steps(scaler, math.inf, math.inf)
+    again = copy.deepcopy(scaler)  # reads nothing for the user: no error
+    with pytest.raises(RuntimeError, match="the last 2 steps have been skipped"):
+        scaler.get_scale()
     again.scale(torch.ones(()))
     take_steps(again, math.inf)
-    assert again.get_skipped_steps() == 2
+    assert again.get_skipped_steps() == 3
+
+
+def test_an_update_that_fails_counts_no_skip() -> None:
+    scaler = started(OURS, max_consecutive_skips=2)
+    scaler.step(sgd(leaf(math.inf)))
+    for _ in range(2):
+        with pytest.raises(AssertionError):
+            scaler.update(torch.ones(2))
+    scaler.update()
+    assert scaler.get_skipped_steps() == 1
 
 
 def test_a_skip_before_a_new_scale_counts_in_a_row() -> None:

@@ -55,17 +55,17 @@ bool is_recorded() { return c10::impl::tls_is_dispatch_key_included(c10::Dispatc
 // torch.jit.trace cannot record a cast that the program's last call has left in torch's cache.
 class Uncached {
  public:
-  Uncached() : enabled_(at::autocast::is_autocast_cache_enabled()) {
-    if (enabled_ && is_recorded()) at::autocast::set_autocast_cache_enabled(false);
+  Uncached() : is_changed_(is_recorded() && at::autocast::is_autocast_cache_enabled()) {
+    if (is_changed_) at::autocast::set_autocast_cache_enabled(false);
   }
   ~Uncached() {
-    if (enabled_) at::autocast::set_autocast_cache_enabled(true);
+    if (is_changed_) at::autocast::set_autocast_cache_enabled(true);
   }
   Uncached(const Uncached&) = delete;
   Uncached& operator=(const Uncached&) = delete;
 
  private:
-  bool enabled_;
+  bool is_changed_;
 };
 
 // Whether gemm accepts the tensor: one on the region's device, of a type that autocast casts.
@@ -286,11 +286,10 @@ struct Routes {
                       (unbatched ? is_channels_last(x.detach().unsqueeze(0)) : is_channels_last(x));
     GemmOptions options;
     if (bias) {
-      const at::Tensor addends =
-          lowered_view(*bias, addend_type(*bias), [&](const at::Tensor& tensor) {
-            return last ? tensor.unsqueeze(0) : tensor.unsqueeze(1);
-          });
-      options.c = addends;
+      at::Tensor addends = lowered_view(*bias, addend_type(*bias), [&](const at::Tensor& tensor) {
+        return last ? tensor.view_symint(tensor.sym_sizes()) : tensor.unsqueeze(1);
+      });
+      (last ? options.bias : options.c) = std::move(addends);
     }
     const auto type = at::autocast::get_autocast_dtype(kDevice);
     const at::Tensor matrix = lowered_view(weight, type, [&](const at::Tensor& tensor) {

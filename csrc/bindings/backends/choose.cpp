@@ -209,6 +209,7 @@ const Backend& choose_gemm(c10::Device device, GemmArgs& args, std::string* reas
 }
 
 std::vector<const Backend*> gemm_candidates(c10::Device device, GemmArgs& args, bool triton) {
+  args.kernels = {true, true};
   std::vector<const Backend*> candidates{default_gemm(device, args).first};
   const auto add = [&](const Backend* backend) {
     if (backend && !obstacle_of(*backend, device, args) && !std::ranges::count(candidates, backend))

@@ -39,8 +39,7 @@ void library_gemm(const LibraryGemmArgs& g) {
   }
 }
 
-// ---- blocks of 16-bit operands, by oneDNN
-// --------------------------------------------------------
+// ---- blocks of 16-bit operands, by oneDNN ------------------------------------------------------
 
 template <class T>
 void block_gemm_of(const BlockGemmArgs& g) {

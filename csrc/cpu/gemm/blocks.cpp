@@ -14,7 +14,8 @@ constexpr int64_t kRows = 64, kColumns = 64;
 // time.
 constexpr int64_t kElements = 1 << 20, kLeastSteps = 512, kMostSteps = 2048;
 
-// Zeros fill packed operands up to a multiple of so many steps: code is generated for each k.
+// Blocks have a multiple of so many steps, where zeros fill packed operands: oneDNN generates and
+// keeps code for each k.
 constexpr int64_t kStepUnit = 64;
 
 // Elements between packed rows of a: rows a power of two apart would evict each other.
@@ -48,12 +49,11 @@ bool Blocks::can(const GemmArgs& g, const Host& host) {
 
 Blocks::Blocks(const GemmArgs& g, const Host& host, int64_t rows, int64_t columns)
     : g_(g), layout_(host.block_layout(g.a.dtype)), rows_(rows), columns_(columns) {
-  const int64_t step_unit = layout_ == BlockLayout::pairs ? 2 : 1;
-  packs_a_ = !has_rows(g.a, g.m, g.k) || g.k % step_unit != 0;
-  step_unit_ = packs_a_ ? kStepUnit : step_unit;
-  packs_b_ = layout_ == BlockLayout::pairs || !has_rows(g.b, g.k, g.n) || g.k % step_unit_ != 0;
+  const bool is_whole = g.k % kStepUnit == 0;
+  packs_a_ = !is_whole || !has_rows(g.a, g.m, g.k);
+  packs_b_ = !is_whole || layout_ == BlockLayout::pairs || !has_rows(g.b, g.k, g.n);
   const int64_t steps = kElements / (rows + columns) / kStepUnit * kStepUnit;
-  steps_ = std::min(round_up(g.k, step_unit_), std::clamp(steps, kLeastSteps, kMostSteps));
+  steps_ = std::min(round_up(g.k, kStepUnit), std::clamp(steps, kLeastSteps, kMostSteps));
 }
 
 int64_t Blocks::workspace() const {
@@ -72,7 +72,7 @@ void Blocks::multiply(const Part& part, float* workspace, const Host& host) {
   const int64_t ldc = std::max(part.ldc, part.columns.size);
 
   for (int64_t p = 0; p < g_.k; p += steps_) {
-    const int64_t steps = std::min(steps_, g_.k - p), k = round_up(steps, step_unit_);
+    const int64_t steps = std::min(steps_, g_.k - p), k = round_up(steps, kStepUnit);
     const auto pack_a = [&](int64_t group) {
       const int64_t i = group * kRows, rows = std::min(kRows, part.rows.size - i);
       uint16_t* const to = packed_a + i * lda;

@@ -24,6 +24,9 @@ constexpr int64_t kMostHere = 1 << 23;
 
 constexpr int64_t kLine = 1024;
 
+// Sums are kept in lines of a multiple of so many: oneDNN generates and keeps code for each length.
+constexpr int64_t kLineUnit = 64;
+
 // Whether the result is a @ b, or that added to what out holds, in fp32.
 bool accumulates(const GemmArgs& g) { return g.c.data && g.c.data == g.out.data && g.beta == 1; }
 
@@ -149,8 +152,9 @@ void large_products(const GemmArgs& g, const Host& host) {
   const int64_t nb = block_extent(g.n, std::max(std::min(mb, kBlockExtent), block_k));
   const bool direct = is_sum(g), adds = direct && accumulates(g);
   const auto multiplier = multiplier_for(g, host, mb, nb);
-  float* const sums = host.workspace((direct ? 0 : mb * nb) + multiplier->workspace());
-  float* const workspace = sums + (direct ? 0 : mb * nb);
+  const int64_t ld_sums = round_up(nb, kLineUnit), sum_count = direct ? 0 : mb * ld_sums;
+  float* const sums = host.workspace(sum_count + multiplier->workspace());
+  float* const workspace = sums + sum_count;
 
   for (int64_t batch = 0; batch < g.batch; ++batch) {
     for (int64_t j = 0; j < g.n; j += nb) {
@@ -159,7 +163,7 @@ void large_products(const GemmArgs& g, const Host& host) {
         const Range rows{i, std::min(mb, g.m - i)};
         char* const out = const_cast<char*>(address(g.out, batch, i, j));
         float* const c = direct ? reinterpret_cast<float*>(out) : sums;
-        const int64_t ldc = direct ? g.out.row_stride : columns.size;
+        const int64_t ldc = direct ? g.out.row_stride : ld_sums;
         if (g.terms * g.k == 0 && !adds) {
           for (int64_t r = 0; r < rows.size; ++r) std::fill_n(c + r * ldc, columns.size, 0.0f);
         }

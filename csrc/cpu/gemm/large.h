@@ -67,7 +67,6 @@ class Blocks final : public Multiplier {
   BlockLayout layout_;
   int64_t rows_, columns_;
   bool packs_a_, packs_b_;
-  int64_t step_unit_;  // blocks have a multiple of so many steps of k
   int64_t steps_;      // at a time
 };
 

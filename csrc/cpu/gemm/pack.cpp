@@ -101,7 +101,7 @@ void copy_pairs(const Matrix16& from, uint16_t* to, int64_t ld) {
     const uint16_t* const odd = even + from.row_stride;
     uint32_t* const line = pairs + i / 2 * ld;
     const int64_t step = from.column_stride;
-    const uint32_t has_odd = i + 1 < from.rows;
+    const bool has_odd = i + 1 < from.rows;
     if (!has_odd) {
       for (int64_t j = 0; j < from.columns; ++j) line[j] = even[j * step];
     } else if (step == 1) {
