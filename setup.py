@@ -30,6 +30,7 @@ from typing import NamedTuple
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
 from setuptools.errors import CompileError, PlatformError
 
 from build_backend import TORCH
@@ -395,6 +396,14 @@ def write_build_info(folder: Path, torch_version: str, cuda_version: str | None)
     )
 
 
+class BuildPackage(build_py):
+    """Leaves out the modules of an earlier build, some of which may be gone."""
+
+    def run(self):
+        shutil.rmtree(Path(self.build_lib, "amp_ext"), ignore_errors=True)
+        super().run()
+
+
 class BuildExtension(build_ext):
     """Compiles amp_ext._C and the libraries, and writes amp_ext/_build_info.py beside them."""
 
@@ -439,5 +448,5 @@ if __name__ == "__main__":
         license="BSD-3-Clause",
         install_requires=[TORCH],
         ext_modules=[Extension("amp_ext._C", [])],
-        cmdclass={"build_ext": BuildExtension},
+        cmdclass={"build_py": BuildPackage, "build_ext": BuildExtension},
     )
