@@ -47,12 +47,14 @@ void Clock::join_far(const Times& other) {
   joined->reserve(mine.size() + other.size());
   auto a = mine.begin(), b = other.begin();
   while (a != mine.end() || b != other.end()) {
-    if (b == other.end() || (a != mine.end() && a->first < b->first))
+    if (b == other.end() || (a != mine.end() && a->first < b->first)) {
       joined->push_back(*a++);
-    else if (a == mine.end() || b->first < a->first)
+    } else if (a == mine.end() || b->first < a->first) {
       joined->push_back(*b++);
-    else
-      joined->emplace_back(a->first, std::max(a++->second, b++->second));
+    } else {
+      joined->emplace_back(a->first, std::max(a->second, b->second));
+      ++a, ++b;
+    }
   }
   for (const auto& [actor, time] : *joined)
     if (cluster_of(actor) == cluster_) set(actor, time);

@@ -45,6 +45,34 @@ extern "C" __global__ void sum_by_ticket(const float* x, float* sums, unsigned* 
   sums[0] = total;
 }
 
+// The same, but a block that sees all others' tickets before it draws its own one stores nothing.
+extern "C" __global__ void sum_by_look(const float* x, float* parts, unsigned* ticket, float* out) {
+  __shared__ bool others_there, is_last;
+  const unsigned last = gridDim.x - 1, i = threadIdx.x, n = blockDim.x;
+  if (i == 0) {
+    others_there = *static_cast<volatile unsigned*>(ticket) == last;
+    __threadfence();
+  }
+  const float own = x[blockIdx.x * n + i];
+  __syncthreads();
+  if (!others_there) {
+    parts[blockIdx.x * n + i] = own;
+    __syncthreads();
+    if (i == 0) {
+      __threadfence();
+      is_last = atomicInc(ticket, last) == last;
+      __threadfence();
+    }
+    __syncthreads();
+    if (!is_last) return;
+  } else if (i == 0) {
+    atomicInc(ticket, last);
+  }
+  float total = 0;
+  for (unsigned b = 0; b <= last; ++b) total += b == blockIdx.x ? own : parts[b * n + i];
+  out[i] = total;
+}
+
 extern "C" __global__ void histogram(const unsigned char* x, unsigned* bins, int n) {
   extern __shared__ unsigned own[];
   for (int i = threadIdx.x; i < 256; i += blockDim.x) own[i] = 0;

@@ -87,3 +87,13 @@ extern "C" __global__ void narrow_fence(float* sums, unsigned* ticket) {
   if (!is_last || threadIdx.x) return;
   for (int i = 1; i < gridDim.x; ++i) sums[0] += sums[i];  // narrow_fence
 }
+
+// A thread that has seen all tickets reads what their blocks have stored.
+extern "C" __global__ void no_fence_after_look(float* sums, unsigned* ticket) {
+  if (threadIdx.x > 0) return;
+  sums[blockIdx.x] = 1;  // no_fence_after_look
+  __threadfence();
+  atomicAdd(ticket, 1);
+  while (*static_cast<volatile unsigned*>(ticket) < gridDim.x) continue;
+  sums[gridDim.x + blockIdx.x] = sums[(blockIdx.x + 1) % gridDim.x];  // no_fence_after_look
+}

@@ -56,6 +56,14 @@ class TestOrdinaryKernels:
         )
         assert sums.view[0] == sum(range(1000))
 
+    def test_sum_by_look(self, architecture: str, seed: int) -> None:
+        x, parts, ticket = Array(c_float, range(320)), Array(c_float, 320), Array(c_uint, [0])
+        out = Array(c_float, 64)
+        module("ordinary", architecture).launch(
+            "sum_by_look", (5,), (64,), x, parts, ticket, out, seed=seed
+        )
+        assert list(out.view) == [5 * i + 640 for i in range(64)]
+
     def test_histogram(self, architecture: str, seed: int) -> None:
         values = random.Random(seed).choices(range(256), k=1000)
         x, bins = Array(c_ubyte, values), Array(c_uint, [0] * 256)
@@ -185,6 +193,7 @@ def race_arguments(name: str) -> tuple[tuple[int, ...], tuple[Array, ...]]:
     return {
         "early_ticket": ((3,), (Array(c_float, [0.0]), Array(c_float, 256), ticket)),
         "no_fence": ((3,), (Array(c_float, zeros), ticket)),
+        "no_fence_after_look": ((3,), (Array(c_float, zeros), ticket)),
         "narrow_fence": ((3,), (Array(c_float, zeros), ticket)),
         "block_scope": ((2,), (ticket,)),
         "plain_store": ((1,), (Array(c_float, 1),)),
