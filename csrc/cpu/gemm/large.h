@@ -67,7 +67,7 @@ class Blocks final : public Multiplier {
   BlockLayout layout_;
   int64_t rows_, columns_;
   bool packs_a_, packs_b_;
-  int64_t steps_;      // at a time
+  int64_t steps_;  // at a time
 };
 
 // Where has_few_rows(): the other operand is read once and widened on the way.
