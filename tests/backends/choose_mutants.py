@@ -129,12 +129,6 @@ MUTANTS: tuple[Mutant, ...] = (
         "scale",
     ),
     (
-        "measuring under deterministic algorithms",
-        TABLE,
-        "at::globalContext().deterministicAlgorithms() ||",
-        "",
-    ),
-    (
         "a copy before the choice",
         GEMM,
         "copies_.push_back({&matrix, tensor})",

@@ -31,8 +31,8 @@ MUTANTS = (
     gemm_mutant(
         "the first sums are staged again",
         EPILOGUE,
-        "      memcpy(sums[i - kStagedParts], sums[i], sizeof(sums[i]));",
-        "      ;",
+        "sums[i - kStagedParts][j][l] = sums[i][j][l];",
+        ";",
     ),
     gemm_mutant(
         "rows beyond the edge are written", EPILOGUE, "row >= rows || count == 0", "count == 0"
