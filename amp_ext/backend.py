@@ -152,7 +152,19 @@ def _products(device_type: str, name: str) -> Backend:
     return Backend("library", reason)
 
 
+def gemm_kernels(backend: str, device: str) -> tuple[str, ...] | None:
+    """Return the names of a backend's kernels for products on a device.
+
+    None where a backend has no names for them, and on a GPU that cannot be used.
+    """
+    try:
+        return _C.gemm_kernels(backend, device)
+    except RuntimeError:  # the doctor's checks show why
+        return None
+
+
 def _has_no_kernels() -> bool:
-    """Whether no GPU here is one that the CUDA kernels compute products on."""
+    """Return whether there are GPUs, and the CUDA kernels compute products on none of them."""
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    return gpus > 0 and not any(_C.gemm_kernels("cuda", f"cuda:{index}") for index in range(gpus))
+    kernels = [gemm_kernels("cuda", f"cuda:{index}") for index in range(gpus)]
+    return gpus > 0 and all(names is not None and not names for names in kernels)

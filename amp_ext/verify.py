@@ -27,6 +27,7 @@ from amp_ext._library import _C
 from amp_ext._triton import triton_version
 from amp_ext._verify_cases import FAMILIES, PRODUCTS, Case, cases
 from amp_ext._warnings import warn
+from amp_ext.backend import gemm_kernels
 
 CPU = torch.device("cpu")
 
@@ -126,7 +127,7 @@ def verified_backends() -> Iterator[tuple[str, str, tuple[str, ...]]]:
 
 def families_of(backend: str, device: str) -> tuple[str, ...]:
     """Those of products are of the kernels that compute them on the device."""
-    kernels = _C.gemm_kernels(backend, device)
+    kernels = gemm_kernels(backend, device)
     products = PRODUCTS if kernels is None else tuple(f"gemm_{kernel}_" for kernel in kernels)
     return tuple(
         family for family in FAMILIES if family[:4] != "gemm" or family.startswith(products)
