@@ -356,13 +356,14 @@ def test_a_failure_is_remembered(load: Load) -> None:
     update_scale()
     content = json.loads(record().read_text())
     failed = {"failure": "it is off", "day": "yesterday"}
-    content["results"] = {"update_scale": failed, "gemm_f16": failed}
+    families = ("update_scale", "gemm_sm80_f16", "gemm_sm90_f16")
+    content["results"] = dict.fromkeys(families, failed)
     record().write_text(json.dumps(content))
     library = load()
     with pytest.warns(RuntimeWarning, match="update_scale .*it is off"):
         update_scale()
     half = torch.zeros(4, 4, dtype=torch.float16)
-    with pytest.warns(RuntimeWarning, match="gemm_f16 .*it is off"):
+    with pytest.warns(RuntimeWarning, match="gemm_sm80_f16 .*it is off"):
         assert _C.gemm_choice(half, half)[0] == "cpu"
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -98,17 +98,13 @@ Operand decode(const char* name, uint64_t descriptor, bool is_mn_major) {
   const uint64_t swizzle = descriptor >> 62;
   if ((descriptor & ~kFields) != 0 || (swizzle != 1 && swizzle != 2))
     fail("%s: descriptor 0x%lx is not one of a swizzle of 128 or 64 bytes", name, descriptor);
-  const auto bytes = [&](int bit) {
-    return static_cast<uint32_t>(descriptor >> bit & 0x3fff) << 4;
-  };
+  const auto bytes = [&](int bit) { return uint32_t(descriptor >> bit & 0x3fff) << 4; };
   const Operand operand{name, bytes(0), bytes(16), bytes(32), 256u >> swizzle, is_mn_major};
   if (operand.start % (8 * operand.row) >= 128)
     fail("%s: shared+%u does not begin in the first row of an atom of %u bytes", name,
          operand.start - kSharedWindow, 8 * operand.row);
-  constexpr uint32_t kAssumed = 16;  // by the hardware, where it is not used
-  if (!is_mn_major && operand.leading != kAssumed)
-    fail("%s: a leading offset of %u bytes where k is contiguous, not %u", name, operand.leading,
-         kAssumed);
+  if (!is_mn_major && operand.leading != 16)  // unused, and assumed by the hardware
+    fail("%s: a leading offset of %u bytes where k is contiguous, not 16", name, operand.leading);
   return operand;
 }
 
