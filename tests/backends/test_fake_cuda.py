@@ -346,7 +346,7 @@ with recorded() as calls:
     thread.join()
 print(amp_ext._C.refused_tensor_maps(), calls.of("launch"))
 """
-    refused, launches = printed(code, multiprocessors="16").split(maxsplit=1)
+    refused, launches = printed(code, capability="90", multiprocessors="16").split(maxsplit=1)
     assert refused == "0" and "gemm_sm90_kernel" in launches
 
 
@@ -362,7 +362,7 @@ with recorded() as calls:
         print(ctypes.CDLL(None).fake_cuda_last_blocks())
 print(len(calls.of("query")))
 """
-    settings = {"multiprocessors": "16", "usable": usable}
+    settings = {"capability": "90", "multiprocessors": "16", "usable": usable}
     pairs = blocks // 2 * 2
     expected = [blocks, pairs, blocks, pairs, 2]
     assert printed(code, **settings).split() == [str(number) for number in expected]
