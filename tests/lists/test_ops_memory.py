@@ -258,6 +258,17 @@ def test_gradient_on_the_memory_of_another_by_numpy() -> None:
         assert_refused("unscale_", values, r"grads\[1\] and grads\[2\] overlap in memory")
 
 
+def test_gradient_in_another_order_on_a_parameter() -> None:
+    """A gradient that is copied into its parameter's order may not lie on a parameter either."""
+    memory = torch.ones(20)
+    values = {
+        "params": [torch.ones(4, 2).t().contiguous().t(), memory[6:11]],
+        "grads": [memory[:8].view(4, 2), torch.ones(5)],
+        "lr": 0.1,
+    }
+    assert_refused("sgd_", values, r"params\[1\] and grads\[0\] overlap in memory")
+
+
 @pytest.mark.parametrize("reverse", [False, True])
 def test_gradients_that_touch_or_interleave(reverse: bool) -> None:
     """Columns, every second element, and slices of one buffer in any order."""

@@ -93,7 +93,7 @@ class Updates {
   at::Device device_;
   bool records_gradients_ = at::GradMode::is_enabled();
   std::vector<UpdateRef> refs_;
-  std::vector<Place> writes_, reads_;  // the scalars
+  std::vector<Place> writes_, reads_;  // scalars, and dense gradients that were copied
   c10::DispatchKeySet plain_keys_;     // of a strided tensor that is stored as it is
   // What each role had in the last plain row.
   std::array<caffe2::TypeMeta, kRoles> plain_types_;

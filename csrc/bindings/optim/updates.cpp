@@ -99,6 +99,7 @@ void Updates::add_checked(const UpdateTensors& tensors) {
   const at::Tensor& param = *tensors[kParam];
   std::array<void*, kRoles> data{};
   std::array<DType, kRoles> dtypes{};
+  MemoryRange grad_memory;
   for (int role = 0; role < kRoles; ++role) {
     if (!tensors[role]) continue;
     const at::Tensor& tensor = *tensors[role];
@@ -120,8 +121,10 @@ void Updates::add_checked(const UpdateTensors& tensors) {
     TORCH_CHECK(role != kMaxExpAvgSq || dtype == dtypes[kExpAvgSq], op_, ": ", item,
                 " must have the dtype of exp_avg_sqs[", index, "], got ", tensor.scalar_type());
     if (role == kGrad) {
-      if (!tensor._is_zerotensor())
-        data[role] = checked_memory(op_, item, tensor, Access::read).data();
+      if (!tensor._is_zerotensor()) {
+        grad_memory = checked_memory(op_, item, tensor, Access::read);
+        data[role] = grad_memory.data();
+      }
       continue;
     }
     check_not_negated(op_, item, tensor);
@@ -142,6 +145,8 @@ void Updates::add_checked(const UpdateTensors& tensors) {
   if (param.numel() > 0 && (grad._is_zerotensor() || grad.is_neg() ||
                             !grad.is_non_overlapping_and_dense() || !same_order(grad, param))) {
     const at::NoGradGuard no_grad;
+    if (grad.is_non_overlapping_and_dense())
+      reads_.push_back({names_[kGrad], static_cast<int64_t>(index), grad_memory});
     gathered_.push_back(empty_in_order_of(param, grad).copy_(grad));
     data[kGrad] = gathered_.back().mutable_data_ptr();
   }
