@@ -18,7 +18,7 @@ USES = autocast distributed integration layers migrating scaler
 
 .DEFAULT_GOAL = help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check environments all-tests bench figures lint format hostile mutants \
+.PHONY: help demo test check environments all-tests bench figures lint format hostile \
     cuda-check test-trainers gpu wheels clean
 
 help: ## this list
@@ -30,7 +30,7 @@ demo: .venv/built ## train a small network with and without amp_ext; writes demo
 test: .venv/built ## the test suite, without what only combines the same cases or takes long
 	.venv/$(PYTEST) -m "not full" tests
 
-check: lint cuda-check test-trainers all-tests hostile mutants ## everything that needs no GPU; needs nvcc
+check: lint cuda-check test-trainers all-tests hostile ## everything that needs no GPU; needs nvcc
 
 # With --jobs=2, packages are installed while others are installed or compile.
 environments: .venv-cuda/built .venv/made .venv-lint/made .venv-trainers/made
@@ -50,10 +50,6 @@ figures: .venv/built ## the results in docs/measuring.md, from bench/results
 hostile: .venv/built ## 20,000 hostile calls of the ops: right, or an error and nothing changed
 	.venv/$(PYTEST) tests/integration/test_hostile_calls.py --hostile-calls 5000
 
-mutants: .venv/built ## break the CUDA kernels and the choice of a backend; their tests must fail
-	.venv/bin/python tests/simt/mutants/run.py
-	.venv/bin/python tests/backends/choose_mutants.py
-
 lint: .venv-lint/made ## formatting and the usual mistakes
 	.venv-lint/bin/ruff check $(PY_FILES)
 	.venv-lint/bin/ruff format --check $(PY_FILES)
@@ -69,18 +65,16 @@ format: .venv-lint/made ## format everything
 cuda-check: .venv-cuda/built ## compile and inspect all kernels, test with the oldest torch; needs nvcc
 	.venv-cuda/bin/python tests/build/cuda_check.py
 	env -u TRITON_INTERPRET .venv-cuda/bin/python tests/build/triton_check.py
-	cd tests && ../.venv-cuda/$(PYTEST) -m "not full" -k "not simt" \
+	cd tests && ../.venv-cuda/$(PYTEST) -m "not full" -k "not ptx" \
 	    autocast backends build distributed layers scaler lists/test_ops_contract.py \
 	    integration/test_seeds.py integration/test_fsdp_products.py \
 	    integration/test_tensor_parallel.py optim/test_optim_dtensors.py
 	cd tests && $(FAKE_CUDA) --order late -m pytest $(WORKERS) $(KERNELS) $(USES)
 	cd tests && $(FAKE_CUDA) --order 1 --capability 80 --multiprocessors 7 \
 	    -m pytest $(WORKERS) -m "not full" $(KERNELS)
-	cd tests && $(FAKE_CUDA) --kernels ptx --order 4 --capability 75 \
+	cd tests && $(FAKE_CUDA) --order 4 --capability 75 \
 	    -m pytest $(WORKERS) -m "not full" lists optim
-	cd tests && $(FAKE_CUDA) --order 2 -m pytest $(WORKERS) -m "not full" $(USES)
 	cd tests && $(FAKE_CUDA) --order 3 --guarded 1 -m pytest $(WORKERS) backends
-	.venv-cuda/bin/python tests/backends/cuda_mutants.py
 	.venv-cuda/bin/python tests/fake_cuda/count.py --check
 	$(MAKE) gpu DRY_RUN=1
 

@@ -45,7 +45,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "simt: CPU tensors go to the CUDA kernels, by tests/simt")
+    config.addinivalue_line("markers", "ptx: CPU tensors go to the CUDA kernels, as compiled PTX")
 
 
 def pytest_report_header() -> str:
@@ -91,15 +91,15 @@ def seed(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture(autouse=True)
 def backend(request: pytest.FixtureRequest, seed: None) -> Iterator[None]:
-    """Choose the backend of the test's executor, or simt where it is marked so."""
+    """Choose the backend of the test's executor, or ptx where it is marked so."""
     import amp_ext
-    from executors import SIMT
+    from executors import PTX
 
     executor = parameters_of(request.node).get("executor")
-    if executor is None and request.node.get_closest_marker("simt"):
-        executor = SIMT
-        if SIMT.missing:
-            pytest.skip(SIMT.missing)
+    if executor is None and request.node.get_closest_marker("ptx"):
+        executor = PTX
+        if PTX.missing:
+            pytest.skip(PTX.missing)
     before = amp_ext.get_backend()
     with executor.chosen() if executor else contextlib.nullcontext():
         yield
@@ -107,11 +107,11 @@ def backend(request: pytest.FixtureRequest, seed: None) -> Iterator[None]:
 
 
 @pytest.fixture
-def simt(backend: None) -> Any:
-    """The library of the backend simt, for tests marked so."""
-    from simt.backend import simt
+def ptx(backend: None) -> Any:
+    """Return the library of the backend ptx, for tests marked so."""
+    from ptx_backend.backend import ptx
 
-    return simt()
+    return ptx()
 
 
 @pytest.fixture(autouse=True)

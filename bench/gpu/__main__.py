@@ -5,7 +5,7 @@
     python bench/gpu --dry-run RESULTS
 
 Builds amp_ext for the GPU that is present, runs the tests ("tests"), then the probe of what
-tests/simt assumes of it and the small cases under compute-sanitizer where that is installed
+tests/cudasim assumes of it and the small cases under compute-sanitizer where that is installed
 ("checks"), and the benchmarks ("bench"), which append to RESULTS/<gpu>/<utc date>-<commit>.jsonl.
 Beside it, of the same name, are .log, which is all that was said, and .summary.txt, which is
 written as it goes; its table of ratios comes last. A stage that fails, or whose program is missing,

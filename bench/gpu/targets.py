@@ -21,7 +21,7 @@ from harness.registry import OPS
 
 PYTHON = sys.executable
 FOLDER = ROOT / "tests"
-PROBE = "tests/simt/probe/run.py"  # of what tests/simt assumes of a GPU
+PROBE = "tests/probe/run.py"  # of what tests/cudasim assumes of a GPU
 PYTEST = (
     *(PYTHON, "-m", "pytest", "-p", "no:cacheprovider", "-p", "gpu.gpu_fault"),
     *("-v", "--tb=short", "--maxfail=40", "--continue-on-collection-errors"),
@@ -45,7 +45,7 @@ class Tests:
     limit: float
 
 
-NOT_OF_A_GPU = r"(bench|build|simt)/|test_(bench|cuda_check|triton_check|package|simt)"
+NOT_OF_A_GPU = r"(bench|build|cudasim|probe)/|test_(bench|cuda_check|triton_check|package)"
 TILES = "sm90_cuda"
 PRODUCTS = r"test_(gemm|linear|nn)|bench/test_cublaslt"
 OTHERS = ""
@@ -235,7 +235,7 @@ class Rehearsal(Gpu):
         return "products of a size that takes the executor hours" if tests.files == TILES else ""
 
     def probe(self) -> list[str]:
-        return [PYTHON, PROBE, "--device", "simt"]
+        return [PYTHON, PROBE, "--device", "ptx"]
 
     def benchmark(self, op: str, more: str) -> list[str]:
         return [*super().benchmark(op, more), "--quick", "--filter", self.CASES.get(op, "2 x 10 ")]

@@ -326,7 +326,7 @@ def why_torch_cannot(name: str, dtype: torch.dtype) -> str:
 
 
 @every_dtype
-@pytest.mark.parametrize("kernels", ["cpu", pytest.param("simt", marks=pytest.mark.simt)])
+@pytest.mark.parametrize("kernels", ["cpu", pytest.param("ptx", marks=pytest.mark.ptx)])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_training_step(name: str, kernels: str, dtype: torch.dtype) -> None:
     """As accurate as numbers of 16 bits make it.

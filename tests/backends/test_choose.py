@@ -1,7 +1,4 @@
-"""Which backend runs a call: chosen once, before any operand is copied.
-
-choose_mutants.py breaks the choice; these tests must fail each time.
-"""
+"""Which backend runs a call: chosen once, before any operand is copied."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from amp_ext import _C, ops
 from fake_cuda.recorder import is_running
-from simt.backend import Simt
+from ptx_backend.backend import Ptx
 
 FP16, BF16, FP32, FP64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
 
@@ -41,41 +38,41 @@ def test_products_by_the_processors_instructions(dtype: torch.dtype) -> None:
     assert ops.gemm(a, b)[0].isfinite().all()
 
 
-@pytest.mark.simt
-def test_kernels_have_to_be_asked_for(simt: Simt) -> None:
+@pytest.mark.ptx
+def test_kernels_have_to_be_asked_for(ptx: Ptx) -> None:
     a = torch.zeros(16, 16, dtype=FP16)
     for mode in ("kernel", "auto", "library"):
         _C.set_gemm_mode(mode)
-        assert of(FP16, FP16) == ("simt" if mode == "kernel" else "cpu")
-        before = simt.counters().launches
+        assert of(FP16, FP16) == ("ptx" if mode == "kernel" else "cpu")
+        before = ptx.counters().launches
         ops.gemm(a, a)
-        assert (simt.counters().launches > before) == (mode == "kernel")
+        assert (ptx.counters().launches > before) == (mode == "kernel")
 
 
-@pytest.mark.simt
+@pytest.mark.ptx
 def test_what_the_kernels_cannot_compute_is_anothers() -> None:
-    assert of(FP16, FP16) == of(BF16, BF16) == "simt"
+    assert of(FP16, FP16) == of(BF16, BF16) == "ptx"
     assert of(FP16, BF16) == of(FP32, FP32) == "cpu"
     assert of(FP64, FP64) == "library"
     assert _C.gemm_choice(*[torch.zeros(9, 9, 9, dtype=FP16)[:, :, 0]] * 2)[0] == "cpu"
 
 
-@pytest.mark.simt
+@pytest.mark.ptx
 @pytest.mark.parametrize(
     ("capability", "aligned", "other"),
     [
-        (80, "simt", "simt"),
-        (90, "simt", "cpu"),
+        (80, "ptx", "ptx"),
+        (90, "ptx", "cpu"),
         (100, "cpu", "cpu"),
         (110, "cpu", "cpu"),
-        (120, "simt", "simt"),
+        (120, "ptx", "ptx"),
     ],
 )
 def test_what_the_kernel_for_sm80_is_too_slow_for(
-    capability: int, aligned: str, other: str, simt: Simt
+    capability: int, aligned: str, other: str, ptx: Ptx
 ) -> None:
     """On Hopper for what TMA cannot load, on Blackwell's large GPUs for everything."""
-    simt.set_capability(capability)
+    ptx.set_capability(capability)
     a = torch.zeros(16, 24, dtype=FP16)
     assert _C.gemm_choice(a[:, :16], a[:, :16])[0] == aligned
     rows_of_17 = torch.zeros(16, 17, dtype=FP16)[:, :16]
@@ -84,7 +81,7 @@ def test_what_the_kernel_for_sm80_is_too_slow_for(
     assert _C.start_noting()
     ops.gemm(a[:, :16], rows_of_17)
     (product,) = _C.stop_noting()
-    assert ("simt" in dict(product.candidates(triton=False))) == (aligned == "simt")
+    assert ("ptx" in dict(product.candidates(triton=False))) == (aligned == "ptx")
 
 
 @pytest.mark.skipif(not is_running(), reason="the capability of tests/fake_cuda can be chosen")
@@ -118,18 +115,18 @@ print(amp_ext.backend.backend_for("cuda", "gemm").name)
     assert done.stdout.split() == [aligned, other, "cuda", "9.0", aligned]
 
 
-@pytest.mark.simt
+@pytest.mark.ptx
 def test_the_reason_is_given() -> None:
     half, double = (torch.zeros(4, 4, dtype=dtype) for dtype in (FP16, FP64))
-    assert _C.gemm_choice(half, half) == ("simt", "AMP_EXT_GEMM is kernel")
+    assert _C.gemm_choice(half, half) == ("ptx", "AMP_EXT_GEMM is kernel")
     assert _C.gemm_choice(double, double) == ("library", "FP64 operands")
 
 
-@pytest.mark.simt
+@pytest.mark.ptx
 def test_batches_and_sums_of_them_are_different_products() -> None:
     """The kernels count a sum's steps along k in 32 bits."""
     a, b = (torch.zeros(*size, dtype=FP16).expand(2**30, *size) for size in ((2, 64), (64, 2)))
-    assert _C.gemm_choice(a, b)[0] == "simt"
+    assert _C.gemm_choice(a, b)[0] == "ptx"
     assert _C.gemm_choice(a, b, sum_batch=True)[0] == "cpu"
 
 

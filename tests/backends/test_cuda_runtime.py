@@ -16,8 +16,8 @@ import pytest
 import torch
 from torch import Tensor
 
+import nvcc
 from fake_cuda.recorder import is_running
-from simt import nvcc
 
 if not torch.cuda.is_available():
     pytest.skip("torch sees no CUDA device", allow_module_level=True)

@@ -70,6 +70,20 @@ def test_brgemm_is_found(brgemm: Mapping[str, str]) -> None:
     assert run(brgemm, "-c", WHO_MULTIPLIES).split() == ["True", "True", "False", "False"]
 
 
+WHO_COMPUTES = """
+import torch
+from amp_ext import _C
+_C.set_gemm_mode("auto")
+for k in (128, 129):
+    print(_C.gemm_choice(*(torch.zeros(s).bfloat16() for s in ((128, k), (k, 128))))[0])
+"""
+
+
+def test_torchs_library_gets_no_odd_k(brgemm: Mapping[str, str]) -> None:
+    """It would read one element past the rows of a."""
+    assert run(brgemm, "-c", WHO_COMPUTES).split() == ["library", "cpu"]
+
+
 def test_blocks_by_brgemm(brgemm: Mapping[str, str]) -> None:
     """b is in pairs of rows for BF16, and in rows for FP16."""
     run_suites(brgemm, "gemm/test_gemm_cpu.py")

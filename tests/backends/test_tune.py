@@ -19,8 +19,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import amp_ext
 from amp_ext import _C, _cache, _table, ops, verify
-from simt.backend import Simt
-from simt.library import Schedule
+from ptx_backend.backend import Ptx, Schedule
 
 FP16, BF16, FP32 = torch.float16, torch.bfloat16, torch.float32
 CPU = torch.device("cpu")
@@ -189,35 +188,35 @@ def test_all_candidates_compute_the_same(dtype: torch.dtype, call: Callable[...,
     assert len(results) == 1
 
 
-@pytest.mark.simt
-def test_plans_of_the_kernels_are_candidates(simt: Simt) -> None:
-    simt.pin(Schedule())  # a plan depends on the number of multiprocessors
+@pytest.mark.ptx
+def test_plans_of_the_kernels_are_candidates(ptx: Ptx) -> None:
+    ptx.pin(Schedule())  # a plan depends on the number of multiprocessors
     a, b = torch.randn(48, 64).to(FP16), torch.randn(64, 40).to(FP16)
     _C.set_gemm_mode("auto")
     product = noted(ops.gemm, a, b)
     candidates = product.candidates(triton=False)
-    variants = [variant for backend, variant in candidates if backend == "simt"]
+    variants = [variant for backend, variant in candidates if backend == "ptx"]
     assert candidates[0] == ("cpu", 0)
     assert len(set(variants)) == len(variants) > 2
     plans = set()
     for variant in variants:
-        _table.update(CPU, [entry(product, "simt", variant)])
-        assert _C.gemm_choice(a, b)[0] == "simt"
+        _table.update(CPU, [entry(product, "ptx", variant)])
+        assert _C.gemm_choice(a, b)[0] == "ptx"
         result = ops.gemm(a, b)
         torch.testing.assert_close(result.float(), a.float() @ b.float(), rtol=2**-10, atol=2**-10)
-        plans.add(simt.plan())
+        plans.add(ptx.plan())
     assert len(plans) == len(variants)
     a, b = a.float(), b.float()
-    _table.update(CPU, [entry(noted(ops.gemm, a, b), "simt", 0)])
+    _table.update(CPU, [entry(noted(ops.gemm, a, b), "ptx", 0)])
     assert _C.gemm_choice(a, b) == ("cpu", UNMEASURED), "an entry that cannot be right"
 
 
-@pytest.mark.simt
-def test_a_chosen_backend_excludes_the_kernels_of_others(simt: Simt) -> None:
+@pytest.mark.ptx
+def test_a_chosen_backend_excludes_the_kernels_of_others(ptx: Ptx) -> None:
     a, b = small_products()
     _C.set_gemm_mode("auto")
-    _table.update(CPU, [entry(noted(ops.gemm, a, b), "simt", 0)])
-    for chosen, measured in (("simt", "simt"), ("", "simt"), ("cpu", "cpu")):
+    _table.update(CPU, [entry(noted(ops.gemm, a, b), "ptx", 0)])
+    for chosen, measured in (("ptx", "ptx"), ("", "ptx"), ("cpu", "cpu")):
         _C.use_backend("cpu", chosen)
         assert _C.gemm_choice(a, b)[0] == measured
 

@@ -23,27 +23,27 @@ from amp_ext import __main__ as doctor
 from amp_ext._verify_cases import FAMILIES, PRODUCTS, cases
 from cases import bits
 from executors import CPU
-from simt.backend import Simt
-from simt.build import KERNELS, all_sources, build
+from ptx_backend import build
+from ptx_backend.backend import ARCHITECTURE, Ptx
 
-Load = Callable[..., Simt]
-pytestmark = pytest.mark.simt
+Load = Callable[..., Ptx]
+pytestmark = pytest.mark.ptx
 
 
 @pytest.fixture
-def load(simt: Simt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Load]:
-    """Loads simt as a process that starts would: nothing but the record is known of its kernels."""
+def load(ptx: Ptx, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Load]:
+    """Load ptx as a process that starts would: nothing but the record is known of its kernels."""
     monkeypatch.setenv("AMP_EXT_VERIFY", "1")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(verify, "_warned", set())
-    original = simt.functions._name
+    original = ptx.functions._name
 
-    def load(library: str | Path = original) -> Simt:
+    def load(library: str | Path = original) -> Ptx:
         monkeypatch.setattr(verify, "_records", {})
         monkeypatch.setattr(verify, "_unusable", {})
         copy = shutil.copy(library, tmp_path / f"{len(list(tmp_path.glob('*.so')))}.so")
-        loaded = Simt(str(copy))
-        _C.use_backend("cpu", "simt")
+        loaded = Ptx(str(copy))
+        _C.use_backend("cpu", "ptx")
         return loaded
 
     yield load
@@ -54,12 +54,7 @@ def load(simt: Simt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
 def broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A library whose unscale_ finds no overflow."""
     folder = tmp_path_factory.mktemp("broken")
-    kernels = shutil.copytree(KERNELS, folder / "kernels")
-    file = kernels / "lists" / "unscale.cu"
-    text = file.read_text()
-    assert text.count("bad |= !E::finite(product);") == 1
-    file.write_text(text.replace("bad |= !E::finite(product);", ""))
-    return build("plain", "ops", all_sources(kernels), kernels, folder)
+    return build.edited(ARCHITECTURE, folder, {"lists_unscale": (r"^.*\batom\..*$", "")})
 
 
 def update_scale() -> Tensor:
@@ -70,7 +65,7 @@ def update_scale() -> Tensor:
     return scale
 
 
-CASES = len(list(cases("update_scale", "simt")))
+CASES = len(list(cases("update_scale", "ptx")))
 
 
 # ---- the comparison ----------------------------------------------------------------------------
@@ -89,14 +84,14 @@ FAMILIES_OF_SM80 = [f for f in FAMILIES if f not in PRODUCTS and "sm90" not in f
 @pytest.mark.parametrize("family", FAMILIES_OF_SM80)
 def test_right_kernels_pass(load: Load, family: str) -> None:
     load()
-    assert verify.verify_family("simt", family, "cpu").failure == ""
+    assert verify.verify_family("ptx", family, "cpu").failure == ""
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("family", ["gemm_sm90_f16", "gemm_sm90_bf16"])
 def test_right_kernels_for_sm90_pass(load: Load, family: str) -> None:
     load().set_sm90(True)
-    assert verify.verify_family("simt", family, "cpu").failure == ""
+    assert verify.verify_family("ptx", family, "cpu").failure == ""
 
 
 def test_memory_around_arguments_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +100,7 @@ def test_memory_around_arguments_is_compared(monkeypatch: pytest.MonkeyPatch) ->
         verify._memory(grads[0])[-1] += 1
 
     monkeypatch.setattr(verify, "ops", SimpleNamespace(unscale_=unscale_))
-    (case,) = (case for case in cases("unscale", "simt") if case.what == "a factor")
+    (case,) = (case for case in cases("unscale", "ptx") if case.what == "a factor")
     with pytest.raises(verify.WrongResult, match=r"the memory around grads\[0\] is not as it was"):
         verify._compare(case, CPU)
 
@@ -121,7 +116,7 @@ def test_modes_of_the_caller_do_not_matter(load: Load) -> None:
     finally:
         torch.set_flush_denormal(False)
     assert grads[0].tolist() == [0.5] * 3
-    assert verify.results("simt", "cpu")["unscale"].failure == ""
+    assert verify.results("ptx", "cpu")["unscale"].failure == ""
     assert torch.equal(torch.get_rng_state(), random)
 
 
@@ -187,9 +182,9 @@ def test_what_fails_for_another_reason_is_not_remembered(
 def test_a_capture_reads_the_record(load: Load) -> None:
     load()
     with pytest.warns(RuntimeWarning, match="run a step before the capture"):
-        assert verify.may_run("simt", "update_scale", "cpu", True) is None
+        assert verify.may_run("ptx", "update_scale", "cpu", True) is None
     update_scale()
-    assert verify.may_run("simt", "update_scale", "cpu", True)
+    assert verify.may_run("ptx", "update_scale", "cpu", True)
 
 
 def test_gradients_outlive_it(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,17 +228,17 @@ def test_torch_runs_in_place_of_a_wrong_kernel(
         ours = train(amp_ext.GradScaler)
     assert all(map(torch.equal, ours, train(torch.amp.GradScaler)))
     (warning,) = {str(warning.message) for warning in warned}
-    for words in ("simt kernels of unscale", "on cpu", "unscale_, ", "python -m amp_ext verify"):
+    for words in ("ptx kernels of unscale", "on cpu", "unscale_, ", "python -m amp_ext verify"):
         assert words in warning
     calls = library.calls("unscale")
-    assert calls <= len(list(cases("unscale", "simt")))
+    assert calls <= len(list(cases("unscale", "ptx")))
     train(amp_ext.GradScaler)
     assert library.calls("unscale") == calls
     assert library.calls("update_scale") == CASES + 6  # right, and so in use
 
     doctor.print_verification()
-    assert re.search("  cpu     simt    FAILED on .*: unscale\n", capsys.readouterr().out)
-    assert [name for name, _ in doctor.failed_verifications()] == ["simt kernels of unscale on cpu"]
+    assert re.search("  cpu     ptx     FAILED on .*: unscale\n", capsys.readouterr().out)
+    assert [name for name, _ in doctor.failed_verifications()] == ["ptx kernels of unscale on cpu"]
     assert verify.main() == 1
     said = capsys.readouterr().out
     assert said.count("FAIL") == 1
@@ -253,7 +248,7 @@ def test_torch_runs_in_place_of_a_wrong_kernel(
 ALIGNED, UNALIGNED = torch.ones(64, 72).half()[:, :64], torch.ones(64, 65).half()[:, 1:]
 
 
-def kernel_of_product(library: Simt, a: Tensor) -> str:
+def kernel_of_product(library: Ptx, a: Tensor) -> str:
     """Which kernel computes a @ a; empty where none of ours does."""
     before = library.calls("gemm")
     assert (ops.gemm(a, a) == 64).all()
@@ -286,7 +281,7 @@ def test_a_wrong_kernel_of_products_leaves_the_other(
     assert chosen == [aligned, unaligned]
     texts = [str(warning.message) for warning in warned]
     assert len(texts) == (wrong != "none")
-    assert all(f"simt kernels of gemm_{wrong}_f16 did not pass" in text for text in texts)
+    assert all(f"ptx kernels of gemm_{wrong}_f16 did not pass" in text for text in texts)
 
 
 def test_a_tile_that_is_not_left_is_not_measured(
@@ -305,7 +300,7 @@ def test_a_tile_that_is_not_left_is_not_measured(
         with pytest.warns(RuntimeWarning, match="gemm_sm90_f16"):
             ops.gemm(ALIGNED, ALIGNED)
         (product,) = _C.stop_noting()
-        variants = [variant for name, variant in product.candidates(False) if name == "simt"]
+        variants = [variant for name, variant in product.candidates(False) if name == "ptx"]
     finally:
         library.set_sm90(False)
     assert variants and all(variant % 2 == 0 for variant in variants)  # odd: of sm90
@@ -328,7 +323,7 @@ def test_a_driver_without_tensor_maps_turns_off_sm90_alone(load: Load) -> None:
 def test_the_ops_that_run_instead(load: Load, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     library = load()
     monkeypatch.setattr(verify, "may_run", lambda *arguments: None)
-    for case in cases(family, "simt"):
+    for case in cases(family, "ptx"):
         verify._compare(case, CPU)
     assert library.calls(family) == 0
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +11,7 @@ import pytest
 import torch
 
 from fake_cuda.recorder import is_running
-from simt.build import KERNELS, build, few_sources
-from simt.mutants import gemm_sm80, lists
+from ptx_backend import build
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -33,17 +31,12 @@ def run(code: str, cache: Path, **variables: str) -> str:
 
 @pytest.fixture(scope="module")
 def broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Kernels for the fake runtime: unscale_ does not unscale, products read the wrong memory."""
-    folder = tmp_path_factory.mktemp("broken")
-    kernels = shutil.copytree(KERNELS, folder / "kernels")
-    for mutants, name in ((lists, "clipped, not unscaled"), (gemm_sm80, "steps of one line")):
-        (mutant,) = (each for each in mutants.MUTANTS if each.name == name)
-        file = kernels / mutant.file
-        assert file.read_text().count(mutant.old) == 1
-        file.write_text(file.read_text().replace(mutant.old, mutant.new))
-    names = Path(__file__).parents[1] / "fake_cuda" / "runtime" / "kernels.cpp"
-    sources = [path for path in few_sources(kernels) if path.suffix == ".cu"]
-    return build("plain", "kernels", [*sources, names], kernels, folder)
+    """Return PTX in which unscale_ adds the factor, and products read b in the other order."""
+    edits = {
+        "lists_unscale": (r"\bmul\.(rn\.)?f32", "add.f32"),
+        "sm80_gemm_f16": (r"(ldmatrix\S*)\.trans\b", r"\1"),
+    }
+    return build.edited("80", tmp_path_factory.mktemp("broken"), edits)
 
 
 TRAIN = """
@@ -81,7 +74,7 @@ TRAIN = """
 
 @pytest.mark.skipif(not is_running(), reason="broken kernels are for the fake runtime")
 def test_training_goes_on_without_broken_kernels_on_a_gpu(broken: Path, tmp_path: Path) -> None:
-    settings = {"FAKE_CUDA_KERNELS": str(broken), "FAKE_CUDA_CAPABILITY": "80"}
+    settings = {"CUDASIM_PTX": str(broken.parent), "FAKE_CUDA_CAPABILITY": "80"}
     for _ in range(2):  # by verifying, and by the record
         *warnings, right = run(TRAIN, tmp_path, **settings).splitlines()
         warnings.sort()

@@ -3,7 +3,7 @@
     python tests/build/cuda_check.py
 
 Run by `make cuda-check`, with the Python whose amp_ext was built from this tree: it checks the
-kernels of that build, and compiles those of tests/simt/probe, where a warning of nvcc is an error.
+kernels of that build, and compiles those of tests/probe, where a warning of nvcc is an error.
 It prints a table of the kernels and fails on a register spill, on a remark of ptxas about
 serialised or unpipelined matrix instructions (C75xx), on a missing architecture, on local memory,
 where a kernel has none of the instructions that it was written for, where a walk of a list keeps
@@ -25,15 +25,16 @@ from typing import NamedTuple
 
 sys.path += [
     str(Path(__file__).resolve().parents[1]),
+    str(Path(__file__).resolve().parents[1] / "support"),
     str(Path(__file__).resolve().parents[2] / "bench"),
 ]
 
+import nvcc
 import ptx_gemm
 import sass_gemm
 from gpu.planner import gemm_tiles
+from probe import run as probe
 from sass import Kernel, Kernels, read_constants, read_ptxas, read_sass
-from simt import nvcc
-from simt.probe import run as probe
 
 ROOT = Path(__file__).resolve().parents[2]
 

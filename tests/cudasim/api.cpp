@@ -73,6 +73,11 @@ CUDASIM_API void cudasim_free(void* memory) {
   free(memory);
 }
 
+// What a kernel may access of global memory, for a library that has its own.
+CUDASIM_API void cudasim_allow(FindAllocation find) { find_allocation = find; }
+
+CUDASIM_API const Statistics* cudasim_statistics() { return &statistics; }
+
 CUDASIM_API u64 cudasim_instructions() { return statistics.instructions; }
 
 // From the environment: CUDASIM_ORDER, CUDASIM_ASYNC, CUDASIM_ELECT, CUDASIM_RACES, CUDASIM_FRESH.

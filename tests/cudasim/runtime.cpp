@@ -49,7 +49,7 @@ std::map<std::string, Known> read_folder() {
     Module* const module = read_module(std::string(folder) + "/" + name).release();
     for (auto& kernel : module->kernels) {
       Known& known = found[kernel->name];
-      known.seam = {kernel.get(), {}, nullptr};
+      known.seam = {kernel.get(), {}};
       for (const Parameter& parameter : kernel->parameters)
         known.seam.parameters.push_back(parameter.bytes);
     }
@@ -92,14 +92,19 @@ const char* launch(const cudaLaunchConfig_t& config, const fake_cuda::Kernel& se
   const auto set = [](u32 to[3], auto from) { to[0] = from.x, to[1] = from.y, to[2] = from.z; };
   set(launch.grid, config.gridDim);
   set(launch.block, config.blockDim);
-  for (unsigned i = 0; i < config.numAttrs; ++i)
+  bool begins_early = false;
+  for (unsigned i = 0; i < config.numAttrs; ++i) {
     if (config.attrs[i].id == cudaLaunchAttributeClusterDimension)
       set(launch.cluster, config.attrs[i].val.clusterDim);
+    begins_early |= config.attrs[i].id == cudaLaunchAttributeProgrammaticStreamSerialization;
+  }
   launch.dynamic_shared = static_cast<u32>(config.dynamicSmemBytes);
   launch.parameters = parameters;
   launch.seed = seed;
   const auto begin = std::chrono::steady_clock::now();
   fault = run(kernel, launch);
+  if (fault.empty() && begins_early && !kernel.waits_for_grid)
+    fault = kernel.name + ": begins early, and has no griddepcontrol.wait";
   Known& known = kernels().at(kernel.name);
   ++known.launches;
   known.seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();

@@ -1,23 +1,19 @@
 """Build the fake CUDA runtime: what is preloaded, the kernels, and torch's operators.
 
-Objects and libraries are kept under the hash of all that they depend on, as in tests/simt/build.py,
-whose objects of the kernels these are.
+Objects and libraries are kept under the hash of all that they depend on.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 import subprocess
-import sys
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 
 from cudasim import build as cudasim
-from simt import build as simt
+from ptx_backend import build as kernels
 
 SOURCES = Path(__file__).resolve().parent / "runtime"
 RUNTIME = ("capture", "devices", "driver", "launches", "memory", "streams")
@@ -38,7 +34,7 @@ def missing() -> str:
         return "torch is no CUDA build"
     if not (site_packages() / CUDA / "lib/libcudart.so.13").is_file():
         return "torch is no build for CUDA 13 with NVIDIA's packages beside it"
-    return simt.missing()
+    return cudasim.missing()
 
 
 def symbols(library: Path, kind: str, pattern: str) -> set[str]:
@@ -50,12 +46,22 @@ def symbols(library: Path, kind: str, pattern: str) -> set[str]:
 
 def _link(name: str, objects: Iterable[Path], into: Path, *flags: str) -> Path:
     names = [str(path) for path in objects]
-    digest = hashlib.sha256("\0".join([*names, *flags]).encode()).hexdigest()[:16]
-    library = into / f"{name}-{digest}.so"
+    library = into / f"{name}-{cudasim.digest(*names, *flags)}.so"
     if not library.exists():
-        simt.remove_old(into, f"{name}-*.so")
-        simt.run_compiler([simt.CXX, "-shared", *names, *flags], library)
+        cudasim.run([cudasim.CXX, "-shared", *names, *flags], library)
     return library
+
+
+def _object(source: Path, flags: Iterable[str], into: Path) -> Path:
+    """Return the object of a source of the runtime."""
+    headers = (*SOURCES.glob("*.h"), *(cudasim.HERE / "ptx").glob("*.h"))
+    toolkit = f"-isystem{kernels.toolkit_include()}"
+    command = [cudasim.CXX, "-std=c++20", "-g1", "-fPIC", *flags, toolkit]
+    texts = (path.read_bytes() for path in (source, *sorted(headers)))
+    made = into / f"{source.stem}-{cudasim.digest(*command, *texts)}.o"
+    if not made.exists():
+        cudasim.run([*command, "-c", str(source)], made)
+    return made
 
 
 def _build_runtime(objects: list[Path], into: Path) -> Path:
@@ -77,7 +83,7 @@ def _build_runtime(objects: list[Path], into: Path) -> Path:
     rest = into / "missing.cpp"
     rest.write_text("\n".join(lines) + "\n")
     # torch looks for the driver under this name, and Triton links to it.
-    objects = [*objects, simt.compile_object(rest, FLAGS, (), into)]
+    objects = [*objects, _object(rest, FLAGS, into)]
     library = _link("runtime", objects, into, "-Wl,-soname,libcuda.so.1")
     driver = into / "driver" / "libcuda.so.1"
     driver.parent.mkdir(exist_ok=True)
@@ -86,60 +92,35 @@ def _build_runtime(objects: list[Path], into: Path) -> Path:
     return library
 
 
-def _units(architecture: str) -> list[tuple[Path, list[str]]]:
-    """Return the kernels and their flags, those of setup.py."""
-    name = re.sub(r"(\d)(a?)$", r".\1\2", architecture)
-    code = "import json, sys; sys.path.insert(0, '.'); import setup as s; print(json.dumps("
-    code += f"[(str(u[0]), u[2]) for u in s.cuda_units(['{name}']) if u[0].suffix == '.cu']))"
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, cwd=simt.ROOT, capture_output=True, text=True, check=True)
-
-    def kept(flags: list[str]) -> list[str]:
-        left_out = ("-gencode", "-Xcompiler", "-Xptxas", "-lineinfo")
-        own = [flag for flag in flags if not flag.startswith(left_out)]
-        return [flag.replace("-Icsrc", f"-I{simt.ROOT}/csrc") for flag in own]
-
-    return [(simt.ROOT / source, kept(flags)) for source, flags in json.loads(done.stdout)]
-
-
 def build_ptx(capability: int) -> dict[str, str]:
     """Return the environment in which kernels are their compiled PTX, run by tests/cudasim."""
     architecture = {86: "80", 89: "80", 90: "90a"}.get(capability, str(capability))
-    folder = cudasim.ptx(_units(architecture), architecture, cudasim.BUILD / "kernels")
-    include = simt.cuda_include()
-    library = cudasim.library(
-        "runtime", [cudasim.HERE / "runtime.cpp"], [f"-I{SOURCES}", f"-isystem{include}"]
-    )
-    return {"FAKE_CUDA_KERNELS": str(library), "CUDASIM_PTX": str(folder)}
+    library = cudasim.library("runtime", [cudasim.HERE / "runtime.cpp"], kernels.runtime_flags())
+    return {"FAKE_CUDA_KERNELS": str(library), "CUDASIM_PTX": str(kernels.ptx(architecture))}
 
 
-def build(kernels: str = "simt", capability: int = 90) -> dict[str, str]:
+def build(capability: int = 90) -> dict[str, str]:
     """Return the environment in which Python runs on the fake CUDA runtime, without what is in it
     already.
 
     Args:
-        kernels: "simt" for the sources, recompiled for the host, or "ptx" for what nvcc makes.
         capability: of the devices, 90 for 9.0.
     """
     torch = site_packages() / "torch"
     version = re.search(r"^__version__ = '(.+)'", (torch / "version.py").read_text(), re.MULTILINE)
     assert version
-    into = simt.BUILD / f"fake_cuda-torch{version[1]}"
-    into.mkdir(parents=True, exist_ok=True)
+    into = cudasim.BUILD.parent / f"fake_cuda-torch{version[1]}"
     headers = ("torch/include", "torch/include/torch/csrc/api/include", f"{CUDA}/include")
     of_torch = [f"-isystem{site_packages() / folder}" for folder in headers]
-    with simt.alone(into), ThreadPoolExecutor(2) as pool:
-        fallback = pool.submit(
-            simt.compile_object, SOURCES / "fallback.cpp", [*FLAGS, *of_torch], (), into
-        )
+    with cudasim.alone(into), ThreadPoolExecutor(2) as pool:
+        fallback = pool.submit(_object, SOURCES / "fallback.cpp", [*FLAGS, *of_torch], into)
         fresh = f"-I{cudasim.HERE / 'ptx'}"
         with_cublas = (*FLAGS, fresh, f"-isystem{site_packages() / CUDA / 'include'}")
         runtime = [
-            pool.submit(simt.compile_object, SOURCES / f"{name}.cpp", with_cublas, (), into)
-            for name in RUNTIME
+            pool.submit(_object, SOURCES / f"{name}.cpp", with_cublas, into) for name in RUNTIME
         ]
         # A machine with a GPU has another number of devices, and other processes on them.
-        nvml = simt.compile_object(SOURCES / "nvml.cpp", FLAGS, (), into)
+        nvml = _object(SOURCES / "nvml.cpp", FLAGS, into)
         preloaded = (
             _build_runtime([job.result() for job in runtime], into),
             _link("nvml", [nvml], into, "-Wl,-soname,libnvidia-ml.so.1"),
@@ -154,8 +135,4 @@ def build(kernels: str = "simt", capability: int = 90) -> dict[str, str]:
                 *(f"-L{torch / 'lib'}", "-lc10", "-lc10_cuda", "-ltorch_cpu"),
             ),
         }
-    environment = {name: str(path) for name, path in paths.items()}
-    if kernels == "ptx":
-        return environment | build_ptx(capability)
-    sources = [*sorted(simt.KERNELS.rglob("*.cu")), SOURCES / "kernels.cpp"]
-    return environment | {"FAKE_CUDA_KERNELS": str(simt.build("plain", "kernels", sources))}
+    return {name: str(path) for name, path in paths.items()} | build_ptx(capability)

@@ -36,12 +36,6 @@ def arguments() -> tuple[argparse.Namespace, list[str]]:
         help="when operations run: as they are issued (now), when the host waits for them (late) "
         "or at random by a seed",
     )
-    parser.add_argument(
-        "--kernels",
-        choices=("simt", "ptx"),
-        default="simt",
-        help="the sources of kernels, recompiled for the host, or the PTX that nvcc makes of them",
-    )
     parser.add_argument("--devices", type=int, default=1)
     parser.add_argument(
         "--capability",
@@ -67,13 +61,9 @@ def main() -> None:
     if reason := build.missing():
         sys.exit(f"the fake CUDA runtime cannot run here: {reason}")
     os.environ.update(
-        {
-            f"FAKE_CUDA_{name.upper()}": str(value)
-            for name, value in vars(options).items()
-            if name != "kernels"
-        }
+        {f"FAKE_CUDA_{name.upper()}": str(value) for name, value in vars(options).items()}
     )
-    environment = build.build(options.kernels, options.capability)
+    environment = build.build(options.capability)
     more = {**environment, "PYTEST_PLUGINS": "fake_cuda.plugin", "PYTHONPATH": str(TESTS)}
     for name, value in more.items():
         separator = "," if name == "PYTEST_PLUGINS" else ":"

@@ -1,4 +1,4 @@
-"""The seed programs train on the CUDA and Triton kernels, on simt, on a GPU, interpreted."""
+"""Train the seed programs on the CUDA and Triton kernels: as PTX, on a GPU, interpreted."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from amp_ext import _C
-from executors import EXECUTORS, SIMT, SIMT_SM90, Executor
+from executors import EXECUTORS, PTX, PTX_SM90, Executor
 from fake_cuda import recorder
-from simt.backend import simt
+from ptx_backend.backend import ptx
 from workloads import checkerboard, digits, regression
 from workloads.common import Trainer, epochs
 
@@ -22,7 +22,7 @@ STEPS = 20
 CPU_KERNELS, CUDA, TRITON = EXECUTORS[1:4]
 KERNELS = [
     pytest.param(e, id=e.name, marks=[pytest.mark.full] if e.interpreted else [])
-    for e in (SIMT, SIMT_SM90, CUDA, TRITON)
+    for e in (PTX, PTX_SM90, CUDA, TRITON)
     if not e.missing
 ]
 
@@ -52,10 +52,10 @@ def counted(executor: Executor) -> Iterator[dict[str, int]]:
     """How often the kernels of each op run in a region, once it has been left; nothing on a GPU or
     where Triton interprets, which do not count."""
     calls: dict[str, int] = {}
-    if executor.backend == "simt":
-        before = {op: simt().calls(op) for op in CALLS_A_STEP}
+    if executor.backend == "ptx":
+        before = {op: ptx().calls(op) for op in CALLS_A_STEP}
         yield calls
-        calls |= {op: simt().calls(op) - before[op] for op in CALLS_A_STEP}
+        calls |= {op: ptx().calls(op) - before[op] for op in CALLS_A_STEP}
     elif executor.backend == "cuda" and recorder.is_running():
         with recorder.recorded() as recorded:
             yield calls
@@ -134,8 +134,8 @@ def test_trains_as_on_the_cpu(
         least["gemm"] = PRODUCTS_BY_TMA[name] if major == 9 else 0
     for op, count in calls.items():
         assert count >= least[op] * steps, op
-    if name == "digits" and kernels.backend == "simt":
-        assert simt().plan().startswith("sm90") == kernels.sm90
+    if name == "digits" and kernels.backend == "ptx":
+        assert ptx().plan().startswith("sm90") == kernels.sm90
     assert ((their_losses - losses).abs() <= 2.0**-7 * losses).all()
     reach = max(2.0**-7 * (after - before).norm(), (fp32_after - after).norm())
     assert (their_after - after).norm() <= reach

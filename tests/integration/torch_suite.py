@@ -2,7 +2,7 @@
 
     python tests/integration/torch_suite.py PATH/TO/test_torch.py
     python tests/integration/torch_suite.py PATH/TO/test_torch.py --baseline    # torch's own scaler
-    python tests/integration/torch_suite.py PATH/TO/test_torch.py --simt    # on the CUDA kernels
+    python tests/integration/torch_suite.py PATH/TO/test_torch.py --ptx    # on the CUDA kernels
 
 The file is test/test_torch.py of a PyTorch source tree, which is not part of this project; it needs
 the packages expecttest and numpy. A file of an older PyTorch than the installed one may import test
@@ -78,14 +78,14 @@ def put_in_place(scaler: type) -> None:
         owner.GradScaler = scaler
 
 
-def run_on_simt() -> None:
+def run_on_ptx() -> None:
     """Make the CUDA kernels, on the CPU, the backend of CPU tensors."""
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     from amp_ext import _C
-    from simt.backend import simt
+    from ptx_backend.backend import ptx
 
-    simt()
-    _C.use_backend("cpu", "simt")
+    ptx()
+    _C.use_backend("cpu", "ptx")
 
 
 def scaler_tests(module: ModuleType) -> unittest.TestSuite:
@@ -108,7 +108,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("file", type=Path, help="test/test_torch.py of a PyTorch source tree")
     parser.add_argument("--baseline", action="store_true", help="keep torch's own GradScaler")
-    parser.add_argument("--simt", action="store_true", help="run amp_ext's on its CUDA kernels")
+    parser.add_argument("--ptx", action="store_true", help="run amp_ext's on its CUDA kernels")
     args = parser.parse_args()
 
     sys.argv[1:] = []  # torch's test helpers parse the command line too
@@ -121,8 +121,8 @@ def main() -> int:
         import amp_ext
 
         put_in_place(amp_ext.GradScaler)
-    if args.simt:
-        run_on_simt()
+    if args.ptx:
+        run_on_ptx()
     scaler = torch.amp.GradScaler
     print(f"torch {torch.__version__}, scaler {scaler.__module__}.{scaler.__qualname__}")
     for name in replaced:

@@ -23,8 +23,7 @@ from cases import (
 )
 from cast_cases import FP16, FP32, FP64, PAIRS_OF_EACH_KIND, check, every_pair, pair, patterns
 from executors import Executor, against_oracle, every_executor
-from simt.backend import Simt
-from simt.library import Schedule
+from ptx_backend.backend import Ptx, Schedule
 
 CPU = torch.device("cpu")
 
@@ -134,11 +133,11 @@ def test_input_beside_what_is_written(reverse: bool) -> None:
 # ---- what a launch costs -----------------------------------------------------------------------
 
 
-@pytest.mark.simt
+@pytest.mark.ptx
 @pytest.mark.parametrize("offset", [0, 3])
 @every_pair
-def test_simt_reads_and_writes_each_pack_once(
-    simt: Simt, dtype: torch.dtype, output_dtype: torch.dtype, offset: int
+def test_ptx_reads_and_writes_each_pack_once(
+    ptx: Ptx, dtype: torch.dtype, output_dtype: torch.dtype, offset: int
 ) -> None:
     """In one launch; what is not a whole pack on both sides goes one by one, as does a pair whose
     sides are never aligned together."""
@@ -151,30 +150,30 @@ def test_simt_reads_and_writes_each_pack_once(
     packed = sum((span - -offset % step) // step * step for span in spans)
     inputs.append(torch.ones(33, dtype=dtype)[1:])
     outputs.append(torch.ones(32, dtype=output_dtype))
-    simt.pin(Schedule(3, 2, 2))
-    counted = simt.cost(ops.cast_, outputs, inputs)
+    ptx.pin(Schedule(3, 2))
+    counted = ptx.cost(ops.cast_, outputs, inputs)
     assert counted.launches == 1
     assert counted.blocks == 4
     assert counted.bytes_loaded == packed * dtype.itemsize
     assert counted.bytes_stored == packed * output_dtype.itemsize
 
 
-@pytest.mark.simt
+@pytest.mark.ptx
 @pytest.mark.parametrize("count", [0, 1, 2000])
-def test_one_simt_launch_for_any_list(simt: Simt, count: int) -> None:
+def test_one_ptx_launch_for_any_list(ptx: Ptx, count: int) -> None:
     inputs = [random((1 + 13 * i % 101,), FLOATS[i % 4], CPU) for i in range(count)]
     outputs = [torch.empty_like(source, dtype=torch.float16) for source in inputs]
-    assert simt.cost(ops.cast_, outputs, inputs).launches == min(count, 1)
+    assert ptx.cost(ops.cast_, outputs, inputs).launches == min(count, 1)
 
 
-@pytest.mark.simt
+@pytest.mark.ptx
 @pytest.mark.parametrize("count", [30, 1100], ids=["parameters", "table"])
 @pytest.mark.parametrize("seed", range(8))
-def test_the_same_in_every_simt_schedule(simt: Simt, seed: int, count: int) -> None:
+def test_the_same_in_every_ptx_schedule(ptx: Ptx, seed: int, count: int) -> None:
     inputs = [random((1 + 13 * i % 101,), FLOATS[i % 4], CPU) for i in range(count)]
     inputs.append(random((70_001,), FP32, CPU))
     outputs = [torch.empty_like(t, dtype=FLOATS[i // 4 % 4]) for i, t in enumerate(inputs)]
     expected = [source.to(output.dtype) for source, output in zip(inputs, outputs, strict=True)]
-    simt.pin(Schedule(seed, (1, 2, 3, 8)[seed % 4], (1, 4)[seed // 4]))
+    ptx.pin(Schedule(seed, (1, 4)[seed // 4]))
     ops.cast_(outputs, inputs)
     assert_all_same(outputs, expected)

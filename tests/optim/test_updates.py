@@ -12,7 +12,7 @@ from torch import Tensor
 
 from amp_ext import ops, reference
 from cases import CHUNKS, assert_all_same, assert_same, threads, unwritten
-from executors import CPU, SIMT, Executor, against_oracle, every_executor
+from executors import CPU, PTX, Executor, against_oracle, every_executor
 from optim_cases import (
     BF16,
     FP16,
@@ -25,8 +25,7 @@ from optim_cases import (
     placed,
     tensors,
 )
-from simt.backend import Simt
-from simt.library import Schedule
+from ptx_backend.backend import Ptx, Schedule
 
 every_op = pytest.mark.parametrize("op", OPS)
 CHUNK = CHUNKS[0]
@@ -141,13 +140,13 @@ def test_long_lists(executor: Executor, op: str, count: int) -> None:
     assert [step.item() - 1 for step in values["steps"]] == before
 
 
-@pytest.mark.simt
+@pytest.mark.ptx
 @every_op
-def test_a_step_is_raised_when_all_threads_have_read_it(op: str, simt: Simt) -> None:
+def test_a_step_is_raised_when_all_threads_have_read_it(op: str, ptx: Ptx) -> None:
     """By threads that come last in their block too, whichever block ends last."""
     for seed in range(40):
-        simt.pin(Schedule(seed, resident_blocks=3, multiprocessors=1))
-        check(SIMT, op, call(SIMT, op, [(2048,)] * 3))
+        ptx.pin(Schedule(seed, multiprocessors=1))
+        check(PTX, op, call(PTX, op, [(2048,)] * 3))
 
 
 @every_executor

@@ -18,8 +18,8 @@ import torch
 import amp_ext
 from amp_ext import _C, reference
 from amp_ext._triton import is_interpreted, triton_version
-from simt import build
-from simt.backend import simt
+from ptx_backend import build
+from ptx_backend.backend import ARCHITECTURE, ptx
 
 T = TypeVar("T")
 
@@ -34,8 +34,8 @@ class Executor:
         ops: has a function for each op.
         missing: why it cannot run here; empty when it can.
         cuda_kernels: it runs csrc/kernels.
-        backend: what amp_ext.set_backend is to choose for it, or "simt".
-        sm90: whether the device of simt is one of sm_90.
+        backend: what amp_ext.set_backend is to choose for it, or "ptx".
+        sm90: products of ptx are computed by the kernel for sm_90a.
         interpreted: a launch takes some ten milliseconds, and so do a few tensors of a list.
     """
 
@@ -52,13 +52,13 @@ class Executor:
     def chosen(self) -> Iterator[None]:
         """Have amp_ext run the ops on it; conftest.py does for a test's executor."""
         before, mode = amp_ext.get_backend(), _C.gemm_mode()
-        if self.backend == "simt":
-            library = simt()
+        if self.backend == "ptx":
+            library = ptx()
             library.seed(torch.initial_seed())
             library.set_sm90(self.sm90)
             library.set_capability(0)
             library.force_tile()
-            _C.use_backend("cpu", "simt")
+            _C.use_backend("cpu", "ptx")
             _C.set_gemm_mode("kernel")
         else:
             amp_ext.set_backend(self.backend or before)
@@ -100,15 +100,21 @@ def _missing_triton() -> str:
     return ""
 
 
+def _missing_ptx(sm90: bool) -> str:
+    if not sm90 or ARCHITECTURE == "90a":
+        return build.missing()
+    return f"AMP_EXT_PTX is {ARCHITECTURE}, not 90a"
+
+
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
-SIMT, SIMT_SM90 = (
+PTX, PTX_SM90 = (
     Executor(
-        "simt_sm90" if sm90 else "simt",
+        "ptx_sm90" if sm90 else "ptx",
         CPU,
         amp_ext.ops,
-        build.missing(),
+        _missing_ptx(sm90),
         cuda_kernels=True,
-        backend="simt",
+        backend="ptx",
         sm90=sm90,
     )
     for sm90 in (False, True)
@@ -126,13 +132,13 @@ EXECUTORS = (
         backend="triton",
         interpreted=is_interpreted(),
     ),
-    SIMT,
+    PTX,
 )
 
 
 def absent() -> list[str]:
     """Which executors cannot run here, and why."""
-    return [f"{e.name} ({e.missing})" for e in (*EXECUTORS, SIMT_SM90) if e.missing]
+    return [f"{e.name} ({e.missing})" for e in (*EXECUTORS, PTX_SM90) if e.missing]
 
 
 def _parameters(executors: Sequence[Executor]) -> list[Any]:
@@ -150,10 +156,10 @@ every_executor = pytest.mark.parametrize("executor", _parameters(EXECUTORS))
 against_oracle = pytest.mark.parametrize("executor", _parameters(EXECUTORS[1:]))
 """For comparisons with the oracle, and for what it does not promise: errors, determinism."""
 
-every_gemm_executor = pytest.mark.parametrize("executor", _parameters((*EXECUTORS, SIMT_SM90)))
+every_gemm_executor = pytest.mark.parametrize("executor", _parameters((*EXECUTORS, PTX_SM90)))
 """As every_executor, for products, which have two CUDA kernels."""
 
-gemm_against_oracle = pytest.mark.parametrize("executor", _parameters((*EXECUTORS[1:], SIMT_SM90)))
+gemm_against_oracle = pytest.mark.parametrize("executor", _parameters((*EXECUTORS[1:], PTX_SM90)))
 """As against_oracle, likewise."""
 
 native = pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Products for the CUDA kernels, by amp_ext.ops on simt: operands placed in memory, what computes
+"""Products for the CUDA kernels, by amp_ext.ops on ptx: operands placed in memory, what computes
 them, and what must come out."""
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from torch import Tensor
 from amp_ext import ops
 from cases import assert_equal, integers, spacing
 from gpu.planner import gemm_tiles
-from simt.backend import simt
-from simt.library import Schedule
+from ptx_backend.backend import Schedule, ptx
 
 FP16, BF16, FP32 = torch.float16, torch.bfloat16, torch.float32
 OUT_TYPES = (FP32, FP16, BF16)
@@ -35,7 +34,7 @@ class Tile(NamedTuple):
         stages: of sm_80; those of sm_90a depend on the result.
         aligned: it needs operands whose lines begin at multiples of 16 bytes.
         cooperative: of sm_90a; both consumers compute it.
-        majors: what is tested with it, where it matters little what. simt/mutants/few has some.
+        majors: what is tested with it, where it matters little what.
     """
 
     text: str
@@ -213,9 +212,9 @@ def run(
 
     Args:
         sm90: on sm_90, where each launch has another tile.
-        plan: arguments of Simt.force_tile.
+        plan: arguments of Ptx.force_tile.
     """
-    library = simt()
+    library = ptx()
     if schedule:
         library.pin(schedule)
     library.set_sm90(sm90 or (tile is not None and tile.sm90))
@@ -229,8 +228,8 @@ def run(
 
 def planned(pattern: str) -> int:
     """Return a number in the text of the last plan."""
-    found = re.search(pattern, simt().plan())
-    assert found, simt().plan()
+    found = re.search(pattern, ptx().plan())
+    assert found, ptx().plan()
     return int(found[1])
 
 

@@ -22,7 +22,7 @@ THEIRS: ScalerClass = torch.amp.GradScaler
 DEVICES = [
     "cpu",
     *(["cuda"] if torch.cuda.is_available() and amp_ext._C.cuda_built() else []),
-    pytest.param("cpu", id="simt", marks=pytest.mark.simt),
+    pytest.param("cpu", id="ptx", marks=pytest.mark.ptx),
 ]
 
 # Errors of torch's after which ours say what helps.

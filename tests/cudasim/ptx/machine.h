@@ -82,7 +82,8 @@ struct Warp {
   u32 all, live;
   Group groups[kLanes];
   int group_count = 1, current = 0;
-  u32 waited = 0;  // lanes behind griddepcontrol.wait
+  u32 waited = 0;          // lanes behind griddepcontrol.wait
+  u32 loads[kLanes] = {};  // as in Statistics
 
   // Order of accesses.
   Actor actor = 0;
@@ -249,6 +250,7 @@ struct Grid {
   GlobalCells* cells;
   std::unordered_map<u64, Released> released;
   Range ranges[2];  // of global memory, found last
+  u32 most_loads = 0;
 
   u64 below(u64 n) { return random() % n; }
   bool is_late();  // whether an asynchronous operation waits
@@ -258,6 +260,9 @@ struct Grid {
 
 struct Statistics {
   u64 launches = 0, instructions = 0;
+  // Global memory: by loads and stores of 8 and 16 bytes, by asynchronous copies (whole boxes), and
+  // the number of such loads of the thread that makes most of them, of all launches.
+  u64 bytes_loaded = 0, bytes_stored = 0, bytes_copied = 0, most_loads = 0;
 };
 extern Statistics statistics;
 

@@ -510,6 +510,7 @@ std::string run(Kernel& kernel, const Launch& launch) {
         aligned_alloc(kAlign, (kernel.parameter_bytes / kAlign + 2) * kAlign), free);
     set_parameters(grid, static_cast<u8*>(memory.get()));
     Schedule(grid).run();
+    statistics.most_loads += grid.most_loads;
     return "";
   } catch (const Fault& cause) {
     return kernel.name + ": " + cause.text + (cause.hint.empty() ? "" : "\n  hint: " + cause.hint);

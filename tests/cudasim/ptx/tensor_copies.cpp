@@ -89,6 +89,7 @@ void load(Warp& w, const Instruction& it, u32 lanes) {
   each_lane(lanes, [&](int lane) {
     const Box box = box_of(w, it, lane);
     const u32 bytes = box.bytes();
+    statistics.bytes_copied += bytes;
     const SharedBytes to = shared_bytes(w, lane, w.source(it.rows[0])[lane], bytes, 128, kWhat);
     const SharedBytes full = shared_bytes(w, lane, w.source(it.rows[2])[lane], 8, 8, kWhat);
     if (to.block != full.block)
@@ -145,6 +146,7 @@ void store(Warp& w, const Instruction& it, u32 lanes) {
   each_lane(lanes, [&](int lane) {
     const Box box = box_of(w, it, lane);
     const u32 bytes = box.bytes();
+    statistics.bytes_copied += bytes;
     const SharedBytes from =
         bytes_of(*w.block, w.source(it.rows[0])[lane], bytes, 128, kWhat, lane);
     if (it.kind && box.map.type != kFloat32Map)

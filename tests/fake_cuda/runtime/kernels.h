@@ -1,4 +1,4 @@
-// What the fake CUDA runtime asks of the library of kernels, which is built with tests/simt.
+// What the fake CUDA runtime asks of the library of kernels, such as tests/cudasim.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -11,8 +11,7 @@ namespace fake_cuda {
 
 struct Kernel {
   const void* function;
-  std::vector<size_t> parameters;                         // their bytes
-  void (*call)(const void* function, void** parameters);  // for one CUDA thread
+  std::vector<size_t> parameters;  // their bytes
 };
 
 struct Kernels {

@@ -1,4 +1,4 @@
-"""The CUDA kernels of products, every instance, on simt: shapes, layouts, batches, splits."""
+"""Test the GEMM kernels as compiled PTX, every instance: shapes, layouts, batches, splits."""
 
 from __future__ import annotations
 
@@ -30,10 +30,9 @@ from gemm_kernel_cases import (
     product_for,
     run,
 )
-from simt.backend import Simt
-from simt.library import Schedule
+from ptx_backend.backend import Ptx, Schedule
 
-pytestmark = [pytest.mark.full, pytest.mark.simt]
+pytestmark = [pytest.mark.full, pytest.mark.ptx]
 
 every_majors = pytest.mark.parametrize("majors", MAJORS)
 
@@ -82,7 +81,7 @@ def test_every_schedule(tile: Tile, seed: int) -> None:
     """The ring of stages is passed through four times."""
     k = 4 * tile.stages * tile.k - 7
     gemm = product(("nn", "tt")[seed % 2], 20, 30, k, aligned=tile.aligned)
-    check(gemm, tile, splits=1 + seed // 2 % 2, schedule=Schedule(seed, 1 + seed % 3))
+    check(gemm, tile, splits=1 + seed // 2 % 2, schedule=Schedule(seed))
 
 
 def test_groups() -> None:
@@ -90,7 +89,7 @@ def test_groups() -> None:
     groups = set()
     for multiprocessors in range(1, 6):
         gemm = product("nn", 5 * 16 - 3, 2 * 128 + 1, 9)
-        check(gemm, SM80_TILES[5], schedule=Schedule(1, 2, multiprocessors))
+        check(gemm, SM80_TILES[5], schedule=Schedule(1, multiprocessors))
         groups.add(planned(r"groups of (\d+) rows"))
     assert any(5 % group for group in groups), groups
 
@@ -150,18 +149,18 @@ def with_odd_strides(gemm: Product) -> Product:
 
 
 @pytest.mark.parametrize("sm90", [False, True])
-def test_strides_of_single_elements_mean_nothing(simt: Simt, sm90: bool) -> None:
+def test_strides_of_single_elements_mean_nothing(ptx: Ptx, sm90: bool) -> None:
     for sizes in itertools.product((1, 40), repeat=3):
         check(with_odd_strides(product("nn", *sizes)), sm90=sm90)
-        assert ("16-byte" in simt.plan()) != simt.plan().startswith("sm90")
+        assert ("16-byte" in ptx.plan()) != ptx.plan().startswith("sm90")
 
 
-def test_only_aligned_operands_are_copied_16_bytes_at_a_time(simt: Simt) -> None:
+def test_only_aligned_operands_are_copied_16_bytes_at_a_time(ptx: Ptx) -> None:
     for name, offset in itertools.product(("a", "b"), (0, 1)):
         gemm = product("nn", 33, 33, 33)
         view = torch.zeros(1, 33, 64 + offset, dtype=FP16)[:, :, :33].copy_(getattr(gemm, name))
         check(gemm._replace(**{name: view}))
-        assert ("16-byte" in simt.plan()) == (offset == 0)
+        assert ("16-byte" in ptx.plan()) == (offset == 0)
 
 
 @every_tile
@@ -204,20 +203,18 @@ def test_results_are_the_same_in_every_schedule(tile: Tile, splits: int) -> None
     gemm = gemm._replace(aux=torch.zeros(gemm.shape))
     how = {"cluster": tile.clusters[tile.number % len(tile.clusters)], "splits": splits}
     how |= {"whole": 1} if tile.sm90 else {}
-    results = [
-        run(gemm, tile, schedule=Schedule(seed, 1 + seed, 2 + seed), **how) for seed in range(6)
-    ]
+    results = [run(gemm, tile, schedule=Schedule(seed, 2 + seed), **how) for seed in range(6)]
     for out, _, column_sums in results:
         assert_same(out, results[0].out)
         assert_same(column_sums, results[0].column_sums)
 
 
 @pytest.mark.parametrize("dtype", [FP16, BF16], ids=["fp16", "bf16"])
-def test_memory_is_moved_16_bytes_at_a_time(simt: Simt, dtype: torch.dtype) -> None:
+def test_memory_is_moved_16_bytes_at_a_time(ptx: Ptx, dtype: torch.dtype) -> None:
     """Each tile reads its rows of a and columns of b once; the result is stored once."""
     m, n, k = 128, 256, 96
     for majors, out_dtype in itertools.product(MAJORS, OUT_TYPES):
-        counted = simt.cost(run, product(majors, m, n, k, out_dtype, dtype=dtype), SM80_TILES[1])
+        counted = ptx.cost(run, product(majors, m, n, k, out_dtype, dtype=dtype), SM80_TILES[1])
         assert (counted.launches, counted.blocks) == (1, 2)
         assert counted.bytes_copied == 2 * (128 + 128) * k * 2
         assert counted.bytes_stored == m * n * out_dtype.itemsize

@@ -1,4 +1,4 @@
-"""The epilogues of the CUDA kernels of products, on simt: c, bias, activations, aux, sums."""
+"""Test the epilogues of the GEMM kernels as compiled PTX: c, bias, activations, aux, sums."""
 
 from __future__ import annotations
 
@@ -46,10 +46,9 @@ from gemm_kernel_cases import (
     slopes_at_special_values,
     special_values,
 )
-from simt.backend import Simt
-from simt.library import Schedule
+from ptx_backend.backend import Ptx, Schedule
 
-pytestmark = [pytest.mark.full, pytest.mark.simt]
+pytestmark = [pytest.mark.full, pytest.mark.ptx]
 
 SIDES = ("none", "plain", "c", "in-place", "aux", "derivative")
 
@@ -90,7 +89,7 @@ def test_all_at_once(tile: Tile, dtype: torch.dtype, side: str) -> None:
         sizes = *tile.of(1 + cluster[0], 2), 2 * tile.k - 5
         gemm = product_for(tile, *sizes, dtype, batch=1 + (cluster[1] > 1))
         gemm = with_side(gemm, side, tile, OUT_TYPES[(number + splits) % 3])
-        schedule = Schedule(number + splits, 2, (2, 5)[number % 2])
+        schedule = Schedule(number + splits, (2, 5)[number % 2])
         check(gemm, tile, cluster=cluster, splits=splits, schedule=schedule)
 
 
@@ -101,7 +100,7 @@ def test_boxes(tile: Tile, dtype: torch.dtype, side: str) -> None:
     """Those of many parts of tiles, at the edges and not, pass through those of one block."""
     for seed, sizes in enumerate(((tile.m, tile.n), tile.of(3, 2), tile.of(2, 3))):
         gemm = with_side(product_for(tile, *sizes, tile.k, dtype, batch=2), side, tile, FP32)
-        check(gemm, tile, schedule=Schedule(seed, 2, 1))
+        check(gemm, tile, schedule=Schedule(seed, 1))
 
 
 # ---- c and bias --------------------------------------------------------------------------------
@@ -147,22 +146,22 @@ def test_layouts_of_c_that_tma_knows(dtype: torch.dtype) -> None:
 
 @every_sm90_tile
 @pytest.mark.parametrize("alpha", [1.0, 0.5])
-def test_the_memory_system_accumulates(simt: Simt, tile: Tile, alpha: float) -> None:
+def test_the_memory_system_accumulates(ptx: Ptx, tile: Tile, alpha: float) -> None:
     """The kernel does not read what it adds to."""
     for cluster, splits in zip(tile.clusters, (1, 3, 2), strict=True):
         gemm = product_for(tile, *tile.of(2, 2), 3 * tile.k, batch=2, alpha=alpha)
         how = {"cluster": cluster, "splits": splits}
-        plain = simt.cost(check, gemm, tile, **how)
-        assert "added to out" not in simt.plan()
-        added = simt.cost(check, gemm._replace(into=values(gemm, FP32)), tile, **how)
-        assert "added to out" in simt.plan()
+        plain = ptx.cost(check, gemm, tile, **how)
+        assert "added to out" not in ptx.plan()
+        added = ptx.cost(check, gemm._replace(into=values(gemm, FP32)), tile, **how)
+        assert "added to out" in ptx.plan()
         assert added.bytes_copied == plain.bytes_copied
 
 
 @every_type
 @pytest.mark.parametrize("stride", [0, 1, 3])
 @pytest.mark.parametrize("sm90", [False, True])
-def test_bias(simt: Simt, dtype: torch.dtype, stride: int, sm90: bool) -> None:
+def test_bias(ptx: Ptx, dtype: torch.dtype, stride: int, sm90: bool) -> None:
     """In memory that is NaN around it. The kernel for sm_90a takes neighbours alone."""
     for n, out_dtype in itertools.product((8, 64, 136), OUT_TYPES):
         memory = torch.full((3 * n + 8,), float("nan"), dtype=dtype)
@@ -170,7 +169,7 @@ def test_bias(simt: Simt, dtype: torch.dtype, stride: int, sm90: bool) -> None:
         distinct.copy_(integers(distinct.shape, dtype, CPU))
         bias = memory.as_strided((n,), (stride,), 7)
         check(product("nn", 20, n, 40, out_dtype, bias=bias), sm90=sm90)
-        assert simt.plan().startswith("sm90") == (sm90 and stride == 1)
+        assert ptx.plan().startswith("sm90") == (sm90 and stride == 1)
 
 
 # ---- activations -------------------------------------------------------------------------------

@@ -22,15 +22,15 @@ from gemm_kernel_cases import (
     product,
 )
 from gpu.planner import gemm_plan
-from simt.backend import Simt
+from ptx_backend.backend import Ptx
 
-pytestmark = pytest.mark.simt
+pytestmark = pytest.mark.ptx
 
 
 @pytest.mark.parametrize("sm90", [False, True])
 @pytest.mark.parametrize("seed", range(2))
-def test_every_plan_computes_each_step_once_and_fits(simt: Simt, seed: int, sm90: bool) -> None:
-    assert simt.check_plans(seed, sm90) == ""
+def test_every_plan_computes_each_step_once_and_fits(ptx: Ptx, seed: int, sm90: bool) -> None:
+    assert ptx.check_plans(seed, sm90) == ""
 
 
 # ---- choices -----------------------------------------------------------------------------------
@@ -171,8 +171,8 @@ def side(dtype: torch.dtype = FP16, by_rows: bool = True, aligned: bool = True) 
     ],
     ids=lambda fields: "-".join(fields),
 )
-def test_not_for_the_kernels(simt: Simt, fields: dict[str, Any]) -> None:
-    assert simt.cost(compute, small(**fields)).launches == 0
+def test_not_for_the_kernels(ptx: Ptx, fields: dict[str, Any]) -> None:
+    assert ptx.cost(compute, small(**fields)).launches == 0
 
 
 NOT_FOR_SM90: dict[str, Callable[[], Product]] = {
@@ -203,6 +203,6 @@ FOR_SM90: dict[str, Callable[[], Product]] = {
 
 
 @pytest.mark.parametrize("name", [*NOT_FOR_SM90, *FOR_SM90])
-def test_for_sm90(simt: Simt, name: str) -> None:
+def test_for_sm90(ptx: Ptx, name: str) -> None:
     check((NOT_FOR_SM90 | FOR_SM90)[name](), sm90=True)
-    assert simt.plan().startswith("sm90") == (name in FOR_SM90)
+    assert ptx.plan().startswith("sm90") == (name in FOR_SM90)

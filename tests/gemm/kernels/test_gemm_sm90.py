@@ -1,4 +1,4 @@
-"""The pipeline of the GEMM kernel for sm_90a, on simt: clusters, persistent blocks, shares."""
+"""Test the pipeline of the sm_90a GEMM kernel as compiled PTX: clusters, blocks, shares."""
 
 from __future__ import annotations
 
@@ -21,10 +21,9 @@ from gemm_kernel_cases import (
     product_for,
     run,
 )
-from simt.backend import Simt
-from simt.library import Schedule
+from ptx_backend.backend import Ptx, Schedule
 
-pytestmark = [pytest.mark.full, pytest.mark.simt]
+pytestmark = [pytest.mark.full, pytest.mark.ptx]
 
 SEEDS = range(6)  # asynchronous copies are early, late and at random by turns
 CLUSTERS = ((1, 1), (2, 1), (1, 2))
@@ -61,7 +60,7 @@ def test_every_schedule(tile: Tile, seed: int) -> None:
         blocks = (1, 3) if cluster[1] == 1 else (3, 1)
         sizes = tile.of(blocks[0] * cluster[0] + 1, blocks[1] * cluster[1])
         gemm = product_for(tile, *sizes, (7 + seed) * tile.k - 7, OUT_TYPES[seed % 3])
-        check(gemm, tile, cluster=cluster, schedule=Schedule(seed, 1 + seed % 2, max(cluster)))
+        check(gemm, tile, cluster=cluster, schedule=Schedule(seed, max(cluster)))
         assert planned(r"(\d+) blocks") == max(cluster)
 
 
@@ -72,33 +71,33 @@ def test_a_tile_for_each_way_through_the_ring(tile: Tile, seed: int) -> None:
     turn it is not."""
     for steps in range(2, 9):
         gemm = product_for(tile, *tile.of(3, 1), steps * tile.k)
-        check(gemm, tile, schedule=Schedule(seed, 1, 1))
+        check(gemm, tile, schedule=Schedule(seed, 1))
 
 
 @every_sm90_tile
 @pytest.mark.parametrize("splits", [2, 3, 5])
-def test_shares_behind_whole_tiles(simt: Simt, tile: Tile, splits: int) -> None:
+def test_shares_behind_whole_tiles(ptx: Ptx, tile: Tile, splits: int) -> None:
     """Of unequal numbers of steps, of one block's or cluster's tiles or of several ones'."""
     for cluster, whole in itertools.product(CLUSTERS, (0, 1, 3)):
         sizes = tile.of(1 + cluster[0], 1 + cluster[1])
         gemm = product_for(tile, *sizes, 7 * tile.k - 3)
-        schedule = Schedule(whole + splits, 2, 2 + whole)
+        schedule = Schedule(whole + splits, 2 + whole)
         check(gemm, tile, cluster=cluster, whole=whole, splits=splits, schedule=schedule)
         words = f"{whole} whole, the others in {splits} splits" if whole else f" {splits} splits"
-        assert words in simt.plan()
+        assert words in ptx.plan()
 
 
 @every_sm90_tile
 @pytest.mark.parametrize("splits", [0, 1, 2])
-def test_ranges_behind_whole_tiles(simt: Simt, tile: Tile, splits: int) -> None:
+def test_ranges_behind_whole_tiles(ptx: Ptx, tile: Tile, splits: int) -> None:
     """Of a part of one tile, of parts of several ones; one or several for a block or cluster."""
     for cluster, (whole, ranges) in itertools.product(CLUSTERS, ((0, 3), (1, 2), (1, 5))):
         sizes = tile.of(1 + cluster[0], 1 + cluster[1])
         gemm = product_for(tile, *sizes, 9 * tile.k - 3)
-        schedule = Schedule(ranges + splits, 2, (2, 6)[whole])
+        schedule = Schedule(ranges + splits, (2, 6)[whole])
         how = {"cluster": cluster, "whole": whole, "splits": splits, "ranges": ranges}
         check(gemm, tile, schedule=schedule, **how)
-        assert f"{ranges} ranges of their last" in simt.plan()
+        assert f"{ranges} ranges of their last" in ptx.plan()
 
 
 @every_sm90_tile
@@ -110,23 +109,23 @@ def test_ranges_are_added_in_one_order(tile: Tile, splits: int) -> None:
     gemm = product_for(tile, *sizes, 9 * tile.k, make=normal)
     gemm = gemm._replace(aux=torch.zeros(gemm.shape))
     how = {"cluster": cluster, "splits": splits, "whole": 1, "ranges": 2 + splits}
-    results = [run(gemm, tile, schedule=Schedule(seed, 1 + seed, 6), **how) for seed in SEEDS]
+    results = [run(gemm, tile, schedule=Schedule(seed, 6), **how) for seed in SEEDS]
     for out, _, column_sums in results:
         assert_same(out, results[0].out)
         assert_same(column_sums, results[0].column_sums)
 
 
-def test_a_refused_tensor_map_is_not_the_end(simt: Simt) -> None:
+def test_a_refused_tensor_map_is_not_the_end(ptx: Ptx) -> None:
     """Torch's library computes the product, and says so."""
     a, b = torch.ones(128, 64, dtype=FP16), torch.ones(64, 256, dtype=FP16)
     before = _C.refused_tensor_maps()
-    simt.set_sm90(True)
-    simt.refuse_tensor_maps(True)
+    ptx.set_sm90(True)
+    ptx.refuse_tensor_maps(True)
     try:
         result = ops.gemm(a, b)
     finally:
-        simt.refuse_tensor_maps(False)
-        simt.set_sm90(False)
+        ptx.refuse_tensor_maps(False)
+        ptx.set_sm90(False)
     assert _C.refused_tensor_maps() == before + 1
     assert (result == 64).all()
 
@@ -139,7 +138,7 @@ def boxes_of(extent: int, tile_extent: int, box: int) -> int:
 
 @every_sm90_tile
 @every_cluster
-def test_memory_is_moved_as_planned(simt: Simt, tile: Tile, cluster: tuple[int, int]) -> None:
+def test_memory_is_moved_as_planned(ptx: Ptx, tile: Tile, cluster: tuple[int, int]) -> None:
     """A cluster fetches what its blocks share once; boxes are stored that have elements, those of
     plain results with rows of 128 bytes. Of the shares of a section one at least is not stored,
     if the others were there before its sums."""
@@ -148,7 +147,7 @@ def test_memory_is_moved_as_planned(simt: Simt, tile: Tile, cluster: tuple[int, 
     step_bytes = (tile.m * cluster[0] + tile.n * cluster[1]) * tile.k * 2
     for splits, c in itertools.product((1, 2), (None, placed(torch.ones(1, m, n, dtype=dtype)))):
         gemm = product_for(tile, m, n, steps * tile.k, dtype, c=c)
-        counted = simt.cost(check, gemm, tile, cluster=cluster, splits=splits, whole=0)
+        counted = ptx.cost(check, gemm, tile, cluster=cluster, splits=splits, whole=0)
         assert (counted.launches, counted.blocks) == (1, planned(r"(\d+) blocks"))
         clusters = planned(r"(\d+)x\d+ tiles") * planned(r"\d+x(\d+) tiles")
         columns = 64 if c is None and tile.n % 64 == 0 else 32

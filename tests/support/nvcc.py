@@ -1,6 +1,6 @@
-"""Build the sources that the executor runs for a real GPU, by nvcc, as a shared library.
+"""Build sources with kernels for a GPU, by nvcc, as a shared library.
 
-Libraries are kept in build/simt/nvcc under the hash of all that they depend on.
+Libraries are kept in build/nvcc under the hash of all that they depend on.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from simt.build import API, BUILD, KERNELS, remove_old
-
-INTO = BUILD / "nvcc"
-INCLUDES = (API, KERNELS)
+ROOT = Path(__file__).resolve().parents[2]
+INTO = ROOT / "build" / "nvcc"
+INCLUDES = (ROOT / "csrc/include", ROOT / "csrc/kernels")
 JOBS = int(os.environ.get("MAX_JOBS", os.cpu_count() or 1))
 FLAGS = ("-std=c++20", "-Xcompiler=-fPIC", "-Xptxas=-v", "-Werror=all-warnings")
 
@@ -83,7 +82,6 @@ def compile(
         return library, log.read_text()
 
     INTO.mkdir(parents=True, exist_ok=True)
-    remove_old(INTO, f"{name}-{arch}-*")
     with TemporaryDirectory(dir=INTO) as made, ThreadPoolExecutor(JOBS) as pool:
         objects = [f"{made}/{source.stem}.o" for source in sources]
         jobs = [
@@ -98,5 +96,5 @@ def compile(
 
 
 def build(name: str, sources: Sequence[Path], arch: str, cudart: str = "static") -> Path:
-    """Return a library of the sources for a GPU, as build.build does for the executor."""
+    """Return a library of the sources for a GPU."""
     return compile(name, sources, arch, cudart)[0]

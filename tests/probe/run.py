@@ -1,8 +1,8 @@
 """Check what the executor assumes of a GPU, each assumption alone: on itself, and on a GPU.
 
-    python tests/simt/probe/run.py
-    python tests/simt/probe/run.py --device cuda
-    python tests/simt/probe/run.py --probe wgmma_k_major --device cuda
+    python tests/probe/run.py
+    python tests/probe/run.py --device cuda
+    python tests/probe/run.py --probe wgmma_k_major --device cuda
 
 Each is compared with what NVIDIA's manual says. On a GPU, one of compute capability 9.0, each
 probe has a process of its own and a time limit, because a wrong assumption may hang. The exit
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -25,12 +24,14 @@ import torch
 from torch import Tensor
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+    TESTS = Path(__file__).resolve().parents[1]
+    sys.path[:0] = [str(TESTS), str(TESTS / "support")]
 
-from simt import build, nvcc
-from simt.library import Library, Schedule
-from simt.probe import blocks, tiles
-from simt.probe.blocks import Case
+import nvcc
+from probe import blocks, tiles
+from probe.blocks import Case
+from ptx_backend import build
+from ptx_backend.build import BUILD, CSRC, Unit
 
 PROBES: dict[str, Callable[[], Iterator[Case]]] = {
     probe.__name__: probe for probe in (*blocks.PROBES, *tiles.PROBES)
@@ -42,21 +43,29 @@ LIMIT = 20  # seconds for a process that uses the GPU, of which torch's import t
 PROCESSES = 8  # of these at a time
 
 
-class Simt:
-    """The executor of tests/simt."""
+class Ptx:
+    """The executor of tests/cudasim."""
 
     device = torch.device("cpu")
 
     @staticmethod
     @cache
-    def library() -> Library:
-        return Library(build.build(os.environ.get("AMP_EXT_SIMT", "plain"), "probe", SOURCES))
+    def library() -> ctypes.CDLL:
+        folder = BUILD / "probe"
+        flags = ["-std=c++20", "-Xcompiler=-fPIC", f"-I{CSRC}/include", f"-I{CSRC}/kernels"]
+        objects = build.compile_all([Unit(path, flags) for path in SOURCES], "90a", folder)
+        library = ctypes.CDLL(str(build.link("probe", objects, "90a", folder)))
+        library.ptx_report.restype = ctypes.c_char_p
+        return library
 
-    def call(self, name: str, seed: int, *arguments: object) -> str:
+    def call(self, name: str, seed: int, tensors: Sequence[Tensor], *arguments: int) -> str:
         """Run a probe in the schedule of a seed; return what went wrong."""
         library = self.library()
-        error = library.call(f"probe_{name}", Schedule(seed, resident_blocks=8), *arguments)
-        return f"CUDA error {error}, {library.report()}" if error else ""
+        library.ptx_start(ctypes.c_uint64(seed))
+        for tensor in tensors:
+            library.ptx_allow(ctypes.c_void_p(tensor.data_ptr()), ctypes.c_int64(tensor.nbytes))
+        error = getattr(library, f"probe_{name}")(*addresses(tensors), *arguments)
+        return f"CUDA error {error}, {library.ptx_report().decode()}" if error else ""
 
 
 class Cuda:
@@ -69,18 +78,22 @@ class Cuda:
     def library() -> ctypes.CDLL:
         return ctypes.CDLL(str(nvcc.build("probe", SOURCES, "90a")))
 
-    def call(self, name: str, seed: int, *arguments: object) -> str:
+    def call(self, name: str, seed: int, tensors: Sequence[Tensor], *arguments: int) -> str:
         """Run a probe; return what went wrong."""
         try:
             torch.cuda.synchronize()
-            error = getattr(self.library(), f"probe_{name}")(*arguments)
+            error = getattr(self.library(), f"probe_{name}")(*addresses(tensors), *arguments)
             torch.cuda.synchronize()
         except RuntimeError as fault:
             return str(fault).partition("\n")[0]
         return f"CUDA error {error}" if error else ""
 
 
-DEVICES = {"simt": Simt(), "cuda": Cuda()}
+def addresses(tensors: Sequence[Tensor]) -> list[ctypes.c_void_p]:
+    return [ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors]
+
+
+DEVICES = {"ptx": Ptx(), "cuda": Cuda()}
 say = partial(print, flush=True)  # also into a pipe, since the process may be ended
 
 
@@ -94,7 +107,7 @@ def difference(got: Tensor, expected: Tensor) -> str:
     return f"{len(wrong)} of {got.numel()} numbers differ, the first at {first}: {numbers}"
 
 
-def check_case(name: str, case: Case, device: Simt | Cuda, seed: int) -> str:
+def check_case(name: str, case: Case, device: Ptx | Cuda, seed: int) -> str:
     """Return how one call disagrees with the manual; empty if it agrees."""
     input = case.input.to(device.device)
     if case.before is None:
@@ -102,13 +115,11 @@ def check_case(name: str, case: Case, device: Simt | Cuda, seed: int) -> str:
         output.view(torch.uint8).fill_(0xA5)
     else:
         output = case.before.to(device.device)
-    pointers = (ctypes.c_void_p(tensor.data_ptr()) for tensor in (input, output))
-    return device.call(name, seed, *pointers, *case.arguments) or difference(
-        output.cpu(), case.expected
-    )
+    fault = device.call(name, seed, (input, output), *case.arguments)
+    return fault or difference(output.cpu(), case.expected)
 
 
-def check(name: str, device: Simt | Cuda, seed: int = 0) -> str:
+def check(name: str, device: Ptx | Cuda, seed: int = 0) -> str:
     """Return how a probe disagrees with the manual; empty if it agrees."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -156,10 +167,10 @@ def compare(executor: bool, gpu: bool) -> list[str]:
     with ThreadPoolExecutor(PROCESSES) as pool:
         on_gpu = {name: pool.submit(check_in_process, name) for name in PROBES if gpu}
         for name, probe in PROBES.items():
-            simt = check(name, DEVICES["simt"]) if executor else None
+            ptx = check(name, DEVICES["ptx"]) if executor else None
             cuda = on_gpu[name].result() if gpu else None
-            say(ROW.format(name, probe.__doc__, result(simt), result(cuda)))
-            faults += [f"executor, {simt}"] if simt else []
+            say(ROW.format(name, probe.__doc__, result(ptx), result(cuda)))
+            faults += [f"executor, {ptx}"] if ptx else []
             faults += [f"GPU, {cuda}"] if cuda else []
     return faults
 
@@ -176,19 +187,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(fault or f"{options.probe}: ok")
         return int(bool(fault))
 
-    missing = {"simt": build.missing(), "cuda": nvcc.missing("90a")}
+    missing = {"ptx": build.missing(), "cuda": nvcc.missing("90a")}
     if options.device:
         missing |= {name: "not asked for" for name in DEVICES if name != options.device}
     faults = list(build_failures(missing))
-    simt, cuda = (not missing[name] for name in DEVICES)
-    say(f"executor: {'tests/simt' if simt else 'none, ' + missing['simt']}")
+    ptx, cuda = (not missing[name] for name in DEVICES)
+    say(f"executor: {'tests/cudasim' if ptx else 'none, ' + missing['ptx']}")
     say(f"GPU: {torch.cuda.get_device_name() if cuda else 'none, ' + missing['cuda']}")
-    wrong = compare(simt, cuda)
+    wrong = compare(ptx, cuda)
     for fault in (*faults, *wrong):
         say(fault)
     if options.device and missing[options.device]:
         return 1
-    if asked := len(PROBES) * (simt + cuda):
+    if asked := len(PROBES) * (ptx + cuda):
         say(f"{asked - len(wrong)} of {asked} probes agree")
     return int(bool(faults or wrong))
 

@@ -1,4 +1,4 @@
-"""The hardware probe, tests/simt/probe: on the executor, and what it says of a fault."""
+"""The hardware probe: on the executor, and what it says of a fault."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from dataclasses import replace
 import pytest
 
 import cuda_check
+import nvcc
+from probe import run as probe
+from probe.blocks import Case, cluster, elect, warp
+from ptx_backend import build
 from sass import Kernels, read_ptxas
-from simt import build, nvcc
-from simt.probe import run as probe
-from simt.probe.blocks import Case, cluster, elect, warp
-from simt.sanitize import build_sanitized, sanitized
 
-SIMT = probe.DEVICES["simt"]
+PTX = probe.DEVICES["ptx"]
 pytestmark = pytest.mark.full
 on_executor = pytest.mark.skipif(bool(build.missing()), reason=build.missing())
 with_nvcc = pytest.mark.skipif(nvcc.find() is None, reason="there is no nvcc")
@@ -27,24 +27,7 @@ with_nvcc = pytest.mark.skipif(nvcc.find() is None, reason="there is no nvcc")
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("name", probe.PROBES)
 def test_executor_agrees(name: str, seed: int) -> None:
-    assert probe.check(name, SIMT, seed) == ""
-
-
-@on_executor
-@pytest.mark.parametrize(
-    ("variant", "probes"),
-    [
-        ("portable", ""),
-        ("asan", ""),
-        ("tsan", "[warp- or [elect- or [cp_async- or [named_barriers- or [ldmatrix- or [mma-"),
-    ],
-)
-def test_in_another_variant(variant: str, probes: str) -> None:
-    build_sanitized(variant, name="probe", sources=probe.SOURCES)
-    select = f"executor_agrees and ({probes or '-0]'})"
-    command = ("-m", "pytest", "-qsx", "-p", "no:cacheprovider", "-k", select, __file__)
-    done = sanitized(variant, *command)
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert probe.check(name, PTX, seed) == ""
 
 
 @with_nvcc
@@ -92,7 +75,7 @@ def two_probes(monkeypatch: pytest.MonkeyPatch) -> dict[str, Callable[[], Iterat
 def test_the_table(two_probes, capsys) -> None:
     assert probe.main([]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[:2] == ["executor: tests/simt", "GPU: none, a test hides it"]
+    assert lines[:2] == ["executor: tests/cudasim", "GPU: none, a test hides it"]
     assert [line.split()[0] for line in lines[2:5]] == ["probe", "warp", "elect"]
     assert [line.split()[-2:] for line in lines[3:5]] == [["ok", "none"]] * 2
     assert lines[5:] == ["2 of 2 probes agree"]
@@ -127,7 +110,7 @@ def test_a_fault_of_the_executor_is_told(monkeypatch) -> None:
         yield replace(next(cluster()), arguments=(7, 2))
 
     monkeypatch.setitem(probe.PROBES, "cluster", not_whole_clusters)
-    assert re.match(r"cluster\(7, 2\): CUDA error \d+, \S+", probe.check("cluster", SIMT))
+    assert re.match(r"cluster\(7, 2\): CUDA error \d+, \S+", probe.check("cluster", PTX))
 
 
 @on_executor
@@ -167,7 +150,7 @@ def test_a_probe_that_hangs_or_dies_is_told(monkeypatch) -> None:
 @on_executor
 def test_command_line() -> None:
     command = [sys.executable, probe.__file__, "--probe", "warp"]
-    done = subprocess.run([*command, "--device", "simt"], capture_output=True, text=True)
+    done = subprocess.run([*command, "--device", "ptx"], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "warp: ok\n"), done.stderr
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 2

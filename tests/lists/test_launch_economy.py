@@ -11,11 +11,10 @@ from torch import Tensor
 
 from amp_ext import ops
 from cases import FLOATS
-from executors import SIMT, Executor, against_oracle
+from executors import PTX, Executor, against_oracle
 from optim_cases import OPS
 from optim_cases import call as update
-from simt.backend import Simt
-from simt.library import Schedule
+from ptx_backend.backend import Ptx, Schedule
 
 LISTS = (1, 42, 43, 256, 257, 1344, 1345, 5_000, 100_000)
 CALLS = {
@@ -34,27 +33,27 @@ def most_table_bytes(count: int, entry_bytes: int) -> int:
     return next((size for size in sizes if count * entry_bytes <= size), 0)
 
 
-@pytest.mark.simt
+@pytest.mark.ptx
 @pytest.mark.parametrize("count", [1, 32, 33, 192, 193, 1008, 1009])
-def test_one_launch_casts_any_list(simt: Simt, count: int) -> None:
+def test_one_launch_casts_any_list(ptx: Ptx, count: int) -> None:
     inputs = [torch.full((3,), float(i)) for i in range(count)]
     outputs = [torch.empty(3, dtype=torch.float16) for _ in inputs]
-    counted = simt.cost(ops.cast_, outputs, inputs)
+    counted = ptx.cost(ops.cast_, outputs, inputs)
     assert counted.launches == 1
     assert counted.parameter_bytes <= 256 + most_table_bytes(count, 32)
     assert [output[2].item() for output in outputs] == list(range(count))
 
 
-@pytest.mark.simt
+@pytest.mark.ptx
 @pytest.mark.parametrize(
     ("name", "count"),
     # A block_sum for each of 100,000 tensors takes the executor half a minute.
     [(name, n) for name in CALLS for n in LISTS if "norms" not in name or n < 100_000],
 )
-def test_one_launch_for_any_list(simt: Simt, name: str, count: int) -> None:
+def test_one_launch_for_any_list(ptx: Ptx, name: str, count: int) -> None:
     grads = list(torch.ones(count, 3).unbind())
     found_inf = torch.zeros(())
-    counted = simt.cost(CALLS[name], grads, found_inf)
+    counted = ptx.cost(CALLS[name], grads, found_inf)
     assert counted.launches == 1
     assert counted.parameter_bytes <= 256 + most_table_bytes(count, 24)
     assert found_inf.item() == 0.0
@@ -63,14 +62,14 @@ def test_one_launch_for_any_list(simt: Simt, name: str, count: int) -> None:
     assert found_inf.item() == 1.0
 
 
-@pytest.mark.simt
+@pytest.mark.ptx
 @pytest.mark.parametrize("name", CALLS)
-def test_no_launch_for_no_tensors(simt: Simt, name: str) -> None:
+def test_no_launch_for_no_tensors(ptx: Ptx, name: str) -> None:
     """But for the norm, which is 0 then."""
-    assert simt.cost(CALLS[name], [], torch.zeros(())).launches == int("norm" in name)
+    assert ptx.cost(CALLS[name], [], torch.zeros(())).launches == int("norm" in name)
 
 
-@pytest.mark.simt
+@pytest.mark.ptx
 @pytest.mark.parametrize(
     ("name", "factor", "writes"),
     [
@@ -82,14 +81,14 @@ def test_no_launch_for_no_tensors(simt: Simt, name: str) -> None:
 )
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_reads_and_writes_each_pack_once(
-    simt: Simt, dtype: torch.dtype, name: str, factor: float | None, writes: bool
+    ptx: Ptx, dtype: torch.dtype, name: str, factor: float | None, writes: bool
 ) -> None:
     """In one launch; at most 7 elements at either end of a tensor go one by one."""
     chunks, multiprocessors = 5, 2
     grads = [torch.ones(chunks * 16384 - 8, dtype=dtype), torch.ones(40, dtype=dtype)[1:]]
     arguments = [] if factor is None else [torch.tensor(factor)]
-    simt.pin(Schedule(3, 2, multiprocessors))
-    counted = simt.cost(getattr(ops, name), grads, torch.zeros(()), *arguments)
+    ptx.pin(Schedule(3, multiprocessors))
+    counted = ptx.cost(getattr(ops, name), grads, torch.zeros(()), *arguments)
     packs = sum(
         (grad.numel() - -grad.data_ptr() % 16 // dtype.itemsize) // (16 // dtype.itemsize)
         for grad in grads
@@ -105,78 +104,78 @@ def test_reads_and_writes_each_pack_once(
 LOADS = {**dict.fromkeys(CALLS, 1), "cast_": 2, "adam_": 4, "sgd_": 3}
 
 
-@pytest.mark.simt
+@pytest.mark.ptx
 @pytest.mark.parametrize("name", LOADS)
-def test_warps_read_tiny_tensors_side_by_side(simt: Simt, name: str) -> None:
+def test_warps_read_tiny_tensors_side_by_side(ptx: Ptx, name: str) -> None:
     """4,000 tensors of 100 elements, which keep one warp busy each, on 132 multiprocessors.
 
     A block has 16 of them, or 11, and 16 warps, or 8.
     """
     grads = list(torch.ones(4000, 100).unbind())
-    simt.pin(Schedule(3, 2, 132))
+    ptx.pin(Schedule(3, 132))
     if name in CALLS:
-        counted = simt.cost(CALLS[name], grads, torch.zeros(()))
+        counted = ptx.cost(CALLS[name], grads, torch.zeros(()))
     elif name == "cast_":
-        counted = simt.cost(ops.cast_, [grad.half() for grad in grads], grads)
+        counted = ptx.cost(ops.cast_, [grad.half() for grad in grads], grads)
     else:
-        values = update(SIMT, name, [(100,)] * 4000)
+        values = update(PTX, name, [(100,)] * 4000)
         for step in values["steps"]:
             step.fill_(7.0)
-        counted = simt.cost(getattr(ops, name), **values)
+        counted = ptx.cost(getattr(ops, name), **values)
     assert counted.most_loads == LOADS[name] * (2 if name in OPS else 1)
 
 
-@pytest.mark.simt
+@pytest.mark.ptx
 @pytest.mark.parametrize("name", CALLS)
-def test_blocks_share_what_is_no_multiple_of_them(simt: Simt, name: str) -> None:
+def test_blocks_share_what_is_no_multiple_of_them(ptx: Ptx, name: str) -> None:
     """5 chunks, of 8 loads a thread, by 4 blocks: 10 loads each, not 16."""
-    simt.pin(Schedule(3, 2, 2))
-    counted = simt.cost(CALLS[name], [torch.ones(5 * 16384)], torch.zeros(()))
+    ptx.pin(Schedule(3, 2))
+    counted = ptx.cost(CALLS[name], [torch.ones(5 * 16384)], torch.zeros(()))
     assert (counted.blocks, counted.most_loads) == (4, 10)
 
 
-@pytest.mark.simt
+@pytest.mark.ptx
 @pytest.mark.parametrize(
     ("norm", "max_norm", "passes"), [(2.0, 1.0, 1), (2.0, 3.0, 0), (math.nan, 1.0, 0)]
 )
 def test_clipping_moves_memory_only_where_it_must(
-    simt: Simt, norm: float, max_norm: float, passes: int
+    ptx: Ptx, norm: float, max_norm: float, passes: int
 ) -> None:
     grads = [torch.ones(4096, dtype=dtype) for dtype in FLOATS]
     one, clip = torch.tensor(1.0), {"norm": torch.tensor(norm), "max_norm": max_norm}
-    counted = simt.cost(ops.unscale_, grads, torch.zeros(()), one, **clip)
+    counted = ptx.cost(ops.unscale_, grads, torch.zeros(()), one, **clip)
     size = sum(grad.nbytes for grad in grads)
     assert counted.launches == 1
     assert (counted.bytes_loaded, counted.bytes_stored) == (passes * size, passes * size)
 
 
-@pytest.mark.simt
+@pytest.mark.ptx
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("count", [1, 12, 13, 76, 77, 403, 404, 5_000])
-def test_one_launch_updates_any_list(simt: Simt, op: str, count: int) -> None:
-    values = update(SIMT, op, [(3,)] * count)
-    counted = simt.cost(getattr(ops, op), **values)
+def test_one_launch_updates_any_list(ptx: Ptx, op: str, count: int) -> None:
+    values = update(PTX, op, [(3,)] * count)
+    counted = ptx.cost(getattr(ops, op), **values)
     assert counted.launches == 1
     assert counted.parameter_bytes <= 256 + most_table_bytes(count, 80)
     assert values["steps"][-1].item() == 3 * (count - 1) + 1
 
 
-@pytest.mark.simt
+@pytest.mark.ptx
 @pytest.mark.parametrize("op", OPS)
-def test_no_launch_updates_nothing(simt: Simt, op: str) -> None:
-    lists = {n: [] if isinstance(x, list) else x for n, x in update(SIMT, op).items()}
-    assert simt.cost(getattr(ops, op), **lists).launches == 0
+def test_no_launch_updates_nothing(ptx: Ptx, op: str) -> None:
+    lists = {n: [] if isinstance(x, list) else x for n, x in update(PTX, op).items()}
+    assert ptx.cost(getattr(ops, op), **lists).launches == 0
 
 
-@pytest.mark.simt
+@pytest.mark.ptx
 @pytest.mark.parametrize("op", OPS)
-def test_an_update_moves_each_tensor_once(simt: Simt, op: str) -> None:
+def test_an_update_moves_each_tensor_once(ptx: Ptx, op: str) -> None:
     """Weight, gradient and moments in, weight and moments out, and nothing after an overflow."""
     moments, size = {"adam_": 2, "sgd_": 1}[op], 4 * (3 * 16384 - 8)
     for found_inf in (0.0, 1.0):
-        values = update(SIMT, op, [(size // 4,)], found_inf=torch.tensor(found_inf))
+        values = update(PTX, op, [(size // 4,)], found_inf=torch.tensor(found_inf))
         values["copies"] = [torch.empty_like(p, dtype=torch.half) for p in values["params"]]
-        counted = simt.cost(getattr(ops, op), **values)
+        counted = ptx.cost(getattr(ops, op), **values)
         assert counted.launches == 1
         assert counted.bytes_loaded == (2 + moments) * size * (found_inf == 0)
         assert counted.bytes_stored == (1 + moments + 0.5) * size * (found_inf == 0)

@@ -252,7 +252,7 @@ extern "C" {
 
 // Checks the planner's plans of random products, and plans with any tile, cluster and number of
 // splits. Returns what does not hold, and of which plan; empty if all does.
-const char* simt_check_plans(uint64_t seed, bool sm90) {
+const char* ptx_check_plans(uint64_t seed, bool sm90) {
   static std::string text;
   Problems problems(seed);
   for (int i = 0; i < 3000; ++i) {

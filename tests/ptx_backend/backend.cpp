@@ -1,0 +1,167 @@
+// The CUDA kernels as compiled PTX, a backend for tensors of the CPU, and what tests ask of it.
+#include "backend.h"
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <string>
+
+#include "amp_ext/library.h"
+#include "gemm/plan/choose.h"
+#include "operands.h"
+
+namespace ptx_backend {
+namespace {
+
+// The device, and the order in which each of the launches to come runs, follow from the seed,
+// unless all of them are to be the same.
+uint64_t seed = 0;
+std::optional<uint64_t> pinned;
+int multiprocessors = 1;
+
+bool sm90 = false;
+int capability = 0;
+std::map<std::string, int64_t> calls;  // of each op
+std::optional<ForcedTile> forced;
+GemmPlan last_plan;
+
+class PtxServices final : public Services {
+ public:
+  explicit PtxServices(Services& host) : host_(host) {}
+
+  cuda::Target target() override {
+    return {.device = -1, .multiprocessors = multiprocessors, .capability = capability};
+  }
+  void* scratch(size_t bytes) override {
+    return fresh_memory(host_.scratch(bytes), static_cast<int64_t>(bytes));
+  }
+  uint32_t* tickets(size_t count) override {
+    uint32_t* const counters = host_.tickets(count);
+    allow(counters, static_cast<int64_t>(count));
+    return counters;
+  }
+  const void* table(const void* entries, size_t count, size_t entry_bytes) override {
+    const void* const sent = host_.table(entries, count, entry_bytes);
+    allow_memory(sent, static_cast<int64_t>(count * entry_bytes));
+    return sent;
+  }
+
+ private:
+  Services& host_;
+};
+
+// One of the tiles for sm_90a.
+ForcedTile some_tile() {
+  constexpr int kClusters[][2] = {{1, 1}, {2, 1}, {1, 2}};
+  const int tile = static_cast<int>(seed % kSm90TileCount);
+  const auto [m, n] = kClusters[multiprocessors > 1 ? seed / kSm90TileCount % 3 : 0];
+  const uint64_t cut = seed / (3 * kSm90TileCount);
+  const auto splits = static_cast<int64_t>(cut % 4);
+  const auto ranges = static_cast<int64_t>(splits == 0 ? 3 : cut / 4 % 3);
+  return {{true, tile, m, n, splits, ranges}, /*whole=*/0};
+}
+
+class PtxBackend final : public cuda::CudaBackend {
+ public:
+  const char* name() const override { return "ptx"; }
+
+#define AMP_EXT_RUN(op, Args)                                                           \
+  Status op(const Args& args, Services& host) const override {                          \
+    return run(#op, args, host, [&](Services& s) { return CudaBackend::op(args, s); }); \
+  }
+  AMP_EXT_LIST_OPS(AMP_EXT_RUN)
+#undef AMP_EXT_RUN
+
+  Status gemm(const GemmArgs& args, Services& host) const override {
+    return run("gemm", args, host, [&](Services& s) { return CudaBackend::gemm(args, s); });
+  }
+
+  const char* why_slow(const GemmArgs& args, Services& host) const override {
+    PtxServices services(host);
+    return CudaBackend::why_slow(args, services);
+  }
+
+  std::vector<int64_t> gemm_variants(const GemmArgs& args, Services& host) const override {
+    PtxServices services(host);
+    return CudaBackend::gemm_variants(args, services);
+  }
+
+  std::optional<GemmKernels> gemm_kernels(const cuda::Target&) const override {
+    const int chosen = capability == 0 ? PTX_CAPABILITY : capability;
+    return GemmKernels{CudaBackend::gemm_kernels({.capability = chosen})->sm80, sm90};
+  }
+
+ protected:
+  GemmPlan plan(const GemmArgs& g, const GemmDevice& device) const override {
+    std::optional<ForcedTile> tile = forced;
+    if (!tile && may_run_sm90(g, device)) tile = some_tile();
+    const auto candidate = tile ? forced_candidate(g, device, *tile) : std::nullopt;
+    return last_plan = candidate ? make_plan(g, *candidate, device) : CudaBackend::plan(g, device);
+  }
+
+ private:
+  template <class Args, class Launch>
+  static Status run(const char* op, const Args& args, Services& host, Launch launch) {
+    ++calls[op];
+    if (pinned) next_seed = *pinned;
+    forget_memory();
+    allow(args);
+    PtxServices services(host);
+    return launch(services);
+  }
+};
+
+}  // namespace
+}  // namespace ptx_backend
+
+const amp_ext::BackendLibrary amp_ext_backend_library{
+    AMP_EXT_ABI, AMP_EXT_VERSION,
+    [](const amp_ext::Host&) -> const amp_ext::Backend& {
+      static const ptx_backend::PtxBackend backend;
+      return backend;
+    },
+    ""};
+
+// ---- what Python calls --------------------------------------------------------------------------
+
+extern "C" {
+
+// Each launch from now on has a schedule of its own, and all have one device, as `seed` has it.
+void ptx_seed(uint64_t seed) {
+  ptx_backend::seed = ptx_backend::next_seed = seed;
+  ptx_backend::multiprocessors = 1 + static_cast<int>(seed / 4 % 4);
+  ptx_backend::pinned.reset();
+}
+
+// Each launch from now on, until ptx_seed, has this schedule.
+void ptx_pin(uint64_t seed, int multiprocessors) {
+  ptx_backend::pinned = seed;
+  ptx_backend::multiprocessors = multiprocessors;
+}
+
+// Whether the kernel for sm_90a computes each product that it can, with a tile that follows from
+// the seed.
+void ptx_set_sm90(bool sm90) { ptx_backend::sm90 = sm90; }
+
+// What the device says of itself, 90 for 9.0; 0, as by default, for none in particular.
+void ptx_set_capability(int capability) { ptx_backend::capability = capability; }
+
+void ptx_refuse_tensor_maps(bool refuse) { ptx_backend::refuse_tensor_maps = refuse; }
+
+// The tile of the products to come; -1 for none in particular. See amp_ext::ForcedTile.
+void ptx_force_tile(bool sm90, int tile, int cluster_m, int cluster_n, int64_t splits,
+                    int64_t whole, int64_t ranges) {
+  ptx_backend::forced.reset();
+  if (tile >= 0) ptx_backend::forced = {{sm90, tile, cluster_m, cluster_n, splits, ranges}, whole};
+}
+
+// How often an op has been called: unscale, check_finite, grad_norm, cast, update_scale or gemm.
+int64_t ptx_calls(const char* op) { return ptx_backend::calls[op]; }
+
+const char* ptx_plan_text() {
+  static std::string text;
+  text = describe(ptx_backend::last_plan);
+  return text.c_str();
+}
+
+}  // extern "C"

@@ -1,0 +1,121 @@
+"""The backend ptx: csrc/kernels as compiled PTX, for tensors of the CPU, loaded into amp_ext.
+
+The environment variable AMP_EXT_PTX is the architecture, 90a by default. AMP_EXT_PTX_LIBRARY is a
+library that has been built already.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from ctypes import c_bool, c_char_p, c_int, c_int64, c_uint64
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from amp_ext import _C
+from ptx_backend import build
+
+ARCHITECTURE = os.environ.get("AMP_EXT_PTX", "90a")
+
+
+class Counters(ctypes.Structure):
+    """ptx_backend::Counters: totals since the library was loaded."""
+
+    _fields_ = [
+        (name, c_int64)
+        for name in (
+            *("launches", "blocks", "bytes_loaded", "bytes_stored", "bytes_copied", "most_loads"),
+            "parameter_bytes",
+        )
+    ]
+
+    def __sub__(self, other: Counters) -> Counters:
+        names = [name for name, _ in self._fields_]
+        return Counters(*(getattr(self, name) - getattr(other, name) for name in names))
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The order in which blocks, warps and copies run, and of how many multiprocessors."""
+
+    seed: int = 0
+    multiprocessors: int = 4
+
+
+class Ptx:
+    """What the tests ask of the backend, beside the ops."""
+
+    def __init__(self, library: Path) -> None:
+        _C.load_backend(str(library))
+        self.functions = ctypes.CDLL(str(library))
+        self.functions.ptx_seed.argtypes = [c_uint64]
+        self.functions.ptx_pin.argtypes = [c_uint64, c_int]
+        self.functions.ptx_force_tile.argtypes = [c_bool, *[c_int] * 3, *[c_int64] * 3]
+        self.functions.ptx_calls.argtypes = [c_char_p]
+        self.functions.ptx_calls.restype = c_int64
+        self.functions.ptx_plan_text.restype = c_char_p
+        self.functions.ptx_check_plans.argtypes = [c_uint64, c_bool]
+        self.functions.ptx_check_plans.restype = c_char_p
+
+    def seed(self, seed: int) -> None:
+        """Give each launch from now on a schedule of its own."""
+        self.functions.ptx_seed(seed % 2**64)
+
+    def pin(self, schedule: Schedule) -> None:
+        """Give each launch this schedule, until the next test."""
+        self.functions.ptx_pin(schedule.seed, schedule.multiprocessors)
+
+    def set_sm90(self, sm90: bool) -> None:
+        """Have products computed by the kernel for sm_90a, with some tile, where it can."""
+        self.functions.ptx_set_sm90(c_bool(sm90))
+
+    def set_capability(self, capability: int) -> None:
+        """Have the device say that this is its compute capability, 90 for 9.0; 0 for none."""
+        self.functions.ptx_set_capability(capability)
+
+    def refuse_tensor_maps(self, refuse: bool) -> None:
+        """Have the driver refuse each tensor map."""
+        self.functions.ptx_refuse_tensor_maps(c_bool(refuse))
+
+    def force_tile(
+        self,
+        sm90: bool = False,
+        tile: int = -1,
+        cluster: tuple[int, int] = (1, 1),
+        splits: int = 1,
+        whole: int = -1,
+        ranges: int = 0,
+    ) -> None:
+        """Have products computed with a tile, where it can; with any if it is -1."""
+        self.functions.ptx_force_tile(sm90, tile, *cluster, splits, whole, ranges)
+
+    def plan(self) -> str:
+        """Return the plan of the last product, in words."""
+        return self.functions.ptx_plan_text().decode()
+
+    def calls(self, op: str) -> int:
+        """Return how often an op has been called, by its name in amp_ext/backend.h."""
+        return self.functions.ptx_calls(op.encode())
+
+    def check_plans(self, seed: int, sm90: bool) -> str:
+        """Return what does not hold for some plan of random products; empty if all is well."""
+        return self.functions.ptx_check_plans(seed, sm90).decode()
+
+    def counters(self) -> Counters:
+        result = Counters()
+        self.functions.ptx_counters(ctypes.byref(result))
+        return result
+
+    def cost(self, call: object, *arguments: object, **options: object) -> Counters:
+        """Return what a call launches and moves."""
+        before = self.counters()
+        call(*arguments, **options)
+        return self.counters() - before
+
+
+@cache
+def ptx() -> Ptx:
+    """Return the library, built and loaded when it is first used."""
+    path = os.environ.get("AMP_EXT_PTX_LIBRARY")
+    return Ptx(Path(path) if path else build.kernels(ARCHITECTURE))

@@ -1,0 +1,241 @@
+// The part of the CUDA runtime that launchers call, over the executor of PTX: one device, whose
+// memory is the host's, and launches that end before they return.
+#include "runtime.h"
+
+#include <cuda.h>
+#include <cuda_runtime.h>
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "fresh.h"
+#include "kernels.h"
+#include "machine.h"
+
+extern "C" const fake_cuda::Kernels* fake_cuda_kernels();
+extern "C" void cudasim_allow(cudasim::FindAllocation);
+extern "C" const cudasim::Statistics* cudasim_statistics();
+
+namespace ptx_backend {
+
+Counters counters;
+std::string fault;
+uint64_t next_seed = 0;
+bool refuse_tensor_maps = false;
+
+namespace {
+
+using cudasim::Range;
+
+constexpr int kDriverVersion = 13000;
+
+std::vector<Range>& ranges() {
+  static auto& all = *new std::vector<Range>;
+  return all;
+}
+bool are_sorted = true;
+
+uint64_t number(const void* address) { return reinterpret_cast<uintptr_t>(address); }
+
+// Sorts the ranges, and joins those that overlap.
+void sort_ranges() {
+  std::vector<Range>& all = ranges();
+  std::ranges::sort(all, {}, &Range::begin);
+  size_t count = 0;
+  for (const Range& range : all) {
+    if (count > 0 && range.begin < all[count - 1].end)
+      all[count - 1].end = std::max(all[count - 1].end, range.end);
+    else
+      all[count++] = range;
+  }
+  all.resize(count);
+  are_sorted = true;
+}
+
+Range find_range(uint64_t address) {
+  if (!are_sorted) sort_ranges();
+  const auto behind = std::ranges::upper_bound(ranges(), address, {}, &Range::begin);
+  if (behind == ranges().begin() || address >= behind[-1].end) return {};
+  return behind[-1];
+}
+
+std::unordered_map<const void*, std::string>& symbols() {
+  static auto& all = *new std::unordered_map<const void*, std::string>;
+  return all;
+}
+
+cudaError_t last_error = cudaSuccess;
+
+cudaError_t fail(cudaError_t error, const std::string& why) {
+  fault = why;
+  return last_error = error;
+}
+
+int64_t cluster_of(const cudaLaunchConfig_t& config) {
+  for (unsigned i = 0; i < config.numAttrs; ++i)
+    if (config.attrs[i].id == cudaLaunchAttributeClusterDimension)
+      return config.attrs[i].val.clusterDim.x;
+  return 1;
+}
+
+// Has the executor read the PTX beside its library.
+bool set_folder() {
+  Dl_info executor{};
+  dladdr(reinterpret_cast<const void*>(&fake_cuda_kernels), &executor);
+  const std::string path = executor.dli_fname;
+  return setenv("CUDASIM_PTX", path.substr(0, path.rfind('/')).c_str(), /*overwrite=*/1) == 0;
+}
+
+cudaError_t launch(const cudaLaunchConfig_t& config, const void* pointer, void** parameters) {
+  fault.clear();
+  static const bool is_set = set_folder();
+  (void)is_set;
+  const auto symbol = symbols().find(pointer);
+  const auto* const kernel =
+      symbol == symbols().end() ? nullptr : fake_cuda_kernels()->find(symbol->second.c_str());
+  if (!kernel) return fail(cudaErrorInvalidDeviceFunction, "there is no PTX of the kernel");
+  const dim3 grid = config.gridDim;
+  const int64_t blocks = int64_t{grid.x} * grid.y * grid.z;
+  if (blocks == 0 || blocks % cluster_of(config))
+    return fail(cudaErrorInvalidConfiguration, "a launch of " + std::to_string(blocks) +
+                                                   " blocks in clusters of " +
+                                                   std::to_string(cluster_of(config)));
+  ++counters.launches;
+  counters.blocks += blocks;
+  for (const size_t bytes : kernel->parameters) counters.parameter_bytes += bytes;
+  cudasim_allow(find_range);
+  const std::string report = fake_cuda_kernels()->launch(config, *kernel, parameters, next_seed++);
+  return report.empty() ? cudaSuccess : fail(cudaErrorLaunchFailure, report);
+}
+
+}  // namespace
+
+void forget_memory() { ranges().clear(); }
+
+void allow_memory(const void* begin, int64_t bytes) {
+  if (!begin || bytes <= 0) return;
+  ranges().push_back({number(begin), number(begin) + static_cast<uint64_t>(bytes)});
+  are_sorted = false;
+}
+
+void* fresh_memory(void* begin, int64_t bytes) {
+  cudasim::fill_fresh(begin, static_cast<size_t>(bytes));
+  allow_memory(begin, bytes);
+  return begin;
+}
+
+}  // namespace ptx_backend
+
+using namespace ptx_backend;
+
+extern "C" {
+
+// ---- for Python ---------------------------------------------------------------------------------
+
+void ptx_counters(Counters* result) {
+  const cudasim::Statistics& of_executor = *cudasim_statistics();
+  *result = counters;
+  result->bytes_loaded = static_cast<int64_t>(of_executor.bytes_loaded);
+  result->bytes_stored = static_cast<int64_t>(of_executor.bytes_stored);
+  result->bytes_copied = static_cast<int64_t>(of_executor.bytes_copied);
+  result->most_loads = static_cast<int64_t>(of_executor.most_loads);
+}
+
+// The fault of the last launch; empty if it had none.
+const char* ptx_report() { return fault.c_str(); }
+
+// The launches to come may access nothing but what ptx_allow names, in schedules by this seed.
+void ptx_start(uint64_t seed) {
+  next_seed = seed;
+  forget_memory();
+}
+
+void ptx_allow(const void* begin, int64_t bytes) { allow_memory(begin, bytes); }
+
+// ---- what nvcc's code calls ---------------------------------------------------------------------
+
+void** __cudaRegisterFatBinary(void* binary) { return static_cast<void**>(binary); }
+void __cudaRegisterFatBinaryEnd(void**) {}
+void __cudaUnregisterFatBinary(void**) {}
+
+void __cudaRegisterFunction(void**, const char* pointer, char*, const char* symbol, int, uint3*,
+                            uint3*, dim3*, dim3*, int*) {
+  symbols()[pointer] = symbol;
+}
+
+// Launches are cudaLaunchKernelEx's.
+unsigned __cudaPushCallConfiguration(dim3, dim3, size_t, void*) { return cudaErrorNotSupported; }
+cudaError_t __cudaPopCallConfiguration(dim3*, dim3*, size_t*, void*) {
+  return cudaErrorNotSupported;
+}
+cudaError_t cudaLaunchKernel(const void*, dim3, dim3, void**, size_t, cudaStream_t) {
+  return cudaErrorNotSupported;
+}
+cudaError_t __cudaLaunchKernel(cudaKernel_t, dim3, dim3, void**, size_t, cudaStream_t) {
+  return cudaErrorNotSupported;
+}
+cudaError_t __cudaGetKernel(cudaKernel_t*, const void*) { return cudaErrorNotSupported; }
+
+// ---- what launchers call ------------------------------------------------------------------------
+
+cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* kernel,
+                                void** parameters) {
+  return launch(*config, kernel, parameters);
+}
+
+cudaError_t cudaGetDevice(int* device) {
+  *device = 0;
+  return cudaSuccess;
+}
+
+cudaError_t cudaGetLastError() { return std::exchange(last_error, cudaSuccess); }
+
+const char* cudaGetErrorString(cudaError_t) { return fault.c_str(); }
+
+cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int) { return cudaSuccess; }
+
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void*) {
+  *attributes = {};
+  attributes->ptxVersion = PTX_CAPABILITY;
+  return cudaSuccess;
+}
+
+cudaError_t cudaDriverGetVersion(int* version) {
+  *version = kDriverVersion;
+  return cudaSuccess;
+}
+
+cudaError_t cudaOccupancyMaxActiveClusters(int*, const void*, const cudaLaunchConfig_t*) {
+  return cudaErrorNotSupported;
+}
+
+cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* status) {
+  *status = cudaStreamCaptureStatusNone;
+  return cudaSuccess;
+}
+
+static CUresult encode_or_refuse(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank,
+                                 void* base, const cuuint64_t* sizes, const cuuint64_t* strides,
+                                 const cuuint32_t* box, const cuuint32_t* steps,
+                                 CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,
+                                 CUtensorMapL2promotion promotion, CUtensorMapFloatOOBfill fill) {
+  if (refuse_tensor_maps) return CUDA_ERROR_INVALID_VALUE;
+  const auto encode =
+      reinterpret_cast<decltype(&encode_or_refuse)>(fake_cuda_kernels()->encode_tensor_map);
+  return encode(map, type, rank, base, sizes, strides, box, steps, interleave, swizzle, promotion,
+                fill);
+}
+
+cudaError_t cudaGetDriverEntryPointByVersion(const char*, void** function, unsigned,
+                                             unsigned long long,
+                                             cudaDriverEntryPointQueryResult* status) {
+  *function = reinterpret_cast<void*>(&encode_or_refuse);
+  *status = cudaDriverEntryPointSuccess;
+  return cudaSuccess;
+}
+
+}  // extern "C"
