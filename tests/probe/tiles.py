@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from simt.probe.blocks import LANES, Case, integers
+from probe.blocks import LANES, Case, integers
 from torch import Tensor
 
 GROUP, PAIR = LANES // 4, 2 * (LANES % 4)  # the row and the column of a lane in a fragment

@@ -64,7 +64,10 @@ class Ptx:
 
     def pin(self, schedule: Schedule) -> None:
         """Give each launch this schedule, until the next test."""
-        self.functions.ptx_pin(schedule.seed, schedule.multiprocessors)
+        # The executor's order of threads is the seed modulo 3, and that of copies its next digit.
+        seed = schedule.seed
+        spread = seed // 9 * 9 + (seed + seed // 3) % 3 * 3 + seed % 3
+        self.functions.ptx_pin(spread, schedule.multiprocessors)
 
     def set_sm90(self, sm90: bool) -> None:
         """Have products computed by the kernel for sm_90a, with some tile, where it can."""

@@ -54,15 +54,15 @@ def _setup(expression: str) -> list:
     return json.loads(done.stdout)
 
 
-def units(architecture: str, csrc: Path = CSRC) -> list[Unit]:
+def units(architecture: str) -> list[Unit]:
     """Return the kernels and their flags, those of setup.py."""
     name = re.sub(r"(\d)(a?)$", r".\1\2", architecture)
     left_out = ("-gencode", "-Xptxas", "-lineinfo")
     return [
         Unit(
-            csrc.parent / source,
+            ROOT / source,
             [
-                flag.replace("-Icsrc", f"-I{csrc}")
+                flag.replace("-Icsrc", f"-I{CSRC}")
                 for flag in flags
                 if not flag.startswith(left_out)
             ],
@@ -121,7 +121,6 @@ def link(
     architecture: str,
     folder: Path,
     sources: Sequence[Path] = (),
-    csrc: Path = CSRC,
 ) -> Path:
     """Return a library of objects and of the CUDA runtime over the executor.
 
@@ -131,10 +130,9 @@ def link(
         architecture: as there.
         folder: where the kernels' PTX is, and the library will be.
         sources: of the host, compiled beside the runtime.
-        csrc: of their headers.
     """
     host = BUILD / "host" / architecture
-    includes = (csrc / "include", csrc / "kernels", HERE, HERE.parent / "cudasim/ptx", RUNTIME)
+    includes = (CSRC / "include", CSRC / "kernels", HERE, HERE.parent / "cudasim/ptx", RUNTIME)
     capability = re.sub(r"\D", "", architecture)
     defined = [f"-DPTX_CAPABILITY={capability}", *_setup("s.identity()")]
     flags = [*HOST_FLAGS, *defined, *(f"-I{path}" for path in includes)]

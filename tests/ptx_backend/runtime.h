@@ -9,8 +9,8 @@ namespace ptx_backend {
 // Totals since the library was loaded.
 struct Counters {
   int64_t launches, blocks;
-  int64_t bytes_loaded;  // by loads of 8 and 16 bytes
-  int64_t bytes_stored;  // likewise
+  int64_t bytes_loaded;  // by vector loads of 16 bytes
+  int64_t bytes_stored;  // by vector stores
   int64_t bytes_copied;  // asynchronously: by cp.async, and whole boxes by TMA
   int64_t most_loads;    // such loads of the thread that makes most of them, of all launches
   int64_t parameter_bytes;

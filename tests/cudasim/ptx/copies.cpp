@@ -36,7 +36,7 @@ void copy(Warp& w, const Instruction& it, u32 lanes) {
       fault_of(lane, "The source size is at most that of the copy.", "%s reads %u bytes of %u",
                kWhat, read, bytes);
     const SharedBytes at = shared_bytes(w, lane, to, bytes, bytes, kWhat);
-    statistics.bytes_copied += bytes;
+    statistics.bytes_copied += read;
     if (read) {
       check_fresh(global_bytes(w, lane, from, read, bytes, kWhat), read, kWhat, lane);
       reads.global(from, read, lane);

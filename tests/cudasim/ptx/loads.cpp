@@ -71,7 +71,7 @@ inline void load_element(const u8* from, int mode, u32* to, int lane) {
   }
 }
 
-constexpr u32 kPack = 8;  // bytes of an access that is counted
+constexpr u32 kCountedLoad = 16;  // bytes: see Statistics
 
 bool is_strong(const Instruction& it) { return it.flags & strong; }
 
@@ -87,7 +87,7 @@ void load(Warp& w, const Instruction& it, u32 lanes) {
         accesses.shared(*at.block, at.offset, bytes, lane);
       } else if (at.is_global) {
         check_fresh(at.data, bytes, "load", lane);
-        if (bytes >= kPack) {
+        if (it.count > 1 && bytes >= kCountedLoad) {
           statistics.bytes_loaded += bytes;
           w.grid->most_loads = std::max(w.grid->most_loads, ++w.loads[lane]);
         }
@@ -113,7 +113,7 @@ void store(Warp& w, const Instruction& it, u32 lanes) {
       accesses.shared(*at.block, at.offset, bytes, lane);
     } else if (at.is_global) {
       accesses.global(reinterpret_cast<uintptr_t>(at.data), bytes, lane);
-      if (bytes >= kPack) statistics.bytes_stored += bytes;
+      if (it.count > 1) statistics.bytes_stored += bytes;
     }
     if (is_strong(it)) release(w, at.data, it.flags | replaces);
     for (int i = 0; i < it.count; ++i) {
