@@ -1,4 +1,4 @@
-// The CPU kernels as a backend.
+// Declares the CPU backend.
 #pragma once
 
 #include "amp_ext/backend.h"
@@ -6,7 +6,7 @@
 
 namespace amp_ext::cpu {
 
-// Whether a product is of so few rows that reading the other operand, of 16 bits, takes longest.
+// Returns whether a product has so few rows that reading the 16-bit b dominates.
 bool has_few_rows(const GemmArgs& g, const Host& host);
 
 class CpuBackend final : public Backend {

@@ -1,4 +1,4 @@
-// Products of 16-bit operands by the processor's instructions for them: threads pack steps of k of
+// Multiplies 16-bit operands by the processor's 16-bit instructions. Threads pack steps of k of
 // both operands, then multiply tiles of the result.
 #include "gemm/large.h"
 #include "gemm/pack.h"
@@ -7,21 +7,21 @@
 namespace amp_ext::cpu {
 namespace {
 
-// A tile of the result. Its block of a and its panel of b stay in the second level of the cache.
+// A tile of the result. Its block of a and its panel of b stay in the L2 cache.
 constexpr int64_t kRows = 64, kColumns = 64;
 
-// Steps of k at a time. The fewer rows and columns there are, the more: threads meet twice each
-// time.
+// Limits on the steps of k at a time. Fewer rows and columns allow more steps, since threads
+// synchronise twice per iteration.
 constexpr int64_t kElements = 1 << 20, kLeastSteps = 512, kMostSteps = 2048;
 
-// Blocks have a multiple of so many steps, where zeros fill packed operands: oneDNN generates and
-// keeps code for each k.
+// Blocks have a multiple of this many steps, and packed operands are padded with zeros: oneDNN
+// generates and keeps code for each k.
 constexpr int64_t kStepUnit = 64;
 
-// Elements between packed rows of a: rows a power of two apart would evict each other.
+// Padding between packed rows of a, in elements. Rows a power of two apart would evict each other.
 constexpr int64_t kRowPadding = 32;
 
-// Elements, and multiplications, that are worth waking a thread for.
+// Elements to pack, and multiplications, that justify waking a thread.
 constexpr int64_t kPackGrain = 1 << 14, kMultiplyGrain = 1 << 19;
 
 constexpr uintptr_t kAlignment = 64;

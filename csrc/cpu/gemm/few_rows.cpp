@@ -1,14 +1,15 @@
-// Threads share the columns. Lines of b are read once and multiplied with every row of a.
+// Multiplies few rows. Threads share the columns, and each line of b is read once for all rows of
+// a.
 #include "gemm/large.h"
 #include "isa/tile.h"
 
 namespace amp_ext::cpu {
 namespace {
 
-// Sums that a thread keeps at a time.
+// Sums per thread at a time.
 constexpr int64_t kSums = 4096;
 
-// Limits against instructions for BF16 are measured; for FP16 they are taken over, unmeasured.
+// The limits with BF16 instructions are measured. FP16 uses the same limits, unmeasured.
 int64_t most_rows(const GemmArgs& g, const Host& host) {
   if (!Blocks::can(g, host)) return tile_kernels().most_rows;
   return g.b.column_stride == 1 ? 8 : 4;

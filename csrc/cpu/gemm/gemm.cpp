@@ -1,6 +1,6 @@
-// Matrix products of 16-bit operands: blocks are widened to fp32, multiplied in fp32, and the
-// result is rounded once. Small products are multiplied here, large ones by the processor's
-// instructions for 16-bit products or by the library's fp32 GEMM.
+// Computes matrix products of 16-bit operands with fp32 accumulation and one rounding of the
+// result. Small products are multiplied here; large ones use the processor's 16-bit instructions or
+// the library's fp32 GEMM.
 #include <algorithm>
 #include <memory>
 #include <utility>
@@ -14,20 +14,20 @@
 namespace amp_ext::cpu {
 namespace {
 
-// GemmArgs::variant: multiplied here, or by the library. 0: here if it is small.
+// Values of GemmArgs::variant: multiplied here, or by the library. 0 chooses by size.
 constexpr int64_t kHere = 1, kByLibrary = 2;
 
-// So many multiplications at most: the library's call alone costs as much.
+// The most multiplications of a small product. The library's call alone costs as much.
 constexpr int64_t kSmallProduct = 1 << 17;
-// Multiplied in one thread, more never pay.
+// The most multiplications worth measuring here, in one thread.
 constexpr int64_t kMostHere = 1 << 23;
 
 constexpr int64_t kLine = 1024;
 
-// Sums are kept in lines of a multiple of so many: oneDNN generates and keeps code for each length.
+// Lines of sums have a multiple of this length: oneDNN generates and keeps code for each length.
 constexpr int64_t kLineUnit = 64;
 
-// Whether the result is a @ b, or that added to what out holds, in fp32.
+// Returns whether the product is added to out in fp32.
 bool accumulates(const GemmArgs& g) { return g.c.data && g.c.data == g.out.data && g.beta == 1; }
 
 bool is_sum(const GemmArgs& g) {
@@ -36,7 +36,7 @@ bool is_sum(const GemmArgs& g) {
          static_cast<float>(g.alpha) == 1;
 }
 
-// Rounds finished sums to rows of `out`. `sums` become what is rounded.
+// Finishes sums and rounds them to rows of `out`. `sums` receives the values before rounding.
 void finish_rows(const GemmArgs& g, int64_t batch, Range rows, Range columns, float* sums,
                  int64_t ld) {
   const SpanKernels& span = span_kernels();
@@ -75,8 +75,8 @@ void finish_rows(const GemmArgs& g, int64_t batch, Range rows, Range columns, fl
   }
 }
 
-// Rows are summed in groups of kRowGroup, and these one after another: the sums are the same for
-// any number of threads.
+// Adds rows in groups of kRowGroup, one group after another. The sums are equal for any number of
+// threads.
 void add_column_sums(const GemmArgs& g, int64_t rows, Range columns, const float* values,
                      int64_t ld, const Host& host) {
   constexpr int64_t kRowGroup = 64;
@@ -205,7 +205,7 @@ std::vector<int64_t> CpuBackend::gemm_variants(const GemmArgs& g, Services&) con
 Status CpuBackend::gemm(const GemmArgs& g, Services&) const {
   if (g.column_sums) std::fill_n(static_cast<float*>(g.column_sums), g.n, 0.0f);
   if (g.batch * g.m * g.n == 0) {
-    // There is nothing to do.
+    // There is no work.
   } else if (g.variant == kHere ? can_be_here(g)
                                 : g.variant != kByLibrary && is_small(g, kSmallProduct)) {
     small_products(g, host_);

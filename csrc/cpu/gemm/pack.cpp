@@ -1,5 +1,5 @@
-// Packing takes a visible part of a product's time: squares of 16 bytes are transposed in
-// registers, with instructions that every x86-64 processor has.
+// Packs operands by transposing 16-byte squares in registers, with instructions of every x86-64
+// processor. Packing takes a noticeable part of a product's time.
 #include "gemm/pack.h"
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 namespace amp_ext::cpu {
 namespace {
 
-constexpr int64_t kLineBytes = 64;  // of the cache
+constexpr int64_t kLineBytes = 64;  // a cache line
 
 #ifdef AMP_EXT_X86
 template <class T>
@@ -24,8 +24,8 @@ __m128i interleave_high(__m128i a, __m128i b) {
   return sizeof(T) == 2 ? _mm_unpackhi_epi16(a, b) : _mm_unpackhi_epi32(a, b);
 }
 
-// to[i * ld + j] = from[j * stride + i] for i, j < kSide. Each round interleaves the lines of the
-// first half with those of the second.
+// Computes to[i * ld + j] = from[j * stride + i] for i, j < kSide. Each round interleaves the lines
+// of the first half with the second half.
 template <class T, int kSide>
 void transpose_square(const uint16_t* from, int64_t stride, T* to, int64_t ld) {
   __m128i lines[kSide];
@@ -46,7 +46,7 @@ void transpose_square(const uint16_t* from, int64_t stride, T* to, int64_t ld) {
 }
 #endif
 
-// to[i * ld + j] = element i of line j, where lines are `stride` 16-bit elements apart.
+// Computes to[i * ld + j] = element i of line j. Lines are `stride` 16-bit elements apart.
 template <class T>
 void transpose(const uint16_t* from, int64_t stride, int64_t rows, int64_t columns, T* to,
                int64_t ld) {

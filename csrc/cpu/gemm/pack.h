@@ -1,4 +1,4 @@
-// Copies of matrices of 16-bit elements, as the processor's instructions take them.
+// Copies matrices of 16-bit elements into the layouts of the processor's instructions.
 #pragma once
 
 #include <cstdint>
@@ -14,10 +14,10 @@ struct Matrix16 {
   int64_t columns;
 };
 
-// to[i * ld + j] = element (i, j)
+// Computes to[i * ld + j] = element (i, j).
 void copy_rows(const Matrix16& from, uint16_t* to, int64_t ld);
 
-// to[(i / 2 * ld + j) * 2 + i % 2] = element (i, j); an odd number of rows is followed by zeros.
+// Computes to[(i / 2 * ld + j) * 2 + i % 2] = element (i, j). Zeros follow an odd number of rows.
 void copy_pairs(const Matrix16& from, uint16_t* to, int64_t ld);
 
 }  // namespace amp_ext::cpu

@@ -29,7 +29,7 @@ struct Kernels {
   const UpdateKernels& update;
 };
 
-// torch's own variable: ATEN_CPU_CAPABILITY=default or avx2 asks for less than the processor has.
+// Respects torch's variable: ATEN_CPU_CAPABILITY=default or avx2 limits the instruction set.
 bool allowed(const char* capability) {
   const char* limit = std::getenv("ATEN_CPU_CAPABILITY");
   if (!limit || std::strcmp(limit, "avx512") == 0) return true;
