@@ -18,7 +18,7 @@ USES = autocast distributed integration layers migrating scaler
 
 .DEFAULT_GOAL = help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check environments all-tests bench figures lint format hostile mutants \
+.PHONY: help demo docs test check environments all-tests bench figures lint format hostile mutants \
     cuda-check test-trainers gpu wheels clean
 
 help: ## this list
@@ -30,10 +30,10 @@ demo: .venv/built ## train a small network with and without amp_ext; writes demo
 test: .venv/built ## the test suite, without what only combines the same cases or takes long
 	.venv/$(PYTEST) -m "not full" tests
 
-check: lint cuda-check test-trainers all-tests hostile mutants ## everything that needs no GPU; needs nvcc
+check: lint docs cuda-check test-trainers all-tests hostile mutants ## everything that needs no GPU; needs nvcc
 
 # With --jobs=2, packages are installed while others are installed or compile.
-environments: .venv-cuda/built .venv/made .venv-lint/made .venv-trainers/made
+environments: .venv-cuda/built .venv/made .venv-docs/made .venv-lint/made .venv-trainers/made
 
 all-tests: .venv/built
 	.venv/$(PYTEST) --durations 20 tests
@@ -46,6 +46,9 @@ bench: .venv/built ## amp_ext against torch on this machine, with figures; RESUL
 
 figures: .venv/built ## the results in docs/measuring.md, from bench/results
 	.venv/bin/python bench/figures/measuring.py
+
+docs: .venv-docs/made ## the pages and the API reference, in build/site; broken links fail
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --quiet
 
 hostile: .venv/built ## 20,000 hostile calls of the ops: right, or an error and nothing changed
 	.venv/$(PYTEST) tests/integration/test_hostile_calls.py --hostile-calls 5000
@@ -99,7 +102,7 @@ wheels: ## wheels in dist for the Pythons on PATH and TORCHES="2.13.0 2.11.0", t
 	$(PYTHON) tests/build/wheels.py dist $(TORCHES)
 
 clean: ## remove everything that was built or installed here
-	rm -rf .venv .venv-cuda .venv-lint .venv-trainers build dist *.egg-info amp_ext/*.so amp_ext/_build_info.py demo.png
+	rm -rf .venv .venv-cuda .venv-docs .venv-lint .venv-trainers build dist *.egg-info amp_ext/*.so amp_ext/_build_info.py demo.png
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The torch that PYTHON already has, reached through a .pth file because PYTHON may itself be a
@@ -123,6 +126,11 @@ clean: ## remove everything that was built or installed here
 .venv-lint/made: constraints.txt
 	$(PYTHON) -m venv .venv-lint
 	.venv-lint/$(INSTALL) ruff clang-format
+	touch $@
+
+.venv-docs/made: constraints.txt
+	$(PYTHON) -m venv .venv-docs
+	.venv-docs/$(INSTALL) mkdocs mkdocs-material 'mkdocstrings[python]' ruff
 	touch $@
 
 .venv-cuda/made:

@@ -1,4 +1,4 @@
-"""Ledgers, and what docs/measuring.md and README say of them: no more than they hold."""
+"""Ledgers, and the results that docs/measuring.md shows of them."""
 
 from __future__ import annotations
 
@@ -62,30 +62,13 @@ def test_where_a_run_belongs(tmp_path: Path, device: str, name: str, folder: str
     assert file.name.endswith("-168b509.jsonl")
 
 
-# ---- docs/measuring.md and README --------------------------------------------------------------
+# ---- docs/measuring.md -------------------------------------------------------------------------
 
 
 def test_the_results_are_what_the_ledgers_say() -> None:
     shown = measuring.PAGE.read_text().partition(measuring.BEGIN + "\n")[2]
     results = shown.partition("\n" + measuring.END)[0]
     assert results == measuring.section(RESULTS), "run `make figures`"
-
-
-def test_readme_quotes_the_ledgers() -> None:
-    text = " ".join((ROOT / "README.md").read_text().split())
-    runs = {run.op: run for run in evidence.newest(RESULTS)["cpu-amd-epyc"]}
-    train, fp32 = runs["train"].ratios["cpu"], runs["train"].against_fp32("cpu")
-    ends = [evidence.ratio_text(fp32.cases[case]) for case in (fp32.worst, fp32.best)]
-    assert f"ran in FP16 at {evidence.ratio_text(fp32.mean)} times the speed" in text
-    assert f"{ends[0]} to {ends[1]}): {evidence.ratio_text(train.mean)} times the speed" in text
-    scaler = evidence.ratio_text(runs["scaler"].ratios["cpu"].mean)
-    assert f"1/{scaler} of torch's time" in text
-    step = runs["step"].ratios["cpu"]
-    ends = [evidence.ratio_text(step.cases[case]) for case in (step.worst, step.best)]
-    assert f"{ends[0]} to {ends[1]} times the speed of torch.amp with fused AdamW" in text
-    chinese = (ROOT / "README.zh.md").read_text()
-    assert f"torch 的 1/{scaler}" in chinese
-    assert f"torch.amp 的 {ends[0]} 至 {ends[1]} 倍" in chinese
 
 
 @pytest.mark.parametrize("page", ["README*.md", "CONTRIBUTING.md", "docs/*.md"])
