@@ -11,6 +11,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[1]
+READMES = {"index.md": "README.md", "README.zh.md": "README.zh.md"}
 LINK = re.compile(r"(!?)\[([^\[\]]*)\]\((?!https?:)([^()#\s]+)(#[^()\s]*)?\)")
 
 
@@ -22,7 +23,8 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add README, the pages of the API, and the plots that pages show."""
-    files.append(File.generated(config, "index.md", content=(ROOT / "README.md").read_text()))
+    for name in READMES:
+        files.append(File.generated(config, name, content=(ROOT / READMES[name]).read_text()))
     for module in public_modules():
         text = f"# {module}\n\n::: {module}\n    options:\n      show_root_heading: false\n"
         files.append(File.generated(config, f"api/{module}.md", content=text))
@@ -57,7 +59,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     Raises:
         PluginError: the repository has no such file.
     """
-    folder = "" if page.file.src_uri == "index.md" else "docs"
+    folder = "" if page.file.src_uri in READMES else "docs"
 
     def resolved(link: re.Match[str]) -> str:
         image, text, path, anchor = link.groups()
