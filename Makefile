@@ -7,7 +7,7 @@ TORCHES = $(TORCH) $(TORCH_CUDA)
 RESULTS ?= $(if $(DRY_RUN),build/rehearsal,bench/results)
 
 CXX_FILES = $(shell find csrc tests bench -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
-PY_FILES = setup.py build_backend.py amp_ext bench tests triton_kernels
+PY_FILES = setup.py build_backend.py amp_ext bench docs/mkdocs_hooks.py tests triton_kernels
 INSTALL = bin/python -m pip install -c constraints.txt
 WORKERS = -n $${MAX_JOBS:-logical} --maxprocesses 8 --dist worksteal
 PYTEST = bin/pytest $(WORKERS)
@@ -57,9 +57,10 @@ mutants: .venv/built ## break the CUDA kernels and the choice of a backend; thei
 	.venv/bin/python tests/simt/mutants/run.py
 	.venv/bin/python tests/backends/choose_mutants.py
 
-lint: .venv-lint/made ## formatting and the usual mistakes
+lint: .venv-lint/made ## formatting, types and the usual mistakes
 	.venv-lint/bin/ruff check $(PY_FILES)
 	.venv-lint/bin/ruff format --check $(PY_FILES)
+	.venv-lint/bin/mypy
 	.venv-lint/bin/clang-format --dry-run --Werror $(CXX_FILES)
 
 format: .venv-lint/made ## format everything
@@ -125,7 +126,7 @@ clean: ## remove everything that was built or installed here
 
 .venv-lint/made: constraints.txt
 	$(PYTHON) -m venv .venv-lint
-	.venv-lint/$(INSTALL) ruff clang-format
+	.venv-lint/$(INSTALL) clang-format mypy ruff
 	touch $@
 
 .venv-docs/made: constraints.txt

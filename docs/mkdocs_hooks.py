@@ -1,4 +1,4 @@
-"""Hooks of MkDocs: README as the index, an API page per public module, links into the repository."""
+"""Hooks of MkDocs: README as the index, an API page per public module, links to the sources."""
 
 import ast
 import posixpath
