@@ -49,8 +49,9 @@ PROGRAMS: dict[str, Callable[[torch.device], Trainer]] = {
 
 @contextmanager
 def counted(executor: Executor) -> Iterator[dict[str, int]]:
-    """How often the kernels of each op run in a region, once it has been left; nothing on a GPU or
-    where Triton interprets, which do not count."""
+    """Return how often the kernels of each op run in a region; nothing on a GPU or in Triton's
+    interpreter, which do not count.
+    """
     calls: dict[str, int] = {}
     if executor.backend == "simt":
         before = {op: simt().calls(op) for op in CALLS_A_STEP}
@@ -82,7 +83,7 @@ def train(
     by_library: bool = False,
     fp32: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the losses, and all parameters before and after."""
+    """Return the losses, and all parameters before and after training."""
     with executor.chosen():
         if by_library or executor.device.type == "cuda":
             _C.set_gemm_mode("library" if by_library else "kernel")

@@ -26,7 +26,7 @@ def mesh_of_all(world: int, folder: Path) -> tuple[Any]:
 
 
 class Cases(dict[str, Callable[[int, Path], None]]):
-    """By name. They are called in this order by each rank.
+    """Collect cases by name. Each rank calls them in this order.
 
     Args:
         first: from the number of ranks and a folder that they share, the first arguments of each

@@ -23,7 +23,7 @@ def test_a_plan() -> None:
 
 
 def test_a_forced_tile() -> None:
-    """Whatever it can compute, by as many splits as there are steps for."""
+    """A forced tile computes every product that it can, with at most as many splits as steps."""
     forced = Forced(6, (1, 2), splits=2)
     plan = gemm_plan(4096, 4096, 4096, "NT", forced=forced).text
     assert plan.startswith("sm90 tile 64x256x64, ping-pong, cluster 1x2") and "in 2 splits" in plan
@@ -85,7 +85,7 @@ def test_plans_of_the_benchmark(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_predicted_efficiency_of_language_models() -> None:
-    """Of predictions, not measured: at least 0.85 of what is attainable."""
+    """Predicted, not measured, efficiencies are at least 0.85 of the attainable speed."""
     from gpu.plan_gemm import asked, predict
     from workloads.gemm_shapes import grid_shapes
 
