@@ -50,23 +50,18 @@ class Widening final : public Multiplier {
   Widened a_, b_;
 };
 
-// Packs operands into the layout of the processor's 16-bit instructions where needed, and
-// multiplies them block by block.
-class Blocks final : public Multiplier {
+// Passes 16-bit operands to the library's GEMM in place.
+class Direct final : public Multiplier {
  public:
   static bool can(const GemmArgs& g, const Host& host);
 
-  Blocks(const GemmArgs& g, const Host& host, int64_t rows, int64_t columns);
+  explicit Direct(const GemmArgs& g) : g_(g) {}
 
-  int64_t workspace() const override;
+  int64_t workspace() const override { return 0; }
   void multiply(const Part&, float* workspace, const Host&) override;
 
  private:
   const GemmArgs& g_;
-  BlockLayout layout_;
-  int64_t rows_, columns_;
-  bool packs_a_, packs_b_;
-  int64_t steps_;  // of k at a time
 };
 
 // Reads b once and widens it on the way, for has_few_rows().
