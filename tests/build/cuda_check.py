@@ -105,8 +105,8 @@ def bytes_in_flight(kernel: Kernel) -> int | None:
     """Return the bytes of loads in flight on a multiprocessor when every thread of a list kernel
     waits.
 
-    16 bytes a load, times the loads of a thread, times the threads of the blocks for which there
-    are registers, which a warp gets by 256.
+    The number is 16 bytes a load, times the loads of a thread, times the threads of the resident
+    blocks. A warp's registers are allocated in units of 256.
     """
     for name, walk in WALKS.items():
         if name in kernel.name and kernel.registers:
@@ -184,7 +184,7 @@ def excess(kernels: Kernels, size: int) -> list[str]:
 def large_launches(kernels: Kernels) -> list[str]:
     """Return launches for one tensor with too many bytes of parameters: the least table in them.
 
-    That it is that one the executor's tests see.
+    The executor's tests assert that such a launch uses the least table.
     """
     least: dict[tuple[str, str], int] = {}
     for kernel in kernels.values():

@@ -37,7 +37,7 @@ def handed_on(kernel: str, rows: int) -> int | None:
 
 
 def faults(ptx: str) -> list[str]:
-    """Return what is wrong with the kernels in a text of PTX."""
+    """Return the faults of the kernels in a text of PTX."""
     found, seen = [], set()
     for kernel in re.split(r"^(?=\.visible \.entry|\.entry)", ptx, flags=re.MULTILINE)[1:]:
         name = re.match(r"(?:\.visible )?\.entry (\w+)", kernel)[1]

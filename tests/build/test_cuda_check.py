@@ -95,7 +95,7 @@ def test_cuda_check_sees_a_bad_kernel(ptxas: str, sass: str, fault: str) -> None
 
 
 def gemm_sm90(boxes: int = 8, slots: int = 100, consumer: str = "FMUL") -> Kernel:
-    """Return an instance whose tile has 128 columns and consumers of 64 rows."""
+    """Return an instance with a tile of 128 columns and consumers of 64 rows."""
     (number,) = (i for i, tile in enumerate(sass_gemm.tiles()) if tile == (64, 128, True))
     box = ["FMUL"] * (slots - 1) + ["UTMASTG.3D"]
     consumers = ["USETMAXREG.TRY_ALLOC.CTAPOOL", consumer, "UTMASTG.3D", *boxes * box]
@@ -119,7 +119,7 @@ def test_sass_between_tiles(kernel: Kernel, fault: str) -> None:
 
 
 def gemm_ptx(tile: int, handed_on: int) -> str:
-    """Return an instance whose epilogue moves so many sums to its next pass."""
+    """Return an instance with an epilogue that moves so many sums to its next pass."""
     rows, _ = ptx_gemm.tiles()[tile]
     name = f"_ZN7amp_ext11gemm_kernelI6__halfLi{tile}ELNS_5MajorE0ELS2_0EEEvNS_8GemmArgsE"
     moves = "".join(f"\tmov.u32 \t%r{i}, %r{i + 500};\n" for i in range(handed_on))

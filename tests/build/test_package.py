@@ -21,7 +21,7 @@ KNOWN = {"75", "80", "86", "90", "100", "120"}  # to nvcc 13.0, among others
 
 
 def load(name: str) -> ModuleType:
-    """Import a file of the repository, which is not on sys.path, by its name."""
+    """Import a file of the repository by its name; the file is not on sys.path."""
     spec = importlib.util.spec_from_file_location(name, ROOT / f"{name}.py")
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

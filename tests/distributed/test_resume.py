@@ -47,7 +47,7 @@ def start(world: int, timeout: int, folder: Path, function: Callable[..., None],
     """Start processes that wait for each other for so many seconds."""
     store = folder / f"store {world} {function.__name__} {args}"
     given = (world, store, timeout, function, folder, *args)
-    # Imported once, in a process from which all are forked.
+    # The import runs once, in the parent of all forks.
     multiprocessing.set_forkserver_preload(
         ["torch.distributed.fsdp", "torch.distributed.checkpoint.state_dict", "amp_ext"]
     )

@@ -83,7 +83,7 @@ def test_writes_nothing_but_c(executor: Executor, k: int, place: str) -> None:
 @pytest.mark.parametrize("k", [7, 5000])
 @every_kind
 def test_error(executor: Executor, dtypes: tuple[torch.dtype, torch.dtype], k: int) -> None:
-    """The error is at most that of a sum of k products and c."""
+    """The error is at most the bound of a sum of k products and c."""
     a = normal((33, k), dtypes[0], executor.device)
     b = normal((k, 40), dtypes[1], executor.device)
     c = 100 * normal((33, 40), FP32, executor.device)

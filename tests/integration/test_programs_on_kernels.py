@@ -68,9 +68,10 @@ def counted(executor: Executor) -> Iterator[dict[str, int]]:
 
 
 def freeze_idle_biases(network: nn.Module) -> None:
-    """Those in front of a batch norm, which takes them off again: their gradients are rounding
-    errors alone, of which Adam makes steps as long as any, and all that follows is rounded in
-    another way."""
+    """Freeze biases in front of a batch norm, which removes them again.
+
+    Their gradients are rounding errors alone, and Adam would turn these into full steps.
+    """
     for layer, after in pairwise(network.modules()):
         if isinstance(after, nn.BatchNorm2d):
             layer.bias.requires_grad_(False)

@@ -129,7 +129,7 @@ def test_gan() -> None:
 
 
 def test_gradient_penalty() -> None:
-    """The gradients of loss and penalty equal FP32's; those of the loss alone do not."""
+    """The gradients of loss and penalty equal FP32's; the loss's gradients alone do not."""
     name = "Gradient penalty"
     model, space = run(name, count=0)["model"], run(name, count=1)
     inputs, targets = space["batches"][0]

@@ -270,7 +270,7 @@ def test_two_ranks(name: str, errors: list[dict[str, str]]) -> None:
 
 
 def test_import_of_the_package() -> None:
-    """Importing the package does not import DTensor's requirements, which take longer."""
+    """Importing the package does not import DTensor's slow requirements."""
     code = "import sys, torch; before = set(sys.modules); import amp_ext; "
     code += "assert not {name for name in set(sys.modules) - before if 'distributed' in name}"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

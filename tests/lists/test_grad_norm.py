@@ -35,7 +35,7 @@ def tolerance(executor: Executor, elements: int) -> float:
     The CUDA kernel adds up 32 squares at most in fp32, by pairs: a square, the one added to it and
     four sums are 6 roundings of 2**-24, and squares below 2**-126 are off by 2**-29 of the sum.
     The root halves all this. Expected and actual value are then each rounded to fp32: 2**-24 each.
-    In fp64 the first part vanishes beside the others.
+    The first part is negligible in fp64.
     """
     fp32 = 6 * 2.0**-24 + 2.0**-29 if executor.cuda_kernels else 0.0
     fp64 = (3 + min(elements, 4 * math.sqrt(elements))) * 2.0**-53
@@ -84,7 +84,7 @@ def test_small_exact_values(executor: Executor, factor: float | None, expected: 
 def test_equals_the_norm_of_python_floats(
     executor: Executor, dtype: torch.dtype, factor: float | None
 ) -> None:
-    """The norm equals that of Python floats, also if fp32 cannot hold the squares."""
+    """The norm equals the norm of Python floats, also if fp32 cannot hold the squares."""
     grad = random((70_001,), dtype, executor.device)
     rounded = 1.0 if factor is None else torch.tensor(factor).item()
     expected = math.hypot(*(value * rounded for value in grad.tolist()))

@@ -71,8 +71,8 @@ def state(executor: Executor, scale: float, tracker: int = 0, **options: Any) ->
 def is_deviation(scale: float, tracker: int, found: float, interval: int, theirs: float) -> bool:
     """Tell whether amp_ext differs from torch on purpose.
 
-    The scale has a floor where torch lets it decay to 0, and it grows with a growth_tracker at or
-    beyond the interval where torch waits for the tracker to equal the interval.
+    The scale has a floor; torch's decays to 0. The scale grows with a growth_tracker at or beyond
+    the interval; torch's grows only at the interval.
     """
     decays = found != 0 and scale > 0 and theirs < FLT_MIN
     stuck = found == 0 and tracker >= interval

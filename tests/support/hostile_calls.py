@@ -1,10 +1,10 @@
-"""Hostile calls of every op, from a seed, and checks of what they do.
+"""Make hostile calls of every op from a seed, and check their effects.
 
-A call is right if its results and all memory around its arguments are as the oracle leaves them, or
-if it raises an ordinary exception and no argument has changed by a bit. Either way the thread's
-state of autograd, autocast and the dispatcher is as before.
+A call is right if its results, and all memory around its arguments, equal the oracle's. It is also
+right if it raises an ordinary exception and no argument has changed by a bit. Either way the
+thread's state of autograd, autocast and the dispatcher is as before.
 
-Run as a program, this makes calls of one seed and prints those that were wrong. Each is written to
+Run as a program, this makes calls of one seed and prints the wrong ones. Each is written to
 a file before it is made: a crash ends the file with the call that it is of.
 
     python tests/support/hostile_calls.py --seed 1 --first 200 --count 100 --log FILE

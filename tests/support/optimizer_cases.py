@@ -40,7 +40,7 @@ def train(
     steps: Iterable[int],
     before_step: Callable[[int], Any] = lambda i: None,
 ) -> None:
-    """Step once for each number, which determines the gradients."""
+    """Step once for each number; a number determines the gradients."""
     params = [param for group in optimizer.param_groups for param in group["params"]]
     for i in steps:
         set_grads(params, i)
