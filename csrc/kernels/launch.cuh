@@ -66,8 +66,8 @@ inline bool may_begin_early(const void* kernel, cudaStream_t stream) {
   return false;
 }
 
-// Builds a launch in clusters of `cluster` blocks. The caller owns the attributes; one of the two
-// stays free.
+// Builds a launch in clusters of `cluster` blocks. The caller owns the attributes; one of them
+// at least stays free.
 inline cudaLaunchConfig_t cluster_config(int blocks, int cluster, int threads, size_t shared_bytes,
                                          cudaLaunchAttribute (&attributes)[2]) {
   cudaLaunchConfig_t config{};
