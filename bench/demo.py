@@ -21,7 +21,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 from tqdm import tqdm
 
-from figures import style
+import plot
 from harness import environment
 from workloads.checkerboard import training
 from workloads.common import DeviceParser, StepRecord, Trainer, positive, three_digits
@@ -32,9 +32,9 @@ GREY_LOSS = 0.25
 LEARNED_LOSS = 0.1
 SMOOTHED = 25  # steps; Adam's loss has spikes
 LINES = {  # each narrower than those it may cover
-    "FP32": {"color": style.colour("fp32"), "linewidth": 3.2},
-    "torch.amp FP16": {"color": style.colour("torch"), "linewidth": 2.2, "linestyle": "--"},
-    "amp_ext FP16": {"color": style.colour("amp_ext"), "linewidth": 1.2},
+    "FP32": {"color": plot.COLOURS["fp32"], "linewidth": 3.2},
+    "torch.amp FP16": {"color": plot.COLOURS["torch"], "linewidth": 2.2, "linestyle": "--"},
+    "amp_ext FP16": {"color": plot.COLOURS["amp_ext"], "linewidth": 1.2},
 }
 ROW = "{:<16}{:>7}{:>14}{:>14}{:>13}{:>15}{:>13}"
 
@@ -147,7 +147,7 @@ def picture(legs: Sequence[Leg], where: str) -> Canvas:
         panels.append((title, leg.trainer.predict(pixels)[0, 0]))
 
     side = pixels.shape[-1]
-    canvas = style.canvas(11, 7, f"Learning a checkerboard of {side} x {side} pixels", [where])
+    canvas = plot.canvas(11, 7, f"Learning a checkerboard of {side} x {side} pixels", [where])
     above, below = canvas.subfigures(2, 1, height_ratios=(1, 1.05))
     for axes, (title, image) in zip(above.subplots(1, len(panels)), panels, strict=True):
         show(axes, title, image)
@@ -168,7 +168,7 @@ def plot_losses(axes: Axes, legs: Sequence[Leg]) -> None:
         losses = [record.loss for record in leg.records]
         axes.plot(range(1, len(losses) + 1), losses, **look(leg))
     for loss, text in ((GREY_LOSS, "all grey"), (LEARNED_LOSS, "learned")):
-        axes.axhline(loss, color=style.INK, linewidth=0.8, linestyle=":")
+        axes.axhline(loss, color=plot.INK, linewidth=0.8, linestyle=":")
         axes.text(1.01, loss, text, transform=axes.get_yaxis_transform(), va="center")
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter("{x:g}")
@@ -185,7 +185,7 @@ def plot_scales(axes: Axes, legs: Sequence[Leg]) -> None:
         last.skipped,
         [last.records[step - 1].scale for step in last.skipped],
         "v",
-        color=style.INK,
+        color=plot.INK,
         markersize=6,
         label=f"overflow, step skipped ({last.name}: {len(last.skipped)})",
     )
@@ -236,7 +236,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     ]
     train(legs, options.seconds)
     print(table(legs))
-    with style.applied():
+    with plot.applied():
         picture(legs, where).savefig(options.out)
     print(f"picture: {options.out}")
 

@@ -1,4 +1,4 @@
-"""What a benchmark consists of. An op is a module of ops/ of its name, which defines `OP`."""
+"""Define the parts of a benchmark: an op is a module of ops/ that defines `OP`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from pathlib import Path
 import torch
 
 OPS = tuple(sorted(path.stem for path in Path(__file__).parents[1].glob("ops/[!_]*.py")))
-"""As on the command line and in ledgers."""
 BASELINE = "torch"
 FP16, BF16, FP32 = torch.float16, torch.bfloat16, torch.float32
 DTYPES = {"fp16": FP16, "bf16": BF16, "fp32": FP32}
@@ -19,7 +18,7 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 class CheckError(Exception):
-    """A provider's result is not what it should be."""
+    """Report a wrong result of a provider."""
 
 
 def check(condition: bool, message: str) -> None:
@@ -29,7 +28,7 @@ def check(condition: bool, message: str) -> None:
 
 
 def faults(checks: Mapping[str, Callable[[], object]]) -> dict[str, str]:
-    """What is wrong with providers, by name: what each one's check raised, of whatever type."""
+    """Return the error of each check that raises, by the provider's name."""
     found = {}
     for name, run in checks.items():
         try:
@@ -45,19 +44,23 @@ def described(error: Exception) -> str:
 
 @dataclass(frozen=True)
 class Setup:
-    """What the command line asks of an op's cases.
+    """Hold the choices of the command line.
 
     Args:
         device: where everything lies.
-        quick: inputs of a few MiB at most.
-        dtype: the only dtype wanted; the op's usual ones when None.
+        quick: whether inputs are a few MiB at most.
+        dtype: the only dtype wanted; None for the op's usual ones.
         compiled: whether torch.compile takes part.
+        sizes: the only list of gradients wanted, as pairs of a count and a size.
+        product: the only product wanted, as m, n, k and layout.
     """
 
     device: torch.device
     quick: bool = False
     dtype: torch.dtype | None = None
     compiled: bool = False
+    sizes: tuple[tuple[int, int], ...] = ()
+    product: tuple[int, int, int, str] | None = None
 
     @property
     def on_gpu(self) -> bool:
@@ -65,13 +68,11 @@ class Setup:
 
     @property
     def small(self) -> bool:
-        """Whether networks and their layers have to be scaled down."""
+        """Return whether networks and their layers are scaled down."""
         return self.quick or not self.on_gpu
 
-    def dtypes(
-        self, *usual: torch.dtype, also: tuple[torch.dtype, ...] = ()
-    ) -> tuple[torch.dtype, ...]:
-        """Which to time: `usual`, or the one asked for if it is among `usual` and `also`."""
+    def dtypes(self, *usual: torch.dtype, also: tuple[torch.dtype, ...] = ()) -> tuple:
+        """Return `usual`, or the wanted dtype if `usual` or `also` has it."""
         if self.dtype is None:
             return usual
         return (self.dtype,) if self.dtype in (*usual, *also) else ()
@@ -79,14 +80,13 @@ class Setup:
 
 @dataclass(frozen=True)
 class Provider:
-    """One implementation of an op.
+    """Hold one implementation of an op.
 
     Args:
         name: a backend of amp_ext (ledger.OURS), "torch" (the baseline), or another.
-        launch: runs the op once; what it does is timed.
-        prepare: runs untimed before each sample; a sample is then a single launch.
-        excluded_ns: nanoseconds of the last launch that are not the op's own, to be subtracted
-            from the host's time.
+        launch: runs the op once, timed.
+        prepare: runs untimed before each sample, which is then a single launch.
+        excluded_ns: returns nanoseconds of the last launch that do not belong to the op.
         around: a context for each sample, entered and left untimed.
     """
 
@@ -99,13 +99,13 @@ class Provider:
 
 @dataclass(frozen=True)
 class Work:
-    """What one launch has to do, whichever provider does it.
+    """Count the work of one launch, the same for all providers.
 
     Args:
         bytes: that have to be read plus those that have to be written.
         flops: floating-point operations.
         parameters: of the optimizer that a step updates.
-        calls: that it consists of.
+        calls: in one launch.
     """
 
     bytes: int = 0
@@ -116,15 +116,13 @@ class Work:
 
 @dataclass(frozen=True)
 class Trial:
-    """A case with its inputs in memory.
+    """Hold a case with its inputs in memory.
 
     Args:
         providers: in the order of the table's lines.
-        verify: called after the timing with the names of the providers that were timed; returns
-            what is wrong with their results, by name (see `faults`).
+        verify: takes the names of the timed providers; returns the errors of wrong results.
         work: of one launch.
-        alive: what else has to live as long as the inputs, such as the parameters of gradients: a
-            tensor that Python alone holds costs any op more to take in.
+        alive: other objects that live as long as the inputs, such as the parameters of gradients.
     """
 
     providers: tuple[Provider, ...]
@@ -135,13 +133,13 @@ class Trial:
 
 @dataclass(frozen=True)
 class Case:
-    """A named case; `build` makes its inputs.
+    """Name a case; `build` makes its inputs.
 
     Args:
-        counted: whether it enters the geometric mean.
+        counted: whether the case enters the geometric mean.
         baseline: the provider that ratios are to.
-        dtype: of its operands, where they are of one.
-        limit: whether it is a table's first row: what no implementation is expected to beat.
+        dtype: of the operands, where they have one dtype.
+        limit: whether the case is a table's first row, a bound for all implementations.
     """
 
     name: str
@@ -154,23 +152,25 @@ class Case:
 
 @dataclass(frozen=True)
 class Op:
-    """A table of the benchmark program.
+    """Describe a table of the benchmark program.
 
     Args:
         name: as on the command line.
-        notes: lines on layout, sizes and what is subtracted, printed above the table.
-        rate: "GB/s", "GFLOP/s", "us/param", "us/call" or "ms/step", the column beside the times.
-        host: time the host, also where the op runs on a GPU.
-        limit: the first row: what no implementation is expected to beat.
-        cases: all cases.
+        notes: on layout, sizes and subtracted time, printed above the table.
+        rate: "GB/s", "GFLOP/s", "us/param", "us/call" or "ms/step", a column of the table.
+        host: whether the host's clock times the op on a GPU too.
+        limit: makes the first row.
+        cases: makes all other rows.
+        axis: the field of Setup that replaces the cases, "sizes" or "product".
     """
 
     name: str
-    notes: tuple[str, ...]
+    notes: str
     rate: str
     host: bool
     limit: Callable[[Setup], Case]
     cases: Callable[[Setup], list[Case]]
+    axis: str = ""
 
 
 def load(name: str) -> Op:

@@ -1,4 +1,4 @@
-"""Fused layers: linear + bias + GELU as one product, and an MLP as one node of the graph."""
+"""Time fused layers: linear + bias + GELU, and an MLP as one node of the graph."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.nn import functional as F
 import amp_ext.nn
 from amp_ext import ops
 from harness import providers
-from harness.bounds import compare_blocks
+from harness.bounds import compare
 from harness.providers import Line
 from harness.registry import (
     BASELINE,
@@ -37,12 +37,7 @@ LINEAR, MLP = "linear+GELU", "MLP"
 
 @dataclass(frozen=True)
 class Block:
-    """A layer and its input [tokens, width].
-
-    Args:
-        kind: LINEAR or MLP.
-        tokens, width, hidden: sizes; a linear layer's output is [tokens, hidden].
-    """
+    """Size a layer of a kind, LINEAR or MLP, and its input [tokens, width]."""
 
     kind: str
     tokens: int
@@ -50,19 +45,18 @@ class Block:
     hidden: int
 
     @property
-    def flops(self) -> int:
-        """Of the products of one forward pass; a backward pass has twice as many."""
-        products = 1 if self.kind == LINEAR else 2
-        return products * 2 * self.tokens * self.width * self.hidden
+    def has_second(self) -> bool:
+        """Return whether a linear layer back to the width follows."""
+        return self.kind != LINEAR
 
     @property
-    def has_second(self) -> bool:
-        """Whether a linear layer back to the width follows."""
-        return self.kind != LINEAR
+    def flops(self) -> int:
+        """Count the products of a forward pass; a backward pass has twice as many."""
+        return (1 + self.has_second) * 2 * self.tokens * self.width * self.hidden
 
 
 class Layers(nn.Module):
-    """The layers apart, as a network of torch's has them; parameters as torch initialises them."""
+    """Compute the layers one after the other, as a network of torch's does."""
 
     def __init__(self, block: Block, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
@@ -78,7 +72,7 @@ class Layers(nn.Module):
 
 
 def fused(layers: Layers) -> Callable[[Tensor], Tensor]:
-    """amp_ext's layers, with the parameters of `layers`."""
+    """Return amp_ext's layers with the parameters of `layers`."""
     block, weight, bias = layers.block, layers.fc1.weight, layers.fc1.bias
     if not block.has_second:
         return lambda x: ops.linear(x, weight, bias, activation="gelu")
@@ -94,7 +88,7 @@ def run_pass(
     x: Tensor,
     grad: Tensor | None,
 ) -> list[Tensor]:
-    """The result; with `grad`, the result's, also the gradients of the input and parameters."""
+    """Return the result, and with its `grad` the gradients of input and parameters."""
     if grad is None:
         with torch.no_grad():
             return [module(x)]
@@ -103,7 +97,7 @@ def run_pass(
 
 
 def build(block: Block, dtype: torch.dtype, backward: bool, setup: Setup) -> Trial:
-    """All providers have the same input and parameters."""
+    """Make a trial where all providers have the same input and parameters."""
     layers = Layers(block, dtype, setup.device)
     generator = torch.Generator(setup.device).manual_seed(0)
     outputs = block.width if block.has_second else block.hidden
@@ -136,7 +130,7 @@ def build(block: Block, dtype: torch.dtype, backward: bool, setup: Setup) -> Tri
 
 
 class Expected:
-    """The result and the gradients in FP64."""
+    """Compute the result and the gradients in FP64."""
 
     def __init__(self, layers: Layers, x: Tensor, grad: Tensor) -> None:
         block, exact = layers.block, copy.deepcopy(layers).double()
@@ -148,15 +142,15 @@ class Expected:
         self.terms = block.tokens + block.width + block.hidden
 
     def compare(self, name: str, results: Sequence[Tensor]) -> None:
-        """Raise CheckError unless the result, and the gradients if there are any, are near."""
+        """Raise CheckError unless the results are near."""
         check(len(results) in (1, len(self.tensors)), f"{name} has {len(results)} results")
-        for what, exact, result in zip(self.names, self.tensors, results, strict=False):
-            check(result.dtype == self.dtype, f"{name}'s {what} is {result.dtype}")
-            compare_blocks(result, exact.detach(), self.terms, f"{name}'s {what}")
+        for part, exact, result in zip(self.names, self.tensors, results, strict=False):
+            check(result.dtype == self.dtype, f"{name}'s {part} is {result.dtype}")
+            compare(result, exact.detach(), self.terms, self.dtype, f"{name}'s {part}")
 
 
 def limit(setup: Setup) -> Case:
-    """torch's product of square matrices in the first dtype, nothing else."""
+    """Time torch's product of square matrices in the first dtype."""
     size = 64 if setup.quick else 512 if setup.small else 4096
     dtype = (setup.dtypes(FP16, BF16, also=(FP32,)) or (FP16,))[0]
 
@@ -168,11 +162,11 @@ def limit(setup: Setup) -> Case:
 
 
 def blocks(setup: Setup) -> list[tuple[str, Block]]:
-    """The MLPs of ViT-B and of language models, of which a CPU gets a fraction."""
+    """Return the MLPs of ViT-B and of language models, a fraction of them on a CPU."""
     if setup.small:
         part = 32 if setup.quick else 8
-        width, hidden = 2048 // part, 8192 // part
-        sizes = [(f"1B at 1/{part}", 32 if setup.quick else 256, width, hidden)]
+        tokens = 32 if setup.quick else 256
+        sizes = [(f"1B at 1/{part}", tokens, BILLION_1.width // part, BILLION_1.hidden // part)]
     else:
         sizes = [
             ("8B", TOKENS, BILLION_8.width, BILLION_8.hidden),
@@ -199,11 +193,9 @@ def cases(setup: Setup) -> list[Case]:
 
 OP = Op(
     name="linear",
-    notes=(
-        "amp_ext's fused layers and torch's linear, GELU, linear apart, with parameters of the "
-        "dtype named; inputs are the same ones every time. fwd+bwd: a forward pass and the "
-        "gradients of the input and of all parameters. GFLOP/s counts the products.",
-    ),
+    notes="amp_ext's fused layers and torch's linear, GELU, linear one after the other, with "
+    "parameters of the dtype named. fwd+bwd: a forward pass and the gradients of the input and of "
+    "all parameters. GFLOP/s counts the products.",
     rate="GFLOP/s",
     host=False,
     limit=limit,
