@@ -6,8 +6,14 @@
 
 namespace amp_ext::cpu {
 
+// Whether the processor has instructions for products of a 16-bit type: AVX512_FP16, AVX512_BF16.
+bool has_products_of(DType type);
+
+// Whether these instructions are faster than those for FP32: AVX512_FP16 is not, AMX is.
+bool has_tiles_of(DType type);
+
 // Whether a product is of so few rows that reading the other operand, of 16 bits, takes longest.
-bool has_few_rows(const GemmArgs& g, const Host& host);
+bool has_few_rows(const GemmArgs& g);
 
 class CpuBackend final : public Backend {
  public:
@@ -19,9 +25,7 @@ class CpuBackend final : public Backend {
   Status gemm(const GemmArgs&, Services&) const override;
   const char* why_slow(const GemmArgs&, Services&) const override;
   std::vector<int64_t> gemm_variants(const GemmArgs&, Services&) const override;
-  bool multiplies(DType type) const override {
-    return host_.block_layout(type) != BlockLayout::none;
-  }
+  bool multiplies(DType type) const override { return has_products_of(type); }
 
  private:
   Host host_;

@@ -9,6 +9,7 @@ from torch import Tensor
 from amp_ext import _C, ops
 
 FP16, BF16, FP32 = torch.float16, torch.bfloat16, torch.float32
+DIRECT = 3  # a variant of the CPU backend
 BLOCKS = (64 + 5, 2 * 2048 + 7)  # m and n: a little over one or two blocks
 
 
@@ -37,6 +38,37 @@ def test_blocks(dtype: torch.dtype, k: int, trans_a: bool, trans_b: bool) -> Non
     expected = total + product(a, b)
     ops.gemm_accumulate_(total, stored_a, stored_b, **options)
     assert torch.equal(total, expected)
+
+
+@pytest.mark.parametrize("trans_b", [False, True])
+@pytest.mark.parametrize("trans_a", [False, True])
+@pytest.mark.parametrize("dtype", [FP16, BF16], ids=str)
+def test_operands_as_they_lie(dtype: torch.dtype, trans_a: bool, trans_b: bool) -> None:
+    """The library multiplies 16-bit operands on any processor where the table says so."""
+    m, n, k = 37, 70, 1023
+    a, b = integers(m, 2 * k, dtype=dtype)[:, :k], integers(k, n, dtype=dtype)
+    a = a.t().contiguous().t() if trans_a else a
+    b = b.t().contiguous().t() if trans_b else b
+    assert _C.start_noting()
+    ops.gemm(a, b)
+    (noted,) = _C.stop_noting()
+    if ("cpu", DIRECT) not in noted.candidates(triton=False):
+        pytest.skip("this torch was built without MKL")
+    before = _C.gemm_mode()
+    try:
+        _C.set_gemm_mode("auto")
+        _C.set_measured("cpu", [(noted.key, "cpu", DIRECT, "a test says so")])
+        assert _C.gemm_choice(a, b) == ("cpu", "a test says so")
+        assert torch.equal(ops.gemm(a, b), product(a, b).to(dtype))
+    finally:
+        _C.set_measured("cpu", [])
+        _C.set_gemm_mode(before)
+
+
+def test_oneDNN_may_be_turned_off() -> None:
+    """Torch multiplies 16-bit types by its own loops then."""
+    with torch.backends.mkldnn.flags(enabled=False):
+        assert not _C.multiplies(BF16)
 
 
 def test_blocks_with_holes() -> None:

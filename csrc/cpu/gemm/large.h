@@ -51,23 +51,18 @@ class Widening final : public Multiplier {
   Widened a_, b_;
 };
 
-// Packs operands, where they do not lie as the processor's instructions for 16-bit products take
-// them, and multiplies block by block.
-class Blocks final : public Multiplier {
+// Has the library multiply 16-bit operands as they lie.
+class Direct final : public Multiplier {
  public:
   static bool can(const GemmArgs& g, const Host& host);
 
-  Blocks(const GemmArgs& g, const Host& host, int64_t rows, int64_t columns);
+  explicit Direct(const GemmArgs& g) : g_(g) {}
 
-  int64_t workspace() const override;
+  int64_t workspace() const override { return 0; }
   void multiply(const Part&, float* workspace, const Host&) override;
 
  private:
   const GemmArgs& g_;
-  BlockLayout layout_;
-  int64_t rows_, columns_;
-  bool packs_a_, packs_b_;
-  int64_t steps_;  // at a time
 };
 
 // Where has_few_rows(): the other operand is read once and widened on the way.
