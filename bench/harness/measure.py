@@ -58,6 +58,9 @@ def _fill(
     found.work = trial.work
     events = setup.on_gpu and not op.host
     wanted = [p for p in trial.providers if case.limit or not only or p.name in only]
+    if not wanted:
+        names = ", ".join(provider.name for provider in trial.providers)
+        raise ValueError(f"--providers: expected some of {names}, got {', '.join(only)}")
     if not setup.on_gpu:
         found.foreign_cores = timing.foreign_load(wait=0.0 if setup.quick else 0.5)
     while able := [provider for provider in wanted if provider.name not in found.errors]:

@@ -44,23 +44,14 @@ def described(error: Exception) -> str:
 
 @dataclass(frozen=True)
 class Setup:
-    """Hold the choices of the command line.
-
-    Args:
-        device: where everything lies.
-        quick: whether inputs are a few MiB at most.
-        dtype: the only dtype wanted; None for the op's usual ones.
-        compiled: whether torch.compile takes part.
-        sizes: the only list of gradients wanted, as pairs of a count and a size.
-        product: the only product wanted, as m, n, k and layout.
-    """
+    """Hold the choices of the command line."""
 
     device: torch.device
-    quick: bool = False
-    dtype: torch.dtype | None = None
-    compiled: bool = False
-    sizes: tuple[tuple[int, int], ...] = ()
-    product: tuple[int, int, int, str] | None = None
+    quick: bool = False  # inputs of a few MiB at most
+    dtype: torch.dtype | None = None  # the only dtype wanted; None for the op's usual ones
+    compiled: bool = False  # whether torch.compile takes part
+    sizes: tuple[tuple[int, int], ...] = ()  # the only list wanted: counts and sizes
+    product: tuple[int, int, int, str] | None = None  # the only product: m, n, k and layout
 
     @property
     def on_gpu(self) -> bool:
@@ -80,37 +71,22 @@ class Setup:
 
 @dataclass(frozen=True)
 class Provider:
-    """Hold one implementation of an op.
+    """Hold one implementation of an op; its launch is timed."""
 
-    Args:
-        name: a backend of amp_ext (ledger.OURS), "torch" (the baseline), or another.
-        launch: runs the op once, timed.
-        prepare: runs untimed before each sample, which is then a single launch.
-        excluded_ns: returns nanoseconds of the last launch that do not belong to the op.
-        around: a context for each sample, entered and left untimed.
-    """
-
-    name: str
+    name: str  # a backend of amp_ext (ledger.OURS), "torch" (the baseline), or another
     launch: Callable[[], object]
-    prepare: Callable[[], object] | None = None
-    excluded_ns: Callable[[], int] | None = None
-    around: Callable[[], AbstractContextManager] = nullcontext
+    prepare: Callable[[], object] | None = None  # before each sample, which is then one launch
+    excluded_ns: Callable[[], int] | None = None  # of the last launch: not the op's own time
+    around: Callable[[], AbstractContextManager] = nullcontext  # of each sample, untimed
 
 
 @dataclass(frozen=True)
 class Work:
-    """Count the work of one launch, the same for all providers.
+    """Count the work of one launch, the same for all providers."""
 
-    Args:
-        bytes: that have to be read plus those that have to be written.
-        flops: floating-point operations.
-        parameters: of the optimizer that a step updates.
-        calls: in one launch.
-    """
-
-    bytes: int = 0
+    bytes: int = 0  # that have to be read plus those that have to be written
     flops: int = 0
-    parameters: int = 0
+    parameters: int = 0  # of the optimizer that a step updates
     calls: int = 1
 
 
@@ -118,59 +94,38 @@ class Work:
 class Trial:
     """Hold a case with its inputs in memory.
 
-    Args:
-        providers: in the order of the table's lines.
-        verify: takes the names of the timed providers; returns the errors of wrong results.
-        work: of one launch.
-        alive: other objects that live as long as the inputs, such as the parameters of gradients.
+    `verify` takes the names of the timed providers and returns the errors of wrong results.
     """
 
-    providers: tuple[Provider, ...]
+    providers: tuple[Provider, ...]  # in the order of the table's lines
     verify: Callable[[Collection[str]], Mapping[str, str]] = lambda names: {}
     work: Work = Work()
-    alive: object = None
+    alive: object = None  # objects that live as long as the inputs, such as parameters
 
 
 @dataclass(frozen=True)
 class Case:
-    """Name a case; `build` makes its inputs.
-
-    Args:
-        counted: whether the case enters the geometric mean.
-        baseline: the provider that ratios are to.
-        dtype: of the operands, where they have one dtype.
-        limit: whether the case is a table's first row, a bound for all implementations.
-    """
+    """Name a case; `build` makes its inputs."""
 
     name: str
     build: Callable[[], Trial]
-    counted: bool = True
-    baseline: str = BASELINE
-    dtype: torch.dtype | None = None
-    limit: bool = False
+    counted: bool = True  # in the geometric mean
+    baseline: str = BASELINE  # the provider that ratios are to
+    dtype: torch.dtype | None = None  # of the operands, where they have one dtype
+    limit: bool = False  # the table's first row, a bound for all implementations
 
 
 @dataclass(frozen=True)
 class Op:
-    """Describe a table of the benchmark program.
+    """Describe a table of the benchmark program."""
 
-    Args:
-        name: as on the command line.
-        notes: on layout, sizes and subtracted time, printed above the table.
-        rate: "GB/s", "GFLOP/s", "us/param", "us/call" or "ms/step", a column of the table.
-        host: whether the host's clock times the op on a GPU too.
-        limit: makes the first row.
-        cases: makes all other rows.
-        axis: the field of Setup that replaces the cases, "sizes" or "product".
-    """
-
-    name: str
-    notes: str
-    rate: str
-    host: bool
-    limit: Callable[[Setup], Case]
+    name: str  # as on the command line
+    notes: str  # on layout, sizes and subtracted time, printed above the table
+    rate: str  # a column: "GB/s", "GFLOP/s", "us/param", "us/call" or "ms/step"
+    host: bool  # whether the host's clock times the op on a GPU too
+    limit: Callable[[Setup], Case]  # the first row
     cases: Callable[[Setup], list[Case]]
-    axis: str = ""
+    axis: str = ""  # the field of Setup that replaces the cases, "sizes" or "product"
 
 
 def load(name: str) -> Op:

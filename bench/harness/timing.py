@@ -19,17 +19,11 @@ FOREIGN_CORES = 0.5
 
 @dataclass(frozen=True)
 class Budget:
-    """Limit a measurement: at least `samples` per provider, more while `seconds` are not over.
+    """Limit a measurement: at least `samples` per provider, more while `seconds` are not over."""
 
-    Args:
-        seconds: per provider.
-        samples: per provider.
-        sample_us: microseconds of launches that make a sample.
-    """
-
-    seconds: float
-    samples: int
-    sample_us: float
+    seconds: float  # per provider
+    samples: int  # per provider
+    sample_us: float  # of launches that make a sample
 
 
 FULL = {"cpu": Budget(0.4, 11, 50.0), "cuda": Budget(0.3, 25, 2000.0)}
@@ -168,31 +162,26 @@ def by_triton(provider: Provider) -> dict[str, float | None]:
     return times
 
 
-def busy_cores(seconds: float = 0.1) -> float | None:
-    """Return the cores that others keep busy for a while; None without /proc/stat."""
-    before = _cpu_ticks()
-    time.sleep(seconds)
-    after = _cpu_ticks()
-    if before is None or after is None or after[1] == before[1]:
-        return None
-    idle, total = after[0] - before[0], after[1] - before[1]
-    return (1 - idle / total) * (os.cpu_count() or 1)
-
-
-def _cpu_ticks() -> tuple[int, int] | None:
-    """Return (idle, total) clock ticks of all cores since boot; see proc_stat(5)."""
-    try:
-        fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
-    except OSError:
-        return None
-    ticks = [int(field) for field in fields]
-    return ticks[3] + ticks[4], sum(ticks)
-
-
 def foreign_load(wait: float) -> float:
     """Return the cores held by others, looked at again after `wait` seconds if above half."""
-    load = busy_cores() or 0.0
+    load = _busy_cores()
     if load > FOREIGN_CORES:
         time.sleep(wait)
-        load = busy_cores() or 0.0
+        load = _busy_cores()
     return load
+
+
+def _busy_cores() -> float:
+    """Return the cores that are busy while this process sleeps; 0 without /proc/stat."""
+    ticks = []  # idle and all, of all cores since boot; see proc_stat(5)
+    for seconds in (0.1, 0.0):
+        try:
+            line = Path("/proc/stat").read_text().partition("\n")[0]
+        except OSError:
+            return 0.0
+        counts = [int(field) for field in line.split()[1:9]]
+        ticks.append((counts[3] + counts[4], sum(counts)))
+        time.sleep(seconds)
+    (idle, total), (idle_later, total_later) = ticks
+    idle_share = (idle_later - idle) / max(1, total_later - total)
+    return (1 - idle_share) * (os.cpu_count() or 1) if total_later > total else 0.0

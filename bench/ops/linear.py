@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cache, partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 import amp_ext.nn
 from amp_ext import ops
@@ -35,8 +34,7 @@ from workloads.gemm_shapes import BILLION_1, BILLION_8, TOKENS, VIT_TOKENS, VIT_
 LINEAR, MLP = "linear+GELU", "MLP"
 
 
-@dataclass(frozen=True)
-class Block:
+class Block(NamedTuple):
     """Size a layer of a kind, LINEAR or MLP, and its input [tokens, width]."""
 
     kind: str
@@ -45,40 +43,26 @@ class Block:
     hidden: int
 
     @property
-    def has_second(self) -> bool:
-        """Return whether a linear layer back to the width follows."""
-        return self.kind != LINEAR
-
-    @property
     def flops(self) -> int:
         """Count the products of a forward pass; a backward pass has twice as many."""
-        return (1 + self.has_second) * 2 * self.tokens * self.width * self.hidden
+        return (2 if self.kind == LINEAR else 4) * self.tokens * self.width * self.hidden
 
-
-class Layers(nn.Module):
-    """Compute the layers one after the other, as a network of torch's does."""
-
-    def __init__(self, block: Block, dtype: torch.dtype, device: torch.device) -> None:
-        super().__init__()
+    def layers(self, dtype: torch.dtype, device: torch.device) -> nn.Sequential:
+        """Make the layers that torch computes one after the other."""
         torch.manual_seed(0)
-        self.block = block
-        self.fc1 = nn.Linear(block.width, block.hidden, device=device, dtype=dtype)
-        if block.has_second:
-            self.fc2 = nn.Linear(block.hidden, block.width, device=device, dtype=dtype)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.gelu(self.fc1(x))
-        return self.fc2(x) if self.block.has_second else x
+        made = [nn.Linear(self.width, self.hidden), nn.GELU()]
+        made += [nn.Linear(self.hidden, self.width)] if self.kind == MLP else []
+        return nn.Sequential(*made).to(device, dtype)
 
 
-def fused(layers: Layers) -> Callable[[Tensor], Tensor]:
+def fused(layers: nn.Sequential) -> Callable[[Tensor], Tensor]:
     """Return amp_ext's layers with the parameters of `layers`."""
-    block, weight, bias = layers.block, layers.fc1.weight, layers.fc1.bias
-    if not block.has_second:
-        return lambda x: ops.linear(x, weight, bias, activation="gelu")
-    options = {"device": weight.device, "dtype": weight.dtype, "activation": "gelu"}
-    mlp = amp_ext.nn.MLP(block.width, block.hidden, **options)
-    mlp.fc1, mlp.fc2 = layers.fc1, layers.fc2
+    first = layers[0]
+    if len(layers) == 2:
+        return lambda x: ops.linear(x, first.weight, first.bias, activation="gelu")
+    options = {"device": first.weight.device, "dtype": first.weight.dtype, "activation": "gelu"}
+    mlp = amp_ext.nn.MLP(first.in_features, first.out_features, **options)
+    mlp.fc1, mlp.fc2 = first, layers[2]
     return mlp
 
 
@@ -98,9 +82,9 @@ def run_pass(
 
 def build(block: Block, dtype: torch.dtype, backward: bool, setup: Setup) -> Trial:
     """Make a trial where all providers have the same input and parameters."""
-    layers = Layers(block, dtype, setup.device)
+    layers = block.layers(dtype, setup.device)
     generator = torch.Generator(setup.device).manual_seed(0)
-    outputs = block.width if block.has_second else block.hidden
+    outputs = block.width if block.kind == MLP else block.hidden
     x, grad = (
         torch.randn(block.tokens, n, device=setup.device, generator=generator).to(dtype)
         for n in (block.width, outputs)
@@ -119,34 +103,25 @@ def build(block: Block, dtype: torch.dtype, backward: bool, setup: Setup) -> Tri
         return Provider(name, partial(run, line.launch), around=line.around)
 
     @cache
-    def expected() -> Expected:
-        return Expected(layers, x, grad)
+    def expected() -> list[Tensor]:
+        """Compute the result and the gradients in FP64."""
+        exact = copy.deepcopy(layers).double()
+        inputs = x.detach().double().requires_grad_(backward)
+        return run_pass(
+            exact, list(exact.parameters()), inputs, grad.double() if backward else None
+        )
+
+    names = ["result", "gradient of the input", *(name for name, _ in layers.named_parameters())]
 
     def verify(name: str, line: Line) -> None:
-        expected().compare(name, run(line.launch))
+        results = run(line.launch)
+        check(len(results) == len(expected()), f"{name} has {len(results)} results")
+        for part, exact, result in zip(names, expected(), results, strict=False):
+            check(result.dtype == dtype, f"{name}'s {part} is {result.dtype}")
+            compare(result, exact.detach(), sum(block[1:]), dtype, f"{name}'s {part}")
 
     work = Work(flops=block.flops * (3 if backward else 1))
     return providers.trial(lines, timed, verify, work)
-
-
-class Expected:
-    """Compute the result and the gradients in FP64."""
-
-    def __init__(self, layers: Layers, x: Tensor, grad: Tensor) -> None:
-        block, exact = layers.block, copy.deepcopy(layers).double()
-        inputs = x.detach().double().requires_grad_()
-        self.tensors = run_pass(exact, list(exact.parameters()), inputs, grad.double())
-        names = [f"gradient of {name}" for name, _ in layers.named_parameters()]
-        self.names = ["result", "gradient of the input", *names]
-        self.dtype = x.dtype
-        self.terms = block.tokens + block.width + block.hidden
-
-    def compare(self, name: str, results: Sequence[Tensor]) -> None:
-        """Raise CheckError unless the results are near."""
-        check(len(results) in (1, len(self.tensors)), f"{name} has {len(results)} results")
-        for part, exact, result in zip(self.names, self.tensors, results, strict=False):
-            check(result.dtype == self.dtype, f"{name}'s {part} is {result.dtype}")
-            compare(result, exact.detach(), self.terms, self.dtype, f"{name}'s {part}")
 
 
 def limit(setup: Setup) -> Case:

@@ -82,6 +82,13 @@ def test_lists_of_given_sizes_by_given_providers(tmp_path: Path, op: str) -> Non
     assert [row["case"] for row in rows[1:]] == [each["case"] for each in records]
 
 
+def test_a_case_without_the_given_providers_has_an_error(tmp_path: Path) -> None:
+    chosen = ("--sizes", "2x10", "--providers", "cuda")
+    status, (_, missing) = run_quick(tmp_path / "out.jsonl", "unscale", *chosen)
+    assert status == 1
+    assert missing["error"] == "ValueError: --providers: expected some of cpu, torch, got cuda"
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
