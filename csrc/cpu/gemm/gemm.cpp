@@ -198,7 +198,8 @@ const char* CpuBackend::why_not(const GemmArgs& g) const {
 const char* CpuBackend::why_slow(const GemmArgs& g, Services&) const {
   const bool is_large = g.batch * g.terms * g.m * g.n * g.k >= kSmallProduct;
   const bool has_few_enough = g.m <= kMostRowsBesideTorch && has_few_rows(g);
-  return is_large && has_products_of(g.a.dtype) && !has_few_enough
+  // torch reads a product again for its derivative and once more for the sums of its columns.
+  return is_large && !g.derivative && has_products_of(g.a.dtype) && !has_few_enough
              ? "the processor's instructions for 16-bit products"
              : nullptr;
 }
