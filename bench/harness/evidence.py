@@ -10,7 +10,8 @@ from pathlib import Path
 from harness import ledger
 from harness.ledger import FP32_LINE, OURS, Record
 
-CHOSEN = {"--ours", "--providers"}  # runs of some providers alone never count
+# Runs of some providers or sizes never count.
+CHOSEN = {"--ours", "--providers", "--m", "--sizes"}
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ def newest(results: Path, quick: bool = False) -> dict[str, list[Run]]:
     skipped = CHOSEN if quick else CHOSEN | {"--quick"}
     cases: dict[tuple[str, str, str], list[Record]] = {}
     for (*key, command), lines in groupby(found, lambda pair: _key(*pair)):
-        if not skipped & set(command.split()):
+        if not skipped & {word.partition("=")[0] for word in command.split()}:
             cases.pop(tuple(key), None)
             cases[tuple(key)] = [record for _, record in lines]
     runs: dict[tuple[str, str], list[Record]] = {}

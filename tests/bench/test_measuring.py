@@ -154,9 +154,10 @@ OTHER = record(case="8 x 8", ratio=8.0)
         ([NEW, OTHER, OLD], {"7 x 7": 3.0, "8 x 8": 8.0}),
         ([OLD, OTHER, record(utc=NEWER, **WRONG)], {"8 x 8": 8.0}),
         ([OLD, {**NEW, "command": f"{COMMAND} --quick"}], {"7 x 7": 2.0}),
-        ([OLD, {**NEW, "command": f"{COMMAND} --providers cpu"}], {"7 x 7": 2.0}),
+        ([OLD, {**NEW, "command": f"{COMMAND} --providers=cpu"}], {"7 x 7": 2.0}),
+        ([OLD, {**NEW, "command": f"{COMMAND} --sizes 7x7"}], {"7 x 7": 2.0}),
     ],
-    ids=["newest", "by date", "wrong", "quick", "of some providers"],
+    ids=["newest", "by date", "wrong", "quick", "of some providers", "of some sizes"],
 )
 def test_the_newest_whole_measurement_of_a_case_counts(
     tmp_path: Path, records: list[ledger.Record], ratios: dict[str, float]
