@@ -71,7 +71,7 @@ def _fill(
             found.errors[failure.name] = failure.why
     if found.times:
         found.errors.update(trial.verify(found.times.keys()))
-    if events and not setup.quick:
+    if events and budget.seconds >= timing.FULL["cuda"].seconds:  # Triton takes as long
         right = [provider for provider in able if provider.name not in found.errors]
         found.benches = {provider.name: timing.by_triton(provider) for provider in right}
 

@@ -245,6 +245,18 @@ def test_a_slow_provider_sits_rounds_out(monkeypatch) -> None:
     assert [calls.count(us) for us in (100.0, 600e3)] == [warm_up + 25, 1 + 5]
 
 
+def test_triton_times_what_it_can_on_a_gpu(monkeypatch) -> None:
+    """No graph captures this launch, and no launch with `prepare` is timed."""
+    testing = pytest.importorskip("triton.testing")
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(testing, "do_bench", lambda launch, return_mode: 0.5)
+    monkeypatch.setattr(testing, "do_bench_cudagraph", lambda launch, return_mode: fails())
+    times = timing.by_triton(registry.Provider("a", lambda: None))
+    assert times == {"do_bench_us": 500.0, "cudagraph_us": None}
+    prepared = registry.Provider("a", lambda: None, prepare=lambda: None)
+    assert set(timing.by_triton(prepared).values()) == {None}
+
+
 # ---- providers ---------------------------------------------------------------------------------
 
 
