@@ -13,7 +13,7 @@ from torch import Tensor
 
 from amp_ext import ops
 from cases import assert_equal, integers, spacing
-from gpu.planner import gemm_tiles
+from planner import gemm_tiles
 from ptx_backend.backend import Schedule, ptx
 
 FP16, BF16, FP32 = torch.float16, torch.bfloat16, torch.float32
