@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from probe.blocks import LANES, Case, integers
 from torch import Tensor
+
+from probe.blocks import LANES, Case, integers
 
 GROUP, PAIR = LANES // 4, 2 * (LANES % 4)  # the row and the column of a lane in a fragment
 

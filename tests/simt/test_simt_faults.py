@@ -8,14 +8,13 @@ import re
 
 import pytest
 
-from executors import SIMT
 from simt import build
 from simt.faults import run as faults
 from simt.sanitize import build_sanitized, sanitized
 
 pytestmark = [
     pytest.mark.full,
-    pytest.mark.skipif(bool(SIMT.missing), reason=SIMT.missing),
+    pytest.mark.skipif(bool(build.missing()), reason=build.missing()),
 ]
 
 LAUNCH_FAILURE, INVALID_VALUE = 719, 1

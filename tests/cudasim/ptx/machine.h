@@ -260,8 +260,9 @@ struct Grid {
 
 struct Statistics {
   u64 launches = 0, instructions = 0;
-  // Global memory: by loads and stores of 8 and 16 bytes, by asynchronous copies (whole boxes), and
-  // the number of such loads of the thread that makes most of them, of all launches.
+  // Bytes of global memory by vector loads of 16 bytes, vector stores and asynchronous copies
+  // (whole boxes); the number of such loads of the thread that makes most of them, over all
+  // launches.
   u64 bytes_loaded = 0, bytes_stored = 0, bytes_copied = 0, most_loads = 0;
 };
 extern Statistics statistics;
