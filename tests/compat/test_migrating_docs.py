@@ -15,8 +15,8 @@ import pytest
 import torch
 from torch import nn
 
-import amp_ext.apex
-from amp_ext.apex._state import amp_state
+import amp_ext.compat.apex
+import amp_ext.compat.keras
 
 DOCS = Path(__file__).parents[2] / "docs"
 Space = dict[str, Any]
@@ -50,10 +50,10 @@ def test_both_languages_have_the_same_rows() -> None:
 
 @pytest.fixture(autouse=True)
 def as_at_the_start(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setitem(sys.modules, "apex", amp_ext.apex)  # as amp_ext.apex.install() does
-    monkeypatch.setattr(amp_state, "opt_properties", None)
+    monkeypatch.setitem(sys.modules, "apex", amp_ext.compat.apex)  # as amp_ext.apex.install() does
+    monkeypatch.setattr(amp_ext.compat.apex.amp._State, "options", None)
     yield
-    amp_ext.keras.set_global_policy("float32")
+    amp_ext.compat.keras.set_global_policy("float32")
 
 
 def a_program() -> Space:
@@ -118,7 +118,7 @@ def check_effect(line: str, space: Space, before: list[Any], types: list[torch.d
         r"backward\(\)": lambda: all(p.grad.isfinite().all() for p in space["model"].parameters()),
         r"clip_grad_norm_": lambda: space["norm"].item() > 0,
         r"state_dict": lambda: space["state"]["scale"] == space["scaler"].get_scale(),
-        r"policy\(\"mixed": lambda: amp_ext.keras.global_policy().name == "mixed_float16",
+        r"policy\(\"mixed": lambda: amp_ext.compat.keras.global_policy().name == "mixed_float16",
         r"compute_dtype": lambda: space["dtypes"] == ("float16", "float32"),
         r"apply_policy": lambda: any(
             hasattr(module, "dtype_policy") for module in space["model"].modules()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import amp_ext
-from amp_ext.apex import amp
+from amp_ext.compat.apex import amp
 from twins import DEVICES as ALL_DEVICES
 
 DEVICES = [device for device in ALL_DEVICES if isinstance(device, str)]

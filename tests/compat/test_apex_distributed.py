@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from amp_ext.apex import amp
+from amp_ext.compat.apex import amp
 from ranks import DEVICE, Cases, needs_gloo, run
 
 pytestmark = needs_gloo
