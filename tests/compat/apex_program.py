@@ -1,4 +1,4 @@
-"""A program as Apex's users have written it, and the same one with amp_ext's own names."""
+"""A program of Apex's amp, and the same one with amp_ext's own names."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def train_apex(
 def train_plain(
     model: nn.Module, optimizer: Any, data: Any, scaler: Any, overflow: int | None = None
 ) -> list[float]:
-    """With amp_ext's own names; the scaler may be disabled, for float32."""
+    """Train with amp_ext's own names, in float32 with a disabled scaler."""
     losses, device = [], next(model.parameters()).device.type
     for step, (x, y) in enumerate(data):
         optimizer.zero_grad()

@@ -124,25 +124,6 @@ class LossScaleOptimizer(Optimizer):
         """The scale. Synchronises with the device."""
         return self.scaler.get_scale()
 
-    @property
-    def learning_rate(self) -> float:
-        """The learning rate of all groups. Raises ValueError where they have several."""
-        rates = {float(group["lr"]) for group in self.param_groups}
-        if len(rates) > 1:
-            raise ValueError(
-                "LossScaleOptimizer.learning_rate: expected one for all groups, got "
-                f"{sorted(rates)}. See param_groups."
-            )
-        return rates.pop()
-
-    @learning_rate.setter
-    def learning_rate(self, rate: float) -> None:
-        for group in self.param_groups:
-            if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(rate)
-            else:
-                group["lr"] = rate
-
     # ---- torch's interface ---------------------------------------------------------------------
 
     def step(self, closure: None = None) -> float | None:
