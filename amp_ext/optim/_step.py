@@ -27,7 +27,7 @@ _WRAPPERS = (
     "torch.optim.optimizer",
     "torch.optim.lr_scheduler",
     "accelerate.optimizer",
-    "amp_ext.apex._optimizers",
+    "amp_ext.compat.apex.optimizers",
 )
 """Modules whose wrappers of a step do not touch gradients."""
 

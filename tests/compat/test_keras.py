@@ -1,4 +1,4 @@
-"""amp_ext.keras: Keras's mixed-precision guide, on modules and optimizers of torch."""
+"""Keras's mixed-precision guide, on modules and optimizers of torch."""
 
 from __future__ import annotations
 
@@ -13,15 +13,13 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import StepLR
 
 import amp_ext
-from amp_ext.keras import (
+from amp_ext.compat.keras import (
     LossScaleOptimizer,
     Policy,
     apply_policy,
     global_policy,
-    mixed_precision,
     set_global_policy,
 )
-from amp_ext.nn import MLP
 from amp_ext.optim.lr_scheduler import SkipAware
 from cases import assert_same
 
@@ -36,7 +34,7 @@ def as_at_the_start() -> Any:
 
 
 class Classifier(nn.Module):
-    """The guide's: two wide layers, and an output that stays in float32."""
+    """The guide's network: two wide layers, and an output in float32."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,7 +57,7 @@ def loss_of(predictions: Tensor, targets: Tensor) -> Tensor:
 
 
 def train(model: nn.Module, optimizer: Any, overflow_at: int | None = None) -> list[float]:
-    """The guide's custom training loop; Keras's GradientTape is torch.autograd.grad."""
+    """Run the guide's custom training loop, with torch.autograd.grad for GradientTape."""
     losses = []
     for step, (x, y) in enumerate(zip(INPUTS, TARGETS, strict=True)):
         loss = loss_of(model(x), y)
@@ -85,8 +83,9 @@ ROUNDINGS = 5 * 4
 
 @pytest.mark.parametrize(("name", "ulp"), [("mixed_float16", 2**-11), ("mixed_bfloat16", 2**-8)])
 def test_the_guides_training_loop(name: str, ulp: float) -> None:
+    """The guide's program trains as in float32, up to roundings."""
     plain = Classifier()
-    mixed_precision.set_global_policy(name)
+    set_global_policy(name)
     model = apply_policy(copy.deepcopy(plain))
     apply_policy(model.predictions, "float32")
     expected = train(plain, torch.optim.SGD(plain.parameters(), 0.1))
@@ -103,7 +102,7 @@ def test_the_guides_training_loop(name: str, ulp: float) -> None:
 
 @pytest.mark.parametrize("make", [torch.optim.Adam, amp_ext.optim.Adam])
 def test_an_overflow_is_skipped_as_by_the_scaler(make: Any) -> None:
-    """Bit for bit: parameters, scale and optimizer's state, of a loop with the scaler itself."""
+    """Parameters, scale and states are, bit for bit, those of a loop with the scaler itself."""
     model = apply_policy(Classifier(), "mixed_float16")
     again = copy.deepcopy(model)
     optimizer = LossScaleOptimizer(make(model.parameters()), 2.0**10, 3)
@@ -119,7 +118,7 @@ def test_an_overflow_is_skipped_as_by_the_scaler(make: Any) -> None:
         scaler.step(inner)
         scaler.update()
     assert optimizer.scaler.get_skipped_steps() == 1
-    assert (optimizer.dynamic_scale, optimizer.step_counter) == (2.0**11, 1)
+    assert optimizer.dynamic_scale == 2.0**11
     assert optimizer.scaler.state_dict() == scaler.state_dict()
     states = optimizer.state_dict()["state"], inner.state_dict()["state"]
     for mine, theirs in zip(model.parameters(), again.parameters(), strict=True):
@@ -130,7 +129,7 @@ def test_an_overflow_is_skipped_as_by_the_scaler(make: Any) -> None:
 
 
 def kerass_scale(scale: float, steps: int, overflows: list[bool]) -> list[float]:
-    """Keras 3's rule (keras/src/optimizers/loss_scale_optimizer.py)."""
+    """Return the scales by Keras 3's rule (keras/src/optimizers/loss_scale_optimizer.py)."""
     counter, seen = 0, []
     for overflow in overflows:
         if overflow:
@@ -144,6 +143,7 @@ def kerass_scale(scale: float, steps: int, overflows: list[bool]) -> list[float]
 
 
 def test_the_scale_moves_as_kerass() -> None:
+    """The scale is that of Keras's rule after each of 300 steps."""
     generator = torch.Generator().manual_seed(3)
     overflows = (torch.rand(300, generator=generator) < 0.2).tolist()
     weight = torch.ones(1, requires_grad=True)
@@ -157,7 +157,7 @@ def test_the_scale_moves_as_kerass() -> None:
 
 
 def test_gradients_are_given_in_three_ways() -> None:
-    """apply, apply_gradients and minimize, and what they do with a variable without gradient."""
+    """apply, apply_gradients and minimize agree, also on a variable without a gradient."""
     results = []
     for way in range(3):
         a, b = (torch.full((2,), value, requires_grad=True) for value in (1.0, 2.0))
@@ -179,6 +179,7 @@ def test_gradients_are_given_in_three_ways() -> None:
 
 @pytest.mark.parametrize("fused", [False, True])
 def test_schedules_and_hooks(fused: bool) -> None:
+    """Schedules set the rates of the inner optimizer, and hooks see the steps that are made."""
     weight = torch.ones(1, requires_grad=True)
     optimizer = LossScaleOptimizer(torch.optim.SGD([weight], 1.0, fused=fused), 4.0)
     assert isinstance(optimizer, torch.optim.Optimizer)
@@ -189,16 +190,15 @@ def test_schedules_and_hooks(fused: bool) -> None:
         optimizer.step()
         optimizer.zero_grad()
         schedule.step()
-        rates.append(optimizer.learning_rate)
+        rates.append(optimizer.param_groups[0]["lr"])
     assert rates == [0.5, 0.5, 0.25]
     assert weight.grad is None
-    optimizer.learning_rate = 0.125
-    assert optimizer.inner_optimizer.param_groups[0]["lr"] == 0.125
+    assert optimizer.param_groups is optimizer.inner_optimizer.param_groups
 
 
 def trained() -> tuple[Tensor, LossScaleOptimizer]:
     weight = torch.ones(2, requires_grad=True)
-    optimizer = LossScaleOptimizer(torch.optim.Adam([weight], 0.1), 8.0, 3, name="scaled")
+    optimizer = LossScaleOptimizer(torch.optim.Adam([weight], 0.1), 8.0, 3)
     for grad in (1.0, 2.0, math.inf, 1.0):
         optimizer.minimize((weight * grad).sum())
     return weight, optimizer
@@ -206,13 +206,14 @@ def trained() -> tuple[Tensor, LossScaleOptimizer]:
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o))])
 def test_copies_and_checkpoints(copied: Any) -> None:
+    """Copies, pickles and checkpoints go on bit for bit."""
     weight, optimizer = trained()
     StepLR(optimizer, 1)  # replaces optimizer.step
     twin = copied(optimizer)
     fresh = LossScaleOptimizer(torch.optim.Adam([torch.ones(2, requires_grad=True)], 0.1))
     fresh.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     fresh.param_groups[0]["params"][0].data.copy_(weight)
-    assert (twin.name, twin.dynamic_scale, twin.step_counter) == ("scaled", 4.0, 1)
+    assert twin.dynamic_scale == 4.0
     fresh.scaler.set_growth_interval(3)
     for each in (twin, fresh):
         (own,) = each.param_groups[0]["params"]
@@ -226,7 +227,7 @@ def test_copies_and_checkpoints(copied: Any) -> None:
 
 
 def test_checkpoints_of_the_inner_optimizer() -> None:
-    """They load both ways; a bad one changes nothing."""
+    """Checkpoints of both load both ways; a bad one changes nothing."""
     weight, optimizer = trained()
     plain = torch.optim.Adam([weight], 0.1)
     plain.load_state_dict(optimizer.state_dict())
@@ -238,64 +239,57 @@ def test_checkpoints_of_the_inner_optimizer() -> None:
     bad["param_groups"][0]["lr"] = 7.0
     with pytest.raises(ValueError, match="'scale' must be"):
         optimizer.load_state_dict(bad)
-    assert (optimizer.learning_rate, optimizer.dynamic_scale) == (0.1, 4.0)
+    assert (optimizer.param_groups[0]["lr"], optimizer.dynamic_scale) == (0.1, 4.0)
 
 
 def test_add_param_group() -> None:
+    """A group that is added is stepped, and has a learning rate of its own."""
     _, optimizer = trained()
     more = torch.ones(1, requires_grad=True)
     optimizer.add_param_group({"params": [more], "lr": 1.0})
     optimizer.minimize((more * 2).sum())
     assert more.item() == pytest.approx(0.0, abs=1e-6)  # Adam's first step is its rate of 1
-    with pytest.raises(ValueError, match=r"several, \[0.1, 1.0\]: see param_groups"):
-        _ = optimizer.learning_rate
 
 
 def sgd() -> torch.optim.SGD:
     return torch.optim.SGD([torch.ones(2, requires_grad=True)], 1.0)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "options", "error", "text"),
-    [
-        ([3], {}, TypeError, "must be an optimizer of torch, got int"),
-        ([LossScaleOptimizer(sgd())], {}, TypeError, "got LossScaleOptimizer"),
-        ([sgd()], {"clipnorm": 1.0}, ValueError, "does not take clipnorm: .* inner_optimizer"),
-        ([sgd()], {"dynamic": False}, ValueError, "amp_ext.GradScaler.*dynamic=False"),
-        ([sgd()], {"nonsense": 1}, TypeError, "nonsense"),
-    ],
-)
-def test_bad_optimizers(
-    arguments: list[Any], options: dict[str, Any], error: type[Exception], text: str
-) -> None:
-    with pytest.raises(error, match=text):
-        LossScaleOptimizer(*arguments, **options)
+@pytest.mark.parametrize("inner", [3, LossScaleOptimizer(sgd())], ids=["int", "nested"])
+def test_bad_optimizers(inner: Any) -> None:
+    """Only an optimizer of torch has its loss scaled, with options of the scaler."""
+    with pytest.raises(TypeError, match="inner_optimizer: expected an optimizer of torch, got"):
+        LossScaleOptimizer(inner)
+    with pytest.raises(TypeError, match="clipnorm"):
+        LossScaleOptimizer(sgd(), clipnorm=1.0)
 
 
 def test_bad_steps() -> None:
+    """A step that would be wrong is an error, and changes nothing."""
     optimizer = LossScaleOptimizer(sgd(), 4.0)
     (weight,) = optimizer.param_groups[0]["params"]
-    with pytest.raises(RuntimeError, match=r"call scale_loss\(loss\).backward\(\) before"):
+    with pytest.raises(RuntimeError, match=r"Call scale_loss\(loss\).backward\(\) before"):
         optimizer.step()
     loss = optimizer.scale_loss(weight.sum())
-    with pytest.raises(RuntimeError, match="closures are not supported"):
+    with pytest.raises(RuntimeError, match="closure: expected None"):
         optimizer.step(lambda: loss)
     for grads, variables, text in (
-        ([], None, "expected 1 gradients, one for each variable, got 0"),
-        ([torch.ones(3)], None, r"gradient 0 has shape \(3,\), its variable \(2,\)"),
-        ([torch.ones(2)], [torch.ones(2)], "variable 0 is no parameter of inner_optimizer"),
+        ([], None, "expected 1, one for each variable, got 0"),
+        ([torch.ones(3)], None, r"expected shape \(2,\) at index 0, got \(3,\)"),
+        ([torch.ones(2)], [torch.ones(2)], "got another tensor at index 0"),
     ):
         with pytest.raises(ValueError, match=text):
             optimizer.apply(grads, variables)
     assert weight.grad is None
     loss.backward()
     optimizer.scaler.clip_grad_norm_(optimizer, 1.0)
-    with pytest.raises(RuntimeError, match="give it inner_optimizer"):
+    with pytest.raises(RuntimeError, match="Give it inner_optimizer"):
         optimizer.step()
     assert weight.tolist() == [1.0, 1.0]
 
 
 def test_the_scaler_clips() -> None:
+    """The scaler clips the gradients of the inner optimizer."""
     optimizer = LossScaleOptimizer(sgd(), 4.0)
     (weight,) = optimizer.param_groups[0]["params"]
     optimizer.scale_loss((weight * torch.tensor([3.0, 4.0])).sum()).backward()
@@ -309,39 +303,35 @@ def test_the_scaler_clips() -> None:
 
 
 def test_policies() -> None:
-    assert global_policy() == Policy("float32") == Policy()
+    """A policy has Keras's names of dtypes, and may be the global one."""
+    assert global_policy() == Policy("float32")
     set_global_policy("mixed_bfloat16")
-    policy = mixed_precision.DTypePolicy()
-    assert (policy.name, policy.compute_dtype, policy.variable_dtype) == (
-        *("mixed_bfloat16", "bfloat16"),
-        "float32",
-    )
-    assert repr(policy) == '<Policy "mixed_bfloat16">'
-    assert Policy.from_config(policy.get_config()) == policy != Policy("float32")
-    mixed_precision.set_dtype_policy(Policy("mixed_float16"))
-    assert mixed_precision.dtype_policy().compute_dtype == "float16"
-    with policy.region("cpu"):
-        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == BF16
+    policy = global_policy()
+    dtypes = policy.name, policy.compute_dtype, policy.variable_dtype
+    assert dtypes == ("mixed_bfloat16", "bfloat16", "float32")
+    set_global_policy(Policy("mixed_float16"))
+    assert apply_policy(nn.ReLU()).dtype_policy == Policy("mixed_float16") != policy
 
 
 @pytest.mark.parametrize(
-    ("name", "error", "text"),
+    ("name", "text"),
     [
-        ("float16", ValueError, "got 'float16': variables stay float32.*use 'mixed_float16'"),
-        ("mixed_float8", ValueError, "one of 'float32', 'mixed_float16', 'mixed_bfloat16', got"),
-        (torch.float16, TypeError, "name must be a string, as 'mixed_float16', got torch.float16"),
+        ("float16", "got 'float16'. Variables stay float32: write 'mixed_float16'"),
+        ("mixed_float8", "one of 'float32', 'mixed_float16', 'mixed_bfloat16', got"),
+        (torch.float16, "got torch.float16"),
     ],
     ids=str,
 )
-def test_bad_policies(name: Any, error: type[Exception], text: str) -> None:
+def test_bad_policies(name: Any, text: str) -> None:
+    """A name that is no policy's is an error, and the global policy stays."""
     for call in (Policy, set_global_policy, lambda name: apply_policy(nn.ReLU(), name)):
-        with pytest.raises(error, match=f"Policy: .*{text}"):
+        with pytest.raises(ValueError, match=f"Policy: name: .*{text}"):
             call(name)
     assert global_policy().name == "float32"
 
 
 def types(model: nn.Module) -> list[torch.dtype]:
-    """Of what the layers of two layers return, called outside of all regions and in one."""
+    """Return the dtypes of the layers' results, without a region and in one of bfloat16."""
     x = torch.ones(2, 4)
     seen = []
     hooks = [layer.register_forward_hook(lambda *a: seen.append(a[2].dtype)) for layer in model]
@@ -353,13 +343,11 @@ def types(model: nn.Module) -> list[torch.dtype]:
     return seen
 
 
-def two_layers() -> nn.Sequential:
-    return nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-
-
 def test_a_modules_own_policy_wins() -> None:
-    assert types(two_layers()) == [FP32, FP32, BF16, BF16]
-    model = apply_policy(two_layers(), "mixed_float16")
+    """A submodule's policy replaces the outer one, and both replace the caller's region."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    assert types(model) == [FP32, FP32, BF16, BF16]
+    apply_policy(model, "mixed_float16")
     assert types(model) == [FP16, FP16, FP16, FP16]
     apply_policy(model[1], "float32")
     assert types(model) == [FP16, FP32, FP16, FP32]
@@ -369,82 +357,13 @@ def test_a_modules_own_policy_wins() -> None:
     assert isinstance(model[0], nn.Linear)
 
 
-def test_inputs_are_widened_for_float32() -> None:
-    """In nested arguments and keywords; other types stay."""
-
-    class Takes(nn.Module):
-        def forward(self, pair: Any, *, more: Tensor) -> list[torch.dtype]:
-            return [pair[0].dtype, pair[1]["b"].dtype, more.dtype]
-
-    low, ints = torch.ones(1, dtype=BF16), torch.ones(1, dtype=torch.int32)
-    module = apply_policy(Takes(), "float32")
-    assert module((low, {"b": ints}), more=low.double()) == [FP32, torch.int32, torch.float64]
-
-
-class Body(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x)
-
-
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
-def test_copies_have_the_policy(copied: Any) -> None:
-    model = nn.Sequential(apply_policy(Body(), "mixed_float16"))
-    twin = copied(model)
-    assert twin(torch.ones(1, 4)).dtype == FP16
-    apply_policy(twin[0], "float32")
-    assert (twin(torch.ones(1, 4)).dtype, model(torch.ones(1, 4)).dtype) == (FP32, FP16)
-    assert twin.state_dict().keys() == nn.Sequential(Body()).state_dict().keys()
-    nn.Sequential(Body()).load_state_dict(twin.state_dict())
-
-
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_compiled(backend: str) -> None:
-    torch._dynamo.reset()
-    model = apply_policy(two_layers(), "mixed_float16")
-    apply_policy(model[1], "float32")
-    x = torch.randn(2, 4)
-    compiled = torch.compile(model, backend=backend, fullgraph=True)
-    assert compiled(x).dtype == FP32
-    assert_same(compiled(x), model(x))
-    compiled(x).sum().backward()
-    assert model[0].weight.grad.dtype == FP32
-    torch._dynamo.reset()
-
-
-def test_wrappers_call_it() -> None:
-    """Those that call modules, their forward, or, but for policies, read their parameters."""
-    x = torch.ones(1, 4)
-    model = apply_policy(Body(), "mixed_float16")
-    assert nn.DataParallel(model)(x).dtype == FP16
-    assert model.forward(x).dtype == FP16
-    assert torch.func.functional_call(model, dict(model.named_parameters()), x).dtype == FP16
-    layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True, dropout=0).eval()
-    apply_policy(layer.linear2, "mixed_float16")
-    with torch.no_grad():
-        low = layer(x[None])
-        apply_policy(layer.linear2, "float32")
-        high = layer(x[None])
-    assert not torch.equal(low, high)
-    mlp = MLP(4, 8)
-    apply_policy(mlp.fc2, "mixed_float16")
-    assert mlp(x).dtype == FP16
-
-
 def test_modules_that_cannot_have_a_policy() -> None:
-    """And nothing of a model changes where one of its modules cannot."""
+    """Nothing of a model changes where one of its modules cannot have the policy."""
     attention = nn.MultiheadAttention(4, 2)
     for module, error, text, options in (
-        (3, TypeError, "must be a torch.nn.Module, got 3", {}),
-        (torch.jit.script(nn.ReLU()), TypeError, "the code of a .* is not its class's", {}),
-        (torch.fx.symbolic_trace(Body()), TypeError, "the code of a .* is not its class's", {}),
-        (attention, ValueError, "never calls its out_proj", {"only": nn.Linear}),
-        (torch.compile(Body(), backend="eager"), ValueError, "before it is wrapped", {}),
-        (Body().half(), ValueError, r"layer.weight is torch.float16: call module.float\(\)", {}),
-        (Body(), ValueError, "has no module of only=", {"only": nn.Conv2d}),
+        (3, TypeError, "expected a torch.nn.Module, got 3", {}),
+        (attention, ValueError, "reads the parameters of out_proj", {"only": nn.Linear}),
+        (nn.ReLU(), ValueError, "has no module of only=", {"only": nn.Conv2d}),
     ):
         with pytest.raises(error, match=f"apply_policy: .*{text}"):
             apply_policy(module, "mixed_float16", **options)

@@ -1,4 +1,4 @@
-"""A program as Apex's users have written it, and the same one with amp_ext's own names."""
+"""A program of Apex's amp, and the same one with amp_ext's own names."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import amp_ext
-from amp_ext.apex import amp
+from amp_ext.compat.apex import amp
 from twins import DEVICES as ALL_DEVICES
 
 DEVICES = [device for device in ALL_DEVICES if isinstance(device, str)]
@@ -76,7 +76,7 @@ def train_apex(
 def train_plain(
     model: nn.Module, optimizer: Any, data: Any, scaler: Any, overflow: int | None = None
 ) -> list[float]:
-    """With amp_ext's own names; the scaler may be disabled, for float32."""
+    """Train with amp_ext's own names, in float32 with a disabled scaler."""
     losses, device = [], next(model.parameters()).device.type
     for step, (x, y) in enumerate(data):
         optimizer.zero_grad()

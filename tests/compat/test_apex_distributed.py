@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from amp_ext.apex import amp
+from amp_ext.compat.apex import amp
 from ranks import DEVICE, Cases, needs_gloo, run
 
 pytestmark = needs_gloo
@@ -18,7 +18,7 @@ STEPS, OVERFLOW = 4, 2
 
 
 def train(model: nn.Module, data: list[Tensor], opt_level: str, bucket_view: bool | None) -> None:
-    """Two losses a step, the second of which adds to the gradients of the first."""
+    """Train with two losses a step, whose gradients add up."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     model, optimizer = amp.initialize(model, optimizer, opt_level=opt_level, verbosity=0)
     if bucket_view is not None:
@@ -40,8 +40,7 @@ def network() -> nn.Module:
 
 
 def computes_what_one_process_computes(world: int, opt_level: str, bucket_view: bool) -> None:
-    """Bit for bit, since two ranks of the same data average the same gradients. An overflow of
-    one rank skips the step of both."""
+    """Two ranks of the same data train bit for bit as one process, an overflow included."""
     torch.manual_seed(1)
     data = [torch.randn(4, 8, device=DEVICE) for _ in range(2)]
     alone, model = network(), network()
@@ -65,4 +64,5 @@ def errors(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
 
 @pytest.mark.parametrize("case", CASES)
 def test_on_two_ranks(errors: list[dict[str, str]], case: str) -> None:
+    """No rank reports an error."""
     assert [error.get(case, "") for error in errors] == ["", ""]

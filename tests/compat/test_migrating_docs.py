@@ -1,5 +1,4 @@
-"""The rows of docs/migrating.md run, table by table, and do what they say; in Chinese they are the
-same."""
+"""The rows of docs/migrating.md run, table by table, and have their effects, in both languages."""
 
 from __future__ import annotations
 
@@ -15,8 +14,8 @@ import pytest
 import torch
 from torch import nn
 
-import amp_ext.apex
-from amp_ext.apex._state import amp_state
+import amp_ext.compat.apex
+import amp_ext.compat.keras
 
 DOCS = Path(__file__).parents[2] / "docs"
 Space = dict[str, Any]
@@ -25,7 +24,7 @@ RUNS_BEFORE = "torch.cuda.amp", "Apex"  # the libraries of the others are not he
 
 
 def tables(page: str) -> list[tuple[str, list[tuple[str, str]]]]:
-    """Of each section with a table, its heading and rows."""
+    """Return the heading and the rows of each section with a table."""
     found = []
     for section in re.split(r"^## ", (DOCS / page).read_text(), flags=re.MULTILINE)[1:]:
         rows = re.findall(r"^\| `(.+)` \| `(.+)` \|$", section, re.MULTILINE)
@@ -40,6 +39,7 @@ TABLES = tables("migrating.md")
 
 
 def test_both_languages_have_the_same_rows() -> None:
+    """Rows and sections are the same in both languages."""
     assert [rows for _, rows in tables("migrating.zh.md")] == [rows for _, rows in TABLES]
     sections = [
         len(re.findall("^## ", (DOCS / page).read_text(), re.MULTILINE))
@@ -50,10 +50,10 @@ def test_both_languages_have_the_same_rows() -> None:
 
 @pytest.fixture(autouse=True)
 def as_at_the_start(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setitem(sys.modules, "apex", amp_ext.apex)  # as amp_ext.apex.install() does
-    monkeypatch.setattr(amp_state, "opt_properties", None)
+    monkeypatch.setitem(sys.modules, "apex", amp_ext.compat.apex)  # as amp_ext.apex.install() does
+    monkeypatch.setattr(amp_ext.compat.apex.amp._State, "options", None)
     yield
-    amp_ext.keras.set_global_policy("float32")
+    amp_ext.compat.keras.set_global_policy("float32")
 
 
 def a_program() -> Space:
@@ -91,7 +91,7 @@ def run(line: str, space: Space) -> list[torch.dtype]:
 
 
 def dtype_said(line: str) -> torch.dtype | None:
-    """In which type a region's products run."""
+    """Return the dtype of a region's products."""
     if "enabled=False" in line:
         return torch.float32
     return torch.float16 if "float16" in line.replace("bfloat16", "") else torch.bfloat16
@@ -103,7 +103,7 @@ def steps(line: str) -> bool:
 
 
 def check_effect(line: str, space: Space, before: list[Any], types: list[torch.dtype]) -> None:
-    """That of a row of amp_ext: each has to be one of these."""
+    """Check the effect of a row of amp_ext, which has to be one of these."""
     checks: dict[str, Callable[[], bool]] = {
         r" import ": lambda: all(
             space[name].__module__.startswith("amp_ext")
@@ -118,7 +118,7 @@ def check_effect(line: str, space: Space, before: list[Any], types: list[torch.d
         r"backward\(\)": lambda: all(p.grad.isfinite().all() for p in space["model"].parameters()),
         r"clip_grad_norm_": lambda: space["norm"].item() > 0,
         r"state_dict": lambda: space["state"]["scale"] == space["scaler"].get_scale(),
-        r"policy\(\"mixed": lambda: amp_ext.keras.global_policy().name == "mixed_float16",
+        r"policy\(\"mixed": lambda: amp_ext.compat.keras.global_policy().name == "mixed_float16",
         r"compute_dtype": lambda: space["dtypes"] == ("float16", "float32"),
         r"apply_policy": lambda: any(
             hasattr(module, "dtype_policy") for module in space["model"].modules()
@@ -130,7 +130,7 @@ def check_effect(line: str, space: Space, before: list[Any], types: list[torch.d
         ),
         r"^variables = ": lambda: len(space["variables"]) == 6,
         r"^grads = ": lambda: all(grad.isfinite().all() for grad in space["grads"]),
-        r"learning_rate = ": lambda: space["optimizer"].param_groups[0]["lr"] == 0.01,
+        r"\"lr\"\] = ": lambda: space["optimizer"].param_groups[0]["lr"] == 0.01,
         r"unscale_|overflow_report": lambda: not space["scaler"].overflow_report().overflow,
         r"update\(\)": lambda: space["scaler"].get_skipped_steps() == 0,
         r"zero_grad": lambda: all(p.grad is None for p in space["model"].parameters()),
@@ -146,7 +146,7 @@ def check_effect(line: str, space: Space, before: list[Any], types: list[torch.d
 
 @pytest.mark.parametrize("heading", [heading for heading, _ in TABLES])
 def test_rows(heading: str) -> None:
-    """Both columns, one after the other; those of libraries that are not here are only compiled."""
+    """Both columns run; rows of libraries that are not installed are only compiled."""
     space = a_program()
     rows = dict(TABLES)[heading]
     for before, after in rows:
