@@ -110,7 +110,7 @@ class LossScaler(GradScaler):
         state["stage"] = OptState.UNSCALED
         state["found_inf_per_device"] = {found_inf.device: found_inf}
         try:
-            return self.step(optimizer, *args, **kwargs), state.get("skipped", False)
+            return self.step(optimizer, *args, **kwargs), bool(state.skipped)
         finally:  # the next update is not about this step
             self._per_optimizer_states.pop(id(optimizer), None)
             self._optimizers.pop(id(optimizer), None)

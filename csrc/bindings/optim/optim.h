@@ -86,8 +86,6 @@ class Updates {
     MemoryRange range;
   };
 
-  [[noreturn]] void throw_overlap(const Place& a, const Place& b) const;
-
   const char* op_;
   const RoleNames& names_;
   at::Device device_;
