@@ -1,4 +1,4 @@
-"""Checks of what a scaler is constructed with, and of what it loads."""
+"""Checks of a scaler's arguments and of loaded states."""
 
 import math
 import operator

@@ -164,7 +164,7 @@ bool ParamTable::find_state(ParamRow& row, const StateObjects& objects,
 std::optional<std::string> ParamTable::read(size_t group, const std::vector<state::Name>& needed,
                                             bool renewed, py::list& missing, Visit visit) {
   TORCH_INTERNAL_ASSERT(needed.size() <= kStateNames.size());
-  const size_t first = params_.first(group), count = params_.size(group), first_row = rows_.size();
+  const size_t first = params_.first(group), count = params_.size(group);
   PyObject* const* const params = params_.all().data() + first;
   PyObject* const* const dicts = needed.empty() ? nullptr : dicts_.data() + first;
   const auto refused = [&](size_t i, const char* what, const char* why) {
@@ -198,18 +198,21 @@ std::optional<std::string> ParamTable::read(size_t group, const std::vector<stat
       visit(row, Rows::any);
     }
   }
-  return why_not_together(group, first_row);
+  return std::nullopt;
 }
 
-std::optional<std::string> ParamTable::why_not_together(size_t group, size_t first_row) const {
-  const std::span rows = std::span(rows_).subspan(first_row);
+std::optional<std::string> ParamTable::why_not_together(size_t group) const {
+  const size_t first = params_.first(group);
+  const auto begin = std::ranges::lower_bound(rows_, first, {}, &ParamRow::index);
+  const auto end =
+      std::ranges::lower_bound(rows_, first + params_.size(group), {}, &ParamRow::index);
+  const std::span rows(begin, end);
   std::vector<MemoryRange> ranges;
   ranges.reserve(rows.size());
   for (const ParamRow& row : rows)
     ranges.emplace_back(row.param->const_data_ptr(), row.param->nbytes());
   const auto shared = find_overlap(ranges);
   if (!shared) return std::nullopt;
-  const size_t first = params_.first(group);
   std::ostringstream out;
   out << "param_groups[" << group << "]['params'][" << rows[shared->first].index - first
       << "] shares memory with [" << rows[shared->second].index - first << "]";

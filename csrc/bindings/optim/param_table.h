@@ -62,8 +62,7 @@ class ParamTable {
   size_t groups() const { return params_.groups(); }
 
   // Reads the parameters of a group that have gradients, and the states of these names. Returns why
-  // kernels do not serve them, or none. Parameters that share memory are updated one after the
-  // other, and so not by kernels.
+  // kernels do not serve them, or none.
   //
   // Calls visit(row, Rows::plain) for each row, which returns false and does nothing for a row that
   // is not plain: of contiguous tensors that kernels serve. That row is checked and visited again
@@ -78,6 +77,10 @@ class ParamTable {
   using Visit = c10::function_ref<bool(const ParamRow&, Rows)>;
   std::optional<std::string> read(size_t group, const std::vector<state::Name>& needed,
                                   bool renewed, pybind11::list& missing, Visit visit);
+
+  // Returns why kernels do not serve the rows of a group together, or none: parameters that share
+  // memory are updated one after the other, which one launch does not do.
+  std::optional<std::string> why_not_together(size_t group) const;
 
   // The device of the first parameter that has been read.
   at::Device device() const { return rows_.front().param->device(); }
@@ -106,8 +109,6 @@ class ParamTable {
                     StateObjects& objects) const;
   bool find_state(ParamRow& row, const StateObjects& objects,
                   const std::vector<state::Name>& needed, bool renewed);
-
-  std::optional<std::string> why_not_together(size_t group, size_t first_row) const;
 
   Params params_;
   std::vector<PyObject*> dicts_;  // the states of the parameters

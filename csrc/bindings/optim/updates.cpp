@@ -40,7 +40,7 @@ UpdateRef ref_of(int64_t numel, const std::array<void*, kRoles>& data,
           .copy_dtype = dtypes[kCopy]};
 }
 
-// Of contiguous tensors. Of one dimension the number of elements says all.
+// Compares the sizes of contiguous tensors.
 bool same_sizes(const at::TensorImpl& a, const at::TensorImpl& b) {
   const int64_t dims = a.dim();
   if (dims != b.dim() || a.numel() != b.numel()) return false;
@@ -175,7 +175,7 @@ StepScalars Updates::add_scalars(const ScalarTensors& scalars) {
           static_cast<float>(scalars.max_norm.value_or(INFINITY))};
 }
 
-void Updates::close() const {
+std::optional<std::string> Updates::overlap() const {
   // All ranges of one role lie together, empty ones included.
   static constexpr std::array kWritten{kParam, kExpAvg, kExpAvgSq, kMaxExpAvgSq, kCopy, kStep};
   const size_t n = refs_.size(), grads = kWritten.size() * n + writes_.size();
@@ -200,7 +200,7 @@ void Updates::close() const {
   for (const Place& place : reads_) ranges.push_back(place.range);
 
   const auto found = find_overlap(ranges, grads);
-  if (!found) return;
+  if (!found) return std::nullopt;
   const auto name_of = [&](size_t index) {
     if (index < kWritten.size() * n)
       return c10::str(names_[kWritten[index / n]], '[', index % n, ']');
@@ -210,8 +210,13 @@ void Updates::close() const {
         index < grads ? writes_[index - kWritten.size() * n] : reads_[index - grads - n];
     return place.index < 0 ? std::string(place.name) : c10::str(place.name, '[', place.index, ']');
   };
-  TORCH_CHECK(false, op_, ": ", name_of(found->first), " and ", name_of(found->second),
-              " overlap in memory, expected what is written apart from all else: clone() one");
+  return c10::str(op_, ": ", name_of(found->first), " and ", name_of(found->second),
+                  " overlap in memory, expected what is written apart from all else: clone() one");
+}
+
+void Updates::close() const {
+  const std::optional<std::string> error = overlap();
+  TORCH_CHECK(!error, *error);
 }
 
 }  // namespace amp_ext

@@ -13,11 +13,10 @@
 
 namespace amp_ext {
 
-// Which sparse gradients have their duplicates added up: fp16 ones, whose sums may overflow, or all
-// of them, for norms.
+// The sparse gradients to coalesce: fp16 ones, whose sums may overflow, or all of them, for norms.
 enum class Coalesce { fp16, all };
 
-// Whether there is a list for each device, or for each device and sharding, for norms.
+// One list for each device, or for each device and sharding, for norms.
 enum class Lists { by_device, by_sharding };
 
 struct GradsUse {
