@@ -1,17 +1,18 @@
 """The scaler: passes over gradients, the hand-over of a step, and the update of the scale.
 
-The optimizer decides who unscales and clips its gradients, and who skips the step:
+scaler.step() checks gradients that no pass has checked, and hands the step over to the optimizer.
+The hand-over depends on the optimizer:
 
-=========  =============================  ===================  ===================================
-Handover   optimizers                     gradients are        after an overflow
-                                          unscaled
-=========  =============================  ===================  ===================================
-KERNELS    :mod:`amp_ext.optim`           by step()            step() runs; kernels write nothing
-FOUND_INF  ``fused=True``, and others     by step()            step() runs; it writes nothing
-           that take ``found_inf``
-HOST       all others, such as SGD        by ``unscale_``, or  step() is not called
-                                          before step()
-=========  =============================  ===================  ===================================
+=========  =============================  ===================  =================================
+Handover   optimizers                     unscaled by          after an overflow
+=========  =============================  ===================  =================================
+KERNELS    :mod:`amp_ext.optim`           optimizer.step()     optimizer.step() runs; its kernels
+                                                               write nothing
+FOUND_INF  ``fused=True``, and others     optimizer.step()     optimizer.step() runs, and writes
+           that take ``found_inf``                             nothing
+HOST       all others, such as SGD        ``unscale_``, or     optimizer.step() is not called
+                                          else scaler.step()
+=========  =============================  ===================  =================================
 
 HOST also serves optimizers of :mod:`amp_ext.optim` whose step is overridden, wrapped or hooked, and
 scalers with overridden methods: other code sees unscaled gradients.
@@ -19,7 +20,7 @@ scalers with overridden methods: other code sees unscaled gradients.
 ``clip_grad_norm_`` leaves ``.grad`` scaled and unclipped for a step that unscales; after
 ``unscale_``, unscaled and unclipped. With HOST it leaves ``.grad`` unscaled and clipped.
 
-The host waits for the device in step() with HOST, to decide whether to call the optimizer. It also
+The host waits for the device in scaler.step() with HOST, to decide on optimizer.step(). It also
 waits where users read: ``step_was_skipped``, ``get_scale``, ``get_skipped_steps``, ``state_dict``,
 ``overflow_report`` and ``error_if_nonfinite``. It waits nowhere else.
 """
