@@ -111,7 +111,7 @@ class Training:
                 "scaler": self.scaler.state_dict(),
                 "grads": grads,
                 "skipped": [self.scaler.get_skipped_steps(), self.scaler.step_was_skipped],
-                "in a row": self.scaler._consecutive_skips,
+                "in a row": getattr(self.scaler._numbers, "consecutive_skips", None),
             }
         )
 

@@ -1,4 +1,4 @@
-#include "optim/served.h"
+#include "params/plain.h"
 
 #include "checks/dtensor.h"
 
@@ -20,9 +20,9 @@ bool is_plain_subclass(PyObject* object) {
          (function.is(parameter.attr("__torch_function__")) || is_tensors());
 }
 
-PyObject* held_of_subclass(PyObject* param) {
-  PyObject* const held = is_dtensor(param) ? local_of(param) : param;
-  return is_plain(held) ? held : nullptr;
+PyObject* local_tensor_of_subclass(PyObject* param) {
+  PyObject* const local = is_dtensor(param) ? local_of(param) : param;
+  return is_plain(local) ? local : nullptr;
 }
 
 const char* why_not_grad(const at::Tensor& tensor, at::Device device) {
