@@ -40,12 +40,11 @@ all-tests: .venv/built
 
 bench: RESULTS = build/bench
 bench: .venv/built ## amp_ext against torch on this machine, with figures; RESULTS=DIR
-	@device=$$(.venv/bin/python -c "import torch; print('cuda' if torch.cuda.is_available() else 'cpu')"); \
-	set -x; .venv/bin/python bench/run.py all --device $$device --results $(RESULTS); status=$$?; \
-	.venv/bin/python bench/figures/plot.py --results $(RESULTS) --formats png; exit $$status
+	.venv/bin/python bench/run.py all --results $(RESULTS); status=$$?; \
+	.venv/bin/python bench/plot.py --results $(RESULTS) --formats png; exit $$status
 
 figures: .venv/built ## the results in docs/measuring.md, from bench/results
-	.venv/bin/python bench/figures/measuring.py
+	.venv/bin/python bench/plot.py --page
 
 docs: .venv-docs/made ## the pages and the API reference, in build/site; broken links fail
 	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build
@@ -95,7 +94,7 @@ test-trainers: .venv-trainers/made .venv-cuda/built ## the integrations, with th
 
 gpu: $(if $(DRY_RUN),.venv-cuda/made) ## test and measure on a GPU; ONLY=tests|checks|bench, BUDGET=SECONDS, DRY_RUN=1
 	$(if $(COMMIT),AMP_EXT_COMMIT=$(COMMIT)) \
-	    $(if $(DRY_RUN),.venv-cuda/bin/python tests/fake_cuda/run.py,$(PYTHON)) bench/gpu \
+	    $(if $(DRY_RUN),.venv-cuda/bin/python tests/fake_cuda/run.py,$(PYTHON)) bench/gpu.py \
 	    $(if $(DRY_RUN),--dry-run) $(if $(ONLY),--only $(ONLY)) $(if $(BUDGET),--budget $(BUDGET)) \
 	    $(RESULTS)
 

@@ -25,12 +25,12 @@ from typing import NamedTuple
 
 sys.path += [
     str(Path(__file__).resolve().parents[1]),
-    str(Path(__file__).resolve().parents[2] / "bench"),
+    str(Path(__file__).resolve().parents[1] / "support"),
 ]
 
 import ptx_gemm
 import sass_gemm
-from gpu.planner import gemm_tiles
+from planner import gemm_tiles
 from sass import Kernel, Kernels, read_constants, read_ptxas, read_sass
 from simt import nvcc
 from simt.probe import run as probe

@@ -21,7 +21,7 @@ from gemm_kernel_cases import (
     placed,
     product,
 )
-from gpu.planner import gemm_plan
+from planner import gemm_plan
 from simt.backend import Simt
 
 pytestmark = pytest.mark.simt
