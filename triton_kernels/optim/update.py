@@ -145,8 +145,8 @@ def load_float(tensor, i, mask, PLAIN: tl.constexpr, ALIGNED: tl.constexpr):
         return tl.load(at, mask=mask, other=0)
     else:
         single = tl.load(at, mask=where_also(mask, dtype == 0), other=0)
-        at = pointer(address, tl.int16, ALIGNED) + i
-        half = tl.load(at, mask=where_also(mask, dtype != 0), other=0)
+        half_at = pointer(address, tl.int16, ALIGNED) + i
+        half = tl.load(half_at, mask=where_also(mask, dtype != 0), other=0)
         f16 = widen(half.to(tl.float16, bitcast=True))
         bf16 = widen(half.to(tl.bfloat16, bitcast=True))
         return tl.where(dtype == 0, single, tl.where(dtype == 1, f16, bf16))
@@ -190,8 +190,8 @@ def store_state(
         tl.store(at, x, mask=where_also(mask, dtype == 0))
         if is_stochastic & (dtype == 2):
             random_bits = (noise(seed, tl.cast(i, tl.int64) + begin, pair) >> shift) & 0xFFFF
-            at = pointer(address, tl.int16, ALIGNED) + i
-            tl.store(at, stochastic_bf16(x, random_bits), mask=mask)
+            half_at = pointer(address, tl.int16, ALIGNED) + i
+            tl.store(half_at, stochastic_bf16(x, random_bits), mask=mask)
         else:
             store_half(tensor, i, x, where_also(mask, dtype != 0), ALIGNED)
 
