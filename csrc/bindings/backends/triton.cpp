@@ -1,10 +1,9 @@
-// The Triton kernels as a backend: an op calls the function with its name in a module of
-// amp_ext.triton_kernels; a product that is like an earlier one, what that call has returned.
+// The Triton kernels as a backend: an op calls the launcher with its name in a module of
+// amp_ext.triton_kernels.
 #include <ATen/core/Tensor.h>
 #include <c10/util/Exception.h>
 #include <pybind11/gil_safe_call_once.h>
 #include <pybind11/pybind11.h>
-#include <torch/csrc/autograd/python_variable.h>
 
 #include <algorithm>
 #include <bit>
@@ -20,8 +19,8 @@ namespace py = pybind11;
 namespace amp_ext {
 namespace {
 
-// A function in a module of amp_ext.triton_kernels, which is imported with the first call: if it is
-// the first of them, that takes a second.
+// A function in a module of amp_ext.triton_kernels. Its first call imports the module; the first
+// such import takes a second.
 class Function {
  public:
   constexpr Function(const char* module, const char* name) : module_name_(module), name_(name) {}
@@ -42,27 +41,9 @@ class Function {
 };
 
 int64_t address(const void* data) { return std::bit_cast<int64_t>(data); }
+bool is_aligned(const void* data) { return address(data) % 16 == 0; }
 
-py::tuple as_tuple(const ScaleUpdate& u) {
-  return py::make_tuple(address(u.scale), address(u.growth_tracker), address(u.hysteresis_tracker),
-                        address(u.skipped_steps), address(u.next_step), u.growth_factor,
-                        u.backoff_factor, u.growth_interval, u.hysteresis, u.min_scale,
-                        u.max_scale);
-}
-
-py::tuple as_tuple(const AdamOptions& o) {
-  return py::make_tuple(o.lr, o.beta1, o.beta2, o.eps, o.weight_decay, o.decoupled, o.maximize,
-                        o.stochastic_rounding);
-}
-
-py::tuple as_tuple(const SgdOptions& o) {
-  return py::make_tuple(o.lr, o.momentum, o.dampening, o.weight_decay, o.nesterov, o.maximize,
-                        o.stochastic_rounding);
-}
-
-py::object object_of(const at::Tensor& tensor) {
-  return py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor));
-}
+int64_t bits(double x) { return std::bit_cast<int64_t>(x); }
 
 class TritonBackend final : public Backend {
  public:
@@ -70,31 +51,27 @@ class TritonBackend final : public Backend {
 
   Status unscale(const UnscaleArgs& a, Services& services) const override {
     static Function launch("lists.unscale", "unscale_");
-    return with_table(a.grads, services, [&](int64_t table, int64_t size, uint32_t chunks) {
-      launch(table, size, chunks, address(a.inv_scale), address(a.found_inf), address(a.norm),
-             a.max_norm);
+    return with_table(a.grads, services, a.norm, [&](auto... table) {
+      launch(table..., address(a.inv_scale), address(a.found_inf), address(a.norm), a.max_norm);
     });
   }
   Status check_finite(const CheckFiniteArgs& a, Services& services) const override {
     static Function launch("lists.check_finite", "check_finite");
-    return with_table(a.grads, services, [&](int64_t table, int64_t size, uint32_t chunks) {
-      launch(table, size, chunks, address(a.found_inf));
-    });
+    return with_table(a.grads, services, false,
+                      [&](auto... table) { launch(table..., address(a.found_inf)); });
   }
   Status grad_norm(const GradNormArgs& a, Services& services) const override {
     static Function launch("lists.grad_norm", "grad_norm");
     const int64_t partial_sums = address(services.scratch(partial_sum_count(a) * sizeof(double)));
     const int64_t ticket = address(services.tickets(1));
-    return with_table(a.grads, services, [&](int64_t table, int64_t size, uint32_t chunks) {
-      launch(table, size, chunks, address(a.inv_scale), address(a.found_inf), address(a.norm),
-             address(a.norms), partial_sums, ticket);
+    return with_table(a.grads, services, true, [&](auto... table) {
+      launch(table..., address(a.inv_scale), address(a.found_inf), address(a.norm),
+             address(a.norms), partial_sums, ticket, a.norms != nullptr);
     });
   }
   Status cast(const CastArgs& a, Services& services) const override {
     static Function launch("lists.cast", "cast_");
-    return with_table(a.casts, services, [&](int64_t table, int64_t size, uint32_t chunks) {
-      launch(table, size, chunks);
-    });
+    return with_table(a.casts, services, false, [&](auto... table) { launch(table...); });
   }
   Status update_scale(const UpdateScaleArgs& a, Services& services) const override {
     static Function launch("lists.update_scale", "update_scale_");
@@ -102,18 +79,29 @@ class TritonBackend final : public Backend {
     const void* found_infs = a.found_infs[0];
     if (a.found_inf_count > 1)
       found_infs = services.table(a.found_infs, a.found_inf_count, sizeof(void*));
+    const ScaleUpdate& u = a.update;
+    constexpr int kPrograms = 1;
     const UntracedPython python;
-    launch(address(found_infs), a.found_inf_count, as_tuple(a.update));
+    launch(kPrograms, address(found_infs), a.found_inf_count, address(u.scale),
+           address(u.growth_tracker), address(u.hysteresis_tracker), address(u.skipped_steps),
+           address(u.next_step), bits(u.growth_factor), bits(u.backoff_factor), u.growth_interval,
+           u.hysteresis, u.min_scale, u.max_scale);
     return Status::ok;
   }
 
   Status adam(const AdamArgs& a, Services& services) const override {
     static Function launch("optim.adam", "adam_");
-    return update(launch, a, services);
+    const AdamOptions& o = a.options;
+    return update(launch, a, services, bits(o.lr), bits(o.beta1), bits(o.beta2), bits(o.eps),
+                  bits(o.weight_decay), int{o.decoupled}, int{o.maximize},
+                  int{o.stochastic_rounding});
   }
   Status sgd(const SgdArgs& a, Services& services) const override {
     static Function launch("optim.sgd", "sgd_");
-    return update(launch, a, services);
+    const SgdOptions& o = a.options;
+    return update(launch, a, services, bits(o.lr), bits(o.momentum), bits(o.dampening),
+                  bits(o.weight_decay), int{o.nesterov}, int{o.maximize},
+                  int{o.stochastic_rounding});
   }
 
   const char* why_not(const GemmArgs& g) const override {
@@ -130,9 +118,9 @@ class TritonBackend final : public Backend {
     return nullptr;
   }
 
-  // The plans that triton_kernels/gemm/plan.py predicts to be the fastest, by their number.
+  // The numbers of the plans of triton_kernels/gemm/plan.py.
   std::vector<int64_t> gemm_variants(const GemmArgs&, Services&) const override {
-    return {0, 1, 2, 3};
+    return {0, 1, 2};
   }
 
   Status gemm(const GemmArgs& args, Services& services) const override {
@@ -150,52 +138,52 @@ class TritonBackend final : public Backend {
 
     const UntracedPython python;
     const py::bytes key = key_of(g, device);
-    py::dict& known = known_launches();
-    if (known.contains(key)) {
-      const py::object launches = known[key];
-      const auto scratch_bytes = launches.attr("scratch_bytes").cast<size_t>();
-      launches.attr("run")(scratch_bytes ? address(services.scratch(scratch_bytes)) : 0,
-                           address(g.out.data), address(g.a.data), address(g.b.data),
-                           address(g.c.data), address(g.bias.data), address(g.aux.data),
-                           address(g.column_sums), g.alpha, g.beta);
-      return Status::ok;
-    }
+    py::dict& launched = launched_products();
+    const bool is_new = !launched.contains(key);
     // The driver loads no module during a capture.
-    if (is_capturing(device)) return torch_library().gemm(args, services);
-    const py::object launches = launch_first(g, device);
-    constexpr size_t kMostKnown = 4096;
-    if (known.size() == kMostKnown) known.clear();
-    if (device.is_cuda()) known[key] = launches;
+    if (is_new && is_capturing(device)) return torch_library().gemm(args, services);
+    const py::object product = is_new ? planned(g, device) : py::object(launched[key]);
+    const auto scratch_bytes = product.attr("scratch_bytes").cast<size_t>();
+    const auto tickets = product.attr("tickets").cast<size_t>();
+    product(scratch_bytes ? address(services.scratch(scratch_bytes)) : 0,
+            tickets ? address(services.tickets(tickets)) : 0, address(g.out.data),
+            address(g.a.data), address(g.b.data), address(g.c.data), address(g.bias.data),
+            address(g.aux.data), address(g.column_sums), g.alpha, g.beta);
+    if (is_new && device.is_cuda()) {
+      constexpr size_t kMostKept = 4096;
+      if (launched.size() == kMostKept) launched.clear();
+      launched[key] = product;
+    }
     return Status::ok;
   }
 
  private:
-  // Launches of products on GPUs by their keys: they take addresses, with no tensors around them.
-  static py::dict& known_launches() {
-    PYBIND11_CONSTINIT static py::gil_safe_call_once_and_store<py::dict> known;
-    return known.call_once_and_store_result([] { return py::dict(); }).get_stored();
+  // Products with a kernel that has been compiled for a GPU, by their keys.
+  static py::dict& launched_products() {
+    PYBIND11_CONSTINIT static py::gil_safe_call_once_and_store<py::dict> launched;
+    return launched.call_once_and_store_result([] { return py::dict(); }).get_stored();
   }
 
-  // Computes a product by kernels that may have to be compiled, and returns its launches.
-  static py::object launch_first(const GemmArgs& g, c10::Device device) {
+  // Returns the launch of a product. Its first call compiles the kernel.
+  static py::object planned(const GemmArgs& g, c10::Device device) {
     static Function gemm("gemm.gemm", "gemm");
-    const auto matrices = [&](const MatrixRef& x, int64_t count, int64_t rows, int64_t columns) {
-      return object_of(tensor_of(x, count, rows, columns, device));
+    const auto matrix = [](const MatrixRef& x) {
+      return py::make_tuple(static_cast<int>(x.dtype), x.batch_stride, x.row_stride,
+                            x.column_stride, is_aligned(x.data));
     };
-    const auto optional_matrices = [&](const MatrixRef& x) -> py::object {
-      return x.data ? matrices(x, g.batch, g.m, g.n) : py::none();
+    const auto optional = [](const void* data, auto object) {
+      return data ? py::object(std::move(object)) : py::object(py::none());
     };
-    const auto optional_vector = [&](const VectorRef& x) -> py::object {
-      return x.data ? object_of(tensor_of(x, g.n, device)) : py::none();
-    };
-    const int64_t products = g.batch * g.terms;
-    return gemm(matrices(g.out, g.batch, g.m, g.n), matrices(g.a, products, g.m, g.k),
-                matrices(g.b, products, g.k, g.n), optional_matrices(g.c), optional_vector(g.bias),
-                optional_matrices(g.aux), optional_vector({g.column_sums, DType::f32, 1}), g.terms,
-                g.alpha, g.beta, activation_name(g.activation), g.derivative, g.variant);
+    const py::tuple sizes = py::make_tuple(g.batch, g.terms, g.m, g.n, g.k);
+    const py::tuple options =
+        py::make_tuple(activation_name(g.activation), g.derivative, g.column_sums != nullptr);
+    return gemm(static_cast<int>(device.index()), g.variant, sizes, options,
+                optional(g.bias.data, py::int_(static_cast<int>(g.bias.dtype))), matrix(g.out),
+                matrix(g.a), matrix(g.b), optional(g.c.data, matrix(g.c)),
+                optional(g.aux.data, matrix(g.aux)));
   }
 
-  // All that a product's launches depend on: addresses count by their alignment.
+  // All that a product's launch depends on: addresses count by their alignment.
   static py::bytes key_of(const GemmArgs& g, c10::Device device) {
     std::vector<int64_t> numbers{device.index(),
                                  g.batch,
@@ -208,7 +196,7 @@ class TritonBackend final : public Backend {
                                  static_cast<int64_t>(g.activation),
                                  g.column_sums != nullptr};
     const auto add = [&](const void* data, DType dtype, std::initializer_list<int64_t> strides) {
-      numbers.push_back(data ? 1 + (address(data) % 16 == 0) : 0);
+      numbers.push_back(data ? 1 + is_aligned(data) : 0);
       numbers.push_back(static_cast<int64_t>(dtype));
       numbers.insert(numbers.end(), strides);
     };
@@ -218,27 +206,28 @@ class TritonBackend final : public Backend {
     return {reinterpret_cast<const char*>(numbers.data()), numbers.size() * sizeof(int64_t)};
   }
 
-  // Calls launch(address of the table, entries, chunks) with the GIL.
+  // Calls launch(address of the table, entries, chunks) with the GIL. A list without chunks calls
+  // it only if it is needed all the same.
   template <class Ref, class Launch>
-  static Status with_table(const ListOf<Ref>& list, Services& services, Launch launch) {
+  static Status with_table(const ListOf<Ref>& list, Services& services, bool is_needed,
+                           Launch launch) {
     const EntryOf<Ref>* table = nullptr;
     uint32_t chunks = 0;
     if (const Status status = send_table(list, services, &table, &chunks); status != Status::ok)
       return status;
+    if (chunks == 0 && !is_needed) return Status::ok;
     const UntracedPython python;
     launch(address(table), list.size, chunks);
     return Status::ok;
   }
 
-  template <class Args>
-  static Status update(Function& launch, const Args& args, Services& services) {
+  template <class Args, class... Options>
+  static Status update(Function& launch, const Args& args, Services& services, Options... options) {
     const int64_t ticket = has_steps(args.list) ? address(services.tickets(1)) : 0;
     const StepScalars& s = args.scalars;
-    return with_table(args.list, services, [&](int64_t table, int64_t size, uint32_t chunks) {
-      launch(table, size, chunks, as_tuple(args.options),
-             py::make_tuple(address(s.lr), address(s.found_inf), address(s.inv_scale),
-                            address(s.norm), s.max_norm),
-             ticket);
+    return with_table(args.list, services, ticket || s.norm, [&](auto... table) {
+      launch(table..., options..., address(s.lr), address(s.found_inf), address(s.inv_scale),
+             address(s.norm), s.max_norm, ticket);
     });
   }
 };
