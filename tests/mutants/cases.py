@@ -103,8 +103,10 @@ SIZES = (1, 5, 37, 2051)
 
 
 def placed(values: Tensor, offset: int) -> Tensor:
-    """Return a copy that begins `offset` elements behind that of its storage."""
-    memory = torch.full((values.numel() + offset + 5,), 42.0, dtype=values.dtype)
+    """Return a copy that begins `offset` elements behind that of its storage, with as many NaN
+    behind it as a block of threads takes at a time."""
+    count = values.numel() + offset + 512 * 16 // values.itemsize
+    memory = torch.full((count,), NAN, dtype=values.dtype)
     return memory[offset : offset + values.numel()].view_as(values).copy_(values)
 
 
@@ -121,13 +123,20 @@ def of_lists() -> Iterator[Case]:
         name = f"{str(dtype)[6:]} from {offset}"
         grads = partial(numbers, dtype, offset=offset)
         yield case(name, "unscale_", grads(), scalar(0), scalar(0.0123))
+        yield case(f"{name}, by 1", "unscale_", grads(), scalar(0), scalar(1))
         yield case(name, "check_finite", grads(), scalar(0))
         loose = 1e-6
+        turns = numbers(dtype, (3 * 512 * 16 // dtype.itemsize + 7, 5), offset)
+        yield case(f"{name}, three turns", "unscale_", turns, scalar(0), scalar(0.0123))
+        yield case(f"{name}, three turns by 1", "unscale_", turns, scalar(0), scalar(1))
+        yield case(f"{name}, three turns", "check_finite", turns, scalar(0))
+        yield case(f"{name}, three turns", "grad_norm", turns, scalar(0), loose=loose)
         yield case(name, "grad_norm", grads(), scalar(0), scalar(0.0123), loose=loose)
-        for other in (F16, BF16, F32, F64):
-            for place in (offset, 4 - offset):  # aligned like the source, and not
-                text = f"{name} to {str(other)[6:]} from {place}"
-                yield case(text, "cast_", numbers(other, offset=place), grads())
+    for dtype, other in itertools.product((F16, BF16, F32, F64), repeat=2):
+        for offset, place in ((0, 0), (1, 1), (1, 3), (0, 4)):  # aligned alike, or not
+            text = f"{str(dtype)[6:]} from {offset} to {str(other)[6:]} from {place}"
+            out = numbers(other, offset=place)
+            yield case(text, "cast_", out, numbers(dtype, offset=offset))
     for dtype, offset in itertools.product((F16, BF16, F32, F64), (0, 1)):
         name = f"of bad {str(dtype)[6:]} from {offset}"
         yield each(f"{name}", "check_finite", bad_lists(dtype, offset))
@@ -170,7 +179,7 @@ def bad_lists(dtype: torch.dtype, offset: int) -> Iterator[list[Tensor]]:
     for i, (size, position) in enumerate(found):
         lists = numbers(dtype, (3, size), offset)
         lists[1][position] = (INF, -INF, NAN)[i % 3]
-        yield lists
+        yield lists[:: (-1) ** i]
 
 
 def each(name: str, op: str, lists: Iterator[list[Tensor]], *given: Any) -> Case:
@@ -205,25 +214,41 @@ SGD = {"lr": 0.1, "momentum": 0.9, "dampening": 0.25, "weight_decay": 0.1}
 
 
 def state(
-    op: str, sizes: Sequence[int], kinds: Sequence[torch.dtype], offset: int = 0, **more: Any
+    op: str,
+    sizes: Sequence[int],
+    kinds: Sequence[torch.dtype],
+    offset: int = 0,
+    only: str = "",
+    **more: Any,
 ) -> dict[str, Any]:
-    """Return the arguments of an update; `kinds` are of parameter, gradient and moments."""
+    """Return the arguments of an update.
+
+    Args:
+        op: adam_ or sgd_.
+        sizes: of the parameters.
+        kinds: of parameter, gradient and moments.
+        offset: where tensors begin in their storage.
+        only: the argument whose tensors alone begin there.
+        more: other arguments; amsgrad; whether parameters are copied.
+    """
     dtype, grad, first, second = kinds
 
-    def values(kind: torch.dtype, square: bool = False) -> list[Tensor]:
+    def values(name: str, kind: torch.dtype, square: bool = False) -> list[Tensor]:
         made = [torch.randn(n) for n in sizes]
-        return [placed((x * x if square else x).to(kind), offset) for x in made]
+        at = offset if only in ("", name) else 0
+        return [placed((x * x if square else x).to(kind), at) for x in made]
 
-    found = {"params": values(dtype), "grads": values(grad)}
+    found = {"params": values("params", dtype), "grads": values("grads", grad)}
     if op == "adam_":
-        found |= {"exp_avgs": values(first), "exp_avg_sqs": values(second, True), **ADAM}
+        found["exp_avgs"] = values("exp_avgs", first)
+        found |= {"exp_avg_sqs": values("exp_avg_sqs", second, True), **ADAM}
         if more.pop("amsgrad", False):
-            found["max_exp_avg_sqs"] = values(second, True)
+            found["max_exp_avg_sqs"] = values("max_exp_avg_sqs", second, True)
     else:
-        found |= {"momentum_buffers": values(first), **SGD}
+        found |= {"momentum_buffers": values("momentum_buffers", first), **SGD}
     if more.pop("copied", False):
-        found["copies"] = [x.to(F16) for x in values(F32)]
-    found["steps"] = [scalar(6.0 * (i // 2)) for i in range(len(sizes))]
+        found["copies"] = values("copies", F16)
+    found["steps"] = [scalar(6.0 * (i % 4 == 1)) for i in range(len(sizes))]
     return {**found, **more}
 
 
@@ -231,7 +256,7 @@ def of_optimizers() -> Iterator[Case]:
     plain, mixed = (F32, F32, F32, F32), (BF16, F16, BF16, F32)
     sizes = (19, 2, 1030, 64)
     chance = {"stochastic_rounding": True}
-    scalars = {"found_inf": scalar(0), "inv_scale": scalar(0.25)}
+    scalars = {"found_inf": scalar(0), "inv_scale": scalar(0.3)}
     clip = {"norm": scalar(3.0), "max_norm": 1.0}
     for op, own in (
         ("adam_", {"decoupled": True}),
@@ -243,6 +268,14 @@ def of_optimizers() -> Iterator[Case]:
         for kinds, offset in ((plain, 0), (plain, 1), (mixed, 0), (mixed, 3)):
             name = f"{text} {str(kinds[0])[6:]} from {offset}"
             yield case(name, op, **state(op, sizes, kinds, offset, copied=kinds == plain, **own))
+        for name in ("params", "grads", "exp_avgs", "exp_avg_sqs", "max_exp_avg_sqs"):
+            given = state(op, sizes, plain, 1, name, **own)
+            yield case(f"{text} with {name} from 1", op, **given)
+        given = state(op, sizes, plain, 1, "copies", copied=True, **own)
+        yield case(f"{text} with copies from 1", op, **given)
+        for i in range(4):
+            kinds = tuple(BF16 if i == j else F32 for j in range(4))
+            yield case(f"{text} of kinds {i}", op, **state(op, sizes, kinds, **own))
         yield case(f"{text} by chance", op, **state(op, sizes, (BF16,) * 4, **chance, **own))
         yield case(f"{text} scaled", op, **state(op, sizes, plain, **scalars, **clip, **own))
         lr = {"tensor_lr": scalar(0.03)}
@@ -260,6 +293,8 @@ def of_optimizers() -> Iterator[Case]:
         "large, amsgrad", "adam_", **state("adam_", (70_000, 9), mixed, amsgrad=True, **ADAMW)
     )
     yield case("large, copied", "adam_", **state("adam_", (70_000, 9), plain, copied=True, **ADAMW))
+    given = state("adam_", (100_000, 9, 90_000), (BF16,) * 4, amsgrad=True, **chance, **ADAMW)
+    yield case("large, by chance", "adam_", **given)
     yield case("large, copied", "sgd_", **state("sgd_", (70_000, 9), plain, copied=True, **NAG))
 
 
@@ -304,6 +339,16 @@ def of_products(
         c = integers(m, n, dtype=out)
         more = {"bias": bias, "c": c, "alpha": 2.0, "beta": -3.0, "out_dtype": out}
         yield case(f"{name} with c to {out}", "gemm", *operands(F16), **more, prepare=forced())
+    n = size[1] - 5  # rows of the result are not aligned, and end within a vector
+    for out, shifted in itertools.product((F32, F16, BF16), (0, 1)):
+        a = integers(m, 72, dtype=BF16 if out == BF16 else F16)
+        b = by(False, integers(72, n - shifted, dtype=a.dtype))
+        c = placed(integers(m, n + 5, dtype=out), shifted)[:, : n - shifted]
+        bias = placed(integers(n - shifted, dtype=a.dtype), shifted)
+        more = {"bias": bias, "c": c, "alpha": 2.0, "out_dtype": out, "prepare": forced()}
+        if not sm90:
+            yield case(f"{name} of {n - shifted} columns to {out}", "gemm", a, b, **more)
+    n = size[1]
     a, b = (x / 4 for x in operands(F16, 72))
     bias = integers(n, dtype=F32) / 4
     for activation, out in (("relu", F16), ("gelu", F32), ("gelu_tanh", F16), ("silu", F32)):

@@ -41,6 +41,36 @@ EQUIVALENTS: tuple[Equivalent, ...] = (
         r"and\.b64",
         "bits of the mask that the address's alignment makes 0",
     ),
+    Equivalent(
+        "unscale_kernel",
+        "return bad |= !E::finite(x), x;",
+        "immediate",
+        r"and\.b32.*, -\d+ ->",
+        "a factor of 1 only looks, at some elements twice",
+    ),
+    # Alignment.
+    Equivalent(
+        "gemm_kernel",
+        "reinterpret_cast<uintptr_t>(at) % 16 == 0",
+        "immediate",
+        r"and\.b64.* 15 -> .* 14",
+        "addresses of elements are even",
+    ),
+    Equivalent(
+        "gemm_kernel",
+        "ptx::cp_async_wait<kStages - 2>();",
+        "",
+        r"cp\.async\.wait_group 0 -> .*",
+        "tiles of two stages, which take operands of any alignment, copy nothing asynchronously",
+    ),
+    # The search for the tensor of a block's first chunk.
+    Equivalent(
+        r"\w+_kernel",
+        "while (high - low > 1) {",
+        "negate",
+        "",
+        "the walk goes on from an earlier tensor to the right one",
+    ),
     # Sums.
     Equivalent(
         "grad_norm_kernel",
@@ -55,6 +85,13 @@ EQUIVALENTS: tuple[Equivalent, ...] = (
         "negate",
         r"setp\.ltu.*setp\.geu",
         "the slower sum of doubles has the same value; small squares are a case of their own",
+    ),
+    Equivalent(
+        "grad_norm_kernel",
+        "Element<float>::finite(squares)",
+        "immediate",
+        r"2139095040 -> .* 2130706432",
+        "the largest finite squares are summed as doubles, to the same",
     ),
     # Where an element is done.
     Equivalent(
