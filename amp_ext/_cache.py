@@ -98,7 +98,7 @@ def fingerprint() -> str:
 
     files = [Path(_C.__file__), *LIBRARIES]
     kernels = find_spec("amp_ext.triton_kernels")
-    for folder in kernels.submodule_search_locations if kernels else ():
+    for folder in (kernels.submodule_search_locations if kernels else None) or ():
         files += sorted(Path(folder).rglob("*.py"))
     code = json.dumps([(file.stat().st_size, file.stat().st_mtime_ns) for file in files])
     return f"{zlib.crc32(code.encode()):08x}"

@@ -74,6 +74,8 @@ def file_name(device: torch.device) -> str:
 def read(device: torch.device) -> dict[Key, Entry]:
     """The entries of a device's file."""
     stored = _cache.read(file_name(device))
+    if stored is None:
+        return {}
     try:
         if stored["of"] != identity(device):
             return {}

@@ -142,7 +142,7 @@ def _products(device_type: str, name: str) -> Backend:
         ]
         if native:
             names = " and ".join(native)
-            reason += f"; {names} by oneDNN, which uses the processor's instructions"
+            reason += f"; {names} by torch's library, which uses the processor's instructions"
         return Backend("cpu", reason)
     reason = f"{measured}torch's GEMM with FP32 weight gradients"
     if no_kernels:

@@ -80,8 +80,8 @@ def grad_norm(
 ) -> Tensor:
     """Return the L2 norm of all gradients taken together, and look for overflow.
 
-    norm = sqrt(sum_i sum_j round(grads[i][j] * inv_scale)**2), with the products rounded to fp32
-    (those of fp64 gradients to fp64), the squares summed in fp64 and the root rounded once to fp32.
+    ``norm = sqrt(sum_i sum_j round(grads[i][j] * inv_scale)**2)``: products are rounded to fp32
+    (to fp64 for fp64 gradients), squares are summed in fp64, and the root is rounded to fp32.
     When all products are finite, the norm is inf only beyond the range of fp32; found_inf := 1 then
     too.
     """
