@@ -133,7 +133,14 @@ def of_lists() -> Iterator[Case]:
         yield case(f"{name}, three turns", "grad_norm", turns, scalar(0), loose=loose)
         yield case(name, "grad_norm", grads(), scalar(0), scalar(0.0123), loose=loose)
     for dtype, other in itertools.product((F16, BF16, F32, F64), repeat=2):
-        for offset, place in ((0, 0), (1, 1), (1, 3), (0, 4)):  # aligned alike, or not
+        for offset, place in (
+            (0, 0),
+            (1, 1),
+            (1, 3),
+            (0, 4),
+            (1, 0),
+            (0, 1),
+        ):  # aligned alike, or not
             text = f"{str(dtype)[6:]} from {offset} to {str(other)[6:]} from {place}"
             out = numbers(other, offset=place)
             yield case(text, "cast_", out, numbers(dtype, offset=offset))
@@ -172,8 +179,8 @@ def bad_lists(dtype: torch.dtype, offset: int) -> Iterator[list[Tensor]]:
     unit = 16 // dtype.itemsize
     turn = 512 * unit
     found = [(18, i) for i in range(18)]
-    for i, j in itertools.product(range(3), range(unit)):
-        found.append((3 * turn + 7, i * turn + 5 * unit + j))
+    for turns, j in itertools.product((1, 2, 3), range(unit)):
+        found += [(turns * turn + 7, i * turn + 5 * unit + j) for i in range(turns)]
     for i, j in itertools.product(range(4), range(unit)):
         found.append((4 * turn + 3, i * turn + 5 * unit + j))
     for i, (size, position) in enumerate(found):
@@ -339,6 +346,23 @@ def of_products(
         c = integers(m, n, dtype=out)
         more = {"bias": bias, "c": c, "alpha": 2.0, "beta": -3.0, "out_dtype": out}
         yield case(f"{name} with c to {out}", "gemm", *operands(F16), **more, prepare=forced())
+    if sm90:  # several tiles of a block, and more steps than stages
+        m, n, k = 3 * m, 3 * n, 648
+        for out in (F32, F16):
+            c, bias = integers(m, n, dtype=out), integers(n, dtype=F16)
+            more = {"bias": bias, "c": c, "beta": -3.0, "out_dtype": out, "prepare": forced()}
+            yield case(f"{name}, many with c to {out}", "gemm", *operands(F16, k), **more)
+            text = f"{name}, many to {out}"
+            yield case(text, "gemm", *operands(F16, k), out_dtype=out, prepare=forced())
+            for plan in ({"cluster": (2, 1)}, {"cluster": (1, 2)}, {"ranges": 3}, {"splits": 3}):
+                text = f"{name}, many with {plan} to {out}"
+                more = {"out_dtype": out, "prepare": forced(**plan)}
+                yield case(text, "gemm", *operands(F16, k), **more)
+        aux = {"activation": "relu", "out_dtype": F16, "prepare": forced(), "loose": 1e-3}
+        at, (a, b) = integers(m, n, dtype=F16), (x / 4 for x in operands(F16, 72))
+        yield case(f"{name}, many", "gemm_with_aux", a, b, bias=bias, **aux)
+        yield case(f"{name}, many", "gemm_times_derivative", a, b, at, **aux)
+        m, n = size
     n = size[1] - 5  # rows of the result are not aligned, and end within a vector
     for out, shifted in itertools.product((F32, F16, BF16), (0, 1)):
         a = integers(m, 72, dtype=BF16 if out == BF16 else F16)

@@ -48,6 +48,13 @@ EQUIVALENTS: tuple[Equivalent, ...] = (
         r"and\.b32.*, -\d+ ->",
         "a factor of 1 only looks, at some elements twice",
     ),
+    Equivalent(
+        "check_finite_kernel",
+        "for (T& value : values.at) value = f(value);",
+        "immediate",
+        r"and\.b32.*, 512 -> .*, 0",
+        "elements are looked at twice",
+    ),
     # Alignment.
     Equivalent(
         "gemm_kernel",
@@ -92,6 +99,20 @@ EQUIVALENTS: tuple[Equivalent, ...] = (
         "immediate",
         r"2139095040 -> .* 2130706432",
         "the largest finite squares are summed as doubles, to the same",
+    ),
+    Equivalent(
+        "grad_norm_kernel",
+        "at[i / kSize * kForeachThreads * kSize + i % kSize]",
+        "immediate",
+        r"-2048 -> .* -4096",
+        "a batch of one unit, of which the index is 0",
+    ),
+    Equivalent(
+        "grad_norm_kernel",
+        "else if (squares != 0 || !all_zero<T>(bits))",
+        "negate",
+        r"setp\.neu",
+        "all_zero() is asked in the other case; adding again has the same result",
     ),
     # Where an element is done.
     Equivalent(

@@ -23,12 +23,15 @@ from cudasim.mutants import Kernels, hunt
 from mutants.cases import cases
 from mutants.equivalent import EQUIVALENTS
 
+OPEN = Path(__file__).with_name("open.txt")
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--most", type=int, default=60, help="mutants of each kernel's template")
     parser.add_argument("--seed", type=int, default=0, help="of the sample")
     parser.add_argument("--jobs", type=int, default=int(os.environ.get("MAX_JOBS", 2)))
+    parser.add_argument("--note", action="store_true", help="add what survives to open.txt")
     parser.add_argument("--only", default="", help="part of the names of cases")
     parser.add_argument("--verbose", action="store_true", help="print what is caught too")
     options = parser.parse_args()
@@ -37,16 +40,20 @@ def main() -> int:
     major, minor = torch.cuda.get_device_capability()
     chosen = [case for case in cases(10 * major + minor) if options.only in case.name]
     kernels = Kernels(os.environ["FAKE_CUDA_KERNELS"])
-    survived = hunt(
+    survivors = hunt(
         kernels,
         chosen,
         EQUIVALENTS,
+        OPEN.read_text().splitlines(),
         most=options.most,
         seed=options.seed,
         jobs=options.jobs,
         verbose=options.verbose,
     )
-    return int(survived > 0)
+    if options.note:
+        with OPEN.open("a") as file:
+            file.writelines(f"{key}\n" for key in survivors)
+    return int(bool(survivors))
 
 
 if __name__ == "__main__":
