@@ -1,89 +1,17 @@
-"""Build the fake CUDA runtime: what is preloaded, the kernels, and torch's operators.
-
-Objects and libraries are kept under the hash of all that they depend on, as in tests/simt/build.py,
-whose objects of the kernels these are.
-"""
+"""Build the kernels of amp_ext for the CUDA runtime without a GPU."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
-from importlib.util import find_spec
 from pathlib import Path
 
-from cudasim import build as cudasim
+from cudasim import build, cuda
 from simt import build as simt
 
-SOURCES = Path(__file__).resolve().parent / "runtime"
-RUNTIME = ("capture", "devices", "driver", "launches", "memory", "streams")
-CUDA = "nvidia/cu13"  # the folder of NVIDIA's packages
-FLAGS = ("-O1",)
-
-
-def site_packages() -> Path:
-    """Return the folder of torch and of NVIDIA's packages."""
-    torch = find_spec("torch")
-    assert torch and torch.origin
-    return Path(torch.origin).parents[1]
-
-
-def missing() -> str:
-    """Return why it cannot be built here; empty if it can."""
-    if not (site_packages() / "torch" / "lib" / "libc10_cuda.so").is_file():
-        return "torch is no CUDA build"
-    if not (site_packages() / CUDA / "lib/libcudart.so.13").is_file():
-        return "torch is no build for CUDA 13 with NVIDIA's packages beside it"
-    return simt.missing()
-
-
-def symbols(library: Path, kind: str, pattern: str) -> set[str]:
-    """Return the functions that a library or an object defines (T) or needs (U)."""
-    dynamic = ["-D"] if ".so" in library.name else []
-    listed = subprocess.run(["nm", *dynamic, library], capture_output=True, text=True, check=True)
-    return set(re.findall(rf" {kind} ({pattern})(?:@|$)", listed.stdout, re.MULTILINE))
-
-
-def _link(name: str, objects: Iterable[Path], into: Path, *flags: str) -> Path:
-    names = [str(path) for path in objects]
-    digest = hashlib.sha256("\0".join([*names, *flags]).encode()).hexdigest()[:16]
-    library = into / f"{name}-{digest}.so"
-    if not library.exists():
-        simt.remove_old(into, f"{name}-*.so")
-        simt.run_compiler([simt.CXX, "-shared", *names, *flags], library)
-    return library
-
-
-def _build_runtime(objects: list[Path], into: Path) -> Path:
-    """Link it, with an error for each function of CUDA that it does not have."""
-    site = site_packages()
-    wanted = symbols(site / CUDA / "lib/libcudart.so.13", "T", r"\w*[cC]uda\w+")
-    wanted |= symbols(site / "torch/lib/libcaffe2_nvrtc.so", "U", r"cu[A-Z]\w+")
-    looked_up = (site / "torch/lib/libc10_cuda.so").read_bytes()
-    wanted |= {name.decode() for name in re.findall(rb"\0(cu[A-Z]\w+)(?=\0)", looked_up)}
-    triton = site / "triton/backends/nvidia/driver.c"
-    wanted |= set(re.findall(r"\b(cu[A-Z]\w+)\(", triton.read_text()))
-    for path in objects:
-        wanted -= symbols(path, "T", r"\w+")
-    lines = ['extern "C" int fake_cuda_missing(const char*);']
-    lines += [
-        f'extern "C" int {name}() {{ return fake_cuda_missing("{name}"); }}'
-        for name in sorted(wanted)
-    ]
-    rest = into / "missing.cpp"
-    rest.write_text("\n".join(lines) + "\n")
-    # torch looks for the driver under this name, and Triton links to it.
-    objects = [*objects, simt.compile_object(rest, FLAGS, (), into)]
-    library = _link("runtime", objects, into, "-Wl,-soname,libcuda.so.1")
-    driver = into / "driver" / "libcuda.so.1"
-    driver.parent.mkdir(exist_ok=True)
-    driver.unlink(missing_ok=True)
-    driver.symlink_to(library)
-    return library
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def _units(architecture: str) -> list[tuple[Path, list[str]]]:
@@ -92,70 +20,23 @@ def _units(architecture: str) -> list[tuple[Path, list[str]]]:
     code = "import json, sys; sys.path.insert(0, '.'); import setup as s; print(json.dumps("
     code += f"[(str(u[0]), u[2]) for u in s.cuda_units(['{name}']) if u[0].suffix == '.cu']))"
     command = [sys.executable, "-c", code]
-    done = subprocess.run(command, cwd=simt.ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
 
     def kept(flags: list[str]) -> list[str]:
         left_out = ("-gencode", "-Xcompiler", "-Xptxas", "-lineinfo")
         own = [flag for flag in flags if not flag.startswith(left_out)]
-        return [flag.replace("-Icsrc", f"-I{simt.ROOT}/csrc") for flag in own]
+        return [flag.replace("-Icsrc", f"-I{ROOT}/csrc") for flag in own]
 
-    return [(simt.ROOT / source, kept(flags)) for source, flags in json.loads(done.stdout)]
-
-
-def build_ptx(capability: int) -> dict[str, str]:
-    """Return the environment in which kernels are their compiled PTX, run by tests/cudasim."""
-    architecture = {86: "80", 89: "80", 90: "90a"}.get(capability, str(capability))
-    folder = cudasim.ptx(_units(architecture), architecture, cudasim.BUILD / "kernels")
-    include = simt.cuda_include()
-    library = cudasim.library(
-        "runtime", [cudasim.HERE / "runtime.cpp"], [f"-I{SOURCES}", f"-isystem{include}"]
-    )
-    return {"FAKE_CUDA_KERNELS": str(library), "CUDASIM_PTX": str(folder)}
+    return [(ROOT / source, kept(flags)) for source, flags in json.loads(done.stdout)]
 
 
-def build(kernels: str = "simt", capability: int = 90) -> dict[str, str]:
-    """Return the environment in which Python runs on the fake CUDA runtime, without what is in it
-    already.
+def ptx(capability: int) -> Path:
+    """Return a folder with what nvcc makes of csrc/kernels for devices of a capability."""
+    architecture = cuda.architecture(capability)
+    return build.ptx(_units(architecture), architecture, build.BUILD / "kernels")
 
-    Args:
-        kernels: "simt" for the sources, recompiled for the host, or "ptx" for what nvcc makes.
-        capability: of the devices, 90 for 9.0.
-    """
-    torch = site_packages() / "torch"
-    version = re.search(r"^__version__ = '(.+)'", (torch / "version.py").read_text(), re.MULTILINE)
-    assert version
-    into = simt.BUILD / f"fake_cuda-torch{version[1]}"
-    into.mkdir(parents=True, exist_ok=True)
-    headers = ("torch/include", "torch/include/torch/csrc/api/include", f"{CUDA}/include")
-    of_torch = [f"-isystem{site_packages() / folder}" for folder in headers]
-    with simt.alone(into), ThreadPoolExecutor(2) as pool:
-        fallback = pool.submit(
-            simt.compile_object, SOURCES / "fallback.cpp", [*FLAGS, *of_torch], (), into
-        )
-        fresh = f"-I{cudasim.HERE / 'ptx'}"
-        with_cublas = (*FLAGS, fresh, f"-isystem{site_packages() / CUDA / 'include'}")
-        runtime = [
-            pool.submit(simt.compile_object, SOURCES / f"{name}.cpp", with_cublas, (), into)
-            for name in RUNTIME
-        ]
-        # A machine with a GPU has another number of devices, and other processes on them.
-        nvml = simt.compile_object(SOURCES / "nvml.cpp", FLAGS, (), into)
-        preloaded = (
-            _build_runtime([job.result() for job in runtime], into),
-            _link("nvml", [nvml], into, "-Wl,-soname,libnvidia-ml.so.1"),
-        )
-        paths = {
-            "LD_PRELOAD": ":".join(map(str, preloaded)),
-            "TRITON_LIBCUDA_PATH": str(into / "driver"),
-            "FAKE_CUDA_FALLBACK": _link(
-                "fallback",
-                [fallback.result()],
-                into,
-                *(f"-L{torch / 'lib'}", "-lc10", "-lc10_cuda", "-ltorch_cpu"),
-            ),
-        }
-    environment = {name: str(path) for name, path in paths.items()}
-    if kernels == "ptx":
-        return environment | build_ptx(capability)
-    sources = [*sorted(simt.KERNELS.rglob("*.cu")), SOURCES / "kernels.cpp"]
-    return environment | {"FAKE_CUDA_KERNELS": str(simt.build("plain", "kernels", sources))}
+
+def simt_kernels() -> Path:
+    """Return a library of the sources, recompiled for the host."""
+    sources = [*sorted(simt.KERNELS.rglob("*.cu")), cuda.SOURCES / "kernels.cpp"]
+    return simt.build("plain", "kernels", sources)

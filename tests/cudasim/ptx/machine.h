@@ -221,6 +221,7 @@ struct Options {
   Async async = Async::early;
   int elected = -1;  // the lane that elect.sync prefers; -1: the lowest
   bool races = true, fresh = true;
+  u64 most_instructions = ~u64{0};  // of the process
 };
 Options& options();
 
@@ -258,6 +259,7 @@ struct Grid {
 
 struct Statistics {
   u64 launches = 0, instructions = 0;
+  std::string fault;  // of the last launch that had one
 };
 extern Statistics statistics;
 
