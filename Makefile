@@ -50,9 +50,8 @@ figures: .venv/built ## the results in docs/measuring.md, from bench/results
 hostile: .venv/built ## 20,000 hostile calls of the ops: right, or an error and nothing changed
 	.venv/$(PYTEST) tests/integration/test_hostile_calls.py --hostile-calls 5000
 
-mutants: .venv/built ## break the CUDA kernels and the choice of a backend; their tests must fail
+mutants: .venv/built ## break the CUDA kernels; their tests must fail
 	.venv/bin/python tests/simt/mutants/run.py
-	.venv/bin/python tests/backends/choose_mutants.py
 
 lint: .venv-lint/made ## formatting and the usual mistakes
 	.venv-lint/bin/ruff check $(PY_FILES)

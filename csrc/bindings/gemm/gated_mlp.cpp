@@ -211,10 +211,6 @@ at::Tensor gated_mlp(const at::Tensor& x, const at::Tensor& gate_weight,
 
 TORCH_LIBRARY_FRAGMENT(amp_ext, m) {
   using Key = c10::DispatchKey;
-  declare(m, "gemm",
-          "gated_mlp(Tensor x, Tensor gate_weight, Tensor? gate_bias, Tensor up_weight, "
-          "Tensor? up_bias, Tensor down_weight, Tensor? down_bias, *, str activation=\"silu\") "
-          "-> Tensor");
   m.impl("gated_mlp", torch::dispatch(Key::CompositeExplicitAutograd, TORCH_FN(gated_mlp_op)));
   m.impl("gated_mlp", torch::dispatch(Key::Autograd, TORCH_FN(gated_mlp_autograd)));
 }

@@ -200,13 +200,7 @@ at::Tensor mlp(const at::Tensor& x, const at::Tensor& weight1, const OptionalTen
 
 TORCH_LIBRARY_FRAGMENT(amp_ext, m) {
   using Key = c10::DispatchKey;
-  declare(m, "gemm",
-          "linear(Tensor x, Tensor weight, Tensor? bias=None, *, str activation=\"none\") "
-          "-> Tensor");
   m.impl("linear", torch::dispatch(Key::CompositeImplicitAutograd, TORCH_FN(linear_op)));
-  declare(m, "gemm",
-          "mlp(Tensor x, Tensor weight1, Tensor? bias1, Tensor weight2, Tensor? bias2, *, "
-          "str activation=\"gelu\") -> Tensor");
   m.impl("mlp", torch::dispatch(Key::CompositeExplicitAutograd, TORCH_FN(mlp_op)));
   m.impl("mlp", torch::dispatch(Key::Autograd, TORCH_FN(mlp_autograd)));
 }

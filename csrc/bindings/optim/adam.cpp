@@ -62,14 +62,7 @@ void adam_fake(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stac
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(amp_ext, m) {
-  define(m, "lists",
-         "adam_(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] exp_avgs, "
-         "Tensor(c!)[] exp_avg_sqs, Tensor(d!)[] steps, *, float lr, float beta1, float beta2, "
-         "float eps, float weight_decay, bool decoupled, Tensor(e!)[]? max_exp_avg_sqs=None, "
-         "Tensor(f!)[]? copies=None, bool maximize=False, bool stochastic_rounding=False, "
-         "Tensor? tensor_lr=None, Tensor(g!)? found_inf=None, Tensor? inv_scale=None, "
-         "Tensor? norm=None, float? max_norm=None) -> ()",
-         Boxed<adam_op>{}, Boxed<adam_fake>{});
+  implement(m, "adam_", Boxed<adam_op>{}, Boxed<adam_fake>{});
   // Empty lists name no device: they come here.
   m.impl("adam_", torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd,
                                   as_function(Boxed<adam_op>{})));

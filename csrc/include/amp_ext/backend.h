@@ -62,16 +62,20 @@ class Services {
 // AMP_EXT_LIST_OPS(AMP_EXT_OVERRIDE) declares them in a backend.
 #define AMP_EXT_OVERRIDE(op, Args) Status op(const Args&, Services&) const override;
 
-// What runs the ops on the tensors of one device. Arguments have been checked.
-class Backend {
+// The ops on lists of tensors of one device. Arguments have been checked.
+class ListBackend {
  public:
-  virtual ~Backend() = default;
-
-  virtual const char* name() const = 0;
+  virtual ~ListBackend() = default;
 
 #define AMP_EXT_DECLARE(op, Args) virtual Status op(const Args&, Services&) const = 0;
   AMP_EXT_LIST_OPS(AMP_EXT_DECLARE)
 #undef AMP_EXT_DECLARE
+};
+
+// The products of matrices on one device. Arguments have been checked.
+class GemmBackend {
+ public:
+  virtual ~GemmBackend() = default;
 
   // Why it cannot compute a product, in a few words; null if it can. Follows no pointers.
   virtual const char* why_not(const GemmArgs&) const = 0;
@@ -94,6 +98,11 @@ class Backend {
   // The values of GemmArgs::variant that are worth measuring for a product that it can compute, 0
   // the first. A value that means nothing for a product, as from another build, is 0 to gemm.
   virtual std::vector<int64_t> gemm_variants(const GemmArgs&, Services&) const { return {0}; }
+};
+
+class Backend : public ListBackend, public GemmBackend {
+ public:
+  virtual const char* name() const = 0;
 
   // More about the last Status other than `ok`; may be empty.
   virtual const char* last_error() const { return ""; }

@@ -75,11 +75,14 @@ struct GemmArgs {
   // n, the sums of out's columns over rows and batch before they are rounded, in fp64 where a
   // product is, else in fp32; may be null
   void* column_sums;
-  // Which of a backend's ways to compute it (Backend::gemm_variants); 0: the backend's own choice.
+  // Which of a backend's ways to compute it (GemmBackend::gemm_variants); 0: the backend's own
+  // choice.
   int64_t variant = 0;
 
   bool operator==(const GemmArgs&) const = default;
 };
+
+inline bool adds_to_out(const GemmArgs& g) { return g.c.data && g.c.data == g.out.data; }
 
 // A tile that is given instead of chosen, for verification, tests and tools.
 struct GemmTileChoice {
