@@ -7,7 +7,7 @@ TORCHES = $(TORCH) $(TORCH_CUDA)
 RESULTS ?= $(if $(DRY_RUN),build/rehearsal,bench/results)
 
 CXX_FILES = $(shell find csrc tests bench -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
-PY_FILES = setup.py build_backend.py amp_ext bench tests triton_kernels
+PY_FILES = setup.py build_backend.py amp_ext bench docs/mkdocs_hooks.py tests triton_kernels
 INSTALL = bin/python -m pip install -c constraints.txt
 WORKERS = -n $${MAX_JOBS:-logical} --maxprocesses 8 --dist worksteal
 PYTEST = bin/pytest $(WORKERS)
@@ -18,7 +18,7 @@ USES = autocast distributed integration layers migrating scaler
 
 .DEFAULT_GOAL = help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check environments all-tests bench figures lint format hostile mutants \
+.PHONY: help demo docs test check environments all-tests bench figures lint format hostile mutants \
     cuda-check test-trainers gpu wheels clean
 
 help: ## this list
@@ -30,22 +30,24 @@ demo: .venv/built ## train a small network with and without amp_ext; writes demo
 test: .venv/built ## the test suite, without what only combines the same cases or takes long
 	.venv/$(PYTEST) -m "not full" tests
 
-check: lint cuda-check test-trainers all-tests hostile mutants ## everything that needs no GPU; needs nvcc
+check: lint docs cuda-check test-trainers all-tests hostile mutants ## everything that needs no GPU; needs nvcc
 
 # With --jobs=2, packages are installed while others are installed or compile.
-environments: .venv-cuda/built .venv/made .venv-lint/made .venv-trainers/made
+environments: .venv-cuda/built .venv/made .venv-docs/made .venv-lint/made .venv-trainers/made
 
 all-tests: .venv/built
 	.venv/$(PYTEST) --durations 20 tests
 
 bench: RESULTS = build/bench
 bench: .venv/built ## amp_ext against torch on this machine, with figures; RESULTS=DIR
-	@device=$$(.venv/bin/python -c "import torch; print('cuda' if torch.cuda.is_available() else 'cpu')"); \
-	set -x; .venv/bin/python bench/run.py all --device $$device --results $(RESULTS); status=$$?; \
-	.venv/bin/python bench/figures/plot.py --results $(RESULTS) --formats png; exit $$status
+	.venv/bin/python bench/run.py all --results $(RESULTS); status=$$?; \
+	.venv/bin/python bench/plot.py --results $(RESULTS) --formats png; exit $$status
 
 figures: .venv/built ## the results in docs/measuring.md, from bench/results
-	.venv/bin/python bench/figures/measuring.py
+	.venv/bin/python bench/plot.py --page
+
+docs: .venv-docs/made ## the pages and the API reference, in build/site; broken links fail
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build
 
 hostile: .venv/built ## 20,000 hostile calls of the ops: right, or an error and nothing changed
 	.venv/$(PYTEST) tests/integration/test_hostile_calls.py --hostile-calls 5000
@@ -53,9 +55,10 @@ hostile: .venv/built ## 20,000 hostile calls of the ops: right, or an error and 
 mutants: .venv/built ## break the CUDA kernels; their tests must fail
 	.venv/bin/python tests/simt/mutants/run.py
 
-lint: .venv-lint/made ## formatting and the usual mistakes
+lint: .venv-lint/made ## formatting, types and the usual mistakes
 	.venv-lint/bin/ruff check $(PY_FILES)
 	.venv-lint/bin/ruff format --check $(PY_FILES)
+	.venv-lint/bin/mypy
 	.venv-lint/bin/clang-format --dry-run --Werror $(CXX_FILES)
 
 format: .venv-lint/made ## format everything
@@ -90,7 +93,7 @@ test-trainers: .venv-trainers/made .venv-cuda/built ## the integrations, with th
 
 gpu: $(if $(DRY_RUN),.venv-cuda/made) ## test and measure on a GPU; ONLY=tests|checks|bench, BUDGET=SECONDS, DRY_RUN=1
 	$(if $(COMMIT),AMP_EXT_COMMIT=$(COMMIT)) \
-	    $(if $(DRY_RUN),.venv-cuda/bin/python tests/fake_cuda/run.py,$(PYTHON)) bench/gpu \
+	    $(if $(DRY_RUN),.venv-cuda/bin/python tests/fake_cuda/run.py,$(PYTHON)) bench/gpu.py \
 	    $(if $(DRY_RUN),--dry-run) $(if $(ONLY),--only $(ONLY)) $(if $(BUDGET),--budget $(BUDGET)) \
 	    $(RESULTS)
 
@@ -98,7 +101,7 @@ wheels: ## wheels in dist for the Pythons on PATH and TORCHES="2.13.0 2.11.0", t
 	$(PYTHON) tests/build/wheels.py dist $(TORCHES)
 
 clean: ## remove everything that was built or installed here
-	rm -rf .venv .venv-cuda .venv-lint .venv-trainers build dist *.egg-info amp_ext/*.so amp_ext/_build_info.py demo.png
+	rm -rf .venv .venv-cuda .venv-docs .venv-lint .venv-trainers build dist *.egg-info amp_ext/*.so amp_ext/_build_info.py demo.png
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The torch that PYTHON already has, reached through a .pth file because PYTHON may itself be a
@@ -121,7 +124,12 @@ clean: ## remove everything that was built or installed here
 
 .venv-lint/made: constraints.txt
 	$(PYTHON) -m venv .venv-lint
-	.venv-lint/$(INSTALL) ruff clang-format
+	.venv-lint/$(INSTALL) clang-format mypy ruff
+	touch $@
+
+.venv-docs/made: constraints.txt
+	$(PYTHON) -m venv .venv-docs
+	.venv-docs/$(INSTALL) mkdocs mkdocs-material 'mkdocstrings[python]' ruff
 	touch $@
 
 .venv-cuda/made:

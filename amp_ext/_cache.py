@@ -109,7 +109,7 @@ def _identity(device: str) -> str:
 
     files = [Path(_C.__file__), *LIBRARIES]
     kernels = find_spec("amp_ext.triton_kernels")
-    for where in kernels.submodule_search_locations if kernels else ():
+    for where in (kernels.submodule_search_locations if kernels else None) or ():
         files += sorted(Path(where).rglob("*.py"))
     code = [(file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     cpu = torch.backends.cpu.get_cpu_capability() if device == "cpu" else driver()

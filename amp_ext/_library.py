@@ -54,7 +54,8 @@ from amp_ext import _build_info  # noqa: E402
 
 check_build(_build_info.TORCH_VERSION, torch.__version__)
 
-from amp_ext import _C  # noqa: E402  (a module built against another torch cannot be loaded)
+# After check_build: a module built against another torch cannot be loaded.
+from amp_ext import _C  # type: ignore[attr-defined]  # noqa: E402
 
 LIBRARIES: list[Path] = [load_library("cpu")[0]]
 CUDA_ARCHES: list[str] = []

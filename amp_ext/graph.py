@@ -18,6 +18,8 @@ from amp_ext.optim._step import COPY, MASTER, KernelStep
 from amp_ext.scaler.grad_scaler import GradScaler
 from amp_ext.scaler.optimizers import Handover
 
+__all__ = ["make_graphed_step"]
+
 _NUMBERS = (bool, int, float)
 _BY_VALUE = (*_NUMBERS, str, tuple)
 _version = attrgetter("_version")

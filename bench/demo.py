@@ -16,12 +16,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 from tqdm import tqdm
 
-from figures import style
+import plot
 from harness import environment
 from workloads.checkerboard import training
 from workloads.common import DeviceParser, StepRecord, Trainer, positive, three_digits
@@ -32,29 +31,24 @@ GREY_LOSS = 0.25
 LEARNED_LOSS = 0.1
 SMOOTHED = 25  # steps; Adam's loss has spikes
 LINES = {  # each narrower than those it may cover
-    "FP32": {"color": style.colour("fp32"), "linewidth": 3.2},
-    "torch.amp FP16": {"color": style.colour("torch"), "linewidth": 2.2, "linestyle": "--"},
-    "amp_ext FP16": {"color": style.colour("amp_ext"), "linewidth": 1.2},
+    "FP32": {"color": plot.COLOURS["fp32"], "linewidth": 3.2},
+    "torch.amp FP16": {"color": plot.COLOURS["torch"], "linewidth": 2.2, "linestyle": "--"},
+    "amp_ext FP16": {"color": plot.COLOURS["amp_ext"], "linewidth": 1.2},
 }
 ROW = "{:<16}{:>7}{:>14}{:>14}{:>13}{:>15}{:>13}"
 
 
-@dataclass(frozen=True)
-class Plan:
-    """How large the demo is: pixels per side, steps of each training, steps under torch.amp."""
-
-    size: int
-    steps: int
-    torch_steps: int
-
-
-# torch's FP16 convolutions are slow on a CPU: 1.3 s a step at 64 x 64 pixels on two cores.
-PLANS = {"cuda": Plan(512, 500, 500), "cpu": Plan(64, 500, 10)}
+# Pixels per side, steps, and steps under torch.amp, whose FP16 convolutions are slow on a CPU:
+# 1.3 s a step at 64 x 64 pixels on two cores.
+PLANS = {
+    "cuda": {"size": 512, "steps": 500, "torch_steps": 500},
+    "cpu": {"size": 64, "steps": 500, "torch_steps": 10},
+}
 
 
 @dataclass
 class Leg:
-    """One way to train, for a number of steps."""
+    """Hold one way to train, for a number of steps."""
 
     trainer: Trainer
     steps: int
@@ -66,22 +60,22 @@ class Leg:
 
     @property
     def milliseconds(self) -> float:
-        """Median of the steps."""
+        """Return the median of the steps."""
         return statistics.median(record.milliseconds for record in self.records)
 
     @property
     def skipped(self) -> list[int]:
-        """The steps (from 1) that the scaler skipped."""
+        """Return the steps (from 1) that the scaler skipped."""
         return [step for step, record in enumerate(self.records, 1) if record.skipped]
 
     @property
     def final_loss(self) -> float:
-        """Median of the last steps."""
+        """Return the median of the last steps."""
         return statistics.median(record.loss for record in self.records[-SMOOTHED:])
 
 
 def train(legs: Sequence[Leg], seconds: float) -> None:
-    """All legs in turn, step by step, for about `seconds` at most."""
+    """Train all legs in turn, step by step, for about `seconds` at most."""
     deadline = time.monotonic() + seconds
     total = sum(leg.steps for leg in legs)
     with tqdm(total=total, unit="step", smoothing=0.05, file=sys.stderr) as bar:
@@ -97,37 +91,28 @@ def train(legs: Sequence[Leg], seconds: float) -> None:
 
 
 def table(legs: Sequence[Leg]) -> str:
-    """A line a leg, then what has to be known to read it."""
+    """Return a line a leg, and sentences on speed and learning."""
     shared = min(len(leg.records) for leg in legs)
     names = ("", "steps", "ms a step", f"loss at {shared}", "final loss", "skipped steps")
     lines = [ROW.format(*names, "final scale")]
     for leg in legs:
-        lines.append(
-            ROW.format(
-                leg.name,
-                len(leg.records),
-                three_digits(leg.milliseconds),
-                f"{leg.records[shared - 1].loss:.4f}",
-                f"{leg.records[-1].loss:.4f}",
-                len(leg.skipped),
-                f"{leg.trainer.scaler.get_scale():.10g}",
-            )
-        )
-    lines += [speed(legs), *(outcome(leg, legs[0].steps) for leg in legs)]
-    rule = f"Learned: the loss, median of {SMOOTHED} steps, is below {LEARNED_LOSS} at the end."
-    return "\n".join([*lines, rule])
-
-
-def speed(legs: Sequence[Leg]) -> str:
+        losses = [f"{leg.records[place].loss:.4f}" for place in (shared - 1, -1)]
+        cells = leg.name, len(leg.records), three_digits(leg.milliseconds), *losses
+        lines.append(ROW.format(*cells, len(leg.skipped), f"{leg.trainer.scaler.get_scale():.10g}"))
     fp32, theirs, ours = (leg.milliseconds for leg in legs)
-    return (
-        "Median of the steps, taken in turn: amp_ext FP16 needs "
-        f"{ours / fp32:.2f} of FP32's time and {ours / theirs:.3f} of torch.amp FP16's."
+    return "\n".join(
+        [
+            *lines,
+            "Median of the steps, taken in turn: amp_ext FP16 needs "
+            f"{ours / fp32:.2f} of FP32's time and {ours / theirs:.3f} of torch.amp FP16's.",
+            *(outcome(leg, legs[0].steps) for leg in legs),
+            f"Learned: the loss, median of {SMOOTHED} steps, is below {LEARNED_LOSS} at the end.",
+        ]
     )
 
 
 def outcome(leg: Leg, steps: int) -> str:
-    """Whether the leg has learned the checkerboard, unless it was given fewer steps."""
+    """Say whether the leg has learned the checkerboard, unless it was given fewer steps."""
     count = len(leg.records)
     if count < leg.steps:
         return f"{leg.name} reached the time limit after {count} of {leg.steps} steps."
@@ -139,7 +124,7 @@ def outcome(leg: Leg, steps: int) -> str:
 
 
 def picture(legs: Sequence[Leg], where: str) -> Canvas:
-    """Target and outputs above, losses and scale below."""
+    """Draw target and outputs above, losses and scale below."""
     pixels, target = legs[0].trainer.inputs, legs[0].trainer.targets
     panels = [("target", target[0, 0].cpu())]
     for leg in legs:
@@ -147,20 +132,16 @@ def picture(legs: Sequence[Leg], where: str) -> Canvas:
         panels.append((title, leg.trainer.predict(pixels)[0, 0]))
 
     side = pixels.shape[-1]
-    canvas = style.canvas(11, 7, f"Learning a checkerboard of {side} x {side} pixels", [where])
+    canvas = plot.canvas(11, 7, f"Learning a checkerboard of {side} x {side} pixels", [where])
     above, below = canvas.subfigures(2, 1, height_ratios=(1, 1.05))
     for axes, (title, image) in zip(above.subplots(1, len(panels)), panels, strict=True):
-        show(axes, title, image)
+        axes.imshow(image.numpy(), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+        axes.set(title=title, xticks=[], yticks=[])
+        axes.spines[:].set_visible(True)
     losses, scales = below.subplots(1, 2)
     plot_losses(losses, legs)
     plot_scales(scales, [leg for leg in legs if leg.trainer.scaler.is_enabled()])
     return canvas
-
-
-def show(axes: Axes, title: str, image: torch.Tensor) -> None:
-    axes.imshow(image.numpy(), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
-    axes.set(title=title, xticks=[], yticks=[])
-    axes.spines[:].set_visible(True)
 
 
 def plot_losses(axes: Axes, legs: Sequence[Leg]) -> None:
@@ -168,7 +149,7 @@ def plot_losses(axes: Axes, legs: Sequence[Leg]) -> None:
         losses = [record.loss for record in leg.records]
         axes.plot(range(1, len(losses) + 1), losses, **look(leg))
     for loss, text in ((GREY_LOSS, "all grey"), (LEARNED_LOSS, "learned")):
-        axes.axhline(loss, color=style.INK, linewidth=0.8, linestyle=":")
+        axes.axhline(loss, color=plot.INK, linewidth=0.8, linestyle=":")
         axes.text(1.01, loss, text, transform=axes.get_yaxis_transform(), va="center")
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter("{x:g}")
@@ -181,22 +162,15 @@ def plot_scales(axes: Axes, legs: Sequence[Leg]) -> None:
         scales = [record.scale for record in leg.records]
         axes.step(range(1, len(scales) + 1), scales, where="post", **look(leg))
     last = legs[-1]
-    axes.plot(
-        last.skipped,
-        [last.records[step - 1].scale for step in last.skipped],
-        "v",
-        color=style.INK,
-        markersize=6,
-        label=f"overflow, step skipped ({last.name}: {len(last.skipped)})",
-    )
+    scales = [last.records[step - 1].scale for step in last.skipped]
+    label = f"overflow, step skipped ({last.name}: {len(last.skipped)})"
+    axes.plot(last.skipped, scales, "v", color=plot.INK, markersize=6, label=label)
     axes.set_yscale("log", base=2)
     axes.margins(y=0.2)
-    interval = SCALER["growth_interval"]
-    axes.set(
-        title=f"Loss scale: doubled after {interval} good steps, halved by an overflow",
-        xlabel="step",
-        ylabel="loss scale",
+    title = (
+        f"Loss scale: doubled after {SCALER['growth_interval']} good steps, halved by an overflow"
     )
+    axes.set(title=title, xlabel="step", ylabel="loss scale")
     finish(axes)
 
 
@@ -217,7 +191,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=130, help="stop training after this time")
     parser.add_argument("--out", type=Path, default=Path("demo.png"))
     options = parser.parse_args(argv)
-    for name, value in vars(PLANS[options.device.type]).items():
+    for name, value in PLANS[options.device.type].items():
         if getattr(options, name) is None:
             setattr(options, name, value)
     return options
@@ -236,7 +210,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     ]
     train(legs, options.seconds)
     print(table(legs))
-    with style.applied():
+    with plot.applied():
         picture(legs, where).savefig(options.out)
     print(f"picture: {options.out}")
 

@@ -1,9 +1,10 @@
 """Time amp_ext against torch, interleaved in one run, with a check of every result.
 
-    python bench/run.py unscale --device cpu
-    python bench/run.py scaler gemm --device cpu --quick --json results.jsonl
-    python bench/run.py all --device cuda --dtype bf16
-    python bench/run.py unscale grad_norm --device cpu --base main
+    python bench/run.py all                     # on the GPU, or on the CPU where there is none
+    python bench/run.py gemm --m 4096 --n 4096 --k 4096 --layout NT --dtype fp16
+    python bench/run.py unscale --sizes 4000x100,1x64Mi --providers cuda,torch
+    python bench/run.py scaler gemm --device cpu --quick --csv results.csv
+    python bench/run.py unscale grad_norm --base main
 
 A provider with a wrong result gets no ratio, and the exit status is 1.
 """
@@ -14,17 +15,19 @@ import argparse
 import os
 import shlex
 import sys
+import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from harness import base, environment, ledger, table, timing
+from harness import base, environment, ledger, lists, table, timing
 from harness.measure import measure
 from harness.registry import DTYPES, OPS, Op, Setup, load
 
 ALL = "all"
+LAYOUTS = ("NN", "NT", "TN", "TT")
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -32,15 +35,22 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         description=__doc__.partition("\n")[0],
         epilog=__doc__.partition("\n")[2],
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,  # figures know a quick run by its command
+        allow_abbrev=False,  # figures recognise a quick run by its command
     )
     add = parser.add_argument
     add("ops", nargs="+", choices=(*OPS, ALL), metavar="OP", help=f"{', '.join(OPS)}, or {ALL}")
-    add("--device", choices=("cpu", "cuda"), required=True)
+    best = "cuda" if torch.cuda.is_available() else "cpu"
+    add("--device", choices=("cpu", "cuda"), default=best, help="a GPU by default, if there is one")
     add("--dtype", choices=DTYPES, help="only this dtype; by default an op's usual ones")
+    for size in "mnk":
+        add(f"--{size}", type=positive, help="size of a product [m, k] @ [k, n]")
+    add("--layout", choices=LAYOUTS, help="of that product, T for a transposed operand; NT")
+    add("--sizes", type=lists.parse_sizes, metavar="LIST", help="lists such as 4000x100,1x64Mi")
+    add("--providers", default="", metavar="LIST", help="only these, such as cuda,torch")
     add("--quick", action="store_true", help="small inputs, few repeats: seconds")
     add("--filter", default="", metavar="TEXT", help="only cases named like this")
-    add("--json", type=Path, metavar="FILE", help="append one line a measurement")
+    add("--csv", type=Path, metavar="FILE", help="write the table's lines, with all their figures")
+    add("--json", type=Path, metavar="FILE", help="append the same, one object a line")
     add("--results", type=Path, metavar="DIR", help="append to DIR/<device>/<date>-<commit>.jsonl")
     add("--seconds", type=float, metavar="S", help="measure each line of a table for so long")
     add(
@@ -48,29 +58,50 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         action=argparse.BooleanOptionalAction,
         help="time torch.compile too, which takes its time; by default on a GPU without --quick",
     )
-    add("--ours", action="store_true", help="amp_ext alone, without ratios")
-    add("--base", metavar="REV", help="compare with the amp_ext of another commit")
+    add("--base", metavar="COMMIT", help="compare with the amp_ext of another commit")
     options = parser.parse_args(argv)
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: torch sees no GPU here; use --device cpu")
-    if options.results and (options.json or options.base):
-        parser.error("--results stands alone: --json FILE, or --base REV with --json FILE")
     options.ops = list(dict.fromkeys(OPS if ALL in options.ops else options.ops))
+    options.providers = tuple(filter(None, options.providers.split(",")))
+    product = options.m, options.n, options.k
+    options.product = None
+    if any(product) or options.layout:
+        if not all(product):
+            parser.error("a product needs --m, --n and --k")
+        options.product = (*product, options.layout or "NT")
+    for axis, names in (("product", "--m, --n, --k"), ("sizes", "--sizes")):
+        others = [name for name in options.ops if load(name).axis != axis]
+        if getattr(options, axis) and others:
+            parser.error(f"{names}: not for {', '.join(others)}")
+    part = options.providers or options.product or options.sizes
+    if options.results and (part or options.json or options.base):
+        parser.error("--results is for whole tables: use --json FILE or --csv FILE")
     if options.compile is None:
         options.compile = options.device == "cuda" and not options.quick
     return options
 
 
-def run_op(op: Op, options: argparse.Namespace, about: dict[str, object]) -> list[dict]:
-    """Measure the op's cases and show their table: its records, [] where no case is asked for.
+def positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"expected a positive size, got {value}")
+    return value
 
-    Records are also appended to the file that options ask for, case by case.
+
+def run_op(op: Op, options: argparse.Namespace, about: dict[str, object]) -> list[dict]:
+    """Measure the op's cases and print their table; return its records, [] without a case.
+
+    Records are appended to the file of the options case by case, and the table has the measured
+    cases even if the run is interrupted.
     """
     setup = Setup(
         device=torch.device(options.device),
         quick=options.quick,
         dtype=DTYPES.get(options.dtype),
         compiled=options.compile,
+        sizes=options.sizes or (),
+        product=options.product,
     )
     cases = [case for case in op.cases(setup) if options.filter in case.name]
     if not cases:
@@ -80,36 +111,49 @@ def run_op(op: Op, options: argparse.Namespace, about: dict[str, object]) -> lis
     budget = (timing.QUICK if setup.quick else timing.FULL)[options.device]
     if options.seconds is not None:
         budget = replace(budget, seconds=options.seconds)
-    baselines = list(dict.fromkeys(case.baseline for case in cases))
-    table.show(table.heading(op, about, baselines))
     records: list[dict] = []
-    for case in table.progress([op.limit(setup), *cases], op.name):
-        found = measure(case, op, setup, budget, about, options.ours)
-        table.show(table.rows(found, op.rate))
-        if options.json:
-            ledger.append(options.json, found)
-        records += found
-        if fault := timing.device_fault():
-            print(f"{op.name} ends here, the GPU is lost: {fault}", file=sys.stderr)
-            break
-    table.show(table.mean_rows(records))
-    foreign = max(record["foreign_cores"] or 0.0 for record in records)
-    if foreign > timing.FOREIGN_CORES:
-        table.show(
-            [f"note: other processes held up to {foreign:.1f} cores; repeat on a quiet machine"]
-        )
+    try:
+        for number, case in enumerate([op.limit(setup), *cases]):
+            print(f"{op.name} {number}/{len(cases)}: {case.name}", file=sys.stderr, flush=True)
+            found = measure(case, op, setup, budget, about, options.providers)
+            if options.json:
+                ledger.append(options.json, found)
+            records += found
+            if fault := timing.device_fault():
+                print(f"{op.name} ends here, the GPU is lost: {fault}", file=sys.stderr)
+                break
+    finally:
+        if records:
+            show(op, records, about)
     return records
 
 
+def show(op: Op, records: Sequence[dict], about: dict[str, object]) -> None:
+    """Print the op's notes, its table, and the reasons for missing ratios."""
+    where = "{device}: {device_name}, {threads} threads, torch {torch}, commit {commit}"
+    baselines = " or ".join(dict.fromkeys(r["baseline"] for r in records if not r["limit"]))
+    ratio = f"ratio: p20 of {baselines} over that of the line, which is faster above 1."
+    for text in (f"{op.name} on {where.format(**about)}", op.notes, f"Rates are at p20; {ratio}"):
+        print(textwrap.fill(text, 100))
+    print()
+    table.show(*table.table(records, op.rate))
+    for record in records:
+        if record["error"]:
+            reason = record["error"].partition("\n")[0]
+            print(f"NO RATIO for {record['case']}, {record['provider']}: {reason}")
+    foreign = max(record["foreign_cores"] or 0.0 for record in records)
+    if foreign > timing.FOREIGN_CORES:
+        print(f"note: other processes held up to {foreign:.1f} cores; repeat on a quiet machine")
+
+
 def compare_with_base(options: argparse.Namespace) -> int:
-    """Run the same benchmarks on the base's amp_ext and on the present one; show ratios."""
-    arguments = ["--device", options.device, "--filter", options.filter, "--ours", "--no-compile"]
-    if options.dtype:
-        arguments += ["--dtype", options.dtype]
-    if options.quick:
-        arguments.append("--quick")
-    if options.seconds is not None:
-        arguments += ["--seconds", str(options.seconds)]
+    """Run the same benchmarks on the base's amp_ext and on the present one; print ratios."""
+    chosen = {name: getattr(options, name) for name in ("dtype", *"mnk", "layout", "seconds")}
+    chosen["device"], chosen["filter"] = options.device, options.filter
+    chosen["sizes"] = ",".join(f"{count}x{size}" for count, size in options.sizes or ())
+    chosen["providers"] = ",".join(options.providers or ledger.OURS)
+    arguments = [f"--{name}={value}" for name, value in chosen.items() if value not in (None, "")]
+    arguments += ["--no-compile", *(["--quick"] if options.quick else [])]
     try:
         before, now = base.measure_both(options.base, options.ops, arguments)
     except base.BuildError as error:
@@ -119,9 +163,13 @@ def compare_with_base(options: argparse.Namespace) -> int:
         return 2
     if options.json:
         ledger.append(options.json, [*before, *now])
-    lines, status = base.compared(before, now)
+    if options.csv:
+        table.write_csv(options.csv, [*before, *now])
+    headers, rows, reasons, status = base.compared(before, now)
     print(f"amp_ext of {options.base} over that of this tree; above 1 this tree is faster")
-    print(*lines, sep="\n")
+    table.show(headers, rows)
+    for reason in reasons:
+        print(reason)
     return status
 
 
@@ -146,6 +194,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             break
     if not records:
         return 2
+    if options.csv:
+        table.write_csv(options.csv, records)
     if options.results:
         print(f"\nwritten to {options.json}")
     return int(any(record["error"] for record in records))

@@ -46,6 +46,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "simt: CPU tensors go to the CUDA kernels, by tests/simt")
+    config.addinivalue_line("markers", "gpu: runs kernels on a GPU, by `make gpu`")
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark the tests that run kernels on a GPU: `pytest -m gpu`."""
+    executor = parameters_of(item).get("executor")
+    on_gpu = getattr(getattr(executor, "device", None), "type", "") == "cuda"
+    named = re.search("cuda|on_a_gpu", f"{item.path.name}::{item.name}")
+    folders = item.path.relative_to(item.config.rootpath).parts
+    if on_gpu or (named and not {"build", "simt", "cudasim"} & set(folders)):
+        item.add_marker("gpu")
 
 
 def pytest_report_header() -> str:

@@ -67,7 +67,7 @@ def _uninstall_scaler() -> None:
     global _our_init
     # Where somebody else has put a constructor around ours, it stays, and makes torch's scalers.
     if _our_init is not None and TorchsScaler.__init__ is _our_init:
-        TorchsScaler.__init__ = _our_init.__wrapped__
+        TorchsScaler.__init__ = _our_init.__wrapped__  # type: ignore[attr-defined]
     _our_init = None
 
 

@@ -99,7 +99,7 @@ class autocast:
         if is_compiling():
             return self._traced.__exit__(*exception)
         set_autocast_enabled(_MARK, self._was_marked)
-        result = self._region.__exit__(*exception)
+        result = self._torchs_region().__exit__(*exception)
         _C.exit_region()
         return result
 

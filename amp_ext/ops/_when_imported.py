@@ -22,8 +22,8 @@ class _Finder:
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         spec = PathFinder.find_spec(name, path, target) if name == self.name else None
-        if spec is not None:
-            load = spec.loader.exec_module
+        if spec is not None and (loader := spec.loader) is not None:
+            load = loader.exec_module
 
             def load_and_register(module: ModuleType) -> None:
                 load(module)
@@ -33,5 +33,5 @@ class _Finder:
                         sys.meta_path.remove(finder)
                         finder.register(module)
 
-            spec.loader.exec_module = load_and_register
+            loader.exec_module = load_and_register  # type: ignore[method-assign]
         return spec

@@ -59,7 +59,8 @@ class SkipAware:
     def _note_call(self, *_: Any) -> None:
         self._called = True
 
-    _note_call._counts_steps = True  # touches no gradient; called after replays too
+    # The hook touches no gradient, and is called after replays too.
+    _note_call._counts_steps = True  # type: ignore[attr-defined]
 
     def step(self, *args: Any, **kwargs: Any) -> None:
         """As the scheduler's, after a step that was made; otherwise nothing."""

@@ -1,5 +1,4 @@
-"""What benchmarks share. They do not depend on what a user has measured (amp_ext.tune()), unless
-AMP_EXT_GEMM says so."""
+"""Share the parts of benchmarks, which ignore a user's amp_ext.tune() by default."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Run the benchmarks on another commit's amp_ext too, built apart, and compare."""
+"""Build the amp_ext of another commit, run the benchmarks on both, and compare."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ from harness.table import microseconds
 
 ROOT = Path(__file__).resolve().parents[2]
 ROUNDS = 3  # the median leaves out one in which the processor's speed changed
-ROW = "{:<12}{:<40}{:<8}{:>10}{:>10}{:>7}{:>13}"
 
 
 class BuildError(Exception):
-    """Another commit's amp_ext cannot be had."""
+    """Report that another commit's amp_ext cannot be built."""
 
 
 def git(*arguments: str, folder: Path) -> str:
@@ -35,19 +34,11 @@ def git(*arguments: str, folder: Path) -> str:
     return run.stdout.strip()
 
 
-def copy_module(package: Path, to: Path) -> None:
-    """The compiled module of a package's folder, its libraries and what it knows of its build: into
-    another's.
-    """
-    for file in (*package.glob("*.so"), package / "_build_info.py"):
-        shutil.copy(file, to)
-
-
 def base_package(revision: str, root: Path = ROOT) -> Path:
-    """The folder with a commit's amp_ext, built.
+    """Build a commit's amp_ext; return its folder.
 
-    It is a git worktree under build/, which stays, so that ninja compiles only what differs from
-    the commit before. Where the sources of the module are those of this tree, its module is taken.
+    The folder is a git worktree under build/, which stays, so that only the differences to the
+    last commit are compiled. If the module's sources are those of this tree, its module is copied.
 
     Args:
         revision: of the repository at `root`.
@@ -70,17 +61,15 @@ def base_package(revision: str, root: Path = ROOT) -> Path:
         if subprocess.run(command, cwd=base, stdout=sys.stderr).returncode:
             raise BuildError(f"{revision} does not build")
     else:
-        copy_module(Path(amp_ext.__file__).parent, base / "amp_ext")
-    install_triton_kernels(base)
-    return base
-
-
-def install_triton_kernels(tree: Path) -> None:
-    """Where an installation has them, so that none of another tree is found instead."""
-    inside = tree / "amp_ext/triton_kernels"
+        package = Path(amp_ext.__file__).parent
+        for file in (*package.glob("*.so"), package / "_build_info.py"):
+            shutil.copy(file, base / "amp_ext")
+    # Where an installation has them: Python would find those of another tree.
+    inside = base / "amp_ext/triton_kernels"
     shutil.rmtree(inside, ignore_errors=True)
-    if (tree / "triton_kernels").is_dir():
-        shutil.copytree(tree / "triton_kernels", inside)
+    if (base / "triton_kernels").is_dir():
+        shutil.copytree(base / "triton_kernels", inside)
+    return base
 
 
 def run_apart(package: Path, arguments: Sequence[str], file: Path) -> None:
@@ -97,7 +86,7 @@ def run_apart(package: Path, arguments: Sequence[str], file: Path) -> None:
 def measure_both(
     revision: str, ops: Sequence[str], arguments: Sequence[str]
 ) -> tuple[list[dict], list[dict]]:
-    """The records of both: each op on the base's amp_ext and on the present one, in turn."""
+    """Measure each op on the base's amp_ext and on the present one, in turn."""
     packages = base_package(revision), Path(amp_ext.__file__).parents[1]
     sides: tuple[list[dict], list[dict]] = ([], [])
     with tempfile.TemporaryDirectory() as folder:
@@ -111,38 +100,40 @@ def measure_both(
     return sides
 
 
-def compared(base: Sequence[dict], now: Sequence[dict]) -> tuple[list[str], int]:
-    """The table of times and of ratios base / now, medians of the rounds, and the ratios' range.
+def compared(
+    base: Sequence[dict], now: Sequence[dict]
+) -> tuple[list[str], list[list[str]], list[str], int]:
+    """Compare the medians of the rounds.
 
     Returns:
-        Its lines and the exit status: 1 where a case has failed on either side.
+        Headers and rows of a table, the reasons for missing ratios, and the exit status: 1 where
+        a case has failed on either side.
     """
     before, after = rounds(base), rounds(now)
-    lines = [ROW.format("", "", "", "base us", "now us", "ratio", "of rounds")]
+    headers = ["case", "provider", "op", "base us", "now us", "ratio", "of rounds"]
+    rows, reasons = [], []
     ratios: dict[str, list[float]] = {}
-    status = 0
     for name in dict.fromkeys([*after, *before]):
+        op, case, provider = name
         found = before.get(name, []), after.get(name, [])
-        lacking = reason(*found)
-        if lacking:
-            status = 1
-            lines.append(f"{name[0]:<12}{name[1]:<40}{name[2]:<8} NO RATIO, {lacking}")
+        if lacking := reason(*found):
+            reasons.append(f"NO RATIO for {op}, {case}, {provider}: {lacking}")
             continue
         each = [b["p20_us"] / n["p20_us"] for b, n in zip(*found, strict=True)]
         ratio = median(each)
         if found[1][0]["counted"]:
-            ratios.setdefault(name[2], []).append(ratio)
-        shown = (microseconds(median(record["p20_us"] for record in side)) for side in found)
+            ratios.setdefault(provider, []).append(ratio)
+        times = [microseconds(median(record["p20_us"] for record in side)) for side in found]
         spread = f"{min(each):.2f}..{max(each):.2f}"
-        lines.append(ROW.format(*name, *shown, f"{ratio:.2f}", spread))
-    for provider, of in ratios.items():
-        words = f"geometric mean of {len(of)} ratios base / now"
-        lines.append(ROW.format("", words, provider, "", "", f"{geometric_mean(of):.2f}", ""))
-    return lines, status
+        rows.append([case, provider, op, *times, f"{ratio:.2f}", spread])
+    for provider, counted in ratios.items():
+        words = f"geometric mean of {len(counted)} ratios base / now"
+        rows.append([words, provider, "", "", "", f"{geometric_mean(counted):.2f}", ""])
+    return headers, rows, reasons, int(bool(reasons))
 
 
 def rounds(records: Sequence[dict]) -> dict[tuple[str, str, str], list[dict]]:
-    """The rounds of each of amp_ext's cases, by op, case and provider."""
+    """Return the rounds of each of amp_ext's cases, by op, case and provider."""
     found: dict[tuple[str, str, str], list[dict]] = {}
     for record in records:
         mine = record["provider"] in ledger.OURS or record["error"]  # of a case that was not built
@@ -153,7 +144,7 @@ def rounds(records: Sequence[dict]) -> dict[tuple[str, str, str], list[dict]]:
 
 
 def reason(base: Sequence[dict], now: Sequence[dict]) -> str | None:
-    """Why the rounds of a case on both sides give no ratio."""
+    """Return the reason why the rounds of a case give no ratio, or None."""
     for side, name in ((base, "the base"), (now, "the present amp_ext")):
         if error := next((record["error"] for record in side if record["error"]), None):
             return f"{name}: {error}"

@@ -1,7 +1,7 @@
-"""The fastest of the algorithms that cuBLASLt's heuristics name for a product: what to beat.
+"""Find the fastest of the algorithms that cuBLASLt's heuristics name for a product.
 
-It takes matrices that are stored column by column, so out = a @ b is computed as its transpose: its
-first operand is b, its second is a. With beta = 1 the product is added to what `out` holds.
+cuBLASLt takes matrices that are stored column by column, so out = a @ b is computed as its
+transpose: the first operand is b, the second is a. With beta = 1 the product is added to `out`.
 """
 
 from __future__ import annotations
@@ -9,27 +9,26 @@ from __future__ import annotations
 import ctypes
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from ctypes import byref, c_float, c_int, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
-from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 TYPES = {torch.float32: 0, torch.float16: 2, torch.bfloat16: 14}  # cudaDataType
 COMPUTE_32F = 68
-DESC_TRANSA, DESC_TRANSB = 3, 4
-PREF_MAX_WORKSPACE_BYTES, PREF_REDUCTION_SCHEME_MASK = 1, 3
-REDUCTION_SCHEME_COMPUTE_TYPE = 2  # parts of sums stay in FP32; no reduction, 0, is never excluded
+TRANSPOSE_A, TRANSPOSE_B = 3, 4
+MAX_WORKSPACE_BYTES, REDUCTION_SCHEME_MASK = 1, 3
+COMPUTE_TYPE = 2  # parts of sums stay in FP32; no reduction, 0, is never excluded
 WORKSPACE_BYTES = 64 << 20
 REQUESTED = 32
-RUNS, SLOW_RUNS = 10, 2
-SLOW_MS = 1.0
+RUNS = 10
+Operands = tuple[Tensor, Tensor, Tensor]  # a, b and out
+Layout = tuple[torch.dtype, int, int, int, bool]  # rows, columns, leading dimension, transposed
 
 
 class Algorithm(ctypes.Structure):
-    """cublasLtMatmulHeuristicResult_t."""
+    """Mirror cublasLtMatmulHeuristicResult_t."""
 
     _fields_ = [
         ("algorithm", c_uint64 * 8),
@@ -40,185 +39,124 @@ class Algorithm(ctypes.Structure):
     ]
 
 
-class Layout(NamedTuple):
-    """A matrix as it is stored, column by column, and whether the product needs its transpose."""
-
-    rows: int
-    columns: int
-    leading: int
-    transposed: bool
-
-    @classmethod
-    def of_transpose(cls, matrix: Tensor) -> Layout:
-        """The transpose of a matrix, which is stored row by row or column by column."""
-        rows, columns = matrix.shape
-        if matrix.stride(1) == 1:
-            return cls(columns, rows, matrix.stride(0), False)
-        if matrix.stride(0) == 1:
-            return cls(rows, columns, matrix.stride(1), True)
-        raise ValueError(f"cublaslt: a matrix of strides {matrix.stride()} has no unit stride")
-
-
-@dataclass(frozen=True)
-class Call:
-    """A call whose arguments are made once: making them takes longer than a small product.
-
-    Raises RuntimeError with the status where that is not 0.
-    """
-
-    name: str
-    function: Callable[..., int]
-    arguments: tuple[object, ...]
-    alive: object = None  # what the arguments point to
-
-    def __call__(self) -> None:
-        status = self.function(*self.arguments)
-        if status != 0:
-            raise RuntimeError(f"{self.name} returned status {status}")
-
-
 class Library:
-    """cuBLASLt, a handle of it and a workspace, which its products share: they run in turn.
-
-    Args:
-        functions: the shared library.
-        workspace: WORKSPACE_BYTES of a GPU's memory.
-    """
+    """Call cuBLASLt with a handle and a workspace, which all products share in turn."""
 
     def __init__(self, functions: ctypes.CDLL, workspace: Tensor) -> None:
-        self._functions = functions
-        self.workspace = workspace
+        self.functions, self.workspace = functions, workspace
         self.handle = c_void_p()
         self("cublasLtCreate", byref(self.handle))
 
-    def call(self, name: str, *arguments: object, alive: object = None) -> Call:
-        return Call(name, getattr(self._functions, name), arguments, alive)
-
     def __call__(self, name: str, *arguments: object) -> None:
-        self.call(name, *arguments)()
+        if status := getattr(self.functions, name)(*arguments):
+            raise RuntimeError(f"{name} returned status {status}")
 
 
 @functools.cache
 def library() -> Library:
-    """The library that torch has loaded, one in a process; OSError or RuntimeError without."""
+    """Return the library that torch has loaded, or raise OSError or RuntimeError."""
     major = (torch.version.cuda or "").partition(".")[0]
     functions = ctypes.CDLL(f"libcublasLt.so.{major}")
     return Library(functions, torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device="cuda"))
 
 
-Operands = tuple[Tensor, Tensor, Tensor]
+def layout(matrix: Tensor) -> Layout:
+    """Return the layout of the transpose of a matrix, stored by rows or by columns."""
+    rows, columns = matrix.shape
+    if matrix.stride(1) == 1:
+        return matrix.dtype, columns, rows, matrix.stride(0), False
+    if matrix.stride(0) == 1:
+        return matrix.dtype, rows, columns, matrix.stride(1), True
+    raise ValueError(f"cublaslt: expected a unit stride, got {matrix.stride()}")
 
 
 class Product:
-    """out = a @ b + beta * out, summed in FP32, for all operands of a kind.
+    """Compute out = a @ b + beta * out, summed in FP32, for all operands of one kind.
 
     Args:
         library: cuBLASLt.
-        a: [m, k], float16 or bfloat16, rows or columns contiguous.
-        b: [k, n], likewise, of the same dtype.
-        out: [m, n], contiguous, of that dtype or float32.
+        operands: a [m, k] and b [k, n] of float16 or bfloat16, out [m, n] of that or float32.
         beta: 0, and `out` is not read, or another factor.
     """
 
-    def __init__(self, library: Library, a: Tensor, b: Tensor, out: Tensor, beta: float = 0.0):
-        self._library = library
-        self._kind = self._kind_of(a, b, out)
-        self._alpha, self._beta = c_float(1), c_float(beta)
-        self._description = c_void_p()
-        library(
-            "cublasLtMatmulDescCreate", byref(self._description), COMPUTE_32F, TYPES[torch.float32]
-        )
-        self._layouts = [c_void_p() for _ in self._kind]
-        for handle, (dtype, layout), transpose in zip(
-            self._layouts, self._kind, (DESC_TRANSA, DESC_TRANSB, None), strict=True
-        ):
-            library(
-                "cublasLtMatrixLayoutCreate",
-                *(byref(handle), TYPES[dtype]),
-                *(c_uint64(layout.rows), c_uint64(layout.columns), c_int64(layout.leading)),
-            )
-            if transpose is not None:
-                library(
-                    "cublasLtMatmulDescSetAttribute",
-                    *(self._description, transpose),
-                    *(byref(c_int(layout.transposed)), c_size_t(4)),
-                )
+    def __init__(self, library: Library, operands: Operands, beta: float = 0.0) -> None:
+        self.library, self.kind = library, self.kind_of(operands)
+        self.alpha, self.beta = c_float(1), c_float(beta)
+        self.description, self.layouts = c_void_p(), [c_void_p() for _ in self.kind]
+        fp32 = TYPES[torch.float32]
+        library("cublasLtMatmulDescCreate", byref(self.description), COMPUTE_32F, fp32)
+        for handle, (dtype, rows, columns, leading, _) in zip(self.layouts, self.kind, strict=True):
+            sizes = c_uint64(rows), c_uint64(columns), c_int64(leading)
+            library("cublasLtMatrixLayoutCreate", byref(handle), TYPES[dtype], *sizes)
+        for attribute, (*_, transposed) in zip((TRANSPOSE_A, TRANSPOSE_B), self.kind, strict=False):
+            value = byref(c_int(transposed)), c_size_t(4)
+            library("cublasLtMatmulDescSetAttribute", self.description, attribute, *value)
 
     @staticmethod
-    def _kind_of(a: Tensor, b: Tensor, out: Tensor) -> list[tuple[torch.dtype, Layout]]:
-        """In cuBLASLt's order."""
-        return [(tensor.dtype, Layout.of_transpose(tensor)) for tensor in (b, a, out)]
+    def kind_of(operands: Operands) -> list[Layout]:
+        """Return the layouts in cuBLASLt's order."""
+        a, b, out = operands
+        return [layout(matrix) for matrix in (b, a, out)]
 
     def algorithms(self) -> list[Algorithm]:
-        """What the heuristics name, the most promising first."""
-        preference, found = c_void_p(), c_int()
-        results = (Algorithm * REQUESTED)()
-        self._library("cublasLtMatmulPreferenceCreate", byref(preference))
+        """Return the algorithms that the heuristics name, the most promising first."""
+        preference, found, results = c_void_p(), c_int(), (Algorithm * REQUESTED)()
+        self.library("cublasLtMatmulPreferenceCreate", byref(preference))
         for attribute, value in (
-            (PREF_MAX_WORKSPACE_BYTES, c_uint64(WORKSPACE_BYTES)),
-            (PREF_REDUCTION_SCHEME_MASK, c_uint32(REDUCTION_SCHEME_COMPUTE_TYPE)),
+            (MAX_WORKSPACE_BYTES, c_uint64(WORKSPACE_BYTES)),
+            (REDUCTION_SCHEME_MASK, c_uint32(COMPUTE_TYPE)),
         ):
-            self._library(
-                "cublasLtMatmulPreferenceSetAttribute",
-                *(preference, attribute, byref(value), c_size_t(ctypes.sizeof(value))),
-            )
-        b, a, out = self._layouts
-        self._library(
+            pair = byref(value), c_size_t(ctypes.sizeof(value))
+            self.library("cublasLtMatmulPreferenceSetAttribute", preference, attribute, *pair)
+        b, a, out = self.layouts
+        self.library(
             "cublasLtMatmulAlgoGetHeuristic",
-            *(self._library.handle, self._description, b, a, out, out),
+            *(self.library.handle, self.description, b, a, out, out),
             *(preference, REQUESTED, results, byref(found)),
         )
-        self._library("cublasLtMatmulPreferenceDestroy", preference)
+        self.library("cublasLtMatmulPreferenceDestroy", preference)
         return [result for result in results[: found.value] if result.state == 0]
 
-    def launch(self, algorithm: Algorithm, a: Tensor, b: Tensor, out: Tensor) -> Call:
-        """A launch by an algorithm on what is the current stream now.
+    def launch(self, algorithm: Algorithm, operands: Operands) -> Callable[[], None]:
+        """Return a launch on the current stream; its arguments are made once.
 
         Raises:
-            ValueError: shapes, dtypes or strides are not those that the product was made for.
+            ValueError: shapes, dtypes or strides are not those of the product.
         """
-        if self._kind_of(a, b, out) != self._kind:
+        if self.kind_of(operands) != self.kind:
             raise ValueError("cublaslt: operands are not of the product's kind")
-        layout_b, layout_a, layout_out = self._layouts
-        pointers = [c_void_p(tensor.data_ptr()) for tensor in (b, a, out)]
-        return self._library.call(
+        a, b, out = (c_void_p(tensor.data_ptr()) for tensor in operands)
+        of_b, of_a, of_out = self.layouts
+        call = functools.partial(
+            self.library,
             "cublasLtMatmul",
-            *(self._library.handle, self._description, byref(self._alpha)),
-            *(pointers[0], layout_b, pointers[1], layout_a, byref(self._beta)),
-            *(pointers[2], layout_out, pointers[2], layout_out, byref(algorithm)),
-            *(c_void_p(self._library.workspace.data_ptr()), c_size_t(WORKSPACE_BYTES)),
+            *(self.library.handle, self.description, byref(self.alpha)),
+            *(b, of_b, a, of_a, byref(self.beta), out, of_out, out, of_out, byref(algorithm)),
+            *(c_void_p(self.library.workspace.data_ptr()), c_size_t(WORKSPACE_BYTES)),
             c_void_p(torch.cuda.current_stream().cuda_stream),
-            alive=(a, b, out),
         )
+        return lambda alive=operands: call()
 
     def fastest(self, operands: Sequence[Operands]) -> Algorithm:
-        """The fastest just now, of those that run; each is timed on the next operands of the turn.
+        """Return the fastest algorithm that runs, timed on the operands in turn.
 
         An `out` that is added to has been added to some hundred times then.
 
         Raises:
-            RuntimeError: there is none for these matrices.
+            RuntimeError: there is no algorithm for these matrices.
         """
         turns = itertools.cycle(operands)
         times, refused = {}, ""
         for algorithm in self.algorithms():
-            launches = (self.launch(algorithm, *each) for each in turns)
+            launches = [self.launch(algorithm, next(turns)) for _ in range(RUNS)]
             try:
-                times[_milliseconds(launches)] = algorithm
+                launches[0]()  # loads the kernel
+                times[_elapsed_ms(launches)] = algorithm
             except RuntimeError as error:
                 refused = f": {error}"
         if not times:
             raise RuntimeError(f"cuBLASLt has no algorithm for these matrices{refused}")
         return times[min(times)]
-
-
-def _milliseconds(launches: Iterable[Callable[[], None]]) -> float:
-    """Of one launch: the mean of a few where one takes long, else of some more."""
-    launches = iter(launches)
-    next(launches)()  # the first one loads the kernel
-    once = _elapsed_ms([next(launches)])
-    runs = SLOW_RUNS if once > SLOW_MS else RUNS
-    return _elapsed_ms(list(itertools.islice(launches, runs))) / runs
 
 
 def _elapsed_ms(launches: Sequence[Callable[[], None]]) -> float:

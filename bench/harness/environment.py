@@ -1,4 +1,4 @@
-"""What every line of the ledger says of the machine, the software and the commit."""
+"""Describe the machine, the software and the commit for each line of the ledger."""
 
 from __future__ import annotations
 
@@ -11,29 +11,25 @@ from pathlib import Path
 import torch
 
 HERE = Path(__file__).parent
-COMMIT = "AMP_EXT_COMMIT"  # names the commit where the files are a copy without its repository
+COMMIT = "AMP_EXT_COMMIT"  # names the commit of files that were copied without their repository
 
 
 def describe(device: torch.device, command: str) -> dict[str, object]:
-    """The keys of a ledger's line that are the same for all of a run.
-
-    Args:
-        device: that is measured.
-        command: that measures.
-    """
+    """Return the keys of a ledger's line that are the same for all of a run."""
     import amp_ext
     from amp_ext._triton import triton_version
 
     on_gpu = device.type == "cuda"
+    driver = _output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
     return {
         "device": device.type,
         "device_name": torch.cuda.get_device_name(device) if on_gpu else cpu_name(),
-        "driver": driver() if on_gpu else None,
+        "driver": driver.splitlines()[0] if on_gpu and driver else None,
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "triton": triton_version(),
-        # Installed outside of its repository it says nothing of its own.
+        # An amp_ext installed outside of its repository has no commit of its own.
         "commit": commit(Path(amp_ext.__file__).parent) or commit(HERE),
         "command": command,
     }
@@ -48,24 +44,15 @@ def cpu_name() -> str:
     return next(names, platform.processor() or platform.machine())
 
 
-def driver() -> str | None:
-    """The version of NVIDIA's driver."""
-    words = _words_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
-    return words.splitlines()[0] if words else None
-
-
 @functools.cache
 def commit(folder: Path = HERE) -> str | None:
-    """The commit that a folder's repository is at, "-dirty" with local changes.
-
-    Without one, what the environment variable AMP_EXT_COMMIT says; else None.
-    """
-    words = _words_of("git", "-C", str(folder), "describe", "--always", "--dirty")
+    """Return a repository's commit, "-dirty" with local changes, else AMP_EXT_COMMIT."""
+    words = _output_of("git", "-C", str(folder), "describe", "--always", "--dirty")
     return words or os.environ.get(COMMIT)
 
 
-def _words_of(*command: str) -> str | None:
-    """What a command prints, or None where it fails."""
+def _output_of(*command: str) -> str | None:
+    """Return a command's output; None where the command fails."""
     try:
         run = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30)
     except (OSError, subprocess.SubprocessError):

@@ -1,41 +1,22 @@
-"""What the ledgers in a folder say: of each case its newest measurement, and the ratios."""
+"""Select each case's newest measurement from a folder of ledgers, and its ratios."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import groupby
 from pathlib import Path
-from statistics import geometric_mean
 
 from harness import ledger
 from harness.ledger import FP32_LINE, OURS, Record
 
-
-@dataclass(frozen=True)
-class Ratios:
-    """Ratios by case; above 1 amp_ext is faster."""
-
-    cases: dict[str, float]
-
-    @property
-    def mean(self) -> float:
-        """Geometric."""
-        return geometric_mean(self.cases.values())
-
-    @property
-    def worst(self) -> str:
-        return min(self.cases, key=self.cases.__getitem__)
-
-    @property
-    def best(self) -> str:
-        return max(self.cases, key=self.cases.__getitem__)
+# Runs of some providers or sizes never count.
+CHOSEN = {"--ours", "--providers", "--m", "--sizes"}
 
 
 @dataclass(frozen=True)
 class Run:
-    """The newest lines of one op on one machine.
+    """Hold the newest lines of one op on one machine.
 
     Args:
         machine: the folder of the ledgers.
@@ -60,78 +41,70 @@ class Run:
         return [record for record in self.records if not record["limit"]]
 
     @property
-    def limits(self) -> list[Record]:
-        return [record for record in self.records if record["limit"]]
-
-    @property
     def sources(self) -> list[str]:
-        """Versions, date and command of its lines, each once."""
+        """Return versions, date and command of the lines, each once."""
         return list(dict.fromkeys(map(source, self.records)))
 
-    @cached_property
-    def ratios(self) -> dict[str, Ratios]:
-        """amp_ext's ratios of the cases that are counted, by provider."""
+    @property
+    def ratios(self) -> dict[str, dict[str, float]]:
+        """Return amp_ext's ratios of the counted cases, by provider and case."""
         found: dict[str, dict[str, float]] = {}
         for record in self.measured:
             if record["provider"] in OURS and record["ratio"] and record["counted"]:
                 found.setdefault(record["provider"], {})[record["case"]] = record["ratio"]
-        return {provider: Ratios(cases) for provider, cases in found.items()}
+        return found
 
     @property
     def refused(self) -> dict[str, list[str]]:
-        """The cases in which a provider of amp_ext's, or the baseline, failed or was wrong."""
+        """Return the failed cases of amp_ext's providers and of baselines, by provider."""
         wrong: dict[str, list[str]] = {}
         for record in self.measured:
             if record["error"] and record["provider"] in (*OURS, record["baseline"]):
                 wrong.setdefault(record["provider"], []).append(record["case"])
         return wrong
 
-    def against_fp32(self, provider: str) -> Ratios | None:
-        """The time of torch in FP32 over a provider's, both at p20, of the cases with a ratio."""
-        times = {
-            (record["case"], record["provider"]): record["p20_us"]
-            for record in self.measured
-            if not record["error"]
-        }
-        cases = {
+    def against_fp32(self, provider: str) -> dict[str, float]:
+        """Return the times of torch in FP32 over a provider's, by case with a ratio."""
+        right = [record for record in self.measured if not record["error"]]
+        times = {(record["case"], record["provider"]): record["p20_us"] for record in right}
+        return {
             case: times[case, FP32_LINE] / times[case, provider]
-            for case in self.ratios[provider].cases
+            for case in self.ratios[provider]
             if (case, FP32_LINE) in times
         }
-        return Ratios(cases) if cases else None
 
     def baselines(self, provider: str) -> list[str]:
-        """What a provider's counted ratios are to."""
-        cases = self.ratios[provider].cases
+        """Return the baselines of a provider's counted ratios."""
+        cases = self.ratios[provider]
         return sorted({r["baseline"] for r in self.measured if r["case"] in cases})
 
 
 def source(record: Record) -> str:
-    """ "torch 2.13.0+cpu, 2 threads, commit ed65038, 2026-11-22, `python bench/run.py all`"."""
+    """Return "torch 2.13.0+cpu, 2 threads, commit ed65038, 2026-11-22, `python ...`"."""
     names = ("torch", "triton", "cuda", "driver")
     parts = [f"{name} {record[name]}" for name in names if record[name]]
     if record["device"] == "cpu":
         parts.append(f"{record['threads']} threads")
-    command = re.sub(r" --(?:json|results)[ =]('[^']*'|\S+)", "", record["command"])
+    command = re.sub(r" --(?:json|csv|results)[ =]('[^']*'|\S+)", "", record["command"])
     parts += [f"commit {record['commit'] or 'unknown'}", record["utc"][:10], f"`{command}`"]
     return ", ".join(parts)
 
 
 def newest(results: Path, quick: bool = False) -> dict[str, list[Run]]:
-    """The runs of each machine, GPUs first: of each case its newest measurement.
+    """Return the runs of each machine, GPUs first, with the newest lines of each case.
 
     Args:
         results: a folder of ledgers, or one.
-        quick: take measurements with --quick too. Those of amp_ext alone, --ours, never count.
+        quick: take measurements with --quick too.
     """
     found = [
         (file.parent.name, record) for file in ledger.files(results) for record in ledger.read(file)
     ]
     found.sort(key=lambda pair: pair[1]["utc"])
-    skipped = {"--ours"} if quick else {"--ours", "--quick"}
+    skipped = CHOSEN if quick else CHOSEN | {"--quick"}
     cases: dict[tuple[str, str, str], list[Record]] = {}
     for (*key, command), lines in groupby(found, lambda pair: _key(*pair)):
-        if not skipped & set(command.split()):
+        if not skipped & {word.partition("=")[0] for word in command.split()}:
             cases.pop(tuple(key), None)
             cases[tuple(key)] = [record for _, record in lines]
     runs: dict[tuple[str, str], list[Record]] = {}
@@ -145,13 +118,6 @@ def newest(results: Path, quick: bool = False) -> dict[str, list[Run]]:
 
 
 def _key(machine: str, record: Record) -> tuple[str, str, str, str]:
-    """Machine, op, case and command: the lines of one measurement follow each other."""
+    """Return machine, op, case and command: the lines of one measurement follow each other."""
     case = f"limit {record['dtype']}" if record["limit"] else record["case"]
     return machine, record["op"], case, record["command"]
-
-
-def ratio_text(ratio: float) -> str:
-    """0.23, 1.05, 28.6, 154: three digits, of small ones two."""
-    if ratio < 10:
-        return f"{ratio:.2f}"
-    return f"{ratio:.1f}" if ratio < 99.95 else f"{ratio:.0f}"

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import gc
-from dataclasses import dataclass, field
+from collections.abc import Collection
 from datetime import datetime, timezone
 
 from harness import ledger, timing
-from harness.registry import NAMES, Case, Op, Setup, Trial, Work, faults
+from harness.registry import NAMES, Case, Op, Setup, Work, faults
 
 
-@dataclass
 class _Found:
-    """What is known of a case so far; `errors` say by provider why it has no ratio."""
+    """Collect the results of a case; `errors` hold the reasons for missing ratios."""
 
-    work: Work = field(default_factory=Work)
-    times: dict[str, timing.Quantiles] = field(default_factory=dict)
-    errors: dict[str, str] = field(default_factory=dict)
-    foreign_cores: float | None = None
+    def __init__(self) -> None:
+        self.work = Work()
+        self.times: dict[str, timing.Quantiles] = {}
+        self.benches: dict[str, dict[str, float]] = {}
+        self.errors: dict[str, str] = {}
+        self.foreign_cores: float | None = None
 
 
 def measure(
@@ -26,48 +27,43 @@ def measure(
     setup: Setup,
     budget: timing.Budget,
     about: dict[str, object],
-    ours_only: bool = False,
+    only: Collection[str] = (),
 ) -> list[ledger.Record]:
-    """Time a case's providers and check their results: a line of the ledger for each provider.
+    """Time a case's providers and check their results; return a record for each provider.
 
-    A provider that cannot run, or whose result is wrong, has an error and no ratio; the others
-    keep theirs. Where the case cannot be built, its baseline has the error.
+    A provider that cannot run, or whose result is wrong, has an error and no ratio, and the
+    others keep theirs. The baseline has the error of a case that cannot be built.
 
     Args:
         case: of `op`.
-        op: says which clock.
+        op: defines the clock.
         setup: as given to the op's cases.
-        budget: how long to measure.
+        budget: of the samples.
         about: machine, software and commit (environment.describe).
-        ours_only: leave all providers out but amp_ext's; then there are no ratios.
+        only: names of the providers to be timed; all by default.
     """
     found = _Found()
-
-    def run() -> None:
-        _measure(found, case.build(), setup, budget, setup.on_gpu and not op.host, ours_only)
-
-    found.errors.update(faults({case.baseline: run}))
+    found.errors.update(
+        faults({case.baseline: lambda: _fill(found, case, op, setup, budget, only)})
+    )
     gc.collect()  # of the inputs, which are large
-    return [
-        _record(found, case, op, provider, about)
-        for provider in dict.fromkeys([*found.times, *found.errors])
-    ]
+    names = dict.fromkeys([*found.times, *found.errors])
+    return [_record(found, case, op, name, about) for name in names]
 
 
-def _measure(
-    found: _Found,
-    trial: Trial,
-    setup: Setup,
-    budget: timing.Budget,
-    events: bool,
-    ours_only: bool,
+def _fill(
+    found: _Found, case: Case, op: Op, setup: Setup, budget: timing.Budget, only: Collection[str]
 ) -> None:
+    trial = case.build()
     found.work = trial.work
-    asked = [p for p in trial.providers if p.name in ledger.OURS] if ours_only else []
-    asked = asked or trial.providers
+    events = setup.on_gpu and not op.host
+    wanted = [p for p in trial.providers if case.limit or not only or p.name in only]
+    if not wanted:
+        names = ", ".join(provider.name for provider in trial.providers)
+        raise ValueError(f"--providers: expected some of {names}, got {', '.join(only)}")
     if not setup.on_gpu:
         found.foreign_cores = timing.foreign_load(wait=0.0 if setup.quick else 0.5)
-    while able := [provider for provider in asked if provider.name not in found.errors]:
+    while able := [provider for provider in wanted if provider.name not in found.errors]:
         try:
             found.times = timing.interleaved(able, budget, events)
             break
@@ -75,6 +71,9 @@ def _measure(
             found.errors[failure.name] = failure.why
     if found.times:
         found.errors.update(trial.verify(found.times.keys()))
+    if events and budget.seconds >= timing.FULL["cuda"].seconds:  # Triton takes as long
+        right = [provider for provider in able if provider.name not in found.errors]
+        found.benches = {provider.name: timing.by_triton(provider) for provider in right}
 
 
 def _record(
@@ -105,6 +104,7 @@ def _record(
         "counted": case.counted,
         "error": found.errors.get(provider),
         "foreign_cores": found.foreign_cores,
+        **found.benches.get(provider, {}),
         **about,
         "utc": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }

@@ -1,4 +1,4 @@
-"""Who takes part: amp_ext's backends, torch and torch.compile."""
+"""Make the providers of a case: amp_ext's backends, torch and torch.compile."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import torch
 
 import amp_ext
 from amp_ext._library import _C
-from harness.registry import BASELINE, Provider, Trial, Work, faults
+from harness.registry import BASELINE, Provider, Trial, Work, described, faults
 
 COMPILE = "compile"
 LIBRARY = "library"  # amp_ext with products by torch's GEMM
 
 
 class Line(NamedTuple):
-    """How a provider's line of a table comes about.
+    """Pair a provider's callable with the context of each sample.
 
     Args:
-        launch: the op, or what makes an object that is timed; an op's cases say what it takes.
+        launch: the op, or a factory of the timed object, as the op's cases define.
         around: a context for each sample, entered and left untimed.
     """
 
@@ -32,7 +32,7 @@ class Line(NamedTuple):
 
 @contextmanager
 def _choice(backend: str | None, gemm_mode: str) -> Iterator[None]:
-    """Choose a backend, and whether its kernels form products or torch's library."""
+    """Choose a backend, and kernels or torch's library for products."""
     before = amp_ext.get_backend(), _C.gemm_mode()
     amp_ext.set_backend(backend)
     _C.set_gemm_mode(gemm_mode)
@@ -46,23 +46,24 @@ def _choice(backend: str | None, gemm_mode: str) -> Iterator[None]:
 def ours(
     device: torch.device, products: bool = False
 ) -> dict[str, Callable[[], AbstractContextManager]]:
-    """The lines of amp_ext: their names, and the context in which each is launched.
+    """Return the backends of amp_ext that are here, by name, with their contexts.
 
-    On a CPU "cpu". On a GPU "cuda" and "triton", as far as they are built or installed; with
-    `products` (ops that consist of them) also "library".
+    Args:
+        device: a CPU has "cpu", a GPU "cuda" and "triton".
+        products: add "library" on a GPU.
     """
     if device.type == "cpu":
         return {"cpu": nullcontext}
     from amp_ext._triton import triton_version
 
-    lines = {}
+    found = {}
     if _C.cuda_built():
-        lines["cuda"] = lambda: _choice("cuda", "kernel")
+        found["cuda"] = lambda: _choice("cuda", "kernel")
     if triton_version():
-        lines["triton"] = lambda: _choice("triton", "kernel")
+        found["triton"] = lambda: _choice("triton", "kernel")
     if products:
-        lines[LIBRARY] = lambda: _choice(None, "library")
-    return lines
+        found[LIBRARY] = lambda: _choice(None, "library")
+    return found
 
 
 def lines(
@@ -71,12 +72,9 @@ def lines(
     device: torch.device,
     products: bool = False,
 ) -> dict[str, Line]:
-    """A line for each of amp_ext's backends, as `ours` has them, and torch's, the baseline."""
-    contexts = ours(device, products)
-    return {
-        **{name: Line(mine, around) for name, around in contexts.items()},
-        BASELINE: Line(theirs),
-    }
+    """Return a line for each of amp_ext's backends, and the baseline's."""
+    made = {name: Line(mine, around) for name, around in ours(device, products).items()}
+    return {**made, BASELINE: Line(theirs)}
 
 
 def trial(
@@ -87,15 +85,15 @@ def trial(
     unchecked: Collection[str] = (),
     alive: object = None,
 ) -> Trial:
-    """A trial of one provider a line.
+    """Make a trial of one provider a line.
 
     Args:
         lines: by name.
         timed: makes a line's provider, within its context.
-        verify: raises CheckError where a line's result is wrong, within its context.
+        verify: raises CheckError for a line's wrong result, within its context.
         work: of one launch.
-        unchecked: names of lines that the others are compared with.
-        alive: what else has to live as long as the inputs.
+        unchecked: names of the lines that the others are compared with.
+        alive: other objects that live as long as the inputs.
     """
 
     def within(function: Callable[[str, Line], Any], name: str) -> Any:
@@ -110,8 +108,7 @@ def trial(
 
 
 def guarded(name: str, make: Callable[[], Provider]) -> Provider:
-    """What `make` returns; where it raises, a provider that raises the same when launched, and so
-    leaves the others their results."""
+    """Call `make`; if it raises, return a provider that raises the error when launched."""
     try:
         return make()
     except Exception as error:
@@ -124,8 +121,7 @@ def _raise(error: Exception) -> None:
 
 @contextmanager
 def without_tf32() -> Iterator[None]:
-    """FP32 products and convolutions of FP32 precision: by default a GPU's convolutions are of
-    TF32, with 10 bits of mantissa."""
+    """Compute FP32 products and convolutions in FP32 precision."""
     switches = torch.backends.cudnn, torch.backends.cuda.matmul
     before = [switch.allow_tf32 for switch in switches]
     try:
@@ -140,20 +136,17 @@ def without_tf32() -> Iterator[None]:
 def compiled(
     function: Callable[..., object], run: Callable[[Callable[..., object]], object]
 ) -> Callable[..., object] | None:
-    """The function by torch.compile; None where that fails.
-
-    Programs compiled before are dropped: a function has only so many at a time.
+    """Return the function by torch.compile; None and a note where that fails.
 
     Args:
-        function: what to compile.
-        run: calls the program as the benchmark will, forward and backward, to have it compiled.
+        function: to be compiled; programs compiled before are dropped.
+        run: calls the program as the benchmark will, forward and backward.
     """
     torch.compiler.reset()
     program = torch.compile(function, dynamic=False)
     try:
         run(program)
-    except Exception as error:  # of any type: a missing compiler, or what inductor cannot do
-        reason = (str(error).splitlines() or [""])[0]
-        print(f"{COMPILE} is left out: {type(error).__name__}: {reason}", file=sys.stderr)
+    except Exception as error:  # of any type: a missing compiler, or an op that inductor lacks
+        print(f"{COMPILE} is left out: {described(error).partition(chr(10))[0]}", file=sys.stderr)
         return None
     return program

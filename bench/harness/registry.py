@@ -1,4 +1,4 @@
-"""What a benchmark consists of. An op is a module of ops/ of its name, which defines `OP`."""
+"""Define the parts of a benchmark: an op is a module of ops/ that defines `OP`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from pathlib import Path
 import torch
 
 OPS = tuple(sorted(path.stem for path in Path(__file__).parents[1].glob("ops/[!_]*.py")))
-"""As on the command line and in ledgers."""
 BASELINE = "torch"
 FP16, BF16, FP32 = torch.float16, torch.bfloat16, torch.float32
 DTYPES = {"fp16": FP16, "bf16": BF16, "fp32": FP32}
@@ -19,7 +18,7 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 class CheckError(Exception):
-    """A provider's result is not what it should be."""
+    """Report a wrong result of a provider."""
 
 
 def check(condition: bool, message: str) -> None:
@@ -29,7 +28,7 @@ def check(condition: bool, message: str) -> None:
 
 
 def faults(checks: Mapping[str, Callable[[], object]]) -> dict[str, str]:
-    """What is wrong with providers, by name: what each one's check raised, of whatever type."""
+    """Return the error of each check that raises, by the provider's name."""
     found = {}
     for name, run in checks.items():
         try:
@@ -45,19 +44,14 @@ def described(error: Exception) -> str:
 
 @dataclass(frozen=True)
 class Setup:
-    """What the command line asks of an op's cases.
-
-    Args:
-        device: where everything lies.
-        quick: inputs of a few MiB at most.
-        dtype: the only dtype wanted; the op's usual ones when None.
-        compiled: whether torch.compile takes part.
-    """
+    """Hold the choices of the command line."""
 
     device: torch.device
-    quick: bool = False
-    dtype: torch.dtype | None = None
-    compiled: bool = False
+    quick: bool = False  # inputs of a few MiB at most
+    dtype: torch.dtype | None = None  # the only dtype wanted; None for the op's usual ones
+    compiled: bool = False  # whether torch.compile takes part
+    sizes: tuple[tuple[int, int], ...] = ()  # the only list wanted: counts and sizes
+    product: tuple[int, int, int, str] | None = None  # the only product: m, n, k and layout
 
     @property
     def on_gpu(self) -> bool:
@@ -65,13 +59,11 @@ class Setup:
 
     @property
     def small(self) -> bool:
-        """Whether networks and their layers have to be scaled down."""
+        """Return whether networks and their layers are scaled down."""
         return self.quick or not self.on_gpu
 
-    def dtypes(
-        self, *usual: torch.dtype, also: tuple[torch.dtype, ...] = ()
-    ) -> tuple[torch.dtype, ...]:
-        """Which to time: `usual`, or the one asked for if it is among `usual` and `also`."""
+    def dtypes(self, *usual: torch.dtype, also: tuple[torch.dtype, ...] = ()) -> tuple:
+        """Return `usual`, or the wanted dtype if `usual` or `also` has it."""
         if self.dtype is None:
             return usual
         return (self.dtype,) if self.dtype in (*usual, *also) else ()
@@ -79,98 +71,61 @@ class Setup:
 
 @dataclass(frozen=True)
 class Provider:
-    """One implementation of an op.
+    """Hold one implementation of an op; its launch is timed."""
 
-    Args:
-        name: a backend of amp_ext (ledger.OURS), "torch" (the baseline), or another.
-        launch: runs the op once; what it does is timed.
-        prepare: runs untimed before each sample; a sample is then a single launch.
-        excluded_ns: nanoseconds of the last launch that are not the op's own, to be subtracted
-            from the host's time.
-        around: a context for each sample, entered and left untimed.
-    """
-
-    name: str
+    name: str  # a backend of amp_ext (ledger.OURS), "torch" (the baseline), or another
     launch: Callable[[], object]
-    prepare: Callable[[], object] | None = None
-    excluded_ns: Callable[[], int] | None = None
-    around: Callable[[], AbstractContextManager] = nullcontext
+    prepare: Callable[[], object] | None = None  # before each sample, which is then one launch
+    excluded_ns: Callable[[], int] | None = None  # of the last launch: not the op's own time
+    around: Callable[[], AbstractContextManager] = nullcontext  # of each sample, untimed
 
 
 @dataclass(frozen=True)
 class Work:
-    """What one launch has to do, whichever provider does it.
+    """Count the work of one launch, the same for all providers."""
 
-    Args:
-        bytes: that have to be read plus those that have to be written.
-        flops: floating-point operations.
-        parameters: of the optimizer that a step updates.
-        calls: that it consists of.
-    """
-
-    bytes: int = 0
+    bytes: int = 0  # that have to be read plus those that have to be written
     flops: int = 0
-    parameters: int = 0
+    parameters: int = 0  # of the optimizer that a step updates
     calls: int = 1
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A case with its inputs in memory.
+    """Hold a case with its inputs in memory.
 
-    Args:
-        providers: in the order of the table's lines.
-        verify: called after the timing with the names of the providers that were timed; returns
-            what is wrong with their results, by name (see `faults`).
-        work: of one launch.
-        alive: what else has to live as long as the inputs, such as the parameters of gradients: a
-            tensor that Python alone holds costs any op more to take in.
+    `verify` takes the names of the timed providers and returns the errors of wrong results.
     """
 
-    providers: tuple[Provider, ...]
+    providers: tuple[Provider, ...]  # in the order of the table's lines
     verify: Callable[[Collection[str]], Mapping[str, str]] = lambda names: {}
     work: Work = Work()
-    alive: object = None
+    alive: object = None  # objects that live as long as the inputs, such as parameters
 
 
 @dataclass(frozen=True)
 class Case:
-    """A named case; `build` makes its inputs.
-
-    Args:
-        counted: whether it enters the geometric mean.
-        baseline: the provider that ratios are to.
-        dtype: of its operands, where they are of one.
-        limit: whether it is a table's first row: what no implementation is expected to beat.
-    """
+    """Name a case; `build` makes its inputs."""
 
     name: str
     build: Callable[[], Trial]
-    counted: bool = True
-    baseline: str = BASELINE
-    dtype: torch.dtype | None = None
-    limit: bool = False
+    counted: bool = True  # in the geometric mean
+    baseline: str = BASELINE  # the provider that ratios are to
+    dtype: torch.dtype | None = None  # of the operands, where they have one dtype
+    limit: bool = False  # the table's first row, a bound for all implementations
 
 
 @dataclass(frozen=True)
 class Op:
-    """A table of the benchmark program.
+    """Describe a table of the benchmark program."""
 
-    Args:
-        name: as on the command line.
-        notes: lines on layout, sizes and what is subtracted, printed above the table.
-        rate: "GB/s", "GFLOP/s", "us/param", "us/call" or "ms/step", the column beside the times.
-        host: time the host, also where the op runs on a GPU.
-        limit: the first row: what no implementation is expected to beat.
-        cases: all cases.
-    """
-
-    name: str
-    notes: tuple[str, ...]
-    rate: str
-    host: bool
-    limit: Callable[[Setup], Case]
+    name: str  # as on the command line
+    notes: str  # on layout, sizes and subtracted time, printed above the table
+    rate: str  # a column: "GB/s", "GFLOP/s", "us/param", "us/call" or "ms/step"
+    host: bool  # whether the host's clock times the op on a GPU too
+    limit: Callable[[Setup], Case]  # the first row
     cases: Callable[[Setup], list[Case]]
+    axis: str = ""  # the field of Setup that replaces the cases, "sizes" or "product"
 
 
 def load(name: str) -> Op:

@@ -1,70 +1,57 @@
-"""Tables in 100 columns: a first row of limits, cases, and geometric means last."""
+"""Print tables by tabulate, or as tab-separated values without it, and write CSV files."""
 
 from __future__ import annotations
 
+import csv
 import sys
-import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from statistics import geometric_mean
-from typing import TypeVar
 
-from harness.ledger import OURS, Record
-from harness.registry import BASELINE, Op
+from harness.ledger import BENCH_KEYS, OURS, Record
+from harness.registry import BASELINE
 
-try:
-    from tqdm import tqdm
-except ImportError:
-    tqdm = None
-
-WIDTH = 100
-NAME = 39
-ROW = "{:<40}{:<11}{:>10}{:>10}{:>10}{:>10}{:>9}"
-T = TypeVar("T")
+TIMES = {"p50_us": "median us", "p20_us": "p20 us", "p80_us": "p80 us"}
+BENCHES = dict(zip(BENCH_KEYS, ("do_bench us", "cudagraph us"), strict=True))
 
 
-def heading(op: Op, environment: dict[str, object], baselines: Sequence[str]) -> Iterator[str]:
-    where = "{device}: {device_name}, {threads} threads, torch {torch}, commit {commit}"
-    names = " or ".join(baselines)
-    ratio = f"Ratio: the p20 of {names} over this line's; above 1 this line is faster."
-    for paragraph in (f"{op.name} on {where.format(**environment)}", *op.notes, ratio):
-        yield textwrap.fill(paragraph, WIDTH)
-    yield ROW.format("case", "", "p20 us", "p50 us", "p80 us", op.rate, "ratio")
+def show(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table: names to the left, figures to the right."""
+    try:
+        from tabulate import tabulate
+    except ImportError:
+        csv.writer(sys.stdout, "excel-tab", lineterminator="\n").writerows([headers, *rows])
+    else:
+        names = ("left", "left")
+        align = (*names, *["right"] * (len(headers) - len(names)))
+        text = tabulate(rows, headers, "simple", disable_numparse=True, colalign=align)
+        print("\n".join(line.rstrip() for line in text.splitlines()))
+    sys.stdout.flush()
 
 
-def rows(records: Sequence[Record], unit: str) -> Iterator[str]:
-    """A line for each provider that ran, and one for each that has no ratio, with the reason.
+def table(records: Sequence[Record], unit: str) -> tuple[list[str], list[list[str]]]:
+    """Return the headers and the rows of an op's records, geometric means last.
 
     Args:
-        records: of one case.
-        unit: an Op's `rate`.
+        records: of all cases, the limit first.
+        unit: the op's rate.
     """
-    name = label(records[0])
-    if len(name) > NAME:
-        yield name
-        name = ""
+    benches = {k: v for k, v in BENCHES.items() if any(record.get(k) for record in records)}
+    keys = {**TIMES, **benches}
+    headers = ["case", "provider", *keys.values(), unit, "ratio"]
+    rows, last = [], None
     for record in records:
-        if record["p20_us"] is None:
-            continue
-        ratio, per = record["ratio"], rate(record, unit)
-        yield ROW.format(
-            name,
-            record["provider"],
-            *(microseconds(record[key]) for key in ("p20_us", "p50_us", "p80_us")),
-            f"{per:.3g}" if per < 1000 else f"{per:,.0f}",
-            f"{ratio:.2f}" if ratio else "",
-        ).rstrip()
-        name = ""
-    for record in records:
-        if record["error"]:
-            why = record["error"].partition("\n")[0]
-            words = f"{name:<40}{record['provider']:<11}NO RATIO, {why}"
-            indent = " " * 51
-            yield from textwrap.wrap(words, WIDTH, drop_whitespace=False, subsequent_indent=indent)
-            name = ""
+        name, last = ("" if record["case"] == last else label(record)), record["case"]
+        times = [microseconds(record.get(key)) for key in keys]
+        ratio = f"{record['ratio']:.2f}" if record["ratio"] else ""
+        ratio = "NO RATIO" if record["error"] else ratio
+        rows.append([name, record["provider"], *times, rate(record, unit), ratio])
+    rows += ([*row[:2], *["" for _ in keys], "", row[2]] for row in means(records))
+    return headers, rows
 
 
 def label(record: Record) -> str:
-    """The case's name, and what is unusual about its ratios."""
+    """Return the case's name, marked where its ratios are unusual."""
     if record["limit"]:
         return f"limit: {record['case']}"
     if record["counted"]:
@@ -73,48 +60,51 @@ def label(record: Record) -> str:
     return f"{record['case']} ({'not counted' if baseline == BASELINE else f'to {baseline}'})"
 
 
-def rate(record: Record, unit: str) -> float:
-    """1e9 bytes or operations a second, us a parameter or call, or ms a launch, at p20."""
+def rate(record: Record, unit: str) -> str:
+    """Return 1e9 bytes or operations a second, us a parameter or call, or ms, at p20."""
     us = record["p20_us"]
-    return {
+    if us is None:
+        return ""
+    value = {
         "GB/s": record["gb_per_s"],
         "GFLOP/s": record["gflop_per_s"],
         "us/param": us / (record["parameters"] or 1),
         "us/call": us / record["calls"],
         "ms/step": us / 1e3,
-    }[unit] or 0.0
+    }[unit]
+    value = value or 0.0
+    return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
 
 
-def microseconds(us: float) -> str:
-    return f"{us:,.{2 if us < 1e4 else 0}f}"
+def microseconds(us: float | None) -> str:
+    return "" if us is None else f"{us:,.{2 if us < 1e4 else 0}f}"
 
 
-def mean_rows(records: Iterable[Record]) -> Iterator[str]:
-    """The geometric mean of the ratios of each line of amp_ext's, over the cases that count."""
+def means(records: Iterable[Record]) -> list[tuple[str, str, str]]:
+    """Return the geometric mean of each of amp_ext's providers over the counted cases."""
     counted = [record for record in records if record["counted"] and not record["limit"]]
     cases = len({record["case"] for record in counted})
-    for name in dict.fromkeys(r["provider"] for r in counted if r["provider"] in OURS) or [""]:
+    rows = []
+    for name in dict.fromkeys(r["provider"] for r in counted if r["provider"] in OURS):
         ratios = [r["ratio"] for r in counted if r["provider"] == name and r["ratio"]]
-        mean = f"{geometric_mean(ratios):.2f}" if ratios else "none"
         of = f"{len(ratios)} of " if len(ratios) < cases else ""
-        yield ROW.format(f"geometric mean of {of}{cases} ratios", name, "", "", "", "", mean)
+        mean = f"{geometric_mean(ratios):.2f}" if ratios else "none"
+        rows.append((f"geometric mean of {of}{cases} ratios", name, mean))
+    return rows
 
 
-def progress(items: Sequence[T], name: str) -> Iterator[T]:
-    """The items, each of which has a name, with a bar on stderr where that is a terminal."""
-    if tqdm is None or not sys.stderr.isatty():
-        for item in items:
-            print(f"{name}: {item.name}", file=sys.stderr)
-            yield item
-        return
-    with tqdm(items, desc=name, unit="case", leave=False, file=sys.stderr) as bar:
-        for item in bar:
-            bar.set_description(f"{name}: {item.name}")
-            yield item
+def ratio_text(ratio: float) -> str:
+    """Return 0.23, 1.05, 28.6, 154: three digits, of small ones two."""
+    if ratio < 10:
+        return f"{ratio:.2f}"
+    return f"{ratio:.1f}" if ratio < 99.95 else f"{ratio:.0f}"
 
 
-def show(lines: Iterable[str]) -> None:
-    """To stdout at once, above a progress bar on the same terminal."""
-    for line in lines:
-        tqdm.write(line) if tqdm else print(line)
-    sys.stdout.flush()
+def write_csv(path: Path, records: Sequence[Record]) -> None:
+    """Write the records to a file, a column a key."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="") as file:
+        keys = dict.fromkeys(key for record in records for key in record)
+        writer = csv.DictWriter(file, keys)
+        writer.writeheader()
+        writer.writerows(records)

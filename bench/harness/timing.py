@@ -1,4 +1,4 @@
-"""Interleaved timing of several providers, and a look at the machine's load before it."""
+"""Time several providers in turn, and look at the machine's load before."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from harness.ledger import BENCH_KEYS
 from harness.registry import Provider, described
 
 FOREIGN_CORES = 0.5
@@ -18,30 +19,24 @@ FOREIGN_CORES = 0.5
 
 @dataclass(frozen=True)
 class Budget:
-    """How long to measure: at least `samples` per provider, more while `seconds` are not over.
+    """Limit a measurement: at least `samples` per provider, more while `seconds` are not over."""
 
-    Args:
-        seconds: per provider.
-        samples: per provider.
-        sample_us: microseconds of launches that make a sample.
-    """
-
-    seconds: float
-    samples: int
-    sample_us: float
+    seconds: float  # per provider
+    samples: int  # per provider
+    sample_us: float  # of launches that make a sample
 
 
 FULL = {"cpu": Budget(0.4, 11, 50.0), "cuda": Budget(0.3, 25, 2000.0)}
 QUICK = {"cpu": Budget(0.05, 5, 20.0), "cuda": Budget(0.1, 5, 500.0)}
 WARM_UPS = 3
 MAX_SAMPLES = 2000
-SLOW_US = 0.2e6  # a sample that takes so long is taken
+SLOW_US = 0.2e6  # of a slow sample
 SLOW_TURN = 5  # in every so many rounds
 
 
 @dataclass(frozen=True)
 class Quantiles:
-    """Time of one launch in microseconds at the 20th, 50th and 80th percentile."""
+    """Hold the time of one launch in microseconds at three percentiles."""
 
     p20: float
     p50: float
@@ -54,7 +49,7 @@ class Quantiles:
 
 
 class Failed(Exception):
-    """A provider could not be timed; its name and why."""
+    """Name a provider that raised, and the reason."""
 
     def __init__(self, name: str, why: str) -> None:
         super().__init__(f"{name}: {why}")
@@ -62,7 +57,7 @@ class Failed(Exception):
 
 
 def device_fault() -> str:
-    """Why the GPU cannot be used any more by this process, if it cannot."""
+    """Return the error that every CUDA call of this process has; empty without one."""
     if not torch.cuda.is_initialized():
         return ""
     try:
@@ -78,8 +73,8 @@ def interleaved(
     """Time the providers in turn, sample by sample, every second round in reverse order.
 
     A sample is one launch, or as many launches as make up `budget.sample_us` (never more than one
-    when a provider has `prepare`). All providers get the same number of samples and of launches,
-    but for those whose sample takes over a fifth of a second: they sit out four rounds of five.
+    for a provider with `prepare`). All providers get the same number of samples and of launches,
+    except those whose sample takes over a fifth of a second, which sit out four rounds of five.
     The clock is the host's, or a GPU's if `events`.
 
     Raises:
@@ -93,7 +88,7 @@ def interleaved(
             raise Failed(provider.name, described(error)) from error
 
     warm: dict[str, float] = {}
-    for _ in range(WARM_UPS):  # the last one's times count; a slow provider needs one alone
+    for _ in range(WARM_UPS):  # the last times count; a slow provider warms up once
         for provider in providers:
             if warm.get(provider.name, 0.0) <= SLOW_US:
                 warm[provider.name] = sample(provider, 1)
@@ -143,31 +138,50 @@ def _event_sample_us(provider: Provider, launches: int) -> float:
     return start.elapsed_time(end) * 1e3 / launches
 
 
-def busy_cores(seconds: float = 0.1) -> float | None:
-    """Cores that others keep busy while this process sleeps; None where /proc/stat is missing."""
-    before = _cpu_ticks()
-    time.sleep(seconds)
-    after = _cpu_ticks()
-    if before is None or after is None or after[1] == before[1]:
-        return None
-    idle, total = after[0] - before[0], after[1] - before[1]
-    return (1 - idle / total) * (os.cpu_count() or 1)
+def by_triton(provider: Provider) -> dict[str, float | None]:
+    """Return a launch's median microseconds by do_bench and by do_bench_cudagraph.
 
-
-def _cpu_ticks() -> tuple[int, int] | None:
-    """(idle, total) clock ticks of all cores since boot; see proc_stat(5)."""
+    Both time the provider alone, after the others. A time is None where triton.testing cannot
+    measure: with `prepare`, without Triton, and for launches that no graph can capture.
+    """
+    times: dict[str, float | None] = dict.fromkeys(BENCH_KEYS)
+    if provider.prepare:
+        return times
     try:
-        fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
-    except OSError:
-        return None
-    ticks = [int(field) for field in fields]
-    return ticks[3] + ticks[4], sum(ticks)
+        from triton import testing
+    except ImportError:
+        return times
+    with provider.around():
+        for key, bench in zip(
+            BENCH_KEYS, (testing.do_bench, testing.do_bench_cudagraph), strict=True
+        ):
+            try:
+                times[key] = bench(provider.launch, return_mode="median") * 1e3
+            except Exception:  # of any type
+                torch.cuda.synchronize()
+    return times
 
 
 def foreign_load(wait: float) -> float:
-    """Cores held by other processes, looked at again `wait` seconds later if above half a core."""
-    load = busy_cores() or 0.0
+    """Return the cores held by others, looked at again after `wait` seconds if above half."""
+    load = _busy_cores()
     if load > FOREIGN_CORES:
         time.sleep(wait)
-        load = busy_cores() or 0.0
+        load = _busy_cores()
     return load
+
+
+def _busy_cores() -> float:
+    """Return the cores that are busy while this process sleeps; 0 without /proc/stat."""
+    ticks = []  # idle and all, of all cores since boot; see proc_stat(5)
+    for seconds in (0.1, 0.0):
+        try:
+            line = Path("/proc/stat").read_text().partition("\n")[0]
+        except OSError:
+            return 0.0
+        counts = [int(field) for field in line.split()[1:9]]
+        ticks.append((counts[3] + counts[4], sum(counts)))
+        time.sleep(seconds)
+    (idle, total), (idle_later, total_later) = ticks
+    idle_share = (idle_later - idle) / max(1, total_later - total)
+    return (1 - idle_share) * (os.cpu_count() or 1) if total_later > total else 0.0

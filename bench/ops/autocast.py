@@ -1,4 +1,4 @@
-"""The host's cost of a product within an autocast region: matrices of 4 x 4."""
+"""Time the host's cost of a product within an autocast region: matrices of 4 x 4."""
 
 from __future__ import annotations
 
@@ -31,18 +31,19 @@ from harness.registry import (
 CALLS, QUICK_CALLS = 100, 10
 CHECKED_CALLS = 10  # gradients grow by at most 12 a call, and BF16 is exact up to 256
 REGIONS = {"amp_ext": amp_ext.autocast, BASELINE: torch.autocast}
+NO_GRAD, FORWARD, BACKWARD = MODES = ("no grad", "forward", "fwd+bwd")
 
 
 @dataclass(frozen=True)
 class Call:
-    """A product as a network makes it.
+    """Describe a product as a network makes it.
 
     Args:
-        name: the op, and which operands are of FP32.
+        name: the op, and its FP32 operands.
         run: takes the tensors.
         shapes: of the tensors.
-        weights: how many of the last tensors are FP32 parameters; the others are activations of
-            the region's dtype.
+        weights: how many of the last tensors are FP32 parameters; the others have the region's
+            dtype.
     """
 
     name: str
@@ -51,7 +52,7 @@ class Call:
     weights: int = 0
 
     def tensors(self, grad: bool, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
-        """Small whole numbers, of which no product is rounded."""
+        """Make small whole numbers, whose products are exact."""
         generator = torch.Generator().manual_seed(0)
         tensors = []
         for place, shape in enumerate(self.shapes):
@@ -68,11 +69,10 @@ CALLS_MEASURED = (
     Call("bmm", torch.bmm, [(1, 4, 4), (1, 4, 4)]),
     Call("conv2d 1x1, FP32 weight", F.conv2d, [(1, 4, 2, 2), (4, 4, 1, 1)], weights=1),
 )
-NO_GRAD, FORWARD, BACKWARD = MODES = ("no grad", "forward", "fwd+bwd")
 
 
 class Loop:
-    """Calls in one region, then perhaps one backward pass through all of them."""
+    """Make calls in one region, then one backward pass through all of them if wanted."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ def build(call: Call, mode: str, calls: int, dtype: torch.dtype, device: torch.d
 
 
 def verify(mine: Loop, theirs: Loop) -> None:
-    """Results and gradients are torch's: of small whole numbers both are exact."""
+    """Expect torch's results and gradients, which are exact."""
     for result, expected in zip(mine.run(), theirs.run(), strict=True):
         check(result.dtype == expected.dtype, f"the result is {result.dtype}")
         check(result.equal(expected), "the result is not torch's")
@@ -127,15 +127,12 @@ def verify(mine: Loop, theirs: Loop) -> None:
 
 
 def limit(setup: Setup) -> Case:
-    """torch's own call, without autocast."""
+    """Time torch's own call, without autocast."""
     calls = QUICK_CALLS if setup.quick else CALLS
 
     def build_calls() -> Trial:
         a, b = (torch.ones(4, 4, device=setup.device) for _ in range(2))
-
-        def launch() -> list[Tensor]:
-            return [torch.mm(a, b) for _ in range(calls)]
-
+        launch = lambda: [torch.mm(a, b) for _ in range(calls)]  # noqa: E731
         return Trial((Provider("torch", launch),), work=Work(calls=calls))
 
     return Case("mm, FP32, no autocast, no grad", build_calls, limit=True)
@@ -143,15 +140,13 @@ def limit(setup: Setup) -> Case:
 
 def cases(setup: Setup) -> list[Case]:
     calls = QUICK_CALLS if setup.quick else CALLS
-    if setup.dtype is not None and not setup.dtypes(FP16, BF16):
-        return []
-    dtype = setup.dtype or FP16
     return [
         Case(
             f"{NAMES[dtype]} {call.name}, {mode}",
             partial(build, call, mode, calls, dtype, setup.device),
             dtype=dtype,
         )
+        for dtype in setup.dtypes(FP16, also=(BF16,))
         for call in CALLS_MEASURED
         for mode in MODES
     ]
@@ -159,11 +154,9 @@ def cases(setup: Setup) -> list[Case]:
 
 OP = Op(
     name="autocast",
-    notes=(
-        f"Host time of {CALLS} calls in one autocast region ({QUICK_CALLS} with --quick), entering "
-        "and leaving it included; matrices of 4 x 4. The first call casts FP32 weights, the "
-        "others find the copy. A backward pass runs through all calls at once, after the region.",
-    ),
+    notes=f"Host time of {CALLS} calls in one autocast region ({QUICK_CALLS} with --quick), "
+    "entering and leaving it included; matrices of 4 x 4. The first call casts FP32 weights, the "
+    "others find the copy. A backward pass runs through all calls at once, after the region.",
     rate="us/call",
     host=True,
     limit=limit,

@@ -1,4 +1,4 @@
-"""check_finite: look for infinities and NaNs in a list of gradients, and write to none."""
+"""Time check_finite: look for infinities and NaNs in a list of gradients, and write to none."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 from amp_ext import ops
 from harness import lists, providers
-from harness.lists import GradientList, Gradients, read_limit
+from harness.lists import Gradients
 from harness.providers import Line
 from harness.registry import BASELINE, BF16, FP16, FP32, Case, Op, Setup, Trial, check
 
@@ -19,16 +19,15 @@ def ours(grads: Gradients, flag: Tensor, one: Tensor) -> None:
 
 
 def theirs(grads: Gradients, flag: Tensor, one: Tensor) -> None:
-    """As torch.amp.GradScaler checks gradients for optimizers that unscale: it multiplies by 1."""
+    """Multiply by 1, as torch.amp.GradScaler does for optimizers that unscale."""
     for group in grads.groups:
         torch._amp_foreach_non_finite_check_and_unscale_(group, flag, one)
 
 
 def by_norms(grads: Gradients, flag: Tensor, one: Tensor) -> None:
-    """Reads alone: the largest magnitude of each tensor, then a check of these."""
+    """Check the largest magnitude of each tensor, which only reads."""
     norms = [torch.stack(torch._foreach_norm(group, torch.inf)) for group in grads.groups]
-    finite = torch.stack([group.isfinite().all() for group in norms]).all()
-    flag.copy_(torch.maximum(flag, (~finite).float()))
+    composed(norms, flag, one)
 
 
 def composed(grads: list[Tensor], flag: Tensor, one: Tensor) -> None:
@@ -36,25 +35,22 @@ def composed(grads: list[Tensor], flag: Tensor, one: Tensor) -> None:
     flag.copy_(torch.maximum(flag, (~finite).float()))
 
 
-def build(case: GradientList, setup: Setup) -> Trial:
+def build(shapes: list, dtypes: tuple, setup: Setup) -> Trial:
     lines = providers.lines(ours, theirs, setup.device)
-    if setup.on_gpu and BF16 in case.dtypes:  # torch's CUDA op takes no bfloat16
+    if setup.on_gpu and BF16 in dtypes:  # torch's CUDA op takes no bfloat16
         del lines[BASELINE]
     if setup.on_gpu or setup.quick:  # on a CPU ten times as slow
         lines[NORMS] = Line(by_norms)
-    return lists.build(case, setup, lines, verify, composed)
+    return lists.build(shapes, dtypes, setup, lines, verify, composed)
 
 
 def verify(line: Line, grads: Gradients) -> None:
-    """found_inf is raised by one infinity and by one NaN; gradients stay as they are."""
+    """Expect found_inf for one infinity and for one NaN, and gradients as they were."""
     device = grads.flat[0].device
     one = torch.tensor(1.0, device=device)
     for last in (None, torch.inf, torch.nan):
-        spoiled = grads.clone()
-        if last is not None:
-            spoiled.spoil_last(last)
+        spoiled, flag = grads.with_last(last), lists.new_flag(device)
         before = spoiled.clone()
-        flag = lists.new_flag(device)
         line.launch(spoiled, flag, one)
         words = "finite gradients" if last is None else f"one {last}"
         check(flag.item() == (last is not None), f"found_inf is {flag.item()} for {words}")
@@ -70,13 +66,12 @@ def cases(setup: Setup) -> list[Case]:
 
 OP = Op(
     name="check_finite",
-    notes=(
-        "Contiguous .grad tensors of parameters, sizes in elements; nothing is subtracted. torch "
-        "multiplies by 1 in place, as its GradScaler does for optimizers that unscale; inf norms "
-        "are torch._foreach_norm's, which only reads. GB/s counts one read of every gradient.",
-    ),
+    notes="Contiguous .grad tensors of parameters, sizes in elements. torch multiplies by 1 in "
+    "place, as its GradScaler does for optimizers that unscale; inf norms are "
+    "torch._foreach_norm's, which only reads. GB/s counts one read of every gradient.",
     rate="GB/s",
     host=False,
-    limit=read_limit,
+    limit=lists.read_limit,
     cases=cases,
+    axis="sizes",
 )

@@ -1,4 +1,4 @@
-"""gemm: matrix products of 16-bit operands, accumulated in FP32."""
+"""Time gemm: matrix products of 16-bit operands, accumulated in FP32."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from amp_ext import ops
-from harness import cublaslt, providers
-from harness.bounds import Bounded, compare_products
+from harness import bounds, cublaslt, providers
 from harness.ledger import FP32_LINE
 from harness.lists import rotated
 from harness.providers import Line
@@ -34,12 +33,12 @@ from workloads.gemm_shapes import Shape, shapes
 
 CUBLASLT = "cublaslt"
 IN_PARTS = (BASELINE, providers.LIBRARY)  # torch may add up parts of sums in 16 bits
-HOPELESS_FLOPS = 2**31  # as many take torch seconds, in FP16, NN, on a CPU
-FP32_FLOPS = 2**37  # larger ones are not worth a GPU's time in FP32
+HOPELESS_FLOPS = 2**31  # of products that take torch seconds, in FP16, NN, on a CPU
+FP32_FLOPS = 2**37  # larger products are not worth a GPU's time in FP32
 
 
 class Operands(NamedTuple):
-    """A and B as they lie in memory, and what a product is added to."""
+    """Hold A and B as they lie in memory, and the sum that a product is added to."""
 
     a: Tensor
     b: Tensor
@@ -54,15 +53,12 @@ class Operands(NamedTuple):
         return Operands(*(None if tensor is None else tensor.clone() for tensor in self))
 
     def widened(self) -> Operands:
-        """FP32's own: a and b lie as the 16-bit ones do."""
+        """Return FP32 operands in the same layout."""
         return Operands(self.a.float(), self.b.float(), self.c)
 
     @property
     def bytes(self) -> int:
         return sum(tensor.nbytes for tensor in self if tensor is not None)
-
-
-Launch = Callable[[Shape, Operands], Tensor]
 
 
 def ours(shape: Shape, given: Operands) -> Tensor:
@@ -75,7 +71,7 @@ def ours(shape: Shape, given: Operands) -> Tensor:
 
 
 def theirs(shape: Shape, given: Operands) -> Tensor:
-    """As torch.autocast forms an FP32 gradient: a product in 16 bits, then cast or added."""
+    """Form an FP32 gradient as torch.autocast does: a 16-bit product, then cast or added."""
     product = torch.mm(*shape.views(given.a, given.b))
     if given.c is not None:
         return given.c.add_(product)
@@ -88,52 +84,47 @@ def in_fp32(shape: Shape, given: Operands) -> Tensor:
 
 
 def torch_is_hopeless(shape: Shape, dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether one product of torch's takes seconds: a large one of FP16, NN, on a CPU."""
+    """Return whether torch's product takes seconds: a large one of FP16, NN, on a CPU."""
     slow = device.type == "cpu" and dtype == FP16 and shape.layout == "NN"
     return slow and shape.flops >= HOPELESS_FLOPS
 
 
-def turns(launch: Launch, shape: Shape, sets: list[Operands]) -> Callable[[], Tensor]:
-    """Launches on one set after the other."""
-    cycle = itertools.cycle(sets)
-    return lambda: launch(shape, next(cycle))
-
-
 def build(shape: Shape, dtype: torch.dtype, device: torch.device) -> Trial:
-    """All providers multiply the same values, each into results of its own."""
+    """Make a trial where all providers multiply the same values into results of their own."""
     given = Operands.of(shape, dtype, device)
     made = providers.lines(ours, theirs, device, products=True)
     if torch_is_hopeless(shape, dtype, device):
         del made[BASELINE]
     sets = rotated(given, given.bytes, Operands.clone, device)
-    timed = [
-        Provider(name, turns(line.launch, shape, sets), around=line.around)
-        for name, line in made.items()
-    ]
+
+    def timed(name: str, line: Line, sets: list[Operands]) -> Provider:
+        turns = itertools.cycle(sets)
+        return Provider(name, lambda: line.launch(shape, next(turns)), around=line.around)
+
+    launched = [timed(name, line, sets) for name, line in made.items()]
     if device.type == "cpu" or shape.flops <= FP32_FLOPS:
         made[FP32_LINE] = Line(in_fp32)
         wide = rotated(given.widened(), 2 * given.bytes, Operands.clone, device)
-        timed.append(Provider(FP32_LINE, turns(in_fp32, shape, wide)))
+        launched.append(timed(FP32_LINE, made[FP32_LINE], wide))
 
     def cublaslt_provider() -> Provider:
         provider, made[CUBLASLT] = by_cublaslt(shape, dtype, sets)
         return provider
 
     if device.type == "cuda":
-        timed.append(providers.guarded(CUBLASLT, cublaslt_provider))
+        launched.append(providers.guarded(CUBLASLT, cublaslt_provider))
 
     def verify_all(names: Collection[str]) -> dict[str, str]:
-        # With a gradient of its own to add to: timing has added to the others.
-        fresh = Operands.of(shape, dtype, device)
+        fresh = Operands.of(shape, dtype, device)  # timing has added to the other sums
         return verify(shape, fresh, {name: made[name] for name in names})
 
-    return Trial(tuple(timed), verify_all, shape.work(dtype))
+    return Trial(tuple(launched), verify_all, shape.work(dtype))
 
 
 def by_cublaslt(shape: Shape, dtype: torch.dtype, sets: list[Operands]) -> tuple[Provider, Line]:
-    """The provider of launches on the sets in turn, and a line that launches on other operands.
+    """Return a provider of launches on the sets in turn, and a line for other operands.
 
-    Both are by the algorithm that is the fastest on the sets, into amp_ext's dtype; a product that
+    Both use the algorithm that is the fastest on the sets, into amp_ext's dtype; a product that
     is added is added in FP32, by beta = 1.
 
     Raises:
@@ -150,21 +141,20 @@ def by_cublaslt(shape: Shape, dtype: torch.dtype, sets: list[Operands]) -> tuple
     operands = [
         (*shape.views(given.a, given.b), shared if given.c is None else given.c) for given in sets
     ]
-    product = cublaslt.Product(cublaslt.library(), *operands[0], float(shape.accumulate))
+    product = cublaslt.Product(cublaslt.library(), operands[0], float(shape.accumulate))
     algorithm = product.fastest(operands)
-    launches = itertools.cycle([product.launch(algorithm, *each) for each in operands])
+    launches = itertools.cycle([product.launch(algorithm, each) for each in operands])
 
     def launch(shape: Shape, given: Operands) -> Tensor:
         result = out(given)
-        product.launch(algorithm, *shape.views(given.a, given.b), result)()
+        product.launch(algorithm, (*shape.views(given.a, given.b), result))()
         return result
 
     return Provider(CUBLASLT, lambda: next(launches)()), Line(launch)
 
 
 def verify(shape: Shape, given: Operands, lines: Mapping[str, Line]) -> dict[str, str]:
-    """What is wrong, by name: each result has to be as near to the product in FP64 as sums in FP32,
-    rounded once to amp_ext's dtype, must be; but for those IN_PARTS and FP32's own."""
+    """Expect products in FP64, rounded once to amp_ext's dtype; IN_PARTS to 16 bits."""
     dtype = given.a.dtype
     results = {}
 
@@ -175,19 +165,14 @@ def verify(shape: Shape, given: Operands, lines: Mapping[str, Line]) -> dict[str
             result = line.launch(shape, mine.widened() if wide else mine)
         wanted = FP32 if wide else shape.out or dtype
         check(result.dtype == wanted, f"{name}'s result is {result.dtype}, not {wanted}")
-        results[name] = result, partial(as_returned, name, wanted)
-
-    def as_returned(name: str, wanted: torch.dtype, total: Bounded) -> Bounded:
-        if name in IN_PARTS:
-            total = total.in_parts(shape.k, dtype)
-        return total if wanted == FP32 else total.rounded(wanted)
+        results[name] = result, dtype if name in IN_PARTS else wanted
 
     wrong = faults({name: partial(run, name, line) for name, line in lines.items()})
-    return wrong | compare_products(*shape.views(given.a, given.b), results, given.c)
+    return wrong | bounds.compare_products(*shape.views(given.a, given.b), given.c, results)
 
 
 def limit(setup: Setup) -> Case:
-    """torch's product of square matrices: on a GPU of 16-bit ones, large enough to fill it."""
+    """Time torch's product of square matrices, on a GPU of 16-bit ones."""
     dtype, size = FP32, 2048
     if setup.on_gpu:
         dtype, size = (setup.dtypes(FP16, BF16) or (FP16,))[0], 8192
@@ -205,28 +190,26 @@ def limit(setup: Setup) -> Case:
 
 
 def cases(setup: Setup) -> list[Case]:
-    made = []
-    for dtype in setup.dtypes(FP16, BF16):
-        for shape in shapes(setup, dtype):
-            hopeless = torch_is_hopeless(shape, dtype, setup.device)
-            baseline = CUBLASLT if setup.on_gpu else FP32_LINE if hopeless else BASELINE
-            words = f"{NAMES[dtype]} {shape.name} {shape.layout}"
-            trial = partial(build, shape, dtype, setup.device)
-            made.append(Case(words, trial, not hopeless, baseline, dtype))
-    return made
+    def case(shape: Shape, dtype: torch.dtype) -> Case:
+        hopeless = torch_is_hopeless(shape, dtype, setup.device)
+        baseline = CUBLASLT if setup.on_gpu else FP32_LINE if hopeless else BASELINE
+        words = f"{NAMES[dtype]} {shape.name} {shape.layout}"
+        trial: Callable[[], Trial] = partial(build, shape, dtype, setup.device)
+        return Case(words, trial, not hopeless, baseline, dtype)
+
+    return [case(s, dtype) for dtype in setup.dtypes(FP16, BF16) for s in shapes(setup, dtype)]
 
 
 OP = Op(
     name="gemm",
-    notes=(
-        "m x n x k, with k summed over in FP32, or a layer and its pass; NT has the second operand "
-        "transposed in memory. A weight's gradient is FP32: wgrad, accumulate adds it to the last "
-        "one. torch rounds that to 16 bits first; fp32 is torch's product of FP32 operands.",
-        "On a GPU ratios are to cublaslt: the fastest of the algorithms that cuBLASLt's heuristics "
-        "name for sums in FP32, into amp_ext's dtype; library is amp_ext by torch's GEMM.",
-    ),
+    notes="m x n x k, with k summed over in FP32, or a layer and its pass; NT has the second "
+    "operand transposed in memory. A weight's gradient is FP32: wgrad, accumulate adds it to the "
+    "last one. torch rounds that to 16 bits first; fp32 is torch's product of FP32 operands. On a "
+    "GPU ratios are to cublaslt: the fastest of the algorithms that cuBLASLt's heuristics name "
+    "for sums in FP32, into amp_ext's dtype; library is amp_ext by torch's GEMM.",
     rate="GFLOP/s",
     host=False,
     limit=limit,
     cases=cases,
+    axis="product",
 )

@@ -1,20 +1,19 @@
-"""Fused layers: linear + bias + GELU as one product, and an MLP as one node of the graph."""
+"""Time fused layers: linear + bias + GELU, and an MLP as one node of the graph."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cache, partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 import amp_ext.nn
 from amp_ext import ops
 from harness import providers
-from harness.bounds import compare_blocks
+from harness.bounds import compare
 from harness.providers import Line
 from harness.registry import (
     BASELINE,
@@ -35,14 +34,8 @@ from workloads.gemm_shapes import BILLION_1, BILLION_8, TOKENS, VIT_TOKENS, VIT_
 LINEAR, MLP = "linear+GELU", "MLP"
 
 
-@dataclass(frozen=True)
-class Block:
-    """A layer and its input [tokens, width].
-
-    Args:
-        kind: LINEAR or MLP.
-        tokens, width, hidden: sizes; a linear layer's output is [tokens, hidden].
-    """
+class Block(NamedTuple):
+    """Size a layer of a kind, LINEAR or MLP, and its input [tokens, width]."""
 
     kind: str
     tokens: int
@@ -51,40 +44,25 @@ class Block:
 
     @property
     def flops(self) -> int:
-        """Of the products of one forward pass; a backward pass has twice as many."""
-        products = 1 if self.kind == LINEAR else 2
-        return products * 2 * self.tokens * self.width * self.hidden
+        """Count the products of a forward pass; a backward pass has twice as many."""
+        return (2 if self.kind == LINEAR else 4) * self.tokens * self.width * self.hidden
 
-    @property
-    def has_second(self) -> bool:
-        """Whether a linear layer back to the width follows."""
-        return self.kind != LINEAR
-
-
-class Layers(nn.Module):
-    """The layers apart, as a network of torch's has them; parameters as torch initialises them."""
-
-    def __init__(self, block: Block, dtype: torch.dtype, device: torch.device) -> None:
-        super().__init__()
+    def layers(self, dtype: torch.dtype, device: torch.device) -> nn.Sequential:
+        """Make the layers that torch computes one after the other."""
         torch.manual_seed(0)
-        self.block = block
-        self.fc1 = nn.Linear(block.width, block.hidden, device=device, dtype=dtype)
-        if block.has_second:
-            self.fc2 = nn.Linear(block.hidden, block.width, device=device, dtype=dtype)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.gelu(self.fc1(x))
-        return self.fc2(x) if self.block.has_second else x
+        made = [nn.Linear(self.width, self.hidden), nn.GELU()]
+        made += [nn.Linear(self.hidden, self.width)] if self.kind == MLP else []
+        return nn.Sequential(*made).to(device, dtype)
 
 
-def fused(layers: Layers) -> Callable[[Tensor], Tensor]:
-    """amp_ext's layers, with the parameters of `layers`."""
-    block, weight, bias = layers.block, layers.fc1.weight, layers.fc1.bias
-    if not block.has_second:
-        return lambda x: ops.linear(x, weight, bias, activation="gelu")
-    options = {"device": weight.device, "dtype": weight.dtype, "activation": "gelu"}
-    mlp = amp_ext.nn.MLP(block.width, block.hidden, **options)
-    mlp.fc1, mlp.fc2 = layers.fc1, layers.fc2
+def fused(layers: nn.Sequential) -> Callable[[Tensor], Tensor]:
+    """Return amp_ext's layers with the parameters of `layers`."""
+    first = layers[0]
+    if len(layers) == 2:
+        return lambda x: ops.linear(x, first.weight, first.bias, activation="gelu")
+    options = {"device": first.weight.device, "dtype": first.weight.dtype, "activation": "gelu"}
+    mlp = amp_ext.nn.MLP(first.in_features, first.out_features, **options)
+    mlp.fc1, mlp.fc2 = first, layers[2]
     return mlp
 
 
@@ -94,7 +72,7 @@ def run_pass(
     x: Tensor,
     grad: Tensor | None,
 ) -> list[Tensor]:
-    """The result; with `grad`, the result's, also the gradients of the input and parameters."""
+    """Return the result, and with its `grad` the gradients of input and parameters."""
     if grad is None:
         with torch.no_grad():
             return [module(x)]
@@ -103,10 +81,10 @@ def run_pass(
 
 
 def build(block: Block, dtype: torch.dtype, backward: bool, setup: Setup) -> Trial:
-    """All providers have the same input and parameters."""
-    layers = Layers(block, dtype, setup.device)
+    """Make a trial where all providers have the same input and parameters."""
+    layers = block.layers(dtype, setup.device)
     generator = torch.Generator(setup.device).manual_seed(0)
-    outputs = block.width if block.has_second else block.hidden
+    outputs = block.width if block.kind == MLP else block.hidden
     x, grad = (
         torch.randn(block.tokens, n, device=setup.device, generator=generator).to(dtype)
         for n in (block.width, outputs)
@@ -125,38 +103,29 @@ def build(block: Block, dtype: torch.dtype, backward: bool, setup: Setup) -> Tri
         return Provider(name, partial(run, line.launch), around=line.around)
 
     @cache
-    def expected() -> Expected:
-        return Expected(layers, x, grad)
+    def expected() -> list[Tensor]:
+        """Compute the result and the gradients in FP64."""
+        exact = copy.deepcopy(layers).double()
+        inputs = x.detach().double().requires_grad_(backward)
+        return run_pass(
+            exact, list(exact.parameters()), inputs, grad.double() if backward else None
+        )
+
+    names = ["result", "gradient of the input", *(name for name, _ in layers.named_parameters())]
 
     def verify(name: str, line: Line) -> None:
-        expected().compare(name, run(line.launch))
+        results = run(line.launch)
+        check(len(results) == len(expected()), f"{name} has {len(results)} results")
+        for part, exact, result in zip(names, expected(), results, strict=False):
+            check(result.dtype == dtype, f"{name}'s {part} is {result.dtype}")
+            compare(result, exact.detach(), sum(block[1:]), dtype, f"{name}'s {part}")
 
     work = Work(flops=block.flops * (3 if backward else 1))
     return providers.trial(lines, timed, verify, work)
 
 
-class Expected:
-    """The result and the gradients in FP64."""
-
-    def __init__(self, layers: Layers, x: Tensor, grad: Tensor) -> None:
-        block, exact = layers.block, copy.deepcopy(layers).double()
-        inputs = x.detach().double().requires_grad_()
-        self.tensors = run_pass(exact, list(exact.parameters()), inputs, grad.double())
-        names = [f"gradient of {name}" for name, _ in layers.named_parameters()]
-        self.names = ["result", "gradient of the input", *names]
-        self.dtype = x.dtype
-        self.terms = block.tokens + block.width + block.hidden
-
-    def compare(self, name: str, results: Sequence[Tensor]) -> None:
-        """Raise CheckError unless the result, and the gradients if there are any, are near."""
-        check(len(results) in (1, len(self.tensors)), f"{name} has {len(results)} results")
-        for what, exact, result in zip(self.names, self.tensors, results, strict=False):
-            check(result.dtype == self.dtype, f"{name}'s {what} is {result.dtype}")
-            compare_blocks(result, exact.detach(), self.terms, f"{name}'s {what}")
-
-
 def limit(setup: Setup) -> Case:
-    """torch's product of square matrices in the first dtype, nothing else."""
+    """Time torch's product of square matrices in the first dtype."""
     size = 64 if setup.quick else 512 if setup.small else 4096
     dtype = (setup.dtypes(FP16, BF16, also=(FP32,)) or (FP16,))[0]
 
@@ -168,11 +137,11 @@ def limit(setup: Setup) -> Case:
 
 
 def blocks(setup: Setup) -> list[tuple[str, Block]]:
-    """The MLPs of ViT-B and of language models, of which a CPU gets a fraction."""
+    """Return the MLPs of ViT-B and of language models, a fraction of them on a CPU."""
     if setup.small:
         part = 32 if setup.quick else 8
-        width, hidden = 2048 // part, 8192 // part
-        sizes = [(f"1B at 1/{part}", 32 if setup.quick else 256, width, hidden)]
+        tokens = 32 if setup.quick else 256
+        sizes = [(f"1B at 1/{part}", tokens, BILLION_1.width // part, BILLION_1.hidden // part)]
     else:
         sizes = [
             ("8B", TOKENS, BILLION_8.width, BILLION_8.hidden),
@@ -199,11 +168,9 @@ def cases(setup: Setup) -> list[Case]:
 
 OP = Op(
     name="linear",
-    notes=(
-        "amp_ext's fused layers and torch's linear, GELU, linear apart, with parameters of the "
-        "dtype named; inputs are the same ones every time. fwd+bwd: a forward pass and the "
-        "gradients of the input and of all parameters. GFLOP/s counts the products.",
-    ),
+    notes="amp_ext's fused layers and torch's linear, GELU, linear one after the other, with "
+    "parameters of the dtype named. fwd+bwd: a forward pass and the gradients of the input and of "
+    "all parameters. GFLOP/s counts the products.",
     rate="GFLOP/s",
     host=False,
     limit=limit,

@@ -1,4 +1,4 @@
-"""A step of GradScaler and AdamW: check, norm where clipped, the optimizer's step, update."""
+"""Time a step of GradScaler and AdamW: check, norm where clipped, optimizer, update."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ from workloads.gradients import gradients, parameters
 INIT_SCALE = 1024.0
 LR, STEPS = 1e-3, 3
 MAX_NORM = 0.1
-FP32_MOMENTS = {"exp_avg_dtype": FP32, "exp_avg_sq_dtype": FP32}
-BF16_MOMENTS = {"exp_avg_dtype": BF16, "exp_avg_sq_dtype": BF16}
 
 
-def bytes_of(moments: dict[str, torch.dtype]) -> int:
-    """What a parameter costs amp_ext: its gradient is read by the check and by the step; weight and
-    moments are read and written. torch.amp's fused AdamW moves 40 bytes, and 48 where it clips."""
+def bytes_of(moment: torch.dtype) -> int:
+    """Return the bytes that amp_ext moves for a parameter with two moments of a dtype.
+
+    A gradient is read by the check and by the step; weight and moments are read and written.
+    torch.amp's fused AdamW moves 40 bytes, and 48 where it clips.
+    """
     gradient, weight = 2 * 4, 2 * 4
-    return gradient + weight + sum(2 * dtype.itemsize for dtype in moments.values())
+    return gradient + weight + 2 * 2 * moment.itemsize
 
 
 class Training:
-    """Parameters, their scaled gradients, a scaler and an optimizer."""
+    """Hold parameters, their scaled gradients, a scaler and an optimizer."""
 
     def __init__(self, line: Line, shapes: list[int], clips: bool, device: torch.device) -> None:
         torch.manual_seed(0)
@@ -40,7 +41,7 @@ class Training:
         self.scaler.scale(torch.zeros((), device=device))
 
     def prepare(self) -> None:
-        """torch unscales gradients in place."""
+        """Write the gradients, which torch unscales in place."""
         torch._foreach_copy_([parameter.grad for parameter in self.parameters], self.scaled)
 
     def run(self) -> None:
@@ -53,9 +54,9 @@ class Training:
         self.scaler.update()
 
 
-def ours(moments: dict[str, torch.dtype], device: torch.device, parameters: list) -> tuple:
+def ours(moment: torch.dtype, device: torch.device, parameters: list) -> tuple:
     scaler = amp_ext.GradScaler(device.type, init_scale=INIT_SCALE)
-    return scaler, AdamW(parameters, lr=LR, **moments)
+    return scaler, AdamW(parameters, lr=LR, exp_avg_dtype=moment, exp_avg_sq_dtype=moment)
 
 
 def theirs(device: torch.device, parameters: list) -> tuple:
@@ -63,9 +64,9 @@ def theirs(device: torch.device, parameters: list) -> tuple:
     return scaler, torch.optim.AdamW(parameters, lr=LR, fused=True)
 
 
-def build(shapes: list[int], clips: bool, moments: dict[str, torch.dtype], setup: Setup) -> Trial:
+def build(shapes: list[int], clips: bool, moment: torch.dtype, setup: Setup) -> Trial:
     device = setup.device
-    lines = providers.lines(partial(ours, moments), theirs, device)
+    lines = providers.lines(partial(ours, moment), theirs, device)
 
     def timed(name: str, line: Line) -> Provider:
         training = Training(line, shapes, clips, device)
@@ -74,12 +75,12 @@ def build(shapes: list[int], clips: bool, moments: dict[str, torch.dtype], setup
     def verify_line(name: str, line: Line) -> None:
         verify(*(Training(each, shapes, clips, device) for each in (line, lines[BASELINE])))
 
-    work = Work(bytes=bytes_of(moments) * sum(shapes), parameters=sum(shapes))
+    work = Work(bytes=bytes_of(moment) * sum(shapes), parameters=sum(shapes))
     return providers.trial(lines, timed, verify_line, work, [BASELINE])
 
 
 def verify(mine: Training, theirs: Training) -> None:
-    """The parameters go torch's way, and neither goes anywhere by a gradient with an infinity.
+    """Expect torch's parameters, and no step by a gradient with an infinity.
 
     A step moves an element by about LR, and rounding of its moments to bfloat16 (8 bits) moves
     their quotient by less than 2**-7 of it; in FP32 the norm is off by a few units in the last
@@ -104,29 +105,26 @@ def verify(mine: Training, theirs: Training) -> None:
 def cases(setup: Setup) -> list[Case]:
     if not setup.dtypes(FP32):
         return []
-    size = 64 * KI if setup.quick else MI
-    large, small = (f"50 x {lists.binary(size)}", 50 * [size]), ("4000 x 4", 4000 * [4])
+    large, small = lists.named([(50, 64 * KI if setup.quick else MI), (4000, 4)])
     rows = [
-        (large, False, FP32_MOMENTS, ""),
-        (large, True, FP32_MOMENTS, ", clipped"),
-        (large, True, BF16_MOMENTS, ", clipped, BF16 moments"),
-        (small, False, FP32_MOMENTS, ""),
-        (small, True, FP32_MOMENTS, ", clipped"),
+        (large, False, FP32, ""),
+        (large, True, FP32, ", clipped"),
+        (large, True, BF16, ", clipped, BF16 moments"),
+        (small, False, FP32, ""),
+        (small, True, FP32, ", clipped"),
     ]
     return [
-        Case(f"{name}{words}", partial(build, shapes, clips, moments, setup))
-        for (name, shapes), clips, moments, words in rows
+        Case(f"{name}{words}", partial(build, shapes, clips, moment, setup))
+        for (name, shapes), clips, moment, words in rows
     ]
 
 
 OP = Op(
     name="step",
-    notes=(
-        "GradScaler and AdamW on FP32 parameters, torch's fused; sizes in elements. Gradients are "
-        "written anew before every step, untimed. GB/s counts the bytes that amp_ext moves: "
-        f"{bytes_of(FP32_MOMENTS)} a parameter, {bytes_of(BF16_MOMENTS)} with BF16 moments; "
-        "torch.amp moves 40, and 48 where it clips.",
-    ),
+    notes="GradScaler and AdamW on FP32 parameters, torch's fused; sizes in elements. Gradients "
+    "are written anew before every step, untimed. GB/s counts the bytes that amp_ext moves: "
+    f"{bytes_of(FP32)} a parameter, {bytes_of(BF16)} with BF16 moments; torch.amp moves 40, and 48 "
+    "where it clips.",
     rate="GB/s",
     host=False,
     limit=lists.in_place_limit,

@@ -1,4 +1,4 @@
-"""Whole training steps: FP16 or BF16 under amp_ext and under torch.amp, and FP32."""
+"""Time whole training steps: FP16 or BF16 under amp_ext and torch.amp, and FP32."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import itertools
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from itertools import islice, pairwise
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,12 +20,12 @@ from workloads.common import Trainer
 from workloads.networks import GPT2, ResNet50
 
 OURS_AMP, TORCH_AMP, NO_AMP = "amp_ext", "torch", "none"
-# No step shall overflow: a skipped one does less work, and its parameters lag behind FP32's.
+# No step may overflow: a skipped step does less work, and its parameters lag behind FP32's.
 SCALER = {"init_scale": 1024.0, "growth_interval": 1_000_000}
 BATCHES = 20  # of a training, one after the other and again from the first
 
-# The check: a few steps by SGD, each of which moves the parameters by this part of their norm. Then
-# they go nearly the same way, and rounding of FP32 parameters is not a thousandth of it.
+# The check takes a few steps by SGD, each of which moves the parameters by this part of their norm.
+# Then all go nearly the same way, and rounding of FP32 parameters is not a thousandth of it.
 CHECKED_STEPS, STRIDE = 4, 1e-4
 # Of the first loss: rounding to 16 bits moves losses by less than a thousandth.
 LOSS_TOLERANCE = 0.02
@@ -34,7 +33,8 @@ LOSS_TOLERANCE = 0.02
 # and ReLUs of a narrow ResNet-50), in other ways at each step, so that the way is less than 0.13
 # off; a training that loses every second step is 0.5 off.
 WAY_TOLERANCE = 0.3
-Start = Callable[..., Trainer]  # a training to be, of an amp and a device
+Start = Callable[..., Trainer]  # takes an amp and a device
+FirstSteps = tuple[list[float], list[Tensor]]  # losses, and how far each parameter has moved
 
 
 def checkerboard_trainer(size: int, amp: str, device: torch.device) -> Trainer:
@@ -46,7 +46,7 @@ def regression_trainer(amp: str, device: torch.device) -> Trainer:
 
 
 def digits_trainer(amp: str, device: torch.device) -> Trainer:
-    """Random images: what is in them does not change the time."""
+    """Train on random images, whose content does not change the time."""
     generator = torch.Generator().manual_seed(0)
     shape = (digits.BATCH, digits.SIDE, digits.SIDE)
     images = torch.rand(shape, generator=generator).to(device)
@@ -55,21 +55,14 @@ def digits_trainer(amp: str, device: torch.device) -> Trainer:
 
 
 def network_trainer(sizes: GPT2 | ResNet50, amp: str, device: torch.device) -> Trainer:
-    """The same initial network every time, on one batch of random data."""
+    """Train the same initial network every time, on one batch of random data."""
     torch.manual_seed(0)
     batches = itertools.repeat(sizes.data(device))
     return Trainer(sizes.network(), sizes.loss, batches, amp, device)
 
 
-class FirstSteps(NamedTuple):
-    """Losses of each step, and how far the steps together have moved each parameter."""
-
-    losses: list[float]
-    way: list[Tensor]
-
-
 class Training:
-    """A network, a loss and batches, from which every line starts.
+    """Hold the network, the loss and the batches from which every line starts.
 
     Args:
         start: makes the network and its batches.
@@ -84,7 +77,7 @@ class Training:
         self.dtype, self.device = dtype, device
 
     def trainer(self, amp: str) -> Trainer:
-        """Of a copy of the network."""
+        """Make a trainer of a copy of the network."""
         network, batches = copy.deepcopy(self.network), itertools.cycle(self.batches)
         return Trainer(network, self.loss, batches, amp, self.device, self.dtype, **SCALER)
 
@@ -97,10 +90,10 @@ class Training:
         trainer.optimizer = torch.optim.SGD(parameters, lr)
         trainer.batches = iter(self.batches)
         losses = [trainer.step().loss for _ in range(CHECKED_STEPS)]
-        return FirstSteps(losses, torch._foreach_sub([p.detach() for p in parameters], begin))
+        return losses, torch._foreach_sub([p.detach() for p in parameters], begin)
 
     def stride(self) -> float:
-        """The learning rate at which the first step in FP32 is as long as it is to be."""
+        """Return the learning rate whose first step in FP32 has the wanted length."""
         trainer = self.trainer(NO_AMP)
         trainer.advance()
         trainer.run()
@@ -110,12 +103,12 @@ class Training:
 
 @torch.no_grad()
 def norm(tensors: Sequence[Tensor]) -> float:
-    """The L2 norm of all."""
+    """Return the L2 norm of all tensors."""
     return torch.stack(torch._foreach_norm(tensors)).norm().item()
 
 
 def build(start: Start, dtype: torch.dtype, setup: Setup) -> Trial:
-    """Each provider trains a network of its own, from the same start on the same batches."""
+    """Make a trial of a network for each provider, from the same start on the same batches."""
     training = Training(start, dtype, setup.device)
     new = {amp: partial(training.trainer, amp) for amp in (OURS_AMP, TORCH_AMP, NO_AMP)}
     lines = providers.lines(new[OURS_AMP], new[TORCH_AMP], setup.device, products=True)
@@ -130,7 +123,7 @@ def build(start: Start, dtype: torch.dtype, setup: Setup) -> Trial:
 
     @cache
     def expected() -> tuple[float, FirstSteps]:
-        """The learning rate, and where it leads in FP32."""
+        """Return the learning rate, and its first steps in FP32."""
         with providers.without_tf32():
             lr = training.stride()
             return lr, training.restart(new[NO_AMP](), lr)
@@ -145,7 +138,7 @@ def build(start: Start, dtype: torch.dtype, setup: Setup) -> Trial:
 
 
 def compiled(new: Callable[[], Trainer]) -> Trainer | None:
-    """torch.amp's trainer with a compiled network; None where that does not compile."""
+    """Return torch.amp's trainer with a compiled network; None where that fails."""
     trainer = new()
 
     def step(network: Callable) -> None:
@@ -157,26 +150,23 @@ def compiled(new: Callable[[], Trainer]) -> Trainer | None:
 
 
 def verify(steps: FirstSteps, expected: FirstSteps) -> None:
-    """Losses and parameters are near those of FP32."""
-    for number, (loss, exact) in enumerate(zip(steps.losses, expected.losses, strict=True), 1):
-        check(
-            abs(loss - exact) <= LOSS_TOLERANCE * expected.losses[0],
-            f"at step {number} the loss is {loss:.4g}, in FP32 {exact:.4g}",
-        )
-    off = norm(torch._foreach_sub(steps.way, expected.way)) / norm(expected.way)
-    check(
-        off <= WAY_TOLERANCE,
-        f"after {len(steps.losses)} steps parameters are off by {off:.2g} of their way in FP32",
-    )
+    """Expect losses and parameters near those of FP32."""
+    (losses, way), (exact_losses, exact_way) = steps, expected
+    for number, (loss, exact) in enumerate(zip(losses, exact_losses, strict=True), 1):
+        near = abs(loss - exact) <= LOSS_TOLERANCE * exact_losses[0]
+        check(near, f"at step {number} the loss is {loss:.4g}, in FP32 {exact:.4g}")
+    off = norm(torch._foreach_sub(way, exact_way)) / norm(exact_way)
+    words = f"after {len(losses)} steps parameters are off by {off:.2g} of their way in FP32"
+    check(off <= WAY_TOLERANCE, words)
 
 
 def pixels(setup: Setup) -> int:
-    """The checkerboard's side."""
+    """Return the checkerboard's side."""
     return 32 if setup.quick else checkerboard.SIZES[setup.device.type]
 
 
 def limit(setup: Setup) -> Case:
-    """The matrix products of a checkerboard step and nothing else."""
+    """Time the matrix products of a checkerboard step and nothing else."""
     side, device = pixels(setup), setup.device
     dtype = torch.float16 if setup.on_gpu else torch.float32
 
@@ -203,24 +193,19 @@ def limit(setup: Setup) -> Case:
     return Case(f"products of {side} x {side}, {str(dtype)[6:]}", build_products, limit=True)
 
 
-def gpt2(setup: Setup) -> tuple[str, GPT2]:
-    """GPT-2 small, or where that would take minutes a step, a network of its shape."""
+def networks(setup: Setup) -> dict[str, GPT2 | ResNet50]:
+    """Return GPT-2 small and ResNet-50, or networks of their shapes that take no minutes."""
     if not setup.small:
-        return "GPT-2 small, 8 x 1024 tokens", GPT2()
+        return {"GPT-2 small, 8 x 1024 tokens": GPT2(), "ResNet-50, 64 images of 224": ResNet50()}
     if setup.quick:
-        sizes = GPT2(layers=2, width=32, heads=2, vocabulary=256, positions=16, batch=2)
-        return "GPT-2, 2 of 32 wide, 32 tokens", sizes
-    sizes = GPT2(layers=4, width=128, heads=4, vocabulary=2048, positions=64, batch=2)
-    return "GPT-2, 4 of 128 wide, 128 tokens", sizes
-
-
-def resnet50(setup: Setup) -> tuple[str, ResNet50]:
-    if not setup.small:
-        return "ResNet-50, 64 images of 224", ResNet50()
-    if setup.quick:
-        sizes = ResNet50(blocks=(1, 1), width=4, side=16, classes=10, batch=4)
-        return "ResNet of 2 blocks, 4 x 16 px", sizes
-    return "ResNet-50 at 1/8, 8 x 64 px", ResNet50(width=8, side=64, classes=100, batch=8)
+        return {
+            "GPT-2, 2 of 32 wide, 32 tokens": GPT2(2, 32, 2, 256, 16, 2),
+            "ResNet of 2 blocks, 4 x 16 px": ResNet50((1, 1), 4, 16, 10, 4),
+        }
+    return {
+        "GPT-2, 4 of 128 wide, 128 tokens": GPT2(4, 128, 4, 2048, 64, 2),
+        "ResNet-50 at 1/8, 8 x 64 px": ResNet50(width=8, side=64, classes=100, batch=8),
+    }
 
 
 def cases(setup: Setup) -> list[Case]:
@@ -230,7 +215,7 @@ def cases(setup: Setup) -> list[Case]:
         f"regression MLP, batch {regression.BATCH}": regression_trainer,
         f"digits MLP, batch {digits.BATCH}": digits_trainer,
     }
-    for name, sizes in (gpt2(setup), resnet50(setup)):
+    for name, sizes in networks(setup).items():
         starts[name] = partial(network_trainer, sizes)
     return [
         Case(
@@ -245,12 +230,10 @@ def cases(setup: Setup) -> list[Case]:
 
 OP = Op(
     name="train",
-    notes=(
-        "A step from zero_grad to scaler.update, until the device is done, with Adam; the next "
-        "batch is taken before it, untimed. amp_ext and torch train in FP16, but for cases that "
-        "say bf16; compile is torch with its network compiled; fp32 is without TF32. The limit is "
-        "the checkerboard's eleven matrix products alone.",
-    ),
+    notes="A step from zero_grad to scaler.update, until the device is done, with Adam; the next "
+    "batch is taken before it, untimed. amp_ext and torch train in FP16, cases that say bf16 in "
+    "BF16; compile is torch with its network compiled; fp32 is without TF32. The limit is the "
+    "checkerboard's eleven matrix products alone.",
     rate="ms/step",
     host=True,
     limit=limit,

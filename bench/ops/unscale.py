@@ -1,4 +1,4 @@
-"""unscale_: multiply a list of gradients by a scalar in place and look for infinities and NaNs."""
+"""Time unscale_: multiply a list of gradients in place and look for infinities and NaNs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 from amp_ext import ops
 from harness import lists, providers
-from harness.lists import GradientList, Gradients, in_place_limit
+from harness.lists import Gradients
 from harness.providers import Line
 from harness.registry import BF16, FP16, FP32, Case, Op, Setup, Trial, check
 
@@ -19,34 +19,29 @@ def ours(grads: Gradients, flag: Tensor, factor: Tensor) -> None:
 
 
 def theirs(grads: Gradients, flag: Tensor, factor: Tensor) -> None:
-    """torch's op as torch.amp.GradScaler calls it: once for every dtype."""
+    """Call torch's op as torch.amp.GradScaler does, once for every dtype."""
     for group in grads.groups:
         torch._amp_foreach_non_finite_check_and_unscale_(group, flag, factor)
 
 
-def composed(grads: list[Tensor], flag: Tensor, inv_scale: Tensor) -> None:
-    """The same of torch's ordinary ops, for torch.compile to fuse."""
-    torch._foreach_mul_(grads, inv_scale)
+def composed(grads: list[Tensor], flag: Tensor, factor: Tensor) -> None:
+    torch._foreach_mul_(grads, factor)
     finite = torch.stack([grad.isfinite().all() for grad in grads]).all()
     flag.copy_(torch.maximum(flag, (~finite).float()))
 
 
-def build(case: GradientList, setup: Setup) -> Trial:
-    """Gradients are doubled and halved in turn."""
+def build(shapes: list, dtypes: tuple, setup: Setup) -> Trial:
     lines = providers.lines(ours, theirs, setup.device)
-    return lists.build(case, setup, lines, verify, composed, FACTORS, passes=2)
+    return lists.build(shapes, dtypes, setup, lines, verify, composed, FACTORS, passes=2)
 
 
 def verify(line: Line, grads: Gradients) -> None:
-    """Values are those of a product rounded once; found_inf is right with one infinity too."""
+    """Expect products rounded once, and found_inf for one infinity."""
     device = grads.flat[0].device
     factor = torch.tensor(1 / 3000, device=device)
     for last in (None, torch.inf):
-        mine = grads.clone()
-        if last is not None:
-            mine.spoil_last(last)
+        mine, flag = grads.with_last(last), lists.new_flag(device)
         expected = [(grad.float() * factor).to(grad.dtype) for grad in mine.flat]
-        flag = lists.new_flag(device)
         line.launch(mine, flag, factor)
         wrong = lists.different(mine.flat, expected)
         check(wrong == 0, f"values are wrong in {wrong} of {len(expected)} tensors")
@@ -55,21 +50,18 @@ def verify(line: Line, grads: Gradients) -> None:
 
 
 def cases(setup: Setup) -> list[Case]:
-    # torch's CUDA op takes no bfloat16.
-    mixed = (FP32, FP16) if setup.on_gpu else (FP32, FP16, BF16)
-    if setup.on_gpu and setup.dtype == BF16:
+    if setup.on_gpu and setup.dtype == BF16:  # torch's CUDA op takes no bfloat16
         return []
-    return lists.cases(setup, mixed, build)
+    return lists.cases(setup, (FP32, FP16) if setup.on_gpu else (FP32, FP16, BF16), build)
 
 
 OP = Op(
     name="unscale",
-    notes=(
-        "Contiguous .grad tensors of parameters, sizes in elements; inv_scale is 2.0 and 0.5 in "
-        "turn; nothing is subtracted. GB/s counts one read and one write of every gradient.",
-    ),
+    notes="Contiguous .grad tensors of parameters, sizes in elements; inv_scale is 2.0 and 0.5 in "
+    "turn. GB/s counts one read and one write of every gradient.",
     rate="GB/s",
     host=False,
-    limit=in_place_limit,
+    limit=lists.in_place_limit,
     cases=cases,
+    axis="sizes",
 )

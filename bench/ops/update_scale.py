@@ -1,4 +1,4 @@
-"""update_scale_: move the loss scale after a step."""
+"""Time update_scale_: move the loss scale after a step."""
 
 from __future__ import annotations
 
@@ -18,52 +18,53 @@ GROWTH, BACKOFF = 2.0, 0.5
 INIT_SCALE = 65536.0
 INTERVAL = 2000
 CHECKED_STEPS = 50
-CALLS, QUICK_CALLS = 20, 4
+State = tuple[Tensor, Tensor]  # a scale and its tracker
 
 
-class State:
-    """A scale and its tracker, moved by one provider."""
+def state(device: torch.device) -> State:
+    return torch.tensor(INIT_SCALE, device=device), torch.zeros(
+        (), dtype=torch.int32, device=device
+    )
 
-    def __init__(self, device: torch.device) -> None:
-        self.scale = torch.tensor(INIT_SCALE, device=device)
-        self.tracker = torch.zeros((), dtype=torch.int32, device=device)
+
+def calls(setup: Setup) -> range:
+    return range(4 if setup.quick else 20)
 
 
 def ours(state: State, found_infs: Sequence[Tensor], interval: int) -> None:
-    ops.update_scale_(state.scale, state.tracker, found_infs, GROWTH, BACKOFF, interval)
+    ops.update_scale_(*state, found_infs, GROWTH, BACKOFF, interval)
 
 
 def theirs(state: State, found_infs: Sequence[Tensor], interval: int) -> None:
-    """As torch.amp.GradScaler.update, which adds up what its optimizers have found."""
+    """Add up the optimizers' found_infs as torch.amp.GradScaler.update does."""
     found = found_infs[0]
     if len(found_infs) > 1:
         found = found.clone()
         for other in found_infs[1:]:
             found += other
-    torch._amp_update_scale_(state.scale, state.tracker, found, GROWTH, BACKOFF, interval)
+    torch._amp_update_scale_(*state, found, GROWTH, BACKOFF, interval)
 
 
 def flags(count: int, overflow: bool, device: torch.device) -> list[Tensor]:
-    """What `count` optimizers have found: the last one an overflow, or none of them any."""
+    """Make the found_infs of `count` optimizers; the last one may be an overflow."""
     found_infs = [torch.zeros((), device=device) for _ in range(count)]
     found_infs[-1].fill_(float(overflow))
     return found_infs
 
 
 def build(count: int, moves: bool, setup: Setup) -> Trial:
-    """The scale stands still, or is doubled and halved in turn: by every other step's overflow."""
+    """Make a trial whose scale stands still, or moves by every other step's overflow."""
     interval = 1 if moves else INTERVAL
-    calls = range(QUICK_CALLS if setup.quick else CALLS)
 
     def timed(name: str, line: Line) -> Provider:
-        state = State(setup.device)
+        own = state(setup.device)
         turns = itertools.cycle(
             [flags(count, overflow, setup.device) for overflow in (False, moves)]
         )
 
         def launch() -> None:
-            for _ in calls:
-                line.launch(state, next(turns), interval)
+            for _ in calls(setup):
+                line.launch(own, next(turns), interval)
 
         return Provider(name, launch, around=line.around)
 
@@ -71,41 +72,36 @@ def build(count: int, moves: bool, setup: Setup) -> Trial:
         verify(line, count, setup.device)
 
     lines = providers.lines(ours, theirs, setup.device)
-    return providers.trial(lines, timed, verify_line, Work(calls=len(calls)))
+    return providers.trial(lines, timed, verify_line, Work(calls=len(calls(setup))))
 
 
 def verify(line: Line, count: int, device: torch.device) -> None:
-    """Scale and tracker are right after each of some steps, of which a third overflow."""
-    state, interval = State(device), 3
+    """Expect the right scale and tracker after each step; a third of the steps overflow."""
+    own, interval = state(device), 3
     scale, tracker = INIT_SCALE, 0
     generator = torch.Generator().manual_seed(0)
     for step in range(CHECKED_STEPS):
         overflow = bool(torch.rand((), generator=generator) < 1 / 3)
-        line.launch(state, flags(count, overflow, device), interval)
+        line.launch(own, flags(count, overflow, device), interval)
         tracker = 0 if overflow else tracker + 1
         if overflow:
             scale *= BACKOFF
         elif tracker == interval:
             scale, tracker = scale * GROWTH, 0
-        found = state.scale.item(), state.tracker.item()
+        found = own[0].item(), own[1].item()
         words = f"after step {step} scale and tracker are"
         check(found == (scale, tracker), f"{words} {found}, not {(scale, tracker)}")
 
 
 def limit(setup: Setup) -> Case:
-    """The smallest op that torch has, on one element."""
-    calls = range(QUICK_CALLS if setup.quick else CALLS)
+    """Time the smallest op that torch has, on one element."""
 
-    def build_adds() -> Trial:
+    def build_zeros() -> Trial:
         one = torch.zeros((), device=setup.device)
+        launch = lambda: [one.zero_() for _ in calls(setup)]  # noqa: E731
+        return Trial((Provider("torch", launch),), work=Work(calls=len(calls(setup))))
 
-        def launch() -> None:
-            for _ in calls:
-                one.zero_()
-
-        return Trial((Provider("torch", launch),), work=Work(calls=len(calls)))
-
-    return Case("zero_ of 1 element", build_adds, limit=True)
+    return Case("zero_ of 1 element", build_zeros, limit=True)
 
 
 def cases(setup: Setup) -> list[Case]:
@@ -123,10 +119,8 @@ def cases(setup: Setup) -> list[Case]:
 
 OP = Op(
     name="update_scale",
-    notes=(
-        "One found_inf an optimizer; the scale is never due, or doubled and halved in turn. torch "
-        "adds several found_infs up one by one before torch._amp_update_scale_.",
-    ),
+    notes="One found_inf an optimizer; the scale is never due, or doubled and halved in turn. "
+    "torch adds several found_infs up one by one before torch._amp_update_scale_.",
     rate="us/call",
     host=False,
     limit=limit,

@@ -1,4 +1,4 @@
-"""A network of four 1x1 convolutions learns a checkerboard from pixel coordinates.
+"""Train four 1x1 convolutions on a checkerboard by pixel coordinates.
 
     python bench/workloads/checkerboard.py [--device cuda] [--amp amp_ext] [--size 512]
 
@@ -26,7 +26,7 @@ SIZES = {"cuda": 512, "cpu": 96}
 
 
 def network() -> nn.Sequential:
-    """1x1 convolutions 2-256-256-256-1 with batch norm and ReLU between them."""
+    """Make 1x1 convolutions 2-256-256-256-1 with batch norm and ReLU between them."""
     channels = (2, WIDTH, WIDTH, WIDTH)
     layers: list[nn.Module] = []
     for inputs, outputs in pairwise(channels):
@@ -35,19 +35,19 @@ def network() -> nn.Sequential:
 
 
 def coordinates(size: int) -> Tensor:
-    """1 x 2 x size x size float32: x and y of every pixel in [0, 1)."""
+    """Return 1 x 2 x size x size float32: x and y of every pixel in [0, 1)."""
     axis = torch.arange(size) / size
     y, x = torch.meshgrid(axis, axis, indexing="ij")
     return torch.stack([x, y]).unsqueeze(0)
 
 
 def checkerboard(pixels: Tensor) -> Tensor:
-    """1 x 1 x N x N float32: 0 or 1, changing at every eighth of both axes."""
+    """Return 1 x 1 x N x N float32: 0 or 1, changing at every eighth of both axes."""
     return (pixels * FIELDS).floor().sum(dim=1, keepdim=True).remainder(2)
 
 
 def training(amp: str, device: torch.device, size: int, **scaler_options) -> Trainer:
-    """The same initial network every time."""
+    """Train the same initial network every time."""
     torch.manual_seed(0)
     model = network()
     pixels = coordinates(size).to(device)

@@ -1,4 +1,4 @@
-"""What the workloads share: options, a network in training under FP32 or FP16, and its figures."""
+"""Share the options, the training under FP32 or FP16 and the figures of the workloads."""
 
 from __future__ import annotations
 
@@ -24,23 +24,16 @@ Batch = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class StepRecord:
-    """One training step.
+    """Record one training step."""
 
-    Args:
-        loss: of the batch, before the step.
-        scale: loss scale that the step used; 1 in FP32.
-        skipped: the scaler found an overflow and left the parameters alone.
-        milliseconds: the whole step from zero_grad to update, until the device was done.
-    """
-
-    loss: float
-    scale: float
-    skipped: bool
-    milliseconds: float
+    loss: float  # of the batch, before the step
+    scale: float  # that the step used; 1 in FP32
+    skipped: bool  # the scaler found an overflow and left the parameters alone
+    milliseconds: float  # from zero_grad to update, until the device was done
 
 
 class Trainer:
-    """A network with its batches, Adam(1e-3) and the autocast and scaler of one way to train.
+    """Hold a network with its batches, Adam(1e-3), and the autocast and scaler of an amp.
 
     Args:
         network: is moved to `device`.
@@ -78,7 +71,7 @@ class Trainer:
         self.inputs, self.targets = next(self.batches)
 
     def run(self) -> Tensor:
-        """One step on the batch at hand, until the device is done; returns the loss before it."""
+        """Take one step on the batch at hand; return the loss before it."""
         self.optimizer.zero_grad()
         with self.autocast():
             loss = self.loss(self.network(self.inputs), self.targets)
@@ -90,7 +83,7 @@ class Trainer:
         return loss.detach()
 
     def step(self) -> StepRecord:
-        """One timed step on the next batch."""
+        """Take one timed step on the next batch."""
         self.advance()
         scale = self.scaler.get_scale()
         start = time.perf_counter()
@@ -103,13 +96,13 @@ class Trainer:
 
     @torch.no_grad()
     def predict(self, inputs: Tensor) -> Tensor:
-        """float32 on the CPU: the network's output, computed as in training."""
+        """Return the network's output, computed as in training, in float32 on the CPU."""
         with self.autocast():
             return self.network(inputs).float().cpu()
 
 
 def epochs(loader: DataLoader, device: torch.device) -> Iterator[Batch]:
-    """The loader's batches on the device, over and over."""
+    """Yield the loader's batches on the device, over and over."""
     for _ in itertools.count():
         for inputs, targets in loader:
             yield inputs.to(device), targets.to(device)
@@ -136,12 +129,12 @@ def follow(trainer: Trainer, count: int, batches: int = 1, every: int = 0) -> li
 
 
 def three_digits(value: float) -> str:
-    """0.0123, 1.23, 123 and 12,346: without an exponent."""
+    """Write 0.0123, 1.23, 123 and 12,346: without an exponent."""
     return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
 
 
 def summary(name: str, trainer: Trainer, records: Sequence[StepRecord], *more: str) -> str:
-    """The line of figures that a workload ends with."""
+    """Return the line of figures that a workload ends with."""
     milliseconds = statistics.median(record.milliseconds for record in records)
     figures = (
         f"{len(records)} steps",
@@ -155,7 +148,7 @@ def summary(name: str, trainer: Trainer, records: Sequence[StepRecord], *more: s
 
 
 def positive(text: str) -> int:
-    """A positive integer of the command line."""
+    """Read a positive integer of the command line."""
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
@@ -163,7 +156,7 @@ def positive(text: str) -> int:
 
 
 class DeviceParser(argparse.ArgumentParser):
-    """With --device, which comes out as a torch.device."""
+    """Add --device, which becomes a torch.device."""
 
     def __init__(self, description: str) -> None:
         super().__init__(description=description.split("\n", 1)[0])
@@ -179,7 +172,7 @@ class DeviceParser(argparse.ArgumentParser):
 
 
 class Parser(DeviceParser):
-    """The options that every workload has."""
+    """Add the options that every workload has."""
 
     def __init__(self, description: str) -> None:
         super().__init__(description)

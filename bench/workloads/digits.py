@@ -1,4 +1,4 @@
-"""A network of two linear layers reads handwritten digits.
+"""Train two linear layers to read handwritten digits.
 
     python bench/workloads/digits.py [--data DIR] [--device cuda] [--amp amp_ext] [--epochs 2]
 
@@ -29,7 +29,7 @@ TRAINING_SHARE = 0.8
 
 @dataclass(frozen=True)
 class Digits:
-    """Images N x 28 x 28 float32 in [0, 1] with labels N int64, to train on and to test with."""
+    """Hold images N x 28 x 28 float32 in [0, 1] and labels N int64, to train and to test."""
 
     source: str
     images: Tensor
@@ -39,7 +39,7 @@ class Digits:
 
 
 def load(folder: Path) -> Digits:
-    """MNIST from `folder`/MNIST, or else scikit-learn's digits."""
+    """Read MNIST from `folder`/MNIST, or else scikit-learn's digits."""
     if not (folder / "MNIST").is_dir():
         return small_digits()
     from torchvision.datasets import MNIST
@@ -62,7 +62,7 @@ def small_digits() -> Digits:
 
 
 def training(amp: str, device: torch.device, batches: Iterable[Batch], **scaler_options) -> Trainer:
-    """The same initial network every time; batches are of images 28 x 28 and labels."""
+    """Train the same initial network every time on batches of images and labels."""
     torch.manual_seed(0)
     layers = (nn.Linear(SIDE * SIDE, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, CLASSES))
     network, loss = nn.Sequential(nn.Flatten(), *layers), nn.functional.cross_entropy

@@ -1,9 +1,9 @@
-"""The matrix products that are worth timing."""
+"""List the matrix products that are worth timing."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -16,13 +16,14 @@ TOKENS = 4096
 
 @dataclass(frozen=True)
 class Shape:
-    """out [m, n] = A [m, k] @ B [k, n].
+    """Describe a product out [m, n] = A [m, k] @ B [k, n].
 
     Args:
-        name: what the product is.
-        layout: "NN", "NT" or "TN"; T is an operand that lies in memory as its transpose.
-        out: dtype of amp_ext's result; the operands' own when None.
-        accumulate: the product is added to a float32 [m, n].
+        name: of the product.
+        m, n, k: sizes.
+        layout: of A and B, "N" or "T" each; T is an operand that lies in memory as its transpose.
+        out: dtype of amp_ext's result; None for the operands' own.
+        accumulate: whether the product is added to a float32 [m, n].
     """
 
     name: str
@@ -38,13 +39,13 @@ class Shape:
         return 2 * self.m * self.n * self.k
 
     def work(self, dtype: torch.dtype) -> Work:
-        """For operands of a dtype; a result that is added to is read too."""
+        """Count the work for operands of a dtype; a sum that is added to is read too."""
         result = self.m * self.n * (self.out or dtype).itemsize * (1 + self.accumulate)
         operands = (self.m + self.n) * self.k * dtype.itemsize
         return Work(bytes=operands + result, flops=self.flops)
 
     def operands(self, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-        """A and B as they lie in memory: activations N(0, 1) and weights N(0, 1 / k)."""
+        """Make A and B as they lie in memory: activations N(0, 1) and weights N(0, 1 / k)."""
         generator = torch.Generator(device).manual_seed(0)
         shapes = [(self.m, self.k), (self.k, self.n)]
         stored = [s[::-1] if t == "T" else s for s, t in zip(shapes, self.layout, strict=True)]
@@ -52,12 +53,12 @@ class Shape:
         return a.to(dtype), b.div_(self.k**0.5).to(dtype)
 
     def views(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-        """A and B as torch.mm takes them."""
+        """Return A and B as torch.mm takes them."""
         return (a.t() if self.layout[0] == "T" else a), (b.t() if self.layout[1] == "T" else b)
 
 
 def layer(name: str, tokens: int, outputs: int, inputs: int) -> list[Shape]:
-    """What a linear layer computes: forward, both gradients, and the weight's added to the last."""
+    """Return a linear layer's products: forward, both gradients, and the weight's added."""
     weight_gradient = (outputs, inputs, tokens, "TN", torch.float32)
     return [
         Shape(f"{name} forward", tokens, outputs, inputs, "NT"),
@@ -73,34 +74,25 @@ def squares(sizes: Sequence[int]) -> list[Shape]:
 
 @dataclass(frozen=True)
 class Transformer:
-    """Widths of a language model: of its stream, of queries, keys and values, of the MLP.
-
-    Args:
-        gated: the MLP has a gate's layer too.
-    """
+    """Name a language model and the widths of its stream, of qkv and of the gated MLP."""
 
     name: str
     width: int
     qkv: int
     hidden: int
-    gated: bool = True
 
     def shapes(self, tokens: int, only: Sequence[str] = ("qkv", "attn out", "up", "down")):
-        """Its layers; up is the gate's layer too, in one product."""
+        """Return its layers; up is the gate's layer too, in one product."""
         sizes = {
             "qkv": (self.qkv, self.width),
             "attn out": (self.width, self.width),
-            "up": ((1 + self.gated) * self.hidden, self.width),
+            "up": (2 * self.hidden, self.width),
             "down": (self.width, self.hidden),
         }
         return [s for n in only for s in layer(f"{self.name} {n}", tokens, *sizes[n])]
 
 
-# The widths of GPT-2, Llama 2 7B and 13B, Llama 3.2 1B, Llama 3 8B and 70B; ViT-B/16 with
-# 64 images of 197 tokens.
-GPT_2 = Transformer("GPT-2", 768, 2304, 3072, gated=False)
-BILLION_7 = Transformer("7B", 4096, 12288, 11008)
-BILLION_13 = Transformer("13B", 5120, 15360, 13824)
+# The widths of Llama 3.2 1B, Llama 3 8B and 70B; ViT-B/16 with 64 images of 197 tokens.
 BILLION_1 = Transformer("1B", 2048, 3072, 8192)
 BILLION_8 = Transformer("8B", 4096, 6144, 14336)
 BILLION_70 = Transformer("70B", 8192, 10240, 28672)
@@ -108,7 +100,7 @@ VIT_TOKENS, VIT_WIDTH = 64 * 197, 768
 
 
 def large_shapes() -> list[Shape]:
-    """For a GPU: what is most wanted first."""
+    """Return the products for a GPU, the most wanted first."""
     vit = layer("ViT-B up", VIT_TOKENS, 4 * VIT_WIDTH, VIT_WIDTH)
     vit += layer("ViT-B down", VIT_TOKENS, VIT_WIDTH, 4 * VIT_WIDTH)
     head = layer("8B head", TOKENS, 128256, BILLION_8.width)[:2]
@@ -121,32 +113,13 @@ def large_shapes() -> list[Shape]:
         *vit,
         *head,
         *skinny,
-    ]
-
-
-def small_shapes() -> list[Shape]:
-    """Squares, and the layers of networks of the examples."""
-    return [*squares((2048, 1024)), *example_shapes(quick=False)]
-
-
-def planned_products() -> list[Shape]:
-    """Of what gpu/plan_gemm.py shows the plans: all products for a GPU that are not added."""
-    return [s for s in (*large_shapes(), *small_shapes()) if not s.accumulate]
-
-
-def grid_shapes() -> list[Shape]:
-    """The layers of language models by numbers of tokens, their weight gradients added."""
-    return [
-        replace(shape, name=f"{shape.name}, {tokens} tokens")
-        for model in (GPT_2, BILLION_7, BILLION_13, BILLION_70)
-        for tokens in (512, 1024, 2048, 4096, 8192, 16384)
-        for shape in model.shapes(tokens)
-        if shape.out is None or shape.accumulate
+        *squares((2048, 1024)),
+        *example_shapes(quick=False),
     ]
 
 
 def example_shapes(quick: bool) -> list[Shape]:
-    """The layers of the checkerboard, digits and regression networks."""
+    """Return the layers of the checkerboard, digits and regression networks."""
     pixels = 144 if quick else 9216
     return [
         *layer(f"{pixels}x256x256", pixels, 256, 256),
@@ -156,7 +129,7 @@ def example_shapes(quick: bool) -> list[Shape]:
 
 
 def scaled_shapes(quick: bool) -> list[Shape]:
-    """Language models and ViT at a fraction of their widths and tokens, for a CPU."""
+    """Return language models and ViT at a fraction of their sizes, for a CPU."""
     part = 64 if quick else 8
     name, width = f"8B at 1/{part}", BILLION_8.width // part
     scaled = Transformer(name, width, BILLION_8.qkv // part, BILLION_8.hidden // part)
@@ -169,10 +142,13 @@ def scaled_shapes(quick: bool) -> list[Shape]:
 
 
 def shapes(setup: Setup, dtype: torch.dtype) -> list[Shape]:
-    """All products in FP16 and in a dtype that is asked for; on a GPU fewer in BF16 otherwise."""
+    """Return the product of the command line, or all; on a GPU fewer in BF16."""
+    if setup.product:
+        m, n, k, layout = setup.product
+        return [Shape(f"{m}x{n}x{k}", m, n, k, layout)]
     if not setup.small and dtype == BF16 and setup.dtype is None:
         return squares((8192, 4096)) + BILLION_8.shapes(TOKENS)
     if not setup.small:
-        return large_shapes() + small_shapes()
+        return large_shapes()
     sizes = (128, 64) if setup.quick else (1024, 512)
     return squares(sizes) + example_shapes(setup.quick) + scaled_shapes(setup.quick)

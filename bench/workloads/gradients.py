@@ -1,4 +1,4 @@
-"""Lists of gradients as training produces them, and parameters that have them."""
+"""Make lists of gradients as training produces them, and parameters that have them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def gradient(
     device: torch.device | str = "cpu",
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """One gradient of training-like scale: sigma * N(0, 1), log10(sigma) uniform in [-4, -1].
+    """Make a gradient of training-like scale: sigma * N(0, 1), log10(sigma) in [-4, -1].
 
     No element is zero or subnormal: magnitudes are raised to the smallest normal number of `dtype`,
     so that doubling a gradient and halving it again is exact.
@@ -40,7 +40,7 @@ def gradients(
     dtype: torch.dtype | Sequence[torch.dtype] = torch.float32,
     device: torch.device | str = "cpu",
 ) -> list[Tensor]:
-    """The same list every time: one gradient a shape; several dtypes are dealt out in turn."""
+    """Make the same list every time, a gradient a shape; several dtypes take turns."""
     dtypes = [dtype] if isinstance(dtype, torch.dtype) else list(dtype)
     generator = torch.Generator(device).manual_seed(0)
     return [
@@ -50,7 +50,7 @@ def gradients(
 
 
 def parameters(grads: Iterable[Tensor]) -> list[torch.nn.Parameter]:
-    """Leaf parameters, values N(0, 1), whose .grad are the given tensors themselves."""
+    """Make leaf parameters, values N(0, 1), whose .grad are the given tensors."""
     leaves = []
     for grad in grads:
         leaf = torch.nn.Parameter(torch.randn_like(grad))
@@ -60,7 +60,7 @@ def parameters(grads: Iterable[Tensor]) -> list[torch.nn.Parameter]:
 
 
 def gpt2_shapes(quick: bool) -> tuple[str, list[Shape]]:
-    """The parameters of GPT-2 small under their name; scaled down when `quick`."""
+    """Return the shapes of GPT-2 small under their name, scaled down when `quick`."""
     name, sizes = "GPT-2 small, 148 tensors", GPT2()
     if quick:
         name, sizes = "GPT-2 small at 1/32 width", GPT2(width=24, vocabulary=1571, positions=32)

@@ -1,4 +1,4 @@
-"""Networks of the shapes of GPT-2 small and ResNet-50, to be timed on random data."""
+"""Define networks of the shapes of GPT-2 small and ResNet-50, for random data."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from workloads.common import Batch
 
 @dataclass(frozen=True)
 class GPT2:
-    """Sizes of GPT-2 (Radford et al. 2019): those of its small version by default."""
+    """Size GPT-2 (Radford et al. 2019), by default its small version."""
 
     layers: int = 12
     width: int = 768
@@ -26,7 +26,7 @@ class GPT2:
         return LanguageModel(self)
 
     def data(self, device: torch.device) -> Batch:
-        """Tokens and the tokens that follow them, both [batch, positions]."""
+        """Make tokens and the tokens that follow them, both [batch, positions]."""
         generator = torch.Generator().manual_seed(0)
         shape = (self.batch, self.positions + 1)
         tokens = torch.randint(self.vocabulary, shape, generator=generator).to(device)
@@ -38,7 +38,7 @@ class GPT2:
 
 
 class Block(nn.Module):
-    """Causal attention and an MLP, each after a norm and beside the stream."""
+    """Add causal attention and an MLP, each after a norm, to the stream."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -56,8 +56,10 @@ class Block(nn.Module):
 
 
 class LanguageModel(nn.Module):
-    """[batch, positions] tokens to [batch, positions, vocabulary] logits; weights start as N(0,
-    0.02), and the output embedding is the input embedding."""
+    """Map tokens [batch, positions] to logits [batch, positions, vocabulary].
+
+    Weights start as N(0, 0.02), and the output embedding is the input embedding.
+    """
 
     def __init__(self, sizes: GPT2) -> None:
         super().__init__()
@@ -77,8 +79,11 @@ class LanguageModel(nn.Module):
 
 @dataclass(frozen=True)
 class ResNet50:
-    """Sizes of ResNet-50 (He et al. 2015) with the stride in its 3 x 3 convolutions, and each
-    block's last norm starting at 0 (Goyal et al. 2017)."""
+    """Size ResNet-50 (He et al. 2015).
+
+    The 3 x 3 convolutions have the stride, and each block's last norm starts at 0 (Goyal et al.
+    2017).
+    """
 
     blocks: tuple[int, ...] = (3, 4, 6, 3)
     width: int = 64
@@ -101,7 +106,7 @@ class ResNet50:
         return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), head)
 
     def data(self, device: torch.device) -> Batch:
-        """Images [batch, 3, side, side] and labels [batch]."""
+        """Make images [batch, 3, side, side] and labels [batch]."""
         generator = torch.Generator().manual_seed(0)
         images = torch.randn(self.batch, 3, self.side, self.side, generator=generator)
         labels = torch.randint(self.classes, (self.batch,), generator=generator)
@@ -113,8 +118,10 @@ class ResNet50:
 
 
 class Bottleneck(nn.Module):
-    """Convolutions 1 x 1, 3 x 3 and 1 x 1 from `inputs` to 4 * `inner` channels, beside the input,
-    which passes through a 1 x 1 convolution where its shape changes."""
+    """Add convolutions 1 x 1, 3 x 3 and 1 x 1 with 4 * `inner` outputs to the input.
+
+    The input passes through a 1 x 1 convolution where its shape changes.
+    """
 
     def __init__(self, inputs: int, inner: int, stride: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A small network fits noisy data: a Dataset, a shuffled DataLoader, two linear layers.
+"""Fit a small network to noisy data: a Dataset, a shuffled DataLoader, two layers.
 
     python bench/workloads/regression.py [--device cuda] [--amp amp_ext] [--epochs 10]
 
@@ -26,7 +26,7 @@ EVERY = 100
 
 
 class Noise(Dataset):
-    """`SAMPLES` pairs of features [10] and a target [1], the same every time."""
+    """Hold `SAMPLES` pairs of features [10] and a target [1], the same every time."""
 
     def __init__(self) -> None:
         generator = torch.Generator().manual_seed(0)
@@ -41,12 +41,12 @@ class Noise(Dataset):
 
 
 def batches() -> DataLoader:
-    """Shuffled in the same order every time."""
+    """Return batches, shuffled in the same order every time."""
     return DataLoader(Noise(), BATCH, shuffle=True, generator=torch.Generator().manual_seed(0))
 
 
 def training(amp: str, device: torch.device, loader: DataLoader, **scaler_options) -> Trainer:
-    """The same initial network every time."""
+    """Train the same initial network every time."""
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(FEATURES, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, 1))
     loss, repeated = nn.functional.mse_loss, epochs(loader, device)

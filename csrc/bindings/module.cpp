@@ -20,7 +20,7 @@ PYBIND11_MODULE(_C, m) {
       "multiplies",
       [](at::ScalarType type) {
         const auto dtype = amp_ext::dtype_of(type);
-        return dtype && amp_ext::cpu_backend().multiplies(*dtype);
+        return dtype && amp_ext::torch_has_products_of(*dtype);
       },
       "Whether this processor has instructions for products of a dtype.");
   m.def("set_gemm_mode", &amp_ext::set_gemm_mode);

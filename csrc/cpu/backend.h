@@ -1,4 +1,4 @@
-// The CPU kernels as a backend.
+// Declares the CPU backend.
 #pragma once
 
 #include "amp_ext/backend.h"
@@ -6,8 +6,15 @@
 
 namespace amp_ext::cpu {
 
-// Whether a product is of so few rows that reading the other operand, of 16 bits, takes longest.
-bool has_few_rows(const GemmArgs& g, const Host& host);
+// Returns whether the processor has instructions for products of a 16-bit type: AVX512_FP16,
+// AVX512_BF16.
+bool has_products_of(DType type);
+
+// Returns whether these instructions are faster than FP32's. AMX is, AVX512_FP16 is not.
+bool has_tiles_of(DType type);
+
+// Returns whether a product has so few rows that reading the 16-bit b dominates.
+bool has_few_rows(const GemmArgs& g);
 
 class CpuBackend final : public Backend {
  public:
@@ -19,9 +26,7 @@ class CpuBackend final : public Backend {
   Status gemm(const GemmArgs&, Services&) const override;
   const char* why_slow(const GemmArgs&, Services&) const override;
   std::vector<int64_t> gemm_variants(const GemmArgs&, Services&) const override;
-  bool multiplies(DType type) const override {
-    return host_.block_layout(type) != BlockLayout::none;
-  }
+  bool multiplies(DType type) const override { return has_products_of(type); }
 
  private:
   Host host_;

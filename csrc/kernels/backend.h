@@ -1,5 +1,5 @@
-// The CUDA kernels as a backend. An op's method is defined beside its kernel: it allocates nothing
-// but through Services, synchronises nothing, and never uses the default stream.
+// Declares the CUDA backend. Each op's method is defined beside its kernel. Methods allocate only
+// through Services, never synchronise, and never use the default stream.
 #pragma once
 
 #include "amp_ext/backend.h"

@@ -1,4 +1,4 @@
-// Element types: what each is computed in, rounding, the test for finite values, 16 bytes of it.
+// Defines per element type: compute type, rounding, the finiteness test and 16-byte packs.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -53,7 +53,7 @@ struct Element<__nv_bfloat16> {
   }
 };
 
-// Calls use(T()) with an element of the type, which is not fp64.
+// Calls use(T()) for the element type, which is not fp64.
 template <class Use>
 __device__ void with_type(DType dtype, Use use) {
   if (dtype == DType::f32) return use(float());
@@ -61,7 +61,7 @@ __device__ void with_type(DType dtype, Use use) {
   use(__nv_bfloat16());
 }
 
-// What one 16-byte access moves.
+// The elements of one 16-byte access.
 template <class T>
 struct Pack {
   static constexpr int kSize = 16 / sizeof(T);

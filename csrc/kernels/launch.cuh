@@ -1,4 +1,4 @@
-// How kernels are launched.
+// Launches kernels.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -11,11 +11,11 @@
 
 namespace amp_ext {
 
-// Lets blocks of a kernel have so much shared memory on the current device. Which devices have been
-// told is kept.
+// Allows blocks of a kernel kBytes of dynamic shared memory on the current device. The function
+// remembers the devices it has set.
 template <auto kKernel, int kBytes>
 cudaError_t allow_shared_bytes() {
-  static std::atomic<uint64_t> told = 0;  // a bit for each of the first devices
+  static std::atomic<uint64_t> told = 0;  // one bit for each of the first 64 devices
   int device = 0;
   if (const cudaError_t error = cudaGetDevice(&device); error != cudaSuccess) return error;
   const uint64_t bit = device < 64 ? uint64_t{1} << device : 0;
@@ -26,7 +26,7 @@ cudaError_t allow_shared_bytes() {
   return error;
 }
 
-// A kernel on a device, in clusters of so many blocks.
+// A kernel on a device, with a cluster size.
 struct KernelKey {
   const void* kernel;
   int device;
@@ -39,9 +39,9 @@ struct KernelKey {
   }
 };
 
-// Whether the code that runs on the current device has ptx::wait_for_previous_grid: if its PTX is
-// of version 9.0 or more, which that of a driver's own compilation need not be on a later GPU.
-// Asked once a thread.
+// Returns whether the kernel's code on the current device has ptx::wait_for_previous_grid. The code
+// has it if its PTX version is 9.0 or later; on later GPUs the driver may have compiled older PTX.
+// Each thread queries a kernel once.
 inline bool waits_for_previous_grid(const void* kernel) {
   constexpr int kSince = 90;
   int device = 0;
@@ -55,19 +55,19 @@ inline bool waits_for_previous_grid(const void* kernel) {
   return waits && *waits;
 }
 
-// Whether blocks may begin before the grid before has ended. Not in a capture, whose graph would
-// have edges that not all who read it know.
+// Returns whether blocks may begin before the previous grid ends (programmatic dependent launch).
+// The result is false during capture, since not all readers of a graph understand such edges.
 inline bool may_begin_early(const void* kernel, cudaStream_t stream) {
   if (!waits_for_previous_grid(kernel)) return false;
   cudaStreamCaptureStatus status;
   if (cudaStreamIsCapturing(stream, &status) == cudaSuccess)
     return status == cudaStreamCaptureStatusNone;
-  (void)cudaGetLastError();  // the launch has its own
+  (void)cudaGetLastError();  // the launch reports its own error
   return false;
 }
 
-// A launch in clusters of `cluster` blocks. The attributes, of which there is room for one more,
-// are the caller's.
+// Builds a launch in clusters of `cluster` blocks. The caller owns the attributes; one of them
+// at least stays free.
 inline cudaLaunchConfig_t cluster_config(int blocks, int cluster, int threads, size_t shared_bytes,
                                          cudaLaunchAttribute (&attributes)[2]) {
   cudaLaunchConfig_t config{};
@@ -83,8 +83,8 @@ inline cudaLaunchConfig_t cluster_config(int blocks, int cluster, int threads, s
   return config;
 }
 
-// How many such clusters run at once on the current device, with kBytes of shared memory a block; 0
-// where the runtime does not say. Asked once a thread.
+// Returns how many such clusters run at once on the current device, with kBytes of shared memory
+// per block; 0 if the runtime cannot say. Each thread queries a kernel once.
 template <auto kKernel, int kBytes>
 int active_clusters(int cluster, int threads) {
   int device = 0;
@@ -103,7 +103,7 @@ int active_clusters(int cluster, int threads) {
   });
 }
 
-// Whether the driver launches kernels with more than 4 KiB of parameters: since CUDA 12.1.
+// Returns whether the driver accepts more than 4 KiB of kernel parameters (CUDA 12.1 or later).
 inline bool takes_long_parameters() {
   constexpr int kSince = 12010;
   static const bool takes = [] {
@@ -113,7 +113,7 @@ inline bool takes_long_parameters() {
   return takes;
 }
 
-// In clusters of `cluster` blocks.
+// Launches a kernel in clusters of `cluster` blocks.
 template <class... Params, class... Args>
 Status launch_clusters(void (*kernel)(Params...), int blocks, int cluster, int threads,
                        size_t shared_bytes, cuda::Stream stream, const Args&... args) {

@@ -1,4 +1,4 @@
-// What a function has returned, for calls that recur.
+// Caches the results of a pure function.
 #pragma once
 
 #include <cstddef>
@@ -9,13 +9,13 @@
 
 namespace amp_ext {
 
-// Of a function of a Key alone, which has == over all of it, and a hash(). A result is forgotten
-// when one with the same place comes.
+// Maps a Key, which has == and hash(), to a result. A new result replaces an older one in the same
+// place.
 template <class Key, class Value, size_t kPlaces>
 class Memo {
  public:
-  // compute(key) returns a std::optional<Value>; null where that is empty. Valid until the next
-  // call.
+  // Returns the cached result, or computes it by compute(key), which returns a
+  // std::optional<Value>. An empty result gives null. The pointer is valid until the next call.
   template <class Compute>
   const Value* of(const Key& key, Compute compute) {
     if (places_.empty()) places_.resize(kPlaces);

@@ -1,4 +1,4 @@
-// Reductions over a block, and over the grid by its last block.
+// Reduces values over a block, and over the grid in its last block.
 #pragma once
 
 #include <cstdint>
@@ -6,7 +6,7 @@
 
 namespace amp_ext {
 
-// The sum of `value` over the warp, in every lane, always added in the same order.
+// Returns the sum of `value` over the warp in every lane, added in a fixed order.
 __device__ inline double warp_sum(double value) {
   for (int mask = 16; mask > 0; mask /= 2) value += ptx::shuffle_xor(value, mask);
   return value;
@@ -17,8 +17,8 @@ struct BlockSum {
   double warp[kThreads / 32];
 };
 
-// The sum of `value` over the block, in thread 0, always added in the same order. May be called
-// again after a block_sync.
+// Returns the sum of `value` over the block in thread 0, added in a fixed order. Another call needs
+// a block_sync before it.
 template <int kThreads>
 __device__ double block_sum(double value, BlockSum<kThreads>& shared) {
   value = warp_sum(value);
@@ -28,9 +28,9 @@ __device__ double block_sum(double value, BlockSum<kThreads>& shared) {
   return warp_sum(threadIdx.x < kThreads / 32 ? shared.warp[threadIdx.x] : 0);
 }
 
-// True in all threads of the last of `blocks` blocks to draw a ticket: it sees what thread 0 of
-// every one of them wrote or knew to be written before. The counter is 0 again then. All threads of
-// the block take part.
+// Returns true in all threads of the last of `blocks` blocks to draw a ticket. That block sees all
+// writes of every thread 0, and all writes ordered before them. The counter is 0 again. All threads
+// of the block take part.
 __device__ inline bool is_last_block(uint32_t* tickets, uint32_t blocks, bool& shared) {
   if (threadIdx.x == 0) {
     ptx::device_fence();

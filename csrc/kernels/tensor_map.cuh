@@ -1,4 +1,4 @@
-// Tensor maps for TMA, made on the host.
+// Encodes tensor maps for TMA on the host.
 #pragma once
 
 #include <cuda.h>
@@ -11,20 +11,20 @@
 
 namespace amp_ext {
 
-// The driver's encoder, looked up so that nothing links to the driver; null where it has none.
+// Looks up the driver's encoder without linking to the driver; null if there is none.
 inline decltype(&cuTensorMapEncodeTiled) tensor_map_encoder() {
   constexpr unsigned kSince = 12000;
   void* function = nullptr;
   cudaDriverEntryPointQueryResult status;
   if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, kSince,
                                        cudaEnableDefault, &status) != cudaSuccess) {
-    cudaGetLastError();  // it is told by what encode_tensor_map returns
+    cudaGetLastError();  // encode_tensor_map reports the failure
     return nullptr;
   }
   return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
 }
 
-// All that a tensor map says.
+// The contents of a tensor map.
 struct TensorMapKey {
   CUtensorMapDataType type;
   void* base;
@@ -40,10 +40,10 @@ struct TensorMapKey {
   }
 };
 
-// Describes a tensor of `sizes` elements x, y, z, x the contiguous one, with bytes from y to y + 1
-// and from z to z + 1, of which TMA moves one `box` at a time. The base is aligned to 16 bytes, and
-// strides and a box's row are multiples of 16; a row has at most the bytes of the swizzle.
-// The driver is asked unless this thread has the answer.
+// Encodes a tensor of `sizes` elements x, y, z with x contiguous, moved by TMA in units of `box`.
+// The byte strides separate neighbours in y and in z. The base is aligned to 16 bytes; strides and
+// a box's row are multiples of 16, and a row is at most as long as the swizzle. Each thread caches
+// the driver's results.
 inline cudaError_t encode_tensor_map(CUtensorMap* map, CUtensorMapDataType type, void* base,
                                      const uint64_t (&sizes)[3], const uint64_t (&byte_strides)[2],
                                      const uint32_t (&box)[3], CUtensorMapSwizzle swizzle) {

@@ -44,37 +44,13 @@ def test_narrower_vectors(capability: str) -> None:
     run_suites({"ATEN_CPU_CAPABILITY": capability}, "lists", "optim", *PRODUCTS)
 
 
-@pytest.fixture(scope="module")
-def brgemm(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
-    """The variables under which a stand-in takes the place of torch's brgemm."""
-    library = tmp_path_factory.mktemp("brgemm") / "libbrgemm.so"
-    flags = ["-std=c++20", "-O3", "-march=native", "-shared", "-fPIC"]
-    source = Path(__file__).with_name("brgemm.cpp")
-    command = [os.environ.get("CXX", "g++"), *flags, str(source), "-o", str(library)]
-    subprocess.run(command, check=True)
-    return {"LD_PRELOAD": str(library)}
-
-
 WHO_MULTIPLIES = """
 import torch
 from amp_ext import _C
-for dtype in (torch.float16, torch.bfloat16, torch.float32):
-    print(_C.multiplies(dtype))
-torch.backends.mkldnn.enabled = False
-print(_C.multiplies(torch.bfloat16))
+print(any(_C.multiplies(dtype) for dtype in (torch.float16, torch.bfloat16)))
 """
 
 
-def test_brgemm_is_found(brgemm: Mapping[str, str]) -> None:
-    """A user of torch may turn oneDNN off."""
-    assert run(brgemm, "-c", WHO_MULTIPLIES).split() == ["True", "True", "False", "False"]
-
-
-def test_blocks_by_brgemm(brgemm: Mapping[str, str]) -> None:
-    """b is in pairs of rows for BF16, and in rows for FP16."""
-    run_suites(brgemm, "gemm/test_gemm_cpu.py")
-
-
-@pytest.mark.full
-def test_products_by_brgemm(brgemm: Mapping[str, str]) -> None:
-    run_suites(brgemm, *PRODUCTS)
+def test_fewer_instructions_are_asked_for() -> None:
+    """ATEN_CPU_CAPABILITY also turns off the instructions for 16-bit products."""
+    assert run({"ATEN_CPU_CAPABILITY": "avx2"}, "-c", WHO_MULTIPLIES).split() == ["False"]

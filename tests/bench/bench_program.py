@@ -1,4 +1,4 @@
-"""The benchmark program, run in this process, and lines of ledgers."""
+"""Run the benchmark program in this process, and make lines of ledgers."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ BENCH = Path(__file__).resolve().parents[2] / "bench"
 
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """How busy the machine is shall not matter; one thread is enough for quick cases."""
-
+    """Take few samples on one thread, however busy the machine is."""
     monkeypatch.setattr(timing, "foreign_load", lambda wait: 0.0)
     monkeypatch.setattr(train, "pixels", lambda setup: 8)
     monkeypatch.setitem(timing.QUICK, "cpu", timing.Budget(0.0, 3, 20.0))
@@ -29,7 +28,7 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def run_quick(file: Path, *options: str) -> tuple[int, list[dict]]:
-    """The exit status of `run.py OPTIONS --device cpu --quick --json file`, and its records."""
+    """Return the exit status and the records of a quick run on the CPU."""
     import run
 
     status = run.main([*options, "--device", "cpu", "--quick", "--json", str(file)])
@@ -38,7 +37,7 @@ def run_quick(file: Path, *options: str) -> tuple[int, list[dict]]:
 
 
 def record(**changes: object) -> ledger.Record:
-    """A line of a ledger."""
+    """Return a line of a ledger."""
     return {
         **dict.fromkeys(ledger.Record.__annotations__),
         "op": "unscale",

@@ -1,16 +1,17 @@
-"""Ledgers, and what docs/measuring.md and README say of them: no more than they hold."""
+"""Ledgers keep their format, and docs/measuring.md shows what they hold."""
 
 from __future__ import annotations
 
 import json
 import re
 from pathlib import Path
+from statistics import geometric_mean
 
 import pytest
 
 from bench_program import BENCH, record
-from figures import measuring, plot
-from harness import evidence, ledger
+from harness import evidence, ledger, page
+from harness.table import ratio_text
 
 ROOT = BENCH.parent
 RESULTS = BENCH / "results"
@@ -23,7 +24,7 @@ LIMIT = {"case": "copy 64 Mi", "provider": "copy", "limit": True, "ratio": None}
 # ---- ledgers -----------------------------------------------------------------------------------
 
 
-def test_what_was_appended_is_read(tmp_path: Path) -> None:
+def test_appended_lines_are_read(tmp_path: Path) -> None:
     file = tmp_path / "new" / "a.jsonl"
     first, second = record(extra=1), record(op="cast", p20_us=None)
     ledger.append(file, [first])
@@ -56,41 +57,24 @@ def test_a_broken_line_is_named(tmp_path: Path, line: str, message: str) -> None
         ("cpu", "Intel(R) Xeon(R) @ 2.50GHz", "cpu-intel-r-xeon-r-2.50ghz"),
     ],
 )
-def test_where_a_run_belongs(tmp_path: Path, device: str, name: str, folder: str) -> None:
+def test_a_ledger_belongs_to_a_device(tmp_path: Path, device: str, name: str, folder: str) -> None:
     file = ledger.file_in(tmp_path, device, name, "168b509")
     assert file.parent == tmp_path / folder
     assert file.name.endswith("-168b509.jsonl")
 
 
-# ---- docs/measuring.md and README --------------------------------------------------------------
+# ---- docs/measuring.md -------------------------------------------------------------------------
 
 
 def test_the_results_are_what_the_ledgers_say() -> None:
-    shown = measuring.PAGE.read_text().partition(measuring.BEGIN + "\n")[2]
-    results = shown.partition("\n" + measuring.END)[0]
-    assert results == measuring.section(RESULTS), "run `make figures`"
+    shown = page.PAGE.read_text().partition(page.BEGIN + "\n")[2]
+    results = shown.partition("\n" + page.END)[0]
+    assert results == page.section(RESULTS), "run `make figures`"
 
 
-def test_readme_quotes_the_ledgers() -> None:
-    text = " ".join((ROOT / "README.md").read_text().split())
-    runs = {run.op: run for run in evidence.newest(RESULTS)["cpu-amd-epyc"]}
-    train, fp32 = runs["train"].ratios["cpu"], runs["train"].against_fp32("cpu")
-    ends = [evidence.ratio_text(fp32.cases[case]) for case in (fp32.worst, fp32.best)]
-    assert f"ran in FP16 at {evidence.ratio_text(fp32.mean)} times the speed" in text
-    assert f"{ends[0]} to {ends[1]}): {evidence.ratio_text(train.mean)} times the speed" in text
-    scaler = evidence.ratio_text(runs["scaler"].ratios["cpu"].mean)
-    assert f"1/{scaler} of torch's time" in text
-    step = runs["step"].ratios["cpu"]
-    ends = [evidence.ratio_text(step.cases[case]) for case in (step.worst, step.best)]
-    assert f"{ends[0]} to {ends[1]} times the speed of torch.amp with fused AdamW" in text
-    chinese = (ROOT / "README.zh.md").read_text()
-    assert f"torch 的 1/{scaler}" in chinese
-    assert f"torch.amp 的 {ends[0]} 至 {ends[1]} 倍" in chinese
-
-
-@pytest.mark.parametrize("page", ["README*.md", "CONTRIBUTING.md", "docs/*.md"])
-def test_links_lead_somewhere(page: str) -> None:
-    for file in ROOT.glob(page):
+@pytest.mark.parametrize("pattern", ["README*.md", "CONTRIBUTING.md", "docs/*.md"])
+def test_links_lead_somewhere(pattern: str) -> None:
+    for file in ROOT.glob(pattern):
         text = re.sub(r"```.*?```", "", file.read_text(), flags=re.DOTALL)
         for link in re.findall(r"\]\((?!https?:)([^)]+)\)", text):
             path, _, heading = link.partition("#")
@@ -103,15 +87,15 @@ def test_links_lead_somewhere(page: str) -> None:
 
 
 def test_committed_figures_are_of_the_ledgers() -> None:
-    draw = pytest.importorskip("figures.draw", reason="figures are drawn with matplotlib")
-    wanted = {file: draw.digest(runs) for _, file, runs in measuring.figures(RESULTS)}
-    found = sorted((ROOT / measuring.PLOTS).iterdir())
+    draw = pytest.importorskip("plot", reason="figures are drawn with matplotlib")
+    wanted = {file: draw.digest(runs) for _, file, runs in page.figures(RESULTS)}
+    found = sorted((ROOT / page.PLOTS).iterdir())
     assert [path.name for path in found] == sorted(wanted), "run `make figures`"
     for path in found:
         assert f">data {wanted[path.name]}<" in path.read_text(), "run `make figures`"
 
 
-def test_the_table(tmp_path: Path) -> None:
+def test_the_table_has_means_worst_and_best(tmp_path: Path) -> None:
     """Means by hand: 2 and 8 have the geometric mean 4, and 3 and 12 have 6."""
     cpu = [
         record(**LIMIT),
@@ -123,12 +107,12 @@ def test_the_table(tmp_path: Path) -> None:
         record(case="1 x 1", ratio=0.01, counted=False),
     ]
     ledger.append(tmp_path / "a-cpu/1.jsonl", cpu)
-    assert measuring.NO_GPU in measuring.section(tmp_path)
+    assert page.NO_GPU in page.section(tmp_path)
     of_gpu = {"device": "cuda", "device_name": "Some GPU", "provider": "cuda", "cuda": "13.0"}
     gpu = [record(**of_gpu, ratio=3.0), record(**of_gpu, case="8 x 8", ratio=12.0)]
     ledger.append(tmp_path / "some-gpu/1.jsonl", gpu)
-    lines = measuring.section(tmp_path).splitlines()
-    assert measuring.NO_GPU not in lines
+    lines = page.section(tmp_path).splitlines()
+    assert page.NO_GPU not in lines
     assert [line for line in lines if line.startswith(("#", "| unscale", "-"))] == [
         "### GPU: Some GPU",
         "| unscale | cuda | torch | 2 | 6.00 | 3.00 (7 x 7) | 12.0 (8 x 8) |",
@@ -152,16 +136,17 @@ OTHER = record(case="8 x 8", ratio=8.0)
         ([NEW, OTHER, OLD], {"7 x 7": 3.0, "8 x 8": 8.0}),
         ([OLD, OTHER, record(utc=NEWER, **WRONG)], {"8 x 8": 8.0}),
         ([OLD, {**NEW, "command": f"{COMMAND} --quick"}], {"7 x 7": 2.0}),
-        ([OLD, {**NEW, "command": f"{COMMAND} --ours"}], {"7 x 7": 2.0}),
+        ([OLD, {**NEW, "command": f"{COMMAND} --providers=cpu"}], {"7 x 7": 2.0}),
+        ([OLD, {**NEW, "command": f"{COMMAND} --sizes 7x7"}], {"7 x 7": 2.0}),
     ],
-    ids=["newest", "by date", "wrong", "quick", "ours alone"],
+    ids=["newest", "by date", "wrong", "quick", "of some providers", "of some sizes"],
 )
-def test_which_measurement_of_a_case_counts(
+def test_the_newest_whole_measurement_of_a_case_counts(
     tmp_path: Path, records: list[ledger.Record], ratios: dict[str, float]
 ) -> None:
     ledger.append(tmp_path / "cpu/1.jsonl", records)
     (run,) = evidence.newest(tmp_path)["cpu"]
-    assert run.ratios["cpu"].cases == ratios
+    assert run.ratios["cpu"] == ratios
 
 
 def test_the_lines_of_a_case_are_of_one_run(tmp_path: Path) -> None:
@@ -178,8 +163,8 @@ def test_commands_are_shown_without_their_files() -> None:
     assert shown.endswith(", `python bench/run.py unscale --quick`")
 
 
-def test_figures_of_every_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("matplotlib", reason="figures are drawn with matplotlib")
+def test_every_machine_has_its_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plot = pytest.importorskip("plot", reason="figures are drawn with matplotlib")
     every = [record(op="train"), record(**LIMIT, op="cast", gb_per_s=4.0)]
     for provider in ("cpu", "torch"):
         every.append(record(op="cast", provider=provider, bytes=8, gb_per_s=2.0))
@@ -188,7 +173,7 @@ def test_figures_of_every_machine(tmp_path: Path, capsys: pytest.CaptureFixture[
     results = tmp_path / "results"
     ledger.append(results / "a/1.jsonl", every)
     ledger.append(results / "b/1.jsonl", [record(op="train")])
-    assert [file for _, file, _ in measuring.figures(results)] == ["a.steps.svg", "a.roofline.svg"]
+    assert [file for _, file, _ in page.figures(results)] == ["a.steps.svg", "a.roofline.svg"]
     options = ["--results", str(results), "--out", str(tmp_path), "--formats", "png"]
     assert plot.main(options) == 0
     assert len(list(tmp_path.glob("*.png"))) == 2 + 1

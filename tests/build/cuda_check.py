@@ -25,12 +25,12 @@ from typing import NamedTuple
 
 sys.path += [
     str(Path(__file__).resolve().parents[1]),
-    str(Path(__file__).resolve().parents[2] / "bench"),
+    str(Path(__file__).resolve().parents[1] / "support"),
 ]
 
 import ptx_gemm
 import sass_gemm
-from gpu.planner import gemm_tiles
+from planner import gemm_tiles
 from sass import Kernel, Kernels, read_constants, read_ptxas, read_sass
 from simt import nvcc
 from simt.probe import run as probe
@@ -62,7 +62,7 @@ ENDS = ("EXIT", "RET", "BRX", "JMX")
 
 
 class Walk(NamedTuple):
-    """How a kernel reads a list.
+    """Describe how a kernel reads a list.
 
     Attributes:
         loops: with many loads in flight.
@@ -102,10 +102,11 @@ MOST_BYTES = 40 << 20
 
 
 def bytes_in_flight(kernel: Kernel) -> int | None:
-    """Bytes of loads in flight on a multiprocessor when every thread waits, in a list kernel.
+    """Return the bytes of loads in flight on a multiprocessor when every thread of a list kernel
+    waits.
 
-    16 bytes a load, times the loads of a thread, times the threads of the blocks for which there
-    are registers, which a warp gets by 256.
+    The number is 16 bytes a load, times the loads of a thread, times the threads of the resident
+    blocks. A warp's registers are allocated in units of 256.
     """
     for name, walk in WALKS.items():
         if name in kernel.name and kernel.registers:
@@ -121,12 +122,12 @@ def bytes_in_flight(kernel: Kernel) -> int | None:
 
 
 def remarks(log: str) -> list[str]:
-    """The lines in which ptxas says that it serialised or did not pipeline matrix instructions."""
+    """Return the lines about serialised or unpipelined matrix instructions."""
     return [line for line in log.splitlines() if re.search(r"\bC75\d\d\b", line)]
 
 
 def early_grid(kernel: Kernel) -> list[str]:
-    """What an op's kernel does wrong if it begins before the one before it has ended.
+    """Return the faults of a kernel that begins before the previous kernel has ended.
 
     It has one wait for that (ACQBULK), and comes to it whatever happens before anything else. Some
     time later it lets the next one begin (PREEXIT).
@@ -143,7 +144,7 @@ def early_grid(kernel: Kernel) -> list[str]:
 
 
 def faults(kernel: Kernel) -> list[str]:
-    """What is wrong with one kernel."""
+    """Return the faults of one kernel."""
     found = []
     if kernel.registers == 0:
         found.append("ptxas said nothing about it")
@@ -181,9 +182,9 @@ def excess(kernels: Kernels, size: int) -> list[str]:
 
 
 def large_launches(kernels: Kernels) -> list[str]:
-    """What is launched for one tensor with too many bytes of parameters: the least table in them.
+    """Return launches for one tensor with too many bytes of parameters: the least table in them.
 
-    That it is that one the executor's tests see.
+    The executor's tests assert that such a launch uses the least table.
     """
     least: dict[tuple[str, str], int] = {}
     for kernel in kernels.values():
@@ -199,14 +200,14 @@ def large_launches(kernels: Kernels) -> list[str]:
 
 
 def missing_arches(kernels: Kernels, arches: list[str]) -> list[str]:
-    """Architectures without machine code."""
+    """Return the architectures without machine code."""
     wanted = {"sm_" + arch.removesuffix("+PTX").replace(".", "") for arch in arches}
     built = {kernel.arch for kernel in kernels.values() if kernel.instructions}
     return [f"no kernel for {arch}" for arch in sorted(wanted - built)]
 
 
 def missing_names(kernels: Kernels) -> list[str]:
-    """Names in NEEDED that no kernel has."""
+    """Return the names in NEEDED without a kernel."""
     names = {name for name, _ in kernels}
     return [
         f"no kernel is called {wanted}"
@@ -216,14 +217,16 @@ def missing_names(kernels: Kernels) -> list[str]:
 
 
 def readable(name: str) -> str:
-    """A kernel's name without its namespaces, types of enumerators and parameters."""
+    """Return a kernel's name without its namespaces, types of enumerators and parameters."""
     full = subprocess.run(["c++filt", name], capture_output=True, text=True, check=True).stdout
     left_out = r"\(anonymous namespace\)::|\([\w:]+\)(?=\d)|\w+::|\(.*|^void "
     return re.sub(left_out, "", full.strip())
 
 
 def cuobjdump(library: Path, option: str = "-sass") -> str:
-    """What cuobjdump prints; its helper nvdisasm comes with torch's Triton, as it does itself."""
+    """Return the output of cuobjdump; its helper nvdisasm comes with torch's Triton, as it does
+    itself.
+    """
     import torch
 
     tools = Path(torch.__file__).parents[1] / "triton/backends/nvidia/bin"
@@ -237,7 +240,7 @@ def cuobjdump(library: Path, option: str = "-sass") -> str:
 
 
 def installed() -> Iterator[tuple[Path, str]]:
-    """The installed library and the logs of its kernels."""
+    """Return the installed library and the logs of its kernels."""
     from amp_ext._library import LIBRARIES
 
     # As setup.build_cuda_library names it; of a second toolkit's it is the one that was built last.
@@ -248,7 +251,7 @@ def installed() -> Iterator[tuple[Path, str]]:
 
 
 def probes() -> Iterator[tuple[Path, str]]:
-    """The same of the kernels that the probe runs."""
+    """Return the library and the logs of the probe's kernels."""
     yield nvcc.compile("probe", probe.SOURCES, "90a")
 
 

@@ -93,7 +93,7 @@ def _product(
 def _variant(
     launch: Any, types: dict[str, torch.dtype | None], name: str, arch: int, needed: list[str]
 ) -> Variant:
-    """What Triton compiles of a launch: absent tensors are constants, others aligned."""
+    """Return Triton's input for a launch: absent tensors are constants, others aligned."""
     signature: dict[str, str] = {}
     constexprs: dict[str, Any] = {}
     attributes: dict[tuple[int, ...], Any] = {}
@@ -154,7 +154,9 @@ def _variants_of(
 
 
 def gemm_variants() -> Iterator[Variant]:
-    """Every tile, of both dtypes in turn; then the epilogues; then pointers where TMA is usual."""
+    """Return every tile with both dtypes in turn, then the epilogues, then pointers where TMA is
+    usual.
+    """
     for arch in MULTIPROCESSORS:
         table = _module("plan").Device(arch, 1, 1).architecture.tiles
         for number, tile in enumerate(table):

@@ -1,7 +1,7 @@
-"""What the PTX of the GEMM kernel for sm_80 must be like: its epilogue loses no sums.
+"""Check the PTX of the GEMM kernel for sm_80: the epilogue must not lose sums.
 
-A warp finishes its sums in passes, and hands those that are left on to the next pass in the same
-registers. There the compiler has dropped some of them.
+A warp finishes its sums in passes, and moves the remaining sums to the same registers for the next
+pass. The compiler has dropped some of these moves.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ LANES = 32
 
 @cache
 def tiles() -> list[tuple[int, int]]:
-    """Return rows and columns of a warp's part of each tile."""
+    """Return the rows and columns of a warp's part of each tile."""
     text = re.search(r"kGemmTiles\[\] = \{(.*?)\};", TILES.read_text(), re.DOTALL)
     found = re.findall(r"\{(\d+), (\d+), \d+, (\d+), (\d+), \d+, \w+\}", text[1])
     return [(int(m) // int(rows), int(n) // int(columns)) for m, n, rows, columns in found]
@@ -26,7 +26,7 @@ def tiles() -> list[tuple[int, int]]:
 def handed_on(kernel: str, rows: int) -> int | None:
     """Return how many registers are set between the count of rows and the jump to the next pass.
 
-    None where there is no such loop.
+    The result is None without such a loop.
     """
     loop = re.search(
         rf"add\.s32\s+(%r\d+), \1, {STAGED_ROWS};\s+setp\.\w+\.[us]32\s+(%p\d+), \1, {rows};\s+"
@@ -37,7 +37,7 @@ def handed_on(kernel: str, rows: int) -> int | None:
 
 
 def faults(ptx: str) -> list[str]:
-    """Return what is wrong with the kernels in a text of PTX."""
+    """Return the faults of the kernels in a text of PTX."""
     found, seen = [], set()
     for kernel in re.split(r"^(?=\.visible \.entry|\.entry)", ptx, flags=re.MULTILINE)[1:]:
         name = re.match(r"(?:\.visible )?\.entry (\w+)", kernel)[1]

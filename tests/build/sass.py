@@ -1,4 +1,4 @@
-"""Kernels as ptxas and cuobjdump show them."""
+"""Read kernels from the output of ptxas and cuobjdump."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ JUMPS = ("BRA", "BSSY", "JMP", "CALL")
 
 @dataclass
 class Kernel:
-    """One kernel for one architecture; memory in bytes.
+    """Describe one kernel for one architecture, with memory in bytes.
 
     Attributes:
         sequence: the instructions in their order.
@@ -40,11 +40,11 @@ class Kernel:
 
     @property
     def capability(self) -> int:
-        """90 for sm_90a."""
+        """Return the compute capability, such as 90 for sm_90a."""
         return int(re.sub(r"\D", "", self.arch))
 
     def count(self, wanted: str) -> int:
-        """How many instructions are `wanted`; LDG.128 is any LDG with 128 among its suffixes."""
+        """Count the `wanted` instructions; LDG.128 is any LDG with 128 among its suffixes."""
         opcode, *suffixes = wanted.split(".")
         return sum(
             number
@@ -53,7 +53,7 @@ class Kernel:
         )
 
     def loads_in_flight(self, loops: int) -> int:
-        """16-byte loads that at least `loops` loops issue before they use the first."""
+        """Return the 16-byte loads that at least `loops` loops issue before the first use."""
         sizes = sorted(self.batches.elements(), reverse=True)
         return sizes[loops - 1] if len(sizes) >= loops else 0
 
@@ -77,7 +77,7 @@ def read_ptxas(log: str, kernels: Kernels) -> None:
 
 
 def read_usage(usage: str, kernels: Kernels) -> None:
-    """Add what `cuobjdump -res-usage` says of kernels that have been read."""
+    """Add the output of `cuobjdump -res-usage` to kernels that have been read."""
     for name, registers, stack, shared in re.findall(
         r"Function (\S+):\s+REG:(\d+) STACK:(\d+) SHARED:(\d+)", usage
     ):
@@ -87,7 +87,7 @@ def read_usage(usage: str, kernels: Kernels) -> None:
 
 
 def read_constants(usage: str, kernels: Kernels) -> None:
-    """Add what `cuobjdump -res-usage` says of the constants of a library's kernels."""
+    """Add the constants of a library's kernels from `cuobjdump -res-usage`."""
     for section in usage.split("\narch = ")[1:]:
         arch = section.partition("\n")[0]
         for name, count in re.findall(r"Function (\S+):\s.*CONSTANT\[0\]:(\d+)", section):
@@ -95,7 +95,7 @@ def read_constants(usage: str, kernels: Kernels) -> None:
 
 
 class _Batch:
-    """The loads of 16 bytes since the first of them that is not used yet."""
+    """Collect the loads of 16 bytes since the first unused load."""
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
@@ -124,7 +124,7 @@ class _Batch:
 
 
 def read_sass(sass: str, kernels: Kernels) -> None:
-    """Add the instructions that `cuobjdump -sass` shows, predicates left out."""
+    """Add the instructions shown by `cuobjdump -sass`, without predicates."""
     arch = batch = None
     instruction = re.compile(r"\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?\w+ )?([A-Z][\w.]*)([^;]*)")
     for line in sass.splitlines():

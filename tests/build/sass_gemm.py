@@ -1,5 +1,6 @@
-"""What the machine code of the GEMM kernel for sm_90a must be like from box to box of a plain
-result, and that who multiplies divides no integers.
+"""Check the machine code of the sm_90a GEMM kernel:
+
+few instructions from box to box of a plain result, and no integer division in consumers.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def tiles() -> list[tuple[int, int, bool]]:
 def boxes(kernel: Kernel) -> int:
     """Return how many boxes of plain results follow another: of 16 and 32 bits, with bias or not.
 
-    Boxes of 16-bit results have 64 columns, or 32 where 64 do not divide the tile's.
+    Boxes of 16-bit results have 64 columns, or 32 if 64 do not divide the tile's.
     """
     m, n, ping_pong = tiles()[int(re.search(r"gemm_sm90_kernelI\w+?Li(\d+)E", kernel.name)[1])]
     rows = (m if ping_pong else m // 2) // 64
@@ -56,7 +57,7 @@ def consumers(kernel: Kernel) -> list[str]:
 
 
 def faults(kernel: Kernel) -> list[str]:
-    """Return what is wrong with one instance."""
+    """Return the faults of one instance."""
     found = []
     counts = slots(kernel)
     if len(counts) < boxes(kernel) or counts[-1] > MOST_SLOTS:

@@ -1,4 +1,4 @@
-"""tests/build/cuda_check.py: it accepts a good kernel and names what is wrong with a bad one."""
+"""tests/build/cuda_check.py accepts a good kernel and names the fault of a bad one."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def checked(ptxas: str = PTXAS, sass: str = SASS) -> list[str]:
     ],
 )
 def test_bytes_in_flight(registers: int, sass: str, loads: int, blocks: int) -> None:
-    """Of 512 threads a block, as far as there are registers, and 16 bytes a load."""
+    """Bytes in flight count the 512 threads of each resident block and 16 bytes a load."""
     kernel = read(PTXAS.replace("64 registers", f"{registers} registers"), sass)
     assert cuda_check.bytes_in_flight(kernel) == 16 * loads * 512 * blocks
 
@@ -95,7 +95,7 @@ def test_cuda_check_sees_a_bad_kernel(ptxas: str, sass: str, fault: str) -> None
 
 
 def gemm_sm90(boxes: int = 8, slots: int = 100, consumer: str = "FMUL") -> Kernel:
-    """Return an instance whose tile has 128 columns and consumers of 64 rows."""
+    """Return an instance with a tile of 128 columns and consumers of 64 rows."""
     (number,) = (i for i, tile in enumerate(sass_gemm.tiles()) if tile == (64, 128, True))
     box = ["FMUL"] * (slots - 1) + ["UTMASTG.3D"]
     consumers = ["USETMAXREG.TRY_ALLOC.CTAPOOL", consumer, "UTMASTG.3D", *boxes * box]
@@ -119,7 +119,7 @@ def test_sass_between_tiles(kernel: Kernel, fault: str) -> None:
 
 
 def gemm_ptx(tile: int, handed_on: int) -> str:
-    """Return an instance whose epilogue hands on so many sums to its next pass."""
+    """Return an instance with an epilogue that moves so many sums to its next pass."""
     rows, _ = ptx_gemm.tiles()[tile]
     name = f"_ZN7amp_ext11gemm_kernelI6__halfLi{tile}ELNS_5MajorE0ELS2_0EEEvNS_8GemmArgsE"
     moves = "".join(f"\tmov.u32 \t%r{i}, %r{i + 500};\n" for i in range(handed_on))
@@ -152,7 +152,7 @@ def test_epilogue_that_loses_sums(change: dict[int, int | None], fault: str) -> 
 
 
 def test_more_loads_in_flight_are_needed_where_memory_is_faster() -> None:
-    """On 10.0 one block of a cast with four loads of a thread is too slow, on others it is not."""
+    """One block of a cast with four loads a thread is too slow on 10.0 alone."""
     sass = SASS.replace(8 * LOOP, 16 * LOOP)
     texts = [
         text.replace("unscale", "cast").replace("64 registers", "65 registers")
@@ -180,7 +180,7 @@ WAIT, LOAD, LATER = "/*0020*/ ACQBULK ;", "/*0030*/ LDG.E R0, [R2.64] ;", "/*005
     ],
 )
 def test_grid_that_begins_early(code: tuple[str, ...], fault: str) -> None:
-    """Code of 9.0 or more waits for the grid before whatever happens, before anything else."""
+    """Code of 9.0 or later waits for the previous grid before anything else, on every path."""
     sass = SASS.replace("sm_80", "sm_90a").replace(8 * LOOP, "".join(f"    {x}\n" for x in code))
     found = cuda_check.early_grid(read("", sass))
     assert fault in " ".join(found)
@@ -193,7 +193,7 @@ def test_older_code_waits_for_no_grid() -> None:
 
 @pytest.mark.parametrize(("conversions", "found"), [(1, 0), (2, 1)])
 def test_cuda_check_sees_a_norm_in_fp64(conversions: int, found: int) -> None:
-    """What is behind a branch of its own is for few elements."""
+    """FP64 code behind a branch of its own counts as code for few elements."""
     convert = "        /*0048*/                   F2F.F64.F32 R22, R5 ;\n"
     branch = "        /*0070*/               @P0 BRA"
     sass = SASS.replace(branch, conversions * convert + 2 * f"{branch} 0x10 ;\n{convert}" + branch)
@@ -258,7 +258,7 @@ def test_cuda_check_sees_a_library_that_is_too_large() -> None:
 
 
 def test_cuda_check_misses_kernels_by_their_names() -> None:
-    """Wherever in the list they are, and if their names have to begin so."""
+    """A missing kernel is found by its name, at any place, and by a prefix if required."""
     good = [name.strip("^").replace(r"I\w+?Li[0-6]E", "I6__halfLi0E") for name in cuda_check.NEEDED]
     kernels = {(f"{name}", "sm_80"): Kernel(name, "sm_80") for name in good}
     assert cuda_check.missing_names(kernels) == []

@@ -1,4 +1,4 @@
-"""``python -m amp_ext``: what it says, and that it finds what is broken."""
+"""``python -m amp_ext`` reports the installation and finds broken parts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ COMMAND = r"pip install --force-reinstall --no-deps \."
 
 
 def run(*command: str, package: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """Run Python; with the package in a copy of its folder, where nothing else can supply it."""
+    """Run Python; with the package in a copy of its folder, where no other import can supply it."""
     source = (package or Path(amp_ext.__file__).parent).parent
     return subprocess.run(
         [sys.executable, "-S", *command],
@@ -40,7 +40,7 @@ def run(*command: str, package: Path | None = None) -> subprocess.CompletedProce
 
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
-    """A copy of the installed package."""
+    """Return a copy of the installed package."""
     source = Path(amp_ext.__file__).parent
     return shutil.copytree(
         source, tmp_path / "amp_ext", ignore=shutil.ignore_patterns("__pycache__")
@@ -68,7 +68,7 @@ def test_healthy() -> None:
 
 
 def test_imports_nothing_heavy() -> None:
-    """Above all not torch's compiler."""
+    """The doctor imports no heavy modules, in particular not torch's compiler."""
     program = """if True:
         import sys, torch
         torch.nn.functional, torch.amp
@@ -98,7 +98,7 @@ def test_unknown_command() -> None:
 
 
 def assert_says_what_to_do(process: subprocess.CompletedProcess[str], *words: str) -> None:
-    """Exit status 1, no traceback, and one line with the command that helps."""
+    """Assert exit status 1, no traceback, and one line with the command that helps."""
     assert (process.returncode, process.stderr) == (1, ""), process.stderr
     failures = [line for line in process.stdout.splitlines() if "FAIL" in line]
     assert len(failures) == 1
@@ -117,7 +117,7 @@ def test_module_that_is_not_built(package: Path, missing: str, words: str) -> No
 
 
 def test_module_that_cannot_be_loaded(package: Path) -> None:
-    """As after half a copy."""
+    """A truncated module, as after half a copy, cannot be loaded."""
     for file in package.glob("_C.*"):
         file.write_bytes(b"\x7fELF")
     process = run("-m", "amp_ext", package=package)
@@ -126,7 +126,7 @@ def test_module_that_cannot_be_loaded(package: Path) -> None:
 
 
 def wrong(op: Callable[..., Any]) -> Callable[..., Any]:
-    """An op whose result, or what it has written, is off."""
+    """Return an op with a wrong result, or with a wrong write."""
 
     def spoiled(**values: Any) -> Any:
         result = op(**values)
@@ -173,7 +173,7 @@ def test_broken_op(
 
 
 def skip(optimizer: Any) -> None:
-    """Leave the parameters as they are, as after an overflow."""
+    """Leave the parameters unchanged, as after an overflow."""
 
 
 def round_gradients(optimizer: Any) -> None:
@@ -200,14 +200,14 @@ def test_broken_training(
 def test_weight_gradients_in_fp16_count_as_broken(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As torch's own autocast computes them."""
+    """Weight gradients in FP16, as in torch's own autocast, count as broken."""
     monkeypatch.setattr(amp_ext, "autocast", torch.autocast)
     assert doctor.main() == 1
     assert "  FAIL  training step on cpu: the result differs" in capsys.readouterr().out
 
 
 def test_broken_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """A GPU that is listed, but cannot be used: every check on it fails, the others go on."""
+    """Every check fails on a GPU that is listed but unusable; the other checks go on."""
     example = _op.example
 
     def on_broken_gpu(op: Any, device: str) -> Any:
@@ -275,7 +275,7 @@ def test_refused_tensors_come_with_a_command(
 def test_a_cpu_build_of_torch_has_no_cuda_backend(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One line names the reason, and no command advises what would fail."""
+    """One line names the reason, and no command advises a step that would fail."""
     monkeypatch.setattr(torch.version, "cuda", None)
     _C.use_backend("cuda", "cuda")  # as where Triton is not installed
     doctor.print_backends()

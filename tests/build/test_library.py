@@ -1,6 +1,4 @@
-"""Loading the extension module and the libraries of kernels: one that does not fit says so in one
-sentence with a command.
-"""
+"""An extension module or library that does not fit is refused in one sentence with a command."""
 
 from __future__ import annotations
 
@@ -24,7 +22,7 @@ SENTENCE = r"^amp_ext [^\n]*(rebuild|build) it [^\n]*: (\w+=\S+ )?pip install \S
 
 
 def run_python(package: Path, code: str) -> subprocess.CompletedProcess[str]:
-    """Run it with the package, in a process of its own."""
+    """Run it with the package in a process of its own."""
     return subprocess.run(
         # -S: without the finder of an editable install, which would supply what is missing here.
         [sys.executable, "-S", "-c", code],
@@ -37,7 +35,7 @@ def run_python(package: Path, code: str) -> subprocess.CompletedProcess[str]:
 
 
 def import_error(package: Path) -> str:
-    """The last line of an import that fails."""
+    """Return the last line of a failing import."""
     process = run_python(package, "import amp_ext")
     assert process.returncode == 1, process.stderr
     last = process.stderr.strip().splitlines()[-1]
@@ -47,7 +45,7 @@ def import_error(package: Path) -> str:
 
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
-    """A copy of the installed package."""
+    """Return a copy of the installed package."""
     source = Path(amp_ext.__file__).parent
     return shutil.copytree(
         source, tmp_path / "amp_ext", ignore=shutil.ignore_patterns("__pycache__")
@@ -118,7 +116,7 @@ def compiled(into: Path, text: str) -> Path:
 
 
 def spoil(library: Path, how: str) -> str:
-    """Replace a library; return what the error must say."""
+    """Replace a library; return the expected error."""
     whole = library.read_bytes()
     library.unlink()  # others may have it mapped
     if how == "missing":
@@ -179,7 +177,9 @@ def test_build_info_describes_this_module() -> None:
 @pytest.mark.skipif(_C.cuda_built(), reason="this module has CUDA kernels")
 @pytest.mark.parametrize("op", LIST_OPS)
 def test_cuda_tensor_given_to_a_cpu_only_module(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the choice of a backend, which every op makes first: there is no CUDA tensor here."""
+    """A CPU-only module refuses CUDA tensors in the choice of a backend, which every op makes
+    first.
+    """
     monkeypatch.setenv("TRITON_INTERPRET", "1")  # whose kernels take no CUDA tensors
     amp_ext.set_backend(None)
     with pytest.raises(RuntimeError, match=f"^amp_ext::{op}: amp_ext was built without") as raised:

@@ -1,4 +1,4 @@
-"""The build: what setup.py decides, and what an sdist holds."""
+"""The build: the decisions of setup.py, and the contents of an sdist."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KNOWN = {"75", "80", "86", "90", "100", "120"}  # to nvcc 13.0, among others
 
 
 def load(name: str) -> ModuleType:
-    """Import a file of the repository, which is not on sys.path, by its name."""
+    """Import a file of the repository by its name; the file is not on sys.path."""
     spec = importlib.util.spec_from_file_location(name, ROOT / f"{name}.py")
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -158,7 +158,10 @@ def test_the_folders_of_torchs_own_cuda(tmp_path: Path) -> None:
 
 
 def compiled(kernels: bool) -> list[tuple[Path, str, list[str]]]:
-    """Every object file, for a machine with or without a CUDA toolkit: source, name, flags."""
+    """Return every object file, for a machine with or without a CUDA toolkit:
+
+    source, name, flags.
+    """
     toolkit = setup.Toolkit("nvcc", "13.0", Path(TOOLKIT_ROOT)) if kernels else None
     folders = setup.cuda_folders(Path(torch.__file__).parent, toolkit) if kernels else []
     module = setup.module_units(Path("build/module"), Path(torch.__file__).parent, folders)
@@ -200,7 +203,7 @@ def test_every_kernel_file_knows_for_which_gpus_there_are_products(
 
 
 def test_what_is_shared_by_all_torches_sees_none_of_them(in_root: None) -> None:
-    """And the module nothing of the libraries but the headers between them."""
+    """Libraries shared by all torches see no torch, and the module sees only their headers."""
     for source, _, flags in compiled(True):
         folders = {Path(f[2:]) for f in flags if f.startswith("-I")} | {source.parent}
         folders = {folder.parts[1] for folder in folders if folder.parts[0] == "csrc"} - {"include"}
@@ -231,7 +234,7 @@ def test_no_file_gets_fast_math(in_root: None) -> None:
 
 
 def test_updates_are_without_fused_multiply_adds(in_root: None) -> None:
-    """Their results are the same, to the bit, on every device."""
+    """Updates are compiled without fused multiply-adds, for equal bits on every device."""
     kernels = {name for name, flags in units(True).items() if "-fmad=false" in flags}
     assert kernels == {"csrc/kernels/optim/adam.cu.o", "csrc/kernels/optim/sgd.cu.o"}
     assert "-ffp-contract=off" in units(True)["csrc/cpu/isa/update.cpp.baseline.o"]
@@ -278,7 +281,7 @@ def test_build_uses_the_installed_torch(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """What a build reads of a source tree before it compiles."""
+    """Return the files of a source tree that a build reads before it compiles."""
     tree = tmp_path / "tree"
     for folder in ("amp_ext", "triton_kernels"):
         left_out = shutil.ignore_patterns("_C.*", "_build_info.py", "__pycache__")
@@ -289,7 +292,7 @@ def tree(tmp_path: Path) -> Path:
 
 
 def test_install_without_a_compiler(tree: Path, tmp_path: Path) -> None:
-    """The install fails with one sentence that says what helps."""
+    """The install without a compiler fails with one sentence that helps."""
     command = [sys.executable, "-m", "pip", "wheel", "--no-build-isolation", "--no-deps"]
     environment = {**os.environ, "CXX": "no-such-c++ -pipe"}
     done = subprocess.run(
@@ -317,5 +320,6 @@ def test_sdist_holds_what_a_build_needs(tmp_path: Path) -> None:
     assert needed - {generated} <= listed
     assert {"setup.py", "build_backend.py", "pyproject.toml", "LICENSE"} <= listed
     assert {"README.md", "README.zh.md", "docs/migrating.zh.md"} <= listed
+    assert "amp_ext/py.typed" in listed
     assert generated not in listed
     assert not [name for name in listed if name.endswith(".so")]

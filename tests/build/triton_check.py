@@ -30,7 +30,7 @@ SHARED_LIMITS = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120
 
 
 def compiled(variant: Variant, arch: int) -> tuple[Kernel, str]:
-    """What Triton and ptxas make of a variant, and its PTX."""
+    """Return the result of Triton and ptxas for a variant, and its PTX."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -52,17 +52,17 @@ wanted = cache(variants)
 
 
 def compiled_at(index: int, arch: int) -> tuple[Kernel, str]:
-    """As `compiled`, by the variant's place: a kernel cannot be sent to another process."""
+    """Compile the variant at a place: a kernel cannot be sent to another process."""
     return compiled(wanted()[index], arch)
 
 
 def local_accesses(kernel: Kernel) -> int:
-    """Loads and stores of local memory: registers that are spilled, arrays that are indexed."""
+    """Return the accesses to local memory: spilled registers, indexed arrays."""
     return kernel.count("LDL") + kernel.count("STL")
 
 
 def faults(kernel: Kernel, needed: Iterable[str], shared_limit: int) -> list[str]:
-    """What is wrong with one kernel."""
+    """Return the faults of one kernel."""
     found = []
     if not kernel.instructions:
         found.append("it has no machine code")
@@ -78,7 +78,7 @@ def faults(kernel: Kernel, needed: Iterable[str], shared_limit: int) -> list[str
 
 
 def crowding(kernel: Kernel, variant: Variant) -> list[str]:
-    """What a launch's programs for each multiprocessor lack to run there at once.
+    """Return the resources that keep a launch's programs from running on a multiprocessor at once.
 
     A warp gets registers by 256.
     """
@@ -91,7 +91,7 @@ def crowding(kernel: Kernel, variant: Variant) -> list[str]:
 
 
 def order_faults(ptx: str) -> list[str]:
-    """What may let the program that draws the last ticket miss what others have written.
+    """Return faults that may hide other programs' writes from the program with the last ticket.
 
     Every thread stores, then all meet, then one draws a ticket, which releases the stores and
     acquires those of others, and then all meet before they read them past the first cache. Between
@@ -128,7 +128,7 @@ def order_faults(ptx: str) -> list[str]:
 
 
 def library_kernels() -> dict[str, Any]:
-    """The kernels of triton_kernels by name."""
+    """Return the kernels of triton_kernels by name."""
     import amp_ext.triton_kernels as package
 
     found = pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
@@ -137,7 +137,7 @@ def library_kernels() -> dict[str, Any]:
 
 
 def missing(kernels: dict[str, Any], checked: Iterable[Variant]) -> list[str]:
-    """Kernels of which no variant is checked."""
+    """Return the kernels without a checked variant."""
     known = [variant.kernel for variant in checked]
     return [
         f"no variant of {name} is checked"

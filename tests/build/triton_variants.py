@@ -12,7 +12,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Variant:
-    """A kernel, the types of its arguments, and what it is compiled with.
+    """Describe a kernel, the types of its arguments, and its compile options.
 
     Attributes:
         name: shown in the table; unique.
@@ -36,7 +36,7 @@ class Variant:
 
 
 def list_variants(part: str) -> Iterator[Variant]:
-    """The kernels of "lists" or "optim", with either value of each constexpr parameter.
+    """Return the kernels of "lists" or "optim", with either value of each constexpr parameter.
 
     All else is in a kernel's module: the types of arguments in its annotations, 16-byte accesses
     where it imports those of rows.
@@ -67,7 +67,7 @@ def list_variants(part: str) -> Iterator[Variant]:
 
 
 def kernels_of(module: Any) -> dict[str, Any]:
-    """A module's kernels by name: what is compiled and called *_kernel."""
+    """Return a module's kernels by name: compiled functions called *_kernel."""
     from triton.runtime.jit import JITFunction
 
     return {
@@ -78,7 +78,7 @@ def kernels_of(module: Any) -> dict[str, Any]:
 
 
 def variants() -> list[Variant]:
-    """All of them."""
+    """Return all variants."""
     from gemm_triton_variants import gemm_variants
 
     return [*list_variants("lists"), *list_variants("optim"), *gemm_variants()]

@@ -55,7 +55,7 @@ def write_page(folder: Path) -> Path:
 
 
 def try_page(page: Path, python: Path) -> None:
-    """Install from a page beside the torch of `python`, where no compiler is; run the doctor."""
+    """Install from a page beside the torch of `python`, without a compiler; run the doctor."""
     with tempfile.TemporaryDirectory() as folder:
         run(python, "-m", "venv", "--without-pip", folder)
         packages = run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))")

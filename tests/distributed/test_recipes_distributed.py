@@ -1,5 +1,7 @@
-"""The programs of docs/recipes_distributed.md run on processes of the CPU, and do what they are
-said to: the norm of the first step is that of one process in FP32, and all skip together."""
+"""The programs of docs/recipes_distributed.md work on processes of the CPU:
+
+the norm of the first step equals one process's in FP32, and all processes skip together.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,7 @@ def case(cases: Cases, heading: str) -> Callable[..., Any]:
 
 
 class Overflowing(amp_ext.GradScaler):
-    """Of which the last rank alone has one loss that is infinite."""
+    """Give the last rank alone one infinite loss."""
 
     number: int
 
@@ -55,7 +57,7 @@ class Overflowing(amp_ext.GradScaler):
 
 
 def beginning(count: int, overflow: int) -> Space:
-    """What all begin with, of fewer batches, or with an infinite loss in one of them."""
+    """Return the common beginning of the programs, with fewer batches or one infinite loss."""
     sys.modules["recipe"] = module = ModuleType("recipe")
     space = vars(module)
     text = BEGINNING.replace("distributed.init_process_group()\n", "")
@@ -86,7 +88,7 @@ def whole(tensors: Any) -> list[Tensor]:
 
 
 def norm_by_one_process(space: Space, model: nn.Module, count: int, parts: int) -> float:
-    """In FP32, of the first batches of all parts."""
+    """Return the FP32 norm of the first batches of all parts, by one process."""
     tokens = torch.cat([space["sequences"](part)[:count].flatten(0, 1) for part in range(parts)])
     loss = space["loss_of"](model(tokens[:, :-1]), tokens[:, 1:])
     grads = torch.autograd.grad(loss, model.parameters())
@@ -102,7 +104,7 @@ def assert_first_norm(heading: str, count: int = 1, **replacements: str) -> None
 
 
 def assert_all_skip(heading: str, number: int, made: int) -> Space:
-    """One step, in which the last rank has an overflow."""
+    """Assert that all ranks skip one step, in which the last rank has an overflow."""
     space = run(heading, overflow=number)
     scaler, states = space["scaler"], space["optimizer"].state.values()
     steps = {float(whole([state["step"]])[0]) for state in states}
@@ -113,7 +115,7 @@ def assert_all_skip(heading: str, number: int, made: int) -> Space:
 
 
 def mean(value: Tensor) -> float:
-    """Over all processes."""
+    """Return the mean over all processes."""
     return sum(gathered(value.item())) / distributed.get_world_size()
 
 
@@ -189,5 +191,5 @@ def test_on_ranks(heading: str, errors: dict[str, list[Any]]) -> None:
 
 
 def test_programs_are_short() -> None:
-    """Enough to be read at once."""
+    """The programs are short enough to read at once."""
     assert max(text.count("\n") for text in PROGRAMS.values()) <= 41

@@ -1,8 +1,8 @@
-"""A training that ends in the middle, and goes on from its last checkpoint.
+"""A training that stops in the middle continues from its last checkpoint.
 
-Gradients of one layer are sums of small integers, exact in any order, and AdamW's arithmetic is of
-each element alone: parameters are bit-equal on any number of processes. Overflows come of FP16
-where the scale has grown too far, so that they come at other steps if it is not restored.
+Gradients of one layer are sums of small integers, exact in any order, and AdamW's arithmetic is
+elementwise: parameters are bit-equal on any number of processes. Overflows come from FP16 after the
+scale has grown too far, and come at other steps if the scale is not restored.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ def rank_of(
 
 
 def start(world: int, timeout: int, folder: Path, function: Callable[..., None], *args: Any) -> Any:
-    """Processes that wait for each other for so many seconds."""
+    """Start processes that wait for each other for so many seconds."""
     store = folder / f"store {world} {function.__name__} {args}"
     given = (world, store, timeout, function, folder, *args)
-    # Imported once, in a process from which all are forked.
+    # The import runs once, in the parent of all forks.
     multiprocessing.set_forkserver_preload(
         ["torch.distributed.fsdp", "torch.distributed.checkpoint.state_dict", "amp_ext"]
     )
@@ -57,7 +57,7 @@ def start(world: int, timeout: int, folder: Path, function: Callable[..., None],
 
 
 def run(world: int, *args: Any) -> None:
-    """Raises what a rank does."""
+    """Raise the error of a rank."""
     processes = start(world, 60, *args)
     while not processes.join():
         pass
@@ -124,7 +124,7 @@ class Training:
 
 
 def saves(folder: Path) -> None:
-    """A checkpoint, and how it went on."""
+    """Save a checkpoint, and record how training continued."""
     from torch.distributed import checkpoint
 
     training, world = Training(), distributed.get_world_size()
@@ -151,7 +151,7 @@ def continues(folder: Path, saved_by: int) -> None:
 
 @needs_gloo
 def test_another_number_of_processes_continues(tmp_path: Path) -> None:
-    """And the same number."""
+    """Training continues on another number of processes, and on the same number."""
     run(2, tmp_path, saves)
     run(4, tmp_path, saves)
     run(4, tmp_path, continues, 2)
@@ -180,7 +180,9 @@ def waits_for_the_dead(folder: Path) -> None:
 
 @needs_gloo
 def test_others_end_with_one_that_is_killed(tmp_path: Path) -> None:
-    """Before the scaler's reduction: an error, in no more time than they would wait for it."""
+    """If a process is killed before the scaler's reduction, the others raise an error within their
+    timeout.
+    """
     timeout = 10
     processes = start(3, timeout, tmp_path, waits_for_the_dead).processes
     for process in processes:

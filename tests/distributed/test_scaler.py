@@ -26,7 +26,7 @@ LR, SCALE = 2.0**-5, 8.0
 
 
 def case(function: Callable[..., None], *args: Any) -> Callable[..., None]:
-    """Of two ranks, and of four."""
+    """Add a case for two ranks and one for four."""
     CASES_OF_2.add(function, *args)
     return CASES_OF_4.add(function, *args)
 
@@ -47,7 +47,7 @@ def world() -> int:
 
 
 class Net(nn.Module):
-    """With three outputs, some of four ranks have no part of the last layer."""
+    """A network of three outputs, so that some of four ranks have no shard of the last layer."""
 
     def __init__(self, outputs: int) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ def hsdp(net: nn.Module) -> nn.Module:
 
 
 def tensor_parallel(net: nn.Module) -> nn.Module:
-    """Over two ranks, and FSDP2 over two."""
+    """Parameters are sharded over two ranks by tensor parallelism and over two by FSDP2."""
     from torch.distributed.tensor import Replicate
     from torch.distributed.tensor.parallel import (
         ColwiseParallel,
@@ -115,7 +115,7 @@ def tensor_parallel(net: nn.Module) -> nn.Module:
 
 
 class In16Bits(nn.Module):
-    """As FSDP2's param_dtype, by one process."""
+    """Compute in 16 bits, as FSDP2's param_dtype does, in one process."""
 
     def __init__(self, dtype: torch.dtype, net: nn.Module) -> None:
         super().__init__()
@@ -161,14 +161,14 @@ WAYS: dict[str, Callable[..., Any]] = {
 
 
 def first_grad(net: nn.Module) -> Tensor | None:
-    """The first gradient of which this process has a part."""
+    """Return the first gradient with a shard in this process."""
     grads = (param.grad for param in net.parameters() if param.grad is not None)
     locals_ = (grad.to_local() if hasattr(grad, "to_local") else grad for grad in grads)
     return next((grad for grad in locals_ if grad.numel()), None)
 
 
 def counted(function: Callable[[], Any]) -> tuple[Any, int]:
-    """What it returns, and how often it has communicated."""
+    """Return the result of a call, and the number of its communications."""
     from torch.distributed.tensor.debug import CommDebugMode
 
     with CommDebugMode() as mode:
@@ -179,8 +179,9 @@ def counted(function: Callable[[], Any]) -> tuple[Any, int]:
 def steps(
     net: nn.Module, make: Callable[..., Any], way: str, x: Tensor, share: float, overflow: Any
 ) -> tuple[list[Any], list[float], list[int]]:
-    """Three steps, of which the second overflows; what is to be seen of each, norms, and how often
-    the scaler has communicated. The loss is this share of the sum of the outputs."""
+    """Run three steps, the second with an overflow; return each step's state, norms and number of
+    communications. The loss is this share of the sum of the outputs.
+    """
     optimizer = make(net.parameters())
     scaler = amp_ext.GradScaler(DEVICE, init_scale=SCALE)
     seen, norms, counts = [], [], []
@@ -229,7 +230,9 @@ def trains_as_one(wrapper: str, make: Callable[..., Any], way: str) -> None:
         first_grad(net).view(-1)[0] = torch.inf
 
     def overflow_somewhere(net: nn.Module) -> None:
-        """In a part that one process alone has; DDP's gradients are the same everywhere."""
+        """An overflow in the shard of one process skips the step in all; DDP's gradients are equal
+        everywhere.
+        """
         if wrapper == "ddp" or rank() == world() - 1:
             overflow(net)
 
@@ -281,7 +284,7 @@ def with_grads(grads: list[Tensor | None], like: list[Tensor]) -> torch.optim.Op
 
 
 def found(optimizer: torch.optim.Optimizer) -> tuple[list[float], int]:
-    """The norm by a clip, whether the step is skipped; and how often it communicates."""
+    """Return the norm of a clip, whether the step is skipped, and the number of communications."""
     scaler = amp_ext.GradScaler(DEVICE, init_scale=SCALE)
     scaler.scale(torch.ones((), device=DEVICE))
     norm, count = counted(lambda: scaler.clip_grad_norm_(optimizer, 1e6))
@@ -292,8 +295,9 @@ def found(optimizer: torch.optim.Optimizer) -> tuple[list[float], int]:
 
 @CASES_OF_4.add
 def mixed_list() -> None:
-    """DTensors of several meshes and placements, uneven and empty parts, and plain tensors: one
-    launch each, one reduction, and each element counted once."""
+    """A list of DTensors with several meshes and placements, uneven and empty shards, and plain
+    tensors takes one launch each and one reduction, and counts each element once.
+    """
     from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
     flat = distributed.init_device_mesh(DEVICE, (4,))
@@ -328,7 +332,9 @@ def mixed_list() -> None:
 
 @CASES_OF_4.add
 def experts() -> None:
-    """Each pair of processes has its own experts: their norms are their own, the skip is all's."""
+    """Each pair of processes has its own experts with norms of their own, and all processes skip
+    together.
+    """
     from torch.distributed.tensor import Shard
 
     flat = distributed.init_device_mesh(DEVICE, (4,))
@@ -345,7 +351,10 @@ def experts() -> None:
 
 @case
 def rank_without_gradients() -> None:
-    """Takes part. Where none has any, all say so."""
+    """A rank without gradients takes part in the reduction.
+
+    If no rank has any, all raise the error.
+    """
     from torch.distributed.tensor import Shard
 
     mesh = distributed.init_device_mesh(DEVICE, (world(),))
@@ -364,8 +373,10 @@ def rank_without_gradients() -> None:
 
 @case
 def process_group() -> None:
-    """Of parameters that do not show it: a skip together, also of a norm; norms stay their own. An
-    optimizer without parameters takes part, and one under DDP; a process outside does not."""
+    """With process_group=, parameters that do not show their sharding skip together, also for a
+    norm, and norms stay local. An optimizer without parameters takes part, and one under DDP; a
+    process outside does not.
+    """
     first = distributed.new_group([0])
     ones = torch.ones(4, device=DEVICE)
     inside = with_grads([ones * (torch.nan if rank() == 1 else 1)], [ones])
@@ -400,7 +411,7 @@ def process_group() -> None:
 
 @case
 def gradients_dropped_meanwhile() -> None:
-    """By another thread, while this one waits for others: what is written is still there."""
+    """Gradients dropped by another thread during the reduction do not disturb the write."""
     from torch.distributed.tensor import Shard
 
     mesh = distributed.init_device_mesh(DEVICE, (world(),))
@@ -426,7 +437,7 @@ def gradients_dropped_meanwhile() -> None:
 
 @case
 def sum_over_processes() -> None:
-    """As a parameter, and so its gradient: left to torch, whose scaler unscales it."""
+    """torch's scaler unscales a parameter that is a sum over processes, and its gradient."""
     from torch.distributed.tensor import DTensor, Partial
 
     mesh = distributed.init_device_mesh(DEVICE, (world(),))
@@ -440,7 +451,7 @@ def sum_over_processes() -> None:
 
 @case
 def fsdp1_without_shards() -> None:
-    """Its clip is refused before anything is written."""
+    """The clip of FSDP1 without shards is refused before anything is written."""
     from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 
     for orig in (False, True):

@@ -30,7 +30,7 @@ sys.path.append(str(Path(__file__).resolve().parents[2] / "bench"))
 import amp_ext
 import amp_ext.optim
 from fake_cuda.recorder import is_running, recorded
-from figures.measuring import PAGE, replaced
+from harness.page import PAGE, replaced
 from workloads import checkerboard, digits, regression
 from workloads.common import Trainer
 from workloads.networks import GPT2

@@ -64,7 +64,7 @@ def test_sizes(executor: Executor, trans: tuple[bool, bool]) -> None:
     "sizes", [(5000, 3, 5), (3, 5000, 5), (3, 5, 5000), (1, 5000, 130), (130, 1, 5000)], ids=str
 )
 def test_one_long_side(executor: Executor, sizes: tuple[int, int, int]) -> None:
-    """Longer than a block of any kernel, in every direction: 5000 * 3 * 3 is exact in FP32."""
+    """A side longer than any kernel's block gives exact sums: 5000 * 3 * 3 is exact in FP32."""
     m, n, k = sizes
     for dtypes, trans in zip(PAIRS, itertools.cycle(TRANSPOSES), strict=False):
         a = stored(integers((m, k), dtypes[0], executor.device), trans[0])
@@ -135,7 +135,7 @@ def test_sum_over_the_batch(
 def test_error_of_a_sum_over_the_batch(
     executor: Executor, dtypes: tuple[torch.dtype, torch.dtype]
 ) -> None:
-    """Rounded once, after the sum."""
+    """A sum over the batch is rounded once, at its end."""
     a = normal((7, 9, 33, 20), dtypes[0], executor.device)
     b = normal((7, 9, 17, 20), dtypes[1], executor.device)
     c = normal((33, 1), FP32, executor.device)
@@ -158,7 +158,9 @@ def test_dtypes(executor: Executor, dtypes: tuple[torch.dtype, torch.dtype]) -> 
 @gemm_against_oracle
 @pytest.mark.parametrize("k", [7, 500, 5000])
 def test_error_of_long_sums(executor: Executor, k: int) -> None:
-    """Operands of different magnitude, so that roundings of either show; by one thread and two."""
+    """Long sums of operands of different magnitude show roundings of either, with one thread and
+    two.
+    """
     for dtypes, count in itertools.product(KINDS, (1, 2)):
         a = normal((17, k), dtypes[0], executor.device) * 2.0**-6
         b = normal((31, k), dtypes[1], executor.device) * 2.0**3
@@ -183,7 +185,9 @@ def test_layouts(executor: Executor, a_layout: str, sizes: tuple[int, int, int])
 
 @against_oracle
 def test_attention_of_one_head(executor: Executor) -> None:
-    """[batch, 1, time, width], whose strides of the size 1 mean nothing."""
+    """Attention of one head has [batch, 1, time, width] operands with meaningless strides of size
+    1.
+    """
     for dtype in (FP16, BF16):
         q, k = (integers((3, 16, 1, 8), dtype, executor.device).transpose(1, 2) for _ in range(2))
         assert_equal(gemm(executor, q, k, trans_b=True), q.double() @ k.double().mT)

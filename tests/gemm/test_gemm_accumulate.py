@@ -41,7 +41,7 @@ every_transpose = pytest.mark.parametrize("trans", TRANSPOSES, ids=["nn", "nt", 
 def test_exact_sums(
     executor: Executor, trans: tuple[bool, bool], sizes: tuple[int, int, int]
 ) -> None:
-    """Of integers, with a batch, a sum over it and without; operands are left alone."""
+    """Sums of integers are exact, with and without a batch; operands stay unchanged."""
     m, n, k = sizes
     options = {"trans_a": trans[0], "trans_b": trans[1]}
     for layout, batch, dtypes in zip(
@@ -84,7 +84,7 @@ def test_writes_nothing_but_c(executor: Executor, k: int, place: str) -> None:
 @pytest.mark.parametrize("k", [7, 5000])
 @every_kind
 def test_error(executor: Executor, dtypes: tuple[torch.dtype, torch.dtype], k: int) -> None:
-    """That of a sum of k products and c."""
+    """The error is at most the bound of a sum of k products and c."""
     a = normal((33, k), dtypes[0], executor.device)
     b = normal((k, 40), dtypes[1], executor.device)
     c = 100 * normal((33, 40), FP32, executor.device)
@@ -106,7 +106,7 @@ def test_never_passes_through_fp16(executor: Executor) -> None:
 
 @every_executor
 def test_infinities_and_nan(executor: Executor) -> None:
-    """Those of c stay, and a finite sum can overflow."""
+    """Infinities and NaNs of c propagate, and a finite sum can overflow."""
     row = [math.inf, -math.inf, math.nan, 3.4e38]
     c = torch.tensor([row, row], device=executor.device)
     a = torch.tensor([[0.0], [2.0**15]], device=executor.device).half()
@@ -190,7 +190,9 @@ def test_bad_c(what: str) -> None:
 
 @pytest.mark.parametrize("name", ["a", "b"])
 def test_overlaps(name: str) -> None:
-    """By one element at either end; tensors that only touch are fine."""
+    """Operands that overlap c by one element at either end are errors; tensors that only touch are
+    fine.
+    """
     memory = torch.ones(80)
     tensors = {"a": torch.ones(3, 4), "b": torch.ones(4, 5)}
     tensors["c"] = memory[30:45].view(3, 5)
@@ -205,7 +207,7 @@ def test_overlaps(name: str) -> None:
 
 
 def test_copy_on_write() -> None:
-    """c gets memory of its own before it is compared with what is read."""
+    """c gets memory of its own before it is compared with the operands."""
     a = torch.ones(3, 3)
     c = torch._lazy_clone(a)
     ops.gemm_accumulate_(c, a, a)

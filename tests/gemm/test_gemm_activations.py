@@ -1,4 +1,4 @@
-"""Activations of amp_ext::gemm, what it keeps of them, and products times their derivatives."""
+"""Activations of amp_ext::gemm, their stored arguments, and products times their derivatives."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_values_and_aux(
     dtypes: tuple[torch.dtype, torch.dtype],
     sizes: tuple[int, int, int],
 ) -> None:
-    """Rounded once, into every dtype; aux is what gemm gives without the activation.
+    """Values are rounded once, into every dtype; aux is the result of gemm without the activation.
 
     (torch rounds float64 to 16 bits by way of float32.)
     """
@@ -92,7 +92,7 @@ def test_values_and_aux(
 @every_executor
 @every_activation
 def test_aux_of_exact_sums(executor: Executor, activation: str) -> None:
-    """Of integers: x itself, for every argument of gemm."""
+    """The aux of exact sums of integers is x itself, for every argument of gemm."""
     a, b = integers((2, 9, 7), FP16, executor.device), integers((2, 5, 7), FP32, executor.device)
     c, bias = integers((9, 1), FP32, executor.device), integers((5,), FP16, executor.device)
     options = {"trans_b": True, "c": c, "alpha": 0.5, "beta": -2.0, "bias": bias}
@@ -115,7 +115,9 @@ def test_these_are_all_activations() -> None:
 @every_executor
 @every_curved
 def test_is_torchs_activation(executor: Executor, activation: str) -> None:
-    """Of every FP16 number, against torch in float64; within the error of the FP32 formula."""
+    """Activations of every FP16 number equal torch's in float64, within the error of the FP32
+    formula.
+    """
     x = torch.arange(-(2**15), 2**15, device=executor.device).to(torch.int16).view(FP16)
     one = torch.ones(1, 1, device=executor.device)
     actual = executor.ops.gemm(x[:, None], one, activation=activation)[:, 0]
@@ -137,7 +139,7 @@ def test_product_times_derivative(
     dtypes: tuple[torch.dtype, torch.dtype],
     sizes: tuple[int, int, int],
 ) -> None:
-    """And its column sums.
+    """The product times a derivative, and its column sums, are within their error bounds.
 
     A derivative is a sum of two terms below 1, each of a few operations: off by 8 units at most. A
     column's sum has rows that are off by that and as many additions.
@@ -202,7 +204,9 @@ def test_column_sums_of_nothing(
 
 @every_executor
 def test_derivatives_of_batches_and_layouts(executor: Executor) -> None:
-    """Of integers, with relu: transposes, an operand without a batch, strided and expanded aux."""
+    """Derivatives of integers by relu are exact for transposes, operands without a batch, and
+    strided or expanded aux.
+    """
     a, b = integers((3, 4, 5, 7), FP16, executor.device), integers((6, 7), FP16, executor.device)
     product = a.double() @ b.double().mT
     aux = integers((3, 4, 5, 12), FP32, executor.device)
@@ -238,7 +242,9 @@ def test_derivatives_of_batches_and_layouts(executor: Executor) -> None:
 def test_derivatives_of_infinities_and_nans(
     executor: Executor, activation: str, dtype: torch.dtype
 ) -> None:
-    """The limits, so that an FP16 aux that overflowed makes no NaN of a gradient."""
+    """Derivatives of infinities and NaNs have the limits, so that an overflowed FP16 aux makes no
+    NaN gradient.
+    """
     aux = torch.tensor([[math.inf, -math.inf, math.nan]], device=executor.device).to(dtype)
     ones = torch.ones(1, 1, device=executor.device)
     y, _ = executor.ops.gemm_times_derivative(ones, ones.expand(1, 3), aux, activation=activation)
@@ -250,7 +256,7 @@ def test_derivatives_of_infinities_and_nans(
 @against_oracle
 @every_curved
 def test_second_derivatives_far_out(executor: Executor, activation: str) -> None:
-    """Those of a NaN are NaN; at numbers whose square float16 does not hold they are 0."""
+    """Second derivatives of a NaN are NaN, and 0 at numbers whose square overflows float16."""
     a = torch.tensor([[300.0], [-300.0], [torch.nan]], dtype=FP16, device=executor.device)
     out = ops.gemm(a.requires_grad_(), torch.ones_like(a[:1]), activation=activation)
     (first,) = torch.autograd.grad(out.sum(), a, create_graph=True)
@@ -262,7 +268,7 @@ def test_second_derivatives_far_out(executor: Executor, activation: str) -> None
 
 @every_executor
 def test_relu_stops_what_is_not_finite(executor: Executor) -> None:
-    """As torch's threshold_backward: no NaN is made of 0 * inf."""
+    """relu stops non-finite values as torch's threshold_backward does: 0 * inf makes no NaN."""
     aux = torch.tensor([[0.0, -1.0, 1.0]], device=executor.device)
     b = torch.tensor([[math.inf, math.nan, math.inf]], device=executor.device)
     one = torch.ones(1, 1, device=executor.device)
@@ -322,7 +328,9 @@ def test_both_results_are_differentiable(executor: Executor, activation: str) ->
 @against_oracle
 @every_activation
 def test_transforms_of_functions(executor: Executor, activation: str) -> None:
-    """Of parameters, which require gradients themselves, and of one another."""
+    """Function transforms work over parameters, which require gradients themselves, and over each
+    other.
+    """
     x, weight = (normal((3, 3), FP64, executor.device) for _ in range(2))
 
     def ours(w: Tensor) -> Tensor:

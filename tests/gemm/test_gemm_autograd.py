@@ -21,7 +21,7 @@ SUBSETS = [*((name,) for name in NAMES), ("a", "b"), ("b", "c", "bias"), NAMES]
 
 
 class Products(TorchDispatchMode):
-    """Counts matrix products."""
+    """Count matrix products."""
 
     count = 0
 
@@ -73,7 +73,9 @@ def test_no_graph_where_none_is_wanted(executor: Executor) -> None:
 def test_in_place_changes_before_backward(
     executor: Executor, wanted: tuple[str, ...], changed: str, activation: str
 ) -> None:
-    """An error if the gradient needs the old value, as in torch; else nobody notices."""
+    """In-place changes before backward are an error if the gradient needs the old value, as in
+    torch.
+    """
     leaves = FORMS["all"].leaves(SMALL, lambda shape: normal(shape, FP16, executor.device))
     tensors = {name: leaf.requires_grad_(name in wanted) for name, leaf in leaves.items()}
     options = FORMS["all"].options | {"activation": activation}
@@ -91,7 +93,7 @@ def test_in_place_changes_before_backward(
 def test_gradients_are_bitwise_repeatable(
     executor: Executor, dtypes: tuple[torch.dtype, torch.dtype]
 ) -> None:
-    """50 runs give the same bits, within an autocast region and without."""
+    """Gradients of 50 runs have the same bits, within an autocast region and without."""
     leaves = FORMS["all"].leaves(LARGE, lambda shape: normal(shape, FP32, executor.device))
     leaves = cast(leaves, (*dtypes, FP32, FP32))
     options = FORMS["all"].options
@@ -107,7 +109,7 @@ def test_gradients_are_bitwise_repeatable(
 @against_oracle
 @pytest.mark.parametrize("name", ["all", "batch", "shared-a", "sum", "c-scalar"])
 def test_compiles(executor: Executor, name: str) -> None:
-    """Forward and backward without a graph break, with the same bits."""
+    """Forward and backward compile without a graph break, with the same bits."""
     form = FORMS[name]
     leaves = form.leaves(SMALL, lambda shape: normal(shape, FP32, executor.device))
     leaves = cast(leaves, (FP16, FP32, FP32, FP32))

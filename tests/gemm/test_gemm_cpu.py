@@ -9,11 +9,15 @@ from torch import Tensor
 from amp_ext import _C, ops
 
 FP16, BF16, FP32 = torch.float16, torch.bfloat16, torch.float32
+DIRECT = 3  # a variant of the CPU backend
 BLOCKS = (64 + 5, 2 * 2048 + 7)  # m and n: a little over one or two blocks
 
 
 def integers(*shape: int, dtype: torch.dtype) -> Tensor:
-    """Up to 3 in magnitude: sums of 1027 products are exact in FP32, in any order."""
+    """Return integers up to 3 in magnitude:
+
+    sums of 1027 products are exact in FP32, in any order.
+    """
     return torch.randint(-3, 4, shape).to(dtype)
 
 
@@ -39,6 +43,37 @@ def test_blocks(dtype: torch.dtype, k: int, trans_a: bool, trans_b: bool) -> Non
     assert torch.equal(total, expected)
 
 
+@pytest.mark.parametrize("trans_b", [False, True])
+@pytest.mark.parametrize("trans_a", [False, True])
+@pytest.mark.parametrize("dtype", [FP16, BF16], ids=str)
+def test_operands_as_they_lie(dtype: torch.dtype, trans_a: bool, trans_b: bool) -> None:
+    """The library multiplies 16-bit operands on any processor where the table says so."""
+    m, n, k = 37, 70, 1023
+    a, b = integers(m, 2 * k, dtype=dtype)[:, :k], integers(k, n, dtype=dtype)
+    a = a.t().contiguous().t() if trans_a else a
+    b = b.t().contiguous().t() if trans_b else b
+    assert _C.start_noting()
+    ops.gemm(a, b)
+    (noted,) = _C.stop_noting()
+    if ("cpu", DIRECT) not in noted.candidates(triton=False):
+        pytest.skip("this torch was built without MKL")
+    before = _C.gemm_mode()
+    try:
+        _C.set_gemm_mode("auto")
+        _C.set_measured("cpu", [(noted.key, "cpu", DIRECT, "a test says so")])
+        assert _C.gemm_choice(a, b) == ("cpu", "a test says so")
+        assert torch.equal(ops.gemm(a, b), product(a, b).to(dtype))
+    finally:
+        _C.set_measured("cpu", [])
+        _C.set_gemm_mode(before)
+
+
+def test_oneDNN_may_be_turned_off() -> None:
+    """Torch multiplies 16-bit types by its own loops then."""
+    with torch.backends.mkldnn.flags(enabled=False):
+        assert not _C.multiplies(BF16)
+
+
 def test_blocks_with_holes() -> None:
     m, n, k = 40, 70, 2048 + 7  # a block of so few rows and columns has 2048 steps
     a, b = integers(k, 2 * m, dtype=BF16)[:, ::2].t(), integers(k, 3 * n, dtype=BF16)[:, ::3]
@@ -48,7 +83,10 @@ def test_blocks_with_holes() -> None:
 
 
 def test_an_odd_k_takes_nothing_of_the_next_row() -> None:
-    """BF16 is multiplied in pairs; NaN times the 0 beside the last one would be NaN."""
+    """An odd k takes nothing of the next row:
+
+    BF16 is multiplied in pairs, and NaN times a padding 0 would be NaN.
+    """
     a, b = integers(70, 64, dtype=BF16), integers(64, 90, dtype=BF16)
     expected = product(a[:, :63], b[:63])
     a[:, 63], b[63] = torch.nan, torch.nan
@@ -76,7 +114,7 @@ def test_few_rows(dtype: torch.dtype, m: int, trans_b: bool) -> None:
 @pytest.mark.parametrize("holes", [False, True])
 @pytest.mark.parametrize("n", [1, 15])
 def test_few_columns(n: int, holes: bool) -> None:
-    """Of one dense column, both strides are 1; 15 fill no vector."""
+    """A single dense column has strides of 1 in both dimensions, and 15 columns fill no vector."""
     a, b = integers(1, 9001, dtype=FP16), integers(9001, n + holes, dtype=FP16)[:, :n]
     assert torch.equal(ops.gemm(a, b, out_dtype=FP32), product(a, b))
 
@@ -84,7 +122,7 @@ def test_few_columns(n: int, holes: bool) -> None:
 @pytest.mark.parametrize("trans_b", [False, True])
 @pytest.mark.parametrize("m", [1, 2, 3])
 def test_few_rows_by_any_number_of_threads(m: int, trans_b: bool) -> None:
-    """Threads cut the columns within what one thread takes at a time."""
+    """Few rows give equal results for any number of threads, which cut the columns differently."""
     a, b = torch.randn(m, 611).half(), torch.randn(611, 1100).half()
     stored = b.t().contiguous() if trans_b else b
     threads, results = torch.get_num_threads(), []
@@ -111,7 +149,7 @@ def test_a_sum_of_no_products_is_zero(m: int) -> None:
 def test_alpha_scales_the_sum(
     dtype: torch.dtype, shape: tuple[int, int, int], alpha: float
 ) -> None:
-    """An FP32 result is alpha times the finished sum, at every size."""
+    """alpha scales the finished FP32 sum, at every size."""
     m, n, k = shape
     a, b = integers(m, k, dtype=dtype), integers(k, n, dtype=dtype)
     a[1] = torch.nan

@@ -1,4 +1,4 @@
-"""amp_ext::gemm: alpha, beta and c, bias, activation; what is added to no product at all."""
+"""amp_ext::gemm: alpha, beta and c, bias, activation; addends without a product."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ C_SHAPES = ["", "1", "n", "m1", "1n", "mn", "311", "3m1", "3mn"]
 @every_size
 @pytest.mark.parametrize("c_shape", C_SHAPES)
 def test_epilogue(executor: Executor, c_shape: str, sizes: tuple[int, int, int]) -> None:
-    """Every combination of alpha, beta and activation, over broadcast shapes of c."""
+    """Every combination of alpha, beta and activation works over broadcast shapes of c."""
     m, n, k = sizes
     shape = [{"m": m, "n": n}.get(letter) or int(letter) for letter in c_shape]
     combinations = itertools.product(
@@ -61,7 +61,7 @@ def test_layouts_of_c(executor: Executor, layout: str, sizes: tuple[int, int, in
 @every_gemm_executor
 @every_kind
 def test_exact_epilogue(executor: Executor, dtypes: tuple[torch.dtype, torch.dtype]) -> None:
-    """alpha * A @ B + beta * c + bias in numbers that every dtype represents."""
+    """alpha * A @ B + beta * c + bias is exact in numbers that every dtype represents."""
     a = integers((7, 8), dtypes[0], executor.device, limit=1)
     b = integers((8, 5), dtypes[1], executor.device, limit=1)
     product = a.double() @ b.double()

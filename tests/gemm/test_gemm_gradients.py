@@ -37,7 +37,9 @@ def test_derivatives(executor: Executor, form: Form) -> None:
 
 @every_executor
 def test_derivatives_of_views(executor: Executor) -> None:
-    """Operands that are expanded, strided and transposed, and two that are the same tensor."""
+    """Derivatives are right for expanded, strided and transposed operands, and for one tensor as
+    both.
+    """
 
     def run(whole: Tensor, row: Tensor) -> Tensor:
         square = executor.ops.gemm(whole[:, ::2], whole[:, ::2], trans_a=True, c=row[::2])
@@ -56,7 +58,7 @@ def test_derivatives_of_views(executor: Executor) -> None:
 @every_executor
 @every_form
 def test_exact_gradients(executor: Executor, form: Form) -> None:
-    """Of integers; each gradient has the dtype of its tensor, and is rounded to it once."""
+    """Gradients of integers are exact: each is rounded once, to the dtype of its tensor."""
     c_dtypes, out_dtypes = itertools.cycle(FLOATS), itertools.cycle((FP32, None, BF16, FP64, FP16))
     for dtypes, c_dtype, out_dtype in zip(2 * PAIRS, c_dtypes, out_dtypes, strict=False):
         leaves = form.leaves(SMALL, lambda shape: integers(shape, FP64, executor.device))
@@ -73,7 +75,7 @@ def test_exact_gradients(executor: Executor, form: Form) -> None:
 @against_oracle
 @every_form
 def test_error_of_gradients(executor: Executor, form: Form) -> None:
-    """Within the bound of a sum in FP32, also where a tensor was broadcast."""
+    """Gradients are within the bound of an FP32 sum, also of broadcast tensors."""
     for dtypes in KINDS:
         compare_gradients(executor, dtypes, form)
 
@@ -123,8 +125,9 @@ def test_gradients_of_fp32_tensors_never_pass_through_fp16(executor: Executor) -
 def test_fp32_gradients_of_16_bit_leaves(
     executor: Executor, dtype: torch.dtype, grad_dtype: torch.dtype | None
 ) -> None:
-    """Where a leaf's grad_dtype is float32, or None: every bit of sums that 16 bits do not
-    represent."""
+    """A leaf with a grad_dtype of float32, or None, gets every bit of sums that 16 bits cannot
+    represent.
+    """
     shapes = {"a": (65, 7), "b": (5, 7), "bias": (5,), "c": (65, 1)}
     leaves = {name: integers(s, dtype, executor.device, limit=200) for name, s in shapes.items()}
     for leaf in leaves.values():
@@ -147,7 +150,7 @@ def test_fp32_gradients_of_16_bit_leaves(
 def test_gradient_penalty(
     executor: Executor, dtypes: tuple[torch.dtype, torch.dtype], form: Form
 ) -> None:
-    """The gradient of a loss that holds first gradients, in numbers that even FP16 represents."""
+    """A loss with first gradients has the right gradient, in numbers that FP16 represents."""
 
     def second(run: Callable[..., Tensor], leaves: Leaves) -> tuple[Tensor, ...]:
         tensors = list(leaves.values())
@@ -175,7 +178,7 @@ def test_gradient_penalty(
 @every_executor
 @pytest.mark.parametrize("zero", "mknx")
 def test_empty_gradients(executor: Executor, zero: str) -> None:
-    """Where there is nothing to sum, a gradient is zero."""
+    """A gradient of an empty sum is zero."""
     for form in (FORMS[name] for name in ("batch", "shared-a", "shared-b", "sum")):
         leaves = form.leaves(
             SMALL | {zero: 0}, lambda shape: integers(shape, FP32, executor.device)

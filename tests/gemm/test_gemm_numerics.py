@@ -49,7 +49,10 @@ def test_infinities_and_nans_spread_as_in_ieee(
 def test_nan_times_a_factor_of_zero(
     executor: Executor, dtype: torch.dtype, factor: float, k: int
 ) -> None:
-    """1e-46 is 0 in fp32. Large products may be the library's, which leaves factors of 0 out."""
+    """A factor of 1e-46 is 0 in fp32.
+
+    A library may compute large products, and may skip factors of 0.
+    """
     a, b = (torch.ones(size, dtype=dtype, device=executor.device) for size in ((1, k), (k, k)))
     c = torch.ones(1, k, dtype=dtype, device=executor.device)
     bad_b, bad_c = b.clone(), c.clone()
@@ -116,7 +119,10 @@ def test_sums_beyond_fp16_are_rounded_once_at_the_end(executor: Executor) -> Non
 def test_rounds_to_nearest_even(
     executor: Executor, dtype: torch.dtype, dot: list[float], rounded: float
 ) -> None:
-    """The exact sum lies between two numbers of the result's dtype, or is a subnormal of it."""
+    """Results round to nearest even:
+
+    the exact sum lies between two numbers, or is a subnormal, of the dtype.
+    """
     a = torch.tensor([dot], device=executor.device).to(dtype)
     b = torch.ones(len(dot), 1, dtype=dtype, device=executor.device)
     assert executor.ops.gemm(a, b).item() == rounded
@@ -146,7 +152,7 @@ def test_addends_are_not_rounded_to_fp16(executor: Executor, name: str, value: f
 @every_gemm_executor
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_overlapping_and_scattered_operands(executor: Executor, dtype: torch.dtype) -> None:
-    """Views of one storage: sliding windows, every element the same, reversed order of strides."""
+    """Operands may overlap: sliding windows, one repeated element, reversed order of strides."""
     values = integers((200,), dtype, executor.device)
     windows = values.unfold(0, 40, 1)[:50]
     same = values[:1].expand(40, 20)
@@ -175,7 +181,7 @@ def test_is_left_alone_by_autocast(
 @against_oracle
 @every_kind
 def test_bitwise_repeatable(executor: Executor, dtypes: tuple[torch.dtype, torch.dtype]) -> None:
-    """50 runs give the same bits."""
+    """Results of 50 runs have the same bits."""
     a = normal((130, 600), dtypes[0], executor.device)
     b = normal((257, 600), dtypes[1], executor.device)
     first = executor.ops.gemm(a, b, trans_b=True, out_dtype=FP32)

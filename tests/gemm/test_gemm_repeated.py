@@ -1,4 +1,7 @@
-"""Products that are alike but for one thing, in turn: what is kept of one is not the other's."""
+"""Products that differ in one property, in turn:
+
+cached state of one does not leak into the next.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,10 @@ M, N, K = 40, 72, 48
 
 
 def operands(executor: Executor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Two of each: parts of one matrix, other addresses, longer rows, columns, no alignment."""
+    """Return two of each operand:
+
+    parts of one matrix, other addresses, longer rows, columns, no alignment.
+    """
 
     def matrix(rows: int, columns: int, skip: int = 0, more: int = 0) -> Tensor:
         dtype, device = torch.float16, executor.device
@@ -46,7 +52,7 @@ def test_operands_elsewhere(executor: Executor) -> None:
 
 @every_gemm_executor
 def test_results_elsewhere(executor: Executor) -> None:
-    """What is added to is the result, or another matrix, or there is none."""
+    """Products are added in place, to another matrix, or to none."""
     a = integers((M, K), FP16, executor.device)
     b = integers((K, N), FP16, executor.device)
     product = a.double() @ b.double()
@@ -67,7 +73,7 @@ def test_results_elsewhere(executor: Executor) -> None:
 
 @pytest.mark.skipif(not recorder.is_running(), reason="the fake CUDA runtime tells the kernels")
 def test_a_plan_in_place_is_not_for_a_sum_elsewhere_cuda() -> None:
-    """By the planner's own choice, which is kept: in place TMA adds, elsewhere c is read."""
+    """A cached plan in place is not used elsewhere: in place TMA adds, elsewhere c is read."""
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("only Hopper's kernel has two ways")
     a = integers((256, 256), FP16, torch.device("cuda"))

@@ -42,7 +42,7 @@ def rectified(values: Tensor, activation: str) -> Tensor:
 @every_shape
 @every_activation
 def test_values(executor: Executor, shape: tuple[int, ...], activation: str) -> None:
-    """Of integers, against torch in float64: shape, dtype and every bit."""
+    """Values of integers equal torch's in float64: shape, dtype and every bit."""
     for dtypes, bias_dtype in zip(PAIRS, 2 * (None, *FLOATS), strict=True):
         x = integers(shape, dtypes[0], executor.device)
         weight = integers((9, 7), dtypes[1], executor.device)
@@ -69,7 +69,7 @@ def test_weights_with_short_sides(executor: Executor, sizes: tuple[int, int]) ->
 @every_executor
 @pytest.mark.parametrize("layout", [name for name in OPERANDS if "batch" not in name])
 def test_layouts(executor: Executor, layout: str) -> None:
-    """Of the input and of the weight: a view, as of a fused weight or a slice of a sequence."""
+    """Inputs and weights may be views, as of a fused weight or a slice of a sequence."""
     for dtypes in PAIRS:
         x = OPERANDS[layout](integers((6, 5, 40), dtypes[0], executor.device))
         weight = OPERANDS[layout](integers((33, 40), dtypes[1], executor.device))
@@ -85,7 +85,7 @@ def test_layouts(executor: Executor, layout: str) -> None:
 def test_equals_gemm(
     executor: Executor, dtypes: tuple[torch.dtype, torch.dtype], activation: str
 ) -> None:
-    """The same bits, forward and backward."""
+    """linear gives the same bits as gemm, forward and backward."""
     shapes = {"x": (3, 50, 70), "weight": (33, 70), "bias": (33,)}
     results = []
     leaves = {name: normal(shape, FP32, executor.device) for name, shape in shapes.items()}
@@ -119,7 +119,9 @@ def test_exact_gradients(
     shape: tuple[int, ...],
     activation: str = "relu",
 ) -> None:
-    """Of integers: in the dtype of each tensor, rounded once; zero for an empty batch."""
+    """Gradients of integers are exact in the dtype of each tensor, rounded once; an empty batch
+    gives zeros.
+    """
     shapes = {"x": shape, "weight": (9, 7), "bias": (9,)}
     leaves = {name: integers(s, FP32, executor.device) for name, s in shapes.items()}
     leaves = cast(leaves, (*dtypes, FP32))
@@ -135,7 +137,7 @@ def test_exact_gradients(
 
 
 class Ops(TorchDispatchMode):
-    """Names every op that is called."""
+    """Record the names of all called ops."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -148,7 +150,9 @@ class Ops(TorchDispatchMode):
 
 @against_oracle
 def test_is_one_product_without_copies(executor: Executor) -> None:
-    """Of a batch of matrices as of one; bias and activation are no ops of their own."""
+    """A batch of matrices takes one product without copies; bias and activation are no ops of their
+    own.
+    """
     x = normal((3, 50, 70), FP16, executor.device)
     weight, bias = normal((33, 70), FP32, executor.device), normal((33,), FP32, executor.device)
     with Ops() as seen:

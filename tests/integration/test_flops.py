@@ -24,7 +24,7 @@ every_device = pytest.mark.parametrize("device", ["cpu", "meta"])  # tools measu
 
 
 def counted(run: Callable[[], Any]) -> dict[str, int]:
-    """Operations by module."""
+    """Return the counted operations by module."""
     with FlopCounterMode(display=False) as counter:
         run()
     return {name: sum(ops.values()) for name, ops in counter.get_flop_counts().items()}
@@ -81,7 +81,7 @@ def test_products(leading: str, trans: bool, device: str) -> None:
 def test_layers_without_modules(
     rows: tuple[int, ...], mode: Callable[[], Any], device: str
 ) -> None:
-    """Once each, whether a counter sees the op or the products that it consists of."""
+    """Layers without modules count once, as an op or as its products."""
     made = {"device": device}
     x, weight1, weight2 = (
         torch.zeros(s, **made, requires_grad=True) for s in ((*rows, 5), (7, 5), (3, 7))
@@ -118,7 +118,7 @@ class LinearActivation(nn.Linear):
 
 
 class Net(nn.Module):
-    """Layers of this package or of torch's, and what a region routes."""
+    """A network of this package's layers or torch's, and of ops routed by a region."""
 
     def __init__(self, linear: Any, fused: Any, mlp: Any) -> None:
         super().__init__()
@@ -135,7 +135,9 @@ class Net(nn.Module):
 @every_device
 @pytest.mark.parametrize("region", [None, torch.autocast, amp_ext.autocast])
 def test_training_step(region: Callable[..., Any] | None, device: str) -> None:
-    """By module, forward and backward, of this package's layers and of torch's in a region."""
+    """A training step counts by module, forward and backward, for this package's layers and torch's
+    in a region.
+    """
 
     def step(net: nn.Module, region: Callable[..., Any] | None) -> None:
         x = torch.zeros(2, 5, 5, device=device, requires_grad=True)
@@ -172,7 +174,7 @@ print(counter.get_total_flops())
 
 
 def test_import_of_the_package() -> None:
-    """Imports no counter, which would import Triton."""
+    """Importing the package imports no counter, which would import Triton."""
     code = f"import sys, torch; before = set(sys.modules); import amp_ext\n{COUNT}"
     command = [sys.executable, "-c", code]
     process = subprocess.run(command, capture_output=True, text=True, check=True)

@@ -1,4 +1,4 @@
-"""Products of layers that FSDP2 or DDP wraps, on two ranks: what one process computes in FP32.
+"""Layers under FSDP2 or DDP on two ranks compute the same products as one process in FP32.
 
 All numbers are integers times powers of two that FP16 represents, except for gradients of weights:
 these are sums beyond its range. Each step changes every parameter, so that a copy of an old one
@@ -33,12 +33,12 @@ def signs() -> Tensor:
 
 
 def permutation() -> Tensor:
-    """A product of it and a vector is as large as that: a layer's is at most three times."""
+    """Return a permutation; its product with a vector is as large as the vector."""
     return torch.eye(8)[torch.randperm(8)] * signs()
 
 
 class Block(nn.Module):
-    """Three layers: of ours, of torch's, and two in one node."""
+    """A block of three layers: one of this package, one of torch, and two in one node."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ def sharded(mesh: Any, net: nn.Module, **options: Any) -> nn.Module:
 
 
 def batches() -> list[Tensor]:
-    """Two for each rank, one behind the other."""
+    """Return two batches per rank, one after the other."""
     return [torch.randint(-1, 2, (2 * 64, 8)).float() for _ in range(2)]
 
 
@@ -84,7 +84,7 @@ def loss_of(net: nn.Module, x: Tensor) -> Tensor:
 
 
 def reference(net: nn.Module, batches: list[Tensor]) -> list[Tensor]:
-    """The gradients of one process, in the mean over ranks; steps."""
+    """Return the gradients of one process, averaged over ranks, after each step."""
     sum(loss_of(net, x) for x in batches).backward()
     found = [param.grad / 2 for param in net.parameters()]
     update(net)
@@ -121,13 +121,13 @@ def backward_of(net: nn.Module, x: Tensor) -> None:
 
 
 def synchronized(net: nn.Module, first: Tensor, second: Tensor) -> None:
-    """FSDP2 takes each gradient away after its pass."""
+    """FSDP2 removes each gradient after its pass."""
     backward_of(net, first)
     backward_of(net, second)
 
 
 def unsynchronized(net: nn.Module, first: Tensor, second: Tensor) -> None:
-    """In between autograd keeps the gradient of the gathered weight, as for any."""
+    """Between synchronized passes, autograd keeps the gradient of the gathered weight."""
     net.set_requires_gradient_sync(False)
     backward_of(net, first)
     net.set_requires_gradient_sync(True)
@@ -135,7 +135,7 @@ def unsynchronized(net: nn.Module, first: Tensor, second: Tensor) -> None:
 
 
 def in_one_region(net: nn.Module, first: Tensor, second: Tensor) -> None:
-    """The second forward pass gathers what the first has freed."""
+    """In one region, the second forward pass gathers the weights that the first one freed."""
     with region():
         losses = [loss_of(net, first), loss_of(net, second)]
     sum(losses).backward()
@@ -156,7 +156,9 @@ for reshard in (True, False):
 
 @case
 def ops(mesh: Any) -> None:
-    """Those of the same layers in one process, none of torch's, and as many casts."""
+    """The ops equal those of the same layers in one process, with as many casts and none of torch's
+    products.
+    """
     plain = network()
     found = []
     for net in (plain, sharded(mesh, plain)):
@@ -171,7 +173,7 @@ def ops(mesh: Any) -> None:
 
 @case
 def of_dtensors(mesh: Any) -> None:
-    """What FSDP2 gathers are DTensors where layers are tensor parallel, too."""
+    """FSDP2 also gathers DTensors if layers are tensor parallel."""
     from torch.distributed.tensor.parallel import (
         ColwiseParallel,
         RowwiseParallel,
@@ -198,7 +200,7 @@ def wide_gradients(module: nn.Module, args: Any) -> None:
 
 
 def param_dtype(mesh: Any, wide: bool) -> None:
-    """Where weights are gathered in FP16, their gradients are FP16 unless asked for in FP32."""
+    """Weights gathered in FP16 have FP16 gradients, unless FP32 is requested."""
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
     plain = network()
@@ -222,7 +224,7 @@ for wide in (True, False):
 
 
 def checkpoints(mesh: Any, outside: bool) -> None:
-    """Inside of what is sharded, and around it: the second forward pass gathers once more."""
+    """Checkpoints inside and around sharded modules gather again in the second forward pass."""
     plain = network()
     net = sharded(mesh, plain if outside else nn.Sequential(*map(Checkpointed, plain)))
     if outside:
@@ -245,7 +247,7 @@ for outside in (False, True):
 
 
 def ddp(mesh: Any, views: bool) -> None:
-    """Its hooks are there in passes that it does not reduce, too."""
+    """DDP's hooks are present also in passes without a reduction."""
     plain = network()
     wrapped = nn.parallel.DistributedDataParallel(
         copy.deepcopy(plain), gradient_as_bucket_view=views

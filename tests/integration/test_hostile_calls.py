@@ -1,4 +1,4 @@
-"""Calls that nobody should make, of every op: right, or an error and nothing changed."""
+"""Hostile calls of every op are right, or an error and nothing changed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CRASHES = 5  # after which the rest of a seed is not tried
 
 
 def wrong_calls(seed: int, count: int, log: Path) -> list[str]:
-    """Make calls in child processes, a new one after each crash; return what was wrong."""
+    """Make calls in child processes, a new one after each crash; return the wrong calls."""
     wrong: list[str] = []
     first = crashes = 0
     while first < count and crashes < CRASHES:
@@ -40,7 +40,7 @@ def wrong_calls(seed: int, count: int, log: Path) -> list[str]:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_hostile_calls(seed: int, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    """`make hostile` makes 20,000 calls with each seed."""
+    """Hostile calls are right or refused; `make hostile` makes 20,000 calls."""
     count = request.config.getoption("--hostile-calls")
     wrong = wrong_calls(seed, count, tmp_path / "call")
     again = f"{sys.executable} {PROGRAM} --seed={seed} --first=NUMBER --log=/dev/stderr"

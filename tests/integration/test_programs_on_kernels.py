@@ -49,8 +49,9 @@ PROGRAMS: dict[str, Callable[[torch.device], Trainer]] = {
 
 @contextmanager
 def counted(executor: Executor) -> Iterator[dict[str, int]]:
-    """How often the kernels of each op run in a region, once it has been left; nothing on a GPU or
-    where Triton interprets, which do not count."""
+    """Return how often the kernels of each op run in a region; nothing on a GPU or in Triton's
+    interpreter, which do not count.
+    """
     calls: dict[str, int] = {}
     if executor.backend == "simt":
         before = {op: simt().calls(op) for op in CALLS_A_STEP}
@@ -67,9 +68,10 @@ def counted(executor: Executor) -> Iterator[dict[str, int]]:
 
 
 def freeze_idle_biases(network: nn.Module) -> None:
-    """Those in front of a batch norm, which takes them off again: their gradients are rounding
-    errors alone, of which Adam makes steps as long as any, and all that follows is rounded in
-    another way."""
+    """Freeze biases in front of a batch norm, which removes them again.
+
+    Their gradients are rounding errors alone, and Adam would turn these into full steps.
+    """
     for layer, after in pairwise(network.modules()):
         if isinstance(after, nn.BatchNorm2d):
             layer.bias.requires_grad_(False)
@@ -82,7 +84,7 @@ def train(
     by_library: bool = False,
     fp32: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the losses, and all parameters before and after."""
+    """Return the losses, and all parameters before and after training."""
     with executor.chosen():
         if by_library or executor.device.type == "cuda":
             _C.set_gemm_mode("library" if by_library else "kernel")

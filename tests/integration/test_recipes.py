@@ -1,4 +1,4 @@
-"""The programs of docs/recipes.md run, and do what they are said to."""
+"""The programs of docs/recipes.md run and train as described."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ROUNDINGS = 16 * 2.0**-11
 
 
 def programs() -> dict[str, str]:
-    """By their headings; what all of them begin with is under the title."""
+    """Return the programs by their headings; the common beginning is under the title."""
     found = {}
     for section in re.split(r"^#+ (?=[A-Z]|torch)", TEXT, flags=re.MULTILINE)[1:]:
         heading = section.split("\n", 1)[0]
@@ -46,7 +46,7 @@ def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def beginning(count: int = 8, overflow: int | None = None, device: str = "cpu") -> Space:
-    """What all begin with, of fewer batches, or with one whose gradients are not finite."""
+    """Return the common beginning, with fewer batches or one with non-finite gradients."""
     sys.modules["recipe"] = module = ModuleType("recipe")  # for torch.compile, which looks for it
     space = vars(module)
     exec(PROGRAMS["Recipes"].replace(BEST, f'"{device}"'), space)
@@ -72,7 +72,7 @@ def averages(optimizer: torch.optim.Optimizer) -> Tensor:
 
 
 def gradients(optimizer: torch.optim.Optimizer, before: Tensor | float = 0.0) -> Tensor:
-    """Unscaled, those of AdamW's last step; of the first, or with the averages before it."""
+    """Return the unscaled gradients of AdamW's last step: the first, or one after `before`."""
     decay = optimizer.param_groups[0]["betas"][0]
     return (averages(optimizer) - decay * before) / (1 - decay)
 
@@ -129,7 +129,7 @@ def test_gan() -> None:
 
 
 def test_gradient_penalty() -> None:
-    """The gradients of loss and penalty are FP32's; those of the loss alone are not."""
+    """The gradients of loss and penalty equal FP32's; the loss's gradients alone do not."""
     name = "Gradient penalty"
     model, space = run(name, count=0)["model"], run(name, count=1)
     inputs, targets = space["batches"][0]
@@ -218,7 +218,7 @@ def not_checkpointed(function: Callable[..., Any], *args: Any, **kwargs: Any) ->
 
 
 def test_activation_checkpointing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same bits, dropout included, with more products."""
+    """Activation checkpointing gives the same bits, dropout included, with more products."""
     name = "Activation checkpointing"
     count, weights = products_and_weights(monkeypatch, name)
     plain_count, plain_weights = products_and_weights(
@@ -257,7 +257,7 @@ def test_average_of_the_weights() -> None:
 
 
 def test_torch_compile(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same bits where the compiler's own kernels are left out."""
+    """torch.compile gives the same bits without the compiler's own kernels."""
     compiled = functools.partial(torch.compile, backend="aot_eager")
     torch._dynamo.reset()
     weights = []
@@ -271,7 +271,7 @@ def test_torch_compile(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("device", ["cuda"] if torch.cuda.is_available() else [])
 @pytest.mark.parametrize("name", [name for name in PROGRAMS if name != "Recipes"])
 def test_on_a_gpu(name: str, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """There they are less closely looked at."""
+    """The programs run on a GPU, with weaker checks."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
     space = run(name, device=device, overflow=5)
@@ -280,7 +280,7 @@ def test_on_a_gpu(name: str, device: str, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_every_program_is_tested() -> None:
-    """And short enough to be read at once."""
+    """Every program is tested, and short enough to read at once."""
     tested = re.findall(r'(?:    name = |run\()"([^"]*)"', Path(__file__).read_text())
     assert {*PROGRAMS} == {"Recipes", *tested}
     assert max(text.count("\n") for text in PROGRAMS.values()) <= 31

@@ -1,4 +1,4 @@
-"""What a careful user checks of mixed precision: operand dtypes, safe losses, FP32 where it counts.
+"""Mixed precision keeps its promises: operand dtypes, safe losses, FP32 where it counts.
 
 Each check runs under amp_ext.autocast and under torch.autocast after amp_ext.install().
 """
@@ -57,7 +57,7 @@ OPERATIONS: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], torch.dtype, tor
 @every_device
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_operand_dtypes(autocast: Region, device: torch.device, name: str) -> None:
-    """The table is CUDA's; on a CPU the results are whatever torch.autocast makes of them."""
+    """Operand dtypes follow CUDA's table; on a CPU they follow torch.autocast."""
     operation, second, on_cuda = OPERATIONS[name]
     a = torch.randn(8, 8, device=device)
     b = torch.randn(8, 8, device=device).to(second)
@@ -83,7 +83,7 @@ def fp16_logits(device: torch.device) -> Tensor:
 
 
 def logits_of_a_layer(device: torch.device) -> Tensor:
-    """FP16 within a region; 1000 is exact in it."""
+    """Return FP16 logits from a layer within a region; 1000 is exact in FP16."""
     logits = F.linear(torch.ones(1, 1, device=device), fp32_logits(device).T)
     assert logits.dtype == FP16
     return logits
@@ -97,7 +97,10 @@ every_logits = pytest.mark.parametrize("logits", [fp32_logits, fp16_logits, logi
 def test_softmax_of_large_logits(
     autocast: Region, device: torch.device, logits: Callable[[torch.device], Tensor]
 ) -> None:
-    """exp(1000) is infinite in FP16 and FP32; exp(-1000) is 0 in both."""
+    """softmax of large logits is finite:
+
+    exp(1000) is infinite in FP16 and FP32, exp(-1000) is 0 in both.
+    """
     with fp16(autocast, device):
         values = logits(device)
         result = F.softmax(values, dim=1)
@@ -133,7 +136,7 @@ def test_cross_entropy_of_large_logits(
 
 
 def network(device: torch.device) -> nn.Sequential:
-    """Small whole numbers for parameters: whatever is in FP16 below is exact, being below 2048."""
+    """Return a network of small integers, so that all FP16 values below are exact (under 2048)."""
     layers = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).to(device)
     with torch.no_grad():
         for parameter in layers.parameters():
@@ -174,7 +177,10 @@ def gradients(region: Any, model: nn.Module, inputs: Tensor, inside: bool) -> li
 
 @every_device
 def test_backward_outside_the_region(autocast: Region, device: torch.device) -> None:
-    """Hidden values are at most 4 * 2 + 1 = 9, outputs 8 * 9 + 1 = 73, gradients in FP16 4 * 73."""
+    """The backward pass works outside the region:
+
+    values stay below 4 * 2 + 1 = 9, 8 * 9 + 1 = 73 and 4 * 73.
+    """
     model, inputs = network(device), whole(device, 16, 4)
     compute = partial(gradients, model=model, inputs=inputs)
     region = fp16(autocast, device)
@@ -235,7 +241,7 @@ Program = Callable[[dict[str, Any]], Any]
 
 
 def programs_of(package: str) -> dict[str, Any]:
-    """The programs, with one line changed: they import autocast and GradScaler from the package."""
+    """Return the programs with one line changed: autocast and GradScaler come from the package."""
     text = PROGRAMS.read_text()
     assert text.count(LINE.format(TORCHS)) == 1
     space: dict[str, Any] = {"__name__": "seeds"}
@@ -258,7 +264,7 @@ OTHERS = {name: lambda space, name=name: space[name]() for name in ("operand_dty
 
 
 def run_seed(package: str, program: Program) -> tuple[Any, set[tuple[type, str]]]:
-    """What it returns, and what it warns of apart from torch.cuda.amp being deprecated."""
+    """Return the result, and the warnings except torch.cuda.amp's deprecation."""
     torch.manual_seed(0)
     with (
         warnings.catch_warnings(record=True) as caught,
@@ -275,8 +281,11 @@ def run_seed(package: str, program: Program) -> tuple[Any, set[tuple[type, str]]
 @here
 @pytest.mark.parametrize("name", TRAININGS)
 def test_with_one_line_changed_it_trains(device: torch.device, name: str) -> None:
-    """On a GPU in FP16. Without one, autocast and scaler warn, disable themselves, and it trains in
-    FP32, bit for bit as with torch.cuda.amp."""
+    """Each seed program trains with one line changed, on a GPU in FP16.
+
+    Without a GPU, autocast and scaler warn and disable themselves, and training is FP32, bit for
+    bit as with torch.cuda.amp.
+    """
     (model, optimizer, scaler, outputs, losses), said = run_seed(OURS, TRAININGS[name])
     (theirs, *_, their_losses), they_said = run_seed(TORCHS, TRAININGS[name])
     assert type(scaler) is amp_ext.cuda.amp.GradScaler

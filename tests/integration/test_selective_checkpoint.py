@@ -1,4 +1,4 @@
-"""Selective activation checkpointing: what names a product of torch's saves ours as well."""
+"""Selective activation checkpointing: a policy that names torch's product saves ours too."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PRODUCTS = {
 
 
 class Products(TorchDispatchMode):
-    """Counts them."""
+    """Count products."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class TorchsMLP(nn.Sequential):
 
 
 class Block(nn.Module):
-    """Attention with products of each kind, and an MLP."""
+    """A block of attention with products of each kind, and an MLP."""
 
     def __init__(self, linear: Any, mlp: Any) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class Block(nn.Module):
 
 
 def every_other_product() -> Callable[..., CheckpointPolicy]:
-    """Counts the calls of an op, as policies of trainers do."""
+    """Save every other call of an op, as policies of trainers do."""
     seen = {"forward": 0, "recompute": 0}
 
     def policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
@@ -75,7 +75,7 @@ def every_other_product() -> Callable[..., CheckpointPolicy]:
 
 
 def narrow(context: Any, op: Any, *args: Any, **kwargs: Any) -> bool:
-    """By the shapes of torch's arguments."""
+    """Select products by the shapes of torch's arguments."""
     return op is aten.addmm.default and args[1].dim() == 2 and args[2].shape == (8, 8)
 
 
@@ -100,7 +100,7 @@ POLICIES: dict[str, Callable[[], Any]] = {
 def trained(
     blocks: nn.Module, region: Callable[[], Any], policy: Callable[[], Any] | None
 ) -> tuple[int, list[Tensor]]:
-    """The number of products that a step takes, and the gradients."""
+    """Return the number of products of a step, and the gradients."""
     blocks.zero_grad()
     x = torch.linspace(-1.0, 1.0, 64).reshape(2, 4, 8)
     with Products() as products:
@@ -116,7 +116,7 @@ def trained(
 
 
 def assert_as_many(theirs: tuple[Any, Any], ours: tuple[Any, Any], policy: str | None) -> None:
-    """Where each has blocks and a region."""
+    """Assert as many products as torch, with blocks and a region each."""
     make = policy and POLICIES[policy]
     count, gradients = trained(*ours, make)
     assert count == trained(*theirs, make)[0]
@@ -138,7 +138,7 @@ def test_products_of_a_region(policy: str | None) -> None:
 
 @pytest.mark.parametrize("policy", [None, *POLICIES])
 def test_layers(policy: str | None) -> None:
-    """Also where the recomputation has the activation's argument from the same product."""
+    """Layers recompute as torch's do, also if one product gives the activation's argument."""
     theirs = blocks(nn.Linear, TorchsMLP), nullcontext
     ours = blocks(amp_ext.nn.Linear, amp_ext.nn.MLP), nullcontext
     assert_as_many(theirs, ours, policy)
@@ -151,7 +151,7 @@ def test_ops_of_ours_can_be_named() -> None:
 
 
 def test_a_checkpoint_leaves_out_what_nobody_needs() -> None:
-    """The last product of a region: its operands are there before it is."""
+    """A checkpoint does not recompute a region's last product, since its result is not needed."""
     x = torch.ones(2, 4, requires_grad=True)
     with Products() as products:
         out = checkpoint(amp_ext.nn.Linear(4, 3), x, use_reentrant=False)

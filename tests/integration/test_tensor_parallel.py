@@ -1,4 +1,4 @@
-"""Products of DTensors on two ranks: what one process computes, bit for bit.
+"""Products of DTensors on two ranks equal one process's, bit for bit.
 
 All numbers are small integers, so that every sum is exact in every dtype and order.
 """
@@ -39,7 +39,7 @@ def whole(tensor: Tensor | None) -> Tensor | None:
 
 
 def assert_same(mesh: Any, call: Callable[..., Any], tensors: list[Tensor], *fixed: Any) -> None:
-    """Results and gradients of the call, for the first two tensors in all placements."""
+    """Assert equal results and gradients, for the first two tensors in all placements."""
     from torch.distributed.tensor import Partial, Replicate, distribute_tensor
 
     expected, gradients = differentiated(call, [*tensors])
@@ -108,7 +108,7 @@ NOT_DIFFERENTIABLE = {derivative, both}
 
 @case
 def gemm(mesh: Any) -> None:
-    """Dimensions that two ranks share unevenly, too."""
+    """gemm also multiplies dimensions that two ranks share unevenly."""
     from torch.distributed.tensor import Replicate
 
     replicate = Replicate()
@@ -128,7 +128,7 @@ def gemm(mesh: Any) -> None:
 
 
 def in_region(product: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """A product of torch's that has to run on gemm."""
+    """A product of torch's within a region runs on gemm."""
 
     def run(*tensors: Tensor) -> Tensor:
         with amp_ext.autocast("cpu", torch.float16), Seen() as seen:
@@ -176,7 +176,7 @@ def updates_within_a_region(mesh: Any) -> None:
 
 @case
 def arguments(mesh: Any) -> None:
-    """On every rank, before anything is sent."""
+    """Wrong arguments raise on every rank, before any communication."""
     from torch.distributed.tensor import Replicate, distribute_tensor
 
     a = distribute_tensor(integers(2, 7), mesh, [shard(1)])
@@ -234,7 +234,7 @@ def passes(net: nn.Module, x: Tensor, region: Any, factor: float) -> list[Tensor
 
 
 def layers(mesh: Any, dtype: torch.dtype | None, own: bool, sequence: bool) -> None:
-    """In our regions, with gradients of weights beyond what FP16 represents."""
+    """Layers in our regions have weight gradients beyond FP16's range."""
     net, x = Net(), integers(16, 4, 8)
     of = amp_ext.autocast if own else torch.autocast
     region = partial(of, "cpu", dtype, enabled=dtype is not None)
@@ -270,7 +270,7 @@ def test_two_ranks(name: str, errors: list[dict[str, str]]) -> None:
 
 
 def test_import_of_the_package() -> None:
-    """Does not import what DTensor needs, which takes longer."""
+    """Importing the package does not import DTensor's slow requirements."""
     code = "import sys, torch; before = set(sys.modules); import amp_ext; "
     code += "assert not {name for name in set(sys.modules) - before if 'distributed' in name}"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -65,7 +65,7 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
 
 @pytest.fixture
 def faults(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Have tune and verification warn."""
+    """Make tune and verification warn."""
 
     def broken(*_: Any) -> None:
         raise RuntimeError("out of registers")
@@ -88,7 +88,7 @@ def test_the_place_of_a_warning(case: str, faults: None) -> None:
 
 
 def test_a_warning_of_a_loop_is_shown_once() -> None:
-    """A program's own warnings are shown once too."""
+    """A warning in a loop is shown once, and so are a program's own warnings."""
     with warnings.catch_warnings(record=True) as shown:
         warnings.simplefilter("default")
         amp_ext.autocast("cuda", torch.float16)

@@ -33,7 +33,9 @@ from executors import Executor, against_oracle, every_executor, native
 def test_all_16_bit_patterns_there_and_back(
     executor: Executor, dtype: torch.dtype, wide: torch.dtype, length: int
 ) -> None:
-    """Widening is exact, so that every value comes back; short tensors are not vectorised."""
+    """All 16-bit patterns return from a cast there and back, since widening is exact; short tensors
+    are not vectorised.
+    """
     values = executor.some(patterns(dtype, executor.device).split(length), 100)
     widened = [torch.empty_like(value, dtype=wide) for value in values]
     back = [torch.empty_like(value) for value in values]
@@ -101,7 +103,7 @@ def test_rounding(
 @every_executor
 @pytest.mark.parametrize("count", [3, 1008, 1009, 2000])
 def test_lists_of_mixed_dtypes(executor: Executor, count: int) -> None:
-    """1008 pairs travel in a kernel's parameters, more do not."""
+    """Lists of mixed dtypes are cast: 1008 pairs fit a kernel's parameters, more do not."""
     pairs = [
         pair(executor, 1 + 7 * i % 97, *EVERY_PAIR[i % 16]) for i in range(executor.length(count))
     ]
@@ -137,7 +139,7 @@ def results(executor: Executor, inputs: list[Tensor], dtypes: list[torch.dtype])
 
 @against_oracle
 def test_the_same_in_every_run_and_for_any_number_of_threads(executor: Executor) -> None:
-    """More elements than the CPU gives one thread, and bits as torch has them at the first run."""
+    """Casts are equal in every run for any number of threads, with torch's bits."""
     made = [random((size,), dtype, executor.device) for size in SIZES for dtype in FLOATS]
     inputs = [*made, random((1_100_000,), FP32, executor.device)]
     dtypes = [FLOATS[i // 4 % 4] for i in range(len(inputs))]
@@ -151,7 +153,7 @@ def test_the_same_in_every_run_and_for_any_number_of_threads(executor: Executor)
 
 
 def test_tensors_that_torch_materialises() -> None:
-    """Negative views and zero tensors have no memory with their values."""
+    """Tensors without materialised values, negative views and zero tensors, are cast."""
     sources = [torch._neg_view(torch.ones(3)), torch._efficientzerotensor(3)]
     outputs = [torch.full((3,), 7.0, dtype=FP16) for _ in sources]
     ops.cast_(outputs, sources)
@@ -160,7 +162,9 @@ def test_tensors_that_torch_materialises() -> None:
 
 @pytest.mark.parametrize("step", [1, 2], ids=["dense", "with holes"])
 def test_inference_tensors(step: int) -> None:
-    """They have no version to bump: written outside of inference mode as they are in it."""
+    """Inference tensors have no version counter, and are written outside of inference mode as
+    within.
+    """
     with torch.inference_mode():
         weight = torch.zeros(8, dtype=FP16)[::step]
     ops.cast_([weight], [torch.ones(8 // step)])
@@ -169,7 +173,9 @@ def test_inference_tensors(step: int) -> None:
 
 @pytest.mark.parametrize("sequence", [list, tuple])
 def test_parameters(sequence: type) -> None:
-    """Autograd would not know of it: an error where gradients are recorded."""
+    """Parameters as outputs are an error where gradients are recorded, since autograd would not see
+    the write.
+    """
     weight = torch.nn.Parameter(torch.ones(3, dtype=FP16))
     master = torch.nn.Parameter(torch.full((3,), 2.0))
     with pytest.raises(RuntimeError, match=r"outputs\[0\] requires grad.*expected torch.no_grad"):

@@ -40,7 +40,7 @@ OFFSETS = [(0, 0), (8, 8), (3, 3), (1, 0), (0, 1), (2, 5)]
 def test_every_edge(
     executor: Executor, dtype: torch.dtype, output_dtype: torch.dtype, offsets: tuple[int, int]
 ) -> None:
-    """Sizes around a pack and a chunk; what lies around the outputs stays as it is."""
+    """Sizes around a pack and a chunk are cast; memory around the outputs stays unchanged."""
     outputs, inputs = [], []
     for size in (*range(1, 25), *SIZES):
         output, source = pair(executor, size + 16, dtype, output_dtype)
@@ -52,7 +52,7 @@ def test_every_edge(
 @against_oracle
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_layouts(executor: Executor, layout: str) -> None:
-    """Both in the layout, then either against a contiguous tensor."""
+    """Both tensors have the layout, then one of them is contiguous."""
     for dtypes in PAIRS_OF_EACH_KIND:
         source = whole_and_view(layout, dtypes[0], executor.device)[1]
         output = whole_and_view(layout, dtypes[1], executor.device)[1]
@@ -73,7 +73,7 @@ def test_inputs_whose_elements_share_memory(executor: Executor, layout: str) -> 
 @every_executor
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_a_tensor_as_its_own_input(executor: Executor, dtype: torch.dtype) -> None:
-    """Nothing is written, and others may read it."""
+    """A tensor may be its own input: nothing is written, and others may read it."""
     own, other = patterns(dtype, executor.device), patterns(FP32, executor.device)
     first, copy = own[:100], torch.empty(100, dtype=FP64, device=executor.device)
     before = bits(own).clone()
@@ -114,7 +114,7 @@ def test_input_that_is_written(
 
 @pytest.mark.parametrize("reverse", [False, True])
 def test_input_beside_what_is_written(reverse: bool) -> None:
-    """Also between two outputs, of which one spans the other."""
+    """An input may lie beside outputs, also between two outputs, one of which spans the other."""
     memory = torch.arange(64.0)
     rows = memory[:32].view(4, 8)
     outputs = [rows[:, :2], rows[:, 2:5], memory[40:44], memory[48:52]]

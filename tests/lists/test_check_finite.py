@@ -1,4 +1,4 @@
-"""amp_ext::check_finite: finds every inf and NaN, and writes no gradient."""
+"""amp_ext::check_finite finds every inf and NaN, and writes no gradient."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ def check(executor: Executor, grads: list[torch.Tensor]) -> float:
 @every_executor
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_judges_every_bit_pattern(executor: Executor, dtype: torch.dtype) -> None:
-    """All finite values together pass; each inf and each NaN is found on its own."""
+    """Every bit pattern is judged:
+
+    all finite values together pass, each inf and each NaN is found alone.
+    """
     sixteen_bits = dtype.itemsize == 2
     values = all_bit_patterns(dtype) if sixteen_bits else random_bit_patterns(200_000, dtype)
     values = values.to(executor.device)
@@ -52,7 +55,7 @@ def test_judges_every_bit_pattern(executor: Executor, dtype: torch.dtype) -> Non
 def test_finds_a_bad_value_at_every_edge(
     executor: Executor, dtype: torch.dtype, offset: int
 ) -> None:
-    """Bad values right before and right behind the view do not count."""
+    """A bad value is found at every edge of the view, and ignored right before and behind it."""
     for size in executor.some(SIZES):
         whole = torch.full((offset + size + 5,), math.nan, dtype=dtype, device=executor.device)
         grad = whole[offset : offset + size]
@@ -96,7 +99,7 @@ def test_finds_one_bad_tensor_of_many(executor: Executor, bad: int) -> None:
 
 @every_executor
 def test_long_list_with_all_elements_at_its_end(executor: Executor) -> None:
-    """Who looks for the owner of a share looks behind the table, unless it is kept from that."""
+    """A long list with all elements at its end is searched within the table."""
     count, few = executor.length(1400), 20
     grads = [torch.empty(0, device=executor.device)] * (count - few)
     grads += [random((5,), FLOATS[i % 4], executor.device) for i in range(few)]

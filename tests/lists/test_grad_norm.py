@@ -35,7 +35,7 @@ def tolerance(executor: Executor, elements: int) -> float:
     The CUDA kernel adds up 32 squares at most in fp32, by pairs: a square, the one added to it and
     four sums are 6 roundings of 2**-24, and squares below 2**-126 are off by 2**-29 of the sum.
     The root halves all this. Expected and actual value are then each rounded to fp32: 2**-24 each.
-    In fp64 the first part vanishes beside the others.
+    The first part is negligible in fp64.
     """
     fp32 = 6 * 2.0**-24 + 2.0**-29 if executor.cuda_kernels else 0.0
     fp64 = (3 + min(elements, 4 * math.sqrt(elements))) * 2.0**-53
@@ -84,7 +84,7 @@ def test_small_exact_values(executor: Executor, factor: float | None, expected: 
 def test_equals_the_norm_of_python_floats(
     executor: Executor, dtype: torch.dtype, factor: float | None
 ) -> None:
-    """Also where fp32 cannot hold the squares of any product."""
+    """The norm equals the norm of Python floats, also if fp32 cannot hold the squares."""
     grad = random((70_001,), dtype, executor.device)
     rounded = 1.0 if factor is None else torch.tensor(factor).item()
     expected = math.hypot(*(value * rounded for value in grad.tolist()))
@@ -96,7 +96,10 @@ def test_equals_the_norm_of_python_floats(
 @pytest.mark.parametrize("offset", [0, 1, 3])
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_counts_every_edge_once(executor: Executor, dtype: torch.dtype, offset: int) -> None:
-    """One number among zeros is its own norm; the neighbours of the view do not count."""
+    """Every edge counts once:
+
+    one number among zeros is its own norm, and the view's neighbours do not count.
+    """
     for size in executor.some(SIZES):
         whole = torch.full((offset + size + 5,), math.nan, dtype=dtype, device=executor.device)
         grad = whole[offset : offset + size]
@@ -132,7 +135,9 @@ def test_lists_of_mixed_dtypes(executor: Executor, count: int) -> None:
 @pytest.mark.parametrize("count", [0, 1, 7, 2000])
 @pytest.mark.parametrize("factor", [None, 1 / 3])
 def test_norm_of_each_tensor(executor: Executor, count: int, factor: float | None) -> None:
-    """Short tensors, empty ones, and ones of several chunks, which several blocks share."""
+    """Norms per tensor are right for short and empty tensors, and for tensors of several chunks and
+    blocks.
+    """
     count = executor.length(count)
     sizes = [(0, 1, 97, 16384, 70_001, 0, 16385)[i % 7] if i < 14 else i % 41 for i in range(count)]
     grads = [random((size,), FLOATS[i % 4], executor.device) for i, size in enumerate(sizes)]
@@ -150,7 +155,7 @@ def test_norm_of_each_tensor(executor: Executor, count: int, factor: float | Non
 
 @every_executor
 def test_norm_of_each_tensor_is_its_own(executor: Executor) -> None:
-    """A tensor that is not finite leaves the others' norms alone."""
+    """A tensor that is not finite leaves the other tensors' norms unchanged."""
     grads = [torch.full((20_000,), 2.0**i, device=executor.device) for i in range(5)]
     grads[2][-1] = math.inf
     norms = torch.zeros(5, device=executor.device)
@@ -163,7 +168,7 @@ def test_norm_of_each_tensor_is_its_own(executor: Executor) -> None:
 @every_executor
 @pytest.mark.parametrize("value", [3e37, 1e25, 1e-20, 1e-25, 1e-37])
 def test_squares_beyond_fp32(executor: Executor, value: float) -> None:
-    """The squares are not representable in fp32, or only roughly; the norm is."""
+    """Squares beyond fp32's range give a norm within it."""
     grad = torch.full((64,), value, device=executor.device)
     expected = 8.0 * grad[0].item()
     assert norm(executor, [grad]) == (

@@ -44,7 +44,7 @@ class Named(torch.Tensor):
 
 @pytest.mark.parametrize("mode", [Functions, Dispatched])
 def test_modes_see_calls(mode: type) -> None:
-    """Of an empty list too, where no tensor could tell."""
+    """Dispatch modes see calls of ops, of an empty list too."""
     with mode() as active:
         ops.gemm(torch.ones(2, 2), torch.ones(2, 2))
         ops.cast_([], [])

@@ -1,4 +1,4 @@
-"""What torch requires of an op: a schema, a meta kernel, tracing, versions for autograd."""
+"""Each op meets torch's requirements: a schema, a meta kernel, tracing, versions for autograd."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -41,7 +41,7 @@ def test_schema_is_the_signature() -> None:
 
 @pytest.mark.parametrize("name", LIST_OPS + GEMM_OPS)
 def test_meta(name: str) -> None:
-    """Results have the shape and dtype that they have on the CPU."""
+    """Results of meta tensors have the shape and dtype of results on the CPU."""
     one, other = (getattr(ops, name)(**arguments(name, device)) for device in ("meta", "cpu"))
     assert type(one) is type(other)
     for meta, real in zip(as_tuple(one), as_tuple(other), strict=True):
@@ -96,7 +96,7 @@ def test_compiles_without_a_graph_break(executor: Executor, backend: str) -> Non
 @against_oracle
 @pytest.mark.parametrize("layout", ["contiguous", "columns"])
 def test_autograd_notices_the_write(executor: Executor, layout: str) -> None:
-    """A gradient that autograd has saved must not be rewritten behind its back."""
+    """Autograd raises if a saved gradient was rewritten."""
     grad = whole_and_view(layout, torch.float32, executor.device)[1]
     leaf = torch.ones_like(grad, requires_grad=True)
     product = (leaf * grad).sum()
@@ -111,7 +111,7 @@ def test_autograd_notices_the_write(executor: Executor, layout: str) -> None:
 @against_oracle
 @pytest.mark.parametrize("layout", ["contiguous", "columns", "empty"])
 def test_autograd_notices_a_cast(executor: Executor, layout: str) -> None:
-    """Each output counts as written once or more, and no input."""
+    """Each output of a cast counts as written once or more, and no input."""
     output = whole_and_view(layout, torch.float16, executor.device)[1]
     source = torch.ones_like(output, dtype=torch.float32)
     before = output._version, source._version

@@ -1,4 +1,4 @@
-"""Bad arguments of the ops: the error names op and argument, and nothing has been written."""
+"""Bad arguments raise an error that names op and argument, and write nothing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ONE_LOCATION = "more than one element of the written-to tensor refers to a singl
 
 
 class Fault(NamedTuple):
-    """One bad argument: how it is made from the good one, and the error that it raises.
+    """Describe one bad argument: its derivation from a good one, and its error.
 
     `like_torch` says that torch's op raises the same error for it.
     """
@@ -284,7 +284,7 @@ def test_bad_argument(fault: Fault) -> None:
 
 @parametrized(list(gemm_shape_faults()))
 def test_bad_shape_of_meta_tensors(fault: Fault) -> None:
-    """Under torch.compile a shape that does not fit is noticed while tracing."""
+    """Under torch.compile a wrong shape is an error while tracing."""
     values = {
         name: meta(value) if isinstance(value, Tensor) else value
         for name, value in fault.arguments().items()
@@ -305,7 +305,7 @@ def torch_op(op: str, values: dict[str, Any]) -> None:
 
 @parametrized(fault for fault in FAULTS if fault.like_torch)
 def test_bad_argument_as_in_torch(fault: Fault) -> None:
-    """Same type, and torch's sentence is part of ours: code that looks for it still finds it."""
+    """The error has torch's type and contains torch's sentence, for code that matches it."""
     theirs = raised(fault.error, torch_op, op=fault.op, values=fault.arguments())
     ours = raised(fault.error, getattr(ops, fault.op), **fault.arguments())
     assert type(ours) is type(theirs)

@@ -1,4 +1,4 @@
-"""Memory that an op cannot use: freed, shrunk, negated or shared. Nothing is written then."""
+"""Ops refuse memory they cannot use (freed, shrunk, negated or shared), and write nothing then."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ LAYERS = ("linear", "mlp", "gated_mlp")
 
 @of_ops(LIST_OPS + GEMM_OPS)
 def test_freed_storage(place: Place) -> None:
-    """As FSDP frees it. The layers leave the check to gemm."""
+    """A storage freed as by FSDP is an error. The layers leave the check to gemm."""
     values = arguments(place.op)
     place.put(values, place.of(values).clone())
     place.of(values).untyped_storage().resize_(0)
@@ -109,7 +109,7 @@ def test_freed_storage(place: Place) -> None:
     ids=["offset", "holes", "rows", "empty"],
 )
 def test_shrunk_storage(view: Callable[[Tensor], Tensor], needed: int) -> None:
-    """To the last byte that the view needs, and below."""
+    """A storage may shrink to the last byte of the view, and no further."""
     whole = torch.ones(4, 4)
     grads, found_inf, factor = [torch.ones(2), view(whole)], torch.zeros(()), torch.tensor(0.5)
     whole.untyped_storage().resize_(needed)
@@ -151,7 +151,7 @@ def test_negated_view_is_refused(place: Place) -> None:
 
 @of_ops(MUTATING, lambda place: place.is_written)
 def test_conjugate_meta_tensors(place: Place) -> None:
-    """Those in fake tensors are not looked at as closely."""
+    """Conjugate fake tensors are checked less strictly."""
     values = arguments(place.op, "meta")
     place.put(values, place.of(values).cfloat().conj())
     with contextlib.suppress(RuntimeError):
@@ -178,7 +178,9 @@ def test_negated_view_is_accepted(place: Place) -> None:
 
 
 def test_negated_gradient_with_holes() -> None:
-    """As the imaginary part of a conjugate is: what lies between its elements stays."""
+    """A negated gradient with holes, as the imaginary part of a conjugate, leaves the memory
+    between its elements unchanged.
+    """
     whole = torch.complex(torch.full((5,), 3.0), torch.arange(5.0))
     grad = whole.conj().imag
     assert grad.is_neg()
@@ -206,7 +208,7 @@ def shared_with_another(op: str) -> Iterator[tuple[Place, Place]]:
     ids=lambda place: f"{place.op}-{place.argument}",
 )
 def test_what_is_written_is_apart_from_all_else(one: Place, other: Place) -> None:
-    """By 4 or 8 bytes, and side by side."""
+    """Written arguments must not overlap others by 4 or 8 bytes, and may lie side by side."""
     for apart in (False, True):
         values, memory = arguments(one.op), torch.zeros(64, dtype=torch.float64)
         first, second = one.of(values).contiguous(), other.of(values).contiguous()
@@ -251,7 +253,7 @@ def test_overlapping_gradients_and_outputs(grads: list[Tensor], named: tuple[int
 
 
 def test_gradient_on_the_memory_of_another_by_numpy() -> None:
-    """Their storages are two."""
+    """A gradient on another gradient's memory, through numpy's storage, is an error."""
     grad = torch.ones(5, 4)
     for other in (torch.from_numpy(grad.numpy()[1:3]), torch.from_numpy(grad.numpy()[:, :2])):
         values = {"grads": [torch.ones(2), grad, other], "found_inf": torch.zeros(())}
@@ -260,7 +262,7 @@ def test_gradient_on_the_memory_of_another_by_numpy() -> None:
 
 
 def test_gradient_in_another_order_on_a_parameter() -> None:
-    """A gradient that is copied into its parameter's order may not lie on a parameter either."""
+    """A gradient in another order of elements may not lie on a parameter either."""
     memory = torch.ones(20)
     values = {
         "params": [torch.ones(4, 2).t().contiguous().t(), memory[6:11]],
@@ -272,7 +274,10 @@ def test_gradient_in_another_order_on_a_parameter() -> None:
 
 @pytest.mark.parametrize("reverse", [False, True])
 def test_gradients_that_touch_or_interleave(reverse: bool) -> None:
-    """Columns, every second element, and slices of one buffer in any order."""
+    """Gradients may touch or interleave:
+
+    columns, every second element, and slices of one buffer in any order.
+    """
     memory = torch.ones(120)
     columns = memory[:40].view(4, 10)
     grads = [columns[:, 5:], columns[:, :5], memory[41:60:2], memory[40:60:2]]
@@ -285,8 +290,9 @@ def test_gradients_that_touch_or_interleave(reverse: bool) -> None:
 @pytest.mark.parametrize("clusters", [1, 3])
 @pytest.mark.parametrize("count", [2, 33, 700, 5000])
 def test_one_overlap_in_a_long_list(count: int, clusters: int) -> None:
-    """Of one byte's neighbour, wherever the two are in a list in no order, and however far the
-    memory of some is from that of others."""
+    """One overlap by one byte is found anywhere in a long unordered list, for memory at any
+    distance.
+    """
     rng = random.Random(count + clusters)
     memory = [torch.ones(1 << 21) for _ in range(clusters)]
     found_inf, factor = torch.zeros(()), torch.tensor(1.0)
@@ -305,7 +311,7 @@ def test_one_overlap_in_a_long_list(count: int, clusters: int) -> None:
 
 @pytest.mark.parametrize("offset", [-1, 0, 2, 3])
 def test_scaler_with_the_factor_in_a_gradient(offset: int) -> None:
-    """Which a subclass that calls _unscale_grads_ can bring about."""
+    """A subclass that calls _unscale_grads_ may not place the factor in a gradient."""
     memory = torch.ones(8)
     leaf = torch.ones(3, requires_grad=True)
     leaf.grad = memory[2:5]

@@ -70,7 +70,7 @@ def test_all_16_bit_patterns(executor: Executor, dtype: torch.dtype) -> None:
 def test_all_16_bit_patterns_in_short_tensors(
     executor: Executor, dtype: torch.dtype, factor: float
 ) -> None:
-    """Too short for vector instructions, so that the conversions of single values are seen too."""
+    """All 16-bit patterns are unscaled in tensors too short for vector instructions."""
     grads = executor.some(all_bit_patterns(dtype).to(executor.device).split(7), 100)
     expected = copies([torch.cat(grads)])
     reference.unscale_(expected, executor.scalar(0.0), executor.scalar(factor))
@@ -127,7 +127,9 @@ def test_product_is_judged_after_rounding(
 def test_finds_a_bad_value_at_every_edge(
     executor: Executor, dtype: torch.dtype, offset: int
 ) -> None:
-    """The values around the bad one are unscaled, and nothing beside the view is written."""
+    """A bad value is found at every edge; the values around it are unscaled, and the view's
+    neighbours are not.
+    """
     inv_scale = executor.scalar(0.5)
     for size in executor.some(SIZES):
         whole = torch.full((offset + size + 5,), 4.0, dtype=dtype, device=executor.device)
@@ -243,7 +245,7 @@ def clip(
 
 @every_executor
 def test_clips_as_torch(executor: Executor) -> None:
-    """Bit for bit: ones times the factor are the factor."""
+    """Clipping equals torch's, bit for bit: ones times the factor are the factor."""
     norms = [0.0, 1e-30, 1e-7, 1.0, 3e38, *torch.randn(40).mul(4).exp().tolist()]
     limits = [0.0, 1e-40, 1e-3, 0.1, 1.0, 1e38, math.inf, *torch.randn(20).exp().tolist()]
     for norm in executor.some(norms, 12):
@@ -260,8 +262,9 @@ def test_clips_as_torch(executor: Executor) -> None:
 @pytest.mark.parametrize("scale", [2.0**127, 2.0**120, 1000.0, 0.3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_unscales_and_clips_as_torch(executor: Executor, dtype: torch.dtype, scale: float) -> None:
-    """Bit for bit what torch's two passes give, also where the product of both factors would be
-    subnormal or 0."""
+    """Unscaling and clipping equal torch's two passes bit for bit, also if the factors' product is
+    subnormal or 0.
+    """
     scaled = torch.empty(999, dtype=dtype).uniform_(-1, 1) * scale
     inv_scale = torch.tensor(scale).reciprocal()
     for max_norm in (1e-6, 1e-3, 1.0, 20.0):
@@ -294,7 +297,7 @@ def test_norm_within_the_limit_changes_nothing(
 @pytest.mark.parametrize("count", [1, 3, 2000])
 @pytest.mark.parametrize("factor", [1.0, 1 / 3])
 def test_clips_any_list(executor: Executor, count: int, factor: float) -> None:
-    """The coefficient is rounded to fp32 before it meets a product, in fp64 too."""
+    """The clip coefficient is rounded to fp32 before it meets a product, in fp64 too."""
     sizes = [1 + 7 * i % 97 for i in range(executor.length(count))]
     grads = [random((size,), FLOATS[i % 4], executor.device) for i, size in enumerate(sizes)]
     for max_norm in executor.some([0.0, 1e-3, 1 / 7, 0.9, 5.0], 3):
@@ -314,7 +317,7 @@ def test_clips_any_list(executor: Executor, count: int, factor: float) -> None:
 def test_norm_that_is_not_finite(
     executor: Executor, count: int, max_norm: float | None, norm: float
 ) -> None:
-    """It is an overflow, whatever the gradients are, and they stay."""
+    """A norm that is not finite is an overflow, and gradients stay unchanged."""
     grads = [
         random((3000,), FLOATS[i % 4], executor.device)[i % 4 :]
         for i in range(executor.length(count))
@@ -328,7 +331,10 @@ def test_norm_that_is_not_finite(
 @every_executor
 @pytest.mark.parametrize("max_norm", [None, 4.0])
 def test_clipping_by_one_leaves_gradients_alone(executor: Executor, max_norm: float | None) -> None:
-    """They are not even read: a finite norm says that they are finite. Here it is a lie."""
+    """A coefficient of 1 leaves gradients unread:
+
+    a finite norm, here a wrong one, vouches for them.
+    """
     grads = [torch.full((40,), value, device=executor.device) for value in (2.0, *NON_FINITE)]
     grads[0][0] = 2.0**-149
     before = [bits(grad).clone() for grad in grads]
@@ -339,7 +345,7 @@ def test_clipping_by_one_leaves_gradients_alone(executor: Executor, max_norm: fl
 
 @every_executor
 def test_found_inf_does_not_stop_the_clipping(executor: Executor) -> None:
-    """Other blocks may set it under way, so no block decides by it."""
+    """found_inf does not stop the clipping: other blocks may set it meanwhile."""
     grads = [torch.full((9,), 8.0, device=executor.device) for _ in range(40)]
     assert clip(executor, grads, 2.0 - 1e-6, 1.0, 0.5, already=1.0) == 1.0
     assert all(grad.tolist() == [2.0] * 9 for grad in grads)

@@ -1,4 +1,4 @@
-"""amp_ext::update_scale_: bit for bit torch's op at the defaults, and the options beyond it."""
+"""amp_ext::update_scale_ equals torch's op bit for bit at the defaults, and has further options."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SCALES = (
 
 @dataclass
 class State:
-    """The tensors that the op writes, on one executor."""
+    """Hold the tensors written by the op, on one executor."""
 
     executor: Executor
     scale: Tensor
@@ -72,8 +72,8 @@ def state(executor: Executor, scale: float, tracker: int = 0, **options: Any) ->
 def is_deviation(scale: float, tracker: int, found: float, interval: int, theirs: float) -> bool:
     """Tell whether amp_ext differs from torch on purpose.
 
-    The scale has a floor where torch lets it decay to 0, and it grows with a growth_tracker at or
-    beyond the interval where torch waits for the tracker to equal the interval.
+    The scale has a floor; torch's decays to 0. The scale grows with a growth_tracker at or beyond
+    the interval; torch's grows only at the interval.
     """
     decays = found != 0 and scale > 0 and theirs < FLT_MIN
     stuck = found == 0 and tracker >= interval
@@ -127,7 +127,7 @@ def test_scale_never_decays_below_the_smallest_normal(
 
 @every_executor
 def test_grows_when_the_interval_has_been_lowered(executor: Executor) -> None:
-    """Where torch, comparing for equality, would never grow again."""
+    """The scale grows after the interval was lowered below the tracker, where torch's stays."""
     ours = state(executor, 8.0, tracker=50).update(0.0, interval=10)
     assert (ours.scale.item(), ours.tracker.item()) == (16.0, 0)
 
@@ -249,7 +249,8 @@ def test_hysteresis(executor: Executor) -> None:
 
 @every_executor
 def test_the_next_step_is_made_ready(executor: Executor) -> None:
-    """1 / scale, a found_inf of 0, and the found_inf that was there, which may be one of them all.
+    """The op prepares the next step: 1 / scale, a found_inf of 0, and the old found_inf, which may
+    be the same.
 
     One third, and the reciprocal of 6, are exact in no format: rounding them shows how it is done.
     """
@@ -296,7 +297,9 @@ def test_any_numbers(
     interval: int,
     options: dict[str, Any],
 ) -> None:
-    """Three updates in a row, so that growth and hysteresis trackers come into play."""
+    """Any numbers agree over three updates in a row, so that growth and hysteresis trackers take
+    part.
+    """
 
     def started() -> State:
         tensors = {

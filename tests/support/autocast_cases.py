@@ -1,4 +1,4 @@
-"""Calls that autocast routes to amp_ext's GEMM, what is expected of them, and how they are seen."""
+"""Calls that autocast routes to amp_ext's GEMM, with their expected results and a recorder."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CONTRACTIONS = {aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.mv, aten.dot, 
 
 
 class Seen(TorchDispatchMode):
-    """Records the ops that run within it, in this thread."""
+    """Record the ops that run within it, in this thread."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,17 +33,17 @@ class Seen(TorchDispatchMode):
 
     @property
     def gemms(self) -> int:
-        """How many calls of amp_ext's GEMM."""
+        """Return the number of calls of amp_ext's GEMM."""
         return self.ops.count(torch.ops.amp_ext.gemm.default)
 
     @property
     def torchs(self) -> int:
-        """How many of torch's own contractions."""
+        """Return the number of torch's own contractions."""
         return sum(op.overloadpacket in CONTRACTIONS for op in self.ops)
 
     @property
     def casts(self) -> int:
-        """How many conversions."""
+        """Return the number of conversions."""
         return self.ops.count(aten._to_copy.default)
 
 
@@ -66,7 +66,7 @@ class Form:
     layout: Callable[[Tensor], Tensor] = lambda tensor: tensor
 
     def tensors(self, dtypes: Sequence[torch.dtype], addend: torch.dtype) -> list[Tensor]:
-        """Random operands, of the dtypes in turn, and addends."""
+        """Return random operands, of the dtypes in turn, and addends."""
         values = [torch.randn(shape) for shape in (*self.operands, *self.addends)]
         count = len(self.operands)
         kinds = [dtypes[i % len(dtypes)] for i in range(count)] + len(self.addends) * [addend]
@@ -74,7 +74,7 @@ class Form:
         return [value.to(kind) for value, kind in zip(values, kinds, strict=True)]
 
     def rounded(self, tensors: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
-        """The values that the product is taken of, in fp64."""
+        """Return the rounded factors of the product in fp64."""
         count = len(self.operands)
         operands = [tensor.detach().to(dtype).double() for tensor in tensors[:count]]
         # torch's library rounds addends; it serves where the processor multiplies the dtype itself.
@@ -83,7 +83,7 @@ class Form:
         return operands + [addend.double() for addend in addends[count:]]
 
     def absolute(self) -> Mapping[str, float]:
-        """The scalars' magnitudes."""
+        """Return the scalars' magnitudes."""
         return {name: abs(value) for name, value in self.scalars.items()}
 
 

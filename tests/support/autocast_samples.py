@@ -13,53 +13,53 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def call(*args: Any, **kwargs: Any) -> Arguments:
-    """The arguments of a call."""
+    """Hold the arguments of a call."""
     return args, kwargs
 
 
 def definite() -> Tensor:
-    """A symmetric positive definite matrix."""
+    """Return a symmetric positive definite matrix."""
     factor = randn(4, 4)
     return factor @ factor.t() + 4 * torch.eye(4)
 
 
 def signs(*shape: int) -> Tensor:
-    """Of -1 and 1."""
+    """Return numbers of -1 and 1."""
     return torch.randint(0, 2, shape) * 2.0 - 1
 
 
 def classes(*shape: int) -> Tensor:
-    """Of 0, 1 and 2."""
+    """Return classes of 0, 1 and 2."""
     return torch.randint(0, 3, shape)
 
 
 def grid(dims: int) -> Arguments:
-    """An image and the places at which grid_sampler looks."""
+    """Return an image and the places at which grid_sampler looks."""
     return call(randn(1, 2, *dims * [4]), 2 * rand(1, *dims * [3], dims) - 1, 0, 0, False)
 
 
 def image(dims: int, *rest: Any) -> Arguments:
-    """An image of edge 6, and what follows it."""
+    """Return an image of edge 6 and the further arguments."""
     return call(randn(1, 2, *dims * [6]), *rest)
 
 
 def convolution(dims: int, *rest: Any) -> Arguments:
-    """An image, a 3x3 kernel and a bias."""
+    """Return an image, a 3x3 kernel and a bias."""
     return image(dims, randn(2, 2, *dims * [3]), randn(2), *rest)
 
 
 def unpool(dims: int, *rest: Any) -> Arguments:
-    """Two values and where they go."""
+    """Return two values and their places."""
     return call(randn(1, 1, *dims * [1]), torch.zeros(1, 1, *dims * [1]).long(), dims * [2], *rest)
 
 
 def ctc(*lengths: Any) -> Arguments:
-    """Log-probabilities of 5 steps, and a target of 2."""
+    """Return log-probabilities of 5 steps, and a target of 2."""
     return call(randn(5, 1, 3).log_softmax(-1), torch.tensor([[1, 2]]), *lengths)
 
 
 def lstm() -> Arguments:
-    """One layer: 3 steps of 2 inputs, 4 hidden values."""
+    """Return one LSTM layer: 3 steps of 2 inputs, 4 hidden values."""
     weights = (randn(16, 2), randn(16, 4), randn(16), randn(16), randn(1, 1, 4), randn(1, 1, 4))
     return call(
         randn(3, 1, 2), *weights, False, [], 2, 4, 1, True, False, False, torch.is_grad_enabled()
@@ -67,29 +67,29 @@ def lstm() -> Arguments:
 
 
 def attention() -> Arguments:
-    """Self-attention over 3 positions, width 4, 2 heads."""
+    """Return self-attention over 3 positions, width 4, 2 heads."""
     value = randn(2, 3, 4)
     weights = randn(12, 4), randn(12), randn(4, 4), randn(4)
     return call(value, value, value, 4, 2, *weights, need_weights=False)
 
 
 def factors() -> Arguments:
-    """A right side and an LU factorisation."""
+    """Return a right side and an LU factorisation."""
     return call(randn(4, 2), *torch.linalg.lu_factor(definite()))
 
 
 def named(*shape: int) -> Tensor:
-    """A random matrix with names."""
+    """Return a random matrix with names."""
     return randn(shape, names=("n", "c"))
 
 
 def single(shape: tuple[int, ...], *rest: Any) -> Callable[[], Arguments]:
-    """One random tensor, and what follows it."""
+    """Return one random tensor and the further arguments."""
     return lambda: call(randn(shape), *rest)
 
 
 def pair(*shapes: tuple[int, ...]) -> Callable[[], Arguments]:
-    """Random tensors of these shapes."""
+    """Return random tensors of these shapes."""
     return lambda: call(*map(randn, shapes))
 
 
@@ -238,7 +238,7 @@ NEWEST_TORCH = (2, 14)
 
 
 def check_samples(names: Iterable[str], version: str) -> None:
-    """Fail for ops without a sample; where torch is newer than any known here, only warn."""
+    """Fail for ops without a sample; only warn on a torch newer than any known here."""
     missing = ", ".join(sorted(set(names) - set(SAMPLES)))
     if missing:
         message = f"torch {version} has ops under autocast without a sample, not tested: {missing}"

@@ -37,7 +37,7 @@ SIZES = (1, 2, 7, 33, *(chunk + step for chunk in CHUNKS for step in (-1, 0, 1))
 
 
 def edges(size: int) -> list[int]:
-    """Return the positions at which a bad value is most easily missed in `size` elements."""
+    """Return positions where a bad value is easily missed in `size` elements."""
     near_chunks = [chunk + step for chunk in CHUNKS for step in (-1, 0, 1)]
     wanted = {0, 1, 2, 3, 7, 15, size // 2, size - 4, size - 2, size - 1, *near_chunks}
     return sorted(position for position in wanted if 0 <= position < size)
@@ -73,7 +73,7 @@ OVERLAPPING: dict[str, tuple[tuple[int, ...], Callable[[Tensor], Tensor]]] = {
 
 
 def random(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return gradients of the size that a loss scale of 2**10 or so gives."""
+    """Return gradients of about the size of a loss scale of 2**10."""
     return (torch.randn(shape) * 2.0**8).to(dtype).to(device)
 
 
@@ -85,7 +85,7 @@ def whole_and_view(name: str, dtype: torch.dtype, device: torch.device) -> tuple
 
 
 def written(op: str) -> tuple[str, ...]:
-    """Return the arguments that an op writes to."""
+    """Return the arguments that an op writes."""
     schema = getattr(torch.ops.amp_ext, op).default._schema
     return tuple(a.name for a in schema.arguments if a.alias_info and a.alias_info.is_write)
 

@@ -1,4 +1,4 @@
-"""What can run the ops: each conformance test of an op is run once per executor.
+"""Run the ops in several ways: each conformance test of an op runs once per executor.
 
 An executor is a device and the ops under the names and arguments of amp_ext.ops. The oracle is one
 of them, so that a test whose expectation does not come from it (but from torch's own op, or from a

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from amp_ext import ops
 from cases import assert_equal, integers, spacing
-from gpu.planner import gemm_tiles
+from planner import gemm_tiles
 from simt.backend import simt
 from simt.library import Schedule
 

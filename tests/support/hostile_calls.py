@@ -1,10 +1,10 @@
-"""Hostile calls of every op, from a seed, and checks of what they do.
+"""Make hostile calls of every op from a seed, and check their effects.
 
-A call is right if its results and all memory around its arguments are as the oracle leaves them, or
-if it raises an ordinary exception and no argument has changed by a bit. Either way the thread's
-state of autograd, autocast and the dispatcher is as before.
+A call is right if its results, and all memory around its arguments, equal the oracle's. It is also
+right if it raises an ordinary exception and no argument has changed by a bit. Either way the
+thread's state of autograd, autocast and the dispatcher is as before.
 
-Run as a program, this makes calls of one seed and prints those that were wrong. Each is written to
+Run as a program, this makes calls of one seed and prints the wrong ones. Each is written to
 a file before it is made: a crash ends the file with the call that it is of.
 
     python tests/support/hostile_calls.py --seed 1 --first 200 --count 100 --log FILE
@@ -46,7 +46,7 @@ Values = dict[str, Any]
 
 
 def tensor(rng: Random, shape: tuple[int, ...], dtype: torch.dtype, special: float = 0.1) -> Tensor:
-    """Return numbers of the size of activations; now and then some are not like that."""
+    """Return numbers of the size of activations, sometimes special values."""
     values = torch.randn(shape)
     if rng.random() < special and values.numel():
         for _ in range(rng.randint(1, 3)):
@@ -80,7 +80,7 @@ def shape_of(rng: Random) -> tuple[int, ...]:
 
 
 def good_lists(rng: Random, op: str) -> Values:
-    """Return an example's arguments, with random ones for the parameters that are known by name.
+    """Return an example's arguments, with random values for parameters known by name.
 
     Together they may be refused, as a max_norm without a norm is.
     """
@@ -121,7 +121,7 @@ def good_lists(rng: Random, op: str) -> Values:
 
 
 def good_updates(rng: Random) -> Values:
-    """Return the lists of an optimizer's op, and options that fit more often than not."""
+    """Return the lists of an optimizer's op, and mostly consistent options."""
     params, grads = [], []
     for _ in range(rng.choice([0, 1, 1, 2, 3, 40])):
         shape, dtype = shape_of(rng), rng.choice([torch.float32, torch.float32, *FLOATS[:3]])
@@ -323,7 +323,7 @@ SCALARS = {
 
 
 class Place:
-    """A tensor among the arguments: an argument, or one of a list."""
+    """A tensor among the arguments: an argument, or an element of a list."""
 
     def __init__(self, values: Values, name: str, index: int | None) -> None:
         self.values, self.name, self.index = values, name, index
@@ -388,7 +388,7 @@ def optional_lists(op: str) -> set[str]:
 
 
 def spoil_once(rng: Random, op: str, values: Values) -> str:
-    """Make the arguments worse in one place; return what has been done."""
+    """Make the arguments worse in one place; return a description."""
     found = [place for place in places(values) if is_readable(place.tensor)]
     kind = rng.random()
     if found and kind < 0.6:
@@ -460,7 +460,7 @@ def described(value: Any) -> str:
 
 
 def has_memory(t: Any) -> bool:
-    """Whether it is a tensor with memory to look at: strided, on the CPU, no wrapper."""
+    """Return whether a tensor has readable memory: strided, on the CPU, no wrapper."""
     return (
         isinstance(t, Tensor)
         and type(t) in (Tensor, Plain, torch.nn.Parameter)
@@ -479,7 +479,7 @@ def is_traced(t: Tensor) -> bool:
 
 
 def is_readable(t: Tensor) -> bool:
-    """Whether all elements lie in the tensor's storage."""
+    """Return whether all elements lie in the tensor's storage."""
     if not has_memory(t):
         return False
     if t.numel() == 0:
@@ -504,7 +504,7 @@ def held(value: Any) -> Any:
 
 
 class Snapshot:
-    """The arguments' memory, and copies that share memory as they do."""
+    """Keep the arguments' memory, and copies with the same sharing."""
 
     def __init__(self, values: Values) -> None:
         self.tensors = [(n, held(v)) for n, v in flattened(values) if has_memory(held(v))]
@@ -544,7 +544,7 @@ class Snapshot:
             assert one == other, f"{name} was {other}, is {one}"
 
     def assert_as(self, op: str, compared: set[str]) -> None:
-        """Assert that memory is as the oracle left its copies; `compared` ones may differ."""
+        """Assert that memory equals the oracle's copies; `compared` tensors may differ."""
         compared = {name for name in compared if name.split("[")[0] in written(op)}
         copied = dict(flattened(self.copies))
         for name, t in self.tensors:
@@ -575,7 +575,7 @@ def is_own_input(values: Values, name: str) -> bool:
 
 
 def shared_writes(op: str, values: Values) -> str:
-    """Return what is written and shares memory, with itself or with another argument."""
+    """Return written arguments that share memory with themselves or with another argument."""
     tensors = [(name, t) for name, t in flattened(values) if has_memory(t) and t.numel()]
     names = {n for n, _ in tensors if n.split("[")[0] in written(op)}
     if op == "cast_":
@@ -610,13 +610,13 @@ ORDINARY = (RuntimeError, TypeError, ValueError, NotImplementedError, IndexError
 
 
 def is_of_torch(error: Exception) -> bool:
-    """Whether torch's own Python code has raised it, as assertions of fake tensors."""
+    """Return whether torch's own Python code raised the error, as assertions of fake tensors do."""
     innermost = list(traceback.walk_tb(error.__traceback__))[-1][0]
     return innermost.f_globals.get("__name__", "").startswith("torch.")
 
 
 class Call:
-    """A call that has its arguments and is yet to be made."""
+    """Hold a call and its arguments."""
 
     def __init__(self, seed: int, index: int) -> None:
         rng = Random(f"{seed} {index}")
@@ -652,7 +652,7 @@ class Call:
         return TRANSFORMS[self.transform](of_place, self.place.tensor)
 
     def check(self) -> str:
-        """Make the call; return "raised", "right" or, where values cannot be known, "accepted"."""
+        """Make the call; return "raised", "right" or, for unknowable values, "accepted"."""
         snapshot = Snapshot(self.values)
         original = {n: list(v) if isinstance(v, list) else v for n, v in self.values.items()}
         with CONTEXTS[self.context]():

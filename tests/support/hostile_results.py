@@ -1,4 +1,4 @@
-"""Whether an op has left what the oracle leaves: bit for bit, products within their bounds."""
+"""Compare an op's writes with the oracle's: bit for bit, products within their bounds."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ BEYOND = 1e37  # sums of such terms may overflow float32 on the way to a result 
 
 
 class Sum(NamedTuple):
-    """Exact values in float64, how far sums in the op's own type may be off, and how large their
-    finite terms are together."""
+    """Hold exact float64 values, the error bound of sums in the op's type, and the magnitude of
+    their finite terms.
+    """
 
     value: Tensor
     error: Tensor
@@ -44,7 +45,7 @@ class Sum(NamedTuple):
         return self._replace(error=error)
 
     def assert_near(self, actual: Tensor) -> None:
-        """Assert that `actual` is this, rounded once; not where terms are too large to tell."""
+        """Assert that `actual` is this, rounded once; skip terms too large to tell."""
         actual = actual.detach()
         assert actual.shape == self.value.shape, f"{actual.shape}, expected {self.value.shape}"
         known = (self.terms < BEYOND) & (self.error.isfinite() | ~self.value.isfinite())
@@ -58,7 +59,7 @@ def unit_of(*operands: Tensor) -> float:
 
 
 def product(values: Values, **other: Any) -> Sum:
-    """Return what gemm applies its activation to."""
+    """Return the product before gemm's activation."""
     known = ("a", "b", "trans_a", "trans_b", "sum_batch", "c", "alpha", "beta", "bias")
     options = {n: values[n] for n in known if n in values} | other
     options["out_dtype"] = torch.float64
@@ -177,13 +178,13 @@ def compare_gated_mlp(copies: Values, values: Values, result: Tensor) -> None:
 
 
 def is_tame(sums: Sum, dtype: torch.dtype) -> bool:
-    """Tell whether all of it is finite in this dtype, and no sum on the way overflows."""
+    """Return whether all values are finite in this dtype and no intermediate sum overflows."""
     reach = sums.value.abs() + sums.error
     return bool((reach < torch.finfo(dtype).max / 2).all() and (sums.terms < BEYOND).all())
 
 
 def resolved(value: Any) -> Any:
-    """Return tensors without a negation: torch's copy_ to another dtype may forget about it."""
+    """Return tensors without a negation, which torch's copy_ to another dtype may lose."""
     if isinstance(value, list):
         return [resolved(item) for item in value]
     return value.resolve_neg() if isinstance(value, Tensor) else value

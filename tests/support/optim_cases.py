@@ -72,7 +72,7 @@ def state_of(
     amsgrad: bool = False,
     momentum: bool = True,
 ) -> Values:
-    """Return random state of parameters that have had some updates."""
+    """Return random state of parameters after some updates."""
 
     def moments(dtype: torch.dtype) -> list[Tensor]:
         return [torch.empty_like(p, dtype=dtype).copy_(torch.randn_like(p)) for p in params]

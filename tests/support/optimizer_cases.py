@@ -1,4 +1,4 @@
-"""Parameters and gradients for steps of optimizers, and how far two ways of a step may differ."""
+"""Parameters and gradients for optimizer steps, and the tolerance between implementations."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def params_of(
     seed: int = 0,
     device: torch.device | str = "cpu",
 ) -> list[torch.nn.Parameter]:
-    """Parameters of magnitudes from 1/2 to 2, the same for the same seed."""
+    """Return parameters of magnitudes from 1/2 to 2, equal for equal seeds."""
     generator = torch.Generator().manual_seed(seed)
     return [torch.nn.Parameter(_numbers(shape, generator).to(device, dtype)) for shape in shapes]
 
 
 def set_grads(params: Sequence[Tensor], seed: int, scale: float = 1.0) -> None:
-    """Gradients of magnitudes from 1/2 to 2, times the scale."""
+    """Set gradients of magnitudes from 1/2 to 2, times the scale."""
     generator = torch.Generator().manual_seed(1000 + seed)
     for param in params:
         param.grad = (_numbers(param.shape, generator) * scale).to(param)
@@ -40,7 +40,7 @@ def train(
     steps: Iterable[int],
     before_step: Callable[[int], Any] = lambda i: None,
 ) -> None:
-    """Step once for each number, from which the gradients follow."""
+    """Step once for each number; a number determines the gradients."""
     params = [param for group in optimizer.param_groups for param in group["params"]]
     for i in steps:
         set_grads(params, i)
@@ -49,7 +49,8 @@ def train(
 
 
 def tolerance(steps: int, lr: float) -> float:
-    """How far float32 parameters of two implementations may be apart after some steps.
+    """Return the largest difference of float32 parameters between two implementations after some
+    steps.
 
     With u = 2**-24: an update rounds |param| < 4 twice, in each of both implementations. Moments
     and corrections of step n have seen less than 4n + 8 roundings, relative to gradients of at most
@@ -66,7 +67,7 @@ def assert_close(ours: Sequence[Tensor], torchs: Sequence[Tensor], most: float) 
 
 
 def bits(optimizer: Optimizer) -> list[Any]:
-    """Copies of all that a step writes."""
+    """Return copies of all tensors that a step writes."""
     return [
         (
             param.detach().clone(),

@@ -26,7 +26,7 @@ def mesh_of_all(world: int, folder: Path) -> tuple[Any]:
 
 
 class Cases(dict[str, Callable[[int, Path], None]]):
-    """By name. They are called in this order by each rank.
+    """Collect cases by name. Each rank calls them in this order.
 
     Args:
         first: from the number of ranks and a folder that they share, the first arguments of each
@@ -46,7 +46,7 @@ class Cases(dict[str, Callable[[int, Path], None]]):
 
 def run(module: str, world: int, folder: Path, cases: str = "CASES") -> list[dict[str, str]]:
     """Run cases of a module on so many ranks. Returns each rank's tracebacks by case."""
-    # Imported once, in a process from which ranks are forked.
+    # The import runs once, in the parent of all forks.
     slow = ["torch.distributed.fsdp", "torch.distributed.checkpoint"]
     multiprocessing.set_forkserver_preload(slow)
     torch.multiprocessing.start_processes(

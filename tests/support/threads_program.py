@@ -1,4 +1,4 @@
-"""Threads that share weights and copies of weights; a watchdog ends a process that stands still.
+"""Run threads that share weights and copies of weights; a watchdog ends a hanging process.
 
 python tests/support/threads_program.py PROGRAM [ARGUMENT]
 """
@@ -50,7 +50,7 @@ def train(net: nn.Module, steps: int, kind: Any = SGD) -> None:
 
 
 def at_once(*works: Callable[[], object]) -> None:
-    """Run each in a thread of its own; raise what one of them raises."""
+    """Run each function in a thread of its own; raise the first error."""
     errors: list[BaseException] = []
 
     def guarded(work: Callable[[], object]) -> None:
@@ -92,7 +92,7 @@ def evaluation(steps: int) -> None:
 
 
 class InCasts(TorchDispatchMode):
-    """Calls a function in each conversion, and one when a result is freed."""
+    """Call a function in each conversion, and another when a result is freed."""
 
     def __init__(self, call: Callable[[], object], freed: Callable[[], object]) -> None:
         super().__init__()
@@ -107,13 +107,13 @@ class InCasts(TorchDispatchMode):
         return result
 
     def detach(self) -> None:
-        """Call nothing for the copies that are left: torch frees them under a lock of its own."""
+        """Make no call for the remaining copies: torch frees them under a lock of its own."""
         for finalizer in self.finalizers:
             finalizer.detach()
 
 
 def reentry(steps: int) -> None:
-    """Python code that runs within a cast, or as a copy is freed, uses the same weight."""
+    """Python code within a cast, or while a copy is freed, may use the same weight."""
     net, calls = nn.Linear(4, 4), []
 
     def use() -> None:

@@ -50,8 +50,7 @@ def plain(value: Any) -> Any:
 
 
 def outcome(script: Callable[[], Any]) -> tuple[Any, ...]:
-    """Return what the script returned, or the type and the text of what it raised, in so far as
-    torch says it."""
+    """Return the script's result, or the type and text of torch's error."""
     try:
         return "returned", plain(script())
     except Exception as error:  # a test compares it
@@ -96,7 +95,7 @@ def sparse_leaf(dtype: torch.dtype, values: Any = (1.0, 2.0, 4.0)) -> Tensor:
 
 
 class Recording(Tensor):
-    """A tensor subclass that sees every op; its data are a plain tensor.
+    """A tensor subclass that records every op; its data are a plain tensor.
 
     Attributes:
         ops: names of all ops so far.
@@ -134,7 +133,7 @@ def started(scaler_class: ScalerClass, scale: float = 4.0, **options: Any) -> An
 
 
 class StepsByScalars(amp_ext.optim.SGD):
-    """Unscales, clips and skips by itself, in plain torch; without momentum.
+    """Unscale, clip and skip in plain torch, without momentum.
 
     Attributes:
         seen: the last StepScalars.
@@ -164,13 +163,13 @@ def params(optimizer: Optimizer) -> list[Tensor]:
 
 
 def torchs_state(scaler: Any, optimizer: Optimizer) -> dict[str, Any] | None:
-    """What torch's scaler notes of an optimizer in a step; ours notes more."""
+    """Return the notes of torch's scaler about an optimizer in a step; ours has more."""
     state = scaler._per_optimizer_states.get(id(optimizer))
     return state and {key: state[key] for key in ("stage", "found_inf_per_device")}
 
 
 def state_of(scaler: Any, optimizers: Iterable[Optimizer]) -> dict[str, Any]:
-    """Return what a script can see of a scaler and its optimizers now, as plain values."""
+    """Return the visible state of a scaler and its optimizers as plain values."""
     optimizers = list(optimizers)
     seen = {
         "scale": scaler.get_scale(),

@@ -156,7 +156,7 @@ struct Routes {
     const at::ScalarType type = at::autocast::get_autocast_dtype(kDevice);
     const auto dtype = dtype_of(type);
     const bool by_library =
-        kDevice == c10::DeviceType::CUDA || (dtype && cpu_backend().multiplies(*dtype));
+        kDevice == c10::DeviceType::CUDA || (dtype && torch_has_products_of(*dtype));
     return by_library ? type : tensor.scalar_type();
   }
   static at::Tensor addend(const at::Tensor& tensor) {

@@ -32,6 +32,9 @@ const Backend* loaded_backend(const std::string& name);
 // What torch does for the CPU's.
 const Host& host();
 
+// Whether torch's library multiplies a 16-bit type with this processor's instructions for it.
+bool torch_has_products_of(DType dtype);
+
 // ---- the choice --------------------------------------------------------------------------------
 
 // From now on calls on a type of device run on the named backend: "cpu", "cuda", "triton", one that

@@ -126,7 +126,7 @@ namespace {
 bool library_multiplies(const GemmArgs& g) {
   const auto is_same = [&](const auto& x) { return !x.data || x.dtype == g.a.dtype; };
   return g.k % 2 == 0 && is_same(g.b) && is_same(g.c) && is_same(g.bias) &&
-         g.out.dtype == g.a.dtype && cpu_backend().multiplies(g.a.dtype);
+         g.out.dtype == g.a.dtype && torch_has_products_of(g.a.dtype);
 }
 
 constexpr const char* kNotVerified =

@@ -1,18 +1,25 @@
-// What the CPU's backend needs: torch's threads and torch's matrix products with FP32 sums.
+// Torch's threads, and matrix products with FP32 sums by torch and by the MKL in torch's wheels.
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/native/CPUBlas.h>
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/mm.h>
-#include <c10/util/Exception.h>
 
 #include <array>
 #include <memory>
-#include <vector>
 
 #include "backends/backends.h"
+
+// Null where torch was built without MKL.
+extern "C" {
+using MklGemm = void(const char* trans_a, const char* trans_b, const int64_t* m, const int64_t* n,
+                     const int64_t* k, const float* alpha, const void* a, const int64_t* lda,
+                     const void* b, const int64_t* ldb, const float* beta, float* c,
+                     const int64_t* ldc);
+[[gnu::weak]] MklGemm gemm_f16f16f32_64_;
+[[gnu::weak]] MklGemm gemm_bf16bf16f32_64_;
+}
 
 namespace amp_ext {
 namespace {
@@ -21,13 +28,12 @@ void parallel_for(int64_t count, int64_t grain, void* context, ParallelBody body
   at::parallel_for(0, count, grain, [&](int64_t begin, int64_t end) { body(context, begin, end); });
 }
 
-// The library is torch's own matrix product.
-void library_gemm(const LibraryGemmArgs& g) {
+void torchs_gemm(const LibraryGemmArgs& g) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  const auto matrix = [](const float* data, int64_t rows, int64_t columns, int64_t ld,
+  const auto matrix = [](const void* data, int64_t rows, int64_t columns, int64_t ld,
                          bool transposed) {
     const std::array<int64_t, 2> strides{transposed ? 1 : ld, transposed ? ld : 1};
-    return at::from_blob(const_cast<float*>(data), {rows, columns}, strides, at::kFloat);
+    return at::from_blob(const_cast<void*>(data), {rows, columns}, strides, at::kFloat);
   };
   const at::Tensor a = matrix(g.a, g.m, g.k, g.lda, g.a_transposed);
   const at::Tensor b = matrix(g.b, g.k, g.n, g.ldb, g.b_transposed);
@@ -39,55 +45,17 @@ void library_gemm(const LibraryGemmArgs& g) {
   }
 }
 
-// ---- blocks of 16-bit operands, by oneDNN ------------------------------------------------------
-
-template <class T>
-void block_gemm_of(const BlockGemmArgs& g) {
-  at::native::cpublas::brgemm(g.m, g.n, g.k, g.lda, g.ldb, g.ldc, g.accumulate,
-                              static_cast<const T*>(g.a), static_cast<const T*>(g.b), g.c);
+// A column-major product: c^T = b^T @ a^T.
+void mkls_gemm(const LibraryGemmArgs& g) {
+  const auto letter = [](bool transposed) { return transposed ? "T" : "N"; };
+  const float one = 1, beta = g.accumulate ? 1 : 0;
+  const auto gemm = g.dtype == DType::f16 ? gemm_f16f16f32_64_ : gemm_bf16bf16f32_64_;
+  gemm(letter(g.b_transposed), letter(g.a_transposed), &g.n, &g.m, &g.k, &one, g.b, &g.ldb, g.a,
+       &g.lda, &beta, g.c, &g.ldc);
 }
 
-void block_gemm(const BlockGemmArgs& g) {
-  g.dtype == DType::f16 ? block_gemm_of<at::Half>(g) : block_gemm_of<at::BFloat16>(g);
-}
-
-void end_block_gemms() { at::native::cpublas::brgemm_release(); }
-
-// The layout with which a product of small integers is right: oneDNN has no function for it, and
-// throws where it has no kernel.
-template <class T>
-BlockLayout find_layout(DType dtype) {
-  constexpr int64_t m = 2, n = 32, k = 64;
-  std::vector<T> a(m * k), rows(k * n), pairs(k * n);
-  std::vector<float> c(m * n), expected(m * n);
-  for (int64_t p = 0; p < k; ++p) {
-    for (int64_t i = 0; i < m; ++i) a[i * k + p] = static_cast<float>((p + i) % 5 - 2);
-    for (int64_t j = 0; j < n; ++j) {
-      const auto value = static_cast<float>((p * p + 3 * j) % 7 - 3);
-      rows[p * n + j] = pairs[(p / 2 * n + j) * 2 + p % 2] = value;
-      for (int64_t i = 0; i < m; ++i) expected[i * n + j] += value * a[i * k + p];
-    }
-  }
-  const auto is_right = [&](const std::vector<T>& b) {
-    try {
-      block_gemm({a.data(), b.data(), c.data(), dtype, m, n, k, k, n, n, false});
-      end_block_gemms();
-    } catch (const std::exception&) {
-      return false;
-    }
-    return c == expected;
-  };
-  return is_right(pairs)  ? BlockLayout::pairs
-         : is_right(rows) ? BlockLayout::rows
-                          : BlockLayout::none;
-}
-
-BlockLayout block_layout(DType dtype) {
-  // torch.backends.mkldnn.enabled, which a user may set at any time.
-  if (!at::globalContext().userEnabledMkldnn()) return BlockLayout::none;
-  static const BlockLayout f16 = find_layout<at::Half>(DType::f16);
-  static const BlockLayout bf16 = find_layout<at::BFloat16>(DType::bf16);
-  return dtype == DType::f16 ? f16 : dtype == DType::bf16 ? bf16 : BlockLayout::none;
+void library_gemm(const LibraryGemmArgs& g) {
+  g.dtype == DType::f32 ? torchs_gemm(g) : mkls_gemm(g);
 }
 
 // Kept between calls: fresh memory would be mapped and cleared page by page every time.
@@ -105,9 +73,14 @@ float* workspace(int64_t count) {
 
 }  // namespace
 
+bool torch_has_products_of(DType dtype) {
+  // torch.backends.mkldnn.enabled, which a user may set at any time.
+  return at::globalContext().userEnabledMkldnn() && cpu_backend().multiplies(dtype);
+}
+
 const Host& host() {
-  static constexpr Host functions{parallel_for, library_gemm,    block_layout,
-                                  block_gemm,   end_block_gemms, workspace};
+  static const Host functions{parallel_for, library_gemm,
+                              gemm_f16f16f32_64_ && gemm_bf16bf16f32_64_, workspace};
   return functions;
 }
 

@@ -35,7 +35,10 @@ at::Tensor Addend::gradient(const at::Tensor& grad, double factor) const {
     for (int64_t d = 0; d < grad.dim(); ++d) {
       if (d < lead || (sizes[d - lead] == 1 && grad.sym_size(d) != 1)) dims.push_back(d);
     }
-    result = at::sum(grad, dims, /*keepdim=*/true, wide(grad.scalar_type())).view_symint(sizes);
+    // torch adds 16-bit elements in FP32; on a CPU it would copy them for an FP32 result.
+    const at::ScalarType sums =
+        factor == 1 && type == grad.scalar_type() ? type : wide(grad.scalar_type());
+    result = at::sum(grad, dims, /*keepdim=*/true, sums).view_symint(sizes);
   }
   if (factor != 1) result = result.to(wide(type)).mul(factor);
   return result.to(type);

@@ -1,6 +1,6 @@
-// Matrix products of 16-bit operands: blocks are widened to fp32, multiplied in fp32, and the
-// result is rounded once. Small products are multiplied here, large ones by the processor's
-// instructions for 16-bit products or by the library's fp32 GEMM.
+// Computes matrix products of 16-bit operands with FP32 sums and one rounding. Small products are
+// multiplied here, large ones by the library: directly if the processor has instructions for the
+// type, else widened to FP32 block by block.
 #include <algorithm>
 #include <memory>
 #include <utility>
@@ -14,20 +14,25 @@
 namespace amp_ext::cpu {
 namespace {
 
-// GemmArgs::variant: multiplied here, or by the library. 0: here if it is small.
-constexpr int64_t kHere = 1, kByLibrary = 2;
+// Values of GemmArgs::variant: multiplied here, by the library in FP32, or by the library directly.
+// 0 selects the variant expected to be the fastest.
+constexpr int64_t kHere = 1, kWidened = 2, kDirect = 3;
 
-// So many multiplications at most: the library's call alone costs as much.
+// The most multiplications of a small product. The library's call alone costs as much.
 constexpr int64_t kSmallProduct = 1 << 17;
-// Multiplied in one thread, more never pay.
+// The most multiplications worth measuring here, in one thread.
 constexpr int64_t kMostHere = 1 << 23;
+
+// The most rows for which this code beats torch's FP16 instructions; 12 rows take 1.05 of their
+// time.
+constexpr int64_t kMostRowsBesideTorch = 8;
 
 constexpr int64_t kLine = 1024;
 
-// Sums are kept in lines of a multiple of so many: oneDNN generates and keeps code for each length.
+// Lines of sums have a multiple of this length: oneDNN generates and keeps code for each length.
 constexpr int64_t kLineUnit = 64;
 
-// Whether the result is a @ b, or that added to what out holds, in fp32.
+// Returns whether the product is added to out in fp32.
 bool accumulates(const GemmArgs& g) { return g.c.data && g.c.data == g.out.data && g.beta == 1; }
 
 bool is_sum(const GemmArgs& g) {
@@ -36,7 +41,7 @@ bool is_sum(const GemmArgs& g) {
          static_cast<float>(g.alpha) == 1;
 }
 
-// Rounds finished sums to rows of `out`. `sums` become what is rounded.
+// Finishes sums and rounds them to rows of `out`. `sums` receives the values before rounding.
 void finish_rows(const GemmArgs& g, int64_t batch, Range rows, Range columns, float* sums,
                  int64_t ld) {
   const SpanKernels& span = span_kernels();
@@ -75,8 +80,8 @@ void finish_rows(const GemmArgs& g, int64_t batch, Range rows, Range columns, fl
   }
 }
 
-// Rows are summed in groups of kRowGroup, and these one after another: the sums are the same for
-// any number of threads.
+// Adds rows in groups of kRowGroup, one group after another. The sums are equal for any number of
+// threads.
 void add_column_sums(const GemmArgs& g, int64_t rows, Range columns, const float* values,
                      int64_t ld, const Host& host) {
   constexpr int64_t kRowGroup = 64;
@@ -140,9 +145,10 @@ void small_products(const GemmArgs& g, const Host& host) {
 
 std::unique_ptr<Multiplier> multiplier_for(const GemmArgs& g, const Host& host, int64_t rows,
                                            int64_t columns) {
-  if (g.variant != kByLibrary && has_few_rows(g, host)) return std::make_unique<FewRows>(g);
-  if (g.variant != kByLibrary && Blocks::can(g, host))
-    return std::make_unique<Blocks>(g, host, rows, columns);
+  const bool is_free = g.variant != kWidened && g.variant != kDirect;
+  if (is_free && has_few_rows(g)) return std::make_unique<FewRows>(g);
+  if ((is_free ? has_tiles_of(g.a.dtype) : g.variant == kDirect) && Direct::can(g, host))
+    return std::make_unique<Direct>(g);
   return std::make_unique<Widening>(g, rows, columns);
 }
 
@@ -191,23 +197,31 @@ const char* CpuBackend::why_not(const GemmArgs& g) const {
 
 const char* CpuBackend::why_slow(const GemmArgs& g, Services&) const {
   const bool is_large = g.batch * g.terms * g.m * g.n * g.k >= kSmallProduct;
-  return is_large && Blocks::can(g, host_) && !has_few_rows(g, host_)
+  const bool has_few_enough = g.m <= kMostRowsBesideTorch && has_few_rows(g);
+  // torch reads a product again for its derivative and once more for the sums of its columns.
+  return is_large && !g.derivative && has_products_of(g.a.dtype) && !has_few_enough
              ? "the processor's instructions for 16-bit products"
              : nullptr;
 }
 
 std::vector<int64_t> CpuBackend::gemm_variants(const GemmArgs& g, Services&) const {
-  if (is_small(g, kSmallProduct)) return {0, kByLibrary};
-  if (can_be_here(g)) return {0, kHere};
-  return {0};
+  std::vector<int64_t> variants{0};
+  if (is_small(g, kSmallProduct)) {
+    variants.push_back(kWidened);
+  } else if (can_be_here(g)) {
+    variants.push_back(kHere);
+  }
+  if (Direct::can(g, host_)) variants.push_back(kDirect);
+  return variants;
 }
 
 Status CpuBackend::gemm(const GemmArgs& g, Services&) const {
   if (g.column_sums) std::fill_n(static_cast<float*>(g.column_sums), g.n, 0.0f);
   if (g.batch * g.m * g.n == 0) {
-    // There is nothing to do.
-  } else if (g.variant == kHere ? can_be_here(g)
-                                : g.variant != kByLibrary && is_small(g, kSmallProduct)) {
+    // There is no work.
+  } else if (g.variant == kHere
+                 ? can_be_here(g)
+                 : g.variant != kWidened && g.variant != kDirect && is_small(g, kSmallProduct)) {
     small_products(g, host_);
   } else {
     large_products(g, host_);

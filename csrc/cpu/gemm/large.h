@@ -1,26 +1,25 @@
-// Ways to compute large matrix products.
+// Declares the ways to compute large matrix products.
 #pragma once
 
 #include "gemm/operand.h"
 
 namespace amp_ext::cpu {
 
-// Elements of a widened block, which is to be cached still when it is read, unless one has to be
-// larger (16 MiB at most) to have this many rows or columns, for widening to be a small part of the
-// work.
+// Elements of a widened block, which stays in the cache until it is read. A block may be larger, up
+// to 16 MiB, to have kBlockExtent rows or columns, which keeps widening a small part of the work.
 constexpr int64_t kBlockElements = 1 << 20;
 constexpr int64_t kBlockExtent = 2048;
 
-// Elements of operands that are widened whole, at most.
+// The most elements of operands widened as a whole.
 constexpr int64_t kMostWorkspace = 1 << 22;
 
 inline int64_t block_extent(int64_t extent, int64_t other) {
   return std::min(extent, std::max(kBlockExtent, kBlockElements / std::max<int64_t>(other, 1)));
 }
 
-// Part of a result: c = (rows of a) @ (columns of b), or added to c, in fp32. c is row-major.
+// A part of a result: c = (rows of a) @ (columns of b), or c += that, in fp32. c is row-major.
 struct Part {
-  int64_t matrix;  // of the batches a and b
+  int64_t matrix;  // index in the batches a and b
   Range rows;
   Range columns;
   float* c;
@@ -28,17 +27,17 @@ struct Part {
   bool adds;
 };
 
-// For one product, whose parts have at most so many rows and columns.
+// Computes one product in parts of bounded rows and columns.
 class Multiplier {
  public:
   virtual ~Multiplier() = default;
 
-  // How many floats multiply() needs, the same ones at each call.
+  // Returns the floats that multiply() needs, the same workspace at each call.
   virtual int64_t workspace() const = 0;
   virtual void multiply(const Part& part, float* workspace, const Host& host) = 0;
 };
 
-// Widens blocks and has the library multiply them.
+// Widens blocks to fp32 for the library's GEMM.
 class Widening final : public Multiplier {
  public:
   Widening(const GemmArgs& g, int64_t rows, int64_t columns);
@@ -51,26 +50,21 @@ class Widening final : public Multiplier {
   Widened a_, b_;
 };
 
-// Packs operands, where they do not lie as the processor's instructions for 16-bit products take
-// them, and multiplies block by block.
-class Blocks final : public Multiplier {
+// Passes 16-bit operands to the library's GEMM in place.
+class Direct final : public Multiplier {
  public:
   static bool can(const GemmArgs& g, const Host& host);
 
-  Blocks(const GemmArgs& g, const Host& host, int64_t rows, int64_t columns);
+  explicit Direct(const GemmArgs& g) : g_(g) {}
 
-  int64_t workspace() const override;
+  int64_t workspace() const override { return 0; }
   void multiply(const Part&, float* workspace, const Host&) override;
 
  private:
   const GemmArgs& g_;
-  BlockLayout layout_;
-  int64_t rows_, columns_;
-  bool packs_a_, packs_b_;
-  int64_t steps_;  // at a time
 };
 
-// Where has_few_rows(): the other operand is read once and widened on the way.
+// Reads b once and widens it on the way, for has_few_rows().
 class FewRows final : public Multiplier {
  public:
   explicit FewRows(const GemmArgs& g) : g_(g) {}
@@ -79,7 +73,7 @@ class FewRows final : public Multiplier {
   void multiply(const Part&, float* workspace, const Host&) override;
 
  private:
-  // sums[r * ld + j] += a[r] . column j of these.
+  // Computes sums[r * ld + j] += a[r] . column j.
   void add_columns(const Part&, Range columns, const float* a, float* sums, int64_t ld) const;
 
   const GemmArgs& g_;

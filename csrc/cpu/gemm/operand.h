@@ -1,4 +1,4 @@
-// Operands of a matrix product: where their elements are, and blocks of them in fp32.
+// Accesses the operands of a matrix product, and widens blocks of them to fp32.
 #pragma once
 
 #include <algorithm>
@@ -10,10 +10,10 @@
 
 namespace amp_ext::cpu {
 
-// Elements that are worth waking a thread for when they are only converted.
+// Elements that justify waking a thread for conversion only.
 constexpr int64_t kConvertGrain = 1 << 16;
 
-// How many pieces are worth waking a thread for, when `least` is and a piece is `each`.
+// Returns the grain of a loop in pieces of `each` elements, from a grain of `least` elements.
 inline int64_t grain(int64_t least, int64_t each) {
   return std::max<int64_t>(1, least / std::max<int64_t>(1, each));
 }
@@ -32,7 +32,7 @@ inline const char* address(const VectorRef& x, int64_t index) {
   return static_cast<const char*>(x.data) + index * x.stride * size_of(x.dtype);
 }
 
-// n elements, `stride` apart, as fp32.
+// Widens n elements, `stride` apart, to fp32.
 inline void widen(const char* from, DType dtype, int64_t stride, int64_t n, float* to) {
   if (n == 0) return;
   const auto convert = span_kernels().widen[static_cast<int>(dtype)];
@@ -52,14 +52,14 @@ inline void widen(const char* from, DType dtype, int64_t stride, int64_t n, floa
   }
 }
 
-// A block in fp32, stored row by row, or column by column when `transposed`.
+// A block in fp32, row-major, or column-major if `transposed`.
 struct Block {
   const float* data = nullptr;
   int64_t ld = 0;
   bool transposed = false;
 };
 
-// Widens blocks of one operand, and keeps the last one.
+// Widens blocks of one operand and caches the last one.
 class Widened {
  public:
   explicit Widened(const MatrixRef& matrix) : matrix_(matrix) {}

@@ -1,4 +1,4 @@
-// Activations and their derivatives on vectors, for tile.cpp and under its rules.
+// Computes activations and their derivatives on vectors, for tile.cpp and under its rules.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ typedef float Vector __attribute__((vector_size(kVectorBytes)));
 typedef int32_t Integers __attribute__((vector_size(kVectorBytes)));
 constexpr int kLanes = kVectorBytes / 4;
 
-// The sum of coefficients[i] * x^i.
+// Computes the sum of coefficients[i] * x^i.
 template <int kCount>
 inline Vector polynomial(const float (&coefficients)[kCount], Vector x) {
   Vector sum = coefficients[kCount - 1] - Vector{};
@@ -27,14 +27,14 @@ inline Vector polynomial(const float (&coefficients)[kCount], Vector x) {
   return sum;
 }
 
-// 2^x for x <= 0, and 0 where that is no normal number or x is NaN. Within 2e-9 on [-0.5, 0.5], and
-// exact factors beyond.
+// Computes 2^x for x <= 0. A subnormal result, or a NaN, gives 0. The polynomial is within 2e-9 on
+// [-0.5, 0.5]; scaling by powers of two is exact.
 inline Vector exp2_down(Vector x) {
   constexpr float kCoefficients[] = {1.0f,          0.6931472029f, 0.2402264791f, 0.0555033247f,
                                      0.0096184374f, 0.0013398875f, 0.00015353361f};
   const Integers normal = x > -126.0f;
   x = normal ? x : Vector{};
-  const Integers whole = __builtin_convertvector(x - 0.5f, Integers);  // towards zero: the nearest
+  const Integers whole = __builtin_convertvector(x - 0.5f, Integers);  // rounds x
   const Vector mantissa = polynomial(kCoefficients, x - __builtin_convertvector(whole, Vector));
   const Integers bits = (whole + 127) << 23;
   Vector scale;
@@ -44,7 +44,7 @@ inline Vector exp2_down(Vector x) {
 
 inline Vector magnitude(Vector x) { return x < 0.0f ? -x : x; }
 
-// Nearer to 0 if x is so far that derivatives are 0 or 1; infinities would make NaNs of them.
+// Clamps x to a range outside which the derivatives are 0 or 1. Infinities would produce NaNs.
 inline Vector where_curved(Vector x) {
   x = x < -128.0f ? Vector{} - 128.0f : x;
   return x > 128.0f ? Vector{} + 128.0f : x;
@@ -55,9 +55,11 @@ struct Relu {
   static Vector times_derivative(Vector grad, Vector x) { return x <= 0.0f ? Vector{} : grad; }
 };
 
-// x * Phi(x), Phi the normal distribution. The smaller of Phi and 1 - Phi is exp(-x^2 / 2) times a
-// function of |x| that varies slowly, here 1/2 + s * p(s) with s = 0.26 |x| / (1 + 0.26 |x|),
-// within 1e-8 of it: nothing cancels for large negative x, and Phi(0) is exact.
+// x * Phi(x), with Phi the normal distribution.
+//
+// The smaller of Phi and 1 - Phi is exp(-x^2 / 2) times a slowly varying function of |x|. That
+// function is approximated within 1e-8 by 1/2 + s * p(s) with s = 0.26 |x| / (1 + 0.26 |x|).
+// Nothing cancels for large negative x, and Phi(0) is exact.
 struct Gelu {
   static Vector value(Vector x) { return x * Gelu(where_curved(x)).cdf; }
   static Vector times_derivative(Vector grad, Vector x) {
@@ -82,7 +84,7 @@ struct Gelu {
   Vector cdf;
 };
 
-// 1 / (1 + 2^-exponent), and its complement to 1.
+// Computes 1 / (1 + 2^-exponent) and its complement to 1.
 struct Logistic {
   explicit Logistic(Vector exponent) {
     const Vector small = exp2_down(-magnitude(exponent));

@@ -1,7 +1,12 @@
 // Chooses the instruction set at run time.
+#ifdef AMP_EXT_X86
+#include <cpuid.h>
+#endif
+
 #include <cstdlib>
 #include <cstring>
 
+#include "backend.h"
 #include "isa/span.h"
 #include "isa/tile.h"
 #include "isa/update.h"
@@ -29,7 +34,7 @@ struct Kernels {
   const UpdateKernels& update;
 };
 
-// torch's own variable: ATEN_CPU_CAPABILITY=default or avx2 asks for less than the processor has.
+// Respects torch's variable: ATEN_CPU_CAPABILITY=default or avx2 limits the instruction set.
 bool allowed(const char* capability) {
   const char* limit = std::getenv("ATEN_CPU_CAPABILITY");
   if (!limit || std::strcmp(limit, "avx512") == 0) return true;
@@ -51,12 +56,47 @@ Kernels choose() {
   return {baseline::kernels, baseline::tile_kernels, baseline::update_kernels};
 }
 
+// The processor's instructions for products of 16-bit types with FP32 sums.
+struct Products {
+  bool f16 = false;
+  bool bf16 = false;
+  bool f16_tiles = false;
+};
+
+Products find_products() {
+  Products found;
+#ifdef AMP_EXT_X86
+  constexpr unsigned kAvx512Fp16 = 1 << 23, kAvx512Bf16 = 1 << 5, kAmxFp16 = 1 << 21;
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  if (!allowed("avx512")) return found;
+  if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx)) found.f16 = edx & kAvx512Fp16;
+  if (__get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx)) {
+    found.bf16 = eax & kAvx512Bf16;
+    found.f16_tiles = eax & kAmxFp16;
+  }
+#endif
+  return found;
+}
+
+const Products& products() {
+  static const Products found = find_products();
+  return found;
+}
+
 const Kernels& kernels() {
   static const Kernels chosen = choose();
   return chosen;
 }
 
 }  // namespace
+
+bool has_products_of(DType type) {
+  return (type == DType::f16 && products().f16) || (type == DType::bf16 && products().bf16);
+}
+
+bool has_tiles_of(DType type) {
+  return type == DType::f16 ? products().f16_tiles : has_products_of(type);
+}
 
 const SpanKernels& span_kernels() { return kernels().span; }
 const TileKernels& tile_kernels() { return kernels().tile; }

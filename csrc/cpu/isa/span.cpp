@@ -1,6 +1,7 @@
-// Compiled once per instruction set with AMP_EXT_ISA = baseline, avx2 or avx512: plain loops for
-// the compiler to vectorise. Everything has internal linkage and no standard library template is
-// used: a merged copy of one could carry AVX-512 code to a machine without it.
+// Defines the span kernels, compiled once per instruction set with AMP_EXT_ISA = baseline, avx2 or
+// avx512. The compiler vectorises plain loops. All symbols have internal linkage, and no standard
+// library template is used: the linker could merge an AVX-512 copy into code for a machine without
+// it.
 #include "isa/span.h"
 
 #include "isa/half.h"
@@ -17,7 +18,7 @@ namespace {
 struct F16 {
   static constexpr uint16_t kInfinity = 0x7c00;
 
-  // Round to nearest even. Adding 0.5 to a magnitude below 2^-14 leaves its fp16 subnormal in the
+  // Rounds to nearest even. Adding 0.5 to a magnitude below 2^-14 leaves its fp16 subnormal in the
   // low bits.
   static uint16_t narrow(float value) {
     const uint32_t bits = bit_cast<uint32_t>(value);
@@ -87,8 +88,7 @@ struct Bits<double> {
   static constexpr Type kMagnitude = 0x7fffffffffffffff, kInfinity = 0x7ff0000000000000;
 };
 
-// Each loop keeps the largest magnitude as an integer: inf and every NaN compare above all finite
-// values.
+// Keeps the largest magnitude as an integer: inf and every NaN compare above all finite values.
 
 template <class Word, Word kMagnitude, Word kInfinity>
 bool any_non_finite(const void* data, int64_t n) {

@@ -1,5 +1,5 @@
-// Compiled once per instruction set, under the rules of span.cpp, except that a multiply and an add
-// may fuse: the order of a matrix product's sum is not promised.
+// Defines the tile kernels, compiled once per instruction set under the rules of span.cpp. A
+// multiply and an add may fuse here: the order of a product's sum is not promised.
 #include "isa/tile.h"
 
 #include <cstring>
@@ -24,7 +24,7 @@ inline Vector load(const float* from) {
   return result;
 }
 
-// kRowCount rows of c, kGroup columns, all of k: the sums stay in registers.
+// Computes kRowCount rows of c, kGroup columns, over all of k, with the sums in registers.
 template <int kRowCount>
 void multiply_group(const TileArgs& t, const float* a, const float* b, float* c) {
   Vector sums[kRowCount][kVectors] = {};
@@ -61,7 +61,7 @@ void combine(float* values, int64_t n, float alpha, float beta, const float* c, 
   }
 }
 
-// Calls body(i, count) for vectors from place i on, of which the last has fewer elements.
+// Calls body(i, count) for vectors from index i. The last vector may be partial.
 template <class Body>
 void for_each_vector(int64_t n, Body body) {
   int64_t i = 0;
@@ -91,7 +91,7 @@ inline void store(Vector value, int count, float* to) {
 }
 #endif
 
-// Elements of 16 bits as fp32; those beyond `count` are 0.
+// Widens 16-bit elements to fp32; elements beyond `count` are 0.
 struct F16 {
   static Vector load(const uint16_t* from, int count) {
 #if defined(__AVX512F__)
@@ -151,7 +151,7 @@ float sum_of(Vector x) {
   return sum;
 }
 
-// Calls body(Constant<number of them>, first) for groups of kMost, and then one at a time.
+// Calls body(Constant<size>, first) for groups of kMost, then for single elements.
 template <int kValue>
 struct Constant {
   static constexpr int value = kValue;
@@ -164,13 +164,13 @@ void for_each_group(int64_t count, Body body) {
   for (; i < count; ++i) body(Constant<1>{}, i);
 }
 
-// As registers allow.
+// The limit is the number of registers.
 constexpr int kLines = kLanes == 16 ? 8 : 4;
-// Measured.
+// The limits are measured.
 constexpr int64_t kMostRows = kLanes == 16 ? 32 : kLanes == 8 ? 16 : 4;
 
-// Each row and line has kSums sums. Unrolled and inlined: sums indexed at run time would be kept in
-// memory.
+// Keeps kSums sums for each row and line. The loops are unrolled and inlined, since sums indexed at
+// run time would be kept in memory.
 template <class Half, int kRowCount, int kLineCount, int kSums>
 void add_dots(const FewRowsArgs& x, int64_t row, int64_t line) {
   const float* const a = x.a + row * x.lda;
@@ -219,17 +219,17 @@ void add_multiples(const FewRowsArgs& x, int64_t row, int64_t line) {
   });
 }
 
-// The order of a sum depends on the number of rows alone, not on a line's place in a group, which
-// differs with the number of threads.
+// Adds in an order that depends only on the number of rows. A line's place in a group varies with
+// the number of threads.
 template <class Half>
 void add_dots(const FewRowsArgs& x) {
-  // One row waits for memory, which a single stream reads fastest; eight sums hide the latency of
+  // One row is bound by memory, which a single stream reads fastest. Eight sums hide the latency of
   // an addition.
   if (x.rows == 1) {
     for (int64_t line = 0; line < x.lines; ++line) add_dots<Half, 1, 1, 8>(x, 0, line);
     return;
   }
-  // Several wait for arithmetic: lines share what is loaded of a.
+  // Several rows are bound by arithmetic, so lines share the loads of a.
   for_each_group<kLines>(x.lines, [&](auto lines, int64_t line) {
     for_each_group<2>(x.rows, [&](auto rows, int64_t row) {
       add_dots<Half, rows.value, lines.value, 1>(x, row, line);

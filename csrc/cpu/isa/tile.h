@@ -1,5 +1,5 @@
-// The small matrix product of the CPU backend and the epilogues of all, compiled once per
-// instruction set from tile.cpp.
+// Declares the CPU backend's small matrix product and epilogues, compiled once per instruction set
+// from tile.cpp.
 #pragma once
 
 #include <cstdint>
@@ -8,13 +8,13 @@
 
 namespace amp_ext::cpu {
 
-// Columns are computed in groups of this many.
+// The columns of a group, computed together.
 constexpr int64_t kTileColumns = 32;
 
 constexpr int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
 
-// c = a @ b in fp32. Element (i, p) of a is a[i * a_row + p * a_column]; b is row-major with ldb a
-// multiple of kTileColumns, and so is c, with the same leading dimension.
+// Computes c = a @ b in fp32. Element (i, p) of a is a[i * a_row + p * a_column]. b and c are
+// row-major with leading dimension ldb, a multiple of kTileColumns.
 struct TileArgs {
   const float* a;
   const float* b;
@@ -26,9 +26,10 @@ struct TileArgs {
   int64_t ldb;
 };
 
-// Few rows of a times lines of b, which are rows or columns of it:
-// add_dots: sums[r * sums_ld + l] += the sum of a[r * lda + i] * b[l * ldb + i] over i < n
-// add_multiples: sums[r * sums_ld + i] += the sum of a[r * lda + l] * b[l * ldb + i] over l < lines
+// Multiplies few rows of a with lines of b, which are its rows or columns.
+//   add_dots: sums[r * sums_ld + l] += the sum of a[r * lda + i] * b[l * ldb + i] over i < n
+//   add_multiples: sums[r * sums_ld + i] += the sum of a[r * lda + l] * b[l * ldb + i] over l <
+//   lines
 struct FewRowsArgs {
   const float* a;
   const uint16_t* b;
@@ -41,27 +42,27 @@ struct FewRowsArgs {
   int64_t n;
 };
 
-// Arrays are indexed by DType, or by Activation; that of `none` is null.
+// Kernels indexed by DType, or by Activation with null for `none`.
 struct TileKernels {
   void (*multiply)(const TileArgs&);
-  // Up to so many rows the next two, which widen a line once for every two rows, are faster than
-  // widening all of b for a library.
+  // The most rows for which the next two kernels beat widening all of b for a library. They widen a
+  // line once for every two rows.
   int64_t most_rows;
-  // Of the 16-bit types; null for others.
+  // Serve the 16-bit types; null for others.
   void (*add_dots[kDTypes])(const FewRowsArgs&);
   void (*add_multiples[kDTypes])(const FewRowsArgs&);
-  // values[i] = alpha * values[i] + beta * c[i] + bias[i]; c and bias may be null.
+  // Computes values[i] = alpha * values[i] + beta * c[i] + bias[i]; c and bias may be null.
   void (*combine)(float* values, int64_t n, float alpha, float beta, const float* c,
                   const float* bias);
-  // values[i] = activation(values[i])
+  // Computes values[i] = activation(values[i]).
   void (*activate[kActivations])(float* values, int64_t n);
-  // values[i] *= activation'(at[i])
+  // Computes values[i] *= activation'(at[i]).
   void (*differentiate[kActivations])(float* values, int64_t n, const float* at);
-  // sums[j] += the sum of values[i * ld + j] over i < rows
+  // Computes sums[j] += the sum of values[i * ld + j] over i < rows.
   void (*add_rows)(const float* values, int64_t rows, int64_t n, int64_t ld, float* sums);
 };
 
-// The widest set that this processor runs.
+// Returns the kernels of the widest instruction set that this processor runs.
 const TileKernels& tile_kernels();
 
 }  // namespace amp_ext::cpu

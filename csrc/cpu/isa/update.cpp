@@ -1,4 +1,4 @@
-// Compiled once per instruction set, under the rules of span.cpp.
+// Defines the optimizer kernels, compiled once per instruction set under the rules of span.cpp.
 #include "isa/update.h"
 
 #include <cstring>
@@ -15,7 +15,7 @@ namespace {
 
 constexpr int kTile = 1024;
 
-// A tile of a tensor as fp32: in place where it is that, or else a copy.
+// A tile of a tensor as fp32: a view of an fp32 tensor, else a copy.
 class Tile {
  public:
   Tile(const void* data, DType dtype, int64_t at, int count)
@@ -32,8 +32,8 @@ class Tile {
     AMP_EXT_ISA::kernels.narrow[static_cast<int>(dtype)](data(), count_, to);
   }
 
-  // Writes the tile back. `first` is its first element's index in the chunk; of noise(), `pair` and
-  // the bits from `shift` on are used.
+  // Writes the tile back. `first` is the index of its first element in the chunk. Stochastic
+  // rounding uses the bits of noise(key, element, pair) from `shift` on.
   void store(const uint32_t* key, uint32_t first, uint32_t pair, int shift) {
     if (dtype_ == DType::f32) return;
     if (!key || dtype_ != DType::bf16) return round_to_nearest(dtype_, place_);
@@ -57,7 +57,7 @@ void store_param(const UpdateRef& span, Tile& param, int64_t at, const uint32_t*
                            static_cast<char*>(span.copy) + at * size_of(span.copy_dtype));
 }
 
-// Calls tile(at, count) for tiles that make up n elements.
+// Calls tile(at, count) for tiles that cover n elements.
 template <class Body>
 inline void for_each_tile(int64_t n, Body body) {
   for (int64_t at = 0; at < n; at += kTile)

@@ -1,4 +1,4 @@
-// The walk of a tensor list by several threads.
+// Walks a tensor list with several threads.
 #pragma once
 
 #include <algorithm>
@@ -9,11 +9,11 @@
 
 namespace amp_ext::cpu {
 
-// Elements that are worth waking a thread for: about 0.3 ms of work, since a wake can take 0.1 ms.
+// Elements that justify waking a thread: about 0.3 ms of work, since a wake-up can take 0.1 ms.
 constexpr int64_t kGrainElements = 1 << 20;
 
-// Short tensors are cache misses that the processor does not foresee: the memory of the tensor
-// kAhead indices on, or the beginning of it, is asked for early.
+// Prefetching hides the cache misses of short tensors, which the processor does not predict. It
+// loads the first bytes of the tensor kAhead indices ahead.
 constexpr int64_t kAhead = 8;
 constexpr int64_t kPrefetchBytes = 512;
 
@@ -44,16 +44,16 @@ inline const char* element(const void* data, DType dtype, int64_t index) {
   return static_cast<const char*>(data) + index * size_of(dtype);
 }
 
-// A piece of one ref of a list: numel elements from `offset` on.
+// A piece of a ref: numel elements from `offset` on.
 struct Chunk {
-  int64_t ref;    // its index in the list
-  int64_t index;  // of the chunk, in the whole list
+  int64_t ref;    // index in the list
+  int64_t index;  // index of the chunk in the whole list
   int64_t offset;
   int64_t numel;
 };
 
-// Calls body(ref, chunk) for every chunk of the list. Threads share the elements evenly; a chunk
-// belongs to the thread whose share holds its first element, so chunks are the same whatever the
+// Calls body(ref, chunk) for every chunk of the list. Threads share the elements evenly. A chunk
+// belongs to the thread whose share holds its first element, so chunks are independent of the
 // number of threads.
 template <class Ref, class Body>
 void for_each_chunk(const ListOf<Ref>& list, const Host& host, Body body) {
@@ -61,7 +61,7 @@ void for_each_chunk(const ListOf<Ref>& list, const Host& host, Body body) {
   for (int64_t i = 0; i < list.size; ++i) total += list.refs[i].numel;
 
   parallel(host, total, kGrainElements, [&](int64_t begin, int64_t end) {
-    int64_t start = 0;  // of the ref, in elements of the flattened list
+    int64_t start = 0;  // first element of the ref in the flattened list
     int64_t first_chunk = 0;
     for (int64_t i = 0; i < list.size && start < end; ++i) {
       const Ref& ref = list.refs[i];

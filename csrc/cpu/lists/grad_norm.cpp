@@ -7,7 +7,8 @@
 
 namespace amp_ext::cpu {
 
-// One fp64 sum per chunk, then the chunks in order: bitwise the same for any number of threads.
+// Computes one fp64 sum per chunk and adds the chunks in order: results are bitwise equal for any
+// number of threads.
 Status CpuBackend::grad_norm(const GradNormArgs& args, Services& services) const {
   const SpanKernels& span = span_kernels();
   const float inv_scale = args.inv_scale ? *args.inv_scale : 1.0f;

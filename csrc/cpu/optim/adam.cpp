@@ -7,7 +7,8 @@ Status CpuBackend::adam(const AdamArgs& args, Services&) const {
   const AdamOptions& options = args.options;
   const StepFactors step = step_factors(args.scalars, options.lr, options.maximize);
   const UpdateKernels& kernels = update_kernels();
-  // Nearly always those of all parameters; a small one takes less time than they do.
+  // Factors are computed once for the first step count, nearly always shared by all parameters. A
+  // small parameter takes less time than its factors.
   const uint32_t first = has_steps(args.list) ? update_number(*args.list.refs[0].step) : 1;
   const AdamFactors of_first = adam_factors(options, step, first);
   for_each_chunk(args.list, host_, [&](const UpdateRef& u, const Chunk& chunk) {

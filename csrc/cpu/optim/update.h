@@ -1,4 +1,4 @@
-// What the updates of all optimizers have in common.
+// Defines the shared parts of the optimizers' updates.
 #pragma once
 
 #include "backend.h"
@@ -7,7 +7,7 @@
 
 namespace amp_ext::cpu {
 
-// Whether there is to be no update at all. Sets found_inf for a norm that is not finite.
+// Returns whether the step makes no update. A norm that is not finite sets found_inf.
 inline bool leaves_out(const StepScalars& scalars) {
   const bool bad = has_bad_norm(scalars);
   if (bad && scalars.found_inf) *scalars.found_inf = 1.0f;

@@ -1,6 +1,8 @@
-// The border between the ops and what runs them: one method per op, and what a backend needs from
-// its surroundings. No torch, no CUDA headers, so that a backend can come from a library of its own
-// (library.h), which shares the C++ library of its host: a vector may pass.
+// Declares the interface between the ops and a backend: one method per op, and its services.
+//
+// The header needs neither torch nor CUDA, so that a backend can live in a library of its own
+// (library.h). Such a library shares the host's C++ runtime, so a std::vector may cross the
+// boundary.
 #pragma once
 
 #include <cstddef>
@@ -20,9 +22,9 @@ namespace cuda {
 
 using Stream = void*;  // a cudaStream_t
 
-// Where a launch goes.
+// The device and stream of a launch.
 struct Target {
-  int device = 0;  // its index; -1 for the host
+  int device = 0;  // -1 for the host
   Stream stream = nullptr;
   int multiprocessors = 1;
   int capability = 0;  // 90 for compute capability 9.0
@@ -30,26 +32,27 @@ struct Target {
 
 }  // namespace cuda
 
-// What the launches of one call need. Memory is the call's own device's, and lives until the
-// device's current stream has passed the launches.
+// Provides memory and the stream for the launches of one call. The memory is on the call's device
+// and lives until the device's current stream has passed the launches.
 class Services {
  public:
   virtual ~Services() = default;
 
   virtual cuda::Target target() = 0;
 
-  // Memory of unknown content, aligned to 64 bytes.
+  // Returns uninitialised memory, aligned to 64 bytes.
   virtual void* scratch(size_t bytes) = 0;
 
-  // Counters that are 0, and that the launches leave at 0.
+  // Returns counters of value 0. The launches leave them at 0.
   virtual uint32_t* tickets(size_t count) = 0;
 
-  // `count` entries of `entry_bytes` bytes in the device's memory. A table that equals the last one
-  // of entries of this size need not be sent again: gradients often stay where they are.
+  // Returns a copy of `count` entries of `entry_bytes` bytes in the device's memory. A table that
+  // equals the previous table of this entry size is not copied again, since gradients often keep
+  // their addresses.
   virtual const void* table(const void* entries, size_t count, size_t entry_bytes) = 0;
 };
 
-// The ops on lists, OP(method, arguments). Each is declared here once for all backends.
+// Lists the ops on tensor lists as OP(method, arguments), once for all backends.
 #define AMP_EXT_LIST_OPS(OP)        \
   OP(unscale, UnscaleArgs)          \
   OP(check_finite, CheckFiniteArgs) \
@@ -59,10 +62,10 @@ class Services {
   OP(adam, AdamArgs)                \
   OP(sgd, SgdArgs)
 
-// AMP_EXT_LIST_OPS(AMP_EXT_OVERRIDE) declares them in a backend.
+// Declares an op in a backend, by AMP_EXT_LIST_OPS(AMP_EXT_OVERRIDE).
 #define AMP_EXT_OVERRIDE(op, Args) Status op(const Args&, Services&) const override;
 
-// The ops on lists of tensors of one device. Arguments have been checked.
+// Runs the ops on lists of tensors of one device. The caller has checked the arguments.
 class ListBackend {
  public:
   virtual ~ListBackend() = default;
@@ -72,31 +75,31 @@ class ListBackend {
 #undef AMP_EXT_DECLARE
 };
 
-// The products of matrices on one device. Arguments have been checked.
+// Computes products of matrices on one device. The caller has checked the arguments.
 class GemmBackend {
  public:
   virtual ~GemmBackend() = default;
 
-  // Why it cannot compute a product, in a few words; null if it can. Follows no pointers.
+  // Returns a short reason if the backend cannot compute a product, else null. Follows no pointers.
   virtual const char* why_not(const GemmArgs&) const = 0;
   virtual Status gemm(const GemmArgs&, Services&) const = 0;
 
-  // Those of GemmArgs::kernels that compute products on a device; empty where it has others.
+  // Returns the subset of GemmArgs::kernels that runs on a device; empty for a backend without CUDA
+  // kernels.
   virtual std::optional<GemmKernels> gemm_kernels(const cuda::Target&) const { return {}; }
 
-  // Why a product that it can compute is left to torch's library where neither has been measured;
-  // null if it is not.
+  // Returns a reason to prefer torch's library for an unmeasured product, else null.
   virtual const char* why_slow(const GemmArgs&, Services&) const { return nullptr; }
 
-  // Whether the device has instructions for products of a dtype.
+  // Returns whether the device has instructions for products of a dtype.
   virtual bool multiplies(DType) const { return false; }
 
-  // The value of GemmArgs::variant for one of the tiles of its kernels, which are numbered without
-  // a gap; 0 where there is none of this number, or it cannot be cut like this.
+  // Returns the GemmArgs::variant of a tile. Tiles are numbered without gaps. The result is 0 if
+  // the number does not exist or the tile cannot be cut in this way.
   virtual int64_t variant_of(const GemmTileChoice&) const { return 0; }
 
-  // The values of GemmArgs::variant that are worth measuring for a product that it can compute, 0
-  // the first. A value that means nothing for a product, as from another build, is 0 to gemm.
+  // Returns the values of GemmArgs::variant worth measuring for a product, 0 first. gemm() treats
+  // an unknown value, for example from another build, as 0.
   virtual std::vector<int64_t> gemm_variants(const GemmArgs&, Services&) const { return {0}; }
 };
 
@@ -104,11 +107,11 @@ class Backend : public ListBackend, public GemmBackend {
  public:
   virtual const char* name() const = 0;
 
-  // More about the last Status other than `ok`; may be empty.
+  // Returns details about the last Status other than `ok`; may be empty.
   virtual const char* last_error() const { return ""; }
 };
 
-// The list as a chunk table in the device's memory: for kernels that cannot take it as a parameter.
+// Builds a list's chunk table in device memory, for kernels that cannot take it as a parameter.
 template <class Ref>
 Status send_table(const ListOf<Ref>& list, Services& services, const EntryOf<Ref>** table,
                   uint32_t* chunks) {

@@ -1,4 +1,4 @@
-// Element types of the tensors that kernels accept.
+// Defines the element types that kernels accept.
 #pragma once
 
 #include <cstdint>

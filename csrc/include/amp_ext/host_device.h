@@ -1,4 +1,4 @@
-// Marks a function that both the host and kernels call.
+// Marks a function that runs on the host and in kernels.
 #pragma once
 
 #ifdef __CUDACC__

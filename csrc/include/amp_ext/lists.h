@@ -1,8 +1,8 @@
-// The arguments of the ops on lists of tensors, one plain struct an op, and a list as a table of
-// chunks of equal size, the unit of work of every multi-tensor kernel.
+// Defines the arguments of the ops on tensor lists, and the chunk table of a list.
 //
-// Pointers are device pointers for the CUDA and Triton kernels and host pointers for a CPU's,
-// except where a comment says otherwise.
+// A chunk has a fixed number of elements and is the unit of work of every multi-tensor kernel.
+// Pointers are device pointers for the CUDA and Triton kernels and host pointers for the CPU
+// kernels, unless a comment says otherwise.
 #pragma once
 
 #include <cstdint>
@@ -13,14 +13,14 @@
 
 namespace amp_ext {
 
-// What kernels see of one place in a list: dense memory, in whatever order the elements lie.
+// A tensor of a list: dense memory, with the elements in any order.
 struct TensorRef {
   void* data;
   int64_t numel;
   DType dtype;
 };
 
-// Two tensors whose elements lie in the same order.
+// A pair of tensors whose elements have the same order.
 struct CastRef {
   void* output;
   const void* input;
@@ -35,12 +35,12 @@ constexpr int64_t chunk_count(int64_t numel) {
   return (numel + kChunkElements - 1) / kChunkElements;
 }
 
-// What the CUDA kernels divide among blocks, so that these have as much to do as each other.
+// The granularity at which the CUDA kernels balance work between blocks.
 constexpr int kPieceElements = 2048;
 constexpr uint32_t kChunkPieces = kChunkElements / kPieceElements;
 
-// A ref, packed, and where its chunks begin in the flattened list. One without elements owns no
-// chunk. There is no padding: equal tables, which need not be sent again, have equal bytes.
+// A packed ref with the index of its first chunk in the flattened list. An empty tensor owns no
+// chunk. The entry has no padding, so equal tables have equal bytes and need not be copied again.
 struct ChunkEntry {
   void* data;
   int64_t numel;
@@ -73,14 +73,14 @@ constexpr CastEntry entry_of(const CastRef& t, uint32_t first_chunk) {
 template <class Ref>
 using EntryOf = decltype(entry_of(Ref{}, 0));
 
-// A list of tensors, or of tensors that belong together. `refs` is host memory.
+// A list of tensors, or of groups of tensors. `refs` is host memory.
 template <class Ref>
 struct ListOf {
   const Ref* refs = nullptr;
   int64_t size = 0;
 };
 
-// Writes one entry per ref; *chunks receives the number of chunks of the whole list.
+// Writes one entry per ref and stores the list's number of chunks in *chunks.
 template <class Ref>
 Status build_chunk_table(const ListOf<Ref>& list, EntryOf<Ref>* entries, uint32_t* chunks) {
   int64_t next = 0;
@@ -96,12 +96,12 @@ Status build_chunk_table(const ListOf<Ref>& list, EntryOf<Ref>* entries, uint32_
 using TensorList = ListOf<TensorRef>;
 using CastList = ListOf<CastRef>;
 
-// grads *= inv_scale; found_inf = 1 if a product is not finite. Nothing is written to grads when
-// inv_scale is 1.
+// Computes grads *= inv_scale, and sets found_inf = 1 if a product is not finite. If inv_scale is
+// 1, grads are not written.
 //
-// With a norm, that of grads * inv_scale, the products are multiplied by clip_coefficient(*norm,
-// max_norm) before they are rounded to the dtype. When the norm is not finite, found_inf = 1; then,
-// and when both factors are 1, grads are neither read nor written.
+// With a norm, the norm of grads * inv_scale, the products are also multiplied by
+// clip_coefficient(*norm, max_norm) before they are rounded to the dtype. A non-finite norm sets
+// found_inf = 1. Grads are neither read nor written then, or if both factors are 1.
 struct UnscaleArgs {
   TensorList grads;
   const float* inv_scale;
@@ -110,29 +110,30 @@ struct UnscaleArgs {
   float max_norm;
 };
 
-// found_inf = 1 if an element is not finite.
+// Sets found_inf = 1 if an element is not finite.
 struct CheckFiniteArgs {
   TensorList grads;
   float* found_inf;
 };
 
-// output = input, rounded to nearest even into the output's dtype; by way of fp32 from fp64 to 16
-// bits. Equal dtypes are copied bit by bit. No output overlaps another output or any input.
+// Computes output = input, rounded to nearest even into the output's dtype. fp64 converts to 16
+// bits by way of fp32, and equal dtypes are copied bit by bit. No output overlaps another output or
+// an input.
 struct CastArgs {
   CastList casts;
 };
 
-// *norm = L2 norm of grads * inv_scale, norms[i] = that of tensor i alone, found_inf = 1 if a
-// product or the norm is not finite.
+// Computes *norm = L2 norm of grads * inv_scale, and norms[i] = the norm of tensor i. Sets
+// found_inf = 1 if a product or the norm is not finite.
 struct GradNormArgs {
   TensorList grads;
-  const float* inv_scale;  // may be null: 1
+  const float* inv_scale;  // null means 1
   float* found_inf;
   float* norm;
   float* norms;  // may be null
 };
 
-// How many sums of squares, of parts of the list, the CUDA and the Triton kernel need memory for.
+// The largest number of partial sums of squares in the CUDA and the Triton kernel.
 constexpr int kGradNormMaxBlocks = 1024;
 inline int64_t partial_sum_count(const GradNormArgs& args) {
   return kGradNormMaxBlocks + (args.norms ? args.grads.size : 0);

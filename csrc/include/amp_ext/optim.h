@@ -1,8 +1,8 @@
-// The updates of parameters by Adam and by SGD: what they read and write, and their arithmetic, one
-// text for all backends so that they agree bit for bit. It is compiled without fused multiply-adds.
+// Defines the arguments and the arithmetic of the Adam and SGD updates.
 //
-// Formulas: torch/optim/adam.py and sgd.py. Elements are computed in fp32, and what is the same for
-// all elements of a tensor in fp64, once.
+// All backends compile this text, without fused multiply-adds, and therefore agree bit for bit. The
+// formulas follow torch/optim/adam.py and sgd.py. Elements are computed in fp32, and values shared
+// by all elements of a tensor once, in fp64.
 #pragma once
 
 #include <math.h>
@@ -15,20 +15,21 @@
 #include "amp_ext/lists.h"
 #include "amp_ext/scale.h"
 
-// Not merged by the linker: each instruction set of the CPU has a copy of its own.
+// Has internal linkage, so that each instruction set of the CPU keeps its own copy.
 #define AMP_EXT_ARITHMETIC AMP_EXT_HOST_DEVICE static inline
 
 namespace amp_ext {
 
-// A parameter and what belongs to it, elements in the same order, dense. Null where there is none.
+// A parameter with its gradient and state, all dense and in the same element order. Pointers to
+// absent tensors are null.
 struct UpdateRef {
   void* param;
   const void* grad;
-  void* exp_avg;  // sgd: the momentum buffer
+  void* exp_avg;  // SGD: the momentum buffer
   void* exp_avg_sq;
-  void* max_exp_avg_sq;  // of the dtype of exp_avg_sq
-  void* copy;            // receives the new param, rounded; the param is fp32 then
-  float* step;           // its own: how many updates it has had; null for all or for none
+  void* max_exp_avg_sq;  // has the dtype of exp_avg_sq
+  void* copy;            // receives the updated fp32 param, rounded to copy_dtype
+  float* step;           // counts the parameter's updates; null for all or for none
   int64_t numel;
   DType param_dtype;
   DType grad_dtype;
@@ -79,13 +80,13 @@ constexpr UpdateEntry entry_of(const UpdateRef& t, uint32_t first_chunk) {
 
 using UpdateList = ListOf<UpdateRef>;
 
-// Scalars of a step, one element each. All may be null.
+// The scalars of a step, one element each. All pointers may be null.
 struct StepScalars {
-  const float* lr;         // replaces that of the options
-  float* found_inf;        // not 0: nothing is written
-  const float* inv_scale;  // what gradients are multiplied by
-  const float* norm;       // of the unscaled gradients. Not finite: found_inf = 1, and no update
-  float max_norm;          // what the norm is clipped to
+  const float* lr;         // overrides options.lr
+  float* found_inf;        // a nonzero value skips the update
+  const float* inv_scale;  // multiplies the gradients
+  const float* norm;       // of the unscaled gradients; a non-finite norm sets found_inf
+  float max_norm;          // clips the norm
 };
 
 struct AdamOptions {
@@ -94,9 +95,9 @@ struct AdamOptions {
   double beta2;
   double eps;
   double weight_decay;
-  bool decoupled;  // AdamW's decay
+  bool decoupled;  // selects AdamW's weight decay
   bool maximize;
-  bool stochastic_rounding;  // of bf16 that is state: params, moments
+  bool stochastic_rounding;  // applies to bf16 params and moments
 };
 
 struct AdamArgs {
@@ -115,8 +116,8 @@ struct SgdOptions {
   bool stochastic_rounding;
 };
 
-// exp_avg is null where momentum is 0. Where there are steps, the first update of a parameter sets
-// its momentum buffer to the gradient.
+// Arguments of the SGD update. exp_avg is null if momentum is 0. If there are steps, the first
+// update of a parameter sets its momentum buffer to the gradient.
 struct SgdArgs {
   UpdateList list;
   SgdOptions options;
@@ -131,7 +132,8 @@ AMP_EXT_ARITHMETIC bool has_bad_norm(const StepScalars& s) {
   return s.norm && !(*s.norm - *s.norm == 0.0f);
 }
 
-// Not to be asked with a bad norm, when another thread may write found_inf.
+// Returns whether found_inf skips the step. Call only after has_bad_norm() returned false:
+// otherwise another thread may be writing found_inf.
 AMP_EXT_ARITHMETIC bool is_skipped(const StepScalars& s) {
   return s.found_inf && *s.found_inf != 0.0f;
 }
@@ -139,7 +141,7 @@ AMP_EXT_ARITHMETIC bool is_skipped(const StepScalars& s) {
 struct StepFactors {
   double lr;
   float inv_scale;
-  float coefficient;  // of clipping, negative to maximize
+  float coefficient;  // clip coefficient, negated to maximize
 };
 
 AMP_EXT_ARITHMETIC StepFactors step_factors(const StepScalars& s, double lr, bool maximize) {
@@ -148,14 +150,14 @@ AMP_EXT_ARITHMETIC StepFactors step_factors(const StepScalars& s, double lr, boo
           maximize ? -coefficient : coefficient};
 }
 
-// The number of the update that follows `step` of them, from 1 on.
+// Returns the number of the update after `step` updates, starting at 1.
 AMP_EXT_ARITHMETIC uint32_t update_number(float step) {
   constexpr uint32_t kMost = 1u << 30;
   if (!(step > 0)) return 1;
   return (step < static_cast<float>(kMost) ? static_cast<uint32_t>(step) : kMost) + 1;
 }
 
-// base^exponent by repeated squaring.
+// Computes base^exponent by repeated squaring.
 AMP_EXT_ARITHMETIC double power(double base, uint32_t exponent) {
   double result = 1;
   for (; exponent; exponent /= 2) {
@@ -167,31 +169,31 @@ AMP_EXT_ARITHMETIC double power(double base, uint32_t exponent) {
 
 // ---- rounding ----------------------------------------------------------------------------------
 
-// The last step of MurmurHash3.
+// Finalises a hash as MurmurHash3 does.
 AMP_EXT_ARITHMETIC uint32_t mixed(uint32_t x) {
   x = (x ^ (x >> 16)) * 0x85ebca6bu;
   x = (x ^ (x >> 13)) * 0xc2b2ae35u;
   return x ^ (x >> 16);
 }
 
-// Random bits for the roundings of an update, a function of their place: the number of the update,
-// the index of the tensor, of the chunk in the tensor and of the element in the chunk.
+// Returns a key for the random bits of stochastic rounding. The bits depend only on the update's
+// number and on the indices of the tensor, of its chunk and of the element in the chunk.
 AMP_EXT_ARITHMETIC uint32_t noise_key(uint32_t update, uint32_t tensor, uint32_t chunk) {
   return mixed(mixed(mixed(update) + tensor) + chunk);
 }
 
-// 16 bits each for the param (low) and exp_avg (high), with `pair` 0, for exp_avg_sq and
-// max_exp_avg_sq with 1.
+// Returns 32 random bits. With `pair` 0 the low half rounds the param and the high half exp_avg;
+// with 1 they round exp_avg_sq and max_exp_avg_sq.
 AMP_EXT_ARITHMETIC uint32_t noise(uint32_t key, uint32_t element, uint32_t pair) {
   return mixed(key + (2 * element + pair) * 0x9e3779b9u);
 }
 
-// The key with which element i has the noise that the one `elements` behind it has with `key`.
+// Returns a key that gives element i the noise of element i + `elements` under `key`.
 AMP_EXT_ARITHMETIC uint32_t noise_key_behind(uint32_t key, uint32_t elements) {
   return key + 2 * elements * 0x9e3779b9u;
 }
 
-// Towards either neighbour with a probability that is linear in the distance, by 16 random bits.
+// Rounds stochastically: the probability of either neighbour is linear in the distance.
 AMP_EXT_ARITHMETIC uint16_t bf16_by_chance(float value, uint32_t random_bits) {
   uint32_t bits;
   memcpy(&bits, &value, sizeof bits);
@@ -205,12 +207,12 @@ AMP_EXT_ARITHMETIC uint16_t bf16_by_chance(float value, uint32_t random_bits) {
 struct AdamFactors {
   float inv_scale;
   float coefficient;
-  float l2;  // the weight decay that is part of the gradient
+  float l2;  // weight decay added to the gradient
   float beta1, rest1;
   float beta2, rest2;
   float inv_root;  // 1 / sqrt(1 - beta2^t)
   float eps;
-  float keep;  // what the decoupled decay leaves of a param
+  float keep;  // factor of the param after decoupled weight decay
   float step_size;
 };
 
@@ -230,7 +232,7 @@ AMP_EXT_ARITHMETIC AdamFactors adam_factors(const AdamOptions& o, const StepFact
           static_cast<float>(step.lr / correction1)};
 }
 
-// A stored gradient as the formulas have it. `l2` is a weight decay.
+// Unscales, clips and decays a stored gradient. `l2` is the weight decay.
 template <class Factors>
 AMP_EXT_ARITHMETIC float used_gradient(const Factors& f, float grad, float param) {
   const float unscaled = grad * f.inv_scale * f.coefficient;
@@ -245,7 +247,7 @@ AMP_EXT_ARITHMETIC float next_exp_avg_sq(const AdamFactors& f, float exp_avg_sq,
   return f.beta2 * exp_avg_sq + f.rest2 * grad * grad;
 }
 
-// The larger one; a NaN if one is.
+// Returns the larger value, or NaN if an argument is NaN.
 AMP_EXT_ARITHMETIC float larger(float a, float b) { return a > b || a != a ? a : b; }
 
 AMP_EXT_ARITHMETIC float next_param(const AdamFactors& f, float param, float exp_avg,
@@ -264,7 +266,7 @@ struct SgdFactors {
   float rest;  // 1 - dampening
   float lr;
   bool nesterov;
-  bool is_first;  // the momentum buffer is set to the gradient
+  bool is_first;  // sets the momentum buffer to the gradient
 };
 
 AMP_EXT_ARITHMETIC SgdFactors sgd_factors(const SgdOptions& o, const StepFactors& step,
@@ -283,7 +285,7 @@ AMP_EXT_ARITHMETIC float next_momentum(const SgdFactors& f, float momentum, floa
   return f.is_first ? grad : f.momentum * momentum + f.rest * grad;
 }
 
-// `momentum` is the new one.
+// Returns the update's direction; `momentum` is the new buffer.
 AMP_EXT_ARITHMETIC float with_lookahead(const SgdFactors& f, float momentum, float grad) {
   return f.nesterov ? grad + f.momentum * momentum : momentum;
 }

@@ -1,5 +1,4 @@
-// How the loss scale moves and how far gradients are clipped, one text for all backends so that
-// they agree bit for bit.
+// Defines the loss scale's update and the clip coefficient, one text for all backends.
 #pragma once
 
 #include <cstdint>
@@ -8,18 +7,18 @@
 
 namespace amp_ext {
 
-// What the steps of an optimizer read, which an update makes ready for the next one.
+// Values that update_scale prepares for the next optimizer step.
 struct NextStep {
   static constexpr int kInvScale = 0, kFoundInf = 1, kLastFoundInf = 2, kSize = 3;
 };
 
-// How a loss scale moves after a step. Pointers are to one element each, except next_step.
+// Arguments of the loss scale's update. Pointers except next_step refer to one element.
 struct ScaleUpdate {
   float* scale;
   int32_t* growth_tracker;
-  int32_t* hysteresis_tracker;  // overflows still to be tolerated; may be null when hysteresis is 1
+  int32_t* hysteresis_tracker;  // remaining tolerated overflows; may be null if hysteresis is 1
   int64_t* skipped_steps;       // may be null
-  float* next_step;             // NextStep, may be null
+  float* next_step;             // NextStep; may be null
   double growth_factor;
   double backoff_factor;
   int64_t growth_interval;
@@ -28,17 +27,17 @@ struct ScaleUpdate {
   float max_scale;
 };
 
-// The next loss scale, from the found_infs of all optimizers and devices.
+// Computes the next loss scale from the found_infs of all optimizers and devices.
 struct UpdateScaleArgs {
   ScaleUpdate update;
-  const float* const* found_infs;  // host array of pointers
+  const float* const* found_infs;  // a host array of device pointers
   int64_t found_inf_count;
 };
 
-constexpr int kMaxFoundInfs = 448;  // cuda: they travel in the kernel's parameters, of 4 KiB
+constexpr int kMaxFoundInfs = 448;  // limit of the CUDA kernel's 4 KiB of parameters
 
-// Factors are applied in fp64 and rounded once, as torch._amp_update_scale_ does. The floor stops a
-// backoff and the ceiling stops a growth; neither moves a scale that already lies beyond it.
+// Applies factors in fp64 and rounds once, as torch._amp_update_scale_ does. The floor limits a
+// backoff and the ceiling a growth; neither moves a scale already beyond it.
 AMP_EXT_HOST_DEVICE inline float backed_off(float scale, double factor, float floor) {
   const float next = static_cast<float>(scale * factor);
   const float lowest = scale < floor ? scale : floor;
@@ -68,7 +67,7 @@ AMP_EXT_HOST_DEVICE inline void move_scale(const ScaleUpdate& a, bool overflow) 
   *a.scale = backed_off(*a.scale, a.backoff_factor, a.min_scale);
 }
 
-// All of an update.
+// Runs the complete update of the scale after a step.
 AMP_EXT_HOST_DEVICE inline void close_step(const ScaleUpdate& a, bool overflow) {
   move_scale(a, overflow);
   if (a.next_step) {
@@ -78,8 +77,8 @@ AMP_EXT_HOST_DEVICE inline void close_step(const ScaleUpdate& a, bool overflow) 
   }
 }
 
-// min(1, max_norm / (norm + 1e-6)) as torch's clip_grads_with_norm_ computes it in fp32, each
-// operation rounded: the sum, its reciprocal, and that times max_norm. `norm` is finite.
+// Computes min(1, max_norm / (norm + 1e-6)) in fp32 as torch's clip_grads_with_norm_ does: the sum,
+// its reciprocal and the product are rounded one by one. `norm` is finite.
 AMP_EXT_HOST_DEVICE inline float clip_coefficient(float norm, float max_norm) {
   const float reciprocal = 1.0f / (norm + 1e-6f);
   const float coefficient = reciprocal * max_norm;

@@ -1,16 +1,16 @@
-// What a launcher returns. Bindings turn everything but `ok` into an exception.
+// The result of a launcher. The bindings raise an exception for each value but `ok`.
 #pragma once
 
 namespace amp_ext {
 
 enum class Status {
   ok,
-  list_too_long,    // more numbers than fit the kernel's parameters
-  too_many_chunks,  // the list needs 2^29 chunks or more
-  launch_failed,    // the CUDA runtime refused; cudaGetLastError() says why
-  no_tensor_map,    // the driver refused to describe a tensor to TMA
-  not_compiled,     // a kernel has to be compiled, which a capture of a CUDA graph excludes
-  not_built,        // the kernel was left out of this build
+  list_too_long,    // the kernel's parameters cannot hold the list
+  too_many_chunks,  // the list has 2^29 chunks or more
+  launch_failed,    // the CUDA runtime failed; see cudaGetLastError()
+  no_tensor_map,    // the driver cannot encode a tensor map
+  not_compiled,     // the kernel is not compiled, and a capture of a CUDA graph excludes that
+  not_built,        // this build lacks the kernel
 };
 
 constexpr const char* text(Status status) {

@@ -1,4 +1,4 @@
-// gemm: products of fp16 and bf16 on tensor cores. One launch.
+// gemm: products of fp16 and bf16 on tensor cores, in one launch.
 #include "backend.h"
 #include "gemm/plan/choose.h"
 #include "gemm/shared/instances.h"
@@ -7,7 +7,7 @@
 namespace amp_ext {
 namespace {
 
-// What a plan depends on.
+// All inputs of the planner.
 struct PlanKey {
   GemmArgs args;
   GemmDevice device;
@@ -22,7 +22,8 @@ struct PlanKey {
   }
 };
 
-// A product at other addresses: aligned for TMA as they were, and the same where they were.
+// Maps a product to canonical addresses, so that equal plans share a cache entry. The addresses
+// keep their alignment for TMA, and an in-place c stays in place.
 GemmArgs elsewhere(GemmArgs g) {
   constexpr uintptr_t kFarApart = 4096, kAlignment = 16;
   const bool in_place = g.c.data == g.out.data;
@@ -60,15 +61,16 @@ const char* CudaBackend::why_not(const GemmArgs& g) const {
   return can_run ? nullptr : "the kernels take no such dtypes, strides or sizes";
 }
 
-// What TMA cannot load or store only the kernel for sm_80 computes, without this GPU's wgmma.
+// Names products that TMA cannot load or store. Only the sm_80 kernel computes these, without
+// wgmma.
 const char* CudaBackend::why_slow(const GemmArgs& g, Services& services) const {
   return services.target().capability == 90 && !can_run_sm90(g)
              ? "not measured, and TMA takes no such addresses, strides or sizes: torch's library"
              : nullptr;
 }
 
-// On 10 and 11 that for sm_80 would take four times as long as torch's library, without tcgen05,
-// and the driver tens of seconds to compile it.
+// Excludes compute capabilities 10 and 11. Without tcgen05 the sm_80 kernel would take four times
+// as long there as torch's library, and the driver would compile it for tens of seconds.
 std::optional<GemmKernels> CudaBackend::gemm_kernels(const Target& target) const {
   const int major = target.capability / 10;
   GemmKernels kernels;
@@ -106,8 +108,8 @@ std::vector<int64_t> CudaBackend::gemm_variants(const GemmArgs& g, Services& ser
 }
 
 Status CudaBackend::gemm(const GemmArgs& args, Services& services) const {
-  // Of an index with a single value the stride means nothing: with 0, addresses that are computed
-  // but not read are aligned too.
+  // The stride of a dimension of size 1 has no effect. Setting it to 0 keeps addresses aligned that
+  // are computed but not read.
   GemmArgs g = args;
   if (g.m <= 1) g.a.row_stride = 0;
   if (g.n <= 1) g.b.column_stride = 0;

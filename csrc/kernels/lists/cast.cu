@@ -1,10 +1,10 @@
-// cast_: outputs = inputs, rounded to nearest even into the outputs' dtypes. One launch.
+// cast_: outputs = inputs, rounded to nearest even into the outputs' dtypes, in one launch.
 #include "foreach.cuh"
 
 namespace amp_ext {
 namespace {
 
-// From fp64 to 16 bits by way of fp32, as torch converts.
+// Converts one element. fp64 converts to 16 bits by way of fp32, as in torch.
 template <class To, class From>
 __device__ To converted(From x) {
   if constexpr (std::is_same_v<To, From>) {
@@ -15,9 +15,9 @@ __device__ To converted(From x) {
   }
 }
 
-// Blocks of a multiprocessor at a time, and 16-byte loads that a thread issues before the first
-// use. For two blocks ptxas spills registers where it is neither 8.0 nor 9.0: one has them all
-// there. On 10.0 and 10.3, whose memory is the fastest, each thread issues more.
+// Resident blocks per multiprocessor, and 16-byte loads that a thread issues before the first use.
+// With two blocks ptxas spills registers for targets other than 8.0 and 9.0, which therefore use
+// one block. On 10.0 and 10.3, with the fastest memory, each thread issues more loads.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ != 800 && __CUDA_ARCH__ != 900
 constexpr int kCastBlocksPerSm = 1;
 constexpr int kCastPacks = __CUDA_ARCH__ / 100 == 10 ? 6 : kPacksInFlight;
@@ -26,7 +26,7 @@ constexpr int kCastBlocksPerSm = kForeachBlocksPerSm;
 constexpr int kCastPacks = kPacksInFlight;
 #endif
 
-// What a thread moves at a time: one element.
+// The unit of one element.
 template <class To, class From>
 struct Single {
   static constexpr int kSize = 1;
@@ -38,7 +38,7 @@ struct Single {
   __device__ void store(To* to) const { *to = converted<To>(element); }
 };
 
-// Or the fewest elements that are whole 16-byte accesses on both sides.
+// The unit of the fewest elements that fill 16-byte accesses on both sides.
 template <class To, class From>
 struct Group {
   static constexpr int kSize = std::max(Pack<To>::kSize, Pack<From>::kSize);
@@ -67,7 +67,7 @@ struct Group {
   }
 };
 
-// The block moves `count` Units, each thread several at a time.
+// Moves `count` Units by one block; each thread keeps several loads in flight.
 template <class Unit, class To, class From>
 __device__ void move_units(To* to, const From* from, int count, int thread) {
   constexpr int kStride = kForeachThreads * Unit::kSize;
@@ -94,8 +94,8 @@ __device__ void move_units(To* to, const From* from, int count, int thread) {
   }
 }
 
-// How many of n elements come before the first group: all when the two sides are never aligned
-// together.
+// Returns how many of n elements precede the first aligned group. The result is n if the two sides
+// are never aligned together.
 template <class To, class From>
 __device__ int head_of(const To* to, const From* from, int n) {
   const int head =
@@ -105,7 +105,7 @@ __device__ int head_of(const To* to, const From* from, int n) {
   return together && head < n ? head : n;
 }
 
-// to = from for the elements of a span, whatever their alignment.
+// Casts the elements of a span of any alignment.
 template <class To, class From>
 __device__ void cast(const ForeachSpan& span, To* to, const From* from) {
   const int n = span.n;

@@ -1,4 +1,4 @@
-// check_finite: found_inf = 1 if an element is not finite. Read-only, one launch.
+// check_finite: found_inf = 1 if an element is not finite, by one read-only launch.
 #include "foreach.cuh"
 
 namespace amp_ext {

@@ -1,4 +1,4 @@
-// The walk of a tensor list by one launch: a persistent grid over the list's chunks.
+// Walks a tensor list in one launch: a persistent grid over the list's chunks.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -16,17 +16,17 @@ namespace amp_ext {
 
 constexpr int kForeachThreads = 512;
 constexpr int kForeachBlocksPerSm = 2;
-constexpr int kPacksInFlight = 4;  // 16-byte loads a thread issues before the first use
+constexpr int kPacksInFlight = 4;  // 16-byte loads that a thread issues before the first use
 
-// The first thing that a kernel on lists does. Where it fills the device, the next grid's blocks
-// come in the places of its first ones that end: there are few registers left beside them.
+// Begins every kernel on lists. If the grid fills the device, the next grid's blocks take the
+// places of the first blocks to end, since few registers are left beside the running blocks.
 __device__ inline void begin_grid() {
   ptx::wait_for_previous_grid();
   ptx::let_next_grid_begin();
 }
 
-// The last entry that begins at or before `chunk`: its owner, since empty tensors come before the
-// entry they share a first chunk with.
+// Returns the owner of `chunk` by bisection: the last entry that begins at or before it. Empty
+// tensors precede the entry with the same first chunk.
 template <class Entry>
 __device__ int owner_by_halves(const Entry* entries, int size, uint32_t chunk) {
   int low = 0, high = size;
@@ -37,7 +37,8 @@ __device__ int owner_by_halves(const Entry* entries, int size, uint32_t chunk) {
   return low;
 }
 
-// The same by a whole warp, which divides by 32 while it waits for memory once.
+// Returns the owner of `chunk` by a whole warp. Each step waits for memory once and divides the
+// range by 32.
 template <class Entry>
 __device__ int owner_by_warp(const Entry* entries, int size, uint32_t chunk) {
   const int lane = threadIdx.x % 32;
@@ -50,13 +51,13 @@ __device__ int owner_by_warp(const Entry* entries, int size, uint32_t chunk) {
   return low;
 }
 
-// Sizes in bytes of tables that travel in a kernel's parameters. All of these are copied at each
-// launch, so a short list takes a small one: 42, 256 or 1344 tensors, 32, 192 or 1008 pairs.
+// Sizes in bytes of tables in a kernel's parameters. Each launch copies the whole table, so a short
+// list uses a small one. The capacities are 42, 256 or 1344 tensors and 32, 192 or 1008 pairs.
 constexpr int kSmallTable = 1 << 10;
 constexpr int kMediumTable = 6 << 10;
-constexpr int kLargeTable = 32256;  // parameters have 32,764 bytes at most
+constexpr int kLargeTable = 32256;  // kernel parameters have at most 32,764 bytes
 
-// A chunk table as a kernel parameter: in the parameter itself, or in device memory.
+// A chunk table inside the kernel's parameters. DeviceTable points to device memory instead.
 template <class Entry, int kBytes>
 struct InlineTable {
   static constexpr int64_t kCapacity = kBytes / sizeof(Entry);
@@ -77,8 +78,8 @@ struct DeviceTable {
   __device__ int owner_of(uint32_t chunk) const { return owner_by_warp(entries(), size, chunk); }
 };
 
-// How a grid's blocks share the pieces of all chunks: contiguous ranges, those of the first blocks
-// one piece longer.
+// Divides the pieces of all chunks between a grid's blocks. Each block has a contiguous range; the
+// ranges of the first blocks are one piece longer.
 struct Shares {
   uint32_t per_block, longer_blocks;
   __device__ explicit Shares(uint32_t chunks)
@@ -88,13 +89,13 @@ struct Shares {
     return block * per_block + (block < longer_blocks ? block : longer_blocks);
   }
   __device__ uint32_t block_of(uint32_t piece) const {
-    const uint32_t of_longer = longer_blocks * (per_block + 1);  // their pieces
+    const uint32_t of_longer = longer_blocks * (per_block + 1);  // pieces of the longer blocks
     return piece < of_longer ? piece / (per_block + 1)
                              : longer_blocks + (piece - of_longer) / per_block;
   }
 };
 
-// This block's, and the index of the first piece's entry.
+// The calling block's range of pieces, and the index of the entry that owns its first piece.
 struct Share {
   uint32_t begin, end;
   int first = 0;
@@ -107,20 +108,18 @@ struct Share {
   }
 };
 
-// What a block of kThreads threads takes at a time: n elements of a chunk, from the tensor's
-// element `offset` on.
+// A block's current work: n elements of a chunk, beginning at element `offset` of the tensor.
 template <int kThreads>
 struct Span {
-  int tensor;  // its index in the list
+  int tensor;  // index in the list
   uint32_t chunk;
   int64_t offset;
   int n;
 
-  // This thread's place among those that share the elements. It is computed anew at each use, to
-  // need no register.
+  // Returns the thread's index within the span. Each use computes it anew, to hold no register.
   //
-  // Threads are numbered from another warp on for each chunk, so that the warps that short tensors
-  // leave idle go on to the next ones. In the order of reversed bits neighbours are far apart.
+  // Each chunk numbers the threads from another warp, so that warps left idle by a short tensor
+  // continue with the next one. Reversed bits put the first warps of neighbouring chunks far apart.
   __device__ int thread() const {
     constexpr uint32_t kWarps = kThreads / 32;
     static_assert((kWarps & (kWarps - 1)) == 0);
@@ -131,7 +130,7 @@ struct Span {
 
 using ForeachSpan = Span<kForeachThreads>;
 
-// Calls body(entry, span) for all that is in this block's share. No thread waits for another.
+// Calls body(entry, span) for each span of the block's share. Threads do not synchronise.
 template <int kThreads, class Table, class Body>
 __device__ void for_each_span(const Table& table, const Share& share, Body body) {
   const auto* entries = table.entries();
@@ -150,7 +149,7 @@ __device__ void for_each_span(const Table& table, const Share& share, Body body)
   }
 }
 
-// Calls use(T* data), where T is the type of the tensor's elements, const where Void is.
+// Calls use(T* data), with T the tensor's element type, const if Void is const.
 template <class Void, class Use>
 __device__ void with_elements(Void* data, DType dtype, Use use) {
   const auto as = [&](auto element) {
@@ -165,8 +164,8 @@ __device__ void with_elements(Void* data, DType dtype, Use use) {
   }
 }
 
-// Calls body.visit(span, T* data) for all that is in this block's share of a list of tensors, each
-// time after before(span), which is there once for all types.
+// Calls before(span) and body.visit(span, T* data) for each span of the block's share. The code of
+// before() is compiled once rather than once per type.
 template <class Table, class Body, class Before>
 __device__ void visit_spans(const Table& table, Body& body, Before before) {
   for_each_span<kForeachThreads>(
@@ -187,8 +186,8 @@ __device__ int elements_to_alignment(const T* data) {
   return static_cast<int>(-reinterpret_cast<uintptr_t>(data) % 16 / sizeof(T));
 }
 
-// Calls packs(T* at, uint4 (&bits)[k]) for k times 16 bytes of the span, each kForeachThreads packs
-// behind the one before, and single(T* at) for the elements at its ends that are no whole pack.
+// Calls packs(T* at, uint4 (&bits)[k]) for k packs of 16 bytes, kForeachThreads packs apart. Calls
+// single(T* at) for each element at the span's ends outside whole packs.
 template <class T, class Packs, class Single>
 __device__ void for_each_batch(const ForeachSpan& span, T* data, Packs packs, Single single) {
   constexpr int kPack = Pack<T>::kSize;
@@ -212,8 +211,8 @@ __device__ void for_each_batch(const ForeachSpan& span, T* data, Packs packs, Si
   if (thread < singles) single(data + thread + (thread < head ? 0 : count * kPack));
 }
 
-// x = f(x) for the elements of a span, whatever their alignment; without kWrite f's result is
-// dropped and memory is only read.
+// Computes x = f(x) for the elements of a span of any alignment. Without kWrite, memory is only
+// read and f's result is dropped.
 template <bool kWrite, class T, class F>
 __device__ void for_each_element(const ForeachSpan& span, T* data, F f) {
   for_each_batch(
@@ -234,7 +233,7 @@ __device__ void for_each_element(const ForeachSpan& span, T* data, F f) {
       });
 }
 
-// A grid that fills the device once, or one block per piece of a short list.
+// Returns the blocks of a grid that fills the device once, or one per piece of a short list.
 inline int foreach_blocks(uint32_t chunks, int blocks_per_sm, const cuda::Target& target) {
   return static_cast<int>(
       std::min<uint32_t>(chunks * kChunkPieces, blocks_per_sm * target.multiprocessors));
@@ -244,7 +243,7 @@ inline int foreach_blocks(uint32_t chunks, const cuda::Target& target) {
   return foreach_blocks(chunks, kForeachBlocksPerSm, target);
 }
 
-// Calls launch_table(table, target) with the list as the smallest table that it fits.
+// Calls launch_table(table, target) with the smallest table that holds the list.
 template <class Ref, class LaunchTable>
 Status launch_list(const ListOf<Ref>& list, Services& services, LaunchTable launch_table) {
   using Entry = EntryOf<Ref>;

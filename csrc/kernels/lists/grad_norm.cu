@@ -1,9 +1,9 @@
-// grad_norm: the L2 norm of grads * inv_scale, also tensor by tensor, and the finiteness check:
-// read-only on the gradients, one launch.
+// grad_norm: the L2 norm of grads * inv_scale, also per tensor, with the finiteness check. One
+// launch only reads the gradients.
 //
-// Each block leaves an fp64 sum of squares for the part of a tensor, or of the list, that it has
-// read; the block that draws the last ticket adds them up in order. The grid depends on the list
-// and the device alone, so the result is bitwise the same in every run.
+// Each block stores an fp64 sum of squares for its part of a tensor, or of the list. The block with
+// the last ticket adds the sums in order. The grid depends only on the list and the device, so
+// results are bitwise equal in every run.
 #include "foreach.cuh"
 #include "reduce.cuh"
 
@@ -11,7 +11,7 @@ namespace amp_ext {
 namespace {
 
 constexpr int kWarps = kForeachThreads / 32;
-constexpr int kSumsInShared = 32;  // of tensors
+constexpr int kSumsInShared = 32;  // tensors whose sums fit shared memory
 
 struct Shared {
   BlockSum<kForeachThreads> sum;
@@ -20,11 +20,11 @@ struct Shared {
   bool last;
 };
 
-// An fp32 sum of squares from this on is as exact as its additions: each square that is subnormal
-// is off by 2^-150 at most, and those of a batch together by 2^-29 of the sum.
+// The least fp32 sum of squares that is as exact as its additions. Subnormal squares are each off
+// by 2^-150 at most, and those of a batch together by 2^-29 of this sum.
 constexpr float kLeastSum = 0x1p-116f;
 
-// The sum of `size` numbers of one sign: log2(size) roundings. Overwrites them.
+// Sums `size` numbers of one sign pairwise, with log2(size) roundings. The input is overwritten.
 template <int kSize>
 __device__ float sum_by_pairs(float (&values)[kSize]) {
 #pragma unroll
@@ -42,8 +42,8 @@ __device__ bool all_zero(const uint4 (&bits)[kPacks]) {
   return (some & (sizeof(T) == 4 ? 0x7fffffffu : 0x7fff7fffu)) == 0;
 }
 
-// The sum of squares of elements times a factor: that of a batch in fp32, those of batches, and of
-// what fp32 cannot hold, in fp64.
+// Sums the squares of scaled elements: a batch in fp32, the batches in fp64. Batches outside fp32's
+// range are summed in fp64.
 struct SumSquares {
   float inv_scale;
   double sum = 0;
@@ -111,7 +111,7 @@ struct SumSquares {
     return sum_by_pairs(sums);
   }
 
-  // Reads the batch once more: it is rare, and few instructions are better than many registers.
+  // Sums a batch again in fp64. The batch is read anew: the case is rare, and registers are scarce.
   template <int kPacks, class T>
   __device__ void add_again(const T* at) {
     constexpr int kSize = Pack<T>::kSize;
@@ -121,21 +121,20 @@ struct SumSquares {
   }
 };
 
-// The sums of a block's parts of tensors. The pairs (block, tensor) that have one, in order, grow
-// in one number or in both, so block + tensor is a slot of its own for each.
+// Sums the squares of the block's part of each tensor. The slot block + tensor is unique, since the
+// pairs (block, tensor) with a part, in order, grow in one number or in both.
 //
-// Each warp leaves its part in shared memory, where those of several tensors are waited for at
-// once.
+// Each warp stores its part in shared memory, where one barrier serves several tensors.
 struct SumSquaresPerTensor : SumSquares {
   double* partial_sums;
   Shared& shared;
   int tensor = -1;
-  int count = 0;  // of tensors in shared memory
+  int count = 0;  // tensors in shared memory
 
   __device__ SumSquaresPerTensor(float inv_scale, double* partial_sums, Shared& shared)
       : SumSquares{inv_scale}, partial_sums(partial_sums), shared(shared) {}
 
-  // All threads of the block take part, here and below.
+  // Begins a tensor. All threads of the block call this and the functions below.
   __device__ void enter(int next) {
     if (next != tensor) leave();
     tensor = next;
@@ -168,7 +167,7 @@ struct SumSquaresPerTensor : SumSquares {
   }
 };
 
-// What this thread adds to the norm of the list; its warp's share of norms is written.
+// Returns the thread's addend to the norm of the list, after its warp's partial norms are stored.
 template <class Table>
 __device__ double finish_norms(const Table& table, const double* partial_sums, float* norms) {
   const Shares shares(table.chunks);

@@ -1,5 +1,5 @@
-// unscale_: grads *= inv_scale in place, clipped to a norm that is given, and found_inf = 1 if a
-// rounded product is not finite. One launch.
+// unscale_: grads *= inv_scale in place, clipped to a given norm, in one launch. Sets found_inf = 1
+// if a rounded product is not finite.
 #include "amp_ext/scale.h"
 #include "foreach.cuh"
 
@@ -36,7 +36,7 @@ __global__ __launch_bounds__(kForeachThreads, kForeachBlocksPerSm) void unscale_
   begin_grid();
   Unscale body{*inv_scale};
   if (norm) {
-    // Every block decides by what no block writes: found_inf may change under way.
+    // Every block decides by the norm alone, because blocks change found_inf meanwhile.
     if (!Element<float>::finite(*norm)) {
       if (threadIdx.x == 0) ptx::store_any(found_inf, 1.0f);
       return;

@@ -1,4 +1,4 @@
-// update_scale_: the next loss scale from every found_inf, in one launch of one warp.
+// update_scale_: the next loss scale from every found_inf, by one warp.
 #include <cuda_runtime.h>
 
 #include <algorithm>

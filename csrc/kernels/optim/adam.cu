@@ -1,4 +1,4 @@
-// adam_: an update of every parameter by Adam, AdamW or AMSGrad. One launch.
+// adam_: one update of every parameter by Adam, AdamW or AMSGrad, in one launch.
 #include "optim/update.cuh"
 
 namespace amp_ext {

@@ -1,4 +1,4 @@
-// sgd_: an update of every parameter by gradient descent with momentum. One launch.
+// sgd_: one update of every parameter by SGD with momentum, in one launch.
 #include "optim/update.cuh"
 
 namespace amp_ext {

@@ -1,4 +1,4 @@
-// An optimizer's step by one launch: the walk of the parameters, and the access to their tensors.
+// Runs an optimizer's step in one launch: the walk over parameters and access to their tensors.
 #pragma once
 
 #include <cstring>
@@ -11,22 +11,22 @@ namespace amp_ext {
 
 constexpr int kUpdateThreads = 256;
 constexpr int kUpdateBlocksPerSm = 3;
-constexpr int kUpdateElements = 4;  // that a thread takes at a time: 16 bytes of fp32
+constexpr int kUpdateElements = 4;  // elements per thread and visit: 16 bytes of fp32
 
 using UpdateSpan = Span<kUpdateThreads>;
 
-// How bf16 that is state is rounded: to nearest or, by_chance, by noise(key, element, pair).
+// The rounding of bf16 state: to nearest, or stochastically by noise(key, element, pair).
 struct Rounding {
   bool by_chance;
   uint32_t key;
 };
 
-// A chunk of a tensor of any dtype but fp64, if there is one. kPlain: it is_plain.
+// A chunk of an optional tensor of any dtype but fp64. With kPlain, is_plain() holds.
 template <bool kPlain>
 struct ChunkOf {
   char* data = nullptr;
   DType dtype_ = DType::f32;
-  bool aligned_ = true;  // kUpdateElements of them are loaded and stored at once
+  bool aligned_ = true;  // kUpdateElements elements can be one access
 
   __device__ ChunkOf(const void* tensor, DType dtype, int64_t offset) : dtype_(dtype) {
     if (!tensor) return;
@@ -40,8 +40,8 @@ struct ChunkOf {
   __device__ bool is_aligned() const { return kPlain || aligned_; }
   __device__ char* at(int i) const { return ptx::global(data + i * (is_f32() ? 4 : 2)); }
 
-  // The bits of kSize elements from `i` on, one after the other. They are not looked at, so that
-  // many loads can be under way.
+  // Loads the bits of kSize elements from index `i`. The bits are not converted here, so that many
+  // loads can be in flight.
   template <int kSize>
   __device__ uint4 load(int i) const {
     uint4 bits{};
@@ -100,7 +100,7 @@ struct ChunkOf {
     store<kSize>(i, rounded(values));
   }
 
-  // Takes the bits of noise() from `shift` on.
+  // Stores values of state, rounded with the bits of noise() from `shift` on.
   template <int kSize>
   __device__ void store_state(int i, const float (&values)[kSize], Rounding rounding, uint32_t pair,
                               int shift) const {
@@ -130,7 +130,7 @@ struct ChunkOf {
   }
 };
 
-// Calls update.visit<kSize>(i) for the elements of a span: kSize of them from `i` on.
+// Calls update.visit<kSize>(i) for the elements of a span, kSize elements from index `i`.
 template <class Update>
 __device__ void update_span(const Update& update, const UpdateSpan& span) {
   const int n = span.n;
@@ -138,7 +138,7 @@ __device__ void update_span(const Update& update, const UpdateSpan& span) {
 #pragma unroll 1
   for (; i + kUpdateElements <= n; i += kUpdateThreads * kUpdateElements)
     update.template visit<kUpdateElements>(i);
-  const int thread = i / kUpdateElements % kUpdateThreads;  // again: a register less in the loop
+  const int thread = i / kUpdateElements % kUpdateThreads;  // saves a register
   const int last = n - n % kUpdateElements + thread;
   if (last < n) update.template visit<1>(last);
 }
@@ -146,15 +146,15 @@ __device__ void update_span(const Update& update, const UpdateSpan& span) {
 template <class Factors>
 struct UpdateShared {
   Factors factors;
-  float step;  // for which they are
+  float step;  // the step that `factors` belong to
   uint32_t number;
   Share share;
-  bool differ;  // the steps of its tensors
+  bool differ;  // whether the steps of the block's tensors differ
   bool last;
 };
 
-// The whole step. Op has
-//   Factors factors(const StepFactors&, uint32_t number) of the update,
+// Runs the whole step. Op provides
+//   Factors factors(const StepFactors&, uint32_t number) of an update, and
 //   update(entry, span, factors, rounding).
 template <class Op, class Table>
 __device__ void update_list(const Op& op, const Table& table, const StepScalars& scalars,
@@ -175,7 +175,7 @@ __device__ void update_list(const Op& op, const Table& table, const StepScalars&
         op.factors(step_factors(scalars, op.options.lr, op.options.maximize), shared.number);
   };
 
-  // Most often all steps are the same; they are asked at once, and nobody waits for anybody below.
+  // Usually all steps are equal. Comparing them first spares the barriers below.
   const Share share(table);
   const UpdateEntry* const entries = table.entries();
   bool differ = false;
@@ -188,7 +188,7 @@ __device__ void update_list(const Op& op, const Table& table, const StepScalars&
       differ |= *entries[i].step != *step;
   }
   differ = ptx::block_any(differ);
-  if (threadIdx.x == 0) {  // registers are few
+  if (threadIdx.x == 0) {  // shared memory spares registers
     shared.differ = differ;
     shared.share = share;
   }
@@ -197,7 +197,7 @@ __device__ void update_list(const Op& op, const Table& table, const StepScalars&
   for_each_span<kUpdateThreads>(
       table, shared.share, [&](const UpdateEntry& entry, const UpdateSpan& span) {
         if (shared.differ && *entry.step != shared.step) {
-          ptx::block_sync();  // all threads have used those of the last tensor
+          ptx::block_sync();  // all threads have used the previous factors
           if (threadIdx.x == 0) set_factors(entry.step);
           ptx::block_sync();
         }
@@ -207,14 +207,14 @@ __device__ void update_list(const Op& op, const Table& table, const StepScalars&
         const Rounding rounding{op.options.stochastic_rounding, noise_key_behind(key, behind)};
         op.update(entry, span, shared.factors, rounding);
       });
-  // Once no thread of any block will read a step.
+  // Steps advance once no thread of any block reads them.
   if (!tickets) return;
   ptx::block_sync();
   if (!is_last_block(tickets, gridDim.x, shared.last)) return;
   for (int i = threadIdx.x; i < table.size; i += kUpdateThreads) *table.entries()[i].step += 1.0f;
 }
 
-// Launches kernel_of(table)(table, op, scalars, tickets).
+// Launches kernel_of(table) with (table, op, scalars, tickets).
 template <class Op, class GetKernel>
 Status launch_update(const UpdateList& list, const Op& op, const StepScalars& scalars,
                      Services& services, GetKernel kernel_of) {

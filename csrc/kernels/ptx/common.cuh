@@ -1,8 +1,8 @@
-// Special instructions that every architecture has, one small function each: memory, order between
-// blocks, warps, barriers. sm80.cuh adds those of tensor cores, sm90.cuh and wgmma.cuh Hopper's.
+// Wraps instructions of all architectures: memory, order between blocks, warps, barriers.
 //
-// "All lanes" and "all threads" are strict: none may be elsewhere or have exited. Nothing is
-// ordered but by what a comment says.
+// sm80.cuh adds the tensor cores' instructions, sm90.cuh and wgmma.cuh Hopper's. "All lanes" and
+// "all threads" are strict: each takes part, and none has exited. An instruction orders memory only
+// as far as its comment says.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -11,25 +11,24 @@
 
 namespace amp_ext::ptx {
 
-// threadIdx.x, read anew at each use: nothing that is computed from it outlives a loop in
-// registers.
+// Reads threadIdx.x anew, so that values derived from it hold no registers across a loop.
 __device__ __forceinline__ int thread_index() {
   int index;
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
   return index;
 }
 
-// blockIdx.x, likewise.
+// Reads blockIdx.x anew, for the same reason.
 __device__ __forceinline__ uint32_t block_index() {
   uint32_t index;
   asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(index));
   return index;
 }
 
-// Bit 31 - i is bit i of x.
+// Reverses the bits of x.
 __device__ __forceinline__ uint32_t reversed_bits(uint32_t x) { return __brev(x); }
 
-// 1 / x, off by one unit in the last place at most; 0 where that is subnormal.
+// Approximates 1 / x to one unit in the last place; a subnormal result becomes 0.
 __device__ __forceinline__ float reciprocal(float x) {
   float result;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
@@ -38,39 +37,39 @@ __device__ __forceinline__ float reciprocal(float x) {
 
 // ---- memory ------------------------------------------------------------------------------------
 
-// The block's dynamic shared memory as a T, aligned to 1024 bytes. All threads see the same object;
-// it starts uninitialised.
+// Returns the block's dynamic shared memory as a T, aligned to 1024 bytes. All threads share the
+// object, which starts uninitialised.
 template <class T>
 __device__ __forceinline__ T& shared() {
   extern __shared__ __align__(1024) unsigned char memory[];
   return *reinterpret_cast<T*>(memory);
 }
 
-// The address of an object in shared memory as instructions take it.
+// Converts a pointer to the shared-memory address that instructions take.
 __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-// Stores to shared memory. Whatever TMA or wgmma is to read is written by this or by stmatrix.
+// Stores to shared memory. Data for TMA or wgmma is written by this function or by stmatrix.
 template <class T>
 __device__ __forceinline__ void store_shared(T* to, T value) {
   *to = value;
 }
 
-// Tells the compiler that `pointer`, which it may have read from a table, points to global memory.
+// Tells the compiler that `pointer`, perhaps read from a table, points to global memory.
 template <class T>
 __device__ __forceinline__ T* global(T* pointer) {
   __builtin_assume(__isGlobal(pointer));
   return pointer;
 }
 
-// A 16-byte load from global memory. `from` is 16-byte aligned.
+// Loads 16 bytes from global memory. `from` is 16-byte aligned.
 __device__ __forceinline__ uint4 load16(const void* from) {
   return *static_cast<const uint4*>(from);
 }
 
-// A 16-byte store to global memory. `to` is 16-byte aligned. (The compiler splits a plain store of
-// a value that it has put together itself.)
+// Stores 16 bytes to global memory. `to` is 16-byte aligned. (The compiler would split a plain
+// store of a value assembled in registers.)
 __device__ __forceinline__ void store16(void* to, uint4 value) {
   asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};"
                :
@@ -79,7 +78,7 @@ __device__ __forceinline__ void store16(void* to, uint4 value) {
                : "memory");
 }
 
-// The same of 8 bytes, with that alignment.
+// Loads or stores 8 bytes, 8-byte aligned.
 __device__ __forceinline__ uint2 load8(const void* from) {
   return *static_cast<const uint2*>(from);
 }
@@ -91,7 +90,7 @@ __device__ __forceinline__ void store8(void* to, uint2 value) {
                : "memory");
 }
 
-// A load that does not come from L1: what other blocks wrote before a fence and an atomic is seen.
+// Loads past L1, and thus sees other blocks' writes before a fence and an atomic.
 template <class T>
 __device__ __forceinline__ T load_l2(const T* from) {
   return __ldcg(from);
@@ -99,20 +98,20 @@ __device__ __forceinline__ T load_l2(const T* from) {
 
 // ---- order between grids -----------------------------------------------------------------------
 //
-// A grid of code for compute capability 9.0 or more may begin while the one before it in the stream
-// still runs: see launch.cuh. On others these do nothing.
+// A grid compiled for compute capability 9.0 or later may begin while the previous grid of the
+// stream runs; see launch.cuh. On older targets these functions do nothing.
 
-// Waits until the grid before has ended, and sees what it wrote. Every thread of every kernel comes
-// here before it accesses global memory: that the grid before has ended then implies that all
-// before that one have.
+// Waits until the previous grid has ended, and sees its writes. Every thread of every kernel calls
+// this before its first access to global memory. When the previous grid has ended, all earlier
+// grids therefore have ended too.
 __device__ __forceinline__ void wait_for_previous_grid() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" : : : "memory");
 #endif
 }
 
-// Lets blocks of the next grid begin, up to that wait, once each block of this one has come here or
-// ended. One thread suffices.
+// Lets the next grid's blocks run up to their wait, once each block has called this or ended. One
+// thread per block suffices.
 __device__ __forceinline__ void let_next_grid_begin() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;");
@@ -121,15 +120,15 @@ __device__ __forceinline__ void let_next_grid_begin() {
 
 // ---- order between blocks ----------------------------------------------------------------------
 
-// Orders this thread's earlier accesses before its later ones, for every thread of the device.
+// Orders the thread's earlier accesses before its later ones, device-wide.
 __device__ __forceinline__ void device_fence() { __threadfence(); }
 
-// Adds one and returns the value before; wraps to 0 after `last`. Orders nothing by itself.
+// Adds one and returns the previous value; wraps to 0 after `last`. Orders no memory.
 __device__ __forceinline__ uint32_t ticket(uint32_t* counter, uint32_t last) {
   return atomicInc(counter, last);
 }
 
-// What a counter of tickets says. Orders nothing.
+// Reads a ticket counter. Orders no memory.
 __device__ __forceinline__ uint32_t look(const uint32_t* counter) {
   uint32_t value;
   asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];"
@@ -139,7 +138,7 @@ __device__ __forceinline__ uint32_t look(const uint32_t* counter) {
   return value;
 }
 
-// Stores a value that several threads may store at once; one of them stays. Orders nothing.
+// Stores a value to an address that several threads may write; one value stays. Orders no memory.
 __device__ __forceinline__ void store_any(int64_t* to, int64_t value) {
   atomicExch(reinterpret_cast<unsigned long long*>(to), static_cast<unsigned long long>(value));
 }
@@ -150,39 +149,39 @@ __device__ __forceinline__ void store_any(float* to, float value) { atomicExch(t
 
 constexpr uint32_t kAllLanes = 0xffffffffu;
 
-// The value of the lane whose index differs in the bits of `mask`.
+// Returns the value of the lane whose index differs in the bits of `mask`.
 template <class T>
 __device__ __forceinline__ T shuffle_xor(T value, int mask) {
   return __shfl_xor_sync(kAllLanes, value, mask);
 }
 
-// The value of lane 0. The compiler knows that it is the same in all lanes.
+// Returns lane 0's value, which the compiler then treats as uniform across lanes.
 __device__ __forceinline__ int warp_uniform(int value) { return __shfl_sync(kAllLanes, value, 0); }
 
-// True in every lane if `predicate` is true in one.
+// Returns whether `predicate` is true in any lane.
 __device__ __forceinline__ bool warp_any(bool predicate) {
   return __any_sync(kAllLanes, predicate);
 }
 
-// In how many lanes `predicate` is true, in every lane.
+// Returns the number of lanes with a true `predicate`.
 __device__ __forceinline__ int warp_count(bool predicate) {
   return __popc(__ballot_sync(kAllLanes, predicate));
 }
 
-// Orders the lanes' memory accesses within the warp.
+// Orders memory accesses within the warp.
 __device__ __forceinline__ void warp_sync() { __syncwarp(); }
 
 // ---- blocks ------------------------------------------------------------------------------------
 
-// Waits for all threads of the block; orders their memory accesses within the block.
+// Waits for all threads of the block and orders their memory accesses.
 __device__ __forceinline__ void block_sync() { __syncthreads(); }
 
-// True in every thread if `predicate` is true in one. All threads of the block take part; orders as
+// Returns whether `predicate` is true in any thread. All threads take part; orders memory as
 // block_sync.
 __device__ __forceinline__ bool block_any(bool predicate) { return __syncthreads_or(predicate); }
 
-// Waits at one of the named barriers 1 to 15 until kThreads threads, whole warps, have come to it;
-// orders their memory accesses within the block.
+// Waits at named barrier kId (1 to 15) for kThreads threads in whole warps. Orders their memory
+// accesses within the block.
 template <int kId, int kThreads>
 __device__ __forceinline__ void barrier_sync() {
   static_assert(kId >= 1 && kId <= 15 && kThreads % 32 == 0);

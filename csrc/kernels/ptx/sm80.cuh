@@ -1,5 +1,5 @@
-// Instructions that feed tensor cores from sm_80 on, one small function each: copies to shared
-// memory, fragments of matrices and their products.
+// Wraps the instructions that feed tensor cores from sm_80 on: asynchronous copies, matrix
+// fragments and their products.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -13,9 +13,9 @@ namespace amp_ext::ptx {
 
 // ---- copies from global to shared memory -------------------------------------------------------
 
-// Starts to copy `bytes` of 16; the rest becomes zero. Both addresses are 16-byte aligned, and
-// `from` is not read where bytes = 0. Done once this thread has waited for its group; the other
-// threads see it after a barrier behind that.
+// Starts to copy `bytes` of 16 bytes and fills the rest with zeros. Both addresses are 16-byte
+// aligned, and `from` is not read if bytes = 0. The copy is complete after this thread waits for
+// its group. Other threads see it after a barrier behind that wait.
 __device__ __forceinline__ void cp_async16(void* to, const void* from, int bytes = 16) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
                :
@@ -23,12 +23,12 @@ __device__ __forceinline__ void cp_async16(void* to, const void* from, int bytes
                : "memory");
 }
 
-// Makes this thread's copies since the last commit one group, which may be empty.
+// Closes a group of the thread's copies since the last commit; it may be empty.
 __device__ __forceinline__ void cp_async_commit() {
   asm volatile("cp.async.commit_group;" : : : "memory");
 }
 
-// Waits until at most kPending of this thread's groups, the last ones, are not done.
+// Waits until at most kPending of the thread's latest groups are incomplete.
 template <int kPending>
 __device__ __forceinline__ void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" : : "n"(kPending) : "memory");
@@ -36,10 +36,10 @@ __device__ __forceinline__ void cp_async_wait() {
 
 // ---- matrix fragments: all lanes take part -----------------------------------------------------
 
-// Loads 8x8 matrices of 16-bit elements from shared memory. Lane 8 i + r gives the address of row r
-// of matrix i, 16-byte aligned; lane l receives in to[i] elements 2 (l % 4) and the next of row
-// l / 4, or of column l / 4 with kTranspose. With two matrices the addresses of lanes 16 to 31 are
-// not read from.
+// Loads 8x8 matrices of 16-bit elements from shared memory. Lane 8 i + r passes the 16-byte aligned
+// address of row r of matrix i. Lane l receives two neighbouring elements in to[i]: elements 2 (l %
+// 4) and the next, of row l / 4, or of column l / 4 with kTranspose. Two matrices ignore the
+// addresses of lanes 16 to 31.
 template <bool kTranspose, int kMatrices>
 __device__ __forceinline__ void ldmatrix(uint32_t (&to)[kMatrices], const void* row) {
   static_assert(kMatrices == 2 || kMatrices == 4);
@@ -66,8 +66,8 @@ __device__ __forceinline__ void ldmatrix(uint32_t (&to)[kMatrices], const void* 
                  : "memory");
 }
 
-// d += a b for a 16x16 tile of a, a 16x8 tile of b and FP32 sums; T is __half or __nv_bfloat16.
-// With g = lane / 4 and t = 2 (lane % 4), two elements a register:
+// Computes d += a b for a 16x16 tile of a and a 16x8 tile of b, with FP32 sums. T is __half or
+// __nv_bfloat16. With g = lane / 4 and t = 2 (lane % 4), each register holds two elements:
 //   a[i]  row g + 8 (i % 2), columns t + 8 (i / 2) and the next: ldmatrix of a's rows
 //   b[i]  rows t + 8 i and the next, column g: ldmatrix of b's columns
 //   d[i]  row g + 8 (i / 2), column t + i % 2

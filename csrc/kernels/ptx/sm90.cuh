@@ -1,8 +1,8 @@
-// Hopper's own instructions, one small function each. A kernel that uses them has its body in
-// `if constexpr (ptx::kSm90a)`, and is thus empty when it is compiled for another architecture.
+// Wraps Hopper's instructions. A kernel that uses them has its body in `if constexpr
+// (ptx::kSm90a)`, and is empty when compiled for another architecture.
 //
-// Proxies: TMA and wgmma access shared memory apart from the threads' own loads and stores. What a
-// thread wrote is seen by them after that thread's fence_proxy_async and a barrier.
+// Proxies: TMA and wgmma access shared memory through another proxy than loads and stores. They see
+// a thread's writes after its fence_proxy_async and a barrier.
 #pragma once
 
 #include <cuda.h>
@@ -21,15 +21,14 @@ constexpr bool kSm90a = false;
 
 // ---- mbarriers ---------------------------------------------------------------------------------
 
-// A barrier in shared memory with phases, which complete by turns of even and odd: phase 0 is even.
-// A phase completes when the expected number of arrivals has come and no expected bytes are
-// outstanding.
+// A barrier in shared memory with alternating phases: phase 0 is even. A phase completes when all
+// expected arrivals have come and no expected bytes are outstanding.
 struct alignas(8) Mbarrier {
   uint64_t opaque;
 };
 
-// Makes it a barrier of `arrivals` a phase. By one thread; fence_mbarrier_init and a barrier of the
-// block or the cluster come before any other use.
+// Initialises a barrier of `arrivals` per phase, by one thread. fence_mbarrier_init and a barrier
+// of the block or cluster precede any other use.
 __device__ __forceinline__ void mbarrier_init(Mbarrier& barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;"
                :
@@ -37,12 +36,12 @@ __device__ __forceinline__ void mbarrier_init(Mbarrier& barrier, int arrivals) {
                : "memory");
 }
 
-// Orders this thread's mbarrier_init before TMA and, with cluster_sync, before the other blocks.
+// Orders the thread's mbarrier_init before TMA and, with cluster_sync, before other blocks.
 __device__ __forceinline__ void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
 }
 
-// Arrives once, after all that this thread did before.
+// Arrives once, with release order for the thread's earlier accesses.
 __device__ __forceinline__ void mbarrier_arrive(Mbarrier& barrier) {
   asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];"
                :
@@ -50,7 +49,7 @@ __device__ __forceinline__ void mbarrier_arrive(Mbarrier& barrier) {
                : "memory");
 }
 
-// As mbarrier_arrive, and the phase also waits for `bytes` more to be written by TMA.
+// Arrives like mbarrier_arrive, and adds `bytes` that TMA must write before the phase completes.
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(Mbarrier& barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [%0], %1;"
                :
@@ -58,8 +57,8 @@ __device__ __forceinline__ void mbarrier_arrive_expect_tx(Mbarrier& barrier, int
                : "memory");
 }
 
-// Arrives at the same place in the shared memory of block `rank` of the cluster, which must not
-// have exited. It says only that this thread has read: what it wrote is not ordered for that block.
+// Arrives at the same barrier in block `rank` of the cluster, which must not have exited. The
+// arrival signals reads only: it does not order this thread's writes for that block.
 __device__ __forceinline__ void mbarrier_arrive_cluster(Mbarrier& barrier, int rank) {
   asm volatile(
       "{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\n"
@@ -69,9 +68,9 @@ __device__ __forceinline__ void mbarrier_arrive_cluster(Mbarrier& barrier, int r
       : "memory");
 }
 
-// True if the phase of this parity has completed: then what TMA wrote for it, and all that came
-// before the arrivals of this block's threads, is ordered before what this thread does next. May be
-// false without need.
+// Returns whether the phase of this parity has completed; false results may be spurious. True
+// orders TMA's writes for the phase, and accesses before the block's arrivals, before the caller's
+// next accesses.
 __device__ __forceinline__ bool mbarrier_try_wait(Mbarrier& barrier, int parity) {
   uint32_t completed;
   asm volatile(
@@ -84,8 +83,8 @@ __device__ __forceinline__ bool mbarrier_try_wait(Mbarrier& barrier, int parity)
   return completed;
 }
 
-// Waits until the phase of this parity has completed; a barrier that has never completed one counts
-// as if an odd phase had.
+// Waits until the phase of this parity has completed. A new barrier counts as if an odd phase had
+// completed.
 __device__ __forceinline__ void mbarrier_wait(Mbarrier& barrier, int parity) {
   while (!mbarrier_try_wait(barrier, parity)) {
   }
@@ -93,14 +92,14 @@ __device__ __forceinline__ void mbarrier_wait(Mbarrier& barrier, int parity) {
 
 // ---- clusters ----------------------------------------------------------------------------------
 
-// The block's number in its cluster.
+// Returns the block's rank in its cluster.
 __device__ __forceinline__ int cluster_rank() {
   uint32_t rank;
   asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
   return static_cast<int>(rank);
 }
 
-// Waits for all threads of the cluster; orders their memory accesses within it.
+// Waits for all threads of the cluster and orders their memory accesses.
 __device__ __forceinline__ void cluster_sync() {
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;"
                :
@@ -110,19 +109,19 @@ __device__ __forceinline__ void cluster_sync() {
 
 // ---- TMA: copies of boxes of three-dimensional tensors, each begun by one thread ----------------
 
-// The proxy fence for shared memory of the block, for what this thread wrote before.
+// Orders the thread's earlier writes to the block's shared memory before accesses by TMA and wgmma.
 __device__ __forceinline__ void fence_proxy_async() {
   asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
 }
 
-// Fetches a tensor map ahead of its first use.
+// Prefetches a tensor map.
 __device__ __forceinline__ void tma_prefetch(const CUtensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" : : "l"(&map) : "memory");
 }
 
-// Starts to load the box at element (x, y, z), x the contiguous one, to shared memory. What is
-// outside of the tensor becomes zero and counts: `full` is always told of a whole box of bytes. The
-// destination is aligned to 128 bytes, or to 1024 where the map swizzles 128.
+// Starts to load the box at element (x, y, z), x contiguous, to shared memory. Elements outside the
+// tensor become zero, and `full` always counts the bytes of a whole box. The destination is aligned
+// to 128 bytes, or to 1024 if the map swizzles 128 bytes.
 __device__ __forceinline__ void tma_load(void* to, const CUtensorMap& map, Mbarrier& full, int x,
                                          int y, int z) {
   asm volatile(
@@ -133,8 +132,7 @@ __device__ __forceinline__ void tma_load(void* to, const CUtensorMap& map, Mbarr
       : "memory");
 }
 
-// As tma_load, to the same place and barrier in every block of the cluster whose bit is in
-// `blocks`.
+// Starts tma_load to the same offset and barrier in each block of the cluster selected by `blocks`.
 __device__ __forceinline__ void tma_load_multicast(void* to, const CUtensorMap& map, Mbarrier& full,
                                                    int x, int y, int z, uint16_t blocks) {
   asm volatile(
@@ -146,8 +144,8 @@ __device__ __forceinline__ void tma_load_multicast(void* to, const CUtensorMap& 
       : "memory");
 }
 
-// Starts to store a box from shared memory; what is outside of the tensor is dropped. The box
-// belongs to this thread's next bulk_commit.
+// Starts to store a box from shared memory, without the elements outside the tensor. The box joins
+// the thread's next bulk_commit.
 __device__ __forceinline__ void tma_store(const CUtensorMap& map, const void* from, int x, int y,
                                           int z) {
   asm volatile(
@@ -157,7 +155,7 @@ __device__ __forceinline__ void tma_store(const CUtensorMap& map, const void* fr
       : "memory");
 }
 
-// As tma_store, but adds to the tensor, each element by an atomic operation.
+// Starts to add a box to the tensor, each element by an atomic operation.
 __device__ __forceinline__ void tma_reduce_add(const CUtensorMap& map, const void* from, int x,
                                                int y, int z) {
   asm volatile(
@@ -168,14 +166,14 @@ __device__ __forceinline__ void tma_reduce_add(const CUtensorMap& map, const voi
       : "memory");
 }
 
-// Makes this thread's stores since the last commit one group.
+// Closes a group of the thread's stores since the last commit.
 __device__ __forceinline__ void bulk_commit() {
   asm volatile("cp.async.bulk.commit_group;" : : : "memory");
 }
 
-// Waits until at most kPending of this thread's groups, the last ones, have still to read shared
-// memory. Others may overwrite it after a barrier behind this. A thread that stored waits for all
-// of its groups, at least so, before it exits.
+// Waits until at most kPending of the thread's latest groups still read shared memory. After a
+// further barrier other threads may overwrite it. A storing thread waits for all its groups in this
+// way before it exits.
 template <int kPending>
 __device__ __forceinline__ void bulk_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" : : "n"(kPending) : "memory");
@@ -183,8 +181,8 @@ __device__ __forceinline__ void bulk_wait_read() {
 
 // ---- registers: all threads of a warpgroup take part --------------------------------------------
 
-// Gives registers of each thread of the warpgroup back to the SM, or waits for it to have as many;
-// kRegisters is a multiple of 8 from 24 to 256.
+// Releases registers of each thread to the SM, or waits to acquire them; kRegisters is a multiple
+// of 8 from 24 to 256.
 template <int kRegisters>
 __device__ __forceinline__ void setmaxnreg_dec() {
   static_assert(kRegisters >= 24 && kRegisters <= 256 && kRegisters % 8 == 0);
@@ -198,9 +196,9 @@ __device__ __forceinline__ void setmaxnreg_inc() {
 }
 
 // ---- other warp instructions: all lanes take part
-// ----------------------------------------------------------
+// ------------------------------------------------
 
-// True in one lane, always the same, of a warp all of whose lanes take part.
+// Returns true in one lane of the warp, always the same lane.
 __device__ __forceinline__ bool warp_elect() {
   uint32_t elected;
   asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}"
@@ -209,7 +207,7 @@ __device__ __forceinline__ bool warp_elect() {
 }
 
 // Stores four 8x8 matrices of 16-bit elements to shared memory, the inverse of ldmatrix without
-// kTranspose: lane 8 i + r gives the address of row r of matrix i, 16-byte aligned. All lanes take
+// kTranspose. Lane 8 i + r passes the 16-byte aligned address of row r of matrix i. All lanes take
 // part.
 __device__ __forceinline__ void stmatrix(void* row, const uint32_t (&from)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"

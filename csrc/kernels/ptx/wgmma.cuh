@@ -1,5 +1,4 @@
-// wgmma: products of tiles in shared memory, by the 128 threads of a warpgroup, all of which take
-// part.
+// Wraps wgmma: products of tiles in shared memory by all 128 threads of a warpgroup.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -11,7 +10,7 @@
 
 namespace amp_ext {
 
-// Keeps accesses to registers, or to arrays of them, on their side of this.
+// Keeps the compiler from moving accesses to registers, or arrays of them, across this point.
 __device__ __forceinline__ void pin(float& value) { asm volatile("" : "+f"(value) : : "memory"); }
 
 template <class T, int kSize>
@@ -19,7 +18,7 @@ __device__ __forceinline__ void pin(T (&array)[kSize]) {
   for (T& element : array) pin(element);
 }
 
-// Forgets values, so that none reaches the next wgmma from code that only some warps pass through.
+// Invalidates values, so that the next wgmma receives none from code of a subset of the warps.
 __device__ __forceinline__ void forget(float& value) { asm volatile("" : "=f"(value)); }
 
 template <class T, int kSize>
@@ -31,13 +30,13 @@ __device__ __forceinline__ void forget(T (&array)[kSize]) {
 
 namespace amp_ext::ptx {
 
-// Which index of an operand is contiguous in shared memory: k, or m of a and n of b.
+// The contiguous index of an operand in shared memory: k, or mn (m of a, n of b).
 enum class Major { k, mn };
 
-// An operand in shared memory in TMA's swizzle of 128 or 64 bytes, in atoms of 8 rows of as many
-// bytes, each atom aligned to its size. Offsets in bytes: `stride` from 8 rows to the next 8, along
-// m or n where k is contiguous and along k where it is not; `leading` from a row's contiguous
-// elements to the next ones where k is not contiguous, else 16, which the hardware assumes.
+// Encodes an operand in shared memory with TMA's swizzle of 128 or 64 bytes. Atoms are 8 rows of
+// that many bytes, each aligned to its size. Offsets are in bytes. `stride` separates groups of 8
+// rows, along m or n if k is contiguous, else along k. `leading` separates a row's contiguous parts
+// if k is not contiguous, else it is 16, which the hardware assumes.
 template <int kRowBytes = 128>
 __device__ __forceinline__ uint64_t wgmma_descriptor(const void* tile, int leading, int stride) {
   static_assert(kRowBytes == 64 || kRowBytes == 128);
@@ -46,34 +45,34 @@ __device__ __forceinline__ uint64_t wgmma_descriptor(const void* tile, int leadi
          static_cast<uint64_t>(leading >> 4) << 16 | (shared_address(tile) & 0x3ffff) >> 4;
 }
 
-// The descriptor of what lies `bytes` further.
+// Advances a descriptor by `bytes`.
 __device__ __forceinline__ uint64_t wgmma_advance(uint64_t descriptor, int bytes) {
   return descriptor + (bytes >> 4);
 }
 
-// Orders register accesses: comes before the first wgmma and before one that follows a wgmma_wait
-// (where no register has been touched the hardware would do without). `accumulators` are all arrays
-// that the coming wgmmas add to.
+// Orders register accesses before the first wgmma, and before a wgmma after wgmma_wait. (The
+// hardware needs it only after registers were touched.) `accumulators` are all arrays that the next
+// wgmmas add to.
 template <class... Arrays>
 __device__ __forceinline__ void wgmma_fence(Arrays&... accumulators) {
   (pin(accumulators), ...);
   asm volatile("wgmma.fence.sync.aligned;" : : : "memory");
 }
 
-// Makes the wgmmas since the last commit one group.
+// Closes a group of the wgmmas since the last commit.
 __device__ __forceinline__ void wgmma_commit() {
   asm volatile("wgmma.commit_group.sync.aligned;" : : : "memory");
 }
 
-// Waits until at most kPending groups, the last ones, are not done: then shared memory that the
-// others read is free, and `accumulators` that no pending group adds to can be read.
+// Waits until at most kPending of the latest groups are incomplete. Shared memory read by earlier
+// groups is then free, and `accumulators` without a pending group can be read.
 template <int kPending, class... Arrays>
 __device__ __forceinline__ void wgmma_wait(Arrays&... accumulators) {
   asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(kPending) : "memory");
   (pin(accumulators), ...);
 }
 
-// The first n registers of an accumulator: as an instruction calls them, and as its operands.
+// Lists the first n registers of an accumulator as instruction names and as operands.
 #define AMP_EXT_NAMES_64                                                             \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"             \
   ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31" \
@@ -118,8 +117,8 @@ __device__ __forceinline__ void wgmma_wait(Arrays&... accumulators) {
   if constexpr (kN == n && std::is_same_v<T, __nv_bfloat16>)                   \
   AMP_EXT_WGMMA(n, "bf16", registers, a_, b_, accumulate_, major_a, major_b)
 
-// Starts d += a b, or d = a b without `accumulate`, for a 64x16 tile of a, a 16xkN tile of b and
-// FP32 sums; T is __half or __nv_bfloat16. All threads give the same descriptors. d is not to be
+// Starts d += a b, or d = a b without `accumulate`, for a 64x16 tile of a and a 16xkN tile of b
+// with FP32 sums. T is __half or __nv_bfloat16, and all threads pass equal descriptors. d is not
 // touched before a wgmma_wait. With warp w of the warpgroup, g = lane / 4 and t = 2 (lane % 4):
 //   d[i]  row 16 w + g + 8 (i / 2 % 2), column 8 (i / 4) + t + i % 2
 template <class T, int kN, Major kA, Major kB>

@@ -50,7 +50,7 @@ SHAPES = [
 
 
 def into(m: int, n: int, aligned: bool = True, batch: int = 1) -> torch.Tensor:
-    """Return what a product is added to: rows with gaps, which are NaN."""
+    """Return the matrix that a product is added to: rows with gaps of NaN."""
     return placed(integers((batch, m, n), FP32, CPU), aligned=aligned)
 
 
@@ -69,7 +69,7 @@ def test_tails(tile: Tile, majors: str) -> None:
 @every_tile_and_majors
 @pytest.mark.parametrize("dtype", [FP16, BF16], ids=["fp16", "bf16"])
 def test_every_instance(tile: Tile, dtype: torch.dtype, majors: str) -> None:
-    """Tiles at every edge, the last steps along k not whole."""
+    """Every instance computes tiles at every edge, with partial last steps along k."""
     number = tile.number + list(MAJORS).index(majors) + (dtype == BF16)
     sizes = *tile.of(3 if not tile.sm90 else 2, 2), 3 * tile.k + 7
     gemm = product(majors, *sizes, OUT_TYPES[number % 3], dtype=dtype, aligned=tile.aligned)
@@ -79,14 +79,14 @@ def test_every_instance(tile: Tile, dtype: torch.dtype, majors: str) -> None:
 @every_sm80_tile
 @pytest.mark.parametrize("seed", range(12))
 def test_every_schedule(tile: Tile, seed: int) -> None:
-    """The ring of stages is passed through four times."""
+    """Every schedule passes through the ring of stages four times."""
     k = 4 * tile.stages * tile.k - 7
     gemm = product(("nn", "tt")[seed % 2], 20, 30, k, aligned=tile.aligned)
     check(gemm, tile, splits=1 + seed // 2 % 2, schedule=Schedule(seed, 1 + seed % 3))
 
 
 def test_groups() -> None:
-    """Rows of tiles that are computed together; the last ones are fewer."""
+    """Rows of tiles are computed together, with fewer in the last group."""
     groups = set()
     for multiprocessors in range(1, 6):
         gemm = product("nn", 5 * 16 - 3, 2 * 128 + 1, 9)
@@ -140,7 +140,7 @@ def test_expanded_lines(name: str, majors: str) -> None:
 
 
 def with_odd_strides(gemm: Product) -> Product:
-    """Return the product with strides of indices that have but one value which mean nothing."""
+    """Return the product with meaningless strides for dimensions of size 1."""
     odd = {}
     for name in ("a", "b"):
         t = getattr(gemm, name)
@@ -166,7 +166,7 @@ def test_only_aligned_operands_are_copied_16_bytes_at_a_time(simt: Simt) -> None
 
 @every_tile
 def test_every_second_matrix(tile: Tile) -> None:
-    """Of batches that are further apart than their matrices are large."""
+    """Batches may be further apart than the size of their matrices."""
     gemm = product_for(tile, 70, 40, 70, batch=5)
     memory = placed(torch.full((5, 70, 40), float("nan")))[1::2]
     memory.copy_(integers((2, 70, 40), FP32, CPU))
@@ -175,7 +175,9 @@ def test_every_second_matrix(tile: Tile) -> None:
 
 @every_tile
 def test_operands_that_are_not_finite(tile: Tile) -> None:
-    """They spoil their rows and columns alone, NaN beyond the edges none."""
+    """Non-finite operands spoil only their own rows and columns, and NaN beyond the edges spoils
+    none.
+    """
     m, n = tile.of(2, 2)
     gemm = product_for(tile, m, n, tile.k + 9)
     gemm.a[0, 3, 5] = float("inf")

@@ -63,7 +63,7 @@ def values(gemm: Product, dtype: torch.dtype, aligned: bool = True) -> Tensor:
 
 
 def with_side(gemm: Product, side: str, tile: Tile, bias_dtype: torch.dtype) -> Product:
-    """Return the product with all that may be added beside the second matrix of this kind."""
+    """Return the product with all possible addends beside a second matrix of this kind."""
     other_dtype = gemm.out_dtype if tile.sm90 else bias_dtype
     if side == "derivative":
         return gemm._replace(aux=values(gemm, other_dtype), activation="relu")
@@ -84,7 +84,9 @@ def with_side(gemm: Product, side: str, tile: Tile, bias_dtype: torch.dtype) -> 
 @every_type
 @pytest.mark.parametrize("side", SIDES)
 def test_all_at_once(tile: Tile, dtype: torch.dtype, side: str) -> None:
-    """On several tiles in either direction, of one block or of several ones, whole or in shares."""
+    """All epilogues work at once on several tiles in either direction, by one block or several,
+    whole or in shares.
+    """
     number = SIDES.index(side) + OUT_TYPES.index(dtype)
     for cluster, splits in itertools.product(tile.clusters[number % 3 :] or ((1, 1),), (1, 2)):
         sizes = *tile.of(1 + cluster[0], 2), 2 * tile.k - 5
@@ -98,7 +100,7 @@ def test_all_at_once(tile: Tile, dtype: torch.dtype, side: str) -> None:
 @every_type
 @pytest.mark.parametrize("side", SIDES)
 def test_boxes(tile: Tile, dtype: torch.dtype, side: str) -> None:
-    """Those of many parts of tiles, at the edges and not, pass through those of one block."""
+    """Boxes of many parts of tiles, at edges and inside, pass through the boxes of one block."""
     for seed, sizes in enumerate(((tile.m, tile.n), tile.of(3, 2), tile.of(2, 3))):
         gemm = with_side(product_for(tile, *sizes, tile.k, dtype, batch=2), side, tile, FP32)
         check(gemm, tile, schedule=Schedule(seed, 2, 1))
@@ -148,7 +150,7 @@ def test_layouts_of_c_that_tma_knows(dtype: torch.dtype) -> None:
 @every_sm90_tile
 @pytest.mark.parametrize("alpha", [1.0, 0.5])
 def test_the_memory_system_accumulates(simt: Simt, tile: Tile, alpha: float) -> None:
-    """The kernel does not read what it adds to."""
+    """The memory system accumulates: the kernel does not read the matrix it adds to."""
     for cluster, splits in zip(tile.clusters, (1, 3, 2), strict=True):
         gemm = product_for(tile, *tile.of(2, 2), 3 * tile.k, batch=2, alpha=alpha)
         how = {"cluster": cluster, "splits": splits}
@@ -163,7 +165,10 @@ def test_the_memory_system_accumulates(simt: Simt, tile: Tile, alpha: float) -> 
 @pytest.mark.parametrize("stride", [0, 1, 3])
 @pytest.mark.parametrize("sm90", [False, True])
 def test_bias(simt: Simt, dtype: torch.dtype, stride: int, sm90: bool) -> None:
-    """In memory that is NaN around it. The kernel for sm_90a takes neighbours alone."""
+    """The bias lies in memory with NaN around it.
+
+    The kernel for sm_90a takes contiguous biases only.
+    """
     for n, out_dtype in itertools.product((8, 64, 136), OUT_TYPES):
         memory = torch.full((3 * n + 8,), float("nan"), dtype=dtype)
         distinct = memory[7 : 8 + stride * (n - 1) : stride or 1]
@@ -180,7 +185,7 @@ def test_bias(simt: Simt, dtype: torch.dtype, stride: int, sm90: bool) -> None:
 @every_type
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_activation(tile: Tile, dtype: torch.dtype, activation: str) -> None:
-    """The result is that of x before it is rounded into aux."""
+    """The activation applies to x before it is rounded into aux."""
     gemm = product_for(tile, 70, 40, 24, dtype, alpha=0.125, activation=activation)
     for with_aux in (False, True):
         results = run(gemm._replace(with_aux=with_aux), tile)
@@ -207,7 +212,9 @@ def test_derivative(tile: Tile, dtype: torch.dtype, activation: str) -> None:
 
 @pytest.mark.parametrize("sm90", [False, True])
 def test_activations_of_special_values(sm90: bool) -> None:
-    """And the derivatives' limits, where their formulas overflow."""
+    """Activations of special values, and their derivatives, have the right limits where formulas
+    overflow.
+    """
     special = torch.cat((special_values(), torch.ones(6)))
     for activation in ("relu", *CURVED):
         gemm = product("nn", 4, len(special), 8, activation=activation, bias=special, alpha=0.0)
@@ -223,7 +230,8 @@ def test_activations_of_special_values(sm90: bool) -> None:
 
 @pytest.mark.parametrize("activation", CURVED)
 def test_tails_are_kept(activation: str) -> None:
-    """Of x * Phi(x): far out Phi is exp of a number that a few roundings of 2**-24 precede.
+    """The tails of x * Phi(x) are kept: far out Phi is exp of a number with a few roundings of
+    2**-24.
 
     Each of them counts as often as that number is large. Results are FP32, of exact sums.
     """
@@ -245,8 +253,9 @@ def test_tails_are_kept(activation: str) -> None:
 
 @every_tile
 def test_sums_of_many_tiles(tile: Tile) -> None:
-    """Of batches of several tiles, some of which are outside of the matrix; and of more rows of
-    tiles than there are groups of threads to add them up."""
+    """Column sums cover batches of several tiles, some outside of the matrix, and more rows of
+    tiles than groups of threads.
+    """
     for i, cluster in enumerate(tile.clusters):
         gemm = product_for(tile, *tile.of(3, 3), 2 * tile.k, OUT_TYPES[i], batch=2)
         gemm = gemm._replace(aux=values(gemm, OUT_TYPES[i]), activation="relu")
@@ -259,7 +268,10 @@ def test_sums_of_many_tiles(tile: Tile) -> None:
 @some_tile
 @every_type
 def test_sums_are_of_what_is_rounded(tile: Tile, dtype: torch.dtype) -> None:
-    """Of the fp32 values: off by an error of a sum in fp32, not by roundings to 16 bits."""
+    """Column sums add fp32 values:
+
+    they are off by an fp32 sum's error, not by roundings to 16 bits.
+    """
     rows, k = 2 * 150, 33
     gemm = product_for(tile, 150, 40, k, dtype, make=normal, batch=2, activation="relu")
     gemm = gemm._replace(aux=placed(normal(gemm.shape, dtype, CPU)))

@@ -21,7 +21,7 @@ from gemm_kernel_cases import (
     placed,
     product,
 )
-from gpu.planner import gemm_plan
+from planner import gemm_plan
 from simt.backend import Simt
 
 pytestmark = pytest.mark.simt
@@ -83,14 +83,14 @@ LARGE, SM90_LARGE = {(256, 128), (128, 128)}, {(128, 256), (256, 128), (128, 224
 def test_choices_for_sm80(
     shape: tuple[int, int, int], extents: set[tuple[int, int]], is_split: bool, layout: str
 ) -> None:
-    """Large tiles where there are many of them; narrow ones and splits for skinny results."""
+    """Many tiles are large; skinny results get narrow tiles and splits."""
     found = plan(*shape, layout, multiprocessors=108, sm90=False)
     assert found.tile[:2] in extents and found.is_split == is_split, found
 
 
 @pytest.mark.parametrize("layout", ["NN", "NT", "TN"])
 def test_large_squares_on_sm90(layout: str) -> None:
-    """A large cooperative tile, and half of what it reads by multicast."""
+    """Large squares get a large cooperative tile, and half of the reads by multicast."""
     found = plan(4096, 4096, 4096, layout)
     tile = (found.tile[0] // found.cluster[0], found.tile[1] // found.cluster[1])
     assert found.sm90 and "cooperative" in found.text and tile in SM90_LARGE, found
@@ -104,7 +104,7 @@ def test_the_gradient_of_a_small_weight_is_split() -> None:
 
 @pytest.mark.parametrize("shape", [(5120, 5120), (2560, 10240)])
 def test_the_tail_of_a_long_product_is_split(shape: tuple[int, int]) -> None:
-    """What may be wrong about splits counts against the tail alone, not against whole tiles."""
+    """The uncertainty of splits counts against the tail alone, not against whole tiles."""
     found = plan(*shape, 8192, "TN", fp32_out=True)
     assert found.sm90 and found.is_split and " whole, " in found.text, found
 
@@ -121,7 +121,7 @@ def test_a_single_multiprocessor_has_no_clusters() -> None:
 @pytest.mark.parametrize("shape", [(8192, 8192), (2048, 16384), (16384, 2048)])
 @pytest.mark.parametrize("sm90", [False, True])
 def test_tiles_computed_together_are_about_a_square(shape: tuple[int, int], sm90: bool) -> None:
-    """They read few different rows of a and columns of b, which L2 then holds."""
+    """Tiles computed together form about a square, and read few rows of a and columns of b."""
     found = plan(*shape, 4096, sm90=sm90)
     together = 132 // max(found.cluster)
     columns = min(-(-together // found.group), found.tiles[1])
@@ -133,7 +133,7 @@ def test_tiles_computed_together_are_about_a_square(shape: tuple[int, int], sm90
 @pytest.mark.parametrize("sm90", [False, True])
 @pytest.mark.parametrize("shape", [(2**30, 64, 64), (64, 2**30, 64), (2048, 2048, 2**30)])
 def test_huge_sizes(shape: tuple[int, int, int], sm90: bool) -> None:
-    """Nothing overflows."""
+    """Huge sizes overflow no number of the planner."""
     found = plan(*shape, sm90=sm90)
     counts = [-(-size // of) for size, of in zip(shape, found.tile, strict=True)]
     assert [*found.tiles] == counts[:2] and f" {counts[2]} steps" in found.text

@@ -35,7 +35,9 @@ every_cluster = pytest.mark.parametrize("cluster", CLUSTERS, ids=str)
 @every_sm90_tile
 @every_cluster
 def test_tiles_outside_of_the_matrix(tile: Tile, cluster: tuple[int, int]) -> None:
-    """The last clusters' second tiles, which only feed the first ones; then they do not exist."""
+    """Tiles outside of the matrix, in the last clusters, load only for their neighbours, or do not
+    exist.
+    """
     for m, n in itertools.product((1, 2, 3), repeat=2):
         if m * n > 4:
             continue
@@ -45,7 +47,7 @@ def test_tiles_outside_of_the_matrix(tile: Tile, cluster: tuple[int, int]) -> No
 
 @every_sm90_tile
 def test_operands_elsewhere(tile: Tile) -> None:
-    """Tensor maps are kept: of the same sizes at other addresses, then with other rows."""
+    """Cached tensor maps serve equal sizes at other addresses, then other rows."""
     gemms = [product_for(tile, *tile.of(1, 1), 2 * tile.k, FP16) for _ in range(3)]
     gemms.append(product_for(tile, *tile.of(1, 1), 3 * tile.k, FP16))
     for gemm in (*gemms, *gemms):
@@ -55,7 +57,7 @@ def test_operands_elsewhere(tile: Tile) -> None:
 @every_sm90_tile
 @pytest.mark.parametrize("seed", SEEDS)
 def test_every_schedule(tile: Tile, seed: int) -> None:
-    """One block, or cluster, passes through the ring several times on its way through its tiles."""
+    """Each block or cluster passes through the ring several times on its way through its tiles."""
     for number in (0, 1):
         cluster = CLUSTERS[(seed + seed // 3 + number) % 3]  # all three of them at each timing
         blocks = (1, 3) if cluster[1] == 1 else (3, 1)
@@ -68,8 +70,7 @@ def test_every_schedule(tile: Tile, seed: int) -> None:
 @every_sm90_tile
 @pytest.mark.parametrize("seed", range(3))
 def test_a_tile_for_each_way_through_the_ring(tile: Tile, seed: int) -> None:
-    """A tile's first step has the stage of the first one of a tile before it, of the consumer whose
-    turn it is not."""
+    """A tile's first step takes the stage of an earlier tile's, of the waiting consumer."""
     for steps in range(2, 9):
         gemm = product_for(tile, *tile.of(3, 1), steps * tile.k)
         check(gemm, tile, schedule=Schedule(seed, 1, 1))
@@ -78,7 +79,9 @@ def test_a_tile_for_each_way_through_the_ring(tile: Tile, seed: int) -> None:
 @every_sm90_tile
 @pytest.mark.parametrize("splits", [2, 3, 5])
 def test_shares_behind_whole_tiles(simt: Simt, tile: Tile, splits: int) -> None:
-    """Of unequal numbers of steps, of one block's or cluster's tiles or of several ones'."""
+    """Shares of unequal numbers of steps follow whole tiles, for one or several tiles per block or
+    cluster.
+    """
     for cluster, whole in itertools.product(CLUSTERS, (0, 1, 3)):
         sizes = tile.of(1 + cluster[0], 1 + cluster[1])
         gemm = product_for(tile, *sizes, 7 * tile.k - 3)
@@ -91,7 +94,9 @@ def test_shares_behind_whole_tiles(simt: Simt, tile: Tile, splits: int) -> None:
 @every_sm90_tile
 @pytest.mark.parametrize("splits", [0, 1, 2])
 def test_ranges_behind_whole_tiles(simt: Simt, tile: Tile, splits: int) -> None:
-    """Of a part of one tile, of parts of several ones; one or several for a block or cluster."""
+    """Ranges of a part of one tile, or of several tiles, follow whole tiles, one or several per
+    block or cluster.
+    """
     for cluster, (whole, ranges) in itertools.product(CLUSTERS, ((0, 3), (1, 2), (1, 5))):
         sizes = tile.of(1 + cluster[0], 1 + cluster[1])
         gemm = product_for(tile, *sizes, 9 * tile.k - 3)
@@ -104,7 +109,7 @@ def test_ranges_behind_whole_tiles(simt: Simt, tile: Tile, splits: int) -> None:
 @every_sm90_tile
 @pytest.mark.parametrize("splits", [0, 1, 2])
 def test_ranges_are_added_in_one_order(tile: Tile, splits: int) -> None:
-    """Whichever ends last."""
+    """Ranges are added in one order, whichever ends last."""
     cluster = CLUSTERS[(tile.number + splits) % 3]
     sizes = tile.of(1 + cluster[0], 1 + cluster[1])
     gemm = product_for(tile, *sizes, 9 * tile.k, make=normal)
@@ -117,7 +122,7 @@ def test_ranges_are_added_in_one_order(tile: Tile, splits: int) -> None:
 
 
 def test_a_refused_tensor_map_is_not_the_end(simt: Simt) -> None:
-    """Torch's library computes the product, and says so."""
+    """After a refused tensor map torch's library computes the product, and reports it."""
     a, b = torch.ones(128, 64, dtype=FP16), torch.ones(64, 256, dtype=FP16)
     before = _C.refused_tensor_maps()
     simt.set_sm90(True)

@@ -56,7 +56,7 @@ def test_every_tile_cuda(tile: int, cluster: tuple[int, int]) -> None:
 @cuda
 @pytest.mark.parametrize("tile", TILES)
 def test_accumulation_cuda(tile: int) -> None:
-    """Added by the memory system."""
+    """The memory system adds the product to its result."""
     _C.force_gemm_tile(tile, (2, 1))
     a, b = integers((1032, 520), FP16, DEVICE), integers((1032, 776), FP16, DEVICE)
     expected = integers((520, 776), FP32, DEVICE)

@@ -65,7 +65,7 @@ MUTANTS = (
     _epilogue(
         "column sums over staged rows",
         EPILOGUE,
-        "  ptx::block_sync();  // the staged sums have been read\n",
+        "  ptx::block_sync();  // all staged sums have been read\n",
         "",
     ),
     _epilogue(

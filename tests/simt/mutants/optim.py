@@ -8,7 +8,7 @@ UPDATE, ADAM, SGD = "optim/update.cuh", "optim/adam.cu", "optim/sgd.cu"
 FLAG = """    if (blockIdx.x == 0 && threadIdx.x == 0 && scalars.found_inf)
       ptx::store_any(scalars.found_inf, 1.0f);
 """
-NEW_STEP = "          ptx::block_sync();  // all threads have used those of the last tensor\n"
+NEW_STEP = "          ptx::block_sync();  // all threads have used the previous factors\n"
 HAVE_FACTORS = "set_factors(entry.step);\n          ptx::block_sync();"
 SHARED = "  ptx::block_sync();\n\n  for_each_span"
 LAST = "if (!is_last_block(tickets, gridDim.x, shared.last)) return;"

@@ -1,5 +1,4 @@
-// The planner of the GEMM kernels: of every tile, cluster and cut that can compute a product, the
-// plan with those that are predicted to take the fewest cycles.
+// Plans a product: chooses the tile, cluster and split with the fewest predicted cycles.
 #pragma once
 
 #include <algorithm>
@@ -24,7 +23,7 @@ struct GemmCandidate {
   int64_t whole = 0;
   int64_t splits = 1;
   int64_t ranges = 0;
-  int64_t lead = 0;  // as in Sm90Cut
+  int64_t lead = 0;  // see Sm90Cut
   Prediction predicted = INFINITY;
 
   bool is_cut() const { return splits != 1 || ranges > 0; }
@@ -34,11 +33,11 @@ inline bool may_run_sm90(const GemmArgs& g, const GemmDevice& device) {
   return device.sm90 && g.kernels.sm90 && can_run_sm90(g);
 }
 
-// Below this many predicted cycles, about 16 us, and with tiles that are cut, a candidate for
-// sm_90a is compared with those for sm_80, whose kernel starts faster and has smaller tiles.
+// The limit above which an uncut sm_90a candidate is chosen at once (about 16 us). Other candidates
+// are compared with sm_80's, whose kernel starts faster and has smaller tiles.
 constexpr double kSm90CertainCycles = 28000;
 
-// Calls visit(candidate) with the cheapest number of splits for each tile.
+// Calls visit(candidate) for each tile, with the cheapest number of splits.
 template <class Visit>
 void each_sm80(const GemmArgs& g, int multiprocessors, Visit visit) {
   const bool aligned = layout_of_a(g).aligned && layout_of_b(g).aligned;
@@ -55,14 +54,14 @@ void each_sm80(const GemmArgs& g, int multiprocessors, Visit visit) {
   }
 }
 
-// The same for each tile and cluster.
+// Calls visit(candidate) for each tile and cluster, with the cheapest cut.
 template <class Visit>
 void each_sm90(const GemmArgs& g, const GemmDevice& device, Visit visit) {
   constexpr int kClusters[][2] = {{1, 1}, {2, 1}, {1, 2}};
   for (int tile = 0; tile < kSm90TileCount; ++tile) {
     const Sm90Tile& t = kSm90Tiles[tile];
     for (const auto& [m, n] : kClusters) {
-      // Each block of a cluster has a tile.
+      // A cluster needs a tile for each block.
       if (m * n > device.multiprocessors || (m > 1 && g.m <= t.m) || (n > 1 && g.n <= t.n))
         continue;
       const Sm90Cost cost(g, t, m, n, device);
@@ -77,21 +76,23 @@ void each_sm90(const GemmArgs& g, const GemmDevice& device, Visit visit) {
   }
 }
 
-// A tile that is given instead of chosen.
+// A tile set by the caller in place of the planner.
 struct ForcedTile : GemmTileChoice {
-  // As in GemmPlan; -1 as the planner would, and so many ranges that all clusters end at about the
-  // same time. A given number of ranges has no lead.
+  // The number of whole tiles, as in GemmPlan; -1 leaves it to the planner. Ranges of -1 are the
+  // planner's, which make all clusters end at about the same time; an explicit number of ranges has
+  // no lead.
   int64_t whole = -1;
 };
 
-// GemmArgs::variant is such a tile, in digits of these bases: with its cluster and splits, and with
-// no ranges, as many as the planner would have (-1), or one and more.
+// The bases of the digits that encode a forced tile in GemmArgs::variant: tile, splits, cluster,
+// ranges. The ranges digit is 0 for none, 1 for the planner's number (-1), else one more than the
+// number.
 constexpr int64_t kVariantTiles = 64, kVariantSplits = 256, kVariantClusters = 3;
 constexpr int64_t kVariantRanges = 1 << 16;
 static_assert(kSm90TileCount <= kVariantTiles && kGemmTileCount <= kVariantTiles);
 static_assert(kMostSplits < kVariantSplits);
 
-// 0 where it is none.
+// Encodes a tile; 0 for an invalid one.
 inline int64_t variant_of(const GemmTileChoice& x) {
   const bool is_one = x.tile >= 0 && x.tile < (x.sm90 ? kSm90TileCount : kGemmTileCount) &&
                       x.cluster_m >= 1 && x.cluster_n >= 1 && x.cluster_m * x.cluster_n <= 2 &&
@@ -105,7 +106,7 @@ inline int64_t variant_of(const GemmTileChoice& x) {
   return ((kind * kVariantTiles + x.tile) * kVariantSplits + x.splits) * 2 + x.sm90;
 }
 
-// With the planner's ranges, if it has any.
+// Encodes a candidate. A candidate with ranges uses the planner's number of ranges.
 inline int64_t variant_of(const GemmCandidate& x) {
   return variant_of(
       GemmTileChoice{x.sm90, x.tile, x.cluster_m, x.cluster_n, x.splits, x.ranges > 0 ? -1 : 0});
@@ -149,7 +150,7 @@ inline std::optional<GemmCandidate> forced_candidate(const GemmArgs& g, const Ge
   return x;
 }
 
-// The cheapest candidate for a product that one of its kernels can run.
+// Returns the cheapest candidate. At least one kernel can run the product.
 inline GemmCandidate choose(const GemmArgs& g, const GemmDevice& device) {
   if (const auto forced = tile_of_variant(g.variant))
     if (const auto candidate = forced_candidate(g, device, *forced)) return *candidate;
@@ -165,7 +166,7 @@ inline GemmCandidate choose(const GemmArgs& g, const GemmDevice& device) {
   return best;
 }
 
-// As Backend::gemm_variants: 0, and the cheapest candidates that choose(g, device) does not return.
+// Returns 0 and the cheapest candidates besides choose(g, device), for Backend::gemm_variants.
 inline std::vector<int64_t> plan_variants(const GemmArgs& g, const GemmDevice& device) {
   constexpr size_t kMost = 5;
   std::vector<GemmCandidate> all;
@@ -180,7 +181,7 @@ inline std::vector<int64_t> plan_variants(const GemmArgs& g, const GemmDevice& d
   return variants;
 }
 
-// Each share and each range has a step at least.
+// Cuts the tail of a plan. Each share and each range has at least one step.
 inline void cut_tail(GemmPlan& plan, const GemmCandidate& x, int64_t tiles) {
   const int64_t splits = std::min<int64_t>(x.splits, plan.steps);
   int64_t tail = tiles - std::min(tiles, x.whole);
@@ -195,13 +196,13 @@ inline void cut_tail(GemmPlan& plan, const GemmCandidate& x, int64_t tiles) {
   plan.units = static_cast<uint32_t>(plan.whole + tail * splits + ranges);
 }
 
-// The most shares of the tail's tiles: a range has one of each tile that it begins or goes on with.
+// Returns the largest number of the tail's shares. A range has one share of each tile it touches.
 inline int64_t share_slots(const GemmPlan& plan) {
   const int64_t equal = int64_t{plan.tail} * plan.splits;
   return plan.ranges > 0 ? equal + plan.tail + plan.ranges : equal;
 }
 
-// The plan with this tile, cluster and cut, which can compute the product.
+// Builds the plan of a candidate that can compute the product.
 inline GemmPlan make_plan(const GemmArgs& g, const GemmCandidate& x, const GemmDevice& device) {
   GemmPlan plan;
   plan.sm90 = x.sm90;
@@ -211,7 +212,7 @@ inline GemmPlan make_plan(const GemmArgs& g, const GemmCandidate& x, const GemmD
   plan.cluster_m = x.cluster_m;
   plan.cluster_n = x.cluster_n;
   const bool is_empty = g.m == 0 || g.n == 0 || g.batch == 0;
-  // Sums of no elements are zeros, which blocks have to write that read nothing.
+  // Column sums over no elements are zeros, which a block must still write.
   if (is_empty && !(g.n > 0 && g.column_sums)) return plan;
 
   const GemmTile& sm80 = kGemmTiles[x.sm90 ? 0 : x.tile];
@@ -246,13 +247,13 @@ inline GemmPlan make_plan(const GemmArgs& g, const GemmCandidate& x, const GemmD
     plan.shared_bytes = memory.bytes;
   }
 
-  const int64_t width = int64_t{plan.tiles_n} * x.cluster_n;  // in tiles of a block
-  const int64_t consumers = x.sm90 && !sm90.ping_pong ? Sm90Tile::kConsumers : 1;  // of a tile
+  const int64_t width = int64_t{plan.tiles_n} * x.cluster_n;  // in tiles of one block
+  const int64_t consumers = x.sm90 && !sm90.ping_pong ? Sm90Tile::kConsumers : 1;  // per tile
   plan.column_sums_offset = share_slots(plan) * tile_m * tile_n * 4;
   plan.column_tickets = int64_t{plan.tail} * cluster * consumers;
   plan.workspace_bytes = plan.column_sums_offset;
   plan.tickets = plan.column_tickets;
-  if (g.column_sums) {  // sm_90a: a row for each consumer's 64
+  if (g.column_sums) {  // sm_90a: one row per 64 rows of a consumer
     const int64_t rows = x.sm90 ? ceil_div(g.m, Sm90Tile::kBoxRows) : plan.tiles_m;
     plan.workspace_bytes += batch * rows * width * block_n * 4;
     plan.tickets += width;
@@ -264,7 +265,8 @@ inline GemmPlan choose_plan(const GemmArgs& g, const GemmDevice& device) {
   return make_plan(g, choose(g, device), device);
 }
 
-// ---- in words -----------------------------------------------------------------------------------
+// ---- description
+// ---------------------------------------------------------------------------------
 
 inline std::string describe(const GemmTile& t) {
   return "tile " + std::to_string(t.m) + "x" + std::to_string(t.n) + "x" + std::to_string(t.k) +

@@ -1,5 +1,5 @@
-// The predicted time of a product with a given tile and cluster, its tiles cut or not, in cycles.
-// Figures are those of data sheets where that is said, else guesses: none has been measured.
+// Predicts the cycles of a product for a tile, a cluster and a cut of the tiles. Constants come
+// from data sheets where a comment says so, and are guesses otherwise: none is measured.
 #pragma once
 
 #include <algorithm>
@@ -10,22 +10,22 @@
 
 namespace amp_ext {
 
-// A multiprocessor's shared memory, in bytes per cycle (data sheet); cycles until a load from
-// device memory arrives, and one from L2 when all multiprocessors load.
+// Shared memory of a multiprocessor in bytes per cycle (data sheet), and the latencies of a load
+// from device memory and, when all multiprocessors load, from L2.
 constexpr double kSharedBytes = 128;
 constexpr double kLatency = 800;
 constexpr double kL2Latency = 650;
 
-// Of an H200's memory, in bytes per cycle of each multiprocessor: nine tenths of the data sheet's.
+// Device memory of an H200 in bytes per cycle and multiprocessor: 90% of the data sheet's figure.
 constexpr double kMemoryBytes = 18;
-// Half of an H200's L2 of 60 MB. A guess: the other half is for what passes through, and for
-// copies, since each half of the multiprocessors has an L2 of its own.
+// The bytes that L2 keeps: half of an H200's 60 MB. This is a guess: the other half holds streaming
+// data and copies, since each half of the multiprocessors has its own L2.
 constexpr double kKeptBytes = 30e6;
 
 constexpr int64_t kMostSplits = 64;
 
-// Predicted cycles, and the cost by which plans are compared: what the shares of cut tiles take to
-// be added up counts twice, since that takes memory, and its prediction is the least certain.
+// Predicted cycles, and the cost that ranks plans. The cost counts the addition of shares twice,
+// since it takes memory and its prediction is the least certain.
 struct Prediction {
   double cycles;
   double cost;
@@ -34,7 +34,7 @@ struct Prediction {
       : cycles(others + adding), cost(others + 2 * adding) {}
 };
 
-// Bytes read or written for an element of the result.
+// Returns the bytes read or written per element of the result.
 inline int epilogue_bytes(const GemmArgs& g) {
   return size_of(g.out.dtype) + (g.c.data ? size_of(g.c.dtype) : 0) +
          (g.aux.data ? size_of(g.aux.dtype) : 0);
@@ -42,13 +42,13 @@ inline int epilogue_bytes(const GemmArgs& g) {
 
 // ---- sm_80 --------------------------------------------------------------------------------------
 
-// Multiply-adds of FP16 (data sheet) and bytes from L2, per cycle.
+// FP16 multiply-adds (data sheet) and bytes from L2, per cycle.
 constexpr double kSm80MultiplyAdds = 1024;
 constexpr double kSm80L2Bytes = 40;
-constexpr int64_t kSm80StepsOfSplit = 4;  // at least, so that pipelines are full most of the time
+constexpr int64_t kSm80StepsOfSplit = 4;  // the fewest, to keep pipelines full
 
-// With a tile, each multiprocessor gets rounds of blocks, as many at a time as fit. It takes as
-// long as its tensor cores or its memory are busy, or as its blocks wait for loads.
+// Predicts a tile of sm_80. Each multiprocessor runs rounds of resident blocks. Its time is the
+// maximum of tensor core time, memory time and the blocks' load latency.
 class Sm80Cost {
  public:
   Sm80Cost(const GemmArgs& g, const GemmTile& t, int multiprocessors)
@@ -63,15 +63,16 @@ class Sm80Cost {
     const double step_bytes = (t.m + t.n) * t.k * 2;
     const double fragment_bytes = (t.warp_m() + t.warp_n()) * t.k * 2.0 * t.warps_m * t.warps_n;
     const double shared = (step_bytes + fragment_bytes) / kSharedBytes;
-    // Loads of single elements: a warp's touches 16 sectors, of which L1 returns four in a cycle.
+    // Unaligned loads take single elements: a warp's load touches 16 sectors, and L1 returns four
+    // per cycle.
     const double loads = t.aligned ? step_bytes / kSm80L2Bytes : step_bytes / 2 / 32 * 4;
     busy_step_ = std::max({multiply_adds, shared, loads});
   }
 
   const double tiles;
 
-  // More than 1 where tiles are few: until there are two blocks for each that runs at a time, so
-  // that the last ones leave few multiprocessors without work.
+  // Returns the most splits worth trying. Few tiles are split until there are two blocks per
+  // resident block, so that the last blocks leave few multiprocessors idle.
   int64_t most_splits() const {
     if (tiles < 1 || tiles >= 2.0 * multiprocessors_) return 1;
     const auto room = static_cast<int64_t>(2.0 * multiprocessors_ * resident_ / tiles);
@@ -96,42 +97,44 @@ class Sm80Cost {
   int64_t steps_;
   double busy_step_;
   double waiting_step_;
-  double epilogue_;  // of a tile
-  double share_;     // to write or read a tile's sums
+  double epilogue_;  // per tile
+  double share_;     // cycles to write or read a tile's sums
 };
 
 // ---- sm_90a -------------------------------------------------------------------------------------
 
-// Data sheet: multiply-adds of FP16 per cycle, from 989 TFLOP/s of 132 multiprocessors at 1.83 GHz.
+// FP16 multiply-adds per cycle (data sheet: 989 TFLOP/s on 132 multiprocessors at 1.83 GHz).
 constexpr double kSm90MultiplyAdds = 2048;
-// Guesses, in bytes per cycle. From L2: as much as a public kernel's 704 TFLOP/s by tiles of
-// 128x256 without multicast takes. Arriving, multicast or not: two sectors of 32 bytes.
+// Guesses, in bytes per cycle. The L2 rate is the need of a public kernel that reaches 704 TFLOP/s
+// with tiles of 128x256 without multicast. The arriving rate, with multicast or not, is two 32-byte
+// sectors.
 constexpr double kSm90L2Bytes = 36;
 constexpr double kSm90ArrivingBytes = 64;
-// Guesses, in cycles: from the launch to the first load (barriers, tensor maps, the cluster); to
-// find the next tile; to store 64x32 elements of a plain result of 16 and of 32 bits, from the
-// instructions that tests/build/sass_gemm.py counts, and those of any other.
+// Guesses, in cycles: from the launch to the first load (barriers, tensor maps, the cluster), and
+// to find the next tile. Storing 64x32 elements of a plain result has a figure for 16 and one for
+// 32 bits, from the instructions counted by tests/build/sass_gemm.py; other results have the last
+// one.
 constexpr double kSm90Start = 1500;
 constexpr double kSm90TileCycles = 450;
 constexpr double kSm90PartCycles16 = 130;
 constexpr double kSm90PartCycles32 = 240;
 constexpr double kSm90LongPartCycles = 1500;
-constexpr double kSm90ClusterFactor = 1.01;  // the blocks of a cluster wait for each other
-// Of sums that a consumer loads before it waits; the part of that for shares before its own.
+constexpr double kSm90ClusterFactor = 1.01;  // blocks of a cluster wait for each other
+// Bytes of sums that a consumer loads before it waits, and the fraction for shares before its own.
 constexpr double kSm90ShareBytes = 128 * 128;
 constexpr double kSm90PartBefore = 7.0 / 8;
-// At least, of shares and of what is left of a tile for ranges: each share costs a tile's sums
-// written and read.
+// The fewest steps of a share, and of a tile's rest for ranges. Each share costs writing and
+// reading a tile's sums.
 constexpr int64_t kSm90StepsOfShare = 8;
 constexpr int64_t kSm90StepsOfRest = 4;
 
-// The clusters that run at a time.
+// Returns how many clusters run at a time.
 inline int64_t sm90_clusters(int blocks, const GemmDevice& device) {
   const int active = device.active_clusters[blocks - 1];
   return active > 0 ? active : std::max(1, device.multiprocessors / blocks);
 }
 
-// How the tiles of a plan are cut, as in GemmPlan.
+// The cut of a plan's tiles, as in GemmPlan.
 struct Sm90Cut {
   int64_t whole;
   int64_t splits = 1;
@@ -139,8 +142,8 @@ struct Sm90Cut {
   int64_t lead = 0;
 };
 
-// The last steps of each of so many tiles that are for ranges: so many that equal shares are longer
-// than ranges by `lead` steps.
+// Returns how many last steps of each tail tile belong to ranges. Equal shares become `lead` steps
+// longer than ranges.
 inline int64_t rest_steps(int64_t steps, int64_t tail, int64_t splits, int64_t ranges,
                           int64_t lead) {
   if (ranges == 0 || tail == 0) return 0;
@@ -148,18 +151,18 @@ inline int64_t rest_steps(int64_t steps, int64_t tail, int64_t splits, int64_t r
   return std::min(shared * ranges / (splits * tail + ranges), steps - splits);
 }
 
-// A row of a, or a column of b, for a step along k.
+// Bytes of a row of a, or a column of b, per step along k.
 constexpr double kSm90LineBytes = Sm90Tile::kStep * 2;
 
-// A tile's step: of the tensor cores, or of shared memory, from which wgmma reads 64 rows of a and
-// all of b for them, and to which what arrives is written.
+// Returns the cycles of a tile's step, limited by tensor cores or by shared memory. For each 64
+// rows, wgmma reads these rows of a and all of b; arriving data is written once.
 inline double sm90_step_cycles(double m, double n) {
   const double lines = m / 64 * (64 + n) + m + n;
   return std::max(m * n * Sm90Tile::kStep / kSm90MultiplyAdds,
                   lines * kSm90LineBytes / kSharedBytes);
 }
 
-// With a tile and a cluster.
+// Predicts a tile and a cluster of sm_90a.
 class Sm90Cost {
  public:
   Sm90Cost(const GemmArgs& g, const Sm90Tile& t, int cluster_m, int cluster_n,
@@ -183,7 +186,8 @@ class Sm90Cost {
     parts_ = parts * (is_plain(g) ? plain : kSm90LongPartCycles);
     result_bytes_ = m * n * epilogue_bytes(g);
     const double stored = result_bytes_ / kSm90L2Bytes;
-    // A plain result's last boxes but one are stored while the consumer multiplies again.
+    // All but the last boxes of a plain result are stored while the consumer multiplies the next
+    // tile.
     const double behind =
         (memory.boxes - 1) * memory.box_columns / (parts * Sm90Tile::kPartColumns);
     const double exposed = is_plain(g) ? std::max(0.0, 1 - behind) : 1;
@@ -201,14 +205,15 @@ class Sm90Cost {
     step_memory_ = kSm90LineBytes / (kMemoryBytes * device.multiprocessors);
   }
 
-  // No tile is cut.
+  // Cuts no tile.
   Sm90Cut uncut() const { return {tiles_}; }
-  // Those of the last round, if it has clusters to spare, into so many equal shares.
+  // Cuts the tiles of a partial last round into `splits` equal shares.
   Sm90Cut equal(int64_t splits) const { return {tiles_ - left(), splits}; }
-  // So that all clusters end at the same time: of the last round's tiles equal shares first, of
-  // which all are at the same step along k. What is left is for the clusters that have none: for
-  // all of them, or for so many that each has as many tiles, none of which has a third share then.
-  // Without equal shares those of the last full round are cut as well, into as many steps for each.
+  // Cuts the last round's tiles so that all clusters end at the same time. Each tile first has
+  // `splits` equal shares, all at the same step along k. The remaining steps go to the idle
+  // clusters as ranges. The ranges number either all idle clusters, or a divisor of the tiles, so
+  // that no tile has a third share. Without equal shares the last full round's tiles are cut too,
+  // into ranges of equal length.
   Sm90Cut balanced(int64_t splits) const {
     if (splits == 0) return {std::max<int64_t>(0, tiles_ - left() - clusters_), 0, clusters_};
     const int64_t spare = std::max<int64_t>(0, clusters_ - splits * left());
@@ -220,7 +225,7 @@ class Sm90Cost {
     return has_long_shares(other) && predict(other).cost < predict(cut).cost ? other : cut;
   }
 
-  // Calls visit(cut) with those that may cost the fewest cycles.
+  // Calls visit(cut) for the cuts that may cost the fewest cycles.
   template <class Visit>
   void each_cut(Visit visit) const {
     visit(uncut());
@@ -242,47 +247,48 @@ class Sm90Cost {
     const double tail = tiles_ - cut.whole, rest = rest_of(cut);
     const double equal = cut.splits > 0 ? std::ceil((steps_ - rest) / cut.splits) * step_ : 0;
     const double sums = std::max({equal, range_cycles(cut), memory_cycles(tail, rest)});
-    // Behind a whole tile the other consumer of a ping-pong tile has its sums ready meanwhile.
+    // After a whole tile, the other ping-pong consumer finishes its sums during the epilogue.
     const double epilogue = last_epilogue(cut.whole);
     const double hidden = ping_pong_ ? std::min(epilogue, sums) : epilogue - to_next_;
     return {whole + sums - (cut.whole > 0 ? hidden : 0) + last_epilogue(tail), adding(cut)};
   }
 
  private:
-  // Such ranges that equal shares end when theirs are there.
+  // Adds ranges with a lead, so that equal shares end when the ranges' shares have arrived.
   Sm90Cut with_ranges(int64_t splits, int64_t ranges) const {
     Sm90Cut cut{tiles_ - left(), splits, ranges};
     cut.lead = std::ceil((between_pieces(cut) + share_cycles()) / step_);
     return cut;
   }
-  // The tiles of the last round that is not full.
+  // Returns the number of tiles in the partial last round.
   int64_t left() const { return tiles_ % clusters_; }
   int64_t rest_of(const Sm90Cut& cut) const {
     return rest_steps(steps_, tiles_ - cut.whole, cut.splits, cut.ranges, cut.lead);
   }
-  // The number of equal shares that costs about the fewest cycles.
+  // Returns the number of equal shares with about the lowest cost.
   double best_splits() const { return std::sqrt(steps_ * step_ / wait_for_share_before_); }
 
-  // A range is an equal share less its lead; what is left of a tile may be cut once more.
+  // Returns whether the shares of a cut are long enough. A range is an equal share without its
+  // lead, and a tile's rest may be cut once more.
   bool has_long_shares(const Sm90Cut& cut) const {
     const int64_t tail = tiles_ - cut.whole, rest = rest_of(cut);
     return cut.ranges > 0 && rest >= kSm90StepsOfRest &&
            tail * rest / cut.ranges >= kSm90StepsOfShare;
   }
 
-  // What L2 gives to each multiprocessor behind the last sums of so many tiles: to those that had
-  // one in the last round, which may be few, what it gives to all, as far as it can arrive.
+  // Returns L2's bytes per cycle and multiprocessor after the last sums of so many tiles. Only the
+  // multiprocessors of the last round share L2's total rate, up to the arriving rate.
   double last_l2_bytes(int64_t tiles) const {
     const int64_t last = tiles - (ceil_div(tiles, clusters_) - 1) * clusters_;
     return std::min(kSm90ArrivingBytes, kSm90L2Bytes * clusters_ / last);
   }
-  // Of the last of so many tiles, until its result is stored.
+  // Returns the cycles from the last tile's sums until its result is stored.
   double last_epilogue(int64_t tiles) const {
     if (tiles == 0) return 0;
     return kSm90TileCycles + std::max(parts_, result_bytes_ / last_l2_bytes(tiles));
   }
 
-  // Of so many whole tiles, one after another.
+  // Returns the cycles of so many whole tiles.
   double whole_cycles(int64_t tiles) const {
     if (tiles == 0) return 0;
     const double sum = steps_ * step_;
@@ -290,8 +296,8 @@ class Sm90Cost {
     return sum + last_epilogue(tiles) + (ceil_div(tiles, clusters_) - 1) * std::max(next, l2_);
   }
 
-  // What a range's pieces but the last one take behind their sums. If there are equal shares, all
-  // pieces are shares; else the first and the last one.
+  // Returns the cycles after the sums of all but a range's last piece. With equal shares, every
+  // piece is a share; else only the first and the last piece are.
   double between_pieces(const Sm90Cut& cut) const {
     if (cut.ranges == 0) return 0;
     const int64_t tail = tiles_ - cut.whole, most = tail / cut.ranges;
@@ -306,16 +312,16 @@ class Sm90Cost {
     return std::ceil(tail * rest_of(cut) / cut.ranges) * step_ + between_pieces(cut);
   }
 
-  // Of a share that is not its tile's last one, behind its sums.
+  // Returns the cycles after the sums of a share that is not the last of its tile.
   double share_cycles() const { return share_bytes_ / kSm90L2Bytes + 2 * kLatency; }
 
-  // Behind the sums of a tile's last share, until its epilogue: the first of a tile, if it is the
-  // one that ends later. It is stored too if others may end at the same time.
+  // Returns the cycles between the sums of a tile's last share and its epilogue. The first share
+  // only loads the others if it ends later; otherwise it is stored too.
   double adding(const Sm90Cut& cut) const {
     const int64_t tail = tiles_ - cut.whole;
     const bool is_later = cut.splits == 0 ? tail >= cut.ranges : cut.lead > 0 && cut.splits == 1;
     const double others = most_shares(cut) - 1;
-    // It looks for the others while the tensor cores do its last step.
+    // The consumer checks for the other shares during the tensor cores' last step.
     const double load = share_bytes_ / last_l2_bytes(std::min(tail, clusters_));
     if (is_later) return std::max(0.0, kLatency - step_) + others * std::max(wait_for_share_, load);
     return share_cycles() + others * std::max(wait_for_share_before_, load);
@@ -328,9 +334,9 @@ class Sm90Cost {
     return cut.splits + ceil_div(cut.ranges, tail) + (cut.ranges % tail ? 1 : 0);
   }
 
-  // Until the operands of a tail have come from memory. Equal shares read the same rows of a and
-  // columns of b at about the same time, each once. Ranges are at different steps, and find in L2
-  // what others have read if it keeps all that they read.
+  // Returns the cycles until a tail's operands have come from memory. Equal shares read the same
+  // rows of a and columns of b at about the same time, once. Ranges are at different steps, and hit
+  // in L2 as far as it keeps the operands.
   double memory_cycles(double tail, double rest) const {
     const double lines = std::min(lines_, 2 * std::sqrt(tail * tile_area_));
     const double kept = kKeptBytes / (lines * rest * Sm90Tile::kStep * 2 + 1);
@@ -343,27 +349,27 @@ class Sm90Cost {
   int64_t tiles_;
   int64_t clusters_;
   double step_;
-  double parts_;                  // instructions of a tile's epilogue
-  double result_bytes_;           // that it moves
-  double to_next_;                // until the tile's consumer can multiply again
-  double l2_;                     // of a tile's operands and result
-  double share_bytes_;            // of a tile's sums
-  double wait_for_share_;         // for latencies, of one behind the share that ends last
-  double wait_for_share_before_;  // of one before
+  double parts_;                  // instruction cycles of a tile's epilogue
+  double result_bytes_;           // bytes moved by a tile's epilogue
+  double to_next_;                // until the consumer can multiply again
+  double l2_;                     // L2 cycles of a tile's operands and result
+  double share_bytes_;            // bytes of a tile's sums
+  double wait_for_share_;         // latencies to load a later share
+  double wait_for_share_before_;  // latencies to load an earlier share
   double lines_;                  // rows of a and columns of b
-  double tile_lines_;             // of them, a tile's
+  double tile_lines_;             // lines of one tile
   double tile_area_;
-  double step_memory_;  // for a line's step
+  double step_memory_;  // memory cycles of a line's step
 };
 
 // ---- the bound ----------------------------------------------------------------------------------
 
-// At least, of a multiprocessor whose part of the result is `own` elements, of so many steps along
-// k, until it has their sums. Where they are fewer than a tile's, its tile is as narrow, for which
-// shared memory is slower than the tensor cores; or it has some of the steps of a larger tile, and
-// the sums that are not its own are written by one multiprocessor and read by another: with the
-// number of columns for which the two together take the fewest cycles. (Of tiles of so many sums,
-// those of 64 or 128 rows take the fewest cycles.)
+// Returns a lower bound on the cycles of a multiprocessor's sums: `own` elements, `steps` along k.
+//
+// If `own` is smaller than a tile, there are two ways. A tile as narrow as `own` is bound by shared
+// memory. A larger tile can be split along k: then one multiprocessor writes the sums that are not
+// its own, and another reads them. The bound minimises over the columns in between. (Among tiles of
+// equal area, 64 or 128 rows take the fewest cycles.)
 inline double sm90_sums_cycles(double own, double steps) {
   constexpr double kMoved = 2 * sizeof(float) / kSm90L2Bytes, kMostColumns = 256;
   constexpr double kMostRows = 128;
@@ -372,7 +378,7 @@ inline double sm90_sums_cycles(double own, double steps) {
   for (const double m : {kMostRows / 2, kMostRows}) {
     const double narrowest = own / m;
     if (narrowest > kMostColumns) continue;
-    // Reading a takes 2 m cycles a step, whatever the columns.
+    // Reading a takes 2 m cycles per step for any number of columns.
     const double cheapest = std::sqrt(2 * own * steps / (m * kMoved));
     const double n = std::clamp(cheapest, narrowest, kMostColumns);
     const double cycles = steps * narrowest / n * sm90_step_cycles(m, n) + (m * n - own) * kMoved;
@@ -381,10 +387,11 @@ inline double sm90_sums_cycles(double own, double steps) {
   return least;
 }
 
-// The cycles that no plan for sm_90a is predicted to need fewer than, by the rates above: with the
-// work divided evenly among the multiprocessors, those until a multiprocessor has its sums and what
-// it holds of them is stored, of the device memory for each operand and result once, or of L2 where
-// pairs of blocks share the operands of 256 x 256 elements; behind the launch and the first load.
+// Returns a lower bound on the predicted cycles of any sm_90a plan.
+//
+// The bound divides the work evenly and takes the launch and the first load plus the slowest of
+// three: the sums with the storing of held results, device memory for each operand and result once,
+// and L2 with pairs of blocks that share the operands of 256 x 256 elements.
 inline double sm90_least_cycles(const GemmArgs& g, int multiprocessors) {
   constexpr double kPair = 256, kMostSums = 128 * 256;
   const double products = double(g.batch) * g.terms;
@@ -402,10 +409,9 @@ inline double sm90_least_cycles(const GemmArgs& g, int multiprocessors) {
 
 // ---- the order of tiles -------------------------------------------------------------------------
 
-// How many rows of tiles to compute together, column by column, when so many tiles are computed at
-// a time. For sm_90a the number for which the fewest bytes of a and b come from device memory,
-// given that L2 keeps kKeptBytes of what is needed again; then that for which the fewest rows of a
-// and columns of b are read at a time.
+// Returns how many rows of tiles to compute together, column by column. For sm_90a the number
+// minimises the bytes of a and b from device memory, with kKeptBytes of reuse in L2. Ties, and
+// sm_80, minimise the rows of a and columns of b read at a time.
 inline uint32_t group_rows(const GemmArgs& g, const GemmPlan& plan, int64_t tile_m, int64_t tile_n,
                            int64_t at_a_time) {
   const int64_t tiles_m = plan.tiles_m, tiles_n = plan.tiles_n;

@@ -1,4 +1,4 @@
-// Which products the GEMM kernels can compute: types, layouts, alignment, sizes.
+// Decides which products the GEMM kernels can compute: types, layouts, alignment, sizes.
 #pragma once
 
 #include <cmath>
@@ -9,9 +9,9 @@
 
 namespace amp_ext {
 
-// An operand as lines of contiguous elements. The stride of a dimension of size 1 means nothing.
+// An operand as lines of contiguous elements. The stride of a dimension of size 1 has no effect.
 struct OperandLayout {
-  bool contiguous = false;  // else no kernel can load it
+  bool contiguous = false;  // false: no kernel can load it
   Major major = Major::k;
   bool aligned = false;
 };
@@ -42,14 +42,14 @@ inline OperandLayout layout_of_b(const GemmArgs& g) {
 
 constexpr int64_t kGemmMostBlocks = INT32_MAX;  // of a grid along x
 
-// Whether the kernel for sm_80 can compute a product.
+// Returns whether the sm_80 kernel can compute a product.
 inline bool can_run_sm80(const GemmArgs& g) {
   const auto is_16_bit = [](DType dtype) { return dtype == DType::f16 || dtype == DType::bf16; };
   const auto is_narrow = [](const MatrixRef& x) { return !x.data || x.dtype != DType::f64; };
   const auto has_rows = [](const MatrixRef& x) { return !x.data || x.column_stride == 1; };
-  // The smallest tile alone bounds the number of blocks.
+  // The smallest tile bounds the number of blocks.
   const double tiles = std::ceil(g.m / 64.0) * std::ceil(g.n / 64.0) * g.batch;
-  const double steps = std::ceil(g.k / 32.0) * g.terms;  // at most; numbers of 32 bits count them
+  const double steps = std::ceil(g.k / 32.0) * g.terms;  // bounds a 32-bit count
   return is_16_bit(g.a.dtype) && g.a.dtype == g.b.dtype && layout_of_a(g).contiguous &&
          layout_of_b(g).contiguous && g.out.dtype != DType::f64 && is_narrow(g.c) &&
          g.bias.dtype != DType::f64 && is_narrow(g.aux) && has_rows(g.out) && has_rows(g.aux) &&
@@ -58,11 +58,11 @@ inline bool can_run_sm80(const GemmArgs& g) {
 
 // ---- sm_90a -------------------------------------------------------------------------------------
 
-// TMA coordinates have 32 bits, and those of a cluster's last tile reach behind the edge.
+// The largest size that TMA's 32-bit coordinates address, less a cluster's reach past the edge.
 constexpr int64_t kTmaMostSize = INT32_MAX - 1024;
 constexpr int64_t kTmaMostStride = int64_t{1} << 40;  // bytes, exclusive
 
-// Whether a tensor map can describe rows of the result, or of c or aux.
+// Returns whether a tensor map can describe rows of the result, of c or of aux.
 inline bool tma_can_store(const MatrixRef& x, const GemmArgs& g) {
   const int bytes = size_of(x.dtype);
   const auto is_stride = [&](int64_t stride, int64_t least) {
@@ -73,7 +73,7 @@ inline bool tma_can_store(const MatrixRef& x, const GemmArgs& g) {
          (g.batch <= 1 || is_stride(x.batch_stride, 1));
 }
 
-// Whether a tensor map can describe an operand.
+// Returns whether a tensor map can describe an operand.
 inline bool tma_can_load(const MatrixRef& x, const OperandLayout& layout, int64_t mn_stride,
                          int64_t k_stride, int64_t mn, int64_t k, int64_t matrices) {
   if (!layout.aligned) return false;
@@ -84,7 +84,7 @@ inline bool tma_can_load(const MatrixRef& x, const OperandLayout& layout, int64_
          (matrices <= 1 || (x.batch_stride >= 0 && x.batch_stride < kTmaMostStride / 2));
 }
 
-// Whether the kernel for sm_90a can compute a product.
+// Returns whether the sm_90a kernel can compute a product.
 inline bool can_run_sm90(const GemmArgs& g) {
   const auto is_size = [](int64_t size) { return size > 0 && size <= kTmaMostSize; };
   if (!can_run_sm80(g) || !is_size(g.m) || !is_size(g.n) || !is_size(g.k) || !is_size(g.batch) ||
@@ -101,8 +101,8 @@ inline bool can_run_sm90(const GemmArgs& g) {
          (!g.bias.data || g.n <= 1 || g.bias.stride == 1);
 }
 
-// Whether TMA can add the product to out in memory: nothing else may be asked of the sums. (Like
-// atomic additions it may take FP32 numbers below 2^-126 for 0.)
+// Returns whether TMA can add the product to out in memory, which excludes any other epilogue. (As
+// with atomic additions, FP32 values below 2^-126 may count as 0.)
 inline bool adds_in_memory(const GemmArgs& g) {
   return g.c.data && g.c.data == g.out.data && g.c.dtype == DType::f32 &&
          g.out.dtype == DType::f32 && (g.m <= 1 || g.c.row_stride == g.out.row_stride) &&
@@ -111,21 +111,21 @@ inline bool adds_in_memory(const GemmArgs& g) {
          g.activation == Activation::none && !g.derivative && !g.column_sums;
 }
 
-// Whether alpha and the bias alone make the result of the sums, as fp32 or of the operands' type.
+// Returns whether alpha and the bias alone complete the result, in fp32 or the operands' type.
 inline bool is_plain(const GemmArgs& g) {
   return (!g.c.data || adds_in_memory(g)) && !g.aux.data && g.activation == Activation::none &&
          !g.column_sums && (g.out.dtype == DType::f32 || g.out.dtype == g.a.dtype);
 }
 
-// Whether consumers of the kernel for sm_90a move more than the result through their boxes.
+// Returns whether the sm_90a consumers move c or aux through their boxes.
 inline bool has_c_or_aux(const GemmArgs& g) {
   return (g.c.data && !adds_in_memory(g)) || g.aux.data;
 }
 
-// How that kernel divides its shared memory.
+// The division of shared memory in the sm_90a kernel.
 struct Sm90Memory {
   int stages;
-  int boxes;  // of a consumer
+  int boxes;  // per consumer
   int box_columns;
   int bytes;
 };

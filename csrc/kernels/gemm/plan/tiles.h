@@ -1,5 +1,5 @@
-// The tiles that the GEMM kernels for fp16 and bf16 are compiled for, what a block of each needs of
-// a multiprocessor, and the plan that a launch follows.
+// Defines the compiled tiles of the GEMM kernels, their use of a multiprocessor, and the plan of a
+// launch.
 #pragma once
 
 #include <algorithm>
@@ -11,13 +11,13 @@ namespace amp_ext {
 
 constexpr int64_t ceil_div(int64_t x, int64_t y) { return (x + y - 1) / y; }
 
-// Which index of an operand is contiguous in memory: k, or m of a and n of b.
+// The contiguous index of an operand in memory: k, or mn (m of a, n of b).
 enum class Major : uint8_t { k, mn };
 
 // ---- sm_80: mma.sync and cp.async ---------------------------------------------------------------
 
-// A block computes m x n elements of the result with warps_m x warps_n warps, in steps of k, and
-// has `stages` steps in shared memory at a time.
+// A tile of sm_80: warps_m x warps_n warps compute m x n elements in steps of k, with `stages`
+// steps in shared memory.
 struct GemmTile {
   int m;
   int n;
@@ -25,14 +25,14 @@ struct GemmTile {
   int warps_m;
   int warps_n;
   int stages;
-  bool aligned;  // needs operands whose lines and matrices begin at multiples of 16 bytes
+  bool aligned;  // requires lines and matrices at multiples of 16 bytes
 
   AMP_EXT_HOST_DEVICE constexpr int threads() const { return 32 * warps_m * warps_n; }
   AMP_EXT_HOST_DEVICE constexpr int warp_m() const { return m / warps_m; }
   AMP_EXT_HOST_DEVICE constexpr int warp_n() const { return n / warps_n; }
 
-  // Shared memory: the ring of stages, and in its place, when the sums are there, some rows of each
-  // warp's part of them in fp32, padded by 8 elements a row, and a flag; in whole KiB.
+  // Shared memory in whole KiB: the ring of stages, reused by the epilogue for a flag and some rows
+  // of each warp's sums. These rows are fp32, padded by 8 elements.
   AMP_EXT_HOST_DEVICE constexpr int staged_rows() const { return warp_m() < 32 ? warp_m() : 32; }
   constexpr int ring_bytes() const { return stages * (m + n) * k * 2; }
   constexpr int staging_bytes() const {
@@ -42,25 +42,25 @@ struct GemmTile {
     return (std::max(ring_bytes(), staging_bytes() + 1) + 1023) / 1024 * 1024;
   }
 
-  // Registers of a thread: its sums, the fragments of two steps of 16 along k, and an allowance for
-  // everything else.
+  // Registers per thread: its sums, the fragments of two steps of 16 along k, and an allowance for
+  // the rest.
   constexpr int registers() const {
     const int sums = warp_m() * warp_n() / 32;
     const int fragments = 2 * (warp_m() / 16 + warp_n() / 16) * 4;
     return (sums + fragments + 48 + 7) / 8 * 8;
   }
 
-  // Blocks that fit a multiprocessor of sm_80.
+  // Returns how many blocks fit a multiprocessor of sm_80.
   constexpr int resident_blocks() const {
     const int by_registers = 65536 / (registers() * threads());
-    const int by_shared = (164 << 10) / (shared_bytes() + 1024);  // 1 KiB a block is the system's
+    const int by_shared = (164 << 10) / (shared_bytes() + 1024);  // 1 KiB is reserved
     return std::min({by_registers, by_shared, 2048 / threads()});
   }
 };
 
-// The first ones are for large results: a warp's 64 x 64 elements read the fewest bytes of shared
-// memory per multiply-add. Two are for results of few rows or columns; the last two take operands
-// of any alignment.
+// The first tiles serve large results: a warp's 64 x 64 elements read the fewest bytes of shared
+// memory per multiply-add. Two tiles serve few rows or columns, and the last two serve unaligned
+// operands.
 inline constexpr GemmTile kGemmTiles[] = {
     {256, 128, 32, 4, 2, 4, true}, {128, 128, 32, 2, 2, 4, true},  {128, 64, 32, 2, 2, 4, true},
     {64, 128, 32, 2, 2, 4, true},  {64, 64, 64, 2, 2, 3, true},    {16, 128, 64, 1, 4, 4, true},
@@ -69,12 +69,12 @@ inline constexpr GemmTile kGemmTiles[] = {
 constexpr int kGemmTileCount = sizeof(kGemmTiles) / sizeof(kGemmTiles[0]);
 
 constexpr bool is_sound(const GemmTile& t) {
-  // Lines of shared memory are swizzled in rows of 64 elements, which they fill or share evenly.
+  // Lines fill rows of 64 elements or divide them evenly, as the swizzle requires.
   const auto is_line = [](int elements) { return elements % 64 == 0 || 64 % elements == 0; };
   return is_line(t.m) && is_line(t.n) && is_line(t.k) && t.k % 32 == 0 && t.k <= 64 &&
          t.warp_m() % 16 == 0 && t.warp_m() <= 64 && t.warp_n() % 16 == 0 && t.warp_n() <= 64 &&
          t.stages >= 2 && t.registers() <= 255 &&
-         t.shared_bytes() <= 99 << 10 &&  // what a block may have on sm_86 and sm_89
+         t.shared_bytes() <= 99 << 10 &&  // limit of a block on sm_86 and sm_89
          t.resident_blocks() >= 1;
 }
 
@@ -82,20 +82,20 @@ static_assert(std::ranges::all_of(kGemmTiles, [](const GemmTile& t) { return is_
 
 // ---- sm_90a: wgmma and TMA ----------------------------------------------------------------------
 
-// A block computes m x n elements at a time, in steps of 64 along k. One warpgroup loads, two
-// multiply: both the same tile, each half of its rows (cooperative), or each a tile of its own
-// (ping-pong), so that one multiplies while the other one is in its epilogue.
+// A tile of sm_90a: a block computes m x n elements in steps of 64 along k. One warpgroup produces,
+// two consume. Cooperative consumers each compute half of a tile's rows. Ping-pong consumers
+// alternate tiles, so that one multiplies during the other's epilogue.
 struct Sm90Tile {
   int m;
   int n;
   bool ping_pong;
 
-  static constexpr int kStep = 64;  // along k, and what TMA and wgmma call an atom: 128 bytes
+  static constexpr int kStep = 64;  // along k: one atom of TMA and wgmma, 128 bytes
   static constexpr int kConsumers = 2;
   static constexpr int kThreads = (1 + kConsumers) * 128;
-  // What a consumer finishes at a time, and TMA stores as a box of shared memory: 64 rows by 32
-  // columns. Where a result is plain, alpha and the bias making all of it, its boxes have rows of
-  // 128 bytes, if those fill the tile.
+  // A part is 64 rows by 32 columns: a consumer finishes one at a time, and TMA stores it from a
+  // box of shared memory. A box of a plain result (see is_plain) has rows of 128 bytes instead, if
+  // these divide the tile.
   static constexpr int kBoxRows = 64;
   static constexpr int kPartColumns = 32;
   AMP_EXT_HOST_DEVICE constexpr int box_columns(bool plain, int element_bytes) const {
@@ -103,18 +103,18 @@ struct Sm90Tile {
     return plain && n % whole == 0 ? whole : kPartColumns;
   }
   static constexpr int kMostStages = 8;
-  static constexpr int kMostBoxes = 5;            // of a consumer
-  static constexpr int kHeaderBytes = 3 << 10;    // barriers, units, the bias or small sums
-  static constexpr int kSharedBytes = 227 << 10;  // that a block may have
+  static constexpr int kMostBoxes = 5;            // per consumer
+  static constexpr int kHeaderBytes = 3 << 10;    // barriers, units, and the bias or column sums
+  static constexpr int kSharedBytes = 227 << 10;  // limit of a block
 
   AMP_EXT_HOST_DEVICE constexpr int consumer_m() const { return ping_pong ? m : m / kConsumers; }
-  // Accumulators of a consumer's thread.
+  // Accumulators per thread of a consumer.
   constexpr int sums() const { return consumer_m() * n / 128; }
 
-  // Registers of a thread. The block starts with 168 each; the producers give up some of theirs.
+  // Registers per thread. The block starts with 168 each, and the producers release some of theirs.
   static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
 
-  // Shared memory: the header, the consumers' boxes, and as many stages as fit.
+  // Shared memory holds the header, the consumers' boxes, and as many stages as fit.
   AMP_EXT_HOST_DEVICE constexpr int stage_bytes() const { return (m + n) * kStep * 2; }
   AMP_EXT_HOST_DEVICE static constexpr int boxes_bytes(int boxes, int box_bytes) {
     return kConsumers * boxes * box_bytes;
@@ -126,10 +126,10 @@ struct Sm90Tile {
     const int room = kSharedBytes - kHeaderBytes - boxes_bytes(boxes, box_bytes);
     return std::min(kMostStages, room / stage_bytes());
   }
-  // Four boxes where more than the result goes through them: c or aux is loaded earlier, or stored
-  // from boxes of its own. At least four for fp32 results of a cooperative tile too: all blocks
-  // store at about the same time, and what waits in boxes does not keep the next tile waiting. As
-  // many more as cost no stage.
+  // Products with c or aux have four boxes, since these also pass through boxes. Cooperative tiles
+  // with an fp32 result have at least four too: all blocks store at about the same time, and
+  // results in boxes do not delay the next tile. Further boxes are added as long as they cost no
+  // stage.
   AMP_EXT_HOST_DEVICE constexpr int least_boxes(bool is_fp32) const {
     return is_fp32 && !ping_pong ? 4 : 2;
   }
@@ -164,60 +164,59 @@ static_assert(std::ranges::all_of(kSm90Tiles, [](const Sm90Tile& t) { return is_
 
 // ---- devices ------------------------------------------------------------------------------------
 
-// What is planned for.
+// The device properties that the planner uses.
 struct GemmDevice {
   int multiprocessors = 1;
   bool sm90 = false;            // runs code for sm_90a
-  int active_clusters[2] = {};  // of one block and of two, at a time; 0: all that there is room for
+  int active_clusters[2] = {};  // of one and two blocks; 0: by multiprocessors
 
   bool operator==(const GemmDevice&) const = default;
 };
 
 // ---- plans --------------------------------------------------------------------------------------
 
-// How a product is computed. The first tiles are whole: a unit of work is one of them. The steps
-// along k of the others, the tail, are shared: the first ones of each tile are `splits` equal
-// units; the last ones, `rest` of each, lie one tile's behind the other's and are cut into `ranges`
-// equal units, whatever tiles they begin and end in. A tile's shares are added up in their order by
-// whichever of them ends last.
+// Describes how to compute a product. A unit is the work that a block or cluster takes at a time.
+// Each of the first tiles is one unit. The other tiles, the tail, are cut along k: the first steps
+// of each tile form `splits` equal units. The last `rest` steps of all tail tiles, concatenated,
+// form `ranges` equal units, regardless of tile borders. The share that ends last adds its tile's
+// shares, in order.
 //
-// sm_80: one block for each unit, and all tiles are split or none; no ranges. sm_90a: persistent
-// blocks, in clusters of one or two. The blocks of a cluster of two compute neighbouring tiles, and
-// each loads half of the operand that both need, for both; such a pair is one tile here.
+// sm_80 has one block per unit, splits all tiles or none, and has no ranges. sm_90a has persistent
+// blocks in clusters of one or two. Both blocks of a cluster compute neighbouring tiles, and each
+// loads half of the operand that they share. A cluster's pair of tiles counts as one tile here.
 struct GemmPlan {
   bool sm90 = false;
-  int tile = 0;  // its index in kSm90Tiles or kGemmTiles
+  int tile = 0;  // index in kSm90Tiles or kGemmTiles
   Major a_major = Major::k;
   Major b_major = Major::k;
   uint32_t tiles_m = 0;
   uint32_t tiles_n = 0;
-  uint32_t units = 0;  // 0: there is nothing to do
+  uint32_t units = 0;  // 0: no work
   uint32_t whole = 0;
   uint32_t tail = 0;
   uint32_t splits = 1;
   uint32_t ranges = 0;
   int rest = 0;
   uint32_t blocks = 0;
-  uint32_t group = 1;  // rows of tiles that are computed together, column by column
+  uint32_t group = 1;  // rows of tiles computed together, column by column
   int terms = 1;
   int term_steps = 0;  // along k
   int steps = 0;       // of all terms
 
-  // sm_90a only.
-  int cluster_m = 1;  // blocks of a cluster, one below the other: they share b
-  int cluster_n = 1;  // or side by side: they share a
+  // Only for sm_90a:
+  int cluster_m = 1;  // blocks of a cluster in a column, which share b
+  int cluster_n = 1;  // blocks of a cluster in a row, which share a
   int stages = 0;
-  int boxes = 0;  // of a consumer
+  int boxes = 0;  // per consumer
   int box_columns = 0;
-  bool plain = false;  // as is_plain, of serves.h
+  bool plain = false;  // see is_plain in serves.h
   int shared_bytes = 0;
   bool reduce = false;  // TMA adds the product to out
 
-  // In the workspace, in bytes; the shares' sums are at its beginning.
+  // Offsets in the workspace, in bytes. The shares' sums begin at 0.
   int64_t column_sums_offset = 0;
   int64_t workspace_bytes = 0;
-  // Tickets: those of the tail's tiles, then one for each column of tiles if there are column
-  // sums.
+  // Tickets of the tail's tiles, followed by one per column of tiles if there are column sums.
   int64_t column_tickets = 0;
   int64_t tickets = 0;
 };

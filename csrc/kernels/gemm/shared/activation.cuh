@@ -1,4 +1,4 @@
-// Activations of a thread's numbers, and their derivatives.
+// Computes activations and their derivatives in registers.
 #pragma once
 
 #include <ptx/common.cuh>
@@ -7,13 +7,13 @@
 
 namespace amp_ext {
 
-// Phi(x), the normal distribution. erfc keeps what 1 + erf would cancel.
+// Phi(x), the normal distribution. erfc avoids the cancellation of 1 + erf.
 __device__ inline float normal_cdf(float x) { return 0.5f * erfcf(x * -0.70710678f); }
 
 __device__ inline float normal_density(float x) { return 0.39894228f * expf(-0.5f * x * x); }
 
-// 1 / (1 + exp(-x)) and its derivative, by e = exp(-|x|): for x > 0 it is 1 / (1 + e), else
-// e / (1 + e), and nothing cancels or overflows.
+// 1 / (1 + exp(-x)) and its derivative, by e = exp(-|x|). The value is 1 / (1 + e) for x > 0, else
+// e / (1 + e), so that nothing cancels or overflows.
 __device__ inline float logistic(float x) {
   const float e = expf(-fabsf(x));
   return (x > 0.0f ? 1.0f : e) * ptx::reciprocal(1.0f + e);
@@ -33,7 +33,7 @@ __device__ inline float normal_density_tanh(float x) {
   return logistic_density(twice_u(x)) * 1.5957691f * (1.0f + 3 * 0.044715f * x * x);
 }
 
-// x = f(x).
+// Computes x = f(x).
 template <int kSize>
 __device__ void activate(Activation activation, float (&x)[kSize]) {
   const auto each = [&](auto f) {
@@ -49,14 +49,14 @@ __device__ void activate(Activation activation, float (&x)[kSize]) {
   }
 }
 
-// x = x * f'(at).
+// Computes x = x * f'(at).
 template <int kSize>
 __device__ void multiply_by_derivative(Activation activation, const float (&at)[kSize],
                                        float (&x)[kSize]) {
   const auto each = [&](auto f) {
 #pragma unroll
     for (int i = 0; i < kSize; ++i) {
-      // Farther out the derivatives are 0 and 1; squares would overflow. NaN stays.
+      // Beyond the bounds the derivatives are 0 and 1, and squares would overflow. NaN propagates.
       const float bounded = at[i] > 128.0f ? 128.0f : at[i] < -128.0f ? -128.0f : at[i];
       x[i] = f(x[i], bounded);
     }

@@ -1,4 +1,4 @@
-// The launchers of the GEMM kernels, one for each type of operands and each in a file of its own.
+// Declares the launchers of the GEMM kernels: one per operand type, each compiled in its own file.
 #pragma once
 
 #include "amp_ext/backend.h"
@@ -12,12 +12,12 @@ using GemmLauncher = Status (*)(const GemmArgs&, const GemmPlan&, void* workspac
 Status launch_gemm_f16(const GemmArgs&, const GemmPlan&, void*, uint32_t*, cuda::Stream);
 Status launch_gemm_bf16(const GemmArgs&, const GemmPlan&, void*, uint32_t*, cuda::Stream);
 
-// In builds for sm_90a, which define AMP_EXT_SM90.
+// Exist in builds for sm_90a, which define AMP_EXT_SM90.
 Status launch_gemm_sm90_f16(const GemmArgs&, const GemmPlan&, void*, uint32_t*, cuda::Stream);
 Status launch_gemm_sm90_bf16(const GemmArgs&, const GemmPlan&, void*, uint32_t*, cuda::Stream);
 
-// How many clusters of so many blocks run at once on the current device, which may leave a process
-// or a context some multiprocessors only; 0 where the runtime does not say. Asked once a thread.
+// Returns how many clusters of so many blocks run at once on the current device; 0 if unknown. A
+// process or context may be limited to some multiprocessors. Each thread queries the runtime once.
 int active_sm90_clusters(int blocks);
 
 }  // namespace amp_ext

@@ -1,5 +1,4 @@
-// Which units a worker computes, which tile of the result a unit is, and which of its steps along
-// k.
+// Maps a worker to its units, and a unit to a tile and to steps along k.
 #pragma once
 
 #include <cstdint>
@@ -9,41 +8,41 @@
 
 namespace amp_ext {
 
-// A unit, and of one that has steps of several tiles the piece that is one tile's.
+// A unit, and the piece within a range: a range has one piece per tile it touches.
 struct GemmPlace {
   uint32_t unit;
   uint32_t piece = 0;
 };
 
 struct GemmWork {
-  uint32_t tile;    // among all
-  uint32_t share;   // of this tile
-  uint32_t shares;  // that there are of it
-  uint32_t slot;    // of its first share among all shares, if there are several
+  uint32_t tile;    // index among all tiles
+  uint32_t share;   // index among the tile's shares
+  uint32_t shares;  // number of the tile's shares
+  uint32_t slot;    // workspace index of the tile's first share, if there are several
   int64_t batch;
-  uint32_t m;  // the tile's row and column in the grid of tiles
+  uint32_t m;  // row and column in the grid of tiles
   uint32_t n;
-  int64_t matrix;  // of a and b, in which the first of the steps along k is, and which of its steps
+  int64_t matrix;  // matrix of a and b, and its step, at which the work begins
   int step;
   int steps;
 };
 
-// The first step of an equal share, or the end of the last one. The first shares are one step
-// longer where they cannot all be equal.
+// Returns the first step of an equal share, or the end of the last share. The first shares are one
+// step longer if the steps do not divide evenly.
 AMP_EXT_HOST_DEVICE inline int share_begin(int steps, uint32_t splits, uint32_t share) {
   const uint32_t each = steps / splits, longer = steps % splits;
   return static_cast<int>(share * each + (share < longer ? share : longer));
 }
 
-// The tail's last steps, numbered from one tile to the next, and their ranges.
+// The tail's last steps, numbered across tiles, and their ranges.
 class TailRests {
  public:
   AMP_EXT_HOST_DEVICE explicit TailRests(const GemmPlan& plan)
       : of_tile(plan.rest), steps_(uint64_t{plan.tail} * plan.rest), ranges_(plan.ranges) {}
 
-  // The first step of a range, or the end of the last one.
+  // Returns the first step of a range, or the end of the last range.
   AMP_EXT_HOST_DEVICE uint64_t begin(uint32_t range) const { return range * steps_ / ranges_; }
-  // The range in which a step is.
+  // Returns the range of a step.
   AMP_EXT_HOST_DEVICE uint32_t range_of(uint64_t step) const {
     return static_cast<uint32_t>(((step + 1) * ranges_ - 1) / steps_);
   }
@@ -63,7 +62,7 @@ AMP_EXT_HOST_DEVICE inline uint32_t first_range_unit(const GemmPlan& plan) {
   return plan.units - plan.ranges;
 }
 
-// To the next place of a worker, of which so many take the units by turns.
+// Advances to the worker's next place. Workers take units in turn.
 AMP_EXT_HOST_DEVICE inline void advance(GemmPlace& at, const GemmPlan& plan, uint32_t workers) {
   if (at.unit >= first_range_unit(plan)) {
     const TailRests rests(plan);
@@ -77,7 +76,7 @@ AMP_EXT_HOST_DEVICE inline void advance(GemmPlace& at, const GemmPlan& plan, uin
   at = {at.unit + workers};
 }
 
-// An equal share of a tile of the tail. Returns its first step along k.
+// Fills in an equal share of a tail tile, and returns its first step along k.
 AMP_EXT_HOST_DEVICE inline int find_equal_share(GemmWork& work, const GemmPlan& plan,
                                                 uint32_t unit) {
   const uint32_t tile = (unit - plan.whole) / plan.splits;
@@ -90,7 +89,7 @@ AMP_EXT_HOST_DEVICE inline int find_equal_share(GemmWork& work, const GemmPlan& 
   return begin;
 }
 
-// The same of a piece of a range.
+// Fills in a piece of a range, and returns its first step along k.
 AMP_EXT_HOST_DEVICE inline int find_piece(GemmWork& work, const GemmPlan& plan, GemmPlace at) {
   const TailRests rests(plan);
   const uint32_t range = at.unit - first_range_unit(plan);
@@ -106,8 +105,8 @@ AMP_EXT_HOST_DEVICE inline int find_piece(GemmWork& work, const GemmPlan& plan, 
   return plan.steps - plan.rest + begin;
 }
 
-// The shares behind a tile's equal ones: a range has one of each tile that it begins or goes on
-// with, so that so many have their slots before this tile's.
+// Adds the range shares of a tile to its equal ones. Each range has one share of each tile it
+// touches, which shifts the slots of later tiles.
 AMP_EXT_HOST_DEVICE inline void add_ranges(GemmWork& work, const GemmPlan& plan) {
   const TailRests rests(plan);
   const uint32_t tile = work.tile - plan.whole, first = rests.first_range(tile);
@@ -115,8 +114,9 @@ AMP_EXT_HOST_DEVICE inline void add_ranges(GemmWork& work, const GemmPlan& plan)
   work.slot += tile + first;
 }
 
-// Units run about in order of their index. Those at work at the same time compute `group` rows of
-// tiles, column by column, so that they read few different parts of a and b, which L2 then holds.
+// Returns the work of a place. Units run about in order of their index. Concurrent units compute
+// `group` rows of tiles, column by column, so that they read few parts of a and b, which L2 then
+// holds.
 template <bool kHasRanges = true>
 AMP_EXT_HOST_DEVICE GemmWork work_of(const GemmPlan& plan, GemmPlace at) {
   GemmWork work{.tile = at.unit, .share = 0, .shares = 1, .slot = 0};

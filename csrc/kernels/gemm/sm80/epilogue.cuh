@@ -1,5 +1,5 @@
-// From a block's sums to the result: scaling, c, bias, activation or its derivative, rounding, and
-// the sums of its columns.
+// Turns a block's sums into the result: scaling, c, bias, activation or derivative, rounding,
+// column sums.
 #pragma once
 
 #include "gemm/shared/activation.cuh"
@@ -16,7 +16,7 @@ struct EpilogueShared {
   static constexpr int kGroups = kTile.threads() / (kTile.n / 4);
 
   union {
-    // Rows of each warp's part of the tile. The padding moves them to other banks.
+    // Some rows of each warp's part of the tile. The padding avoids bank conflicts.
     float staged[kWarps][kTile.staged_rows()][kTile.warp_n() + kVector];
     float column_sums[kTile.warps_m][kTile.n];
     float4 grid_sums[kGroups][kTile.n / 4];
@@ -24,7 +24,7 @@ struct EpilogueShared {
   bool last;
 };
 
-// Finishes eight elements of the result; x becomes what is rounded.
+// Finishes eight elements of the result; x receives the values before rounding.
 __device__ inline void finish_vector(const GemmArgs& g, const VectorPlace& place,
                                      const float (&bias)[kVector], float (&x)[kVector]) {
   const float alpha = static_cast<float>(g.alpha), beta = static_cast<float>(g.beta);
@@ -42,8 +42,8 @@ __device__ inline void finish_vector(const GemmArgs& g, const VectorPlace& place
   store_vector(g.out, place, x);
 }
 
-// Adds up each column over the block's rows, from what each lane has of its own eight, and over all
-// blocks in the last one of a column of tiles. Always in the same order. All threads take part.
+// Sums each column over the block's rows, then over all blocks in the last block of a column of
+// tiles. The order is fixed. All threads take part.
 template <class Gemm>
 __device__ void sum_columns(float (&sums)[kVector], EpilogueShared<Gemm>& shared, const GemmArgs& g,
                             const GemmPlan& plan, const GemmWork& work, float* workspace,
@@ -55,7 +55,7 @@ __device__ void sum_columns(float (&sums)[kVector], EpilogueShared<Gemm>& shared
 #pragma unroll
   for (int i = 0; i < kVector; ++i)
     for (int mask = kVectors; mask < 32; mask *= 2) sums[i] += ptx::shuffle_xor(sums[i], mask);
-  ptx::block_sync();  // the staged sums have been read
+  ptx::block_sync();  // all staged sums have been read
   if (lane < kVectors) {
     float* to = shared.column_sums[Gemm::warp_row() / kTile.warp_m()] + Gemm::warp_column();
     for (int i = 0; i < kVector; ++i) to[lane * kVector + i] = sums[i];
@@ -63,7 +63,7 @@ __device__ void sum_columns(float (&sums)[kVector], EpilogueShared<Gemm>& shared
   ptx::block_sync();
 
   const int64_t width = int64_t{plan.tiles_n} * kTile.n, first = int64_t{work.n} * kTile.n;
-  const int64_t rows = plan.units / plan.splits / plan.tiles_n;  // of tiles, of all matrices
+  const int64_t rows = plan.units / plan.splits / plan.tiles_n;  // rows of tiles of all matrices
   const int64_t row = work.batch * plan.tiles_m + work.m;
   for (int column = thread; column < kTile.n; column += kTile.threads()) {
     float sum = 0;
@@ -90,13 +90,13 @@ __device__ void sum_columns(float (&sums)[kVector], EpilogueShared<Gemm>& shared
   }
 }
 
-// Writes the result of a tile. All threads take part; nobody uses shared memory any more.
+// Writes the result of a tile. All threads take part, and shared memory is free beforehand.
 template <class Gemm>
 __device__ void finish(typename Gemm::Sums& sums, EpilogueShared<Gemm>& shared, const GemmArgs& g,
                        const GemmPlan& plan, const GemmWork& work, unsigned char* workspace,
                        uint32_t* tickets) {
   constexpr GemmTile kTile = Gemm::kTile;
-  // A pass of a warp: as many rows as its lanes have vectors of eight for.
+  // A warp's pass covers as many rows as its lanes hold vectors of eight elements.
   constexpr int kVectors = kTile.warp_n() / kVector, kPassRows = 32 / kVectors;
   constexpr int kStagedParts = kTile.staged_rows() / 16;
   const int lane = threadIdx.x % 32, lane_row = lane / kVectors, vector = lane % kVectors;
@@ -124,8 +124,8 @@ __device__ void finish(typename Gemm::Sums& sums, EpilogueShared<Gemm>& shared, 
         }
       }
     }
-    // Only constants can number registers, and those of the staged sums are free now. One by one:
-    // for targets below 10.0 nvcc drops part of a memcpy within an array.
+    // Moves the remaining sums down, since registers need constant indices. The copies are per
+    // element: for targets below 10.0 nvcc miscompiles a memcpy within an array.
 #pragma unroll
     for (int i = kStagedParts; i < Gemm::kRowParts; ++i)
 #pragma unroll

@@ -1,4 +1,4 @@
-// The GEMM kernel, and the launch of its instances for one type of operands.
+// Defines the sm_80 GEMM kernel and launches its instances for one operand type.
 #pragma once
 
 #include <utility>
@@ -27,7 +27,7 @@ __global__ __launch_bounds__(
   using Gemm = GemmInstance<T, kTileIndex, kA, kB>;
   auto& shared = ptx::shared<GemmShared<Gemm>>();
   typename Gemm::Sums sums = {};
-  // Found out anew for each part: none has registers to spare.
+  // Each phase computes its work anew, since no phase has registers to spare.
   const auto work = [&] { return work_of<false>(plan, {ptx::block_index()}); };
   accumulate<Gemm>(sums, shared.stages, args, plan, work());
   ptx::let_next_grid_begin();
@@ -60,7 +60,7 @@ Status launch_tile(const GemmArgs& args, const GemmPlan& plan, void* workspace, 
   return (plan.a_major == k ? of_a_by_k : of_a_by_m)(args, plan, workspace, tickets, stream);
 }
 
-// The launchers of all tiles for operands of type T.
+// Returns the launcher of a tile for operands of type T.
 template <class T, int... kTileIndices>
 GemmLauncher tile_launcher(int tile, std::integer_sequence<int, kTileIndices...>) {
   constexpr GemmLauncher kLaunchers[] = {launch_tile<T, kTileIndices>...};

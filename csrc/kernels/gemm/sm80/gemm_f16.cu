@@ -1,4 +1,4 @@
-// The instances of the GEMM kernel for f16.
+// Instantiates the sm_80 GEMM kernel for fp16.
 #include "gemm.cuh"
 
 namespace amp_ext {

@@ -1,5 +1,5 @@
-// The sums of a block's tile, by mma.sync: cp.async fills a ring of stages, ldmatrix takes
-// fragments from it, always one step of 16 ahead of the tensor cores.
+// Sums a block's tile by mma.sync. cp.async fills a ring of stages, and ldmatrix reads fragments
+// one step of 16 ahead of the tensor cores.
 #pragma once
 
 #include "gemm/shared/scheduler.cuh"
@@ -7,7 +7,7 @@
 
 namespace amp_ext {
 
-// One instance of the kernel.
+// An instance of the kernel.
 template <class T, int kTileIndex, Major kA, Major kB>
 struct GemmInstance {
   using Element = T;
@@ -22,17 +22,17 @@ struct GemmInstance {
     typename WalkB::Tile b;
   };
 
-  // A warp's part of the tile in the parts of 16x8 that one instruction adds to.
+  // A warp's part of the tile, in 16x8 blocks that one instruction accumulates.
   static constexpr int kRowParts = kTile.warp_m() / 16;
   static constexpr int kColumnParts = kTile.warp_n() / 8;
   using Sums = float[kRowParts][kColumnParts][4];
 
-  // Where the calling thread's warp is in the tile.
+  // The position of the calling thread's warp in the tile.
   __device__ static int warp_row() { return threadIdx.x / 32 / kTile.warps_n * kTile.warp_m(); }
   __device__ static int warp_column() { return threadIdx.x / 32 % kTile.warps_n * kTile.warp_n(); }
 };
 
-// The steps of both operands, from the first of a block's share on; they pass through the terms.
+// Walks both operands from the first step of a block's share, across the terms.
 template <class Gemm>
 class GemmSteps {
  public:
@@ -46,8 +46,8 @@ class GemmSteps {
         left_(work.steps),
         k_left_(k_ - work.step * kTile.k) {}
 
-  // Fetches the next step, if there is one, as a group of copies. A group for every step, empty
-  // ones behind the last, so that whoever counts them needs not know.
+  // Fetches the next step as one group of copies. Past the last step the group is empty, so that
+  // waits can count groups.
   __device__ void fetch(typename Gemm::Stage& stage) {
     if (left_ > 0) {
       const int depth = k_left_ < kTile.k ? k_left_ : kTile.k;
@@ -79,10 +79,10 @@ class GemmSteps {
   const int k_;
   const int of_matrix_;  // steps
   int left_;             // steps
-  int k_left_;           // of the present matrix
+  int k_left_;           // of the current matrix
 };
 
-// A warp's fragments of 16 along k.
+// A warp's fragments for 16 of k.
 template <class Gemm>
 struct GemmFragments {
   Fragment a[Gemm::kRowParts];
@@ -100,7 +100,7 @@ struct GemmFragments {
   }
 };
 
-// Adds the products of a block's steps. The stages are free again afterwards.
+// Accumulates the products of a block's steps. The stages are free afterwards.
 template <class Gemm>
 __device__ void accumulate(typename Gemm::Sums& sums,
                            typename Gemm::Stage (&stages)[Gemm::kTile.stages], const GemmArgs& g,
@@ -113,8 +113,7 @@ __device__ void accumulate(typename Gemm::Sums& sums,
   ptx::wait_for_previous_grid();
 #pragma unroll
   for (int stage = 0; stage < kStages - 1; ++stage) steps.fetch(stages[stage]);
-  // All of this thread's copies but those of the steps after the first one have come; behind the
-  // barrier, so have the other threads'.
+  // The first step's copies of this thread have arrived; after the barrier, so have all threads'.
   ptx::cp_async_wait<kStages - 2>();
   ptx::block_sync();
 
@@ -131,19 +130,19 @@ __device__ void accumulate(typename Gemm::Sums& sums,
   };
   read(0, 0);
 
-  int stage = 0, last = kStages - 1;  // that of this step and that of the step before it
+  int stage = 0, last = kStages - 1;  // the stages of this step and of the previous one
   for (int step = 0; step < work.steps; ++step) {
 #pragma unroll
     for (int depth = 0; depth < kDepths; ++depth) {
       if (depth == kDepths - 1) {
-        // Nobody reads this stage any more: what is left of it is in registers. The next one has
-        // come.
+        // The rest of this stage is in registers, so no thread reads it again. The next stage has
+        // arrived.
         ptx::cp_async_wait<kStages - 2>();
         ptx::block_sync();
         last = stage;
         stage = stage + 1 == kStages ? 0 : stage + 1;
       }
-      // Behind the last step this loads what is not used.
+      // The last step reads a fragment that remains unused.
       read(stage, (depth + 1) % kDepths);
       if (depth == 0) steps.fetch(stages[last]);
       fragments[depth % 2].multiply(sums);

@@ -1,5 +1,4 @@
-// Operands on their way to the tensor cores: from global memory to shared memory, step by step
-// along k, and from there to the fragments of a warp.
+// Moves operands from global to shared memory, step by step along k, and from there to fragments.
 #pragma once
 
 #include <cstdint>
@@ -14,11 +13,10 @@ namespace amp_ext {
 constexpr int kOperandBytes = 2;  // of an element
 constexpr int kOperandChunk = kSwizzleChunkBytes / kOperandBytes;
 
-// A step of an operand in shared memory: kExtent of m or n by kStep of k, in lines that are
-// contiguous as in global memory. Lines lie in rows of 128 bytes: short ones share a row, of long
-// ones each part of 64 elements is in rows of its own. The chunks of a row are permuted so that
-// eight neighbouring lines, the first of them a multiple of eight, have the same chunk in eight
-// different places; see swizzle.h.
+// A step of an operand in shared memory: kExtent of m or n by kStep of k, in contiguous lines as in
+// global memory. Lines lie in rows of 128 bytes. Short lines share a row; each 64 elements of a
+// long line have rows of their own. Chunks are permuted within a row, so that equal chunks of eight
+// neighbouring lines, the first a multiple of eight, are in eight different places; see swizzle.h.
 template <int kExtent, int kStep, Major kMajor>
 struct OperandTile {
   static constexpr int kLines = kMajor == Major::k ? kExtent : kStep;
@@ -30,8 +28,9 @@ struct OperandTile {
 
   alignas(kSwizzleAlignment) unsigned char bytes[kExtent * kStep * kOperandBytes];
 
-  // The offset of a chunk. Eight lines on it is larger by kEightLinesBytes; an even number of
-  // chunks on, within a row's eight, it differs in the bits of that number.
+  // Returns the byte offset of a chunk. Eight lines further the offset is larger by
+  // kEightLinesBytes. An even number of chunks further, within a row's eight, it differs by an
+  // exclusive or with that number.
   __device__ static int offset(int line, int chunk) {
     const int row = line / kRowLines;
     const int in_row = line % kRowLines * kLineChunks + chunk % kRowChunks;
@@ -40,20 +39,20 @@ struct OperandTile {
   }
 };
 
-// Two fragments of 16x8 elements of b, or one of 16x16 of a.
+// Two 16x8 fragments of b, or one 16x16 fragment of a.
 using Fragment = uint32_t[4];
 
 enum class Role { a, b };
 
-// A warp's reads of an operand's fragments.
+// Reads an operand's fragments into a warp.
 template <Role kRole, int kExtent, int kStep, Major kMajor>
 class FragmentReader {
  public:
   using Tile = OperandTile<kExtent, kStep, kMajor>;
 
-  // For fragments from `mn` of m or n on, a multiple of the warp's part of the tile.
+  // Reads fragments from index `mn` of m or n, a multiple of the warp's part of the tile.
   __device__ explicit FragmentReader(int mn) {
-    // A fragment is four matrices of 8x8: the halves of m or n and of k, in the order of mma's
+    // A fragment is four 8x8 matrices: the halves of m or n and of k, in the order of mma's
     // registers.
     const int lane = threadIdx.x % 32;
     const int matrix = lane / 8, row = lane % 8;
@@ -63,8 +62,7 @@ class FragmentReader {
                                  : Tile::offset(k_half * 8 + row, mn / 8 + mn_half);
   }
 
-  // Reads fragment `i` of the warp's part, of 16 of m or n, for `depth`, the 16 of k. All lanes
-  // take part.
+  // Reads fragment `i` of 16 of m or n, for the 16 of k with index `depth`. All lanes take part.
   __device__ void read(Fragment& fragment, const Tile& tile, int i, int depth) const {
     const int lines = kMajor == Major::k ? i : depth, chunks = kMajor == Major::k ? depth : i;
     const int offset =
@@ -76,15 +74,15 @@ class FragmentReader {
   int offset_;
 };
 
-// One operand as a block walks through it along k, step by step, and on from matrix to matrix: a
-// thread's chunks of each step.
+// Walks an operand along k, and on from matrix to matrix. Each thread copies its chunks of each
+// step.
 template <int kExtent, int kStep, Major kMajor, int kThreads>
 class OperandWalk {
  public:
   using Tile = OperandTile<kExtent, kStep, kMajor>;
 
-  // Begins at `first` of m or n, of which there are `extent`, and at `k` of this matrix. Of the
-  // strides of m or n and of k, only that between lines counts.
+  // Begins at `first` of `extent` indices of m or n, and at index `k` of the matrix. The stride
+  // between lines is used, the other one is 1.
   __device__ OperandWalk(const MatrixRef& operand, int64_t mn_stride, int64_t k_stride,
                          int64_t first, int64_t extent, int64_t matrix, int64_t k)
       : matrix_stride_(operand.batch_stride),
@@ -98,11 +96,11 @@ class OperandWalk {
 
   __device__ void advance() { at_ += step_stride(); }
 
-  // Goes from the last of a matrix's steps to the first one of the next matrix.
+  // Moves from a matrix's last step to the first step of the next matrix.
   __device__ void advance_matrix(int steps) { at_ += matrix_stride_ - (steps - 1) * step_stride(); }
 
-  // Copies a step, of which `depth` of k exist. What is outside of the matrix becomes zero: it adds
-  // nothing. Aligned operands are copied asynchronously.
+  // Copies a step with `depth` valid indices of k. Elements outside the matrix become zero. Aligned
+  // operands are copied asynchronously.
   template <bool kAligned>
   __device__ void fetch(Tile& tile, int depth) const {
     const int lines = (kMajor == Major::k ? extent_ : depth) - own_line();
@@ -123,13 +121,13 @@ class OperandWalk {
   }
 
  private:
-  // In each pass the block's threads copy whole lines, a multiple of eight of them.
+  // Each pass copies whole lines, a multiple of eight of them.
   static constexpr int kLineChunks = Tile::kLineChunks;
   static constexpr int kPassLines = kThreads / kLineChunks;
   static constexpr int kPasses = Tile::kLines / kPassLines;
   static_assert(kPassLines % 8 == 0 && Tile::kLines % kPassLines == 0);
 
-  // Read anew, to hold no registers between steps.
+  // Recomputed, to hold no registers between steps.
   __device__ static int own_line() { return ptx::thread_index() / kLineChunks; }
   __device__ static int own_chunk() { return ptx::thread_index() % kLineChunks; }
 

@@ -1,4 +1,4 @@
-// Tiles whose steps along k several blocks share: their sums meet in the workspace.
+// Combines the sums of tiles that are split along k, in the workspace.
 #pragma once
 
 #include <cstring>
@@ -8,13 +8,13 @@
 
 namespace amp_ext {
 
-// Stores the sums of a block's share. In the block of a tile that ends last, sums become those of
-// all shares, added up in their order, and the result is true. All threads take part.
+// Stores the sums of a block's share. The last block of a tile adds all shares in order, and
+// returns true with the total in `sums`. All threads take part.
 template <class Gemm>
 __device__ bool add_splits(typename Gemm::Sums& sums, bool& shared, const GemmPlan& plan,
                            const GemmWork& work, unsigned char* workspace, uint32_t* tickets) {
   constexpr int kThreads = Gemm::kTile.threads();
-  // Each thread's sums in packs of four, those of neighbours side by side.
+  // The workspace interleaves packs of four sums of neighbouring threads.
   constexpr int64_t kPacks = sizeof(typename Gemm::Sums) / sizeof(uint4);
   const auto pack = [&](uint32_t split, int i, int j) {
     const int64_t share = int64_t{work.tile} * plan.splits + split;

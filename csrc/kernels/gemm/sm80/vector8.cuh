@@ -1,5 +1,5 @@
-// Eight neighbours in a row of a matrix, whose type is known at run time: 16 bytes at a time where
-// they are contiguous and aligned, else one by one.
+// Loads and stores eight neighbours of a row whose type is known at run time. Contiguous aligned
+// elements move 16 bytes at a time, others one by one.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@ namespace amp_ext {
 
 constexpr int kVector = 8;
 
-// Where eight elements begin, and how many of them exist.
+// The position of eight elements, and how many of them exist.
 struct VectorPlace {
   int64_t batch;
   int64_t row;
@@ -20,7 +20,7 @@ struct VectorPlace {
   int count;
 };
 
-// A vector as a matrix of one row.
+// Returns a vector as a matrix of one row.
 __device__ inline MatrixRef row_of(const VectorRef& x) { return {x.data, x.dtype, 0, 0, x.stride}; }
 
 // Calls use(T*) with the address of the place's first element. The type is not fp64.
@@ -39,7 +39,7 @@ __device__ bool is_whole(const T* at, const VectorPlace& place) {
   return place.count == kVector && reinterpret_cast<uintptr_t>(at) % 16 == 0;
 }
 
-// What does not exist becomes 0.
+// Loads eight elements; missing elements become 0.
 __device__ inline void load_vector(float (&to)[kVector], const MatrixRef& matrix,
                                    const VectorPlace& place) {
   with_place(matrix, place, [&](auto* at) {
@@ -60,7 +60,7 @@ __device__ inline void load_vector(float (&to)[kVector], const MatrixRef& matrix
   });
 }
 
-// Rounds and stores what exists. column_stride is 1.
+// Rounds and stores the existing elements. column_stride is 1.
 __device__ inline void store_vector(const MatrixRef& matrix, const VectorPlace& place,
                                     const float (&from)[kVector]) {
   with_place(matrix, place, [&](auto* at) {

@@ -1,5 +1,4 @@
-// The bias on its way to the consumers: a producers' warp reads the columns of each tile ahead of
-// them and leaves them in shared memory, as fp32.
+// Stages the bias for the consumers: a producer warp loads each tile's columns ahead, as fp32.
 #pragma once
 
 #include "amp_ext/gemm.h"
@@ -8,10 +7,10 @@
 
 namespace amp_ext {
 
-// One warp reads the bias of all of the block's tiles ahead of the consumers.
+// Stages the bias of all of the block's tiles, by one warp.
 template <class Gemm>
 __device__ void stage_bias(Sm90Header& header, const GemmArgs& g) {
-  constexpr int kWarp = 32, kColumns = Gemm::kTile.n / kWarp;  // of a lane
+  constexpr int kWarp = 32, kColumns = Gemm::kTile.n / kWarp;  // per lane
   const int lane = threadIdx.x % kWarp;
   for (uint32_t round = 0;; ++round) {
     const Sm90Unit unit = read_unit(header, round);
@@ -35,7 +34,7 @@ __device__ void stage_bias(Sm90Header& header, const GemmArgs& g) {
   }
 }
 
-// The bias of this consumer's tile of a round, as long as this lives.
+// Holds the staged bias of a consumer's tile until destruction.
 class StagedBias {
  public:
   __device__ StagedBias(Sm90Header& header, const GemmArgs& g, uint32_t round)
@@ -49,7 +48,7 @@ class StagedBias {
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(header_.bias_empty[at_]);
   }
 
-  // Null if there is none.
+  // Returns null if the product has no bias.
   __device__ const float* columns() const { return exists_ ? header_.bias[at_] : nullptr; }
 
  private:

@@ -1,8 +1,9 @@
-// From a consumer's sums to the result on Hopper, box by box: each goes through shared memory to
-// TMA, which stores it while the next ones are computed. Plain results, of alpha and the bias, are
-// written by code without branches for each type. All others pass part by part, 64 rows by 32
-// columns, through the same code: a part of c, or of the aux of a derivative, comes by TMA and is
-// replaced in its box by the result.
+// Turns a consumer's sums into the result on Hopper, box by box. TMA stores each box from shared
+// memory while the next boxes are computed.
+//
+// Plain results, of alpha and the bias alone, have branch-free code per type. All others share one
+// path by parts of 64 rows by 32 columns. TMA loads a part of the side matrix (c, or a derivative's
+// aux) into a box, where the result replaces it.
 #pragma once
 
 #include "bias.cuh"
@@ -11,7 +12,7 @@
 
 namespace amp_ext {
 
-// What a consumer does with the tiles that it has summed up.
+// Finishes the tiles that a consumer has summed.
 template <class Gemm>
 class Sm90Epilogue {
  public:
@@ -28,7 +29,7 @@ class Sm90Epilogue {
         workspace_(workspace),
         tickets_(tickets) {}
 
-  // Starts to fetch the first parts of a tile's side matrix. `tile` is this consumer's rows of it.
+  // Starts to load the first parts of a tile's side matrix. `tile` has this consumer's rows.
   __device__ void prefetch(const BlockTile& tile) {
     if (!has_side() || !is_leader()) return;
     ptx::bulk_wait_read<0>();
@@ -37,7 +38,7 @@ class Sm90Epilogue {
     for (int i = 0; i < plan_.boxes; ++i, to.advance(plan_.boxes)) fetch_side(tile, 0, i, to.at);
   }
 
-  // Stores the result of a tile, and the sums of its columns. `bias` is of its columns, or null.
+  // Stores the result of a tile and its column sums. `bias` may be null.
   __device__ void finish(const typename Gemm::Sums& sums, const BlockTile& tile,
                          const float* bias) {
     if (!plan_.plain) return finish_parts(sums, tile, bias);
@@ -53,7 +54,7 @@ class Sm90Epilogue {
       finish_as(typename Gemm::Element());
   }
 
-  // Shared memory has to outlive the last store.
+  // Waits until the last store has read shared memory.
   __device__ void close() const {
     if (is_leader()) ptx::bulk_wait_read<0>();
   }
@@ -71,11 +72,11 @@ class Sm90Epilogue {
   }
   __device__ int slot_boxes() const { return stores_aux() ? 2 : 1; }
   __device__ int slots() const { return stores_aux() ? plan_.boxes / 2 : plan_.boxes; }
-  // While a slot is written, all but so many before it are known to be free. Of the side's the
-  // third last one is fetched anew.
+  // Returns how many previous slots may still be read while a slot is written; all others are free.
+  // With a side matrix, the third last slot is loaded anew.
   __device__ int stores_read() const { return has_side() ? 2 : slots() - 1; }
 
-  // The parts of a consumer's tile that have elements in the matrix.
+  // Returns how many parts of a consumer's tile have elements in the matrix.
   template <int kOfColumns = kColumns>
   __device__ int part_columns(int column) const {
     const int left = (static_cast<int>(g_.n) - column + kOfColumns - 1) / kOfColumns;
@@ -89,7 +90,7 @@ class Sm90Epilogue {
   __device__ int box_bytes() const { return kRows * plan_.box_columns * size_of(g_.out.dtype); }
   __device__ unsigned char* box(int index) const { return boxes_ + index * box_bytes(); }
 
-  // Part j of row i of the side matrix, or one of the next row, if there is one.
+  // Loads part j of row i of the side matrix; past the end of a row it continues with the next row.
   __device__ void fetch_side(const BlockTile& tile, int i, int j, int to) {
     const int columns = part_columns(tile.column);
     for (; j >= columns; j -= columns) ++i;
@@ -100,7 +101,7 @@ class Sm90Epilogue {
                   tile.batch);
   }
 
-  // Only constants can number registers: a part's are chosen by its number in the tile.
+  // Selects the registers of a part by its number. Registers need constant indices.
   template <int kNumber>
   __device__ static void take(Part& x, const typename Gemm::Sums& sums) {
     constexpr int kSize = sizeof(Part) / sizeof(float);
@@ -169,8 +170,8 @@ class Sm90Epilogue {
         x.scale(alpha_);
         if (bias) x.add(bias + j * kColumns);
         finish_part(x, tile.batch, tile.row + i * kRows, tile.column + j * kColumns, number);
-        // The box of an earlier part is free, for one that comes when all other boxes have had
-        // their turn.
+        // Loads the side matrix into the box of an earlier part, for the part that uses the box
+        // next.
         if (has_side() && is_leader() && number >= stores_read())
           fetch_side(tile, i, j + plan_.boxes - stores_read(),
                      slots_.before(stores_read(), plan_.boxes));
@@ -183,7 +184,7 @@ class Sm90Epilogue {
     unsigned char* const to = box(slots_.at * slot_boxes());
     if (has_side()) ptx::mbarrier_wait(header_.side_full[consumer_][slots_.at], slots_.parity);
     x.each([&](Group& group, int i) { finish_group(group, to, i, row, number); });
-    if (has_side()) ptx::warp_sync();  // stmatrix overwrites what other lanes have read
+    if (has_side()) ptx::warp_sync();  // stmatrix overwrites values that other lanes read
     with_type(g_.out.dtype, [&](auto zero) { BoxWriter<decltype(zero), kColumns>().write(x, to); });
     meet<1, Sm90Tile::kMostBoxes - 1>(is_leader(), stores_read());
     if (is_leader()) {
@@ -194,12 +195,13 @@ class Sm90Epilogue {
     if (g_.column_sums) store_column_sums(batch, row, column, number);
   }
 
-  // When a consumer has written a box: behind it all of the box is written, and at most `stores` -
-  // 1 earlier stores may still read theirs. There are at least kLeast, at most kMost.
+  // Meets all threads of a consumer after writing a box. Afterwards the box is complete, and at
+  // most `stores` - 1 earlier stores may still read their boxes. `stores` is between kLeast and
+  // kMost.
   template <int kLeast, int kMost>
   __device__ void meet(bool leads, int stores) const {
     static_assert(kMost <= 4);
-    // By every thread that wrote: TMA reads through another proxy.
+    // Every writing thread issues the fence, since TMA reads through another proxy.
     ptx::fence_proxy_async();
     if (leads) {
       if (kLeast <= 1 && stores == 1)
@@ -214,7 +216,7 @@ class Sm90Epilogue {
     consumer_sync(consumer_);
   }
 
-  // What is rare, and has to be done before the result is rounded. The group begins at this row.
+  // Applies the rare epilogues before rounding. `row` is the group's first row.
   __device__ void finish_group(Group& x, unsigned char* box, int number, int row, int part) {
     Group side;
     if (has_side())
@@ -234,7 +236,7 @@ class Sm90Epilogue {
     if (g_.column_sums) sum_columns(x, row, number, part);
   }
 
-  // Adds up the columns of a group over this warp's rows. Always in the same order, as below.
+  // Sums the columns of a group over this warp's rows, in a fixed order.
   __device__ void sum_columns(const Group& x, int row, int number, int part) {
     auto& sums = header_.column_sums[consumer_][part % 2][consumer_thread() / 32];
 #pragma unroll
@@ -246,7 +248,7 @@ class Sm90Epilogue {
     }
   }
 
-  // Behind the barrier: those of all rows of the part.
+  // Sums all rows of a part in a fixed order, after the barrier.
   __device__ void store_column_sums(int batch, int row, int column, int number) const {
     const int thread = consumer_thread();
     if (thread >= kColumns) return;
@@ -265,7 +267,7 @@ class Sm90Epilogue {
   }
   __device__ int64_t tile_rows() const { return (g_.m + kTile.m - 1) / kTile.m; }
 
-  // The last consumer of a column of tiles adds its sums up.
+  // Adds up a column of tiles in its last consumer, in a fixed order.
   __device__ void finish_column_sums(int column) {
     const auto consumers = static_cast<uint32_t>(g_.batch * tile_rows() * Gemm::kTeam);
     uint32_t* const ticket = tickets_ + plan_.column_tickets + column / kTile.n;
@@ -289,7 +291,7 @@ class Sm90Epilogue {
   const float alpha_;
   unsigned char* const workspace_;
   uint32_t* const tickets_;
-  Ring slots_;  // boxes of the result, or pairs of boxes of it and of aux
+  Ring slots_;  // boxes of the result, or pairs of boxes for the result and aux
 };
 
 }  // namespace amp_ext

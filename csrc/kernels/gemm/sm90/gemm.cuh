@@ -1,7 +1,7 @@
-// The GEMM kernel for sm_90a, and the launch of its instances for one type of operands.
+// Defines the sm_90a GEMM kernel and launches its instances for one operand type.
 //
 // The grid is persistent: blocks, alone or in clusters of two, take units of work until none is
-// left. Of a block's three warpgroups the first one produces, the others consume.
+// left. The first of a block's three warpgroups produces, the others consume.
 #pragma once
 
 #include <array>
@@ -30,9 +30,9 @@ __device__ void consume(Sm90Header& header, unsigned char* boxes, const unsigned
     BlockTile tile = unit.tile;
     tile.row += first_row;
     if (tile.inside && work.shares == 1) epilogue.prefetch(tile);
-    // In turns: parity does not tell a stage's phase from the one two before, so a consumer begins
-    // when the other one has seen all of its steps. The tensor cores do one tile at a time, and
-    // begin with one as they end the other.
+    // Ping-pong consumers alternate: one begins after the other has passed all its steps, since
+    // parity cannot tell a stage's phase from the one two before. Tensor cores thus compute one
+    // tile at a time, back to back.
     const int turn = round / Sm90Tile::kConsumers % 2;
     if (kTile.ping_pong) ptx::mbarrier_wait(header.turn[consumer], consumer == 0 ? turn ^ 1 : turn);
     typename Gemm::Sums sums;
@@ -90,7 +90,7 @@ __global__ void __launch_bounds__(Sm90Tile::kThreads, 1)
       init_barriers<Gemm>(header, args, plan);
     }
     ptx::wait_for_previous_grid();
-    // Nobody uses a barrier before it is one: the other block's TMA and consumers use them too.
+    // All barriers are initialised before any use, also by the other block's TMA and consumers.
     if (plan.cluster_m * plan.cluster_n > 1)
       ptx::cluster_sync();
     else
@@ -111,9 +111,9 @@ __global__ void __launch_bounds__(Sm90Tile::kThreads, 1)
 
 // ---- the launch --------------------------------------------------------------------------------
 
-// The map of a batch of `count` matrices of `lines` lines of `length` contiguous elements, which
-// TMA moves by boxes. The stride of a dimension of size 1 is given as that of dense memory, since
-// it may be any number; all matrices may be the same.
+// Encodes the map of `count` matrices of `lines` lines of `length` contiguous elements. A dimension
+// of size 1 has a dense stride, since its stride may be arbitrary. A batch stride of 0 repeats one
+// matrix.
 inline bool encode(CUtensorMap& map, const MatrixRef& x, int64_t length, int64_t lines,
                    int64_t line_stride, int64_t count, uint32_t box_length, uint32_t box_lines) {
   constexpr CUtensorMapDataType kTypes[] = {CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
@@ -159,11 +159,11 @@ template <class T, int kTileIndex, Major kA, Major kB>
 Status launch_sm90_instance(const GemmArgs& args, const GemmPlan& plan, void* workspace,
                             uint32_t* tickets, cuda::Stream stream) {
   constexpr auto kernel = gemm_sm90_kernel<T, kTileIndex, kA, kB>;
-  // Asking binds the device's context to a thread that has none yet. The encoder needs one.
+  // This query binds the device's context to a new thread, as the encoder requires.
   (void)waits_for_previous_grid(reinterpret_cast<const void*>(kernel));
   Sm90Maps maps{};
   if (!encode_maps<Sm90Gemm<T, kTileIndex, kA, kB>>(maps, args, plan)) return Status::no_tensor_map;
-  // The most that any plan takes.
+  // The limit covers every plan.
   if (allow_shared_bytes<kernel, Sm90Tile::kSharedBytes>() != cudaSuccess)
     return Status::launch_failed;
   return launch_clusters(kernel, static_cast<int>(plan.blocks), plan.cluster_m * plan.cluster_n,

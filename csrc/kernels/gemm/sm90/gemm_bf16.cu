@@ -1,4 +1,4 @@
-// The instances of the GEMM kernel for sm_90a for bf16.
+// Instantiates the sm_90a GEMM kernel for bf16.
 #include "gemm.cuh"
 
 namespace amp_ext {

@@ -1,4 +1,4 @@
-// The instances of the GEMM kernel for sm_90a for f16.
+// Instantiates the sm_90a GEMM kernel for fp16.
 #include "gemm.cuh"
 
 namespace amp_ext {
@@ -8,7 +8,7 @@ Status launch_gemm_sm90_f16(const GemmArgs& args, const GemmPlan& plan, void* wo
   return launch_sm90<__half>(args, plan, workspace, tickets, stream);
 }
 
-// All instances are alike: one block has a multiprocessor's shared memory.
+// Every instance gives the same number: one block fills a multiprocessor's shared memory.
 int active_sm90_clusters(int blocks) {
   constexpr auto kernel = gemm_sm90_kernel<__half, 0, Major::k, Major::k>;
   return active_clusters<kernel, Sm90Tile::kSharedBytes>(blocks, Sm90Tile::kThreads);

@@ -1,5 +1,5 @@
-// The sums of a tile on Hopper: one thread has TMA fetch steps of 64 along k into a ring of stages,
-// for all of the block's tiles one after another, and consumers multiply them by wgmma.
+// Sums a tile on Hopper. One thread issues TMA loads of 64 along k into a ring of stages, across
+// all tiles of the block, and the consumers multiply them by wgmma.
 #pragma once
 
 #include <cuda.h>
@@ -13,7 +13,7 @@ namespace amp_ext {
 
 constexpr int kAtom = Sm90Tile::kStep;  // elements in a swizzled row of 128 bytes
 
-// What TMA has to know of memory. `side` is c or aux.
+// The tensor maps of a launch. `side` is c or aux.
 struct Sm90Maps {
   CUtensorMap a;
   CUtensorMap b;
@@ -21,9 +21,8 @@ struct Sm90Maps {
   CUtensorMap side;
 };
 
-// A step of an operand in shared memory, of kExtent of m or n. Lines are contiguous as in global
-// memory, and lie in parts of a swizzled row by kLines: of 64 elements, or 32 where 64 do not
-// divide the extent.
+// A step of an operand in shared memory, with kExtent of m or n. Lines are contiguous as in global
+// memory, and lie in swizzled rows of 64 elements, or of 32 if 64 do not divide the extent.
 template <int kExtent, Major kMajor>
 struct Sm90Operand {
   static constexpr bool kByK = kMajor == Major::k;
@@ -33,11 +32,11 @@ struct Sm90Operand {
   static constexpr int kParts = kByK ? 1 : kExtent / kRow;
   static constexpr int kPartBytes = kLines * kRowBytes;
   static constexpr int kBytes = kParts * kPartBytes;
-  // From the 16 of k of one wgmma to the next ones: within rows, or whole rows.
+  // The descriptor's advance in bytes for the next 16 of k: within rows, or by whole rows.
   static constexpr int kAdvance = kByK ? 32 : 16 * kRowBytes;
 
-  // Starts to fetch the step from `mn` of m or n and `k` of matrix z on: all of its lines, or one
-  // half of them, to both blocks of the cluster.
+  // Starts to load the step at index `mn` of m or n and `k` of matrix z: all lines, or one half of
+  // them to both blocks of the cluster.
   __device__ static void fetch(unsigned char* to, const CUtensorMap& map, ptx::Mbarrier& full,
                                int mn, int k, int z, int shares, int share) {
     const bool is_lower = shares > 1 && share > 0;
@@ -52,7 +51,7 @@ struct Sm90Operand {
     }
   }
 
-  // From `mn` on, a multiple of 64.
+  // Describes the step from index `mn`, a multiple of 64.
   __device__ static uint64_t descriptor(const unsigned char* step, int mn) {
     const int offset = kByK ? mn * kRowBytes : mn / kRow * kPartBytes;
     constexpr int kLeading = kByK ? 16 : kPartBytes;
@@ -60,7 +59,7 @@ struct Sm90Operand {
   }
 };
 
-// One instance of the kernel.
+// An instance of the kernel.
 template <class T, int kTileIndex, Major kMajorA, Major kMajorB>
 struct Sm90Gemm {
   using Element = T;
@@ -69,9 +68,9 @@ struct Sm90Gemm {
   using B = Sm90Operand<kTile.n, kMajorB>;
   static_assert(A::kBytes + B::kBytes == kTile.stage_bytes());
 
-  // The consumers that share a tile.
+  // The number of consumers that share a tile.
   static constexpr int kTeam = kTile.ping_pong ? 1 : Sm90Tile::kConsumers;
-  // A consumer's sums, by the 64 rows of a wgmma.
+  // A consumer's sums, in blocks of wgmma's 64 rows.
   static constexpr int kRowBlocks = kTile.consumer_m() / 64;
   using Sums = float[kRowBlocks][kTile.n / 2];
 
@@ -91,7 +90,7 @@ __device__ BlockTile block_tile(const GemmArgs& g, const GemmPlan& plan, const G
   return tile;
 }
 
-// The first of the block's places, and the one behind another one.
+// Return the block's first place, and the place after another.
 __device__ inline GemmPlace first_place(const GemmPlan& plan) {
   return {ptx::block_index() / (plan.cluster_m * plan.cluster_n)};
 }
@@ -99,7 +98,7 @@ __device__ inline void advance(GemmPlace& at, const GemmPlan& plan) {
   advance(at, plan, plan.blocks / (plan.cluster_m * plan.cluster_n));
 }
 
-// One thread fetches the steps of all of the block's units, and tells the others of each.
+// Loads the steps of all of the block's units by one thread, and publishes each unit.
 template <class Gemm>
 __device__ void produce(Sm90Header& header, unsigned char* stages, const Sm90Maps& maps,
                         const GemmArgs& g, const GemmPlan& plan) {
@@ -117,9 +116,10 @@ __device__ void produce(Sm90Header& header, unsigned char* stages, const Sm90Map
     for (int i = 0; i < work.steps; ++i, ring.advance(plan.stages)) {
       ptx::Mbarrier& full = header.full[ring.at];
       unsigned char* const stage = stages + ring.at * Gemm::kTile.stage_bytes();
-      // The last round's has been read, here and where the multicast goes; at once in the first.
+      // Waits until all blocks have read the stage's previous contents; the first round does not
+      // wait.
       ptx::mbarrier_wait(header.empty[ring.at], ring.parity ^ 1);
-      // Of all that comes to the stage, from the other block of the cluster too.
+      // Expects the bytes of the whole stage, including those from the other block of the cluster.
       ptx::mbarrier_arrive_expect_tx(full, Gemm::kTile.stage_bytes());
       Gemm::A::fetch(stage, maps.a, full, tile.row, step * kAtom,
                      g.a.batch_stride == 0 ? 0 : matrix, a_shares, a_share);
@@ -132,14 +132,14 @@ __device__ void produce(Sm90Header& header, unsigned char* stages, const Sm90Map
     }
   }
   write_unit(header, round, {});
-  ptx::let_next_grid_begin();  // the consumers have still to multiply and to store
-  // The other block still arrives at these barriers: they have to outlive that.
+  ptx::let_next_grid_begin();  // the consumers still multiply and store
+  // The barriers must outlive the other block's arrivals.
   if (cluster > 1)
     for (int i = 0; i < plan.stages; ++i, ring.advance(plan.stages))
       ptx::mbarrier_wait(header.empty[ring.at], ring.parity ^ 1);
 }
 
-// Tells the producers of all blocks whose copies come to this stage that this warp has read it.
+// Signals all producers that copy to this stage that this warp has read it.
 __device__ inline void release(ptx::Mbarrier& empty, int cluster) {
   const int lane = threadIdx.x % 32;
   if (cluster == 1) {
@@ -149,8 +149,8 @@ __device__ inline void release(ptx::Mbarrier& empty, int cluster) {
   }
 }
 
-// Sums up a consumer's rows of a tile, from `row` on, over so many steps of the ring. All of them
-// have been seen when it calls `next`.
+// Accumulates a consumer's rows of a tile, from `row` on, over `steps` of the ring. Calls `next`
+// once all steps have arrived.
 template <class Gemm, class Next>
 __device__ void accumulate(typename Gemm::Sums& sums, Sm90Header& header,
                            const unsigned char* stages, const GemmPlan& plan, int row, int steps,
@@ -175,8 +175,8 @@ __device__ void accumulate(typename Gemm::Sums& sums, Sm90Header& header,
                        ptx::wgmma_advance(b, i * Gemm::B::kAdvance), !is_first);
     }
     ptx::wgmma_commit();
-    // Only this step's may still run, so that the tensor cores always have work: the stage of the
-    // step before is free.
+    // Only this step's wgmmas may be pending, so that the tensor cores stay busy. The previous
+    // step's stage is free.
     ptx::wgmma_wait<1>();
     if (step > 0) release(header.empty[ring.before(1, plan.stages)], cluster);
   }

@@ -1,5 +1,4 @@
-// Parts of a tile, of which each thread of a consumer has some elements, and boxes of shared
-// memory, in which they lie as TMA stores them.
+// Defines parts of a tile in a consumer's registers, and their layout in TMA's boxes.
 #pragma once
 
 #include <cstring>
@@ -9,8 +8,8 @@
 
 namespace amp_ext {
 
-// A thread's elements of 8 columns of a part: of lane l of warp w, element 2 h + i in row
-// 16 w + l / 4 + 8 h and column 2 (l % 4) + i.
+// A thread's elements of 8 columns of a part. Lane l of warp w holds element 2 h + i in row 16 w +
+// l / 4 + 8 h and column 2 (l % 4) + i.
 struct Group {
   static constexpr int kSize = 4, kColumns = 8;
   float at[kSize];
@@ -26,8 +25,7 @@ struct Group {
     T low, high;
   };
 
-  // The place of elements i and i + 1 in a box of T and 32 columns, in which the group has this
-  // number.
+  // Returns the address of elements i and i + 1 of group `number` in a box of T with 32 columns.
   template <class T>
   __device__ static Pair<T>* place(unsigned char* box, int number, int i) {
     constexpr int kRowBytes = Sm90Tile::kPartColumns * sizeof(T);
@@ -45,7 +43,7 @@ struct Group {
     }
   }
 
-  // Rounds them.
+  // Rounds the elements and writes them.
   template <class T>
   __device__ void write(unsigned char* box, int number) const {
 #pragma unroll
@@ -56,13 +54,13 @@ struct Group {
   }
 };
 
-// A thread's elements of 64 rows by kColumns, of a part or of several side by side.
+// A thread's elements of 64 rows by kColumns: of a part, or of several side by side.
 template <int kColumns>
 struct Part {
   static constexpr int kGroups = kColumns / Group::kColumns;
   Group groups[kGroups];
 
-  // x *= alpha.
+  // Computes x *= alpha.
   __device__ void scale(float alpha) {
 #pragma unroll
     for (Group& group : groups) {
@@ -70,7 +68,7 @@ struct Part {
       for (float& value : group.at) value *= alpha;
     }
   }
-  // x += the bias of its columns.
+  // Adds the bias of the columns.
   __device__ void add(const float* bias) {
     bias += Group::column(0);
 #pragma unroll
@@ -80,8 +78,8 @@ struct Part {
     }
   }
 
-  // Calls use(group, number) for each. In a loop, through which they pass by turns: what is done to
-  // four numbers is long enough, and takes registers enough.
+  // Calls use(group, number) for each group in a rolled loop, which saves instructions and
+  // registers. The groups rotate through the first registers.
   template <class Use>
   __device__ void each(Use use) {
 #pragma unroll 1
@@ -95,7 +93,7 @@ struct Part {
   }
 };
 
-// Rounds a thread's elements to T and writes them to boxes of so many columns.
+// Rounds a thread's elements to T and writes them to boxes of kColumns columns.
 template <class T, int kColumns>
 class BoxWriter {
  public:
@@ -112,8 +110,8 @@ class BoxWriter {
 
   __device__ void write(const Part<kColumns>& x, unsigned char* box) const {
     if constexpr (sizeof(T) == 4) {
-      // The same group of rows 2 r and 2 r + 1 has chunks in the same banks: odd rows are a group
-      // of the other half ahead.
+      // Equal groups of rows 2 r and 2 r + 1 share banks, so odd rows write the group of the other
+      // half first.
 #pragma unroll
       for (int i = 0; i < kGroups; ++i) {
         const Group &own = x.groups[i], &other = x.groups[i ^ 2];
@@ -124,7 +122,8 @@ class BoxWriter {
                           float2{value(2), value(3)});
       }
     } else {
-      // Four matrices of 8x8 at a time: upper and lower rows, then the same of the next 8 columns.
+      // Each stmatrix writes four 8x8 matrices: upper and lower rows of 8 columns, then of the next
+      // 8.
 #pragma unroll
       for (int i = 0; i < kGroups; i += 2) {
         uint32_t matrices[4];
@@ -142,12 +141,12 @@ class BoxWriter {
  private:
   static constexpr int kGroups = Part<kColumns>::kGroups, kRowBytes = kColumns * sizeof(T);
 
-  // From the first group, or pair of them, on: by exclusive or, as the swizzle has it.
+  // Returns a group's offset from the first group, combined by exclusive or as in the swizzle.
   __device__ static constexpr int group_offset(int group) {
     return group * Group::kColumns * static_cast<int>(sizeof(T));
   }
 
-  int place_;  // of what this thread writes of the first group, or pair of them
+  int place_;  // offset of this thread's first group, or first pair of groups
   bool is_odd_ = false;
 };
 

@@ -1,5 +1,4 @@
-// The threads of a consumer, and tiles whose steps along k several blocks share: consumers' sums
-// meet in the workspace.
+// Combines the sums of consumers that share a tile along k, in the workspace.
 #pragma once
 
 #include <cstring>
@@ -8,11 +7,11 @@
 
 namespace amp_ext {
 
-// The calling thread's number in its consumer. Read anew: nothing that follows from it is held in
-// registers beside the sums.
+// Returns the thread's index in its consumer. Each use recomputes it, to hold no register beside
+// the sums.
 __device__ inline int consumer_thread() { return ptx::thread_index() % kWarpgroup; }
 
-// Waits for the 128 threads of one consumer; orders their memory accesses.
+// Waits for the 128 threads of one consumer and orders their memory accesses.
 __device__ inline void consumer_sync(int consumer) {
   static_assert(Sm90Tile::kConsumers == 2);
   if (consumer == 0)
@@ -21,7 +20,7 @@ __device__ inline void consumer_sync(int consumer) {
     ptx::barrier_sync<2, kWarpgroup>();
 }
 
-// As is_last_block, of consumers.
+// Does for consumers as is_last_block does for blocks.
 __device__ inline bool is_last_consumer(uint32_t* ticket, uint32_t consumers, bool& shared,
                                         int consumer) {
   consumer_sync(consumer);
@@ -34,8 +33,8 @@ __device__ inline bool is_last_consumer(uint32_t* ticket, uint32_t consumers, bo
   return ptx::warp_uniform(shared);
 }
 
-// A consumer's share of a tile. Its sums go to the workspace if other shares are to come: a
-// thread's in packs of four, those of neighbours side by side.
+// A consumer's share of a tile. The sums go to the workspace unless all other shares are there. The
+// workspace interleaves packs of four sums of neighbouring threads.
 template <class Gemm>
 class Share {
  public:
@@ -48,15 +47,16 @@ class Share {
         workspace_(workspace),
         tickets_(tickets) {}
 
-  // Sees, in one thread, whether all other shares are there. That takes time, in which tensor cores
-  // may end this one.
+  // Checks in one thread whether all other shares are complete. The check overlaps with this
+  // share's last wgmmas.
   __device__ void look() const {
     if (consumer_thread() != 0) return;
     header_.others_there[consumer_] = ptx::look(ticket()) == work_.shares - 1;
     ptx::device_fence();
   }
 
-  // Whether this is the last share. Behind look(); stores the others.
+  // Returns whether this share is the last. A share that is not last stores its sums. Call look()
+  // before.
   __device__ bool is_last(const typename Gemm::Sums& sums) const {
     consumer_sync(consumer_);
     if (!ptx::warp_uniform(header_.others_there[consumer_])) {
@@ -64,11 +64,11 @@ class Share {
       return is_last_consumer(ticket(), work_.shares, header_.last[consumer_], consumer_);
     }
     if (consumer_thread() == 0) ptx::ticket(ticket(), work_.shares - 1);
-    consumer_sync(consumer_);  // all have read what the next look() writes
+    consumer_sync(consumer_);  // all threads have read the flag that the next look() writes
     return true;
   }
 
-  // Adds the shares up, in their order.
+  // Adds the shares in order.
   __device__ void add_up(typename Gemm::Sums& sums) const {
 #pragma unroll
     for (int i = 0; i < Gemm::kRowBlocks; ++i) add_up(sums[i], i);
@@ -76,10 +76,10 @@ class Share {
 
  private:
   static constexpr int kRowPacks = Gemm::kTile.n / 8;
-  // Packs at a time for which there are registers: beside the sums, and beside sums of others too.
+  // Packs loaded at a time, as registers allow: beside the sums, or beside a second set of sums.
   static constexpr int kBehind = 8, kBefore = 7;
 
-  // Of a tile or a share, among the consumers of all blocks of a cluster that have some of it.
+  // Returns the index of a tile or share among all consumers of its cluster.
   __device__ uint32_t index(uint32_t number) const {
     const uint32_t cluster = plan_.cluster_m * plan_.cluster_n;
     const uint32_t rank = cluster > 1 ? ptx::cluster_rank() : 0;
@@ -88,7 +88,7 @@ class Share {
 
   __device__ uint32_t* ticket() const { return tickets_ + index(work_.tile - plan_.whole); }
 
-  // The first of this thread's packs of a share, in a block of rows.
+  // Returns the address of this thread's first pack of a share, in a block of rows.
   __device__ uint4* packs(uint32_t share, int row_block) const {
     const int64_t row = int64_t{index(work_.slot + share)} * Gemm::kRowBlocks + row_block;
     return reinterpret_cast<uint4*>(workspace_) + row * (kRowPacks * kWarpgroup) +
@@ -105,7 +105,8 @@ class Share {
     }
   }
 
-  // In a block of rows. This share's are in registers; those before it are added up first.
+  // Adds the shares of a block of rows. The sum of earlier shares precedes this share's, which is
+  // in registers.
   __device__ __forceinline__ void add_up(float (&row)[kRowPacks * 4], int row_block) const {
 #pragma unroll
     for (int first = 0; first < kRowPacks; first += kBefore) {
@@ -120,7 +121,7 @@ class Share {
       add<kBehind>(row + first * 4, work_.share + 1, work_.shares, row_block, first);
   }
 
-  // Adds so many packs, if there are, of the shares from one on up to the one before `end`.
+  // Adds up to kCount packs of the shares in [share, end).
   template <int kCount>
   __device__ __forceinline__ void add(float* sums, uint32_t share, uint32_t end, int row_block,
                                       int first) const {

@@ -1,4 +1,4 @@
-"""For pytest on a GPU: a test that hangs, or spoils its process, takes no other test with it.
+"""Keep a test that hangs, or spoils its process on a GPU, from taking others with it.
 
     pytest -n 8 --dist worksteal -p gpu_fault [--test-limit 40] [--tests 10]
 

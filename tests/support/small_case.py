@@ -1,6 +1,6 @@
-"""What compute-sanitizer watches: every op on small inputs.
+"""Run every op on small inputs, under compute-sanitizer by `make gpu`.
 
-python bench/gpu/small_case.py [--device cuda]
+python tests/support/small_case.py [--device cuda]
 """
 
 from __future__ import annotations

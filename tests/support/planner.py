@@ -1,4 +1,4 @@
-"""The planner of the CUDA gemm (csrc/kernels/gemm/plan), compiled when it is first asked.
+"""Compile the planner of the CUDA gemm (csrc/kernels/gemm/plan) at its first use.
 
 Needs a C++ compiler, but no GPU, no CUDA toolkit and no amp_ext.
 """

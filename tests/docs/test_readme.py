@@ -1,0 +1,66 @@
+"""README: its program prints what README says, and its figures are those of the ledgers."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from figures import measuring
+from harness import evidence
+
+ROOT = Path(__file__).resolve().parents[2]
+TEXT = (ROOT / "README.md").read_text()
+(PROGRAM,) = re.findall(r"```python\n(.*?)```\n", TEXT, re.DOTALL)
+(PRINTED,) = re.findall(r"```\n\n    (loss .*)\n", TEXT)
+CPU = "AMD EPYC"
+
+
+def cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip("| ").split(" | ")]
+
+
+def test_the_program_prints_what_readme_says(capsys: pytest.CaptureFixture[str]) -> None:
+    """The program of README prints the line that follows it."""
+    exec(PROGRAM, {})
+    assert capsys.readouterr().out == PRINTED + "\n"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="README's scale is that of a CPU")
+def test_torch_lowers_the_scale_in_the_same_program(capsys: pytest.CaptureFixture[str]) -> None:
+    """The program of README ends with a lower scale under torch.amp, as README says."""
+    program = PROGRAM.replace("from amp_ext import", "from torch.amp import")
+    program = program.replace("from amp_ext.optim", "from torch.optim")
+    exec(re.sub(r", skipped \{.*\}", "", program), {})
+    scale = re.search(r"scale falls to (\d+)", TEXT)[1]
+    assert capsys.readouterr().out == f"loss 0.00, scale {scale}\n"
+
+
+def test_figures_are_those_of_the_ledgers() -> None:
+    """Each speedup in README is the mean, worst and best case of the newest ledger."""
+    runs = {run.op: run for run in evidence.newest(measuring.RESULTS)["cpu-amd-epyc"]}
+    ratios = [runs[op].ratios["cpu"] for op in ("scaler", "step", "gemm", "train")]
+    ratios.append(runs["train"].against_fp32("cpu"))
+    rows = re.findall(rf"\| CPU: {CPU}.*\n.*\n((?:\|.*\n)+)", TEXT)[0].splitlines()
+    for row, ratio in zip(rows, ratios, strict=True):
+        ends = [evidence.ratio_text(ratio.cases[case]) for case in (ratio.worst, ratio.best)]
+        *_, said, gpu = cells(row)
+        assert said.endswith(f"({ends[0]}x to {ends[1]}x)"), row
+        assert f"{evidence.ratio_text(ratio.mean)}x" in said, row
+        assert ("slower" in said) == (ratio.mean < 1), row
+        assert gpu == "not yet measured", row
+
+
+def test_counts_are_those_of_measuring() -> None:
+    """The launches, copies and waits in README are those that docs/measuring.md counts."""
+    (counted,) = re.findall(r"\| digits \| AdamW \| yes \| (.*) \|", measuring.PAGE.read_text())
+    theirs, ours = (cell.split(", ") for cell in counted.split(" | ")[2:])
+    (rows,) = re.findall(r"\| \| launches.*\n.*\n((?:\|.*\n)+)", TEXT)
+    assert [cells(row)[1:4] for row in rows.splitlines()] == [theirs, ours]
+
+
+def test_readme_is_short() -> None:
+    """README has at most 900 words."""
+    assert len(TEXT.split()) <= 900
