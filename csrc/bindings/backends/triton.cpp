@@ -1,5 +1,4 @@
-// The products of the Triton kernels: a product that is like an earlier one calls the launches that
-// the first call has returned.
+// The products of the Triton kernels. A product like an earlier one calls its launch.
 #include "backends/triton.h"
 
 #include <ATen/core/Tensor.h>
@@ -10,13 +9,14 @@
 #include <vector>
 
 #include "backends/backends.h"
-#include "checks/python.h"
 #include "checks/tensors.h"
 
 namespace py = pybind11;
 
 namespace amp_ext {
 namespace {
+
+bool is_aligned(const void* data) { return address(data) % 16 == 0; }
 
 // Arguments of a product without a copy.
 at::Tensor tensor_of(const MatrixRef& x, int64_t count, int64_t rows, int64_t columns,
@@ -32,32 +32,32 @@ at::Tensor tensor_of(const VectorRef& x, int64_t size, c10::Device device) {
   return tensor_of(MatrixRef{x.data, x.dtype, 0, 0, x.stride}, 1, 1, size, device).view({size});
 }
 
-// Launches of products on GPUs by their keys: they take addresses, with no tensors around them.
-py::dict& known_launches() {
-  PYBIND11_CONSTINIT static py::gil_safe_call_once_and_store<py::dict> known;
-  return known.call_once_and_store_result([] { return py::dict(); }).get_stored();
+// Products with a kernel that has been compiled for a GPU, by their keys.
+py::dict& launched_products() {
+  PYBIND11_CONSTINIT static py::gil_safe_call_once_and_store<py::dict> launched;
+  return launched.call_once_and_store_result([] { return py::dict(); }).get_stored();
 }
 
-// Computes a product by kernels that may have to be compiled, and returns its launches.
-py::object launch_first(const GemmArgs& g, c10::Device device) {
+// Returns the launch of a product. Its first call compiles the kernel.
+py::object planned(const GemmArgs& g, c10::Device device) {
   static TritonFunction gemm("gemm.gemm", "gemm");
-  const auto matrices = [&](const MatrixRef& x, int64_t count, int64_t rows, int64_t columns) {
-    return object_of(tensor_of(x, count, rows, columns, device));
+  const auto matrix = [](const MatrixRef& x) {
+    return py::make_tuple(static_cast<int>(x.dtype), x.batch_stride, x.row_stride, x.column_stride,
+                          is_aligned(x.data));
   };
-  const auto optional_matrices = [&](const MatrixRef& x) -> py::object {
-    return x.data ? matrices(x, g.batch, g.m, g.n) : py::none();
+  const auto optional = [](const void* data, auto object) {
+    return data ? py::object(std::move(object)) : py::object(py::none());
   };
-  const auto optional_vector = [&](const VectorRef& x) -> py::object {
-    return x.data ? object_of(tensor_of(x, g.n, device)) : py::none();
-  };
-  const int64_t products = g.batch * g.terms;
-  return gemm(matrices(g.out, g.batch, g.m, g.n), matrices(g.a, products, g.m, g.k),
-              matrices(g.b, products, g.k, g.n), optional_matrices(g.c), optional_vector(g.bias),
-              optional_matrices(g.aux), optional_vector({g.column_sums, DType::f32, 1}), g.terms,
-              g.alpha, g.beta, activation_name(g.activation), g.derivative, g.variant);
+  const py::tuple sizes = py::make_tuple(g.batch, g.terms, g.m, g.n, g.k);
+  const py::tuple options =
+      py::make_tuple(activation_name(g.activation), g.derivative, g.column_sums != nullptr);
+  return gemm(static_cast<int>(device.index()), g.variant, sizes, options,
+              optional(g.bias.data, py::int_(static_cast<int>(g.bias.dtype))), matrix(g.out),
+              matrix(g.a), matrix(g.b), optional(g.c.data, matrix(g.c)),
+              optional(g.aux.data, matrix(g.aux)));
 }
 
-// All that a product's launches depend on: addresses count by their alignment.
+// All that a product's launch depends on: addresses count by their alignment.
 py::bytes key_of(const GemmArgs& g, c10::Device device) {
   std::vector<int64_t> numbers{device.index(),
                                g.batch,
@@ -70,7 +70,7 @@ py::bytes key_of(const GemmArgs& g, c10::Device device) {
                                static_cast<int64_t>(g.activation),
                                g.column_sums != nullptr};
   const auto add = [&](const void* data, DType dtype, std::initializer_list<int64_t> strides) {
-    numbers.push_back(data ? 1 + (address(data) % 16 == 0) : 0);
+    numbers.push_back(data ? 1 + is_aligned(data) : 0);
     numbers.push_back(static_cast<int64_t>(dtype));
     numbers.insert(numbers.end(), strides);
   };
@@ -96,9 +96,9 @@ const char* TritonBackend::why_not(const GemmArgs& g) const {
   return nullptr;
 }
 
-// The plans that triton_kernels/gemm/plan.py predicts to be the fastest, by their number.
+// The numbers of the plans of triton_kernels/gemm/plan.py.
 std::vector<int64_t> TritonBackend::gemm_variants(const GemmArgs&, Services&) const {
-  return {0, 1, 2, 3};
+  return {0, 1, 2};
 }
 
 Status TritonBackend::gemm(const GemmArgs& args, Services& services) const {
@@ -116,22 +116,22 @@ Status TritonBackend::gemm(const GemmArgs& args, Services& services) const {
 
   const UntracedPython python;
   const py::bytes key = key_of(g, device);
-  py::dict& known = known_launches();
-  if (known.contains(key)) {
-    const py::object launches = known[key];
-    const auto scratch_bytes = launches.attr("scratch_bytes").cast<size_t>();
-    launches.attr("run")(scratch_bytes ? address(services.scratch(scratch_bytes)) : 0,
-                         address(g.out.data), address(g.a.data), address(g.b.data),
-                         address(g.c.data), address(g.bias.data), address(g.aux.data),
-                         address(g.column_sums), g.alpha, g.beta);
-    return Status::ok;
-  }
+  py::dict& launched = launched_products();
+  const bool is_new = !launched.contains(key);
   // The driver loads no module during a capture.
-  if (is_capturing(device)) return Status::not_compiled;
-  const py::object launches = launch_first(g, device);
-  constexpr size_t kMostKnown = 4096;
-  if (known.size() == kMostKnown) known.clear();
-  if (device.is_cuda()) known[key] = launches;
+  if (is_new && is_capturing(device)) return Status::not_compiled;
+  const py::object product = is_new ? planned(g, device) : py::object(launched[key]);
+  const auto scratch_bytes = product.attr("scratch_bytes").cast<size_t>();
+  const auto tickets = product.attr("tickets").cast<size_t>();
+  product(scratch_bytes ? address(services.scratch(scratch_bytes)) : 0,
+          tickets ? address(services.tickets(tickets)) : 0, address(g.out.data), address(g.a.data),
+          address(g.b.data), address(g.c.data), address(g.bias.data), address(g.aux.data),
+          address(g.column_sums), g.alpha, g.beta);
+  if (is_new && device.is_cuda()) {
+    constexpr size_t kMostKept = 4096;
+    if (launched.size() == kMostKept) launched.clear();
+    launched[key] = product;
+  }
   return Status::ok;
 }
 

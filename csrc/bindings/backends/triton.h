@@ -49,14 +49,18 @@ class TritonFunction {
 
 inline int64_t address(const void* data) { return std::bit_cast<int64_t>(data); }
 
-// Calls function(address of the list's table, entries, chunks, arguments...).
+inline int64_t bits(double x) { return std::bit_cast<int64_t>(x); }
+
+// Calls function(address of the list's table, entries, chunks, arguments...). A list without chunks
+// calls it only if it is needed all the same.
 template <class Ref, class... Args>
 Status launch_list(TritonFunction& function, const ListOf<Ref>& list, Services& services,
-                   const Args&... args) {
+                   bool is_needed, const Args&... args) {
   const EntryOf<Ref>* table = nullptr;
   uint32_t chunks = 0;
   if (const Status status = send_table(list, services, &table, &chunks); status != Status::ok)
     return status;
+  if (chunks == 0 && !is_needed) return Status::ok;
   const UntracedPython python;
   function(address(table), list.size, chunks, args...);
   return Status::ok;

@@ -58,7 +58,7 @@ void add_arguments(ReferenceCall& call, const CastArgs& args) {
 
 Status TritonBackend::cast(const CastArgs& a, Services& services) const {
   static TritonFunction function("lists.cast", "cast_");
-  return launch_list(function, a.casts, services);
+  return launch_list(function, a.casts, services, false);
 }
 
 TORCH_LIBRARY_FRAGMENT(amp_ext, m) {

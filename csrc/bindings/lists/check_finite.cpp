@@ -37,7 +37,7 @@ void add_arguments(ReferenceCall& call, const CheckFiniteArgs& args) {
 
 Status TritonBackend::check_finite(const CheckFiniteArgs& a, Services& services) const {
   static TritonFunction function("lists.check_finite", "check_finite");
-  return launch_list(function, a.grads, services, address(a.found_inf));
+  return launch_list(function, a.grads, services, false, address(a.found_inf));
 }
 
 TORCH_LIBRARY_FRAGMENT(amp_ext, m) {

@@ -56,9 +56,9 @@ void add_arguments(ReferenceCall& call, const GradNormArgs& args) {
 Status TritonBackend::grad_norm(const GradNormArgs& a, Services& services) const {
   static TritonFunction function("lists.grad_norm", "grad_norm");
   void* const partial_sums = services.scratch(partial_sum_count(a) * sizeof(double));
-  return launch_list(function, a.grads, services, address(a.inv_scale), address(a.found_inf),
+  return launch_list(function, a.grads, services, true, address(a.inv_scale), address(a.found_inf),
                      address(a.norm), address(a.norms), address(partial_sums),
-                     address(services.tickets(1)));
+                     address(services.tickets(1)), a.norms != nullptr);
 }
 
 TORCH_LIBRARY_FRAGMENT(amp_ext, m) {

@@ -61,8 +61,8 @@ void add_arguments(ReferenceCall& call, const UnscaleArgs& args) {
 
 Status TritonBackend::unscale(const UnscaleArgs& a, Services& services) const {
   static TritonFunction function("lists.unscale", "unscale_");
-  return launch_list(function, a.grads, services, address(a.inv_scale), address(a.found_inf),
-                     address(a.norm), a.max_norm);
+  return launch_list(function, a.grads, services, a.norm != nullptr, address(a.inv_scale),
+                     address(a.found_inf), address(a.norm), a.max_norm);
 }
 
 TORCH_LIBRARY_FRAGMENT(amp_ext, m) {

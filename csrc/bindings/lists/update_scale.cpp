@@ -125,12 +125,12 @@ Status TritonBackend::update_scale(const UpdateScaleArgs& a, Services& services)
   if (a.found_inf_count > 1)
     found_infs = services.table(a.found_infs, a.found_inf_count, sizeof(void*));
   const ScaleUpdate& u = a.update;
+  constexpr int kPrograms = 1;
   const UntracedPython python;
-  function(address(found_infs), a.found_inf_count,
-           pybind11::make_tuple(address(u.scale), address(u.growth_tracker),
-                                address(u.hysteresis_tracker), address(u.skipped_steps),
-                                address(u.next_step), u.growth_factor, u.backoff_factor,
-                                u.growth_interval, u.hysteresis, u.min_scale, u.max_scale));
+  function(kPrograms, address(found_infs), a.found_inf_count, address(u.scale),
+           address(u.growth_tracker), address(u.hysteresis_tracker), address(u.skipped_steps),
+           address(u.next_step), bits(u.growth_factor), bits(u.backoff_factor), u.growth_interval,
+           u.hysteresis, u.min_scale, u.max_scale);
   return Status::ok;
 }
 

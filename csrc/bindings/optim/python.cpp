@@ -78,15 +78,12 @@ void add_arguments(ReferenceCall& call, const SgdArgs& args) {
 
 namespace {
 
-// Tuples are made with the GIL.
-template <class Args, class Options>
-Status launch(TritonFunction& function, const Args& args, Services& services, Options options) {
+template <class Args, class... Options>
+Status launch(TritonFunction& function, const Args& args, Services& services, Options... options) {
   const int64_t ticket = has_steps(args.list) ? address(services.tickets(1)) : 0;
   const StepScalars& s = args.scalars;
-  const pybind11::gil_scoped_acquire gil;
-  return launch_list(function, args.list, services, options(args.options),
-                     pybind11::make_tuple(address(s.lr), address(s.found_inf), address(s.inv_scale),
-                                          address(s.norm), s.max_norm),
+  return launch_list(function, args.list, services, ticket || s.norm, options..., address(s.lr),
+                     address(s.found_inf), address(s.inv_scale), address(s.norm), s.max_norm,
                      ticket);
 }
 
@@ -94,18 +91,17 @@ Status launch(TritonFunction& function, const Args& args, Services& services, Op
 
 Status TritonBackend::adam(const AdamArgs& args, Services& services) const {
   static TritonFunction function("optim.adam", "adam_");
-  return launch(function, args, services, [](const AdamOptions& o) {
-    return pybind11::make_tuple(o.lr, o.beta1, o.beta2, o.eps, o.weight_decay, o.decoupled,
-                                o.maximize, o.stochastic_rounding);
-  });
+  const AdamOptions& o = args.options;
+  return launch(function, args, services, bits(o.lr), bits(o.beta1), bits(o.beta2), bits(o.eps),
+                bits(o.weight_decay), int{o.decoupled}, int{o.maximize},
+                int{o.stochastic_rounding});
 }
 
 Status TritonBackend::sgd(const SgdArgs& args, Services& services) const {
   static TritonFunction function("optim.sgd", "sgd_");
-  return launch(function, args, services, [](const SgdOptions& o) {
-    return pybind11::make_tuple(o.lr, o.momentum, o.dampening, o.weight_decay, o.nesterov,
-                                o.maximize, o.stochastic_rounding);
-  });
+  const SgdOptions& o = args.options;
+  return launch(function, args, services, bits(o.lr), bits(o.momentum), bits(o.dampening),
+                bits(o.weight_decay), int{o.nesterov}, int{o.maximize}, int{o.stochastic_rounding});
 }
 
 }  // namespace amp_ext
