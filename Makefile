@@ -52,13 +52,12 @@ docs: .venv-docs/made ## the pages and the API reference, in build/site; broken 
 hostile: .venv/built ## 20,000 hostile calls of the ops: right, or an error and nothing changed
 	.venv/$(PYTEST) tests/integration/test_hostile_calls.py --hostile-calls 5000
 
-# The compiled kernels by rule, without compiling anything, then edits of sources by hand.
+# The compiled kernels by rule, without compiling anything, then edits of the sources by hand.
 MUTANTS = ../.venv-cuda/bin/python fake_cuda/run.py --kernels ptx
-mutants: .venv/built .venv-cuda/built ## break the kernels and the choice of a backend; their tests must fail
+mutants: .venv/built .venv-cuda/built ## break the CUDA kernels; their tests must fail
 	cd tests && $(MUTANTS) --multiprocessors 1 --capability 80 mutants/run.py --most 95
 	cd tests && $(MUTANTS) --multiprocessors 2 --capability 90 mutants/run.py --most 300
 	.venv/bin/python tests/simt/mutants/run.py
-	.venv/bin/python tests/backends/choose_mutants.py
 
 lint: .venv-lint/made ## formatting, types and the usual mistakes
 	.venv-lint/bin/ruff check $(PY_FILES)

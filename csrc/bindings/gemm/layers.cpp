@@ -338,16 +338,6 @@ at::Tensor gated_mlp(const at::Tensor& x, const at::Tensor& gate_weight,
 
 TORCH_LIBRARY_FRAGMENT(amp_ext, m) {
   using Key = c10::DispatchKey;
-  declare(m, "gemm",
-          "linear(Tensor x, Tensor weight, Tensor? bias=None, *, str activation=\"none\") "
-          "-> Tensor");
-  declare(m, "gemm",
-          "mlp(Tensor x, Tensor weight1, Tensor? bias1, Tensor weight2, Tensor? bias2, *, "
-          "str activation=\"gelu\") -> Tensor");
-  declare(m, "gemm",
-          "gated_mlp(Tensor x, Tensor gate_weight, Tensor? gate_bias, Tensor up_weight, "
-          "Tensor? up_bias, Tensor down_weight, Tensor? down_bias, *, str activation=\"silu\") "
-          "-> Tensor");
   m.impl("linear", torch::dispatch(Key::CompositeImplicitAutograd, TORCH_FN(linear_op<compute>)));
   m.impl("mlp", torch::dispatch(Key::CompositeExplicitAutograd, TORCH_FN(mlp_op<compute>)));
   m.impl("mlp", torch::dispatch(Key::Autograd, TORCH_FN(mlp_op<differentiable>)));
