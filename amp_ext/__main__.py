@@ -1,4 +1,4 @@
-"""The doctor: ``python -m amp_ext`` says what is installed and in use here, and whether it works.
+"""Print what is installed and in use here, and check that it works: the doctor.
 
 ``python -m amp_ext verify`` verifies all GPU kernels again (verify.py), and ``python -m amp_ext
 tune SCRIPT`` measures the products of a script (tune.py). Exit status 1 when something is broken.
@@ -17,9 +17,7 @@ import torch
 from torch import Tensor
 
 import amp_ext
-from amp_ext._table import cpu_name
 from amp_ext._triton import triton_version
-from amp_ext.testing import arguments
 
 DIFFERENTIABLE = ("gemm", "gemm_with_aux", "linear", "mlp", "gated_mlp")
 Check = tuple[str, Callable[[], None]]
@@ -35,14 +33,13 @@ def main() -> int:
         return 1
     print_devices()
     print_backends()
-    print_measured()
+    print_products()
     print_verification()
-    print_autocast()
+    is_installed = "in effect" if amp_ext.is_installed() else "not in effect"
+    print(f"\nautocast\n  amp_ext.install() is {is_installed}")
 
     print("\nchecks")
     results = [passed(name, check) for name, check in all_checks()]
-    if refused := refused_tensor_maps():
-        print(f"\n{refused} products were left to torch's library: the driver refused tensor maps")
     failed = results.count(False)
     print(f"\n{failed} of {len(results)} checks FAILED" if failed else "\nall is well")
     return int(failed > 0)
@@ -66,33 +63,51 @@ def print_versions() -> None:
     print(f"             {f'Triton {triton}' if triton else 'no Triton'}")
 
 
+def devices() -> list[str]:
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return ["cpu", *(f"cuda:{index}" for index in range(gpus))]
+
+
 def print_devices() -> None:
+    from amp_ext._cache import device_name
+
     print("\ndevices")
     threads = f"{torch.get_num_threads()} threads"
-    print(f"  cpu      {cpu_name()}, {threads}, {torch.backends.cpu.get_cpu_capability()}")
-    for index in range(cuda_devices()):
-        gpu = torch.cuda.get_device_properties(index)
-        memory = f"{gpu.total_memory / 2**30:.0f} GiB"
-        print(f"  cuda:{index}   {gpu.name}, {memory}, compute capability {gpu.major}.{gpu.minor}")
-    if not cuda_devices():
+    print(f"  cpu      {device_name('cpu')}, {threads}, {torch.backends.cpu.get_cpu_capability()}")
+    for device in devices()[1:]:
+        memory = torch.cuda.get_device_properties(device).total_memory / 2**30
+        print(f"  {device:<9}{device_name(device)}, {memory:.0f} GiB")
+    if len(devices()) == 1:
         print(f"  cuda     {'no GPU is visible' if torch.version.cuda else 'torch is a CPU build'}")
 
 
-def cuda_devices() -> int:
-    return torch.cuda.device_count() if torch.cuda.is_available() else 0
-
-
 def print_backends() -> None:
-    from amp_ext.backend import OPS, backend_for
+    from amp_ext.backend import backend_for
 
-    print("\nbackends")
-    for device_type in ("cpu", "cuda") if torch.version.cuda else ("cpu",):
-        by_backend = itertools.groupby(OPS, lambda op, device=device_type: backend_for(device, op))
-        for backend, ops in by_backend:
-            print(f"  {device_type:<5}{backend.name:<9}{backend.reason}")
-            print(f"       {' '.join(ops)}")
-    if not torch.version.cuda:
-        print("  cuda none     torch is a CPU build: for a GPU, install a CUDA build of torch")
+    print("\nbackends of ops on lists")
+    for device_type in ("cpu", "cuda"):
+        name, reason = backend_for(device_type)
+        if device_type == "cuda" and not torch.version.cuda:
+            name, reason = "none", "torch is a CPU build: for a GPU, install a CUDA build of torch"
+        print(f"  {device_type:<9}{name:<9}{reason}")
+
+
+def print_products() -> None:
+    from amp_ext._library import _C
+    from amp_ext.backend import product_choices
+    from amp_ext.tune import load_table
+
+    print(f"\nproducts, AMP_EXT_GEMM={_C.gemm_mode()}")
+    for device in devices():
+        try:
+            for operands, (name, reason) in product_choices(device):
+                print(f"  {device:<9}{operands:<24}{name:<9}{reason}")
+            if measured := len(load_table(device)):
+                print(f"  {device:<9}{measured} products as amp_ext.tune() has measured them")
+        except (AssertionError, RuntimeError) as error:  # a GPU that cannot be used
+            print(f"  {device:<9}{first_line(error)}")
+    if refused := _C.refused_tensor_maps():
+        print(f"  {refused} products were left to torch's library: the driver refused tensor maps")
 
 
 def print_verification() -> None:
@@ -101,77 +116,63 @@ def print_verification() -> None:
     print("\nself-verification")
     if not verify.is_on():
         print("  off: AMP_EXT_VERIFY is 0")
-    for backend, device, families in verify.verified_backends():
+    backends = list(verify.verified_backends())
+    for backend, device, families in backends:
         by_state: dict[str, list[str]] = {}
         for family in families:
-            by_state.setdefault(verify.state(backend, family, device), []).append(family)
+            result = verify.known(device).get(f"{backend} {family}")
+            state = "not yet verified"
+            if result is not None:
+                state = f"{'FAILED' if result.failure else 'verified'} on {result.day}"
+            by_state.setdefault(state, []).append(family)
         for state, those in by_state.items():
-            print(f"  {device:<8}{backend:<8}{state}: {' '.join(those)}")
-    if not any(verify.verified_backends()):
+            print(f"  {device:<9}{backend:<9}{state}: {' '.join(those)}")
+    if not backends:
         print("  no GPU kernels are in use here")
-
-
-def print_measured() -> None:
-    from amp_ext._table import read
-
-    for device in ("cpu", *(f"cuda:{index}" for index in range(cuda_devices()))):
-        if entries := read(torch.device(device)):
-            print(f"  {device:<9}{len(entries)} products as amp_ext.tune() has measured them")
-
-
-def print_autocast() -> None:
-    print("\nautocast")
-    if amp_ext.is_installed():
-        print("  amp_ext.install() is in effect: torch.autocast regions use amp_ext's products")
-    else:
-        print("  amp_ext.install() is not in effect: torch.autocast regions are torch's own")
 
 
 # ---- whether it works --------------------------------------------------------------------------
 
 
+def first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0] or type(error).__name__
+
+
 def passed(name: str, check: Callable[[], None]) -> bool:
-    """Runs a check, prints its line, and tells whether it has passed."""
+    """Run a check, print its line, and return whether it has passed."""
     try:
         check()
     except Exception as error:  # whatever it is, the other checks are still wanted
-        reason = str(error).partition("\n")[0] or type(error).__name__
-        print(f"  FAIL  {name}: {reason}")
+        print(f"  FAIL  {name}: {first_line(error)}")
         return False
     print(f"  ok    {name}")
     return True
 
 
 def all_checks() -> Iterator[Check]:
-    from amp_ext.backend import OPS, backend_for
+    from amp_ext.backend import backend_for
 
-    for device in ("cpu", *(f"cuda:{index}" for index in range(cuda_devices()))):
-        supported = [op for op in OPS if backend_for(device.partition(":")[0], op).name != "none"]
-        for op in supported:
+    for device in devices():
+        has_lists = backend_for(device.partition(":")[0]).name != "none"
+        for op in (*(amp_ext.ops.LIST_OPS if has_lists else ()), *amp_ext.ops.GEMM_OPS):
             yield f"{op} on {device}", lambda op=op, device=device: check_op(op, device)
-        if len(supported) == len(OPS):
+        if has_lists:
             yield f"training step on {device}", lambda device=device: check_training(device)
     yield from failed_verifications()
 
 
 def failed_verifications() -> Iterator[Check]:
-    """What the checks do not see, since torch's ops run in place of what has failed."""
+    """Yield what the checks do not see, since references run in place of what has failed."""
     from amp_ext import verify
 
     def check(failure: str) -> None:
         raise ValueError(failure)
 
     for backend, device, _ in verify.verified_backends():
-        for family, result in verify.results(backend, device).items():
-            if result.failure:
-                name = f"{backend} kernels of {family} on {device}"
-                yield name, lambda failure=result.failure: check(failure)
-
-
-def refused_tensor_maps() -> int:
-    from amp_ext._library import _C
-
-    return _C.refused_tensor_maps()
+        for name, result in verify.known(device).items():
+            if result.failure and name.startswith(f"{backend} "):
+                words = f"{backend} kernels of {name.partition(' ')[2]} on {device}"
+                yield words, lambda failure=result.failure: check(failure)
 
 
 def expect_equal(actual: list[Tensor], expected: list[Tensor], what: str) -> None:
@@ -180,35 +181,26 @@ def expect_equal(actual: list[Tensor], expected: list[Tensor], what: str) -> Non
             raise ValueError(f"the result differs from {what}")
 
 
-def check_op(op: str, device: str) -> None:
-    """The op against the oracle, bit by bit, and its gradients where it is differentiable."""
-    from amp_ext import reference
+def check_op(name: str, device: str) -> None:
+    """Compare an op with its reference bit by bit, and its gradients if it has them."""
+    from amp_ext.ops._op import example
 
-    def run(module: Any) -> list[Tensor]:
-        values = arguments(op, device)
-        for value in values.values() if op in DIFFERENTIABLE else ():
-            if isinstance(value, Tensor):
-                value.requires_grad_()
-        return run_op(getattr(module, op), values)
+    op = getattr(amp_ext.ops, name)
 
-    ours, theirs = run(amp_ext.ops), run(reference)
-    expect_equal(ours, theirs, f"amp_ext.reference.{op}")
+    def run(function: Callable[..., Any]) -> list[Tensor]:
+        values = example(op, device)
+        tensors = [value for value in values.values() if isinstance(value, Tensor)]
+        lists = [value for value in values.values() if isinstance(value, list)]
+        for tensor in tensors if name in DIFFERENTIABLE else ():
+            tensor.requires_grad_()
+        result = function(**values)
+        results = list(result) if isinstance(result, tuple) else [result] * (result is not None)
+        gradients: tuple[Tensor, ...] = ()
+        if results and results[0].requires_grad:
+            gradients = torch.autograd.grad(results[0].sum(), tensors)
+        return [*results, *tensors, *itertools.chain(*lists), *gradients]
 
-
-def run_op(function: Callable[..., Any], values: dict[str, Any]) -> list[Tensor]:
-    """Calls an op; returns its result, what it has written, and gradients."""
-    result = function(**values)
-    results = [
-        tensor
-        for tensor in (result if isinstance(result, tuple) else (result,))
-        if tensor is not None
-    ]
-    tensors = [value for value in values.values() if isinstance(value, Tensor)]
-    lists = [value for value in values.values() if isinstance(value, list)]
-    gradients: tuple[Tensor, ...] = ()
-    if results and results[0].requires_grad:
-        gradients = torch.autograd.grad(results[0].sum(), tensors)
-    return [*results, *tensors, *itertools.chain(*lists), *gradients]
+    expect_equal(run(op), run(op.reference), f"amp_ext.ops.{name}.reference")
 
 
 class PlainSGD:
@@ -224,7 +216,7 @@ class PlainSGD:
 
 
 def check_training(device: str) -> None:
-    """A step in mixed precision against one in FP32.
+    """Compare a step in mixed precision with one in FP32.
 
     FP16 represents every activation and its gradient; the gradients of the parameters need FP32.
     """
@@ -233,7 +225,7 @@ def check_training(device: str) -> None:
 
 
 def train_once(device: str, enabled: bool) -> list[Tensor]:
-    """The parameters after one step, in mixed precision if that is enabled."""
+    """Return the parameters after one step, in mixed precision if that is enabled."""
     linear = torch.nn.functional.linear
 
     def integers(limit: int, *shape: int) -> Tensor:
@@ -256,25 +248,6 @@ def train_once(device: str, enabled: bool) -> list[Tensor]:
     return [param.detach() for param in params]
 
 
-def verify_all(arguments: list[str]) -> int:
-    from amp_ext import verify
-
-    description = "Verify all GPU kernels again; exit status 1 when one is wrong."
-    argparse.ArgumentParser("python -m amp_ext verify", description=description).parse_args(
-        arguments
-    )
-    return verify.main()
-
-
-def tune(arguments: list[str]) -> object:
-    from amp_ext.tune import main
-
-    return main(arguments)
-
-
-COMMANDS = {"verify": verify_all, "tune": tune}
-
-
 def command(*arguments: str) -> object:
     """Run the doctor or a command; return what sys.exit takes."""
     parser = argparse.ArgumentParser(
@@ -282,10 +255,12 @@ def command(*arguments: str) -> object:
         description="Print which backend runs each op here, and check every op. verify: verify "
         "all GPU kernels again. tune SCRIPT: measure the matrix products of a script.",
     )
-    parser.add_argument("command", nargs="?", choices=[*COMMANDS])
-    name = parser.parse_args(arguments[:1]).command
-    if name:
-        return COMMANDS[name](list(arguments[1:]))
+    parser.add_argument("command", nargs="?", choices=["verify", "tune"])
+    name = parser.parse_args(arguments[: 2 if arguments[:1] == ("verify",) else 1]).command
+    if name == "tune":
+        return importlib.import_module("amp_ext.tune").main(arguments[1:])
+    if name == "verify":
+        return importlib.import_module("amp_ext.verify").main()
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # a reader such as head may close the pipe
     return main()
 

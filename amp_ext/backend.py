@@ -1,4 +1,4 @@
-"""Which backend runs an op on a device, and why; and the choice of one."""
+"""Choose the backend of a device, and say which one runs an op there and why."""
 
 import os
 from typing import NamedTuple
@@ -7,9 +7,7 @@ import torch
 
 from amp_ext._library import _C, CUDA_ARCHES, REBUILD
 from amp_ext._triton import is_interpreted, triton_version, why_not_triton
-from amp_ext.ops import GEMM_OPS, LIST_OPS
 
-OPS = (*LIST_OPS, *GEMM_OPS)
 BACKENDS = ("cuda", "triton", "cpu")
 GEMM_MODES = ("auto", "kernel", "library")
 
@@ -19,7 +17,7 @@ _GEMM_VARIABLE = "AMP_EXT_GEMM"
 
 
 class Backend(NamedTuple):
-    """What runs an op.
+    """The code that runs an op.
 
     Attributes:
         name: "cpu", "cuda" or "triton", this package's code for the device; "library", torch's; or
@@ -96,75 +94,34 @@ _choose_by_environment()
 # ---- what it comes to --------------------------------------------------------------------------
 
 
-def backend_for(device_type: str, op: str) -> Backend:
-    """What runs ``op`` (a name in OPS) on the devices of a type."""
-    if op not in OPS:
-        raise ValueError(f"op must be one of {', '.join(OPS)}, got {op!r}")
+def backend_for(device_type: str) -> Backend:
+    """Return what runs the ops on lists on the devices of a type."""
     try:
-        name = _C.choose(f"amp_ext::{op}", device_type)
+        name = _C.choose("amp_ext", device_type)
     except NotImplementedError as error:
         return Backend("none", str(error))
     except RuntimeError as error:
-        name, obstacle = "none", str(error).removeprefix(f"amp_ext::{op}: ")
-    if op in GEMM_OPS:
-        return _products(device_type, name)
+        obstacle = str(error).removeprefix("amp_ext: ")
+        return Backend("none", f"{why_not_triton() or 'TRITON_INTERPRET is set'}; {obstacle}")
     if name == "triton":
-        return Backend(name, _triton_kernels(device_type))
+        how = "interpreted" if device_type == "cpu" else "compiled at each kernel's first use"
+        return Backend(name, f"Triton {triton_version()}, {how}")
     if name == "cpu":
         return Backend(name, f"C++ on torch's threads, {torch.backends.cpu.get_cpu_capability()}")
-    if name == "cuda":
-        return Backend(name, f"CUDA kernels for {', '.join(CUDA_ARCHES)}")
-    return Backend(name, f"{why_not_triton() or 'TRITON_INTERPRET is set'}; {obstacle}")
+    return Backend(name, f"CUDA kernels for {', '.join(CUDA_ARCHES)}")
 
 
-def _triton_kernels(device_type: str) -> str:
-    interpreted = device_type == "cpu"
-    how = "interpreted" if interpreted else "which compiles kernels when they are first used"
-    return f"Triton {triton_version()}, {how}"
+def product_choices(device: str) -> list[tuple[str, Backend]]:
+    """Return by operands who forms a product, and why.
 
-
-def _products(device_type: str, name: str) -> Backend:
-    mode = _C.gemm_mode()
-    no_kernels = name == "cuda" and _has_no_kernels()
-    if name in ("cuda", "triton") and mode == "kernel" and not no_kernels:
-        kernels = _triton_kernels(device_type) if name == "triton" else "CUDA kernels"
-        others = "the CPU's backend" if device_type == "cpu" else "torch's GEMM"
-        return Backend(name, f"{kernels}, for FP16 and BF16; other operands by {others}")
-    measured = "what amp_ext.tune() has measured to be the fastest; else "
-    if mode != "auto":
-        measured = ""
-    if device_type == "cpu":
-        reason = f"{measured}FP32 sums: small products here, large ones by torch's FP32 GEMM"
-        native = [
-            name
-            for name, dtype in (("FP16", torch.float16), ("BF16", torch.bfloat16))
-            if _C.multiplies(dtype)
-        ]
-        if native:
-            names = " and ".join(native)
-            reason += f"; {names} by torch's library, which uses the processor's instructions"
-        return Backend("cpu", reason)
-    reason = f"{measured}torch's GEMM with FP32 weight gradients"
-    if no_kernels:
-        reason += "; the CUDA kernels compute no products on this GPU"
-    elif name != "none":
-        reason += f"; {_GEMM_VARIABLE}=kernel turns on our own kernels, not measured yet"
-    return Backend("library", reason)
-
-
-def gemm_kernels(backend: str, device: str) -> tuple[str, ...] | None:
-    """Return the names of a backend's kernels for products on a device.
-
-    None where a backend has no names for them, and on a GPU that cannot be used.
+    The products are A @ B of square matrices of one dtype, small and large ones.
     """
-    try:
-        return _C.gemm_kernels(backend, device)
-    except RuntimeError:  # the doctor's checks show why
-        return None
-
-
-def _has_no_kernels() -> bool:
-    """Return whether there are GPUs, and the CUDA kernels compute products on none of them."""
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    kernels = [gemm_kernels("cuda", f"cuda:{index}") for index in range(gpus)]
-    return gpus > 0 and all(names is not None and not names for names in kernels)
+    choices: list[tuple[str, Backend]] = []
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        sizes: dict[Backend, list[str]] = {}
+        for size in (16, 1024):
+            a = torch.empty(size, size, dtype=dtype, device=device)
+            sizes.setdefault(Backend(*_C.gemm_choice(a, a)), []).append(str(size))
+        name = str(dtype).removeprefix("torch.")
+        choices += [(f"{name}, {' and '.join(s)}", choice) for choice, s in sizes.items()]
+    return choices

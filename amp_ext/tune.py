@@ -1,5 +1,6 @@
-"""Measures which backend computes a matrix product fastest: ``amp_ext.tune()``, and ``python -m
-amp_ext tune SCRIPT``.
+"""Measure which backend computes a matrix product fastest, and keep the table of a device.
+
+``amp_ext.tune()`` and ``python -m amp_ext tune SCRIPT`` measure. C++ chooses by the table.
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ import os
 import runpy
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
-from amp_ext import _table
+from amp_ext import _cache
 from amp_ext._library import _C
 from amp_ext._triton import is_interpreted, why_not_triton
 from amp_ext._warnings import warn
@@ -27,11 +28,11 @@ Candidate = tuple[str, int]
 """A backend, and one of its variants of a product."""
 
 PASSES, PASS_SECONDS = 3, 0.3
-"""All products are measured so often, each for so long at most, and the shortest times count: what
+"""How often all products are measured, each for so long at most. The shortest times count: what
 disturbs the machine for a while does not decide."""
 MIN_ROUNDS = 3
 SAMPLE_SECONDS = {"cpu": 2e-5, "cuda": 1e-3}
-"""A sample is of as many calls as take so long, for the clock to be exact."""
+"""How long the calls of a sample take, for the clock to be exact."""
 MIN_GAIN = 1.03
 """A candidate that is faster by less than this does not replace the default: it may be noise."""
 
@@ -56,16 +57,62 @@ class Tuned(NamedTuple):
     after: float
 
 
+Entry = tuple[str, list[int], str, int, str]
+"""Of the table: product in words, GemmKey (table.h), backend, variant, reason."""
+Table = dict[tuple[int, ...], Entry]
+_known: dict[str, Table] = {}
+"""What C++ knows of each device."""
+
+
+# ---- the table ---------------------------------------------------------------------------------
+
+
+def load_table(device: str) -> Table:
+    """Read the table of a device for C++, at the first product there."""
+    return _set_table(device, _cache.read(device, "products") or ())
+
+
+def _set_table(device: str, record: Iterable[Any]) -> Table:
+    """Set what C++ knows; nothing where the record is damaged."""
+    try:
+        entries = [(product, key, *choice) for product, key, *choice in record]
+        _C.set_measured(device, [entry[1:] for entry in entries])
+        _known[device] = {tuple(entry[1]): entry for entry in entries}
+    except (TypeError, ValueError):
+        _C.set_measured(device, [])
+        _known[device] = {}
+    return _known[device]
+
+
+def update_table(device: str, entries: Iterable[Entry]) -> None:
+    """Add entries to those of a device, in place of older ones of the same products.
+
+    Where the file cannot be written, this process knows them nevertheless, and a warning says so.
+    """
+    known, new = _known.get(device, {}), {tuple(entry[1]): entry for entry in entries}
+
+    def merge(record: Any) -> list[Entry]:
+        return [*(known | _set_table(device, record or ()) | new).values()]
+
+    is_written = _cache.update(device, "products", merge)
+    _set_table(device, (known | _known[device] | new).values())
+    if not is_written:
+        warn("amp_ext: cannot write measurements to the cache folder")
+
+
+# ---- all products ------------------------------------------------------------------------------
+
+
 @contextmanager
 def tune(seconds: float = 30.0) -> Iterator[list[Tuned]]:
-    """Measures the matrix products of a region, for this process and later ones.
+    """Measure the matrix products of a region, for this process and later ones.
 
     A few training steps in the region are enough: it notes which products amp_ext computes, of
     which sizes, layouts and dtypes. At its end each of them is computed, on random operands, by
     all that can compute it here: torch's library, the plans of the CUDA and of the Triton kernels;
-    on a CPU our own kernel, torch's FP32 and its 16-bit GEMM. Those whose
-    results differ from the default's by more than rounding are left out with a warning, the others
-    timed in turn. The fastest goes into a table in ``$XDG_CACHE_HOME/amp_ext`` (by default
+    on a CPU our own kernel, torch's FP32 and its 16-bit GEMM. Results that differ from the
+    default's by more than rounding exclude a candidate with a warning; the others are timed in
+    turn. The fastest goes into a table in ``$XDG_CACHE_HOME/amp_ext`` (by default
     ``~/.cache/amp_ext``), in place of an older entry. Where ``AMP_EXT_GEMM`` is ``auto``, as by
     default, it computes the product from then on.
 
@@ -99,22 +146,33 @@ def tune(seconds: float = 30.0) -> Iterator[list[Tuned]]:
     triton = not why_not_triton() and not is_interpreted()
     choices = [(product, product.candidates(triton)) for product in noted]
     choices = [(product, candidates) for product, candidates in choices if len(candidates) > 1]
+    choices.sort(key=lambda choice: -choice[0].calls * choice[0].multiplications)
     _measure_all(choices, start + seconds, results)
     print(_summary(results, len(choices), time.perf_counter() - start))
+
+
+def _refuse_several_processes() -> None:
+    distributed = torch.distributed
+    is_distributed = distributed.is_available() and distributed.is_initialized()
+    if (is_distributed and distributed.get_world_size() > 1) or (
+        int(os.environ.get("WORLD_SIZE", "1")) > 1
+    ):
+        raise RuntimeError(
+            "amp_ext.tune: the processes of a distributed training would choose differently; "
+            "measure in one process before it, such as with: python -m amp_ext tune SCRIPT"
+        )
 
 
 def _measure_all(
     choices: list[tuple[_C.NotedProduct, list[Candidate]]], deadline: float, results: list[Tuned]
 ) -> None:
-    """Appends to the results while there is time, those with the most work first."""
-    choices.sort(key=lambda choice: -choice[0].calls * choice[0].multiplications)
+    """Append to the results while there is time, and update the tables in any case."""
     times: list[dict[Candidate, float]] = [{} for _ in choices]
     steps = PASSES * len(choices)
     try:
         for step in range(steps):
             product, candidates = choices[step % len(choices)]
             known = times[step % len(choices)]
-            _show(f"amp_ext.tune: [{'#' * (20 * step // steps):-<20}] {product}")
             remaining = deadline - time.perf_counter()
             if remaining <= 0:
                 break
@@ -122,31 +180,36 @@ def _measure_all(
             for candidate, shortest in _measure(product, candidates, seconds).items():
                 known[candidate] = min(shortest, known.get(candidate, math.inf))
     finally:
-        _show("")
-        entries: dict[str, list[_table.Entry]] = {}
-        for (product, candidates), of_product in zip(choices, times, strict=True):
-            if of_product:
-                results.append(_fastest(product, candidates[0], of_product))
-                entries.setdefault(product.device, []).append(_entry(product, results[-1]))
-        for device, of_device in entries.items():
-            _table.update(torch.device(device), of_device)
+        entries: dict[str, list[Entry]] = {}
+        for (product, candidates), measured in zip(choices, times, strict=True):
+            if not measured:
+                continue
+            default, best = candidates[0], min(measured, key=measured.__getitem__)
+            if measured[default] < MIN_GAIN * measured[best]:
+                best = default
+            before, after = measured[default], measured[best]
+            results.append(Tuned(str(product), product.calls, *best, before, after))
+            reason = "measured: nothing is faster than the default"
+            if before > after:
+                reason = f"measured: {before / after:.2f} times as fast as the default"
+            entry = (str(product), product.key, *best, reason)
+            entries.setdefault(product.device, []).append(entry)
+        for device, new in entries.items():
+            update_table(device, new)
 
 
-def _refuse_several_processes() -> None:
-    if _is_distributed() or int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise RuntimeError(
-            "amp_ext.tune: the processes of a distributed training would choose differently; "
-            "measure in one process before it, such as with: python -m amp_ext tune SCRIPT"
-        )
-
-
-def _is_distributed() -> bool:
-    distributed = torch.distributed
-    return (
-        distributed.is_available()
-        and distributed.is_initialized()
-        and distributed.get_world_size() > 1
-    )
+def _summary(results: Sequence[Tuned], products: int, seconds: float) -> str:
+    lines = [f"amp_ext.tune: {len(results)} of {products} products measured in {seconds:.1f} s"]
+    faster = [tuned for tuned in results if tuned.before > tuned.after]
+    for tuned in sorted(faster, key=lambda tuned: tuned.calls * (tuned.after - tuned.before)):
+        gain = f"{tuned.before / tuned.after:.2f} times"
+        by = f"{tuned.backend}{f' ({tuned.variant})' if tuned.variant else ''}"
+        lines.append(f"  {gain:>12}  {by:12} {tuned.product}, {tuned.calls} calls")
+    before, after = (sum(tuned.calls * tuned[i] for tuned in results) * 1e3 for i in (4, 5))
+    lines.append(f"  all calls of the region: {before:.3g} ms before, {after:.3g} ms now")
+    if (mode := _C.gemm_mode()) != "auto":
+        lines.append(f"  AMP_EXT_GEMM is {mode}: this process does not use the measurements")
+    return "\n".join(lines)
 
 
 # ---- one product -------------------------------------------------------------------------------
@@ -155,72 +218,53 @@ def _is_distributed() -> bool:
 def _measure(
     product: _C.NotedProduct, candidates: list[Candidate], seconds: float
 ) -> dict[Candidate, float]:
-    """Seconds of a call by each candidate; none where there is nothing to compare."""
-    if len(candidates) < 2:
-        return {}
+    """Return the seconds of a call by each candidate; nothing where there is no choice."""
     deadline = time.perf_counter() + seconds
     device = torch.device(product.device)
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
         try:
             trial = _C.Trial(product)
-            candidates = _without_wrong_ones(product, trial, candidates, deadline)
-            if len(candidates) < 2:
-                return {}
-            return _interleaved(trial, candidates, device.type, deadline)
+            right = _right_candidates(product, trial, candidates, deadline)
+            return _interleaved(trial, right, device.type, deadline) if len(right) > 1 else {}
         except RuntimeError as error:  # out of memory, most likely
             warn(f"amp_ext.tune: {product}: not measured: {error}")
             return {}
 
 
-def _fastest(product: _C.NotedProduct, default: Candidate, times: dict[Candidate, float]) -> Tuned:
-    best = min(times, key=times.__getitem__)
-    if times[default] < MIN_GAIN * times[best]:
-        best = default
-    return Tuned(str(product), product.calls, *best, times[default], times[best])
-
-
-def _without_wrong_ones(
+def _right_candidates(
     product: _C.NotedProduct, trial: _C.Trial, candidates: list[Candidate], deadline: float
 ) -> list[Candidate]:
-    """Those whose results are the first one's but for rounding, as far as there is time."""
+    """Return the candidates with the first one's results, as far as there is time."""
     default, *others = candidates
-    expected = _results(product, trial, default)
+    expected = trial.results(*default)
     right = [default]
     for candidate in others:
         if time.perf_counter() > deadline:
             break
         try:
-            results = _results(product, trial, candidate)
+            is_right = _are_near(product, trial.results(*candidate), expected)
         except Exception as error:  # of any type, as when a Triton kernel does not compile
             # The same text for all products, so that it is shown once.
             problem = str(error).partition("\n")[0]
             warn(f"amp_ext.tune: left out: {candidate[0]}: {problem}")
             continue
-        if _near(product, results, expected):
+        if is_right:
             right.append(candidate)
         else:
             warn(f"amp_ext.tune: left out: {candidate}: wrong results of {product}")
     return right
 
 
-def _results(product: _C.NotedProduct, trial: _C.Trial, candidate: Candidate) -> list[torch.Tensor]:
-    for result in trial.results():
-        result.fill_(0.0 if product.adds_to_out else math.nan)
-    trial.run(*candidate)
-    return [result.clone() for result in trial.results()]
-
-
-def _near(
+def _are_near(
     product: _C.NotedProduct, results: list[torch.Tensor], expected: list[torch.Tensor]
 ) -> bool:
-    """Whether they are equal but for rounding, for operands N(0, 1).
+    """Return whether results are equal but for rounding, for operands N(0, 1).
 
-    Of `terms` products the partial sums are of size sqrt(terms) at most, and each is rounded to
-    FP32. What may be rounded to the result's dtype a few times is the sum, c or bias, an
-    intermediate sum. Sums of columns have the errors of their rows.
+    Partial sums of `terms` products are of size sqrt(terms) at most, and each is rounded to FP32.
+    The sum, c or bias, and an intermediate sum may be rounded to the result's dtype a few times.
+    Sums of columns, which have one dimension, have the errors of their rows.
     """
-    eps = torch.finfo(expected[0].dtype).eps
-    terms = product.terms
+    eps, terms = torch.finfo(expected[0].dtype).eps, product.terms
 
     def is_near(result: torch.Tensor, of: torch.Tensor) -> bool:
         rows = 1 if of.dim() > 1 else product.rows
@@ -233,11 +277,7 @@ def _near(
 def _interleaved(
     trial: _C.Trial, candidates: Sequence[Candidate], device_type: str, deadline: float
 ) -> dict[Candidate, float]:
-    """Seconds of a call by each, 20th percentile, timed in turn and every second round in reverse.
-
-    What takes twice the time of another in the first rounds is left out of the others, but for the
-    default, which is the first.
-    """
+    """Return the seconds of a call by each, 20th percentile, timed in turn and in reverse."""
     sample = _device_seconds if device_type == "cuda" else _C.Trial.run
     shortest = min(sample(trial, *candidate, 1) for candidate in candidates)
     calls = max(1, math.ceil(SAMPLE_SECONDS[device_type] / shortest))
@@ -245,9 +285,6 @@ def _interleaved(
     for count in itertools.count(1):
         for candidate in candidates if count % 2 == 0 else reversed(candidates):
             samples[candidate].append(sample(trial, *candidate, calls) / calls)
-        if count == MIN_ROUNDS:
-            limit = 2 * min(map(min, samples.values()))
-            candidates = [c for c in candidates if c == candidates[0] or min(samples[c]) < limit]
         if count >= MIN_ROUNDS and time.perf_counter() > deadline:
             break
     return {candidate: sorted(times)[len(times) // 5] for candidate, times in samples.items()}
@@ -262,43 +299,11 @@ def _device_seconds(trial: _C.Trial, backend: str, variant: int, calls: int) -> 
     return start.elapsed_time(end) / 1e3
 
 
-# ---- what is remembered and said ---------------------------------------------------------------
-
-
-def _entry(product: _C.NotedProduct, tuned: Tuned) -> _table.Entry:
-    reason = "measured: nothing is faster than the default"
-    if tuned.before > tuned.after:
-        reason = f"measured: {tuned.before / tuned.after:.2f} times as fast as the default"
-    return _table.Entry(tuned.product, product.key, tuned.backend, tuned.variant, reason)
-
-
-def _show(text: str) -> None:
-    """In one line of a terminal, in place of what was there."""
-    if sys.stderr.isatty():
-        print(f"\r\033[K{text[:100]}", end="", file=sys.stderr, flush=True)
-
-
-def _summary(results: Sequence[Tuned], products: int, seconds: float) -> str:
-    faster = [tuned for tuned in results if tuned.before > tuned.after]
-    lines = [f"amp_ext.tune: {len(results)} of {products} products measured in {seconds:.1f} s"]
-    if results:
-        before = sum(tuned.calls * tuned.before for tuned in results)
-        after = sum(tuned.calls * tuned.after for tuned in results)
-        lines.append(
-            f"  {len(faster)} can be computed faster than by default; all calls of the region: "
-            f"{before * 1e3:.3g} ms before, {after * 1e3:.3g} ms now"
-        )
-    for tuned in sorted(faster, key=lambda tuned: tuned.calls * (tuned.after - tuned.before)):
-        gain = f"{tuned.before / tuned.after:.2f} times"
-        by = f"{tuned.backend}{f' ({tuned.variant})' if tuned.variant else ''}"
-        lines.append(f"  {gain:>12}  {by:12} {tuned.product}, {tuned.calls} calls")
-    if (mode := _C.gemm_mode()) != "auto":
-        lines.append(f"  AMP_EXT_GEMM is {mode}: this process does not use the measurements")
-    return "\n".join(lines)
+# ---- the command -------------------------------------------------------------------------------
 
 
 def main(arguments: Sequence[str]) -> object:
-    """``python -m amp_ext tune``: runs a script under :func:`tune`; returns what sys.exit takes."""
+    """Run a script under :func:`tune`; return what sys.exit takes."""
     parser = argparse.ArgumentParser(
         prog="python -m amp_ext tune",
         description="Measures which backend computes the matrix products of a script fastest. A "
@@ -310,8 +315,6 @@ def main(arguments: Sequence[str]) -> object:
     options = parser.parse_args(arguments)
     if not options.seconds > 0:
         parser.error(f"--seconds must be positive, got {options.seconds}")
-    if not options.script.is_file():
-        parser.error(f"there is no file {options.script}")
     sys.argv = [str(options.script), *options.arguments]
     sys.path[0] = str(options.script.resolve().parent)
     status: object = 0

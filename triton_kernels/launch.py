@@ -1,67 +1,92 @@
-"""Launches of kernels by what they were compiled to.
+"""Launches of kernels, compiled once for all numbers and addresses.
 
-Triton looks up the compiled form of each call by the type, value and alignment of every argument,
-which takes longer than most launches here. A Launcher is for calls between which these do not
-differ; hooks of Triton, as profilers set them, see its launches.
+Triton's own call looks a compiled kernel up by the type, value and alignment of every argument,
+which takes longer than most launches here. Kernels here take addresses as numbers, and no number
+compiles a kernel anew: a Launcher looks it up by constants alone. Launch hooks, as profilers set
+them, see every launch.
 """
 
 from __future__ import annotations
 
+import functools
 from operator import itemgetter
 from typing import Any
 
-from amp_ext.triton_kernels.numerics import INTERPRETED
+import torch
+import triton
+import triton.language as tl
 from triton import knobs
 from triton.runtime import driver
 
+from amp_ext.triton_kernels.numerics import INTERPRETED, device_function
+
+INTERPRETED_MULTIPROCESSORS = 3
+
+
+def kernel(function: Any) -> Any:
+    """Make a kernel that no number compiles anew: annotated parameters have their type."""
+    kinds = function.__annotations__.items()
+    numbers = [name for name, kind in kinds if "constexpr" not in str(kind)]
+    if INTERPRETED.value:
+        # The interpreter patches the modules that a kernel's own module names.
+        function.__globals__["core"] = tl.core
+    return triton.jit(function, do_not_specialize=numbers)
+
+
+@functools.cache
+def multiprocessors(device: int) -> int:
+    """Return a GPU's number of multiprocessors."""
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
 
 def launch(compiled: Any, programs: int, stream: int, arguments: tuple[Any, ...]) -> None:
-    """Launch so many programs of a compiled kernel, for all parameters in their order.
-
-    For tensors it takes their addresses.
-    """
+    """Launch a compiled kernel with all of its arguments, in order."""
     enter, leave = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
     metadata = None
-    # Functions, None, or chains, which are usually empty.
+    # A hook is a function, None, or a chain, which is usually empty.
     if getattr(enter, "calls", enter) or getattr(leave, "calls", leave):
         metadata = compiled.launch_metadata((programs, 1, 1), stream, *arguments)
     else:
         enter = leave = None
     compiled.run(
-        programs,
-        1,
-        1,
-        stream,
-        compiled.function,
-        compiled.packed_metadata,
-        metadata,
-        enter,
-        leave,
+        *(programs, 1, 1, stream, compiled.function, compiled.packed_metadata),
+        *(metadata, enter, leave),
         *arguments,
     )
 
 
 class Launcher:
-    """A kernel with its options, and what it was compiled to on each device for each value of its
-    constexpr parameters.
-    """
+    """A kernel with its options, compiled once per device and set of constants."""
 
-    def __init__(self, kernel: Any, options: dict[str, Any]) -> None:
-        self._kernel = kernel
-        self._options = options
+    def __init__(self, kernel: Any, **options: Any) -> None:
+        self.kernel, self.options = kernel, options
         constants = [] if INTERPRETED.value else [p.num for p in kernel.params if p.is_constexpr]
         self._constants = itemgetter(*constants) if constants else lambda arguments: None
         self._compiled: dict[tuple[Any, ...], Any] = {}
 
     def __call__(self, programs: int, *arguments: Any) -> None:
-        """Launch so many programs, for all parameters in their order."""
+        """Launch programs with all of the kernel's arguments, in order."""
         if INTERPRETED.value:
-            self._kernel[(programs,)](*arguments, **self._options)
+            self.kernel[(programs,)](*arguments, **self.options)
             return
         device = driver.active.get_current_device()
         form = (device, self._constants(arguments))
         compiled = self._compiled.get(form)
         if compiled is None:
-            self._compiled[form] = self._kernel[(programs,)](*arguments, **self._options)
+            self._compiled[form] = self.kernel[(programs,)](*arguments, **self.options)
         else:
             launch(compiled, programs, driver.active.get_current_stream(device), arguments)
+
+
+@device_function
+def is_last(ticket, count):
+    """Return whether this program draws the last of `count` tickets.
+
+    The last program sees all that the others stored before they drew, past the first cache. The
+    ticket is 0 again for the next launch.
+    """
+    tl.debug_barrier()  # every thread's stores come before the ticket
+    drawn = tl.atomic_add(ticket, 1, sem="acq_rel", scope="gpu")
+    tl.debug_barrier()
+    tl.store(ticket, 0, mask=drawn == count - 1)
+    return drawn == count - 1

@@ -1,8 +1,8 @@
-"""Element types: what each is computed in, how it is rounded, which values are finite.
+"""Element types: addresses, exact widening, rounding, finiteness.
 
-16-bit types are computed in fp32, fp32 and fp64 in themselves. Under Triton's interpreter bfloat16
-goes by way of its bits: the interpreter's own conversions lose the carry of the rounding and
-subnormals. Compiled, every function here is one or two instructions an element.
+16-bit types are computed in fp32, fp32 and fp64 in themselves. Triton's interpreter loses the carry
+of a rounding to bfloat16 and bfloat16's subnormals; there, bits are converted instead. A compiled
+conversion is one or two instructions an element.
 """
 
 from __future__ import annotations
@@ -13,16 +13,38 @@ import triton.language as tl
 INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
 
 device_function = (lambda function: function) if INTERPRETED.value else triton.jit
-"""Makes what a kernel calls. The interpreter runs a plain function as well, and sooner."""
+"""Makes a function for kernels. The interpreter runs a plain function faster."""
 
 
 def _own(function):
-    # The same for one of Triton's own functions.
+    # Does the same to a function of Triton's.
     return function.fn if INTERPRETED.value else function
 
 
 total = _own(tl.sum)
 largest = _own(tl.max)
+
+
+@device_function
+def number(x):
+    """Return an integer as int64. The interpreter is faster with Python's."""
+    if INTERPRETED:
+        return int(x)
+    else:
+        return x.to(tl.int64)
+
+
+@device_function
+def double(pattern):
+    """Return the fp64 number of a bit pattern."""
+    return tl.cast(pattern, tl.int64).to(tl.float64, bitcast=True)
+
+
+@device_function
+def pointer(address, dtype: tl.constexpr, ALIGNED: tl.constexpr = False):
+    """Return an address, ALIGNED if it is a multiple of 16, as a pointer to elements."""
+    found = tl.cast(tl.cast(address, tl.int64), tl.pointer_type(dtype))
+    return tl.multiple_of(found, 16) if ALIGNED else found
 
 
 @device_function
@@ -38,7 +60,7 @@ def bits(x):
 
 @device_function
 def widen(x):
-    """Return x in the type in which it is computed, exactly."""
+    """Return x exactly in the type that computes it."""
     if x.dtype == tl.float16:
         return x.to(tl.float32)
     elif x.dtype == tl.bfloat16:
@@ -52,7 +74,7 @@ def widen(x):
 
 @device_function
 def round_to(x, dtype: tl.constexpr):
-    """Return x rounded to nearest even; from fp64 to 16 bits by way of fp32."""
+    """Return x rounded to nearest even; fp64 reaches 16 bits through fp32."""
     if x.dtype == dtype:
         return x
     elif x.dtype.primitive_bitwidth == 16:
@@ -67,8 +89,7 @@ def round_to(x, dtype: tl.constexpr):
 
 @device_function
 def _rounded_bits(pattern):
-    # An fp32 pattern's upper half, one higher where the lower half is more than half a unit, or
-    # half a unit and the upper half odd. A NaN could be carried into a zero: it becomes quiet.
+    # Ties go to the even upper half. The carry could turn a NaN into a zero: a NaN becomes quiet.
     upper = pattern >> 16
     raised = tl.add(pattern, 0x7FFF, sanitize_overflow=False)
     rounded = tl.add(raised, upper & 1, sanitize_overflow=False) >> 16
@@ -77,7 +98,7 @@ def _rounded_bits(pattern):
 
 @device_function
 def infinity(dtype: tl.constexpr):
-    """Return the bit pattern of +inf: those of finite numbers are lower, but for the sign."""
+    """Return the bit pattern of +inf, above every finite magnitude."""
     if dtype == tl.float16:
         return 0x7C00
     elif dtype == tl.bfloat16:
@@ -90,7 +111,7 @@ def infinity(dtype: tl.constexpr):
 
 @device_function
 def magnitude(x):
-    """Return the bit patterns without the sign: larger for larger |x|, largest for NaN."""
+    """Return the bit patterns without the sign: ordered as |x|, NaN last."""
     if x.dtype.primitive_bitwidth == 16:
         return bits(x) & 0x7FFF
     elif x.dtype.primitive_bitwidth == 32:
@@ -106,48 +127,12 @@ def is_finite(x):
 
 
 @device_function
-def rows_finite(x):
-    """Return where all of a row of x is finite: of a vector, each element is a row."""
-    if len(x.shape) == 1:
-        return is_finite(x)
-    else:
-        return largest(magnitude(x), axis=1) < infinity(x.dtype)
+def is_row_finite(x):
+    """Return where all elements of a row are finite."""
+    return largest(magnitude(x), axis=1) < infinity(x.dtype)
 
 
 @device_function
-def rows_of(rows, row: tl.constexpr):
-    """Return the offsets of the elements of rows that follow one another."""
-    return rows[:, None] * row + tl.arange(0, row)[None, :]
-
-
-@device_function
-def load_rows(at, mask):
-    """Load the rows of the mask, and 0 for the others."""
-    if len(at.shape) == 1:
-        return tl.load(at, mask=mask, other=0)
-    else:
-        return tl.load(at, mask=mask[:, None], other=0)
-
-
-@device_function
-def store_rows(at, x, mask):
-    """Store the rows of the mask."""
-    if len(at.shape) == 1:
-        tl.store(at, x, mask=mask)
-    else:
-        tl.store(at, x, mask=mask[:, None])
-
-
-@device_function
-def sum_rows(x):
-    """Return the sum of each row."""
-    if len(x.shape) == 1:
-        return x
-    else:
-        return total(x, axis=1)
-
-
-@device_function
-def any_row(rows):
-    """Return whether something holds for any row."""
-    return largest(rows.to(tl.int32), axis=0) != 0
+def is_any(condition):
+    """Return whether a condition holds anywhere in a vector."""
+    return largest(condition.to(tl.int32), axis=0) != 0

@@ -8,8 +8,6 @@ import torch
 from torch import Tensor
 from torch.utils import checkpoint
 
-from amp_ext._library import _C  # noqa: F401  (registers the ops)
-
 _UNDECIDED = (False, checkpoint.CheckpointPolicy.PREFER_RECOMPUTE)
 
 

@@ -1,27 +1,118 @@
-"""What makes a documented signature the function of an op."""
+"""Define an op from its documented function.
 
-from collections.abc import Callable
+The function's signature is the op's schema, and its body is the op's reference in plain torch.
+C++ implements the op for each dispatch key by name; torch compares each with the schema.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
 from functools import wraps
-from typing import ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
-from amp_ext import _library  # noqa: F401  (registers the ops)
+from amp_ext import _library  # noqa: F401  (loads what C++ implements)
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
+_definitions = torch.library.Library("amp_ext", "FRAGMENT")
+_TYPES = {
+    Tensor: "Tensor",
+    Tensor | None: "Tensor?",
+    Sequence[Tensor]: "Tensor[]",
+    Sequence[Tensor] | None: "Tensor[]?",
+    float: "float",
+    float | None: "float?",
+    int: "int",
+    bool: "bool",
+    str: "str",
+    torch.dtype | None: "ScalarType?",
+    tuple[Tensor, Tensor]: "(Tensor, Tensor)",
+    None: "()",
+}
 
-def op(function: Callable[P, T]) -> Callable[P, T]:
-    """Return the op that is called as the function is, without its body.
 
-    Arguments that the caller leaves out are left to the defaults of the schema, which a test
-    compares.
+class Case(NamedTuple):
+    """A call of an op for its verification.
+
+    Attributes:
+        what: is special about it.
+        arguments: of the call, on the CPU.
+        tolerance: relative to numbers above 1, absolute below.
+        plans: arguments of _C.force_gemm_tile, for a call with each.
+        op: its name, where the cases of several ops come together.
     """
-    registered = getattr(torch.ops.amp_ext, function.__name__)
 
-    @wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        return registered(*args, **kwargs)
+    what: str
+    arguments: dict[str, Any]
+    tolerance: float = 0.0
+    plans: Sequence[tuple[Any, ...]] = ()
+    op: str = ""
 
-    return call
+
+Cases = Callable[[], Iterator[Case]]
+
+
+def op(*writes: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Define an op that writes these arguments.
+
+    The decorated function calls the op. The attribute ``reference`` is the function itself, which
+    assumes valid arguments on one device.
+    """
+
+    def define(function: Callable[P, T]) -> Callable[P, T]:
+        name = function.__name__
+        _definitions.define(schema(function, writes), tags=(torch.Tag.pt2_compliant_tag,))
+        # torch cannot negate a list, or the result of an op that returns nothing. The op's checks
+        # refuse such views.
+        for key in ("Negative", "Conjugate") if writes else ():
+            _definitions.impl(name, torch.library.fallthrough_kernel, key)
+        registered = getattr(torch.ops.amp_ext, name)
+
+        @wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> T:
+            return registered(*args, **kwargs)
+
+        call.reference = function
+        return call
+
+    return define
+
+
+def schema(function: Callable[..., Any], writes: Sequence[str]) -> str:
+    """Return the schema of a function's signature, with an alias for each argument it writes."""
+    signature = inspect.signature(function)
+    arguments: list[str] = []
+    for name, parameter in signature.parameters.items():
+        if parameter.kind is parameter.KEYWORD_ONLY and "*" not in arguments:
+            arguments.append("*")
+        type_name = _TYPES[parameter.annotation]
+        if name in writes:
+            alias = chr(ord("a") + writes.index(name))
+            type_name = type_name.replace("Tensor", f"Tensor({alias}!)")
+        default = parameter.default
+        quoted = f'"{default}"' if isinstance(default, str) else default
+        end = "" if default is parameter.empty else f"={quoted}"
+        arguments.append(f"{type_name} {name}{end}")
+    return f"{function.__name__}({', '.join(arguments)}) -> {_TYPES[signature.return_annotation]}"
+
+
+def cases(op: Any) -> Callable[[Cases], Cases]:
+    """Attach an op's cases, of which the first is its example.
+
+    Every backend has the results of an example bit by bit, and no tensor is left out of it.
+    """
+
+    def attach(generator: Cases) -> Cases:
+        op.cases = generator
+        return generator
+
+    return attach
+
+
+def example(op: Any, device: torch.device | str = "cpu") -> dict[str, Any]:
+    """Return new arguments of an op, on a device."""
+    return tree_map_only(Tensor, lambda tensor: tensor.to(device), next(op.cases()).arguments)

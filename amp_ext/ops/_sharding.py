@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from amp_ext._library import _C  # noqa: F401  (registers the ops)
 from amp_ext.ops._when_imported import when_imported
 
 _Labels = list[Any]  # of a tensor's dimensions: "m", "k", "n", and negative numbers of leading ones

@@ -1,13 +1,21 @@
-"""The ops of matrix products; amp_ext.ops has them all."""
+"""The ops of matrix products.
 
-from inspect import signature
+Each function's body is the op's reference: computed in float64, gradients too, and rounded once. An
+op sums in float32 in an order of its own, so it agrees to the rounding error of such sums, and bit
+for bit where float32 represents every partial sum.
+"""
+
+import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from amp_ext.ops import _checkpoint, _flops, _sharding  # noqa: F401  (tell torch of them)
-from amp_ext.ops._op import op
+from amp_ext._library import _C
+from amp_ext.ops._numbers import BF16, FP16, FP32, INF, NAN, counted, integers
+from amp_ext.ops._op import Case, cases, op
 
 __all__ = [  # noqa: RUF022
     "gemm",
@@ -20,7 +28,7 @@ __all__ = [  # noqa: RUF022
 ]
 
 
-@op
+@op()
 def gemm(
     a: Tensor,
     b: Tensor,
@@ -35,7 +43,7 @@ def gemm(
     activation: str = "none",
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """The matrix product ``act(alpha * A @ B + beta * c + bias)``, accumulated in float32.
+    """Return ``act(alpha * A @ B + beta * c + bias)``, accumulated in float32.
 
     A is ``a``, or ``a`` with its last two dimensions swapped when ``trans_a``; B likewise. Dtypes
     may be mixed: operands are not rounded to a common one, all terms are added up in float32, and
@@ -76,17 +84,32 @@ def gemm(
         NotImplementedError: a tensor that is not strided, or another dtype than the above.
         ValueError: another activation.
     """
+    x = _sum(a, b, trans_a, trans_b, sum_batch, c, alpha, beta, bias)
+    return _activated(x, activation).to(_result_type(a, b, out_dtype))
 
 
-@op
-def gemm_with_aux(a: Tensor, b: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
-    """:func:`gemm`, and what its activation was applied to, of one product.
+@op()
+def gemm_with_aux(
+    a: Tensor,
+    b: Tensor,
+    *,
+    trans_a: bool = False,
+    trans_b: bool = False,
+    sum_batch: bool = False,
+    c: Tensor | None = None,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    bias: Tensor | None = None,
+    activation: str = "none",
+    out_dtype: torch.dtype | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return :func:`gemm` and its pre-activation, of one product.
 
     :func:`gemm` with a gelu or silu uses it where gradients are needed. Differentiable twice.
 
     Args:
-        a, b: as for :func:`gemm`.
-        options: those of :func:`gemm`.
+        a, b, trans_a, trans_b, sum_batch, c, alpha, beta, bias, activation, out_dtype: as for
+            :func:`gemm`.
 
     Returns:
         (out, aux): the result of :func:`gemm`, and alpha * A @ B + beta * c + bias, of the same
@@ -96,12 +119,20 @@ def gemm_with_aux(a: Tensor, b: Tensor, **options: Any) -> tuple[Tensor, Tensor]
         RuntimeError, NotImplementedError, ValueError: as :func:`gemm`. RuntimeError too when a
             tensor requires a gradient, outside of ``torch.no_grad()``.
     """
+    x = _sum(a, b, trans_a, trans_b, sum_batch, c, alpha, beta, bias)
+    dtype = _result_type(a, b, out_dtype)
+    return _activated(x, activation).to(dtype), x.to(dtype)
 
 
-gemm_with_aux.__signature__ = signature(gemm).replace(return_annotation=tuple[Tensor, Tensor])
+@cases(gemm)
+@cases(gemm_with_aux)
+def _gemm_cases() -> Iterator[Case]:
+    terms = {"c": counted(3, 1).double(), "bias": counted(5), "alpha": 2.0, "beta": -1.0}
+    arguments = {**_example_operands(), **terms, "activation": "relu", "out_dtype": FP32}
+    yield Case("the example", arguments)
 
 
-@op
+@op()
 def gemm_times_derivative(
     a: Tensor,
     b: Tensor,
@@ -112,7 +143,7 @@ def gemm_times_derivative(
     activation: str = "none",
     out_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """``(A @ B) * act'(aux)`` and its column sums: a layer's backward pass through an activation.
+    """Return ``(A @ B) * act'(aux)`` and its column sums, for a layer's backward pass.
 
     With ``a`` the gradient of what a layer makes of its input and ``b`` the layer's weight, the
     product is the gradient of that input. Where it is act(aux), the result is the gradient of aux,
@@ -136,9 +167,26 @@ def gemm_times_derivative(
             outside of ``torch.no_grad()``.
         NotImplementedError, ValueError: as :func:`gemm`.
     """
+    y = _sum(a, b, trans_a, trans_b)
+    if activation == "relu":
+        y = torch.where(aux <= 0, 0.0, y)
+    else:
+        # Beyond 800 even exp(-aux) is 0 in float64.
+        at = aux.detach().double().clamp(-800, 800).requires_grad_()
+        with torch.enable_grad():
+            (derivative,) = torch.autograd.grad(_activated(at, activation).sum(), at)
+        y = y * derivative
+    sums = torch.promote_types(torch.promote_types(a.dtype, b.dtype), torch.float32)
+    return y.to(_result_type(a, b, out_dtype)), y.flatten(0, -2).sum(0).to(sums)
 
 
-@op
+@cases(gemm_times_derivative)
+def _gemm_times_derivative_cases() -> Iterator[Case]:
+    aux = counted(2, 3, 5).half()
+    yield Case("the example", {**_example_operands(), "aux": aux, "activation": "relu"})
+
+
+@op("c")
 def gemm_accumulate_(
     c: Tensor,
     a: Tensor,
@@ -149,7 +197,7 @@ def gemm_accumulate_(
     sum_batch: bool = False,
     alpha: float = 1.0,
 ) -> None:
-    """``c += alpha * A @ B`` in place and in float32: a weight's gradient added to the last one.
+    """Add ``alpha * A @ B`` to ``c`` in place and in float32, as weight gradients are.
 
     Args:
         c: float32, of the product's shape: [*, m, n], or [m, n] when ``sum_batch``. Row-major with
@@ -170,9 +218,15 @@ def gemm_accumulate_(
             outside of ``torch.no_grad()``.
         NotImplementedError: as :func:`gemm`.
     """
+    c.copy_(c.double() + _sum(a, b, trans_a, trans_b, sum_batch, alpha=alpha))
 
 
-@op
+@cases(gemm_accumulate_)
+def _gemm_accumulate_cases() -> Iterator[Case]:
+    yield Case("the example", {"c": counted(2, 3, 5), **_example_operands(), "alpha": 2.0})
+
+
+@op()
 def linear(
     x: Tensor,
     weight: Tensor,
@@ -199,9 +253,16 @@ def linear(
     Raises:
         RuntimeError, NotImplementedError, ValueError: as :func:`gemm`.
     """
+    return gemm.reference(x, weight, trans_b=True, bias=bias, activation=activation)
 
 
-@op
+@cases(linear)
+def _linear_cases() -> Iterator[Case]:
+    layer = {"weight": counted(5, 4).half(), "bias": counted(5)}
+    yield Case("the example", {"x": counted(2, 3, 4), **layer, "activation": "relu"})
+
+
+@op()
 def mlp(
     x: Tensor,
     weight1: Tensor,
@@ -233,9 +294,18 @@ def mlp(
     Raises:
         RuntimeError, NotImplementedError, ValueError: as :func:`gemm`.
     """
+    hidden = linear.reference(x, weight1, bias1, activation=activation)
+    return linear.reference(hidden, weight2, bias2)
 
 
-@op
+@cases(mlp)
+def _mlp_cases() -> Iterator[Case]:
+    first = {"weight1": counted(5, 4).half(), "bias1": counted(5)}
+    second = {"weight2": counted(5, 5).half(), "bias2": counted(5)}
+    yield Case("the example", {"x": counted(2, 3, 4), **first, **second, "activation": "relu"})
+
+
+@op()
 def gated_mlp(
     x: Tensor,
     gate_weight: Tensor,
@@ -271,3 +341,154 @@ def gated_mlp(
     Raises:
         RuntimeError, NotImplementedError, ValueError: as :func:`gemm`.
     """
+    gate = linear.reference(x, gate_weight, gate_bias, activation=activation)
+    hidden = gate * linear.reference(x, up_weight, up_bias)
+    return linear.reference(hidden, down_weight, down_bias)
+
+
+@cases(gated_mlp)
+def _gated_mlp_cases() -> Iterator[Case]:
+    gate = {"gate_weight": counted(5, 4).half(), "gate_bias": counted(5)}
+    up = {"up_weight": counted(5, 4).half(), "up_bias": counted(5)}
+    down = {"down_weight": counted(5, 5).half(), "down_bias": counted(5)}
+    arguments = {"x": counted(2, 3, 4), **gate, **up, **down, "activation": "relu"}
+    yield Case("the example", arguments)
+
+
+# ---- arithmetic ----------------------------------------------------------------------------------
+
+
+def _sum(
+    a: Tensor,
+    b: Tensor,
+    trans_a: bool = False,
+    trans_b: bool = False,
+    sum_batch: bool = False,
+    c: Tensor | None = None,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """Return alpha * A @ B + beta * c + bias in fp64, the factors as numbers of the op's sum."""
+    sums = torch.promote_types(torch.promote_types(a.dtype, b.dtype), torch.float32)
+    alpha, beta_of_sum = torch.tensor([alpha, beta], dtype=sums, device="cpu").tolist()
+    left = a.double().mT if trans_a else a.double()
+    right = b.double().mT if trans_b else b.double()
+    product = left @ right
+    if sum_batch:
+        product = product.flatten(0, -3).sum(0)
+    result = alpha * product
+    if c is not None and beta != 0:
+        result = result + beta_of_sum * c.double()
+    if bias is not None:
+        result = result + bias.double()
+    return result
+
+
+def _activated(x: Tensor, activation: str) -> Tensor:
+    if activation == "none":
+        return x
+    if activation == "relu":
+        return x.relu()
+    if activation == "silu":
+        return F.silu(x)
+    return F.gelu(x, approximate="tanh" if activation == "gelu_tanh" else "none")
+
+
+def _result_type(a: Tensor, b: Tensor, out_dtype: torch.dtype | None) -> torch.dtype:
+    return torch.promote_types(a.dtype, b.dtype) if out_dtype is None else out_dtype
+
+
+def _example_operands() -> dict[str, Any]:
+    return {"a": counted(2, 3, 4), "b": counted(5, 4).half(), "trans_b": True}
+
+
+# ---- verification ------------------------------------------------------------------------------
+
+_TRANSPOSES = list(itertools.product((False, True), repeat=2))
+
+
+def product_cases(dtype: torch.dtype, backend: str, is_sm90: bool) -> Iterator[Case]:
+    """Yield the cases of the products of one operand dtype.
+
+    The CUDA kernels are called with each tile too. Triton, which takes seconds to compile each kind
+    of product, has a few kinds.
+    """
+    yield from itertools.islice(_products(dtype), 0, None, 5 if backend == "triton" else 1)
+    if backend == "cuda":
+        yield from _tiles(dtype, is_sm90)
+
+
+def _operands(
+    m: int, n: int, k: int, dtype: torch.dtype, trans_a: bool, trans_b: bool, skip: int = 0
+) -> dict[str, Any]:
+    """Return small integers: each sum of up to 2**20 products is a number of float32."""
+
+    def matrix(*shape: int) -> Tensor:
+        memory = torch.zeros(shape[0] * shape[1] + skip, dtype=dtype, device="cpu")
+        return memory[skip:].view(shape).copy_(integers(*shape, limit=4))
+
+    a = matrix(k, m) if trans_a else matrix(m, k)
+    b = matrix(n, k) if trans_b else matrix(k, n)
+    return {"a": a, "b": b, "trans_a": trans_a, "trans_b": trans_b}
+
+
+def _products(dtype: torch.dtype) -> Iterator[Case]:
+    for trans_a, trans_b in _TRANSPOSES:
+        layout = f"layout {'NT'[trans_a]}{'NT'[trans_b]}"
+        for what, *shape, skip in (
+            ("", 136, 264, 72, 0),
+            (", unaligned", 67, 45, 35, 1),
+            (", a long sum", 16, 24, 2056, 0),
+        ):
+            operands = _operands(*shape, dtype, trans_a, trans_b, skip)
+            yield Case(layout + what, {**operands, "out_dtype": FP32}, op="gemm")
+
+    operands = _operands(70, 72, 136, dtype, False, True)
+    addend, bias = integers(70, 72, limit=9), integers(72, limit=9)
+    for out in (FP32, FP16, BF16):
+        relu = {**operands, "activation": "relu", "out_dtype": out}
+        more = {"c": addend.to(out), "alpha": 0.5, "beta": 2.0, "bias": bias.to(out)}
+        yield Case(f"epilogue into {out}", {**relu, **more}, op="gemm_with_aux")
+        more = {"aux": addend.to(out)}
+        yield Case(f"derivative into {out}", {**relu, **more}, op="gemm_times_derivative")
+    for activation in ("gelu", "gelu_tanh", "silu"):
+        small = {**operands, "a": operands["a"] / 32, "activation": activation, "out_dtype": FP32}
+        arguments = {**small, "bias": bias.float()}
+        yield Case(activation, arguments, tolerance=1e-5, op="gemm_with_aux")
+        arguments = {**small, "aux": (addend / 4).float()}
+        yield Case(f"{activation}'", arguments, tolerance=1e-4, op="gemm_times_derivative")
+
+    c = torch.full((70, 80), 3.0, dtype=FP32, device="cpu")[:, :72]
+    yield Case("added in memory", {**operands, "c": c}, op="gemm_accumulate_")
+    a, b = (integers(3, rows, 40, limit=4).to(dtype) for rows in (33, 24))
+    batch = {"a": a, "b": b, "trans_b": True, "out_dtype": FP32}
+    yield Case("a batch", batch, op="gemm")
+    yield Case("the sum of a batch", {**batch, "sum_batch": True}, op="gemm")
+    spoiled = a.clone()
+    spoiled[1, 32, 39], spoiled[2, 0, 0] = NAN, INF
+    yield Case("infinities and NaNs", {**batch, "a": spoiled, "activation": "relu"}, op="gemm")
+
+
+def _tiles(dtype: torch.dtype, sm90: bool) -> Iterator[Case]:
+    """Yield products of several tiles, by each tile of a kernel."""
+    count = _C.gemm_tile_count(sm90=sm90)
+    clusters = itertools.cycle(((1, 1), (2, 1), (1, 2)) if sm90 else ((1, 1),))
+    cuts = itertools.cycle(((1, 0), (2, 0), (0, 3), (1, 2)) if sm90 else ((1, 0), (2, 0)))
+    plans = [
+        (i, cluster, splits, sm90, ranges)
+        for i, cluster, (splits, ranges) in zip(range(count), clusters, cuts, strict=False)
+    ]
+    for trans_a, trans_b in _TRANSPOSES:
+        operands = _operands(264, 264, 136, dtype, trans_a, trans_b)
+        what = f"each tile, layout {'NT'[trans_a]}{'NT'[trans_b]}"
+        yield Case(what, {**operands, "out_dtype": FP32}, plans=plans, op="gemm")
+        more = {"bias": integers(264, limit=9).float(), "activation": "relu"}
+        yield Case(f"{what}, epilogue", {**operands, **more}, plans=plans, op="gemm_with_aux")
+    if sm90:
+        # Steps go round each ring of buffers; blocks have several tiles each, of the smallest size.
+        plans = [(i, (1, 1), 1, True) for i in range(count)]
+        for what, *shape in (("many steps", 72, 72, 1096), ("many tiles", 1608, 1544, 40)):
+            arguments = {**_operands(*shape, dtype, False, True), "out_dtype": FP32}
+            yield Case(what, arguments, plans=plans, op="gemm")
+            plans = plans[-1:]

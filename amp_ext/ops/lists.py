@@ -1,15 +1,43 @@
-"""The ops on lists of gradients and weights, one launch each."""
+"""The ops on lists of gradients and weights, one launch each.
 
-from collections.abc import Sequence
+Each function's body is the op's reference. It computes in float64 and rounds where the op rounds.
+The float64 product of two float32 numbers is exact, so its float32 rounding is the correct one.
+"""
 
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
 from torch import Tensor
 
-from amp_ext.ops._op import op
+from amp_ext.ops._numbers import (
+    CHUNK,
+    DTYPES,
+    FP64,
+    INF,
+    NAN,
+    full,
+    gradients,
+    integers,
+    numbers,
+    placed,
+    tensor,
+    with_value,
+)
+from amp_ext.ops._op import Case, cases, op
 
 __all__ = ["unscale_", "check_finite", "grad_norm", "update_scale_", "cast_"]  # noqa: RUF022
 
+FLT_MIN = torch.finfo(torch.float32).tiny
+"""The smallest normal float32 number: the floor of the scale when no min_scale is given."""
 
-@op
+
+# ---- unscale_ ----------------------------------------------------------------------------------
+
+
+@op("grads", "found_inf")
 def unscale_(
     grads: Sequence[Tensor],
     found_inf: Tensor,
@@ -18,43 +46,127 @@ def unscale_(
     norm: Tensor | None = None,
     max_norm: float | None = None,
 ) -> None:
-    """Multiplies gradients by ``inv_scale`` in place and looks for infinities and NaNs.
+    """Multiply gradients by ``inv_scale`` in place and look for infinities and NaNs.
 
-    With a ``norm`` it clips too: products are multiplied by ``min(1, max_norm / (norm + 1e-6))`` as
-    ``torch.nn.utils.clip_grads_with_norm_`` does. That coefficient is computed on the device in
-    float32, each operation rounded: the sum, its reciprocal, times ``max_norm``.
+    With a ``norm`` the op clips too: it multiplies products by ``min(1, max_norm / (norm + 1e-6))``
+    as ``torch.nn.utils.clip_grads_with_norm_`` does. The device computes that coefficient in
+    float32 and rounds each operation: the sum, its reciprocal, times ``max_norm``.
 
     Args:
-        grads: the gradients. Views with holes are fine, also interleaved ones, and negated views;
-            memory that overlaps, within a tensor or between two, is an error. (Between two, a view
+        grads: the gradients. Views with holes are fine, also interleaved ones, and negated views.
+            Memory that overlaps, within a tensor or between two, is an error. (Between two, a view
             with holes counts by its first element alone.)
         found_inf: float32, 1 element. Set to 1.0 if a product, rounded to its gradient's dtype, is
             not finite; never cleared.
         inv_scale: float32, 1 element. A factor of exactly 1 leaves every bit as it is.
         norm: float32, 1 element: the L2 norm of ``grads * inv_scale``, as :func:`grad_norm` returns
-            it. Not finite, it sets ``found_inf`` to 1.0. Then, and when both factors are exactly 1,
-            gradients are not changed; ``found_inf`` itself is not looked at.
-        max_norm: what the norm is clipped to, rounded to float32; None stands for no limit.
+            it. A norm that is not finite sets ``found_inf`` to 1.0 and leaves the gradients as they
+            are. So do two factors of exactly 1. The op does not read ``found_inf``.
+        max_norm: the limit of the norm, rounded to float32; None stands for no limit.
 
     float16 and bfloat16 are multiplied in float32, by one factor after the other, and rounded to
     their dtype at the end; float64 is multiplied in float64.
 
     Raises:
-        ValueError: ``max_norm`` is negative or NaN, or is given without a ``norm``.
+        ValueError: ``max_norm`` is negative or NaN, or there is no ``norm`` for it.
     """
+    factors = inv_scale.item(), 1.0
+    if norm is not None:
+        if not torch.isfinite(norm):
+            found_inf.fill_(1.0)
+            return
+        factors = inv_scale.item(), clip_coefficient(norm, max_norm).item()
+        if factors == (1.0, 1.0):
+            return
+    _check(grads, found_inf)
+    if factors == (1.0, 1.0):
+        return
+    for grad in grads:
+        grad.copy_(_product(_product(grad, factors[0]), factors[1]))
+    _check(grads, found_inf)
 
 
-@op
+def clip_coefficient(norm: Tensor, max_norm: float | None) -> Tensor:
+    """Return min(1, max_norm / (norm + 1e-6)) as torch's clip_grads_with_norm_ does.
+
+    torch divides a number by a tensor by multiplying with the tensor's reciprocal.
+    """
+    limit = math.inf if max_norm is None else max_norm
+    return torch.clamp((norm + 1e-6).reciprocal() * limit, max=1.0)
+
+
+def _check(tensors: Sequence[Tensor], found_inf: Tensor) -> None:
+    if not all(bool(torch.isfinite(x).all()) for x in tensors):
+        found_inf.fill_(1.0)
+
+
+def _product(x: Tensor, factor: float) -> Tensor:
+    """Return x * factor, rounded to float32 unless x is float64."""
+    product = x.double() * factor
+    return product if x.dtype == torch.float64 else product.float()
+
+
+@cases(unscale_)
+def _unscale_cases() -> Iterator[Case]:
+    def call(grads: list[Tensor], inv_scale: float, **clip: Any) -> dict[str, Any]:
+        scalars = {"found_inf": tensor(0.0), "inv_scale": tensor(inv_scale)}
+        return {"grads": grads, **scalars, **clip}
+
+    yield Case("the example", call(_example_grads(), 0.5, norm=tensor(3.0), max_norm=2.0))
+    grads = gradients(numbers(CHUNK + 3))
+    yield Case("a factor", call(grads, 0.3))
+    yield Case("products beyond the dtype", call(grads, 16.0))
+    yield Case("an infinity at the end", call(with_value(-INF, grads, 3, CHUNK + 2), 0.3))
+    yield Case("a NaN and a factor of 1", call(with_value(NAN, grads, 7, 36), 1.0))
+    for factor in (0.3, 1.0):
+        clip = {"norm": tensor(5.0), "max_norm": 2.0}
+        yield Case(f"a factor of {factor}, and clipping", call(grads, factor, **clip))
+    yield Case("a norm that is not finite", call(grads, 0.3, norm=tensor(INF), max_norm=2.0))
+    yield Case("a long list", call(list(numbers(7001).float().split(5)), 0.3))
+
+
+def _example_grads() -> list[Tensor]:
+    return [full(4.0, 19), full(2.0, 2, 4, dtype=torch.float16).t(), full(12.0).double()]
+
+
+# ---- check_finite ------------------------------------------------------------------------------
+
+
+@op("found_inf")
 def check_finite(grads: Sequence[Tensor], found_inf: Tensor) -> None:
-    """Looks for infinities and NaNs without writing to the gradients.
+    """Look for infinities and NaNs without writing to the gradients.
 
     Args:
         grads: the gradients.
         found_inf: float32, 1 element. Set to 1.0 if an element is not finite; never cleared.
     """
+    _check(grads, found_inf)
 
 
-@op
+@cases(check_finite)
+def _check_finite_cases() -> Iterator[Case]:
+    def call(grads: list[Tensor]) -> dict[str, Any]:
+        return {"grads": grads, "found_inf": tensor(0.0)}
+
+    yield Case("the example", call([*_example_grads(), full(INF)]))
+    grads = gradients(numbers(CHUNK + 3))
+    yield Case("finite gradients", call(grads))
+    values = itertools.cycle((INF, NAN, -INF))
+    for i, grad in enumerate(grads):
+        for position in {0, CHUNK - 1, CHUNK, grad.numel() - 1}:
+            if 0 <= position < grad.numel():
+                value = next(values)
+                what = f"{value} in element {position} of {grad.dtype}"
+                yield Case(what, call([with_value(value, grads, i, position)[i]]))
+    long = numbers(7001).float()
+    long[7000] = INF
+    yield Case("a long list", call(list(long.split(5))))
+
+
+# ---- grad_norm ---------------------------------------------------------------------------------
+
+
+@op("found_inf", "norms")
 def grad_norm(
     grads: Sequence[Tensor],
     found_inf: Tensor,
@@ -62,10 +174,10 @@ def grad_norm(
     *,
     norms: Tensor | None = None,
 ) -> Tensor:
-    """The L2 norm of ``grads * inv_scale`` over the whole list, and the check, in one read.
+    """Return the L2 norm of ``grads * inv_scale`` over the list, and check it, in one read.
 
     Args:
-        grads: the gradients; they are not written.
+        grads: the gradients; the op does not write them.
         found_inf: float32, 1 element. Set to 1.0 if a product or the norm is not finite; never
             cleared.
         inv_scale: float32, 1 element; 1 when it is None. The product is float32, or float64 for
@@ -73,15 +185,52 @@ def grad_norm(
         norms: float32, shape [len(grads)], contiguous. Receives the norm of each tensor alone.
 
     Returns:
-        The norm, a 0-dim float32 tensor on the gradients' device: sqrt(sum of squares), squared
-        and summed in float64 in a fixed order, so that it is bitwise the same in every run and for
-        any number of threads. Not finite when a gradient is not.
+        The norm, a 0-dim float32 tensor on the gradients' device: sqrt(sum of squares). The op
+        squares and sums in float64 in a fixed order, so that the norm is bitwise the same in every
+        run and for any number of threads. A gradient that is not finite makes the norm so.
     """
+    factor = 1.0 if inv_scale is None else inv_scale.item()
+    products = [_product(grad, factor) for grad in grads]
+    _check(products, found_inf)
+    squares = torch.zeros(len(grads), dtype=torch.float64, device=found_inf.device)
+    for square, product in zip(squares, products, strict=True):
+        square += product.double().square().sum()
+    if norms is not None:
+        norms.copy_(squares.sqrt())
+    norm = squares.sum().sqrt().float()
+    _check([norm], found_inf)
+    return norm
 
 
-@op
+@cases(grad_norm)
+def _grad_norm_cases() -> Iterator[Case]:
+    def call(
+        grads: list[Tensor], factor: float | None = None, each: bool = False
+    ) -> dict[str, Any]:
+        arguments = {"grads": grads, "found_inf": tensor(0.0)}
+        if factor is not None:
+            arguments["inv_scale"] = tensor(factor)
+        return {**arguments, "norms": full(0.0, len(grads))} if each else arguments
+
+    yield Case("the example", call(_example_grads(), 0.5, each=True))
+    # Float32 holds the sum of 32 squares exactly.
+    grads = gradients(integers(CHUNK + 3, limit=511))
+    yield Case("the norm alone", call(grads))
+    yield Case("a factor, and the norm of each", call(grads, 0.5, each=True))
+    yield Case("an infinity", call(with_value(INF, grads, 3, CHUNK), 0.5, each=True))
+    yield Case("a NaN", call(with_value(NAN, grads, 0, 0), 0.5))
+    several = list(integers(2003, limit=511).float().split(5))
+    yield Case("several tensors to a block", call(several, each=True))
+    yield Case("a norm beyond float32", call([full(3e38, 5)]))
+    yield Case("a long list", call(list(integers(7001, limit=511).float().split(5)), 0.5))
+
+
+# ---- cast_ -------------------------------------------------------------------------------------
+
+
+@op("outputs")
 def cast_(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:
-    """Copies each input into the output of the same index, rounded to the output's dtype.
+    """Copy each input into the output of its index, rounded to the output's dtype.
 
     One launch on a GPU for any number of tensors and any mix of dtypes. Not differentiable: weights
     that require gradients are refreshed under ``torch.no_grad()``.
@@ -95,7 +244,7 @@ def cast_(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:
     The result is that of ``output.copy_(input)``: rounded to nearest even, subnormal numbers kept,
     infinite beyond the range of the output's dtype; from float64 to float16 and bfloat16, as there,
     rounded to float32 first. Equal dtypes are copied bit by bit, NaN payloads too; otherwise a NaN
-    becomes some NaN. A tensor given as its own input is left alone.
+    becomes some NaN. A tensor that is its own input stays as it is.
 
     Raises:
         RuntimeError: lists of different length, shapes or devices that differ, an output whose
@@ -103,9 +252,33 @@ def cast_(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:
             whose memory, from its first element to its last, overlaps that of an output.
         NotImplementedError: a tensor that is not strided, or another dtype than the above.
     """
+    for output, source in zip(outputs, inputs, strict=True):
+        twice = source.dtype == torch.float64 and output.dtype in (torch.float16, torch.bfloat16)
+        output.copy_(source.float() if twice else source)
 
 
-@op
+@cases(cast_)
+def _cast_cases() -> Iterator[Case]:
+    grads = _example_grads()
+    outputs = [torch.zeros_like(grad, dtype=torch.bfloat16) for grad in grads]
+    yield Case("the example", {"outputs": outputs, "inputs": grads})
+    pairs = list(itertools.product(DTYPES, repeat=2))
+    for what, size, shift in (("the same alignments", CHUNK + 37, 0), ("other alignments", 150, 1)):
+        values = numbers(size)
+        values[6:11] = tensor((INF, -INF, NAN, 65520.0, 3.4e38), FP64)
+        values[11 : size // 2] = integers(size)[11 : size // 2]
+        outputs = placed([torch.zeros(size, dtype=to, device="cpu") for to, _ in pairs])
+        inputs = placed([values.to(dtype) for _, dtype in pairs], shift)
+        yield Case(what, {"outputs": outputs, "inputs": inputs})
+    long = numbers(7001).float()
+    halves = list(long.half().split(5))
+    yield Case("a long list", {"outputs": halves, "inputs": list((long * 3).split(5))})
+
+
+# ---- update_scale_ -----------------------------------------------------------------------------
+
+
+@op("scale", "growth_tracker", "hysteresis_tracker", "skipped_steps", "next_step")
 def update_scale_(
     scale: Tensor,
     growth_tracker: Tensor,
@@ -121,10 +294,11 @@ def update_scale_(
     skipped_steps: Tensor | None = None,
     next_step: Tensor | None = None,
 ) -> None:
-    """Moves the loss scale: backoff after an overflow, growth after enough steps without one.
+    """Move the loss scale: down after an overflow, up after enough steps without one.
 
     A step overflowed when any of ``found_infs`` is not 0. Factors are applied in float64 and
     rounded to float32 once, as ``torch._amp_update_scale_`` does, so that scales are bitwise equal.
+    No update moves the scale past a bound; a scale beyond a bound stays there.
 
     Args:
         scale: float32, 1 element, in place.
@@ -141,7 +315,70 @@ def update_scale_(
         hysteresis_tracker: int32, 1 element, in place, needed when ``hysteresis`` is above 1:
             starts at ``hysteresis``, counts overflows down, is reset by a step without one.
         skipped_steps: int64, 1 element, in place: counts overflows.
-        next_step: float32, shape [3], contiguous, in place: what the next step reads. Receives 1 /
-            ``scale`` as it is now; 0, the next step's found_inf; and what that was before. The
-            found_inf may be one of ``found_infs``.
+        next_step: float32, shape [3], contiguous, in place: the values that the next step reads.
+            Receives 1 / ``scale`` after the update; 0, the next step's found_inf; and the old
+            found_inf, which may be one of ``found_infs``.
     """
+    if any(bool(found_inf != 0) for found_inf in found_infs):
+        growth_tracker.zero_()
+        if skipped_steps is not None:
+            skipped_steps += 1
+        if hysteresis > 1:
+            hysteresis_tracker -= 1
+        if hysteresis <= 1 or hysteresis_tracker.item() <= 0:
+            floor = FLT_MIN if min_scale is None else min_scale
+            smaller = _product(scale, backoff_factor)
+            scale.copy_(torch.maximum(smaller, scale.clamp(max=floor)))
+    else:
+        if hysteresis_tracker is not None:
+            hysteresis_tracker.fill_(hysteresis)
+        is_due = growth_tracker.item() + 1 >= growth_interval
+        growth_tracker += 1  # 2**31 - 1 goes on from -2**31
+        if is_due:
+            growth_tracker.zero_()
+            larger = _product(scale, growth_factor)
+            ceiling = math.inf if max_scale is None else max_scale
+            if torch.isfinite(larger):
+                scale.copy_(torch.minimum(larger, scale.clamp(min=ceiling)))
+    if next_step is not None:
+        next_step[2] = next_step[1]
+        next_step[1] = 0
+        next_step[0] = scale.reshape(()).reciprocal()
+
+
+@cases(update_scale_)
+def _update_scale_cases() -> Iterator[Case]:
+    def call(*found_infs: float, **changes: Any) -> dict[str, Any]:
+        arguments = {
+            "scale": tensor(1024.0),
+            "growth_tracker": tensor(1, torch.int32),
+            "found_infs": [tensor(found_inf) for found_inf in found_infs],
+            "growth_factor": 2.1,
+            "backoff_factor": 0.3,
+            "growth_interval": 2,
+            "skipped_steps": tensor(5, torch.int64),
+        }
+        return {**arguments, **changes}
+
+    def patient(left: int) -> dict[str, Any]:
+        return {"hysteresis": 2, "hysteresis_tracker": tensor(left, torch.int32)}
+
+    next_step = {"next_step": tensor([0.0, 1.0, 0.0])}
+    factors = {"growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 1}
+    example = {"scale": tensor(4.0), "growth_tracker": tensor(0, torch.int32)}
+    yield Case(
+        "the example",
+        call(0.0, 1.0, 0.0, **example, **factors, **patient(1), next_step=full(1.0, 3)),
+    )
+    yield Case("no overflow", call(0.0, growth_interval=3))
+    yield Case("growth", call(0.0, 0.0))
+    yield Case("growth up to the ceiling", call(0.0, max_scale=1500.0))
+    yield Case("growth beyond float32", call(0.0, scale=tensor(3e38)))
+    yield Case("an overflow", call(0.0, 1.0))
+    yield Case("an overflow in the last of many", call(*(0.0,) * 39, 1.0))
+    yield Case("an overflow above the floor", call(1.0, min_scale=1000.0))
+    yield Case("an overflow at the floor", call(1.0, scale=tensor(2.0**-126)))
+    yield Case("a tolerated overflow", call(1.0, **patient(2)))
+    yield Case("a backoff, tolerance used up", call(1.0, **patient(1)))
+    yield Case("no overflow, tolerance restored", call(0.0, **patient(1)))
+    yield Case("growth, and the next step", call(0.0, **next_step, scale=tensor(3.0)))

@@ -3,6 +3,8 @@
 They are subclasses of torch's, with the same arguments, groups, state and checkpoints.
 """
 
+from typing import Any
+
 from amp_ext.ops._when_imported import when_imported
 from amp_ext.optim.optimizers import SGD, Adam, AdamW
 
@@ -10,4 +12,11 @@ __all__ = ["SGD", "Adam", "AdamW"]
 
 # Dynamo does not trace optimizers and scalers, as it does not trace torch.amp.grad_scaler.
 _UNTRACED = ("amp_ext.optim", "amp_ext.scaler")
-when_imported("torch._dynamo", lambda dynamo: [dynamo.trace_rules.add(n) for n in _UNTRACED])
+
+
+def _leave_untraced(dynamo: Any) -> None:
+    for name in _UNTRACED:
+        dynamo.trace_rules.add(name)
+
+
+when_imported("torch._dynamo", _leave_untraced)

@@ -1,4 +1,4 @@
-// amp_ext._C: the switches of the package and the scaler's paths. Everything else is an op (op.h).
+// amp_ext._C: the switches of the package and the scaler's paths. Everything else is an op.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
@@ -9,13 +9,10 @@
 #include "backends/python.h"
 #include "checks/tensors.h"
 #include "gemm/python.h"
-#include "op.h"
 #include "optim/param_table.h"
 #include "scaler/scaler.h"
 
 PYBIND11_MODULE(_C, m) {
-  m.def("all_ops", &amp_ext::all_ops, "The names of all ops, by the part that they belong to.");
-
   m.def(
       "cuda_built", [] { return amp_ext::cuda_backend() != nullptr; },
       "Whether there are CUDA kernels.");

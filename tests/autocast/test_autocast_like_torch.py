@@ -65,6 +65,15 @@ def test_results_may_change_in_place(name: str, change: Any) -> None:
         assert torch.equal(theirs, ours)
 
 
+def layout(tensor: Tensor) -> list[tuple[int, int]]:
+    """Return sizes and strides.
+
+    torch's convolutions by FP16 instructions give dimensions of one element strides of their own.
+    """
+    dims = zip(tensor.shape, tensor.stride(), strict=True)
+    return [(size, stride) for size, stride in dims if size != 1 or not amp_ext._C.multiplies(FP16)]
+
+
 @pytest.mark.parametrize("unbatched", [False, True], ids=["batched", "unbatched"])
 @pytest.mark.parametrize("sizes", [(2, 3, 4, 5), (1, 3, 4, 5), (2, 3, 4, 1)], ids=str)
 @pytest.mark.parametrize("filters", [6, 1])
@@ -81,7 +90,7 @@ def test_strides_of_convolutions(filters: int, sizes: tuple[int, ...], unbatched
                 result = F.conv2d(x, weight, bias)
             result.float().square().sum().backward()
             leaves = [leaf.grad for leaf in (x, weight, bias) if leaf is not None]
-            strides.append([tensor.stride() for tensor in (result, *leaves)])
+            strides.append([layout(tensor) for tensor in (result, *leaves)])
         assert strides[0] == strides[1], (x_format, w_format, has_bias)
 
 

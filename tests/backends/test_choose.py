@@ -106,13 +106,12 @@ print(*(amp_ext._C.gemm_choice(b, b)[0] for b in (a[:, :16].contiguous(), a[:, :
 grad, one = torch.full((9,), 4.0, device="cuda"), torch.ones((), device="cuda")
 amp_ext.ops.unscale_([grad], one * 0, one / 4)
 print(amp_ext._C.choose("amp_ext", "cuda"), grad.sum().item())
-print(amp_ext.backend.backend_for("cuda", "gemm").name)
 """
     environment = {**os.environ, "FAKE_CUDA_CAPABILITY": capability}
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
     )
-    assert done.stdout.split() == [aligned, other, "cuda", "9.0", aligned]
+    assert done.stdout.split() == [aligned, other, "cuda", "9.0"]
 
 
 @pytest.mark.ptx

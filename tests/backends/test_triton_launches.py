@@ -1,4 +1,4 @@
-"""What Triton launches on a GPU get, where fake_cuda records them and computes nothing."""
+"""Record the arguments of Triton launches on the fake CUDA runtime, which computes nothing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = [
 ]
 FP16, BF16 = torch.float16, torch.bfloat16
 LARGEST_NUMBER = 2**32
-"""Of an argument that is no address."""
+"""The largest argument that is not an address."""
 
 
 @pytest.fixture(autouse=True)
@@ -33,9 +33,7 @@ def triton(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
-    """The arguments of all launches: grid, stream, compiled function and its metadata, and what the
-    kernel gets.
-    """
+    """Keep all launches: grid, stream, compiled function, its metadata, the kernel's arguments."""
     from triton.backends.nvidia.driver import CudaLauncher
 
     launches = []
@@ -50,12 +48,12 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 
 
 def described(x: Any) -> Any:
-    """An argument; of a tensor or an address, that it is one."""
+    """Return an argument, or "address" in the place of an address."""
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     if isinstance(x, TensorDescriptor):
-        return described(x.base), x.shape, x.strides, x.block_shape
-    is_address = isinstance(x, Tensor) or (isinstance(x, int) and x > LARGEST_NUMBER)
+        return described(x.base.data_ptr()), x.shape, x.strides, x.block_shape
+    is_address = isinstance(x, int) and x > LARGEST_NUMBER
     return "address" if is_address else x
 
 
@@ -164,16 +162,15 @@ def test_a_stream_of_its_own_cuda(
 
 @pytest.fixture
 def known(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """The arguments of later launches of products, by the names of the kernels' parameters."""
-    from amp_ext.triton_kernels.gemm import launches
+    """Keep the arguments of later launches of products, by the names of parameters."""
+    from amp_ext.triton_kernels.gemm import gemm
 
     found = []
 
     def launch(compiled: Any, programs: int, stream: int, arguments: list[Any]) -> None:
-        values = (getattr(x, "base", x) for x in arguments)  # of descriptors
-        found.append(dict(zip(compiled.src.fn.arg_names, values, strict=True)))
+        found.append(dict(zip(compiled.src.fn.arg_names, arguments, strict=True)))
 
-    monkeypatch.setattr(launches, "launch", launch)
+    monkeypatch.setattr(gemm, "launch", launch)
     return found
 
 
@@ -192,15 +189,15 @@ def test_a_bias_with_holes_is_copied_cuda(known: list[dict[str, Any]]) -> None:
     assert known[-1]["bias"] not in (0, bias.data_ptr())
 
 
-def test_launches_of_a_product_share_memory_cuda(known: list[dict[str, Any]]) -> None:
+def test_splits_and_column_sums_have_memory_cuda(known: list[dict[str, Any]]) -> None:
+    """Splits of a product, and the sums of its columns, are one launch with scratch and tickets."""
     a, b, aux = on_gpu(64, 4096), on_gpu(4096, 64), on_gpu(64, 64)
     for _ in range(2):
         out, sums = ops.gemm_times_derivative(a, b, aux, activation="gelu")
-    products, shares, rows = known[-3:]
-    assert products["out"] == shares["shares"]
-    assert shares["column_sums"] == rows["x"]
-    assert shares["shares"] < shares["column_sums"]
-    assert (shares["out"], rows["out"]) == (out.data_ptr(), sums.data_ptr())
+    (product,) = known
+    assert product["splits"] > 1
+    assert product["scratch"] and product["tickets"]
+    assert (product["out"], product["column_sums"]) == (out.data_ptr(), sums.data_ptr())
 
 
 @pytest.mark.parametrize("calls", [list_calls, gemm_calls])
@@ -234,7 +231,7 @@ def test_hooks_see_every_launch_cuda(
 
 
 def test_a_product_that_is_first_seen_in_a_capture_cuda(launched: list[tuple[Any, ...]]) -> None:
-    """Torch's library computes it: no module is loaded then. A known one is Triton's."""
+    """Torch's library computes a new product; no module is loaded then. Triton has a known one."""
     known, new = on_gpu(48, 48), torch.full((40, 56), 2.0, device="cuda", dtype=FP16)
     ops.gemm(known, known)
     launched.clear()

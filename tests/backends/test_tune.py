@@ -18,11 +18,10 @@ from torch import Tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import amp_ext
-from amp_ext import _C, _cache, _table, ops, verify
+from amp_ext import _C, _cache, ops, verify
 from ptx_backend.backend import Ptx, Schedule
 
 FP16, BF16, FP32 = torch.float16, torch.bfloat16, torch.float32
-CPU = torch.device("cpu")
 HAS_CUDA = torch.cuda.is_available() and _C.cuda_built()
 # The module: amp_ext.tune is its function.
 tune = sys.modules["amp_ext.tune"]
@@ -33,10 +32,11 @@ UNMEASURED = "16-bit or FP32 operands on a CPU"
 def file(backend: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The file of the CPU's table, which is not there; products are computed by the table."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(tune, "_known", {})
     before = _C.gemm_mode()
     _C.set_gemm_mode("auto")
     _C.set_measured("cpu", [])
-    yield _cache.folder() / f"{_table.file_name(CPU)}.json"
+    yield _cache.path("cpu")
     _C.set_gemm_mode(before)
     _C.set_measured("cpu", [])
 
@@ -53,8 +53,8 @@ def noted(call: Callable[..., object], *arguments: object, **options: object) ->
     return product
 
 
-def entry(product: Any, backend: str, variant: int) -> _table.Entry:
-    return _table.Entry(str(product), product.key, backend, variant, "a test says so")
+def entry(product: Any, backend: str, variant: int) -> Any:
+    return (str(product), product.key, backend, variant, "a test says so")
 
 
 def test_a_table_that_lies_is_corrected(file: Path) -> None:
@@ -64,7 +64,7 @@ def test_a_table_that_lies_is_corrected(file: Path) -> None:
         entry(noted(ops.gemm, a, b), "cpu", 2),
         entry(noted(ops.gemm, a[0], b[0]), "cpu", 2),
     )
-    _table.update(CPU, [lie, other])
+    tune.update_table("cpu", [lie, other])
     assert _C.gemm_choice(a, b) == ("cpu", "a test says so")
     with amp_ext.tune(seconds=2) as results:
         ops.gemm(a, b)
@@ -74,9 +74,9 @@ def test_a_table_that_lies_is_corrected(file: Path) -> None:
     assert _C.gemm_choice(a, b) == ("cpu", reason)
     assert _C.gemm_choice(a[0], b[0]) == ("cpu", "a test says so")
     _C.set_measured("cpu", [])
-    _table.load("cpu")
+    tune.load_table("cpu")
     assert _C.gemm_choice(a, b) == ("cpu", reason), "as a process finds it that starts now"
-    assert [e["variant"] for e in json.loads(file.read_text())["products"]] == [0, 2]
+    assert [e[3] for e in json.loads(file.read_text())["products"]] == [0, 2]
 
 
 def test_the_fastest_candidate_becomes_the_choice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,18 +148,15 @@ def test_products_that_differ_in_anything_are_different() -> None:
 
 @pytest.mark.parametrize("wrong", ["results", "raises"])
 def test_a_wrong_candidate_is_left_out(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    results = tune._results
+    class BrokenTrial(_C.Trial):
+        def results(self, backend: str, variant: int) -> list[Tensor]:
+            if (backend, variant) != ("cpu", 0) and wrong == "raises":
+                raise RuntimeError("out of registers")
+            *others, last = super().results(backend, variant)
+            last.view(-1)[-1] += (backend, variant) != ("cpu", 0)
+            return [*others, last]
 
-    def broken(product: Any, trial: Any, candidate: tuple[str, int]) -> list[Tensor]:
-        if candidate == ("cpu", 0):
-            return results(product, trial, candidate)
-        if wrong == "raises":
-            raise RuntimeError("out of registers")
-        *others, last = results(product, trial, candidate)
-        last.view(-1)[-1] += 1
-        return [*others, last]
-
-    monkeypatch.setattr(tune, "_results", broken)
+    monkeypatch.setattr(tune._C, "Trial", BrokenTrial)
     words = "cpu: out of registers" if wrong == "raises" else "wrong results of 300 x"
     with pytest.warns(UserWarning, match=words), amp_ext.tune() as measured:
         ops.gemm_with_aux(*small_products(), activation="gelu")
@@ -200,14 +197,14 @@ def test_plans_of_the_kernels_are_candidates(ptx: Ptx) -> None:
     assert len(set(variants)) == len(variants) > 2
     plans = set()
     for variant in variants:
-        _table.update(CPU, [entry(product, "ptx", variant)])
+        tune.update_table("cpu", [entry(product, "ptx", variant)])
         assert _C.gemm_choice(a, b)[0] == "ptx"
         result = ops.gemm(a, b)
         torch.testing.assert_close(result.float(), a.float() @ b.float(), rtol=2**-10, atol=2**-10)
         plans.add(ptx.plan())
     assert len(plans) == len(variants)
     a, b = a.float(), b.float()
-    _table.update(CPU, [entry(noted(ops.gemm, a, b), "ptx", 0)])
+    tune.update_table("cpu", [entry(noted(ops.gemm, a, b), "ptx", 0)])
     assert _C.gemm_choice(a, b) == ("cpu", UNMEASURED), "an entry that cannot be right"
 
 
@@ -215,7 +212,7 @@ def test_plans_of_the_kernels_are_candidates(ptx: Ptx) -> None:
 def test_a_chosen_backend_excludes_the_kernels_of_others(ptx: Ptx) -> None:
     a, b = small_products()
     _C.set_gemm_mode("auto")
-    _table.update(CPU, [entry(noted(ops.gemm, a, b), "ptx", 0)])
+    tune.update_table("cpu", [entry(noted(ops.gemm, a, b), "ptx", 0)])
     for chosen, measured in (("ptx", "ptx"), ("", "ptx"), ("cpu", "cpu")):
         _C.use_backend("cpu", chosen)
         assert _C.gemm_choice(a, b)[0] == measured
@@ -240,20 +237,22 @@ def test_who_may_compute_a_product_on_a_cpu() -> None:
     assert backends(torch.float64, 8) == {"library"}
 
 
+def with_field(stored: dict[str, Any], field: int, value: Any) -> str:
+    """Return the table with one field of its first entry replaced."""
+    stored["products"][0][field] = value
+    return json.dumps(stored)
+
+
 @pytest.mark.parametrize(
     "damage",
     [
         lambda stored: "",
         lambda stored: json.dumps(stored)[:-9],
         lambda stored: json.dumps([stored]),
-        lambda stored: json.dumps({**stored, "of": "another machine"}),
-        lambda stored: json.dumps({**stored, "products": [{**stored["products"][0], "key": [1]}]}),
-        lambda stored: json.dumps(
-            {**stored, "products": [{**stored["products"][0], "variant": "2"}]}
-        ),
-        lambda stored: json.dumps(
-            {**stored, "products": [{**stored["products"][0], "backend": "hip"}]}
-        ),
+        lambda stored: json.dumps({**stored, "identity": "another machine"}),
+        lambda stored: with_field(stored, 1, [1]),
+        lambda stored: with_field(stored, 3, "2"),
+        lambda stored: with_field(stored, 2, "hip"),
     ],
     ids=["empty", "cut off", "a list", "foreign", "key", "variant", "backend"],
 )
@@ -261,9 +260,9 @@ def test_a_damaged_or_foreign_file_is_no_table(
     damage: Callable[[dict[str, Any]], str], file: Path
 ) -> None:
     a, b = small_products()
-    _table.update(CPU, [entry(noted(ops.gemm, a, b), "cpu", 2)])
+    tune.update_table("cpu", [entry(noted(ops.gemm, a, b), "cpu", 2)])
     file.write_text(damage(json.loads(file.read_text())))
-    _table.load("cpu")
+    tune.load_table("cpu")
     assert _C.gemm_choice(a, b) == ("cpu", UNMEASURED)
 
 
@@ -271,7 +270,7 @@ def test_a_fifo_is_no_table(file: Path) -> None:
     """A FIFO in the table's place neither blocks a process nor outlives the next measurement."""
     file.parent.mkdir()
     os.mkfifo(file)
-    reader = threading.Thread(target=_table.load, args=("cpu",))
+    reader = threading.Thread(target=tune.load_table, args=("cpu",))
     reader.start()
     reader.join(10)
     is_blocked = reader.is_alive()
@@ -280,9 +279,9 @@ def test_a_fifo_is_no_table(file: Path) -> None:
     reader.join()
     assert not is_blocked
     product = noted(ops.gemm, *small_products())
-    _table.update(CPU, [entry(product, "cpu", 2)])
+    tune.update_table("cpu", [entry(product, "cpu", 2)])
     assert file.is_file()
-    assert tuple(product.key) in _table.read(CPU)
+    assert tuple(product.key) in tune.load_table("cpu")
 
 
 def test_a_huge_file_is_no_table(file: Path) -> None:
@@ -290,7 +289,7 @@ def test_a_huge_file_is_no_table(file: Path) -> None:
     file.parent.mkdir()
     file.touch()
     os.truncate(file, 1 << 42)
-    _table.load("cpu")
+    tune.load_table("cpu")
     assert _C.gemm_choice(a, b) == ("cpu", UNMEASURED)
 
 
@@ -307,14 +306,14 @@ def test_a_cache_folder_without_an_absolute_path_is_the_default(
 def test_processes_that_write_at_once_keep_all_entries(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four processes measure 40 products each, and verify ten families each."""
     product = noted(ops.gemm, *small_products())
-    monkeypatch.setattr(verify, "_records", {})
+    monkeypatch.setattr(verify, "_known", {})
 
     def write(process: int) -> None:
         for i in range(40):
             key = [*product.key[:-1], 1000 * process + i]
-            _table.update(CPU, [entry(product, "cpu", 2)._replace(key=key)])
+            tune.update_table("cpu", [("", key, "cpu", 2, "a test says so")])
             if i % 4 == 0:
-                verify._remember("cpu", f"{process} {i}", "cpu", verify.Result("", "today"))
+                verify._remember(f"cpu {process} {i}", "cpu", verify.Result("", "today"))
 
     fork = multiprocessing.get_context("fork")
     processes = [fork.Process(target=write, args=(i,)) for i in range(4)]
@@ -323,17 +322,17 @@ def test_processes_that_write_at_once_keep_all_entries(monkeypatch: pytest.Monke
     for process in processes:
         process.join(60)
     assert [process.exitcode for process in processes] == [0, 0, 0, 0]
-    assert len(_table.read(CPU)) == 160
-    assert len(verify.results("cpu", "cpu")) == 40
+    assert len(tune.load_table("cpu")) == 160
+    assert len(verify.known("cpu")) == 40
 
 
 def test_a_lock_that_is_never_released_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stopped process may hold the lock: the measurement is written nevertheless."""
     monkeypatch.setattr(_cache, "LOCK_SECONDS", 0.01)
     product = noted(ops.gemm, *small_products())
-    with _cache.locked():
-        _table.update(CPU, [entry(product, "cpu", 2)])
-    assert len(_table.read(CPU)) == 1
+    with _cache._locked():
+        tune.update_table("cpu", [entry(product, "cpu", 2)])
+    assert len(tune.load_table("cpu")) == 1
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -423,7 +422,7 @@ def test_the_first_product_reads_the_table_wherever_it_is_cuda(where: str) -> No
     a = torch.randn(16, 16, device="cuda").half()
     product = noted(ops.gemm, a, a.clone())
     variant = [v for backend, v in product.candidates(triton=False) if backend == "cuda"][-1]
-    _table.update(torch.device("cuda:0"), [entry(product, "cuda", variant)])
+    tune.update_table("cuda:0", [entry(product, "cuda", variant)])
     code = """
 import sys, torch
 from amp_ext import _C, ops

@@ -1,4 +1,4 @@
-"""Kernels are verified before their first use, and torch's ops run in place of wrong ones."""
+"""Kernels are verified before their first use, and references run in place of wrong ones."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch.multiprocessing.reductions import StorageWeakRef
 
 import amp_ext
-from amp_ext import _C, _cache, _verify_cases, ops, verify
+from amp_ext import _C, _cache, ops, verify
 from amp_ext import __main__ as doctor
-from amp_ext._verify_cases import FAMILIES, PRODUCTS, cases
+from amp_ext.verify import FAMILIES, PRODUCTS, cases
 from cases import bits
 from executors import CPU
 from ptx_backend import build
@@ -39,8 +39,7 @@ def load(ptx: Ptx, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     original = ptx.functions._name
 
     def load(library: str | Path = original) -> Ptx:
-        monkeypatch.setattr(verify, "_records", {})
-        monkeypatch.setattr(verify, "_unusable", {})
+        monkeypatch.setattr(verify, "_known", {})
         copy = shutil.copy(library, tmp_path / f"{len(list(tmp_path.glob('*.so')))}.so")
         loaded = Ptx(str(copy))
         _C.use_backend("cpu", "ptx")
@@ -73,13 +72,6 @@ CASES = len(list(cases("update_scale", "ptx")))
 # ---- the comparison ----------------------------------------------------------------------------
 
 
-def test_an_op_without_cases_has_its_example(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_verify_cases, "_OF_LISTS", {})
-    library = load()
-    update_scale()
-    assert library.calls("update_scale") == 1 + 1
-
-
 FAMILIES_OF_SM80 = [f for f in FAMILIES if f not in PRODUCTS and "sm90" not in f]
 
 
@@ -101,8 +93,9 @@ def test_memory_around_arguments_is_compared(monkeypatch: pytest.MonkeyPatch) ->
         ops.unscale_(grads, **others)
         verify._memory(grads[0])[-1] += 1
 
-    monkeypatch.setattr(verify, "ops", SimpleNamespace(unscale_=unscale_))
+    unscale_.reference = ops.unscale_.reference
     (case,) = (case for case in cases("unscale", "ptx") if case.what == "a factor")
+    monkeypatch.setattr(verify, "ops", SimpleNamespace(unscale_=unscale_))
     with pytest.raises(verify.WrongResult, match=r"the memory around grads\[0\] is not as it was"):
         verify._compare(case, CPU)
 
@@ -118,7 +111,7 @@ def test_modes_of_the_caller_do_not_matter(load: Load) -> None:
     finally:
         torch.set_flush_denormal(False)
     assert grads[0].tolist() == [0.5] * 3
-    assert verify.results("ptx", "cpu")["unscale"].failure == ""
+    assert verify.known("cpu")["ptx unscale"].failure == ""
     assert torch.equal(torch.get_rng_state(), random)
 
 
@@ -148,7 +141,7 @@ def test_torch_compile_does_not_trace_it(load: Load, monkeypatch: pytest.MonkeyP
 def test_what_says_nothing_of_a_kernel(
     load: Load, monkeypatch: pytest.MonkeyPatch, error: str
 ) -> None:
-    """Torch's op runs, and the next call verifies."""
+    """The reference runs, and the next call verifies."""
 
     def fail(*arguments: object) -> None:
         raise RuntimeError(error)
@@ -165,7 +158,7 @@ def test_what_says_nothing_of_a_kernel(
 def test_what_fails_for_another_reason_is_not_remembered(
     load: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A compiler that is missing, say: this process has torch's op, the next one verifies."""
+    """A compiler that is missing, say: this process has the reference, the next one verifies."""
 
     def fail(*arguments: object) -> None:
         raise RuntimeError("no C compiler")
@@ -183,8 +176,7 @@ def test_what_fails_for_another_reason_is_not_remembered(
 
 def test_a_capture_reads_the_record(load: Load) -> None:
     load()
-    with pytest.warns(RuntimeWarning, match="run a step before the capture"):
-        assert verify.may_run("ptx", "update_scale", "cpu", True) is None
+    assert verify.may_run("ptx", "update_scale", "cpu", True) is None
     update_scale()
     assert verify.may_run("ptx", "update_scale", "cpu", True)
 
@@ -222,7 +214,7 @@ def train(scaler_class: type[torch.amp.GradScaler]) -> list[Tensor]:
     return [bits(x.detach()) for x in (*model.parameters(), torch.tensor(scaler.get_scale()))]
 
 
-def test_torch_runs_in_place_of_a_wrong_kernel(
+def test_the_reference_runs_in_place_of_a_wrong_kernel(
     load: Load, broken: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     library = load(broken)
@@ -352,9 +344,9 @@ def test_a_failure_is_remembered(load: Load) -> None:
     load()
     update_scale()
     content = json.loads(record().read_text())
-    failed = {"failure": "it is off", "day": "yesterday"}
+    failed = ["it is off", "yesterday"]
     families = ("update_scale", "gemm_sm80_f16", "gemm_sm90_f16")
-    content["results"] = dict.fromkeys(families, failed)
+    content["verified"] = dict.fromkeys([f"ptx {family}" for family in families], failed)
     record().write_text(json.dumps(content))
     library = load()
     with pytest.warns(RuntimeWarning, match="update_scale .*it is off"):
@@ -375,9 +367,9 @@ def test_a_failure_is_remembered(load: Load) -> None:
         lambda text: text[:-9],
         lambda text: "[]",
         lambda text: '{"identity": 3}',
-        lambda text: json.dumps({**json.loads(text), "results": [1]}),
+        lambda text: json.dumps({**json.loads(text), "verified": [1]}),
         lambda text: text.replace(torch.__version__, "1.0"),
-        lambda text: text.replace("failure", "verdict"),
+        lambda text: json.dumps({**json.loads(text), "verified": {"ptx update_scale": [""]}}),
     ],
 )
 def test_a_corrupt_or_foreign_record_is_ignored(load: Load, spoil: Callable[[str], str]) -> None:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from statistics import geometric_mean
 
 import pytest
 
 from bench_program import BENCH, record
 from harness import evidence, ledger, page
-from harness.table import ratio_text
 
 ROOT = BENCH.parent
 RESULTS = BENCH / "results"

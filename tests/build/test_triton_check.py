@@ -1,4 +1,4 @@
-"""tests/build/triton_check.py accepts a good kernel and names the fault of a bad one."""
+"""Test that triton_check.py accepts a good kernel and names each fault of a bad one."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_bad_kernel_is_seen(usage: str, sass: str, fault: str) -> None:
 
 
 def test_too_much_shared_memory_is_seen() -> None:
-    """A block of sm_90 may have 227 KiB of shared memory."""
+    """A block of sm_90 may have 227 KiB."""
     assert checked(shared=232_448) == []
     (fault,) = checked(shared=232_449)
     assert fault.startswith("232449 bytes of shared memory")
@@ -75,7 +75,7 @@ def test_too_much_shared_memory_is_seen() -> None:
 def test_more_programs_than_registers_are_seen(
     registers: int, warps: int, programs: int, fit: int
 ) -> None:
-    """The check rounds a warp's registers up to 256."""
+    """A warp's registers are rounded up to 256."""
     kernel = Kernel("cast_kernel", "sm_90", registers=registers)
     variant = Variant("cast", None, {}, options={"num_warps": warps}, programs=programs)
     fault = f"registers for {fit} programs a multiprocessor, a launch has {programs}"
@@ -140,11 +140,11 @@ def test_a_kernel_without_a_variant_is_seen() -> None:
     assert missing(kernels, variants) == ["no variant of gemm_kernel is checked"]
 
 
-# ---- kernels as they are compiled, in a process where they are not interpreted -----------------
+# ---- compiled kernels, in a process that does not interpret them -------------------------------
 
 
 def compiling(program: str) -> str:
-    """Return the output of a program with the same imports."""
+    """Return the output of a program with the imports of this one."""
     if _triton.triton_version() is None:
         pytest.skip("Triton is not installed")
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
@@ -181,7 +181,7 @@ for part in ("cast", "gemm_kernel"):
 
 
 def test_no_number_compiles_a_kernel_of_lists_anew() -> None:
-    """The key of a compiled kernel in a launch is equal for every address and count."""
+    """The key of a compiled kernel is the same for every address and count."""
     program = """
 from triton.backends.compiler import GPUTarget
 from triton.compiler import make_backend
@@ -189,7 +189,7 @@ from triton.runtime.jit import create_function_from_signature
 from triton_variants import list_variants
 
 backend = make_backend(GPUTarget("cuda", 90, 32))
-for variant in [*list_variants("lists"), *list_variants("optim")]:
+for variant in list_variants():
     params = variant.kernel.params
     bind = create_function_from_signature(variant.kernel.signature, params, backend)
     keys = set()

@@ -1,11 +1,11 @@
-"""Check the Triton kernels without a GPU: compile each for every architecture and read the result.
+"""Compile the Triton kernels for every architecture, without a GPU, and check the result.
 
     python tests/build/triton_check.py
 
-Run by `make cuda-check`. It prints a table of the kernels and fails where a kernel needs more
-shared memory than a block may have or more registers than its launch leaves it, uses local memory,
-has none of the instructions that it was written for, or reads what other programs write without
-waiting for it, and where triton_kernels has a kernel that tests/build/triton_variants.py lacks.
+`make cuda-check` runs it. It prints a table of the kernels. It fails where a kernel needs more
+shared memory than a block has or more registers than its launch leaves, uses local memory, lacks
+the instructions that it was written for, or reads other programs' results without waiting. It also
+fails where triton_kernels has a kernel that tests/build/triton_variants.py lacks.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from sass import Kernel, Kernels, read_sass, read_usage
 from triton_variants import Variant, kernels_of, variants
 
 SHARED_LIMITS = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
-"""Architectures, and the bytes of shared memory that a block may have."""
+"""The bytes of shared memory that a block may have, by architecture."""
 
 
 def compiled(variant: Variant, arch: int) -> tuple[Kernel, str]:
-    """Return the result of Triton and ptxas for a variant, and its PTX."""
+    """Return the machine code and the PTX of a variant."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    source = ASTSource(variant.kernel, variant.signature, variant.constexprs, variant.attributes)
+    source = ASTSource(variant.kernel, variant.signature, variant.constexprs, {})
     result = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=variant.options)
     kernels: Kernels = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -52,12 +52,12 @@ wanted = cache(variants)
 
 
 def compiled_at(index: int, arch: int) -> tuple[Kernel, str]:
-    """Compile the variant at a place: a kernel cannot be sent to another process."""
+    """Compile a variant by its index: a kernel cannot be sent to another process."""
     return compiled(wanted()[index], arch)
 
 
 def local_accesses(kernel: Kernel) -> int:
-    """Return the accesses to local memory: spilled registers, indexed arrays."""
+    """Count accesses to local memory: spilled registers, indexed arrays."""
     return kernel.count("LDL") + kernel.count("STL")
 
 
@@ -78,9 +78,9 @@ def faults(kernel: Kernel, needed: Iterable[str], shared_limit: int) -> list[str
 
 
 def crowding(kernel: Kernel, variant: Variant) -> list[str]:
-    """Return the resources that keep a launch's programs from running on a multiprocessor at once.
+    """Return the registers that a multiprocessor lacks for its programs of a launch.
 
-    A warp gets registers by 256.
+    A warp gets registers in units of 256.
     """
     threads = 32 * variant.options.get("num_warps", 4)
     registers = (kernel.registers + 7) // 8 * 8 * threads
@@ -91,11 +91,11 @@ def crowding(kernel: Kernel, variant: Variant) -> list[str]:
 
 
 def order_faults(ptx: str) -> list[str]:
-    """Return faults that may hide other programs' writes from the program with the last ticket.
+    """Return the reasons why the program with the last ticket may miss others' results.
 
-    Every thread stores, then all meet, then one draws a ticket, which releases the stores and
-    acquires those of others, and then all meet before they read them past the first cache. Between
-    the ticket and the barriers at its sides no thread goes another way.
+    Every thread stores, and all meet at a barrier. One thread draws a ticket, which releases these
+    stores and acquires those of others. All meet again and read past the first cache. No branch
+    lies between the ticket and the barriers beside it.
     """
     kinds = {
         "store": r"st\.global\b",

@@ -3,7 +3,7 @@
 #include <map>
 
 #include "fresh.h"
-#include "machine.h"
+#include "memory.h"
 
 #define CUDASIM_API extern "C" __attribute__((visibility("default")))
 
@@ -79,6 +79,46 @@ CUDASIM_API void cudasim_allow(FindAllocation find) { find_allocation = find; }
 CUDASIM_API const Statistics* cudasim_statistics() { return &statistics; }
 
 CUDASIM_API u64 cudasim_instructions() { return statistics.instructions; }
+
+// ---- mutants ------------------------------------------------------------------------------------
+
+// What has run of each kernel since cudasim_forget(), a line each: a kernel's name behind "kernel
+// ", then its statements as number, line of the PTX, source and text behind tabs.
+CUDASIM_API const char* cudasim_executed() {
+  static std::string result;
+  result.clear();
+  for (const Kernel* const kernel : all_kernels()) {
+    bool is_first = true;
+    for (const Instruction& it : kernel->code) {
+      if (!it.ran) continue;
+      if (is_first) result += "kernel " + kernel->name + "\n";
+      is_first = false;
+      const Statement& statement = kernel->statements[it.statement];
+      result += text("%u\t%u\t", it.statement, statement.line) + source_of(*kernel, it.statement) +
+                "\t" + statement.text + "\n";
+    }
+  }
+  return result.c_str();
+}
+
+CUDASIM_API void cudasim_forget() {
+  for (const Kernel* const kernel : all_kernels())
+    for (const Instruction& it : kernel->code) it.ran = false;
+}
+
+// Puts another statement in the place of one, in the kernels of a name that have run.
+CUDASIM_API void cudasim_edit(const char* name, u32 statement, const char* text) {
+  for (Kernel* const kernel : all_kernels())
+    if (kernel->decoded && kernel->name == name) edit(*kernel, statement, text);
+}
+
+// A launch ends in a fault once the process has executed so many instructions more.
+CUDASIM_API void cudasim_limit(u64 instructions) {
+  options().most_instructions = statistics.instructions + instructions;
+}
+
+// The report of the last launch that had a fault.
+CUDASIM_API const char* cudasim_fault() { return statistics.fault.c_str(); }
 
 // From the environment: CUDASIM_ORDER, CUDASIM_ASYNC, CUDASIM_ELECT, CUDASIM_RACES, CUDASIM_FRESH.
 CUDASIM_API void cudasim_configure() {

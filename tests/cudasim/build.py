@@ -82,7 +82,43 @@ def _version(*command: str) -> str:
     return done.stdout + done.stderr
 
 
-def library(name: str = "cudasim", more: Iterable[Path] = (), flags: Sequence[str] = ()) -> Path:
+def compiled(sources: Sequence[Path], flags: Sequence[str] = ()) -> list[Path]:
+    """Return the objects of C++ sources; those that lack are compiled, several by one process."""
+    compiler = _version(CXX, "-march=native", "-v", "-E", "-x", "c++", "/dev/null")
+    folders = {HERE / "ptx", *(source.parent for source in sources)}
+    headers = [path.read_bytes() for folder in folders for path in sorted(folder.glob("*.h"))]
+    command = [CXX, *FLAGS, f"-I{HERE / 'ptx'}", *flags]
+    key = digest(compiler, *command, *sorted(headers))
+    into = BUILD / "objects"
+    made = {s: into / f"{s.stem}-{digest(key, s.read_bytes())}.o" for s in sources}
+
+    def compile_all(some: Sequence[Path]) -> None:
+        if not some:
+            return
+        with tempfile.TemporaryDirectory(dir=into) as folder:
+            call([*command, "-c", *map(str, some)], folder)
+            for source in some:
+                os.replace(Path(folder) / f"{source.stem}.o", made[source])
+
+    with alone(into), ThreadPoolExecutor(jobs()) as pool:
+        lacking = sorted(
+            (s for s in sources if not made[s].exists()), key=lambda s: s.stat().st_size
+        )
+        list(pool.map(compile_all, [lacking[i :: jobs()] for i in range(jobs())]))
+    return list(made.values())
+
+
+def linked(name: str, objects: Iterable[Path], flags: Sequence[str] = ()) -> Path:
+    """Return a shared library of objects."""
+    names = [str(path) for path in objects]
+    made = BUILD / "objects" / f"{name}-{digest(*names, *flags)}.so"
+    with alone(BUILD / "objects"):
+        if not made.exists():
+            run([CXX, "-shared", *names, *flags], made)
+    return made
+
+
+def library(name: str = "cudasim", more: Sequence[Path] = (), flags: Sequence[str] = ()) -> Path:
     """Return the executor as a shared library.
 
     Args:
@@ -90,38 +126,8 @@ def library(name: str = "cudasim", more: Iterable[Path] = (), flags: Sequence[st
         more: further sources, compiled with `flags`.
         flags: of `more`, such as folders of headers.
     """
-    compiler = _version(CXX, "-march=native", "-v", "-E", "-x", "c++", "/dev/null")
-    headers = digest(*(path.read_bytes() for path in sorted(HERE.rglob("*.h"))))
-    into = BUILD / "objects"
-    own = [HERE / "api.cpp", *sorted((HERE / "ptx").glob("*.cpp"))]
-    command = [CXX, *FLAGS, f"-I{HERE / 'ptx'}"]
-
-    def made_of(source: Path, flags: Sequence[str] = ()) -> Path:
-        key = digest(compiler, headers, source.read_bytes(), *command, *flags)
-        return into / f"{source.stem}-{key}.o"
-
-    def compile_all(sources: Sequence[Path], flags: Sequence[str] = ()) -> None:
-        """Compile several files by one process."""
-        if not sources:
-            return
-        made = [made_of(source, flags) for source in sources]  # before anybody changes one
-        with tempfile.TemporaryDirectory(dir=into) as folder:
-            call([*command, *flags, "-c", *map(str, sources)], folder)
-            for source, whole in zip(sources, made, strict=True):
-                os.replace(Path(folder) / f"{source.stem}.o", whole)
-
-    with alone(into), ThreadPoolExecutor(jobs()) as pool:
-        lacking = sorted(
-            (s for s in own if not made_of(s).exists()), key=lambda s: s.stat().st_size
-        )
-        list(pool.map(compile_all, [lacking[i :: jobs()] for i in range(jobs())]))
-        compile_all([source for source in more if not made_of(source, flags).exists()], flags)
-        objects = [str(made_of(source)) for source in own]
-        objects += [str(made_of(source, flags)) for source in more]
-        made = into / f"{name}-{digest(*objects)}.so"
-        if not made.exists():
-            run([CXX, "-shared", "-Wl,-z,defs", *objects], made)
-    return made
+    objects = compiled([HERE / "api.cpp", *sorted((HERE / "ptx").glob("*.cpp"))])
+    return linked(name, [*objects, *(compiled(more, flags) if more else [])], ["-Wl,-z,defs"])
 
 
 def ptx(units: Iterable[tuple[Path, Sequence[str]]], architecture: str, into: Path) -> Path:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import re
-from collections.abc import Generator
 
 import pytest
 
@@ -47,17 +45,3 @@ def is_of_cuda(item: pytest.Item) -> bool:
         return True
     parameters = item.name[len(getattr(item, "originalname", item.name)) :].strip("[]").split("-")
     return "cuda" in parameters or re.search("_cuda|_gpu", item.name) is not None
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
-    """A fault of an operation is that of the test that issued it, and of no other."""
-    import torch  # after conftest.py
-
-    try:
-        result = yield
-        if torch.cuda.is_initialized():
-            torch.cuda.synchronize()
-        return result
-    finally:
-        ctypes.CDLL(None).fake_cuda_forget_fault()

@@ -9,7 +9,8 @@ import re
 import pytest
 import torch
 
-from amp_ext import ops, reference
+import reference
+from amp_ext import ops
 from cases import (
     FLOATS,
     KINDS,

@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from amp_ext import _C, ops, reference
+import reference
+from amp_ext import _C, ops
 from cases import (
     ACTIVATIONS,
     CURVED,

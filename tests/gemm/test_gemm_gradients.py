@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from amp_ext import reference
+import reference
 from cases import FLOATS, KINDS, PAIRS, assert_equal, assert_sum_near, integers, normal
 from executors import Executor, against_oracle, every_executor
 from gemm_cases import FORMS, LARGE, SMALL, Form, Leaves, cast, doubles, gradients, gradients_of

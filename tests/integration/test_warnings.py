@@ -43,8 +43,8 @@ def measure() -> None:
         ops.gemm(torch.ones(300, 40), torch.ones(40, 50))
 
 
-def in_a_capture() -> None:
-    verify.may_run("none", "update_scale", "cpu", True)
+def use_kernels() -> None:
+    verify.may_run("none", "update_scale", "cpu", False)
 
 
 CASES: dict[str, tuple[Callable[[], Any], str]] = {
@@ -59,7 +59,7 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "load_state_dict": (load_apex_states, "the state is of 2 losses"),
     "tune": (measure, "out of registers"),
-    "verification": (in_a_capture, "run a step before the capture"),
+    "verification": (use_kernels, "cannot run on cpu: out of registers"),
 }
 
 
@@ -71,9 +71,10 @@ def faults(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         raise RuntimeError("out of registers")
 
     monkeypatch.setenv("AMP_EXT_VERIFY", "1")
-    monkeypatch.setattr(sys.modules["amp_ext.tune"], "_without_wrong_ones", broken)
-    monkeypatch.setattr(verify, "results", lambda *_: {})
-    monkeypatch.setattr(_cache, "write", lambda *_: True)
+    monkeypatch.setattr(sys.modules["amp_ext.tune"], "_right_candidates", broken)
+    failed = {"none update_scale": verify.Result("out of registers", "")}
+    monkeypatch.setattr(verify, "known", lambda device: failed)
+    monkeypatch.setattr(_cache, "update", lambda *_: True)
     yield
     verify._warned.clear()
 

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from amp_ext import ops
 from amp_ext.ops import LIST_OPS
-from amp_ext.testing import arguments
 from cases import unwritten, whole_and_view, written
+from reference import arguments
 
 CPU = torch.device("cpu")
 ELSEWHERE = "Expected all tensors to be on the same device"

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 import amp_ext
-from amp_ext import ops, reference
+import reference
+from amp_ext import ops
 from amp_ext.ops import GEMM_OPS, LIST_OPS
-from amp_ext.testing import arguments
 from cases import assert_all_same, assert_same, copies, unwritten, written
+from reference import arguments
 
 SAID = {"scale": "current_scale", "found_infs": "found_inf"}
 """What errors call an argument, where that is not its name."""

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from amp_ext import reference
+import reference
 from cases import (
     FLOATS,
     LAYOUTS,

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from amp_ext import ops, reference
+import reference
+from amp_ext import ops
 from cases import CHUNKS, assert_all_same, assert_same, threads, unwritten
 from executors import CPU, PTX, Executor, against_oracle, every_executor
 from optim_cases import (

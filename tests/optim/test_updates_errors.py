@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from amp_ext import ops
-from amp_ext.testing import arguments
 from cases import unwritten
 from optim_cases import OPS, Values, tensors
+from reference import arguments
 
 
 def second(spoil: Callable[[Tensor], Tensor]) -> Callable[[list[Tensor]], list[Tensor]]:

@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 import amp_ext.optim
-from amp_ext import testing, verify
+import reference
+from amp_ext import verify
 from amp_ext.graph import make_graphed_step
 from amp_ext.ops import __all__ as OPS
 from twins import DEVICES, OURS, StepsByScalars, leaf, params, plain, sgd, started
@@ -99,7 +100,7 @@ def test_a_step_without_a_graph_on_a_cpu(in_both: Any) -> None:
 
 @pytest.mark.parametrize("op", OPS)
 def test_examples_of_ops(in_both: Any, op: str) -> None:
-    in_both(lambda: testing.arguments(op))
+    in_both(lambda: reference.arguments(op))
 
 
 def test_cases_of_verification(in_both: Any) -> None:

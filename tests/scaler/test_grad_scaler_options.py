@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from amp_ext import reference
+import reference
 from cases import assert_same
 from twins import (
     OURS,

@@ -16,7 +16,8 @@ import pytest
 import torch
 
 import amp_ext
-from amp_ext import _C, reference
+import reference
+from amp_ext import _C
 from amp_ext._triton import is_interpreted, triton_version
 from ptx_backend import build
 from ptx_backend.backend import ARCHITECTURE, ptx

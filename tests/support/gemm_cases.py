@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from amp_ext import reference
+import reference
 from cases import assert_sum_near, unwritten
 from executors import Executor
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from amp_ext import reference
+import reference
 from amp_ext.ops import LIST_OPS
 from cases import ACTIVATIONS, CURVED, assert_same, assert_sum_near, spacing
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from amp_ext import reference
+import reference
 from cases import assert_all_same, copies
 from executors import Executor
 

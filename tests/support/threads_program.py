@@ -114,7 +114,7 @@ class InCasts(TorchDispatchMode):
 
 def reentry(steps: int) -> None:
     """Python code within a cast, or while a copy is freed, may use the same weight."""
-    net, calls = nn.Linear(4, 4), []
+    net, calls = nn.Linear(4, 4, bias=False), []  # a bias may be cast too
 
     def use() -> None:
         calls.append(1)

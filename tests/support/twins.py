@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 import amp_ext
 import amp_ext.optim
-from amp_ext import reference
+import reference
 from cases import bits
 
 ScalerClass = type[torch.amp.GradScaler]

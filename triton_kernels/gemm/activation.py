@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import triton.language as tl
-from amp_ext.triton_kernels.numerics import INTERPRETED, device_function
 from triton.language.extra.cuda import libdevice
+
+from amp_ext.triton_kernels.numerics import INTERPRETED, device_function
 
 
 @device_function
@@ -15,7 +16,7 @@ def activate(x, ACTIVATION: tl.constexpr):
     elif ACTIVATION == "gelu":
         return x * _normal_cdf(x)
     elif ACTIVATION == "gelu_tanh":
-        return x * _normal_cdf_tanh(x)
+        return x * _logistic(_twice_u(x))
     elif ACTIVATION == "silu":
         return x * _logistic(x)
     else:
@@ -24,34 +25,30 @@ def activate(x, ACTIVATION: tl.constexpr):
 
 @device_function
 def times_derivative(x, at, ACTIVATION: tl.constexpr):
-    """Return x times the activation's derivative at fp32 or fp64 numbers; relu's keeps nothing of x
-    where at <= 0, as it is before it is rounded.
+    """Return x times the activation's derivative at fp32 or fp64 numbers.
+
+    relu gives 0 where at <= 0 before it is rounded, whatever x is.
     """
     if ACTIVATION == "relu":
         return tl.where(at <= 0.0, 0.0, x)
-    elif ACTIVATION == "gelu":
-        near = _bounded(at)
-        return x * (_normal_cdf(near) + near * _normal_density(near))
+    # Farther out the derivatives are 0 and 1; squares would overflow. NaN stays.
+    at = at.to(tl.float32)
+    at = tl.where(at > 128.0, 128.0, tl.where(at < -128.0, -128.0, at))
+    if ACTIVATION == "gelu":
+        return x * (_normal_cdf(at) + at * (0.39894228 * tl.exp(-0.5 * at * at)))
     elif ACTIVATION == "gelu_tanh":
-        near = _bounded(at)
-        return x * (_normal_cdf_tanh(near) + near * _normal_density_tanh(near))
+        u = _twice_u(at)
+        slope = 1.5957691 * (1.0 + 3 * 0.044715 * at * at)
+        return x * (_logistic(u) + at * (_logistic_density(u) * slope))
     elif ACTIVATION == "silu":
-        near = _bounded(at)
-        return x * (_logistic(near) + near * _logistic_density(near))
+        return x * (_logistic(at) + at * _logistic_density(at))
     else:
         return x
 
 
 @device_function
-def _bounded(at):
-    # Farther out the derivatives are 0 and 1; squares would overflow. NaN stays.
-    at = at.to(tl.float32)
-    return tl.where(at > 128.0, 128.0, tl.where(at < -128.0, -128.0, at))
-
-
-@device_function
 def _normal_cdf(x):
-    # erfc keeps what 1 + erf would cancel.
+    # erfc keeps the digits that 1 + erf would cancel.
     if INTERPRETED:
         return _interpreted_cdf(x.to(tl.float64)).to(tl.float32)
     else:
@@ -71,29 +68,14 @@ def _interpreted_cdf(x):
 
 
 @device_function
-def _normal_density(x):
-    return 0.39894228 * tl.exp(-0.5 * x * x)
-
-
-@device_function
 def _twice_u(x):
+    # (1 + tanh(u)) / 2 is the logistic function of 2 u.
     return 1.5957691 * (x + 0.044715 * x * x * x)
 
 
 @device_function
-def _normal_cdf_tanh(x):
-    return _logistic(_twice_u(x))  # (1 + tanh(u)) / 2
-
-
-@device_function
-def _normal_density_tanh(x):
-    return _logistic_density(_twice_u(x)) * 1.5957691 * (1.0 + 3 * 0.044715 * x * x)
-
-
-@device_function
 def _logistic(x):
-    # By e = exp(-|x|): for x > 0 it is 1 / (1 + e), else e / (1 + e), and nothing cancels or
-    # overflows.
+    # With e = exp(-|x|), 1 / (1 + e) for x > 0 and e / (1 + e) cancel and overflow nowhere.
     e = tl.exp(-tl.abs(x))
     return tl.where(x > 0.0, 1.0, e) / (1.0 + e)
 

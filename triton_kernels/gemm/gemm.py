@@ -1,97 +1,196 @@
-"""gemm: matrix products with fused epilogues."""
+"""gemm: the launch of a product, from its plan."""
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import itertools
+import math
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import torch
-from amp_ext.triton_kernels.gemm.launches import Launches, launches
-from amp_ext.triton_kernels.gemm.plan import INTERPRETED_DEVICE, Device, candidates
-from amp_ext.triton_kernels.gemm.product import Product, matrices
+import triton.language as tl
+from triton.runtime import driver
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from amp_ext.triton_kernels.gemm.kernel import Form, Kind, constant, gemm_kernel
+from amp_ext.triton_kernels.gemm.plan import Device, Tile, plans
+from amp_ext.triton_kernels.launch import INTERPRETED_MULTIPROCESSORS, launch
 from amp_ext.triton_kernels.numerics import INTERPRETED
-from torch import Tensor
+
+DTYPES = (tl.float32, tl.float16, tl.bfloat16, tl.float64)
+"""The dtypes in the order of csrc/include/amp_ext/dtype.h."""
 
 
-def gemm(
-    out: Tensor,
-    a: Tensor,
-    b: Tensor,
-    c: Tensor | None,
-    bias: Tensor | None,
-    aux: Tensor | None,
-    column_sums: Tensor | None,
-    terms: int,
-    alpha: float,
-    beta: float,
-    activation: str,
-    derivative: bool,
-    variant: int,
-) -> Launches:
-    """x = alpha * A @ B + beta * c + bias in fp32; out = act(x), or x * act'(aux).
+class Matrix(NamedTuple):
+    """Matrices in memory. Strides are in elements."""
 
-    Args:
-        out: fp16, bf16 or fp32, [batch, m, n], column stride 1; not empty.
-        a, b: fp16 or bf16, both the same; [batch * terms, m, k] and [batch * terms, k, n], any
-            strides. One of batch and terms is 1.
-        c: floating, [batch, m, n], any strides; may be out itself.
-        bias: floating, [n], stride 1.
-        aux: [batch, m, n], column stride 1: with `derivative` floating, what act' is taken of;
-            without, x is written to it.
-        column_sums: fp32, [n]: receives the sums of the unrounded results of each column.
-        terms: products that are summed in each matrix of out.
-        activation: "none", "relu", "gelu", "gelu_tanh" or "silu".
-        variant: the number of the plan, in the order of their predicted times.
+    dtype: Any
+    count: int
+    """1 where all are the same."""
+    rows: int
+    columns: int
+    batch_stride: int
+    """0 where there is one."""
+    row_stride: int
+    column_stride: int
+    is_aligned: bool
+    """Whether the address is a multiple of 16."""
 
-    Returns:
-        The launches, which compute any product that differs in nothing but alpha, beta and
-        addresses, and in these not in whether they are multiples of 16.
+    @property
+    def layout(self) -> int:
+        """The layout of kernel.py."""
+        if self.column_stride == 1 or (self.columns == 1 and self.row_stride != 1):
+            inner, outer, sign = self.columns, self.row_stride, 1
+        elif self.row_stride == 1 or self.rows == 1:
+            inner, outer, sign = self.rows, self.column_stride, -1
+        else:
+            return 0
+        if not self.is_aligned:
+            return sign
+        vector = 128 // self.dtype.primitive_bitwidth
+        return sign * math.gcd(vector, inner, outer, self.batch_stride)
+
+    def tensor_map(self, rows: int, columns: int) -> TensorMap | None:
+        """Return the map for tiles of rows x columns, or None where TMA cannot load them.
+
+        TMA loads contiguous lines at multiples of 16 bytes that do not overlap.
+        """
+        shape, stride, tile = [self.rows, self.columns], self.row_stride, [rows, columns]
+        if self.column_stride != 1:
+            shape, stride, tile = shape[::-1], self.column_stride, tile[::-1]
+        lines, length = shape
+        unit = 128 // self.dtype.primitive_bitwidth
+        if lines == 1:
+            stride = -(-length // unit) * unit
+        batch_stride = self.batch_stride if self.count > 1 else lines * stride
+        strides = [batch_stride, stride]
+        is_contiguous = 1 in (self.row_stride, self.column_stride) and stride >= length
+        fits = all(0 < x < 2**38 and x % unit == 0 for x in strides)
+        if not (is_contiguous and fits and self.is_aligned and self.count * lines * length):
+            return None
+        dtype = torch.float16 if self.dtype == tl.float16 else torch.bfloat16
+        return TensorMap(dtype, [self.count, *shape], [*strides, 1], [1, *tile])
+
+
+class TensorMap(NamedTuple):
+    """A TensorDescriptor without its address."""
+
+    dtype: torch.dtype
+    shape: list[int]
+    strides: list[int]
+    block_shape: list[int]
+
+    def at(self, address: int) -> TensorDescriptor:
+        """Return the descriptor, without its constructor's checks at every launch."""
+        if INTERPRETED.value:
+            memory = (ctypes.c_char * 16).from_address(address)
+            return TensorDescriptor(torch.frombuffer(memory, dtype=self.dtype), *self[1:])
+        found = TensorDescriptor.__new__(TensorDescriptor)
+        base = SimpleNamespace(data_ptr=lambda: address, dtype=self.dtype)
+        found.__dict__.update(self._asdict(), base=base)
+        return found
+
+
+class Product:
+    """The launch of a product, for all addresses of the same alignment.
+
+    Attributes:
+        scratch_bytes: the size of its scratch memory.
+        tickets: the number of its counters, which are 0 before and after.
     """
-    product = Product(
-        out=matrices(out),
-        a=matrices(a),
-        b=matrices(b),
-        c=None if c is None else matrices(c),
-        aux=None if aux is None else matrices(aux),
-        bias=None if bias is None else bias.dtype,
-        has_column_sums=column_sums is not None,
-        batch=out.shape[0],
-        terms=terms,
-        activation=activation,
-        derivative=derivative,
-    )
-    device = INTERPRETED_DEVICE if INTERPRETED else _device(out.device.index)
-    tensors = (out, a, b, c, bias, aux, column_sums)
-    if INTERPRETED:
-        tensors = _with_one_storage_per_address(tensors)
-    found = planned(product, device, variant)
-    found.run_first((*tensors, alpha, beta))
-    return found
+
+    def __init__(
+        self,
+        device: int,
+        programs: int,
+        tile: Tile,
+        maps: tuple[TensorMap | None, TensorMap | None],
+        numbers: tuple[int, ...],
+        form: Form,
+    ) -> None:
+        batch, _, m, n, _, splits, *_ = numbers
+        rows, columns = batch * math.ceil(m / tile.m), math.ceil(n / tile.n)
+        tiles, sums = rows * columns if splits > 1 else 0, columns if form.has_sums else 0
+        self.scratch_bytes = 4 * tile.n * (tiles * splits * tile.m + sums * rows)
+        self.tickets = tiles + sums
+        self.programs, self.maps, self.form = programs, maps, form
+        self.options = {"num_warps": tile.warps, "num_stages": tile.stages}
+        self._device, self._constant = device, (*numbers, form)
+        self._compiled: Any = None
+
+    def __call__(self, *values: float) -> None:
+        """Launch the product with the kernel's parameters from scratch to beta."""
+        a_map, b_map = self.maps
+        maps = (a_map and a_map.at(values[3]), b_map and b_map.at(values[4]))
+        arguments = (*values, *maps, *self._constant)
+        if self._compiled is None:
+            self._compiled = gemm_kernel[(self.programs,)](*arguments, **self.options)
+        else:
+            stream = driver.active.get_current_stream(self._device)
+            launch(self._compiled, self.programs, stream, arguments)
 
 
-def planned(product: Product, device: Device, variant: int) -> Launches:
-    """Return the launches of a plan, the last one's if there are fewer plans."""
-    plans = candidates(product.problem(device.has_tma), device)
-    return launches(product, plans[min(variant, len(plans) - 1)], device)
-
-
-def _with_one_storage_per_address(tensors: tuple[Tensor | None, ...]) -> list[Tensor | None]:
-    """Return the tensors as views of the largest storage where several begin at one address, which
-    the interpreter takes for the same.
-    """
-    storages = [x.untyped_storage() for x in tensors if x is not None]
-    storages.sort(key=lambda storage: storage.nbytes())
-    largest = {storage.data_ptr(): storage for storage in storages}
-    return [
-        None if x is None else x.new_empty(0).set_(largest[x.data_ptr()], 0, x.shape, x.stride())
-        for x in tensors
-    ]
+def gemm(index: int, *arguments: Any) -> Product:
+    """Return the launch of a product on a device; `product` describes the other arguments."""
+    return product(_device(index), index, *arguments)
 
 
 @functools.cache
 def _device(index: int) -> Device:
+    if INTERPRETED.value:
+        return Device(0, INTERPRETED_MULTIPROCESSORS)
     properties = torch.cuda.get_device_properties(index)
-    return Device(
-        capability=10 * properties.major + properties.minor,
-        multiprocessors=properties.multi_processor_count,
-        shared_bytes=properties.shared_memory_per_block_optin,
-    )
+    capability = 10 * properties.major + properties.minor
+    return Device(capability, properties.multi_processor_count)
+
+
+def product(
+    device: Device,
+    index: int,
+    variant: int,
+    sizes: tuple[int, int, int, int, int],
+    options: tuple[str, bool, bool],
+    bias: int | None,
+    *matrices: tuple[Any, ...] | None,
+) -> Product:
+    """Return the launch of x = alpha * a @ b + beta * c + bias, out = act(x) or x * act'(aux).
+
+    Args:
+        variant: the number of the plan; 0 is the preferred one.
+        sizes: batch, terms, m, n, k. Each result sums `terms` products; batch or terms is 1.
+        options: the activation, whether its derivative at aux multiplies x, and whether the
+            columns of the unrounded result are summed.
+        bias: the number of its dtype, or None.
+        matrices: out, a, b, c, aux: the number of the dtype, three strides, and whether the address
+            is a multiple of 16; c and aux may be None. The column stride of out and aux is 1.
+    """
+    batch, terms, m, n, k = sizes
+    result, left, right = (batch, m, n), (batch * terms, m, k), (batch * terms, k, n)
+    shapes = (result, left, right, result, result)
+    out, a, b, c, aux = (x and _matrix(x, *at) for x, at in zip(matrices, shapes, strict=True))
+    vectors = [8 if device.has_tma and x.tensor_map(1, 1) else abs(x.layout) for x in (a, b)]
+    found = plans(device, min(vectors), *sizes)
+    plan = found[variant if variant < len(found) else 0]
+    tile = plan.tile
+    maps = (None, None)
+    if device.has_tma:
+        maps = (a.tensor_map(tile.m, tile.k), b.tensor_map(tile.k, tile.n))
+    parts = tile.parts(min(abs(x.layout) for x in (out, c, aux) if x))
+    values = (tile.m, tile.n, tile.k, parts, plan.splits > 1, *options)
+    kinds = (x and Kind(constant(x.dtype), constant(x.layout)) for x in (out, a, b, c, aux))
+    form = Form(*map(constant, (*values, None if bias is None else DTYPES[bias], *kinds)))
+    strides = [x[4:7] if x else (0, 0, 0) for x in (a, b, c)]
+    strides += [x[4:6] if x else (0, 0) for x in (out, aux)]
+    numbers = (*sizes, plan.splits, *itertools.chain(*strides))
+    programs = min(plan.units, device.multiprocessors * tile.programs)
+    return Product(index, programs, tile, maps, numbers, form)
+
+
+def _matrix(given: tuple[Any, ...], count: int, rows: int, columns: int) -> Matrix:
+    dtype, batch_stride, row_stride, column_stride, is_aligned = given
+    if count == 1 or batch_stride == 0:
+        count, batch_stride = min(count, 1), 0
+    strides = (batch_stride, row_stride, column_stride)
+    return Matrix(DTYPES[dtype], count, rows, columns, *strides, is_aligned)

@@ -1,49 +1,28 @@
 """cast_: outputs = inputs, rounded to nearest even into the outputs' dtypes. One launch."""
 
 import triton.language as tl
-from amp_ext.triton_kernels.launch import Launcher
-from amp_ext.triton_kernels.lists import foreach
-from amp_ext.triton_kernels.lists.foreach import (
-    ROWS,
-    aligned_pointer,
-    number,
-    pointer,
-    to_alignment,
-    walk,
-)
-from amp_ext.triton_kernels.numerics import (
-    device_function,
-    load_rows,
-    round_to,
-    rows_of,
-    store_rows,
-)
 
-PROGRAMS_PER_MULTIPROCESSOR = 3
-"""An sm_80 has registers for these; ptxas spills some to have four."""
+from amp_ext.triton_kernels.launch import kernel
+from amp_ext.triton_kernels.lists.foreach import ROWS, ListLauncher, rows_of, to_alignment, walk
+from amp_ext.triton_kernels.numerics import device_function, number, pointer, round_to
+
 ENTRY_WORDS = tl.constexpr(4)
 """8-byte words of a CastEntry: output, input, numel, and first_chunk with the dtypes above it."""
 BLOCK_BYTES = tl.constexpr(16384)
-"""What a block's wider side has."""
+"""The bytes of a block's wider side."""
 
 
-def cast_(table: int, size: int, chunks: int) -> None:
-    if chunks:
-        _launch(foreach.programs(chunks, PROGRAMS_PER_MULTIPROCESSOR), table, size, chunks)
-
-
-@foreach.kernel
+@kernel
 def cast_kernel(table: tl.int64, size: tl.int64, chunks: tl.int64):
-    walk(table, ENTRY_WORDS, size, chunks, _cast_entry, None, None, (), None)
+    walk(table, ENTRY_WORDS, size, chunks, _cast_entry, (), ())
 
 
-_launch = Launcher(cast_kernel, foreach.OPTIONS)
+# ptxas would spill registers for a fourth program on sm_80.
+cast_ = ListLauncher(cast_kernel, programs=3)
 
 
 @device_function
-def _cast_entry(
-    visit: tl.constexpr, leave: tl.constexpr, tensor, entry, begin, count, state, arguments
-):
+def _cast_entry(tensor, entry, begin, count, state, arguments):
     output = number(tl.load(entry))
     source = number(tl.load(entry + 1))
     dtypes = number(tl.load(entry + 3)) >> 32
@@ -72,8 +51,8 @@ def _cast_to(to: tl.constexpr, output, source, dtype, begin, count):
 
 @device_function
 def _cast(to: tl.constexpr, dtype: tl.constexpr, output, source, begin, count):
-    # A row is the fewest elements that are whole 16-byte accesses on both sides. Elements before
-    # the first row: all when there are few or the two sides are never aligned together.
+    # A row is the fewest elements that are whole 16-byte accesses on both sides. All elements come
+    # before the first row where there are few, or the two sides are never aligned together.
     to_size: tl.constexpr = to.primitive_bitwidth // 8
     size: tl.constexpr = dtype.primitive_bitwidth // 8
     row: tl.constexpr = 16 // min(to_size, size)
@@ -91,26 +70,14 @@ def _cast(to: tl.constexpr, dtype: tl.constexpr, output, source, begin, count):
         mask = i < others
         if whole > 0:
             i += tl.where(i < head, 0, whole * row)
-        x = load_rows(pointer(source, dtype) + i, mask)
-        store_rows(pointer(output, to) + i, round_to(x, to), mask)
+        x = tl.load(pointer(source, dtype) + i, mask=mask, other=0)
+        tl.store(pointer(output, to) + i, round_to(x, to), mask=mask)
 
     output += head * to_size
     source += head * size
-    blocks = whole // block
     rows = tl.arange(0, block)
-    for _ in range(0, blocks):
-        _cast_rows(to, dtype, output, source, rows, tl.full((block,), True, tl.int1), row)
-        output += block * row * to_size
-        source += block * row * size
-    left = whole - blocks * block
-    if left > 0:
-        _cast_rows(to, dtype, output, source, rows, rows < left, row)
-
-
-@device_function
-def _cast_rows(
-    to: tl.constexpr, dtype: tl.constexpr, output, source, rows, mask, row: tl.constexpr
-):
-    i = rows_of(rows, row)
-    x = load_rows(aligned_pointer(source, dtype) + i, mask)
-    store_rows(aligned_pointer(output, to) + i, round_to(x, to), mask)
+    for done in range(0, whole, block):
+        i = done * row + rows_of(rows, row)
+        mask = (rows < whole - done)[:, None]
+        x = tl.load(pointer(source, dtype, True) + i, mask=mask, other=0)
+        tl.store(pointer(output, to, True) + i, round_to(x, to), mask=mask)

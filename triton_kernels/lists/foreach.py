@@ -1,86 +1,53 @@
-"""The walk of a tensor list by one launch: a persistent grid over the list's chunks.
+"""Walk a list of tensors in one launch: a persistent grid over the list's chunks.
 
-Each program owns a contiguous share of the chunks. What it owns of a tensor is a segment, of which
-all but less than 16 bytes at either end is aligned and moves 16 bytes at a time: in blocks of
-ROWS rows, a row being 16 bytes of elements.
-
-What a launch is given is described in csrc/include/amp_ext/lists.h.
-Kernels take addresses as numbers, so that no address compiles a kernel anew.
+Each program owns a contiguous share of the chunks, and of each tensor a segment. A segment is
+visited in blocks of ROWS rows. A row is 16 aligned bytes; less than 16 bytes at either end of a
+segment are visited as rows of one element. csrc/include/amp_ext/lists.h describes the table.
 """
 
 from __future__ import annotations
 
-import functools
+from typing import Any
 
-import torch
-import triton
 import triton.language as tl
-from amp_ext.triton_kernels.numerics import INTERPRETED, device_function, rows_of
+from triton.runtime import driver
+
+from amp_ext.triton_kernels.launch import INTERPRETED_MULTIPROCESSORS, Launcher, multiprocessors
+from amp_ext.triton_kernels.numerics import INTERPRETED, device_function, number, pointer
 
 PROGRAMS = 1024
 """The most programs of a launch."""
-PROGRAMS_PER_MULTIPROCESSOR = 4
-INTERPRETED_PROGRAMS = 3
 
 CHUNK = tl.constexpr(16384)
 ROWS = tl.constexpr(1024)
-OPTIONS = {"num_warps": 8, "enable_fp_fusion": False}
-
 ENTRY_WORDS = tl.constexpr(3)
 """8-byte words of a ChunkEntry: data, numel, and first_chunk with the dtype above it."""
 
 
-def kernel(function):
-    """Make a kernel that is compiled once, whatever the numbers that it is called with."""
-    kinds = function.__annotations__.items()
-    numbers = [name for name, kind in kinds if "constexpr" not in str(kind)]
-    if INTERPRETED.value:
-        # It replaces the functions of the modules that a kernel's own module names.
-        function.__globals__["core"] = tl.core
-    return triton.jit(function, do_not_specialize=numbers)
+class ListLauncher(Launcher):
+    """A kernel over a list, launched with a fixed number of programs a multiprocessor.
 
-
-def programs(chunks: int, per_multiprocessor: int = PROGRAMS_PER_MULTIPROCESSOR) -> int:
-    """Return how many programs share the chunks: by the list and the device alone.
-
-    `per_multiprocessor` is how many of the kernel's there are registers for.
+    Args:
+        programs: of each multiprocessor; there are registers for all of them.
     """
-    if INTERPRETED.value:
-        most = INTERPRETED_PROGRAMS
-    else:
-        most = per_multiprocessor * _multiprocessors(torch.cuda.current_device())
-    return max(1, min(chunks, most, PROGRAMS))
 
+    def __init__(self, kernel: Any, programs: int = 4, **options: Any) -> None:
+        super().__init__(kernel, num_warps=8, enable_fp_fusion=False, **options)
+        self.programs = programs
 
-@functools.cache
-def _multiprocessors(device: int) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count
-
-
-@device_function
-def number(x):
-    """Return an integer as int64. The interpreter computes sooner with Python's own."""
-    if INTERPRETED:
-        return int(x)
-    else:
-        return x.to(tl.int64)
-
-
-@device_function
-def pointer(address, dtype: tl.constexpr):
-    """Return the address of elements of a dtype as a pointer."""
-    return tl.cast(tl.cast(address, tl.int64), tl.pointer_type(dtype))
-
-
-@device_function
-def aligned_pointer(address, dtype: tl.constexpr):
-    """Return the same of an address that is a multiple of 16."""
-    return tl.multiple_of(tl.cast(tl.cast(address, tl.int64), tl.pointer_type(dtype)), 16)
+    def __call__(self, table: int, size: int, chunks: int, *arguments: Any) -> None:
+        """Launch the kernel over a table of `size` entries with `chunks` chunks."""
+        if INTERPRETED.value:
+            most = INTERPRETED_MULTIPROCESSORS
+        else:
+            most = self.programs * multiprocessors(driver.active.get_current_device())
+        programs = max(1, min(chunks, most, PROGRAMS))
+        super().__call__(programs, table, size, chunks, *arguments)
 
 
 @device_function
 def to_alignment(address, size: tl.constexpr):
-    """Return how many elements of `size` bytes lie before the next multiple of 16."""
+    """Return the number of elements before the next multiple of 16."""
     return (-address & 15) // size
 
 
@@ -95,7 +62,7 @@ def begin_of_share(chunks, program):
 
 @device_function
 def program_of(chunks, chunk):
-    """Return which program has a chunk in its share."""
+    """Return the program that owns a chunk."""
     programs = number(tl.num_programs(0))
     per_program = chunks // programs
     longer = chunks - per_program * programs
@@ -106,7 +73,7 @@ def program_of(chunks, chunk):
 
 @device_function
 def first_chunk_of(word):
-    """Return the first chunk that is in the last word of an entry."""
+    """Return the first chunk from an entry's last word."""
     return word & 0xFFFFFFFF
 
 
@@ -114,7 +81,7 @@ def first_chunk_of(word):
 def owner_of(table, words: tl.constexpr, size, chunk):
     """Return the last entry that begins at or before `chunk`.
 
-    It owns the chunk: empty tensors come before the entry they share a first chunk with.
+    This entry owns the chunk: empty tensors come before the entry that shares their first chunk.
     """
     low = size - size
     high = size
@@ -128,21 +95,11 @@ def owner_of(table, words: tl.constexpr, size, chunk):
 
 
 @device_function
-def walk(
-    table,
-    words: tl.constexpr,
-    size,
-    chunks,
-    visit_segment: tl.constexpr,
-    visit: tl.constexpr,
-    leave: tl.constexpr,
-    state,
-    arguments,
-):
+def walk(table, words: tl.constexpr, size, chunks, visit: tl.constexpr, state, arguments):
     """Return `state` after all of this program's segments.
 
-    For each state = visit_segment(visit, leave, tensor, entry, begin, count, state, arguments): a
-    pointer to the tensor's entry, the segment's first element and how many it has.
+    For each: state = visit(tensor, entry, begin, count, state, arguments), with a pointer to the
+    tensor's entry, the segment's first element and its number of elements.
     """
     table = pointer(table, tl.int64)
     chunks = number(chunks)
@@ -158,7 +115,7 @@ def walk(
             begin = (chunk - first) * CHUNK
             count = min(numel, (end - first) * CHUNK) - begin
             if count > 0:
-                state = visit_segment(visit, leave, tensor, entry, begin, count, state, arguments)
+                state = visit(tensor, entry, begin, count, state, arguments)
             first += (numel + (CHUNK - 1)) // CHUNK
             chunk = first
             tensor += 1
@@ -167,39 +124,34 @@ def walk(
 
 @device_function
 def walk_tensors(table, size, chunks, visit: tl.constexpr, leave: tl.constexpr, state, arguments):
-    """Return `state` after all of this program's part of a list of tensors.
+    """Return `state` after all of this program's blocks of a list of tensors.
 
-    For blocks of a segment state = visit(tensor, at, mask, state, arguments): pointers, of ROWS
-    elements or rows, and which rows are there; after each segment state = leave(tensor, state,
-    arguments), unless that is None.
+    For each block: state = visit(at, mask, state, arguments), with pointers to rows and the mask of
+    existing rows. After each segment: state = leave(tensor, state, arguments), unless it is None.
     """
-    return walk(table, ENTRY_WORDS, size, chunks, _dispatch, visit, leave, state, arguments)
+    return walk(table, ENTRY_WORDS, size, chunks, _visit_tensor, state, (visit, leave, arguments))
 
 
 @device_function
-def _dispatch(
-    visit: tl.constexpr, leave: tl.constexpr, tensor, entry, begin, count, state, arguments
-):
+def _visit_tensor(tensor, entry, begin, count, state, arguments):
     data = number(tl.load(entry))
     dtype = (number(tl.load(entry + 2)) >> 32) & 0xFF
     if dtype == 0:
-        state = _segment(visit, tensor, data, tl.float32, begin, count, state, arguments)
+        state = _visit_segment(data, tl.float32, begin, count, state, arguments)
     elif dtype == 1:
-        state = _segment(visit, tensor, data, tl.float16, begin, count, state, arguments)
+        state = _visit_segment(data, tl.float16, begin, count, state, arguments)
     elif dtype == 2:
-        state = _segment(visit, tensor, data, tl.bfloat16, begin, count, state, arguments)
+        state = _visit_segment(data, tl.bfloat16, begin, count, state, arguments)
     else:
-        state = _segment(visit, tensor, data, tl.float64, begin, count, state, arguments)
-    if leave is not None:
-        state = leave(tensor, state, arguments)
+        state = _visit_segment(data, tl.float64, begin, count, state, arguments)
+    if arguments[1] is not None:
+        state = arguments[1](tensor, state, arguments[2])
     return state
 
 
 @device_function
-def _segment(
-    visit: tl.constexpr, tensor, data, dtype: tl.constexpr, begin, count, state, arguments
-):
-    # What is not aligned, or all of a short segment, is visited in one block of elements.
+def _visit_segment(data, dtype: tl.constexpr, begin, count, state, arguments):
+    # Unaligned elements, or all of a short segment, are one block.
     size: tl.constexpr = dtype.primitive_bitwidth // 8
     row: tl.constexpr = 16 // size
     rows = tl.arange(0, ROWS)
@@ -211,10 +163,16 @@ def _segment(
         at = pointer(address, dtype) + rows
         if whole > 0:
             at += tl.where(rows < head, 0, whole * row)
-        state = visit(tensor, at, rows < others, state, arguments)
+        state = arguments[0](at[:, None], rows < others, state, arguments[2])
     aligned = address + head * size
     for done in range(0, whole, ROWS):
-        at = aligned_pointer(aligned + done * 16, dtype) + rows_of(rows, row)
+        at = pointer(aligned + done * 16, dtype, True) + rows_of(rows, row)
         mask = rows < tl.cast(min(whole - done, ROWS), tl.int32)
-        state = visit(tensor, at, mask, state, arguments)
+        state = arguments[0](at, mask, state, arguments[2])
     return state
+
+
+@device_function
+def rows_of(rows, row: tl.constexpr):
+    """Return the offsets of the elements of adjacent rows."""
+    return rows[:, None] * row + tl.arange(0, row)[None, :]

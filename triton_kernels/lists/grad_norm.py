@@ -1,64 +1,40 @@
-"""grad_norm: the L2 norm of grads * inv_scale, also tensor by tensor, and the finiteness check:
-read-only on the gradients, one launch.
+"""grad_norm: the L2 norm of grads * inv_scale, and of each tensor; read-only, one launch.
 
-Each program leaves an fp64 sum of squares for the part of a tensor, or of the list, that it has
-read; the program that draws the last ticket adds them up in order. What is added to what depends
-on the list, on how its segments are aligned and on the device alone: with these the same, the
-result is bitwise the same in every run.
+Each program stores an fp64 sum of squares for its part of the list, or of each tensor. The last
+program adds the sums in order. Every order depends on the list, its alignment and the device alone,
+so that a result is bitwise the same in every run.
 """
 
 import triton.language as tl
-from amp_ext.triton_kernels.launch import Launcher
-from amp_ext.triton_kernels.lists import foreach
+
+from amp_ext.triton_kernels.launch import is_last, kernel
 from amp_ext.triton_kernels.lists.foreach import (
     ENTRY_WORDS,
     PROGRAMS,
     ROWS,
+    ListLauncher,
     first_chunk_of,
-    number,
-    pointer,
     program_of,
     walk_tensors,
 )
 from amp_ext.triton_kernels.numerics import (
-    any_row,
     device_function,
+    is_any,
     is_finite,
+    is_row_finite,
     largest,
-    load_rows,
-    rows_finite,
-    sum_rows,
+    number,
+    pointer,
     total,
     widen,
 )
 
-PROGRAMS_PER_MULTIPROCESSOR = 3
-# The registers that leaves each of them; ptxas spills some to have four.
-OPTIONS = {**foreach.OPTIONS, "maxnreg": 80}
 SUMS = tl.constexpr(PROGRAMS)
 TENSORS = tl.constexpr(32)
 LANES = tl.constexpr(8)
 
 
-def grad_norm(
-    table: int,
-    size: int,
-    chunks: int,
-    inv_scale: int,
-    found_inf: int,
-    norm: int,
-    norms: int,
-    partial_sums: int,
-    ticket: int,
-) -> None:
-    _launch(
-        foreach.programs(chunks, PROGRAMS_PER_MULTIPROCESSOR),
-        *(table, size, chunks, inv_scale, found_inf, norm, norms, partial_sums, ticket),
-        norms != 0,
-    )
-
-
-@foreach.kernel
+@kernel
 def grad_norm_kernel(
     table: tl.int64,
     size: tl.int64,
@@ -80,42 +56,39 @@ def grad_norm_kernel(
     else:
         state = walk_tensors(table, size, chunks, _square, None, state, arguments)
         tl.store(partial_sums + tl.program_id(0), total(state[0], axis=0))
-    tl.store(pointer(found_inf, tl.float32), 1.0, mask=any_row(state[1]))
+    tl.store(pointer(found_inf, tl.float32), 1.0, mask=is_any(state[1]))
 
-    tl.debug_barrier()  # what every thread has written comes before the ticket
-    drawn = tl.atomic_add(pointer(ticket, tl.int32), 1, sem="acq_rel", scope="gpu")
-    if drawn == tl.num_programs(0) - 1:
-        tl.debug_barrier()
-        tl.store(pointer(ticket, tl.int32), 0)  # for the next launch
+    if is_last(pointer(ticket, tl.int32), tl.num_programs(0)):
         if PER_TENSOR:
             squares = _write_norms(table, size, chunks, partial_sums, norms)
         else:
             i = tl.arange(0, SUMS)
-            sums = partial_sums + i
             mask = i < tl.num_programs(0)
-            squares = total(tl.load(sums, mask=mask, other=0.0, cache_modifier=".cg"), axis=0)
+            sums = tl.load(partial_sums + i, mask=mask, other=0.0, cache_modifier=".cg")
+            squares = total(sums, axis=0)
         root = tl.sqrt(squares).to(tl.float32)
         tl.store(pointer(norm, tl.float32), root)
         tl.store(pointer(found_inf, tl.float32), 1.0, mask=is_finite(root) == 0)
 
 
-_launch = Launcher(grad_norm_kernel, OPTIONS)
+# ptxas would spill registers for a fourth program.
+grad_norm = ListLauncher(grad_norm_kernel, programs=3, maxnreg=80)
 
 
 @device_function
-def _square(tensor, at, mask, state, arguments):
+def _square(at, mask, state, arguments):
     sums, bad = state
-    wide = widen(load_rows(at, mask))
+    wide = widen(tl.load(at, mask=mask[:, None], other=0))
     product = wide * arguments[0].to(wide.dtype)
     exact = product.to(tl.float64)
-    sums += tl.where(mask, sum_rows(exact * exact), 0.0)
-    return sums, bad | (mask & ~rows_finite(product))
+    sums += tl.where(mask, total(exact * exact, axis=1), 0.0)
+    return sums, bad | (mask & ~is_row_finite(product))
 
 
 @device_function
 def _leave(tensor, state, arguments):
-    # The pairs (program, tensor) that have a sum, in order, grow in one number or in both, so
-    # program + tensor is a slot of its own for each.
+    # In order, the pairs (program, tensor) with a sum grow in at least one number: each has a slot
+    # of its own.
     sums, bad = state
     tl.store(arguments[1] + (tensor + tl.program_id(0)), total(sums, axis=0))
     return tl.full((ROWS,), 0.0, tl.float64), bad

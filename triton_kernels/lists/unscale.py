@@ -1,32 +1,21 @@
-"""unscale_: grads *= inv_scale in place, clipped to a norm that is given, and found_inf = 1 if a
-rounded product is not finite. One launch.
-"""
+"""unscale_: grads *= inv_scale in place, clipped; found_inf = 1 on overflow. One launch."""
 
 import triton.language as tl
-from amp_ext.triton_kernels.launch import Launcher
-from amp_ext.triton_kernels.lists import foreach
-from amp_ext.triton_kernels.lists.foreach import ROWS, pointer, walk_tensors
+
+from amp_ext.triton_kernels.launch import kernel
+from amp_ext.triton_kernels.lists.foreach import ROWS, ListLauncher, walk_tensors
 from amp_ext.triton_kernels.numerics import (
-    any_row,
     device_function,
+    is_any,
     is_finite,
-    load_rows,
+    is_row_finite,
+    pointer,
     round_to,
-    rows_finite,
-    store_rows,
     widen,
 )
 
 
-def unscale_(
-    table: int, size: int, chunks: int, inv_scale: int, found_inf: int, norm: int, max_norm: float
-) -> None:
-    if chunks or norm:
-        programs = foreach.programs(chunks)
-        _launch(programs, table, size, chunks, inv_scale, found_inf, norm, max_norm)
-
-
-@foreach.kernel
+@kernel
 def unscale_kernel(
     table: tl.int64,
     size: tl.int64,
@@ -38,7 +27,7 @@ def unscale_kernel(
 ):
     found_inf = pointer(found_inf, tl.float32)
     inv_scale = tl.load(pointer(inv_scale, tl.float32))
-    # Every program decides by what no program writes: found_inf may change under way.
+    # Every program decides by values that no program writes: found_inf may change meanwhile.
     clips = norm != 0
     norm = tl.load(pointer(norm, tl.float32), mask=clips, other=0.0)
     coefficient = tl.where(clips, clip_coefficient(norm, max_norm), 1.0)
@@ -48,12 +37,12 @@ def unscale_kernel(
         bad = tl.zeros((ROWS,), tl.int1)
         factors = (inv_scale, coefficient, writes)
         bad = walk_tensors(table, size, chunks, _scale, None, bad, factors)
-        tl.store(found_inf, 1.0, mask=any_row(bad))
+        tl.store(found_inf, 1.0, mask=is_any(bad))
     else:
         tl.store(found_inf, 1.0, mask=finite == 0)
 
 
-_launch = Launcher(unscale_kernel, foreach.OPTIONS)
+unscale_ = ListLauncher(unscale_kernel)
 
 
 @device_function
@@ -64,12 +53,12 @@ def clip_coefficient(norm, max_norm):
 
 
 @device_function
-def _scale(tensor, at, mask, bad, factors):
+def _scale(at, mask, bad, factors):
     inv_scale, coefficient, writes = factors
-    x = load_rows(at, mask)
+    x = tl.load(at, mask=mask[:, None], other=0)
     wide = widen(x)
     wide = wide * inv_scale.to(wide.dtype) * coefficient.to(wide.dtype)
     product = round_to(wide, x.dtype)
     if writes:
-        store_rows(at, product, mask)
-    return bad | (mask & ~rows_finite(product))
+        tl.store(at, product, mask=mask[:, None])
+    return bad | (mask & ~is_row_finite(product))

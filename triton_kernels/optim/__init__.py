@@ -1,1 +1,1 @@
-"""The updates of parameters by optimizers."""
+"""The updates of optimizers."""

@@ -1,67 +1,45 @@
-"""What the updates of all optimizers have in common: the access to tensors, the scalars of a step,
-rounding, and the counting of steps.
+"""The parts that the updates of all optimizers share.
 
 The arithmetic is that of csrc/include/amp_ext/optim.h, to the bit.
 """
 
 from __future__ import annotations
 
-import struct
-
 import triton.language as tl
-from amp_ext.triton_kernels.lists import foreach
-from amp_ext.triton_kernels.lists.foreach import CHUNK, aligned_pointer, number, pointer
+
+from amp_ext.triton_kernels.launch import is_last
+from amp_ext.triton_kernels.lists.foreach import CHUNK, rows_of
 from amp_ext.triton_kernels.lists.unscale import clip_coefficient
 from amp_ext.triton_kernels.numerics import (
     INTERPRETED,
     bits,
     device_function,
+    double,
     is_finite,
-    load_rows,
+    number,
+    pointer,
     round_to,
-    rows_of,
-    store_rows,
     widen,
 )
 
-OPTIONS = foreach.OPTIONS
-PROGRAMS_PER_MULTIPROCESSOR = 2
 ENTRY_WORDS = tl.constexpr(10)
 """8-byte words of an UpdateEntry: seven addresses, dtypes, numel, first_chunk."""
 STEP_WORD = tl.constexpr(6)
 DTYPES_WORD = tl.constexpr(7)
 ROW = tl.constexpr(4)
-"""Elements: 16 bytes of fp32."""
+"""Elements of 16 bytes of fp32."""
 ROWS = tl.constexpr(4096 if INTERPRETED.value else 256)
-"""Of a block: one for each thread, which has registers for one of each tensor."""
+"""Rows of a block: a thread has registers for one row of each tensor."""
 TENSORS = tl.constexpr(256)
-
-
-def is_needed(chunks: int, scalars: tuple, ticket: int) -> bool:
-    """Whether there is an element to update, a step to count, or a norm to look at."""
-    return bool(chunks or ticket or scalars[3])
-
-
-def patterns(*numbers: float) -> tuple[int, ...]:
-    """Return doubles as kernels take them: by their bits."""
-    return struct.unpack(f"<{len(numbers)}q", struct.pack(f"<{len(numbers)}d", *numbers))
-
-
-@device_function
-def double(pattern):
-    return tl.cast(pattern, tl.int64).to(tl.float64, bitcast=True)
-
-
-# ---- the scalars of a step ---------------------------------------------------------------------
 
 
 @device_function
 def runs(found_inf, norm):
-    """Return whether there is an update. Sets found_inf where the norm is not finite."""
+    """Return whether to update. Sets found_inf where the norm is not finite."""
     there = norm != 0
     finite = is_finite(tl.load(pointer(norm, tl.float32), mask=there, other=0.0))
     flag = pointer(found_inf, tl.float32)
-    # Only where no program writes it.
+    # found_inf is read only where no program writes it.
     found = tl.load(flag, mask=finite & (found_inf != 0), other=0.0)
     first = tl.program_id(0) == 0
     tl.store(flag, 1.0, mask=(finite == 0) & (found_inf != 0) & first)
@@ -70,9 +48,9 @@ def runs(found_inf, norm):
 
 @device_function
 def step_factors(lr, tensor_lr, inv_scale, norm, max_norm, maximize):
-    """Return the learning rate, fp64, and what gradients are multiplied by, one after the other."""
-    given = tl.load(pointer(tensor_lr, tl.float32), mask=tensor_lr != 0, other=0.0)
-    lr = tl.where(tensor_lr != 0, given.to(tl.float64), double(lr))
+    """Return the fp64 learning rate and the two factors of gradients, in their order."""
+    replaced = tl.load(pointer(tensor_lr, tl.float32), mask=tensor_lr != 0, other=0.0)
+    lr = tl.where(tensor_lr != 0, replaced.to(tl.float64), double(lr))
     inv_scale = tl.load(pointer(inv_scale, tl.float32), mask=inv_scale != 0, other=1.0)
     size = tl.load(pointer(norm, tl.float32), mask=norm != 0, other=0.0)
     coefficient = tl.where(norm != 0, clip_coefficient(size, max_norm), 1.0)
@@ -81,7 +59,7 @@ def step_factors(lr, tensor_lr, inv_scale, norm, max_norm, maximize):
 
 @device_function
 def update_number(step):
-    """Return the number of the update that follows `step` of them, from 1 on."""
+    """Return the number, from 1 on, of the update that follows `step` updates."""
     few = step < 1073741824.0
     done = tl.where(few & (step > 0.0), step, 0.0).to(tl.int64)
     return tl.where(few | (step != step), done, 1073741824) + 1
@@ -96,9 +74,6 @@ def power(base, exponent):
         base = base * base
         exponent = exponent // 2
     return result
-
-
-# ---- rounding ----------------------------------------------------------------------------------
 
 
 @device_function
@@ -121,7 +96,7 @@ def mixed(x):
 
 @device_function
 def noise_seed(update, tensor):
-    """Return what random bits depend on beside the element."""
+    """Return the seed of a tensor's noise in one update."""
     return mixed(_plus(mixed(tl.cast(update, tl.uint32)), tl.cast(tensor, tl.uint32)))
 
 
@@ -134,7 +109,7 @@ def noise(seed, element, pair: tl.constexpr):
 
 
 @device_function
-def bf16_by_chance(x, random_bits):
+def stochastic_bf16(x, random_bits):
     """Return the bits of x, rounded to bf16 up or down by 16 random bits."""
     pattern = bits(x).to(tl.uint32, bitcast=True)
     raised = tl.where(is_finite(x), _plus(pattern, random_bits), pattern)
@@ -142,50 +117,49 @@ def bf16_by_chance(x, random_bits):
     return (raised >> 16).to(tl.uint16).to(tl.int16, bitcast=True)
 
 
-# ---- tensors -----------------------------------------------------------------------------------
-
-
-@device_function
-def _at(address, dtype: tl.constexpr, ALIGNED: tl.constexpr):
-    if ALIGNED:
-        return aligned_pointer(address, dtype)
-    else:
-        return pointer(address, dtype)
-
-
 @device_function
 def where_also(mask, condition):
-    """Return a mask's elements if a condition on all of them holds. (The interpreter's is Python's
-    own, with which it takes no tensor on the right.)
-    """
+    """Return the mask if one condition holds for all. The interpreter needs the cast."""
     return mask & tl.cast(condition, tl.int1)
 
 
 @device_function
-def load_float(address, dtype, i, mask, PLAIN: tl.constexpr, ALIGNED: tl.constexpr):
-    """Load elements `i` of a tensor of any dtype but fp64, 0 where there is none, as fp32.
+def tensor_at(entry, place: tl.constexpr, dtype, begin):
+    """Return a tensor as its address from element `begin` on, or 0, and its dtype."""
+    address = number(tl.load(entry + place))
+    size = 4 - 2 * number(dtype != 0)
+    return address + begin * size * number(address != 0), dtype
 
-    PLAIN says that it is fp32. Otherwise both widths are loaded, with masks: a load that no lane
-    makes moves nothing, and none waits for another as in branches.
+
+@device_function
+def load_float(tensor, i, mask, PLAIN: tl.constexpr, ALIGNED: tl.constexpr):
+    """Load elements `i` of a tensor as fp32, 0 where it is absent. PLAIN tensors are fp32.
+
+    Other tensors are loaded in both widths, with masks. A load without active lanes moves nothing,
+    and no load waits for another as it would in branches.
     """
+    address, dtype = tensor
     mask = where_also(mask, address != 0)
+    at = pointer(address, tl.float32, ALIGNED) + i
     if PLAIN:
-        return load_rows(_at(address, tl.float32, ALIGNED) + i, mask)
+        return tl.load(at, mask=mask, other=0)
     else:
-        single = load_rows(_at(address, tl.float32, ALIGNED) + i, where_also(mask, dtype == 0))
-        half = load_rows(_at(address, tl.int16, ALIGNED) + i, where_also(mask, dtype != 0))
+        single = tl.load(at, mask=where_also(mask, dtype == 0), other=0)
+        half_at = pointer(address, tl.int16, ALIGNED) + i
+        half = tl.load(half_at, mask=where_also(mask, dtype != 0), other=0)
         f16 = widen(half.to(tl.float16, bitcast=True))
         bf16 = widen(half.to(tl.bfloat16, bitcast=True))
         return tl.where(dtype == 0, single, tl.where(dtype == 1, f16, bf16))
 
 
 @device_function
-def store_half(address, dtype, i, x, mask, ALIGNED: tl.constexpr):
-    """Store fp32 numbers as 16 bits, rounded to nearest."""
+def store_half(tensor, i, x, mask, ALIGNED: tl.constexpr):
+    """Store fp32 numbers in a 16-bit tensor, rounded to nearest."""
+    address, dtype = tensor
     f16 = bits(round_to(x, tl.float16))
     bf16 = bits(round_to(x, tl.bfloat16))
-    at = _at(address, tl.int16, ALIGNED) + i
-    store_rows(at, tl.where(dtype == 1, f16, bf16), where_also(mask, address != 0))
+    at = pointer(address, tl.int16, ALIGNED) + i
+    tl.store(at, tl.where(dtype == 1, f16, bf16), mask=where_also(mask, address != 0))
 
 
 @device_function
@@ -200,45 +174,42 @@ def store_state(
     PLAIN: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):
-    """Store fp32 numbers in a tensor (address, dtype). `rounding` is whether bf16 is rounded by
-    chance, the noise's seed and the index of element 0.
+    """Store fp32 numbers in a tensor of state.
+
+    Args:
+        rounding: whether rounding to bf16 is stochastic, the noise's seed, and the index in the
+            tensor of element 0.
     """
     address, dtype = tensor
     mask = where_also(mask, address != 0)
+    at = pointer(address, tl.float32, ALIGNED) + i
     if PLAIN:
-        store_rows(_at(address, tl.float32, ALIGNED) + i, x, mask)
+        tl.store(at, x, mask=mask)
     else:
-        by_chance, seed, begin = rounding
-        store_rows(_at(address, tl.float32, ALIGNED) + i, x, where_also(mask, dtype == 0))
-        if by_chance & (dtype == 2):
+        is_stochastic, seed, begin = rounding
+        tl.store(at, x, mask=where_also(mask, dtype == 0))
+        if is_stochastic & (dtype == 2):
             random_bits = (noise(seed, tl.cast(i, tl.int64) + begin, pair) >> shift) & 0xFFFF
-            at = _at(address, tl.int16, ALIGNED) + i
-            store_rows(at, bf16_by_chance(x, random_bits), mask)
+            half_at = pointer(address, tl.int16, ALIGNED) + i
+            tl.store(half_at, stochastic_bf16(x, random_bits), mask=mask)
         else:
-            store_half(address, dtype, i, x, where_also(mask, dtype != 0), ALIGNED)
+            store_half(tensor, i, x, where_also(mask, dtype != 0), ALIGNED)
 
 
 @device_function
-def tensor_at(entry, place: tl.constexpr, dtype, begin):
-    """Return a tensor's address from element `begin` on, 0 where there is none, and its dtype."""
-    address = number(tl.load(entry + place))
-    size = 4 - 2 * number(dtype != 0)
-    return address + begin * size * number(address != 0), dtype
-
-
-@device_function
-def used_gradient(grad, param, inv_scale, coefficient, l2):
+def final_gradient(grad, param, inv_scale, coefficient, l2):
+    """Return the gradient unscaled, clipped, and with L2 regularization."""
     grad = grad * inv_scale * coefficient
     return tl.where(l2 == 0.0, grad, grad + l2 * param)
 
 
 @device_function
 def update_segment(update: tl.constexpr, tensors, dtypes, count, arguments):
-    """Call update(tensors, i, mask, arguments, PLAIN, ALIGNED) for all elements of a segment.
+    """Call update(tensors, i, mask, arguments, PLAIN, ALIGNED) for blocks of a segment.
 
     Args:
-        tensors: what has to be aligned for 16-byte accesses, as tensor_at returns them.
-        dtypes: not 0 where one of them, a copy apart, is not fp32.
+        tensors: results of tensor_at. All must be aligned for 16-byte accesses.
+        dtypes: not 0 where a tensor other than a copy is not fp32.
     """
     addresses = tensors[0][0]
     for k in tl.static_range(1, len(tensors)):
@@ -247,7 +218,7 @@ def update_segment(update: tl.constexpr, tensors, dtypes, count, arguments):
     rows = tl.arange(0, ROWS)
     for done in range(0, whole, ROWS):
         i = rows_of(rows + done, ROW)
-        mask = rows < tl.cast(min(whole - done, ROWS), tl.int32)
+        mask = (rows < tl.cast(min(whole - done, ROWS), tl.int32))[:, None]
         if dtypes == 0:
             update(tensors, i, mask, arguments, True, True)
         else:
@@ -259,18 +230,13 @@ def update_segment(update: tl.constexpr, tensors, dtypes, count, arguments):
 
 @device_function
 def advance_steps(table, size, ticket):
-    """Count the update of every tensor, once no program will read a step."""
-    if ticket != 0:
-        tl.debug_barrier()
-        drawn = tl.atomic_add(pointer(ticket, tl.int32), 1, sem="acq_rel", scope="gpu")
-        if drawn == tl.num_programs(0) - 1:
-            tl.debug_barrier()
-            tl.store(pointer(ticket, tl.int32), 0)  # for the next launch
-            entries = pointer(table, tl.int64)
-            for first in range(0, number(size), TENSORS):
-                tensor = first + tl.arange(0, TENSORS)
-                mask = tensor < size
-                word = entries + (tensor * ENTRY_WORDS + STEP_WORD)
-                step = pointer(tl.load(word, mask=mask, other=0), tl.float32)
-                done = tl.load(step, mask=mask, other=0.0, cache_modifier=".cg")
-                tl.store(step, done + 1.0, mask=mask)
+    """Count the update of every tensor in the last program; no other reads a step then."""
+    if is_last(pointer(ticket, tl.int32), tl.num_programs(0)):
+        entries = pointer(table, tl.int64)
+        for first in range(0, number(size), TENSORS):
+            tensor = first + tl.arange(0, TENSORS)
+            mask = tensor < size
+            word = entries + (tensor * ENTRY_WORDS + STEP_WORD)
+            step = pointer(tl.load(word, mask=mask, other=0), tl.float32)
+            done = tl.load(step, mask=mask, other=0.0, cache_modifier=".cg")
+            tl.store(step, done + 1.0, mask=mask)

@@ -22,7 +22,7 @@
 #include "checks/python.h"
 #include "checks/tensors.h"
 #include "gemm/gemm.h"
-#include "gemm/linear.h"
+#include "gemm/layers.h"
 
 namespace amp_ext {
 namespace {
@@ -340,48 +340,28 @@ struct Routes {
     return at::autocast::cached_cast(at::autocast::get_autocast_dtype(kDevice), tensor, kDevice);
   }
 
-  static OptionalTensor cast_bias(const OptionalTensor& bias) {
-    return is_accepted(bias, kDevice) && bias ? addend(*bias) : bias;
+  static OptionalTensor cast(const OptionalTensor& bias) {
+    return bias && is_accepted(*bias, kDevice) ? addend(*bias) : bias;
   }
+
+  static std::string_view cast(std::string_view activation) { return activation; }
 
   // A view of a copy would pass on a gradient of the copy's type: x is made a matrix before.
-  static at::Tensor our_linear(const at::Tensor& x, const at::Tensor& weight,
-                               const OptionalTensor& bias, std::string_view activation) {
-    const NoAutocast guard;
-    if (x.dim() == 1) return our_linear(x.unsqueeze(0), weight, bias, activation).squeeze(0);
-    return amp_ext::linear(cast(x), cast(weight), cast_bias(bias), activation);
-  }
-
-  static at::Tensor our_mlp(const at::Tensor& x, const at::Tensor& weight1,
-                            const OptionalTensor& bias1, const at::Tensor& weight2,
-                            const OptionalTensor& bias2, std::string_view activation) {
-    const NoAutocast guard;
-    if (x.dim() == 1) {
-      return our_mlp(x.unsqueeze(0), weight1, bias1, weight2, bias2, activation).squeeze(0);
+  template <auto kOp>
+  struct Ours;
+  template <class... Args, at::Tensor (*kOp)(const at::Tensor&, Args...)>
+  struct Ours<kOp> {
+    static at::Tensor call(const at::Tensor& x, Args... args) {
+      const NoAutocast guard;
+      if (x.dim() == 1) return call(x.unsqueeze(0), args...).squeeze(0);
+      return kOp(cast(x), cast(args)...);
     }
-    return amp_ext::mlp(cast(x), cast(weight1), cast_bias(bias1), cast(weight2), cast_bias(bias2),
-                        activation);
-  }
-
-  static at::Tensor our_gated_mlp(const at::Tensor& x, const at::Tensor& gate_weight,
-                                  const OptionalTensor& gate_bias, const at::Tensor& up_weight,
-                                  const OptionalTensor& up_bias, const at::Tensor& down_weight,
-                                  const OptionalTensor& down_bias, std::string_view activation) {
-    const NoAutocast guard;
-    if (x.dim() == 1) {
-      return our_gated_mlp(x.unsqueeze(0), gate_weight, gate_bias, up_weight, up_bias, down_weight,
-                           down_bias, activation)
-          .squeeze(0);
-    }
-    return amp_ext::gated_mlp(cast(x), cast(gate_weight), cast_bias(gate_bias), cast(up_weight),
-                              cast_bias(up_bias), cast(down_weight), cast_bias(down_bias),
-                              activation);
-  }
+  };
 
   static void register_ours(torch::Library& m) {
-    m.impl("linear", TORCH_FN(our_linear));
-    m.impl("mlp", TORCH_FN(our_mlp));
-    m.impl("gated_mlp", TORCH_FN(our_gated_mlp));
+    m.impl("linear", TORCH_FN(Ours<&amp_ext::linear>::call));
+    m.impl("mlp", TORCH_FN(Ours<&amp_ext::mlp>::call));
+    m.impl("gated_mlp", TORCH_FN(Ours<&amp_ext::gated_mlp>::call));
   }
 
   static std::unique_ptr<torch::Library> override_torchs(c10::DispatchKey key) {

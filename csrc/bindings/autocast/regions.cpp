@@ -20,123 +20,93 @@ namespace {
 // the order in which it makes them.
 using Place = std::pair<uint64_t, uint64_t>;
 
-// The nodes of the autograd graph that were made in our regions, as intervals of places. A
-// checkpoint's second forward pass runs during backward, in an autocast region that torch opens. It
-// has to do what the first did, and the node that is being run identifies the region of that.
-class Intervals {
+// The log of regions. Each entry holds for the nodes of a thread from its place on, up to the
+// thread's next entry: whether they were made in a region of ours. A checkpoint's second forward
+// pass runs during backward, in an autocast region that torch opens. It has to do what the first
+// did, and the node that is being run identifies the region of that.
+class Log {
  public:
-  // [begin, end) overlaps none.
-  void add(Place begin, Place end) {
+  // Entries of a thread alternate. A thread has no entry behind `begin`.
+  void add(Place begin, bool is_ours) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    auto after = ends_.lower_bound(begin);
-    if (after != ends_.end() && after->first == end) {
-      end = after->second;
-      after = ends_.erase(after);
-    }
-    if (after != ends_.begin() && std::prev(after)->second == begin) {
-      std::prev(after)->second = end;
-    } else {
-      ends_.emplace_hint(after, begin, end);
-    }
+    const auto entry = entries_.insert_or_assign(begin, is_ours).first;
+    const bool is_first = entry == entries_.begin() || std::prev(entry)->first.first != begin.first;
+    if (is_first ? !is_ours : std::prev(entry)->second == is_ours) entries_.erase(entry);
   }
 
-  // [begin, end) lies in one.
-  void remove(Place begin, Place end) {
+  // Counts the oldest regions of torch's of a thread as ours, beyond `most` of them.
+  void forget_oldest(uint64_t thread, size_t most) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    const auto found = std::prev(ends_.upper_bound(begin));
-    const Place old_end = std::exchange(found->second, begin);
-    if (found->first == begin) ends_.erase(found);
-    if (end != old_end) ends_.emplace(end, old_end);
-  }
-
-  // Merges the oldest intervals that begin in a thread, until at most `most` are left.
-  void join_oldest(uint64_t thread, int most) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    const auto oldest = ends_.lower_bound({thread, 0});
-    for (auto n = std::distance(oldest, ends_.lower_bound({thread + 1, 0})); n > most; --n) {
-      const auto next = std::next(oldest);
-      oldest->second = next->second;
-      ends_.erase(next);
+    const auto oldest = entries_.lower_bound({thread, 0});
+    const auto end = entries_.lower_bound({thread + 1, 0});
+    for (auto count = std::distance(oldest, end); count > static_cast<int64_t>(2 * most);
+         count -= 2) {
+      entries_.erase(std::next(oldest), std::next(oldest, 3));
     }
   }
 
-  bool has(Place place) {
+  bool is_ours(Place place) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    const auto after = ends_.upper_bound(place);
-    return after != ends_.begin() && place < std::prev(after)->second;
+    const auto after = entries_.upper_bound(place);
+    if (after == entries_.begin()) return false;
+    const auto entry = std::prev(after);
+    return entry->first.first == place.first && entry->second;
   }
 
  private:
   std::mutex mutex_;
-  std::map<Place, Place> ends_;  // by begin
+  std::map<Place, bool> entries_;
 };
 
-Intervals& our_nodes() {
-  static auto* const intervals = new Intervals;  // never destroyed: threads may outlive it
-  return *intervals;
+Log& regions() {
+  static auto* const log = new Log;  // never destroyed: threads may outlive it
+  return *log;
 }
 
 // How many times the overrides were removed: meanwhile products in torch's regions are not seen.
 std::atomic<int> blind_times = 0;
 
-// Which of this thread's nodes are ours. Only torch's regions that contain products have to be
-// distinguished from ours: a thread without such a region has one interval.
-class ThreadLog {
+// The regions of this thread. Only torch's regions that contain products have to be distinguished
+// from ours: a thread without such a region has one entry.
+class Thread {
  public:
-  // This thread enters a region of ours, or is in one.
-  void note_ours() {
-    see_again();
-    note_ours_from(at::sequence_number::peek());
-  }
-
-  // This thread recomputes a part of one during backward. Nodes may precede its first product.
-  void note_repetition() {
-    see_again();
-    note_ours_from(has_torchs_ ? at::sequence_number::peek() : 0);
+  // This thread enters a region of ours, is in one, or, where it is `again`, recomputes a part of
+  // one during backward: nodes may precede its first product.
+  void note_ours(bool again = false) {
+    if (const int now = blind_times; std::exchange(blind_times_, now) != now) note_torchs();
+    const uint64_t next = at::sequence_number::peek();
+    if (!is_in_ours_) {
+      regions().add({id(), again && !has_torchs_ ? 0 : next}, true);
+      is_in_ours_ = true;
+      if (++entries_ % kMost == 0) regions().forget_oldest(id(), kMost);
+    }
+    last_ours_ = next;
   }
 
   // This thread is in a region of torch's.
   void note_torchs() {
-    if (in_ours_) our_nodes().remove({id(), last_ours_}, {id() + 1, 0});
-    in_ours_ = false;
+    if (is_in_ours_) regions().add({id(), last_ours_}, false);
+    is_in_ours_ = false;
     has_torchs_ = true;
   }
 
   void note_exit() {
-    if (in_ours_) last_ours_ = at::sequence_number::peek();
+    if (is_in_ours_) last_ours_ = at::sequence_number::peek();
   }
 
  private:
+  static constexpr int kMost = 1024;
+
   static uint64_t id() { return at::RecordFunction::currentThreadId(); }
 
-  // While products were not seen, this thread may have been in a region of torch's.
-  void see_again() {
-    if (blind_times_ == blind_times) return;
-    blind_times_ = blind_times;
-    note_torchs();
-  }
-
-  void note_ours_from(uint64_t begin) {
-    if (!in_ours_) {
-      our_nodes().add({id(), begin}, {id() + 1, 0});
-      in_ours_ = true;
-      if (++entries_ % kIntervals == 0) our_nodes().join_oldest(id(), kIntervals);
-    }
-    last_ours_ = at::sequence_number::peek();
-  }
-
-  // A thread keeps up to twice as many intervals. When there are more, older regions of torch's
-  // count as ours.
-  static constexpr int kIntervals = 1024;
-
-  bool in_ours_ = false;
+  bool is_in_ours_ = false;
   bool has_torchs_ = false;
   uint64_t entries_ = 0;  // how many times it entered regions of ours
   int blind_times_ = blind_times;
   uint64_t last_ours_ = 0;  // the number of the next node when a region of ours was last noted
 };
 
-thread_local ThreadLog thread_log;
+thread_local Thread this_thread;
 
 std::atomic<bool> installed = false;
 
@@ -147,14 +117,14 @@ std::atomic<int> open_regions = 0;
 void enter_region() {
   ++open_regions;
   override_torchs();
-  thread_log.note_ours();
+  this_thread.note_ours();
 }
 
 void exit_region() {
   // A region may be left twice, by two threads.
   for (int open = open_regions; open > 0 && !open_regions.compare_exchange_weak(open, open - 1);) {
   }
-  thread_log.note_exit();
+  this_thread.note_exit();
 }
 
 void install() {
@@ -174,12 +144,12 @@ bool is_installed() { return installed; }
 bool in_our_region() {
   if (installed) return true;
   if (at::autocast::is_autocast_enabled(kRegionMark)) {
-    thread_log.note_ours();
+    this_thread.note_ours();
     return true;
   }
   const auto node = torch::autograd::get_current_node();
-  const bool repeats = node && our_nodes().has({node->thread_id(), node->sequence_nr()});
-  repeats ? thread_log.note_repetition() : thread_log.note_torchs();
+  const bool repeats = node && regions().is_ours({node->thread_id(), node->sequence_nr()});
+  repeats ? this_thread.note_ours(/*again=*/true) : this_thread.note_torchs();
   return repeats;
 }
 

@@ -1,14 +1,141 @@
 #include "autocast/weight_copies.h"
 
+#include <ATen/CachedTensorUtils.h>
+#include <ATen/autocast_mode.h>
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/_to_copy.h>
+#include <ATen/ops/empty.h>
 #include <c10/core/InferenceMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/autograd/variable.h>
 
-#include "autocast/copy.h"
-#include "autocast/copy_cache.h"
+#include <map>
+#include <memory>
+#include <mutex>
+#include <utility>
+
+#include "autocast/provided_copies.h"
 #include "checks/memory.h"
+#include "checks/seen.h"
 
 namespace amp_ext {
 namespace {
+
+// A copy without a history of its own. An expanded tensor is copied before it is expanded.
+at::Tensor copy_of(const at::Tensor& tensor, at::ScalarType type) {
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  at::Tensor distinct = tensor;
+  for (int64_t d = 0; d < tensor.dim(); ++d) {
+    if (tensor.sym_stride(d) == 0 && tensor.sym_size(d) > 1) distinct = distinct.narrow(d, 0, 1);
+  }
+  const at::Tensor copy = at::_to_copy(distinct, type);
+  return distinct.is_same(tensor) ? copy : copy.expand_symint(tensor.sym_sizes());
+}
+
+// The copy, whose gradient is passed on to the original.
+at::Tensor with_gradient_edge(const at::Tensor& original, at::Tensor copy) {
+  torch::autograd::impl::set_gradient_edge(copy, torch::autograd::impl::gradient_edge(original));
+  return copy;
+}
+
+// Traced tensors have no memory, nor have zeros that autograd stands in for.
+bool has_memory(const at::Tensor& tensor) {
+  return !tensor.unsafeGetTensorImpl()->is_python_dispatch() &&
+         !tensor.key_set().has(c10::DispatchKey::Functionalize) && !tensor._is_zerotensor();
+}
+
+// Whether copies of a tensor are kept. CUDA graphs of torch.compile write to the memory of their
+// "cached" tensors without a new version.
+bool is_kept(const at::Tensor& tensor) {
+  return tensor.scalar_type() == at::kFloat && tensor.is_leaf() && tensor.requires_grad() &&
+         !tensor.is_view() && !tensor.is_inference() && !at::caching::is_cached_tensor(tensor);
+}
+
+// The copy that an optimizer has written, or a cast. The former is a view, whose version says when
+// the next step has overwritten what a backward pass needs.
+at::Tensor new_copy_of(const at::Tensor& leaf, at::ScalarType type) {
+  if (const at::Tensor provided = provided_copy(leaf, type); provided.defined()) {
+    const at::NoGradGuard no_grad;
+    return provided.detach();
+  }
+  return copy_of(leaf, type);
+}
+
+// A copy holds the node that accumulates its original's gradient, and that holds the original: an
+// address that is a key here cannot become another tensor's.
+class Copies final : public c10::BackendMeta {
+ public:
+  at::Tensor of(const at::Tensor& leaf, at::ScalarType type) {
+    const Key key{leaf.unsafeGetTensorImpl(), type};
+    if (const Kept kept = current(key, leaf)) return kept->copy;
+    const Original original(leaf);
+    return keep(key, original, with_gradient_edge(leaf, new_copy_of(leaf, type)));
+  }
+
+ private:
+  using Key = std::pair<c10::TensorImpl*, at::ScalarType>;
+  // The original's version and memory. Traced tensors have no address of their memory.
+  struct Original {
+    explicit Original(const at::Tensor& leaf)
+        : version(leaf._version()), storage(weak_storage_of(leaf)) {}
+    bool is(const at::Tensor& now) const {
+      return version == now._version() && storage._unsafe_get_target() == storage_of(now);
+    }
+    int64_t version;
+    WeakStorage storage;
+  };
+  struct Entry {
+    Original original;
+    at::Tensor copy;
+  };
+  using Kept = std::shared_ptr<const Entry>;
+
+  // Null unless the copy is the one that would be made now.
+  Kept current(const Key& key, const at::Tensor& leaf) {
+    Kept kept;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (const auto found = entries_.find(key); found != entries_.end()) kept = found->second;
+    }
+    return kept && kept->original.is(leaf) ? kept : nullptr;
+  }
+
+  at::Tensor keep(const Key& key, const Original& original, const at::Tensor& copy) {
+    Kept entry = std::make_shared<const Entry>(original, copy);
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      entries_[key].swap(entry);
+    }
+    return copy;
+  }
+
+  // Counting a tensor's references, and destroying it, may enter Python: under the mutex only
+  // entries are counted, and older ones are destroyed after it.
+  std::mutex mutex_;
+  std::map<Key, Kept> entries_;
+};
+
+// The copies live inside torch's cache, attached to the cached copy of a tensor made for that
+// purpose, since torch reports to nobody that it clears the cache: they are freed with it. Another
+// thread may clear it at any time. Null where copies of `leaf` are not kept.
+c10::intrusive_ptr<Copies> copies_for(const at::Tensor& leaf) {
+  const bool traced = c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::Tracer);
+  if (!is_kept(leaf) || traced || !at::autocast::is_autocast_cache_enabled()) return {};
+  // Hidden from dispatch modes and tracers.
+  const c10::impl::ForceDispatchKeyGuard plain(c10::default_included_set,
+                                               c10::autocast_dispatch_keyset);
+  static const at::Tensor* const anchor =
+      new at::Tensor(at::empty({0}, at::kFloat).requires_grad_());
+  const at::Tensor cached =
+      at::autocast::cached_cast(at::autocast::get_autocast_dtype(at::kCPU), *anchor, at::kCPU);
+  if (cached.is_same(*anchor)) return {};
+  static std::mutex mutex;
+  const std::lock_guard<std::mutex> lock(mutex);
+  c10::TensorImpl* const impl = cached.unsafeGetTensorImpl();
+  if (!impl->get_backend_meta()) impl->set_backend_meta(c10::make_intrusive<Copies>());
+  return c10::intrusive_ptr<Copies>::reclaim_copy(static_cast<Copies*>(impl->get_backend_meta()));
+}
 
 bool needs_no_gradient(const at::Tensor& tensor) {
   return !tensor.requires_grad() || tensor.is_inference() || c10::InferenceMode::is_enabled();
@@ -21,7 +148,7 @@ at::Tensor lowered(const at::Tensor& tensor, at::ScalarType type) {
   // torch's own conversion would read memory that has been freed.
   if (has_memory(tensor)) checked_memory("autocast", "an operand", tensor, Access::read);
   if (needs_no_gradient(tensor)) return tensor.to(type);
-  if (at::Tensor kept = kept_copy(tensor, type); kept.defined()) return kept;
+  if (const auto cache = copies_for(tensor)) return cache->of(tensor, type);
   return with_gradient_edge(tensor, copy_of(tensor, type));
 }
 

@@ -18,7 +18,6 @@ namespace amp_ext {
 const Backend& cpu_backend();
 const Backend* cuda_backend();  // null without the CUDA kernels
 const Backend& triton_backend();
-const Backend& torch_library();  // products only
 
 // ---- shared libraries --------------------------------------------------------------------------
 
@@ -27,7 +26,7 @@ const Backend& torch_library();  // products only
 // headers; the message ends with `remedy`. Returns the architectures of its GPU code.
 std::string load_backend(const std::string& path, const std::string& remedy);
 
-// null if none of this name has been loaded.
+// Null if none of this name has been loaded.
 const Backend* loaded_backend(const std::string& name);
 
 // What torch does for the CPU's.
@@ -63,33 +62,25 @@ int gemm_tile_count(bool sm90);
 void set_gemm_mode(const std::string& mode);
 std::string gemm_mode();
 
-// Whether the tensors of a type of device have a backend for ops on lists.
-bool has_backend(c10::DeviceType type);
-
 // The backend that is chosen for ops on lists, verified or not. Throws for a device that has none.
 const Backend& choose(const char* op, c10::Device device);
 
-// The backend of a product, and its args.variant; `reason` receives why it is this one, if it is
-// not null.
-const Backend& choose_gemm(c10::Device device, GemmArgs& args, std::string* reason = nullptr);
+// The backend of a product, and its args.variant; null for torch's own library. `reason` receives
+// why it is this one, if it is not null.
+const Backend* choose_gemm(c10::Device device, GemmArgs& args, std::string* reason = nullptr);
 
 // The backends that may compute a product, the one that does where nothing is measured first, by
 // those of their kernels that are left in `args`. The Triton kernels are among them if they can be
 // used, or are the device's backend.
 std::vector<const Backend*> gemm_candidates(c10::Device device, GemmArgs& args, bool triton);
 
-// As Backend::gemm_kernels.
+// As GemmBackend::gemm_kernels.
 std::optional<GemmKernels> gemm_kernels(const Backend& backend, c10::Device device);
 
-// Computes a product by a backend. Where the driver refuses a tensor map, by torch's library,
-// unless the backend is under test.
-void run_gemm(const char* op, const Backend& backend, c10::Device device, const GemmArgs& args);
+inline const char* name_of(const Backend* backend) { return backend ? backend->name() : "library"; }
 
-// How many products torch's library has computed for want of a tensor map.
-int64_t refused_tensor_maps();
-
-// One that may compute products on a type of device; null if there is none of this name.
-const Backend* gemm_backend(c10::DeviceType type, const std::string& name);
+// The one of this name that may compute products on a type of device; none if there is none.
+std::optional<const Backend*> gemm_backend(c10::DeviceType type, const std::string& name);
 
 // ---- the call ----------------------------------------------------------------------------------
 
@@ -112,19 +103,10 @@ inline at::TensorOptions bytes_on(c10::Device device) {
   return at::TensorOptions(at::kByte).device(device);
 }
 
-// ---- for backends that take tensors ------------------------------------------------------------
-
 inline c10::Device device_of(Services& services) {
   const int index = services.target().device;
   return index < 0 ? c10::Device(at::kCPU)
                    : c10::Device(at::kCUDA, static_cast<c10::DeviceIndex>(index));
 }
-
-// Arguments of a product without a copy: tensors [count, rows, columns], [rows, columns] and
-// [size].
-at::Tensor tensor_of(const MatrixRef& matrix, int64_t count, int64_t rows, int64_t columns,
-                     c10::Device device);
-at::Tensor tensor_of(const MatrixRef& matrix, int64_t rows, int64_t columns, c10::Device device);
-at::Tensor tensor_of(const VectorRef& vector, int64_t size, c10::Device device);
 
 }  // namespace amp_ext

@@ -41,8 +41,7 @@ const Backend* backend_named(const std::string& name) {
 // Whether it may compute products: a backend that was chosen excludes the kernels of others.
 bool is_allowed(const Backend& backend, c10::DeviceType type) {
   const Backend* const only = chosen[type == at::kCUDA];
-  const Backend* const libraries[] = {&torch_library(), &cpu_backend()};
-  return !only || &backend == only || std::ranges::count(libraries, &backend);
+  return !only || &backend == only || &backend == &cpu_backend();
 }
 
 }  // namespace
@@ -79,14 +78,14 @@ int gemm_tile_count(bool sm90) {
   return count;
 }
 
-const Backend* gemm_backend(c10::DeviceType type, const std::string& name) {
+std::optional<const Backend*> gemm_backend(c10::DeviceType type, const std::string& name) {
   const bool is_cpu = type == at::kCPU;
-  const Backend* const all[] = {backend_of(type), &torch_library(),
-                                is_cpu ? &cpu_backend() : cuda_backend(),
+  const Backend* const all[] = {backend_of(type), is_cpu ? &cpu_backend() : cuda_backend(),
                                 is_cpu ? nullptr : &triton_backend()};
-  const auto* const found =
-      std::ranges::find_if(all, [&](const Backend* x) { return x && x->name() == name; });
-  return found == std::end(all) ? nullptr : *found;
+  for (const Backend* const backend : all)
+    if (backend && backend->name() == name) return backend;
+  if (name == name_of(nullptr)) return nullptr;
+  return std::nullopt;
 }
 
 void set_gemm_mode(const std::string& name) {
@@ -105,8 +104,6 @@ std::optional<GemmKernels> gemm_kernels(const Backend& backend, c10::Device devi
   });
   return kernels;
 }
-
-bool has_backend(c10::DeviceType type) { return backend_of(type) != nullptr; }
 
 const Backend& choose(const char* op, c10::Device device) {
   TORCH_CHECK_NOT_IMPLEMENTED(device.is_cpu() || device.is_cuda(), op,
@@ -160,64 +157,62 @@ const char* why_slow(const Backend& backend, c10::Device device, const GemmArgs&
 
 // What computes a product where nothing is measured, and why.
 std::pair<const Backend*, const char*> default_gemm(c10::Device device, const GemmArgs& g) {
-  if (!device.is_cpu()) return {&torch_library(), "not measured: torch's library"};
-  if (const char* const obstacle = cpu_backend().why_not(g)) return {&torch_library(), obstacle};
+  if (!device.is_cpu()) return {nullptr, "not measured: torch's library"};
+  if (const char* const obstacle = cpu_backend().why_not(g)) return {nullptr, obstacle};
   if (library_multiplies(g))
-    if (const char* const reason = why_slow(cpu_backend(), device, g))
-      return {&torch_library(), reason};
+    if (const char* const reason = why_slow(cpu_backend(), device, g)) return {nullptr, reason};
   return {&cpu_backend(), "16-bit or FP32 operands on a CPU"};
 }
 
 }  // namespace
 
-const Backend& choose_gemm(c10::Device device, GemmArgs& args, std::string* reason) {
+const Backend* choose_gemm(c10::Device device, GemmArgs& args, std::string* reason) {
   const auto because = [reason](const auto& text) {
     if (reason) *reason = text;
   };
   args.variant = 0;
   args.kernels = under_test ? kernels_under_test : GemmKernels{true, true};
   if (under_test) {
-    if (under_test->why_not(args)) return *default_gemm(device, args).first;
+    if (under_test->why_not(args)) return default_gemm(device, args).first;
     if (under_test == cuda_backend()) args.variant = forced_variant;
-    return *under_test;
+    return under_test;
   }
   const GemmMode mode = amp_ext::mode;
   if (device.is_cpu() || device.is_cuda()) {
     if (!reason) note(device, args);
     const Measured* found = mode == GemmMode::automatic ? find_measured(device, args) : nullptr;
-    if (found && !obstacle_of(*found->backend, device, args)) {
+    if (found && !(found->backend && obstacle_of(*found->backend, device, args))) {
       because(found->reason);
       args.variant = found->variant;
-      return *found->backend;
+      return found->backend;
     }
   }
   const auto [backend, why] = default_gemm(device, args);
   because(why);
-  if (mode == GemmMode::kernel) {
-    const Backend* const kernels = backend_of(device.type());
-    const char* obstacle =
-        kernels ? obstacle_of(*kernels, device, args) : "amp_ext has no kernels here";
-    if (!obstacle) obstacle = why_slow(*kernels, device, args);
-    if (!obstacle && kernels != &cpu_backend()) {
-      because("AMP_EXT_GEMM is kernel");
-      if (kernels == cuda_backend()) args.variant = forced_variant;
-      return *kernels;
-    }
-    if (!device.is_cpu()) because(obstacle);
+  if (mode != GemmMode::kernel) return backend;
+  const Backend* const kernels = backend_of(device.type());
+  const char* obstacle =
+      kernels ? obstacle_of(*kernels, device, args) : "amp_ext has no kernels here";
+  if (!obstacle) obstacle = why_slow(*kernels, device, args);
+  if (!obstacle && kernels != &cpu_backend()) {
+    because("AMP_EXT_GEMM is kernel");
+    if (kernels == cuda_backend()) args.variant = forced_variant;
+    return kernels;
   }
-  return *backend;
+  if (!device.is_cpu()) because(obstacle);
+  return backend;
 }
 
 std::vector<const Backend*> gemm_candidates(c10::Device device, GemmArgs& args, bool triton) {
   args.kernels = {true, true};
   std::vector<const Backend*> candidates{default_gemm(device, args).first};
   const auto add = [&](const Backend* backend) {
-    if (backend && !obstacle_of(*backend, device, args) && !std::ranges::count(candidates, backend))
-      candidates.push_back(backend);
+    if (std::ranges::count(candidates, backend)) return;
+    if (!backend || !obstacle_of(*backend, device, args)) candidates.push_back(backend);
   };
-  add(backend_of(device.type()));
-  add(device.is_cpu() ? &cpu_backend() : &torch_library());
-  if (device.is_cpu() && library_multiplies(args)) add(&torch_library());
+  if (const Backend* const own = backend_of(device.type())) add(own);
+  if (device.is_cpu()) add(&cpu_backend());
+  if (device.is_cuda() || library_multiplies(args)) add(nullptr);
   if (device.is_cuda() && triton) add(&triton_backend());
   return candidates;
 }

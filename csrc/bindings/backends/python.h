@@ -6,7 +6,7 @@
 
 namespace amp_ext {
 
-// Adds what amp_ext/tune.py and amp_ext/_table.py need to the module.
+// Adds what amp_ext/tune.py needs to the module.
 void bind_tune(pybind11::module_& m);
 
 // While it exists, this thread has the GIL and may call Python, which torch.compile does not trace.

@@ -1,15 +1,12 @@
 // Calls of a backend: memory on the host, and what all devices share.
-#include <ATen/ops/from_blob.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cstring>
 #include <span>
 
 #include "backends/backends.h"
-#include "checks/tensors.h"
 
 namespace amp_ext {
 namespace {
@@ -57,49 +54,6 @@ void run(const char* op, const Backend& backend, c10::Device device,
   if (status == Status::ok) return;
   const std::string more = backend.last_error();
   TORCH_CHECK(false, op, ": ", text(status), more.empty() ? "" : ": ", more);
-}
-
-namespace {
-std::atomic<int64_t> refused = 0;
-}  // namespace
-
-void run_gemm(const char* op, const Backend& backend, c10::Device device, const GemmArgs& args) {
-  bool is_refused = false;
-  run(op, backend, device, [&](Services& services) {
-    const Status status = backend.gemm(args, services);
-    is_refused = status == Status::no_tensor_map && !is_under_test();
-    return is_refused ? torch_library().gemm(args, services) : status;
-  });
-  if (is_refused) ++refused;
-}
-
-int64_t refused_tensor_maps() { return refused; }
-
-namespace {
-
-at::Tensor blob(void* data, DType dtype, at::IntArrayRef sizes, at::IntArrayRef strides,
-                c10::Device device) {
-  return at::for_blob(data, sizes)
-      .strides(strides)
-      .options(at::TensorOptions(scalar_type_of(dtype)).device(device))
-      .target_device(device)
-      .make_tensor();
-}
-
-}  // namespace
-
-at::Tensor tensor_of(const MatrixRef& x, int64_t count, int64_t rows, int64_t columns,
-                     c10::Device device) {
-  return blob(x.data, x.dtype, {count, rows, columns},
-              {x.batch_stride, x.row_stride, x.column_stride}, device);
-}
-
-at::Tensor tensor_of(const MatrixRef& x, int64_t rows, int64_t columns, c10::Device device) {
-  return blob(x.data, x.dtype, {rows, columns}, {x.row_stride, x.column_stride}, device);
-}
-
-at::Tensor tensor_of(const VectorRef& x, int64_t size, c10::Device device) {
-  return blob(x.data, x.dtype, {size}, {x.stride}, device);
 }
 
 }  // namespace amp_ext

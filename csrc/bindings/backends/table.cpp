@@ -102,7 +102,7 @@ const Measured* find_measured(c10::Device device, const GemmArgs& args) {
   const Table* table = table_of(device).load(std::memory_order_acquire);
   if (!table) {
     const UntracedPython python;
-    py::module_::import("amp_ext._table").attr("load")(device.str());
+    py::module_::import("amp_ext.tune").attr("load_table")(device.str());
     table = table_of(device).load(std::memory_order_acquire);
   }
   if (table->empty()) return nullptr;

@@ -1,6 +1,6 @@
 // What has been measured of matrix products: for each product on a device which backend, and which
-// of its ways (Backend::gemm_variants), takes the least time. amp_ext/tune.py measures, and
-// amp_ext/_table.py reads and writes the file.
+// of its ways (GemmBackend::gemm_variants), takes the least time. amp_ext/tune.py measures,
+// reads and writes the table.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -20,7 +20,7 @@ using GemmKey = std::array<int64_t, 7>;
 GemmKey key_of(c10::Device device, const GemmArgs& args);
 
 struct Measured {
-  const Backend* backend;
+  const Backend* backend;  // null for torch's library
   int64_t variant;
   std::string reason;
 };
@@ -32,8 +32,6 @@ const Measured* find_measured(c10::Device device, const GemmArgs& args);
 void set_measured(c10::Device device, const std::vector<std::pair<GemmKey, Measured>>& entries);
 
 // ---- the products of a region ------------------------------------------------------------------
-
-inline bool adds_to_out(const GemmArgs& g) { return g.c.data && g.c.data == g.out.data; }
 
 struct NotedProduct {
   c10::Device device;

@@ -5,7 +5,6 @@
 #include <ATen/ops/empty.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/Exceptions.h>
-#include <torch/csrc/autograd/python_variable.h>
 
 #include <algorithm>
 #include <chrono>
@@ -16,7 +15,9 @@
 #include "backends/backends.h"
 #include "backends/python.h"
 #include "backends/table.h"
+#include "checks/python.h"
 #include "checks/tensors.h"
+#include "gemm/gemm.h"
 
 namespace py = pybind11;
 
@@ -48,67 +49,84 @@ class Trial {
   explicit Trial(const NotedProduct& product) : device_(product.device), args_(product.args) {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     GemmArgs& g = args_;
+    const bool adds = adds_to_out(g);
     // A clone, so that the user's random numbers stay what they are.
     at::Generator generator = at::globalContext().defaultGenerator(device_).clone();
     const auto fill = [&](void*& data, DType type, int64_t size) {
       const int64_t shift = reinterpret_cast<uintptr_t>(data) % 16 / size_of(type);
-      const at::Tensor memory =
-          at::empty({shift + size}, bytes_on(device_).dtype(scalar_type_of(type)));
+      at::Tensor memory = at::empty({shift + size}, bytes_on(device_).dtype(scalar_type_of(type)));
       memory.normal_(0, 1, generator);
-      data = static_cast<char*>(memory.mutable_data_ptr()) + shift * size_of(type);
-      memory_.push_back(memory);
+      memory = memory.narrow(0, shift, size);
+      data = memory.mutable_data_ptr();
+      return memory;
     };
     const auto matrices = [&](MatrixRef& x, int64_t count, int64_t rows, int64_t columns) {
-      if (!x.data && &x != &g.out) return;
-      fill(x.data, x.dtype,
-           1 + (count - 1) * x.batch_stride + (rows - 1) * x.row_stride +
-               (columns - 1) * x.column_stride);
+      if (!x.data) return at::Tensor();
+      return fill(x.data, x.dtype,
+                  1 + (count - 1) * x.batch_stride + (rows - 1) * x.row_stride +
+                      (columns - 1) * x.column_stride);
     };
-    matrices(g.a, g.batch * g.terms, g.m, g.k);
-    matrices(g.b, g.batch * g.terms, g.k, g.n);
-    matrices(g.out, g.batch, g.m, g.n);
-    if (adds_to_out(product.args)) {
-      g.c.data = g.out.data;
-    } else {
-      matrices(g.c, g.batch, g.m, g.n);
-    }
-    matrices(g.aux, g.batch, g.m, g.n);
-    if (g.bias.data) fill(g.bias.data, g.bias.dtype, 1 + (g.n - 1) * g.bias.stride);
-    if (g.derivative) fill(g.column_sums, DType::f32, g.n);
+    tensors_.a = matrices(g.a, g.batch * g.terms, g.m, g.k);
+    tensors_.b = matrices(g.b, g.batch * g.terms, g.k, g.n);
+    results_.out = matrices(g.out, g.batch, g.m, g.n);
+    if (adds) g.c.data = g.out.data;
+    tensors_.c = adds ? results_.out : matrices(g.c, g.batch, g.m, g.n);
+    (g.derivative ? tensors_.aux : results_.aux) = matrices(g.aux, g.batch, g.m, g.n);
+    if (g.bias.data)
+      tensors_.bias = fill(g.bias.data, g.bias.dtype, 1 + (g.n - 1) * g.bias.stride)
+                          .as_strided({g.n}, {g.bias.stride});
+    if (g.derivative) results_.column_sums = fill(g.column_sums, DType::f32, g.n);
   }
 
   // Computes it so many times, and returns the host's seconds.
   double run(const std::string& name, int64_t variant, int64_t times) {
-    const Backend* const backend = gemm_backend(device_.type(), name);
+    const auto backend = gemm_backend(device_.type(), name);
     TORCH_CHECK_VALUE(backend, kTune, ": no backend ", name, " computes products on ", device_);
     args_.variant = variant;
     const auto start = std::chrono::steady_clock::now();
-    for (int64_t i = 0; i < times; ++i)
-      amp_ext::run(kTune, *backend, device_,
-                   [&](Services& services) { return backend->gemm(args_, services); });
+    for (int64_t i = 0; i < times; ++i) compute(*backend);
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   }
 
-  // What it writes.
-  std::vector<at::Tensor> results() const {
-    const GemmArgs& g = args_;
-    std::vector<at::Tensor> tensors{tensor_of(g.out, g.batch, g.m, g.n, device_)};
-    if (g.aux.data && !g.derivative)
-      tensors.push_back(tensor_of(g.aux, g.batch, g.m, g.n, device_));
-    if (g.column_sums) tensors.push_back(tensor_of({g.column_sums, DType::f32, 1}, g.n, device_));
-    return tensors;
+  // What one call writes, in one row each; sums of columns as a vector.
+  std::vector<at::Tensor> results(const std::string& name, int64_t variant) {
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    const bool adds = adds_to_out(args_);
+    for (const at::Tensor& tensor : {results_.out, results_.aux, results_.column_sums})
+      if (tensor.defined()) tensor.fill_(adds ? 0 : NAN);
+    run(name, variant, 1);
+    // The library adds in the memory of the other backends' results, and has its own otherwise.
+    const GemmResults& r = name == name_of(nullptr) && !adds ? library_results_ : results_;
+    std::vector<at::Tensor> copies{r.out.reshape({1, -1}).clone()};
+    if (r.aux.defined()) copies.push_back(r.aux.reshape({1, -1}).clone());
+    if (r.column_sums.defined()) copies.push_back(r.column_sums.clone());
+    return copies;
   }
 
  private:
+  void compute(const Backend* backend) {
+    if (!backend) {
+      library_results_ = library_gemm(args_, tensors_);
+      return;
+    }
+    amp_ext::run(kTune, *backend, device_,
+                 [&](Services& services) { return backend->gemm(args_, services); });
+  }
+
   c10::Device device_;
   GemmArgs args_;
-  std::vector<at::Tensor> memory_;
+  GemmTensors tensors_;
+  GemmResults results_, library_results_;
 };
 
 // (backend, variant), what is the choice while nothing is known first.
 std::vector<std::pair<std::string, int64_t>> candidates(NotedProduct& product, bool triton) {
   std::vector<std::pair<std::string, int64_t>> all;
   for (const Backend* const backend : gemm_candidates(product.device, product.args, triton)) {
+    if (!backend) {
+      all.emplace_back(name_of(backend), 0);
+      continue;
+    }
     run(kTune, *backend, product.device, [&](Services& services) {
       for (const int64_t variant : backend->gemm_variants(product.args, services))
         all.emplace_back(backend->name(), variant);
@@ -118,13 +136,6 @@ std::vector<std::pair<std::string, int64_t>> candidates(NotedProduct& product, b
   return all;
 }
 
-py::list wrapped(const std::vector<at::Tensor>& tensors) {
-  py::list list;
-  for (const at::Tensor& tensor : tensors)
-    list.append(py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor)));
-  return list;
-}
-
 // (key, backend, variant, reason)
 using Entry = std::tuple<GemmKey, std::string, int64_t, std::string>;
 
@@ -132,8 +143,8 @@ void set_entries(const std::string& device_name, const std::vector<Entry>& entri
   const c10::Device device(device_name);
   std::vector<std::pair<GemmKey, Measured>> known;
   for (const auto& [key, name, variant, reason] : entries)
-    if (const Backend* const backend = gemm_backend(device.type(), name))
-      known.push_back({key, {backend, variant, reason}});
+    if (const auto backend = gemm_backend(device.type(), name))
+      known.push_back({key, {*backend, variant, reason}});
   set_measured(device, known);
 }
 
@@ -167,7 +178,20 @@ void bind_tune(py::module_& m) {
       .def(py::init<const NotedProduct&>(), released)
       .def("run", &Trial::run, py::arg("backend"), py::arg("variant"), py::arg("times") = 1,
            released, "Computes it so many times; returns the host's seconds.")
-      .def("results", [](const Trial& trial) { return wrapped(trial.results()); });
+      .def(
+          "results",
+          [](Trial& trial, const std::string& backend, int64_t variant) {
+            std::vector<at::Tensor> tensors;
+            {
+              const py::gil_scoped_release no_gil;
+              tensors = trial.results(backend, variant);
+            }
+            py::list list;
+            for (const at::Tensor& tensor : tensors) list.append(object_of(tensor));
+            return list;
+          },
+          py::arg("backend"), py::arg("variant"),
+          "What one call writes, in one row each; sums of columns as a vector.");
   m.attr("GEMM_KEY_SIZE") = std::tuple_size_v<GemmKey>;
   m.def("start_noting", &start_noting,
         "Notes all products from now on; False if that is so already.");

@@ -1,5 +1,6 @@
 #include "backends/verified.h"
 
+#include <c10/util/Exception.h>
 #include <pybind11/pybind11.h>
 
 #include <map>
@@ -13,17 +14,9 @@ namespace py = pybind11;
 namespace amp_ext {
 namespace {
 
-constexpr const char* kFamilies[] = {
-#define AMP_EXT_NAME(op, Args) #op,
-    AMP_EXT_LIST_OPS(AMP_EXT_NAME)
+#define AMP_EXT_NAME(name, Args) #name,
+constexpr const char* kFamilies[] = {AMP_EXT_FAMILIES(AMP_EXT_NAME)};
 #undef AMP_EXT_NAME
-        "gemm_f16",
-    "gemm_bf16",
-    "gemm_sm80_f16",
-    "gemm_sm80_bf16",
-    "gemm_sm90_f16",
-    "gemm_sm90_bf16",
-};
 
 // A thread's own, so that a call waits for no other.
 using Question = std::tuple<const Backend*, Family, int>;  // of a device by its index
@@ -33,9 +26,9 @@ Question question(const Backend& backend, Family family, c10::Device device) {
   return {&backend, family, device.index()};
 }
 
-// Whether its code is not a GPU's (the CPU's own, torch's, or interpreted), or to be tried.
+// Whether its code is not a GPU's (the CPU's own, or interpreted), or to be tried.
 bool needs_none(const Backend& backend, c10::Device device) {
-  return is_under_test() || &backend == &cpu_backend() || &backend == &torch_library() ||
+  return is_under_test() || &backend == &cpu_backend() ||
          (device.is_cpu() && &backend == &triton_backend());
 }
 
@@ -50,13 +43,15 @@ bool is_verified(const Backend& backend, Family family, c10::Device device) {
   const auto known = answers.find(question(backend, family, device));
   if (known != answers.end()) return known->second;
   const bool captures = is_capturing(device);
+  const char* const name = kFamilies[static_cast<size_t>(family)];
   const UntracedPython python;
-  const py::object found =
-      py::module_::import("amp_ext.verify")
-          .attr("may_run")(backend.name(), kFamilies[static_cast<size_t>(family)], device.str(),
-                           captures);
-  if (found.is_none()) return false;  // for lack of memory, say: the next call asks again
-  return answers[question(backend, family, device)] = found.cast<bool>();
+  const py::object found = py::module_::import("amp_ext.verify")
+                               .attr("may_run")(backend.name(), name, device.str(), captures);
+  if (!found.is_none()) return answers[question(backend, family, device)] = found.cast<bool>();
+  TORCH_CHECK(!captures, "amp_ext: the ", backend.name(), " kernels of ", name,
+              " have not been verified on ", device,
+              ": run one step before the capture of a CUDA graph");
+  return false;  // for lack of memory, say: the next call asks again
 }
 
 }  // namespace amp_ext

@@ -11,19 +11,20 @@
 
 namespace amp_ext {
 
-// What is verified apart from the rest: the kernels of an op on lists, and those of the products of
-// one operand type, each of GemmArgs::kernels alone where a backend has them.
-enum class Family : uint8_t {
-#define AMP_EXT_FAMILY(op, Args) op,
-  AMP_EXT_LIST_OPS(AMP_EXT_FAMILY)
+// The kernels that are verified apart from the rest: those of an op on lists, and those of the
+// products of one operand type, each of GemmArgs::kernels alone where a backend has them.
+#define AMP_EXT_FAMILIES(OP)   \
+  AMP_EXT_LIST_OPS(OP)         \
+  OP(gemm_f16, GemmArgs)       \
+  OP(gemm_bf16, GemmArgs)      \
+  OP(gemm_sm80_f16, GemmArgs)  \
+  OP(gemm_sm80_bf16, GemmArgs) \
+  OP(gemm_sm90_f16, GemmArgs)  \
+  OP(gemm_sm90_bf16, GemmArgs)
+
+#define AMP_EXT_FAMILY(name, Args) name,
+enum class Family : uint8_t { AMP_EXT_FAMILIES(AMP_EXT_FAMILY) };
 #undef AMP_EXT_FAMILY
-      gemm_f16,
-  gemm_bf16,
-  gemm_sm80_f16,
-  gemm_sm80_bf16,
-  gemm_sm90_f16,
-  gemm_sm90_bf16,
-};
 
 #define AMP_EXT_FAMILY_OF(op, Args) \
   inline Family family_of(const Args&) { return Family::op; }
@@ -40,8 +41,8 @@ inline Family family_of_sm90(const GemmArgs& g) {
 }
 
 // Whether a backend may run a call. The first call of a family on a device verifies it, which runs
-// Python and waits for the device; a call that is captured in a CUDA graph before that may not run.
-// The CPU's own backend, the backend under test and Triton's interpreter always may.
+// Python and waits for the device. Throws where a CUDA graph would capture that first call. The
+// CPU's own backend, the backend under test and Triton's interpreter always may.
 bool is_verified(const Backend& backend, Family family, c10::Device device);
 
 // Whether is_verified answers at once.

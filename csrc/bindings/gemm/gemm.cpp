@@ -7,6 +7,8 @@
 #include <c10/util/accumulate.h>
 #include <torch/library.h>
 
+#include <atomic>
+
 #include "backends/backends.h"
 #include "checks/tensors.h"
 #include "op.h"
@@ -39,19 +41,17 @@ bool columns_join(const MatrixRef& x, int64_t columns) {
   return x.batch_stride == columns * x.column_stride;
 }
 
-// What a product has written; undefined where it has none.
-struct Results {
-  at::Tensor out, aux, column_sums;
-};
+std::atomic<int64_t> refused = 0;
 
-// A product as backends take it. Operands are copied only once the backend is chosen.
+// A product as backends take it. Operands are copied, and results allocated, once the backend is
+// chosen; torch's library makes its own.
 class Product {
  public:
   Product(const char* op, const at::Tensor& a, const at::Tensor& b, const GemmOptions& options,
           at::IntArrayRef sizes)
       : op_(op), sizes_(sizes), options_(a.options().requires_grad(false)) {
-    describe(args_.a, a, options.trans_a);
-    describe(args_.b, b, options.trans_b);
+    describe(args_.a, tensors_.a = a, options.trans_a);
+    describe(args_.b, tensors_.b = b, options.trans_b);
     args_.m = sizes[sizes.size() - 2];
     args_.n = sizes.back();
     args_.k = a.size(options.trans_a ? -2 : -1);
@@ -59,60 +59,80 @@ class Product {
     args_.terms = options.sum_batch ? batch_of(a.sizes()) : 1;
     args_.alpha = options.alpha;
     if (options.c && options.beta != 0) {
-      describe(args_.c, options.c->expand(sizes));
+      describe(args_.c, tensors_.c = options.c->expand(sizes));
       args_.beta = options.beta;
     }
     if (options.bias) {
+      tensors_.bias = *options.bias;
       args_.bias = {const_cast<void*>(options.bias->const_data_ptr()),
                     *dtype_of(options.bias->scalar_type()), options.bias->stride(0)};
     }
     args_.activation = activation_of(op, options.activation);
     out_type_ = out_dtype_of(a, b, options.out_dtype);
     sums_type_ = sums_dtype_of(a, b);
-    args_.out = {nullptr, *dtype_of(out_type_), args_.m * args_.n, args_.n, 1};
+    args_.out = {kToAllocate, *dtype_of(out_type_), args_.m * args_.n, args_.n, 1};
   }
   Product(const Product&) = delete;
   Product& operator=(const Product&) = delete;
 
   void differentiate_at(const at::Tensor& aux) {
-    describe(args_.aux, aux, /*transposed=*/false, /*as_rows=*/true);
+    describe(args_.aux, tensors_.aux = aux, /*transposed=*/false, /*as_rows=*/true);
     args_.derivative = true;
+    args_.column_sums = kToAllocate;
   }
-  void write_aux() {
-    args_.aux = args_.out;
-    results_.aux = allocate(args_.aux.data, sizes_, out_type_);
-  }
+  void write_aux() { args_.aux = args_.out; }
   void accumulate_into(const at::Tensor& c) {
-    results_.out = c;
-    describe(args_.out, c);
+    describe(args_.out, tensors_.c = c);
     args_.out.data = c.mutable_data_ptr();
     args_.c = args_.out;
     args_.beta = 1;
   }
 
-  const Backend& choose(std::string* reason = nullptr) {
+  const Backend* choose(std::string* reason = nullptr) {
     join_terms();
     join_rows();
     return choose_gemm(options_.device(), args_, reason);
   }
 
-  Results run() && {
-    if (!results_.out.defined()) results_.out = allocate(args_.out.data, sizes_, out_type_);
-    if (args_.derivative) results_.column_sums = allocate(args_.column_sums, {args_.n}, sums_type_);
-    const Backend& backend = choose();
-    for (auto& [matrix, tensor] : copies_) {
-      tensor = tensor.clone(at::MemoryFormat::Contiguous);
-      matrix->data = tensor.mutable_data_ptr();
+  GemmResults run() && {
+    const Backend* const backend = choose();
+    for (const auto& [matrix, tensor] : copies_) {
+      *tensor = tensor->clone(at::MemoryFormat::Contiguous);
+      matrix->data = tensor->mutable_data_ptr();
     }
-    run_gemm(op_, backend, options_.device(), args_);
-    return std::move(results_);
+    GemmResults results;
+    if (backend && is_computed_by(*backend, results)) return results;
+    results = library_gemm(args_, tensors_);
+    if (!adds_to_out(args_)) results.out = results.out.view(sizes_);
+    if (results.aux.defined()) results.aux = results.aux.view(sizes_);
+    return results;
   }
 
  private:
-  at::Tensor allocate(void*& data, at::IntArrayRef sizes, at::ScalarType type) const {
-    const at::Tensor tensor = at::empty(sizes, options_.dtype(type));
-    data = tensor.mutable_data_ptr();
-    return tensor;
+  static inline void* const kToAllocate = reinterpret_cast<void*>(64);  // aligned as results are
+
+  // False where the kernel is not for this moment or this driver, and torch's library is.
+  bool is_computed_by(const Backend& backend, GemmResults& results) {
+    const auto allocate = [&](void*& data, at::IntArrayRef sizes, at::ScalarType type) {
+      at::Tensor tensor;
+      if (data != kToAllocate) return tensor;
+      tensor = at::empty(sizes, options_.dtype(type));
+      data = tensor.mutable_data_ptr();
+      return tensor;
+    };
+    GemmArgs args = args_;
+    results.out = allocate(args.out.data, sizes_, out_type_);
+    results.aux = allocate(args.aux.data, sizes_, out_type_);
+    results.column_sums = allocate(args.column_sums, {args.n}, sums_type_);
+    bool is_computed = true;
+    amp_ext::run(op_, backend, options_.device(), [&](Services& services) {
+      const Status status = backend.gemm(args, services);
+      is_computed =
+          status != Status::not_compiled && (status != Status::no_tensor_map || is_under_test());
+      if (status == Status::no_tensor_map && !is_computed) ++refused;
+      return is_computed ? status : Status::ok;
+    });
+    return is_computed;
   }
 
   // One long product instead of a sum of several.
@@ -134,7 +154,7 @@ class Product {
 
   // The last two dimensions as matrices, the leading ones as a batch of them; of a copy to be made
   // where these have no common stride, or, `as_rows`, where elements of a row are not neighbours.
-  void describe(MatrixRef& matrix, const at::Tensor& tensor, bool transposed = false,
+  void describe(MatrixRef& matrix, at::Tensor& tensor, bool transposed = false,
                 bool as_rows = false) {
     const std::optional<int64_t> stride = batch_stride(tensor);
     const int64_t rows = tensor.size(-2), columns = tensor.size(-1);
@@ -144,7 +164,7 @@ class Product {
       matrix.batch_stride = rows * columns;
       matrix.row_stride = columns;
       matrix.column_stride = 1;
-      copies_.push_back({&matrix, tensor});
+      copies_.push_back({&matrix, &tensor});
     }
     if (rows == 1) matrix.row_stride = matrix.batch_stride;
     if (transposed) std::swap(matrix.row_stride, matrix.column_stride);
@@ -152,7 +172,7 @@ class Product {
 
   struct Copy {
     MatrixRef* matrix;
-    at::Tensor tensor;
+    at::Tensor* tensor;
   };
 
   const char* op_;
@@ -160,7 +180,7 @@ class Product {
   at::TensorOptions options_;
   at::ScalarType out_type_, sums_type_;
   GemmArgs args_{};
-  Results results_;
+  GemmTensors tensors_;
   c10::SmallVector<Copy, 2> copies_;
 };
 
@@ -172,7 +192,7 @@ TensorPair gemm_with_aux_kernel(const at::Tensor& a, const at::Tensor& b,
                                 const GemmOptions& options) {
   Product product(kGemmWithAux, a, b, options, check_gemm<int64_t>(kGemmWithAux, a, b, options));
   product.write_aux();
-  Results results = std::move(product).run();
+  GemmResults results = std::move(product).run();
   return {std::move(results.out), std::move(results.aux)};
 }
 
@@ -181,7 +201,7 @@ TensorPair gemm_times_derivative_kernel(const at::Tensor& a, const at::Tensor& b
   Product product(kGemmTimesDerivative, a, b, options,
                   check_gemm_times_derivative<int64_t>(a, b, aux, options));
   product.differentiate_at(aux);
-  Results results = std::move(product).run();
+  GemmResults results = std::move(product).run();
   return {std::move(results.out), std::move(results.column_sums)};
 }
 
@@ -270,30 +290,21 @@ std::pair<std::string, std::string> gemm_choice(const at::Tensor& a, const at::T
                                                 const GemmOptions& options) {
   std::string reason;
   Product product(kGemm, a, b, options, check_gemm<int64_t>(kGemm, a, b, options));
-  const Backend& backend = product.choose(&reason);
-  return {backend.name(), reason};
+  const Backend* const backend = product.choose(&reason);
+  return {name_of(backend), reason};
 }
 
+int64_t refused_tensor_maps() { return refused; }
+
 TORCH_LIBRARY_FRAGMENT(amp_ext, m) {
-  const std::string arguments =
-      "(Tensor a, Tensor b, *, bool trans_a=False, bool trans_b=False, bool sum_batch=False, "
-      "Tensor? c=None, float alpha=1.0, float beta=1.0, Tensor? bias=None, "
-      "str activation=\"none\", ScalarType? out_dtype=None)";
-  define(m, "gemm", "gemm" + arguments + " -> Tensor", TORCH_FN(gemm_op<gemm_kernel>),
-         TORCH_FN(gemm_op<gemm_fake>));
-  define(m, "gemm", "gemm_with_aux" + arguments + " -> (Tensor, Tensor)",
-         TORCH_FN(gemm_op<gemm_with_aux_kernel>), TORCH_FN(gemm_op<gemm_with_aux_fake>));
-  define(m, "gemm",
-         "gemm_times_derivative(Tensor a, Tensor b, Tensor aux, *, bool trans_a=False, "
-         "bool trans_b=False, str activation=\"none\", ScalarType? out_dtype=None) "
-         "-> (Tensor, Tensor)",
-         TORCH_FN(gemm_times_derivative_op<gemm_times_derivative_kernel>),
-         TORCH_FN(gemm_times_derivative_op<gemm_times_derivative_fake>));
-  define(m, "gemm",
-         "gemm_accumulate_(Tensor(a!) c, Tensor a, Tensor b, *, bool trans_a=False, "
-         "bool trans_b=False, bool sum_batch=False, float alpha=1.0) -> ()",
-         TORCH_FN(gemm_accumulate_op<gemm_accumulate_kernel>),
-         TORCH_FN(gemm_accumulate_op<check_gemm_accumulate<c10::SymInt>>));
+  implement(m, "gemm", TORCH_FN(gemm_op<gemm_kernel>), TORCH_FN(gemm_op<gemm_fake>));
+  implement(m, "gemm_with_aux", TORCH_FN(gemm_op<gemm_with_aux_kernel>),
+            TORCH_FN(gemm_op<gemm_with_aux_fake>));
+  implement(m, "gemm_times_derivative",
+            TORCH_FN(gemm_times_derivative_op<gemm_times_derivative_kernel>),
+            TORCH_FN(gemm_times_derivative_op<gemm_times_derivative_fake>));
+  implement(m, "gemm_accumulate_", TORCH_FN(gemm_accumulate_op<gemm_accumulate_kernel>),
+            TORCH_FN(gemm_accumulate_op<check_gemm_accumulate<c10::SymInt>>));
 }
 
 }  // namespace amp_ext

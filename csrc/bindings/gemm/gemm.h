@@ -125,6 +125,22 @@ template <class Int>
 void check_gemm_accumulate(const at::Tensor& c, const at::Tensor& a, const at::Tensor& b,
                            const GemmOptions& options);
 
+// The tensors that a product reads, as GemmArgs describes them; undefined where there is none.
+struct GemmTensors {
+  at::Tensor a, b, c, bias, aux;
+};
+
+struct GemmResults {
+  at::Tensor out, aux, column_sums;
+};
+
+// A product by torch's own library. Its results have two dimensions, or three with a batch; where
+// it adds to out, the sum is in the memory of c. No pointer in `args` is followed.
+GemmResults library_gemm(const GemmArgs& args, const GemmTensors& tensors);
+
+// How many products torch's library has computed because the driver refused a tensor map.
+int64_t refused_tensor_maps();
+
 // The name of the backend that computes gemm(a, b, ...), and why. Nothing is computed.
 std::pair<std::string, std::string> gemm_choice(const at::Tensor& a, const at::Tensor& b,
                                                 const GemmOptions& options);

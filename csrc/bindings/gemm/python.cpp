@@ -35,7 +35,7 @@ void force(std::optional<int> tile, std::array<int, 2> cluster, int64_t splits, 
 std::optional<std::vector<std::string>> kernels_of(const std::string& backend,
                                                    const std::string& device_name) {
   const c10::Device device(device_name);
-  const Backend* const found = gemm_backend(device.type(), backend);
+  const Backend* const found = gemm_backend(device.type(), backend).value_or(nullptr);
   const auto kernels = found ? gemm_kernels(*found, device) : std::nullopt;
   if (!kernels) return std::nullopt;
   std::vector<std::string> names;

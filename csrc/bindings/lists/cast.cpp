@@ -1,6 +1,5 @@
 // cast_.
-#include <ATen/ops/_foreach_copy.h>
-
+#include "backends/triton.h"
 #include "lists/cast_pairs.h"
 #include "lists/lists.h"
 #include "lists/run.h"
@@ -46,22 +45,24 @@ void cast_fake(at::TensorList outputs, at::TensorList inputs) {
 
 }  // namespace
 
-// copy_ too converts FP64 to 16 bits by way of FP32.
-Status TorchLists::cast(const CastArgs& args, Services& services) const {
-  const TorchCall call(services);
+void add_arguments(ReferenceCall& call, const CastArgs& args) {
   std::vector<at::Tensor> outputs, inputs;
   for (int64_t i = 0; i < args.casts.size; ++i) {
     const CastRef& c = args.casts.refs[i];
     outputs.push_back(call.flat(c.output, c.output_dtype, c.numel));
     inputs.push_back(call.flat(c.input, c.input_dtype, c.numel));
   }
-  at::_foreach_copy_(outputs, inputs);
-  return Status::ok;
+  call.add("outputs", outputs);
+  call.add("inputs", inputs);
+}
+
+Status TritonBackend::cast(const CastArgs& a, Services& services) const {
+  static TritonFunction function("lists.cast", "cast_");
+  return launch_list(function, a.casts, services, false);
 }
 
 TORCH_LIBRARY_FRAGMENT(amp_ext, m) {
-  define(m, "lists", "cast_(Tensor(a!)[] outputs, Tensor[] inputs) -> ()", Boxed<cast_op>{},
-         TORCH_FN(cast_fake));
+  implement(m, "cast_", Boxed<cast_op>{}, TORCH_FN(cast_fake));
   // Empty lists name no device: they come here.
   m.impl("cast_", torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd,
                                   as_function(Boxed<cast_op>{})));

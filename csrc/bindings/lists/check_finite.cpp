@@ -1,4 +1,5 @@
 // check_finite.
+#include "backends/triton.h"
 #include "lists/lists.h"
 #include "lists/run.h"
 #include "op.h"
@@ -29,15 +30,18 @@ void check_finite_fake(at::TensorList grads, at::Tensor& found_inf) {
 
 }  // namespace
 
-Status TorchLists::check_finite(const CheckFiniteArgs& args, Services& services) const {
-  const TorchCall call(services);
-  call.check_finite(call.tensors(args.grads), args.found_inf);
-  return Status::ok;
+void add_arguments(ReferenceCall& call, const CheckFiniteArgs& args) {
+  call.add("grads", args.grads);
+  call.add("found_inf", args.found_inf);
+}
+
+Status TritonBackend::check_finite(const CheckFiniteArgs& a, Services& services) const {
+  static TritonFunction function("lists.check_finite", "check_finite");
+  return launch_list(function, a.grads, services, false, address(a.found_inf));
 }
 
 TORCH_LIBRARY_FRAGMENT(amp_ext, m) {
-  define(m, "lists", "check_finite(Tensor[] grads, Tensor(a!) found_inf) -> ()",
-         TORCH_FN(check_finite_op), TORCH_FN(check_finite_fake));
+  implement(m, "check_finite", TORCH_FN(check_finite_op), TORCH_FN(check_finite_fake));
 }
 
 }  // namespace amp_ext

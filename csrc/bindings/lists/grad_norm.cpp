@@ -1,8 +1,7 @@
 // grad_norm.
 #include <ATen/ops/empty.h>
-#include <ATen/ops/linalg_vector_norm.h>
-#include <ATen/ops/zeros.h>
 
+#include "backends/triton.h"
 #include "lists/lists.h"
 #include "lists/run.h"
 #include "op.h"
@@ -46,29 +45,24 @@ at::Tensor grad_norm_fake(at::TensorList grads, at::Tensor& found_inf,
 
 }  // namespace
 
-Status TorchLists::grad_norm(const GradNormArgs& args, Services& services) const {
-  const TorchCall call(services);
-  std::vector<at::Tensor> products = call.tensors(args.grads);
-  for (at::Tensor& product : products) {
-    product = widened(product);
-    if (args.inv_scale) product = product * call.scalar(args.inv_scale);
-  }
-  call.check_finite(products, args.found_inf);
-  at::Tensor norm = call.scalar(args.norm);
-  const at::Tensor norms = products.empty()
-                               ? at::zeros({0}, norm.options().dtype(at::kDouble))
-                               : at::stack(at::_foreach_norm(products, 2, at::kDouble));
-  norm.copy_(at::linalg_vector_norm(norms));
-  call.scalar(args.found_inf).masked_fill_(at::isfinite(norm).logical_not(), 1);
-  if (args.norms) call.flat(args.norms, DType::f32, norms.numel()).copy_(norms);
-  return Status::ok;
+void add_arguments(ReferenceCall& call, const GradNormArgs& args) {
+  call.add("grads", args.grads);
+  call.add("found_inf", args.found_inf);
+  call.add("inv_scale", args.inv_scale);
+  if (args.norms) call.add("norms", call.flat(args.norms, DType::f32, args.grads.size));
+  call.returns_into(args.norm);
+}
+
+Status TritonBackend::grad_norm(const GradNormArgs& a, Services& services) const {
+  static TritonFunction function("lists.grad_norm", "grad_norm");
+  void* const partial_sums = services.scratch(partial_sum_count(a) * sizeof(double));
+  return launch_list(function, a.grads, services, true, address(a.inv_scale), address(a.found_inf),
+                     address(a.norm), address(a.norms), address(partial_sums),
+                     address(services.tickets(1)), a.norms != nullptr);
 }
 
 TORCH_LIBRARY_FRAGMENT(amp_ext, m) {
-  define(m, "lists",
-         "grad_norm(Tensor[] grads, Tensor(a!) found_inf, Tensor? inv_scale=None, *, "
-         "Tensor(b!)? norms=None) -> Tensor",
-         TORCH_FN(grad_norm_op), TORCH_FN(grad_norm_fake));
+  implement(m, "grad_norm", TORCH_FN(grad_norm_op), TORCH_FN(grad_norm_fake));
 }
 
 }  // namespace amp_ext

@@ -1,12 +1,7 @@
 // unscale_.
-#include <ATen/ops/_amp_foreach_non_finite_check_and_unscale.h>
-#include <ATen/ops/clamp.h>
-#include <ATen/ops/ones.h>
-#include <ATen/ops/where.h>
-
-#include <algorithm>
 #include <cmath>
 
+#include "backends/triton.h"
 #include "lists/lists.h"
 #include "lists/run.h"
 #include "op.h"
@@ -56,33 +51,22 @@ void unscale_fake(at::TensorList grads, at::Tensor& found_inf, const at::Tensor&
 
 }  // namespace
 
-Status TorchLists::unscale(const UnscaleArgs& args, Services& services) const {
-  const TorchCall call(services);
-  std::vector<at::Tensor> grads = call.tensors(args.grads);
-  at::Tensor found_inf = call.scalar(args.found_inf), factor = call.scalar(args.inv_scale);
-  at::Tensor coefficient = at::ones({}, factor.options());
-  if (args.norm) {
-    const at::Tensor norm = call.scalar(args.norm), finite = at::isfinite(norm);
-    const at::Tensor clip = at::clamp((norm + 1e-6).reciprocal() * args.max_norm, std::nullopt, 1);
-    factor = at::where(finite, factor, coefficient);
-    coefficient = at::where(finite, clip, coefficient);
-    found_inf.masked_fill_(finite.logical_not(), 1);
-  }
-  const auto is_bf16 = [](const at::Tensor& grad) { return grad.scalar_type() == at::kBFloat16; };
-  if (args.norm || std::ranges::any_of(grads, is_bf16)) {
-    for (at::Tensor& grad : grads) grad.copy_(widened(grad) * factor * coefficient);
-  } else {  // one launch; torch has it for other dtypes than BF16
-    at::_amp_foreach_non_finite_check_and_unscale_(grads, found_inf, factor);
-  }
-  call.check_finite(grads, args.found_inf);
-  return Status::ok;
+void add_arguments(ReferenceCall& call, const UnscaleArgs& args) {
+  call.add("grads", args.grads);
+  call.add("found_inf", args.found_inf);
+  call.add("inv_scale", args.inv_scale);
+  call.add("norm", args.norm);
+  call.add("max_norm", args.max_norm);
+}
+
+Status TritonBackend::unscale(const UnscaleArgs& a, Services& services) const {
+  static TritonFunction function("lists.unscale", "unscale_");
+  return launch_list(function, a.grads, services, a.norm != nullptr, address(a.inv_scale),
+                     address(a.found_inf), address(a.norm), a.max_norm);
 }
 
 TORCH_LIBRARY_FRAGMENT(amp_ext, m) {
-  define(m, "lists",
-         "unscale_(Tensor(a!)[] grads, Tensor(b!) found_inf, Tensor inv_scale, *, "
-         "Tensor? norm=None, float? max_norm=None) -> ()",
-         Boxed<unscale_op>{}, TORCH_FN(unscale_fake));
+  implement(m, "unscale_", Boxed<unscale_op>{}, TORCH_FN(unscale_fake));
 }
 
 }  // namespace amp_ext

@@ -1,15 +1,11 @@
 // update_scale_.
-#include <ATen/ops/_amp_update_scale.h>
 #include <ATen/ops/cat.h>
-#include <ATen/ops/clamp.h>
-#include <ATen/ops/maximum.h>
-#include <ATen/ops/minimum.h>
-#include <ATen/ops/where.h>
 
 #include <algorithm>
 #include <cfloat>
 #include <vector>
 
+#include "backends/triton.h"
 #include "lists/lists.h"
 #include "lists/run.h"
 #include "op.h"
@@ -103,49 +99,43 @@ void update_scale_fake(at::Tensor& scale, at::Tensor& growth_tracker, at::Tensor
 
 }  // namespace
 
-Status TorchLists::update_scale(const UpdateScaleArgs& args, Services& services) const {
-  const TorchCall call(services);
+void add_arguments(ReferenceCall& call, const UpdateScaleArgs& args) {
   const ScaleUpdate& u = args.update;
   std::vector<at::Tensor> found_infs;
   for (int64_t i = 0; i < args.found_inf_count; ++i)
     found_infs.push_back(call.scalar(args.found_infs[i]));
-  const at::Tensor overflow = at::stack(found_infs).ne(0).any();
+  call.add("found_infs", found_infs);
+  call.add("scale", u.scale);
+  call.add("growth_tracker", u.growth_tracker);
+  call.add("growth_factor", u.growth_factor);
+  call.add("backoff_factor", u.backoff_factor);
+  call.add("growth_interval", u.growth_interval);
+  call.add("min_scale", u.min_scale);
+  call.add("max_scale", u.max_scale);
+  call.add("hysteresis", u.hysteresis);
+  call.add("hysteresis_tracker", u.hysteresis_tracker);
+  call.add("skipped_steps", u.skipped_steps);
+  if (u.next_step) call.add("next_step", call.flat(u.next_step, DType::f32, NextStep::kSize));
+}
 
-  at::Tensor scale = call.scalar(u.scale), tracker = call.scalar(u.growth_tracker);
-  const at::Tensor before = scale.clone();
-  const int64_t interval = std::min<int64_t>(u.growth_interval, INT32_MAX);
-  tracker.clamp_max_(interval - 1);  // torch's scale grows at the interval, not beyond it
-  at::_amp_update_scale_(scale, tracker, overflow.to(at::kFloat), u.growth_factor, u.backoff_factor,
-                         interval);
-  const at::Tensor floor = at::clamp(before, std::nullopt, u.min_scale);
-  const at::Tensor ceiling = at::clamp(before, u.max_scale);
-  scale.copy_(at::where(overflow, at::maximum(scale, floor), at::minimum(scale, ceiling)));
-  if (u.hysteresis_tracker) {
-    at::Tensor left = call.scalar(u.hysteresis_tracker);
-    if (u.hysteresis > 1) {
-      left.sub_(overflow.to(at::kInt));
-      scale.copy_(at::where(overflow.logical_and(left > 0), before, scale));
-    }
-    left.masked_fill_(overflow.logical_not(), u.hysteresis);
-  }
-  if (u.skipped_steps) call.scalar(u.skipped_steps).add_(overflow.to(at::kLong));
-  if (u.next_step) {
-    const at::Tensor next = call.flat(u.next_step, DType::f32, NextStep::kSize);
-    next[NextStep::kInvScale].copy_(scale.reciprocal());
-    next[NextStep::kLastFoundInf].copy_(next[NextStep::kFoundInf]);
-    next[NextStep::kFoundInf].zero_();
-  }
+Status TritonBackend::update_scale(const UpdateScaleArgs& a, Services& services) const {
+  static TritonFunction function("lists.update_scale", "update_scale_");
+  // The only one itself, or else a list of addresses.
+  const void* found_infs = a.found_infs[0];
+  if (a.found_inf_count > 1)
+    found_infs = services.table(a.found_infs, a.found_inf_count, sizeof(void*));
+  const ScaleUpdate& u = a.update;
+  constexpr int kPrograms = 1;
+  const UntracedPython python;
+  function(kPrograms, address(found_infs), a.found_inf_count, address(u.scale),
+           address(u.growth_tracker), address(u.hysteresis_tracker), address(u.skipped_steps),
+           address(u.next_step), bits(u.growth_factor), bits(u.backoff_factor), u.growth_interval,
+           u.hysteresis, u.min_scale, u.max_scale);
   return Status::ok;
 }
 
 TORCH_LIBRARY_FRAGMENT(amp_ext, m) {
-  define(m, "lists",
-         "update_scale_(Tensor(a!) scale, Tensor(b!) growth_tracker, Tensor[] found_infs, "
-         "float growth_factor, float backoff_factor, int growth_interval, *, "
-         "float? min_scale=None, float? max_scale=None, int hysteresis=1, "
-         "Tensor(c!)? hysteresis_tracker=None, Tensor(d!)? skipped_steps=None, "
-         "Tensor(e!)? next_step=None) -> ()",
-         TORCH_FN(update_scale_op), TORCH_FN(update_scale_fake));
+  implement(m, "update_scale_", TORCH_FN(update_scale_op), TORCH_FN(update_scale_fake));
 }
 
 }  // namespace amp_ext

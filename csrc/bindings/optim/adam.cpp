@@ -40,14 +40,7 @@ struct AdamCall {
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(amp_ext, m) {
-  define(m, "lists",
-         "adam_(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] exp_avgs, "
-         "Tensor(c!)[] exp_avg_sqs, Tensor(d!)[] steps, *, float lr, float beta1, float beta2, "
-         "float eps, float weight_decay, bool decoupled, Tensor(e!)[]? max_exp_avg_sqs=None, "
-         "Tensor(f!)[]? copies=None, bool maximize=False, bool stochastic_rounding=False, "
-         "Tensor? tensor_lr=None, Tensor(g!)? found_inf=None, Tensor? inv_scale=None, "
-         "Tensor? norm=None, float? max_norm=None) -> ()",
-         Boxed<update_op<AdamCall>>{}, Boxed<update_fake<AdamCall>>{});
+  implement(m, "adam_", Boxed<update_op<AdamCall>>{}, Boxed<update_fake<AdamCall>>{});
   // Empty lists name no device: they come here.
   m.impl("adam_", torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd,
                                   as_function(Boxed<update_op<AdamCall>>{})));

@@ -44,13 +44,7 @@ struct SgdCall {
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(amp_ext, m) {
-  define(m, "lists",
-         "sgd_(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[]? momentum_buffers=None, "
-         "Tensor(c!)[]? steps=None, *, float lr, float momentum, float dampening, bool nesterov, "
-         "float weight_decay, Tensor(d!)[]? copies=None, bool maximize=False, "
-         "bool stochastic_rounding=False, Tensor? tensor_lr=None, Tensor(e!)? found_inf=None, "
-         "Tensor? inv_scale=None, Tensor? norm=None, float? max_norm=None) -> ()",
-         Boxed<update_op<SgdCall>>{}, Boxed<update_fake<SgdCall>>{});
+  implement(m, "sgd_", Boxed<update_op<SgdCall>>{}, Boxed<update_fake<SgdCall>>{});
   // Empty lists name no device: they come here.
   m.impl("sgd_", torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd,
                                  as_function(Boxed<update_op<SgdCall>>{})));

@@ -65,16 +65,20 @@ class Services {
 // Declares an op in a backend, by AMP_EXT_LIST_OPS(AMP_EXT_OVERRIDE).
 #define AMP_EXT_OVERRIDE(op, Args) Status op(const Args&, Services&) const override;
 
-// Runs the ops on tensors of one device. The caller has checked the arguments.
-class Backend {
+// Runs the ops on lists of tensors of one device. The caller has checked the arguments.
+class ListBackend {
  public:
-  virtual ~Backend() = default;
-
-  virtual const char* name() const = 0;
+  virtual ~ListBackend() = default;
 
 #define AMP_EXT_DECLARE(op, Args) virtual Status op(const Args&, Services&) const = 0;
   AMP_EXT_LIST_OPS(AMP_EXT_DECLARE)
 #undef AMP_EXT_DECLARE
+};
+
+// Computes products of matrices on one device. The caller has checked the arguments.
+class GemmBackend {
+ public:
+  virtual ~GemmBackend() = default;
 
   // Returns a short reason if the backend cannot compute a product, else null. Follows no pointers.
   virtual const char* why_not(const GemmArgs&) const = 0;
@@ -97,6 +101,11 @@ class Backend {
   // Returns the values of GemmArgs::variant worth measuring for a product, 0 first. gemm() treats
   // an unknown value, for example from another build, as 0.
   virtual std::vector<int64_t> gemm_variants(const GemmArgs&, Services&) const { return {0}; }
+};
+
+class Backend : public ListBackend, public GemmBackend {
+ public:
+  virtual const char* name() const = 0;
 
   // Returns details about the last Status other than `ok`; may be empty.
   virtual const char* last_error() const { return ""; }

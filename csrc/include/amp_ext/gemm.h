@@ -75,11 +75,14 @@ struct GemmArgs {
   // Receives n sums of out's columns over rows and batch, taken before rounding; may be null. The
   // sums are fp64 for an fp64 product, else fp32.
   void* column_sums;
-  // Selects one of Backend::gemm_variants; 0 lets the backend choose.
+  // Selects one of GemmBackend::gemm_variants; 0 lets the backend choose.
   int64_t variant = 0;
 
   bool operator==(const GemmArgs&) const = default;
 };
+
+// Returns whether a product is added to out in memory.
+inline bool adds_to_out(const GemmArgs& g) { return g.c.data && g.c.data == g.out.data; }
 
 // A tile set by verification, tests or tools in place of the planner.
 struct GemmTileChoice {

@@ -313,7 +313,9 @@ class Body {
     kernel_.code.push_back(std::move(instruction));
   }
 
-  void decode_statement(const std::string& statement) {
+  void decode_statement(const std::string& compiled) {
+    const bool is_edited = kernel_.edited == static_cast<s64>(kernel_.statements.size());
+    const std::string& statement = is_edited ? kernel_.edit : compiled;
     Instruction instruction;
     try {
       std::string rest = statement;
@@ -481,6 +483,17 @@ void decode(Kernel& kernel) {
   if (kernel.decoded) return;
   Body(kernel).decode();
   kernel.decoded = true;
+}
+
+void edit(Kernel& kernel, u32 statement, const std::string& text) {
+  kernel.code.clear();
+  kernel.statements.clear();
+  kernel.specials.clear();
+  kernel.words = kernel.predicates = kernel.local_bytes = 0;
+  kernel.edited = statement;
+  kernel.edit = text;
+  kernel.decoded = false;
+  decode(kernel);
 }
 
 }  // namespace cudasim

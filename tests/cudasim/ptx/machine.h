@@ -222,6 +222,7 @@ struct Options {
   Async async = Async::early;
   int elected = -1;  // the lane that elect.sync prefers; -1: the lowest
   bool races = true, fresh = true;
+  u64 most_instructions = ~u64{0};  // of the process
 };
 Options& options();
 
@@ -264,6 +265,7 @@ struct Statistics {
   // (whole boxes); the number of such loads of the thread that makes most of them, over all
   // launches.
   u64 bytes_loaded = 0, bytes_stored = 0, bytes_copied = 0, most_loads = 0;
+  std::string fault;  // of the last launch that had one
 };
 extern Statistics statistics;
 

@@ -63,7 +63,7 @@ void each_sixteen(u32 offset, u32 bytes, Visit visit) {
 void check_written(const SharedBytes& at, u32 bytes, const char* what, int lane) {
   each_sixteen(at.offset, bytes, [&](u32 i, u16 mask) {
     if (mask & ~at.block->shared.written[i])
-      fault_of(lane, "Is a store or a copy missing, or its bound too low?",
+      fault_of(lane, "Is a store, a copy or a barrier missing, or a bound too low?",
                "%s: reads shared address %u, which nothing has written", what,
                at.offset - kSharedStart);
   });
@@ -159,6 +159,10 @@ void Accesses::global(u64 address, u32 bytes, int lane) {
 
 void Accesses::add(Cell& cell, u64 begin, u32 mask, int lane, bool is_shared) {
   if (cell_ == &cell) {
+    if (role_.writes && !role_.strong && (bytes_ & mask))
+      fault_of(lane, "Which of the values stays? Let one lane store, or use an atomic operation.",
+               "race: lanes %d and %d store to the same bytes of %s memory", lane_, lane,
+               is_shared ? "shared" : "global");
     bytes_ |= static_cast<u16>(mask);
     return;
   }

@@ -165,6 +165,11 @@ std::string demangled(const std::string& symbol) {
   return result;
 }
 
+std::vector<Kernel*>& all_kernels() {
+  static auto& all = *new std::vector<Kernel*>;
+  return all;
+}
+
 std::unique_ptr<Module> read_module(const std::string& path) {
   auto module = std::make_unique<Module>();
   module->path = path;
@@ -174,6 +179,7 @@ std::unique_ptr<Module> read_module(const std::string& path) {
   module->text = stream.str();
   if (module->text.empty()) fault("Does the file exist?", "%s: no PTX", path.c_str());
   Reader(*module).read();
+  for (auto& kernel : module->kernels) all_kernels().push_back(kernel.get());
   return module;
 }
 

@@ -36,7 +36,8 @@ struct Instruction {
   Flow flow = Flow::lanes;
   bool guard_negated = false;
   bool wide = false;  // the address has 64 bits
-  u8 negated = 0;     // a bit for each source predicate
+  mutable bool ran = false;
+  u8 negated = 0;  // a bit for each source predicate
   s16 guard = -1;
   s32 target = -1;
   s32 kind = 0, count = 0, flags = 0, mode = 0;
@@ -74,6 +75,10 @@ struct Kernel {
   size_t body = 0, end = 0;
   u32 line = 1;
 
+  // A mutant of one statement, which takes the place of the compiler's.
+  s64 edited = -1;
+  std::string edit;
+
   // Filled by decode().
   bool decoded = false;
   std::vector<Instruction> code;
@@ -104,7 +109,10 @@ struct Module {
 };
 
 std::unique_ptr<Module> read_module(const std::string& path);
+std::vector<Kernel*>& all_kernels();
 void decode(Kernel& kernel);
+// Decodes a kernel anew, with another text of one statement.
+void edit(Kernel& kernel, u32 statement, const std::string& text);
 std::string demangled(const std::string& symbol);
 
 }  // namespace cudasim

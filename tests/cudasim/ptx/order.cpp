@@ -24,8 +24,7 @@ void acquire(Warp& w, const u8* address, s32 flags) {
     if (same_block) w.clock.join(released.narrow);
     return;
   }
-  for (const bool by_device : {false, true})
-    if (flags & wide) w.unfenced[by_device].join(released.wide);
+  if (flags & wide) w.unfenced[1].join(released.wide);
   if (same_block) w.unfenced[0].join(released.narrow);
 }
 
@@ -52,7 +51,8 @@ namespace {
 void fence(Warp& w, const Instruction& it, u32) {
   if (!w.grid->races) return;
   const bool by_device = it.kind;
-  w.clock.join(w.unfenced[by_device]);
+  w.clock.join(w.unfenced[0]);
+  if (by_device) w.clock.join(w.unfenced[1]);
   w.fenced[0] = w.clock;
   w.has_fenced[0] = true;
   if (by_device) {

@@ -174,6 +174,7 @@ void Warp::run(int budget) {
         ++group().pc;
         continue;
       }
+      it->ran = true;
       switch (it->flow) {
         case Flow::lanes:
           it->run(*this, *it, lanes);
@@ -432,6 +433,8 @@ class Schedule {
       std::swap(warps[0], warps[grid_.below(warps.size())]);
       warps.resize(1);
     }
+    if (statistics.instructions > options().most_instructions)
+      fault("", "endless: more than %lu instructions", options().most_instructions);
     const u64 before = grid_.progress;
     for (Warp* const w : warps) {
       if (!w->group_count || !w->can_run()) continue;
@@ -513,7 +516,9 @@ std::string run(Kernel& kernel, const Launch& launch) {
     statistics.most_loads += grid.most_loads;
     return "";
   } catch (const Fault& cause) {
-    return kernel.name + ": " + cause.text + (cause.hint.empty() ? "" : "\n  hint: " + cause.hint);
+    statistics.fault =
+        kernel.name + ": " + cause.text + (cause.hint.empty() ? "" : "\n  hint: " + cause.hint);
+    return statistics.fault;
   }
 }
 

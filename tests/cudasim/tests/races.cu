@@ -47,6 +47,11 @@ extern "C" __global__ void block_scope(unsigned* count) {
   if (threadIdx.x == 0) atomicAdd_block(count, 1);  // block_scope
 }
 
+// Which lane's value stays?
+extern "C" __global__ void lanes_store(float* out) {
+  if (threadIdx.x < 32) *out = threadIdx.x;  // lanes_store
+}
+
 extern "C" __global__ void plain_store(float* out) {
   if (threadIdx.x % 32 == 0) *out = threadIdx.x;  // plain_store
 }
@@ -86,6 +91,16 @@ extern "C" __global__ void narrow_fence(float* sums, unsigned* ticket) {
   __syncthreads();
   if (!is_last || threadIdx.x) return;
   for (int i = 1; i < gridDim.x; ++i) sums[0] += sums[i];  // narrow_fence
+}
+
+extern "C" __global__ void narrow_fence_after_look(float* sums, unsigned* ticket) {
+  if (threadIdx.x > 0) return;
+  sums[blockIdx.x] = 1;  // narrow_fence_after_look
+  __threadfence();
+  atomicAdd(ticket, 1);
+  while (*static_cast<volatile unsigned*>(ticket) < gridDim.x) continue;
+  __threadfence_block();
+  sums[gridDim.x + blockIdx.x] = sums[(blockIdx.x + 1) % gridDim.x];  // narrow_fence_after_look
 }
 
 // A thread that has seen all tickets reads what their blocks have stored.

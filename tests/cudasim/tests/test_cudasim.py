@@ -194,8 +194,10 @@ def race_arguments(name: str) -> tuple[tuple[int, ...], tuple[Array, ...]]:
         "early_ticket": ((3,), (Array(c_float, [0.0]), Array(c_float, 256), ticket)),
         "no_fence": ((3,), (Array(c_float, zeros), ticket)),
         "no_fence_after_look": ((3,), (Array(c_float, zeros), ticket)),
+        "narrow_fence_after_look": ((3,), (Array(c_float, zeros), ticket)),
         "narrow_fence": ((3,), (Array(c_float, zeros), ticket)),
         "block_scope": ((2,), (ticket,)),
+        "lanes_store": ((1,), (Array(c_float, 1),)),
         "plain_store": ((1,), (Array(c_float, 1),)),
     }.get(name, ((1,), (Array(c_float, zeros), Array(c_float, 256))))
 

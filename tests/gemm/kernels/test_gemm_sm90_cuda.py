@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from amp_ext import _C, ops, reference
+import reference
+from amp_ext import _C, ops
 from cases import assert_equal, integers
 
 TILES = range(_C.gemm_tile_count(sm90=True))

@@ -1,0 +1,174 @@
+// Matrix products by torch's own library.
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/addcmul.h>
+#include <ATen/ops/addmm.h>
+#include <ATen/ops/baddbmm.h>
+#include <ATen/ops/bmm.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/gelu.h>
+#include <ATen/ops/gelu_backward.h>
+#include <ATen/ops/hardtanh.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/mul.h>
+#include <ATen/ops/neg.h>
+#include <ATen/ops/relu.h>
+#include <ATen/ops/sigmoid.h>
+#include <ATen/ops/silu.h>
+#include <ATen/ops/silu_backward.h>
+#include <ATen/ops/sum.h>
+#include <ATen/ops/threshold_backward.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include "checks/tensors.h"
+#include "gemm/gemm.h"
+
+namespace amp_ext {
+namespace {
+
+// A product's tensors as torch's ops take them: matrices, or batches of them where there are
+// several.
+struct Operands {
+  at::Tensor a, b;
+  at::Tensor c, bias, aux;  // undefined where there is none; c is not read with a beta of 0
+  at::Tensor sum;           // where the product is added in memory: c
+  at::ScalarType sums;
+  at::DimVector sizes;  // of the result
+
+  Operands(const GemmArgs& g, const GemmTensors& t) {
+    const auto matrices = [&](const at::Tensor& tensor, const MatrixRef& x, int64_t rows,
+                              int64_t columns, int64_t count) {
+      if (count == 1) return tensor.as_strided({rows, columns}, {x.row_stride, x.column_stride});
+      return tensor.as_strided({count, rows, columns},
+                               {x.batch_stride, x.row_stride, x.column_stride});
+    };
+    const int64_t products = g.batch * g.terms;
+    a = matrices(t.a, g.a, g.m, g.k, products);
+    b = matrices(t.b, g.b, g.k, g.n, products);
+    if (g.terms != 1) {
+      // One long product: the terms side by side in a, one below the other in b. (batch is 1.)
+      a = a.transpose(0, 1).flatten(1);
+      b = b.flatten(0, 1);
+    }
+    if (t.c.defined()) c = matrices(t.c, g.c, g.m, g.n, g.batch);
+    if (adds_to_out(g)) sum = c;
+    if (t.aux.defined()) aux = matrices(t.aux, g.aux, g.m, g.n, g.batch);
+    bias = t.bias;
+    sums = sums_dtype_of(a, b);
+    if (g.batch != 1) sizes.push_back(g.batch);
+    sizes.append({g.m, g.n});
+  }
+};
+
+// torch's word for which of the two it is.
+c10::string_view approximation(Activation activation) {
+  return activation == Activation::gelu_tanh ? "tanh" : "none";
+}
+
+// Whether torch multiplies the operands, of 16 bits, into an FP32 result.
+bool widens(const Operands& o, at::ScalarType type) {
+  const at::ScalarType operands = o.a.scalar_type();
+  return (operands == at::kHalf || operands == at::kBFloat16) && o.b.scalar_type() == operands &&
+         type == at::kFloat && !o.a.is_cpu();
+}
+
+// Whether torch computes alpha * a @ b + beta * c + bias with a result of `type` by one op. torch
+// omits terms whose factor is 0, and would lose their NaN. (It adds an FP32 matrix to a product of
+// 16 bits; of an FP32 bias its documentation says nothing.)
+bool is_one_op(const Operands& o, const GemmArgs& g, at::ScalarType type) {
+  const auto vanishes = [&](double factor) {
+    return (o.sums == at::kDouble ? factor : static_cast<float>(factor)) == 0;
+  };
+  const at::Tensor& addend = o.c.defined() ? o.c : o.bias;
+  const bool is_type = o.a.scalar_type() == type && o.b.scalar_type() == type;
+  return (is_type || (widens(o, type) && !o.bias.defined())) && !vanishes(g.alpha) &&
+         !(o.c.defined() && (o.bias.defined() || vanishes(g.beta))) &&
+         (addend.defined() ? addend.scalar_type() == type : g.alpha == 1);
+}
+
+// a @ b in the type of sums or of both operands.
+at::Tensor multiply(const Operands& o, at::ScalarType type) {
+  const bool is_batch = o.a.dim() == 3;
+  if (widens(o, type)) return is_batch ? at::bmm(o.a, o.b, type) : at::mm(o.a, o.b, type);
+  const at::Tensor a = o.a.to(type), b = o.b.to(type);
+  return is_batch ? at::bmm(a, b) : at::mm(a, b);
+}
+
+// alpha * a @ b + beta * addend, where is_one_op.
+at::Tensor multiply_add(const Operands& o, const at::Tensor& addend, double beta, double alpha) {
+  const at::ScalarType type = addend.scalar_type();
+  const bool is_batch = o.a.dim() == 3;
+  at::Tensor out = o.sum;
+  if (!out.defined()) out = at::empty(o.sizes, o.a.options().dtype(type));
+  if (widens(o, type)) {
+    is_batch ? at::baddbmm_out(out, addend, o.a, o.b, type, beta, alpha)
+             : at::addmm_out(out, addend, o.a, o.b, type, beta, alpha);
+  } else {
+    is_batch ? at::baddbmm_out(out, addend, o.a, o.b, beta, alpha)
+             : at::addmm_out(out, addend, o.a, o.b, beta, alpha);
+  }
+  return out;
+}
+
+// The sum before its activation: of `type` where one op is enough, else of the type of sums.
+at::Tensor sum_of_terms(const Operands& o, const GemmArgs& g, at::ScalarType type) {
+  if (is_one_op(o, g, type)) {
+    if (o.c.defined()) return multiply_add(o, o.c, g.beta, g.alpha);
+    if (o.bias.defined()) return multiply_add(o, o.bias, 1, g.alpha);
+    return multiply(o, type);
+  }
+  at::Tensor x = multiply(o, o.sums);
+  if (g.alpha != 1) x.mul_(g.alpha);
+  if (o.bias.defined()) x.add_(o.bias);
+  if (o.sum.defined()) return o.sum.add_(x);  // beta is 1
+  if (o.c.defined()) x.add_(o.c, g.beta);
+  return x;
+}
+
+}  // namespace
+
+GemmResults library_gemm(const GemmArgs& g, const GemmTensors& tensors) {
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  const at::NoGradGuard no_grad;
+  // An active autocast would cast again.
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+  const Operands o(g, tensors);
+  const at::ScalarType rounded = scalar_type_of(g.out.dtype);
+  // On a CPU the library computes products of fp64, and of a 16-bit type into that type: an
+  // activation is applied to a sum that is already rounded.
+  const bool rounds_first = o.a.is_cpu() && o.sums != at::kDouble;
+  if (g.derivative) {
+    const at::Tensor x = sum_of_terms(o, g, rounds_first ? rounded : o.sums);
+    const at::Tensor y = activation_gradient(x, o.aux.to(x.scalar_type()), g.activation);
+    return {y.to(rounded), {}, at::sum(y.flatten(0, -2), 0, /*keepdim=*/false, o.sums)};
+  }
+  const bool may_round = !g.aux.data && (!is_curved(g.activation) || o.a.is_cpu());
+  const at::Tensor x = sum_of_terms(o, g, rounds_first || may_round ? rounded : o.sums);
+  const at::Tensor out = activated(x, g.activation).to(rounded);
+  if (!g.aux.data) return {out, {}, {}};
+  return {out.is_same(x) ? out.clone() : out, x.to(rounded), {}};
+}
+
+at::Tensor activated(const at::Tensor& x, Activation activation) {
+  if (activation == Activation::none) return x;
+  if (activation == Activation::relu) return at::relu(x);
+  if (activation == Activation::silu) return at::silu(x);
+  return at::gelu(x, approximation(activation));
+}
+
+at::Tensor activation_gradient(const at::Tensor& grad, const at::Tensor& x, Activation activation) {
+  if (activation == Activation::none) return grad;
+  if (activation == Activation::relu) return at::threshold_backward(grad, x, 0);
+  // Beyond this range derivatives are 0 or 1, as at infinities, for which torch returns NaN; torch
+  // squares the argument of a gelu. Unlike a clamp, hardtanh has NaN as derivative at NaN.
+  const double bound = activation == Activation::silu ? 1e3 : 40;
+  const at::Tensor near = at::hardtanh(x, -bound, bound);
+  if (activation != Activation::silu)
+    return at::gelu_backward(grad, near, approximation(activation));
+  if (!at::GradMode::is_enabled()) return at::silu_backward(grad, near);
+  // torch has no derivative of silu_backward. One minus the sigmoid would cancel.
+  const at::Tensor sigmoid = at::sigmoid(near), rest = at::sigmoid(at::neg(near));
+  return at::mul(grad, at::addcmul(sigmoid, at::mul(near, sigmoid), rest));
+}
+
+}  // namespace amp_ext

@@ -1,0 +1,136 @@
+"""Build the CUDA runtime that runs without a GPU, and tell the environment that preloads it.
+
+It takes the place of libcudart and of the driver under torch's CUDA build. Kernels are the PTX of a
+folder; torch's own operators run its CPU kernels.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from cudasim import build
+
+SOURCES = build.HERE.parent / "fake_cuda" / "runtime"
+PRELOADED = ("capture", "devices", "driver", "launches", "memory", "streams")
+CUDA = "nvidia/cu13"  # the folder of NVIDIA's packages
+FLAGS = ("-O1", "-fvisibility=default")
+
+
+def site_packages() -> Path:
+    """Return the folder of torch and of NVIDIA's packages."""
+    torch = find_spec("torch")
+    assert torch and torch.origin
+    return Path(torch.origin).parents[1]
+
+
+def missing() -> str:
+    """Return why nothing can run here; empty when it can."""
+    if not find_spec("torch") or not (site_packages() / "torch/lib/libc10_cuda.so").is_file():
+        return "torch is no CUDA build"
+    if not (site_packages() / CUDA / "lib/libcudart.so.13").is_file():
+        return "torch is no build for CUDA 13 with NVIDIA's packages beside it"
+    return build.missing()
+
+
+def architecture(capability: int) -> str:
+    """Return that of the PTX for devices of a capability, 90 for 9.0."""
+    return {86: "80", 89: "80", 90: "90a"}.get(capability, str(capability))
+
+
+def symbols(library: Path, kind: str, pattern: str) -> set[str]:
+    """Return the functions that a library or an object defines (T) or needs (U)."""
+    dynamic = ["-D"] if ".so" in library.name else []
+    listed = subprocess.run(["nm", *dynamic, library], capture_output=True, text=True, check=True)
+    return set(re.findall(rf" {kind} ({pattern})(?:@|$)", listed.stdout, re.MULTILINE))
+
+
+def _lacking(objects: Iterable[Path]) -> str:
+    """Return C++ that refuses each function of CUDA which the objects do not have."""
+    site = site_packages()
+    wanted = symbols(site / CUDA / "lib/libcudart.so.13", "T", r"\w*[cC]uda\w+")
+    wanted |= symbols(site / "torch/lib/libcaffe2_nvrtc.so", "U", r"cu[A-Z]\w+")
+    looked_up = (site / "torch/lib/libc10_cuda.so").read_bytes()
+    wanted |= {name.decode() for name in re.findall(rb"\0(cu[A-Z]\w+)(?=\0)", looked_up)}
+    triton = site / "triton/backends/nvidia/driver.c"
+    if triton.is_file():
+        wanted |= set(re.findall(r"\b(cu[A-Z]\w+)\(", triton.read_text()))
+    for path in objects:
+        wanted -= symbols(path, "T", r"\w+")
+    lines = ['extern "C" int fake_cuda_missing(const char*);']
+    lines += [
+        f'extern "C" int {name}() {{ return fake_cuda_missing("{name}"); }}'
+        for name in sorted(wanted)
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def environment(ptx: Path | None) -> dict[str, str]:
+    """Return the variables with which Python runs without a GPU, on kernels of a folder of PTX; or
+    on others than these."""
+    site = site_packages()
+    torch = site / "torch"
+    include = f"-isystem{site / CUDA / 'include'}"
+    version = re.search(r"^__version__ = '(.+)'", (torch / "version.py").read_text(), re.MULTILINE)
+    assert version
+    headers = ("include", "include/torch/csrc/api/include")
+    of_torch = [*FLAGS, *(f"-isystem{torch / folder}" for folder in headers), include]
+    of_torch.append(f'-DBUILT_FOR="{version[1]}"')  # another torch, another object
+    with build.alone(build.BUILD / "cuda"):
+        objects = build.compiled([SOURCES / f"{name}.cpp" for name in PRELOADED], [*FLAGS, include])
+        rest = build.BUILD / "cuda" / f"missing-{build.digest(*map(str, objects))}.cpp"
+        if not rest.exists():
+            rest.write_text(_lacking(objects))
+        objects += build.compiled([rest], FLAGS)
+        # torch looks for the driver under this name, and Triton links to it.
+        runtime = build.linked("cuda", objects, ["-Wl,-soname,libcuda.so.1"])
+        driver = build.BUILD / "cuda" / "driver" / "libcuda.so.1"
+        driver.parent.mkdir(exist_ok=True)
+        driver.unlink(missing_ok=True)
+        driver.symlink_to(runtime)
+        # A machine with a GPU has another number of devices, and other processes on them.
+        nvml = build.linked(
+            "nvml",
+            build.compiled([SOURCES / "nvml.cpp"], FLAGS),
+            ["-Wl,-soname,libnvidia-ml.so.1"],
+        )
+        fallback = build.linked(
+            "fallback",
+            build.compiled([SOURCES / "fallback.cpp"], of_torch),
+            [f"-L{torch / 'lib'}", "-lc10", "-lc10_cuda", "-ltorch_cpu"],
+        )
+    seam = [f"-I{SOURCES}", include]
+    found = {
+        "LD_PRELOAD": f"{runtime}:{nvml}",
+        "TRITON_LIBCUDA_PATH": str(driver.parent),
+        "FAKE_CUDA_FALLBACK": str(fallback),
+    }
+    if ptx:
+        library = build.library("runtime", [build.HERE / "runtime.cpp"], seam)
+        found |= {"FAKE_CUDA_KERNELS": str(library), "CUDASIM_PTX": str(ptx)}
+    return found
+
+
+def run(program: Sequence[str], variables: dict[str, str], settings: dict[str, object]) -> None:
+    """Become a program that runs without a GPU: pytest, a script, or what Python takes.
+
+    Args:
+        program: its command line.
+        variables: those of environment(); lists are put before what is there.
+        settings: of the devices, such as `devices`, `capability` and `order`.
+    """
+    os.environ.update({f"FAKE_CUDA_{name.upper()}": str(v) for name, v in settings.items()})
+    plugins = {"PYTEST_PLUGINS": "cudasim.plugin", "PYTHONPATH": str(build.HERE.parent)}
+    for name, value in (*variables.items(), *plugins.items()):
+        separator = "," if name == "PYTEST_PLUGINS" else ":"
+        os.environ[name] = separator.join(filter(None, [value, os.environ.get(name)]))
+    os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # of a GPU that may be here
+    python = ["-m", "pytest", *program[1:]] if program[0] == "pytest" else program
+    if program[0] in ("python", "python3"):
+        python = program[1:]
+    os.execv(sys.executable, [sys.executable, *python])

@@ -1,0 +1,353 @@
+"""Break compiled kernels by rule, and run cases on each mutant in a fork: one of them must fail.
+
+Nothing is compiled: a fork decodes one kernel anew, with another statement. It ends at the first
+result that is wrong, fault or race.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import hashlib
+import os
+import re
+import resource
+import selectors
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from cudasim import rules
+
+LACKS = "The executor lacks this instruction"
+LONGEST_S = 60  # of the processor for a mutant, which ends by its count of instructions before
+# Cases that run on a mutant, the shortest of those that execute the statement, by each schedule.
+SCHEDULES = ((("forward", "late"), 100), (("random", "random"), 3), (("reverse", "early"), 3))
+
+
+@dataclass(frozen=True)
+class Mutant:
+    kernel: str
+    statement: int
+    rule: str
+    old: str
+    new: str
+    line: int  # of the PTX
+    source: str  # of the statement, with the calls that it was inlined through
+
+    @property
+    def place(self) -> str:
+        return re.sub(r"[^ ,]*/", "", self.source)
+
+    def __str__(self) -> str:
+        edit = f"line {self.line}: {self.old}  ->  {self.new}"
+        return f"{self.family}: {self.rule}: {edit} ({self.place})"
+
+    @property
+    def family(self) -> str:
+        """The kernel's template."""
+        name = re.sub(r"\(anonymous namespace\)", "", self.kernel)
+        return re.split(r"::", re.split(r"[<(]", name.removeprefix("void "))[0])[-1]
+
+    @property
+    def kin(self) -> tuple[str, ...]:
+        """The same edit of the same source line, whatever its copy and its registers."""
+        return self.family, self.source, self.rule, re.sub(r"\d+", "", self.old + self.new)
+
+
+@dataclass
+class Case:
+    """What must fail on a mutant.
+
+    Attributes:
+        name: for the report.
+        run: raises where a result is wrong.
+    """
+
+    name: str
+    run: Callable[[], object]
+    instructions: int = 0
+    executed: dict[str, set[int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Equivalent:
+    """Mutants that nothing can tell from the kernel.
+
+    Attributes:
+        kernel: matches the template's name.
+        source: is in the text of a source line of the statement.
+        rule: of the mutants; "" for any.
+        statement: matches the PTX, old and new with an arrow in between.
+        reason: why.
+    """
+
+    kernel: str
+    source: str
+    rule: str
+    statement: str
+    reason: str
+
+
+class Kernels:
+    """The executor's library, as this process has loaded it."""
+
+    def __init__(self, path: str) -> None:
+        self._library = ctypes.CDLL(path)
+        for name in ("executed", "fault"):
+            getattr(self._library, f"cudasim_{name}").restype = ctypes.c_char_p
+        self._library.cudasim_instructions.restype = ctypes.c_uint64
+
+    def schedule(self, order: str, copies: str) -> None:
+        os.environ |= {"CUDASIM_ORDER": order, "CUDASIM_ASYNC": copies}
+        self._library.cudasim_configure()
+
+    def watch(self, case: Case) -> Iterator[tuple[str, int, int, str, str]]:
+        """Run a case; yield kernel, statement, line, source and text of what it executes."""
+        self._library.cudasim_forget()
+        before = self._library.cudasim_instructions()
+        case.run()
+        case.instructions = self._library.cudasim_instructions() - before
+        kernel = ""
+        for line in self._library.cudasim_executed().decode().splitlines():
+            if line.startswith("kernel "):
+                kernel = line.removeprefix("kernel ")
+                continue
+            number, ptx_line, source, text = line.split("\t")
+            case.executed.setdefault(kernel, set()).add(int(number))
+            yield kernel, int(number), int(ptx_line), source, text
+
+    def apply(self, mutant: Mutant) -> None:
+        self._library.cudasim_edit(
+            mutant.kernel.encode(), ctypes.c_uint32(mutant.statement), mutant.new.encode()
+        )
+
+    def limit(self, instructions: int) -> None:
+        self._library.cudasim_limit(ctypes.c_uint64(instructions))
+
+    def fault(self) -> str:
+        return str(self._library.cudasim_fault().decode())
+
+
+def all_mutants(kernels: Kernels, cases: Iterable[Case]) -> Counter[Mutant]:
+    """Return the mutants of all statements that the cases execute, and how many cases do.
+
+    The cases must pass.
+    """
+    kernels.schedule(*SCHEDULES[0][0])
+    found: Counter[Mutant] = Counter()
+    for case in cases:
+        for kernel, number, line, source, text in kernels.watch(case):
+            for rule, new in rules.mutants(text):
+                found[Mutant(kernel, number, rule, text, new, line, source)] += 1
+    return found
+
+
+def sample(mutants: Counter[Mutant], most: int, seed: int) -> list[Mutant]:
+    """Return up to `most` of each kernel's template, of a kind the one that most cases execute.
+
+    Kinds are chosen by hashes, so that most stay the same when a kernel changes.
+    """
+
+    def rank(*words: object) -> bytes:
+        return hashlib.sha256("\0".join(map(str, (seed, *words))).encode()).digest()
+
+    kinds: defaultdict[str, defaultdict[tuple[str, ...], list[Mutant]]]
+    kinds = defaultdict(lambda: defaultdict(list))
+    for mutant in mutants:
+        kinds[mutant.family][mutant.kin].append(mutant)
+    chosen = []
+    for of_family in kinds.values():
+        for kin in sorted(of_family, key=lambda kin: rank(*kin))[:most]:
+            chosen.append(max(of_family[kin], key=lambda m: (mutants[m], rank(m.kernel, m.line))))
+    return chosen
+
+
+# ---- forks --------------------------------------------------------------------------------------
+
+
+def tried(kernels: Kernels, mutant: Mutant | None, cases: Sequence[Case]) -> str:
+    """Return how a mutant, or a kernel as it is, was caught; empty if it was not."""
+    if mutant:
+        kernels.apply(mutant)
+    for i, (schedule, most) in enumerate(SCHEDULES):
+        kernels.schedule(*schedule)
+        for case in cases[: most if mutant else None if i else 1]:
+            kernels.limit(5 * case.instructions + 100_000)
+            try:
+                case.run()
+            except BaseException as error:
+                fault = kernels.fault()
+                said = fault.replace("\n", " ") if fault else f"{type(error).__name__}: {error}"
+                return f"{case.name}: {said}"
+    return ""
+
+
+def in_fork(work: Callable[[], str], seconds: int = LONGEST_S) -> tuple[int, int]:
+    """Return the process that does it, and where its result can be read."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child:
+        os.close(write)
+        return child, read
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+        os.write(write, b"=" + work().encode()[:4000])
+    finally:
+        os._exit(0)
+
+
+def of_mutant(mutant: Mutant, cases: Sequence[Case]) -> list[Case]:
+    """Return the cases that execute the statement, the shortest first."""
+    found = [c for c in cases if mutant.statement in c.executed.get(mutant.kernel, ())]
+    return sorted(found, key=lambda case: case.instructions)
+
+
+def control(kernels: Kernels, mutants: Iterable[Mutant], all_cases: Sequence[Case]) -> None:
+    """See that a fork without a mutant passes in the other schedules than that of all_mutants()."""
+    most = max(most for _, most in SCHEDULES[1:])
+    cases = [*{c.name: c for m in mutants for c in of_mutant(m, all_cases)[:most]}.values()]
+    child, pipe = in_fork(lambda: tried(kernels, None, cases), 20 * LONGEST_S)
+    said = os.read(pipe, 8192).decode(errors="replace")
+    os.close(pipe)
+    _, status = os.waitpid(child, 0)
+    if said != "=":
+        raise RuntimeError(f"without a mutant: {said or f'signal {os.WTERMSIG(status)}'}")
+
+
+def results(
+    kernels: Kernels, mutants: Sequence[Mutant], cases: Sequence[Case], jobs: int
+) -> Iterator[tuple[Mutant, str]]:
+    """Yield each mutant and how it was caught, in the order in which they end."""
+    left = list(reversed(mutants))
+    running: dict[int, tuple[int, Mutant]] = {}
+    with selectors.DefaultSelector() as selector:
+        while left or running:
+            while left and len(running) < jobs:
+                mutant = left.pop()
+                those = of_mutant(mutant, cases)
+                child, pipe = in_fork(lambda m=mutant, those=those: tried(kernels, m, those))
+                running[pipe] = child, mutant
+                selector.register(pipe, selectors.EVENT_READ)
+            for key, _ in selector.select():
+                pipe = key.fd
+                child, mutant = running.pop(pipe)
+                selector.unregister(pipe)
+                said = os.read(pipe, 8192).decode(errors="replace")
+                os.close(pipe)
+                _, status = os.waitpid(child, 0)
+                yield mutant, said[1:] if said else f"ends by signal {os.WTERMSIG(status)}"
+
+
+# ---- report -------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def frozen() -> Iterator[None]:
+    """Keep the collector from touching memory that forks share."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+SOURCE_LINES: dict[str, list[str]] = {}
+
+
+def source_texts(source: str) -> Iterator[str]:
+    """Yield the texts of the lines of "a.cuh:3, inlined at b.cuh:7"."""
+    for path, line in re.findall(r"([^\s,]+):(\d+)", source):
+        if path not in SOURCE_LINES:
+            with contextlib.suppress(OSError), open(path) as file:
+                SOURCE_LINES[path] = file.read().splitlines()
+        lines = SOURCE_LINES.get(path, [])
+        yield lines[int(line) - 1].strip() if 0 < int(line) <= len(lines) else ""
+
+
+def reason(mutant: Mutant, equivalents: Iterable[Equivalent]) -> str:
+    """Return why a mutant is an equivalent; empty if it is not listed."""
+    for one in equivalents:
+        if (
+            one.rule in ("", mutant.rule)
+            and re.fullmatch(one.kernel, mutant.family)
+            and re.search(one.statement, f"{mutant.old} -> {mutant.new}")
+            and one.source in "\n".join(source_texts(mutant.source))
+        ):
+            return one.reason
+    return ""
+
+
+def key(mutant: Mutant) -> str:
+    """Return a line that stays the same while registers, labels and other lines change."""
+    edit = re.sub(r"(?<=[%a-z_])\d+", "#", f"{mutant.old} -> {mutant.new}")
+    text = next(filter(None, source_texts(mutant.source)), "")
+    return "\t".join((mutant.family, mutant.rule, re.sub(r"\s+", " ", edit), text))
+
+
+def hunt(
+    kernels: Kernels,
+    cases: Sequence[Case],
+    equivalents: Sequence[Equivalent] = (),
+    still_open: Collection[str] = (),
+    *,
+    most: int = 60,
+    seed: int = 0,
+    jobs: int = 1,
+    verbose: bool = False,
+) -> list[str]:
+    """Break the kernels that the cases launch, print what survives; return the keys of that.
+
+    Args:
+        kernels: the loaded executor.
+        cases: what must fail on a mutant.
+        equivalents: the mutants that may survive.
+        still_open: keys of those that do, and that nobody has explained yet.
+        most: mutants of a kernel's template.
+        seed: of the sample.
+        jobs: forks at a time.
+        verbose: whether to print those that are caught.
+    """
+    begin = time.monotonic()
+    everything = all_mutants(kernels, cases)
+    chosen = sample(everything, most, seed)
+    counts: Counter[str] = Counter()
+    of_kernel: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    survivors: list[str] = []
+    with frozen():
+        control(kernels, chosen, cases)
+        for mutant, said in results(kernels, chosen, cases, jobs):
+            why = "" if said else reason(mutant, equivalents)
+            outcome = "caught" if said else "equivalent" if why else "SURVIVED"
+            if outcome == "SURVIVED" and key(mutant) in still_open:
+                outcome = "open"
+            if LACKS in said:
+                outcome = "NOT RUN"
+            if outcome == "SURVIVED":
+                survivors.append(key(mutant))
+            counts[outcome] += 1
+            of_kernel[mutant.family][outcome] += 1
+            of_kernel[mutant.family][mutant.rule] += 1
+            if outcome in ("SURVIVED", "NOT RUN") or verbose:
+                red, plain = ("\033[31m", "\033[0m") if sys.stdout.isatty() else ("", "")
+                colour = red if outcome in ("SURVIVED", "NOT RUN") else ""
+                print(f"{colour}{outcome}: {mutant}{plain if colour else ''} {said}", flush=True)
+                if outcome == "SURVIVED":
+                    for text in list(source_texts(mutant.source))[:2]:
+                        print(f"    {text}")
+    for family, of in sorted(of_kernel.items()):
+        total = sum(of[o] for o in ("caught", "equivalent", "open", "SURVIVED", "NOT RUN"))
+        rules_of = ", ".join(f"{n} {of[n]}" for n in rules.RULES if of[n])
+        print(f"{family:32} {total:4} mutants, {of['caught']:4} caught ({rules_of})")
+    seconds = time.monotonic() - begin
+    print(
+        f"{len(chosen)} mutants of {len(everything)}: {counts['caught']} caught, "
+        f"{counts['equivalent']} equivalent, {counts['open']} open, {counts['SURVIVED']} survived, "
+        f"{counts['NOT RUN']} not run, in {seconds:.0f} s"
+    )
+    return [*survivors, *["not run"] * counts["NOT RUN"]]

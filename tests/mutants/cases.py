@@ -1,0 +1,413 @@
+"""Drive each CUDA kernel by small calls of ops, with the oracle's results to compare with.
+
+They are few and fast: a mutant of a kernel runs the shortest ones that execute its statement.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from amp_ext import _C, ops, reference
+from cudasim.mutants import Case
+
+F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
+Arguments = tuple[list[Any], dict[str, Any]]
+INF, NAN = float("inf"), float("nan")
+
+
+# ---- calls and comparisons ----------------------------------------------------------------------
+
+
+def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """Return arguments with other tensors."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, list | tuple):
+        return type(value)(mapped(x, change) for x in value)
+    if isinstance(value, dict):
+        return {name: mapped(x, change) for name, x in value.items()}
+    return value
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Return the storage of a tensor, as one of a dimension."""
+    return tensor.new_empty(0).set_(tensor.untyped_storage())
+
+
+def moved(tensor: Tensor, device: str) -> Tensor:
+    """Return a copy of a tensor and of the memory around it."""
+    copy = whole(tensor).to(device, copy=True)
+    return copy.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+
+def tensors(value: Any) -> list[Tensor]:
+    found: list[Tensor] = []
+    mapped(value, lambda t: found.append(t) or t)
+    return found
+
+
+def assert_same(actual: Tensor, expected: Tensor, loose: float = 0.0, least: float = 1.0) -> None:
+    """Compare bit for bit, but for what NaN it is; or, where loose, with an error."""
+    actual = actual.cpu()
+    if loose:
+        error = (actual.double() - expected.double()).abs()
+        good = error <= loose * (least + expected.double().abs())
+        good |= (actual == expected) | (actual.isnan() & expected.isnan())
+    else:
+        good = (actual == expected) & (actual.signbit() == expected.signbit())
+        good |= actual.isnan() & expected.isnan()
+    assert actual.dtype == expected.dtype and actual.shape == expected.shape
+    assert good.all(), f"{int((~good).sum())} of {good.numel()} elements are wrong"
+
+
+class Call:
+    """A call of an op, which is to write and to return what the oracle does."""
+
+    def __init__(self, op: str, arguments: Arguments, loose: float, prepare: Callable[[], None]):
+        self.op, self.arguments, self.loose, self.prepare = op, arguments, loose, prepare
+        self.expected = mapped(arguments, lambda t: moved(t, "cpu"))
+        self.returned = getattr(reference, op)(*self.expected[0], **self.expected[1])
+
+    def __call__(self) -> None:
+        self.prepare()
+        given, options = mapped(self.arguments, lambda t: moved(t, "cuda"))
+        returned = getattr(ops, self.op)(*given, **options)
+        torch.cuda.synchronize()
+        for actual, expected in zip(tensors(returned), tensors(self.returned), strict=True):
+            assert_same(actual, expected, self.loose, float(self.op != "grad_norm"))
+        written = zip(tensors((given, options)), tensors(self.expected), strict=True)
+        for actual, expected in written:
+            assert_same(whole(actual), whole(expected), self.loose)
+
+
+def case(
+    name: str,
+    op: str,
+    *given: Any,
+    loose: float = 0.0,
+    prepare: Callable[[], None] = lambda: None,
+    **options: Any,
+) -> Case:
+    return Case(f"{op} {name}", Call(op, (list(given), options), loose, prepare))
+
+
+# ---- lists --------------------------------------------------------------------------------------
+
+SIZES = (1, 5, 37, 2051)
+
+
+def placed(values: Tensor, offset: int) -> Tensor:
+    """Return a copy that begins `offset` elements behind that of its storage, with as many NaN
+    behind it as a block of threads takes at a time."""
+    count = values.numel() + offset + 512 * 16 // values.itemsize
+    memory = torch.full((count,), NAN, dtype=values.dtype)
+    return memory[offset : offset + values.numel()].view_as(values).copy_(values)
+
+
+def numbers(dtype: torch.dtype, sizes: Sequence[int] = SIZES, offset: int = 0) -> list[Tensor]:
+    return [placed((torch.randn(n) * 100).to(dtype), offset) for n in sizes]
+
+
+def scalar(value: float) -> Tensor:
+    return torch.tensor(value, dtype=F32)
+
+
+def of_lists() -> Iterator[Case]:
+    for dtype, offset in [(F16, 0), (BF16, 1), (F32, 0), (F32, 3), (F64, 1)]:
+        name = f"{str(dtype)[6:]} from {offset}"
+        grads = partial(numbers, dtype, offset=offset)
+        yield case(name, "unscale_", grads(), scalar(0), scalar(0.0123))
+        yield case(f"{name}, by 1", "unscale_", grads(), scalar(0), scalar(1))
+        yield case(name, "check_finite", grads(), scalar(0))
+        loose = 1e-6
+        turns = numbers(dtype, (3 * 512 * 16 // dtype.itemsize + 7, 5), offset)
+        yield case(f"{name}, three turns", "unscale_", turns, scalar(0), scalar(0.0123))
+        yield case(f"{name}, three turns by 1", "unscale_", turns, scalar(0), scalar(1))
+        yield case(f"{name}, three turns", "check_finite", turns, scalar(0))
+        yield case(f"{name}, three turns", "grad_norm", turns, scalar(0), loose=loose)
+        yield case(name, "grad_norm", grads(), scalar(0), scalar(0.0123), loose=loose)
+    for dtype, other in itertools.product((F16, BF16, F32, F64), repeat=2):
+        for offset, place in (
+            (0, 0),
+            (1, 1),
+            (1, 3),
+            (0, 4),
+            (1, 0),
+            (0, 1),
+        ):  # aligned alike, or not
+            text = f"{str(dtype)[6:]} from {offset} to {str(other)[6:]} from {place}"
+            out = numbers(other, offset=place)
+            yield case(text, "cast_", out, numbers(dtype, offset=offset))
+    for dtype, offset in itertools.product((F16, BF16, F32, F64), (0, 1)):
+        name = f"of bad {str(dtype)[6:]} from {offset}"
+        yield each(f"{name}", "check_finite", bad_lists(dtype, offset))
+        yield each(f"{name}", "unscale_", bad_lists(dtype, offset), scalar(0.0123))
+        yield each(f"{name}, by 1", "unscale_", bad_lists(dtype, offset), scalar(1))
+        few = itertools.islice(bad_lists(dtype, offset), 18)
+        yield each(f"{name}", "grad_norm", few, scalar(0.0123))
+    grads = numbers(F32)
+    for norm in (3.0, 0.25, INF):
+        clip = {"norm": scalar(norm), "max_norm": 1.0}
+        yield case(f"clipped by {norm}", "unscale_", grads, scalar(0), scalar(0.5), **clip)
+        yield case(f"clipped by {norm}, 1", "unscale_", grads, scalar(0), scalar(1.0), **clip)
+    large = numbers(F16, (70_000, 3, 40_000))
+    yield case("large", "unscale_", large, scalar(0), scalar(0.0123))
+    yield case("large", "grad_norm", large, scalar(0), loose=1e-6)
+    yield case("of each", "grad_norm", large, scalar(0), norms=torch.full((3,), NAN), loose=1e-6)
+    many = numbers(F32, [i % 5 for i in range(300)])
+    yield case("many", "unscale_", many, scalar(0), scalar(0.0123))
+    yield case("many", "grad_norm", many, scalar(0), scalar(0.5), loose=1e-6)
+    for dtype, factor in [(F32, 1e-22), (BF16, 1e-22), (F32, 1e22), (BF16, 1e22), (F16, 600.0)]:
+        extreme = [x * factor for x in numbers(dtype, (5, 2051, 9000))]
+        yield case(f"of {factor} {str(dtype)[6:]}", "grad_norm", extreme, scalar(0), loose=1e-6)
+    many = [x.clone() for x in many]
+    many[-1][-1] = INF
+    yield case("many, one bad", "unscale_", many, scalar(0), scalar(0.0123))
+    yield case("many, one bad", "check_finite", many, scalar(0))
+    yield from of_scales()
+
+
+def bad_lists(dtype: torch.dtype, offset: int) -> Iterator[list[Tensor]]:
+    """Yield lists with one element that is not finite: of each unit of 16 bytes that a thread takes
+    in turn, alone and four at a time, and all of a short tensor."""
+    unit = 16 // dtype.itemsize
+    turn = 512 * unit
+    found = [(18, i) for i in range(18)]
+    for turns, j in itertools.product((1, 2, 3), range(unit)):
+        found += [(turns * turn + 7, i * turn + 5 * unit + j) for i in range(turns)]
+    for i, j in itertools.product(range(4), range(unit)):
+        found.append((4 * turn + 3, i * turn + 5 * unit + j))
+    for i, (size, position) in enumerate(found):
+        lists = numbers(dtype, (3, size), offset)
+        lists[1][position] = (INF, -INF, NAN)[i % 3]
+        yield lists[:: (-1) ** i]
+
+
+def each(name: str, op: str, lists: Iterator[list[Tensor]], *given: Any) -> Case:
+    """Return a case of a call for each list, with found_inf behind it."""
+    calls = [case(name, op, grads, scalar(0), *given).run for grads in lists]
+    return Case(f"{op} {name}", lambda: [call() for call in calls])
+
+
+def of_scales() -> Iterator[Case]:
+    states = itertools.product((0, 1), (0, 3), (1, 2))
+    for found, tracker, hysteresis in states:
+        more: dict[str, Any] = {"min_scale": 2.0, "max_scale": 5000.0, "hysteresis": hysteresis}
+        more["skipped_steps"] = torch.tensor(5)
+        if hysteresis > 1:
+            more["hysteresis_tracker"] = torch.tensor(found + 1, dtype=torch.int32)
+        given = [scalar(4096), torch.tensor(tracker, dtype=torch.int32), [scalar(0), scalar(found)]]
+        name = f"found {found}, {tracker} steps, hysteresis {hysteresis}"
+        yield case(name, "update_scale_", *given, 2.0, 0.5, 4, **more)
+    for scale in (3e38, -3e38):
+        given = [scalar(scale), torch.tensor(3, dtype=torch.int32), [scalar(0)]]
+        yield case(f"at most, {scale}", "update_scale_", *given, 2.0, 0.5, 4)
+    founds = [scalar(float(i == 19)) for i in range(20)]
+    given = [scalar(8), torch.tensor(3, dtype=torch.int32), founds]
+    yield case("of many", "update_scale_", *given, 2.0, 0.5, 4)
+
+
+# ---- optimizers ---------------------------------------------------------------------------------
+
+ADAM = {"lr": 1e-2, "beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "weight_decay": 0.1}
+ADAMW, NAG = {"decoupled": True}, {"nesterov": True, "dampening": 0.0}
+SGD = {"lr": 0.1, "momentum": 0.9, "dampening": 0.25, "weight_decay": 0.1}
+
+
+def state(
+    op: str,
+    sizes: Sequence[int],
+    kinds: Sequence[torch.dtype],
+    offset: int = 0,
+    only: str = "",
+    **more: Any,
+) -> dict[str, Any]:
+    """Return the arguments of an update.
+
+    Args:
+        op: adam_ or sgd_.
+        sizes: of the parameters.
+        kinds: of parameter, gradient and moments.
+        offset: where tensors begin in their storage.
+        only: the argument whose tensors alone begin there.
+        more: other arguments; amsgrad; whether parameters are copied.
+    """
+    dtype, grad, first, second = kinds
+
+    def values(name: str, kind: torch.dtype, square: bool = False) -> list[Tensor]:
+        made = [torch.randn(n) for n in sizes]
+        at = offset if only in ("", name) else 0
+        return [placed((x * x if square else x).to(kind), at) for x in made]
+
+    found = {"params": values("params", dtype), "grads": values("grads", grad)}
+    if op == "adam_":
+        found["exp_avgs"] = values("exp_avgs", first)
+        found |= {"exp_avg_sqs": values("exp_avg_sqs", second, True), **ADAM}
+        if more.pop("amsgrad", False):
+            found["max_exp_avg_sqs"] = values("max_exp_avg_sqs", second, True)
+    else:
+        found |= {"momentum_buffers": values("momentum_buffers", first), **SGD}
+    if more.pop("copied", False):
+        found["copies"] = values("copies", F16)
+    found["steps"] = [scalar(6.0 * (i % 4 == 1)) for i in range(len(sizes))]
+    return {**found, **more}
+
+
+def of_optimizers() -> Iterator[Case]:
+    plain, mixed = (F32, F32, F32, F32), (BF16, F16, BF16, F32)
+    sizes = (19, 2, 1030, 64)
+    chance = {"stochastic_rounding": True}
+    scalars = {"found_inf": scalar(0), "inv_scale": scalar(0.3)}
+    clip = {"norm": scalar(3.0), "max_norm": 1.0}
+    for op, own in (
+        ("adam_", {"decoupled": True}),
+        ("adam_", {"decoupled": False, "amsgrad": True, "maximize": True}),
+        ("sgd_", {"nesterov": False}),
+        ("sgd_", {"nesterov": True, "maximize": True, "dampening": 0.0}),
+    ):
+        text = " ".join(name for name, value in own.items() if value)
+        for kinds, offset in ((plain, 0), (plain, 1), (mixed, 0), (mixed, 3)):
+            name = f"{text} {str(kinds[0])[6:]} from {offset}"
+            yield case(name, op, **state(op, sizes, kinds, offset, copied=kinds == plain, **own))
+        for name in ("params", "grads", "exp_avgs", "exp_avg_sqs", "max_exp_avg_sqs"):
+            given = state(op, sizes, plain, 1, name, **own)
+            yield case(f"{text} with {name} from 1", op, **given)
+        given = state(op, sizes, plain, 1, "copies", copied=True, **own)
+        yield case(f"{text} with copies from 1", op, **given)
+        for i in range(4):
+            kinds = tuple(BF16 if i == j else F32 for j in range(4))
+            yield case(f"{text} of kinds {i}", op, **state(op, sizes, kinds, **own))
+        yield case(f"{text} by chance", op, **state(op, sizes, (BF16,) * 4, **chance, **own))
+        yield case(f"{text} scaled", op, **state(op, sizes, plain, **scalars, **clip, **own))
+        lr = {"tensor_lr": scalar(0.03)}
+        yield case(f"{text} lr", op, **state(op, sizes, (F32, BF16, F32, F32), **lr, **own))
+    for op, own in (("adam_", {"decoupled": True}), ("sgd_", {"nesterov": False})):
+        for name, more in (
+            ("skipped", {"found_inf": scalar(1)}),
+            ("of a bad norm", {"found_inf": scalar(0), "norm": scalar(INF), "max_norm": 1.0}),
+        ):
+            yield case(name, op, **state(op, sizes, plain, **own, **more))
+        yield case("many", op, **state(op, [i % 4 for i in range(60)], plain, **own))
+        yield case("large", op, **state(op, (70_000,) * 4, plain, **own))
+        yield case("large, mixed", op, **state(op, (70_000, 9), mixed, **own))
+    yield case(
+        "large, amsgrad", "adam_", **state("adam_", (70_000, 9), mixed, amsgrad=True, **ADAMW)
+    )
+    yield case("large, copied", "adam_", **state("adam_", (70_000, 9), plain, copied=True, **ADAMW))
+    given = state("adam_", (100_000, 9, 90_000), (BF16,) * 4, amsgrad=True, **chance, **ADAMW)
+    yield case("large, by chance", "adam_", **given)
+    yield case("large, copied", "sgd_", **state("sgd_", (70_000, 9), plain, copied=True, **NAG))
+
+
+# ---- products -----------------------------------------------------------------------------------
+
+
+def integers(*shape: int, dtype: torch.dtype) -> Tensor:
+    return torch.randint(-3, 4, shape).to(dtype)
+
+
+def by(rows: bool, x: Tensor) -> Tensor:
+    """Return a matrix that lies by rows, or by columns."""
+    return x if rows else x.mT.contiguous().mT
+
+
+def of_products(
+    sm90: bool, tile: int, size: tuple[int, int], layouts: Sequence[tuple[bool, bool]]
+) -> Iterator[Case]:
+    """Yield products of one tile: layouts, results, epilogues, shares of k."""
+    m, n = size
+    name = f"tile {tile}"
+
+    def forced(**plan: Any) -> Callable[[], None]:
+        return lambda: _C.force_gemm_tile(tile, sm90=sm90, **plan)
+
+    def operands(
+        dtype: torch.dtype, k: int = 136, layout: int = 0, batch: Sequence[int] = ()
+    ) -> tuple[Tensor, Tensor]:
+        rows_a, rows_b = layouts[layout % len(layouts)]
+        a, b = integers(*batch, m, k, dtype=dtype), integers(*batch, k, n, dtype=dtype)
+        return by(rows_a, a), by(rows_b, b)
+
+    for i, dtype in itertools.product(range(len(layouts)), (F16, BF16)):
+        out = (F32, dtype)[i % 2]
+        text = f"{name} of layout {layouts[i]} {str(dtype)[6:]} to {str(out)[6:]}"
+        yield case(text, "gemm", *operands(dtype, 136, i), out_dtype=out, prepare=forced())
+    batch = operands(F16, 72, 0, (2,))
+    yield case(f"{name} of a batch", "gemm", *batch, out_dtype=F16, prepare=forced())
+    yield case(f"{name}, batch summed", "gemm", *batch, sum_batch=True, prepare=forced())
+    for out in (F32, F16):
+        bias = integers(n, dtype=F16)
+        c = integers(m, n, dtype=out)
+        more = {"bias": bias, "c": c, "alpha": 2.0, "beta": -3.0, "out_dtype": out}
+        yield case(f"{name} with c to {out}", "gemm", *operands(F16), **more, prepare=forced())
+    if sm90:  # several tiles of a block, and more steps than stages
+        m, n, k = 3 * m, 3 * n, 648
+        for out in (F32, F16):
+            c, bias = integers(m, n, dtype=out), integers(n, dtype=F16)
+            more = {"bias": bias, "c": c, "beta": -3.0, "out_dtype": out, "prepare": forced()}
+            yield case(f"{name}, many with c to {out}", "gemm", *operands(F16, k), **more)
+            text = f"{name}, many to {out}"
+            yield case(text, "gemm", *operands(F16, k), out_dtype=out, prepare=forced())
+            for plan in ({"cluster": (2, 1)}, {"cluster": (1, 2)}, {"ranges": 3}, {"splits": 3}):
+                text = f"{name}, many with {plan} to {out}"
+                more = {"out_dtype": out, "prepare": forced(**plan)}
+                yield case(text, "gemm", *operands(F16, k), **more)
+        aux = {"activation": "relu", "out_dtype": F16, "prepare": forced(), "loose": 1e-3}
+        at, (a, b) = integers(m, n, dtype=F16), (x / 4 for x in operands(F16, 72))
+        yield case(f"{name}, many", "gemm_with_aux", a, b, bias=bias, **aux)
+        yield case(f"{name}, many", "gemm_times_derivative", a, b, at, **aux)
+        m, n = size
+    n = size[1] - 5  # rows of the result are not aligned, and end within a vector
+    for out, shifted in itertools.product((F32, F16, BF16), (0, 1)):
+        a = integers(m, 72, dtype=BF16 if out == BF16 else F16)
+        b = by(False, integers(72, n - shifted, dtype=a.dtype))
+        c = placed(integers(m, n + 5, dtype=out), shifted)[:, : n - shifted]
+        bias = placed(integers(n - shifted, dtype=a.dtype), shifted)
+        more = {"bias": bias, "c": c, "alpha": 2.0, "out_dtype": out, "prepare": forced()}
+        if not sm90:
+            yield case(f"{name} of {n - shifted} columns to {out}", "gemm", a, b, **more)
+    n = size[1]
+    a, b = (x / 4 for x in operands(F16, 72))
+    bias = integers(n, dtype=F32) / 4
+    for activation, out in (("relu", F16), ("gelu", F32), ("gelu_tanh", F16), ("silu", F32)):
+        loose = {"loose": 1e-5 if out == F32 else 1e-3, "out_dtype": out, "prepare": forced()}
+        with_bias = {"bias": bias, "activation": activation, **loose}
+        yield case(f"{name} {activation}", "gemm_with_aux", a, b, **with_bias)
+        aux = {"activation": activation, **loose}
+        at = integers(m, n, dtype=out)
+        yield case(f"{name} {activation}", "gemm_times_derivative", a, b, at, **aux)
+    plans = [{"splits": 2}, {"splits": 3}]
+    if sm90:
+        plans += [{"cluster": (2, 1)}, {"cluster": (1, 2)}, {"ranges": 3}]
+        plans += [{"cluster": (2, 1), "splits": 2}]
+    for plan in plans:
+        into = integers(m, n, dtype=F32)
+        text = f"{name} with {plan}"
+        given = operands(BF16, 264, 0)
+        yield case(text, "gemm_accumulate_", into, *given, prepare=forced(**plan))
+        yield case(text, "gemm", *given, bias=bias, out_dtype=BF16, prepare=forced(**plan))
+
+
+LAYOUTS = [(True, False), (False, True), (True, True), (False, False)]
+
+
+def cases(capability: int) -> list[Case]:
+    """Return those for a device of a capability, 90 for 9.0."""
+    torch.manual_seed(0)
+    if capability >= 90:
+        small, wide = (72, 136), (136, 168)
+        products = [(True, 7, small, LAYOUTS), (True, 4, wide, LAYOUTS[:2])]
+        return list(itertools.chain(*(of_products(*p) for p in products)))
+    products = [
+        *((False, tile, (72, 72), LAYOUTS) for tile in (3, 4)),
+        (False, 5, (16, 136), LAYOUTS[:2]),
+        (False, 8, (69, 67), LAYOUTS),
+    ]
+    found = [*of_lists(), *of_optimizers()]
+    return [*found, *itertools.chain(*(of_products(*p) for p in products))]

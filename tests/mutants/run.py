@@ -1,0 +1,60 @@
+"""Break the compiled CUDA kernels by rule; the small calls of cases.py must fail each time.
+
+    python fake_cuda/run.py --kernels ptx --capability 80 mutants/run.py [--most N] [--seed N] ...
+
+Prints what survives, and a line for each kernel. The exit status is 1 when something survives.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # forks have no other threads
+os.environ["AMP_EXT_VERIFY"] = "0"
+os.environ["AMP_EXT_GEMM"] = "kernel"
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import torch
+
+from cudasim.mutants import Kernels, hunt
+from mutants.cases import cases
+from mutants.equivalent import EQUIVALENTS
+
+OPEN = Path(__file__).with_name("open.txt")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--most", type=int, default=60, help="mutants of each kernel's template")
+    parser.add_argument("--seed", type=int, default=0, help="of the sample")
+    parser.add_argument("--jobs", type=int, default=int(os.environ.get("MAX_JOBS", 2)))
+    parser.add_argument("--note", action="store_true", help="add what survives to open.txt")
+    parser.add_argument("--only", default="", help="part of the names of cases")
+    parser.add_argument("--verbose", action="store_true", help="print what is caught too")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.cuda._is_in_bad_fork = lambda: False  # which is true of a GPU
+    major, minor = torch.cuda.get_device_capability()
+    chosen = [case for case in cases(10 * major + minor) if options.only in case.name]
+    kernels = Kernels(os.environ["FAKE_CUDA_KERNELS"])
+    survivors = hunt(
+        kernels,
+        chosen,
+        EQUIVALENTS,
+        OPEN.read_text().splitlines(),
+        most=options.most,
+        seed=options.seed,
+        jobs=options.jobs,
+        verbose=options.verbose,
+    )
+    if options.note:
+        with OPEN.open("a") as file:
+            file.writelines(f"{key}\n" for key in survivors)
+    return int(bool(survivors))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

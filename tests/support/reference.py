@@ -1,0 +1,20 @@
+"""The references of all ops under the names of amp_ext.ops, and their examples."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from amp_ext import ops
+from amp_ext.ops._op import example
+from amp_ext.ops.lists import FLT_MIN, clip_coefficient
+
+__all__ = ["FLT_MIN", "arguments", "clip_coefficient", *ops.__all__]
+
+globals().update({name: getattr(ops, name).reference for name in ops.__all__})
+
+
+def arguments(op: str, device: torch.device | str = "cpu") -> dict[str, Any]:
+    """Return new example arguments of an op, which leave no tensor out."""
+    return example(getattr(ops, op), device)
