@@ -10,7 +10,7 @@ import sys
 from torch.amp import custom_bwd, custom_fwd, is_autocast_available
 
 try:
-    from amp_ext import cpu, cuda, keras, ops, optim
+    from amp_ext import cpu, cuda, ops, optim
     from amp_ext.autocast import autocast
     from amp_ext.autocast.installation import install, is_installed, uninstall
     from amp_ext.backend import get_backend, set_backend
@@ -35,7 +35,6 @@ __all__ = [
     "install",
     "is_autocast_available",
     "is_installed",
-    "keras",
     "ops",
     "optim",
     "set_backend",

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
@@ -15,14 +14,16 @@ from torch.optim import Optimizer
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_map_only, tree_unflatten
 
 from amp_ext.optim._step import COPY, MASTER, KernelStep
-from amp_ext.scaler.grad_scaler import GradScaler
-from amp_ext.scaler.optimizers import Handover
 
 __all__ = ["make_graphed_step"]
 
-_NUMBERS = (bool, int, float)
-_BY_VALUE = (*_NUMBERS, str, tuple)
+_BY_VALUE = (bool, int, float, str, tuple)
 _version = attrgetter("_version")
+# torch's allocator goes on reading captures that CUDA has ended with an error.
+_abandoned: list[torch.cuda.CUDAGraph] = []
+
+_Entry = tuple[str, Callable[[Any], Any], Any, Any]
+"""A name in errors, a function that reads an entry, its argument, and the result."""
 
 
 def make_graphed_step(
@@ -44,52 +45,33 @@ def make_graphed_step(
             loss = step(inputs, targets)
             scheduler.step()
 
-    Arguments are tensors and constants, in lists, tuples and dicts. Tensors are copied to memory of
-    the graph. Copies from pinned memory do not wait, so that it must not be overwritten. Results
-    are detached copies. Each call clears the gradients first, and leaves those of its step in
-    ``.grad``. A learning rate that is a number reaches a captured step as a float32 tensor.
-    ``capturable`` becomes True where an optimizer of torch has it.
-
-    All else in Python is a constant of the graph. A replay is refused after a change of parameters,
-    buffers, children, training mode and numbers of the modules; of parameters, state and
-    hyperparameters of the optimizers; of memory and options of the scaler. Other devices than CUDA
-    run ``step_fn`` in every step, with the same checks.
+    Arguments are tensors and constants, in lists, tuples and dicts; results are detached copies.
+    Copies from pinned memory do not wait, so that it must not be overwritten. Each call clears the
+    gradients first, and leaves those of its step in ``.grad``. docs/graphs.md lists what a replay
+    reads anew, what it refuses, and what it cannot see.
 
     Args:
         step_fn: one training step, which neither waits for the device nor clears gradients.
         modules: the modules that the step trains or evaluates.
-        optimizers: the optimizers that it steps, with parameters on one device. With a scaler that
-            is enabled, optimizers of :mod:`amp_ext.optim`, without hooks or wrappers of their step,
-            or ones that take ``found_inf`` (``fused=True``).
+        optimizers: the optimizers that it steps, with parameters on one device: those of
+            :mod:`amp_ext.optim`, and those of torch with ``capturable=True``, with a scaler
+            also ``fused=True``.
         scaler: the scaler that it uses.
-        warmup: how many steps run before the capture, at least 1; for DistributedDataParallel at
-            least 11, as torch's documentation says.
+        warmup: the number of steps before the capture, which make states and kernels; for
+            DistributedDataParallel at least 11, as torch's documentation says.
         pool: a memory pool, as of ``torch.cuda.graph``.
 
     Raises:
-        ValueError: an argument is none of the above.
+        ValueError: ``optimizers`` have parameters on several devices, or none.
     """
     modules = [modules] if isinstance(modules, nn.Module) else list(modules)
     optimizers = [optimizers] if isinstance(optimizers, Optimizer) else list(optimizers)
-    if not isinstance(warmup, int) or warmup < 1:
-        raise ValueError(
-            f"make_graphed_step: warmup: expected an integer of at least 1, got {warmup!r}. A "
-            "first step makes states and kernels, which cannot be captured."
-        )
     devices = {p.device for o in optimizers for g in o.param_groups for p in g["params"]}
     if len(devices) != 1:
         got = ", ".join(sorted(map(str, devices))) or "none"
         raise ValueError(
             f"make_graphed_step: optimizers: expected parameters on one device, got {got}."
         )
-    for optimizer in optimizers if scaler is not None and scaler.is_enabled() else ():
-        if _waits(scaler, optimizer):
-            raise ValueError(
-                "make_graphed_step: a scaler waits for the device before the step of this "
-                f"{type(optimizer).__name__}, which cannot be captured. Take one of "
-                "amp_ext.optim, without hooks or wrappers of its step, make it with fused=True, or "
-                "train without a scaler."
-            )
     return GraphedStep(step_fn, modules, optimizers, scaler, warmup, pool, devices.pop())
 
 
@@ -102,8 +84,8 @@ class GraphedStep:
     """
 
     _step_fn: Callable[..., Any]
-    _modules: Sequence[nn.Module]
-    _optimizers: Sequence[Optimizer]
+    _modules: list[nn.Module]
+    _optimizers: list[Optimizer]
     _scaler: torch.amp.GradScaler | None
     _warmup: int
     _pool: Any
@@ -112,10 +94,9 @@ class GraphedStep:
 
     def __post_init__(self) -> None:
         self._stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
-        self._lr_tensors: list[Tensor] = []
         self._entries: list[_Entry] | None = None
+        self._lr_tensors: list[Tensor] = []
         self._weights: list[Tensor] = []  # with a master or a copy
-        self._numbers = {child: dict(_numbers_of(child)) for child in self._children()}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._warmup > 0:
@@ -123,9 +104,16 @@ class GraphedStep:
             self._warmup -= 1
             return results
         leaves, spec = self._flattened(args, kwargs)
+        kinds = [_kind(leaf) for leaf in leaves]
         if self._entries is None:
             self._capture(leaves, spec)
-        self._check_arguments(leaves, spec)
+            self._arguments = spec, kinds
+        if self._arguments != (spec, kinds):
+            expected, got = (tree_unflatten(k, s) for s, k in (self._arguments, (spec, kinds)))
+            raise ValueError(
+                f"make_graphed_step: arguments: expected the captured {expected}, got {got}. Call "
+                ".eager() for a step of its own, or make another graphed step."
+            )
         _refuse_change([*self._entries, *self._versions], "since the capture")
         if getattr(self._scaler, "_numbers", None) is not None:
             self._scaler._step_numbers()  # the scale may have been written
@@ -153,18 +141,20 @@ class GraphedStep:
         The step works on the same parameters, states and scale. The next call may replay again.
         """
         leaves, spec = self._flattened(args, kwargs)
-        self._prepare()
+        self._clear_grads()
         if self._stream is not None:
             current = torch.cuda.current_stream(self._device)
             self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
-            results = self._run([self._on_device(leaf) for leaf in leaves], spec)
+            leaves = [
+                leaf.to(self._device, non_blocking=True) if isinstance(leaf, Tensor) else leaf
+                for leaf in leaves
+            ]
+            results = self._run(leaves, spec)
         if self._stream is not None:
             current.wait_stream(self._stream)
         self._note_versions()
         return results
-
-    # ---- the step ------------------------------------------------------------------------------
 
     def _flattened(self, args: Any, kwargs: Any) -> tuple[list[Any], TreeSpec]:
         if torch.is_autocast_enabled(self._device.type):
@@ -174,78 +164,50 @@ class GraphedStep:
             )
         return tree_flatten((args, kwargs))
 
-    def _on_device(self, leaf: Any) -> Any:
-        return leaf.to(self._device, non_blocking=True) if isinstance(leaf, Tensor) else leaf
-
     def _groups(self) -> list[dict[str, Any]]:
         return [group for optimizer in self._optimizers for group in optimizer.param_groups]
 
-    def _prepare(self) -> None:
+    def _clear_grads(self) -> None:
         for optimizer in self._optimizers:
-            is_ours = isinstance(optimizer, KernelStep) and optimizer._why_not() is None
-            if self._stream is not None and not is_ours:
-                _make_capturable(optimizer)
             optimizer.zero_grad(set_to_none=True)
 
-    def _run(self, leaves: Sequence[Any], spec: TreeSpec) -> Any:
+    def _run(self, leaves: list[Any], spec: TreeSpec) -> Any:
+        def lrs() -> list[tuple[int, int | None]]:
+            rates = [group.get("lr") for group in self._groups()]
+            return [(id(rate), getattr(rate, "_version", None)) for rate in rates]
+
         args, kwargs = tree_unflatten(leaves, spec)
-        groups = self._groups()
-        lrs = [group.get("lr") for group in groups]
-        versions = [tensor._version for tensor in self._lr_tensors]
+        before = lrs()
         results = self._step_fn(*args, **kwargs)
-        is_same = all(group.get("lr") is lr for group, lr in zip(groups, lrs, strict=True))
-        if not is_same or versions != [tensor._version for tensor in self._lr_tensors]:
+        if lrs() != before:
             raise RuntimeError(
                 "make_graphed_step: step_fn changes a learning rate, which a replay would not do: "
                 "let the scheduler step after the call"
             )
         return tree_map_only(Tensor, Tensor.detach, results)
 
-    def _send_lrs(self) -> None:
-        lrs = [float(group["lr"]) for group in self._lr_groups]
-        if lrs != self._lrs:  # two launches for any number of groups
-            torch._foreach_zero_(self._lr_tensors)
-            torch._foreach_add_(self._lr_tensors, lrs)
-            self._lrs = lrs
-
-    def _note_versions(self) -> None:
-        """Note the versions of weights with masters or copies, which a write makes stale."""
-        name = "the value of a parameter with a master weight or a copy for autocast"
-        self._versions = [(name, _version, weight, weight._version) for weight in self._weights]
-
     # ---- the capture ---------------------------------------------------------------------------
 
-    def _capture(self, leaves: Sequence[Any], spec: TreeSpec) -> None:
+    def _capture(self, leaves: list[Any], spec: TreeSpec) -> None:
         self._inputs = [
             torch.empty_like(leaf, device=self._device) if isinstance(leaf, Tensor) else leaf
             for leaf in leaves
         ]
-        self._arguments = spec, [_kind(leaf) for leaf in self._inputs]
         if self._stream is not None:
-            self._capture_graph()
+            self._capture_graph(spec)
         states = [item for optimizer in self._optimizers for item in optimizer.state.items()]
-        states = [(param, state) for param, state in states if isinstance(state, dict)]
         self._weights = [param for param, state in states if COPY in state or MASTER in state]
         self._note_versions()
-        entries = [*self._entries_of_step(), *self._entries_of_modules()]
-        tensors = {id(value): (name, value) for name, _, _, value in entries}
-        memory = [
-            (name, _memory, value, _memory(value))
-            for name, value in tensors.values()
-            if isinstance(value, Tensor)
-        ]
-        self._entries = entries + memory
+        self._entries = [*self._entries_of_modules(), *self._entries_of_step()]
 
-    def _capture_graph(self) -> None:
+    def _capture_graph(self, spec: TreeSpec) -> None:
         """Capture a step, or restore all that the capture has changed in Python."""
-        params = [param for group in self._groups() for param in group["params"]]
-        grads = [param.grad for param in params]
+        self._clear_grads()
         states = [optimizer.state for optimizer in self._optimizers]
         dicts = [*self._groups(), *states, *self._dicts_of_scaler()]
         dicts += [value for outer in dicts for value in outer.values() if isinstance(value, dict)]
         contents = [dict(content) for content in dicts]
         try:
-            self._prepare()
             entries = list(self._entries_of_step())
             for name, _, _, value in entries:
                 if isinstance(value, Tensor) and value.is_cpu:
@@ -253,11 +215,10 @@ class GraphedStep:
                         f"make_graphed_step: {name} is on the CPU, where a replay does not write. "
                         "Take an optimizer that counts steps on the device, or .eager()."
                     )
-            graph = self._captured()
+            graph = self._captured(spec)
             _refuse_change(entries, "during the capture")
         except Exception:
-            for param, grad in zip(params, grads, strict=True):
-                param.grad = grad
+            self._clear_grads()  # they are memory of the graph
             for optimizer in self._optimizers:
                 if isinstance(optimizer, KernelStep):
                     optimizer.forget_written()
@@ -265,13 +226,13 @@ class GraphedStep:
                 current.clear()
                 current.update(content)
             raise
+        params = [param for group in self._groups() for param in group["params"]]
         self._grads = [(param, param.grad) for param in params if param.grad is not None]
         known = vars(self._scaler) if self._scaler is not None else {}
-        names = known.keys() & {"_last_states", "_last_optimizers"}
-        self._last_step = {name: known[name] for name in names}
+        self._last_step = {name: known[name] for name in known if name.startswith("_last_")}
         self.graph = graph
 
-    def _captured(self) -> torch.cuda.CUDAGraph:
+    def _captured(self, spec: TreeSpec) -> torch.cuda.CUDAGraph:
         self._lr_groups = [g for g in self._groups() if "lr" in g and not _is_on_device(g["lr"])]
         numbers = [group["lr"] for group in self._lr_groups]
         self._lrs = [float(lr) for lr in numbers]
@@ -280,50 +241,45 @@ class GraphedStep:
         for group, tensor in zip(self._lr_groups, self._lr_tensors, strict=True):
             group["lr"] = tensor
         torch.clear_autocast_cache()
-        graph, cause = torch.cuda.CUDAGraph(), None
+        graph = torch.cuda.CUDAGraph()
+        # Other threads, such as one that pins batches, may go on.
+        capture = torch.cuda.graph(
+            graph, self._pool, self._stream, capture_error_mode="thread_local"
+        )
+        cause = None
         try:
-            # The stream by itself, since a capture that fails does not leave it. Other threads,
-            # such as one that pins batches, may go on.
-            with (
-                torch.cuda.stream(self._stream),
-                torch.cuda.graph(
-                    graph, self._pool, self._stream, capture_error_mode="thread_local"
-                ),
-            ):
+            with torch.cuda.stream(self._stream), capture:  # a capture that fails keeps its stream
                 try:
-                    self._results = self._run(self._inputs, self._arguments[0])
+                    self._results = self._run(self._inputs, spec)
                 except Exception as error:
-                    cause = error
+                    cause = error  # the end of the capture fails then too
+                    raise
         except Exception as error:
-            cause = cause or error
+            _abandoned.append(graph)
+            raise RuntimeError(
+                f"make_graphed_step: step_fn cannot be captured: {cause or error}\nNothing has "
+                "changed. A step that waits for the device (.item(), .cpu(), print, an `if` on a "
+                "tensor, a scaler with an optimizer that is not fused) cannot be captured; "
+                ".eager() runs it."
+            ) from cause or error
         finally:
             for group, number in zip(self._lr_groups, numbers, strict=True):
                 group["lr"] = number
-        if cause is None:
-            return graph
-        _abandoned.append(graph)
-        with (
-            suppress(Exception),
-            torch.cuda.stream(self._stream),
-            torch.cuda.graph(torch.cuda.CUDAGraph(), stream=self._stream),
-        ):
-            torch.zeros((), **kind)
-        raise RuntimeError(
-            f"make_graphed_step: step_fn cannot be captured: {cause}\nNothing has changed. A step "
-            "that waits for the device (.item(), .cpu(), print, an `if` on a tensor) cannot be "
-            "captured; .eager() runs it."
-        ) from cause
+        return graph
 
-    # ---- the checks ----------------------------------------------------------------------------
+    def _send_lrs(self) -> None:
+        lrs = [float(group["lr"]) for group in self._lr_groups]
+        if lrs != self._lrs:  # two launches for any number of groups
+            torch._foreach_zero_(self._lr_tensors)
+            torch._foreach_add_(self._lr_tensors, lrs)
+            self._lrs = lrs
 
-    def _check_arguments(self, leaves: Sequence[Any], spec: TreeSpec) -> None:
-        arguments = spec, [_kind(leaf) for leaf in leaves]
-        if arguments != self._arguments:
-            raise ValueError(
-                f"make_graphed_step: arguments: expected the captured {_described(self._arguments)}"
-                f", got {_described(arguments)}. Call .eager() for a step of its own, or make "
-                "another graphed step."
-            )
+    # ---- the refusals --------------------------------------------------------------------------
+
+    def _note_versions(self) -> None:
+        """Note the versions of weights with masters or copies, which a write makes stale."""
+        name = "the value of a parameter with a master weight or a copy for autocast"
+        self._versions = [(name, _version, weight, weight._version) for weight in self._weights]
 
     def _entries_of_step(self) -> Iterator[_Entry]:
         for optimizer in self._optimizers:
@@ -332,43 +288,22 @@ class GraphedStep:
                 yield name, partial(getattr, optimizer), part, value
                 yield from _entries_of(name, value)
         for known in self._dicts_of_scaler():
-            keys = [key for key, value in known.items() if isinstance(value, (Tensor, *_NUMBERS))]
+            keys = [k for k, v in known.items() if isinstance(v, (Tensor, bool, int, float))]
             keys = [key for key in keys if not key.startswith("_init_")]
             yield from _entries_of(type(self._scaler).__name__, known, keys)
 
-    def _children(self) -> Iterable[nn.Module]:
-        return dict.fromkeys(child for module in self._modules for child in module.modules())
-
     def _entries_of_modules(self) -> Iterator[_Entry]:
-        for module in self._children():
-            name, known = type(module).__name__, vars(module)
+        for module in dict.fromkeys(child for m in self._modules for child in m.modules()):
+            name = type(module).__name__
             yield f"{name}.training", partial(getattr, module), "training", module.training
-            # Steps of the warm-up change counters, and a step after the capture may too.
-            first = self._numbers.get(module, {}).items()
-            numbers = [key for key, value in _numbers_of(module) if (key, value) in first]
-            yield from _entries_of(name, known, numbers)
             for part in ("_parameters", "_buffers", "_modules"):
-                if isinstance(known.get(part), dict):  # TorchScript keeps tensors elsewhere
-                    yield from _entries_of(f"{name}.{part}", known[part])
+                content = vars(module).get(part)
+                if isinstance(content, dict):  # TorchScript keeps tensors elsewhere
+                    yield from _entries_of(f"{name}.{part}", content)
 
     def _dicts_of_scaler(self) -> list[dict[str, Any]]:
         parts = (self._scaler, getattr(self._scaler, "_numbers", None))
         return [vars(part) for part in parts if part is not None]
-
-
-_Entry = tuple[str, Callable[[Any], Any], Any, Any]
-"""A name in errors, a function that reads an entry, its argument, and the result."""
-
-
-def _numbers_of(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    return ((key, value) for key, value in vars(module).items() if isinstance(value, _NUMBERS))
-
-
-def _waits(scaler: torch.amp.GradScaler, optimizer: Optimizer) -> bool:
-    """Return whether the host waits for the device before a step."""
-    if isinstance(scaler, GradScaler):
-        return scaler._handover(optimizer) is Handover.HOST
-    return not getattr(optimizer, "_step_supports_amp_scaling", False)
 
 
 def _entries_of(
@@ -388,7 +323,9 @@ def _entries_of(
             continue
         entry = f"{name}[{key!r}]" if isinstance(key, (int, str)) else name
         yield entry, get, key, value
-        if isinstance(value, (dict, list)):
+        if isinstance(value, Tensor):
+            yield entry, _memory, value, _memory(value)
+        elif isinstance(value, (dict, list)):
             yield from _entries_of(entry, value)
 
 
@@ -410,39 +347,17 @@ def _memory(tensor: Tensor) -> tuple[int | None, bool]:
     return address, tensor.requires_grad
 
 
-# torch's allocator goes on reading captures that CUDA has ended with an error, and the generator of
-# torch 2.11 counts as captured until another capture ends.
-_abandoned: list[torch.cuda.CUDAGraph] = []
-
-
 def _is_on_device(lr: Any) -> bool:
-    """Whether a learning rate is a tensor in memory that a graph can read."""
     return isinstance(lr, Tensor) and not lr.is_cpu
 
 
-def _make_capturable(optimizer: Optimizer) -> None:
-    for group in optimizer.param_groups:
-        if group.get("capturable") is False:
-            group["capturable"] = True
-            for param in group["params"]:
-                step = optimizer.state.get(param, {}).get("step")
-                if isinstance(step, Tensor) and step.is_cpu:
-                    optimizer.state[param]["step"] = step.to(param.device)
-    optimizer._warned_capturable_if_run_uncaptured = True  # torch would warn of the warm-up
-
-
 def _kind(leaf: Any) -> tuple[Any, ...]:
-    """Return the kind of an argument: shape and dtype of a tensor, or the value of a constant."""
+    """Return dtype, shape and requires_grad of a tensor, or the type and value of a constant."""
     if isinstance(leaf, Tensor):
-        return Tensor, leaf.dtype, leaf.shape, f"requires_grad={leaf.requires_grad}"
+        return leaf.dtype, leaf.shape, f"requires_grad={leaf.requires_grad}"
     if type(leaf).__hash__ is None:
         raise TypeError(
-            f"make_graphed_step: an argument is a {type(leaf).__name__}, which would be a constant "
-            "of the graph: make it a tensor"
+            f"make_graphed_step: arguments: expected tensors and constants, got a "
+            f"{type(leaf).__name__}, which may change. Make it a tensor."
         )
     return type(leaf), leaf
-
-
-def _described(arguments: tuple[TreeSpec, list[tuple[Any, ...]]]) -> str:
-    spec, kinds = arguments
-    return f"{tree_unflatten([kind[1:] for kind in kinds], spec)}"

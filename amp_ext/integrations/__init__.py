@@ -1,4 +1,4 @@
-"""The scaler in training frameworks: a module for each, imported by who uses that framework."""
+"""The scaler in training frameworks: one module for each framework."""
 
 from collections.abc import Iterable
 
@@ -10,30 +10,27 @@ from amp_ext.scaler import GradScaler
 from amp_ext.scaler.parameters import params_of
 
 
+def with_gradients(optimizer: Optimizer) -> list[Tensor]:
+    """Return the parameters of an optimizer that have gradients."""
+    return [param for param in params_of(optimizer) if param.grad is not None]
+
+
 def has_gradients_of(optimizer: Optimizer, parameters: Iterable[Tensor]) -> bool:
-    """Whether the gradients of an optimizer are those of ``parameters``, so that their norm may be
-    clipped in its step."""
+    """Return whether an optimizer has the gradients of ``parameters``, and no others."""
     given = {id(parameter) for parameter in parameters if parameter.grad is not None}
     return {id(param) for param in with_gradients(optimizer)} == given
 
 
-def with_gradients(optimizer: Optimizer) -> list[Tensor]:
-    """The parameters of an optimizer that have gradients."""
-    return [param for param in params_of(optimizer) if param.grad is not None]
-
-
 def is_unscaled(scaler: GradScaler, optimizer: Optimizer) -> bool:
-    """Whether its gradients have been unscaled or clipped for a step that is to come."""
+    """Return whether gradients have been unscaled or clipped for a step to come."""
     state = scaler._per_optimizer_states.get(id(optimizer))
     return state is not None and state["stage"] is OptState.UNSCALED
 
 
 def check_alone(scaler: GradScaler | None, optimizer: Optimizer) -> None:
-    """To be called before a step that a framework ends with ``scaler.update()``, by which what is
-    known of other optimizers is lost.
+    """Raise RuntimeError where another optimizer's gradients are unscaled or clipped.
 
-    Raises:
-        RuntimeError: another optimizer's gradients are unscaled or clipped, and it has not stepped.
+    A framework ends the step with ``scaler.update()``, which drops the states of all optimizers.
     """
     states = scaler._per_optimizer_states.items() if scaler is not None else ()
     if any(key != id(optimizer) and state["stage"] is OptState.UNSCALED for key, state in states):

@@ -1,4 +1,4 @@
-"""What the scaler changes of Lightning's plugin, under any name of its package."""
+"""The precision plugin of Lightning's Trainer, under any name of its package."""
 
 from collections.abc import Callable
 from typing import Any
@@ -23,42 +23,33 @@ class WithScaler:
     """
 
     def __init__(
-        self,
-        precision: str = "16-mixed",
-        device: str = "cuda",
-        scaler: GradScaler | None = None,
+        self, precision: str = "16-mixed", device: str = "cuda", scaler: GradScaler | None = None
     ) -> None:
         if scaler is None and precision == "16-mixed":
             scaler = GradScaler(device)
         super().__init__(precision, device, None if precision == "bf16-mixed" else scaler)
         self.scaler = scaler  # Lightning refuses one for bfloat16
 
-    @property
-    def skipped_steps(self) -> int:
-        """How many steps were skipped, earlier runs of a checkpoint included. Synchronises with the
-        device."""
-        return self.scaler.get_skipped_steps() if self.scaler else 0
-
     def _region(self) -> autocast:
-        dtype = torch.bfloat16 if self.precision == "bf16-mixed" else torch.float16
-        return autocast(self.device, dtype)
+        is_bfloat16 = self.precision == "bf16-mixed"
+        return autocast(self.device, torch.bfloat16 if is_bfloat16 else torch.float16)
 
 
 class InTrainer(WithScaler):
-    """Norms are clipped by the scaler, optimizers that unscale in their step may be clipped, and in
-    manual optimization too it is unscaled gradients that are clipped."""
+    __doc__ = WithScaler.__doc__
 
     def clip_gradients(
         self, optimizer: Optimizer, clip_val: float = 0.0, gradient_clip_algorithm: str = "norm"
     ) -> None:
+        """Clip unscaled gradients, in manual optimization too; norms by the scaler."""
         if self.scaler is None or clip_val <= 0:
             return super().clip_gradients(optimizer, clip_val, gradient_clip_algorithm)
         own = unwrapped(optimizer)
-        manual = own is not optimizer  # and nothing has been unscaled
         if gradient_clip_algorithm == "norm":
             self.scaler.clip_grad_norm_(own, clip_val)
             return
-        if manual or getattr(own, "_step_supports_amp_scaling", False):
+        is_manual = own is not optimizer  # and nothing has been unscaled
+        if is_manual or getattr(own, "_step_supports_amp_scaling", False):
             self.scaler.unscale_(own)
         self.clip_grad_by_value(own, clip_val)
 
@@ -79,5 +70,5 @@ class InTrainer(WithScaler):
 
 
 def unwrapped(optimizer: Optimizer) -> Optimizer:
-    """The optimizer within that of Lightning, which manual optimization and Fabric hand out."""
+    """Return the optimizer within Lightning's, as in manual optimization and Fabric."""
     return optimizer.optimizer if hasattr(optimizer, "_strategy") else optimizer

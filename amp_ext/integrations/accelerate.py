@@ -16,30 +16,28 @@ __all__ = ["with_scaler"]
 
 
 def with_scaler(accelerator: Accelerator, **options: Any) -> Accelerator:
-    """Put :class:`amp_ext.GradScaler` into an accelerator, and return it. Then ``clip_grad_norm_``
-    is the scaler's, and ``step_was_skipped`` is right for optimizers that skip in their own step.
+    """Put :class:`amp_ext.GradScaler` into an accelerator, and return it.
 
-    For "fp16" the scaler also has the options of accelerate's ``GradScalerKwargs``. For any other
-    precision it scales nothing and skips the steps whose gradients are not finite.
+    Then ``clip_grad_norm_`` is the scaler's, and ``step_was_skipped`` is right for optimizers that
+    skip in their own step. For "fp16" the scaler also has the options of ``GradScalerKwargs``. For
+    any other precision it scales nothing, and skips steps with gradients that are not finite.
 
     Args:
-        accelerator: to be given before its ``prepare()``.
+        accelerator: one that has prepared no optimizer.
         options: of :class:`amp_ext.GradScaler`.
 
     Raises:
         ValueError: ``accelerator`` has prepared an optimizer, is for "fp16" on a CPU, where it does
-            not scale, or is of a kind that scales by its own means, such as FSDP and DeepSpeed.
+            not scale, or scales by its own means, as for FSDP and DeepSpeed.
     """
     engine, fp16 = accelerator.distributed_type.value, accelerator.mixed_precision == "fp16"
-    if accelerator._optimizers:
-        raise ValueError("with_scaler: accelerator must not have prepared an optimizer yet")
-    if engine != "NO" and not engine.startswith("MULTI_"):
-        raise ValueError(f"with_scaler: accelerator scales by means of its own, being of {engine}")
-    if fp16 and accelerator.scaler is None:
-        raise ValueError(
-            "with_scaler: accelerator must be for a GPU, since accelerate does without scaling for "
-            f'mixed_precision="fp16" on {accelerator.device}; use "bf16" there'
-        )
+    for is_refused, expected in (
+        (accelerator._optimizers, "one that has prepared no optimizer yet"),
+        (engine != "NO" and not engine.startswith("MULTI_"), f"no {engine}, which scales itself"),
+        (fp16 and accelerator.scaler is None, f'a GPU or "bf16", got {accelerator.device}'),
+    ):
+        if is_refused:
+            raise ValueError(f"with_scaler: accelerator: expected {expected}.")
     handler, device = accelerator.scaler_handler, accelerator.device.type
     if fp16:
         scaler = GradScaler(device, **(handler.to_kwargs() if handler else {}) | options)

@@ -1,4 +1,4 @@
-"""timm: ``loss_scaler = NativeScaler()``, in the place of ``timm.utils.NativeScaler``."""
+"""timm: ``loss_scaler = NativeScaler()`` in place of ``timm.utils.NativeScaler``."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -14,8 +14,7 @@ __all__ = ["NativeScaler"]
 
 
 class NativeScaler(timm.utils.NativeScaler):
-    """timm's with :class:`amp_ext.GradScaler`, which clips the norm (``clip_mode="norm"``) when
-    ``parameters`` are the optimizer's.
+    """timm's scaler on :class:`amp_ext.GradScaler`, which clips norms of all its gradients.
 
     Args:
         device: type of the device, as in "cuda".
@@ -35,8 +34,6 @@ class NativeScaler(timm.utils.NativeScaler):
         create_graph: bool = False,
         need_update: bool = True,
     ) -> None:
-        """As timm's: the backward pass and, with ``need_update``, clipping and the step.
-        ``parameters`` are the optimizer's when None."""
         scaler = self._scaler
         scaler.scale(loss).backward(create_graph=create_graph)
         if not need_update:
@@ -56,9 +53,3 @@ class NativeScaler(timm.utils.NativeScaler):
     def step_was_skipped(self) -> bool:
         """Whether the last step was skipped. Synchronises with the device."""
         return self._scaler.step_was_skipped
-
-    @property
-    def skipped_steps(self) -> int:
-        """How many steps were skipped, earlier runs of a checkpoint included. Synchronises with the
-        device."""
-        return self._scaler.get_skipped_steps()

@@ -4,24 +4,18 @@ import torch
 from torch import Tensor, nn
 
 from amp_ext import ops
-from amp_ext.nn.options import checked_activation, in_words
+from amp_ext.nn.options import checked_activation
 
 
 class Linear(nn.Linear):
     """``torch.nn.Linear`` by :func:`amp_ext.ops.linear`.
 
-    For one with an activation there is :class:`LinearActivation`.
-
     Parameters, their initial values and the state dict are those of ``torch.nn.Linear``. Under
     autocast, torch's or :class:`amp_ext.autocast`, operands are cast as there, and the gradients of
-    float32 parameters never pass through float16.
+    float32 parameters never pass through float16. :class:`LinearActivation` adds an activation.
 
     Args:
-        in_features: size of the last dimension of the input.
-        out_features: size of the last dimension of the output.
-        bias: whether to add a bias.
-        device: of the parameters.
-        dtype: of the parameters.
+        in_features, out_features, bias, device, dtype: as for ``torch.nn.Linear``.
     """
 
     def forward(self, input: Tensor) -> Tensor:
@@ -31,12 +25,11 @@ class Linear(nn.Linear):
 class LinearActivation(nn.Module):
     """:class:`Linear` and an activation, in one product.
 
-    Parameters, their initial values and the state dict are those of ``torch.nn.Linear``. It is not
-    an instance of that, since whatever merges, quantizes or replaces the ``torch.nn.Linear`` layers
-    of a model would lose the activation. What initializes them does not find it either.
+    It is no instance of ``torch.nn.Linear``: a tool that merges, quantizes or replaces such layers
+    would lose the activation. Code that initializes them does not find it either.
 
     Args:
-        in_features, out_features, bias, device, dtype: as for :class:`Linear`.
+        in_features, out_features, bias, device, dtype: as for ``torch.nn.Linear``.
         activation: "relu", "gelu", "gelu_tanh" or "silu", see :func:`amp_ext.ops.gemm`; None or
             "none" for none.
     """
@@ -64,4 +57,4 @@ class LinearActivation(nn.Module):
         return ops.linear(input, self.weight, self.bias, activation=self.activation)
 
     def extra_repr(self) -> str:
-        return f"{nn.Linear.extra_repr(self)}, {in_words(self)}"
+        return f"{nn.Linear.extra_repr(self)}, activation={self.activation!r}"

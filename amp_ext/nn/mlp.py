@@ -1,29 +1,42 @@
-"""Two linear layers with an activation between them."""
+"""Two linear layers with an activation between them, and those of a gated hidden layer."""
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from amp_ext import ops
-from amp_ext.nn.called import are_plain
-from amp_ext.nn.options import (
-    ACTIVATIONS,
-    checked_activation,
-    checked_dropout,
-    drops,
-    in_words,
-)
+from amp_ext.nn.options import ACTIVATIONS, are_plain, checked_activation, checked_dropout
 
 
-class MLP(nn.Module):
+class _Block(nn.Module):
+    def __init__(self, activation: str | None, dropout: float) -> None:
+        super().__init__()
+        self.activation = checked_activation(activation)
+        self.dropout = checked_dropout(dropout)
+
+    def _is_fused(self) -> bool:
+        """Return whether calls of the layers, and no dropout, would do the same as the op."""
+        return not (self.training and self.dropout > 0) and are_plain(*self.children())
+
+    def _activated(self, hidden: Tensor) -> Tensor:
+        return ACTIVATIONS[self.activation](hidden)
+
+    def _dropped(self, hidden: Tensor) -> Tensor:
+        return F.dropout(hidden, self.dropout, self.training) if self.dropout > 0 else hidden
+
+    def extra_repr(self) -> str:
+        dropout = f", dropout={self.dropout}" if self.dropout > 0 else ""
+        return f"activation={self.activation!r}{dropout}"
+
+
+class MLP(_Block):
     """Two linear layers with an activation between them, as one node of the graph.
 
     Its layers are ``torch.nn.Linear`` modules named ``fc1`` and ``fc2``. :func:`amp_ext.ops.mlp`
-    computes from their parameters, and says what it keeps and fuses, as long as a call of them
-    would do nothing else. When one has been replaced or its ``forward`` overridden, when it has
-    hooks, parametrizations or a weight of a subclass of ``Tensor``, and while there are hooks of
-    all modules (as within ``FlopCounterMode``), both are called. They then do what they do in any
-    model: dtypes are not mixed outside of autocast, and it takes :class:`amp_ext.autocast` to keep
+    computes from their parameters, and documents what it keeps and fuses. Both layers are called
+    instead, as in any model, while dropout is active, where one has been replaced or overridden,
+    has hooks, parametrizations or a weight of a subclass of ``Tensor``, and while there are hooks
+    of all modules (as within ``FlopCounterMode``). Then :class:`amp_ext.autocast` is what keeps
     float32 gradients from passing through float16.
 
     Args:
@@ -31,14 +44,11 @@ class MLP(nn.Module):
         hidden_features: size between the layers.
         out_features: size of the last dimension of the output; ``in_features`` when None.
         bias: whether the layers add biases.
-        device: of the parameters.
-        dtype: of the parameters.
+        device, dtype: of the parameters.
         activation: of the hidden layer, as for :class:`LinearActivation`.
-        dropout: with which probability, while training, torch.nn.functional.dropout zeroes an
-            element behind the activation. Each layer is then a node of its own, and more is kept.
+        dropout: the probability with which, while training, torch.nn.functional.dropout zeroes an
+            element behind the activation.
     """
-
-    dropout: float = 0.0  # of what was pickled without it
 
     def __init__(
         self,
@@ -52,31 +62,62 @@ class MLP(nn.Module):
         activation: str | None = "gelu",
         dropout: float = 0.0,
     ) -> None:
-        super().__init__()
+        super().__init__(activation, dropout)
         out_features = in_features if out_features is None else out_features
         self.fc1 = nn.Linear(in_features, hidden_features, bias, device, dtype)
         self.fc2 = nn.Linear(hidden_features, out_features, bias, device, dtype)
-        self.activation = checked_activation(activation)
-        self.dropout = checked_dropout(dropout)
 
     def forward(self, input: Tensor) -> Tensor:
         fc1, fc2 = self.fc1, self.fc2
-        if not are_plain(fc1, fc2):
-            hidden = ACTIVATIONS[self.activation](fc1(input))
-            return fc2(F.dropout(hidden, self.dropout) if drops(self) else hidden)
-        activation = self.activation
-        if drops(self):
-            hidden = ops.linear(input, fc1.weight, fc1.bias, activation=activation)
-            hidden = F.dropout(hidden, self.dropout)
-            return ops.linear(hidden, fc2.weight, fc2.bias)
+        if not self._is_fused():
+            return fc2(self._dropped(self._activated(fc1(input))))
         return ops.mlp(
-            input,
-            fc1.weight,
-            fc1.bias,
-            fc2.weight,
-            fc2.bias,
-            activation=activation,
+            input, fc1.weight, fc1.bias, fc2.weight, fc2.bias, activation=self.activation
         )
 
-    def extra_repr(self) -> str:
-        return in_words(self)
+
+class GatedMLP(_Block):
+    """``down_proj(act(gate_proj(input)) * up_proj(input))``, as one node of the graph.
+
+    Its layers are ``torch.nn.Linear`` modules with the names of Llama's, and by default without
+    biases, as there: Llama's checkpoints load. :func:`amp_ext.ops.gated_mlp` computes from their
+    parameters, or all three are called, as those of :class:`MLP`.
+
+    Args:
+        in_features, hidden_features, out_features, bias, device, dtype: as for :class:`MLP`.
+        activation: of ``gate_proj``; "silu" makes it SwiGLU, "gelu" GEGLU, None a bilinear layer.
+        dropout: as for :class:`MLP`, of the input of ``down_proj``.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        hidden_features: int,
+        out_features: int | None = None,
+        bias: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        activation: str | None = "silu",
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__(activation, dropout)
+        out_features = in_features if out_features is None else out_features
+        self.gate_proj = nn.Linear(in_features, hidden_features, bias, device, dtype)
+        self.up_proj = nn.Linear(in_features, hidden_features, bias, device, dtype)
+        self.down_proj = nn.Linear(hidden_features, out_features, bias, device, dtype)
+
+    def forward(self, input: Tensor) -> Tensor:
+        gate, up, down = self.gate_proj, self.up_proj, self.down_proj
+        if not self._is_fused():
+            return down(self._dropped(self._activated(gate(input)) * up(input)))
+        return ops.gated_mlp(
+            input,
+            gate.weight,
+            gate.bias,
+            up.weight,
+            up.bias,
+            down.weight,
+            down.bias,
+            activation=self.activation,
+        )

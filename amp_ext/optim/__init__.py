@@ -8,5 +8,6 @@ from amp_ext.optim.optimizers import SGD, Adam, AdamW
 
 __all__ = ["SGD", "Adam", "AdamW"]
 
-# Dynamo does not trace these modules, as it does not trace torch.amp.grad_scaler.
-when_imported("torch._dynamo", lambda dynamo: dynamo.trace_rules.add(__name__))
+# Dynamo does not trace optimizers and scalers, as it does not trace torch.amp.grad_scaler.
+_UNTRACED = ("amp_ext.optim", "amp_ext.scaler")
+when_imported("torch._dynamo", lambda dynamo: [dynamo.trace_rules.add(n) for n in _UNTRACED])

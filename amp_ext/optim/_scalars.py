@@ -1,4 +1,4 @@
-"""What a scaler hands to the steps of this package's optimizers."""
+"""The hand-over from a scaler to a step of this package's optimizers."""
 
 from typing import NamedTuple
 
@@ -10,9 +10,9 @@ class StepScalars(NamedTuple):
 
     Attributes:
         found_inf: not 0 if the step is to be skipped.
-        inv_scale: what gradients are multiplied by; None where they are unscaled already.
-        norm: of the unscaled gradients, where they are to be clipped.
-        max_norm: what the norm is clipped to.
+        inv_scale: the factor that unscales gradients; None for unscaled gradients.
+        norm: the norm of the unscaled gradients; None for gradients that are not to be clipped.
+        max_norm: the limit of the norm.
     """
 
     found_inf: Tensor

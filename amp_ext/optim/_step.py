@@ -1,7 +1,7 @@
 """The step of this package's optimizers: one launch for each group, or torch's own step.
 
-What a step reads from ``param_groups`` and ``state`` is found in C++ (csrc/bindings/optim), anew
-for each step. Python decides who makes the step, and creates the state that is missing.
+C++ (csrc/bindings/optim) reads ``param_groups`` and ``state`` anew for each step. Python chooses
+between kernels and torch's step, and creates missing state.
 """
 
 import sys
@@ -21,26 +21,26 @@ MASTER = "master_param"
 COPY = "autocast_copy"
 HALVES = (torch.float16, torch.bfloat16)
 KEPT = (MASTER, "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer")
-"""Those tensors of a state that torch would cast to the dtype of the parameter."""
+"""The tensors of a state that torch's load_state_dict would cast to the parameter's dtype."""
 
 _WRAPPERS = (
     "torch.optim.optimizer",
     "torch.optim.lr_scheduler",
     "accelerate.optimizer",
-    "amp_ext.apex._optimizers",
+    "amp_ext.compat.apex.optimizers",
 )
 """Modules whose wrappers of a step do not touch gradients."""
 
 
 @dataclass(frozen=True)
 class Storage:
-    """How state is kept, where that differs from torch.
+    """Say how state is kept, where that differs from torch.
 
     Attributes:
         master_weights: whether 16-bit parameters have float32 masters.
-        dtypes: of tensors of a state, by name. Those that have none are of the dtype of what is
-            updated, the master or the parameter.
-        stochastic_rounding: of bfloat16 parameters without masters, and of bfloat16 moments.
+        dtypes: the dtypes of moments by name. Other moments have the dtype of the master or the
+            parameter.
+        stochastic_rounding: whether bfloat16 moments, and parameters without masters, have it.
         autocast_copies: the dtype of the copies of float32 parameters; None for no copies.
     """
 
@@ -50,42 +50,62 @@ class Storage:
     autocast_copies: torch.dtype | None = None
 
     def names(self) -> list[str]:
-        """Those tensors of a state that torch's have not."""
+        """Return the names of the tensors that this package adds to a state."""
         return [MASTER] * self.master_weights + [COPY] * (self.autocast_copies is not None)
 
 
+def checked_storage(
+    master_weights: bool,
+    stochastic_rounding: bool,
+    autocast_copies: torch.dtype | None,
+    **dtypes: torch.dtype | None,
+) -> Storage:
+    """Return the storage for a constructor's arguments, with the dtypes of moments by name."""
+    for name, dtype in dtypes.items():
+        if dtype not in (None, torch.float32, torch.bfloat16):
+            raise ValueError(
+                f"{name}_dtype must be torch.float32, torch.bfloat16 or None, got {dtype}"
+            )
+    if autocast_copies not in (None, *HALVES):
+        raise ValueError(
+            "autocast_copies must be torch.float16, torch.bfloat16 or None, "
+            f"got {autocast_copies!r}"
+        )
+    if "exp_avg_sq" in dtypes:
+        dtypes["max_exp_avg_sq"] = dtypes["exp_avg_sq"]
+    known = {name: dtype for name, dtype in dtypes.items() if dtype is not None}
+    return Storage(master_weights, known, stochastic_rounding, autocast_copies)
+
+
 class KernelStep(Optimizer):
-    """The base of :class:`Adam`, :class:`AdamW` and :class:`SGD` beside torch's classes."""
+    """Give :class:`Adam`, :class:`AdamW` and :class:`SGD` their step, beside torch's classes."""
 
     _step_scalars: StepScalars | None = None
     """Set by the scaler while it calls step()."""
     _storage = Storage()
     _kernel_step: Any = None
+    _launch_name: str
+    """The method of ``_C.OptimizerStep`` that launches the kernels."""
 
-    def _launch_groups(
-        self, names: list[list[str]], renewed: bool
-    ) -> str | list[list[Tensor]] | None:
-        """Launch the step of each group, which needs the state of these names; what has been
-        missing of it has just been `renewed`.
-
-        Returns why kernels cannot make the step, or the parameters of each group whose state is
-        not complete; None if it is done.
-        """
+    def _options(self, group: dict[str, Any]) -> tuple[Any, ...]:
+        """Return a group's options as the kernels take them."""
         raise NotImplementedError
 
     def _state_names(self, group: dict[str, Any]) -> list[str]:
-        """Which tensors a step of the group needs in the state of each parameter."""
+        """Return the names of the states that a step of the group needs."""
         raise NotImplementedError
 
     def _why_option(self, group: dict[str, Any]) -> str | None:
-        """Which of the group's options kernels do not serve; None if they serve all."""
-        raise NotImplementedError
+        """Return which of the group's options kernels do not serve, or None."""
+        if group["differentiable"]:
+            return "differentiable=True"
+        return "weight_decay is a tensor" if isinstance(group["weight_decay"], Tensor) else None
 
     def _use(self, storage: Storage) -> None:
-        """The end of a constructor."""
+        """Take the storage, at the end of a constructor."""
         self._storage = storage
-        # torch sets it for fused=True, and Lightning then refuses to clip. It stays only where the
-        # step is torch's own.
+        # torch sets it for fused=True, and Lightning then refuses to clip. Only a step by torch's
+        # code needs it.
         if self._why_options() is None:
             self.__dict__.pop("_step_supports_amp_scaling", None)
 
@@ -131,12 +151,12 @@ class KernelStep(Optimizer):
         return scalars._replace(inv_scale=inv_scale)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """As torch's, by one launch for each group. The host waits for no device.
+        """Update all parameters, by one launch for each group. The host waits for no device.
 
-        Of DTensors, each process updates what it holds, and sends nothing. Gradients that are
-        sparse, and parameters that are complex, float64, of another tensor subclass, on several
-        devices or that share memory, are torch's to update; so they are with
-        ``differentiable=True`` and with tensors for ``betas`` or ``weight_decay``.
+        Each process updates its local tensors of DTensors, and sends nothing. torch's code updates
+        parameters with sparse gradients, and parameters that are complex, float64, of another
+        tensor subclass, on several devices or share memory; also with ``differentiable=True`` and
+        with tensors for ``betas`` or ``weight_decay``.
 
         As torch's fused steps, it divides gradients by ``self.grad_scale`` and does nothing where
         ``self.found_inf`` is 1, if these tensors are set.
@@ -161,17 +181,36 @@ class KernelStep(Optimizer):
 
     @torch.no_grad()
     def _launch(self) -> str | None:
-        """Make the step, or say why kernels cannot."""
+        """Make the step, or return why kernels cannot."""
         names = [self._state_names(group) for group in self.param_groups]
         for renewed in (False, True):
-            outcome = self._launch_groups(names, renewed)
-            if not isinstance(outcome, list):
-                return outcome
-            for params, needed in zip(outcome, names, strict=True):
+            refusal = self._launch_groups(names, renewed)
+            if not isinstance(refusal, list):
+                return refusal
+            for params, needed in zip(refusal, names, strict=True):
                 self._make_state(params, needed)
         raise RuntimeError(
-            f"{type(self).__name__}.step: a state has something else than strided tensors of its "
-            "parameter's shape, which are DTensors if that is one"
+            f"{type(self).__name__}.step: expected strided state tensors of the parameter's shape "
+            "(DTensors for a DTensor parameter)"
+        )
+
+    def _launch_groups(
+        self, names: list[list[str]], renewed: bool
+    ) -> str | list[list[Tensor]] | None:
+        """Launch the step of all groups, which need the states of these names.
+
+        `renewed` says that missing states have just been made. Returns None after the step; else
+        why kernels cannot make it, or the parameters of each group whose state is not complete.
+        """
+        launch = getattr(self._kernels(), self._launch_name)
+        return launch(
+            self.param_groups,
+            self.state,
+            names,
+            renewed,
+            [self._options(group) for group in self.param_groups],
+            self._storage.stochastic_rounding,
+            self._scalars(),
         )
 
     def _step_as_torch(self, why: str) -> None:
@@ -194,15 +233,15 @@ class KernelStep(Optimizer):
     # ---- state -----------------------------------------------------------------------------------
 
     def forget_written(self) -> None:
-        """Have masters and copies made anew, as after a step that was captured and not computed."""
+        """Make masters and copies anew in the next step, as after a capture that failed."""
         self._kernel_step = None
         for state in self.state.values():
             if isinstance(state, dict) and COPY in state:
                 torch.autograd.graph.increment_version(state[COPY])
 
     def _make_state(self, params: Sequence[Tensor], needed: Sequence[str]) -> None:
-        """Make what is missing of the states of parameters, and the rest as kernels need it."""
-        # A tensor that kernels can use stays where it is, as captured graphs need it.
+        """Make missing states of parameters, and convert the others as kernels need it."""
+        # A tensor that kernels can use keeps its memory, for captured graphs.
         uncounted = [p for p in params if not _is_counter(self.state[p].get("step"), p.device)]
         if "step" in needed and uncounted:
             # Views of one tensor: one allocation, and one copy to the device.
@@ -234,7 +273,7 @@ class KernelStep(Optimizer):
         return self._storage.dtypes.get(name, torch.float32 if has_master else param.dtype)
 
     def _steps_before(self, param: Tensor) -> float:
-        """How many updates a parameter without a ``step`` has had."""
+        """Return how many updates a parameter without a ``step`` has had."""
         return 0.0
 
     # ---- checkpoints -----------------------------------------------------------------------------
@@ -258,17 +297,16 @@ class KernelStep(Optimizer):
                 if isinstance(param, Tensor):
                     dtype = torch.float32 if name == MASTER else self._moment_dtype(name, param)
                     value = value.to(device=param.device, dtype=dtype)
-            # The C++ side finds interned names without comparing texts; those of a file are not.
+            # The C++ side finds interned names without comparing texts; names in files are not.
             values[sys.intern(name) if type(name) is str else name] = value
         if not self._storage.master_weights:
             values.pop(MASTER, None)  # it would be out of date after the next step
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As torch's, for checkpoints of torch's and of this package's optimizers.
+        """Load a checkpoint of torch's or of this package's optimizer.
 
-        Moments get the dtypes of this optimizer, and masters float32, from the values that were
-        saved. A master that does not round to its parameter, or is not in the checkpoint, is made
-        from the parameter at the next step.
+        Moments get the dtypes of this optimizer, and masters float32, from the saved values. The
+        next step makes masters that are missing, or do not round to their parameters.
         """
         # The last hook before torch casts state to the dtypes of parameters.
         handle = self.register_load_state_dict_pre_hook(_keep_as_saved)
@@ -278,8 +316,10 @@ class KernelStep(Optimizer):
             handle.remove()
 
     def state_dict(self) -> dict[str, Any]:
-        """As torch's: with ``step`` on the CPU, unless a group is ``fused`` or ``capturable``.
-        Copies of parameters are left out."""
+        """Return torch's state, without copies of parameters.
+
+        As in torch, a ``step`` is on the CPU, unless its group is ``fused`` or ``capturable``.
+        """
         result = super().state_dict()
         for index, state in result["state"].items():
             if isinstance(state, dict) and COPY in state:
@@ -287,15 +327,11 @@ class KernelStep(Optimizer):
         for group in result["param_groups"]:
             if group.get("fused") or group.get("capturable"):
                 continue
-            states = [
-                (index, result["state"][index])
-                for index in group["params"]
-                if index in result["state"] and _is_on_device(result["state"][index].get("step"))
-            ]
-            if states:
-                steps = torch.stack([state["step"] for _, state in states]).cpu().unbind()
-                for (index, state), step in zip(states, steps, strict=True):
-                    result["state"][index] = {**state, "step": step}
+            steps = {index: result["state"].get(index, {}).get("step") for index in group["params"]}
+            steps = {i: s for i, s in steps.items() if isinstance(s, Tensor) and not s.is_cpu}
+            on_cpu = torch.stack(list(steps.values())).cpu().unbind() if steps else ()
+            for index, step in zip(steps, on_cpu, strict=True):
+                result["state"][index] = {**result["state"][index], "step": step}
         return result
 
 
@@ -311,7 +347,7 @@ def _unwrapped(step: Any) -> Any:
 
 
 class _AsSaved:
-    """Hides a tensor of a checkpoint from torch's casts."""
+    """Hide a tensor of a checkpoint from torch's casts."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor
@@ -328,10 +364,6 @@ def _keep_as_saved(_: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
         for key, values in state_dict["state"].items()
     }
     return {**state_dict, "state": state}
-
-
-def _is_on_device(step: Any) -> bool:
-    return isinstance(step, Tensor) and not step.is_cpu
 
 
 def _is_counter(step: Any, device: torch.device) -> bool:
@@ -360,8 +392,7 @@ def _is_alike(a: Tensor, b: Tensor) -> bool:
 
 
 def _laid_out_as(param: Any, tensor: Any) -> Tensor:
-    """A tensor that is like the parameter, or a copy of it, whose elements are where those of the
-    parameter are: in which processes, and in memory."""
+    """Return a tensor with the parameter's sharding and strides, or a copy that has them."""
     if _is_dtensor(param):
         if (tensor.device_mesh, tensor.placements) != (param.device_mesh, param.placements):
             tensor = tensor.redistribute(param.device_mesh, param.placements)
@@ -374,9 +405,9 @@ def _laid_out_as(param: Any, tensor: Any) -> Tensor:
 
 
 def _master(param: Tensor, before: Tensor | None) -> Tensor:
-    """The master of a parameter: what it was, where it still rounds to the parameter.
+    """Return the master of a parameter: its old value, where that rounds to the parameter.
 
-    It stays in its memory, as captured graphs need it.
+    It keeps its memory, for captured graphs.
     """
     weight = param.detach().to(torch.float32, memory_format=torch.preserve_format)
     if before is None or not _is_alike(before, param) or before.device != param.device:
@@ -386,7 +417,7 @@ def _master(param: Tensor, before: Tensor | None) -> Tensor:
 
 
 def _copy(param: Tensor, before: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """The copy of a parameter, in the memory that it had."""
+    """Return the copy of a parameter, in the memory that it had."""
     new = torch.empty_like(param, dtype=dtype, memory_format=torch.preserve_format)
     kept = before is not None and all(
         getattr(before, name) == getattr(new, name) for name in ("shape", "dtype", "device")

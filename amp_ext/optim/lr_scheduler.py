@@ -1,4 +1,4 @@
-"""Learning-rate schedules that count the steps that were made."""
+"""Learning-rate schedules that do not count skipped steps."""
 
 from typing import Any
 
@@ -12,29 +12,24 @@ __all__ = ["SkipAware"]
 
 
 class SkipAware:
-    """A scheduler of torch's that does not advance for a step that the scaler skipped.
+    """Wrap a scheduler of torch so that it does not advance for a skipped step.
 
-    To be stepped after each ``scaler.update()``, in the place of the scheduler::
+    Step it after each ``scaler.update()``, in the place of the scheduler::
 
         scheduler = SkipAware(torch.optim.lr_scheduler.StepLR(optimizer, 1000), scaler)
 
-    Where the scaler decides on the host whether to call ``optimizer.step()``, the schedule knows at
-    once. Where the optimizer skips on the device (``fused=True``, and :mod:`amp_ext.optim`), it
-    reads of one call at the next, so that the host never waits for the step that was launched last:
-    it advances, and stands still at the next call if the step turns out to have been skipped. So
-    only the step that follows a skipped one has a rate that is one step ahead. ``exact=True`` waits
-    instead.
+    Where the host decides on the step (HOST), the schedule advances right. Where the optimizer
+    skips on the device, the host never waits for the last step: the schedule advances, and stands
+    still at the next call if the step turns out to have been skipped. Only the step after a skipped
+    one has a rate that is one step ahead. ``exact=True`` waits instead.
 
     torch's warning about ``lr_scheduler.step()`` before ``optimizer.step()`` does not come up when
-    the first steps are skipped.
+    the first steps are skipped. Checkpoints are the scheduler's, with the steps that it is ahead.
 
     Args:
-        scheduler: made for one optimizer. Its attributes and methods are this object's too.
-        scaler: whose steps of that optimizer are counted.
+        scheduler: a scheduler of one optimizer. Its attributes and methods are this object's too.
+        scaler: the scaler that steps this optimizer.
         exact: wait for the device at each call.
-
-    Checkpoints are those of the scheduler: a skip that is not yet read of when one is written is
-    read of then, and made up for at the next call, which is saved too.
     """
 
     def __init__(self, scheduler: LRScheduler, scaler: GradScaler, *, exact: bool = False) -> None:
@@ -48,8 +43,7 @@ class SkipAware:
         optimizer.register_step_post_hook(self._note_call)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Waits for the device."""
-        self._settle()
+        self._settle()  # waits for the device
         return vars(self).copy()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -63,7 +57,7 @@ class SkipAware:
     _note_call._counts_steps = True  # type: ignore[attr-defined]
 
     def step(self, *args: Any, **kwargs: Any) -> None:
-        """As the scheduler's, after a step that was made; otherwise nothing."""
+        """Step the scheduler after a step that was not skipped; otherwise do nothing."""
         self._settle()
         called, self._called = self._called, False
         if not called:
@@ -79,20 +73,19 @@ class SkipAware:
             self.scheduler.step(*args, **kwargs)
 
     def _settle(self) -> None:
-        """Read whether the last step was skipped, for which the schedule has advanced."""
+        """Read whether the last step was skipped; the schedule has advanced for it."""
         if self._last is not None:
             self._ahead += self._last.read() != 0
             self._last = None
 
     def state_dict(self) -> dict[str, Any]:
-        """The scheduler's, and by how many skipped steps it is ahead, where it is. Waits for the
-        device."""
+        """Return the scheduler's state, and how many steps it is ahead. Waits for the device."""
         self._settle()
         ahead = {"amp_ext_ahead": self._ahead} if self._ahead else {}
         return self.scheduler.state_dict() | ahead
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads a state of this class or of the scheduler's."""
+        """Load a state of this class or of the scheduler's."""
         self._last = None
         self._ahead = state_dict.get("amp_ext_ahead", 0)
         rest = {key: value for key, value in state_dict.items() if key != "amp_ext_ahead"}

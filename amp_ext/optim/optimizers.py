@@ -1,4 +1,4 @@
-"""Adam, AdamW and SGD: torch's arguments, and what the kernels are given of them."""
+"""Adam, AdamW and SGD: torch's arguments, and the arguments of the kernels."""
 
 from typing import Any
 
@@ -6,10 +6,12 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from amp_ext.optim._step import HALVES, KernelStep, Storage
+from amp_ext.optim._step import KernelStep, checked_storage
 
 
 class _AdamStep(KernelStep):
+    _launch_name = "adam"
+
     def _state_names(self, group: dict[str, Any]) -> list[str]:
         names = ["step", "exp_avg", "exp_avg_sq"]
         if group["amsgrad"]:
@@ -17,69 +19,52 @@ class _AdamStep(KernelStep):
         return names + self._storage.names()
 
     def _why_option(self, group: dict[str, Any]) -> str | None:
-        if group["differentiable"]:
-            return "differentiable=True"
         if any(isinstance(beta, Tensor) for beta in group["betas"]):
             return "betas are tensors"
-        return "weight_decay is a tensor" if isinstance(group["weight_decay"], Tensor) else None
+        return super()._why_option(group)
 
-    def _launch_groups(
-        self, names: list[list[str]], renewed: bool
-    ) -> str | list[list[Tensor]] | None:
-        return self._kernels().adam(
-            self.param_groups,
-            self.state,
-            names,
-            renewed,
-            [
-                (
-                    group["lr"],
-                    *group["betas"],
-                    group["eps"],
-                    group["weight_decay"],
-                    group["decoupled_weight_decay"],
-                    group["maximize"],
-                )
-                for group in self.param_groups
-            ],
-            self._storage.stochastic_rounding,
-            self._scalars(),
+    def _options(self, group: dict[str, Any]) -> tuple[Any, ...]:
+        return (
+            group["lr"],
+            *group["betas"],
+            group["eps"],
+            group["weight_decay"],
+            group["decoupled_weight_decay"],
+            group["maximize"],
         )
 
 
 class Adam(_AdamStep, torch.optim.Adam):
-    """``torch.optim.Adam`` by one launch for each group of parameters.
+    """Run ``torch.optim.Adam`` by one launch for each group of parameters.
 
-    A step that :class:`amp_ext.GradScaler` calls unscales, clips and skips by itself: gradients are
-    read once, scaled as they are, and the host does not wait.
+    A step that :class:`amp_ext.GradScaler` calls unscales, clips and skips by itself: it reads the
+    scaled gradients once, and the host does not wait.
 
     Args:
         params, lr, betas, eps, weight_decay, amsgrad, maximize, decoupled_weight_decay: as in
             torch. A tensor ``lr`` is read on the device, at every step and replay of a CUDA graph.
-        foreach, capturable, fused: as in torch, for checkpoints and for the steps that are torch's
-            to make (see :meth:`step`). The kernels are fused and capturable whatever these say.
+        foreach, capturable, fused: as in torch, for checkpoints and for steps by torch's code (see
+            :meth:`step`). The kernels are fused and capturable whatever these say.
         differentiable: True leaves all steps to torch.
         master_weights: keep a float32 master of each float16 and bfloat16 parameter, as
-            ``state["master_param"]``: the step updates the master and writes the parameter rounded.
-            A parameter that something else has written since, other than by ``.data``, is taken
-            over by its master. Without masters, it is updated in place, as in torch.
-        exp_avg_dtype, exp_avg_sq_dtype: torch.float32 or torch.bfloat16; None for that of what is
-            updated, the master or the parameter. ``max_exp_avg_sq`` has that of ``exp_avg_sq``.
-        stochastic_rounding: round bfloat16 moments, and bfloat16 parameters without masters, up or
-            down with the probability that makes the mean exact. The same step of the same numbers
-            rounds the same way.
+            ``state["master_param"]``: the step updates the master and rounds it to the parameter.
+            Where other code has written the parameter since the last step, except by ``.data``, the
+            master takes its value over. Without masters, parameters are updated in place.
+        exp_avg_dtype, exp_avg_sq_dtype: torch.float32 or torch.bfloat16; None for the dtype of the
+            master or the parameter. ``max_exp_avg_sq`` has the dtype of ``exp_avg_sq``.
+        stochastic_rounding: round bfloat16 moments, and bfloat16 parameters without masters,
+            stochastically. The same step of the same numbers rounds the same way.
         autocast_copies: torch.float16 or torch.bfloat16: the step also writes a copy of each
-            float32 parameter, which :class:`amp_ext.autocast` of that dtype then uses in the place
-            of a cast. A parameter that something else has written since is cast as ever, other than
-            by ``.data`` to the same memory, which nobody can see: not for programs that do so
-            between steps, as some do to average weights. A backward pass through a region before
-            the step is an error after it, as through weights themselves. None for no copies, as is
-            needed for DTensors.
+            float32 parameter, which :class:`amp_ext.autocast` of that dtype uses in the place of a
+            cast. A parameter that other code has written since is cast as ever. A write by
+            ``.data`` to the same memory is not seen: leave the option out of programs that average
+            weights so. A backward pass through a region before the step is an error after it, as
+            through weights themselves. None for no copies, as DTensors need it.
 
     Raises:
-        ValueError: as in torch; a dtype of moments or copies that is none of these.
-        RuntimeError: by :meth:`step`, where kernels cannot make it and torch does not know the
-            options, such as copies of DTensors.
+        ValueError: as in torch; another dtype of moments or copies.
+        RuntimeError: :meth:`step` cannot run kernels, and torch does not know the options, such as
+            copies of DTensors.
     """
 
     def __init__(
@@ -103,10 +88,13 @@ class Adam(_AdamStep, torch.optim.Adam):
         stochastic_rounding: bool = False,
         autocast_copies: torch.dtype | None = None,
     ) -> None:
-        dtypes = _checked_dtypes(exp_avg=exp_avg_dtype, exp_avg_sq=exp_avg_sq_dtype)
-        if exp_avg_sq_dtype is not None:
-            dtypes["max_exp_avg_sq"] = exp_avg_sq_dtype
-        storage = _storage(master_weights, dtypes, stochastic_rounding, autocast_copies)
+        storage = checked_storage(
+            master_weights,
+            stochastic_rounding,
+            autocast_copies,
+            exp_avg=exp_avg_dtype,
+            exp_avg_sq=exp_avg_sq_dtype,
+        )
         super().__init__(
             params,
             lr,
@@ -125,7 +113,7 @@ class Adam(_AdamStep, torch.optim.Adam):
 
 
 class AdamW(_AdamStep, torch.optim.AdamW):
-    """``torch.optim.AdamW`` by one launch for each group of parameters.
+    """Run ``torch.optim.AdamW`` by one launch for each group of parameters.
 
     Args:
         params, lr, betas, eps, weight_decay, amsgrad, maximize: as in torch.
@@ -156,10 +144,13 @@ class AdamW(_AdamStep, torch.optim.AdamW):
         stochastic_rounding: bool = False,
         autocast_copies: torch.dtype | None = None,
     ) -> None:
-        dtypes = _checked_dtypes(exp_avg=exp_avg_dtype, exp_avg_sq=exp_avg_sq_dtype)
-        if exp_avg_sq_dtype is not None:
-            dtypes["max_exp_avg_sq"] = exp_avg_sq_dtype
-        storage = _storage(master_weights, dtypes, stochastic_rounding, autocast_copies)
+        storage = checked_storage(
+            master_weights,
+            stochastic_rounding,
+            autocast_copies,
+            exp_avg=exp_avg_dtype,
+            exp_avg_sq=exp_avg_sq_dtype,
+        )
         super().__init__(
             params,
             lr,
@@ -177,10 +168,10 @@ class AdamW(_AdamStep, torch.optim.AdamW):
 
 
 class SGD(KernelStep, torch.optim.SGD):
-    """``torch.optim.SGD`` by one launch for each group of parameters.
+    """Run ``torch.optim.SGD`` by one launch for each group of parameters.
 
-    With dampening, or stochastic rounding, the state has a ``step``, which torch's has not: the
-    first update of a parameter is not dampened, and one that was skipped is none.
+    With dampening or stochastic rounding, the state also has a ``step``: the first update of a
+    parameter is not dampened, and a skipped step is no update.
 
     Args:
         params, lr, momentum, dampening, weight_decay, nesterov, maximize: as in torch. A tensor
@@ -192,6 +183,8 @@ class SGD(KernelStep, torch.optim.SGD):
     Raises:
         ValueError: as :class:`Adam`.
     """
+
+    _launch_name = "sgd"
 
     def __init__(
         self,
@@ -211,8 +204,12 @@ class SGD(KernelStep, torch.optim.SGD):
         stochastic_rounding: bool = False,
         autocast_copies: torch.dtype | None = None,
     ) -> None:
-        dtypes = _checked_dtypes(momentum_buffer=momentum_buffer_dtype)
-        storage = _storage(master_weights, dtypes, stochastic_rounding, autocast_copies)
+        storage = checked_storage(
+            master_weights,
+            stochastic_rounding,
+            autocast_copies,
+            momentum_buffer=momentum_buffer_dtype,
+        )
         super().__init__(
             params,
             lr,
@@ -232,56 +229,9 @@ class SGD(KernelStep, torch.optim.SGD):
         counts = (moves and bool(group["dampening"])) or self._storage.stochastic_rounding
         return ["step"] * counts + ["momentum_buffer"] * moves + self._storage.names()
 
-    def _why_option(self, group: dict[str, Any]) -> str | None:
-        if group["differentiable"]:
-            return "differentiable=True"
-        return "weight_decay is a tensor" if isinstance(group["weight_decay"], Tensor) else None
-
     def _steps_before(self, param: Tensor) -> float:
         return 0.0 if self.state[param].get("momentum_buffer") is None else 1.0
 
-    def _launch_groups(
-        self, names: list[list[str]], renewed: bool
-    ) -> str | list[list[Tensor]] | None:
-        return self._kernels().sgd(
-            self.param_groups,
-            self.state,
-            names,
-            renewed,
-            [
-                (
-                    group["lr"],
-                    group["momentum"],
-                    group["dampening"],
-                    group["weight_decay"],
-                    group["nesterov"],
-                    group["maximize"],
-                )
-                for group in self.param_groups
-            ],
-            self._storage.stochastic_rounding,
-            self._scalars(),
-        )
-
-
-def _storage(
-    master_weights: bool,
-    dtypes: dict[str, torch.dtype],
-    stochastic_rounding: bool,
-    autocast_copies: torch.dtype | None,
-) -> Storage:
-    if autocast_copies not in (None, *HALVES):
-        raise ValueError(
-            "autocast_copies must be torch.float16, torch.bfloat16 or None, "
-            f"got {autocast_copies!r}"
-        )
-    return Storage(master_weights, dtypes, stochastic_rounding, autocast_copies)
-
-
-def _checked_dtypes(**dtypes: torch.dtype | None) -> dict[str, torch.dtype]:
-    for name, dtype in dtypes.items():
-        if dtype not in (None, torch.float32, torch.bfloat16):
-            raise ValueError(
-                f"{name}_dtype must be torch.float32, torch.bfloat16 or None, got {dtype}"
-            )
-    return {name: dtype for name, dtype in dtypes.items() if dtype is not None}
+    def _options(self, group: dict[str, Any]) -> tuple[Any, ...]:
+        names = ("lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize")
+        return tuple(group[name] for name in names)

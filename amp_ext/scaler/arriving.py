@@ -1,15 +1,14 @@
-"""Numbers of the device's on their way to the host."""
+"""Copies of numbers from the device to the host."""
 
 import torch
 from torch import Tensor
 
 
 class Arriving:
-    """A copy of a tensor of one element, sent when this is made; reading it waits for the copy, not
-    for what the device has been given to do since."""
+    """Copy a tensor of one element to the host. Reading waits for the copy, and no later work."""
 
     def __init__(self, tensor: Tensor) -> None:
-        # Elsewhere there is no event to tell when a copy that nothing waits for has arrived.
+        # Devices other than CUDA have no event for the arrival of an asynchronous copy.
         self._number = tensor.detach().to("cpu", non_blocking=tensor.is_cuda, copy=True)
         self._sent: torch.cuda.Event | None = None
         if tensor.is_cuda:

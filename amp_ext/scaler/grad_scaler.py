@@ -1,39 +1,66 @@
-"""The scaler: which gradients are unscaled, clipped and checked when, and what a step is given."""
+"""The scaler: passes over gradients, the hand-over of a step, and the update of the scale.
+
+scaler.step() checks gradients that no pass has checked, and hands the step over to the optimizer.
+The hand-over depends on the optimizer:
+
+=========  =============================  ===================  =================================
+Handover   optimizers                     unscaled by          after an overflow
+=========  =============================  ===================  =================================
+KERNELS    :mod:`amp_ext.optim`           optimizer.step()     optimizer.step() runs; its kernels
+                                                               write nothing
+FOUND_INF  ``fused=True``, and others     optimizer.step()     optimizer.step() runs, and writes
+           that take ``found_inf``                             nothing
+HOST       all others, such as SGD        ``unscale_``, or     optimizer.step() is not called
+                                          else scaler.step()
+=========  =============================  ===================  =================================
+
+HOST also serves optimizers of :mod:`amp_ext.optim` whose step is overridden, wrapped or hooked, and
+scalers with overridden methods: other code sees unscaled gradients.
+
+``clip_grad_norm_`` leaves ``.grad`` scaled and unclipped for a step that unscales; after
+``unscale_``, unscaled and unclipped. With HOST it leaves ``.grad`` unscaled and clipped.
+
+The host waits for the device in scaler.step() with HOST, to decide on optimizer.step(). It also
+waits where users read: ``step_was_skipped``, ``get_scale``, ``get_skipped_steps``, ``state_dict``,
+``overflow_report`` and ``error_if_nonfinite``. It waits nowhere else.
+"""
 
 from __future__ import annotations
 
 import functools
 import operator
 from collections import defaultdict
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.amp.grad_scaler import OptState, _refresh_per_optimizer_state
+from torch.amp import GradScaler as TorchsScaler
+from torch.amp.grad_scaler import OptState
 from torch.optim import Optimizer
 
 from amp_ext._library import _C
+from amp_ext._warnings import torchs_warnings
 from amp_ext.optim._scalars import StepScalars
 from amp_ext.optim._step import KernelStep
-from amp_ext.scaler.clip import SCALED, UNSCALED, Clip, check_unsplit, clip_as_torch
+from amp_ext.scaler.checkpoint import check_bounds, checked_count
 from amp_ext.scaler.optimizers import (
     Handover,
     handover_of,
-    momentum_to_come,
+    params_without_momentum,
     takes_scaler,
     zero_unwritten_momentum,
 )
-from amp_ext.scaler.parameters import (
-    OrParameters,
-    Parameters,
-    by_id,
-    combined,
-    params_of,
-    unscaled_with,
+from amp_ext.scaler.parameters import OrParameters, Parameters, UnscaledGrads, params_of
+from amp_ext.scaler.processes import (
+    Reduction,
+    check_not_split,
+    clip_as_torch,
+    is_distributed,
+    is_flattened,
 )
-from amp_ext.scaler.processes import Reduction, is_flattened, several
-from amp_ext.scaler.report import found_infs_of
-from amp_ext.scaler.state import ScalerState, skips_of
+from amp_ext.scaler.state import ScalerState
+from amp_ext.scaler.step_state import StepState
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -45,33 +72,27 @@ _NO_CHECKS = (
     "construct the scaler with allow_no_grads=True"
 )
 
-_HOST_METHODS = ("unscale_", "_unscale_grads_", "_maybe_opt_step")
-"""Methods that torch's scaler calls for a step on the host, and that users override."""
-
 
 class GradScaler(ScalerState):
-    """A drop-in for ``torch.amp.GradScaler``: same methods, same errors, same scale bit for bit.
+    """Replace ``torch.amp.GradScaler``: same methods, same errors, same scale bit for bit.
 
     Args:
         device, init_scale, growth_factor, backoff_factor, growth_interval, enabled: as in torch.
         allow_fp16_grads: unscale float16 gradients instead of raising ValueError.
-        allow_no_grads: accept an optimizer none of whose parameters has a gradient; its step counts
-            as one without overflow.
+        allow_no_grads: accept an optimizer without any gradients; its step has no overflow.
         min_scale: a backoff stops here. None stands for the smallest normal float32, 2**-126.
         max_scale: a growth stops here. None stands for no limit.
-        hysteresis: how many consecutive overflows it takes before the scale backs off; each that
-            follows backs off again.
-        dynamic: False for a scale that stays at ``init_scale``, or where it is set. With one of 1.0
-            this is a guard for bfloat16 that skips steps whose gradients are not finite and writes
-            no gradient.
-        max_consecutive_skips: so many steps skipped in a row are an error, raised where the host
-            next reads something of the scaler, as ``step_was_skipped``; nothing waits for it.
-        skip_above_norm: a step is skipped, and counted as skipped, where ``clip_grad_norm_``
-            returns more than this; the scale does not back off. None stands for no limit.
-        process_group: the processes of ``torch.distributed`` that skip steps together where the
-            parameters do not show it, as those of a pipeline; and those that have parts of FSDP1's
-            parameters, as for ``ShardedGradScaler`` (None stands for all processes). DTensors show
-            their meshes, and DDP has the same gradients everywhere: they need none.
+        hysteresis: the number of consecutive overflows before the scale backs off; each overflow
+            after them backs off again.
+        dynamic: False for a scale that only users move. With an ``init_scale`` of 1.0, such a
+            scaler skips bfloat16 steps with an overflow, and writes no gradient.
+        max_consecutive_skips: so many skipped steps in a row raise an error at the next read, such
+            as ``step_was_skipped``; nothing waits for it.
+        skip_above_norm: skip steps whose norm, from ``clip_grad_norm_``, is larger; the scale does
+            not back off. None stands for no limit.
+        process_group: processes of ``torch.distributed`` that skip steps together although their
+            parameters do not show it, as in pipelines; and the processes of FSDP1's parameters,
+            where None stands for all. DTensors and DDP need none.
 
     Raises:
         ValueError: a negative or infinite ``min_scale``, a ``max_scale`` that is not positive or
@@ -107,52 +128,46 @@ class GradScaler(ScalerState):
         skip_above_norm: float | None = None,
         process_group: ProcessGroup | None = None,
     ) -> None:
-        super().__init__(
-            device,
-            init_scale,
-            growth_factor,
-            backoff_factor,
-            growth_interval,
-            enabled,
-            min_scale=min_scale,
-            max_scale=max_scale,
-            hysteresis=hysteresis,
-            max_consecutive_skips=max_consecutive_skips,
-            skip_above_norm=skip_above_norm,
-        )
+        # Not super(): the base of amp_ext.cuda.amp's scaler has torch.cuda.amp's arguments.
+        with torchs_warnings():
+            TorchsScaler.__init__(
+                self, device, init_scale, growth_factor, backoff_factor, growth_interval, enabled
+            )
+        check_bounds(min_scale, max_scale, skip_above_norm)
+        if max_consecutive_skips is not None:
+            max_consecutive_skips = checked_count("max_consecutive_skips", max_consecutive_skips)
+        if self._enabled:
+            self.set_growth_interval(self._growth_interval)
         self.process_group = process_group
         self._dynamic = dynamic
+        self._min_scale, self._max_scale = min_scale, max_scale
+        self._hysteresis = checked_count("hysteresis", hysteresis)
+        self._max_consecutive_skips = max_consecutive_skips
+        self._skip_above_norm = skip_above_norm
         self._allow_fp16_grads = allow_fp16_grads
         self._allow_no_grads = allow_no_grads
+        self._per_optimizer_states = defaultdict(StepState)
+        self._init_state()
 
     def unscale_(self, optimizer: Optimizer) -> None:
-        """As ``torch.amp.GradScaler.unscale_``."""
+        """Unscale an optimizer's gradients, as ``torch.amp.GradScaler.unscale_`` does.
+
+        The pass also checks the gradients, whoever steps later. The host does not wait.
+        """
         if not self._enabled or self._scale is None:
             return super().unscale_(optimizer)
-        ready = self._per_optimizer_states[id(optimizer)]["stage"] is OptState.READY
+        was_ready = self._per_optimizer_states[id(optimizer)]["stage"] is OptState.READY
         state = self._state_of(optimizer)
-        if ready and state["stage"] is OptState.UNSCALED:
-            return None
-        if state.get("clip") and state["clip"].scaled:
+        if was_ready and state["stage"] is OptState.UNSCALED:
+            return None  # clip_grad_norm_ has unscaled parts, and the call above the rest
+        if state.leaves_unscaling:
             raise RuntimeError(
                 "unscale_() is being called after clip_grad_norm_(), which has left unscaling to "
                 "step(): call it before."
             )
-        if state["stage"] is not OptState.READY or self._has_own("_unscale_grads_"):
+        is_ours = state["stage"] is OptState.READY and not self._overrides("_unscale_grads_")
+        if not is_ours or not self._run_pass(optimizer, state, "unscale"):
             return super().unscale_(optimizer)
-        numbers = self._step_numbers()
-        found_inf = numbers.offer()
-        found_infs = _C.unscale_grads(
-            optimizer.param_groups,
-            numbers.inv_scale,
-            found_inf,
-            self._allow_fp16_grads,
-            self._reduction(optimizer),
-        )
-        numbers.settle(found_inf, found_infs)
-        if found_infs is None:
-            return super().unscale_(optimizer)
-        state["found_inf_per_device"] = self._or_no_overflow(found_infs)
         state["stage"] = OptState.UNSCALED
 
     def clip_grad_norm_(
@@ -163,222 +178,95 @@ class GradScaler(ScalerState):
         *,
         error_if_nonfinite: bool = False,
     ) -> Tensor:
-        """``unscale_`` and ``torch.nn.utils.clip_grad_norm_`` in one: a pass that only reads the
-        gradients, for the overflow check and their L2 norm. Then, given an optimizer,
+        """Unscale gradients and clip their norm, in the place of :meth:`unscale_` or after it.
 
-        * an optimizer of :mod:`amp_ext.optim` (unless its step is overridden, wrapped or hooked),
-          or one that takes ``grad_scale`` and ``found_inf`` (``fused=True``), unscales and clips in
-          its own step. Until then ``.grad`` stays as it is, scaled and unclipped;
-        * any other's gradients are rewritten here, where that changes them.
+        One pass reads the gradients for the overflow check and the norm. A step that unscales by
+        itself clips too: until then ``.grad`` stays as it is. Call :meth:`unscale_` first to see
+        unscaled gradients. HOST rewrites ``.grad`` here, where unscaling and clipping change it.
 
-        To be called once before :meth:`step`, in the place of :meth:`unscale_` or after it; then it
-        only clips. To see unscaled gradients, call :meth:`unscale_` first. When the norm is not
-        finite, gradients stay as they are and :meth:`step` skips the optimizer's step. A float16
-        gradient that overflows float16 only when it is unscaled does not make the norm infinite:
-        the check sees it clipped.
+        Gradients of parameters, such as ``model.parameters()``, are rewritten here, whoever steps
+        them; each call takes one norm. :meth:`step` and :meth:`unscale_` of their optimizers
+        unscale the gradients that are left, and skip after an overflow here.
 
-        An optimizer that takes ``grad_scale`` is given the scale divided by the clip coefficient;
-        where that is beyond float32, gradients become 0.
-
-        Parameters, such as ``model.parameters()``, have their gradients rewritten here, whoever
-        steps them: :meth:`step` and :meth:`unscale_` of their optimizers, one or several, unscale
-        what gradients are left, and skip after an overflow here. They may be given in several
-        parts, each clipped to its own norm.
+        After an overflow gradients stay as they are, and :meth:`step` skips. The check sees float16
+        gradients unscaled in float32 and clipped. A ``grad_scale`` beyond float32 makes gradients
+        0.
 
         Args:
-            optimizer_or_parameters: an optimizer, a tensor or an iterable of tensors; the norm is
-                that of all of their gradients together, sparse ones too, and of all processes that
-                have parts of DTensors or of FSDP1's parameters.
-            max_norm: what the norm is clipped to.
-            norm_type: the order of the norm. With another than 2, ``inf`` included, gradients are
-                unscaled here and clipped by torch's code, as after :meth:`unscale_`.
-            error_if_nonfinite: raise for a norm that is not finite. Synchronises with the device;
-                otherwise nothing does.
+            optimizer_or_parameters: an optimizer, a tensor or an iterable of tensors. The norm is
+                over all of their gradients, sparse ones too, and over all processes that have parts
+                of DTensors or of FSDP1's parameters.
+            max_norm: the limit of the norm.
+            norm_type: the order of the norm. For another order than 2, ``inf`` included, torch's
+                code clips here, after unscaling.
+            error_if_nonfinite: raise for a norm that is not finite. The host waits for it.
 
         Returns:
             The norm of the unscaled gradients before clipping, a 0-dim float32 tensor on the
-            scale's device, which the step reads: write to a clone only, as in ``all_reduce``. After
-            an overflow it is inf or NaN. A disabled scaler, and gradients that are
-            tensor subclasses, go torch's way and return what torch returns, a DTensor as a whole.
+            scale's device; inf or NaN after an overflow. The step reads it: write to a clone only,
+            as in ``all_reduce``. A disabled scaler, and gradients that are tensor subclasses,
+            return what torch returns, a DTensor as a whole.
 
         Raises:
             TypeError: neither an optimizer nor parameters.
             ValueError: ``max_norm`` is negative or NaN, or as :meth:`unscale_` for float16
                 gradients that would be rewritten.
-            RuntimeError: a second call for an optimizer before :meth:`update`, or one after
-                :meth:`step`; a norm that is not finite with ``error_if_nonfinite``; parameters that
-                FSDP1 has split, with another ``norm_type`` or a disabled scaler, and those of its
-                NO_SHARD, which its own ``clip_grad_norm_`` clips.
-                Nothing has been written then, unless gradients went torch's way, or some of the
-                parameters had been unscaled before: they are unscaled.
+            RuntimeError: a second call before :meth:`update`, or a call after :meth:`step`; a norm
+                that is not finite with ``error_if_nonfinite``; parameters that FSDP1 has split, for
+                another ``norm_type`` or a disabled scaler, and FSDP1's NO_SHARD parameters, which
+                its own ``clip_grad_norm_`` clips. Nothing has been written, unless torch's code
+                clips, or parts had been unscaled before: then all parameters are unscaled.
         """
-        optimizer = optimizer_or_parameters
-        if not hasattr(optimizer, "param_groups"):
-            optimizer = Parameters(optimizer_or_parameters)
-        if not self._enabled or float(norm_type) != 2.0:
-            check_unsplit(optimizer)
+        target = optimizer_or_parameters
+        if not hasattr(target, "param_groups"):
+            target = Parameters(target)
+        is_l2 = self._enabled and float(norm_type) == 2.0
+        if not is_l2:
+            check_not_split(target)
         if not self._enabled:
-            return clip_as_torch(optimizer, max_norm, norm_type, error_if_nonfinite)
+            return clip_as_torch(target, max_norm, norm_type, error_if_nonfinite)
         if not float(max_norm) >= 0:
             raise ValueError(
                 "GradScaler.clip_grad_norm_: max_norm must be a number that is not negative, "
                 f"got {max_norm}"
             )
         self._check_scale_growth_tracker("clip_grad_norm_")
-        state = self._state_of(optimizer)
-        if state["stage"] is OptState.STEPPED:
-            raise RuntimeError("clip_grad_norm_() is being called after step().")
-        if "clip" in state:
-            raise RuntimeError(
-                "clip_grad_norm_() has already been called on this optimizer since the last "
-                "update()."
+        state = self._state_of(target)
+        state.require_clippable()
+        if not is_l2 or self._overrides("unscale_", "_unscale_grads_"):
+            self._unscale_once(target, state)
+        handover, reduction, result = self._handover(target), self._reduction(target), None
+        if is_l2:
+            result = self._run_pass(
+                target,
+                state,
+                "clip" if handover is Handover.HOST else "norm",
+                reduction,
+                max_norm=float(max_norm),
+                error_if_nonfinite=error_if_nonfinite,
+                written=handover is not Handover.KERNELS,
             )
-        replaced = self._has_own("unscale_") or self._has_own("_unscale_grads_")
-        if replaced and state["stage"] is OptState.READY:
-            self.unscale_(optimizer)
-        unscaled = state["stage"] is OptState.UNSCALED
-        numbers = self._step_numbers()
-        by_ours = float(norm_type) == 2.0
-        # With an error, what has been found must not stay.
-        may_stay = by_ours and not unscaled and not error_if_nonfinite
-        found_inf = numbers.offer() if may_stay else None
-        handover = self._handover(optimizer) if by_ours else Handover.HOST
-        by_step, clipped = handover is not Handover.HOST, None
-        across = self._reduction(optimizer)
-        if by_ours:
-            clipped = _C.clip_grads(
-                optimizer.param_groups,
-                numbers.inv_scale,
-                found_inf,
-                state["found_inf_per_device"] if unscaled else None,
-                None if by_step else float(max_norm),
-                error_if_nonfinite,
-                by_step or unscaled or self._allow_fp16_grads,
-                handover is not Handover.KERNELS,
-                across,
-            )
-        found_infs, norm = clipped or (None, None)
-        numbers.settle(found_inf, found_infs)
-        if clipped is None:
-            if not unscaled:
-                self.unscale_(optimizer)
-            norm = clip_as_torch(optimizer, max_norm, norm_type, error_if_nonfinite)
-            state["clip"] = None
+        if result is not None:
+            norm = result[1]
+            state.record_clip(norm, float(max_norm), handover)
         else:
-            if unscaled:
-                found_infs = {**state["found_inf_per_device"], **found_infs}
-            state["found_inf_per_device"] = self._or_no_overflow(found_infs)
-            state["stage"] = OptState.UNSCALED
-            state["clip"] = Clip(
-                norm, float(max_norm), handover, by_step and not unscaled, norm._version
-            )
-        if self._skip_above_norm is not None:
-            state["too_long"] = (norm.to(self._scale) > self._skip_above_norm).float()
-            if across is not None and not (self.process_group is None and across.norm_is_common):
-                across.share(state["too_long"])
-        if isinstance(optimizer, Parameters):
-            optimizer.note_unscaled()
-        for its in state.get("of", ()):  # they have one norm, and are skipped together
-            its |= combined([state])
+            self._unscale_once(target, state)
+            norm = clip_as_torch(target, max_norm, norm_type, error_if_nonfinite)
+        state.is_clipped = True
+        self._limit_norm(norm, state, reduction)
+        if isinstance(target, Parameters):
+            target.record_unscaled()
+        for sharer in state.shared_states:
+            sharer.share([state])
         return norm
 
-    def _state_of(self, optimizer: Optimizer | Parameters) -> dict[str, Any]:
-        """That of this step. Where some of its gradients have been unscaled already, without the
-        optimizer or, if these are parameters, with theirs, the others are unscaled now."""
-        alone = isinstance(optimizer, Parameters)
-        if alone:  # nobody else refers to them; a report takes names from optimizers that follow
-            self._optimizers = {id(optimizer): lambda: optimizer} | self._optimizers
-        state = super()._state_of(optimizer)
-        if state["stage"] is not OptState.READY:
-            return state
-        others = [other for find in self._optimizers.values() if (other := find()) is not None]
-        others = [other for other in others if alone or isinstance(other, Parameters)]
-        left = by_id(optimizer) if others else {}
-        shared = []
-        for other in others:
-            its, its_params = self._per_optimizer_states[id(other)], unscaled_with(other)
-            if its["stage"] is OptState.READY or left.keys().isdisjoint(its_params):
-                continue
-            if its["stage"] is OptState.STEPPED:
-                raise RuntimeError("clip_grad_norm_() is being called after step().")
-            if its.get("clip") and its["clip"].by_step:
-                raise RuntimeError(
-                    "clip_grad_norm_() has already been called on an optimizer of these parameters "
-                    "since the last update(), and has left clipping to its step()."
-                )
-            shared.append((its, its_params))
-        for _, its_params in shared:
-            left = {key: param for key, param in left.items() if key not in its_params}
-        if not several():  # other processes may have gradients that this one has not
-            left = {key: param for key, param in left.items() if param.grad is not None}
-        if shared and left:
-            rest = Parameters(left.values())
-            self.unscale_(rest)
-            rest.note_unscaled()
-            shared.append((self._per_optimizer_states[id(rest)], left))
-        if shared:
-            states = [its for its, _ in shared]
-            state |= {"stage": OptState.UNSCALED, "of": states} | combined(states)
-        return state
-
-    def _found_inf_per_device(self, optimizer: Optimizer) -> dict[torch.device, Tensor]:
-        return self._state_of(optimizer)["found_inf_per_device"]
-
-    def _unscale_grads_(
-        self, optimizer: Optimizer, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool = True
-    ) -> dict[torch.device, Tensor]:
-        groups, allow_fp16 = optimizer.param_groups, allow_fp16 or self._allow_fp16_grads
-        across = self._reduction(optimizer)
-        found_infs = _C.unscale_grads_by(groups, inv_scale, found_inf, allow_fp16, across)
-        if found_infs is None:  # torch reduces over the meshes of DTensors
-            found_infs = super()._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16)
-            if across is not None:
-                flattened = any(map(is_flattened, params_of(optimizer)))
-                across(found_infs, ["fsdp" if flattened else None], None)
-        return self._or_no_overflow(found_infs)
-
-    def _check_inf_per_device(self, optimizer: Optimizer) -> dict[torch.device, Tensor]:
-        self._check_scale_growth_tracker("_check_inf_per_device")
-        state = self._state_of(optimizer)
-        if self._has_own("_unscale_grads_"):
-            return super()._check_inf_per_device(optimizer)
-        self._check(optimizer, written=True)
-        return state["found_inf_per_device"]
-
-    def _check(self, optimizer: Optimizer, written: bool) -> None:
-        """Check the gradients for a step, which may write them."""
-        numbers = self._step_numbers()
-        found_inf = numbers.offer()
-        found_infs = _C.check_grads(
-            optimizer.param_groups, found_inf, written, self._reduction(optimizer)
-        )
-        numbers.settle(found_inf, found_infs)
-        if found_infs is None:
-            super()._check_inf_per_device(optimizer)
-        else:
-            self._state_of(optimizer)["found_inf_per_device"] = self._or_no_overflow(found_infs)
-
-    def _reduction(self, optimizer: Optimizer | Parameters) -> Reduction | None:
-        return Reduction(self._scale, self.process_group, optimizer) if several() else None
-
-    def _has_own(self, name: str) -> bool:
-        """Whether a subclass or the user has put another method in the place of ours."""
-        return getattr(getattr(self, name), "__func__", None) is not getattr(GradScaler, name)
-
-    def _or_no_overflow(self, found_infs: dict[torch.device, Tensor]) -> dict[torch.device, Tensor]:
-        if found_infs or not self._allow_no_grads:
-            return found_infs
-        return {self._scale.device: self._combined_found_inf([])}
-
     def step(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> float | None:
-        """As ``torch.amp.GradScaler.step``.
+        """Call an optimizer's step unless there was an overflow, as ``torch.amp.GradScaler.step``.
 
-        An optimizer that unscales and skips by itself is given ``grad_scale`` and ``found_inf``,
-        0-dim float32 tensors on the scale's device, which it must not write to; its step needs no
-        host synchronisation. They hold for this step alone: :meth:`update` makes the same memory
-        ready for the next. Any other optimizer's gradients are unscaled here, and its step is
-        skipped after an overflow. An optimizer of :mod:`amp_ext.optim` is treated so where its step
-        is overridden, wrapped or hooked.
+        A step that unscales by itself receives ``grad_scale`` and ``found_inf``, or the scalars of
+        :mod:`amp_ext.optim`: 0-dim float32 tensors on the scale's device. It must neither write nor
+        keep them: :meth:`update` makes the same memory ready for the next step. With HOST the
+        gradients are unscaled here, and the host waits.
 
         Clears autocast's cached copies of weights, torch's included.
         """
@@ -389,23 +277,13 @@ class GradScaler(ScalerState):
             if state["stage"] is OptState.STEPPED or takes_scaler(optimizer):
                 return super().step(optimizer, *args, **kwargs)
             handover = self._handover_of_step(optimizer, state)
-            if state["stage"] is OptState.READY:
-                if handover is Handover.HOST:
-                    self.unscale_(optimizer)
-                elif handover is Handover.KERNELS and not self._has_own("_check_inf_per_device"):
-                    self._check(optimizer, written=False)
-                else:
-                    self._check_inf_per_device(optimizer)
-            elif handover is Handover.FOUND_INF and not state["found_inf_per_device"]:
-                return super().step(optimizer, *args, **kwargs)
-            if handover is Handover.FOUND_INF:
-                result = self._step_with_found_inf(optimizer, state, *args, **kwargs)
-            elif not state["found_inf_per_device"]:
+            was_ready = state["stage"] is OptState.READY
+            if was_ready:
+                self._prepare_step(optimizer, state, handover)
+            # torch's fused step without any gradients does nothing.
+            if not state.found_infs and not (was_ready and handover is Handover.FOUND_INF):
                 raise AssertionError(_NO_CHECKS)
-            elif handover is Handover.KERNELS:
-                result = self._step_with_scalars(optimizer, state, *args, **kwargs)
-            else:
-                result = self._maybe_opt_step(optimizer, state, *args, **kwargs)
+            result = self._step_of(handover)(optimizer, state, *args, **kwargs)
             if isinstance(optimizer, KernelStep):
                 vars(optimizer).pop("grad_scale", None)  # a user's, for this step alone
             state["stage"] = OptState.STEPPED
@@ -414,15 +292,148 @@ class GradScaler(ScalerState):
             # Fused steps write weights without bumping their version, by which copies are checked.
             torch.clear_autocast_cache()
 
-    def _handover(self, optimizer: Optimizer | Parameters) -> Handover:
-        """Return the hand-over to an optimizer, which overridden methods of ours keep here."""
-        if isinstance(optimizer, KernelStep) and any(map(self._has_own, _HOST_METHODS)):
-            return Handover.HOST
-        return handover_of(optimizer)
+    def update(self, new_scale: float | Tensor | None = None) -> None:
+        """Move the scale, as ``torch.amp.GradScaler.update`` does, by this class's options.
 
-    def _handover_of_step(self, optimizer: Optimizer, state: dict[str, Any]) -> Handover:
-        clip = state.get("clip")
-        if not clip or not clip.by_step:
+        The host never waits. One launch moves the scale, counts a skipped step, and makes the flag
+        and the reciprocal of the scale ready for the next step.
+        """
+        if not self._enabled:
+            return
+        if self._scale is None:
+            return super().update(new_scale)
+        states, numbers = self._per_optimizer_states, self._step_numbers()
+        overflows = [flag for state in states.values() for flag in state.found_infs.values()]
+        above_limit = [s.above_limit for s in states.values() if s.above_limit is not None]
+        is_launched = new_scale is None and bool(overflows)
+        if not is_launched:
+            super().update(new_scale)
+        numbers.count_step(overflows, above_limit, is_launched)
+        if is_launched:
+            numbers.update(
+                self._scale,
+                self._growth_tracker,
+                overflows,
+                self._growth_factor if self._dynamic else 1.0,
+                self._backoff_factor if self._dynamic else 1.0,
+                self._growth_interval,
+                self._min_scale,
+                self._max_scale,
+                self._hysteresis,
+            )
+        numbers.begin_step(
+            self._scale, [state.found_infs for state in states.values()], is_launched
+        )
+        self._per_optimizer_states = defaultdict(StepState)
+        self._close_step(states)
+
+    # ---- passes over gradients -----------------------------------------------------------------
+
+    def _run_pass(
+        self,
+        target: Optimizer | Parameters,
+        state: StepState,
+        kind: str,
+        reduction: Reduction | None = None,
+        **options: Any,
+    ) -> tuple[dict[torch.device, Tensor], Tensor | None] | None:
+        """Check, unscale or clip the gradients of a target in one pass, and record its flags.
+
+        Returns:
+            The flags by device and the norm; None, and nothing done, for gradients that are tensor
+            subclasses, which torch's code handles.
+        """
+        numbers = self._step_numbers()
+        is_unscaled = state["stage"] is OptState.UNSCALED
+        flags = state.found_infs if is_unscaled else numbers.acquire_flag()
+        result = _C.grad_pass(
+            target.param_groups,
+            kind,
+            numbers.inv_scale,
+            flags,
+            is_unscaled=is_unscaled,
+            allow_fp16=self._allow_fp16_grads,
+            reduce=reduction or self._reduction(target),
+            **options,
+        )
+        found_infs = {} if result is None else result[0]
+        if is_unscaled:
+            found_infs = {**state.found_infs, **found_infs}
+        else:
+            numbers.release_flag(flags, found_infs)
+        if result is not None:
+            state["found_inf_per_device"] = self._or_no_overflow(found_infs)
+        return result
+
+    def _unscale_once(self, target: Optimizer | Parameters, state: StepState) -> None:
+        if state["stage"] is OptState.READY:
+            self.unscale_(target)
+
+    def _limit_norm(self, norm: Tensor, state: StepState, reduction: Reduction | None) -> None:
+        """Flag a norm above ``skip_above_norm`` in all processes."""
+        if self._skip_above_norm is None:
+            return
+        state.above_limit = (norm.to(self._scale) > self._skip_above_norm).float()
+        is_common = (
+            self.process_group is None and reduction is not None and reduction.norm_is_common
+        )
+        if reduction is not None and not is_common:
+            reduction.share(state.above_limit)
+
+    def _state_of(self, target: Optimizer | Parameters) -> StepState:
+        """Return the state of a target in this step.
+
+        Where other targets have unscaled some of its gradients already, the rest is unscaled now:
+        an optimizer after a clip of its parameters, or parameters after their optimizers.
+        """
+        state = self._remember(target)
+        if state["stage"] is not OptState.READY:
+            return state
+        others = [other for find in self._optimizers.values() if (other := find()) is not None]
+        unscaled = UnscaledGrads(target, others, self._per_optimizer_states)
+        if not unscaled.states:
+            return state
+        left = list(unscaled.left.values())
+        if not is_distributed():  # other processes may have gradients that this one has not
+            left = [param for param in left if param.grad is not None]
+        if left:
+            rest = Parameters(left)
+            self.unscale_(rest)
+            rest.record_unscaled()
+            unscaled.states.append(self._per_optimizer_states[id(rest)])
+        state["stage"] = OptState.UNSCALED
+        state.shared_states = tuple(unscaled.states)
+        state.share(unscaled.states)
+        return state
+
+    def _reduction(self, target: Optimizer | Parameters) -> Reduction | None:
+        return Reduction(self._scale, self.process_group, target) if is_distributed() else None
+
+    def _or_no_overflow(self, found_infs: dict[torch.device, Tensor]) -> dict[torch.device, Tensor]:
+        if found_infs or not self._allow_no_grads:
+            return found_infs
+        return {self._scale.device: self._combined_found_inf([])}
+
+    # ---- the hand-over of a step ---------------------------------------------------------------
+
+    def _overrides(self, *names: str) -> bool:
+        """Return whether a subclass or the user has replaced one of these methods."""
+        return any(
+            getattr(getattr(self, name), "__func__", None) is not getattr(GradScaler, name)
+            for name in names
+        )
+
+    def _handover(self, target: Optimizer | Parameters) -> Handover:
+        """Return the hand-over to a target's step, HOST for overridden methods of the scaler."""
+        if isinstance(target, KernelStep) and self._overrides(
+            "unscale_", "_unscale_grads_", "_maybe_opt_step"
+        ):
+            return Handover.HOST
+        return handover_of(target)
+
+    def _handover_of_step(self, optimizer: Optimizer, state: StepState) -> Handover:
+        """Return the hand-over that clip_grad_norm_ has chosen, or else the present one."""
+        if state.handover is None:
             return self._handover(optimizer)
         if isinstance(optimizer, KernelStep) and optimizer._is_observed:
             raise RuntimeError(
@@ -430,49 +441,55 @@ class GradScaler(ScalerState):
                 "left unscaling and clipping, got one that is wrapped or hooked since. Wrap it "
                 "before clip_grad_norm_()."
             )
-        return clip.handover
+        return state.handover
+
+    def _prepare_step(self, optimizer: Optimizer, state: StepState, handover: Handover) -> None:
+        """Unscale gradients for the HOST, and only check them for a step that unscales."""
+        if handover is Handover.HOST:
+            self.unscale_(optimizer)
+        elif handover is Handover.FOUND_INF or self._overrides("_check_inf_per_device"):
+            self._check_inf_per_device(optimizer)
+        else:
+            self._check(optimizer, written=False)
+
+    def _step_of(self, handover: Handover) -> Callable[..., float | None]:
+        if handover is Handover.HOST:
+            return self._maybe_opt_step
+        is_own = handover is Handover.KERNELS
+        return self._step_with_scalars if is_own else self._step_with_found_inf
 
     def _step_with_scalars(
-        self, optimizer: Optimizer, state: dict[str, Any], *args: Any, **kwargs: Any
+        self, optimizer: Optimizer, state: StepState, *args: Any, **kwargs: Any
     ) -> float | None:
-        clip = self._clip_of_step(state)
+        """Call a step whose kernels unscale, clip and skip."""
+        state.require_norm_untouched()
         optimizer._step_scalars = StepScalars(
-            self._combined_found_inf(skips_of(state)),
-            self._step_numbers().inv_scale if clip.scaled else None,
-            *((clip.norm, clip.max_norm) if clip.by_step else (None, None)),
+            self._combined_found_inf(state.skip_flags()),
+            self._step_numbers().inv_scale if state.is_scaled else None,
+            state.norm,
+            state.max_norm,
         )
         try:
-            result = optimizer.step(*args, **kwargs)
+            return optimizer.step(*args, **kwargs)
         finally:
             del optimizer._step_scalars
-        return result
-
-    def _clip_of_step(self, state: dict[str, Any]) -> Clip:
-        """What is left to do for the step of an optimizer, whose gradients have been checked."""
-        if state["stage"] is OptState.READY:
-            return SCALED
-        clip = state.get("clip") or UNSCALED
-        if clip.norm is not None and clip.norm._version != clip.version:
-            raise RuntimeError(
-                "The norm that clip_grad_norm_() returned has been written in place before step(), "
-                "which reads it: write to a clone() of it."
-            )
-        return clip
 
     def _step_with_found_inf(
-        self, optimizer: Optimizer, state: dict[str, Any], *args: Any, **kwargs: Any
+        self, optimizer: Optimizer, state: StepState, *args: Any, **kwargs: Any
     ) -> float | None:
-        clip = self._clip_of_step(state)
+        """Call a step that divides by ``grad_scale``, and does nothing where ``found_inf`` is 1."""
+        state.require_norm_untouched()
         preset = getattr(optimizer, "grad_scale", None)
-        found_inf = self._combined_found_inf(skips_of(state))
-        divisors = [self._scale] if clip.scaled else []
-        if clip.by_step:
-            divisors.append(clip.inverse_coefficient())
+        found_inf = self._combined_found_inf(state.skip_flags())
+        divisors = [self._scale] if state.is_scaled else []
+        if state.norm is not None:
+            # Gradients become 0 where the limit is 0, or the quotient is beyond float32.
+            divisors.append((state.norm + 1e-6).div_(state.max_norm).clamp_(min=1.0))
         if preset is not None:
             divisors.append(preset)
         optimizer.grad_scale = functools.reduce(operator.mul, divisors) if divisors else None
         optimizer.found_inf = found_inf
-        fresh = momentum_to_come(optimizer)
+        params = params_without_momentum(optimizer)
         try:
             result = optimizer.step(*args, **kwargs)
             preset = None  # it has been used
@@ -480,54 +497,50 @@ class GradScaler(ScalerState):
             del optimizer.grad_scale, optimizer.found_inf
             if preset is not None:
                 optimizer.grad_scale = preset
-        zero_unwritten_momentum(optimizer, fresh, found_inf)
+        zero_unwritten_momentum(optimizer, params, found_inf)
         return result
 
-    def _maybe_opt_step(
-        self, optimizer: Optimizer, optimizer_state: dict[str, Any], *args: Any, **kwargs: Any
-    ) -> float | None:
-        skipped = any(flag.item() for flag in skips_of(optimizer_state))
-        optimizer_state["skipped"] = skipped
-        return None if skipped else optimizer.step(*args, **kwargs)
+    # ---- torch's hooks -------------------------------------------------------------------------
 
-    def update(self, new_scale: float | Tensor | None = None) -> None:
-        """As ``torch.amp.GradScaler.update``, with this class's options, and never waiting."""
-        if not self._enabled:
-            return
-        states = self._per_optimizer_states
-        found_infs = found_infs_of(states.values())
-        too_long = [state["too_long"] for state in states.values() if "too_long" in state]
-        more = None  # steps that are skipped without an overflow
-        if too_long:
-            overflow = self._combined_found_inf(found_infs)
-            more = (self._combined_found_inf(too_long) > overflow).long()
-        is_skipped = None
-        if self._consecutive_skips is not None and found_infs:
-            is_skipped = self._combined_found_inf([*found_infs, *too_long]) != 0
-        if new_scale is not None or self._scale is None or not found_infs:
-            super().update(new_scale)
-            if self._skipped_steps is not None:
-                self._skipped_steps += self._combined_found_inf(found_infs).long()
-            ready = False
-        else:
-            _C.update_scale(
-                self._scale,
-                self._growth_tracker,
-                found_infs,
-                self._growth_factor if self._dynamic else 1.0,
-                self._backoff_factor if self._dynamic else 1.0,
-                self._growth_interval,
-                self._min_scale,
-                self._max_scale,
-                self._hysteresis,
-                self._hysteresis_tracker,
-                self._skipped_steps,
-                self._step_numbers().next_step,
-            )
-            ready = True
-            self._per_optimizer_states = defaultdict(_refresh_per_optimizer_state)
-        if more is not None:
-            self._skipped_steps += more
-        if is_skipped is not None:
-            self._consecutive_skips.add_(1).mul_(is_skipped)
-        self._close_step(states, ready)
+    def _maybe_opt_step(
+        self, optimizer: Optimizer, optimizer_state: StepState, *args: Any, **kwargs: Any
+    ) -> float | None:
+        """Wait for the flags, and call the step unless one is set."""
+        optimizer_state.skipped = any(flag.item() for flag in optimizer_state.skip_flags())
+        return None if optimizer_state.skipped else optimizer.step(*args, **kwargs)
+
+    def _check_inf_per_device(self, optimizer: Optimizer) -> dict[torch.device, Tensor]:
+        return self._check(optimizer, written=True)
+
+    def _check(self, optimizer: Optimizer, written: bool) -> dict[torch.device, Tensor]:
+        """Check the gradients for a step, which may write them."""
+        self._check_scale_growth_tracker("_check_inf_per_device")
+        state = self._state_of(optimizer)
+        is_ours = not self._overrides("_unscale_grads_")
+        if not is_ours or not self._run_pass(optimizer, state, "check", written=written):
+            super()._check_inf_per_device(optimizer)
+        return state.found_infs
+
+    def _found_inf_per_device(self, optimizer: Optimizer) -> dict[torch.device, Tensor]:
+        return self._state_of(optimizer).found_infs
+
+    def _unscale_grads_(
+        self, optimizer: Optimizer, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool = True
+    ) -> dict[torch.device, Tensor]:
+        reduction = self._reduction(optimizer)
+        result = _C.grad_pass(
+            optimizer.param_groups,
+            "unscale",
+            inv_scale,
+            found_inf,
+            allow_fp16=allow_fp16 or self._allow_fp16_grads,
+            reduce=reduction,
+        )
+        if result is not None:
+            return self._or_no_overflow(result[0])
+        # torch reduces over the meshes of DTensors.
+        found_infs = super()._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16)
+        if reduction is not None:
+            is_fsdp = any(map(is_flattened, params_of(optimizer)))
+            reduction(found_infs, ["fsdp" if is_fsdp else None], None)
+        return self._or_no_overflow(found_infs)

@@ -1,8 +1,7 @@
-"""What the scaler has to know of optimizers, such as those that unscale and skip by themselves."""
+"""The hand-over of a step to an optimizer."""
 
 import inspect
 from enum import Enum
-from types import FunctionType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -12,14 +11,12 @@ from torch.optim import Optimizer
 
 from amp_ext.optim._step import KernelStep
 
-_takes_grad_scaler_of: WeakKeyDictionary[FunctionType, bool] = WeakKeyDictionary()
-
 
 class Handover(Enum):
-    """Who unscales and clips gradients, and skips the step.
+    """Say who unscales and clips gradients, and who skips the step.
 
     Attributes:
-        HOST: the scaler, which calls step() with unscaled gradients or not at all.
+        HOST: the scaler, which calls step() with unscaled gradients, or not at all.
         FOUND_INF: step(), by the attributes ``grad_scale`` and ``found_inf``.
         KERNELS: step() of :mod:`amp_ext.optim`, by ``_step_scalars``.
     """
@@ -42,7 +39,7 @@ def handover_of(optimizer: Any) -> Handover:
 
 
 def takes_scaler(optimizer: Any) -> bool:
-    """Whether step() has the deprecated argument ``grad_scaler``, and drives the scaler itself."""
+    """Return whether step() has the deprecated argument ``grad_scaler``, and drives the scaler."""
     is_own = isinstance(optimizer, KernelStep)
     return not is_own and _supports_amp_scaling(optimizer) and _takes_grad_scaler(optimizer.step)
 
@@ -52,44 +49,31 @@ def _supports_amp_scaling(optimizer: Any) -> bool:
 
 
 def _takes_grad_scaler(step: Any) -> bool:
-    """Whether an optimizer's step has the deprecated parameter ``grad_scaler``.
-
-    Cached by function: reading a signature takes longer than the rest of the hand-over.
-    """
-    function = getattr(step, "__func__", step)
-    if not isinstance(function, FunctionType):
-        return "grad_scaler" in inspect.signature(step).parameters
-    if function not in _takes_grad_scaler_of:
-        _takes_grad_scaler_of[function] = "grad_scaler" in inspect.signature(step).parameters
-    return _takes_grad_scaler_of[function]
+    return "grad_scaler" in inspect.signature(step).parameters
 
 
-# A fused SGD step allocates momentum without initialising it and, on an overflow, leaves before it
-# is written; from the next step on it is used. So momentum that a step allocates is zeroed if the
-# step overflowed. To find it, every parameter is inspected before an optimizer's first step; later
-# only a parameter that is new in optimizer.state has none.
+# torch's fused SGD allocates momentum without initialising it and, after an overflow, leaves before
+# it is written; the next step reads it. The momentum that a skipped step allocates is set to zero.
+# Before an optimizer's first step all of its states are looked at, later only new ones.
 _known_states: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
 
 
-def momentum_to_come(optimizer: Optimizer) -> list[Tensor]:
-    """Before an optimizer's first step, its parameters without momentum."""
+def params_without_momentum(optimizer: Optimizer) -> list[Tensor]:
+    """Return parameters whose state has no momentum, before an SGD optimizer's first step."""
     if not isinstance(optimizer, torch.optim.SGD) or optimizer in _known_states:
         return []
     _known_states[optimizer] = len(optimizer.state)
-    return [
-        param for param, state in optimizer.state.items() if state.get("momentum_buffer") is None
-    ]
+    return [p for p, state in optimizer.state.items() if state.get("momentum_buffer") is None]
 
 
-def zero_unwritten_momentum(optimizer: Optimizer, fresh: list[Tensor], found_inf: Tensor) -> None:
-    if optimizer not in _known_states:
-        return
-    known = _known_states[optimizer]
-    if len(optimizer.state) == known and not fresh:
+def zero_unwritten_momentum(optimizer: Optimizer, params: list[Tensor], found_inf: Tensor) -> None:
+    """Zero the momentum of these parameters, and of new ones, where found_inf is not 0."""
+    known = _known_states.get(optimizer)
+    if known is None or (len(optimizer.state) == known and not params):
         return
     _known_states[optimizer] = len(optimizer.state)
-    for param in [*fresh, *list(optimizer.state)[known:]]:
+    for param in [*params, *list(optimizer.state)[known:]]:
         momentum = optimizer.state[param].get("momentum_buffer")
         if momentum is not None:
-            skipped = found_inf.to(momentum.device, non_blocking=momentum.is_cuda) != 0
-            momentum.detach().masked_fill_(skipped, 0.0)
+            is_skipped = found_inf.to(momentum.device, non_blocking=momentum.is_cuda) != 0
+            momentum.detach().masked_fill_(is_skipped, 0.0)

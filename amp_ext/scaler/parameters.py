@@ -1,44 +1,49 @@
-"""Parameters whose gradients are unscaled and clipped without their optimizer."""
+"""Parameters that are unscaled and clipped without their optimizer."""
+
+from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.amp.grad_scaler import OptState
+
+from amp_ext.scaler.step_state import StepState
 
 OrParameters = torch.optim.Optimizer | Tensor | Iterable[Tensor]
 
 
 class Parameters:
-    """Parameters as an optimizer has them, for what the scaler does with optimizers.
+    """Group parameters as an optimizer does, for the passes of the scaler.
 
     Args:
-        given: a tensor or an iterable of tensors.
+        source: a tensor or an iterable of tensors.
 
     Raises:
-        TypeError: it is something else.
+        TypeError: another source.
     """
 
-    def __init__(self, given: Tensor | Iterable[Tensor]) -> None:
-        iterable = isinstance(given, Iterable) and not isinstance(given, Tensor)
-        params = list(given) if iterable else [given]
+    def __init__(self, source: Tensor | Iterable[Tensor]) -> None:
+        is_iterable = isinstance(source, Iterable) and not isinstance(source, Tensor)
+        params = list(source) if is_iterable else [source]
         for param in params:
             if not isinstance(param, Tensor):
-                of = f" of {type(param).__name__}" if iterable else ""
+                items = f" of {type(param).__name__}" if is_iterable else ""
                 raise TypeError(
                     "GradScaler.clip_grad_norm_: expected an optimizer, or parameters as in "
                     "model.parameters(): a tensor or an iterable of tensors, got "
-                    f"{type(given).__name__}{of}"
+                    f"{type(source).__name__}{items}"
                 )
         self.param_groups = [{"params": list({id(param): param for param in params}.values())}]
         self._unscaled: dict[int, Tensor | None] = {}
 
-    def note_unscaled(self) -> None:
-        """That the gradients are unscaled which the parameters have now, some perhaps none."""
-        self._unscaled = {id(param): param.grad for param in self.param_groups[0]["params"]}
+    def record_unscaled(self) -> None:
+        """Record the current gradients as unscaled."""
+        self._unscaled = {id(param): param.grad for param in params_of(self)}
 
     def unscaled(self) -> dict[int, Tensor]:
-        """The parameters that still have these gradients, or none, by their id."""
+        """Return the parameters that still have the recorded gradients, by their id."""
         return {
             key: param
             for key, param in by_id(self).items()
@@ -46,28 +51,38 @@ class Parameters:
         }
 
 
+class UnscaledGrads:
+    """Find the gradients of a target that other targets have unscaled in this step.
+
+    A target is an optimizer, or :class:`Parameters`. Two optimizers share no gradients.
+
+    Attributes:
+        states: the states of these other targets.
+        left: the parameters whose gradients no other target has unscaled, by their id.
+    """
+
+    def __init__(self, target: Any, others: list[Any], states: Mapping[int, StepState]) -> None:
+        self.states: list[StepState] = []
+        self.left: dict[int, Tensor] = {}
+        is_alone = isinstance(target, Parameters)
+        others = [other for other in others if is_alone or isinstance(other, Parameters)]
+        others = [other for other in others if states[id(other)]["stage"] is not OptState.READY]
+        if not others:
+            return
+        params = self.left = by_id(target)
+        for other in others:
+            unscaled = other.unscaled() if isinstance(other, Parameters) else by_id(other)
+            if not params.keys().isdisjoint(unscaled):
+                states[id(other)].require_shareable()
+                self.states.append(states[id(other)])
+                self.left = {key: p for key, p in self.left.items() if key not in unscaled}
+
+
 def params_of(optimizer: Any) -> Iterator[Tensor]:
+    """Iterate over the parameters of all groups."""
     return (param for group in optimizer.param_groups for param in group["params"])
 
 
 def by_id(optimizer: Any) -> dict[int, Tensor]:
-    """An optimizer's parameters by their id."""
+    """Return the parameters of all groups by their id."""
     return {id(param): param for param in params_of(optimizer)}
-
-
-def unscaled_with(optimizer: Any) -> dict[int, Tensor]:
-    """The parameters whose gradients have been unscaled with an optimizer's."""
-    return optimizer.unscaled() if isinstance(optimizer, Parameters) else by_id(optimizer)
-
-
-def combined(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """By what the scaler's states of several optimizers would skip all of their steps."""
-    flags: dict[torch.device, Tensor] = {}
-    result = {"found_inf_per_device": flags}
-    for state in states:
-        for device, found in state["found_inf_per_device"].items():
-            flags[device] = torch.maximum(flags[device], found) if device in flags else found
-        if "too_long" in state:
-            before = result.get("too_long", state["too_long"])
-            result["too_long"] = torch.maximum(before, state["too_long"])
-    return result

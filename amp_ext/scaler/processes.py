@@ -1,4 +1,4 @@
-"""Overflows and norms of gradients of which several processes have parts."""
+"""Overflows and norms of gradients that are distributed over processes."""
 
 import functools
 from collections.abc import Iterable, Sequence
@@ -9,64 +9,62 @@ from torch import Tensor, distributed
 
 from amp_ext.scaler.parameters import params_of
 
-Spread = tuple[Any, tuple[Any, ...]] | str | None
-"""How parameters are spread over processes: the mesh and the placements of DTensors, ``"fsdp"`` for
-those that FSDP1 has flattened, None where nothing tells."""
+Sharding = tuple[Any, tuple[Any, ...]] | str | None
+"""The mesh and the placements of DTensors, ``"fsdp"`` for parameters that FSDP1 has flattened, None
+for all others."""
 
 Groups = tuple[Any, ...]
-"""Process groups; reducing over one after the other reduces over all of their processes."""
+"""Process groups. Reducing over one after the other reduces over all of their processes."""
 
 
 class Reduction:
-    """Makes what this process finds in an optimizer's gradients what all processes find, by one
-    reduction for each set of processes. The host waits for a GPU only where this process has no
-    gradients.
+    """Reduce the flags and norms of one pass over all processes that have parts of the gradients.
+
+    There is one all_reduce for each set of processes. The host waits for a GPU only where this
+    process has no gradients.
 
     Args:
-        scale: of the device on which it is done.
-        process_group: the scaler's: reduced over in any case.
-        optimizer: whose gradients they are.
+        scale: the scale, on the device of the reduction.
+        process_group: the scaler's group, which is reduced over in any case.
+        optimizer: the optimizer of the gradients.
 
     Attributes:
-        norm_is_common: whether the last norm is the same in all of these processes; False also
-            where nothing was reduced.
+        norm_is_common: whether all of these processes have the same last norm; False without one.
     """
 
     def __init__(self, scale: Tensor, process_group: Any, optimizer: Any) -> None:
         self._scale, self._process_group, self._optimizer = scale, process_group, optimizer
-        self._spreads: Sequence[Spread] = ()
+        self._shardings: Sequence[Sharding] = ()
         self.norm_is_common = False
 
     def __call__(
         self,
         found_infs: dict[torch.device, Tensor],
-        spreads: Sequence[Spread],
+        shardings: Sequence[Sharding],
         norms: Sequence[Sequence[Tensor]] | None,
     ) -> Tensor | None:
-        """
+        """Reduce, and write the flags.
+
         Args:
-            found_infs: by device, float32 tensors of shape (), 0.0 or 1.0; written. One is added if
-                there is none, as this process has no gradients, but another process has some.
-            spreads: all those of the optimizer's parameters, with or without gradients, in an order
-                that is the same everywhere.
-            norms: for each spread, those of this process's gradients, if they are wanted.
+            found_infs: flags by device, float32 tensors of shape (), 0.0 or 1.0. A process without
+                gradients has none, and receives one if another process has gradients.
+            shardings: all shardings of the optimizer's parameters, with and without gradients, in
+                an order that is the same everywhere.
+            norms: for each sharding, the norms of this process's gradients; None without norms.
 
         Returns:
             The norm of the gradients of all processes, a float32 tensor of shape () on the scale's
-            device; None if norms are not wanted or there is nothing to reduce.
+            device; None without norms, or where nothing is reduced.
         """
-        if norms is not None and "fsdp" in spreads:
+        if norms is not None and "fsdp" in shardings:
             self._check_split()
-        self._spreads = spreads
+        self._shardings = shardings
         sets = self._sets()
         if not sets:
             return None
         zero = torch.zeros((), dtype=torch.float64, device=self._scale.device)
-        found = functools.reduce(torch.maximum, self._here(found_infs.values()), zero)
-        squares = [
-            sum((norm.square() for norm in self._here(of_spread)), zero)
-            for of_spread in norms or ()
-        ]
+        found = functools.reduce(torch.maximum, self._moved(found_infs.values()), zero)
+        squares = [sum((norm.square() for norm in self._moved(here)), zero) for here in norms or ()]
         packed = [
             torch.stack([found, zero + len(found_infs), *(squares[i] for i in indices if squares)])
             for _, indices in sets
@@ -79,10 +77,10 @@ class Reduction:
         if norms is not None:
             for numbers, (_, indices) in zip(packed, sets, strict=True):
                 for number, i in zip(numbers[2:], indices, strict=True):
-                    squares[i] = number / _replicas(spreads[i])
+                    squares[i] = number / _replicas(shardings[i])
             norm = sum(squares, zero).sqrt().float()
             overflow = overflow | ~norm.isfinite()
-            self.norm_is_common = len(sets) == 1 and len(sets[0][1]) == len(spreads)
+            self.norm_is_common = len(sets) == 1 and len(sets[0][1]) == len(shardings)
         for flag in found_infs.values():
             flag.copy_(overflow)
         if not found_infs and sums[1] > 0:
@@ -90,9 +88,8 @@ class Reduction:
         return norm
 
     def share(self, flag: Tensor) -> None:
-        """Set a flag, 0.0 or 1.0 on the scale's device, where it is set in another of the processes
-        of the last call."""
-        self({flag.device: flag}, self._spreads, None)
+        """Set a flag that another of the processes of the last call has set."""
+        self({flag.device: flag}, self._shardings, None)
 
     def _check_split(self) -> None:
         (group,) = self._groups_of("fsdp")
@@ -106,7 +103,7 @@ class Reduction:
             )
 
     def _sets(self) -> list[tuple[Groups, list[int]]]:
-        """The sets of processes to be reduced over, each with the indices of its spreads."""
+        """Return the sets of processes to reduce over, each with the indices of its shardings."""
         sets: dict[Any, tuple[Groups, list[int]]] = {}
 
         def add(groups: Groups) -> list[int]:
@@ -116,51 +113,51 @@ class Reduction:
         group = self._process_group
         if group is not None and distributed.get_rank(group) >= 0:
             add((group,))
-        for index, spread in enumerate(self._spreads):
-            if groups := self._groups_of(spread):
+        for index, sharding in enumerate(self._shardings):
+            if groups := self._groups_of(sharding):
                 add(groups).append(index)
         return list(sets.values())
 
-    def _groups_of(self, spread: Spread) -> Groups:
-        """Those over which a spread's gradients are reduced."""
-        if spread == "fsdp":
+    def _groups_of(self, sharding: Sharding) -> Groups:
+        """Return the groups to reduce a sharding's gradients over."""
+        if sharding == "fsdp":
             group = self._process_group
             return (distributed.group.WORLD if group is None else group,)
-        if spread is None or spread[0].get_coordinate() is None:
+        if sharding is None or sharding[0].get_coordinate() is None:
             return ()
-        mesh, _ = spread
+        mesh, _ = sharding
         if mesh.ndim > 1 and mesh.size() == distributed.get_world_size():
             return (distributed.group.WORLD,)
         return tuple(mesh.get_all_groups())
 
-    def _here(self, tensors: Iterable[Tensor]) -> Iterable[Tensor]:
+    def _moved(self, tensors: Iterable[Tensor]) -> Iterable[Tensor]:
         # A copy to the CPU must have arrived before it is read.
         device = self._scale.device
         return (tensor.to(device, torch.float64, device.type != "cpu") for tensor in tensors)
 
 
-def several() -> bool:
-    """Whether this is one of several processes."""
+def is_distributed() -> bool:
+    """Return whether there may be other processes."""
     return distributed.is_available() and distributed.is_initialized()
 
 
 def is_flattened(param: Tensor) -> bool:
-    """Whether it is FSDP1's."""
+    """Return whether FSDP1 has flattened a parameter."""
     return hasattr(param, "_fsdp_flattened")
 
 
 def is_split(param: Tensor) -> bool:
-    """Whether each process has but a part of a parameter of FSDP1's, as by all strategies but
-    NO_SHARD. A part is flat."""
+    """Return whether a process has only a part of FSDP1's parameter, as without NO_SHARD."""
     whole = getattr(param, "_unpadded_unsharded_size", None)
+    # A part is flat.
     return param.dim() == 1 if whole is None else param.numel() < whole.numel()
 
 
-def _replicas(spread: Spread) -> int:
-    """How many processes have the same part of a spread's gradients."""
-    if not isinstance(spread, tuple):
+def _replicas(sharding: Sharding) -> int:
+    """Return how many processes have the same part of a sharding's gradients."""
+    if not isinstance(sharding, tuple):
         return 1
-    mesh, placements = spread
+    mesh, placements = sharding
     replicas = 1
     for dim, placement in enumerate(placements):
         if placement.is_replicate():
@@ -172,9 +169,29 @@ def _sum_over(tensors: Sequence[Tensor], groups: Sequence[Groups]) -> None:
     """Sum each tensor over its groups, one group after the other, all tensors at once."""
     for turn in range(max(map(len, groups))):
         works = [
-            distributed.all_reduce(tensor, group=its[turn], async_op=True)
-            for tensor, its in zip(tensors, groups, strict=True)
-            if turn < len(its)
+            distributed.all_reduce(tensor, group=own[turn], async_op=True)
+            for tensor, own in zip(tensors, groups, strict=True)
+            if turn < len(own)
         ]
         for work in works:
             work.wait()
+
+
+def check_not_split(optimizer: Any) -> None:
+    """Raise for parameters that FSDP1 has split: torch's code would take a part of the norm."""
+    if is_distributed() and any(is_flattened(p) and is_split(p) for p in params_of(optimizer)):
+        raise RuntimeError(
+            "GradScaler.clip_grad_norm_: each process has a part of FullyShardedDataParallel's "
+            "parameters, of which only an enabled scaler with norm_type=2 takes the whole norm: "
+            "call unscale_(optimizer), and clip_grad_norm_ of the FullyShardedDataParallel module"
+        )
+
+
+def clip_as_torch(
+    optimizer: Any, max_norm: float, norm_type: float, error_if_nonfinite: bool
+) -> Tensor:
+    """Clip gradients by torch's code."""
+    params = list(params_of(optimizer))
+    norm = torch.nn.utils.clip_grad_norm_(params, max_norm, norm_type, error_if_nonfinite)
+    # The number in a DTensor may be of this process alone.
+    return norm.full_tensor() if hasattr(norm, "full_tensor") else norm

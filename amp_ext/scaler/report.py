@@ -1,10 +1,9 @@
-"""Which gradients made a step overflow, and with what."""
+"""Reports on the gradients that made a step overflow."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,16 +16,16 @@ NamedParameters = torch.nn.Module | Iterable[tuple[str, Tensor]]
 
 @dataclass(frozen=True)
 class BadGradient:
-    """A gradient that is not finite. Its str() is a line such as
+    """Describe a gradient that is not finite. Its str() is a line such as
 
     ``head.weight: 12 inf, 3 -inf, 1 NaN of 7680 elements, float32 [10, 768] on cuda:0``
 
     Attributes:
-        name: of the parameter.
-        shape, dtype, device: of the gradient.
-        positive_infs, negative_infs, nans: how many elements are so.
-        numel: how many elements there are; of a sparse gradient those that it stores, of a DTensor
-            those of this rank.
+        name: the name of the parameter.
+        shape, dtype, device: as the gradient has them.
+        positive_infs, negative_infs, nans: the number of such elements.
+        numel: the number of elements; the stored elements of a sparse gradient, and this rank's
+            elements of a DTensor.
     """
 
     name: str
@@ -50,14 +49,14 @@ class BadGradient:
 
 @dataclass(frozen=True)
 class OverflowReport:
-    """What :meth:`amp_ext.GradScaler.overflow_report` has found; true when that is something.
+    """Hold what :meth:`amp_ext.GradScaler.overflow_report` has found; true with bad gradients.
 
     Attributes:
         overflow: whether a step overflowed at all.
-        gradients: those that are not finite, in the order of the optimizers' parameters.
-        parameters: how many the optimizers of that step have.
-        cleared: how many of them have no gradient now.
-        gone: how many optimizers of that step no longer exist.
+        gradients: the bad gradients, in the order of the optimizers' parameters.
+        parameters: the number of parameters of the optimizers of that step.
+        cleared: the number of these parameters that have no gradient now.
+        gone: the number of optimizers of that step that no longer exist.
     """
 
     overflow: bool = False
@@ -91,26 +90,24 @@ class OverflowReport:
         )
 
 
-def found_infs_of(states: Iterable[Mapping[str, Any]]) -> list[Tensor]:
-    return [found for state in states for found in state["found_inf_per_device"].values()]
-
-
 @torch.no_grad()
 def report_on(
     overflowed: Sequence[Optimizer | None], named_parameters: NamedParameters | None
 ) -> OverflowReport:
-    """Looks for infinities and NaNs in the gradients of optimizers whose step overflowed; None
-    stands for one that is gone."""
+    """Find infinities and NaNs in the gradients of optimizers that overflowed.
+
+    None stands for an optimizer that is gone.
+    """
     if not overflowed:
         return OverflowReport()
     gone = overflowed.count(None)
     optimizers = [optimizer for optimizer in overflowed if optimizer is not None]
     if isinstance(named_parameters, torch.nn.Module):
         named_parameters = named_parameters.named_parameters()
-    given = {id(param): name for name, param in named_parameters or ()}
-    params = {id(param): (name, param) for name, param in with_names(optimizers)}
+    names = {id(param): name for name, param in named_parameters or ()}
+    params = {id(param): (name, param) for name, param in _with_names(optimizers)}
     grads = [
-        (given.get(key, name), param.grad)
+        (names.get(key, name), param.grad)
         for key, (name, param) in params.items()
         if param.grad is not None
     ]
@@ -126,8 +123,8 @@ def report_on(
     return OverflowReport(True, tuple(bad), len(params), cleared, gone)
 
 
-def with_names(optimizers: Iterable[Optimizer]) -> Iterator[tuple[str, Tensor]]:
-    """The parameters, each with the name that its optimizer was given, or its place there."""
+def _with_names(optimizers: Iterable[Optimizer]) -> Iterator[tuple[str, Tensor]]:
+    """Yield the parameters, each with its name in its optimizer, or its place there."""
     for optimizer in optimizers:
         for number, group in enumerate(optimizer.param_groups):
             names = group.get("param_names") or ()
@@ -137,15 +134,17 @@ def with_names(optimizers: Iterable[Optimizer]) -> Iterator[tuple[str, Tensor]]:
 
 
 def _elements(grad: Tensor) -> Tensor:
-    """The elements that the scaler checks."""
+    """Return the elements that the scaler checks."""
     if hasattr(grad, "to_local"):
         grad = grad.to_local()
     return grad._values() if grad.layout is torch.sparse_coo else grad
 
 
 def _have_finite_norms(tensors: Sequence[Tensor]) -> list[bool]:
-    """Whether the L2 norm of each is finite, by one launch and one synchronisation for each device;
-    False for tensor subclasses, which are not looked at."""
+    """Return whether the L2 norm of each is finite, by one launch and one wait for each device.
+
+    Tensor subclasses are not looked at: False.
+    """
     by_device: dict[torch.device, list[int]] = {}
     for index, tensor in enumerate(tensors):
         if type(tensor) is Tensor:

@@ -15,41 +15,12 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 import amp_ext
 from autocast_cases import Seen
 
 x = torch.ones(2, 4)
 square = torch.ones(4, 4)
-image = torch.ones(1, 4, 5, 5)
-
-# Of every kind: run in the lower precision, run in fp32, promote to the widest, and left alone.
-# `low` is in the lower precision.
-OPS: dict[str, Callable[[Tensor], Tensor]] = {
-    "linear": lambda low: F.linear(x, square),
-    "__matmul__": lambda low: x @ square,
-    "conv2d": lambda low: F.conv2d(image, torch.ones(6, 4, 1, 1)),
-    "conv_transpose2d": lambda low: F.conv_transpose2d(image, torch.ones(4, 6, 1, 1)),
-    "mse_loss": lambda low: F.mse_loss(low, x),
-    "cross_entropy": lambda low: F.cross_entropy(low, torch.zeros(2).long()),
-    "softmax": lambda low: low.softmax(-1),
-    "layer_norm": lambda low: F.layer_norm(low, (4,)),
-    "cat": lambda low: torch.cat([x, low]),
-    "relu": lambda low: low.relu(),
-    "fp64": lambda low: square.double() @ square.double(),
-}
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("op", OPS.values(), ids=OPS)
-def test_result_dtypes(op: Callable[[Tensor], Tensor], dtype: torch.dtype) -> None:
-    results = []
-    for region in (amp_ext.autocast, torch.autocast):
-        with region("cpu", dtype=dtype):
-            results.append(op(x.to(dtype)))
-    assert results[0].dtype == results[1].dtype
-    assert torch.equal(*results), "sums of ones are exact"
 
 
 def state() -> tuple[Any, ...]:
@@ -72,6 +43,8 @@ REGIONS: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("inner", REGIONS)
 @pytest.mark.parametrize("outer", REGIONS)
 def test_nesting(outer: str, inner: str) -> None:
+    """Nested regions have the states of torch's."""
+
     def states(region: Any) -> list[Any]:
         seen = [state()]
         with REGIONS[outer](region):
@@ -85,6 +58,8 @@ def test_nesting(outer: str, inner: str) -> None:
 
 
 def test_decorates_functions_and_methods() -> None:
+    """A decorated method runs in a region."""
+
     class Net(nn.Module):
         @amp_ext.autocast("cpu", dtype=torch.bfloat16)
         def forward(self, value: Tensor) -> Tensor:
@@ -97,6 +72,7 @@ def test_decorates_functions_and_methods() -> None:
 
 
 def test_has_torchs_interface() -> None:
+    """Names and arguments are torch's."""
     assert amp_ext.autocast.__name__ == "autocast"
     mine, torchs = (
         [(p.name, p.kind, p.default) for p in inspect.signature(cls).parameters.values()]
@@ -109,6 +85,7 @@ def test_has_torchs_interface() -> None:
 
 @pytest.mark.parametrize("device_type", ["nonsense", 3, None], ids=repr)
 def test_bad_device_type(device_type: Any) -> None:
+    """A bad device type is torch's error."""
     errors = []
     for region in (torch.autocast, amp_ext.autocast):
         with pytest.raises((RuntimeError, ValueError)) as raised:
@@ -152,6 +129,7 @@ def routed() -> bool:
 
 
 def test_what_is_routed_where() -> None:
+    """Products are routed in our regions, and in torch's within them."""
     ours, theirs = amp_ext.autocast, torch.autocast
     seen = [routed()]
     with ours(**FP16):
@@ -175,6 +153,7 @@ def test_what_is_routed_where() -> None:
 
 @pytest.mark.parametrize("region", [amp_ext.autocast, torch.autocast], ids=["amp_ext", "torch"])
 def test_a_disabled_region_within_routes_nothing(region: Any) -> None:
+    """A disabled region within ours routes nothing."""
     with amp_ext.autocast(**FP16):
         with region("cpu", enabled=False):
             assert not routed()
@@ -184,18 +163,8 @@ def test_a_disabled_region_within_routes_nothing(region: Any) -> None:
         assert routed()
 
 
-def test_the_innermost_region_says_the_dtype() -> None:
-    dtypes = []
-    for outer, inner in ((torch.float16, torch.bfloat16), (torch.bfloat16, torch.float16)):
-        with amp_ext.autocast("cpu", outer), Seen() as seen:
-            with amp_ext.autocast("cpu", inner):
-                dtypes.append((x @ square).dtype)
-            dtypes.append((x @ square).dtype)
-        assert seen.gemms == 2
-    assert dtypes == [torch.bfloat16, torch.float16, torch.float16, torch.bfloat16]
-
-
 def test_a_region_can_be_entered_again() -> None:
+    """A region routes each time that it is entered."""
     region = amp_ext.autocast(**FP16)
     for _ in range(3):
         with region:
@@ -204,6 +173,8 @@ def test_a_region_can_be_entered_again() -> None:
 
 
 def test_nothing_is_routed_after_an_exception() -> None:
+    """An exception leaves the region."""
+
     @amp_ext.autocast(**FP16)
     def fails() -> None:
         assert routed()
@@ -218,12 +189,9 @@ def test_nothing_is_routed_after_an_exception() -> None:
         assert not routed()
 
 
-def test_decorated_function_is_routed_in_every_call() -> None:
-    decorated = amp_ext.autocast(**FP16)(routed)
-    assert [decorated(), routed(), decorated()] == [True, False, True]
-
-
 def test_a_decorator_enters_a_region_of_its_class() -> None:
+    """A decorator of a subclass enters a region of the subclass."""
+
     class Counted(amp_ext.autocast):
         entered: ClassVar[int] = 0
 
@@ -238,6 +206,7 @@ def test_a_decorator_enters_a_region_of_its_class() -> None:
 
 @pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy])
 def test_a_copy_of_an_entered_region_is_a_region_of_its_own(duplicate: Any) -> None:
+    """A copy may be entered within the original."""
     region = amp_ext.autocast(**FP16)
     with region:
         with duplicate(region):
@@ -272,4 +241,5 @@ assert all(a[k] is b[k] for a, b in zip(names(), before_names) for k in b)
 
 
 def test_importing_changes_nothing_in_torch() -> None:
+    """Importing registers no op of torch's, and replaces no name."""
     subprocess.run([sys.executable, "-c", IMPORT_CHANGES_NOTHING], check=True)

@@ -96,15 +96,6 @@ def test_checkpoints_of_both_kinds_of_regions(way: str) -> None:
         assert (seen.torchs == 0) == (region is amp_ext.autocast)
 
 
-def other_regions() -> None:
-    """With nodes in and between them."""
-    node = torch.ones((), requires_grad=True)
-    for _ in range(66_000):
-        node * 1
-        with amp_ext.autocast("cpu", dtype=FP16):
-            node * 1
-
-
 def other_threads() -> None:
     def work() -> None:
         with amp_ext.autocast("cpu", dtype=FP16):
@@ -125,10 +116,8 @@ def both_kinds_of_regions(times: int) -> None:
 
 
 BETWEEN: dict[str, tuple[Any, Callable[[], None]]] = {
-    "ours, regions": (amp_ext.autocast, other_regions),
     "ours, threads": (amp_ext.autocast, other_threads),
     "ours, both kinds": (amp_ext.autocast, lambda: both_kinds_of_regions(3000)),
-    "torch's, regions": (torch.autocast, other_regions),
     "torch's, both kinds": (torch.autocast, lambda: both_kinds_of_regions(1000)),
 }
 """The region of a checkpoint, and what runs between its passes: up to 1024 changes of a thread from

@@ -31,7 +31,7 @@ def registered(key: str) -> list[str]:
     return sorted(op.removeprefix("aten::") for op in ops if op.startswith("aten::"))
 
 
-ON_CPU, ON_CUDA = registered("AutocastCPU"), registered("AutocastCUDA")
+ON_CPU = registered("AutocastCPU")
 SAMPLED = [name for name in ON_CPU if name in SAMPLES]
 ROUTED = ("addmm", "baddbmm", "bmm", "conv2d", "conv2d.padding", "linear", "matmul", "mm")
 LOW = (torch.float16, torch.bfloat16)
@@ -82,11 +82,13 @@ def plain(tensor: Tensor) -> Tensor:
 
 
 def test_every_registered_op_has_a_sample() -> None:
+    """torch's registry holds no op that is not compared."""
     check_samples(ON_CPU, torch.__version__)
     assert set(ROUTED) <= set(ON_CPU)
 
 
 def test_an_op_without_a_sample_is_named() -> None:
+    """A missing sample is an error, and a warning for a later torch."""
     with pytest.raises(AssertionError, match="not tested: aged, new"):
         check_samples(["mm", "new", "aged"], "2.14.1+cu130")
     with pytest.warns(RuntimeWarning, match="not tested: new"):
@@ -95,6 +97,7 @@ def test_an_op_without_a_sample_is_named() -> None:
 
 @pytest.mark.parametrize("name", SAMPLED)
 def test_is_as_under_torch(name: str) -> None:
+    """Each op has torch's results and errors, for operands of every kind."""
     args, kwargs = SAMPLES[name]()
     # Before 2.13 torch passes no named tensors through torch.ops.
     if "imname" not in name or TorchVersion(torch.__version__) >= (2, 13):
@@ -126,44 +129,9 @@ def compare(name: str, dtype: torch.dtype, operands: str) -> None:
             assert_same(plain(one), plain(other))
 
 
-# What runs in the lower precision, by torch's documentation. `@` and Tensor.__matmul__ are matmul.
-FP16_OPS = (
-    *("addbmm", "addmm", "addmv", "addr", "baddbmm", "bmm", "chain_matmul", "linear", "matmul"),
-    *("mm", "mv", "prelu", "conv1d", "conv2d", "conv3d"),
-    *("conv_transpose1d", "conv_transpose2d.input", "conv_transpose3d.input"),
-)
-ONLY_ON_CUDA = {"addmv", "addr", "chain_matmul", "mv"}
-CUDA_SAMPLES: dict[str, Callable[[], Arguments]] = {
-    "addmv": lambda: ((torch.randn(3), torch.randn(3, 4), torch.randn(4)), {}),
-    "addr": lambda: ((torch.randn(3, 4), torch.randn(3), torch.randn(4)), {}),
-    "chain_matmul": lambda: (([torch.randn(3, 4), torch.randn(4, 5), torch.randn(5, 2)],), {}),
-    "mv": lambda: ((torch.randn(3, 4), torch.randn(4)), {}),
-}
-
-
-def test_where_the_fp16_ops_are_registered() -> None:
-    assert set(FP16_OPS) <= set(ON_CUDA)
-    assert set(FP16_OPS) - set(ON_CPU) == ONLY_ON_CUDA
-
-
-@pytest.mark.parametrize("name", [name for name in FP16_OPS if name not in ONLY_ON_CUDA])
-def test_fp16_ops_give_the_lower_precision(name: str) -> None:
-    for region, dtype in itertools.product((amp_ext.autocast, torch.autocast), LOW):
-        assert outcome(region, overload(name), SAMPLES[name](), dtype).dtype == dtype
-
-
 @pytest.mark.parametrize("dtype", LOW, ids=str)
 def test_python_operators_give_the_lower_precision(dtype: torch.dtype) -> None:
+    """``@`` and its methods give the region's dtype."""
     a, b = torch.randn(3, 4), torch.randn(4, 5)
     with amp_ext.autocast("cpu", dtype=dtype):
         assert (a @ b).dtype == a.__matmul__(b).dtype == b.__rmatmul__(a).dtype == dtype
-
-
-@pytest.mark.parametrize("name", FP16_OPS if torch.cuda.is_available() else ())
-def test_fp16_ops_on_a_gpu(name: str) -> None:
-    args, kwargs = tree_map(
-        lambda x: x.cuda() if isinstance(x, Tensor) else x, (SAMPLES | CUDA_SAMPLES)[name]()
-    )
-    for region in (amp_ext.autocast, torch.autocast):
-        with region("cuda", dtype=torch.float16):
-            assert overload(name)(*args, **kwargs).dtype == torch.float16

@@ -13,7 +13,7 @@ import torch
 
 import amp_ext
 from amp_ext import _cache, _warnings, ops, verify
-from amp_ext.apex import amp, from_grad_scaler
+from amp_ext.compat.apex import amp, from_grad_scaler
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""amp_ext.nn: the layers against torch's layers, composed, under autocast and compiled."""
+"""amp_ext.nn: parameters, autocast, dropout and compilation of the layers."""
 
 from __future__ import annotations
 
@@ -10,38 +10,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import amp_ext
-from amp_ext import ops
 from amp_ext.nn import MLP, GatedMLP, Linear, LinearActivation
-from cases import ACTIVATIONS, FLOATS, assert_equal, assert_same, integers, normal, unwritten
-from executors import Executor, against_oracle, every_executor
-from gemm_cases import cast, doubles
+from cases import assert_all_same, assert_same, normal
+from executors import Executor, against_oracle
 
-FP16, BF16, FP32, FP64 = FLOATS
-SHAPES = [(7,), (5, 7), (2, 3, 5, 7), (0, 7)]
-NAMES = ("x", "weight1", "bias1", "weight2", "bias2")
-
-every_activation = pytest.mark.parametrize("activation", ACTIVATIONS)
-every_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
-
-
-def mlp_leaves(
-    shape: tuple[int, ...],
-    make: Callable[[tuple[int, ...]], Tensor],
-    hidden: int = 6,
-    columns: int = 4,
-) -> dict[str, Any]:
-    layers = ((hidden, shape[-1]), (hidden,), (columns, hidden), (columns,))
-    shapes = dict(zip(NAMES, (shape, *layers), strict=True))
-    return {name: make(s).requires_grad_() for name, s in shapes.items()}
-
-
-def composed(leaves: dict[str, Tensor], activation: str) -> Tensor:
-    x, weight1, bias1, weight2, bias2 = leaves.values()
-    return F.linear(ACTIVATIONS[activation](F.linear(x, weight1, bias1)), weight2, bias2)
+FP16, FP32 = torch.float16, torch.float32
 
 
 class Seen(TorchDispatchMode):
@@ -57,154 +33,9 @@ class Seen(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-# ---- the op mlp --------------------------------------------------------------------------------
-
-
-@every_executor
-@pytest.mark.parametrize("shape", [(7,), (2, 2, 7)], ids=str)
-@every_activation
-def test_derivatives(executor: Executor, activation: str, shape: tuple[int, ...]) -> None:
-    leaves = mlp_leaves(shape, lambda s: normal(s, FP64, executor.device))
-    for check in (torch.autograd.gradcheck, torch.autograd.gradgradcheck):
-        assert check(lambda *t: executor.ops.mlp(*t, activation=activation), (*leaves.values(),))
-
-
-@against_oracle
-@every_activation
-def test_derivatives_of_gemm(executor: Executor, activation: str) -> None:
-    """Whose gelus depend on every argument."""
-    shapes = {"a": (2, 3, 4), "b": (5, 4), "c": (3, 1), "bias": (5,)}
-    leaves = {n: normal(s, FP64, executor.device).requires_grad_() for n, s in shapes.items()}
-    options = {"trans_b": True, "alpha": 0.5, "beta": -2.0, "activation": activation}
-
-    def run(*tensors: Tensor) -> Tensor:
-        return ops.gemm(**dict(zip(leaves, tensors, strict=True)), **options)
-
-    for check in (torch.autograd.gradcheck, torch.autograd.gradgradcheck):
-        assert check(run, tuple(leaves.values()))
-
-
-@every_executor
-@every_shape
-@pytest.mark.parametrize("dtypes", [(FP16, FP16), (FP16, FP32)], ids=str)
-def test_exact_gradients(
-    executor: Executor, dtypes: tuple[torch.dtype, torch.dtype], shape: tuple[int, ...]
-) -> None:
-    """Of integers that FP16 represents: in the dtype of each tensor."""
-    activation = "relu"
-    leaves = mlp_leaves(shape, lambda s: integers(s, FP32, executor.device, limit=1))
-    leaves = cast(leaves, (dtypes[0], dtypes[1], FP32, dtypes[1], FP16))
-    same = doubles(leaves)
-    with unwritten(leaves.values()):
-        out = executor.ops.mlp(**leaves, activation=activation)
-        grad = integers(tuple(out.shape), out.dtype, executor.device)
-        out.backward(grad)
-    exact = composed(same, activation)
-    exact.backward(grad.double())
-    assert_equal(out, exact)
-    assert out.dtype == torch.promote_types(*dtypes)
-    for leaf, expected in zip(leaves.values(), same.values(), strict=True):
-        assert leaf.grad.dtype == leaf.dtype
-        assert_equal(leaf.grad, expected.grad)
-
-
-@against_oracle
-@every_activation
-@pytest.mark.parametrize("dtype", [FP16, BF16, FP32], ids=str)
-def test_is_no_less_exact_than_torch(
-    executor: Executor, dtype: torch.dtype, activation: str
-) -> None:
-    """Of output and gradients: the RMS error against float64 is at most that of torch's layers.
-
-    Up to a fifth, since the 96 elements of a bias are a sample of errors whose RMS varies by a
-    fourteenth; and up to FP32's unit where torch is exact.
-    """
-    leaves = mlp_leaves((256, 64), lambda s: normal(s, FP32, executor.device), 96, 96)
-    leaves = cast(leaves, [dtype] * 5)
-    grad = normal((256, 96), dtype, executor.device)
-    results = []
-    for tensors, run in (
-        (doubles(leaves), lambda t: composed(t, activation)),
-        (leaves, lambda t: ops.mlp(**t, activation=activation)),
-        (cast(leaves, [dtype] * 5), lambda t: composed(t, activation)),
-    ):
-        out = run(tensors)
-        grads = torch.autograd.grad(out, list(tensors.values()), grad.to(out.dtype))
-        results.append([tensor.double() for tensor in (out, *grads)])
-    for exact, mine, torchs in zip(*results, strict=True):
-        error, theirs = ((other - exact).square().mean().sqrt() for other in (mine, torchs))
-        assert error <= 1.2 * theirs + 2.0**-22 * exact.square().mean().sqrt()
-
-
-@against_oracle
-@pytest.mark.parametrize("activation", ["relu", "gelu"])
-def test_products(executor: Executor, activation: str) -> None:
-    """One product a layer forward, of which the first keeps the gelu's argument; in the backward
-    pass two a layer, of which one has the derivative, and no sum for the first bias."""
-    leaves = mlp_leaves((3, 5, 7), lambda s: normal(s, FP16, executor.device))
-    with Seen() as forward:
-        out = ops.mlp(**leaves, activation=activation)
-    assert forward.names == ["gemm_with_aux" if activation == "gelu" else "gemm", "gemm"]
-    with Seen() as backward:
-        out.sum().backward()
-    assert backward.names == ["gemm", "gemm_times_derivative", "gemm", "gemm"]
-
-
-@against_oracle
-@pytest.mark.parametrize("wanted", NAMES)
-@pytest.mark.parametrize("activation", ["relu", "gelu"])
-def test_only_what_is_wanted_is_computed(executor: Executor, activation: str, wanted: str) -> None:
-    leaves = mlp_leaves((5, 7), lambda s: normal(s, FP16, executor.device))
-    out = ops.mlp(**leaves, activation=activation)
-    expected = torch.autograd.grad(out.sum(), leaves[wanted])[0]
-    for name, leaf in leaves.items():
-        leaf.requires_grad_(name == wanted)
-    with Seen() as forward:
-        out = ops.mlp(**leaves, activation=activation)
-    assert ("gemm_with_aux" in forward.names) == (
-        activation == "gelu" and wanted in ("x", "weight1", "bias1")
-    )
-    with Seen() as backward:
-        out.sum().backward()
-    count = {"x": 2, "weight1": 2, "bias1": 1, "weight2": 1, "bias2": 0}[wanted]
-    assert len(backward.names) == count
-    assert_same(leaves[wanted].grad, expected)
-
-
-@against_oracle
-@pytest.mark.parametrize(("activation", "bias"), [("none", False), ("gelu", True)])
-def test_opcheck(executor: Executor, activation: str, bias: bool) -> None:
-    leaves = mlp_leaves((3, 5, 7), lambda s: normal(s, FP32, executor.device))
-    if not bias:
-        leaves |= {"bias1": None, "bias2": None}
-    options = {"activation": activation}
-    torch.library.opcheck(torch.ops.amp_ext.mlp.default, (), leaves | options)
-
-
-MLP_FAULTS = {
-    "x": (lambda t: t[..., :3], r"x must have 7 columns.*got shape \[5, 3\]"),
-    "weight1": (lambda t: t[:, :3], r"x must have 3 columns for weight1.*, got shape \[5, 7\]"),
-    "bias1": (lambda t: t[:3], r"bias1 must have shape \[6\], got shape \[3\]"),
-    "weight2": (lambda t: t[:, :3], r"weight1 must have 3 rows for weight2.*got shape \[6, 7\]"),
-    "bias2": (lambda t: t[:3], r"bias2 must have shape \[4\], got shape \[3\]"),
-}
-
-
-@pytest.mark.parametrize("name", MLP_FAULTS)
-@pytest.mark.parametrize("device", ["cpu", "meta"])
-def test_bad_shapes(device: str, name: str) -> None:
-    spoil, text = MLP_FAULTS[name]
-    leaves = mlp_leaves((5, 7), lambda s: torch.zeros(s, device=device))
-    with pytest.raises(RuntimeError, match=f"amp_ext::mlp: {text}"):
-        ops.mlp(**leaves | {name: spoil(leaves[name])})
-
-
-# ---- the layers --------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("bias", [True, False])
 def test_parameters_are_torchs(bias: bool) -> None:
-    """Names, initial values and the way they are drawn."""
+    """Names, initial values and checkpoints are those of torch's layers."""
     torch.manual_seed(0)
     ours, fused, mlp = Linear(5, 3, bias), LinearActivation(5, 3, bias), MLP(5, 4, 3, bias)
     gated = GatedMLP(5, 4, 3, bias)
@@ -224,30 +55,62 @@ def test_parameters_are_torchs(bias: bool) -> None:
     assert repr(fused) == f"LinearActivation({theirs.extra_repr()}, activation='gelu')"
 
 
-def test_unknown_activation() -> None:
+def test_bad_options() -> None:
+    """An unknown activation, and a dropout that is no probability, are errors."""
     for make in (LinearActivation, MLP, GatedMLP):
-        with pytest.raises(ValueError, match=r"must be None or one of none, relu.*, got 'swish'"):
+        with pytest.raises(ValueError, match=r"None or one of none, relu.*, got 'swish'"):
             make(2, 2, activation="swish")
+    for make in (MLP, GatedMLP):
+        for dropout in (-0.1, 1.5, float("nan")):
+            with pytest.raises(ValueError, match=rf"between 0 and 1, got {dropout}"):
+                make(2, 2, dropout=dropout)
 
 
-@pytest.mark.parametrize("activation", ["gelu"])
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda a: LinearActivation(7, 4, activation=a),
-        lambda a: MLP(7, 6, 4, activation=a),
-        lambda a: GatedMLP(7, 6, 4, activation=a),
-    ],
-)
-def test_copies_and_pickles(make: Callable[[str], nn.Module], activation: str) -> None:
-    layer, x = make(activation), torch.randn(3, 7)
+def test_no_activation() -> None:
+    """None and "none" are the same, and LinearActivation is Linear then."""
+    x, layer, plain = torch.randn(3, 7), LinearActivation(7, 6, activation=None), Linear(7, 6)
+    plain.load_state_dict(layer.state_dict())
+    assert_same(layer(x), plain(x))
+    for make in (LinearActivation, MLP, GatedMLP):
+        assert make(7, 6, activation=None).activation == "none"
+
+
+@pytest.mark.parametrize("make", [LinearActivation, MLP, GatedMLP])
+def test_copies_and_pickles(make: type[nn.Module]) -> None:
+    """Copies and pickles compute the same."""
+    layer, x = make(7, 6), torch.randn(3, 7)
     for twin in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
         assert_same(twin(x), layer(x))
 
 
+def composed(block: nn.Module, x: Tensor) -> Tensor:
+    """Compute a block of dropout by torch's modules."""
+    act, drop = getattr(nn.functional, block.activation), nn.Dropout(block.dropout)
+    drop.train(block.training)
+    if isinstance(block, MLP):
+        return block.fc2(drop(act(block.fc1(x))))
+    return block.down_proj(drop(act(block.gate_proj(x)) * block.up_proj(x)))
+
+
+@pytest.mark.parametrize("make", [MLP, GatedMLP])
+def test_dropout_is_torchs(make: type[nn.Module]) -> None:
+    """Under the same seed the same elements are dropped; in eval mode, and then fused, none."""
+    block, x = make(7, 6, 4, dropout=0.5), torch.randn(64, 7)
+    results = []
+    for run in (block, lambda x: composed(block, x)):
+        torch.manual_seed(1)
+        out = run(x)
+        results.append([out, *torch.autograd.grad(out.sum(), list(block.parameters()))])
+    assert_all_same(*results)
+    assert not torch.equal(block(x), block(x))
+    block.eval()
+    torch.testing.assert_close(block(x), composed(block, x), rtol=1e-5, atol=1e-5)
+    assert block(x).grad_fn.name() == f"{'Gated' * (make is GatedMLP)}MlpBackward"
+
+
 @against_oracle
-@every_activation
-@pytest.mark.parametrize("shape", SHAPES[:3:2], ids=str)
+@pytest.mark.parametrize("activation", ["none", "gelu"])
+@pytest.mark.parametrize("shape", [(7,), (2, 3, 5, 7)], ids=str)
 @pytest.mark.parametrize("region", [torch.autocast, amp_ext.autocast])
 @pytest.mark.parametrize("make", [LinearActivation, MLP, GatedMLP])
 def test_autocast(
@@ -257,7 +120,7 @@ def test_autocast(
     shape: tuple[int, ...],
     activation: str,
 ) -> None:
-    """FP16 in the layer, FP32 gradients that FP16 would not hold: 2**18 times the rows."""
+    """Products are FP16, and gradients FP32: 2**18 times the rows, which FP16 cannot hold."""
     layer = make(7, 6, activation=activation, device=executor.device)
     keys = list(layer.state_dict())
     x = torch.full(shape, 2.0**9, device=executor.device).requires_grad_()
@@ -280,6 +143,7 @@ def test_autocast(
 @pytest.mark.parametrize("inside", [True, False])
 @pytest.mark.parametrize("make", [LinearActivation, MLP, GatedMLP])
 def test_compiles(executor: Executor, make: type[nn.Module], inside: bool) -> None:
+    """Compiled layers compute the same, in a region inside or outside of the program."""
     torch._dynamo.reset()
     layer = make(7, 6, activation="gelu", device=executor.device)
     x = normal((3, 5, 7), FP32, executor.device)

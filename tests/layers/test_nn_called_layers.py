@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,11 +18,9 @@ from torch.nn.modules.module import (
 )
 from torch.nn.utils import parametrize, prune
 
-import amp_ext
 from amp_ext.nn import MLP, GatedMLP, Linear, LinearActivation
 from cases import ACTIVATIONS, assert_same
 
-FP16, BF16, FP32 = torch.float16, torch.bfloat16, torch.float32
 BLOCKS = {"fc1": MLP, "fc2": MLP, "gate_proj": GatedMLP, "up_proj": GatedMLP, "down_proj": GatedMLP}
 every_layer = pytest.mark.parametrize("name", BLOCKS)
 
@@ -67,7 +64,7 @@ class DoublingLinear(nn.Linear):
 
 
 class DoublingWeight(Tensor):
-    """Means twice what it holds, as a quantized weight means something else than it holds."""
+    """Stands for twice its elements, as a quantized weight stands for others."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -98,7 +95,7 @@ CHANGES: dict[str, Callable[[nn.Linear], Any]] = {
 
 @every_layer
 def test_plain_layers_are_fused(name: str) -> None:
-    """Also while something else than a parameter stands for a weight."""
+    """Plain layers are one node, also while a view stands for a weight."""
     block, x = BLOCKS[name](7, 6, 4), torch.randn(3, 7)
     node = {MLP: "MlpBackward", GatedMLP: "GatedMlpBackward"}[BLOCKS[name]]
     views = {name: value.view_as(value) for name, value in block.named_parameters()}
@@ -111,6 +108,7 @@ def test_plain_layers_are_fused(name: str) -> None:
 @every_layer
 @pytest.mark.parametrize("change", CHANGES)
 def test_changed_layer_is_called(change: str, name: str) -> None:
+    """A layer that would compute something else is called."""
     block, x = BLOCKS[name](7, 6, 4), torch.randn(3, 7)
     before = block(x)
     CHANGES[change](getattr(block, name))
@@ -120,9 +118,9 @@ def test_changed_layer_is_called(change: str, name: str) -> None:
 
 
 @every_layer
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_replaced_layer_is_called(activation: str, name: str) -> None:
-    block, x = BLOCKS[name](7, 7, 7, activation=activation), torch.randn(3, 7)
+def test_replaced_layer_is_called(name: str) -> None:
+    """An adapter in a layer's place is called, and trained."""
+    block, x = BLOCKS[name](7, 7, 7), torch.randn(3, 7)
     setattr(block, name, Adapter(getattr(block, name)))
     results = []
     for run in (block, lambda x: called(block, x)):
@@ -141,6 +139,7 @@ def test_replaced_layer_is_called(activation: str, name: str) -> None:
 @every_layer
 @pytest.mark.parametrize("kind", ["register_full_backward_hook", "register_full_backward_pre_hook"])
 def test_backward_hooks_are_called(kind: str, name: str) -> None:
+    """A layer with backward hooks is called."""
     block, seen = BLOCKS[name](7, 6, 4), []
     getattr(getattr(block, name), kind)(lambda module, *grads: seen.append(module))
     block(torch.randn(3, 7, requires_grad=True)).sum().backward()
@@ -157,6 +156,7 @@ def test_backward_hooks_are_called(kind: str, name: str) -> None:
     ],
 )
 def test_hooks_of_every_module_are_called(register: Callable[..., Any]) -> None:
+    """Layers are called while there are hooks of all modules."""
     mlp, seen = MLP(7, 6, 4), []
     handle = register(lambda module, *rest: seen.append(module))
     try:
@@ -176,7 +176,7 @@ def quantizes() -> Iterator[None]:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 def test_dynamic_quantization(quantizes: None) -> None:
-    """MLP's layers are quantized as torch's; an activation is left with its layer."""
+    """MLP's layers are quantized as torch's; LinearActivation is left alone."""
     mlp, head, x = MLP(7, 6, 4), LinearActivation(7, 6), torch.randn(3, 7)
     small = quantize_dynamic(mlp, {nn.Linear})
     theirs = quantize_dynamic(nn.Sequential(mlp.fc1, nn.GELU(), mlp.fc2), {nn.Linear})
@@ -186,47 +186,16 @@ def test_dynamic_quantization(quantizes: None) -> None:
 
 
 def test_forward_of_the_class_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replaced forward of nn.Linear is called."""
     mlp, x = MLP(7, 6, 4), torch.randn(3, 7)
     monkeypatch.setattr(nn.Linear, "forward", lambda layer, h: h @ layer.weight.mT)
     assert_same(mlp(x), F.gelu(x @ mlp.fc1.weight.mT) @ mlp.fc2.weight.mT)
 
 
-@pytest.mark.parametrize("dtype", [FP16, BF16], ids=str)
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.parametrize(("make", "of_out", "of_grads"), [(MLP, 3, 5), (GatedMLP, 5, 8)])
-def test_called_and_fused_agree(
-    make: type[nn.Module], of_out: int, of_grads: int, activation: str, dtype: torch.dtype
-) -> None:
-    """In dtypes, and up to the roundings to 16 bits.
-
-    A called layer's sum is rounded once more before its activation, whose slope is at most 1.13;
-    what both ways round may fall to either side: twice three roundings of eps / 2 each at most
-    stand between the outputs of an MLP, five between its gradients. A gated one rounds what gates,
-    what is gated and their product, each of which enters gradients once more.
-    """
-    fused = make(64, 96, 48, activation=activation)
-    hooked = copy.deepcopy(fused)
-    for layer in hooked.children():
-        layer.register_forward_hook(lambda module, inputs, out: None)
-    results = []
-    x = torch.randn(256, 64)
-    for mlp in (fused, hooked):
-        leaf = x.clone().requires_grad_()
-        with amp_ext.autocast("cpu", dtype=dtype):
-            out = mlp(leaf)
-        out.backward(torch.ones_like(out))
-        results.append([out, leaf.grad, *(p.grad for p in mlp.parameters())])
-    eps = torch.finfo(dtype).eps
-    roundings = [of_out, *[of_grads] * (len(results[0]) - 1)]
-    for mine, other, count in zip(*results, roundings, strict=True):
-        assert mine.dtype == other.dtype
-        error = (mine.double() - other.double()).norm()
-        assert error <= 1.13 * 2 * count * eps / 2 * other.double().norm()
-
-
 @every_layer
 @pytest.mark.parametrize("change", ["forward hook", "forward", "class", "parametrization"])
 def test_changed_layer_compiles(change: str, name: str) -> None:
+    """A layer that is called compiles in one graph."""
     torch._dynamo.reset()
     block, x = BLOCKS[name](7, 6, 4), torch.randn(3, 7)
     CHANGES[change](getattr(block, name))
@@ -234,20 +203,11 @@ def test_changed_layer_compiles(change: str, name: str) -> None:
     assert_same(program(x), called(block, x))
 
 
-@every_layer
-def test_symbolic_trace_of_a_replaced_layer(name: str) -> None:
-    block, x = BLOCKS[name](7, 6, 4), torch.randn(3, 7)
-    setattr(block, name, Adapter(getattr(block, name)))
-    graph = torch.fx.symbolic_trace(block)
-    assert_same(graph(x), block(x))
-    assert "down" in "".join(str(node.target) for node in graph.graph.nodes)
-
-
 # ---- an activation cannot be lost ----------------------------------------------------------------
 
 
 def test_layer_with_an_activation_is_not_torchs_linear() -> None:
-    """What merges, copies or replaces every nn.Linear leaves it alone."""
+    """Tools that merge or replace every nn.Linear leave LinearActivation alone."""
     assert isinstance(Linear(7, 6), nn.Linear)
     assert not isinstance(LinearActivation(7, 6), nn.Linear)
     with pytest.raises(TypeError, match="activation"):
@@ -255,7 +215,7 @@ def test_layer_with_an_activation_is_not_torchs_linear() -> None:
 
 
 def test_layer_with_an_activation_is_built_on_the_meta_device() -> None:
-    """And initialized afterwards, as FSDP does it."""
+    """A layer of the meta device is initialized afterwards, as by FSDP."""
     layer = LinearActivation(7, 6, device="meta").to_empty(device="cpu")
     torch.manual_seed(0)
     layer.reset_parameters()

@@ -1,4 +1,4 @@
-"""Training where a weight's gradient exceeds FP16: no step is lost to it."""
+"""Training with gradients of weights beyond FP16."""
 
 from __future__ import annotations
 
@@ -67,6 +67,7 @@ def train(
 @pytest.mark.parametrize("name", ["nn.Linear", "Linear", "MLP"])
 @pytest.mark.parametrize("passes", [1, 2])
 def test_no_step_is_skipped(executor: Executor, passes: int, name: str) -> None:
+    """No step is skipped, and the loss falls."""
     net = network(name, executor.device)
     falls, largest, losses = train(executor.device, net, amp_ext, passes)
     assert falls == 0
@@ -77,7 +78,7 @@ def test_no_step_is_skipped(executor: Executor, passes: int, name: str) -> None:
 
 @against_oracle
 def test_torch_skips(executor: Executor) -> None:
-    """The same network and data, so that the test above means something."""
+    """torch skips steps of the same network and data."""
     falls, _, losses = train(executor.device, network("nn.Linear", executor.device), torch.amp)
     assert falls >= 1
     assert losses[1] == losses[0]

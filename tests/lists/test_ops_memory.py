@@ -267,6 +267,10 @@ def test_gradient_in_another_order_on_a_parameter() -> None:
         "params": [torch.ones(4, 2).t().contiguous().t(), memory[6:11]],
         "grads": [memory[:8].view(4, 2), torch.ones(5)],
         "lr": 0.1,
+        "momentum": 0.0,
+        "dampening": 0.0,
+        "nesterov": False,
+        "weight_decay": 0.0,
     }
     assert_refused("sgd_", values, r"params\[1\] and grads\[0\] overlap in memory")
 

@@ -57,7 +57,7 @@ def test_training_is_the_loop(
 ) -> None:
     training = Training(optimizer, fabric).steps()
     assert calls == {"clip_grads": STEPS}
-    assert fabric.strategy.precision.skipped_steps == 1
+    assert fabric.strategy.precision.scaler.get_skipped_steps() == 1
     assert_learned(training.network)
     assert_same(training.network, written_out(optimizer, images_as="float16"))
 
@@ -126,7 +126,7 @@ def test_resume_is_bit_equal(device: str, fabric: Any, tmp_path: Path) -> None:
     again = Training("fused", type(fabric)(accelerator="cuda", devices=1, plugins=plugin))
     again.fabric.load(tmp_path / "half.ckpt", state_of(again))
     assert_same(again.steps(first=4).network, written_out("fused", images_as="float16"))
-    assert plugin.skipped_steps == 1
+    assert plugin.scaler.get_skipped_steps() == 1
 
 
 @on_cuda

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import amp_ext
 import amp_ext.nn
 import amp_ext.optim
-from amp_ext.apex import amp
+from amp_ext.compat.apex import amp
 
 peft = pytest.importorskip("peft", reason="needs it, as in make test-trainers")
 

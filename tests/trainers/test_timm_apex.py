@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-import amp_ext.apex
-from amp_ext.apex import amp
+import amp_ext.compat.apex
+from amp_ext.compat.apex import amp
 from digits_program import (
     MAX_NORM,
     OPTIMIZERS,
@@ -32,7 +32,7 @@ timm_cuda = pytest.importorskip("timm.utils.cuda", reason="needs timm, as in mak
 def apex_scaler() -> Iterator[Any]:
     """Of a timm that is imported after ``install()``."""
     assert "apex" not in sys.modules
-    amp_ext.apex.install()
+    amp_ext.compat.apex.install()
     importlib.reload(timm_cuda)
     assert timm_cuda.has_apex
     yield timm_cuda.ApexScaler()

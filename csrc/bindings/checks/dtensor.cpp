@@ -10,7 +10,7 @@ namespace {
 
 bool is_equal(py::handle a, py::handle b) { return a.is(b) || a.equal(b); }
 
-// Null before somebody has imported it; there is no DTensor then.
+// Returns null before torch.distributed.tensor is imported; there is no DTensor then.
 PyObject* class_of_dtensors() {
   static PyObject* found = nullptr;  // never freed, as the interpreter may end first
   if (found) return found;
@@ -37,26 +37,26 @@ PyObject* local_of(PyObject* dtensor) {
   return py::object(local.attr("elem")).ptr();
 }
 
-bool Spread::operator==(const Spread& other) const {
+bool Sharding::operator==(const Sharding& other) const {
   return is_equal(mesh, other.mesh) && is_equal(placements, other.placements);
 }
 
-bool Spread::has_partial() const {
+bool Sharding::has_partial() const {
   for (const py::handle placement : placements) {
     if (placement.attr("is_partial")().cast<bool>()) return true;
   }
   return false;
 }
 
-Spread spread_of(PyObject* dtensor) {
+Sharding sharding_of(PyObject* dtensor) {
   const py::object spec = py::handle(dtensor).attr("_spec");
   return {spec.attr("mesh"), spec.attr("placements")};
 }
 
-bool spread_grad_as_param(PyObject* param) {
+bool redistribute_grad(PyObject* param) {
   const py::object grad = py::handle(param).attr("grad");
   if (!is_dtensor(grad.ptr())) return false;
-  const Spread wanted = spread_of(param), has = spread_of(grad.ptr());
+  const Sharding wanted = sharding_of(param), has = sharding_of(grad.ptr());
   if (!is_equal(wanted.mesh, has.mesh)) return false;
   if (is_equal(wanted.placements, has.placements)) return true;
   const at::NoGradGuard no_grad;

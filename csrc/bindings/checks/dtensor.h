@@ -8,25 +8,24 @@ namespace amp_ext {
 
 bool is_dtensor(PyObject* object);
 
-// The part of a DTensor that this process holds; waits for one that is still on its way from
-// another process. The DTensor keeps it alive.
+// Returns the local tensor of a DTensor, which keeps it alive. Waits for a local tensor that is
+// still on its way from another process.
 PyObject* local_of(PyObject* dtensor);
 
-// Where a DTensor's elements are: a mesh of processes, and a placement for each dimension of it.
-struct Spread {
+// The mesh of processes of a DTensor, and its placement for each dimension of the mesh.
+struct Sharding {
   pybind11::object mesh, placements;
 
-  bool operator==(const Spread& other) const;
-  // Whether it is a sum over processes that is still to be made.
+  bool operator==(const Sharding& other) const;
+  // Whether the DTensor is a sum over processes that is still to be made.
   bool has_partial() const;
 };
 
-Spread spread_of(PyObject* dtensor);
+Sharding sharding_of(PyObject* dtensor);
 
-// Gives the gradient of a DTensor, which it has, the DTensor's own placements, by communication
-// where it has others: what autograd leaves may be a sum that is still to be made over processes.
-// False, and nothing done, for a gradient that is no DTensor on the same mesh, and where the
-// DTensor has a Partial placement itself.
-bool spread_grad_as_param(PyObject* param);
+// Redistributes the gradient of a DTensor to the DTensor's placements: autograd may leave a sum
+// that is still to be made over processes. Returns false, and does nothing, for a gradient that is
+// no DTensor on the same mesh.
+bool redistribute_grad(PyObject* param);
 
 }  // namespace amp_ext

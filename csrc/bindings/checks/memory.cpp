@@ -57,17 +57,23 @@ IndexPair indices_of(const std::vector<MemoryRange>& ranges, const MemoryRange& 
 
 }  // namespace
 
-std::optional<IndexPair> find_overlap(const std::vector<MemoryRange>& ranges) {
+std::optional<IndexPair> find_overlap(const std::vector<MemoryRange>& ranges, size_t written) {
   const auto no_gap = [](const MemoryRange& a, const MemoryRange& b) { return a.end > b.begin; };
-  if (std::adjacent_find(ranges.begin(), ranges.end(), no_gap) == ranges.end() ||
-      std::adjacent_find(ranges.rbegin(), ranges.rend(), no_gap) == ranges.rend())
+  if (written == ranges.size() &&
+      (std::adjacent_find(ranges.begin(), ranges.end(), no_gap) == ranges.end() ||
+       std::adjacent_find(ranges.rbegin(), ranges.rend(), no_gap) == ranges.rend()))
     return std::nullopt;
-  std::vector<MemoryRange> sorted = ranges, spare(ranges.size());
+  std::vector<MemoryRange> sorted(ranges.begin(), ranges.begin() + written), spare(written);
   std::erase_if(sorted, [](const MemoryRange& range) { return range.is_empty(); });
   sort(sorted.data(), sorted.data() + sorted.size(), spare.data(), /*levels=*/2);
   const auto found = std::adjacent_find(sorted.begin(), sorted.end(), no_gap);
-  if (found == sorted.end()) return std::nullopt;
-  return indices_of(ranges, found[0], found[1]);
+  if (found != sorted.end()) return indices_of(ranges, found[0], found[1]);
+  for (size_t i = written; i < ranges.size(); ++i) {
+    const auto behind = std::ranges::lower_bound(sorted, ranges[i].end, {}, &MemoryRange::begin);
+    if (behind != sorted.begin() && overlap(behind[-1], ranges[i]))
+      return IndexPair(indices_of(ranges, behind[-1], behind[-1]).first, i);
+  }
+  return std::nullopt;
 }
 
 }  // namespace amp_ext

@@ -78,8 +78,12 @@ inline bool owns_memory(const at::Tensor& tensor) {
   return storage.use_count() == 1 && storage.resizable();
 }
 
-// Two of the ranges that overlap, if there are any, by their indices.
+// Returns the indices of two ranges that overlap, or none. The first `written` ranges must overlap
+// nothing; the others are read, and may overlap each other.
 using IndexPair = std::pair<size_t, size_t>;
-std::optional<IndexPair> find_overlap(const std::vector<MemoryRange>& ranges);
+std::optional<IndexPair> find_overlap(const std::vector<MemoryRange>& ranges, size_t written);
+inline std::optional<IndexPair> find_overlap(const std::vector<MemoryRange>& ranges) {
+  return find_overlap(ranges, ranges.size());
+}
 
 }  // namespace amp_ext

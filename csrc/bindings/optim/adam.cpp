@@ -9,8 +9,11 @@ void adam_(at::Device device, const AdamArgs& args) { run(kAdam, device, &Backen
 
 namespace {
 
-// Python's arguments, in the order of the schema.
+// The arguments in the order of the schema.
 struct AdamCall {
+  static constexpr auto kOp = kAdam;
+  static constexpr const RoleNames& kNames = kAdamNames;
+  static constexpr auto launch = adam_;
   static constexpr size_t kArguments = 20;
 
   explicit AdamCall(Values a)
@@ -34,31 +37,6 @@ struct AdamCall {
   ScalarTensors scalars;
 };
 
-void adam_op(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) {
-  {
-    const AdamCall call(torch::jit::last(*stack, AdamCall::kArguments));
-    const size_t n = call.lists[kParam].size();
-    if (const std::optional<at::Device> device = device_of(call.lists, call.scalars)) {
-      Updates updates(kAdam, kAdamNames, *device);
-      updates.reserve(n);
-      for (size_t i = 0; i < n; ++i) updates.add(tensors_of(call.lists, i));
-      const StepScalars scalars = updates.add_scalars(call.scalars);
-      updates.close();
-      adam_(*device, {updates.list(), call.options, scalars});
-      mark_written(call.lists, call.scalars);
-    }
-  }
-  torch::jit::drop(*stack, AdamCall::kArguments);
-}
-
-void adam_fake(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) {
-  {
-    const AdamCall call(torch::jit::last(*stack, AdamCall::kArguments));
-    check_fakes(kAdam, kAdamNames, call.lists, call.scalars);
-  }
-  torch::jit::drop(*stack, AdamCall::kArguments);
-}
-
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(amp_ext, m) {
@@ -69,10 +47,10 @@ TORCH_LIBRARY_FRAGMENT(amp_ext, m) {
          "Tensor(f!)[]? copies=None, bool maximize=False, bool stochastic_rounding=False, "
          "Tensor? tensor_lr=None, Tensor(g!)? found_inf=None, Tensor? inv_scale=None, "
          "Tensor? norm=None, float? max_norm=None) -> ()",
-         Boxed<adam_op>{}, Boxed<adam_fake>{});
+         Boxed<update_op<AdamCall>>{}, Boxed<update_fake<AdamCall>>{});
   // Empty lists name no device: they come here.
   m.impl("adam_", torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd,
-                                  as_function(Boxed<adam_op>{})));
+                                  as_function(Boxed<update_op<AdamCall>>{})));
 }
 
 }  // namespace amp_ext

@@ -16,11 +16,11 @@ namespace amp_ext {
 constexpr auto kAdam = "amp_ext::adam_";
 constexpr auto kSgd = "amp_ext::sgd_";
 
-// On a list that is already checked, whose tensors are alive. Versions are not bumped.
+// Launch updates of a list that is checked, and whose tensors are alive. Versions are not bumped.
 void adam_(at::Device device, const AdamArgs& args);
 void sgd_(at::Device device, const SgdArgs& args);
 
-// What a parameter's update consists of.
+// The tensors of a parameter's update.
 enum Role : int {
   kParam,
   kGrad,
@@ -32,7 +32,7 @@ enum Role : int {
   kRoles,
 };
 
-// What errors call the list of each role.
+// The names of the lists of each role, for errors.
 using RoleNames = std::array<const char*, kRoles>;
 extern const RoleNames kAdamNames, kSgdNames;
 
@@ -55,38 +55,40 @@ class Updates {
 
   void reserve(size_t n);
 
-  // Checks a parameter's tensors and appends them. All are strided, on the device, of the
-  // parameter's shape (a step has one element) and in memory that has not been freed. The parameter
-  // is fp32, fp16 or bf16 and dense, and all that is written has its order and is stored as it is;
-  // moments are fp32, fp16 or bf16, a copy is 16 bits wide and its parameter fp32, a step fp32. A
+  // Checks a parameter's tensors and appends them. All tensors are strided, on the device, and in
+  // memory that has not been freed; a step has one element, all others the parameter's shape. The
+  // parameter is dense; written tensors have its order and are not negated. Parameters and moments
+  // are fp32, fp16 or bf16, a step is fp32, and a copy has 16 bits and an fp32 parameter. A
   // gradient in another order, or negated, is copied.
   void add(const UpdateTensors& tensors) {
     if (!add_plain(tensors)) add_checked(tensors);
   }
 
-  // Appends contiguous tensors that are as plain as the parameters before, about which nothing has
-  // to be said, at a fraction of the cost. False, and nothing done, for others.
+  // Appends contiguous tensors of the kinds that the last parameter had, at a fraction of the cost.
+  // Returns false, and does nothing, for others.
   bool add_plain(const UpdateTensors& tensors);
   void add_checked(const UpdateTensors& tensors);
 
   // Checks the scalars.
   StepScalars add_scalars(const ScalarTensors& scalars);
 
-  // To be called once after all else: throws where what is written overlaps anything.
+  // Returns an error for memory that is written and overlaps anything, or none. Call it after all
+  // tensors and scalars have been added; close() throws the error.
+  std::optional<std::string> overlap() const;
   void close() const;
 
+  // Whether gradients have been copied, which list() shows in the place of their own memory.
+  bool has_copies() const { return !gathered_.empty(); }
   UpdateList list() const { return {refs_.data(), static_cast<int64_t>(refs_.size())}; }
   at::Device device() const { return device_; }
 
  private:
-  // A tensor of a list, or with an index of -1 an argument of its own.
+  // A tensor of a list; an index of -1 stands for an argument of its own.
   struct Place {
     const char* name;
     int64_t index;
     MemoryRange range;
   };
-
-  [[noreturn]] void throw_overlap(const Place& a, const Place& b) const;
 
   const char* op_;
   const RoleNames& names_;
@@ -95,7 +97,7 @@ class Updates {
   std::vector<UpdateRef> refs_;
   std::vector<Place> writes_, reads_;  // scalars, and dense gradients that were copied
   c10::DispatchKeySet plain_keys_;     // of a strided tensor that is stored as it is
-  // What each role had in the last plain row.
+  // The types of each role in the last plain row.
   std::array<caffe2::TypeMeta, kRoles> plain_types_;
   std::array<DType, kRoles> plain_dtypes_{};
   std::vector<at::Tensor> gathered_;  // dense copies of gradients, kept for the launch

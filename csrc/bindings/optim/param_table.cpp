@@ -10,9 +10,9 @@
 #include <utility>
 
 #include "autocast/provided_copies.h"
+#include "checks/dtensor.h"
 #include "checks/tensors.h"
-#include "optim/local_row.h"
-#include "optim/served.h"
+#include "params/plain.h"
 
 namespace py = pybind11;
 
@@ -21,8 +21,8 @@ namespace {
 
 constexpr size_t kNone = std::numeric_limits<size_t>::max();
 
-// Whether kernels can use a tensor of a parameter's state. What is wrong in other ways is refused
-// by the checks of the op.
+// Returns whether kernels can use a tensor of a parameter's state. The checks of the op refuse
+// other faults.
 bool is_usable(state::Name name, const at::Tensor& tensor, const at::Tensor& param) {
   if (name == state::step)
     return tensor.scalar_type() == at::kFloat && tensor.numel() == 1 &&
@@ -39,11 +39,39 @@ bool is_usable(const ParamRow& row) {
   return true;
 }
 
-// The value of a key, or null. Both are borrowed.
+// Returns the value of a key, borrowed, or null.
 PyObject* entry_of(PyObject* dict, PyObject* key) {
   PyObject* const value = PyDict_GetItemWithError(dict, key);
   if (!value && PyErr_Occurred()) throw py::error_already_set();
   return value;
+}
+
+PyObject* local_state(PyObject* object, const Sharding& sharding) {
+  if (!object || !is_dtensor(object) || !(sharding_of(object) == sharding)) return nullptr;
+  return local_of(object);
+}
+
+// Replaces the gradient and the states of a DTensor's row by their local tensors, a state that is
+// not sharded as the parameter by null. Returns why kernels do not serve the row, or null. Sets
+// `is_placed` to false where redistribute_grad must be called before the row is made.
+const char* localize(PyObject* param, const std::vector<state::Name>& needed, ParamRow& row,
+                     StateObjects& objects, bool& is_placed) {
+  const Sharding sharding = sharding_of(param);
+  if (sharding.has_partial()) return "is a DTensor that is a sum over processes (Partial)";
+  const py::object grad = py::handle(param).attr("grad");
+  const char* const other_grad = "is a DTensor whose gradient is not a DTensor on the same mesh";
+  if (!is_dtensor(grad.ptr())) return other_grad;
+  const Sharding of_grad = sharding_of(grad.ptr());
+  is_placed = of_grad == sharding;
+  if (!is_placed && !of_grad.mesh.equal(sharding.mesh)) return other_grad;
+  row.dtensor = &THPVariable_Unpack(param);
+  row.grad = &THPVariable_Unpack(local_of(grad.ptr()));
+  for (size_t i = 0; i < needed.size(); ++i) {
+    if (needed[i] == state::autocast_copy && row.param->scalar_type() == at::kFloat)
+      return "is a DTensor, whose local tensor autocast does not use: leave out autocast_copies";
+    if (needed[i] != state::step) objects[i] = local_state(objects[i], sharding);
+  }
+  return nullptr;
 }
 
 }  // namespace
@@ -54,7 +82,7 @@ state::Name state_name(const std::string& name) {
   return state::Name(found - kStateNames.begin());
 }
 
-// Ops on a DTensor count in its own version alone, those on its local tensor in that one's.
+// Ops on a DTensor bump its own version alone, and ops on its local tensor only that tensor's.
 ParamTable::Written::Written(const ParamRow& row) : param(*row.param) {
   if (row.dtensor) dtensor.emplace(*row.dtensor);
 }
@@ -70,32 +98,22 @@ ParamTable::ParamTable() {
 }
 
 void ParamTable::open(py::handle param_groups, py::handle state) {
-  close();
-  params_.clear();
+  params_ = Params(param_groups);
   rows_.clear();
-  for (const py::handle group : param_groups) {
-    const py::object params = group[py::str("params")];
-    auto sequence =
-        py::reinterpret_steal<py::object>(PySequence_Fast(params.ptr(), "params must be iterable"));
-    if (!sequence) throw py::error_already_set();
-    PyObject** const objects = PySequence_Fast_ITEMS(sequence.ptr());
-    const auto n = static_cast<size_t>(PySequence_Fast_GET_SIZE(sequence.ptr()));
-    groups_.push_back({std::move(sequence), params_.size(), n});
-    params_.insert(params_.end(), objects, objects + n);
-  }
-  rows_.reserve(params_.size());  // they do not move while they are read
-  written_.resize(params_.size());
+  rows_.reserve(params_.all().size());  // they do not move while they are read
+  written_.resize(params_.all().size());
   if (state) find_states(state.ptr());
 }
 
 void ParamTable::find_states(PyObject* state) {
   TORCH_CHECK_TYPE(PyDict_Check(state), "an optimizer's state must be a dict, got ",
                    Py_TYPE(state)->tp_name);
-  dicts_.assign(params_.size(), nullptr);
-  std::unordered_map<PyObject*, size_t> indices;  // made when an entry is not where it was
+  const std::span<PyObject* const> params = params_.all();
+  dicts_.assign(params.size(), nullptr);
+  std::unordered_map<PyObject*, size_t> indices;  // made when an entry has moved
   const auto find = [&](PyObject* key) {
     if (indices.empty()) {
-      for (size_t i = 0; i < params_.size(); ++i) indices.emplace(params_[i], i);
+      for (size_t i = 0; i < params.size(); ++i) indices.emplace(params[i], i);
     }
     const auto found = indices.find(key);
     return found == indices.end() ? kNone : found->second;
@@ -105,12 +123,12 @@ void ParamTable::find_states(PyObject* state) {
   param_of_entry_.resize(PyDict_Size(state), kNone);
   for (size_t entry = 0; PyDict_Next(state, &position, &key, &value); ++entry) {
     size_t& i = param_of_entry_[entry];
-    if (i >= params_.size() || params_[i] != key) i = find(key);
+    if (i >= params.size() || params[i] != key) i = find(key);
     if (i != kNone && PyDict_Check(value)) dicts_[i] = value;
   }
 }
 
-// Nearly always a state begins with what is needed, in this order, by the interned names.
+// Nearly all states begin with the needed entries, in this order, by the interned names.
 void ParamTable::find_objects(PyObject* dict, const std::vector<state::Name>& needed,
                               StateObjects& objects) const {
   size_t k = 0;
@@ -146,9 +164,8 @@ bool ParamTable::find_state(ParamRow& row, const StateObjects& objects,
 std::optional<std::string> ParamTable::read(size_t group, const std::vector<state::Name>& needed,
                                             bool renewed, py::list& missing, Visit visit) {
   TORCH_INTERNAL_ASSERT(needed.size() <= kStateNames.size());
-  const auto& [sequence, first, count] = groups_[group];
-  TORCH_INTERNAL_ASSERT(rows_.capacity() - rows_.size() >= count);
-  PyObject* const* const params = params_.data() + first;
+  const size_t first = params_.first(group), count = params_.size(group);
+  PyObject* const* const params = params_.all().data() + first;
   PyObject* const* const dicts = needed.empty() ? nullptr : dicts_.data() + first;
   const auto refused = [&](size_t i, const char* what, const char* why) {
     std::ostringstream out;
@@ -157,15 +174,15 @@ std::optional<std::string> ParamTable::read(size_t group, const std::vector<stat
   };
   bool is_complete = true;
   for (size_t i = 0; i < count; ++i) {
-    PyObject* const held = held_of(params[i]);
-    if (!held) return refused(i, "", "is a tensor subclass");
+    PyObject* const local = local_tensor(params[i]);
+    if (!local) return refused(i, "", "is a tensor subclass");
     const at::Tensor& grad = THPVariable_Unpack(params[i]).unsafeGetTensorImpl()->grad();
     if (!grad.defined()) continue;
-    ParamRow& row = rows_.emplace_back(first + i, &THPVariable_Unpack(held), &grad);
+    ParamRow& row = rows_.emplace_back(first + i, &THPVariable_Unpack(local), &grad);
     StateObjects objects{};
     if (dicts) find_objects(dicts[i], needed, objects);
     bool found = true;
-    if (held != params[i]) {
+    if (local != params[i]) {
       if (const char* why = localize(params[i], needed, row, objects, found))
         return refused(i, "", why);
     }
@@ -185,25 +202,21 @@ std::optional<std::string> ParamTable::read(size_t group, const std::vector<stat
 }
 
 std::optional<std::string> ParamTable::why_not_together(size_t group) const {
-  const auto& [sequence, first, count] = groups_[group];
+  const size_t first = params_.first(group);
   const auto begin = std::ranges::lower_bound(rows_, first, {}, &ParamRow::index);
-  const auto end = std::ranges::lower_bound(rows_, first + count, {}, &ParamRow::index);
+  const auto end =
+      std::ranges::lower_bound(rows_, first + params_.size(group), {}, &ParamRow::index);
+  const std::span rows(begin, end);
   std::vector<MemoryRange> ranges;
-  ranges.reserve(end - begin);
-  for (auto row = begin; row != end; ++row)
-    ranges.emplace_back(row->param->const_data_ptr(), row->param->nbytes());
+  ranges.reserve(rows.size());
+  for (const ParamRow& row : rows)
+    ranges.emplace_back(row.param->const_data_ptr(), row.param->nbytes());
   const auto shared = find_overlap(ranges);
   if (!shared) return std::nullopt;
   std::ostringstream out;
-  out << "param_groups[" << group << "]['params'][" << begin[shared->first].index - first
-      << "] shares memory with [" << begin[shared->second].index - first << "]";
+  out << "param_groups[" << group << "]['params'][" << rows[shared->first].index - first
+      << "] shares memory with [" << rows[shared->second].index - first << "]";
   return out.str();
-}
-
-std::vector<py::object> ParamTable::params() const {
-  std::vector<py::object> result;
-  for (PyObject* const param : params_) result.push_back(py::reinterpret_borrow<py::object>(param));
-  return result;
 }
 
 void ParamTable::finish_step() {
@@ -218,14 +231,12 @@ void ParamTable::finish_step() {
       copies.push_back(*copy);
     }
   }
-  // Only now, since parameters may share a version.
+  // Only here, since parameters may share a version.
   for (const ParamRow& row : rows_) {
     if (row.state[state::autocast_copy] || row.state[state::master_param])
       written_[row.index].emplace(row);
   }
   if (!copies.empty()) provide_copies(weights, copies);
 }
-
-void ParamTable::close() { groups_.clear(); }
 
 }  // namespace amp_ext

@@ -9,8 +9,11 @@ void sgd_(at::Device device, const SgdArgs& args) { run(kSgd, device, &Backend::
 
 namespace {
 
-// Python's arguments, in the order of the schema.
+// The arguments in the order of the schema.
 struct SgdCall {
+  static constexpr auto kOp = kSgd;
+  static constexpr const RoleNames& kNames = kSgdNames;
+  static constexpr auto launch = sgd_;
   static constexpr size_t kArguments = 17;
 
   explicit SgdCall(Values a)
@@ -38,31 +41,6 @@ struct SgdCall {
   ScalarTensors scalars;
 };
 
-void sgd_op(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) {
-  {
-    const SgdCall call(torch::jit::last(*stack, SgdCall::kArguments));
-    const size_t n = call.lists[kParam].size();
-    if (const std::optional<at::Device> device = device_of(call.lists, call.scalars)) {
-      Updates updates(kSgd, kSgdNames, *device);
-      updates.reserve(n);
-      for (size_t i = 0; i < n; ++i) updates.add(tensors_of(call.lists, i));
-      const StepScalars scalars = updates.add_scalars(call.scalars);
-      updates.close();
-      sgd_(*device, {updates.list(), call.options, scalars});
-      mark_written(call.lists, call.scalars);
-    }
-  }
-  torch::jit::drop(*stack, SgdCall::kArguments);
-}
-
-void sgd_fake(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) {
-  {
-    const SgdCall call(torch::jit::last(*stack, SgdCall::kArguments));
-    check_fakes(kSgd, kSgdNames, call.lists, call.scalars);
-  }
-  torch::jit::drop(*stack, SgdCall::kArguments);
-}
-
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(amp_ext, m) {
@@ -72,10 +50,10 @@ TORCH_LIBRARY_FRAGMENT(amp_ext, m) {
          "float weight_decay, Tensor(d!)[]? copies=None, bool maximize=False, "
          "bool stochastic_rounding=False, Tensor? tensor_lr=None, Tensor(e!)? found_inf=None, "
          "Tensor? inv_scale=None, Tensor? norm=None, float? max_norm=None) -> ()",
-         Boxed<sgd_op>{}, Boxed<sgd_fake>{});
+         Boxed<update_op<SgdCall>>{}, Boxed<update_fake<SgdCall>>{});
   // Empty lists name no device: they come here.
   m.impl("sgd_", torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd,
-                                 as_function(Boxed<sgd_op>{})));
+                                 as_function(Boxed<update_op<SgdCall>>{})));
 }
 
 }  // namespace amp_ext

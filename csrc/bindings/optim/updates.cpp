@@ -40,7 +40,7 @@ UpdateRef ref_of(int64_t numel, const std::array<void*, kRoles>& data,
           .copy_dtype = dtypes[kCopy]};
 }
 
-// Of contiguous tensors. Of one dimension the number of elements says all.
+// Compares the sizes of contiguous tensors.
 bool same_sizes(const at::TensorImpl& a, const at::TensorImpl& b) {
   const int64_t dims = a.dim();
   if (dims != b.dim() || a.numel() != b.numel()) return false;
@@ -175,43 +175,48 @@ StepScalars Updates::add_scalars(const ScalarTensors& scalars) {
           static_cast<float>(scalars.max_norm.value_or(INFINITY))};
 }
 
-void Updates::close() const {
-  std::vector<Place> writes = writes_, reads = reads_;
-  const int64_t n = list().size;
-  writes.reserve(4 * n);
-  reads.reserve(n + reads.size());
-  for (int64_t i = 0; i < n; ++i) {
-    const UpdateRef& u = refs_[i];
-    const auto add = [&](std::vector<Place>& places, Role role, const void* data, DType dtype) {
-      const int64_t bytes = (role == kStep ? 1 : u.numel) * size_of(dtype);
-      if (data && bytes > 0) places.push_back({names_[role], i, {data, bytes}});
-    };
-    add(writes, kParam, u.param, u.param_dtype);
-    add(reads, kGrad, u.grad, u.grad_dtype);
-    add(writes, kExpAvg, u.exp_avg, u.exp_avg_dtype);
-    add(writes, kExpAvgSq, u.exp_avg_sq, u.exp_avg_sq_dtype);
-    add(writes, kMaxExpAvgSq, u.max_exp_avg_sq, u.exp_avg_sq_dtype);
-    add(writes, kCopy, u.copy, u.copy_dtype);
-    add(writes, kStep, u.step, DType::f32);
-  }
-  std::ranges::sort(writes, {}, [](const Place& place) { return place.range.begin; });
-  for (size_t i = 1; i < writes.size(); ++i) {
-    if (overlap(writes[i - 1].range, writes[i].range)) throw_overlap(writes[i - 1], writes[i]);
-  }
-  for (const Place& read : reads) {
-    const auto behind = std::ranges::partition_point(
-        writes, [&](const Place& place) { return place.range.begin < read.range.end; });
-    if (behind != writes.begin() && overlap(behind[-1].range, read.range))
-      throw_overlap(behind[-1], read);
-  }
-}
+std::optional<std::string> Updates::overlap() const {
+  // All ranges of one role lie together, empty ones included.
+  static constexpr std::array kWritten{kParam, kExpAvg, kExpAvgSq, kMaxExpAvgSq, kCopy, kStep};
+  const size_t n = refs_.size(), grads = kWritten.size() * n + writes_.size();
+  std::vector<MemoryRange> ranges;
+  ranges.reserve(grads + n + reads_.size());
+  const auto add = [&](auto UpdateRef::* data, DType UpdateRef::* dtype) {
+    for (const UpdateRef& u : refs_) {
+      const bool is_empty = !(u.*data) || u.numel == 0;
+      ranges.push_back(is_empty ? MemoryRange()
+                                : MemoryRange(u.*data, u.numel * size_of(u.*dtype)));
+    }
+  };
+  add(&UpdateRef::param, &UpdateRef::param_dtype);
+  add(&UpdateRef::exp_avg, &UpdateRef::exp_avg_dtype);
+  add(&UpdateRef::exp_avg_sq, &UpdateRef::exp_avg_sq_dtype);
+  add(&UpdateRef::max_exp_avg_sq, &UpdateRef::exp_avg_sq_dtype);
+  add(&UpdateRef::copy, &UpdateRef::copy_dtype);
+  for (const UpdateRef& u : refs_)
+    ranges.push_back(u.step ? MemoryRange(u.step, sizeof(float)) : MemoryRange());
+  for (const Place& place : writes_) ranges.push_back(place.range);
+  add(&UpdateRef::grad, &UpdateRef::grad_dtype);
+  for (const Place& place : reads_) ranges.push_back(place.range);
 
-void Updates::throw_overlap(const Place& a, const Place& b) const {
-  const auto said = [](const Place& place) {
+  const auto found = find_overlap(ranges, grads);
+  if (!found) return std::nullopt;
+  const auto name_of = [&](size_t index) {
+    if (index < kWritten.size() * n)
+      return c10::str(names_[kWritten[index / n]], '[', index % n, ']');
+    if (index >= grads && index < grads + n)
+      return c10::str(names_[kGrad], '[', index - grads, ']');
+    const Place& place =
+        index < grads ? writes_[index - kWritten.size() * n] : reads_[index - grads - n];
     return place.index < 0 ? std::string(place.name) : c10::str(place.name, '[', place.index, ']');
   };
-  TORCH_CHECK(false, op_, ": ", said(a), " and ", said(b),
-              " overlap in memory, expected what is written apart from all else: clone() one");
+  return c10::str(op_, ": ", name_of(found->first), " and ", name_of(found->second),
+                  " overlap in memory, expected what is written apart from all else: clone() one");
+}
+
+void Updates::close() const {
+  const std::optional<std::string> error = overlap();
+  TORCH_CHECK(!error, *error);
 }
 
 }  // namespace amp_ext

@@ -1,4 +1,4 @@
-// The gradients of an optimizer as lists for the ops, without a loop in Python.
+// The gradients of an optimizer as lists for the ops.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -9,39 +9,37 @@
 #include <vector>
 
 #include "checks/tensors.h"
+#include "params/params.h"
 
 namespace amp_ext {
 
-// Which sparse gradients have their duplicates added up: those of fp16, whose sums may overflow, or
-// all, as a norm needs them.
+// The sparse gradients to coalesce: fp16 ones, whose sums may overflow, or all of them, for norms.
 enum class Coalesce { fp16, all };
 
-// How the lists of an optimizer are made: one for each device, or also for each way in which
-// gradients are spread over processes, as norms need it.
-enum class Lists { by_device, by_spread };
+// One list for each device, or for each device and sharding, for norms.
+enum class Lists { by_device, by_sharding };
 
-// What becomes of an optimizer's gradients.
 struct GradsUse {
-  const char* op;  // what errors name
+  const char* op;  // for errors
   Access access;
   bool allow_fp16;
   Coalesce coalesce;
-  Lists lists = Lists::by_device;
-  bool across = false;  // whether other processes may have parts of them
+  Lists lists;
+  bool across;  // whether other processes may have parts of the gradients
 };
 
-// The gradients of one optimizer, as far as they are in this process, in order of first appearance.
+// The gradients of one optimizer in this process, in order of first appearance.
 class OptimizerGrads {
  public:
   explicit OptimizerGrads(const GradsUse& use) : use_(use) {}
 
-  // Reads `.grad` of every parameter. False when one is not taken. Python code alone can handle a
+  // Reads `.grad` of every parameter. Returns false for what only Python code can handle: a
   // gradient that is a Python tensor subclass, other than a DTensor of plain tensors, and a
   // parameter whose class has a `grad` of its own. The gradients of DTensors have been given the
   // placements of their parameters then.
   bool collect(pybind11::handle param_groups);
 
-  // To be called before anything is written: throws the errors that concern the whole list.
+  // Throws the errors that concern whole lists. Call it before anything is written.
   void close() const;
 
   // Makes the coalesced gradients the parameters' own.
@@ -50,60 +48,40 @@ class OptimizerGrads {
   std::vector<GradList>& lists() { return lists_; }
   const std::vector<GradList>& lists() const { return lists_; }
 
-  // The ways in which the parameters are spread over processes, those without gradients too: the
-  // (mesh, placements) of DTensors, "fsdp" for those that FSDP1 has flattened, None where nothing
-  // tells.
-  const std::vector<pybind11::object>& spreads() const { return spreads_; }
-  // That of a list, an index of these.
-  size_t spread_index(size_t list) const { return spread_of_list_[list]; }
+  // The shardings of the parameters, with and without gradients: the (mesh, placements) of
+  // DTensors, "fsdp" for parameters that FSDP1 has flattened, else None.
+  const std::vector<pybind11::object>& shardings() const { return shardings_; }
+  // The index of a list's sharding.
+  size_t sharding_index(size_t list) const { return sharding_of_list_[list]; }
 
-  // To be called after the launch of lists that are written: GradList::finish_writes() knows
-  // nothing of the DTensors.
+  // Call it after the launch of lists that are written: GradList::finish_writes() bumps the
+  // versions of local tensors alone.
   void mark_dtensors_written() const {
     for (const at::Tensor& dtensor : dtensors_) mark_written(dtensor.unsafeGetTensorImpl());
-  }
-
-  // Of the gradients on the CPU.
-  int64_t cpu_numel() const {
-    int64_t total = 0;
-    for (const GradList& list : lists_) {
-      if (list.device().is_cpu()) total += list.numel();
-    }
-    return total;
   }
 
   bool are_all_on(at::Device device) const {
     return lists_.empty() || (lists_.size() == 1 && lists_[0].device() == device);
   }
 
-  // Keeps the gradients alive as long as this, since other threads may drop them while the GIL is
-  // released.
-  void keep_alive() {
-    if (!kept_.empty()) return;
-    for (const at::Tensor* grad : grads_) kept_.push_back(*grad);
-  }
+  // Keeps the gradients alive with this object: other threads may drop them without the GIL.
+  void keep_alive();
 
  private:
-  bool find_params(pybind11::handle params);
-  bool find_grads();
-  const at::Tensor* local_grad(const at::Tensor*& param);
-  std::optional<size_t> find_spread(PyObject* param);
-  bool add(size_t index, const at::Tensor& grad);
-  GradList& list_for(at::Device device, size_t spread);
+  bool add_param(PyObject* object);
+  std::optional<size_t> find_sharding(PyObject* param);
+  bool add(const at::Tensor& param, const at::Tensor& grad, size_t sharding);
+  GradList& list_for(at::Device device, size_t sharding);
 
   GradsUse use_;
-  std::vector<pybind11::object> sequences_;  // keep the parameters alive
-  std::vector<const at::Tensor*> params_;    // those that have a gradient
-  std::vector<size_t> spread_of_param_;      // of these
-  std::vector<const at::Tensor*> grads_;
-  // Gradients and, of DTensors, their parts and those of their parameters. Across processes they
-  // are kept from the start: other threads may run while this one waits for a process.
-  std::deque<at::Tensor> kept_;
-  std::vector<at::Tensor> dtensors_;  // gradients
-  std::vector<pybind11::object> spreads_;
+  Params params_;
+  std::vector<const at::Tensor*> grads_;  // borrowed from parameters, or in kept_
+  std::deque<at::Tensor> kept_;           // across processes from the start: collectives wait
+  std::vector<at::Tensor> dtensors_;      // gradients
+  std::vector<pybind11::object> shardings_;
   std::vector<GradList> lists_;
-  std::vector<size_t> spread_of_list_;
-  TensorKind taken_param_, taken_grad_;                            // the last that have been added
+  std::vector<size_t> sharding_of_list_;
+  TensorKind taken_param_, taken_grad_;                            // the last that were checked
   std::vector<at::Tensor> sparse_values_;                          // kept alive for lists_
   std::vector<std::pair<at::TensorImpl*, at::Tensor>> coalesced_;  // parameter, its new gradient
 };

@@ -1,4 +1,4 @@
-// The scaler's paths from an optimizer's param_groups to the ops, without a loop in Python.
+// The scaler's passes over an optimizer's gradients, and the update of the scale.
 #include "scaler/scaler.h"
 
 #include <ATen/core/grad_mode.h>
@@ -18,9 +18,9 @@
 #include <optional>
 #include <vector>
 
-#include "backends/backends.h"
 #include "checks/python.h"
 #include "lists/lists.h"
+#include "params/gil.h"
 #include "scaler/optimizer_grads.h"
 
 namespace py = pybind11;
@@ -28,10 +28,16 @@ namespace py = pybind11;
 namespace amp_ext {
 namespace {
 
-at::Tensor copy_to(const at::Tensor& tensor, at::Device device, bool copy) {
+using OptionalTensor = std::optional<at::Tensor>;
+
+at::Tensor copy_to(const at::Tensor& tensor, at::Device device, bool copy = false) {
   if (!copy && tensor.device() == device) return tensor;
   // A copy to the CPU must have arrived: kernels there read it at once.
   return tensor.to(tensor.options().device(device), /*non_blocking=*/!device.is_cpu(), copy);
+}
+
+at::Tensor filled_on(at::Device device, float value) {
+  return at::full({}, value, at::TensorOptions(at::kFloat).device(device));
 }
 
 py::object device_object(at::Device device) {
@@ -40,282 +46,194 @@ py::object device_object(at::Device device) {
   return object;
 }
 
-std::optional<at::Tensor> optional_tensor(const char* name, py::handle object) {
-  if (object.is_none()) return std::nullopt;
-  return tensor_of(name, object);
+OptionalTensor optional_tensor(const char* name, py::handle object) {
+  return object.is_none() ? std::nullopt : OptionalTensor(tensor_of(name, object));
 }
 
-// Elements from which on a pass is long enough on a CPU to let other Python threads run.
-constexpr int64_t kLongPass = 1 << 20;
+enum class Kind { check, norm, unscale, clip };
 
-bool runs_python(Family op, at::Device device) {
-  const Backend& backend = choose("amp_ext", device);
-  return &backend == &triton_backend() || !is_known(backend, op, device);
+Kind kind_of(const std::string& name) {
+  if (name == "check") return Kind::check;
+  if (name == "norm") return Kind::norm;
+  if (name == "unscale") return Kind::unscale;
+  TORCH_CHECK_VALUE(name == "clip", "amp_ext: no pass is called ", name);
+  return Kind::clip;
 }
 
-// Releases the GIL during a pass that is long, that waits for a device (another thread may have to
-// launch what it waits for), or that runs Python code (which may release the GIL anyway), and keeps
-// the tensors alive meanwhile.
-class GilFreePass {
+// The flags that a pass starts with: given ones, copies of a given one, or new zeros.
+class Flags {
  public:
-  GilFreePass(OptimizerGrads& grads, bool waits, const std::vector<Family>& ops) {
-    bool is_quick = !waits && grads.cpu_numel() < kLongPass;
-    for (const GradList& list : grads.lists())
-      for (const Family op : ops) is_quick &= !runs_python(op, list.device());
-    if (is_quick) return;
-    grads.keep_alive();
-    release_.emplace();
+  // `given` is a dict of flags by device, or one flag. An error that is raised for norms that are
+  // not finite `keeps` these flags as they are.
+  Flags(const OptimizerGrads& grads, py::handle given, bool keeps) : keeps_(keeps) {
+    if (!py::isinstance<py::dict>(given)) {
+      const at::Tensor& tensor = tensor_of("found_inf", given);
+      one_element<float>("amp_ext::unscale_", "found_inf", tensor, tensor.device());
+      copied_ = tensor;
+      return;
+    }
+    const auto flags = py::reinterpret_borrow<py::dict>(given);
+    for (const GradList& list : grads.lists()) {
+      const py::object key = device_object(list.device());
+      if (flags.contains(key))
+        given_.emplace_back(list.device(), tensor_of("found_inf", flags[key]));
+    }
+  }
+
+  at::Tensor on(at::Device device) const {
+    if (copied_) return copy_to(*copied_, device, /*copy=*/true);
+    for (const auto& [place, flag] : given_) {
+      if (place == device) return keeps_ ? flag.clone() : flag;
+    }
+    return filled_on(device, 0);
   }
 
  private:
-  std::optional<py::gil_scoped_release> release_;
+  bool keeps_;
+  OptionalTensor copied_;
+  std::vector<std::pair<at::Device, at::Tensor>> given_;
 };
 
-// The factor and the found_inf of a list, on its device.
+// The scalars of a list, on its device. Lists on one device share them.
 struct Scalars {
   at::Tensor inv_scale;
   at::Tensor found_inf;
 };
 
-at::Tensor filled_on(at::Device device, float value) {
-  return at::full({}, value, at::TensorOptions(at::kFloat).device(device));
-}
-
-at::Tensor zero_on(at::Device device) { return filled_on(device, 0); }
-
-// Of each list: inv_scale on its device, if defined, and `found_inf_on` of the device.
-template <class FoundInfOn>
 std::vector<Scalars> scalars_of(const OptimizerGrads& grads, const at::Tensor& inv_scale,
-                                const FoundInfOn& found_inf_on) {
+                                const Flags& flags) {
   std::vector<Scalars> result;
   for (const GradList& list : grads.lists()) {
-    const auto before = std::ranges::find_if(
+    const auto same = std::ranges::find_if(
         result, [&](const Scalars& each) { return each.found_inf.device() == list.device(); });
-    if (before != result.end()) {
-      result.push_back(*before);
-      continue;
-    }
-    result.push_back({inv_scale.defined() ? copy_to(inv_scale, list.device(), false) : inv_scale,
-                      found_inf_on(list.device())});
+    const bool is_known = same != result.end();
+    result.push_back(is_known
+                         ? Scalars(*same)
+                         : Scalars{copy_to(inv_scale, list.device()), flags.on(list.device())});
   }
   return result;
 }
 
-// The given found_inf, which is 0, on its device, and new ones on others.
-auto free_or_new(const std::optional<at::Tensor>& free) {
-  return [&free](at::Device device) {
-    return free && free->device() == device ? *free : zero_on(device);
-  };
-}
-
-py::dict found_infs_of(const std::vector<Scalars>& scalars) {
-  py::dict result;
-  for (const Scalars& each : scalars)
-    result[device_object(each.found_inf.device())] = object_of(each.found_inf);
-  return result;
-}
-
-// Makes found_infs and norms those of all processes. `reduce` is a Reduction of
-// amp_ext.scaler.processes, or None where there is one process. Returns the total norm if `norms`
-// of the lists are given and other processes have a part in it.
-std::optional<at::Tensor> reduced(py::handle reduce, const OptimizerGrads& grads,
-                                  py::dict& found_infs,
-                                  const std::optional<std::vector<at::Tensor>>& norms) {
+// Makes flags and norms those of all processes, and returns the total norm. None is returned
+// without `norms`, or where gradients have no parts in other processes. `reduce` is a Reduction of
+// amp_ext.scaler.processes, or None where there is one process.
+OptionalTensor reduced(py::handle reduce, const OptimizerGrads& grads, py::dict& found_infs,
+                       const std::vector<at::Tensor>* norms) {
   if (reduce.is_none()) return std::nullopt;
-  py::object by_spread = py::none();
+  py::object by_sharding = py::none();
   if (norms) {
-    std::vector<std::vector<at::Tensor>> lists(grads.spreads().size());
-    for (size_t i = 0; i < norms->size(); ++i) lists[grads.spread_index(i)].push_back((*norms)[i]);
-    by_spread = py::cast(lists);
+    std::vector<std::vector<at::Tensor>> lists(grads.shardings().size());
+    for (size_t i = 0; i < norms->size(); ++i)
+      lists[grads.sharding_index(i)].push_back((*norms)[i]);
+    by_sharding = py::cast(lists);
   }
-  return optional_tensor("norm", reduce(found_infs, py::cast(grads.spreads()), by_spread));
+  return optional_tensor("norm", reduce(found_infs, py::cast(grads.shardings()), by_sharding));
 }
 
-void unscale_all(OptimizerGrads& grads, const std::vector<Scalars>& scalars) {
-  for (size_t i = 0; i < scalars.size(); ++i) {
-    unscale_(grads.lists()[i], scalars[i].found_inf, scalars[i].inv_scale, std::nullopt,
-             std::nullopt, Others::fresh);
-  }
-  grads.mark_dtensors_written();
-}
-
-// {device: found_inf on it} for the gradients of `param_groups`, which are multiplied by inv_scale.
-// `found_inf`, 0 or None, is that of its device. `reduce` is as for reduced(). None when a gradient
-// is a Python tensor subclass that is left to torch; then nothing has been written.
-py::object unscale_grads(py::handle param_groups, py::handle inv_scale, py::handle found_inf,
-                         bool allow_fp16, py::handle reduce) {
-  HANDLE_TH_ERRORS
-  const at::NoGradGuard no_grad;
-  OptimizerGrads grads({.op = "amp_ext::unscale_",
-                        .access = Access::write,
-                        .allow_fp16 = allow_fp16,
-                        .coalesce = Coalesce::fp16,
-                        .across = !reduce.is_none()});
-  if (!grads.collect(param_groups)) return py::none();
-  const at::Tensor& factor = tensor_of("inv_scale", inv_scale);
-  const std::optional<at::Tensor> free = optional_tensor("found_inf", found_inf);
-  grads.close();
-  grads.install_coalesced();
-
-  std::vector<Scalars> scalars;
-  {
-    const GilFreePass pass(grads, !grads.are_all_on(factor.device()), {Family::unscale});
-    scalars = scalars_of(grads, factor, free_or_new(free));
-    unscale_all(grads, scalars);
-  }
-  py::dict found_infs = found_infs_of(scalars);
-  reduced(reduce, grads, found_infs, std::nullopt);
-  return found_infs;
-  END_HANDLE_TH_ERRORS_PYBIND
-}
-
-// As unscale_grads, but each found_inf starts as a copy of the given one.
-py::object unscale_grads_by(py::handle param_groups, py::handle inv_scale, py::handle found_inf,
-                            bool allow_fp16, py::handle reduce) {
-  HANDLE_TH_ERRORS
-  constexpr auto op = "amp_ext::unscale_";
-  const at::NoGradGuard no_grad;
-  OptimizerGrads grads({.op = op,
-                        .access = Access::write,
-                        .allow_fp16 = allow_fp16,
-                        .coalesce = Coalesce::fp16,
-                        .across = !reduce.is_none()});
-  if (!grads.collect(param_groups)) return py::none();
-  const at::Tensor& factor = tensor_of("inv_scale", inv_scale);
-  const at::Tensor& initial = tensor_of("found_inf", found_inf);
-  Arguments given(op, factor.device());
-  given.read<float>("inv_scale", factor);
-  one_element<float>(op, "found_inf", initial, initial.device());
-  grads.close();
-  for (const GradList& list : grads.lists()) given.check_apart_from(list);
-  grads.install_coalesced();
-
-  std::vector<Scalars> scalars;
-  {
-    const GilFreePass pass(grads, !grads.are_all_on(factor.device()), {Family::unscale});
-    scalars = scalars_of(
-        grads, factor, [&](at::Device device) { return copy_to(initial, device, /*copy=*/true); });
-    unscale_all(grads, scalars);
-  }
-  py::dict found_infs = found_infs_of(scalars);
-  reduced(reduce, grads, found_infs, std::nullopt);
-  return found_infs;
-  END_HANDLE_TH_ERRORS_PYBIND
-}
-
-// As unscale_grads, but the gradients are only read. With `written` they are those that an
-// optimizer will write.
-py::object check_grads(py::handle param_groups, py::handle found_inf, bool written,
-                       py::handle reduce) {
-  HANDLE_TH_ERRORS
-  const at::NoGradGuard no_grad;
-  OptimizerGrads grads({.op = "amp_ext::check_finite",
-                        .access = written ? Access::write : Access::read,
-                        .allow_fp16 = true,
-                        .coalesce = Coalesce::fp16,
-                        .across = !reduce.is_none()});
-  if (!grads.collect(param_groups)) return py::none();
-  const std::optional<at::Tensor> free = optional_tensor("found_inf", found_inf);
-  grads.close();
-  grads.install_coalesced();
-
-  const std::vector<Scalars> scalars = scalars_of(grads, {}, free_or_new(free));
-  {
-    const GilFreePass pass(grads, /*waits=*/false, {Family::check_finite});
-    for (size_t i = 0; i < scalars.size(); ++i) {
-      check_finite(grads.lists()[i], scalars[i].found_inf, Others::fresh);
-    }
-  }
-  py::dict found_infs = found_infs_of(scalars);
-  reduced(reduce, grads, found_infs, std::nullopt);
-  return found_infs;
-  END_HANDLE_TH_ERRORS_PYBIND
-}
-
-// The norm of all lists from the norms of each.
+// Adds the norms of lists up on a device, in fp64, where no square overflows.
 at::Tensor total_norm(const std::vector<at::Tensor>& norms, at::Device device) {
-  if (norms.empty()) return zero_on(device);
-  if (norms.size() == 1) return copy_to(norms[0], device, /*copy=*/false);
+  if (norms.empty()) return filled_on(device, 0);
+  if (norms.size() == 1) return copy_to(norms[0], device);
   std::vector<at::Tensor> here;
-  for (const at::Tensor& norm : norms) here.push_back(copy_to(norm, device, /*copy=*/false));
-  // In fp64, where no square overflows.
+  for (const at::Tensor& norm : norms) here.push_back(copy_to(norm, device));
   return at::linalg_vector_norm(at::stack(here), 2, std::nullopt, false, at::kDouble)
       .to(at::kFloat);
 }
 
-// ({device: found_inf on it}, norm) for the gradients of `param_groups`, which are multiplied by
-// inv_scale and clipped to max_norm, or only read where max_norm is None. `found_infs` is None, or
-// a dict like the result where they are unscaled already. `found_inf` and `reduce` are as for
-// unscale_grads, `written` as for check_grads. None when a gradient is a Python tensor subclass
-// that is left to torch; then nothing has been written.
-py::object clip_grads(py::handle param_groups, py::handle inv_scale, py::handle found_inf,
-                      const std::optional<py::dict>& found_infs, std::optional<double> max_norm,
-                      bool error_if_nonfinite, bool allow_fp16, bool written, py::handle reduce) {
+// Runs one pass over the gradients of `param_groups`. A pass of kind
+//   check    reads them and flags values that are not finite;
+//   norm     also returns the L2 norm of the unscaled gradients;
+//   unscale  multiplies them by inv_scale and flags values that are not finite then;
+//   clip     returns the norm, unscales gradients and clips them to max_norm.
+//
+// Returns ({device: flag}, norm or None). None: a gradient is a Python tensor subclass, which torch
+// handles; nothing has been written. `flags` is as for Flags. With `is_unscaled`, gradients are not
+// multiplied by inv_scale. With `written`, the optimizer will write the gradients that a pass only
+// reads. `reduce` is as for reduced().
+py::object grad_pass(py::handle param_groups, const std::string& name, py::handle inv_scale,
+                     py::handle flags, bool is_unscaled, std::optional<double> max_norm,
+                     bool error_if_nonfinite, bool allow_fp16, bool written, py::handle reduce) {
   HANDLE_TH_ERRORS
   const at::NoGradGuard no_grad;
-  OptimizerGrads grads({.op = "amp_ext::grad_norm",
-                        .access = written || max_norm ? Access::write : Access::read,
-                        .allow_fp16 = allow_fp16,
-                        .coalesce = Coalesce::all,
-                        .lists = Lists::by_spread,
+  const Kind kind = kind_of(name);
+  const bool has_norm = kind == Kind::norm || kind == Kind::clip;
+  const bool writes = kind == Kind::unscale || kind == Kind::clip;
+  OptimizerGrads grads({.op = kind == Kind::check     ? "amp_ext::check_finite"
+                              : kind == Kind::unscale ? "amp_ext::unscale_"
+                                                      : "amp_ext::grad_norm",
+                        .access = writes || written ? Access::write : Access::read,
+                        .allow_fp16 = allow_fp16 || is_unscaled || !writes,
+                        .coalesce = has_norm ? Coalesce::all : Coalesce::fp16,
+                        .lists = has_norm ? Lists::by_sharding : Lists::by_device,
                         .across = !reduce.is_none()});
   if (!grads.collect(param_groups)) return py::none();
   const at::Tensor& factor = tensor_of("inv_scale", inv_scale);
-  const std::optional<at::Tensor> free = optional_tensor("found_inf", found_inf);
-  std::vector<GradList>& lists = grads.lists();
-  std::vector<Scalars> scalars;
-  if (found_infs) {
-    scalars = scalars_of(grads, {}, [&](at::Device device) {
-      const py::object key = device_object(device);
-      const at::Tensor before =
-          found_infs->contains(key) ? tensor_of("found_inf", (*found_infs)[key]) : zero_on(device);
-      return error_if_nonfinite ? before.clone() : before;  // an error leaves it as it is
-    });
-  }
+  Arguments arguments("amp_ext::unscale_", factor.device());
+  arguments.read<float>("inv_scale", factor);
+  const Flags first_flags(grads, flags, error_if_nonfinite);
   grads.close();
+  for (const GradList& list : grads.lists()) arguments.check_apart_from(list);
 
-  const bool waits = error_if_nonfinite || !grads.are_all_on(factor.device());
+  std::vector<GradList>& lists = grads.lists();
+  py::dict found_infs;
+  GilRelease gil;  // destroyed before all Python objects
+  if (error_if_nonfinite || !grads.are_all_on(factor.device())) gil.add_wait();
+  for (const GradList& list : lists) {
+    const auto add = [&](Family family) {
+      gil.add(list.op(), family, list.device(), list.numel());
+    };
+    if (kind == Kind::check) add(Family::check_finite);
+    if (has_norm) add(Family::grad_norm);
+    if (writes) add(Family::unscale);
+  }
+  if (gil.is_needed()) grads.keep_alive();
+
+  if (!has_norm) grads.install_coalesced();
+  gil.begin();
+  const std::vector<Scalars> scalars = scalars_of(grads, factor, first_flags);
   std::vector<at::Tensor> norms;
-  {
-    const GilFreePass pass(grads, waits, {Family::grad_norm});
-    if (!found_infs) scalars = scalars_of(grads, factor, free_or_new(free));
-    for (size_t i = 0; i < lists.size(); ++i) {
-      const std::optional<at::Tensor> by =
-          found_infs ? std::nullopt : std::optional(scalars[i].inv_scale);
-      norms.push_back(grad_norm(lists[i], scalars[i].found_inf, by, std::nullopt, Others::fresh));
-    }
+  for (size_t i = 0; i < lists.size(); ++i) {
+    const auto& [by, found_inf] = scalars[i];
+    if (kind == Kind::check) check_finite(lists[i], found_inf, Others::fresh);
+    if (kind == Kind::unscale)
+      unscale_(lists[i], found_inf, by, std::nullopt, std::nullopt, Others::fresh);
+    if (has_norm)
+      norms.push_back(grad_norm(lists[i], found_inf, is_unscaled ? OptionalTensor() : by,
+                                std::nullopt, Others::fresh));
   }
-  py::dict found = found_infs_of(scalars);
-  const std::optional<at::Tensor> of_all = reduced(reduce, grads, found, norms);
-  const at::Tensor norm = of_all ? *of_all : total_norm(norms, factor.device());
-  {
-    const GilFreePass pass(grads, waits,
-                           max_norm ? std::vector{Family::unscale} : std::vector<Family>());
-    if (norms.size() > 1 && !of_all) {  // each is finite, perhaps, but not the total
-      at::Tensor& found_here = scalars[0].found_inf;
-      found_here.masked_fill_(copy_to(norm, found_here.device(), false).isfinite().logical_not(),
-                              1);
-    }
-    TORCH_CHECK(!error_if_nonfinite || std::isfinite(norm.item<float>()),
-                "The total norm of order 2.0 for gradients from `optimizer` is non-finite, so it "
-                "cannot be clipped. To disable this error and let step() skip the optimizer's step "
-                "instead, set `error_if_nonfinite=False`");
-    grads.install_coalesced();
-    if (max_norm) {
-      for (size_t i = 0; i < lists.size(); ++i) {
-        const at::Tensor here = copy_to(norm, lists[i].device(), /*copy=*/false);
-        const at::Tensor by = found_infs ? filled_on(lists[i].device(), 1) : scalars[i].inv_scale;
-        unscale_(lists[i], scalars[i].found_inf, by, here, max_norm, Others::fresh);
-      }
-      grads.mark_dtensors_written();
-    }
+  gil.end();
+  if (kind == Kind::unscale) grads.mark_dtensors_written();
+
+  for (const Scalars& each : scalars)
+    found_infs[device_object(each.found_inf.device())] = object_of(each.found_inf);
+  const OptionalTensor reduced_norm =
+      reduced(reduce, grads, found_infs, has_norm ? &norms : nullptr);
+  if (!has_norm) return py::make_tuple(found_infs, py::none());
+
+  gil.begin();
+  const at::Tensor norm = reduced_norm ? *reduced_norm : total_norm(norms, factor.device());
+  if (norms.size() > 1 && !reduced_norm) {  // each may be finite without the total
+    at::Tensor flag = scalars[0].found_inf;
+    flag.masked_fill_(copy_to(norm, flag.device()).isfinite().logical_not(), 1);
   }
-  return py::make_tuple(found, object_of(norm));
+  TORCH_CHECK(!error_if_nonfinite || std::isfinite(norm.item<float>()),
+              "The total norm of order 2.0 for gradients from `optimizer` is non-finite, so it "
+              "cannot be clipped. To disable this error and let step() skip the optimizer's step "
+              "instead, set `error_if_nonfinite=False`");
+  grads.install_coalesced();
+  for (size_t i = 0; writes && i < lists.size(); ++i) {
+    const at::Device device = lists[i].device();
+    unscale_(lists[i], scalars[i].found_inf,
+             is_unscaled ? filled_on(device, 1) : scalars[i].inv_scale, copy_to(norm, device),
+             max_norm, Others::fresh);
+  }
+  gil.end();
+  if (writes) grads.mark_dtensors_written();
+  return py::make_tuple(found_infs, object_of(norm));
   END_HANDLE_TH_ERRORS_PYBIND
 }
 
-// update_scale_ without the dispatcher: the scaler calls it in every step. found_infs are moved to
-// the scale's device first.
+// Calls update_scale_ without the dispatcher. The flags are moved to the scale's device first.
 void update_scale(py::handle scale, py::handle growth_tracker, const py::list& found_infs,
                   double growth_factor, double backoff_factor, int64_t growth_interval,
                   std::optional<double> min_scale, std::optional<double> max_scale,
@@ -326,9 +244,8 @@ void update_scale(py::handle scale, py::handle growth_tracker, const py::list& f
   at::Tensor scale_tensor = tensor_of("scale", scale);
   at::Tensor tracker_tensor = tensor_of("growth_tracker", growth_tracker);
   std::vector<at::Tensor> found;
-  for (const py::handle found_inf : found_infs) {
-    found.push_back(copy_to(tensor_of("found_inf", found_inf), scale_tensor.device(), false));
-  }
+  for (const py::handle found_inf : found_infs)
+    found.push_back(copy_to(tensor_of("found_inf", found_inf), scale_tensor.device()));
   const ScaleOptions options{growth_factor,
                              backoff_factor,
                              growth_interval,
@@ -338,9 +255,9 @@ void update_scale(py::handle scale, py::handle growth_tracker, const py::list& f
                              optional_tensor("hysteresis_tracker", hysteresis_tracker),
                              optional_tensor("skipped_steps", skipped_steps),
                              optional_tensor("next_step", next_step)};
-  std::optional<py::gil_scoped_release> release;
-  if (runs_python(Family::update_scale, scale_tensor.device()))
-    release.emplace();  // it may have to wait for memory
+  GilRelease gil;
+  gil.add("amp_ext", Family::update_scale, scale_tensor.device(), 1);
+  gil.begin();
   update_scale_(scale_tensor, tracker_tensor, found, options);
   END_HANDLE_TH_ERRORS_PYBIND
 }
@@ -348,10 +265,10 @@ void update_scale(py::handle scale, py::handle growth_tracker, const py::list& f
 }  // namespace
 
 void bind_scaler(py::module_& m) {
-  m.def("unscale_grads", &unscale_grads);
-  m.def("unscale_grads_by", &unscale_grads_by);
-  m.def("check_grads", &check_grads);
-  m.def("clip_grads", &clip_grads);
+  m.def("grad_pass", &grad_pass, py::arg("param_groups"), py::arg("kind"), py::arg("inv_scale"),
+        py::arg("flags"), py::arg("is_unscaled") = false, py::arg("max_norm") = py::none(),
+        py::arg("error_if_nonfinite") = false, py::arg("allow_fp16") = false,
+        py::arg("written") = true, py::arg("reduce") = py::none());
   m.def("update_scale", &update_scale);
 }
 

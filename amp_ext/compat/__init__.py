@@ -1,0 +1,1 @@
+"""Interfaces of other libraries' mixed precision, for programs that come from them."""

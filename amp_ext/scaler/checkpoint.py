@@ -1,0 +1,103 @@
+"""Checks of a scaler's arguments and of loaded states."""
+
+import math
+import operator
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from numbers import Real
+from typing import Any
+
+import torch
+from torch import Tensor
+
+OWN_ENTRY = "amp_ext"
+
+_FLOAT32_MAX = torch.finfo(torch.float32).max
+_FLOAT64 = float, -sys.float_info.max, sys.float_info.max
+# The numbers that torch's attributes, and the tensors of this package, can hold.
+_TORCHS_ENTRIES = {
+    "scale": (float, -_FLOAT32_MAX, _FLOAT32_MAX),
+    "growth_factor": _FLOAT64,
+    "backoff_factor": _FLOAT64,
+    "growth_interval": (int, -(2**63), 2**63 - 1),
+    "_growth_tracker": (int, -(2**31), 2**31 - 1),
+}
+_COUNTERS = {
+    "skipped_steps": (int, 0, 2**63 - 1),
+    "hysteresis": (int, 1, 2**31 - 1),
+    "hysteresis_tracker": (int, -(2**31), 2**31 - 1),
+}
+
+
+def check_bounds(min_scale: Any, max_scale: Any, skip_above_norm: Any) -> None:
+    """Raise for bounds of the scale or of norms that make no sense."""
+    if min_scale is not None and not 0 <= min_scale <= _FLOAT32_MAX:
+        raise ValueError(
+            f"GradScaler: min_scale must be a finite float32, not negative, got {min_scale}"
+        )
+    if max_scale is not None and not max_scale > 0:
+        raise ValueError(f"GradScaler: max_scale must be positive, got {max_scale}")
+    if min_scale is not None and max_scale is not None and min_scale > max_scale:
+        raise ValueError(
+            f"GradScaler: min_scale must be at most max_scale, got {min_scale} and {max_scale}"
+        )
+    if skip_above_norm is not None and not skip_above_norm > 0:
+        raise ValueError(f"GradScaler: skip_above_norm must be positive, got {skip_above_norm}")
+
+
+def checked_count(name: str, value: Any) -> int:
+    """Return a positive int32 option."""
+    try:
+        count = operator.index(value)
+    except TypeError:
+        count = 0
+    if not 1 <= count < 2**31:
+        raise ValueError(
+            f"GradScaler: {name} must be an integer from 1 to 2**31 - 1, got {value!r}"
+        )
+    return count
+
+
+def checked_state(state_dict: Any) -> tuple[dict[str, float], dict[str, int]]:
+    """Return torch's entries of a state, and the counters of this package that it has."""
+    if not isinstance(state_dict, Mapping):
+        raise TypeError(
+            f"GradScaler.load_state_dict: expected a dict, got {type(state_dict).__name__}"
+        )
+    own = state_dict.get(OWN_ENTRY, {})
+    if not isinstance(own, Mapping):
+        raise TypeError(
+            f"GradScaler.load_state_dict: {OWN_ENTRY!r} must hold a dict, got {type(own).__name__}"
+        )
+    counters = {key: _checked(key, own[key], *_COUNTERS[key]) for key in _COUNTERS if key in own}
+    entries = _TORCHS_ENTRIES if state_dict else {}
+    torchs = {key: _checked(key, state_dict[key], *limits) for key, limits in entries.items()}
+    return torchs, counters
+
+
+def _checked(
+    key: str, value: Any, kind: type[float | int], lowest: float, highest: float
+) -> float | int:
+    """Return the number of an entry. Floats may be infinite or NaN."""
+    if isinstance(value, Tensor) and value.numel() == 1:
+        with suppress(RuntimeError):  # a meta or fake tensor has no value
+            value = value.item()
+    elif isinstance(value, Real) and hasattr(value, "item"):  # NumPy's would compare in their dtype
+        value = value.item()
+    if not isinstance(value, Real):
+        raise TypeError(
+            f"GradScaler.load_state_dict: {key!r} must be a number, got {type(value).__name__}"
+        )
+    fits = lowest <= value <= highest
+    if kind is int:
+        fits = fits and value == int(value)
+    elif value != value or abs(value) == math.inf:
+        fits = True
+    if not fits:
+        what = "an integer" if kind is int else "a number"
+        raise ValueError(
+            f"GradScaler.load_state_dict: {key!r} must be {what} from {lowest} to {highest}, "
+            f"got {value!r}"
+        )
+    return kind(value)

@@ -1,0 +1,29 @@
+// Tensors without Python code of their own, and which of them the optimizers' kernels serve.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <pybind11/pybind11.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+namespace amp_ext {
+
+bool is_plain_subclass(PyObject* object);
+
+// Returns whether an object is a tensor whose `.grad` and ops run no Python code of its class.
+inline bool is_plain(PyObject* object) {
+  return THPVariable_CheckExact(object) || is_plain_subclass(object);
+}
+
+// Returns the tensor of a parameter's elements in this process: the parameter itself, or the local
+// tensor of a DTensor. Null where Python code is in the way.
+PyObject* local_tensor_of_subclass(PyObject* param);
+inline PyObject* local_tensor(PyObject* param) {
+  return THPVariable_CheckExact(param) ? param : local_tensor_of_subclass(param);
+}
+
+// Return why the kernels of the optimizers do not serve a parameter or a gradient, or null.
+// `device` is the first parameter's.
+const char* why_not_param(const at::Tensor& param, at::Device device);
+const char* why_not_grad(const at::Tensor& grad, at::Device device);
+
+}  // namespace amp_ext

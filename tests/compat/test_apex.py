@@ -1,0 +1,580 @@
+"""Programs of Apex's amp: what they compute at each level, and how losses are scaled."""
+
+from __future__ import annotations
+
+import copy
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import amp_ext
+from amp_ext.compat.apex import amp, from_grad_scaler, install, to_grad_scaler
+from apex_program import (
+    DEVICES,
+    LR,
+    MAX_NORM,
+    OPTIMIZERS,
+    OVERFLOW,
+    STEPS,
+    Net,
+    assert_same,
+    batches,
+    loss_of,
+    new,
+    train_apex,
+    train_plain,
+)
+
+on_devices = pytest.mark.parametrize("device", DEVICES)
+
+# An output of two layers has been rounded to float16 at most 7 times, by 2**-11 each: input, weight
+# and result of each layer, and batch norm's result. A squared error is off by twice that, and so
+# are gradients; to first order what wrong gradients have done to the loss is the same share of what
+# it has fallen by. Weights that are float16 themselves are rounded at every step.
+ROUNDING = 2 * 2 * 7 * 2.0**-11
+TOLERANCE = {"O0": 0.0, "O1": ROUNDING, "O2": ROUNDING, "O3": ROUNDING + 2 * STEPS * 2.0**-11}
+
+
+# ---- the levels ----------------------------------------------------------------------------------
+
+
+@on_devices
+@pytest.mark.parametrize("opt_level", TOLERANCE)
+def test_losses_are_those_of_float32(opt_level: str, device: str) -> None:
+    """At each level the losses are those of torch in float32, up to roundings."""
+    off = amp_ext.GradScaler(device, enabled=False)
+    expected = train_plain(*new(device=device), batches(device), off)
+    model, optimizer = amp.initialize(*new(device=device), opt_level=opt_level, verbosity=0)
+    losses = train_apex(model, optimizer, batches(device))
+    torch.testing.assert_close(losses, expected, rtol=TOLERANCE[opt_level], atol=0)
+
+
+@on_devices
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_o1_is_amp_ext_bit_for_bit(optimizer: str, device: str) -> None:
+    """O1 makes the steps of a GradScaler and of amp_ext.autocast, with an overflow."""
+    plain, scaler = new(optimizer, device), amp_ext.GradScaler(device)
+    expected = train_plain(*plain, batches(device), scaler, overflow=OVERFLOW)
+    model, ours = amp.initialize(*new(optimizer, device), opt_level="O1", verbosity=0)
+    assert train_apex(model, ours, batches(device), overflow=OVERFLOW) == expected
+    assert_same(model, plain[0])
+    state = amp.state_dict()["loss_scaler0"]
+    assert state == {"loss_scale": 2.0**15, "unskipped": STEPS - OVERFLOW - 1}
+
+
+@on_devices
+def test_o2_is_amp_ext_optim_with_masters(device: str) -> None:
+    """O2 makes the steps of amp_ext.optim with masters on unscaled float32 gradients."""
+    model, _ = new(device=device)
+    for layer in (model.fc1, model.fc2):
+        layer.half()
+    params = list(model.parameters())
+    optimizer = amp_ext.optim.SGD(params, lr=0.05, momentum=0.9, master_weights=True)
+    for x, y in batches(device):
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(x.half()).float(), y)
+        (loss * 2.0**16).backward()
+        for param in params:
+            grad = param.grad.float() / 2.0**16
+            param.grad = None
+            param.grad_dtype = torch.float32
+            param.grad = grad
+        torch.nn.utils.clip_grad_norm_(params, MAX_NORM)
+        optimizer.step()
+        optimizer.zero_grad()
+        for param in params:
+            param.grad_dtype = param.dtype
+    ours = amp.initialize(*new(device=device), opt_level="O2", verbosity=0)
+    train_apex(*ours, batches(device))
+    masters = [state["master_param"] for state in optimizer.state.values() if len(state) > 1]
+    halves = [*ours[0].fc1.parameters(), *ours[0].fc2.parameters()]
+    for master, param in zip(masters, halves, strict=True):
+        assert torch.equal(master, ours[1].state[param]["master_param"])
+        assert torch.equal(master.half(), param)
+
+
+@pytest.mark.parametrize(
+    ("opt_level", "dtypes"),
+    [
+        ("O0", [torch.float32] * 3),
+        ("O1", [torch.float32, torch.float16, torch.float16]),
+        ("O2", [torch.float16] * 3),
+        ("O3", [torch.float16] * 3),
+    ],
+)
+def test_dtypes(opt_level: str, dtypes: list[torch.dtype]) -> None:
+    """Each level has Apex's dtypes of parameters, inputs, results and state dicts."""
+    model, optimizer = amp.initialize(*new(), opt_level=opt_level, verbosity=0)
+    params = list(model.parameters())
+    assert model(next(batches())[0]).dtype == torch.float32
+    assert model.dtypes == dtypes
+    half = {"O0": 0, "O1": 0, "O2": 4, "O3": 6}[opt_level]
+    assert sum(param.dtype == torch.float16 for param in params) == half
+    assert model.norm.weight.dtype == (torch.float16 if opt_level == "O3" else torch.float32)
+    assert optimizer.param_groups[0]["params"][0] is params[0]
+    for state in (model.state_dict(), model.fc1.state_dict()):
+        assert all(value.dtype != torch.float16 for value in state.values())
+
+
+def test_bfloat16_and_other_overrides() -> None:
+    """Options replace those of the level, also as strings."""
+    options = {"keep_batchnorm_fp32": "False", "loss_scale": "128.0", "verbosity": 0}
+    model, optimizer = amp.initialize(
+        *new(), opt_level="O2", cast_model_type=torch.bfloat16, **options
+    )
+    assert {param.dtype for param in model.parameters()} == {torch.bfloat16}
+    first, *_, last = train_apex(model, optimizer, list(batches(steps=1)) * 20)
+    assert last < first
+    assert amp.state_dict() == {"loss_scaler0": {"loss_scale": 128.0, "unskipped": 20}}
+
+
+def test_results_have_the_form_of_arguments() -> None:
+    """Models and optimizers are returned as they were given, alone or in lists."""
+    model, a, b = Net(), Net(), Net()
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (model, a, b)]
+    assert amp.initialize(model) is model
+    assert amp.initialize(model, optimizers[0]) == (model, optimizers[0])
+    assert amp.initialize([a, b], optimizers[1:]) == ([a, b], optimizers[1:])
+
+
+def test_disabled_does_nothing() -> None:
+    """With enabled=False a program trains in float32."""
+    model, optimizer = new()
+    assert amp.initialize(model, optimizer, enabled=False) == (model, optimizer)
+    assert type(model) is Net
+    losses = train_apex(model, optimizer, batches())
+    assert losses == train_plain(*new(), batches(), amp_ext.GradScaler("cpu", enabled=False))
+    assert amp.state_dict() == {}
+
+
+@pytest.mark.parametrize("opt_level", ["O1", "O2"])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_schedulers_see_steps(opt_level: str, when: str) -> None:
+    """A scheduler made before or after initialize gives no warning, also where O2 changes
+    the optimizer's class."""
+    model, optimizer = new()
+    make = torch.optim.lr_scheduler.StepLR
+    scheduler = make(optimizer, 2) if when == "before" else None
+    model, same = amp.initialize(model, optimizer, opt_level=opt_level, verbosity=0)
+    scheduler = scheduler or make(optimizer, 2)
+    assert same is optimizer
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for step in range(4):
+            before = model.fc2.bias.detach().clone()
+            train_apex(model, optimizer, batches(steps=1), overflow=0, first=step)
+            scheduler.step()
+            assert torch.equal(before, model.fc2.bias) == (step == 0)
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(LR * 0.01)
+
+
+class NoWait(TorchDispatchMode):
+    """Refuses to bring a number to the host."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert func is not torch.ops.aten._local_scalar_dense.default, "the host waits"
+        return func(*args, **(kwargs or {}))
+
+
+@on_devices
+@pytest.mark.parametrize(("opt_level", "optimizer"), [("O1", "optim.AdamW"), ("O2", "torch.SGD")])
+def test_a_skipped_step_waits_for_nothing(opt_level: str, optimizer: str, device: str) -> None:
+    """Optimizers of amp_ext.optim, O2's too, skip a step on the device."""
+    model, optimizer = amp.initialize(*new(optimizer, device), opt_level=opt_level, verbosity=0)
+    x, y = next(batches(device))
+    for overflow in (False, True, False):
+        before = model.fc1.weight.detach().clone()
+        loss = loss_of(model, x, y, overflow)
+        with NoWait():
+            with amp.scale_loss(loss, optimizer) as scaled_loss:
+                scaled_loss.backward()
+            optimizer.step()
+        optimizer.zero_grad()
+        assert torch.equal(before, model.fc1.weight) == overflow
+
+
+@pytest.mark.parametrize("has_apex", [False, True])
+def test_install(has_apex: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """``from apex import amp`` finds this one; other parts of an installed Apex stay."""
+    if has_apex:
+        (tmp_path / "apex").mkdir()
+        (tmp_path / "apex/__init__.py").touch()
+        (tmp_path / "apex/normalization.py").write_text("found = True")
+        monkeypatch.syspath_prepend(tmp_path)
+    names: dict[str, Any] = {}
+    try:
+        install()
+        exec("from apex import amp; import apex.amp; from apex.amp import scale_loss", names)
+        assert names["amp"] is names["apex"].amp is amp
+        if has_apex:
+            exec("from apex.normalization import found", names)
+    finally:
+        for name in [name for name in sys.modules if name.split(".")[0] == "apex"]:
+            del sys.modules[name]
+
+
+# ---- losses --------------------------------------------------------------------------------------
+
+
+def a_loss(optimizer: Any, overflow: bool = False, **options: Any) -> None:
+    (param,) = optimizer.param_groups[0]["params"]
+    loss = param.sum() * (float("inf") if overflow else 1.0)
+    with amp.scale_loss(loss, optimizer, **options) as scaled_loss:
+        scaled_loss.backward()
+
+
+def one_weight(**options: Any) -> torch.optim.Optimizer:
+    """Return the optimizer of one weight of 0, with a learning rate of 1."""
+    model = nn.Linear(1, 1, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    amp.initialize(model, optimizer, opt_level="O0", verbosity=0, **options)
+    nn.init.zeros_(model.weight)
+    return optimizer
+
+
+class Machine:
+    """A dynamic scale by Apex's documentation."""
+
+    def __init__(self, window: int, min_loss_scale: float | None, max_loss_scale: float) -> None:
+        self.scale, self.unskipped = min(max_loss_scale, 2.0**16), 0
+        self.window, self.min, self.max = window, min_loss_scale, max_loss_scale
+
+    def update(self, overflow: bool) -> None:
+        if overflow:
+            self.scale, self.unskipped = max(self.scale / 2, self.min or 0.0), 0
+            return
+        self.unskipped += 1
+        if self.unskipped == self.window:
+            self.scale, self.unskipped = min(self.scale * 2, self.max), 0
+
+
+@pytest.mark.parametrize("limits", [(None, 2.0**24), (2.0**15, 2.0**17), (3.0, 2.0**10)])
+def test_the_scale_moves_as_apexs(limits: tuple[float | None, float]) -> None:
+    """Scale, counter and skipped steps are those of Apex's machine."""
+    least, most = limits
+    optimizer = one_weight(loss_scale="dynamic", min_loss_scale=least, max_loss_scale=most)
+    amp._State.scalers[0].set_growth_interval(3)
+    machine, weight = Machine(3, *limits), 0.0
+    for step in "....x..xx...........x.xxxxx...":
+        optimizer.zero_grad()
+        a_loss(optimizer, step == "x")
+        optimizer.step()
+        machine.update(step == "x")
+        weight -= step == "."
+        state = {"loss_scale": machine.scale, "unskipped": machine.unskipped}
+        assert amp.state_dict()["loss_scaler0"] == state
+    assert optimizer.param_groups[0]["params"][0].item() == weight
+
+
+def test_the_window_is_of_2000_losses() -> None:
+    """The scale doubles after 2000 losses, up to 2**24."""
+    optimizer = one_weight(loss_scale="dynamic")
+    for exponent in (23, 24):
+        amp.load_state_dict({"loss_scaler0": {"loss_scale": 2.0**exponent, "unskipped": 1999}})
+        a_loss(optimizer)
+        assert amp.state_dict()["loss_scaler0"] == {"loss_scale": 2.0**24, "unskipped": 0}
+
+
+def test_an_overflow_skips_one_step_of_each_optimizer_of_the_loss() -> None:
+    """A skip waits for the step of its optimizer, whatever other losses do."""
+    models = [nn.Linear(1, 1, bias=False) for _ in range(3)]
+    optimizers = [torch.optim.SGD(model.parameters(), lr=1.0) for model in models]
+    amp.initialize(models, optimizers, opt_level="O0", loss_scale="dynamic", verbosity=0)
+    for model in models:
+        nn.init.zeros_(model.weight)
+    loss = models[0].weight.sum() * float("inf") + models[1].weight.sum()
+    with amp.scale_loss(loss, optimizers[:2]) as scaled_loss:
+        scaled_loss.backward()
+    a_loss(optimizers[2])
+    a_loss(optimizers[1])
+    assert amp.state_dict()["loss_scaler0"] == {"loss_scale": 2.0**15, "unskipped": 2}
+    for expected in ([0.0, 0.0, -1.0], [0.0, -1.0, -2.0]):
+        for optimizer in optimizers:
+            optimizer.step()
+        optimizers[0].zero_grad()
+        optimizers[1].param_groups[0]["params"][0].grad = torch.ones(1, 1)
+        assert [model.weight.item() for model in models] == expected
+
+
+@pytest.mark.parametrize("overflows", [False, True])
+@pytest.mark.parametrize("opt_level", ["O1", "O2"])
+def test_two_losses_with_scales_of_their_own(opt_level: str, overflows: bool) -> None:
+    """Two losses of one optimizer add up, and an overflow of one skips the step."""
+    torch.manual_seed(0)
+    model, plain = nn.Linear(4, 1), nn.Linear(4, 1)
+    plain.load_state_dict(model.state_dict())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    amp.initialize(model, optimizer, opt_level=opt_level, num_losses=2, verbosity=0)
+    amp.load_state_dict(
+        {f"loss_scaler{i}": {"loss_scale": 2.0 ** (12 + i), "unskipped": i} for i in range(2)}
+    )
+    before = [param.detach().clone() for param in model.parameters()]
+    data = torch.randn(2, 16, 4)
+    for loss_id, x in enumerate(data):
+        loss = model(x).square().mean() * (float("inf") if overflows and loss_id else 1.0)
+        with amp.scale_loss(loss, optimizer, loss_id=loss_id) as scaled_loss:
+            scaled_loss.backward()
+    optimizer.step()
+    state = amp.state_dict()
+    assert state["loss_scaler0"] == {"loss_scale": 2.0**12, "unskipped": 1}
+    second = (2.0**12, 0) if overflows else (2.0**13, 2)
+    assert tuple(state["loss_scaler1"].values()) == second
+    if overflows:
+        assert all(map(torch.equal, model.parameters(), before))
+        return
+    loss = sum(plain(x).square().mean() for x in data)
+    grads = torch.autograd.grad(loss, list(plain.parameters()))
+    for param, was, grad in zip(model.parameters(), before, grads, strict=True):
+        # A gradient of numbers up to 8, rounded six times; the weight is rounded once more.
+        bound = 0.1 * 8 * 6 * 2.0**-11 + was.abs().max().item() * 2.0**-11
+        torch.testing.assert_close(param.float(), was.float() - 0.1 * grad, rtol=0, atol=bound)
+
+
+@pytest.mark.parametrize("delay", [True, False])
+@pytest.mark.parametrize("set_to_none", [True, False])
+@pytest.mark.parametrize("overflow", [None, 1, 2])
+def test_accumulation_is_amp_exts(delay: bool, set_to_none: bool, overflow: int | None) -> None:
+    """Under O1, three batches make the step of a GradScaler bit for bit, or are all skipped."""
+    plain, torchs = new()
+    scaler = amp_ext.GradScaler("cpu")
+    model, optimizer = amp.initialize(*new(), opt_level="O1", verbosity=0)
+    for _ in range(2):
+        for i, (x, y) in enumerate(batches(steps=3)):
+            with amp_ext.autocast("cpu", torch.float16):
+                loss = loss_of(plain, x, y, i == overflow)
+            scaler.scale(loss).backward()
+            loss = loss_of(model, x, y, i == overflow)
+            with amp.scale_loss(loss, optimizer, delay_unscale=delay and i < 2) as scaled_loss:
+                scaled_loss.backward()
+        scaler.unscale_(torchs)
+        torch.nn.utils.clip_grad_norm_(plain.parameters(), MAX_NORM)
+        torch.nn.utils.clip_grad_norm_(amp.master_params(optimizer), MAX_NORM)
+        scaler.step(torchs)
+        optimizer.step()
+        scaler.update()
+        torchs.zero_grad(set_to_none)
+        optimizer.zero_grad(set_to_none)
+    assert_same(model, plain)
+
+
+def test_accumulation_with_masters() -> None:
+    """Three equal losses have three times the float32 gradient of one."""
+    grads = []
+    for count in (1, 3):
+        model, optimizer = amp.initialize(*new(), opt_level="O2", verbosity=0)
+        model.eval()
+        x, y = next(batches())
+        for _ in range(count):
+            with amp.scale_loss(loss_of(model, x, y), optimizer) as scaled_loss:
+                scaled_loss.backward()
+        grads.append([param.grad for param in amp.master_params(optimizer)])
+    for one, three in zip(*grads, strict=True):
+        assert one.dtype == three.dtype == torch.float32
+        torch.testing.assert_close(three, 3 * one, rtol=2.0**-22, atol=0)
+
+
+def test_gradients_that_float16_cannot_hold_unscaled() -> None:
+    """Masters get float32 gradients, whose unscaled values vanish in float16."""
+    model, optimizer = amp.initialize(*new(), opt_level="O2", verbosity=0)
+    x, y = next(batches())
+    with amp.scale_loss(loss_of(model, x, y) * 2.0**-16, optimizer) as scaled_loss:
+        scaled_loss.backward()
+    grad = model.fc2.weight.grad
+    assert 0 < grad.abs().max() < 2.0**-16 and grad.half().count_nonzero() < grad.count_nonzero()
+
+
+def test_backward_passes_have_gradients_of_the_parameters_dtype() -> None:
+    """In each step gradients arrive in float16, as in DistributedDataParallel's buckets."""
+
+    class Within(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with amp_ext.autocast("cpu", torch.float16):
+                return super().forward(x)
+
+    model = Within(8, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer = amp.initialize(model, optimizer, opt_level="O2", verbosity=0)
+    dtypes = []
+    model.weight.register_post_accumulate_grad_hook(lambda param: dtypes.append(param.grad.dtype))
+    train_apex(model, optimizer, batches(steps=2))
+    assert dtypes == [torch.float16] * 2 and model.weight.grad.dtype == torch.float32
+
+
+@pytest.mark.parametrize("opt_level", ["O1", "O2"])
+def test_a_resumed_training_is_the_same(opt_level: str) -> None:
+    """After initialize, states of model, optimizer and amp load as Apex documents it."""
+    data = list(batches())
+    through, optimizer = amp.initialize(*new("torch.AdamW"), opt_level=opt_level, verbosity=0)
+    train_apex(through, optimizer, data, 1)
+    expected = amp.state_dict()
+
+    first, optimizer = amp.initialize(*new("torch.AdamW"), opt_level=opt_level, verbosity=0)
+    train_apex(first, optimizer, data[:3], 1)
+    saved = copy.deepcopy([first.state_dict(), optimizer.state_dict(), amp.state_dict()])
+
+    second = Net()
+    fresh = torch.optim.AdamW(second.parameters())
+    second, fresh = amp.initialize(second, fresh, opt_level=opt_level, verbosity=0)
+    for part, state in zip((second, fresh, amp), saved, strict=True):
+        part.load_state_dict(state)
+    train_apex(second, fresh, data[3:])
+    assert_same(second, through)
+    assert amp.state_dict() == expected
+
+
+def test_states_of_apex_and_of_grad_scalers() -> None:
+    """States convert both ways, and another number of losses is a warning."""
+    states = from_grad_scaler(*({"scale": 2.0**i, "_growth_tracker": i} for i in range(3)))
+    amp.initialize(*new(), num_losses=2, verbosity=0)
+    with pytest.warns(UserWarning, match=r"of 3 losses, .* num_losses=2: the first"):
+        amp.load_state_dict(states)
+    assert amp.state_dict() == {key: states[key] for key in ("loss_scaler0", "loss_scaler1")}
+    for other in (amp_ext.GradScaler("cpu"), torch.amp.GradScaler("cpu")):
+        other.load_state_dict(to_grad_scaler(states["loss_scaler1"]))
+        assert from_grad_scaler(other.state_dict())["loss_scaler0"] == states["loss_scaler1"]
+        assert other.get_growth_interval() == 2000
+
+
+def test_a_static_scale_of_1_may_be_loaded() -> None:
+    """Gradients are unscaled by a scale that replaces 1."""
+    optimizer = one_weight()
+    amp.load_state_dict({"loss_scaler0": {"loss_scale": 8.0, "unskipped": 0}})
+    a_loss(optimizer)
+    assert amp.state_dict()["loss_scaler0"] == {"loss_scale": 8.0, "unskipped": 1}
+    optimizer.step()
+    assert optimizer.param_groups[0]["params"][0].item() == -1.0
+
+
+@pytest.mark.parametrize("opt_level", ["O1", "O2"])
+def test_a_backward_pass_that_fails_restores_gradients(opt_level: str) -> None:
+    """After an error within scale_loss, gradients are those before it, unscaled."""
+    model, optimizer = amp.initialize(*new(), opt_level=opt_level, verbosity=0)
+    (x, y), other = batches(steps=2)
+    for has_grads in (False, True):
+        if has_grads:
+            with amp.scale_loss(loss_of(model, x, y), optimizer) as scaled_loss:
+                scaled_loss.backward()
+        grads = [None if p.grad is None else p.grad.clone() for p in model.parameters()]
+        before = amp.state_dict()
+        with (
+            pytest.raises(ZeroDivisionError),
+            amp.scale_loss(loss_of(model, *other), optimizer) as scaled_loss,
+        ):
+            scaled_loss.backward()
+            1 / 0  # noqa: B018
+        for param, grad in zip(model.parameters(), grads, strict=True):
+            assert torch.equal(param.grad, grad) if has_grads else param.grad is None
+        assert amp.state_dict() == before
+
+
+def test_a_step_that_fails_is_skipped_when_it_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An overflow stays recorded until a step has been made or skipped."""
+    optimizer = one_weight(loss_scale="dynamic")
+    a_loss(optimizer, overflow=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(amp_ext.GradScaler, "step", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            optimizer.step()
+    optimizer.step()
+    assert optimizer.param_groups[0]["params"][0].item() == 0
+
+
+# ---- errors --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"opt_level": "02"}, "opt_level: expected one of O0, O1, O2, O3, got '02'"),
+        ({"opt_level": "O2", "cast_model_type": torch.int8}, "got torch.int8"),
+        ({"opt_level": "O2", "keep_batchnorm_fp32": "true"}, "got 'true'"),
+        ({"loss_scale": "dynamical"}, "could not convert"),
+        ({"loss_scale": 1e39}, r"positive float32, got 1e\+39"),
+        ({"num_losses": 0}, "num_losses: expected an integer of at least 1, got 0"),
+        ({"min_loss_scale": 4.0, "max_loss_scale": 2.0}, "4.0 and 2.0"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_bad_options(options: dict[str, Any], text: str) -> None:
+    """An option that cannot be is an error, and nothing has changed."""
+    model, optimizer = new()
+    with pytest.raises(ValueError, match=text):
+        amp.initialize(model, optimizer, **options)
+    assert type(model) is Net and model.fc1.weight.dtype == torch.float32
+    assert not hasattr(optimizer, "_amp_stash") and "step" not in vars(optimizer)
+
+
+def replaced_step() -> torch.optim.Optimizer:
+    optimizer = new()[1]
+    optimizer.step = lambda: None
+    return optimizer
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        (lambda: (Net,), TypeError, "models: expected a torch"),
+        (lambda: ([],), TypeError, "models: expected a torch"),
+        (lambda: (Net(), 1), TypeError, "optimizers: expected a torch"),
+        (lambda: (nn.DataParallel(Net()),), RuntimeError, "Wrap the model that"),
+        (lambda: (Net(), torch.optim.RMSprop(Net().parameters())), RuntimeError, "got RMSprop"),
+        (lambda: (Net(), replaced_step()), RuntimeError, "before you replace step"),
+        (lambda: (Net(), [new()[1]] * 2), RuntimeError, "was given before"),
+    ],
+    ids=["class", "none", "number", "DataParallel", "RMSprop", "step", "twice"],
+)
+def test_bad_models_and_optimizers(
+    arguments: Callable[[], Any], error: type[Exception], text: str
+) -> None:
+    """O2 refuses what it cannot prepare."""
+    with pytest.raises(error, match=f"amp.initialize: {text}|{text}"):
+        amp.initialize(*arguments(), opt_level="O2")
+
+
+def test_bad_losses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """scale_loss refuses other losses and optimizers, and calls before initialize."""
+    _, optimizer = amp.initialize(*new(), verbosity=0)
+    loss = torch.ones((), requires_grad=True)
+    for loss_id in (1, -1):
+        with pytest.raises(IndexError, match="loss_id: expected 0 to 0, got"):
+            amp.scale_loss(loss, optimizer, loss_id).__enter__()
+    with pytest.raises(RuntimeError, match=r"expected those of .*, got another SGD"):
+        amp.scale_loss(loss, new()[1]).__enter__()
+    monkeypatch.setattr(amp._State, "options", None)
+    for call in (
+        lambda: amp.scale_loss(loss, optimizer).__enter__(),
+        amp.state_dict,
+        lambda: amp.load_state_dict({}),
+    ):
+        with pytest.raises(RuntimeError, match=r"call model, optimizer = amp.initialize"):
+            call()
+
+
+@pytest.mark.parametrize("opt_level", ["O0", "O1", "O2"])
+def test_closures(opt_level: str) -> None:
+    """A closure is an error where losses are scaled, since it would run after the check."""
+    _, optimizer = amp.initialize(*new(), opt_level=opt_level, verbosity=0)
+    if opt_level == "O0":
+        assert optimizer.step(lambda: 3.0) == 3.0
+        return
+    with pytest.raises(RuntimeError, match="not in a closure"):
+        optimizer.step(lambda: 0.0)
+
+
+def test_a_bad_state_changes_nothing() -> None:
+    """A state of which one entry is bad is refused whole."""
+    amp.initialize(*new(), num_losses=2, verbosity=0)
+    before = amp.state_dict()
+    for bad, error in (({}, KeyError), ({"loss_scale": "x", "unskipped": 0}, TypeError)):
+        with pytest.raises(error):
+            amp.load_state_dict({"loss_scaler0": {"loss_scale": 1.0, "unskipped": 0}, "1": bad})
+    assert amp.state_dict() == before

@@ -1,0 +1,168 @@
+"""Casts around forward, as amp.initialize and apply_policy give them to modules."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import amp_ext
+from amp_ext.compat.apex import amp
+from amp_ext.compat.keras import apply_policy
+from amp_ext.nn import MLP
+from apex_program import Net, batches
+from cases import assert_same
+
+FP16, FP32, FP64 = torch.float16, torch.float32, torch.float64
+X = next(batches())[0]
+
+GIVERS: dict[str, Callable[[nn.Module], nn.Module]] = {
+    "O1": lambda model: amp.initialize(model, verbosity=0),
+    "mixed_float16": lambda model: apply_policy(model, "mixed_float16"),
+}
+by_both = pytest.mark.parametrize("give", GIVERS.values(), ids=GIVERS)
+
+
+def saved_and_loaded(model: nn.Module) -> nn.Module:
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+@by_both
+@pytest.mark.parametrize(
+    "copied",
+    [copy.copy, copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m)), saved_and_loaded],
+    ids=["copy", "deepcopy", "pickle", "torch.save"],
+)
+def test_copies_and_pickles_cast(give: Callable[..., Any], copied: Callable[..., Any]) -> None:
+    """A copy computes with its own weights, and has the state dict of the plain module."""
+    model = give(Net()).eval()
+    other = copied(model)
+    assert torch.equal(other(X), model(X))
+    assert other.dtypes == [FP32, FP16, FP16]
+    if copied is not copy.copy:  # which shares the layers
+        nn.init.zeros_(other.fc2.weight)
+        assert not torch.equal(other(X), model(X))
+    assert type(other).__name__ == "Net" and isinstance(other, Net)
+    Net().load_state_dict(other.state_dict())
+
+
+@by_both
+def test_wrappers_cast(give: Callable[..., Any]) -> None:
+    """Wrappers that call the module, its forward, or a replica of it cast."""
+    model = give(Net())
+    for call in (
+        nn.DataParallel(model),
+        model.forward,
+        model._replicate_for_data_parallel(),
+        lambda x: torch.func.functional_call(model, dict(model.named_parameters()), x),
+    ):
+        model.dtypes = []
+        call(X)
+        assert model.dtypes in ([FP32, FP16, FP16], [])  # a replica has attributes of its own
+
+
+@by_both
+def test_compiled_modules_cast(give: Callable[..., Any]) -> None:
+    """A compiled module computes what the module computes, in one graph."""
+    torch._dynamo.reset()
+    model = give(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4)))
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    assert_same(compiled(X), model(X))
+    compiled(X).sum().backward()
+    assert model[0].weight.grad.dtype == FP32
+
+
+class Checkpointed(nn.Module):
+    """Two products in a checkpoint."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 2), nn.Linear(2, 8)
+        self.dtypes: list[torch.dtype] = []
+
+    def block(self, x: Tensor) -> Tensor:
+        hidden = self.first(x)
+        self.dtypes.append(hidden.dtype)
+        return self.second(hidden)
+
+    def forward(self, x: Tensor, by_checkpoint: bool = True) -> Tensor:
+        return checkpoint(self.block, x, use_reentrant=False) if by_checkpoint else self.block(x)
+
+
+@by_both
+def test_checkpoints_recompute_in_the_region(give: Callable[..., Any]) -> None:
+    """A checkpoint's second forward pass, outside of forward, has the region of the first."""
+    model, grads = give(Checkpointed()), []
+    for by_checkpoint in (True, False):
+        model.zero_grad()
+        model(X, by_checkpoint).float().square().mean().backward()
+        grads.append([param.grad for param in model.parameters()])
+    assert model.dtypes == [FP16] * 3
+    torch.testing.assert_close(*grads, rtol=0, atol=0)
+
+
+@by_both
+@pytest.mark.parametrize(
+    ("spoil", "error", "text"),
+    [
+        (lambda model: torch.compile(model, backend="eager"), TypeError, "of its class"),
+        (torch.jit.script, TypeError, "of its class"),
+        (torch.fx.symbolic_trace, TypeError, "of its class"),
+        (lambda model: model.half(), ValueError, r"weight: expected torch.float32, got .*float16"),
+    ],
+    ids=["compile", "script", "fx", "half"],
+)
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+def test_modules_that_cannot_cast(
+    give: Callable[..., Any], spoil: Callable[..., Any], error: type[Exception], text: str
+) -> None:
+    """A module whose forward is not its class's, or with 16-bit parameters, is refused."""
+    with pytest.raises(error, match=text):
+        give(spoil(nn.Linear(2, 2)))
+
+
+def test_nested_arguments_and_results_are_cast() -> None:
+    """Tensors in containers and keywords are cast; integers and other objects stay."""
+
+    class Body(nn.Linear):
+        def forward(self, pair: Any, *, more: Tensor) -> Any:
+            self.dtypes = [pair[0].dtype, pair[1]["ids"].dtype, more.dtype]
+            y = super().forward(more)
+            return OrderedDict(y=y, several=[y, (y.double(), 3, "x")])
+
+    model = amp.initialize(Body(8, 4), opt_level="O2", verbosity=0)
+    result = model((X, {"ids": torch.arange(3)}), more=X.double())
+    assert model.dtypes == [FP16, torch.int64, FP16]
+    y, (double, *rest) = result["several"]
+    assert isinstance(result, OrderedDict) and rest == [3, "x"]
+    assert [result["y"].dtype, y.dtype, double.dtype] == [FP32, FP32, FP32]
+    model = apply_policy(Body(8, 4), "float32")
+    model((X.bfloat16(), {"ids": torch.arange(3)}), more=X)
+    assert model.dtypes == [FP32, torch.int64, FP32]
+
+
+def test_fused_layers_call_modules_with_casts() -> None:
+    """Layers that compute from parameters call a module that casts."""
+    layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True, dropout=0).eval()
+    x = torch.ones(1, 1, 4)
+    apply_policy(layer.linear2, "mixed_float16")
+    with torch.no_grad():
+        low = layer(x)
+        apply_policy(layer.linear2, "float32")
+        assert not torch.equal(low, layer(x))
+    mlp = MLP(4, 8)
+    apply_policy(mlp.fc2, "mixed_float16")
+    assert mlp(x).dtype == FP16
+    with amp_ext.autocast("cpu", torch.bfloat16):
+        assert apply_policy(mlp, "float32")(x).dtype == FP16

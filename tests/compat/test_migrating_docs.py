@@ -1,0 +1,162 @@
+"""The rows of docs/migrating.md run, table by table, and have their effects, in both languages."""
+
+from __future__ import annotations
+
+import copy
+import re
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import amp_ext.compat.apex
+import amp_ext.compat.keras
+
+DOCS = Path(__file__).parents[2] / "docs"
+Space = dict[str, Any]
+LOW = torch.float16, torch.bfloat16
+RUNS_BEFORE = "torch.cuda.amp", "Apex"  # the libraries of the others are not here
+
+
+def tables(page: str) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Return the heading and the rows of each section with a table."""
+    found = []
+    for section in re.split(r"^## ", (DOCS / page).read_text(), flags=re.MULTILINE)[1:]:
+        rows = re.findall(r"^\| `(.+)` \| `(.+)` \|$", section, re.MULTILINE)
+        lines = re.findall(r"^\|.*$", section, re.MULTILINE)
+        assert len(lines) == len(rows) + 2 if lines else not rows
+        if rows:
+            found.append((section.split("\n", 1)[0], rows))
+    return found
+
+
+TABLES = tables("migrating.md")
+
+
+def test_both_languages_have_the_same_rows() -> None:
+    """Rows and sections are the same in both languages."""
+    assert [rows for _, rows in tables("migrating.zh.md")] == [rows for _, rows in TABLES]
+    sections = [
+        len(re.findall("^## ", (DOCS / page).read_text(), re.MULTILINE))
+        for page in ("migrating.md", "migrating.zh.md")
+    ]
+    assert sections[0] == sections[1]
+
+
+@pytest.fixture(autouse=True)
+def as_at_the_start(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setitem(sys.modules, "apex", amp_ext.compat.apex)  # as amp_ext.apex.install() does
+    monkeypatch.setattr(amp_ext.compat.apex.amp._State, "options", None)
+    yield
+    amp_ext.compat.keras.set_global_policy("float32")
+
+
+def a_program() -> Space:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(10, 10), nn.LayerNorm(10), nn.ReLU(), nn.Linear(10, 10))
+    inputs, targets = torch.randn(4, 10), torch.randn(4, 10)
+    return {
+        "torch": torch,
+        "nn": nn,
+        "amp_ext": amp_ext,
+        "model": model,
+        "optimizer": torch.optim.SGD(model.parameters(), 0.1),
+        "loss_fn": nn.functional.mse_loss,
+        "inputs": inputs,
+        "targets": targets,
+        "scaler": amp_ext.GradScaler("cpu", 4.0),
+        "loss": None,
+    }
+
+
+def run(line: str, space: Space) -> list[torch.dtype]:
+    """Run a row on the CPU; return in which types the model's products ran."""
+    types: list[torch.dtype] = []
+    hooks = [
+        layer.register_forward_hook(lambda *a: types.append(a[2].dtype))
+        for layer in space["model"]
+        if isinstance(layer, nn.Linear)
+    ]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*is deprecated", category=FutureWarning)
+        exec(line.replace("cuda", "cpu"), space)
+    for hook in hooks:
+        hook.remove()
+    return types
+
+
+def dtype_said(line: str) -> torch.dtype | None:
+    """Return the dtype of a region's products."""
+    if "enabled=False" in line:
+        return torch.float32
+    return torch.float16 if "float16" in line.replace("bfloat16", "") else torch.bfloat16
+
+
+def steps(line: str) -> bool:
+    calls = "scaler.step(", "optimizer.step(", "minimize(", "optimizer.apply"
+    return any(call in line for call in calls)
+
+
+def check_effect(line: str, space: Space, before: list[Any], types: list[torch.dtype]) -> None:
+    """Check the effect of a row of amp_ext, which has to be one of these."""
+    checks: dict[str, Callable[[], bool]] = {
+        r" import ": lambda: all(
+            space[name].__module__.startswith("amp_ext")
+            for name in re.split(r", ", line.partition(" import ")[2])
+        ),
+        r"GradScaler\(": lambda: (
+            isinstance(space["scaler"], amp_ext.GradScaler)
+            and space["scaler"].is_enabled()
+            and space["scaler"].get_scale() == 1024.0
+        ),
+        r"autocast\(": lambda: set(types) == {dtype_said(line)} and space["loss"].isfinite(),
+        r"backward\(\)": lambda: all(p.grad.isfinite().all() for p in space["model"].parameters()),
+        r"clip_grad_norm_": lambda: space["norm"].item() > 0,
+        r"state_dict": lambda: space["state"]["scale"] == space["scaler"].get_scale(),
+        r"policy\(\"mixed": lambda: amp_ext.compat.keras.global_policy().name == "mixed_float16",
+        r"compute_dtype": lambda: space["dtypes"] == ("float16", "float32"),
+        r"apply_policy": lambda: any(
+            hasattr(module, "dtype_policy") for module in space["model"].modules()
+        ),
+        r"LossScaleOptimizer\(": lambda: space["optimizer"].dynamic_scale == 1024.0,
+        r"^loss = loss_fn\(": lambda: space["loss"].isfinite() and LOW[0] in types,
+        r"^scaled_loss = ": lambda: (
+            space["scaled_loss"].item() == pytest.approx(1024.0 * space["loss"].item())
+        ),
+        r"^variables = ": lambda: len(space["variables"]) == 6,
+        r"^grads = ": lambda: all(grad.isfinite().all() for grad in space["grads"]),
+        r"\"lr\"\] = ": lambda: space["optimizer"].param_groups[0]["lr"] == 0.01,
+        r"unscale_|overflow_report": lambda: not space["scaler"].overflow_report().overflow,
+        r"update\(\)": lambda: space["scaler"].get_skipped_steps() == 0,
+        r"zero_grad": lambda: all(p.grad is None for p in space["model"].parameters()),
+        r"\.half\(\)": lambda: space["model"][0].weight.dtype == torch.float16,
+    }
+    found = [check for pattern, check in checks.items() if re.search(pattern, line)]
+    assert found or steps(line), f"no effect is known of {line}"
+    assert all(check() for check in found), line
+    if steps(line):
+        changed = zip(before, space["model"].parameters(), strict=True)
+        assert any(not torch.equal(old, new) for old, new in changed), line
+
+
+@pytest.mark.parametrize("heading", [heading for heading, _ in TABLES])
+def test_rows(heading: str) -> None:
+    """Both columns run; rows of libraries that are not installed are only compiled."""
+    space = a_program()
+    rows = dict(TABLES)[heading]
+    for before, after in rows:
+        compile(before, heading, "exec")
+        parameters = copy.deepcopy(list(space["model"].parameters()))
+        check_effect(after, space, parameters, run(after, space))
+    if any(name in heading for name in RUNS_BEFORE):
+        space = a_program()
+        parameters = copy.deepcopy(list(space["model"].parameters()))
+        for before, _ in rows:
+            run(before, space)
+            if steps(before):
+                assert not torch.equal(parameters[0], space["model"][0].weight)

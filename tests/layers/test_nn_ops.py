@@ -1,0 +1,269 @@
+"""amp_ext.ops.mlp and gated_mlp against compositions of torch's ops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+
+from amp_ext import ops
+from cases import (
+    ACTIVATIONS,
+    FLOATS,
+    assert_all_same,
+    assert_equal,
+    assert_same,
+    integers,
+    normal,
+    unwritten,
+)
+from executors import Executor, against_oracle, every_executor
+from gemm_cases import cast, doubles
+
+FP16, BF16, FP32, FP64 = FLOATS
+MLP = ("x", "weight1", "bias1", "weight2", "bias2")
+GATED = ("x", "gate_weight", "gate_bias", "up_weight", "up_bias", "down_weight", "down_bias")
+NAMES = {"mlp": MLP, "gated_mlp": GATED}
+
+every_op = pytest.mark.parametrize("op", NAMES)
+every_activation = pytest.mark.parametrize("activation", ACTIVATIONS)
+every_wanted = pytest.mark.parametrize(
+    ("op", "wanted"), [(op, name) for op, names in NAMES.items() for name in names]
+)
+
+
+def leaves_of(
+    op: str,
+    shape: tuple[int, ...],
+    make: Callable[[tuple[int, ...]], Tensor],
+    hidden: int = 6,
+    columns: int = 4,
+) -> dict[str, Any]:
+    """Return an input of 7 columns, or as many as the shape has, and the layers' parameters."""
+    first = [(hidden, shape[-1]), (hidden,)] * (2 if op == "gated_mlp" else 1)
+    shapes = zip(NAMES[op], [shape, *first, (columns, hidden), (columns,)], strict=True)
+    return {name: make(shape).requires_grad_() for name, shape in shapes}
+
+
+def composed(leaves: dict[str, Tensor], activation: str) -> Tensor:
+    x, *first, weight, bias = leaves.values()
+    hidden = ACTIVATIONS[activation](F.linear(x, *first[:2]))
+    return F.linear(hidden * F.linear(x, *first[2:]) if first[2:] else hidden, weight, bias)
+
+
+class Seen(TorchDispatchMode):
+    """Names the ops of this package that run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "amp_ext":
+            self.names.append(func.name().removeprefix("amp_ext::"))
+        return func(*args, **(kwargs or {}))
+
+
+@every_executor
+@every_op
+@every_activation
+def test_derivatives(executor: Executor, op: str, activation: str) -> None:
+    """First and second derivatives are those of finite differences."""
+    leaves = leaves_of(op, (2, 2, 7), lambda s: normal(s, FP64, executor.device))
+    run = getattr(executor.ops, op)
+    for check in (torch.autograd.gradcheck, torch.autograd.gradgradcheck):
+        assert check(lambda *t: run(*t, activation=activation), (*leaves.values(),))
+
+
+@against_oracle
+@every_activation
+def test_derivatives_of_gemm(executor: Executor, activation: str) -> None:
+    """Derivatives of gemm with every argument are those of finite differences."""
+    shapes = {"a": (2, 3, 4), "b": (5, 4), "c": (3, 1), "bias": (5,)}
+    leaves = {n: normal(s, FP64, executor.device).requires_grad_() for n, s in shapes.items()}
+    options = {"trans_b": True, "alpha": 0.5, "beta": -2.0, "activation": activation}
+
+    def run(*tensors: Tensor) -> Tensor:
+        return ops.gemm(**dict(zip(leaves, tensors, strict=True)), **options)
+
+    for check in (torch.autograd.gradcheck, torch.autograd.gradgradcheck):
+        assert check(run, tuple(leaves.values()))
+
+
+@every_executor
+@every_op
+@pytest.mark.parametrize("shape", [(7,), (2, 3, 5, 7), (0, 7)], ids=str)
+@pytest.mark.parametrize("dtypes", [(FP16, FP16), (FP16, FP32)], ids=str)
+def test_exact_gradients(
+    executor: Executor, dtypes: tuple[torch.dtype, torch.dtype], shape: tuple[int, ...], op: str
+) -> None:
+    """Results and gradients of small integers are exact, in the dtype of each tensor."""
+    leaves = leaves_of(op, shape, lambda s: integers(s, FP32, executor.device, limit=1))
+    low, high = dtypes
+    kinds = (
+        (low, high, FP32, high, FP16) if op == "mlp" else (low, low, FP32, high, FP16, high, low)
+    )
+    leaves = cast(leaves, kinds)
+    same = doubles(leaves)
+    with unwritten(leaves.values()):
+        out = getattr(executor.ops, op)(**leaves, activation="relu")
+        grad = integers(tuple(out.shape), out.dtype, executor.device, limit=1)
+        out.backward(grad)
+    exact = composed(same, "relu")
+    exact.backward(grad.double())
+    assert_equal(out, exact)
+    assert out.dtype == torch.promote_types(*dtypes)
+    for leaf, expected in zip(leaves.values(), same.values(), strict=True):
+        assert leaf.grad.dtype == leaf.dtype
+        assert_equal(leaf.grad, expected.grad)
+
+
+@against_oracle
+@every_op
+@every_activation
+@pytest.mark.parametrize("dtype", [FP16, BF16, FP32], ids=str)
+def test_is_no_less_exact_than_torch(
+    executor: Executor, dtype: torch.dtype, activation: str, op: str
+) -> None:
+    """The RMS error of output and gradients is at most that of torch's layers.
+
+    Up to a fifth, since the 96 elements of a bias are a sample of errors whose RMS varies by a
+    fourteenth; and up to FP32's unit where torch is exact.
+    """
+    leaves = leaves_of(op, (256, 64), lambda s: normal(s, FP32, executor.device), 96, 96)
+    leaves = cast(leaves, [dtype] * len(leaves))
+    grad = normal((256, 96), dtype, executor.device)
+    results = []
+    for tensors, run in (
+        (doubles(leaves), lambda t: composed(t, activation)),
+        (leaves, lambda t: getattr(ops, op)(**t, activation=activation)),
+        (cast(leaves, [dtype] * len(leaves)), lambda t: composed(t, activation)),
+    ):
+        out = run(tensors)
+        grads = torch.autograd.grad(out, list(tensors.values()), grad.to(out.dtype))
+        results.append([tensor.double() for tensor in (out, *grads)])
+    for exact, mine, torchs in zip(*results, strict=True):
+        error, theirs = ((other - exact).square().mean().sqrt() for other in (mine, torchs))
+        assert error <= 1.2 * theirs + 2.0**-22 * exact.square().mean().sqrt()
+
+
+@against_oracle
+@every_op
+@pytest.mark.parametrize("activation", ["relu", "silu"])
+def test_products_and_saved_tensors(executor: Executor, op: str, activation: str) -> None:
+    """A layer is one product forward and two backward; the saved tensors are few.
+
+    mlp multiplies by the derivative in a product. gated_mlp saves the input and two hidden tensors.
+    """
+    leaves = leaves_of(op, (3, 5, 7), lambda s: normal(s, FP16, executor.device))
+    kept: list[Tensor] = []
+    keep = torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t)
+    with Seen() as forward, keep:
+        out = getattr(ops, op)(**leaves, activation=activation)
+    first = "gemm_with_aux" if activation == "silu" else "gemm"
+    is_gated = op == "gated_mlp"
+    assert forward.names == [first, *["gemm"] * (2 if is_gated else 1)]
+    weights = {leaf.data_ptr() for name, leaf in leaves.items() if "weight" in name}
+    others = [tuple(t.shape) for t in kept if t.data_ptr() not in weights]
+    hidden = [(3, 5, 6)] * (2 if is_gated or activation == "silu" else 1)
+    assert sorted(others) == [*hidden, (3, 5, 7)]
+    with Seen() as backward:
+        out.sum().backward()
+    expected = ["gemm"] * 6 if is_gated else ["gemm", "gemm_times_derivative", "gemm", "gemm"]
+    assert backward.names == expected
+
+
+@against_oracle
+@every_wanted
+@pytest.mark.parametrize("activation", ["relu", "silu"])
+def test_only_wanted_gradients_are_computed(
+    executor: Executor, activation: str, op: str, wanted: str
+) -> None:
+    """The gradient of one tensor takes the products that it needs, and is the same."""
+    leaves = leaves_of(op, (5, 7), lambda s: normal(s, FP16, executor.device))
+    out = getattr(ops, op)(**leaves, activation=activation)
+    expected = torch.autograd.grad(out.sum(), leaves[wanted])[0]
+    for name, leaf in leaves.items():
+        leaf.requires_grad_(name == wanted)
+    with Seen() as forward:
+        out = getattr(ops, op)(**leaves, activation=activation)
+    needs_argument = wanted not in ("down_bias", "weight2", "bias2")
+    assert ("gemm_with_aux" in forward.names) == (activation == "silu" and needs_argument)
+    with Seen() as backward:
+        out.sum().backward()
+    counts = {"down_weight": 1, "weight2": 1, "x": 2 if op == "mlp" else 3}
+    is_last = wanted in ("down_bias", "bias2")
+    expected_count = 0 if is_last else 1 if "bias" in wanted else counts.get(wanted, 2)
+    assert len(backward.names) == expected_count
+    assert_same(leaves[wanted].grad, expected)
+
+
+@against_oracle
+@every_op
+@pytest.mark.parametrize("activation", ["relu", "silu"])
+def test_checkpointed(executor: Executor, op: str, activation: str) -> None:
+    """A backward pass unpacks each saved tensor once, as a checkpoint needs it."""
+    given = list(leaves_of(op, (5, 7), lambda s: normal(s, FP16, executor.device)).values())
+
+    def run(*tensors: Tensor) -> Tensor:
+        return getattr(ops, op)(*tensors, activation=activation)
+
+    outs = run(*given), checkpoint(run, *given, use_reentrant=False)
+    assert_all_same(*(torch.autograd.grad(out.sum(), given) for out in outs))
+
+
+@every_activation
+def test_factors_of_two_dtypes(activation: str) -> None:
+    """A gated layer may have factors of two dtypes."""
+    leaves = leaves_of("gated_mlp", (5, 7), lambda s: normal(s, FP64, "cpu"))
+    for name in ("x", "gate_weight", "gate_bias"):
+        leaves[name] = leaves[name].detach().float().requires_grad_()
+    same = {name: leaf.double() for name, leaf in leaves.items()}
+    given = list(leaves.values())
+    out = ops.gated_mlp(*given, activation=activation).sum()
+    grads = [torch.autograd.grad(o, given) for o in (out, composed(same, activation).sum())]
+    for one, other in zip(*grads, strict=True):
+        # The first layer is of float32; sums of 7 terms of normal numbers, through three layers.
+        torch.testing.assert_close(one.double(), other.double(), rtol=2.0**-16, atol=2.0**-16)
+
+
+@against_oracle
+@every_op
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_opcheck(executor: Executor, op: str, has_bias: bool) -> None:
+    """The ops keep torch's rules for custom ops."""
+    leaves = leaves_of(op, (3, 5, 7), lambda s: normal(s, FP32, executor.device))
+    if not has_bias:
+        leaves |= {name: None for name in leaves if "bias" in name}
+    torch.library.opcheck(getattr(torch.ops.amp_ext, op).default, (), leaves)
+
+
+Spoil = Callable[[Tensor], Tensor]
+FAULTS: dict[tuple[str, str], tuple[Spoil, str]] = {
+    ("mlp", "x"): (lambda t: t[..., :3], r"x must have 7 columns.*got shape \[5, 3\]"),
+    ("mlp", "weight1"): (lambda t: t[:, :3], r"x must have 3 columns for weight1.*\[5, 7\]"),
+    ("mlp", "bias1"): (lambda t: t[:3], r"bias1 must have shape \[6\], got shape \[3\]"),
+    ("mlp", "weight2"): (lambda t: t[:, :3], r"weight1 must have 3 rows for weight2.*\[6, 7\]"),
+    ("mlp", "bias2"): (lambda t: t[:3], r"bias2 must have shape \[4\], got shape \[3\]"),
+    ("gated_mlp", "up_weight"): (lambda t: t[:3], r"gate_weight must have 3 rows, as up_weight"),
+    ("gated_mlp", "up_bias"): (lambda t: t[:3], r"up_bias must have shape \[6\], got shape \[3\]"),
+    ("gated_mlp", "down_weight"): (lambda t: t[:, :3], r"up_weight must have 3 rows for down"),
+}
+
+
+@pytest.mark.parametrize(("op", "name"), FAULTS)
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_bad_shapes(device: str, op: str, name: str) -> None:
+    """A bad shape is an error that names the argument."""
+    spoil, text = FAULTS[op, name]
+    leaves = leaves_of(op, (5, 7), lambda s: torch.zeros(s, device=device))
+    if op == "gated_mlp" and name != "up_bias":
+        leaves["up_bias"] = None
+    with pytest.raises(RuntimeError, match=f"amp_ext::{op}: {text}"):
+        getattr(ops, op)(**leaves | {name: spoil(leaves[name])})
