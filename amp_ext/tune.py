@@ -205,7 +205,8 @@ def _summary(results: Sequence[Tuned], products: int, seconds: float) -> str:
         gain = f"{tuned.before / tuned.after:.2f} times"
         by = f"{tuned.backend}{f' ({tuned.variant})' if tuned.variant else ''}"
         lines.append(f"  {gain:>12}  {by:12} {tuned.product}, {tuned.calls} calls")
-    before, after = (sum(tuned.calls * tuned[i] for tuned in results) * 1e3 for i in (4, 5))
+    before = sum(tuned.calls * tuned.before for tuned in results) * 1e3
+    after = sum(tuned.calls * tuned.after for tuned in results) * 1e3
     lines.append(f"  all calls of the region: {before:.3g} ms before, {after:.3g} ms now")
     if (mode := _C.gemm_mode()) != "auto":
         lines.append(f"  AMP_EXT_GEMM is {mode}: this process does not use the measurements")

@@ -76,7 +76,7 @@ def op(*writes: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
         def call(*args: P.args, **kwargs: P.kwargs) -> T:
             return registered(*args, **kwargs)
 
-        call.reference = function
+        vars(call)["reference"] = function
         return call
 
     return define

@@ -323,9 +323,11 @@ def update_scale_(
         growth_tracker.zero_()
         if skipped_steps is not None:
             skipped_steps += 1
-        if hysteresis > 1:
+        is_due = hysteresis <= 1 or hysteresis_tracker is None
+        if hysteresis_tracker is not None and not is_due:
             hysteresis_tracker -= 1
-        if hysteresis <= 1 or hysteresis_tracker.item() <= 0:
+            is_due = hysteresis_tracker.item() <= 0
+        if is_due:
             floor = FLT_MIN if min_scale is None else min_scale
             smaller = _product(scale, backoff_factor)
             scale.copy_(torch.maximum(smaller, scale.clamp(max=floor)))

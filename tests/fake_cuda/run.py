@@ -30,7 +30,7 @@ def main() -> None:
     variables = cuda.environment(build.ptx(options.capability))
     variables["PYTEST_PLUGINS"] = "fake_cuda.plugin"
     os.environ.setdefault("AMP_EXT_GEMM", "kernel")
-    cuda.run(program, variables, settings)
+    cuda.run(program, variables, vars(options))
 
 
 main()
