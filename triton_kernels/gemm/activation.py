@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import triton.language as tl
-from triton.language.extra.cuda import libdevice
-
 from amp_ext.triton_kernels.numerics import INTERPRETED, device_function
+from triton.language.extra.cuda import libdevice
 
 
 @device_function
