@@ -23,7 +23,7 @@ class Tile(NamedTuple):
         A thread needs registers for a part's elements, for those of c and aux, and for their
         addresses, of which there is one for each vector.
         """
-        elements = 32 if vector >= 4 else 8
+        elements = 16 if vector >= 4 else 8
         return max(1, self.m * self.n // (self.warps * 32 * elements))
 
 
@@ -31,7 +31,7 @@ class Tile(NamedTuple):
 # stage, is limited to 99 KiB by 8.6, 8.9 and 12.x, which use AMPERE, and to 227 KiB by 9.0 to 11.0.
 AMPERE = (
     Tile(128, 256, 32, warps=8, stages=4, programs=1),
-    Tile(128, 128, 32, warps=4, stages=4, programs=2),
+    Tile(128, 128, 32, warps=8, stages=4, programs=1),
     Tile(64, 64, 64, warps=4, stages=3, programs=3),
 )
 HOPPER = (
