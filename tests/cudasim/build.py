@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -80,6 +82,15 @@ def _version(*command: str) -> str:
     """Return what tells compilers and, for -march=native, processors apart."""
     done = subprocess.run(command, capture_output=True, text=True)
     return done.stdout + done.stderr
+
+
+@functools.cache
+def toolkit_include() -> Path:
+    """Return the folder of the toolkit's headers."""
+    dryrun = subprocess.run(["nvcc", "--dryrun", "x.cu"], capture_output=True, text=True).stderr
+    top = re.search(r"^#\$ TOP=(.*)$", dryrun, re.MULTILINE)
+    assert top
+    return Path(top[1]) / "include"
 
 
 def compiled(sources: Sequence[Path], flags: Sequence[str] = ()) -> list[Path]:

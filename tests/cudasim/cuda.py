@@ -75,14 +75,17 @@ def environment(ptx: Path | None) -> dict[str, str]:
     on others than these."""
     site = site_packages()
     torch = site / "torch"
-    include = f"-isystem{site / CUDA / 'include'}"
+    headers = (build.toolkit_include(), site / CUDA / "include")  # cuBLAS's beside torch
+    include = [f"-isystem{folder}" for folder in headers]
     version = re.search(r"^__version__ = '(.+)'", (torch / "version.py").read_text(), re.MULTILINE)
     assert version
-    headers = ("include", "include/torch/csrc/api/include")
-    of_torch = [*FLAGS, *(f"-isystem{torch / folder}" for folder in headers), include]
+    folders = (torch / "include", torch / "include/torch/csrc/api/include")
+    of_torch = [*FLAGS, *(f"-isystem{folder}" for folder in folders), *include]
     of_torch.append(f'-DBUILT_FOR="{version[1]}"')  # another torch, another object
     with build.alone(build.BUILD / "cuda"):
-        objects = build.compiled([SOURCES / f"{name}.cpp" for name in PRELOADED], [*FLAGS, include])
+        objects = build.compiled(
+            [SOURCES / f"{name}.cpp" for name in PRELOADED], [*FLAGS, *include]
+        )
         rest = build.BUILD / "cuda" / f"missing-{build.digest(*map(str, objects))}.cpp"
         if not rest.exists():
             rest.write_text(_lacking(objects))
@@ -104,7 +107,7 @@ def environment(ptx: Path | None) -> dict[str, str]:
             build.compiled([SOURCES / "fallback.cpp"], of_torch),
             [f"-L{torch / 'lib'}", "-lc10", "-lc10_cuda", "-ltorch_cpu"],
         )
-    seam = [f"-I{SOURCES}", include]
+    seam = [f"-I{SOURCES}", *include]
     found = {
         "LD_PRELOAD": f"{runtime}:{nvml}",
         "TRITON_LIBCUDA_PATH": str(driver.parent),

@@ -192,13 +192,4 @@ def edited(architecture: str, folder: Path, edits: Mapping[str, tuple[str, str]]
 
 def runtime_flags() -> list[str]:
     """Return the folders of the headers that cudasim/runtime.cpp includes."""
-    return [f"-I{RUNTIME}", f"-isystem{toolkit_include()}"]
-
-
-@functools.cache
-def toolkit_include() -> Path:
-    """Return the folder of the toolkit's headers."""
-    dryrun = subprocess.run(["nvcc", "--dryrun", "x.cu"], capture_output=True, text=True).stderr
-    top = re.search(r"^#\$ TOP=(.*)$", dryrun, re.MULTILINE)
-    assert top
-    return Path(top[1]) / "include"
+    return [f"-I{RUNTIME}", f"-isystem{cudasim.toolkit_include()}"]
