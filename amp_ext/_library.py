@@ -50,16 +50,16 @@ _NOT_BUILT = (
 if find_spec("amp_ext._build_info") is None or find_spec("amp_ext._C") is None:
     raise ImportError(_NOT_BUILT)
 
-from amp_ext import _build_info  # noqa: E402
+from amp_ext._build_info import CUDA_VERSION, TORCH_VERSION  # noqa: E402
 
-check_build(_build_info.TORCH_VERSION, torch.__version__)
+check_build(TORCH_VERSION, torch.__version__)
 
 # After check_build: a module built against another torch cannot be loaded.
 from amp_ext import _C  # type: ignore[attr-defined]  # noqa: E402
 
 LIBRARIES: list[Path] = [load_library("cpu")[0]]
 CUDA_ARCHES: list[str] = []
-if _build_info.CUDA_VERSION:
+if CUDA_VERSION:
     path, CUDA_ARCHES = load_library("cuda")
     LIBRARIES.append(path)
 
