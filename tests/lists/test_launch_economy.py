@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import mmap
+import os
 
 import pytest
 import torch
@@ -192,8 +193,8 @@ def lazily_mapped(elements: int, last: float) -> Tensor:
 @against_oracle
 @pytest.mark.parametrize("last", [2.0, math.nan])
 def test_more_than_2_to_the_31_elements(executor: Executor, last: float) -> None:
-    if executor.interpreted:
-        pytest.skip("takes Triton's interpreter a quarter of an hour")
+    if executor.interpreted or executor is PTX or "FAKE_CUDA_KERNELS" in os.environ:
+        pytest.skip("takes minutes where threads are executed one after the other")
     if executor.device.type == "cuda":
         grad = torch.zeros(2**31 + 5, dtype=torch.float16, device=executor.device)
         grad[-1] = last
