@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from amp_ext import ops, reference
+import reference
+from amp_ext import ops
 from cases import FLOATS, LAYOUTS, assert_all_same, assert_same, copies, random, whole_and_view
 from executors import CPU
 from ptx_backend.backend import Ptx, Schedule

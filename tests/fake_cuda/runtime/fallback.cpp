@@ -148,6 +148,8 @@ Stack mapped(const Stack& stack, Map map) {
 
 void copy_results(const IValue& from, const IValue& to) {
   const auto copy = [](const Tensor& source, const Tensor& target) {
+    // The caller's mode has ended, perhaps, when the operation runs.
+    const c10::InferenceMode mode(target.defined() && target.is_inference());
     if (source.defined() && source.numel()) target.copy_(source);
   };
   if (from.isTensor()) return copy(from.toTensor(), to.toTensor());
