@@ -11,7 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_map_only, tree_unflatten
+from torch.utils._pytree import (
+    TreeSpec,
+    keystr,
+    tree_flatten,
+    tree_flatten_with_path,
+    tree_map_only,
+    tree_unflatten,
+)
 
 from amp_ext.optim._step import COPY, MASTER, KernelStep
 
@@ -99,6 +106,8 @@ class GraphedStep:
         self._weights: list[Tensor] = []  # with a master or a copy
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._entries is None:
+            _refuse_leaves(args, kwargs)
         if self._warmup > 0:
             results = self.eager(*args, **kwargs)
             self._warmup -= 1
@@ -339,6 +348,18 @@ def _refuse_change(entries: Iterable[_Entry], when: str) -> None:
             raise RuntimeError(
                 f"make_graphed_step: {name} has changed {when}: expected the same value, memory "
                 "and requires_grad. Call make_graphed_step again, or .eager()."
+            )
+
+
+def _refuse_leaves(args: Any, kwargs: Any) -> None:
+    """Refuse arguments that require gradients, which a replay would not fill."""
+    for path, leaf in tree_flatten_with_path((args, kwargs))[0]:
+        if isinstance(leaf, Tensor) and leaf.requires_grad:
+            name = ("args", "kwargs")[path[0].idx] + keystr(path[1:])
+            raise ValueError(
+                f"make_graphed_step: {name}: expected a tensor with requires_grad=False, got "
+                "requires_grad=True. A replay fills no gradients of arguments: pass .detach(), or "
+                "call .eager()."
             )
 
 

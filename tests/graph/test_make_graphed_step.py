@@ -711,3 +711,25 @@ def test_what_a_replay_asks_for(device: str, monkeypatch: pytest.MonkeyPatch) ->
     more = calls.counts()
     assert more["launch"] + more["copy"] == counts["launch"] + counts["copy"] + 2
     assert more["wait"] == 0
+
+
+@every_device
+@pytest.mark.parametrize("warmup", [0, 1])
+def test_argument_that_requires_grad_is_refused(device: str, warmup: int) -> None:
+    """A replay would fill no gradient of it; a step without the graph does."""
+    weight = nn.Parameter(torch.ones(2, device=device))
+    optimizer = torch.optim.SGD([weight], lr=LR)
+
+    def step_fn(x: Tensor, *, y: Tensor) -> None:
+        (x * y * weight).sum().backward()
+
+    step = make_graphed_step(step_fn, modules=[], optimizers=optimizer, warmup=warmup)
+    x = torch.ones(2, device=device)
+    leaf = x.clone().requires_grad_()
+    for name, x_, y_ in (("args[0]", leaf, x), ("kwargs['y']", x, leaf)):
+        with pytest.raises(ValueError) as caught:
+            step(x_, y=y_)
+        assert f"make_graphed_step: {name}: expected" in str(caught.value)
+        assert "got requires_grad=True" in str(caught.value)
+    step.eager(leaf, y=x)
+    assert leaf.grad is not None
