@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,21 +14,17 @@ from amp_ext._library import _C
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> collections.Counter[str]:
-    """How often each pass over an optimizer's gradients was made by kernels."""
+    """How often each kind of pass over an optimizer's gradients was made by kernels."""
     counts: collections.Counter[str] = collections.Counter()
 
-    def counting(name: str) -> Callable[..., Any]:
-        function = getattr(_C, name)
+    grad_pass = _C.grad_pass
 
-        def counted(*args: Any) -> Any:
-            result = function(*args)
-            counts[name] += result is not None
-            return result
+    def counted(params: Any, kind: str, *args: Any, **kwargs: Any) -> Any:
+        result = grad_pass(params, kind, *args, **kwargs)
+        counts[kind] += result is not None
+        return result
 
-        return counted
-
-    for name in ("unscale_grads", "clip_grads", "check_grads"):
-        monkeypatch.setattr(_C, name, counting(name))
+    monkeypatch.setattr(_C, "grad_pass", counted)
     return counts
 
 

@@ -91,8 +91,8 @@ def test_training_is_the_loop(
 
     plugin, module = MixedPrecision(), Module(optimizer)
     trainer_of(plugin, tmp_path, gradient_clip_val=MAX_NORM).fit(module)
-    unscaled_before = {"unscale_grads": STEPS} if optimizer != "fused" else {}
-    assert calls == {"clip_grads": STEPS, **unscaled_before}
+    unscaled_before = {"unscale": STEPS} if optimizer != "fused" else {}
+    assert calls == {"clip": STEPS, **unscaled_before}
     assert plugin.scaler.get_skipped_steps() == 1
     assert_learned(module.network)
     assert_same(module.network, written_out(optimizer))
@@ -219,7 +219,7 @@ def test_installed_alone(
     module = Module("plain")
     trainer = trainer_of(None, tmp_path, precision="16-mixed", gradient_clip_val=MAX_NORM)
     trainer.fit(module)
-    assert calls == {"unscale_grads": STEPS}
+    assert calls == {"unscale": STEPS}
     assert trainer.precision_plugin.scaler.get_skipped_steps() == 1
     assert_learned(module.network)
     assert_same(module.network, written_out("plain", clip_as="torch"))

@@ -74,7 +74,7 @@ def test_training_is_the_loop(
 
     trainer = trainer_of(Trainer, optimizer, tmp_path)
     trainer.train()
-    assert calls == {"clip_grads": STEPS}
+    assert calls == {"clip": STEPS}
     assert trainer.lr_scheduler.last_epoch == STEPS - 1
     assert trainer.accelerator.scaler.get_skipped_steps() == 1
     norms = [log["grad_norm"] for log in trainer.state.log_history if "grad_norm" in log]
@@ -124,7 +124,7 @@ def test_installed_alone(
     """The trainer's own scaler is then ours."""
     trainer = trainer_of(transformers.Trainer, "plain", tmp_path)
     trainer.train()
-    assert calls == {"unscale_grads": STEPS}
+    assert calls == {"unscale": STEPS}
     assert trainer.lr_scheduler.last_epoch == STEPS - 1
     assert trainer.accelerator.scaler.get_skipped_steps() == 1
     assert_learned(trainer.model)
