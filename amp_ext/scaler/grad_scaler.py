@@ -10,19 +10,23 @@ KERNELS    :mod:`amp_ext.optim`           optimizer.step()     optimizer.step() 
                                                                write nothing
 FOUND_INF  ``fused=True``, and others     optimizer.step()     optimizer.step() runs, and writes
            that take ``found_inf``                             nothing
-HOST       all others, such as SGD        ``unscale_``, or     optimizer.step() is not called
-                                          else scaler.step()
+HOST       all others, such as torch's    ``unscale_``,        optimizer.step() is not called
+           unfused SGD                    ``clip_grad_norm_``
+                                          or scaler.step()
 =========  =============================  ===================  =================================
 
-HOST also serves optimizers of :mod:`amp_ext.optim` whose step is overridden, wrapped or hooked, and
-scalers with overridden methods: other code sees unscaled gradients.
+HOST also serves optimizers of :mod:`amp_ext.optim` whose step is overridden, wrapped or hooked, or
+whose scaler overrides ``unscale_``, ``_unscale_grads_`` or ``_maybe_opt_step``: other code sees
+unscaled gradients.
 
 ``clip_grad_norm_`` leaves ``.grad`` scaled and unclipped for a step that unscales; after
-``unscale_``, unscaled and unclipped. With HOST it leaves ``.grad`` unscaled and clipped.
+``unscale_``, unscaled and unclipped. With HOST it leaves ``.grad`` unscaled and clipped. Clips of
+parameters, other norm types and tensor subclasses rewrite ``.grad`` at once, whoever steps.
 
 The host waits for the device in scaler.step() with HOST, to decide on optimizer.step(). It also
 waits where users read: ``step_was_skipped``, ``get_scale``, ``get_skipped_steps``, ``state_dict``,
-``overflow_report`` and ``error_if_nonfinite``. It waits nowhere else.
+``overflow_report`` and ``error_if_nonfinite``, and in pickling and ``load_state_dict``. It waits
+nowhere else.
 """
 
 from __future__ import annotations
@@ -277,11 +281,10 @@ class GradScaler(ScalerState):
             if state["stage"] is OptState.STEPPED or takes_scaler(optimizer):
                 return super().step(optimizer, *args, **kwargs)
             handover = self._handover_of_step(optimizer, state)
-            was_ready = state["stage"] is OptState.READY
-            if was_ready:
+            if state["stage"] is OptState.READY:
                 self._prepare_step(optimizer, state, handover)
             # torch's fused step without any gradients does nothing.
-            if not state.found_infs and not (was_ready and handover is Handover.FOUND_INF):
+            if not state.found_infs and handover is not Handover.FOUND_INF:
                 raise AssertionError(_NO_CHECKS)
             result = self._step_of(handover)(optimizer, state, *args, **kwargs)
             if isinstance(optimizer, KernelStep):
@@ -302,13 +305,11 @@ class GradScaler(ScalerState):
             return
         if self._scale is None:
             return super().update(new_scale)
-        states, numbers = self._per_optimizer_states, self._step_numbers()
+        states, numbers = self._step_states(), self._step_numbers()
         overflows = [flag for state in states.values() for flag in state.found_infs.values()]
-        above_limit = [s.above_limit for s in states.values() if s.above_limit is not None]
         is_launched = new_scale is None and bool(overflows)
         if not is_launched:
             super().update(new_scale)
-        numbers.count_step(overflows, above_limit, is_launched)
         if is_launched:
             numbers.update(
                 self._scale,
@@ -324,6 +325,10 @@ class GradScaler(ScalerState):
         numbers.begin_step(
             self._scale, [state.found_infs for state in states.values()], is_launched
         )
+        # After all that may raise; begin_step() has put the flags of this step into the states.
+        overflows = [flag for state in states.values() for flag in state.found_infs.values()]
+        above_limit = [s.above_limit for s in states.values() if s.above_limit is not None]
+        numbers.count_step(overflows, above_limit, is_launched)
         self._per_optimizer_states = defaultdict(StepState)
         self._close_step(states)
 
@@ -346,6 +351,8 @@ class GradScaler(ScalerState):
         numbers = self._step_numbers()
         is_unscaled = state["stage"] is OptState.UNSCALED
         flags = state.found_infs if is_unscaled else numbers.acquire_flag()
+        if is_unscaled and kind == "check" and not state.has_clips:
+            flags = {}  # as in torch: users may have repaired gradients since unscale_()
         result = _C.grad_pass(
             target.param_groups,
             kind,
@@ -358,7 +365,7 @@ class GradScaler(ScalerState):
         )
         found_infs = {} if result is None else result[0]
         if is_unscaled:
-            found_infs = {**state.found_infs, **found_infs}
+            found_infs = {**flags, **found_infs}
         else:
             numbers.release_flag(flags, found_infs)
         if result is not None:
@@ -373,7 +380,10 @@ class GradScaler(ScalerState):
         """Flag a norm above ``skip_above_norm`` in all processes."""
         if self._skip_above_norm is None:
             return
-        state.above_limit = (norm.to(self._scale) > self._skip_above_norm).float()
+        above = (norm.to(self._scale) > self._skip_above_norm).float()
+        if state.above_limit is not None:  # of an earlier clip of parameters
+            above = torch.maximum(above, state.above_limit)
+        state.above_limit = above
         is_common = (
             self.process_group is None and reduction is not None and reduction.norm_is_common
         )

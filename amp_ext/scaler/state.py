@@ -84,7 +84,16 @@ class ScalerState(TorchsScaler):
                 self._optimizers[id(target)] = ref(target)
             except TypeError:  # its class leaves no room for weak references
                 self._optimizers[id(target)] = lambda: None
-        return self._per_optimizer_states[id(target)]
+        self._per_optimizer_states[id(target)]  # torch's default factory may make it
+        return self._step_states()[id(target)]
+
+    def _step_states(self) -> dict[int, StepState]:
+        """Return the states of this step, after wrapping plain dicts that others have put there."""
+        states = self._per_optimizer_states
+        for key, state in states.items():
+            if not isinstance(state, StepState):
+                states[key] = StepState(state)
+        return states
 
     def _close_step(self, states: Mapping[int, StepState]) -> None:
         """Keep what reads after the update need, until the next update."""
@@ -129,7 +138,7 @@ class ScalerState(TorchsScaler):
                 ``model.named_parameters()``. Other parameters have the names that their optimizer
                 was given, or else ``"param_groups[0]['params'][3]"``.
         """
-        states = self._per_optimizer_states if self._enabled else {}
+        states = self._step_states() if self._enabled else {}
         checked = {}  # a check in this step replaces one in the last step
         for finders, known in (
             (self._last_optimizers, self._last_states),
@@ -245,11 +254,11 @@ class ScalerState(TorchsScaler):
 
     def __getstate__(self) -> dict[str, Any]:
         skipped_steps, tracker = self._counters()
-        numbers, self._numbers = self._numbers, None  # a copy is no read that may raise
-        try:
-            state = super().__getstate__()
-        finally:
-            self._numbers = numbers
+        # torch's code reads the scale, where skips may raise. The copy has none to count, and other
+        # threads go on with this scaler.
+        quiet = object.__new__(type(self))
+        vars(quiet).update(vars(self), _numbers=None)
+        state = super(ScalerState, quiet).__getstate__()
         return state | {
             "_init_skipped_steps": skipped_steps,
             "_init_hysteresis_tracker": tracker,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -16,7 +16,9 @@ class StepState(dict[str, Any]):
     """Extend torch's state of an optimizer in a step by typed attributes.
 
     torch's keys are ``"stage"`` and ``"found_inf_per_device"``. The stage is READY until a pass has
-    unscaled the gradients or taken their norm, then UNSCALED, and STEPPED after the step.
+    unscaled the gradients or taken their norm, then UNSCALED, and STEPPED after the step. After
+    clip_grad_norm_ with a step that unscales, the stage is UNSCALED while ``.grad`` is still
+    scaled: see ``leaves_unscaling``.
 
     Attributes:
         is_clipped: whether clip_grad_norm_ has been called.
@@ -38,8 +40,10 @@ class StepState(dict[str, Any]):
     skipped: bool | None = None
     shared_states: tuple[StepState, ...] = ()
 
-    def __init__(self) -> None:
+    def __init__(self, state: Mapping[str, Any] | None = None) -> None:
+        """Start a step, or wrap a state of torch's."""
         super().__init__(stage=OptState.READY, found_inf_per_device={})
+        self.update(state or {})
 
     @property
     def found_infs(self) -> dict[torch.device, Tensor]:
@@ -50,6 +54,11 @@ class StepState(dict[str, Any]):
     def is_scaled(self) -> bool:
         """Whether the gradients are still scaled."""
         return self["stage"] is OptState.READY or self.leaves_unscaling
+
+    @property
+    def has_clips(self) -> bool:
+        """Whether flags are of a clip, which leaves gradients scaled after an overflow."""
+        return self.is_clipped or any(state.is_clipped for state in self.shared_states)
 
     def skip_flags(self) -> list[Tensor]:
         """Return the flags that skip the step: overflows, and a norm above the limit."""
