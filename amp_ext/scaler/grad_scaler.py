@@ -283,9 +283,11 @@ class GradScaler(ScalerState):
             handover = self._handover_of_step(optimizer, state)
             if state["stage"] is OptState.READY:
                 self._prepare_step(optimizer, state, handover)
-            # torch's fused step without any gradients does nothing.
-            if not state.found_infs and handover is not Handover.FOUND_INF:
-                raise AssertionError(_NO_CHECKS)
+            if not state.found_infs:
+                # torch's fused step without any gradients does nothing.
+                is_idle = all(param.grad is None for param in params_of(optimizer))
+                if handover is not Handover.FOUND_INF or not is_idle:
+                    raise AssertionError(_NO_CHECKS)
             result = self._step_of(handover)(optimizer, state, *args, **kwargs)
             if isinstance(optimizer, KernelStep):
                 vars(optimizer).pop("grad_scale", None)  # a user's, for this step alone
