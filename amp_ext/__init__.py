@@ -1,8 +1,8 @@
 """A backend for torch.amp: the names of ``torch.amp`` on hand-written kernels.
 
-A script that says ``from torch.amp import GradScaler, autocast`` says ``from amp_ext import ...``
-instead; one that says ``from torch.cuda.amp import ...``, ``from amp_ext.cuda.amp import ...``.
-Importing the package changes nothing in torch.
+Write ``from amp_ext import GradScaler, autocast`` for ``from torch.amp import ...``, and
+``from amp_ext.cuda.amp import ...`` for ``from torch.cuda.amp import ...``. Importing the package
+changes nothing in torch.
 """
 
 import sys
@@ -17,7 +17,7 @@ try:
     from amp_ext.scaler import GradScaler
     from amp_ext.tune import tune
 except ImportError:
-    # `python -m amp_ext`, which is on its way then, reports it.
+    # `python -m amp_ext` reports the error itself.
     if sys.argv[:1] != ["-m"] or "amp_ext" not in sys.orig_argv:
         raise
 

@@ -1,7 +1,8 @@
-"""Print what is installed and in use here, and check that it works: the doctor.
+"""Print versions, devices and backends, and check that they work: the doctor.
 
 ``python -m amp_ext verify`` verifies all GPU kernels again (verify.py), and ``python -m amp_ext
-tune SCRIPT`` measures the products of a script (tune.py). Exit status 1 when something is broken.
+tune SCRIPT`` measures the products of a script (tune.py). The exit status is 1 if something is
+broken.
 """
 
 import argparse
@@ -45,7 +46,7 @@ def main() -> int:
     return int(failed > 0)
 
 
-# ---- what is here ------------------------------------------------------------------------------
+# ---- the installation --------------------------------------------------------------------------
 
 
 def print_versions() -> None:
@@ -131,7 +132,7 @@ def print_verification() -> None:
         print("  no GPU kernels are in use here")
 
 
-# ---- whether it works --------------------------------------------------------------------------
+# ---- the checks --------------------------------------------------------------------------------
 
 
 def first_line(error: Exception) -> str:
@@ -142,7 +143,7 @@ def passed(name: str, check: Callable[[], None]) -> bool:
     """Run a check, print its line, and return whether it has passed."""
     try:
         check()
-    except Exception as error:  # whatever it is, the other checks are still wanted
+    except Exception as error:  # any error: the other checks still run
         print(f"  FAIL  {name}: {first_line(error)}")
         return False
     print(f"  ok    {name}")
@@ -162,7 +163,10 @@ def all_checks() -> Iterator[Check]:
 
 
 def failed_verifications() -> Iterator[Check]:
-    """Yield what the checks do not see, since references run in place of what has failed."""
+    """Yield a check that fails for each failed verification.
+
+    The other checks pass, since references run in the place of such kernels.
+    """
     from amp_ext import verify
 
     def check(failure: str) -> None:
@@ -182,7 +186,7 @@ def expect_equal(actual: list[Tensor], expected: list[Tensor], what: str) -> Non
 
 
 def check_op(name: str, device: str) -> None:
-    """Compare an op with its reference bit by bit, and its gradients if it has them."""
+    """Compare an op, and its gradients, with its reference bit by bit."""
     from amp_ext.ops._op import example
 
     op = getattr(amp_ext.ops, name)
@@ -204,7 +208,10 @@ def check_op(name: str, device: str) -> None:
 
 
 class PlainSGD:
-    """Gradient descent. torch.optim would import the compiler, which takes a second."""
+    """Make a step of gradient descent.
+
+    An import of torch.optim would import the compiler and take a second.
+    """
 
     def __init__(self, params: list[Tensor]) -> None:
         self.param_groups = [{"params": params}]
@@ -225,7 +232,7 @@ def check_training(device: str) -> None:
 
 
 def train_once(device: str, enabled: bool) -> list[Tensor]:
-    """Return the parameters after one step, in mixed precision if that is enabled."""
+    """Return the parameters after one step, in mixed precision if ``enabled``."""
     linear = torch.nn.functional.linear
 
     def integers(limit: int, *shape: int) -> Tensor:
@@ -249,7 +256,7 @@ def train_once(device: str, enabled: bool) -> list[Tensor]:
 
 
 def command(*arguments: str) -> object:
-    """Run the doctor or a command; return what sys.exit takes."""
+    """Run the doctor or a command, and return the argument of sys.exit."""
     parser = argparse.ArgumentParser(
         prog="python -m amp_ext",
         description="Print which backend runs each op here, and check every op. verify: verify "

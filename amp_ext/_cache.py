@@ -1,6 +1,7 @@
-"""Keep what is known of a device between processes, in a JSON file in the user's cache folder.
+"""Keep the results for a device between processes, in a JSON file.
 
-A file that is damaged, or of another device, driver or build, counts as empty.
+The file is in the user's cache folder. A damaged file, or one of another device, driver or build,
+counts as empty.
 """
 
 import contextlib
@@ -26,21 +27,21 @@ from amp_ext._triton import triton_version
 MAX_BYTES = 16 << 20
 """Larger files are neither read nor written."""
 LOCK_SECONDS = 10.0
-"""The longest wait for another process, which may be a stopped one."""
+"""The longest wait for another process, such as a stopped one."""
 
 Part = Any
-"""A part of a record: what JSON represents, or None."""
+"""A part of a record: a value of JSON, or None."""
 
 
 def read(device: str, part: str) -> Part:
-    """Return a part of the record of a device; None where there is none."""
+    """Return a part of the record of a device, or None."""
     return _read(device).get(part)
 
 
 def update(device: str, part: str, change: Callable[[Part], Part]) -> bool:
-    """Replace a part of the record of a device, whole or not at all.
+    """Replace a part of a device's record, whole or not at all.
 
-    Returns False where the new record is too large or the folder not writable.
+    Returns False if the new record is too large or the folder is not writable.
     """
     with _locked():
         record = _read(device) | {"identity": _identity(device)}
@@ -81,12 +82,12 @@ def path(device: str) -> Path:
 
 
 def device_name(device: str) -> str:
-    """Return the name of a GPU with its compute capability, or of the processor."""
+    """Return the name and compute capability of a GPU, or the processor's name."""
     if device != "cpu":
         gpu = torch.cuda.get_device_properties(device)
         return f"{gpu.name}, compute capability {gpu.major}.{gpu.minor}"
     try:
-        with open("/proc/cpuinfo") as file:  # which is long where there are many processors
+        with open("/proc/cpuinfo") as file:  # long on a machine with many processors
             line = next((line for line in file if line.startswith("model name")), "")
     except OSError:
         line = ""
@@ -94,7 +95,7 @@ def device_name(device: str) -> str:
 
 
 def driver() -> str:
-    """Return the version of NVIDIA's driver, where Linux has it."""
+    """Return the version of NVIDIA's driver, or "unknown"."""
     try:
         return Path("/proc/driver/nvidia/version").read_text().partition("\n")[0]
     except OSError:
@@ -134,7 +135,7 @@ def _read(device: str) -> dict[str, Part]:
 
 @contextlib.contextmanager
 def _locked() -> Iterator[None]:
-    """Exclude other threads and processes from the region, where the file system has locks."""
+    """Exclude other threads and processes, if the file system has locks."""
     with contextlib.ExitStack() as stack:
         try:
             folder().mkdir(parents=True, exist_ok=True)
@@ -147,5 +148,5 @@ def _locked() -> Iterator[None]:
                     break
                 time.sleep(0.002)
         except (OSError, RuntimeError):
-            pass  # no folder, or no locks, as on some mounts of Lustre
+            pass  # the folder or locks are missing, as on some mounts of Lustre
         yield

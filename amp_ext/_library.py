@@ -10,10 +10,10 @@ REBUILD = "pip install --force-reinstall --no-deps ."
 
 
 def check_build(built_against: str, installed: str) -> None:
-    """Raises ImportError when the module was built against a torch whose C++ interface may differ.
+    """Raise ImportError for a module that was built against an incompatible torch.
 
-    It does from minor version to minor version and between CPU and CUDA builds. Patch releases of
-    the same build keep it; development versions promise nothing.
+    torch's C++ interface changes with the minor version, and between CPU and CUDA builds. Patch
+    releases of the same build keep it. Development versions promise nothing.
     """
     if _interface(built_against) != _interface(installed):
         raise ImportError(
@@ -23,17 +23,17 @@ def check_build(built_against: str, installed: str) -> None:
 
 
 def _interface(version: str) -> str:
-    """2.14+cu130 for 2.14.1+cu130, and a development version as it is."""
+    """Return 2.14+cu130 for 2.14.1+cu130, and a development version as it is."""
     return re.sub(r"^(\d+\.\d+)\.\d+(?=$|\+(cpu$|cu\d+$))", r"\1", version)
 
 
 def load_library(name: str) -> tuple[Path, list[str]]:
-    """Load the library of a backend, which lies beside the module.
+    """Load the library of a backend from the folder of the module.
 
     Returns its path, and the architectures of its GPU code, such as "8.0+PTX".
 
-    Raises ImportError where there is none, or where it is not for this module; a sentence that ends
-    with what helps.
+    Raises ImportError if the library is missing or belongs to another module. The error ends with
+    a remedy.
     """
     path = Path(_C.__file__).with_name(f"libamp_ext_{name}.so")
     remedy = f"rebuild it from its source tree with: {REBUILD}"

@@ -1,4 +1,4 @@
-"""What is known of Triton without importing it, which takes a second."""
+"""Find Triton without importing it: the import takes a second."""
 
 import os
 import re
@@ -11,18 +11,18 @@ LEAST_VERSION = (3, 6)
 
 
 def triton_version() -> str | None:
-    """Of the installed Triton; None where there is none."""
+    """Return the version of the installed Triton, or None."""
     spec = find_spec("triton")
     if spec is None or spec.origin is None:  # a folder that happens to be called triton
         return None
     try:
         return version("triton")
-    except PackageNotFoundError:  # as of a build of one's own
+    except PackageNotFoundError:  # a build of the user's own
         return "of unknown version"
 
 
 def why_not_triton() -> str:
-    """Why the Triton kernels cannot be used here, and what helps; empty where they can."""
+    """Return why the Triton kernels cannot run, with a remedy, or ""."""
     installed = triton_version()
     if installed is None:
         return "Triton is not installed; pip install triton"
@@ -35,5 +35,5 @@ def why_not_triton() -> str:
 
 
 def is_interpreted() -> bool:
-    """Whether Triton kernels run in Triton's interpreter, on the CPU."""
+    """Return whether Triton kernels run in Triton's interpreter, on the CPU."""
     return os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "yes", "on", "y")

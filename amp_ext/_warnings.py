@@ -1,4 +1,4 @@
-"""Warnings that point at the caller's line, outside of this package and of torch."""
+"""Warn at the caller's line, outside of this package and of torch."""
 
 import sys
 import threading
@@ -11,11 +11,11 @@ import torch
 _INNER = ("amp_ext", "torch", "contextlib", "functools")
 _Said = list[warnings.WarningMessage]
 _lock = threading.Lock()
-"""Of catch_warnings, which threads must not enter at once."""
+"""The lock of catch_warnings: only one thread at a time may enter it."""
 
 
 def warn(text: str | Warning, category: type[Warning] = UserWarning) -> None:
-    """Warn at the line of the innermost caller that is not of these packages."""
+    """Warn at the line of the innermost caller outside of these packages."""
     frame, level = sys._getframe(1), 2
     while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in _INNER:
         frame, level = frame.f_back, level + 1
@@ -45,9 +45,9 @@ _regions: dict[tuple[str, torch.dtype], tuple[bool, _Said]] = {}
 def torchs_region(
     device_type: str, dtype: torch.dtype | None, enabled: bool, cache_enabled: bool | None
 ) -> torch.autocast:
-    """Return torch's region. Its warnings point at the caller's line.
+    """Return torch's region, with its warnings at the caller's line.
 
-    A first region for each dtype catches them, since a caught warning makes Python repeat others.
+    Only the first region for each dtype catches warnings: a caught one makes Python repeat others.
     """
     if enabled and isinstance(device_type, str):
         key = device_type, dtype or torch.get_autocast_dtype(device_type)

@@ -1,4 +1,4 @@
-"""Choose the backend of a device, and say which one runs an op there and why."""
+"""Choose the backend of a device, and report the backend of an op."""
 
 import os
 from typing import NamedTuple
@@ -17,12 +17,12 @@ _GEMM_VARIABLE = "AMP_EXT_GEMM"
 
 
 class Backend(NamedTuple):
-    """The code that runs an op.
+    """Describe the code that runs an op.
 
     Attributes:
         name: "cpu", "cuda" or "triton", this package's code for the device; "library", torch's; or
             "none", where tensors of the device are refused.
-        reason: why it is this one, in a few words.
+        reason: the reason for the choice, in a few words.
     """
 
     name: str
@@ -33,22 +33,25 @@ class Backend(NamedTuple):
 
 
 def set_backend(name: str | None) -> None:
-    """Chooses the backend of the devices that it supports, in the whole process, from now on.
+    """Choose the backend of the devices that it supports, for the whole process.
 
-    For others the choice is amp_ext's own, as with None: the CPU's backend for CPU tensors; for
-    CUDA tensors the CUDA kernels where they were built, else the Triton kernels where Triton is
-    installed. When amp_ext is imported, the environment variable ``AMP_EXT_BACKEND`` chooses. Which
-    products it computes is a matter of ``AMP_EXT_GEMM`` (docs/kernels.md); a backend that is named
-    excludes the kernels of others, even if :func:`amp_ext.tune` has measured them to be faster.
+    For other devices, and with None, amp_ext chooses: the CPU's backend for CPU tensors; for CUDA
+    tensors the CUDA kernels if they were built, else the Triton kernels if Triton is installed.
+    When amp_ext is imported, the environment variable ``AMP_EXT_BACKEND`` chooses.
+
+    ``AMP_EXT_GEMM`` selects the products that the backend computes (docs/kernels.md). A named
+    backend excludes the kernels of others, even if :func:`amp_ext.tune` has measured them to be
+    faster.
 
     Args:
         name: "cuda", the CUDA kernels of this build; "triton"; "cpu"; or None. The Triton kernels
-            take CUDA tensors, or, where ``TRITON_INTERPRET=1`` was set before Triton was imported,
-            CPU tensors instead: slowly, and in one thread at a time.
+            take CUDA tensors. If ``TRITON_INTERPRET=1`` was set before Triton was imported, they
+            take CPU tensors instead: slowly, and in one thread at a time.
 
     Raises:
         ValueError: another name.
-        RuntimeError: a backend that is not here, with what has to be installed. Nothing is changed.
+        RuntimeError: the backend is not here; the error names the package or the build to install.
+            Nothing has changed then.
     """
     if name is not None and name not in BACKENDS:
         raise ValueError(f"set_backend: name must be one of {', '.join(BACKENDS)}, got {name!r}")
@@ -69,12 +72,12 @@ def set_backend(name: str | None) -> None:
 
 
 def get_backend() -> str | None:
-    """What :func:`set_backend` or ``AMP_EXT_BACKEND`` has chosen; None where nobody has."""
+    """Return the name chosen by :func:`set_backend` or ``AMP_EXT_BACKEND``, or None."""
     return _chosen
 
 
 def _choose_by_environment() -> None:
-    """Raises ImportError, since it is the import that fails."""
+    """Choose by the environment. Errors are ImportErrors, since the import fails."""
     name = os.environ.get(_VARIABLE) or None
     try:
         set_backend(name)
@@ -91,11 +94,11 @@ _chosen: str | None = None
 _choose_by_environment()
 
 
-# ---- what it comes to --------------------------------------------------------------------------
+# ---- the report --------------------------------------------------------------------------------
 
 
 def backend_for(device_type: str) -> Backend:
-    """Return what runs the ops on lists on the devices of a type."""
+    """Return the backend of the ops on lists for a device type."""
     try:
         name = _C.choose("amp_ext", device_type)
     except NotImplementedError as error:
@@ -112,7 +115,7 @@ def backend_for(device_type: str) -> Backend:
 
 
 def product_choices(device: str) -> list[tuple[str, Backend]]:
-    """Return by operands who forms a product, and why.
+    """Return the backend of matrix products by operands, with the reason.
 
     The products are A @ B of square matrices of one dtype, small and large ones.
     """

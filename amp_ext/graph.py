@@ -1,4 +1,4 @@
-"""A whole training step as one CUDA graph."""
+"""Replay a whole training step as one CUDA graph."""
 
 from __future__ import annotations
 
@@ -45,28 +45,28 @@ def make_graphed_step(
     """Return a function that replays a training step as one CUDA graph.
 
     Every call is one step. The first ``warmup`` calls run ``step_fn``. The next call captures
-    ``step_fn``, which computes nothing, and replays the capture; so do all later calls::
+    ``step_fn``, without computing anything, and replays the capture; so do all later calls::
 
         step = make_graphed_step(step_fn, modules=model, optimizers=optimizer, scaler=scaler)
         for inputs, targets in batches:
             loss = step(inputs, targets)
             scheduler.step()
 
-    Arguments are tensors and constants, in lists, tuples and dicts; results are detached copies.
-    Copies from pinned memory do not wait, so that it must not be overwritten. Each call clears the
-    gradients first, and leaves those of its step in ``.grad``. docs/graphs.md lists what a replay
-    reads anew, what it refuses, and what it cannot see.
+    Arguments are tensors and constants, in lists, tuples and dicts. Results are detached copies.
+    Copies from pinned memory do not wait: do not overwrite such memory. Each call clears the
+    gradients first, and leaves the step's gradients in ``.grad``. docs/graphs.md lists everything
+    that a replay reads anew, refuses or cannot see.
 
     Args:
-        step_fn: one training step, which neither waits for the device nor clears gradients.
+        step_fn: one training step. It neither waits for the device nor clears gradients.
         modules: the modules that the step trains or evaluates.
-        optimizers: the optimizers that it steps, with parameters on one device: those of
-            :mod:`amp_ext.optim`, and those of torch with ``capturable=True``, with a scaler
-            also ``fused=True``.
-        scaler: the scaler that it uses.
-        warmup: the number of steps before the capture, which make states and kernels; for
-            DistributedDataParallel at least 11, as torch's documentation says.
-        pool: a memory pool, as of ``torch.cuda.graph``.
+        optimizers: the optimizers that the step calls, with parameters on one device. They are of
+            :mod:`amp_ext.optim`, or of torch with ``capturable=True``, with a scaler also
+            ``fused=True``.
+        scaler: the scaler that the step uses.
+        warmup: the number of steps before the capture. They make states and kernels.
+            DistributedDataParallel needs at least 11, as torch's documentation says.
+        pool: a memory pool, as for ``torch.cuda.graph``.
 
     Raises:
         ValueError: ``optimizers`` have parameters on several devices, or none.
@@ -145,7 +145,7 @@ class GraphedStep:
         return tree_map_only(Tensor, torch.clone, self._results)
 
     def eager(self, *args: Any, **kwargs: Any) -> Any:
-        """Run a step without the graph, such as that of a smaller last batch.
+        """Run a step without the graph, for example with a smaller last batch.
 
         The step works on the same parameters, states and scale. The next call may replay again.
         """
@@ -286,7 +286,10 @@ class GraphedStep:
     # ---- the refusals --------------------------------------------------------------------------
 
     def _note_versions(self) -> None:
-        """Note the versions of weights with masters or copies, which a write makes stale."""
+        """Note the versions of weights with masters or copies.
+
+        A write to a weight makes its master or copy stale.
+        """
         name = "the value of a parameter with a master weight or a copy for autocast"
         self._versions = [(name, _version, weight, weight._version) for weight in self._weights]
 
@@ -373,7 +376,7 @@ def _is_on_device(lr: Any) -> bool:
 
 
 def _kind(leaf: Any) -> tuple[Any, ...]:
-    """Return dtype, shape and requires_grad of a tensor, or the type and value of a constant."""
+    """Return the properties of a tensor, or the type and value of a constant."""
     if isinstance(leaf, Tensor):
         return leaf.dtype, leaf.shape, f"requires_grad={leaf.requires_grad}"
     if type(leaf).__hash__ is None:

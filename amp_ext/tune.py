@@ -1,4 +1,4 @@
-"""Measure which backend computes a matrix product fastest, and keep the table of a device.
+"""Measure the fastest backend of matrix products, and keep it in a table.
 
 ``amp_ext.tune()`` and ``python -m amp_ext tune SCRIPT`` measure. C++ chooses by the table.
 """
@@ -28,24 +28,24 @@ Candidate = tuple[str, int]
 """A backend, and one of its variants of a product."""
 
 PASSES, PASS_SECONDS = 3, 0.3
-"""How often all products are measured, each for so long at most. The shortest times count: what
-disturbs the machine for a while does not decide."""
+"""The number of passes over all products, and the longest measurement of a product in a pass. The
+shortest times count, so that a disturbance of the machine for a while does not decide."""
 MIN_ROUNDS = 3
 SAMPLE_SECONDS = {"cpu": 2e-5, "cuda": 1e-3}
-"""How long the calls of a sample take, for the clock to be exact."""
+"""The seconds of a sample's calls, long enough for the clock to be exact."""
 MIN_GAIN = 1.03
 """A candidate that is faster by less than this does not replace the default: it may be noise."""
 
 
 class Tuned(NamedTuple):
-    """A product that was measured.
+    """Describe a product that was measured.
 
     Attributes:
-        product: in words.
-        calls: how often it was computed in the region.
-        backend: what computes it from now on.
-        variant: which of the backend's plans, 0 for the one that it prefers itself.
-        before: seconds of a call by default, as where nothing is measured; 20th percentile.
+        product: the product in words.
+        calls: the number of calls in the region.
+        backend: the backend that computes it from now on.
+        variant: the plan of the backend, 0 for the plan that the backend itself prefers.
+        before: seconds of a call by default, without measurements; 20th percentile.
         after: seconds of a call by that backend; 20th percentile.
     """
 
@@ -58,10 +58,10 @@ class Tuned(NamedTuple):
 
 
 Entry = tuple[str, list[int], str, int, str]
-"""Of the table: product in words, GemmKey (table.h), backend, variant, reason."""
+"""An entry of the table: product in words, GemmKey (table.h), backend, variant, reason."""
 Table = dict[tuple[int, ...], Entry]
 _known: dict[str, Table] = {}
-"""What C++ knows of each device."""
+"""The tables that C++ has, by device."""
 
 
 # ---- the table ---------------------------------------------------------------------------------
@@ -73,7 +73,7 @@ def load_table(device: str) -> Table:
 
 
 def _set_table(device: str, record: Iterable[Any]) -> Table:
-    """Set what C++ knows; nothing where the record is damaged."""
+    """Set the table in C++, an empty one for a damaged record."""
     try:
         entries = [(product, key, *choice) for product, key, *choice in record]
         _C.set_measured(device, [entry[1:] for entry in entries])
@@ -85,9 +85,9 @@ def _set_table(device: str, record: Iterable[Any]) -> Table:
 
 
 def update_table(device: str, entries: Iterable[Entry]) -> None:
-    """Add entries to those of a device, in place of older ones of the same products.
+    """Add entries to a device's table, in place of older ones.
 
-    Where the file cannot be written, this process knows them nevertheless, and a warning says so.
+    If the file cannot be written, this process has the entries nevertheless, and warns.
     """
     known, new = _known.get(device, {}), {tuple(entry[1]): entry for entry in entries}
 
@@ -107,24 +107,25 @@ def update_table(device: str, entries: Iterable[Entry]) -> None:
 def tune(seconds: float = 30.0) -> Iterator[list[Tuned]]:
     """Measure the matrix products of a region, for this process and later ones.
 
-    A few training steps in the region are enough: it notes which products amp_ext computes, of
-    which sizes, layouts and dtypes. At its end each of them is computed, on random operands, by
-    all that can compute it here: torch's library, the plans of the CUDA and of the Triton kernels;
-    on a CPU our own kernel, torch's FP32 and its 16-bit GEMM. Results that differ from the
-    default's by more than rounding exclude a candidate with a warning; the others are timed in
-    turn. The fastest goes into a table in ``$XDG_CACHE_HOME/amp_ext`` (by default
-    ``~/.cache/amp_ext``), in place of an older entry. Where ``AMP_EXT_GEMM`` is ``auto``, as by
+    A few training steps in the region are enough: it notes the products that amp_ext computes, with
+    their sizes, layouts and dtypes. At its end, all candidates here compute each product on random
+    operands: torch's library, the plans of the CUDA and of the Triton kernels; on a CPU our own
+    kernel, torch's FP32 and its 16-bit GEMM. A candidate with results that differ from the
+    default's by more than rounding is excluded with a warning. The others are timed in turn.
+
+    The fastest goes into a table in ``$XDG_CACHE_HOME/amp_ext`` (by default
+    ``~/.cache/amp_ext``), in place of an older entry. If ``AMP_EXT_GEMM`` is ``auto``, as by
     default, it computes the product from then on.
 
     A process reads the table of a device at its first product there. All processes of a distributed
     training that read one table choose alike.
 
     Args:
-        seconds: how long to measure at most, after the region. Those products with the least work
-            that it does not suffice for keep their entries.
+        seconds: how long to measure at most, after the region. If the time does not suffice, the
+            products with the least work keep their entries.
 
     Yields:
-        A list, which holds a Tuned for each measured product in the end. A summary is printed.
+        A list. Finally it holds a Tuned for each measured product. A summary is printed.
 
     Raises:
         RuntimeError: within another such region, or in a process of several that train together:
@@ -166,7 +167,7 @@ def _refuse_several_processes() -> None:
 def _measure_all(
     choices: list[tuple[_C.NotedProduct, list[Candidate]]], deadline: float, results: list[Tuned]
 ) -> None:
-    """Append to the results while there is time, and update the tables in any case."""
+    """Append to the results while there is time, and update the tables."""
     times: list[dict[Candidate, float]] = [{} for _ in choices]
     steps = PASSES * len(choices)
     try:
@@ -219,7 +220,7 @@ def _summary(results: Sequence[Tuned], products: int, seconds: float) -> str:
 def _measure(
     product: _C.NotedProduct, candidates: list[Candidate], seconds: float
 ) -> dict[Candidate, float]:
-    """Return the seconds of a call by each candidate; nothing where there is no choice."""
+    """Return the seconds of a call by each candidate, if there are several."""
     deadline = time.perf_counter() + seconds
     device = torch.device(product.device)
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
@@ -227,7 +228,7 @@ def _measure(
             trial = _C.Trial(product)
             right = _right_candidates(product, trial, candidates, deadline)
             return _interleaved(trial, right, device.type, deadline) if len(right) > 1 else {}
-        except RuntimeError as error:  # out of memory, most likely
+        except RuntimeError as error:  # most likely out of memory
             warn(f"amp_ext.tune: {product}: not measured: {error}")
             return {}
 
@@ -235,7 +236,7 @@ def _measure(
 def _right_candidates(
     product: _C.NotedProduct, trial: _C.Trial, candidates: list[Candidate], deadline: float
 ) -> list[Candidate]:
-    """Return the candidates with the first one's results, as far as there is time."""
+    """Return the candidates with the first one's results, while there is time."""
     default, *others = candidates
     expected = trial.results(*default)
     right = [default]
@@ -263,7 +264,7 @@ def _are_near(
 
     Partial sums of `terms` products are of size sqrt(terms) at most, and each is rounded to FP32.
     The sum, c or bias, and an intermediate sum may be rounded to the result's dtype a few times.
-    Sums of columns, which have one dimension, have the errors of their rows.
+    Sums of columns have one dimension, and the errors of their rows.
     """
     eps, terms = torch.finfo(expected[0].dtype).eps, product.terms
 
@@ -278,7 +279,10 @@ def _are_near(
 def _interleaved(
     trial: _C.Trial, candidates: Sequence[Candidate], device_type: str, deadline: float
 ) -> dict[Candidate, float]:
-    """Return the seconds of a call by each, 20th percentile, timed in turn and in reverse."""
+    """Return the seconds of a call by each candidate, 20th percentile.
+
+    The candidates are timed in turn, and in reverse.
+    """
     sample = _device_seconds if device_type == "cuda" else _C.Trial.run
     shortest = min(sample(trial, *candidate, 1) for candidate in candidates)
     calls = max(1, math.ceil(SAMPLE_SECONDS[device_type] / shortest))
@@ -304,7 +308,7 @@ def _device_seconds(trial: _C.Trial, backend: str, variant: int, calls: int) -> 
 
 
 def main(arguments: Sequence[str]) -> object:
-    """Run a script under :func:`tune`; return what sys.exit takes."""
+    """Run a script under :func:`tune`, and return the argument of sys.exit."""
     parser = argparse.ArgumentParser(
         prog="python -m amp_ext tune",
         description="Measures which backend computes the matrix products of a script fastest. A "

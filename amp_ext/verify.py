@@ -1,7 +1,8 @@
-"""Compare a GPU's kernels with their ops' references before the first use; keep the result.
+"""Compare a GPU's kernels with their references before the first use.
 
-A family is what is verified apart from the rest: an op on lists, or the products of one operand
-dtype by one kernel, by one backend on one kind of device. ``python -m amp_ext verify`` runs all.
+The result is kept. A family is verified apart from the rest: an op on lists, or the products of one
+operand dtype by one kernel, by one backend on one kind of device. ``python -m amp_ext verify`` runs
+all.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ class Result(NamedTuple):
     """The outcome of a comparison.
 
     Attributes:
-        failure: what differs; empty where nothing does.
-        day: of the comparison; empty where the kernels could not run. The failure then holds for
-            this process alone.
+        failure: the difference; empty if nothing differs.
+        day: the day of the comparison; empty if the kernels could not run. The failure then holds
+            for this process alone.
     """
 
     failure: str
@@ -52,7 +53,7 @@ class WrongResult(Exception):
 
 _lock = threading.Lock()
 _known: dict[str, dict[str, Result]] = {}
-"""By device, then by "backend family": what this process has read or found."""
+"""The results that this process has read or found, by device, then by "backend family"."""
 _warned: set[str] = set()
 
 
@@ -64,7 +65,7 @@ def is_on() -> bool:
 
 
 def may_run(backend: str, family: str, device: str, capturing: bool) -> bool | None:
-    """Return whether a backend may run the calls of a family; None where that is unknown.
+    """Return whether a backend may run a family's calls, or None if unknown.
 
     The function reads the record or compares, but compares nothing during the capture of a CUDA
     graph. C++ calls it where a backend is chosen (verified.cpp).
@@ -77,7 +78,7 @@ def may_run(backend: str, family: str, device: str, capturing: bool) -> bool | N
             result = verify_family(backend, family, device)
     if result is None:
         return None
-    # Warnings run code of the user's, which may compute a product: not under the lock.
+    # Warnings run the user's code, and that may compute a product: not under the lock.
     if result.failure:
         kernels = f"the {backend} kernels of {family}"
         instead = "the reference, which is slow, runs instead"
@@ -97,14 +98,14 @@ def may_run(backend: str, family: str, device: str, capturing: bool) -> bool | N
 
 
 def known(device: str) -> dict[str, Result]:
-    """Return what is known of the kernels of a device, by "backend family"."""
+    """Return the known results of the kernels of a device, by "backend family"."""
     if device not in _known:
         _known[device] = _parsed(_cache.read(device, "verified"))
     return _known[device]
 
 
 def _parsed(record: Any) -> dict[str, Result]:
-    """Return the results of a record; nothing where it is damaged."""
+    """Return the results of a record; none if it is damaged."""
     try:
         return {name: Result(*map(str, result)) for name, result in record.items()}
     except (AttributeError, TypeError):
@@ -118,7 +119,7 @@ def _remember(name: str, device: str, result: Result) -> None:
 
 
 def verified_backends() -> Iterator[tuple[str, str, tuple[str, ...]]]:
-    """Yield each backend that needs verification, its device, and the families in use there.
+    """Yield each backend under verification, its device and its families in use.
 
     The active backend has all of its families, the Triton kernels beside it the known ones.
     """
@@ -155,7 +156,7 @@ def cases(family: str, backend: str) -> Iterator[Case]:
 def verify_family(backend: str, family: str, device: str) -> Result | None:
     """Compare all cases, whatever the record says, and remember the result.
 
-    None where there is none: the memory is too little, another thread captures a graph, or an
+    Returns None without a result: the memory is too little, another thread captures a graph, or an
     earlier error has ended the use of the device.
     """
     outcome: list[Result | None] = []
@@ -175,7 +176,7 @@ def verify_family(backend: str, family: str, device: str) -> Result | None:
 
 def _outcome(backend: str, family: str, device: torch.device) -> Result | None:
     what, today, is_gpu = family, time.strftime("%Y-%m-%d"), device.type == "cuda"
-    # Copies wait for the device, which a mode of the whole process may forbid.
+    # Copies wait for the device, and a mode of the whole process may forbid waits.
     sync_mode = torch.cuda.get_sync_debug_mode() if is_gpu else 0
     try:
         if sync_mode:
@@ -192,7 +193,7 @@ def _outcome(backend: str, family: str, device: torch.device) -> Result | None:
         return Result("", today)
     except WrongResult as error:
         return Result(f"{what}: {error}", today)
-    except Exception as error:  # whatever it is, training goes on without the kernels
+    except Exception as error:  # of any type: training goes on without the kernels
         if any(words in str(error) for words in ("out of memory", "is capturing")):
             return None
         return Result(f"{what}: {error}", today if _has_failed(device) else "")
@@ -205,7 +206,7 @@ def _has_failed(device: torch.device) -> bool:
     """Return whether a kernel has ended this process's use of the device."""
     try:
         if device.type == "cuda":
-            # Not the device, which would end another thread's capture.
+            # Synchronising the device would end another thread's capture.
             torch.cuda.current_stream(device).synchronize()
     except RuntimeError:
         return True
@@ -256,7 +257,7 @@ def _expect_equal(name: str, actual: Tensor, expected: Tensor, tolerance: float)
 
 
 def _copy(value: Any, device: torch.device) -> Any:
-    """Return a copy of tensors on a device, with all memory that they view."""
+    """Return copies of tensors on a device, with all memory in their view."""
     memory: dict[int, torch.UntypedStorage] = {}
 
     def copy(tensor: Tensor) -> Tensor:
@@ -279,7 +280,7 @@ def _memory(tensor: Tensor) -> Tensor:
 
 
 def main() -> int:
-    """Verify every family of the active backends on all devices; return 1 where one is wrong."""
+    """Verify every family of the active backends; return 1 if one is wrong."""
     wrong, backends = False, list(verified_backends())
     for backend, device, families in backends:
         print(f"\n{backend} on {device}, {_cache.device_name(device)}, driver {_cache.driver()}")

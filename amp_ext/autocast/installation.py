@@ -1,4 +1,4 @@
-"""What programs that name torch's autocast and scaler, and not this package's, are given."""
+"""Replace torch's autocast and scaler in programs that name them."""
 
 import functools
 import threading
@@ -23,20 +23,21 @@ _our_init: Callable[..., None] | None = None  # of torch.amp.GradScaler, while i
 
 
 def install(*, scaler: bool = False) -> None:
-    """Lets every ``torch.autocast`` region, of every thread and library, run its matrix products as
-    :class:`amp_ext.autocast` does, until :func:`uninstall`. A second call takes nothing back.
+    """Run the products of all ``torch.autocast`` regions on this package's GEMM.
 
-    Not to be called between a checkpoint's forward and backward pass, which have to do the same.
-    Programs compiled before go on as they were compiled.
+    The regions of every thread and library then work as :class:`amp_ext.autocast` does, until
+    :func:`uninstall`. A second call takes nothing back.
+
+    Do not call it between the forward and the backward pass of a checkpoint: both must do the same.
+    Programs that were compiled before stay as they were compiled.
 
     Args:
-        scaler: also, from now on, ``torch.amp.GradScaler(...)`` makes an
-            :class:`amp_ext.GradScaler`, whose options it takes too, and so do, but for the
-            options, ``torch.cuda.amp.GradScaler`` and ``torch.cpu.amp.GradScaler``, under whichever
-            name a library has imported them. They stay the classes that they are, of which the new
-            scaler is an instance. Scalers that exist already stay torch's, as do those of
-            subclasses, such as ``ShardedGradScaler``; scalers made in the meantime stay ours after
-            :func:`uninstall`.
+        scaler: whether ``torch.amp.GradScaler(...)`` makes an :class:`amp_ext.GradScaler` from now
+            on, and takes its options. ``torch.cuda.amp.GradScaler`` and
+            ``torch.cpu.amp.GradScaler`` make one too, without its options. A library may have
+            imported them under any name. These classes stay the same, and the new scaler is an
+            instance of them. Existing scalers stay torch's, and so do scalers of subclasses, such
+            as ``ShardedGradScaler``. New scalers stay ours after :func:`uninstall`.
     """
     with _lock:
         if scaler:
@@ -45,14 +46,17 @@ def install(*, scaler: bool = False) -> None:
 
 
 def uninstall() -> None:
-    """Undoes :func:`install`; the same holds. Regions of :class:`amp_ext.autocast` keep working."""
+    """Undo :func:`install`, under the same conditions.
+
+    Regions of :class:`amp_ext.autocast` keep working.
+    """
     with _lock:
         _uninstall_scaler()
         _C.uninstall()
 
 
 def is_installed() -> bool:
-    """Whether :func:`install` is in effect."""
+    """Return whether :func:`install` is in effect."""
     return _C.is_installed()
 
 
@@ -65,15 +69,17 @@ def _install_scaler() -> None:
 
 def _uninstall_scaler() -> None:
     global _our_init
-    # Where somebody else has put a constructor around ours, it stays, and makes torch's scalers.
+    # A constructor that other code has put around ours stays, and makes torch's scalers.
     if _our_init is not None and TorchsScaler.__init__ is _our_init:
         TorchsScaler.__init__ = _our_init.__wrapped__  # type: ignore[attr-defined]
     _our_init = None
 
 
 def _become_ours(torchs_init: Callable[..., None]) -> Callable[..., None]:
-    """A constructor that makes a new scaler of torch's one of ours. ``__new__`` cannot do so: it
-    also runs for scalers of torch's that are loaded or copied."""
+    """Return a constructor that turns a new scaler of torch's into ours.
+
+    ``__new__`` cannot do so: it also runs for scalers of torch's that are loaded or copied.
+    """
 
     @functools.wraps(torchs_init)
     def __init__(self: TorchsScaler, *args: Any, **kwargs: Any) -> None:

@@ -1,4 +1,4 @@
-"""Mixed-precision regions, whose matrix products run on this package's GEMM."""
+"""Run the matrix products of mixed-precision regions on this package's GEMM."""
 
 import copy
 import functools
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 # Imported by name: Dynamo does not compile a function that refers to no module of torch and no
-# tensor, and it would fail on __enter__ and __exit__ where a compiled program resumes in a region.
+# tensor. If a compiled program resumes in a region, it would fail on __enter__ and __exit__.
 from torch import autocast as torchs_autocast
 from torch import compiler, is_autocast_enabled, ops, set_autocast_enabled
 from torch._C import _is_any_autocast_enabled
@@ -24,22 +24,23 @@ _override_autocast = ops.amp_ext._override_autocast.default
 
 
 class autocast:
-    """``torch.autocast`` with FP32 gradients of FP32 operands, on this package's matrix products.
+    """Run ``torch.autocast`` with this package's products and FP32 gradients of FP32 operands.
 
-    Takes the arguments of ``torch.autocast``, raises its errors, and works as a context manager and
-    as a decorator. Results have the dtypes of ``torch.autocast``. Within the region, in this
-    thread, linear, mm, addmm, matmul (``@``), bmm, baddbmm, the contractions of einsum and
-    convolutions of 1 x 1 pixels (conv2d, stride 1, one group) run on :func:`amp_ext.ops.gemm`:
+    The class takes the arguments of ``torch.autocast``, raises its errors, and works as a context
+    manager and as a decorator. Results have the dtypes of ``torch.autocast``. The region holds for
+    its thread. Within it these operations run on :func:`amp_ext.ops.gemm`: linear, mm, addmm,
+    matmul (``@``), bmm, baddbmm, the contractions of einsum, and convolutions of 1 x 1 pixels
+    (conv2d, stride 1, one group).
 
-    * the gradient of a float32 operand, such as a weight, is computed in float32 and never passes
-      through float16, where it could overflow above 65504 or vanish below 2**-24;
-    * a float32 weight is cast once per version and dtype, so that a weight changed in place or a
-      region of another dtype is seen at once;
-    * on a CPU without instructions for float16, torch's float32 library computes large float16
+    * The gradient of a float32 operand, such as a weight, is computed in float32. It never passes
+      through float16, where it could overflow above 65504 or vanish below 2**-24.
+    * A float32 weight is cast once per version and dtype. A weight changed in place, or a region of
+      another dtype, has a new cast at once.
+    * On a CPU without instructions for float16, torch's float32 library computes large float16
       products.
 
-    Everything else is torch's own, operands of float64 or of other devices included, tensor
-    subclasses, nested tensors, and what runs within transforms of ``torch.func`` or in forward-mode
+    torch's code computes everything else. It also serves operands of float64 or of other devices,
+    tensor subclasses, nested tensors, transforms of ``torch.func`` and forward-mode
     differentiation.
 
     Args:
@@ -67,8 +68,8 @@ class autocast:
         self._region = None if is_compiling() else torchs_region(*self._arguments)
 
     def __getattr__(self, name: str) -> Any:
-        """``device``, ``fast_dtype`` and what else ``torch.autocast`` has."""
-        if name.startswith("__") or "_arguments" not in vars(self):  # as copy.copy asks for them
+        """Return ``device``, ``fast_dtype`` and the other attributes of ``torch.autocast``."""
+        if name.startswith("__") or "_arguments" not in vars(self):  # copy.copy looks these up
             raise AttributeError(name)
         return getattr(self._torchs_region(), name)
 

@@ -1,1 +1,1 @@
-"""Interfaces of other libraries' mixed precision, for programs that come from them."""
+"""Support programs that were written for the mixed precision of other libraries."""

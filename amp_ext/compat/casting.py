@@ -1,4 +1,4 @@
-"""Casts around the forward pass of modules.
+"""Cast tensors around the forward pass of modules.
 
 A module with casts is an instance of a subclass of its class. Its copies, its pickles, replicas of
 DataParallel, compiled modules and wrappers that call ``module.forward`` have the casts too.
@@ -67,7 +67,7 @@ def check_module(function: str, module: nn.Module) -> None:
 
 
 def give_casts(module: nn.Module, casts: Casts) -> None:
-    """Set the casts of a module, which stays the same object."""
+    """Set the casts of a module in place."""
     module._casts = casts
     module.__class__ = _casting(getattr(type(module), "_class_without_casts", type(module)))
 
@@ -87,7 +87,7 @@ def _region(dtype: torch.dtype, device_type: str) -> autocast:
 
 @functools.cache
 def _casting(cls: type[nn.Module]) -> type[nn.Module]:
-    """Return the subclass whose forward casts."""
+    """Return a subclass with casts in its forward."""
 
     @functools.wraps(cls.forward)
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:

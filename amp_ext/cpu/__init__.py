@@ -1,4 +1,4 @@
-"""For programs that name ``torch.cpu.amp``."""
+"""Serve programs that name ``torch.cpu.amp``."""
 
 from amp_ext.cpu import amp
 

@@ -1,7 +1,6 @@
 """The names and arguments of ``torch.cpu.amp``, without its warnings that it is deprecated.
 
-A script that says ``from torch.cpu.amp import GradScaler, autocast`` says
-``from amp_ext.cpu.amp import GradScaler, autocast`` instead.
+Write ``from amp_ext.cpu.amp import GradScaler, autocast`` for ``from torch.cpu.amp import ...``.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""For programs that name ``torch.cuda.amp``."""
+"""Serve programs that name ``torch.cuda.amp``."""
 
 from amp_ext.cuda import amp
 

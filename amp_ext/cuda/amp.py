@@ -1,7 +1,6 @@
 """The names and arguments of ``torch.cuda.amp``, without its warnings that it is deprecated.
 
-A script that says ``from torch.cuda.amp import GradScaler, autocast`` says
-``from amp_ext.cuda.amp import GradScaler, autocast`` instead.
+Write ``from amp_ext.cuda.amp import GradScaler, autocast`` for ``from torch.cuda.amp import ...``.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The scaler in training frameworks: one module for each framework."""
+"""Put the scaler into training frameworks: one module for each framework."""
 
 from collections.abc import Iterable
 
@@ -30,7 +30,7 @@ def is_unscaled(scaler: GradScaler, optimizer: Optimizer) -> bool:
 def check_alone(scaler: GradScaler | None, optimizer: Optimizer) -> None:
     """Raise RuntimeError where another optimizer's gradients are unscaled or clipped.
 
-    A framework ends the step with ``scaler.update()``, which drops the states of all optimizers.
+    A framework ends the step with ``scaler.update()``, and so drops the states of all optimizers.
     """
     states = scaler._per_optimizer_states.items() if scaler is not None else ()
     if any(key != id(optimizer) and state["stage"] is OptState.UNSCALED for key, state in states):

@@ -1,4 +1,4 @@
-"""Fabric and its precision plugin, under any name of its package."""
+"""Extend Fabric and its precision plugin, under any name of its package."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The precision plugin of Lightning's Trainer, under any name of its package."""
+"""Extend the precision plugin of Lightning's Trainer, under any name of its package."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,13 +13,13 @@ from amp_ext.scaler import GradScaler
 
 
 class WithScaler:
-    """``MixedPrecision`` with :class:`amp_ext.GradScaler` and :class:`amp_ext.autocast`.
+    """Extend ``MixedPrecision`` by :class:`amp_ext.GradScaler` and :class:`amp_ext.autocast`.
 
     Args:
         precision: "16-mixed" or "bf16-mixed".
         device: type of the devices, as in "cuda".
-        scaler: a new one by default, none for "bf16-mixed"; there it may be a guard,
-            ``GradScaler(device, init_scale=1.0, dynamic=False)``.
+        scaler: a new one by default, and none for "bf16-mixed". With "bf16-mixed" it may be a
+            guard, ``GradScaler(device, init_scale=1.0, dynamic=False)``.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class InTrainer(WithScaler):
     def clip_gradients(
         self, optimizer: Optimizer, clip_val: float = 0.0, gradient_clip_algorithm: str = "norm"
     ) -> None:
-        """Clip unscaled gradients, in manual optimization too; norms by the scaler."""
+        """Clip unscaled gradients, also in manual optimization. The scaler clips norms."""
         if self.scaler is None or clip_val <= 0:
             return super().clip_gradients(optimizer, clip_val, gradient_clip_algorithm)
         own = unwrapped(optimizer)

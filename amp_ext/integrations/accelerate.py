@@ -1,4 +1,4 @@
-"""Accelerate: ``accelerator = with_scaler(Accelerator(mixed_precision="fp16"))``."""
+"""Put the scaler into Accelerate: ``with_scaler(Accelerator(mixed_precision="fp16"))``."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -18,17 +18,18 @@ __all__ = ["with_scaler"]
 def with_scaler(accelerator: Accelerator, **options: Any) -> Accelerator:
     """Put :class:`amp_ext.GradScaler` into an accelerator, and return it.
 
-    Then ``clip_grad_norm_`` is the scaler's, and ``step_was_skipped`` is right for optimizers that
-    skip in their own step. For "fp16" the scaler also has the options of ``GradScalerKwargs``. For
-    any other precision it scales nothing, and skips steps with gradients that are not finite.
+    ``clip_grad_norm_`` becomes the scaler's, and ``step_was_skipped`` is right for optimizers that
+    skip in their own step. The scaler of "fp16" also has the options of ``GradScalerKwargs``. The
+    scaler of any other precision scales nothing, and skips steps with gradients that are not
+    finite.
 
     Args:
-        accelerator: one that has prepared no optimizer.
-        options: of :class:`amp_ext.GradScaler`.
+        accelerator: an accelerator that has prepared no optimizer.
+        options: options of :class:`amp_ext.GradScaler`.
 
     Raises:
-        ValueError: ``accelerator`` has prepared an optimizer, is for "fp16" on a CPU, where it does
-            not scale, or scales by its own means, as for FSDP and DeepSpeed.
+        ValueError: ``accelerator`` has prepared an optimizer; is for "fp16" on a CPU, where it does
+            not scale; or scales by its own means, as for FSDP and DeepSpeed.
     """
     engine, fp16 = accelerator.distributed_type.value, accelerator.mixed_precision == "fp16"
     for is_refused, expected in (
@@ -73,7 +74,7 @@ class _Optimizer(AcceleratedOptimizer):
         ends = self.gradient_state.sync_gradients
         if ends:
             check_alone(self.scaler, self.optimizer)
-            # For the scaler, which waits for the device before a step with any other wrapper.
+            # The scaler would wait for the device before a step with any other wrapper.
             self._optimizer_patched_step_method.__wrapped__ = self._optimizer_original_step_method
         super().step(closure)
         if ends:

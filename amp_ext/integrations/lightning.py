@@ -1,5 +1,8 @@
-"""Lightning and Fabric: ``Trainer(plugins=MixedPrecision())``, or ``Fabric(plugins=
-FabricMixedPrecision())`` with the ``Fabric`` that is here."""
+"""Provide the precision plugins of Lightning and Fabric.
+
+Write ``Trainer(plugins=MixedPrecision())``, or ``Fabric(plugins=FabricMixedPrecision())`` with the
+``Fabric`` of this module.
+"""
 
 import lightning
 from lightning.fabric.plugins import MixedPrecision as _FabricMixedPrecision

@@ -1,5 +1,7 @@
-"""As :mod:`amp_ext.integrations.lightning`, for programs that import ``pytorch_lightning`` and
-``lightning_fabric``."""
+"""Provide the plugins of :mod:`amp_ext.integrations.lightning` for other package names.
+
+The plugins serve programs that import ``pytorch_lightning`` and ``lightning_fabric``.
+"""
 
 import lightning_fabric
 from lightning_fabric.plugins import MixedPrecision as _FabricMixedPrecision

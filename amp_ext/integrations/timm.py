@@ -1,4 +1,4 @@
-"""timm: ``loss_scaler = NativeScaler()`` in place of ``timm.utils.NativeScaler``."""
+"""Put the scaler into timm: ``NativeScaler()`` in place of ``timm.utils.NativeScaler``."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -14,7 +14,9 @@ __all__ = ["NativeScaler"]
 
 
 class NativeScaler(timm.utils.NativeScaler):
-    """timm's scaler on :class:`amp_ext.GradScaler`, which clips norms of all its gradients.
+    """Replace timm's scaler by :class:`amp_ext.GradScaler`.
+
+    The scaler also clips the norm of all gradients of an optimizer.
 
     Args:
         device: type of the device, as in "cuda".
@@ -51,5 +53,5 @@ class NativeScaler(timm.utils.NativeScaler):
 
     @property
     def step_was_skipped(self) -> bool:
-        """Whether the last step was skipped. Synchronises with the device."""
+        """Return whether the last step was skipped. Synchronises with the device."""
         return self._scaler.step_was_skipped

@@ -1,5 +1,7 @@
-"""transformers: ``Trainer`` of this module, or of one's own trainer ``class MyTrainer(ScalerMixin,
-SFTTrainer)``."""
+"""Put the scaler into the ``Trainer`` of transformers.
+
+A trainer of the user's own is ``class MyTrainer(ScalerMixin, SFTTrainer)``.
+"""
 
 from typing import Any, ClassVar
 
@@ -11,10 +13,10 @@ __all__ = ["ScalerMixin", "Trainer"]
 
 
 class ScalerMixin:
-    """A trainer whose accelerator is one of :func:`amp_ext.integrations.accelerate.with_scaler`.
+    """Train with an accelerator of :func:`amp_ext.integrations.accelerate.with_scaler`.
 
     Attributes:
-        scaler_options: of :class:`amp_ext.GradScaler`; for a subclass to set.
+        scaler_options: options of :class:`amp_ext.GradScaler`, set by a subclass.
     """
 
     scaler_options: ClassVar[dict[str, Any]] = {}

@@ -8,9 +8,9 @@ from amp_ext.nn.options import checked_activation
 
 
 class Linear(nn.Linear):
-    """``torch.nn.Linear`` by :func:`amp_ext.ops.linear`.
+    """Compute ``torch.nn.Linear`` by :func:`amp_ext.ops.linear`.
 
-    Parameters, their initial values and the state dict are those of ``torch.nn.Linear``. Under
+    Parameters, their initial values and the state dict are as in ``torch.nn.Linear``. Under
     autocast, torch's or :class:`amp_ext.autocast`, operands are cast as there, and the gradients of
     float32 parameters never pass through float16. :class:`LinearActivation` adds an activation.
 
@@ -23,10 +23,10 @@ class Linear(nn.Linear):
 
 
 class LinearActivation(nn.Module):
-    """:class:`Linear` and an activation, in one product.
+    """Compute :class:`Linear` and an activation in one product.
 
-    It is no instance of ``torch.nn.Linear``: a tool that merges, quantizes or replaces such layers
-    would lose the activation. Code that initializes them does not find it either.
+    The class is no subclass of ``torch.nn.Linear``: a tool that merges, quantizes or replaces such
+    layers would lose the activation. Code that initializes such layers does not find it either.
 
     Args:
         in_features, out_features, bias, device, dtype: as for ``torch.nn.Linear``.

@@ -1,4 +1,4 @@
-"""Two linear layers with an activation between them, and those of a gated hidden layer."""
+"""Compute multilayer perceptrons, plain and gated."""
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ class _Block(nn.Module):
         self.dropout = checked_dropout(dropout)
 
     def _is_fused(self) -> bool:
-        """Return whether calls of the layers, and no dropout, would do the same as the op."""
+        """Return whether the op computes the same as calls of the layers."""
         return not (self.training and self.dropout > 0) and are_plain(*self.children())
 
     def _activated(self, hidden: Tensor) -> Tensor:
@@ -30,24 +30,25 @@ class _Block(nn.Module):
 
 
 class MLP(_Block):
-    """Two linear layers with an activation between them, as one node of the graph.
+    """Compute two linear layers with an activation between them, as one autograd node.
 
     Its layers are ``torch.nn.Linear`` modules named ``fc1`` and ``fc2``. :func:`amp_ext.ops.mlp`
-    computes from their parameters, and documents what it keeps and fuses. Both layers are called
-    instead, as in any model, while dropout is active, where one has been replaced or overridden,
-    has hooks, parametrizations or a weight of a subclass of ``Tensor``, and while there are hooks
-    of all modules (as within ``FlopCounterMode``). Then :class:`amp_ext.autocast` is what keeps
-    float32 gradients from passing through float16.
+    computes from their parameters, and documents the saved tensors and the fusions.
+
+    The module calls both layers instead in these cases: dropout is active; a layer is replaced or
+    overridden; a layer has hooks, parametrizations or a weight of a ``Tensor`` subclass; there are
+    global module hooks, as within ``FlopCounterMode``. In these cases only
+    :class:`amp_ext.autocast` keeps float32 gradients out of float16.
 
     Args:
         in_features: size of the last dimension of the input.
         hidden_features: size between the layers.
         out_features: size of the last dimension of the output; ``in_features`` when None.
         bias: whether the layers add biases.
-        device, dtype: of the parameters.
-        activation: of the hidden layer, as for :class:`LinearActivation`.
-        dropout: the probability with which, while training, torch.nn.functional.dropout zeroes an
-            element behind the activation.
+        device, dtype: the device and dtype of the parameters.
+        activation: the activation of the hidden layer, as for :class:`LinearActivation`.
+        dropout: the probability that an element behind the activation is zeroed while training, by
+            torch.nn.functional.dropout.
     """
 
     def __init__(
@@ -77,15 +78,16 @@ class MLP(_Block):
 
 
 class GatedMLP(_Block):
-    """``down_proj(act(gate_proj(input)) * up_proj(input))``, as one node of the graph.
+    """Compute ``down_proj(act(gate_proj(input)) * up_proj(input))``, as one autograd node.
 
     Its layers are ``torch.nn.Linear`` modules with the names of Llama's, and by default without
     biases, as there: Llama's checkpoints load. :func:`amp_ext.ops.gated_mlp` computes from their
-    parameters, or all three are called, as those of :class:`MLP`.
+    parameters. The module calls all three layers in the same cases as :class:`MLP`.
 
     Args:
         in_features, hidden_features, out_features, bias, device, dtype: as for :class:`MLP`.
-        activation: of ``gate_proj``; "silu" makes it SwiGLU, "gelu" GEGLU, None a bilinear layer.
+        activation: the activation of ``gate_proj``; "silu" makes it SwiGLU, "gelu" GEGLU, None a
+            bilinear layer.
         dropout: as for :class:`MLP`, of the input of ``down_proj``.
     """
 

@@ -1,4 +1,4 @@
-"""The options of layers, and the test whether a layer can be computed from its parameters."""
+"""Check the options of layers, and whether their parameters alone define them."""
 
 from collections.abc import Callable
 from types import NoneType

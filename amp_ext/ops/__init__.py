@@ -1,12 +1,12 @@
-"""The ops: gradient scaling, casts and optimizers on lists of tensors, and matrix products.
+"""Provide ops on lists of gradients and parameters, and matrix products.
 
-Gradients are lists of strided tensors on one device, of any mix of float16, bfloat16, float32 and
-float64, of any shape, alignment and number; empty lists and empty tensors are fine. ``found_inf``
-and the other one-element tensors may have shape () or (1,) and lie on the same device.
+Gradients are lists of strided tensors on one device. A list may mix float16, bfloat16, float32 and
+float64 tensors of any shape, alignment and number. Empty lists and empty tensors are fine.
+``found_inf`` and the other one-element tensors may have shape () or (1,), on the same device.
 
 Every op checks all of its arguments first: when it raises, nothing has been written. It raises
-NotImplementedError for an element type or layout that it does not support, RuntimeError for a wrong
-shape, dtype or device, with the op, the argument, what was expected and what came.
+NotImplementedError for an element type or layout that it does not support, and RuntimeError for a
+wrong shape, dtype or device. Errors name the op, the argument, the expected and the actual value.
 
 The attribute ``reference`` of an op is the same function in plain torch, made to be read. It takes
 valid arguments on one device.

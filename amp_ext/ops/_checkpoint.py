@@ -1,5 +1,8 @@
-"""Has selective activation checkpointing ask a policy about the products of torch's for which ours
-stand, so that one that names ``aten.mm`` saves them."""
+"""Apply checkpoint policies to this package's products as to torch's.
+
+A selective checkpoint calls its policy with torch's op for the product first. A policy that names
+``aten.mm`` so saves this package's products too.
+"""
 
 from contextlib import suppress
 from typing import Any
@@ -21,7 +24,7 @@ def _as_torchs(
     bias: Tensor | None = None,
     **__: Any,
 ) -> tuple[Any, ...]:
-    """The op by which torch forms the product, and its arguments."""
+    """Return torch's op for the product, and its arguments."""
     a, b = a.mT if trans_a else a, b.mT if trans_b else b
     addends = [term for term in (bias, c) if term is not None][:1]
     if a.dim() > 2 and b.dim() > 2:
@@ -35,7 +38,7 @@ def _as_torchs(
 
 def _dispatch(mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
     asked = getattr(mode, "policy_fn", None)
-    if asked is None:  # a recomputation, of a torch that remembers what the policy said
+    if asked is None:  # a recomputation; this torch remembers the answers of the policy
         return mode.__torch_dispatch__(func, types, args, kwargs)
 
     def policy_fn(context: Any, func: Any, *args: Any, **kwargs: Any) -> Any:
@@ -49,7 +52,7 @@ def _dispatch(mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = No
         mode.policy_fn = asked
 
 
-with suppress(AttributeError):  # of a torch that has other modes: policies are asked about gemm
+with suppress(AttributeError):  # a torch with other modes calls policies with gemm
     for _mode in (checkpoint._CachingTorchDispatchMode, checkpoint._CachedTorchDispatchMode):
         for _op in ("gemm", "gemm_with_aux", "gemm_times_derivative"):
             torch.library.register_torch_dispatch(f"amp_ext::{_op}", _mode, _dispatch)

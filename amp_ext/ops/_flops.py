@@ -28,12 +28,12 @@ def _layers(x: _Shape, *parameters: _Shape | None, **_: Any) -> int:
 
 
 def _register(counter: ModuleType) -> None:
-    """Register the formulas of all ops but linear, which reaches a counter as a gemm."""
+    """Register the formulas of all ops except linear: a counter sees linear as a gemm."""
     ops, register = torch.ops.amp_ext, counter.register_flop_formula
     register([ops.gemm, ops.gemm_with_aux, ops.gemm_times_derivative])(_product)
     register(ops.gemm_accumulate_)(_accumulated_product)
     register([ops.mlp, ops.gated_mlp])(_layers)
 
 
-# Not imported for it: it imports Triton, which takes longer than importing all of this package.
+# An import of the counter would import Triton, and take longer than this whole package.
 when_imported("torch.utils.flop_counter", _register)

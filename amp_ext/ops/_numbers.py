@@ -46,7 +46,10 @@ def numbers(count: int) -> Tensor:
 
 
 def placed(values: list[Tensor], shift: int = 0) -> list[Tensor]:
-    """Return copies in one piece of memory, 0 to 3 elements behind multiples of 16 bytes."""
+    """Return copies in one piece of memory, with different alignments.
+
+    They begin 0 to 3 elements behind multiples of 16 bytes.
+    """
     ends = [0]
     starts = []
     for i, value in enumerate(values):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from amp_ext import _library  # noqa: F401  (loads what C++ implements)
+from amp_ext import _library  # noqa: F401  (loads the C++ implementations)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -36,14 +36,14 @@ _TYPES = {
 
 
 class Case(NamedTuple):
-    """A call of an op for its verification.
+    """Describe a call of an op for its verification.
 
     Attributes:
-        what: is special about it.
-        arguments: of the call, on the CPU.
-        tolerance: relative to numbers above 1, absolute below.
+        what: the name of the case.
+        arguments: the arguments of the call, on the CPU.
+        tolerance: the tolerated error, relative to numbers above 1, absolute below.
         plans: arguments of _C.force_gemm_tile, for a call with each.
-        op: its name, where the cases of several ops come together.
+        op: the name of the op, where the cases of several ops come together.
     """
 
     what: str
@@ -59,7 +59,7 @@ Cases = Callable[[], Iterator[Case]]
 def op(*writes: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Define an op that writes these arguments.
 
-    The decorated function calls the op. The attribute ``reference`` is the function itself, which
+    The decorated function calls the op. The attribute ``reference`` is the function itself. It
     assumes valid arguments on one device.
     """
 
@@ -83,7 +83,7 @@ def op(*writes: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
 
 
 def schema(function: Callable[..., Any], writes: Sequence[str]) -> str:
-    """Return the schema of a function's signature, with an alias for each argument it writes."""
+    """Return the schema of a function's signature, with aliases for written arguments."""
     signature = inspect.signature(function)
     arguments: list[str] = []
     for name, parameter in signature.parameters.items():
@@ -101,9 +101,9 @@ def schema(function: Callable[..., Any], writes: Sequence[str]) -> str:
 
 
 def cases(op: Any) -> Callable[[Cases], Cases]:
-    """Attach an op's cases, of which the first is its example.
+    """Attach an op's cases, with the example as the first case.
 
-    Every backend has the results of an example bit by bit, and no tensor is left out of it.
+    Every backend reproduces the example bit by bit. The example leaves out no tensor.
     """
 
     def attach(generator: Cases) -> Cases:

@@ -1,4 +1,4 @@
-"""Products of DTensors, as under tensor parallelism: each rank multiplies its own shards."""
+"""Multiply DTensors, as under tensor parallelism: each rank multiplies its own shards."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -10,11 +10,11 @@ from torch import Tensor
 
 from amp_ext.ops._when_imported import when_imported
 
-_Labels = list[Any]  # of a tensor's dimensions: "m", "k", "n", and negative numbers of leading ones
+_Labels = list[Any]  # a tensor's dimensions: "m", "k", "n", and negative numbers of leading ones
 
 
 def _labels(func: Any, given: dict[str, Any]) -> tuple[dict[str, _Labels], list[_Labels]]:
-    """Those of the arguments and of the results."""
+    """Return the labels of the arguments and of the results."""
     a, b = (list(range(2 - given[name].dim(), 0)) for name in "ab")
     out = [*([] if given.get("sum_batch") else max(a, b, key=len)), "m", "n"]
     a += ["k", "m"] if given.get("trans_a") else ["m", "k"]
@@ -57,7 +57,7 @@ def _register(tensor: ModuleType) -> None:
             name: torch.empty(value.shape, dtype=value.dtype, device="meta")
             for name, value in tensors.items()
         }
-        wholes = as_tuple(func(**given | without_data))  # raises for what does not fit
+        wholes = as_tuple(func(**given | without_data))  # raises for unfit arguments
         labels, returned = _labels(func, given)
         summed = {*labels["a"], *labels["b"]} - {*returned[0]}
         linear = "aux" in tensors or given.get("activation", "none") == "none"
@@ -66,7 +66,7 @@ def _register(tensor: ModuleType) -> None:
         placements = {name: [] for name in tensors}
         results = [[] for _ in returned]
         for dim in range(mesh.ndim):
-            # Along which of the product's dimensions this one of the mesh splits it.
+            # The dimensions of the product that this dimension of the mesh splits.
             splits = [
                 labels[name][placement.dim]
                 for name in "ab"
@@ -79,7 +79,7 @@ def _register(tensor: ModuleType) -> None:
                 places.append(place(of_result, split, partial=split is not None))
 
         coordinate = mesh.get_coordinate()
-        if coordinate is None:  # a rank outside of the mesh, which has no shards
+        if coordinate is None:  # a rank outside of the mesh has no shards
             device = given["a"].to_local().device
             shards = [torch.empty(0, dtype=whole.dtype, device=device) for whole in wholes]
         else:
@@ -89,7 +89,7 @@ def _register(tensor: ModuleType) -> None:
             }
             placed = zip(coordinate, results[0], strict=True)
             if any(number > 0 for number, place in placed if place.is_partial()):
-                # Of the ranks whose results are added up, only the first adds these.
+                # Only the first rank of a sum adds these.
                 own |= dict.fromkeys(tensors.keys() & {"bias", "c"})
             shards = as_tuple(func(**given | own))
         outs = tuple(

@@ -1,4 +1,4 @@
-"""Registrations with modules of torch that are not imported for them."""
+"""Register with modules of torch without importing them."""
 
 import sys
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def when_imported(name: str, register: Callable[[ModuleType], None]) -> None:
-    """Calls ``register`` with the module as soon as it is imported; now if it has been."""
+    """Call ``register`` with a module now, or as soon as it is imported."""
     module = sys.modules.get(name)
     if module is not None and not getattr(module.__spec__, "_initializing", False):
         register(module)

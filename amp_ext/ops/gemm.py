@@ -1,8 +1,8 @@
-"""The ops of matrix products.
+"""Define the ops of matrix products.
 
 Each function's body is the op's reference: computed in float64, gradients too, and rounded once. An
-op sums in float32 in an order of its own, so it agrees to the rounding error of such sums, and bit
-for bit where float32 represents every partial sum.
+op sums in float32 in an order of its own. It agrees with the reference to the rounding error of
+such sums. If float32 represents every partial sum, the two agree bit for bit.
 """
 
 import itertools
@@ -47,30 +47,30 @@ def gemm(
 
     A is ``a``, or ``a`` with its last two dimensions swapped when ``trans_a``; B likewise. Dtypes
     may be mixed: operands are not rounded to a common one, all terms are added up in float32, and
-    the sum is rounded once, to ``out_dtype``. With a float64 operand the sum is in float64.
+    the sum is rounded once, to ``out_dtype``. A float64 operand makes the sum float64.
 
-    Differentiable, twice too, in ``a``, ``b``, ``c`` and ``bias``. Each gradient is accumulated in
-    the same way and has the dtype of its tensor: that of a float32 weight beside float16
-    activations never passes through float16.
+    The op is differentiable, twice too, in ``a``, ``b``, ``c`` and ``bias``. Each gradient is
+    accumulated in the same way and has the dtype of its tensor. The gradient of a float32 weight
+    beside float16 activations never passes through float16.
 
     Args:
         a: float16, bfloat16, float32 or float64, any strides. A is [*, m, k].
-        b: likewise. B is [*, k, n]. Leading dimensions are equal, or absent in one of the two,
-            which is then shared by the whole batch.
+        b: likewise. B is [*, k, n]. Leading dimensions are equal, or absent in one of the two: the
+            whole batch shares that one then.
         trans_a: ``a`` is [*, k, m].
         trans_b: ``b`` is [*, n, k].
-        sum_batch: the products are summed over the leading dimensions, which ``a`` and ``b`` both
-            must have.
+        sum_batch: the products are summed over the leading dimensions. Both ``a`` and ``b`` must
+            have leading dimensions then.
         c: float16, bfloat16, float32 or float64, broadcastable to the result. It enters the sum in
             the sum's dtype, and is not read when ``beta`` is 0.
         alpha: factor of the product, rounded to the sum's dtype. NaN and infinities times 0 are
             NaN.
         beta: factor of ``c``, likewise.
         bias: [n], dtypes as of ``c``.
-        activation: "none", "relu", which keeps NaN, "gelu", its approximation "gelu_tanh", or
-            "silu", as in :func:`torch.nn.functional.gelu` and ``silu``; applied to the sum before
-            that is rounded, unless torch's library computes it in 16 bits (on a CPU with
-            instructions for that).
+        activation: "none", "relu", "gelu", its approximation "gelu_tanh", or "silu", as in
+            :func:`torch.nn.functional.gelu` and ``silu``; "relu" keeps NaN. The activation is
+            applied to the sum before rounding. If torch's library computes the sum in 16 bits (on a
+            CPU with instructions for that), the activation is applied after rounding.
         out_dtype: float16, bfloat16, float32 or float64; ``torch.promote_types(a.dtype, b.dtype)``
             when None.
 
@@ -105,7 +105,8 @@ def gemm_with_aux(
 ) -> tuple[Tensor, Tensor]:
     """Return :func:`gemm` and its pre-activation, of one product.
 
-    :func:`gemm` with a gelu or silu uses it where gradients are needed. Differentiable twice.
+    :func:`gemm` with a gelu or silu uses it if gradients are needed. The op is differentiable
+    twice.
 
     Args:
         a, b, trans_a, trans_b, sum_batch, c, alpha, beta, bias, activation, out_dtype: as for
@@ -145,22 +146,23 @@ def gemm_times_derivative(
 ) -> tuple[Tensor, Tensor]:
     """Return ``(A @ B) * act'(aux)`` and its column sums, for a layer's backward pass.
 
-    With ``a`` the gradient of what a layer makes of its input and ``b`` the layer's weight, the
-    product is the gradient of that input. Where it is act(aux), the result is the gradient of aux,
-    and its column sums are that of a bias in aux. Not differentiable.
+    Let ``a`` be the gradient of a layer's output, and ``b`` the layer's weight: the product is the
+    gradient of the layer's input. If this input is act(aux), the result is the gradient of aux. The
+    column sums are then the gradient of a bias in aux. The op is not differentiable.
 
     Args:
         a, b, trans_a, trans_b, out_dtype: as for :func:`gemm`.
-        aux: float16, bfloat16, float32 or float64, of the result's shape; what
-            :func:`gemm_with_aux` returned.
-        activation: as for :func:`gemm`. The derivative of "relu" is 0 where ``aux <= 0``, else 1;
-            those of the gelus and of "silu" are 1 at +inf and 0 at -inf.
+        aux: float16, bfloat16, float32 or float64, of the result's shape, as returned by
+            :func:`gemm_with_aux`.
+        activation: as for :func:`gemm`. The derivative of "relu" is 0 where ``aux <= 0``, else 1.
+            The derivatives of the gelus and of "silu" are 1 at +inf and 0 at -inf.
 
     Returns:
         (out, column_sums): the product in the sum's dtype, rounded once; and the sums of its
-        columns before that rounding, over rows and leading dimensions, [n] in the sum's dtype,
-        which is float32, or float64 when ``a`` or ``b`` is. Bitwise the same in every run. (What
-        torch's library computes in bfloat16 is rounded before too, as in :func:`gemm`.)
+        columns before that rounding, over rows and leading dimensions. The shape of the sums is
+        [n]. Their dtype is float32, or float64 when ``a`` or ``b`` is float64. Both results are
+        bitwise the same in every run. (A product by torch's library in bfloat16 is rounded before
+        too, as in :func:`gemm`.)
 
     Raises:
         RuntimeError: shapes that do not fit, several devices, or a tensor that requires a gradient,
@@ -197,7 +199,7 @@ def gemm_accumulate_(
     sum_batch: bool = False,
     alpha: float = 1.0,
 ) -> None:
-    """Add ``alpha * A @ B`` to ``c`` in place and in float32, as weight gradients are.
+    """Add ``alpha * A @ B`` to ``c`` in place and in float32.
 
     Args:
         c: float32, of the product's shape: [*, m, n], or [m, n] when ``sum_batch``. Row-major with
@@ -208,14 +210,13 @@ def gemm_accumulate_(
 
     The sum is computed in float32 (in float64 when ``a`` or ``b`` is float64) and added to ``c``
     whole or in parts, each addition rounded to float32. Bitwise the same in every run.
-
-    Not differentiable: a call with tensors that require gradients, ``c`` among them, has to be
-    under ``torch.no_grad()``.
+    The op is not differentiable: a call with tensors that require gradients, ``c`` among them, has
+    to be under ``torch.no_grad()``.
 
     Raises:
-        RuntimeError: shapes that do not fit, tensors on several devices, a ``c`` of another shape,
-            dtype or layout or that overlaps another argument, or a tensor that requires a gradient,
-            outside of ``torch.no_grad()``.
+        RuntimeError: shapes that do not fit; tensors on several devices; a ``c`` of another shape,
+            dtype or layout, or one that overlaps another argument. A tensor that requires a
+            gradient raises it too, outside of ``torch.no_grad()``.
         NotImplementedError: as :func:`gemm`.
     """
     c.copy_(c.double() + _sum(a, b, trans_a, trans_b, sum_batch, alpha=alpha))
@@ -234,11 +235,11 @@ def linear(
     *,
     activation: str = "none",
 ) -> Tensor:
-    """``act(x @ weight.T + bias)``: :func:`gemm` with the weight as ``torch.nn.Linear`` stores it.
+    """Return ``act(x @ weight.T + bias)``, with the weight as ``torch.nn.Linear`` stores it.
 
-    Under autocast, torch's or :class:`amp_ext.autocast`, operands are cast as those of
-    ``torch.nn.functional.linear`` are, and the gradient of a float32 weight stays float32. So does
-    that of a 16-bit leaf whose ``grad_dtype`` is ``torch.float32`` or None, though not when
+    Under autocast, torch's or :class:`amp_ext.autocast`, operands are cast as in
+    ``torch.nn.functional.linear``. The gradient of a float32 weight stays float32. The gradient of
+    a 16-bit leaf is float32 too if its ``grad_dtype`` is ``torch.float32`` or None, though not when
     compiled.
 
     Args:
@@ -272,11 +273,12 @@ def mlp(
     *,
     activation: str = "gelu",
 ) -> Tensor:
-    """``act(x @ weight1.T + bias1) @ weight2.T + bias2``, two layers as one node of the graph.
+    """Return ``act(x @ weight1.T + bias1) @ weight2.T + bias2``, as one autograd node.
 
-    Forward keeps what the activation is applied to beside what it makes of it, of one product. In
-    the backward pass its derivative and the gradient of ``bias1`` come with the product of the
-    gradient and ``weight2`` (:func:`gemm_times_derivative`). Differentiable twice.
+    Forward keeps the pre-activation and the activated hidden layer, both of one product. Backward
+    computes the product of the gradient and ``weight2`` (:func:`gemm_times_derivative`): the
+    derivative of the activation and the gradient of ``bias1`` come with it. The op is
+    differentiable twice.
 
     Args:
         x: [*, k], also [k]; float16, bfloat16, float32 or float64, any strides.
@@ -287,7 +289,7 @@ def mlp(
         activation: as for :func:`gemm`.
 
     Returns:
-        A new tensor of shape [*, n] and the dtype to which ``x`` and the weights promote.
+        A new tensor of shape [*, n], in the promoted dtype of ``x`` and the weights.
 
     Under autocast operands are cast as in :func:`linear`.
 
@@ -317,11 +319,11 @@ def gated_mlp(
     *,
     activation: str = "silu",
 ) -> Tensor:
-    """``hidden @ down_weight.T + down_bias``, three layers as one node of the graph.
+    """Return ``hidden @ down_weight.T + down_bias``, three layers as one autograd node.
 
     ``hidden = act(x @ gate_weight.T + gate_bias) * (x @ up_weight.T + up_bias)``, SwiGLU with the
-    default. Forward keeps the two factors, the first as it is before the activation (for "relu",
-    after it); the backward pass computes ``hidden`` again. Differentiable twice.
+    default. Forward keeps the two factors, the first as its pre-activation (for "relu", activated).
+    Backward computes ``hidden`` again. The op is differentiable twice.
 
     Args:
         x: [*, k], also [k]; float16, bfloat16, float32 or float64, any strides.
@@ -334,7 +336,7 @@ def gated_mlp(
         activation: as for :func:`gemm`.
 
     Returns:
-        A new tensor of shape [*, n] and the dtype to which ``x`` and the weights promote.
+        A new tensor of shape [*, n], in the promoted dtype of ``x`` and the weights.
 
     Under autocast operands are cast as in :func:`linear`.
 
@@ -369,7 +371,10 @@ def _sum(
     beta: float = 1.0,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """Return alpha * A @ B + beta * c + bias in fp64, the factors as numbers of the op's sum."""
+    """Return alpha * A @ B + beta * c + bias in fp64.
+
+    The factors are rounded to the dtype of the op's sum first.
+    """
     sums = torch.promote_types(torch.promote_types(a.dtype, b.dtype), torch.float32)
     alpha, beta_of_sum = torch.tensor([alpha, beta], dtype=sums, device="cpu").tolist()
     left = a.double().mT if trans_a else a.double()
@@ -411,8 +416,8 @@ _TRANSPOSES = list(itertools.product((False, True), repeat=2))
 def product_cases(dtype: torch.dtype, backend: str, is_sm90: bool) -> Iterator[Case]:
     """Yield the cases of the products of one operand dtype.
 
-    The CUDA kernels are called with each tile too. Triton, which takes seconds to compile each kind
-    of product, has a few kinds.
+    The CUDA kernels are called with each tile too. Triton has a few kinds of product, since each
+    kind takes seconds to compile.
     """
     yield from itertools.islice(_products(dtype), 0, None, 5 if backend == "triton" else 1)
     if backend == "cuda":

@@ -1,4 +1,4 @@
-"""The ops on lists of gradients and weights, one launch each.
+"""Define the ops on lists of gradients and weights, one launch each.
 
 Each function's body is the op's reference. It computes in float64 and rounds where the op rounds.
 The float64 product of two float32 numbers is exact, so its float32 rounding is the correct one.
@@ -174,7 +174,7 @@ def grad_norm(
     *,
     norms: Tensor | None = None,
 ) -> Tensor:
-    """Return the L2 norm of ``grads * inv_scale`` over the list, and check it, in one read.
+    """Return the L2 norm of ``grads * inv_scale``, and check it, in one read.
 
     Args:
         grads: the gradients; the op does not write them.
@@ -230,10 +230,10 @@ def _grad_norm_cases() -> Iterator[Case]:
 
 @op("outputs")
 def cast_(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:
-    """Copy each input into the output of its index, rounded to the output's dtype.
+    """Copy each input into its output, rounded to the output's dtype.
 
-    One launch on a GPU for any number of tensors and any mix of dtypes. Not differentiable: weights
-    that require gradients are refreshed under ``torch.no_grad()``.
+    A GPU needs one launch for any number of tensors and any mix of dtypes. The op is not
+    differentiable: weights that require gradients are refreshed under ``torch.no_grad()``.
 
     Args:
         outputs: strided tensors on one device, of any mix of float16, bfloat16, float32 and
@@ -241,15 +241,15 @@ def cast_(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:
         inputs: as many, likewise, each of the shape of its output and on the same device. They may
             be expanded.
 
-    The result is that of ``output.copy_(input)``: rounded to nearest even, subnormal numbers kept,
-    infinite beyond the range of the output's dtype; from float64 to float16 and bfloat16, as there,
-    rounded to float32 first. Equal dtypes are copied bit by bit, NaN payloads too; otherwise a NaN
-    becomes some NaN. A tensor that is its own input stays as it is.
+    The result equals ``output.copy_(input)``: rounded to nearest even, subnormal numbers kept, and
+    infinite beyond the range of the output's dtype. float64 becomes float16 or bfloat16 by way of
+    float32, as there. Equal dtypes are copied bit by bit, NaN payloads too; otherwise a NaN becomes
+    some NaN. A tensor that is its own input stays as it is.
 
     Raises:
-        RuntimeError: lists of different length, shapes or devices that differ, an output whose
-            elements share memory or that is a negated view, two outputs that overlap, an input
-            whose memory, from its first element to its last, overlaps that of an output.
+        RuntimeError: lists of different length; shapes or devices that differ; an output that is a
+            negated view or has elements in the same memory; two outputs that overlap. An input must
+            not overlap an output anywhere from its first element to its last.
         NotImplementedError: a tensor that is not strided, or another dtype than the above.
     """
     for output, source in zip(outputs, inputs, strict=True):
@@ -306,18 +306,19 @@ def update_scale_(
         found_infs: float32 tensors of 1 element, at least one.
         growth_factor: multiplies the scale once the tracker has reached ``growth_interval``, unless
             the result is infinite.
-        backoff_factor: multiplies the scale after an overflow.
-        growth_interval: number of steps.
+        hysteresis: the number of consecutive overflows before the scale backs off; each overflow
+            after them backs off again.
         min_scale: a backoff stops here; the smallest normal float32 (2**-126) when None.
         max_scale: a growth stops here; no limit when None.
         hysteresis: how many consecutive overflows it takes before the scale backs off; each
             overflow that follows backs off again.
-        hysteresis_tracker: int32, 1 element, in place, needed when ``hysteresis`` is above 1:
-            starts at ``hysteresis``, counts overflows down, is reset by a step without one.
+        hysteresis_tracker: int32, 1 element, in place, needed when ``hysteresis`` is above 1. It
+            starts at ``hysteresis``, and each overflow counts it down. A step without overflow
+            resets it.
         skipped_steps: int64, 1 element, in place: counts overflows.
         next_step: float32, shape [3], contiguous, in place: the values that the next step reads.
-            Receives 1 / ``scale`` after the update; 0, the next step's found_inf; and the old
-            found_inf, which may be one of ``found_infs``.
+            The op writes 1 / ``scale`` after the update; 0, the next step's found_inf; and the old
+            found_inf. ``found_infs`` may contain the old found_inf.
     """
     if any(bool(found_inf != 0) for found_inf in found_infs):
         growth_tracker.zero_()

@@ -1,7 +1,7 @@
-"""The updates of parameters by optimizers, one launch each.
+"""Define the updates of parameters by optimizers, one launch each.
 
 Each function's body is the op's reference, and every backend agrees with it bit by bit. Each
-operation on elements is one in float32, rounded, in the order of the text. Numbers that a tensor's
+operation on elements is in float32, rounded, in the order of the text. Numbers that a tensor's
 elements share are computed in float64 and rounded once.
 """
 
@@ -59,8 +59,8 @@ def adam_(
     """Update every parameter once by Adam, AdamW or AMSGrad, as in ``torch.optim``.
 
     The update reads ``g = grad * inv_scale``, clipped to ``max_norm`` as :func:`unscale_` clips and
-    not rounded to the gradient's dtype. The op does not write the gradients. The formulas are those
-    of ``torch/optim/adam.py``, in float32 without fused multiply-adds, with bias corrections in
+    not rounded to the gradient's dtype. The op does not write the gradients. The formulas are as in
+    ``torch/optim/adam.py``, in float32 without fused multiply-adds, with bias corrections in
     float64. With t the number of the update::
 
         g := g + weight_decay * param                            unless decoupled
@@ -70,43 +70,44 @@ def adam_(
         denominator := sqrt(exp_avg_sq) * (1 / sqrt(1 - beta2**t)) + eps
         param := param * (1 - lr * weight_decay) - lr / (1 - beta1**t) * (exp_avg / denominator)
 
-    where the factor of param is 1 unless decoupled.
+    The factor of param is 1 unless decoupled.
 
     Args:
         params: float32, float16 or bfloat16, dense in memory, in any order of dimensions.
-        grads: as many, of the same shapes; float32, float16 or bfloat16. One whose elements lie in
-            another order than its parameter's is copied first.
+        grads: as many, of the same shapes; float32, float16 or bfloat16. If a gradient's elements
+            lie in another order than its parameter's, the gradient is copied first.
         exp_avgs: the first moments, with the shapes and strides of params; float32, bfloat16 or
             float16.
         exp_avg_sqs: the second moments, likewise, of dtypes of their own.
-        steps: float32 tensors of 1 element: how many updates the parameter has had. Advanced by 1.
+        steps: float32 tensors of 1 element: the number of updates of the parameter so far. Advanced
+            by 1.
         lr: the learning rate, rounded to float32 after division by the bias correction.
         beta1: decay rate of the first moments, at least 0 and below 1.
-        beta2: that of the second moments.
+        beta2: decay rate of the second moments, likewise.
         eps: added to the denominator.
         weight_decay: a factor.
         decoupled: parameters are multiplied by ``1 - lr * weight_decay`` first, as by AdamW;
             otherwise ``weight_decay * param`` is added to the gradient.
         max_exp_avg_sqs: the largest second moments so far, of the dtypes of exp_avg_sqs: AMSGrad.
-        copies: float16 or bfloat16 tensors with the shapes and strides of params, which are
-            float32: each receives the updated parameter, rounded to nearest.
+        copies: float16 or bfloat16 tensors with the shapes and strides of params. Each receives the
+            updated parameter, rounded to nearest. All params are float32 then.
         maximize: ascend.
         stochastic_rounding: round bfloat16 parameters and moments up or down at random, with the
-            probabilities that make the expected result exact. The random bits are a function of the
-            step, the index of the tensor and that of the element.
+            probabilities that make the expected result exact. The step, the index of the tensor and
+            the index of the element determine the random bits.
         tensor_lr: float32, 1 element: replaces ``lr``.
-        found_inf: float32, 1 element. Not 0: nothing at all is written. Set to 1.0 if the norm is
-            not finite.
+        found_inf: float32, 1 element. If it is not 0, nothing at all is written. Set to 1.0 if the
+            norm is not finite.
         inv_scale: float32, 1 element; 1 when it is None.
-        norm: float32, 1 element: the L2 norm of ``grads * inv_scale``. Not finite: nothing but
-            ``found_inf`` is written.
-        max_norm: what the norm is clipped to; None stands for no limit.
+        norm: float32, 1 element: the L2 norm of ``grads * inv_scale``. If it is not finite, nothing
+            but ``found_inf`` is written.
+        max_norm: the limit of the norm; None stands for no limit.
 
     Raises:
         ValueError: a beta is not in its range; ``max_norm`` is negative or NaN, or is given without
             a ``norm``.
-        RuntimeError: lists of different length, shapes, strides or devices that differ; what is
-            written has holes, is a negated view or overlaps anything else in memory.
+        RuntimeError: lists of different length; shapes, strides or devices that differ; a written
+            tensor that has holes, is a negated view or overlaps anything else in memory.
     """
     factors = _factors(lr, maximize, tensor_lr, found_inf, inv_scale, norm, max_norm)
     if factors is None:
@@ -155,25 +156,25 @@ def sgd_(
     norm: Tensor | None = None,
     max_norm: float | None = None,
 ) -> None:
-    """Update every parameter once by gradient descent, as ``torch.optim.SGD`` does it.
+    """Update every parameter once by gradient descent, as in ``torch.optim.SGD``.
 
-    Gradients are read as in :func:`adam_`. The formulas are those of ``torch/optim/sgd.py``::
+    Gradients are read as in :func:`adam_`. The formulas are as in ``torch/optim/sgd.py``::
 
         g := g + weight_decay * param
         buffer := momentum * buffer + (1 - dampening) * g        g where it is the first update
         param := param - lr * (g + momentum * buffer if nesterov else buffer)
 
-    and g instead of the buffer without momentum.
+    Without momentum, g takes the place of the buffer.
 
     Args:
         params: float32, float16 or bfloat16.
         grads: as many.
         momentum_buffers: with a momentum, and only then; the shapes and strides of params; float32,
             bfloat16 or float16.
-        steps: float32 tensors of 1 element: how many updates the parameter has had, advanced by 1.
-            Where it is 0 the buffer is set to the gradient, whatever the dampening; without steps
-            buffers of zeros give the same if ``dampening`` is 0. Needed with ``dampening`` and with
-            ``stochastic_rounding``.
+        steps: float32 tensors of 1 element: the number of updates of the parameter so far, advanced
+            by 1. If it is 0, the buffer is set to the gradient, whatever the dampening. Without
+            steps, buffers of zeros give the same if ``dampening`` is 0. Needed with ``dampening``
+            and with ``stochastic_rounding``.
         lr: the learning rate.
         momentum: decay rate of the buffers.
         dampening: the gradient enters the buffer with a factor of ``1 - dampening``.
@@ -182,7 +183,7 @@ def sgd_(
         copies: as in :func:`adam_`, and so are all that follow.
 
     Raises:
-        ValueError: options that exclude each other, or what they need is missing.
+        ValueError: options that exclude each other, or that lack another argument.
         RuntimeError: as in :func:`adam_`.
     """
     factors = _factors(lr, maximize, tensor_lr, found_inf, inv_scale, norm, max_norm)
@@ -211,7 +212,7 @@ class _Factors(NamedTuple):
     lr: float
     inv_scale: float
     coefficient: float
-    """Of clipping; negative to maximize."""
+    """The coefficient of clipping; negative to maximize."""
 
 
 def _factors(
@@ -223,7 +224,7 @@ def _factors(
     norm: Tensor | None,
     max_norm: float | None,
 ) -> _Factors | None:
-    """Return what is the same for all parameters; None where there is no update."""
+    """Return the factors of all parameters; None if there is no update."""
     coefficient = 1.0
     if norm is not None:
         if not torch.isfinite(norm):
@@ -279,7 +280,7 @@ def _gradient(param: Tensor, grad: Tensor, factors: _Factors, l2: float) -> Tens
 
 
 class _Noise:
-    """Random bits for the elements of a tensor, a function of their places and the update."""
+    """Generate the random bits of elements from their places and the update."""
 
     def __init__(self, on: bool, update: int, tensor: int, elements: Tensor) -> None:
         self.key: Tensor | None = None
@@ -289,7 +290,7 @@ class _Noise:
             self.key = _mixed(seed + self.index // CHUNK)
 
     def rounded(self, value: Tensor, dtype: torch.dtype, pair: int, shift: int) -> Tensor:
-        """Round, to bf16 by chance: up with the probability of the part that is cut off."""
+        """Round; to bfloat16 stochastically, up with the probability of the lost part."""
         if self.key is None or dtype != torch.bfloat16:
             return value.to(dtype)
         place = (2 * (self.index % CHUNK) + pair) * 0x9E3779B9

@@ -1,6 +1,6 @@
 """Optimizers of ``torch.optim`` that update all parameters of a group in one launch.
 
-They are subclasses of torch's, with the same arguments, groups, state and checkpoints.
+The classes are subclasses of torch's, with the same arguments, groups, state and checkpoints.
 """
 
 from typing import Any

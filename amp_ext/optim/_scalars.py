@@ -1,4 +1,4 @@
-"""The hand-over from a scaler to a step of this package's optimizers."""
+"""Hand the scalars of a step from a scaler to this package's optimizers."""
 
 from typing import NamedTuple
 
@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 class StepScalars(NamedTuple):
-    """Scalars of a step, float32 tensors of shape () on the scale's device.
+    """Hold the scalars of a step: float32 tensors of shape () on the scale's device.
 
     Attributes:
         found_inf: not 0 if the step is to be skipped.

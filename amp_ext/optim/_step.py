@@ -1,4 +1,4 @@
-"""The step of this package's optimizers: one launch for each group, or torch's own step.
+"""Make the step of this package's optimizers: one launch for each group, or torch's own step.
 
 C++ (csrc/bindings/optim) reads ``param_groups`` and ``state`` anew for each step. Python chooses
 between kernels and torch's step, and creates missing state.
@@ -60,7 +60,7 @@ def checked_storage(
     autocast_copies: torch.dtype | None,
     **dtypes: torch.dtype | None,
 ) -> Storage:
-    """Return the storage for a constructor's arguments, with the dtypes of moments by name."""
+    """Return the storage for a constructor's arguments; ``dtypes`` are the moments'."""
     for name, dtype in dtypes.items():
         if dtype not in (None, torch.float32, torch.bfloat16):
             raise ValueError(
@@ -96,7 +96,7 @@ class KernelStep(Optimizer):
         raise NotImplementedError
 
     def _why_option(self, group: dict[str, Any]) -> str | None:
-        """Return which of the group's options kernels do not serve, or None."""
+        """Return the option of the group that kernels do not serve, or None."""
         if group["differentiable"]:
             return "differentiable=True"
         return "weight_decay is a tensor" if isinstance(group["weight_decay"], Tensor) else None
@@ -113,7 +113,7 @@ class KernelStep(Optimizer):
 
     @property
     def _is_observed(self) -> bool:
-        """Whether other code runs in step(): an override, a wrapper or a hook."""
+        """Return whether other code runs in step(): an override, a wrapper or a hook."""
         registries = (
             _global_optimizer_pre_hooks,
             _global_optimizer_post_hooks,
@@ -126,7 +126,7 @@ class KernelStep(Optimizer):
 
     @property
     def _is_fused(self) -> bool:
-        """Whether torch's step of all groups takes ``grad_scale`` and ``found_inf``."""
+        """Return whether torch's step of all groups takes ``grad_scale`` and ``found_inf``."""
         return all(group.get("fused") for group in self.param_groups)
 
     def _why_not(self) -> str | None:
@@ -155,11 +155,11 @@ class KernelStep(Optimizer):
 
         Each process updates its local tensors of DTensors, and sends nothing. torch's code updates
         parameters with sparse gradients, and parameters that are complex, float64, of another
-        tensor subclass, on several devices or share memory; also with ``differentiable=True`` and
-        with tensors for ``betas`` or ``weight_decay``.
+        tensor subclass or on several devices, or that share memory. It also updates parameters with
+        ``differentiable=True``, and with tensors for ``betas`` or ``weight_decay``.
 
-        As torch's fused steps, it divides gradients by ``self.grad_scale`` and does nothing where
-        ``self.found_inf`` is 1, if these tensors are set.
+        If ``self.grad_scale`` and ``self.found_inf`` are set, the step divides gradients by the
+        first tensor and does nothing where the second is 1, as torch's fused steps do.
         """
         loss = None
         if closure is not None:
@@ -197,10 +197,10 @@ class KernelStep(Optimizer):
     def _launch_groups(
         self, names: list[list[str]], renewed: bool
     ) -> str | list[list[Tensor]] | None:
-        """Launch the step of all groups, which need the states of these names.
+        """Launch the step of all groups, with the states of these names.
 
-        `renewed` says that missing states have just been made. Returns None after the step; else
-        why kernels cannot make it, or the parameters of each group whose state is not complete.
+        `renewed` says that missing states have just been made. Returns None after the step. Else it
+        returns why kernels cannot make the step, or each group's parameters with incomplete state.
         """
         launch = getattr(self._kernels(), self._launch_name)
         return launch(
@@ -233,7 +233,7 @@ class KernelStep(Optimizer):
     # ---- state -----------------------------------------------------------------------------------
 
     def forget_written(self) -> None:
-        """Make masters and copies anew in the next step, as after a capture that failed."""
+        """Make masters and copies anew in the next step, after a failed capture."""
         self._kernel_step = None
         for state in self.state.values():
             if isinstance(state, dict) and COPY in state:
@@ -392,7 +392,7 @@ def _is_alike(a: Tensor, b: Tensor) -> bool:
 
 
 def _laid_out_as(param: Any, tensor: Any) -> Tensor:
-    """Return a tensor with the parameter's sharding and strides, or a copy that has them."""
+    """Return the tensor, or a copy with the parameter's sharding and strides."""
     if _is_dtensor(param):
         if (tensor.device_mesh, tensor.placements) != (param.device_mesh, param.placements):
             tensor = tensor.redistribute(param.device_mesh, param.placements)

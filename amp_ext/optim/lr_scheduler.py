@@ -12,15 +12,15 @@ __all__ = ["SkipAware"]
 
 
 class SkipAware:
-    """Wrap a scheduler of torch so that it does not advance for a skipped step.
+    """Advance a scheduler of torch only for steps that were not skipped.
 
     Step it after each ``scaler.update()``, in the place of the scheduler::
 
         scheduler = SkipAware(torch.optim.lr_scheduler.StepLR(optimizer, 1000), scaler)
 
-    Where the host decides on the step (HOST), the schedule advances right. Where the optimizer
-    skips on the device, the host never waits for the last step: the schedule advances, and stands
-    still at the next call if the step turns out to have been skipped. Only the step after a skipped
+    If the host decides on the step (HOST), the schedule is exact. If the optimizer skips on the
+    device, the host never waits for the last step: the schedule advances. When the step turns out
+    to have been skipped, the schedule stands still at the next call. Only the step after a skipped
     one has a rate that is one step ahead. ``exact=True`` waits instead.
 
     torch's warning about ``lr_scheduler.step()`` before ``optimizer.step()`` does not come up when

@@ -1,4 +1,4 @@
-"""Adam, AdamW and SGD: torch's arguments, and the arguments of the kernels."""
+"""Define Adam, AdamW and SGD: torch's arguments, and the arguments of the kernels."""
 
 from typing import Any
 
@@ -48,14 +48,14 @@ class Adam(_AdamStep, torch.optim.Adam):
         differentiable: True leaves all steps to torch.
         master_weights: keep a float32 master of each float16 and bfloat16 parameter, as
             ``state["master_param"]``: the step updates the master and rounds it to the parameter.
-            Where other code has written the parameter since the last step, except by ``.data``, the
+            If other code has written the parameter since the last step, except by ``.data``, the
             master takes its value over. Without masters, parameters are updated in place.
         exp_avg_dtype, exp_avg_sq_dtype: torch.float32 or torch.bfloat16; None for the dtype of the
             master or the parameter. ``max_exp_avg_sq`` has the dtype of ``exp_avg_sq``.
         stochastic_rounding: round bfloat16 moments, and bfloat16 parameters without masters,
             stochastically. The same step of the same numbers rounds the same way.
         autocast_copies: torch.float16 or torch.bfloat16: the step also writes a copy of each
-            float32 parameter, which :class:`amp_ext.autocast` of that dtype uses in the place of a
+            float32 parameter. :class:`amp_ext.autocast` of that dtype uses it in the place of a
             cast. A parameter that other code has written since is cast as ever. A write by
             ``.data`` to the same memory is not seen: leave the option out of programs that average
             weights so. A backward pass through a region before the step is an error after it, as

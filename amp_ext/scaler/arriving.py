@@ -1,4 +1,4 @@
-"""Copies of numbers from the device to the host."""
+"""Copy numbers from the device to the host."""
 
 import torch
 from torch import Tensor

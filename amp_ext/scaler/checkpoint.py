@@ -1,4 +1,4 @@
-"""Checks of a scaler's arguments and of loaded states."""
+"""Check a scaler's arguments and loaded states."""
 
 import math
 import operator
@@ -60,7 +60,7 @@ def checked_count(name: str, value: Any) -> int:
 
 
 def checked_state(state_dict: Any) -> tuple[dict[str, float], dict[str, int]]:
-    """Return torch's entries of a state, and the counters of this package that it has."""
+    """Return torch's entries of a state, and the counters in it."""
     if not isinstance(state_dict, Mapping):
         raise TypeError(
             f"GradScaler.load_state_dict: expected a dict, got {type(state_dict).__name__}"

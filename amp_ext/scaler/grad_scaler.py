@@ -1,4 +1,4 @@
-"""The scaler: passes over gradients, the hand-over of a step, and the update of the scale.
+"""Scale losses: passes over gradients, the hand-over of a step, and the update of the scale.
 
 scaler.step() checks gradients that no pass has checked, and hands the step over to the optimizer.
 The hand-over depends on the optimizer:
@@ -92,25 +92,25 @@ class GradScaler(ScalerState):
             scaler skips bfloat16 steps with an overflow, and writes no gradient.
         max_consecutive_skips: so many skipped steps in a row raise an error at the next read, such
             as ``step_was_skipped``; nothing waits for it.
-        skip_above_norm: skip steps whose norm, from ``clip_grad_norm_``, is larger; the scale does
-            not back off. None stands for no limit.
+        skip_above_norm: skip steps with a larger norm from ``clip_grad_norm_``; the scale does not
+            back off. None stands for no limit.
         process_group: processes of ``torch.distributed`` that skip steps together although their
             parameters do not show it, as in pipelines; and the processes of FSDP1's parameters,
             where None stands for all. DTensors and DDP need none.
 
     Raises:
-        ValueError: a negative or infinite ``min_scale``, a ``max_scale`` that is not positive or
-            below ``min_scale``, a ``hysteresis`` or ``max_consecutive_skips`` that is not an
-            integer from 1 to 2**31 - 1, a ``skip_above_norm`` that is not positive.
+        ValueError: ``min_scale`` is negative or infinite. ``max_scale`` is not positive, or is
+            below ``min_scale``. ``hysteresis`` or ``max_consecutive_skips`` is not an integer from
+            1 to 2**31 - 1. ``skip_above_norm`` is not positive.
 
     It differs from torch where torch can fail silently:
 
-    * the scale does not decay to 0, below which zero gradients would become NaN (``min_scale``);
-    * the scale grows once the tracker has reached the interval, also when the interval was lowered;
-    * an optimizer that takes ``found_inf`` gets exactly 0.0 or 1.0, also from several devices;
-    * momentum buffers that a skipped first fused step leaves uninitialised are set to zero;
-    * float64 gradients are checked in float64 on every device;
-    * a product that overflows its gradient's dtype counts as an overflow of the step.
+    * The scale does not decay to 0 (``min_scale``). The reciprocal of 0 makes zero gradients NaN.
+    * The scale grows once the tracker has reached the interval, also when the interval was lowered.
+    * An optimizer that takes ``found_inf`` gets exactly 0.0 or 1.0, also from several devices.
+    * Momentum buffers that a skipped first fused step leaves uninitialised are set to zero.
+    * float64 gradients are checked in float64 on every device.
+    * A product that overflows its gradient's dtype counts as an overflow of the step.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class GradScaler(ScalerState):
         skip_above_norm: float | None = None,
         process_group: ProcessGroup | None = None,
     ) -> None:
-        # Not super(): the base of amp_ext.cuda.amp's scaler has torch.cuda.amp's arguments.
+        # super() is wrong: the base of amp_ext.cuda.amp's scaler has torch.cuda.amp's arguments.
         with torchs_warnings():
             TorchsScaler.__init__(
                 self, device, init_scale, growth_factor, backoff_factor, growth_interval, enabled
@@ -182,7 +182,7 @@ class GradScaler(ScalerState):
         *,
         error_if_nonfinite: bool = False,
     ) -> Tensor:
-        """Unscale gradients and clip their norm, in the place of :meth:`unscale_` or after it.
+        """Unscale gradients and clip their norm, instead of :meth:`unscale_` or after it.
 
         One pass reads the gradients for the overflow check and the norm. A step that unscales by
         itself clips too: until then ``.grad`` stays as it is. Call :meth:`unscale_` first to see
@@ -208,18 +208,18 @@ class GradScaler(ScalerState):
         Returns:
             The norm of the unscaled gradients before clipping, a 0-dim float32 tensor on the
             scale's device; inf or NaN after an overflow. The step reads it: write to a clone only,
-            as in ``all_reduce``. A disabled scaler, and gradients that are tensor subclasses,
-            return what torch returns, a DTensor as a whole.
+            as in ``all_reduce``. A disabled scaler returns torch's norm, and so do gradients that
+            are tensor subclasses: a DTensor as a whole.
 
         Raises:
             TypeError: neither an optimizer nor parameters.
             ValueError: ``max_norm`` is negative or NaN, or as :meth:`unscale_` for float16
                 gradients that would be rewritten.
-            RuntimeError: a second call before :meth:`update`, or a call after :meth:`step`; a norm
-                that is not finite with ``error_if_nonfinite``; parameters that FSDP1 has split, for
-                another ``norm_type`` or a disabled scaler, and FSDP1's NO_SHARD parameters, which
-                its own ``clip_grad_norm_`` clips. Nothing has been written, unless torch's code
-                clips, or parts had been unscaled before: then all parameters are unscaled.
+            RuntimeError: a second call before :meth:`update`, or a call after :meth:`step`. A norm
+                that is not finite, with ``error_if_nonfinite``. Parameters that FSDP1 has split,
+                for another ``norm_type`` or a disabled scaler. FSDP1's NO_SHARD parameters, since
+                its own ``clip_grad_norm_`` clips them. Nothing has been written, unless torch's
+                code clips, or parts had been unscaled before: then all parameters are unscaled.
         """
         target = optimizer_or_parameters
         if not hasattr(target, "param_groups"):
@@ -294,7 +294,7 @@ class GradScaler(ScalerState):
             state["stage"] = OptState.STEPPED
             return result
         finally:
-            # Fused steps write weights without bumping their version, by which copies are checked.
+            # Fused steps write weights without bumping the version that validates copies.
             torch.clear_autocast_cache()
 
     def update(self, new_scale: float | Tensor | None = None) -> None:
@@ -344,11 +344,11 @@ class GradScaler(ScalerState):
         reduction: Reduction | None = None,
         **options: Any,
     ) -> tuple[dict[torch.device, Tensor], Tensor | None] | None:
-        """Check, unscale or clip the gradients of a target in one pass, and record its flags.
+        """Check, unscale or clip gradients in one pass, and record its flags.
 
         Returns:
-            The flags by device and the norm; None, and nothing done, for gradients that are tensor
-            subclasses, which torch's code handles.
+            The flags by device and the norm. None, after doing nothing, for gradients that are
+            tensor subclasses: torch's code handles them.
         """
         numbers = self._step_numbers()
         is_unscaled = state["stage"] is OptState.UNSCALED
@@ -436,7 +436,7 @@ class GradScaler(ScalerState):
         )
 
     def _handover(self, target: Optimizer | Parameters) -> Handover:
-        """Return the hand-over to a target's step, HOST for overridden methods of the scaler."""
+        """Return the hand-over to a target's step; HOST for overridden methods."""
         if isinstance(target, KernelStep) and self._overrides(
             "unscale_", "_unscale_grads_", "_maybe_opt_step"
         ):
@@ -456,7 +456,7 @@ class GradScaler(ScalerState):
         return state.handover
 
     def _prepare_step(self, optimizer: Optimizer, state: StepState, handover: Handover) -> None:
-        """Unscale gradients for the HOST, and only check them for a step that unscales."""
+        """Unscale gradients for the HOST; for a step that unscales, only check them."""
         if handover is Handover.HOST:
             self.unscale_(optimizer)
         elif handover is Handover.FOUND_INF or self._overrides("_check_inf_per_device"):
@@ -473,7 +473,7 @@ class GradScaler(ScalerState):
     def _step_with_scalars(
         self, optimizer: Optimizer, state: StepState, *args: Any, **kwargs: Any
     ) -> float | None:
-        """Call a step whose kernels unscale, clip and skip."""
+        """Call a step with kernels that unscale, clip and skip."""
         state.require_norm_untouched()
         optimizer._step_scalars = StepScalars(
             self._combined_found_inf(state.skip_flags()),
@@ -489,7 +489,7 @@ class GradScaler(ScalerState):
     def _step_with_found_inf(
         self, optimizer: Optimizer, state: StepState, *args: Any, **kwargs: Any
     ) -> float | None:
-        """Call a step that divides by ``grad_scale``, and does nothing where ``found_inf`` is 1."""
+        """Call a step that divides by ``grad_scale`` and skips by ``found_inf``."""
         state.require_norm_untouched()
         preset = getattr(optimizer, "grad_scale", None)
         found_inf = self._combined_found_inf(state.skip_flags())
@@ -525,7 +525,7 @@ class GradScaler(ScalerState):
         return self._check(optimizer, written=True)
 
     def _check(self, optimizer: Optimizer, written: bool) -> dict[torch.device, Tensor]:
-        """Check the gradients for a step, which may write them."""
+        """Check the gradients for a step that may write them."""
         self._check_scale_growth_tracker("_check_inf_per_device")
         state = self._state_of(optimizer)
         is_ours = not self._overrides("_unscale_grads_")

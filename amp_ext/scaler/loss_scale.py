@@ -1,4 +1,4 @@
-"""The numbers of the scaler on the device."""
+"""Keep the numbers of the scaler on the device."""
 
 import functools
 from collections.abc import Iterable, Mapping
@@ -51,14 +51,14 @@ class LossScale:
         self._seen: tuple[Tensor, int, int] | None = None
 
     def sync(self, scale: Tensor) -> None:
-        """Renew the reciprocal if the scale has been written, or replaced by another tensor."""
+        """Renew the reciprocal if the scale has been written or replaced."""
         seen = self._seen
         if seen is None or seen[0] is not scale or seen[1:] != _version(scale):
             torch.reciprocal(scale.detach().reshape(()), out=self.inv_scale)
             self._seen = scale, *_version(scale)
 
     def acquire_flag(self) -> dict[torch.device, Tensor]:
-        """Return ``found_inf``, which is 0, by its device. One pass of a step may have it.
+        """Return ``found_inf``, set to 0, by its device. One pass of a step may have it.
 
         A pass that fails may have written the flag, and so keeps it.
         """

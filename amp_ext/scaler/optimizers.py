@@ -1,4 +1,4 @@
-"""The hand-over of a step to an optimizer."""
+"""Decide on the hand-over of a step to an optimizer."""
 
 import inspect
 from enum import Enum
@@ -13,10 +13,10 @@ from amp_ext.optim._step import KernelStep
 
 
 class Handover(Enum):
-    """Say who unscales and clips gradients, and who skips the step.
+    """Name the party that unscales and clips gradients and skips the step.
 
     Attributes:
-        HOST: the scaler, which calls step() with unscaled gradients, or not at all.
+        HOST: the scaler. It calls step() with unscaled gradients, or not at all.
         FOUND_INF: step(), by the attributes ``grad_scale`` and ``found_inf``.
         KERNELS: step() of :mod:`amp_ext.optim`, by ``_step_scalars``.
     """
@@ -52,14 +52,14 @@ def _takes_grad_scaler(step: Any) -> bool:
     return "grad_scaler" in inspect.signature(step).parameters
 
 
-# torch's fused SGD allocates momentum without initialising it and, after an overflow, leaves before
-# it is written; the next step reads it. The momentum that a skipped step allocates is set to zero.
-# Before an optimizer's first step all of its states are looked at, later only new ones.
+# torch's fused SGD allocates momentum without initialising it. After an overflow it leaves before
+# the momentum is written, and the next step reads it. The momentum that a skipped step allocates is
+# set to zero. An optimizer's first step examines all states, a later step only new ones.
 _known_states: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
 
 
 def params_without_momentum(optimizer: Optimizer) -> list[Tensor]:
-    """Return parameters whose state has no momentum, before an SGD optimizer's first step."""
+    """Return parameters without momentum, before an SGD optimizer's first step."""
     if not isinstance(optimizer, torch.optim.SGD) or optimizer in _known_states:
         return []
     _known_states[optimizer] = len(optimizer.state)
@@ -67,7 +67,7 @@ def params_without_momentum(optimizer: Optimizer) -> list[Tensor]:
 
 
 def zero_unwritten_momentum(optimizer: Optimizer, params: list[Tensor], found_inf: Tensor) -> None:
-    """Zero the momentum of these parameters, and of new ones, where found_inf is not 0."""
+    """Zero the momentum of these and new parameters where found_inf is not 0."""
     known = _known_states.get(optimizer)
     if known is None or (len(optimizer.state) == known and not params):
         return

@@ -1,4 +1,4 @@
-"""Parameters that are unscaled and clipped without their optimizer."""
+"""Unscale and clip parameters without their optimizer."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class UnscaledGrads:
 
     Attributes:
         states: the states of these other targets.
-        left: the parameters whose gradients no other target has unscaled, by their id.
+        left: the parameters with gradients that no other target has unscaled, by their id.
     """
 
     def __init__(self, target: Any, others: list[Any], states: Mapping[int, StepState]) -> None:

@@ -1,4 +1,4 @@
-"""Overflows and norms of gradients that are distributed over processes."""
+"""Reduce overflows and norms of gradients that are distributed over processes."""
 
 import functools
 from collections.abc import Iterable, Sequence
@@ -10,22 +10,22 @@ from torch import Tensor, distributed
 from amp_ext.scaler.parameters import params_of
 
 Sharding = tuple[Any, tuple[Any, ...]] | str | None
-"""The mesh and the placements of DTensors, ``"fsdp"`` for parameters that FSDP1 has flattened, None
-for all others."""
+"""The mesh and the placements of DTensors, ``"fsdp"`` for parameters that FSDP1 has flattened, else
+None."""
 
 Groups = tuple[Any, ...]
 """Process groups. Reducing over one after the other reduces over all of their processes."""
 
 
 class Reduction:
-    """Reduce the flags and norms of one pass over all processes that have parts of the gradients.
+    """Reduce the flags and norms of one pass over processes.
 
-    There is one all_reduce for each set of processes. The host waits for a GPU only where this
-    process has no gradients.
+    The processes have parts of the gradients. There is one all_reduce for each set of processes.
+    The host waits for a GPU only where this process has no gradients.
 
     Args:
         scale: the scale, on the device of the reduction.
-        process_group: the scaler's group, which is reduced over in any case.
+        process_group: the scaler's group. Every reduction includes it.
         optimizer: the optimizer of the gradients.
 
     Attributes:
@@ -49,7 +49,7 @@ class Reduction:
             found_infs: flags by device, float32 tensors of shape (), 0.0 or 1.0. A process without
                 gradients has none, and receives one if another process has gradients.
             shardings: all shardings of the optimizer's parameters, with and without gradients, in
-                an order that is the same everywhere.
+                the same order in every process.
             norms: for each sharding, the norms of this process's gradients; None without norms.
 
         Returns:
@@ -88,7 +88,7 @@ class Reduction:
         return norm
 
     def share(self, flag: Tensor) -> None:
-        """Set a flag that another of the processes of the last call has set."""
+        """Set a flag that another process of the last call has set."""
         self({flag.device: flag}, self._shardings, None)
 
     def _check_split(self) -> None:
@@ -103,7 +103,7 @@ class Reduction:
             )
 
     def _sets(self) -> list[tuple[Groups, list[int]]]:
-        """Return the sets of processes to reduce over, each with the indices of its shardings."""
+        """Return the sets of processes, each with the indices of its shardings."""
         sets: dict[Any, tuple[Groups, list[int]]] = {}
 
         def add(groups: Groups) -> list[int]:
@@ -147,7 +147,7 @@ def is_flattened(param: Tensor) -> bool:
 
 
 def is_split(param: Tensor) -> bool:
-    """Return whether a process has only a part of FSDP1's parameter, as without NO_SHARD."""
+    """Return whether FSDP1 has split a parameter, as without NO_SHARD."""
     whole = getattr(param, "_unpadded_unsharded_size", None)
     # A part is flat.
     return param.dim() == 1 if whole is None else param.numel() < whole.numel()
@@ -166,7 +166,7 @@ def _replicas(sharding: Sharding) -> int:
 
 
 def _sum_over(tensors: Sequence[Tensor], groups: Sequence[Groups]) -> None:
-    """Sum each tensor over its groups, one group after the other, all tensors at once."""
+    """Sum each tensor over its groups in turn, all tensors at once."""
     for turn in range(max(map(len, groups))):
         works = [
             distributed.all_reduce(tensor, group=own[turn], async_op=True)

@@ -1,4 +1,4 @@
-"""Reports on the gradients that made a step overflow."""
+"""Report the gradients that made a step overflow."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class BadGradient:
 
 @dataclass(frozen=True)
 class OverflowReport:
-    """Hold what :meth:`amp_ext.GradScaler.overflow_report` has found; true with bad gradients.
+    """Hold the findings of :meth:`amp_ext.GradScaler.overflow_report`; true with bad gradients.
 
     Attributes:
         overflow: whether a step overflowed at all.
@@ -124,7 +124,7 @@ def report_on(
 
 
 def _with_names(optimizers: Iterable[Optimizer]) -> Iterator[tuple[str, Tensor]]:
-    """Yield the parameters, each with its name in its optimizer, or its place there."""
+    """Yield the parameters with their names or places in their optimizers."""
     for optimizer in optimizers:
         for number, group in enumerate(optimizer.param_groups):
             names = group.get("param_names") or ()
@@ -141,9 +141,9 @@ def _elements(grad: Tensor) -> Tensor:
 
 
 def _have_finite_norms(tensors: Sequence[Tensor]) -> list[bool]:
-    """Return whether the L2 norm of each is finite, by one launch and one wait for each device.
+    """Return whether the L2 norm of each tensor is finite.
 
-    Tensor subclasses are not looked at: False.
+    Each device needs one launch and one wait. Tensor subclasses are not examined: False.
     """
     by_device: dict[torch.device, list[int]] = {}
     for index, tensor in enumerate(tensors):

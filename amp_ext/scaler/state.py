@@ -1,4 +1,4 @@
-"""The part of the scaler that outlives a step: numbers, reads and checkpoints."""
+"""Keep the part of the scaler that outlives a step: numbers, reads and checkpoints."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class ScalerState(TorchsScaler):
         self._last_states: Mapping[int, StepState] = {}
 
     def set_growth_interval(self, new_interval: int) -> None:
-        """As ``torch.amp.GradScaler.set_growth_interval``."""
+        """Set the growth interval, as ``torch.amp.GradScaler.set_growth_interval``."""
         try:
             self._growth_interval = operator.index(new_interval)
         except TypeError:
@@ -96,7 +96,7 @@ class ScalerState(TorchsScaler):
         return states
 
     def _close_step(self, states: Mapping[int, StepState]) -> None:
-        """Keep what reads after the update need, until the next update."""
+        """Keep the states and optimizers that reads need, until the next update."""
         # Only the steps of optimizers are read later, and Parameters would be kept alive.
         self._last_optimizers = {
             key: find
@@ -107,9 +107,9 @@ class ScalerState(TorchsScaler):
 
     @property
     def step_was_skipped(self) -> bool:
-        """Whether the last :meth:`update` closed a step that was skipped.
+        """Return whether the last :meth:`update` closed a step that was skipped.
 
-        Waits for the device, unless the host has decided on the step itself.
+        The read waits for the device, unless the host has decided on the step itself.
         """
         self._check_skips()
         return any(
@@ -120,18 +120,18 @@ class ScalerState(TorchsScaler):
         )
 
     def _skip_of(self, optimizer: Optimizer) -> Arriving | None:
-        """Return whether an optimizer skipped in the last step; None if the host decided."""
+        """Return an optimizer's flag of the last step; None if the host decided."""
         state = self._last_states.get(id(optimizer))
         if state is None or state.skipped is not None or not (flags := state.skip_flags()):
             return None
         return Arriving(self._combined_found_inf(flags))
 
     def overflow_report(self, named_parameters: NamedParameters | None = None) -> OverflowReport:
-        """Report which gradients are not finite, after an overflow in this step or the last one.
+        """Report the gradients that are not finite, after an overflow.
 
-        Call it before the gradients are cleared. Waits for the device, and reads the gradients of
-        optimizers that had an overflow. The last step is the one that the last :meth:`update`
-        closed.
+        The overflow is of this step or of the last one: the step that the last :meth:`update`
+        closed. Call it before the gradients are cleared. The call waits for the device, and reads
+        the gradients of optimizers that had an overflow.
 
         Args:
             named_parameters: a module, or pairs of a name and a parameter as of
@@ -173,7 +173,7 @@ class ScalerState(TorchsScaler):
         )
 
     def get_scale(self) -> float:
-        """As ``torch.amp.GradScaler.get_scale``."""
+        """Return the scale, as ``torch.amp.GradScaler.get_scale``."""
         self._check_skips()
         return super().get_scale()
 
@@ -197,14 +197,15 @@ class ScalerState(TorchsScaler):
     # ---- checkpoints ---------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return torch's five entries, and counters that are not where they start.
+        """Return torch's five entries, and counters that differ from their start.
 
-        The counters are in one more entry, which torch ignores: ``"amp_ext"`` holds
+        The counters are in one more entry, ignored by torch: ``"amp_ext"`` holds
         ``skipped_steps`` and ``hysteresis_tracker`` (of ``hysteresis``). Empty when disabled.
 
-        ``torch.distributed.checkpoint`` loads what the state of the scaler to be restored has
-        entries for. A new scaler's has torch's, so that it takes checkpoints of torch's scaler;
-        counters are loaded too where an ``"amp_ext"`` entry with all three is put into it.
+        ``torch.distributed.checkpoint`` loads only entries that the scaler to be restored has in
+        its state. The state of a new scaler has torch's entries, so that it takes checkpoints of
+        torch's scaler. If an ``"amp_ext"`` entry with all three is put into the state, counters are
+        loaded too.
         """
         state = super().state_dict()
         if state:
@@ -220,16 +221,15 @@ class ScalerState(TorchsScaler):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load a state of this class or of ``torch.amp.GradScaler``.
 
-        Entries may be numbers of Python's or NumPy's or tensors of one element. Counters that the
+        Entries may be numbers of Python or NumPy, or tensors of one element. Counters that the
         state lacks start anew, as does the hysteresis tracker of another ``hysteresis``.
 
         Raises:
             KeyError: one of torch's entries is missing.
             TypeError: ``state_dict`` is no dict, or an entry no number.
-            ValueError: an entry is beyond what the scaler can hold: float32 for ``"scale"``, in
-                which infinities and NaN are, int64 for ``"growth_interval"``, int32 for
-                ``"_growth_tracker"``.
-            RuntimeError: ``state_dict`` is empty, as that of a disabled scaler.
+            ValueError: an entry is out of range: float32, infinities and NaN included, for
+                ``"scale"``; int64 for ``"growth_interval"``; int32 for ``"_growth_tracker"``.
+            RuntimeError: ``state_dict`` is empty, as from a disabled scaler.
 
         Nothing has changed after an error.
         """

@@ -1,4 +1,4 @@
-"""The state of one optimizer from one update of the scaler to the next."""
+"""Keep the state of one optimizer between two updates of the scaler."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ class StepState(dict[str, Any]):
 
     @property
     def found_infs(self) -> dict[torch.device, Tensor]:
-        """The flags of overflows by device."""
+        """Return the flags of overflows by device."""
         return self["found_inf_per_device"]
 
     @property
     def is_scaled(self) -> bool:
-        """Whether the gradients are still scaled."""
+        """Return whether the gradients are still scaled."""
         return self["stage"] is OptState.READY or self.leaves_unscaling
 
     @property
@@ -66,7 +66,7 @@ class StepState(dict[str, Any]):
         return [*self.found_infs.values(), *above]
 
     def record_clip(self, norm: Tensor, max_norm: float, handover: Handover) -> None:
-        """Record a clip that has been done on the HOST, or left to the step."""
+        """Record a clip done by the HOST, or left to the step."""
         if handover is not Handover.HOST:
             self.handover, self.norm, self.max_norm = handover, norm, max_norm
             self.leaves_unscaling = self["stage"] is OptState.READY
@@ -74,7 +74,7 @@ class StepState(dict[str, Any]):
         self["stage"] = OptState.UNSCALED
 
     def share(self, states: Iterable[StepState]) -> None:
-        """Take over the flags of other states, which skip all of their steps together."""
+        """Take over the flags of other states: all of their steps are skipped together."""
         flags: dict[torch.device, Tensor] = {}
         for state in states:
             for device, flag in state.found_infs.items():

@@ -1,4 +1,4 @@
-// amp_ext._C: the switches of the package and the scaler's paths. Everything else is an op.
+// Defines amp_ext._C: the switches of the package and the scaler's paths. Everything else is an op.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>

@@ -1,4 +1,4 @@
-// The registration of an op's functions.
+// Registers the functions of an op.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -23,8 +23,8 @@ torch::CppFunction as_function(Boxed<kFunction>) {
   return torch::CppFunction::makeFromBoxedFunction<kFunction>();
 }
 
-// Implements an op by one function for all devices, which chooses a backend, and by one for tensors
-// without data ("fake" ones), for torch.compile. amp_ext/ops has its schema:
+// Implements an op by one function for all devices, and by one for tensors without data ("fake"
+// ones), for torch.compile. The former chooses a backend. amp_ext/ops has the op's schema:
 //
 //     TORCH_LIBRARY_FRAGMENT(amp_ext, m) {
 //       implement(m, "scale_", TORCH_FN(scale_op), TORCH_FN(scale_fake));
@@ -32,14 +32,14 @@ torch::CppFunction as_function(Boxed<kFunction>) {
 template <class Function, class Fake>
 void implement(torch::Library& m, const char* name, Function function, Fake fake) {
   using Key = c10::DispatchKey;
-  // Sparse tensors reach the op's checks, whose errors name the argument.
+  // Sparse tensors reach the op's checks: their errors name the argument.
   for (const Key key : {Key::CPU, Key::CUDA, Key::SparseCPU, Key::SparseCUDA, Key::SparseCsrCPU,
                         Key::SparseCsrCUDA})
     m.impl(name, torch::dispatch(key, as_function(function)));
   m.impl(name, torch::dispatch(Key::Meta, as_function(fake)));
 }
 
-// ---- for functions on tensors without data -----------------------------------------------------
+// ---- functions on tensors without data ---------------------------------------------------------
 
 inline void check_device(const char* op, const char* name, const std::optional<at::Tensor>& tensor,
                          at::Device device) {
@@ -51,7 +51,7 @@ inline void check_device(const char* op, const char* name, at::TensorList tensor
     check_device(op, Item{op, name, i}, tensors[i], device);
 }
 
-// Arguments by name: check_devices(op, device, "grads", grads, "norm", norm).
+// Checks arguments by name: check_devices(op, device, "grads", grads, "norm", norm).
 template <class Tensors, class... Others>
 void check_devices(const char* op, at::Device device, const char* name, const Tensors& tensors,
                    const Others&... others) {

@@ -1,5 +1,5 @@
-// What most files of the bindings include, read once for all of them. Each file includes what it
-// needs nevertheless.
+// Includes the headers that most files of the bindings use, once for all of them. Each file
+// includes its own headers nevertheless.
 
 #include <ATen/core/Tensor.h>
 #include <pybind11/pybind11.h>

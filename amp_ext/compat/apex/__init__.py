@@ -1,6 +1,6 @@
-"""Apex's amp for its programs: ``from amp_ext.compat.apex import amp``.
+"""Run programs of Apex's amp: ``from amp_ext.compat.apex import amp``.
 
-Apex has had no amp since May 2025. This one has its functions and arguments, on
+Apex has had no amp since May 2025. This module has its functions and arguments, on
 :class:`amp_ext.GradScaler`, :class:`amp_ext.autocast` and the master weights of
 :mod:`amp_ext.optim`.
 """
@@ -18,7 +18,7 @@ __all__ = ["amp", "from_grad_scaler", "install", "to_grad_scaler"]
 def install() -> None:
     """Make ``from apex import amp`` import :mod:`amp_ext.compat.apex.amp`.
 
-    The call comes before the import of a library that says so, such as timm. Other parts of an
+    Call it before the import of a library that imports ``apex``, such as timm. Other parts of an
     installed Apex stay.
     """
     if "apex" not in sys.modules and find_spec("apex") is None:

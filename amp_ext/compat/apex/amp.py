@@ -86,21 +86,22 @@ def initialize(
     min_loss_scale: float | None = None,
     max_loss_scale: float = 2.0**24,
 ) -> Any:
-    """Prepare models and optimizers, in place: they stay the same objects, as do parameters.
+    """Prepare models and optimizers in place.
 
-    O0 casts inputs to float32. O1 runs forward under ``amp_ext.autocast`` to float16, and casts
-    16-bit outputs to float32. O2 and O3 cast parameters and inputs to float16 and outputs to
-    float32; O2 keeps batch norm in float32, and float32 masters in :mod:`amp_ext.optim`. The scale
-    of O1 and O2 is dynamic, that of O0 and O3 is 1.
+    Models, optimizers and parameters stay the same objects. O0 casts inputs to float32. O1 runs
+    forward under ``amp_ext.autocast`` to float16, and casts 16-bit outputs to float32. O2 and O3
+    cast parameters and inputs to float16 and outputs to float32. O2 keeps batch norm in float32,
+    and float32 masters in :mod:`amp_ext.optim`. O1 and O2 have a dynamic scale, O0 and O3 a scale
+    of 1.
 
     Args:
         models: a module or a list of modules, float32, on any device, not compiled or wrapped for
             several devices yet.
         optimizers: an optimizer, a list of optimizers, or None. With master weights, ``Adam``,
-            ``AdamW`` and ``SGD`` of torch become those of :mod:`amp_ext.optim`, and no step waits
-            for the device.
+            ``AdamW`` and ``SGD`` of torch become the classes of :mod:`amp_ext.optim`, and no step
+            waits for the device.
         enabled: False leaves everything as it is, and makes the other functions do nothing.
-        opt_level: "O0" to "O3". The options that follow replace those of the level.
+        opt_level: "O0" to "O3". The following options replace the options of the level.
         cast_model_type: the dtype of parameters and inputs, False for none.
         patch_torch_functions: whether forward runs under autocast.
         keep_batchnorm_fp32: whether parameters of batch norm stay float32 (also "True", "False").
@@ -115,10 +116,10 @@ def initialize(
         ``(models, optimizers)`` as they were given; ``models`` where ``optimizers`` is None.
 
     Raises:
-        TypeError: ``models`` or ``optimizers`` are something else, or a model is compiled.
-        RuntimeError: a model is wrapped for several devices; an optimizer was given before or, with
-            master weights, has none.
-        ValueError: an option has an impossible value, or a model 16-bit parameters.
+        TypeError: ``models`` or ``optimizers`` are of another type, or a model is compiled.
+        RuntimeError: a model is wrapped for several devices; an optimizer was prepared before; an
+            optimizer cannot have the chosen master weights.
+        ValueError: an option has an impossible value, or a model has 16-bit parameters.
         Nothing has changed then.
     """
     if not enabled:
@@ -230,19 +231,19 @@ def scale_loss(
 ) -> Iterator[Tensor]:
     """Yield the scaled loss, for a call of ``backward()``.
 
-    At the end of the context the gradients of the optimizers are unscaled and checked, and the
-    scale moves. After an overflow the next ``step()`` of each optimizer does nothing. Gradients of
-    earlier losses are added to. Nothing waits for the device.
+    At the end of the context, the gradients of the optimizers are unscaled and checked, and the
+    scale moves. After an overflow, the next ``step()`` of each optimizer does nothing. The
+    gradients of several losses add up. The host does not wait for the device.
 
     Args:
         loss: of any shape.
-        optimizers: those of :func:`initialize` whose parameters the loss gives gradients.
-        loss_id: which of the ``num_losses`` scales.
+        optimizers: optimizers of :func:`initialize`, with parameters that the loss depends on.
+        loss_id: the index of a scale, below ``num_losses``.
         model, delay_unscale, delay_overflow_check: not used; the gradients of every loss are
             unscaled and checked at its end.
 
     Raises:
-        RuntimeError: before :func:`initialize`; an optimizer that it was not given.
+        RuntimeError: a call before :func:`initialize`; an optimizer that it has not prepared.
         IndexError: there is no such ``loss_id``.
     """
     options = _initialized("scale_loss")
@@ -299,10 +300,10 @@ def state_dict() -> dict[str, Any]:
 def load_state_dict(state_dict: Mapping[str, Any]) -> None:
     """Load a result of :func:`state_dict`, or of Apex's, in its order.
 
-    Warns where it holds another number of losses.
+    Warns if it holds another number of losses.
 
     Raises:
-        RuntimeError: before :func:`initialize`.
+        RuntimeError: a call before :func:`initialize`.
         KeyError, TypeError, ValueError: an entry is no loss scale.
         Nothing has changed then.
     """

@@ -31,8 +31,8 @@ class Stash:
         has_masters: whether 16-bit parameters have masters, and so float32 gradients.
         scales: whether losses are scaled from the beginning.
         scaler: the scaler of the last loss.
-        found_inf: whether the next step is skipped; None for no loss since the last step.
-        before: gradients of losses before the one whose backward pass runs.
+        found_inf: whether the next step is skipped; None without a loss since the last step.
+        before: the gradients of earlier losses, put aside during a backward pass.
         is_stepping: whether the optimizer's own step runs.
     """
 
@@ -70,7 +70,7 @@ def check_optimizers(optimizers: list[Optimizer], has_masters: bool) -> None:
 def prepare(optimizer: Optimizer, has_masters: bool, scales: bool) -> None:
     """Replace the step of an optimizer, and give it masters."""
     if has_masters:
-        optimizer.__dict__.pop("step", None)  # a scheduler's, which the new step stands in for
+        optimizer.__dict__.pop("step", None)  # a scheduler's wrapper; the new step replaces it
         optimizer.__class__ = _WITH_MASTERS.get(type(optimizer), type(optimizer))
         optimizer._patch_step_function()
         optimizer._use(replace(getattr(optimizer, "_storage", Storage()), master_weights=True))
@@ -79,7 +79,7 @@ def prepare(optimizer: Optimizer, has_masters: bool, scales: bool) -> None:
     def step(self: Optimizer, *args: Any, **kwargs: Any) -> Any:
         return _step(self, *args, **kwargs)
 
-    step.__wrapped__ = optimizer.step  # the scaler looks for wrappers that it does not know
+    step.__wrapped__ = optimizer.step  # the scaler looks through this wrapper
     step._wrapped_by_lr_sched = True
     optimizer.step = MethodType(step, optimizer)
 
@@ -105,7 +105,7 @@ def restore(optimizer: Optimizer) -> None:
 
 @torch.no_grad()
 def after_backward(optimizers: list[Optimizer], scaler: LossScaler) -> None:
-    """Unscale the gradients, and add them to those of earlier losses."""
+    """Unscale the gradients, and add the gradients of earlier losses."""
     for optimizer in optimizers:
         if optimizer._amp_stash.has_masters:
             _to_float32(optimizer)
@@ -127,7 +127,7 @@ def _clear(optimizer: Optimizer) -> None:
 
 
 def _to_float32(optimizer: Optimizer) -> None:
-    """Cast gradients of 16-bit parameters, which would underflow when they are unscaled."""
+    """Cast gradients of 16-bit parameters to float32, so that unscaling cannot underflow."""
     params = [p for p in params_of(optimizer) if p.grad is not None and p.grad.dtype in HALVES]
     grads = [torch.empty_like(param.grad, dtype=torch.float32) for param in params]
     ops.cast_(grads, [param.grad for param in params])

@@ -1,4 +1,4 @@
-"""Loss scales as Apex moves and saves them, by :class:`amp_ext.GradScaler`."""
+"""Move and save loss scales as Apex does, by :class:`amp_ext.GradScaler`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +12,7 @@ from amp_ext.scaler import GradScaler
 
 
 class LossScaler(GradScaler):
-    """The scaler of one loss, whose scale moves before the steps of the optimizers.
+    """Scale one loss, and move the scale before the optimizers step.
 
     Args:
         device: type of the device, as in "cuda".
@@ -43,7 +43,7 @@ class LossScaler(GradScaler):
         """Unscale the gradients of optimizers, and update the scale.
 
         Returns:
-            1 where any of them overflowed, else 0; a float32 tensor of shape ().
+            1 if any of them overflowed, else 0; a float32 tensor of shape ().
         """
         flags: list[Tensor] = []
         for optimizer in optimizers:
@@ -55,7 +55,7 @@ class LossScaler(GradScaler):
         return found_inf
 
     def step_unless(self, found_inf: Tensor, optimizer: Optimizer) -> float | None:
-        """Make the step of an optimizer with unscaled gradients, skipped where found_inf is 1."""
+        """Step an optimizer with unscaled gradients, unless found_inf is 1."""
         state = self._per_optimizer_states[id(optimizer)]
         state["stage"] = OptState.UNSCALED
         state["found_inf_per_device"] = {found_inf.device: found_inf}
@@ -68,8 +68,8 @@ class LossScaler(GradScaler):
 def to_grad_scaler(state: Mapping[str, Any]) -> dict[str, Any]:
     """Convert the state of a loss, ``amp.state_dict()["loss_scaler0"]``, to a GradScaler's.
 
-    It has Apex's factors of 2 and 1/2, and Apex's interval of 2000 steps. Raises KeyError where
-    ``"loss_scale"`` or ``"unskipped"`` is missing.
+    The result has Apex's factors of 2 and 1/2, and Apex's interval of 2000 steps. Raises KeyError
+    if ``"loss_scale"`` or ``"unskipped"`` is missing.
     """
     return {
         "scale": state["loss_scale"],

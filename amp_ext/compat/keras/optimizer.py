@@ -1,4 +1,4 @@
-"""Keras's LossScaleOptimizer, for optimizers of torch."""
+"""Provide Keras's LossScaleOptimizer for optimizers of torch."""
 
 from __future__ import annotations
 
@@ -15,18 +15,20 @@ _SCALE = "loss_scale"
 
 
 class LossScaleOptimizer(Optimizer):
-    """``keras.optimizers.LossScaleOptimizer`` (Keras 3): an optimizer and a scaler in one::
+    """Join an optimizer and a scaler, as ``keras.optimizers.LossScaleOptimizer`` (Keras 3)::
 
         optimizer = LossScaleOptimizer(torch.optim.Adam(model.parameters()))
         optimizer.zero_grad()
         optimizer.scale_loss(loss).backward()
         optimizer.step()  # unscales, steps or skips, and moves the scale
 
-    The scale doubles after ``dynamic_growth_steps`` steps without overflow in a row; an overflow
-    halves it, and the step is skipped. Where Keras's would become 0 or infinite, this one stops.
+    The scale doubles after ``dynamic_growth_steps`` steps without an overflow. An overflow halves
+    the scale, and the step is skipped. Where Keras's scale would become 0 or infinite, this one
+    stops.
 
-    It has the interface of torch's optimizers, for learning-rate schedules and checkpoints. Groups,
-    state and step hooks are the inner optimizer's, whose hooks run for the steps that are made.
+    The class has the interface of torch's optimizers, for learning-rate schedules and checkpoints.
+    Groups, state and step hooks are the inner optimizer's. Its hooks run only for steps that are
+    made.
 
     Args:
         inner_optimizer: an optimizer of torch, with parameters on one kind of device.
@@ -39,7 +41,7 @@ class LossScaleOptimizer(Optimizer):
             before :meth:`step`.
 
     Raises:
-        TypeError: ``inner_optimizer`` is no optimizer of torch, or is one of this class.
+        TypeError: ``inner_optimizer`` is no optimizer of torch, or is of this class.
     """
 
     def __init__(
@@ -54,7 +56,7 @@ class LossScaleOptimizer(Optimizer):
                 "LossScaleOptimizer: inner_optimizer: expected an optimizer of torch, got "
                 f"{type(inner_optimizer).__name__}."
             )
-        # Not Optimizer.__init__, since groups, state and hooks are the inner optimizer's.
+        # Optimizer.__init__ is not called: groups, state and hooks are the inner optimizer's.
         self.inner_optimizer = inner_optimizer
         self.scaler = GradScaler(
             next(params_of(inner_optimizer)).device.type,
@@ -72,13 +74,13 @@ class LossScaleOptimizer(Optimizer):
     def apply(
         self, grads: Sequence[Tensor | None], trainable_variables: Sequence[Tensor] | None = None
     ) -> None:
-        """Make a :meth:`step` with these gradients of the scaled loss, which become ``.grad``.
+        """Make a :meth:`step` with these gradients of the scaled loss, and set ``.grad``.
 
         Args:
             grads: as of ``torch.autograd.grad(optimizer.scale_loss(loss), variables)``; None for a
                 variable that the loss does not depend on.
-            trainable_variables: the parameters of the gradients; all of the optimizer's, in its
-                order, when None. Others have no gradient in this step.
+            trainable_variables: the parameters of the gradients. None stands for all parameters of
+                the optimizer, in its order. Other parameters have no gradient in this step.
 
         Raises:
             ValueError: not as many gradients as variables, a gradient of another shape, or a
@@ -114,7 +116,7 @@ class LossScaleOptimizer(Optimizer):
         self.apply([grad for grad, _ in pairs], [variable for _, variable in pairs])
 
     def minimize(self, loss: Tensor) -> None:
-        """Clear the gradients, compute those of the scaled loss, and make a :meth:`step`."""
+        """Clear the gradients, differentiate the scaled loss, and make a :meth:`step`."""
         self.zero_grad()
         self.scale_loss(loss).backward()
         self.step()
@@ -129,7 +131,7 @@ class LossScaleOptimizer(Optimizer):
     def step(self, closure: None = None) -> float | None:
         """Unscale, make or skip the step, and move the scale.
 
-        It is ``scaler.step(inner_optimizer)`` and ``scaler.update()``.
+        The step consists of ``scaler.step(inner_optimizer)`` and ``scaler.update()``.
 
         Raises:
             RuntimeError: a closure; a step before any :meth:`scale_loss`; ``scaler`` has unscaled
@@ -170,11 +172,14 @@ class LossScaleOptimizer(Optimizer):
         return self.inner_optimizer.defaults
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the inner optimizer's state, which it can load, and the scaler's in one entry."""
+        """Return the inner optimizer's state, with the scaler's state in one more entry."""
         return {**self.inner_optimizer.state_dict(), _SCALE: self.scaler.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state of this class, or of the inner optimizer's: then the scale stays."""
+        """Load a state of this class or of the inner optimizer.
+
+        A state of the inner optimizer leaves the scale as it is.
+        """
         own = {key: value for key, value in state_dict.items() if key != _SCALE}
         scale = state_dict.get(_SCALE)
         if scale and self.scaler.is_enabled():

@@ -1,4 +1,4 @@
-"""Policies: the dtypes in which modules compute."""
+"""Set the dtypes of computation in modules, by policies."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Policy:
         name: "float32", "mixed_float16" or "mixed_bfloat16".
 
     Raises:
-        ValueError: another name, such as "float16", which would keep variables in float16.
+        ValueError: another name. "float16", for example, would keep variables in float16.
     """
 
     name: str
@@ -53,10 +53,11 @@ _global_policy = Policy("float32")
 
 
 def set_global_policy(policy: str | Policy) -> None:
-    """Set the policy of :func:`apply_policy` without a policy, in every thread.
+    """Set the default policy of :func:`apply_policy`, in every thread.
 
-    It is ``keras.mixed_precision.set_global_policy``, also ``keras.config.set_dtype_policy``.
-    Modules of torch, unlike layers of Keras, do not read the global policy.
+    The function stands for ``keras.mixed_precision.set_global_policy`` and
+    ``keras.config.set_dtype_policy``. Modules of torch, unlike layers of Keras, do not read the
+    global policy.
 
     Raises:
         ValueError: a name that :class:`Policy` does not take.
@@ -84,10 +85,10 @@ def apply_policy(
 ) -> Module:
     """Set the policy of a module, like a layer's ``dtype=`` in Keras.
 
-    Under "mixed_float16" and "mixed_bfloat16" its ``forward`` runs in a region of
-    :class:`amp_ext.autocast`. Under "float32" it runs without autocast, and 16-bit tensors among
-    its inputs are cast to float32. Other inputs, and outputs, stay as they are. Submodules follow,
-    unless they have policies of their own.
+    Under "mixed_float16" and "mixed_bfloat16", ``forward`` runs in a region of
+    :class:`amp_ext.autocast`. Under "float32", ``forward`` runs without autocast, and its 16-bit
+    inputs are cast to float32. Other inputs, and outputs, stay as they are. Submodules without
+    policies of their own follow.
 
     The module stays the same object, with the same parameters, hooks and state dict. Its class
     becomes a subclass of its class. Copies and pickles have the policy, and ``torch.compile``
@@ -102,9 +103,9 @@ def apply_policy(
         ``module``.
 
     Raises:
-        TypeError: no module, or one whose ``forward`` is not that of its class.
+        TypeError: ``module`` is no module, or has another ``forward`` than its class.
         ValueError: 16-bit parameters; no module is of the classes in ``only``; the ``out_proj`` of
-            ``nn.MultiheadAttention``, which is never called. No module has changed then.
+            ``nn.MultiheadAttention``, since it is never called. No module has changed then.
     """
     policy = _as_policy(policy)
     if not isinstance(module, nn.Module):

@@ -1,5 +1,5 @@
-// Overrides of torch's autocast kernels of matrix products: they run on gemm, or do exactly what
-// torch's do.
+// Overrides torch's autocast kernels of matrix products. The overrides run on gemm, or do exactly
+// the same as torch's kernels.
 #include "autocast/autocast.h"
 
 #include <ATen/autocast_mode.h>
@@ -30,11 +30,11 @@ namespace {
 using at::autocast::CastPolicy;
 using OptionalTensor = std::optional<at::Tensor>;
 
-// What a tensor is to gemm, which multiplies the shards of DTensors (amp_ext/ops/_sharding.py). The
-// tensors by which torch.compile traces programs count as plain.
+// The kind of a tensor to gemm. gemm multiplies the shards of DTensors (amp_ext/ops/_sharding.py).
+// Tensors of torch.compile's traces count as plain.
 enum class Kind { plain, dtensor, foreign };
 
-// Whether torch.export traces a program, which has to run where amp_ext is not imported.
+// Returns whether torch.export traces a program. The program has to run without amp_ext.
 bool is_exporting() {
   return pybind11::module_::import("torch.compiler").attr("_is_exporting_flag").cast<bool>();
 }
@@ -49,7 +49,7 @@ Kind kind_of(const at::Tensor& tensor) {
   return is_traced && !is_exporting() ? Kind::plain : Kind::foreign;
 }
 
-// Whether torch.jit.trace records the program.
+// Returns whether torch.jit.trace records the program.
 bool is_recorded() { return c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::Tracer); }
 
 // torch.jit.trace cannot record a cast that the program's last call has left in torch's cache.
@@ -68,7 +68,7 @@ class Uncached {
   bool is_changed_;
 };
 
-// Whether gemm accepts the tensor: one on the region's device, of a type that autocast casts.
+// Returns whether gemm accepts a tensor: on the region's device, of a type that autocast casts.
 bool is_accepted(const at::Tensor& tensor, c10::DeviceType device) {
   constexpr c10::DispatchKeySet functorch({c10::DispatchKey::FuncTorchBatched,
                                            c10::DispatchKey::FuncTorchGradWrapper,
@@ -86,15 +86,16 @@ bool is_accepted(const OptionalTensor& tensor, c10::DeviceType device) {
 
 bool is_of(Kind kind, const OptionalTensor& tensor) { return !tensor || kind_of(*tensor) == kind; }
 
-// All are plain, or all are DTensors. A program that torch.jit.trace records is torch's alone.
+// Returns whether gemm accepts all tensors: all plain, or all DTensors. A program that
+// torch.jit.trace records is torch's alone.
 template <class... Tensors>
 bool is_routed(c10::DeviceType device, const at::Tensor& first, const Tensors&... others) {
   return in_our_region() && !is_recorded() && is_accepted(first, device) &&
          (is_accepted(others, device) && ...) && (is_of(kind_of(first), others) && ...);
 }
 
-// view(result) as a tensor of its own to autograd: it may be changed in place as torch's results
-// may, and a selective checkpoint that has saved `result` notices.
+// Returns view(result) as a tensor of its own to autograd. It may be changed in place as torch's
+// results may, and a selective checkpoint that has saved `result` notices.
 template <class View>
 at::Tensor own(const at::Tensor& result, const View& view) {
   const c10::impl::ExcludeDispatchKeyGuard no_views(c10::DispatchKey::ADInplaceOrView);
@@ -150,8 +151,8 @@ struct Routes {
     return gemm(low(a), low(b), options);
   }
 
-  // An addend enters the fp32 sum unrounded; where torch's library computes the sum, in torch's
-  // type.
+  // An addend enters the fp32 sum unrounded. If torch's library computes the sum, the addend has
+  // torch's type.
   static at::ScalarType addend_type(const at::Tensor& tensor) {
     const at::ScalarType type = at::autocast::get_autocast_dtype(kDevice);
     const auto dtype = dtype_of(type);
@@ -244,7 +245,7 @@ struct Routes {
     return true;
   }
 
-  // gemm with matmul's broadcasting of leading dimensions.
+  // Computes gemm with matmul's broadcasting of leading dimensions.
   static at::Tensor batched(const at::Tensor& a, const at::Tensor& b) {
     const auto a_sizes = a.sym_sizes(), b_sizes = b.sym_sizes();
     if (a.dim() == 2 || b.dim() == 2 ||
@@ -274,9 +275,9 @@ struct Routes {
            (!bias || (bias->dim() == 1 && bias->sym_size(0) == weight.sym_size(0)));
   }
 
-  // A convolution with 1 x 1 filters. Result and gradients have torch's memory formats. Gradients
-  // reach the arguments through views, whose nodes run in the order of torch's hooks: the last one
-  // made is the first.
+  // Computes a convolution with 1 x 1 filters. Result and gradients have torch's memory formats.
+  // Gradients reach the arguments through views. The nodes of the views run in the order of torch's
+  // hooks: the last node made runs first.
   static at::Tensor pointwise(const at::Tensor& x, const at::Tensor& weight,
                               const OptionalTensor& bias) {
     const NoAutocast guard;
@@ -334,7 +335,7 @@ struct Routes {
   }
 #undef AMP_EXT_TORCHS
 
-  // Ops of ours are cast in every region of torch's autocast.
+  // Casts operands of our ops, in every region of torch's autocast.
   static at::Tensor cast(const at::Tensor& tensor) {
     if (is_accepted(tensor, kDevice)) return low(tensor);
     return at::autocast::cached_cast(at::autocast::get_autocast_dtype(kDevice), tensor, kDevice);
@@ -346,7 +347,7 @@ struct Routes {
 
   static std::string_view cast(std::string_view activation) { return activation; }
 
-  // A view of a copy would pass on a gradient of the copy's type: x is made a matrix before.
+  // A view of a copy would pass on a gradient of the copy's type: x becomes a matrix before.
   template <auto kOp>
   struct Ours;
   template <class... Args, at::Tensor (*kOp)(const at::Tensor&, Args...)>
@@ -406,7 +407,7 @@ void restore_torchs() {
   overrides().clear();
 }
 
-// For regions inside a program that torch.compile traces.
+// Serves regions inside a program that torch.compile traces.
 TORCH_LIBRARY_FRAGMENT(amp_ext, m) {
   const std::vector<at::Tag> tags{at::Tag::pt2_compliant_tag};
   m.def("_override_autocast() -> ()", tags);

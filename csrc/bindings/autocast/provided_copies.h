@@ -1,5 +1,5 @@
-// Copies of weights that an optimizer writes in the same pass as the weights: regions use them in
-// the place of casts.
+// Provides copies of weights that an optimizer writes in the same pass as the weights. Regions use
+// the copies in the place of casts.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,11 +8,11 @@
 
 namespace amp_ext {
 
-// Says that copies[i], of the shape of weights[i], holds what a cast to its dtype gives as long as
-// neither is written with a new version or gets other memory. Neither is kept alive.
+// Declares that copies[i], of the shape of weights[i], equals a cast to its dtype. This holds until
+// either is written with a new version or gets other memory. Neither is kept alive.
 void provide_copies(const std::vector<at::Tensor>& weights, const std::vector<at::Tensor>& copies);
 
-// The copy of `weight` in `type`, for which provide_copies still holds; undefined if there is none.
+// Returns the copy of `weight` in `type`, if provide_copies still holds for it; else undefined.
 at::Tensor provided_copy(const at::Tensor& weight, at::ScalarType type);
 
 }  // namespace amp_ext

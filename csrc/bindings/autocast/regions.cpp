@@ -17,16 +17,16 @@ namespace amp_ext {
 namespace {
 
 // A node's place among all nodes: its thread, and its number there. A thread numbers its nodes in
-// the order in which it makes them.
+// the order of their creation.
 using Place = std::pair<uint64_t, uint64_t>;
 
-// The log of regions. Each entry holds for the nodes of a thread from its place on, up to the
-// thread's next entry: whether they were made in a region of ours. A checkpoint's second forward
-// pass runs during backward, in an autocast region that torch opens. It has to do what the first
-// did, and the node that is being run identifies the region of that.
+// The log of regions. An entry says whether nodes were made in a region of ours. It holds for the
+// nodes of a thread from its place on, up to the thread's next entry. A checkpoint's second forward
+// pass runs during backward, in an autocast region that torch opens. It has to do the same as the
+// first pass: the node that is being run identifies the region of the first pass.
 class Log {
  public:
-  // Entries of a thread alternate. A thread has no entry behind `begin`.
+  // Adds an entry. Entries of a thread alternate. A thread has no entry behind `begin`.
   void add(Place begin, bool is_ours) {
     const std::lock_guard<std::mutex> lock(mutex_);
     const auto entry = entries_.insert_or_assign(begin, is_ours).first;
@@ -34,7 +34,7 @@ class Log {
     if (is_first ? !is_ours : std::prev(entry)->second == is_ours) entries_.erase(entry);
   }
 
-  // Counts the oldest regions of torch's of a thread as ours, beyond `most` of them.
+  // Counts a thread's oldest regions of torch's as ours, beyond `most` of them.
   void forget_oldest(uint64_t thread, size_t most) {
     const std::lock_guard<std::mutex> lock(mutex_);
     const auto oldest = entries_.lower_bound({thread, 0});
@@ -63,15 +63,16 @@ Log& regions() {
   return *log;
 }
 
-// How many times the overrides were removed: meanwhile products in torch's regions are not seen.
+// The number of removals of the overrides. From a removal to the next registration, products in
+// torch's regions are not seen.
 std::atomic<int> blind_times = 0;
 
 // The regions of this thread. Only torch's regions that contain products have to be distinguished
 // from ours: a thread without such a region has one entry.
 class Thread {
  public:
-  // This thread enters a region of ours, is in one, or, where it is `again`, recomputes a part of
-  // one during backward: nodes may precede its first product.
+  // Notes that this thread enters a region of ours, or is in one. With `again`, the thread
+  // recomputes a part of one during backward: nodes may precede its first product.
   void note_ours(bool again = false) {
     if (const int now = blind_times; std::exchange(blind_times_, now) != now) note_torchs();
     const uint64_t next = at::sequence_number::peek();
@@ -83,7 +84,7 @@ class Thread {
     last_ours_ = next;
   }
 
-  // This thread is in a region of torch's.
+  // Notes that this thread is in a region of torch's.
   void note_torchs() {
     if (is_in_ours_) regions().add({id(), last_ours_}, false);
     is_in_ours_ = false;

@@ -22,7 +22,7 @@
 namespace amp_ext {
 namespace {
 
-// A copy without a history of its own. An expanded tensor is copied before it is expanded.
+// Returns a copy without a history of its own. An expanded tensor is copied before its expansion.
 at::Tensor copy_of(const at::Tensor& tensor, at::ScalarType type) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   at::Tensor distinct = tensor;
@@ -33,27 +33,27 @@ at::Tensor copy_of(const at::Tensor& tensor, at::ScalarType type) {
   return distinct.is_same(tensor) ? copy : copy.expand_symint(tensor.sym_sizes());
 }
 
-// The copy, whose gradient is passed on to the original.
+// Returns the copy. Its gradient is passed on to the original.
 at::Tensor with_gradient_edge(const at::Tensor& original, at::Tensor copy) {
   torch::autograd::impl::set_gradient_edge(copy, torch::autograd::impl::gradient_edge(original));
   return copy;
 }
 
-// Traced tensors have no memory, nor have zeros that autograd stands in for.
+// Returns whether a tensor has memory. Traced tensors and autograd's zero tensors have none.
 bool has_memory(const at::Tensor& tensor) {
   return !tensor.unsafeGetTensorImpl()->is_python_dispatch() &&
          !tensor.key_set().has(c10::DispatchKey::Functionalize) && !tensor._is_zerotensor();
 }
 
-// Whether copies of a tensor are kept. CUDA graphs of torch.compile write to the memory of their
-// "cached" tensors without a new version.
+// Returns whether copies of a tensor are kept. CUDA graphs of torch.compile write to the memory of
+// their "cached" tensors without a new version.
 bool is_kept(const at::Tensor& tensor) {
   return tensor.scalar_type() == at::kFloat && tensor.is_leaf() && tensor.requires_grad() &&
          !tensor.is_view() && !tensor.is_inference() && !at::caching::is_cached_tensor(tensor);
 }
 
-// The copy that an optimizer has written, or a cast. The former is a view, whose version says when
-// the next step has overwritten what a backward pass needs.
+// Returns the copy that an optimizer has written, or a cast. The former is a view: its version
+// shows that the next step has overwritten data for a backward pass.
 at::Tensor new_copy_of(const at::Tensor& leaf, at::ScalarType type) {
   if (const at::Tensor provided = provided_copy(leaf, type); provided.defined()) {
     const at::NoGradGuard no_grad;
@@ -62,8 +62,8 @@ at::Tensor new_copy_of(const at::Tensor& leaf, at::ScalarType type) {
   return copy_of(leaf, type);
 }
 
-// A copy holds the node that accumulates its original's gradient, and that holds the original: an
-// address that is a key here cannot become another tensor's.
+// Keeps copies by their originals. A copy holds the node that accumulates its original's gradient,
+// and the node holds the original: the address in a key cannot become another tensor's.
 class Copies final : public c10::BackendMeta {
  public:
   at::Tensor of(const at::Tensor& leaf, at::ScalarType type) {
@@ -91,7 +91,7 @@ class Copies final : public c10::BackendMeta {
   };
   using Kept = std::shared_ptr<const Entry>;
 
-  // Null unless the copy is the one that would be made now.
+  // Returns null unless the copy is the one that would be made now.
   Kept current(const Key& key, const at::Tensor& leaf) {
     Kept kept;
     {
@@ -116,9 +116,9 @@ class Copies final : public c10::BackendMeta {
   std::map<Key, Kept> entries_;
 };
 
-// The copies live inside torch's cache, attached to the cached copy of a tensor made for that
-// purpose, since torch reports to nobody that it clears the cache: they are freed with it. Another
-// thread may clear it at any time. Null where copies of `leaf` are not kept.
+// Returns the copies of a leaf inside torch's cache; null if its copies are not kept. They are
+// attached to the cached copy of a tensor made for that purpose. torch does not report that it
+// clears the cache: the copies are freed with it. Another thread may clear it at any time.
 c10::intrusive_ptr<Copies> copies_for(const at::Tensor& leaf) {
   const bool traced = c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::Tracer);
   if (!is_kept(leaf) || traced || !at::autocast::is_autocast_cache_enabled()) return {};
@@ -152,8 +152,8 @@ at::Tensor lowered(const at::Tensor& tensor, at::ScalarType type) {
   return with_gradient_edge(tensor, copy_of(tensor, type));
 }
 
-// Autograd does not track the view of what needs no gradient: a step of another thread may write it
-// meanwhile, and views of no_grad refuse to be used then.
+// Autograd does not track the view of a tensor that needs no gradient. A step of another thread may
+// write the tensor meanwhile, and views of no_grad refuse to be used then.
 at::Tensor lowered_view(const at::Tensor& tensor, at::ScalarType type,
                         c10::function_ref<at::Tensor(const at::Tensor&)> view) {
   const at::Tensor copy = lowered(tensor, type);

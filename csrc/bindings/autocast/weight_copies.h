@@ -1,4 +1,4 @@
-// Low-precision copies that take the place of their originals in the autograd graph.
+// Makes low-precision copies that take the place of their originals in the autograd graph.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -6,8 +6,8 @@
 
 namespace amp_ext {
 
-// `tensor` in `type`. If it requires a gradient, the copy's gradient is passed on to `tensor` in
-// the type of `tensor`: unlike the gradient of a cast it is never rounded to `type`.
+// Returns `tensor` in `type`. If it requires a gradient, the copy's gradient is passed on to
+// `tensor` in the type of `tensor`: unlike the gradient of a cast it is never rounded to `type`.
 //
 // A float32 leaf that requires a gradient, such as a weight, is copied once per version and type
 // while torch's autocast keeps its own copies: until the outermost region is left or
@@ -15,7 +15,7 @@ namespace amp_ext {
 // fused optimizers, .data and NumPy write to weights without a new version.
 at::Tensor lowered(const at::Tensor& tensor, at::ScalarType type);
 
-// view(tensor), lowered as a view of the copy of `tensor`.
+// Returns view(tensor), lowered as a view of the copy of `tensor`.
 at::Tensor lowered_view(const at::Tensor& tensor, at::ScalarType type,
                         c10::function_ref<at::Tensor(const at::Tensor&)> view);
 

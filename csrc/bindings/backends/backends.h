@@ -1,4 +1,4 @@
-// The backends, which of them runs a call, and how it is called.
+// Declares the backends, their choice and their calls.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -22,64 +22,66 @@ const Backend& triton_backend();
 // ---- shared libraries --------------------------------------------------------------------------
 
 // Loads a library (amp_ext/library.h) and keeps its backend by its name, in the place of an older
-// one of this name. Raises ImportError, and keeps nothing, if it is none or is compiled with other
-// headers; the message ends with `remedy`. Returns the architectures of its GPU code.
+// one of this name. Returns the architectures of its GPU code. Raises ImportError, and keeps
+// nothing, if the file is no library or is compiled with other headers. The message ends with
+// `remedy`.
 std::string load_backend(const std::string& path, const std::string& remedy);
 
-// Null if none of this name has been loaded.
+// Returns the backend of this name; null if none has been loaded.
 const Backend* loaded_backend(const std::string& name);
 
-// What torch does for the CPU's.
+// Returns torch's functions for the CPU's backend.
 const Host& host();
 
-// Whether torch's library multiplies a 16-bit type with this processor's instructions for it.
+// Returns whether torch's library multiplies a 16-bit type with the processor's instructions for
+// it.
 bool torch_has_products_of(DType dtype);
 
 // ---- the choice --------------------------------------------------------------------------------
 
-// From now on calls on a type of device run on the named backend: "cpu", "cuda", "triton", one that
-// load_backend has returned, or, if the name is empty, on the device's own, where products may be
-// computed by any that was measured. The policy is in amp_ext/backend.py.
+// Selects the backend of later calls on a type of device: "cpu", "cuda", "triton", or another
+// loaded one. If the name is empty, calls run on the device's own backend, and products on any
+// backend that was measured. The policy is in amp_ext/backend.py.
 void use_backend(c10::DeviceType type, const std::string& name);
 
-// From now on calls of this thread run on the named backend, products by these of its kernels,
-// whatever else is chosen and whether it has been verified or not; and those of the CUDA backend
-// end no other thread's capture of a CUDA graph.
+// Runs later calls of this thread on the named backend, and products on these of its kernels. Other
+// choices and verifications do not count. The CUDA backend's calls then end no other thread's
+// capture of a CUDA graph.
 void put_under_test(const std::string& name, GemmKernels kernels);
 bool is_under_test();
 
-// From now on products of this thread that the CUDA kernels compute, for a test or by
-// AMP_EXT_GEMM=kernel, are computed with this tile if it can, whatever the planner thinks. Throws
-// ValueError if there is no such tile; then none is forced.
+// Computes later products of this thread with this tile if it can, whatever the planner chooses. It
+// affects only products of the CUDA kernels, in a test or by AMP_EXT_GEMM=kernel. Throws ValueError
+// if there is no such tile; then none is forced.
 void force_gemm_tile(const std::optional<GemmTileChoice>& tile);
 
-// How many tiles the CUDA kernels have for sm_90a or for sm_80.
+// Returns how many tiles the CUDA kernels have for sm_90a or for sm_80.
 int gemm_tile_count(bool sm90);
 
-// How the backend of a product is chosen, AMP_EXT_GEMM: "auto", as it was measured (table.h), what
-// was not by torch's library, or on a CPU by a rule; "kernel", by the device's backend wherever it
-// can; "library", nothing by the table.
+// Sets the choice of a product's backend, AMP_EXT_GEMM. "auto" chooses by the table (table.h).
+// Products without an entry run on torch's library, or on a CPU by a rule. "kernel" chooses the
+// device's backend wherever it can compute the product. "library" leaves out the table.
 void set_gemm_mode(const std::string& mode);
 std::string gemm_mode();
 
-// The backend that is chosen for ops on lists, verified or not. Throws for a device that has none.
+// Returns the chosen backend of ops on lists, verified or not. Throws for a device without one.
 const Backend& choose(const char* op, c10::Device device);
 
-// The backend of a product, and its args.variant; null for torch's own library. `reason` receives
-// why it is this one, if it is not null.
+// Returns the backend of a product, and sets args.variant; null stands for torch's own library.
+// `reason` receives the reason for the choice, if it is not null.
 const Backend* choose_gemm(c10::Device device, GemmArgs& args, std::string* reason = nullptr);
 
-// The backends that may compute a product, the one that does where nothing is measured first, by
-// those of their kernels that are left in `args`. The Triton kernels are among them if they can be
-// used, or are the device's backend.
+// Returns the backends that may compute a product by the kernels that are left in `args`. The
+// default without measurements comes first. The Triton kernels are among them if they can be used,
+// or are the device's backend.
 std::vector<const Backend*> gemm_candidates(c10::Device device, GemmArgs& args, bool triton);
 
-// As GemmBackend::gemm_kernels.
+// Returns GemmBackend::gemm_kernels on a device.
 std::optional<GemmKernels> gemm_kernels(const Backend& backend, c10::Device device);
 
 inline const char* name_of(const Backend* backend) { return backend ? backend->name() : "library"; }
 
-// The one of this name that may compute products on a type of device; none if there is none.
+// Returns the backend of this name that may compute products on a type of device, if there is one.
 std::optional<const Backend*> gemm_backend(c10::DeviceType type, const std::string& name);
 
 // ---- the call ----------------------------------------------------------------------------------
@@ -89,14 +91,14 @@ std::optional<const Backend*> gemm_backend(c10::DeviceType type, const std::stri
 void run(const char* op, const Backend& backend, c10::Device device,
          c10::function_ref<Status(Services&)> launch);
 
-// In cuda.cpp, or without the CUDA kernels in none.cpp: the same on a CUDA device, without the
-// check.
+// Calls launch(services) likewise on a CUDA device, and returns its status. The function is in
+// cuda.cpp, or without the CUDA kernels in none.cpp, and so are the next two functions.
 Status run_on_cuda(c10::Device device, c10::function_ref<Status(Services&)> launch);
 
-// Likewise: whether the device's current stream is being captured in a CUDA graph.
+// Returns whether the device's current stream is being captured in a CUDA graph.
 bool is_capturing(c10::Device device);
 
-// Likewise: from now on this thread may wait for a device while another one captures a graph.
+// Lets this thread wait for a device while another one captures a graph, from now on.
 void relax_capture_mode();
 
 inline at::TensorOptions bytes_on(c10::Device device) {

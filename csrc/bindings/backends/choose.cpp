@@ -1,4 +1,4 @@
-// Which backend runs a call.
+// Chooses the backend of a call.
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -15,14 +15,14 @@ enum class GemmMode { automatic, kernel, library };
 constexpr std::array<const char*, 3> kModes{"auto", "kernel", "library"};
 std::atomic<GemmMode> mode = GemmMode::automatic;
 
-// null: the device's own.
+// Null stands for the device's own backend.
 std::array<std::atomic<const Backend*>, 2> chosen{};
 
 thread_local const Backend* under_test = nullptr;
 thread_local GemmKernels kernels_under_test;
 thread_local int64_t forced_variant = 0;  // of the CUDA kernels
 
-// null where there is none.
+// Returns null for a device without a backend.
 const Backend* backend_of(c10::DeviceType type) {
   if (type != at::kCPU && type != at::kCUDA) return nullptr;
   if (under_test) return under_test;
@@ -30,7 +30,7 @@ const Backend* backend_of(c10::DeviceType type) {
   return type == at::kCPU ? &cpu_backend() : cuda_backend();
 }
 
-// null: the CUDA kernels where they were not built.
+// Returns null for CUDA kernels that were not built.
 const Backend* backend_named(const std::string& name) {
   if (name == "triton") return &triton_backend();
   const Backend* const found = loaded_backend(name);
@@ -38,7 +38,7 @@ const Backend* backend_named(const std::string& name) {
   return found;
 }
 
-// Whether it may compute products: a backend that was chosen excludes the kernels of others.
+// Returns whether a backend may compute products. A chosen backend excludes the kernels of others.
 bool is_allowed(const Backend& backend, c10::DeviceType type) {
   const Backend* const only = chosen[type == at::kCUDA];
   return !only || &backend == only || &backend == &cpu_backend();
@@ -120,9 +120,9 @@ const Backend& choose(const char* op, c10::Device device) {
 
 namespace {
 
-// Whether torch's library multiplies with the processor's instructions for a 16-bit type, and its
-// rounding is within bounds. (With an odd k its products read one element past a row and multiply
-// it by 0: a NaN there spreads.)
+// Returns whether torch's library multiplies with the processor's instructions for a 16-bit type,
+// and its rounding is within bounds. (With an odd k its products read one element past a row and
+// multiply it by 0: a NaN there spreads.)
 bool library_multiplies(const GemmArgs& g) {
   const auto is_same = [&](const auto& x) { return !x.data || x.dtype == g.a.dtype; };
   return g.k % 2 == 0 && is_same(g.b) && is_same(g.c) && is_same(g.bias) &&
@@ -132,7 +132,7 @@ bool library_multiplies(const GemmArgs& g) {
 constexpr const char* kNotVerified =
     "the kernels have not passed their verification; see python -m amp_ext";
 
-// Why a backend is not to compute a product. Null if it may, by those of its kernels that are left
+// Returns why a backend is not to compute a product; null if it may, by the kernels that are left
 // in `g`.
 const char* obstacle_of(const Backend& backend, c10::Device device, GemmArgs& g) {
   if (!is_allowed(backend, device.type())) return "another backend was chosen";
@@ -155,7 +155,7 @@ const char* why_slow(const Backend& backend, c10::Device device, const GemmArgs&
   return reason;
 }
 
-// What computes a product where nothing is measured, and why.
+// Returns the backend of a product without measurements, and the reason.
 std::pair<const Backend*, const char*> default_gemm(c10::Device device, const GemmArgs& g) {
   if (!device.is_cpu()) return {nullptr, "not measured: torch's library"};
   if (const char* const obstacle = cpu_backend().why_not(g)) return {nullptr, obstacle};

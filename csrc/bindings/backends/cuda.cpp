@@ -1,4 +1,4 @@
-// Torch's streams and memory of CUDA devices, for the launches of the CUDA and the Triton kernels.
+// Provides torch's streams and memory of CUDA devices, for launches of CUDA and Triton kernels.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/cuda/CUDACachingAllocator.h>
@@ -21,8 +21,8 @@
 namespace amp_ext {
 namespace {
 
-// Device memory that a thread keeps from call to call. It is not the caching allocator's, which may
-// allocate it in the memory pool of a CUDA graph, where nothing may outlive the capture.
+// Device memory that a thread keeps from call to call. It is not from the caching allocator: that
+// may allocate it in the memory pool of a CUDA graph, and nothing there may outlive the capture.
 class KeptMemory {
  public:
   KeptMemory() = default;
@@ -37,8 +37,8 @@ class KeptMemory {
     (void)cudaThreadExchangeStreamCaptureMode(&mode);
   }
 
-  // At least `bytes` bytes; memory that grows is replaced, and the old one freed once the device
-  // has passed it.
+  // Returns at least `bytes` bytes. Memory that grows is replaced. The old memory is freed once the
+  // device has passed it.
   void* reserve(size_t bytes) {
     if (bytes <= size_) return data_;
     // Another thread may be capturing.
@@ -69,7 +69,7 @@ struct SentTable {
   KeptMemory memory;
 };
 
-// What a thread keeps for a stream.
+// The memory that a thread keeps for a stream.
 struct StreamState {
   KeptMemory tickets;                  // 0 between launches
   std::map<size_t, SentTable> tables;  // by the size of an entry
@@ -80,7 +80,7 @@ StreamState& state_of(c10::cuda::CUDAStream stream) {
   return states[{stream.device_index(), stream.stream()}];
 }
 
-// Asks the driver once for each device.
+// Reads the attributes of each device from the driver once.
 cuda::Target target_on(c10::cuda::CUDAStream stream) {
   constexpr int kCapabilities = 1000;
   // multiprocessors * kCapabilities + capability
@@ -162,7 +162,7 @@ class CudaServices final : public Services {
 
   c10::cuda::CUDAGuard guard_;
   c10::cuda::CUDAStream stream_;
-  c10::SmallVector<c10::DataPtr, 3> memory_;  // the caching allocator's, which knows the stream
+  c10::SmallVector<c10::DataPtr, 3> memory_;  // of the caching allocator: it tracks the stream
 };
 
 }  // namespace

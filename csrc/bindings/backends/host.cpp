@@ -1,4 +1,4 @@
-// Torch's threads, and matrix products with FP32 sums by torch and by the MKL in torch's wheels.
+// Provides torch's threads, and products with FP32 sums by torch and by the MKL in torch's wheels.
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -11,7 +11,7 @@
 
 #include "backends/backends.h"
 
-// Null where torch was built without MKL.
+// Both are null if torch was built without MKL.
 extern "C" {
 using MklGemm = void(const char* trans_a, const char* trans_b, const int64_t* m, const int64_t* n,
                      const int64_t* k, const float* alpha, const void* a, const int64_t* lda,
@@ -45,7 +45,7 @@ void torchs_gemm(const LibraryGemmArgs& g) {
   }
 }
 
-// A column-major product: c^T = b^T @ a^T.
+// Computes a column-major product: c^T = b^T @ a^T.
 void mkls_gemm(const LibraryGemmArgs& g) {
   const auto letter = [](bool transposed) { return transposed ? "T" : "N"; };
   const float one = 1, beta = g.accumulate ? 1 : 0;
@@ -74,7 +74,7 @@ float* workspace(int64_t count) {
 }  // namespace
 
 bool torch_has_products_of(DType dtype) {
-  // torch.backends.mkldnn.enabled, which a user may set at any time.
+  // torch.backends.mkldnn.enabled: a user may set it at any time.
   return at::globalContext().userEnabledMkldnn() && cpu_backend().multiplies(dtype);
 }
 

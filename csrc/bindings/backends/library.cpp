@@ -1,4 +1,4 @@
-// The backends that come from shared libraries.
+// Loads backends from shared libraries.
 #include "amp_ext/library.h"
 
 #include <c10/util/Exception.h>
@@ -23,7 +23,7 @@ struct Close {
   void operator()(void* library) const { dlclose(library); }
 };
 
-// At hand, for each call.
+// Both are at hand for each call.
 const Backend* cpu_kernels = nullptr;
 const Backend* cuda_kernels = nullptr;
 
@@ -32,8 +32,8 @@ std::map<std::string, const Backend*>& others() {
   return instance;
 }
 
-// Whether the end of a library is missing, of which the loader would only hear by a signal. What a
-// linker writes last is the table of sections.
+// Returns whether the end of a library is missing: the loader would only notice by a signal. A
+// linker writes the table of sections last.
 bool is_cut_off(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   ElfW(Ehdr) header{};

@@ -1,5 +1,5 @@
-// Replaces cuda.cpp in a build without the CUDA kernels: memory of CUDA devices for the Triton
-// kernels, by torch's own ops alone.
+// Replaces cuda.cpp in a build without the CUDA kernels. torch's own ops provide memory of CUDA
+// devices for the Triton kernels.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/DeviceGuard.h>
@@ -18,7 +18,7 @@ class DeviceServices final : public Services {
  public:
   explicit DeviceServices(c10::Device device) : guard_(device), device_(device) {}
 
-  cuda::Target target() override { return {.device = device_.index()}; }  // Triton asks torch
+  cuda::Target target() override { return {.device = device_.index()}; }  // Triton queries torch
   void* scratch(size_t bytes) override {
     return keep(at::empty({static_cast<int64_t>(bytes)}, bytes_on(device_)));
   }
@@ -41,7 +41,7 @@ class DeviceServices final : public Services {
 
   c10::DeviceGuard guard_;
   c10::Device device_;
-  c10::SmallVector<at::Tensor, 3> memory_;  // the caching allocator's, which knows the stream
+  c10::SmallVector<at::Tensor, 3> memory_;  // of the caching allocator: it tracks the stream
 };
 
 }  // namespace

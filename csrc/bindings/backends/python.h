@@ -1,4 +1,4 @@
-// What this folder has to do with Python.
+// Calls Python from the code of the backends.
 #pragma once
 
 #include <pybind11/gil_safe_call_once.h>
@@ -6,10 +6,11 @@
 
 namespace amp_ext {
 
-// Adds what amp_ext/tune.py needs to the module.
+// Adds the functions and classes for amp_ext/tune.py to the module.
 void bind_tune(pybind11::module_& m);
 
-// While it exists, this thread has the GIL and may call Python, which torch.compile does not trace.
+// Gives this thread the GIL while it exists. torch.compile does not trace the thread's Python
+// calls.
 class UntracedPython {
  public:
   UntracedPython() = default;

@@ -1,4 +1,4 @@
-// Calls of a backend: memory on the host, and what all devices share.
+// Calls a backend. Memory on the host, and the part common to all devices, are here.
 #include <c10/core/CPUAllocator.h>
 #include <c10/util/Exception.h>
 

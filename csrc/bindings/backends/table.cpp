@@ -1,4 +1,4 @@
-// The table of measured products, and the notes of what is to be measured.
+// Keeps the table of measured products, and notes products for a measurement.
 #include "backends/table.h"
 
 #include <ATen/Parallel.h>
@@ -30,7 +30,7 @@ struct HashOfKey {
 
 using Table = std::unordered_map<GemmKey, Measured, HashOfKey>;
 
-// Null until it is read. Others may be reading one that is replaced, so that none is ever freed.
+// Null until it is read. Threads may be reading a table that is replaced: no table is ever freed.
 std::atomic<const Table*>& table_of(c10::Device device) {
   constexpr int kDevices = std::numeric_limits<c10::DeviceIndex>::max() + 1;
   static std::array<std::atomic<const Table*>, 1 + kDevices> tables{};

@@ -1,6 +1,5 @@
-// What has been measured of matrix products: for each product on a device which backend, and which
-// of its ways (GemmBackend::gemm_variants), takes the least time. amp_ext/tune.py measures,
-// reads and writes the table.
+// The table of measured products: the fastest backend and its variant (GemmBackend::gemm_variants)
+// of each product on a device. amp_ext/tune.py measures, reads and writes the table.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -15,7 +14,7 @@
 
 namespace amp_ext {
 
-// What the time of a product depends on: a CPU's threads; dtypes, layouts, epilogue; sizes.
+// The facts that a product's time depends on: a CPU's threads; dtypes, layouts, epilogue; sizes.
 using GemmKey = std::array<int64_t, 7>;
 GemmKey key_of(c10::Device device, const GemmArgs& args);
 
@@ -25,26 +24,26 @@ struct Measured {
   std::string reason;
 };
 
-// What is known of a product; null if nothing is. The first call for a device reads its file.
+// Returns the measurement of a product, or null. The first call for a device reads its file.
 const Measured* find_measured(c10::Device device, const GemmArgs& args);
 
-// Replaces what is known of the products of a device.
+// Replaces the measurements of a device.
 void set_measured(c10::Device device, const std::vector<std::pair<GemmKey, Measured>>& entries);
 
 // ---- the products of a region ------------------------------------------------------------------
 
 struct NotedProduct {
   c10::Device device;
-  GemmArgs args;  // its pointers say what is there, and how it is aligned; none is followed
+  GemmArgs args;  // its pointers show presence and alignment; none is followed
   int64_t calls;
 };
 
-// From start_noting to stop_noting, which returns them, distinct products are noted, of all
-// threads. start_noting returns false if that is so already.
+// Note distinct products of all threads, from start_noting to stop_noting. stop_noting returns
+// them. start_noting returns false if products are being noted already.
 bool start_noting();
 std::vector<NotedProduct> stop_noting();
 
-// Notes a product if that is asked for.
+// Notes a product between start_noting and stop_noting.
 void note(c10::Device device, const GemmArgs& args);
 
 }  // namespace amp_ext

@@ -1,4 +1,4 @@
-// The products of the Triton kernels. A product like an earlier one calls its launch.
+// Computes products by the Triton kernels. A product like an earlier one calls its launch.
 #include "backends/triton.h"
 
 #include <ATen/core/Tensor.h>
@@ -18,7 +18,7 @@ namespace {
 
 bool is_aligned(const void* data) { return address(data) % 16 == 0; }
 
-// Arguments of a product without a copy.
+// Returns an argument of a product without a copy.
 at::Tensor tensor_of(const MatrixRef& x, int64_t count, int64_t rows, int64_t columns,
                      c10::Device device) {
   return at::for_blob(x.data, {count, rows, columns})
@@ -57,7 +57,7 @@ py::object planned(const GemmArgs& g, c10::Device device) {
               optional(g.aux.data, matrix(g.aux)));
 }
 
-// All that a product's launch depends on: addresses count by their alignment.
+// Returns the facts that a product's launch depends on. Addresses count by their alignment.
 py::bytes key_of(const GemmArgs& g, c10::Device device) {
   std::vector<int64_t> numbers{device.index(),
                                g.batch,

@@ -24,8 +24,8 @@ class TritonBackend final : public Backend {
   Status gemm(const GemmArgs&, Services&) const override;
 };
 
-// A function in a module of amp_ext.triton_kernels, which the first call imports: if it is the
-// first of them, that takes a second.
+// A function in a module of amp_ext.triton_kernels. Its first call imports the module. The first
+// such import takes a second.
 class TritonFunction {
  public:
   constexpr TritonFunction(const char* module, const char* name)

@@ -1,5 +1,4 @@
-// For amp_ext/tune.py: the products that were noted, and each way to compute one of them, on
-// operands of random values.
+// Serves amp_ext/tune.py: notes products, and computes one of them in each way, on random operands.
 #include <ATen/Context.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
@@ -50,7 +49,7 @@ class Trial {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     GemmArgs& g = args_;
     const bool adds = adds_to_out(g);
-    // A clone, so that the user's random numbers stay what they are.
+    // A clone leaves the user's random numbers as they are.
     at::Generator generator = at::globalContext().defaultGenerator(device_).clone();
     const auto fill = [&](void*& data, DType type, int64_t size) {
       const int64_t shift = reinterpret_cast<uintptr_t>(data) % 16 / size_of(type);
@@ -78,7 +77,7 @@ class Trial {
     if (g.derivative) results_.column_sums = fill(g.column_sums, DType::f32, g.n);
   }
 
-  // Computes it so many times, and returns the host's seconds.
+  // Computes the product so many times, and returns the host's seconds.
   double run(const std::string& name, int64_t variant, int64_t times) {
     const auto backend = gemm_backend(device_.type(), name);
     TORCH_CHECK_VALUE(backend, kTune, ": no backend ", name, " computes products on ", device_);
@@ -88,7 +87,7 @@ class Trial {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   }
 
-  // What one call writes, in one row each; sums of columns as a vector.
+  // Returns the results of one call, in one row each, and sums of columns as a vector.
   std::vector<at::Tensor> results(const std::string& name, int64_t variant) {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     const bool adds = adds_to_out(args_);
@@ -119,7 +118,7 @@ class Trial {
   GemmResults results_, library_results_;
 };
 
-// (backend, variant), what is the choice while nothing is known first.
+// Returns (backend, variant) of all candidates, the choice without measurements first.
 std::vector<std::pair<std::string, int64_t>> candidates(NotedProduct& product, bool triton) {
   std::vector<std::pair<std::string, int64_t>> all;
   for (const Backend* const backend : gemm_candidates(product.device, product.args, triton)) {

@@ -18,7 +18,7 @@ namespace {
 constexpr const char* kFamilies[] = {AMP_EXT_FAMILIES(AMP_EXT_NAME)};
 #undef AMP_EXT_NAME
 
-// A thread's own, so that a call waits for no other.
+// Answers are a thread's own, so that a call waits for no other.
 using Question = std::tuple<const Backend*, Family, int>;  // of a device by its index
 thread_local std::map<Question, bool> answers;
 
@@ -26,7 +26,8 @@ Question question(const Backend& backend, Family family, c10::Device device) {
   return {&backend, family, device.index()};
 }
 
-// Whether its code is not a GPU's (the CPU's own, or interpreted), or to be tried.
+// Returns whether a backend needs no verification: it is under test, or its code is no GPU's (the
+// CPU's own, or interpreted).
 bool needs_none(const Backend& backend, c10::Device device) {
   return is_under_test() || &backend == &cpu_backend() ||
          (device.is_cpu() && &backend == &triton_backend());
@@ -51,7 +52,7 @@ bool is_verified(const Backend& backend, Family family, c10::Device device) {
   TORCH_CHECK(!captures, "amp_ext: the ", backend.name(), " kernels of ", name,
               " have not been verified on ", device,
               ": run one step before the capture of a CUDA graph");
-  return false;  // for lack of memory, say: the next call asks again
+  return false;  // such as for lack of memory: the next call tries again
 }
 
 }  // namespace amp_ext

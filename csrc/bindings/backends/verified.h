@@ -1,6 +1,5 @@
-// Whether the kernels of a backend have been verified on a device. A GPU's kernels are compared
-// with the reference, by amp_ext/verify.py, before they are first used there; those that differ are
-// not used.
+// Verifies the kernels of a backend on a device. amp_ext/verify.py compares a GPU's kernels with
+// the reference before their first use there. Kernels with other results are not used.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -11,8 +10,8 @@
 
 namespace amp_ext {
 
-// The kernels that are verified apart from the rest: those of an op on lists, and those of the
-// products of one operand type, each of GemmArgs::kernels alone where a backend has them.
+// The kernels that are verified apart from the rest: of an op on lists, or of the products of one
+// operand type. If a backend has several of GemmArgs::kernels, each of them is apart too.
 #define AMP_EXT_FAMILIES(OP)   \
   AMP_EXT_LIST_OPS(OP)         \
   OP(gemm_f16, GemmArgs)       \
@@ -40,12 +39,12 @@ inline Family family_of_sm90(const GemmArgs& g) {
   return g.a.dtype == DType::bf16 ? Family::gemm_sm90_bf16 : Family::gemm_sm90_f16;
 }
 
-// Whether a backend may run a call. The first call of a family on a device verifies it, which runs
-// Python and waits for the device. Throws where a CUDA graph would capture that first call. The
-// CPU's own backend, the backend under test and Triton's interpreter always may.
+// Returns whether a backend may run a call. The first call of a family on a device verifies it: it
+// runs Python and waits for the device. Throws where a CUDA graph would capture that first call.
+// The CPU's own backend, the backend under test and Triton's interpreter always may.
 bool is_verified(const Backend& backend, Family family, c10::Device device);
 
-// Whether is_verified answers at once.
+// Returns whether is_verified answers at once.
 bool is_known(const Backend& backend, Family family, c10::Device device);
 
 }  // namespace amp_ext

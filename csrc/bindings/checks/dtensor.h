@@ -1,4 +1,4 @@
-// DTensors of torch.distributed, of which each process holds a part.
+// Reads DTensors of torch.distributed. Each process holds a part of a DTensor.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,8 +8,8 @@ namespace amp_ext {
 
 bool is_dtensor(PyObject* object);
 
-// Returns the local tensor of a DTensor, which keeps it alive. Waits for a local tensor that is
-// still on its way from another process.
+// Returns the local tensor of a DTensor; the DTensor keeps it alive. Waits for a local tensor that
+// is still on its way from another process.
 PyObject* local_of(PyObject* dtensor);
 
 // The mesh of processes of a DTensor, and its placement for each dimension of the mesh.
@@ -17,7 +17,7 @@ struct Sharding {
   pybind11::object mesh, placements;
 
   bool operator==(const Sharding& other) const;
-  // Whether the DTensor is a sum over processes that is still to be made.
+  // Returns whether the DTensor is a sum over processes that is still to be made.
   bool has_partial() const;
 };
 

@@ -1,4 +1,4 @@
-// Where tensors lie in memory.
+// Finds tensors in memory, and their overlaps.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -28,13 +28,13 @@ inline bool overlap(const MemoryRange& a, const MemoryRange& b) {
   return a.begin < b.end && b.begin < a.end;
 }
 
-// How many elements lie between the first and the last of a tensor that has elements, both
+// Returns how many elements lie between the first and the last of a tensor that has elements, both
 // included.
 int64_t extent_of(const at::Tensor& tensor);
 
 enum class Access { read, write };
 
-// Apart, so that the check itself is inlined.
+// A function of its own, so that the check itself is inlined.
 template <class Name>
 [[noreturn, gnu::cold, gnu::noinline]] void throw_too_small(const char* op, const Name& name,
                                                             int64_t needed, int64_t held) {
@@ -43,8 +43,8 @@ template <class Name>
               ": expected one that has not been freed or shrunk by untyped_storage().resize_()");
 }
 
-// Where a tensor lies, from its first element to its last. Throws unless its storage holds them: it
-// may have been freed or shrunk. `name` is what errors call the tensor.
+// Returns a tensor's memory, from its first element to its last. Throws unless its storage holds
+// them: it may have been freed or shrunk. `name` is the tensor's name in errors.
 template <class Name>
 MemoryRange checked_memory(const char* op, const Name& name, const at::Tensor& tensor,
                            Access access) {
@@ -59,8 +59,8 @@ MemoryRange checked_memory(const char* op, const Name& name, const at::Tensor& t
   return {static_cast<const char*>(data) + offset, bytes};
 }
 
-// Where a contiguous tensor's elements of `size` bytes lie; null unless it has a storage that holds
-// them.
+// Returns the address of a contiguous tensor's elements of `size` bytes; null unless it has a
+// storage that holds them.
 inline void* plain_memory(const at::TensorImpl& tensor, int64_t numel, int64_t size,
                           Access access) {
   c10::StorageImpl* const storage = tensor.unsafe_storage().unsafeGetStorageImpl();
@@ -71,7 +71,7 @@ inline void* plain_memory(const at::TensorImpl& tensor, int64_t numel, int64_t s
   return data ? data + offset : nullptr;
 }
 
-// Whether no tensor but this has its memory: torch allocated it, and nothing else holds its
+// Returns whether a tensor has its memory alone: torch allocated it, and nothing else holds its
 // storage.
 inline bool owns_memory(const at::Tensor& tensor) {
   const c10::Storage& storage = tensor.storage();

@@ -1,4 +1,4 @@
-// Arguments of the module's functions, which the dispatcher does not check.
+// Checks arguments of the module's functions. The dispatcher does not check them.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,7 +8,7 @@
 
 namespace amp_ext {
 
-// The tensor of a Python object, which must outlive its use. Throws for anything else.
+// Returns the tensor of a Python object. The object must outlive the use. Throws for anything else.
 inline const at::Tensor& tensor_of(const char* name, pybind11::handle object) {
   TORCH_CHECK_TYPE(THPVariable_Check(object.ptr()), "amp_ext: ", name, " must be a tensor, got ",
                    Py_TYPE(object.ptr())->tp_name);

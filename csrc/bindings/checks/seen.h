@@ -1,4 +1,4 @@
-// A tensor as it was, to find out whether it has been written since.
+// Remembers a tensor, to find out whether it has been written since.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,8 +19,8 @@ inline WeakStorage weak_storage_of(const at::Tensor& tensor) {
   return WeakStorage(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage_of(tensor)));
 }
 
-// By its version and its memory. The weak references keep the addresses of the tensor and of its
-// storage from becoming those of others.
+// A tensor's version and memory. The weak references keep the addresses of the tensor and of its
+// storage from becoming another's.
 class Seen {
  public:
   explicit Seen(const at::Tensor& tensor)
@@ -29,14 +29,14 @@ class Seen {
         data_(tensor.const_data_ptr()),
         version_(version_of(tensor)) {}
 
-  // Whether `now` is the tensor, and nothing has changed.
+  // Returns whether `now` is the tensor, and nothing has changed.
   bool is(const at::Tensor& now) const {
     return tensor_._unsafe_get_target() == now.unsafeGetTensorImpl() &&
            storage_._unsafe_get_target() == storage_of(now) && data_ == now.const_data_ptr() &&
            version_ == version_of(now);
   }
 
-  // The tensor, if nothing has changed.
+  // Returns the tensor, if nothing has changed.
   at::Tensor unchanged() const {
     auto alive = tensor_.lock();
     if (!alive) return {};

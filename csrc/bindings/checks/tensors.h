@@ -1,4 +1,4 @@
-// From tensors to plain arguments: every check of an op's arguments is here.
+// Checks all arguments of an op, and makes plain arguments of tensors.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -24,34 +24,34 @@ void check_device(const char* op, const Name& name, const at::Tensor& tensor, at
               tensor.device(), " and others are on ", device);
 }
 
-// A pointer to the one element of `tensor`. Throws unless it has one element of T's dtype, in
-// memory of its own and as it is stored there, and lies on `device`.
+// Returns a pointer to the one element of `tensor`. Throws unless it has one element of T's dtype,
+// in memory of its own and as it is stored there, and lies on `device`.
 template <class T>
 T* one_element(const char* op, const char* name, const at::Tensor& tensor, at::Device device);
 
-// A pointer to the elements of `tensor`. Throws likewise unless it is a contiguous float32 tensor
-// of shape [size], or of any.
+// Returns a pointer to the elements of `tensor`. Throws likewise unless it is a contiguous float32
+// tensor of shape [size], or of any shape.
 float* elements(const char* op, const char* name, const at::Tensor& tensor, int64_t size,
                 at::Device device);
 float* elements(const char* op, const char* name, const at::Tensor& tensor, at::Device device);
 
-// Throws for a tensor whose values are the negatives of what is stored.
+// Throws for a negated view. Its values are the negatives of the stored numbers.
 template <class Name>
 void check_not_negated(const char* op, const Name& name, const at::Tensor& tensor) {
   TORCH_CHECK(!tensor.is_neg(), op, ": ", name,
               " is a negated view, expected a tensor that is stored as it is: resolve_neg() it");
 }
 
-// Throws unless gradients can be clipped to max_norm, which needs a norm.
+// Throws unless gradients can be clipped to max_norm. A max_norm needs a norm.
 void check_max_norm(const char* op, std::optional<double> max_norm, bool norm_given);
 
-// To be called for every tensor that a launch writes: bumps its version, so that autograd knows.
+// Bumps the version of a tensor, for autograd. Call it for every tensor that a launch writes.
 inline void mark_written(at::TensorImpl* tensor) {
   if (tensor->version_counter().enabled()) tensor->bump_version();  // an inference tensor has none
 }
 void mark_written(const std::vector<at::TensorImpl*>& tensors);
 
-// A tensor of a list, which errors name with the list and the index: "grads[3]".
+// A tensor of a list. Errors name it with the list and the index: "grads[3]".
 struct Item {
   const char* op;
   const char* list;
@@ -60,8 +60,8 @@ struct Item {
 
 std::ostream& operator<<(std::ostream& out, const Item& item);
 
-// The element type of `tensor`. Throws for another one than fp16, bf16, fp32 and fp64, a layout
-// other than strided, and another device.
+// Returns the element type of `tensor`. Throws for another one than fp16, bf16, fp32 and fp64, a
+// layout other than strided, and another device.
 DType checked_dtype(const Item& item, const at::Tensor& tensor, at::Device device);
 
 // Throws where elements of a tensor to be written share memory.
@@ -74,14 +74,14 @@ inline void check_no_history(const Item& item, const at::Tensor& tensor, bool re
               " requires grad, and this op is not differentiable: expected torch.no_grad()");
 }
 
-// Whether elements of the same index lie at the same place of two tensors of one shape.
+// Returns whether elements of one index lie at the same place of two tensors of one shape.
 bool same_order(const at::Tensor& a, const at::Tensor& b);
 
-// A new tensor whose elements lie in the order of those of `order`, which is dense.
+// Returns a new tensor with the element order of `order`. `order` is dense.
 at::Tensor empty_in_order_of(const at::Tensor& order, const at::Tensor& dtype);
 
-// What decides all checks of a contiguous tensor but those of its size and its memory: what has
-// been found of one holds for the next.
+// The kind of a contiguous tensor. It decides all checks except the checks of size and memory: the
+// findings for one tensor hold for the next of its kind.
 class TensorKind {
  public:
   TensorKind() = default;
@@ -108,20 +108,21 @@ class GradList {
   void reserve(size_t n);
 
   // Checks `grad` and appends it. Throws for an element type other than fp16, bf16, fp32 and fp64,
-  // a layout other than strided, another device, memory that has been freed, and, when writing, for
-  // memory that overlaps within the tensor and for one that requires grad where gradients are
-  // recorded. Negated views are accepted: no op on gradients depends on their signs.
+  // a layout other than strided, another device, and memory that has been freed. If the list is
+  // written, it throws for memory that overlaps within the tensor. It also throws for a tensor that
+  // requires grad while gradients are recorded. Negated views are accepted: no op on gradients
+  // depends on their signs.
   void add(const at::Tensor& grad) {
     if (!add_plain(grad)) add_checked(grad);
   }
 
-  // To be called once after the last add: throws when two tensors to be written overlap. Of one
-  // with holes only the first element counts, so that such views may interleave. Nothing has been
+  // Throws when two tensors to be written overlap. Call it once after the last add. A tensor with
+  // holes counts by its first element alone, so that such views may interleave. Nothing has been
   // written before.
   void close() const;
 
-  // To be called after the launch of a list to be written: copies results back into the views that
-  // are not dense, and bumps the tensors' versions so that autograd knows.
+  // Copies results back into the views that are not dense, and bumps the tensors' versions for
+  // autograd. Call it after the launch of a list to be written.
   void finish_writes();
 
   TensorList args() const { return {refs_.data(), static_cast<int64_t>(refs_.size())}; }
@@ -130,7 +131,7 @@ class GradList {
   bool is_written() const { return access_ == Access::write; }
   int64_t numel() const;
 
-  // The first tensor whose memory, from its first element to its last, overlaps `range`.
+  // Returns the first tensor that overlaps `range`, from its first element to its last.
   std::optional<size_t> find(const MemoryRange& range) const;
 
  private:
@@ -158,7 +159,7 @@ class GradList {
   bool all_own_memory_ = true;  // each tensor to be written is dense and has its memory alone
 };
 
-// The other tensors of a call, by name. What it writes shares no memory with anything else.
+// The other tensors of a call, by name. A written tensor shares no memory with anything else.
 class Arguments {
  public:
   Arguments(const char* op, at::Device device) : op_(op), device_(device) {}
@@ -166,7 +167,7 @@ class Arguments {
   const char* op() const { return op_; }
   at::Device device() const { return device_; }
 
-  // As one_element; null for none.
+  // Returns one_element, or null for no tensor.
   template <class T>
   const T* read(const char* name, const at::Tensor& tensor) {
     const T* const data = one_element<T>(op_, name, tensor, device_);
@@ -186,13 +187,13 @@ class Arguments {
     return tensor ? write<T>(name, *tensor) : nullptr;
   }
 
-  // As elements.
+  // Returns elements, or null for no tensor.
   float* write_all(const char* name, const std::optional<at::Tensor>& tensor, int64_t size) {
     return tensor ? added(name, *tensor, elements(op_, name, *tensor, size, device_), size)
                   : nullptr;
   }
 
-  // A tensor of any shape.
+  // Add a tensor of any shape.
   void read_tensor(const char* name, const at::Tensor& tensor) {
     add({name, checked_memory(op_, name, tensor, Access::read)}, /*is_written=*/false);
   }
@@ -201,10 +202,10 @@ class Arguments {
     tensors_.push_back(tensor.unsafeGetTensorImpl());
   }
 
-  // To be called after the last argument.
+  // Throws for an overlap with gradients. Call it after the last argument.
   void check_apart_from(const GradList& grads) const;
 
-  // To be called after the launch.
+  // Bumps versions. Call it after the launch.
   void mark_written() const;
 
  private:
@@ -225,7 +226,7 @@ class Arguments {
   const char* op_;
   at::Device device_;
   c10::SmallVector<Argument, 12> written_, read_;
-  c10::SmallVector<at::TensorImpl*, 6> tensors_;  // those that are written
+  c10::SmallVector<at::TensorImpl*, 6> tensors_;  // the written ones
 };
 
 }  // namespace amp_ext

@@ -1,4 +1,4 @@
-// The derivative of gemm, itself made of differentiable ops, and linear in terms of gemm.
+// Computes the derivative of gemm by differentiable ops. The derivative is linear in terms of gemm.
 #include "gemm/autograd.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -50,10 +50,11 @@ at::Tensor total(const at::Tensor& a, const at::Tensor& b) {
 
 namespace {
 
-// Its outputs are the result, and x = alpha * a @ b + beta * c + bias where the activation is
-// curved. Only backward passes see that one: its derivative depends on x, and x on the inputs.
+// The backward pass of gemm. Its outputs are the result and, if the activation is curved, the
+// pre-activation x = alpha * a @ b + beta * c + bias. Only backward passes see x: the derivative of
+// the result depends on x, and x on the inputs.
 struct GemmBackward final : Node {
-  // In the order of the arguments of addmm and linear: hooks of leaves fire in it.
+  // The order of the arguments of addmm and linear: hooks of leaves fire in it.
   enum Input { kC, kA, kB, kBias, kInputs };
 
   std::string name() const override { return "GemmBackward"; }
@@ -84,7 +85,7 @@ struct GemmBackward final : Node {
     if (should_compute_output(kB)) a_ = SavedVariable(a, false);
     if (should_compute_output(kA)) b_ = SavedVariable(b, false);
   }
-  // What activation_gradient needs.
+  // Saves the tensor that activation_gradient needs.
   void save_activated(const at::Tensor& tensor, bool is_output) {
     activated_ = SavedVariable(tensor, is_output);
   }
@@ -125,7 +126,7 @@ struct GemmBackward final : Node {
   SavedVariable a_, b_, activated_;
 };
 
-// The result, and what the activation is applied to if `with_aux`, both with a history.
+// Returns the result and, if `with_aux`, the pre-activation, both with a history.
 TensorPair recorded_gemm(const at::Tensor& a, const at::Tensor& b, const GemmOptions& options,
                          bool with_aux) {
   const auto node = make_node<GemmBackward>();
@@ -141,7 +142,7 @@ TensorPair recorded_gemm(const at::Tensor& a, const at::Tensor& b, const GemmOpt
   node->b_type = gradient_type(b);
   if (options.c && options.c->requires_grad()) node->c = Addend(*options.c);
   if (options.bias && options.bias->requires_grad()) node->bias = Addend(*options.bias);
-  node->save(a, b);  // before the product, which a checkpoint may not need again
+  node->save(a, b);  // before the product: a checkpoint may not need to compute it again
   at::Tensor out, x;
   {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;

@@ -1,4 +1,4 @@
-// What the differentiable ops share.
+// Declares the helpers of the differentiable ops.
 #pragma once
 
 #include <torch/csrc/autograd/function.h>
@@ -22,9 +22,9 @@ auto make_node() {
   }
 }
 
-// The type that the gradient of `tensor` has to have. It is not always the tensor's own: an FP16
-// copy may take the place of its FP32 original (autocast/weight_copies.h), and the grad_dtype of a
-// 16-bit leaf may be FP32, or none, which allows it.
+// Returns the type that the gradient of `tensor` has to have. It is not always the tensor's own: an
+// FP16 copy may take the place of its FP32 original (autocast/weight_copies.h). The grad_dtype of a
+// 16-bit leaf may be FP32. It may also be none, and then allows FP32.
 at::ScalarType gradient_type(const at::Tensor& tensor);
 
 // An addend of the result.
@@ -39,17 +39,17 @@ struct Addend {
   at::ScalarType type = at::kFloat;
 };
 
-// The sum of those that are defined.
+// Returns the sum of the defined tensors.
 at::Tensor total(const at::Tensor& a, const at::Tensor& b);
 
-// Throws where a gradient would be lost, since the op is not differentiable.
+// Throws where a forward-mode gradient would be lost: the op does not compute one.
 template <class... Tensors>
 void check_no_forward_gradient(const char* op, const Tensors&... tensors) {
   TORCH_CHECK_NOT_IMPLEMENTED((!torch::autograd::isFwGradDefined(tensors) && ...), op,
                               ": forward-mode differentiation is not implemented");
 }
 
-// The gradient of a weight, as torch.nn.Linear stores it, from that of the layer's result.
+// Returns the gradient of a weight, as torch.nn.Linear stores it, from the result's gradient.
 inline at::Tensor weight_gradient(const at::Tensor& grad, const at::Tensor& entered,
                                   at::ScalarType type) {
   return gemm(grad, entered, {.trans_a = true, .sum_batch = grad.dim() > 2, .out_dtype = type});

@@ -1,4 +1,4 @@
-// The checks of the ops of matrix products.
+// Checks the arguments of the ops of matrix products.
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
 
@@ -27,7 +27,7 @@ void check_dtype(const char* op, const char* name, at::ScalarType type) {
                               " must be float16, bfloat16, float32 or float64, got ", type);
 }
 
-// Of a tensor with data.
+// Checks the memory of a tensor with data.
 template <class Int>
 void check_memory(const char* op, const char* name, const at::Tensor& tensor,
                   Access access = Access::read) {
@@ -41,7 +41,7 @@ void check_shape(const char* op, const char* name, const at::Tensor& tensor,
               " must have the shape of the result, ", sizes, ", got shape ", sizes_of<Int>(tensor));
 }
 
-// Throws unless the factor is a number of the type in which the product is summed.
+// Throws unless the factor is a number of the accumulator's type.
 void check_factor(const char* op, const char* name, double factor, at::ScalarType sums) {
   const bool fits =
       sums == at::kDouble || !std::isfinite(factor) || std::isfinite(static_cast<float>(factor));

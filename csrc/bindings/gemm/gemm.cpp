@@ -1,5 +1,5 @@
-// The ops of matrix products on tensors with data: from tensors to plain arguments, and on to the
-// backend that is chosen for them.
+// Computes the ops of matrix products on tensors with data. It makes plain arguments of tensors,
+// and calls the chosen backend.
 #include "gemm/gemm.h"
 
 #include <ATen/ops/empty.h>
@@ -17,8 +17,8 @@ namespace amp_ext {
 
 namespace {
 
-// The stride of the leading dimensions taken as one; none if they cannot be. Strides of dimensions
-// of size 1 are arbitrary.
+// Returns the stride of the leading dimensions taken as one; none if they cannot be. Strides of
+// dimensions of size 1 are arbitrary.
 std::optional<int64_t> batch_stride(const at::Tensor& tensor) {
   std::optional<int64_t> stride;
   int64_t next = 0;
@@ -35,7 +35,7 @@ int64_t batch_of(at::IntArrayRef sizes) {
   return c10::multiply_integers(sizes.slice(0, sizes.size() - 2));
 }
 
-// Whether the rows, or the columns, of consecutive matrices are those of one.
+// Return whether the rows, or the columns, of consecutive matrices form one matrix.
 bool rows_join(const MatrixRef& x, int64_t rows) { return x.batch_stride == rows * x.row_stride; }
 bool columns_join(const MatrixRef& x, int64_t columns) {
   return x.batch_stride == columns * x.column_stride;
@@ -111,7 +111,7 @@ class Product {
  private:
   static inline void* const kToAllocate = reinterpret_cast<void*>(64);  // aligned as results are
 
-  // False where the kernel is not for this moment or this driver, and torch's library is.
+  // Returns false if torch's library has to compute: the kernel is not for this moment or driver.
   bool is_computed_by(const Backend& backend, GemmResults& results) {
     const auto allocate = [&](void*& data, at::IntArrayRef sizes, at::ScalarType type) {
       at::Tensor tensor;
@@ -135,14 +135,14 @@ class Product {
     return is_computed;
   }
 
-  // One long product instead of a sum of several.
+  // Makes one long product of a sum of several.
   void join_terms() {
     if (args_.terms <= 1 || !columns_join(args_.a, args_.k) || !rows_join(args_.b, args_.k)) return;
     args_.k *= args_.terms;
     args_.terms = 1;
   }
 
-  // One tall matrix instead of a batch.
+  // Makes one tall matrix of a batch.
   void join_rows() {
     const auto joins = [&](const MatrixRef& x) { return !x.data || rows_join(x, args_.m); };
     if (args_.batch <= 1 || args_.terms > 1 || args_.b.batch_stride != 0 || !joins(args_.a) ||
@@ -152,8 +152,9 @@ class Product {
     args_.batch = 1;
   }
 
-  // The last two dimensions as matrices, the leading ones as a batch of them; of a copy to be made
-  // where these have no common stride, or, `as_rows`, where elements of a row are not neighbours.
+  // Describes the last two dimensions as matrices, the leading ones as a batch of them. If the
+  // leading dimensions have no common stride, it describes a copy to be made. With `as_rows`, it
+  // also does so if elements of a row are not neighbours.
   void describe(MatrixRef& matrix, at::Tensor& tensor, bool transposed = false,
                 bool as_rows = false) {
     const std::optional<int64_t> stride = batch_stride(tensor);
@@ -205,7 +206,7 @@ TensorPair gemm_times_derivative_kernel(const at::Tensor& a, const at::Tensor& b
   return {std::move(results.out), std::move(results.column_sums)};
 }
 
-// Whether kernels can write it: rows one after another, and matrices.
+// Returns whether kernels can write a tensor: rows one after another, and matrices too.
 bool is_row_major(const at::Tensor& tensor) {
   int64_t extent = 1;
   for (int64_t d = tensor.dim() - 1; d >= 0; --d) {

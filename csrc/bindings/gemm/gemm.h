@@ -1,5 +1,5 @@
-// The ops of matrix products for C++ callers, and what their implementations share. amp_ext.ops
-// documents each.
+// Declares the ops of matrix products for C++ callers, and the helpers of their implementations.
+// amp_ext.ops documents each op.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -21,7 +21,7 @@ constexpr auto kGemmWithAux = "amp_ext::gemm_with_aux";
 constexpr auto kGemmTimesDerivative = "amp_ext::gemm_times_derivative";
 constexpr auto kGemmAccumulate = "amp_ext::gemm_accumulate_";
 
-// Arguments beside a and b.
+// The arguments beside a and b.
 struct GemmOptions {
   bool trans_a = false;
   bool trans_b = false;
@@ -34,7 +34,7 @@ struct GemmOptions {
   std::optional<at::ScalarType> out_dtype = std::nullopt;
 };
 
-// An op by its name.
+// Returns an op by its name.
 template <class Signature>
 c10::TypedOperatorHandle<Signature> typed_op(const char* name) {
   return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
@@ -42,7 +42,7 @@ c10::TypedOperatorHandle<Signature> typed_op(const char* name) {
 
 using TensorPair = std::tuple<at::Tensor, at::Tensor>;
 
-// The ops, through the dispatcher.
+// Call the ops through the dispatcher.
 at::Tensor gemm(const at::Tensor& a, const at::Tensor& b, const GemmOptions& options);
 TensorPair gemm_with_aux(const at::Tensor& a, const at::Tensor& b, const GemmOptions& options);
 TensorPair gemm_times_derivative(const at::Tensor& a, const at::Tensor& b, const at::Tensor& aux,
@@ -81,10 +81,10 @@ void gemm_accumulate_op(at::Tensor& c, const at::Tensor& a, const at::Tensor& b,
       GemmOptions{.trans_a = trans_a, .trans_b = trans_b, .sum_batch = sum_batch, .alpha = alpha});
 }
 
-// The checks of one argument of `op`.
+// Check one argument of `op`.
 void check_operand(const char* op, const char* name, const at::Tensor& tensor, at::Device device);
 Activation activation_of(const char* op, std::string_view name);
-// Whether its derivative is known only where its argument is; else from its result, too.
+// Returns whether the derivative needs the pre-activation. Else the result is enough, too.
 inline bool is_curved(Activation activation) {
   return activation != Activation::none && activation != Activation::relu;
 }
@@ -96,22 +96,22 @@ inline at::ScalarType out_dtype_of(const at::Tensor& a, const at::Tensor& b,
                                 : c10::promoteTypes(a.scalar_type(), b.scalar_type()));
 }
 
-// The type of sums that end up in `type`.
+// Returns the type of sums that end up in `type`.
 inline at::ScalarType wide(at::ScalarType type) {
   return type == at::kDouble ? at::kDouble : at::kFloat;
 }
 
-// The type in which products of a and b are summed.
+// Returns the accumulator's type of products of a and b.
 inline at::ScalarType sums_dtype_of(const at::Tensor& a, const at::Tensor& b) {
   return wide(c10::promoteTypes(a.scalar_type(), b.scalar_type()));
 }
 
-// activation(x), and grad * activation'(x). Differentiable. Where an activation is not curved x may
-// be its result.
+// Return activation(x), and grad * activation'(x). Both are differentiable. If an activation is not
+// curved, x may be its result.
 at::Tensor activated(const at::Tensor& x, Activation activation);
 at::Tensor activation_gradient(const at::Tensor& grad, const at::Tensor& x, Activation activation);
 
-// Check every argument but memory, and return the shape of the result. Int is int64_t, or
+// Check every argument except memory, and return the shape of the result. Int is int64_t, or
 // c10::SymInt for tensors without data.
 template <class Int>
 using Sizes = c10::SmallVector<Int, 5>;
@@ -134,14 +134,14 @@ struct GemmResults {
   at::Tensor out, aux, column_sums;
 };
 
-// A product by torch's own library. Its results have two dimensions, or three with a batch; where
-// it adds to out, the sum is in the memory of c. No pointer in `args` is followed.
+// Computes a product by torch's own library. Its results have two dimensions, or three with a
+// batch. If it adds to out, the sum is in the memory of c. No pointer in `args` is followed.
 GemmResults library_gemm(const GemmArgs& args, const GemmTensors& tensors);
 
-// How many products torch's library has computed because the driver refused a tensor map.
+// Returns how many products fell to torch's library because the driver refused a tensor map.
 int64_t refused_tensor_maps();
 
-// The name of the backend that computes gemm(a, b, ...), and why. Nothing is computed.
+// Returns the name of the backend that computes gemm(a, b, ...), and why. Nothing is computed.
 std::pair<std::string, std::string> gemm_choice(const at::Tensor& a, const at::Tensor& b,
                                                 const GemmOptions& options);
 

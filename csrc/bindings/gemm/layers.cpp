@@ -1,4 +1,4 @@
-// linear, mlp and gated_mlp: products with weights as torch.nn.Linear stores them.
+// Computes linear, mlp and gated_mlp: products with weights as torch.nn.Linear stores them.
 #include "gemm/layers.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -32,15 +32,15 @@ struct Layer {
   const OptionalTensor& bias;
 };
 
-// The layers of one op. The activated result of the first enters the last; if there are three, it
-// is multiplied by that of the second before.
+// The layers of one op. The activated result of the first layer enters the last. If there are three
+// layers, it is multiplied by the result of the second layer before.
 using Layers = std::span<const Layer>;
 
 GemmOptions options_of(const OptionalTensor& bias, std::string_view activation = "none") {
   return {.trans_b = true, .bias = bias, .activation = activation};
 }
 
-// Checks a layer whose input is `entering`, along one of its dimensions.
+// Checks a layer with the input `entering`, along one of its dimensions.
 void check_layer(const char* op, const char* entering_name, const at::Tensor& entering, int64_t dim,
                  const Layer& layer) {
   const auto& [weight_name, weight, bias_name, bias] = layer;
@@ -84,11 +84,11 @@ at::Tensor compute(const char* op, const at::Tensor& x, Layers layers,
   return gemm(result, layers.back().weight, options_of(layers.back().bias));
 }
 
-// The backward pass of two or three layers. Its outputs are the point at which the activation has
-// to be differentiated (the argument where the activation is curved, else the result), then what
-// gates the hidden layer, or the hidden layer itself where it is not the point, and the result:
-// backward passes see all but the last, as those of GemmBackward. A gated hidden layer is computed
-// again.
+// The backward pass of two or three layers. Its first output is the point of the activation's
+// derivative: the pre-activation if the activation is curved, else the activated result. Its next
+// output gates the hidden layer. Without a gate, it is the hidden layer, unless the point is. The
+// last output is the result. Only backward passes see the outputs before it, as in GemmBackward. A
+// gated hidden layer is computed again.
 struct LayersBackward final : torch::autograd::Node {
   struct Saved {
     SavedVariable weight;
@@ -121,7 +121,7 @@ struct LayersBackward final : torch::autograd::Node {
     const at::Tensor& grad = grads.back();
     const bool wants_last = grad.defined() && wanted(weight_of(last));
 
-    // All at once, before a gradient is written, and each once, as checkpoints let it be.
+    // Unpack all before a gradient is written, and each once: checkpoints allow no more.
     at::Tensor at_point, other, entered, to_result;
     std::array<at::Tensor, 2> to_inner;
     if (wants_last || (wants_hidden && (grad.defined() || !is_gated))) {
@@ -136,7 +136,7 @@ struct LayersBackward final : torch::autograd::Node {
     if (grad.defined() && wanted(bias_of(last)))
       results[bias_of(last)] = layers[last].bias.gradient(grad, 1);
 
-    // The gradients of what the activation is applied to, and of what it gates.
+    // The gradients of the pre-activation, and of the gated tensor.
     std::array<at::Tensor, 2> inner;
     at::Tensor column_sums;
     if (is_gated) {
@@ -203,8 +203,8 @@ struct LayersBackward final : torch::autograd::Node {
   std::array<Saved, 3> layers;
 };
 
-// The result with a history. Each tensor is saved before the product that it enters, which a
-// checkpoint may not need again.
+// Returns the result with a history. Each tensor is saved before its product: a checkpoint may not
+// need to compute the product again.
 at::Tensor recorded(const at::Tensor& x, Layers layers, const variable_list& inputs,
                     std::string_view activation) {
   using Backward = LayersBackward;

@@ -1,4 +1,4 @@
-// The ops of layers for C++ callers, through the dispatcher. amp_ext.ops documents each.
+// Calls the ops of layers through the dispatcher. amp_ext.ops documents each op.
 #pragma once
 
 #include <ATen/core/Tensor.h>

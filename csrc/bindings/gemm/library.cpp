@@ -1,4 +1,4 @@
-// Matrix products by torch's own library.
+// Computes matrix products by torch's own library.
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/addcmul.h>
@@ -60,21 +60,21 @@ struct Operands {
   }
 };
 
-// torch's word for which of the two it is.
+// Returns torch's word for the approximation of a gelu.
 c10::string_view approximation(Activation activation) {
   return activation == Activation::gelu_tanh ? "tanh" : "none";
 }
 
-// Whether torch multiplies the operands, of 16 bits, into an FP32 result.
+// Returns whether torch multiplies the operands, of 16 bits, into an FP32 result.
 bool widens(const Operands& o, at::ScalarType type) {
   const at::ScalarType operands = o.a.scalar_type();
   return (operands == at::kHalf || operands == at::kBFloat16) && o.b.scalar_type() == operands &&
          type == at::kFloat && !o.a.is_cpu();
 }
 
-// Whether torch computes alpha * a @ b + beta * c + bias with a result of `type` by one op. torch
-// omits terms whose factor is 0, and would lose their NaN. (It adds an FP32 matrix to a product of
-// 16 bits; of an FP32 bias its documentation says nothing.)
+// Returns whether one op of torch computes alpha * a @ b + beta * c + bias, with a result of
+// `type`. torch omits terms with a factor of 0, and would lose their NaN. (It adds an FP32 matrix
+// to a product of 16 bits. Its documentation does not mention an FP32 bias.)
 bool is_one_op(const Operands& o, const GemmArgs& g, at::ScalarType type) {
   const auto vanishes = [&](double factor) {
     return (o.sums == at::kDouble ? factor : static_cast<float>(factor)) == 0;
@@ -86,7 +86,7 @@ bool is_one_op(const Operands& o, const GemmArgs& g, at::ScalarType type) {
          (addend.defined() ? addend.scalar_type() == type : g.alpha == 1);
 }
 
-// a @ b in the type of sums or of both operands.
+// Returns a @ b in the type of sums or of both operands.
 at::Tensor multiply(const Operands& o, at::ScalarType type) {
   const bool is_batch = o.a.dim() == 3;
   if (widens(o, type)) return is_batch ? at::bmm(o.a, o.b, type) : at::mm(o.a, o.b, type);
@@ -94,7 +94,7 @@ at::Tensor multiply(const Operands& o, at::ScalarType type) {
   return is_batch ? at::bmm(a, b) : at::mm(a, b);
 }
 
-// alpha * a @ b + beta * addend, where is_one_op.
+// Returns alpha * a @ b + beta * addend, if is_one_op.
 at::Tensor multiply_add(const Operands& o, const at::Tensor& addend, double beta, double alpha) {
   const at::ScalarType type = addend.scalar_type();
   const bool is_batch = o.a.dim() == 3;
@@ -110,7 +110,7 @@ at::Tensor multiply_add(const Operands& o, const at::Tensor& addend, double beta
   return out;
 }
 
-// The sum before its activation: of `type` where one op is enough, else of the type of sums.
+// Returns the pre-activation: of `type` if one op is enough, else of the type of sums.
 at::Tensor sum_of_terms(const Operands& o, const GemmArgs& g, at::ScalarType type) {
   if (is_one_op(o, g, type)) {
     if (o.c.defined()) return multiply_add(o, o.c, g.beta, g.alpha);
@@ -159,8 +159,8 @@ at::Tensor activated(const at::Tensor& x, Activation activation) {
 at::Tensor activation_gradient(const at::Tensor& grad, const at::Tensor& x, Activation activation) {
   if (activation == Activation::none) return grad;
   if (activation == Activation::relu) return at::threshold_backward(grad, x, 0);
-  // Beyond this range derivatives are 0 or 1, as at infinities, for which torch returns NaN; torch
-  // squares the argument of a gelu. Unlike a clamp, hardtanh has NaN as derivative at NaN.
+  // Beyond this range derivatives are 0 or 1, as at infinities. torch returns NaN at infinities,
+  // and squares the argument of a gelu. Unlike a clamp, hardtanh has NaN as derivative at NaN.
   const double bound = activation == Activation::silu ? 1e3 : 40;
   const at::Tensor near = at::hardtanh(x, -bound, bound);
   if (activation != Activation::silu)

@@ -1,4 +1,4 @@
-// For Python: which backend computes a product, and with which tile.
+// Binds the choice of a product's backend, and the forcing of a tile.
 #include "gemm/python.h"
 
 #include <c10/util/Exception.h>
@@ -44,7 +44,7 @@ std::optional<std::vector<std::string>> kernels_of(const std::string& backend,
   return names;
 }
 
-// (backend, reason) of gemm(a, b, ...).
+// Returns (backend, reason) of gemm(a, b, ...).
 std::pair<std::string, std::string> choice_of(py::handle a, py::handle b, py::handle c,
                                               py::handle bias, bool trans_a, bool trans_b,
                                               bool sum_batch) {

@@ -1,4 +1,4 @@
-// cast_'s two lists, from tensors to plain arguments.
+// Makes plain arguments of cast_'s two lists.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -36,13 +36,12 @@ class CastPairs {
   // autograd.
   void add(const at::Tensor& output, const at::Tensor& input);
 
-  // To be called once after the last add: throws when two outputs overlap, as GradList::close does,
-  // or an input overlaps an output; but a tensor may be its own input. Nothing has been written
-  // before.
+  // Throws when two outputs overlap, as GradList::close does, or an input overlaps an output. A
+  // tensor may be its own input. Call it once after the last add. Nothing has been written before.
   void close();
 
-  // To be called after the launch: copies results to the outputs that are not dense, and bumps the
-  // outputs' versions so that autograd knows.
+  // Copies results to the outputs that are not dense, and bumps the outputs' versions for autograd.
+  // Call it after the launch.
   void finish_writes();
 
   CastList args() const { return {refs_.data(), static_cast<int64_t>(refs_.size())}; }
@@ -50,7 +49,7 @@ class CastPairs {
  private:
   struct Span : MemoryRange {
     size_t index;
-    uintptr_t solid_end = 0;  // of an output: behind its last byte, of one with holes its first
+    uintptr_t solid_end = 0;  // the end of an output; with holes, of its first element
   };
 
   // An output with holes, and the dense tensor that kernels write.
@@ -59,9 +58,9 @@ class CastPairs {
     at::Tensor dense;
   };
 
-  // Gives kernels dense memory in one order, where two tensors are not so.
+  // Gives kernels dense memory in one order, if two tensors are not so.
   void rearrange(CastRef& ref, const at::Tensor& output, const at::Tensor& input);
-  // How many outputs begin before an address; fast where that is `guess`, or one more.
+  // Returns how many outputs begin before an address; fast if that is `guess`, or one more.
   size_t outputs_before(uintptr_t address, size_t guess) const;
   [[noreturn]] void throw_overlap(const Span& input) const;
 

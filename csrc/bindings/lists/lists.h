@@ -1,4 +1,4 @@
-// The ops on lists as C++ functions, the same for every device.
+// Declares the ops on lists as C++ functions, the same for every device.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,11 +10,11 @@
 
 namespace amp_ext {
 
-// Where the other tensors of a call on gradients come from: fresh ones were allocated for it and so
-// cannot overlap a gradient.
+// The origin of the other tensors of a call on gradients. Fresh tensors were allocated for the call
+// and so cannot overlap a gradient.
 enum class Others { given, fresh };
 
-// On a list that is already checked and closed.
+// Run an op on a list that is already checked and closed.
 void unscale_(GradList& grads, const at::Tensor& found_inf, const at::Tensor& inv_scale,
               const std::optional<at::Tensor>& norm, std::optional<double> max_norm, Others others);
 at::Tensor grad_norm(const GradList& grads, const at::Tensor& found_inf,
@@ -22,7 +22,7 @@ at::Tensor grad_norm(const GradList& grads, const at::Tensor& found_inf,
                      const std::optional<at::Tensor>& norms, Others others);
 void check_finite(GradList& grads, const at::Tensor& found_inf, Others others);
 
-// How the scale moves: Python's arguments.
+// The policy of the scale: Python's arguments.
 struct ScaleOptions {
   double growth_factor;
   double backoff_factor;
@@ -38,7 +38,7 @@ struct ScaleOptions {
 void update_scale_(at::Tensor& scale, at::Tensor& growth_tracker, at::TensorList found_infs,
                    const ScaleOptions& options);
 
-// The list of a call, checked and closed. Items are tensors, or the dispatcher's values.
+// Makes the list of a call, checked and closed. Items are tensors, or the dispatcher's values.
 inline const at::Tensor& tensor_of(const at::Tensor& tensor) { return tensor; }
 inline const at::Tensor& tensor_of(const c10::IValue& value) { return value.toTensor(); }
 

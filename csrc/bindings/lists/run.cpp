@@ -1,4 +1,4 @@
-// Calls of references in Python.
+// Calls references in Python.
 #include "lists/run.h"
 
 #include <ATen/ops/from_blob.h>

@@ -1,5 +1,5 @@
-// The call of an op on lists: by the device's backend or, where its kernels have not been verified
-// (backends/verified.h), by the op's reference in amp_ext/ops.
+// Calls an op on lists by the device's backend. If its kernels have not been verified
+// (backends/verified.h), it calls the op's reference in amp_ext/ops.
 #pragma once
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -44,7 +44,7 @@ class ReferenceCall {
   // The reference's result is copied here.
   void returns_into(float* result) { result_ = result; }
 
-  // A tensor of shape (), and one of shape [numel].
+  // Return a tensor of shape (), and a tensor of shape [numel].
   template <class T>
   at::Tensor scalar(const T* element) const {
     return flat(element, c10::CppTypeToScalarType<T>::value, 1)[0];

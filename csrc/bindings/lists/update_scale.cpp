@@ -14,7 +14,7 @@ namespace amp_ext {
 
 namespace {
 
-// Checks all that an update of the scale needs but the found_infs.
+// Checks everything that an update of the scale needs, except the found_infs.
 ScaleUpdate checked_update(Arguments& arguments, const at::Tensor& scale,
                            const at::Tensor& growth_tracker, const ScaleOptions& options) {
   const char* const op = arguments.op();
@@ -120,7 +120,7 @@ void add_arguments(ReferenceCall& call, const UpdateScaleArgs& args) {
 
 Status TritonBackend::update_scale(const UpdateScaleArgs& a, Services& services) const {
   static TritonFunction function("lists.update_scale", "update_scale_");
-  // The only one itself, or else a list of addresses.
+  // The address of the only flag, or else of a list of addresses.
   const void* found_infs = a.found_infs[0];
   if (a.found_inf_count > 1)
     found_infs = services.table(a.found_infs, a.found_inf_count, sizeof(void*));

@@ -1,4 +1,4 @@
-// The parts that adam_ and sgd_ have in common. Lists of the dispatcher's values are not unboxed:
+// Declares the common parts of adam_ and sgd_. Lists of the dispatcher's values are not unboxed:
 // that would cost two atomic operations per tensor.
 #pragma once
 

@@ -1,4 +1,4 @@
-// The optimizers' updates as C++ functions, the same for every device.
+// Declares the optimizers' updates as C++ functions, the same for every device.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,7 +16,7 @@ namespace amp_ext {
 constexpr auto kAdam = "amp_ext::adam_";
 constexpr auto kSgd = "amp_ext::sgd_";
 
-// Launch updates of a list that is checked, and whose tensors are alive. Versions are not bumped.
+// Launch updates of a checked list. Its tensors are alive, and their versions are not bumped.
 void adam_(at::Device device, const AdamArgs& args);
 void sgd_(at::Device device, const SgdArgs& args);
 
@@ -77,7 +77,7 @@ class Updates {
   std::optional<std::string> overlap() const;
   void close() const;
 
-  // Whether gradients have been copied, which list() shows in the place of their own memory.
+  // Returns whether list() shows copies of gradients in the place of their own memory.
   bool has_copies() const { return !gathered_.empty(); }
   UpdateList list() const { return {refs_.data(), static_cast<int64_t>(refs_.size())}; }
   at::Device device() const { return device_; }

@@ -1,4 +1,4 @@
-// The tensors of an optimizer's step, from its param_groups and state without a loop in Python.
+// Finds the tensors of an optimizer's step in param_groups and state, without a loop in Python.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -39,14 +39,14 @@ struct ParamRow {
   ParamRow(size_t index, const at::Tensor* param, const at::Tensor* grad)
       : index(index), param(param), grad(grad) {}
 
-  size_t index;  // of the parameter, among those of all groups
+  size_t index;  // of the parameter, among the parameters of all groups
   const at::Tensor* param;
   const at::Tensor* grad;
   std::array<const at::Tensor*, kStateNames.size()> state{};
   const at::Tensor* dtensor = nullptr;  // if the parameter is one
 };
 
-// The objects of a parameter's state, in the order in which they are needed.
+// The objects of a parameter's state, in the order of the needed names.
 using StateObjects = std::array<PyObject*, kStateNames.size()>;
 
 // The parameters and states of an optimizer, read anew for each step: .grad, .data, groups and
@@ -64,22 +64,22 @@ class ParamTable {
   // Reads the parameters of a group that have gradients, and the states of these names. Returns why
   // kernels do not serve them, or none.
   //
-  // Calls visit(row, Rows::plain) for each row, which returns false and does nothing for a row that
-  // is not plain: of contiguous tensors that kernels serve. That row is checked and visited again
-  // as Rows::any. Rows before a row that kernels do not serve may have been visited.
+  // Calls visit(row, Rows::plain) for each row. A plain row has contiguous tensors that kernels
+  // serve. For any other row, visit returns false and does nothing. Such a row is checked and
+  // visited again as Rows::any. Rows before a row that kernels do not serve may have been visited.
   //
-  // `missing` receives the parameters whose state is missing or not as kernels need it; their rows
-  // are not visited. Kernels need a `step` that is a float32 number on the parameter's device, and
-  // other states in the order of the parameter's elements. The gradient and the states of a DTensor
-  // must have its placements. A parameter with a master or a copy must not have been written since
-  // the last step, unless what was missing has just been `renewed`.
+  // `missing` receives the parameters with a state that is missing or not as kernels need it. Their
+  // rows are not visited. Kernels need a `step` that is a float32 number on the parameter's device,
+  // and other states in the order of the parameter's elements. The gradient and the states of a
+  // DTensor must have its placements. A parameter with a master or a copy must not have been
+  // written since the last step, unless missing states have just been `renewed`.
   enum class Rows { plain, any };
   using Visit = c10::function_ref<bool(const ParamRow&, Rows)>;
   std::optional<std::string> read(size_t group, const std::vector<state::Name>& needed,
                                   bool renewed, pybind11::list& missing, Visit visit);
 
-  // Returns why kernels do not serve the rows of a group together, or none: parameters that share
-  // memory are updated one after the other, which one launch does not do.
+  // Returns why kernels do not serve the rows of a group together, or none. Parameters that share
+  // memory are updated one after the other: one launch does not do so.
   std::optional<std::string> why_not_together(size_t group) const;
 
   // The device of the first parameter that has been read.

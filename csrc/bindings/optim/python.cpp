@@ -1,4 +1,4 @@
-// How Python takes an update: the Triton kernels, and the ops' references.
+// Passes an update to Python: to the Triton kernels, and to the ops' references.
 #include <algorithm>
 #include <span>
 #include <type_traits>
@@ -11,7 +11,7 @@
 namespace amp_ext {
 namespace {
 
-// The tensors of one role, by members of UpdateRef.
+// Returns the tensors of one role, by members of UpdateRef.
 template <class Data, class Dtype>
 std::vector<at::Tensor> tensors_of_role(const ReferenceCall& call, const UpdateList& list,
                                         Data data, Dtype dtype) {

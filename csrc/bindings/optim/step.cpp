@@ -1,4 +1,4 @@
-// The steps of this package's optimizers.
+// Makes the steps of this package's optimizers.
 #include <ATen/core/grad_mode.h>
 #include <ATen/record_function.h>
 #include <c10/util/Exception.h>
@@ -70,7 +70,7 @@ UpdateTensors tensors_of(const ParamRow& row) {
 }
 
 // The addresses of a group's last step that overlap nothing. A step at the same addresses is not
-// checked again, which takes 0.1 us a parameter.
+// checked again: a check takes 0.1 us a parameter.
 class Apart {
  public:
   bool has(const Updates& updates, const StepScalars& scalars) const {
@@ -115,8 +115,8 @@ int64_t numel_of(const UpdateList& list) {
   return numel;
 }
 
-// The reason for no step: tensors that kernels do not serve, or the parameters of each group whose
-// state is not complete.
+// The reason for no step: tensors that kernels do not serve, or each group's parameters with
+// incomplete state.
 using StepRefusal = std::variant<std::string, std::vector<py::list>>;
 
 // The steps of an optimizer. The object keeps nothing alive from step to step.
@@ -143,9 +143,9 @@ class Step {
   using SgdGroup = std::tuple<py::object, double, double, double, bool, bool>;
   using Names = std::vector<std::vector<std::string>>;
 
-  // Launch the step of all groups, which need the states of these names, and return none, or why
-  // not. Where states are missing, the gradients of DTensors have been given the placements of
-  // their parameters. `renewed` is as for ParamTable::read.
+  // Launch the step of all groups with the states of these names. Return none after the step, else
+  // the reason for no step. If states are missing, the gradients of DTensors have been given the
+  // placements of their parameters. `renewed` is as for ParamTable::read.
   std::optional<StepRefusal> adam(py::handle param_groups, py::handle state, const Names& needed,
                                   bool renewed, const std::vector<AdamGroup>& groups,
                                   bool stochastic_rounding,

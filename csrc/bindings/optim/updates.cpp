@@ -1,4 +1,4 @@
-// The checks of an update's arguments.
+// Checks the arguments of an update.
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>

@@ -1,4 +1,4 @@
-// The GIL during launches.
+// Releases the GIL during launches.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -9,7 +9,7 @@
 
 namespace amp_ext {
 
-// Elements from which on a pass over a list on a CPU lets other Python threads run.
+// The fewest elements at which a pass over a list on a CPU lets other Python threads run.
 constexpr int64_t kLongPass = 1 << 18;
 
 // Releases the GIL for launches that run Python code, take long on a CPU, or wait for a device:

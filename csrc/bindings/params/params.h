@@ -1,4 +1,4 @@
-// The parameters of an optimizer, in the order of its groups.
+// Collects the parameters of an optimizer, in the order of its groups.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -8,7 +8,7 @@
 
 namespace amp_ext {
 
-// Borrows the parameters from the lists of the groups, which it keeps alive.
+// Borrows the parameters from the lists of the groups, and keeps the lists alive.
 class Params {
  public:
   Params() = default;

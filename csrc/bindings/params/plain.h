@@ -1,4 +1,4 @@
-// Tensors without Python code of their own, and which of them the optimizers' kernels serve.
+// Finds tensors without Python code of their own, and tensors for the optimizers' kernels.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,13 +9,13 @@ namespace amp_ext {
 
 bool is_plain_subclass(PyObject* object);
 
-// Returns whether an object is a tensor whose `.grad` and ops run no Python code of its class.
+// Returns whether an object is a tensor, and its `.grad` and ops run no Python code of its class.
 inline bool is_plain(PyObject* object) {
   return THPVariable_CheckExact(object) || is_plain_subclass(object);
 }
 
 // Returns the tensor of a parameter's elements in this process: the parameter itself, or the local
-// tensor of a DTensor. Null where Python code is in the way.
+// tensor of a DTensor. Returns null if Python code is in the way.
 PyObject* local_tensor_of_subclass(PyObject* param);
 inline PyObject* local_tensor(PyObject* param) {
   return THPVariable_CheckExact(param) ? param : local_tensor_of_subclass(param);

@@ -19,8 +19,8 @@ bool has_tensors_grad(PyObject* tensor) {
   return py::type::handle_of(tensor).attr("grad").is(py::handle(THPVariableClass).attr("grad"));
 }
 
-// As torch.distributed.fsdp marks the parameters that it has flattened. Each process has a part of
-// them, perhaps an empty one.
+// Returns whether torch.distributed.fsdp has flattened a parameter. Each process has a part of it,
+// perhaps an empty one.
 bool is_flattened(PyObject* param) {
   static const py::handle name = PyUnicode_InternFromString("_fsdp_flattened");
   return py::hasattr(param, name);

@@ -1,4 +1,4 @@
-// The gradients of an optimizer as lists for the ops.
+// Collects the gradients of an optimizer in lists for the ops.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -13,7 +13,8 @@
 
 namespace amp_ext {
 
-// The sparse gradients to coalesce: fp16 ones, whose sums may overflow, or all of them, for norms.
+// The sparse gradients to coalesce: fp16 gradients, since their sums may overflow, or all
+// gradients, for norms.
 enum class Coalesce { fp16, all };
 
 // One list for each device, or for each device and sharding, for norms.
@@ -33,10 +34,10 @@ class OptimizerGrads {
  public:
   explicit OptimizerGrads(const GradsUse& use) : use_(use) {}
 
-  // Reads `.grad` of every parameter. Returns false for what only Python code can handle: a
-  // gradient that is a Python tensor subclass, other than a DTensor of plain tensors, and a
-  // parameter whose class has a `grad` of its own. The gradients of DTensors have been given the
-  // placements of their parameters then.
+  // Reads `.grad` of every parameter. Returns false for gradients that only Python code can handle:
+  // Python tensor subclasses, except DTensors of plain tensors, and gradients of a parameter with
+  // a `grad` that its class defines. The gradients of DTensors have been given the placements of
+  // their parameters then.
   bool collect(pybind11::handle param_groups);
 
   // Throws the errors that concern whole lists. Call it before anything is written.

@@ -1,4 +1,4 @@
-// The scaler's passes over an optimizer's gradients, and the update of the scale.
+// Runs the scaler's passes over an optimizer's gradients, and the update of the scale.
 #include "scaler/scaler.h"
 
 #include <ATen/core/grad_mode.h>
@@ -114,9 +114,9 @@ std::vector<Scalars> scalars_of(const OptimizerGrads& grads, const at::Tensor& i
   return result;
 }
 
-// Makes flags and norms those of all processes, and returns the total norm. None is returned
-// without `norms`, or where gradients have no parts in other processes. `reduce` is a Reduction of
-// amp_ext.scaler.processes, or None where there is one process.
+// Reduces flags and norms over all processes, and returns the total norm. Returns none without
+// `norms`, or if gradients have no parts in other processes. `reduce` is a Reduction of
+// amp_ext.scaler.processes, or None for one process.
 OptionalTensor reduced(py::handle reduce, const OptimizerGrads& grads, py::dict& found_infs,
                        const std::vector<at::Tensor>* norms) {
   if (reduce.is_none()) return std::nullopt;
@@ -140,16 +140,16 @@ at::Tensor total_norm(const std::vector<at::Tensor>& norms, at::Device device) {
       .to(at::kFloat);
 }
 
-// Runs one pass over the gradients of `param_groups`. A pass of kind
-//   check    reads them and flags values that are not finite;
-//   norm     also returns the L2 norm of the unscaled gradients;
-//   unscale  multiplies them by inv_scale and flags values that are not finite then;
+// Runs one pass over the gradients of `param_groups`, of one of these kinds:
+//   check    reads them and flags values that are not finite.
+//   norm     does the same, and returns the L2 norm of the unscaled gradients.
+//   unscale  multiplies them by inv_scale and flags values that are not finite then.
 //   clip     returns the norm, unscales gradients and clips them to max_norm.
 //
-// Returns ({device: flag}, norm or None). None: a gradient is a Python tensor subclass, which torch
-// handles; nothing has been written. `flags` is as for Flags. With `is_unscaled`, gradients are not
-// multiplied by inv_scale. With `written`, the optimizer will write the gradients that a pass only
-// reads. `reduce` is as for reduced().
+// Returns ({device: flag}, norm or None). If a gradient is a Python tensor subclass, it returns
+// None and writes nothing: torch handles the gradients. `flags` is as for Flags. With
+// `is_unscaled`, gradients are not multiplied by inv_scale. With `written`, the optimizer will
+// write the gradients that a pass only reads. `reduce` is as for reduced().
 py::object grad_pass(py::handle param_groups, const std::string& name, py::handle inv_scale,
                      py::handle flags, bool is_unscaled, std::optional<double> max_norm,
                      bool error_if_nonfinite, bool allow_fp16, bool written, py::handle reduce) {
