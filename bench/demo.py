@@ -2,8 +2,8 @@
 
     python bench/demo.py [--device cpu] [--out demo.png]
 
-The three take their steps in turn. A table is printed, and a picture is written: the target, what
-each has learned, the losses and the loss scale over time.
+The three take their steps in turn. The script prints a table, and draws the target, the three
+results, the losses and the loss scale over time.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from harness import environment
 from workloads.checkerboard import training
 from workloads.common import DeviceParser, StepRecord, Trainer, positive, three_digits
 
-# torch's defaults, but for the interval (2000): the scale is to move within the demo.
+# torch's defaults, except the interval (2000): the scale moves within the demo.
 SCALER = {"init_scale": 65536.0, "growth_interval": 25}
 GREY_LOSS = 0.25
 LEARNED_LOSS = 0.1
 SMOOTHED = 25  # steps; Adam's loss has spikes
-LINES = {  # each narrower than those it may cover
+LINES = {  # each narrower than the lines it may cover
     "FP32": {"color": plot.COLOURS["fp32"], "linewidth": 3.2},
     "torch.amp FP16": {"color": plot.COLOURS["torch"], "linewidth": 2.2, "linestyle": "--"},
     "amp_ext FP16": {"color": plot.COLOURS["amp_ext"], "linewidth": 1.2},
@@ -38,8 +38,8 @@ LINES = {  # each narrower than those it may cover
 ROW = "{:<16}{:>7}{:>14}{:>14}{:>13}{:>15}{:>13}"
 
 
-# Pixels per side, steps, and steps under torch.amp, whose FP16 convolutions are slow on a CPU:
-# 1.3 s a step at 64 x 64 pixels on two cores.
+# Pixels per side, steps, and steps under torch.amp: its FP16 convolutions are slow on a CPU, 1.3 s
+# a step at 64 x 64 pixels on two cores.
 PLANS = {
     "cuda": {"size": 512, "steps": 500, "torch_steps": 500},
     "cpu": {"size": 64, "steps": 500, "torch_steps": 10},

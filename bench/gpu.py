@@ -2,12 +2,12 @@
 
     python bench/gpu.py [--only tests|checks|bench] [--budget SECONDS] [--dry-run] RESULTS
 
-The run builds amp_ext for the GPU and the torch at hand, and downloads nothing. "tests" are
-`pytest -m gpu`, "checks" self-verification, the hardware probe and compute-sanitizer, and "bench"
-is run.py, which appends to RESULTS/<gpu>/<utc date>-<commit>.jsonl; .log and .summary.txt lie
-beside it. A stage that fails or cannot run leaves the others running; the exit status is 1 if one
-has failed. AMP_EXT_COMMIT names the commit of a copy without its repository. --dry-run rehearses
-the run on the fake CUDA runtime, which has to run it: `make gpu DRY_RUN=1`.
+The run builds amp_ext for the GPU and the torch at hand, and downloads nothing. "tests" are `pytest
+-m gpu`, "checks" self-verification, the hardware probe and compute-sanitizer. "bench" is run.py: it
+appends to RESULTS/<gpu>/<utc date>-<commit>.jsonl; .log and .summary.txt lie beside it. A stage
+that fails or cannot run leaves the others running; the exit status is 1 if one has failed.
+AMP_EXT_COMMIT names the commit of a copy without its repository. --dry-run rehearses the run on the
+fake CUDA runtime: `make gpu DRY_RUN=1`.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ FIRST = {"unscale": 25, "gemm --dtype=bf16": 75, "train": 45}
 LAST = {"gemm --dtype=fp16": 60, "linear": 40, "scaler": 25, "autocast": 25}
 NAMED = {words.split()[0] for words in (*FIRST, *LAST)}
 BENCHMARKS = {**FIRST, **{op: 20 for op in OPS if op not in NAMED}, **LAST}
-# Small cases for the rehearsal, of other ops those with "2 x 10".
+# Small cases for the rehearsal; other ops run their cases with "2 x 10".
 SMALL = {"gemm": "64^3", "train": "regression", "linear": "MLP", "update_scale": ""}
 SMALL |= {"scaler": "40 parameters, SGD", "autocast": "mm, no grad", "step": "clipped, BF16"}
-# With these a caller would have other kernels tested and measured.
+# Variables that would change the tested and measured kernels.
 CHOICES = ("AMP_EXT_BACKEND", "AMP_EXT_GEMM", "AMP_EXT_VERIFY", "TRITON_INTERPRET")
 # Failed tests, compilers' errors, where a test was ended, and failed cases of run.py.
 CAUSE = re.compile(r'\b(FAILED|ERROR)\b|crashed while|\berror: |File ".*/tests/|NO RATIO')
@@ -77,7 +77,7 @@ def stages(ledger: Path, dry: bool) -> list[Stage]:
     pytest = [PYTHON, "-m", "pytest", "-p", "no:cacheprovider", "-p", "gpu_fault", "-m", "gpu"]
     pytest += ["-v", "--tb=short", "--maxfail=40", "--continue-on-collection-errors"]
     if importlib.util.find_spec("xdist"):
-        # With loadfile a test that ends its process would be run again and again.
+        # loadfile would repeat a test that ends its process again and again.
         pytest += ["-n", "2" if dry else "8", "--dist", "worksteal"]
     pytest += ["--tests", "12"] if dry else []
     missing = "" if importlib.util.find_spec("pytest") else "pytest is not installed"
@@ -90,7 +90,7 @@ def stages(ledger: Path, dry: bool) -> list[Stage]:
     absent = "a rehearsal has no GPU to watch" if dry else "compute-sanitizer is not installed"
     missing = "" if shutil.which("compute-sanitizer") and not dry else absent
     for tool, limit in (("memcheck", 90), ("synccheck", 40), ("racecheck", 60)):
-        # racecheck does not know the asynchronous copies and products of Hopper.
+        # racecheck does not support Hopper's asynchronous copies and products.
         command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "1", PYTHON]
         command.append("tests/support/small_case.py")
         made.append(Stage(tool, command, limit, "checks", ROOT, missing, tool == "racecheck"))
@@ -116,7 +116,7 @@ def environment(dry: bool) -> dict[str, str]:
 
 
 class Report:
-    """Print and log all lines, and write a summary below that of an earlier run."""
+    """Print and log all lines, and append a summary to earlier ones."""
 
     def __init__(self, path: Path, heading: str) -> None:
         self.path, self.failed, self.lines = path, False, []
@@ -161,7 +161,7 @@ def run(stage: Stage, env: dict[str, str], seconds: float, report: Report) -> st
     try:
         status = process.wait(seconds)
     except subprocess.TimeoutExpired:
-        end(process, signal.SIGINT)  # pytest and run.py then print what they have
+        end(process, signal.SIGINT)  # pytest and run.py then print their results
         return f"out of time after {seconds:.0f} s"
     finally:
         end(process, signal.SIGKILL)  # its children too: they would hold the GPU

@@ -3,9 +3,9 @@
     python bench/plot.py [--results DIR] [--out DIR] [--formats png svg]
     python bench/plot.py --page
 
-The first draws each machine (a folder of DIR) by the newest measurement of each case, and names
-the figures that lack lines. The second is `make figures`: from the committed ledgers alone it
-writes the results between two comments of the page, and the figures of the first machine.
+The first draws each machine (a folder of DIR) by the newest measurement of each case, and names the
+figures that lack lines. The second is `make figures`. It writes the results between two comments of
+the page, and the figures of the first machine, from the committed ledgers alone.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def look(provider: str, **more: object) -> dict[str, object]:
 
 
 def number(value: float) -> str:
-    """Write three digits, and all of those before the point: 0.0123, 1.20, 57.4, 2,955."""
+    """Write three digits, and all digits before the point: 0.0123, 1.20, 57.4, 2,955."""
     return f"{value:#.3g}".rstrip(".") if value < 1000 else f"{value:,.0f}"
 
 
@@ -137,7 +137,7 @@ def cases_of(runs: Sequence[Run], op: str, unit: str) -> dict[str, list[Record]]
 
 
 def drawing(width: float, height: float, title: str, runs: Sequence[Run]) -> Figure:
-    """Make a figure whose title and footer name the machine and the sources."""
+    """Make a figure with the machine in its title and the sources in its footer."""
     sources = dict.fromkeys(source for run in runs for source in run.sources)
     machine = runs[0].device_name
     return canvas(width, height, f"{title} on {machine}", [machine, *sources])

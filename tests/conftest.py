@@ -1,4 +1,4 @@
-"""Set-up of every test: reproducible random numbers, and memory that nobody has written shows."""
+"""Set up every test: reproducible random numbers, and NaN in memory without a value."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from typing import Any
 
 import pytest
 
-# Before torch starts: OpenMP's threads would spin while they wait for work, which is half of the
-# suite's time. Several workers of pytest-xdist share the cores.
+# The policy must be set before torch starts: OpenMP's threads would spin while they wait, half of
+# the suite's time. Several workers of pytest-xdist share the cores.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "2")
 
 import torch
 
-# Where there is a GPU, its tests are of the kernels; a wrong kernel is to fail its tests; and
-# nothing is by what a user has measured.
+# A GPU's tests run the kernels, and a wrong kernel fails its tests. A user's measurements have no
+# effect.
 os.environ.setdefault("AMP_EXT_GEMM", "kernel")
 os.environ.setdefault("AMP_EXT_VERIFY", "0")
 CACHE = Path(__file__).parents[1] / "build" / "cache"
@@ -32,7 +32,7 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is imported
 
-# So that their assertions show the values.
+# Assertions of these modules show values.
 pytest.register_assert_rewrite("cases", "cast_cases", "gemm_cases", "autocast_cases", "twins")
 torch.sparse.check_sparse_tensor_invariants.enable()  # torch warns while it is left undecided
 
@@ -126,10 +126,10 @@ def ptx(backend: None) -> Any:
 
 @pytest.fixture(autouse=True)
 def nan_in_fresh_memory(seed: None) -> Iterator[None]:
-    """Make torch.empty return NaN, so that a result that was not written cannot look right.
+    """Make torch.empty return NaN, so that a result without a write cannot look right.
 
-    torch.utils.deterministic.fill_uninitialized_memory, which is on by default, takes effect only
-    while deterministic algorithms are asked for.
+    torch.utils.deterministic.fill_uninitialized_memory is on by default, and takes effect only
+    while deterministic algorithms are on.
     """
     asked = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True, warn_only=True)

@@ -1,7 +1,7 @@
 """Launches of kernels, compiled once for all numbers and addresses.
 
-Triton's own call looks a compiled kernel up by the type, value and alignment of every argument,
-which takes longer than most launches here. Kernels here take addresses as numbers, and no number
+Triton's own call looks a compiled kernel up by the type, value and alignment of every argument. The
+look-up takes longer than most launches here. Kernels here take addresses as numbers, and no number
 compiles a kernel anew: a Launcher looks it up by constants alone. Launch hooks, as profilers set
 them, see every launch.
 """
@@ -23,7 +23,7 @@ INTERPRETED_MULTIPROCESSORS = 3
 
 
 def kernel(function: Any) -> Any:
-    """Make a kernel that no number compiles anew: annotated parameters have their type."""
+    """Make a kernel that is compiled once for all numbers: annotated parameters have their type."""
     kinds = function.__annotations__.items()
     numbers = [name for name, kind in kinds if "constexpr" not in str(kind)]
     if INTERPRETED.value:
@@ -42,7 +42,7 @@ def launch(compiled: Any, programs: int, stream: int, arguments: tuple[Any, ...]
     """Launch a compiled kernel with all of its arguments, in order."""
     enter, leave = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
     metadata = None
-    # A hook is a function, None, or a chain, which is usually empty.
+    # A hook is a function, None, or a chain that is usually empty.
     if getattr(enter, "calls", enter) or getattr(leave, "calls", leave):
         metadata = compiled.launch_metadata((programs, 1, 1), stream, *arguments)
     else:

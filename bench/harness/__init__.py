@@ -1,4 +1,4 @@
-"""Share the parts of benchmarks, which ignore a user's amp_ext.tune() by default."""
+"""Share the parts of benchmarks. A user's amp_ext.tune() has no effect by default."""
 
 import os
 

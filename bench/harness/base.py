@@ -16,7 +16,7 @@ from harness import ledger
 from harness.table import microseconds
 
 ROOT = Path(__file__).resolve().parents[2]
-ROUNDS = 3  # the median leaves out one in which the processor's speed changed
+ROUNDS = 3  # the median leaves out a round with another speed of the processor
 
 
 class BuildError(Exception):
@@ -37,8 +37,8 @@ def git(*arguments: str, folder: Path) -> str:
 def base_package(revision: str, root: Path = ROOT) -> Path:
     """Build a commit's amp_ext; return its folder.
 
-    The folder is a git worktree under build/, which stays, so that only the differences to the
-    last commit are compiled. If the module's sources are those of this tree, its module is copied.
+    The folder is a git worktree under build/. It stays, so that only the differences to the last
+    commit are compiled. If the module's sources equal this tree's, its module is copied.
 
     Args:
         revision: of the repository at `root`.
@@ -64,7 +64,7 @@ def base_package(revision: str, root: Path = ROOT) -> Path:
         package = Path(amp_ext.__file__).parent
         for file in (*package.glob("*.so"), package / "_build_info.py"):
             shutil.copy(file, base / "amp_ext")
-    # Where an installation has them: Python would find those of another tree.
+    # The kernels go where an installation has them: Python would find another tree's.
     inside = base / "amp_ext/triton_kernels"
     shutil.rmtree(inside, ignore_errors=True)
     if (base / "triton_kernels").is_dir():
@@ -78,7 +78,7 @@ def run_apart(package: Path, arguments: Sequence[str], file: Path) -> None:
     command = [sys.executable, str(ROOT / "bench/run.py"), *arguments, "--json", str(file)]
     environment = {**os.environ, "PYTHONPATH": path}
     run = subprocess.run(command, env=environment, stdout=subprocess.DEVNULL)
-    # 1: a case has failed, which its record says; 2: the op has none of the cases.
+    # 1: a case has failed, as its record shows; 2: the op has none of the cases.
     if run.returncode not in (0, 1, 2) or (run.returncode == 1 and not file.exists()):
         raise BuildError(f"{' '.join(command)}: exit status {run.returncode}")
 

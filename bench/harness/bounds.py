@@ -13,7 +13,7 @@ from harness.registry import check, faults
 UNIT = 2.0**-24  # half a unit in the last place of float32
 TANH_UNITS = 64  # of float32: the error of an implementation of erf, exp or tanh
 BLOCK = 128
-ELEMENT = 8  # an element's bound over that of a block
+ELEMENT = 8  # an element's bound relative to a block's
 ROWS = 1024
 
 
@@ -30,13 +30,13 @@ def compare(result: Tensor, exact: Tensor, terms: int, dtype: torch.dtype, name:
     """Raise CheckError where a block or an element is further off than roundings explain.
 
     A block may be off by eps of the exact block's norm. One rounding to `dtype` is at most eps / 2
-    of a value, and eps / sqrt(12) of the norm of random values; products with random matrices
-    keep that proportion, and errors of several roundings add up in quadrature: twelve of them
-    give eps. Layers have six in a row at most, sums of 16-bit parts have four more.
-    A float32 sum of `terms` products makes as many roundings of at most UNIT times a partial sum,
-    and partial sums of random terms have at most the norm of the whole. An activation adds
-    TANH_UNITS. An element may be off by ELEMENT times as much of itself and of the root mean
-    square: more than six standard deviations of such errors.
+    of a value, and eps / sqrt(12) of the norm of random values. Products with random matrices keep
+    that proportion. Errors of several roundings add up in quadrature: twelve of them give eps.
+    Layers have six in a row at most, sums of 16-bit parts have four more. A float32 sum of `terms`
+    products makes as many roundings of at most UNIT times a partial sum. Partial sums of random
+    terms have at most the norm of the whole. An activation adds TANH_UNITS. An element may be off
+    by ELEMENT times as much of itself and of the root mean square: more than six standard
+    deviations of such errors.
 
     Args:
         result: a matrix or a vector.

@@ -1,4 +1,4 @@
-"""Find the fastest of the algorithms that cuBLASLt's heuristics name for a product.
+"""Find the fastest algorithm of cuBLASLt's heuristics for a product.
 
 cuBLASLt takes matrices that are stored column by column, so out = a @ b is computed as its
 transpose: the first operand is b, the second is a. With beta = 1 the product is added to `out`.
@@ -40,7 +40,7 @@ class Algorithm(ctypes.Structure):
 
 
 class Library:
-    """Call cuBLASLt with a handle and a workspace, which all products share in turn."""
+    """Call cuBLASLt with a handle and a workspace that all products share in turn."""
 
     def __init__(self, functions: ctypes.CDLL, workspace: Tensor) -> None:
         self.functions, self.workspace = functions, workspace
@@ -121,7 +121,7 @@ class Product:
         """Return a launch on the current stream; its arguments are made once.
 
         Raises:
-            ValueError: shapes, dtypes or strides are not those of the product.
+            ValueError: shapes, dtypes or strides differ from the product's.
         """
         if self.kind_of(operands) != self.kind:
             raise ValueError("cublaslt: operands are not of the product's kind")

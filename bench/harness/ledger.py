@@ -17,7 +17,7 @@ FP32_LINE = "fp32"  # the provider that is torch in FP32
 
 
 class Record(TypedDict):
-    """Type a line, which has every key, and None for a value that is absent."""
+    """Type a line with every key, and None for an absent value."""
 
     op: str  # as on the command line of run.py
     case: str  # its name
@@ -28,7 +28,7 @@ class Record(TypedDict):
     p20_us: float | None  # microseconds of one launch, at three percentiles; None: it did not run
     p50_us: float | None
     p80_us: float | None
-    bytes: int | None  # that one launch has to read plus those that it has to write
+    bytes: int | None  # to read and to write in one launch
     gb_per_s: float | None  # 1e9 bytes a second, at p20
     flops: int | None  # floating-point operations of one launch
     gflop_per_s: float | None

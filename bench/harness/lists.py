@@ -236,7 +236,7 @@ def copy_limit(setup: Setup) -> Case:
 
 
 def in_place_limit(setup: Setup) -> Case:
-    """Multiply in place on a CPU, where a copy also reads what it overwrites; copy on a GPU."""
+    """Multiply in place on a CPU (a copy also reads its target); copy on a GPU."""
     if setup.on_gpu:
         return copy_limit(setup)
     factors = itertools.cycle([2.0, 0.5])

@@ -31,8 +31,8 @@ def measure(
 ) -> list[ledger.Record]:
     """Time a case's providers and check their results; return a record for each provider.
 
-    A provider that cannot run, or whose result is wrong, has an error and no ratio, and the
-    others keep theirs. The baseline has the error of a case that cannot be built.
+    A provider that cannot run, or has a wrong result, gets an error and no ratio. The others keep
+    theirs. The baseline has the error of a case that cannot be built.
 
     Args:
         case: of `op`.
@@ -46,7 +46,7 @@ def measure(
     found.errors.update(
         faults({case.baseline: lambda: _fill(found, case, op, setup, budget, only)})
     )
-    gc.collect()  # of the inputs, which are large
+    gc.collect()  # of the large inputs
     names = dict.fromkeys([*found.times, *found.errors])
     return [_record(found, case, op, name, about) for name in names]
 

@@ -75,7 +75,7 @@ class Provider:
 
     name: str  # a backend of amp_ext (ledger.OURS), "torch" (the baseline), or another
     launch: Callable[[], object]
-    prepare: Callable[[], object] | None = None  # before each sample, which is then one launch
+    prepare: Callable[[], object] | None = None  # before each sample; a sample is then one launch
     excluded_ns: Callable[[], int] | None = None  # of the last launch: not the op's own time
     around: Callable[[], AbstractContextManager] = nullcontext  # of each sample, untimed
 
@@ -84,7 +84,7 @@ class Provider:
 class Work:
     """Count the work of one launch, the same for all providers."""
 
-    bytes: int = 0  # that have to be read plus those that have to be written
+    bytes: int = 0  # to read and to write
     flops: int = 0
     parameters: int = 0  # of the optimizer that a step updates
     calls: int = 1

@@ -1,4 +1,4 @@
-"""Time several providers in turn, and look at the machine's load before."""
+"""Time several providers in turn, and measure the machine's load before."""
 
 from __future__ import annotations
 
@@ -73,9 +73,9 @@ def interleaved(
     """Time the providers in turn, sample by sample, every second round in reverse order.
 
     A sample is one launch, or as many launches as make up `budget.sample_us` (never more than one
-    for a provider with `prepare`). All providers get the same number of samples and of launches,
-    except those whose sample takes over a fifth of a second, which sit out four rounds of five.
-    The clock is the host's, or a GPU's if `events`.
+    for a provider with `prepare`). All providers get the same number of samples and of launches. If
+    a sample takes over a fifth of a second, its provider sits out four rounds of five. The clock is
+    the host's, or a GPU's if `events`.
 
     Raises:
         Failed: a provider has raised.

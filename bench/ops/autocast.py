@@ -52,7 +52,7 @@ class Call:
     weights: int = 0
 
     def tensors(self, grad: bool, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
-        """Make small whole numbers, whose products are exact."""
+        """Make small whole numbers with exact products."""
         generator = torch.Generator().manual_seed(0)
         tensors = []
         for place, shape in enumerate(self.shapes):
@@ -116,7 +116,7 @@ def build(call: Call, mode: str, calls: int, dtype: torch.dtype, device: torch.d
 
 
 def verify(mine: Loop, theirs: Loop) -> None:
-    """Expect torch's results and gradients, which are exact."""
+    """Expect exactly torch's results and gradients."""
     for result, expected in zip(mine.run(), theirs.run(), strict=True):
         check(result.dtype == expected.dtype, f"the result is {result.dtype}")
         check(result.equal(expected), "the result is not torch's")

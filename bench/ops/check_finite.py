@@ -25,7 +25,7 @@ def theirs(grads: Gradients, flag: Tensor, one: Tensor) -> None:
 
 
 def by_norms(grads: Gradients, flag: Tensor, one: Tensor) -> None:
-    """Check the largest magnitude of each tensor, which only reads."""
+    """Check the largest magnitude of each tensor by reads alone."""
     norms = [torch.stack(torch._foreach_norm(group, torch.inf)) for group in grads.groups]
     composed(norms, flag, one)
 

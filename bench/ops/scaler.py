@@ -17,7 +17,8 @@ from workloads.gradients import gradients, parameters
 ELEMENTS = 4
 MAX_NORM = 0.1
 INIT_SCALE = 65536.0
-# Of clipped gradients: norms differ by their rounding, in float32 of n elements by n / 2 * 2**-24.
+# Tolerance of clipped gradients. Norms differ by their rounding, in float32 of n elements by
+# n / 2 * 2**-24.
 CLIPPED_RTOL = 4000 * ELEMENTS / 2 * 2.0**-24
 
 
@@ -88,7 +89,7 @@ def build(count: int, clips: bool, fused: bool, device: torch.device) -> Trial:
 def verify(mine: Loop, theirs: Loop) -> None:
     """Expect torch's parameters and scale on two new models, with an overflow between.
 
-    Gradients are torch's too, except after an overflow, where torch spoils what it clips.
+    Gradients are torch's too, except after an overflow: torch spoils the clipped ones.
     """
     rtol = CLIPPED_RTOL if mine.clips else 0.0
     for when, poison in (("a step", None), ("an overflow", torch.inf), ("another step", None)):

@@ -41,7 +41,7 @@ class Training:
         self.scaler.scale(torch.zeros((), device=device))
 
     def prepare(self) -> None:
-        """Write the gradients, which torch unscales in place."""
+        """Write the gradients; torch unscales them in place."""
         torch._foreach_copy_([parameter.grad for parameter in self.parameters], self.scaled)
 
     def run(self) -> None:
@@ -82,9 +82,8 @@ def build(shapes: list[int], clips: bool, moment: torch.dtype, setup: Setup) -> 
 def verify(mine: Training, theirs: Training) -> None:
     """Expect torch's parameters, and no step by a gradient with an infinity.
 
-    A step moves an element by about LR, and rounding of its moments to bfloat16 (8 bits) moves
-    their quotient by less than 2**-7 of it; in FP32 the norm is off by a few units in the last
-    place.
+    A step moves an element by about LR. Rounding of its moments to bfloat16 (8 bits) moves their
+    quotient by less than 2**-7 of it. In FP32 the norm is off by a few units in the last place.
     """
     for poison in (*STEPS * [None], torch.inf):
         for training in (mine, theirs):

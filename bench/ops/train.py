@@ -24,14 +24,14 @@ OURS_AMP, TORCH_AMP, NO_AMP = "amp_ext", "torch", "none"
 SCALER = {"init_scale": 1024.0, "growth_interval": 1_000_000}
 BATCHES = 20  # of a training, one after the other and again from the first
 
-# The check takes a few steps by SGD, each of which moves the parameters by this part of their norm.
-# Then all go nearly the same way, and rounding of FP32 parameters is not a thousandth of it.
+# The check takes a few steps by SGD. Each moves the parameters by this part of their norm. All then
+# go nearly the same way, and rounding of FP32 parameters is not a thousandth of it.
 CHECKED_STEPS, STRIDE = 4, 1e-4
-# Of the first loss: rounding to 16 bits moves losses by less than a thousandth.
+# Tolerance of the first loss: rounding to 16 bits moves losses by less than a thousandth.
 LOSS_TOLERANCE = 0.02
-# Of the way in FP32. Rounding to BF16 changes one step's gradients by up to 0.17 (through the norms
-# and ReLUs of a narrow ResNet-50), in other ways at each step, so that the way is less than 0.13
-# off; a training that loses every second step is 0.5 off.
+# Tolerance of the way in FP32. Rounding to BF16 changes one step's gradients by up to 0.17, through
+# the norms and ReLUs of a narrow ResNet-50. Steps differ in their changes, so the way is less than
+# 0.13 off. A training that loses every second step is 0.5 off.
 WAY_TOLERANCE = 0.3
 Start = Callable[..., Trainer]  # takes an amp and a device
 FirstSteps = tuple[list[float], list[Tensor]]  # losses, and how far each parameter has moved
@@ -46,7 +46,7 @@ def regression_trainer(amp: str, device: torch.device) -> Trainer:
 
 
 def digits_trainer(amp: str, device: torch.device) -> Trainer:
-    """Train on random images, whose content does not change the time."""
+    """Train on random images: their content does not change the time."""
     generator = torch.Generator().manual_seed(0)
     shape = (digits.BATCH, digits.SIDE, digits.SIDE)
     images = torch.rand(shape, generator=generator).to(device)
@@ -62,7 +62,7 @@ def network_trainer(sizes: GPT2 | ResNet50, amp: str, device: torch.device) -> T
 
 
 class Training:
-    """Hold the network, the loss and the batches from which every line starts.
+    """Hold the network, the loss and the batches at the start of every line.
 
     Args:
         start: makes the network and its batches.
@@ -93,7 +93,7 @@ class Training:
         return losses, torch._foreach_sub([p.detach() for p in parameters], begin)
 
     def stride(self) -> float:
-        """Return the learning rate whose first step in FP32 has the wanted length."""
+        """Return the learning rate for a first step in FP32 of the wanted length."""
         trainer = self.trainer(NO_AMP)
         trainer.advance()
         trainer.run()
@@ -150,7 +150,7 @@ def compiled(new: Callable[[], Trainer]) -> Trainer | None:
 
 
 def verify(steps: FirstSteps, expected: FirstSteps) -> None:
-    """Expect losses and parameters near those of FP32."""
+    """Expect losses and parameters near FP32's."""
     (losses, way), (exact_losses, exact_way) = steps, expected
     for number, (loss, exact) in enumerate(zip(losses, exact_losses, strict=True), 1):
         near = abs(loss - exact) <= LOSS_TOLERANCE * exact_losses[0]

@@ -11,7 +11,7 @@ from harness.lists import Gradients
 from harness.providers import Line
 from harness.registry import BF16, FP16, FP32, Case, Op, Setup, Trial, check
 
-FACTORS = 2.0, 0.5  # gradients stay what they are
+FACTORS = 2.0, 0.5  # gradients stay unchanged
 
 
 def ours(grads: Gradients, flag: Tensor, factor: Tensor) -> None:

@@ -53,7 +53,7 @@ def flags(count: int, overflow: bool, device: torch.device) -> list[Tensor]:
 
 
 def build(count: int, moves: bool, setup: Setup) -> Trial:
-    """Make a trial whose scale stands still, or moves by every other step's overflow."""
+    """Make a trial with a static scale, or with an overflow at every other step."""
     interval = 1 if moves else INTERVAL
 
     def timed(name: str, line: Line) -> Provider:

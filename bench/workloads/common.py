@@ -27,7 +27,7 @@ class StepRecord:
     """Record one training step."""
 
     loss: float  # of the batch, before the step
-    scale: float  # that the step used; 1 in FP32
+    scale: float  # used by the step; 1 in FP32
     skipped: bool  # the scaler found an overflow and left the parameters alone
     milliseconds: float  # from zero_grad to update, until the device was done
 
@@ -111,8 +111,8 @@ def epochs(loader: DataLoader, device: torch.device) -> Iterator[Batch]:
 def follow(trainer: Trainer, count: int, batches: int = 1, every: int = 0) -> list[StepRecord]:
     """Take `count` steps under a progress bar on stderr.
 
-    After every `every` batches of an epoch, which has `batches`, a line on stdout says how far it
-    is; never if `every` is 0.
+    After every `every` of the `batches` batches of an epoch, a line on stdout shows the progress;
+    never if `every` is 0.
     """
     from tqdm import tqdm
 
@@ -156,7 +156,7 @@ def positive(text: str) -> int:
 
 
 class DeviceParser(argparse.ArgumentParser):
-    """Add --device, which becomes a torch.device."""
+    """Add --device, parsed as a torch.device."""
 
     def __init__(self, description: str) -> None:
         super().__init__(description=description.split("\n", 1)[0])

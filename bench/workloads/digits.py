@@ -4,7 +4,7 @@
 
 MNIST, read by torchvision, where DIR holds it (nothing is downloaded); else scikit-learn's 1797
 digits of 8 x 8 pixels, enlarged to MNIST's 28 x 28. 784-256-10 with ReLU; cross-entropy,
-Adam(1e-3), batches of 64. The accuracy is that of images not trained on.
+Adam(1e-3), batches of 64. The accuracy is on images outside of the training set.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ def gradients(
 
 
 def parameters(grads: Iterable[Tensor]) -> list[torch.nn.Parameter]:
-    """Make leaf parameters, values N(0, 1), whose .grad are the given tensors."""
+    """Make leaf parameters with values N(0, 1) and the given tensors as .grad."""
     leaves = []
     for grad in grads:
         leaf = torch.nn.Parameter(torch.randn_like(grad))

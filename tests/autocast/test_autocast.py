@@ -1,4 +1,4 @@
-"""Regions of amp_ext.autocast: torch.autocast's state and interface, and what they route, and when.
+"""Regions of amp_ext.autocast: the state and interface of torch.autocast, and routing.
 
 Importing amp_ext changes nothing in torch.
 """
@@ -43,7 +43,7 @@ REGIONS: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("inner", REGIONS)
 @pytest.mark.parametrize("outer", REGIONS)
 def test_nesting(outer: str, inner: str) -> None:
-    """Nested regions have the states of torch's."""
+    """Nested regions have the same states as nested regions of torch."""
 
     def states(region: Any) -> list[Any]:
         seen = [state()]
@@ -72,7 +72,7 @@ def test_decorates_functions_and_methods() -> None:
 
 
 def test_has_torchs_interface() -> None:
-    """Names and arguments are torch's."""
+    """amp_ext.autocast has the names and arguments of torch.autocast."""
     assert amp_ext.autocast.__name__ == "autocast"
     mine, torchs = (
         [(p.name, p.kind, p.default) for p in inspect.signature(cls).parameters.values()]
@@ -85,7 +85,7 @@ def test_has_torchs_interface() -> None:
 
 @pytest.mark.parametrize("device_type", ["nonsense", 3, None], ids=repr)
 def test_bad_device_type(device_type: Any) -> None:
-    """A bad device type is torch's error."""
+    """A bad device type raises torch's error."""
     errors = []
     for region in (torch.autocast, amp_ext.autocast):
         with pytest.raises((RuntimeError, ValueError)) as raised:
@@ -95,7 +95,7 @@ def test_bad_device_type(device_type: Any) -> None:
 
 
 def test_custom_functions_are_routed_forward_and_backward() -> None:
-    """The backward pass runs after the region, in one of torch's that custom_bwd enters."""
+    """A custom backward pass that runs after the region enters one by custom_bwd."""
 
     class Product(torch.autograd.Function):
         @staticmethod
@@ -129,7 +129,7 @@ def routed() -> bool:
 
 
 def test_what_is_routed_where() -> None:
-    """Products are routed in our regions, and in torch's within them."""
+    """Regions of amp_ext route products, and so do regions of torch within them."""
     ours, theirs = amp_ext.autocast, torch.autocast
     seen = [routed()]
     with ours(**FP16):
@@ -153,7 +153,7 @@ def test_what_is_routed_where() -> None:
 
 @pytest.mark.parametrize("region", [amp_ext.autocast, torch.autocast], ids=["amp_ext", "torch"])
 def test_a_disabled_region_within_routes_nothing(region: Any) -> None:
-    """A disabled region within ours routes nothing."""
+    """A disabled region within a region of amp_ext routes nothing."""
     with amp_ext.autocast(**FP16):
         with region("cpu", enabled=False):
             assert not routed()
@@ -164,7 +164,7 @@ def test_a_disabled_region_within_routes_nothing(region: Any) -> None:
 
 
 def test_a_region_can_be_entered_again() -> None:
-    """A region routes each time that it is entered."""
+    """A region routes each time the program enters it."""
     region = amp_ext.autocast(**FP16)
     for _ in range(3):
         with region:
@@ -206,7 +206,7 @@ def test_a_decorator_enters_a_region_of_its_class() -> None:
 
 @pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy])
 def test_a_copy_of_an_entered_region_is_a_region_of_its_own(duplicate: Any) -> None:
-    """A copy may be entered within the original."""
+    """A program may enter a copy of a region within the original."""
     region = amp_ext.autocast(**FP16)
     with region:
         with duplicate(region):
@@ -241,5 +241,5 @@ assert all(a[k] is b[k] for a, b in zip(names(), before_names) for k in b)
 
 
 def test_importing_changes_nothing_in_torch() -> None:
-    """Importing registers no op of torch's, and replaces no name."""
+    """Importing amp_ext registers no op of torch and replaces no name."""
     subprocess.run([sys.executable, "-c", IMPORT_CHANGES_NOTHING], check=True)

@@ -1,4 +1,4 @@
-"""Weights are cast once per version and dtype, and the copies are right and go when they should."""
+"""Test that autocast casts weights once per version and dtype, and drops the copies in time."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ SILENT_WRITES: dict[str, Callable[[Tensor, Tensor], object]] = {
 def test_views_are_fresh_after_a_silent_write(
     x: Tensor, weight: Tensor, use: Any, write: Any
 ) -> None:
-    """As in torch, which keeps no copy of a view."""
+    """Views are cast at each use, as in torch: the cache keeps no copy of a view."""
     low, value = x.half(), whole(4, 4) + 8
     with fp16():
         use(low, weight).sum().backward()
@@ -178,7 +178,7 @@ def test_views_are_fresh_after_a_silent_write(
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("enabled", [True, False], ids=["scaled", "disabled scaler"])
 def test_step_within_the_region(fused: bool, enabled: bool) -> None:
-    """The first convolution's copy is torch's own, the second's and the linear's are ours."""
+    """The first convolution's copy is torch's own; the copies of later layers are amp_ext's."""
     x, target = torch.rand(2, 3, 6, 6), torch.rand(2, 1)
 
     def trained(region_per_step: bool) -> list[Tensor]:
@@ -204,7 +204,7 @@ def test_step_within_the_region(fused: bool, enabled: bool) -> None:
 
 @every_use
 def test_every_dtype_has_its_copy(x: Tensor, use: Any) -> None:
-    """1 + 2**-9 is a number of fp16, but not of bf16."""
+    """Each dtype has its own copy: 1 + 2**-9 is a number of fp16, but not of bf16."""
     weight = torch.full((4, 4), 1 + 2.0**-9).requires_grad_()
     inputs = {dtype: torch.eye(4)[:2].to(dtype) for dtype in LOW}
     with Seen() as seen, amp_ext.autocast("cpu", dtype=FP16):
@@ -297,7 +297,7 @@ def test_what_is_no_weight_is_not_kept(x: Tensor, weight: Tensor, kind: str) -> 
 
 @pytest.fixture
 def graph_owned(weight: Tensor) -> Iterator[Tensor]:
-    """A weight whose memory CUDA graphs of torch.compile own."""
+    """Return a weight in memory owned by CUDA graphs of torch.compile."""
     torch._C._set_cached_tensors_enabled(True)
     torch._C._add_cached_tensor(weight)
     yield weight
@@ -309,7 +309,7 @@ def graph_owned(weight: Tensor) -> Iterator[Tensor]:
 def test_memory_of_cuda_graphs_is_cast_at_every_use(
     x: Tensor, graph_owned: Tensor, region: Any
 ) -> None:
-    """A replay of a graph changes it without a new version."""
+    """A replay of a graph changes a weight without a new version."""
     with region("cpu", FP16), Seen() as seen:
         for _ in range(3):
             F.linear(x.half(), graph_owned)
@@ -317,7 +317,7 @@ def test_memory_of_cuda_graphs_is_cast_at_every_use(
 
 
 class Copies(TorchDispatchMode):
-    """Sees the memory that conversions write, without keeping it alive."""
+    """Record the addresses that conversions write, without keeping the memory alive."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -373,7 +373,7 @@ def test_weights_do_not_outlive_the_region(x: Tensor, use: Any, grad: bool) -> N
 
 @every_use
 def test_new_weight_at_an_old_address(x: Tensor, use: Any) -> None:
-    """Weights that die within the region make room for others, of the same version."""
+    """A new weight of the same version may take the address of a weight that died in the region."""
     low = x.half()
     with torch.no_grad(), fp16():
         for _ in range(50):
@@ -385,7 +385,7 @@ def test_new_weight_at_an_old_address(x: Tensor, use: Any) -> None:
 
 
 def test_new_memory_at_an_old_address(x: Tensor, weight: Tensor) -> None:
-    """Memory that a weight gave up makes room for the weight's next memory."""
+    """A weight's new memory may take the address of memory that the weight gave up."""
     low = x.half()
     with torch.no_grad(), fp16():
         for value in range(20):

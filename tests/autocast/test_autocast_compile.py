@@ -1,4 +1,4 @@
-"""torch.compile keeps the routing: of what runs within a region, and of what enters one itself."""
+"""Test that torch.compile keeps the routing, within a region and in programs that enter one."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def fresh_compiler() -> Iterator[None]:
 
 
 class Net(nn.Module):
-    """Every routed op that a network consists of."""
+    """A network of every routed op."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ def gradients(net: nn.Module, x: Tensor, result: Tensor) -> list[Tensor]:
 
 
 class Graphs:
-    """A backend for torch.compile that runs what it is given, and keeps the ops of the graphs."""
+    """A backend for torch.compile that runs the graphs unchanged and records their ops."""
 
     def __init__(self) -> None:
         self.forward: list[Any] = []
@@ -88,7 +88,7 @@ def twins() -> tuple[tuple[nn.Module, Tensor], tuple[nn.Module, Tensor]]:
 
 @every_dtype
 def test_module_within_a_region(dtype: torch.dtype) -> None:
-    """The graphs hold the same calls that eager makes, so that the values have the same bits."""
+    """The graphs hold the calls of eager mode, so the values have the same bits."""
     (net, x), (compiled, y) = twins()
     graphs = Graphs()
     program = torch.compile(compiled, backend=graphs.backend(), fullgraph=True)
@@ -129,7 +129,7 @@ def test_region_in_a_graph_is_routed() -> None:
 
 @pytest.mark.parametrize("order", ["amp_ext first", "torch first"])
 def test_regions_are_not_mistaken_for_each_other(order: str) -> None:
-    """A program that was compiled in one kind of region is compiled again in the other."""
+    """torch.compile compiles a program of one kind of region again for the other kind."""
     graphs = Graphs()
     weight = torch.randn(3, 4)
     program = torch.compile(lambda v: F.linear(v, weight), backend=graphs.backend(), fullgraph=True)
@@ -161,10 +161,10 @@ def test_install_serves_compiled_programs() -> None:
 @pytest.mark.full
 @needs_a_compiler
 def test_inductor() -> None:
-    """Inductor evaluates what lies between the products in fp32 without rounding to 16 bits.
+    """Inductor evaluates the ops between products in fp32 without rounding to 16 bits.
 
-    So compiled and eager results differ by roundings: at most 4 follow one another in the network,
-    of eps / 2 each, and twice as many in its gradients.
+    Compiled and eager results therefore differ by roundings of eps / 2: at most 4 in a row in the
+    network, and twice as many in its gradients.
     """
     (net, x), (compiled, y) = twins()
     program = torch.compile(compiled, backend="inductor", fullgraph=True)
@@ -180,7 +180,7 @@ def test_inductor() -> None:
 
 @pytest.mark.parametrize("backend", ["aot_eager", inductor])
 def test_large_weight_gradient_is_finite(backend: str) -> None:
-    """2 x 61440 = 122880, beyond the 65504 of fp16."""
+    """A weight gradient beyond fp16 is finite: 2 x 61440 = 122880 exceeds 65504."""
     net = nn.Linear(4, 3, bias=False)
     program = torch.compile(net, backend=backend, fullgraph=True)
     with amp_ext.autocast("cpu", dtype=FP16):

@@ -1,4 +1,4 @@
-"""Regions and copies of operands in uncommon ways."""
+"""Test regions and copies of operands in uncommon ways."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def state_of_autocast() -> tuple[Any, ...]:
     ids=str,
 )
 def test_region_that_cannot_be_entered_changes_nothing(wrong: dict[str, Any], within: bool) -> None:
-    """Or what follows would run in a region that nobody is in, or out of the one that it is in."""
+    """A region that fails to enter leaves the state of autocast unchanged."""
 
     def enter() -> None:
         with amp_ext.autocast("cpu", dtype=FP16, enabled=within):
@@ -53,7 +53,7 @@ def test_region_that_cannot_be_entered_changes_nothing(wrong: dict[str, Any], wi
                 pytest.fail("entered")
             assert state_of_autocast() == before
 
-    with ThreadPoolExecutor(1) as thread:  # what is left on ends with it
+    with ThreadPoolExecutor(1) as thread:  # the thread's end also ends leftover regions
         thread.submit(enter).result()
 
 
@@ -105,7 +105,7 @@ def test_negative_view_of_a_weight() -> None:
 
 
 class Elements(Seen):
-    """Counts elements converted."""
+    """Count the elements that conversions write."""
 
     count = 0
 

@@ -1,4 +1,4 @@
-"""Programs that torch.jit.trace and torch.export make run without amp_ext."""
+"""Test that programs of torch.jit.trace and torch.export run without amp_ext."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ assert not [name for name in sys.modules if name.startswith("amp_ext")]
 
 
 def whole(*shape: int) -> Tensor:
-    """Return small whole numbers, of which products are exact in every dtype."""
+    """Return small whole numbers: their products are exact in every dtype."""
     return torch.randint(-2, 3, shape).float()
 
 
 class Net(nn.Module):
-    """A linear, a convolution of single pixels and a product, perhaps in a region of their own."""
+    """A linear, a convolution of single pixels and a product, optionally in their own region."""
 
     def __init__(self, region: Any) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ def save(model: Net, inputs: tuple[Tensor, ...], kind: str, path: Path) -> None:
 def test_programs_load_without_amp_ext(
     name: str, place: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """A saved program gives the model's result in a process that has only torch."""
+    """A saved program gives the model's result in a process with torch alone."""
     region: Any = amp_ext.autocast
     if name == "install":
         amp_ext.install()
@@ -84,7 +84,7 @@ def test_programs_load_without_amp_ext(
 
 
 def test_compiled_programs_keep_our_products() -> None:
-    """An export before it changes nothing for torch.compile."""
+    """An earlier export changes nothing for torch.compile."""
     torch._dynamo.reset()
     model = Net(amp_ext.autocast)
     inputs = whole(3, 4), whole(3, 2, 3, 3)

@@ -1,4 +1,4 @@
-"""Gradients of routed calls: fp32 ones never pass through 16 bits; all can be derived again."""
+"""Test that fp32 gradients never pass through 16 bits and can be differentiated again."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def first_order(
 def three_times(
     form: Form, tensors: list[Tensor], dtype: torch.dtype, others: list[Tensor], compute: Any
 ) -> list[tuple[Tensor, ...]]:
-    """`compute` on the values in fp64, on their magnitudes, and on ones, which counts the terms."""
+    """Return `compute` on the values in fp64, on their magnitudes, and on ones to count terms."""
     values, others = form.rounded(tensors, dtype), [other.detach().double() for other in others]
     return [
         compute(form, values, form.scalars, *others),
@@ -65,7 +65,7 @@ def second_order(
     cotangent: Tensor,
     *weights: Tensor,
 ) -> tuple[Tensor, ...]:
-    """Gradients of the sum of weights * gradients; zeros where there is none."""
+    """Gradients of the sum of weights * gradients; zeros for missing ones."""
     inputs = [value.requires_grad_() for value in (*values, cotangent)]
     result = form.run(*inputs[:-1], **scalars)
     grads = torch.autograd.grad(result, inputs[:-1], inputs[-1], create_graph=True)
@@ -76,10 +76,11 @@ def second_order(
 @every_dtype
 @every_form
 def test_second_order(form: Form, dtype: torch.dtype) -> None:
-    """Of a weighted sum of gradients.
+    """Second derivatives of routed products have the error of one rounding.
 
-    Its gradients are sums of products of a weight in fp32 and a number of 16 bits. The cotangent's
-    has 16 bits itself, and a part from each of the gradients.
+    The loss is a weighted sum of gradients. Its gradients are sums of products of a weight in fp32
+    and a number of 16 bits. The cotangent's has 16 bits itself, and a part from each of the
+    gradients.
     """
     tensors = leaves(form, [FP32], FP32)
     weights = [torch.randn_like(tensor) for tensor in tensors]
@@ -96,7 +97,7 @@ def test_second_order(form: Form, dtype: torch.dtype) -> None:
         assert_within(grad, *wanted, partial_sums=tensor is cotangent)
 
 
-# Name -> a product of inputs [2, 4] and a weight [4, 4], of which row i takes input i alone.
+# Name -> a product of inputs [2, 4] and a weight [4, 4]; row i takes input i alone.
 WEIGHTED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "linear": F.linear,
     "mm": lambda x, w: x.mm(w.t()),
@@ -115,7 +116,7 @@ every_weighted = pytest.mark.parametrize("run", WEIGHTED.values(), ids=WEIGHTED)
 
 
 def weight_gradient(region: Any, run: Any, inputs: float, cotangent: float) -> Tensor:
-    """That of an fp32 weight for constant fp16 inputs and a constant gradient of the result."""
+    """Return the gradient of an fp32 weight for constant fp16 inputs and cotangents."""
     weight = torch.eye(4).requires_grad_()
     with region("cpu", dtype=FP16):
         result = run(torch.full((2, 4), inputs, dtype=FP16), weight)
@@ -125,14 +126,14 @@ def weight_gradient(region: Any, run: Any, inputs: float, cotangent: float) -> T
 
 @every_weighted
 def test_large_weight_gradient_is_finite(run: Any) -> None:
-    """2 x 61440 = 122880, beyond the 65504 of fp16."""
+    """A weight gradient beyond fp16 is finite: 2 x 61440 = 122880 exceeds 65504."""
     assert weight_gradient(amp_ext.autocast, run, 1.0, 61440.0).eq(122880.0).all()
     assert weight_gradient(torch.autocast, run, 1.0, 61440.0).isinf().all()
 
 
 @every_weighted
 def test_small_weight_gradient_survives(run: Any) -> None:
-    for gradient in (1e-7, 2e-8):  # a subnormal of fp16, and what it rounds to zero
+    for gradient in (1e-7, 2e-8):  # a subnormal of fp16, and a number rounded to zero
         half = torch.tensor((gradient / 2) ** 0.5).half().item()
         exact = 2 * half * half  # 23 significant bits at most: an fp32 number
         assert weight_gradient(amp_ext.autocast, run, half, half).eq(exact).all()
@@ -218,7 +219,7 @@ def test_frozen_tensors_get_no_gradient(frozen: int) -> None:
 @pytest.mark.parametrize("view", [lambda w: w, lambda w: w.t().t()], ids=["weight", "view"])
 @every_dtype
 def test_weight_seen_under_no_grad_first(dtype: torch.dtype, view: Any) -> None:
-    """A copy made while gradients were off must not be used by a call that needs them."""
+    """A call that needs gradients ignores a copy made while gradients were off."""
     x, weight = whole(2, 4), whole(3, 4).requires_grad_()
     with amp_ext.autocast("cpu", dtype=dtype):
         with torch.no_grad():
@@ -231,7 +232,7 @@ def test_weight_seen_under_no_grad_first(dtype: torch.dtype, view: Any) -> None:
 
 
 def test_fp32_operand_may_change_after_the_call() -> None:
-    """As under torch, the 16-bit copy is what is saved: weights may be updated before backward."""
+    """An fp32 operand may change after the call: the call saves the 16-bit copy, as torch does."""
     hidden, weight = 1 * whole(2, 4).requires_grad_(), whole(3, 4).requires_grad_()
     before = hidden.detach().clone(), weight.detach().clone()
     hidden.retain_grad()

@@ -1,4 +1,4 @@
-"""Views, strides and hooks of routed products are those of torch's."""
+"""Test that routed products have the views, strides and hooks of torch's products."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ LAYERS: dict[str, tuple[Callable[..., Tensor], list[tuple[int, ...]]]] = {
 @pytest.mark.parametrize("uses", [1, 2])
 @pytest.mark.parametrize("name", LAYERS)
 def test_order_of_hooks(name: str, uses: int) -> None:
-    """Hooks of an op's arguments fire in the order in which torch's fire."""
+    """Hooks of an op's arguments fire in torch's order."""
     run, shapes = LAYERS[name]
     orders: list[list[int]] = []
     for region in REGIONS:

@@ -1,4 +1,4 @@
-"""Networks and ways to run them: checkpoints, TorchScript, function transforms."""
+"""Test whole networks: checkpoints, TorchScript and function transforms."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def step(way: str, net: nn.Module, program: Any, x: Tensor, context: Any) -> lis
 @every_dtype
 @pytest.mark.parametrize("way", CHECKPOINTS)
 def test_checkpoint(way: str, dtype: torch.dtype, region: Any) -> None:
-    """The second forward pass, outside of the region, is routed as the first: the same bits."""
+    """The second forward pass outside the region has the routing and bits of the first."""
     net, x = perceptron(), torch.randn(3, 4, requires_grad=True)
     expected = step("eager", net, net, x, region("cpu", dtype=dtype))
     with Seen() as seen:
@@ -83,7 +83,7 @@ def test_checkpoint(way: str, dtype: torch.dtype, region: Any) -> None:
 
 @pytest.mark.parametrize("way", CHECKPOINTS)
 def test_checkpoints_of_both_kinds_of_regions(way: str) -> None:
-    """Each second forward pass is as its first, whatever ran between them."""
+    """Each second forward pass equals its first, whatever ran between them."""
     net, x = perceptron(), torch.randn(3, 4, requires_grad=True)
     losses, expected = [], [amp_ext.autocast, torch.autocast, amp_ext.autocast, torch.autocast]
     for region in expected:
@@ -142,7 +142,7 @@ def test_checkpoint_from_long_ago(way: str, region: Any, between: Callable[[], N
 
 
 def test_both_kinds_of_regions_without_nodes() -> None:
-    """In a process of its own: the log has nothing but this thread's regions, none with nodes."""
+    """Both kinds of regions work in a process without earlier nodes of autograd."""
     program = """if True:
         import torch, amp_ext
         operand = torch.ones(1, 1)
@@ -156,7 +156,11 @@ def test_both_kinds_of_regions_without_nodes() -> None:
 
 @pytest.mark.parametrize("way", CHECKPOINTS)
 def test_checkpoint_in_a_thread_whose_region_another_left(way: str) -> None:
-    """As a generator's is that another thread closes: torch leaves the first thread in it."""
+    """A checkpoint works in a thread whose region another thread has left.
+
+    Another thread may close a generator with a region; torch then leaves the first thread in the
+    region.
+    """
     entered = amp_ext.autocast("cpu", dtype=FP16)
     net, x = nn.Linear(4, 3), torch.ones(2, 4, requires_grad=True)
 
@@ -175,7 +179,7 @@ def test_checkpoint_in_a_thread_whose_region_another_left(way: str) -> None:
 
 @pytest.mark.parametrize("way", CHECKPOINTS)
 def test_checkpoint_of_torchs_after_uninstall(way: str) -> None:
-    """Products of torch's regions are torch's alone then."""
+    """Products of torch's regions remain torch's after uninstall()."""
     net, x = perceptron(), torch.randn(3, 4, requires_grad=True)
     with amp_ext.autocast("cpu", dtype=FP16):
         net(x)
@@ -190,7 +194,7 @@ def test_checkpoint_of_torchs_after_uninstall(way: str) -> None:
 
 
 def test_checkpoint_repeated_after_uninstall() -> None:
-    """What the thread makes after it is in regions of ours again."""
+    """A checkpoint made after uninstall() recomputes in regions of amp_ext."""
     net, x = nn.Linear(4, 3), torch.ones(2, 4, requires_grad=True)
 
     def forward() -> Tensor:
@@ -217,10 +221,10 @@ def test_checkpoint_repeated_after_uninstall() -> None:
 @every_dtype
 @pytest.mark.parametrize("way", SCRIPTS)
 def test_torchscript(way: str, dtype: torch.dtype, region: Any) -> None:
-    """Products are routed, but with roundings to 16 bits like torch.autocast's.
+    """TorchScript routes products, with roundings to 16 bits as under torch.autocast.
 
     TorchScript casts by itself, biases included, and has formulas of its own for gradients once a
-    program has run. That is two roundings for each of the two layers, each of eps / 2 at most.
+    program has run. Each of the two layers has two roundings of eps / 2 at most.
     """
     net, x = perceptron(), torch.randn(3, 4, requires_grad=True)
     program = WAYS[way][0](net, x)
@@ -238,7 +242,7 @@ def test_torchscript(way: str, dtype: torch.dtype, region: Any) -> None:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("way", SCRIPTS)
 def test_torchscript_leaves_nothing_behind(way: str) -> None:
-    """After a region, programs that ran in it run in full precision, and in torch's as torch's."""
+    """TorchScript programs that ran in a region run in full precision afterwards."""
     net, x = perceptron(), torch.randn(3, 4)
     program = WAYS[way][0](net, x)
     with torch.no_grad():
@@ -318,10 +322,11 @@ def why_torch_cannot(name: str, dtype: torch.dtype) -> str:
 @pytest.mark.parametrize("kernels", ["cpu", pytest.param("ptx", marks=pytest.mark.ptx)])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_training_step(name: str, kernels: str, dtype: torch.dtype) -> None:
-    """As accurate as numbers of 16 bits make it.
+    """A training step has the accuracy of 16-bit numbers.
 
     A gradient is a product of at most 15 or so factors that were rounded to `dtype` one after the
-    other, by eps / 2 each. Independent roundings add up to sqrt(15) * eps / 2 < 2 eps; twice that.
+    other, by eps / 2 each. Independent roundings add up to sqrt(15) * eps / 2 < 2 eps; the bound is
+    twice that.
     """
     make, count = NETWORKS[name]
     net, x = make(), torch.randn(3, 5, 16)
@@ -339,7 +344,7 @@ def test_training_step(name: str, kernels: str, dtype: torch.dtype) -> None:
         assert (one - other).norm() <= 4 * torch.finfo(dtype).eps * other.norm()
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's, of what it does itself
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # raised by torch itself
 @pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
 @pytest.mark.parametrize("name", ["vmap", "grad", "jvp", "hessian", "functional_call", "dual"])
 def test_function_transforms_are_torchs(name: str) -> None:
@@ -395,6 +400,6 @@ def test_other_kinds_of_tensors_are_torchs(make: Any, op: Any, place: str) -> No
                 outcome: Any = op(*tensors.values())
             values = str(outcome.tolist()) if outcome.layout == torch.strided else None
             outcomes.append((type(outcome), outcome.dtype, outcome.layout, outcome.device, values))
-        except Exception as error:  # whatever torch raises is what is expected
+        except Exception as error:  # torch defines the expected error
             outcomes.append((type(error), str(error)))
     assert outcomes[0] == outcomes[1]

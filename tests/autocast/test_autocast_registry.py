@@ -1,6 +1,6 @@
-"""Every op in torch's registry for autocast has the result dtypes and the errors that torch gives.
+"""Test that every op in torch's autocast registry has torch's result dtypes and errors.
 
-What is not routed has torch's values too, bit for bit.
+Ops without routing also have torch's values, bit for bit.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def outcome(region: Any, op: Callable[..., Any], arguments: Arguments, dtype: to
     try:
         with region("cpu", dtype=dtype):
             return op(*args, **kwargs)
-    except Exception as error:  # whatever torch raises is what is expected
+    except Exception as error:  # torch defines the expected error
         return type(error), str(error)
 
 
@@ -82,13 +82,13 @@ def plain(tensor: Tensor) -> Tensor:
 
 
 def test_every_registered_op_has_a_sample() -> None:
-    """torch's registry holds no op that is not compared."""
+    """The samples cover every op in torch's registry."""
     check_samples(ON_CPU, torch.__version__)
     assert set(ROUTED) <= set(ON_CPU)
 
 
 def test_an_op_without_a_sample_is_named() -> None:
-    """A missing sample is an error, and a warning for a later torch."""
+    """An op without a sample is an error, or a warning if torch is newer."""
     with pytest.raises(AssertionError, match="not tested: aged, new"):
         check_samples(["mm", "new", "aged"], "2.14.1+cu130")
     with pytest.warns(RuntimeWarning, match="not tested: new"):
@@ -97,7 +97,7 @@ def test_an_op_without_a_sample_is_named() -> None:
 
 @pytest.mark.parametrize("name", SAMPLED)
 def test_is_as_under_torch(name: str) -> None:
-    """Each op has torch's results and errors, for operands of every kind."""
+    """Each op has torch's results and errors for operands of every kind."""
     args, kwargs = SAMPLES[name]()
     # Before 2.13 torch passes no named tensors through torch.ops.
     if "imname" not in name or TorchVersion(torch.__version__) >= (2, 13):
@@ -131,7 +131,7 @@ def compare(name: str, dtype: torch.dtype, operands: str) -> None:
 
 @pytest.mark.parametrize("dtype", LOW, ids=str)
 def test_python_operators_give_the_lower_precision(dtype: torch.dtype) -> None:
-    """``@`` and its methods give the region's dtype."""
+    """The operator ``@`` and its methods give the region's dtype."""
     a, b = torch.randn(3, 4), torch.randn(4, 5)
     with amp_ext.autocast("cpu", dtype=dtype):
         assert (a @ b).dtype == a.__matmul__(b).dtype == b.__rmatmul__(a).dtype == dtype

@@ -1,4 +1,4 @@
-"""What autocast routes to amp_ext's GEMM, what it leaves to torch, and the values of both."""
+"""Test the routing of ops to amp_ext's GEMM and to torch, and the values of both."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ COMPOSED: dict[str, tuple[int, Callable[[Tensor], Tensor]]] = {
 def test_composed_of_routed(
     count: int, run: Callable[[Tensor], Tensor], dtype: torch.dtype
 ) -> None:
-    """The operands are small whole numbers, so that nothing is rounded anywhere."""
+    """Ops composed of routed products are exact on small whole numbers."""
     whole = torch.randint(-2, 3, (4, 4)).float()
     with amp_ext.autocast("cpu", dtype=dtype), Seen() as seen:
         result = run(whole)
@@ -123,7 +123,7 @@ NOT_ROUTED: dict[str, Call] = {
 
 
 def outcomes(call: Call, dtypes: tuple[torch.dtype, torch.dtype]) -> tuple[list[Any], Seen]:
-    """What amp_ext and torch give in a region of dtypes[0] for tensors of dtypes[1]."""
+    """Return the results of amp_ext and torch in a region of dtypes[0] for tensors of dtypes[1]."""
     results: list[Any] = []
     state = torch.get_rng_state()
     for region, mode in ((torch.autocast, Seen()), (amp_ext.autocast, Seen())):
@@ -131,7 +131,7 @@ def outcomes(call: Call, dtypes: tuple[torch.dtype, torch.dtype]) -> tuple[list[
         try:
             with region("cpu", dtype=dtypes[0]), mode:
                 results.append(call(lambda *shape: (4 * torch.randn(shape)).to(dtypes[1])))
-        except Exception as error:  # whatever torch raises is what is expected
+        except Exception as error:  # torch defines the expected error
             results.append((type(error), str(error)))
     return results, mode
 
@@ -199,7 +199,7 @@ def test_one_tensor_of_another_dtype_is_torchs(call: Call, odd: int) -> None:
 @every_dtype
 @every_product
 def test_float8_is_cast(call: Call, dtype: torch.dtype) -> None:
-    """The values are small whole numbers, so that nothing is rounded anywhere."""
+    """Float8 operands are cast, and products of small whole numbers are exact."""
 
     def whole(t: Callable[..., Tensor]) -> Tensor:
         return call(lambda *shape: t(*shape).clamp(-4, 4).round().to(torch.float8_e4m3fn))
@@ -250,7 +250,7 @@ EMPTY: dict[str, Call] = {
 
 @pytest.mark.parametrize("call", EMPTY.values(), ids=EMPTY)
 def test_empty(call: Call) -> None:
-    """Nothing is summed, so that the result is the rounded addend, and torch's exactly."""
+    """An empty sum gives the rounded addend, exactly as in torch."""
     for dtype in LOW:
         (theirs, ours), _ = outcomes(call, (dtype, dtype))
         assert_same_outcome(ours, theirs)

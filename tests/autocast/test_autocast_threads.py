@@ -1,4 +1,4 @@
-"""Regions of amp_ext.autocast are their thread's own; weights and their copies may be shared."""
+"""Test that regions belong to their thread while threads share weights and copies."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_other_threads_are_not_affected() -> None:
 
 
 def test_every_thread_has_its_own_regions() -> None:
-    """One in amp_ext's and one in torch's take turns, and a third is in none."""
+    """A thread in amp_ext's region, one in torch's and one without a region do not interact."""
     barrier = threading.Barrier(3)
     regions = [amp_ext.autocast(**FP16), torch.autocast(**FP16), contextlib.nullcontext()]
 
@@ -62,7 +62,7 @@ def test_every_thread_has_its_own_regions() -> None:
 
 
 def test_threads_share_weights() -> None:
-    """Each thread's gradient is right, and so is their sum in the weight that all of them use."""
+    """Each thread's gradient is right, and so is their sum in the shared weight."""
     weight = torch.randint(-3, 4, (4, 4)).float().requires_grad_()
     inputs = [torch.randint(-3, 4, (2, 4)).float() for _ in range(4)]
 
@@ -92,7 +92,7 @@ def test_threads_share_weights() -> None:
     ],
 )
 def test_no_thread_waits_for_ever(program: str, count: int) -> None:
-    """No lock is held where Python may be entered."""
+    """Autocast holds no lock where Python code may run."""
     package = str(Path(amp_ext.__file__).parents[1])
     done = subprocess.run(
         [sys.executable, str(PROGRAM), program, str(count)],

@@ -1,4 +1,4 @@
-"""amp_ext.install() changes every torch.autocast region, and uninstall() leaves nothing behind."""
+"""Test that install() changes every region of torch and uninstall() leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def uninstalled() -> Iterator[None]:
 
 
 def routed(region: Any = torch.autocast) -> bool:
-    """Whether a product is, in such a region."""
+    """Whether a region routes a product."""
     with region(**FP16), Seen() as seen:
         torch.ones(2, 4) @ torch.ones(4, 4)
     return seen.gemms == 1
@@ -84,7 +84,7 @@ def test_amp_exts_regions_do_not_depend_on_it() -> None:
 
 
 def test_within_a_region() -> None:
-    """It takes effect at once, in regions that are already entered as well."""
+    """install() takes effect at once, also in regions that the program has entered."""
     states = []
     with torch.autocast(**FP16), Seen() as seen:
         for change in (amp_ext.install, amp_ext.uninstall):
@@ -95,7 +95,7 @@ def test_within_a_region() -> None:
 
 
 def test_every_thread() -> None:
-    """Also one that is already running, and one that is within a region."""
+    """install() also reaches running threads and threads within a region."""
     barrier = threading.Barrier(2)
 
     def other() -> list[bool]:
@@ -116,7 +116,7 @@ def test_every_thread() -> None:
 
 
 def test_while_other_threads_work() -> None:
-    """Whoever installs and uninstalls, products stay right, and amp_ext's regions stay routed."""
+    """Products stay right and regions routed while other threads install and uninstall."""
     done = threading.Event()
     a = torch.randint(-3, 4, (8, 8)).float()
     expected = (a @ a).half()
@@ -159,14 +159,14 @@ for _ in range(3):
 
 
 def test_no_warning_is_printed() -> None:
-    """Neither Python's nor the dispatcher's, which it prints itself."""
+    """Neither Python nor the dispatcher prints a warning (the dispatcher prints its own)."""
     run = subprocess.run(
         [sys.executable, "-W", "error", "-c", QUIET], capture_output=True, text=True, check=False
     )
     assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
 
 
-# Prints the bytes of every form's result and gradients under torch.autocast, and what ran.
+# Prints the bytes of every form's result and gradients under torch.autocast, and the ops.
 RESULTS = """
 import hashlib, sys
 sys.path.insert(0, {support!r})
@@ -211,14 +211,14 @@ def fresh_results(before: str) -> str:
 
 @pytest.fixture(scope="module")
 def torchs_results() -> str:
-    """Of a process that never saw amp_ext."""
+    """Return the results of a process without amp_ext."""
     return fresh_results("")
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("history", HISTORIES)
 def test_afterwards_torch_is_as_in_a_fresh_process(torchs_results: str, history: str) -> None:
-    """Bit for bit, strides and the ops that run included."""
+    """After uninstall() torch has the bits, strides and ops of a fresh process."""
     lines, expected = fresh_results(HISTORIES[history]).splitlines(), torchs_results.splitlines()
     assert len(expected) == len(LOW) * len(FORMS)
     assert lines == expected
@@ -226,7 +226,7 @@ def test_afterwards_torch_is_as_in_a_fresh_process(torchs_results: str, history:
 
 
 def test_the_cache_is_not_mixed_with_torchs() -> None:
-    """Neither torch's calls nor ours use the copies of weights that the other has cached."""
+    """Neither torch nor amp_ext uses the other's cached copies of weights."""
     weight = torch.ones(3, 4, requires_grad=True)
 
     def gradient(result: Tensor) -> Tensor:

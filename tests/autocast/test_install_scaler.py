@@ -1,4 +1,4 @@
-"""amp_ext.install(scaler=True): programs that make torch's scaler get ours, until uninstall()."""
+"""Test that install(scaler=True) gives programs amp_ext's scaler until uninstall()."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_what_somebody_has_put_in_its_place_stays(
         amp_ext.uninstall()
         assert torch.amp.GradScaler.__init__ is theirs
     assert len(calls) >= 3
-    torch.amp.GradScaler.__init__ = torchs  # their patch took ours for what was there before
+    torch.amp.GradScaler.__init__ = torchs  # another patch restores the original it saved
 
 
 def test_a_replaced_name_stays(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,7 +170,7 @@ def test_a_replaced_name_stays(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_while_other_threads_make_scalers() -> None:
-    """Each is of one kind or the other, and whole."""
+    """Each scaler is whole and of one kind while other threads install and uninstall."""
     done = threading.Event()
 
     def scalers() -> set[type]:

@@ -1,4 +1,4 @@
-"""amp_ext.cuda.amp and amp_ext.cpu.amp: torch's names and arguments, without its deprecation."""
+"""Test amp_ext.cuda.amp and amp_ext.cpu.amp: torch's names without their deprecation."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ ways = {
 
 @pytest.mark.parametrize("run", ways.values(), ids=ways)
 def test_region_of_the_cpu_is_ours(run: Callable[..., Tensor]) -> None:
-    """2 x 61440 = 122880, beyond the 65504 of FP16."""
+    """A region of the CPU is amp_ext's: 2 x 61440 = 122880 exceeds the 65504 of FP16."""
     torch._dynamo.reset()
     weight = torch.ones(3, 4, requires_grad=True)
     result = run(torch.ones(2, 4), weight)
@@ -82,7 +82,7 @@ def test_region_of_the_cpu_is_ours(run: Callable[..., Tensor]) -> None:
 @pytest.mark.filterwarnings("ignore:CUDA is not available")
 @pytest.mark.parametrize("wide", [False, True], ids=["plain", "cast_inputs"])
 def test_decorated_autograd_function(wide: bool) -> None:
-    """With and without parentheses, as torch allows it."""
+    """Decorators work with and without parentheses, as in torch."""
     fwd, bwd = amp_ext.cuda.amp.custom_fwd, amp_ext.cuda.amp.custom_bwd
     fwd = fwd(cast_inputs=torch.float32) if wide else fwd
     seen: list[bool] = []
@@ -114,8 +114,7 @@ def test_decorated_autograd_function(wide: bool) -> None:
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:torch.cuda.amp.GradScaler is enabled")
 @every_pair
 def test_scaler(ours: Any, torchs: Any) -> None:
-    """It has the options of amp_ext.GradScaler, is an instance of what torch's would be, and comes
-    back from a pickle."""
+    """The scaler has amp_ext's options, is an instance of torch's class, and survives a pickle."""
     scaler = ours.GradScaler(init_scale=4.0, hysteresis=3)
     assert isinstance(scaler, amp_ext.GradScaler)
     assert isinstance(scaler, torchs.GradScaler)

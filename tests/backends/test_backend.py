@@ -1,4 +1,4 @@
-"""set_backend and AMP_EXT_BACKEND: the backend of a device, and the error where there is none."""
+"""Test set_backend and AMP_EXT_BACKEND: a device's backend, and errors without one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from amp_ext.backend import backend_for
 
 pytestmark = pytest.mark.skipif(_triton.triton_version() is None, reason="Triton is not installed")
 
-# What the backend calls.
+# The functions of the Triton backend.
 TRITON = {
     "unscale_": "amp_ext.triton_kernels.lists.unscale.unscale_",
     "check_finite": "amp_ext.triton_kernels.lists.check_finite.check_finite",
@@ -38,7 +38,7 @@ def gemm_kernels() -> Iterator[None]:
 
 @pytest.fixture
 def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As after `pip install .` where there is no CUDA toolkit, with kernels that are compiled."""
+    """Set up an installation without a CUDA toolkit, with compiled Triton kernels."""
     monkeypatch.setenv("TRITON_INTERPRET", "0")
     monkeypatch.setattr(backends._C, "cuda_built", lambda: False)
 
@@ -146,7 +146,7 @@ def test_versions_of_triton(found: str, words: str, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_folder_of_that_name_is_not_triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Python finds it as a package without a file."""
+    """A folder of that name is a namespace package for Python, not Triton."""
     monkeypatch.setattr(_triton, "find_spec", lambda name: ModuleSpec(name, None))
     assert _triton.triton_version() is None
 
@@ -244,7 +244,7 @@ def test_triton_refuses_products_that_32_bits_cannot_count(
         assert (backend == "triton") is is_triton
 
 
-# ---- what goes wrong in a kernel's function ----------------------------------------------------
+# ---- errors in a kernel's function -------------------------------------------------------------
 
 
 @pytest.fixture
@@ -258,7 +258,7 @@ def interpreted_triton() -> None:
 def test_errors_of_a_kernel_reach_the_caller(
     op: str, interpreted_triton: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With their type, through the dispatcher."""
+    """Errors of a kernel keep their type through the dispatcher."""
 
     def failing(*arguments: object) -> None:
         raise MemoryError("the kernel's own words")
@@ -291,7 +291,7 @@ def backward_in_a_thread(result: torch.Tensor) -> list[BaseException]:
 def test_a_backward_pass_is_tritons_too(
     interpreted_triton: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the thread that calls for it, which on a CPU need not be the forward pass's."""
+    """A Triton backward pass runs on Triton, also in another thread than the forward pass."""
     from amp_ext.triton_kernels.gemm.gemm import gemm
 
     calls = []
@@ -313,7 +313,7 @@ def test_a_backward_pass_is_tritons_too(
 def test_errors_of_a_backward_pass_reach_the_caller(
     interpreted_triton: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With their type, through autograd."""
+    """Errors of a backward pass keep their type through autograd."""
 
     def failing(*arguments: object) -> None:
         raise MemoryError("the kernel's own words")

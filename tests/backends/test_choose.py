@@ -1,4 +1,4 @@
-"""Which backend runs a call: chosen once, before any operand is copied."""
+"""Test the choice of a call's backend: once, before any operand is copied."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_products_of_a_cpu() -> None:
 
 @pytest.mark.parametrize("dtype", [FP16, BF16], ids=str)
 def test_products_by_the_processors_instructions(dtype: torch.dtype) -> None:
-    """torch uses the instructions, but reads one element past the rows of a where k is odd."""
+    """torch multiplies by the processor's instructions, and reads past rows of a if k is odd."""
     large = "library" if _C.multiplies(dtype) else "cpu"
     assert of(dtype, dtype, 128, 128, 128) == large
     assert of(dtype, dtype, 128, 129, 128) == of(BF16, FP16, 128, 128, 128) == "cpu"
@@ -71,7 +71,7 @@ def test_what_the_kernels_cannot_compute_is_anothers() -> None:
 def test_what_the_kernel_for_sm80_is_too_slow_for(
     capability: int, aligned: str, other: str, ptx: Ptx
 ) -> None:
-    """On Hopper for what TMA cannot load, on Blackwell's large GPUs for everything."""
+    """torch computes products without TMA on Hopper and every product on Blackwell's large GPUs."""
     ptx.set_capability(capability)
     a = torch.zeros(16, 24, dtype=FP16)
     assert _C.gemm_choice(a[:, :16], a[:, :16])[0] == aligned
@@ -97,7 +97,7 @@ def test_what_the_kernel_for_sm80_is_too_slow_for(
     ],
 )
 def test_products_by_compute_capability_cuda(capability: str, aligned: str, other: str) -> None:
-    """List ops run on the kernels everywhere."""
+    """List ops run on the kernels for every compute capability."""
     code = """
 import torch, amp_ext
 
@@ -123,7 +123,7 @@ def test_the_reason_is_given() -> None:
 
 @pytest.mark.ptx
 def test_batches_and_sums_of_them_are_different_products() -> None:
-    """The kernels count a sum's steps along k in 32 bits."""
+    """Batches and sums of batches are different products: kernels count steps in 32 bits."""
     a, b = (torch.zeros(*size, dtype=FP16).expand(2**30, *size) for size in ((2, 64), (64, 2)))
     assert _C.gemm_choice(a, b)[0] == "ptx"
     assert _C.gemm_choice(a, b, sum_batch=True)[0] == "cpu"
@@ -131,7 +131,7 @@ def test_batches_and_sums_of_them_are_different_products() -> None:
 
 @pytest.mark.parametrize("dtype", [FP16, FP64])
 def test_nothing_is_copied_before_the_choice(dtype: torch.dtype) -> None:
-    """Of operands whose leading dimensions have no common stride, such as an attention's heads."""
+    """The choice copies no operands, even if their leading dimensions lack a common stride."""
     heads = torch.zeros(2, 3, 4, 8, dtype=dtype).transpose(1, 2)
     keys = heads.mT
     with profile(activities=[ProfilerActivity.CPU]) as profiler:

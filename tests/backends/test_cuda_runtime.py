@@ -1,6 +1,6 @@
-"""What the CUDA backend and tests/fake_cuda assume of the CUDA runtime: on that one, and on a GPU.
+"""Test the CUDA runtime as the CUDA backend and tests/fake_cuda assume it, here and on a GPU.
 
-By the functions of CUDA themselves, in one process; no test leaves an error behind.
+The tests call CUDA's functions in one process; no test leaves an error behind.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ HOST_TO_DEVICE, DEVICE_TO_HOST = 1, 2
 
 
 def call(name: str, *arguments: object) -> int:
-    """Return the error of a function of CUDA, which then is not the last one."""
+    """Call a function of CUDA; return its error and clear it."""
     error = getattr(RUNTIME, name)(*arguments)
     RUNTIME.cudaGetLastError()
     return error
@@ -80,7 +80,7 @@ def allowing(mode: int, body: Callable[[], int]) -> Callable[[], int]:
 
 @dataclass
 class Capture:
-    """A capture, and once it is over its error and its graph."""
+    """The state of a capture: afterwards its error and its graph."""
 
     stream: torch.cuda.Stream
     error: int = -1
@@ -108,11 +108,11 @@ def capture(mode: int = GLOBAL) -> Iterator[Capture]:
             call("cudaGraphDestroy", graph)
 
 
-# ---- what captures forbid ----------------------------------------------------------------------
+# ---- calls within captures ---------------------------------------------------------------------
 
 
 class Calls:
-    """Calls of CUDA with what they need, which is made before the capture."""
+    """Calls of CUDA, with arguments made before the capture."""
 
     def __init__(self) -> None:
         self.x, self.pinned = on_device(SMALL), torch.zeros(SMALL).pin_memory()
@@ -124,7 +124,7 @@ class Calls:
         self.made = ctypes.c_void_p()
         torch.cuda.synchronize()
 
-    # Those that may wait for other streams.
+    # These calls may wait for other streams.
     def malloc(self) -> int:
         return call("cudaMalloc", ctypes.byref(self.made), size(SMALL))
 
@@ -137,7 +137,7 @@ class Calls:
     def event_query(self) -> int:
         return call("cudaEventQuery", ctypes.c_void_p(self.event.cuda_event))
 
-    # Those that do not.
+    # These calls do not wait.
     def event_record(self) -> int:
         return call(
             "cudaEventRecord", ctypes.c_void_p(self.event.cuda_event), stream_of(self.other)
@@ -175,7 +175,7 @@ def test_unsafe_call_of_another_thread_ends_a_global_capture(name: str, mode: in
 @pytest.mark.parametrize("name", UNSAFE)
 @pytest.mark.parametrize("where", ["here", "in a thread"])
 def test_unsafe_call_of_a_relaxed_thread_does_not(name: str, where: str) -> None:
-    """As what the backend keeps for a stream is allocated, sent and freed."""
+    """A relaxed thread may allocate, send and free the backend's memory during a capture."""
     body = allowing(RELAXED, getattr(Calls(), name))
     with capture() as captured:
         error = body() if where == "here" else in_a_thread(body)
@@ -212,7 +212,7 @@ def test_capture_does_not_wait_for_an_event_from_outside() -> None:
 
 
 def fork(captured: Capture, other: torch.cuda.Stream) -> torch.cuda.Event:
-    """Have the other stream join the capture; return the event by which it did."""
+    """Fork the capture to the other stream; return the event between them."""
     event = torch.cuda.Event()
     event.record(captured.stream)
     other.wait_event(event)
@@ -239,7 +239,7 @@ def test_stream_that_was_not_joined() -> None:
 
 
 def test_edges_order_a_graph() -> None:
-    """One stream writes, another copies, and the first one writes again once that is over."""
+    """Edges order a graph: a write, a copy on another stream, and the next write."""
     x, y, other = on_device(LARGE), on_device(LARGE), torch.cuda.Stream()
     bytes = size(4 * LARGE)
     with capture() as captured:
@@ -260,7 +260,7 @@ def test_edges_order_a_graph() -> None:
 
 
 def test_replays_of_a_graph_are_in_order() -> None:
-    """Whatever their streams: none begins before the one before it has ended."""
+    """Replays of a graph run one after the other, on any stream."""
     numbers, ring = on_device(LARGE), on_device(2, LARGE)
     numbers.fill_(1)
     bytes = size(4 * LARGE)
@@ -314,7 +314,7 @@ def test_event_that_was_not_recorded_is_over() -> None:
 
 
 def test_event_is_over_once_all_before_it_is() -> None:
-    """Pinned memory is reused then."""
+    """Pinned memory is reused once an event after its last use has completed."""
     x, pinned = on_device(LARGE), torch.ones(LARGE).pin_memory()
     stream, event = torch.cuda.Stream(), torch.cuda.Event()
     bytes = size(4 * LARGE)
@@ -380,7 +380,7 @@ def launch(
     ids=str,
 )
 def test_launch_is_refused(library: ctypes.CDLL, options: dict[str, object], why: str) -> None:
-    """With an error at once and none later."""
+    """A refused launch is an immediate error and leaves no later one."""
     error = launch(library, **options)
     assert error != SUCCESS
     if is_running():
@@ -416,7 +416,7 @@ REFUSED = {
 
 
 def encode(change: dict[str, object]) -> int:
-    """Return the error of a tensor map, which is good but for the change."""
+    """Encode a tensor map, valid except for the change; return the error."""
     tensor = {**GOOD, "swizzle": SWIZZLE_128B, **change}
     function, status = ctypes.c_void_p(), ctypes.c_int()
     pointers = ctypes.byref(function), ctypes.byref(status)

@@ -1,7 +1,7 @@
-"""What the CUDA backend keeps for a stream: tables of long lists, tickets and staged copies.
+"""Test the CUDA backend's state of a stream: tables of long lists, tickets and staged copies.
 
-With several streams, threads, devices and graphs. On the fake CUDA runtime of tests/fake_cuda the
-orders differ in which a GPU may run what is issued.
+The tests use several streams, threads, devices and graphs. The fake CUDA runtime of tests/fake_cuda
+varies the order of operations as a GPU may.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from executors import EXECUTORS
 
 CUDA = EXECUTORS[2]
 DEVICES = [] if CUDA.missing else [f"cuda:{i}" for i in range(torch.cuda.device_count())]
-LONG = 3000  # tensors, which no kernel takes as parameters
+LONG = 3000  # tensors: too many for a kernel's parameters
 WIDE = (64, 128)  # rows and columns of a product with more tickets
 LIMIT = 60  # seconds that a thread waits for another
 FP16, FP32 = torch.float16, torch.float32
@@ -34,7 +34,7 @@ on_every_device = pytest.mark.parametrize("device", DEVICES, ids=[f"{d}-cuda" fo
 
 
 class Grads:
-    """A list whose tensors are 0, 1, 2 and so on times what they have been unscaled by."""
+    """A list of gradients with the values 0, 1, 2 and so on, times all factors so far."""
 
     def __init__(self, device: str, count: int = LONG) -> None:
         self.list = list(torch.arange(float(count), device=device)[:, None].expand(-1, 3).clone())
@@ -50,7 +50,7 @@ class Grads:
 
 
 class Product:
-    """A product of few tiles, each in several splits, which need a ticket."""
+    """A product of few tiles, each in several splits with a ticket."""
 
     def __init__(self, device: str, rows: int = 16, columns: int = 64) -> None:
         self.a = torch.randint(-3, 4, (rows, 2048), device=device).to(FP16)
@@ -75,7 +75,7 @@ def captured(
 
 
 def in_thread(body: Callable[[], object]) -> None:
-    """Run it to its end, and raise what it raises."""
+    """Run a function in a thread to its end, and raise its error."""
     errors = []
 
     def run() -> None:
@@ -93,13 +93,13 @@ def in_thread(body: Callable[[], object]) -> None:
 
 
 def use_pinned_memory() -> list[Tensor]:
-    """As much as a table of a long list takes, several times."""
+    """Pin as much memory as several tables of long lists take."""
     return [torch.full((1 << 17,), 255, dtype=torch.uint8).pin_memory() for _ in range(8)]
 
 
 @on_every_device
 def test_lists_in_turn(device: str) -> None:
-    """The table that is kept is overwritten between launches; the host runs ahead."""
+    """Launches of long lists keep their tables while the host runs ahead."""
     lists = [Grads(device, LONG), Grads(device, LONG), Grads(device, LONG + 500)]
     for _ in range(3):
         for grads in lists:
@@ -111,7 +111,7 @@ def test_lists_in_turn(device: str) -> None:
 
 @on_every_device
 def test_products_in_turn(device: str) -> None:
-    """Kernels may have more shared memory than others on each device where they asked for it."""
+    """Kernels have their larger shared memory on each device of their launches."""
     product = Product(device, 256, 256)
     product.check(product.compute())
 
@@ -137,7 +137,7 @@ def test_two_streams(device: str) -> None:
 
 @on_cuda
 def test_more_tickets_than_ever(device: str) -> None:
-    """They are replaced while launches with the old ones may be under way."""
+    """Tickets are replaced while launches with the old ones may run."""
     products = [Product(device), Product(device, *WIDE)]
     results = [product.compute() for product in products]
     for product, result in zip(products, results, strict=True):
@@ -147,7 +147,7 @@ def test_more_tickets_than_ever(device: str) -> None:
 @on_cuda
 @pytest.mark.parametrize("warm", [False, True])
 def test_graph(device: str, warm: bool) -> None:
-    """With tables and tickets of its own, wherever other lists and products go meanwhile."""
+    """A graph has tables and tickets of its own, independent of other lists and products."""
     grads, others, product = Grads(device), Grads(device), Product(device)
     wide = Product(device, *WIDE)
     norms, results = [], []
@@ -200,7 +200,7 @@ def test_graph_with_branches(device: str) -> None:
 @on_cuda
 @pytest.mark.parametrize("ends", [False, True])
 def test_thread_during_a_capture(device: str, ends: bool) -> None:
-    """A thread uses a stream for the first time, or frees what it kept as it ends."""
+    """A thread may use a stream for the first time, or end, during a capture."""
     grads, others, stream = Grads(device), Grads(device, 7), torch.cuda.Stream()
     with torch.cuda.stream(stream):
         cached = [torch.empty(1 << 18, device=device)]  # torch cannot allocate during the capture
@@ -246,7 +246,7 @@ def test_thread_during_a_capture(device: str, ends: bool) -> None:
 @pytest.mark.parametrize("eager_too", [False, True], ids=["replays", "replays and eager steps"])
 @pytest.mark.parametrize("package", [torch.optim, amp_ext.optim], ids=["torch", "amp_ext"])
 def test_graph_of_a_training_step(device: str, package: Any, eager_too: bool) -> None:
-    """Replayed, it trains as the steps before it would have, in turn with such steps too."""
+    """Replays of a training step train like eager steps, also in turn with them."""
 
     def train(is_replayed: Callable[[int], bool]) -> tuple[list[Tensor], list[Any]]:
         torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""The fake CUDA runtime itself: that it is as asynchronous, and as strict, as it says."""
+"""Test that the fake CUDA runtime is as asynchronous and strict as it claims."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def no_wait(waits: bool = False) -> float:
 
 
 def branches() -> float:
-    """Of a graph, that nothing orders."""
+    """Return the result of two unordered branches of a graph."""
     x, graph, side = torch.zeros((), device="cuda"), torch.cuda.CUDAGraph(), torch.cuda.Stream()
     with torch.cuda.graph(graph):
         side.wait_stream(torch.cuda.current_stream())
@@ -112,7 +112,7 @@ def test_events_order_streams(order: str) -> None:
 
 
 def test_random_numbers_are_of_the_time_of_the_call() -> None:
-    """Not of the time at which the operation runs."""
+    """Random numbers depend on the time of the call, not of the operation."""
     torch.cuda.manual_seed(5)
     first = torch.randn(4, device="cuda")
     torch.cuda.manual_seed(5)
@@ -141,7 +141,7 @@ def test_out_of_memory() -> None:
 
 
 def test_out_of_memory_for_what_amp_ext_keeps() -> None:
-    """torch's cache is emptied, as for torch's own memory."""
+    """An allocation of amp_ext's own memory empties torch's cache when memory is short."""
     grads = [torch.ones(1, device="cuda") for _ in range(3000)]
     found_inf, half = torch.zeros((), device="cuda"), torch.tensor(0.5, device="cuda")
     cached = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
@@ -158,7 +158,7 @@ def test_out_of_memory_for_what_amp_ext_keeps() -> None:
 
 
 def test_table_that_was_not_sent() -> None:
-    """For want of pinned memory; what was sent before is not taken to be still there."""
+    """A table not sent for want of pinned memory leaves no trace in the next call."""
     found_inf, half = torch.zeros((), device="cuda"), torch.tensor(0.5, device="cuda")
     short, long = ([torch.ones(1, device="cuda") for _ in range(n)] for n in (3000, 20000))
     ops.unscale_(short, found_inf, half)
@@ -190,7 +190,7 @@ def test_copy_between_devices() -> None:
 
 
 def test_copy_of_memory_that_was_freed() -> None:
-    """By a graph, which is all that may outlive memory; the fault is the operation's."""
+    """A replay that copies freed memory is a fault of that operation."""
     x, pointer = torch.ones(4, device="cuda"), ctypes.c_void_p()
     assert RUNTIME.cudaMalloc(ctypes.byref(pointer), ctypes.c_size_t(16)) == 0
     graph = torch.cuda.CUDAGraph()
@@ -209,7 +209,7 @@ def test_copy_of_memory_that_was_freed() -> None:
 
 
 def test_capture_of_what_waits() -> None:
-    """torch's own call, which copies to memory that is not pinned."""
+    """A capture forbids torch's copy to memory that is not pinned."""
     x = torch.ones((), device="cuda")
     with (
         pytest.raises(RuntimeError, match="invalid capture"),
@@ -261,14 +261,14 @@ def early(name):
     ],
 )
 def test_kernel_begins_early_if_its_code_waits(capability: str, op: str, begins_early: int) -> None:
-    """Code of compute capability 9.0 or more does."""
+    """A kernel begins early if its code waits, as code of compute capability 9.0 does."""
     code = f"{CODE}early({op!r})\nprint(early({op!r}))"
     assert printed(code, capability=capability) == str(begins_early)
 
 
 @pytest.mark.parametrize("capability", ["86", "100", "120"])
 def test_no_other_kernel_does(capability: str) -> None:
-    """Whatever code there is: it would be refused."""
+    """No other kernel begins early: the runtime would refuse its launch."""
     assert printed(f"{CODE}for name in calls: early(name)\nprint(1)", capability=capability) == "1"
 
 
@@ -291,7 +291,7 @@ for name in calls:
 
 @pytest.mark.parametrize("op", [torch.softmax, torch.log_softmax], ids=lambda op: op.__name__)
 def test_softmax_into_fp32(op: Callable[..., torch.Tensor]) -> None:
-    """The result and the gradient of a float16 tensor are a float32 tensor's, rounded once."""
+    """softmax into float32 equals that of a float32 tensor, rounded once."""
     x, weights = torch.randn(3, 5).half(), torch.randn(3, 5)
     on_host, on_device = x.float().requires_grad_(), x.cuda().requires_grad_()
     expected, result = op(on_host, 1), op(on_device, 1, dtype=torch.float32)
@@ -302,7 +302,7 @@ def test_softmax_into_fp32(op: Callable[..., torch.Tensor]) -> None:
     assert torch.equal(on_device.grad.cpu(), on_host.grad.half())
 
 
-# ---- what a driver says ------------------------------------------------------------------------
+# ---- answers of a driver -----------------------------------------------------------------------
 
 LISTS = """
 import amp_ext
@@ -320,7 +320,7 @@ print(one.item())
 
 @pytest.mark.parametrize("driver", ["12000", "12010"])
 def test_lists_of_any_length_on_any_driver(driver: str) -> None:
-    """Before CUDA 12.1 a launch has 4 KiB of parameters at most."""
+    """Lists of any length run on drivers before CUDA 12.1, with 4 KiB of parameters at most."""
     assert printed(LISTS, driver=driver) == "16.0"
 
 
@@ -333,7 +333,10 @@ a = torch.ones(1024, 1024, device="cuda").half()
 
 
 def test_product_in_a_thread_without_a_context() -> None:
-    """Tensor maps need one, which a thread of autograd's need not have."""
+    """A product runs in a thread without a context, though tensor maps need one.
+
+    Threads of autograd may have no context.
+    """
     code = f"""{PRODUCT}
 def multiply():
     global out
@@ -352,7 +355,10 @@ print(amp_ext._C.refused_tensor_maps(), calls.of("launch"))
 
 @pytest.mark.parametrize(("usable", "blocks"), [("16", 16), ("7", 7), ("6", 6)])
 def test_product_with_some_of_the_multiprocessors(usable: str, blocks: int) -> None:
-    """As MPS and green contexts leave them; the driver is asked once for each size of clusters."""
+    """Products use the multiprocessors that MPS and green contexts leave.
+
+    The backend asks the driver once for each size of clusters.
+    """
     code = f"""{PRODUCT}
 amp_ext._C.force_gemm_tile(0)
 with recorded() as calls:

@@ -1,4 +1,4 @@
-"""The CPU backend with other instructions than this processor's: same suites, same results."""
+"""Run the CPU backend with other instruction sets: same suites, same results."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PRODUCTS = (
 
 
 def run(variables: Mapping[str, str], *arguments: str) -> str:
-    """Return the output of Python with more variables, which must succeed."""
+    """Run Python with more environment variables, assert success, and return its output."""
     done = subprocess.run(
         [sys.executable, *arguments],
         cwd=TESTS,

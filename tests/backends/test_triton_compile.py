@@ -1,4 +1,4 @@
-"""torch.compile with the Triton backend: no graph break, the same values."""
+"""Test torch.compile with the Triton backend: no graph break, the same values."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def block(x: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2: Ten
 
 
 def parameters(**options: Any) -> list[Tensor]:
-    """Of a block 16-32-8, and its input."""
+    """Return the parameters of a block 16-32-8, and its input."""
     shapes = ((4, 16), (32, 16), (32,), (8, 32), (8,))
     return [torch.randn(shape, **options) for shape in shapes]
 
 
 def keeping(ops: list[Any]) -> Callable[..., Any]:
-    """A compiler that runs what it is given and keeps its ops."""
+    """Return a compiler that runs the graph unchanged and records its ops."""
 
     def compiler(graph: torch.fx.GraphModule, inputs: Any) -> Any:
         ops.extend(node.target for node in graph.graph.nodes)
@@ -59,7 +59,7 @@ def test_fake_tensors_of_a_gpu_are_traced_whole(
 
 @pytest.mark.skipif(not _triton.is_interpreted(), reason="TRITON_INTERPRET is not set")
 def test_compiled_training_equals_eager() -> None:
-    """Values and gradients have the same bits: the graph calls the same kernels."""
+    """Compiled values and gradients have the same bits: the graph calls the same kernels."""
     amp_ext.set_backend("triton")
     results = []
     for compiled in (False, True):

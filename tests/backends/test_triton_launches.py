@@ -1,4 +1,4 @@
-"""Record the arguments of Triton launches on the fake CUDA runtime, which computes nothing."""
+"""Record the arguments of Triton launches on the fake CUDA runtime without computing."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 
 
 def described(x: Any) -> Any:
-    """Return an argument, or "address" in the place of an address."""
+    """Return an argument, or "address" for an address."""
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     if isinstance(x, TensorDescriptor):
@@ -190,7 +190,7 @@ def test_a_bias_with_holes_is_copied_cuda(known: list[dict[str, Any]]) -> None:
 
 
 def test_splits_and_column_sums_have_memory_cuda(known: list[dict[str, Any]]) -> None:
-    """Splits of a product, and the sums of its columns, are one launch with scratch and tickets."""
+    """Splits and column sums of a product take one launch with scratch and tickets."""
     a, b, aux = on_gpu(64, 4096), on_gpu(4096, 64), on_gpu(64, 64)
     for _ in range(2):
         out, sums = ops.gemm_times_derivative(a, b, aux, activation="gelu")
@@ -231,7 +231,7 @@ def test_hooks_see_every_launch_cuda(
 
 
 def test_a_product_that_is_first_seen_in_a_capture_cuda(launched: list[tuple[Any, ...]]) -> None:
-    """Torch's library computes a new product; no module is loaded then. Triton has a known one."""
+    """torch's library computes a product first seen in a capture; no module is loaded."""
     known, new = on_gpu(48, 48), torch.full((40, 56), 2.0, device="cuda", dtype=FP16)
     ops.gemm(known, known)
     launched.clear()

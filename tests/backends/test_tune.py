@@ -1,4 +1,4 @@
-"""Products by what was measured: amp_ext.tune() and its table."""
+"""Test amp_ext.tune() and products by its table."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ UNMEASURED = "16-bit or FP32 operands on a CPU"
 
 @pytest.fixture(autouse=True)
 def file(backend: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The file of the CPU's table, which is not there; products are computed by the table."""
+    """Return the path of the CPU's table, which does not exist; products use the table."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(tune, "_known", {})
     before = _C.gemm_mode()
@@ -58,7 +58,7 @@ def entry(product: Any, backend: str, variant: int) -> Any:
 
 
 def test_a_table_that_lies_is_corrected(file: Path) -> None:
-    """What is not measured is kept."""
+    """The next tune() corrects a wrong entry; entries it does not measure stay."""
     a, b = small_products()
     lie, other = (
         entry(noted(ops.gemm, a, b), "cpu", 2),
@@ -174,7 +174,10 @@ def test_a_wrong_candidate_is_left_out(wrong: str, monkeypatch: pytest.MonkeyPat
 )
 @pytest.mark.parametrize("dtype", [FP16, BF16])
 def test_all_candidates_compute_the_same(dtype: torch.dtype, call: Callable[..., Any]) -> None:
-    """No warning says otherwise. On random numbers of their own: the user's stay what they are."""
+    """All candidates compute the same without a warning, on random numbers of their own.
+
+    The user's random state does not change.
+    """
     a, b = (operand.to(dtype) for operand in small_products())
     c = torch.randn(300, 4, 4)
     with amp_ext.tune(seconds=0.2) as results:
@@ -267,7 +270,7 @@ def test_a_damaged_or_foreign_file_is_no_table(
 
 
 def test_a_fifo_is_no_table(file: Path) -> None:
-    """A FIFO in the table's place neither blocks a process nor outlives the next measurement."""
+    """A FIFO at the table's path neither blocks a process nor outlives the next measurement."""
     file.parent.mkdir()
     os.mkfifo(file)
     reader = threading.Thread(target=tune.load_table, args=("cpu",))
@@ -304,7 +307,7 @@ def test_a_cache_folder_without_an_absolute_path_is_the_default(
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
 def test_processes_that_write_at_once_keep_all_entries(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four processes measure 40 products each, and verify ten families each."""
+    """Four processes keep all entries while each measures 40 products and verifies ten families."""
     product = noted(ops.gemm, *small_products())
     monkeypatch.setattr(verify, "_known", {})
 
@@ -327,7 +330,7 @@ def test_processes_that_write_at_once_keep_all_entries(monkeypatch: pytest.Monke
 
 
 def test_a_lock_that_is_never_released_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stopped process may hold the lock: the measurement is written nevertheless."""
+    """A stopped process may hold the lock; the measurement is still written."""
     monkeypatch.setattr(_cache, "LOCK_SECONDS", 0.01)
     product = noted(ops.gemm, *small_products())
     with _cache._locked():
@@ -336,7 +339,7 @@ def test_a_lock_that_is_never_released_is_not_waited_for(monkeypatch: pytest.Mon
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """This process knows all that it has measured."""
+    """If the folder is not writable, the process keeps its own measurements."""
     (tmp_path / "amp_ext").write_text("a file")
     a, b = small_products()
     for operands in ((a, b), (b, a)):
@@ -359,7 +362,7 @@ def test_ranks_do_not_measure_what_they_choose(file: Path) -> None:
 def test_a_script_that_trains_in_several_processes(
     file: Path, monkeypatch: pytest.MonkeyPatch, variable: bool
 ) -> None:
-    """Of which tune() knows only when the script is over, or by its launcher's variable."""
+    """tune() refuses a script of several processes, at its end or by the launcher's variable."""
     with pytest.raises(RuntimeError, match="in one process before it"), amp_ext.tune():
         ops.gemm(*small_products())
         if variable:
@@ -383,7 +386,7 @@ def test_regions_do_not_nest_and_errors_leave_them() -> None:
 
 
 def run(*command: str, status: int = 0) -> str:
-    """What a process prints whose products are computed by the table, without Triton."""
+    """Run a process that computes products by the table, without Triton; return its output."""
     package = str(Path(amp_ext.__file__).parents[1])
     without_triton = {"AMP_EXT_BACKEND": "cuda" if HAS_CUDA else "cpu"}
     done = subprocess.run(
@@ -400,7 +403,7 @@ def run(*command: str, status: int = 0) -> str:
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"] if HAS_CUDA else ["cpu"])
 def test_a_script(device: str, tmp_path: Path) -> None:
-    """What it has measured, the next process uses."""
+    """The next process uses the measurements of a script."""
     script = tmp_path / "scripts" / "script.py"
     script.parent.mkdir()
     script.write_text(
@@ -418,7 +421,10 @@ def test_a_script(device: str, tmp_path: Path) -> None:
 @pytest.mark.skipif(not HAS_CUDA, reason="needs the CUDA kernels and a device")
 @pytest.mark.parametrize("where", ["backward", "capture"])
 def test_the_first_product_reads_the_table_wherever_it_is_cuda(where: str) -> None:
-    """In a thread that has not the GIL; in a capture, which ends at a call that waits."""
+    """The first product reads the table in a thread without the GIL, and within a capture.
+
+    A waiting call would end the capture.
+    """
     a = torch.randn(16, 16, device="cuda").half()
     product = noted(ops.gemm, a, a.clone())
     variant = [v for backend, v in product.candidates(triton=False) if backend == "cuda"][-1]

@@ -1,4 +1,4 @@
-"""The last barrier of an optimizer's kernel: without it the executor of PTX reports a race."""
+"""Test the last barrier of an optimizer's kernel: without it, the PTX executor finds a race."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ UPDATE = TESTS.parent / "csrc/kernels/optim/update.cuh"
 
 pytestmark = pytest.mark.skipif(bool(cuda.missing()), reason=cuda.missing())
 
-# Drops the barrier of a line, and updates tensors of which the steps differ.
+# Drops the barrier of a line, and updates tensors with different steps.
 PROGRAM = """
 import os, sys
 import torch

@@ -1,4 +1,4 @@
-"""Kernels are verified before their first use, and references run in place of wrong ones."""
+"""Test that kernels are verified before their first use, and references replace wrong ones."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def load(ptx: Ptx, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 @pytest.fixture(scope="module")
 def broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A library whose unscale_ finds no overflow."""
+    """Return a library whose unscale_ never reports an overflow."""
     if reason := build.missing():
         pytest.skip(reason)
     folder = tmp_path_factory.mktemp("broken")
@@ -59,7 +59,7 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def update_scale() -> Tensor:
-    """An op whose family is verified in a few milliseconds; what has to come out."""
+    """Run an op that is verified in a few milliseconds; assert and return its result."""
     scale = torch.tensor(4.0)
     ops.update_scale_(scale, torch.tensor(0, dtype=torch.int32), [torch.tensor(1.0)], 2.0, 0.5, 9)
     assert scale.item() == 2.0
@@ -130,7 +130,7 @@ def test_torch_compile_does_not_trace_it(load: Load, monkeypatch: pytest.MonkeyP
 
     @torch.compile(backend="eager")
     def compiled(x: Tensor) -> Tensor:
-        update(None, None, 1, *[None] * 3)  # which torch.compile calls as it is
+        update(None, None, 1, *[None] * 3)  # called by torch.compile without verification
         return x + 1
 
     compiled(found_inf)
@@ -141,7 +141,7 @@ def test_torch_compile_does_not_trace_it(load: Load, monkeypatch: pytest.MonkeyP
 def test_what_says_nothing_of_a_kernel(
     load: Load, monkeypatch: pytest.MonkeyPatch, error: str
 ) -> None:
-    """The reference runs, and the next call verifies."""
+    """After an unrelated error the reference runs, and the next call verifies."""
 
     def fail(*arguments: object) -> None:
         raise RuntimeError(error)
@@ -158,7 +158,7 @@ def test_what_says_nothing_of_a_kernel(
 def test_what_fails_for_another_reason_is_not_remembered(
     load: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A compiler that is missing, say: this process has the reference, the next one verifies."""
+    """After another failure, such as a missing compiler, the next process verifies again."""
 
     def fail(*arguments: object) -> None:
         raise RuntimeError("no C compiler")
@@ -182,7 +182,7 @@ def test_a_capture_reads_the_record(load: Load) -> None:
 
 
 def test_gradients_outlive_it(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other threads run meanwhile, and may free them."""
+    """Gradients outlive a verification while other threads run and may free them."""
     load()
     parameter = torch.ones(3, requires_grad=True)
     optimizer = torch.optim.SGD([parameter], lr=0.1)
@@ -243,7 +243,7 @@ ALIGNED, UNALIGNED = torch.ones(64, 72).half()[:, :64], torch.ones(64, 65).half(
 
 
 def kernel_of_product(library: Ptx, a: Tensor) -> str:
-    """Which kernel computes a @ a; empty where none of ours does."""
+    """Return the kernel that computes a @ a, empty if torch does."""
     before = library.calls("gemm")
     assert (ops.gemm(a, a) == 64).all()
     if library.calls("gemm") == before:
@@ -258,7 +258,7 @@ def kernel_of_product(library: Ptx, a: Tensor) -> str:
 def test_a_wrong_kernel_of_products_leaves_the_other(
     load: Load, monkeypatch: pytest.MonkeyPatch, wrong: str, aligned: str, unaligned: str
 ) -> None:
-    """TMA cannot load unaligned operands."""
+    """A wrong kernel leaves the other: TMA cannot load unaligned operands."""
 
     def verify_family(backend: str, family: str, device: str) -> verify.Result:
         return verify.Result("wrong" if wrong in family else "", "today")

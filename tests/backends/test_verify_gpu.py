@@ -1,4 +1,4 @@
-"""Verification on a GPU, or on the fake CUDA runtime: each test is a process of its own."""
+"""Test verification on a GPU or the fake CUDA runtime, each test in its own process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 
 
 def run(code: str, cache: Path, **variables: str) -> str:
-    """Run a program with the records in a folder; return what it prints."""
+    """Run a program with the records in a folder; return its output."""
     variables = {"AMP_EXT_VERIFY": "1", "XDG_CACHE_HOME": str(cache), **variables}
     done = subprocess.run(
         [sys.executable, "-c", f"if True:\n{code}"],
@@ -31,7 +31,7 @@ def run(code: str, cache: Path, **variables: str) -> str:
 
 @pytest.fixture(scope="module")
 def broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return PTX in which unscale_ adds the factor, and products read b in the other order."""
+    """Return PTX with an unscale_ that adds the factor, and products with b transposed."""
     edits = {
         "lists_unscale": (r"\bmul\.(rn\.)?f32", "add.f32"),
         "sm80_gemm_f16": (r"(ldmatrix\S*)\.trans\b", r"\1"),

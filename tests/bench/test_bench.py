@@ -1,4 +1,4 @@
-"""bench/run.py measures what it is asked for, and compares with another commit."""
+"""Test bench/run.py: its measurements, and the comparison with another commit."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_product_of_given_sizes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("op", ["unscale", "cast"])
 def test_lists_of_given_sizes_by_given_providers(tmp_path: Path, op: str) -> None:
-    """A CSV file has the same lines."""
+    """Lists of given sizes are timed by the given providers; a CSV file has the same lines."""
     file, table_file = tmp_path / "out.jsonl", tmp_path / "out.csv"
     chosen = ("--sizes", "40x100,1x64Ki", "--providers", "cpu", "--csv", str(table_file))
     status, (_, *records) = run_quick(file, op, *chosen)
@@ -116,7 +116,7 @@ def test_results_have_a_file_of_their_own(tmp_path: Path, capsys) -> None:
 
 
 def test_an_op_without_a_case_leaves_the_others() -> None:
-    """The device is the best one by default."""
+    """An op without a case leaves the others; the default device is the best one."""
     command = [sys.executable, str(BENCH / "run.py"), "unscale", "cast", "--quick"]
     options = ["--filter", "2 x 10 fp32 to", "--seconds", "0"]
     ran = subprocess.run([*command, *options], capture_output=True, text=True)
@@ -134,7 +134,7 @@ def test_every_op_has_the_cases_of_a_dtype_or_none(dtype: str) -> None:
 
 
 def test_networks_on_a_gpu_are_whole_and_names_are_unique() -> None:
-    """Without a GPU the cases can be listed; on a CPU their names say that they are scaled."""
+    """Cases of a GPU are listed without one, and names on a CPU show the scaled sizes."""
     for name in registry.OPS:
         for setup in (registry.Setup(CUDA), registry.Setup(CPU), registry.Setup(CPU, quick=True)):
             names = [case.name for case in registry.load(name).cases(setup)]
@@ -246,7 +246,7 @@ def test_a_slow_provider_sits_rounds_out(monkeypatch) -> None:
 
 
 def test_triton_times_what_it_can_on_a_gpu(monkeypatch) -> None:
-    """No graph captures this launch, and no launch with `prepare` is timed."""
+    """No graph captures Triton's launch of this op, and no timed launch uses `prepare`."""
     testing = pytest.importorskip("triton.testing")
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(testing, "do_bench", lambda launch, return_mode: 0.5)
@@ -283,7 +283,7 @@ def test_each_backend_of_a_gpu_has_a_line_of_its_own(monkeypatch) -> None:
 
 
 def eager(function: Callable, dynamic: bool) -> Callable:
-    """Stand for torch.compile, which takes seconds."""
+    """Replace torch.compile: compiling takes seconds."""
     return lambda *arguments: function(*arguments)
 
 
@@ -354,7 +354,7 @@ def test_the_base_is_built_from_its_own_sources(tmp_path: Path) -> None:
 
 
 def test_both_sides_run_in_turn(tmp_path: Path, capsys, monkeypatch) -> None:
-    """An op without the cases leaves the others; the options reach both sides."""
+    """An op without cases leaves the others; the options reach both commits."""
     here, ran = Path(base.amp_ext.__file__).parents[1], []
     monkeypatch.setattr(base, "base_package", lambda revision: tmp_path)
     apart = base.run_apart

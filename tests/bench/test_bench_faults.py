@@ -1,4 +1,4 @@
-"""A wrong result gets no ratio, whichever op and provider it is of; the others keep theirs."""
+"""Test that a wrong result of any op and provider gets no ratio, and the others keep theirs."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_a_wrong_backend_gets_no_ratio_and_the_other_has_one(
 
 
 def errors(file: Path, *options: str) -> dict[str, str]:
-    """Return the errors by provider of the only case, which has no ratio."""
+    """Return the errors by provider of the only case, and assert that it has no ratio."""
     status, (_, *records) = run_quick(file, *options)
     assert all(record["ratio"] is None for record in records)
     assert len({record["case"] for record in records}) == 1

@@ -1,4 +1,4 @@
-"""cuBLASLt's fastest algorithm multiplies matrices in every layout, on a GPU."""
+"""Test that cuBLASLt's fastest algorithm is right in every layout, on a GPU."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_a_matrix_has_the_layout_of_its_transpose() -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("beta", [0.0, 1.0])
 def test_the_fastest_algorithm_is_right_on_a_gpu(trans, dtype: torch.dtype, beta: float) -> None:
-    """Sums of 40 products of integers up to 3 are exact."""
+    """The fastest algorithm is exact on sums of 40 products of integers up to 3."""
     shapes, where = ((24, 40), (40, 16)), torch.device("cuda")
     made = [stored(integers(s, dtype, where), t) for s, t in zip(shapes, trans, strict=True)]
     a, b = (x.mT if t else x for x, t in zip(made, trans, strict=True))

@@ -1,4 +1,4 @@
-"""`make gpu` keeps its budget, leaves results of the other stages, and is rehearsed whole."""
+"""Test that `make gpu` keeps its budget and results, and that a rehearsal runs whole."""
 
 from __future__ import annotations
 
@@ -36,7 +36,10 @@ def run_all(folder: Path, *chosen: gpu.Stage, budget: float = 600) -> list[str]:
 
 
 def test_a_failed_stage_leaves_the_others_their_results(tmp_path: Path) -> None:
-    """Stages obey interrupts, though a run in the background ignores them."""
+    """A failed stage leaves the others their results.
+
+    Stages obey interrupts, though a run in the background ignores them.
+    """
     said = ["FAILED test_a.py::test_b[1] - assert 0", *(f"word {i}" for i in range(100))]
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:

@@ -1,4 +1,4 @@
-"""Ledgers keep their format, and docs/measuring.md shows what they hold."""
+"""Test the format of ledgers and the results shown in docs/measuring.md."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_committed_figures_are_of_the_ledgers() -> None:
 
 
 def test_the_table_has_means_worst_and_best(tmp_path: Path) -> None:
-    """Means by hand: 2 and 8 have the geometric mean 4, and 3 and 12 have 6."""
+    """The table has means by hand: 2 and 8 have the geometric mean 4, and 3 and 12 have 6."""
     cpu = [
         record(**LIMIT),
         record(),
@@ -148,7 +148,7 @@ def test_the_newest_whole_measurement_of_a_case_counts(
 
 
 def test_the_lines_of_a_case_are_of_one_run(tmp_path: Path) -> None:
-    """A provider that took part the time before, but not the last one, is not shown."""
+    """A provider missing from the last run is not shown."""
     records = [record(), record(provider="compile"), OTHER, NEW]
     ledger.append(tmp_path / "cpu/1.jsonl", records)
     (run,) = evidence.newest(tmp_path)["cpu"]

@@ -1,4 +1,4 @@
-"""The seed programs train for a few steps under every kind of precision, and so does the demo."""
+"""Test that the seed programs and the demo train in every kind of precision."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_the_regression_runs_epochs(capsys, amp: str) -> None:
     lines, read = run(capsys, "regression", amp, "--epochs", 2)
     assert [line.split(":")[0] for line in lines] == ["epoch 1, batch 100", "epoch 2, batch 100"]
     assert int(read["steps"]) == 2 * 157
-    # y is 10 with a deviation of 5: a mean square of 125, which a few steps bring down a little.
+    # y is 10 with a deviation of 5: a mean square of 125. A few steps lower it a little.
     assert float(read["loss"]) < 125
 
 
@@ -73,7 +73,7 @@ def test_digits_without_mnist_are_scikit_learns(tmp_path: Path, capsys, amp: str
 
 
 class MNIST:
-    """Stand for torchvision's: 130 images (50 to test with), as bright as their label."""
+    """Replace torchvision's MNIST by 130 images (50 to test with), as bright as their label."""
 
     def __init__(self, root: str, train: bool = True) -> None:
         assert (Path(root) / "MNIST").is_dir()

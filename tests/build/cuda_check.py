@@ -1,16 +1,19 @@
-"""Check CUDA kernels without a GPU: what ptxas said and the machine code.
+"""Check the output of ptxas and the machine code of CUDA kernels without a GPU.
 
     python tests/build/cuda_check.py
 
-Run by `make cuda-check`, with the Python whose amp_ext was built from this tree: it checks the
-kernels of that build, and compiles those of tests/probe, where a warning of nvcc is an error.
-It prints a table of the kernels and fails on a register spill, on a remark of ptxas about
-serialised or unpipelined matrix instructions (C75xx), on a missing architecture, on local memory,
-where a kernel has none of the instructions that it was written for, where a walk of a list keeps
-too few bytes in flight, where the norm of a list is computed in FP64, where a kernel for 9.0 or
-later does something before it waits for the one before it, where a launch for one tensor has too
-many bytes of parameters, where the sm_90a GEMM takes too many instructions from box to box, where
-the epilogue of the sm_80 GEMM loses sums, and where the library has too many kernels or bytes.
+`make cuda-check` runs it with a Python that has amp_ext built from this tree. It checks the kernels
+of that build, and compiles the kernels of tests/probe with warnings of nvcc as errors. It prints a
+table of the kernels.
+
+It fails on register spills, local memory, a missing architecture, and remarks of ptxas about
+serialised or unpipelined matrix instructions (C75xx). It fails on a kernel without the instructions
+it was written for, on walks of a list with too few bytes in flight, and on a norm in FP64. It fails
+if a kernel for 9.0 or later acts before it waits for the previous kernel, or if the parameters of a
+launch for one tensor are too large.
+
+It fails if the sm_90a GEMM takes too many instructions from box to box, and if the epilogue of the
+sm_80 GEMM loses sums. It fails if the library has too many kernels or bytes.
 """
 
 from __future__ import annotations
@@ -37,9 +40,8 @@ from sass import Kernel, Kernels, read_constants, read_ptxas, read_sass
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# What must be among the instructions of the kernels whose names match: 16 bytes at a time where
-# tensors are streamed, tensor cores, and the copies that feed them. The first seven tiles of gemm
-# are for aligned operands.
+# Instructions required of kernels by name: 16 bytes at a time in streams of tensors, tensor cores,
+# and the copies that feed them. The first seven tiles of gemm are for aligned operands.
 NEEDED = {
     "unscale_kernel": ("LDG.128", "STG.128"),
     "check_finite_kernel": ("LDG.128",),
@@ -75,8 +77,8 @@ class Walk(NamedTuple):
     prefix: str = "kForeach"
 
 
-# One loop for each dtype or pair of dtypes, unscale's once with stores and once without; those of
-# the updates for FP32.
+# One loop for each dtype or pair of dtypes; unscale's once with stores and once without. Updates
+# have one loop, for FP32.
 WALKS = {
     "unscale_kernel": Walk(8),
     "check_finite_kernel": Walk(4),
@@ -85,10 +87,10 @@ WALKS = {
     "adam_kernel": Walk(1, "optim/update.cuh", "kUpdate"),
     "sgd_kernel": Walk(1, "optim/update.cuh", "kUpdate"),
 }
-# Of grad_norm, for each batch of loads: many GPUs have one fp64 unit for 64 of fp32.
+# Conversions of grad_norm for each batch of loads: many GPUs have one fp64 unit for 64 of fp32.
 MOST_CONVERSIONS = 1
-# Bytes that the loads of a multiprocessor must keep in flight to reach the memory's bandwidth: the
-# highest is that of 10.0, which sgd_kernel does not reach yet.
+# Bytes that the loads of a multiprocessor must keep in flight to reach the memory's bandwidth.
+# Capability 10.0 has the highest bound; sgd_kernel does not reach it yet.
 LEAST_IN_FLIGHT = 32 << 10
 LEAST_IN_FLIGHT_OF = {100: 48 << 10}
 REGISTERS = 65536  # of a multiprocessor
@@ -96,7 +98,7 @@ REGISTERS = 65536  # of a multiprocessor
 # Bytes of parameters of a launch for one tensor. All are copied at each launch.
 MOST_CONSTANTS = 4 << 10
 
-# Of the library, for all architectures: it is built in minutes and loaded with a program.
+# Bounds of the library with all architectures: its build takes minutes, and programs load it.
 MOST_KERNELS = 450
 MOST_BYTES = 40 << 20
 
@@ -129,8 +131,8 @@ def remarks(log: str) -> list[str]:
 def early_grid(kernel: Kernel) -> list[str]:
     """Return the faults of a kernel that begins before the previous kernel has ended.
 
-    It has one wait for that (ACQBULK), and comes to it whatever happens before anything else. Some
-    time later it lets the next one begin (PREEXIT).
+    Such a kernel has one wait (ACQBULK), before anything else on every path. Later it allows the
+    next kernel to begin (PREEXIT).
     """
     if "_kernel" not in kernel.name or kernel.capability < 90 or not kernel.instructions:
         return []
@@ -243,7 +245,7 @@ def installed() -> Iterator[tuple[Path, str]]:
     """Return the installed library and the logs of its kernels."""
     from amp_ext._library import LIBRARIES
 
-    # As setup.build_cuda_library names it; of a second toolkit's it is the one that was built last.
+    # setup.build_cuda_library names the folder; of several toolkits' folders, the newest counts.
     folder = max(ROOT.glob("build/cuda[0-9]*"), key=lambda path: path.stat().st_mtime)
     sources = sorted((ROOT / "csrc/kernels").rglob("*.cu"))
     logs = [(folder / f"{source.relative_to(ROOT)}.o.log").read_text() for source in sources]

@@ -38,7 +38,7 @@ EPILOGUES: dict[str, dict[str, Any]] = {
     "terms": {"sizes": (1, 3, 1024, 2048, 256), "trans": (True, False), "out": FLOAT},
 }
 
-# Results with unaligned rows, for sm_90, which has the fewest registers for them.
+# Results with unaligned rows, for sm_90: it has the fewest registers for them.
 ODD_ROWS: dict[str, dict[str, Any]] = {
     "odd rows, accumulated": {"sizes": (1, 1, 1024, 2049, 256), "c": FLOAT, "out": FLOAT},
     "odd rows, bias gelu": {

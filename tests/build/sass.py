@@ -18,7 +18,7 @@ class Kernel:
     Attributes:
         sequence: the instructions in their order.
         jumps: from places in it to others.
-        constants: bytes of the bank with its parameters, before which it has a few hundred others.
+        constants: bytes of the bank with its parameters, after a few hundred others.
         instructions: how often each occurs.
         batches: numbers of 16-byte loads from global memory that a thread issues before it uses the
             first, and how often each occurs.

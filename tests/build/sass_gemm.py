@@ -14,8 +14,8 @@ from sass import Kernel
 
 TILES = Path(__file__).resolve().parents[2] / "csrc/kernels/gemm/plan/tiles.h"
 
-# Issue slots from one box of a plain result to the next one: 64 rows of 128 bytes, of which a
-# thread computes 32 numbers of 16 bits or 16 of 32, with or without a bias.
+# Issue slots from one box of a plain result to the next one, with or without a bias. A box has 64
+# rows of 128 bytes; a thread computes 32 of its 16-bit numbers or 16 of its 32-bit ones.
 MOST_SLOTS = 128
 # Between two boxes; fewer are between a result's and its aux'.
 LEAST_SLOTS = 60

@@ -1,4 +1,4 @@
-"""tests/build/cuda_check.py accepts a good kernel and names the fault of a bad one."""
+"""Test that tests/build/cuda_check.py accepts a good kernel and names a bad one's fault."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``python -m amp_ext`` reports the installation and finds broken parts."""
+"""Test that ``python -m amp_ext`` reports the installation and finds broken parts."""
 
 from __future__ import annotations
 

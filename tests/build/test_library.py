@@ -1,4 +1,4 @@
-"""An extension module or library that does not fit is refused in one sentence with a command."""
+"""Test that a foreign extension module or library is refused in one sentence with a command."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SENTENCE = r"^amp_ext [^\n]*(rebuild|build) it [^\n]*: (\w+=\S+ )?pip install \S
 def run_python(package: Path, code: str) -> subprocess.CompletedProcess[str]:
     """Run it with the package in a process of its own."""
     return subprocess.run(
-        # -S: without the finder of an editable install, which would supply what is missing here.
+        # -S excludes the finder of an editable install: it would supply the missing parts.
         [sys.executable, "-S", "-c", code],
         cwd=package.parent,
         env={"PYTHONPATH": os.pathsep.join([str(package.parent), *sys.path])},
@@ -177,10 +177,8 @@ def test_build_info_describes_this_module() -> None:
 @pytest.mark.skipif(_C.cuda_built(), reason="this module has CUDA kernels")
 @pytest.mark.parametrize("op", LIST_OPS)
 def test_cuda_tensor_given_to_a_cpu_only_module(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A CPU-only module refuses CUDA tensors in the choice of a backend, which every op makes
-    first.
-    """
-    monkeypatch.setenv("TRITON_INTERPRET", "1")  # whose kernels take no CUDA tensors
+    """A CPU-only module refuses CUDA tensors in the choice of a backend, before each op."""
+    monkeypatch.setenv("TRITON_INTERPRET", "1")  # its kernels take no CUDA tensors
     amp_ext.set_backend(None)
     with pytest.raises(RuntimeError, match=f"^amp_ext::{op}: amp_ext was built without") as raised:
         _C.choose(f"amp_ext::{op}", "cuda")

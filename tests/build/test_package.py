@@ -1,4 +1,4 @@
-"""The build: the decisions of setup.py, and the contents of an sdist."""
+"""Test the build: the decisions of setup.py, and the contents of an sdist."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def test_a_bad_kernel_is_seen(usage: str, sass: str, fault: str) -> None:
 
 
 def test_too_much_shared_memory_is_seen() -> None:
-    """A block of sm_90 may have 227 KiB."""
+    """A kernel with more than sm_90's 227 KiB of shared memory is a fault."""
     assert checked(shared=232_448) == []
     (fault,) = checked(shared=232_449)
     assert fault.startswith("232449 bytes of shared memory")
@@ -75,7 +75,7 @@ def test_too_much_shared_memory_is_seen() -> None:
 def test_more_programs_than_registers_are_seen(
     registers: int, warps: int, programs: int, fit: int
 ) -> None:
-    """A warp's registers are rounded up to 256."""
+    """A launch with more programs than registers is a fault; registers are rounded up to 256."""
     kernel = Kernel("cast_kernel", "sm_90", registers=registers)
     variant = Variant("cast", None, {}, options={"num_warps": warps}, programs=programs)
     fault = f"registers for {fit} programs a multiprocessor, a launch has {programs}"
@@ -181,7 +181,7 @@ for part in ("cast", "gemm_kernel"):
 
 
 def test_no_number_compiles_a_kernel_of_lists_anew() -> None:
-    """The key of a compiled kernel is the same for every address and count."""
+    """The key of a compiled list kernel is the same for every address and count."""
     program = """
 from triton.backends.compiler import GPUTarget
 from triton.compiler import make_backend

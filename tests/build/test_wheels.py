@@ -1,4 +1,4 @@
-"""The pages of wheels that `make wheels` writes. The wheels here hold no code."""
+"""Test the pages of wheels that `make wheels` writes. The wheels here hold no code."""
 
 from __future__ import annotations
 

@@ -3,9 +3,10 @@
     python tests/build/triton_check.py
 
 `make cuda-check` runs it. It prints a table of the kernels. It fails where a kernel needs more
-shared memory than a block has or more registers than its launch leaves, uses local memory, lacks
-the instructions that it was written for, or reads other programs' results without waiting. It also
-fails where triton_kernels has a kernel that tests/build/triton_variants.py lacks.
+shared memory than a block has or more registers than its launch leaves. It fails where a kernel
+uses local memory, lacks the instructions it was written for, or reads other programs' results
+without waiting. It also fails where triton_kernels has a kernel that tests/build/triton_variants.py
+lacks.
 """
 
 from __future__ import annotations
@@ -93,9 +94,9 @@ def crowding(kernel: Kernel, variant: Variant) -> list[str]:
 def order_faults(ptx: str) -> list[str]:
     """Return the reasons why the program with the last ticket may miss others' results.
 
-    Every thread stores, and all meet at a barrier. One thread draws a ticket, which releases these
-    stores and acquires those of others. All meet again and read past the first cache. No branch
-    lies between the ticket and the barriers beside it.
+    Every thread stores, and all meet at a barrier. One thread draws a ticket: the ticket releases
+    these stores and acquires other programs' stores. All meet again and read past the first cache.
+    No branch lies between the ticket and the barriers beside it.
     """
     kinds = {
         "store": r"st\.global\b",
@@ -154,7 +155,7 @@ def main() -> int:
         return 1
     problems = missing(library_kernels(), wanted())
     jobs = [(index, arch) for index, variant in enumerate(wanted()) for arch in variant.archs]
-    with multiprocessing.get_context("fork").Pool() as pool:  # which have read the kernels already
+    with multiprocessing.get_context("fork").Pool() as pool:  # forks share the kernels already read
         results = pool.starmap(compiled_at, jobs, chunksize=1)
     heads = ("regs", "smem", "stack", "spills", "size")
     print(f"{'Triton kernel':<48}{'arch':<8}" + "".join(f"{head:>10}" for head in heads))

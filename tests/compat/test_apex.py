@@ -1,4 +1,4 @@
-"""Programs of Apex's amp: what they compute at each level, and how losses are scaled."""
+"""Test programs of Apex's amp: their results at each level, and the scaling of losses."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ from apex_program import (
 
 on_devices = pytest.mark.parametrize("device", DEVICES)
 
-# An output of two layers has been rounded to float16 at most 7 times, by 2**-11 each: input, weight
-# and result of each layer, and batch norm's result. A squared error is off by twice that, and so
-# are gradients; to first order what wrong gradients have done to the loss is the same share of what
-# it has fallen by. Weights that are float16 themselves are rounded at every step.
+# An output of two layers has been rounded to float16 at most 7 times, by 2**-11 each. These are
+# input, weight and result of each layer, and batch norm's result. A squared error is off by twice
+# as much, and so are gradients. To first order, wrong gradients change the loss by the same share
+# of its decrease. Weights in float16 are rounded at every step.
 ROUNDING = 2 * 2 * 7 * 2.0**-11
 TOLERANCE = {"O0": 0.0, "O1": ROUNDING, "O2": ROUNDING, "O3": ROUNDING + 2 * STEPS * 2.0**-11}
 
@@ -48,7 +48,7 @@ TOLERANCE = {"O0": 0.0, "O1": ROUNDING, "O2": ROUNDING, "O3": ROUNDING + 2 * STE
 @on_devices
 @pytest.mark.parametrize("opt_level", TOLERANCE)
 def test_losses_are_those_of_float32(opt_level: str, device: str) -> None:
-    """At each level the losses are those of torch in float32, up to roundings."""
+    """The losses at each level equal torch's in float32, up to roundings."""
     off = amp_ext.GradScaler(device, enabled=False)
     expected = train_plain(*new(device=device), batches(device), off)
     model, optimizer = amp.initialize(*new(device=device), opt_level=opt_level, verbosity=0)
@@ -124,7 +124,7 @@ def test_dtypes(opt_level: str, dtypes: list[torch.dtype]) -> None:
 
 
 def test_bfloat16_and_other_overrides() -> None:
-    """Options replace those of the level, also as strings."""
+    """Options override the level's, also as strings."""
     options = {"keep_batchnorm_fp32": "False", "loss_scale": "128.0", "verbosity": 0}
     model, optimizer = amp.initialize(
         *new(), opt_level="O2", cast_model_type=torch.bfloat16, **options
@@ -145,7 +145,7 @@ def test_results_have_the_form_of_arguments() -> None:
 
 
 def test_disabled_does_nothing() -> None:
-    """With enabled=False a program trains in float32."""
+    """A program with enabled=False trains in float32."""
     model, optimizer = new()
     assert amp.initialize(model, optimizer, enabled=False) == (model, optimizer)
     assert type(model) is Net
@@ -157,8 +157,10 @@ def test_disabled_does_nothing() -> None:
 @pytest.mark.parametrize("opt_level", ["O1", "O2"])
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_schedulers_see_steps(opt_level: str, when: str) -> None:
-    """A scheduler made before or after initialize gives no warning, also where O2 changes
-    the optimizer's class."""
+    """A scheduler made before or after initialize gives no warning, even if O2 changes the class.
+
+    O2 may change the optimizer's class.
+    """
     model, optimizer = new()
     make = torch.optim.lr_scheduler.StepLR
     scheduler = make(optimizer, 2) if when == "before" else None
@@ -176,7 +178,7 @@ def test_schedulers_see_steps(opt_level: str, when: str) -> None:
 
 
 class NoWait(TorchDispatchMode):
-    """Refuses to bring a number to the host."""
+    """A number that refuses to come to the host."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         assert func is not torch.ops.aten._local_scalar_dense.default, "the host waits"
@@ -257,7 +259,7 @@ class Machine:
 
 @pytest.mark.parametrize("limits", [(None, 2.0**24), (2.0**15, 2.0**17), (3.0, 2.0**10)])
 def test_the_scale_moves_as_apexs(limits: tuple[float | None, float]) -> None:
-    """Scale, counter and skipped steps are those of Apex's machine."""
+    """Scale, counter and skipped steps equal the ones of Apex's machine."""
     least, most = limits
     optimizer = one_weight(loss_scale="dynamic", min_loss_scale=least, max_loss_scale=most)
     amp._State.scalers[0].set_growth_interval(3)
@@ -381,7 +383,7 @@ def test_accumulation_with_masters() -> None:
 
 
 def test_gradients_that_float16_cannot_hold_unscaled() -> None:
-    """Masters get float32 gradients, whose unscaled values vanish in float16."""
+    """Masters get float32 gradients, even if the unscaled values vanish in float16."""
     model, optimizer = amp.initialize(*new(), opt_level="O2", verbosity=0)
     x, y = next(batches())
     with amp.scale_loss(loss_of(model, x, y) * 2.0**-16, optimizer) as scaled_loss:
@@ -454,7 +456,7 @@ def test_a_static_scale_of_1_may_be_loaded() -> None:
 
 @pytest.mark.parametrize("opt_level", ["O1", "O2"])
 def test_a_backward_pass_that_fails_restores_gradients(opt_level: str) -> None:
-    """After an error within scale_loss, gradients are those before it, unscaled."""
+    """After an error within scale_loss the gradients are the earlier ones, unscaled."""
     model, optimizer = amp.initialize(*new(), opt_level=opt_level, verbosity=0)
     (x, y), other = batches(steps=2)
     for has_grads in (False, True):
@@ -535,7 +537,7 @@ def replaced_step() -> torch.optim.Optimizer:
 def test_bad_models_and_optimizers(
     arguments: Callable[[], Any], error: type[Exception], text: str
 ) -> None:
-    """O2 refuses what it cannot prepare."""
+    """O2 refuses models and optimizers it cannot prepare."""
     with pytest.raises(error, match=f"amp.initialize: {text}|{text}"):
         amp.initialize(*arguments(), opt_level="O2")
 
@@ -571,7 +573,7 @@ def test_closures(opt_level: str) -> None:
 
 
 def test_a_bad_state_changes_nothing() -> None:
-    """A state of which one entry is bad is refused whole."""
+    """A state with one bad entry is refused whole."""
     amp.initialize(*new(), num_losses=2, verbosity=0)
     before = amp.state_dict()
     for bad, error in (({}, KeyError), ({"loss_scale": "x", "unskipped": 0}, TypeError)):

@@ -1,4 +1,4 @@
-"""Apex's amp with DistributedDataParallel, which is put around what amp.initialize returns."""
+"""Test Apex's amp with DistributedDataParallel around the result of amp.initialize."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STEPS, OVERFLOW = 4, 2
 
 
 def train(model: nn.Module, data: list[Tensor], opt_level: str, bucket_view: bool | None) -> None:
-    """Train with two losses a step, whose gradients add up."""
+    """Train with two losses a step; their gradients add up."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     model, optimizer = amp.initialize(model, optimizer, opt_level=opt_level, verbosity=0)
     if bucket_view is not None:

@@ -1,4 +1,4 @@
-"""Casts around forward, as amp.initialize and apply_policy give them to modules."""
+"""Test casts around forward, as amp.initialize and apply_policy give them to modules."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_copies_and_pickles_cast(give: Callable[..., Any], copied: Callable[...,
     other = copied(model)
     assert torch.equal(other(X), model(X))
     assert other.dtypes == [FP32, FP16, FP16]
-    if copied is not copy.copy:  # which shares the layers
+    if copied is not copy.copy:  # a shallow copy shares the layers
         nn.init.zeros_(other.fc2.weight)
         assert not torch.equal(other(X), model(X))
     assert type(other).__name__ == "Net" and isinstance(other, Net)
@@ -74,7 +74,7 @@ def test_wrappers_cast(give: Callable[..., Any]) -> None:
 
 @by_both
 def test_compiled_modules_cast(give: Callable[..., Any]) -> None:
-    """A compiled module computes what the module computes, in one graph."""
+    """A compiled module computes the same as the module, in one graph."""
     torch._dynamo.reset()
     model = give(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4)))
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
@@ -127,7 +127,7 @@ def test_checkpoints_recompute_in_the_region(give: Callable[..., Any]) -> None:
 def test_modules_that_cannot_cast(
     give: Callable[..., Any], spoil: Callable[..., Any], error: type[Exception], text: str
 ) -> None:
-    """A module whose forward is not its class's, or with 16-bit parameters, is refused."""
+    """A module with a replaced forward or with 16-bit parameters is refused."""
     with pytest.raises(error, match=text):
         give(spoil(nn.Linear(2, 2)))
 

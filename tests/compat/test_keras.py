@@ -1,4 +1,4 @@
-"""Keras's mixed-precision guide, on modules and optimizers of torch."""
+"""Test Keras's mixed-precision guide on modules and optimizers of torch."""
 
 from __future__ import annotations
 
@@ -75,9 +75,9 @@ def train(model: nn.Module, optimizer: Any, overflow_at: int | None = None) -> l
     return losses
 
 
-# Five tensors that are rounded lie between input and output of the network: three hidden ones and
-# two weights that meet at each. Each rounding moves the logits, all below 4, by 2**-11 (2**-8) of
-# their sum of 32 terms at most; steps of SGD, at 0.1 of gradients below 1, do not amplify this.
+# Five rounded tensors lie between input and output of the network: three hidden tensors and two
+# weights. Each rounding moves the logits, all below 4, by 2**-11 (2**-8) of their sum of 32 terms
+# at most. Steps of SGD, at 0.1 of gradients below 1, do not amplify this.
 ROUNDINGS = 5 * 4
 
 
@@ -102,7 +102,7 @@ def test_the_guides_training_loop(name: str, ulp: float) -> None:
 
 @pytest.mark.parametrize("make", [torch.optim.Adam, amp_ext.optim.Adam])
 def test_an_overflow_is_skipped_as_by_the_scaler(make: Any) -> None:
-    """Parameters, scale and states are, bit for bit, those of a loop with the scaler itself."""
+    """Parameters, scale and states equal the ones of a loop with the scaler, bit for bit."""
     model = apply_policy(Classifier(), "mixed_float16")
     again = copy.deepcopy(model)
     optimizer = LossScaleOptimizer(make(model.parameters()), 2.0**10, 3)
@@ -143,7 +143,7 @@ def kerass_scale(scale: float, steps: int, overflows: list[bool]) -> list[float]
 
 
 def test_the_scale_moves_as_kerass() -> None:
-    """The scale is that of Keras's rule after each of 300 steps."""
+    """The scale follows Keras's rule through 300 steps."""
     generator = torch.Generator().manual_seed(3)
     overflows = (torch.rand(300, generator=generator) < 0.2).tolist()
     weight = torch.ones(1, requires_grad=True)

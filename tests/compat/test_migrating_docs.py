@@ -1,4 +1,4 @@
-"""The rows of docs/migrating.md run, table by table, and have their effects, in both languages."""
+"""Test the effects of the rows of docs/migrating.md, table by table, in both languages."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def a_program() -> Space:
 
 
 def run(line: str, space: Space) -> list[torch.dtype]:
-    """Run a row on the CPU; return in which types the model's products ran."""
+    """Run a row on the CPU; return the types of the model's products."""
     types: list[torch.dtype] = []
     hooks = [
         layer.register_forward_hook(lambda *a: types.append(a[2].dtype))
@@ -103,7 +103,7 @@ def steps(line: str) -> bool:
 
 
 def check_effect(line: str, space: Space, before: list[Any], types: list[torch.dtype]) -> None:
-    """Check the effect of a row of amp_ext, which has to be one of these."""
+    """Check the effect of a row of amp_ext, one of the known effects."""
     checks: dict[str, Callable[[], bool]] = {
         r" import ": lambda: all(
             space[name].__module__.startswith("amp_ext")

@@ -3,7 +3,7 @@
     python -m cudasim --sources kernels.cu --capability 90 --devices 2 --order late -- pytest tests
     python -m cudasim --ptx FOLDER -- python train.py
 
-The Python is one whose torch is a build for CUDA 13.
+The Python needs a torch built for CUDA 13.
 """
 
 from __future__ import annotations

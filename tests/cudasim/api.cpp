@@ -36,7 +36,7 @@ CUDASIM_API const char* cudasim_load(const char* path, void** module) {
   }
 }
 
-// The kernel whose symbol or demangled name begins with `name`; null if there is none.
+// The kernel with a symbol or demangled name that begins with `name`, or null.
 CUDASIM_API void* cudasim_kernel(void* module, const char* name) {
   for (auto& kernel : static_cast<Module*>(module)->kernels)
     if (kernel->symbol == name || kernel->name.find(name) == 0) return kernel.get();
@@ -73,7 +73,7 @@ CUDASIM_API void cudasim_free(void* memory) {
   free(memory);
 }
 
-// What a kernel may access of global memory, for a library that has its own.
+// Set the finder of accessible global memory, for a library with its own allocations.
 CUDASIM_API void cudasim_allow(FindAllocation find) { find_allocation = find; }
 
 CUDASIM_API const Statistics* cudasim_statistics() { return &statistics; }
@@ -82,8 +82,9 @@ CUDASIM_API u64 cudasim_instructions() { return statistics.instructions; }
 
 // ---- mutants ------------------------------------------------------------------------------------
 
-// What has run of each kernel since cudasim_forget(), a line each: a kernel's name behind "kernel
-// ", then its statements as number, line of the PTX, source and text behind tabs.
+// Executed statements of each kernel since cudasim_forget(), a line each. A kernel's line is
+// "kernel " and its name; a statement's line is number, line of the PTX, source and text behind
+// tabs.
 CUDASIM_API const char* cudasim_executed() {
   static std::string result;
   result.clear();
@@ -106,7 +107,7 @@ CUDASIM_API void cudasim_forget() {
     for (const Instruction& it : kernel->code) it.ran = false;
 }
 
-// Puts another statement in the place of one, in the kernels of a name that have run.
+// Replaces a statement in the executed kernels of a name.
 CUDASIM_API void cudasim_edit(const char* name, u32 statement, const char* text) {
   for (Kernel* const kernel : all_kernels())
     if (kernel->decoded && kernel->name == name) edit(*kernel, statement, text);

@@ -79,7 +79,7 @@ def alone(folder: Path) -> Iterator[None]:
 
 
 def _version(*command: str) -> str:
-    """Return what tells compilers and, for -march=native, processors apart."""
+    """Return the output of a compiler's version, including the processor of -march=native."""
     done = subprocess.run(command, capture_output=True, text=True)
     return done.stdout + done.stderr
 
@@ -94,7 +94,7 @@ def toolkit_include() -> Path:
 
 
 def compiled(sources: Sequence[Path], flags: Sequence[str] = ()) -> list[Path]:
-    """Return the objects of C++ sources; those that lack are compiled, several by one process."""
+    """Return the objects of C++ sources; compile missing ones, several by one process."""
     compiler = _version(CXX, "-march=native", "-v", "-E", "-x", "c++", "/dev/null")
     folders = {HERE / "ptx", *(source.parent for source in sources)}
     headers = [path.read_bytes() for folder in folders for path in sorted(folder.glob("*.h"))]

@@ -1,6 +1,6 @@
-"""Build the CUDA runtime that runs without a GPU, and tell the environment that preloads it.
+"""Build the CUDA runtime without a GPU, and make the environment that preloads it.
 
-It takes the place of libcudart and of the driver under torch's CUDA build. Kernels are the PTX of a
+The runtime replaces libcudart and the driver under torch's CUDA build. Kernels are the PTX of a
 folder; torch's own operators run its CPU kernels.
 """
 
@@ -39,7 +39,7 @@ def missing() -> str:
 
 
 def architecture(capability: int) -> str:
-    """Return that of the PTX for devices of a capability, 90 for 9.0."""
+    """Return the architecture of the PTX for devices of a capability, 90 for 9.0."""
     return {86: "80", 89: "80", 90: "90a"}.get(capability, str(capability))
 
 
@@ -51,7 +51,7 @@ def symbols(library: Path, kind: str, pattern: str) -> set[str]:
 
 
 def _lacking(objects: Iterable[Path]) -> str:
-    """Return C++ that refuses each function of CUDA which the objects do not have."""
+    """Return C++ that refuses each function of CUDA missing from the objects."""
     site = site_packages()
     wanted = symbols(site / CUDA / "lib/libcudart.so.13", "T", r"\w*[cC]uda\w+")
     wanted |= symbols(site / "torch/lib/libcaffe2_nvrtc.so", "U", r"cu[A-Z]\w+")
@@ -71,8 +71,7 @@ def _lacking(objects: Iterable[Path]) -> str:
 
 
 def environment(ptx: Path | None) -> dict[str, str]:
-    """Return the variables with which Python runs without a GPU, on kernels of a folder of PTX; or
-    on others than these."""
+    """Return the environment of Python without a GPU, with or without a folder of PTX."""
     site = site_packages()
     torch = site / "torch"
     headers = (build.toolkit_include(), site / CUDA / "include")  # cuBLAS's beside torch
@@ -120,11 +119,11 @@ def environment(ptx: Path | None) -> dict[str, str]:
 
 
 def run(program: Sequence[str], variables: dict[str, str], settings: dict[str, object]) -> None:
-    """Become a program that runs without a GPU: pytest, a script, or what Python takes.
+    """Become a program that runs without a GPU: pytest, a script, or arguments of Python.
 
     Args:
         program: its command line.
-        variables: those of environment(); lists are put before what is there.
+        variables: the result of environment(); lists are put before existing values.
         settings: of the devices, such as `devices`, `capability` and `order`.
     """
     os.environ.update({f"FAKE_CUDA_{name.upper()}": str(v) for name, v in settings.items()})

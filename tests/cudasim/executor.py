@@ -38,7 +38,7 @@ class Array:
     """Global memory of one allocation."""
 
     def __init__(self, type_: type[Any], values: Sequence[Any] | int) -> None:
-        """Allocate elements of a type of ctypes: so many, which nothing has written, or these."""
+        """Allocate elements of a type of ctypes, from values or, given a count, without values."""
         self.count = values if isinstance(values, int) else len(values)
         self._memory = _library().cudasim_allocate(
             ctypes.c_size_t(ctypes.sizeof(type_) * self.count)

@@ -1,7 +1,7 @@
 """Break compiled kernels by rule, and run cases on each mutant in a fork: one of them must fail.
 
-Nothing is compiled: a fork decodes one kernel anew, with another statement. It ends at the first
-result that is wrong, fault or race.
+Nothing is compiled: a fork decodes one kernel again, with another statement. It ends at the first
+wrong result, fault or race.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from dataclasses import dataclass, field
 from cudasim import rules
 
 LACKS = "The executor lacks this instruction"
-LONGEST_S = 60  # of the processor for a mutant, which ends by its count of instructions before
-# Cases that run on a mutant, the shortest of those that execute the statement, by each schedule.
+LONGEST_S = 60  # of the processor for a mutant; its count of instructions ends it before
+# Cases run on a mutant by each schedule: the shortest that execute the statement.
 SCHEDULES = ((("forward", "late"), 100), (("random", "random"), 3), (("reverse", "early"), 3))
 
 
@@ -60,7 +60,7 @@ class Mutant:
 
 @dataclass
 class Case:
-    """What must fail on a mutant.
+    """A call that must fail on a mutant.
 
     Attributes:
         name: for the report.
@@ -75,7 +75,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Equivalent:
-    """Mutants that nothing can tell from the kernel.
+    """Mutants with the same behaviour as the kernel.
 
     Attributes:
         kernel: matches the template's name.
@@ -106,7 +106,7 @@ class Kernels:
         self._library.cudasim_configure()
 
     def watch(self, case: Case) -> Iterator[tuple[str, int, int, str, str]]:
-        """Run a case; yield kernel, statement, line, source and text of what it executes."""
+        """Run a case; yield kernel, statement, line, source and text of each executed statement."""
         self._library.cudasim_forget()
         before = self._library.cudasim_instructions()
         case.run()
@@ -208,7 +208,7 @@ def of_mutant(mutant: Mutant, cases: Sequence[Case]) -> list[Case]:
 
 
 def control(kernels: Kernels, mutants: Iterable[Mutant], all_cases: Sequence[Case]) -> None:
-    """See that a fork without a mutant passes in the other schedules than that of all_mutants()."""
+    """Assert that a fork without a mutant passes in the schedules all_mutants() does not run."""
     most = max(most for _, most in SCHEDULES[1:])
     cases = [*{c.name: c for m in mutants for c in of_mutant(m, all_cases)[:most]}.values()]
     child, pipe = in_fork(lambda: tried(kernels, None, cases), 20 * LONGEST_S)
@@ -222,7 +222,7 @@ def control(kernels: Kernels, mutants: Iterable[Mutant], all_cases: Sequence[Cas
 def results(
     kernels: Kernels, mutants: Sequence[Mutant], cases: Sequence[Case], jobs: int
 ) -> Iterator[tuple[Mutant, str]]:
-    """Yield each mutant and how it was caught, in the order in which they end."""
+    """Yield each mutant and its outcome, in the order in which they end."""
     left = list(reversed(mutants))
     running: dict[int, tuple[int, Mutant]] = {}
     with selectors.DefaultSelector() as selector:
@@ -301,17 +301,17 @@ def hunt(
     jobs: int = 1,
     verbose: bool = False,
 ) -> list[str]:
-    """Break the kernels that the cases launch, print what survives; return the keys of that.
+    """Break the kernels that the cases launch; print the survivors and return their keys.
 
     Args:
         kernels: the loaded executor.
-        cases: what must fail on a mutant.
+        cases: calls that must fail on a mutant.
         equivalents: the mutants that may survive.
-        still_open: keys of those that do, and that nobody has explained yet.
+        still_open: keys of survivors without an explanation so far.
         most: mutants of a kernel's template.
         seed: of the sample.
         jobs: forks at a time.
-        verbose: whether to print those that are caught.
+        verbose: whether to print caught mutants.
     """
     begin = time.monotonic()
     everything = all_mutants(kernels, cases)

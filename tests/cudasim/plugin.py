@@ -1,4 +1,4 @@
-"""pytest without a GPU: a fault of an operation is that of the test that issued it."""
+"""Attribute each fault of an operation to the test that issued it."""
 
 from __future__ import annotations
 

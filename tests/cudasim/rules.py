@@ -1,8 +1,8 @@
 """Make mutants of a statement of PTX, by rule.
 
-A mutant is another statement in the place of the compiler's. What orders accesses is dropped or
-made weaker, operands are swapped, predicates are negated, and immediates of masks, counts, parities
-and descriptors are changed.
+A mutant is another statement in the place of the compiler's. Ordering is dropped or weakened,
+operands are swapped, predicates are negated, and immediates of masks, counts, parities and
+descriptors are changed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Statement:
     Attributes:
         guard: "@%p1", "@!%p1", or empty.
         opcode: the name and its modifiers.
-        operands: those that commas part, vectors and addresses whole.
+        operands: split at commas, with vectors and addresses whole.
     """
 
     guard: str
@@ -54,7 +54,7 @@ class Statement:
 
 
 def parts(text: str) -> list[str]:
-    """Return what commas part, outside of brackets."""
+    """Split at commas outside of brackets."""
     found, depth, start = [], 0, 0
     for i, character in enumerate(text):
         depth += (character in "[{(") - (character in "]})")
@@ -124,7 +124,7 @@ def weaken(s: Statement) -> Iterator[Statement]:
 
 # ---- operands -----------------------------------------------------------------------------------
 
-# Those of which the sources do not commute; predicates are negated instead.
+# Instructions with sources that do not commute; predicates are negated instead.
 ORDERED = ("sub", "div", "rem", "shl", "shr")
 
 

@@ -63,7 +63,7 @@ std::map<std::string, Known>& kernels() {
   return all;
 }
 
-// Writes what ran, and for how long, to CUDASIM_REPORT and the process's number.
+// Writes kernels and times to CUDASIM_REPORT and the process's number.
 struct Report {
   ~Report() {
     const char* const path = getenv("CUDASIM_REPORT");

@@ -1,6 +1,6 @@
-"""The programs of docs/recipes_distributed.md work on processes of the CPU:
+"""Test the programs of docs/recipes_distributed.md on processes of the CPU.
 
-the norm of the first step equals one process's in FP32, and all processes skip together.
+The norm of the first step equals one process's in FP32, and all processes skip together.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def assert_first_norm(heading: str, count: int = 1, **replacements: str) -> None
 
 
 def assert_all_skip(heading: str, number: int, made: int) -> Space:
-    """Assert that all ranks skip one step, in which the last rank has an overflow."""
+    """Assert that all ranks skip one step with an overflow on the last rank."""
     space = run(heading, overflow=number)
     scaler, states = space["scaler"], space["optimizer"].state.values()
     steps = {float(whole([state["step"]])[0]) for state in states}
@@ -129,7 +129,8 @@ def reinforcement_learning(heading: str) -> None:
     for before, after in zip(start, whole(space["reference"].parameters()), strict=True):
         assert before.equal(after)
 
-    # As reducing in each backward pass, but for the order of the sums of two batches.
+    # The norm equals the one of a reduction in each backward pass, except for the order of two
+    # sums.
     norm = run(heading, count=2)["norm"]
     always = {"set_requires_gradient_sync(number % accumulate == 0)": "train()"}
     torch.testing.assert_close(norm, run(heading, count=2, **always)["norm"], rtol=2.0**-20, atol=0)
@@ -191,5 +192,5 @@ def test_on_ranks(heading: str, errors: dict[str, list[Any]]) -> None:
 
 
 def test_programs_are_short() -> None:
-    """The programs are short enough to read at once."""
+    """Each program is short enough to read at once."""
     assert max(text.count("\n") for text in PROGRAMS.values()) <= 41

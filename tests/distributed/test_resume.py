@@ -1,4 +1,4 @@
-"""A training that stops in the middle continues from its last checkpoint.
+"""Test that a stopped training continues from its last checkpoint.
 
 Gradients of one layer are sums of small integers, exact in any order, and AdamW's arithmetic is
 elementwise: parameters are bit-equal on any number of processes. Overflows come from FP16 after the
@@ -98,7 +98,7 @@ class Training:
 
         model, optimizer = get_state_dict(self.model, self.optimizer)
         scaler = self.scaler.state_dict()
-        # What is not in the state is not loaded: a new scaler has counted nothing.
+        # Entries missing from the state are not loaded: a new scaler has counted nothing.
         counters = {"skipped_steps": 0, "hysteresis": 1, "hysteresis_tracker": 1}
         scaler.setdefault("amp_ext", counters)
         return {"model": model, "optimizer": optimizer, "scaler": scaler}
@@ -180,9 +180,7 @@ def waits_for_the_dead(folder: Path) -> None:
 
 @needs_gloo
 def test_others_end_with_one_that_is_killed(tmp_path: Path) -> None:
-    """If a process is killed before the scaler's reduction, the others raise an error within their
-    timeout.
-    """
+    """If a process is killed before the scaler's reduction, the others raise after a timeout."""
     timeout = 10
     processes = start(3, timeout, tmp_path, waits_for_the_dead).processes
     for process in processes:

@@ -1,8 +1,8 @@
-"""The scaler across processes: parameters as of one process, and the same decision everywhere.
+"""Test the scaler across processes: parameters of one process, and one decision everywhere.
 
 Inputs and weights are small integers, learning rates and scales powers of two, so that all sums of
 the few steps are exact: without a clip, parameters are bit-equal. The coefficient of a clip may
-differ by the roundings of a norm, 2**-23, which three steps multiply less than a thousandfold.
+differ by the roundings of a norm, 2**-23; three steps multiply it less than a thousandfold.
 Gradients in 16 bits are rounded before they are summed over processes, and each is at most 128.
 """
 
@@ -273,14 +273,14 @@ for wrapper in WRAPPERS:
 def placed(tensor: Tensor, mesh: Any, *placements: Any) -> Tensor:
     from torch.distributed.tensor import distribute_tensor
 
-    return distribute_tensor(tensor, mesh, placements, src_data_rank=None)  # which all have
+    return distribute_tensor(tensor, mesh, placements, src_data_rank=None)  # all ranks have it
 
 
 def with_grads(grads: list[Tensor | None], like: list[Tensor]) -> torch.optim.Optimizer:
     params = [nn.Parameter(torch.zeros_like(tensor)) for tensor in like]
     for param, grad in zip(params, grads, strict=True):
         param.grad = grad
-    return torch.optim.SGD(params, LR, foreach=False)  # which takes DTensors with plain tensors
+    return torch.optim.SGD(params, LR, foreach=False)  # it takes DTensors with plain tensors
 
 
 def found(optimizer: torch.optim.Optimizer) -> tuple[list[float], int]:
@@ -318,7 +318,7 @@ def mixed_list() -> None:
     assert float(norm) == pytest.approx(expected, rel=2**-22)
     assert (skipped, count) == (False, 1)
 
-    # A sum over processes that autograd has left to be made: infinite only when it has been made.
+    # Autograd has left the sum over processes undone: it is infinite only afterwards.
     big = torch.full((4,), 2.0**127, device=DEVICE)
     param = placed(big, square, Replicate(), Replicate())
     grad = DTensor.from_local(big, square, [Replicate(), Partial()], run_check=False)
@@ -373,9 +373,10 @@ def rank_without_gradients() -> None:
 
 @case
 def process_group() -> None:
-    """With process_group=, parameters that do not show their sharding skip together, also for a
-    norm, and norms stay local. An optimizer without parameters takes part, and one under DDP; a
-    process outside does not.
+    """With process_group=, parameters without visible sharding skip together.
+
+    They do so with a norm as well, and norms stay local. An optimizer without parameters, and one
+    under DDP, joins the reduction; a process outside the group does not.
     """
     first = distributed.new_group([0])
     ones = torch.ones(4, device=DEVICE)

@@ -1,4 +1,4 @@
-"""README: its program prints what README says, and its figures are those of the ledgers."""
+"""Test README: the output of its program, and its figures against the ledgers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_the_program_prints_what_readme_says(capsys: pytest.CaptureFixture[str])
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="README's scale is that of a CPU")
 def test_torch_lowers_the_scale_in_the_same_program(capsys: pytest.CaptureFixture[str]) -> None:
-    """The program of README ends with a lower scale under torch.amp, as README says."""
+    """The program of README ends with a lower scale under torch.amp, as described in README."""
     program = PROGRAM.replace("from amp_ext import", "from torch.amp import")
     program = program.replace("from amp_ext.optim", "from torch.optim")
     exec(re.sub(r", skipped \{.*\}", "", program), {})
@@ -56,7 +56,7 @@ def test_figures_are_those_of_the_ledgers() -> None:
 
 
 def test_counts_are_those_of_measuring() -> None:
-    """The launches, copies and waits in README are those that docs/measuring.md counts."""
+    """The launches, copies and waits in README equal the counts of docs/measuring.md."""
     (counted,) = re.findall(r"\| digits \| AdamW \| yes \| (.*) \|", page.PAGE.read_text())
     theirs, ours = (cell.split(", ") for cell in counted.split(" | ")[2:])
     (rows,) = re.findall(r"\| \| launches.*\n.*\n((?:\|.*\n)+)", TEXT)

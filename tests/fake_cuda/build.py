@@ -9,5 +9,5 @@ from ptx_backend import build
 
 
 def ptx(capability: int) -> Path:
-    """Return a folder with what nvcc makes of csrc/kernels for devices of a capability."""
+    """Return a folder of the PTX of csrc/kernels for devices of a capability."""
     return build.ptx(cuda.architecture(capability))

@@ -1,12 +1,12 @@
-"""Print what one training step asks of a GPU, with torch.amp and with amp_ext.
+"""Print the GPU work of one training step with torch.amp and with amp_ext.
 
     python tests/fake_cuda/count.py            # prints the table
     python tests/fake_cuda/count.py --check    # fails where docs/measuring.md has another
     python tests/fake_cuda/count.py --write    # writes it there
 
-Launches, copies and memsets, and waits of the host, counted by the fake CUDA runtime in the fourth
-step, and in the part of it that follows the backward pass; products are those of torch's library.
-An operator of torch counts as one launch, however many kernels it has.
+The fake CUDA runtime counts launches, copies, memsets and waits of the host in the fourth step, and
+in its part after the backward pass. torch's library computes products. An operator of torch counts
+as one launch, however many kernels it has.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ Counts = tuple[int, int, int]  # launches, copies and memsets, waits
 
 
 def count(package: Any, workload: str, optimizer_name: str, clips: bool) -> tuple[Counts, Counts]:
-    """Count a whole step, and what follows its backward pass."""
+    """Count a whole step, and its part after the backward pass."""
     torch.manual_seed(0)
     network, loss_of, (inputs, targets) = WORKLOADS[workload]()
     optimizer = OPTIMIZERS[optimizer_name](package, network.parameters())

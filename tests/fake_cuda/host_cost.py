@@ -1,10 +1,12 @@
-"""Print what products and list ops by the CUDA and the Triton kernels, and a step of many small
-parameters by the CUDA kernels, cost the host, in microseconds, with launches dropped.
+"""Print the host's microseconds for products, list ops and a step, with launches dropped.
+
+Products and list ops run by the CUDA and the Triton kernels, a step of many small parameters by the
+CUDA kernels.
 
     python tests/fake_cuda/host_cost.py
 
-The best of several rounds. Of CUDA only the fake runtime is there: what its own calls cost is part
-of the figures, and what the driver's would cost is not.
+The figures are the best of several rounds. They include the calls of the fake runtime, and no
+driver.
 """
 
 from __future__ import annotations

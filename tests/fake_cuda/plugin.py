@@ -1,4 +1,4 @@
-"""pytest on the fake CUDA runtime: the tests of the executor `cuda`, but for those named here."""
+"""Select the tests of the executor `cuda` for the fake CUDA runtime."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-# File, what the end of a test's name in it matches, and why it does not run here.
+# File, pattern of the end of a test's name in it, and the reason to leave it out.
 LEFT_OUT = (
     ("test_cast.py", r"more_than_2_to_the_31_elements\[cuda\]", "gigabytes"),
     ("test_unscale.py", r"more_than_2_to_the_31_elements\[cuda\]", "gigabytes"),
@@ -40,7 +40,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def is_of_cuda(item: pytest.Item) -> bool:
-    """Whether it is one of the runtime's own tests, or says that it is for a GPU."""
+    """Whether a test is one of the runtime's own, or marked for a GPU."""
     if item.path.name in OWN:
         return True
     parameters = item.name[len(getattr(item, "originalname", item.name)) :].strip("[]").split("-")

@@ -1,4 +1,4 @@
-"""The fake CUDA runtime of this process: what a program asks of it, and the order of operations."""
+"""Record a program's calls of the fake CUDA runtime, and set the order of operations."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class Calls:
     """Calls of the runtime, once the region that records them has been left.
 
     Attributes:
-        all: kind and text of each: ("launch", the kernel or torch's operator), ("graph", the number
-            of its operations), ("copy", bytes and kinds of memory), ("memset", bytes), ("malloc",
-            bytes), ("host", a function of the host on a stream), ("query", the function that asks)
-            or ("wait", the function in which the host waits).
+        all: pairs of kind and text. The text of a "launch" is the kernel or torch's operator; of a
+            "graph", the number of its operations; of a "copy", bytes and kinds of memory. The text
+            of a "memset" or "malloc" is its bytes; of a "host", the host function; of a "query" or
+            "wait", the function called.
     """
 
     all: list[tuple[str, str]] = field(default_factory=list)
@@ -39,8 +39,7 @@ def is_running() -> bool:
 
 @contextmanager
 def in_order(order: str) -> Iterator[None]:
-    """Have operations run as they are issued ("now"), when the host waits for them ("late") or at
-    random by a seed ("7")."""
+    """Run operations as issued ("now"), at the host's waits ("late") or at random (a seed)."""
     runtime, before = ctypes.CDLL(None), os.environ["FAKE_CUDA_ORDER"]
     runtime.fake_cuda_set_order(order.encode())
     try:
@@ -51,7 +50,7 @@ def in_order(order: str) -> Iterator[None]:
 
 @contextmanager
 def no_pinned_memory() -> Iterator[None]:
-    """Have every allocation of pinned memory fail."""
+    """Make every allocation of pinned memory fail."""
     runtime = ctypes.CDLL(None)
     runtime.fake_cuda_refuse_pinned(ctypes.c_bool(True))
     try:
@@ -62,7 +61,7 @@ def no_pinned_memory() -> Iterator[None]:
 
 @contextmanager
 def recorded() -> Iterator[Calls]:
-    """Record the calls of a region, which is in no other such region."""
+    """Record the calls of a region. Regions do not nest."""
     runtime = ctypes.CDLL(None)
     runtime.fake_cuda_recorded.restype = ctypes.c_char_p
     calls = Calls()

@@ -3,8 +3,8 @@
     python tests/fake_cuda/run.py [--order now|late|SEED] [...] SCRIPT.py|-m MODULE|-c CODE ...
     python tests/fake_cuda/run.py -m pytest -n 2 tests/lists
 
-The Python is one of which torch is a CUDA build and amp_ext was built by nvcc. The options are
-those of python -m cudasim, which runs the kernels of other extensions.
+The Python needs a CUDA build of torch, and amp_ext built by nvcc. The options are the same as of
+python -m cudasim for the kernels of other extensions.
 """
 
 from __future__ import annotations

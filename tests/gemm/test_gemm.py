@@ -1,4 +1,4 @@
-"""amp_ext::gemm: every size, batch, dtype and layout; exact where FP32 is."""
+"""Test amp_ext::gemm on every size, batch, dtype and layout; it is exact where FP32 is."""
 
 from __future__ import annotations
 

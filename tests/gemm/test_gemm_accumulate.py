@@ -1,4 +1,4 @@
-"""amp_ext::gemm_accumulate_: c += alpha * A @ B in FP32."""
+"""Test amp_ext::gemm_accumulate_: c += alpha * A @ B in FP32."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Activations of amp_ext::gemm, their stored arguments, and products times their derivatives."""
+"""Test activations of amp_ext::gemm, their stored arguments, and derivatives times products."""
 
 from __future__ import annotations
 
@@ -47,9 +47,10 @@ def unit_of(dtypes: tuple[torch.dtype, torch.dtype]) -> float:
 def assert_activated_near(actual: Tensor, a: Tensor, b: Tensor, **options: Any) -> None:
     """Compare a result of gemm with the oracle.
 
-    The activation of a sum x that is off by e is off by SLOPE * e, and by its own rounding errors:
-    x * (1 + erf) / 2 in FP32, erf within one unit, takes three roundings, each of a term that is at
-    most |x|; so does the logistic form of the others. Four units of the sum's magnitude cover both.
+    An error e of a sum x makes an error SLOPE * e of the activation, next to its own roundings: x *
+    (1 + erf) / 2 in FP32, erf within one unit, takes three roundings of terms of at most |x|. The
+    logistic form of the other activations takes as many. Four units of the sum's magnitude cover
+    both.
     """
     exact = reference.gemm(a, b, **options, out_dtype=FP64)
     magnitudes = {"bias": options["bias"].abs()} if "bias" in options else {}
@@ -256,7 +257,7 @@ def test_derivatives_of_infinities_and_nans(
 @against_oracle
 @every_curved
 def test_second_derivatives_far_out(executor: Executor, activation: str) -> None:
-    """Second derivatives of a NaN are NaN, and 0 at numbers whose square overflows float16."""
+    """Second derivatives of a NaN are NaN, and 0 at numbers with a square beyond float16."""
     a = torch.tensor([[300.0], [-300.0], [torch.nan]], dtype=FP16, device=executor.device)
     out = ops.gemm(a.requires_grad_(), torch.ones_like(a[:1]), activation=activation)
     (first,) = torch.autograd.grad(out.sum(), a, create_graph=True)
@@ -328,9 +329,7 @@ def test_both_results_are_differentiable(executor: Executor, activation: str) ->
 @against_oracle
 @every_activation
 def test_transforms_of_functions(executor: Executor, activation: str) -> None:
-    """Function transforms work over parameters, which require gradients themselves, and over each
-    other.
-    """
+    """Function transforms work over parameters that require gradients, and over each other."""
     x, weight = (normal((3, 3), FP64, executor.device) for _ in range(2))
 
     def ours(w: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""amp_ext::gemm under autograd: no needless products, versions, repeatability, tracing."""
+"""Test amp_ext::gemm under autograd: needed products only, versions, equal bits, tracing."""
 
 from __future__ import annotations
 

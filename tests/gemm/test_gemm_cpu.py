@@ -1,4 +1,4 @@
-"""amp_ext::gemm on a CPU, where products are large: several blocks, and few rows."""
+"""Test amp_ext::gemm on a CPU with large products: several blocks, and few rows."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_blocks(dtype: torch.dtype, k: int, trans_a: bool, trans_b: bool) -> Non
 @pytest.mark.parametrize("trans_a", [False, True])
 @pytest.mark.parametrize("dtype", [FP16, BF16], ids=str)
 def test_operands_as_they_lie(dtype: torch.dtype, trans_a: bool, trans_b: bool) -> None:
-    """The library multiplies 16-bit operands on any processor where the table says so."""
+    """The library multiplies 16-bit operands on any processor if the table has it so."""
     m, n, k = 37, 70, 1023
     a, b = integers(m, 2 * k, dtype=dtype)[:, :k], integers(k, n, dtype=dtype)
     a = a.t().contiguous().t() if trans_a else a
@@ -69,7 +69,7 @@ def test_operands_as_they_lie(dtype: torch.dtype, trans_a: bool, trans_b: bool) 
 
 
 def test_oneDNN_may_be_turned_off() -> None:
-    """Torch multiplies 16-bit types by its own loops then."""
+    """If oneDNN is off, torch multiplies 16-bit types by its own loops."""
     with torch.backends.mkldnn.flags(enabled=False):
         assert not _C.multiplies(BF16)
 
@@ -83,7 +83,7 @@ def test_blocks_with_holes() -> None:
 
 
 def test_an_odd_k_takes_nothing_of_the_next_row() -> None:
-    """An odd k takes nothing of the next row:
+    """An odd k reads no element of the next row.
 
     BF16 is multiplied in pairs, and NaN times a padding 0 would be NaN.
     """
@@ -97,7 +97,7 @@ def test_an_odd_k_takes_nothing_of_the_next_row() -> None:
 @pytest.mark.parametrize("m", [1, 3, 8, 16, 32])
 @pytest.mark.parametrize("dtype", [FP16, BF16], ids=str)
 def test_few_rows(dtype: torch.dtype, m: int, trans_b: bool) -> None:
-    """A thread has the sums of 128 columns, or more, at hand; 611 steps fill no vector."""
+    """A thread holds the sums of 128 columns or more; 611 steps fill no vector."""
     n, k = 1100, 611
     a, b = integers(2, m, k, dtype=dtype), integers(2, k, n, dtype=dtype)
     stored = b.mT.contiguous() if trans_b else b
@@ -122,7 +122,7 @@ def test_few_columns(n: int, holes: bool) -> None:
 @pytest.mark.parametrize("trans_b", [False, True])
 @pytest.mark.parametrize("m", [1, 2, 3])
 def test_few_rows_by_any_number_of_threads(m: int, trans_b: bool) -> None:
-    """Few rows give equal results for any number of threads, which cut the columns differently."""
+    """Few rows give equal results for any number of threads, though each cuts the columns anew."""
     a, b = torch.randn(m, 611).half(), torch.randn(611, 1100).half()
     stored = b.t().contiguous() if trans_b else b
     threads, results = torch.get_num_threads(), []

@@ -1,4 +1,4 @@
-"""amp_ext::gemm: alpha, beta and c, bias, activation; addends without a product."""
+"""Test amp_ext::gemm with alpha, beta and c, bias and activation, also without a product."""
 
 from __future__ import annotations
 

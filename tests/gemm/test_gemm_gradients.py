@@ -1,4 +1,4 @@
-"""The gradients of amp_ext::gemm, first and second: derivatives, dtypes, errors, overflow."""
+"""Test first and second gradients of amp_ext::gemm: derivatives, dtypes, errors, overflow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""amp_ext::gemm: overflow, rounding, subnormals, infinities, NaNs; aliases, regions, repeats."""
+"""Test numerics of amp_ext::gemm: overflow, rounding, subnormals, infinities, NaNs, aliases."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_infinities_and_nans_spread_as_in_ieee(
 def test_nan_times_a_factor_of_zero(
     executor: Executor, dtype: torch.dtype, factor: float, k: int
 ) -> None:
-    """A factor of 1e-46 is 0 in fp32.
+    """NaN times a factor of 0 is NaN, also for a factor of 1e-46, 0 in fp32.
 
     A library may compute large products, and may skip factors of 0.
     """
@@ -119,9 +119,9 @@ def test_sums_beyond_fp16_are_rounded_once_at_the_end(executor: Executor) -> Non
 def test_rounds_to_nearest_even(
     executor: Executor, dtype: torch.dtype, dot: list[float], rounded: float
 ) -> None:
-    """Results round to nearest even:
+    """Results round to nearest even.
 
-    the exact sum lies between two numbers, or is a subnormal, of the dtype.
+    The exact sum lies between two numbers, or is a subnormal, of the dtype.
     """
     a = torch.tensor([dot], device=executor.device).to(dtype)
     b = torch.ones(len(dot), 1, dtype=dtype, device=executor.device)

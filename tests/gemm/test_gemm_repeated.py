@@ -1,7 +1,4 @@
-"""Products that differ in one property, in turn:
-
-cached state of one does not leak into the next.
-"""
+"""Test products that differ in one property, in turn: cached state of one does not leak."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""amp_ext::linear: act(x @ weight.T + bias) for inputs of any number of dimensions."""
+"""Test amp_ext::linear: act(x @ weight.T + bias) for inputs of any number of dimensions."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class Training:
     Args:
         make: a list of parameters to an optimizer.
         scaled: whether there is a scaler.
-        max_norm: what gradients are clipped to.
+        max_norm: the clip limit of the gradients.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Training:
         return tuple(result.detach() for result in self.step_fn(*args))
 
     def state(self) -> Any:
-        """All that a step writes, as bits."""
+        """Return the bits of everything a step writes."""
         grads = [p.grad for o in self.optimizers for g in o.param_groups for p in g["params"]]
         return plain(
             {
@@ -125,7 +125,7 @@ def batch(device: str, number: int, size: int = 8, overflow: bool = False) -> tu
 
 
 def started(device: str, **options: Any) -> tuple[Training, Any]:
-    """Return a training whose last step was replayed, as is the next."""
+    """Return a training with replays for its last step and the next one."""
     training = Training(device, **options)
     step = training.graphed()
     for number in range(WARMUP + 1):
@@ -231,7 +231,7 @@ def test_other_steps_in_between(device: str) -> None:
 
 @every_device
 def test_an_eager_step_waits_for_its_inputs(device: str) -> None:
-    """A step on another stream sees what the current stream has written."""
+    """A step on another stream sees writes of the current stream."""
     model = nn.Linear(2, 2, device=device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5, fused=True)
     step = make_graphed_step(lambda x: x.sum().item(), modules=model, optimizers=optimizer)
@@ -473,7 +473,7 @@ def other_buffer(training: Training) -> None:
 def test_what_a_replay_would_not_see(
     device: str, change: Callable[[Training], None], named: str
 ) -> None:
-    """A replay names what has changed since the capture, and changes nothing."""
+    """A replay names the change since the capture, and changes nothing itself."""
     training, step = started(device)
     change(training)
     before = training.state()

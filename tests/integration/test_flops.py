@@ -1,4 +1,4 @@
-"""torch.utils.flop_counter counts the products as it counts torch's own."""
+"""Test that torch.utils.flop_counter counts the products as it counts torch's own."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_layers_without_modules(
 
 
 class MLP(nn.Module):
-    """amp_ext.nn.MLP of torch's layers."""
+    """The network of amp_ext.nn.MLP as torch's layers."""
 
     def __init__(self, inputs: int, hidden: int, outputs: int) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ class LinearActivation(nn.Linear):
 
 
 class Net(nn.Module):
-    """A network of this package's layers or torch's, and of ops routed by a region."""
+    """A network of layers of amp_ext or torch, and of ops routed by a region."""
 
     def __init__(self, linear: Any, fused: Any, mlp: Any) -> None:
         super().__init__()
@@ -135,8 +135,9 @@ class Net(nn.Module):
 @every_device
 @pytest.mark.parametrize("region", [None, torch.autocast, amp_ext.autocast])
 def test_training_step(region: Callable[..., Any] | None, device: str) -> None:
-    """A training step counts by module, forward and backward, for this package's layers and torch's
-    in a region.
+    """A training step counts by module, forward and backward.
+
+    The network has layers of amp_ext, or torch's layers in a region.
     """
 
     def step(net: nn.Module, region: Callable[..., Any] | None) -> None:
@@ -174,7 +175,7 @@ print(counter.get_total_flops())
 
 
 def test_import_of_the_package() -> None:
-    """Importing the package imports no counter, which would import Triton."""
+    """Importing the package imports no counter: the counter would import Triton."""
     code = f"import sys, torch; before = set(sys.modules); import amp_ext\n{COUNT}"
     command = [sys.executable, "-c", code]
     process = subprocess.run(command, capture_output=True, text=True, check=True)

@@ -1,4 +1,4 @@
-"""Layers under FSDP2 or DDP on two ranks compute the same products as one process in FP32.
+"""Test layers under FSDP2 or DDP on two ranks against one process in FP32.
 
 All numbers are integers times powers of two that FP16 represents, except for gradients of weights:
 these are sums beyond its range. Each step changes every parameter, so that a copy of an old one
@@ -156,9 +156,7 @@ for reshard in (True, False):
 
 @case
 def ops(mesh: Any) -> None:
-    """The ops equal those of the same layers in one process, with as many casts and none of torch's
-    products.
-    """
+    """The ops, with their casts, equal the ops of one process; torch runs no product."""
     plain = network()
     found = []
     for net in (plain, sharded(mesh, plain)):

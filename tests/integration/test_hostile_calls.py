@@ -1,4 +1,4 @@
-"""Hostile calls of every op are right, or an error and nothing changed."""
+"""Test that hostile calls of every op are right, or an error without a change."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 pytestmark = pytest.mark.full
 PROGRAM = Path(__file__).resolve().parents[1] / "support/hostile_calls.py"
 SEEDS = range(3)
-CRASHES = 5  # after which the rest of a seed is not tried
+CRASHES = 5  # later calls of the seed are skipped
 
 
 def wrong_calls(seed: int, count: int, log: Path) -> list[str]:

@@ -1,4 +1,4 @@
-"""The seed programs train for 300 steps with a few overflows, by amp_ext.optim and by torch."""
+"""Test the seed programs for 300 steps with a few overflows, by amp_ext.optim and by torch."""
 
 from __future__ import annotations
 
@@ -18,14 +18,13 @@ OVERFLOWS = {0: math.inf, 7: math.nan, 8: -math.inf, 150: math.nan, 299: math.in
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_follows_torchs_fused_adam(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """amp_ext.optim follows torch's fused Adam: torch's trains, and ours gets its gradients and
-    parameters of its own.
+    """amp_ext.optim follows torch's fused Adam on torch's gradients and parameters of its own.
 
     Let u = 2**-24. A step rounds a parameter twice, to u times its size each, in both. The unit is
-    the root of the second moment. A gradient g of k steps ago is at least sqrt(0.001 * 0.999**k),
-    and has contributed 0.1 * 0.9**k * g to the first moment, with the roundings of k steps. Their
-    sum over k is below 0.1 / sqrt(0.001) * 10 * 10 = 320 u, and three times that covers both, and
-    the moments' own corrections: 1000 u of a learning rate a step.
+    the root of the second moment. A gradient g of k steps ago is at least sqrt(0.001 * 0.999**k).
+    It has contributed 0.1 * 0.9**k * g to the first moment, with the roundings of k steps. Their
+    sum over k is below 0.1 / sqrt(0.001) * 10 * 10 = 320 u. Three times that covers both, and the
+    moments' own corrections: 1000 u of a learning rate a step.
     """
     monkeypatch.setattr(checkerboard, "WIDTH", 16)
     cpu = torch.device("cpu")

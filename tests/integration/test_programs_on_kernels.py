@@ -27,9 +27,10 @@ KERNELS = [
 ]
 
 
-# At least; of two layers, products forward, for weights and for what lies between the layers.
+# The least numbers of calls. Products of two layers run forward, for weights, and for the gradient
+# between the layers.
 CALLS_A_STEP = {"unscale": 1, "grad_norm": 1, "update_scale": 1, "gemm": 5}
-# On compute capability 9.0, where torch's library computes what TMA cannot load.
+# Products on compute capability 9.0: torch's library computes products without TMA.
 PRODUCTS_BY_TMA = {"checkerboard": 5, "regression": 0, "digits": 2}
 
 
@@ -39,7 +40,7 @@ def small_images() -> list[tuple[Tensor, Tensor]]:
     return [(batch, torch.arange(8)) for batch in images]
 
 
-# What the engine can execute in seconds: 16 x 16 pixels and 16 channels, batches of 8 images.
+# Programs of a size for seconds on the engine: 16 x 16 pixels, 16 channels, batches of 8 images.
 PROGRAMS: dict[str, Callable[[torch.device], Trainer]] = {
     "checkerboard": lambda device: checkerboard.training("amp_ext", device, 16),
     "regression": lambda device: regression.training("amp_ext", device, regression.batches()),
@@ -49,9 +50,7 @@ PROGRAMS: dict[str, Callable[[torch.device], Trainer]] = {
 
 @contextmanager
 def counted(executor: Executor) -> Iterator[dict[str, int]]:
-    """Return how often the kernels of each op run in a region; nothing on a GPU or in Triton's
-    interpreter, which do not count.
-    """
+    """Count the kernels of each op in a region; nothing on a GPU or in Triton's interpreter."""
     calls: dict[str, int] = {}
     if executor.backend == "ptx":
         before = {op: ptx().calls(op) for op in CALLS_A_STEP}
@@ -68,7 +67,7 @@ def counted(executor: Executor) -> Iterator[dict[str, int]]:
 
 
 def freeze_idle_biases(network: nn.Module) -> None:
-    """Freeze biases in front of a batch norm, which removes them again.
+    """Freeze biases in front of a batch norm: the norm removes them again.
 
     Their gradients are rounding errors alone, and Adam would turn these into full steps.
     """
@@ -111,17 +110,17 @@ def train(
 def test_trains_as_on_the_cpu(
     monkeypatch: pytest.MonkeyPatch, name: str, kernels: Executor
 ) -> None:
-    """Losses differ by 1 in 128 at most, and the way that the parameters go by that or by no more
-    than FP16 takes it off the way in FP32.
+    """Losses on the kernels are within 1 in 128 of the CPU's, and so are the parameters' ways.
 
-    Both add up the same products in FP32, in another order; what they round to FP16 then differs by
-    no more than one spacing, 2**-10 of it. A gradient has 8 such numbers on its way or fewer.
-    Adam's steps are ratios of gradients, also of those that are little more than rounding errors:
-    with them the ways part, as they do from FP32's. (By how much depends on the processor whose
-    library computes the products for comparison: from 1 in 10,000 to 1 in 90 were seen.)
+    The ways may also differ by no more than FP16 takes them off the way in FP32. Both add up the
+    same products in FP32, in another order; their roundings to FP16 then differ by no more than one
+    spacing, 2**-10. A gradient has 8 such numbers on its way or fewer. Adam's steps are ratios of
+    gradients, including gradients of little more than rounding errors: with them the ways part, as
+    from FP32's way. (The processor of the compared library decides by how much: from 1 in 10,000 to
+    1 in 90 were seen.)
 
-    A region on CUDA has other operators in FP32 than one on a CPU: there it is torch's library that
-    computes the products for comparison.
+    A region on CUDA has other operators in FP32 than one on a CPU: there torch's library computes
+    the products for comparison.
     """
     monkeypatch.setattr(checkerboard, "WIDTH", 16)
     steps, on_cuda = 3 if kernels.interpreted else STEPS, kernels.device.type == "cuda"

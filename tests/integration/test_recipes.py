@@ -1,4 +1,4 @@
-"""The programs of docs/recipes.md run and train as described."""
+"""Test that the programs of docs/recipes.md run and train as described."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def beginning(count: int = 8, overflow: int | None = None, device: str = "cpu") -> Space:
     """Return the common beginning, with fewer batches or one with non-finite gradients."""
-    sys.modules["recipe"] = module = ModuleType("recipe")  # for torch.compile, which looks for it
+    sys.modules["recipe"] = module = ModuleType("recipe")  # torch.compile looks for it
     space = vars(module)
     exec(PROGRAMS["Recipes"].replace(BEST, f'"{device}"'), space)
     if overflow is not None:
@@ -86,8 +86,11 @@ def assert_near(actual: Tensor, expected: Tensor, tolerance: float = ROUNDINGS) 
 
 
 def test_gradient_accumulation() -> None:
-    """As batches that are four times as large. Every FP16 number is the same, since losses differ
-    by a factor of two's power; sums in FP32, of 64 terms that may cancel, have another order."""
+    """Accumulation equals batches four times as large.
+
+    Every FP16 number is the same, since losses differ by a power of two; sums in FP32, of 64 terms
+    that may cancel, have another order.
+    """
     name = "Gradient accumulation"
     model = run(name, count=0)["model"]
     optimizer, scaler = amp_ext.optim.AdamW(model.parameters(), lr=1e-2), amp_ext.GradScaler("cpu")

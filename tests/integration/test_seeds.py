@@ -1,4 +1,4 @@
-"""Mixed precision keeps its promises: operand dtypes, safe losses, FP32 where it counts.
+"""Test the rules of mixed precision: operand dtypes, safe losses, FP32 for sensitive ops.
 
 Each check runs under amp_ext.autocast and under torch.autocast after amp_ext.install().
 """
@@ -268,7 +268,7 @@ def run_seed(package: str, program: Program) -> tuple[Any, set[tuple[type, str]]
     torch.manual_seed(0)
     with (
         warnings.catch_warnings(record=True) as caught,
-        torch.jit.optimized_execution(False),  # whose fused kernels are compiled by a GPU's driver
+        torch.jit.optimized_execution(False),  # a GPU's driver compiles its fused kernels
     ):
         warnings.simplefilter("always")
         result = program(programs_of(package))

@@ -1,4 +1,4 @@
-"""Selective activation checkpointing: a policy that names torch's product saves ours too."""
+"""Test selective checkpointing: a policy for torch's product also saves amp_ext's."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_products_of_a_region(policy: str | None) -> None:
 
 @pytest.mark.parametrize("policy", [None, *POLICIES])
 def test_layers(policy: str | None) -> None:
-    """Layers recompute as torch's do, also if one product gives the activation's argument."""
+    """Layers recompute as torch's do, also if a product gives the activation's argument."""
     theirs = blocks(nn.Linear, TorchsMLP), nullcontext
     ours = blocks(amp_ext.nn.Linear, amp_ext.nn.MLP), nullcontext
     assert_as_many(theirs, ours, policy)

@@ -1,4 +1,4 @@
-"""Products of DTensors on two ranks equal one process's, bit for bit.
+"""Test that products of DTensors on two ranks equal one process's, bit for bit.
 
 All numbers are small integers, so that every sum is exact in every dtype and order.
 """

@@ -1,4 +1,4 @@
-"""Warnings point at the line of the program that causes them."""
+"""Test that warnings point at the program's line."""
 
 from __future__ import annotations
 

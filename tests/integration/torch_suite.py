@@ -4,9 +4,9 @@
     python tests/integration/torch_suite.py PATH/TO/test_torch.py --baseline    # torch's own scaler
     python tests/integration/torch_suite.py PATH/TO/test_torch.py --ptx    # on the CUDA kernels
 
-The file is test/test_torch.py of a PyTorch source tree, which is not part of this project; it needs
-the packages expecttest and numpy. A file of an older PyTorch than the installed one may import test
-helpers that are gone: they are replaced by decorators that do nothing, and named in the output.
+The file is test/test_torch.py of a PyTorch source tree, not of this project; it needs the packages
+expecttest and numpy. A file of an older PyTorch than the installed one may import test helpers that
+are gone. Decorators without effect replace them, and the output names them.
 
 Prints every test with its outcome and the count; the exit status is 0 only when all have passed.
 """
@@ -51,7 +51,7 @@ def imported_helpers(source: str) -> Iterator[tuple[str, str]]:
 
 
 def replace_missing_helpers(source: str) -> list[str]:
-    """Give torch's helper modules the names that `source` wants and this torch has not."""
+    """Add the names that `source` imports and this torch lacks to torch's helper modules."""
     replaced = []
     for module_name, name in imported_helpers(source):
         module = importlib.import_module(module_name)
@@ -96,7 +96,7 @@ def scaler_tests(module: ModuleType) -> unittest.TestSuite:
 
 
 def run(suite: unittest.TestSuite) -> bool:
-    """Run `suite`, print its outcome, and tell whether every test has passed."""
+    """Run `suite`, print its outcome, and return whether every test has passed."""
     result = unittest.TextTestRunner(stream=sys.stdout, verbosity=2).run(suite)
     failed = len(result.failures) + len(result.errors) + len(result.unexpectedSuccesses)
     missed = len(result.skipped) + len(result.expectedFailures)

@@ -1,4 +1,4 @@
-"""amp_ext.nn: parameters, autocast, dropout and compilation of the layers."""
+"""Test amp_ext.nn: parameters, autocast, dropout and compilation of the layers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FP16, FP32 = torch.float16, torch.float32
 
 
 class Seen(TorchDispatchMode):
-    """Names the ops of this package that run."""
+    """Record the names of amp_ext's ops."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Seen(TorchDispatchMode):
 
 @pytest.mark.parametrize("bias", [True, False])
 def test_parameters_are_torchs(bias: bool) -> None:
-    """Names, initial values and checkpoints are those of torch's layers."""
+    """Layers have the names, initial values and checkpoints of torch's layers."""
     torch.manual_seed(0)
     ours, fused, mlp = Linear(5, 3, bias), LinearActivation(5, 3, bias), MLP(5, 4, 3, bias)
     gated = GatedMLP(5, 4, 3, bias)
@@ -67,7 +67,7 @@ def test_bad_options() -> None:
 
 
 def test_no_activation() -> None:
-    """None and "none" are the same, and LinearActivation is Linear then."""
+    """None and "none" are the same activation; LinearActivation is Linear with it."""
     x, layer, plain = torch.randn(3, 7), LinearActivation(7, 6, activation=None), Linear(7, 6)
     plain.load_state_dict(layer.state_dict())
     assert_same(layer(x), plain(x))
@@ -94,7 +94,7 @@ def composed(block: nn.Module, x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("make", [MLP, GatedMLP])
 def test_dropout_is_torchs(make: type[nn.Module]) -> None:
-    """Under the same seed the same elements are dropped; in eval mode, and then fused, none."""
+    """The same seed drops the same elements; eval mode drops none and fuses."""
     block, x = make(7, 6, 4, dropout=0.5), torch.randn(64, 7)
     results = []
     for run in (block, lambda x: composed(block, x)):
@@ -120,7 +120,7 @@ def test_autocast(
     shape: tuple[int, ...],
     activation: str,
 ) -> None:
-    """Products are FP16, and gradients FP32: 2**18 times the rows, which FP16 cannot hold."""
+    """Products are FP16, and gradients FP32: FP16 cannot hold sums of 2**18 rows."""
     layer = make(7, 6, activation=activation, device=executor.device)
     keys = list(layer.state_dict())
     x = torch.full(shape, 2.0**9, device=executor.device).requires_grad_()

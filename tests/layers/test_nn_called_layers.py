@@ -1,4 +1,4 @@
-"""amp_ext.nn among what else looks into models: hooks, adapters, parametrizations, quantization."""
+"""Test amp_ext.nn with hooks, adapters, parametrizations and quantization of models."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def called(block: nn.Module, x: Tensor) -> Tensor:
 
 
 class Adapter(nn.Module):
-    """A low-rank addend to a frozen layer, whose attributes it passes on, as LoRA has them."""
+    """A low-rank addend to a frozen layer with the layer's attributes, as LoRA has them."""
 
     def __init__(self, base: nn.Linear) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class DoublingLinear(nn.Linear):
 
 
 class DoublingWeight(Tensor):
-    """Stands for twice its elements, as a quantized weight stands for others."""
+    """A tensor that replaces twice its elements, like a quantized weight."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -95,7 +95,7 @@ CHANGES: dict[str, Callable[[nn.Linear], Any]] = {
 
 @every_layer
 def test_plain_layers_are_fused(name: str) -> None:
-    """Plain layers are one node, also while a view stands for a weight."""
+    """Plain layers are one node, also while a view replaces a weight."""
     block, x = BLOCKS[name](7, 6, 4), torch.randn(3, 7)
     node = {MLP: "MlpBackward", GatedMLP: "GatedMlpBackward"}[BLOCKS[name]]
     views = {name: value.view_as(value) for name, value in block.named_parameters()}
@@ -156,7 +156,7 @@ def test_backward_hooks_are_called(kind: str, name: str) -> None:
     ],
 )
 def test_hooks_of_every_module_are_called(register: Callable[..., Any]) -> None:
-    """Layers are called while there are hooks of all modules."""
+    """Layers are called while hooks of all modules exist."""
     mlp, seen = MLP(7, 6, 4), []
     handle = register(lambda module, *rest: seen.append(module))
     try:

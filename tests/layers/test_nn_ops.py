@@ -1,4 +1,4 @@
-"""amp_ext.ops.mlp and gated_mlp against compositions of torch's ops."""
+"""Test amp_ext.ops.mlp and gated_mlp against compositions of torch's ops."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def composed(leaves: dict[str, Tensor], activation: str) -> Tensor:
 
 
 class Seen(TorchDispatchMode):
-    """Names the ops of this package that run."""
+    """Record the names of amp_ext's ops."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class Seen(TorchDispatchMode):
 @every_op
 @every_activation
 def test_derivatives(executor: Executor, op: str, activation: str) -> None:
-    """First and second derivatives are those of finite differences."""
+    """First and second derivatives equal finite differences."""
     leaves = leaves_of(op, (2, 2, 7), lambda s: normal(s, FP64, executor.device))
     run = getattr(executor.ops, op)
     for check in (torch.autograd.gradcheck, torch.autograd.gradgradcheck):
@@ -84,7 +84,7 @@ def test_derivatives(executor: Executor, op: str, activation: str) -> None:
 @against_oracle
 @every_activation
 def test_derivatives_of_gemm(executor: Executor, activation: str) -> None:
-    """Derivatives of gemm with every argument are those of finite differences."""
+    """Derivatives of gemm with every argument equal finite differences."""
     shapes = {"a": (2, 3, 4), "b": (5, 4), "c": (3, 1), "bias": (5,)}
     leaves = {n: normal(s, FP64, executor.device).requires_grad_() for n, s in shapes.items()}
     options = {"trans_b": True, "alpha": 0.5, "beta": -2.0, "activation": activation}
@@ -131,10 +131,10 @@ def test_exact_gradients(
 def test_is_no_less_exact_than_torch(
     executor: Executor, dtype: torch.dtype, activation: str, op: str
 ) -> None:
-    """The RMS error of output and gradients is at most that of torch's layers.
+    """The RMS error of output and gradients is at most torch's, up to a fifth.
 
-    Up to a fifth, since the 96 elements of a bias are a sample of errors whose RMS varies by a
-    fourteenth; and up to FP32's unit where torch is exact.
+    The 96 elements of a bias are a sample of errors, and their RMS varies by a fourteenth. If torch
+    is exact, the limit is FP32's unit.
     """
     leaves = leaves_of(op, (256, 64), lambda s: normal(s, FP32, executor.device), 96, 96)
     leaves = cast(leaves, [dtype] * len(leaves))
@@ -185,7 +185,7 @@ def test_products_and_saved_tensors(executor: Executor, op: str, activation: str
 def test_only_wanted_gradients_are_computed(
     executor: Executor, activation: str, op: str, wanted: str
 ) -> None:
-    """The gradient of one tensor takes the products that it needs, and is the same."""
+    """The gradient of one tensor takes only its own products, and is the same."""
     leaves = leaves_of(op, (5, 7), lambda s: normal(s, FP16, executor.device))
     out = getattr(ops, op)(**leaves, activation=activation)
     expected = torch.autograd.grad(out.sum(), leaves[wanted])[0]

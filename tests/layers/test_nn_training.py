@@ -1,4 +1,4 @@
-"""Training with gradients of weights beyond FP16."""
+"""Test training with gradients of weights beyond FP16."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def train(
 @pytest.mark.parametrize("name", ["nn.Linear", "Linear", "MLP"])
 @pytest.mark.parametrize("passes", [1, 2])
 def test_no_step_is_skipped(executor: Executor, passes: int, name: str) -> None:
-    """No step is skipped, and the loss falls."""
+    """amp_ext's training skips no step, and the loss falls."""
     net = network(name, executor.device)
     falls, largest, losses = train(executor.device, net, amp_ext, passes)
     assert falls == 0

@@ -1,4 +1,4 @@
-"""amp_ext::cast_: every pair of dtypes bit for bit as torch.Tensor.copy_, on every executor."""
+"""Test amp_ext::cast_: every pair of dtypes has the bits of torch.Tensor.copy_."""
 
 from __future__ import annotations
 
@@ -33,8 +33,9 @@ from executors import Executor, against_oracle, every_executor, native
 def test_all_16_bit_patterns_there_and_back(
     executor: Executor, dtype: torch.dtype, wide: torch.dtype, length: int
 ) -> None:
-    """All 16-bit patterns return from a cast there and back, since widening is exact; short tensors
-    are not vectorised.
+    """All 16-bit patterns survive a cast there and back, also in short tensors.
+
+    Widening is exact; short tensors are not vectorised.
     """
     values = executor.some(patterns(dtype, executor.device).split(length), 100)
     widened = [torch.empty_like(value, dtype=wide) for value in values]
@@ -153,7 +154,7 @@ def test_the_same_in_every_run_and_for_any_number_of_threads(executor: Executor)
 
 
 def test_tensors_that_torch_materialises() -> None:
-    """Tensors without materialised values, negative views and zero tensors, are cast."""
+    """A cast takes tensors without materialised values: negative views and zero tensors."""
     sources = [torch._neg_view(torch.ones(3)), torch._efficientzerotensor(3)]
     outputs = [torch.full((3,), 7.0, dtype=FP16) for _ in sources]
     ops.cast_(outputs, sources)
@@ -162,9 +163,7 @@ def test_tensors_that_torch_materialises() -> None:
 
 @pytest.mark.parametrize("step", [1, 2], ids=["dense", "with holes"])
 def test_inference_tensors(step: int) -> None:
-    """Inference tensors have no version counter, and are written outside of inference mode as
-    within.
-    """
+    """Inference tensors, without a version counter, are written in and out of inference mode."""
     with torch.inference_mode():
         weight = torch.zeros(8, dtype=FP16)[::step]
     ops.cast_([weight], [torch.ones(8 // step)])
@@ -173,9 +172,7 @@ def test_inference_tensors(step: int) -> None:
 
 @pytest.mark.parametrize("sequence", [list, tuple])
 def test_parameters(sequence: type) -> None:
-    """Parameters as outputs are an error where gradients are recorded, since autograd would not see
-    the write.
-    """
+    """Parameters as outputs are an error while autograd records: it would miss the write."""
     weight = torch.nn.Parameter(torch.ones(3, dtype=FP16))
     master = torch.nn.Parameter(torch.full((3,), 2.0))
     with pytest.raises(RuntimeError, match=r"outputs\[0\] requires grad.*expected torch.no_grad"):

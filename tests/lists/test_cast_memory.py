@@ -1,4 +1,4 @@
-"""amp_ext::cast_ and memory: alignment, layouts, overlaps, and what a launch moves."""
+"""Test memory of amp_ext::cast_: alignment, layouts, overlaps, and moved bytes."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_every_edge(
 @against_oracle
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_layouts(executor: Executor, layout: str) -> None:
-    """Both tensors have the layout, then one of them is contiguous."""
+    """A cast takes every layout of both tensors, or of one of them."""
     for dtypes in PAIRS_OF_EACH_KIND:
         source = whole_and_view(layout, dtypes[0], executor.device)[1]
         output = whole_and_view(layout, dtypes[1], executor.device)[1]
@@ -72,7 +72,7 @@ def test_inputs_whose_elements_share_memory(executor: Executor, layout: str) -> 
 @every_executor
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_a_tensor_as_its_own_input(executor: Executor, dtype: torch.dtype) -> None:
-    """A tensor may be its own input: nothing is written, and others may read it."""
+    """A tensor may be its own input: nothing is written, and other tensors may read it."""
     own, other = patterns(dtype, executor.device), patterns(FP32, executor.device)
     first, copy = own[:100], torch.empty(100, dtype=FP64, device=executor.device)
     before = bits(own).clone()
@@ -113,7 +113,7 @@ def test_input_that_is_written(
 
 @pytest.mark.parametrize("reverse", [False, True])
 def test_input_beside_what_is_written(reverse: bool) -> None:
-    """An input may lie beside outputs, also between two outputs, one of which spans the other."""
+    """An input may lie beside outputs, or between two outputs while one spans the other."""
     memory = torch.arange(64.0)
     rows = memory[:32].view(4, 8)
     outputs = [rows[:, :2], rows[:, 2:5], memory[40:44], memory[48:52]]
@@ -130,7 +130,7 @@ def test_input_beside_what_is_written(reverse: bool) -> None:
     ]
 
 
-# ---- what a launch costs -----------------------------------------------------------------------
+# ---- costs of a launch -------------------------------------------------------------------------
 
 
 @pytest.mark.ptx
@@ -139,9 +139,12 @@ def test_input_beside_what_is_written(reverse: bool) -> None:
 def test_ptx_reads_and_writes_each_pack_once(
     ptx: Ptx, dtype: torch.dtype, output_dtype: torch.dtype, offset: int
 ) -> None:
-    """In one launch; what is not a whole pack on both sides goes one by one, as does a pair whose
-    sides are never aligned together."""
-    # What 4 blocks visit: each has 14 of the 8 * 7 pieces, of 2048 elements, of 7 chunks.
+    """One launch reads and writes each pack once.
+
+    Elements outside of a whole pack on both sides go one by one, and so does a pair of tensors with
+    sides that are never aligned together.
+    """
+    # Elements of 4 blocks: each block visits 14 of the 8 * 7 pieces of 2048 elements, in 7 chunks.
     spans = [16384, 12288, 4096, 16384, 8192, 8192, 16384 - 8, 40]
     sizes = [sum(spans[:-1]), spans[-1]]
     inputs = [torch.ones(size + offset, dtype=dtype)[offset:] for size in sizes]

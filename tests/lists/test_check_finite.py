@@ -1,4 +1,4 @@
-"""amp_ext::check_finite finds every inf and NaN, and writes no gradient."""
+"""Test that amp_ext::check_finite finds every inf and NaN, and writes no gradient."""
 
 from __future__ import annotations
 
@@ -34,10 +34,7 @@ def check(executor: Executor, grads: list[torch.Tensor]) -> float:
 @every_executor
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_judges_every_bit_pattern(executor: Executor, dtype: torch.dtype) -> None:
-    """Every bit pattern is judged:
-
-    all finite values together pass, each inf and each NaN is found alone.
-    """
+    """All finite values together pass, and each inf and each NaN is found alone."""
     sixteen_bits = dtype.itemsize == 2
     values = all_bit_patterns(dtype) if sixteen_bits else random_bit_patterns(200_000, dtype)
     values = values.to(executor.device)
@@ -55,7 +52,7 @@ def test_judges_every_bit_pattern(executor: Executor, dtype: torch.dtype) -> Non
 def test_finds_a_bad_value_at_every_edge(
     executor: Executor, dtype: torch.dtype, offset: int
 ) -> None:
-    """A bad value is found at every edge of the view, and ignored right before and behind it."""
+    """A bad value is found at every edge of the view, and ignored right outside."""
     for size in executor.some(SIZES):
         whole = torch.full((offset + size + 5,), math.nan, dtype=dtype, device=executor.device)
         grad = whole[offset : offset + size]

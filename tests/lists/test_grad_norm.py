@@ -1,4 +1,4 @@
-"""amp_ext::grad_norm: the norm within rounding, bitwise repeatable, and the overflow flag."""
+"""Test amp_ext::grad_norm: rounding of the norm, equal bits in every run, overflow flag."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from executors import Executor, against_oracle, every_executor
 
 
 def tolerance(executor: Executor, elements: int) -> float:
-    """Return the relative error that the norm of `elements` numbers may have.
+    """Return the allowed relative error of the norm of `elements` numbers.
 
-    With u = 2**-53, the unit roundoff of the sum, each term (g * inv_scale)**2 is off by 3 u at
-    most (two products, one of them squared). A sum of n terms of one sign adds at most (n - 1) u
-    in any order; rounding errors of random sign add about sqrt(n) u, of which 4 times is allowed
+    Let u = 2**-53 be the unit roundoff of the sum. Each term (g * inv_scale)**2 is off by 3 u at
+    most (two products, one of them squared). A sum of n terms of one sign adds at most (n - 1) u in
+    any order. Rounding errors of random sign add about sqrt(n) u; 4 times as much is allowed
     (Higham and Mary, "A New Approach to Probabilistic Rounding Error Analysis", 2019).
 
-    The CUDA kernel adds up 32 squares at most in fp32, by pairs: a square, the one added to it and
-    four sums are 6 roundings of 2**-24, and squares below 2**-126 are off by 2**-29 of the sum.
-    The root halves all this. Expected and actual value are then each rounded to fp32: 2**-24 each.
-    The first part is negligible in fp64.
+    The CUDA kernel adds up 32 squares at most in fp32, by pairs: a square, its partner and four
+    sums are 6 roundings of 2**-24, and squares below 2**-126 are off by 2**-29 of the sum. The root
+    halves all this. Expected and actual value are then each rounded to fp32: 2**-24 each. The first
+    part is negligible in fp64.
     """
     fp32 = 6 * 2.0**-24 + 2.0**-29 if executor.cuda_kernels else 0.0
     fp64 = (3 + min(elements, 4 * math.sqrt(elements))) * 2.0**-53
@@ -96,9 +96,9 @@ def test_equals_the_norm_of_python_floats(
 @pytest.mark.parametrize("offset", [0, 1, 3])
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_counts_every_edge_once(executor: Executor, dtype: torch.dtype, offset: int) -> None:
-    """Every edge counts once:
+    """Every edge counts once.
 
-    one number among zeros is its own norm, and the view's neighbours do not count.
+    One number among zeros is its own norm, and the view's neighbours do not count.
     """
     for size in executor.some(SIZES):
         whole = torch.full((offset + size + 5,), math.nan, dtype=dtype, device=executor.device)
@@ -135,8 +135,9 @@ def test_lists_of_mixed_dtypes(executor: Executor, count: int) -> None:
 @pytest.mark.parametrize("count", [0, 1, 7, 2000])
 @pytest.mark.parametrize("factor", [None, 1 / 3])
 def test_norm_of_each_tensor(executor: Executor, count: int, factor: float | None) -> None:
-    """Norms per tensor are right for short and empty tensors, and for tensors of several chunks and
-    blocks.
+    """Norms per tensor are right for short, empty and long tensors.
+
+    Long tensors have several chunks and blocks.
     """
     count = executor.length(count)
     sizes = [(0, 1, 97, 16384, 70_001, 0, 16385)[i % 7] if i < 14 else i % 41 for i in range(count)]

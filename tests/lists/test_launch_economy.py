@@ -1,4 +1,4 @@
-"""What a list costs before and beside its bytes: launches, bytes in tables, time of the host."""
+"""Test the cost of a list besides its bytes: launches, bytes in tables, time of the host."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_one_launch_for_any_list(ptx: Ptx, name: str, count: int) -> None:
 @pytest.mark.ptx
 @pytest.mark.parametrize("name", CALLS)
 def test_no_launch_for_no_tensors(ptx: Ptx, name: str) -> None:
-    """But for the norm, which is 0 then."""
+    """A list without tensors takes no launch, except a norm of 0."""
     assert ptx.cost(CALLS[name], [], torch.zeros(())).launches == int("norm" in name)
 
 
@@ -84,7 +84,10 @@ def test_no_launch_for_no_tensors(ptx: Ptx, name: str) -> None:
 def test_reads_and_writes_each_pack_once(
     ptx: Ptx, dtype: torch.dtype, name: str, factor: float | None, writes: bool
 ) -> None:
-    """In one launch; at most 7 elements at either end of a tensor go one by one."""
+    """One launch reads and writes each pack once.
+
+    At most 7 elements at either end of a tensor go one by one.
+    """
     chunks, multiprocessors = 5, 2
     grads = [torch.ones(chunks * 16384 - 8, dtype=dtype), torch.ones(40, dtype=dtype)[1:]]
     arguments = [] if factor is None else [torch.tensor(factor)]
@@ -100,17 +103,18 @@ def test_reads_and_writes_each_pack_once(
     assert counted.bytes_stored == (16 * packs if writes else 0)
 
 
-# Loads of 16 bytes for each element's share of a thread: those of the list, or of the tensors that
-# belong together. They are issued before the first of them is used.
+# Loads of 16 bytes for each element's share of a thread, of the list or of tensors used together.
+# All are issued before the first use.
 LOADS = {**dict.fromkeys(CALLS, 1), "cast_": 2, "adam_": 4, "sgd_": 3}
 
 
 @pytest.mark.ptx
 @pytest.mark.parametrize("name", LOADS)
 def test_warps_read_tiny_tensors_side_by_side(ptx: Ptx, name: str) -> None:
-    """4,000 tensors of 100 elements, which keep one warp busy each, on 132 multiprocessors.
+    """Warps read tiny tensors side by side: 4,000 tensors of 100 elements.
 
-    A block has 16 of them, or 11, and 16 warps, or 8.
+    Each tensor keeps one warp busy, on 132 multiprocessors. A block has 16 tensors, or 11, and 16
+    warps, or 8.
     """
     grads = list(torch.ones(4000, 100).unbind())
     ptx.pin(Schedule(3, 132))
@@ -129,7 +133,7 @@ def test_warps_read_tiny_tensors_side_by_side(ptx: Ptx, name: str) -> None:
 @pytest.mark.ptx
 @pytest.mark.parametrize("name", CALLS)
 def test_blocks_share_what_is_no_multiple_of_them(ptx: Ptx, name: str) -> None:
-    """5 chunks, of 8 loads a thread, by 4 blocks: 10 loads each, not 16."""
+    """Four blocks share 5 chunks of 8 loads a thread: 10 loads each, not 16."""
     ptx.pin(Schedule(3, 2))
     counted = ptx.cost(CALLS[name], [torch.ones(5 * 16384)], torch.zeros(()))
     assert (counted.blocks, counted.most_loads) == (4, 10)
@@ -171,7 +175,10 @@ def test_no_launch_updates_nothing(ptx: Ptx, op: str) -> None:
 @pytest.mark.ptx
 @pytest.mark.parametrize("op", OPS)
 def test_an_update_moves_each_tensor_once(ptx: Ptx, op: str) -> None:
-    """Weight, gradient and moments in, weight and moments out, and nothing after an overflow."""
+    """An update reads weight, gradient and moments, writes weight and moments, or nothing at all.
+
+    It moves nothing after an overflow.
+    """
     moments, size = {"adam_": 2, "sgd_": 1}[op], 4 * (3 * 16384 - 8)
     for found_inf in (0.0, 1.0):
         values = update(PTX, op, [(size // 4,)], found_inf=torch.tensor(found_inf))

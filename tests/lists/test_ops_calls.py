@@ -1,4 +1,4 @@
-"""Calls of ops from Python, under modes, by subclasses and in compiled programs."""
+"""Test calls of ops from Python, under modes, by subclasses and in compiled programs."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ class Named(torch.Tensor):
 
 @pytest.mark.parametrize("mode", [Functions, Dispatched])
 def test_modes_see_calls(mode: type) -> None:
-    """Dispatch modes see calls of ops, of an empty list too."""
+    """Dispatch modes see calls of ops, also with an empty list."""
     with mode() as active:
         ops.gemm(torch.ones(2, 2), torch.ones(2, 2))
         ops.cast_([], [])
     seen = " ".join(active.seen)
     assert "amp_ext.gemm" in seen
-    assert "amp_ext.cast_" in seen or mode is Dispatched  # which is found by tensors
+    assert "amp_ext.cast_" in seen or mode is Dispatched  # tensors select this mode
 
 
 def test_a_subclass_sees_calls_also_in_a_list() -> None:

@@ -1,4 +1,4 @@
-"""Each op meets torch's requirements: a schema, a meta kernel, tracing, versions for autograd."""
+"""Test torch's requirements of each op: schema, meta kernel, tracing, versions."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -111,7 +111,7 @@ def test_autograd_notices_the_write(executor: Executor, layout: str) -> None:
 @against_oracle
 @pytest.mark.parametrize("layout", ["contiguous", "columns", "empty"])
 def test_autograd_notices_a_cast(executor: Executor, layout: str) -> None:
-    """Each output of a cast counts as written once or more, and no input."""
+    """Each output of a cast counts as written once or more; the inputs do not."""
     output = whole_and_view(layout, torch.float16, executor.device)[1]
     source = torch.ones_like(output, dtype=torch.float32)
     before = output._version, source._version

@@ -1,4 +1,4 @@
-"""Bad arguments raise an error that names op and argument, and write nothing."""
+"""Test that bad arguments raise an error with op and argument, and write nothing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ONE_LOCATION = "more than one element of the written-to tensor refers to a singl
 class Fault(NamedTuple):
     """Describe one bad argument: its derivation from a good one, and its error.
 
-    `like_torch` says that torch's op raises the same error for it.
+    `like_torch`: torch's op raises the same error for it.
     """
 
     op: str
@@ -208,7 +208,7 @@ def gemm_faults() -> Iterator[Fault]:
 
 
 def aux_faults() -> Iterator[Fault]:
-    """Yield bad tensors in the place of gemm_times_derivative's aux, of shape [2, 3, 5]."""
+    """Yield bad tensors as gemm_times_derivative's aux, of shape [2, 3, 5]."""
     for what, spoil, error, text in (
         ("shape", lambda t: t[:1], RuntimeError, r"aux must have.*\[2, 3, 5\].*\[1, 3, 5\]"),
         ("device", meta, RuntimeError, ELSEWHERE),

@@ -1,4 +1,4 @@
-"""Ops refuse memory they cannot use (freed, shrunk, negated or shared), and write nothing then."""
+"""Test that ops refuse freed, shrunk, negated or shared memory, and write nothing then."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ COLUMNS = torch.zeros(8, 10)
 
 
 def shared_with_another(op: str) -> Iterator[tuple[Place, Place]]:
-    """Yield pairs of arguments of which at least one is written."""
+    """Yield pairs of arguments with at least one written argument."""
     for one, other in itertools.combinations(places(op), 2):
         if one.is_written or other.is_written:
             yield one, other
@@ -278,9 +278,9 @@ def test_gradient_in_another_order_on_a_parameter() -> None:
 
 @pytest.mark.parametrize("reverse", [False, True])
 def test_gradients_that_touch_or_interleave(reverse: bool) -> None:
-    """Gradients may touch or interleave:
+    """Gradients may touch or interleave.
 
-    columns, every second element, and slices of one buffer in any order.
+    They are columns, every second element, and slices of one buffer in any order.
     """
     memory = torch.ones(120)
     columns = memory[:40].view(4, 10)
@@ -294,9 +294,7 @@ def test_gradients_that_touch_or_interleave(reverse: bool) -> None:
 @pytest.mark.parametrize("clusters", [1, 3])
 @pytest.mark.parametrize("count", [2, 33, 700, 5000])
 def test_one_overlap_in_a_long_list(count: int, clusters: int) -> None:
-    """One overlap by one byte is found anywhere in a long unordered list, for memory at any
-    distance.
-    """
+    """One overlap by a byte is found anywhere in a long unordered list, at any distance."""
     rng = random.Random(count + clusters)
     memory = [torch.ones(1 << 21) for _ in range(clusters)]
     found_inf, factor = torch.zeros(()), torch.tensor(1.0)

@@ -1,4 +1,4 @@
-"""The kernels of lists give the same in every schedule of blocks, warps and copies."""
+"""Test that list kernels give the same in every schedule of blocks, warps and copies."""
 
 from __future__ import annotations
 
@@ -56,7 +56,10 @@ def test_every_schedule_gives_the_same(
 def test_every_schedule_clips_the_same(
     ptx: Ptx, schedule: Schedule, short: bool, bad: bool
 ) -> None:
-    """The last block's work: norms of each tensor, and the norm of all."""
+    """Every schedule gives the same norm of each tensor, and the same norm of all.
+
+    The last block computes them.
+    """
     grads = gradients(short)
     if bad:
         grads[-1][-1] = math.inf
@@ -83,7 +86,7 @@ def test_norm_is_the_same_in_every_schedule(ptx: Ptx) -> None:
 
 
 def test_a_fault_is_the_error_of_the_op(ptx: Ptx) -> None:
-    """And leaves the next launch alone."""
+    """A fault is the error of the op and leaves the next launch alone."""
     grads, found_inf = [torch.ones(9)], torch.zeros(())
     ptx.pin(Schedule(multiprocessors=0))
     with pytest.raises(RuntimeError, match=r"amp_ext::check_finite: .*: a launch of 0 blocks"):

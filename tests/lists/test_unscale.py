@@ -1,4 +1,4 @@
-"""amp_ext::unscale_: values bit for bit, and the overflow flag, on every executor."""
+"""Test amp_ext::unscale_: values bit for bit, and the overflow flag, on every executor."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FACTORS = (1.0, 1.5, 2.0**-16, 1 / 3, -0.7, 0.0, 2.0**-140, 1e30, math.inf, math
 
 
 def check_against_oracle(executor: Executor, grads: list[torch.Tensor], factor: float) -> float:
-    """Run the op and the oracle on `grads`, compare what they write, and return found_inf."""
+    """Run the op and the oracle on `grads`, compare their writes, and return found_inf."""
     expected = copies(grads)
     found_inf, expected_found_inf = executor.scalar(0.0), executor.scalar(0.0)
     reference.unscale_(expected, expected_found_inf, executor.scalar(factor))
@@ -127,9 +127,7 @@ def test_product_is_judged_after_rounding(
 def test_finds_a_bad_value_at_every_edge(
     executor: Executor, dtype: torch.dtype, offset: int
 ) -> None:
-    """A bad value is found at every edge; the values around it are unscaled, and the view's
-    neighbours are not.
-    """
+    """A bad value is found at every edge, and only the elements of the view are unscaled."""
     inv_scale = executor.scalar(0.5)
     for size in executor.some(SIZES):
         whole = torch.full((offset + size + 5,), 4.0, dtype=dtype, device=executor.device)
@@ -262,8 +260,9 @@ def test_clips_as_torch(executor: Executor) -> None:
 @pytest.mark.parametrize("scale", [2.0**127, 2.0**120, 1000.0, 0.3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_unscales_and_clips_as_torch(executor: Executor, dtype: torch.dtype, scale: float) -> None:
-    """Unscaling and clipping equal torch's two passes bit for bit, also if the factors' product is
-    subnormal or 0.
+    """Unscaling and clipping equal torch's two passes bit for bit.
+
+    The product of the factors may be subnormal or 0.
     """
     scaled = torch.empty(999, dtype=dtype).uniform_(-1, 1) * scale
     inv_scale = torch.tensor(scale).reciprocal()
@@ -331,9 +330,9 @@ def test_norm_that_is_not_finite(
 @every_executor
 @pytest.mark.parametrize("max_norm", [None, 4.0])
 def test_clipping_by_one_leaves_gradients_alone(executor: Executor, max_norm: float | None) -> None:
-    """A coefficient of 1 leaves gradients unread:
+    """A coefficient of 1 leaves gradients unread.
 
-    a finite norm, here a wrong one, vouches for them.
+    A finite norm, here a wrong one, vouches for them.
     """
     grads = [torch.full((40,), value, device=executor.device) for value in (2.0, *NON_FINITE)]
     grads[0][0] = 2.0**-149

@@ -1,4 +1,4 @@
-"""amp_ext::update_scale_ equals torch's op bit for bit at the defaults, and has further options."""
+"""Test amp_ext::update_scale_ against torch's op at the defaults, and its further options."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_scale_never_decays_below_the_smallest_normal(
 
 @every_executor
 def test_grows_when_the_interval_has_been_lowered(executor: Executor) -> None:
-    """The scale grows after the interval was lowered below the tracker, where torch's stays."""
+    """The scale grows after the interval falls below the tracker, unlike torch's."""
     ours = state(executor, 8.0, tracker=50).update(0.0, interval=10)
     assert (ours.scale.item(), ours.tracker.item()) == (16.0, 0)
 
@@ -234,7 +234,7 @@ def test_floor_and_ceiling(
 
 @every_executor
 def test_hysteresis(executor: Executor) -> None:
-    """With hysteresis 3 the scale moves at the third overflow in a row and at each after it."""
+    """With hysteresis 3, the scale moves at the third overflow in a row and at later ones."""
     ours = state(executor, 64.0, hysteresis=3)
     seen = []
     for found in (1, 1, 0, 1, 1, 1, 1, 0, 1):
@@ -249,10 +249,10 @@ def test_hysteresis(executor: Executor) -> None:
 
 @every_executor
 def test_the_next_step_is_made_ready(executor: Executor) -> None:
-    """The op prepares the next step: 1 / scale, a found_inf of 0, and the old found_inf, which may
-    be the same.
+    """The op prepares the next step: 1 / scale, a found_inf of 0, and the old found_inf.
 
-    One third, and the reciprocal of 6, are exact in no format: rounding them shows how it is done.
+    Old and new found_inf may be the same tensor. One third, and the reciprocal of 6, are exact in
+    no format: their bits show the rounding.
     """
     next_step = torch.tensor([7.0, 1.0, 5.0], device=executor.device)
     ours = state(executor, 12.0, next_step=next_step)
@@ -297,9 +297,7 @@ def test_any_numbers(
     interval: int,
     options: dict[str, Any],
 ) -> None:
-    """Any numbers agree over three updates in a row, so that growth and hysteresis trackers take
-    part.
-    """
+    """Any numbers agree over three updates in a row, with growth and hysteresis trackers."""
 
     def started() -> State:
         tensors = {

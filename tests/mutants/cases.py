@@ -53,7 +53,7 @@ def tensors(value: Any) -> list[Tensor]:
 
 
 def assert_same(actual: Tensor, expected: Tensor, loose: float = 0.0, least: float = 1.0) -> None:
-    """Compare bit for bit, but for what NaN it is; or, where loose, with an error."""
+    """Compare bit for bit, except for the bits of a NaN; if loose, compare with an error."""
     actual = actual.cpu()
     if loose:
         error = (actual.double() - expected.double()).abs()
@@ -67,7 +67,7 @@ def assert_same(actual: Tensor, expected: Tensor, loose: float = 0.0, least: flo
 
 
 class Call:
-    """A call of an op, which is to write and to return what the oracle does."""
+    """A call of an op that must write and return the oracle's results."""
 
     def __init__(self, op: str, arguments: Arguments, loose: float, prepare: Callable[[], None]):
         self.op, self.arguments, self.loose, self.prepare = op, arguments, loose, prepare
@@ -103,8 +103,10 @@ SIZES = (1, 5, 37, 2051)
 
 
 def placed(values: Tensor, offset: int) -> Tensor:
-    """Return a copy that begins `offset` elements behind that of its storage, with as many NaN
-    behind it as a block of threads takes at a time."""
+    """Return a copy `offset` elements into its storage, with NaN behind it.
+
+    A block of threads takes as many elements at a time as there are NaN.
+    """
     count = values.numel() + offset + 512 * 16 // values.itemsize
     memory = torch.full((count,), NAN, dtype=values.dtype)
     return memory[offset : offset + values.numel()].view_as(values).copy_(values)
@@ -235,7 +237,7 @@ def state(
         sizes: of the parameters.
         kinds: of parameter, gradient and moments.
         offset: where tensors begin in their storage.
-        only: the argument whose tensors alone begin there.
+        only: the only argument with tensors that begin there.
         more: other arguments; amsgrad; whether parameters are copied.
     """
     dtype, grad, first, second = kinds
@@ -398,7 +400,7 @@ LAYOUTS = [(True, False), (False, True), (True, True), (False, False)]
 
 
 def cases(capability: int) -> list[Case]:
-    """Return those for a device of a capability, 90 for 9.0."""
+    """Return the cases for a device of a capability, 90 for 9.0."""
     torch.manual_seed(0)
     if capability >= 90:
         small, wide = (72, 136), (136, 168)

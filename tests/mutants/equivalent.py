@@ -1,4 +1,4 @@
-"""List the mutants that nothing can tell from their kernel, each with its reason."""
+"""List the mutants with the same behaviour as their kernel, each with its reason."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ LISTS = r"(unscale|check_finite|grad_norm|cast)_kernel"
 UPDATES = r"(adam|sgd)_kernel"
 
 EQUIVALENTS: tuple[Equivalent, ...] = (
-    # What is only looked at.
+    # Values that are only compared.
     Equivalent(
         "check_finite_kernel",
         "",
@@ -114,7 +114,7 @@ EQUIVALENTS: tuple[Equivalent, ...] = (
         r"setp\.neu",
         "all_zero() is asked in the other case; adding again has the same result",
     ),
-    # Where an element is done.
+    # Places at which an element is done.
     Equivalent(
         LISTS,
         "ptx::reversed_bits(chunk)",

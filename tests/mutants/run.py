@@ -2,7 +2,8 @@
 
     python fake_cuda/run.py --kernels ptx --capability 80 mutants/run.py [--most N] [--seed N] ...
 
-Prints what survives, and a line for each kernel. The exit status is 1 when something survives.
+The script prints the survivors, and a line for each kernel. The exit status is 1 when something
+survives.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def main() -> int:
     parser.add_argument("--verbose", action="store_true", help="print what is caught too")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    torch.cuda._is_in_bad_fork = lambda: False  # which is true of a GPU
+    torch.cuda._is_in_bad_fork = lambda: False  # true of a GPU
     major, minor = torch.cuda.get_device_capability()
     chosen = [case for case in cases(10 * major + minor) if options.only in case.name]
     kernels = Kernels(os.environ["FAKE_CUDA_KERNELS"])

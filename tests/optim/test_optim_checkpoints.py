@@ -1,4 +1,4 @@
-"""Checkpoints between torch's optimizers and these, in both directions; copies and pickles."""
+"""Test checkpoints between torch's optimizers and amp_ext's, and copies and pickles."""
 
 from __future__ import annotations
 
@@ -61,7 +61,10 @@ def continued(
     "option", [{}, {"autocast_copies": torch.float16}], ids=["plain", "copies"]
 )
 def test_states_begin_with_what_a_step_needs(option: dict[str, Any]) -> None:
-    """In the order of the step, under interned names: then C++ need not search for them."""
+    """States begin with the tensors of a step, in its order and under interned names.
+
+    C++ then need not search for them.
+    """
     trained = make(optim, "adam", **option)
     train(trained, range(3))
     for optimizer in (trained, continued(trained, make(optim, "adam", **option))):
@@ -119,7 +122,10 @@ def test_masters_are_loaded_in_float32() -> None:
 
 @pytest.mark.parametrize("through_torch", [False, True])
 def test_masters_from_weights(through_torch: bool) -> None:
-    """Of a checkpoint that has none, and of one whose masters torch's optimizer let go stale."""
+    """Loading makes masters from weights if the checkpoint's are missing or stale.
+
+    torch's optimizer does not update masters.
+    """
     source = torch.optim.AdamW(params_of(dtype=torch.bfloat16), lr=LR)
     if through_torch:
         before = halves(master_weights=True)
@@ -160,7 +166,7 @@ def test_copies_and_pickles(copied: Any) -> None:
 
 
 def test_loading_between_steps_and_hooks() -> None:
-    """A user's hook sees tensors, and what it returns is loaded."""
+    """A user's hook sees tensors, and its result is loaded."""
     source = make(optim, "adamw")
     train(source, range(2))
     saved = copy.deepcopy(source.state_dict())
@@ -183,7 +189,7 @@ def test_loading_between_steps_and_hooks() -> None:
 @against_oracle
 @pytest.mark.parametrize("fused", [None, True])
 def test_where_steps_are_saved(executor: Executor, fused: bool | None) -> None:
-    """On the CPU where torch's optimizer would have them there, and as torch's saves them."""
+    """Steps are saved on the CPU if torch's optimizer would have them there."""
     optimizer, other = (
         cls(params_of(device=executor.device), lr=LR, fused=fused)
         for cls in (optim.Adam, torch.optim.Adam)
@@ -204,7 +210,7 @@ def test_where_steps_are_saved(executor: Executor, fused: bool | None) -> None:
 
 
 def test_distributed_checkpoint_names() -> None:
-    """By torch.distributed.checkpoint, which knows parameters by their names."""
+    """torch.distributed.checkpoint finds states by the names of their parameters."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)).to(torch.bfloat16)
     models = model, copy.deepcopy(model)

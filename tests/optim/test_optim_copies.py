@@ -1,4 +1,4 @@
-"""Copies of float32 weights that a step writes: autocast uses them while they are right."""
+"""Test float32 weights' copies by a step: autocast uses them while they are right."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def step(optimizer: torch.optim.Optimizer, found_inf: float | None = None) -> No
 
 
 def casts(weight: Tensor, dtype: torch.dtype = FP16) -> int:
-    """How many casts of the weight a product takes, which is right."""
+    """Return the number of casts of a weight in one product, and assert the product."""
     x = torch.eye(4).to(dtype)
     with amp_ext.autocast("cpu", dtype=dtype), Seen() as seen:
         product = x @ weight
@@ -82,7 +82,7 @@ def in_place(weight: Tensor) -> None:
 def test_written_by_someone_else(
     weight: Tensor, optimizer: SGD, change: Callable[[Tensor], None], found_inf: float | None
 ) -> None:
-    """A skipped step, too, leaves a copy that is right."""
+    """A step, also a skipped one, leaves a right copy after another write."""
     change(weight)
     assert casts(weight) == 1
     step(optimizer, found_inf)
@@ -91,7 +91,7 @@ def test_written_by_someone_else(
 
 @pytest.mark.parametrize("options", [{"master_weights": True}, {"autocast_copies": FP16}], ids=str)
 def test_written_before_a_step_that_fails(options: dict[str, object]) -> None:
-    """What was to be made anew then is made anew by the next step."""
+    """After a failed step, the next one rebuilds masters and copies of rewritten weights."""
     dtype = torch.bfloat16 if "master_weights" in options else torch.float32
     weight, other = (torch.ones(4, 4, dtype=dtype).requires_grad_() for _ in range(2))
     optimizer = SGD([{"params": [weight]}, {"params": [other]}], lr=0.0, **options)
@@ -122,7 +122,7 @@ def test_another_order_of_elements() -> None:
 
 @pytest.mark.parametrize("shared", [False, True], ids=["", "with one version"])
 def test_nothing_is_made_anew(shared: bool) -> None:
-    """Where no one else has written, whichever parameters have gradients."""
+    """Copies without another write are not rebuilt, whichever parameters have gradients."""
     flat = torch.ones(30)
     parts = flat.split(10) if shared else [torch.ones(10) for _ in range(3)]
     weights = [torch.nn.Parameter(part) for part in parts]
@@ -163,7 +163,7 @@ def test_16_bit_weights_have_none() -> None:
 
 
 def test_step_before_backward(weight: Tensor, optimizer: SGD) -> None:
-    """An error, as of a weight that is itself an operand."""
+    """A step before backward is an error, as for a weight that is itself an operand."""
     x = torch.eye(4).requires_grad_()
     with amp_ext.autocast("cpu", dtype=FP16):
         loss = (x @ weight).sum()

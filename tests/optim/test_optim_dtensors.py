@@ -1,5 +1,7 @@
-"""Steps of DTensors, on two and four ranks: those of whole parameters in one process, bit for bit,
-without a message of their own."""
+"""Test that steps of DTensors on two and four ranks equal one process's, bit for bit.
+
+A step sends no message of its own.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,7 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def everything(optimizer: torch.optim.Optimizer, of: Callable[[Tensor], Tensor]) -> list[Any]:
-    """What a step writes."""
+    """Return everything a step writes."""
     return [
         (
             of(param.detach()).clone(),
@@ -66,7 +68,10 @@ def assert_same_wholes(a: torch.optim.Optimizer, b: torch.optim.Optimizer) -> No
 
 
 def placed_params(world: int, dtype: torch.dtype = F32) -> tuple[list[Tensor], list[Tensor]]:
-    """Of several meshes and placements, uneven, empty and no DTensors; and the same as wholes."""
+    """Return DTensors of several meshes and placements, and the same parameters as wholes.
+
+    Some are uneven or empty, and some are no DTensors.
+    """
     line = init_device_mesh("cpu", (world,))
     square = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("a", "b"))
     spreads = {
@@ -142,7 +147,10 @@ for kind, dtype, options in (
 
 @CASES.add
 def gradients_and_states_placed_otherwise(world: int, folder: Path) -> None:
-    """As sequence parallelism leaves sums that are still to be made."""
+    """Gradients and states may have other placements, such as pending sums.
+
+    Sequence parallelism leaves such sums.
+    """
     mesh = init_device_mesh("cpu", (world,))
     ours, same = pair(world, **MASTERS, dtype=BF16)
     train_both(ours, same, range(2))
@@ -172,7 +180,7 @@ def add_on_one_local(param: Tensor) -> None:
 
 
 def written(world: int, folder: Path, write: Callable[[Tensor], None]) -> None:
-    """By others, which a parameter's master follows."""
+    """Assert that a parameter's master follows a write by another program."""
     (param, *_, other, _, _, _, _), _ = placed_params(world, BF16)
     optimizer = optim.SGD([param, other], lr=1.0, master_weights=True)
     for each in (param, other):
@@ -276,11 +284,11 @@ for module in (torch.amp, amp_ext):
     CASES.add(scaled, module)
 
 
-# ---- training, and what else looks at an optimizer -----------------------------------------------
+# ---- training, and other users of an optimizer ---------------------------------------------------
 
 
 class Block(nn.Module):
-    """Of layers that ranks share unevenly, some of them in less rows than there are ranks."""
+    """A block of layers with uneven shards, some with fewer rows than ranks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -292,7 +300,7 @@ class Block(nn.Module):
 
 
 def sharded(world: int, model: nn.Module, reshard: bool = True, parallel: int = 1) -> nn.Module:
-    """By FSDP2 and, if some are, by tensor parallelism of so many ranks."""
+    """Shard a model by FSDP2 and, if `parallel` exceeds 1, by tensor parallelism."""
     mesh = init_device_mesh("cpu", (world // parallel, parallel), mesh_dim_names=("data", "model"))
     if parallel > 1:
         plan = {
@@ -311,8 +319,10 @@ def backward(model: nn.Module, seed: int) -> None:
 
 
 def training(world: int, folder: Path, reshard: bool, parallel: int) -> None:
-    """With groups, one of which is added later, and gradients clipped in between. What torch's
-    optimizers make of the same gradients is as close as that of wholes."""
+    """Train with groups, one of them added later, and with clips of the gradients.
+
+    torch's optimizers on the same gradients stay as close as on wholes.
+    """
     if parallel == world:
         return
     model = sharded(world, Block(), reshard, parallel)
@@ -329,7 +339,7 @@ def training(world: int, folder: Path, reshard: bool, parallel: int) -> None:
             for optimizer, params in zip((ours, same, torchs), all_params, strict=True):
                 optimizer.add_param_group({"params": params[:1], "lr": 2 * LR})
         backward(model, step)
-        for layer in model.children():  # whose parameters are on one mesh
+        for layer in model.children():  # the parameters of a layer share a mesh
             nn.utils.clip_grad_norm_(layer.parameters(), 0.5)
         for param, of_whole, twin in zip(*all_params, strict=True):
             twin.grad, of_whole.grad = param.grad.clone(), whole(param.grad)
@@ -402,14 +412,14 @@ def load(model: nn.Module, optimizer: Any, path: Path) -> None:
 
 
 def expected(dtype: torch.dtype, options: dict[str, Any]) -> Any:
-    """After five steps of a process that is alone."""
+    """Return an optimizer after five steps of a single process."""
     optimizer = adam(block(dtype), **options)
     train(optimizer, range(5))
     return optimizer
 
 
 def saved(world: int, folder: Path, dtype: torch.dtype, options: Any, by_two: bool) -> None:
-    """By ranks that share parameters by two, or all of them; loaded by the others."""
+    """Save by ranks that share parameters by two, or all of them; the others load."""
     parts = {True: 2, False: world}
     path = folder / f"{world}.{dtype}"
     models = [in_parts(world, dtype, parts[by]) for by in (by_two, not by_two)]
@@ -439,7 +449,7 @@ for dtype, options in SAVED:
 
 
 def across(world: int, folder: Path, how: str) -> None:
-    """From torch's optimizers to these and back."""
+    """Load checkpoints from torch's optimizers into amp_ext's, and back."""
     models = [in_parts(world, F32, world) for _ in range(3)]
     torchs, ours, again = (
         adam(model, module, fused=True if how == "fused" else None)
@@ -497,7 +507,7 @@ def test_ranks(name: str, world: int, errors: dict[int, list[dict[str, str]]]) -
 def test_saved_by_ranks(
     world: int, dtype: torch.dtype, options: Any, errors: Any, folder: Path
 ) -> None:
-    """And loaded in one process."""
+    """A state saved by ranks loads in one process."""
     model = block(dtype)
     optimizer = adam(model, **options)
     load(model, optimizer, folder / f"{world}.{dtype}")

@@ -1,4 +1,4 @@
-"""Options of the optimizers as NumPy scalars and as tensors of no dimensions."""
+"""Test options of the optimizers as NumPy scalars and as tensors of no dimensions."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_numbers(name: str, option: str, kind: str, scaled: bool) -> None:
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_numbers_with_options_of_storage(name: str) -> None:
-    """Steps that torch cannot make take NumPy's numbers too."""
+    """Steps with options beyond torch's also take NumPy's numbers."""
     options = {
         option: tuple(map(np.float32, number)) if isinstance(number, tuple) else np.float32(number)
         for option, number in OPTIONS[name].items()

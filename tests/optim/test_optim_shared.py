@@ -1,4 +1,4 @@
-"""Parameters that share memory are updated by torch's step."""
+"""Test that torch's step updates parameters with shared memory."""
 
 from __future__ import annotations
 

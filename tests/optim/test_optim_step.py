@@ -1,5 +1,7 @@
-"""The step as one of an ordinary optimizer: what may change between steps, who makes a step, hooks,
-schedulers, closures, tensor learning rates, versions, errors."""
+"""Test the step of an ordinary optimizer: changes between steps, hooks, schedulers, closures.
+
+It also covers tensor learning rates, versions and errors.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ LR = 0.01
 
 
 def test_gradient_without_memory() -> None:
-    """As autograd's zeros have none."""
+    """A gradient without memory, as autograd's zeros are, is a zero."""
     weight = torch.ones(4).requires_grad_()
     weight.grad = torch._efficientzerotensor(4)
     optim.SGD([weight], lr=1.0, weight_decay=0.5).step()
@@ -39,7 +41,10 @@ def test_gradient_without_memory() -> None:
 
 
 def test_parameters_of_a_transform() -> None:
-    """Inside torch.func's transforms tensors have no storage, which an empty one does not show."""
+    """A step refuses tensors without storage, as in torch.func's transforms.
+
+    An empty tensor comes first: it does not show the missing storage.
+    """
 
     def step(x: Tensor) -> None:
         params = [x[:0], x.clone()]
@@ -72,7 +77,7 @@ def reorder_states(optimizer: Any) -> None:
 
 
 def replace_keys(optimizer: Any) -> None:
-    """By equal ones, as a checkpoint brings them."""
+    """Replace the keys of the state by equal ones, as a checkpoint does."""
     for param, state in optimizer.state.items():
         optimizer.state[param] = {"".join([*name]): value for name, value in state.items()}
 
@@ -139,7 +144,7 @@ def test_changes_between_steps(change: Callable[[Any], None]) -> None:
 
 
 def test_each_parameter_is_updated_as_if_alone() -> None:
-    """Though dtypes and shapes change from one to the next."""
+    """Each parameter is updated as if alone, though dtypes and shapes alternate."""
     f32, f16, bf16 = torch.float32, torch.float16, torch.bfloat16
     kinds = [((4,), f32), ((3, 2), bf16), ((4,), f32), ((2, 3), f16), ((6,), f16), ((4,), bf16)]
     params = [param for shape, dtype in kinds for param in params_of([shape], dtype)]
@@ -166,7 +171,7 @@ def test_no_gradients_at_all() -> None:
 
 
 class Labelled(torch.Tensor):
-    """A subclass with Python code in the way of every op."""
+    """A subclass that runs Python code for every op."""
 
     @classmethod
     def __torch_function__(
@@ -256,7 +261,7 @@ def test_several_devices_are_left_to_torch() -> None:
 
 
 def test_kernels_after_torch_and_before() -> None:
-    """A gradient that is sparse in one step only."""
+    """A gradient may be sparse in one step only, between steps of the kernels."""
     optimizers = [
         cls([nn.Parameter(torch.ones(4, 2))], 0.5, 0.5) for cls in (optim.SGD, torch.optim.SGD)
     ]
@@ -295,7 +300,7 @@ def test_hooks_closure_and_profiler() -> None:
 @against_oracle
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_tensor_lr_and_scheduler(executor: Executor, dtype: torch.dtype) -> None:
-    """The scheduler writes into the tensor; steps by it are those by the number, bit for bit."""
+    """A scheduler writes the tensor learning rate; its steps equal steps by a number."""
     tensor, number = (
         optim.AdamW(params_of(device=executor.device), lr=lr)
         for lr in (executor.scalar(0.25, dtype), 0.25)
@@ -338,7 +343,7 @@ def test_in_compiled_code() -> None:
 
 
 def test_an_error_changes_nothing() -> None:
-    """Of a second group, whose gradient's memory has been freed."""
+    """An error of a second group, for a gradient with freed memory, changes nothing."""
     good, bad = params_of([(3,), (4,)])
     optimizer = optim.AdamW([{"params": [good]}, {"params": [bad]}])
     train(optimizer, range(1))
@@ -386,7 +391,10 @@ def test_a_moment_that_goes_bad_behind_good_ones(case: str) -> None:
 
 @pytest.mark.parametrize("others", [0, 3])
 def test_overlaps_are_found_in_every_step(others: int) -> None:
-    """Of a gradient, a state and a scalar with what is written, after steps without any."""
+    """A step refuses an overlap of a gradient, a state or a scalar with written memory.
+
+    Earlier steps had no overlap.
+    """
     params = params_of([(4,)] * (others + 2))
     optimizer = optim.AdamW(params)
 
@@ -417,7 +425,7 @@ def test_overlaps_are_found_in_every_step(others: int) -> None:
 
 
 def test_keeps_nothing_alive() -> None:
-    """Neither replaced state nor parameters that are optimized no more."""
+    """The optimizer keeps neither replaced state nor removed parameters alive."""
     optimizer = optim.AdamW(params_of())
     train(optimizer, range(2))
     (state, *_), params = optimizer.state.values(), optimizer.param_groups[0]["params"]
@@ -432,7 +440,7 @@ def test_keeps_nothing_alive() -> None:
 
 
 def test_under_torchs_scaler() -> None:
-    """Which unscales, and does not call step() after an overflow."""
+    """torch's scaler unscales, and does not call step() after an overflow."""
     optimizers = optim.AdamW(params_of(), lr=LR), torch.optim.AdamW(params_of(), lr=LR)
     for optimizer in optimizers:
         scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)

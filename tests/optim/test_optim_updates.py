@@ -1,4 +1,4 @@
-"""What a step computes: torch's numbers, masters, dtypes of moments, skips, scalars."""
+"""Test the results of a step: torch's numbers, masters, dtypes of moments, skips, scalars."""
 
 from __future__ import annotations
 
@@ -60,7 +60,10 @@ def no_grad_of_first(optimizer: torch.optim.Optimizer) -> Any:
 @against_oracle
 @pytest.mark.parametrize("case", OPTIONS)
 def test_as_torch(executor: Executor, case: str) -> None:
-    """Parameters, moments and counts, also of one that has a gradient in every other step only."""
+    """Parameters, moments and counts equal torch's.
+
+    One parameter has a gradient in every other step only.
+    """
     ours = ours_of(*OPTIONS[case], executor.device)
     torchs = torchs_of(*OPTIONS[case], executor.device)
     assert ours._why_not() is None
@@ -114,7 +117,7 @@ def test_a_skip_changes_nothing(executor: Executor) -> None:
 @against_oracle
 @pytest.mark.parametrize("name", ["AdamW", "SGD"])
 def test_scalars(executor: Executor, name: str) -> None:
-    """Scaled gradients are unscaled and clipped as by hand; powers of two, so bit for bit."""
+    """Scaled gradients are unscaled and clipped as by hand, bit for bit with powers of two."""
     scaled, plain = (ours_of(name, {}, executor.device) for _ in range(2))
     set_grads(params(scaled), 0, scale=1024.0)
     grads = [param.grad.clone() for param in params(scaled)]
@@ -133,7 +136,7 @@ def test_scalars(executor: Executor, name: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("case", ["adamw", "amsgrad", "momentum"])
 def test_master_weights(executor: Executor, case: str, dtype: torch.dtype) -> None:
-    """Masters are what float32 parameters would be, and parameters are their roundings."""
+    """Masters equal float32 parameters, and parameters are their roundings."""
     name, options = OPTIONS[case]
     make = getattr(optim, name)
     halves = make(
@@ -155,7 +158,7 @@ def test_master_weights(executor: Executor, case: str, dtype: torch.dtype) -> No
 
 
 def test_masters_follow_what_others_write() -> None:
-    """In place or by a new .data; where a weight is as it was, its master is too."""
+    """Masters follow writes to a weight in place or by a new .data, and otherwise stay."""
     optimizer = optim.SGD(params_of(dtype=torch.bfloat16), lr=2**-12, master_weights=True)
     train(optimizer, range(1))
     first, second, *_ = params(optimizer)
@@ -172,8 +175,11 @@ def test_masters_follow_what_others_write() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_16_bits_in_place(dtype: torch.dtype) -> None:
-    """As torch's fused step, which computes in float32 and rounds: to a unit in the last place, by
-    a step of a tenth of which the parameter's rounding decides."""
+    """A step of 16-bit tensors computes in float32 and rounds, as torch's fused step.
+
+    Results agree to a unit in the last place: the rounding of the parameter can decide by a tenth
+    of a step.
+    """
     ours = optim.AdamW(params_of(dtype=dtype), lr=LR)
     torchs = torch.optim.AdamW(params_of(dtype=dtype), lr=LR, fused=True)
     for optimizer in (ours, torchs):
@@ -207,10 +213,11 @@ def test_dtypes_of_moments(executor: Executor) -> None:
 
 @against_oracle
 def test_stochastic_rounding(executor: Executor) -> None:
-    """Parameters that rounding to nearest would leave as they are move by their mean.
+    """Parameters with steps below half a spacing move by their mean.
 
-    Of n = 65,536 that move by 1/16 of the distance to the next bfloat16, n/16 = 4096 do, give or
-    take 6 standard deviations of sqrt(n/16 * 15/16) = 62. The same again, the same ones.
+    Of n = 65,536 parameters with a step of 1/16 of the distance to the next bfloat16, n/16 = 4096
+    move. The bound is 6 standard deviations of sqrt(n/16 * 15/16) = 62. The same seed moves the
+    same ones.
     """
     n = 65536
     moved = []

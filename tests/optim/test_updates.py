@@ -1,4 +1,4 @@
-"""adam_ and sgd_: what both do, compared bit for bit with the oracle."""
+"""Test adam_ and sgd_ together, bit for bit against the oracle."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ CHUNK = CHUNKS[0]
 @every_op
 @pytest.mark.parametrize("amsgrad", [False, True])
 def test_dtypes(executor: Executor, op: str, amsgrad: bool) -> None:
-    """Each of parameter, gradient and moments, which have several of their own."""
+    """Parameter, gradient and moments may each have any dtype, and two moments may differ."""
     others = {FP32: FP16, FP16: BF16, BF16: FP32}
     for i, kinds in enumerate(itertools.product(others, repeat=3)):
         dtype, grad_dtype, moment = kinds
@@ -47,7 +47,7 @@ def test_dtypes(executor: Executor, op: str, amsgrad: bool) -> None:
 @against_oracle
 @every_op
 def test_sizes(executor: Executor, op: str) -> None:
-    """One tensor after the other, so that each has chunks of its own."""
+    """Tensors of every size have chunks of their own."""
     sizes = executor.some([1, 2, 3, 4, 5, 1023, 1025, 4096, CHUNK - 1, CHUNK, CHUNK + 5], 4)
     check(executor, op, call(executor, op, [(size,) for size in [*sizes, 0, 3 * CHUNK + 7]]))
 
@@ -56,7 +56,7 @@ def test_sizes(executor: Executor, op: str) -> None:
 @every_op
 @pytest.mark.parametrize("kind", [FP32, BF16], ids=str)
 def test_alignments(executor: Executor, op: str, kind: torch.dtype) -> None:
-    """Whatever the alignment of one tensor or of all; what lies around it stays as it is."""
+    """Any alignment of one tensor or of all is right, and memory around them is unchanged."""
     names = ["params", "grads", "copies"]
     names += ["exp_avgs", "exp_avg_sqs", "max_exp_avg_sqs"] * (op == "adam_")
     names += ["momentum_buffers"] * (op == "sgd_")
@@ -72,7 +72,7 @@ def test_alignments(executor: Executor, op: str, kind: torch.dtype) -> None:
 @against_oracle
 @pytest.mark.parametrize("amsgrad", [False, True])
 def test_second_moment_of_its_own_dtype(executor: Executor, amsgrad: bool) -> None:
-    """All else is plain float32."""
+    """A second moment may have its own dtype beside plain float32 tensors."""
     state = {"dtypes": (FP32, BF16), "amsgrad": amsgrad}
     check(executor, "adam_", call(executor, "adam_", [(37,)], FP32, FP32, state))
 
@@ -133,7 +133,7 @@ def test_copies_are_the_rounded_parameters(executor: Executor, op: str) -> None:
 @every_op
 @pytest.mark.parametrize("count", [1, 403, 404, 2000])
 def test_long_lists(executor: Executor, op: str, count: int) -> None:
-    """Each parameter by its own step; empty tensors, which own no chunk, are counted too."""
+    """Each parameter counts its own step, also an empty tensor without a chunk."""
     count = executor.length(count)
     values = call(executor, op, [(i % 7,) for i in range(count)])
     before = [step.item() for step in values["steps"]]
@@ -144,7 +144,10 @@ def test_long_lists(executor: Executor, op: str, count: int) -> None:
 @pytest.mark.ptx
 @every_op
 def test_a_step_is_raised_when_all_threads_have_read_it(op: str, ptx: Ptx) -> None:
-    """By threads that come last in their block too, whichever block ends last."""
+    """A step is raised once all threads have read it, whichever block ends last.
+
+    Threads may also come last in their block.
+    """
     for seed in range(40):
         ptx.pin(Schedule(seed, multiprocessors=1))
         check(PTX, op, call(PTX, op, [(2048,)] * 3))
@@ -197,7 +200,7 @@ def test_a_norm_that_is_not_finite_is_an_overflow(
 def test_unscaled_and_clipped_as_by_unscale(
     executor: Executor, op: str, max_norm: float | None
 ) -> None:
-    """Of float32 gradients, whose products unscale_ does not round once more."""
+    """float32 gradients are unscaled and clipped as by unscale_, without another rounding."""
     scalars = {"inv_scale": executor.scalar(0.3)}
     if max_norm:
         scalars["norm"] = executor.scalar(6.0)
@@ -239,7 +242,7 @@ def test_learning_rate_as_a_tensor(executor: Executor, op: str) -> None:
 @every_op
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 3e38, 1e-45])
 def test_extreme_gradients(executor: Executor, op: str, value: float) -> None:
-    """What nobody has checked enters the state as in torch."""
+    """Gradients without a check enter the state as in torch."""
     values = call(executor, op, state={"amsgrad": True}, maximize=True)
     values["grads"][0][3] = value
     values["params"][0][5] = value
@@ -265,10 +268,10 @@ def rounded_at_random(
 
 @every_executor
 def test_rounded_to_either_neighbour_without_a_bias(executor: Executor) -> None:
-    """1 + 2**-7 / 4 becomes 1 + 2**-7 with a probability of 1/4.
+    """A value rounds to either neighbour without a bias.
 
-    Of n = 3 * 16384 elements; a share that is off by more than 5 standard deviations,
-    sqrt(3 / 16 / n) each, has a probability of 6e-7.
+    1 + 2**-7 / 4 becomes 1 + 2**-7 with a probability of 1/4. There are n = 3 * 16384 elements; a
+    share off by more than 5 standard deviations, sqrt(3 / 16 / n) each, has a probability of 6e-7.
     """
     count = 3 * CHUNK
     values = rounded_at_random(executor, "sgd_", 1 + 2.0**-9, count).float()
@@ -281,7 +284,10 @@ def test_rounded_to_either_neighbour_without_a_bias(executor: Executor) -> None:
 
 @every_executor
 def test_bits_differ_by_element_chunk_tensor_and_step(executor: Executor) -> None:
-    """Two independent rows of 16384 bits agree in a half of them, +- 5 * 64."""
+    """Bits differ by element, chunk, tensor and step.
+
+    Two independent rows of 16384 bits agree in a half of them, +- 5 * 64.
+    """
     one = rounded_at_random(executor, "sgd_", 1 + 2.0**-8, 2 * CHUNK)
     others = [one[CHUNK:], one[:CHUNK].roll(1), one[:CHUNK].roll(4)]
     others += [rounded_at_random(executor, "sgd_", 1 + 2.0**-8, CHUNK, step=6.0)]
@@ -303,7 +309,10 @@ def test_what_bfloat16_has_is_not_rounded(executor: Executor) -> None:
 @every_op
 @pytest.mark.parametrize("dtype", [BF16, FP16, FP32], ids=str)
 def test_stochastic_rounding(executor: Executor, op: str, dtype: torch.dtype) -> None:
-    """Of bfloat16 state alone, the same bits on every backend; copies are rounded to nearest."""
+    """Only bfloat16 state rounds stochastically, with equal bits on every backend.
+
+    Copies are rounded to nearest.
+    """
     for copies_too, moment in ((dtype == FP32, BF16), (False, FP32), (False, FP16)):
         shapes = [(CHUNK + 40,), (3,)]
         state: Any = {"dtypes": (moment, BF16), "amsgrad": True}

@@ -1,4 +1,4 @@
-"""Bad arguments of adam_ and sgd_ alone: what test_ops_errors.py does not spoil."""
+"""Test bad arguments specific to adam_ and sgd_; test_ops_errors.py has the others."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from reference import arguments
 
 
 def second(spoil: Callable[[Tensor], Tensor]) -> Callable[[list[Tensor]], list[Tensor]]:
-    """Spoil the second tensor of a list, whose parameter is of shape [3, 2]."""
+    """Spoil the second tensor of a list; its parameter has shape [3, 2]."""
     return lambda values: [values[0], spoil(values[1]), *values[2:]]
 
 
@@ -96,7 +96,7 @@ def test_bad_argument(
 
 @pytest.mark.parametrize("op", OPS)
 def test_shapes_of_meta_tensors(op: str) -> None:
-    """Under torch.compile what does not fit is noticed while tracing."""
+    """A wrong shape under torch.compile is an error while tracing."""
     values = arguments(op, "meta")
     values["grads"][1] = values["grads"][1].t()
     with pytest.raises(RuntimeError, match=rf"{op}: grads\[1\] must have the shape of params\[1\]"):

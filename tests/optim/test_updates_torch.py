@@ -1,4 +1,4 @@
-"""adam_ and sgd_ compared with the optimizers of torch."""
+"""Test adam_ and sgd_ against the optimizers of torch."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def gradients(params: list[Tensor]) -> list[Tensor]:
 def assert_near(actual: list[Tensor], expected: list[Tensor], lr: float, ratio: float) -> None:
     """Assert that parameters are right up to the rounding errors of all steps.
 
-    A step rounds its parameter twice, decay included, and what it subtracts, up to lr * ratio, a
-    dozen times at most. Moments carry three roundings for each step so far, and are sums of terms
-    of one sign here (but for the weight decay's), so that their error relative to the ratio is
-    3 * STEPS units at most, half of that for the second moment's root.
+    A step rounds its parameter twice, decay included, and the subtrahend, up to lr * ratio, a dozen
+    times at most. Moments carry three roundings for each step so far. They are sums of terms of one
+    sign here (except the weight decay's). Their error relative to the ratio is therefore 3 * STEPS
+    units at most, half of that for the second moment's root.
     """
     for one, other in zip(actual, expected, strict=True):
         units = 3 * other.abs() + lr * ratio * (12 + 5 * STEPS)
@@ -53,7 +53,7 @@ def assert_near(actual: list[Tensor], expected: list[Tensor], lr: float, ratio: 
     ids=str,
 )
 def test_adam(executor: Executor, options: dict[str, Any]) -> None:
-    """By torch's in float64, for several steps from the start."""
+    """Several steps from the start equal torch's Adam in float64."""
     params = [torch.randn(shape).to(executor.device) for shape in ((300,), (5, 3), ())]
     theirs = [p.double().requires_grad_() for p in params]
     settings = {**ADAM, **options}
@@ -95,7 +95,7 @@ def test_adam(executor: Executor, options: dict[str, Any]) -> None:
     ids=str,
 )
 def test_sgd(executor: Executor, options: dict[str, Any]) -> None:
-    """Likewise: with a dampening the first buffer is the gradient, whatever it was before."""
+    """Several steps equal torch's SGD; the first buffer is the gradient, also with a dampening."""
     params = [torch.randn(shape).to(executor.device) for shape in ((300,), (5, 3), ())]
     theirs = [p.double().requires_grad_() for p in params]
     settings = {**SGD, **options, "lr": 2.0**-10}

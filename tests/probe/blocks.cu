@@ -1,5 +1,5 @@
-// What the executor assumes of warps, blocks, clusters and mbarriers, each assumption in a kernel
-// of its own. blocks.py knows what the functions at the end must give.
+// Assumptions of the executor about warps, blocks, clusters and mbarriers, each in a kernel of its
+// own. blocks.py has the expected results of the functions at the end.
 //
 // These kernels are built for sm_90a alone, and so are not guarded against other architectures.
 #include <cuda_runtime.h>
@@ -87,7 +87,7 @@ __global__ void reverse_halves(const uint32_t* from, uint32_t* to, int rounds) {
   }
 }
 
-// What a thread sees before each arrival: a phase that has not completed.
+// Write a thread's state before each arrival: an incomplete phase.
 __global__ void count_arrivals(uint32_t* to, int arrivals, int phases) {
   auto& barrier = ptx::shared<ptx::Mbarrier>();
   ptx::mbarrier_init(barrier, arrivals);
@@ -205,8 +205,8 @@ __global__ void __launch_bounds__(3 * kWarpgroup, 1)
 
 constexpr int kGridThreads = 64;
 
-// Steps each number on, slowly: the first grid those of `from`, the others what the one before has
-// left, which another block wrote.
+// Step each number on, slowly. The first grid reads the numbers of `from`; each later grid reads
+// the previous grid's results, written by another block.
 __global__ void step_on(const uint32_t* from, uint32_t* to, int grid, int rounds) {
   ptx::let_next_grid_begin();
   ptx::wait_for_previous_grid();

@@ -1,6 +1,6 @@
-"""What the manual says that the kernels of blocks.cu must give.
+"""Define the expected results of the kernels of blocks.cu, by NVIDIA's manual.
 
-Each probe is a generator of calls, and its docstring says what it assumes.
+Each probe is a generator of calls, and its docstring states its assumption.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Case:
-    """One call.
+    """A call of a probe.
 
     Attributes:
-        arguments: what the function takes behind the two pointers.
-        input: what the first pointer points to.
-        expected: what the second one points to afterwards.
-        before: what it points to before; numbers that nothing yields when None.
+        arguments: the function's arguments behind the two pointers.
+        input: the target of the first pointer.
+        expected: the target of the second pointer afterwards.
+        before: the target of the second pointer before; with None, numbers outside of all results.
     """
 
     arguments: tuple[int, ...]

@@ -1,12 +1,12 @@
-"""Check what the executor assumes of a GPU, each assumption alone: on itself, and on a GPU.
+"""Check the executor's assumptions about a GPU, each alone: on itself, and on a GPU.
 
     python tests/probe/run.py
     python tests/probe/run.py --device cuda
     python tests/probe/run.py --probe wgmma_k_major --device cuda
 
-Each is compared with what NVIDIA's manual says. On a GPU, one of compute capability 9.0, each
-probe has a process of its own and a time limit, because a wrong assumption may hang. The exit
-status is 1 when a probe disagrees.
+The script compares each with NVIDIA's manual. On a GPU, one of compute capability 9.0, each probe
+has a process of its own and a time limit, because a wrong assumption may hang. The exit status is 1
+when a probe disagrees.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PROBES: dict[str, Callable[[], Iterator[Case]]] = {
 SOURCES = sorted(Path(__file__).parent.glob("*.cu"))
 ROW = "{:<19}{:<63}{:<10}{}"
 
-LIMIT = 20  # seconds for a process that uses the GPU, of which torch's import takes some
+LIMIT = 20  # seconds for a process that uses the GPU, including torch's import
 PROCESSES = 8  # of these at a time
 
 
@@ -59,7 +59,7 @@ class Ptx:
         return library
 
     def call(self, name: str, seed: int, tensors: Sequence[Tensor], *arguments: int) -> str:
-        """Run a probe in the schedule of a seed; return what went wrong."""
+        """Run a probe in the schedule of a seed; return its error."""
         library = self.library()
         library.ptx_start(ctypes.c_uint64(seed))
         for tensor in tensors:
@@ -69,7 +69,7 @@ class Ptx:
 
 
 class Cuda:
-    """A GPU, whose schedule is its own."""
+    """A GPU with its own schedule."""
 
     device = torch.device("cuda")
 
@@ -79,7 +79,7 @@ class Cuda:
         return ctypes.CDLL(str(nvcc.build("probe", SOURCES, "90a")))
 
     def call(self, name: str, seed: int, tensors: Sequence[Tensor], *arguments: int) -> str:
-        """Run a probe; return what went wrong."""
+        """Run a probe; return its error."""
         try:
             torch.cuda.synchronize()
             error = getattr(self.library(), f"probe_{name}")(*addresses(tensors), *arguments)
@@ -98,7 +98,7 @@ say = partial(print, flush=True)  # also into a pipe, since the process may be e
 
 
 def difference(got: Tensor, expected: Tensor) -> str:
-    """Return where numbers are not what they must be; empty if they are."""
+    """Return the places of wrong numbers; empty if all are right."""
     wrong = (got != expected).flatten().nonzero().flatten()
     if not len(wrong):
         return ""

@@ -1,4 +1,4 @@
-"""The hardware probe: on the executor, and what it says of a fault."""
+"""Test the hardware probe on the executor, and its report of a fault."""
 
 from __future__ import annotations
 

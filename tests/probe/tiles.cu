@@ -1,4 +1,4 @@
-// What the executor assumes of tiles: matrix fragments, TMA and wgmma; see blocks.cu.
+// Assumptions of the executor about tiles: matrix fragments, TMA and wgmma; see blocks.cu.
 #include <cuda_runtime.h>
 
 #include <cmath>
@@ -20,7 +20,7 @@ struct Rows {
   uint4 at[32];
 };
 
-// The row of which a lane gives the address: they are not in order.
+// The row addressed by a lane: rows are not in order.
 __device__ int row_of_lane() { return static_cast<int>(threadIdx.x ^ 3); }
 
 template <bool kTranspose, int kMatrices>
@@ -68,8 +68,8 @@ struct LoadedBox {
   ptx::Mbarrier full;
 };
 
-// Dumps a box as it lies in shared memory from pack `first` on. If the barrier is told of its bytes
-// only afterwards, the number behind the box says how often the phase seemed to have completed.
+// Dumps a box of shared memory from pack `first` on. If the barrier learns of its bytes only
+// afterwards, the number behind the box counts apparent completions of the phase.
 template <bool kExpectedFirst>
 __global__ void load_box(const CUtensorMap __grid_constant__ map, uint4* to, int first, int packs,
                          Point at) {
@@ -126,7 +126,7 @@ struct TwoBoxes {
   ptx::Mbarrier full;
 };
 
-// Block r of two loads rows 8 r to 8 r + 7 into box r of the blocks in byte r of `targets`, and
+// Block r of two loads rows 8 r to 8 r + 7 into box r of the blocks in byte r of `targets`. It then
 // waits until `bytes` have come to itself.
 __global__ void load_for_cluster(const CUtensorMap __grid_constant__ map, uint4* to, int targets,
                                  int bytes) {

@@ -1,4 +1,4 @@
-"""What the manual says that the kernels of tiles.cu must give; see blocks.py.
+"""Define the expected results of the kernels of tiles.cu; see blocks.py.
 
 All numbers are integers whose sums are exact in any order.
 """
@@ -103,7 +103,7 @@ def tma_load() -> Iterator[Case]:
 
 
 def tma_outside() -> Iterator[Case]:
-    """what is outside is zero, and counts as bytes"""
+    """elements outside are zero, and count as bytes"""
     source = tma_source()
     for swizzle, columns in SWIZZLES.items():
         for at in ((-5, -3, -1), (66, 15, 2), (-64, 0, 0), (72, 21, 3), (0, -16, 0)):
@@ -139,7 +139,7 @@ CORNERS = [(0, 0), (4, 2), (-3, -2), (20, 9), (40, 0), (0, -8)]
 
 
 def tma_store() -> Iterator[Case]:
-    """what is outside is not stored; read shared memory is free"""
+    """elements outside are not stored; read shared memory is free"""
     boxes, images = stored_boxes()
     for x, y in CORNERS:
         before = operand(2, 16, 48).float()
@@ -176,9 +176,9 @@ K = 64
 def image(
     x: Tensor, size: int, mn_major: bool, leading: int, stride: int, row: int = 128
 ) -> Tensor:
-    """Return an operand of (m or n) x k in shared memory; what it does not cover is NaN.
+    """Return an operand of (m or n) x k in shared memory, with NaN around it.
 
-    Rows of 64 bytes lie two by two in those of 128, and each pair has the next order of chunks.
+    Rows of 64 bytes lie two by two in rows of 128, and each pair has the next order of chunks.
     """
     mn, k = torch.arange(len(x))[:, None], torch.arange(K)
     if mn_major:
@@ -251,7 +251,7 @@ def wgmma_accumulate() -> Iterator[Case]:
 
 
 def wgmma_groups() -> Iterator[Case]:
-    """wait<1>: the last group is pending, those before are done"""
+    """wait<1>: the last group is pending, earlier groups are done"""
     pairs = [(operand(64, K), operand(128, K)) for _ in range(3)]
     images = [image(x, len(x) * K * 2, False, 16, 1024) for pair in pairs for x in pair]
     products = [a.float() @ b.float().mT for a, b in pairs]

@@ -1,4 +1,4 @@
-// The CUDA kernels as compiled PTX, a backend for tensors of the CPU, and what tests ask of it.
+// Serve the CUDA kernels as compiled PTX: a backend for tensors of the CPU, and its tests' calls.
 #include "backend.h"
 
 #include <algorithm>
@@ -13,8 +13,7 @@
 namespace ptx_backend {
 namespace {
 
-// The device, and the order in which each of the launches to come runs, follow from the seed,
-// unless all of them are to be the same.
+// The seed determines the device, and the order of each later launch, unless all orders are pinned.
 uint64_t seed = 0;
 std::optional<uint64_t> pinned;
 int multiprocessors = 1;
@@ -122,11 +121,11 @@ const amp_ext::BackendLibrary amp_ext_backend_library{
     },
     ""};
 
-// ---- what Python calls --------------------------------------------------------------------------
+// ---- interface to Python ------------------------------------------------------------------------
 
 extern "C" {
 
-// Each launch from now on has a schedule of its own, and all have one device, as `seed` has it.
+// Each later launch has a schedule of its own, and all have one device, by `seed`.
 void ptx_seed(uint64_t seed) {
   ptx_backend::seed = ptx_backend::next_seed = seed;
   ptx_backend::multiprocessors = 1 + static_cast<int>(seed / 4 % 4);
@@ -143,7 +142,7 @@ void ptx_pin(uint64_t seed, int multiprocessors) {
 // the seed.
 void ptx_set_sm90(bool sm90) { ptx_backend::sm90 = sm90; }
 
-// What the device says of itself, 90 for 9.0; 0, as by default, for none in particular.
+// Set the capability of the device, 90 for 9.0; 0, the default, for none in particular.
 void ptx_set_capability(int capability) { ptx_backend::capability = capability; }
 
 void ptx_refuse_tensor_maps(bool refuse) { ptx_backend::refuse_tensor_maps = refuse; }

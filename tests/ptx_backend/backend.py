@@ -37,14 +37,14 @@ class Counters(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Schedule:
-    """The order in which blocks, warps and copies run, and of how many multiprocessors."""
+    """The order of blocks, warps and copies, and the number of multiprocessors."""
 
     seed: int = 0
     multiprocessors: int = 4
 
 
 class Ptx:
-    """What the tests ask of the backend, beside the ops."""
+    """Calls of the backend for tests, beside the ops."""
 
     def __init__(self, library: Path) -> None:
         _C.load_backend(str(library))
@@ -64,21 +64,22 @@ class Ptx:
 
     def pin(self, schedule: Schedule) -> None:
         """Give each launch this schedule, until the next test."""
-        # The executor's order of threads is the seed modulo 3, and that of copies its next digit.
+        # The executor's order of threads is the seed modulo 3; its order of copies is the next
+        # digit.
         seed = schedule.seed
         spread = seed // 9 * 9 + (seed + seed // 3) % 3 * 3 + seed % 3
         self.functions.ptx_pin(spread, schedule.multiprocessors)
 
     def set_sm90(self, sm90: bool) -> None:
-        """Have products computed by the kernel for sm_90a, with some tile, where it can."""
+        """Compute products by the kernel for sm_90a, with some tile, if it can."""
         self.functions.ptx_set_sm90(c_bool(sm90))
 
     def set_capability(self, capability: int) -> None:
-        """Have the device say that this is its compute capability, 90 for 9.0; 0 for none."""
+        """Set the compute capability of the device, 90 for 9.0; 0 for none."""
         self.functions.ptx_set_capability(capability)
 
     def refuse_tensor_maps(self, refuse: bool) -> None:
-        """Have the driver refuse each tensor map."""
+        """Make the driver refuse each tensor map."""
         self.functions.ptx_refuse_tensor_maps(c_bool(refuse))
 
     def force_tile(
@@ -90,7 +91,7 @@ class Ptx:
         whole: int = -1,
         ranges: int = 0,
     ) -> None:
-        """Have products computed with a tile, where it can; with any if it is -1."""
+        """Compute products with a tile if it can; with any if it is -1."""
         self.functions.ptx_force_tile(sm90, tile, *cluster, splits, whole, ranges)
 
     def plan(self) -> str:
@@ -102,7 +103,7 @@ class Ptx:
         return self.functions.ptx_calls(op.encode())
 
     def check_plans(self, seed: int, sm90: bool) -> str:
-        """Return what does not hold for some plan of random products; empty if all is well."""
+        """Return the broken invariants of plans of random products; empty if all hold."""
         return self.functions.ptx_check_plans(seed, sm90).decode()
 
     def counters(self) -> Counters:
@@ -111,7 +112,7 @@ class Ptx:
         return result
 
     def cost(self, call: object, *arguments: object, **options: object) -> Counters:
-        """Return what a call launches and moves."""
+        """Return the launches and moved bytes of a call."""
         before = self.counters()
         call(*arguments, **options)
         return self.counters() - before

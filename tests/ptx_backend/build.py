@@ -43,7 +43,7 @@ def missing() -> str:
 
 @functools.cache
 def _setup(expression: str) -> list:
-    """Return the value of an expression in which s is setup.py."""
+    """Return the value of an expression with setup.py as s."""
     code = "import json, sys; sys.path.insert(0, '.'); import setup as s; "
     code += f"print(json.dumps({expression}))"
     environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
@@ -55,7 +55,7 @@ def _setup(expression: str) -> list:
 
 
 def units(architecture: str) -> list[Unit]:
-    """Return the kernels and their flags, those of setup.py."""
+    """Return the kernels and the flags of setup.py."""
     name = re.sub(r"(\d)(a?)$", r".\1\2", architecture)
     left_out = ("-gencode", "-Xptxas", "-lineinfo")
     return [
@@ -172,12 +172,12 @@ def ptx(architecture: str) -> Path:
 
 
 def edited(architecture: str, folder: Path, edits: Mapping[str, tuple[str, str]]) -> Path:
-    """Return the library of edited PTX: to break kernels, or to undo what a compiler did.
+    """Return the library of edited PTX, to break kernels or to undo a compiler's change.
 
     Args:
         architecture: as of kernels().
-        folder: an empty one, in which PTX and library will be.
-        edits: for files of PTX, by name, a regular expression and what replaces it everywhere.
+        folder: an empty folder for PTX and library.
+        edits: for files of PTX, by name, a regular expression and its replacement.
     """
     for path in ptx(architecture).glob("*_*.*"):
         if path.suffix in (".o", ".key", ".ptx"):

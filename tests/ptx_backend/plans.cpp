@@ -1,5 +1,5 @@
-// What holds for every plan of the planner, csrc/kernels/gemm/plan: its units compute each step of
-// each tile once, and shared memory, workspace and tickets are those that the kernels use.
+// Check invariants of the planner, csrc/kernels/gemm/plan. Units compute each step of each tile
+// once, and shared memory, workspace and tickets equal the kernels' use.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -17,7 +17,7 @@ namespace {
 
 using namespace amp_ext;
 
-constexpr uint32_t kMostUnits = 4000;  // of a plan whose units are looked at
+constexpr uint32_t kMostUnits = 4000;  // of a plan with checked units
 
 struct Extents {  // of a tile; of a cluster of two, of its pair of tiles
   int64_t m, n, k;
@@ -48,7 +48,7 @@ void check_sizes(const GemmArgs& g, const GemmPlan& plan) {
   CHECK(plan.group >= 1 && plan.group <= plan.tiles_m);
 }
 
-// What the workers compute, each in its order, by tile and share.
+// Units of the workers, each in its order, by tile and share.
 using Shares = std::map<std::pair<uint32_t, uint32_t>, GemmWork>;
 
 Shares all_shares(const GemmPlan& plan) {
@@ -110,7 +110,7 @@ void check_balance(const GemmPlan& plan) {
 void check_memory(const GemmArgs& g, const GemmPlan& plan) {
   const Extents tile = extents(plan);
   const int64_t consumers = plan.sm90 && !kSm90Tiles[plan.tile].ping_pong ? 2 : 1;
-  // A range has a share of each tile that it begins or goes on with.
+  // A range has a share of each tile it covers.
   const int64_t of_ranges = plan.ranges > 0 ? plan.tail + plan.ranges : 0;
   int64_t bytes = (int64_t{plan.tail} * plan.splits + of_ranges) * tile.m * tile.n * 4;
   int64_t tickets = int64_t{plan.tail} * plan.cluster_m * plan.cluster_n * consumers;
@@ -123,13 +123,13 @@ void check_memory(const GemmArgs& g, const GemmPlan& plan) {
   CHECK(plan.workspace_bytes == bytes && plan.tickets == tickets);
 }
 
-// Those that run at a time.
+// Return the number of clusters that run at a time.
 uint32_t clusters_of(const GemmPlan& plan, const GemmDevice& device) {
   const int blocks = plan.cluster_m * plan.cluster_n, active = device.active_clusters[blocks - 1];
   return active ? active : std::max(1, device.multiprocessors / blocks);
 }
 
-// As many stages as there is shared memory for; each cluster has work.
+// A block has as many stages as shared memory allows; each cluster has work.
 void check_sm90(const GemmArgs& g, const GemmPlan& plan, const GemmDevice& device) {
   const Sm90Tile& tile = kSm90Tiles[plan.tile];
   const int stage = (tile.m + tile.n) * 64 * 2, most = 227 << 10;
@@ -148,10 +148,10 @@ void check_sm90(const GemmArgs& g, const GemmPlan& plan, const GemmDevice& devic
   CHECK(plan.blocks == cluster * std::min(plan.units, clusters));
 }
 
-// Tiles are cut where they are few, or in a last round; each cluster has one unit of them at most,
-// and exactly one unless ranges have whole rests; none has many more steps than others. Equal
-// shares have some more than ranges, which store a share for each piece: for each of them as many
-// as take so long. No unit has few steps.
+// Tiles are cut if they are few, or in a last round. Each cluster has one unit of them at most, and
+// exactly one unless ranges have whole rests; none has many more steps than others. Equal shares
+// may have some more steps than ranges. Ranges store a share for each piece: for each of them, the
+// bound adds as many steps as take so long. No unit has few steps.
 void check_choice(const GemmArgs& g, const GemmPlan& plan, const GemmDevice& device) {
   if (plan.tail == 0) return;
   const int least = plan.sm90 ? 8 : 4;
@@ -183,7 +183,8 @@ class Problems {
   int64_t below(int64_t n) { return static_cast<int64_t>(random_() % n); }
   bool one_in(int n) { return below(n) == 0; }
 
-  // As often small as large, as often odd as a multiple of 8, unless all are multiples.
+  // Sizes are as often small as large, and as often odd as multiples of 8, unless all are
+  // multiples.
   int64_t size(double limit, bool multiples) {
     const double exponent = std::uniform_real_distribution<>(0, limit)(random_);
     return ceil_div(static_cast<int64_t>(std::exp2(exponent)), 8) * 8 -
@@ -195,7 +196,7 @@ class Problems {
     return {data, dtype, rows * columns, by_rows ? columns : 1, by_rows ? 1 : rows};
   }
 
-  // A product of dense matrices that nobody reads, with one of the epilogues.
+  // A product of dense matrices without data, with one of the epilogues.
   GemmArgs next(bool sm90) {
     GemmArgs g{};
     g.batch = g.terms = g.alpha = 1;
@@ -251,7 +252,7 @@ void check(const GemmArgs& g, const GemmPlan& plan, const GemmDevice& device) {
 extern "C" {
 
 // Checks the planner's plans of random products, and plans with any tile, cluster and number of
-// splits. Returns what does not hold, and of which plan; empty if all does.
+// splits. Returns the broken invariants with their plans; empty if all hold.
 const char* ptx_check_plans(uint64_t seed, bool sm90) {
   static std::string text;
   Problems problems(seed);

@@ -1,5 +1,5 @@
-// The part of the CUDA runtime that launchers call, over the executor of PTX: one device, whose
-// memory is the host's, and launches that end before they return.
+// Implement the launchers' part of the CUDA runtime over the executor of PTX. There is one device
+// with the host's memory, and launches end before they return.
 #include "runtime.h"
 
 #include <cuda.h>
@@ -41,7 +41,7 @@ bool are_sorted = true;
 
 uint64_t number(const void* address) { return reinterpret_cast<uintptr_t>(address); }
 
-// Sorts the ranges, and joins those that overlap.
+// Sorts the ranges, and joins overlapping ones.
 void sort_ranges() {
   std::vector<Range>& all = ranges();
   std::ranges::sort(all, {}, &Range::begin);
@@ -148,7 +148,7 @@ void ptx_counters(Counters* result) {
 // The fault of the last launch; empty if it had none.
 const char* ptx_report() { return fault.c_str(); }
 
-// The launches to come may access nothing but what ptx_allow names, in schedules by this seed.
+// Later launches may access only the memory named by ptx_allow, in schedules by this seed.
 void ptx_start(uint64_t seed) {
   next_seed = seed;
   forget_memory();
@@ -156,7 +156,7 @@ void ptx_start(uint64_t seed) {
 
 void ptx_allow(const void* begin, int64_t bytes) { allow_memory(begin, bytes); }
 
-// ---- what nvcc's code calls ---------------------------------------------------------------------
+// ---- calls of nvcc's code -----------------------------------------------------------------------
 
 void** __cudaRegisterFatBinary(void* binary) { return static_cast<void**>(binary); }
 void __cudaRegisterFatBinaryEnd(void**) {}
@@ -180,7 +180,7 @@ cudaError_t __cudaLaunchKernel(cudaKernel_t, dim3, dim3, void**, size_t, cudaStr
 }
 cudaError_t __cudaGetKernel(cudaKernel_t*, const void*) { return cudaErrorNotSupported; }
 
-// ---- what launchers call ------------------------------------------------------------------------
+// ---- calls of launchers -------------------------------------------------------------------------
 
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* kernel,
                                 void** parameters) {

@@ -1,4 +1,4 @@
-// What the CUDA runtime of runtime.cpp counts and bounds, for backend.cpp.
+// Declare the counters and bounds of runtime.cpp's CUDA runtime, for backend.cpp.
 #pragma once
 
 #include <cstdint>
@@ -18,13 +18,13 @@ struct Counters {
 extern Counters counters;
 
 extern std::string fault;   // of the last launch; empty if it had none
-extern uint64_t next_seed;  // of the launches to come, each of which adds one
+extern uint64_t next_seed;  // of the next launch; each launch adds one
 extern bool refuse_tensor_maps;
 
 // The memory that kernels may access.
 void forget_memory();
 void allow_memory(const void* begin, int64_t bytes);
-// Allows memory, and fills it as what nothing has written.
+// Allows memory, and fills it as memory without a write.
 void* fresh_memory(void* begin, int64_t bytes);
 
 }  // namespace ptx_backend

@@ -1,4 +1,4 @@
-"""GradScaler.clip_grad_norm_ does what unscale_ and torch.nn.utils.clip_grad_norm_ do in a row."""
+"""Test that GradScaler.clip_grad_norm_ equals unscale_ and torch.nn.utils.clip_grad_norm_."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ STEP_CLIPS: dict[str, Callable[[Any], Optimizer]] = {
 
 
 class Training:
-    """A linear loss, so that gradients are the same in both twins whatever the parameters are."""
+    """A linear loss: gradients are the same in both twins, whatever their parameters."""
 
     def __init__(
         self, scaler_class: ScalerClass, clip: Clip, optimizer: str, device: str, sizes: list[int]
@@ -97,7 +97,7 @@ class Training:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_trains_as_torch(optimizer: str, device: str, clip: Clip) -> None:
-    """Bit for bit, as these norms are exact in any arithmetic: 3, 4 and 12 have a norm of 13."""
+    """Training equals torch's bit for bit, as the norms are exact: 3, 4 and 12 have 13."""
     ours = Training(OURS, clip, optimizer, device, [2, 1, 3])
     theirs = Training(THEIRS, torchs_recipe, optimizer, device, [2, 1, 3])
     for index in range(20):
@@ -115,12 +115,12 @@ def test_trains_as_torch(optimizer: str, device: str, clip: Clip) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_gradients_are_near_torchs(optimizer: str, device: str, clip: Clip) -> None:
-    """With any gradients, torch's fp32 norm is what differs.
+    """Any gradients are near torch's; torch's fp32 norm makes the difference.
 
-    Let u = 2**-24. The sum of n squares in fp32 is off by n u at most, torch's norm of it by half
-    of that and one more u for the root, the norm of the t tensors' norms likewise by t u / 2 + u;
-    ours is off by 2 u (test_grad_norm). The coefficient takes three roundings and the gradient one,
-    on either side: 8 u. The scale is a power of two and costs none.
+    Let u = 2**-24. The sum of n squares in fp32 is off by n u at most. torch's norm of it is off by
+    half of that and one more u for the root; the norm of the t tensors' norms likewise by t u / 2 +
+    u. amp_ext's norm is off by 2 u (test_grad_norm). The coefficient takes three roundings and the
+    gradient one, on either side: 8 u. The scale is a power of two and costs none.
     """
     sizes = [100, 7, 1, 33]
     u = 2.0**-24
@@ -143,7 +143,7 @@ def test_gradients_are_near_torchs(optimizer: str, device: str, clip: Clip) -> N
 
 @with_parameters
 def test_any_dtype_and_layout(clip: Clip) -> None:
-    """As the ops do it one after the other."""
+    """Gradients of any dtype and layout equal the ops' results, one after the other."""
     views = [whole_and_view(name, dtype, CPU)[1] for name in LAYOUTS for dtype in FLOATS[1:]]
     scaler, optimizer = started(OURS), sgd(*(leaf(view, view.dtype) for view in views))
     expected = copies(grads(optimizer))
@@ -162,12 +162,13 @@ def test_any_dtype_and_layout(clip: Clip) -> None:
 @pytest.mark.parametrize("max_norm", [1 / 3, 0.0, 7.0, math.inf], ids=str)
 @pytest.mark.parametrize("make", STEP_CLIPS)
 def test_a_step_that_clips(make: str, max_norm: float, device: str, clip: Clip) -> None:
-    """Parameters near those that torch gets by unscale_ and its clipping, for several dtypes.
+    """A step with a clip has parameters near torch's, for several dtypes.
 
-    3, 4 and 12 have a norm of 13, exact in any arithmetic, and so is a scale of 64. The clip factor
-    takes either side 4 roundings in fp32 (max_norm, the sum, the quotient or a reciprocal and a
-    product), multiplying or dividing by it, or by it and the scale, 2 more. torch rounds what it
-    leaves in the gradient to its dtype; either side rounds lr * grad, and the parameter, twice.
+    torch unscales by unscale_ and clips by its own function. 3, 4 and 12 have a norm of 13, exact
+    in any arithmetic, and so is a scale of 64. The clip factor takes either side 4 roundings in
+    fp32: max_norm, the sum, the quotient or a reciprocal, and a product. Multiplying or dividing by
+    it, or by it and the scale, takes 2 more. torch rounds the gradient to its dtype; either side
+    rounds lr * grad, and the parameter, twice.
     """
     results = []
     for scaler_class, way in ((OURS, clip), (THEIRS, torchs_recipe)):
@@ -189,7 +190,7 @@ def test_a_step_that_clips(make: str, max_norm: float, device: str, clip: Clip) 
 
 @pytest.mark.parametrize("make", STEP_CLIPS)
 def test_gradients_are_only_read_where_the_step_clips(make: str) -> None:
-    """Also float16 ones, which nobody unscales in float16 then."""
+    """If the step clips, gradients are only read; float16 ones are not unscaled in float16."""
     optimizer, scaler = STEP_CLIPS[make]([leaf([12.0, 16.0], torch.float16)]), started(OURS)
     with unwritten(grads(optimizer)):
         assert scaler.clip_grad_norm_(optimizer, 1.0).item() == 5.0
@@ -198,7 +199,10 @@ def test_gradients_are_only_read_where_the_step_clips(make: str) -> None:
 @pytest.mark.parametrize("preset", [None, 0.5])
 @pytest.mark.parametrize("unscale_first", [False, True])
 def test_grad_scale_of_a_step_that_clips(unscale_first: bool, preset: float | None) -> None:
-    """max_norm is half of 5 + 1e-6, so that the coefficient is exactly 1/2."""
+    """A step that clips gets a grad_scale with an exact coefficient of 1/2.
+
+    max_norm is half of 5 + 1e-6.
+    """
     seen = []
 
     class Takes(torch.optim.SGD):
@@ -217,7 +221,7 @@ def test_grad_scale_of_a_step_that_clips(unscale_first: bool, preset: float | No
     assert seen == [(2.0 * (1.0 if unscale_first else 4.0) * (preset or 1.0), 0.0)]
 
 
-# ---- what is clipped ---------------------------------------------------------------------------
+# ---- clipped parameters --------------------------------------------------------------------------
 
 
 @every_way
@@ -236,7 +240,10 @@ def test_clipping_after_unscale_changes_nothing_where_it_need_not() -> None:
 
 @with_parameters
 def test_sparse_gradients_count_with_their_duplicates_added_up(clip: Clip) -> None:
-    """4 and 5 + 7 are a norm of 4, and of 3 after unscaling by 4: torch cannot do this at all."""
+    """Sparse gradients count with duplicates added up.
+
+    4 and 5 + 7 are a norm of 4, and of 3 after unscaling by 4: torch cannot do this at all.
+    """
     param = sparse_leaf(torch.float32, (16.0, 20.0, 28.0))
     optimizer = sgd(param, leaf([12.0]))
     assert clip(started(OURS), optimizer, 6.5).item() == 13.0
@@ -286,7 +293,7 @@ def test_tensor_subclass_gradients_take_torchs_way(clip: Clip) -> None:
 @pytest.mark.parametrize("method", ["unscale_", "_unscale_grads_"])
 @pytest.mark.parametrize("way", ["subclass", "instance"])
 def test_overridden_unscaling_is_honoured(way: str, method: str) -> None:
-    """A trainer that reduces the flags over its ranks does it there."""
+    """A trainer's overridden unscaling, such as a reduction over ranks, is honoured."""
     calls = []
 
     def own(scaler: Any, *args: Any) -> Any:
@@ -323,7 +330,7 @@ def test_disabled_scaler_clips_as_torch() -> None:
 @pytest.mark.parametrize("norm_type", [math.inf, 1.0, 3, "inf"])
 @pytest.mark.parametrize("make", ["sgd-fused", "amp_ext.optim"])
 def test_norms_of_other_orders(make: str, norm_type: Any, alone: bool) -> None:
-    """Unscaled and clipped at once, by torch's code."""
+    """Norms of other orders are computed at once by torch's code, unscaled and clipped."""
     ours, theirs = STEP_CLIPS[make]([leaf([12.0, 16.0])]), sgd(leaf([3.0, 4.0]))
     scaler = started(OURS)
     norm = scaler.clip_grad_norm_(params(ours) if alone else ours, 2.0, norm_type)
@@ -341,14 +348,17 @@ STEPPED = {**STEP_CLIPS, "sgd": lambda p: optim.SGD(p, lr=0.5)}
 
 
 def half(norm: float) -> float:
-    """The max_norm whose clip coefficient is exactly 1/2."""
+    """Return the max_norm for a clip coefficient of exactly 1/2."""
     return (torch.tensor(norm) + 1e-6).item() / 2
 
 
 @pytest.mark.parametrize("bad", [False, True])
 @pytest.mark.parametrize("make", STEPPED)
 def test_parameters_of_several_optimizers_have_one_norm(make: str, bad: bool) -> None:
-    """3, 4 and 12 have one of 13: after an overflow of one, none steps."""
+    """Parameters of several optimizers have one norm, and no optimizer steps after an overflow.
+
+    3, 4 and 12 have a norm of 13.
+    """
     first = STEPPED[make]([leaf([12.0, 16.0])])
     second = STEPPED[make]([leaf([math.inf if bad else 48.0]), torch.ones(1)])
     scaler = started(OURS)
@@ -370,7 +380,7 @@ def test_parameters_of_several_optimizers_have_one_norm(make: str, bad: bool) ->
 @pytest.mark.parametrize("bad", [None, 0, 2])
 @pytest.mark.parametrize("make", STEPPED)
 def test_parameters_in_parts(make: str, bad: int | None) -> None:
-    """Each part has its norm; what is in none is unscaled by the step."""
+    """Each part of the parameters has its norm; the step unscales the rest."""
     optimizer = STEPPED[make]([leaf([12.0, 16.0]), leaf([48.0]), leaf([4.0])])
     weights, scaler = params(optimizer), started(OURS)
     if bad is not None:
@@ -415,7 +425,10 @@ def test_parameters_are_forgotten_with_the_step() -> None:
 
 @pytest.mark.parametrize("again", [False, True])
 def test_gradients_that_come_after_a_clip_of_parameters_are_unscaled(again: bool) -> None:
-    """As where a discriminator is clipped with all parameters and stepped before the generator."""
+    """Gradients that arrive after a clip of parameters are unscaled.
+
+    A discriminator, for example, is clipped with all parameters and stepped before the generator.
+    """
     first, second = (torch.ones(1, requires_grad=True) for _ in range(2))
     optimizer, scaler = sgd(second), started(OURS, 4.0)
     scaler.scale(first.sum()).backward()

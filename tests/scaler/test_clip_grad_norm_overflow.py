@@ -1,4 +1,4 @@
-"""GradScaler.clip_grad_norm_ on overflows, and what it refuses."""
+"""Test overflows and refusals of GradScaler.clip_grad_norm_."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ optim = torch.optim
 
 @pytest.mark.parametrize("options", [{}, {"allow_no_grads": True}], ids=["", "allow_no_grads"])
 def test_overflow_of_gradients_that_are_dropped_afterwards(options: dict[str, Any]) -> None:
-    """unscale_ has seen it: the step is one with an overflow, as with torch's own clipping."""
+    """An overflow seen by unscale_ counts after its gradients are dropped, as with torch's clip."""
     optimizer, scaler = sgd(leaf([1.0, math.inf])), started(OURS, **options)
     scaler.unscale_(optimizer)
     optimizer.zero_grad()
@@ -47,7 +47,7 @@ def test_overflow_of_gradients_that_are_dropped_afterwards(options: dict[str, An
 
 
 def test_flags_that_a_trainer_has_added_stay() -> None:
-    """As that of another rank, on a rank without gradients."""
+    """Flags added by a trainer stay, such as another rank's flag without gradients here."""
     optimizer, scaler = sgd(leaf([12.0, 16.0])), started(OURS)
     scaler.unscale_(optimizer)
     elsewhere = torch.device("meta")
@@ -80,7 +80,7 @@ def test_norm_beyond_float32_is_an_overflow(clip: Clip) -> None:
 
 
 def test_gradient_that_is_spoilt_after_unscale() -> None:
-    """torch would step with NaNs."""
+    """A gradient spoilt after unscale_ skips the step; torch would step with NaNs."""
     optimizer, scaler = sgd(leaf([12.0, 16.0])), started(OURS)
     scaler.unscale_(optimizer)
     grads(optimizer)[0][1] = math.nan
@@ -168,7 +168,7 @@ def test_max_norm_is_what_torch_takes_for_a_number(max_norm: Any) -> None:
 
 
 def test_what_is_left_to_the_step() -> None:
-    """The norm must not be written, and the gradients cannot be unscaled any more."""
+    """After a clip left to the step, the norm is read-only and unscale_ is an error."""
     optimizer = amp_ext.optim.SGD([leaf([3.0])], lr=0.5)
     scaler = started(OURS)
     norm = scaler.clip_grad_norm_(optimizer, 1.0)

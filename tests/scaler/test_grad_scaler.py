@@ -1,4 +1,4 @@
-"""GradScaler trains as torch's does: same scale, parameters, gradients and stages, bit for bit."""
+"""Test that GradScaler trains as torch's: same scale, parameters, gradients and stages."""
 
 from __future__ import annotations
 
@@ -179,7 +179,10 @@ def test_sparse_gradients(dtype: torch.dtype, values: list[float], indices: list
 
 @pytest.mark.parametrize("duplicates", [1, 2])
 def test_fp16_sparse_gradients_overflow_when_coalesced(duplicates: int) -> None:
-    """Neither 64000 is too large, their sum is; the coalesced gradient replaces the old one."""
+    """Coalesced float16 gradients overflow, and replace the old gradient.
+
+    Each 64000 fits, and their sum does not.
+    """
 
     def script(scaler_class: ScalerClass) -> Any:
         param = torch.ones(5, dtype=torch.float16)

@@ -1,4 +1,4 @@
-"""One gradient that cannot be unscaled: nothing is scaled, and no state advances."""
+"""Test that a gradient that cannot be unscaled stops all scaling and changes of state."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_one_bad_gradient_stops_all(
 
 
 def test_the_same_gradient_twice() -> None:
-    """Where torch would scale it twice."""
+    """The same gradient twice is an error, while torch would scale it twice."""
     params = [leaf(GOOD), leaf(GOOD), leaf(GOOD)]
     params[2].grad = params[0].grad
     scaler, optimizer = started(OURS), sgd(*params)
@@ -131,7 +131,10 @@ assert good.grad.tolist() == [4.0]
 
 
 def test_zero_tensor_gradient_has_no_memory() -> None:
-    """torch refuses to write it, after it has scaled the others. In a process that may crash."""
+    """A zero-tensor gradient is an error, as in torch, but leaves the other gradients unscaled.
+
+    The test has a process of its own, because a write may crash.
+    """
     subprocess.run([sys.executable, "-c", ZERO_TENSOR], check=True)
 
 

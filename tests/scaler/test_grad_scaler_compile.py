@@ -1,4 +1,4 @@
-"""torch.compile of a training step: no more graph breaks than with torch's scaler, same bits."""
+"""Test torch.compile of a training step: graph breaks and bits of torch's scaler."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_graph_breaks(name: str, rest: Callable[..., None]) -> None:
 
 
 def test_the_compiler_is_not_imported() -> None:
-    """A compiler that is imported later skips the scaler and the optimizers."""
+    """A compiler imported later skips the scaler and the optimizers."""
     code = """
 import sys, amp_ext
 assert "torch._dynamo" not in sys.modules
@@ -109,7 +109,7 @@ assert check(amp_ext.GradScaler.step) and check(amp_ext.optim.SGD.step)
 
 
 def test_subclasses_are_traced() -> None:
-    """Of this package's scaler as of torch's: only what is in its own files is called untraced."""
+    """torch.compile traces subclasses: only methods of the scaler's own files run untraced."""
 
     class Own(amp_ext.GradScaler):
         def scale(self, outputs: Any) -> Any:

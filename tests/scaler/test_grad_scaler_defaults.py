@@ -1,4 +1,4 @@
-"""Defaults of dtype and device change nothing that the scaler computes."""
+"""Test that defaults of dtype and device change nothing in the scaler."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OPTIONS: dict[str, Any] = {"hysteresis": 2, "max_consecutive_skips": 9, "skip_ab
 
 @pytest.fixture(params=[torch.float64, torch.bfloat16], ids=str)
 def in_both(request: pytest.FixtureRequest) -> Iterator[Callable[[Callable[[], Any]], Any]]:
-    """Compare what a function returns with what it returns under a default of float32."""
+    """Compare a function's result with its result under a default of float32."""
     before = torch.get_default_dtype()
 
     def compare(function: Callable[[], Any]) -> Any:

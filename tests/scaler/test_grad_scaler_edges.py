@@ -1,4 +1,4 @@
-"""GradScaler where a shortcut would go wrong: aliases, versions, foreign state, odd optimizers."""
+"""Test GradScaler against wrong shortcuts: aliases, versions, foreign state, odd optimizers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from twins import OURS, leaf, outcome, same_outcome, sgd, started
 
 
 def test_backward_after_an_update_is_an_error() -> None:
-    """The scaled loss holds on to the scale, which has changed since."""
+    """A backward pass after an update is an error: the scaled loss holds the changed scale."""
 
     def script(scaler_class: Any) -> str:
         scaler, weight = scaler_class("cpu", init_scale=8.0, growth_interval=1), torch.ones(2)
@@ -40,7 +40,7 @@ def test_parameter_class_with_a_grad_of_its_own() -> None:
 
 @pytest.mark.parametrize(("saved", "loaded"), [(1, 3), (5, 2), (3, 3)])
 def test_hysteresis_of_a_checkpoint(saved: int, loaded: int) -> None:
-    """A tracker that counts for another hysteresis starts anew."""
+    """A tracker saved for another hysteresis starts anew."""
     own = {"skipped_steps": 1, "hysteresis": saved, "hysteresis_tracker": saved}
     scaler = started(OURS, hysteresis=loaded)
     scaler.load_state_dict(started(OURS).state_dict() | {"amp_ext": own})

@@ -1,4 +1,4 @@
-"""GradScaler's errors: torch's types and texts, and nothing half done when one is raised."""
+"""Test GradScaler's errors: torch's types and texts, and no partial change."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def test_errors_name_what_helps(param: Callable[[], Any], helps: list[str]) -> N
     ids=["two-elements", "requires-grad", "other-device", "int", "str", "shape-(1,)"],
 )
 def test_bad_new_scale(make: Callable[[], Any]) -> None:
-    """The error is torch's, and the step can still be closed afterwards."""
+    """A bad new scale is torch's error, and the step can still be closed afterwards."""
 
     def script(scaler_class: ScalerClass) -> Any:
         scaler, optimizer = started(scaler_class), sgd(leaf(math.inf))
@@ -218,7 +218,7 @@ def test_bad_new_scale(make: Callable[[], Any]) -> None:
 def test_cuda_scaler_without_cuda_warns_and_disables_itself(
     enabled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The warning is torch's."""
+    """A CUDA scaler without CUDA gives torch's warning and disables itself."""
     monkeypatch.setattr(
         torch.cuda.amp.common, "amp_definitely_not_available", lambda: True, raising=True
     )

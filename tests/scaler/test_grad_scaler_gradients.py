@@ -1,4 +1,4 @@
-"""Unusual gradients and scalers: subclasses of either, views, and autograd's bookkeeping."""
+"""Test unusual gradients and scalers: subclasses of either, views, and autograd's state."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from twins import (
 @pytest.mark.parametrize("way", ["subclass", "instance"])
 @pytest.mark.parametrize("call", ["unscale_", "step", "fused step", "_check_inf_per_device"])
 def test_overridden_unscale_grads_is_honoured(call: str, way: str) -> None:
-    """A trainer that reduces the flags over its ranks does it by overriding this method."""
+    """An overridden _unscale_grads_ is honoured, as for a trainer's reduction over ranks."""
 
     def script(scaler_class: ScalerClass) -> Any:
         calls = []
@@ -61,7 +61,7 @@ class Subclass(Tensor):
 
 
 def test_tensor_subclass_gradients_take_torchs_way() -> None:
-    """Such a gradient decides itself what an op means for it; here it sits among plain ones."""
+    """A gradient of a tensor subclass decides on its own ops, here among plain gradients."""
     Recording.ops.clear()
     inner = torch.tensor([4.0, 8.0])
     param = Recording(torch.ones(2))
@@ -78,7 +78,10 @@ def test_tensor_subclass_gradients_take_torchs_way() -> None:
 
 
 def test_gradients_of_a_transform() -> None:
-    """Inside torch.func's transforms tensors have no storage, which an empty one does not show."""
+    """Gradients without storage, as in torch.func's transforms, take torch's way.
+
+    An empty tensor does not show the missing storage.
+    """
 
     def check(grad: Tensor) -> None:
         params = [torch.ones(0), torch.ones(3)]
@@ -128,7 +131,7 @@ def test_views_as_gradients(view: Any) -> None:
 
 
 def test_view_with_holes_in_a_graph() -> None:
-    """A gradient that create_graph made may be a view, and is not a leaf."""
+    """A gradient of create_graph may be a view, and is not a leaf."""
     param = torch.ones(4, 2)
     param.grad = (torch.ones(4, 4, requires_grad=True) * 8)[:, :2]
     started(OURS).unscale_(sgd(param))

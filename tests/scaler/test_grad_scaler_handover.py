@@ -1,4 +1,4 @@
-"""The hand-over of GradScaler.step: who unscales, clips and skips."""
+"""Test the division of work in GradScaler.step: unscaling, clipping and skipping."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_a_watched_step_sees_unscaled_gradients(watch: Callable[..., Any], clips
 
 
 def test_schedulers_do_not_watch() -> None:
-    """Schedulers wrap and hook steps, which still unscale by themselves."""
+    """Schedulers wrap and hook steps; the steps still unscale by themselves."""
     optimizer, scaler = amp_ext.optim.SGD([leaf([4.0])], lr=0.5), started(OURS)
     SkipAware(StepLR(optimizer, 1), scaler)
     assert handover_of(optimizer) is Handover.KERNELS
@@ -132,7 +132,7 @@ def test_schedulers_do_not_watch() -> None:
 
 
 def test_a_step_wrapped_after_the_clip_is_refused() -> None:
-    """The wrapper would see gradients whose unscaling is left to the step."""
+    """A step wrapped after the clip is refused: its wrapper would see scaled gradients."""
     optimizer, scaler = amp_ext.optim.SGD([leaf([8.0])], lr=0.5), started(OURS)
     scaler.clip_grad_norm_(optimizer, 1.0)
     step = optimizer.step
@@ -150,7 +150,7 @@ def test_a_step_wrapped_after_the_clip_is_refused() -> None:
     "method", ["unscale_", "_unscale_grads_", "_check_inf_per_device", "_maybe_opt_step"]
 )
 def test_overridden_methods_of_the_scaler_are_called(method: str, way: str) -> None:
-    """step() of an optimizer of amp_ext.optim goes by the methods of a subclass."""
+    """step() of an optimizer of amp_ext.optim uses a subclass's methods."""
     calls = []
 
     def own(scaler: Any, *args: Any) -> Any:
@@ -188,7 +188,7 @@ def shared() -> list[Tensor]:
 def test_a_fused_step_needs_gradients_that_can_be_written(
     make: Callable[[], list[Tensor]], text: str, clips: bool
 ) -> None:
-    """A gradient whose elements overlap is an error, and nothing has been written."""
+    """A gradient with overlapping elements is an error, and nothing is written."""
     optimizer, scaler = torch.optim.AdamW(make(), fused=True), started(OURS)
     with pytest.raises(RuntimeError, match=text):
         (scaler.clip_grad_norm_(optimizer, 1.0) if clips else scaler.step(optimizer))
@@ -210,7 +210,7 @@ def test_kernels_read_a_gradient_whose_elements_overlap(clips: bool) -> None:
 def test_fused_with_an_option_that_kernels_do_not_serve(
     unscale_first: bool, scaler_class: ScalerClass, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """torch's fused step is given its scale and flag, and the host decides nothing."""
+    """torch's fused step receives its scale and flag, and the host does not decide."""
     for each in (OURS, THEIRS):
         monkeypatch.setattr(each, "_maybe_opt_step", lambda *_: pytest.fail("the host decides"))
     states = []
@@ -247,7 +247,7 @@ def test_a_grad_scale_that_users_have_set(
 
 @pytest.mark.parametrize("is_hooked", [False, True])
 def test_a_grad_scale_is_for_one_step(is_hooked: bool) -> None:
-    """A hook does not change for how long a user's grad_scale holds."""
+    """A hook does not extend the life of a user's grad_scale."""
     optimizer, scaler = amp_ext.optim.SGD([leaf([8.0])], lr=0.5), started(OURS)
     if is_hooked:
         optimizer.register_step_pre_hook(lambda *_: None)
@@ -260,7 +260,7 @@ def test_a_grad_scale_is_for_one_step(is_hooked: bool) -> None:
 
 
 def test_a_found_inf_that_users_have_set() -> None:
-    """A step without a scaler is skipped by it, as torch's fused step is."""
+    """A found_inf set by users skips a step without a scaler, as with torch's fused step."""
     for cls in (amp_ext.optim.SGD, torch.optim.SGD):
         optimizer = cls([leaf([8.0])], lr=0.5, fused=True)
         optimizer.found_inf = torch.tensor(1.0)

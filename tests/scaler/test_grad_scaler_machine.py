@@ -1,4 +1,4 @@
-"""Random training scripts through amp_ext.GradScaler and torch's, on twins of the same models.
+"""Run random training scripts through amp_ext.GradScaler and torch's, on twins of models.
 
 After every call both have returned or raised the same, and scale, growth tracker, stages,
 found_inf, parameters, gradients and optimizer states are equal bit for bit.
@@ -7,8 +7,8 @@ How the allowed deviations are kept out of the comparison:
   - found_inf as a maximum instead of a sum differs only with several devices; here is one;
   - momentum that a skipped first step leaves uninitialised is fused SGD's; here Adam is fused;
   - floor of the scale, and products that overflow although the gradient is finite: the scale is set
-    between 2**-10 and 2**20 and moves by at most a factor of 2 an update, which STEPS updates
-    cannot take to 2**-126, or to gradients and inverse scales whose product leaves fp32;
+    between 2**-10 and 2**20 and moves by at most a factor of 2 an update. STEPS updates cannot take
+    it to 2**-126, or a gradient's product with an inverse scale out of fp32;
   - growth with a tracker beyond the interval: an interval is set to more than the tracker;
   - finiteness of fp64 gradients: torch differs on CUDA only;
   - gradients that come after unscale_ has seen none: torch's fused step fails on an int that it
@@ -113,7 +113,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(name=names, times=st.integers(1, 2))
     def backward(self, name: str, times: int) -> None:
-        """Once, or twice as in gradient accumulation."""
+        """Run one backward pass, or two as in gradient accumulation."""
 
         def action(world: World) -> None:
             for _ in range(times):
@@ -217,9 +217,11 @@ BETWEEN = st.sampled_from(["update", "new scale", "write", "load", "pickle"])
     )
 )
 def test_several_optimizers_and_clips(steps: list[Any]) -> None:
-    """Clips of a limit that is not reached, which change no bit: one way or another of unscaling,
-    the parameters are torch's, whichever optimizer is the first of a step, and whoever sets the
-    scale. Gradients are not compared, as some are unscaled by the step."""
+    """Several optimizers with clips beyond their norms have torch's parameters.
+
+    This holds for each way to unscale, each first optimizer of a step, and each way to set the
+    scale. Gradients are not compared, as the step unscales some of them.
+    """
     ours, theirs = World(OURS, growth_interval=2), World(THEIRS, growth_interval=2)
     ours.add("scalars", StepsByScalars)
     theirs.add("scalars", torch.optim.SGD)

@@ -1,4 +1,4 @@
-"""GradScaler beyond torch: its options, its skip counter, and where it differs on purpose."""
+"""Test GradScaler beyond torch: its options, its skip counter, and deliberate differences."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def take_steps(scaler: Any, values: list[float]) -> list[float]:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("scale", [3.0])
 def test_16_bit_gradients(dtype: torch.dtype, scale: float) -> None:
-    """bf16 gradients are unscaled as the oracle does, and fp16 ones where that is allowed."""
+    """bf16 gradients are unscaled as by the oracle, and fp16 ones if the option allows them."""
     grad = torch.randn(1000).mul(100).to(dtype)
     expected = grad.clone()
     inv_scale = torch.tensor(scale).double().reciprocal().float()
@@ -62,7 +62,7 @@ def test_fp16_gradients_overflow_as_others_do() -> None:
 
 @pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
 def test_optimizer_without_gradients_is_accepted_when_allowed(fused: bool) -> None:
-    """Its step counts as one without overflow, alone or beside another optimizer."""
+    """A step without gradients counts as one without overflow, alone or beside another."""
     scaler = started(OURS, allow_no_grads=True, growth_interval=1)
     idle = torch.optim.Adam([torch.ones(2)], fused=fused)
     scaler.unscale_(idle)
@@ -92,7 +92,7 @@ def test_scale_options(options: dict[str, Any], values: list[float], scales: lis
 
 
 def test_scale_never_decays_to_zero() -> None:
-    """Below the floor zero gradients would become NaN, with found_inf 0."""
+    """The scale never decays to 0: below the floor, zero gradients would become NaN."""
     scaler = started(OURS, 2.0**-100)
     assert take_steps(scaler, [math.inf] * 60)[-1] == 2.0**-126
     optimizer = sgd(leaf([0.0, 1.0]))
@@ -148,7 +148,7 @@ def test_integers_of_other_libraries(integer: Callable[[int], Any]) -> None:
 
 
 def test_the_first_scale_in_inference_mode() -> None:
-    """Training goes on after an evaluation that scales a loss first."""
+    """Training continues after an evaluation that scales a loss first."""
     scaler = OURS("cpu", init_scale=4.0, growth_interval=2, hysteresis=2, max_consecutive_skips=3)
     with torch.inference_mode():
         assert scaler.scale(torch.ones(())).item() == 4.0

@@ -1,4 +1,4 @@
-"""Skipped steps: too many in a row, a limit of the norm, a scale that stays."""
+"""Test skipped steps: too many in a row, a limit of the norm, a static scale."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ READS: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("read", READS)
 def test_too_many_skips_in_a_row(read: str) -> None:
-    """Raised once, wherever something is read; and again for another run of them."""
+    """Too many skips in a row raise once, at any read, and again for another run of skips."""
     scaler = started(OURS, 64.0, max_consecutive_skips=3)
     take_steps(scaler, math.inf, math.inf, 1.0, math.inf, math.inf)
     READS[read](scaler)
@@ -66,7 +66,7 @@ def test_too_many_skips_in_a_row(read: str) -> None:
 
 
 def test_another_run_of_skips_is_another_error() -> None:
-    """Though nothing was read between the two, or the run went on."""
+    """Another run of skips is another error, also without a read between the two."""
     scaler = started(OURS, 2.0**20, max_consecutive_skips=2)
     for values in ([math.inf] * 2, [1.0, math.inf, math.inf], [math.inf] * 2):
         take_steps(scaler, *values)
@@ -77,7 +77,7 @@ def test_another_run_of_skips_is_another_error() -> None:
 
 
 def test_a_loaded_state_starts_the_run_of_skips_again() -> None:
-    """Training goes on from a checkpoint after too many skips."""
+    """Training continues from a checkpoint after too many skips."""
     scaler = started(OURS, max_consecutive_skips=2)
     good = copy.deepcopy(scaler.state_dict())
     take_steps(scaler, math.inf, math.inf)
@@ -111,7 +111,7 @@ def test_an_update_that_fails_counts_no_skip() -> None:
 
 
 def test_a_skip_before_a_new_scale_counts_in_a_row() -> None:
-    """An update to a new scale without a step leaves the run of skips as it is."""
+    """An update to a new scale without a step leaves the run of skips unchanged."""
     scaler = started(OURS, max_consecutive_skips=2)
     scaler.step(sgd(leaf(math.inf)))
     scaler.update(16.0)
@@ -143,7 +143,7 @@ def test_bad_max_consecutive_skips(value: Any) -> None:
 @every_kind
 @pytest.mark.parametrize("unscale_first", [False, True])
 def test_a_norm_above_the_limit_skips(unscale_first: bool, kind: str) -> None:
-    """The scale goes on as after any step without an overflow."""
+    """A norm above the limit skips the step, and the scale goes on as without an overflow."""
     scaler = started(OURS, growth_interval=2, skip_above_norm=5.0)
     seen = []
     for value, scale in ((20.0, 4.0), (20.5, 4.0), (math.inf, 8.0), (8.0, 4.0)):

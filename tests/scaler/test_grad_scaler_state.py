@@ -1,4 +1,4 @@
-"""GradScaler's state: checkpoints to and from torch's class, pickles, copies."""
+"""Test GradScaler's state: checkpoints to and from torch's class, pickles, copies."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_state_dict_is_torchs_and_one_key_more() -> None:
 
 
 def test_state_dict_is_plain_data() -> None:
-    """It survives JSON, and torch.load without permission to run code."""
+    """The state dict survives JSON, and torch.load without permission to run code."""
     state = trained(OURS, hysteresis=2).state_dict()
     assert json.loads(json.dumps(state)) == state
     file = io.BytesIO()
@@ -151,7 +151,7 @@ def test_counters_go_through_a_distributed_checkpoint_that_is_asked_for_them(
 
 
 def test_distributed_checkpoint_without_the_counters_that_it_is_asked_for(tmp_path: Path) -> None:
-    """Loud by default; a partial load leaves them."""
+    """Missing counters in a distributed checkpoint are an error; a partial load keeps them."""
     saved, loaded = trained(THEIRS), trained(OURS)
     with pytest.raises(CheckpointException, match=r"Missing key .*amp_ext\.skipped_steps"):
         through_dcp(tmp_path / "a", saved, loaded)
@@ -160,7 +160,7 @@ def test_distributed_checkpoint_without_the_counters_that_it_is_asked_for(tmp_pa
 
 
 def test_a_state_from_before_loads() -> None:
-    """The entry used to be there always."""
+    """A state of an earlier version, always with the entry, loads."""
     own = {"skipped_steps": 0, "hysteresis": 1, "hysteresis_tracker": 1}
     scaler = trained(OURS)
     scaler.load_state_dict(trained(THEIRS).state_dict() | {"amp_ext": own})

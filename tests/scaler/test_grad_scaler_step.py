@@ -1,4 +1,4 @@
-"""GradScaler.step and the optimizer: both amp protocols, closures, arguments, several devices."""
+"""Test GradScaler.step and the optimizer: amp protocols, closures, arguments, devices."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from twins import (
 
 
 class TakesAttributes(torch.optim.SGD):
-    """Unscales and skips by itself: it is handed grad_scale and found_inf as attributes."""
+    """An optimizer that unscales and skips by grad_scale and found_inf as attributes."""
 
     _step_supports_amp_scaling = True
 
@@ -43,7 +43,7 @@ class TakesAttributes(torch.optim.SGD):
 
 
 class TakesKeyword(torch.optim.SGD):
-    """The deprecated way: it is handed the scaler itself."""
+    """An optimizer of the deprecated protocol, with the scaler as an argument."""
 
     _step_supports_amp_scaling = True
 
@@ -100,7 +100,7 @@ def test_handing_over_without_gradients() -> None:
 
 @pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
 def test_gradients_that_come_too_late(fused: bool) -> None:
-    """They are still scaled and nobody has checked them: the step must fail, as in torch."""
+    """A step fails on gradients that arrive after unscale_, as in torch: they are unchecked."""
     for scaler_class in (THEIRS, OURS):
         param = torch.ones(2)
         optimizer, scaler = torch.optim.Adam([param], fused=fused), started(scaler_class)
@@ -181,7 +181,7 @@ def test_step_wrapped_by_a_scheduler(cls: type[torch.optim.SGD]) -> None:
 @pytest.mark.parametrize("kind", ["sgd", "adam-fused", "attributes", "keyword"])
 @pytest.mark.filterwarnings("ignore:GradScaler is going to stop passing itself")
 def test_positional_none(kind: str, positional: tuple[None, ...]) -> None:
-    """Accelerate calls step(optimizer, None)."""
+    """step(optimizer, None) works, as Accelerate calls it."""
 
     def script(scaler_class: ScalerClass) -> Any:
         optimizer: Any = {
@@ -227,14 +227,14 @@ def test_disabled_scaler_passes_everything_on() -> None:
 
 
 def two_devices(first: float, second: float) -> dict[torch.device, Tensor]:
-    """Return the flags of an optimizer whose gradients lie on two devices."""
+    """Return the flags of an optimizer with gradients on two devices."""
     devices = (torch.device("cpu"), torch.device("cpu", 0))
     return dict(zip(devices, map(torch.tensor, (first, second)), strict=True))
 
 
 @pytest.mark.parametrize("flags", [(0.0, 0.0), (0.0, 1.0), (1.0, 1.0)], ids=str)
 def test_found_inf_of_several_devices_is_never_more_than_one(flags: tuple[float, float]) -> None:
-    """A sum would be 2, and torch's fused optimizers skip a step only when found_inf equals 1."""
+    """found_inf of several devices is at most 1: torch's fused optimizers skip at 1 alone."""
     optimizer, scaler = optimizer_of(TakesAttributes), started(OURS)
     scaler.unscale_(optimizer)
     scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"] = two_devices(*flags)
@@ -245,7 +245,7 @@ def test_found_inf_of_several_devices_is_never_more_than_one(flags: tuple[float,
 
 
 def test_update_leaves_found_inf_alone() -> None:
-    """torch adds them up in the first one, which the optimizer may still hold."""
+    """update() leaves each found_inf unchanged, while torch adds them up in the first one."""
     scaler, optimizers = started(OURS), [sgd(leaf(math.inf)), sgd(leaf(math.inf))]
     for optimizer in optimizers:
         scaler.unscale_(optimizer)
@@ -255,7 +255,7 @@ def test_update_leaves_found_inf_alone() -> None:
 
 
 def test_first_fused_step_with_momentum_may_be_skipped() -> None:
-    """torch leaves the momentum uninitialised then, and the next step reads it."""
+    """A first fused step with momentum may be skipped; torch would read uninitialised memory."""
 
     def trained(values: list[float]) -> Tensor:
         param = torch.ones(4)
@@ -273,7 +273,7 @@ def test_first_fused_step_with_momentum_may_be_skipped() -> None:
 
 
 def test_no_launch_makes_the_scalars_of_a_step() -> None:
-    """The factor of unscaling and a found_inf of 0 are left by the last update."""
+    """No launch makes the scalars of a step: the last update leaves factor and found_inf."""
     scaler = started(OURS)
     for fused in (False, True):
         optimizer = torch.optim.SGD([leaf([4.0])], lr=0.5, fused=fused)
@@ -288,7 +288,7 @@ def test_no_launch_makes_the_scalars_of_a_step() -> None:
 @pytest.mark.skipif(not recorder.is_running(), reason="only the fake CUDA runtime counts launches")
 @pytest.mark.parametrize("clips", [False, True])
 def test_three_launches_cuda(clips: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From the check to the update, the optimizer's step among them; no copy, and nothing waits."""
+    """Check, optimizer step and update are three launches without a copy or a wait."""
     monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)
     params = [leaf([4.0] * size, device="cuda") for size in (3, 1000, 70000)]
     optimizer, scaler = amp_ext.optim.AdamW(params), started(OURS, device="cuda")
@@ -306,7 +306,7 @@ def test_three_launches_cuda(clips: bool, monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize("how", ["fill_", "data", "replaced"])
 def test_a_flag_that_is_written_after_the_check(how: str) -> None:
-    """Trainers write the flag to have all ranks skip."""
+    """A flag written after the check is honoured: trainers write it to skip on all ranks."""
     optimizer, scaler = sgd(leaf([4.0])), started(OURS)
     scaler.unscale_(optimizer)
     found_infs = scaler._found_inf_per_device(optimizer)
@@ -334,7 +334,7 @@ def test_what_the_host_has_decided_it_knows_cuda(value: float) -> None:
 @pytest.mark.parametrize("unscale_first", [False, True], ids=["step", "unscale_+step"])
 @pytest.mark.parametrize("value", [8.0, math.inf], ids=str)
 def test_step_scalars(value: float, unscale_first: bool) -> None:
-    """What an optimizer of this package is handed; and nothing is left behind."""
+    """A step of amp_ext's optimizers receives the scalars and keeps none of them."""
     optimizer, scaler = StepsByScalars([leaf([4.0, value])], lr=0.5), started(OURS)
     if unscale_first:
         scaler.unscale_(optimizer)
@@ -370,7 +370,7 @@ def test_a_wrapper_is_not_handed_what_its_optimizer_reads() -> None:
 
 @pytest.mark.parametrize("clips", [False, True])
 def test_steps_that_kernels_do_not_serve(clips: bool) -> None:
-    """In between those that they do: a gradient is of float64, and infinite once."""
+    """Steps beyond the kernels alternate with theirs: one gradient is float64, once infinite."""
     outcomes = []
     for scaler_class, make in ((OURS, amp_ext.optim.SGD), (THEIRS, torch.optim.SGD)):
         single, double = leaf([1.0, 2.0]), leaf([1.0]).double().detach().requires_grad_()
@@ -405,7 +405,7 @@ def test_step_scalars_without_gradients(allowed: bool) -> None:
 
 
 def test_an_attempt_that_failed_leaves_no_overflow() -> None:
-    """Nor does a step that is given up: the next one starts with a found_inf of 0."""
+    """A failed or abandoned attempt leaves no overflow: the next step begins at found_inf 0."""
     scaler, bad = started(OURS), StepsByScalars([leaf([math.inf])], lr=0.5)
     scaler.unscale_(bad)
     scaler._per_optimizer_states.clear()

@@ -1,4 +1,4 @@
-"""Schedules that count the steps that were made: amp_ext.optim.lr_scheduler."""
+"""Test amp_ext.optim.lr_scheduler: schedules that count the steps made."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_skipped_steps_do_not_count(kind: str, exact: bool, rates: list[int]) ->
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_warning_where_torch_warns(kind: str) -> None:
-    """That a skipped first step is lr_scheduler.step() before optimizer.step(), for torch's."""
+    """A skipped first step gives no warning, while torch warns of lr_scheduler.step()."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         train(*halving(kind), [math.inf, math.inf, 1.0])
@@ -83,7 +83,7 @@ def test_another_optimizers_overflow_does_not_count() -> None:
 
 @pytest.mark.parametrize("into", ["itself", "another", "torch"])
 def test_checkpoints(into: str) -> None:
-    """What is not made up for yet is saved too."""
+    """A checkpoint includes the schedule's pending steps."""
     scaler, optimizer, schedule = halving("fused")
     train(scaler, optimizer, schedule, [1.0, math.inf])
     state = copy.deepcopy(schedule.state_dict())

@@ -1,4 +1,4 @@
-"""GradScaler.overflow_report names the gradients that are not finite, and says when it cannot."""
+"""Test GradScaler.overflow_report: names of gradients that are not finite, and its limits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def close(scaler: Any, optimizer: Optimizer) -> None:
 
 
 def overflowed(*leaves: Tensor, **options: Any) -> tuple[Any, Optimizer]:
-    """Return a scaler and an optimizer whose step it has skipped."""
+    """Return a scaler and an optimizer after a skipped step."""
     scaler, optimizer = started(OURS, **options), sgd(*leaves)
     close(scaler, optimizer)
     return scaler, optimizer
@@ -37,7 +37,7 @@ def names(report: OverflowReport) -> list[str]:
     return [gradient.name for gradient in report.gradients]
 
 
-# ---- what it says ------------------------------------------------------------------------------
+# ---- text of a report --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -115,11 +115,11 @@ def test_tensor_subclass() -> None:
     assert (found.nans, found.numel) == (1, 2)
 
 
-# ---- when it looks, and at what ----------------------------------------------------------------
+# ---- time and extent of a report ---------------------------------------------------------------
 
 
 class CountsReads(nn.Parameter):
-    """A parameter that counts how often its gradient is asked for."""
+    """A parameter that counts the reads of its gradient."""
 
     reads = 0
 
@@ -168,7 +168,7 @@ def test_within_the_step_and_after_it(own_way: bool, fused: bool, look: Callable
 
 
 def test_norms_beyond_the_range_of_their_type_are_no_overflow() -> None:
-    """Of float32 for the first, of the sum of squares itself for the second."""
+    """A norm beyond float32, or a sum of squares beyond its type, is no overflow."""
     large = leaf([3e38, 3e38]), leaf([1e200], torch.float64)
     scaler, _optimizer = overflowed(*large, leaf([1.0]), leaf([INF]))
     assert names(scaler.overflow_report()) == ["param_groups[0]['params'][3]"]
@@ -185,7 +185,7 @@ def test_one_launch_for_all_gradients(device: str) -> None:
 
 
 def test_only_the_optimizer_that_overflowed() -> None:
-    """The other one's gradient has become bad since: that was no overflow of the step."""
+    """Only the optimizer with the overflow is reported, not a gradient spoilt later."""
     scaler, good, bad = started(OURS), sgd(leaf(1.0)), sgd(leaf(INF), leaf(2.0))
     for optimizer in (good, bad):
         scaler.step(optimizer)
@@ -252,7 +252,7 @@ def test_one_of_two_optimizers_is_gone() -> None:
 
 
 def test_unscale_of_a_trainers_own() -> None:
-    """Which only records its flags, as torch's scaler keeps them."""
+    """A trainer's own unscale_ that only records flags, as torch does, is reported."""
 
     class Own(OURS):
         def unscale_(self, optimizer: Optimizer) -> None:

@@ -49,11 +49,11 @@ class Seen(TorchDispatchMode):
 
 @dataclass(frozen=True)
 class Form:
-    """One way to write a product that is linear in each of its tensors.
+    """A way to write a product that is linear in each of its tensors.
 
     Args:
         run: takes operands, then addends, then scalars by name.
-        operands: shapes of what is rounded to autocast's dtype.
+        operands: shapes of the tensors rounded to autocast's dtype.
         addends: shapes of biases and of addmm's first argument.
         scalars: alpha and beta.
         layout: applied to the operands.
@@ -180,16 +180,16 @@ def assert_within(
 ) -> None:
     """Assert the accuracy of sums that were accumulated in fp32 and rounded once to their dtype.
 
-    A sum of t terms carries at most t - 1 additions, a rounding of each product (none for products
-    of fp16 or bf16 numbers, which are exact), alpha and beta: (t + 3) * 2**-24 of the sum of the
-    terms' magnitudes. The rounding to 16 bits adds half a unit in the last place.
+    A sum of t terms carries at most t - 1 additions, a rounding of each product, alpha and beta: (t
+    + 3) * 2**-24 of the sum of the terms' magnitudes. Products of fp16 or bf16 numbers are exact.
+    The rounding to 16 bits adds half a unit in the last place.
 
     Args:
-        actual: what was computed.
+        actual: the computed sums.
         expected: the same sums in fp64.
         magnitude: sums of the terms' magnitudes.
         terms: how many terms each sum has.
-        partial_sums: each is a sum of partial sums, which were rounded to 16 bits as well.
+        partial_sums: each is a sum of partial sums, rounded to 16 bits as well.
     """
     error = (terms + 3) * 2.0**-24 * magnitude
     if actual.dtype in LOW:

@@ -34,7 +34,7 @@ def classes(*shape: int) -> Tensor:
 
 
 def grid(dims: int) -> Arguments:
-    """Return an image and the places at which grid_sampler looks."""
+    """Return an image and the sampling places of grid_sampler."""
     return call(randn(1, 2, *dims * [4]), 2 * rand(1, *dims * [3], dims) - 1, 0, 0, False)
 
 

@@ -138,8 +138,8 @@ def _among_nans(values: Tensor, shape: tuple[int, ...], view: Callable[[Tensor],
 
 
 # Name -> a matrix or a batch of them in that layout, from one that is contiguous. The values are
-# the same, except that an expanded layout repeats the first row, column or matrix. What lies
-# between and around them is NaN.
+# the same, except that an expanded layout repeats the first row, column or matrix. Memory between
+# and around them is NaN.
 OPERANDS: dict[str, Callable[[Tensor], Tensor]] = {
     "contiguous": lambda t: t,
     "misaligned": lambda t: _among_nans(t, (t.numel() + 1,), lambda w: w[1:].view(t.shape)),
@@ -158,7 +158,7 @@ OPERANDS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def stored(matrix: Tensor, transposed: bool, layout: str = "contiguous") -> Tensor:
-    """Return a matrix as an operand in the named layout; `transposed` says that it is swapped."""
+    """Return a matrix as an operand in the named layout, transposed if `transposed`."""
     return OPERANDS[layout](matrix.mT.contiguous() if transposed else matrix)
 
 
@@ -174,12 +174,12 @@ def assert_sum_near(
 ) -> None:
     """Assert that `actual` is `exact` up to the error of a sum of products, rounded once.
 
-    A sum of `terms` products with unit roundoff `unit`, in any order, with fused multiply-adds or
-    not, is off by terms * unit * sum(|products|) at most, to first order (Higham, "Accuracy and
-    Stability of Numerical Algorithms", 2002, section 3.1). The factor alpha and its own rounding,
-    the addition of beta * c and that of the bias add one unit each: 4. Half a spacing of the
-    result's dtype is for the final rounding. Overflow rounds to the next power of two, so to speak:
-    infinities and too large exact values are replaced by it.
+    A sum of `terms` products with unit roundoff `unit` is off by terms * unit * sum(|products|) at
+    most, to first order. This holds in any order, with fused multiply-adds or not (Higham,
+    "Accuracy and Stability of Numerical Algorithms", 2002, section 3.1). The factor alpha and its
+    own rounding, and the additions of beta * c and of the bias, add one unit each: 4. Half a
+    spacing of the result's dtype is for the final rounding. Overflow rounds to the next power of
+    two, so to speak: infinities and too large exact values are replaced by it.
 
     Args:
         actual: of any dtype.
@@ -236,9 +236,9 @@ def raw(tensor: Tensor) -> Tensor:
 
 @contextlib.contextmanager
 def unwritten(tensors: Iterable[Tensor]) -> Iterator[None]:
-    """Assert that nothing has been written to the storages of the tensors within the block.
+    """Assert that the block writes nothing to the storages of the tensors.
 
-    Tensors without a storage to look at (meta, sparse) are passed over.
+    Tensors without a visible storage (meta, sparse) are skipped.
     """
     visible = [t for t in tensors if t.layout == torch.strided and not t.is_meta]
     before = [raw(t).clone() for t in visible]

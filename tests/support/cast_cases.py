@@ -35,7 +35,7 @@ def surroundings(tensor: Tensor) -> Tensor:
 
 
 def check(executor: Executor, outputs: list[Tensor], inputs: list[Tensor]) -> None:
-    """Compare with torch what the op writes to the outputs, and to the memory around them."""
+    """Compare the op's writes to the outputs, and to the memory around them, with torch's."""
     expected = copies(outputs)
     for output, source in zip(expected, inputs, strict=True):
         output.copy_(source)

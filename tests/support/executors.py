@@ -1,8 +1,8 @@
 """Run the ops in several ways: each conformance test of an op runs once per executor.
 
 An executor is a device and the ops under the names and arguments of amp_ext.ops. The oracle is one
-of them, so that a test whose expectation does not come from it (but from torch's own op, or from a
-literal value) checks the oracle as well. To add an executor, add an entry to EXECUTORS.
+of them. If a test's expectation comes from torch's own op or from a literal value, the test
+therefore checks the oracle as well. To add an executor, add an entry to EXECUTORS.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Executor:
-    """One way to run the ops.
+    """A way to run the ops.
 
     Attributes:
         name: shown in the test's id.
@@ -35,7 +35,7 @@ class Executor:
         ops: has a function for each op.
         missing: why it cannot run here; empty when it can.
         cuda_kernels: it runs csrc/kernels.
-        backend: what amp_ext.set_backend is to choose for it, or "ptx".
+        backend: its argument of amp_ext.set_backend, or "ptx".
         sm90: products of ptx are computed by the kernel for sm_90a.
         interpreted: a launch takes some ten milliseconds, and so do a few tensors of a list.
     """
@@ -51,7 +51,7 @@ class Executor:
 
     @contextmanager
     def chosen(self) -> Iterator[None]:
-        """Have amp_ext run the ops on it; conftest.py does for a test's executor."""
+        """Make amp_ext run the ops on it; conftest.py does so for a test's executor."""
         before, mode = amp_ext.get_backend(), _C.gemm_mode()
         if self.backend == "ptx":
             library = ptx()
@@ -138,12 +138,12 @@ EXECUTORS = (
 
 
 def absent() -> list[str]:
-    """Which executors cannot run here, and why."""
+    """Return the executors that cannot run here, with the reasons."""
     return [f"{e.name} ({e.missing})" for e in (*EXECUTORS, PTX_SM90) if e.missing]
 
 
 def _parameters(executors: Sequence[Executor]) -> list[Any]:
-    """The executors that can run here; those that take long are for `make check`."""
+    """Return the parameters of the executors that can run here; slow ones are for `make check`."""
     return [
         pytest.param(e, id=e.name, marks=[pytest.mark.full] if e.interpreted or e.sm90 else [])
         for e in executors

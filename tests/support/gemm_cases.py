@@ -29,7 +29,7 @@ PLACES: dict[str, tuple[tuple[int, ...], Callable[[Tensor], Tensor]]] = {
 
 
 def logical(operand: Tensor, transposed: bool) -> Tensor:
-    """Return the matrix that an operand stands for, in float64."""
+    """Return the matrix of an operand in float64."""
     return operand.double().mT if transposed else operand.double()
 
 
@@ -122,7 +122,7 @@ def gradients(run: Callable[..., Tensor], leaves: Leaves, grad: Tensor, **option
 
 
 def gradients_of(out: Tensor, leaves: Leaves, grad: Tensor) -> Leaves:
-    """Return the leaves' gradients; what is not part of the graph has 0."""
+    """Return the leaves' gradients; leaves outside the graph have 0."""
     tensors = list(leaves.values())
     found = torch.autograd.grad(out, tensors, grad, allow_unused=True, materialize_grads=True)
     return dict(zip(leaves, found, strict=True))

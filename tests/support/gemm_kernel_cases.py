@@ -1,5 +1,7 @@
-"""Products for the CUDA kernels, by amp_ext.ops on ptx: operands placed in memory, what computes
-them, and what must come out."""
+"""Run products on the CUDA kernels by amp_ext.ops on ptx: operands, computation and results.
+
+Operands are placed in memory with a given layout.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ OUT_TYPES = (FP32, FP16, BF16)
 CPU = torch.device("cpu")
 SURROUNDINGS = float("nan")
 
-# Whether a and b lie by rows, and what is tested with that where it matters little what.
+# Whether a and b lie by rows, and the dtype for tests in which the dtype matters little.
 MAJORS = {"nn": (True, True), "nt": (True, False), "tn": (False, True), "tt": (False, False)}
 TYPES = {"nn": FP16, "nt": BF16, "tn": FP16, "tt": BF16}
 
@@ -30,11 +32,11 @@ class Tile(NamedTuple):
     """A tile of the kernels, as gemm_tiles describes it.
 
     Attributes:
-        number: its index among those of its kernel.
-        stages: of sm_80; those of sm_90a depend on the result.
-        aligned: it needs operands whose lines begin at multiples of 16 bytes.
+        number: its index among the tiles of its kernel.
+        stages: of sm_80; the stages of sm_90a depend on the result.
+        aligned: it needs operands with lines that begin at multiples of 16 bytes.
         cooperative: of sm_90a; both consumers compute it.
-        majors: what is tested with it, where it matters little what.
+        majors: the layout for tests in which the layout matters little.
     """
 
     text: str
@@ -102,9 +104,9 @@ every_type = pytest.mark.parametrize("dtype", OUT_TYPES, ids=["fp32", "fp16", "b
 
 
 def placed(matrices: Tensor, rows_are_contiguous: bool = True, aligned: bool = True) -> Tensor:
-    """Return a batch of matrices as a view of other memory, which is NaN around them.
+    """Return a batch of matrices as a view of other memory, with NaN around them.
 
-    Lines, which are rows or columns, begin at multiples of 16 bytes where `aligned`, else not.
+    Lines (rows or columns) begin at multiples of 16 bytes if `aligned`, else elsewhere.
     """
     lines = matrices if rows_are_contiguous else matrices.mT
     batch, count, length = lines.shape
@@ -147,7 +149,7 @@ class Product(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the result."""
+        """Return the shape of the result."""
         batch, m = self.a.shape[:2]
         return (m, self.b.shape[2]) if self.sum_batch else (batch, m, self.b.shape[2])
 
@@ -171,7 +173,7 @@ def product(
     make: Callable[..., Tensor] = integers,
     **options: Any,
 ) -> Product:
-    """Return a product of small integers, or of what `make` makes, that lie so."""
+    """Return a product of small integers, or of the results of `make`, in these layouts."""
     dtype, (a_by_rows, b_by_rows) = dtype or TYPES[majors], MAJORS[majors]
     a = placed(make((batch, m, k), dtype, CPU), a_by_rows, aligned)
     b = placed(make((batch, k, n), dtype, CPU), b_by_rows, aligned)
@@ -233,7 +235,7 @@ def planned(pattern: str) -> int:
     return int(found[1])
 
 
-# ---- what must come out ------------------------------------------------------------------------
+# ---- expected results --------------------------------------------------------------------------
 
 
 def _factor(name: str, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -267,7 +269,7 @@ def derivative(name: str, at: Tensor) -> Tensor:
 
 
 def special_values() -> Tensor:
-    """Return numbers at which formulas of activations overflow or are not defined."""
+    """Return numbers for which formulas of activations overflow or are not defined."""
     values = (0.0, -0.0, 1e-30, -1e-30, 200.0, -200.0, 1e30, -1e30, float("inf"), float("nan"))
     return torch.tensor(values)
 
@@ -320,9 +322,10 @@ def check(p: Product, tile: Tile | None = None, **how: Any) -> None:
 def assert_activated_near(actual: Tensor, expected: Tensor, x: Tensor) -> None:
     """Compare an activation of an x without error, or x times a derivative, rounded once.
 
-    The factor of x is a sum of terms below 1.2 in magnitude, products of functions (erfcf, expf, a
-    reciprocal) that are off by 4 units in the last place at most. An exponent e, at most 16 where
-    exp(-e) matters, is off by a few units of 2**-24 * e. All of it is below 32 units of 2**-24.
+    The factor of x is a sum of terms below 1.2 in magnitude. Terms are products of functions
+    (erfcf, expf, a reciprocal) that are off by 4 units in the last place at most. An exponent e, at
+    most 16 where exp(-e) matters, is off by a few units of 2**-24 * e. All of it is below 32 units
+    of 2**-24.
     """
     allowed = x.abs() * 2.0**-19
     allowed += spacing(expected.abs() + allowed, actual.dtype) / 2

@@ -1,10 +1,10 @@
-"""Keep a test that hangs, or spoils its process on a GPU, from taking others with it.
+"""End the process of a test that hangs, or that spoils its process on a GPU.
 
     pytest -n 8 --dist worksteal -p gpu_fault [--test-limit 40] [--tests 10]
 
-A kernel that faults makes every later call of CUDA in its process fail, and one that hangs does
-not return. So the process is ended; pytest-xdist starts another, and reports the test as the one
-at which its worker crashed. Without pytest-xdist a hanging test only says where it hangs.
+A kernel that faults makes every later call of CUDA in its process fail, and one that hangs does not
+return. The process ends therefore; pytest-xdist starts another, and reports a crash of the worker
+at this test. Without pytest-xdist, a hanging test only prints its stack.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Generator
 
 import pytest
 
-STDERR = os.dup(2)  # pytest, which is about to capture it, would keep what is said to the end
+STDERR = os.dup(2)  # pytest will capture it, and would keep the output to the end
 WORKER = "PYTEST_XDIST_WORKER" in os.environ
 
 

@@ -251,7 +251,7 @@ def inference(t: Tensor) -> Tensor:
         return t.clone()
 
 
-# Otherwise its errors print values, those of freed tensors too.
+# Otherwise its errors print values, also of freed tensors.
 FAKE = FakeTensorMode(allow_non_fake_inputs=True)
 
 HOSTILE: dict[str, Callable[[Tensor], Any]] = {
@@ -305,7 +305,7 @@ HOSTILE: dict[str, Callable[[Tensor], Any]] = {
     "None": lambda t: None,
     "text": lambda t: "tensor",
     "number": lambda t: 1.5,
-    # Not of t itself: torch's error shows the list, and cannot show every tensor.
+    # t itself is not in the list: torch's error shows the list, and cannot show every tensor.
     "list": lambda t: [torch.zeros(t.shape)],
     "lists": lambda t: [[torch.zeros(t.shape)]],
     "array": lambda t: t.detach().numpy(),
@@ -397,7 +397,7 @@ def spoil_once(rng: Random, op: str, values: Values) -> str:
         return f"{place!r}: {name}"
     if len(found) > 1 and kind < 0.8:
         one, other = rng.sample(found, 2)
-        # A found_inf may be the one of next_step, which is cleared.
+        # A found_inf may be next_step's, and is then cleared.
         if {one.name, other.name} != {"next_step", "found_infs"}:
             return share(rng, one, other)
     types = {n: t for n, t in schema_types(op).items() if t in SCALARS and n in values}
@@ -416,7 +416,7 @@ def spoil_once(rng: Random, op: str, values: Values) -> str:
 def spoil(rng: Random, op: str, values: Values) -> list[str]:
     done = []
     for _ in range(rng.choice([0, 1, 1, 1, 2, 3])):
-        with contextlib.suppress(Exception):  # what torch itself refuses is not made
+        with contextlib.suppress(Exception):  # changes refused by torch itself are left out
             done.append(spoil_once(rng, op, values))
     for value in values.values():
         if isinstance(value, list) and any(isinstance(t, Tensor) and is_freed(t) for t in value):
@@ -660,8 +660,9 @@ class Call:
             try:
                 result = self.run()
             except ORDINARY as error:
-                # torch's own: of views that it cannot differentiate, of a conjugated one's tangent;
-                # of vmap, which does not look for its tensors in lists that may be None.
+                # Errors of torch's own: of views it cannot differentiate, of a conjugated view's
+                # tangent, and of vmap. vmap does not look for its tensors in lists that may be
+                # None.
                 of_views = "Expected the output of forward differentiable view" in str(error)
                 of_lists = self.transform == "vmap" and self.place.name in optional_lists(self.op)
                 assert of_views or of_lists or "INTERNAL ASSERT" not in str(error), error
@@ -672,7 +673,7 @@ class Call:
             else:
                 raised = False
             assert thread_state() == state, f"{thread_state()} was {state}"
-        if raised and not self.returned:  # by what a transform does afterwards
+        if raised and not self.returned:  # by a transform's later work
             snapshot.assert_unchanged()
             return "raised"
         return "accepted" if raised else self.check_result(snapshot, original, result)

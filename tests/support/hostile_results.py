@@ -13,7 +13,7 @@ from cases import ACTIVATIONS, CURVED, assert_same, assert_sum_near, spacing
 
 Values = dict[str, Any]
 UNIT = 2.0**-24  # half a unit in the last place of float32
-SLOPE, TANH_UNITS = 1.13, 64  # of what is curved: the steepest slope, and errors in UNITs
+SLOPE, TANH_UNITS = 1.13, 64  # of curved activations: the steepest slope, and errors in UNITs
 BEYOND = 1e37  # sums of such terms may overflow float32 on the way to a result that does not
 
 
@@ -34,7 +34,7 @@ class Sum(NamedTuple):
         value = ACTIVATIONS[activation](self.value)
         reach = self.value.abs() + self.error
         error = SLOPE * self.error + TANH_UNITS * UNIT * reach
-        if dtype == torch.bfloat16:  # to which torch's library rounds first
+        if dtype == torch.bfloat16:  # torch's library rounds to it first
             error = error + SLOPE * spacing(reach, dtype) / 2
         infinite = self.value.isinf()  # where torch's own is NaN, or the limit
         terms = torch.where(infinite, torch.inf, self.terms)
@@ -45,12 +45,12 @@ class Sum(NamedTuple):
         return self._replace(error=error)
 
     def assert_near(self, actual: Tensor) -> None:
-        """Assert that `actual` is this, rounded once; skip terms too large to tell."""
+        """Assert that `actual` is this, rounded once; skip terms too large for a bound."""
         actual = actual.detach()
         assert actual.shape == self.value.shape, f"{actual.shape}, expected {self.value.shape}"
         known = (self.terms < BEYOND) & (self.error.isfinite() | ~self.value.isfinite())
         error = torch.where(self.error.isfinite(), self.error, 0.0) + 2.0**-140
-        # With a unit of 1/4 and no terms but four roundings, the error allowed is the magnitude.
+        # A unit of 1/4 and four roundings without terms allow an error of the magnitude.
         assert_sum_near(actual[known], self.value[known], error[known], 0, 0.25)
 
 
@@ -184,7 +184,7 @@ def is_tame(sums: Sum, dtype: torch.dtype) -> bool:
 
 
 def resolved(value: Any) -> Any:
-    """Return tensors without a negation, which torch's copy_ to another dtype may lose."""
+    """Return tensors without a negation: torch's copy_ to another dtype may lose it."""
     if isinstance(value, list):
         return [resolved(item) for item in value]
     return value.resolve_neg() if isinstance(value, Tensor) else value

@@ -1,4 +1,4 @@
-"""List the tests of products that run in Triton's interpreter, which takes seconds for each.
+"""List the tests of products in Triton's interpreter. A test takes seconds there.
 
 Each case reaches code of the kernel that no other case reaches. Autograd, layers and promotion are
 above the backends; the CPU's kernels test them.

@@ -66,9 +66,9 @@ def _digest(command: Sequence[str], sources: Sequence[Path]) -> str:
 def compile(
     name: str, sources: Sequence[Path], arch: str, cudart: str = "static"
 ) -> tuple[Path, str]:
-    """Return a library of the sources for an architecture, and what ptxas said of the kernels.
+    """Return a library of the sources for an architecture, and the output of ptxas.
 
-    Needs no GPU. A warning is an error. With the `cudart` "shared" it has torch's CUDA runtime.
+    No GPU is needed. A warning is an error. With the `cudart` "shared" it has torch's CUDA runtime.
     """
     nvcc = find()
     if nvcc is None:

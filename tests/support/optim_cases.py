@@ -58,7 +58,7 @@ def check(executor: Executor, op: str, values: Values) -> None:
 
 
 def placed(values: Tensor, offset: int) -> Tensor:
-    """Return a copy that begins `offset` elements behind that of its storage."""
+    """Return a copy that begins `offset` elements into its storage."""
     whole = torch.full((values.numel() + offset + 3,), 42.0, dtype=values.dtype)
     view = whole[offset : offset + values.numel()].as_strided(values.shape, values.stride(), offset)
     return view.copy_(values).to(values.device)

@@ -49,13 +49,12 @@ def train(
 
 
 def tolerance(steps: int, lr: float) -> float:
-    """Return the largest difference of float32 parameters between two implementations after some
-    steps.
+    """Return the bound of float32 parameters' differences after some steps of two implementations.
 
-    With u = 2**-24: an update rounds |param| < 4 twice, in each of both implementations. Moments
-    and corrections of step n have seen less than 4n + 8 roundings, relative to gradients of at most
-    3 (with weight decay), which are divided by the root of a second moment of at least 1/3: the
-    update's error is below lr * 9 * (4n + 8) * u. SGD's divisor is 1.
+    Let u = 2**-24. An update rounds |param| < 4 twice, in each of both implementations. Moments and
+    corrections of step n have seen less than 4n + 8 roundings, relative to gradients of at most 3
+    (with weight decay). The root of a second moment of at least 1/3 divides them: the update's
+    error is below lr * 9 * (4n + 8) * u. SGD's divisor is 1.
     """
     u = 2.0**-24
     return 2 * sum(2 * 4 * u + lr * 9 * (4 * n + 8) * u for n in range(1, steps + 1))

@@ -19,7 +19,7 @@ MatrixRef dense(int64_t rows, int64_t columns, bool transposed, DType dtype) {
 
 extern "C" {
 
-// A tile of the kernels for sm_90a or sm_80 in words; null where there is none of this number.
+// A tile of the kernels for sm_90a or sm_80 in words, or null without a tile of this number.
 const char* gemm_tile(bool sm90, int tile) {
   if (tile < 0 || tile >= (sm90 ? kSm90TileCount : kGemmTileCount)) return nullptr;
   static thread_local std::string text;
@@ -33,9 +33,8 @@ int64_t gemm_variant(bool sm90, int tile, int cluster_m, int cluster_n, int64_t 
   return variant_of(GemmTileChoice{sm90, tile, cluster_m, cluster_n, splits, ranges});
 }
 
-// How dense 16-bit matrices are multiplied: the plan in words, null where there is none; `cycles`
-// receives what it is predicted to take, and `least`, of a plan for sm_90a, what none is predicted
-// to take less than, else 0.
+// The plan of dense 16-bit matrices in words, null without a plan. `cycles` receives its predicted
+// time. `least` receives, of a plan for sm_90a, a lower bound of all predictions, else 0.
 const char* gemm_plan(int64_t m, int64_t n, int64_t k, bool trans_a, bool trans_b, bool fp32_out,
                       bool accumulate, int multiprocessors, bool sm90, int64_t variant,
                       double* cycles, double* least) {

@@ -62,7 +62,7 @@ class Forced(NamedTuple):
 
     @property
     def variant(self) -> int:
-        """What the CUDA backend knows it by.
+        """The number of the variant in the CUDA backend.
 
         Raises:
             ValueError: there is no such tile, or it cannot be cut like this.

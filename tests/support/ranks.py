@@ -73,7 +73,7 @@ def _rank(rank: int, module: str, world: int, folder: Path, cases: str) -> None:
             case(world, folder)
             distributed.barrier()
         except BaseException:  # as errors of checkpoints are
-            traceback.print_exc()  # should the others not come to an end
+            traceback.print_exc()  # in case the others hang
             errors[name] = traceback.format_exc()
     torch.save(errors, folder / f"errors.{world}.{rank}")
     distributed.destroy_process_group()

@@ -16,5 +16,5 @@ globals().update({name: getattr(ops, name).reference for name in ops.__all__})
 
 
 def arguments(op: str, device: torch.device | str = "cpu") -> dict[str, Any]:
-    """Return new example arguments of an op, which leave no tensor out."""
+    """Return new example arguments of an op, with every tensor."""
     return example(getattr(ops, op), device)

@@ -1,4 +1,4 @@
-"""The seed programs as their users have written them, at sizes that the caller says.
+"""The seed programs as written by their users, at sizes of the caller.
 
 tests/integration/test_seeds.py changes one line, the import of autocast and GradScaler.
 """

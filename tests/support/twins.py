@@ -25,7 +25,7 @@ DEVICES = [
     pytest.param("cpu", id="ptx", marks=pytest.mark.ptx),
 ]
 
-# Errors of torch's after which ours say what helps.
+# Errors of torch with a longer text here that helps.
 SAYS_MORE = (
     "Attempting to unscale FP16 gradients.",
     "No inf checks were recorded for this optimizer.",
@@ -125,7 +125,7 @@ def sgd(*params: Tensor) -> Optimizer:
 
 
 def started(scaler_class: ScalerClass, scale: float = 4.0, **options: Any) -> Any:
-    """Return a scaler whose scale is on the device, as after the first loss of training."""
+    """Return a scaler with its scale on the device, as after the first loss of training."""
     device = options.pop("device", "cpu")
     scaler = scaler_class(device, init_scale=scale, **options)
     scaler.scale(torch.ones((), device=device))
@@ -163,7 +163,7 @@ def params(optimizer: Optimizer) -> list[Tensor]:
 
 
 def torchs_state(scaler: Any, optimizer: Optimizer) -> dict[str, Any] | None:
-    """Return the notes of torch's scaler about an optimizer in a step; ours has more."""
+    """Return a scaler's state of an optimizer within a step, as far as torch's has it."""
     state = scaler._per_optimizer_states.get(id(optimizer))
     return state and {key: state[key] for key in ("stage", "found_inf_per_device")}
 

@@ -1,4 +1,4 @@
-"""What the tests of training frameworks share."""
+"""Share fixtures between the tests of training frameworks."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def installed() -> Iterator[None]:
 
 @pytest.fixture
 def installed_scaler() -> Iterator[None]:
-    """All that amp_ext puts into programs that do not name it."""
+    """Install amp_ext with its scaler in programs that do not name it."""
     amp_ext.install(scaler=True)
     yield
     amp_ext.uninstall()

@@ -1,7 +1,7 @@
-"""The digits program for training frameworks: six steps, the third of which overflows.
+"""Train digits for six steps by training frameworks; the third step overflows.
 
-The network computes its own loss and remembers what it was called with, so that the same questions
-can be asked whoever trains it.
+The network computes its own loss and records the arguments of its calls, for checks under each
+framework.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import amp_ext.optim
 SIDE, HIDDEN, CLASSES, BATCH = 28, 256, 10, 16
 STEPS, OVERFLOW, MAX_NORM = 6, 2, 0.25
 
-# What all of them refuse or do without on a CPU is float16; tests/fake_cuda has a GPU.
+# Without a GPU, the frameworks refuse or ignore float16; tests/fake_cuda has a GPU.
 on_cuda = pytest.mark.parametrize(
     "device", ["cuda"] if torch.cuda.is_available() and amp_ext._C.cuda_built() else []
 )
@@ -76,14 +76,16 @@ def batches() -> list[tuple[Tensor, Tensor]]:
 
 
 def samples(first: int = 0, last: int = STEPS) -> list[tuple[Tensor, Tensor]]:
-    """The images one by one, of which a loader of BATCH makes these batches again."""
+    """Return the images one by one; a loader of BATCH makes these batches again."""
     return [sample for batch in batches()[first:last] for sample in zip(*batch, strict=True)]
 
 
 @functools.cache
 def written_out(optimizer: str, clip_as: str = "scaler", images_as: str = "float32") -> Network:
-    """What a framework should come to: the same steps in a loop. Norms are clipped by the scaler or
-    by "torch", or else it is each "value" that is clipped."""
+    """Return the expected network of a framework: the same steps in a loop.
+
+    Norms are clipped by the scaler or by "torch"; with "value", each element is clipped.
+    """
     network = Network().cuda()
     stepping = OPTIMIZERS[optimizer](network.parameters())
     scaler = amp_ext.GradScaler("cuda")
@@ -112,7 +114,7 @@ def assert_learned(network: Network) -> None:
 
 
 def assert_same(network: Network, other: Network) -> None:
-    """As many steps as `network` has made last, bit for bit."""
+    """Assert that the last steps of both networks are equal, bit for bit."""
     losses = torch.tensor(network.losses), torch.tensor(other.losses[-len(network.losses) :])
     torch.testing.assert_close(*losses, rtol=0, atol=0, equal_nan=True)
     assert torch.equal(network.values(), other.values())

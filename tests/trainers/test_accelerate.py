@@ -1,4 +1,4 @@
-"""Accelerate on the digits program."""
+"""Test Accelerate on the digits program."""
 
 from __future__ import annotations
 
@@ -127,7 +127,10 @@ def test_each_optimizer_knows_its_own_skip(device: str) -> None:
 
 @on_cuda
 def test_optimizers_are_clipped_in_turn(device: str) -> None:
-    """Accelerate updates the scaler after each step, by which the other's clip would be lost."""
+    """Optimizers are clipped in turn: Accelerate updates the scaler after each step.
+
+    An earlier clip of another optimizer would be lost.
+    """
     from amp_ext.integrations.accelerate import with_scaler
 
     accelerator = with_scaler(fp16())
@@ -144,7 +147,10 @@ def test_optimizers_are_clipped_in_turn(device: str) -> None:
 
 @on_cuda
 def test_parameters_of_several_optimizers_are_not_unscaled_twice(device: str) -> None:
-    """Accelerate's clip unscales all of them, and the first step's update forgets it."""
+    """Parameters of several optimizers are not unscaled twice.
+
+    Accelerate's clip unscales all of them, and the first step's update forgets it.
+    """
     from amp_ext.integrations.accelerate import with_scaler
 
     accelerator = with_scaler(fp16())
@@ -227,7 +233,7 @@ def test_what_it_refuses(device: str, arguments: dict, prepared: bool, message: 
 def test_installed_alone(
     device: str, calls: collections.Counter[str], installed_scaler: None
 ) -> None:
-    """Accelerate's own scaler is then ours, and what the optimizer did is seen on the host."""
+    """After install() alone, Accelerate's own scaler is amp_ext's; the host sees skipped steps."""
     training = Training("plain", fp16()).steps()
     assert calls == {"unscale": STEPS}
     assert training.skipped == [step == OVERFLOW for step in range(STEPS)]

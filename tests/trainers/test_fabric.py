@@ -1,4 +1,4 @@
-"""Lightning's Fabric on the digits program."""
+"""Test Lightning's Fabric on the digits program."""
 
 from __future__ import annotations
 
@@ -85,7 +85,10 @@ def test_without_a_scaler_it_is_lightnings_clip(device: str) -> None:
 @on_cuda
 @pytest.mark.parametrize("second", [{"max_norm": MAX_NORM}, {"clip_val": MAX_NORM}])
 def test_optimizers_are_clipped_in_turn(device: str, second: dict, fabric: Any) -> None:
-    """Fabric updates the scaler after each step, by which the other's clip would be lost."""
+    """Optimizers are clipped in turn: Fabric updates the scaler after each step.
+
+    An earlier clip of another optimizer would be lost.
+    """
     pair = [Training("plain", fabric) for _ in range(2)]
     images, labels = fabric.to_device(batches()[0])
     fabric.backward(sum(training.model(images, labels) for training in pair))
@@ -133,7 +136,7 @@ def test_resume_is_bit_equal(device: str, fabric: Any, tmp_path: Path) -> None:
 def test_installed_alone(
     device: str, calls: collections.Counter[str], installed_scaler: None
 ) -> None:
-    """Fabric's own plugin makes our scaler then, and clips by torch."""
+    """After install() alone, Fabric's own plugin makes amp_ext's scaler, and clips by torch."""
     theirs = lightning.Fabric(accelerator="cuda", devices=1, precision="16-mixed")
     training = Training("plain", theirs).steps(max_norm=MAX_NORM, error_if_nonfinite=False)
     assert calls == {"unscale": STEPS}

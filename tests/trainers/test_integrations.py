@@ -1,4 +1,4 @@
-"""What importing the integrations takes, and what they share."""
+"""Test the imports of the integrations, and their shared parts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lightning's Trainer on the digits program."""
+"""Test Lightning's Trainer on the digits program."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Module(lightning.LightningModule):
 
 
 class Manual(Module):
-    """Manual optimization, as Lightning's documentation has it."""
+    """A module with manual optimization, as in Lightning's documentation."""
 
     automatic_optimization = False
 
@@ -146,7 +146,7 @@ def test_without_it_fused_optimizers_are_not_clipped(device: str, tmp_path: Path
 @on_cuda
 @pytest.mark.parametrize("before", ["amp_ext", "lightning"])
 def test_resume_is_bit_equal(device: str, before: str, tmp_path: Path) -> None:
-    """From checkpoints of Lightning's plugin too, with which it shares the key."""
+    """Resuming is bit-equal, also from checkpoints of Lightning's plugin: both share the key."""
     from amp_ext.integrations.lightning import MixedPrecision
 
     file = tmp_path / "half.ckpt"
@@ -179,7 +179,7 @@ def test_a_guard_for_bfloat16(device: str, tmp_path: Path) -> None:
 
 @on_cuda
 def test_schedules_that_count_the_steps_made(device: str, tmp_path: Path) -> None:
-    """With the method of docs/trainers.md."""
+    """Schedules count the steps made by the method of docs/trainers.md."""
     from amp_ext.integrations.lightning import MixedPrecision
     from test_page import names_of
 
@@ -198,7 +198,7 @@ def test_schedules_that_count_the_steps_made(device: str, tmp_path: Path) -> Non
 
 @on_cuda
 def test_the_other_name(device: str, tmp_path: Path) -> None:
-    """``pytorch_lightning`` does not take plugins of ``lightning``."""
+    """``pytorch_lightning`` refuses plugins of ``lightning``, and has its own."""
     pytorch_lightning = pytest.importorskip("pytorch_lightning")
     from amp_ext.integrations.pytorch_lightning import Fabric, FabricMixedPrecision, MixedPrecision
 
@@ -215,7 +215,7 @@ def test_the_other_name(device: str, tmp_path: Path) -> None:
 def test_installed_alone(
     device: str, calls: collections.Counter[str], installed_scaler: None, tmp_path: Path
 ) -> None:
-    """Lightning's own plugin makes our scaler then, and clips by torch."""
+    """After install() alone, Lightning's own plugin makes amp_ext's scaler, and clips by torch."""
     module = Module("plain")
     trainer = trainer_of(None, tmp_path, precision="16-mixed", gradient_clip_val=MAX_NORM)
     trainer.fit(module)

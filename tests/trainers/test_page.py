@@ -1,4 +1,4 @@
-"""The lines that docs/trainers.md asks for run as they are, and put our scaler in."""
+"""Test that the lines of docs/trainers.md run unchanged and use amp_ext's scaler."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _uninstalled() -> Iterator[None]:
 
 
 def names_of(section: str) -> dict[str, Any]:
-    """What a section's blocks define."""
+    """Return the names defined by a section's blocks."""
     names: dict[str, Any] = {}
     for block in re.findall(r"^```python\n(.*?)^```", SECTIONS[section], re.MULTILINE | re.DOTALL):
         exec(block, names)

@@ -1,4 +1,4 @@
-"""LoRA by peft on amp_ext's layers, and on torch's in regions of amp_ext's."""
+"""Test LoRA by peft on amp_ext's layers, and on torch's layers in regions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ every_device = pytest.mark.parametrize("device", DEVICES)
 
 
 def with_adapters(model: str, device: str) -> nn.Module:
-    """On every linear layer; other than zero from the start, so that all have gradients."""
+    """Put adapters on every linear layer, with initial weights other than 0.
+
+    All weights then have gradients.
+    """
     config = peft.LoraConfig(r=4, init_lora_weights=False, target_modules=TARGETS[model])
     return peft.get_peft_model(MODELS[model](), config).to(device)
 
@@ -79,10 +82,13 @@ def test_merged_and_unmerged_agree_to_rounding(device: str, model: str) -> None:
 
 
 def difference(network: nn.Module, inputs: Tensor) -> Tensor:
-    """What merging may change, to first order. A layer of weight W, adapters A and B and the factor
-    s has M = |W| + s |B| |A|. Unmerged, W, A and B, the products with W, A and B, and their sum are
-    rounded to float16; merged, W and its product: at most 8 half ULPs of M |x| + |b|. The
-    activation has a slope of at most 1.13, and it is rounded."""
+    """Return the bound of merging's difference, to first order.
+
+    A layer of weight W, adapters A and B and the factor s has M = |W| + s |B| |A|. Unmerged, W, A
+    and B, the products with W, A and B, and their sum are rounded to float16. Merged, W and its
+    product are rounded: at most 8 half ULPs of M |x| + |b| in all. The activation has a slope of at
+    most 1.13, and it is rounded.
+    """
     half_ulp = 2.0**-11
     value, error = inputs.double().abs(), torch.zeros_like(inputs, dtype=torch.float64)
     for layer in network.modules():
@@ -100,8 +106,10 @@ def difference(network: nn.Module, inputs: Tensor) -> Tensor:
 @every_device
 @pytest.mark.parametrize("order", ["before", "after", "alone"])
 def test_apexs_o1_reaches_adapters(device: str, order: str) -> None:
-    """Of a model that is wrapped before amp.initialize, or afterwards, whose forward peft calls
-    without its module's __call__."""
+    """Apex's O1 reaches adapters of a model wrapped before or after amp.initialize.
+
+    peft calls the model's forward without its module's __call__.
+    """
     config = peft.LoraConfig(r=4, init_lora_weights=False, target_modules=["0"])
     network = MODELS["torch.nn.Linear"]().to(device)
     if order != "before":

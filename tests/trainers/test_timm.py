@@ -1,4 +1,4 @@
-"""timm's loss scaler on the digits program."""
+"""Test timm's loss scaler on the digits program."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ utils = pytest.importorskip("timm.utils", reason="needs timm, as in make test-tr
 
 
 class Training:
-    """As timm's train.py goes about it."""
+    """A training in the manner of timm's train.py."""
 
     def __init__(self, optimizer: str, loss_scaler: Any) -> None:
         self.network = Network().cuda()
@@ -77,7 +77,10 @@ def test_values_are_clipped_by_timm(device: str, installed: None) -> None:
 
 @on_cuda
 def test_the_norm_of_other_parameters_is_clipped_by_timm(device: str, installed: None) -> None:
-    """As without a head: the optimizer has more gradients than are clipped."""
+    """timm clips the norm of other parameters, such as a model's without its head.
+
+    The optimizer has more gradients than timm clips.
+    """
     from amp_ext.integrations.timm import NativeScaler
 
     training = Training("amp_ext.optim", NativeScaler())
@@ -107,7 +110,7 @@ def test_accumulation_clips_and_steps_at_its_end(
 @on_cuda
 @pytest.mark.parametrize("before", ["amp_ext", "timm"])
 def test_resume_is_bit_equal(device: str, before: str, installed: None) -> None:
-    """From timm's own checkpoints too, whose scaler has counted no skips."""
+    """Resuming is bit-equal, also from timm's own checkpoints without a count of skips."""
     from amp_ext.integrations.timm import NativeScaler
 
     first = Training("fused", NativeScaler()).steps(last=4)
@@ -128,7 +131,7 @@ def test_resume_is_bit_equal(device: str, before: str, installed: None) -> None:
 def test_installed_alone(
     device: str, calls: collections.Counter[str], installed_scaler: None
 ) -> None:
-    """timm's own loss scaler then makes ours, and clips by torch."""
+    """After install() alone, timm's own loss scaler makes amp_ext's, and clips by torch."""
     training = Training("plain", utils.NativeScaler()).steps()
     assert calls == {"unscale": STEPS}
     assert training.loss_scaler._scaler.get_skipped_steps() == 1

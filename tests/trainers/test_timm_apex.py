@@ -1,4 +1,4 @@
-"""timm's ApexScaler, which says ``from apex import amp``, on the digits program."""
+"""Test timm's ApexScaler (``from apex import amp``) on the digits program."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ timm_cuda = pytest.importorskip("timm.utils.cuda", reason="needs timm, as in mak
 
 @pytest.fixture
 def apex_scaler() -> Iterator[Any]:
-    """Of a timm that is imported after ``install()``."""
+    """Return the scaler of a timm imported after ``install()``."""
     assert "apex" not in sys.modules
     amp_ext.compat.apex.install()
     importlib.reload(timm_cuda)

@@ -1,4 +1,4 @@
-"""transformers' Trainer on the digits program."""
+"""Test transformers' Trainer on the digits program."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_resume_is_bit_equal(device: str, tmp_path: Path, installed: None) -> No
 def test_installed_alone(
     device: str, calls: collections.Counter[str], installed_scaler: None, tmp_path: Path
 ) -> None:
-    """The trainer's own scaler is then ours."""
+    """After install() alone, the trainer's own scaler is amp_ext's."""
     trainer = trainer_of(transformers.Trainer, "plain", tmp_path)
     trainer.train()
     assert calls == {"unscale": STEPS}

@@ -74,7 +74,7 @@ def _twice_u(x):
 
 @device_function
 def _logistic(x):
-    # With e = exp(-|x|), 1 / (1 + e) for x > 0 and e / (1 + e) cancel and overflow nowhere.
+    # With e = exp(-|x|), 1 / (1 + e) for x > 0 and e / (1 + e) neither cancel nor overflow.
     e = tl.exp(-tl.abs(x))
     return tl.where(x > 0.0, 1.0, e) / (1.0 + e)
 

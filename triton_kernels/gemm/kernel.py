@@ -248,7 +248,7 @@ def gemm_kernel(
     Args:
         scratch: fp32: with splits, a tile for each unit; then a row for each row of tiles.
         tickets: with splits, one for each tile; then one for each column of tiles.
-        a, b: batch * terms matrices, of which a result sums `terms`; also as descriptors, or None.
+        a, b: batch * terms matrices; a result sums `terms` of them; also as descriptors, or None.
     """
     tiles_m, tiles_n = tl.cdiv(m, F.tile_m), tl.cdiv(n, F.tile_n)
     tiles = batch * tiles_m * tiles_n

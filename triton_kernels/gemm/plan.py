@@ -20,15 +20,16 @@ class Tile(NamedTuple):
     def parts(self, vector: int) -> int:
         """Return the number of parts, side by side, in which the epilogue takes the tile.
 
-        A thread needs registers for a part's elements, for those of c and aux, and for their
-        addresses, of which there is one for each vector.
+        A thread needs registers for a part's elements, for elements of c and aux, and for an
+        address of each vector.
         """
         elements = 16 if vector >= 4 else 8
         return max(1, self.m * self.n // (self.warps * 32 * elements))
 
 
-# Larger tiles first: they load fewer bytes for each product. Shared memory, (m + n) * k * 2 bytes a
-# stage, is limited to 99 KiB by 8.6, 8.9 and 12.x, which use AMPERE, and to 227 KiB by 9.0 to 11.0.
+# Larger tiles first: they load fewer bytes for each product. Shared memory is (m + n) * k * 2 bytes
+# a stage. Capabilities 8.6, 8.9 and 12.x limit it to 99 KiB and use AMPERE; 9.0 to 11.0 limit it to
+# 227 KiB.
 AMPERE = (
     Tile(128, 256, 32, warps=8, stages=4, programs=1),
     Tile(128, 128, 32, warps=8, stages=4, programs=1),

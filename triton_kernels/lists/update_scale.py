@@ -48,7 +48,7 @@ def update_scale_kernel(
     left = tl.load(hysteresis_tracker, mask=tolerates, other=0) - 1
     skipped = tl.load(skipped_steps, mask=counts, other=0) + 1
     found_inf = tl.load(next_step + 1, mask=prepares, other=0.0)
-    tl.debug_barrier()  # one thread overwrites what all have read
+    tl.debug_barrier()  # one thread overwrites values that all have read
 
     grows = (overflow == 0) & (steps >= growth_interval)
     backs_off = overflow & ((hysteresis <= 1) | (left <= 0))
@@ -83,7 +83,7 @@ def backed_off(scale, factor, floor):
 
 @device_function
 def grown(scale, factor, ceiling):
-    """Return scale * factor if finite, stopped by the ceiling likewise."""
+    """Return scale * factor, at most the ceiling or the scale; the scale if not finite."""
     new = (scale.to(tl.float64) * factor).to(tl.float32)
     highest = tl.where(scale > ceiling, scale, ceiling)
     return tl.where(is_finite(new), tl.where(new > highest, highest, new), scale)

@@ -38,7 +38,7 @@ def adam_kernel(
             update.advance_steps(table, size, ticket)
 
 
-# ptxas would give the sm_80 kernel 128 registers, which are too few.
+# ptxas would give the sm_80 kernel 128 registers: too few.
 adam_ = ListLauncher(adam_kernel, programs=1, maxnreg=168)
 
 

@@ -1,6 +1,6 @@
-"""The parts that the updates of all optimizers share.
+"""Share parts between the updates of all optimizers.
 
-The arithmetic is that of csrc/include/amp_ext/optim.h, to the bit.
+The arithmetic equals csrc/include/amp_ext/optim.h, to the bit.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Test the example as on a machine with a GPU: nothing here knows of cudasim.
+"""Test the example as on a machine with a GPU, without any reference to cudasim.
 
 nvcc -O3 -shared -Xcompiler -fPIC -cudart shared -o libexample.so transpose.cu
 python -m cudasim --sources transpose.cu --capability 80 -- pytest
@@ -35,7 +35,7 @@ def test_transpose(n: int) -> None:
 
 
 def test_transpose_in_haste() -> None:
-    """A barrier is missing, which a GPU seldom tells."""
+    """A barrier is missing; a GPU seldom shows it."""
     a = torch.randn(70, 70).cuda()
     out = torch.empty_like(a)
     call("transpose", a, out, 70, ctypes.c_bool(True))

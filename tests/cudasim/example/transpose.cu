@@ -1,5 +1,4 @@
-// A small library of CUDA in the ordinary style: two transposes, of which one has a race, and a
-// sum.
+// A small library of CUDA in the ordinary style: two transposes, one with a race, and a sum.
 #include <cuda_runtime.h>
 
 namespace {
@@ -18,8 +17,8 @@ __global__ void transpose(const float* in, float* out, int n) {
     if (x < n && y + j < n) out[(y + j) * n + x] = tile[threadIdx.x][threadIdx.y + j];
 }
 
-// The same by a block for each row of tiles. A barrier is missing behind the last reads of a tile,
-// which the next one overwrites; most often the result is right.
+// The same by a block for each row of tiles. A barrier is missing behind the last reads of a tile:
+// the next tile overwrites it. Most often the result is right.
 __global__ void transpose_in_haste(const float* in, float* out, int n) {
   __shared__ float tile[kTile][kTile + 1];
   const int y = blockIdx.x * kTile + threadIdx.y;

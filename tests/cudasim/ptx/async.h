@@ -1,4 +1,4 @@
-// Share mbarriers and tensor maps between asynchronous copies and what waits for them.
+// Share mbarriers and tensor maps between asynchronous copies and their waits.
 #pragma once
 
 #include "memory.h"

@@ -17,8 +17,8 @@ constexpr u32 kMostClusters = 1u << 15;        // of a grid; races of later clus
 constexpr u32 cluster_of(Actor actor) { return actor >> kActorBits; }
 constexpr u32 number_of(Actor actor) { return actor & (kMostActors - 1); }
 
-// The time up to which each actor's accesses happened before. Times of the own cluster are dense,
-// times of other clusters, which few kernels exchange, are a sorted list that clocks share.
+// The time up to which each actor's accesses happened before. Times of the own cluster are dense.
+// Few kernels exchange times of other clusters: these are a sorted list that clocks share.
 class Clock {
  public:
   explicit Clock(u32 cluster = 0) : cluster_(cluster) {}

@@ -264,7 +264,7 @@ class Body {
     return operand;
   }
 
-  // Return the row of a special register, which the start of a block fills.
+  // Return the row of a special register; the start of a block fills it.
   Operand special(const std::string& name) {
     const auto [found, is_new] = specials_.try_emplace(name);
     if (is_new) {
@@ -333,7 +333,7 @@ class Body {
           d.operands.push_back(parse(operand));
       decode_instruction(d);
     } catch (const Fault& cause) {
-      // The fault is that of a thread that comes here.
+      // The fault occurs in a thread that reaches the instruction.
       static auto& reasons = *new std::vector<std::string>;
       instruction.offset = static_cast<s64>(reasons.size());
       reasons.push_back(cause.text);

@@ -1,4 +1,4 @@
-// Fill global memory that nothing has written with words that tell so.
+// Fill global memory without a write with words that mark it.
 #pragma once
 
 #include <cstdint>

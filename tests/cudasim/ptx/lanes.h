@@ -74,11 +74,11 @@ inline T canonical(T x) {
 inline float widen(f16 x) { return static_cast<float>(bits_as<_Float16>(x.bits)); }
 inline float widen(bf16 x) { return bits_as<float>(static_cast<u32>(x.bits) << 16); }
 
-// In the current rounding mode.
+// Convert in the current rounding mode.
 inline void narrow(float x, f16& to) {
   to = x == x ? f16{bits_as<u16>(static_cast<_Float16>(x))} : f16{0x7fff};
 }
-// To nearest even, towards zero if asked.
+// Rounds to nearest even, or towards zero.
 inline void narrow(float x, bf16& to, bool to_zero = false) {
   const u32 bits = bits_as<u32>(x);
   to = x != x    ? bf16{0x7fff}

@@ -8,7 +8,7 @@
 namespace cudasim {
 namespace {
 
-// What a lane's address is in its own space.
+// The target of a lane's address in its own space.
 struct Target {
   u8* data;
   Block* block = nullptr;  // of shared memory

@@ -53,7 +53,7 @@ struct BulkStore {
   std::vector<u8> data;
 };
 
-// An asynchronous product of a warpgroup, of which a warp has 16 rows.
+// An asynchronous product of a warpgroup; a warp has 16 rows of it.
 struct Product {
   const Instruction* instruction;
   u64 a, b;  // descriptors
@@ -67,7 +67,7 @@ struct Chain {
   int in_flight = 0;
 };
 
-// The asynchronous actors of a warp, and those of an mbarrier.
+// The asynchronous actors of a warp, and the actor of an mbarrier.
 enum class Engine : u8 { copy, bulk_read, bulk_write, product, mbarrier };
 
 struct Warp {
@@ -88,8 +88,8 @@ struct Warp {
   // Order of accesses.
   Actor actor = 0;
   Clock clock;
-  // Two scopes, block and device: the clock at the last fence, and clocks acquired since, which
-  // the next fence joins.
+  // Two scopes, block and device: the clock at the last fence, and clocks acquired since. The next
+  // fence joins them.
   Clock fenced[2], unfenced[2];
   bool has_fenced[2] = {};
 
@@ -106,7 +106,7 @@ struct Warp {
   u32 bulk_groups[kLanes] = {};
   u32 proxy_fences[kLanes] = {};
 
-  // wgmma: groups, of which the last one is open
+  // wgmma: groups; the last one is open
   std::deque<std::vector<Product>> products{1};
   u32 product_groups = 0;
   std::vector<Chain> chains;
@@ -135,12 +135,12 @@ struct Warp {
   void run(int budget);  // so many instructions, or until nothing runs
   // Ends the group's turn until the grid has made progress.
   void poll();
-  // Everything so far happens before what others acquire.
+  // Everything so far happens before later acquires.
   void tick();
   u32 time() const { return clock.of(actor); }
 };
 
-// Shared memory of a block, with what is known of its bytes.
+// Shared memory of a block, with the state of its bytes.
 struct SharedMemory {
   std::vector<u8> memory;
   u8* base;  // of address 0
@@ -215,7 +215,7 @@ struct Launch {
   u64 seed = 0;
 };
 
-// What a process chooses for all launches.
+// Choices of a process for all launches.
 struct Options {
   bool any_order = true, any_async = true;  // by the seed of each launch
   Order order = Order::forward;
@@ -229,7 +229,7 @@ Options& options();
 struct Range {
   u64 begin = 0, end = 0;
 };
-// The allocation around an address of global memory; an empty one if there is none.
+// The allocation around an address of global memory, or an empty one.
 using FindAllocation = Range (*)(u64 address);
 extern FindAllocation find_allocation;
 
@@ -262,8 +262,7 @@ struct Grid {
 struct Statistics {
   u64 launches = 0, instructions = 0;
   // Bytes of global memory by vector loads of 16 bytes, vector stores and asynchronous copies
-  // (whole boxes); the number of such loads of the thread that makes most of them, over all
-  // launches.
+  // (whole boxes). `most_loads` is the largest number of such loads of a thread, over all launches.
   u64 bytes_loaded = 0, bytes_stored = 0, bytes_copied = 0, most_loads = 0;
   std::string fault;  // of the last launch that had one
 };

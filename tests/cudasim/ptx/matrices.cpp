@@ -6,7 +6,7 @@ namespace {
 
 // ---- ldmatrix and stmatrix ----------------------------------------------------------------------
 
-// Lane 8 i + r has the address of row r of matrix i; lane l has elements 2 (l % 4) and the next of
+// Lane 8 i + r has the address of row r of matrix i. Lane l has elements 2 (l % 4) and the next of
 // row l / 4 of each matrix, or of column l / 4 if transposed.
 using Matrices = u16[4][8][8];
 
@@ -15,9 +15,8 @@ u16& element(Matrices& matrices, bool transposed, int i, int lane, int which) {
   return transposed ? matrices[i][column][row] : matrices[i][row][column];
 }
 
-// Pipelines load fragments ahead, behind the last step too. Bytes that nothing has written are NaN,
-// which shows where they are used.
-// it.count: matrices; it.kind: transposed
+// Pipelines load fragments ahead, behind the last step too. Bytes without a write are NaN: their
+// uses show. it.count: matrices; it.kind: transposed
 void ldmatrix(Warp& w, const Instruction& it, u32) {
   Matrices matrices;
   Accesses accesses(w, it, role_of(w, false));
@@ -79,10 +78,10 @@ float half_of(u32 pair, int which, bool is_bf16) {
   return is_bf16 ? widen(bf16{bits}) : widen(f16{bits});
 }
 
-// D = A B + C of 16 x 8, with it.count columns of A. rows[0...]: D, more: A, B, C.
-// Register i of A has row lane / 4 + 8 (i % 2), columns 2 (lane % 4) + 8 (i / 2) and the next;
-// register i of B has column lane / 4 and these as rows; C and D have columns 2 (lane % 4), of row
-// lane / 4 + 8 (i / 2).
+// D = A B + C of 16 x 8, with it.count columns of A. rows[0...]: D, more: A, B, C. Register i of A
+// has row lane / 4 + 8 (i % 2), columns 2 (lane % 4) + 8 (i / 2) and the next. Register i of B has
+// column lane / 4 and these columns as rows. C and D have columns 2 (lane % 4), of row lane / 4 + 8
+// (i / 2).
 void mma(Warp& w, const Instruction& it, u32) {
   const int depth = it.count, a_registers = depth / 4, b_registers = depth / 8;
   float a[16][16], b[16][8], sums[16][8];

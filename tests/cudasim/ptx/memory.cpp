@@ -1,4 +1,4 @@
-// Resolve addresses, and check what is read and written there.
+// Resolve addresses, and check reads and writes there.
 #include "memory.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Resolve addresses: state spaces, alignment, bounds, and what is known of the bytes.
+// Resolve addresses: state spaces, alignment, bounds, and the state of the bytes.
 #pragma once
 
 #include "lanes.h"
@@ -13,7 +13,7 @@ struct SharedBytes {
   u32 offset;
   u8* data;
 };
-// `address` may name another block of the cluster. `what` begins the message of a fault.
+// `address` may belong to another block of the cluster. `what` begins the message of a fault.
 SharedBytes shared_bytes(Warp& w, int lane, u32 address, u32 bytes, u32 align, const char* what);
 SharedBytes bytes_of(Block& block, u32 offset, u32 bytes, u32 align, const char* what,
                      int lane = -1);
@@ -31,7 +31,7 @@ void note_generic_write(Warp& w, int lane, Block& block, u32 offset, u32 bytes);
 void check_proxy(Block& block, u32 offset, u32 bytes, const char* what);
 void forget_generic_writes(Block& block, u32 offset, u32 bytes);
 
-// How an access takes part in races.
+// The role of an access in races.
 struct Role {
   Actor actor;
   u32 time;

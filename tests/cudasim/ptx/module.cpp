@@ -136,7 +136,7 @@ class Reader {
   }
 
   static void add_parameter(Kernel& kernel, std::string declared) {
-    // ".ptr .align 8" describes what a pointer points to.
+    // ".ptr .align 8" describes the target of a pointer.
     u32 pointer = 0;
     if (const size_t ptr = declared.find(".ptr"); ptr != std::string::npos) {
       pointer = static_cast<u32>(bits_of(declared.find("64") < ptr ? "u64" : "u32") / 8);

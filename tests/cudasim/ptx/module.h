@@ -75,7 +75,7 @@ struct Kernel {
   size_t body = 0, end = 0;
   u32 line = 1;
 
-  // A mutant of one statement, which takes the place of the compiler's.
+  // A mutant of one statement, in place of the compiler's.
   s64 edited = -1;
   std::string edit;
 
@@ -111,7 +111,7 @@ struct Module {
 std::unique_ptr<Module> read_module(const std::string& path);
 std::vector<Kernel*>& all_kernels();
 void decode(Kernel& kernel);
-// Decodes a kernel anew, with another text of one statement.
+// Decodes a kernel again, with another text of one statement.
 void edit(Kernel& kernel, u32 statement, const std::string& text);
 std::string demangled(const std::string& symbol);
 

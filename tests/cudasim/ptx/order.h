@@ -11,7 +11,7 @@ enum OrderFlags : s32 {
   wide = 2,    // of the scope of the device or more
   acquires = 4,
   releases = 8,
-  replaces = 16,  // a store, which ends what releases before it published
+  replaces = 16,  // a store; it ends earlier releases
 };
 
 s32 order_of(const Decoder& d, bool is_atomic);

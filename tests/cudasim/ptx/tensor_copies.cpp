@@ -41,7 +41,7 @@ struct Box {
   }
 };
 
-// Swizzle modes 1 to 3 of 32, 64 and 128 bytes exchange address bits from 4 on by those from 7 on.
+// Swizzle modes 1 to 3 of 32, 64 and 128 bytes exchange address bits from 4 on by bits from 7 on.
 u32 swizzled(const TensorMap& map, u32 address) {
   const u32 bits = map.swizzle ? ((16u << map.swizzle) - 1) & ~15u : 0;
   return address ^ (address >> 3 & bits);

@@ -87,8 +87,8 @@ void widen_eight(const u8* from, bool is_bf16, bool negates, float* to) {
   }
 }
 
-// The warp's 16 rows of the product. Register i of a lane has row lane / 4 + 8 (i / 2 % 2), column
-// 8 (i / 4) + 2 (lane % 4) + i % 2.
+// Multiply the warp's 16 rows of the product. Register i of a lane has row
+// lane / 4 + 8 (i / 2 % 2), column 8 (i / 4) + 2 (lane % 4) + i % 2.
 void multiply(Warp& w, const Product& product, float* values) {
   const Instruction& it = *product.instruction;
   const int n = it.count;
@@ -124,7 +124,7 @@ void multiply(Warp& w, const Product& product, float* values) {
 
 // ---- accumulators in flight ---------------------------------------------------------------------
 
-// A register of a product in flight holds a token of its chain and number. What moves the register
+// A register of a product in flight holds a token of its chain and number. A move of the register
 // moves the token, and arithmetic on it makes garbage. The end of the chain replaces all tokens.
 constexpr u32 kToken = 0x7fa00000u;  // signalling NaNs, which arithmetic does not make
 constexpr u32 kTokens = 1u << 20;
@@ -142,7 +142,7 @@ void copy_registers(Warp& w, const Instruction& it, float* values, bool to_regis
   }
 }
 
-// The chain whose tokens the accumulator has, or a new one.
+// The chain of the accumulator's tokens, or a new one.
 int chain_of(Warp& w, const Instruction& it, bool accumulates) {
   const u32 first = w.source(it.more[0])[0];
   if (accumulates && is_token(first)) {

@@ -1,4 +1,4 @@
-"""The executor of PTX: what it computes, the faults and the races that it finds."""
+"""Test the executor of PTX: its results, and the faults and races it finds."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def module(name: str, architecture: str = "90a") -> Module:
 
 
 def lines(file: str, name: str) -> list[int]:
-    """Return the lines whose comment names a kernel."""
+    """Return the lines with a kernel's name in their comment."""
     text = (HERE / f"{file}.cu").read_text().splitlines()
     return [i for i, line in enumerate(text, 1) if re.search(rf"// {name}$", line)]
 

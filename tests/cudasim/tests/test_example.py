@@ -1,4 +1,4 @@
-"""The example for strangers, built and tested by the command of the README."""
+"""Test the example for users, built by the command of the README."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def test_the_race_of_the_example_is_found(tmp_path: Path) -> None:
-    """All tests of the example pass but that of the kernel without a barrier."""
+    """All tests of the example pass, except the one of the kernel without a barrier."""
     source, library = HERE / "example/transpose.cu", tmp_path / "libexample.so"
     flags = ["-O3", "-shared", "-Xcompiler", "-fPIC", "-cudart", "shared"]
     build.call(["nvcc", *flags, "-o", str(library), str(source)])

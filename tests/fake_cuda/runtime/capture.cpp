@@ -10,7 +10,7 @@ struct CUgraph_st {
 
 struct CUgraphExec_st {
   std::shared_ptr<const fake_cuda::Nodes> nodes;
-  CUstream_st* stream = nullptr;  // of the last launch, which the next one waits for
+  CUstream_st* stream = nullptr;  // of the last launch; the next one waits for it
   int64_t at = 0;
 };
 

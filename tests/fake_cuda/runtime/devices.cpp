@@ -1,4 +1,4 @@
-// Devices and what they say of themselves, errors, the record of calls, and the driver's functions.
+// Devices and their properties, errors, the record of calls, and the driver's functions.
 #include <cuda.h>
 #include <dlfcn.h>
 
@@ -17,7 +17,7 @@ namespace {
 
 // Nothing here is destroyed: programs call CUDA until their very end.
 std::recursive_mutex& mutex = *new std::recursive_mutex;
-int depth = 0;  // of locks, which the thread holds that has the mutex
+int depth = 0;  // number of locks held by the thread with the mutex
 auto& discarded = *new std::vector<std::shared_ptr<const void>>;
 
 constexpr size_t kText = 4096;
@@ -57,7 +57,7 @@ Settings read_settings() {
 
 void say(const char* text) { fprintf(stderr, "fake cuda: %s\n", text); }
 
-// What CUDA's own library says of an error, which it does without a driver.
+// The text of CUDA's own library for an error; it needs no driver.
 const char* cudas_text(cudaError_t error, const char* function) {
   using Text = const char* (*)(cudaError_t);
   static void* const library = dlopen("libcudart.so.13", RTLD_LAZY | RTLD_LOCAL);
@@ -65,7 +65,7 @@ const char* cudas_text(cudaError_t error, const char* function) {
   return text ? text(error) : "an error of the fake CUDA runtime";
 }
 
-// torch's CPU kernels in the place of its CUDA kernels, before torch can use a device.
+// Loads torch's CPU kernels in place of its CUDA kernels, before torch can use a device.
 void load_fallback() {
   static const bool loaded = [] {
     const char* const path = getenv("FAKE_CUDA_FALLBACK");
@@ -170,14 +170,14 @@ FAKE_CUDA_API void fake_cuda_record(bool on) {
   if (on) recorded.clear();
 }
 
-// Forgets the fault of an operation, which on a GPU only the end of the process does.
+// Forgets the fault of an operation. On a GPU, a fault lasts to the end of the process.
 FAKE_CUDA_API void fake_cuda_forget_fault() {
   FAKE_CUDA_LOCK;
   run_all();
   last_error = lost_context = cudaSuccess;
 }
 
-// A line for each call that was recorded: its kind, a tab, and what it did.
+// A line for each recorded call: its kind, a tab, and its text.
 FAKE_CUDA_API const char* fake_cuda_recorded() { return recorded.c_str(); }
 
 FAKE_CUDA_API cudaError_t cudaGetDeviceCount(int* count) {

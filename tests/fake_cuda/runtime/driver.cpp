@@ -1,5 +1,5 @@
-// The functions of the driver with which Triton loads and launches what it has compiled. A launch
-// is recorded and computes nothing: no one here runs machine code.
+// The functions of the driver with which Triton loads and launches compiled kernels. A launch is
+// recorded and computes nothing: the runtime does not execute machine code.
 #include <cuda.h>
 
 #include <string>

@@ -1,5 +1,5 @@
 // torch's operators for CUDA tensors: each runs torch's CPU kernel on the same memory, as one
-// operation of the current stream. What only allocates, views or copies memory stays as it is.
+// operation of the current stream. Operators that only allocate, view or copy memory are unchanged.
 #include <ATen/Context.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
@@ -32,7 +32,7 @@ using at::Tensor;
 using c10::IValue;
 using Stack = torch::jit::Stack;
 
-// As below autograd, whatever the thread that waits for the operation is in the middle of.
+// Dispatches as below autograd, whatever the state of the waiting thread.
 class PlainDispatch {
  public:
   PlainDispatch() : no_keys_(excluded()), no_inference_(false) {}
@@ -77,7 +77,7 @@ uint64_t next_seed(const IValue* generator, c10::cuda::CUDAStream stream) {
       generator ? generator->toGenerator() : at::globalContext().defaultGenerator(stream.device());
   const std::lock_guard<std::mutex> lock(chosen.mutex());
   const uint64_t offset = chosen.get_offset();
-  chosen.set_offset(offset + 4);  // which it wants to be a multiple of 4
+  chosen.set_offset(offset + 4);  // torch requires a multiple of 4
   return chosen.current_seed() * 0x9E3779B97F4A7C15 + offset;
 }
 
@@ -191,7 +191,7 @@ void compute(const c10::OperatorHandle& op, Stack& stack) {
   op.callBoxed(&stack);
 }
 
-// A call of an operator: which arguments it returns, and how the CPU computes it.
+// A call of an operator: the arguments it returns, and its computation on the CPU.
 class Call {
  public:
   Call(const c10::OperatorHandle& op, Stack arguments)
@@ -204,7 +204,7 @@ class Call {
   }
 
   Stack run() {
-    // What the shape of a result, or a number, depends on has to be computed first.
+    // If the shape of a result or a number depends on values, they are computed first.
     if (op_.hasTag(at::Tag::dynamic_output_shape) || op_.hasTag(at::Tag::data_dependent_output))
       return compute_at_once();
     const Stack tried = dry_run();
@@ -280,7 +280,7 @@ class Call {
   }
 
   Stack compute_at_once() {
-    const auto shared = std::make_shared<Stack>();  // which outlives this call in a capture
+    const auto shared = std::make_shared<Stack>();  // it outlives this call in a capture
     launch([shared](const Stack& results) { *shared = results; });
     C10_CUDA_CHECK(cudaStreamSynchronize(c10::cuda::getCurrentCUDAStream().stream()));
     const Stack computed = std::exchange(*shared, {});

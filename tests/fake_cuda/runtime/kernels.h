@@ -1,4 +1,4 @@
-// What the fake CUDA runtime asks of the library of kernels, such as tests/cudasim.
+// The interface of the fake CUDA runtime to the library of kernels, such as tests/cudasim.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -15,9 +15,9 @@ struct Kernel {
 };
 
 struct Kernels {
-  // The kernel of a symbol in nvcc's code; null if there is none.
+  // The kernel of a symbol in nvcc's code, or null.
   const Kernel* (*find)(const char* symbol);
-  // What went wrong; empty if nothing did.
+  // Return the error of a launch; empty without one.
   const char* (*launch)(const cudaLaunchConfig_t& config, const Kernel& kernel, void** parameters,
                         uint64_t seed);
   void* encode_tensor_map;

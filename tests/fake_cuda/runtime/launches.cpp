@@ -27,7 +27,7 @@ constexpr int kWaits = 90;  // PTX of this version has griddepcontrol.wait
 struct Function {
   const char* symbol;
   const void* binary;              // with its code
-  int ptx = 0;                     // the version of what it was compiled from that runs
+  int ptx = 0;                     // the version of the PTX it was compiled from
   const Kernel* kernel = nullptr;  // null if it is not one of ours
   bool is_known = false;
   std::vector<size_t> most_shared;  // bytes of a block, on each device
@@ -93,7 +93,7 @@ Function* find_function(const void* pointer) {
   return &function;
 }
 
-// What the driver would not launch; nothing if it would.
+// The reason for which the driver would refuse a launch, or nothing.
 const char* refusal(const cudaLaunchConfig_t& config, const Function& function, bool captured) {
   const dim3 grid = config.gridDim, block = config.blockDim;
   if (grid.x == 0 || grid.y == 0 || grid.z == 0 || grid.x > INT32_MAX ||
@@ -214,7 +214,7 @@ __attribute__((visibility("default"))) cudaError_t launch_on_host(cudaStream_t h
 
 using namespace fake_cuda;
 
-// From now on launches of amp_ext do nothing, and cost nothing.
+// Drops later launches of amp_ext, at no cost.
 FAKE_CUDA_API void fake_cuda_drop_launches(bool drop) { drops = drop; }
 
 // Launches so far that need not wait for the kernel before.

@@ -1,4 +1,4 @@
-// Device memory, which is the host's but may be closed to it, pinned memory, and copies.
+// Device memory (memory of the host that may be closed to it), pinned memory, and copies.
 #include <signal.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -39,7 +39,7 @@ void protect(const char* begin, size_t bytes, int protection) {
   }
 }
 
-// Of one device, or of all.
+// Protect the memory of one device, or of all.
 void protect_all(int device, int protection) {
   if (!settings().guarded) return;
   for (const auto& [begin, block] : blocks)
@@ -96,7 +96,7 @@ void Addresses::tell(int, siginfo_t* info, void*) {
                                 accesses ? "an operation" : "the host", info->si_addr);
     (void)!write(STDERR_FILENO, text, length);
   }
-  sigaction(SIGSEGV, &other_handler, nullptr);  // which the same access now comes to
+  sigaction(SIGSEGV, &other_handler, nullptr);  // the repeated access reaches it
 }
 
 // The allocation that an address is in, or nothing.

@@ -1,6 +1,6 @@
-// In the place of NVIDIA's management library, which a machine with a driver has. torch asks it for
-// the processes on a device when memory is short; torch.cuda, which finds no function to count
-// devices here, asks the CUDA runtime.
+// A replacement for NVIDIA's management library of machines with a driver. When memory is short,
+// torch asks it for the processes on a device. torch.cuda finds no function here to count devices,
+// and asks the CUDA runtime.
 #define NVML(name) extern "C" __attribute__((visibility("default"))) int name
 
 namespace {

@@ -1,4 +1,4 @@
-// What the files of the fake CUDA runtime share: operations, streams, captures and errors.
+// Shared parts of the fake CUDA runtime: operations, streams, captures and errors.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -40,9 +40,9 @@ constexpr size_t kMostSharedUnasked = 48 << 10;  // without cudaFuncSetAttribute
 
 // ---- errors and the record ----------------------------------------------------------------------
 
-// Every function of the API holds it, and so do operations while they run. What these keep is
-// destroyed once it has been left: Python objects among it take the GIL, whose holder may wait
-// here.
+// Every function of the API holds the lock, and so do operations while they run. The objects these
+// keep are destroyed after the lock is released: Python objects among them take the GIL, and its
+// holder may wait here.
 class Lock {
  public:
   Lock();
@@ -54,11 +54,11 @@ void discard(std::shared_ptr<const void> kept);
 
 inline thread_local int current_device = 0;
 inline thread_local bool has_context = false;   // a call has bound one to the thread
-inline cudaError_t lost_context = cudaSuccess;  // the error of an operation, which stays
+inline cudaError_t lost_context = cudaSuccess;  // the error of an operation; it stays
 
 cudaError_t done(cudaError_t error);  // remembers it for cudaGetLastError
 
-// The same, and has cudaGetErrorString tell why.
+// Like done(), with the reason in cudaGetErrorString.
 __attribute__((format(printf, 2, 3))) cudaError_t refuse(cudaError_t error, const char* format,
                                                          ...);
 
@@ -121,7 +121,7 @@ struct CUstream_st {
   std::deque<fake_cuda::Step> queue;
   int64_t issued = 0, finished = 0;
   std::shared_ptr<fake_cuda::Capture> capture;
-  std::set<size_t> last;  // nodes of the capture, after which the next one comes
+  std::set<size_t> last;  // nodes of the capture that the next one follows
 };
 
 struct CUevent_st {

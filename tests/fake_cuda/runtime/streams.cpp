@@ -9,7 +9,7 @@ namespace {
 
 constexpr int kRunOneIn = 3;  // in a random order, the chance that another operation runs
 
-auto& streams = *new std::deque<Stream>;  // which stay, as events name them
+auto& streams = *new std::deque<Stream>;  // streams stay: events refer to them
 bool is_running = false;
 
 void step(Stream& stream) {
@@ -80,7 +80,7 @@ void run_until(Stream& stream, int64_t at) {
   while (stream.finished < at) step(stream);
 }
 
-// By turns, so that streams that do not wait for each other meet.
+// Runs streams by turns, so that streams without waits for each other meet.
 void run_all() {
   while (true) {
     std::vector<Stream*> busy = busy_streams();
@@ -165,7 +165,7 @@ FAKE_CUDA_API cudaError_t cudaDeviceSynchronize() {
   return done(lost_context);
 }
 
-// A query lets the stream go on, so that polling comes to an end.
+// A query advances the stream, so that polling ends.
 FAKE_CUDA_API cudaError_t cudaStreamQuery(cudaStream_t handle) {
   FAKE_CUDA_LOCK;
   Stream* const stream = find_stream(handle);

@@ -39,8 +39,8 @@ every_majors = pytest.mark.parametrize("majors", MAJORS)
 
 # ---- shapes ------------------------------------------------------------------------------------
 
-# 65 sizes of each of m, n and k in five combinations with those of the others, any two of them in
-# about 325 different pairs.
+# 65 sizes of each of m, n and k in five combinations with the other sizes, any two of them in about
+# 325 different pairs.
 SHAPES = [
     (1 + i, 1 + (7 * i + 13 * j) % 65, 1 + (11 * i + 29 * j) % 65)
     for i in range(65)
@@ -55,7 +55,7 @@ def into(m: int, n: int, aligned: bool = True, batch: int = 1) -> torch.Tensor:
 
 @every_tile_and_majors
 def test_tails(tile: Tile, majors: str) -> None:
-    """Every tail, with few steps along k or so many that they pass through the ring twice."""
+    """Every tail is right, with few steps along k or with two rounds of the ring."""
     number = tile.number * len(MAJORS) + list(MAJORS).index(majors)
     for i, (m, n, k) in enumerate(SHAPES[number :: len(SM80_TILES) * len(MAJORS)]):
         k += i % 2 * 2 * (tile.stages or 8) * tile.k

@@ -1,5 +1,4 @@
-"""The planner, csrc/kernels/gemm/plan: what holds for every plan, choices, and what each kernel
-can compute."""
+"""Test the planner, csrc/kernels/gemm/plan: invariants and choices of plans, limits of kernels."""
 
 from __future__ import annotations
 
@@ -140,7 +139,7 @@ def test_huge_sizes(shape: tuple[int, int, int], sm90: bool) -> None:
     assert found.sm90 or found.is_split or found.blocks == counts[0] * counts[1]
 
 
-# ---- what the kernels can compute --------------------------------------------------------------
+# ---- limits of the kernels ---------------------------------------------------------------------
 
 
 def small(**fields: Any) -> Product:
@@ -148,7 +147,7 @@ def small(**fields: Any) -> Product:
 
 
 def operand(dtype: torch.dtype = FP16, gap: int = 8, at: int = 8) -> Tensor:
-    """Return a matrix whose rows have a gap, at a place in memory."""
+    """Return a matrix with gaps between its rows, at a place in memory."""
     memory = torch.ones(at + 64 * (64 + gap), dtype=dtype)
     return memory.as_strided((1, 64, 64), (0, 64 + gap, 1), at)
 

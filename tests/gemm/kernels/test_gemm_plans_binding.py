@@ -93,7 +93,7 @@ def products(model: str) -> Iterator[tuple[int, int, int, str]]:
 
 @pytest.mark.parametrize("model", MODELS)
 def test_predicted_efficiency_of_language_models(model: str) -> None:
-    """Plans are predicted, not measured, to reach 0.85 of what is attainable."""
+    """Predictions of plans, not measurements, reach 0.85 of the attainable time."""
     for m, n, k, layout in products(model):
         if k < 2048 or m * n < 0.5 * 132 * 128 * 256:  # less than half a wave of tiles
             continue

@@ -144,9 +144,11 @@ def boxes_of(extent: int, tile_extent: int, box: int) -> int:
 @every_sm90_tile
 @every_cluster
 def test_memory_is_moved_as_planned(ptx: Ptx, tile: Tile, cluster: tuple[int, int]) -> None:
-    """A cluster fetches what its blocks share once; boxes are stored that have elements, those of
-    plain results with rows of 128 bytes. Of the shares of a section one at least is not stored,
-    if the others were there before its sums."""
+    """A cluster fetches shared boxes once, and boxes with elements are stored.
+
+    Plain results have boxes with rows of 128 bytes. If the other shares of a section are there
+    before a block's own sums, at least one share is not stored.
+    """
     m, n = tile.of(1 + cluster[0], 1 + cluster[1])
     steps, dtype = 3, TYPES[tile.majors]
     step_bytes = (tile.m * cluster[0] + tile.n * cluster[1]) * tile.k * 2

@@ -1,4 +1,4 @@
-"""The GEMM kernel for sm_90a on a GPU: every tile and cluster, and the same bits in every run."""
+"""Test the GEMM kernel for sm_90a on a GPU: every tile and cluster, the same bits in every run."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def planner_again() -> Iterator[None]:
 @pytest.mark.parametrize("cluster", CLUSTERS)
 @pytest.mark.parametrize("tile", TILES)
 def test_every_tile_cuda(tile: int, cluster: tuple[int, int]) -> None:
-    """On integers, whose sums are exact: several tiles a block, tails, splits, every layout."""
+    """Products of integers are exact: several tiles a block, tails, splits, every layout."""
     _C.force_gemm_tile(tile, cluster)
     for dtype, out_dtype in ((FP16, FP32), (torch.bfloat16, torch.bfloat16)):
         for trans_a, trans_b in itertools.product((False, True), repeat=2):
