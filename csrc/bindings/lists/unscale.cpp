@@ -21,7 +21,7 @@ void unscale_(GradList& grads, const at::Tensor& found_inf, const at::Tensor& in
   if (others == Others::given) arguments.check_apart_from(grads);
   args.max_norm = static_cast<float>(max_norm.value_or(INFINITY));
   args.grads = grads.args();
-  run(grads.op(), device, &Backend::unscale, args);
+  run("amp_ext::unscale_", device, &Backend::unscale, args);  // within a pass of another op too
   grads.finish_writes();
   arguments.mark_written();
 }
