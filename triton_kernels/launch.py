@@ -15,9 +15,10 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from amp_ext.triton_kernels.numerics import INTERPRETED, device_function
 from triton import knobs
 from triton.runtime import driver
+
+from amp_ext.triton_kernels.numerics import INTERPRETED, device_function
 
 INTERPRETED_MULTIPROCESSORS = 3
 

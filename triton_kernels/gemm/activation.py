@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import triton.language as tl
-from amp_ext.triton_kernels.numerics import INTERPRETED, device_function
 from triton.language.extra.cuda import libdevice
+
+from amp_ext.triton_kernels.numerics import INTERPRETED, device_function
 
 
 @device_function

@@ -11,12 +11,13 @@ from typing import Any, NamedTuple
 
 import torch
 import triton.language as tl
+from triton.runtime import driver
+from triton.tools.tensor_descriptor import TensorDescriptor
+
 from amp_ext.triton_kernels.gemm.kernel import Form, Kind, constant, gemm_kernel
 from amp_ext.triton_kernels.gemm.plan import Device, Tile, plans
 from amp_ext.triton_kernels.launch import INTERPRETED_MULTIPROCESSORS, launch
 from amp_ext.triton_kernels.numerics import INTERPRETED
-from triton.runtime import driver
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 DTYPES = (tl.float32, tl.float16, tl.bfloat16, tl.float64)
 """The dtypes in the order of csrc/include/amp_ext/dtype.h."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import triton.language as tl
+
 from amp_ext.triton_kernels.gemm.activation import activate, times_derivative
 from amp_ext.triton_kernels.launch import is_last, kernel
 from amp_ext.triton_kernels.numerics import INTERPRETED, device_function, pointer, round_to, widen

@@ -1,6 +1,7 @@
 """cast_: outputs = inputs, rounded to nearest even into the outputs' dtypes. One launch."""
 
 import triton.language as tl
+
 from amp_ext.triton_kernels.launch import kernel
 from amp_ext.triton_kernels.lists.foreach import ROWS, ListLauncher, rows_of, to_alignment, walk
 from amp_ext.triton_kernels.numerics import device_function, number, pointer, round_to

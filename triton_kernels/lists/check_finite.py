@@ -1,6 +1,7 @@
 """check_finite: found_inf = 1 if an element is not finite. Read-only, one launch."""
 
 import triton.language as tl
+
 from amp_ext.triton_kernels.launch import kernel
 from amp_ext.triton_kernels.lists.foreach import ROWS, ListLauncher, walk_tensors
 from amp_ext.triton_kernels.numerics import device_function, is_any, is_row_finite, pointer

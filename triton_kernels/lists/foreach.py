@@ -10,9 +10,10 @@ from __future__ import annotations
 from typing import Any
 
 import triton.language as tl
+from triton.runtime import driver
+
 from amp_ext.triton_kernels.launch import INTERPRETED_MULTIPROCESSORS, Launcher, multiprocessors
 from amp_ext.triton_kernels.numerics import INTERPRETED, device_function, number, pointer
-from triton.runtime import driver
 
 PROGRAMS = 1024
 """The most programs of a launch."""

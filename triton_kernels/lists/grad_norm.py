@@ -6,6 +6,7 @@ so that a result is bitwise the same in every run.
 """
 
 import triton.language as tl
+
 from amp_ext.triton_kernels.launch import is_last, kernel
 from amp_ext.triton_kernels.lists.foreach import (
     ENTRY_WORDS,

@@ -1,6 +1,7 @@
 """unscale_: grads *= inv_scale in place, clipped; found_inf = 1 on overflow. One launch."""
 
 import triton.language as tl
+
 from amp_ext.triton_kernels.launch import kernel
 from amp_ext.triton_kernels.lists.foreach import ROWS, ListLauncher, walk_tensors
 from amp_ext.triton_kernels.numerics import (

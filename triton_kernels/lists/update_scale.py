@@ -1,6 +1,7 @@
 """update_scale_: the next loss scale from every found_inf, in one launch of one warp."""
 
 import triton.language as tl
+
 from amp_ext.triton_kernels.launch import Launcher, kernel
 from amp_ext.triton_kernels.numerics import device_function, double, is_any, is_finite, pointer
 

@@ -1,6 +1,7 @@
 """adam_: an update of every parameter by Adam, AdamW or AMSGrad. One launch."""
 
 import triton.language as tl
+
 from amp_ext.triton_kernels.launch import kernel
 from amp_ext.triton_kernels.lists.foreach import ListLauncher, walk
 from amp_ext.triton_kernels.numerics import device_function, double, number, pointer

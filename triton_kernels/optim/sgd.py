@@ -1,6 +1,7 @@
 """sgd_: an update of every parameter by gradient descent with momentum. One launch."""
 
 import triton.language as tl
+
 from amp_ext.triton_kernels.launch import kernel
 from amp_ext.triton_kernels.lists.foreach import ListLauncher, walk
 from amp_ext.triton_kernels.numerics import device_function, double, number, pointer

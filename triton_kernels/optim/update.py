@@ -6,6 +6,7 @@ The arithmetic equals csrc/include/amp_ext/optim.h, to the bit.
 from __future__ import annotations
 
 import triton.language as tl
+
 from amp_ext.triton_kernels.launch import is_last
 from amp_ext.triton_kernels.lists.foreach import CHUNK, rows_of
 from amp_ext.triton_kernels.lists.unscale import clip_coefficient
