@@ -160,6 +160,7 @@ void ptx_allow(const void* begin, int64_t bytes) { allow_memory(begin, bytes); }
 
 void** __cudaRegisterFatBinary(void* binary) { return static_cast<void**>(binary); }
 void __cudaRegisterFatBinaryEnd(void**) {}
+char __cudaInitModule(void**) { return 1; }
 void __cudaUnregisterFatBinary(void**) {}
 
 void __cudaRegisterFunction(void**, const char* pointer, char*, const char* symbol, int, uint3*,
