@@ -36,6 +36,12 @@ from ptx_backend.build import BUILD, CSRC, Unit
 PROBES: dict[str, Callable[[], Iterator[Case]]] = {
     probe.__name__: probe for probe in (*blocks.PROBES, *tiles.PROBES)
 }
+GPU_ALONE = ("mbarrier_bytes", "mbarrier_phases", "mbarrier_remote", "mma")
+"""Probes that the executor cannot answer.
+
+It sleeps in try_wait until a phase ends, which a probe of an open phase asks for in vain. Its
+library has no probe of mma.
+"""
 SOURCES = sorted(Path(__file__).parent.glob("*.cu"))
 ROW = "{:<19}{:<63}{:<10}{}"
 
@@ -167,7 +173,7 @@ def compare(executor: bool, gpu: bool) -> list[str]:
     with ThreadPoolExecutor(PROCESSES) as pool:
         on_gpu = {name: pool.submit(check_in_process, name) for name in PROBES if gpu}
         for name, probe in PROBES.items():
-            ptx = check(name, DEVICES["ptx"]) if executor else None
+            ptx = check(name, DEVICES["ptx"]) if executor and name not in GPU_ALONE else None
             cuda = on_gpu[name].result() if gpu else None
             say(ROW.format(name, probe.__doc__, result(ptx), result(cuda)))
             faults += [f"executor, {ptx}"] if ptx else []
@@ -199,7 +205,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         say(fault)
     if options.device and missing[options.device]:
         return 1
-    if asked := len(PROBES) * (ptx + cuda):
+    if asked := len(PROBES.keys() - set(GPU_ALONE)) * ptx + len(PROBES) * cuda:
         say(f"{asked - len(wrong)} of {asked} probes agree")
     return int(bool(faults or wrong))
 

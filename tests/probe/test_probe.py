@@ -25,7 +25,7 @@ with_nvcc = pytest.mark.skipif(nvcc.find() is None, reason="there is no nvcc")
 
 @on_executor
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("name", probe.PROBES)
+@pytest.mark.parametrize("name", [name for name in probe.PROBES if name not in probe.GPU_ALONE])
 def test_executor_agrees(name: str, seed: int) -> None:
     assert probe.check(name, PTX, seed) == ""
 
