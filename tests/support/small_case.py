@@ -12,7 +12,8 @@ import os
 import sys
 
 # An allocation of its own for each tensor: memcheck sees nothing within torch's cache.
-os.environ.setdefault("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
+if __name__ == "__main__":
+    os.environ.setdefault("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
 
 import torch
 
