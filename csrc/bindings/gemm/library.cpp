@@ -134,16 +134,14 @@ GemmResults library_gemm(const GemmArgs& g, const GemmTensors& tensors) {
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   const Operands o(g, tensors);
   const at::ScalarType rounded = scalar_type_of(g.out.dtype);
-  // On a CPU the library computes products of fp64, and of a 16-bit type into that type: an
-  // activation is applied to a sum that is already rounded.
-  const bool rounds_first = o.a.is_cpu() && o.sums != at::kDouble;
+  // Activations are applied to rounded sums, as torch's own layers do. FP64 keeps its sums: torch
+  // has no product of FP64 into another type.
+  const at::ScalarType type = o.sums == at::kDouble ? at::kDouble : rounded;
+  const at::Tensor x = sum_of_terms(o, g, type);
   if (g.derivative) {
-    const at::Tensor x = sum_of_terms(o, g, rounds_first ? rounded : o.sums);
     const at::Tensor y = activation_gradient(x, o.aux.to(x.scalar_type()), g.activation);
     return {y.to(rounded), {}, at::sum(y.flatten(0, -2), 0, /*keepdim=*/false, o.sums)};
   }
-  const bool may_round = !g.aux.data && (!is_curved(g.activation) || o.a.is_cpu());
-  const at::Tensor x = sum_of_terms(o, g, rounds_first || may_round ? rounded : o.sums);
   const at::Tensor out = activated(x, g.activation).to(rounded);
   if (!g.aux.data) return {out, {}, {}};
   return {out.is_same(x) ? out.clone() : out, x.to(rounded), {}};

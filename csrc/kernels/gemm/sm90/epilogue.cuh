@@ -182,10 +182,20 @@ class Sm90Epilogue {
 
   __device__ void finish_part(Part& x, int batch, int row, int column, int number) {
     unsigned char* const to = box(slots_.at * slot_boxes());
-    if (has_side()) ptx::mbarrier_wait(header_.side_full[consumer_][slots_.at], slots_.parity);
-    x.each([&](Group& group, int i) { finish_group(group, to, i, row, number); });
-    if (has_side()) ptx::warp_sync();  // stmatrix overwrites values that other lanes read
-    with_type(g_.out.dtype, [&](auto zero) { BoxWriter<decltype(zero), kColumns>().write(x, to); });
+    if (has_side()) {
+      ptx::mbarrier_wait(header_.side_full[consumer_][slots_.at], slots_.parity);
+      Part side;
+      with_type(g_.out.dtype, [&](auto zero) { side.read<decltype(zero)>(to); });
+      ptx::warp_sync();  // stmatrix overwrites values that other lanes read
+      if (g_.derivative)
+        multiply_by_derivative(g_.activation, side.at, x.at);
+      else
+        x.add(static_cast<float>(g_.beta), side);
+    }
+    if (stores_aux()) write(x, to + box_bytes());
+    if (!g_.derivative) activate(g_.activation, x.at);
+    if (g_.column_sums) sum_columns(x, row, number);
+    write(x, to);
     meet<1, Sm90Tile::kMostBoxes - 1>(is_leader(), stores_read());
     if (is_leader()) {
       ptx::tma_store(maps_.out, to, column, row, batch);
@@ -216,35 +226,21 @@ class Sm90Epilogue {
     consumer_sync(consumer_);
   }
 
-  // Applies the rare epilogues before rounding. `row` is the group's first row.
-  __device__ void finish_group(Group& x, unsigned char* box, int number, int row, int part) {
-    Group side;
-    if (has_side())
-      with_type(g_.out.dtype, [&](auto zero) { side.read<decltype(zero)>(box, number); });
-    if (g_.derivative) {
-      multiply_by_derivative(g_.activation, side.at, x.at);
-    } else {
-      const float beta = static_cast<float>(g_.beta);
-#pragma unroll
-      for (int i = 0; i < Group::kSize; ++i)
-        if (has_side()) x.at[i] += beta * side.at[i];
-      if (stores_aux())
-        with_type(g_.out.dtype,
-                  [&](auto zero) { x.write<decltype(zero)>(box + box_bytes(), number); });
-      activate(g_.activation, x.at);
-    }
-    if (g_.column_sums) sum_columns(x, row, number, part);
+  __device__ void write(const Part& x, unsigned char* box) const {
+    with_type(g_.out.dtype,
+              [&](auto zero) { BoxWriter<decltype(zero), kColumns>().write(x, box); });
   }
 
-  // Sums the columns of a group over this warp's rows, in a fixed order.
-  __device__ void sum_columns(const Group& x, int row, int number, int part) {
+  // Sums the columns of a part over this warp's rows, in a fixed order.
+  __device__ void sum_columns(const Part& x, int row, int part) {
     auto& sums = header_.column_sums[consumer_][part % 2][consumer_thread() / 32];
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      float sum = row + Group::row(i) < g_.m ? x.at[i] : 0.0f;
-      if (row + Group::row(i + 2) < g_.m) sum += x.at[i + 2];
+    for (int column = 0; column < Part::kSize / 2; ++column) {
+      const int i = column / 2 * Part::kGroupSize + column % 2;
+      float sum = row + Part::row(i) < g_.m ? x.at[i] : 0.0f;
+      if (row + Part::row(i + 2) < g_.m) sum += x.at[i + 2];
       for (int mask = 4; mask < 32; mask *= 2) sum += ptx::shuffle_xor(sum, mask);
-      if (consumer_thread() % 32 < 4) sums[number * Group::kColumns + Group::column(i)] = sum;
+      if (consumer_thread() % 32 < 4) sums[Part::column(i)] = sum;
     }
   }
 

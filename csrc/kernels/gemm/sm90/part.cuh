@@ -8,87 +8,54 @@
 
 namespace amp_ext {
 
-// A thread's elements of 8 columns of a part. Lane l of warp w holds element 2 h + i in row 16 w +
-// l / 4 + 8 h and column 2 (l % 4) + i.
-struct Group {
-  static constexpr int kSize = 4, kColumns = 8;
-  float at[kSize];
-
-  __device__ static int row(int i) {
-    const int thread = consumer_thread();
-    return thread / 32 * 16 + thread % 32 / 4 + i / 2 * 8;
-  }
-  __device__ static int column(int i) { return consumer_thread() % 4 * 2 + i % 2; }
-
-  template <class T>
-  struct alignas(2 * sizeof(T)) Pair {
-    T low, high;
-  };
-
-  // Returns the address of elements i and i + 1 of group `number` in a box of T with 32 columns.
-  template <class T>
-  __device__ static Pair<T>* place(unsigned char* box, int number, int i) {
-    constexpr int kRowBytes = Sm90Tile::kPartColumns * sizeof(T);
-    const int byte = (number * kColumns + column(i)) * static_cast<int>(sizeof(T));
-    return reinterpret_cast<Pair<T>*>(box + swizzled<kRowBytes>(row(i), byte / 16) + byte % 16);
-  }
-
-  template <class T>
-  __device__ void read(unsigned char* box, int number) {
-#pragma unroll
-    for (int i = 0; i < kSize; i += 2) {
-      const Pair<T> pair = *place<T>(box, number, i);
-      at[i] = Element<T>::widen(pair.low);
-      at[i + 1] = Element<T>::widen(pair.high);
-    }
-  }
-
-  // Rounds the elements and writes them.
-  template <class T>
-  __device__ void write(unsigned char* box, int number) const {
-#pragma unroll
-    for (int i = 0; i < kSize; i += 2) {
-      const Pair<T> pair{Element<T>::round(at[i]), Element<T>::round(at[i + 1])};
-      ptx::store_shared(place<T>(box, number, i), pair);
-    }
-  }
-};
-
-// A thread's elements of 64 rows by kColumns: of a part, or of several side by side.
+// A thread's elements of 64 rows by kColumns: of a part, or of several side by side. Each group of
+// 8 columns has four. Lane l of warp w holds element 2 h + i of a group in row 16 w + l / 4 + 8 h
+// and column 2 (l % 4) + i.
 template <int kColumns>
 struct Part {
-  static constexpr int kGroups = kColumns / Group::kColumns;
-  Group groups[kGroups];
+  static constexpr int kGroupColumns = 8, kGroupSize = 4;
+  static constexpr int kGroups = kColumns / kGroupColumns, kSize = kGroups * kGroupSize;
+  float at[kSize];
+
+  // Returns the row and the column of element i, an index of `at`.
+  __device__ static int row(int i) {
+    const int thread = consumer_thread();
+    return thread / 32 * 16 + thread % 32 / 4 + i % kGroupSize / 2 * 8;
+  }
+  __device__ static int column(int i) {
+    return i / kGroupSize * kGroupColumns + consumer_thread() % 4 * 2 + i % 2;
+  }
 
   // Computes x *= alpha.
   __device__ void scale(float alpha) {
 #pragma unroll
-    for (Group& group : groups) {
-#pragma unroll
-      for (float& value : group.at) value *= alpha;
-    }
+    for (float& value : at) value *= alpha;
   }
   // Adds the bias of the columns.
   __device__ void add(const float* bias) {
-    bias += Group::column(0);
 #pragma unroll
-    for (int i = 0; i < kGroups; ++i) {
+    for (int i = 0; i < kSize; ++i) at[i] += bias[column(i)];
+  }
+  // Adds beta times another part.
+  __device__ void add(float beta, const Part& other) {
 #pragma unroll
-      for (int j = 0; j < Group::kSize; ++j) groups[i].at[j] += bias[i * Group::kColumns + j % 2];
-    }
+    for (int i = 0; i < kSize; ++i) at[i] += beta * other.at[i];
   }
 
-  // Calls use(group, number) for each group in a rolled loop, which saves instructions and
-  // registers. The groups rotate through the first registers.
-  template <class Use>
-  __device__ void each(Use use) {
-#pragma unroll 1
-    for (int number = 0; number < kGroups; ++number) {
-      Group group = groups[0];
-      use(group, number);
+  // Reads the elements from a box of T with kColumns columns.
+  template <class T>
+  __device__ void read(const unsigned char* box) {
+    struct alignas(2 * sizeof(T)) Pair {
+      T low, high;
+    };
+    constexpr int kBytes = sizeof(T);
 #pragma unroll
-      for (int i = 1; i < kGroups; ++i) groups[i - 1] = groups[i];
-      groups[kGroups - 1] = group;
+    for (int i = 0; i < kSize; i += 2) {
+      const int byte = column(i) * kBytes;
+      const int place = swizzled<kColumns * kBytes>(row(i), byte / 16) + byte % 16;
+      const Pair pair = *reinterpret_cast<const Pair*>(box + place);
+      at[i] = Element<T>::widen(pair.low);
+      at[i + 1] = Element<T>::widen(pair.high);
     }
   }
 };
@@ -114,8 +81,8 @@ class BoxWriter {
       // half first.
 #pragma unroll
       for (int i = 0; i < kGroups; ++i) {
-        const Group &own = x.groups[i], &other = x.groups[i ^ 2];
-        const auto value = [&](int j) { return is_odd_ ? other.at[j] : own.at[j]; };
+        const float *const own = x.at + 4 * i, *const other = x.at + 4 * (i ^ 2);
+        const auto value = [&](int j) { return is_odd_ ? other[j] : own[j]; };
         unsigned char* const to = box + (place_ ^ group_offset(i));
         ptx::store_shared(reinterpret_cast<float2*>(to), float2{value(0), value(1)});
         ptx::store_shared(reinterpret_cast<float2*>(to + 8 * kRowBytes),
@@ -129,7 +96,7 @@ class BoxWriter {
         uint32_t matrices[4];
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-          const float* const at = x.groups[i + j / 2].at + j % 2 * 2;
+          const float* const at = x.at + 4 * i + 2 * j;
           const T pair[2] = {Element<T>::round(at[0]), Element<T>::round(at[1])};
           memcpy(&matrices[j], pair, sizeof(pair));
         }
@@ -143,7 +110,7 @@ class BoxWriter {
 
   // Returns a group's offset from the first group, combined by exclusive or as in the swizzle.
   __device__ static constexpr int group_offset(int group) {
-    return group * Group::kColumns * static_cast<int>(sizeof(T));
+    return group * Part<kColumns>::kGroupColumns * static_cast<int>(sizeof(T));
   }
 
   int place_;  // offset of this thread's first group, or first pair of groups
