@@ -479,11 +479,8 @@ def _tiles(dtype: torch.dtype, sm90: bool) -> Iterator[Case]:
     """Yield products of several tiles, by each tile of a kernel."""
     count = _C.gemm_tile_count(sm90=sm90)
     clusters = itertools.cycle(((1, 1), (2, 1), (1, 2)) if sm90 else ((1, 1),))
-    cuts = itertools.cycle(((1, 0), (2, 0), (0, 3), (1, 2)) if sm90 else ((1, 0), (2, 0)))
-    plans = [
-        (i, cluster, splits, sm90, ranges)
-        for i, cluster, (splits, ranges) in zip(range(count), clusters, cuts, strict=False)
-    ]
+    splits = itertools.cycle((1, 2))
+    plans = [(i, next(clusters), next(splits), sm90) for i in range(count)]
     for trans_a, trans_b in _TRANSPOSES:
         operands = _operands(264, 264, 136, dtype, trans_a, trans_b)
         what = f"each tile, layout {'NT'[trans_a]}{'NT'[trans_b]}"

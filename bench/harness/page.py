@@ -72,11 +72,12 @@ def summary(ratios: dict[str, float]) -> tuple[str, str, str]:
 
 
 def figures(results: Path) -> Iterator[tuple[str, str, list[Run]]]:
-    """Yield kind, file and runs of the first machine's figures."""
-    for machine, runs in list(evidence.newest(results).items())[:1]:
-        for kind, (op, _) in FIGURES.items():
-            if any(run.op == op for run in runs):
+    """Yield kind, file and runs of each figure, of the first machine that has its op."""
+    for kind, (op, _) in FIGURES.items():
+        for machine, runs in evidence.newest(results).items():
+            if any(run.op == op and run.measured for run in runs):
                 yield kind, f"{machine}.{kind}.svg", runs
+                break
 
 
 def replaced(text: str, new: str, first: str = BEGIN, last: str = END) -> str:

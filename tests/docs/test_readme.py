@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "README.md").read_text()
 (PROGRAM,) = re.findall(r"```python\n(.*?)```\n", TEXT, re.DOTALL)
 (PRINTED,) = re.findall(r"```\n\n    (loss .*)\n", TEXT)
-CPU = "AMD EPYC"
+CPU, GPU, GPU_FOLDER = "AMD EPYC", "NVIDIA H100", "nvidia-h100-80gb-hbm3"
 
 
 def cells(line: str) -> list[str]:
@@ -41,18 +41,24 @@ def test_torch_lowers_the_scale_in_the_same_program(capsys: pytest.CaptureFixtur
 
 def test_figures_are_those_of_the_ledgers() -> None:
     """Each speedup in README is the mean, worst and best case of the newest ledger."""
-    runs = {run.op: run for run in evidence.newest(page.RESULTS)["cpu-amd-epyc"]}
+    newest = evidence.newest(page.RESULTS)
+    runs = {run.op: run for run in newest["cpu-amd-epyc"]}
     ratios = [runs[op].ratios["cpu"] for op in ("scaler", "step", "gemm", "train")]
     ratios.append(runs["train"].against_fp32("cpu"))
-    rows = re.findall(rf"\| CPU: {CPU}.*\n.*\n((?:\|.*\n)+)", TEXT)[0].splitlines()
-    for row, cases in zip(rows, ratios, strict=True):
-        worst, best = (ratio_text(end(cases.values())) for end in (min, max))
-        mean = geometric_mean(cases.values())
-        *_, said, gpu = cells(row)
-        assert said.endswith(f"({worst}x to {best}x)"), row
-        assert f"{ratio_text(mean)}x" in said, row
-        assert ("slower" in said) == (mean < 1), row
-        assert gpu == "not yet measured", row
+    on_gpu = {run.op: run.ratios["cuda"] for run in newest[GPU_FOLDER] if "cuda" in run.ratios}
+    gpu_ratios = [on_gpu["scaler"], on_gpu["step"], on_gpu["gemm"], None, None]
+    rows = re.findall(rf"\| CPU: {CPU}.*{GPU}.*\n.*\n((?:\|.*\n)+)", TEXT)[0].splitlines()
+    for row, on_cpu, on_gpu in zip(rows, ratios, gpu_ratios, strict=True):
+        *_, cpu, gpu = cells(row)
+        for said, cases in ((cpu, on_cpu), (gpu, on_gpu)):
+            if cases is None:
+                assert said == "not yet measured", row
+                continue
+            worst, best = (ratio_text(end(cases.values())) for end in (min, max))
+            mean = geometric_mean(cases.values())
+            assert said.endswith(f"({worst}x to {best}x)"), row
+            assert f"{ratio_text(mean)}x" in said, row
+            assert ("slower" in said) == (mean < 1), row
 
 
 def test_counts_are_those_of_measuring() -> None:

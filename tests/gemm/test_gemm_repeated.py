@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from amp_ext import ops
+from amp_ext import _C, ops
 from cases import FLOATS, assert_equal, integers
 from executors import Executor, every_gemm_executor
 from fake_cuda import recorder
@@ -77,10 +77,14 @@ def test_a_plan_in_place_is_not_for_a_sum_elsewhere_cuda() -> None:
     b = integers((256, 512), FP16, torch.device("cuda"))
     c = integers((256, 512), FP32, torch.device("cuda"))
     before, product = c.double(), a.double() @ b.double()
-    with recorder.recorded() as calls:
-        for _ in range(2):
-            ops.gemm_accumulate_(c, a, b)
-            before += product
-            assert_equal(c, before)
-            assert_equal(ops.gemm(a, b, c=c, out_dtype=FP32), before + product)
+    _C.force_gemm_tile(0)
+    try:
+        with recorder.recorded() as calls:
+            for _ in range(2):
+                ops.gemm_accumulate_(c, a, b)
+                before += product
+                assert_equal(c, before)
+                assert_equal(ops.gemm(a, b, c=c, out_dtype=FP32), before + product)
+    finally:
+        _C.force_gemm_tile(None)
     assert len([name for name in calls.of("launch") if "gemm_sm90" in name]) == 4

@@ -55,9 +55,8 @@ ForcedTile some_tile() {
   const int tile = static_cast<int>(seed % kSm90TileCount);
   const auto [m, n] = kClusters[multiprocessors > 1 ? seed / kSm90TileCount % 3 : 0];
   const uint64_t cut = seed / (3 * kSm90TileCount);
-  const auto splits = static_cast<int64_t>(cut % 4);
-  const auto ranges = static_cast<int64_t>(splits == 0 ? 3 : cut / 4 % 3);
-  return {{true, tile, m, n, splits, ranges}, /*whole=*/0};
+  const auto splits = static_cast<int64_t>(1 + cut % 4);
+  return {{true, tile, m, n, splits}, /*whole=*/0};
 }
 
 class PtxBackend final : public cuda::CudaBackend {
@@ -149,9 +148,9 @@ void ptx_refuse_tensor_maps(bool refuse) { ptx_backend::refuse_tensor_maps = ref
 
 // The tile of the products to come; -1 for none in particular. See amp_ext::ForcedTile.
 void ptx_force_tile(bool sm90, int tile, int cluster_m, int cluster_n, int64_t splits,
-                    int64_t whole, int64_t ranges) {
+                    int64_t whole) {
   ptx_backend::forced.reset();
-  if (tile >= 0) ptx_backend::forced = {{sm90, tile, cluster_m, cluster_n, splits, ranges}, whole};
+  if (tile >= 0) ptx_backend::forced = {{sm90, tile, cluster_m, cluster_n, splits}, whole};
 }
 
 // How often an op has been called: unscale, check_finite, grad_norm, cast, update_scale or gemm.

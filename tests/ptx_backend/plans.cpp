@@ -43,8 +43,8 @@ void check_sizes(const GemmArgs& g, const GemmPlan& plan) {
   CHECK(plan.tiles_m == ceil_div(g.m, tile.m) && plan.tiles_n == ceil_div(g.n, tile.n));
   CHECK(plan.term_steps == ceil_div(g.k, tile.k) && plan.steps == g.terms * plan.term_steps);
   CHECK(plan.whole + int64_t{plan.tail} == tiles_of(g, plan));
-  CHECK(plan.units == plan.whole + int64_t{plan.tail} * plan.splits + plan.ranges);
-  CHECK((plan.ranges > 0) == (plan.rest > 0) && plan.steps - plan.rest >= int(plan.splits));
+  CHECK(plan.units == plan.whole + int64_t{plan.tail} * plan.splits);
+  CHECK(plan.splits >= 1 && plan.steps >= int(plan.splits));
   CHECK(plan.group >= 1 && plan.group <= plan.tiles_m);
 }
 
@@ -55,8 +55,8 @@ Shares all_shares(const GemmPlan& plan) {
   Shares shares;
   const uint32_t workers = plan.sm90 ? plan.blocks / (plan.cluster_m * plan.cluster_n) : plan.units;
   for (uint32_t worker = 0; worker < workers; ++worker) {
-    for (GemmPlace at{worker}; at.unit < plan.units; advance(at, plan, workers)) {
-      const GemmWork work = work_of(plan, at);
+    for (uint32_t unit = worker; unit < plan.units; unit += workers) {
+      const GemmWork work = work_of(plan, unit);
       CHECK(shares.try_emplace({work.tile, work.share}, work).second);
     }
   }
@@ -93,26 +93,20 @@ void check_units(const GemmArgs& g, const GemmPlan& plan) {
   }
 }
 
-// Equal shares, and ranges, differ by a step at most.
+// Shares differ by a step at most.
 void check_balance(const GemmPlan& plan) {
-  int least[2] = {INT32_MAX, INT32_MAX}, most[2] = {};
+  int least = INT32_MAX, most = 0;
   for (uint32_t unit = plan.whole; unit < plan.units; ++unit) {
-    int steps = 0;
-    for (GemmPlace at{unit}; at.unit == unit; advance(at, plan, 1))
-      steps += work_of(plan, at).steps;
-    const bool is_range = unit >= plan.units - plan.ranges;
-    least[is_range] = std::min(least[is_range], steps);
-    most[is_range] = std::max(most[is_range], steps);
+    const int steps = work_of(plan, unit).steps;
+    least = std::min(least, steps), most = std::max(most, steps);
   }
-  for (const int i : {0, 1}) CHECK(most[i] - least[i] <= 1 || most[i] == 0);
+  CHECK(most - least <= 1 || most == 0);
 }
 
 void check_memory(const GemmArgs& g, const GemmPlan& plan) {
   const Extents tile = extents(plan);
   const int64_t consumers = plan.sm90 && !kSm90Tiles[plan.tile].ping_pong ? 2 : 1;
-  // A range has a share of each tile it covers.
-  const int64_t of_ranges = plan.ranges > 0 ? plan.tail + plan.ranges : 0;
-  int64_t bytes = (int64_t{plan.tail} * plan.splits + of_ranges) * tile.m * tile.n * 4;
+  int64_t bytes = int64_t{plan.tail} * plan.splits * tile.m * tile.n * 4;
   int64_t tickets = int64_t{plan.tail} * plan.cluster_m * plan.cluster_n * consumers;
   CHECK(plan.column_sums_offset == bytes && bytes % 16 == 0 && plan.column_tickets == tickets);
   if (g.column_sums) {
@@ -148,32 +142,17 @@ void check_sm90(const GemmArgs& g, const GemmPlan& plan, const GemmDevice& devic
   CHECK(plan.blocks == cluster * std::min(plan.units, clusters));
 }
 
-// Tiles are cut if they are few, or in a last round. Each cluster has one unit of them at most, and
-// exactly one unless ranges have whole rests; none has many more steps than others. Equal shares
-// may have some more steps than ranges. Ranges store a share for each piece: for each of them, the
-// bound adds as many steps as take so long. No unit has few steps.
+// Tiles are cut if they are few, or in a last round, where each cluster has one share at most. No
+// share has few steps.
 void check_choice(const GemmArgs& g, const GemmPlan& plan, const GemmDevice& device) {
   if (plan.tail == 0) return;
-  const int least = plan.sm90 ? 8 : 4;
-  CHECK(plan.splits <= 64);
-  CHECK(plan.splits == 0 || (plan.steps - plan.rest) / int(plan.splits) >= least);
+  CHECK(plan.splits <= 64 && plan.steps / int(plan.splits) >= (plan.sm90 ? 8 : 4));
   if (!plan.sm90) {
-    CHECK(plan.ranges == 0 && plan.tail < 2 * device.multiprocessors);
+    CHECK(plan.tail < 2 * device.multiprocessors);
     return;
   }
   const uint32_t clusters = clusters_of(plan, device);
-  const uint32_t units = plan.units - plan.whole;
-  CHECK(plan.whole % clusters == 0 && units <= clusters);
-  CHECK(plan.tail < (plan.splits > 0 ? clusters : 2 * clusters));
-  if (plan.ranges == 0) return;
-  CHECK(units == clusters || (plan.splits > 0 && plan.tail % plan.ranges == 0));
-  CHECK(plan.splits > 0 || plan.rest == plan.steps);
-  const int64_t mean = ceil_div(int64_t{plan.tail} * plan.steps, units);
-  const int64_t range = int64_t{plan.tail} * plan.rest;
-  CHECK(plan.rest >= 4 && range / plan.ranges >= 8 && ceil_div(range, plan.ranges) <= mean);
-  if (plan.splits == 0) return;
-  const int64_t longer = (plan.steps - plan.rest) / plan.splits - range / plan.ranges;
-  CHECK(longer >= 2 && longer <= 8 * (plan.tail / plan.ranges + 2));
+  CHECK(plan.whole % clusters == 0 && plan.units - plan.whole <= clusters);
 }
 
 class Problems {
@@ -229,7 +208,6 @@ class Problems {
     x.cluster_m = kClusters[below(3)][0];
     x.cluster_n = x.cluster_m > 1 ? 1 : kClusters[below(3)][1];
     x.whole = below(40);
-    if (one_in(2)) x.ranges = 1 + below(40), x.splits = below(4);
     return x;
   }
 

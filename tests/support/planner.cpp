@@ -28,16 +28,15 @@ const char* gemm_tile(bool sm90, int tile) {
 }
 
 // 0 where there is no such way to cut a product.
-int64_t gemm_variant(bool sm90, int tile, int cluster_m, int cluster_n, int64_t splits,
-                     int64_t ranges) {
-  return variant_of(GemmTileChoice{sm90, tile, cluster_m, cluster_n, splits, ranges});
+int64_t gemm_variant(bool sm90, int tile, int cluster_m, int cluster_n, int64_t splits) {
+  return variant_of(GemmTileChoice{sm90, tile, cluster_m, cluster_n, splits});
 }
 
 // The plan of dense 16-bit matrices in words, null without a plan. `cycles` receives its predicted
-// time. `least` receives, of a plan for sm_90a, a lower bound of all predictions, else 0.
+// time.
 const char* gemm_plan(int64_t m, int64_t n, int64_t k, bool trans_a, bool trans_b, bool fp32_out,
                       bool accumulate, int multiprocessors, bool sm90, int64_t variant,
-                      double* cycles, double* least) {
+                      double* cycles) {
   GemmArgs g{};
   g.batch = g.terms = 1;
   g.m = m;
@@ -57,8 +56,11 @@ const char* gemm_plan(int64_t m, int64_t n, int64_t k, bool trans_a, bool trans_
   const GemmCandidate best = choose(g, device);
   static thread_local std::string text;
   text = describe(make_plan(g, best, device));
-  *least = best.sm90 ? sm90_least_cycles(g, multiprocessors) : 0;
-  *cycles = std::max(best.predicted.cycles, *least);
+  *cycles = best.predicted.cycles;
+  if (best.sm90) {  // also where the tile is forced
+    const Sm90Cost cost(g, kSm90Tiles[best.tile], best.cluster_m, best.cluster_n, device);
+    *cycles = cost.predict({best.whole, best.splits}).cycles;
+  }
   return text.c_str();
 }
 

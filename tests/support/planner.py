@@ -35,10 +35,10 @@ def _library() -> ctypes.CDLL:
     library = ctypes.CDLL(str(path))
     library.gemm_tile.argtypes = [c_bool, c_int]
     library.gemm_tile.restype = c_char_p
-    library.gemm_variant.argtypes = [c_bool, *[c_int] * 3, *[c_int64] * 2]
+    library.gemm_variant.argtypes = [c_bool, *[c_int] * 3, c_int64]
     library.gemm_variant.restype = c_int64
-    sizes, flags, cycles = [c_int64] * 3, [c_bool] * 4, [POINTER(c_double)] * 2
-    library.gemm_plan.argtypes = [*sizes, *flags, c_int, c_bool, c_int64, *cycles]
+    sizes, flags, cycles = [c_int64] * 3, [c_bool] * 4, POINTER(c_double)
+    library.gemm_plan.argtypes = [*sizes, *flags, c_int, c_bool, c_int64, cycles]
     library.gemm_plan.restype = c_char_p
     return library
 
@@ -58,7 +58,6 @@ class Forced(NamedTuple):
     cluster: tuple[int, int] = (1, 1)
     splits: int = 1
     sm90: bool = True
-    ranges: int = 0
 
     @property
     def variant(self) -> int:
@@ -67,7 +66,7 @@ class Forced(NamedTuple):
         Raises:
             ValueError: there is no such tile, or it cannot be cut like this.
         """
-        numbers = (self.sm90, self.tile, *self.cluster, self.splits, self.ranges)
+        numbers = (self.sm90, self.tile, *self.cluster, self.splits)
         if not (variant := _library().gemm_variant(*numbers)):
             raise ValueError(f"the CUDA gemm has no {self}")
         return variant
@@ -79,12 +78,10 @@ class Plan(NamedTuple):
     Attributes:
         text: in words.
         cycles: that it is predicted to take.
-        least: cycles that no plan for Hopper is predicted to take fewer than; None for others.
     """
 
     text: str
     cycles: float
-    least: float | None
 
 
 def gemm_plan(
@@ -108,9 +105,9 @@ def gemm_plan(
         raise ValueError(f"expected a layout and sizes, got {m}, {n}, {k}, {layout}")
     transposed = (layout[0] == "T", layout[1] == "T")
     variant = forced.variant if forced else 0
-    cycles, least = c_double(), c_double()
-    where = (multiprocessors, sm90, variant, ctypes.byref(cycles), ctypes.byref(least))
+    cycles = c_double()
+    where = (multiprocessors, sm90, variant, ctypes.byref(cycles))
     text = _library().gemm_plan(m, n, k, *transposed, fp32_out, accumulate, *where)
     if text is None:
         raise ValueError(f"the kernels cannot compute {m}x{n}x{k}")
-    return Plan(text.decode(), cycles.value, least.value or None)
+    return Plan(text.decode(), cycles.value)

@@ -91,7 +91,6 @@ struct GemmTileChoice {
   int cluster_m = 1;
   int cluster_n = 1;
   int64_t splits = 1;
-  int64_t ranges = 0;
 };
 
 }  // namespace amp_ext

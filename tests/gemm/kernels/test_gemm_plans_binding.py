@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 import pytest
 
@@ -12,14 +11,13 @@ from planner import Forced, gemm_plan, gemm_tiles
 
 
 def test_a_plan() -> None:
-    plan, cycles, least = gemm_plan(4096, 4096, 4096, "NT")
+    plan, cycles = gemm_plan(4096, 4096, 4096, "NT")
     assert re.match(
         r"sm90 tile \d+x\d+x64, cooperative, cluster [12]x[12], [345] stages; a k", plan
     )
-    assert 4096**3 / 132 / 2048 < least < cycles < 4096**3 / 132 / 1024
-    plan, slower, nothing = gemm_plan(4096, 4096, 4096, "TN", sm90=False)
+    assert 4096**3 / 132 / 2048 < cycles < 4096**3 / 132 / 1024
+    plan, slower = gemm_plan(4096, 4096, 4096, "TN", sm90=False)
     assert "sm90" not in plan and "a mn-major, b mn-major" in plan and slower > cycles
-    assert nothing is None
     assert "32 steps" in gemm_plan(4096, 4096, 2048, fp32_out=True).text
 
 
@@ -30,8 +28,6 @@ def test_a_forced_tile() -> None:
     assert plan.startswith("sm90 tile 64x256x64, ping-pong, cluster 1x2") and "in 2 splits" in plan
     assert "sm90" not in gemm_plan(4096, 4096, 4096, "NT", sm90=False, forced=forced).text
     assert "splits" not in gemm_plan(64, 64, 64, forced=forced).text
-    plan = gemm_plan(512, 512, 4096, "NT", forced=forced._replace(ranges=3)).text
-    assert "; 8x1 tiles, 2 splits and 3 ranges of their last 10 steps, 64 steps" in plan
     assert "128x224" in gemm_plan(512, 512, 512, "NN", forced=Forced(2)).text
 
 
@@ -41,8 +37,6 @@ WRONG = (
     Forced(0, (2, 2)),
     Forced(0, splits=0),
     Forced(0, splits=256),
-    Forced(0, splits=-1, ranges=2),
-    Forced(0, sm90=False, ranges=2),
     Forced(0, (2, 1), sm90=False),
 )
 
@@ -59,10 +53,10 @@ def test_each_tile_is_there() -> None:
     count = {sm90: len(gemm_tiles(sm90)) for sm90 in (False, True)}
     if _C.cuda_built():
         assert count == {sm90: _C.gemm_tile_count(sm90=sm90) for sm90 in (False, True)}
-        assert _C.force_gemm_tile(count[True] - 1, (1, 2), 0, ranges=3) is None
+        assert _C.force_gemm_tile(count[True] - 1, (1, 2), 3) is None
     _C.force_gemm_tile(None)
     every = [Forced(tile, sm90=sm90) for sm90 in count for tile in range(count[sm90])]
-    cut = [Forced(0, (2, 1), 2), Forced(0, (1, 2), 2), Forced(0, splits=2, ranges=1)]
+    cut = [Forced(0, (2, 1), 2), Forced(0, (1, 2), 2), Forced(0, splits=2)]
     assert len({forced.variant for forced in (*every, *cut)}) == len(every) + len(cut)
 
 
@@ -71,33 +65,73 @@ def test_a_size_that_nothing_computes() -> None:
         gemm_plan(2**32, 2**32, 1)
 
 
-# Widths of the stream, of qkv, of the MLP's up (with its gate) and down layers.
-MODELS = {
-    "GPT-2": (768, 2304, 3072, 3072),
-    "7B": (4096, 12288, 22016, 11008),
-    "13B": (5120, 15360, 27648, 13824),
-    "70B": (8192, 10240, 57344, 28672),
+# TFLOP/s of tiles (by number and cluster) on an H100, timed in turn.
+MEASURED = {
+    (4096, 4096, 4096, "NT"): {
+        "0:1x1": 745,
+        "0:2x1": 742,
+        "1:1x1": 732,
+        "5:1x1": 662,
+        "3:1x1": 653,
+    },
+    (4096, 6144, 4096, "NT"): {
+        "0:1x1": 655,
+        "0:2x1": 648,
+        "1:1x1": 647,
+        "3:1x1": 645,
+        "5:1x1": 633,
+    },
+    (4096, 3072, 2048, "NT"): {
+        "0:1x1": 617,
+        "0:2x1": 610,
+        "1:1x1": 609,
+        "3:1x1": 612,
+        "5:1x1": 602,
+    },
+    (12608, 3072, 768, "NT"): {
+        "0:1x1": 562,
+        "0:2x1": 510,
+        "1:1x1": 506,
+        "3:1x1": 553,
+        "5:1x1": 573,
+    },
+    (12608, 768, 3072, "NN"): {
+        "0:1x1": 502,
+        "0:2x1": 500,
+        "1:1x1": 515,
+        "3:1x1": 685,
+        "5:1x1": 620,
+    },
+    (2048, 2048, 2048, "NT"): {
+        "0:1x1": 639,
+        "0:2x1": 623,
+        "1:1x1": 639,
+        "3:1x1": 448,
+        "5:1x1": 603,
+    },
+    (16384, 2048, 4096, "TN"): {
+        "0:1x1": 636,
+        "0:2x1": 631,
+        "1:1x1": 585,
+        "3:1x1": 617,
+        "5:1x1": 616,
+    },
 }
-TOKENS = (512, 1024, 2048, 4096, 8192, 16384)
 
 
-def products(model: str) -> Iterator[tuple[int, int, int, str]]:
-    """Yield m, n, k and layout of a model's layers: forward, and both gradients."""
-    width, qkv, up, down = MODELS[model]
-    for tokens in TOKENS:
-        for outputs, inputs in ((qkv, width), (width, width), (up, width), (width, down)):
-            yield tokens, outputs, inputs, "NT"
-            yield tokens, inputs, outputs, "NN"
-            yield outputs, inputs, tokens, "TN"
-
-
-@pytest.mark.parametrize("model", MODELS)
-def test_predicted_efficiency_of_language_models(model: str) -> None:
-    """Predictions of plans, not measurements, reach 0.85 of the attainable time."""
-    for m, n, k, layout in products(model):
-        if k < 2048 or m * n < 0.5 * 132 * 128 * 256:  # less than half a wave of tiles
-            continue
-        gradient = layout == "TN"
-        options = {"fp32_out": gradient, "accumulate": gradient}
-        plan, cycles, least = gemm_plan(m, n, k, layout, **options)
-        assert 0.85 <= least / cycles <= 1, f"{m}x{n}x{k} {layout}: {plan}"
+@pytest.mark.parametrize("product", MEASURED, ids=str)
+def test_predictions_are_near_measurements(product: tuple[int, int, int, str]) -> None:
+    """Predicted rates are within 12% of an H100's, and the choice is nearly its fastest."""
+    m, n, k, layout = product
+    options = {"fp32_out": layout == "TN"}
+    rates = MEASURED[product]
+    for name, rate in rates.items():
+        tile, cluster = name.split(":")
+        forced = Forced(int(tile), (int(cluster[0]), int(cluster[-1])))
+        cycles = gemm_plan(m, n, k, layout, **options, forced=forced).cycles
+        predicted = 2 * m * n * k / (cycles / 1.6e9) / 1e12  # at the clock of its power limit
+        assert 0.88 <= predicted / rate <= 1.12, f"{name}: {predicted:.0f} TFLOP/s, not {rate}"
+    text = gemm_plan(m, n, k, layout, **options).text
+    named = re.match(r"sm90 tile (\d+x\d+)x64, .*cluster (\dx\d)", text)
+    tiles = [re.match(r"sm90 tile (\d+x\d+)", tile)[1] for tile in gemm_tiles(sm90=True)]
+    assert rates[f"{tiles.index(named[1])}:{named[2]}"] >= 0.97 * max(rates.values()), text

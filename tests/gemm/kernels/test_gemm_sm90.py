@@ -91,29 +91,14 @@ def test_shares_behind_whole_tiles(ptx: Ptx, tile: Tile, splits: int) -> None:
 
 
 @every_sm90_tile
-@pytest.mark.parametrize("splits", [0, 1, 2])
-def test_ranges_behind_whole_tiles(ptx: Ptx, tile: Tile, splits: int) -> None:
-    """Ranges of a part of one tile, or of several tiles, follow whole tiles, one or several per
-    block or cluster.
-    """
-    for cluster, (whole, ranges) in itertools.product(CLUSTERS, ((0, 3), (1, 2), (1, 5))):
-        sizes = tile.of(1 + cluster[0], 1 + cluster[1])
-        gemm = product_for(tile, *sizes, 9 * tile.k - 3)
-        schedule = Schedule(ranges + splits, (2, 6)[whole])
-        how = {"cluster": cluster, "whole": whole, "splits": splits, "ranges": ranges}
-        check(gemm, tile, schedule=schedule, **how)
-        assert f"{ranges} ranges of their last" in ptx.plan()
-
-
-@every_sm90_tile
-@pytest.mark.parametrize("splits", [0, 1, 2])
-def test_ranges_are_added_in_one_order(tile: Tile, splits: int) -> None:
-    """Ranges are added in one order, whichever ends last."""
+@pytest.mark.parametrize("splits", [2, 3])
+def test_shares_are_added_in_one_order(tile: Tile, splits: int) -> None:
+    """Shares are added in one order, whichever ends last."""
     cluster = CLUSTERS[(tile.number + splits) % 3]
     sizes = tile.of(1 + cluster[0], 1 + cluster[1])
     gemm = product_for(tile, *sizes, 9 * tile.k, make=normal)
     gemm = gemm._replace(aux=torch.zeros(gemm.shape))
-    how = {"cluster": cluster, "splits": splits, "whole": 1, "ranges": 2 + splits}
+    how = {"cluster": cluster, "splits": splits, "whole": 1}
     results = [run(gemm, tile, schedule=Schedule(seed, 6), **how) for seed in SEEDS]
     for out, _, column_sums in results:
         assert_same(out, results[0].out)

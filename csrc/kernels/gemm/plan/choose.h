@@ -22,11 +22,9 @@ struct GemmCandidate {
   int cluster_n = 1;
   int64_t whole = 0;
   int64_t splits = 1;
-  int64_t ranges = 0;
-  int64_t lead = 0;  // see Sm90Cut
   Prediction predicted = INFINITY;
 
-  bool is_cut() const { return splits != 1 || ranges > 0; }
+  bool is_cut() const { return splits != 1; }
 };
 
 inline bool may_run_sm90(const GemmArgs& g, const GemmDevice& device) {
@@ -68,8 +66,7 @@ void each_sm90(const GemmArgs& g, const GemmDevice& device, Visit visit) {
       GemmCandidate best;
       cost.each_cut([&](const Sm90Cut& cut) {
         const Prediction x = cost.predict(cut);
-        if (x.cost < best.predicted.cost)
-          best = {true, tile, m, n, cut.whole, cut.splits, cut.ranges, cut.lead, x};
+        if (x.cost < best.predicted.cost) best = {true, tile, m, n, cut.whole, cut.splits, x};
       });
       visit(best);
     }
@@ -78,17 +75,12 @@ void each_sm90(const GemmArgs& g, const GemmDevice& device, Visit visit) {
 
 // A tile set by the caller in place of the planner.
 struct ForcedTile : GemmTileChoice {
-  // The number of whole tiles, as in GemmPlan; -1 leaves it to the planner. Ranges of -1 are the
-  // planner's, which make all clusters end at about the same time; an explicit number of ranges has
-  // no lead.
+  // The number of whole tiles, as in GemmPlan; -1 leaves it to the planner.
   int64_t whole = -1;
 };
 
-// The bases of the digits that encode a forced tile in GemmArgs::variant: tile, splits, cluster,
-// ranges. The ranges digit is 0 for none, 1 for the planner's number (-1), else one more than the
-// number.
+// The bases of the digits that encode a forced tile in GemmArgs::variant: tile, splits, cluster.
 constexpr int64_t kVariantTiles = 64, kVariantSplits = 256, kVariantClusters = 3;
-constexpr int64_t kVariantRanges = 1 << 16;
 static_assert(kSm90TileCount <= kVariantTiles && kGemmTileCount <= kVariantTiles);
 static_assert(kMostSplits < kVariantSplits);
 
@@ -96,32 +88,26 @@ static_assert(kMostSplits < kVariantSplits);
 inline int64_t variant_of(const GemmTileChoice& x) {
   const bool is_one = x.tile >= 0 && x.tile < (x.sm90 ? kSm90TileCount : kGemmTileCount) &&
                       x.cluster_m >= 1 && x.cluster_n >= 1 && x.cluster_m * x.cluster_n <= 2 &&
-                      x.splits >= (x.ranges != 0 ? 0 : 1) && x.splits < kVariantSplits &&
-                      x.ranges >= -1 && x.ranges < kVariantRanges &&
-                      (x.sm90 || (x.cluster_m * x.cluster_n == 1 && x.ranges == 0));
+                      x.splits >= 1 && x.splits < kVariantSplits &&
+                      (x.sm90 || x.cluster_m * x.cluster_n == 1);
   if (!is_one) return 0;
   const int64_t cluster = x.cluster_m > 1 ? 1 : x.cluster_n > 1 ? 2 : 0;
-  const int64_t ranges = x.ranges == -1 ? 1 : x.ranges > 0 ? x.ranges + 1 : 0;
-  const int64_t kind = cluster + ranges * kVariantClusters;
-  return ((kind * kVariantTiles + x.tile) * kVariantSplits + x.splits) * 2 + x.sm90;
+  return ((cluster * kVariantTiles + x.tile) * kVariantSplits + x.splits) * 2 + x.sm90;
 }
 
-// Encodes a candidate. A candidate with ranges uses the planner's number of ranges.
+// Encodes a candidate.
 inline int64_t variant_of(const GemmCandidate& x) {
-  return variant_of(
-      GemmTileChoice{x.sm90, x.tile, x.cluster_m, x.cluster_n, x.splits, x.ranges > 0 ? -1 : 0});
+  return variant_of(GemmTileChoice{x.sm90, x.tile, x.cluster_m, x.cluster_n, x.splits});
 }
 
 inline std::optional<ForcedTile> tile_of_variant(int64_t variant) {
   if (variant <= 0) return std::nullopt;
-  const int64_t kind = variant / 2 / kVariantSplits / kVariantTiles;
-  const int64_t cluster = kind % kVariantClusters, ranges = kind / kVariantClusters;
+  const int64_t cluster = variant / 2 / kVariantSplits / kVariantTiles;
   const ForcedTile tile{{.sm90 = variant % 2 != 0,
                          .tile = static_cast<int>(variant / 2 / kVariantSplits % kVariantTiles),
                          .cluster_m = cluster == 1 ? 2 : 1,
                          .cluster_n = cluster == 2 ? 2 : 1,
-                         .splits = variant / 2 % kVariantSplits,
-                         .ranges = ranges == 1 ? -1 : std::max<int64_t>(0, ranges - 1)}};
+                         .splits = variant / 2 % kVariantSplits}};
   return variant_of(tile) == variant ? std::optional(tile) : std::nullopt;
 }
 
@@ -132,17 +118,12 @@ inline std::optional<GemmCandidate> forced_candidate(const GemmArgs& g, const Ge
                   forced.cluster_m,
                   forced.cluster_n,
                   std::max<int64_t>(forced.whole, 0),
-                  forced.splits,
-                  std::max<int64_t>(forced.ranges, 0)};
+                  forced.splits};
   if (x.sm90) {
     const Sm90Tile& t = kSm90Tiles[x.tile];
     if (!may_run_sm90(g, device)) return std::nullopt;
     const Sm90Cost cost(g, t, x.cluster_m, x.cluster_n, device);
-    const Sm90Cut cut = forced.ranges != 0 ? cost.balanced(x.splits)
-                        : x.splits == 1    ? cost.uncut()
-                                           : cost.equal(x.splits);
-    if (forced.whole < 0) x.whole = cut.whole;
-    if (forced.ranges < 0) x.ranges = cut.ranges, x.lead = cut.lead;
+    if (forced.whole < 0) x.whole = (x.splits == 1 ? cost.uncut() : cost.equal(x.splits)).whole;
   } else if (!g.kernels.sm80 ||
              (kGemmTiles[x.tile].aligned && !(layout_of_a(g).aligned && layout_of_b(g).aligned))) {
     return std::nullopt;
@@ -181,25 +162,15 @@ inline std::vector<int64_t> plan_variants(const GemmArgs& g, const GemmDevice& d
   return variants;
 }
 
-// Cuts the tail of a plan. Each share and each range has at least one step.
+// Cuts the tail of a plan. Each share has at least one step.
 inline void cut_tail(GemmPlan& plan, const GemmCandidate& x, int64_t tiles) {
   const int64_t splits = std::min<int64_t>(x.splits, plan.steps);
   int64_t tail = tiles - std::min(tiles, x.whole);
-  const int64_t rest = rest_steps(plan.steps, tail, splits, x.ranges, x.lead);
-  if (splits <= 1 && rest == 0) tail = 0;
-  const int64_t ranges = std::min(x.ranges, tail * rest);
+  if (splits <= 1) tail = 0;
   plan.whole = static_cast<uint32_t>(tiles - tail);
   plan.tail = static_cast<uint32_t>(tail);
   plan.splits = tail > 0 ? static_cast<uint32_t>(splits) : 1;
-  plan.ranges = static_cast<uint32_t>(ranges);
-  plan.rest = static_cast<int>(rest);
-  plan.units = static_cast<uint32_t>(plan.whole + tail * splits + ranges);
-}
-
-// Returns the largest number of the tail's shares. A range has one share of each tile it touches.
-inline int64_t share_slots(const GemmPlan& plan) {
-  const int64_t equal = int64_t{plan.tail} * plan.splits;
-  return plan.ranges > 0 ? equal + plan.tail + plan.ranges : equal;
+  plan.units = static_cast<uint32_t>(plan.whole + tail * splits);
 }
 
 // Builds the plan of a candidate that can compute the product.
@@ -249,7 +220,7 @@ inline GemmPlan make_plan(const GemmArgs& g, const GemmCandidate& x, const GemmD
 
   const int64_t width = int64_t{plan.tiles_n} * x.cluster_n;  // in tiles of one block
   const int64_t consumers = x.sm90 && !sm90.ping_pong ? Sm90Tile::kConsumers : 1;  // per tile
-  plan.column_sums_offset = share_slots(plan) * tile_m * tile_n * 4;
+  plan.column_sums_offset = int64_t{plan.tail} * plan.splits * tile_m * tile_n * 4;
   plan.column_tickets = int64_t{plan.tail} * cluster * consumers;
   plan.workspace_bytes = plan.column_sums_offset;
   plan.tickets = plan.column_tickets;
@@ -289,10 +260,7 @@ inline std::string describe(const GemmPlan& plan) {
   text += std::string("; a ") + major(plan.a_major) + "-major, b " + major(plan.b_major) +
           "-major; " + number(plan.tiles_m) + "x" + number(plan.tiles_n) + " tiles, ";
   if (plan.tail > 0 && plan.whole > 0) text += number(plan.whole) + " whole, the others in ";
-  if (plan.tail > 0 && plan.splits > 0)
-    text += number(plan.splits) + (plan.ranges > 0 ? " splits and " : " splits, ");
-  if (plan.ranges > 0)
-    text += number(plan.ranges) + " ranges of their last " + number(plan.rest) + " steps, ";
+  if (plan.tail > 0) text += number(plan.splits) + " splits, ";
   return text + number(plan.steps) + " steps, groups of " + number(plan.group) + " rows; " +
          number(plan.blocks) + " blocks; " + number(plan.workspace_bytes) + " bytes of workspace";
 }

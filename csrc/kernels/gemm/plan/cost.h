@@ -103,29 +103,27 @@ class Sm80Cost {
 
 // ---- sm_90a -------------------------------------------------------------------------------------
 
-// FP16 multiply-adds per cycle (data sheet: 989 TFLOP/s on 132 multiprocessors at 1.83 GHz).
-constexpr double kSm90MultiplyAdds = 2048;
-// Bytes per cycle. On an H100 tiles of 64x256 without multicast received 46 to 55 from L2. The
-// arriving rate, with multicast or not, is a guess: two 32-byte sectors.
-constexpr double kSm90L2Bytes = 48;
+// FP16 multiply-adds, and bytes from L2 with or without multicast, per cycle. Both are from an
+// H100: under its power limit tensor cores reach 85% of the data sheet's rate, and tiles of 64x256
+// have received 55 bytes. The arriving rate is a guess: two 32-byte sectors.
+constexpr double kSm90MultiplyAdds = 1740;
+constexpr double kSm90L2Bytes = 56;
 constexpr double kSm90ArrivingBytes = 64;
 // Guesses, in cycles: from the launch to the first load (barriers, tensor maps, the cluster), and
-// to find the next tile. Storing 64x32 elements of a plain result has a figure for 16 and one for
-// 32 bits, from the instructions counted by tests/build/sass_gemm.py; other results have the last
-// one.
+// to find the next tile. Computing 64x32 elements of a plain result has a figure for 16 and one for
+// 32 bits, from the instructions counted by tests/build/sass_gemm.py. Other results have the last
+// one, the time of a GELU on an H100.
 constexpr double kSm90Start = 1500;
 constexpr double kSm90TileCycles = 450;
 constexpr double kSm90PartCycles16 = 130;
 constexpr double kSm90PartCycles32 = 240;
-constexpr double kSm90LongPartCycles = 800;
+constexpr double kSm90LongPartCycles = 2100;
 constexpr double kSm90ClusterFactor = 1.01;  // blocks of a cluster wait for each other
 // Bytes of sums that a consumer loads before it waits, and the fraction for shares before its own.
 constexpr double kSm90ShareBytes = 128 * 128;
 constexpr double kSm90PartBefore = 7.0 / 8;
-// The fewest steps of a share, and of a tile's rest for ranges. Each share costs writing and
-// reading a tile's sums.
+// The fewest steps of a share. Each share costs writing and reading a tile's sums.
 constexpr int64_t kSm90StepsOfShare = 8;
-constexpr int64_t kSm90StepsOfRest = 4;
 
 // Returns how many clusters run at a time.
 inline int64_t sm90_clusters(int blocks, const GemmDevice& device) {
@@ -137,18 +135,7 @@ inline int64_t sm90_clusters(int blocks, const GemmDevice& device) {
 struct Sm90Cut {
   int64_t whole;
   int64_t splits = 1;
-  int64_t ranges = 0;
-  int64_t lead = 0;
 };
-
-// Returns how many last steps of each tail tile belong to ranges. Equal shares become `lead` steps
-// longer than ranges.
-inline int64_t rest_steps(int64_t steps, int64_t tail, int64_t splits, int64_t ranges,
-                          int64_t lead) {
-  if (ranges == 0 || tail == 0) return 0;
-  const int64_t shared = std::max<int64_t>(0, steps - splits * lead);
-  return std::min(shared * ranges / (splits * tail + ranges), steps - splits);
-}
 
 // Bytes of a row of a, or a column of b, per step along k.
 constexpr double kSm90LineBytes = Sm90Tile::kStep * 2;
@@ -184,46 +171,24 @@ class Sm90Cost {
     const double plain = g.out.dtype == DType::f32 ? kSm90PartCycles32 : kSm90PartCycles16;
     parts_ = parts * (is_plain(g) ? plain : kSm90LongPartCycles);
     result_bytes_ = m * n * epilogue_bytes(g);
-    const double stored = result_bytes_ / kSm90L2Bytes;
-    // All but the last boxes of a plain result are stored while the consumer multiplies the next
-    // tile.
-    const double behind =
-        (memory.boxes - 1) * memory.box_columns / (parts * Sm90Tile::kPartColumns);
-    const double exposed = is_plain(g) ? std::max(0.0, 1 - behind) : 1;
-    to_next_ = kSm90TileCycles + std::max(parts_, exposed * stored);
-    l2_ = steps_ * loaded + stored;
+    // On an H100 the time beside the steps was the time to write the result to memory, for both
+    // kinds of tiles.
+    store_ = result_bytes_ / kMemoryBytes;
+    to_next_ = kSm90TileCycles + std::max(parts_, store_);
     share_bytes_ = double(t.m) * t.n * 4;
     const double consumers = t.ping_pong ? 1 : Sm90Tile::kConsumers;
     const double waits = share_bytes_ / (consumers * kSm90ShareBytes);
-    wait_for_share_ = std::ceil(waits) * kL2Latency;
-    wait_for_share_before_ = std::ceil(waits / kSm90PartBefore) * kL2Latency;
+    wait_for_share_ = std::ceil(waits / kSm90PartBefore) * kL2Latency;
 
     lines_ = double(g.m) + g.n;
     tile_area_ = double(tile_m) * tile_n;
-    tile_lines_ = m * cluster_m + n * cluster_n;
     step_memory_ = kSm90LineBytes / (kMemoryBytes * device.multiprocessors);
   }
 
   // Cuts no tile.
   Sm90Cut uncut() const { return {tiles_}; }
-  // Cuts the tiles of a partial last round into `splits` equal shares.
+  // Cuts each tile of a partial last round into `splits` shares.
   Sm90Cut equal(int64_t splits) const { return {tiles_ - left(), splits}; }
-  // Cuts the last round's tiles so that all clusters end at the same time. Each tile first has
-  // `splits` equal shares, all at the same step along k. The remaining steps go to the idle
-  // clusters as ranges. The ranges number either all idle clusters, or a divisor of the tiles, so
-  // that no tile has a third share. Without equal shares the last full round's tiles are cut too,
-  // into ranges of equal length.
-  Sm90Cut balanced(int64_t splits) const {
-    if (splits == 0) return {std::max<int64_t>(0, tiles_ - left() - clusters_), 0, clusters_};
-    const int64_t spare = std::max<int64_t>(0, clusters_ - splits * left());
-    const Sm90Cut cut = with_ranges(splits, spare);
-    if (spare == 0 || spare >= left()) return cut;
-    int64_t even = spare;
-    while (left() % even != 0) --even;
-    const Sm90Cut other = with_ranges(splits, even);
-    return has_long_shares(other) && predict(other).cost < predict(cut).cost ? other : cut;
-  }
-
   // Calls visit(cut) for the cuts that may cost the fewest cycles.
   template <class Visit>
   void each_cut(Visit visit) const {
@@ -236,16 +201,14 @@ class Sm90Cost {
       visit(equal(std::max<int64_t>(2, about)));
       if (about > 0) visit(equal(std::min(most, about + 1)));
     }
-    for (const Sm90Cut& cut : {balanced(0), balanced(room)})
-      if (cut.splits <= kMostSplits && has_long_shares(cut)) visit(cut);
   }
 
   Prediction predict(const Sm90Cut& cut) const {
     const double whole = kSm90Start + kLatency + whole_cycles(cut.whole);
     if (cut.whole == tiles_) return whole;
-    const double tail = tiles_ - cut.whole, rest = rest_of(cut);
-    const double equal = cut.splits > 0 ? std::ceil((steps_ - rest) / cut.splits) * step_ : 0;
-    const double sums = std::max({equal, range_cycles(cut), memory_cycles(tail, rest)});
+    const double tail = tiles_ - cut.whole;
+    const double shares = std::ceil(double(steps_) / cut.splits) * step_;
+    const double sums = std::max(shares, memory_cycles(tail));
     // After a whole tile, the other ping-pong consumer finishes its sums during the epilogue.
     const double epilogue = last_epilogue(cut.whole);
     const double hidden = ping_pong_ ? std::min(epilogue, sums) : epilogue - to_next_;
@@ -253,27 +216,10 @@ class Sm90Cost {
   }
 
  private:
-  // Adds ranges with a lead, so that equal shares end when the ranges' shares have arrived.
-  Sm90Cut with_ranges(int64_t splits, int64_t ranges) const {
-    Sm90Cut cut{tiles_ - left(), splits, ranges};
-    cut.lead = std::ceil((between_pieces(cut) + share_cycles()) / step_);
-    return cut;
-  }
   // Returns the number of tiles in the partial last round.
   int64_t left() const { return tiles_ % clusters_; }
-  int64_t rest_of(const Sm90Cut& cut) const {
-    return rest_steps(steps_, tiles_ - cut.whole, cut.splits, cut.ranges, cut.lead);
-  }
   // Returns the number of equal shares with about the lowest cost.
-  double best_splits() const { return std::sqrt(steps_ * step_ / wait_for_share_before_); }
-
-  // Returns whether the shares of a cut are long enough. A range is an equal share without its
-  // lead, and a tile's rest may be cut once more.
-  bool has_long_shares(const Sm90Cut& cut) const {
-    const int64_t tail = tiles_ - cut.whole, rest = rest_of(cut);
-    return cut.ranges > 0 && rest >= kSm90StepsOfRest &&
-           tail * rest / cut.ranges >= kSm90StepsOfShare;
-  }
+  double best_splits() const { return std::sqrt(steps_ * step_ / wait_for_share_); }
 
   // Returns L2's bytes per cycle and multiprocessor after the last sums of so many tiles. Only the
   // multiprocessors of the last round share L2's total rate, up to the arriving rate.
@@ -291,56 +237,24 @@ class Sm90Cost {
   double whole_cycles(int64_t tiles) const {
     if (tiles == 0) return 0;
     const double sum = steps_ * step_;
-    const double next = ping_pong_ ? std::max(sum, (sum + to_next_) / 2) : sum + to_next_;
-    return sum + last_epilogue(tiles) + (ceil_div(tiles, clusters_) - 1) * std::max(next, l2_);
-  }
-
-  // Returns the cycles after the sums of all but a range's last piece. With equal shares, every
-  // piece is a share; else only the first and the last piece are.
-  double between_pieces(const Sm90Cut& cut) const {
-    if (cut.ranges == 0) return 0;
-    const int64_t tail = tiles_ - cut.whole, most = tail / cut.ranges;
-    const double each = cut.splits > 0 ? share_cycles() : to_next_;
-    const double others = tail % cut.ranges == 0 ? (most - 1) * each : most * each + share_cycles();
-    return others / (ping_pong_ ? 2 : 1);
-  }
-
-  double range_cycles(const Sm90Cut& cut) const {
-    if (cut.ranges == 0) return 0;
-    const double tail = tiles_ - cut.whole;
-    return std::ceil(tail * rest_of(cut) / cut.ranges) * step_ + between_pieces(cut);
+    const double next = ping_pong_ ? std::max(sum + store_, (sum + to_next_) / 2) : sum + to_next_;
+    return sum + last_epilogue(tiles) + (ceil_div(tiles, clusters_) - 1) * next;
   }
 
   // Returns the cycles after the sums of a share that is not the last of its tile.
   double share_cycles() const { return share_bytes_ / kSm90L2Bytes + 2 * kLatency; }
 
-  // Returns the cycles between the sums of a tile's last share and its epilogue. The first share
-  // only loads the others if it ends later; otherwise it is stored too.
+  // Returns the cycles between the sums of a tile's last share and its epilogue. The last share is
+  // stored too, unless it ends later than the others.
   double adding(const Sm90Cut& cut) const {
-    const int64_t tail = tiles_ - cut.whole;
-    const bool is_later = cut.splits == 0 ? tail >= cut.ranges : cut.lead > 0 && cut.splits == 1;
-    const double others = most_shares(cut) - 1;
-    // The consumer checks for the other shares during the tensor cores' last step.
-    const double load = share_bytes_ / last_l2_bytes(std::min(tail, clusters_));
-    if (is_later) return std::max(0.0, kLatency - step_) + others * std::max(wait_for_share_, load);
-    return share_cycles() + others * std::max(wait_for_share_before_, load);
+    const double load = share_bytes_ / last_l2_bytes(std::min(tiles_ - cut.whole, clusters_));
+    return share_cycles() + (cut.splits - 1) * std::max(wait_for_share_, load);
   }
 
-  double most_shares(const Sm90Cut& cut) const {
-    const int64_t tail = tiles_ - cut.whole;
-    if (cut.ranges == 0) return cut.splits;
-    if (tail % cut.ranges == 0) return cut.splits + 1;
-    return cut.splits + ceil_div(cut.ranges, tail) + (cut.ranges % tail ? 1 : 0);
-  }
-
-  // Returns the cycles until a tail's operands have come from memory. Equal shares read the same
-  // rows of a and columns of b at about the same time, once. Ranges are at different steps, and hit
-  // in L2 as far as it keeps the operands.
-  double memory_cycles(double tail, double rest) const {
-    const double lines = std::min(lines_, 2 * std::sqrt(tail * tile_area_));
-    const double kept = kKeptBytes / (lines * rest * Sm90Tile::kStep * 2 + 1);
-    const double again = std::max(0.0, tail * tile_lines_ - lines) * std::max(0.0, 1 - kept);
-    return (lines * steps_ + again * rest) * step_memory_;
+  // Returns the cycles until a tail's operands have come from memory. The shares read the same rows
+  // of a and columns of b at about the same time, once.
+  double memory_cycles(double tail) const {
+    return std::min(lines_, 2 * std::sqrt(tail * tile_area_)) * steps_ * step_memory_;
   }
 
   bool ping_pong_;
@@ -348,63 +262,16 @@ class Sm90Cost {
   int64_t tiles_;
   int64_t clusters_;
   double step_;
-  double parts_;                  // instruction cycles of a tile's epilogue
-  double result_bytes_;           // bytes moved by a tile's epilogue
-  double to_next_;                // until the consumer can multiply again
-  double l2_;                     // L2 cycles of a tile's operands and result
-  double share_bytes_;            // bytes of a tile's sums
-  double wait_for_share_;         // latencies to load a later share
-  double wait_for_share_before_;  // latencies to load an earlier share
-  double lines_;                  // rows of a and columns of b
-  double tile_lines_;             // lines of one tile
+  double parts_;           // instruction cycles of a tile's epilogue
+  double result_bytes_;    // bytes moved by a tile's epilogue
+  double to_next_;         // until the consumer can multiply again
+  double store_;           // cycles to write a tile's result to memory
+  double share_bytes_;     // bytes of a tile's sums
+  double wait_for_share_;  // latencies to load a share
+  double lines_;           // rows of a and columns of b
   double tile_area_;
   double step_memory_;  // memory cycles of a line's step
 };
-
-// ---- the bound ----------------------------------------------------------------------------------
-
-// Returns a lower bound on the cycles of a multiprocessor's sums: `own` elements, `steps` along k.
-//
-// If `own` is smaller than a tile, there are two ways. A tile as narrow as `own` is bound by shared
-// memory. A larger tile can be split along k: then one multiprocessor writes the sums that are not
-// its own, and another reads them. The bound minimises over the columns in between. (Among tiles of
-// equal area, 64 or 128 rows take the fewest cycles.)
-inline double sm90_sums_cycles(double own, double steps) {
-  constexpr double kMoved = 2 * sizeof(float) / kSm90L2Bytes, kMostColumns = 256;
-  constexpr double kMostRows = 128;
-  if (own >= kMostRows * kMostColumns) return own * steps * Sm90Tile::kStep / kSm90MultiplyAdds;
-  double least = INFINITY;
-  for (const double m : {kMostRows / 2, kMostRows}) {
-    const double narrowest = own / m;
-    if (narrowest > kMostColumns) continue;
-    // Reading a takes 2 m cycles per step for any number of columns.
-    const double cheapest = std::sqrt(2 * own * steps / (m * kMoved));
-    const double n = std::clamp(cheapest, narrowest, kMostColumns);
-    const double cycles = steps * narrowest / n * sm90_step_cycles(m, n) + (m * n - own) * kMoved;
-    least = std::min(least, cycles);
-  }
-  return least;
-}
-
-// Returns a lower bound on the predicted cycles of any sm_90a plan.
-//
-// The bound divides the work evenly and takes the launch and the first load plus the slowest of
-// three: the sums with the storing of held results, device memory for each operand and result once,
-// and L2 with pairs of blocks that share the operands of 256 x 256 elements.
-inline double sm90_least_cycles(const GemmArgs& g, int multiprocessors) {
-  constexpr double kPair = 256, kMostSums = 128 * 256;
-  const double products = double(g.batch) * g.terms;
-  const double elements = double(g.m) * g.n * g.batch, result = elements * epilogue_bytes(g);
-  const double lines = g.m * std::max(1.0, g.n / kPair) + g.n * std::max(1.0, g.m / kPair);
-  const double own = std::max(1.0, elements / multiprocessors);
-  const double held = std::min(own, kMostSums) * epilogue_bytes(g);
-  const double sums = sm90_sums_cycles(own, double(g.k) * g.terms / Sm90Tile::kStep);
-  const double from_memory = (double(g.m) + g.n) * g.k * products * 2 + result;
-  const double from_l2 = lines * g.k * products * 2 + result;
-  return kSm90Start + kLatency +
-         std::max({sums + held / kSm90L2Bytes, from_memory / (kMemoryBytes * multiprocessors),
-                   from_l2 / (kSm90L2Bytes * multiprocessors)});
-}
 
 // ---- the order of tiles -------------------------------------------------------------------------
 

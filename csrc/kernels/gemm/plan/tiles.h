@@ -176,14 +176,12 @@ struct GemmDevice {
 // ---- plans --------------------------------------------------------------------------------------
 
 // Describes how to compute a product. A unit is the work that a block or cluster takes at a time.
-// Each of the first tiles is one unit. The other tiles, the tail, are cut along k: the first steps
-// of each tile form `splits` equal units. The last `rest` steps of all tail tiles, concatenated,
-// form `ranges` equal units, regardless of tile borders. The share that ends last adds its tile's
-// shares, in order.
+// Each of the first tiles is one unit. The other tiles, the tail, are cut along k into `splits`
+// equal units each. The share that ends last adds its tile's shares, in order.
 //
-// sm_80 has one block per unit, splits all tiles or none, and has no ranges. sm_90a has persistent
-// blocks in clusters of one or two. Both blocks of a cluster compute neighbouring tiles, and each
-// loads half of the operand that they share. A cluster's pair of tiles counts as one tile here.
+// sm_80 has one block per unit, and splits all tiles or none. sm_90a has persistent blocks in
+// clusters of one or two. Both blocks of a cluster compute neighbouring tiles, and each loads half
+// of the operand that they share. A cluster's pair of tiles counts as one tile here.
 struct GemmPlan {
   bool sm90 = false;
   int tile = 0;  // index in kSm90Tiles or kGemmTiles
@@ -195,8 +193,6 @@ struct GemmPlan {
   uint32_t whole = 0;
   uint32_t tail = 0;
   uint32_t splits = 1;
-  uint32_t ranges = 0;
-  int rest = 0;
   uint32_t blocks = 0;
   uint32_t group = 1;  // rows of tiles computed together, column by column
   int terms = 1;

@@ -81,9 +81,10 @@ __device__ void multiply_by_derivative(Activation activation, const float (&at)[
   const auto each = [&](auto f) {
 #pragma unroll
     for (int i = 0; i < kSize; ++i) {
-      // Beyond the bounds the derivatives are 0 and 1, and squares would overflow. NaN propagates.
-      const float bounded = at[i] > 128.0f ? 128.0f : at[i] < -128.0f ? -128.0f : at[i];
-      x[i] = f(x[i], bounded);
+      // Beyond the bounds the derivatives are 0 and 1, and squares would overflow. NaN propagates:
+      // fminf and fmaxf would drop it, and comparisons alone would become branches.
+      const float bounded = fminf(fmaxf(at[i], -128.0f), 128.0f);
+      x[i] = f(x[i], at[i] == at[i] ? bounded : at[i]);
     }
   };
   switch (activation) {

@@ -28,7 +28,7 @@ __global__ __launch_bounds__(
   auto& shared = ptx::shared<GemmShared<Gemm>>();
   typename Gemm::Sums sums = {};
   // Each phase computes its work anew, since no phase has registers to spare.
-  const auto work = [&] { return work_of<false>(plan, {ptx::block_index()}); };
+  const auto work = [&] { return work_of(plan, ptx::block_index()); };
   accumulate<Gemm>(sums, shared.stages, args, plan, work());
   ptx::let_next_grid_begin();
   if (plan.splits > 1 &&

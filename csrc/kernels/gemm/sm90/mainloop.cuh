@@ -90,14 +90,6 @@ __device__ BlockTile block_tile(const GemmArgs& g, const GemmPlan& plan, const G
   return tile;
 }
 
-// Return the block's first place, and the place after another.
-__device__ inline GemmPlace first_place(const GemmPlan& plan) {
-  return {ptx::block_index() / (plan.cluster_m * plan.cluster_n)};
-}
-__device__ inline void advance(GemmPlace& at, const GemmPlan& plan) {
-  advance(at, plan, plan.blocks / (plan.cluster_m * plan.cluster_n));
-}
-
 // Loads the steps of all of the block's units by one thread, and publishes each unit.
 template <class Gemm>
 __device__ void produce(Sm90Header& header, unsigned char* stages, const Sm90Maps& maps,
@@ -108,8 +100,9 @@ __device__ void produce(Sm90Header& header, unsigned char* stages, const Sm90Map
   const int b_shares = plan.cluster_m, b_share = b_shares > 1 ? rank : 0;
   Ring ring;
   uint32_t round = 0;
-  for (GemmPlace at = first_place(plan); at.unit < plan.units; advance(at, plan), ++round) {
-    const GemmWork work = work_of(plan, at);
+  for (uint32_t unit = ptx::block_index() / cluster; unit < plan.units;
+       unit += plan.blocks / cluster, ++round) {
+    const GemmWork work = work_of(plan, unit);
     const BlockTile tile = block_tile<Gemm>(g, plan, work);
     write_unit(header, round, {work, tile, ring});
     int matrix = static_cast<int>(work.matrix), step = work.step;
