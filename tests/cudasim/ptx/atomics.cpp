@@ -59,7 +59,7 @@ void atomic(Warp& w, const Instruction& it, u32 lanes) {
       check_fresh(data, sizeof(T), "atomic", lane);
       accesses.global(address, sizeof(T), lane);
     }
-    acquire(w, data, it.flags);
+    acquire(w, lane, data, it.flags);
     release(w, data, it.flags);
     T old;
     memcpy(&old, data, sizeof old);
@@ -77,7 +77,7 @@ void atomic(Warp& w, const Instruction& it, u32 lanes) {
     each_lane(lanes, one);
   }
   accesses.finish();
-  w.tick();
+  w.tick(lanes);
   ++w.grid->progress;
 }
 

@@ -46,7 +46,7 @@ void barrier(Warp& w, const Instruction& it, u32 lanes) {
     b.count += __builtin_popcount(bits);
   }
   b.clock.join(w.clock);
-  w.tick();
+  w.tick(w.all, it.flags ? LaneOrder::releases : LaneOrder::releases | LaneOrder::meets);
   if (b.arrived < expected) {
     if (it.flags) return;
     b.waiting.push_back({&w, &it});
@@ -76,7 +76,7 @@ void cluster_arrive(Warp& w, const Instruction& it, u32) {
   w.cluster_phase = cluster.phase;
   cluster.arrived += static_cast<u32>(__builtin_popcount(w.all));
   if (!it.flags) cluster.arriving.join(w.clock);
-  w.tick();
+  w.tick(w.all);
   if (cluster.arrived == cluster.live()) {
     ++cluster.phase;
     cluster.arrived = 0;
@@ -93,6 +93,7 @@ void cluster_wait(Warp& w, const Instruction&, u32) {
   if (cluster.phase > w.cluster_phase) {
     w.cluster_arrived = false;
     w.clock.join(cluster.completed);
+    w.tick(w.all, LaneOrder::meets);
     return;
   }
   w.poll();

@@ -93,7 +93,7 @@ void load(Warp& w, const Instruction& it, u32 lanes) {
         }
         accesses.global(reinterpret_cast<uintptr_t>(at.data), bytes, lane);
       }
-      if (is_strong(it)) acquire(w, at.data, it.flags);
+      if (is_strong(it)) acquire(w, lane, at.data, it.flags);
     }
     for (int i = 0; i < it.count; ++i)
       load_element<kBytes>(at.data + kBytes * i, it.mode, w.destination(it.rows[1 + i]), lane);
@@ -122,7 +122,7 @@ void store(Warp& w, const Instruction& it, u32 lanes) {
     }
   });
   accesses.finish();
-  if (is_strong(it)) w.tick();
+  if (is_strong(it)) w.tick(lanes);
 }
 
 template <Space kSpace>

@@ -92,6 +92,7 @@ struct Warp {
   // fence joins them.
   Clock fenced[2], unfenced[2];
   bool has_fenced[2] = {};
+  LaneOrder lane_order;
 
   // Cluster barrier.
   bool cluster_arrived = false;
@@ -135,8 +136,10 @@ struct Warp {
   void run(int budget);  // so many instructions, or until nothing runs
   // Ends the group's turn until the grid has made progress.
   void poll();
-  // Everything so far happens before later acquires.
-  void tick();
+  // Everything so far that comes before what these lanes do happens before what others acquire.
+  void tick(u32 lanes, u8 does = LaneOrder::releases);
+  // Lanes acquire what lanes of this warp may have released.
+  void acquire(u32 lanes, const Clock& released);
   u32 time() const { return clock.of(actor); }
 };
 
@@ -148,6 +151,7 @@ struct SharedMemory {
   std::vector<u16> written;  // a bit for each byte
   std::vector<u64> writers;  // of 16 bytes: thread + 1, and its number of proxy fences
   std::vector<Cell> cells;
+  std::vector<CellLanes> lanes;  // of the cells
 
   explicit SharedMemory(u32 bytes);
 };

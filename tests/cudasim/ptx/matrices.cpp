@@ -15,6 +15,11 @@ u16& element(Matrices& matrices, bool transposed, int i, int lane, int which) {
   return transposed ? matrices[i][column][row] : matrices[i][row][column];
 }
 
+// Returns the lanes that have elements of a row.
+u32 lanes_of(int row, bool transposed) {
+  return transposed ? 0x11111111u << row / 2 : 0xfu << 4 * row;
+}
+
 // Pipelines load fragments ahead, behind the last step too. Bytes without a write are NaN: their
 // uses show. it.count: matrices; it.kind: transposed
 void ldmatrix(Warp& w, const Instruction& it, u32) {
@@ -23,7 +28,7 @@ void ldmatrix(Warp& w, const Instruction& it, u32) {
   for (int lane = 0; lane < 8 * it.count; ++lane) {
     const u32 address = static_cast<u32>(address_of(w, it, it.rows[0], lane));
     const SharedBytes at = shared_bytes(w, lane, address, 16, 16, "ldmatrix");
-    accesses.shared(*at.block, at.offset, 16, lane);
+    accesses.shared(*at.block, at.offset, 16, lane, lanes_of(lane % 8, it.kind));
     memcpy(matrices[lane / 8][lane % 8], at.data, 16);
   }
   accesses.finish();
@@ -48,7 +53,7 @@ void stmatrix(Warp& w, const Instruction& it, u32) {
     const SharedBytes at = shared_bytes(w, lane, address, 16, 16, "stmatrix");
     mark_written(*at.block, at.offset, 16);
     note_generic_write(w, lane, *at.block, at.offset, 16);
-    accesses.shared(*at.block, at.offset, 16, lane);
+    accesses.shared(*at.block, at.offset, 16, lane, lanes_of(lane % 8, it.kind));
     memcpy(at.data, matrices[lane / 8][lane % 8], 16);
   }
   accesses.finish();

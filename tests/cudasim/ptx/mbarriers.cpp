@@ -104,22 +104,28 @@ void arrive(Warp& w, const Instruction& it, u32 lanes) {
     if (!it.flags) at.block->mbarriers.at(at.offset).arriving.join(w.clock);
     write(*at.block, at.offset, b);
   });
-  w.tick();
+  w.tick(lanes);
 }
 
 // rows[1]: the parity
 void wait(Warp& w, const Instruction& it, u32 lanes) {
-  u32 done = 0;
+  u32 done = 0, addresses[kLanes];
   each_lane(lanes, [&](int lane) {
-    const u32 address = static_cast<u32>(address_of(w, it, it.rows[0], lane));
+    const u32 address = addresses[lane] = static_cast<u32>(address_of(w, it, it.rows[0], lane));
     const Mbarrier b = read(*w.block, address, "mbarrier.try_wait", lane);
     note_use(w, it, *w.block, address, lane);
     const u32 parity = w.source(it.rows[1])[lane];
     if (parity > 1) fault_of(lane, "0 or 1.", "mbarrier.try_wait of parity %u", parity);
     if (b.phase == parity) return;
     done |= 1u << lane;
-    if (!it.flags) w.clock.join(w.block->mbarriers.at(address).completed);
   });
+  for (u32 left = it.flags ? 0 : done; left;) {
+    const u32 address = addresses[__builtin_ctz(left)];
+    u32 same = 0;
+    each_lane(left, [&](int i) { same |= static_cast<u32>(addresses[i] == address) << i; });
+    w.acquire(same, w.block->mbarriers.at(address).completed);
+    left &= ~same;
+  }
   w.set_predicate(it.predicates[0], lanes, done);
   if (done != lanes) w.poll();
 }

@@ -141,10 +141,11 @@ void check_fresh(const u8* data, u32 bytes, const char* what, int lane) {
 
 // ---- races --------------------------------------------------------------------------------------
 
-void Accesses::shared(Block& block, u32 offset, u32 bytes, int lane) {
+void Accesses::shared(Block& block, u32 offset, u32 bytes, int lane, u32 more) {
   if (!w_.grid->races) return;
-  each_sixteen(offset, bytes,
-               [&](u32 i, u16 mask) { add(block.shared.cells[i], i * 16, mask, lane, true); });
+  each_sixteen(offset, bytes, [&](u32 i, u16 mask) {
+    add(block.shared.cells[i], i * 16, mask, lane, &block.shared.lanes[i], more | 1u << lane);
+  });
 }
 
 void Accesses::global(u64 address, u32 bytes, int lane) {
@@ -152,26 +153,55 @@ void Accesses::global(u64 address, u32 bytes, int lane) {
   for (const u64 end = address + bytes; address < end;) {
     const u32 first = address % 16;
     const u32 last = static_cast<u32>(std::min<u64>(16, first + end - address));
-    add(w_.grid->cells->at(address), address - first, (1u << last) - (1u << first), lane, false);
+    add(w_.grid->cells->at(address), address - first, (1u << last) - (1u << first), lane, nullptr,
+        0);
     address += last - first;
   }
 }
 
-void Accesses::add(Cell& cell, u64 begin, u32 mask, int lane, bool is_shared) {
+void Accesses::add(Cell& cell, u64 begin, u32 mask, int lane, CellLanes* kept, u32 lanes) {
   if (cell_ == &cell) {
     if (role_.writes && !role_.strong && (bytes_ & mask))
       fault_of(lane, "Which of the values stays? Let one lane store, or use an atomic operation.",
                "race: lanes %d and %d store to the same bytes of %s memory", lane_, lane,
-               is_shared ? "shared" : "global");
+               kept ? "shared" : "global");
     bytes_ |= static_cast<u16>(mask);
-    return;
+  } else {
+    finish();
+    cell_ = &cell;
+    kept_ = kept;
+    bytes_ = static_cast<u16>(mask);
+    begin_ = begin;
+    lane_ = lane;
+    memset(lanes_, 0, sizeof lanes_);
   }
-  finish();
-  cell_ = &cell;
-  bytes_ = static_cast<u16>(mask);
-  begin_ = begin;
-  lane_ = lane;
-  is_shared_ = is_shared;
+  for (int i = 0; kept && i < 16; ++i)
+    if (mask >> i & 1) lanes_[i] |= lanes;
+}
+
+// Whether the lanes that made an access of shared memory come before those of this one. The warps'
+// own order is known. Copies and products have no lanes.
+bool Accesses::in_order(const Access& before, const u32* lanes) const {
+  const u32 number = number_of(before.actor);
+  const u32 per_block = static_cast<u32>(w_.block->warps.size());
+  const auto& blocks = w_.block->cluster->blocks;
+  if (number >= per_block * blocks.size()) return true;
+  const LaneOrder& order = blocks[number / per_block]->warps[number % per_block]->lane_order;
+  const u32 until = w_.clock.of(before.actor);
+  const u32 both = static_cast<u32>(before.bytes & bytes_);
+  for (int i = 0; i < 16; ++i) {
+    if (!(both >> i & 1) ||
+        (i && both >> (i - 1) & 1 && lanes[i] == lanes[i - 1] && lanes_[i] == lanes_[i - 1]))
+      continue;
+    bool found = true;
+    each_lane(lanes[i], [&](int lane) {
+      if (lanes_[i] == 1u << lane && before.actor == w_.actor) return;
+      found &= before.actor == w_.actor ? !(lanes_[i] & ~order.behind(lane, before.time))
+                                        : order.released(lane, before.time, until);
+    });
+    if (!found) return false;
+  }
+  return true;
 }
 
 void Accesses::finish() {
@@ -179,11 +209,14 @@ void Accesses::finish() {
   const Access now{role_.time, role_.actor, role_.strong, role_.wide, role_.writes, bytes_};
   const u32 code = static_cast<u32>(&it_ - w_.kernel->code.data());
   const u32 per_block = static_cast<u32>(w_.block->warps.size());
-  const Race race =
-      note_access(*cell_, now, code, w_.clock, w_.grid->random_cell, [&](Actor a, Actor b) {
+  const Race race = note_access(
+      *cell_, now, code, w_.clock, w_.grid->random_cell,
+      [&](Actor a, Actor b) {
         return cluster_of(a) == cluster_of(b) &&
                number_of(a) / per_block == number_of(b) / per_block;
-      });
+      },
+      kept_, lanes_,
+      [&](const Access& before, const u32* lanes) { return in_order(before, lanes); });
   if (race.found) report(race);
   cell_ = nullptr;
 }
@@ -196,15 +229,19 @@ void Accesses::report(const Race& race) {
   const u32 first = grid.first_blocks.at(cluster);
   const std::string who =
       number < per_block * size
-          ? text("warp %u of block %u", number % per_block, first + number / per_block)
+          ? text("%swarp %u of block %u", race.before.actor == w_.actor ? "other lanes of " : "",
+                 number % per_block, first + number / per_block)
           : text("an asynchronous copy or product of block%s %u", size > 1 ? "s from" : "", first);
   const u64 at = begin_ + static_cast<u64>(__builtin_ctz(race.before.bytes & bytes_));
-  fault_of(
-      lane_,
-      "Is a barrier missing between the two, or a fence with the ticket, or a wait for the copy?",
-      "race: %s %s memory at 0x%lx, and nothing orders it with a %s by %s\n  before: %s",
-      role_.writes ? "writes" : "reads", is_shared_ ? "shared" : "global", at,
-      race.before.writes ? "write" : "read", who.c_str(), describe(*w_.kernel, race.code).c_str());
+  fault_of(lane_,
+           kept_ && race.before.time <= w_.clock.of(race.before.actor)
+               ? "Is a __syncwarp() missing that all lanes reach before one of them goes on?"
+               : "Is a barrier missing between the two, or a fence with the ticket, or a wait for "
+                 "the copy?",
+           "race: %s %s memory at 0x%lx, and nothing orders it with a %s by %s\n  before: %s",
+           role_.writes ? "writes" : "reads", kept_ ? "shared" : "global", at,
+           race.before.writes ? "write" : "read", who.c_str(),
+           describe(*w_.kernel, race.code).c_str());
 }
 
 // ---- decoding -----------------------------------------------------------------------------------

@@ -46,12 +46,14 @@ inline Role role_of(const Warp& w, bool writes, bool strong = false, bool wide =
 class Accesses {
  public:
   Accesses(Warp& w, const Instruction& it, const Role& role) : w_(w), it_(it), role_(role) {}
-  void shared(Block& block, u32 offset, u32 bytes, int lane);
+  // `more`: lanes that take part beside the one that has the address.
+  void shared(Block& block, u32 offset, u32 bytes, int lane, u32 more = 0);
   void global(u64 address, u32 bytes, int lane);
   void finish();
 
  private:
-  void add(Cell& cell, u64 begin, u32 bytes, int lane, bool is_shared);
+  void add(Cell& cell, u64 begin, u32 bytes, int lane, CellLanes* kept, u32 lanes);
+  bool in_order(const Access& before, const u32* lanes) const;
   [[noreturn]] void report(const Race& race);
 
   Warp& w_;
@@ -61,7 +63,8 @@ class Accesses {
   u16 bytes_ = 0;
   u64 begin_ = 0;
   int lane_ = 0;
-  bool is_shared_ = false;
+  CellLanes* kept_ = nullptr;  // of shared memory
+  u32 lanes_[16];
 };
 
 // "file.cu:12" of a statement, with the calls that it was inlined through.

@@ -13,15 +13,15 @@ s32 order_of(const Decoder& d, bool is_atomic) {
   return flags;
 }
 
-void acquire(Warp& w, const u8* address, s32 flags) {
+void acquire(Warp& w, int lane, const u8* address, s32 flags) {
   if (!w.grid->races) return;
   const auto found = w.grid->released.find(reinterpret_cast<uintptr_t>(address));
   if (found == w.grid->released.end()) return;
   const Released& released = found->second;
   const bool same_block = released.block == w.block->number;
   if (flags & acquires) {
-    if (flags & wide) w.clock.join(released.wide);
-    if (same_block) w.clock.join(released.narrow);
+    if (flags & wide) w.acquire(1u << lane, released.wide);
+    if (same_block) w.acquire(1u << lane, released.narrow);
     return;
   }
   if (flags & wide) w.unfenced[1].join(released.wide);
@@ -48,18 +48,18 @@ void release(Warp& w, const u8* address, s32 flags) {
 
 namespace {
 
-void fence(Warp& w, const Instruction& it, u32) {
+void fence(Warp& w, const Instruction& it, u32 lanes) {
   if (!w.grid->races) return;
   const bool by_device = it.kind;
-  w.clock.join(w.unfenced[0]);
-  if (by_device) w.clock.join(w.unfenced[1]);
+  w.acquire(lanes, w.unfenced[0]);
+  if (by_device) w.acquire(lanes, w.unfenced[1]);
   w.fenced[0] = w.clock;
   w.has_fenced[0] = true;
   if (by_device) {
     w.fenced[1] = w.clock;
     w.has_fenced[1] = true;
   }
-  w.tick();
+  w.tick(lanes);
 }
 
 }  // namespace

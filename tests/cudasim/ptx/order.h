@@ -17,7 +17,7 @@ enum OrderFlags : s32 {
 s32 order_of(const Decoder& d, bool is_atomic);
 
 // A strong read or write at `address`. After a writing one, the warp's clock ticks.
-void acquire(Warp& w, const u8* address, s32 flags);
+void acquire(Warp& w, int lane, const u8* address, s32 flags);
 void release(Warp& w, const u8* address, s32 flags);
 
 }  // namespace cudasim

@@ -3,6 +3,41 @@
 
 namespace cudasim {
 
+void LaneOrder::add(u32 time, u32 lanes, u8 does, bool all, u32 until) {
+  steps_.resize(time + 1);
+  steps_[time] = {lanes, until, does};
+  if (all && does & meets) all_met_ = time;
+}
+
+bool LaneOrder::matters(u32 lanes, u32 until) const {
+  if (until <= all_met_ || until >= steps_.size()) return false;
+  const u32 both = lanes | steps_[until].lanes;
+  return both & (both - 1);
+}
+
+u32 LaneOrder::behind(int lane, u32 time) const {
+  if (time <= all_met_) return ~0u;
+  u32 lanes = 1u << lane;
+  for (u32 i = time; i < steps_.size(); ++i) {
+    const Step& step = steps_[i];
+    if ((step.does & meets && step.lanes & lanes) ||
+        (step.does & acquires && time <= step.until && released(lane, time, step.until)))
+      lanes |= step.lanes;
+  }
+  return lanes;
+}
+
+bool LaneOrder::released(int lane, u32 time, u32 until) const {
+  u32 lanes = 1u << lane;
+  for (u32 i = time; i <= until && i < steps_.size(); ++i) {
+    const Step& step = steps_[i];
+    if (!(step.lanes & lanes)) continue;
+    if (step.does & releases) return true;
+    if (step.does & meets) lanes |= step.lanes;
+  }
+  return false;
+}
+
 Cell& GlobalCells::at(u64 address) {
   const u64 number = address >> kPageBits;
   if (number != last_ || !page_ || page_->launch != launch_) {

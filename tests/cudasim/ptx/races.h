@@ -2,6 +2,7 @@
 #pragma once
 
 #include <unordered_map>
+#include <vector>
 
 #include "clock.h"
 
@@ -12,6 +13,11 @@ struct Cell {
   static constexpr int kAccesses = 4;
   u64 accesses[kAccesses];
   u32 codes[kAccesses];  // numbers of instructions
+};
+
+// The lanes of each byte of a cell's accesses, where warps have made them.
+struct CellLanes {
+  u32 of[Cell::kAccesses][16];
 };
 
 // One access, packed: time 21 bits, actor 24, strong, wide, write, mask of bytes 16.
@@ -43,35 +49,43 @@ struct Race {
   u32 code;
 };
 
-// Notes an access of a cell. `same_block` says whether two actors are of one block.
-template <class SameBlock>
+// Notes an access of a cell. `same_block` says whether two actors are of one block. Of shared
+// memory, `kept` has the cell's lanes and `lanes` the lane or lanes of each byte now;
+// `in_order` says whether lanes of an access before come before these.
+template <class SameBlock, class InOrder>
 Race note_access(Cell& cell, const Access& now, u32 code, const Clock& clock, u64& random,
-                 SameBlock same_block) {
+                 SameBlock same_block, CellLanes* kept, const u32* lanes, InOrder in_order) {
   u64 packed = now.pack();
   int place = -1;
+  u32 joined[16];
+  if (kept) memcpy(joined, lanes, sizeof joined);
   for (int i = 0; i < Cell::kAccesses; ++i) {
     const u64 bits = cell.accesses[i];
     if (!bits) {
       if (place < 0) place = i;
       continue;
     }
-    if ((bits ^ packed) >> 16 == 0) {  // more bytes of the same access
-      if ((bits | packed) == bits) return {};
-      packed |= bits;
-      place = i;
-      continue;
-    }
+    const bool same = (bits ^ packed) >> 16 == 0;  // perhaps more bytes of the same access
+    if (same && !kept && (bits | packed) == bits) return {};
     const Access before = Access::unpack(bits);
     const bool covered = (before.bytes & ~now.bytes) == 0;
+    const bool ordered = before.actor == now.actor || before.time <= clock.of(before.actor);
+    if ((before.bytes & now.bytes) && (before.writes || now.writes)) {
+      const bool agreed = before.strong && now.strong &&
+                          ((before.wide && now.wide) || same_block(before.actor, now.actor));
+      if (!agreed && !(ordered && (!kept || in_order(before, kept->of[i]))))
+        return {true, before, cell.codes[i]};
+    }
+    if (same) {
+      packed |= bits;
+      place = i;
+      for (int j = 0; kept && j < 16; ++j)
+        if (!now.writes || !(now.bytes >> j & 1)) joined[j] |= kept->of[i][j];
+      continue;
+    }
     if (before.actor == now.actor) {
       if (covered && (now.writes || !before.writes) && before.strong == now.strong) place = i;
       continue;
-    }
-    const bool ordered = before.time <= clock.of(before.actor);
-    if (!ordered && (before.bytes & now.bytes) && (before.writes || now.writes)) {
-      const bool agreed = before.strong && now.strong &&
-                          ((before.wide && now.wide) || same_block(before.actor, now.actor));
-      if (!agreed) return {true, before, cell.codes[i]};
     }
     if (ordered && covered && (now.writes || !before.writes) && place < 0) place = i;
   }
@@ -81,8 +95,33 @@ Race note_access(Cell& cell, const Access& now, u32 code, const Clock& clock, u6
   }
   cell.accesses[place] = packed;
   cell.codes[place] = code;
+  if (kept) memcpy(kept->of[place], joined, sizeof joined);
   return {};
 }
+
+// The order of a warp's lanes. Each of the warp's times ends with what some lanes did.
+class LaneOrder {
+ public:
+  enum Does : u8 { releases = 1, meets = 2, acquires = 4 };
+
+  // `until`: what had been released up to this time is acquired.
+  void add(u32 time, u32 lanes, u8 does, bool all, u32 until = 0);
+  void acquire(u32 time, u32 lanes, u32 until) { add(time, lanes, acquires, false, until); }
+  // Whether an acquisition by lanes can order accesses of others.
+  bool matters(u32 lanes, u32 until) const;
+  // Lanes that come behind what a lane did at a time.
+  u32 behind(int lane, u32 time) const;
+  // Whether a lane's accesses at a time had been released up to another time.
+  bool released(int lane, u32 time, u32 until) const;
+
+ private:
+  struct Step {
+    u32 lanes, until;
+    u8 does;
+  };
+  std::vector<Step> steps_;  // by time
+  u32 all_met_ = 0;
+};
 
 // Cells of global memory, of one launch at a time.
 class GlobalCells {

@@ -58,10 +58,19 @@ void Warp::poll() {
   group().seen = grid->progress;
 }
 
-void Warp::tick() {
+void Warp::tick(u32 lanes, u8 does) {
   if (!grid->races) return;
+  lane_order.add(time(), lanes, does, lanes == all);
   clock.set(actor, time() + 1);
   if (time() >= Access::kMostTime) grid->races = false;
+}
+
+void Warp::acquire(u32 lanes, const Clock& released) {
+  clock.join(released);
+  const u32 until = released.of(actor);
+  if (!grid->races || !lane_order.matters(lanes, until)) return;
+  lane_order.acquire(time(), lanes, until);
+  clock.set(actor, time() + 1);
 }
 
 namespace {
@@ -325,7 +334,10 @@ std::unique_ptr<Cluster> start_cluster(Grid& grid, u32 number, const u32 at[3]) 
     block->number =
         block->index[0] + launch.grid[0] * (block->index[1] + launch.grid[1] * block->index[2]);
     if (kernel.uses_async_proxy) block->shared.writers.assign(bytes / 16 + 2, 0);
-    if (grid.races) block->shared.cells.assign(bytes / 16 + 2, Cell{});
+    if (grid.races) {
+      block->shared.cells.assign(bytes / 16 + 2, Cell{});
+      block->shared.lanes.resize(bytes / 16 + 2);
+    }
     add_warps(grid, *block);
     cluster->blocks.push_back(std::move(block));
   }

@@ -107,7 +107,8 @@ bool decode_warp(Decoder& d) {
   }
   if (name == "bar" && d.has("warp")) {
     set_members(d, d.operands.at(0));
-    d.to.run = [](Warp&, const Instruction&, u32) {};
+    // Alone of a warp's instructions it orders memory; those that exchange values do not.
+    d.to.run = [](Warp& w, const Instruction&, u32 lanes) { w.tick(lanes, LaneOrder::meets); };
     return true;
   }
   if (name == "elect") {

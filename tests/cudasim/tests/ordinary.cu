@@ -141,3 +141,20 @@ extern "C" __global__ void copy_in_stages(const float* in, float* out, int stage
   }
 #endif
 }
+
+// Lanes reverse numbers of their warp, then of each half of it.
+extern "C" __global__ void reverse_in_warp(const float* in, float* out) {
+  __shared__ float numbers[64];
+  const int i = threadIdx.x;
+  numbers[i] = in[i];
+  __syncwarp();
+  const float x = numbers[i ^ 31];
+  __syncwarp();
+  numbers[i] = x;
+  const unsigned half = i & 16 ? 0xffff0000 : 0xffff;
+  if (i & 16)
+    __syncwarp(half);
+  else
+    __syncwarp(half);
+  out[i] = numbers[i ^ 15];
+}

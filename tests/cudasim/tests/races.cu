@@ -112,3 +112,51 @@ extern "C" __global__ void no_fence_after_look(float* sums, unsigned* ticket) {
   while (*static_cast<volatile unsigned*>(ticket) < gridDim.x) continue;
   sums[gridDim.x + blockIdx.x] = sums[(blockIdx.x + 1) % gridDim.x];  // no_fence_after_look
 }
+
+// A lane reads what its neighbour has stored.
+extern "C" __global__ void lanes_read(const float* in, float* out) {
+  __shared__ float numbers[64];
+  const int i = threadIdx.x;
+  numbers[i] = in[i];        // lanes_read
+  out[i] = numbers[i ^ 1];  // lanes_read
+}
+
+// Lanes have read, and a shuffle has met them, which orders no memory.
+extern "C" __global__ void lanes_write(const float* in, float* out) {
+  __shared__ float numbers[64];
+  const int i = threadIdx.x;
+  numbers[i] = in[i];
+  __syncwarp();
+  const float x = numbers[i ^ 1];                // lanes_write
+  numbers[i] = __shfl_xor_sync(0xffffffff, x, 2);  // lanes_write
+  out[i] = numbers[i];
+}
+
+// Lane 0 releases what all lanes of its warp have read; the other warp writes.
+extern "C" __global__ void lanes_release(const float* in, float* out) {
+#if __CUDA_ARCH__ >= 900
+  __shared__ float number;
+  __shared__ alignas(8) unsigned long long read;
+  const unsigned barrier = static_cast<unsigned>(__cvta_generic_to_shared(&read));
+  if (threadIdx.x == 0) {
+    number = in[0];
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier) : "memory");
+  }
+  __syncthreads();
+  if (threadIdx.x < 32) {
+    out[threadIdx.x] = number;  // lanes_release
+    if (threadIdx.x == 0)
+      asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+  } else if (threadIdx.x == 32) {
+    for (unsigned done = 0; !done;)
+      asm volatile(
+          "{ .reg .pred p;\n"
+          "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], 0;\n"
+          "selp.u32 %0, 1, 0, p; }"
+          : "=r"(done)
+          : "r"(barrier)
+          : "memory");
+    number = 1;  // lanes_release
+  }
+#endif
+}

@@ -64,6 +64,11 @@ class TestOrdinaryKernels:
         )
         assert list(out.view) == [5 * i + 640 for i in range(64)]
 
+    def test_reverse_in_warp(self, architecture: str, seed: int) -> None:
+        x, out = Array(c_float, range(64)), Array(c_float, 64)
+        module("ordinary", architecture).launch("reverse_in_warp", (1,), (64,), x, out, seed=seed)
+        assert list(out.view) == [i ^ 16 for i in range(64)]
+
     def test_histogram(self, architecture: str, seed: int) -> None:
         values = random.Random(seed).choices(range(256), k=1000)
         x, bins = Array(c_ubyte, values), Array(c_uint, [0] * 256)
