@@ -69,8 +69,8 @@ def gemm(
         bias: [n], dtypes as of ``c``.
         activation: "none", "relu", "gelu", its approximation "gelu_tanh", or "silu", as in
             :func:`torch.nn.functional.gelu` and ``silu``; "relu" keeps NaN. The activation is
-            applied to the sum before rounding. If torch's library computes the sum in 16 bits (on a
-            CPU with instructions for that), the activation is applied after rounding.
+            applied to the sum before rounding, or after it where torch's library computes the
+            product, as in torch's layers.
         out_dtype: float16, bfloat16, float32 or float64; ``torch.promote_types(a.dtype, b.dtype)``
             when None.
 
@@ -161,8 +161,8 @@ def gemm_times_derivative(
         (out, column_sums): the product in the sum's dtype, rounded once; and the sums of its
         columns before that rounding, over rows and leading dimensions. The shape of the sums is
         [n]. Their dtype is float32, or float64 when ``a`` or ``b`` is float64. Both results are
-        bitwise the same in every run. (A product by torch's library in bfloat16 is rounded before
-        too, as in :func:`gemm`.)
+        bitwise the same in every run. (Torch's library rounds the product before both, as in
+        :func:`gemm`.)
 
     Raises:
         RuntimeError: shapes that do not fit, several devices, or a tensor that requires a gradient,

@@ -133,13 +133,13 @@ __global__ void rotate(const uint32_t* from, uint32_t* to, int rounds) {
 
 __global__ void name_blocks(uint32_t* to) { to[blockIdx.x] = ptx::cluster_rank(); }
 
-// How far shared memory is from 1024-byte alignment, and from its address in block 0 of the
-// cluster.
+// How far shared memory is from 1024-byte alignment, and from its address in block 0 of the cluster
+// but for the bits of the rank, from 24 on.
 __global__ void compare_addresses(uint32_t* to) {
   const uint32_t address = ptx::shared_address(&ptx::shared<uint4>());
   to[2 * blockIdx.x] = address;
   ptx::cluster_sync();
-  to[2 * blockIdx.x + 1] = address - to[2 * (blockIdx.x - ptx::cluster_rank())];
+  to[2 * blockIdx.x + 1] = (address - to[2 * (blockIdx.x - ptx::cluster_rank())]) % (1u << 24);
   ptx::cluster_sync();
   to[2 * blockIdx.x] = address % 1024;
 }

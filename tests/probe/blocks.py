@@ -115,7 +115,7 @@ def cluster() -> Iterator[Case]:
 
 
 def shared_address() -> Iterator[Case]:
-    """shared memory has one address in a cluster, a multiple of 1024"""
+    """shared memory has one address in a cluster, but for the rank"""
     for size in (1, 2, 4):
         yield Case((8, size), NOTHING, torch.zeros(8, 2, dtype=torch.int32))
 

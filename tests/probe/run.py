@@ -36,11 +36,10 @@ from ptx_backend.build import BUILD, CSRC, Unit
 PROBES: dict[str, Callable[[], Iterator[Case]]] = {
     probe.__name__: probe for probe in (*blocks.PROBES, *tiles.PROBES)
 }
-GPU_ALONE = ("mbarrier_bytes", "mbarrier_phases", "mbarrier_remote", "mma")
+GPU_ALONE = ("mbarrier_bytes", "mbarrier_phases", "mbarrier_remote")
 """Probes that the executor cannot answer.
 
-It sleeps in try_wait until a phase ends, which a probe of an open phase asks for in vain. Its
-library has no probe of mma.
+It sleeps in try_wait until a phase ends, which a probe of an open phase asks for in vain.
 """
 SOURCES = sorted(Path(__file__).parent.glob("*.cu"))
 ROW = "{:<19}{:<63}{:<10}{}"

@@ -314,9 +314,10 @@ int probe_stmatrix(const uint32_t* from, uint4* to) {
   return launch({1, 32, sizeof(Rows)}, store_matrices, from, to);
 }
 
-int probe_mma(const Fragments* from, float* to, int bf16) {
+// A parameter of a type of this file would make the symbol one of this file too.
+int probe_mma(const void* from, float* to, int bf16) {
   const auto kernel = bf16 ? multiply_fragments<__nv_bfloat16> : multiply_fragments<__half>;
-  return launch({1, 32}, kernel, from, to);
+  return launch({1, 32}, kernel, static_cast<const Fragments*>(from), to);
 }
 
 int probe_tma_load(const void* from, uint4* to, int swizzle, int columns, int first, int x, int y,

@@ -40,6 +40,23 @@ def small_products(device: torch.device) -> None:
     _C.force_gemm_tile(None)
 
 
+def small_steps(device: torch.device) -> None:
+    """Two updates by each optimizer of vectors, their tails and more than one chunk."""
+    sizes = (1, 7, 8, 9, 4095, 16384 + 5)
+    steps = [torch.tensor(float(i), device=device) for i in range(len(sizes))]
+    rates = {"lr": 0.5, "weight_decay": 0.25}
+    betas = {"beta1": 0.5, "beta2": 0.75, "eps": 1.0, "decoupled": True}
+    momentum = {"momentum": 0.5, "dampening": 0.0, "nesterov": True}
+    for dtype in (torch.float32, torch.bfloat16):
+        params, grads, first, second = (
+            [torch.ones(n, dtype=dtype, device=device) for n in sizes] for _ in range(4)
+        )
+        for _ in range(2):
+            ops.adam_(params, grads, first, second, steps, **betas, **rates)
+            ops.sgd_(params, grads, first, **momentum, **rates)
+    assert [step.item() for step in steps] == [4.0 + i for i in range(len(sizes))]
+
+
 def small_case(device: torch.device) -> None:
     """Every op on short lists of all dtypes, sizes around the vector width, misaligned views."""
 
@@ -59,6 +76,7 @@ def small_case(device: torch.device) -> None:
         ops.cast_(halves, grads)
         ops.check_finite(grads, found_inf)
         ops.grad_norm(grads, found_inf, inv_scale)
+    small_steps(device)
     scale, tracker = zeros(torch.float32) + 4.0, zeros(torch.int32)
     ops.update_scale_(scale, tracker, [found_inf], 2.0, 0.5, 1)
     small_products(device)

@@ -134,8 +134,8 @@ GemmResults library_gemm(const GemmArgs& g, const GemmTensors& tensors) {
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   const Operands o(g, tensors);
   const at::ScalarType rounded = scalar_type_of(g.out.dtype);
-  // Activations are applied to rounded sums, as torch's own layers do. FP64 keeps its sums: torch
-  // has no product of FP64 into another type.
+  // Where one op computes the sum, it is rounded before the activation, as in torch's own layers.
+  // FP64 keeps its sums: torch has no product of FP64 into another type.
   const at::ScalarType type = o.sums == at::kDouble ? at::kDouble : rounded;
   const at::Tensor x = sum_of_terms(o, g, type);
   if (g.derivative) {

@@ -117,7 +117,7 @@ extern "C" __global__ void no_fence_after_look(float* sums, unsigned* ticket) {
 extern "C" __global__ void lanes_read(const float* in, float* out) {
   __shared__ float numbers[64];
   const int i = threadIdx.x;
-  numbers[i] = in[i];        // lanes_read
+  numbers[i] = in[i];       // lanes_read
   out[i] = numbers[i ^ 1];  // lanes_read
 }
 
@@ -127,7 +127,7 @@ extern "C" __global__ void lanes_write(const float* in, float* out) {
   const int i = threadIdx.x;
   numbers[i] = in[i];
   __syncwarp();
-  const float x = numbers[i ^ 1];                // lanes_write
+  const float x = numbers[i ^ 1];                  // lanes_write
   numbers[i] = __shfl_xor_sync(0xffffffff, x, 2);  // lanes_write
   out[i] = numbers[i];
 }
