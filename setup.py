@@ -74,8 +74,9 @@ def version() -> str:
 def parse_arch_list(text: str, known: Collection[str]) -> list[str]:
     """Split a list in torch's syntax, such as "8.0+PTX;9.0a" or "8.0 8.6".
 
-    If it is empty, the default: what nvcc knows of it ("75", "80"). 9.0 becomes 9.0a, which the
-    Hopper kernels need and which runs on the same GPUs; 9.0+PTX remains for later ones.
+    An empty list stands for those of DEFAULT_ARCHES that nvcc knows (`known`: "75", "80"). 9.0
+    becomes 9.0a: the Hopper kernels need it, and the same GPUs run it. 9.0+PTX remains for later
+    GPUs.
     """
     arches = []
     for arch in text.replace(";", " ").split():
@@ -232,7 +233,7 @@ def module_units(folder: Path, torch_dir: Path, cuda: list[Path]) -> list[Unit]:
     """The object files of amp_ext._C, with flags of their own, to be kept in `folder`; `cuda` are
     the cuda_folders of a CUDA build.
     """
-    # Without -fopenmp at::parallel_for is serial. GCC 12 takes reads in torch's headers for writes
+    # at::parallel_for is serial without -fopenmp. GCC 12 takes reads in torch's headers for writes
     # past an end.
     flags = [*host_flags(), "-Wno-stringop-overflow", "-fopenmp", "-Icsrc/bindings"]
     system = [torch_dir / "include", sysconfig.get_path("include")]
@@ -252,7 +253,7 @@ def module_units(folder: Path, torch_dir: Path, cuda: list[Path]) -> list[Unit]:
 
 
 def cpu_units() -> list[Unit]:
-    """Those of libamp_ext_cpu.so."""
+    """Return the units of libamp_ext_cpu.so."""
     units: list[Unit] = []
     x86 = platform.machine() in ("x86_64", "AMD64")
     # Square roots are vectorised where they need not set errno.
@@ -275,7 +276,7 @@ def cpu_units() -> list[Unit]:
 
 
 def cuda_units(arches: list[str]) -> list[Unit]:
-    """Those of libamp_ext_cuda.so."""
+    """Return the units of libamp_ext_cuda.so."""
     host = Path("csrc/kernels/library.cpp")
     made_for = f'-DAMP_EXT_ARCHITECTURES="{" ".join(arches)}"'
     units = [(host, f"{host}.o", [*host_flags(), *identity(), made_for, "-Icsrc/kernels"])]
@@ -299,8 +300,7 @@ def module_link_flags(torch_dir: Path, cuda: list[Path]) -> list[str]:
     return [*link, "-lc10_cuda", "-ltorch_cuda", cuda_runtime(cuda)] if cuda else link
 
 
-# One symbol for others, and none missing. The CUDA runtime is that of torch, which is loaded by
-# then.
+# A library exports one symbol and lacks none. Torch has loaded the CUDA runtime by then.
 LIBRARY_LINK_FLAGS = ["-Wl,--version-script=csrc/library.map", "-Wl,-z,defs"]
 
 

@@ -341,7 +341,7 @@ def test_too_much_memory_leaves_no_fault() -> None:
 
 # ---- launches ----------------------------------------------------------------------------------
 
-PROBE = Path(__file__).resolve().parents[1] / "fake_cuda" / "runtime" / "launch_probe.cu"
+PROBE = Path(__file__).with_name("launch_probe.cu")
 MOST_SHARED = torch.cuda.get_device_properties(0).shared_memory_per_block_optin
 HOPPER = torch.cuda.get_device_capability() >= (9, 0)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from cudasim import build
 
-SOURCES = build.HERE.parent / "fake_cuda" / "runtime"
+SOURCES = build.HERE / "runtime"
 PRELOADED = ("capture", "devices", "driver", "launches", "memory", "streams")
 CUDA = "nvidia/cu13"  # the folder of NVIDIA's packages
 FLAGS = ("-O1", "-fvisibility=default")
@@ -113,7 +113,7 @@ def environment(ptx: Path | None) -> dict[str, str]:
         "FAKE_CUDA_FALLBACK": str(fallback),
     }
     if ptx:
-        library = build.library("runtime", [build.HERE / "runtime.cpp"], seam)
+        library = build.library("runtime", [SOURCES / "kernels.cpp"], seam)
         found |= {"FAKE_CUDA_KERNELS": str(library), "CUDASIM_PTX": str(ptx)}
     return found
 

@@ -24,7 +24,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 CSRC = ROOT / "csrc"
 BUILD = ROOT / "build" / "ptx"
-RUNTIME = HERE.parent / "fake_cuda" / "runtime"
+RUNTIME = cudasim.HERE / "runtime"
 HOST_FLAGS = ("-std=c++20", "-O1", "-Xcompiler=-fPIC")
 EXPORTED = "{ global: amp_ext_backend_library; ptx_*; probe_*; local: *; };"
 
@@ -139,7 +139,7 @@ def link(
     with cudasim.alone(host), ThreadPoolExecutor(cudasim.jobs()) as pool:
         own = [Unit(source, flags) for source in (HERE / "runtime.cpp", *sources)]
         whole = [*objects, *pool.map(lambda unit: compile(unit, architecture, host), own)]
-        built = cudasim.library("runtime", [cudasim.HERE / "runtime.cpp"], runtime_flags())
+        built = cudasim.library("runtime", [RUNTIME / "kernels.cpp"], runtime_flags())
         executor = folder / built.name  # a copy, with PTX of its own
         if not executor.exists():
             shutil.copy(built, executor)
@@ -191,5 +191,5 @@ def edited(architecture: str, folder: Path, edits: Mapping[str, tuple[str, str]]
 
 
 def runtime_flags() -> list[str]:
-    """Return the folders of the headers that cudasim/runtime.cpp includes."""
+    """Return the folders of the headers that cudasim/runtime/kernels.cpp includes."""
     return [f"-I{RUNTIME}", f"-isystem{cudasim.toolkit_include()}"]

@@ -136,7 +136,7 @@ struct Warp {
   void run(int budget);  // so many instructions, or until nothing runs
   // Ends the group's turn until the grid has made progress.
   void poll();
-  // Everything so far that comes before what these lanes do happens before what others acquire.
+  // Ends an interval of these lanes: others that acquire it come after everything so far.
   void tick(u32 lanes, u8 does = LaneOrder::releases);
   // Lanes acquire what lanes of this warp may have released.
   void acquire(u32 lanes, const Clock& released);

@@ -49,9 +49,9 @@ struct Race {
   u32 code;
 };
 
-// Notes an access of a cell. `same_block` says whether two actors are of one block. Of shared
-// memory, `kept` has the cell's lanes and `lanes` the lane or lanes of each byte now;
-// `in_order` says whether lanes of an access before come before these.
+// Notes an access of a cell. `same_block` says whether two actors are of one block. In shared
+// memory, `kept` has the cell's lanes, `lanes` has the lanes that access each byte now, and
+// `in_order` says whether the lanes of an earlier access come before these.
 template <class SameBlock, class InOrder>
 Race note_access(Cell& cell, const Access& now, u32 code, const Clock& clock, u64& random,
                  SameBlock same_block, CellLanes* kept, const u32* lanes, InOrder in_order) {
@@ -141,10 +141,10 @@ class GlobalCells {
   std::unordered_map<u64, std::unique_ptr<Page>> pages_;
 };
 
-// What releases at an address have published.
+// The clocks that releases at an address have published.
 struct Released {
   Clock wide;    // by releases of the device's scope
-  Clock narrow;  // by any of one block, which is
+  Clock narrow;  // by any release of one block, which is
   u64 block = ~u64{0};
 };
 

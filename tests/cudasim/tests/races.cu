@@ -47,7 +47,7 @@ extern "C" __global__ void block_scope(unsigned* count) {
   if (threadIdx.x == 0) atomicAdd_block(count, 1);  // block_scope
 }
 
-// Which lane's value stays?
+// Lanes store different values to one address.
 extern "C" __global__ void lanes_store(float* out) {
   if (threadIdx.x < 32) *out = threadIdx.x;  // lanes_store
 }

@@ -214,13 +214,13 @@ __attribute__((visibility("default"))) cudaError_t launch_on_host(cudaStream_t h
 
 using namespace fake_cuda;
 
-// Drops later launches of amp_ext, at no cost.
+// Drops later launches, at no cost.
 FAKE_CUDA_API void fake_cuda_drop_launches(bool drop) { drops = drop; }
 
 // Launches so far that need not wait for the kernel before.
 FAKE_CUDA_API int64_t fake_cuda_early_launches() { return early_launches; }
 
-// Blocks of the last launch of amp_ext, along x.
+// Blocks of the last launch, along x.
 FAKE_CUDA_API int fake_cuda_last_blocks() { return last_blocks; }
 
 FAKE_CUDA_API void** __cudaRegisterFatBinary(void* binary) { return static_cast<void**>(binary); }
