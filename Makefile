@@ -49,7 +49,7 @@ figures: .venv/built ## the results in docs/measuring.md, from bench/results
 docs: .venv-docs/made ## the pages and the API reference, in build/site; broken links fail
 	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build
 
-hostile: .venv/built ## 20,000 hostile calls of the ops: right, or an error and nothing changed
+hostile: .venv/built ## 15,000 hostile calls of the ops: right, or an error and nothing changed
 	.venv/$(PYTEST) tests/integration/test_hostile_calls.py --hostile-calls 5000
 
 # The compiled kernels by rule, without compiling anything.

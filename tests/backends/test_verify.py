@@ -365,10 +365,8 @@ def test_a_failure_is_remembered(load: Load) -> None:
 @pytest.mark.parametrize(
     "spoil",
     [
-        lambda text: "",
         lambda text: text[:-9],
         lambda text: "[]",
-        lambda text: '{"identity": 3}',
         lambda text: json.dumps({**json.loads(text), "verified": [1]}),
         lambda text: text.replace(torch.__version__, "1.0"),
         lambda text: json.dumps({**json.loads(text), "verified": {"ptx update_scale": [""]}}),

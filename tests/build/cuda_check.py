@@ -12,8 +12,8 @@ it was written for, on walks of a list with too few bytes in flight, and on a no
 if a kernel for 9.0 or later acts before it waits for the previous kernel, or if the parameters of a
 launch for one tensor are too large.
 
-It fails if the sm_90a GEMM takes too many instructions from box to box, and if the epilogue of the
-sm_80 GEMM loses sums. It fails if the library has too many kernels or bytes.
+It fails if the epilogue of the sm_80 GEMM loses sums, and if the library has too many kernels or
+bytes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ sys.path += [
 
 import nvcc
 import ptx_gemm
-import sass_gemm
 from planner import gemm_tiles
 from probe import run as probe
 from sass import Kernel, Kernels, read_constants, read_ptxas, read_sass
@@ -168,8 +167,6 @@ def faults(kernel: Kernel) -> list[str]:
     if in_flight is not None and in_flight < needed:
         found.append(f"{in_flight} bytes in flight, {needed} are needed")
     found += early_grid(kernel)
-    if "gemm_sm90_kernel" in kernel.name and kernel.count("UTMASTG"):
-        found += sass_gemm.faults(kernel)
     return found
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from amp_ext import ops
 from amp_ext.ops import LIST_OPS
-from cases import unwritten, whole_and_view, written
+from cases import tensors, unwritten, whole_and_view, written
 from reference import arguments
 
 CPU = torch.device("cpu")
@@ -83,10 +83,8 @@ def gradient_faults(op: str) -> Iterator[Fault]:
     layout = r"grads\[1\] must be (a )?strided"
     for what, spoil, error, text, like_torch in (
         ("int", Tensor.int, NotImplementedError, dtype.format("Int"), in_torch),
-        ("bool", Tensor.bool, NotImplementedError, dtype.format("Bool"), in_torch),
         ("complex", Tensor.cfloat, NotImplementedError, dtype.format("ComplexFloat"), in_torch),
         ("sparse", Tensor.to_sparse, NotImplementedError, layout, False),
-        ("csr", lambda t: t.float().to_sparse_csr(), NotImplementedError, layout, False),
         ("device", meta, RuntimeError, ELSEWHERE, False),
     ):
         yield Fault(op, "grads", what, second(spoil), error, text, like_torch)
@@ -97,7 +95,6 @@ def vector_faults(op: str, name: str) -> Iterator[Fault]:
     good = torch.zeros(3)
     for what, bad, text in (
         ("length", torch.zeros(2), r"must have shape \[3\], got shape \[2\]"),
-        ("matrix", good[:, None], r"must have shape \[3\], got shape \[3, 1\]"),
         ("strided", torch.zeros(6)[::2], r"must be contiguous, got strides \[2\]"),
         ("sparse", good.to_sparse(), "must be a strided tensor, got layout Sparse"),
         ("dtype", good.double(), "must be a float tensor, got Double"),
@@ -115,9 +112,7 @@ def cast_faults() -> Iterator[Fault]:
         layout = rf"{argument}\[1\] must be a strided"
         for what, spoil, error, text in (
             ("int", Tensor.int, NotImplementedError, dtype.format("Int")),
-            ("complex", Tensor.cfloat, NotImplementedError, dtype.format("ComplexFloat")),
             ("sparse", Tensor.to_sparse, NotImplementedError, layout),
-            ("csr", lambda t: t.float().to_sparse_csr(), NotImplementedError, layout),
             ("device", meta, RuntimeError, ELSEWHERE),
         ):
             yield Fault(op, argument, what, second(spoil), error, text)
@@ -125,22 +120,14 @@ def cast_faults() -> Iterator[Fault]:
     shapes = r"inputs\[1\] must have the shape of outputs\[1\], \[4, 2\], got \[{}\]"
     for what, argument, spoil, text in (
         ("shorter", "inputs", lambda tensors: tensors[:2], lengths),
-        ("shorter", "outputs", lambda tensors: tensors[:2], lengths),
-        ("none", "inputs", lambda _: [], lengths),
         ("none", "outputs", lambda _: [], lengths),
         ("transposed", "inputs", second(Tensor.t), shapes.format("2, 4")),
-        ("flat", "inputs", second(Tensor.flatten), shapes.format("8")),
         ("broadcast", "inputs", second(lambda t: t[:1]), shapes.format("1, 2")),
     ):
         yield Fault(op, argument, what, spoil, RuntimeError, text)
     for what, spoil, text in (
         ("expanded", second(lambda t: t[:1].expand(4, 2)), ONE_LOCATION),
         ("sliding-window", second(lambda t: t.as_strided((4, 2), (1, 1))), ONE_LOCATION),
-        (
-            "same-start",
-            lambda t: [*t[:2], t[0][0]],
-            r"outputs\[0\] and outputs\[2\] overlap in memory",
-        ),
     ):
         yield Fault(op, "outputs", what, spoil, RuntimeError, text)
 
@@ -151,12 +138,6 @@ def overlap_faults() -> Iterator[Fault]:
         view = whole_and_view(layout, torch.float32, CPU)[1]
         spoil = second(lambda _, view=view: view)
         yield Fault("unscale_", "grads", layout, spoil, RuntimeError, ONE_LOCATION, like_torch)
-    for what, index, repeat in (
-        ("same-tensor", 3, lambda grads: [*grads, grads[0]]),
-        ("same-start", 1, lambda grads: [grads[0], grads[0][:2], *grads[1:]]),
-    ):
-        text = rf"grads\[0\] and grads\[{index}\] overlap in memory"
-        yield Fault("unscale_", "grads", what, repeat, RuntimeError, text)
 
 
 def gemm_shape_faults() -> Iterator[Fault]:
@@ -168,10 +149,8 @@ def gemm_shape_faults() -> Iterator[Fault]:
             (a, "inner", lambda t: t[..., :3], rf"{either}.*3\]"),
             (b, "inner", lambda t: t[:, :3], rf"{either}.*3\]"),
             (b, "one-dim", lambda t: t[0], rf"\b{b}\b.*\[4\]"),
-            (b, "other-batch", lambda t: t.expand(3, 5, 4), rf"\b{b}\b.*\[3, 5, 4\]"),
             (b, "batch-of-one", lambda t: t.expand(1, 5, 4), rf"\b{b}\b.*\[1, 5, 4\]"),
             (b, "more-batches", lambda t: t.expand(2, 2, 5, 4), rf"\b{b}\b.*\[2, 2, 5, 4\]"),
-            ("bias", "length", lambda t: t[:4], r"\bbias\b.*\[4\]"),
             ("bias", "one", lambda t: t[:1], r"\bbias\b.*\[1\]"),
             ("bias", "zero-dim", lambda t: t[0], r"\bbias\b.*\[\]"),
             ("bias", "matrix", lambda t: t[None], r"\bbias\b.*\[1, 5\]"),
@@ -193,16 +172,11 @@ def gemm_faults() -> Iterator[Fault]:
             name = rf"\b{argument}\b"
             for what, spoil, error, text in (
                 ("int", Tensor.int, NotImplementedError, rf"{name}.*\bInt\b"),
-                ("bool", Tensor.bool, NotImplementedError, rf"{name}.*\bBool\b"),
-                ("complex", Tensor.cfloat, NotImplementedError, rf"{name}.*\bComplexFloat\b"),
                 ("sparse", Tensor.to_sparse, NotImplementedError, rf"{name}.*strided"),
                 ("device", meta, RuntimeError, ELSEWHERE),
             ):
                 yield Fault(op, argument, what, spoil, error, text)
         yield Fault(op, "activation", "swish", lambda _: "swish", ValueError, "activation.*swish")
-    spoil = lambda t: t.float().to_sparse_csr()  # noqa: E731
-    yield Fault("gemm", "b", "csr", spoil, NotImplementedError, r"\bb\b.*strided")
-    yield Fault("linear", "weight", "csr", spoil, NotImplementedError, r"\bweight\b.*strided")
     spoil = lambda _: torch.int32  # noqa: E731
     yield Fault("gemm", "out_dtype", "int", spoil, RuntimeError, r"out_dtype.*\bInt\b")
 
@@ -256,14 +230,6 @@ FAULTS = list(all_faults())
 def parametrized(faults: Iterable[Fault]) -> pytest.MarkDecorator:
     named = [pytest.param(f, id=f"{f.op}-{f.argument}-{f.what}") for f in faults]
     return pytest.mark.parametrize("fault", named)
-
-
-def tensors(values: dict[str, Any]) -> Iterator[Tensor]:
-    for value in values.values():
-        if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, list):
-            yield from value
 
 
 def raised(error: type[Exception], function: Callable[..., Any], **values: Any) -> Exception:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import reference
 from amp_ext import ops
-from cases import assert_same
+from cases import assert_all_same, assert_same, copies
 from executors import Executor, against_oracle, every_executor
 
 FLT_MIN = 2.0**-126
@@ -108,58 +108,6 @@ def test_equals_torch(executor: Executor, scale: float) -> None:
 
 @every_executor
 @pytest.mark.parametrize(
-    ("scale", "expected"),
-    [
-        (4 * FLT_MIN, 2 * FLT_MIN),
-        (2 * FLT_MIN, FLT_MIN),
-        (1.5 * FLT_MIN, FLT_MIN),
-        (FLT_MIN, FLT_MIN),
-        (FLT_MIN / 2, FLT_MIN / 2),  # below the floor already: left alone
-        (SUBNORMAL, SUBNORMAL),
-        (0.0, 0.0),
-    ],
-)
-def test_scale_never_decays_below_the_smallest_normal(
-    executor: Executor, scale: float, expected: float
-) -> None:
-    assert state(executor, scale).update(1.0).scale.item() == expected
-
-
-@every_executor
-def test_grows_when_the_interval_has_been_lowered(executor: Executor) -> None:
-    """The scale grows after the interval falls below the tracker, unlike torch's."""
-    ours = state(executor, 8.0, tracker=50).update(0.0, interval=10)
-    assert (ours.scale.item(), ours.tracker.item()) == (16.0, 0)
-
-
-@every_executor
-@pytest.mark.parametrize(
-    ("interval", "expected"),
-    [
-        (2000, (16.0, 0)),
-        (2**31, (16.0, 0)),
-        (2**31 + 1, (8.0, -(2**31))),  # out of the tracker's reach: it wraps, as torch's does
-    ],
-)
-def test_tracker_at_its_limit(
-    executor: Executor, interval: int, expected: tuple[float, int]
-) -> None:
-    ours = state(executor, 8.0, tracker=2**31 - 1).update(0.0, interval=interval)
-    assert (ours.scale.item(), ours.tracker.item()) == expected
-
-
-@every_executor
-def test_growth_and_backoff(executor: Executor) -> None:
-    ours = state(executor, 4.0)
-    seen = []
-    for found in (0.0, 0.0, 0.0, 1.0, 0.0, 0.0):
-        ours.update(found)
-        seen.append((ours.scale.item(), ours.tracker.item(), ours.skipped.item()))
-    assert seen == [(4, 1, 0), (8, 0, 0), (8, 1, 0), (4, 0, 1), (4, 1, 1), (8, 0, 1)]
-
-
-@every_executor
-@pytest.mark.parametrize(
     ("found", "overflow"),
     [
         ((0.0,), False),
@@ -176,9 +124,13 @@ def test_growth_and_backoff(executor: Executor) -> None:
 def test_any_found_inf_is_an_overflow(
     executor: Executor, found: tuple[float, ...], overflow: bool
 ) -> None:
-    ours = state(executor, 4.0).update(*found)
-    assert ours.scale.item() == (2.0 if overflow else 4.0)
-    assert ours.skipped.item() == int(overflow)
+    scale = torch.full((1,), 4.0, device=executor.device)
+    tracker = torch.zeros(1, dtype=torch.int32, device=executor.device)
+    found_infs = [executor.scalar(value) for value in found]
+    skipped, before = executor.scalar(0, torch.int64), copies(found_infs)
+    executor.ops.update_scale_(scale, tracker, found_infs, 2.0, 0.5, 2, skipped_steps=skipped)
+    assert_all_same(found_infs, before)
+    assert (scale.tolist(), skipped.item()) == ([2.0 if overflow else 4.0], int(overflow))
 
 
 @pytest.mark.parametrize("bad", [torch.zeros(3), torch.zeros(()).half()], ids=["shape", "dtype"])
@@ -191,31 +143,17 @@ def test_each_of_many_found_infs_is_checked(bad: torch.Tensor) -> None:
 
 
 @every_executor
-def test_found_infs_are_only_read(executor: Executor) -> None:
-    found_infs = [executor.scalar(value) for value in (0.0, 1.0, 1.0)]
-    scale, tracker = executor.scalar(4.0), executor.scalar(0, torch.int32)
-    executor.ops.update_scale_(scale, tracker, found_infs, 2.0, 0.5, 1)
-    assert [found_inf.item() for found_inf in found_infs] == [0.0, 1.0, 1.0]
-    assert scale.item() == 2.0
-
-
-@every_executor
-@pytest.mark.parametrize("shape", [(), (1,)], ids=str)
-def test_shapes_of_one_element(executor: Executor, shape: tuple[int, ...]) -> None:
-    scale = torch.full(shape, 4.0, device=executor.device)
-    tracker = torch.zeros(shape, dtype=torch.int32, device=executor.device)
-    found_infs = [torch.zeros(shape, device=executor.device)]
-    executor.ops.update_scale_(scale, tracker, found_infs, 2.0, 0.5, 1)
-    assert (scale.item(), tracker.item(), scale.shape) == (8.0, 0, torch.Size(shape))
-
-
-@every_executor
 @pytest.mark.parametrize(
     ("options", "scale", "found", "expected"),
     [
+        ({}, 4 * FLT_MIN, 1.0, 2 * FLT_MIN),
+        ({}, 1.5 * FLT_MIN, 1.0, FLT_MIN),
+        ({}, FLT_MIN, 1.0, FLT_MIN),
+        ({}, FLT_MIN / 2, 1.0, FLT_MIN / 2),  # below the floor already: neither lowered nor lifted
+        ({}, 0.0, 1.0, 0.0),
         ({"min_scale": 3.0}, 4.0, 1.0, 3.0),
         ({"min_scale": 3.0}, 8.0, 1.0, 4.0),
-        ({"min_scale": 3.0}, 2.0, 1.0, 2.0),  # below already: neither lowered nor lifted
+        ({"min_scale": 3.0}, 2.0, 1.0, 2.0),
         ({"min_scale": SUBNORMAL}, FLT_MIN, 1.0, FLT_MIN / 2),
         ({"max_scale": 6.0}, 4.0, 0.0, 6.0),
         ({"max_scale": 6.0}, 2.0, 0.0, 4.0),
@@ -229,7 +167,25 @@ def test_shapes_of_one_element(executor: Executor, shape: tuple[int, ...]) -> No
 def test_floor_and_ceiling(
     executor: Executor, options: dict[str, float], scale: float, found: float, expected: float
 ) -> None:
+    """The scale stays within its limits; the smallest normal number is the floor by default."""
     assert state(executor, scale, **options).update(found, interval=1).scale.item() == expected
+
+
+@every_executor
+@pytest.mark.parametrize(
+    ("tracker", "interval", "expected"),
+    [
+        (50, 10, (16.0, 0)),  # an interval that was lowered, unlike torch
+        (2**31 - 1, 2000, (16.0, 0)),
+        (2**31 - 1, 2**31, (16.0, 0)),
+        (2**31 - 1, 2**31 + 1, (8.0, -(2**31))),  # out of reach: the tracker wraps, as torch's
+    ],
+)
+def test_tracker_at_and_beyond_the_interval(
+    executor: Executor, tracker: int, interval: int, expected: tuple[float, int]
+) -> None:
+    ours = state(executor, 8.0, tracker).update(0.0, interval=interval)
+    assert (ours.scale.item(), ours.tracker.item()) == expected
 
 
 @every_executor
@@ -311,5 +267,4 @@ def test_any_numbers(
     for values in (found, found, [0.0]):
         ours.update(*values, growth=growth, backoff=backoff, interval=interval)
         oracle.update(*values, growth=growth, backoff=backoff, interval=interval, ops=reference)
-        for actual, expected in zip(ours.tensors(), oracle.tensors(), strict=True):
-            assert_same(actual, expected)
+        assert_all_same(ours.tensors(), oracle.tensors())

@@ -75,14 +75,6 @@ def test_an_overflow_is_an_error_where_one_is_asked_for(device: str, fabric: Any
 
 
 @on_cuda
-def test_without_a_scaler_it_is_lightnings_clip(device: str) -> None:
-    from amp_ext.integrations.lightning import Fabric
-
-    with pytest.raises(RuntimeError, match="non-finite"):
-        Training("plain", Fabric(accelerator="cuda", devices=1)).steps()
-
-
-@on_cuda
 @pytest.mark.parametrize("second", [{"max_norm": MAX_NORM}, {"clip_val": MAX_NORM}])
 def test_optimizers_are_clipped_in_turn(device: str, second: dict, fabric: Any) -> None:
     """Optimizers are clipped in turn: Fabric updates the scaler after each step.
@@ -98,22 +90,6 @@ def test_optimizers_are_clipped_in_turn(device: str, second: dict, fabric: Any) 
     pair[0].optimizer.step()
     fabric.clip_gradients(pair[1].model, pair[1].optimizer, **second)
     pair[1].optimizer.step()
-
-
-@on_cuda
-@pytest.mark.parametrize(
-    ("optimizer", "error", "message"),
-    [
-        ("fused", NotImplementedError, "not implemented for optimizers handling the unscaling"),
-        ("plain", RuntimeError, "non-finite"),
-    ],
-)
-def test_without_it_there_are_no_fused_optimizers_and_no_skips(
-    device: str, optimizer: str, error: type[Exception], message: str
-) -> None:
-    theirs = lightning.Fabric(accelerator="cuda", devices=1, precision="16-mixed")
-    with pytest.raises(error, match=message):
-        Training(optimizer, theirs).steps()
 
 
 @on_cuda

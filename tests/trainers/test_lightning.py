@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 from torch.utils.data import DataLoader
 
 import amp_ext
@@ -114,36 +113,6 @@ def test_manual_optimization_is_the_loop(
 
 
 @on_cuda
-def test_without_it_manual_optimization_clips_scaled_gradients(device: str, tmp_path: Path) -> None:
-    norms = []
-
-    class Measuring(Manual):
-        def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-            norms.append(nn.utils.get_total_norm([p.grad for p in self.parameters()]))
-
-    plugin = plugins.MixedPrecision("16-mixed", "cuda")
-    trainer_of(plugin, tmp_path, max_steps=1).fit(Measuring("plain"))
-    assert norms[0] <= MAX_NORM / 2.0**16
-
-
-@on_cuda
-def test_values_are_clipped(device: str, tmp_path: Path) -> None:
-    from amp_ext.integrations.lightning import MixedPrecision
-
-    clip = {"gradient_clip_val": MAX_NORM, "gradient_clip_algorithm": "value"}
-    module = Module("fused")
-    trainer_of(MixedPrecision(), tmp_path, **clip).fit(module)
-    assert_same(module.network, written_out("fused", clip_as="value"))
-
-
-@on_cuda
-def test_without_it_fused_optimizers_are_not_clipped(device: str, tmp_path: Path) -> None:
-    plugin = plugins.MixedPrecision("16-mixed", "cuda")
-    with pytest.raises(RuntimeError, match="does not allow for gradient clipping"):
-        trainer_of(plugin, tmp_path, gradient_clip_val=MAX_NORM).fit(Module("fused"))
-
-
-@on_cuda
 @pytest.mark.parametrize("before", ["amp_ext", "lightning"])
 def test_resume_is_bit_equal(device: str, before: str, tmp_path: Path) -> None:
     """Resuming is bit-equal, also from checkpoints of Lightning's plugin: both share the key."""
@@ -164,17 +133,6 @@ def test_resume_is_bit_equal(device: str, before: str, tmp_path: Path) -> None:
     assert len(module.network.losses) == HALF
     assert_same(module.network, written_out("fused"))
     assert plugin.scaler.get_skipped_steps() == (before == "amp_ext")
-
-
-@on_cuda
-def test_a_guard_for_bfloat16(device: str, tmp_path: Path) -> None:
-    from amp_ext.integrations.lightning import MixedPrecision
-
-    guard = amp_ext.GradScaler(init_scale=1.0, dynamic=False)
-    plugin, module = MixedPrecision("bf16-mixed", scaler=guard), Module("amp_ext.optim")
-    trainer_of(plugin, tmp_path, gradient_clip_val=MAX_NORM).fit(module)
-    assert plugin.scaler.get_skipped_steps() == 1
-    assert_learned(module.network)
 
 
 @on_cuda

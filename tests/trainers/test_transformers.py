@@ -84,15 +84,6 @@ def test_training_is_the_loop(
 
 
 @on_cuda
-def test_without_it_the_schedule_advances_for_a_fused_step_that_is_skipped(
-    device: str, tmp_path: Path
-) -> None:
-    trainer = trainer_of(transformers.Trainer, "fused", tmp_path)
-    trainer.train()
-    assert trainer.lr_scheduler.last_epoch == STEPS
-
-
-@on_cuda
 def test_a_trainer_of_ones_own(device: str, tmp_path: Path) -> None:
     from amp_ext.integrations.transformers import ScalerMixin
 

@@ -34,9 +34,6 @@ from ptx_backend.backend import Ptx, Schedule
 
 pytestmark = [pytest.mark.full, pytest.mark.ptx]
 
-every_majors = pytest.mark.parametrize("majors", MAJORS)
-
-
 # ---- shapes ------------------------------------------------------------------------------------
 
 # 65 sizes of each of m, n and k in five combinations with the other sizes, any two of them in about
@@ -94,17 +91,6 @@ def test_groups() -> None:
     assert any(5 % group for group in groups), groups
 
 
-@pytest.mark.parametrize(
-    "sizes", [(0, 5, 8), (5, 0, 8), (0, 0, 0), (5, 9, 0), (1, 1, 1), (1, 300, 40), (300, 1, 40)]
-)
-@pytest.mark.parametrize("batch", [0, 1, 3])
-def test_edges(sizes: tuple[int, int, int], batch: int) -> None:
-    gemm = product("nn", *sizes, batch=batch)
-    check(gemm._replace(bias=torch.ones(sizes[1])))
-    check(gemm._replace(aux=torch.ones(gemm.shape)))
-    check(gemm._replace(sum_batch=True))
-
-
 # ---- layouts, batches, sums of products ---------------------------------------------------------
 
 
@@ -127,15 +113,6 @@ def test_shared_operands(tile: Tile, shared: str) -> None:
         a = gemm.a[:1].expand_as(gemm.a) if shared != "b" else gemm.a
         b = gemm.b[:1].expand_as(gemm.b) if shared != "a" else gemm.b
         check(gemm._replace(a=a, b=b), tile)
-
-
-@pytest.mark.parametrize("name", ["a", "b"])
-@every_majors
-def test_expanded_lines(name: str, majors: str) -> None:
-    gemm = product(majors, 30, 20, 70)
-    operand = getattr(gemm, name)
-    dim = 1 if operand.stride(2) == 1 else 2
-    check(gemm._replace(**{name: operand.narrow(dim, 0, 1).expand_as(operand)}))
 
 
 def with_odd_strides(gemm: Product) -> Product:

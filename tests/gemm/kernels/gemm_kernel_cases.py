@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from amp_ext import ops
-from cases import assert_equal, integers, spacing
+from cases import ACTIVATIONS, assert_equal, integers, spacing
 from planner import gemm_tiles
 from ptx_backend.backend import Schedule, ptx
 
@@ -238,34 +238,9 @@ def planned(pattern: str) -> int:
 # ---- expected results --------------------------------------------------------------------------
 
 
-def _factor(name: str, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the factor of x in a curved activation, a distribution, and its derivative."""
-    if name == "silu":
-        cdf = torch.sigmoid(x)
-        return cdf, cdf * torch.sigmoid(-x)
-    if name == "gelu":
-        cdf = torch.special.ndtr(x)
-        return cdf, torch.exp(-x * x / 2) / (2 * torch.pi) ** 0.5
-    factor = (2 / torch.pi) ** 0.5
-    cdf = torch.sigmoid(2 * factor * (x + 0.044715 * x**3))
-    return cdf, cdf * (1 - cdf) * 2 * factor * (1 + 3 * 0.044715 * x * x)
-
-
-def activated(name: str, x: Tensor) -> Tensor:
-    if name == "none":
-        return x
-    if name == "relu":
-        return torch.where(x <= 0, 0.0, x)
-    return x * _factor(name, x)[0]
-
-
 def derivative(name: str, at: Tensor) -> Tensor:
-    if name == "none":
-        return torch.ones_like(at)
-    if name == "relu":
-        return torch.where(at <= 0, 0.0, 1.0).double()
-    cdf, slope = _factor(name, at)
-    return cdf + at * slope
+    at = at.detach().requires_grad_()
+    return torch.autograd.grad(ACTIVATIONS[name](at).sum(), at)[0]
 
 
 def special_values() -> Tensor:
@@ -305,7 +280,7 @@ def exact(p: Product) -> Tensor:
     x = linear_part(p)
     if p.aux is not None:
         return x * derivative(p.activation, p.aux.double())
-    return activated(p.activation, x)
+    return ACTIVATIONS[p.activation](x)
 
 
 def check(p: Product, tile: Tile | None = None, **how: Any) -> None:

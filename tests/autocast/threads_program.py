@@ -1,6 +1,6 @@
 """Run threads that share weights and copies of weights; a watchdog ends a hanging process.
 
-python tests/support/threads_program.py PROGRAM [ARGUMENT]
+python tests/autocast/threads_program.py PROGRAM [ARGUMENT]
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ thread's state of autograd, autocast and the dispatcher is as before.
 Run as a program, this makes calls of one seed and prints the wrong ones. Each is written to
 a file before it is made: a crash ends the file with the call that it is of.
 
-    python tests/support/hostile_calls.py --seed 1 --first 200 --count 100 --log FILE
+    python tests/integration/hostile_calls.py --seed 1 --first 200 --count 100 --log FILE
 """
 
 from __future__ import annotations
@@ -21,11 +21,14 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._subclasses import FakeTensor, FakeTensorMode
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
 
 import amp_ext
 import reference
@@ -382,11 +385,6 @@ def schema_types(op: str) -> dict[str, str]:
     return {a.name: str(a.type).removeprefix("Optional[").rstrip("]") for a in schema.arguments}
 
 
-def optional_lists(op: str) -> set[str]:
-    schema = getattr(torch.ops.amp_ext, op).default._schema
-    return {a.name for a in schema.arguments if str(a.type) == "Optional[List[Tensor]]"}
-
-
 def spoil_once(rng: Random, op: str, values: Values) -> str:
     """Make the arguments worse in one place; return a description."""
     found = [place for place in places(values) if is_readable(place.tensor)]
@@ -438,13 +436,6 @@ CONTEXTS: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
 }
 
 
-TRANSFORMS: dict[str, Callable[[Callable[[Tensor], Tensor], Tensor], Any]] = {
-    "vmap": lambda function, t: torch.func.vmap(function)(torch.stack([t, t])),
-    "grad": lambda function, t: torch.func.grad(lambda t: function(t).float().sum())(t),
-    "jvp": lambda function, t: torch.func.jvp(function, (t,), (t.clone(),)),
-}
-
-
 def described(value: Any) -> str:
     if isinstance(value, list):
         return f"[{', '.join(map(described, value))}]"
@@ -470,7 +461,6 @@ def has_memory(t: Any) -> bool:
         and not t.is_quantized
         and not t._is_zerotensor()
         and not torch._is_functional_tensor(t)
-        and not torch._C._functorch.is_functorch_wrapped_tensor(t)
     )
 
 
@@ -625,31 +615,12 @@ class Call:
         self.values = good(rng, self.op)
         self.done = spoil(rng, self.op, self.values)
         self.context = rng.choice([*[""] * 6, *CONTEXTS])
-        transform = rng.choice(list(TRANSFORMS)) if rng.random() < 0.05 else ""
-        found = [p for p in places(self.values) if is_readable(p.tensor)] if transform else []
-        self.transform, self.place = (transform, rng.choice(found)) if found else ("", None)
         self.ops = rng.choice([ops, torch.ops.amp_ext])
-        self.returned = False
 
     def __str__(self) -> str:
         arguments = ", ".join(f"{n}={described(v)}" for n, v in self.values.items())
-        around = " ".join(
-            filter(None, [self.context, self.transform, self.place and repr(self.place)])
-        )
-        return f"[{around}] {'; '.join(self.done)}: {self.ops.__name__}.{self.op}({arguments})"
-
-    def run(self) -> Any:
-        function = getattr(self.ops, self.op)
-        if not self.transform:
-            return function(**self.values)
-
-        def of_place(t: Tensor) -> Tensor:
-            self.place.put(t)
-            result = function(**self.values)
-            self.returned = True
-            return result if isinstance(result, Tensor) else t
-
-        return TRANSFORMS[self.transform](of_place, self.place.tensor)
+        function = f"{self.ops.__name__}.{self.op}"
+        return f"[{self.context}] {'; '.join(self.done)}: {function}({arguments})"
 
     def check(self) -> str:
         """Make the call; return "raised", "right" or, for unknowable values, "accepted"."""
@@ -658,14 +629,9 @@ class Call:
         with CONTEXTS[self.context]():
             state = thread_state()
             try:
-                result = self.run()
+                result = getattr(self.ops, self.op)(**self.values)
             except ORDINARY as error:
-                # Errors of torch's own: of views it cannot differentiate, of a conjugated view's
-                # tangent, and of vmap. vmap does not look for its tensors in lists that may be
-                # None.
-                of_views = "Expected the output of forward differentiable view" in str(error)
-                of_lists = self.transform == "vmap" and self.place.name in optional_lists(self.op)
-                assert of_views or of_lists or "INTERNAL ASSERT" not in str(error), error
+                assert "INTERNAL ASSERT" not in str(error), error
                 raised = True
             except Exception as error:
                 assert is_of_torch(error), f"{type(error).__name__} is not ordinary: {error}"
@@ -673,10 +639,10 @@ class Call:
             else:
                 raised = False
             assert thread_state() == state, f"{thread_state()} was {state}"
-        if raised and not self.returned:  # by a transform's later work
+        if raised:
             snapshot.assert_unchanged()
             return "raised"
-        return "accepted" if raised else self.check_result(snapshot, original, result)
+        return self.check_result(snapshot, original, result)
 
     def check_result(self, snapshot: Snapshot, original: Values, result: Any) -> str:
         values = {
@@ -685,7 +651,7 @@ class Call:
         }
         tensors = [(name, t) for name, t in flattened(values) if isinstance(t, Tensor)]
         without_data = any(t.is_meta or is_traced(t) for _, t in tensors)
-        if self.transform or self.context == "FakeTensorMode" or without_data:
+        if self.context == "FakeTensorMode" or without_data:
             return "accepted"
         for name, t in tensors:
             assert has_memory(t) or t._is_zerotensor(), f"{name} of {t.layout} was accepted"
