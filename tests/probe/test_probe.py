@@ -13,7 +13,7 @@ import pytest
 import cuda_check
 import nvcc
 from probe import run as probe
-from probe.blocks import Case, cluster, elect, warp
+from probe.blocks import Case, elect, setmaxnreg, warp
 from ptx_backend import build
 from sass import Kernels, read_ptxas
 
@@ -106,11 +106,11 @@ def test_a_wrong_expectation_fails(two_probes, monkeypatch, capsys) -> None:
 
 @on_executor
 def test_a_fault_of_the_executor_is_told(monkeypatch) -> None:
-    def not_whole_clusters() -> Iterator[Case]:
-        yield replace(next(cluster()), arguments=(7, 2))
+    def no_blocks() -> Iterator[Case]:
+        yield replace(next(setmaxnreg()), arguments=(0,))
 
-    monkeypatch.setitem(probe.PROBES, "cluster", not_whole_clusters)
-    assert re.match(r"cluster\(7, 2\): CUDA error \d+, \S+", probe.check("cluster", PTX))
+    monkeypatch.setitem(probe.PROBES, "setmaxnreg", no_blocks)
+    assert re.match(r"setmaxnreg\(0\): CUDA error \d+, \S+", probe.check("setmaxnreg", PTX))
 
 
 @on_executor

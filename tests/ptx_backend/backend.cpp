@@ -147,10 +147,9 @@ void ptx_set_capability(int capability) { ptx_backend::capability = capability; 
 void ptx_refuse_tensor_maps(bool refuse) { ptx_backend::refuse_tensor_maps = refuse; }
 
 // The tile of the products to come; -1 for none in particular. See amp_ext::ForcedTile.
-void ptx_force_tile(bool sm90, int tile, int cluster_m, int cluster_n, int64_t splits,
-                    int64_t whole) {
+void ptx_force_tile(bool sm90, int tile, int64_t splits, int64_t whole) {
   ptx_backend::forced.reset();
-  if (tile >= 0) ptx_backend::forced = {{sm90, tile, cluster_m, cluster_n, splits}, whole};
+  if (tile >= 0) ptx_backend::forced = {{sm90, tile, splits}, whole};
 }
 
 // How often an op has been called: unscale, check_finite, grad_norm, cast, update_scale or gemm.

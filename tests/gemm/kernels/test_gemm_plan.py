@@ -37,8 +37,7 @@ def test_every_plan_computes_each_step_once_and_fits(ptx: Ptx, seed: int, sm90: 
 
 class Plan(NamedTuple):
     text: str
-    tile: tuple[int, int, int]  # of a cluster of two, of its pair of tiles
-    cluster: tuple[int, int]
+    tile: tuple[int, int, int]
     tiles: tuple[int, int]
     group: int
     blocks: int
@@ -58,11 +57,9 @@ def plan(m: int, n: int, k: int, layout: str = "NN", **options: Any) -> Plan:
     def numbers(pattern: str) -> tuple[int, ...]:
         return tuple(int(x) for x in re.findall(pattern, text)[0])
 
-    tile_m, tile_n, tile_k = numbers(r"tile (\d+)x(\d+)x(\d+)")
-    cluster = numbers(r"cluster (\d)x(\d)") if "cluster" in text else (1, 1)
+    tile = numbers(r"tile (\d+)x(\d+)x(\d+)")
     group, blocks = numbers(r"groups of (\d+) rows; (\d+) blocks")
-    tile = (tile_m * cluster[0], tile_n * cluster[1], tile_k)
-    return Plan(text, tile, cluster, numbers(r"(\d+)x(\d+) tiles"), group, blocks)
+    return Plan(text, tile, numbers(r"(\d+)x(\d+) tiles"), group, blocks)
 
 
 LARGE, SM90_LARGE = {(256, 128), (128, 128)}, {(128, 256), (256, 128), (128, 224)}
@@ -91,8 +88,7 @@ def test_choices_for_sm80(
 def test_large_squares_on_sm90(layout: str) -> None:
     """Large squares get a large cooperative tile."""
     found = plan(4096, 4096, 4096, layout)
-    tile = (found.tile[0] // found.cluster[0], found.tile[1] // found.cluster[1])
-    assert found.sm90 and "cooperative" in found.text and tile in SM90_LARGE, found
+    assert found.sm90 and "cooperative" in found.text and found.tile[:2] in SM90_LARGE, found
     assert not found.is_split, found
 
 
@@ -111,21 +107,15 @@ def test_a_tiny_product_is_for_the_kernel_that_starts_faster() -> None:
     assert not plan(64, 64, 64).sm90
 
 
-def test_a_single_multiprocessor_has_no_clusters() -> None:
-    found = plan(4096, 4096, 4096, multiprocessors=1)
-    assert (found.cluster, found.blocks) == ((1, 1), 1)
-
-
 @pytest.mark.parametrize("shape", [(8192, 8192), (2048, 16384), (16384, 2048)])
 @pytest.mark.parametrize("sm90", [False, True])
 def test_tiles_computed_together_are_about_a_square(shape: tuple[int, int], sm90: bool) -> None:
     """Tiles computed together form about a square, and read few rows of a and columns of b."""
     found = plan(*shape, 4096, sm90=sm90)
-    together = 132 // max(found.cluster)
-    columns = min(-(-together // found.group), found.tiles[1])
-    rows = -(-together // columns)
+    columns = min(-(-132 // found.group), found.tiles[1])
+    rows = -(-132 // columns)
     m, n, _ = found.tile
-    assert rows * m + columns * n <= 1.5 * 2 * (together * m * n) ** 0.5, found
+    assert rows * m + columns * n <= 1.5 * 2 * (132 * m * n) ** 0.5, found
 
 
 @pytest.mark.parametrize("sm90", [False, True])
