@@ -13,7 +13,8 @@ import pytest
 import cuda_check
 import nvcc
 from probe import run as probe
-from probe.blocks import Case, elect, setmaxnreg, warp
+from probe.blocks import Case, elect, warp
+from probe.tiles import tma_load
 from ptx_backend import build
 from sass import Kernels, read_ptxas
 
@@ -105,12 +106,15 @@ def test_a_wrong_expectation_fails(two_probes, monkeypatch, capsys) -> None:
 
 
 @on_executor
-def test_a_fault_of_the_executor_is_told(monkeypatch) -> None:
-    def no_blocks() -> Iterator[Case]:
-        yield replace(next(setmaxnreg()), arguments=(0,))
+def test_columns_between_16_bytes_are_a_fault(monkeypatch) -> None:
+    """A TMA load from column 3 of 16-bit elements, which an H100 refuses, is reported."""
 
-    monkeypatch.setitem(probe.PROBES, "setmaxnreg", no_blocks)
-    assert re.match(r"setmaxnreg\(0\): CUDA error \d+, \S+", probe.check("setmaxnreg", PTX))
+    def at_column_3() -> Iterator[Case]:
+        case = next(tma_load())
+        yield replace(case, arguments=(*case.arguments[:3], 3, 0, 0))
+
+    monkeypatch.setitem(probe.PROBES, "tma_load", at_column_3)
+    assert "the first coordinate, 3, is not at" in probe.check("tma_load", PTX)
 
 
 @on_executor

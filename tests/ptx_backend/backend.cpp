@@ -51,12 +51,9 @@ class PtxServices final : public Services {
 
 // One of the tiles for sm_90a.
 ForcedTile some_tile() {
-  constexpr int kClusters[][2] = {{1, 1}, {2, 1}, {1, 2}};
   const int tile = static_cast<int>(seed % kSm90TileCount);
-  const auto [m, n] = kClusters[multiprocessors > 1 ? seed / kSm90TileCount % 3 : 0];
-  const uint64_t cut = seed / (3 * kSm90TileCount);
-  const auto splits = static_cast<int64_t>(1 + cut % 4);
-  return {{true, tile, m, n, splits}, /*whole=*/0};
+  const auto splits = static_cast<int64_t>(1 + seed / kSm90TileCount % 4);
+  return {{true, tile, splits}, /*whole=*/0};
 }
 
 class PtxBackend final : public cuda::CudaBackend {
