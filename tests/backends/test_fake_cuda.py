@@ -285,24 +285,3 @@ print(amp_ext._C.refused_tensor_maps(), calls.of("launch"))
 """
     refused, launches = printed(code, capability="90", multiprocessors="16").split(maxsplit=1)
     assert refused == "0" and "gemm_sm90_kernel" in launches
-
-
-@pytest.mark.parametrize(("usable", "blocks"), [("16", 16), ("7", 7), ("6", 6)])
-def test_product_with_some_of_the_multiprocessors(usable: str, blocks: int) -> None:
-    """Products use the multiprocessors that MPS and green contexts leave.
-
-    The backend asks the driver once for each size of clusters.
-    """
-    code = f"""{PRODUCT}
-amp_ext._C.force_gemm_tile(0)
-with recorded() as calls:
-    for cluster in ((1, 1), (2, 1)) * 2:
-        amp_ext._C.force_gemm_tile(0, cluster=cluster)
-        amp_ext.ops.gemm(a, a)
-        print(ctypes.CDLL(None).fake_cuda_last_blocks())
-print(len(calls.of("query")))
-"""
-    settings = {"capability": "90", "multiprocessors": "16", "usable": usable}
-    pairs = blocks // 2 * 2
-    expected = [blocks, pairs, blocks, pairs, 2]
-    assert printed(code, **settings).split() == [str(number) for number in expected]

@@ -356,7 +356,7 @@ def of_products(
             yield case(f"{name}, many with c to {out}", "gemm", *operands(F16, k), **more)
             text = f"{name}, many to {out}"
             yield case(text, "gemm", *operands(F16, k), out_dtype=out, prepare=forced())
-            for plan in ({"cluster": (2, 1)}, {"cluster": (1, 2)}, {"splits": 3}):
+            for plan in ({"splits": 2}, {"splits": 3}):
                 text = f"{name}, many with {plan} to {out}"
                 more = {"out_dtype": out, "prepare": forced(**plan)}
                 yield case(text, "gemm", *operands(F16, k), **more)
@@ -384,11 +384,7 @@ def of_products(
         aux = {"activation": activation, **loose}
         at = integers(m, n, dtype=out)
         yield case(f"{name} {activation}", "gemm_times_derivative", a, b, at, **aux)
-    plans = [{"splits": 2}, {"splits": 3}]
-    if sm90:
-        plans += [{"cluster": (2, 1)}, {"cluster": (1, 2)}]
-        plans += [{"cluster": (2, 1), "splits": 2}]
-    for plan in plans:
+    for plan in ({"splits": 2}, {"splits": 3}):
         into = integers(m, n, dtype=F32)
         text = f"{name} with {plan}"
         given = operands(BF16, 264, 0)

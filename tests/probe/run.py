@@ -36,7 +36,7 @@ from ptx_backend.build import BUILD, CSRC, Unit
 PROBES: dict[str, Callable[[], Iterator[Case]]] = {
     probe.__name__: probe for probe in (*blocks.PROBES, *tiles.PROBES)
 }
-GPU_ALONE = ("mbarrier_bytes", "mbarrier_phases", "mbarrier_remote")
+GPU_ALONE = ("mbarrier_bytes", "mbarrier_phases")
 """Probes that the executor cannot answer.
 
 It sleeps in try_wait until a phase ends, which a probe of an open phase asks for in vain.

@@ -121,35 +121,6 @@ __global__ void store_boxes(const CUtensorMap __grid_constant__ map, const uint4
   }
 }
 
-struct TwoBoxes {
-  alignas(1024) uint4 packs[2][kBoxThreads];
-  ptx::Mbarrier full;
-};
-
-// Block r of two loads rows 8 r to 8 r + 7 into box r of the blocks in byte r of `targets`. It then
-// waits until `bytes` have come to itself.
-__global__ void load_for_cluster(const CUtensorMap __grid_constant__ map, uint4* to, int targets,
-                                 int bytes) {
-  auto& boxes = ptx::shared<TwoBoxes>();
-  const int rank = ptx::cluster_rank();
-  for (auto& packs : boxes.packs) ptx::store_shared(&packs[threadIdx.x], make_uint4(1, 1, 1, 1));
-  ptx::fence_proxy_async();
-  if (threadIdx.x == 0) {
-    ptx::mbarrier_init(boxes.full, 1);
-    ptx::fence_mbarrier_init();
-  }
-  ptx::cluster_sync();
-  if (threadIdx.x == 0) {
-    ptx::mbarrier_arrive_expect_tx(boxes.full, bytes);
-    const auto blocks = static_cast<uint16_t>(targets >> (8 * rank) & 0xff);
-    ptx::tma_load_multicast(boxes.packs[rank], map, boxes.full, 0, 8 * rank, 0, blocks);
-  }
-  ptx::mbarrier_wait(boxes.full, 0);
-  to += 2 * kBoxThreads * blockIdx.x + threadIdx.x;
-  for (int box = 0; box < 2; ++box) to[kBoxThreads * box] = boxes.packs[box][threadIdx.x];
-  ptx::cluster_sync();
-}
-
 // ---- wgmma -------------------------------------------------------------------------------------
 
 constexpr int kWarpgroup = 128;
@@ -339,13 +310,6 @@ int probe_tma_store(const uint4* from, void* to, int x, int y) {
 
 int probe_tma_reduce(const uint4* from, void* to, int x, int y, int blocks) {
   return store<true>(from, to, x, y, blocks);
-}
-
-int probe_tma_multicast(const void* from, uint4* to, int targets, int bytes) {
-  CUtensorMap map;
-  const int error = map_loads(&map, from, 64, 8, 1, CU_TENSOR_MAP_SWIZZLE_128B);
-  if (error != cudaSuccess) return error;
-  return launch({2, kBoxThreads, sizeof(TwoBoxes), 2}, load_for_cluster, map, to, targets, bytes);
 }
 
 int probe_wgmma_k_major(const uint4* from, float* to, int leading, int stride) {

@@ -156,19 +156,6 @@ def tma_reduce() -> Iterator[Case]:
         yield Case((x, y, 8), images, with_boxes(before, boxes, x, y, 8), before)
 
 
-def tma_multicast() -> Iterator[Case]:
-    """the same offset and barrier in each block of the mask"""
-    source = tma_source()
-    boxes = [swizzled(box_of(source, 64, (0, 8 * r, 0), 8, 1), 3) for r in range(2)]
-    untouched = torch.tensor([1, 0], dtype=torch.int16).repeat(256)
-    for masks in ((3, 3), (2, 1), (1, 2)):
-        blocks = [
-            boxes[r] if masks[r] >> block & 1 else untouched for block in range(2) for r in range(2)
-        ]
-        bytes_ = 2048 if masks == (3, 3) else 1024
-        yield Case((masks[0] | masks[1] << 8, bytes_), source, torch.cat(blocks))
-
-
 # ---- wgmma -------------------------------------------------------------------------------------
 
 A_BYTES, B_BYTES = 1024 * 16, 2048 * 16  # as in tiles.cu
@@ -269,7 +256,6 @@ PROBES = (
     tma_outside,
     tma_store,
     tma_reduce,
-    tma_multicast,
     mbarrier_bytes,
     wgmma_k_major,
     wgmma_mn_major,

@@ -51,12 +51,9 @@ class PtxServices final : public Services {
 
 // One of the tiles for sm_90a.
 ForcedTile some_tile() {
-  constexpr int kClusters[][2] = {{1, 1}, {2, 1}, {1, 2}};
   const int tile = static_cast<int>(seed % kSm90TileCount);
-  const auto [m, n] = kClusters[multiprocessors > 1 ? seed / kSm90TileCount % 3 : 0];
-  const uint64_t cut = seed / (3 * kSm90TileCount);
-  const auto splits = static_cast<int64_t>(1 + cut % 4);
-  return {{true, tile, m, n, splits}, /*whole=*/0};
+  const auto splits = static_cast<int64_t>(1 + seed / kSm90TileCount % 4);
+  return {{true, tile, splits}, /*whole=*/0};
 }
 
 class PtxBackend final : public cuda::CudaBackend {
@@ -147,10 +144,9 @@ void ptx_set_capability(int capability) { ptx_backend::capability = capability; 
 void ptx_refuse_tensor_maps(bool refuse) { ptx_backend::refuse_tensor_maps = refuse; }
 
 // The tile of the products to come; -1 for none in particular. See amp_ext::ForcedTile.
-void ptx_force_tile(bool sm90, int tile, int cluster_m, int cluster_n, int64_t splits,
-                    int64_t whole) {
+void ptx_force_tile(bool sm90, int tile, int64_t splits, int64_t whole) {
   ptx_backend::forced.reset();
-  if (tile >= 0) ptx_backend::forced = {{sm90, tile, cluster_m, cluster_n, splits}, whole};
+  if (tile >= 0) ptx_backend::forced = {{sm90, tile, splits}, whole};
 }
 
 // How often an op has been called: unscale, check_finite, grad_norm, cast, update_scale or gemm.

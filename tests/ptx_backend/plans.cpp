@@ -19,7 +19,7 @@ using namespace amp_ext;
 
 constexpr uint32_t kMostUnits = 4000;  // of a plan with checked units
 
-struct Extents {  // of a tile; of a cluster of two, of its pair of tiles
+struct Extents {  // of a tile
   int64_t m, n, k;
 };
 
@@ -29,7 +29,7 @@ Extents extents(const GemmPlan& plan) {
     return {t.m, t.n, t.k};
   }
   const Sm90Tile& t = kSm90Tiles[plan.tile];
-  return {t.m * plan.cluster_m, t.n * plan.cluster_n, Sm90Tile::kStep};
+  return {t.m, t.n, Sm90Tile::kStep};
 }
 
 #define CHECK(condition) ((condition) ? void() : throw std::runtime_error(#condition))
@@ -53,9 +53,8 @@ using Shares = std::map<std::pair<uint32_t, uint32_t>, GemmWork>;
 
 Shares all_shares(const GemmPlan& plan) {
   Shares shares;
-  const uint32_t workers = plan.sm90 ? plan.blocks / (plan.cluster_m * plan.cluster_n) : plan.units;
-  for (uint32_t worker = 0; worker < workers; ++worker) {
-    for (uint32_t unit = worker; unit < plan.units; unit += workers) {
+  for (uint32_t block = 0; block < plan.blocks; ++block) {
+    for (uint32_t unit = block; unit < plan.units; unit += plan.blocks) {
       const GemmWork work = work_of(plan, unit);
       CHECK(shares.try_emplace({work.tile, work.share}, work).second);
     }
@@ -107,23 +106,17 @@ void check_memory(const GemmArgs& g, const GemmPlan& plan) {
   const Extents tile = extents(plan);
   const int64_t consumers = plan.sm90 && !kSm90Tiles[plan.tile].ping_pong ? 2 : 1;
   int64_t bytes = int64_t{plan.tail} * plan.splits * tile.m * tile.n * 4;
-  int64_t tickets = int64_t{plan.tail} * plan.cluster_m * plan.cluster_n * consumers;
+  int64_t tickets = int64_t{plan.tail} * consumers;
   CHECK(plan.column_sums_offset == bytes && bytes % 16 == 0 && plan.column_tickets == tickets);
   if (g.column_sums) {
     const int64_t rows = plan.sm90 ? ceil_div(g.m, 64) : plan.tiles_m;
     bytes += g.batch * rows * plan.tiles_n * tile.n * 4;
-    tickets += plan.tiles_n * plan.cluster_n;
+    tickets += plan.tiles_n;
   }
   CHECK(plan.workspace_bytes == bytes && plan.tickets == tickets);
 }
 
-// Return the number of clusters that run at a time.
-uint32_t clusters_of(const GemmPlan& plan, const GemmDevice& device) {
-  const int blocks = plan.cluster_m * plan.cluster_n, active = device.active_clusters[blocks - 1];
-  return active ? active : std::max(1, device.multiprocessors / blocks);
-}
-
-// A block has as many stages as shared memory allows; each cluster has work.
+// A block has as many stages as shared memory allows; each block has work.
 void check_sm90(const GemmArgs& g, const GemmPlan& plan, const GemmDevice& device) {
   const Sm90Tile& tile = kSm90Tiles[plan.tile];
   const int stage = (tile.m + tile.n) * 64 * 2, most = 227 << 10;
@@ -137,12 +130,10 @@ void check_sm90(const GemmArgs& g, const GemmPlan& plan, const GemmDevice& devic
   CHECK(plan.boxes >= least && plan.boxes <= most_boxes);
   CHECK(!has_side || !plan.plain);
   CHECK(plan.box_columns == (plan.plain && !is_fp32 && tile.n % 64 == 0 ? 64 : 32));
-  const int cluster = plan.cluster_m * plan.cluster_n;
-  const uint32_t clusters = clusters_of(plan, device);
-  CHECK(plan.blocks == cluster * std::min(plan.units, clusters));
+  CHECK(plan.blocks == std::min<uint32_t>(plan.units, device.multiprocessors));
 }
 
-// Tiles are cut if they are few, or in a last round, where each cluster has one share at most. No
+// Tiles are cut if they are few, or in a last round, where each block has one share at most. No
 // share has few steps.
 void check_choice(const GemmArgs& g, const GemmPlan& plan, const GemmDevice& device) {
   if (plan.tail == 0) return;
@@ -151,8 +142,8 @@ void check_choice(const GemmArgs& g, const GemmPlan& plan, const GemmDevice& dev
     CHECK(plan.tail < 2 * device.multiprocessors);
     return;
   }
-  const uint32_t clusters = clusters_of(plan, device);
-  CHECK(plan.whole % clusters == 0 && plan.units - plan.whole <= clusters);
+  const uint32_t blocks = device.multiprocessors;
+  CHECK(plan.whole % blocks == 0 && plan.units - plan.whole <= blocks);
 }
 
 class Problems {
@@ -198,15 +189,12 @@ class Problems {
   }
 
   GemmCandidate candidate(const GemmArgs& g, bool sm90) {
-    constexpr int kClusters[][2] = {{1, 1}, {2, 1}, {1, 2}};
     GemmCandidate x{.sm90 = sm90, .splits = 1 + below(5)};
     if (!sm90) {
       x.tile = static_cast<int>(below(kGemmTileCount));
       return x;
     }
     x.tile = static_cast<int>(below(kSm90TileCount));
-    x.cluster_m = kClusters[below(3)][0];
-    x.cluster_n = x.cluster_m > 1 ? 1 : kClusters[below(3)][1];
     x.whole = below(40);
     return x;
   }
@@ -229,8 +217,8 @@ void check(const GemmArgs& g, const GemmPlan& plan, const GemmDevice& device) {
 
 extern "C" {
 
-// Checks the planner's plans of random products, and plans with any tile, cluster and number of
-// splits. Returns the broken invariants with their plans; empty if all hold.
+// Checks the planner's plans of random products, and plans with any tile and number of splits.
+// Returns the broken invariants with their plans; empty if all hold.
 const char* ptx_check_plans(uint64_t seed, bool sm90) {
   static std::string text;
   Problems problems(seed);
@@ -238,10 +226,7 @@ const char* ptx_check_plans(uint64_t seed, bool sm90) {
     constexpr int kMultiprocessors[] = {1, 4, 108, 132};
     const int multiprocessors = kMultiprocessors[problems.below(4)];
     const GemmArgs g = problems.next(sm90);
-    GemmDevice device{multiprocessors, sm90};
-    // A context that may use some of the multiprocessors only.
-    if (multiprocessors > 4 && problems.one_in(2))
-      device.active_clusters[0] = multiprocessors - 5, device.active_clusters[1] = 44;
+    const GemmDevice device{multiprocessors, sm90};
     GemmPlan plan = choose_plan(g, device);
     try {
       CHECK(can_run_sm80(g) && (!sm90 || can_run_sm90(g)) && (sm90 || !plan.sm90));

@@ -28,8 +28,8 @@ const char* gemm_tile(bool sm90, int tile) {
 }
 
 // 0 where there is no such way to cut a product.
-int64_t gemm_variant(bool sm90, int tile, int cluster_m, int cluster_n, int64_t splits) {
-  return variant_of(GemmTileChoice{sm90, tile, cluster_m, cluster_n, splits});
+int64_t gemm_variant(bool sm90, int tile, int64_t splits) {
+  return variant_of(GemmTileChoice{sm90, tile, splits});
 }
 
 // The plan of dense 16-bit matrices in words, null without a plan. `cycles` receives its predicted
@@ -58,7 +58,7 @@ const char* gemm_plan(int64_t m, int64_t n, int64_t k, bool trans_a, bool trans_
   text = describe(make_plan(g, best, device));
   *cycles = best.predicted.cycles;
   if (best.sm90) {  // also where the tile is forced
-    const Sm90Cost cost(g, kSm90Tiles[best.tile], best.cluster_m, best.cluster_n, device);
+    const Sm90Cost cost(g, kSm90Tiles[best.tile], multiprocessors);
     *cycles = cost.predict({best.whole, best.splits}).cycles;
   }
   return text.c_str();

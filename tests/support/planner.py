@@ -35,7 +35,7 @@ def _library() -> ctypes.CDLL:
     library = ctypes.CDLL(str(path))
     library.gemm_tile.argtypes = [c_bool, c_int]
     library.gemm_tile.restype = c_char_p
-    library.gemm_variant.argtypes = [c_bool, *[c_int] * 3, c_int64]
+    library.gemm_variant.argtypes = [c_bool, c_int, c_int64]
     library.gemm_variant.restype = c_int64
     sizes, flags, cycles = [c_int64] * 3, [c_bool] * 4, POINTER(c_double)
     library.gemm_plan.argtypes = [*sizes, *flags, c_int, c_bool, c_int64, cycles]
@@ -55,7 +55,6 @@ class Forced(NamedTuple):
     """A tile, and how it cuts the product: as amp_ext._C.force_gemm_tile takes it."""
 
     tile: int
-    cluster: tuple[int, int] = (1, 1)
     splits: int = 1
     sm90: bool = True
 
@@ -66,8 +65,7 @@ class Forced(NamedTuple):
         Raises:
             ValueError: there is no such tile, or it cannot be cut like this.
         """
-        numbers = (self.sm90, self.tile, *self.cluster, self.splits)
-        if not (variant := _library().gemm_variant(*numbers)):
+        if not (variant := _library().gemm_variant(self.sm90, self.tile, self.splits)):
             raise ValueError(f"the CUDA gemm has no {self}")
         return variant
 

@@ -84,13 +84,7 @@ std::optional<GemmKernels> CudaBackend::gemm_kernels(const Target& target) const
 }
 
 GemmDevice CudaBackend::device_of(const Target& target) const {
-  GemmDevice device{target.multiprocessors, gemm_kernels(target)->sm90};
-#ifdef AMP_EXT_SM90
-  if (device.sm90)
-    for (const int blocks : {1, 2})
-      device.active_clusters[blocks - 1] = active_sm90_clusters(blocks);
-#endif
-  return device;
+  return {target.multiprocessors, gemm_kernels(target)->sm90};
 }
 
 GemmPlan CudaBackend::plan(const GemmArgs& g, const GemmDevice& device) const {

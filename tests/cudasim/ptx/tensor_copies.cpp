@@ -63,6 +63,9 @@ Box box_of(Warp& w, const Instruction& it, int lane) {
     fault_of(lane, "The instruction has as many coordinates as the map has dimensions.",
              "TMA: %d coordinates for a tensor map of rank %d", it.count, box.map.rank);
   for (int i = 0; i < it.count; ++i) box.at[i] = static_cast<s32>(w.source(it.rows[3 + i])[lane]);
+  if (box.at[0] * box.map.element % 16)
+    fault_of(lane, "An H100 ends such a copy with an illegal instruction.",
+             "TMA: the first coordinate, %ld, is not at a multiple of 16 bytes", box.at[0]);
   return box;
 }
 

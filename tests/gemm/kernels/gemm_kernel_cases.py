@@ -6,7 +6,7 @@ Operands are placed in memory with a given layout.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
@@ -50,11 +50,6 @@ class Tile(NamedTuple):
     aligned: bool
     cooperative: bool
     majors: str
-
-    @property
-    def clusters(self) -> Sequence[tuple[int, int]]:
-        """Blocks one below the other, and side by side."""
-        return ((1, 1), (2, 1), (1, 2)) if self.sm90 else ((1, 1),)
 
     @property
     def out_multiple(self) -> int:
@@ -210,7 +205,7 @@ def run(
     schedule: Schedule | None = None,
     **plan: Any,
 ) -> Results:
-    """Compute a product, with this tile, cluster and splits, or else as the planner would.
+    """Compute a product, with this tile and splits, or else as the planner would.
 
     Args:
         sm90: on sm_90, where each launch has another tile.

@@ -81,16 +81,14 @@ def with_side(gemm: Product, side: str, tile: Tile, bias_dtype: torch.dtype) -> 
 @every_type
 @pytest.mark.parametrize("side", SIDES)
 def test_all_at_once(tile: Tile, dtype: torch.dtype, side: str) -> None:
-    """All epilogues work at once on several tiles in either direction, by one block or several,
-    whole or in shares.
-    """
+    """All epilogues work at once on several tiles, by one block or several, whole or in shares."""
     number = SIDES.index(side) + OUT_TYPES.index(dtype)
-    for cluster, splits in itertools.product(tile.clusters[number % 3 :] or ((1, 1),), (1, 2)):
-        sizes = *tile.of(1 + cluster[0], 2), 2 * tile.k - 5
-        gemm = product_for(tile, *sizes, dtype, batch=1 + (cluster[1] > 1))
+    for splits in (1, 2):
+        sizes = *tile.of(2, 2), 2 * tile.k - 5
+        gemm = product_for(tile, *sizes, dtype, batch=1 + number % 2)
         gemm = with_side(gemm, side, tile, OUT_TYPES[(number + splits) % 3])
         schedule = Schedule(number + splits, (2, 5)[number % 2])
-        check(gemm, tile, cluster=cluster, splits=splits, schedule=schedule)
+        check(gemm, tile, splits=splits, schedule=schedule)
 
 
 @every_sm90_tile
@@ -120,12 +118,11 @@ def test_layouts_of_c_that_tma_knows(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("alpha", [1.0, 0.5])
 def test_the_memory_system_accumulates(ptx: Ptx, tile: Tile, alpha: float) -> None:
     """The memory system accumulates: the kernel does not read the matrix it adds to."""
-    for cluster, splits in zip(tile.clusters, (1, 3, 2), strict=True):
+    for splits in (1, 3):
         gemm = product_for(tile, *tile.of(2, 2), 3 * tile.k, batch=2, alpha=alpha)
-        how = {"cluster": cluster, "splits": splits}
-        plain = ptx.cost(check, gemm, tile, **how)
+        plain = ptx.cost(check, gemm, tile, splits=splits)
         assert "added to out" not in ptx.plan()
-        added = ptx.cost(check, gemm._replace(into=values(gemm, FP32)), tile, **how)
+        added = ptx.cost(check, gemm._replace(into=values(gemm, FP32)), tile, splits=splits)
         assert "added to out" in ptx.plan()
         assert added.bytes_copied == plain.bytes_copied
 
@@ -205,13 +202,12 @@ def test_tails_are_kept(activation: str) -> None:
 
 @every_tile
 def test_sums_of_many_tiles(tile: Tile) -> None:
-    """Column sums cover batches of several tiles, some outside of the matrix, and more rows of
-    tiles than groups of threads.
-    """
-    for i, cluster in enumerate(tile.clusters):
-        gemm = product_for(tile, *tile.of(3, 3), 2 * tile.k, OUT_TYPES[i], batch=2)
-        gemm = gemm._replace(aux=values(gemm, OUT_TYPES[i]), activation="relu")
-        check(gemm, tile, cluster=cluster, splits=1 + i % 2)
+    """Column sums cover batches of several tiles, and more rows of tiles than groups of threads."""
+    for splits in (1, 2):
+        dtype = OUT_TYPES[(tile.number + splits) % 3]
+        gemm = product_for(tile, *tile.of(3, 3), 2 * tile.k, dtype, batch=2)
+        gemm = gemm._replace(aux=values(gemm, dtype), activation="relu")
+        check(gemm, tile, splits=splits)
     groups = 32 * tile.warps // max(tile.n // 4, 1)
     gemm = product_for(tile, 9, tile.n + 8, 8, batch=2 * groups + 1)
     check(gemm._replace(aux=values(gemm, FP32)), tile)
@@ -227,7 +223,7 @@ def test_sums_are_of_what_is_rounded(tile: Tile, dtype: torch.dtype) -> None:
     rows, k = 2 * 150, 33
     gemm = product_for(tile, 150, 40, k, dtype, make=normal, batch=2, activation="relu")
     gemm = gemm._replace(aux=placed(normal(gemm.shape, dtype, CPU)))
-    sums = run(gemm, tile, cluster=tile.clusters[-1]).column_sums
+    sums = run(gemm, tile).column_sums
     mask = derivative("relu", gemm.aux.double())
     magnitude = (linear_part(gemm, magnitude=True) * mask).sum((0, 1))
     slack = linear_part(gemm, magnitude=True).sum((0, 1)) * k * 2.0**-24

@@ -37,8 +37,7 @@ def test_every_plan_computes_each_step_once_and_fits(ptx: Ptx, seed: int, sm90: 
 
 class Plan(NamedTuple):
     text: str
-    tile: tuple[int, int, int]  # of a cluster of two, of its pair of tiles
-    cluster: tuple[int, int]
+    tile: tuple[int, int, int]
     tiles: tuple[int, int]
     group: int
     blocks: int
@@ -58,11 +57,9 @@ def plan(m: int, n: int, k: int, layout: str = "NN", **options: Any) -> Plan:
     def numbers(pattern: str) -> tuple[int, ...]:
         return tuple(int(x) for x in re.findall(pattern, text)[0])
 
-    tile_m, tile_n, tile_k = numbers(r"tile (\d+)x(\d+)x(\d+)")
-    cluster = numbers(r"cluster (\d)x(\d)") if "cluster" in text else (1, 1)
+    tile = numbers(r"tile (\d+)x(\d+)x(\d+)")
     group, blocks = numbers(r"groups of (\d+) rows; (\d+) blocks")
-    tile = (tile_m * cluster[0], tile_n * cluster[1], tile_k)
-    return Plan(text, tile, cluster, numbers(r"(\d+)x(\d+) tiles"), group, blocks)
+    return Plan(text, tile, numbers(r"(\d+)x(\d+) tiles"), group, blocks)
 
 
 LARGE, SM90_LARGE = {(256, 128), (128, 128)}, {(128, 256), (256, 128), (128, 224)}
@@ -91,19 +88,13 @@ def test_choices_for_sm80(
 def test_large_squares_on_sm90(layout: str) -> None:
     """Large squares get a large cooperative tile."""
     found = plan(4096, 4096, 4096, layout)
-    tile = (found.tile[0] // found.cluster[0], found.tile[1] // found.cluster[1])
-    assert found.sm90 and "cooperative" in found.text and tile in SM90_LARGE, found
+    assert found.sm90 and "cooperative" in found.text and found.tile[:2] in SM90_LARGE, found
     assert not found.is_split, found
 
 
 def test_the_gradient_of_a_small_weight_is_split() -> None:
     found = plan(512, 512, 65536, "TN", fp32_out=True)
     assert found.sm90 and found.is_split and found.blocks >= 0.7 * 132, found
-
-
-def test_a_single_multiprocessor_has_no_clusters() -> None:
-    found = plan(4096, 4096, 4096, multiprocessors=1)
-    assert (found.cluster, found.blocks) == ((1, 1), 1)
 
 
 @pytest.mark.parametrize("sm90", [False, True])

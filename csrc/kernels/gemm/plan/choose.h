@@ -1,4 +1,4 @@
-// Plans a product: chooses the tile, cluster and split with the fewest predicted cycles.
+// Plans a product: chooses the tile and split with the fewest predicted cycles.
 #pragma once
 
 #include <algorithm>
@@ -18,8 +18,6 @@ namespace amp_ext {
 struct GemmCandidate {
   bool sm90 = false;
   int tile = 0;
-  int cluster_m = 1;
-  int cluster_n = 1;
   int64_t whole = 0;
   int64_t splits = 1;
   Prediction predicted = INFINITY;
@@ -52,24 +50,17 @@ void each_sm80(const GemmArgs& g, int multiprocessors, Visit visit) {
   }
 }
 
-// Calls visit(candidate) for each tile and cluster, with the cheapest cut.
+// Calls visit(candidate) for each tile, with the cheapest cut.
 template <class Visit>
-void each_sm90(const GemmArgs& g, const GemmDevice& device, Visit visit) {
-  constexpr int kClusters[][2] = {{1, 1}, {2, 1}, {1, 2}};
+void each_sm90(const GemmArgs& g, int multiprocessors, Visit visit) {
   for (int tile = 0; tile < kSm90TileCount; ++tile) {
-    const Sm90Tile& t = kSm90Tiles[tile];
-    for (const auto& [m, n] : kClusters) {
-      // A cluster needs a tile for each block.
-      if (m * n > device.multiprocessors || (m > 1 && g.m <= t.m) || (n > 1 && g.n <= t.n))
-        continue;
-      const Sm90Cost cost(g, t, m, n, device);
-      GemmCandidate best;
-      cost.each_cut([&](const Sm90Cut& cut) {
-        const Prediction x = cost.predict(cut);
-        if (x.cost < best.predicted.cost) best = {true, tile, m, n, cut.whole, cut.splits, x};
-      });
-      visit(best);
-    }
+    const Sm90Cost cost(g, kSm90Tiles[tile], multiprocessors);
+    GemmCandidate best;
+    cost.each_cut([&](const Sm90Cut& cut) {
+      const Prediction x = cost.predict(cut);
+      if (x.cost < best.predicted.cost) best = {true, tile, cut.whole, cut.splits, x};
+    });
+    visit(best);
   }
 }
 
@@ -79,50 +70,38 @@ struct ForcedTile : GemmTileChoice {
   int64_t whole = -1;
 };
 
-// The bases of the digits that encode a forced tile in GemmArgs::variant: tile, splits, cluster.
-constexpr int64_t kVariantTiles = 64, kVariantSplits = 256, kVariantClusters = 3;
-static_assert(kSm90TileCount <= kVariantTiles && kGemmTileCount <= kVariantTiles);
+// The bases of the digits that encode a forced tile in GemmArgs::variant: the kernel and splits, in
+// front of the tile.
+constexpr int64_t kVariantKernels = 2, kVariantSplits = 256;
 static_assert(kMostSplits < kVariantSplits);
 
 // Encodes a tile; 0 for an invalid one.
 inline int64_t variant_of(const GemmTileChoice& x) {
   const bool is_one = x.tile >= 0 && x.tile < (x.sm90 ? kSm90TileCount : kGemmTileCount) &&
-                      x.cluster_m >= 1 && x.cluster_n >= 1 && x.cluster_m * x.cluster_n <= 2 &&
-                      x.splits >= 1 && x.splits < kVariantSplits &&
-                      (x.sm90 || x.cluster_m * x.cluster_n == 1);
-  if (!is_one) return 0;
-  const int64_t cluster = x.cluster_m > 1 ? 1 : x.cluster_n > 1 ? 2 : 0;
-  return ((cluster * kVariantTiles + x.tile) * kVariantSplits + x.splits) * 2 + x.sm90;
+                      x.splits >= 1 && x.splits < kVariantSplits;
+  return is_one ? (x.tile * kVariantSplits + x.splits) * kVariantKernels + x.sm90 : 0;
 }
 
 // Encodes a candidate.
 inline int64_t variant_of(const GemmCandidate& x) {
-  return variant_of(GemmTileChoice{x.sm90, x.tile, x.cluster_m, x.cluster_n, x.splits});
+  return variant_of(GemmTileChoice{x.sm90, x.tile, x.splits});
 }
 
 inline std::optional<ForcedTile> tile_of_variant(int64_t variant) {
   if (variant <= 0) return std::nullopt;
-  const int64_t cluster = variant / 2 / kVariantSplits / kVariantTiles;
-  const ForcedTile tile{{.sm90 = variant % 2 != 0,
-                         .tile = static_cast<int>(variant / 2 / kVariantSplits % kVariantTiles),
-                         .cluster_m = cluster == 1 ? 2 : 1,
-                         .cluster_n = cluster == 2 ? 2 : 1,
-                         .splits = variant / 2 % kVariantSplits}};
+  const int64_t digits = variant / kVariantKernels;
+  const ForcedTile tile{{.sm90 = variant % kVariantKernels != 0,
+                         .tile = static_cast<int>(digits / kVariantSplits),
+                         .splits = digits % kVariantSplits}};
   return variant_of(tile) == variant ? std::optional(tile) : std::nullopt;
 }
 
 inline std::optional<GemmCandidate> forced_candidate(const GemmArgs& g, const GemmDevice& device,
                                                      const ForcedTile& forced) {
-  GemmCandidate x{forced.sm90,
-                  forced.tile,
-                  forced.cluster_m,
-                  forced.cluster_n,
-                  std::max<int64_t>(forced.whole, 0),
-                  forced.splits};
+  GemmCandidate x{forced.sm90, forced.tile, std::max<int64_t>(forced.whole, 0), forced.splits};
   if (x.sm90) {
-    const Sm90Tile& t = kSm90Tiles[x.tile];
     if (!may_run_sm90(g, device)) return std::nullopt;
-    const Sm90Cost cost(g, t, x.cluster_m, x.cluster_n, device);
+    const Sm90Cost cost(g, kSm90Tiles[x.tile], device.multiprocessors);
     if (forced.whole < 0) x.whole = (x.splits == 1 ? cost.uncut() : cost.equal(x.splits)).whole;
   } else if (!g.kernels.sm80 ||
              (kGemmTiles[x.tile].aligned && !(layout_of_a(g).aligned && layout_of_b(g).aligned))) {
@@ -140,7 +119,7 @@ inline GemmCandidate choose(const GemmArgs& g, const GemmDevice& device) {
     if (x.predicted.cost < best.predicted.cost) best = x;
   };
   if (may_run_sm90(g, device)) {
-    each_sm90(g, device, consider);
+    each_sm90(g, device.multiprocessors, consider);
     if (!best.is_cut() && best.predicted.cycles >= kSm90CertainCycles && best.sm90) return best;
   }
   if (g.kernels.sm80) each_sm80(g, device.multiprocessors, consider);
@@ -152,7 +131,7 @@ inline std::vector<int64_t> plan_variants(const GemmArgs& g, const GemmDevice& d
   constexpr size_t kMost = 5;
   std::vector<GemmCandidate> all;
   const auto add = [&](const GemmCandidate& x) { all.push_back(x); };
-  if (may_run_sm90(g, device)) each_sm90(g, device, add);
+  if (may_run_sm90(g, device)) each_sm90(g, device.multiprocessors, add);
   if (g.kernels.sm80) each_sm80(g, device.multiprocessors, add);
   std::ranges::sort(all, {}, [](const GemmCandidate& x) { return x.predicted.cost; });
   const int64_t chosen = variant_of(choose(g, device));
@@ -180,16 +159,13 @@ inline GemmPlan make_plan(const GemmArgs& g, const GemmCandidate& x, const GemmD
   plan.tile = x.tile;
   plan.a_major = layout_of_a(g).major;
   plan.b_major = layout_of_b(g).major;
-  plan.cluster_m = x.cluster_m;
-  plan.cluster_n = x.cluster_n;
   const bool is_empty = g.m == 0 || g.n == 0 || g.batch == 0;
   // Column sums over no elements are zeros, which a block must still write.
   if (is_empty && !(g.n > 0 && g.column_sums)) return plan;
 
   const GemmTile& sm80 = kGemmTiles[x.sm90 ? 0 : x.tile];
   const Sm90Tile& sm90 = kSm90Tiles[x.sm90 ? x.tile : 0];
-  const int64_t block_m = x.sm90 ? sm90.m : sm80.m, block_n = x.sm90 ? sm90.n : sm80.n;
-  const int64_t tile_m = block_m * x.cluster_m, tile_n = block_n * x.cluster_n;
+  const int64_t tile_m = x.sm90 ? sm90.m : sm80.m, tile_n = x.sm90 ? sm90.n : sm80.n;
   const int64_t batch = std::max<int64_t>(g.batch, 1);
   plan.tiles_m = static_cast<uint32_t>(ceil_div(std::max<int64_t>(g.m, 1), tile_m));
   plan.tiles_n = static_cast<uint32_t>(ceil_div(std::max<int64_t>(g.n, 1), tile_n));
@@ -200,12 +176,9 @@ inline GemmPlan make_plan(const GemmArgs& g, const GemmCandidate& x, const GemmD
 
   const int64_t tiles = batch * plan.tiles_m * plan.tiles_n;
   cut_tail(plan, x, tiles);
-  const int cluster = x.cluster_m * x.cluster_n;
-  const int64_t at_a_time = x.sm90 ? sm90_clusters(cluster, device)
-                                   : int64_t{device.multiprocessors} * sm80.resident_blocks();
+  const int64_t at_a_time = int64_t{device.multiprocessors} * (x.sm90 ? 1 : sm80.resident_blocks());
   plan.blocks = plan.units;
-  if (x.sm90)
-    plan.blocks = static_cast<uint32_t>(std::min<int64_t>(plan.units, at_a_time) * cluster);
+  if (x.sm90) plan.blocks = static_cast<uint32_t>(std::min<int64_t>(plan.units, at_a_time));
   plan.group = group_rows(g, plan, tile_m, tile_n, at_a_time);
 
   if (x.sm90) {
@@ -218,16 +191,15 @@ inline GemmPlan make_plan(const GemmArgs& g, const GemmCandidate& x, const GemmD
     plan.shared_bytes = memory.bytes;
   }
 
-  const int64_t width = int64_t{plan.tiles_n} * x.cluster_n;  // in tiles of one block
   const int64_t consumers = x.sm90 && !sm90.ping_pong ? Sm90Tile::kConsumers : 1;  // per tile
   plan.column_sums_offset = int64_t{plan.tail} * plan.splits * tile_m * tile_n * 4;
-  plan.column_tickets = int64_t{plan.tail} * cluster * consumers;
+  plan.column_tickets = int64_t{plan.tail} * consumers;
   plan.workspace_bytes = plan.column_sums_offset;
   plan.tickets = plan.column_tickets;
   if (g.column_sums) {  // sm_90a: one row per 64 rows of a consumer
     const int64_t rows = x.sm90 ? ceil_div(g.m, Sm90Tile::kBoxRows) : plan.tiles_m;
-    plan.workspace_bytes += batch * rows * width * block_n * 4;
-    plan.tickets += width;
+    plan.workspace_bytes += batch * rows * plan.tiles_n * tile_n * 4;
+    plan.tickets += plan.tiles_n;
   }
   return plan;
 }
@@ -236,8 +208,7 @@ inline GemmPlan choose_plan(const GemmArgs& g, const GemmDevice& device) {
   return make_plan(g, choose(g, device), device);
 }
 
-// ---- description
-// ---------------------------------------------------------------------------------
+// ---- description --------------------------------------------------------------------------------
 
 inline std::string describe(const GemmTile& t) {
   return "tile " + std::to_string(t.m) + "x" + std::to_string(t.n) + "x" + std::to_string(t.k) +
@@ -255,8 +226,7 @@ inline std::string describe(const GemmPlan& plan) {
   const auto number = [](int64_t x) { return std::to_string(x); };
   std::string text = plan.sm90 ? describe(kSm90Tiles[plan.tile]) : describe(kGemmTiles[plan.tile]);
   if (plan.sm90)
-    text += ", cluster " + number(plan.cluster_m) + "x" + number(plan.cluster_n) + ", " +
-            number(plan.stages) + " stages" + (plan.reduce ? ", added to out by TMA" : "");
+    text += ", " + number(plan.stages) + " stages" + (plan.reduce ? ", added to out by TMA" : "");
   text += std::string("; a ") + major(plan.a_major) + "-major, b " + major(plan.b_major) +
           "-major; " + number(plan.tiles_m) + "x" + number(plan.tiles_n) + " tiles, ";
   if (plan.tail > 0 && plan.whole > 0) text += number(plan.whole) + " whole, the others in ";

@@ -1,4 +1,4 @@
-// Predicts the cycles of a product for a tile, a cluster and a cut of the tiles. Constants come
+// Predicts the cycles of a product for a tile and a cut of the tiles. Constants come
 // from data sheets where a comment says so, and are guesses otherwise: none is measured.
 #pragma once
 
@@ -103,14 +103,14 @@ class Sm80Cost {
 
 // ---- sm_90a -------------------------------------------------------------------------------------
 
-// FP16 multiply-adds, and bytes from L2 with or without multicast, per cycle. Both are from an
-// H100: under its power limit tensor cores reach 85% of the data sheet's rate, and tiles of 64x256
-// have received 55 bytes. The arriving rate is a guess: two 32-byte sectors.
+// FP16 multiply-adds and bytes from L2, per cycle. Both are from an H100: under its power limit
+// tensor cores reach 85% of the data sheet's rate, and tiles of 64x256 have received 55 bytes. One
+// multiprocessor alone may receive two 32-byte sectors, which is a guess.
 constexpr double kSm90MultiplyAdds = 1740;
 constexpr double kSm90L2Bytes = 56;
 constexpr double kSm90ArrivingBytes = 64;
-// Guesses, in cycles: from the launch to the first load (barriers, tensor maps, the cluster), and
-// to find the next tile. Computing 64x32 elements of a plain result has a figure for 16 and one for
+// Guesses, in cycles: from the launch to the first load (barriers, tensor maps), and to find the
+// next tile. Computing 64x32 elements of a plain result has a figure for 16 and one for
 // 32 bits, from the instructions counted by tests/build/sass_gemm.py. Other results have the last
 // one, the time of a GELU on an H100.
 constexpr double kSm90Start = 1500;
@@ -118,18 +118,11 @@ constexpr double kSm90TileCycles = 450;
 constexpr double kSm90PartCycles16 = 130;
 constexpr double kSm90PartCycles32 = 240;
 constexpr double kSm90LongPartCycles = 2100;
-constexpr double kSm90ClusterFactor = 1.01;  // blocks of a cluster wait for each other
 // Bytes of sums that a consumer loads before it waits, and the fraction for shares before its own.
 constexpr double kSm90ShareBytes = 128 * 128;
 constexpr double kSm90PartBefore = 7.0 / 8;
 // The fewest steps of a share. Each share costs writing and reading a tile's sums.
 constexpr int64_t kSm90StepsOfShare = 8;
-
-// Returns how many clusters run at a time.
-inline int64_t sm90_clusters(int blocks, const GemmDevice& device) {
-  const int active = device.active_clusters[blocks - 1];
-  return active > 0 ? active : std::max(1, device.multiprocessors / blocks);
-}
 
 // The cut of a plan's tiles, as in GemmPlan.
 struct Sm90Cut {
@@ -148,24 +141,18 @@ inline double sm90_step_cycles(double m, double n) {
                   lines * kSm90LineBytes / kSharedBytes);
 }
 
-// Predicts a tile and a cluster of sm_90a.
+// Predicts a tile of sm_90a.
 class Sm90Cost {
  public:
-  Sm90Cost(const GemmArgs& g, const Sm90Tile& t, int cluster_m, int cluster_n,
-           const GemmDevice& device)
-      : ping_pong_(t.ping_pong), steps_(ceil_div(g.k, Sm90Tile::kStep) * g.terms) {
-    const int cluster = cluster_m * cluster_n;
-    const int64_t tile_m = int64_t{t.m} * cluster_m, tile_n = int64_t{t.n} * cluster_n;
-    tiles_ = g.batch * ceil_div(g.m, tile_m) * ceil_div(g.n, tile_n);
-    clusters_ = sm90_clusters(cluster, device);
-
+  Sm90Cost(const GemmArgs& g, const Sm90Tile& t, int multiprocessors)
+      : ping_pong_(t.ping_pong),
+        steps_(ceil_div(g.k, Sm90Tile::kStep) * g.terms),
+        tiles_(g.batch * ceil_div(g.m, t.m) * ceil_div(g.n, t.n)),
+        multiprocessors_(multiprocessors) {
     const Sm90Memory memory = sm90_memory(g, t);
     const double m = std::min<int64_t>(t.m, g.m), n = std::min<int64_t>(t.n, g.n);
-    const double loaded = (m / cluster_n + n / cluster_m) * kSm90LineBytes / kSm90L2Bytes;
-    const double arriving = (m + n) * kSm90LineBytes / kSm90ArrivingBytes;
-    const double step =
-        std::max({sm90_step_cycles(t.m, t.n), loaded, arriving, kLatency / (memory.stages - 1)});
-    step_ = step * (cluster > 1 ? kSm90ClusterFactor : 1);
+    const double loaded = (m + n) * kSm90LineBytes / kSm90L2Bytes;
+    step_ = std::max({sm90_step_cycles(t.m, t.n), loaded, kLatency / (memory.stages - 1)});
 
     const double parts = double(t.consumer_m()) / Sm90Tile::kBoxRows * t.n / Sm90Tile::kPartColumns;
     const double plain = g.out.dtype == DType::f32 ? kSm90PartCycles32 : kSm90PartCycles16;
@@ -181,8 +168,8 @@ class Sm90Cost {
     wait_for_share_ = std::ceil(waits / kSm90PartBefore) * kL2Latency;
 
     lines_ = double(g.m) + g.n;
-    tile_area_ = double(tile_m) * tile_n;
-    step_memory_ = kSm90LineBytes / (kMemoryBytes * device.multiprocessors);
+    tile_area_ = double(t.m) * t.n;
+    step_memory_ = kSm90LineBytes / (kMemoryBytes * multiprocessors);
   }
 
   // Cuts no tile.
@@ -194,7 +181,7 @@ class Sm90Cost {
   void each_cut(Visit visit) const {
     visit(uncut());
     if (left() == 0) return;
-    const int64_t room = clusters_ / left();
+    const int64_t room = multiprocessors_ / left();
     const int64_t most = std::min({room, steps_ / kSm90StepsOfShare, kMostSplits});
     if (most >= 2) {
       const auto about = static_cast<int64_t>(std::min<double>(most, best_splits()));
@@ -217,15 +204,15 @@ class Sm90Cost {
 
  private:
   // Returns the number of tiles in the partial last round.
-  int64_t left() const { return tiles_ % clusters_; }
+  int64_t left() const { return tiles_ % multiprocessors_; }
   // Returns the number of equal shares with about the lowest cost.
   double best_splits() const { return std::sqrt(steps_ * step_ / wait_for_share_); }
 
   // Returns L2's bytes per cycle and multiprocessor after the last sums of so many tiles. Only the
   // multiprocessors of the last round share L2's total rate, up to the arriving rate.
   double last_l2_bytes(int64_t tiles) const {
-    const int64_t last = tiles - (ceil_div(tiles, clusters_) - 1) * clusters_;
-    return std::min(kSm90ArrivingBytes, kSm90L2Bytes * clusters_ / last);
+    const int64_t last = tiles - (ceil_div(tiles, multiprocessors_) - 1) * multiprocessors_;
+    return std::min(kSm90ArrivingBytes, kSm90L2Bytes * multiprocessors_ / last);
   }
   // Returns the cycles from the last tile's sums until its result is stored.
   double last_epilogue(int64_t tiles) const {
@@ -238,7 +225,7 @@ class Sm90Cost {
     if (tiles == 0) return 0;
     const double sum = steps_ * step_;
     const double next = ping_pong_ ? std::max(sum + store_, (sum + to_next_) / 2) : sum + to_next_;
-    return sum + last_epilogue(tiles) + (ceil_div(tiles, clusters_) - 1) * next;
+    return sum + last_epilogue(tiles) + (ceil_div(tiles, multiprocessors_) - 1) * next;
   }
 
   // Returns the cycles after the sums of a share that is not the last of its tile.
@@ -247,7 +234,8 @@ class Sm90Cost {
   // Returns the cycles between the sums of a tile's last share and its epilogue. The last share is
   // stored too, unless it ends later than the others.
   double adding(const Sm90Cut& cut) const {
-    const double load = share_bytes_ / last_l2_bytes(std::min(tiles_ - cut.whole, clusters_));
+    const double load =
+        share_bytes_ / last_l2_bytes(std::min(tiles_ - cut.whole, multiprocessors_));
     return share_cycles() + (cut.splits - 1) * std::max(wait_for_share_, load);
   }
 
@@ -260,7 +248,7 @@ class Sm90Cost {
   bool ping_pong_;
   int64_t steps_;
   int64_t tiles_;
-  int64_t clusters_;
+  int64_t multiprocessors_;
   double step_;
   double parts_;           // instruction cycles of a tile's epilogue
   double result_bytes_;    // bytes moved by a tile's epilogue

@@ -58,7 +58,7 @@ inline bool can_run_sm80(const GemmArgs& g) {
 
 // ---- sm_90a -------------------------------------------------------------------------------------
 
-// The largest size that TMA's 32-bit coordinates address, less a cluster's reach past the edge.
+// The largest size that TMA's 32-bit coordinates address, less a tile's reach past the edge.
 constexpr int64_t kTmaMostSize = INT32_MAX - 1024;
 constexpr int64_t kTmaMostStride = int64_t{1} << 40;  // bytes, exclusive
 

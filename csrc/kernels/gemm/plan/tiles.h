@@ -167,21 +167,18 @@ static_assert(std::ranges::all_of(kSm90Tiles, [](const Sm90Tile& t) { return is_
 // The device properties that the planner uses.
 struct GemmDevice {
   int multiprocessors = 1;
-  bool sm90 = false;            // runs code for sm_90a
-  int active_clusters[2] = {};  // of one and two blocks; 0: by multiprocessors
+  bool sm90 = false;  // runs code for sm_90a
 
   bool operator==(const GemmDevice&) const = default;
 };
 
 // ---- plans --------------------------------------------------------------------------------------
 
-// Describes how to compute a product. A unit is the work that a block or cluster takes at a time.
-// Each of the first tiles is one unit. The other tiles, the tail, are cut along k into `splits`
-// equal units each. The share that ends last adds its tile's shares, in order.
+// Describes how to compute a product. A unit is the work that a block takes at a time. Each of the
+// first tiles is one unit. The other tiles, the tail, are cut along k into `splits` equal units
+// each. The share that ends last adds its tile's shares, in order.
 //
-// sm_80 has one block per unit, and splits all tiles or none. sm_90a has persistent blocks in
-// clusters of one or two. Both blocks of a cluster compute neighbouring tiles, and each loads half
-// of the operand that they share. A cluster's pair of tiles counts as one tile here.
+// sm_80 has one block per unit, and splits all tiles or none. sm_90a has persistent blocks.
 struct GemmPlan {
   bool sm90 = false;
   int tile = 0;  // index in kSm90Tiles or kGemmTiles
@@ -200,8 +197,6 @@ struct GemmPlan {
   int steps = 0;       // of all terms
 
   // Only for sm_90a:
-  int cluster_m = 1;  // blocks of a cluster in a column, which share b
-  int cluster_n = 1;  // blocks of a cluster in a row, which share a
   int stages = 0;
   int boxes = 0;  // per consumer
   int box_columns = 0;

@@ -16,8 +16,4 @@ Status launch_gemm_bf16(const GemmArgs&, const GemmPlan&, void*, uint32_t*, cuda
 Status launch_gemm_sm90_f16(const GemmArgs&, const GemmPlan&, void*, uint32_t*, cuda::Stream);
 Status launch_gemm_sm90_bf16(const GemmArgs&, const GemmPlan&, void*, uint32_t*, cuda::Stream);
 
-// Returns how many clusters of so many blocks run at once on the current device; 0 if unknown. A
-// process or context may be limited to some multiprocessors. Each thread queries the runtime once.
-int active_sm90_clusters(int blocks);
-
 }  // namespace amp_ext

@@ -258,9 +258,7 @@ class Sm90Epilogue {
   __device__ float* column_sums() const {
     return reinterpret_cast<float*>(workspace_ + plan_.column_sums_offset);
   }
-  __device__ int64_t column_sums_width() const {
-    return int64_t{plan_.tiles_n} * plan_.cluster_n * kTile.n;
-  }
+  __device__ int64_t column_sums_width() const { return int64_t{plan_.tiles_n} * kTile.n; }
   __device__ int64_t tile_rows() const { return (g_.m + kTile.m - 1) / kTile.m; }
 
   // Adds up a column of tiles in its last consumer, in a fixed order.

@@ -1,7 +1,7 @@
 // Defines the sm_90a GEMM kernel and launches its instances for one operand type.
 //
-// The grid is persistent: blocks, alone or in clusters of two, take units of work until none is
-// left. The first of a block's three warpgroups produces, the others consume.
+// The grid is persistent: blocks take units of work until none is left. The first of a block's
+// three warpgroups produces, the others consume.
 #pragma once
 
 #include <array>
@@ -29,7 +29,7 @@ __device__ void consume(Sm90Header& header, unsigned char* boxes, const unsigned
     if (kTile.ping_pong && round % Sm90Tile::kConsumers != consumer) continue;
     BlockTile tile = unit.tile;
     tile.row += first_row;
-    if (tile.inside && work.shares == 1) epilogue.prefetch(tile);
+    if (work.shares == 1) epilogue.prefetch(tile);
     // Ping-pong consumers alternate: one begins after the other has passed all its steps, since
     // parity cannot tell a stage's phase from the one two before. Tensor cores thus compute one
     // tile at a time, back to back.
@@ -42,7 +42,6 @@ __device__ void consume(Sm90Header& header, unsigned char* boxes, const unsigned
       if (work.shares > 1) Share<Gemm>(header, plan, work, consumer, workspace, tickets).look();
     });
     const StagedBias bias(header, g, round);
-    if (!tile.inside) continue;
     if (work.shares > 1) {
       const Share<Gemm> share(header, plan, work, consumer, workspace, tickets);
       if (!share.is_last(sums)) continue;
@@ -59,7 +58,7 @@ __device__ void init_barriers(Sm90Header& header, const GemmArgs& g, const GemmP
   constexpr int kTeamWarps = Gemm::kTeam * kWarpgroup / 32;
   for (int i = 0; i < plan.stages; ++i) {
     ptx::mbarrier_init(header.full[i], 1);
-    ptx::mbarrier_init(header.empty[i], plan.cluster_m * plan.cluster_n * kTeamWarps);
+    ptx::mbarrier_init(header.empty[i], kTeamWarps);
   }
   for (ptx::Mbarrier& turn : header.turn) ptx::mbarrier_init(turn, kWarpgroup / 32);
   for (auto& of_consumer : header.side_full)
@@ -90,11 +89,7 @@ __global__ void __launch_bounds__(Sm90Tile::kThreads, 1)
       init_barriers<Gemm>(header, args, plan);
     }
     ptx::wait_for_previous_grid();
-    // All barriers are initialised before any use, also by the other block's TMA and consumers.
-    if (plan.cluster_m * plan.cluster_n > 1)
-      ptx::cluster_sync();
-    else
-      ptx::block_sync();
+    ptx::block_sync();  // all barriers are initialised before any use
 
     const int warpgroup = threadIdx.x / kWarpgroup;
     if (warpgroup == 0) {
@@ -135,10 +130,9 @@ inline bool encode(CUtensorMap& map, const MatrixRef& x, int64_t length, int64_t
 
 template <class Operand>
 bool encode_operand(CUtensorMap& map, const MatrixRef& x, int64_t mn, int64_t mn_stride, int64_t k,
-                    int64_t k_stride, int64_t count, int shares) {
-  const uint32_t box_lines = Operand::kLines / shares;
-  return Operand::kByK ? encode(map, x, k, mn, mn_stride, count, Operand::kRow, box_lines)
-                       : encode(map, x, mn, k, k_stride, count, Operand::kRow, box_lines);
+                    int64_t k_stride, int64_t count) {
+  return Operand::kByK ? encode(map, x, k, mn, mn_stride, count, Operand::kRow, Operand::kLines)
+                       : encode(map, x, mn, k, k_stride, count, Operand::kRow, Operand::kLines);
 }
 
 template <class Gemm>
@@ -149,9 +143,9 @@ bool encode_maps(Sm90Maps& maps, const GemmArgs& g, const GemmPlan& plan) {
   const MatrixRef& side = g.c.data ? g.c : g.aux;
   const int64_t products = g.batch * g.terms;
   return encode_operand<typename Gemm::A>(maps.a, g.a, g.m, g.a.row_stride, g.k, g.a.column_stride,
-                                          products, plan.cluster_n) &&
+                                          products) &&
          encode_operand<typename Gemm::B>(maps.b, g.b, g.n, g.b.column_stride, g.k, g.b.row_stride,
-                                          products, plan.cluster_m) &&
+                                          products) &&
          result(maps.out, g.out) && (!side.data || result(maps.side, side));
 }
 
@@ -166,9 +160,8 @@ Status launch_sm90_instance(const GemmArgs& args, const GemmPlan& plan, void* wo
   // The limit covers every plan.
   if (allow_shared_bytes<kernel, Sm90Tile::kSharedBytes>() != cudaSuccess)
     return Status::launch_failed;
-  return launch_clusters(kernel, static_cast<int>(plan.blocks), plan.cluster_m * plan.cluster_n,
-                         Sm90Tile::kThreads, plan.shared_bytes, stream, maps, args, plan,
-                         static_cast<unsigned char*>(workspace), tickets);
+  return launch(kernel, static_cast<int>(plan.blocks), Sm90Tile::kThreads, plan.shared_bytes,
+                stream, maps, args, plan, static_cast<unsigned char*>(workspace), tickets);
 }
 
 template <class T, int kTileIndex>

@@ -79,11 +79,9 @@ class Share {
   // Packs loaded at a time, as registers allow: beside the sums, or beside a second set of sums.
   static constexpr int kBehind = 8, kBefore = 7;
 
-  // Returns the index of a tile or share among all consumers of its cluster.
+  // Returns the index of a tile or share among all consumers.
   __device__ uint32_t index(uint32_t number) const {
-    const uint32_t cluster = plan_.cluster_m * plan_.cluster_n;
-    const uint32_t rank = cluster > 1 ? ptx::cluster_rank() : 0;
-    return (number * cluster + rank) * Gemm::kTeam + (Gemm::kTeam > 1 ? consumer_ : 0);
+    return number * Gemm::kTeam + (Gemm::kTeam > 1 ? consumer_ : 0);
   }
 
   __device__ uint32_t* ticket() const { return tickets_ + index(work_.tile - plan_.whole); }
