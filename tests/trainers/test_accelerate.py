@@ -209,16 +209,3 @@ def test_what_it_refuses(device: str, arguments: dict, prepared: bool, message: 
     with pytest.raises(ValueError, match=f"with_scaler: accelerator: expected {message}"):
         with_scaler(accelerator)
     assert accelerator.scaler is scaler
-
-
-@on_cuda
-def test_installed_alone(
-    device: str, calls: collections.Counter[str], installed_scaler: None
-) -> None:
-    """After install() alone, Accelerate's own scaler is amp_ext's; the host sees skipped steps."""
-    training = Training("plain", fp16()).steps()
-    assert calls == {"unscale": STEPS}
-    assert training.skipped == [step == OVERFLOW for step in range(STEPS)]
-    assert training.accelerator.scaler.get_skipped_steps() == 1
-    assert_learned(training.network)
-    assert_same(training.network, written_out("plain", clip_as="torch"))

@@ -63,12 +63,6 @@ def test_training_is_the_loop(
 
 
 @on_cuda
-def test_values_are_clipped(device: str, fabric: Any) -> None:
-    training = Training("fused", fabric).steps(clip_val=MAX_NORM)
-    assert_same(training.network, written_out("fused", clip_as="value", images_as="float16"))
-
-
-@on_cuda
 def test_an_overflow_is_an_error_where_one_is_asked_for(device: str, fabric: Any) -> None:
     with pytest.raises(RuntimeError, match="non-finite"):
         Training("fused", fabric).steps(max_norm=MAX_NORM, error_if_nonfinite=True)
