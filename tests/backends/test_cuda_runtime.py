@@ -10,14 +10,10 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
-
-import nvcc
-from fake_cuda.recorder import is_running
 
 if not torch.cuda.is_available():
     pytest.skip("torch sees no CUDA device", allow_module_level=True)
@@ -307,59 +303,9 @@ def test_too_much_memory_leaves_no_fault() -> None:
     assert on_device(4).add(1).sum() == 4
 
 
-# ---- launches ----------------------------------------------------------------------------------
-
-PROBE = Path(__file__).with_name("launch_probe.cu")
-HOPPER = torch.cuda.get_device_capability() >= (9, 0)
-
-
-@pytest.fixture(scope="module")
-def library() -> ctypes.CDLL:
-    if nvcc.find() is None:
-        pytest.skip("there is no nvcc")
-    return ctypes.CDLL(str(nvcc.build("launch", [PROBE], "80", cudart="shared")))
-
-
-def launch(
-    library: ctypes.CDLL,
-    grid: tuple[int, int, int] = (4, 1, 1),
-    block: tuple[int, int, int] = (32, 1, 1),
-    shared: int = 0,
-    cluster: int = 0,
-) -> int:
-    three, to = ctypes.c_uint * 3, on_device(4)
-    stream = stream_of(torch.cuda.current_stream())
-    return library.launch(three(*grid), three(*block), size(shared), cluster, stream, address(to))
-
-
-@pytest.mark.parametrize(
-    ("options", "why"),
-    [
-        ({"grid": (0, 1, 1)}, "its grid"),
-        ({"grid": (1, 65536, 1)}, "its grid"),
-        ({"block": (0, 1, 1)}, "its block"),
-        ({"block": (1025, 1, 1)}, "its block"),
-        ({"block": (1, 1, 65)}, "its block"),
-        ({"shared": (48 << 10) + 1}, "more shared memory than it may have"),
-        ({"cluster": 9}, "the size of its cluster" if HOPPER else "a cluster before"),
-        ({"cluster": 3}, "a grid that is no whole clusters" if HOPPER else "a cluster before"),
-    ],
-    ids=str,
-)
-def test_launch_is_refused(library: ctypes.CDLL, options: dict[str, object], why: str) -> None:
-    """A refused launch is an immediate error and leaves no later one."""
-    error = launch(library, **options)
-    assert error != SUCCESS
-    if is_running():
-        assert why in RUNTIME.cudaGetErrorString(error).decode()
-        assert "nothing can run" in RUNTIME.cudaGetErrorString(launch(library)).decode()
-    else:
-        assert launch(library) == SUCCESS
-    assert call("cudaDeviceSynchronize") == SUCCESS
-
-
 # ---- tensor maps -------------------------------------------------------------------------------
 
+HOPPER = torch.cuda.get_device_capability() >= (9, 0)
 FLOAT16, NO_SWIZZLE, SWIZZLE_128B = 6, 0, 3
 GOOD = {"address": 0, "sizes": (256, 64, 2), "strides": (512, 32768), "box": (64, 32, 1)}
 REFUSED = {

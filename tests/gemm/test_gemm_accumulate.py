@@ -12,10 +12,8 @@ import reference
 from amp_ext import ops
 from cases import (
     FLOATS,
-    KINDS,
     OPERANDS,
     PAIRS,
-    TRANSPOSES,
     assert_equal,
     assert_sum_near,
     integers,
@@ -24,13 +22,9 @@ from cases import (
     unwritten,
 )
 from executors import Executor, against_oracle, every_executor
-from gemm_cases import PLACES, SIZES, logical
+from gemm_cases import PLACES, every_kind, every_size, every_transpose, logical
 
 FP16, BF16, FP32, FP64 = FLOATS
-
-every_size = pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
-every_kind = pytest.mark.parametrize("dtypes", KINDS, ids=lambda p: f"{p[0]}-{p[1]}")
-every_transpose = pytest.mark.parametrize("trans", TRANSPOSES, ids=["nn", "nt", "tn", "tt"])
 
 
 @every_executor

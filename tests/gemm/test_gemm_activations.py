@@ -16,7 +16,6 @@ from cases import (
     ACTIVATIONS,
     CURVED,
     FLOATS,
-    KINDS,
     assert_equal,
     assert_same,
     assert_sum_near,
@@ -25,7 +24,7 @@ from cases import (
     spacing,
 )
 from executors import Executor, against_oracle, every_executor
-from gemm_cases import SIZES, gemm
+from gemm_cases import every_kind, every_size, gemm
 
 FP16, BF16, FP32, FP64 = FLOATS
 BATCHES = [(), (3,), (2, 3)]
@@ -33,8 +32,6 @@ SLOPE = 1.13
 """The derivatives of gelus are at most 1.129, from -0.129 on, that of silu 1.1: an error of x grows
 by that."""
 
-every_size = pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
-every_kind = pytest.mark.parametrize("dtypes", KINDS, ids=lambda p: f"{p[0]}-{p[1]}")
 every_curved = pytest.mark.parametrize("activation", CURVED)
 every_activation = pytest.mark.parametrize("activation", ACTIVATIONS)
 

@@ -7,12 +7,11 @@ import math
 import pytest
 import torch
 
-from cases import FLOATS, KINDS, assert_equal, integers, stored
+from cases import FLOATS, assert_equal, integers, stored
 from executors import Executor, against_oracle, every_gemm_executor
+from gemm_cases import every_kind
 
 FP16, BF16, FP32, FP64 = FLOATS
-
-every_kind = pytest.mark.parametrize("dtypes", KINDS, ids=lambda p: f"{p[0]}-{p[1]}")
 
 
 @every_gemm_executor

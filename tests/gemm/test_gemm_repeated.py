@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from amp_ext import _C, ops
-from cases import FLOATS, KINDS, assert_all_same, assert_equal, integers, normal
+from cases import FLOATS, assert_all_same, assert_equal, integers, normal
 from executors import Executor, every_gemm_executor, gemm_against_oracle
 from fake_cuda import recorder
+from gemm_cases import every_kind
 
 FP16, BF16, FP32, FP64 = FLOATS
 M, N, K = 40, 72, 48
@@ -41,7 +42,7 @@ def operands(executor: Executor) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 @gemm_against_oracle
-@pytest.mark.parametrize("dtypes", KINDS, ids=lambda p: f"{p[0]}-{p[1]}")
+@every_kind
 def test_bitwise_repeatable(executor: Executor, dtypes: tuple[torch.dtype, torch.dtype]) -> None:
     """Results and gradients of 20 runs have the same bits, also within an autocast region."""
     a = normal((2, 130, 600), dtypes[0], executor.device).requires_grad_()

@@ -13,7 +13,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from amp_ext import ops
 from cases import (
     FLOATS,
-    KINDS,
     assert_all_same,
     assert_equal,
     assert_same,
@@ -22,12 +21,11 @@ from cases import (
     unwritten,
 )
 from executors import Executor, against_oracle, every_executor
-from gemm_cases import cast, doubles
+from gemm_cases import cast, doubles, every_kind
 
 FP16, BF16, FP32, FP64 = FLOATS
 SHAPES = [(7,), (1, 7), (5, 7), (3, 5, 7), (2, 3, 5, 7), (0, 7), (2, 0, 7), (200, 7)]
 
-every_kind = pytest.mark.parametrize("dtypes", KINDS, ids=lambda p: f"{p[0]}-{p[1]}")
 every_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
 
 

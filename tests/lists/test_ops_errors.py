@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from amp_ext import ops
 from amp_ext.ops import LIST_OPS
@@ -191,6 +192,66 @@ def aux_faults() -> Iterator[Fault]:
         yield Fault("gemm_times_derivative", "aux", what, spoil, error, text)
 
 
+# ---- updates -----------------------------------------------------------------------------------
+
+
+def holes(t: Tensor) -> Tensor:
+    return torch.stack([t, t], -1)[..., 0]
+
+
+def transposed(t: Tensor) -> Tensor:
+    return t.t().contiguous().t()
+
+
+# Argument, fault, error and text. The second tensor of a list has the shape [3, 2].
+BOTH_UPDATES: list[tuple[str, Callable[[Any], Any], type[Exception], str]] = [
+    ("params", second(Tensor.double), NotImplementedError, "params[1] is Double, expected float32"),
+    ("grads", second(Tensor.double), NotImplementedError, "grads[1] is Double, expected float32"),
+    ("grads", lambda x: x[:2], RuntimeError, "grads must have as many tensors as params, 3, got 2"),
+    ("copies", lambda x: x[:2], RuntimeError, "copies must have as many tensors as params, 3"),
+    ("steps", lambda x: [*x, x[0]], RuntimeError, "steps must have as many tensors as params, 3"),
+    ("grads", second(Tensor.t), RuntimeError, "grads[1] must have the shape of params[1], [3, 2]"),
+    ("copies", second(lambda t: t[:1]), RuntimeError, "the shape of params[1], [3, 2], got [1, 2]"),
+    ("params", second(holes), RuntimeError, "params[1] has holes (shape [3, 2], strides [4, 2])"),
+    ("copies", second(holes), RuntimeError, "copies[1] has holes"),
+    ("copies", second(transposed), RuntimeError, "copies[1] must have the strides of params[1]"),
+    (
+        "copies",
+        second(Tensor.float),
+        RuntimeError,
+        "must be float16 or bfloat16, of a float32 para",
+    ),
+    ("params", second(Tensor.half), RuntimeError, "of a float32 parameter, got BFloat16 of Half"),
+    ("steps", second(Tensor.half), RuntimeError, "steps[1] must be a float tensor of 1 element"),
+    ("steps", second(lambda t: t.expand(2)), RuntimeError, "got Float of shape [2]"),
+    ("params", second(lambda t: t[:1].expand(3, 2)), RuntimeError, "more than one element"),
+    ("norm", lambda _: None, ValueError, "max_norm = 2 needs a norm, got None"),
+    ("max_norm", lambda _: -1.0, ValueError, "max_norm must be a number that is not negative"),
+]
+ADAM_ = [
+    ("exp_avg_sqs", second(transposed), RuntimeError, "exp_avg_sqs[1] must have the strides of"),
+    ("exp_avg_sqs", lambda _: [], RuntimeError, "exp_avg_sqs must have as many tensors as params"),
+    ("max_exp_avg_sqs", second(Tensor.half), RuntimeError, "have the dtype of exp_avg_sqs[1], got"),
+    ("steps", lambda _: [], RuntimeError, "steps must have as many tensors as params, 3, got 0"),
+    ("beta1", lambda _: 1.0, ValueError, "beta1 must be at least 0 and below 1, got 1"),
+    ("beta2", lambda _: torch.nan, ValueError, "beta2 must be at least 0 and below 1, got nan"),
+]
+SGD_ = [
+    ("momentum_buffers", second(holes), RuntimeError, "momentum_buffers[1] has holes"),
+    ("momentum_buffers", lambda _: [], ValueError, "got 0 of them with momentum = 0.9"),
+    ("momentum", lambda _: 0.0, ValueError, "got 3 of them with momentum = 0"),
+    ("steps", lambda _: None, ValueError, "dampening and stochastic_rounding need steps"),
+    ("nesterov", lambda _: True, ValueError, "momentum and no dampening, got momentum = 0.9, damp"),
+]
+
+
+def update_faults() -> Iterator[Fault]:
+    """Yield the faults of adam_ and sgd_ alone."""
+    for op, faults in (("adam_", BOTH_UPDATES + ADAM_), ("sgd_", BOTH_UPDATES + SGD_)):
+        for argument, spoil, error, text in faults:
+            yield Fault(op, argument, text[-12:], spoil, error, re.escape(text))
+
+
 def all_faults() -> Iterator[Fault]:
     for op in LIST_OPS:
         for name, value in arguments(op).items():
@@ -222,6 +283,7 @@ def all_faults() -> Iterator[Fault]:
     yield from gemm_shape_faults()
     yield from gemm_faults()
     yield from aux_faults()
+    yield from update_faults()
 
 
 FAULTS = list(all_faults())
@@ -241,20 +303,23 @@ def raised(error: type[Exception], function: Callable[..., Any], **values: Any) 
 @parametrized(FAULTS)
 def test_bad_argument(fault: Fault) -> None:
     values = fault.arguments()
+    versions = [tensor._version for tensor in tensors(values)]
     with unwritten(tensors(values)):
         error = raised(fault.error, getattr(ops, fault.op), **values)
+    assert [tensor._version for tensor in tensors(values)] == versions
     assert re.search(fault.text, str(error)), error
     if not str(error).startswith("unsupported operation"):
         assert f"amp_ext::{fault.op}" in str(error)
 
 
-@parametrized(list(gemm_shape_faults()))
+# Numbers and shapes of tensors in a list.
+OF_LISTS = [f for f in update_faults() if f.argument in ("grads", "steps") and "params" in f.text]
+
+
+@parametrized([*gemm_shape_faults(), *OF_LISTS])
 def test_bad_shape_of_meta_tensors(fault: Fault) -> None:
     """Under torch.compile a wrong shape is an error while tracing."""
-    values = {
-        name: meta(value) if isinstance(value, Tensor) else value
-        for name, value in fault.arguments().items()
-    }
+    values = tree_map_only(Tensor, meta, fault.arguments())
     error = raised(fault.error, getattr(ops, fault.op), **values)
     assert re.search(rf"amp_ext::{fault.op}\b.*{fault.text}", str(error)), error
 

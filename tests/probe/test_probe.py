@@ -9,8 +9,7 @@ from dataclasses import replace
 import pytest
 
 import cuda_check
-import nvcc
-from probe import blocks, tiles
+from probe import blocks, nvcc, tiles
 from probe import run as probe
 from probe.blocks import Case
 from ptx_backend import build
@@ -31,7 +30,7 @@ def test_executor_agrees(name: str, seed: int) -> None:
 
 @with_nvcc
 def test_kernels_compile_for_hopper() -> None:
-    _, log = nvcc.compile("probe", probe.SOURCES, "90a")
+    _, log = nvcc.compile()
     kernels: Kernels = {}
     read_ptxas(log, kernels)
     assert len(kernels) > len(probe.PROBES)
@@ -40,7 +39,7 @@ def test_kernels_compile_for_hopper() -> None:
 
 
 def test_every_function_has_its_expectation() -> None:
-    text = "".join(source.read_text() for source in probe.SOURCES)
+    text = "".join(source.read_text() for source in nvcc.SOURCES)
     assert set(re.findall(r"^int probe_(\w+)\(", text, re.MULTILINE)) == set(probe.PROBES)
 
 
@@ -63,7 +62,7 @@ def test_disagreements_are_reported(monkeypatch, capsys) -> None:
     for each in probes.values():
         each.__doc__ = "what it assumes"
     monkeypatch.setattr(probe, "PROBES", probes)
-    monkeypatch.setattr(nvcc, "missing", lambda arch: "")
+    monkeypatch.setattr(nvcc, "missing", lambda: "")
     monkeypatch.setattr(probe.torch.cuda, "get_device_name", lambda: "a GPU")
     monkeypatch.setattr(probe.Cuda, "library", lambda self: None)
     monkeypatch.setattr(probe, "check_in_process", {"warp": "", "elect": wrong, "tma_load": ""}.get)
