@@ -35,8 +35,7 @@ int64_t gemm_variant(bool sm90, int tile, int64_t splits) {
 // The plan of dense 16-bit matrices in words, null without a plan. `cycles` receives its predicted
 // time.
 const char* gemm_plan(int64_t m, int64_t n, int64_t k, bool trans_a, bool trans_b, bool fp32_out,
-                      bool accumulate, int multiprocessors, bool sm90, int64_t variant,
-                      double* cycles) {
+                      int multiprocessors, bool sm90, int64_t variant, double* cycles) {
   GemmArgs g{};
   g.batch = g.terms = 1;
   g.m = m;
@@ -47,10 +46,6 @@ const char* gemm_plan(int64_t m, int64_t n, int64_t k, bool trans_a, bool trans_
   g.b = dense(k, n, trans_b, DType::f16);
   g.out = dense(m, n, false, fp32_out ? DType::f32 : DType::f16);
   g.variant = variant;
-  if (accumulate) {
-    g.c = g.out;
-    g.beta = 1;
-  }
   if (!can_run_sm80(g)) return nullptr;
   const GemmDevice device{multiprocessors, sm90};
   const GemmCandidate best = choose(g, device);

@@ -37,7 +37,7 @@ def _library() -> ctypes.CDLL:
     library.gemm_tile.restype = c_char_p
     library.gemm_variant.argtypes = [c_bool, c_int, c_int64]
     library.gemm_variant.restype = c_int64
-    sizes, flags, cycles = [c_int64] * 3, [c_bool] * 4, POINTER(c_double)
+    sizes, flags, cycles = [c_int64] * 3, [c_bool] * 3, POINTER(c_double)
     library.gemm_plan.argtypes = [*sizes, *flags, c_int, c_bool, c_int64, cycles]
     library.gemm_plan.restype = c_char_p
     return library
@@ -89,12 +89,11 @@ def gemm_plan(
     layout: str = "NN",
     *,
     fp32_out: bool = False,
-    accumulate: bool = False,
     multiprocessors: int = 132,
     sm90: bool = True,
     forced: Forced | None = None,
 ) -> Plan:
-    """How dense 16-bit matrices are multiplied, and added to the result or not.
+    """How dense 16-bit matrices are multiplied.
 
     Raises:
         ValueError: the kernels cannot multiply matrices of these sizes.
@@ -105,7 +104,7 @@ def gemm_plan(
     variant = forced.variant if forced else 0
     cycles = c_double()
     where = (multiprocessors, sm90, variant, ctypes.byref(cycles))
-    text = _library().gemm_plan(m, n, k, *transposed, fp32_out, accumulate, *where)
+    text = _library().gemm_plan(m, n, k, *transposed, fp32_out, *where)
     if text is None:
         raise ValueError(f"the kernels cannot compute {m}x{n}x{k}")
     return Plan(text.decode(), cycles.value)

@@ -1,4 +1,4 @@
-"""Test the planner, csrc/kernels/gemm/plan: invariants and choices of plans, limits of kernels."""
+"""Test the planner, csrc/kernels/gemm/plan: plans, choices, forced tiles, limits of kernels."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from amp_ext import _C
 from gemm_kernel_cases import (
     BF16,
     FP16,
@@ -20,12 +21,11 @@ from gemm_kernel_cases import (
     placed,
     product,
 )
-from planner import gemm_plan
+from planner import Forced, gemm_plan, gemm_tiles
 from ptx_backend.backend import Ptx
 
-pytestmark = pytest.mark.ptx
 
-
+@pytest.mark.ptx
 @pytest.mark.parametrize("sm90", [False, True])
 @pytest.mark.parametrize("seed", range(2))
 def test_every_plan_computes_each_step_once_and_fits(ptx: Ptx, seed: int, sm90: bool) -> None:
@@ -107,6 +107,62 @@ def test_huge_sizes(shape: tuple[int, int, int], sm90: bool) -> None:
     assert found.sm90 or found.is_split or found.blocks == counts[0] * counts[1]
 
 
+# TFLOP/s of tiles, by number, on an H100, timed in turn.
+MEASURED = {
+    (4096, 4096, 4096, "NT"): {0: 745, 1: 732, 5: 662, 3: 653},
+    (4096, 6144, 4096, "NT"): {0: 655, 1: 647, 3: 645, 5: 633},
+    (4096, 3072, 2048, "NT"): {0: 617, 1: 609, 3: 612, 5: 602},
+    (12608, 3072, 768, "NT"): {0: 562, 1: 506, 3: 553, 5: 573},
+    (12608, 768, 3072, "NN"): {0: 502, 1: 515, 3: 685, 5: 620},
+    (2048, 2048, 2048, "NT"): {0: 639, 1: 639, 3: 448, 5: 603},
+    (16384, 2048, 4096, "TN"): {0: 636, 1: 585, 3: 617, 5: 616},
+}
+
+
+@pytest.mark.parametrize("product", MEASURED, ids=str)
+def test_predictions_are_near_measurements(product: tuple[int, int, int, str]) -> None:
+    """Predicted rates are within 12% of an H100's, and the choice is nearly its fastest."""
+    m, n, k, layout = product
+    options = {"fp32_out": layout == "TN"}
+    rates = MEASURED[product]
+    for tile, rate in rates.items():
+        cycles = gemm_plan(m, n, k, layout, **options, forced=Forced(tile)).cycles
+        predicted = 2 * m * n * k / (cycles / 1.6e9) / 1e12  # at the clock of its power limit
+        assert 0.88 <= predicted / rate <= 1.12, f"{tile}: {predicted:.0f} TFLOP/s, not {rate}"
+    text = gemm_plan(m, n, k, layout, **options).text
+    chosen = next(i for i, tile in enumerate(gemm_tiles(sm90=True)) if text.startswith(tile))
+    assert rates[chosen] >= 0.97 * max(rates.values()), text
+
+
+# ---- forced tiles ------------------------------------------------------------------------------
+
+
+def test_a_forced_tile() -> None:
+    """A forced tile computes every product that it can, with at most as many splits as steps."""
+    forced = Forced(6, splits=2)
+    text = gemm_plan(4096, 4096, 4096, "NT", forced=forced).text
+    assert text.startswith("sm90 tile 64x256x64, ping-pong") and "in 2 splits" in text
+    assert "sm90" not in gemm_plan(4096, 4096, 4096, "NT", sm90=False, forced=forced).text
+    assert "splits" not in gemm_plan(64, 64, 64, forced=forced).text
+
+
+@pytest.mark.parametrize("wrong", [(99, 1), (-1, 1), (0, 0), (0, 256)])
+def test_no_such_tile(wrong: tuple[int, int]) -> None:
+    with pytest.raises(ValueError, match=f"the CUDA kernels have no tile {wrong[0]} for sm_"):
+        _C.force_gemm_tile(*wrong)
+
+
+def test_each_tile_is_there() -> None:
+    count = {sm90: len(gemm_tiles(sm90)) for sm90 in (False, True)}
+    if _C.cuda_built():
+        assert count == {sm90: _C.gemm_tile_count(sm90=sm90) for sm90 in (False, True)}
+        assert _C.force_gemm_tile(count[True] - 1, 3) is None
+    _C.force_gemm_tile(None)
+    every = [Forced(tile, sm90=sm90) for sm90 in count for tile in range(count[sm90])]
+    cut = [Forced(0, splits=2), Forced(0, splits=3)]
+    assert len({forced.variant for forced in (*every, *cut)}) == len(every) + len(cut)
+
+
 # ---- limits of the kernels ---------------------------------------------------------------------
 
 
@@ -124,6 +180,7 @@ def side(dtype: torch.dtype = FP16, by_rows: bool = True, aligned: bool = True) 
     return placed(torch.ones(1, 64, 64, dtype=dtype), by_rows, aligned)
 
 
+@pytest.mark.ptx
 @pytest.mark.parametrize(
     "fields",
     [
@@ -170,6 +227,7 @@ FOR_SM90: dict[str, Callable[[], Product]] = {
 }
 
 
+@pytest.mark.ptx
 @pytest.mark.parametrize("name", [*NOT_FOR_SM90, *FOR_SM90])
 def test_for_sm90(ptx: Ptx, name: str) -> None:
     check((NOT_FOR_SM90 | FOR_SM90)[name](), sm90=True)
