@@ -58,33 +58,6 @@ def test_what_the_kernels_cannot_compute_is_anothers() -> None:
     assert _C.gemm_choice(*[torch.zeros(9, 9, 9, dtype=FP16)[:, :, 0]] * 2)[0] == "cpu"
 
 
-@pytest.mark.ptx
-@pytest.mark.parametrize(
-    ("capability", "aligned", "other"),
-    [
-        (80, "ptx", "ptx"),
-        (90, "ptx", "cpu"),
-        (100, "cpu", "cpu"),
-        (110, "cpu", "cpu"),
-        (120, "ptx", "ptx"),
-    ],
-)
-def test_what_the_kernel_for_sm80_is_too_slow_for(
-    capability: int, aligned: str, other: str, ptx: Ptx
-) -> None:
-    """torch computes products without TMA on Hopper and every product on Blackwell's large GPUs."""
-    ptx.set_capability(capability)
-    a = torch.zeros(16, 24, dtype=FP16)
-    assert _C.gemm_choice(a[:, :16], a[:, :16])[0] == aligned
-    rows_of_17 = torch.zeros(16, 17, dtype=FP16)[:, :16]
-    assert _C.gemm_choice(a[:, :16], rows_of_17)[0] == other
-    assert _C.gemm_choice(a[:, 1:17], a[:, :16])[0] == other
-    assert _C.start_noting()
-    ops.gemm(a[:, :16], rows_of_17)
-    (product,) = _C.stop_noting()
-    assert ("ptx" in dict(product.candidates(triton=False))) == (aligned == "ptx")
-
-
 @pytest.mark.skipif(not is_running(), reason="the capability of tests/fake_cuda can be chosen")
 @pytest.mark.parametrize(
     ("capability", "aligned", "other"),

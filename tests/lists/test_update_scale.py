@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 import reference
 from amp_ext import ops
-from cases import assert_all_same, assert_same, copies
+from cases import assert_all_same, assert_same, copies, tensors
 from executors import Executor, against_oracle, every_executor
 
 FLT_MIN = 2.0**-126
@@ -27,46 +25,28 @@ SCALES = (
 )
 
 
-@dataclass
-class State:
-    """Hold the tensors written by the op, on one executor."""
-
-    executor: Executor
-    scale: Tensor
-    tracker: Tensor
-    hysteresis_tracker: Tensor
-    skipped: Tensor
-    options: dict[str, Any] = field(default_factory=dict)
-
-    def update(self, *found: float, growth=2.0, backoff=0.5, interval=2, ops=None) -> State:
-        """Run the op (or the one of `ops`) with one found_inf per value."""
-        (ops or self.executor.ops).update_scale_(
-            self.scale,
-            self.tracker,
-            [self.executor.scalar(value) for value in found],
-            growth,
-            backoff,
-            interval,
-            hysteresis_tracker=self.hysteresis_tracker,
-            skipped_steps=self.skipped,
-            **self.options,
-        )
-        return self
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        next_step = [self.options["next_step"]] if "next_step" in self.options else []
-        return self.scale, self.tracker, self.hysteresis_tracker, self.skipped, *next_step
+Values = dict[str, Any]
 
 
-def state(executor: Executor, scale: float, tracker: int = 0, **options: Any) -> State:
-    return State(
-        executor,
-        executor.scalar(scale),
-        executor.scalar(tracker, torch.int32),
-        executor.scalar(options.get("hysteresis", 1), torch.int32),
-        executor.scalar(0, torch.int64),
-        options,
-    )
+def state(executor: Executor, scale: float, tracker: int = 0, **options: Any) -> Values:
+    """Return the tensors written by the op, and its options."""
+    return {
+        "scale": executor.scalar(scale),
+        "growth_tracker": executor.scalar(tracker, torch.int32),
+        "hysteresis_tracker": executor.scalar(options.get("hysteresis", 1), torch.int32),
+        "skipped_steps": executor.scalar(0, torch.int64),
+        **options,
+    }
+
+
+def update(
+    by: Executor, values: Values, *found: float, growth=2.0, backoff=0.5, interval=2, ops=None
+) -> tuple[float, int, int]:
+    """Run the op with one found_inf per value; return scale, tracker and skipped steps."""
+    found_infs = [by.scalar(value) for value in found]
+    factors = {"growth_factor": growth, "backoff_factor": backoff, "growth_interval": interval}
+    (ops or by.ops).update_scale_(**values, found_infs=found_infs, **factors)
+    return tuple(values[n].item() for n in ("scale", "growth_tracker", "skipped_steps"))
 
 
 def is_deviation(scale: float, tracker: int, found: float, interval: int, theirs: float) -> bool:
@@ -99,9 +79,9 @@ def test_equals_torch(executor: Executor, scale: float) -> None:
         if is_deviation(scale, tracker, found, interval, theirs.item()):
             continue
         ours = state(executor, scale, tracker)
-        ours.update(found, growth=growth, backoff=backoff, interval=interval)
-        assert_same(ours.scale, theirs)
-        assert_same(ours.tracker, their_tracker)
+        update(executor, ours, found, growth=growth, backoff=backoff, interval=interval)
+        assert_same(ours["scale"], theirs)
+        assert_same(ours["growth_tracker"], their_tracker)
         compared += 1
     assert compared > 20
 
@@ -168,7 +148,8 @@ def test_floor_and_ceiling(
     executor: Executor, options: dict[str, float], scale: float, found: float, expected: float
 ) -> None:
     """The scale stays within its limits; the smallest normal number is the floor by default."""
-    assert state(executor, scale, **options).update(found, interval=1).scale.item() == expected
+    values = state(executor, scale, **options)
+    assert update(executor, values, found, interval=1)[0] == expected
 
 
 @every_executor
@@ -184,19 +165,15 @@ def test_floor_and_ceiling(
 def test_tracker_at_and_beyond_the_interval(
     executor: Executor, tracker: int, interval: int, expected: tuple[float, int]
 ) -> None:
-    ours = state(executor, 8.0, tracker).update(0.0, interval=interval)
-    assert (ours.scale.item(), ours.tracker.item()) == expected
+    assert update(executor, state(executor, 8.0, tracker), 0.0, interval=interval)[:2] == expected
 
 
 @every_executor
 def test_hysteresis(executor: Executor) -> None:
     """With hysteresis 3, the scale moves at the third overflow in a row and at later ones."""
     ours = state(executor, 64.0, hysteresis=3)
-    seen = []
-    for found in (1, 1, 0, 1, 1, 1, 1, 0, 1):
-        ours.update(float(found), interval=1000)
-        seen.append((ours.scale.item(), ours.tracker.item(), ours.skipped.item()))
-    assert seen == [
+    sequence = (1.0, 1.0, 0.0, 1.0, 1.0, 1.0, 1.0, 0.0, 1.0)
+    assert [update(executor, ours, found, interval=1000) for found in sequence] == [
         *((64, 0, 1), (64, 0, 2), (64, 1, 2)),
         *((64, 0, 3), (64, 0, 4), (32, 0, 5), (16, 0, 6)),
         *((16, 1, 6), (16, 0, 7)),
@@ -211,17 +188,16 @@ def test_the_next_step_is_made_ready(executor: Executor) -> None:
     no format: their bits show the rounding.
     """
     next_step = torch.tensor([7.0, 1.0, 5.0], device=executor.device)
-    ours = state(executor, 12.0, next_step=next_step)
+    values = state(executor, 12.0, next_step=next_step)
+    factors = {"growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 9}
     found_infs = [next_step[1], executor.scalar(0.0)]
-    executor.ops.update_scale_(
-        ours.scale, ours.tracker, found_infs, 2.0, 0.5, 9, next_step=next_step
-    )
-    assert (ours.scale.item(), next_step.tolist()) == (6.0, [torch.tensor(6.0).reciprocal(), 0, 1])
-    ours.update(0.0, growth=0.5, interval=1)
+    executor.ops.update_scale_(**values, found_infs=found_infs, **factors)
+    assert next_step.tolist() == [torch.tensor(6.0).reciprocal(), 0, 1]
+    assert update(executor, values, 0.0, growth=0.5, interval=1)[0] == 3.0
     assert next_step.tolist() == [torch.tensor(3.0).reciprocal(), 0, 0]
     next_step[1] = 1.0  # it counts where it is among the found_infs, and only there
-    ours.update(0.0, interval=9)
-    assert (ours.scale.item(), ours.skipped.item(), next_step[2].item()) == (3.0, 0, 1.0)
+    assert update(executor, values, 0.0, interval=9) == (3.0, 1, 1)
+    assert next_step[2].item() == 1.0
 
 
 @against_oracle
@@ -255,16 +231,17 @@ def test_any_numbers(
 ) -> None:
     """Any numbers agree over three updates in a row, with growth and hysteresis trackers."""
 
-    def started() -> State:
-        tensors = {
+    def started() -> Values:
+        made = {
             name: torch.tensor(value, device=executor.device)
             for name, value in options.items()
             if isinstance(value, list)
         }
-        return state(executor, scale, tracker, **options | tensors)
+        return state(executor, scale, tracker, **options | made)
 
     ours, oracle = started(), started()
+    factors = {"growth": growth, "backoff": backoff, "interval": interval}
     for values in (found, found, [0.0]):
-        ours.update(*values, growth=growth, backoff=backoff, interval=interval)
-        oracle.update(*values, growth=growth, backoff=backoff, interval=interval, ops=reference)
-        assert_all_same(ours.tensors(), oracle.tensors())
+        update(executor, ours, *values, **factors)
+        update(executor, oracle, *values, **factors, ops=reference)
+        assert_all_same(tensors(ours), tensors(oracle))

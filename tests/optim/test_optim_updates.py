@@ -115,24 +115,6 @@ def test_a_skip_changes_nothing(executor: Executor) -> None:
 
 
 @against_oracle
-@pytest.mark.parametrize("name", ["AdamW", "SGD"])
-def test_scalars(executor: Executor, name: str) -> None:
-    """Scaled gradients are unscaled and clipped as by hand, bit for bit with powers of two."""
-    scaled, plain = (ours_of(name, {}, executor.device) for _ in range(2))
-    set_grads(params(scaled), 0, scale=1024.0)
-    grads = [param.grad.clone() for param in params(scaled)]
-    scaled._step_scalars = StepScalars(*(executor.scalar(x) for x in (0.0, 1 / 1024, 8.0)), 2.0)
-    scaled.step()
-    assert_same_bits([param.grad for param in params(scaled)], grads)
-    set_grads(params(plain), 0)
-    coefficient = executor.scalar(8.0).add(1e-6).reciprocal().mul(2.0)
-    for param in params(plain):
-        param.grad *= coefficient
-    plain.step()
-    assert_same_bits(params(scaled), params(plain))
-
-
-@against_oracle
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("case", ["adamw", "amsgrad", "momentum"])
 def test_master_weights(executor: Executor, case: str, dtype: torch.dtype) -> None:
