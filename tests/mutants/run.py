@@ -16,8 +16,8 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # forks have no other threads
 os.environ["AMP_EXT_VERIFY"] = "0"
 os.environ["AMP_EXT_GEMM"] = "kernel"
-TESTS = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(TESTS), str(TESTS / "support")]
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(1, str(Path(__file__).resolve().parents[1] / "support"))
 
 import torch
 
