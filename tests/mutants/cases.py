@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from amp_ext import _C, ops, reference
+import reference
+from amp_ext import _C, ops
 from cudasim.mutants import Case
 
 F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64

@@ -12,9 +12,9 @@
 #include <utility>
 #include <vector>
 
-#include "fresh.h"
+#include "memory/fresh.h"
 #include "kernels.h"
-#include "machine.h"
+#include "threads/machine.h"
 
 extern "C" const fake_cuda::Kernels* fake_cuda_kernels();
 extern "C" void cudasim_allow(cudasim::FindAllocation);
