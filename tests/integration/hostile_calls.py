@@ -20,7 +20,7 @@ import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,13 +48,22 @@ Values = dict[str, Any]
 # ---- good arguments ----------------------------------------------------------------------------
 
 
-def tensor(rng: Random, shape: tuple[int, ...], dtype: torch.dtype, special: float = 0.1) -> Tensor:
+def tensor(rng: Random, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Return numbers of the size of activations, sometimes special values."""
-    values = torch.randn(shape)
-    if rng.random() < special and values.numel():
+    return arranged(rng, with_some(rng, torch.randn(shape), SPECIAL, 0.1).to(dtype))
+
+
+def integers(rng: Random, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Return small integers, sometimes infinities and NaN."""
+    values = torch.randint(-3, 4, shape).float()
+    return arranged(rng, with_some(rng, values, (*SPECIAL[-3:], -0.0), 0.05).to(dtype))
+
+
+def with_some(rng: Random, values: Tensor, special: Sequence[float], chance: float) -> Tensor:
+    if rng.random() < chance and values.numel():
         for _ in range(rng.randint(1, 3)):
-            values.view(-1)[rng.randrange(values.numel())] = rng.choice(SPECIAL)
-    return arranged(rng, values.to(dtype))
+            values.view(-1)[rng.randrange(values.numel())] = rng.choice(special)
+    return values
 
 
 def arranged(rng: Random, values: Tensor) -> Tensor:
@@ -160,7 +169,7 @@ def good_updates(rng: Random) -> Values:
 def good_product(rng: Random, op: str) -> Values:
     m, n, k = (rng.choice([0, 1, 2, 3, 5, 8, 17, 33]) for _ in range(3))
     dtypes = rng.choice([(torch.float16,), (torch.bfloat16,), (torch.float32,), FLOATS])
-    make = lambda *shape: tensor(rng, shape, rng.choice(dtypes), 0.05)  # noqa: E731
+    make = lambda *shape: integers(rng, shape, rng.choice(dtypes))  # noqa: E731
     maybe = lambda *shape: make(*shape) if rng.random() < 0.4 else None  # noqa: E731
     activation = rng.choice(tuple(ACTIVATIONS))
     batch = rng.choice([(), (), (2,), (3, 2)])
@@ -193,7 +202,7 @@ def good_product(rng: Random, op: str) -> Values:
     values |= {"sum_batch": sums, "alpha": rng.choice([1.0, 1.0, -1.0, 0.5, 3.0])}
     shape = (m, n) if sums else (*batch, m, n)
     if op == "gemm_accumulate_":
-        return {"c": torch.randn(shape), **values}
+        return {"c": torch.randint(-3, 4, shape).float(), **values}
     return {
         **values,
         "c": maybe(*rng.choice([shape, (m, 1), (n,), ()])),
@@ -241,7 +250,7 @@ def freed(t: Tensor, size: int = 0) -> Tensor:
 
 
 def overlapping(t: Tensor) -> Tensor:
-    return torch.randn(t.numel() + 2).to(t.dtype).as_strided(t.shape, [1] * t.dim())
+    return torch.randint(-3, 4, (t.numel() + 2,)).to(t.dtype).as_strided(t.shape, [1] * t.dim())
 
 
 def misaligned(t: Tensor) -> Tensor:
