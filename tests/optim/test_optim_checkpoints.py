@@ -13,7 +13,7 @@ from torch import Tensor
 
 from amp_ext import optim
 from executors import Executor, against_oracle
-from optim_cases import assert_close, assert_same_bits, bits, params_of, tolerance, train
+from optim_cases import assert_close, assert_same_bits, bits, params, params_of, tolerance, train
 
 LR = 0.01
 OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -27,10 +27,6 @@ OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
 def make(module: Any, case: str, **more: Any) -> Any:
     name, options = OPTIONS[case]
     return getattr(module, name)(params_of(), lr=LR, **options, **more)
-
-
-def params(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    return [param for group in optimizer.param_groups for param in group["params"]]
 
 
 def through_a_file(value: Any) -> Any:

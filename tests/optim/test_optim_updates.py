@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from amp_ext import optim
 from amp_ext.optim._scalars import StepScalars
@@ -16,6 +15,7 @@ from optim_cases import (
     assert_close,
     assert_same_bits,
     bits,
+    params,
     params_of,
     set_grads,
     tolerance,
@@ -43,10 +43,6 @@ def ours_of(name: str, options: dict[str, Any], device: torch.device) -> Any:
 
 def torchs_of(name: str, options: dict[str, Any], device: torch.device) -> Any:
     return getattr(torch.optim, name)(params_of(device=device), lr=LR, **options)
-
-
-def params(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    return [param for group in optimizer.param_groups for param in group["params"]]
 
 
 def no_grad_of_first(optimizer: torch.optim.Optimizer) -> Any:

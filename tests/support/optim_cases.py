@@ -110,6 +110,10 @@ def params_of(
     return [torch.nn.Parameter(_numbers(shape, generator).to(device, dtype)) for shape in shapes]
 
 
+def params(optimizer: Optimizer) -> list[Tensor]:
+    return [param for group in optimizer.param_groups for param in group["params"]]
+
+
 def set_grads(params: Sequence[Tensor], seed: int, scale: float = 1.0) -> None:
     """Set gradients of magnitudes from 1/2 to 2, times the scale."""
     generator = torch.Generator().manual_seed(1000 + seed)
@@ -128,9 +132,8 @@ def train(
     before_step: Callable[[int], Any] = lambda i: None,
 ) -> None:
     """Step once for each number; a number determines the gradients."""
-    params = [param for group in optimizer.param_groups for param in group["params"]]
     for i in steps:
-        set_grads(params, i)
+        set_grads(params(optimizer), i)
         before_step(i)
         optimizer.step()
 
@@ -159,10 +162,9 @@ def bits(optimizer: Optimizer) -> list[Any]:
             param.detach().clone(),
             {name: value.clone() for name, value in optimizer.state[param].items()},
         )
-        for group in optimizer.param_groups
-        for param in group["params"]
+        for param in params(optimizer)
         if param in optimizer.state
-    ] + [param.detach().clone() for group in optimizer.param_groups for param in group["params"]]
+    ] + [param.detach().clone() for param in params(optimizer)]
 
 
 def assert_same_bits(a: Any, b: Any) -> None:

@@ -23,6 +23,7 @@ from digits_program import (
 )
 
 lightning = pytest.importorskip("lightning", reason="needs it, as in make test-trainers")
+ours = pytest.importorskip("amp_ext.integrations.lightning")
 
 
 class Training:
@@ -45,9 +46,7 @@ class Training:
 
 @pytest.fixture
 def fabric() -> Any:
-    from amp_ext.integrations.lightning import Fabric, FabricMixedPrecision
-
-    return Fabric(accelerator="cuda", devices=1, plugins=FabricMixedPrecision())
+    return ours.Fabric(accelerator="cuda", devices=1, plugins=ours.FabricMixedPrecision())
 
 
 @on_cuda
@@ -88,14 +87,12 @@ def test_optimizers_are_clipped_in_turn(device: str, second: dict, fabric: Any) 
 
 @on_cuda
 def test_resume_is_bit_equal(device: str, fabric: Any, tmp_path: Path) -> None:
-    from amp_ext.integrations.lightning import FabricMixedPrecision
-
     def state_of(training: Training) -> dict[str, Any]:
         plugin = training.fabric.strategy.precision
         return {"model": training.model, "optimizer": training.optimizer, "precision": plugin}
 
     fabric.save(tmp_path / "half.ckpt", state_of(Training("fused", fabric).steps(last=4)))
-    plugin = FabricMixedPrecision(scaler=amp_ext.GradScaler(init_scale=2.0))
+    plugin = ours.FabricMixedPrecision(scaler=amp_ext.GradScaler(init_scale=2.0))
     again = Training("fused", type(fabric)(accelerator="cuda", devices=1, plugins=plugin))
     again.fabric.load(tmp_path / "half.ckpt", state_of(again))
     assert_same(again.steps(first=4).network, written_out("fused", images_as="float16"))

@@ -30,6 +30,7 @@ from digits_program import (
 
 utils = pytest.importorskip("timm.utils", reason="needs timm, as in make test-trainers")
 timm_cuda = pytest.importorskip("timm.utils.cuda")
+ours = pytest.importorskip("amp_ext.integrations.timm")
 
 
 class Training:
@@ -63,9 +64,7 @@ class Training:
 def test_training_is_the_loop(
     device: str, optimizer: str, calls: collections.Counter[str], installed: None
 ) -> None:
-    from amp_ext.integrations.timm import NativeScaler
-
-    training = Training(optimizer, NativeScaler(growth_interval=1000)).steps()
+    training = Training(optimizer, ours.NativeScaler(growth_interval=1000)).steps()
     assert calls == {"clip": STEPS}
     assert training.skipped == [step == OVERFLOW for step in range(STEPS)]
     assert training.loss_scaler._scaler.get_skipped_steps() == 1
@@ -75,9 +74,7 @@ def test_training_is_the_loop(
 
 @on_cuda
 def test_values_are_clipped_by_timm(device: str, installed: None) -> None:
-    from amp_ext.integrations.timm import NativeScaler
-
-    training = Training("fused", NativeScaler()).steps(clip_mode="value")
+    training = Training("fused", ours.NativeScaler()).steps(clip_mode="value")
     assert_same(training.network, written_out("fused", clip_as="value"))
 
 
@@ -87,9 +84,7 @@ def test_the_norm_of_other_parameters_is_clipped_by_timm(device: str, installed:
 
     The optimizer has more gradients than timm clips.
     """
-    from amp_ext.integrations.timm import NativeScaler
-
-    training = Training("amp_ext.optim", NativeScaler())
+    training = Training("amp_ext.optim", ours.NativeScaler())
     body, head = training.network.layers[0], training.network.layers[2]
     loss = training.network(*(part.cuda() for part in batches()[0]))
     expected = torch.autograd.grad(loss, [body.weight, head.weight], retain_graph=True)
@@ -102,9 +97,7 @@ def test_the_norm_of_other_parameters_is_clipped_by_timm(device: str, installed:
 def test_accumulation_clips_and_steps_at_its_end(
     device: str, calls: collections.Counter[str]
 ) -> None:
-    from amp_ext.integrations.timm import NativeScaler
-
-    training = Training("fused", NativeScaler())
+    training = Training("fused", ours.NativeScaler())
     before = training.network.values()
     for need_update in (False, True):
         loss = training.network(*(part.cuda() for part in batches()[0]))
@@ -117,15 +110,13 @@ def test_accumulation_clips_and_steps_at_its_end(
 @pytest.mark.parametrize("before", ["amp_ext", "timm"])
 def test_resume_is_bit_equal(device: str, before: str, installed: None) -> None:
     """Resuming is bit-equal, also from timm's own checkpoints without a count of skips."""
-    from amp_ext.integrations.timm import NativeScaler
-
-    first = Training("fused", NativeScaler()).steps(last=4)
+    first = Training("fused", ours.NativeScaler()).steps(last=4)
     states = [copy.deepcopy(part.state_dict()) for part in first.parts]
     if before == "timm":
         scaler = utils.NativeScaler()
         scaler.load_state_dict(states[-1])
         states[-1] = scaler.state_dict()
-    second = Training("fused", NativeScaler(init_scale=2.0))
+    second = Training("fused", ours.NativeScaler(init_scale=2.0))
     for part, state in zip(second.parts, states, strict=True):
         part.load_state_dict(state)
     second.steps(first=4)
