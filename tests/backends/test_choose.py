@@ -39,6 +39,15 @@ def test_products_by_the_processors_instructions(dtype: torch.dtype) -> None:
     assert ops.gemm(a, b)[0].isfinite().all()
 
 
+def test_fewer_instructions_are_asked_for() -> None:
+    """ATEN_CPU_CAPABILITY also turns off the instructions for 16-bit products."""
+    code = "import torch; from amp_ext import _C; "
+    code += "print(any(map(_C.multiplies, (torch.half, torch.bfloat16))))"
+    environment = {**os.environ, "ATEN_CPU_CAPABILITY": "avx2"}
+    command = [sys.executable, "-c", code]
+    assert subprocess.check_output(command, env=environment, text=True) == "False\n"
+
+
 @pytest.mark.ptx
 def test_kernels_have_to_be_asked_for(ptx: Ptx) -> None:
     a = torch.zeros(16, 16, dtype=FP16)
