@@ -108,7 +108,7 @@ def test_product_is_judged_after_rounding(
     max_norm: float | None,
     overflows: bool,
 ) -> None:
-    """The overflow is that of the rounded product, after the clip of a norm of 360,000."""
+    """The rounded product decides about an overflow, after the clip of a norm of 360,000."""
     grad = torch.full((37,), value, dtype=dtype, device=executor.device)
     norm = 360000.0 if max_norm else None
     assert clip(executor, [grad], norm, max_norm, factor) == float(overflows)
