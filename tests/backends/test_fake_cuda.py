@@ -236,6 +236,22 @@ for name in calls:
     assert printed(code, capability="90").splitlines() == ["0 1"] * 3
 
 
+# ---- torch's kernels ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("op", [torch.softmax, torch.log_softmax], ids=lambda op: op.__name__)
+def test_softmax_into_fp32(op: Callable[..., torch.Tensor]) -> None:
+    """softmax into float32 equals that of a float32 tensor, rounded once."""
+    x, weights = torch.randn(3, 5).half(), torch.randn(3, 5)
+    on_host, on_device = x.float().requires_grad_(), x.cuda().requires_grad_()
+    expected, result = op(on_host, 1), op(on_device, 1, dtype=torch.float32)
+    assert result.dtype == torch.float32
+    assert torch.equal(result.cpu(), expected)
+    expected.backward(weights)
+    result.backward(weights.cuda())
+    assert torch.equal(on_device.grad.cpu(), on_host.grad.half())
+
+
 # ---- answers of a driver -----------------------------------------------------------------------
 
 LISTS = """

@@ -8,11 +8,12 @@ table of the kernels.
 
 It fails on register spills, local memory, a missing architecture, and remarks of ptxas about
 serialised or unpipelined matrix instructions (C75xx). It fails on a kernel without the instructions
-it was written for, and on a norm in FP64. It fails if a kernel for 9.0 or later acts before it
-waits for the previous kernel.
+it was written for, on walks of a list with too few bytes in flight, and on a norm in FP64. It fails
+if a kernel for 9.0 or later acts before it waits for the previous kernel, or if the parameters of a
+launch for one tensor are too large.
 
-It fails if the epilogue of the sm_80 GEMM loses sums, and if the library has too many kernels or
-bytes.
+It fails if the sm_90a GEMM takes too many instructions from box to box, and if the epilogue of the
+sm_80 GEMM loses sums. It fails if the library has too many kernels or bytes.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 sys.path += [
     str(Path(__file__).resolve().parents[1]),
@@ -30,9 +32,10 @@ sys.path += [
 ]
 
 import ptx_gemm
+import sass_gemm
 from planner import gemm_tiles
 from probe import nvcc
-from sass import Kernel, Kernels, read_ptxas, read_sass
+from sass import Kernel, Kernels, read_constants, read_ptxas, read_sass
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -59,13 +62,64 @@ ACCESSES = (
 ENDS = ("EXIT", "RET", "BRX", "JMX")
 
 
+class Walk(NamedTuple):
+    """Describe how a kernel reads a list.
+
+    Attributes:
+        loops: with many loads in flight.
+        header: of csrc/kernels, with the number of threads and of blocks for each multiprocessor.
+        prefix: of these constants' names.
+    """
+
+    loops: int
+    header: str = "lists/foreach.cuh"
+    prefix: str = "kForeach"
+
+
+# One loop for each dtype or pair of dtypes; unscale's once with stores and once without. Updates
+# have one loop, for FP32.
+WALKS = {
+    "unscale_kernel": Walk(8),
+    "check_finite_kernel": Walk(4),
+    "grad_norm_kernel": Walk(4),
+    "cast_kernel": Walk(16),
+    "adam_kernel": Walk(1, "optim/update.cuh", "kUpdate"),
+    "sgd_kernel": Walk(1, "optim/update.cuh", "kUpdate"),
+}
 # Conversions of grad_norm for each batch of loads: many GPUs have one fp64 unit for 64 of fp32.
 MOST_CONVERSIONS = 1
+# Bytes that the loads of a multiprocessor must keep in flight to reach the memory's bandwidth.
+# Capability 10.0 has the highest bound; sgd_kernel does not reach it yet.
+LEAST_IN_FLIGHT = 32 << 10
+LEAST_IN_FLIGHT_OF = {100: 48 << 10}
 REGISTERS = 65536  # of a multiprocessor
+
+# Bytes of parameters of a launch for one tensor. All are copied at each launch.
+MOST_CONSTANTS = 4 << 10
 
 # Bounds of the library with all architectures: its build takes minutes, and programs load it.
 MOST_KERNELS = 450
 MOST_BYTES = 40 << 20
+
+
+def bytes_in_flight(kernel: Kernel) -> int | None:
+    """Return the bytes of loads in flight on a multiprocessor when every thread of a list kernel
+    waits.
+
+    The number is 16 bytes a load, times the loads of a thread, times the threads of the resident
+    blocks. A warp's registers are allocated in units of 256.
+    """
+    for name, walk in WALKS.items():
+        if name in kernel.name and kernel.registers:
+            text = (ROOT / "csrc/kernels" / walk.header).read_text()
+            threads, most = (
+                int(re.search(rf"constexpr int {walk.prefix}{constant} = (\d+);", text)[1])
+                for constant in ("Threads", "BlocksPerSm")
+            )
+            block_registers = threads * ((kernel.registers + 7) // 8 * 8)
+            blocks = min(most, REGISTERS // block_registers)
+            return 16 * kernel.loads_in_flight(walk.loops) * threads * blocks
+    return None
 
 
 def remarks(log: str) -> list[str]:
@@ -106,7 +160,15 @@ def faults(kernel: Kernel) -> list[str]:
             found += [f"no {wanted}" for wanted in needed if not kernel.count(wanted)]
     if "grad_norm_kernel" in kernel.name and kernel.conversions > MOST_CONVERSIONS:
         found.append(f"{kernel.conversions} conversions to FP64, {MOST_CONVERSIONS} is allowed")
+    in_flight = bytes_in_flight(kernel)
+    needed = LEAST_IN_FLIGHT
+    if "sgd_kernel" not in kernel.name:
+        needed = LEAST_IN_FLIGHT_OF.get(kernel.capability, needed)
+    if in_flight is not None and in_flight < needed:
+        found.append(f"{in_flight} bytes in flight, {needed} are needed")
     found += early_grid(kernel)
+    if "gemm_sm90_kernel" in kernel.name and kernel.count("UTMASTG"):
+        found += sass_gemm.faults(kernel)
     return found
 
 
@@ -118,6 +180,24 @@ def excess(kernels: Kernels, size: int) -> list[str]:
     if size > MOST_BYTES:
         found.append(f"the library has {size} bytes, {MOST_BYTES} are allowed")
     return found
+
+
+def large_launches(kernels: Kernels) -> list[str]:
+    """Return launches for one tensor with too many bytes of parameters: the least table in them.
+
+    The executor's tests assert that such a launch uses the least table.
+    """
+    least: dict[tuple[str, str], int] = {}
+    for kernel in kernels.values():
+        for op in (*WALKS, "update_scale_kernel", "gemm_kernel", "gemm_sm90_kernel"):
+            if op in kernel.name and "DeviceTable" not in kernel.name and kernel.instructions:
+                key = op, kernel.arch
+                least[key] = min(kernel.constants or sys.maxsize, least.get(key, sys.maxsize))
+    return [
+        f"{op} for {arch}: no table has less than {count} bytes, {MOST_CONSTANTS} are allowed"
+        for (op, arch), count in least.items()
+        if count > MOST_CONSTANTS
+    ]
 
 
 def missing_arches(kernels: Kernels, arches: list[str]) -> list[str]:
@@ -188,20 +268,26 @@ def main() -> int:
             problems += remarks(log)
         if built is installed:
             size = library.stat().st_size
+            read_constants(cuobjdump(library, "-res-usage"), kernels)
+            problems += large_launches(kernels)
             problems += ptx_gemm.faults(cuobjdump(library, "-ptx"))
             problems += missing_arches(kernels, CUDA_ARCHES) + excess(kernels, size)
             summary = f"{len(kernels)} kernels in the library, {size / 2**20:.1f} MiB"
     problems += missing_names(kernels)
 
-    heads = ("regs", "smem", "stack", "spills", "size")
+    heads = ("regs", "smem", "stack", "spills", "size", "in flight")
     print(f"{'kernel':<48}{'arch':<8}" + "".join(f"{head:>10}" for head in heads))
     for kernel in sorted(kernels.values(), key=lambda kernel: (kernel.name, kernel.arch)):
         name = readable(kernel.name)
         problems += [f"{name} for {kernel.arch}: {fault}" for fault in faults(kernel)]
-        size = kernel.instructions.total()
+        size, in_flight = kernel.instructions.total(), bytes_in_flight(kernel)
         columns = (kernel.registers, kernel.shared, kernel.stack, kernel.spills, size)
+        columns += ("" if in_flight is None else in_flight,)
         print(f"{name:<48}{kernel.arch:<8}" + "".join(f"{column:>10}" for column in columns))
-    print("shared memory, stack and spills in bytes, size in instructions")
+    print(
+        "shared memory, stack and spills in bytes, size in instructions; in flight: the bytes\n"
+        "that a multiprocessor's loads ask for before the first is used, computed"
+    )
     print(f"{summary}, of {MOST_KERNELS} and {MOST_BYTES >> 20} MiB that are allowed")
     for kernel, sm90 in (("gemm_kernel", False), ("gemm_sm90_kernel", True)):
         print(f"\n{kernel}, by the number behind the type of its operands:")
