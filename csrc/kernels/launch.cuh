@@ -5,9 +5,10 @@
 
 #include <atomic>
 #include <cstdint>
+#include <map>
+#include <utility>
 
 #include "amp_ext/backend.h"
-#include "memo.h"
 
 namespace amp_ext {
 
@@ -26,30 +27,19 @@ cudaError_t allow_shared_bytes() {
   return error;
 }
 
-struct KernelKey {
-  const void* kernel;
-  int device;
-
-  bool operator==(const KernelKey&) const = default;
-  size_t hash() const {
-    return hash_of({reinterpret_cast<uintptr_t>(kernel), static_cast<uint64_t>(device)});
-  }
-};
-
 // Returns whether the kernel's code on the current device has ptx::wait_for_previous_grid. The code
 // has it if its PTX version is 9.0 or later; on later GPUs the driver may have compiled older PTX.
 // Each thread queries a kernel once.
 inline bool waits_for_previous_grid(const void* kernel) {
   constexpr int kSince = 90;
+  thread_local std::map<std::pair<const void*, int>, bool> known;
   int device = 0;
   if (cudaGetDevice(&device) != cudaSuccess) return false;
-  thread_local Memo<KernelKey, bool, 512> known;
-  const bool* const waits = known.of({kernel, device}, [](const KernelKey& key) {
-    cudaFuncAttributes code{};
-    const bool is_known = cudaFuncGetAttributes(&code, key.kernel) == cudaSuccess;
-    return is_known ? std::optional(code.ptxVersion >= kSince) : std::nullopt;
-  });
-  return waits && *waits;
+  const auto found = known.find({kernel, device});
+  if (found != known.end()) return found->second;
+  cudaFuncAttributes code{};
+  if (cudaFuncGetAttributes(&code, kernel) != cudaSuccess) return false;
+  return known[{kernel, device}] = code.ptxVersion >= kSince;
 }
 
 // Returns whether blocks may begin before the previous grid ends (programmatic dependent launch).

@@ -400,8 +400,8 @@ def cases(capability: int) -> list[Case]:
     """Return the cases for a device of a capability, 90 for 9.0."""
     torch.manual_seed(0)
     if capability >= 90:
-        small, wide = (72, 136), (136, 168)
-        products = [(True, 7, small, LAYOUTS), (True, 4, wide, LAYOUTS[:2])]
+        small, wide = (72, 136), (136, 200)
+        products = [(True, 5, small, LAYOUTS), (True, 2, wide, LAYOUTS[:2])]
         return list(itertools.chain(*(of_products(*p) for p in products)))
     products = [
         *((False, tile, (72, 72), LAYOUTS) for tile in (3, 4)),

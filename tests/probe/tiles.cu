@@ -155,13 +155,13 @@ __device__ void dump(const float (&registers)[kCount], float* to) {
 }
 
 // Dumps the sums of 64 products each and the thread's number, or NaN that must be ignored.
-template <class T, int kN, Major kA, Major kB, int kRowBytesOfB>
+template <class T, int kN, Major kA, Major kB>
 __global__ void __launch_bounds__(kWarpgroup, 1)
     multiply(const uint4* from, float* to, Walk walk_a, Walk walk_b, bool accumulate) {
   auto& operands = ptx::shared<Operands>();
   copy_to_shared(operands, from);
   uint64_t a = ptx::wgmma_descriptor(operands.a, walk_a.leading, walk_a.stride);
-  uint64_t b = ptx::wgmma_descriptor<kRowBytesOfB>(operands.b, walk_b.leading, walk_b.stride);
+  uint64_t b = ptx::wgmma_descriptor(operands.b, walk_b.leading, walk_b.stride);
   float d[kN / 2];
   for (float& value : d) value = accumulate ? threadIdx.x : NAN;
   ptx::wgmma_fence(d);
@@ -254,10 +254,10 @@ int store(const uint4* from, void* to, int x, int y, int blocks) {
   return launch({blocks, kBoxThreads, sizeof(StoredBox)}, store_boxes<kAdd>, map, from, x, y);
 }
 
-template <class T, int kN, Major kA = Major::k, Major kB = Major::k, int kRowBytesOfB = 128>
+template <class T, int kN, Major kA = Major::k, Major kB = Major::k>
 int run(const uint4* from, float* to, Walk a, Walk b, bool accumulate) {
-  return launch({1, kWarpgroup, sizeof(Operands)}, multiply<T, kN, kA, kB, kRowBytesOfB>, from, to,
-                a, b, accumulate);
+  return launch({1, kWarpgroup, sizeof(Operands)}, multiply<T, kN, kA, kB>, from, to, a, b,
+                accumulate);
 }
 
 constexpr Walk kContiguous = {16, 1024, kStepBytes};
@@ -326,16 +326,9 @@ int probe_wgmma_mn_major(const uint4* from, float* to, int a_mn, int b_mn, int l
   return run<__half, 128, mn, mn>(from, to, walk, walk, true);
 }
 
-int probe_wgmma_narrow_rows(const uint4* from, float* to, int n, int leading, int stride) {
-  const Walk walk = {leading, stride, 2 * stride};
-  constexpr auto k = Major::k, mn = Major::mn;
-  if (n == 160) return run<__half, 160, k, mn, 64>(from, to, kContiguous, walk, true);
-  return run<__half, 224, k, mn, 64>(from, to, kContiguous, walk, true);
-}
-
 int probe_wgmma_sizes(const uint4* from, float* to, int n, int bf16) {
-  if (bf16) return run_size<__nv_bfloat16, 128, 160, 192, 224, 256>(from, to, n);
-  return run_size<__half, 128, 160, 192, 224, 256>(from, to, n);
+  if (bf16) return run_size<__nv_bfloat16, 128, 192, 256>(from, to, n);
+  return run_size<__half, 128, 192, 256>(from, to, n);
 }
 
 int probe_wgmma_accumulate(const uint4* from, float* to, int accumulate) {

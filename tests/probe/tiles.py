@@ -162,18 +162,12 @@ A_BYTES, B_BYTES = 1024 * 16, 2048 * 16  # as in tiles.cu
 K = 64
 
 
-def image(
-    x: Tensor, size: int, mn_major: bool, leading: int, stride: int, row: int = 128
-) -> Tensor:
-    """Return an operand of (m or n) x k in shared memory, with NaN around it.
-
-    Rows of 64 bytes lie two by two in rows of 128, and each pair has the next order of chunks.
-    """
+def image(x: Tensor, size: int, mn_major: bool, leading: int, stride: int) -> Tensor:
+    """Return an operand of (m or n) x k in shared memory, with NaN around it."""
     mn, k = torch.arange(len(x))[:, None], torch.arange(K)
     if mn_major:
-        elements, order = row // 2, k % 8 // (128 // row)
-        place = mn // elements * leading + k // 8 * stride + k % 8 * row
-        place = place + (mn % elements // 8 ^ order) * 16 + mn % 8 * 2
+        place = mn // 64 * leading + k // 8 * stride + k % 8 * 128
+        place = place + (mn % 64 // 8 ^ k % 8) * 16 + mn % 8 * 2
     else:
         place = mn // 8 * stride + mn % 8 * 128 + (k // 8 ^ mn % 8) * 16 + k % 8 * 2
     result = torch.full((size // 2,), torch.nan, dtype=x.dtype)
@@ -193,7 +187,7 @@ def wgmma(
     n: int,
     arguments: tuple[int, ...],
     a_layout: tuple[bool, int, int] = (False, 16, 1024),
-    b_layout: tuple[bool, int, int] | tuple[bool, int, int, int] = (False, 16, 1024),
+    b_layout: tuple[bool, int, int] = (False, 16, 1024),
     dtype: torch.dtype = torch.float16,
     accumulate: bool = True,
 ) -> Case:
@@ -218,17 +212,9 @@ def wgmma_mn_major() -> Iterator[Case]:
             yield wgmma(128, (a, b, leading, stride), *layouts)
 
 
-def wgmma_narrow_rows() -> Iterator[Case]:
-    """b in rows of 64 bytes: LBO between 32s, SBO from 8 k to 8"""
-    for n in (160, 224):
-        for leading, stride in ((4096, 512), (512, 4096)):
-            layout = (True, leading, stride, 64)
-            yield wgmma(n, (n, leading, stride), b_layout=layout)
-
-
 def wgmma_sizes() -> Iterator[Case]:
     """the accumulators of each n, FP16 and BF16"""
-    for n in (128, 160, 192, 224, 256):
+    for n in (128, 192, 256):
         for dtype in (torch.float16, torch.bfloat16):
             yield wgmma(n, (n, int(dtype == torch.bfloat16)), dtype=dtype)
 
@@ -259,7 +245,6 @@ PROBES = (
     mbarrier_bytes,
     wgmma_k_major,
     wgmma_mn_major,
-    wgmma_narrow_rows,
     wgmma_sizes,
     wgmma_accumulate,
     wgmma_groups,

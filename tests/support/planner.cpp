@@ -4,6 +4,7 @@
 #include <string>
 
 #include "gemm/plan/choose.h"
+#include "plan_text.h"
 
 namespace {
 
@@ -51,11 +52,7 @@ const char* gemm_plan(int64_t m, int64_t n, int64_t k, bool trans_a, bool trans_
   const GemmCandidate best = choose(g, device);
   static thread_local std::string text;
   text = describe(make_plan(g, best, device));
-  *cycles = best.predicted.cycles;
-  if (best.sm90) {  // also where the tile is forced
-    const Sm90Cost cost(g, kSm90Tiles[best.tile], multiprocessors);
-    *cycles = cost.predict({best.whole, best.splits}).cycles;
-  }
+  *cycles = best.cycles;
   return text.c_str();
 }
 

@@ -23,7 +23,8 @@ FLAGS = ("-std=c++20", "-O2", "-fPIC", "-shared")
 @functools.cache
 def _library() -> ctypes.CDLL:
     headers = [*FOLDERS[0].rglob("*.h"), *(FOLDERS[1] / "gemm/plan").glob("*.h")]
-    text = b"\0".join(path.read_bytes() for path in (SOURCE, *sorted(headers)))
+    sources = (SOURCE, SOURCE.with_name("plan_text.h"), *sorted(headers))
+    text = b"\0".join(path.read_bytes() for path in sources)
     path = ROOT / "build/planner" / f"{hashlib.sha256(text).hexdigest()[:16]}.so"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -65,7 +65,7 @@ def _tile(number: int, text: str) -> Tile:
     sm90 = text.startswith("sm90")
     m, n, k = map(int, re.findall(r"tile (\d+)x(\d+)x(\d+)", text)[0])
     counts = [int(c) for c in re.findall(r"(\d+) (?:warps|stages)", text)] or [8, 0]
-    sm90_majors = ("nn", "tn", "nt", "tt", "nn", "tt", "nt", "tn")
+    sm90_majors = ("nn", "tn", "nt", "tt", "nn", "nt")
     majors = sm90_majors[number] if sm90 else ("nn", "tt")[number % 2]
     kind = ("single elements" not in text, "cooperative" in text)
     return Tile(text, sm90, number, m, n, k, *counts, *kind, majors)

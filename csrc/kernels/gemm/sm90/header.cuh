@@ -36,7 +36,9 @@ struct BlockTile {
 
 // A unit of the block, as published by the producer.
 struct Sm90Unit {
-  GemmWork work;  // work.steps of 0 ends the units
+  uint32_t number;  // of the tile
+  uint32_t share;
+  int steps;  // 0 ends the units
   BlockTile tile;
   Ring stages;  // stage of its first step
 };
@@ -60,7 +62,6 @@ struct alignas(kSwizzleAlignment) Sm90Header {
     float column_sums[Sm90Tile::kConsumers][2][4][Sm90Tile::kPartColumns];
   };
   bool last[Sm90Tile::kConsumers];
-  bool others_there[Sm90Tile::kConsumers];  // the tile's other shares are complete
 };
 static_assert(sizeof(Sm90Header) == Sm90Tile::kHeaderBytes);
 
@@ -79,7 +80,7 @@ __device__ inline Sm90Unit read_unit(Sm90Header& header, uint32_t round) {
   Sm90Unit unit = header.units[at];
   // Makes the control flow's values uniform: wgmma requires all warps of a warpgroup.
   const auto make_uniform = [](auto& x) { x = ptx::warp_uniform(static_cast<int>(x)); };
-  make_uniform(unit.work.steps), make_uniform(unit.work.shares);
+  make_uniform(unit.steps);
   make_uniform(unit.tile.row), make_uniform(unit.tile.column);
   make_uniform(unit.stages.at), make_uniform(unit.stages.parity);
   ptx::warp_sync();

@@ -22,14 +22,13 @@ struct Sm90Maps {
 };
 
 // A step of an operand in shared memory, with kExtent of m or n. Lines are contiguous as in global
-// memory, and lie in swizzled rows of 64 elements, or of 32 if 64 do not divide the extent.
+// memory, and lie in swizzled rows of 64 elements.
 template <int kExtent, Major kMajor>
 struct Sm90Operand {
   static constexpr bool kByK = kMajor == Major::k;
-  static constexpr int kRow = kByK || kExtent % kAtom == 0 ? kAtom : kAtom / 2;
-  static constexpr int kRowBytes = kRow * 2;
+  static constexpr int kRowBytes = kAtom * 2;
   static constexpr int kLines = kByK ? kExtent : kAtom;
-  static constexpr int kParts = kByK ? 1 : kExtent / kRow;
+  static constexpr int kParts = kByK ? 1 : kExtent / kAtom;
   static constexpr int kPartBytes = kLines * kRowBytes;
   static constexpr int kBytes = kParts * kPartBytes;
   // The descriptor's advance in bytes for the next 16 of k: within rows, or by whole rows.
@@ -40,14 +39,14 @@ struct Sm90Operand {
                                int mn, int k, int z) {
     const int x = kByK ? k : mn, y = kByK ? mn : k;
     for (int part = 0; part < kParts; ++part)
-      ptx::tma_load(to + part * kPartBytes, map, full, x + part * kRow, y, z);
+      ptx::tma_load(to + part * kPartBytes, map, full, x + part * kAtom, y, z);
   }
 
   // Describes the step from index `mn`, a multiple of 64.
   __device__ static uint64_t descriptor(const unsigned char* step, int mn) {
-    const int offset = kByK ? mn * kRowBytes : mn / kRow * kPartBytes;
+    const int offset = kByK ? mn * kRowBytes : mn / kAtom * kPartBytes;
     constexpr int kLeading = kByK ? 16 : kPartBytes;
-    return ptx::wgmma_descriptor<kRowBytes>(step + offset, kLeading, 8 * kRowBytes);
+    return ptx::wgmma_descriptor(step + offset, kLeading, 8 * kRowBytes);
   }
 };
 
@@ -82,7 +81,7 @@ __device__ void produce(Sm90Header& header, unsigned char* stages, const Sm90Map
     const GemmWork work = work_of(plan, unit);
     const BlockTile tile{static_cast<int>(work.batch), static_cast<int>(work.m) * Gemm::kTile.m,
                          static_cast<int>(work.n) * Gemm::kTile.n};
-    write_unit(header, round, {work, tile, ring});
+    write_unit(header, round, {work.tile, work.share, work.steps, tile, ring});
     int matrix = static_cast<int>(work.matrix), step = work.step;
     for (int i = 0; i < work.steps; ++i, ring.advance(plan.stages)) {
       ptx::Mbarrier& full = header.full[ring.at];
