@@ -12,8 +12,8 @@
 #include <utility>
 #include <vector>
 
-#include "memory/fresh.h"
 #include "kernels.h"
+#include "memory/fresh.h"
 #include "threads/machine.h"
 
 extern "C" const fake_cuda::Kernels* fake_cuda_kernels();
