@@ -3,13 +3,13 @@
 import inspect
 from enum import Enum
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from amp_ext.optim._step import KernelStep
+from amp_ext.scaler.parameters import params_of
 
 
 class Handover(Enum):
@@ -52,28 +52,22 @@ def _takes_grad_scaler(step: Any) -> bool:
     return "grad_scaler" in inspect.signature(step).parameters
 
 
-# torch's fused SGD allocates momentum without initialising it. After an overflow it leaves before
-# the momentum is written, and the next step reads it. The momentum that a skipped step allocates is
-# set to zero. An optimizer's first step examines all states, a later step only new ones.
-_known_states: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
-
-
 def params_without_momentum(optimizer: Optimizer) -> list[Tensor]:
-    """Return parameters without momentum, before an SGD optimizer's first step."""
-    if not isinstance(optimizer, torch.optim.SGD) or optimizer in _known_states:
+    """Return an SGD optimizer's parameters without momentum, before its step."""
+    if not isinstance(optimizer, torch.optim.SGD):
         return []
-    _known_states[optimizer] = len(optimizer.state)
-    return [p for p, state in optimizer.state.items() if state.get("momentum_buffer") is None]
+    states = optimizer.state
+    return [p for p in params_of(optimizer) if states.get(p, {}).get("momentum_buffer") is None]
 
 
 def zero_unwritten_momentum(optimizer: Optimizer, params: list[Tensor], found_inf: Tensor) -> None:
-    """Zero the momentum of these and new parameters where found_inf is not 0."""
-    known = _known_states.get(optimizer)
-    if known is None or (len(optimizer.state) == known and not params):
-        return
-    _known_states[optimizer] = len(optimizer.state)
-    for param in [*params, *list(optimizer.state)[known:]]:
-        momentum = optimizer.state[param].get("momentum_buffer")
+    """Zero the new momentum of parameters where found_inf is not 0.
+
+    torch's fused SGD allocates momentum without initialising it. A skipped step leaves before the
+    momentum is written, and the next step would read it.
+    """
+    for param in params:
+        momentum = optimizer.state.get(param, {}).get("momentum_buffer")
         if momentum is not None:
             is_skipped = found_inf.to(momentum.device, non_blocking=momentum.is_cuda) != 0
             momentum.detach().masked_fill_(is_skipped, 0.0)

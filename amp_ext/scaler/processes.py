@@ -27,15 +27,11 @@ class Reduction:
         scale: the scale, on the device of the reduction.
         process_group: the scaler's group. Every reduction includes it.
         optimizer: the optimizer of the gradients.
-
-    Attributes:
-        norm_is_common: whether all of these processes have the same last norm; False without one.
     """
 
     def __init__(self, scale: Tensor, process_group: Any, optimizer: Any) -> None:
         self._scale, self._process_group, self._optimizer = scale, process_group, optimizer
         self._shardings: Sequence[Sharding] = ()
-        self.norm_is_common = False
 
     def __call__(
         self,
@@ -80,7 +76,6 @@ class Reduction:
                     squares[i] = number / _replicas(shardings[i])
             norm = sum(squares, zero).sqrt().float()
             overflow = overflow | ~norm.isfinite()
-            self.norm_is_common = len(sets) == 1 and len(sets[0][1]) == len(shardings)
         for flag in found_infs.values():
             flag.copy_(overflow)
         if not found_infs and sums[1] > 0:
