@@ -65,7 +65,9 @@ class Reduction:
             torch.stack([found, zero + len(found_infs), *(squares[i] for i in indices if squares)])
             for _, indices in sets
         ]
-        _sum_over(packed, [groups for groups, _ in sets])
+        for numbers, (groups, _) in zip(packed, sets, strict=True):
+            for group in groups:
+                distributed.all_reduce(numbers, group=group)
 
         sums = torch.stack([numbers[:2] for numbers in packed]).sum(0)
         overflow = sums[0] > 0
@@ -158,18 +160,6 @@ def _replicas(sharding: Sharding) -> int:
         if placement.is_replicate():
             replicas *= mesh.size(dim)
     return replicas
-
-
-def _sum_over(tensors: Sequence[Tensor], groups: Sequence[Groups]) -> None:
-    """Sum each tensor over its groups in turn, all tensors at once."""
-    for turn in range(max(map(len, groups))):
-        works = [
-            distributed.all_reduce(tensor, group=own[turn], async_op=True)
-            for tensor, own in zip(tensors, groups, strict=True)
-            if turn < len(own)
-        ]
-        for work in works:
-            work.wait()
 
 
 def check_not_split(optimizer: Any) -> None:
