@@ -44,8 +44,7 @@ from torch.optim import Optimizer
 
 from amp_ext._library import _C
 from amp_ext._warnings import torchs_warnings
-from amp_ext.optim._scalars import StepScalars
-from amp_ext.optim._step import KernelStep
+from amp_ext.optim._step import KernelStep, StepScalars
 from amp_ext.scaler.checkpoint import check_bounds, checked_count
 from amp_ext.scaler.optimizers import (
     Handover,
@@ -158,11 +157,6 @@ class GradScaler(ScalerState):
         if not self._enabled or self._scale is None:
             return super().unscale_(optimizer)
         state = self._state_of(optimizer)
-        if state.leaves_unscaling:
-            raise RuntimeError(
-                "unscale_() is being called after clip_grad_norm_(), which has left unscaling to "
-                "step(): call it before."
-            )
         if self._unscale_rest(optimizer, state):
             return None
         is_ours = state["stage"] is OptState.READY and not self._is_overridden

@@ -34,22 +34,17 @@ def handover_of(optimizer: Any) -> Handover:
         if optimizer._why_not() is None:
             return Handover.KERNELS
         return Handover.FOUND_INF if optimizer._is_fused else Handover.HOST
-    takes_found_inf = _supports_amp_scaling(optimizer) and not _takes_grad_scaler(optimizer.step)
-    return Handover.FOUND_INF if takes_found_inf else Handover.HOST
+    takes_found_inf = getattr(optimizer, "_step_supports_amp_scaling", False)
+    is_host = not takes_found_inf or takes_scaler(optimizer)
+    return Handover.HOST if is_host else Handover.FOUND_INF
 
 
 def takes_scaler(optimizer: Any) -> bool:
     """Return whether step() has the deprecated argument ``grad_scaler``, and drives the scaler."""
-    is_own = isinstance(optimizer, KernelStep)
-    return not is_own and _supports_amp_scaling(optimizer) and _takes_grad_scaler(optimizer.step)
-
-
-def _supports_amp_scaling(optimizer: Any) -> bool:
-    return getattr(optimizer, "_step_supports_amp_scaling", False)
-
-
-def _takes_grad_scaler(step: Any) -> bool:
-    return "grad_scaler" in inspect.signature(step).parameters
+    takes_found_inf = getattr(optimizer, "_step_supports_amp_scaling", False)
+    if isinstance(optimizer, KernelStep) or not takes_found_inf:
+        return False
+    return "grad_scaler" in inspect.signature(optimizer.step).parameters
 
 
 def params_without_momentum(optimizer: Optimizer) -> list[Tensor]:

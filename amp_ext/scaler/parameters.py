@@ -22,15 +22,12 @@ class Parameters:
     """
 
     def __init__(self, source: Tensor | Iterable[Tensor]) -> None:
-        is_iterable = isinstance(source, Iterable) and not isinstance(source, Tensor)
-        params = list(source) if is_iterable else [source]
+        params = [source] if isinstance(source, (Tensor, torch.nn.Module)) else list(source)
         for param in params:
             if not isinstance(param, Tensor):
-                items = f" of {type(param).__name__}" if is_iterable else ""
                 raise TypeError(
                     "GradScaler.clip_grad_norm_: expected an optimizer, or parameters as in "
-                    "model.parameters(): a tensor or an iterable of tensors, got "
-                    f"{type(source).__name__}{items}"
+                    f"model.parameters(), got {type(param).__name__}"
                 )
         self.param_groups = [{"params": list({id(param): param for param in params}.values())}]
 

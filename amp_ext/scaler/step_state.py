@@ -99,7 +99,7 @@ class StepState(dict[str, Any]):
                 params = left = {id(param): param for param in params_of(target)}
             unscaled = state.unscaled()
             if not unscaled.isdisjoint(params):
-                state.require_shareable()
+                state.require_clippable(is_shared=True)
                 sharers.append(state)
                 left = {key: param for key, param in left.items() if key not in unscaled}
         self.sharers = tuple(sharers)
@@ -117,27 +117,15 @@ class StepState(dict[str, Any]):
 
     # ---- errors --------------------------------------------------------------------------------
 
-    def require_clippable(self) -> None:
-        """Raise unless clip_grad_norm_ may be called."""
-        self._require_unstepped()
-        if self.is_clipped:
+    def require_clippable(self, is_shared: bool = False) -> None:
+        """Raise unless the gradients, or some of an optimizer's, may be clipped."""
+        if self["stage"] is OptState.STEPPED:
+            raise RuntimeError("clip_grad_norm_() is being called after step().")
+        if self.norm is not None or (self.is_clipped and not is_shared):
             raise RuntimeError(
                 "clip_grad_norm_() has already been called on this optimizer since the last "
                 "update()."
             )
-
-    def require_shareable(self) -> None:
-        """Raise unless parameters of this optimizer may be clipped by themselves."""
-        self._require_unstepped()
-        if self.norm is not None:
-            raise RuntimeError(
-                "clip_grad_norm_() has already been called on an optimizer of these parameters "
-                "since the last update(), and has left clipping to its step()."
-            )
-
-    def _require_unstepped(self) -> None:
-        if self["stage"] is OptState.STEPPED:
-            raise RuntimeError("clip_grad_norm_() is being called after step().")
 
     def require_norm_untouched(self) -> None:
         """Raise if a norm that the step reads has been written."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from amp_ext import optim
-from amp_ext.optim._scalars import StepScalars
+from amp_ext.optim._step import StepScalars
 from executors import Executor, against_oracle
 from optimizer_cases import (
     assert_close,
