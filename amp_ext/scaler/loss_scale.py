@@ -23,7 +23,7 @@ class LossScale:
         next_step: ``inv_scale``, ``found_inf`` and ``last_found_inf`` in one tensor.
         skipped_steps: the number of skipped steps, int64.
         consecutive_skips: the skipped steps since the last other one, int64; None if not counted.
-        hysteresis_tracker: the overflows until a backoff, int32; None for a hysteresis of 1.
+        hysteresis_tracker: the overflows until a backoff, int32.
     """
 
     @torch.no_grad()
@@ -31,7 +31,7 @@ class LossScale:
         self,
         scale: Tensor,
         skipped_steps: int,
-        hysteresis_tracker: int | None,
+        hysteresis_tracker: int,
         counts_consecutive: bool,
     ) -> None:
         def number(value: int, dtype: torch.dtype) -> Tensor:
@@ -45,9 +45,7 @@ class LossScale:
         self.scale.copy_(scale.reshape(()))
         self.skipped_steps = number(skipped_steps, torch.int64)
         self.consecutive_skips = number(0, torch.int64) if counts_consecutive else None
-        self.hysteresis_tracker = None
-        if hysteresis_tracker is not None:
-            self.hysteresis_tracker = number(hysteresis_tracker, torch.int32)
+        self.hysteresis_tracker = number(hysteresis_tracker, torch.int32)
         self._is_flag_taken = False
         self._seen: tuple[Any, ...] | None = None
 

@@ -44,13 +44,8 @@ class ScalerState(TorchsScaler):
         """Return the numbers of a step, refreshed if the user replaced the scale."""
         numbers = self._numbers
         if numbers is None or numbers.scale.device != self._scale.device:
-            skipped_steps, tracker = self._counters()
-            numbers = self._numbers = LossScale(
-                self._scale,
-                skipped_steps,
-                tracker if self._hysteresis > 1 else None,
-                self._max_consecutive_skips is not None,
-            )
+            is_counting = self._max_consecutive_skips is not None
+            numbers = self._numbers = LossScale(self._scale, *self._counters(), is_counting)
         numbers.sync(self._scale)
         return numbers
 
@@ -149,12 +144,10 @@ class ScalerState(TorchsScaler):
 
     def _counters(self) -> tuple[int, int]:
         """Return the number of skipped steps, and the hysteresis tracker."""
-        skipped_steps, tracker = self._init_skipped_steps, self._init_hysteresis_tracker
-        if self._numbers is not None:
-            skipped_steps = int(self._numbers.skipped_steps.item())
-            if self._numbers.hysteresis_tracker is not None:
-                tracker = int(self._numbers.hysteresis_tracker.item())
-        return skipped_steps, tracker
+        numbers = self._numbers
+        if numbers is None:
+            return self._init_skipped_steps, self._init_hysteresis_tracker
+        return int(numbers.skipped_steps.item()), int(numbers.hysteresis_tracker.item())
 
     # ---- checkpoints ---------------------------------------------------------------------------
 
@@ -209,8 +202,7 @@ class ScalerState(TorchsScaler):
         # In place: a captured graph has the addresses.
         numbers = self._step_numbers()
         numbers.skipped_steps.fill_(self._init_skipped_steps)
-        if numbers.hysteresis_tracker is not None:
-            numbers.hysteresis_tracker.fill_(tracker)
+        numbers.hysteresis_tracker.fill_(tracker)
         if numbers.consecutive_skips is not None:
             numbers.consecutive_skips.zero_()
 
