@@ -1,6 +1,8 @@
 """Decide on the hand-over of a step to an optimizer."""
 
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import Enum
 from typing import Any
 
@@ -9,7 +11,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from amp_ext.optim._step import KernelStep
-from amp_ext.scaler.parameters import params_of
 
 
 class Handover(Enum):
@@ -47,22 +48,19 @@ def takes_scaler(optimizer: Any) -> bool:
     return "grad_scaler" in inspect.signature(optimizer.step).parameters
 
 
-def params_without_momentum(optimizer: Optimizer) -> list[Tensor]:
-    """Return an SGD optimizer's parameters without momentum, before its step."""
-    if not isinstance(optimizer, torch.optim.SGD):
-        return []
-    states = optimizer.state
-    return [p for p in params_of(optimizer) if states.get(p, {}).get("momentum_buffer") is None]
-
-
-def zero_unwritten_momentum(optimizer: Optimizer, params: list[Tensor], found_inf: Tensor) -> None:
-    """Zero the new momentum of parameters where found_inf is not 0.
+@contextmanager
+def zeroed_momentum(optimizer: Optimizer, found_inf: Tensor) -> Iterator[None]:
+    """Zero the momentum that a step makes where found_inf is not 0.
 
     torch's fused SGD allocates momentum without initialising it. A skipped step leaves before the
     momentum is written, and the next step would read it.
     """
-    for param in params:
-        momentum = optimizer.state.get(param, {}).get("momentum_buffer")
+    states = optimizer.state if isinstance(optimizer, torch.optim.SGD) else {}
+    params = [p for p, state in states.items() if state.get("momentum_buffer") is None]
+    known = len(states)
+    yield
+    for param in [*params, *list(states)[known:]]:
+        momentum = states[param].get("momentum_buffer")
         if momentum is not None:
             is_skipped = found_inf.to(momentum.device, non_blocking=momentum.is_cuda) != 0
             momentum.detach().masked_fill_(is_skipped, 0.0)
