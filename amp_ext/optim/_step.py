@@ -321,11 +321,10 @@ class KernelStep(Optimizer):
         for group in result["param_groups"]:
             if group.get("fused") or group.get("capturable"):
                 continue
-            steps = {index: result["state"].get(index, {}).get("step") for index in group["params"]}
-            steps = {i: s for i, s in steps.items() if isinstance(s, Tensor) and not s.is_cpu}
-            on_cpu = torch.stack(list(steps.values())).cpu().unbind() if steps else ()
-            for index, step in zip(steps, on_cpu, strict=True):
-                result["state"][index] = {**result["state"][index], "step": step}
+            for index in group["params"]:
+                state = result["state"].get(index, {})
+                if isinstance(state.get("step"), Tensor):
+                    result["state"][index] = {**state, "step": state["step"].cpu()}
         return result
 
 

@@ -55,7 +55,7 @@ from amp_ext.scaler.optimizers import (
 from amp_ext.scaler.parameters import OrParameters, Parameters, params_of
 from amp_ext.scaler.processes import (
     Reduction,
-    check_not_split,
+    check_split,
     clip_as_torch,
     is_distributed,
     is_flattened,
@@ -215,7 +215,7 @@ class GradScaler(ScalerState):
             target = Parameters(target)
         is_l2 = self._enabled and float(norm_type) == 2.0
         if not is_l2:
-            check_not_split(target)
+            check_split(target, is_expected=False)
         if not self._enabled:
             return clip_as_torch(target, max_norm, norm_type, error_if_nonfinite)
         if not float(max_norm) >= 0:
@@ -319,15 +319,9 @@ class GradScaler(ScalerState):
         else:
             super().update(new_scale)
         numbers.close_step(self._scale, states.values(), is_launched)
-        self._per_optimizer_states = defaultdict(StepState)
-        # Reads need the optimizers, which share the flags; Parameters would be kept alive.
-        self._last_states = {
-            key: state
-            for key, state in states.items()
-            if not isinstance(state.target(), Parameters)
-        }
-        for state in self._last_states.values():
-            state.sharers = ()
+        for state in states.values():
+            state.forget_parameters()
+        self._per_optimizer_states, self._last_states = defaultdict(StepState), states
 
     # ---- passes over gradients -----------------------------------------------------------------
 

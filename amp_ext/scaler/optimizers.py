@@ -14,13 +14,7 @@ from amp_ext.optim._step import KernelStep
 
 
 class Handover(Enum):
-    """Name the party that unscales and clips gradients and skips the step.
-
-    Attributes:
-        HOST: the scaler. It calls step() with unscaled gradients, or not at all.
-        FOUND_INF: step(), by the attributes ``grad_scale`` and ``found_inf``.
-        KERNELS: step() of :mod:`amp_ext.optim`, by ``_step_scalars``.
-    """
+    """Name the party that unscales, clips and skips: see :mod:`amp_ext.scaler.grad_scaler`."""
 
     HOST = 0
     FOUND_INF = 1

@@ -53,7 +53,9 @@ class Reduction:
             device; None without norms, or where nothing is reduced.
         """
         if norms is not None and "fsdp" in shardings:
-            self._check_split()
+            (group,) = self._groups_of("fsdp")
+            if distributed.get_world_size(group) > 1:
+                check_split(self._optimizer, is_expected=True)
         self._shardings = shardings
         sets = self._sets()
         if not sets:
@@ -87,17 +89,6 @@ class Reduction:
     def share(self, flag: Tensor) -> None:
         """Set a flag that another process of the last call has set."""
         self({flag.device: flag}, self._shardings, None)
-
-    def _check_split(self) -> None:
-        (group,) = self._groups_of("fsdp")
-        if distributed.get_world_size(group) > 1 and any(
-            is_flattened(p) and not is_split(p) for p in params_of(self._optimizer)
-        ):
-            raise RuntimeError(
-                "GradScaler.clip_grad_norm_: processes have all of FullyShardedDataParallel's "
-                "parameters, as with NO_SHARD, and would count them several times: call "
-                "unscale_(optimizer), and clip_grad_norm_ of the FullyShardedDataParallel module"
-            )
 
     def _sets(self) -> list[tuple[Groups, list[int]]]:
         """Return the sets of processes, each with the indices of its shardings."""
@@ -162,13 +153,18 @@ def _replicas(sharding: Sharding) -> int:
     return replicas
 
 
-def check_not_split(optimizer: Any) -> None:
-    """Raise for parameters that FSDP1 has split: torch's code would take a part of the norm."""
-    if is_distributed() and any(is_flattened(p) and is_split(p) for p in params_of(optimizer)):
+def check_split(optimizer: Any, is_expected: bool) -> None:
+    """Raise for parameters of FSDP1 of which no whole norm can be taken.
+
+    This package takes norms of split parameters, and torch's code only of others.
+    """
+    if is_distributed() and any(
+        is_flattened(p) and is_split(p) is not is_expected for p in params_of(optimizer)
+    ):
         raise RuntimeError(
-            "GradScaler.clip_grad_norm_: each process has a part of FullyShardedDataParallel's "
-            "parameters, of which only an enabled scaler with norm_type=2 takes the whole norm: "
-            "call unscale_(optimizer), and clip_grad_norm_ of the FullyShardedDataParallel module"
+            "GradScaler.clip_grad_norm_: parameters of FullyShardedDataParallel: expected split "
+            "ones, norm_type=2 and an enabled scaler, got another case, such as NO_SHARD. Call "
+            "unscale_(optimizer), and clip_grad_norm_ of the FullyShardedDataParallel module."
         )
 
 

@@ -115,6 +115,12 @@ class StepState(dict[str, Any]):
                 own = state.above_limit if self.above_limit is None else self.above_limit
                 self.above_limit = torch.maximum(own, state.above_limit)
 
+    def forget_parameters(self) -> None:
+        """Drop what reads after the step do not need, and what would keep parameters alive."""
+        self.sharers, self.unscaled_grads = (), None
+        if isinstance(self.target(), Parameters):
+            del self.target
+
     # ---- errors --------------------------------------------------------------------------------
 
     def require_clippable(self, is_shared: bool = False) -> None:
