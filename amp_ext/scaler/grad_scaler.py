@@ -201,7 +201,7 @@ class GradScaler(ScalerState):
             are tensor subclasses: a DTensor as a whole.
 
         Raises:
-            TypeError: neither an optimizer nor parameters.
+            TypeError, AssertionError: neither an optimizer nor parameters.
             ValueError: ``max_norm`` is negative or NaN, or as :meth:`unscale_` for float16
                 gradients that would be rewritten.
             RuntimeError: a second call before :meth:`update`, or a call after :meth:`step`. A norm

@@ -12,23 +12,10 @@ OrParameters = torch.optim.Optimizer | Tensor | Iterable[Tensor]
 
 
 class Parameters:
-    """Group parameters as an optimizer does.
-
-    Args:
-        source: a tensor or an iterable of tensors.
-
-    Raises:
-        TypeError: another source.
-    """
+    """Group parameters as an optimizer does."""
 
     def __init__(self, source: Tensor | Iterable[Tensor]) -> None:
-        params = [source] if isinstance(source, (Tensor, torch.nn.Module)) else list(source)
-        for param in params:
-            if not isinstance(param, Tensor):
-                raise TypeError(
-                    "GradScaler.clip_grad_norm_: expected an optimizer, or parameters as in "
-                    f"model.parameters(), got {type(param).__name__}"
-                )
+        params = [source] if isinstance(source, Tensor) else source
         self.param_groups = [{"params": list({id(param): param for param in params}.values())}]
 
 

@@ -467,10 +467,8 @@ def test_refused_parameters() -> None:
     optimizer = STEP_CLIPS["amp_ext.optim"]([leaf([12.0, 16.0])])
     scaler, model = started(OURS), torch.nn.Sequential(torch.nn.Linear(1, 1))
     with unwritten(grads(optimizer)):
-        with pytest.raises(TypeError, match="'float' object is not iterable"):
-            scaler.clip_grad_norm_(1.0, 1.0)
-        for wrong in (model[0], model, [1.0], model.named_parameters()):
-            with pytest.raises(TypeError, match=r"an optimizer, or parameters as in model.param"):
+        for wrong in (model[0], model, 1.0, [1.0], model.named_parameters()):
+            with pytest.raises((TypeError, AssertionError), match="not iterable|be torch.Tensor"):
                 scaler.clip_grad_norm_(wrong, 1.0)
         scaler.clip_grad_norm_(optimizer, 1.0)
         with pytest.raises(RuntimeError, match="already been called"):
