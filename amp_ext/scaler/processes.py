@@ -149,7 +149,7 @@ def _replicas(sharding: Sharding) -> int:
 
 
 def check_split(optimizer: Any, is_expected: bool) -> None:
-    """Raise for parameters of FSDP1 of which no whole norm can be taken.
+    """Raise for FSDP1's parameters without a whole norm.
 
     This package takes norms of split parameters, and torch's code only of others.
     """

@@ -116,7 +116,7 @@ class StepState(dict[str, Any]):
                 self.above_limit = torch.maximum(own, state.above_limit)
 
     def forget_parameters(self) -> None:
-        """Drop what reads after the step do not need, and what would keep parameters alive."""
+        """Drop the references that would keep parameters alive until the next update."""
         self.sharers, self.unscaled_grads = (), None
         if isinstance(self.target(), Parameters):
             del self.target
@@ -124,7 +124,7 @@ class StepState(dict[str, Any]):
     # ---- errors --------------------------------------------------------------------------------
 
     def require_clippable(self, is_shared: bool = False) -> None:
-        """Raise unless the gradients, or some of an optimizer's, may be clipped."""
+        """Raise unless clip_grad_norm_ may clip all gradients of the target, or shared ones."""
         if self["stage"] is OptState.STEPPED:
             raise RuntimeError("clip_grad_norm_() is being called after step().")
         if self.norm is not None or (self.is_clipped and not is_shared):

@@ -468,7 +468,7 @@ def test_refused_parameters() -> None:
     scaler, model = started(OURS), torch.nn.Sequential(torch.nn.Linear(1, 1))
     with unwritten(grads(optimizer)):
         for wrong in (model[0], model, 1.0, [1.0], model.named_parameters()):
-            with pytest.raises((TypeError, AssertionError), match="not iterable|be torch.Tensor"):
+            with pytest.raises((TypeError, AssertionError), match=r"not iterable|be torch\.Tensor"):
                 scaler.clip_grad_norm_(wrong, 1.0)
         scaler.clip_grad_norm_(optimizer, 1.0)
         with pytest.raises(RuntimeError, match="already been called"):
